@@ -1,0 +1,71 @@
+"""How a scheduler's variable is read, and refused.
+
+The secret: that missing, empty and malformed are three different mistakes, each named with the variable
+and its value. Shared by the schedulers' modules; knows none of their variables, only CUDA's.
+"""
+
+import re
+from collections.abc import Mapping
+
+from entrypoint.errors import BadInput
+
+CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
+_DEVICE = re.compile(r"\d{1,9}|(?:GPU|MIG)-[0-9A-Za-z/-]+", re.ASCII)
+_NO_DEVICE = ("-1", "NoDevFiles")
+
+
+def shown(name: str, value: str) -> str:
+    """`NAME=value` on one line, the middle of a long value left out."""
+    if not value.isprintable():
+        value = repr(value)
+    return f"{name}={value}" if len(value) <= 120 else f"{name}={value[:80]}...{value[-30:]}"
+
+
+def text(env: Mapping[str, str], name: str, remedy: str, place: str = "") -> str:
+    """The value of a variable that must be there; `place` goes on from "is not set"."""
+    value = env.get(name)
+    if value is None:
+        raise BadInput(f"{name} is not set{place}: {remedy}")
+    if not value.strip():
+        raise BadInput(f"{name} is empty{place}: {remedy}")
+    return value
+
+
+def number(env: Mapping[str, str], name: str, remedy: str, place: str = "") -> int:
+    """The same for a whole number from 0."""
+    return whole(text(env, name, remedy, place), name, remedy)
+
+
+def optional_number(env: Mapping[str, str], name: str, remedy: str) -> int | None:
+    """None where the variable is not set; empty and malformed are refused."""
+    return None if name not in env else number(env, name, remedy)
+
+
+def whole(value: str, name: str, remedy: str) -> int:
+    """`value` as a whole number from 0."""
+    if not (value.isascii() and value.isdigit() and len(value) <= 18):
+        raise BadInput(f"{shown(name, value)} is not a whole number: {remedy}")
+    return int(value)
+
+
+def visible_devices(env: Mapping[str, str]) -> int | None:
+    """How many devices CUDA_VISIBLE_DEVICES names (numbers, GPU-UUID or MIG-UUID); None where it is not set.
+
+    As CUDA reads it: nothing behind -1 counts.
+    """
+    value = env.get(CUDA_DEVICES)
+    if value is None:
+        return None
+    names: list[str] = []
+    for name in (item.strip() for item in value.split(",") if value.strip()):
+        if name in _NO_DEVICE:
+            break
+        if not _DEVICE.fullmatch(name):
+            raise BadInput(
+                f"{shown(CUDA_DEVICES, value)}: {name!r} is no device: "
+                "give numbers or UUIDs between commas, or unset it"
+            )
+        if name in names:
+            raise BadInput(f"{shown(CUDA_DEVICES, value)}: device {name} twice: give each once, or unset it")
+        names.append(name)
+    return len(names)
