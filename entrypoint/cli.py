@@ -1,0 +1,182 @@
+"""The command line: `plan`, `launch` and `check`, their help, and how a refusal ends.
+
+The secret: how arguments become a plan and errors become one line and an exit status. The only module
+that reads the live environment.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from entrypoint import __version__, options
+from entrypoint.errors import BadInput, Refusal
+from entrypoint.plan import LaunchPlan
+
+PLAN = "print what launch would run, from this environment or a recorded one; runs and contacts nothing"
+LAUNCH = "resolve the plan, meet the other nodes, start this node's ranks, and end with the job's status"
+CHECK = "print torch, CUDA, NCCL, cuDNN and the devices of this machine"
+EXIT_STATUS = """exit status:
+  0   done
+  64  bad input: the message says what to change
+  69  a port or a peer is not available: another attempt may help
+  75  saved at a planned end, wants to go on
+  N   otherwise the first failing rank's own status (128+N: killed by signal N)"""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one command and returns its exit status."""
+    try:
+        return _run(argv)
+    except Refusal as refusal:
+        print(f"entrypoint: {refusal}", file=sys.stderr)
+        return refusal.status
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+
+
+def _run(argv: Sequence[str]) -> int:
+    before, command = options.split_command(argv)
+    given = vars(parser().parse_args(before))
+    name = given.pop("command_name")
+    if name == "check":
+        from entrypoint.check import check
+
+        return check(as_json=given["json"])
+    recorded = given.get("env-file") or (name == "plan" and os.environ.get("APPTRAIN_ENV_FILE"))
+    env = read_env_file(Path(recorded)) if recorded else dict(os.environ)
+    plan, settings = resolve(env, given, command, hostname=None if recorded else os.uname().nodename)
+    if name == "plan":
+        return _print_plan(plan, as_json=settings.value("json"))
+    from entrypoint.launch import launch
+
+    return launch(plan, settings, env)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser_class = options.parser_class()
+    top = parser_class(
+        prog="python -m entrypoint",
+        description="apptrain's entrypoint: from a scheduler's environment to torchrun.",
+        epilog=EXIT_STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="version", version=__version__)
+    commands = top.add_subparsers(
+        dest="command_name", required=True, metavar="COMMAND", parser_class=parser_class
+    )
+    for name, text in (("plan", PLAN), ("launch", LAUNCH)):
+        sub = commands.add_parser(
+            name,
+            help=text,
+            description=f"{text[0].upper()}{text[1:]}.",
+            epilog="Each option also reads the variable in brackets: flag > variable > profile > default.\n"
+            + EXIT_STATUS,
+            usage=f"python -m entrypoint {name} [options] [-- CMD ...]",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        options.add_to(sub, plan=name == "plan")
+    check = commands.add_parser(
+        "check", help=CHECK, description=f"{CHECK[0].upper()}{CHECK[1:]}.", allow_abbrev=False
+    )
+    check.add_argument("--json", action="store_true", help="print one JSON object")
+    return top
+
+
+def resolve(
+    env: Mapping[str, str], given: Mapping[str, str | None], command: Sequence[str], *, hostname: str | None
+) -> tuple[LaunchPlan, options.Settings]:
+    """The plan for an environment and the flags' texts. `hostname` is this machine's, None for a recording.
+
+    Raises BadInput.
+    """
+    from entrypoint import plan, profile, schedulers
+
+    more, inherited_command = _inherited(env)
+    if command and inherited_command:
+        raise BadInput("CMD stands both on the command line and in APPTRAIN_ARGS: give it once")
+    flags = {**more, **{name: text for name, text in given.items() if text is not None}}
+    profile_name = flags.get("profile") or env.get("APPTRAIN_PROFILE")
+    site = profile.load(profile_name) if profile_name else profile.Profile()
+    settings = options.resolve(flags, env, site.launch, site.name, command or inherited_command)
+    request = schedulers.Request(
+        nodes=settings.value("nodes"),
+        node_rank=settings.value("node-rank"),
+        nodefile=settings.value("nodefile"),
+        hostname=settings.value("hostname") or hostname,
+    )
+    allocation = schedulers.allocation(env, settings.value("scheduler"), request)
+    return plan.build(env, allocation, settings, site), settings
+
+
+def _inherited(env: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    arguments = options.inherited_arguments(env)
+    if not arguments:
+        return {}, []
+    before, command = options.split_command(arguments)
+    parser = options.parser_class()(prog="python -m entrypoint launch", allow_abbrev=False, add_help=False)
+    options.add_to(parser, plan=False)
+    try:
+        given = vars(parser.parse_args(before))
+    except BadInput as error:
+        raise BadInput(f"in APPTRAIN_ARGS: {error}") from None
+    return {name: text for name, text in given.items() if text is not None}, command
+
+
+def read_env_file(path: Path) -> dict[str, str]:
+    """A recorded environment: one NAME=VALUE a line, verbatim to the line's end; # lines are skipped."""
+    try:
+        lines = path.read_text().split("\n")
+    except (OSError, UnicodeError) as error:
+        raise BadInput(f"--env-file {path} cannot be read: {error}") from None
+    env = {}
+    for number, line in enumerate(lines, 1):
+        if not line or line.startswith("#"):
+            continue
+        name, equals, value = line.partition("=")
+        if not equals or not name:
+            raise BadInput(f"--env-file {path}, line {number}: {line!r} is not NAME=VALUE")
+        env[name] = value
+    return env
+
+
+def _print_plan(plan: LaunchPlan, *, as_json: bool) -> int:
+    for note in plan.notes:
+        print(f"entrypoint: {note}", file=sys.stderr)
+    if as_json:
+        import json
+
+        print(json.dumps(plan.to_json(), indent=2))
+    else:
+        print(describe(plan))
+    return 0
+
+
+def describe(plan: LaunchPlan) -> str:
+    """The plan as a person reads it: a line a field, with its source."""
+    import shlex
+
+    fields: dict[str, Any] = plan.to_json()
+    nodes = fields["nodes"]
+    fields["nodes"] = ",".join(nodes[:8]) + (f",... ({len(nodes)} nodes)" if len(nodes) > 8 else "")
+    fields |= {f"rendezvous.{key}": value for key, value in fields.pop("rendezvous").items()}
+    env = fields.pop("env")
+    argv = fields.pop("argv")
+    sources = fields.pop("sources")
+    lines = [
+        f"{name:<24} {value}" + (f"  [{sources[name]}]" if name in sources else "")
+        for name, value in fields.items()
+        if value is not None and name != "schema_version"
+    ]
+    lines.append("environment added for the workers:")
+    lines += [f"  {name}={shlex.quote(value)}  [{sources[f'env.{name}']}]" for name, value in env.items()]
+    lines += ["command:", f"  {shlex.join(argv)}"]
+    return "\n".join(lines)

@@ -1,0 +1,406 @@
+"""The command line: precedence, refusals, what a plan reads and what it leaves alone."""
+
+import itertools
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+import entrypoint
+from entrypoint.cli import main
+from entrypoint.options import OPTIONS
+
+CHECKOUT = Path(entrypoint.__file__).parents[1]
+SCHEMA = json.loads((Path(entrypoint.__file__).parent / "plan.schema.json").read_text())
+NODE = {
+    "APPTRAIN_EMBEDDED_JOB_ID": "7",
+    "APPTRAIN_EMBEDDED_NODELIST": "127.0.0.[1-2]",
+    "APPTRAIN_EMBEDDED_NODENAME": "127.0.0.2",
+    "APPTRAIN_EMBEDDED_CPUS_ON_NODE": "8",
+}
+
+
+class Cli:
+    """Runs `plan` on an environment of the test's own."""
+
+    def __init__(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+        self._file = tmp_path / "recorded.env"
+        self._capsys = capsys
+
+    def run(self, env: dict[str, str], *arguments: str) -> tuple[int, str, str]:
+        self._file.write_text("".join(f"{name}={value}\n" for name, value in env.items()))
+        status = main(["plan", "--env-file", str(self._file), *arguments])
+        captured = self._capsys.readouterr()
+        return status, captured.out, captured.err
+
+    def plan(self, env: dict[str, str], *arguments: str) -> dict[str, Any]:
+        status, out, err = self.run(env, "--json", *arguments)
+        assert (status, err) == (0, "")
+        plan: dict[str, Any] = json.loads(out)
+        jsonschema.validate(plan, SCHEMA)
+        return plan
+
+    def refusal(self, env: dict[str, str], *arguments: str) -> str:
+        status, out, err = self.run(env, *arguments)
+        assert (status, out) == (64, "")
+        assert err.startswith("entrypoint: ")
+        assert err.count("\n") == 1
+        return err.removeprefix("entrypoint: ").removesuffix("\n")
+
+
+@pytest.fixture
+def cli(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Cli:
+    return Cli(tmp_path, capsys)
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> str:
+    path = tmp_path / "site.yaml"
+    path.write_text(
+        "launch: {nproc_per_node: 4, omp_num_threads: 3, interface: hsn0}\nenv: {NCCL_NET: OFI}\nhost_suffix: -hsn\n"
+    )
+    return str(path)
+
+
+def test_a_flag_beats_the_variable_which_beats_the_profile_which_beats_the_default(
+    cli: Cli, profile: str
+) -> None:
+    flag = ("--nproc-per-node", "1")
+    variable = {"APPTRAIN_NPROC_PER_NODE": "2"}
+    site = {"APPTRAIN_PROFILE": profile}
+    found = [
+        (plan["nproc_per_node"], plan["sources"]["nproc_per_node"])
+        for plan in (
+            cli.plan(NODE | variable | site, *flag),
+            cli.plan(NODE | variable | site),
+            cli.plan(NODE | site),
+            cli.plan(NODE),
+        )
+    ]
+    assert found == [
+        (1, "flag"),
+        (2, "env:APPTRAIN_NPROC_PER_NODE"),
+        (4, "profile:site.yaml"),
+        (1, "default"),
+    ]
+
+
+def test_threads_come_from_the_flag_the_user_the_profile_and_the_cpus_in_that_order(
+    cli: Cli, profile: str
+) -> None:
+    user = {"OMP_NUM_THREADS": "5"}
+    site = {"APPTRAIN_PROFILE": profile, "APPTRAIN_NPROC_PER_NODE": "2"}
+    found = [
+        (plan["env"]["OMP_NUM_THREADS"], plan["sources"]["env.OMP_NUM_THREADS"])
+        for plan in (
+            cli.plan(NODE | user | site, "--omp-num-threads", "7"),
+            cli.plan(NODE | user | site),
+            cli.plan(NODE | site),
+            cli.plan(NODE, "--nproc-per-node", "3"),
+            cli.plan({name: value for name, value in NODE.items() if "CPUS" not in name}),
+        )
+    ]
+    assert found == [
+        ("7", "flag"),
+        ("5", "env:OMP_NUM_THREADS"),
+        ("3", "profile:site.yaml"),
+        ("2", "derived:APPTRAIN_EMBEDDED_CPUS_ON_NODE"),
+        ("1", "default"),
+    ]
+
+
+def test_a_profile_gives_the_workers_variables_and_the_name_of_the_fast_network(
+    cli: Cli, profile: str
+) -> None:
+    plan = cli.plan(NODE, "--profile", profile)
+    assert plan["master_addr"] == "127.0.0.1-hsn"
+    assert plan["rendezvous"]["local_addr"] == "127.0.0.2-hsn"
+    assert plan["env"]["NCCL_NET"] == "OFI"
+    assert plan["env"]["GLOO_SOCKET_IFNAME"] == "hsn0"
+    assert plan["env"]["NCCL_SOCKET_IFNAME"] == "=hsn0"
+    assert plan["sources"]["env.NCCL_NET"] == "profile:site.yaml"
+
+
+@pytest.mark.parametrize(
+    "option", [option for option in OPTIONS if "-" in option.name], ids=lambda option: option.name
+)
+def test_options_are_taken_with_underscores_too(cli: Cli, option: Any) -> None:
+    value = () if option.metavar == "" else ("",)
+    name = "--" + option.name.replace("-", "_")
+    if value:
+        # An empty value is refused by name, which shows that the spelling was understood.
+        assert cli.refusal(NODE, name, *value).startswith(f"--{option.name} is empty")
+    else:
+        assert cli.run(NODE, name)[0] == 0
+
+
+def test_help_lists_every_option_with_its_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["plan", "--help"])
+    text = capsys.readouterr().out
+    assert ended.value.code == 0
+    for option in OPTIONS:
+        assert f"--{option.name}" in text
+        assert f"[{option.variable}]" in " ".join(text.split()).replace("- ", "-")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--device", "gpu"), "--device=gpu: must be one of auto, cpu, cuda"),
+        (("--nproc-per-node", "two"), "--nproc-per-node=two: must be N, a number"),
+        (("--nproc-per-node", "0"), "--nproc-per-node=0: must be at least 1"),
+        (("--max-restarts", "-1"), "--max-restarts=-1: must not be negative"),
+        (("--master-port", "80"), "--master-port=80: must be from 1024 to 65534: the join takes the next higher port"),
+        (("--join-timeout", "0"), "--join-timeout=0: must be seconds, more than 0 and less than a week"),
+        (("--join-timeout", "nan"), "--join-timeout=nan: must be seconds, more than 0 and less than a week"),
+        (("--nnodes", "3:2"), "--nnodes=3:2: MIN is more than MAX"),
+        (("--nnodes", "3"), "--nnodes 3, but this step has 2 nodes: request as many nodes as you want to use"),
+        (("--stop-signal", "USR9"), "--stop-signal=USR9: must be a signal's name, such as USR2"),
+        (("--mode", "torchrum"), "--mode=torchrum: must be one of auto, torchrun, rank, exec"),
+        (("script.py",), "unrecognized arguments: script.py: see `python -m entrypoint --help`"),
+        (("--nproc", "2"), "unrecognized arguments: --nproc 2: see `python -m entrypoint --help`"),
+        (("--interface",), "argument --interface: expected one argument: see `python -m entrypoint plan --help`"),
+    ],
+)  # fmt: skip
+def test_a_wrong_option_is_one_line_that_names_it(cli: Cli, arguments: Sequence[str], message: str) -> None:
+    assert cli.refusal(NODE, *arguments) == message
+
+
+def test_a_wrong_variable_is_named_as_the_variable(cli: Cli) -> None:
+    assert (
+        cli.refusal(NODE | {"APPTRAIN_DEVICE": "gpu"})
+        == "APPTRAIN_DEVICE=gpu: must be one of auto, cpu, cuda"
+    )
+    assert (
+        cli.refusal(NODE | {"APPTRAIN_DEVICE": ""}) == "APPTRAIN_DEVICE is empty: give DEVICE or leave it out"
+    )
+    assert cli.refusal(NODE | {"OMP_NUM_THREADS": "many"}) == (
+        "OMP_NUM_THREADS=many: must be a positive number: correct it, or unset it"
+    )
+    assert cli.refusal(NODE | {"APPTRAIN_ATTEMPT": "-1"}) == (
+        "APPTRAIN_ATTEMPT=-1: must be a number from 0: unset it, the job script sets it"
+    )
+
+
+def test_no_command_is_exit_64(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 64
+    assert capsys.readouterr().err == (
+        "entrypoint: the following arguments are required: COMMAND: see `python -m entrypoint --help`\n"
+    )
+
+
+def test_the_command_is_kept_word_for_word(cli: Cli) -> None:
+    command = ["my script.py", "--lr", "0.1", "it's", "", "--", "--json", "new line".replace(" ", "\n")]
+    assert cli.plan(NODE, "--", *command)["argv"][-len(command) :] == command
+
+
+def test_no_command_means_the_reference_job(cli: Cli) -> None:
+    assert cli.plan(NODE)["argv"][-4:] == ["-m", "train", "--config", "digits"]
+
+
+def test_only_our_modules_are_kept_from_the_users_folder(cli: Cli) -> None:
+    def safe(*command: str) -> bool:
+        return "PYTHONSAFEPATH" in cli.plan(NODE, "--", *command)["env"]
+
+    assert safe("-m", "train")
+    assert safe("-m", "train.hello")
+    assert not safe("-m", "trainer")
+    assert not safe("train.py")
+    assert not safe("train")
+
+
+def test_arguments_from_a_variable_are_split_like_a_shell_and_never_evaluated(cli: Cli) -> None:
+    text = "--device cpu --nproc-per-node=2 -- 'my script.py' --name \"a b\" '$(touch pwned)' `id`"
+    plan = cli.plan(NODE | {"APPTRAIN_ARGS": text})
+    assert plan["nproc_per_node"] == 2
+    assert plan["argv"][-5:] == ["my script.py", "--name", "a b", "$(touch pwned)", "`id`"]
+
+
+def test_arguments_from_a_file_are_one_per_nul(cli: Cli, tmp_path: Path) -> None:
+    arguments = ["--nproc-per-node", "2", "--", "script.py", "new\nline", "comma, quote ' \"", ""]
+    path = tmp_path / "arguments"
+    path.write_text("".join(argument + "\0" for argument in arguments))
+    plan = cli.plan(NODE | {"APPTRAIN_ARGS_FILE": str(path)})
+    assert plan["nproc_per_node"] == 2
+    assert plan["argv"][-4:] == arguments[-4:]
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["profile", "run-dir", "start", "stop-before", "on-failure", "max-restarts", "nnodes", "venv", "dry-run"],
+)
+def test_options_of_the_job_script_come_too_late_in_apptrain_args(cli: Cli, option: str) -> None:
+    variable = "APPTRAIN_" + option.upper().replace("-", "_")
+    message = f"--{option} in APPTRAIN_ARGS comes too late for the job script: set {variable} instead"
+    assert cli.refusal(NODE | {"APPTRAIN_ARGS": f"--{option} x -- script.py"}) == message
+    assert cli.refusal(NODE | {"APPTRAIN_ARGS": f"--{option.replace('-', '_')}=x"}) == message
+
+
+@pytest.mark.parametrize(
+    ("env", "arguments", "message"),
+    [
+        (
+            {"APPTRAIN_ARGS": "-- 'open"},
+            (),
+            "APPTRAIN_ARGS is not a shell-quoted string: No closing quotation",
+        ),
+        (
+            {"APPTRAIN_ARGS": "-- a.py"},
+            ("--", "b.py"),
+            "CMD stands both on the command line and in APPTRAIN_ARGS: give it once",
+        ),
+        (
+            {"APPTRAIN_ARGS": "--frob"},
+            (),
+            "in APPTRAIN_ARGS: unrecognized arguments: --frob: see `python -m entrypoint launch --help`",
+        ),
+        (
+            {"APPTRAIN_ARGS_FILE": "/nowhere/args"},
+            (),
+            "APPTRAIN_ARGS_FILE=/nowhere/args cannot be read: [Errno 2] No such file or directory: '/nowhere/args'",
+        ),
+    ],
+)
+def test_wrong_arguments_from_a_variable_are_refused(
+    cli: Cli, env: dict[str, str], arguments: Sequence[str], message: str
+) -> None:
+    assert cli.refusal(NODE | env, *arguments) == message
+
+
+def test_a_recording_is_read_verbatim_and_nothing_else_is(
+    tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("APPTRAIN_DEVICE", "gpu")
+    plan = cli.plan({"# comment": "x", **NODE, "OMP_NUM_THREADS": "3"})
+    assert plan["env"]["OMP_NUM_THREADS"] == "3"
+    path = tmp_path / "broken.env"
+    path.write_text("A=1\nno equals sign\n")
+    assert main(["plan", "--env-file", str(path)]) == 64
+
+
+def test_a_line_that_is_no_assignment_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "broken.env"
+    path.write_text("A=1\n# skipped\nno equals sign\n")
+    assert main(["plan", "--env-file", str(path)]) == 64
+    assert (
+        capsys.readouterr().err
+        == f"entrypoint: --env-file {path}, line 3: 'no equals sign' is not NAME=VALUE\n"
+    )
+
+
+def test_the_text_shows_each_value_with_its_source_and_a_line_to_paste(cli: Cli) -> None:
+    status, out, err = cli.run(NODE, "--", "my script.py")
+    lines = out.splitlines()
+    assert (status, err) == (0, "")
+    assert "node_rank                1  [derived:APPTRAIN_EMBEDDED_NODENAME]" in lines
+    assert lines[-1] == (
+        "  torchrun --nnodes=2 --nproc-per-node=1 --node-rank=1 --rdzv-backend=static "
+        "--rdzv-endpoint=127.0.0.1:61336 --rdzv-id=7.0 --local-addr=127.0.0.2 --max-restarts=0 'my script.py'"
+    )
+
+
+def test_c10d_says_what_it_risks_and_names_the_store_s_host(cli: Cli) -> None:
+    status, out, err = cli.run(NODE, "--json", "--rdzv-backend", "c10d")
+    plan = json.loads(out)
+    assert status == 0
+    assert "can run code in torchrun's agents" in err
+    assert plan["rendezvous"]["backend"] == "c10d"
+    assert "--rdzv-conf=is_host=0" in plan["argv"]
+
+
+def test_an_ipv6_rendezvous_is_in_brackets(cli: Cli) -> None:
+    plan = cli.plan(NODE, "--master-addr", "fd00::1", "--master-port", "29500")
+    assert plan["master_addr"] == "fd00::1"
+    assert plan["rendezvous"]["endpoint"] == "[fd00::1]:29500"
+    assert cli.plan(NODE, "--master-addr", "[fd00::1]")["master_addr"] == "fd00::1"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- a list", "must hold a mapping with the keys env, host_suffix, launch"),
+        ("nproc: 4", "unknown key nproc: valid are env, host_suffix, launch"),
+        ("launch: {nodes: 4}", "unknown key nodes: valid are nproc-per-node, rdzv-backend, interface, join-timeout, peer-timeout, omp-num-threads"),
+        ("launch: 4", "launch must be a mapping, found 4"),
+        ("launch: {nproc_per_node: four}", "nproc-per-node in site.yaml=four: must be N, a number"),
+        ("{", "is not YAML: while parsing a flow node expected the node content, but found '<stream end>'"),
+        ("x: !!python/object/apply:os.system [id]", "is not YAML: could not determine a constructor for the tag 'tag:yaml.org,2002:python/object/apply:os.system'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_profile_is_refused(cli: Cli, tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text(text)
+    assert message in cli.refusal(NODE, "--profile", str(path))
+
+
+def test_an_unknown_profile_is_refused_with_the_path_it_was_sought_at(cli: Cli) -> None:
+    assert cli.refusal(NODE, "--profile", "nowhere") == (
+        f"--profile nowhere: {CHECKOUT / 'clusters' / 'nowhere.yaml'} cannot be read: No such file or directory"
+    )
+
+
+def imported(*arguments: str) -> set[str]:
+    """Modules that a bare interpreter has loaded at the end of the command, run from the checkout."""
+    code = (
+        "import sys, runpy\nsys.argv[0] = 'entrypoint'\n"
+        "try: runpy.run_module('entrypoint', run_name='__main__')\n"
+        "except SystemExit as end: print('status', end.code or 0, file=sys.stderr)\n"
+        "print('\\n'.join(sys.modules), file=sys.stderr)"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-S", "-E", "-c", code, *arguments],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert "status 0" in ended.stderr
+    return set(ended.stderr.split())
+
+
+HEAVY = (
+    "torch",
+    "yaml",
+    "psutil",
+    "asyncio",
+    "socket",
+    "subprocess",
+    "multiprocessing",
+    "email",
+    "http",
+    "logging",
+)
+
+
+def test_help_imports_only_what_it_needs() -> None:
+    modules = imported("--help")
+    assert not modules.intersection(HEAVY)
+    assert not {name for name in modules if name.startswith("entrypoint.schedulers.")}
+
+
+def test_a_plan_imports_one_scheduler_and_no_machinery(tmp_path: Path) -> None:
+    env = tmp_path / "recorded.env"
+    env.write_text("".join(f"{name}={value}\n" for name, value in NODE.items()))
+    modules = imported("plan", "--env-file", str(env))
+    assert not modules.intersection(HEAVY)
+    assert "entrypoint.launch" not in modules
+
+
+def test_a_plan_for_16384_nodes_lists_them_all(cli: Cli) -> None:
+    env = NODE | {"APPTRAIN_EMBEDDED_NODELIST": "nid[00001-16384]", "APPTRAIN_EMBEDDED_NODENAME": "nid16384"}
+    plan = cli.plan(env)
+    assert plan["nodes"] == [f"nid{number:05}" for number in range(1, 16385)]
+    assert plan["node_rank"] == 16383
+
+
+def test_ports_differ_over_the_attempts(cli: Cli) -> None:
+    used = [cli.plan(NODE | {"APPTRAIN_ATTEMPT": str(attempt)})["master_port"] for attempt in range(3)]
+    assert len(set(used)) == 3
+    assert all(abs(one - other) >= 2 for one, other in itertools.combinations(used, 2))
