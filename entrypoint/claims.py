@@ -1,0 +1,125 @@
+"""What the participants of a join tell about themselves, and whether it fits together.
+
+The secret: the shape of these values on the wire, and what counts as a disagreement. Pure functions.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, get_type_hints
+
+from entrypoint.wire import WireError
+
+Place = tuple[int, int | None]
+"""Node rank, and local rank where each task is a participant."""
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """What a participant claims; texts are empty where it does not know."""
+
+    job_id: str
+    attempt: int
+    node_rank: int
+    local_rank: int | None
+    """None: one task a node."""
+    name: str
+    """The node's name as the scheduler lists it."""
+    nnodes: int
+    nproc_per_node: int
+    mode: str
+    device: str
+    image_digest: str
+    lock_digest: str
+    versions: Mapping[str, str]
+
+    @property
+    def place(self) -> Place:
+        return self.node_rank, self.local_rank
+
+    @property
+    def local_ranks(self) -> Sequence[int | None]:
+        """The participants of each node."""
+        return (None,) if self.local_rank is None else range(self.nproc_per_node)
+
+    def __str__(self) -> str:
+        task = "" if self.local_rank is None else f", local rank {self.local_rank}"
+        return f"node {self.node_rank} ({self.name}{task})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """The first failure of a node, or a lost node."""
+
+    node_rank: int
+    node: str
+    rank: int | None
+    """None: no rank's failure."""
+    status: int
+    signal: int
+    """0: none."""
+    time: float
+    """Unix seconds; of a node that fell silent, when it was last heard."""
+    error: str
+
+
+def disagreement(mine: Identity, theirs: Identity) -> str:
+    """What two participants of one job do not agree on, both values beside each other; empty if nothing."""
+    names = ("nnodes", "nproc_per_node", "mode", "device", "image_digest", "lock_digest")
+    pairs = [(name, getattr(mine, name), getattr(theirs, name)) for name in names]
+    for name in sorted({*mine.versions, *theirs.versions}):
+        pairs.append((f"version of {name}", mine.versions.get(name, ""), theirs.versions.get(name, "")))
+    differ = [
+        f"{name} is {one or 'unknown'} on {mine} and {two or 'unknown'} on {theirs}"
+        for name, one, two in pairs
+        if one != two
+    ]
+    if not differ:
+        return ""
+    more = f"; and {len(differ) - 5} more" if len(differ) > 5 else ""
+    advice = "start every node with the same options, profile and image"
+    return f"the nodes do not agree: {'; '.join(differ[:5])}{more}: {advice}"
+
+
+def missing(absent: Sequence[Place], expected: int, nodes: Sequence[str], shown: int = 8) -> str:
+    """`2 of 4 nodes have not come: 1 (b), 3 (d)`; of tasks `1.0 (b)`; a count after the first `shown`."""
+    labels = [
+        f"{node}{'' if local is None else f'.{local}'} ({nodes[node]})" for node, local in absent[:shown]
+    ]
+    more = f" and {len(absent) - shown} more" if len(absent) > shown else ""
+    kind = "nodes" if absent and absent[0][1] is None else "tasks"
+    return f"{len(absent)} of {expected} {kind} have not come: {', '.join(labels)}{more}"
+
+
+_FITS: Mapping[Any, Callable[[Any], bool]] = {
+    str: lambda value: isinstance(value, str),
+    int: lambda value: type(value) is int,
+    int | None: lambda value: value is None or type(value) is int,
+    float: lambda value: type(value) in (int, float) and abs(value) < 1e15,  # no NaN either
+    Mapping[str, str]: lambda value: (
+        isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
+    ),
+}
+
+
+_HINTS: Mapping[Any, Mapping[str, Any]] = {kind: get_type_hints(kind) for kind in (Identity, Failure)}
+
+
+def load(kind: type[T], raw: object) -> T:
+    """An Identity or Failure as a peer sent it, its texts fit for a terminal. WireError: another shape."""
+    hints = _HINTS[kind]
+    if not isinstance(raw, dict) or raw.keys() != hints.keys():
+        raise WireError(f"it sent no {kind.__name__}")
+    if wrong := [name for name, hint in hints.items() if not _FITS[hint](raw[name])]:
+        raise WireError(f"it sent a wrong {wrong[0]}")
+    return kind(**{name: plain(value) for name, value in raw.items()})
+
+
+def plain(value: Any) -> Any:
+    """The value with each text as one printable line of bounded length."""
+    if isinstance(value, dict):
+        return {plain(name): plain(item) for name, item in value.items()}
+    if not isinstance(value, str):
+        return value
+    line = " ".join(value[:4000].split())
+    return "".join(letter if letter.isprintable() else "?" for letter in line)[:1000]

@@ -1,0 +1,644 @@
+"""All nodes of a job meet before any rank starts, and stay in touch until the end.
+
+The secret: who tells whom what. Node 0 is the hub: it listens, every other participant (a spoke)
+connects, proves who it is and waits for the answer that all get. Afterwards the connections carry
+heartbeats, the planned end, the first failure and the end. One event loop, no threads, no torch.
+"""
+
+import asyncio
+import contextlib
+import errno
+import os
+import resource
+import socket
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from entrypoint.claims import Failure, Identity, Place, disagreement, load, missing, plain
+from entrypoint.errors import BAD_INPUT, BadInput, Refusal, Unavailable
+from entrypoint.wire import Closed, Wire, WireError, WrongKey, greet, set_options
+
+STRANGERS = 256
+"""Unproved connections at once, beyond one for each participant."""
+REPORTS = 16
+"""Addresses of strangers that the hub names."""
+LOST = 1
+"""Status of a participant that was lost while ranks ran: no port or peer that another attempt could have."""
+RESERVE = 256
+"""Open files that the hub leaves to the launcher when it raises its limit."""
+PORT_ADVICE = "the next attempt uses another port; where it was chosen by hand, choose another --master-port"
+LIST_ADVICE = "start every node with the same list of nodes"
+
+__all__ = ["AllDone", "Event", "Failed", "Failure", "Identity", "Link", "Stopped", "Timeouts", "meet"]
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts:
+    """Bounds in seconds."""
+
+    join: float = 300.0
+    """From the start of whoever began first to the meeting of all."""
+    peer: float = 60.0
+    """Silence after which a participant counts as lost."""
+    connect: float = 15.0
+    """From the first connection that is not refused to the hub's proof."""
+    handshake: float = 10.0
+    """What the hub allows a newcomer to prove who it is."""
+    remind: float = 10.0
+    """Between two lines that say who is missing."""
+    poll: float = 1.0
+    """Between two looks at who never started."""
+    settle: float = 0.3
+    """In which the hub collects failures before it calls one of them the first."""
+
+
+DEFAULTS = Timeouts()
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A planned end was announced; who announced it gets this too."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The first failure of all, the same for everyone. The last event."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class AllDone:
+    """Every participant is done. The last event."""
+
+
+Event = Stopped | Failed | AllDone
+
+
+async def meet(
+    me: Identity,
+    *,
+    nodes: Sequence[str],
+    address: str,
+    port: int,
+    key: bytes | None,
+    say: Callable[[str], None],
+    timeouts: Timeouts = DEFAULTS,
+    never_started: Callable[[], str | None] = lambda: None,
+) -> "Link":
+    """Meet all participants of the job; returns when each of them has proved itself and agreed.
+
+    `nodes` are the names in node-rank order, `key` is the run's join key (None: identity alone). `say`
+    takes lines for the user. `never_started` is asked about once a second; a text ends the wait.
+
+    BadInput: the participants do not agree, or two claim one place; everyone gets the same text.
+    Unavailable: the port is taken, the hub cannot be reached or is none, or someone does not come.
+    """
+    link = (_Hub if me.node_rank == 0 and not me.local_rank else _Spoke)(
+        me=me,
+        nodes=nodes,
+        endpoint=f"[{address}]:{port}" if ":" in address else f"{address}:{port}",
+        found=await _resolve(address, port),
+        key=key or b"",
+        timeouts=timeouts,
+        say=say,
+        waiting=_Waiting(timeouts, say, never_started),
+    )
+    try:
+        await link.meet()
+    except BaseException:
+        await link.close()
+        raise
+    return link
+
+
+@dataclass(eq=False, kw_only=True)
+class Link(ABC):
+    """A participant's connection to all others, from their meeting to the end."""
+
+    me: Identity
+    nodes: Sequence[str]
+    endpoint: str
+    found: tuple[socket.AddressFamily, Any]
+    key: bytes
+    timeouts: Timeouts
+    say: Callable[[str], None]
+    waiting: "_Waiting"
+    _peers: dict[Place, Wire] = field(init=False, default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(init=False, default_factory=set)
+    _events: asyncio.Queue[Event] = field(init=False, default_factory=asyncio.Queue)
+    _met: asyncio.Future[None] = field(init=False, default_factory=lambda: asyncio.Future())
+    _over: bool = field(init=False, default=False)
+
+    async def next(self) -> Event:
+        """The next event; the last one again and again."""
+        event = await self._events.get()
+        if not isinstance(event, Stopped):
+            self._events.put_nowait(event)
+        return event
+
+    def stop(self) -> None:
+        """Announce a planned end to everyone."""
+        self._report({"type": "stop"})
+
+    def fail(self, failure: Failure) -> None:
+        """Report this participant's first failure; its error is told as one line."""
+        self._report({"type": "fail", "failure": asdict(load(Failure, asdict(failure)))})
+
+    def done(self) -> None:
+        """Report that this participant's ranks ended well."""
+        self._report({"type": "done"})
+
+    async def close(self) -> None:
+        """Leave once the others have read what was sent. Without done or fail before it, this is a loss."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(wire.close() for wire in self._peers.values()))
+
+    @abstractmethod
+    async def meet(self) -> None:
+        """Return when everyone has met."""
+
+    @abstractmethod
+    def _report(self, message: Message) -> None:
+        """Tell the hub."""
+
+    @abstractmethod
+    def _hear(self, place: Place, /, message: Message) -> None:
+        """Take what the peer in this place sent. WireError: it makes no sense."""
+
+    @abstractmethod
+    def _lose(self, place: Place, /, why: str, at: float) -> None:
+        """Take that the peer in this place is lost since `at`, in Unix seconds."""
+
+    def _told(self, message: Message) -> None:
+        """Take what the hub tells everyone."""
+        match message:
+            case {"type": "stop"}:
+                self._events.put_nowait(Stopped())
+            case {"type": "failed", "failure": failure}:
+                self._end(Failed(load(Failure, failure)))
+            case {"type": "all done"}:
+                self._end(AllDone())
+            case _:
+                raise WireError("it sent a message that has no meaning here")
+
+    def _end(self, event: Event) -> None:
+        if not self._over:
+            self._over = True
+            self._events.put_nowait(event)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _listen(self, place: Place, wire: Wire) -> None:
+        try:
+            while True:
+                self._hear(place, await wire.receive())
+        except WireError as error:
+            self._lose(place, str(error), time.time())
+
+    async def _beat(self) -> None:
+        """Tell every peer that we are here, and find those that fell silent."""
+        bound = self.timeouts.peer
+        interval = min(5.0, bound / 6)
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(interval)
+            now = time.monotonic()
+            for place, wire in list(self._peers.items()):
+                wire.send({"type": "beat"})
+                if now - before > 2 * interval:  # we were suspended: that is not the peer's silence
+                    wire.heard = now
+                elif now - wire.heard > bound:
+                    why = f"nothing was heard from it for {bound:g} s"
+                    self._lose(place, why, time.time() - (now - wire.heard))
+
+
+@dataclass(eq=False, kw_only=True)
+class _Hub(Link):
+    _server: asyncio.Server | None = field(init=False, default=None)
+    _proving: dict[asyncio.StreamWriter, str] = field(init=False, default_factory=dict)
+    _members: dict[Place, tuple[Identity, str]] = field(init=False)
+    _refused: list[Wire] = field(init=False, default_factory=list)
+    _reported: set[str] = field(init=False, default_factory=set)
+    _finished: set[Place] = field(init=False, default_factory=set)
+    """Done, failed or lost: nothing that happens to their connections now is a loss."""
+    _done: set[Place] = field(init=False, default_factory=set)
+    _failures: list[Failure] = field(init=False, default_factory=list)
+    _stopping: bool = field(init=False, default=False)
+
+    async def meet(self) -> None:
+        self._members = {self.me.place: (self.me, self.endpoint)}
+        self._server = await self._open()
+        self._start(self._beat())
+        self._go_if_complete()
+        try:
+            while not self._met.done():
+                self.waiting.check(self._missing)
+                await asyncio.wait([self._met], timeout=self.waiting.nap())
+            self._met.result()
+        except Refusal as refusal:
+            self._send_all(_end(refusal))
+            raise
+
+    async def close(self) -> None:
+        self._decide()
+        self._shut()
+        await asyncio.gather(super().close(), *(wire.close() for wire in self._refused))
+
+    @property
+    def _expected(self) -> int:
+        return self.me.nnodes * len(self.me.local_ranks)
+
+    async def _open(self) -> asyncio.Server:
+        _allow_open_files(self._expected + STRANGERS + RESERVE)
+        family, where = self.found
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            set_options(sock)
+            sock.bind(where)
+            return await asyncio.start_server(self._accept, sock=sock, backlog=self._expected + STRANGERS)
+        except OSError as error:
+            sock.close()
+            if error.errno == errno.EADDRINUSE:
+                text = f"the join port of {self.endpoint} is taken on {self.me}: {PORT_ADVICE}"
+                raise Unavailable(text) from error
+            raise BadInput(
+                f"{self.me} cannot listen on {self.endpoint}: {os.strerror(error.errno or 0)}: "
+                "the address must be one of node 0's own (--master-addr, --interface)"
+            ) from error
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer = writer.get_extra_info("peername")
+        address = str(peer[0]) if peer else "an address that is gone"
+        if len(self._proving) >= self._expected + STRANGERS:
+            oldest = next(iter(self._proving))
+            self._refuse(self._proving.pop(oldest), "too many connections that prove nothing")
+            oldest.transport.abort()
+        self._proving[writer] = address
+        self._start(self._admit(reader, writer, address))
+
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str) -> None:
+        """Hear a newcomer out: a participant stays, a stranger is named and sent away."""
+        wire = None
+        try:
+            async with asyncio.timeout(self.timeouts.handshake):
+                wire = await greet(reader, writer, self.key, hub=True)
+                claim, left = _hello(await wire.receive())
+                if (claim.job_id, claim.attempt) != (self.me.job_id, self.me.attempt):
+                    wire.send(_end(Unavailable(self._other_run(claim))))
+                    raise WireError(f"it is of job {claim.job_id}, attempt {claim.attempt}")
+        except (TimeoutError, WireError) as error:
+            self._refuse(
+                address, str(error) or f"it did not prove who it is in {self.timeouts.handshake:g} s"
+            )
+            if wire:
+                wire.send({"type": "refused"})  # does not verify with another key, and so tells it why
+                await wire.close()
+            writer.transport.abort()
+            return
+        finally:
+            self._proving.pop(writer, None)
+        await self._take(claim, address, wire, left)
+
+    async def _take(self, claim: Identity, address: str, wire: Wire, left: float) -> None:
+        if self._met.done() or (objection := self._objection(claim, address)):
+            self._refused.append(wire)
+            if not self._met.done():
+                self._met.set_exception(BadInput(plain(objection)))
+            return
+        self.waiting.shorten(left)
+        self._members[claim.place], self._peers[claim.place] = (claim, address), wire
+        wire.send({"type": "welcome"})
+        self._go_if_complete()
+        await self._listen(claim.place, wire)
+
+    def _objection(self, claim: Identity, address: str) -> str:
+        """Why this participant cannot be one of us; empty where it can."""
+        if text := disagreement(self.me, claim):
+            return text
+        local_ranks = self.me.local_ranks
+        if claim.node_rank not in range(self.me.nnodes) or claim.local_rank not in local_ranks:
+            return (
+                f"a participant from {address} says it is {claim}, outside the {self.me.nnodes} nodes with "
+                f"{len(local_ranks)} tasks each that {self.me} knows: {LIST_ADVICE}"
+            )
+        if claim.place in self._members:
+            other, where = self._members[claim.place]
+            return (
+                f"two participants claim one place: {other} at {where} and {claim} at {address}: "
+                "start each once, with its own --node-rank"
+            )
+        listed = self.nodes[claim.node_rank]
+        if claim.name != listed:
+            return (
+                f"the nodes do not agree: node {claim.node_rank} is {listed} in the list of {self.me} "
+                f"and calls itself {claim.name} at {address}: {LIST_ADVICE}"
+            )
+        return ""
+
+    def _other_run(self, claim: Identity) -> str:
+        return (
+            f"the hub at {self.endpoint} is of job {self.me.job_id}, attempt {self.me.attempt}, "
+            f"and {claim} is of job {claim.job_id}, attempt {claim.attempt}: {PORT_ADVICE}"
+        )
+
+    def _go_if_complete(self) -> None:
+        if len(self._members) == self._expected:
+            self._met.set_result(None)
+            self._send_all({"type": "go"})
+            self._shut()
+
+    def _shut(self) -> None:
+        """Take no more newcomers."""
+        if self._server:
+            self._server.close()
+        for writer in self._proving:
+            writer.transport.abort()
+
+    def _missing(self) -> str:
+        places = ((node, local) for node in range(self.me.nnodes) for local in self.me.local_ranks)
+        return missing([place for place in places if place not in self._members], self._expected, self.nodes)
+
+    def _refuse(self, address: str, why: str) -> None:
+        if self._met.done() or address in self._reported or len(self._reported) > REPORTS:
+            return
+        self._reported.add(address)
+        if len(self._reported) > REPORTS:
+            self.say("further strangers are refused without a word")
+        else:
+            self.say(f"refused a stranger from {address} on {self.endpoint}: {why}")
+
+    def _send_all(self, message: Message) -> None:
+        for wire in [*self._peers.values(), *self._refused]:
+            wire.send(message)
+
+    def _tell_all(self, message: Message) -> None:
+        if not self._over:
+            self._send_all(message)
+            self._told(message)
+
+    def _report(self, message: Message) -> None:
+        self._hear(self.me.place, message)
+
+    def _hear(self, place: Place, /, message: Message) -> None:
+        match message:
+            case {"type": "beat"}:
+                pass
+            case {"type": "stop"} if self._met.done():
+                if not self._stopping:
+                    self._stopping = True
+                    self._tell_all({"type": "stop"})
+            case {"type": "done"} if self._met.done():
+                self._finished.add(place)
+                self._done.add(place)
+                if len(self._done) == self._expected and not self._failures:
+                    self._tell_all({"type": "all done"})
+            case {"type": "fail", "failure": failure} if self._met.done():
+                self._collect(load(Failure, failure))
+                self._finished.add(place)
+            case _:
+                raise WireError("it sent a message that has no meaning here")
+
+    def _lose(self, place: Place, /, why: str, at: float) -> None:
+        if place in self._finished or place not in self._members:
+            return
+        lost, _ = self._members[place]
+        if self._met.done():
+            self._finished.add(place)
+            self._collect(_loss(lost.node_rank, lost.name, why, at))
+        else:
+            del self._members[place]
+            self._peers.pop(place).abort()
+            self.say(f"{lost} left before the start ({why}): waiting for it again")
+
+    def _collect(self, failure: Failure) -> None:
+        self._failures.append(failure)
+        if len(self._failures) == 1:
+            asyncio.get_running_loop().call_later(self.timeouts.settle, self._decide)
+
+    def _decide(self) -> None:
+        if self._failures:
+            first = min(self._failures, key=lambda failure: failure.time)
+            self._tell_all({"type": "failed", "failure": asdict(first)})
+
+
+@dataclass(eq=False, kw_only=True)
+class _Spoke(Link):
+    _own: list[Failure] = field(init=False, default_factory=list)
+
+    async def meet(self) -> None:
+        hub = await self._reach()
+        self._peers[0, None] = hub
+        self._start(self._listen((0, None), hub))
+        self._start(self._beat())
+        # The hub decides within the time that is left to us; the rest is for one that does not.
+        bound = self.waiting.left() + self.timeouts.handshake
+        if not (await asyncio.wait([self._met], timeout=bound))[0]:
+            raise Unavailable(f"{self._hub} did not decide within {bound:g} s: see its output")
+        self._met.result()
+
+    @property
+    def _hub(self) -> str:
+        return f"node 0 ({self.nodes[0]}) at {self.endpoint}"
+
+    async def _reach(self) -> Wire:
+        """Connect until the hub has proved itself and taken us in."""
+        pause, since, why = 0.1, None, ""
+        while True:
+            self.waiting.check(lambda: f"{self._hub} has not started yet")
+            nap = min(pause, self.waiting.nap())
+            begun = since or time.monotonic()
+            until = begun + self.timeouts.connect
+            try:
+                return await self._introduce(*await _dial(self.found, until), until)
+            except ConnectionRefusedError:
+                since, why = None, ""
+            except (Closed, ConnectionError) as error:  # a hub that is just ending, or a stranger
+                since, why = begun, why or str(error)
+                if time.monotonic() + nap > until:
+                    raise self._no_hub(why) from error
+            except OSError as error:
+                if why:
+                    raise self._no_hub(why) from error
+                raise Unavailable(
+                    f"{self.me} cannot reach {self._hub}: {error.strerror or 'no answer'}: is this a network "
+                    "that joins the nodes (--interface, --master-addr), or is a firewall between them?"
+                ) from error
+            await asyncio.sleep(nap)
+            pause = min(1.0, 1.5 * pause)
+
+    async def _introduce(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, until: float
+    ) -> Wire:
+        try:
+            async with asyncio.timeout_at(until):
+                wire = await greet(reader, writer, self.key, hub=False)
+                wire.send({"type": "hello", "identity": asdict(self.me), "left": self.waiting.left()})
+                answer = await wire.receive()
+            if answer != {"type": "welcome"}:
+                raise _refusal(answer)
+            return wire
+        except BaseException as error:
+            writer.transport.abort()
+            match error:
+                case TimeoutError():
+                    raise Closed("it says nothing") from error
+                case WrongKey():
+                    raise Unavailable(
+                        f"the hub at {self.endpoint} does not hold the join key of {self.me}: it is another "
+                        f"run's, or the key file is not the same on both nodes: {PORT_ADVICE}"
+                    ) from error
+                case WireError() if not isinstance(error, Closed):
+                    raise self._no_hub(str(error)) from error
+            raise
+
+    def _no_hub(self, why: str) -> Unavailable:
+        return Unavailable(
+            f"something that is no apptrain hub answers on {self.endpoint}, where node 0 ({self.nodes[0]}) "
+            f"should: {why}: {PORT_ADVICE}"
+        )
+
+    def _report(self, message: Message) -> None:
+        if failure := message.get("failure"):
+            self._own.append(load(Failure, failure))
+        for hub in self._peers.values():
+            hub.send(message)
+
+    def _hear(self, _: Place, /, message: Message) -> None:
+        match message:
+            case {"type": "beat"}:
+                pass
+            case {"type": "go"} if not self._met.done():
+                self._met.set_result(None)
+            case {"type": "end"} if not self._met.done():
+                self._met.set_exception(_refusal(message))
+            case _:
+                self._told(message)
+
+    def _lose(self, _: Place, /, why: str, at: float) -> None:
+        if self._met.done():
+            first = min([*self._own, _loss(0, self.nodes[0], why, at)], key=lambda failure: failure.time)
+            self._end(Failed(first))
+        else:
+            text = f"{self._hub} was lost before the start: {why}: see its output"
+            self._met.set_exception(Unavailable(text))
+
+
+class _Waiting:
+    """The bounds of waiting for others, the same for hub and spokes."""
+
+    def __init__(
+        self, timeouts: Timeouts, say: Callable[[str], None], never_started: Callable[[], str | None]
+    ) -> None:
+        self._timeouts, self._say, self._never_started = timeouts, say, never_started
+        self._began = self._look = time.monotonic()
+        self._deadline = self._began + timeouts.join
+        self._remind = self._began + timeouts.remind
+
+    def check(self, who: Callable[[], str]) -> None:
+        """Say who is missing when it is time. Unavailable: the time is up, or someone never started."""
+        now = time.monotonic()
+        if now >= self._look:
+            self._look = now + self._timeouts.poll
+            if reason := self._never_started():
+                raise Unavailable(reason)
+        if now >= self._deadline:
+            bound = f"{self._timeouts.join:g} s (--join-timeout)"
+            raise Unavailable(f"{who()} within {bound}: see the output of what is missing")
+        if now >= self._remind:
+            self._remind = now + self._timeouts.remind
+            self._say(f"{who()} after {now - self._began:.0f} s: waiting {self._deadline - now:.0f} s more")
+
+    def left(self) -> float:
+        return max(0.0, self._deadline - time.monotonic())
+
+    def shorten(self, left: float) -> None:
+        """Wait no longer than someone who began earlier."""
+        self._deadline = min(self._deadline, time.monotonic() + left)
+
+    def nap(self) -> float:
+        """Seconds until something is due."""
+        return max(0.0, min(self._look, self._deadline, self._remind) - time.monotonic())
+
+
+def _loss(node_rank: int, node: str, why: str, at: float) -> Failure:
+    return Failure(
+        node_rank=node_rank, node=node, rank=None, status=LOST, signal=0, time=at, error=f"lost: {why}"
+    )
+
+
+def _end(refusal: Refusal) -> Message:
+    return {"type": "end", "status": refusal.status, "text": str(refusal)}
+
+
+def _refusal(message: Message) -> Exception:
+    match message:
+        case {"type": "end", "status": status, "text": str(text)}:
+            return BadInput(plain(text)) if status == BAD_INPUT else Unavailable(plain(text))
+    return WireError("it sent a message that has no meaning here")
+
+
+def _hello(message: Message) -> tuple[Identity, float]:
+    match message:
+        case {"type": "hello", "identity": identity, "left": float(left)}:
+            return load(Identity, identity), left
+    raise WireError("it did not say who it is")
+
+
+async def _resolve(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    """The family and socket address of the first address that the name has. BadInput: it has none."""
+    try:
+        found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except (OSError, UnicodeError):
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(address, port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:
+            raise BadInput(
+                f"the rendezvous address {address} does not resolve to an address: "
+                "give one that does (--master-addr, --nodes)"
+            ) from error
+    return found[0][0], found[0][4]
+
+
+async def _dial(
+    found: tuple[socket.AddressFamily, Any], until: float
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A connection. ConnectionRefusedError: nobody listens. OSError, TimeoutError among them: no way."""
+    family, where = found
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setblocking(False)
+        set_options(sock)
+        async with asyncio.timeout_at(until):
+            await asyncio.get_running_loop().sock_connect(sock, where)
+        if sock.getsockname() == where:  # TCP's simultaneous open with itself
+            raise ConnectionRefusedError
+        return await asyncio.open_connection(sock=sock)
+    except BaseException:
+        sock.close()
+        raise
+
+
+def _allow_open_files(count: int) -> None:
+    """Raise the soft limit to `count`, which our children inherit. BadInput: the hard limit is lower."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= count:
+        return
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+        return
+    raise BadInput(
+        f"node 0 needs {count} open files to meet all others and may have {hard} (ulimit -Hn): "
+        "have the hard limit raised on the nodes"
+    )

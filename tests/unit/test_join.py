@@ -1,0 +1,1223 @@
+"""The meeting of all nodes and what they tell each other afterwards, in one process over loopback."""
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import json
+import resource
+import socket
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint import join
+from entrypoint import wire as wire_module
+from entrypoint.claims import disagreement, load, missing
+from entrypoint.errors import BadInput, Unavailable
+from entrypoint.join import AllDone, Failed, Failure, Identity, Link, Stopped, Timeouts, meet
+from entrypoint.wire import MAX_BODY, PROTOCOL, Wire, WrongKey, greet
+
+KEY = b"k" * 32
+PORT_ADVICE = "the next attempt uses another port; where it was chosen by hand, choose another --master-port"
+LIST_ADVICE = "start every node with the same list of nodes"
+NOT_VERIFIED = "it sent a frame that the join key does not verify"
+SHORT = Timeouts(join=10, peer=5, connect=1, handshake=0.4, remind=60, poll=0.05, settle=0.15)
+TALKATIVE = replace(SHORT, remind=0.3)
+
+
+def who(node_rank: int, **changes: Any) -> Identity:
+    identity = Identity(
+        job_id="7",
+        attempt=0,
+        node_rank=node_rank,
+        local_rank=None,
+        name=f"n{node_rank}",
+        nnodes=2,
+        nproc_per_node=4,
+        mode="torchrun",
+        device="cpu",
+        image_digest="sha256:1",
+        lock_digest="sha256:2",
+        versions={"torch": "2.15.0"},
+    )
+    return replace(identity, **changes)
+
+
+def free_port(address: str = "127.0.0.1") -> int:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as sock:
+        sock.bind((address, 0))
+        return int(sock.getsockname()[1])
+
+
+@functools.cache
+def names(nnodes: int) -> tuple[str, ...]:
+    return tuple(f"n{node}" for node in range(nnodes))
+
+
+class Place:
+    """One address and port, and what was said there."""
+
+    def __init__(self, address: str = "127.0.0.1") -> None:
+        self.address, self.port = address, free_port(address)
+        self.said: list[str] = []
+        self.endpoint = f"[{address}]:{self.port}" if ":" in address else f"{address}:{self.port}"
+
+    async def meet(self, me: Identity, **changes: Any) -> Link:
+        arguments: dict[str, Any] = {
+            "nodes": names(me.nnodes),
+            "address": self.address,
+            "port": self.port,
+            "key": KEY,
+            "timeouts": SHORT,
+            "say": self.said.append,
+        }
+        return await meet(me, **(arguments | changes))
+
+    async def all(self, *identities: Identity, **changes: Any) -> list[Link]:
+        return await asyncio.gather(*(self.meet(me, **changes) for me in identities))
+
+    async def refusals(self, *identities: Identity, **changes: Any) -> list[str]:
+        """How each of them was refused: class and text."""
+        found = await asyncio.gather(*(self.meet(me, **changes) for me in identities), return_exceptions=True)
+        return [f"{type(error).__name__}: {error}" for error in found]
+
+    @contextlib.asynccontextmanager
+    async def hub(self, me: Identity | None = None, **changes: Any) -> AsyncIterator[asyncio.Task[Link]]:
+        """Node 0, listening and waiting for the others."""
+        task = asyncio.create_task(self.meet(me or who(0), **changes))
+        await until(lambda: self.listens() or task.done())
+        try:
+            yield task
+        finally:
+            task.cancel()
+            found = (await asyncio.gather(task, return_exceptions=True))[0]
+            if isinstance(found, Link):
+                await found.close()
+
+    def listens(self) -> bool:
+        table = Path("/proc/net/tcp6" if ":" in self.address else "/proc/net/tcp").read_text()
+        return any(f":{self.port:04X} " in line and " 0A " in line for line in table.splitlines())
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection(self.address, self.port)
+
+    async def spoke(self, key: bytes = KEY) -> tuple[Wire, asyncio.StreamWriter]:
+        """A connection that has exchanged the greetings and said nothing."""
+        reader, writer = await self.connect()
+        return await greet(reader, writer, key, hub=False), writer
+
+
+def hello(me: Identity) -> dict[str, Any]:
+    return {"type": "hello", "identity": asdict(me), "left": 10.0}
+
+
+def failure(node_rank: int, at: float, **changes: Any) -> Failure:
+    first = Failure(
+        node_rank=node_rank, node=f"n{node_rank}", rank=4, status=9, signal=0, time=at, error="ValueError: x"
+    )
+    return replace(first, **changes)
+
+
+def unsent(wire: Wire, writer: asyncio.StreamWriter, message: dict[str, Any]) -> bytes:
+    """The bytes of the wire's next frame, which it takes for sent."""
+    caught: list[bytes] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writer, "write", caught.append)
+        wire.send(message)
+    return caught[0]
+
+
+def mute(*wires: Wire) -> None:
+    """Let nothing more out of these ends, heartbeats included."""
+    for wire in wires:
+        vars(wire)["send"] = lambda message: None  # noqa: ARG005
+
+
+async def until(condition: Callable[[], bool], bound: float = 5) -> None:
+    async with asyncio.timeout(bound):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def events(*links: Link) -> list[Any]:
+    async with asyncio.timeout(5):
+        return [await link.next() for link in links]
+
+
+async def close(*links: Link) -> None:
+    await asyncio.gather(*(link.close() for link in links))
+
+
+def run(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """Run an async test in a loop of its own, with a bound, in which no task may be left over."""
+
+    def sync(**arguments: Any) -> None:
+        async def bounded() -> None:
+            complaints: list[Any] = []
+            asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+            async with asyncio.timeout(20):
+                await test(**arguments)
+            await asyncio.sleep(0)
+            assert complaints == []
+
+        asyncio.run(bounded())
+
+    sync.__name__, sync.__doc__ = test.__name__, test.__doc__
+    sync.__signature__ = inspect.signature(test)  # type: ignore[attr-defined]
+    for mark in getattr(test, "pytestmark", []):
+        sync = getattr(pytest.mark, mark.name)(*mark.args, **mark.kwargs)(sync)
+    return sync
+
+
+# Everybody meets.
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2", "::1"])
+@run
+async def test_two_nodes_meet(address: str) -> None:
+    place = Place(address)
+    links = await place.all(who(1), who(0))
+    await close(*links)
+    assert place.said == []
+
+
+@run
+async def test_a_name_that_resolves_is_as_good_as_an_address() -> None:
+    place = Place()
+    await close(*await place.all(who(0), who(1), address="localhost"))
+
+
+@run
+async def test_a_single_participant_meets_itself() -> None:
+    place = Place()
+    (link,) = await place.all(who(0, nnodes=1))
+    link.done()
+    assert await events(link) == [AllDone()]
+    await link.close()
+
+
+@run
+async def test_in_rank_mode_every_task_meets() -> None:
+    place = Place()
+    tasks = [
+        who(node, local_rank=local, mode="rank", nproc_per_node=2) for node in (0, 1) for local in (0, 1)
+    ]
+    links = await place.all(*reversed(tasks))
+    for link in links:
+        link.done()
+    assert await events(*links) == [AllDone()] * 4
+    await close(*links)
+
+
+@run
+async def test_without_a_key_the_identity_alone_counts() -> None:
+    place = Place()
+    await close(*await place.all(who(0), who(1), key=None))
+
+
+@run
+async def test_five_hundred_and_twelve_nodes_meet_and_hear_of_one_failure() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard) if hard > 0 else 4096, hard))
+    try:
+        place = Place()
+        bounds = Timeouts(join=15)
+        links = await place.all(*(who(node, nnodes=512) for node in range(512)), timeouts=bounds)
+        links[300].fail(failure(300, 1.0))
+        assert await events(*links) == [Failed(failure(300, 1.0))] * 512
+        await close(*links)
+        assert place.said == []
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@run
+async def test_the_hub_listens_on_its_own_address_alone() -> None:
+    place = Place("127.0.0.2")
+    async with place.hub():
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", place.port)
+
+
+@run
+async def test_a_refused_connection_means_wait() -> None:
+    place = Place()
+    early = asyncio.create_task(place.meet(who(1), timeouts=TALKATIVE))
+    await until(lambda: bool(place.said))
+    assert place.said[0].startswith(
+        f"node 0 (n0) at {place.endpoint} has not started yet after 0 s: waiting "
+    )
+    links = [await place.meet(who(0)), await early]
+    await close(*links)
+
+
+@run
+async def test_the_hub_says_who_is_missing() -> None:
+    place = Place()
+    async with place.hub(who(0, nnodes=3), timeouts=TALKATIVE):
+        link = asyncio.create_task(place.meet(who(1, nnodes=3), say=lambda _: None))
+        await until(lambda: any("1 of 3 nodes have not come: 2 (n2) after" in text for text in place.said))
+        link.cancel()
+        await asyncio.wait([link])
+
+
+def test_many_missing_nodes_are_counted() -> None:
+    nodes = [f"n{node}" for node in range(100)]
+    text = missing([(node, None) for node in range(10, 30)], 100, nodes, shown=3)
+    assert text == "20 of 100 nodes have not come: 10 (n10), 11 (n11), 12 (n12) and 17 more"
+
+
+def test_missing_tasks_are_named_with_their_local_rank() -> None:
+    assert missing([(1, 0), (1, 1)], 4, ["a", "b"]) == "2 of 4 tasks have not come: 1.0 (b), 1.1 (b)"
+
+
+@run
+async def test_a_node_that_never_comes_ends_the_join_for_everyone() -> None:
+    place = Place()
+    bounds = replace(SHORT, join=0.7)
+    found = await place.refusals(who(0, nnodes=3), who(1, nnodes=3), timeouts=bounds)
+    assert (
+        found
+        == [
+            "Unavailable: 1 of 3 nodes have not come: 2 (n2) within 0.7 s (--join-timeout): "
+            "see the output of what is missing"
+        ]
+        * 2
+    )
+
+
+@run
+async def test_who_began_first_waits_no_longer_than_the_join_timeout() -> None:
+    place = Place()
+    early = asyncio.create_task(place.refusals(who(1, nnodes=3), timeouts=replace(SHORT, join=1)))
+    await asyncio.sleep(0.5)
+    began = time.monotonic()
+    async with place.hub(who(0, nnodes=3), timeouts=replace(SHORT, join=15)) as hub:
+        assert (await early)[0].startswith("Unavailable: 1 of 3 nodes have not come: 2 (n2)")
+        with pytest.raises(Unavailable):
+            await hub
+    assert time.monotonic() - began < 5
+
+
+@run
+async def test_a_hub_that_never_comes_ends_the_wait() -> None:
+    place = Place()
+    (text,) = await place.refusals(who(1), timeouts=replace(SHORT, join=0.5, connect=0.1))
+    assert text == (
+        f"Unavailable: node 0 (n0) at {place.endpoint} has not started yet within 0.5 s (--join-timeout): "
+        "see the output of what is missing"
+    )
+
+
+@run
+async def test_a_node_that_never_started_ends_the_wait_of_everyone_at_once() -> None:
+    place = Place()
+    verdicts: list[str] = []
+    found = asyncio.create_task(
+        place.refusals(
+            who(0, nnodes=3), who(1, nnodes=3), never_started=lambda: verdicts[0] if verdicts else None
+        )
+    )
+    await asyncio.sleep(0.3)
+    verdicts.append("node 2 (n2) never started: no image")
+    async with asyncio.timeout(3):
+        assert await found == ["Unavailable: node 2 (n2) never started: no image"] * 2
+
+
+@run
+async def test_a_spoke_looks_for_who_never_started_too() -> None:
+    place = Place()
+    found = await place.refusals(who(1), never_started=lambda: "node 0 (n0) never started: no image")
+    assert found == ["Unavailable: node 0 (n0) never started: no image"]
+
+
+@run
+async def test_a_participant_that_leaves_before_the_start_may_come_again() -> None:
+    place = Place()
+    async with place.hub(who(0, nnodes=3)) as hub:
+        wire, _ = await place.spoke()
+        wire.send(hello(who(1, nnodes=3)))
+        assert await wire.receive() == {"type": "welcome"}
+        wire.abort()
+        await until(lambda: bool(place.said))
+        assert place.said == [
+            "node 1 (n1) left before the start (it closed the connection): waiting for it again"
+        ]
+        links = await place.all(who(1, nnodes=3), who(2, nnodes=3))
+        await close(await hub, *links)
+
+
+@run
+async def test_a_hub_that_ends_before_the_start_ends_the_join() -> None:
+    place = Place()
+    async with place.hub(who(0, nnodes=3)) as hub:
+        spoke = asyncio.create_task(place.refusals(who(1, nnodes=3)))
+        await asyncio.sleep(0.3)
+        hub.cancel()
+        assert await spoke == [
+            f"Unavailable: node 0 (n0) at {place.endpoint} was lost before the start: "
+            "it closed the connection: see its output"
+        ]
+
+
+# What is in the way.
+
+
+@run
+async def test_a_taken_port_ends_the_join_at_once() -> None:
+    place = Place()
+    with socket.create_server((place.address, place.port)):
+        found = await place.refusals(who(0))
+    assert found == [f"Unavailable: the join port of {place.endpoint} is taken on node 0 (n0): {PORT_ADVICE}"]
+
+
+@run
+async def test_an_address_of_another_machine_is_bad_input() -> None:
+    place = Place()
+    found = await place.refusals(who(0), address="192.0.2.1")
+    assert found == [
+        f"BadInput: node 0 (n0) cannot listen on 192.0.2.1:{place.port}: Cannot assign requested address: "
+        "the address must be one of node 0's own (--master-addr, --interface)"
+    ]
+
+
+@run
+async def test_a_name_that_does_not_resolve_is_bad_input() -> None:
+    place = Place()
+    found = await place.refusals(who(0), who(1), address="no such name")
+    assert (
+        found
+        == [
+            "BadInput: the rendezvous address no such name does not resolve to an address: give one that "
+            "does (--master-addr, --nodes)"
+        ]
+        * 2
+    )
+
+
+@run
+async def test_no_route_ends_the_join_at_once() -> None:
+    place = Place()
+    (text,) = await place.refusals(who(1), address="255.255.255.255")
+    assert text == (
+        f"Unavailable: node 1 (n1) cannot reach node 0 (n0) at 255.255.255.255:{place.port}: Network is "
+        "unreachable: is this a network that joins the nodes (--interface, --master-addr), or is a firewall "
+        "between them?"
+    )
+
+
+@run
+async def test_a_connection_that_nobody_answers_ends_the_join() -> None:
+    place = Place()
+    with socket.socket() as full, contextlib.ExitStack() as fillers:
+        full.bind((place.address, place.port))
+        full.listen(0)
+        for _ in range(4):
+            filler = fillers.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex((place.address, place.port))
+        (text,) = await place.refusals(who(1))
+    assert text == (
+        f"Unavailable: node 1 (n1) cannot reach node 0 (n0) at {place.endpoint}: no answer: is this a "
+        "network that joins the nodes (--interface, --master-addr), or is a firewall between them?"
+    )
+
+
+async def listener(place: Place, answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]) -> str:
+    """How a spoke is refused that finds this listener."""
+    server = await asyncio.start_server(answer, place.address, place.port)
+    try:
+        return (await place.refusals(who(1)))[0]
+    finally:
+        server.close()
+
+
+def no_hub(place: Place, why: str) -> str:
+    return (
+        f"Unavailable: something that is no apptrain hub answers on {place.endpoint}, where node 0 "
+        f"(n0) should: {why}: {PORT_ADVICE}"
+    )
+
+
+@run
+async def test_a_listener_that_says_nothing_is_no_hub() -> None:
+    place = Place()
+    writers: list[asyncio.StreamWriter] = []
+    text = await listener(place, lambda _, writer: writers.append(writer))
+    assert text == no_hub(place, "it says nothing")
+    for writer in writers:
+        writer.transport.abort()
+
+
+@run
+async def test_a_listener_that_talks_another_protocol_is_no_hub() -> None:
+    place = Place()
+    writers: list[asyncio.StreamWriter] = []
+
+    def banner(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-OpenSSH_9.2p1 Debian-2\r\n")
+        writers.append(writer)
+
+    text = await listener(place, banner)
+    assert text == no_hub(place, "it does not speak apptrain-join/1")
+    writers[0].transport.abort()
+
+
+@run
+async def test_a_listener_that_closes_every_connection_is_no_hub() -> None:
+    place = Place()
+    tries: list[int] = []
+
+    def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tries.append(1)
+        writer.transport.abort()
+
+    assert await listener(place, hang_up) == no_hub(place, "it closed the connection")
+    assert len(tries) > 1
+
+
+@run
+async def test_a_connection_with_itself_means_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Place()
+    loop = asyncio.get_running_loop()
+    connect = loop.sock_connect
+
+    async def from_the_same_port(sock: socket.socket, where: Any) -> None:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+        await connect(sock, where)
+
+    monkeypatch.setattr(loop, "sock_connect", from_the_same_port)
+    (text,) = await place.refusals(who(1), timeouts=replace(SHORT, join=0.4))
+    assert text.startswith(f"Unavailable: node 0 (n0) at {place.endpoint} has not started yet within 0.4 s")
+
+
+@run
+async def test_a_hub_that_starts_where_another_one_is_just_ending_is_found() -> None:
+    place = Place()
+    server = await asyncio.start_server(lambda _, writer: writer.transport.abort(), place.address, place.port)
+    spoke = asyncio.create_task(place.meet(who(1)))
+    await asyncio.sleep(0.3)
+    server.close()
+    links = [await place.meet(who(0)), await spoke]
+    await close(*links)
+
+
+@run
+async def test_a_hub_with_another_key_is_refused_by_the_spoke() -> None:
+    place = Place()
+    async with place.hub():
+        (text,) = await place.refusals(who(1), key=b"other")
+    assert text == (
+        f"Unavailable: the hub at {place.endpoint} does not hold the join key of node 1 (n1): it is another "
+        f"run's, or the key file is not the same on both nodes: {PORT_ADVICE}"
+    )
+    assert place.said == [f"refused a stranger from 127.0.0.1 on {place.endpoint}: {NOT_VERIFIED}"]
+
+
+@run
+async def test_a_false_hub_that_says_welcome_without_the_key_is_refused() -> None:
+    place = Place()
+
+    async def false_hub(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        wire = await greet(reader, writer, b"guess", hub=True)
+        wire.send({"type": "welcome"})
+        wire.send({"type": "go"})
+
+    assert "does not hold the join key of node 1 (n1)" in await listener(place, false_hub)
+
+
+@run
+async def test_a_false_hub_that_sends_a_hello_back_is_refused() -> None:
+    place = Place()
+
+    async def mirror(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(PROTOCOL + b"n" * 32)
+        await reader.readexactly(len(PROTOCOL) + 32)
+        writer.write(await reader.read(MAX_BODY))
+
+    assert "does not hold the join key of node 1 (n1)" in await listener(place, mirror)
+
+
+# Strangers at the hub.
+
+STRANGERS = {
+    "an http request": (b"GET / HTTP/1.1\r\nHost: n0\r\n\r\n", "it does not speak apptrain-join/1"),
+    "garbage": (bytes(range(256)), "it does not speak apptrain-join/1"),
+    "silence": (b"", "it did not prove who it is in 0.4 s"),
+    "half a greeting": (PROTOCOL[:5], "it did not prove who it is in 0.4 s"),
+    "a frame too large": (
+        PROTOCOL + b"n" * 32 + b"\xff\xff\xff\xff" + b"x" * 1000,
+        "it sent a frame of 4294967295 bytes, at most 65536 are allowed",
+    ),
+    "a frame without a proof": (
+        PROTOCOL + b"n" * 32 + (2).to_bytes(4, "big") + b"m" * 32 + b"{}",
+        "it sent a frame that the join key does not verify",
+    ),
+}
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+@run
+async def test_a_stranger_is_refused_and_the_wait_goes_on(stranger: str) -> None:
+    sent, why = STRANGERS[stranger]
+    place = Place()
+    async with place.hub() as hub:
+        reader, writer = await place.connect()
+        writer.write(sent)
+        async with asyncio.timeout(5):
+            with contextlib.suppress(ConnectionError):
+                while await reader.read(1000):
+                    pass
+        assert place.said == [f"refused a stranger from 127.0.0.1 on {place.endpoint}: {why}"]
+        writer.transport.abort()
+        await close(await place.meet(who(1)), await hub)
+
+
+@run
+async def test_a_stranger_that_sends_a_byte_at_a_time_is_cut_off() -> None:
+    place = Place()
+    async with place.hub():
+        reader, writer = await place.connect()
+        began = time.monotonic()
+        with contextlib.suppress(ConnectionError):
+            for byte in PROTOCOL * 10:
+                writer.write(bytes([byte]))
+                await asyncio.sleep(0.05)
+                if reader.at_eof() or reader.exception():
+                    break
+        assert time.monotonic() - began < 4
+        writer.transport.abort()
+        assert place.said == [
+            f"refused a stranger from 127.0.0.1 on {place.endpoint}: it did not prove who it is in 0.4 s"
+        ]
+
+
+@run
+async def test_strangers_that_hold_every_place_do_not_keep_a_participant_out() -> None:
+    place = Place()
+    async with place.hub(timeouts=replace(SHORT, handshake=15)) as hub:
+        connections = [await place.connect() for _ in range(join.STRANGERS + 10)]
+        oldest, _ = connections[0]
+        async with asyncio.timeout(5):
+            with contextlib.suppress(ConnectionError):
+                await oldest.read()  # ends as the hub gives it up
+            links = [await place.meet(who(1)), await hub]
+        await close(*links)
+        for _, writer in connections:
+            writer.transport.abort()
+    assert place.said == [
+        f"refused a stranger from 127.0.0.1 on {place.endpoint}: too many connections that prove nothing"
+    ]
+
+
+@run
+async def test_strangers_are_reported_once_an_address_and_only_so_many() -> None:
+    place = Place("127.0.0.1")
+    async with place.hub():
+        for number in [1, 1, *range(2, 30)]:
+            reader, writer = await asyncio.open_connection(
+                place.address, place.port, local_addr=(f"127.0.0.{number}", 0)
+            )
+            writer.write(b"x" * 100)
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+            writer.transport.abort()
+    assert [text.split()[4] for text in place.said[:-1]] == [f"127.0.0.{number}" for number in range(1, 17)]
+    assert place.said[-1] == "further strangers are refused without a word"
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ({"type": "go"}, "it did not say who it is"),
+        ({"type": "hello", "identity": {}, "left": 1.0}, "it sent no Identity"),
+        (hello(who(1)) | {"left": "x"}, "it did not say who it is"),
+        (
+            {**hello(who(1)), "identity": {**hello(who(1))["identity"], "nnodes": "2"}},
+            "it sent a wrong nnodes",
+        ),
+        (
+            {**hello(who(1)), "identity": {**hello(who(1))["identity"], "versions": {"torch": 2}}},
+            "it sent a wrong versions",
+        ),
+    ],
+)
+@run
+async def test_a_hello_of_another_shape_is_a_stranger(message: dict[str, Any], why: str) -> None:
+    place = Place()
+    async with place.hub() as hub:
+        wire, _ = await place.spoke()
+        wire.send(message)
+        await until(lambda: bool(place.said))
+        assert place.said == [f"refused a stranger from 127.0.0.1 on {place.endpoint}: {why}"]
+        await close(await place.meet(who(1)), await hub)
+
+
+@pytest.mark.parametrize("changes", [{"job_id": "8"}, {"attempt": 1}])
+@run
+async def test_a_participant_of_another_run_is_sent_away_and_the_wait_goes_on(
+    changes: dict[str, Any],
+) -> None:
+    place = Place()
+    other = who(1, **changes)
+    async with place.hub() as hub:
+        found = await place.refusals(other)
+        assert found == [
+            f"Unavailable: the hub at {place.endpoint} is of job 7, attempt 0, and node 1 (n1) is of job "
+            f"{other.job_id}, attempt {other.attempt}: {PORT_ADVICE}"
+        ]
+        assert place.said == [
+            f"refused a stranger from 127.0.0.1 on {place.endpoint}: it is of job {other.job_id}, attempt "
+            f"{other.attempt}"
+        ]
+        await close(await place.meet(who(1)), await hub)
+
+
+@run
+async def test_a_recorded_join_cannot_be_played_again() -> None:
+    place = Place()
+    async with place.hub(who(0, nnodes=3)):
+        wire, writer = await place.spoke()
+        frame = unsent(wire, writer, hello(who(1, nnodes=3)))
+        writer.write(frame)
+        assert await wire.receive() == {"type": "welcome"}
+        wire.abort()
+        await until(lambda: len(place.said) == 1)
+        reader, again = await place.connect()
+        again.write(PROTOCOL + b"n" * 32 + frame)
+        await until(lambda: len(place.said) == 2)
+        assert place.said[1] == f"refused a stranger from 127.0.0.1 on {place.endpoint}: {NOT_VERIFIED}"
+        again.transport.abort()
+        assert len(await reader.read(1000)) > 0
+
+
+# Disagreement and duplicates.
+
+
+def no_agreement(what: str) -> str:
+    return (
+        f"BadInput: the nodes do not agree: {what}: start every node with the same options, profile and image"
+    )
+
+
+DISAGREEMENTS: list[tuple[dict[str, Any], str]] = [
+    ({"nnodes": 3}, "nnodes is 2 on node 0 (n0) and 3 on node 1 (n1)"),
+    ({"nproc_per_node": 8}, "nproc_per_node is 4 on node 0 (n0) and 8 on node 1 (n1)"),
+    ({"mode": "exec"}, "mode is torchrun on node 0 (n0) and exec on node 1 (n1)"),
+    (
+        {"mode": "rank", "local_rank": 0},
+        "mode is torchrun on node 0 (n0) and rank on node 1 (n1, local rank 0)",
+    ),
+    ({"device": "cuda"}, "device is cpu on node 0 (n0) and cuda on node 1 (n1)"),
+    ({"image_digest": ""}, "image_digest is sha256:1 on node 0 (n0) and unknown on node 1 (n1)"),
+    ({"lock_digest": "sha256:3"}, "lock_digest is sha256:2 on node 0 (n0) and sha256:3 on node 1 (n1)"),
+    (
+        {"versions": {"torch": "2.13.0", "numpy": "2"}},
+        "version of numpy is unknown on node 0 (n0) and 2 on node 1 (n1); "
+        "version of torch is 2.15.0 on node 0 (n0) and 2.13.0 on node 1 (n1)",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"), DISAGREEMENTS, ids=[next(iter(item[0])) for item in DISAGREEMENTS]
+)
+@pytest.mark.parametrize("key", [KEY, None], ids=["key", "identity alone"])
+@run
+async def test_a_disagreement_ends_the_join_for_everyone(
+    changes: dict[str, Any], what: str, key: bytes | None
+) -> None:
+    place = Place()
+    found = await place.refusals(who(0), who(1, **changes), key=key)
+    assert found == [no_agreement(what)] * 2
+
+
+@run
+async def test_who_has_joined_already_hears_of_a_disagreement() -> None:
+    place = Place()
+    first = asyncio.create_task(place.refusals(who(0, nnodes=3), who(1, nnodes=3)))
+    await asyncio.sleep(0.3)
+    last = await place.refusals(who(2, nnodes=3, device="cuda"))
+    expected = no_agreement("device is cpu on node 0 (n0) and cuda on node 2 (n2)")
+    assert await first + last == [expected] * 3
+
+
+def test_more_than_five_differences_are_counted() -> None:
+    versions = {f"package{number}": "1" for number in range(9)}
+    text = disagreement(who(0), who(1, versions=versions))
+    assert text.count(" is unknown on node 0 (n0) and 1 on node 1 (n1)") == 5
+    assert "; and 5 more: start" in text
+
+
+def test_what_a_peer_claims_cannot_write_to_the_terminal() -> None:
+    raw = hello(who(1, device="cu\x1b[2Jda\nroot"))["identity"]
+    assert disagreement(who(0), load(Identity, raw)).startswith(
+        "the nodes do not agree: device is cpu on node 0 (n0) and cu?[2Jda root on node 1 (n1): "
+    )
+
+
+@pytest.mark.parametrize("node_rank", [2, -1])
+@run
+async def test_a_node_rank_out_of_range_ends_the_join_for_everyone(node_rank: int) -> None:
+    place = Place()
+    found = await place.refusals(who(0), who(node_rank))
+    assert (
+        found
+        == [
+            f"BadInput: a participant from 127.0.0.1 says it is node {node_rank} (n{node_rank}), "
+            f"outside the 2 nodes with 1 tasks each that node 0 (n0) knows: {LIST_ADVICE}"
+        ]
+        * 2
+    )
+
+
+@run
+async def test_a_local_rank_out_of_range_ends_the_join_for_everyone() -> None:
+    place = Place()
+    mode = {"mode": "rank", "nproc_per_node": 2}
+    found = await place.refusals(who(0, local_rank=0, **mode), who(1, local_rank=2, **mode))
+    assert (
+        found
+        == [
+            "BadInput: a participant from 127.0.0.1 says it is node 1 (n1, local rank 2), "
+            f"outside the 2 nodes with 2 tasks each that node 0 (n0, local rank 0) knows: {LIST_ADVICE}"
+        ]
+        * 2
+    )
+
+
+@run
+async def test_another_name_than_the_listed_one_ends_the_join_for_everyone() -> None:
+    place = Place()
+    found = await place.refusals(who(0), who(1, name="m9"))
+    assert (
+        found
+        == [
+            "BadInput: the nodes do not agree: node 1 is n1 in the list of node 0 (n0) and calls "
+            "itself m9 at 127.0.0.1: start every node with the same list of nodes"
+        ]
+        * 2
+    )
+
+
+@run
+async def test_two_participants_in_one_place_end_the_join_for_everyone() -> None:
+    place = Place()
+    first = asyncio.create_task(place.refusals(who(0, nnodes=3), who(1, nnodes=3)))
+    await asyncio.sleep(0.3)
+    second = await place.refusals(who(1, nnodes=3, name="n2"))
+    assert (
+        await first + second
+        == [
+            "BadInput: two participants claim one place: node 1 (n1) at 127.0.0.1 and node 1 (n2) at "
+            "127.0.0.1: start each once, with its own --node-rank"
+        ]
+        * 3
+    )
+
+
+@run
+async def test_a_second_node_0_ends_the_join_for_everyone() -> None:
+    place = Place()
+    async with place.hub() as hub:
+        wire, _ = await place.spoke()
+        wire.send(hello(who(0)))
+        text = (
+            f"two participants claim one place: node 0 (n0) at {place.endpoint} and node 0 (n0) at "
+            "127.0.0.1: start each once, with its own --node-rank"
+        )
+        assert await wire.receive() == {"type": "end", "status": 64, "text": text}
+        wire.abort()
+        with pytest.raises(BadInput) as caught:
+            await hub
+    assert str(caught.value) == text
+
+
+# In touch.
+
+
+async def three(place: Place, **changes: Any) -> list[Link]:
+    return await place.all(*(who(node, nnodes=3) for node in range(3)), **changes)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@run
+async def test_a_planned_end_reaches_everyone_once(node: int) -> None:
+    links = await three(Place())
+    links[node].stop()
+    links[node].stop()
+    assert await events(*links) == [Stopped()] * 3
+    for link in links:
+        link.done()
+    assert await events(*links) == [AllDone()] * 3
+    await close(*links)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@run
+async def test_a_failure_reaches_everyone(node: int) -> None:
+    links = await three(Place())
+    links[node].fail(failure(node, 5.0))
+    async with asyncio.timeout(2):
+        assert await events(*links) == [Failed(failure(node, 5.0))] * 3
+    assert await events(*links) == [Failed(failure(node, 5.0))] * 3
+    await close(*links)
+
+
+@run
+async def test_the_earliest_failure_wins_whoever_reports_first() -> None:
+    links = await three(Place())
+    links[0].fail(failure(0, 7.0))
+    links[2].fail(failure(2, 6.0))
+    await asyncio.sleep(0.05)
+    links[1].fail(failure(1, 5.0, signal=9, rank=None))
+    assert await events(*links) == [Failed(failure(1, 5.0, signal=9, rank=None))] * 3
+    await close(*links)
+
+
+@run
+async def test_an_error_of_many_lines_and_any_length_is_told_as_one_line() -> None:
+    links = await three(Place())
+    links[1].fail(failure(1, 5.0, error="a\nb\x1b" + "x" * 200_000))
+    found = await events(*links)
+    assert [event.failure.error for event in found] == ["a b?" + "x" * 996] * 3
+    await close(*links)
+
+
+@run
+async def test_a_failure_after_the_own_end_reaches_who_is_done() -> None:
+    links = await three(Place())
+    links[0].done()
+    links[1].done()
+    links[2].fail(failure(2, 5.0))
+    assert await events(*links) == [Failed(failure(2, 5.0))] * 3
+    await close(*links)
+
+
+@run
+async def test_leaving_after_done_is_no_loss() -> None:
+    links = await three(Place())
+    links[1].done()
+    await links[1].close()
+    await asyncio.sleep(0.5)
+    links[0].done()
+    links[2].done()
+    assert await events(links[0], links[2]) == [AllDone()] * 2
+    await close(*links)
+
+
+@run
+async def test_leaving_without_done_is_a_loss() -> None:
+    links = await three(Place())
+    before = time.time()
+    await links[1].close()
+    first, last = await events(links[0], links[2])
+    assert first == last
+    assert before <= first.failure.time <= time.time()
+    assert replace(first.failure, time=0.0) == failure(
+        1, 0.0, rank=None, status=1, error="lost: it closed the connection"
+    )
+    await close(*links)
+
+
+@run
+async def test_a_killed_spoke_is_lost_at_once() -> None:
+    links = await three(Place())
+    links[1]._peers[0, None].abort()
+    async with asyncio.timeout(2):
+        found = await events(links[0], links[2])
+    assert {event.failure.error for event in found} == {"lost: it closed the connection"}
+    assert {event.failure.node_rank for event in found} == {1}
+    await close(*links)
+
+
+@run
+async def test_a_silent_spoke_is_lost_within_its_bound_and_told_so() -> None:
+    links = await three(Place(), timeouts=replace(SHORT, peer=0.6))
+    mute(links[1]._peers[0, None])
+    silent = time.time()
+    async with asyncio.timeout(3):
+        found = await events(*links)
+    assert {event.failure.error for event in found} == {"lost: nothing was heard from it for 0.6 s"}
+    assert {event.failure.node_rank for event in found} == {1}
+    assert abs(found[0].failure.time - silent) < 0.5
+    await close(*links)
+
+
+@run
+async def test_heartbeats_keep_a_quiet_run_together() -> None:
+    links = await three(Place(), timeouts=replace(SHORT, peer=0.6))
+    await asyncio.sleep(1.5)
+    for link in links:
+        link.done()
+    assert await events(*links) == [AllDone()] * 3
+    await close(*links)
+
+
+@run
+async def test_a_suspension_of_this_process_is_not_the_others_silence() -> None:
+    links = await three(Place(), timeouts=replace(SHORT, peer=0.6))
+    time.sleep(1.0)
+    await asyncio.sleep(0.3)
+    for link in links:
+        link.done()
+    assert await events(*links) == [AllDone()] * 3
+    await close(*links)
+
+
+@run
+async def test_a_silent_participant_is_forgotten_before_the_start() -> None:
+    place = Place()
+    async with place.hub(who(0, nnodes=3), timeouts=replace(SHORT, peer=0.3)):
+        wire, _ = await place.spoke()
+        wire.send(hello(who(1, nnodes=3)))
+        await until(lambda: len(place.said) > 0 and "left before" in place.said[0])
+        assert place.said[0] == (
+            "node 1 (n1) left before the start (nothing was heard from it for 0.3 s): waiting for it again"
+        )
+        wire.abort()
+
+
+@run
+async def test_a_lost_hub_is_node_0s_failure() -> None:
+    links = await three(Place())
+    for peer in links[0]._peers.values():
+        peer.abort()
+    found = await events(links[1], links[2])
+    assert [replace(event.failure, time=0.0) for event in found] == [
+        failure(0, 0.0, rank=None, status=1, error="lost: it closed the connection")
+    ] * 2
+    await close(*links)
+
+
+@run
+async def test_a_silent_hub_is_lost_within_its_bound() -> None:
+    links = await three(Place(), timeouts=replace(SHORT, peer=0.6))
+    mute(*links[0]._peers.values())
+    async with asyncio.timeout(3):
+        found = await events(links[1], links[2])
+    assert {event.failure.error for event in found} == {"lost: nothing was heard from it for 0.6 s"}
+    await close(*links)
+
+
+@run
+async def test_the_own_failure_counts_where_the_hub_is_lost_before_its_verdict() -> None:
+    links = await three(Place())
+    mute(*links[0]._peers.values())
+    links[1].fail(failure(1, 5.0))
+    for peer in links[0]._peers.values():
+        peer.abort()
+    assert await events(links[1]) == [Failed(failure(1, 5.0))]
+    await close(*links)
+
+
+@run
+async def test_a_hub_that_leaves_right_after_its_failure_tells_it_first() -> None:
+    links = await three(Place())
+    links[0].fail(failure(0, 5.0))
+    await links[0].close()
+    assert await events(links[1], links[2]) == [Failed(failure(0, 5.0))] * 2
+    await close(*links)
+
+
+@run
+async def test_a_hub_may_leave_at_once_after_the_last_event_while_spokes_end_their_ranks() -> None:
+    links = await three(Place())
+    links[1].fail(failure(1, 5.0))
+    await events(links[0])
+    async with asyncio.timeout(0.8 * wire_module.LINGER):
+        await links[0].close()
+    assert await events(links[1], links[2]) == [Failed(failure(1, 5.0))] * 2
+    await close(*links)
+
+
+@run
+async def test_a_spoke_that_leaves_right_after_its_failure_is_not_lost() -> None:
+    links = await three(Place())
+    links[1].fail(failure(1, time.time() + 100))
+    await links[1].close()
+    found = await events(links[0], links[2])
+    assert {event.failure.error for event in found} == {"ValueError: x"}
+    await close(*links)
+
+
+@run
+async def test_who_comes_after_the_start_finds_nobody() -> None:
+    place = Place()
+    links = await place.all(who(0), who(1))
+    (text,) = await place.refusals(who(1), timeouts=replace(SHORT, join=0.4))
+    assert text.startswith(f"Unavailable: node 0 (n0) at {place.endpoint} has not started yet within 0.4 s")
+    for link in links:
+        link.done()
+    assert await events(*links) == [AllDone()] * 2
+    await close(*links)
+
+
+@run
+async def test_the_port_can_be_bound_again_right_after_the_end() -> None:
+    place = Place()
+    await close(*await place.all(who(0), who(1)))
+    await close(*await place.all(who(0), who(1)))
+
+
+async def lost_by(send: Callable[[Wire, asyncio.StreamWriter], None]) -> str:
+    """Why the hub gives up a spoke that sends this after go."""
+    place = Place()
+    task = asyncio.create_task(place.meet(who(0)))
+    await until(place.listens)
+    wire, writer = await place.spoke()
+    wire.send(hello(who(1)))
+    link = await task
+    send(wire, writer)
+    (event,) = await events(link)
+    wire.abort()
+    await link.close()
+    return str(event.failure.error)
+
+
+@run
+async def test_a_replayed_frame_is_refused() -> None:
+    def replay(wire: Wire, writer: asyncio.StreamWriter) -> None:
+        frame = unsent(wire, writer, {"type": "beat"})
+        writer.write(frame + frame)
+
+    assert await lost_by(replay) == "lost: it sent a frame that the join key does not verify"
+
+
+@run
+async def test_a_left_out_frame_is_noticed() -> None:
+    def skip(wire: Wire, writer: asyncio.StreamWriter) -> None:
+        unsent(wire, writer, {"type": "beat"})
+        wire.send({"type": "done"})
+
+    assert await lost_by(skip) == "lost: it sent a frame that the join key does not verify"
+
+
+@run
+async def test_a_tampered_frame_is_refused() -> None:
+    def tamper(wire: Wire, writer: asyncio.StreamWriter) -> None:
+        writer.write(unsent(wire, writer, {"type": "beat"}).replace(b"beat", b"done"))
+
+    assert await lost_by(tamper) == "lost: it sent a frame that the join key does not verify"
+
+
+@pytest.mark.parametrize(
+    "message", [{"type": "go"}, {}, {"type": "fail", "failure": {"status": 1}}], ids=["go", "empty", "fail"]
+)
+@run
+async def test_a_message_without_a_meaning_ends_a_connection(message: dict[str, Any]) -> None:
+    expected = (
+        "lost: it sent no Failure"
+        if "failure" in message
+        else ("lost: it sent a message that has no meaning here")
+    )
+    assert await lost_by(lambda wire, _: wire.send(message)) == expected
+
+
+@run
+async def test_a_frame_that_nests_too_deep_ends_a_connection() -> None:
+    def nest(wire: Wire, _: asyncio.StreamWriter) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(json, "dumps", lambda *_, **__: "[" * 60_000)
+            wire.send({})
+
+    assert await lost_by(nest) == "lost: it sent a frame that holds no JSON object"
+
+
+@run
+async def test_what_the_hub_says_cannot_be_sent_back_to_it() -> None:
+    place = Place()
+    task = asyncio.create_task(place.meet(who(0)))
+    await until(place.listens)
+    reader, writer = await place.connect()
+    wire = await greet(reader, writer, KEY, hub=False)
+    wire.send(hello(who(1)))
+    link = await task
+    writer.write(await reader.read(MAX_BODY))
+    (event,) = await events(link)
+    assert event.failure.error == "lost: it sent a frame that the join key does not verify"
+    wire.abort()
+    await link.close()
+
+
+@run
+async def test_closing_waits_until_the_peer_has_read_everything() -> None:
+    place = Place()
+    ended = asyncio.Event()
+
+    async def send_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        wire = await greet(reader, writer, KEY, hub=True)
+        for number in range(200):
+            wire.send({"number": number, "text": "x" * 60_000})
+        await wire.close()
+        ended.set()
+
+    server = await asyncio.start_server(send_and_close, place.address, place.port)
+    wire, _ = await place.spoke()
+    await asyncio.sleep(0.2)
+    assert [(await wire.receive())["number"] for _ in range(200)] == list(range(200))
+    wire.abort()
+    await ended.wait()
+    server.close()
+
+
+@run
+async def test_closing_does_not_wait_for_ever_for_a_peer_that_stays() -> None:
+    place = Place()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def stay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await greet(reader, writer, KEY, hub=True)
+        writers.append(writer)
+
+    server = await asyncio.start_server(stay, place.address, place.port)
+    wire, _ = await place.spoke()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wire_module, "LINGER", 0.2)
+        async with asyncio.timeout(5):
+            await wire.close()
+    writers[0].transport.abort()
+    server.close()
+
+
+@run
+async def test_a_frame_larger_than_the_bound_is_not_sent() -> None:
+    place = Place()
+    async with place.hub():
+        wire, _ = await place.spoke()
+        with pytest.raises(ValueError, match=r"a frame of 70011 bytes, at most 65536 are allowed"):
+            wire.send({"text": "x" * 70_000})
+        wire.abort()
+
+
+@run
+async def test_a_wire_without_the_key_reads_nothing() -> None:
+    place = Place()
+    async with place.hub():
+        wire, _ = await place.spoke(b"other")
+        wire.send(hello(who(1)))
+        with pytest.raises(WrongKey):
+            await wire.receive()
+        wire.abort()
+
+
+def test_more_participants_than_files_may_be_open_are_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 200))
+
+    def refuse(*_: object) -> None:
+        raise ValueError
+
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    with pytest.raises(BadInput) as caught:
+        join._allow_open_files(4608)
+    assert str(caught.value) == (
+        "node 0 needs 4608 open files to meet all others and may have 200 (ulimit -Hn): have the hard limit "
+        "raised on the nodes"
+    )
