@@ -1,0 +1,211 @@
+"""The command: parse, build, run, close."""
+
+import argparse
+import dataclasses
+import os
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from train import config as configs
+from train.environment import Place, read_place, said_rank
+from train.status import BAD_INPUT, DONE, FAILED, BadInput
+from train.stop import StopRequest, listen
+
+if TYPE_CHECKING:
+    from train.loop import Ending
+
+_OTHER_DIR = "give another in run_dir=DIR or APPTRAIN_RUN_DIR"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{message}: see python -m train --help")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(
+        prog="python -m train",
+        description="Train an image classifier; under torchrun, on all of its ranks together.",
+        epilog=_key_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config", required=True, metavar="NAME|FILE", help="a shipped config or a YAML file"
+    )
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        metavar="auto|never|DIR",
+        help="auto: go on from the newest complete checkpoint of the run directory, if there is one "
+        "(default); never: begin anew; DIR: begin from this checkpoint",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="replaces a value of the config")
+    return parser.parse_intermixed_args(arguments)
+
+
+def _key_help() -> str:
+    lines = [f"shipped configs: {', '.join(configs.shipped_names())}", "", "keys, with their defaults:"]
+    for key, kind, default, doc in configs.describe():
+        lines += [f"  {key}={configs.as_text(default)}  ({kind})", f"      {doc}"]
+    return "\n".join(lines)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command; returns its exit status."""
+    request = listen()
+    rank = said_rank(os.environ)
+    try:
+        options = parse(arguments)
+        place = read_place(os.environ)
+        path = configs.find(options.config)
+        config = configs.load(path, options.overrides)
+        configs.check_batch(config, place.world_size)
+        # Torch's agent asks for the traceback of a rank that fails in a file of its own.
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        return record(run)(config, path.stem, options.resume, place, request) or DONE
+    except BadInput as error:
+        if error.rank == rank:
+            print(f"train: {error}", file=sys.stderr)
+        return BAD_INPUT
+
+
+def run(config: configs.Config, name: str, resume_from: str, place: Place, request: StopRequest) -> int:
+    """Build the parts, train, evaluate, report. Returns the exit status."""
+    import torch
+
+    from train import datasets, distributed, evaluate, learner, loop, models, report, resume, rng, schedule
+
+    device = distributed.choose_device(config.device, place)
+    distributed.be_deterministic(config.deterministic, device)
+    run_dir = place.run_dir or Path(config.run_dir or f"runs/{name}")
+    world = distributed.World(place, device)
+
+    def say(line: str) -> None:
+        if world.is_first:
+            print(line, flush=True)
+
+    with world.unanimous():
+        source = datasets.open_source(config.data, seed=config.seed, device=device)
+        torch.manual_seed(rng.seed_for(config.seed, rng.WEIGHTS))
+        model = models.build(
+            config.model.name,
+            classes=source.classes,
+            channels=source.channels,
+            image_size=source.image_size,
+        )
+    total = schedule.total_steps(
+        steps=config.steps, epochs=config.epochs, train_size=source.train_size, batch_size=config.batch_size
+    )
+    say(
+        f"{name}: {config.model.name} ({models.parameter_count(model) / 1e6:.1f} M parameters), "
+        f"{config.data.name} ({source.train_size} train, {source.test_size} {source.split}), "
+        f"{total} steps of {config.batch_size} images on {world.size} x {device.type} ({world.backend})"
+    )
+    student = learner.Learner(model, config, world)
+    start = None
+    with world.unanimous():
+        if world.is_first:
+            make_run_dir(run_dir)
+            start = resume.find_start(run_dir, resume_from, say)
+            if start:
+                resume.check_same(start.checkpoint.state, config, world, total, say)
+                say(f"resumed from {start.path}: step {start.checkpoint.step} of {total}")
+            resume.clear_way(run_dir, resume_from, start, say)
+    resume.share(start, student, world)
+    student.start()
+    recorder = report.Recorder(run_dir if world.is_first else None, step=student.step, total_steps=total)
+    ending = loop.train(
+        learner=student,
+        source=source,
+        config=config,
+        world=world,
+        recorder=recorder,
+        request=request,
+        checkpoints=run_dir / "checkpoints",
+        total_steps=total,
+    )
+    if ending.status:
+        recorder.say(f"stopped after step {student.step} of {total}; --resume auto goes on from there")
+        recorder.close()
+        world.close()
+        return ending.status
+    score = evaluate.evaluate(student.model, source, student.precision, world, config.evaluate.batch_size)
+    recorder.evaluation(total, score, source.split)
+    recorder.close()
+    world.close()
+    if world.is_first:
+        result = {
+            **dataclasses.asdict(score),
+            "accuracy": score.accuracy,
+            "split": source.split,
+            "steps": student.step,
+            "weights_sha256": learner.weights_sha256(student.weights()),
+            **times(ending, config.batch_size),
+            "loss": ending.loss,
+            "config": name,
+            "model": config.model.name,
+            "parameters": models.parameter_count(model),
+            "seed": config.seed,
+            "batch_size": config.batch_size,
+            "precision": config.precision,
+            "resumed_from": start and start.checkpoint.step,
+            **resume.identity(world),
+        }
+        report.finish(run_dir, result)
+    return ending.status
+
+
+def times(ending: "Ending", batch_size: int) -> dict[str, float | None]:
+    """The times of result.json, in seconds since the process began; None for steps that it did not do.
+
+    `images_per_s` leaves out the first step, which warms up.
+    """
+    began = process_start()
+    rest, rest_s = ending.steps - 1, ending.train_s - ending.first_step_s
+    return {
+        "wall_s": time.monotonic() - began,
+        "first_step_s": None if ending.first_step_done is None else ending.first_step_done - began,
+        "train_s": ending.train_s,
+        "images_per_s": rest * batch_size / rest_s if rest > 0 else None,
+    }
+
+
+def make_run_dir(path: Path) -> None:
+    """Make the run directory, mode 700. Raises BadInput where that cannot be."""
+    from train.files import make_directory
+
+    try:
+        make_directory(path)
+    except OSError as error:
+        raise BadInput(f"run directory {path}: {error.strerror}: {_OTHER_DIR}") from None
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise BadInput(f"run directory {path} is not writable: {_OTHER_DIR}")
+
+
+def process_start() -> float:
+    """When this process started, on the clock of time.monotonic: imports and the interpreter count too."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    return time.monotonic() - age
+
+
+def end(status: int) -> NoReturn:
+    """Leave at once: after an error, torch's threads and process group would wait for ranks that are gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    try:
+        status = main(sys.argv[1:])
+    except Exception:
+        traceback.print_exc()
+        status = FAILED
+    end(status)

@@ -1,0 +1,157 @@
+"""The ranks together. The only module that calls torch.distributed.
+
+The secret: the process group, its device and backend, and the rule that no collective here pickles:
+what is not a tensor crosses as JSON in a tensor of bytes.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed import HashStore  # type: ignore[attr-defined]
+from torch.nn.parallel import DistributedDataParallel
+
+from train.environment import Place
+from train.status import BadInput
+
+
+class Said(BadInput):
+    """Another rank says why; this one only ends with the same status."""
+
+    def __init__(self) -> None:
+        super().__init__("", rank=-1)
+
+
+class World:
+    """This rank's device and its way to the others."""
+
+    def __init__(self, place: Place, device: torch.device) -> None:
+        """Join the process group, or make one of a single process. Blocks until all ranks are there."""
+        self.place = place
+        self.rank, self.size = place.rank, place.world_size
+        self.device = device
+        self.backend = "nccl" if device.type == "cuda" else "gloo"
+        bound = device if device.type == "cuda" else None
+        if place.master is None:
+            dist.init_process_group(self.backend, store=HashStore(), rank=0, world_size=1, device_id=bound)
+        else:
+            dist.init_process_group(self.backend, device_id=bound)
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def wrap(self, model: nn.Module) -> DistributedDataParallel:
+        """Average the model's gradients over the ranks; rank 0's weights and buffers become everyone's."""
+        devices = [self.device.index] if self.device.type == "cuda" else None
+        return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
+
+    def sum(self, values: Sequence[int]) -> list[int]:
+        """Element-wise sums over all ranks."""
+        tensor = torch.tensor(values, dtype=torch.int64, device=self.device)
+        dist.all_reduce(tensor)
+        return [int(value) for value in tensor.tolist()]
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        self.sum([0])
+
+    def broadcast(self, tensors: Sequence[Tensor]) -> None:
+        """Overwrite tensors on the device with rank 0's, in place."""
+        for tensor in tensors:
+            data = tensor if tensor.is_contiguous() else tensor.contiguous()
+            dist.broadcast(data, src=0)
+            if data is not tensor:
+                tensor.copy_(data)
+
+    def broadcast_json(self, value: Any) -> Any:
+        """Rank 0's value, through JSON, on every rank."""
+        text = json.dumps(value).encode() if self.is_first else b""
+        (length,) = self.sum([len(text)])
+        data = torch.zeros(length, dtype=torch.uint8, device=self.device)
+        if self.is_first:
+            data.copy_(torch.frombuffer(bytearray(text), dtype=torch.uint8))
+        dist.broadcast(data, src=0)
+        return json.loads(data.cpu().numpy().tobytes())
+
+    @contextmanager
+    def unanimous(self) -> Iterator[None]:
+        """Let a BadInput of any rank end them all; the lowest rank that has one says it."""
+        refusal = None
+        try:
+            yield
+        except BadInput as error:
+            refusal = error
+        first = torch.tensor(self.rank if refusal else self.size, device=self.device)
+        dist.all_reduce(first, op=dist.ReduceOp.MIN)
+        if int(first) == self.rank and refusal:
+            raise BadInput(str(refusal), rank=self.rank) from refusal
+        if int(first) < self.size:
+            raise Said
+
+    def close(self) -> None:
+        """Leave the process group in good order; after an error end the process without this."""
+        self.barrier()
+        dist.destroy_process_group()
+
+
+class SumLater:
+    """Sums over all ranks, started now and read later, so that nobody waits for them in between."""
+
+    def __init__(self, world: World, device_value: Tensor, values: Sequence[float]) -> None:
+        """`device_value`: one element on the device, read by no one here; `values` are known already."""
+        cuda = world.device.type == "cuda"
+        host = torch.tensor([0.0, *values], dtype=torch.float64, pin_memory=cuda)
+        self._sums = host.to(world.device, non_blocking=True)
+        self._sums[0] += device_value
+        self._work = dist.all_reduce(self._sums, async_op=True)
+        self._event = torch.cuda.Event() if cuda else None  # type: ignore[no-untyped-call]
+        if self._event is not None:
+            self._work.wait()  # The stream waits, the process does not.
+            self._host = torch.empty_like(host, pin_memory=True).copy_(self._sums, non_blocking=True)
+            self._event.record()
+
+    def read(self) -> list[float]:
+        """The sums: `device_value`'s, then those of `values`."""
+        if self._event is not None:
+            self._event.synchronize()
+            return [float(value) for value in self._host.tolist()]
+        self._work.wait()
+        return [float(value) for value in self._sums.tolist()]
+
+
+def choose_device(wanted: str, place: Place) -> torch.device:
+    """The device of this rank, made current. Raises BadInput where there is none for it."""
+    if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if place.local_rank >= seen:
+        raise BadInput(
+            f"LOCAL_RANK is {place.local_rank} on {place.node}, where torch sees {seen} GPUs: "
+            "start at most one rank per GPU, or give device=cpu",
+            rank=place.rank,
+        )
+    torch.cuda.set_device(place.local_rank)
+    return torch.device("cuda", place.local_rank)
+
+
+def be_deterministic(wanted: bool, device: torch.device) -> None:
+    """Choose CUDA's kernels; call it before the device is used. On a CPU there is no choice to make."""
+    if device.type != "cuda":
+        return
+    torch.backends.cudnn.benchmark = not wanted
+    torch.backends.cudnn.deterministic = wanted
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+def without_sync(model: DistributedDataParallel, wanted: bool) -> AbstractContextManager[None]:
+    """Keep gradients to this rank in the passes of a step before its last one."""
+    return model.no_sync() if wanted else nullcontext()

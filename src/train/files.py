@@ -1,0 +1,53 @@
+"""Files that are whole or absent, and that only their owner reads."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and its parents, mode 700; those that exist are left as they are."""
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    for folder in reversed(missing):
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Write a new file, mode 600, and bring it to the disk."""
+    with open(path, "xb", opener=private) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace(path: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` make a file under a temporary name, then put it in place in one step."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    write(temporary)
+    temporary.chmod(0o600)
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    sync_directory(path.parent)
+
+
+def replace_json(path: Path, value: Any) -> None:
+    text = json.dumps(value, indent=2, allow_nan=False) + "\n"
+    replace(path, lambda temporary: write_bytes(temporary, text.encode()))
+
+
+def sync_directory(path: Path) -> None:
+    """Bring the directory's names to the disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def private(path: str, flags: int) -> int:
+    """An `opener` that gives new files mode 600."""
+    return os.open(path, flags, 0o600)

@@ -1,0 +1,161 @@
+"""What a person and other programs get to see of a run, all on rank 0.
+
+The secret: the bar, the lines, TensorBoard, result.json, curves.png and the final table. TensorBoard's
+events are written at evaluations, once a minute and at the end: importing it takes as long as a few steps.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TextIO
+
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from train import metrics
+from train.evaluate import Score
+from train.files import make_directory, replace, replace_json
+from train.metrics import History, MetricsFile
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+BOARD_PERIOD_S: Final = 60.0
+
+
+class Recorder:
+    """Writes down what happens, step by step. On ranks other than 0 it does nothing."""
+
+    def __init__(self, run_dir: Path | None, *, step: int, total_steps: int) -> None:
+        """`run_dir` None: not rank 0. `step` is the one that the run begins after."""
+        self._run_dir = run_dir
+        if run_dir is not None:
+            self._metrics = MetricsFile(run_dir / "metrics.jsonl")
+            self._board: SummaryWriter | None = None
+            self._scalars: list[tuple[str, float, int, float]] = []
+            self._flushed = time.monotonic()
+            self._bar = tqdm(
+                total=total_steps, initial=step, unit="step", file=sys.stderr, mininterval=0.5, smoothing=0.1
+            )
+
+    def say(self, line: str) -> None:
+        """Print a line beside the bar."""
+        if self._run_dir is not None:
+            tqdm.write(line, file=sys.stdout)
+            sys.stdout.flush()
+
+    def step(self, step: int, *, loss: float, lr: float, images_per_s: float) -> None:
+        if self._run_dir is None:
+            return
+        self._metrics.step(step, loss=loss, lr=lr, images_per_s=images_per_s)
+        now = time.time()
+        for name, value in (("loss", loss), ("lr", lr), ("images_per_s", images_per_s)):
+            self._scalars.append((f"train/{name}", value, step, now))
+        if time.monotonic() - self._flushed > BOARD_PERIOD_S:
+            self._flush_board()
+        self._bar.set_postfix_str(f"loss {loss:.4f}, {images_per_s:.0f} images/s", refresh=False)
+        self._bar.update()
+
+    def evaluation(self, step: int, score: Score, split: str) -> None:
+        if self._run_dir is None:
+            return
+        self._metrics.evaluation(step, accuracy=score.accuracy, correct=score.correct, total=score.total)
+        self._scalars.append((f"{split}/accuracy", score.accuracy, step, time.time()))
+        self._flush_board()
+        self.say(f"step {step}: {split} accuracy {score.accuracy:.2%} ({score.correct} of {score.total})")
+
+    def close(self) -> None:
+        if self._run_dir is not None:
+            self._bar.close()
+            self._metrics.close()
+            self._flush_board()
+            if self._board is not None:
+                self._board.close()
+
+    def _flush_board(self) -> None:
+        if self._scalars and self._run_dir is not None:
+            self._board = self._board or _open_board(self._run_dir / "tensorboard", self._scalars[0][2])
+            for tag, value, step, walltime in self._scalars:
+                self._board.add_scalar(tag, value, step, walltime)
+            self._board.flush()
+            self._scalars.clear()
+        self._flushed = time.monotonic()
+
+
+def _open_board(folder: Path, step: int) -> "SummaryWriter":
+    """Events from `step` on; what an earlier attempt logged from there is hidden."""
+    from torch.utils.tensorboard import SummaryWriter
+
+    make_directory(folder)
+    return SummaryWriter(str(folder), purge_step=step)
+
+
+def finish(run_dir: Path, result: dict[str, Any], out: TextIO = sys.stdout) -> None:
+    """Write result.json and curves.png and print the table."""
+    replace_json(run_dir / "result.json", result)
+    history = metrics.read(run_dir / "metrics.jsonl")
+    replace(run_dir / "curves.png", lambda path: draw(history, result, path))
+    print(table(run_dir, result), file=out, flush=True)
+
+
+def table(run_dir: Path, result: dict[str, Any]) -> str:
+    """The final figures, aligned."""
+    accuracy = f"{result['accuracy']:.2%} ({result['correct']} of {result['total']})"
+    speed, first = result["images_per_s"], result["first_step_s"]
+    rows = [
+        (f"{result['split']} accuracy", accuracy),
+        ("images/s", f"{speed:.0f}" if speed else "-"),
+        ("time to first step", f"{first:.1f} s" if first else "-"),
+        ("training time", f"{result['train_s']:.1f} s"),
+        ("wall time", f"{result['wall_s']:.1f} s"),
+        ("run directory", str(run_dir)),
+    ]
+    return "\n".join(f"{name:<20}{value}" for name, value in rows)
+
+
+def draw(history: History, result: dict[str, Any], path: Path) -> None:
+    """Draw loss and accuracy over the steps as a PNG."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import PercentFormatter
+
+    blue, orange, grey = "#2f6db5", "#d9772b", "#5a5a5a"
+    style: Any = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25}
+    with pyplot.rc_context({**style, "font.size": 10, "axes.edgecolor": grey, "axes.titlelocation": "left"}):
+        figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), dpi=120, layout="constrained")
+        left.plot(*_series(history.loss), color=blue, alpha=0.25, linewidth=0.8)
+        left.plot(*_series(smoothed(history.loss)), color=blue, linewidth=1.8)
+        left.set(title="Training loss", xlabel="step", xlim=(0, None), ylim=(0, None))
+        steps, values = _series(history.accuracy)
+        right.plot(steps, values, color=orange, linewidth=1.8, marker="o", markersize=4, clip_on=False)
+        low = min(values, default=0.0)
+        right.set(title=f"Accuracy ({result['split']})", xlabel="step", xlim=(0, None))
+        right.set_ylim(max(0.0, low - 0.1 * (1 - low) - 0.01), 1)
+        right.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
+        if steps:
+            right.annotate(
+                f"{values[-1]:.2%}", (steps[-1], values[-1]), xytext=(0, -14), ha="right", va="top",
+                textcoords="offset points", color=orange, weight="bold",
+            )  # fmt: skip
+        figure.suptitle(
+            f"{result['config']}: {result['model']}, {result['world_size']} ranks on {result['device']}",
+            x=0.01, ha="left", weight="bold",
+        )  # fmt: skip
+        figure.savefig(path, format="png", metadata={"Software": None})
+        pyplot.close(figure)
+
+
+def smoothed(series: dict[int, float], weight: float = 0.8) -> dict[int, float]:
+    """An exponential moving average without a bias towards its start."""
+    mean = share = 0.0
+    result = {}
+    for step, value in series.items():
+        mean, share = weight * mean + (1 - weight) * value, weight * share + (1 - weight)
+        result[step] = mean / share
+    return result
+
+
+def _series(series: dict[int, float]) -> tuple[list[int], list[float]]:
+    return list(series), list(series.values())

@@ -1,0 +1,178 @@
+"""Where a run begins: anew, or at a checkpoint, and what may differ from the run that wrote it.
+
+The secret: the rules of `--resume`. Only rank 0 looks at the run directory; it tells the others.
+"""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from train import checkpoint
+from train.checkpoint import Checkpoint
+from train.config import FREE_ON_RESUME, SAID_ON_RESUME, Config, changed, flatten
+from train.distributed import World
+from train.files import make_directory
+from train.learner import Learner
+from train.status import BadInput
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What rank 0 found."""
+
+    path: Path
+    checkpoint: Checkpoint
+
+
+def find_start(run_dir: Path, resume: str, say: Say) -> Start | None:
+    """Choose the checkpoint to begin from; None: begin anew.
+
+    `auto`: the run directory's newest complete one, if any. `never`: none. A directory: that checkpoint,
+    or the newest in it; but one outside the run directory only serves to begin with, so that a requeued
+    run goes on from its own. Raises BadInput where a given directory holds no complete checkpoint.
+    """
+    if resume == "never":
+        return None
+    own = run_dir / "checkpoints"
+    given = Path(resume) if resume != "auto" else None
+    start = None
+    if given is None or not given.resolve().is_relative_to(run_dir.resolve()):
+        start = _newest(own, say)
+    if start is None and given is not None:
+        start = _given(given, say)
+    return start
+
+
+def clear_way(run_dir: Path, resume: str, start: Start | None, say: Say) -> None:
+    """Move what the run directory holds beyond the start, whole or damaged, to RUN/previous-N/."""
+    own = run_dir / "checkpoints"
+    if resume == "never":
+        _set_aside(run_dir, [own, run_dir / "metrics.jsonl", run_dir / "tensorboard"], say)
+        return
+    step = start.checkpoint.step if start else 0
+    beyond = [path for path in checkpoint.newest_first(own) if (checkpoint.step_of(path) or 0) > step]
+    _set_aside(run_dir, beyond, say)
+
+
+def check_same(before: Mapping[str, Any], config: Config, world: World, total_steps: int, say: Say) -> None:
+    """Compare with the run that wrote the checkpoint. Says what may differ, raises BadInput for the rest."""
+    differences = changed(before["config"], config)
+    refused = {
+        key: values for key, values in differences.items() if key not in FREE_ON_RESUME | SAID_ON_RESUME
+    }
+    if refused:
+        told = ", ".join(f"{key} ({was} -> {now})" for key, (was, now) in refused.items())
+        raise BadInput(
+            f"the checkpoint of step {before['step']} was made with another config: {told}: "
+            "give the same, or another run directory, or --resume never"
+        )
+    if total_steps < before["step"]:
+        raise BadInput(
+            f"the checkpoint has {before['step']} steps, the config {total_steps}: "
+            "give more steps, or --resume never"
+        )
+    for key, (was, now) in differences.items():
+        if key in SAID_ON_RESUME:
+            say(f"{key} was {was}, is {now}: going on, not bit for bit")
+    for key, now in identity(world).items():
+        was = before["identity"].get(key)
+        if was != now:
+            say(f"{key} was {was}, is {now}: going on with the same order of samples, not bit for bit")
+
+
+def identity(world: World) -> dict[str, Any]:
+    """What the bits of a run depend on besides its config."""
+    return {
+        "torch": str(torch.__version__),
+        "world_size": world.size,
+        "device": world.device.type,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def state_of(learner: Learner, config: Config, world: World) -> Checkpoint:
+    """All that a later run needs to go on from here."""
+    return Checkpoint(
+        step=learner.step,
+        model=learner.weights(),
+        optimizer=learner.optimizer_tensors(),
+        state={
+            "position": learner.step * config.batch_size,
+            "config": flatten(config),
+            "identity": identity(world),
+            "scaler": learner.scaler_state(),
+        },
+    )
+
+
+def share(start: Start | None, learner: Learner, world: World) -> None:
+    """Give every rank's learner the state that rank 0 has found."""
+    found = start.checkpoint if start else None
+    header = world.broadcast_json(
+        found
+        and {
+            "step": found.step,
+            "scaler": found.state["scaler"],
+            "optimizer": [
+                [name, list(value.shape), str(value.dtype)] for name, value in found.optimizer.items()
+            ],
+        }
+    )
+    if header is None:
+        return
+    weights = found.model if found else learner.weights()
+    if found:
+        optimizer = {name: value.to(world.device) for name, value in found.optimizer.items()}
+    else:
+        optimizer = {
+            name: torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=world.device)
+            for name, shape, dtype in header["optimizer"]
+        }
+    world.broadcast(list(optimizer.values()))
+    # The weights of the other ranks follow when the learner starts.
+    learner.load(step=header["step"], weights=weights, optimizer=optimizer, scaler=header["scaler"])
+
+
+def _newest(directory: Path, say: Say) -> Start | None:
+    for path in checkpoint.newest_first(directory):
+        try:
+            return Start(path=path, checkpoint=checkpoint.load(path))
+        except checkpoint.Damaged as damage:
+            say(f"skipped {path}: {damage}")
+    return None
+
+
+def _given(given: Path, say: Say) -> Start:
+    if checkpoint.step_of(given) is not None:
+        try:
+            return Start(path=given, checkpoint=checkpoint.load(given))
+        except checkpoint.Damaged as damage:
+            raise BadInput(f"--resume {given}: {damage}: give a complete checkpoint") from None
+    for directory in (given / "checkpoints", given):
+        start = _newest(directory, say)
+        if start:
+            return start
+    raise BadInput(
+        f"--resume {given}: no complete checkpoint there: give a step-... directory, or its parent"
+    )
+
+
+def _set_aside(run_dir: Path, paths: list[Path], say: Say) -> None:
+    """Move what exists of these to the first free RUN/previous-N/."""
+    present = [path for path in paths if os.path.lexists(path)]
+    if not present:
+        return
+    number = 1
+    while (run_dir / f"previous-{number}").exists():
+        number += 1
+    target = run_dir / f"previous-{number}"
+    make_directory(target)
+    for path in present:
+        path.rename(target / path.name)
+    say(f"moved {', '.join(path.name for path in present)} to {target}")

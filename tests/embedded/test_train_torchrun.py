@@ -1,0 +1,272 @@
+"""The training program under real torchrun processes on this machine, gloo on the CPU."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train import checkpoint, metrics
+
+SMALL = [
+    "--config",
+    "digits-short",
+    "model.name=shufflenet_v2_x0_5",
+    "data.image_size=16",
+    "batch_size=16",
+    "device=cpu",
+]
+BOUND_S = 150
+
+
+def environment(run_dir: Path) -> dict[str, str]:
+    inherited = {
+        name: value for name, value in os.environ.items() if not name.startswith(("APPTRAIN_", "PET_"))
+    }
+    return {
+        **inherited,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "APPTRAIN_RUN_DIR": str(run_dir),
+        "APPTRAIN_NODE": "node-a",
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+class Torchrun:
+    """Agents on this machine, one a node; started at once, ended in any case."""
+
+    def __init__(self, run_dir: Path, *command: str, nodes: int = 1, ranks: int = 2) -> None:
+        port = str(free_port())
+        self.agents = []
+        for node in range(nodes):
+            options = ["--nnodes", str(nodes), "--nproc-per-node", str(ranks), "--node-rank", str(node)]
+            options += ["--master-addr", "127.0.0.1", "--master-port", port]
+            self.agents.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "torch.distributed.run", *options, *command],
+                    env=environment(run_dir),
+                    cwd=run_dir.parent,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+
+    def wait(self) -> list[subprocess.CompletedProcess[str]]:
+        ends = [agent.communicate(timeout=BOUND_S) for agent in self.agents]
+        return [
+            subprocess.CompletedProcess(agent.args, agent.returncode, *output)
+            for agent, output in zip(self.agents, ends, strict=True)
+        ]
+
+    def rank_pids(self) -> list[int]:
+        found = []
+        for agent in self.agents:
+            children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
+            found += [int(child) for child in children]
+        return found
+
+
+@pytest.fixture
+def started() -> Iterator[list[Torchrun]]:
+    """Whatever a test leaves running is ended here."""
+    runs: list[Torchrun] = []
+    yield runs
+    for run in runs:
+        for agent in run.agents:
+            if agent.poll() is None:
+                agent.terminate()
+                agent.communicate(timeout=60)
+
+
+def finished(run_dir: Path, *command: str, nodes: int = 1, ranks: int = 2, status: int = 0) -> list[Any]:
+    done = Torchrun(run_dir, *command, nodes=nodes, ranks=ranks).wait()
+    for agent in done:
+        assert agent.returncode == status, agent.stdout + agent.stderr
+    return done
+
+
+def train(run_dir: Path, *overrides: str, **shape: int) -> list[Any]:
+    return finished(run_dir, "-m", "train", *SMALL, *overrides, **shape)
+
+
+def alone(run_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "train", *SMALL, *arguments],
+        env=environment(run_dir),
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+    )
+
+
+def result(run_dir: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run_dir / "result.json").read_text())
+    return found
+
+
+def rank_statuses(stderr: str) -> list[int]:
+    return [int(status) for status in re.findall(r"exitcode\s+: (-?\d+) ", stderr)]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 steps on one node with two ranks."""
+    run_dir = tmp_path_factory.mktemp("runs") / "whole"
+    (done,) = train(run_dir)
+    lines = done.stdout.splitlines()
+    assert lines[0] == (
+        "digits-short: shufflenet_v2_x0_5 (0.4 M parameters), digits (1437 train, 360 test), "
+        "40 steps of 16 images on 2 x cpu (gloo)"
+    )
+    assert [line[:18] for line in lines if line.startswith("test accuracy")] == ["test accuracy     "]
+    return run_dir
+
+
+def test_two_nodes_with_a_rank_each_equal_one_node_with_two_bit_for_bit(whole: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    train(other, nodes=2, ranks=1)
+    expected = metrics.read(whole / "metrics.jsonl")
+    found = metrics.read(other / "metrics.jsonl")
+    assert list(found.loss) == list(range(1, 41))
+    assert (found.loss, found.lr, found.accuracy) == (expected.loss, expected.lr, expected.accuracy)
+    assert result(other)["weights_sha256"] == result(whole)["weights_sha256"]
+
+
+def test_20_steps_and_20_more_equal_40_bit_for_bit(whole: Path, tmp_path: Path) -> None:
+    parts = tmp_path / "parts"
+    (first,) = train(parts, "stop_at=20", status=1)
+    assert 75 in rank_statuses(first.stderr)
+    with (parts / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 21, "loss": 1.2, "lr"')
+    (second,) = train(parts)
+    assert f"resumed from {parts}/checkpoints/step-00000020: step 20 of 40\n" in second.stdout
+    expected = metrics.read(whole / "metrics.jsonl")
+    found = metrics.read(parts / "metrics.jsonl")
+    assert (found.loss, found.lr, found.accuracy) == (expected.loss, expected.lr, expected.accuracy)
+    assert result(parts)["weights_sha256"] == result(whole)["weights_sha256"]
+
+
+def test_one_process_evaluates_to_the_same_figure_and_says_what_changed(whole: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(whole, copy)
+    done = alone(copy, "evaluate.batch_size=64")
+    assert done.returncode == 0, done.stderr
+    assert "world_size was 2, is 1: going on with the same order of samples, not bit for bit\n" in done.stdout
+    assert result(copy)["correct"] == result(whole)["correct"]
+    assert result(copy)["total"] == 360
+    assert result(copy)["weights_sha256"] == result(whole)["weights_sha256"]
+
+
+def wait_for_a_step(run_dir: Path, run: Torchrun) -> None:
+    deadline = time.monotonic() + BOUND_S
+    path = run_dir / "metrics.jsonl"
+    while not (path.exists() and path.stat().st_size):
+        assert all(agent.poll() is None for agent in run.agents), run.wait()
+        assert time.monotonic() < deadline, "no step was done"
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGUSR2, 75), (signal.SIGTERM, 143)])
+def test_a_signal_to_one_rank_ends_all_ranks_after_the_same_saved_step(
+    number: signal.Signals, status: int, tmp_path: Path, started: list[Torchrun]
+) -> None:
+    run_dir = tmp_path / "run"
+    run = Torchrun(run_dir, "-m", "train", *SMALL, "steps=100000")
+    started.append(run)
+    wait_for_a_step(run_dir, run)
+    os.kill(run.rank_pids()[1], number)
+    (done,) = run.wait()
+    assert set(rank_statuses(done.stderr)) == {status}, done.stderr
+    last = max(metrics.read(run_dir / "metrics.jsonl").loss)
+    (saved,) = checkpoint.newest_first(run_dir / "checkpoints")
+    assert checkpoint.load(saved).step == last
+    assert f"stopped after step {last} of 100000; --resume auto goes on from there\n" in done.stdout
+
+
+def test_a_process_alone_ends_at_a_signal_with_its_status(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "train", *SMALL, "steps=100000"],
+        env=environment(run_dir),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + BOUND_S
+        while not (run_dir / "metrics.jsonl").exists():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGUSR2)
+        process.communicate(timeout=BOUND_S)
+    finally:
+        process.kill()
+    assert process.returncode == 75
+
+
+def test_data_that_are_missing_end_all_ranks_with_64_and_one_line(tmp_path: Path) -> None:
+    options = ["data.name=cifar10", f"data.path={tmp_path}/none"]
+    (done,) = train(tmp_path / "run", *options, status=1)
+    assert set(rank_statuses(done.stderr)) <= {64, -15}
+    assert 64 in rank_statuses(done.stderr)
+    said = [line for line in done.stderr.splitlines() if line.startswith("train: ")]
+    assert said == [
+        f"train: data.path={tmp_path}/none: no CIFAR-10 there: expected "
+        "cifar-10-batches-bin/data_batch_1.bin to _5.bin and test_batch.bin (binary version), "
+        "or cifar-10-batches-py/ (Python version)"
+    ]
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_error_in_a_rank_ends_with_its_traceback(tmp_path: Path) -> None:
+    (done,) = train(tmp_path / "run", "optimizer.lr=1e30", "optimizer.warmup_steps=0", status=1)
+    assert re.search(r"train\.loop\.Diverged: the loss of step \d+ is nan: lower optimizer\.lr", done.stderr)
+    assert 1 in rank_statuses(done.stderr)
+
+
+def test_hello_greets_from_every_rank_of_every_node(tmp_path: Path) -> None:
+    done = finished(tmp_path / "run", "-m", "train.hello", nodes=2, ranks=2)
+    said = sorted(line for agent in done for line in agent.stdout.splitlines())
+    port = said[0].split("]")[0].rsplit(":", 1)[1]
+    assert said == [
+        f"[tcp://127.0.0.1:{port}] hello from [node-a:gloo] process {rank}/4" for rank in range(4)
+    ]
+
+
+def test_hello_alone_is_a_world_of_one(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "train.hello"],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        timeout=BOUND_S,
+    )
+    assert (done.returncode, done.stdout) == (
+        0,
+        "[tcp://127.0.0.1:0] hello from [node-a:gloo] process 0/1\n",
+    ), done.stderr
+
+
+def test_no_scheduler_is_named_in_the_training_program() -> None:
+    import train
+
+    sources = Path(train.__file__).parent.rglob("*.py")
+    naming = [path.name for path in sources if re.search(r"SLURM|PBS_", path.read_text())]
+    assert naming == []

@@ -1,0 +1,59 @@
+import socket
+from pathlib import Path
+
+import pytest
+
+from train.environment import Place, read_place
+from train.status import BadInput
+
+TORCHRUN = {
+    "RANK": "3",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "4",
+    "LOCAL_WORLD_SIZE": "2",
+    "MASTER_ADDR": "n1",
+    "MASTER_PORT": "29500",
+}
+
+
+def test_the_ranks_place_is_what_torchrun_says() -> None:
+    assert read_place({**TORCHRUN, "APPTRAIN_NODE": "gpu-2", "APPTRAIN_RUN_DIR": "/runs/a"}) == Place(
+        rank=3,
+        local_rank=1,
+        world_size=4,
+        local_world_size=2,
+        master="n1:29500",
+        node="gpu-2",
+        run_dir=Path("/runs/a"),
+    )
+
+
+def test_without_torchrun_the_process_is_a_world_of_its_own() -> None:
+    assert read_place({}) == Place(node=socket.gethostname())
+
+
+def test_an_ipv6_address_stands_in_brackets() -> None:
+    assert read_place({**TORCHRUN, "MASTER_ADDR": "::1"}).master == "[::1]:29500"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"LOCAL_RANK": ""},
+            "LOCAL_RANK is not set beside RANK or WORLD_SIZE: start the ranks with torchrun",
+        ),
+        ({"RANK": ""}, "RANK is not set beside RANK or WORLD_SIZE: start the ranks with torchrun"),
+        ({"MASTER_PORT": "x"}, "MASTER_PORT='x' is not a number: start the ranks with torchrun"),
+        ({"RANK": "-1"}, "RANK='-1' is not a number: start the ranks with torchrun"),
+        (
+            {"RANK": "4"},
+            "RANK=4, LOCAL_RANK=1, WORLD_SIZE=4, LOCAL_WORLD_SIZE=2 do not fit together: "
+            "start the ranks with torchrun",
+        ),
+    ],
+)
+def test_what_torchrun_would_never_set_is_refused(change: dict[str, str], message: str) -> None:
+    with pytest.raises(BadInput) as refusal:
+        read_place({**TORCHRUN, **change})
+    assert str(refusal.value) == message

@@ -1,0 +1,304 @@
+"""Whole runs of one process, in this process."""
+
+import json
+import math
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import yaml
+
+from train import checkpoint, metrics, stop
+from train.__main__ import run
+from train.config import Config, find, load
+from train.distributed import World
+from train.environment import Place
+from train.learner import Learner, weights_sha256
+from train.loop import Diverged
+from train.status import DONE, SAVED, TERMINATED, BadInput
+from train.stop import StopRequest
+
+SMALL = [
+    "model.name=shufflenet_v2_x0_5",
+    "data.image_size=16",
+    "batch_size=8",
+    "steps=8",
+    "evaluate.every=0",
+    "checkpoint.every=0",
+    "device=cpu",
+]
+
+
+@pytest.fixture(autouse=True)
+def no_group_stays() -> Iterator[None]:
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def small(*overrides: str) -> Config:
+    return load(find("digits"), [*SMALL, *overrides])
+
+
+def go(folder: Path, *overrides: str, resume: str = "auto", request: StopRequest | None = None) -> int:
+    place = Place(node="here", run_dir=folder)
+    return run(small(*overrides), "small", resume, place, request or StopRequest())
+
+
+def result(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    return found
+
+
+def trace(folder: Path) -> list[tuple[int, float, float]]:
+    history = metrics.read(folder / "metrics.jsonl")
+    return [(step, loss, history.lr[step]) for step, loss in history.loss.items()]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    assert go(folder) == DONE
+    return folder
+
+
+def test_a_run_leaves_metrics_checkpoint_result_picture_and_events(whole: Path) -> None:
+    assert [step for step, _, _ in trace(whole)] == list(range(1, 9))
+    rows = [json.loads(line) for line in (whole / "metrics.jsonl").read_text().splitlines()]
+    assert [list(row) for row in rows] == [["step", "loss", "lr", "images_per_s"]] * 8 + [
+        ["step", "accuracy", "correct", "total"]
+    ]
+    found = result(whole)
+    assert (found["accuracy"], found["total"], found["steps"]) == (found["correct"] / 360, 360, 8)
+    assert found["accuracy"] == rows[-1]["accuracy"]
+    assert 0 < found["first_step_s"] < found["wall_s"]
+    saved = checkpoint.load(whole / "checkpoints" / "step-00000008")
+    assert weights_sha256(saved.model) == found["weights_sha256"]
+    assert saved.state["position"] == 64
+    assert (whole / "curves.png").stat().st_size > 10_000
+    assert len(list((whole / "tensorboard").iterdir())) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["optimizer.name=adamw", "optimizer.lr=0.001", "precision=bf16", "accumulation=2"],
+        ["precision=fp16", "optimizer.clip_norm=1.0", "model.name=mobilenet_v3_small"],
+        ["channels_last=true"],
+    ],
+)
+def test_a_run_in_two_parts_equals_one_bit_for_bit(tmp_path: Path, whole: Path, options: list[str]) -> None:
+    if options:
+        whole = tmp_path / "whole"
+        assert go(whole, *options) == DONE
+    parts = tmp_path / "parts"
+    assert go(parts, *options, "stop_at=5") == SAVED
+    assert not (parts / "result.json").exists()
+    with (parts / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 6, "loss": 0.3, "l')
+    assert go(parts, *options) == DONE
+    assert trace(parts) == trace(whole)
+    assert result(parts)["weights_sha256"] == result(whole)["weights_sha256"]
+    assert result(parts)["correct"] == result(whole)["correct"]
+    assert result(parts)["resumed_from"] == 5
+    one, two = (checkpoint.load(run / "checkpoints" / "step-00000008") for run in (whole, parts))
+    assert one.state["scaler"] == two.state["scaler"]
+
+
+def test_a_finished_run_is_only_evaluated_again(
+    tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "again"
+    shutil.copytree(whole, folder)
+    assert go(folder) == DONE
+    assert f"resumed from {folder}/checkpoints/step-00000008: step 8 of 8\n" in capsys.readouterr().out
+    assert trace(folder) == trace(whole)
+    assert result(folder)["correct"] == result(whole)["correct"]
+    assert (result(folder)["loss"], result(folder)["images_per_s"]) == (None, None)
+
+
+def test_another_seed_gives_another_run(tmp_path: Path, whole: Path) -> None:
+    assert go(tmp_path, "seed=2") == DONE
+    assert trace(tmp_path)[0][1] != trace(whole)[0][1]
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [(StopRequest(planned=True), SAVED), (StopRequest(terminated=True), TERMINATED),
+     (StopRequest(planned=True, terminated=True), TERMINATED)],
+)  # fmt: skip
+def test_a_wish_to_stop_saves_and_ends_with_its_status(
+    tmp_path: Path, whole: Path, request_: StopRequest, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert go(tmp_path, request=request_) == status
+    assert "stopped after step 2 of 8; --resume auto goes on from there\n" in capsys.readouterr().out
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002"]
+    assert trace(tmp_path) == trace(whole)[:2]
+
+
+def test_a_damaged_checkpoint_is_skipped_with_a_warning(
+    tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert go(tmp_path, "checkpoint.every=3", "checkpoint.keep=0") == DONE
+    (tmp_path / "checkpoints" / "step-00000008" / "complete.json").unlink()
+    damaged = tmp_path / "checkpoints" / "step-00000006"
+    (damaged / "model.safetensors").write_bytes(b"x")
+    capsys.readouterr()
+    assert go(tmp_path) == DONE
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:5] == [
+        f"skipped {tmp_path}/checkpoints/step-00000008: complete.json: No such file or directory",
+        f"skipped {damaged}: model.safetensors is not as it was written",
+        f"resumed from {tmp_path}/checkpoints/step-00000003: step 3 of 8",
+        f"moved step-00000008, step-00000006 to {tmp_path}/previous-1",
+    ]
+    assert trace(tmp_path) == trace(whole)
+    assert result(tmp_path)["weights_sha256"] == result(whole)["weights_sha256"]
+
+
+def test_never_begins_anew_and_moves_what_was_there_aside(
+    tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    assert go(folder, "steps=2", resume="never") == DONE
+    moved = f"moved checkpoints, metrics.jsonl, tensorboard to {folder}/previous-1\n"
+    assert moved in capsys.readouterr().out
+    assert len(trace(folder)) == 2
+    assert (folder / "previous-1" / "checkpoints" / "step-00000008").is_dir()
+
+
+def test_a_given_checkpoint_begins_a_run_that_then_goes_on_from_its_own(tmp_path: Path, whole: Path) -> None:
+    assert go(tmp_path / "a", "stop_at=3") == SAVED
+    given = str(tmp_path / "a" / "checkpoints" / "step-00000003")
+    assert go(tmp_path / "b", "stop_at=5", resume=given) == SAVED
+    assert go(tmp_path / "b", resume=given) == DONE
+    assert result(tmp_path / "b")["resumed_from"] == 5
+    assert trace(tmp_path / "b") == trace(whole)[3:]
+    assert result(tmp_path / "b")["weights_sha256"] == result(whole)["weights_sha256"]
+
+
+def test_a_run_can_go_back_to_one_of_its_own_checkpoints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert go(tmp_path, "checkpoint.every=3", "checkpoint.keep=0") == DONE
+    before = trace(tmp_path)
+    assert go(tmp_path, "stop_at=5", resume=str(tmp_path / "checkpoints" / "step-00000003")) == SAVED
+    assert f"moved step-00000008, step-00000006 to {tmp_path}/previous-1\n" in capsys.readouterr().out
+    assert trace(tmp_path) == before[:5]
+
+
+def test_a_given_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as refusal:
+        go(tmp_path / "run", resume=str(tmp_path))
+    assert str(refusal.value) == (
+        f"--resume {tmp_path}: no complete checkpoint there: give a step-... directory, or its parent"
+    )
+
+
+def test_a_refused_config_moves_nothing(tmp_path: Path) -> None:
+    assert go(tmp_path, "checkpoint.every=3", "checkpoint.keep=0", "steps=4") == DONE
+    with pytest.raises(BadInput):
+        go(tmp_path, "steps=4", "seed=2", resume=str(tmp_path / "checkpoints" / "step-00000003"))
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["step-00000003", "step-00000004"]
+
+
+def test_another_trajectory_is_refused_with_the_keys_that_differ(tmp_path: Path, whole: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    with pytest.raises(BadInput) as refusal:
+        go(folder, "seed=2", "optimizer.lr=0.5", "evaluate.every=3")
+    lr = yaml.safe_load(find("digits").read_text())["optimizer"]["lr"]
+    assert str(refusal.value) == (
+        "the checkpoint of step 8 was made with another config: "
+        f"seed (1 -> 2), optimizer.lr ({lr} -> 0.5): "
+        "give the same, or another run directory, or --resume never"
+    )
+
+
+def test_more_steps_go_on_and_say_so_but_fewer_are_refused(
+    tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(whole, folder)
+    assert go(folder, "steps=10") == DONE
+    assert "steps was 8, is 10: going on, not bit for bit\n" in capsys.readouterr().out
+    assert trace(folder)[:8] == trace(whole)
+    assert result(folder)["steps"] == 10
+    with pytest.raises(BadInput) as refusal:
+        go(folder, "steps=9")
+    assert (
+        str(refusal.value) == "the checkpoint has 10 steps, the config 9: give more steps, or --resume never"
+    )
+
+
+def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(
+        Diverged, match=r"^the loss of step \d is nan: lower optimizer.lr or set optimizer.clip_norm$"
+    ):
+        go(tmp_path, "optimizer.lr=1e30", "optimizer.warmup_steps=0")
+    assert all(math.isfinite(loss) for _, loss, _ in trace(tmp_path))
+
+
+def test_accumulation_changes_the_memory_and_not_the_update() -> None:
+    torch.manual_seed(1)
+    images, labels = torch.randn(8, 1, 4, 4), torch.arange(8)
+    weight = torch.randn(10, 16)
+    world = World(Place(node="here"), torch.device("cpu"))
+    updated, losses = [], []
+    for passes in (1, 4):
+        model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 10, bias=False))
+        model[1].weight = torch.nn.Parameter(weight.clone())
+        learner = Learner(model, small(f"accumulation={passes}", "label_smoothing=0"), world)
+        learner.start()
+        batches = zip(images.chunk(passes), labels.chunk(passes), strict=True)
+        losses.append(float(learner.advance(iter(batches), 0.5)))
+        updated.append(learner.weights()["1.weight"])
+    expected = weight.clone().requires_grad_()
+    loss = torch.nn.functional.cross_entropy(images.flatten(1) @ expected.t(), labels)
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert losses == pytest.approx([8 * float(loss)] * 2)
+    assert not torch.equal(updated[0], weight)
+    assert torch.allclose(updated[0], updated[1], atol=1e-6)
+
+
+def test_a_run_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput) as refusal:
+        go(tmp_path / "file" / "run")
+    assert str(refusal.value) == (
+        f"run directory {tmp_path}/file/run: Not a directory: give another in run_dir=DIR or APPTRAIN_RUN_DIR"
+    )
+
+
+def test_a_json_value_and_tensors_cross_without_pickle(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("pickled")
+
+    for name in ("dumps", "loads", "dump", "load"):
+        monkeypatch.setattr(f"pickle.{name}", refuse)
+    world = World(Place(node="here"), torch.device("cpu"))
+    value = {"step": 3, "names": [["a", [1, 2], "float32"]], "text": "é\n", "none": None}
+    assert world.broadcast_json(value) == value
+    transposed = torch.arange(6.0).reshape(2, 3).t()
+    world.broadcast([transposed])
+    assert transposed.tolist() == [[0, 3], [1, 4], [2, 5]]
+
+
+def test_the_handlers_only_set_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    handlers: dict[int, Any] = {}
+    monkeypatch.setattr(signal, "signal", lambda number, handler: handlers.update({number: handler}))
+    request = stop.listen()
+    assert request == StopRequest()
+    handlers[signal.SIGUSR2](12, None)
+    assert request == StopRequest(planned=True)
+    handlers[signal.SIGTERM](15, None)
+    assert request == StopRequest(planned=True, terminated=True)
+    assert handlers[signal.SIGINT] is signal.SIG_DFL
