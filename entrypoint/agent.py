@@ -1,0 +1,182 @@
+"""torchrun in a process of our own: the plan's command line, read by torchrun's parser, run by its agent.
+
+The secret: torch's launcher API. What we add to it is knowledge: each rank's pid when it starts, its status
+at the moment when it ends, and pipes for its output. Run as a file, by ranks.py alone, which imports no
+torch: it speaks to this process over two pipes.
+
+    stdin   one JSON line (argv, master_addr, master_port, streams, errors); then `go`; closed: end the ranks
+    report  JSON lines: ready, started, ended, finished
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+SAVED = 75
+ORPHANS_GRACE = 3.0
+"""Seconds that the ranks have after SIGTERM when our parent is gone."""
+
+
+class Reporter:
+    """Writes events to the parent; whole lines from any thread."""
+
+    def __init__(self, fd: int):
+        self._fd = fd
+        self._lock = threading.Lock()
+
+    def __call__(self, event: str, **fields: Any) -> None:
+        data = json.dumps({"event": event, **fields}).encode() + b"\n"
+        with self._lock:
+            os.write(self._fd, data)
+
+
+def main() -> None:
+    report = Reporter(int(sys.argv[1]))
+    control = _take_stdin()
+    order = json.loads(control.readline())
+    import torch
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+
+    report("ready", gpus=torch.cuda.device_count())
+    if control.readline().strip() != "go":
+        return
+    pids: dict[int, int] = {}
+    threading.Thread(target=_end_with_parent, args=(control, pids), daemon=True).start()
+    try:
+        failures = _run(order, report, pids)
+    except (torch.distributed.DistNetworkError, torch.distributed.DistStoreError, RendezvousError) as error:
+        report("finished", error=_one_line(error), unavailable=True, failures={})
+        raise
+    except Exception as error:
+        report("finished", error=_one_line(error), unavailable=False, failures={})
+        raise
+    report("finished", error="", unavailable=False, failures=failures)
+
+
+def _take_stdin() -> Any:
+    """The control pipe; the ranks inherit /dev/null instead of it."""
+    control = os.fdopen(os.dup(0), "r")
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    return control
+
+
+def _end_with_parent(control: Any, pids: dict[int, int]) -> None:
+    """Ranks outlive their agent; without our parent nobody would end them."""
+    control.read()
+    for signum in (signal.SIGTERM, signal.SIGKILL):
+        for pid in pids.values():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signum)
+        time.sleep(ORPHANS_GRACE if signum == signal.SIGTERM else 0)
+    os._exit(1)
+
+
+def _run(order: dict[str, Any], report: Reporter, running: dict[int, int]) -> dict[int, int]:
+    """Runs the ranks to their end, their pids in `running`. Returns the exit code (negative: signal) of each
+    failed global rank."""
+    from torch.distributed.elastic.agent.server.api import WorkerSpec, WorkerState
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+    from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
+    from torch.distributed.elastic.rendezvous import RendezvousParameters
+    from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
+    from torch.distributed.run import config_from_args, parse_args
+
+    class Pipes(LogsSpecs):
+        """Every rank's output goes into the parent's pipes."""
+
+        def reify(self, envs: dict[int, dict[str, str]]) -> Any:
+            streams = {int(local_rank): fds for local_rank, fds in order["streams"].items()}
+            return LogsDest(
+                stdouts={local_rank: f"/proc/self/fd/{out}" for local_rank, (out, _) in streams.items()},
+                stderrs={local_rank: f"/proc/self/fd/{err}" for local_rank, (_, err) in streams.items()},
+                tee_stdouts=dict.fromkeys(envs, ""),
+                tee_stderrs=dict.fromkeys(envs, ""),
+                error_files={local_rank: f"{order['errors']}/{local_rank}.json" for local_rank in envs},
+            )
+
+        @property
+        def root_log_dir(self) -> str:
+            return str(order["errors"])
+
+    class Agent(LocalElasticAgent):
+        """torchrun's agent, which says what it knows."""
+
+        def _start_workers(self, worker_group: Any) -> dict[int, Any]:
+            pids: dict[int, Any] = super()._start_workers(worker_group)
+            running.update(pids)
+            for worker in worker_group.workers:
+                pid = pids[worker.local_rank]
+                report("started", rank=worker.global_rank, pid=pid)
+                watch = threading.Thread(target=_watch, args=(worker.global_rank, pid, report), daemon=True)
+                watch.start()
+            return pids
+
+        def _monitor_workers(self, worker_group: Any) -> Any:
+            result = super()._monitor_workers(worker_group)
+            if any(failure.exitcode == SAVED for failure in result.failures.values()):
+                self._remaining_restarts = 0
+            return result
+
+    options = parse_args(order["argv"][1:])  # type: ignore[no-untyped-call]
+    config, command, arguments = config_from_args(options)
+    parameters = RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=config.run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **config.rdzv_configs,
+    )
+    static = config.rdzv_backend == "static"
+    spec = WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        entrypoint=command,
+        args=tuple(arguments),
+        rdzv_handler=rendezvous_registry.get_rendezvous_handler(parameters),
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        master_addr=order["master_addr"] if static else None,
+        master_port=order["master_port"] if static else None,
+        local_addr=config.local_addr,
+    )
+    # The parents know when every node is done and end agents that wait for one another in vain.
+    agent = Agent(spec, logs_specs=Pipes(), exit_barrier_timeout=7 * 86400)
+    result = agent.run()
+    if result.state is WorkerState.SUCCEEDED:
+        return {}
+    return {rank: failure.exitcode for rank, failure in result.failures.items()}
+
+
+def _watch(rank: int, pid: int, report: Reporter) -> None:
+    """Reports how and when a rank ended. The agent, which looks ten times a second, reaps it."""
+    try:
+        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    except ChildProcessError:
+        return
+    if end is not None:
+        killed = end.si_code != os.CLD_EXITED
+        signum = end.si_status if killed else 0
+        report(
+            "ended",
+            rank=rank,
+            status=128 + signum if killed else end.si_status,
+            signal=signum,
+            time=time.time(),
+        )
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:500]
+
+
+if __name__ == "__main__":
+    main()

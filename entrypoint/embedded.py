@@ -1,0 +1,289 @@
+"""The embedded scheduler: nodes on this machine, for a job without a cluster.
+
+The secret: what a scheduler and a job script do around the entrypoint. Each node is a process with a
+loopback address of its own and an environment made from the table below; it resolves its plan like a node
+of any cluster.
+
+    python -P -m entrypoint.embedded [--nodes N] [options of launch] [-- CMD ...]
+"""
+
+import argparse
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoint import cli, launch, options, outcome, output, processes
+from entrypoint.errors import DONE, SAVED, UNAVAILABLE, BadInput, Refusal
+from entrypoint.launch import HANDLED
+from entrypoint.outcome import Outcome
+from entrypoint.plan import LaunchPlan
+from entrypoint.rundir import RunDirectory
+from entrypoint.schedulers import embedded as variables
+
+PASSED = (
+    *("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER", "COLUMNS"),
+    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+    *("HF_*", "WANDB_*", "MLFLOW_*", "ACCELERATE_*"),
+)
+"""Variables that a node gets from this environment; APPTRAIN_PASS adds names or PREFIX_*."""
+ATTEMPTS = 3
+KILL_AFTER = 35.0
+"""Seconds after a signal in which nodes end by themselves: their ranks may save for 25."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is asked of the embedded scheduler."""
+
+    nodes: int
+    tasks_per_node: int
+    gpus_per_node: int
+    run_dir: Path
+    job_id: str
+    launch: tuple[str, ...]
+    """Arguments of `entrypoint launch`."""
+    outcome_per_task: bool = False
+    """Whether every task writes an outcome (mode `rank`), instead of every node."""
+
+    @property
+    def names(self) -> list[str]:
+        return [f"127.0.0.{number}" for number in range(1, self.nodes + 1)]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs one job and returns its status."""
+    try:
+        job = _job(argv, os.environ)
+        return _Nodes(job).run()
+    except Refusal as refusal:
+        print(f"entrypoint: {refusal}", file=sys.stderr)
+        return refusal.status
+
+
+def _job(argv: Sequence[str], env: Mapping[str, str]) -> Job:
+    before, command = options.split_command(argv)
+    parser = options.parser_class()(
+        prog="python -m entrypoint.embedded",
+        usage="python -P -m entrypoint.embedded [options] [options of launch] [-- CMD ...]",
+        description="Run the nodes of a job on this machine. CMD is a script with arguments, or -m module; "
+        "without one, the reference job.",
+        epilog=cli.EXIT_STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--nodes", default="2", metavar="N", help="nodes to start (default: 2)")
+    parser.add_argument(
+        "--tasks-per-node", default="1", metavar="N", help="tasks on each node (default: 1, a torchrun)"
+    )
+    parser.add_argument(
+        "--gpus-per-node", default="0", metavar="N", help="GPUs of this machine for each node (default: 0)"
+    )
+    parser.add_argument(
+        "--run-dir", metavar="DIR", help="run directory (default: runs/embedded-ID) [APPTRAIN_RUN_DIR]"
+    )
+    given, others = parser.parse_known_args(before)
+    numbers = {
+        name: _number(f"--{name.replace('_', '-')}", text, at_least=name != "gpus_per_node")
+        for name, text in vars(given).items()
+        if name != "run_dir"
+    }
+    if numbers["nodes"] > 254:
+        raise BadInput(f"--nodes {numbers['nodes']}: 254 at most on one machine")
+    # The process id tells jobs apart that run at the same time: the ports follow from it.
+    job_id = time.strftime("%Y%m%d-%H%M%S-") + str(os.getpid())
+    run_dir = given.run_dir or env.get("APPTRAIN_RUN_DIR") or f"runs/embedded-{job_id}"
+    job = Job(
+        nodes=numbers["nodes"],
+        tasks_per_node=numbers["tasks_per_node"],
+        gpus_per_node=numbers["gpus_per_node"],
+        run_dir=Path(run_dir).absolute(),
+        job_id=job_id,
+        launch=(*others, "--", *command),
+    )
+    return dataclasses.replace(job, outcome_per_task=_plan(job, env).mode == "rank")
+
+
+def _plan(job: Job, env: Mapping[str, str]) -> LaunchPlan:
+    """The first node's plan: a wrong option is one message before anything starts. Raises BadInput."""
+    before, command = options.split_command(job.launch)
+    node = node_env(job, 0, 0, 0, env, progress=False)
+    given = vars(cli.parser().parse_args(["launch", *before]))
+    plan, settings = cli.resolve(node, given, command, hostname=None)
+    launch.check(plan, settings)
+    return plan
+
+
+def _number(name: str, text: str, *, at_least: int) -> int:
+    if not text.isdecimal() or int(text) < at_least:
+        raise BadInput(f"{name}={text}: must be a number from {int(at_least)}")
+    return int(text)
+
+
+def node_env(
+    job: Job, index: int, local_id: int, attempt: int, env: Mapping[str, str], *, progress: bool
+) -> dict[str, str]:
+    """The whole environment of one task of node `index`."""
+    wanted = [*PASSED, *env.get("APPTRAIN_PASS", "").split()]
+    passed = {name: value for name, value in env.items() if _matches(name, wanted) or _is_option(name)}
+    given = {
+        variables.JOB_ID: job.job_id,
+        variables.NODELIST: f"127.0.0.[1-{job.nodes}]" if job.nodes > 1 else "127.0.0.1",
+        variables.NODENAME: job.names[index],
+        variables.TASKS_PER_NODE: str(job.tasks_per_node),
+        variables.LOCALID: str(local_id),
+        variables.CPUS_ON_NODE: str(max(1, len(os.sched_getaffinity(0)) // job.nodes)),
+        variables.GPUS_ON_NODE: str(job.gpus_per_node),
+        "APPTRAIN_RUN_DIR": str(job.run_dir),
+        "APPTRAIN_ATTEMPT": str(attempt),
+    }
+    if job.gpus_per_node:
+        first = index * job.gpus_per_node
+        given["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(first, first + job.gpus_per_node)))
+    if progress:
+        given[output.TERMINAL_BEHIND_PIPE] = "1"
+    return {**passed, **given}
+
+
+def _matches(name: str, wanted: Sequence[str]) -> bool:
+    return any(name.startswith(w[:-1]) if w.endswith("*") else name == w for w in wanted)
+
+
+def _is_option(name: str) -> bool:
+    return any(name == option.variable for option in options.OPTIONS)
+
+
+class _Nodes:
+    """The running tasks of one job."""
+
+    def __init__(self, job: Job):
+        self.job = job
+        self.consoles = {
+            name: output.Console(fd, progress=output.wants_progress(fd, os.environ))
+            for name, fd in (("out", 1), ("err", 2))
+        }
+        self.tasks: list[subprocess.Popen[bytes]] = []
+        self.signals: list[int] = []
+
+    def run(self) -> int:
+        job = self.job
+        run = RunDirectory(job.run_dir, 0)
+        run.create()
+        run.make_key()
+        self._say(f"{job.nodes} nodes on this machine, run directory {job.run_dir}")
+        self._say(f"to follow it from elsewhere: tail -f {job.run_dir / 'job.log'}")
+        processes.adopt_orphans()
+        for signum in HANDLED:
+            signal.signal(signum, self._signalled)
+        first = _next_attempt(job.run_dir)
+        ended = Outcome(status=UNAVAILABLE)
+        for attempt in range(first, first + ATTEMPTS):
+            ended = self._attempt(attempt)
+            if ended.status != UNAVAILABLE or self.signals or "--master-port" in " ".join(job.launch):
+                break
+        processes.kill_descendants()
+        if ended.status not in (DONE, SAVED):
+            self._say(
+                f"the job ended with status {ended.status}" + (f": {ended.error}" if not ended.node else "")
+            )
+        return ended.status
+
+    def _attempt(self, attempt: int) -> Outcome:
+        run = RunDirectory(self.job.run_dir, attempt)
+        run.create()
+        run.stop.unlink(missing_ok=True)
+        relay = output.Relay(self.consoles)
+        self.tasks = []
+        writers = []
+        for index, name in enumerate(self.job.names):
+            for local_id in range(self.job.tasks_per_node):
+                pipes = [
+                    relay.add(f"{name}.{local_id}", stream, self.job.run_dir / "job.log", show=True)
+                    for stream in ("out", "err")
+                ]
+                self.tasks.append(self._start(index, local_id, attempt, *pipes))
+                writers += pipes
+        for writer in writers:
+            os.close(writer)
+        relay.start()
+        self._wait()
+        relay.finish(5.0)
+        return outcome.of_job(
+            {
+                file.name: self._outcome(file, task)
+                for file, task in zip(self._files(run), self.tasks, strict=True)
+            }
+        )
+
+    def _files(self, run: RunDirectory) -> list[Path]:
+        """Where each task writes its outcome, in the order of the tasks."""
+        return [
+            run.outcome(index, local_id if self.job.outcome_per_task else None)
+            for index in range(self.job.nodes)
+            for local_id in range(self.job.tasks_per_node)
+        ]
+
+    def _outcome(self, file: Path, task: subprocess.Popen[bytes]) -> Outcome | None:
+        """A task's outcome; written here for one that ended before it could write its own."""
+        found = outcome.read(file)
+        if found is None and task.returncode:
+            status = task.returncode if task.returncode > 0 else 128 - task.returncode
+            found = Outcome(status=status, time=time.time(), error=f"{file.name} ended with status {status}")
+            outcome.write(file, found)
+        return found
+
+    def _start(self, index: int, local_id: int, attempt: int, out: int, err: int) -> subprocess.Popen[bytes]:
+        progress = self.consoles["err"].progress
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "entrypoint", "launch", *self.job.launch],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            env=node_env(self.job, index, local_id, attempt, os.environ, progress=progress),
+            start_new_session=True,
+            preexec_fn=_before_exec,
+        )
+
+    def _wait(self) -> None:
+        """Waits for all tasks; after a signal only as long as their ranks may save."""
+        deadline = float("inf")
+        while any(task.poll() is None for task in self.tasks):
+            if self.signals and deadline == float("inf"):
+                deadline = time.monotonic() + KILL_AFTER
+            if time.monotonic() > deadline:
+                for task in self.tasks:
+                    task.kill()
+            time.sleep(0.05)
+
+    def _signalled(self, signum: int, _frame: object) -> None:
+        if signum == signal.SIGUSR2:
+            RunDirectory(self.job.run_dir, 0).stop.touch(mode=0o600)
+            return
+        self.signals.append(signum)
+        for task in self.tasks:
+            if task.poll() is None:
+                task.send_signal(signum)
+
+    def _say(self, text: str) -> None:
+        self.consoles["err"].line(f"apptrain: {text}\n".encode())
+
+
+def _before_exec() -> None:
+    """In a node's process: signals wait until the entrypoint handles them, so that none is a traceback."""
+    processes.die_with_parent()
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+
+
+def _next_attempt(run_dir: Path) -> int:
+    """Attempts count on over the calls with one run directory."""
+    attempts = [int(path.name.partition(".")[0]) for path in (run_dir / "outcome").glob("[0-9]*.*")]
+    return max(attempts, default=-1) + 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

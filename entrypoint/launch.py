@@ -1,0 +1,321 @@
+"""One launch on this node, from the plan to the outcome.
+
+The secret: the order of things. Check; find the addresses; prepare the ranks while the nodes meet; start
+them; stay with them (supervise.py); end what is left; write the outcome; say once what happened.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import importlib.metadata
+import os
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from entrypoint import __version__, join, network, outcome, output, processes
+from entrypoint import plan as plans
+from entrypoint.errors import DONE, SAVED, BadInput, Refusal
+from entrypoint.options import Settings
+from entrypoint.outcome import Outcome
+from entrypoint.plan import LaunchPlan
+from entrypoint.ranks import Ranks
+from entrypoint.rundir import RunDirectory, read_key
+from entrypoint.supervise import Supervisor, asked_to_end, to_failure
+
+STALE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE")
+"""With TORCHELASTIC_* and PET_*: what an outer torchrun left behind. An inherited
+TORCHELASTIC_USE_AGENT_STORE hangs every rank, a PET_* changes torchrun's options unseen."""
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+"""SIGUSR2 asks for a planned end, the others end the launch."""
+LAST_OUTPUT = 2.0
+"""Seconds to read what the ranks wrote before they ended."""
+
+
+def launch(plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> int:
+    """Runs this node's part and returns its exit status. Before ranks start: BadInput, Unavailable."""
+    check(plan, settings)
+    run = RunDirectory(Path(plan.run_dir).absolute(), plan.attempt)
+    run.create()
+    plan = dataclasses.replace(
+        plan, run_dir=str(run.path), env={**plan.env, "APPTRAIN_RUN_DIR": str(run.path)}
+    )
+    processes.adopt_orphans()
+    try:
+        ended = asyncio.run(_Launch(plan, settings, env, run).run())
+    finally:
+        processes.kill_descendants()
+    # The host half reads the file; with another status here the scheduler would kill nodes that still save.
+    return DONE if ended.status == SAVED and _has_host_half(env) else ended.status
+
+
+def check(plan: LaunchPlan, settings: Settings) -> None:
+    """Raises BadInput for what `plan` can show but `launch` cannot run."""
+    if plan.context == "batch" and plan.nnodes > 1:
+        raise BadInput(
+            f"this is the batch script or interactive shell of job {plan.allocation.job_id}, on one of its "
+            f"{plan.nnodes} nodes only: start one task per node with {plan.allocation.start_line}"
+        )
+    if settings.value("on-failure") == "restart":
+        raise BadInput("--on-failure restart is not available in this version: use stop or requeue")
+    if plan.mode != "torchrun" and plan.max_restarts:
+        raise BadInput(
+            f"--max-restarts {plan.max_restarts} needs --mode torchrun, this is {plan.mode}: leave it out"
+        )
+    program = plan.command[0]
+    if plan.no_python and not shutil.which(program):
+        raise BadInput(f"CMD {program} is no program in PATH: check the spelling, or give its path")
+    if not plan.no_python and not program.startswith("-") and not Path(program).exists():
+        raise BadInput(
+            f"CMD {program} does not exist in {Path.cwd()}: check the spelling; a module is given as "
+            "-m NAME, a program that is no Python script needs --no-python"
+        )
+
+
+def _has_host_half(env: Mapping[str, str]) -> bool:
+    """Whether a job script started us: it counts the attempts."""
+    return "APPTRAIN_ATTEMPT" in env
+
+
+class _Launch:
+    def __init__(self, plan: LaunchPlan, settings: Settings, env: Mapping[str, str], run: RunDirectory):
+        self.plan = plan
+        self.settings = settings
+        self.env = env
+        self.run_dir = run
+        self.consoles = {
+            name: output.Console(fd, progress=output.wants_progress(fd, env))
+            for name, fd in (("out", 1), ("err", 2))
+        }
+        self.relay = output.Relay(self.consoles)
+        self.link: join.Link | None = None
+        self.asked: int | None = None
+        self.getting_ready: asyncio.Task[None] | None = None
+        self.supervisor: Supervisor | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the one that speaks for all: node 0, in `rank` mode its first task."""
+        return self.plan.node_rank == 0 and not self.plan.local_rank
+
+    async def run(self) -> Outcome:
+        file = self.run_dir.outcome(self.plan.node_rank, self.plan.local_rank)
+        self.is_of_this_attempt = _newer_than_now(file.parent, all_files=_has_host_half(self.env))
+        file.unlink(missing_ok=True)
+        self._catch_signals()
+        refused = None
+        try:
+            ended = await self._run()
+        except Refusal as refusal:
+            refused = refusal
+            ended = Outcome(status=refusal.status, node=self.plan.node, time=time.time(), error=str(refusal))
+        outcome.write(file, ended)
+        if self.link is not None:
+            if self.supervisor is None:
+                self.link.fail(to_failure(self.plan, ended))
+            await self.link.close()
+        if refused:
+            raise refused
+        self._conclude(ended)
+        return ended
+
+    async def _run(self) -> Outcome:
+        self.plan = await self._with_addresses()
+        self.run_dir.write_plan(self.plan.to_json())
+        for note in self.plan.notes:
+            self._say_once(note)
+        shown = {0} if self.settings.value("show-ranks") == "0" else None
+        ranks = Ranks(self.plan, self._rank_env(), self.relay, self.run_dir, show=shown)
+        self.relay.start()
+        try:
+            self.getting_ready = asyncio.create_task(self._get_ready(ranks))
+            try:
+                await self.getting_ready
+            except asyncio.CancelledError:
+                if self.asked is None:
+                    raise
+                return asked_to_end(self.plan, self.asked)
+            self.supervisor = Supervisor(
+                self.plan,
+                ranks,
+                self.link,
+                lambda rank: self.relay.first_error(f"rank{rank}"),
+                self._say,
+                signal.Signals["SIG" + self.settings.value("stop-signal")],
+            )
+            return await self.supervisor.run(self.run_dir.stop if self.is_first else None)
+        finally:
+            await ranks.kill()
+            self.relay.finish(LAST_OUTPUT)
+
+    async def _get_ready(self, ranks: Ranks) -> None:
+        await ranks.prepare()
+        self.link = await self._meet()
+        check_gpus(self.plan, await ranks.gpus_seen())
+        self._say_once(_headline(self.plan))
+        await ranks.start()
+
+    async def _with_addresses(self) -> LaunchPlan:
+        """The plan completed with what only this node knows: its address, and the interface that has it."""
+        plan = self.plan
+        if plan.nnodes == 1:
+            return plan
+        own = plan.rendezvous.master_addr if plan.rendezvous.is_host else plan.rendezvous.local_addr
+        loop = asyncio.get_running_loop()
+        address = await loop.run_in_executor(None, lambda: network.resolve(own, of="this node's name"))
+        interface = network.interface_of(address)
+        if interface is None:
+            raise BadInput(
+                f"{own!r} resolves to {address}, which no interface of {os.uname().nodename} has: "
+                "check --node-rank, --nodes and /etc/hosts, or give --master-addr"
+            )
+        plan = plans.with_local_addr(plan, address)
+        if "GLOO_SOCKET_IFNAME" in {**self.env, **plan.env}:
+            return plan
+        added = {"GLOO_SOCKET_IFNAME": interface}
+        if "NCCL_SOCKET_IFNAME" not in {**self.env, **plan.env}:
+            added["NCCL_SOCKET_IFNAME"] = f"={interface}"
+        return plans.with_env(plan, added, "derived:rendezvous.local_addr")
+
+    def _rank_env(self) -> dict[str, str]:
+        dropped = sorted(n for n in self.env if n in STALE or n.startswith(("TORCHELASTIC_", "PET_")))
+        if dropped:
+            self._say_once(f"not passed on to the ranks, left by another launcher: {', '.join(dropped)}")
+        return {name: value for name, value in self.env.items() if name not in dropped} | dict(self.plan.env)
+
+    async def _meet(self) -> join.Link | None:
+        """Meets the other nodes (in `rank` mode tasks); a single participant has nobody to meet."""
+        plan = self.plan
+        if plan.nnodes == 1 and (plan.local_rank is None or plan.nproc_per_node == 1):
+            return None
+        key_file = self.settings.value("join-key-file") or self.run_dir.key
+        has_key = self.settings.given("join-key-file") or key_file.exists()
+        if not has_key:
+            self._say_once(
+                f"there is no {key_file}: the nodes join by what they say they are, without a secret"
+            )
+        return await join.meet(
+            _identity(plan),
+            nodes=plan.allocation.nodes,
+            address=plan.rendezvous.local_addr if plan.rendezvous.is_host else plan.rendezvous.master_addr,
+            port=plan.rendezvous.join_port,
+            key=read_key(key_file) if has_key else None,
+            say=self._say,
+            timeouts=join.Timeouts(
+                join=self.settings.value("join-timeout"), peer=self.settings.value("peer-timeout")
+            ),
+            never_started=self._never_started,
+        )
+
+    def _never_started(self) -> str | None:
+        """A node whose outcome stands there before all have met will not come."""
+        for path in (self.run_dir.path / "outcome").glob(f"{self.plan.attempt}.*"):
+            ended = outcome.read(path) if self.is_of_this_attempt(path) else None
+            if ended is not None:
+                return (
+                    f"{ended.node or path.name} ended before it joined, status {ended.status}: {ended.error}"
+                )
+        return None
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for signum in HANDLED:
+            loop.add_signal_handler(signum, self._signalled, signum)
+        # Whoever started us may have held signals back until now.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
+
+    def _signalled(self, signum: int) -> None:
+        if self.supervisor is not None:
+            self.supervisor.signalled(signum)
+        elif signum == signal.SIGUSR2:
+            self.run_dir.stop.touch(mode=0o600)  # read once there are ranks to stop
+        else:
+            self.asked = int(signum)
+            if self.getting_ready is not None:
+                self.getting_ready.cancel()
+
+    def _say(self, text: str) -> None:
+        self.consoles["err"].line(f"entrypoint: {text}\n".encode())
+
+    def _say_once(self, text: str) -> None:
+        """Says what is the same for all nodes: on the first only."""
+        if self.is_first:
+            self._say(text)
+
+    def _conclude(self, ended: Outcome) -> None:
+        """One message for the whole job: node 0's, unless node 0 is what was lost."""
+        lost_first = ended.rank is None and not ended.signal and ended.node == self.plan.allocation.nodes[0]
+        if ended.status == DONE or not (self.is_first or lost_first):
+            return
+        if ended.status == SAVED:
+            self._say("saved at a planned end: the same run directory continues")
+        elif ended.rank is None:
+            self._say(f"{ended.node + ': ' if ended.node else ''}{ended.error}")
+        else:
+            log = self.run_dir.log(ended.node, f"rank{ended.rank}", "err")
+            failed = f"rank {ended.rank} on {ended.node} failed first, status {ended.status}"
+            self._say(f"{failed}: {ended.error} ({log})")
+
+
+def check_gpus(plan: LaunchPlan, seen: int) -> None:
+    """Refuses what would train on the wrong device for a week; `seen`: GPUs that torch sees here."""
+    source = plan.sources["nproc_per_node"]
+    if plan.device == "cpu":
+        if seen and plan.sources["device"] == "default":
+            raise BadInput(f"torch sees {seen} GPUs on {plan.node}: choose --device cuda or --device cpu")
+    elif seen == 0:
+        raise BadInput(
+            f"torch sees no GPU on {plan.node}, but the plan is for cuda: run `python -m entrypoint check` "
+            "there (driver, --nv, CUDA_VISIBLE_DEVICES), or give --device cpu"
+        )
+    elif seen < plan.nproc_per_node or (source.startswith("derived") and seen != plan.nproc_per_node):
+        if plan.mode == "rank" and seen > plan.nproc_per_node:
+            return
+        raise BadInput(
+            f"nproc_per_node is {plan.nproc_per_node} ({source}), but torch sees {seen} GPUs on {plan.node}: "
+            "give --nproc-per-node N, or correct the request"
+        )
+
+
+def _identity(plan: LaunchPlan) -> join.Identity:
+    return join.Identity(
+        job_id=plan.allocation.job_id,
+        attempt=plan.attempt,
+        node_rank=plan.node_rank,
+        local_rank=plan.local_rank,
+        name=plan.node,
+        nnodes=plan.nnodes,
+        nproc_per_node=plan.nproc_per_node,
+        mode=plan.mode,
+        device=plan.device,
+        image_digest="",
+        lock_digest="",
+        versions={"python": sys.version.split()[0], "apptrain": __version__, "torch": _version("torch")},
+    )
+
+
+def _version(package: str) -> str:
+    """From the package's metadata: nothing is imported. Empty where it is not installed."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return ""
+
+
+def _headline(plan: LaunchPlan) -> str:
+    nodes = f"{plan.nnodes} node{'s' * (plan.nnodes > 1)}"
+    ranks = f"{plan.nproc_per_node} rank{'s' * (plan.nproc_per_node > 1)}"
+    return (
+        f"job {plan.allocation.job_id}, attempt {plan.attempt}: {nodes} x {ranks} on {plan.device}, "
+        f"mode {plan.mode}, rendezvous {plan.rendezvous.endpoint}, "
+        f"OMP_NUM_THREADS={plan.env['OMP_NUM_THREADS']}"
+    )
+
+
+def _newer_than_now(folder: Path, *, all_files: bool) -> Callable[[Path], bool]:
+    """Whether an outcome file is of this attempt. Without a job script that counts attempts, files that
+    stand there already are an earlier run's."""
+    known = set() if all_files else {(path, path.stat().st_mtime_ns) for path in folder.iterdir()}
+    return lambda path: (path, path.stat().st_mtime_ns) not in known

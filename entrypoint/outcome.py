@@ -1,0 +1,94 @@
+"""How an attempt ended: a small file a node (or task), and what all of them make of the job.
+
+The secret: the files' format and the rule. torchrun turns every failure into 1 and srun returns the highest
+status of all tasks, so statuses travel by file. Files are read, never sourced.
+"""
+
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoint.errors import DONE, SAVED
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    status: int
+    """0, 75, or the failure's: the rank's own, 128+N for a signal N."""
+    rank: int | None = None
+    """The global rank that the status is of; None where no rank is to blame."""
+    node: str = ""
+    signal: int = 0
+    """The signal that ended the rank; 0 for none."""
+    time: float = 0.0
+    """Unix seconds at which it ended."""
+    error: str = ""
+    """The first error, one line."""
+
+
+def file_name(attempt: int, node_rank: int, local_rank: int | None) -> str:
+    """ATTEMPT.NODE_RANK, in `rank` mode ATTEMPT.NODE_RANK.LOCAL_RANK."""
+    return f"{attempt}.{node_rank}" if local_rank is None else f"{attempt}.{node_rank}.{local_rank}"
+
+
+def write(path: Path, outcome: Outcome) -> None:
+    """Writes by rename, so that a reader sees a whole file or none."""
+    fields = {
+        "status": outcome.status,
+        "rank": "" if outcome.rank is None else outcome.rank,
+        "node": outcome.node,
+        "signal": outcome.signal,
+        "time": f"{outcome.time:.6f}",
+        "error": " ".join(outcome.error.split()),
+    }
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.writelines(f"{name}={value}\n" for name, value in fields.items())
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+
+
+def read(path: Path) -> Outcome | None:
+    """The outcome in a file; None where it does not exist or is not one."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return None
+    found = dict(line.partition("=")[::2] for line in lines)
+    try:
+        return Outcome(
+            status=int(found["status"]),
+            rank=int(found["rank"]) if found.get("rank") else None,
+            node=found.get("node", ""),
+            signal=int(found.get("signal") or 0),
+            time=float(found.get("time") or 0),
+            error=found.get("error", ""),
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def of_job(outcomes: Mapping[str, Outcome | None]) -> Outcome:
+    """The job's outcome from every expected file, by name; None for a missing one.
+
+    0 if all say 0; 75 only if all say 75; else the failure with the earliest time. A missing file is a
+    failure with status 1, later than any written one; 0 beside 75 is 1.
+    """
+    written = {name: outcome for name, outcome in outcomes.items() if outcome is not None}
+    failures = [outcome for outcome in written.values() if outcome.status not in (DONE, SAVED)]
+    if failures:
+        return min(failures, key=lambda outcome: outcome.time)
+    if missing := [name for name in outcomes if name not in written]:
+        return Outcome(status=1, error=f"no outcome was written by {_listed(missing)}")
+    statuses = {outcome.status for outcome in written.values()}
+    if statuses == {DONE, SAVED}:
+        saved = [name for name, outcome in written.items() if outcome.status == SAVED]
+        return Outcome(status=1, error=f"{_listed(saved)} saved to go on, the others ended well")
+    return max(written.values(), key=lambda outcome: outcome.time)
+
+
+def _listed(names: Iterable[str]) -> str:
+    names = sorted(names)
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,0 +1,150 @@
+"""What the ranks print: whole lines to the job's output, everything to a log of each rank.
+
+The secret: how bytes travel. Ranks write into pipes; one thread reads them all, so that a slow terminal
+or file system delays the ranks' output and never the node's heartbeats. Text that a program overwrites
+with carriage returns (a progress bar) reaches terminals only; logs keep what remained of the line.
+"""
+
+import os
+import re
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+CHUNK = 65536
+LONGEST_LINE = 1 << 20
+"""Bytes after which a line without an end is passed on in pieces."""
+TERMINAL_BEHIND_PIPE = "APPTRAIN_PROGRESS"
+"""Set to 1 by a parent that shows our output on a terminal: progress bars are passed on to it."""
+_TORCH_PREFIX = re.compile(rb"^\[rank\d+\]: ")
+_EXCEPTION = re.compile(rb"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Warning|Failure|Timeout)\b")
+
+
+@dataclass(kw_only=True, eq=False)
+class _Stream:
+    source: int
+    log: int
+    console: "Console"
+    show: bool
+    rest: bytes = b""
+    tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=200))
+
+
+class Console:
+    """One of our own output streams: complete lines, and on a terminal one unfinished line at its end."""
+
+    def __init__(self, fd: int, *, progress: bool):
+        self.fd = fd
+        self.progress = progress
+        self._unfinished = False
+
+    def line(self, data: bytes) -> None:
+        self._write((b"\r\x1b[K" if self._unfinished else b"") + data)
+        self._unfinished = False
+
+    def unfinished(self, data: bytes) -> None:
+        if self.progress:
+            self._write(b"\r\x1b[K" + data)
+            self._unfinished = bool(data)
+
+    def _write(self, data: bytes) -> None:
+        # Where nobody reads any more (a closed pipe, a full disk) the ranks go on; their logs have it all.
+        _write_all(self.fd, data)
+
+
+def wants_progress(fd: int, env: Mapping[str, str]) -> bool:
+    return os.isatty(fd) or env.get(TERMINAL_BEHIND_PIPE) == "1"
+
+
+class Relay(threading.Thread):
+    """Reads pipes until their writers have closed them all, or until `finish` gives up.
+
+    All pipes are added before the thread starts.
+    """
+
+    def __init__(self, consoles: Mapping[str, Console]):
+        """`consoles`: where the streams `out` and `err` are shown."""
+        super().__init__(name="relay", daemon=True)
+        self._consoles = dict(consoles)
+        self._selector = selectors.DefaultSelector()
+        self._streams: dict[tuple[str, str], _Stream] = {}
+        self._deadline = float("inf")
+
+    def add(self, name: str, stream: str, log: Path, *, show: bool) -> int:
+        """Makes a pipe for `stream` (`out` or `err`) of `name`; returns the end to write into, which the
+        caller closes once its children have it. Everything goes to `log` (appended), and with `show` to
+        the console."""
+        reader, writer = os.pipe()
+        fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        added = _Stream(source=reader, log=fd, console=self._consoles[stream], show=show)
+        self._streams[name, stream] = added
+        self._selector.register(reader, selectors.EVENT_READ, added)
+        return writer
+
+    def run(self) -> None:
+        while self._selector.get_map() and time.monotonic() < self._deadline:
+            for key, _ in self._selector.select(timeout=0.2):
+                self._read(key.data)
+        for key in list(self._selector.get_map().values()):
+            self._close(key.data)
+
+    def finish(self, seconds: float) -> None:
+        """Reads what is left, for `seconds` at most: what outlives the ranks may hold a pipe open."""
+        self._deadline = time.monotonic() + seconds
+        self.join(seconds + 5)
+
+    def first_error(self, name: str) -> str:
+        """The line that tells best why `name` failed: the last exception on stderr, else the last line."""
+        stream = self._streams.get((name, "err"))
+        lines = (
+            [_TORCH_PREFIX.sub(b"", line) for line in tuple(stream.tail) if line.strip()] if stream else []
+        )
+        exceptions = [line for line in lines if _EXCEPTION.match(line)]
+        chosen = (exceptions or lines or [b""])[-1]
+        return chosen.decode(errors="replace").strip()[:500]
+
+    def _read(self, stream: _Stream) -> None:
+        data = os.read(stream.source, CHUNK)
+        if not data:
+            self._close(stream)
+            return
+        *lines, stream.rest = (stream.rest + data).split(b"\n")
+        for line in lines:
+            self._emit(stream, _visible(line) + b"\n")
+        if len(stream.rest) > LONGEST_LINE:
+            self._emit(stream, stream.rest)
+            stream.rest = b""
+        elif b"\r" in stream.rest and stream.show:
+            stream.console.unfinished(_visible(stream.rest))
+
+    def _emit(self, stream: _Stream, data: bytes) -> None:
+        stream.tail.append(data)
+        logged = _write_all(stream.log, data)
+        # What a full disk keeps out of the log is shown even if the user asked for other ranks only.
+        if stream.show or not logged:
+            stream.console.line(data)
+
+    def _close(self, stream: _Stream) -> None:
+        if rest := _visible(stream.rest):
+            self._emit(stream, rest + b"\n")
+        self._selector.unregister(stream.source)
+        os.close(stream.source)
+        os.close(stream.log)
+
+
+def _visible(line: bytes) -> bytes:
+    """What a terminal would show of a line: its last part between carriage returns that is not blank."""
+    return next((part for part in reversed(line.split(b"\r")) if part.strip()), b"")
+
+
+def _write_all(fd: int, data: bytes) -> bool:
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,78 @@
+"""Processes below this one: what they catch, and how every one of them is ended.
+
+The secret: Linux. Ranks lead sessions of their own and are children of an agent that may die before them,
+so this process adopts orphans (PR_SET_CHILD_SUBREAPER) and finds what is left by walking the process tree.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def adopt_orphans() -> None:
+    """Descendants whose parent dies become children of this process instead of process 1's."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent() -> None:
+    """This process gets SIGTERM when its parent dies. For a child between fork and exec."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether the process has a handler for the signal (SigCgt in /proc/PID/status); False if gone."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(caught >> (signum - 1) & 1)
+
+
+def signal_groups(pids: Iterable[int], signum: int) -> None:
+    """Sends to the process groups that these ranks lead, so that their own children are reached too."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(pid, signum)
+
+
+def kill_descendants(seconds: float = 5.0) -> None:
+    """SIGKILL to everything below this process, again until nothing is left, at most for `seconds`."""
+    import psutil
+
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        left = [child for child in psutil.Process().children(recursive=True) if is_running(child.pid)]
+        if not left:
+            break
+        for child in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.send_signal(signal.SIGKILL)
+        time.sleep(0.02)
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+
+
+def is_running(pid: int) -> bool:
+    """Whether the process exists and is more than a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] not in "ZX"
+
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _LIBC.prctl(option, value, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl failed")

@@ -1,0 +1,272 @@
+"""What starts this node's ranks: torchrun's agent in a child process, or CMD itself.
+
+The secret: the two ways of starting, behind one class. Starting is in two steps, so that the agent can
+import torch while the nodes still meet: `prepare` spawns what takes time, `start` lets the ranks run.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from entrypoint import processes
+from entrypoint.output import Relay
+from entrypoint.plan import LaunchPlan
+from entrypoint.rundir import RunDirectory
+
+COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStarted:
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnded:
+    rank: int
+    status: int
+    """128+N for a signal N."""
+    signal: int
+    time: float
+    """Unix seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StarterEnded:
+    """No further rank will be started: all have ended, or starting them failed."""
+
+    error: str = ""
+    unavailable: bool = False
+    """Whether torch's store could not be had (a port, a peer)."""
+
+
+Event = RankStarted | RankEnded | StarterEnded
+
+
+class Ranks:
+    """This node's ranks. `events` says what becomes of them; `pids` are the living and the dead, by rank."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        env: Mapping[str, str],
+        relay: Relay,
+        run: RunDirectory,
+        *,
+        show: set[int] | None,
+    ):
+        """`env`: the whole environment of the ranks. `show`: whose output is shown; None for all."""
+        self.plan = plan
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self.pids: dict[int, int] = {}
+        self._env = dict(env)
+        self._relay = relay
+        self._run = run
+        self._show = show
+        self._child: asyncio.subprocess.Process | None = None
+        self._gpus: asyncio.Future[int] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._errors = tempfile.TemporaryDirectory(prefix="apptrain-")
+        self._ended: set[int] = set()
+        self._streams = {rank: self._pipes(f"rank{rank}", rank) for rank in self.ranks}
+
+    @property
+    def ranks(self) -> list[int]:
+        """Global ranks of this node (in `exec` mode the first one stands for CMD)."""
+        plan = self.plan
+        if plan.rank is not None:
+            return [plan.rank]
+        first = plan.node_rank * plan.nproc_per_node
+        return [first] if plan.mode == "exec" else list(range(first, first + plan.nproc_per_node))
+
+    def _pipes(self, who: str, rank: int | None) -> tuple[int, int]:
+        show = rank is not None and (self._show is None or rank in self._show)
+        log = self._run.log
+        name = self.plan.node
+        out = self._relay.add(who, "out", log(name, who, "out"), show=show)
+        return out, self._relay.add(who, "err", log(name, who, "err"), show=show)
+
+    async def prepare(self) -> None:
+        self._gpus = asyncio.get_running_loop().create_future()
+        if self.plan.mode == "torchrun":
+            await self._spawn_agent()
+        elif self.plan.device == "cuda" or self.plan.sources["device"] == "default":
+            self._tasks.append(asyncio.create_task(self._count_gpus()))
+        else:
+            self._gpus.set_result(0)
+
+    async def gpus_seen(self) -> int:
+        """How many GPUs torch sees on this node; 0 where nobody needs to know."""
+        assert self._gpus is not None
+        return await self._gpus
+
+    async def start(self) -> None:
+        if self.plan.mode == "torchrun":
+            assert self._child is not None
+            assert self._child.stdin is not None
+            with contextlib.suppress(ConnectionError):
+                self._child.stdin.write(b"go\n")
+                await self._child.stdin.drain()
+        else:
+            await self._spawn_command()
+
+    def alive(self) -> list[int]:
+        """Process ids of the ranks that have not ended."""
+        return [pid for pid in self.pids.values() if processes.is_running(pid)]
+
+    async def kill(self) -> None:
+        """Ends what is left: the ranks' groups, then the agent, which may wait for other nodes for ever."""
+        processes.signal_groups(self.alive(), signal.SIGKILL)
+        if self._child is not None and self._child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._child.kill()
+        await self.wait(5.0)
+        for task in self._tasks:
+            task.cancel()
+        self._errors.cleanup()
+
+    async def wait(self, seconds: float) -> bool:
+        """Waits for the starter to end; False when it has not in that time."""
+        if self._child is None:
+            return True
+        try:
+            await asyncio.wait_for(self._child.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def close_pipes(self) -> None:
+        """Our copies of the writing ends: the relay sees the end of the output once the ranks are gone."""
+        for fd in (fd for pair in self._streams.values() for fd in pair):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._streams = {}
+
+    async def _spawn_agent(self) -> None:
+        reader, writer = os.pipe()
+        agent_out, agent_err = self._pipes("agent", None)
+        streams = self._streams
+        fds = [fd for pair in streams.values() for fd in pair]
+        self._child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            str(Path(__file__).with_name("agent.py")),
+            str(writer),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=agent_out,
+            stderr=agent_err,
+            env=self._env,
+            pass_fds=[writer, *fds],
+            start_new_session=True,
+        )
+        for fd in (writer, agent_out, agent_err):
+            os.close(fd)
+        order = {
+            "argv": self.plan.argv,
+            "master_addr": self.plan.rendezvous.master_addr,
+            "master_port": self.plan.rendezvous.master_port,
+            "streams": {index: streams[rank] for index, rank in enumerate(self.ranks)},
+            "errors": self._errors.name,
+        }
+        self.close_pipes()
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps(order).encode() + b"\n")
+        self._tasks.append(asyncio.create_task(self._read_reports(reader)))
+
+    async def _read_reports(self, fd: int) -> None:
+        stream = asyncio.StreamReader(limit=1 << 20)
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(fd, "rb"))
+        finished = False
+        while line := await stream.readline():
+            finished |= self._reported(json.loads(line))
+        if not finished:
+            assert self._child is not None
+            status = await self._child.wait()
+            error = self._relay.first_error("agent") or f"torchrun's agent ended with status {status}"
+            self.events.put_nowait(StarterEnded(error=error))
+        if self._gpus is not None and not self._gpus.done():
+            self._gpus.set_result(0)
+
+    def _reported(self, report: Mapping[str, Any]) -> bool:
+        """Takes one line of the agent's; True for its last."""
+        match report["event"]:
+            case "ready":
+                assert self._gpus is not None
+                self._gpus.set_result(report["gpus"])
+            case "started":
+                self.pids[report["rank"]] = report["pid"]
+                self._ended.discard(report["rank"])
+                self.events.put_nowait(RankStarted(rank=report["rank"]))
+            case "ended":
+                self._rank_ended(report["rank"], report["status"], report["signal"], report["time"])
+            case "finished":
+                for rank, code in report["failures"].items():
+                    if int(rank) not in self._ended:
+                        self._rank_ended(int(rank), *_status(code), time.time())
+                self.events.put_nowait(StarterEnded(error=report["error"], unavailable=report["unavailable"]))
+                return True
+        return False
+
+    def _rank_ended(self, rank: int, status: int, signum: int, when: float) -> None:
+        self._ended.add(rank)
+        self.events.put_nowait(RankEnded(rank=rank, status=status, signal=signum, time=when))
+
+    async def _spawn_command(self) -> None:
+        rank = self.ranks[0]
+        out, err = self._streams[rank]
+        argv = self.plan.argv
+        if not self.plan.no_python:
+            argv = [sys.executable, *argv[1:]]
+        try:
+            self._child = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=self._env,
+                start_new_session=True,
+                preexec_fn=processes.die_with_parent,
+            )
+        except OSError as error:
+            self.close_pipes()
+            status = 127 if isinstance(error, FileNotFoundError) else 126
+            self._rank_ended(rank, status, 0, time.time())
+            self.events.put_nowait(StarterEnded(error=f"{argv[0]} cannot be started: {error.strerror}"))
+            return
+        self.close_pipes()
+        self.pids[rank] = self._child.pid
+        self._tasks.append(asyncio.create_task(self._wait_for_command(rank)))
+
+    async def _wait_for_command(self, rank: int) -> None:
+        assert self._child is not None
+        self._rank_ended(rank, *_status(await self._child.wait()), time.time())
+        self.events.put_nowait(StarterEnded())
+
+    async def _count_gpus(self) -> None:
+        child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-c",
+            COUNT_GPUS,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=self._env,
+        )
+        out, _ = await child.communicate()
+        assert self._gpus is not None
+        self._gpus.set_result(int(out) if child.returncode == 0 else 0)
+
+
+def _status(code: int) -> tuple[int, int]:
+    """(status, signal) of a return code as subprocess and torch give it."""
+    return (128 - code, -code) if code < 0 else (code, 0)

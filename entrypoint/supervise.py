@@ -1,0 +1,295 @@
+"""From started ranks to this node's outcome: what follows from what.
+
+The secret: the answers to everything that can happen while ranks run (one ends, another node fails, a stop
+is asked for, a signal comes). It all arrives in one queue and is answered here and nowhere else.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from entrypoint import join, outcome, processes
+from entrypoint.errors import DONE, SAVED, UNAVAILABLE
+from entrypoint.outcome import Outcome
+from entrypoint.plan import LaunchPlan
+from entrypoint.ranks import RankEnded, Ranks, RankStarted, StarterEnded
+
+FAILURE_GRACE = 3.0
+"""Seconds from SIGTERM to SIGKILL for ranks whose job has failed: a failure ends all within 5 s."""
+TERM_GRACE = 25.0
+"""The same after a SIGTERM of our own, in which ranks may save: 5 s below Slurm's default KillWait."""
+SETTLE = 0.25
+"""Seconds in which the ranks of a node that fail together are told apart by their times."""
+VERDICT = 3.0
+"""Seconds for all nodes to agree on the first failure."""
+AGENT_EXIT = 10.0
+"""Seconds for torchrun's agents to leave their exit barrier once every node is done."""
+SILENT_STOP = 10.0
+"""Seconds after which a rank that does not catch the stop signal is told to the user."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signalled:
+    """Somebody signalled this process."""
+
+    signum: int
+
+
+class Supervisor:
+    """Stays with the ranks of one node until the job has ended."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        ranks: Ranks,
+        link: join.Link | None,
+        first_error: Callable[[int], str],
+        say: Callable[[str], None],
+        stop_signal: signal.Signals,
+    ):
+        """`link` is None for a single participant; `first_error` gives a rank's first error."""
+        self._plan = plan
+        self._ranks = ranks
+        self._link = link
+        self._first_error = first_error
+        self._say = say
+        self._stop_signal = stop_signal
+        self._events: asyncio.Queue[object] = asyncio.Queue()
+        self._ended: dict[int, RankEnded] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = False
+        self._ending = False
+        self._at_once = False
+
+    def signalled(self, signum: int) -> None:
+        """A signal to this process; Ctrl-C a second time ends the grace of the first."""
+        self._at_once |= self._ending and signum == signal.SIGINT
+        self._events.put_nowait(Signalled(signum=int(signum)))
+
+    async def run(self, stop_file: Path | None) -> Outcome:
+        """Returns this node's outcome. `stop_file` is watched where it is given, once a second."""
+        self._watch(self._pass_on(self._ranks.events.get))
+        if self._link is not None:
+            self._watch(self._pass_on(self._link.next))
+        if stop_file is not None:
+            self._watch(self._watch_for(stop_file))
+        try:
+            return await self._stay()
+        finally:
+            for task in self._tasks:
+                task.cancel()
+
+    def _watch(self, work: Coroutine[Any, Any, None]) -> None:
+        self._tasks.append(asyncio.create_task(work))
+
+    async def _pass_on(self, source: Callable[[], Awaitable[object]]) -> None:
+        while True:
+            event = await source()
+            self._events.put_nowait(event)
+            if isinstance(event, (join.Failed, join.AllDone)):
+                return
+
+    async def _watch_for(self, stop_file: Path) -> None:
+        while not stop_file.exists():
+            await asyncio.sleep(1.0)
+        self._ask_all_to_stop()
+
+    def _ask_all_to_stop(self) -> None:
+        if self._link is not None:
+            self._link.stop()
+        else:
+            self._events.put_nowait(join.Stopped())
+
+    async def _stay(self) -> Outcome:
+        done = False
+        while True:
+            match await self._events.get():
+                case RankStarted() as started:
+                    self._ended.pop(started.rank, None)
+                case RankEnded() as ended:
+                    self._ended[ended.rank] = ended
+                    # With restarts left, torchrun's agent decides what a failure means.
+                    if self._plan.max_restarts == 0 and ended in self._failures():
+                        return await self._failed(await self._first_failure())
+                case StarterEnded() as starter if not done:
+                    if starter.error or self._failures() or not self._all_ended():
+                        return await self._failed(await self._first_failure(starter))
+                case join.Failed() as failed:
+                    return await self._end_with(failed.failure)
+                case join.AllDone():
+                    return await self._ended_well()
+                case join.Stopped() if not self._stopping:
+                    self._stopping = True
+                    self._watch(self._stop_ranks())
+                case Signalled(signum=signal.SIGUSR2):
+                    self._ask_all_to_stop()
+                case Signalled() as signalled:
+                    return await self._asked_to_end(signalled.signum)
+            if not done and self._all_ended() and not self._failures():
+                done = True
+                if self._link is None:
+                    return await self._ended_well()
+                self._link.done()
+
+    def _all_ended(self) -> bool:
+        return len(self._ended) == len(self._ranks.ranks)
+
+    def _failures(self) -> list[RankEnded]:
+        """Failed ranks, the first one first; a rank ended by signal after another's 75 has saved too."""
+        saved = min((ended.time for ended in self._ended.values() if ended.status == SAVED), default=None)
+        failed = [
+            ended
+            for ended in self._ended.values()
+            if ended.status not in (DONE, SAVED)
+            and not (saved is not None and ended.signal and ended.time >= saved)
+        ]
+        return sorted(failed, key=lambda ended: ended.time)
+
+    async def _first_failure(self, starter: StarterEnded | None = None) -> Outcome:
+        """The failure of this node: its first failed rank's, else what kept the ranks from starting."""
+        await asyncio.sleep(SETTLE)
+        others = []
+        while not self._events.empty():
+            match self._events.get_nowait():
+                case RankEnded() as ended:
+                    self._ended[ended.rank] = ended
+                case StarterEnded() as late:
+                    starter = starter or late
+                case other:
+                    others.append(other)
+        for other in others:
+            self._events.put_nowait(other)
+        if failures := self._failures():
+            return self._outcome_of(failures)
+        error = starter.error if starter and starter.error else "the ranks ended without a status"
+        status = UNAVAILABLE if starter and starter.unavailable else 1
+        return Outcome(status=status, node=self._plan.node, time=time.time(), error=error)
+
+    def _outcome_of(self, failures: list[RankEnded]) -> Outcome:
+        first = failures[0]
+        # Ranks that refuse the same input end together, and only one of them says why.
+        alike = [
+            other for other in failures if other.status == first.status and other.time < first.time + SETTLE
+        ]
+        error = next(filter(None, (self._first_error(ended.rank) for ended in alike)), "nothing on stderr")
+        if first.signal:
+            error = f"killed by {_signal_name(first.signal)}: {error}"
+        return Outcome(
+            status=first.status,
+            rank=first.rank,
+            node=self._plan.node,
+            signal=first.signal,
+            time=first.time,
+            error=error,
+        )
+
+    async def _ended_well(self) -> Outcome:
+        await self._ranks.wait(AGENT_EXIT)
+        return outcome.of_job({f"rank {rank}": self._well(ended) for rank, ended in self._ended.items()})
+
+    def _well(self, ended: RankEnded) -> Outcome:
+        status = DONE if ended.status == DONE else SAVED
+        return Outcome(status=status, rank=ended.rank, node=self._plan.node, time=ended.time)
+
+    async def _failed(self, mine: Outcome) -> Outcome:
+        """Tells the others, ends our ranks, and returns the failure that all nodes call the first."""
+        if self._link is not None:
+            self._link.fail(to_failure(self._plan, mine))
+        ending = asyncio.ensure_future(self._end_ranks(FAILURE_GRACE))
+        first = await self._verdict()
+        await ending
+        return first or mine
+
+    async def _verdict(self) -> Outcome | None:
+        if self._link is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(VERDICT):
+                    while True:
+                        event = await self._events.get()
+                        if isinstance(event, join.Failed):
+                            return _to_outcome(event.failure)
+        return None
+
+    async def _end_with(self, failure: join.Failure) -> Outcome:
+        terminated = failure.rank is None and failure.signal == signal.SIGTERM
+        await self._end_ranks(TERM_GRACE if terminated else FAILURE_GRACE)
+        return _to_outcome(failure)
+
+    async def _asked_to_end(self, signum: int) -> Outcome:
+        """SIGTERM (scancel, qdel) lets ranks save if time allows, Ctrl-C does not; no requeue follows."""
+        mine = asked_to_end(self._plan, signum)
+        self._ending = True
+        if self._link is not None:
+            self._link.fail(to_failure(self._plan, mine))
+        await self._end_ranks(TERM_GRACE if signum == signal.SIGTERM else FAILURE_GRACE)
+        return mine
+
+    async def _end_ranks(self, grace: float) -> None:
+        processes.signal_groups(self._ranks.alive(), signal.SIGTERM)
+        deadline = time.monotonic() + grace
+        while self._ranks.alive() and time.monotonic() < deadline and not self._at_once:
+            await asyncio.sleep(0.02)
+        await self._ranks.kill()
+
+    async def _stop_ranks(self) -> None:
+        """Sends the stop signal to each rank once it catches it, never to torchrun's agent: it would die."""
+        since = time.monotonic()
+        told: set[int] = set()
+        while waiting := sorted(set(self._ranks.pids) - told - set(self._ended)):
+            for rank in waiting:
+                if processes.catches(self._ranks.pids[rank], self._stop_signal):
+                    os.kill(self._ranks.pids[rank], self._stop_signal)
+                    told.add(rank)
+            if time.monotonic() - since > SILENT_STOP:
+                since = float("inf")
+                name = self._stop_signal.name
+                silent = _listed([rank for rank in waiting if rank not in told])
+                self._say(
+                    f"a stop was asked for, but {silent} on {self._plan.node} catches no {name} and runs on"
+                )
+            await asyncio.sleep(0.2)
+
+
+def asked_to_end(plan: LaunchPlan, signum: int) -> Outcome:
+    """The outcome of a node that was signalled."""
+    error = "interrupted" if signum == signal.SIGINT else f"ended by {_signal_name(signum)}"
+    return Outcome(status=128 + signum, signal=signum, node=plan.node, time=time.time(), error=error)
+
+
+def _signal_name(signum: int) -> str:
+    return signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
+
+
+def _listed(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"each of the ranks {shown}"
+
+
+def to_failure(plan: LaunchPlan, ended: Outcome) -> join.Failure:
+    """A node's outcome as the others are told it."""
+    return join.Failure(
+        node_rank=plan.node_rank,
+        node=ended.node,
+        rank=ended.rank,
+        status=ended.status,
+        signal=ended.signal,
+        time=ended.time,
+        error=ended.error,
+    )
+
+
+def _to_outcome(failure: join.Failure) -> Outcome:
+    return Outcome(
+        status=failure.status,
+        rank=failure.rank,
+        node=failure.node,
+        signal=failure.signal,
+        time=failure.time,
+        error=failure.error,
+    )

@@ -1,0 +1,130 @@
+"""Real jobs on this machine, for tests: started, bounded, and looked at from outside."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoint import outcome
+from entrypoint.outcome import Outcome
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+BOUND = 120.0
+"""Seconds after which a job that hangs is killed and the test fails."""
+
+
+def clean_env(**more: str) -> dict[str, str]:
+    """The environment of this test run without what a scheduler or launcher may have left in it."""
+    kept = ("PATH", "HOME", "LANG", "TMPDIR", "USER", "PYTHONPATH")
+    return {name: os.environ[name] for name in kept if name in os.environ} | more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    status: int
+    out: str
+    err: str
+    run: Path
+    seconds: float
+
+    def outcome(self, name: str) -> Outcome:
+        found = outcome.read(self.run / "outcome" / name)
+        assert found is not None, f"no outcome {name}: {list((self.run / 'outcome').iterdir())}"
+        return found
+
+    def log(self, name: str) -> str:
+        return (self.run / "logs" / name).read_text()
+
+
+class Job:
+    """One call of the embedded scheduler, or of anything else that ends by itself."""
+
+    def __init__(self, argv: Sequence[str], cwd: Path, run: Path, env: dict[str, str]):
+        self.run = run
+        self.started = time.monotonic()
+        self.out = (cwd / "stdout.txt").open("w+")
+        self.err = (cwd / "stderr.txt").open("w+")
+        self.process = subprocess.Popen(
+            argv,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=self.out,
+            stderr=self.err,
+            start_new_session=True,
+        )
+
+    def until(self, condition: Callable[[], object], what: str, seconds: float = BOUND) -> None:
+        """Waits until the condition holds; fails when the job ends before, or after `seconds`."""
+        deadline = time.monotonic() + seconds
+        while not condition():
+            assert self.process.poll() is None, f"ended before {what}\n{self.text()}"
+            assert time.monotonic() < deadline, f"waited {seconds} s for {what}\n{self.text()}"
+            time.sleep(0.02)
+
+    def text(self) -> str:
+        return f"stdout:\n{self._read(self.out.name)}\nstderr:\n{self._read(self.err.name)}"
+
+    def signal(self, signum: int) -> None:
+        self.started = time.monotonic()
+        self.process.send_signal(signum)
+
+    def end(self, seconds: float = BOUND) -> Ended:
+        """Waits for the end; `seconds` in the result count from the start or the last signal."""
+        try:
+            status = self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(40)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+            raise AssertionError(f"still running after {seconds} s\n{self.text()}") from None
+        return Ended(
+            status=status,
+            out=self._read(self.out.name),
+            err=self._read(self.err.name),
+            run=self.run,
+            seconds=time.monotonic() - self.started,
+        )
+
+    @staticmethod
+    def _read(name: str) -> str:
+        return Path(name).read_text(errors="replace")
+
+
+def start(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None) -> Job:
+    """Starts the embedded scheduler in `tmp_path` with its run directory there."""
+    run = tmp_path / "run"
+    argv = [sys.executable, "-P", "-m", "entrypoint.embedded", "--run-dir", str(run), *arguments]
+    return Job(argv, tmp_path, run, clean_env(**({"APPTRAIN_PASS": "PYTHONPATH"} | (env or {}))))
+
+
+def run(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None) -> Ended:
+    return start(tmp_path, *arguments, env=env).end()
+
+
+def processes_with(text: str) -> list[int]:
+    """Process ids whose environment holds the text: what a job has left behind."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and text.encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def gone(text: str, seconds: float = 5.0) -> bool:
+    """Whether every process with the text in its environment has ended within the bound."""
+    deadline = time.monotonic() + seconds
+    while processes_with(text):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True

@@ -1,0 +1,456 @@
+"""`launch` on two embedded nodes: real torchrun, real ranks, every way in which they can end."""
+
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from entrypoint.rendezvous import port_pair
+from tests.embedded.jobs import Job, clean_env, gone, processes_with, run, start
+
+ALL_REDUCE = """
+import os, sys
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([float(dist.get_rank() + 1)])
+dist.all_reduce(total)
+rank, size = dist.get_rank(), dist.get_world_size()
+assert total.item() == size * (size + 1) / 2
+print(f"rank {rank} of {size} local {os.environ['LOCAL_RANK']} of {os.environ['LOCAL_WORLD_SIZE']}", flush=True)
+dist.destroy_process_group()
+"""
+SHELL = ("--mode", "rank", "--no-python", "--", "bash", "-c")
+"""One task a node, which is one rank: everything but torch, in a fraction of a second."""
+
+
+def write(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def test_torchrun_forms_one_world_over_both_nodes_and_every_rank_has_its_logs(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--nproc-per-node", "2", "--", write(tmp_path, "script.py", ALL_REDUCE))
+    assert ended.status == 0, ended.err
+    expected = {f"rank {rank} of 4 local {rank % 2} of 2" for rank in range(4)}
+    assert set(ended.out.splitlines()) == expected
+    for rank in range(4):
+        log = ended.log(f"0/127.0.0.{1 + rank // 2}.rank{rank}.out")
+        assert log == f"rank {rank} of 4 local {rank % 2} of 2\n"
+    assert [ended.outcome(f"0.{node}").status for node in (0, 1)] == [0, 0]
+    job_log = (ended.run / "job.log").read_text().splitlines()
+    assert expected <= set(job_log)
+
+
+def test_the_run_directory_is_the_users_alone(tmp_path: Path) -> None:
+    ended = run(tmp_path, *SHELL, "true")
+    assert ended.status == 0, ended.err
+    for path in [ended.run, *ended.run.rglob("*")]:
+        assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_each_node_resolves_its_own_plan(tmp_path: Path) -> None:
+    ended = run(tmp_path, *SHELL, "true")
+    plans = [json.loads((ended.run / f"plan.{node}.0.json").read_text()) for node in (0, 1)]
+    assert [plan["node_rank"] for plan in plans] == [0, 1]
+    assert [plan["sources"]["node_rank"] for plan in plans] == ["derived:APPTRAIN_EMBEDDED_NODENAME"] * 2
+    assert [plan["rendezvous"]["is_host"] for plan in plans] == [True, False]
+    assert plans[0]["nodes"] == plans[1]["nodes"] == ["127.0.0.1", "127.0.0.2"]
+
+
+def test_one_task_per_rank_forms_the_same_world(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--tasks-per-node", "2", "--", write(tmp_path, "script.py", ALL_REDUCE))
+    assert ended.status == 0, ended.err
+    assert set(ended.out.splitlines()) == {f"rank {rank} of 4 local {rank % 2} of 2" for rank in range(4)}
+    assert {ended.outcome(f"0.{node}.{local}").rank for node in (0, 1) for local in (0, 1)} == {0, 1, 2, 3}
+
+
+def test_a_script_that_spawns_its_own_workers_runs_once_per_node(tmp_path: Path) -> None:
+    script = """
+import os
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def worker(local_rank, per_node):
+    rank = int(os.environ["NODE_RANK"]) * per_node + local_rank
+    address = f"tcp://{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=int(os.environ["NNODES"]) * per_node)
+    total = torch.tensor([float(rank)])
+    dist.all_reduce(total)
+    print(f"spawned rank {rank} sum {total.item()}", flush=True)
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    per_node = int(os.environ["NPROC_PER_NODE"])
+    mp.spawn(worker, args=(per_node,), nprocs=per_node)
+"""
+    ended = run(
+        tmp_path, "--mode", "exec", "--nproc-per-node", "2", "--", write(tmp_path, "script.py", script)
+    )
+    assert ended.status == 0, ended.err
+    assert set(ended.out.splitlines()) == {f"spawned rank {rank} sum 6.0" for rank in range(4)}
+
+
+def test_nodes_listed_by_hand_run_without_a_scheduler(tmp_path: Path) -> None:
+    script = write(tmp_path, "script.py", ALL_REDUCE)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(20000 + free.getsockname()[1] % 9000)
+    key = tmp_path / "key"
+    key.write_text("0123456789abcdef0123456789abcdef")
+    key.chmod(0o600)
+    jobs = []
+    for node in ("0", "1"):
+        folder = tmp_path / node
+        folder.mkdir()
+        argv = [sys.executable, "-P", "-m", "entrypoint", "launch", "--nodes", "127.0.0.1,127.0.0.2"]
+        argv += ["--node-rank", node, "--master-port", port, "--device", "cpu", "--join-key-file", str(key)]
+        argv += ["--run-dir", str(tmp_path / "run"), "--", script]
+        jobs.append(Job(argv, folder, tmp_path / "run", clean_env()))
+    ended = [job.end() for job in jobs]
+    assert [one.status for one in ended] == [0, 0], [one.err for one in ended]
+    assert [one.out for one in ended] == [f"rank {rank} of 2 local 0 of 1\n" for rank in (0, 1)]
+
+
+def test_the_first_failing_ranks_status_and_error_end_the_job_and_are_said_once(tmp_path: Path) -> None:
+    script = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    time.sleep(0.5)
+    print("a warning", file=sys.stderr)
+    try:
+        raise ValueError("the real reason")
+    except ValueError:
+        import traceback
+        traceback.print_exc()
+        sys.exit(7)
+time.sleep(60)
+"""
+    ended = run(tmp_path, "--", write(tmp_path, "script.py", script))
+    assert ended.status == 7
+    log = ended.run / "logs" / "0" / "127.0.0.2.rank1.err"
+    message = f"entrypoint: rank 1 on 127.0.0.2 failed first, status 7: ValueError: the real reason ({log})"
+    assert [line for line in ended.err.splitlines() if "failed first" in line] == [message]
+    for node in (0, 1):
+        outcome = ended.outcome(f"0.{node}")
+        assert (outcome.status, outcome.rank, outcome.node, outcome.signal, outcome.error) == (
+            7,
+            1,
+            "127.0.0.2",
+            0,
+            "ValueError: the real reason",
+        )
+    assert gone(str(ended.run))
+
+
+def test_a_failure_ends_ranks_that_ignore_sigterm_within_its_bound(tmp_path: Path) -> None:
+    script = 'trap "" TERM; if [ $RANK = 0 ]; then sleep 1; date +%s.%N > failed; exit 3; fi; for i in $(seq 600); do sleep 0.1; done'
+    ended = run(tmp_path, *SHELL, script)
+    assert ended.status == 3
+    assert gone(str(ended.run))
+    failed_at = float((tmp_path / "failed").read_text())
+    ended_at = (ended.run / "outcome" / "0.1.0").stat().st_mtime
+    assert ended_at - failed_at < 5
+
+
+def test_a_rank_killed_by_a_signal_gives_128_plus_its_number(tmp_path: Path) -> None:
+    ended = run(tmp_path, *SHELL, "if [ $RANK = 1 ]; then kill -9 $$; fi; sleep 60")
+    outcome = ended.outcome("0.1.0")
+    assert (ended.status, outcome.status, outcome.signal) == (137, 137, 9)
+    assert outcome.error == "killed by SIGKILL: nothing on stderr"
+
+
+def test_a_torchrun_rank_killed_by_a_signal_gives_128_plus_its_number(tmp_path: Path) -> None:
+    script = "import os, signal, time\nif os.environ['RANK'] == '0': os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)"
+    ended = run(tmp_path, "--", write(tmp_path, "script.py", script))
+    outcome = ended.outcome("0.0")
+    assert (ended.status, outcome.status, outcome.signal, outcome.rank) == (137, 137, 9, 0)
+
+
+def test_75_of_all_ranks_is_75(tmp_path: Path) -> None:
+    ended = run(tmp_path, *SHELL, "exit 75")
+    assert ended.status == 75
+    assert [ended.outcome(f"0.{node}.0").status for node in (0, 1)] == [75, 75]
+
+
+def test_a_neighbour_that_the_agent_ends_after_a_75_has_saved_too(tmp_path: Path) -> None:
+    script = "import os, sys, time\nif os.environ['LOCAL_RANK'] == '0': sys.exit(75)\ntime.sleep(60)"
+    ended = run(
+        tmp_path, "--nproc-per-node", "2", "--max-restarts", "1", "--", write(tmp_path, "script.py", script)
+    )
+    assert ended.status == 75, ended.err
+    assert [ended.outcome(f"0.{node}").status for node in (0, 1)] == [75, 75]
+
+
+def test_75_on_one_node_beside_0_on_the_other_is_a_failure(tmp_path: Path) -> None:
+    ended = run(tmp_path, *SHELL, "[ $RANK = 0 ] || exit 75")
+    assert ended.status == 1
+    assert "0.1.0 saved to go on, the others ended well" in ended.err
+
+
+def test_torchrun_restarts_its_ranks_as_often_as_asked(tmp_path: Path) -> None:
+    script = """
+import os, sys
+from pathlib import Path
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    sys.exit(9)
+print("second try", flush=True)
+"""
+    ended = run(tmp_path, "--nodes", "1", "--max-restarts", "1", "--", write(tmp_path, "script.py", script))
+    assert (ended.status, ended.out) == (0, "second try\n"), ended.err
+
+
+def test_interrupting_ends_both_nodes_at_once(tmp_path: Path) -> None:
+    job = start(tmp_path, *SHELL, "touch ready.$RANK; sleep 100")
+    job.until(lambda: len(list(tmp_path.glob("ready.*"))) == 2, "both ranks run")
+    job.signal(signal.SIGINT)
+    ended = job.end()
+    assert ended.status == 130
+    assert ended.seconds < 5
+    assert "entrypoint: 127.0.0.1: interrupted" in ended.err
+    assert "Traceback" not in ended.err
+    assert gone(str(ended.run))
+
+
+def test_interrupting_while_the_nodes_still_meet_leaves_nothing(tmp_path: Path) -> None:
+    job = start(tmp_path, "--", write(tmp_path, "script.py", "import time; time.sleep(100)"))
+    job.until(lambda: processes_with(str(job.run)), "a node has started")
+    job.signal(signal.SIGINT)
+    ended = job.end()
+    assert ended.status == 130
+    assert "Traceback" not in ended.err
+    assert gone(str(ended.run))
+
+
+def test_sigterm_reaches_the_ranks_which_may_save_and_ends_with_143(tmp_path: Path) -> None:
+    script = (
+        'trap "sleep 1; echo saved; exit 0" TERM; touch ready.$RANK; for i in $(seq 1000); do sleep 0.1; done'
+    )
+    job = start(tmp_path, *SHELL, script)
+    job.until(lambda: len(list(tmp_path.glob("ready.*"))) == 2, "both ranks run")
+    job.signal(signal.SIGTERM)
+    ended = job.end()
+    assert ended.status == 143
+    assert ended.out == "saved\nsaved\n"
+    assert [ended.outcome(f"0.{node}.0").status for node in (0, 1)] == [143, 143]
+
+
+def test_the_stop_file_reaches_the_ranks_that_catch_the_signal_and_no_others(tmp_path: Path) -> None:
+    script = """
+import os, signal, sys, time
+from pathlib import Path
+def stop(*_): Path(f"stopped.{os.environ['RANK']}").touch()
+if os.environ["RANK"] != "3":
+    signal.signal(signal.SIGUSR2, stop)
+Path(f"ready.{os.environ['RANK']}").touch()
+while len(list(Path().glob("stopped.*"))) < 3:
+    time.sleep(0.05)
+sys.exit(75)
+"""
+    job = start(tmp_path, "--nproc-per-node", "2", "--", write(tmp_path, "script.py", script))
+    job.until(lambda: len(list(tmp_path.glob("ready.*"))) == 4, "all ranks run")
+    (job.run / "stop").touch()
+    ended = job.end()
+    assert ended.status == 75, ended.err
+    assert {path.name for path in tmp_path.glob("stopped.*")} == {"stopped.0", "stopped.1", "stopped.2"}
+
+
+def test_another_stop_signal_can_be_chosen_and_a_deaf_rank_is_told(tmp_path: Path) -> None:
+    script = 'if [ $RANK = 0 ]; then trap "exit 75" USR1; fi; touch ready.$RANK; for i in $(seq 140); do sleep 0.1; done; exit 75'
+    job = start(tmp_path, "--stop-signal", "USR1", *SHELL, script)
+    job.until(lambda: len(list(tmp_path.glob("ready.*"))) == 2, "both ranks run")
+    (job.run / "stop").touch()
+    ended = job.end()
+    assert ended.status == 75, ended.err
+    assert (
+        "entrypoint: a stop was asked for, but rank 1 on 127.0.0.2 catches no SIGUSR1 and runs on\n"
+        in ended.err
+    )
+
+
+def test_a_killed_agent_leaves_no_rank_running(tmp_path: Path) -> None:
+    job = start(
+        tmp_path,
+        "--",
+        write(tmp_path, "script.py", "open('ready','w').close()\nimport time; time.sleep(100)"),
+    )
+    job.until((tmp_path / "ready").exists, "a rank runs")
+    agents = [pid for pid in processes_with(str(job.run)) if "agent.py" in command_line(pid)]
+    assert len(agents) == 2
+    os.kill(agents[0], signal.SIGKILL)
+    ended = job.end()
+    assert ended.status == 1
+    assert "torchrun's agent ended with status -9" in ended.err
+    assert gone(str(ended.run))
+
+
+def test_a_killed_entrypoint_takes_its_ranks_along_and_the_other_node_hears_of_it(tmp_path: Path) -> None:
+    job = start(
+        tmp_path,
+        "--",
+        write(
+            tmp_path,
+            "script.py",
+            "import os,time\nopen('ready.'+os.environ['RANK'],'w').close()\ntime.sleep(100)",
+        ),
+    )
+    job.until(lambda: len(list(tmp_path.glob("ready.*"))) == 2, "both ranks run")
+    nodes = {node_name(pid): pid for pid in processes_with(str(job.run)) if " launch " in command_line(pid)}
+    job.started = time.monotonic()
+    os.kill(nodes["127.0.0.2"], signal.SIGKILL)
+    ended = job.end()
+    assert ended.status != 0
+    assert ended.seconds < 15
+    assert ended.outcome("0.0").node == "127.0.0.2"
+    assert gone(str(ended.run))
+
+
+def test_users_files_do_not_stand_in_for_ours_and_theirs_are_found(tmp_path: Path) -> None:
+    for name in ("train.py", "hello.py", "join.py", "plan.py"):
+        write(tmp_path, name, "raise SystemExit('the wrong module')")
+    (tmp_path / "entrypoint").mkdir()
+    write(tmp_path / "entrypoint", "__init__.py", "raise SystemExit('the wrong module')")
+    ended = run(tmp_path, "--", "-m", "train.hello")
+    assert ended.status == 0, ended.err
+    assert "hello from [127.0.0.2:gloo] process 1/2" in ended.out
+
+
+def test_a_script_imports_what_lies_beside_it_and_gets_its_arguments_unchanged(tmp_path: Path) -> None:
+    folder = tmp_path / "my project"
+    folder.mkdir()
+    write(folder, "model.py", "NAME = 'model beside the script'")
+    script = write(
+        folder, "train.py", "import json, sys, model\nprint(json.dumps([model.NAME, *sys.argv[1:]]))"
+    )
+    arguments = ["--lr", "0.1", "a b", "it's", 'say "x"', "$HOME", "new\nline", "", "--", "-m", "*"]
+    ended = run(tmp_path, "--", script, *arguments)
+    assert ended.status == 0, ended.err
+    assert [json.loads(line) for line in ended.out.splitlines()] == [
+        ["model beside the script", *arguments]
+    ] * 2
+
+
+def test_a_users_module_is_found_in_the_current_directory(tmp_path: Path) -> None:
+    write(tmp_path, "mine.py", "print('my module')")
+    ended = run(tmp_path, "--", "-m", "mine")
+    assert (ended.status, ended.out) == (0, "my module\nmy module\n"), ended.err
+
+
+def test_output_of_all_ranks_is_whole(tmp_path: Path) -> None:
+    script = """
+import os, sys
+rank = os.environ["RANK"]
+for line in range(2000):
+    sys.stdout.write(rank * 200 + f" {line}\\n")
+sys.stdout.write("no newline at the end of " + rank)
+"""
+    ended = run(tmp_path, "--nproc-per-node", "2", "--", write(tmp_path, "script.py", script))
+    assert ended.status == 0, ended.err
+    expected = sorted(
+        [f"{rank * 200} {line}" for rank in "0123" for line in range(2000)]
+        + [f"no newline at the end of {rank}" for rank in "0123"]
+    )
+    assert sorted(ended.out.splitlines()) == expected
+    assert len(ended.log("0/127.0.0.2.rank3.out").splitlines()) == 2001
+
+
+def test_only_rank_0_is_shown_on_request_and_the_logs_have_everything(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--show-ranks", "0", *SHELL, "echo rank $RANK")
+    assert (ended.status, ended.out) == (0, "rank 0\n")
+    assert ended.log("0/127.0.0.2.rank1.out") == "rank 1\n"
+
+
+def test_what_an_outer_launcher_left_behind_does_not_reach_the_ranks(tmp_path: Path) -> None:
+    left = {"TORCHELASTIC_USE_AGENT_STORE": "True", "PET_NNODES": "7", "RANK": "5"}
+    env = {**left, "APPTRAIN_PASS": "PYTHONPATH TORCHELASTIC_* PET_* RANK"}
+    ended = run(
+        tmp_path,
+        "--mode",
+        "exec",
+        "--no-python",
+        "--",
+        "bash",
+        "-c",
+        "env | grep -E '^(TORCHELASTIC|PET|RANK)' ; true",
+        env=env,
+    )
+    assert (ended.status, ended.out) == (0, "")
+    message = (
+        "not passed on to the ranks, left by another launcher: PET_NNODES, RANK, TORCHELASTIC_USE_AGENT_STORE"
+    )
+    assert ended.err.count(message) == 1
+
+
+def test_a_taken_join_port_is_met_with_the_next_attempts_ports(tmp_path: Path) -> None:
+    job = start(tmp_path, *SHELL, "echo attempt $MASTER_PORT")
+    # The ports follow from the scheduler's process id, which is known only now: taken before any node listens.
+    _, join_port = port_pair(job_number=job.process.pid, array_index=0, step=0, attempt=0)
+    with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        taken.bind(("127.0.0.1", join_port))
+        taken.listen()
+        ended = job.end()
+    second, _ = port_pair(job_number=job.process.pid, array_index=0, step=0, attempt=1)
+    assert (ended.status, ended.out) == (0, f"attempt {second}\n" * 2), ended.err
+    assert f"127.0.0.1:{join_port}" in ended.err
+    assert ended.outcome("0.0.0").status == 69
+
+
+def test_a_port_set_by_hand_is_not_retried(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1] - 1
+        ended = run(tmp_path, "--master-port", str(port), *SHELL, "echo never")
+    assert (ended.status, ended.out) == (69, "")
+    assert not list((ended.run / "outcome").glob("1.*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--device", "gpu"), "--device=gpu: must be one of auto, cpu, cuda"),
+        (("--frobnicate",), "unrecognized arguments: --frobnicate: see `python -m entrypoint --help`"),
+        (("--nodes", "0"), "--nodes=0: must be a number from 1"),
+        (("--nodes", "300"), "--nodes 300: 254 at most on one machine"),
+        (("--on-failure", "restart"), "--on-failure restart is not available in this version: use stop or requeue"),
+        (("--mode", "rank", "--max-restarts", "2"), "--max-restarts 2 needs --mode torchrun, this is rank: leave it out"),
+        (("--no-python", "--", "no-such-program"), "CMD no-such-program is no program in PATH: check the spelling, or give its path"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line_and_64_before_anything_starts(
+    tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    ended = run(tmp_path, *arguments)
+    assert (ended.status, ended.out, ended.err) == (64, "", f"entrypoint: {message}\n")
+    assert not ended.run.exists()
+
+
+def test_a_script_that_does_not_exist_is_told_with_the_folder_it_was_sought_in(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--", "trian.py")
+    assert (ended.status, ended.err) == (
+        64,
+        f"entrypoint: CMD trian.py does not exist in {tmp_path}: check the spelling; a module is given as -m NAME, "
+        "a program that is no Python script needs --no-python\n",
+    )
+
+
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+    except OSError:
+        return ""
+
+
+def node_name(pid: int) -> str:
+    environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return next(
+        line.decode().partition("=")[2] for line in environ if line.startswith(b"APPTRAIN_EMBEDDED_NODENAME=")
+    )

@@ -1,0 +1,80 @@
+"""Outcome files, and the job's status that they make."""
+
+from pathlib import Path
+
+import pytest
+
+from entrypoint import outcome
+from entrypoint.outcome import Outcome
+
+FAILED = Outcome(status=7, rank=3, node="gpu-b07", signal=0, time=1795254231.5, error="ValueError: x = 'a b'")
+
+
+def test_a_file_holds_name_and_value_lines_and_reads_back(tmp_path: Path) -> None:
+    outcome.write(tmp_path / "0.1", FAILED)
+    text = "status=7\nrank=3\nnode=gpu-b07\nsignal=0\ntime=1795254231.500000\nerror=ValueError: x = 'a b'\n"
+    assert (tmp_path / "0.1").read_text() == text
+    assert outcome.read(tmp_path / "0.1") == FAILED
+    assert (tmp_path / "0.1").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["0.1"]
+
+
+def test_an_error_with_line_breaks_stays_one_line(tmp_path: Path) -> None:
+    outcome.write(tmp_path / "0.0", Outcome(status=1, error="first\nstatus=0\r\nsecond"))
+    assert outcome.read(tmp_path / "0.0") == Outcome(status=1, error="first status=0 second")
+
+
+def test_a_status_without_a_rank_reads_back(tmp_path: Path) -> None:
+    outcome.write(tmp_path / "0.0", Outcome(status=69, node="a"))
+    assert outcome.read(tmp_path / "0.0") == Outcome(status=69, node="a", rank=None)
+
+
+@pytest.mark.parametrize("text", ["", "status=", "status=x\n", "rank=1\n", "status=1\nrank=one\n"])
+def test_what_is_no_outcome_counts_as_missing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "0.0").write_text(text)
+    assert outcome.read(tmp_path / "0.0") is None
+
+
+def test_a_missing_file_is_no_outcome(tmp_path: Path) -> None:
+    assert outcome.read(tmp_path / "0.0") is None
+
+
+def test_a_file_is_never_run_by_a_shell_that_sources_nothing(tmp_path: Path) -> None:
+    outcome.write(tmp_path / "0.0", Outcome(status=1, error="$(touch pwned) `id`"))
+    found = outcome.read(tmp_path / "0.0")
+    assert found is not None
+    assert found.error == "$(touch pwned) `id`"
+
+
+def at(time: float, status: int) -> Outcome:
+    return Outcome(status=status, rank=0, node="n", time=time)
+
+
+@pytest.mark.parametrize(
+    ("files", "status"),
+    [
+        ([at(1, 0), at(2, 0)], 0),
+        ([at(1, 75), at(2, 75)], 75),
+        ([at(1, 75), at(2, 0)], 1),
+        ([at(2, 7), at(1, 9)], 9),
+        ([at(1, 137), at(2, 1)], 137),
+        ([at(1, 75), at(2, 3)], 3),
+        ([at(1, 0), None], 1),
+        ([None, None], 1),
+        ([at(5, 64), None], 64),
+        ([at(5, 75), None], 1),
+    ],
+)
+def test_the_jobs_status_follows_the_files(files: list[Outcome | None], status: int) -> None:
+    job = outcome.of_job({f"0.{index}": found for index, found in enumerate(files)})
+    assert job.status == status
+
+
+def test_missing_files_are_named() -> None:
+    job = outcome.of_job({f"0.{index}": None for index in range(6)})
+    assert job.error == "no outcome was written by 0.0, 0.1, 0.2, 0.3 and 2 more"
+
+
+def test_names_count_the_task_only_where_a_task_is_a_rank() -> None:
+    assert outcome.file_name(2, 5, None) == "2.5"
+    assert outcome.file_name(2, 5, 0) == "2.5.0"

@@ -1,0 +1,200 @@
+"""The relay of the ranks' output: whole lines, logs, progress bars."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from entrypoint.output import Console, Relay, wants_progress
+
+
+class Screen:
+    """A console whose bytes a test can read."""
+
+    def __init__(self, *, progress: bool = False):
+        self._reader, self.fd = os.pipe()
+        self.console = Console(self.fd, progress=progress)
+
+    def text(self) -> bytes:
+        os.close(self.fd)
+        data = b""
+        while chunk := os.read(self._reader, 65536):
+            data += chunk
+        os.close(self._reader)
+        return data
+
+
+def relay(
+    tmp_path: Path, *writes: bytes, progress: bool = False, show: bool = True
+) -> tuple[bytes, bytes, str]:
+    """(shown, logged, first error) of a rank that writes these pieces to its stderr."""
+    screen = Screen(progress=progress)
+    reading = Relay({"out": screen.console, "err": screen.console})
+    writer = reading.add("rank0", "err", tmp_path / "log", show=show)
+    reading.start()
+    for data in writes:
+        os.write(writer, data)
+        time.sleep(0.02)
+    os.close(writer)
+    reading.finish(5)
+    return screen.text(), (tmp_path / "log").read_bytes(), reading.first_error("rank0")
+
+
+def test_lines_written_in_pieces_arrive_whole(tmp_path: Path) -> None:
+    shown, logged, _ = relay(tmp_path, b"one, ", b"still one\ntwo", b"\n", b"three")
+    assert shown == logged == b"one, still one\ntwo\nthree\n"
+
+
+def test_bytes_that_are_no_text_pass_unchanged(tmp_path: Path) -> None:
+    shown, logged, _ = relay(tmp_path, b"\xff\xfe\x00 binary\n")
+    assert shown == logged == b"\xff\xfe\x00 binary\n"
+
+
+def test_a_hidden_rank_is_logged_only(tmp_path: Path) -> None:
+    shown, logged, _ = relay(tmp_path, b"line\n", show=False)
+    assert (shown, logged) == (b"", b"line\n")
+
+
+def test_a_log_is_appended_to(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"before\n")
+    assert relay(tmp_path, b"after\n")[1] == b"before\nafter\n"
+
+
+def test_a_progress_bar_is_shown_on_a_terminal_and_only_its_end_is_logged(tmp_path: Path) -> None:
+    shown, logged, _ = relay(tmp_path, b"\r 10%", b"\r 50%", b"\r100%\n", progress=True)
+    assert logged == b"100%\n"
+    assert shown == b"\r\x1b[K 10%\r\x1b[K 50%\r\x1b[K100%\n"
+
+
+def test_a_progress_bar_elsewhere_is_one_line(tmp_path: Path) -> None:
+    shown, logged, _ = relay(tmp_path, b"\r 10%", b"\r 50%", b"\r100%\n")
+    assert shown == logged == b"100%\n"
+
+
+def test_windows_line_ends_lose_nothing(tmp_path: Path) -> None:
+    assert relay(tmp_path, b"text\r\nmore\r\n")[1] == b"text\nmore\n"
+
+
+def test_a_line_without_an_end_is_passed_on_in_pieces(tmp_path: Path) -> None:
+    piece = b"x" * 65536
+    shown: list[bytes] = []
+    screen = Screen()
+    reading = Relay({"out": screen.console})
+    writer = reading.add("rank0", "out", tmp_path / "log", show=False)
+    reading.start()
+    for _ in range(40):
+        os.write(writer, piece)
+    deadline = time.monotonic() + 10
+    while (tmp_path / "log").stat().st_size < 1 << 20 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    shown.append((tmp_path / "log").read_bytes())
+    os.close(writer)
+    reading.finish(5)
+    assert len(shown[0]) >= 1 << 20
+    assert (tmp_path / "log").stat().st_size == 40 * 65536 + 1
+
+
+def test_a_process_that_keeps_the_pipe_open_is_not_waited_for(tmp_path: Path) -> None:
+    screen = Screen()
+    reading = Relay({"out": screen.console})
+    writer = reading.add("rank0", "out", tmp_path / "log", show=True)
+    reading.start()
+    os.write(writer, b"whole\nrest")
+    reading.finish(0.5)
+    assert not reading.is_alive()
+    assert (tmp_path / "log").read_bytes() == b"whole\nrest\n"
+    os.close(writer)
+
+
+def test_a_closed_console_ends_neither_the_relay_nor_the_log(tmp_path: Path) -> None:
+    reader, fd = os.pipe()
+    os.close(reader)
+    reading = Relay({"out": Console(fd, progress=True)})
+    writer = reading.add("rank0", "out", tmp_path / "log", show=True)
+    reading.start()
+    os.write(writer, b"line\n")
+    os.close(writer)
+    reading.finish(5)
+    os.close(fd)
+    assert (tmp_path / "log").read_bytes() == b"line\n"
+
+
+def test_a_full_disk_ends_nothing_and_the_line_is_shown_even_if_hidden() -> None:
+    screen = Screen()
+    reading = Relay({"out": screen.console})
+    writer = reading.add("rank0", "out", Path("/dev/full"), show=False)
+    reading.start()
+    os.write(writer, b"line\n")
+    os.close(writer)
+    reading.finish(5)
+    assert screen.text() == b"line\n"
+
+
+TRACEBACK = b"""W before
+Traceback (most recent call last):
+  File "x.py", line 1, in <module>
+ValueError: the reason
+Exception ignored in: <function>
+some noise at exit
+"""
+
+
+@pytest.mark.parametrize(
+    ("written", "error"),
+    [
+        (TRACEBACK, "ValueError: the reason"),
+        (b"[rank3]: Traceback (most recent call last):\n[rank3]: torch.OutOfMemoryError: CUDA out of memory\n", "torch.OutOfMemoryError: CUDA out of memory"),
+        (b"train: unknown key lr\n", "train: unknown key lr"),
+        (b"usage\n\nlast line\n\n", "last line"),
+        (b"", ""),
+        (b"KeyError: " + b"x" * 1000 + b"\n", "KeyError: " + "x" * 490),
+    ],
+)  # fmt: skip
+def test_the_first_error_is_the_exception_else_the_last_line(
+    tmp_path: Path, written: bytes, error: str
+) -> None:
+    assert relay(tmp_path, written)[2] == error
+
+
+def test_a_terminal_wants_progress_and_a_parent_may_speak_for_one() -> None:
+    leader, follower = os.openpty()
+    reader, writer = os.pipe()
+    assert wants_progress(follower, {})
+    assert not wants_progress(writer, {})
+    assert wants_progress(writer, {"APPTRAIN_PROGRESS": "1"})
+    for fd in (leader, follower, reader, writer):
+        os.close(fd)
+
+
+def test_many_writers_do_not_tear_each_others_lines(tmp_path: Path) -> None:
+    screen_reader, screen_writer = os.pipe()
+    reading = Relay({"out": Console(screen_writer, progress=False)})
+    writers = [reading.add(f"rank{rank}", "out", tmp_path / f"log{rank}", show=True) for rank in range(4)]
+    reading.start()
+    collected: list[bytes] = []
+
+    def collect() -> None:
+        while chunk := os.read(screen_reader, 65536):
+            collected.append(chunk)
+
+    def write(rank: int) -> None:
+        for _ in range(500):
+            os.write(writers[rank], str(rank).encode() * 50)
+            os.write(writers[rank], str(rank).encode() * 50 + b"\n")
+
+    collector = threading.Thread(target=collect)
+    collector.start()
+    threads = [threading.Thread(target=write, args=(rank,)) for rank in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for writer in writers:
+        os.close(writer)
+    reading.finish(5)
+    os.close(screen_writer)
+    collector.join()
+    lines = b"".join(collected).splitlines()
+    assert sorted(lines) == sorted(str(rank).encode() * 100 for rank in range(4) for _ in range(500))
