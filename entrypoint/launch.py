@@ -257,7 +257,7 @@ class _Launch:
         else:
             log = self.run_dir.log(ended.node, f"rank{ended.rank}", "err")
             failed = f"rank {ended.rank} on {ended.node} failed first, status {ended.status}"
-            self._say(f"{failed}: {ended.error} ({log})")
+            self._say(f"{failed}: {ended.error or 'nothing on stderr'} ({log})")
 
 
 def check_gpus(plan: LaunchPlan, seen: int) -> None:

@@ -105,7 +105,7 @@ class Relay(threading.Thread):
         )
         exceptions = [line for line in lines if _EXCEPTION.match(line)]
         chosen = (exceptions or lines or [b""])[-1]
-        return chosen.decode(errors="replace").strip()[:500]
+        return chosen.decode(errors="replace").strip()[:1000]
 
     def _read(self, stream: _Stream) -> None:
         data = os.read(stream.source, CHUNK)

@@ -177,9 +177,9 @@ class Supervisor:
         alike = [
             other for other in failures if other.status == first.status and other.time < first.time + SETTLE
         ]
-        error = next(filter(None, (self._first_error(ended.rank) for ended in alike)), "nothing on stderr")
+        error = next(filter(None, (self._first_error(ended.rank) for ended in alike)), "")
         if first.signal:
-            error = f"killed by {_signal_name(first.signal)}: {error}"
+            error = f"killed by {_signal_name(first.signal)}" + (f": {error}" if error else "")
         return Outcome(
             status=first.status,
             rank=first.rank,

@@ -8,7 +8,7 @@ import time
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from train import config as configs
 from train.environment import Place, read_place, said_rank
@@ -24,6 +24,10 @@ _OTHER_DIR = "give another in run_dir=DIR or APPTRAIN_RUN_DIR"
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise BadInput(f"{message}: see python -m train --help")
+
+
+HEAD_START_S: Final = 2.0
+"""How long ranks that leave the word to another stay: launchers quote the rank that ended first."""
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -72,6 +76,8 @@ def main(arguments: Sequence[str]) -> int:
     except BadInput as error:
         if error.rank == rank:
             print(f"train: {error}", file=sys.stderr)
+        else:
+            time.sleep(HEAD_START_S)
         return BAD_INPUT
 
 
@@ -144,6 +150,7 @@ def run(config: configs.Config, name: str, resume_from: str, place: Place, reque
             **dataclasses.asdict(score),
             "accuracy": score.accuracy,
             "split": source.split,
+            "evaluated_on": config.evaluate.on if config.evaluate.on == "train" else source.split,
             "steps": student.step,
             "weights_sha256": learner.weights_sha256(student.weights()),
             **times(ending, config.batch_size),

@@ -69,6 +69,9 @@ class Optimizer:
 class Evaluate:
     every: int = 0
     """Steps between evaluations; 0: only at the end."""
+    on: Literal["test", "train"] = "test"
+    """What the evaluations before the last one run on: the test images, or as many of the first training
+    images (unvaried), so that nobody looks at the test images before the end."""
     batch_size: int = 64
     """Images per rank and batch. Batches are the same for every number of ranks."""
 
@@ -117,7 +120,15 @@ class Config:
 
 
 FREE_ON_RESUME: Final = frozenset(
-    {"run_dir", "stop_at", "data.path", "data.workers", "evaluate.every", "evaluate.batch_size"}
+    {
+        "run_dir",
+        "stop_at",
+        "data.path",
+        "data.workers",
+        "evaluate.every",
+        "evaluate.on",
+        "evaluate.batch_size",
+    }
     | {"checkpoint.every", "checkpoint.keep"}
 )
 """Keys that change nothing about the weights that come out."""

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import IO, Any, Final, Protocol
+from typing import IO, Any, Final, Literal, Protocol
 
 import numpy as np
 import torch
@@ -58,8 +58,8 @@ class Source(Protocol):
     def train_batches(self, keys: Iterator[Keys]) -> Iterator[Batch]:
         """The augmented batches of these keys, in order."""
 
-    def test_batches(self, batches: Iterable[range]) -> Iterator[Batch]:
-        """The plain images of these indices of the evaluation split."""
+    def plain_batches(self, batches: Iterable[range], of: Literal["test", "train"]) -> Iterator[Batch]:
+        """The unvaried images of these indices of the evaluation split, or of the training images."""
 
 
 def open_source(data: Data, *, seed: int, device: torch.device) -> Source:
@@ -143,10 +143,11 @@ class InMemory:
                 self.labels[at],
             )
 
-    def test_batches(self, batches: Iterable[range]) -> Iterator[Batch]:
+    def plain_batches(self, batches: Iterable[range], of: Literal["test", "train"]) -> Iterator[Batch]:
+        first = self.train_size if of == "test" else 0
         for batch in batches:
-            at = torch.arange(batch.start, batch.stop, device=self.images.device)
-            at = (at + self.train_size) % len(self.images)
+            at = torch.arange(first + batch.start, first + batch.stop, device=self.images.device)
+            at = at % len(self.images)
             yield self.look.plain(self.images[at]), self.labels[at]
 
 
@@ -342,9 +343,10 @@ class ImageFolder:
         seed = self._seed if self._data.augment else None
         return self._batches(PicturesAt(self._train, self.image_size, seed), lists)
 
-    def test_batches(self, batches: Iterable[range]) -> Iterator[Batch]:
+    def plain_batches(self, batches: Iterable[range], of: Literal["test", "train"]) -> Iterator[Batch]:
         lists = ([(0, index) for index in batch] for batch in batches)
-        return self._batches(PicturesAt(self._test, self.image_size, None), lists)
+        files = self._test if of == "test" else self._train
+        return self._batches(PicturesAt(files, self.image_size, None), lists)
 
     def _batches(self, pictures: "PicturesAt", lists: Iterator[list[tuple[int, int]]]) -> Iterator[Batch]:
         loader = torch.utils.data.DataLoader(

@@ -5,6 +5,7 @@ single process to the last digit. All ranks use rank 0's BatchNorm statistics, w
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
@@ -27,16 +28,23 @@ class Score:
 
 
 @torch.inference_mode()
-def evaluate(model: nn.Module, source: Source, precision: Precision, world: World, batch_size: int) -> Score:
-    """Count the right answers on the evaluation split; every rank returns the same score."""
+def evaluate(
+    model: nn.Module,
+    source: Source,
+    precision: Precision,
+    world: World,
+    batch_size: int,
+    on: Literal["test", "train"] = "test",
+) -> Score:
+    """Count the right answers on the evaluation split, or on as many of the first training images; every
+    rank returns the same score."""
     world.broadcast(list(model.buffers()))
     model.eval()
-    batches = evaluation_batches(
-        size=source.test_size, batch_size=batch_size, rank=world.rank, world_size=world.size
-    )
+    size = source.test_size if on == "test" else min(source.test_size, source.train_size)
+    batches = evaluation_batches(size=size, batch_size=batch_size, rank=world.rank, world_size=world.size)
     correct = torch.zeros((), dtype=torch.int64, device=world.device)
     total = 0
-    for images, labels in source.test_batches(batches):
+    for images, labels in source.plain_batches(batches, on):
         with precision.autocast():
             answers = model(precision.laid_out(images)).argmax(1)
         correct += (answers == labels).sum()

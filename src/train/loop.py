@@ -117,8 +117,9 @@ def train(
         if status:
             break
         if measure:
-            score = evaluate(learner.model, source, learner.precision, world, config.evaluate.batch_size)
-            recorder.evaluation(step, score, source.split)
+            on = config.evaluate.on
+            score = evaluate(learner.model, source, learner.precision, world, config.evaluate.batch_size, on)
+            recorder.evaluation(step, score, source.split if on == "test" else on)
         if save or measure:
             mark = time.monotonic()
     world.barrier()

@@ -128,17 +128,23 @@ def draw(history: History, result: dict[str, Any], path: Path) -> None:
         left.plot(*_series(history.loss), color=blue, alpha=0.25, linewidth=0.8)
         left.plot(*_series(smoothed(history.loss)), color=blue, linewidth=1.8)
         left.set(title="Training loss", xlabel="step", xlim=(0, None), ylim=(0, None))
-        steps, values = _series(history.accuracy)
-        right.plot(steps, values, color=orange, linewidth=1.8, marker="o", markersize=4, clip_on=False)
-        low = min(values, default=0.0)
-        right.set(title=f"Accuracy ({result['split']})", xlabel="step", xlim=(0, None))
+        on_the_way, at_the_end = _series(history.accuracy), ([result["steps"]], [result["accuracy"]])
+        if result["evaluated_on"] == "train":
+            on_the_way = _series({step: v for step, v in history.accuracy.items() if step < result["steps"]})
+        line = {"linewidth": 1.8, "marker": "o", "markersize": 4, "clip_on": False}
+        colour = grey if result["evaluated_on"] == "train" else orange
+        right.plot(*on_the_way, color=colour, label=result["evaluated_on"], **line)
+        right.plot(*at_the_end, color=orange, label=result["split"], **(line | {"markersize": 8}))
+        low = min([*on_the_way[1], result["accuracy"]])
+        right.set(title="Accuracy", xlabel="step", xlim=(0, None))
         right.set_ylim(max(0.0, low - 0.1 * (1 - low) - 0.01), 1)
         right.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
-        if steps:
-            right.annotate(
-                f"{values[-1]:.2%}", (steps[-1], values[-1]), xytext=(0, -14), ha="right", va="top",
-                textcoords="offset points", color=orange, weight="bold",
-            )  # fmt: skip
+        right.annotate(
+            f"{result['split']} {result['accuracy']:.2%}", (result["steps"], result["accuracy"]),
+            xytext=(0, -14), ha="right", va="top", textcoords="offset points", color=orange, weight="bold",
+        )  # fmt: skip
+        if result["evaluated_on"] == "train":
+            right.legend(loc="lower right", frameon=False)
         figure.suptitle(
             f"{result['config']}: {result['model']}, {result['world_size']} ranks on {result['device']}",
             x=0.01, ha="left", weight="bold",

@@ -164,7 +164,7 @@ def test_a_rank_killed_by_a_signal_gives_128_plus_its_number(tmp_path: Path) -> 
     ended = run(tmp_path, *SHELL, "if [ $RANK = 1 ]; then kill -9 $$; fi; sleep 60")
     outcome = ended.outcome("0.1.0")
     assert (ended.status, outcome.status, outcome.signal) == (137, 137, 9)
-    assert outcome.error == "killed by SIGKILL: nothing on stderr"
+    assert outcome.error == "killed by SIGKILL"
 
 
 def test_a_torchrun_rank_killed_by_a_signal_gives_128_plus_its_number(tmp_path: Path) -> None:

@@ -883,6 +883,16 @@ async def test_the_earliest_failure_wins_whoever_reports_first() -> None:
 
 
 @run
+async def test_of_failures_alike_the_first_that_says_why_is_told() -> None:
+    links = await three(Place())
+    links[0].fail(failure(0, 7.0, status=64, error="train: unknown key"))
+    links[1].fail(failure(1, 5.0, status=64, error=""))
+    links[2].fail(failure(2, 6.0, status=1, error="another reason"))
+    assert await events(*links) == [Failed(failure(0, 7.0, status=64, error="train: unknown key"))] * 3
+    await close(*links)
+
+
+@run
 async def test_an_error_of_many_lines_and_any_length_is_told_as_one_line() -> None:
     links = await three(Place())
     links[1].fail(failure(1, 5.0, error="a\nb\x1b" + "x" * 200_000))

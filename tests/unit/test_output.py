@@ -149,7 +149,7 @@ some noise at exit
         (b"train: unknown key lr\n", "train: unknown key lr"),
         (b"usage\n\nlast line\n\n", "last line"),
         (b"", ""),
-        (b"KeyError: " + b"x" * 1000 + b"\n", "KeyError: " + "x" * 490),
+        (b"KeyError: " + b"x" * 2000 + b"\n", "KeyError: " + "x" * 990),
     ],
 )  # fmt: skip
 def test_the_first_error_is_the_exception_else_the_last_line(

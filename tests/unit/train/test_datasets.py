@@ -49,7 +49,11 @@ def test_the_digits_are_the_1797_images_in_file_order() -> None:
 
 
 def labels_of(source: datasets.Source) -> list[int]:
-    return [int(label) for _, labels in source.test_batches([range(source.test_size)]) for label in labels]
+    return [
+        int(label)
+        for _, labels in source.plain_batches([range(source.test_size)], "test")
+        for label in labels
+    ]
 
 
 def test_the_test_images_are_the_last_360_and_the_holdout_never_touches_them() -> None:
@@ -259,7 +263,7 @@ def test_a_folder_of_images_gives_the_keyed_samples_in_order(pictures: Path, wor
     for (images, _), key in zip(batches, keys, strict=True):
         assert images.shape == (2, 3, 8, 8)
         assert torch.equal(images, next(again.train_batches(iter([key])))[0])
-    tests = list(source.test_batches([range(3), range(3, 4)]))
+    tests = list(source.plain_batches([range(3), range(3, 4)], "test"))
     assert [labels.tolist() for _, labels in tests] == [[0, 0, 1], [1]]
 
 

@@ -14,6 +14,8 @@ RESULT = {
     "correct": 351,
     "total": 360,
     "split": "test",
+    "evaluated_on": "test",
+    "steps": 29,
     "images_per_s": 412.4,
     "first_step_s": 5.25,
     "train_s": 48.0,

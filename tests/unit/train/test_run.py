@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import yaml
 
-from train import checkpoint, metrics, stop
+from train import checkpoint, datasets, metrics, stop
 from train.__main__ import run
 from train.config import Config, find, load
 from train.distributed import World
@@ -82,6 +82,24 @@ def test_a_run_leaves_metrics_checkpoint_result_picture_and_events(whole: Path) 
     assert saved.state["position"] == 64
     assert (whole / "curves.png").stat().st_size > 10_000
     assert len(list((whole / "tensorboard").iterdir())) == 1
+
+
+def test_the_test_images_are_seen_once_at_the_end_where_evaluations_run_on_training_images(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+    plain = datasets.InMemory.plain_batches
+
+    def spy(self: Any, batches: Any, of: Any) -> Any:
+        seen.append(of)
+        return plain(self, batches, of)
+
+    monkeypatch.setattr(datasets.InMemory, "plain_batches", spy)
+    assert go(tmp_path / "run", "evaluate.every=4", "evaluate.on=train", "steps=9") == DONE
+    assert seen == ["train", "train", "test"]
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [(row["step"], row["total"]) for row in rows if "total" in row] == [(4, 360), (8, 360), (9, 360)]
+    assert result(tmp_path / "run")["evaluated_on"] == "train"
 
 
 @pytest.mark.parametrize(

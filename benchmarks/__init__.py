@@ -1,0 +1,1 @@
+"""What the documentation claims about performance, measured: `make bench`."""

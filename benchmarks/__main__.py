@@ -1,0 +1,139 @@
+"""`make bench ARGS="[startup] [throughput] [--pairs N]"`: measure, print a table, keep the figures as JSON.
+
+The secret: how a figure becomes a claim. Two commands alternate, the ratio is taken pair by pair, and the
+median and the spread of the ratios are what is reported; single times are shown for orientation.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+CHECKOUT = HERE.parent
+NODES = 16384
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
+    parser.add_argument("what", nargs="*", metavar="WHAT", help="default: both")
+    parser.add_argument("--pairs", type=int, default=7, metavar="N", help="alternating pairs (default: 7)")
+    options = parser.parse_args()
+    known = {"startup": startup, "throughput": throughput}
+    if unknown := set(options.what) - set(known):
+        parser.error(f"unknown: {', '.join(unknown)}: choose from {', '.join(known)}")
+    for name in options.what or known:
+        found = known[name](options.pairs)
+        machine = {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()}
+        report = {"command": f"make bench ARGS='{name} --pairs {options.pairs}'", "machine": machine, **found}
+        (HERE / "results").mkdir(exist_ok=True)
+        (HERE / "results" / f"{name}.json").write_text(json.dumps(report, indent=2) + "\n")
+        print(f"figures kept in benchmarks/results/{name}.json")
+
+
+def startup(pairs: int) -> dict[str, Any]:
+    """Seconds that the entrypoint takes on top of a bare interpreter, from a checkout without a venv."""
+    with tempfile.TemporaryDirectory() as folder:
+        env = Path(folder) / "recorded.env"
+        env.write_text(
+            f"SLURM_JOB_ID=1\nSLURM_JOB_NODELIST=nid[00001-{NODES}]\nSLURM_STEP_ID=0\nSLURM_NODEID=0\n"
+            f"SLURM_STEP_NODELIST=nid[00001-{NODES}]\nSLURM_STEP_TASKS_PER_NODE=1(x{NODES})\n"
+            f"SLURM_LOCALID=0\n"
+            f"SLURM_NNODES={NODES}\nSLURM_PROCID=0\nSLURM_GPUS_ON_NODE=4\nCUDA_VISIBLE_DEVICES=0,1,2,3\n"
+        )
+        bare = [sys.executable, "-S", "-c", "pass"]
+        ours = {
+            "help": [sys.executable, "-S", "-m", "entrypoint", "--help"],
+            "plan": [sys.executable, "-S", "-m", "entrypoint", "plan", "--json", "--env-file", str(env)],
+        }
+        found = {}
+        for name, command in ours.items():
+            seconds = _alternate(lambda: _seconds(command), lambda: _seconds(bare), pairs)  # noqa: B023
+            extra = [one - other for one, other in seconds]
+            found[name] = {"seconds": seconds, "above_bare_s": _spread(extra)}
+            what = f"{name} for {NODES} nodes" if name == "plan" else f"--{name}"
+            print(f"{what}: {statistics.median(extra):.3f} s above a bare interpreter ({_range(extra)})")
+        return found
+
+
+def throughput(pairs: int) -> dict[str, Any]:
+    """Images per second of the training program under the launcher, over those of a bare DDP loop."""
+    steps, warmup = 40, 10
+    overrides = ["evaluate.every=0", "checkpoint.every=0", f"steps={steps}"]
+
+    def ours() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            run = Path(folder) / "run"
+            command = [sys.executable, "-P", "-m", "entrypoint.embedded", "--run-dir", str(run)]
+            _run([*command, "--", "-m", "train", "--config", "digits", *overrides])
+            rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        seconds = [1 / row["images_per_s"] for row in rows if "loss" in row and row["step"] > warmup]
+        return float(len(seconds) / sum(seconds))
+
+    def bare() -> float:
+        torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+        out = _run([*torchrun, str(HERE / "ddp_loop.py"), "digits", str(steps), str(warmup), *overrides])
+        return float(out.split("images_per_s ")[1].split()[0])
+
+    rates = _alternate(ours, bare, pairs)
+    ratios = [one / other for one, other in rates]
+    print(
+        f"training under the launcher: {statistics.median(ratios):.3f} of a bare DDP loop ({_range(ratios)})"
+    )
+    return {"images_per_s": rates, "ratio": _spread(ratios)}
+
+
+def _alternate(one: Callable[[], float], other: Callable[[], float], pairs: int) -> list[tuple[float, float]]:
+    """One warm-up of each, then pairs whose order turns, so that a drift of the machine falls on both."""
+    one(), other()
+    found = []
+    for number in range(pairs):
+        if number % 2:
+            second = other()
+            found.append((one(), second))
+        else:
+            first = one()
+            found.append((first, other()))
+        print(f"  pair {number + 1} of {pairs}: {found[-1][0]:.3f} and {found[-1][1]:.3f}", flush=True)
+    return found
+
+
+def _run(command: list[str]) -> str:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=600)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    return done.stdout
+
+
+def _seconds(command: list[str]) -> float:
+    begin = time.perf_counter()
+    _run(command)
+    return time.perf_counter() - begin
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def _range(values: list[float]) -> str:
+    return f"{min(values):.3f} to {max(values):.3f}, {len(values)} pairs"
+
+
+def _cpu() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next(
+        (line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine()
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""The reference job under the launcher: what `make demo` promises."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from tests.embedded.jobs import Ended, gone, processes_with, run, start
+from train import checkpoint, metrics
+
+SMALL = ["model.name=shufflenet_v2_x0_5", "data.image_size=16", "batch_size=16", "evaluate.every=10"]
+JOB = ["--", "-m", "train", "--config", "digits-short", *SMALL]
+
+
+def trace(ended: Ended) -> tuple[Any, ...]:
+    """Losses, accuracies and the digest of the weights: equal for equal runs."""
+    history = metrics.read(ended.run / "metrics.jsonl")
+    return history.loss, history.accuracy, result(ended)["weights_sha256"]
+
+
+def result(ended: Ended) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((ended.run / "result.json").read_text())
+    return found
+
+
+def job(folder: Path, *options: str) -> Ended:
+    folder.mkdir()
+    ended = run(folder, *options)
+    assert ended.status == 0, ended.err
+    return ended
+
+
+def test_the_demo_reaches_97_percent_on_digits_that_it_has_not_seen(tmp_path: Path) -> None:
+    ended = job(tmp_path / "demo", "--", "-m", "train", "--config", "digits")
+    found = result(ended)
+    assert found["total"] == 360
+    assert found["split"] == "test"
+    assert found["accuracy"] >= 0.97
+    assert found["accuracy"] == found["correct"] / 360
+    assert "test accuracy       " in ended.out
+    assert (ended.run / "curves.png").read_bytes().startswith(b"\x89PNG")
+    names = {path.name for path in ended.run.iterdir()}
+    assert {"plan.0.json", "plan.1.json", "logs", "outcome", "job.log", "tensorboard", "checkpoints"} <= names
+
+
+def test_every_way_to_start_the_same_world_gives_the_same_trace_bit_for_bit(tmp_path: Path) -> None:
+    two_nodes = job(tmp_path / "2x1", *JOB)
+    one_node = job(tmp_path / "1x2", "--nodes", "1", "--nproc-per-node", "2", "--omp-num-threads", "1", *JOB)
+    per_rank = job(tmp_path / "rank", "--mode", "rank", *JOB)
+    assert len(trace(two_nodes)[0]) == 40
+    assert trace(two_nodes) == trace(one_node) == trace(per_rank)
+
+
+def test_a_planned_end_loses_nothing(tmp_path: Path) -> None:
+    whole = job(tmp_path / "whole", *JOB)
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    first = start(folder, *JOB)
+    steps = folder / "run" / "metrics.jsonl"
+    first.until(lambda: steps.exists() and steps.read_text().count("\n") > 3, "some steps are done")
+    (folder / "run" / "stop").touch()
+    stopped = first.end()
+    assert stopped.status == 75, stopped.err
+    assert [stopped.outcome(f"0.{node}").status for node in (0, 1)] == [75, 75]
+    (saved,) = checkpoint.newest_first(folder / "run" / "checkpoints")
+    assert checkpoint.load(saved).step == max(metrics.read(steps).loss)
+    second = run(folder, *JOB)
+    assert second.status == 0, second.err
+    assert [second.outcome(f"1.{node}").status for node in (0, 1)] == [0, 0]
+    assert trace(second) == trace(whole)
+
+
+def test_interrupting_the_demo_ends_it_at_once(tmp_path: Path) -> None:
+    demo = start(tmp_path, "--", "-m", "train", "--config", "digits")
+    steps = demo.run / "metrics.jsonl"
+    demo.until(lambda: steps.exists() and steps.stat().st_size, "a step is done")
+    demo.signal(signal.SIGINT)
+    ended = demo.end()
+    assert ended.status == 130
+    assert ended.seconds < 8
+    assert "Traceback" not in ended.err
+    assert gone(str(demo.run))
+    assert not processes_with(str(demo.run))
+
+
+def test_a_wrong_config_is_one_line_and_64(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--", "-m", "train", "--config", "digits", "learning_rate=1")
+    assert ended.status == 64
+    lines = [line for line in ended.err.splitlines() if line.startswith("train: ")]
+    assert len(lines) == 1
+    assert "learning_rate" in lines[0]
+    assert ended.outcome("0.0").error == lines[0]
+
+
+def test_check_tells_what_torch_offers(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "entrypoint", "check"]
+    text = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+    facts = json.loads(
+        subprocess.run(
+            [*command, "--json"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120
+        ).stdout
+    )
+    import torch
+
+    assert facts["torch"] == torch.__version__
+    assert facts["torch_git"] == torch.version.git_version
+    assert len(facts["devices"]) == torch.cuda.device_count()
+    assert {"python", "cuda", "cudnn", "nccl", "gloo", "cuda_available"} <= set(facts)
+    assert f"torch           {torch.__version__}\n" in text
