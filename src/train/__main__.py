@@ -150,7 +150,7 @@ def run(config: configs.Config, name: str, resume_from: str, place: Place, reque
             **dataclasses.asdict(score),
             "accuracy": score.accuracy,
             "split": source.split,
-            "evaluated_on": config.evaluate.on if config.evaluate.on == "train" else source.split,
+            "evaluated_on": config.evaluate.split if config.evaluate.split == "train" else source.split,
             "steps": student.step,
             "weights_sha256": learner.weights_sha256(student.weights()),
             **times(ending, config.batch_size),

@@ -69,7 +69,7 @@ class Optimizer:
 class Evaluate:
     every: int = 0
     """Steps between evaluations; 0: only at the end."""
-    on: Literal["test", "train"] = "test"
+    split: Literal["test", "train"] = "test"
     """What the evaluations before the last one run on: the test images, or as many of the first training
     images (unvaried), so that nobody looks at the test images before the end."""
     batch_size: int = 64
@@ -126,7 +126,7 @@ FREE_ON_RESUME: Final = frozenset(
         "data.path",
         "data.workers",
         "evaluate.every",
-        "evaluate.on",
+        "evaluate.split",
         "evaluate.batch_size",
     }
     | {"checkpoint.every", "checkpoint.keep"}

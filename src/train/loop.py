@@ -117,7 +117,7 @@ def train(
         if status:
             break
         if measure:
-            on = config.evaluate.on
+            on = config.evaluate.split
             score = evaluate(learner.model, source, learner.precision, world, config.evaluate.batch_size, on)
             recorder.evaluation(step, score, source.split if on == "test" else on)
         if save or measure:

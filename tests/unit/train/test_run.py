@@ -95,7 +95,7 @@ def test_the_test_images_are_seen_once_at_the_end_where_evaluations_run_on_train
         return plain(self, batches, of)
 
     monkeypatch.setattr(datasets.InMemory, "plain_batches", spy)
-    assert go(tmp_path / "run", "evaluate.every=4", "evaluate.on=train", "steps=9") == DONE
+    assert go(tmp_path / "run", "evaluate.every=4", "evaluate.split=train", "steps=9") == DONE
     assert seen == ["train", "train", "test"]
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [(row["step"], row["total"]) for row in rows if "total" in row] == [(4, 360), (8, 360), (9, 360)]
