@@ -4,7 +4,8 @@ The secret: torch's launcher API. What we add to it is knowledge: each rank's pi
 at the moment when it ends, and pipes for its output. Run as a file, by ranks.py alone, which imports no
 torch: it speaks to this process over two pipes.
 
-    stdin   one JSON line (argv, master_addr, master_port, streams, errors); then `go`; closed: end the ranks
+    stdin   one JSON line (options, command, master_addr, master_port, streams, errors); then `go`; closed:
+            end the ranks
     report  JSON lines: ready, started, ended, finished
 """
 
@@ -113,7 +114,7 @@ def _run(order: dict[str, Any], report: Reporter, running: dict[int, int]) -> di
             running.update(pids)
             for worker in worker_group.workers:
                 pid = pids[worker.local_rank]
-                report("started", rank=worker.global_rank, pid=pid)
+                report("started", rank=worker.global_rank, local_rank=worker.local_rank, pid=pid)
                 watch = threading.Thread(target=_watch, args=(worker.global_rank, pid, report), daemon=True)
                 watch.start()
             return pids
@@ -124,8 +125,13 @@ def _run(order: dict[str, Any], report: Reporter, running: dict[int, int]) -> di
                 self._remaining_restarts = 0
             return result
 
-    options = parse_args(order["argv"][1:])  # type: ignore[no-untyped-call]
-    config, command, arguments = config_from_args(options)
+    # CMD does not pass through torchrun's parser, which drops a `--` in it, nor unescaped to its macros.
+    options = parse_args([*order["options"], "CMD"])  # type: ignore[no-untyped-call]
+    config, program, _ = config_from_args(options)
+    words = [word.replace("$", "$$") for word in order["command"]]
+    arguments = ["-u", *words]
+    if options.no_python:
+        program, arguments = order["command"][0], words[1:]
     parameters = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
@@ -139,7 +145,7 @@ def _run(order: dict[str, Any], report: Reporter, running: dict[int, int]) -> di
     spec = WorkerSpec(
         role=config.role,
         local_world_size=config.nproc_per_node,
-        entrypoint=command,
+        entrypoint=program,
         args=tuple(arguments),
         rdzv_handler=rendezvous_registry.get_rendezvous_handler(parameters),
         max_restarts=config.max_restarts,

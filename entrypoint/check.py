@@ -12,7 +12,7 @@ def check(*, as_json: bool) -> int:
     """Prints the facts; 0 also without a GPU, 1 where torch cannot be imported."""
     try:
         facts = gather()
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         facts = {"python": platform.python_version(), "error": f"torch cannot be imported: {error}"}
     if as_json:
         print(json.dumps(facts, indent=2))

@@ -5,6 +5,7 @@ that reads the live environment.
 """
 
 import argparse
+import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,12 @@ def main(argv: Sequence[str]) -> int:
         return refusal.status
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            print(f"entrypoint: stdout cannot be written: {error.strerror}", file=sys.stderr)
+            return 1
+        if error.errno != errno.EPIPE:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
 
@@ -157,6 +163,7 @@ def _print_plan(plan: LaunchPlan, *, as_json: bool) -> int:
         print(json.dumps(plan.to_json(), indent=2))
     else:
         print(describe(plan))
+    sys.stdout.flush()
     return 0
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint import cli, launch, options, outcome, output, processes
-from entrypoint.errors import DONE, SAVED, UNAVAILABLE, BadInput, Refusal
+from entrypoint.errors import DONE, INTERRUPTED, SAVED, UNAVAILABLE, BadInput, Refusal
 from entrypoint.launch import HANDLED
 from entrypoint.outcome import Outcome
 from entrypoint.plan import LaunchPlan
@@ -50,6 +50,8 @@ class Job:
     """Arguments of `entrypoint launch`."""
     outcome_per_task: bool = False
     """Whether every task writes an outcome (mode `rank`), instead of every node."""
+    port_by_hand: bool = False
+    """A taken port that was chosen is not tried again."""
 
     @property
     def names(self) -> list[str]:
@@ -106,17 +108,20 @@ def _job(argv: Sequence[str], env: Mapping[str, str]) -> Job:
         job_id=job_id,
         launch=(*others, "--", *command),
     )
-    return dataclasses.replace(job, outcome_per_task=_plan(job, env).mode == "rank")
+    plan, settings = _plan(job, env)
+    return dataclasses.replace(
+        job, outcome_per_task=plan.mode == "rank", port_by_hand=settings.given("master-port")
+    )
 
 
-def _plan(job: Job, env: Mapping[str, str]) -> LaunchPlan:
+def _plan(job: Job, env: Mapping[str, str]) -> tuple[LaunchPlan, options.Settings]:
     """The first node's plan: a wrong option is one message before anything starts. Raises BadInput."""
     before, command = options.split_command(job.launch)
     node = node_env(job, 0, 0, 0, env, progress=False)
     given = vars(cli.parser().parse_args(["launch", *before]))
     plan, settings = cli.resolve(node, given, command, hostname=None)
     launch.check(plan, settings)
-    return plan
+    return plan, settings
 
 
 def _number(name: str, text: str, *, at_least: int) -> int:
@@ -172,19 +177,23 @@ class _Nodes:
 
     def run(self) -> int:
         job = self.job
+        for signum in HANDLED:
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:  # as under nohup
+                signal.signal(signum, self._signalled)
         run = RunDirectory(job.run_dir, 0)
         run.create()
         run.make_key()
         self._say(f"{job.nodes} nodes on this machine, run directory {job.run_dir}")
         self._say(f"to follow it from elsewhere: tail -f {job.run_dir / 'job.log'}")
         processes.adopt_orphans()
-        for signum in HANDLED:
-            signal.signal(signum, self._signalled)
+        processes.allow_open_files(256 + 8 * job.nodes * job.tasks_per_node)
         first = _next_attempt(job.run_dir)
-        ended = Outcome(status=UNAVAILABLE)
+        ended = Outcome(status=INTERRUPTED, error="interrupted")
         for attempt in range(first, first + ATTEMPTS):
+            if self.signals:
+                break
             ended = self._attempt(attempt)
-            if ended.status != UNAVAILABLE or self.signals or "--master-port" in " ".join(job.launch):
+            if ended.status != UNAVAILABLE or self.signals or job.port_by_hand:
                 break
         processes.kill_descendants()
         if ended.status not in (DONE, SAVED):
@@ -211,14 +220,12 @@ class _Nodes:
         for writer in writers:
             os.close(writer)
         relay.start()
-        self._wait()
+        for signum in self.signals:  # It came while tasks were being started.
+            self._pass_on(signum)
+        files = self._files(run)
+        self._wait(files)
         relay.finish(5.0)
-        return outcome.of_job(
-            {
-                file.name: self._outcome(file, task)
-                for file, task in zip(self._files(run), self.tasks, strict=True)
-            }
-        )
+        return outcome.of_job({file.name: outcome.read(file) for file in files})
 
     def _files(self, run: RunDirectory) -> list[Path]:
         """Where each task writes its outcome, in the order of the tasks."""
@@ -228,14 +235,12 @@ class _Nodes:
             for local_id in range(self.job.tasks_per_node)
         ]
 
-    def _outcome(self, file: Path, task: subprocess.Popen[bytes]) -> Outcome | None:
-        """A task's outcome; written here for one that ended before it could write its own."""
-        found = outcome.read(file)
-        if found is None and task.returncode:
+    def _complete(self, file: Path, task: subprocess.Popen[bytes]) -> None:
+        """Writes the outcome of a task that ended before it could write its own: the others wait for it."""
+        if task.returncode and outcome.read(file) is None:
             status = task.returncode if task.returncode > 0 else 128 - task.returncode
-            found = Outcome(status=status, time=time.time(), error=f"{file.name} ended with status {status}")
-            outcome.write(file, found)
-        return found
+            error = f"{file.name} ended with status {status}"
+            outcome.write(file, Outcome(status=status, time=time.time(), error=error))
 
     def _start(self, index: int, local_id: int, attempt: int, out: int, err: int) -> subprocess.Popen[bytes]:
         progress = self.consoles["err"].progress
@@ -249,10 +254,14 @@ class _Nodes:
             preexec_fn=_before_exec,
         )
 
-    def _wait(self) -> None:
+    def _wait(self, files: Sequence[Path]) -> None:
         """Waits for all tasks; after a signal only as long as their ranks may save."""
         deadline = float("inf")
-        while any(task.poll() is None for task in self.tasks):
+        running = dict(zip(files, self.tasks, strict=True))
+        while running:
+            for file, task in list(running.items()):
+                if task.poll() is not None:
+                    self._complete(file, running.pop(file))
             if self.signals and deadline == float("inf"):
                 deadline = time.monotonic() + KILL_AFTER
             if time.monotonic() > deadline:
@@ -265,12 +274,15 @@ class _Nodes:
             RunDirectory(self.job.run_dir, 0).stop.touch(mode=0o600)
             return
         self.signals.append(signum)
+        self._pass_on(signum)
+
+    def _pass_on(self, signum: int) -> None:
         for task in self.tasks:
             if task.poll() is None:
                 task.send_signal(signum)
 
     def _say(self, text: str) -> None:
-        self.consoles["err"].line(f"apptrain: {text}\n".encode())
+        self.consoles["err"].line(f"apptrain: {text}\n".encode(errors="backslashreplace"))
 
 
 def _before_exec() -> None:

@@ -6,7 +6,6 @@ heartbeats, the planned end, the first failure and the end. One event loop, no t
 """
 
 import asyncio
-import contextlib
 import errno
 import os
 import resource
@@ -17,6 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from entrypoint import processes
 from entrypoint.claims import Failure, Identity, Place, disagreement, load, missing, plain
 from entrypoint.errors import BAD_INPUT, BadInput, Refusal, Unavailable
 from entrypoint.wire import Closed, Wire, WireError, WrongKey, greet, set_options
@@ -636,13 +636,9 @@ async def _dial(
 
 def _allow_open_files(count: int) -> None:
     """Raise the soft limit to `count`, which our children inherit. BadInput: the hard limit is lower."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= count:
-        return
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
-        return
-    raise BadInput(
-        f"node 0 needs {count} open files to meet all others and may have {hard} (ulimit -Hn): "
-        "have the hard limit raised on the nodes"
-    )
+    if not processes.allow_open_files(count):
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        raise BadInput(
+            f"node 0 needs {count} open files to meet all others and may have {hard} (ulimit -Hn): "
+            "have the hard limit raised on the nodes"
+        )

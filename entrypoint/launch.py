@@ -8,12 +8,13 @@ import asyncio
 import contextlib
 import dataclasses
 import importlib.metadata
+import ipaddress
 import os
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from entrypoint import __version__, join, network, outcome, output, processes
@@ -44,6 +45,7 @@ def launch(plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> int:
         plan, run_dir=str(run.path), env={**plan.env, "APPTRAIN_RUN_DIR": str(run.path)}
     )
     processes.adopt_orphans()
+    processes.allow_open_files(256 + 8 * plan.nproc_per_node)
     try:
         ended = asyncio.run(_Launch(plan, settings, env, run).run())
     finally:
@@ -66,6 +68,10 @@ def check(plan: LaunchPlan, settings: Settings) -> None:
             f"--max-restarts {plan.max_restarts} needs --mode torchrun, this is {plan.mode}: leave it out"
         )
     program = plan.command[0]
+    if plan.mode == "torchrun" and program.startswith("-") and (program != "-m" or len(plan.command) < 2):
+        raise BadInput(
+            f"CMD begins with {program}: give a script with its arguments, or -m NAME; options come before --"
+        )
     if plan.no_python and not shutil.which(program):
         raise BadInput(f"CMD {program} is no program in PATH: check the spelling, or give its path")
     if not plan.no_python and not program.startswith("-") and not Path(program).exists():
@@ -93,7 +99,8 @@ class _Launch:
         self.relay = output.Relay(self.consoles)
         self.link: join.Link | None = None
         self.asked: int | None = None
-        self.getting_ready: asyncio.Task[None] | None = None
+        self.ranks: Ranks | None = None
+        self.getting_ready: asyncio.Task[Ranks] | None = None
         self.supervisor: Supervisor | None = None
 
     @property
@@ -102,17 +109,19 @@ class _Launch:
         return self.plan.node_rank == 0 and not self.plan.local_rank
 
     async def run(self) -> Outcome:
-        file = self.run_dir.outcome(self.plan.node_rank, self.plan.local_rank)
-        self.is_of_this_attempt = _newer_than_now(file.parent, all_files=_has_host_half(self.env))
-        file.unlink(missing_ok=True)
         self._catch_signals()
         refused = None
         try:
             ended = await self._run()
         except Refusal as refusal:
             refused = refusal
-            ended = Outcome(status=refusal.status, node=self.plan.node, time=time.time(), error=str(refusal))
-        outcome.write(file, ended)
+            ended = self._outcome(refusal.status, str(refusal))
+        except OSError as error:
+            ended = self._outcome(1, f"{error.strerror}: {error.filename or self.run_dir.path}")
+        try:
+            outcome.write(self.run_dir.outcome(self.plan.node_rank, self.plan.local_rank), ended)
+        except OSError as error:
+            self._say(f"the outcome (status {ended.status}) cannot be written: {error}")
         if self.link is not None:
             if self.supervisor is None:
                 self.link.fail(to_failure(self.plan, ended))
@@ -123,54 +132,58 @@ class _Launch:
         return ended
 
     async def _run(self) -> Outcome:
+        try:
+            self.getting_ready = asyncio.create_task(self._get_ready())
+            try:
+                ranks = await self.getting_ready
+            except asyncio.CancelledError:
+                if self.asked is None:
+                    raise
+                return asked_to_end(self.plan, self.asked)
+            stop_signal = signal.Signals["SIG" + self.settings.value("stop-signal")]
+            self.supervisor = Supervisor(self.plan, ranks, self.link, self._say, stop_signal)
+            if self.asked is not None:
+                self.supervisor.signalled(self.asked)
+            return await self.supervisor.run(self.run_dir.stop if self.is_first else None)
+        finally:
+            if self.ranks is not None:
+                await self.ranks.kill()
+            self.relay.finish(LAST_OUTPUT)
+
+    async def _get_ready(self) -> Ranks:
+        """Everything up to the start of the ranks; a signal cancels it."""
+        self.run_dir.outcome(self.plan.node_rank, self.plan.local_rank).unlink(missing_ok=True)
+        if self.is_first and not _has_host_half(self.env):
+            self.run_dir.stop.unlink(missing_ok=True)  # An earlier run's: nobody else removes it.
         self.plan = await self._with_addresses()
         self.run_dir.write_plan(self.plan.to_json())
         for note in self.plan.notes:
             self._say_once(note)
         shown = {0} if self.settings.value("show-ranks") == "0" else None
-        ranks = Ranks(self.plan, self._rank_env(), self.relay, self.run_dir, show=shown)
+        self.ranks = Ranks(self.plan, self._rank_env(), self.relay, self.run_dir, show=shown)
         self.relay.start()
-        try:
-            self.getting_ready = asyncio.create_task(self._get_ready(ranks))
-            try:
-                await self.getting_ready
-            except asyncio.CancelledError:
-                if self.asked is None:
-                    raise
-                return asked_to_end(self.plan, self.asked)
-            self.supervisor = Supervisor(
-                self.plan,
-                ranks,
-                self.link,
-                lambda rank: self.relay.first_error(f"rank{rank}"),
-                self._say,
-                signal.Signals["SIG" + self.settings.value("stop-signal")],
-            )
-            return await self.supervisor.run(self.run_dir.stop if self.is_first else None)
-        finally:
-            await ranks.kill()
-            self.relay.finish(LAST_OUTPUT)
-
-    async def _get_ready(self, ranks: Ranks) -> None:
-        await ranks.prepare()
+        await self.ranks.prepare()
         self.link = await self._meet()
-        check_gpus(self.plan, await ranks.gpus_seen())
+        check_gpus(self.plan, await self.ranks.gpus_seen())
         self._say_once(_headline(self.plan))
-        await ranks.start()
+        await self.ranks.start()
+        return self.ranks
+
+    def _outcome(self, status: int, error: str) -> Outcome:
+        return Outcome(status=status, node=self.plan.node, time=time.time(), error=error)
 
     async def _with_addresses(self) -> LaunchPlan:
         """The plan completed with what only this node knows: its address, and the interface that has it."""
         plan = self.plan
+        loop = asyncio.get_running_loop()
+        address = await loop.run_in_executor(None, _own_address, plan)
         if plan.nnodes == 1:
             return plan
-        own = plan.rendezvous.master_addr if plan.rendezvous.is_host else plan.rendezvous.local_addr
-        loop = asyncio.get_running_loop()
-        address = await loop.run_in_executor(None, lambda: network.resolve(own, of="this node's name"))
         interface = network.interface_of(address)
         if interface is None:
             raise BadInput(
-                f"{own!r} resolves to {address}, which no interface of {os.uname().nodename} has: "
-                "check --node-rank, --nodes and /etc/hosts, or give --master-addr"
+                f"{plan.rendezvous.master_addr!r} resolves to {address}, which no interface of "
+                f"{os.uname().nodename} has: check --node-rank, --nodes and /etc/hosts, or give --master-addr"
             )
         plan = plans.with_local_addr(plan, address)
         if "GLOO_SOCKET_IFNAME" in {**self.env, **plan.env}:
@@ -211,10 +224,12 @@ class _Launch:
         )
 
     def _never_started(self) -> str | None:
-        """A node whose outcome stands there before all have met will not come."""
+        """A node whose outcome stands there before all have met will not come. Without a job script that
+        counts the attempts, what stands there may be an earlier run's."""
+        if not _has_host_half(self.env):
+            return None
         for path in (self.run_dir.path / "outcome").glob(f"{self.plan.attempt}.*"):
-            ended = outcome.read(path) if self.is_of_this_attempt(path) else None
-            if ended is not None:
+            if (ended := outcome.read(path)) is not None:
                 return (
                     f"{ended.node or path.name} ended before it joined, status {ended.status}: {ended.error}"
                 )
@@ -223,7 +238,8 @@ class _Launch:
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for signum in HANDLED:
-            loop.add_signal_handler(signum, self._signalled, signum)
+            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:  # as under nohup
+                loop.add_signal_handler(signum, self._signalled, signum)
         # Whoever started us may have held signals back until now.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
 
@@ -238,7 +254,7 @@ class _Launch:
                 self.getting_ready.cancel()
 
     def _say(self, text: str) -> None:
-        self.consoles["err"].line(f"entrypoint: {text}\n".encode())
+        self.consoles["err"].line(f"entrypoint: {text}\n".encode(errors="backslashreplace"))
 
     def _say_once(self, text: str) -> None:
         """Says what is the same for all nodes: on the first only."""
@@ -260,8 +276,11 @@ class _Launch:
             self._say(f"{failed}: {ended.error or 'nothing on stderr'} ({log})")
 
 
-def check_gpus(plan: LaunchPlan, seen: int) -> None:
-    """Refuses what would train on the wrong device for a week; `seen`: GPUs that torch sees here."""
+def check_gpus(plan: LaunchPlan, seen: int | None) -> None:
+    """Refuses what would train on the wrong device for a week; `seen`: GPUs that torch sees here, None where
+    it could not say (the ranks will)."""
+    if seen is None:
+        return
     source = plan.sources["nproc_per_node"]
     if plan.device == "cpu":
         if seen and plan.sources["device"] == "default":
@@ -278,6 +297,17 @@ def check_gpus(plan: LaunchPlan, seen: int) -> None:
             f"nproc_per_node is {plan.nproc_per_node} ({source}), but torch sees {seen} GPUs on {plan.node}: "
             "give --nproc-per-node N, or correct the request"
         )
+
+
+def _own_address(plan: LaunchPlan) -> str:
+    """This node's address for the rendezvous. Raises BadInput where a name does not lead to one."""
+    rendezvous = plan.rendezvous
+    alone = plan.nnodes == 1
+    if rendezvous.is_host:
+        return network.resolve(rendezvous.master_addr, of="the first node's name", alone=alone)
+    with contextlib.suppress(ValueError):
+        return str(ipaddress.ip_address(rendezvous.local_addr))
+    return network.source_towards(network.resolve(rendezvous.master_addr, of="the first node's name"))
 
 
 def _identity(plan: LaunchPlan) -> join.Identity:
@@ -312,10 +342,3 @@ def _headline(plan: LaunchPlan) -> str:
         f"mode {plan.mode}, rendezvous {plan.rendezvous.endpoint}, "
         f"OMP_NUM_THREADS={plan.env['OMP_NUM_THREADS']}"
     )
-
-
-def _newer_than_now(folder: Path, *, all_files: bool) -> Callable[[Path], bool]:
-    """Whether an outcome file is of this attempt. Without a job script that counts attempts, files that
-    stand there already are an earlier run's."""
-    known = set() if all_files else {(path, path.stat().st_mtime_ns) for path in folder.iterdir()}
-    return lambda path: (path, path.stat().st_mtime_ns) not in known

@@ -269,7 +269,6 @@ class Settings:
     def __init__(self, settings: Mapping[str, Setting], command: Sequence[str]):
         self._settings = dict(settings)
         self.command = tuple(command) or REFERENCE_JOB
-        self.command_is_default = not command
 
     def __getitem__(self, name: str) -> Setting:
         return self._settings[name]
@@ -283,6 +282,9 @@ class Settings:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        unknown = message.removeprefix("unrecognized arguments: ")
+        if unknown != message and not unknown.startswith("-"):
+            message += " (CMD comes behind --)"
         raise BadInput(f"{message}: see `{self.prog} --help`")
 
 

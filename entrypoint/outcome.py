@@ -43,7 +43,12 @@ def write(path: Path, outcome: Outcome) -> None:
         "error": " ".join(outcome.error.split()),
     }
     partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    with os.fdopen(
+        os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
+        "w",
+        encoding="utf-8",
+        errors="backslashreplace",
+    ) as file:
         file.writelines(f"{name}={value}\n" for name, value in fields.items())
         file.flush()
         os.fsync(file.fileno())
@@ -53,7 +58,7 @@ def write(path: Path, outcome: Outcome) -> None:
 def read(path: Path) -> Outcome | None:
     """The outcome in a file; None where it does not exist or is not one."""
     try:
-        lines = path.read_text(errors="replace").splitlines()
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
     found = dict(line.partition("=")[::2] for line in lines)

@@ -7,6 +7,7 @@ with carriage returns (a progress bar) reaches terminals only; logs keep what re
 
 import os
 import re
+import select
 import selectors
 import threading
 import time
@@ -95,7 +96,8 @@ class Relay(threading.Thread):
     def finish(self, seconds: float) -> None:
         """Reads what is left, for `seconds` at most: what outlives the ranks may hold a pipe open."""
         self._deadline = time.monotonic() + seconds
-        self.join(seconds + 5)
+        if self.ident is not None:
+            self.join(seconds + 5)
 
     def first_error(self, name: str) -> str:
         """The line that tells best why `name` failed: the last exception on stderr, else the last line."""
@@ -142,9 +144,11 @@ def _visible(line: bytes) -> bytes:
 
 
 def _write_all(fd: int, data: bytes) -> bool:
-    try:
-        while data:
+    while data:
+        try:
             data = data[os.write(fd, data) :]
-    except OSError:
-        return False
+        except BlockingIOError:
+            select.select([], [fd], [])  # Somebody made our stdout non-blocking.
+        except OSError:
+            return False
     return True

@@ -5,6 +5,7 @@ the same environment and options give the same plan anywhere, so a plan can be m
 """
 
 import dataclasses
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -139,9 +140,9 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
     device = _device(allocation, settings)
     nproc, notes = _nproc_per_node(allocation, settings, mode.value, device.value)
     rendezvous, rendezvous_sources = _rendezvous(allocation, settings, profile, attempt.value)
-    run_dir = _run_dir(env, allocation, settings)
+    run_dir = _run_dir(env, allocation, settings, profile)
     workers, worker_sources, thread_notes = _workers_env(
-        env, allocation, settings, profile, mode.value, nproc.value, rendezvous, run_dir.value
+        env, allocation, settings, profile, mode.value, nproc.value, rendezvous, run_dir
     )
     if rendezvous.backend == "c10d":
         notes += (
@@ -354,7 +355,7 @@ def _rendezvous(
     }
 
 
-def _run_dir(env: Mapping[str, str], allocation: Allocation, settings: Settings) -> Setting:
+def _run_dir(env: Mapping[str, str], allocation: Allocation, settings: Settings, profile: Profile) -> Setting:
     setting = settings["run-dir"]
     if setting.value is not None:
         return Setting(value=str(setting.value), source=setting.source)
@@ -362,8 +363,10 @@ def _run_dir(env: Mapping[str, str], allocation: Allocation, settings: Settings)
         c if c.isascii() and (c.isalnum() or c in "._-") else "_"
         for c in f"{allocation.job_name}-{allocation.run_id}"
     )
-    base = allocation.submit_dir or env.get("PWD") or "."
-    return Setting(value=f"{base.rstrip('/')}/runs/{name}", source=_derived(allocation, "job_id"))
+    scratch = string.Template(profile.scratch).safe_substitute(env)
+    base = scratch or allocation.submit_dir or env.get("PWD") or "."
+    source = f"profile:{profile.name}" if scratch else "derived:run_dir"
+    return Setting(value=f"{base.rstrip('/')}/runs/{name}", source=source)
 
 
 def _workers_env(
@@ -374,23 +377,27 @@ def _workers_env(
     mode: Mode,
     nproc: int,
     rendezvous: Rendezvous,
-    run_dir: str,
+    run_dir: Setting,
 ) -> tuple[dict[str, str], dict[str, str], tuple[str, ...]]:
     """(variables, their sources, notes)."""
     threads, notes = _threads(env, allocation, settings, nproc)
     found: dict[str, Setting] = {
-        name: Setting(value=value, source=f"profile:{profile.name}") for name, value in profile.env.items()
+        name: Setting(value=value, source=f"profile:{profile.name}")
+        for name, value in profile.env.items()
+        if name not in env
     }
     found["OMP_NUM_THREADS"] = threads
-    found["APPTRAIN_RUN_DIR"] = Setting(value=run_dir, source="derived:run_dir")
+    found["APPTRAIN_RUN_DIR"] = run_dir
     found["APPTRAIN_NODE"] = Setting(
         value=allocation.nodes[allocation.node_rank], source=_derived(allocation, "nodes")
     )
     interface = _interface(allocation, settings)
     if interface.value:
-        found["GLOO_SOCKET_IFNAME"] = interface
         # NCCL takes a bare name as a prefix: eth1 would match eth10 as well.
-        found["NCCL_SOCKET_IFNAME"] = Setting(value=f"={interface.value}", source=interface.source)
+        names = {"GLOO_SOCKET_IFNAME": interface.value, "NCCL_SOCKET_IFNAME": f"={interface.value}"}
+        for name, value in names.items():
+            if name not in env or not interface.source.startswith(("profile:", "derived:")):
+                found[name] = Setting(value=value, source=interface.source)
     if (
         settings.command[0] == "-m"
         and len(settings.command) > 1

@@ -7,6 +7,7 @@ so this process adopts orphans (PR_SET_CHILD_SUBREAPER) and finds what is left b
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import time
 from collections.abc import Iterable
@@ -71,6 +72,18 @@ def is_running(pid: int) -> bool:
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def allow_open_files(count: int) -> bool:
+    """Raises the soft limit of open files to `count`, for this process and its children; False where the
+    hard limit is lower."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= count:
+        return True
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
+        return True
+    return False
 
 
 def _prctl(option: int, value: int) -> None:

@@ -2,7 +2,7 @@
 
 The secret: the file's layout. The option names of the command line that a site may set stand under
 `launch`, variables for the workers under `env`; `host_suffix` turns a node's name into that of its fast
-network (such as -hsn).
+network (such as -hsn); run directories lie under `scratch`.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from entrypoint.errors import BadInput
 from entrypoint.options import OPTIONS
 
 CLUSTERS = Path(__file__).parent.parent / "clusters"
-KEYS = ("env", "host_suffix", "launch")
+KEYS = ("env", "host_suffix", "launch", "scratch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +27,8 @@ class Profile:
     """Variables for every worker, such as NCCL's."""
     host_suffix: str = ""
     """Appended to a node's name to get the name of its address for the rendezvous."""
+    scratch: str = ""
+    """Where run directories lie, with $USER and other variables; empty: the submit directory."""
 
 
 def load(name: str) -> Profile:
@@ -48,10 +50,25 @@ def load(name: str) -> Profile:
     if not isinstance(content, dict):
         raise BadInput(f"--profile {name}: {path} must hold a mapping with the keys {', '.join(KEYS)}")
     _only(content, KEYS, path)
-    launch = {str(key).replace("_", "-"): value for key, value in _mapping(content, "launch", path).items()}
+    given = _mapping(content, "launch", path)
+    launch = {str(key).replace("_", "-"): value for key, value in given.items() if value is not None}
     _only(launch, [option.name for option in OPTIONS if option.in_profile], path)
-    env = {str(key): str(value) for key, value in _mapping(content, "env", path).items()}
-    return Profile(name=path.name, launch=launch, env=env, host_suffix=str(content.get("host_suffix", "")))
+    return Profile(
+        name=path.name,
+        launch=launch,
+        env=_variables(_mapping(content, "env", path), path),
+        host_suffix=str(content.get("host_suffix") or ""),
+        scratch=str(content.get("scratch") or ""),
+    )
+
+
+def _variables(given: Mapping[Any, Any], path: Path) -> dict[str, str]:
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+            raise BadInput(f"{path}: env {name} is {value!r}: give text in quotes, or a number")
+    if "OMP_NUM_THREADS" in given:
+        raise BadInput(f"{path}: env sets OMP_NUM_THREADS: set omp_num_threads under launch")
+    return {str(name): str(value) for name, value in given.items()}
 
 
 def _mapping(content: Mapping[str, Any], key: str, path: Path) -> Mapping[Any, Any]:

@@ -73,10 +73,12 @@ class Ranks:
         self._run = run
         self._show = show
         self._child: asyncio.subprocess.Process | None = None
-        self._gpus: asyncio.Future[int] | None = None
+        self._gpus: asyncio.Future[int | None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._errors = tempfile.TemporaryDirectory(prefix="apptrain-")
+        self._errors = tempfile.TemporaryDirectory(prefix="apptrain-", ignore_cleanup_errors=True)
         self._ended: set[int] = set()
+        self._names: dict[int, str] = {}
+        """Rank to the name of its logs, which c10d's own numbering may set apart."""
         self._streams = {rank: self._pipes(f"rank{rank}", rank) for rank in self.ranks}
 
     @property
@@ -102,10 +104,10 @@ class Ranks:
         elif self.plan.device == "cuda" or self.plan.sources["device"] == "default":
             self._tasks.append(asyncio.create_task(self._count_gpus()))
         else:
-            self._gpus.set_result(0)
+            self._gpus.set_result(None)
 
-    async def gpus_seen(self) -> int:
-        """How many GPUs torch sees on this node; 0 where nobody needs to know."""
+    async def gpus_seen(self) -> int | None:
+        """How many GPUs torch sees on this node; None where torch cannot say, or nobody needs to know."""
         assert self._gpus is not None
         return await self._gpus
 
@@ -121,7 +123,12 @@ class Ranks:
 
     def alive(self) -> list[int]:
         """Process ids of the ranks that have not ended."""
-        return [pid for pid in self.pids.values() if processes.is_running(pid)]
+        left = {rank: pid for rank, pid in self.pids.items() if rank not in self._ended}
+        return [pid for pid in left.values() if processes.is_running(pid)]
+
+    def first_error(self, rank: int) -> str:
+        """The line on its stderr that tells best why a rank failed; empty where there is none."""
+        return self._relay.first_error(self._names.get(rank, f"rank{rank}"))
 
     async def kill(self) -> None:
         """Ends what is left: the ranks' groups, then the agent, which may wait for other nodes for ever."""
@@ -129,6 +136,7 @@ class Ranks:
         if self._child is not None and self._child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 self._child.kill()
+        self.close_pipes()
         await self.wait(5.0)
         for task in self._tasks:
             task.cancel()
@@ -171,7 +179,8 @@ class Ranks:
         for fd in (writer, agent_out, agent_err):
             os.close(fd)
         order = {
-            "argv": self.plan.argv,
+            "options": self.plan.argv[1 : -len(self.plan.command)],
+            "command": self.plan.command,
             "master_addr": self.plan.rendezvous.master_addr,
             "master_port": self.plan.rendezvous.master_port,
             "streams": {index: streams[rank] for index, rank in enumerate(self.ranks)},
@@ -195,7 +204,7 @@ class Ranks:
             error = self._relay.first_error("agent") or f"torchrun's agent ended with status {status}"
             self.events.put_nowait(StarterEnded(error=error))
         if self._gpus is not None and not self._gpus.done():
-            self._gpus.set_result(0)
+            self._gpus.set_result(None)
 
     def _reported(self, report: Mapping[str, Any]) -> bool:
         """Takes one line of the agent's; True for its last."""
@@ -205,14 +214,18 @@ class Ranks:
                 self._gpus.set_result(report["gpus"])
             case "started":
                 self.pids[report["rank"]] = report["pid"]
+                self._names[report["rank"]] = f"rank{self.ranks[report['local_rank']]}"
                 self._ended.discard(report["rank"])
                 self.events.put_nowait(RankStarted(rank=report["rank"]))
             case "ended":
                 self._rank_ended(report["rank"], report["status"], report["signal"], report["time"])
             case "finished":
-                for rank, code in report["failures"].items():
-                    if int(rank) not in self._ended:
-                        self._rank_ended(int(rank), *_status(code), time.time())
+                # The agent may have reaped a rank before its end was seen.
+                codes = {int(rank): code for rank, code in report["failures"].items()}
+                if not codes and not report["error"]:
+                    codes = dict.fromkeys(self.pids, 0)
+                for rank in codes.keys() - self._ended:
+                    self._rank_ended(rank, *_status(codes[rank]), time.time())
                 self.events.put_nowait(StarterEnded(error=report["error"], unavailable=report["unavailable"]))
                 return True
         return False
@@ -264,7 +277,7 @@ class Ranks:
         )
         out, _ = await child.communicate()
         assert self._gpus is not None
-        self._gpus.set_result(int(out) if child.returncode == 0 else 0)
+        self._gpus.set_result(int(out) if child.returncode == 0 else None)
 
 
 def _status(code: int) -> tuple[int, int]:

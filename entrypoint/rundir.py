@@ -30,7 +30,7 @@ class RunDirectory:
                 folder.mkdir(exist_ok=True, mode=0o700)
             probe = self.path / f".writable.{os.uname().nodename}.{os.getpid()}"
             probe.touch(mode=0o600)
-            probe.unlink()
+            probe.unlink(missing_ok=True)
         except OSError as error:
             raise BadInput(
                 f"the run directory {self.path} cannot be written ({error.strerror}): "
@@ -57,7 +57,9 @@ class RunDirectory:
     def make_key(self) -> None:
         """The join's secret, made once by whoever starts the nodes; an existing one is kept."""
         try:
-            with os.fdopen(os.open(self.key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            with os.fdopen(
+                os.open(self.key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
+            ) as file:
                 file.write(secrets.token_hex(32) + "\n")
         except FileExistsError:
             pass
@@ -66,7 +68,9 @@ class RunDirectory:
 def write_private(path: Path, text: str) -> None:
     """Writes a file that only its owner can read, by rename."""
     partial = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+    with os.fdopen(
+        os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+    ) as file:
         file.write(text)
     partial.rename(path)
 

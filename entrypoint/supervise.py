@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
@@ -49,15 +50,13 @@ class Supervisor:
         plan: LaunchPlan,
         ranks: Ranks,
         link: join.Link | None,
-        first_error: Callable[[int], str],
         say: Callable[[str], None],
         stop_signal: signal.Signals,
     ):
-        """`link` is None for a single participant; `first_error` gives a rank's first error."""
+        """`link` is None for a single participant."""
         self._plan = plan
         self._ranks = ranks
         self._link = link
-        self._first_error = first_error
         self._say = say
         self._stop_signal = stop_signal
         self._events: asyncio.Queue[object] = asyncio.Queue()
@@ -78,7 +77,7 @@ class Supervisor:
         if self._link is not None:
             self._watch(self._pass_on(self._link.next))
         if stop_file is not None:
-            self._watch(self._watch_for(stop_file))
+            self._watch_for(stop_file)
         try:
             return await self._stay()
         finally:
@@ -95,10 +94,17 @@ class Supervisor:
             if isinstance(event, (join.Failed, join.AllDone)):
                 return
 
-    async def _watch_for(self, stop_file: Path) -> None:
-        while not stop_file.exists():
-            await asyncio.sleep(1.0)
-        self._ask_all_to_stop()
+    def _watch_for(self, stop_file: Path) -> None:
+        """Looks once a second, in a thread: a shared file system that stalls must not stall heartbeats."""
+        loop = asyncio.get_running_loop()
+
+        def look() -> None:
+            while not stop_file.exists():
+                time.sleep(1.0)
+            with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
+                loop.call_soon_threadsafe(self._ask_all_to_stop)
+
+        threading.Thread(target=look, daemon=True).start()
 
     def _ask_all_to_stop(self) -> None:
         if self._link is not None:
@@ -177,7 +183,7 @@ class Supervisor:
         alike = [
             other for other in failures if other.status == first.status and other.time < first.time + SETTLE
         ]
-        error = next(filter(None, (self._first_error(ended.rank) for ended in alike)), "")
+        error = next(filter(None, (self._ranks.first_error(ended.rank) for ended in alike)), "")
         if first.signal:
             error = f"killed by {_signal_name(first.signal)}" + (f": {error}" if error else "")
         return Outcome(
@@ -241,10 +247,12 @@ class Supervisor:
         """Sends the stop signal to each rank once it catches it, never to torchrun's agent: it would die."""
         since = time.monotonic()
         told: set[int] = set()
-        while waiting := sorted(set(self._ranks.pids) - told - set(self._ended)):
+        while waiting := sorted(set(self._ranks.ranks) - told - set(self._ended)):
             for rank in waiting:
-                if processes.catches(self._ranks.pids[rank], self._stop_signal):
-                    os.kill(self._ranks.pids[rank], self._stop_signal)
+                pid = self._ranks.pids.get(rank)
+                if pid is not None and processes.catches(pid, self._stop_signal):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, self._stop_signal)
                     told.add(rank)
             if time.monotonic() - since > SILENT_STOP:
                 since = float("inf")

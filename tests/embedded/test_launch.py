@@ -73,7 +73,7 @@ def test_one_task_per_rank_forms_the_same_world(tmp_path: Path) -> None:
 
 def test_a_script_that_spawns_its_own_workers_runs_once_per_node(tmp_path: Path) -> None:
     script = """
-import os
+import os, sys
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -84,7 +84,7 @@ def worker(local_rank, per_node):
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=int(os.environ["NNODES"]) * per_node)
     total = torch.tensor([float(rank)])
     dist.all_reduce(total)
-    print(f"spawned rank {rank} sum {total.item()}", flush=True)
+    sys.stdout.write(f"spawned rank {rank} sum {total.item()}\\n")
     dist.destroy_process_group()
 
 if __name__ == "__main__":
@@ -262,6 +262,25 @@ sys.exit(75)
     assert {path.name for path in tmp_path.glob("stopped.*")} == {"stopped.0", "stopped.1", "stopped.2"}
 
 
+def test_a_stop_that_was_asked_for_before_the_ranks_started_reaches_them(tmp_path: Path) -> None:
+    script = 'trap "exit 75" USR2; for i in $(seq 600); do sleep 0.1; done'
+    job = start(tmp_path, *SHELL, script)
+    job.until(lambda: list((job.run / "outcome").parent.glob("plan.*")), "a node has its plan")
+    job.signal(signal.SIGUSR2)
+    ended = job.end()
+    assert ended.status == 75, ended.err
+
+
+def test_an_earlier_runs_stop_does_not_stop_a_launch_without_a_job_script(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "stop").touch()
+    argv = [sys.executable, "-P", "-m", "entrypoint", "launch", "--nodes", "127.0.0.1", "--node-rank", "0"]
+    argv += ["--device", "cpu", "--run-dir", str(tmp_path / "run"), "--mode", "exec", "--no-python", "--"]
+    script = 'trap "exit 75" USR2; sleep 1.5 & wait'
+    ended = Job([*argv, "bash", "-c", script], tmp_path, tmp_path / "run", clean_env()).end()
+    assert ended.status == 0, ended.err
+
+
 def test_another_stop_signal_can_be_chosen_and_a_deaf_rank_is_told(tmp_path: Path) -> None:
     script = 'if [ $RANK = 0 ]; then trap "exit 75" USR1; fi; touch ready.$RANK; for i in $(seq 140); do sleep 0.1; done; exit 75'
     job = start(tmp_path, "--stop-signal", "USR1", *SHELL, script)
@@ -312,6 +331,29 @@ def test_a_killed_entrypoint_takes_its_ranks_along_and_the_other_node_hears_of_i
     assert gone(str(ended.run))
 
 
+def test_a_node_that_dies_before_it_joins_ends_the_others_wait(tmp_path: Path) -> None:
+    job = start(tmp_path, "--", write(tmp_path, "script.py", "import time; time.sleep(100)"))
+
+    def second() -> list[int]:
+        found = [pid for pid in processes_with(str(job.run)) if " launch " in command_line(pid)]
+        return [pid for pid in found if node_name(pid) == "127.0.0.2"]
+
+    job.until(second, "the second node has started", seconds=20)
+    os.kill(second()[0], signal.SIGKILL)
+    ended = job.end()
+    assert ended.status == 137, ended.err
+    assert ended.seconds < 30
+    assert gone(str(ended.run))
+
+
+def test_a_program_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
+    argv = ["nohup", sys.executable, "-P", "-m", "entrypoint.embedded", "--run-dir", str(tmp_path / "run")]
+    job = Job([*argv, *SHELL, "touch ready; sleep 2"], tmp_path, tmp_path / "run", clean_env())
+    job.until((tmp_path / "ready").exists, "a rank runs")
+    job.signal(signal.SIGHUP)
+    assert job.end().status == 0
+
+
 def test_users_files_do_not_stand_in_for_ours_and_theirs_are_found(tmp_path: Path) -> None:
     for name in ("train.py", "hello.py", "join.py", "plan.py"):
         write(tmp_path, name, "raise SystemExit('the wrong module')")
@@ -329,7 +371,22 @@ def test_a_script_imports_what_lies_beside_it_and_gets_its_arguments_unchanged(t
     script = write(
         folder, "train.py", "import json, sys, model\nprint(json.dumps([model.NAME, *sys.argv[1:]]))"
     )
-    arguments = ["--lr", "0.1", "a b", "it's", 'say "x"', "$HOME", "new\nline", "", "--", "-m", "*"]
+    arguments = [
+        "--lr",
+        "0.1",
+        "a b",
+        "it's",
+        'say "x"',
+        "$HOME",
+        "$$",
+        "${rank}",
+        "new\nline",
+        "",
+        "--",
+        "-m",
+        "*",
+    ]
+    arguments = ["--", *arguments]
     ended = run(tmp_path, "--", script, *arguments)
     assert ended.status == 0, ended.err
     assert [json.loads(line) for line in ended.out.splitlines()] == [
@@ -418,6 +475,9 @@ def test_a_port_set_by_hand_is_not_retried(tmp_path: Path) -> None:
     [
         (("--device", "gpu"), "--device=gpu: must be one of auto, cpu, cuda"),
         (("--frobnicate",), "unrecognized arguments: --frobnicate: see `python -m entrypoint --help`"),
+        (("s.py",), "unrecognized arguments: s.py (CMD comes behind --): see `python -m entrypoint --help`"),
+        (("--", "--lr", "3"), "CMD begins with --lr: give a script with its arguments, or -m NAME; options come before --"),
+        (("--", "-m"), "CMD begins with -m: give a script with its arguments, or -m NAME; options come before --"),
         (("--nodes", "0"), "--nodes=0: must be a number from 1"),
         (("--nodes", "300"), "--nodes 300: 254 at most on one machine"),
         (("--on-failure", "restart"), "--on-failure restart is not available in this version: use stop or requeue"),

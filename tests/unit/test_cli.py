@@ -126,6 +126,27 @@ def test_a_profile_gives_the_workers_variables_and_the_name_of_the_fast_network(
     assert plan["sources"]["env.NCCL_NET"] == "profile:site.yaml"
 
 
+def test_an_empty_key_of_a_profile_counts_as_absent_and_scratch_holds_run_directories(
+    cli: Cli, tmp_path: Path
+) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text("host_suffix:\nlaunch: {interface: }\nenv:\nscratch: /scratch/$USER\n")
+    plan = cli.plan(NODE | {"USER": "alice"}, "--profile", str(path))
+    assert plan["master_addr"] == "127.0.0.1"
+    assert plan["env"]["GLOO_SOCKET_IFNAME"] == "lo"
+    assert plan["env"]["APPTRAIN_RUN_DIR"] == "/scratch/alice/runs/job-7"
+    assert plan["sources"]["env.APPTRAIN_RUN_DIR"] == "profile:site.yaml"
+
+
+def test_what_the_user_set_beats_the_profiles_variables(cli: Cli, profile: str) -> None:
+    user = {"NCCL_NET": "Socket", "GLOO_SOCKET_IFNAME": "ib0"}
+    plan = cli.plan(NODE | user, "--profile", profile)
+    assert "NCCL_NET" not in plan["env"]
+    assert "GLOO_SOCKET_IFNAME" not in plan["env"]
+    assert plan["env"]["NCCL_SOCKET_IFNAME"] == "=hsn0"
+    assert cli.plan(NODE | user, "--interface", "eth0")["env"]["GLOO_SOCKET_IFNAME"] == "eth0"
+
+
 @pytest.mark.parametrize(
     "option", [option for option in OPTIONS if "-" in option.name], ids=lambda option: option.name
 )
@@ -163,7 +184,7 @@ def test_help_lists_every_option_with_its_variable(capsys: pytest.CaptureFixture
         (("--nnodes", "3"), "--nnodes 3, but this step has 2 nodes: request as many nodes as you want to use"),
         (("--stop-signal", "USR9"), "--stop-signal=USR9: must be a signal's name, such as USR2"),
         (("--mode", "torchrum"), "--mode=torchrum: must be one of auto, torchrun, rank, exec"),
-        (("script.py",), "unrecognized arguments: script.py: see `python -m entrypoint --help`"),
+        (("script.py",), "unrecognized arguments: script.py (CMD comes behind --): see `python -m entrypoint --help`"),
         (("--nproc", "2"), "unrecognized arguments: --nproc 2: see `python -m entrypoint --help`"),
         (("--interface",), "argument --interface: expected one argument: see `python -m entrypoint plan --help`"),
     ],
@@ -324,9 +345,11 @@ def test_an_ipv6_rendezvous_is_in_brackets(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- a list", "must hold a mapping with the keys env, host_suffix, launch"),
-        ("nproc: 4", "unknown key nproc: valid are env, host_suffix, launch"),
+        ("- a list", "must hold a mapping with the keys env, host_suffix, launch, scratch"),
+        ("nproc: 4", "unknown key nproc: valid are env, host_suffix, launch, scratch"),
         ("launch: {nodes: 4}", "unknown key nodes: valid are nproc-per-node, rdzv-backend, interface, join-timeout, peer-timeout, omp-num-threads"),
+        ("env: {A: on}", "env A is True: give text in quotes, or a number"),
+        ("env: {OMP_NUM_THREADS: 2}", "env sets OMP_NUM_THREADS: set omp_num_threads under launch"),
         ("launch: 4", "launch must be a mapping, found 4"),
         ("launch: {nproc_per_node: four}", "nproc-per-node in site.yaml=four: must be N, a number"),
         ("{", "is not YAML: while parsing a flow node expected the node content, but found '<stream end>'"),

@@ -127,6 +127,15 @@ def test_a_name_that_does_not_resolve_is_refused_and_never_becomes_localhost() -
     assert message.endswith("check the name, DNS and /etc/hosts, or give --master-addr")
 
 
+def test_a_node_alone_may_have_a_loopback_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    names(monkeypatch, ["127.0.1.1"])
+    assert network.resolve("laptop", of="x", alone=True) == "127.0.1.1"
+
+
+def test_a_node_finds_its_own_address_on_the_way_to_the_first_one() -> None:
+    assert network.source_towards("127.0.0.1") == "127.0.0.1"
+
+
 def test_the_interface_is_found_by_its_address() -> None:
     assert network.interface_of("127.0.0.2") == "lo"
     assert network.interface_of("192.0.2.77") is None

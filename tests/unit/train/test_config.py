@@ -31,7 +31,7 @@ def test_the_shipped_configs_load() -> None:
 
 def test_the_short_config_differs_from_digits_only_in_how_long_it_trains_and_what_it_writes() -> None:
     differences = changed(flatten(load(find("digits"))), load(find("digits-short")))
-    assert set(differences) == {"epochs", "steps", "evaluate.every", "checkpoint.every"}
+    assert set(differences) == {"epochs", "steps", "evaluate.every", "evaluate.split", "checkpoint.every"}
 
 
 def test_an_override_replaces_the_files_value_and_that_replaces_the_default(tmp_path: Path) -> None:
