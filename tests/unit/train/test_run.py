@@ -282,7 +282,7 @@ def test_accumulation_changes_the_memory_and_not_the_update() -> None:
     expected = weight.clone().requires_grad_()
     loss = torch.nn.functional.cross_entropy(images.flatten(1) @ expected.t(), labels)
     loss.backward()  # type: ignore[no-untyped-call]
-    assert losses == pytest.approx([8 * float(loss)] * 2)
+    assert losses == pytest.approx([8 * float(loss.detach())] * 2)
     assert not torch.equal(updated[0], weight)
     assert torch.allclose(updated[0], updated[1], atol=1e-6)
 
