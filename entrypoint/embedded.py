@@ -168,18 +168,14 @@ class _Nodes:
 
     def __init__(self, job: Job):
         self.job = job
-        self.consoles = {
-            name: output.Console(fd, progress=output.wants_progress(fd, os.environ))
-            for name, fd in (("out", 1), ("err", 2))
-        }
+        self.consoles = output.own_consoles(os.environ)
         self.tasks: list[subprocess.Popen[bytes]] = []
         self.signals: list[int] = []
 
     def run(self) -> int:
         job = self.job
-        for signum in HANDLED:
-            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:  # as under nohup
-                signal.signal(signum, self._signalled)
+        for signum in launch.handled_signals():
+            signal.signal(signum, self._signalled)
         run = RunDirectory(job.run_dir, 0)
         run.create()
         run.make_key()

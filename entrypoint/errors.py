@@ -9,7 +9,6 @@ BAD_INPUT = 64  # EX_USAGE of sysexits.h: trying again will not help
 UNAVAILABLE = 69  # EX_UNAVAILABLE: a port or a peer; another attempt may help
 SAVED = 75  # EX_TEMPFAIL: saved at a planned end, wants to go on
 INTERRUPTED = 130  # 128 + SIGINT
-TERMINATED = 143  # 128 + SIGTERM
 
 
 class Refusal(Exception):

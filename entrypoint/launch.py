@@ -81,6 +81,11 @@ def check(plan: LaunchPlan, settings: Settings) -> None:
         )
 
 
+def handled_signals() -> list[signal.Signals]:
+    """HANDLED without SIGHUP where that is ignored, as under nohup and in PBS."""
+    return [s for s in HANDLED if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
+
+
 def _has_host_half(env: Mapping[str, str]) -> bool:
     """Whether a job script started us: it counts the attempts."""
     return "APPTRAIN_ATTEMPT" in env
@@ -92,10 +97,7 @@ class _Launch:
         self.settings = settings
         self.env = env
         self.run_dir = run
-        self.consoles = {
-            name: output.Console(fd, progress=output.wants_progress(fd, env))
-            for name, fd in (("out", 1), ("err", 2))
-        }
+        self.consoles = output.own_consoles(env)
         self.relay = output.Relay(self.consoles)
         self.link: join.Link | None = None
         self.asked: int | None = None
@@ -237,9 +239,8 @@ class _Launch:
 
     def _catch_signals(self) -> None:
         loop = asyncio.get_running_loop()
-        for signum in HANDLED:
-            if signum != signal.SIGHUP or signal.getsignal(signum) != signal.SIG_IGN:  # as under nohup
-                loop.add_signal_handler(signum, self._signalled, signum)
+        for signum in handled_signals():
+            loop.add_signal_handler(signum, self._signalled, signum)
         # Whoever started us may have held signals back until now.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
 

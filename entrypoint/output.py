@@ -61,6 +61,11 @@ def wants_progress(fd: int, env: Mapping[str, str]) -> bool:
     return os.isatty(fd) or env.get(TERMINAL_BEHIND_PIPE) == "1"
 
 
+def own_consoles(env: Mapping[str, str]) -> dict[str, Console]:
+    """Our own streams `out` and `err`."""
+    return {name: Console(fd, progress=wants_progress(fd, env)) for name, fd in (("out", 1), ("err", 2))}
+
+
 class Relay(threading.Thread):
     """Reads pipes until their writers have closed them all, or until `finish` gives up.
 
