@@ -67,6 +67,9 @@ def train(
 ) -> Ending:
     """Train from the learner's step to the last one, or to an agreed stop. A checkpoint holds the end."""
     begin = learner.step
+    if 0 < begin < total_steps and _due(begin, config.evaluate.every):
+        # The run that saved this state may have ended before the evaluation that was due.
+        _measure(learner, source, config, world, recorder)
     batches = source.train_batches(
         sampler.rank_batches(
             seed=config.seed,
@@ -117,9 +120,7 @@ def train(
         if status:
             break
         if measure:
-            on = config.evaluate.split
-            score = evaluate(learner.model, source, learner.precision, world, config.evaluate.batch_size, on)
-            recorder.evaluation(step, score, source.split if on == "test" else on)
+            _measure(learner, source, config, world, recorder)
         if save or measure:
             mark = time.monotonic()
     world.barrier()
@@ -143,6 +144,12 @@ def _settle(done: _Underway, batch_size: int, recorder: Recorder) -> tuple[float
         )
     recorder.step(done.step, loss=loss, lr=done.lr, images_per_s=batch_size / done.seconds)
     return loss, status_of(planned=planned, terminated=terminated)
+
+
+def _measure(learner: Learner, source: Source, config: Config, world: World, recorder: Recorder) -> None:
+    on = config.evaluate.split
+    score = evaluate(learner.model, source, learner.precision, world, config.evaluate.batch_size, on)
+    recorder.evaluation(learner.step, score, source.split if on == "test" else on)
 
 
 def _save(learner: Learner, config: Config, world: World, checkpoints: Path, recorder: Recorder) -> None:

@@ -129,6 +129,15 @@ def test_a_run_in_two_parts_equals_one_bit_for_bit(tmp_path: Path, whole: Path, 
     assert one.state["scaler"] == two.state["scaler"]
 
 
+def test_an_evaluation_that_was_due_where_a_run_stopped_is_made_up_for(tmp_path: Path) -> None:
+    assert go(tmp_path / "whole", "evaluate.every=2") == DONE
+    assert go(tmp_path / "parts", "evaluate.every=2", "stop_at=4") == SAVED
+    assert go(tmp_path / "parts", "evaluate.every=2") == DONE
+    whole, parts = (metrics.read(tmp_path / name / "metrics.jsonl") for name in ("whole", "parts"))
+    assert list(whole.accuracy) == [2, 4, 6, 8]
+    assert parts.accuracy == whole.accuracy
+
+
 def test_a_finished_run_is_only_evaluated_again(
     tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
