@@ -1,7 +1,8 @@
-"""`make bench ARGS="[startup] [throughput] [--pairs N]"`: measure, print a table, keep the figures as JSON.
+"""`make bench ARGS="[startup] [throughput] [selection] [--pairs N]"`: measure, print, keep figures as JSON.
 
 The secret: how a figure becomes a claim. Two commands alternate, the ratio is taken pair by pair, and the
-median and the spread of the ratios are what is reported; single times are shown for orientation.
+median and the spread of the ratios are what is reported; single times are shown for orientation. Only
+`selection`, which chooses the settings of the demo in about 20 minutes, measures no time.
 """
 
 import argparse
@@ -17,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.selection import selection
+
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parent
 NODES = 16384
@@ -24,10 +27,10 @@ NODES = 16384
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
-    parser.add_argument("what", nargs="*", metavar="WHAT", help="default: both")
+    parser.add_argument("what", nargs="*", metavar="WHAT", help="default: all")
     parser.add_argument("--pairs", type=int, default=7, metavar="N", help="alternating pairs (default: 7)")
     options = parser.parse_args()
-    known = {"startup": startup, "throughput": throughput}
+    known = {"startup": startup, "throughput": throughput, "selection": choose}
     if unknown := set(options.what) - set(known):
         parser.error(f"unknown: {', '.join(unknown)}: choose from {', '.join(known)}")
     for name in options.what or known:
@@ -89,6 +92,11 @@ def throughput(pairs: int) -> dict[str, Any]:
         f"training under the launcher: {statistics.median(ratios):.3f} of a bare DDP loop ({_range(ratios)})"
     )
     return {"images_per_s": rates, "ratio": _spread(ratios)}
+
+
+def choose(_: int) -> dict[str, Any]:
+    """The settings of the demo, by cross-validation."""
+    return selection(CHECKOUT, os.cpu_count() or 1)
 
 
 def _alternate(one: Callable[[], float], other: Callable[[], float], pairs: int) -> list[tuple[float, float]]:

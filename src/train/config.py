@@ -35,10 +35,14 @@ class Data:
     image_size: int = 0
     """Height and width in pixels that the model sees; 0: the data set's own (imagefolder: 224)."""
     augment: bool = True
-    """Vary the training images: shift, turn and scale digits; crop and flip the others."""
-    holdout: int = 0
-    """Set this many of the last training images aside and evaluate on them instead of the test images.
-    For choosing settings; digits and cifar10 only."""
+    """Vary the training images: shift, turn, scale and shear digits; crop and flip the others."""
+    strength: float = 1.0
+    """How far digits are varied; 1: up to 12 degrees, a tenth in size, in shear and in place."""
+    folds: int = 0
+    """Cut the training images into this many consecutive blocks, set one aside and evaluate on it instead
+    of the test images; 0: no. For choosing settings; digits and cifar10 only."""
+    fold: int = 0
+    """The block that is set aside: 0 to folds - 1."""
     workers: int = 4
     """Processes a rank that read imagefolder; 0: the rank itself. The other data sets are in memory."""
     classes: int = 1000
@@ -144,7 +148,9 @@ _LEAST: Final[Mapping[str, float]] = {
     "accumulation": 1,
     "label_smoothing": 0,
     "data.image_size": 0,
-    "data.holdout": 0,
+    "data.strength": 0,
+    "data.folds": 0,
+    "data.fold": 0,
     "data.workers": 0,
     "data.classes": 2,
     "data.samples": 1,
@@ -300,9 +306,14 @@ def _check(config: Config) -> None:
         raise BadInput(f"label_smoothing is {config.label_smoothing}: give less than 1")
     if config.optimizer.nesterov and not config.optimizer.momentum:
         raise BadInput("optimizer.nesterov is true with optimizer.momentum 0: give a momentum")
-    if config.data.holdout and config.data.name not in ("digits", "cifar10"):
+    if config.data.folds and config.data.name not in ("digits", "cifar10"):
         raise BadInput(
-            f"data.holdout is {config.data.holdout} for {config.data.name}: only digits and cifar10 have one"
+            f"data.folds is {config.data.folds} for {config.data.name}: only digits and cifar10 have them"
+        )
+    if config.data.folds == 1 or config.data.fold >= max(config.data.folds, 1):
+        raise BadInput(
+            f"data.fold is {config.data.fold} of data.folds {config.data.folds}: "
+            "give at least 2 folds, and a fold from 0 to folds - 1"
         )
     if config.data.name in ("cifar10", "imagefolder") and not config.data.path:
         raise BadInput(

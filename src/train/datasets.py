@@ -49,7 +49,7 @@ class Source(Protocol):
     def test_size(self) -> int: ...
     @property
     def split(self) -> str:
-        """What the evaluation runs on: `test`, or `holdout` where training images are set aside for it."""
+        """What the evaluation runs on: `test`, or `fold` where a block of training images is set aside."""
 
     @property
     def key_device(self) -> str:
@@ -71,17 +71,19 @@ def open_source(data: Data, *, seed: int, device: torch.device) -> Source:
     if data.name == "digits":
         images, labels = read_digits()
         train, test = DIGITS_TRAIN, len(labels) - DIGITS_TRAIN
-        look: Look = DigitsLook(data.image_size or images.shape[-1], seed)
+        look: Look = DigitsLook(data.image_size or images.shape[-1], seed, data.strength)
     else:
         images, labels = read_cifar10(Path(data.path))
         train, test = 50_000, 10_000
         look = PhotoLook(data.image_size or images.shape[-1], seed, CIFAR_MEAN, CIFAR_STD)
     split = "test"
-    if data.holdout:
-        if data.holdout >= train:
-            raise BadInput(f"data.holdout is {data.holdout} of {train} training images: give less")
-        images, labels = images[:train], labels[:train]
-        train, test, split = train - data.holdout, data.holdout, "holdout"
+    if data.folds:
+        if data.folds > train:
+            raise BadInput(f"data.folds is {data.folds} for {train} training images: give less")
+        begin, end = (train * number // data.folds for number in (data.fold, data.fold + 1))
+        order = torch.cat([torch.arange(begin), torch.arange(end, train), torch.arange(begin, end)])
+        images, labels = images[order], labels[order]
+        train, test, split = train - (end - begin), end - begin, "fold"
     return InMemory(
         images=images.to(device),
         labels=labels.to(device),
@@ -165,19 +167,23 @@ class DigitsLook:
 
     size: int
     seed: int
+    strength: float
 
     def plain(self, images: Tensor) -> Tensor:
         matrix = torch.eye(2, 3, device=images.device)
         return self._drawn(images, matrix.expand(len(images), 2, 3))
 
     def augmented(self, images: Tensor, epochs: Tensor, indices: Tensor) -> Tensor:
-        draws = torch.arange(5, device=images.device)
-        signed = 2 * rng.uniform(self.seed, rng.AUGMENT, epochs[:, None], indices[:, None], draws) - 1
-        # Up to 12 degrees, a tenth in size and in shear, and a tenth of the width in place.
-        scale, angle = 1 + 0.1 * signed[:, 0], math.radians(12) * signed[:, 1]
-        shear, right, down = 0.1 * signed[:, 2], 0.2 * signed[:, 3], 0.2 * signed[:, 4]
-        cos, sin = scale * torch.cos(angle), scale * torch.sin(angle)
-        rows = [torch.stack([cos, shear - sin, right], 1), torch.stack([sin, cos, down], 1)]
+        draws = torch.arange(6, device=images.device)
+        random = rng.uniform(self.seed, rng.AUGMENT, epochs[:, None], indices[:, None], draws)
+        wide, high, angle, shear, right, down = (self.strength * (2 * random - 1)).unbind(1)
+        # At strength 1 up to 12 degrees, a tenth in width, height and shear, a tenth of the width in place.
+        wide, high, angle, shear = 1 + 0.1 * wide, 1 + 0.1 * high, math.radians(12) * angle, 0.1 * shear
+        cos, sin = torch.cos(angle), torch.sin(angle)
+        rows = [
+            torch.stack([wide * cos, shear - wide * sin, 0.2 * right], 1),
+            torch.stack([high * sin, high * cos, 0.2 * down], 1),
+        ]
         return self._drawn(images, torch.stack(rows, 1))
 
     def _drawn(self, images: Tensor, matrix: Tensor) -> Tensor:

@@ -75,8 +75,20 @@ def test_yaml_text_that_is_a_number_is_taken_where_a_float_belongs(tmp_path: Pat
             "data.path is empty for cifar10: give data.path=DIR, the folder that holds it",
         ),
         (
-            "data: {name: synthetic, holdout: 3}",
-            "data.holdout is 3 for synthetic: only digits and cifar10 have one",
+            "data: {name: synthetic, folds: 3}",
+            "data.folds is 3 for synthetic: only digits and cifar10 have them",
+        ),
+        (
+            "data: {folds: 3, fold: 3}",
+            "data.fold is 3 of data.folds 3: give at least 2 folds, and a fold from 0 to folds - 1",
+        ),
+        (
+            "data: {folds: 1}",
+            "data.fold is 0 of data.folds 1: give at least 2 folds, and a fold from 0 to folds - 1",
+        ),
+        (
+            "data: {fold: 1}",
+            "data.fold is 1 of data.folds 0: give at least 2 folds, and a fold from 0 to folds - 1",
         ),
     ],
 )

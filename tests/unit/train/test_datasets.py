@@ -2,6 +2,7 @@ import hashlib
 import io
 import os
 import pickle
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -56,22 +57,32 @@ def labels_of(source: datasets.Source) -> list[int]:
     ]
 
 
-def test_the_test_images_are_the_last_360_and_the_holdout_never_touches_them() -> None:
-    _, labels = read_digits()
+def test_the_test_images_are_the_last_360() -> None:
     source = opened(name="digits")
     assert (source.train_size, source.test_size, source.split) == (1437, 360, "test")
-    assert labels_of(source) == labels[1437:].tolist()
-    source = opened(name="digits", holdout=288)
-    assert (source.train_size, source.test_size, source.split) == (1149, 288, "holdout")
-    assert labels_of(source) == labels[1149:1437].tolist()
-    assert isinstance(source, datasets.InMemory)
-    assert len(source.images) == len(source.labels) == 1437
+    assert labels_of(source) == read_digits()[1][1437:].tolist()
 
 
-def test_a_holdout_of_everything_is_refused() -> None:
+def test_each_training_image_is_set_aside_in_one_fold_and_no_test_image_is_there() -> None:
+    images, labels = read_digits()
+    begins = [0, 287, 574, 862, 1149, 1437]
+    for fold, (begin, end) in enumerate(pairwise(begins)):
+        source = opened(name="digits", folds=5, fold=fold)
+        assert isinstance(source, datasets.InMemory)
+        assert (source.train_size, source.test_size, source.split) == (
+            1437 - end + begin,
+            end - begin,
+            "fold",
+        )
+        rest = torch.cat([images[:begin], images[end:1437]])
+        assert torch.equal(source.images, torch.cat([rest, images[begin:end]]))
+        assert labels_of(source) == labels[begin:end].tolist()
+
+
+def test_more_folds_than_images_are_refused() -> None:
     with pytest.raises(BadInput) as refusal:
-        opened(name="digits", holdout=1437)
-    assert str(refusal.value) == "data.holdout is 1437 of 1437 training images: give less"
+        opened(name="digits", folds=1438)
+    assert str(refusal.value) == "data.folds is 1438 for 1437 training images: give less"
 
 
 def batch(source: datasets.Source, position: int, count: int) -> tuple[Tensor, Tensor]:
@@ -93,12 +104,15 @@ def test_augmentation_differs_between_epochs_and_seeds_and_can_be_turned_off() -
     images, _ = read_digits()
     three = images[:3]
     index = torch.arange(3)
-    look = DigitsLook(32, 1)
+    look = DigitsLook(32, 1, 1.0)
     first = look.augmented(three, torch.zeros(3, dtype=torch.int64), index)
     assert torch.equal(first, look.augmented(three, torch.zeros(3, dtype=torch.int64), index))
     assert not torch.equal(first, look.augmented(three, torch.ones(3, dtype=torch.int64), index))
     assert not torch.equal(
-        first, DigitsLook(32, 2).augmented(three, torch.zeros(3, dtype=torch.int64), index)
+        first, DigitsLook(32, 2, 1.0).augmented(three, torch.zeros(3, dtype=torch.int64), index)
+    )
+    assert torch.equal(
+        DigitsLook(32, 1, 0.0).augmented(three, torch.zeros(3, dtype=torch.int64), index), look.plain(three)
     )
     source = opened(name="digits", image_size=32, augment=False)
     epochs, indices = stream(1, 1437, 0, 3)
@@ -108,7 +122,7 @@ def test_augmentation_differs_between_epochs_and_seeds_and_can_be_turned_off() -
 
 def test_a_digit_that_is_not_enlarged_keeps_its_pixels() -> None:
     images, _ = read_digits()
-    plain = DigitsLook(8, 1).plain(images[:5])
+    plain = DigitsLook(8, 1, 1.0).plain(images[:5])
     assert torch.allclose(plain * 0.37 + 0.3, images[:5] / 16, atol=1e-5)
 
 
@@ -227,8 +241,8 @@ def test_cifar10_that_is_missing_or_short_is_refused_with_its_path(
 
 
 def test_cifar10_is_normalised_and_enlarged(cifar_binary: Path) -> None:
-    source = opened(name="cifar10", path=str(cifar_binary), image_size=40, holdout=500)
-    assert (source.train_size, source.test_size, source.split) == (49_500, 500, "holdout")
+    source = opened(name="cifar10", path=str(cifar_binary), image_size=40, folds=100, fold=3)
+    assert (source.train_size, source.test_size, source.split) == (49_500, 500, "fold")
     images, _ = batch(source, 0, 4)
     assert images.shape == (4, 3, 40, 40)
     raw, _ = read_cifar10(cifar_binary)
