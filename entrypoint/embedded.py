@@ -30,6 +30,7 @@ PASSED = (
     *("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER", "COLUMNS"),
     *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
     *("HF_*", "WANDB_*", "MLFLOW_*", "ACCELERATE_*"),
+    *("APPTRAIN_STACK", "LD_LIBRARY_PATH"),  # An image's own: what it holds, and where the host's driver is.
 )
 """Variables that a node gets from this environment; APPTRAIN_PASS adds names or PREFIX_*."""
 ATTEMPTS = 3

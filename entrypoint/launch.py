@@ -1,7 +1,7 @@
 """One launch on this node, from the plan to the outcome.
 
-The secret: the order of things. Check; find the addresses; prepare the ranks while the nodes meet; start
-them; stay with them (supervise.py); end what is left; write the outcome; say once what happened.
+The secret: the order of things. Check; find the addresses; ask the driver; prepare the ranks while the nodes
+meet; start them; stay with them (supervise.py); end what is left; write the outcome; say once what happened.
 """
 
 import asyncio
@@ -10,14 +10,16 @@ import dataclasses
 import importlib.metadata
 import ipaddress
 import os
+import shlex
 import shutil
 import signal
 import sys
+import sysconfig
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from entrypoint import __version__, join, network, outcome, output, processes
+from entrypoint import __version__, gpu, join, network, outcome, output, processes
 from entrypoint import plan as plans
 from entrypoint.errors import DONE, SAVED, BadInput, Refusal
 from entrypoint.options import Settings
@@ -56,6 +58,7 @@ def launch(plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> int:
 
 def check(plan: LaunchPlan, settings: Settings) -> None:
     """Raises BadInput for what `plan` can show but `launch` cannot run."""
+    _check_venv(plan)
     if plan.context == "batch" and plan.nnodes > 1:
         raise BadInput(
             f"this is the batch script or interactive shell of job {plan.allocation.job_id}, on one of its "
@@ -78,6 +81,29 @@ def check(plan: LaunchPlan, settings: Settings) -> None:
         raise BadInput(
             f"CMD {program} does not exist in {Path.cwd()}: check the spelling; a module is given as "
             "-m NAME, a program that is no Python script needs --no-python"
+        )
+
+
+def _check_venv(plan: LaunchPlan) -> None:
+    """The ranks run under this process's Python, which must be the venv's."""
+    if plan.venv is None:
+        return
+    venv = Path(plan.venv)
+    by_variable = plan.sources["venv"].startswith("env:")
+    given = f"APPTRAIN_VENV={venv}" if by_variable else f"--venv {venv}"
+    make = f"make venv DIR={shlex.quote(plan.venv)}"
+    if not (venv / "pyvenv.cfg").exists():
+        raise BadInput(f"{given} is no venv, it has no pyvenv.cfg: make it with {make}")
+    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(venv)}))
+    if not (venv / "bin" / "python").exists() or not packages.exists():
+        raise BadInput(
+            f"{given} was made by another Python than this one, {sys.version.split()[0]}: remove it, and "
+            f"make it again with {make}"
+        )
+    if Path(sys.prefix).resolve() != venv.resolve():
+        raise BadInput(
+            f"{given}, but this is the Python of {sys.prefix}: start it through a job script or "
+            f"containers/run.sh, or put {venv}/bin first in PATH"
         )
 
 
@@ -162,7 +188,9 @@ class _Launch:
         for note in self.plan.notes:
             self._say_once(note)
         shown = {0} if self.settings.value("show-ranks") == "0" else None
-        self.ranks = Ranks(self.plan, self._rank_env(), self.relay, self.run_dir, show=shown)
+        env = self._rank_env()
+        await self._check_stack(env)
+        self.ranks = Ranks(self.plan, env, self.relay, self.run_dir, show=shown)
         self.relay.start()
         await self.ranks.prepare()
         self.link = await self._meet()
@@ -200,6 +228,19 @@ class _Launch:
         if dropped:
             self._say_once(f"not passed on to the ranks, left by another launcher: {', '.join(dropped)}")
         return {name: value for name, value in self.env.items() if name not in dropped} | dict(self.plan.env)
+
+    async def _check_stack(self, env: Mapping[str, str]) -> None:
+        """Raises BadInput where the image's CUDA would fail on this node's driver or GPUs."""
+        stack = gpu.stack_of_image(env) if self.plan.device == "cuda" else None
+        if stack is None:
+            return
+        node = self.plan.node
+        found = await gpu.look(env)
+        if found.failed:
+            self._say(f"the NVIDIA driver on {node} could not be asked ({found.failed}): going on without")
+        visible = env.get("CUDA_VISIBLE_DEVICES")
+        if why := gpu.misfit(stack, found, node=node, visible=visible, ranks=self.plan.nproc_per_node):
+            raise BadInput(why)
 
     async def _meet(self) -> join.Link | None:
         """Meets the other nodes (in `rank` mode tasks); a single participant has nobody to meet."""

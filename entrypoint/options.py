@@ -224,6 +224,11 @@ OPTIONS = (
         name="run-dir", parse=Path, metavar="DIR", help="run directory (default: SUBMIT_DIR/runs/NAME-ID)"
     ),
     Option(
+        name="venv",
+        metavar="DIR",
+        help="venv made inside the image (make venv DIR=...), whose bin/ is first in PATH (default: none)",
+    ),
+    Option(
         name="show-ranks",
         parse=one_of("all", "0"),
         metavar="WHICH",

@@ -41,6 +41,8 @@ class LaunchPlan:
     env: Mapping[str, str]
     """What is added for the workers."""
     run_dir: str
+    venv: str | None
+    """The venv whose Python runs the ranks; None for the Python that the entrypoint is started with."""
     sources: Mapping[str, str]
     notes: tuple[str, ...] = ()
 
@@ -126,6 +128,7 @@ class LaunchPlan:
                 "local_addr": rendezvous.local_addr,
                 "join_port": rendezvous.join_port,
             },
+            "venv": self.venv,
             "argv": self.argv,
             "env": dict(self.env),
             "sources": dict(self.sources),
@@ -161,6 +164,7 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
         max_restarts=settings.value("max-restarts"),
         env=workers,
         run_dir=run_dir.value,
+        venv=settings.value("venv"),
         sources={
             **{name: f"derived:{variable}" for name, variable in _allocation_sources(allocation).items()},
             "attempt": attempt.source,
@@ -168,6 +172,7 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
             "device": device.source,
             "nproc_per_node": nproc.source,
             **rendezvous_sources,
+            "venv": settings["venv"].source,
             **{f"env.{name}": source for name, source in worker_sources.items()},
         },
         notes=allocation.notes + notes + thread_notes,

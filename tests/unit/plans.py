@@ -154,6 +154,7 @@ def spelled(facts: dict[str, Any], options: list[str]) -> dict[str, Any]:
         },
     }
     return plan | {
+        "venv": None,
         "argv": _argv(plan),
         "env": _env(plan, facts),
         "sources": _sources(facts, options),
@@ -235,6 +236,7 @@ def _sources(facts: dict[str, Any], options: list[str]) -> dict[str, str]:
         "rendezvous.id": derived["job_id"],
         "rendezvous.local_addr": derived["nodes"],
         "rendezvous.join_port": derived["job_id"],
+        "venv": "default",
         "env.OMP_NUM_THREADS": "flag" if "--omp-num-threads" in options else derived["cpus"],
         "env.APPTRAIN_RUN_DIR": "derived:run_dir",
         "env.APPTRAIN_NODE": derived["nodes"],
