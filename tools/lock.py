@@ -1,27 +1,39 @@
-"""Write the hash locks requirements/*.txt from requirements/*.in and containers/stacks.yaml.
+"""Write all hash locks anew: requirements/*.txt, and containers/locks/ for the images.
 
-The secret: how uv is called so that one lock serves every Python and names no index. Usage:
-`python tools/lock.py [--upgrade | --upgrade-package NAME ...]`; without arguments the pins that still fit
-stay. UV, if set, is the uv to use; indexes, proxies and certificates come from uv's own settings.
+The secret: how uv is called so that a lock names no index. Usage:
+`python tools/lock.py [--upgrade | --upgrade-package NAME ...]`; without arguments the Python packages that
+still fit stay. Debian's packages are always the mirror's newest. UV, if set, is the uv to use; indexes,
+proxies and certificates come from uv's and apt's own settings, the mirror from DEBIAN_MIRROR or from apt's.
 """
 
+from __future__ import annotations
+
+import datetime
 import os
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-STACKS = Path("containers/stacks.yaml")
-LOCKS = ("run", "dev")
+sys.path.insert(0, str(CHECKOUT))
+
+from containers import debian, stacks  # noqa: E402
+
+STACKS = stacks.FILE.relative_to(CHECKOUT)
+LOCKS = Path("containers/locks")
+UNIVERSAL = {"run": "", "dev": "", "image": "3.9"}
+"""The locks that serve every Python from a version on ('' means that of stacks.yaml) and every machine."""
+PLATFORMS = {"amd64": "x86_64-manylinux_2_28", "arm64": "aarch64-manylinux_2_28"}
 COMPILE = (
     "pip",
     "compile",
     "--quiet",
-    "--universal",
     "--generate-hashes",
     "--no-emit-index-url",
     "--no-emit-find-links",
@@ -29,35 +41,74 @@ COMPILE = (
 )
 
 
-def stack_pins(stacks: Path) -> list[str]:
-    """The default stack's packages, as requirement lines."""
-    stack = yaml.safe_load(stacks.read_text())["default"]
-    return [f"{name}=={stack[name]}" for name in ("torch", "torchvision")]
+class Unresolved(Exception):
+    """uv found no set of versions; it has said why."""
 
 
 def main(arguments: list[str]) -> int:
-    uv = os.environ.get("UV") or str(Path(sys.executable).with_name("uv"))
-    python = yaml.safe_load((CHECKOUT / STACKS).read_text())["default"]["python"]
-    with tempfile.TemporaryDirectory() as directory:
-        work = Path(directory)
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
         shutil.copytree(CHECKOUT / "requirements", work / "requirements")
-        # Under the name of their source, which uv writes beside each pin as its reason.
-        (work / STACKS.parent).mkdir()
-        (work / STACKS).write_text("\n".join(stack_pins(CHECKOUT / STACKS)) + "\n")
-        for lock in LOCKS:
-            source, target = f"requirements/{lock}.in", f"requirements/{lock}.txt"
-            command = [uv, *COMPILE, f"--python-version={python}", *arguments]
-            command += ["--constraint", str(STACKS)] if lock == "run" else []
-            done = subprocess.run([*command, source, "-o", target], cwd=work, check=False)
-            if done.returncode:
-                print(f"lock: {source} cannot be resolved: nothing was changed", file=sys.stderr)
-                return done.returncode
-        for lock in LOCKS:
-            file = Path("requirements", f"{lock}.txt")
-            fresh = CHECKOUT / "requirements" / f"{lock}.txt.new"
-            shutil.copyfile(work / file, fresh)
-            fresh.replace(CHECKOUT / file)
+        shutil.copytree(CHECKOUT / LOCKS, work / LOCKS)
+        try:
+            lock_python(work, arguments)
+            lock_debian(work)
+        except (Unresolved, stacks.BadInput) as error:
+            print(f"lock: {error}: nothing was changed", file=sys.stderr)
+            return stacks.BadInput.status
+        for part in (Path("requirements"), LOCKS):
+            for file in (work / part).iterdir():
+                replace(CHECKOUT / part / file.name, file.read_bytes())
+    replace(stacks.FILE, dated(stacks.FILE.read_text(encoding="utf-8")).encode())
     return 0
+
+
+def lock_python(work: Path, arguments: Sequence[str]) -> None:
+    """All locks of Python packages, below `work`."""
+    known = stacks.read()
+    lowest = yaml.safe_load(stacks.FILE.read_text(encoding="utf-8"))["venv_python"]
+    default = next(stack for stack in known.values() if stack.is_default)
+    for lock, python in UNIVERSAL.items():
+        pins = default.pins if lock == "run" else []
+        options = ["--universal", f"--python-version={python or lowest}", *arguments]
+        compile_one(work, f"requirements/{lock}.in", f"requirements/{lock}.txt", pins, options)
+    for stack in known.values():
+        for architecture in stack.architectures:
+            options = [
+                f"--python-version={stack.base.python}",
+                f"--python-platform={PLATFORMS[architecture]}",
+            ]
+            target = stack.lock(architecture).relative_to(CHECKOUT)
+            compile_one(work, "requirements/run.in", str(target), stack.pins, [*options, *arguments])
+
+
+def compile_one(work: Path, source: str, target: str, pins: list[str], options: list[str]) -> None:
+    uv = os.environ.get("UV") or str(Path(sys.executable).with_name("uv"))
+    # Under the name of their source, which uv writes beside each pin as its reason.
+    (work / STACKS).write_text("\n".join(pins) + "\n")
+    constraint = ["--constraint", str(STACKS)] if pins else []
+    command = [uv, *COMPILE, *options, *constraint, source, "-o", target]
+    if subprocess.run(command, cwd=work, check=False).returncode:
+        raise Unresolved(f"{target} cannot be resolved")
+
+
+def lock_debian(work: Path) -> None:
+    base = next(iter(stacks.read().values())).base
+    for architecture in PLATFORMS:
+        target = stacks.debian_lock(architecture).relative_to(CHECKOUT)
+        (work / target).write_text(debian.resolve(base, architecture), encoding="utf-8")
+
+
+def dated(text: str) -> str:
+    """stacks.yaml with today's date."""
+    today = datetime.datetime.now(datetime.timezone.utc).date()  # noqa: UP017
+    return re.sub(r"^date: \S+", f"date: {today}", text, flags=re.MULTILINE)
+
+
+def replace(file: Path, content: bytes) -> None:
+    fresh = file.with_name(f"{file.name}.new")
+    fresh.write_bytes(content)
+    fresh.replace(file)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 #
 # Usage: tools/venv.sh DIR run      what training and launching need
 #        tools/venv.sh DIR dev      that, and what `make test`, `lint` and `lock` need
+#        tools/venv.sh DIR image    what building images needs, without torch; Python 3.9 will do
 #        tools/venv.sh DIR remove   remove the venv, if this script made it
 # Reads: PYTHON (else the first that fits of python3, python3.14 ... python3.11), and what pip itself reads:
 #        its configuration, PIP_*, proxies, certificates.
@@ -13,7 +14,7 @@
 # it says `unfinished` the venv is used by nobody, and it is removed when making it fails or is stopped.
 set -euo pipefail
 
-readonly FIRST_MINOR=11 LAST_MINOR=14 # what the wheels in the locks serve
+readonly LAST_MINOR=14 # what the wheels in the locks serve
 readonly GLIBC_MINOR=28               # manylinux_2_28, which torch's wheels need
 readonly LOCK_WAIT=1800               # s; about four times a first install over a slow line
 
@@ -40,8 +41,8 @@ why_anew() {
         echo "an earlier make was cut off before it was finished"
     elif [[ $(field venv) != "$venv" ]]; then
         echo "it was made as $(field venv), and a venv cannot be moved"
-    elif [[ $(field run) != "$(digest run)" ]]; then
-        echo "requirements/run.txt has changed"
+    elif [[ $(field "$base") != "$(digest "$base")" ]]; then
+        echo "requirements/$base.txt has changed"
     elif [[ $(minor_of "$venv/bin/python") != "$(field python)" ]]; then
         echo "its Python $(field python) is gone"
     elif [[ -n ${PYTHON:-} && $(minor_of "$PYTHON") != "$(field python)" ]]; then
@@ -83,7 +84,7 @@ for name in ("venv", "ensurepip", "ssl", "ctypes", "zlib", "bz2", "lzma"):
     except (ImportError, AttributeError):
         missing.append(name)
 version = "%d.%d.%d" % sys.version_info[:3]
-if not (3, $FIRST_MINOR) <= sys.version_info[:2] <= (3, $LAST_MINOR):
+if not (3, $first_minor) <= sys.version_info[:2] <= (3, $LAST_MINOR):
     print("is " + version)
 elif getattr(sys, "implementation").name != "cpython" or sys.maxsize < 2**32:
     print("is %s, not a 64-bit CPython" % version)
@@ -99,7 +100,7 @@ choose_python() {
     local candidates=("$PYTHON") name path file seen=: found debian=() said=() minor
     if [[ -z $PYTHON ]]; then
         candidates=(python3)
-        for ((minor = LAST_MINOR; minor >= FIRST_MINOR; minor--)); do candidates+=("python3.$minor"); done
+        for ((minor = LAST_MINOR; minor >= first_minor; minor--)); do candidates+=("python3.$minor"); done
     fi
     for name in "${candidates[@]}"; do
         path=$(command -v "$name") || continue
@@ -122,18 +123,18 @@ choose_python() {
 
 # Uses choose_python's variables.
 refuse_python() {
-    local found need="Python 3.$FIRST_MINOR to 3.$LAST_MINOR with venv and pip is needed" root="sudo "
+    local found need="Python 3.$first_minor to 3.$LAST_MINOR with venv and pip is needed" root="sudo "
     ((EUID)) || root=
     found=$(printf '%s; ' "${said[@]}")
     found=${found%; }
     if ((${#debian[@]})); then
         refuse "$found: $need: ${root}apt install ${debian[0]} (without root: make PYTHON=/path/to/another/python3)"
     elif [[ -n $PYTHON ]]; then
-        refuse "PYTHON=$PYTHON: ${found:-not found}: $need: make PYTHON=/path/to/python3.$FIRST_MINOR"
+        refuse "PYTHON=$PYTHON: ${found:-not found}: $need: make PYTHON=/path/to/python3.$first_minor"
     elif ((${#said[@]} == 0)) && [[ -e /etc/debian_version ]]; then
         refuse "no working python3 on PATH: $need: ${root}apt install python3 python3-venv"
     fi
-    refuse "${found:-no working python3 on PATH}: $need: make PYTHON=/path/to/python3.$FIRST_MINOR (on a cluster see: module avail python)"
+    refuse "${found:-no working python3 on PATH}: $need: make PYTHON=/path/to/python3.$first_minor (on a cluster see: module avail python)"
 }
 
 check_target() {
@@ -159,7 +160,7 @@ add_up() {
     local name fetch disk
     download=0 installed=0
     while read -r name fetch disk; do
-        if [[ $name == run && -n $anew ]] || [[ $name == dev && -n $add_dev ]]; then
+        if [[ $name == "$base" && -n $anew ]] || [[ $name == dev && -n $add_dev ]]; then
             download=$((download + fetch)) installed=$((installed + disk))
         fi
     done < <(grep -v '^#' "$checkout/requirements/sizes")
@@ -317,14 +318,14 @@ make_it() {
         write_state state=unfinished
         wipe
         run "$python" -I -m venv "$venv" || fail "$python -m venv failed; the reason stands above"
-        install run --only-binary :all:
+        install "$base" --only-binary :all:
     fi
     minor=$(minor_of "$venv/bin/python")
     # Two paths in a .pth file start faster than the finder module of an editable install.
     printf '%s\n' "$checkout" "$checkout/src" >"$venv/lib/python$minor/site-packages/apptrain.pth"
     dev=$(field dev)
     if [[ -n $add_dev ]]; then dev=; fi
-    local done=("venv=$venv" "checkout=$checkout" "python=$minor" "run=$(digest run)")
+    local done=("venv=$venv" "checkout=$checkout" "python=$minor" "$base=$(digest "$base")")
     write_state "${done[@]}" ${dev:+"dev=$dev"}
     [[ -n $add_dev ]] || return 0
     install dev
@@ -342,13 +343,15 @@ remove_it() {
 }
 
 main() {
-    [[ $# == 2 && $2 =~ ^(run|dev|remove)$ ]] || refuse "usage: tools/venv.sh DIR run|dev|remove"
+    [[ $# == 2 && $2 =~ ^(run|dev|image|remove)$ ]] || refuse "usage: tools/venv.sh DIR run|dev|image|remove"
     case $1 in
         '') refuse "VENV is empty: make VENV=DIR" ;;
         '~'*) refuse "VENV=$1: the shell did not expand ~: make VENV=\"\$HOME${1#\~}\"" ;;
     esac
     checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
     venv=$(realpath -m -- "$1")
+    base=run first_minor=11
+    if [[ $2 == image ]]; then base=image first_minor=9; fi
     level=$2 state=$venv/apptrain.venv made_directory=false PYTHON=${PYTHON:-}
     if [[ $level == remove ]]; then
         remove_it

@@ -560,7 +560,7 @@ def asked_for(lock: str) -> set[str]:
     return {line for line in lines if line and not line.startswith(("#", "-"))}
 
 
-@pytest.mark.parametrize("lock", ["run", "dev"])
+@pytest.mark.parametrize("lock", ["run", "dev", "image"])
 def test_a_lock_was_made_from_its_input(lock: str) -> None:
     reason = re.escape(f"-r requirements/{lock}.in")
     blocks = re.split(r"^(?=[a-z])", lock_text(lock), flags=re.MULTILINE)[1:]
@@ -570,7 +570,7 @@ def test_a_lock_was_made_from_its_input(lock: str) -> None:
     assert direct == asked_for(lock)
 
 
-@pytest.mark.parametrize("lock", ["run", "dev"])
+@pytest.mark.parametrize("lock", ["run", "dev", "image"])
 def test_a_lock_pins_and_hashes_everything_and_names_no_index(lock: str) -> None:
     blocks = re.split(r"^(?=[^ #\n])", lock_text(lock), flags=re.MULTILINE)[1:]
     assert blocks
@@ -588,7 +588,8 @@ def test_the_two_locks_agree() -> None:
 
 
 def test_the_run_lock_holds_the_default_stack() -> None:
-    stack = yaml.safe_load((CHECKOUT / "containers" / "stacks.yaml").read_text())["default"]
+    stack = yaml.safe_load((CHECKOUT / "containers" / "stacks.yaml").read_text())
+    stack = stack["stacks"][stack["default"]]
     run = pins("run")
     assert (run["torch"], run["torchvision"]) == ({stack["torch"]}, {stack["torchvision"]})
     major = stack["cuda"].split(".")[0]

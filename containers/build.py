@@ -1,0 +1,448 @@
+"""Build, verify and inspect the image: `make image`, `make image-verify`, `make image-inspect`.
+
+The secret: spython and Apptainer's build command. spython calls a binary named `singularity`, wants sudo,
+reports no status and ends the process on its own; all of that is held in `Builder`. Everything from the
+network has been fetched and checked against the locks before a build begins, so a build itself needs none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from containers import bom, debian, stacks, wheels
+from containers.download import Unavailable
+from containers.preflight import Places, check
+from containers.stacks import CONTAINERS, BadInput, Stack
+
+CHECKOUT: Final = CONTAINERS.parent
+RECIPE: Final = CONTAINERS / "apptrain.def"
+LEAST: Final = (1, 2)
+COMPRESSION: Final = "-comp zstd -Xcompression-level 3"
+WHEELS: Final = "wheels"
+EXTRA_WHEELS: Final = "extra-wheels"
+SOURCES: Final = ("entrypoint", "src/train", "pyproject.toml", "requirements/run.in", "README.md", "LICENSE")
+
+
+class BuildFailed(Exception):
+    """Apptainer could not build; its own words stand above."""
+
+    status = 1
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="containers/build.py", description=__doc__.split("\n\n")[0])
+    parser.add_argument("what", choices=("build", "verify", "inspect"))
+    parser.add_argument("--stack", default="", metavar="NAME", help="of containers/stacks.yaml (its default)")
+    parser.add_argument("--base", default="auto", choices=("auto", "debootstrap", "docker"))
+    parser.add_argument("--extra", default="", metavar="FILE", help="further packages, a requirements file")
+    parser.add_argument("--image", default="", metavar="FILE", help="instead of containers/image*.sif")
+    parser.add_argument("--offline", default="", metavar="DIR", help="a directory with all wheels and .debs")
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        stack = stacks.find(options.stack)
+        image = Path(options.image).resolve() if options.image else stack.image
+        if options.what == "inspect":
+            return inspect(image)
+        extra = Path(options.extra).resolve() if options.extra else None
+        offline = Path(options.offline).resolve() if options.offline else None
+        if options.what == "verify":
+            return verify(stack, options.base, extra, image, offline)
+        build(stack, options.base, extra, image, offline)
+    except (BadInput, Unavailable, BuildFailed) as error:
+        print(f"image: {error}", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        print("image: stopped; nothing was changed", file=sys.stderr)
+        return 130
+    return 0
+
+
+# --- the order of things --------------------------------------------------------------------------------
+
+
+def build(stack: Stack, base: str, extra: Path | None, image: Path, offline: Path | None) -> dict[str, Any]:
+    """Build to a temporary name; rename the image and what lies beside it once all of it is there."""
+    architecture = stacks.debian_architecture()
+    if architecture not in stack.architectures:
+        raise BadInput(
+            f"stack {stack.name} is for {', '.join(stack.architectures)}, this machine {architecture}"
+        )
+    begin = time.time()
+    builder = Builder.find()
+    base = builder.base(base, stack, architecture)
+    places = Places.of(image)
+    print(
+        f"image: stack {stack.name}: torch {stack.torch}, CUDA {stack.cuda}; base by {base}\n"
+        f"image: target {places.target}\nimage: temporary files in {places.temporary} (APPTAINER_TMPDIR)\n"
+        f"image: downloads in {places.cache} (APPTRAIN_CACHE)",
+        flush=True,
+    )
+    check(places, stack.megabytes)
+    locks = [stack.lock(architecture), stacks.debian_lock(architecture)]
+    extra_lock = wheels.lock_extra(stack, architecture, extra) if extra else None
+    if extra_lock:
+        locks.append(extra_lock)
+    found = [wheels.fetch(locks[0], stack.base.python, architecture, places.cache, offline)]
+    if extra_lock and wheels.pinned(extra_lock):
+        found.append(wheels.fetch(extra_lock, stack.base.python, architecture, places.cache, offline))
+    with tempfile.TemporaryDirectory(prefix="apptrain-build-", dir=places.temporary) as folder:
+        work = Path(folder)
+        debian.repository(stack.base, architecture, locks[1], places.cache, work / "debian", offline=offline)
+        lay_out(work, stack, locks, extra_lock)
+        part = image.with_name(f".{image.name}.{os.getpid()}.sif")
+        try:
+            builder.build(part, recipe_arguments(stack, base, architecture), work, found)
+            said = facts(stack, base, part, work, locks, builder, begin)
+            _write(image.with_suffix(".json"), json.dumps(said, indent=2) + "\n")
+            _write(image.with_suffix(".cdx.json"), bom.text(said, locks))
+            part.replace(image)
+        finally:
+            part.unlink(missing_ok=True)
+    print(
+        f"image: {image} is ready: {said['bytes'] / 1e9:.2f} GB in {said['seconds']} s, "
+        f"identity {said['partition_sha256'][:12]}"
+    )
+    return said
+
+
+def lay_out(work: Path, stack: Stack, locks: list[Path], extra_lock: Path | None) -> None:
+    """What the recipe finds at /mnt, but for the wheels."""
+    shutil.copyfile(locks[0], work / "lock.txt")
+    (work / "extra.txt").write_text(extra_lock.read_text() if extra_lock else "")
+    others = {other.name: other.facts() for other in stacks.read().values() if other.name != stack.name}
+    said = {**stack.facts(), "lock_sha256": wheels.digest(*locks), "others": others}
+    (work / "stack.json").write_text(json.dumps(said, indent=2) + "\n")
+    source = work / "source"
+    skip = shutil.ignore_patterns("__pycache__")
+    for name in SOURCES:
+        origin, target = CHECKOUT / name, source / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if origin.is_dir():
+            shutil.copytree(origin, target, ignore=skip)
+        else:
+            shutil.copyfile(origin, target)
+    for file in (CONTAINERS / "image").iterdir():
+        shutil.copy(file, source)
+    for wheel in (WHEELS, EXTRA_WHEELS):
+        (work / wheel).mkdir()
+    for path in [work, *work.rglob("*")]:
+        if not path.is_symlink() and not path.is_relative_to(work / "debian"):
+            executable = path.is_dir() or os.access(path, os.X_OK)
+            path.chmod(0o755 if executable else 0o644)
+
+
+def recipe_arguments(stack: Stack, base: str, architecture: str) -> dict[str, str]:
+    entries = debian.packages(stacks.debian_lock(architecture))
+    registry = os.environ.get("REGISTRY", "").rstrip("/")
+    return {
+        "AGENT": base,
+        "FROM": f"{registry + '/' if registry else ''}{stack.base.image}@{stack.base.digest[architecture]}",
+        "SUITE": stack.base.suite,
+        "PACKAGES": " ".join(f"{entry['Package']}={entry['Version']}" for entry in entries),
+        "DATE": stack.date,
+        "STACK": stack.name,
+    }
+
+
+def facts(
+    stack: Stack, base: str, image: Path, work: Path, locks: list[Path], builder: Builder, begin: float
+) -> dict[str, Any]:
+    """What stands in the JSON beside the image. Raises BuildFailed where it is not what stacks.yaml says."""
+    found = json.loads((work / "python.installed").read_text())
+    for name in ("torch", "torchvision", "cuda", "cudnn", "nccl"):
+        if found["versions"][name] != getattr(stack, name):
+            raise BuildFailed(
+                f"{name} is {found['versions'][name]} in the image, {getattr(stack, name)} in "
+                f"{stacks.FILE.name}: correct the entry {stack.name} there"
+            )
+    lines = (work / "debian.installed").read_text().split("\n")
+    partition = builder.partition(image)
+    commit = subprocess.run(
+        ["git", "-C", str(CHECKOUT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
+    ).stdout.strip()  # fmt: skip
+    return {
+        "stack": stack.name,
+        "versions": found["versions"],
+        "driver": stack.driver,
+        "compute_capability": stack.compute_capability,
+        "sif_sha256": sha256(image),
+        "partition_sha256": sha256(image, *partition),
+        "bytes": image.stat().st_size,
+        "lock_sha256": wheels.digest(*locks),
+        "base": base,
+        "build_host": platform.node(),
+        "builder": builder.version,
+        "git_commit": commit or None,
+        "built": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begin)),
+        "seconds": round(time.time() - begin),
+        "debian_packages": dict(line.split() for line in lines if line),
+        "python_packages": found["python_packages"],
+    }
+
+
+def verify(stack: Stack, base: str, extra: Path | None, image: Path, offline: Path | None) -> int:
+    """Build a second time, elsewhere and under another umask, and compare the two."""
+    first = described(image)
+    if base == "auto":
+        base = first["base"]
+    with tempfile.TemporaryDirectory(prefix="apptrain-verify-", dir=Places.of(image).temporary) as folder:
+        os.umask(0o077)
+        again = Path(folder) / "a second build" / "again.sif"
+        again.parent.mkdir()
+        second = build(stack, base, extra, again, offline)
+        if first["lock_sha256"] != second["lock_sha256"]:
+            raise BadInput(f"{image} was built from other locks than those here: build it anew: make image")
+        if first["partition_sha256"] == second["partition_sha256"]:
+            print(f"image: the second build is identical, partition {first['partition_sha256']}")
+            return 0
+        builder = Builder.find()
+        trees = [builder.tree(one) for one in (image, again)]
+    differing = [path for path in sorted({*trees[0], *trees[1]}) if trees[0].get(path) != trees[1].get(path)]
+    for path in differing[:50]:
+        print(f"image: {path}: {trees[0].get(path, 'absent')} | {trees[1].get(path, 'absent')}")
+    if differing:
+        print(
+            f"image: the second build differs in {len(differing)} of {len(trees[0])} files", file=sys.stderr
+        )
+        return 1
+    print(f"image: the second build has the same {len(trees[0])} files; its partition is packed differently")
+    return 0
+
+
+def inspect(image: Path) -> int:
+    """Print what is known of the image, and whether it is still the one that the JSON describes."""
+    said = described(image)
+    builder = Builder.find()
+    labels = builder.labels(image)
+    same = sha256(image) == said["sif_sha256"]
+    for name, value in said.items():
+        if name.endswith("_packages"):
+            print(f"{name:20} {len(value)}")
+        elif isinstance(value, dict):
+            print(
+                f"{name:20} {', '.join(f'{key} {one}' for key, one in value.items() if isinstance(one, str))}"
+            )
+        else:
+            print(f"{name:20} {', '.join(value) if isinstance(value, list) else value}")
+    for name, value in sorted(labels.items()):
+        print(f"label {name:14} {value}")
+    if not same:
+        raise BadInput(f"{image} is not the file that {image.with_suffix('.json')} describes: build it anew")
+    return 0
+
+
+def described(image: Path) -> dict[str, Any]:
+    """The JSON beside an image."""
+    if not image.is_file():
+        raise BadInput(f"{image}: there is no such image: make image")
+    try:
+        said: dict[str, Any] = json.loads(image.with_suffix(".json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{image.with_suffix('.json')}: {error}: build the image anew: make image") from None
+    return said
+
+
+# --- Apptainer ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Builder:
+    """An installed Apptainer (or Singularity), as spython and as this module call it."""
+
+    path: str
+    version: str
+
+    @classmethod
+    def find(cls) -> Builder:
+        for name in ("apptainer", "singularity"):
+            path = shutil.which(name)
+            if path:
+                break
+        else:
+            raise BadInput(
+                "neither apptainer nor singularity is on PATH: load it (module avail apptainer), "
+                "or build on a node that has it"
+            )
+        said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.strip()
+        number = re.search(r"(\d+)\.(\d+)", said)
+        least = LEAST if "apptainer" in said else (4, 0)
+        if not number or (int(number[1]), int(number[2])) < least:
+            raise BadInput(
+                f"{path} is {said or 'silent about its version'}: {least[0]}.{least[1]} or newer is needed"
+            )
+        return cls(path, said)
+
+    def base(self, asked: str, stack: Stack, architecture: str) -> str:
+        """How the base is made here: what was asked for, or for `auto` what this machine can do."""
+        debootstrap = _tool("debootstrap")
+        digest = stack.base.digest[architecture]
+        if asked == "debootstrap" and not debootstrap:
+            raise BadInput("BASE=debootstrap: debootstrap is not installed here: install it, or BASE=docker")
+        if asked == "docker" and not digest:
+            raise BadInput(
+                f"BASE=docker: {stacks.FILE.name} has no digest of {stack.base.image} for {architecture}: "
+                "run `make lock` where the registry can be reached, or BASE=debootstrap"
+            )
+        if asked != "auto":
+            return asked
+        if not debootstrap and not digest:
+            raise BadInput(
+                f"no base can be made here: debootstrap is not installed, and {stacks.FILE.name} has no "
+                f"digest of {stack.base.image} for {architecture}: install debootstrap, or run `make lock` "
+                "where the registry can be reached"
+            )
+        return "debootstrap" if debootstrap else "docker"
+
+    def build(self, image: Path, arguments: dict[str, str], work: Path, wheel_folders: list[Path]) -> None:
+        """Build RECIPE to `image`."""
+        check_recipe(arguments, work)
+        options = ["--mksquashfs-args", COMPRESSION, "--bind", f"{work}:/mnt"]
+        for index, folder in enumerate(wheel_folders):
+            options += ["--bind", f"{folder}:/mnt/{EXTRA_WHEELS if index else WHEELS}:ro"]
+        for name, value in arguments.items():
+            options += ["--build-arg", f"{name}={value}"]
+        with self._environment(work, arguments["DATE"]) as client:
+            client.build(str(RECIPE), str(image), sudo=False, options=options)
+        if not image.is_file():
+            raise BuildFailed("the build failed; the reason stands above. The image of before is untouched")
+
+    def labels(self, image: Path) -> dict[str, str]:
+        with tempfile.TemporaryDirectory() as folder, self._environment(Path(folder), "") as client:
+            said = client.inspect(str(image), quiet=True)
+        try:
+            labels: dict[str, str] = (json.loads(said) if isinstance(said, str) else said)["data"][
+                "attributes"
+            ]["labels"]
+        except (KeyError, TypeError, ValueError):
+            raise BadInput(f"{image}: {self.path} cannot inspect it: build it anew: make image") from None
+        return labels
+
+    def partition(self, image: Path) -> tuple[int, int]:
+        """Begin and end in bytes of the file system in the image."""
+        listed = subprocess.run(
+            [self.path, "sif", "list", str(image)], capture_output=True, text=True, check=False
+        )
+        found = re.search(r"(\d+)-(\d+)\s*\|FS \(Squashfs", listed.stdout)
+        if not found:
+            raise BuildFailed(f"{image}: no file system was found in it: {listed.stderr.strip()}")
+        return int(found[1]), int(found[2])
+
+    def tree(self, image: Path) -> dict[str, str]:
+        """Path to mode, link or content's digest, of everything in the image."""
+        script = (CONTAINERS / "image" / "tree.py").read_text(encoding="utf-8")
+        done = subprocess.run(
+            [self.path, "-q", "exec", "--cleanenv", "--no-mount", "home,cwd,tmp,bind-paths", str(image),
+             "python", "-I", "-c", script],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        if done.returncode:
+            raise BuildFailed(f"{image}: its files could not be read: {done.stderr.strip()}")
+        files: dict[str, str] = json.loads(done.stdout)
+        return files
+
+    @contextlib.contextmanager
+    def _environment(self, work: Path, date: str) -> Iterator[Any]:
+        """spython's client, in an environment where it finds this binary and Apptainer its tools."""
+        tools = work / "bin"
+        tools.mkdir()
+        # spython keeps what goes to stderr, the progress of a build, until the end.
+        _script(tools / "singularity", f'exec {shlex.quote(self.path)} "$@"{" 2>&1" if date else ""}')
+        debootstrap = _tool("debootstrap")
+        if debootstrap:
+            # The repository has been checked against the lock, and has no signature. Where it lies
+            # must not get into the recipe, which the image keeps.
+            mirror = shlex.quote(f"file://{work / 'debian'}")
+            line = f'exec {shlex.quote(debootstrap)} --no-check-gpg "${{@:1:$#-1}}" {mirror}'
+            _script(tools / "debootstrap", line)
+        before = dict(os.environ)
+        for name in [name for name in os.environ if name.startswith(("APPTAINERENV_", "SINGULARITYENV_"))]:
+            del os.environ[name]
+        os.environ["PATH"] = f"{tools}:{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
+        if date:
+            os.environ["SOURCE_DATE_EPOCH"] = str(
+                int(time.mktime(time.strptime(date, "%Y-%m-%d")) - time.timezone)
+            )
+        try:
+            from spython.main import Client
+
+            yield Client
+        except SystemExit as error:
+            if error.code == 128 + signal.SIGTERM:
+                raise
+            raise BuildFailed(f"spython gave up: {error}") from None
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+
+
+def check_recipe(arguments: dict[str, str], work: Path) -> None:
+    """The recipe reads as one, and each of its arguments has a value."""
+    from spython.main.parse.parsers import SingularityParser
+
+    text = RECIPE.read_text(encoding="utf-8")
+    used = set(re.findall(r"\{\{ *(\w+) *\}\}", text))
+    if used != set(arguments):
+        raise BadInput(f"{RECIPE}: its arguments are {sorted(used)}, {sorted(arguments)} are given")
+    # spython knows the header of registries only, and looks for it in every line.
+    copy = work / "recipe"
+    copy.write_text(text.replace("{{ AGENT }}", "docker").replace("debootstrap", "docker"), encoding="utf-8")
+    recipe = SingularityParser(str(copy)).parse()["spython-base"]
+    if not recipe.install or not recipe.test:
+        raise BadInput(f"{RECIPE}: it has no %post or no %test")
+
+
+# --- files ----------------------------------------------------------------------------------------------
+
+
+def sha256(file: Path, begin: int = 0, end: int | None = None) -> str:
+    """Of the file's bytes from `begin` to before `end`."""
+    found = hashlib.sha256()
+    with file.open("rb") as stream:
+        stream.seek(begin)
+        left = (end if end is not None else file.stat().st_size) - begin
+        while left > 0:
+            block = stream.read(min(left, 1 << 22))
+            if not block:
+                break
+            found.update(block)
+            left -= len(block)
+    return found.hexdigest()
+
+
+def _write(file: Path, text: str) -> None:
+    fresh = file.with_name(f".{file.name}.{os.getpid()}")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(file)
+
+
+def _script(file: Path, line: str) -> None:
+    file.write_text(f"#!/bin/bash\n{line}\n", encoding="utf-8")
+    file.chmod(0o755)
+
+
+def _tool(name: str) -> str | None:
+    return shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

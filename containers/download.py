@@ -1,0 +1,89 @@
+"""Files from the network, each with a known hash, into a cache.
+
+The secret: how a file arrives whole: under a temporary name, hashed on the way, renamed when it is the one
+that was meant. Proxies and certificates come from the environment (HTTPS_PROXY, REQUESTS_CA_BUNDLE).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import requests
+from tqdm import tqdm
+
+from containers.stacks import BadInput
+
+TIMEOUT_S: Final = 60  # without a byte
+TRIES: Final = 3
+
+
+class Unavailable(Exception):
+    """Something did not answer; another try may help."""
+
+    status = 69
+
+
+@dataclass(frozen=True)
+class Download:
+    """One file to have."""
+
+    url: str
+    path: Path
+    size: int
+    """Bytes."""
+    sha256: str
+    name: str
+    """What it is called in messages."""
+    missing: Callable[[], str]
+    """What to say where there is no such file."""
+
+
+def fetch(what: str, downloads: list[Download]) -> None:
+    """Have all of them. Files that are there already are taken as they are: their names are their hashes."""
+    wanted = [download for download in downloads if not download.path.exists()]
+    if not wanted:
+        return
+    total = sum(download.size for download in wanted)
+    with requests.Session() as session, tqdm(
+        desc=what, total=total, unit="B", unit_scale=True, unit_divisor=1000, leave=True
+    ) as bar:  # fmt: skip
+        for download in wanted:
+            _one(session, download, bar)
+
+
+def _one(session: requests.Session, download: Download, bar: tqdm) -> None:
+    download.path.parent.mkdir(parents=True, exist_ok=True)
+    part = download.path.with_name(f".{download.path.name}.{os.getpid()}")
+    problem = ""
+    for _ in range(TRIES):
+        digest, got = hashlib.sha256(), 0
+        try:
+            with session.get(download.url, stream=True, timeout=TIMEOUT_S) as reply:
+                if reply.status_code == requests.codes.not_found:
+                    raise BadInput(download.missing())
+                reply.raise_for_status()
+                with part.open("wb") as file:
+                    for block in reply.iter_content(1 << 20):
+                        file.write(block)
+                        digest.update(block)
+                        got += len(block)
+                        bar.update(len(block))
+        except requests.RequestException as error:
+            problem = str(error)
+            bar.update(-got)
+        else:
+            if digest.hexdigest() != download.sha256:
+                raise BadInput(
+                    f"{download.name}: the lock has SHA-256 {download.sha256}, {download.url} gave "
+                    f"{digest.hexdigest()}: the mirror's file is not the locked one: use another mirror"
+                )
+            part.replace(download.path)
+            return
+        finally:
+            part.unlink(missing_ok=True)
+    raise Unavailable(f"{download.name} could not be fetched in {TRIES} tries: {problem}")

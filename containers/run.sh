@@ -1,0 +1,711 @@
+#!/usr/bin/env bash
+# Run a command inside the image on this node. The only place that knows `apptainer exec`.
+#
+# Usage: containers/run.sh [--show] IMAGE CMD [ARG...]   IMAGE is a SIF file or an unpacked image
+#        --show   print the command line, what is bound and why, and which variables pass; start nothing
+# Reads: APPTRAIN_APPTAINER   the program (else apptainer, else singularity, from PATH)
+#        APPTRAIN_BIND        further paths to show inside, SRC[:DST[:ro]], one a line
+#        APPTRAIN_PASS        further variables to pass, NAME or PREFIX_*
+#        APPTRAIN_UNPACK=1    unpack the image for this run instead of mounting it
+#        APPTRAIN_HOME, APPTRAIN_VENV, APPTRAIN_RUN_DIR, APPTRAIN_ATTEMPT, APPTRAIN_ARGS, APPTRAIN_ARGS_FILE
+#        HOME, TMPDIR, APPTAINER_TMPDIR, and what Slurm or PBS say of this node
+# Exit:  CMD's status, 128+N when signal N ended it · 64 it cannot run here, and one line says why ·
+#        Apptainer's own status where it failed, after its own message and one of ours
+#
+# Paths are the same inside and outside, and of the variables only those pass that the table below names.
+# docs/run.md has the reasons and the remedies.
+set -euo pipefail
+LC_ALL=C # bytes, not characters
+
+readonly PASSED=(
+    # The allocation, and our own options.
+    'SLURM_*' 'SLURMD_*' 'PBS_*' NCPUS 'APPTRAIN_*'
+    # Which GPUs, and how CUDA treats them. Not CUDA_*: modules set CUDA_HOME and the like to paths of the host.
+    CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_DEVICE_MAX_CONNECTIONS CUDA_LAUNCH_BLOCKING CUDA_MODULE_LOADING
+    'CUDA_MPS_*' NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES NVIDIA_TF32_OVERRIDE
+    # Communication, threads, kernels, torch.
+    'NCCL_*' 'GLOO_*' 'UCX_*' 'FI_*' 'OMP_*' 'GOMP_*' 'KMP_*' 'MKL_*' 'OPENBLAS_*' 'DNNL_*' 'ONEDNN_*'
+    ATEN_CPU_CAPABILITY 'TORCH_*' 'PYTORCH_*' 'TORCHDYNAMO_*' 'TORCHINDUCTOR_*' 'TRITON_*'
+    # Services that training scripts talk to, and the way to them.
+    'HF_*' 'WANDB_*' 'MLFLOW_*' 'ACCELERATE_*'
+    http_proxy https_proxy ftp_proxy all_proxy no_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY NO_PROXY
+    # Who and where the user is.
+    USER LOGNAME TZ TERM COLUMNS LINES
+)
+readonly NEVER=(
+    PBS_JOBCOOKIE SLURM_JWT                              # with them one can act as the job or as the user
+    'PYTHON*' 'LD_*' VIRTUAL_ENV 'CONDA_*'               # they would mix the host's software into the image's
+    PATH PREPEND_PATH APPEND_PATH LANG 'LC_*' HOME PWD   # the image's own, or set here
+    APPTRAIN_STACK TMPDIR
+)
+readonly CACHES=(TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR MPLCONFIGDIR XDG_CACHE_HOME)
+readonly FOREIGN='@(APPTAINER|SINGULARITY)@(_|ENV_)*' HARMLESS='@(APPTAINER|SINGULARITY)_@(CACHEDIR|TMPDIR|CONFIGDIR)'
+readonly SHARED='correct it, or use a directory that all nodes share'
+readonly TMP_MB=256  # free, for compiled kernels and the like
+readonly SHM_MB=1024 # free, for the batches of DataLoader's workers and for NCCL
+readonly UNPACKED=2  # times its packed size; measured: 1.7
+
+# --- what is said, and how it ends ---------------------------------------------------------------------------
+
+say() {
+    local text=$*
+    printf 'run.sh: %s: %s\n' "$node" "${text//$'\n'/\\n}" >&2
+}
+
+# Says what is the same for all tasks of a node, or of the job: by the first of them.
+say_for_node() { if [[ ${SLURM_LOCALID:-0} == 0 ]]; then say "$*"; fi; }
+say_for_job() { if [[ ${node_rank:-0} == 0 ]]; then say_for_node "$*"; fi; }
+
+refuse() {
+    say "$*"
+    write_outcome 64 "$*"
+    exit 64
+}
+
+# Writes what entrypoint/outcome.py reads: a node whose entrypoint left no outcome ends the others' wait.
+write_outcome() {
+    local status=$1 error=$2 signal=0 partial
+    if [[ -z $outcome || -e $outcome ]]; then return; fi
+    if ((status > 128 && status < 160)); then signal=$((status - 128)); fi
+    partial=${outcome%/*}/.${outcome##*/}.$node.$$
+    {
+        (umask 077 && printf '%s\n' "status=$status" rank= "node=$node" "signal=$signal" "time=$(date +%s.%6N)" \
+            "error=${error//[$'\n\r\t']/ }" >"$partial")
+        mv -f -- "$partial" "$outcome"
+    } || say "the outcome (status $status) could not be written to $outcome"
+}
+
+clean_up() {
+    trap '' HUP INT TERM USR1 USR2
+    [[ -n $tmp ]] || return 0
+    rm -rf -- "$tmp" 2>/dev/null && return
+    # What was unpacked may hold directories without write permission.
+    chmod -R u+rwX -- "$tmp" 2>/dev/null || true
+    rm -rf -- "$tmp" 2>/dev/null || say "$tmp could not be removed"
+}
+
+# --- what is to run -------------------------------------------------------------------------------------------
+
+# Sets `words` to what shlex makes of a string, as the entrypoint reads APPTRAIN_ARGS.
+split_words() {
+    local i char quote='' word='' begun=''
+    for ((i = 0; i < ${#1}; i++)); do
+        char=${1:i:1}
+        if [[ -n $quote ]]; then
+            if [[ $char == "$quote" ]]; then
+                quote=''
+            else
+                if [[ $quote == '"' && $char == \\ && ${1:i+1:1} == [\"\\] ]]; then
+                    i=$((i + 1))
+                    char=${1:i:1}
+                fi
+                word+=$char
+            fi
+        elif [[ $char == [$' \t\r\n'] ]]; then
+            if [[ -n $begun ]]; then words+=("$word"); fi
+            word='' begun=''
+        else
+            begun=yes
+            case $char in
+                \' | \") quote=$char ;;
+                \\)
+                    i=$((i + 1))
+                    word+=${1:i:1}
+                    ;;
+                *) word+=$char ;;
+            esac
+        fi
+    done
+    if [[ -n $begun ]]; then words+=("$word"); fi
+}
+
+# The entrypoint's options stand before the first --, the user's CMD behind it.
+take_arguments() {
+    while (($#)) && [[ $1 != -- ]]; do
+        options+=("$1")
+        shift
+    done
+    if (($# > 1)); then script=$2; fi
+}
+
+# Sets `is_launch`, the entrypoint's `options`, the user's `script`, and all `words` that may be paths.
+read_command() {
+    local i word
+    is_launch='' script='' options=() words=()
+    for ((i = 0; i + 2 < ${#command[@]}; i++)); do
+        if [[ ${command[i]} == -m && ${command[i + 1]} == entrypoint && ${command[i + 2]} == launch ]]; then
+            is_launch=yes
+            break
+        fi
+    done
+    if [[ -z $is_launch ]]; then
+        words=("${command[@]}")
+        return
+    fi
+    if [[ -z ${APPTRAIN_ARGS_FILE:-} ]]; then
+        split_words "${APPTRAIN_ARGS:-}"
+    elif [[ -r $APPTRAIN_ARGS_FILE ]]; then
+        while IFS= read -r -d '' word || [[ -n $word ]]; do words+=("$word"); done <"$APPTRAIN_ARGS_FILE"
+    fi
+    take_arguments ${words[@]+"${words[@]}"}
+    take_arguments "${command[@]:i + 3}"
+    words+=("${command[@]:i + 3}")
+}
+
+# An option of the entrypoint: the last on its command line, else its variable.
+option() {
+    local variable=APPTRAIN_${1^^} i word value
+    variable=${variable//-/_}
+    value=${!variable:-}
+    for ((i = 0; i < ${#options[@]}; i++)); do
+        word=${options[i]}
+        [[ ${word%%=*} == --"$1" || ${word%%=*} == --"${1//-/_}" ]] || continue
+        if [[ $word == *=* ]]; then value=${word#*=}; else value=${options[i + 1]:-}; fi
+    done
+    printf '%s' "$value"
+}
+
+absolute() { if [[ $1 == /* ]]; then printf '%s' "$1"; else printf '%s' "${PWD%/}/$1"; fi; }
+
+# Goes where CMD is to start: here, unless PBS started us in a directory of its own.
+go_to_start() {
+    if [[ -n ${PBS_O_WORKDIR:-} && . -ef ${PBS_JOBDIR:-$HOME} ]]; then
+        cd -- "$PBS_O_WORKDIR" 2>/dev/null || true # find_binds refuses it
+    fi
+}
+
+# Sets `run_dir`, and `outcome`, the file of this attempt and node, without what an earlier run left there.
+find_outcome() {
+    local attempt=${APPTRAIN_ATTEMPT:-${SLURM_RESTART_COUNT:-0}} tasks=${SLURM_STEP_TASKS_PER_NODE:-1}
+    node_rank=$(option node-rank)
+    node_rank=${node_rank:-${SLURM_NODEID:-${PBS_NODENUM:-}}}
+    run_dir=$(option run-dir)
+    [[ -n $run_dir ]] || return 0
+    run_dir=$(absolute "$run_dir")
+    [[ -n $is_launch && -z $show_only ]] || return 0
+    { mkdir -p -- "${run_dir%/*}/" && (umask 077 && mkdir -p -- "$run_dir/outcome"); } 2>/dev/null ||
+        refuse "the run directory $run_dir cannot be made: give another in APPTRAIN_RUN_DIR, which all nodes share"
+    [[ $node_rank =~ ^[0-9]+$ && $attempt =~ ^[0-9]+$ ]] || return 0
+    outcome=$run_dir/outcome/$attempt.$node_rank
+    if [[ $(option mode) == rank || ! $tasks =~ ^1(\(x[0-9]+\))?$ ]]; then outcome+=.${SLURM_LOCALID:-0}; fi
+    rm -f -- "$outcome"
+}
+
+# --- the program and the image ----------------------------------------------------------------------------------
+
+# Sets `apptainer`, its `package`, `version` and `libexec`, the `prefix` of its variables, and `setuid`.
+find_apptainer() {
+    local name value least=1.2
+    if [[ -n ${APPTRAIN_APPTAINER:-} ]]; then
+        apptainer=$(type -P -- "$APPTRAIN_APPTAINER") ||
+            refuse "APPTRAIN_APPTAINER=$APPTRAIN_APPTAINER is no program here: give the path of apptainer or singularity"
+    else
+        apptainer=$(type -P apptainer || type -P singularity) ||
+            refuse "neither apptainer nor singularity is in PATH: load the site's module, or give its path in APPTRAIN_APPTAINER"
+    fi
+    package='' version='' libexec='' setuid=''
+    while IFS='=' read -r name value; do
+        case $name in
+            PACKAGE_NAME) package=${value%-ce} ;;
+            PACKAGE_VERSION) version=$value ;;
+            LIBEXECDIR) libexec=$value ;;
+        esac
+    done < <("$apptainer" buildcfg 2>/dev/null)
+    [[ $package == @(apptainer|singularity) ]] ||
+        refuse "$apptainer does not say what it is (\`buildcfg\`): give the path of apptainer or singularity in APPTRAIN_APPTAINER"
+    if [[ $package == singularity ]]; then least=3.10; fi
+    is_at_least "$least" ||
+        refuse "$apptainer is $package $version: $least or newer is needed, for --no-eval: load a newer module, or give another in APPTRAIN_APPTAINER"
+    libexec+=/$package/bin prefix=${package^^}
+    if [[ -u $libexec/starter-suid ]]; then setuid=yes; fi
+}
+
+is_at_least() {
+    [[ $version =~ ^([0-9]+)\.([0-9]+) ]] || return 1
+    ((BASH_REMATCH[1] * 1000 + BASH_REMATCH[2] >= ${1%.*} * 1000 + ${1#*.}))
+}
+
+check_user_namespaces() {
+    local file
+    if [[ -n $setuid ]] || ((EUID == 0)); then return; fi
+    for file in /proc/sys/user/max_user_namespaces /proc/sys/kernel/unprivileged_userns_clone; do
+        if [[ -r $file && $(<"$file") == 0 ]]; then
+            refuse "this node allows no user namespaces ($file is 0), and $package here is not setuid: ask the administrator to allow them, or for $package-suid"
+        fi
+    done
+}
+
+# Checks IMAGE, and sets `image`, its `kind` (sif, directory) and `bytes`. Nothing but a file is opened: a fifo would hang.
+check_image() {
+    local header arch ours size
+    image=$(absolute "$1")
+    [[ -e $image ]] || refuse "there is no image $image on this node, or its directory may not be searched: make image, or give a path that all nodes share"
+    [[ -r $image ]] || refuse "the image $image may not be read: ask its owner for chmod a+r"
+    if [[ -d $image ]]; then
+        [[ -d $image/.singularity.d ]] || refuse "$image is a directory, but no unpacked image (it has no .singularity.d): give a SIF file"
+        kind=directory
+        return
+    fi
+    [[ -f $image ]] || refuse "the image $image is no file: give a SIF file"
+    kind=sif bytes=$(stat -L -c %s -- "$image")
+    header=$(od -An -v -tx1 -j32 -N16 -- "$image" 2>/dev/null | tr -d ' \n') || true
+    [[ $header == 5349465f4d4147494300* ]] || refuse "$image is no SIF file: give one, such as make image makes"
+    arch=${header:26:4}
+    case $(uname -m) in
+        x86_64) ours=3032 ;; aarch64) ours=3034 ;; ppc64le) ours=3036 ;; riscv64) ours=3132 ;; *) ours=$arch ;;
+    esac
+    [[ $arch == "$ours" || $arch == 3030 ]] ||
+        refuse "the image $image is for another kind of processor than this node's $(uname -m): make one on such a node"
+    read -r size header < <(od -An -v -tu8 -j112 -N16 -- "$image") || true
+    ((size + header <= bytes)) ||
+        refuse "the image $image is cut off: it has $bytes of $((size + header)) bytes: copy or make it again"
+}
+
+# Sets `unmounted` to why this node does not mount the image; a setuid Apptainer does so in ways of its own.
+find_mount() {
+    local path="$libexec:$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    unmounted=
+    [[ ${APPTRAIN_UNPACK:-0} == [01] ]] || refuse "APPTRAIN_UNPACK=$APPTRAIN_UNPACK: must be 1 or 0"
+    if [[ $kind == directory ]]; then
+        return
+    elif [[ ${APPTRAIN_UNPACK:-0} == 1 ]]; then
+        unmounted="APPTRAIN_UNPACK=1"
+    elif [[ -n $setuid ]]; then
+        return
+    elif [[ -z $(PATH=$path type -P squashfuse_ll squashfuse) ]]; then
+        unmounted="it has no squashfuse"
+    elif [[ ! -r /dev/fuse || ! -w /dev/fuse ]]; then
+        unmounted="/dev/fuse may not be opened"
+    elif [[ $package == singularity ]] && ! is_at_least 4.1; then
+        unmounted="singularity $version mounts only where it is setuid"
+    fi
+}
+
+# Sets `unpack`, the option that unpacks the image, after a check for room.
+choose_unpacking() {
+    local place need free
+    place=${APPTAINER_TMPDIR:-${SINGULARITY_TMPDIR:-$tmp}}
+    [[ -d $place && -w $place ]] || refuse "APPTAINER_TMPDIR $place is no directory that may be written: $SHARED"
+    need=$((bytes * UNPACKED / 1000000 + 1)) free=$(free_mb "$place")
+    ((free >= need)) ||
+        refuse "this node does not mount the image ($unmounted), and $place, where it would be unpacked, has $free MB free of the $need MB needed: give a larger node-local directory in APPTAINER_TMPDIR"
+    say_for_node "this node does not mount the image ($unmounted): unpacking it to $place, about $need MB, for this run"
+    export "${prefix}_TMPDIR=$place"
+    unpack=--unsquash
+    if [[ $package == singularity ]]; then unpack=--tmp-sandbox; fi
+    if [[ $package == singularity ]] && ! is_at_least 4.1; then unpack=''; fi
+}
+
+# --- what is shown inside ----------------------------------------------------------------------------------------
+
+# Whether this path is shown already, by itself or in a directory that may be written.
+is_shown() {
+    local i
+    for ((i = 0; i < ${#targets[@]}; i++)); do
+        if [[ $1 == "${targets[i]}" ]]; then return; fi
+        if [[ ${modes[i]} == rw && ${sources[i]} == "${targets[i]}" && $1 == "${targets[i]}"/* ]]; then return; fi
+    done
+    return 1
+}
+
+# Whether a directory of this name belongs to the image, where the host's must not hide it.
+is_of_image() {
+    case $1 in
+        / | /usr | /usr/* | /etc | /etc/* | /bin | /sbin | /lib | /lib64 | /opt | /var | /run | /home | /boot | \
+            /dev | /dev/* | /proc | /proc/* | /sys | /sys/*) ;;
+        *) return 1 ;;
+    esac
+}
+
+bind() {
+    local source=$1 target=$2 mode=$3 reason=$4
+    is_utf8 "$source$target" || refuse "$reason $source: the name is not UTF-8, which $package cannot bind: rename it"
+    sources+=("$source") targets+=("$target") modes+=("$mode") reasons+=("$reason")
+}
+
+# Shows a path inside as it is outside: as spelled, and what its symlinks lead to.
+show() {
+    local reason=$1 mode=${3:-rw} path real
+    path=$2
+    if [[ $path != /* || $path/ == */@(|.|..)/* ]]; then path=$(realpath -ms -- "$path"); fi
+    [[ -e $path ]] || refuse "$reason $path is not there on this node: $SHARED"
+    real=$(readlink -f -- "$path")
+    for path in "$real" "$path"; do
+        if [[ $reason != APPTRAIN_BIND ]] && is_of_image "$path"; then continue; fi
+        is_shown "$path" || bind "$path" "$path" "$mode" "$reason"
+    done
+}
+
+bind_asked_for() {
+    local line source target mode lines
+    IFS=$'\n' read -r -d '' -a lines < <(printf '%s\0' "${APPTRAIN_BIND:-}")
+    for line in ${lines[@]+"${lines[@]}"}; do
+        source=$line target='' mode=''
+        if [[ ! -e $line ]]; then IFS=: read -r source target mode < <(printf '%s\n' "$line"); fi
+        target=${target:-$source} mode=${mode:-rw}
+        [[ $source == /* && $target == /?* && $mode == @(rw|ro) ]] ||
+            refuse "APPTRAIN_BIND: $line is not SRC[:DST[:ro]] with paths from /: give one bind a line"
+        if [[ $source == "$target" ]]; then
+            show APPTRAIN_BIND "$source" "$mode"
+        elif [[ -e $source ]]; then
+            is_shown "$target" || bind "$source" "$target" "$mode" APPTRAIN_BIND
+        else
+            refuse "APPTRAIN_BIND $source is not there on this node: $SHARED"
+        fi
+    done
+}
+
+# What is large comes first: the rest may lie in it.
+find_binds() {
+    local name
+    sources=() targets=() modes=() reasons=()
+    bind_asked_for
+    show HOME "$HOME"
+    for name in /tmp /var/tmp; do
+        if [[ -d $name ]]; then show "the node's" "$name"; fi
+    done
+    for name in APPTRAIN_HOME SLURM_SUBMIT_DIR PBS_O_WORKDIR; do
+        if [[ -n ${!name:-} ]]; then show "$name" "${!name}"; fi
+    done
+    show "the working directory" "$PWD"
+    if [[ -n $script && -e $script ]]; then
+        show "the directory of CMD" "$(dirname -- "$script")"
+        show "the directory of CMD" "$(dirname -- "$(readlink -f -- "$script")")"
+    fi
+    if [[ -n $run_dir && -e $run_dir ]]; then show "the run directory" "$run_dir"; fi
+    if [[ -n $venv ]]; then show APPTRAIN_VENV "$venv"; fi
+    show TMPDIR "$tmp"
+    # One that is missing is the entrypoint's to explain. PBS's lies in its spool.
+    for name in PBS_NODEFILE APPTRAIN_NODEFILE APPTRAIN_ARGS_FILE APPTRAIN_JOIN_KEY_FILE; do
+        if [[ -e ${!name:-} ]]; then show "$name" "${!name}"; fi
+    done
+}
+
+# Sets `venv`, and `venv_python`, the image's Python that it was made with.
+find_venv() {
+    local name value home='' version='' packages=''
+    venv=$(option venv) venv_python=
+    [[ -n $venv ]] || return 0
+    venv=$(absolute "$venv")
+    [[ -r $venv/pyvenv.cfg && (-e $venv/bin/python || -L $venv/bin/python) ]] ||
+        refuse "APPTRAIN_VENV=$venv is no venv, it has no pyvenv.cfg or no bin/python: make it with make venv DIR=$(printf %q "$venv")"
+    [[ $venv != *:* ]] || refuse "APPTRAIN_VENV=$venv has a colon in it, which PATH cannot hold: make it elsewhere"
+    while read -r name _ value; do
+        case $name in
+            home) home=$value ;;
+            version | version_info) version=$value ;;
+            include-system-site-packages) packages=$value ;;
+        esac
+    done <"$venv/pyvenv.cfg"
+    [[ $packages == true ]] ||
+        refuse "APPTRAIN_VENV=$venv does not see the image's packages: make it with make venv DIR=$(printf %q "$venv")"
+    if [[ $version =~ ^[0-9]+\.[0-9]+ ]]; then venv_python=$home/python${BASH_REMATCH[0]}; fi
+}
+
+# --- the run's own directory on the node's disk ---------------------------------------------------------------------
+
+free_mb() {
+    local blocks size
+    read -r blocks size < <(stat -f -c '%a %S' -- "$1")
+    echo $((blocks * size / 1000000))
+}
+
+# Sets `tmp`, in the first place that has room and lets programs run.
+make_tmp() {
+    local place why unfit='' seen=:
+    for place in "${SLURM_TMPDIR:-}" "${TMPDIR:-}" /tmp; do
+        [[ $place == /* && $seen != *":$place:"* ]] || continue
+        seen+=$place:
+        if [[ ! -d $place || ! -w $place || ! -x $place ]]; then
+            why="is no directory that may be written"
+        elif (($(free_mb "$place") < TMP_MB)); then
+            why="has less than $TMP_MB MB free"
+        elif ! tmp=$(mktemp -d -- "${place%/}/apptrain.XXXXXX" 2>/dev/null); then
+            why="may not be written" tmp=''
+        elif ! { printf '#!/bin/sh\n' >"$tmp/.start" && chmod 700 "$tmp/.start" && "$tmp/.start"; } 2>/dev/null; then
+            why="is full, or lets no program run (noexec)"
+            rm -rf -- "$tmp"
+            tmp=''
+        else
+            [[ -z $unfit ]] || say_for_node "$unfit: temporary files go to $place"
+            return
+        fi
+        unfit+="${unfit:+, }$place $why"
+    done
+    refuse "$unfit: give a directory on the node's own disk in TMPDIR"
+}
+
+check_shm() {
+    local free
+    if [[ ! -d /dev/shm || ! -w /dev/shm ]]; then
+        say_for_node "/dev/shm is not there or may not be written: DataLoader's workers and NCCL will fail (use no workers, NCCL_SHM_DISABLE=1)"
+    elif free=$(free_mb /dev/shm) && ((free < SHM_MB)); then
+        say_for_node "/dev/shm has $free MB free, less than $SHM_MB: DataLoader's workers and NCCL may fail (use fewer workers, NCCL_SHM_DISABLE=1)"
+    fi
+}
+
+# --- what passes ------------------------------------------------------------------------------------------------------
+
+is_utf8() {
+    local two=$'[\xc2-\xdf]' more=$'[\x80-\xbf]' bytes
+    if [[ $1 != *[$'\x80'-$'\xff']* ]]; then return; fi
+    bytes="[^"$'\x80-\xff'"]|$two$more|"$'\xe0[\xa0-\xbf]'"$more|"$'[\xe1-\xec\xee\xef]'"$more$more|"$'\xed[\x80-\x9f]'"$more"
+    bytes+="|"$'\xf0[\x90-\xbf]'"$more$more|"$'[\xf1-\xf3]'"$more$more$more|"$'\xf4[\x80-\x8f]'"$more$more"
+    [[ $1 =~ ^($bytes)*$ ]]
+}
+
+any_of() { local IFS='|'; printf '@(%s)' "$*"; }
+
+# Sets `names` and `values` that pass, and `foreign`, those that would steer Apptainer.
+read_environment() {
+    local entry name value word asked=() passed never caches kept refused='' replaced=''
+    read -r -d '' -a asked < <(printf '%s\0' "${APPTRAIN_PASS:-}")
+    passed=$(any_of "${PASSED[@]}" ${asked[@]+"${asked[@]}"}) never=$(any_of "${NEVER[@]}")
+    caches=$(any_of "${CACHES[@]}") kept=$(any_of ${asked[@]+"${asked[@]}"})
+    # shellcheck disable=SC2053 # the right sides are patterns
+    for word in ${asked[@]+"${asked[@]}"}; do
+        [[ $word =~ ^[A-Za-z_][A-Za-z0-9_]*\*?$ ]] ||
+            refuse "APPTRAIN_PASS: $word is not NAME or PREFIX_*: give names with blanks between them"
+        [[ $word != $never ]] || refuse "APPTRAIN_PASS: $word never passes: set it in CMD, with env NAME=VALUE"
+    done
+    names=() values=() foreign=()
+    # Not from bash's own list, which lacks names that are no identifiers.
+    # shellcheck disable=SC2053
+    while IFS= read -r -d '' entry; do
+        name=${entry%%=*} value=${entry#*=}
+        if [[ $name == $FOREIGN ]]; then
+            [[ $name == $HARMLESS ]] || foreign+=("$name")
+        elif [[ $name == $caches && $name != $kept ]]; then
+            replaced+=" $name"
+        elif [[ $name == $passed && $name != $never && $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]]; then
+            if is_utf8 "$value"; then names+=("$name") values+=("$value"); else refused+=" $name"; fi
+        fi
+    done < <(env -0)
+    [[ -z $refused ]] || say_for_node "not passed, the value is not UTF-8:$refused"
+    [[ -z $replaced ]] || say_for_job "set to directories on each node's disk:$replaced (APPTRAIN_PASS keeps yours)"
+    ((${#foreign[@]} == 0)) || say_for_job "not obeyed: ${foreign[*]} (APPTRAIN_BIND and APPTRAIN_PASS are for that)"
+}
+
+# Hands a variable to CMD: Apptainer takes the prefix off, and with --no-eval no shell reads the value.
+give() {
+    given+=("$1")
+    export "${prefix}ENV_$1=$2"
+}
+
+give_if_unset() { if [[ " ${given[*]-} " != *" $1 "* ]]; then give "$1" "$2"; fi; }
+
+# Sets `given` and `cleared`, foreign names that bash cannot unset. One of them, APPTAINERENV_A-B, loses all variables.
+pass_environment() {
+    local i user cache=${XDG_CACHE_HOME:-$HOME/.cache}
+    given=() cleared=()
+    for i in ${foreign[@]+"${foreign[@]}"}; do
+        if [[ $i =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]]; then unset "$i"; else cleared+=(-u "$i"); fi
+    done
+    for ((i = 0; i < ${#names[@]}; i++)); do give "${names[i]}" "${values[i]}"; done
+    user=$(id -un)
+    give_if_unset USER "$user" # PBS sets neither in a task
+    give_if_unset LOGNAME "$user"
+    give TMPDIR "$tmp"
+    give PYTHONNOUSERSITE 1
+    give_if_unset TRITON_CACHE_DIR "$tmp/triton"
+    give_if_unset TORCHINDUCTOR_CACHE_DIR "$tmp/inductor"
+    give_if_unset MPLCONFIGDIR "$tmp/matplotlib"
+    give_if_unset XDG_CACHE_HOME "$tmp/cache"
+    # They follow XDG_CACHE_HOME, but hold what was downloaded for many runs.
+    give_if_unset HF_HOME "$cache/huggingface"
+    give_if_unset TORCH_HOME "$cache/torch"
+}
+
+# Sets `nv` where there is a driver: --nv without one says nothing.
+find_gpus() {
+    local granted=${CUDA_VISIBLE_DEVICES:-}
+    nv=
+    if [[ -e /proc/driver/nvidia/version ]]; then
+        nv=--nv
+    elif [[ -n $granted && $granted != @(-1|NoDevFiles)* && $(option device) != cpu ]]; then
+        say_for_node "GPUs were granted (CUDA_VISIBLE_DEVICES=$granted), but this node has no NVIDIA driver (/proc/driver/nvidia/version): CMD will see none"
+    fi
+}
+
+# --- the start ---------------------------------------------------------------------------------------------------------
+
+quoted() {
+    local q="'" r="'\\''"
+    printf "'%s'" "${1//$q/$r}"
+}
+
+# The paths that CMD names and this node has: as given, behind a =, and where a new file is to come.
+named_paths() {
+    local word path paths
+    for word in ${words[@]+"${words[@]}"}; do
+        paths=("$word")
+        if [[ $word == *=* ]]; then paths+=("${word#*=}"); fi
+        for path in "${paths[@]}"; do
+            if [[ ! -e $path && $path == /?*/* && -d ${path%/*} ]]; then path=${path%/*}; fi
+            if [[ -e $path ]]; then printf '%s\0' "$path"; fi
+        done
+    done
+}
+
+# Writes what runs first inside: it alone can say what the image has of its own. It leaves `started`, or `lacking`.
+write_start() {
+    local path
+    {
+        echo ": >$(quoted "$tmp/.started")"
+        echo "lacks() { printf %s \"\$1\" >$(quoted "$tmp/.lacking"); exit 64; }"
+        echo "export HOME=$(quoted "$HOME")"
+        echo "cd $(quoted "$PWD"); unset OLDPWD" # Apptainer would say where its symlinks lead
+        if [[ -n $venv ]]; then
+            echo "[ -x $(quoted "$venv_python") ] || lacks venv"
+            echo "export VIRTUAL_ENV=$(quoted "$venv") PATH=$(quoted "$venv/bin"):\"\$PATH\""
+        fi
+        while IFS= read -r -d '' path; do
+            echo "[ -e $(quoted "$path") ] || lacks $(quoted "path $path")"
+        done < <(named_paths)
+        # shellcheck disable=SC2016 # for the shell inside
+        echo 'command -v "$1" >/dev/null || lacks program; exec "$@"'
+    } >"$tmp/.start"
+}
+
+# Sets `line`, the whole command line.
+assemble() {
+    local i field q='"'
+    line=(${cleared[@]+env "${cleared[@]}"} "$apptainer" -q exec --cleanenv --no-eval --no-mount 'home,cwd,tmp'
+        ${nv:+"$nv"} ${unpack:+"$unpack"})
+    for ((i = 0; i < ${#targets[@]}; i++)); do
+        field="type=bind,\"source=${sources[i]//$q/$q$q}\",\"destination=${targets[i]//$q/$q$q}\""
+        if [[ ${modes[i]} == ro ]]; then field+=,ro; fi
+        line+=(--mount "$field")
+    done
+    line+=(--pwd "$PWD" "$image" /bin/sh "$tmp/.start" "${command[@]}")
+}
+
+show_all() {
+    local i path
+    printf 'image    %s (%s)\nwith     %s (%s %s)\nstarts   in %s\n\nbinds\n' \
+        "$image" "$kind" "$apptainer" "$package" "$version" "$PWD"
+    for ((i = 0; i < ${#targets[@]}; i++)); do
+        if [[ ${sources[i]} == "${targets[i]}" ]]; then path=${targets[i]}; else path=${sources[i]}:${targets[i]}; fi
+        printf '  %s, %s  [%s]\n' "$path" "${modes[i]}" "${reasons[i]}"
+    done
+    printf '\nvariables\n'
+    printf '  %s\n' "${given[@]}" | sort
+    printf '\ncommand\n '
+    printf ' %q' "${line[@]}"
+    printf '\n'
+}
+
+# Runs `line` and sets `status`. From a terminal in the foreground, where Ctrl-C reaches CMD by itself; else in a
+# process group of its own, to which every signal goes once, through here. A child of bash in the background would
+# ignore SIGINT without `set -m`.
+run() {
+    local name
+    status=0 child='' held=()
+    if [[ -t 0 ]]; then
+        trap : HUP INT TERM USR1 USR2
+        { "${line[@]}" 2>&3 3>&- || status=$?; } 3>&2 2>/dev/null
+        return
+    fi
+    # shellcheck disable=SC2064 # the name is meant as it is now
+    for name in HUP INT TERM USR1 USR2; do trap "pass_on $name" "$name"; done
+    set -m
+    "${line[@]}" <&0 &
+    child=$!
+    set +m
+    for name in ${held[@]+"${held[@]}"}; do pass_on "$name"; done
+    interrupted=yes
+    while [[ -n $interrupted ]]; do
+        interrupted='' status=0
+        { wait "$child" || status=$?; } 2>/dev/null
+    done
+}
+
+pass_on() {
+    interrupted=yes signalled=yes
+    if [[ -n $child ]]; then kill -s "$1" "$child" 2>/dev/null || true; else held+=("$1"); fi
+}
+
+# Refuses what the start found lacking in the image.
+explain() {
+    local lacking path
+    [[ -e $tmp/.lacking ]] || return 0
+    lacking=$(<"$tmp/.lacking")
+    case $lacking in
+        venv) refuse "APPTRAIN_VENV=$venv was made with $venv_python, which this image does not have: remove it, and make it in this image with make venv DIR=$(printf %q "$venv")" ;;
+        program) refuse "CMD ${command[0]} is no program in the image: check the spelling, or bind it with APPTRAIN_BIND" ;;
+    esac
+    lacking=${lacking#path }
+    path=$(readlink -f -- "$lacking")
+    if [[ ! -d $path ]]; then path=${path%/*}; fi
+    refuse "CMD names $lacking, which this node has but the image does not show: add a line to APPTRAIN_BIND: $path"
+}
+
+conclude() {
+    if [[ ! -e $tmp/.started && $status != 0 && -z $signalled ]]; then
+        say "$package ended with status $status before CMD began: its own message stands above"
+        write_outcome "$status" "$package ended with status $status before CMD began"
+    elif [[ $status != 0 ]]; then
+        write_outcome "$status" "CMD ended with status $status and left no outcome"
+    fi
+}
+
+# Whether the image could not be mounted after all: a kernel that gives FUSE to root alone shows only now.
+mount_failed() {
+    [[ ! -e $tmp/.started && $status != 0 && -z $signalled && $kind == sif && -z $unmounted ]] || return 1
+    unmounted=$("$apptainer" -q exec --cleanenv --no-mount home,cwd,tmp "$image" true 2>&1 >/dev/null) || true
+    [[ $unmounted == *"image driver mount failure"* ]] || return 1
+    unmounted=${unmounted##*exited: }
+}
+
+main() {
+    local name
+    node=$(uname -n) # not HOSTNAME, which Slurm carries over from the login node
+    node=${SLURMD_NODENAME:-${node%%.*}}
+    tmp='' outcome='' node_rank='' show_only='' unpack='' signalled=''
+    trap clean_up EXIT
+    for name in HUP:1 INT:2 TERM:15 USR1:10 USR2:12; do
+        # shellcheck disable=SC2064
+        trap "exit $((128 + ${name#*:}))" "${name%:*}"
+    done
+    if [[ ${1:-} == --show ]]; then show_only=yes && shift; fi
+    (($# > 1)) || refuse "usage: containers/run.sh [--show] IMAGE CMD [ARG...]"
+    is_utf8 "$*" || refuse "an argument is not UTF-8, which would arrive changed: rename the file, or encode it otherwise"
+    if [[ -z ${HOME:-} ]]; then
+        unset HOME
+        HOME=~
+    fi
+    [[ -n ${PWD:-} && $PWD -ef . ]] || refuse "the current directory is not there any more: change to one that is"
+    go_to_start
+    command=("${@:2}")
+    read_command
+    find_outcome
+    check_image "$1"
+    find_apptainer
+    check_user_namespaces
+    find_mount
+    make_tmp
+    check_shm
+    find_venv
+    find_binds
+    find_gpus
+    read_environment
+    pass_environment
+    [[ -z $unmounted ]] || choose_unpacking
+    write_start
+    assemble
+    if [[ -n $show_only ]]; then
+        show_all
+        return
+    fi
+    run
+    if mount_failed; then
+        choose_unpacking
+        assemble
+        run
+    fi
+    explain
+    conclude
+    exit "$status"
+}
+
+main "$@"

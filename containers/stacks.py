@@ -1,0 +1,109 @@
+"""The stacks of containers/stacks.yaml as values.
+
+The secret: the file's layout, and where a stack's locks and images lie.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+CONTAINERS: Final = Path(__file__).resolve().parent
+FILE: Final = CONTAINERS / "stacks.yaml"
+DEBIAN_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+class BadInput(Exception):
+    """What was asked for cannot be; the message says what was given, what was found and what to do."""
+
+    status = 64
+
+
+@dataclass(frozen=True)
+class Base:
+    """The Debian below every stack."""
+
+    suite: str
+    python: str
+    packages: list[str]
+    image: str
+    digest: dict[str, str | None]
+    """Of the registry's image, by Debian's name of the architecture."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """One entry, with what all of them share."""
+
+    name: str
+    torch: str
+    torchvision: str
+    cuda: str
+    cudnn: str
+    nccl: str
+    driver: str
+    compute_capability: list[str]
+    architectures: list[str]
+    megabytes: dict[str, int]
+    date: str
+    base: Base
+    is_default: bool
+
+    def lock(self, architecture: str) -> Path:
+        """Names, versions and hashes of all Python packages of the image, as pip reads them."""
+        return CONTAINERS / "locks" / f"{self.name}-{architecture}.txt"
+
+    @property
+    def image(self) -> Path:
+        return CONTAINERS / ("image.sif" if self.is_default else f"image-{self.name}.sif")
+
+    @property
+    def pins(self) -> list[str]:
+        return [f"torch=={self.torch}", f"torchvision=={self.torchvision}"]
+
+    def facts(self) -> dict[str, Any]:
+        """What the image says of itself: the entry's own keys."""
+        names = ("torch", "torchvision", "cuda", "cudnn", "nccl", "driver", "compute_capability")
+        return {"name": self.name, **{name: getattr(self, name) for name in names}}
+
+
+def debian_lock(architecture: str) -> Path:
+    """Debian's own index entries of all packages of the base, with their hashes."""
+    return CONTAINERS / "locks" / f"debian-{architecture}"
+
+
+def debian_architecture() -> str:
+    """This machine's, as Debian calls it."""
+    machine = platform.machine()
+    if machine not in DEBIAN_ARCHITECTURES:
+        raise BadInput(
+            f"this machine is {machine}: the locks are for {' and '.join(DEBIAN_ARCHITECTURES)}: "
+            "build on such a machine"
+        )
+    return DEBIAN_ARCHITECTURES[machine]
+
+
+def read(file: Path = FILE) -> dict[str, Stack]:
+    """All stacks by name, in the file's order."""
+    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    base = Base(**content["base"])
+    return {
+        name: Stack(
+            name=name, date=str(content["date"]), base=base, is_default=name == content["default"], **entry
+        )
+        for name, entry in content["stacks"].items()
+    }
+
+
+def find(name: str) -> Stack:
+    """The stack of this name, or the default for ''."""
+    stacks = read()
+    if not name:
+        return next(stack for stack in stacks.values() if stack.is_default)
+    if name not in stacks:
+        raise BadInput(f"STACK={name}: there is no such stack: give one of {', '.join(stacks)}")
+    return stacks[name]

@@ -1,0 +1,140 @@
+"""The locked wheels of an image, and the lock of a user's own packages.
+
+The secret: how pip is asked for another Python's wheels, and uv for a lock that fits a stack. Indexes,
+proxies, certificates and caches are pip's and uv's own settings: PIP_INDEX_URL, PIP_CERT, UV_INDEX_URL, ...
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from containers.download import Unavailable
+from containers.stacks import BadInput, Stack
+
+PLATFORMS: Final = {
+    "amd64": [f"manylinux_2_{minor}_x86_64" for minor in range(41, 4, -1)] + ["manylinux2014_x86_64"],
+    "arm64": [f"manylinux_2_{minor}_aarch64" for minor in range(41, 16, -1)] + ["manylinux2014_aarch64"],
+}
+"""What the base's glibc (2.41) can load."""
+UV_PLATFORMS: Final = {"amd64": "x86_64-manylinux_2_28", "arm64": "aarch64-manylinux_2_28"}
+
+
+def digest(*files: Path) -> str:
+    """SHA-256 over the files' contents, in order."""
+    found = hashlib.sha256()
+    for file in files:
+        found.update(file.read_bytes())
+    return found.hexdigest()
+
+
+def fetch(lock: Path, python: str, architecture: str, cache: Path, offline: Path | None) -> Path:
+    """A directory with every wheel of the lock. pip checks each against the lock's hashes."""
+    target = cache / "wheels" / digest(lock)[:16]
+    if (target / "complete").exists():
+        return target
+    target.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-I", "-m", "pip", "download", "--require-hashes", "--no-deps"]
+    command += ["--only-binary", ":all:", "--disable-pip-version-check", "--no-input", "-r", str(lock)]
+    command += ["--implementation", "cp", "--python-version", python, "--dest", str(target)]
+    for abi in (f"cp{python.replace('.', '')}", "abi3", "none"):
+        command += ["--abi", abi]
+    for platform in PLATFORMS[architecture]:
+        command += ["--platform", platform]
+    if offline:
+        command += ["--no-index", "--find-links", str(offline)]
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+    sys.stderr.write(done.stderr)
+    if done.returncode:
+        raise _refusal(lock, done.stderr)
+    (target / "complete").touch()
+    return target
+
+
+def _refusal(lock: Path, said: str) -> Exception:
+    """What pip's words come down to."""
+    name = lock.name
+    if "DO NOT MATCH THE HASHES" in said:
+        found = re.search(r"^\s+([A-Za-z0-9._-]+==\S+).*?:$", said, re.MULTILINE)
+        package = found[1] if found else "a package"
+        return BadInput(
+            f"{package}: the index's wheel does not have the hash that {name} has: the file was changed "
+            "there or on the way: use another index (PIP_INDEX_URL), or `make lock` if you trust it"
+        )
+    gone = re.search(r"No matching distribution found for (\S+)", said)
+    if gone:
+        versions = re.search(r"\(from versions: (.*)\)", said)
+        offered = versions[1].split(", ")[-1] if versions else "none"
+        return BadInput(
+            f"{gone[1]}: locked in {name}, the index offers {offered}: take what it offers with `make lock`, "
+            "or give an index that still has it: PIP_INDEX_URL=URL"
+        )
+    return Unavailable(f"pip could not fetch the wheels of {name}; the reason stands above")
+
+
+def lock_extra(stack: Stack, architecture: str, extra: Path) -> Path:
+    """The hash lock beside the user's own requirements, made where it is not there or no longer fits.
+
+    Holds what the stack does not have already; torch, torchvision, NCCL and all else in the stack's lock keep
+    their versions. Raises BadInput naming both sides of a conflict.
+    """
+    if not extra.is_file():
+        raise BadInput(f"EXTRA={extra}: there is no such file: give a requirements file")
+    base = stack.lock(architecture)
+    target = extra.with_name(f"{extra.stem}.{stack.name}-{architecture}.lock")
+    mark = f"# For {extra.name} and {base.name}: {digest(extra, base)}\n"
+    if target.exists() and target.read_text(encoding="utf-8").startswith(mark):
+        return target
+    pins = pinned(base)
+    with tempfile.TemporaryDirectory() as folder:
+        held, out = Path(folder, base.name), Path(folder, "lock")
+        held.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
+        uv = os.environ.get("UV") or str(Path(sys.executable).with_name("uv"))
+        command = [uv, "pip", "compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate"]
+        command += ["--no-emit-index-url", "--no-emit-find-links", "--only-binary", ":all:"]
+        command += ["--python-version", stack.base.python, "--python-platform", UV_PLATFORMS[architecture]]
+        command += ["--constraint", str(held), str(extra), "-o", str(out)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BadInput(_conflict(stack, extra, pins, done.stderr))
+        blocks = re.split(r"^(?=[A-Za-z0-9])", out.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    new = [block for block in blocks if block.strip() and _name(block) not in pins]
+    fresh = target.with_name(f".{target.name}.{os.getpid()}")
+    fresh.write_text(mark + "".join(new), encoding="utf-8")
+    fresh.replace(target)
+    return target
+
+
+def pinned(lock: Path) -> dict[str, str]:
+    """Names to versions."""
+    lines = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", lock.read_text(encoding="utf-8"), re.MULTILINE)
+    return {_name(name): version for name, version in lines}
+
+
+def _name(requirement: str) -> str:
+    """The package's name as indexes compare it."""
+    found = re.match(r"[A-Za-z0-9._-]+", requirement)
+    return re.sub(r"[-_.]+", "-", found[0]).lower() if found else ""
+
+
+def _conflict(stack: Stack, extra: Path, pins: dict[str, str], said: str) -> str:
+    """One line from uv's explanation: what the user asked for and what the stack holds."""
+    for line in extra.read_text(encoding="utf-8").splitlines():
+        requirement = line.partition("#")[0].strip()
+        version = pins.get(_name(requirement))
+        if requirement and version and _name(requirement) in _mentioned(said):
+            return (
+                f"EXTRA={extra}: {requirement} does not go with {_name(requirement)}=={version} of stack "
+                f"{stack.name}: ask for what the stack has, or choose another with STACK=NAME"
+            )
+    return f"EXTRA={extra} does not go with stack {stack.name}: {' '.join(said.split())}"
+
+
+def _mentioned(said: str) -> set[str]:
+    return {_name(word) for word in re.findall(r"[A-Za-z0-9._-]+(?=[=<>!~]=?)", said)}

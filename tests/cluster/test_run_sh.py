@@ -1,0 +1,490 @@
+# mypy: disable-error-code="arg-type, union-attr, call-overload"
+"""`containers/run.sh` with real Apptainer, as an ordinary user: the traps of a node, and what a user sees of each.
+
+The image holds a shell, Python and a few tools of the host's own; it is built once. A test that changes a host has
+one of its own.
+"""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint import outcome
+from entrypoint.outcome import Outcome
+from tests.host import NO_USER_NAMESPACES, Bind, Host, up
+
+CONTAINERS = Path(__file__).resolve().parents[2] / "containers"
+RUN_SH = "/opt/apptrain/containers/run.sh"
+IMAGE = "/images/small.sif"
+BOUND = 120.0  # s, for anything that a host runs
+BUILD = r"""
+set -eu
+tree=/scratch/tree
+mkdir -p $tree/usr/bin $tree/usr/sbin $tree/usr/lib $tree/usr/lib64 $tree/etc $tree/opt/in-image
+for name in tmp var/tmp proc sys dev home root; do mkdir -p $tree/$name; done
+for name in bin sbin lib lib64; do ln -s usr/$name $tree/$name; done
+cp -a /usr/lib/python3.13 $tree/usr/lib/
+rm -rf $tree/usr/lib/python3.13/test $tree/usr/lib/python3.13/__pycache__
+for name in dash python3.13 cat env id ls readlink sleep stat touch true; do cp -L /usr/bin/$name $tree/usr/bin/; done
+ln -s dash $tree/usr/bin/sh
+ln -s python3.13 $tree/usr/bin/python3
+ln -s python3 $tree/usr/bin/python
+ldd $tree/usr/bin/* $tree/usr/lib/python3.13/lib-dynload/*.so 2>/dev/null | grep -oE '/[^ ]+ ' | sort -u |
+    while read -r library; do
+        mkdir -p "$tree${library%/*}"
+        cp -L "$library" "$tree$library"
+    done
+echo root:x:0:0:root:/root:/bin/sh >$tree/etc/passwd
+echo root:x:0: >$tree/etc/group
+for name in resolv.conf hosts localtime; do : >$tree/etc/$name; done
+apptainer -q build --mksquashfs-args '-comp zstd -Xcompression-level 1' /images/small.sif $tree
+"""
+
+pytestmark = [
+    pytest.mark.ci_may_skip("a CI without root cannot make namespaces and users"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts, namespaces and users of its own"),
+]
+
+
+class Node:
+    """A host on which alice runs commands in the image."""
+
+    def __init__(self, host: Host, name: str):
+        self.host = host
+        self.name = name
+
+    def run(
+        self, *command: str, image: str = IMAGE, user: str = "alice", cwd: str = "/scratch", **env: str
+    ) -> subprocess.CompletedProcess[str]:
+        return self.host.run([RUN_SH, image, *command], user=user, cwd=cwd, env=env, timeout=BOUND)
+
+    def as_root(self, script: str) -> str:
+        ended = self.host.run(["bash", "-euc", script], timeout=BOUND)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    def as_alice(self, script: str) -> str:
+        ended = self.host.run(["bash", "-euc", script], user="alice", timeout=BOUND)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
+
+    def said(self, ended: subprocess.CompletedProcess[str]) -> str:
+        """The one line on stderr, without the node's name."""
+        found = re.fullmatch(rf"run\.sh: {self.name}: (.*)\n", ended.stderr)
+        assert found, ended.stderr
+        return found[1]
+
+    def refused(self, ended: subprocess.CompletedProcess[str]) -> str:
+        assert (ended.returncode, ended.stdout) == (64, "")
+        return self.said(ended)
+
+    def left(self) -> str:
+        """Temporary directories and processes that a run has left."""
+        return self.as_root(
+            "ls -d /tmp/apptrain.* 2>/dev/null || true; pgrep -a 'squashfuse|starter' || true"
+        )
+
+
+def booted(name: str, images: Path) -> Any:
+    binds = [
+        Bind(source=CONTAINERS, target=Path(RUN_SH).parent),
+        Bind(source=images, target=Path("/images"), mode="rw"),
+    ]
+    return up(name, binds=binds)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the image, which every host shows."""
+    folder = tmp_path_factory.mktemp("images")
+    folder.chmod(0o777)
+    with booted("builder", folder) as host:
+        ended = host.run(["bash", "-c", BUILD], user="alice", timeout=600)
+        assert ended.returncode == 0, ended.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def shared(images: Path) -> Iterator[Node]:
+    """A host that tests leave as it is."""
+    with booted("node1", images) as host:
+        yield Node(host, "node1")
+
+
+@pytest.fixture
+def own(images: Path) -> Iterator[Node]:
+    """A host that a test may change."""
+    with booted("node2", images) as host:
+        yield Node(host, "node2")
+
+
+def python(script: str, *arguments: str) -> Sequence[str]:
+    return ("python", "-c", script, *arguments)
+
+
+# --- what crosses ----------------------------------------------------------------------------------------------
+
+VALUES = {
+    "HF_PLAIN": "1",
+    "HF_EMPTY": "",
+    "HF_BLANKS": " a  b ",
+    "HF_SHELL": "$HOME $(touch /tmp/x) `id` \\$",
+    "HF_QUOTES": "'\"'\"",
+    "HF_END": "end\\",
+    "HF_LINES": "a\nb\n\n",
+    "HF_COMMAS": "a,b:c=d,e",
+    "HF_OTHERS": "\t\r*~#%{}é€😀",
+    "HF_LONG": "x" * 100_000,
+}
+
+
+def test_values_and_arguments_arrive_as_they_are(shared: Node) -> None:
+    script = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"
+    ended = shared.run(*python(script, *VALUES.values()), **VALUES)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    env, arguments = json.loads(ended.stdout)
+    assert {name: env.get(name) for name in VALUES} == VALUES
+    assert arguments == list(VALUES.values())
+
+
+def test_what_the_scheduler_says_passes_and_its_secrets_do_not(shared: Node) -> None:
+    host = {
+        "SLURM_JOB_ID": "7",
+        "SLURM_JWT": "s",
+        "PBS_JOBCOOKIE": "s",
+        "PYTHONPATH": "/x",
+        "LD_PRELOAD": "",
+        "LANG": "xx",
+    }
+    ended = shared.run("env", **host)
+    names = {line.partition("=")[0] for line in ended.stdout.splitlines()}
+    assert names & {*host, "PYTHONNOUSERSITE", "USER", "LOGNAME"} == {
+        *("SLURM_JOB_ID", "LANG", "PYTHONNOUSERSITE", "USER", "LOGNAME"),
+    }
+    assert "LANG=C\n" in ended.stdout
+
+
+def test_one_bad_name_or_a_sites_bind_loses_nothing(shared: Node) -> None:
+    foreign = {
+        "APPTAINERENV_A-B": "1",
+        "APPTAINERENV_HF_X": "theirs",
+        "APPTAINER_BIND": "/no/where",
+        "SINGULARITY_MOUNT": "x",
+    }
+    ended = shared.run("sh", "-c", 'echo "$HF_X" "$TMPDIR"', HF_X="ours", **foreign)
+    assert ended.returncode == 0
+    assert re.fullmatch(r"ours /tmp/apptrain\.\w{6}\n", ended.stdout)
+    listed = re.fullmatch(
+        r"not obeyed: (.*) \(APPTRAIN_BIND and APPTRAIN_PASS are for that\)", shared.said(ended)
+    )
+    assert listed
+    assert sorted(listed[1].split()) == sorted(foreign)
+
+
+# --- what is shown ---------------------------------------------------------------------------------------------
+
+
+def test_a_working_directory_behind_a_symlink_is_there(shared: Node) -> None:
+    shared.as_alice(
+        "mkdir -p /scratch/real/deep; touch /scratch/real/deep/file; ln -sfn /scratch/real /scratch/link"
+    )
+    ended = shared.run(
+        "sh", "-c", "pwd; ls; touch new; readlink -f .", cwd="/scratch/link/deep", PWD="/scratch/link/deep"
+    )
+    assert (ended.stdout, ended.stderr) == ("/scratch/link/deep\nfile\n/scratch/link/deep\n", "")
+    assert shared.as_alice("ls /scratch/real/deep") == "file\nnew\n"
+
+
+def test_a_working_directory_with_an_odd_name_is_there(shared: Node) -> None:
+    odd = "/scratch/a,b \"c\" 'd' $e\\ :f=\ng*"
+    shared.as_alice(f"mkdir -p {shlex.quote(odd)}; touch {shlex.quote(odd)}/file")
+    ended = shared.run(*python("import os; print(repr(os.getcwd()), os.listdir())"), cwd=odd)
+    assert (ended.stdout, ended.stderr) == (f"{odd!r} ['file']\n", "")
+
+
+def test_home_may_be_elsewhere_and_behind_a_symlink(shared: Node) -> None:
+    shared.as_alice(
+        "mkdir -p /scratch/homes/alice; ln -sfn /scratch/homes /scratch/h; touch /scratch/homes/alice/mine"
+    )
+    ended = shared.run(
+        "sh", "-c", "cd; pwd; ls; ls /scratch/homes/alice", HOME="/scratch/h/alice", cwd="/tmp"
+    )
+    assert (ended.stdout, ended.stderr) == ("/scratch/h/alice\nmine\nmine\n", "")
+
+
+def test_a_symlink_in_home_leads_where_it_does_outside(shared: Node) -> None:
+    shared.as_alice("mkdir -p /scratch/large; touch /scratch/large/file; ln -sfn /scratch/large ~/project")
+    ended = shared.run("sh", "-c", "pwd; ls", cwd="/home/alice/project", PWD="/home/alice/project")
+    assert (ended.stdout, ended.stderr) == ("/home/alice/project\nfile\n", "")
+
+
+def test_what_is_asked_for_is_bound_as_asked(shared: Node) -> None:
+    shared.as_alice(
+        "mkdir -p /scratch/set /scratch/w; touch /scratch/set/one; ln -sfn /scratch/set /scratch/alias"
+    )
+    asked = "/scratch/alias\n/scratch/set:/data/set:ro"
+    script = "ls /scratch/alias /scratch/set /data/set; touch /scratch/set/one; touch /data/set/two 2>/dev/null || echo ro"
+    ended = shared.run("sh", "-c", script, cwd="/scratch/w", APPTRAIN_BIND=asked)
+    listed = "".join(f"{path}:\none\n\n" for path in ("/data/set", "/scratch/alias", "/scratch/set"))
+    assert (ended.stdout, ended.stderr) == (listed[:-1] + "ro\n", "")
+
+
+def test_a_path_that_is_not_visible_inside_is_refused_with_the_bind_that_helps(shared: Node) -> None:
+    shared.as_alice(
+        "mkdir -p /scratch/p /scratch/d; touch /scratch/d/set; ln -sfn /scratch/d /scratch/p/data"
+    )
+    for word in ("/scratch/d/set", "--data=/scratch/d/set", "data/set"):
+        ended = shared.run("cat", word, cwd="/scratch/p")
+        assert shared.refused(ended) == (
+            f"CMD names {word.removeprefix('--data=')}, which this node has but the image does not show: add a line "
+            "to APPTRAIN_BIND: /scratch/d"
+        )
+        ended = shared.run(
+            "ls", "-d", word.removeprefix("--data="), cwd="/scratch/p", APPTRAIN_BIND="/scratch/d"
+        )
+        assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_path_that_the_image_has_of_its_own_is_left_alone(shared: Node) -> None:
+    ended = shared.run("/usr/bin/ls", "-d", "/etc/passwd", "/usr/bin", "/dev/null", "/proc/self/status")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_working_directory_of_the_image_is_the_images(shared: Node) -> None:
+    assert shared.run("ls", "/opt", cwd="/opt").stdout == "in-image\n"
+
+
+# --- the image and the node --------------------------------------------------------------------------------------
+
+
+def test_an_image_that_may_not_be_read_is_refused(shared: Node) -> None:
+    shared.as_root("cp /images/small.sif /scratch/secret.sif; chmod 600 /scratch/secret.sif")
+    assert shared.refused(shared.run("true", image="/scratch/secret.sif")) == (
+        "the image /scratch/secret.sif may not be read: ask its owner for chmod a+r"
+    )
+
+
+def test_an_image_behind_a_directory_that_may_not_be_searched_is_refused(shared: Node) -> None:
+    shared.as_root(
+        "mkdir -p /scratch/closed; cp /images/small.sif /scratch/closed; chmod 700 /scratch/closed"
+    )
+    assert shared.refused(shared.run("true", image="/scratch/closed/small.sif")) == (
+        "there is no image /scratch/closed/small.sif on this node, or its directory may not be searched: make image, "
+        "or give a path that all nodes share"
+    )
+
+
+@pytest.mark.parametrize("kept", [20_000, 1_000_000, -1])
+def test_an_image_that_was_cut_off_is_refused(shared: Node, kept: int) -> None:
+    size = int(shared.as_alice(f"stat -c %s {IMAGE}"))
+    bytes_left = kept if kept > 0 else size - 1
+    shared.as_alice(f"head -c {bytes_left} {IMAGE} >/scratch/cut.sif")
+    assert shared.refused(shared.run("true", image="/scratch/cut.sif")) == (
+        f"the image /scratch/cut.sif is cut off: it has {bytes_left} of {size} bytes: copy or make it again"
+    )
+
+
+def test_an_unpacked_image_runs(shared: Node) -> None:
+    shared.as_alice(f"test -d /scratch/box || apptainer -q build --sandbox /scratch/box {IMAGE}")
+    ended = shared.run("ls", "/opt", image="/scratch/box")
+    assert (ended.stdout, ended.stderr) == ("in-image\n", "")
+
+
+def test_a_node_without_user_namespaces_is_refused(shared: Node) -> None:
+    ended = shared.host.run(
+        [*NO_USER_NAMESPACES, RUN_SH, IMAGE, "true"], user="alice", cwd="/scratch", timeout=BOUND
+    )
+    assert shared.refused(ended) == (
+        "this node allows no user namespaces (/proc/sys/user/max_user_namespaces is 0), and apptainer here is not "
+        "setuid: ask the administrator to allow them, or for apptainer-suid"
+    )
+
+
+NO_MOUNT = {
+    "no fuse": ("chmod 600 /dev/fuse", "/dev/fuse may not be opened"),
+    "no squashfuse": ("rm /usr/bin/squashfuse*", "it has no squashfuse"),
+}
+
+
+@pytest.mark.parametrize(("script", "why"), NO_MOUNT.values(), ids=NO_MOUNT)
+def test_a_node_that_cannot_mount_unpacks_and_says_so(own: Node, script: str, why: str) -> None:
+    own.as_root(script)
+    ended = own.run("ls", "/opt")
+    assert (ended.returncode, ended.stdout) == (0, "in-image\n")
+    said = own.said(ended)
+    assert re.fullmatch(
+        rf"this node does not mount the image \({why}\): unpacking it to /tmp/apptrain\.\w{{6}}, about \d+ MB, for this run",
+        said,
+    )
+    assert own.left() == ""
+
+
+def test_a_node_that_can_neither_mount_nor_unpack_is_refused(own: Node) -> None:
+    own.as_root(
+        "chmod 600 /dev/fuse; mkdir /scratch/small; mount -t tmpfs -o size=4m,mode=1777 t /scratch/small"
+    )
+    ended = own.run("true", APPTAINER_TMPDIR="/scratch/small")
+    need = int(own.as_alice(f"stat -c %s {IMAGE}")) * 2 // 10**6 + 1
+    assert own.refused(ended) == (
+        "this node does not mount the image (/dev/fuse may not be opened), and /scratch/small, where it would be "
+        f"unpacked, has 4 MB free of the {need} MB needed: give a larger node-local directory in APPTAINER_TMPDIR"
+    )
+
+
+def test_a_mount_that_fails_only_when_tried_is_followed_by_unpacking(own: Node) -> None:
+    own.as_root("printf '#!/bin/sh\\necho no luck >&2; exit 1\\n' >/usr/bin/squashfuse_ll")
+    ended = own.run("ls", "/opt")
+    assert (ended.returncode, ended.stdout) == (0, "in-image\n")
+    first, second = ended.stderr.splitlines()
+    assert first.startswith("FATAL:   container creation failed: image driver mount failure: ")
+    assert re.fullmatch(
+        r"run\.sh: node2: this node does not mount the image \(.*no luck.*\): unpacking it to .*, for this run",
+        second,
+    )
+
+
+def test_a_node_with_a_driver_gets_nv_and_one_without_is_told(own: Node) -> None:
+    ended = own.run("true", CUDA_VISIBLE_DEVICES="0,1")
+    assert own.said(ended) == (
+        "GPUs were granted (CUDA_VISIBLE_DEVICES=0,1), but this node has no NVIDIA driver "
+        "(/proc/driver/nvidia/version): CMD will see none"
+    )
+    assert own.run("true", CUDA_VISIBLE_DEVICES="").stderr == ""
+    own.as_root("mkdir -p /scratch/driver/nvidia; echo NVRM >/scratch/driver/nvidia/version")
+    own.as_root("mount --bind /scratch/driver /proc/driver")
+    ended = own.host.run(
+        [RUN_SH, "--show", IMAGE, "true"], user="alice", cwd="/scratch", env={"CUDA_VISIBLE_DEVICES": "0"}
+    )
+    assert ended.stderr == ""
+    assert " --no-mount home\\,cwd\\,tmp --nv --mount " in ended.stdout
+
+
+def test_a_small_shm_is_told(own: Node) -> None:
+    own.as_root("mount -o remount,size=64m /dev/shm")
+    ended = own.run("true")
+    assert (ended.returncode, own.said(ended)) == (
+        0,
+        "/dev/shm has 67 MB free, less than 1024: DataLoader's workers and NCCL may fail (use fewer workers, "
+        "NCCL_SHM_DISABLE=1)",
+    )
+
+
+def test_without_shm_it_is_told(own: Node) -> None:
+    own.as_root("chmod 755 /dev/shm")
+    ended = own.run("true")
+    assert (ended.returncode, own.said(ended)) == (
+        0,
+        "/dev/shm is not there or may not be written: DataLoader's workers and NCCL will fail (use no workers, "
+        "NCCL_SHM_DISABLE=1)",
+    )
+
+
+# --- the node's disk ---------------------------------------------------------------------------------------------
+
+TMPFS = "mkdir -p {0}; mount -t tmpfs -o mode=1777,{1} t {0}"
+UNFIT = {
+    "noexec": (TMPFS.format("/scratch/t", "noexec"), "/scratch/t is full, or lets no program run (noexec)"),
+    "small": (TMPFS.format("/scratch/t", "size=4m"), "/scratch/t has less than 256 MB free"),
+    "closed": ("mkdir -m 755 /scratch/t", "/scratch/t is no directory that may be written"),
+}
+
+
+@pytest.mark.parametrize(("script", "why"), UNFIT.values(), ids=UNFIT)
+def test_a_temporary_directory_that_does_not_serve_is_passed_over(own: Node, script: str, why: str) -> None:
+    own.as_root(script)
+    ended = own.run("sh", "-c", "echo $TMPDIR", TMPDIR="/scratch/t")
+    assert own.said(ended) == f"{why}: temporary files go to /tmp"
+    assert re.fullmatch(r"/tmp/apptrain\.\w{6}\n", ended.stdout)
+
+
+def test_without_a_place_for_temporary_files_it_is_refused(own: Node) -> None:
+    own.as_root(TMPFS.format("/tmp", "size=4m"))
+    assert own.refused(own.run("true", TMPDIR="/no/where")) == (
+        "/no/where is no directory that may be written, /tmp has less than 256 MB free: give a directory on the "
+        "node's own disk in TMPDIR"
+    )
+
+
+def test_the_run_leaves_nothing(shared: Node) -> None:
+    shared.run("sh", "-c", "mkdir -p $TMPDIR/a; touch $TMPDIR/a/b; exit 3")
+    assert shared.left() == ""
+
+
+# --- a venv ------------------------------------------------------------------------------------------------------
+
+
+def test_a_venv_made_in_the_image_is_used_and_one_of_the_host_refused(shared: Node) -> None:
+    make = ("-m", "venv", "--without-pip", "--system-site-packages")
+    assert shared.run("python", *make, "/scratch/inside").returncode == 0
+    ended = shared.run(*python("import sys; print(sys.prefix)"), cwd="/tmp", APPTRAIN_VENV="/scratch/inside")
+    assert (ended.stdout, ended.stderr) == ("/scratch/inside\n", "")
+    shared.as_alice("python3 -m venv --without-pip --system-site-packages ~/outside")
+    # As a host with an older Python makes it.
+    shared.as_alice("sed -i 's/^version = .*/version = 3.9.2/' ~/outside/pyvenv.cfg")
+    assert shared.refused(shared.run("python", APPTRAIN_VENV="/home/alice/outside")) == (
+        "APPTRAIN_VENV=/home/alice/outside was made with /usr/bin/python3.9, which this image does not have: "
+        "remove it, and make it in this image with make venv DIR=/home/alice/outside"
+    )
+
+
+# --- how it ends -----------------------------------------------------------------------------------------------------
+
+CATCHING = """
+import os, signal, sys, time
+seen = []
+for signum in (1, 2, 10, 12, 15):
+    signal.signal(signum, lambda signum, frame: seen.append(signum))
+print("ready", flush=True)
+while not seen:
+    time.sleep(0.05)
+time.sleep(0.5)
+os.listdir("/opt/in-image")
+print(*seen)
+sys.exit(75)
+"""
+
+
+def test_a_signal_to_run_sh_alone_reaches_the_program_once_and_the_image_stays(shared: Node) -> None:
+    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
+        # The first process of the step is what Slurm signals.
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with shared.host.start(
+            [RUN_SH, IMAGE, *python(CATCHING)], user="alice", cwd="/scratch", **pipes
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+            pids = shared.as_root("pgrep -of '[r]un.sh /images'").split()
+            shared.as_root(f"kill -{signum.value} {pids[0]}")
+            out, err = process.communicate(timeout=BOUND)
+        assert (process.returncode, out, err) == (75, f"{signum.value}\n", "")
+        assert shared.left() == ""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV])
+def test_a_program_that_dies_of_a_signal_gives_128_and_its_number(
+    shared: Node, signum: signal.Signals
+) -> None:
+    ended = shared.run(*python(f"import os; os.kill(os.getpid(), {signum.value})"))
+    assert (ended.returncode, ended.stderr, shared.left()) == (128 + signum, "", "")
+
+
+def test_apptainers_own_failure_is_told_and_leaves_an_outcome(own: Node, tmp_path: Path) -> None:
+    own.as_root("sed -i 's/^user bind control = yes/user bind control = no/' /etc/apptainer/apptainer.conf")
+    own.as_alice("mkdir /scratch/work")
+    task = {"APPTRAIN_RUN_DIR": "/scratch/run", "SLURM_NODEID": "1", "APPTRAIN_ATTEMPT": "0"}
+    ended = own.run("python", "-P", "-m", "entrypoint", "launch", cwd="/scratch/work", **task)
+    error = "apptainer ended with status 255 before CMD began"
+    assert ended.returncode == 255
+    assert ended.stderr.splitlines()[-1] == f"run.sh: node2: {error}: its own message stands above"
+    (tmp_path / "outcome").write_text(own.as_alice("cat /scratch/run/outcome/0.1"))
+    found = outcome.read(tmp_path / "outcome")
+    assert found is not None
+    assert found == Outcome(status=255, node="node2", time=found.time, error=error)

@@ -1,0 +1,156 @@
+"""The parts of the test host that need neither root nor Apptainer; tests/cluster/test_host.py has the rest."""
+
+import argparse
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.host import Bind, Refused, root, site
+from tests.host.__main__ import bind
+from tests.host.places import cache, locked
+
+Stub = Callable[[str, str], None]
+INDEXES = """\
+Other:Debian:http://other.example/debian/
+Debian:Debian-Security:http://security.example/
+Debian:Debian:http://mirror.example/debian/
+Debian:Debian:http://second.example/debian/
+"""
+
+
+@pytest.fixture
+def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
+    """Puts a shell script before all programs of that name."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder), prepend=os.pathsep)
+
+    def write(name: str, script: str) -> None:
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)
+
+    return write
+
+
+@pytest.fixture
+def machine(stub: Stub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine with apt and an mmdebstrap that notes its arguments and makes one file; returns the cache."""
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setenv("APPTRAIN_TEST_CACHE", str(tmp_path / "cache"))
+    stub("apt-get", f"cat <<'END'\n{INDEXES}END")
+    stub("apt-config", "echo 'Acquire::http::Proxy \"http://proxy.example\";'; echo 'APT::Get \"\";'")
+    stub(
+        "mmdebstrap",
+        f'printf "%s\\n" "$@" >>{tmp_path}/argv; for last; do case $last in /*) mkdir "$last";; esac; done',
+    )
+    return tmp_path / "cache"
+
+
+def test_the_settings_of_pip_proxies_and_certificates_are_taken_over_with_the_files_they_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheels, index, bundle = tmp_path / "wheels", tmp_path / "index", tmp_path / "ca.crt"
+    for folder in (wheels, index / "simple"):
+        folder.mkdir(parents=True)
+    bundle.touch()
+    monkeypatch.setattr(site, "BUNDLE", tmp_path / "none.crt")
+    (tmp_path / "global.conf").write_text(
+        f"[global]\ntimeout = 5\nfind-links = {tmp_path}/missing {wheels}\n"
+    )
+    (tmp_path / "user.conf").write_text("[global]\ntimeout = 6\n[install]\nno-compile = true\n")
+    taken = {
+        "PIP_EXTRA_INDEX_URL": f"file://{index}/simple https://index.example",
+        "https_proxy": "http://proxy.example",
+    }
+    other = {
+        "PIP_CONFIG_FILE": f"{tmp_path}/user.conf",
+        "PATH": "/bin",
+        "MY_PIP_CACHE": "x",
+        "SLURM_JOB_ID": "1",
+    }
+    found = site.read({**taken, "SSL_CERT_FILE": str(bundle), **other}, (f"{tmp_path}/global.conf",))
+    assert found == site.Site(
+        env={**taken, "SSL_CERT_FILE": str(bundle)},
+        pip_conf=f"[global]\ntimeout = 6\nfind-links = {tmp_path}/missing {wheels}\n\n[install]\nno-compile = true\n\n",
+        files=(bundle, index, wheels),
+    )
+
+
+def test_the_mirror_is_that_of_debians_main_archive(stub: Stub) -> None:
+    stub("apt-get", f"cat <<'END'\n{INDEXES}END")
+    assert site.debian_mirror() == "http://mirror.example/debian/"
+    stub("apt-get", "echo Ubuntu:Ubuntu:http://mirror.example/ubuntu/")
+    message = "^apt knows no Debian mirror: add one to /etc/apt/sources.list.d and run apt-get update$"
+    with pytest.raises(Refused, match=message):
+        site.debian_mirror()
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_root_is_made_once_from_the_recipe_and_what_apt_is_set_to(tmp_path: Path) -> None:
+    made = root.make()
+    assert (made, made.is_dir()) == (root.path(), True)
+    assert root.make() == made
+    proxy = '--aptopt=Acquire::http::Proxy "http://proxy.example";'
+    sources = [f"deb http://mirror.example/debian/ {suite} main" for suite in ("trixie", "sid")]
+    expected = [proxy, *root.RECIPE, f"{made}.unfinished", *sources]
+    assert (tmp_path / "argv").read_text() == "".join(f"{argument}\n" for argument in expected)
+
+
+def test_another_recipe_is_another_root(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = root.make()
+    monkeypatch.setattr(root, "RECIPE", (*root.RECIPE[:-1], "forky"))
+    assert root.path().parent == made.parent == machine
+    assert root.path() != made
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_build_that_fails_or_is_cut_off_leaves_no_root(stub: Stub) -> None:
+    stub(
+        "mmdebstrap",
+        'for last; do case $last in /*) mkdir "$last"; touch "$last/half";; esac; done; echo why >&2; exit 5',
+    )
+    for _ in range(2):
+        with pytest.raises(Refused, match=r"^mmdebstrap ended with 5:\nwhy$"):
+            root.make()
+        assert not root.path().exists()
+    stub("mmdebstrap", 'for last; do case $last in /*) mkdir "$last"; touch "$last/whole";; esac; done')
+    assert [file.name for file in root.make().iterdir()] == ["whole"]
+
+
+def test_a_lock_is_held_by_a_child_that_inherits_it_and_free_when_the_child_ends(tmp_path: Path) -> None:
+    file = tmp_path / "lock"
+    with locked(file, 0) as lock:
+        child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[lock])
+    message = f"^another process has held {file} for 0.1 s: wait for it, or end it$"
+    with pytest.raises(Refused, match=message), locked(file, 0.1):
+        pass
+    child.communicate(timeout=30)
+    with locked(file, 0):
+        pass
+
+
+def test_the_cache_is_where_the_user_keeps_caches_unless_a_variable_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    for name in ("APPTRAIN_TEST_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert cache() == Path("/home/me/.cache/apptrain")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/me")
+    assert cache() == Path("/var/cache/me/apptrain")
+    monkeypatch.setenv("APPTRAIN_TEST_CACHE", "/fast")
+    assert cache() == Path("/fast")
+
+
+def test_a_bind_names_a_source_that_exists_and_goes_to_the_same_path_read_only(tmp_path: Path) -> None:
+    assert bind(f"{tmp_path}") == Bind(source=tmp_path, target=tmp_path, mode="ro")
+    assert bind(f"{tmp_path}::rw") == Bind(source=tmp_path, target=tmp_path, mode="rw")
+    assert bind(f"{tmp_path}:/there:ro") == Bind(source=tmp_path, target=Path("/there"), mode="ro")
+    for wrong in (f"{tmp_path}/missing", f"{tmp_path}:/there:exec"):
+        with pytest.raises(
+            argparse.ArgumentTypeError, match=r"give SOURCE\[:\[TARGET\]\[:rw\]\] with a SOURCE that exists$"
+        ):
+            bind(wrong)
