@@ -20,8 +20,7 @@ build = "$$IMAGE_VENV/bin/python" containers/build.py --stack "$$STACK" --base "
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-unit test-cluster test-host test-host-down lint lock bench image image-verify image-inspect venv venv-dev \
-	venv-image clean clean-venv
+.PHONY: help demo test test-unit test-cluster test-host test-host-down image image-verify image-inspect lint lock bench venv venv-image venv-dev clean clean-venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
