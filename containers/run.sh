@@ -645,7 +645,7 @@ conclude() {
         say "$package ended with status $status before CMD began: its own message stands above"
         write_outcome "$status" "$package ended with status $status before CMD began"
     elif [[ $status != 0 ]]; then
-        write_outcome "$status" "CMD ended with status $status and left no outcome"
+        write_outcome "$status" "the entrypoint ended with status $status and left no outcome"
     fi
 }
 

@@ -1035,7 +1035,7 @@ def test_an_entrypoint_that_was_killed_leaves_an_outcome(node: Node) -> None:
     run = node.path / "runs" / "job-1"
     node.python("kill -9 $$")
     assert node.launch(APPTRAIN_RUN_DIR=str(run), **TASK).returncode == 137
-    check_outcome(run, "2.3", 137, "CMD ended with status 137 and left no outcome", signum=9)
+    check_outcome(run, "2.3", 137, "the entrypoint ended with status 137 and left no outcome", signum=9)
 
 
 def test_an_outcome_of_the_entrypoint_is_kept(node: Node) -> None:
