@@ -6,6 +6,7 @@
 # Reads: APPTRAIN_APPTAINER   the program (else apptainer, else singularity, from PATH)
 #        APPTRAIN_BIND        further paths to show inside, SRC[:DST[:ro]], one a line
 #        APPTRAIN_PASS        further variables to pass, NAME or PREFIX_*
+#        APPTRAIN_CUDA_COMPAT the node's directory with CUDA's forward compatibility, for a driver older than the stack
 #        APPTRAIN_UNPACK=1    unpack the image for this run instead of mounting it
 #        APPTRAIN_HOME, APPTRAIN_VENV, APPTRAIN_RUN_DIR, APPTRAIN_ATTEMPT, APPTRAIN_ARGS, APPTRAIN_ARGS_FILE
 #        HOME, TMPDIR, APPTAINER_TMPDIR, and what Slurm or PBS say of this node
@@ -36,7 +37,7 @@ readonly NEVER=(
     PBS_JOBCOOKIE SLURM_JWT                              # with them one can act as the job or as the user
     'PYTHON*' 'LD_*' VIRTUAL_ENV 'CONDA_*'               # they would mix the host's software into the image's
     PATH PREPEND_PATH APPEND_PATH LANG 'LC_*' HOME PWD   # the image's own, or set here
-    APPTRAIN_STACK TMPDIR
+    APPTRAIN_STACK APPTRAIN_IMAGE_ID TMPDIR
 )
 readonly CACHES=(TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR MPLCONFIGDIR XDG_CACHE_HOME)
 readonly FOREIGN='@(APPTAINER|SINGULARITY)@(_|ENV_)*' HARMLESS='@(APPTAINER|SINGULARITY)_@(CACHEDIR|TMPDIR|CONFIGDIR)'
@@ -235,10 +236,11 @@ check_user_namespaces() {
     done
 }
 
-# Checks IMAGE, and sets `image`, its `kind` (sif, directory) and `bytes`. Nothing but a file is opened: a fifo would hang.
+# Checks IMAGE, and sets `image`, its `kind` (sif, directory), `bytes`, and `image_id`, which every build makes anew.
+# Nothing but a file is opened: a fifo would hang.
 check_image() {
     local header arch ours size
-    image=$(absolute "$1")
+    image=$(absolute "$1") image_id=
     [[ -e $image ]] || refuse "there is no image $image on this node, or its directory may not be searched: make image, or give a path that all nodes share"
     [[ -r $image ]] || refuse "the image $image may not be read: ask its owner for chmod a+r"
     if [[ -d $image ]]; then
@@ -248,14 +250,15 @@ check_image() {
     fi
     [[ -f $image ]] || refuse "the image $image is no file: give a SIF file"
     kind=sif bytes=$(stat -L -c %s -- "$image")
-    header=$(od -An -v -tx1 -j32 -N16 -- "$image" 2>/dev/null | tr -d ' \n') || true
-    [[ $header == 5349465f4d4147494300* ]] || refuse "$image is no SIF file: give one, such as make image makes"
+    header=$(od -An -v -tx1 -j32 -N32 -- "$image" 2>/dev/null | tr -d ' \n') || true
+    [[ $header == 5349465f4d4147494300* && $bytes -ge 128 ]] || refuse "$image is no SIF file: give one, such as make image makes"
     arch=${header:26:4}
     case $(uname -m) in
         x86_64) ours=3032 ;; aarch64) ours=3034 ;; ppc64le) ours=3036 ;; riscv64) ours=3132 ;; *) ours=$arch ;;
     esac
     [[ $arch == "$ours" || $arch == 3030 ]] ||
         refuse "the image $image is for another kind of processor than this node's $(uname -m): make one on such a node"
+    [[ ${header:32} =~ ^(.{8})(.{4})(.{4})(.{4})(.{12})$ ]] && printf -v image_id '%s-%s-%s-%s-%s' "${BASH_REMATCH[@]:1}"
     read -r size header < <(od -An -v -tu8 -j112 -N16 -- "$image") || true
     ((size + header <= bytes)) ||
         refuse "the image $image is cut off: it has $bytes of $((size + header)) bytes: copy or make it again"
@@ -331,7 +334,7 @@ show() {
     [[ -e $path ]] || refuse "$reason $path is not there on this node: $SHARED"
     real=$(readlink -f -- "$path")
     for path in "$real" "$path"; do
-        if [[ $reason != APPTRAIN_BIND ]] && is_of_image "$path"; then continue; fi
+        if [[ $reason != APPTRAIN_@(BIND|CUDA_COMPAT) ]] && is_of_image "$path"; then continue; fi
         is_shown "$path" || bind "$path" "$path" "$mode" "$reason"
     done
 }
@@ -374,6 +377,10 @@ find_binds() {
     fi
     if [[ -n $run_dir && -e $run_dir ]]; then show "the run directory" "$run_dir"; fi
     if [[ -n $venv ]]; then show APPTRAIN_VENV "$venv"; fi
+    if [[ -n $compat ]]; then
+        show APPTRAIN_CUDA_COMPAT "$compat" ro
+        show APPTRAIN_CUDA_COMPAT "$(dirname -- "$(readlink -f -- "$compat/libcuda.so.1")")" ro
+    fi
     show TMPDIR "$tmp"
     # One that is missing is the entrypoint's to explain. PBS's lies in its spool.
     for name in PBS_NODEFILE APPTRAIN_NODEFILE APPTRAIN_ARGS_FILE APPTRAIN_JOIN_KEY_FILE; do
@@ -505,6 +512,8 @@ pass_environment() {
     user=$(id -un)
     give_if_unset USER "$user" # PBS sets neither in a task
     give_if_unset LOGNAME "$user"
+    if [[ -n $image_id ]]; then give APPTRAIN_IMAGE_ID "$image_id"; fi
+    if [[ -n $compat ]]; then give LD_LIBRARY_PATH "$compat"; fi # Apptainer adds what --nv brings behind it
     give TMPDIR "$tmp"
     give PYTHONNOUSERSITE 1
     give_if_unset TRITON_CACHE_DIR "$tmp/triton"
@@ -525,6 +534,29 @@ find_gpus() {
     elif [[ -n $granted && $granted != @(-1|NoDevFiles)* && $(option device) != cpu ]]; then
         say_for_node "GPUs were granted (CUDA_VISIBLE_DEVICES=$granted), but this node has no NVIDIA driver (/proc/driver/nvidia/version): CMD will see none"
     fi
+}
+
+# Sets `compat`, where CUDA's forward compatibility lies. Its libcuda serves an older driver, but no node without one.
+find_compat() {
+    local asked=${APPTRAIN_CUDA_COMPAT:-} held has
+    compat=
+    [[ -n $asked ]] || return 0
+    if [[ -z $nv ]]; then
+        say_for_node "APPTRAIN_CUDA_COMPAT=$asked is not used: this node has no NVIDIA driver"
+        return
+    fi
+    [[ -d $asked && -x $asked ]] || refuse "APPTRAIN_CUDA_COMPAT=$asked is no directory on this node: $SHARED"
+    compat=$(readlink -f -- "$asked")
+    [[ $compat != *[:\;]* ]] ||
+        refuse "APPTRAIN_CUDA_COMPAT=$asked has a colon or a semicolon in it, which LD_LIBRARY_PATH cannot hold: give it another name"
+    if [[ -r $compat/libcuda.so.1 ]]; then return; fi
+    held=("$compat"/*) has='nothing'
+    if [[ -e ${held[0]} ]]; then
+        printf -v has '%s, ' "${held[@]##*/}"
+        has=${has%, }
+    fi
+    if ((${#has} > 100)); then has=${has:0:100}...; fi
+    refuse "APPTRAIN_CUDA_COMPAT=$asked has no libcuda.so.1 that may be read, it has $has: give the directory that the package cuda-compat made, such as /usr/local/cuda-13.2/compat"
 }
 
 # --- the start ---------------------------------------------------------------------------------------------------------
@@ -582,8 +614,8 @@ assemble() {
 
 show_all() {
     local i path
-    printf 'image    %s (%s)\nwith     %s (%s %s)\nstarts   in %s\n\nbinds\n' \
-        "$image" "$kind" "$apptainer" "$package" "$version" "$PWD"
+    printf 'image    %s (%s%s)\nwith     %s (%s %s)\nstarts   in %s\n\nbinds\n' \
+        "$image" "$kind" "${image_id:+ $image_id}" "$apptainer" "$package" "$version" "$PWD"
     for ((i = 0; i < ${#targets[@]}; i++)); do
         if [[ ${sources[i]} == "${targets[i]}" ]]; then path=${targets[i]}; else path=${sources[i]}:${targets[i]}; fi
         printf '  %s, %s  [%s]\n' "$path" "${modes[i]}" "${reasons[i]}"
@@ -627,7 +659,7 @@ pass_on() {
 
 # Refuses what the start found lacking in the image.
 explain() {
-    local lacking path
+    local lacking path folder
     [[ -e $tmp/.lacking ]] || return 0
     lacking=$(<"$tmp/.lacking")
     case $lacking in
@@ -635,8 +667,8 @@ explain() {
         program) refuse "CMD ${command[0]} is no program in the image: check the spelling, or bind it with APPTRAIN_BIND" ;;
     esac
     lacking=${lacking#path }
-    path=$(readlink -f -- "$lacking")
-    if [[ ! -d $path ]]; then path=${path%/*}; fi
+    path=$(readlink -f -- "$lacking") folder=$(dirname -- "$path")
+    if [[ ! -d $path ]] && ! is_of_image "$folder"; then path=$folder; fi
     refuse "CMD names $lacking, which this node has but the image does not show: add a line to APPTRAIN_BIND: $path"
 }
 
@@ -686,8 +718,9 @@ main() {
     make_tmp
     check_shm
     find_venv
-    find_binds
     find_gpus
+    find_compat
+    find_binds
     read_environment
     pass_environment
     [[ -z $unmounted ]] || choose_unpacking

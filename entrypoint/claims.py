@@ -29,8 +29,10 @@ class Identity:
     nproc_per_node: int
     mode: str
     device: str
-    image_digest: str
+    image_id: str
+    """Of the SIF's header: every build makes it anew, every copy keeps it."""
     lock_digest: str
+    """SHA-256 of what the image was locked to."""
     versions: Mapping[str, str]
 
     @property
@@ -65,7 +67,7 @@ class Failure:
 
 def disagreement(mine: Identity, theirs: Identity) -> str:
     """What two participants of one job do not agree on, both values beside each other; empty if nothing."""
-    names = ("nnodes", "nproc_per_node", "mode", "device", "image_digest", "lock_digest")
+    names = ("nnodes", "nproc_per_node", "mode", "device", "image_id", "lock_digest")
     pairs = [(name, getattr(mine, name), getattr(theirs, name)) for name in names]
     for name in sorted({*mine.versions, *theirs.versions}):
         pairs.append((f"version of {name}", mine.versions.get(name, ""), theirs.versions.get(name, "")))

@@ -18,7 +18,10 @@ from entrypoint.plan import LaunchPlan
 
 PLAN = "print what launch would run, from this environment or a recorded one; runs and contacts nothing"
 LAUNCH = "resolve the plan, meet the other nodes, start this node's ranks, and end with the job's status"
-CHECK = "print torch, CUDA, NCCL, cuDNN and the devices of this machine"
+CHECK = (
+    "print torch, CUDA, NCCL, cuDNN and the devices of this machine, and whether its driver and GPUs fit the "
+    "image's stack"
+)
 EXIT_STATUS = """exit status:
   0   done
   64  bad input: the message says what to change

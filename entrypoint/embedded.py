@@ -30,7 +30,8 @@ PASSED = (
     *("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER", "COLUMNS"),
     *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
     *("HF_*", "WANDB_*", "MLFLOW_*", "ACCELERATE_*"),
-    *("APPTRAIN_STACK", "LD_LIBRARY_PATH"),  # An image's own: what it holds, and where the host's driver is.
+    # An image's own: what it is, what it holds, and where the host's driver is.
+    *("APPTRAIN_IMAGE_ID", "APPTRAIN_STACK", "LD_LIBRARY_PATH"),
 )
 """Variables that a node gets from this environment; APPTRAIN_PASS adds names or PREFIX_*."""
 ATTEMPTS = 3

@@ -4,9 +4,9 @@ The secret: NVIDIA's rules of what runs where.
 
 - A driver is new enough for a stack when its version is the stack's lowest or a later one, or when the
   libcuda that torch will load is of the stack's CUDA major version. Forward compatibility (the package
-  cuda-compat-MAJOR-MINOR, its libraries first in LD_LIBRARY_PATH) brings such a libcuda to an older driver:
-  on data-centre GPUs, certified servers with RTX cards and Jetson boards, with the driver branches that
-  NVIDIA lists for the package.
+  cuda-compat-MAJOR-MINOR, its libraries first in LD_LIBRARY_PATH, where containers/run.sh puts the directory
+  APPTRAIN_CUDA_COMPAT) brings such a libcuda to an older driver: on data-centre GPUs, certified servers with
+  RTX cards and Jetson boards, with the driver branches that NVIDIA lists for the package.
 - A GPU of compute capability X.Y runs what was compiled for X.y with y <= Y. Nothing else counts: torch's
   wheels bring no PTX, which the driver could compile for a GPU of another X.
 """
@@ -59,6 +59,8 @@ class Stack(Needs):
     name: str
     cuda: str
     """Such as 13.2."""
+    lock: str = ""
+    """SHA-256 of what the image was locked to; empty where it does not say."""
     others: Mapping[str, Needs] = field(default_factory=dict)
     """The stacks that can be built instead, by name."""
 
@@ -98,6 +100,7 @@ def stack_of_image(env: Mapping[str, str]) -> Stack | None:
         return Stack(
             name=facts["name"],
             cuda=str(facts["cuda"]),
+            lock=str(facts.get("lock_sha256", "")),
             others={other: Needs(**_needs(its)) for other, its in facts.get("others", {}).items()},
             **_needs(facts),
         )
@@ -197,8 +200,8 @@ def _too_old(stack: Stack, found: Found, node: str, used: Sequence[Gpu]) -> str:
     remedies = _or(
         _other_stack(stack, found, used),
         "have the driver updated",
-        "on data-centre GPUs use CUDA's forward compatibility, with the libraries of "
-        f"{_compat(stack)} first in LD_LIBRARY_PATH, if NVIDIA lists this driver for it",
+        "on data-centre GPUs use CUDA's forward compatibility, if NVIDIA lists this driver for it: name the "
+        f"directory of {_compat(stack)} in APPTRAIN_CUDA_COMPAT",
     )
     return (
         f"the stack {stack.name} (CUDA {stack.cuda}) needs NVIDIA driver {stack.driver} or newer, but "
@@ -230,9 +233,9 @@ def _not_started(stack: Stack, found: Found, node: str, visible: str | None, cod
             "give --device cpu"
         )
     if code == DRIVER_MISMATCH:
-        own = "take every libcuda but the driver's out of LD_LIBRARY_PATH"
+        own = "unset APPTRAIN_CUDA_COMPAT if it is set"
         restarted = "after an update of the driver have the node restarted"
-        listed = f"use a {_compat(stack)} for which NVIDIA lists this driver"
+        listed = f"name a {_compat(stack)} in APPTRAIN_CUDA_COMPAT for which NVIDIA lists this driver"
         return (
             f"{start}: its {driver} and the libcuda found here (CUDA {_dotted(found.cuda)}) do not go "
             f"together: {_or(own, restarted) if is_new_enough else _or(*instead, listed)}"
@@ -241,7 +244,7 @@ def _not_started(stack: Stack, found: Found, node: str, visible: str | None, cod
         names = ", ".join(dict.fromkeys(gpu.name for gpu in found.gpus)) or "its GPUs"
         return (
             f"{start}: CUDA's forward compatibility does not serve {names} with {driver}, only data-centre "
-            "GPUs with the drivers that NVIDIA lists: take cuda-compat out of LD_LIBRARY_PATH"
+            "GPUs with the drivers that NVIDIA lists: unset APPTRAIN_CUDA_COMPAT"
             + ("" if is_new_enough else f", and {_or(*instead)}")
         )
     return f"{start}, with {driver}: leave the node out, and tell its administrators (nvidia-smi, dmesg)"

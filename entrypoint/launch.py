@@ -29,9 +29,13 @@ from entrypoint.ranks import Ranks
 from entrypoint.rundir import RunDirectory, read_key
 from entrypoint.supervise import Supervisor, asked_to_end, to_failure
 
-STALE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE")
-"""With TORCHELASTIC_* and PET_*: what an outer torchrun left behind. An inherited
-TORCHELASTIC_USE_AGENT_STORE hangs every rank, a PET_* changes torchrun's options unseen."""
+STALE = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+    "PYTHON_EXEC",
+)
+"""With TORCHELASTIC_* and PET_*: what an outer torchrun left behind, or was told. An inherited
+TORCHELASTIC_USE_AGENT_STORE hangs every rank, PET_* change torchrun's options unseen, PYTHON_EXEC the Python
+of its ranks."""
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 """SIGUSR2 asks for a planned end, the others end the launch."""
 LAST_OUTPUT = 2.0
@@ -226,7 +230,7 @@ class _Launch:
     def _rank_env(self) -> dict[str, str]:
         dropped = sorted(n for n in self.env if n in STALE or n.startswith(("TORCHELASTIC_", "PET_")))
         if dropped:
-            self._say_once(f"not passed on to the ranks, left by another launcher: {', '.join(dropped)}")
+            self._say_once(f"not passed on to the ranks, meant for another torchrun: {', '.join(dropped)}")
         return {name: value for name, value in self.env.items() if name not in dropped} | dict(self.plan.env)
 
     async def _check_stack(self, env: Mapping[str, str]) -> None:
@@ -254,7 +258,7 @@ class _Launch:
                 f"there is no {key_file}: the nodes join by what they say they are, without a secret"
             )
         return await join.meet(
-            _identity(plan),
+            _identity(plan, self.env),
             nodes=plan.allocation.nodes,
             address=plan.rendezvous.local_addr if plan.rendezvous.is_host else plan.rendezvous.master_addr,
             port=plan.rendezvous.join_port,
@@ -352,7 +356,8 @@ def _own_address(plan: LaunchPlan) -> str:
     return network.source_towards(network.resolve(rendezvous.master_addr, of="the first node's name"))
 
 
-def _identity(plan: LaunchPlan) -> join.Identity:
+def _identity(plan: LaunchPlan, env: Mapping[str, str]) -> join.Identity:
+    stack = gpu.stack_of_image(env)
     return join.Identity(
         job_id=plan.allocation.job_id,
         attempt=plan.attempt,
@@ -363,8 +368,8 @@ def _identity(plan: LaunchPlan) -> join.Identity:
         nproc_per_node=plan.nproc_per_node,
         mode=plan.mode,
         device=plan.device,
-        image_digest="",
-        lock_digest="",
+        image_id=env.get("APPTRAIN_IMAGE_ID", ""),
+        lock_digest=stack.lock if stack else "",
         versions={"python": sys.version.split()[0], "apptrain": __version__, "torch": _version("torch")},
     )
 

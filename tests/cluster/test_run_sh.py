@@ -1,4 +1,3 @@
-# mypy: disable-error-code="arg-type, union-attr, call-overload"
 """`containers/run.sh` with real Apptainer, as an ordinary user: the traps of a node, and what a user sees of each.
 
 The image holds a shell, Python and a few tools of the host's own; it is built once. A test that changes a host has
@@ -15,14 +14,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from entrypoint import outcome
 from entrypoint.outcome import Outcome
 from tests.host import NO_USER_NAMESPACES, Bind, Host, up
 
-CONTAINERS = Path(__file__).resolve().parents[2] / "containers"
-RUN_SH = "/opt/apptrain/containers/run.sh"
+CHECKOUT = Path(__file__).resolve().parents[2]
+HOME = Path("/opt/apptrain")
+RUN_SH = f"{HOME}/containers/run.sh"
 IMAGE = "/images/small.sif"
 BOUND = 120.0  # s, for anything that a host runs
 BUILD = r"""
@@ -37,7 +38,7 @@ for name in dash python3.13 cat env id ls readlink sleep stat touch true; do cp 
 ln -s dash $tree/usr/bin/sh
 ln -s python3.13 $tree/usr/bin/python3
 ln -s python3 $tree/usr/bin/python
-ldd $tree/usr/bin/* $tree/usr/lib/python3.13/lib-dynload/*.so 2>/dev/null | grep -oE '/[^ ]+ ' | sort -u |
+ldd $tree/usr/bin/* $tree/usr/lib/python3.13/lib-dynload/*.so /opt/apptrain/psutil/*.so 2>/dev/null | grep -oE '/[^ ]+ ' | sort -u |
     while read -r library; do
         mkdir -p "$tree${library%/*}"
         cp -L "$library" "$tree$library"
@@ -65,6 +66,10 @@ class Node:
         self, *command: str, image: str = IMAGE, user: str = "alice", cwd: str = "/scratch", **env: str
     ) -> subprocess.CompletedProcess[str]:
         return self.host.run([RUN_SH, image, *command], user=user, cwd=cwd, env=env, timeout=BOUND)
+
+    def show(self, *command: str, **env: str) -> subprocess.CompletedProcess[str]:
+        line = [RUN_SH, "--show", IMAGE, *command]
+        return self.host.run(line, user="alice", cwd="/scratch", env=env, timeout=BOUND)
 
     def as_root(self, script: str) -> str:
         ended = self.host.run(["bash", "-euc", script], timeout=BOUND)
@@ -95,7 +100,8 @@ class Node:
 
 def booted(name: str, images: Path) -> Any:
     binds = [
-        Bind(source=CONTAINERS, target=Path(RUN_SH).parent),
+        *(Bind(source=CHECKOUT / name, target=HOME / name) for name in ("containers", "entrypoint")),
+        Bind(source=Path(psutil.__file__).parent, target=HOME / "psutil"),  # the entrypoint needs it
         Bind(source=images, target=Path("/images"), mode="rw"),
     ]
     return up(name, binds=binds)
@@ -146,9 +152,10 @@ VALUES = {
 }
 
 
-def test_values_and_arguments_arrive_as_they_are(shared: Node) -> None:
+@pytest.mark.parametrize("user", ["alice", "bob"])  # who has subordinate ids, and who has none
+def test_values_and_arguments_arrive_as_they_are(shared: Node, user: str) -> None:
     script = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:]]))"
-    ended = shared.run(*python(script, *VALUES.values()), **VALUES)
+    ended = shared.run(*python(script, *VALUES.values()), user=user, **VALUES)
     assert (ended.returncode, ended.stderr) == (0, "")
     env, arguments = json.loads(ended.stdout)
     assert {name: env.get(name) for name in VALUES} == VALUES
@@ -237,20 +244,43 @@ def test_what_is_asked_for_is_bound_as_asked(shared: Node) -> None:
     assert (ended.stdout, ended.stderr) == (listed[:-1] + "ro\n", "")
 
 
-def test_a_path_that_is_not_visible_inside_is_refused_with_the_bind_that_helps(shared: Node) -> None:
+LAUNCH = ("python", "-P", "-m", "entrypoint", "launch", "--")
+NOT_VISIBLE = {
+    "a script": (("python", "/scratch/d/train.py"), "/scratch/d/train.py"),
+    "a script behind a symlink": (("python", "link/train.py"), "link/train.py"),
+    "a configuration": ((*LAUNCH, "train.py", "--config", "/scratch/d/my.yaml"), "/scratch/d/my.yaml"),
+    "data": ((*LAUNCH, "-m", "train", "data=/scratch/d"), "/scratch/d"),
+    "a file that is to be written": (("touch", "/scratch/d/new"), "/scratch/d"),
+}
+
+
+@pytest.mark.parametrize(("command", "named"), NOT_VISIBLE.values(), ids=NOT_VISIBLE)
+def test_a_path_that_is_not_visible_inside_is_refused_with_the_bind_to_add(
+    shared: Node, command: tuple[str, ...], named: str
+) -> None:
     shared.as_alice(
-        "mkdir -p /scratch/p /scratch/d; touch /scratch/d/set; ln -sfn /scratch/d /scratch/p/data"
+        "mkdir -p /scratch/p /scratch/d; touch /scratch/p/train.py /scratch/d/train.py /scratch/d/my.yaml; "
+        "ln -sfn /scratch/d /scratch/p/link"
     )
-    for word in ("/scratch/d/set", "--data=/scratch/d/set", "data/set"):
-        ended = shared.run("cat", word, cwd="/scratch/p")
-        assert shared.refused(ended) == (
-            f"CMD names {word.removeprefix('--data=')}, which this node has but the image does not show: add a line "
-            "to APPTRAIN_BIND: /scratch/d"
-        )
-        ended = shared.run(
-            "ls", "-d", word.removeprefix("--data="), cwd="/scratch/p", APPTRAIN_BIND="/scratch/d"
-        )
-        assert (ended.returncode, ended.stderr) == (0, "")
+    assert shared.refused(shared.run(*command, cwd="/scratch/p")) == (
+        f"CMD names {named}, which this node has but the image does not show: add a line to APPTRAIN_BIND: /scratch/d"
+    )
+    assert shared.run(*command, cwd="/scratch/p", APPTRAIN_BIND="/scratch/d").returncode != 64
+
+
+def test_the_bind_to_add_never_hides_the_images_own_directories(shared: Node) -> None:
+    shared.as_root("touch /etc/site.conf")
+    assert shared.refused(shared.run("cat", "/etc/site.conf")) == (
+        "CMD names /etc/site.conf, which this node has but the image does not show: add a line to APPTRAIN_BIND: "
+        "/etc/site.conf"
+    )
+    assert shared.run("cat", "/etc/site.conf", "/etc/passwd", APPTRAIN_BIND="/etc/site.conf").returncode == 0
+
+
+def test_the_directory_of_a_launched_script_is_shown(shared: Node) -> None:
+    shared.as_alice("mkdir -p /scratch/scripts /scratch/w; touch /scratch/scripts/train.py")
+    ended = shared.run(*LAUNCH, "/scratch/scripts/train.py", cwd="/scratch/w")
+    assert (ended.returncode, ended.stderr) == (1, "/usr/bin/python: No module named entrypoint\n")
 
 
 def test_a_path_that_the_image_has_of_its_own_is_left_alone(shared: Node) -> None:
@@ -265,21 +295,42 @@ def test_a_working_directory_of_the_image_is_the_images(shared: Node) -> None:
 # --- the image and the node --------------------------------------------------------------------------------------
 
 
-def test_an_image_that_may_not_be_read_is_refused(shared: Node) -> None:
-    shared.as_root("cp /images/small.sif /scratch/secret.sif; chmod 600 /scratch/secret.sif")
-    assert shared.refused(shared.run("true", image="/scratch/secret.sif")) == (
-        "the image /scratch/secret.sif may not be read: ask its owner for chmod a+r"
-    )
+UNFIT_IMAGES = {
+    "missing": (
+        "true",
+        "there is no image /scratch/unfit on this node, or its directory may not be searched: make image, or give a "
+        "path that all nodes share",
+    ),
+    "behind a closed directory": (
+        "cp /images/small.sif /scratch/closed; ln -s closed/small.sif /scratch/unfit",
+        "there is no image /scratch/unfit on this node, or its directory may not be searched: make image, or give a "
+        "path that all nodes share",
+    ),
+    "not readable": (
+        "cp /images/small.sif /scratch/unfit; chmod 600 /scratch/unfit",
+        "the image /scratch/unfit may not be read: ask its owner for chmod a+r",
+    ),
+    "for another processor": (
+        "cp /images/small.sif /scratch/unfit; printf 11 | dd of=/scratch/unfit bs=1 seek=45 conv=notrunc status=none",
+        f"the image /scratch/unfit is for another kind of processor than this node's {os.uname().machine}: make one "
+        "on such a node",
+    ),
+    "a fifo": ("mkfifo -m 666 /scratch/unfit", "the image /scratch/unfit is no file: give a SIF file"),
+    "a text": (
+        "echo text >/scratch/unfit",
+        "/scratch/unfit is no SIF file: give one, such as make image makes",
+    ),
+    "a directory": (
+        "mkdir /scratch/unfit",
+        "/scratch/unfit is a directory, but no unpacked image (it has no .singularity.d): give a SIF file",
+    ),
+}
 
 
-def test_an_image_behind_a_directory_that_may_not_be_searched_is_refused(shared: Node) -> None:
-    shared.as_root(
-        "mkdir -p /scratch/closed; cp /images/small.sif /scratch/closed; chmod 700 /scratch/closed"
-    )
-    assert shared.refused(shared.run("true", image="/scratch/closed/small.sif")) == (
-        "there is no image /scratch/closed/small.sif on this node, or its directory may not be searched: make image, "
-        "or give a path that all nodes share"
-    )
+@pytest.mark.parametrize(("script", "why"), UNFIT_IMAGES.values(), ids=UNFIT_IMAGES)
+def test_an_image_that_cannot_run_is_refused(shared: Node, script: str, why: str) -> None:
+    shared.as_root(f"rm -rf /scratch/unfit; mkdir -p -m 700 /scratch/closed; {script}")
+    assert shared.refused(shared.run("true", image="/scratch/unfit")) == why
 
 
 @pytest.mark.parametrize("kept", [20_000, 1_000_000, -1])
@@ -308,6 +359,7 @@ def test_a_node_without_user_namespaces_is_refused(shared: Node) -> None:
     )
 
 
+DRIVER = "mkdir -p /scratch/driver/nvidia; touch /scratch/driver/nvidia/version; mount --bind /scratch/driver /proc/driver"
 NO_MOUNT = {
     "no fuse": ("chmod 600 /dev/fuse", "/dev/fuse may not be opened"),
     "no squashfuse": ("rm /usr/bin/squashfuse*", "it has no squashfuse"),
@@ -358,13 +410,118 @@ def test_a_node_with_a_driver_gets_nv_and_one_without_is_told(own: Node) -> None
         "(/proc/driver/nvidia/version): CMD will see none"
     )
     assert own.run("true", CUDA_VISIBLE_DEVICES="").stderr == ""
-    own.as_root("mkdir -p /scratch/driver/nvidia; echo NVRM >/scratch/driver/nvidia/version")
-    own.as_root("mount --bind /scratch/driver /proc/driver")
-    ended = own.host.run(
-        [RUN_SH, "--show", IMAGE, "true"], user="alice", cwd="/scratch", env={"CUDA_VISIBLE_DEVICES": "0"}
-    )
+    own.as_root(DRIVER)
+    ended = own.show("true", CUDA_VISIBLE_DEVICES="0")
     assert ended.stderr == ""
     assert " --no-mount home\\,cwd\\,tmp --nv --mount " in ended.stdout
+
+
+LOADED = """
+import ctypes, os
+print(os.environ["LD_LIBRARY_PATH"])
+try:
+    ctypes.CDLL("libcuda.so.1")
+except OSError as error:
+    print(error)
+"""
+
+
+def test_forward_compatibility_comes_before_the_libraries_of_the_driver(own: Node) -> None:
+    compat = "/usr/local/cuda-13.2/compat"
+    own.as_root(
+        f"{DRIVER}; mkdir -p {compat} /etc/alternatives; ln -s {compat[:-7]} /etc/alternatives/cuda; "
+        f"ln -s /etc/alternatives/cuda /usr/local/cuda; touch {compat}/libcuda.so.595.1; "
+        f"ln -s libcuda.so.595.1 {compat}/libcuda.so.1"
+    )
+    ended = own.run(*python(LOADED), APPTRAIN_CUDA_COMPAT="/usr/local/cuda/compat")
+    # It is this file that the linker takes; only its content will not do.
+    assert (ended.stdout, ended.stderr) == (
+        f"{compat}:/.singularity.d/libs\n{compat}/libcuda.so.1: file too short\n",
+        "",
+    )
+    assert f"  {compat}, ro  [APPTRAIN_CUDA_COMPAT]\n" in own.show("true", APPTRAIN_CUDA_COMPAT=compat).stdout
+    assert own.run(*python(LOADED)).stdout.startswith("/.singularity.d/libs\nlibcuda.so.1: cannot open")
+
+
+NO_COMPAT = {
+    "missing": (
+        "true",
+        "APPTRAIN_CUDA_COMPAT=/scratch/compat is no directory on this node: correct it, or use a directory that all nodes share",
+    ),
+    "empty": (
+        "mkdir /scratch/compat",
+        "APPTRAIN_CUDA_COMPAT=/scratch/compat has no libcuda.so.1 that may be read, it has nothing: give the directory "
+        "that the package cuda-compat made, such as /usr/local/cuda-13.2/compat",
+    ),
+    "one above": (
+        "mkdir -p /scratch/compat/bin /scratch/compat/compat",
+        "APPTRAIN_CUDA_COMPAT=/scratch/compat has no libcuda.so.1 that may be read, it has bin, compat: give the "
+        "directory that the package cuda-compat made, such as /usr/local/cuda-13.2/compat",
+    ),
+    "with a colon": (
+        "mkdir /scratch/a:b; touch /scratch/a:b/libcuda.so.1; ln -s a:b /scratch/compat",
+        "APPTRAIN_CUDA_COMPAT=/scratch/compat has a colon or a semicolon in it, which LD_LIBRARY_PATH cannot hold: "
+        "give it another name",
+    ),
+}
+
+
+@pytest.mark.parametrize(("script", "why"), NO_COMPAT.values(), ids=NO_COMPAT)
+def test_what_is_no_forward_compatibility_is_refused(own: Node, script: str, why: str) -> None:
+    own.as_root(f"{DRIVER}; {script}")
+    assert own.refused(own.run("true", APPTRAIN_CUDA_COMPAT="/scratch/compat")) == why
+
+
+def test_forward_compatibility_without_a_driver_is_said_and_not_used(shared: Node) -> None:
+    ended = shared.run("sh", "-c", "echo $LD_LIBRARY_PATH", APPTRAIN_CUDA_COMPAT="/no/where")
+    assert ended.stdout == "/.singularity.d/libs\n"
+    assert shared.said(ended) == "APPTRAIN_CUDA_COMPAT=/no/where is not used: this node has no NVIDIA driver"
+
+
+def test_nodes_that_start_from_different_builds_of_an_image_are_refused(shared: Node) -> None:
+    shared.as_alice(
+        f"apptainer -q build --sandbox /scratch/one {IMAGE}; apptainer -q build /scratch/other.sif /scratch/one; "
+        f"cp {IMAGE} /scratch/copy.sif"
+    )
+    ids = {}
+    for image in (IMAGE, "/scratch/copy.sif", "/scratch/other.sif"):
+        (ids[image],) = re.findall(r"(?m)^ID: +(\S+)$", shared.as_alice(f"apptainer sif header {image}"))
+        ended = shared.run("sh", "-c", "echo $APPTRAIN_IMAGE_ID", image=image, APPTRAIN_IMAGE_ID="another's")
+        assert ended.stdout == f"{ids[image]}\n"
+    assert ids[IMAGE] == ids["/scratch/copy.sif"] != ids["/scratch/other.sif"]
+    ended = shared.run("sh", "-c", 'echo "${APPTRAIN_IMAGE_ID-none}"', image="/scratch/one")
+    assert ended.stdout == "none\n"
+
+    assert [one[:2] for one in launched(shared, IMAGE, "/scratch/copy.sif")] == [
+        (0, "ran 0\n"),
+        (0, "ran 1\n"),
+    ]
+    line = (
+        f"entrypoint: the nodes do not agree: image_id is {ids[IMAGE]} on node 0 (127.0.0.1) and "
+        f"{ids['/scratch/other.sif']} on node 1 (127.0.0.2): start every node with the same options, profile and image\n"
+    )
+    for status, out, err in launched(shared, IMAGE, "/scratch/other.sif"):
+        assert (status, out, err.splitlines(keepends=True)[-1]) == (64, "", line)
+
+
+def launched(node: Node, *images: str) -> list[tuple[int, str, str]]:
+    """Status, stdout and stderr of each of the nodes of one launch, all on this host."""
+    command = ["env", f"PYTHONPATH={HOME}", *LAUNCH[:-1], "--nodes", "127.0.0.1,127.0.0.2", "--device", "cpu"]
+    command += ["--mode", "exec", "--no-python", "--run-dir", "/scratch/launched"]
+    env = {"APPTRAIN_HOME": str(HOME)}
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    nodes = [
+        node.host.start(
+            [RUN_SH, image, *command, "--node-rank", str(rank), "--", "sh", "-c", "echo ran $NODE_RANK"],
+            user="alice",
+            cwd="/scratch",
+            env=env,
+            **pipes,
+        )
+        for rank, image in enumerate(images)
+    ]
+    texts = [process.communicate(timeout=BOUND) for process in nodes]
+    return [(process.returncode, *text) for process, text in zip(nodes, texts, strict=True)]
 
 
 def test_a_small_shm_is_told(own: Node) -> None:
@@ -455,9 +612,12 @@ sys.exit(75)
 def test_a_signal_to_run_sh_alone_reaches_the_program_once_and_the_image_stays(shared: Node) -> None:
     for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM):
         # The first process of the step is what Slurm signals.
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         with shared.host.start(
-            [RUN_SH, IMAGE, *python(CATCHING)], user="alice", cwd="/scratch", **pipes
+            [RUN_SH, IMAGE, *python(CATCHING)],
+            user="alice",
+            cwd="/scratch",
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
         ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"

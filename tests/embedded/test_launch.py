@@ -6,12 +6,13 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from entrypoint.rendezvous import port_pair
-from tests.embedded.jobs import Job, clean_env, gone, processes_with, run, start
+from tests.embedded.jobs import Ended, Job, clean_env, gone, processes_with, run, start
 
 ALL_REDUCE = """
 import os, sys
@@ -98,8 +99,8 @@ if __name__ == "__main__":
     assert set(ended.out.splitlines()) == {f"spawned rank {rank} sum 6.0" for rank in range(4)}
 
 
-def test_nodes_listed_by_hand_run_without_a_scheduler(tmp_path: Path) -> None:
-    script = write(tmp_path, "script.py", ALL_REDUCE)
+def run_by_hand(tmp_path: Path, *command: str, images: Sequence[Mapping[str, str]] = ({}, {})) -> list[Ended]:
+    """Both nodes' ends, started without a scheduler; each image is what a container's environment says of it."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(20000 + free.getsockname()[1] % 9000)
@@ -107,16 +108,36 @@ def test_nodes_listed_by_hand_run_without_a_scheduler(tmp_path: Path) -> None:
     key.write_text("0123456789abcdef0123456789abcdef")
     key.chmod(0o600)
     jobs = []
-    for node in ("0", "1"):
-        folder = tmp_path / node
+    for node, image in enumerate(images):
+        folder = tmp_path / str(node)
         folder.mkdir()
         argv = [sys.executable, "-P", "-m", "entrypoint", "launch", "--nodes", "127.0.0.1,127.0.0.2"]
-        argv += ["--node-rank", node, "--master-port", port, "--device", "cpu", "--join-key-file", str(key)]
-        argv += ["--run-dir", str(tmp_path / "run"), "--", script]
-        jobs.append(Job(argv, folder, tmp_path / "run", clean_env()))
-    ended = [job.end() for job in jobs]
+        argv += ["--node-rank", str(node), "--master-port", port, "--device", "cpu"]
+        argv += ["--join-key-file", str(key), "--run-dir", str(tmp_path / "run"), *command]
+        jobs.append(Job(argv, folder, tmp_path / "run", clean_env(**image)))
+    return [job.end() for job in jobs]
+
+
+def test_nodes_listed_by_hand_run_without_a_scheduler(tmp_path: Path) -> None:
+    ended = run_by_hand(tmp_path, "--", write(tmp_path, "script.py", ALL_REDUCE))
     assert [one.status for one in ended] == [0, 0], [one.err for one in ended]
     assert [one.out for one in ended] == [f"rank {rank} of 2 local 0 of 1\n" for rank in (0, 1)]
+
+
+def image_env(folder: Path, image_id: str, lock: str) -> dict[str, str]:
+    facts = {"name": "cu132", "cuda": "13.2", "driver": "580", "compute_capability": [], "lock_sha256": lock}
+    stack = write(folder, f"{image_id}.json", json.dumps(facts))
+    return {"APPTRAIN_IMAGE_ID": image_id, "APPTRAIN_STACK": stack}
+
+
+def test_nodes_in_different_images_are_refused_with_both_named(tmp_path: Path) -> None:
+    images = [image_env(tmp_path, "7be444fb", "5e1f"), image_env(tmp_path, "090607d9", "8a02")]
+    ended = run_by_hand(tmp_path, *SHELL, "echo started", images=images)
+    line = (
+        "entrypoint: the nodes do not agree: image_id is 7be444fb on {0} and 090607d9 on {1}; lock_digest is 5e1f on "
+        "{0} and 8a02 on {1}: start every node with the same options, profile and image\n"
+    ).format("node 0 (127.0.0.1, local rank 0)", "node 1 (127.0.0.2, local rank 0)")
+    assert [(one.status, one.out, one.err) for one in ended] == [(64, "", line)] * 2
 
 
 def test_the_first_failing_ranks_status_and_error_end_the_job_and_are_said_once(tmp_path: Path) -> None:
@@ -425,8 +446,13 @@ def test_only_rank_0_is_shown_on_request_and_the_logs_have_everything(tmp_path: 
 
 
 def test_what_an_outer_launcher_left_behind_does_not_reach_the_ranks(tmp_path: Path) -> None:
-    left = {"TORCHELASTIC_USE_AGENT_STORE": "True", "PET_NNODES": "7", "RANK": "5"}
-    env = {**left, "APPTRAIN_PASS": "PYTHONPATH TORCHELASTIC_* PET_* RANK"}
+    left = {
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "PET_NNODES": "7",
+        "RANK": "5",
+        "PYTHON_EXEC": "/no/where",
+    }
+    env = {**left, "APPTRAIN_PASS": "PYTHONPATH TORCHELASTIC_* PET_* RANK PYTHON_EXEC"}
     ended = run(
         tmp_path,
         "--mode",
@@ -435,14 +461,29 @@ def test_what_an_outer_launcher_left_behind_does_not_reach_the_ranks(tmp_path: P
         "--",
         "bash",
         "-c",
-        "env | grep -E '^(TORCHELASTIC|PET|RANK)' ; true",
+        "env | grep -E '^(TORCHELASTIC|PET|RANK|PYTHON_EXEC)' ; true",
         env=env,
     )
     assert (ended.status, ended.out) == (0, "")
     message = (
-        "not passed on to the ranks, left by another launcher: PET_NNODES, RANK, TORCHELASTIC_USE_AGENT_STORE"
+        "not passed on to the ranks, meant for another torchrun: PET_NNODES, PYTHON_EXEC, RANK, "
+        "TORCHELASTIC_USE_AGENT_STORE"
     )
     assert ended.err.count(message) == 1
+
+
+def test_what_an_image_says_of_itself_reaches_the_nodes(tmp_path: Path) -> None:
+    names = ("APPTRAIN_IMAGE_ID", "APPTRAIN_STACK", "LD_LIBRARY_PATH")
+    env = image_env(tmp_path, "7be444fb", "5e1f") | {"LD_LIBRARY_PATH": "/.singularity.d/libs"}
+    ended = run(tmp_path, "--nodes", "1", *SHELL, "echo $" + " $".join(names), env=env)
+    assert (ended.status, ended.out) == (0, " ".join(env[name] for name in names) + "\n"), ended.err
+
+
+def test_the_ranks_run_under_the_entrypoints_python_whatever_torchrun_is_told(tmp_path: Path) -> None:
+    script = write(tmp_path, "script.py", "import sys; print(sys.executable)")
+    env = {"PYTHON_EXEC": "/no/where", "APPTRAIN_PASS": "PYTHONPATH PYTHON_EXEC"}
+    ended = run(tmp_path, "--nodes", "1", "--", script, env=env)
+    assert (ended.status, ended.out) == (0, f"{sys.executable}\n"), ended.err
 
 
 def test_a_taken_join_port_is_met_with_the_next_attempts_ports(tmp_path: Path) -> None:

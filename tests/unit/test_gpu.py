@@ -29,6 +29,7 @@ FACTS = {
     "nccl": "2.30.7",
     "driver": "580",
     "compute_capability": ["7.5", "8.0", "8.6", "9.0", "10.0", "12.0"],
+    "lock_sha256": "5e1f",
     "others": {
         "cu118": {"driver": "450.80.02", "compute_capability": ["6.0", "7.0", "7.5", "8.0"]},
         "cu126": {"driver": "525", "compute_capability": ["5.0", "6.0", "7.0", "7.5", "8.0", "8.6", "9.0"]},
@@ -38,6 +39,7 @@ CU126 = Needs(driver="525", capabilities=((5, 0), (6, 0), (7, 0), (7, 5), (8, 0)
 CU132 = Stack(
     name="cu132",
     cuda="13.2",
+    lock="5e1f",
     driver="580",
     capabilities=((7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)),
     others={
@@ -56,8 +58,8 @@ RTX = Gpu(name="NVIDIA GeForce RTX 3090", capability=(8, 6))
 
 TAKE_CU126 = "use the stack cu126 (make image STACK=cu126, and name that image in APPTRAIN_IMAGE)"
 FORWARD = (
-    "on data-centre GPUs use CUDA's forward compatibility, with the libraries of cuda-compat-13-2 first in "
-    "LD_LIBRARY_PATH, if NVIDIA lists this driver for it"
+    "on data-centre GPUs use CUDA's forward compatibility, if NVIDIA lists this driver for it: name the directory of "
+    "cuda-compat-13-2 in APPTRAIN_CUDA_COMPAT"
 )
 HAS_NONE = "the stack cu132 (CUDA 13.2) has no kernels for"
 ITS_OWN = "only for 7.5, 8.0, 8.6, 9.0, 10.0, 12.0"
@@ -124,8 +126,8 @@ REFUSED = [
         stack=Stack(name="cu126", cuda="12.6", driver="525.60.13", capabilities=CU126.capabilities),
         found=healthy(A100, driver="525.53", cuda=(11, 8)),
         says="the stack cu126 (CUDA 12.6) needs NVIDIA driver 525.60.13 or newer, but gpu-a01 has 525.53 (CUDA 11.8): "
-        "have the driver updated, or on data-centre GPUs use CUDA's forward compatibility, with the libraries of "
-        "cuda-compat-12-6 first in LD_LIBRARY_PATH, if NVIDIA lists this driver for it",
+        "have the driver updated, or on data-centre GPUs use CUDA's forward compatibility, if NVIDIA lists this driver "
+        "for it: name the directory of cuda-compat-12-6 in APPTRAIN_CUDA_COMPAT",
     ),
     Node(
         name="a driver that is too old and says no version",
@@ -168,29 +170,29 @@ REFUSED = [
         name="another libcuda than that of a driver which is new enough",
         found=Found(driver="580.65.06", cuda=(13, 2), error=(803, MISMATCH), gpus=(H100,)),
         says=f"CUDA does not start on gpu-a01, error 803 ({MISMATCH}): its driver 580.65.06 and the libcuda found here "
-        "(CUDA 13.2) do not go together: take every libcuda but the driver's out of LD_LIBRARY_PATH, or after an "
-        "update of the driver have the node restarted",
+        "(CUDA 13.2) do not go together: unset APPTRAIN_CUDA_COMPAT if it is set, or after an update of the driver "
+        "have the node restarted",
     ),
     Node(
         name="forward compatibility with a driver that it does not serve",
         found=Found(driver="530.30.02", cuda=(13, 2), error=(803, MISMATCH), gpus=(H100,)),
         says=f"CUDA does not start on gpu-a01, error 803 ({MISMATCH}): its driver 530.30.02 and the libcuda found here "
-        f"(CUDA 13.2) do not go together: {TAKE_CU126}, have the driver updated to 580 or newer, or use a "
-        "cuda-compat-13-2 for which NVIDIA lists this driver",
+        f"(CUDA 13.2) do not go together: {TAKE_CU126}, have the driver updated to 580 or newer, or name a "
+        "cuda-compat-13-2 in APPTRAIN_CUDA_COMPAT for which NVIDIA lists this driver",
     ),
     Node(
         name="forward compatibility with GPUs that it does not serve",
         found=Found(driver="535.183.01", cuda=(13, 2), error=(804, NO_FORWARD), gpus=(RTX, RTX)),
         says=f"CUDA does not start on gpu-a01, error 804 ({NO_FORWARD}): CUDA's forward compatibility does not serve "
         "NVIDIA GeForce RTX 3090 with driver 535.183.01, only data-centre GPUs with the drivers that NVIDIA lists: "
-        f"take cuda-compat out of LD_LIBRARY_PATH, and {TAKE_CU126}, or have the driver updated to 580 or newer",
+        f"unset APPTRAIN_CUDA_COMPAT, and {TAKE_CU126}, or have the driver updated to 580 or newer",
     ),
     Node(
         name="forward compatibility that nobody needs",
         found=Found(driver="590.44.01", cuda=(13, 2), error=(804, NO_FORWARD)),
         says=f"CUDA does not start on gpu-a01, error 804 ({NO_FORWARD}): CUDA's forward compatibility does not serve "
-        "its GPUs with driver 590.44.01, only data-centre GPUs with the drivers that NVIDIA lists: take cuda-compat "
-        "out of LD_LIBRARY_PATH",
+        "its GPUs with driver 590.44.01, only data-centre GPUs with the drivers that NVIDIA lists: unset "
+        "APPTRAIN_CUDA_COMPAT",
     ),
     Node(
         name="another error of CUDA's",

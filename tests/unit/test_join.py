@@ -41,8 +41,8 @@ def who(node_rank: int, **changes: Any) -> Identity:
         nproc_per_node=4,
         mode="torchrun",
         device="cpu",
-        image_digest="sha256:1",
-        lock_digest="sha256:2",
+        image_id="7be444fb",
+        lock_digest="5e1f",
         versions={"torch": "2.15.0"},
     )
     return replace(identity, **changes)
@@ -716,8 +716,9 @@ DISAGREEMENTS: list[tuple[dict[str, Any], str]] = [
         "mode is torchrun on node 0 (n0) and rank on node 1 (n1, local rank 0)",
     ),
     ({"device": "cuda"}, "device is cpu on node 0 (n0) and cuda on node 1 (n1)"),
-    ({"image_digest": ""}, "image_digest is sha256:1 on node 0 (n0) and unknown on node 1 (n1)"),
-    ({"lock_digest": "sha256:3"}, "lock_digest is sha256:2 on node 0 (n0) and sha256:3 on node 1 (n1)"),
+    ({"image_id": "090607d9"}, "image_id is 7be444fb on node 0 (n0) and 090607d9 on node 1 (n1)"),
+    ({"image_id": ""}, "image_id is 7be444fb on node 0 (n0) and unknown on node 1 (n1)"),
+    ({"lock_digest": "8a02"}, "lock_digest is 5e1f on node 0 (n0) and 8a02 on node 1 (n1)"),
     (
         {"versions": {"torch": "2.13.0", "numpy": "2"}},
         "version of numpy is unknown on node 0 (n0) and 2 on node 1 (n1); "

@@ -1,4 +1,3 @@
-# mypy: disable-error-code="arg-type, union-attr, call-overload"
 """`containers/run.sh` with a stand-in for Apptainer: what crosses, what is bound, what is refused, how it ends.
 
 The stand-in records how it was called and runs the command on this machine, with the variables that it was handed
@@ -20,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,10 @@ RUN_SH = Path(__file__).resolve().parents[2] / "containers" / "run.sh"
 BOUND = 60  # s, for anything started here
 NODE = os.uname().nodename.split(".")[0]
 Value = str | bytes
-NV = ["--nv"] if Path("/proc/driver/nvidia/version").exists() else []
+HAS_DRIVER = Path("/proc/driver/nvidia/version").exists()
+NV = ["--nv"] if HAS_DRIVER else []
 ARCHITECTURES = {"x86_64": b"02", "aarch64": b"04"}
+IMAGE_ID = "7be444fb-7079-41ed-aa18-98fba119ebfb"
 STAND_IN = """#!{python} -ISs
 import json, os, subprocess, sys
 here, name = os.path.dirname(os.path.dirname(os.path.abspath(__file__))), os.environ.get("FAKE_NAME", "apptainer")
@@ -67,10 +69,10 @@ os.execve(command[0], command, env)
 
 
 def sif(path: Path, *, arch: bytes | None = None, missing: int = 0, data: int = 1000) -> Path:
-    """A file with a SIF's header, `missing` bytes short of what that says."""
+    """A file with a SIF's header and IMAGE_ID, `missing` bytes short of what that says."""
     machine = ARCHITECTURES[os.uname().machine] if arch is None else arch
     head = b"#!/usr/bin/env run-singularity\n".ljust(32, b"\0") + b"SIF_MAGIC\0" + b"01\0" + machine + b"\0"
-    head = head.ljust(112, b"\0") + struct.pack("<qq", 128, data)
+    head = (head + uuid.UUID(IMAGE_ID).bytes).ljust(112, b"\0") + struct.pack("<qq", 128, data)
     path.write_bytes(head + bytes(data - missing))
     return path
 
@@ -123,17 +125,25 @@ class Node:
         self,
         *command: Value,
         image: Value | Path | None = None,
-        cwd: Path | None = None,
-        options: tuple[str, ...] = (),
-        text: str | None = None,
+        cwd: Value | Path | None = None,
         **env: Value | None,
     ) -> subprocess.CompletedProcess[str]:
         """Runs a command with changes to the environment; None takes a variable away."""
+        return self.call([image or self.image, *command], cwd, env)
+
+    def call(
+        self,
+        arguments: Sequence[Value | Path],
+        cwd: Value | Path | None = None,
+        env: Mapping[str, Value | None] | None = None,
+        text: str = "",
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs run.sh with these arguments, and `text` on its standard input."""
         ended = subprocess.run(
-            [RUN_SH, *options, image or self.image, *command],
+            [RUN_SH, *arguments],
             cwd=cwd or self.work,
-            env=self.environment(env),
-            input=text or "",
+            env=self.environment(env or {}),
+            input=text,
             capture_output=True,
             text=True,
             errors="surrogateescape",
@@ -146,10 +156,14 @@ class Node:
         return ended
 
     def start(self, *command: str) -> "subprocess.Popen[str]":
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        line = [RUN_SH, self.image, *command]
         return subprocess.Popen(
-            line, cwd=self.work, env=self.env, stdin=subprocess.DEVNULL, text=True, **pipes
+            [RUN_SH, self.image, *command],
+            cwd=self.work,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
 
     def environment(self, changes: Mapping[str, Value | None]) -> dict[str, Value]:
@@ -190,6 +204,11 @@ class Node:
     def left(self) -> list[str]:
         """What is left on the node's disk."""
         return [path.name for path in self.disk.iterdir()]
+
+
+def first_line(process: "subprocess.Popen[str]") -> str:
+    assert process.stdout is not None
+    return process.stdout.readline()
 
 
 def said(ended: subprocess.CompletedProcess[str]) -> str:
@@ -242,6 +261,8 @@ def test_only_what_the_table_names_passes(node: Node) -> None:
         "LC_ALL": "C",
         "CUDA_HOME": "/x",
         "APPTRAIN_STACK": "/x",
+        "APPTRAIN_IMAGE_ID": "another's",
+        "PYTHON_EXEC": "/x",
         "SHELL": "/bin/tcsh",
         "ANYTHING": "else",
     }
@@ -262,6 +283,7 @@ def test_only_what_the_table_names_passes(node: Node) -> None:
         "HF_HOME": f"{node.home}/.cache/huggingface",
         "TORCH_HOME": f"{node.home}/.cache/torch",
         "PYTHONNOUSERSITE": "1",
+        "APPTRAIN_IMAGE_ID": IMAGE_ID,
     }
 
 
@@ -706,7 +728,9 @@ def test_an_image_that_is_a_fifo_is_refused_at_once(node: Node) -> None:
     assert node.refused(ended) == f"the image {node.path}/pipe is no file: give a SIF file"
 
 
-@pytest.mark.parametrize("content", [b"", b"short", b"#!/bin/sh\n" * 100, bytes(1000)])
+@pytest.mark.parametrize(
+    "content", [b"", b"short", b"#!/bin/sh\n" * 100, bytes(1000), bytes(32) + b"SIF_MAGIC\0" + bytes(85)]
+)
 def test_an_image_that_is_no_sif_is_refused(node: Node, content: bytes) -> None:
     file = node.path / "file"
     file.write_bytes(content)
@@ -744,7 +768,8 @@ def test_an_unpacked_image_is_taken_and_another_directory_refused(node: Node) ->
         f"{folder} is a directory, but no unpacked image (it has no .singularity.d): give a SIF file"
     )
     (folder / ".singularity.d").mkdir()
-    assert node.run("true", image=folder, APPTRAIN_UNPACK="1").stderr == ""
+    ended = node.run("sh", "-c", 'echo "${APPTRAIN_IMAGE_ID-none}"', image=folder, APPTRAIN_UNPACK="1")
+    assert (ended.stdout, ended.stderr) == ("none\n", "")
     assert "--unsquash" not in node.argv()
 
 
@@ -817,10 +842,16 @@ def test_apptainers_own_failure_keeps_its_status(node: Node) -> None:
 
 @pytest.mark.parametrize("arguments", [[], ["image.sif"], ["--show", "image.sif"]])
 def test_the_usage_is_said(node: Node, arguments: list[str]) -> None:
-    ended = subprocess.run(
-        [RUN_SH, *arguments], env=node.env, capture_output=True, text=True, timeout=BOUND, check=False
-    )
+    ended = node.call(arguments)
     assert (ended.returncode, said(ended)) == (64, "usage: containers/run.sh [--show] IMAGE CMD [ARG...]")
+
+
+@pytest.mark.skipif(HAS_DRIVER, reason="this machine has an NVIDIA driver")
+@pytest.mark.ci_may_skip("a machine with an NVIDIA driver; tests/cluster has the same on a node of its own")
+def test_forward_compatibility_without_a_driver_is_said_and_not_used(node: Node) -> None:
+    ended = node.run("sh", "-c", 'echo "${LD_LIBRARY_PATH-none}"', APPTRAIN_CUDA_COMPAT="/no/where")
+    assert (ended.returncode, ended.stdout) == (0, "none\n")
+    assert said(ended) == "APPTRAIN_CUDA_COMPAT=/no/where is not used: this node has no NVIDIA driver"
 
 
 # --- the node's disk ---------------------------------------------------------------------------------------------
@@ -926,7 +957,7 @@ def test_a_signal_reaches_the_command_once_and_its_status_comes_back(
     node: Node, signum: signal.Signals
 ) -> None:
     with node.start(sys.executable, "-c", CATCHING, str(int(signum))) as process:
-        assert process.stdout.readline() == "ready True\n"
+        assert first_line(process) == "ready True\n"
         process.send_signal(signum)
         out, err = process.communicate(timeout=BOUND)
     assert (process.returncode, out, err, node.left()) == (7, f"{int(signum)}\n", "", [])
@@ -940,7 +971,7 @@ def test_death_by_a_signal_is_128_and_its_number(node: Node, signum: signal.Sign
 
 def test_a_signal_that_ends_the_command_leaves_nothing(node: Node) -> None:
     with node.start("sh", "-c", "echo ready; exec sleep 60") as process:
-        assert process.stdout.readline() == "ready\n"
+        assert first_line(process) == "ready\n"
         process.terminate()
         _, err = process.communicate(timeout=BOUND)
     assert (process.returncode, err, node.left()) == (143, "", [])
@@ -961,7 +992,7 @@ def test_a_signal_before_the_start_ends_it(node: Node) -> None:
 
 
 def test_standard_input_reaches_the_command(node: Node) -> None:
-    assert node.run("cat", text="line\n").stdout == "line\n"
+    assert node.call([node.image, "cat"], text="line\n").stdout == "line\n"
 
 
 def test_off_a_terminal_the_command_has_a_process_group_of_its_own(node: Node) -> None:
@@ -1108,7 +1139,7 @@ def test_show_prints_what_would_run_and_starts_nothing(node: Node) -> None:
         "APPTRAIN_RUN_DIR": str(run),
         **TASK,
     }
-    ended = node.run(*command, options=("--show",), **env)
+    ended = node.call(["--show", node.image, *command], env=env)
     assert (ended.returncode, ended.stderr, node.calls(), node.left(), run.exists()) == (0, "", [], [], False)
     tmp = re.search(rf"{node.disk}/apptrain\.\w{{6}}", ended.stdout)
     assert tmp
@@ -1116,6 +1147,7 @@ def test_show_prints_what_would_run_and_starts_nothing(node: Node) -> None:
         *(
             "APPTRAIN_ATTEMPT",
             "APPTRAIN_BIND",
+            "APPTRAIN_IMAGE_ID",
             "APPTRAIN_RUN_DIR",
             "HF_HOME",
             "HF_TOKEN",
@@ -1146,7 +1178,7 @@ def test_show_prints_what_would_run_and_starts_nothing(node: Node) -> None:
     ]
     *shown, last = ended.stdout.splitlines()
     assert shown == [
-        f"image    {node.image} (sif)",
+        f"image    {node.image} (sif {IMAGE_ID})",
         f"with     {node.apptainer} (apptainer 1.4.5)",
         f"starts   in {node.work}",
         "",
@@ -1159,3 +1191,13 @@ def test_show_prints_what_would_run_and_starts_nothing(node: Node) -> None:
         "command",
     ]
     assert shlex.split(last) == line
+
+
+def test_the_documentation_names_what_passes_and_what_never_does() -> None:
+    script = f"""source <(sed -n '/^readonly [A-Z]*=($/,/^)/p; /^readonly CACHES/p' '{RUN_SH}')
+        printf '%s\\n' "${{PASSED[@]}}" "${{NEVER[@]}}" "${{CACHES[@]}}" """
+    ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    names = ended.stdout.split()
+    assert len(names) > 60
+    text = (RUN_SH.parents[1] / "docs" / "run.md").read_text()
+    assert [name for name in names if f"`{name}`" not in text] == []
