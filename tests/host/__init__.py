@@ -6,7 +6,7 @@
 By hand: `python -m tests.host --help`.
 """
 
-from tests.host.host import NO_USER_NAMESPACES, Bind, Host, boot, find, up
+from tests.host.host import NO_USER_NAMESPACES, As, Bind, Host, boot, find, up
 from tests.host.places import Refused
 
-__all__ = ["NO_USER_NAMESPACES", "Bind", "Host", "Refused", "boot", "find", "up"]
+__all__ = ["NO_USER_NAMESPACES", "As", "Bind", "Host", "Refused", "boot", "find", "up"]

@@ -17,6 +17,7 @@ cd root
 
 mount -t proc -o nosuid,nodev,noexec proc proc
 mount -t sysfs -o nosuid,nodev,noexec sysfs sys
+mount -t tmpfs -o nosuid,nodev,noexec,mode=755 tmpfs sys/fs/cgroup
 mount -t tmpfs -o nosuid,nodev,mode=755 tmpfs run
 mount -t tmpfs -o nosuid,mode=755 tmpfs dev
 mkdir dev/pts dev/shm dev/mqueue

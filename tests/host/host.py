@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict, TypeVar, Unpack
 
-from tests.host import root, site
+from tests.host import cgroups, root, site
 from tests.host.places import Refused, cache, locked, remove
 
 BOOT = Path(__file__).with_name("boot.sh")
@@ -62,7 +62,7 @@ class Host:
     """A host that is up."""
 
     folder: Path
-    """What belongs to it in the cache; its last part is the name that `find` knows it by."""
+    """What belongs to it in the cache; its last part is the key that `find` knows it by."""
     pid: int
     """Its process 1, as seen from this machine."""
     env: Mapping[str, str]
@@ -115,10 +115,11 @@ class Host:
         """Ends all processes of the host and removes what belongs to it."""
         with _all_hosts():
             _kill(self.pid, self.folder)
+            cgroups.thaw(self.folder)
             for helper in self.helpers:
                 helper.communicate(timeout=LIMIT)
             with locked(self.folder / "lock", LIMIT):
-                remove(self.folder)
+                _remove(self.folder)
 
 
 @contextmanager
@@ -131,17 +132,27 @@ def up(name: str, *, online: bool = False, binds: Sequence[Bind] = ()) -> Iterat
         host.down()
 
 
-def boot(name: str, *, online: bool = False, binds: Sequence[Bind] = (), owned: bool = False) -> Host:
+def boot(
+    name: str,
+    *,
+    key: str = "",
+    online: bool = False,
+    binds: Sequence[Bind] = (),
+    controllers: Sequence[str] = (),
+    owned: bool = False,
+) -> Host:
     """Brings up a host with a network of its own: the loopback device, and nothing else unless it is `online`.
 
     Then it reaches what this machine reaches, through a network stack in user space, with this machine's
     settings of pip, proxies and certificates. One that is not `owned` stays until someone takes it down.
+    `find` knows it by its `key`; without one that is its name, with this process's id if it is `owned`.
+    For `controllers` it has cgroup hierarchies in which it may make cgroups.
     """
     tree = root.make()
     settings = site.read(os.environ) if online else site.NONE
     with _all_hosts() as hosts:
         _sweep(hosts)
-        folder = hosts / (f"{name}.{os.getpid()}" if owned else name)
+        folder = hosts / (key or (f"{name}.{os.getpid()}" if owned else name))
         if folder.exists():
             raise Refused(f"host {folder.name} is up already: use it, or take it down first")
         for part in ("", "upper", "upper/etc", "work", "root"):
@@ -152,16 +163,21 @@ def boot(name: str, *, online: bool = False, binds: Sequence[Bind] = (), owned: 
         for file, text in {"pip.conf": settings.pip_conf, "resolv.conf": resolver}.items():
             (folder / "upper/etc" / file).write_text(text)
             (folder / "upper/etc" / file).chmod(0o644)
-        shown = [*(Bind(source=file, target=file) for file in settings.files), *binds]
+        hierarchies = cgroups.make(folder, controllers)
+        shown = [
+            *(Bind(source=file, target=file) for file in settings.files),
+            *(Bind(source=own, target=seen, mode="rw") for own, seen in hierarchies.items()),
+            *binds,
+        ]
         pid, helpers = _start(folder, name, shown, online=online, owned=owned)
         (folder / "state.new").write_text(json.dumps({"pid": pid, "env": settings.env}))
         (folder / "state.new").rename(folder / "state.json")
         return Host(folder=folder, pid=pid, env=settings.env, helpers=helpers)
 
 
-def find(name: str) -> Host | None:
-    """The host of that name, if it is up."""
-    folder = cache() / "hosts" / name
+def find(key: str) -> Host | None:
+    """The host of that key, if it is up."""
+    folder = cache() / "hosts" / key
     try:
         state = json.loads((folder / "state.json").read_text())
     except FileNotFoundError:
@@ -169,8 +185,8 @@ def find(name: str) -> Host | None:
     return Host(folder=folder, **state) if _is_process_1(state["pid"], folder) else None
 
 
-def names() -> list[str]:
-    """The hosts that are up."""
+def list_up() -> list[str]:
+    """The keys of the hosts that are up."""
     files = sorted((cache() / "hosts").glob("*/state.json"))
     return [file.parent.name for file in files if find(file.parent.name)]
 
@@ -259,4 +275,9 @@ def _sweep(hosts: Path) -> None:
     """Removes what is left of hosts that did not go down in order: nobody holds the lock of their folders."""
     for folder in filter(Path.is_dir, hosts.iterdir()):
         with suppress(Refused), locked(folder / "lock", 0):
-            remove(folder)
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    cgroups.remove(folder)
+    remove(folder)

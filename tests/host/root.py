@@ -1,4 +1,4 @@
-"""The file tree that all test hosts start from: Debian 13, Apptainer from unstable, two users. Says what is in it.
+"""The file tree that all test hosts start from: Debian 13 with Slurm, Apptainer from unstable, two users.
 
 mmdebstrap makes it, as root, once for each recipe. It is kept outside the checkout and never written to again.
 """
@@ -17,7 +17,9 @@ from tests.host.places import Refused, cache, locked, remove
 PACKAGES = (
     *("apptainer", "uidmap", "squashfuse", "fuse2fs", "fakeroot", "squashfs-tools", "debootstrap"),
     *("python3", "python3-venv", "make", "git", "ca-certificates", "iproute2", "procps", "less"),
-    *("xz-utils", "zstd", "catatonit"),
+    *("xz-utils", "zstd", "catatonit", "iputils-ping", "nftables", "openssh-server"),
+    *("slurmctld", "slurmd", "slurm-client", "slurm-wlm-torque", "munge", "openmpi-bin", "mpich"),
+    *("docker-registry", "skopeo", "umoci"),
 )
 HOOKS = (
     # Apptainer is in unstable only; nothing else may come from there.
@@ -27,6 +29,12 @@ HOOKS = (
     # alice has a range of subordinate ids; bob, like most directory accounts, has none.
     '--customize-hook=chroot "$1" useradd -m -u 2001 -s /bin/bash alice',
     '--customize-hook=chroot "$1" useradd -m -u 2002 -s /bin/bash -K SUB_UID_COUNT=0 -K SUB_GID_COUNT=0 bob',
+    # Both reach every host of a cluster, where homes are shared, by ssh.
+    """--customize-hook=for user in alice bob; do
+        chroot "$1" runuser - $user -c "umask 077 && mkdir .ssh && cd .ssh && ssh-keygen -q -t ed25519 -N '' -f id_ed25519 &&
+            cp id_ed25519.pub authorized_keys"
+    done""",
+    """--customize-hook=cd "$1/etc/ssh" && printf '* %s\n' "$(cat ssh_host_ed25519_key.pub)" >ssh_known_hosts""",
     '--customize-hook=mkdir -m 1777 "$1/scratch"',
 )
 RECIPE = ("--mode=root", "--variant=minbase", f"--include={','.join(PACKAGES)}", *HOOKS, "trixie")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.host import Bind, Refused, root, site
-from tests.host.__main__ import bind
+from tests.host.console import bind
 from tests.host.places import cache, locked
 
 Stub = Callable[[str, str], None]
