@@ -1,8 +1,10 @@
-# The index of what can be done in a checkout. Settings, on the command line or in the environment:
+# The index of what can be done in a checkout. Settings, on the command line or (but IN and DIR) in the environment:
 #   VENV=DIR     where the Python environment stands (.venv)
 #   PYTHON=FILE  the Python that it is made with (the first that fits of python3, python3.14 ... python3.11)
 #   NODES=N CONFIG=NAME   of `make demo` (2, digits)
+#   IN=venv      where `make demo` trains: in VENV, or in the image (IN=image)
 #   STACK=NAME BASE=auto EXTRA=FILE OFFLINE=DIR IMAGE=FILE   of `make image` (docs/containers.md)
+#   DIR=DIR      of `make venv`: a venv of your own on top of the image, for packages that it lacks
 #   ARGS='...'   further arguments of demo, test, test-unit, lock and bench
 VENV ?= .venv
 NODES ?= 2
@@ -13,28 +15,34 @@ BASE ?= auto
 EXTRA ?=
 OFFLINE ?=
 IMAGE ?=
-export VENV PYTHON IMAGE_VENV STACK BASE EXTRA OFFLINE IMAGE
+IN = venv
+DIR =
+export VENV PYTHON IMAGE_VENV STACK BASE EXTRA OFFLINE IMAGE DIR
 python = "$$VENV/bin/python" -P
+default_stack := $(shell sed -n 's/^default: *//p' containers/stacks.yaml)
+export image := $(or $(IMAGE),containers/image$(addprefix -,$(filter-out $(default_stack),$(STACK))).sif)
+inside = containers/run.sh "$$image"
 build = "$$IMAGE_VENV/bin/python" containers/build.py --stack "$$STACK" --base "$$BASE" --extra "$$EXTRA" \
 	--offline "$$OFFLINE" --image "$$IMAGE"
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-unit test-cluster test-host test-host-down image image-verify image-inspect lint lock bench venv venv-image venv-dev clean clean-venv
+.PHONY: help demo test test-unit test-cluster test-host test-host-down image image-fetch image-verify image-inspect shell lint lock bench venv venv-image venv-dev clean clean-venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
 
-demo: venv ## train on two embedded nodes on this machine (NODES=2 CONFIG=digits ARGS=...)
-	$(python) -m entrypoint.embedded --nodes $(NODES) -- -m train --config $(CONFIG) $(ARGS)
+demo: $(if $(filter image,$(IN)),,venv) ## train on two embedded nodes on this machine (NODES=2 CONFIG=digits IN=venv|image ARGS=...)
+	$(if $(filter-out venv image,$(IN)),$(error IN=$(IN): give IN=venv or IN=image))
+	$(if $(filter image,$(IN)),$(inside) python -P,$(python)) -m entrypoint.embedded --nodes $(NODES) -- -m train --config $(CONFIG) $(ARGS)
 
-test: venv-dev ## all tests that need this machine alone: unit, and real torchrun processes
-	$(python) -m pytest tests/unit tests/embedded $(ARGS)
+test: venv-dev ## all tests: unit, real torchrun processes and, as root on a Debian, real Apptainer and Slurm
+	$(python) -m pytest tests/unit tests/embedded tests/cluster $(ARGS)
 
 test-unit: venv-dev ## the unit tests
 	$(python) -m pytest tests/unit $(ARGS)
 
-test-cluster: venv-dev ## tests on a test host with real Apptainer; builds the image (root, Debian)
+test-cluster: venv-dev ## of these, those with real Apptainer and Slurm; they build the image (root, Debian)
 	$(python) -m pytest tests/cluster $(ARGS)
 
 test-host: venv-dev ## a shell on a test host: Debian 13 with Apptainer (root, Debian)
@@ -47,11 +55,17 @@ test-host-down: venv-dev ## end it
 image: venv-image ## build containers/image.sif (STACK=NAME BASE=auto|debootstrap|docker EXTRA=FILE OFFLINE=DIR)
 	@$(build) build
 
+image-fetch: venv-image ## download and check what `make image` is made from, for a node without a network
+	@$(build) fetch
+
 image-verify: venv-image ## build the image a second time and compare
 	@$(build) verify
 
 image-inspect: venv-image ## print what the image is made of
 	@$(build) inspect
+
+shell: ## a shell in the image (STACK=NAME IMAGE=FILE)
+	@$(inside) bash --norc
 
 lint: venv-dev ## ruff, mypy --strict, shellcheck
 	@PATH="$$(realpath "$$VENV")/bin:$$PATH" tools/lint.sh
@@ -62,8 +76,8 @@ lock: venv-image ## write all hash locks anew from *.in, containers/stacks.yaml 
 bench: venv-dev ## measure what the documentation claims
 	$(python) -m benchmarks $(ARGS)
 
-venv: ## install what training and launching need into VENV, if that has not been done
-	@tools/venv.sh "$$VENV" run
+venv: ## install what training and launching need into VENV; DIR=DIR makes a venv of your own in the image instead
+	@$(if $(DIR),tools/image-venv.sh "$$DIR" "$$image",tools/venv.sh "$$VENV" run)
 
 venv-image: ## the same into IMAGE_VENV for building images, without torch
 	@tools/venv.sh "$$IMAGE_VENV" image

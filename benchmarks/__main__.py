@@ -1,8 +1,8 @@
-"""`make bench ARGS="[startup] [throughput] [selection] [--pairs N]"`: measure, print, keep figures as JSON.
+"""`make bench ARGS="[WHAT ...] [--pairs N]"`: measure, print, keep figures as JSON.
 
 The secret: how a figure becomes a claim. Two commands alternate, the ratio is taken pair by pair, and the
 median and the spread of the ratios are what is reported; single times are shown for orientation. Only
-`selection`, which chooses the settings of the demo in about 20 minutes, measures no time.
+`selection`, which chooses the settings of the demo in about 20 minutes, measures no time. `image` needs root.
 """
 
 import argparse
@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.image import image
 from benchmarks.selection import selection
 
 HERE = Path(__file__).parent
@@ -30,7 +31,7 @@ def main() -> None:
     parser.add_argument("what", nargs="*", metavar="WHAT", help="default: all")
     parser.add_argument("--pairs", type=int, default=7, metavar="N", help="alternating pairs (default: 7)")
     options = parser.parse_args()
-    known = {"startup": startup, "throughput": throughput, "selection": choose}
+    known = {"startup": startup, "throughput": throughput, "selection": choose, "image": image}
     if unknown := set(options.what) - set(known):
         parser.error(f"unknown: {', '.join(unknown)}: choose from {', '.join(known)}")
     for name in options.what or known:

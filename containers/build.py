@@ -8,7 +8,9 @@ network has been fetched and checked against the locks before a build begins, so
 from __future__ import annotations
 
 import argparse
+import calendar
 import contextlib
+import getpass
 import hashlib
 import json
 import os
@@ -28,18 +30,19 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from containers import bom, debian, stacks, wheels
+from containers import bom, debian, registry, stacks, wheels
 from containers.download import Unavailable
 from containers.preflight import Places, check
-from containers.stacks import CONTAINERS, BadInput, Stack
+from containers.stacks import CONTAINERS, BadInput, Base, Stack
 
 CHECKOUT: Final = CONTAINERS.parent
 RECIPE: Final = CONTAINERS / "apptrain.def"
 LEAST: Final = (1, 2)
-COMPRESSION: Final = "-comp zstd -Xcompression-level 3"
+PACKING: Final = "-comp zstd -Xcompression-level 3 -all-root"
+BASE: Final = "base"
 WHEELS: Final = "wheels"
 EXTRA_WHEELS: Final = "extra-wheels"
-SOURCES: Final = ("entrypoint", "src/train", "pyproject.toml", "requirements/run.in", "README.md", "LICENSE")
+SOURCES: Final = ("entrypoint", "src/train", "pyproject.toml", "requirements/run.in", "LICENSE")
 
 
 class BuildFailed(Exception):
@@ -50,7 +53,7 @@ class BuildFailed(Exception):
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="containers/build.py", description=__doc__.split("\n\n")[0])
-    parser.add_argument("what", choices=("build", "verify", "inspect"))
+    parser.add_argument("what", choices=("build", "fetch", "verify", "inspect"))
     parser.add_argument("--stack", default="", metavar="NAME", help="of containers/stacks.yaml (its default)")
     parser.add_argument("--base", default="auto", choices=("auto", "debootstrap", "docker"))
     parser.add_argument("--extra", default="", metavar="FILE", help="further packages, a requirements file")
@@ -67,7 +70,10 @@ def main(arguments: Sequence[str]) -> int:
         offline = Path(options.offline).resolve() if options.offline else None
         if options.what == "verify":
             return verify(stack, options.base, extra, image, offline)
-        build(stack, options.base, extra, image, offline)
+        if options.what == "fetch":
+            fetch_only(stack, extra, image, offline)
+        else:
+            build(stack, options.base, extra, image, offline)
     except (BadInput, Unavailable, BuildFailed) as error:
         print(f"image: {error}", file=sys.stderr)
         return error.status
@@ -80,16 +86,53 @@ def main(arguments: Sequence[str]) -> int:
 # --- the order of things --------------------------------------------------------------------------------
 
 
-def build(stack: Stack, base: str, extra: Path | None, image: Path, offline: Path | None) -> dict[str, Any]:
-    """Build to a temporary name; rename the image and what lies beside it once all of it is there."""
+@dataclass(frozen=True)
+class Fetched:
+    """The locks of an image, and where everything that they name lies on this machine."""
+
+    architecture: str
+    locks: list[Path]
+    """That of the stack, of Debian, and of EXTRA if there is any."""
+    wheels: list[Path]
+    """The directory of the stack's wheels, and that of EXTRA's."""
+
+
+def fetch(stack: Stack, extra: Path | None, offline: Path | None, cache: Path, work: Path) -> Fetched:
+    """Have all that the locks name, checked against them, Debian's packages as a mirror below `work`.
+
+    EXTRA gets its lock if it has none that fits.
+    """
     architecture = stacks.debian_architecture()
     if architecture not in stack.architectures:
         raise BadInput(
             f"stack {stack.name} is for {', '.join(stack.architectures)}, this machine {architecture}"
         )
+    locks = [stack.lock(architecture), stacks.debian_lock(architecture)]
+    found = [wheels.fetch(locks[0], stack.base.python, architecture, cache, offline)]
+    if extra:
+        locks.append(wheels.lock_extra(stack, architecture, extra))
+        if wheels.pinned(locks[2]):
+            found.append(wheels.fetch(locks[2], stack.base.python, architecture, cache, offline))
+    debian.repository(stack.base, architecture, locks[1], cache, work / "debian", offline=offline)
+    return Fetched(architecture, locks, found)
+
+
+def fetch_only(stack: Stack, extra: Path | None, image: Path, offline: Path | None) -> None:
+    """What a login node with a network can do for a compute node without one."""
+    places = Places.of(image)
+    check(places, {**stack.megabytes, "work": 0, "image": 0})
+    with tempfile.TemporaryDirectory(dir=places.cache) as folder:
+        fetch(stack, extra, offline, places.cache, Path(folder))
+    print(
+        f"image: what stack {stack.name} is made from is in {places.cache}: `make image` needs no network now"
+    )
+
+
+def build(stack: Stack, base: str, extra: Path | None, image: Path, offline: Path | None) -> dict[str, Any]:
+    """Build to a temporary name; rename the image and what lies beside it once all of it is there."""
     begin = time.time()
     builder = Builder.find()
-    base = builder.base(base, stack, architecture)
+    base = builder.base(base, stack, stacks.debian_architecture())
     places = Places.of(image)
     print(
         f"image: stack {stack.name}: torch {stack.torch}, CUDA {stack.cuda}; base by {base}\n"
@@ -98,23 +141,26 @@ def build(stack: Stack, base: str, extra: Path | None, image: Path, offline: Pat
         flush=True,
     )
     check(places, stack.megabytes)
-    locks = [stack.lock(architecture), stacks.debian_lock(architecture)]
-    extra_lock = wheels.lock_extra(stack, architecture, extra) if extra else None
-    if extra_lock:
-        locks.append(extra_lock)
-    found = [wheels.fetch(locks[0], stack.base.python, architecture, places.cache, offline)]
-    if extra_lock and wheels.pinned(extra_lock):
-        found.append(wheels.fetch(extra_lock, stack.base.python, architecture, places.cache, offline))
     with tempfile.TemporaryDirectory(prefix="apptrain-build-", dir=places.temporary) as folder:
         work = Path(folder)
-        debian.repository(stack.base, architecture, locks[1], places.cache, work / "debian", offline=offline)
-        lay_out(work, stack, locks, extra_lock)
+        fetched = fetch(stack, extra, offline, places.cache, work)
+        sources = lay_out(work, stack, fetched.locks)
         part = image.with_name(f".{image.name}.{os.getpid()}.sif")
         try:
-            builder.build(part, recipe_arguments(stack, base, architecture), work, found)
-            said = facts(stack, base, part, work, locks, builder, begin)
+            if base == "docker":
+                builder.unpack(stack.base, fetched.architecture, work)
+            builder.build(part, recipe_arguments(stack, fetched.architecture), work, fetched.wheels)
+            found = facts(stack, part, work, builder)
+            said = {
+                **found,
+                "lock_sha256": wheels.digest(*fetched.locks),
+                "source_sha256": sources,
+                "base": base,
+                "built": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begin)),
+                "seconds": round(time.time() - begin),
+            }
             _write(image.with_suffix(".json"), json.dumps(said, indent=2) + "\n")
-            _write(image.with_suffix(".cdx.json"), bom.text(said, locks))
+            _write(image.with_suffix(".cdx.json"), bom.text(said, fetched.locks))
             part.replace(image)
         finally:
             part.unlink(missing_ok=True)
@@ -125,10 +171,10 @@ def build(stack: Stack, base: str, extra: Path | None, image: Path, offline: Pat
     return said
 
 
-def lay_out(work: Path, stack: Stack, locks: list[Path], extra_lock: Path | None) -> None:
-    """What the recipe finds at /mnt, but for the wheels."""
+def lay_out(work: Path, stack: Stack, locks: list[Path]) -> str:
+    """What the recipe finds at /mnt beside packages; the digest of the recipe and of our own sources."""
     shutil.copyfile(locks[0], work / "lock.txt")
-    (work / "extra.txt").write_text(extra_lock.read_text() if extra_lock else "")
+    (work / "extra.txt").write_text("".join(lock.read_text() for lock in locks[2:]))
     others = {other.name: other.facts() for other in stacks.read().values() if other.name != stack.name}
     said = {**stack.facts(), "lock_sha256": wheels.digest(*locks), "others": others}
     (work / "stack.json").write_text(json.dumps(said, indent=2) + "\n")
@@ -145,18 +191,17 @@ def lay_out(work: Path, stack: Stack, locks: list[Path], extra_lock: Path | None
         shutil.copy(file, source)
     for wheel in (WHEELS, EXTRA_WHEELS):
         (work / wheel).mkdir()
+    shutil.copy(wheels.uv(), work / "uv")
     for path in [work, *work.rglob("*")]:
         if not path.is_symlink() and not path.is_relative_to(work / "debian"):
             executable = path.is_dir() or os.access(path, os.X_OK)
             path.chmod(0o755 if executable else 0o644)
+    return wheels.digest(RECIPE, *sorted(path for path in source.rglob("*") if path.is_file()))
 
 
-def recipe_arguments(stack: Stack, base: str, architecture: str) -> dict[str, str]:
+def recipe_arguments(stack: Stack, architecture: str) -> dict[str, str]:
     entries = debian.packages(stacks.debian_lock(architecture))
-    registry = os.environ.get("REGISTRY", "").rstrip("/")
     return {
-        "AGENT": base,
-        "FROM": f"{registry + '/' if registry else ''}{stack.base.image}@{stack.base.digest[architecture]}",
         "SUITE": stack.base.suite,
         "PACKAGES": " ".join(f"{entry['Package']}={entry['Version']}" for entry in entries),
         "DATE": stack.date,
@@ -164,10 +209,8 @@ def recipe_arguments(stack: Stack, base: str, architecture: str) -> dict[str, st
     }
 
 
-def facts(
-    stack: Stack, base: str, image: Path, work: Path, locks: list[Path], builder: Builder, begin: float
-) -> dict[str, Any]:
-    """What stands in the JSON beside the image. Raises BuildFailed where it is not what stacks.yaml says."""
+def facts(stack: Stack, image: Path, work: Path, builder: Builder) -> dict[str, Any]:
+    """What is in the image. Raises BuildFailed where it is not what stacks.yaml says."""
     found = json.loads((work / "python.installed").read_text())
     for name in ("torch", "torchvision", "cuda", "cudnn", "nccl"):
         if found["versions"][name] != getattr(stack, name):
@@ -188,13 +231,9 @@ def facts(
         "sif_sha256": sha256(image),
         "partition_sha256": sha256(image, *partition),
         "bytes": image.stat().st_size,
-        "lock_sha256": wheels.digest(*locks),
-        "base": base,
         "build_host": platform.node(),
         "builder": builder.version,
         "git_commit": commit or None,
-        "built": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begin)),
-        "seconds": round(time.time() - begin),
         "debian_packages": dict(line.split() for line in lines if line),
         "python_packages": found["python_packages"],
     }
@@ -210,8 +249,11 @@ def verify(stack: Stack, base: str, extra: Path | None, image: Path, offline: Pa
         again = Path(folder) / "a second build" / "again.sif"
         again.parent.mkdir()
         second = build(stack, base, extra, again, offline)
-        if first["lock_sha256"] != second["lock_sha256"]:
-            raise BadInput(f"{image} was built from other locks than those here: build it anew: make image")
+        for name, what in (("lock_sha256", "locks"), ("source_sha256", "files of this checkout")):
+            if first.get(name) != second[name]:
+                raise BadInput(
+                    f"{image} was built from other {what} than those here: build it anew: make image"
+                )
         if first["partition_sha256"] == second["partition_sha256"]:
             print(f"image: the second build is identical, partition {first['partition_sha256']}")
             return 0
@@ -294,6 +336,11 @@ class Builder:
 
     def base(self, asked: str, stack: Stack, architecture: str) -> str:
         """How the base is made here: what was asked for, or for `auto` what this machine can do."""
+        if os.geteuid() and not _has_subordinate_ids() and not shutil.which("fakeroot"):
+            raise BadInput(
+                f"{getpass.getuser()} has no subordinate ids (/etc/subuid) and fakeroot is not installed: "
+                "Debian's packages cannot be set up: ask for one of the two, or build where one is there"
+            )
         debootstrap = _tool("debootstrap")
         digest = stack.base.digest[architecture]
         if asked == "debootstrap" and not debootstrap:
@@ -301,7 +348,7 @@ class Builder:
         if asked == "docker" and not digest:
             raise BadInput(
                 f"BASE=docker: {stacks.FILE.name} has no digest of {stack.base.image} for {architecture}: "
-                "run `make lock` where the registry can be reached, or BASE=debootstrap"
+                "run `make lock` with REGISTRY=HOST, or take BASE=debootstrap"
             )
         if asked != "auto":
             return asked
@@ -309,25 +356,43 @@ class Builder:
             raise BadInput(
                 f"no base can be made here: debootstrap is not installed, and {stacks.FILE.name} has no "
                 f"digest of {stack.base.image} for {architecture}: install debootstrap, or run `make lock` "
-                "where the registry can be reached"
+                "with REGISTRY=HOST"
             )
         return "debootstrap" if debootstrap else "docker"
 
+    def unpack(self, base: Base, architecture: str, work: Path) -> None:
+        """Put the base where %setup finds it: the recipe, which the image keeps, names no registry."""
+        name = f"{base.image.partition(':')[0]}@{base.digest[architecture]}"
+        source = "docker://" + "/".join(part for part in (registry.address(), name) if part)
+        with self._client(work) as client:
+            client.build(source, str(work / BASE), sudo=False, options=["--sandbox"])
+        if not (work / BASE / "bin").exists():
+            raise Unavailable(f"BASE=docker: {source} could not be had; the reason stands above")
+
     def build(self, image: Path, arguments: dict[str, str], work: Path, wheel_folders: list[Path]) -> None:
         """Build RECIPE to `image`."""
-        check_recipe(arguments, work)
-        options = ["--mksquashfs-args", COMPRESSION, "--bind", f"{work}:/mnt"]
+        check_recipe(arguments)
+        values = work / "arguments"
+        values.write_text("".join(f"{name}={value}\n" for name, value in arguments.items()), encoding="utf-8")
+        # --force: else Apptainer's own time of the build wins over the recipe's label.
+        options = [
+            "--force",
+            "--mksquashfs-args",
+            PACKING,
+            "--build-arg-file",
+            str(values),
+            *_mount(work, "/mnt"),
+        ]
         for index, folder in enumerate(wheel_folders):
-            options += ["--bind", f"{folder}:/mnt/{EXTRA_WHEELS if index else WHEELS}:ro"]
-        for name, value in arguments.items():
-            options += ["--build-arg", f"{name}={value}"]
-        with self._environment(work, arguments["DATE"]) as client:
+            options += _mount(folder, f"/mnt/{EXTRA_WHEELS if index else WHEELS}")
+        epoch = str(calendar.timegm(time.strptime(arguments["DATE"], "%Y-%m-%d")))
+        with self._client(work, APPTRAIN_WORK=str(work), SOURCE_DATE_EPOCH=epoch) as client:
             client.build(str(RECIPE), str(image), sudo=False, options=options)
         if not image.is_file():
             raise BuildFailed("the build failed; the reason stands above. The image of before is untouched")
 
     def labels(self, image: Path) -> dict[str, str]:
-        with tempfile.TemporaryDirectory() as folder, self._environment(Path(folder), "") as client:
+        with tempfile.TemporaryDirectory() as folder, self._client(Path(folder)) as client:
             said = client.inspect(str(image), quiet=True)
         try:
             labels: dict[str, str] = (json.loads(said) if isinstance(said, str) else said)["data"][
@@ -361,27 +426,18 @@ class Builder:
         return files
 
     @contextlib.contextmanager
-    def _environment(self, work: Path, date: str) -> Iterator[Any]:
-        """spython's client, in an environment where it finds this binary and Apptainer its tools."""
+    def _client(self, work: Path, **variables: str) -> Iterator[Any]:
+        """spython's client, where it finds this binary as `singularity` and Apptainer finds its tools."""
         tools = work / "bin"
-        tools.mkdir()
+        tools.mkdir(exist_ok=True)
         # spython keeps what goes to stderr, the progress of a build, until the end.
-        _script(tools / "singularity", f'exec {shlex.quote(self.path)} "$@"{" 2>&1" if date else ""}')
-        debootstrap = _tool("debootstrap")
-        if debootstrap:
-            # The repository has been checked against the lock, and has no signature. Where it lies
-            # must not get into the recipe, which the image keeps.
-            mirror = shlex.quote(f"file://{work / 'debian'}")
-            line = f'exec {shlex.quote(debootstrap)} --no-check-gpg "${{@:1:$#-1}}" {mirror}'
-            _script(tools / "debootstrap", line)
+        line = f'#!/bin/sh\n[ "$1" != build ] || exec 2>&1\nexec {shlex.quote(self.path)} "$@"\n'
+        (tools / "singularity").write_text(line, encoding="utf-8")
+        (tools / "singularity").chmod(0o755)
         before = dict(os.environ)
         for name in [name for name in os.environ if name.startswith(("APPTAINERENV_", "SINGULARITYENV_"))]:
             del os.environ[name]
-        os.environ["PATH"] = f"{tools}:{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
-        if date:
-            os.environ["SOURCE_DATE_EPOCH"] = str(
-                int(time.mktime(time.strptime(date, "%Y-%m-%d")) - time.timezone)
-            )
+        os.environ.update(variables, PATH=f"{tools}:{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
         try:
             from spython.main import Client
 
@@ -395,18 +451,22 @@ class Builder:
             os.environ.update(before)
 
 
-def check_recipe(arguments: dict[str, str], work: Path) -> None:
+def check_recipe(arguments: dict[str, str]) -> None:
     """The recipe reads as one, and each of its arguments has a value."""
+    from spython.logger.message import QUIET, bot
     from spython.main.parse.parsers import SingularityParser
 
     text = RECIPE.read_text(encoding="utf-8")
     used = set(re.findall(r"\{\{ *(\w+) *\}\}", text))
     if used != set(arguments):
         raise BadInput(f"{RECIPE}: its arguments are {sorted(used)}, {sorted(arguments)} are given")
-    # spython knows the header of registries only, and looks for it in every line.
-    copy = work / "recipe"
-    copy.write_text(text.replace("{{ AGENT }}", "docker").replace("debootstrap", "docker"), encoding="utf-8")
-    recipe = SingularityParser(str(copy)).parse()["spython-base"]
+    # spython knows the header of registries only, looks for it in every line, and warns of %setup.
+    bot.level = QUIET
+    known = re.sub("^Bootstrap: .*", "Bootstrap: docker\nFrom: none", text, flags=re.MULTILINE)
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8") as copy:
+        copy.write(known.replace("debootstrap", ""))
+        copy.flush()
+        recipe = SingularityParser(copy.name).parse()["spython-base"]
     if not recipe.install or not recipe.test:
         raise BadInput(f"{RECIPE}: it has no %post or no %test")
 
@@ -435,9 +495,24 @@ def _write(file: Path, text: str) -> None:
     fresh.replace(file)
 
 
-def _script(file: Path, line: str) -> None:
-    file.write_text(f"#!/bin/bash\n{line}\n", encoding="utf-8")
-    file.chmod(0o755)
+def _has_subordinate_ids() -> bool:
+    """As Apptainer looks for them; a directory service answers through getsubids."""
+    names = {getpass.getuser(), str(os.getuid())}
+    try:
+        lines = Path("/etc/subuid").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    if any(line.partition(":")[0] in names for line in lines):
+        return True
+    getsubids = shutil.which("getsubids")
+    asked = [getsubids, getpass.getuser()] if getsubids else ["false"]
+    return subprocess.run(asked, capture_output=True, check=False).returncode == 0
+
+
+def _mount(source: Path, target: str) -> list[str]:
+    """Apptainer's option for showing `source`; its value is one line of CSV."""
+    quoted = str(source).replace('"', '""')
+    return ["--mount", f'type=bind,"source={quoted}",destination={target}']
 
 
 def _tool(name: str) -> str | None:

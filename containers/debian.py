@@ -119,7 +119,8 @@ def repository(
 ) -> None:
     """Fetch what is missing in `cache` and lay out a mirror of the locked packages at `into`.
 
-    `cache` holds the files by their hashes; `offline` holds them by their names and is all that is asked.
+    `cache` holds the files by their hashes; `offline` holds them by hash or name, at any depth, and is
+    all that is asked.
     Raises BadInput where the mirror offers another version.
     """
     entries = packages(lock)
@@ -156,26 +157,28 @@ def repository(
 
 
 def _take(entries: list[Entry], offline: Path, cache: Path) -> None:
-    """Copy the files of an offline directory into the cache. Raises BadInput for one that is not there."""
+    """Copy the files below an offline directory into the cache. Raises BadInput for one that is not there."""
+    given = {path.name: path for path in offline.rglob("*.deb")}
     for entry in entries:
-        kept, given = _kept(cache, entry), offline / Path(entry["Filename"]).name
+        kept, name = _kept(cache, entry), Path(entry["Filename"]).name
         if kept.exists():
             continue
-        if not given.is_file() or hashlib.sha256(given.read_bytes()).hexdigest() != entry["SHA256"]:
-            state = "is not the locked file" if given.is_file() else "is not there"
+        found = given.get(kept.name) or given.get(name)
+        if not found or hashlib.sha256(found.read_bytes()).hexdigest() != entry["SHA256"]:
+            state = "is not the locked file" if found else "is not there"
             raise BadInput(
-                f"OFFLINE={offline}: {given.name} {state}: fill the directory anew from a machine with a "
-                "network, from its download cache (APPTRAIN_CACHE)"
+                f"OFFLINE={offline}: {name} {state}: fill the directory anew, with the APPTRAIN_CACHE of "
+                "`make image-fetch` on a machine that has a network"
             )
         kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(given, kept)
+        _link(found, kept)
 
 
-def _link(kept: Path, target: Path) -> None:
+def _link(origin: Path, target: Path) -> None:
     try:
-        os.link(kept, target)
-    except OSError:  # another file system, or one without hard links
-        shutil.copyfile(kept, target)
+        os.link(origin, target)
+    except OSError:  # another file system or owner, or one without hard links
+        shutil.copyfile(origin, target)
 
 
 def _gone(entry: Entry, base: Base, architecture: str, address: str) -> str:

@@ -48,7 +48,9 @@ def fetch(lock: Path, python: str, architecture: str, cache: Path, offline: Path
     for platform in PLATFORMS[architecture]:
         command += ["--platform", platform]
     if offline:
-        command += ["--no-index", "--find-links", str(offline)]
+        command.append("--no-index")
+        for folder in sorted({wheel.parent for wheel in offline.rglob("*.whl")}):
+            command += ["--find-links", str(folder)]
     done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
     sys.stderr.write(done.stderr)
     if done.returncode:
@@ -95,8 +97,15 @@ def lock_extra(stack: Stack, architecture: str, extra: Path) -> Path:
     with tempfile.TemporaryDirectory() as folder:
         held, out = Path(folder, base.name), Path(folder, "lock")
         held.write_text("".join(f"{name}=={version}\n" for name, version in pins.items()))
-        uv = os.environ.get("UV") or str(Path(sys.executable).with_name("uv"))
-        command = [uv, "pip", "compile", "--quiet", "--generate-hashes", "--no-header", "--no-annotate"]
+        command = [
+            str(uv()),
+            "pip",
+            "compile",
+            "--quiet",
+            "--generate-hashes",
+            "--no-header",
+            "--no-annotate",
+        ]
         command += ["--no-emit-index-url", "--no-emit-find-links", "--only-binary", ":all:"]
         command += ["--python-version", stack.base.python, "--python-platform", UV_PLATFORMS[architecture]]
         command += ["--constraint", str(held), str(extra), "-o", str(out)]
@@ -109,6 +118,11 @@ def lock_extra(stack: Stack, architecture: str, extra: Path) -> Path:
     fresh.write_text(mark + "".join(new), encoding="utf-8")
     fresh.replace(target)
     return target
+
+
+def uv() -> Path:
+    """The program uv of this venv, or UV."""
+    return Path(os.environ.get("UV") or Path(sys.executable).with_name("uv"))
 
 
 def pinned(lock: Path) -> dict[str, str]:

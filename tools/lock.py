@@ -2,14 +2,14 @@
 
 The secret: how uv is called so that a lock names no index. Usage:
 `python tools/lock.py [--upgrade | --upgrade-package NAME ...]`; without arguments the Python packages that
-still fit stay. Debian's packages are always the mirror's newest. UV, if set, is the uv to use; indexes,
-proxies and certificates come from uv's and apt's own settings, the mirror from DEBIAN_MIRROR or from apt's.
+still fit stay. Debian's packages are always the mirror's newest. With REGISTRY=HOST the digests for
+BASE=docker are those of its image; without it they stay. UV, if set, is the uv to use; indexes, proxies and
+certificates come from uv's and apt's own settings, the mirror from DEBIAN_MIRROR or from apt's.
 """
 
 from __future__ import annotations
 
 import datetime
-import os
 import re
 import shutil
 import subprocess
@@ -23,7 +23,8 @@ import yaml
 CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT))
 
-from containers import debian, stacks  # noqa: E402
+from containers import debian, registry, stacks, wheels  # noqa: E402
+from containers.download import Unavailable  # noqa: E402
 
 STACKS = stacks.FILE.relative_to(CHECKOUT)
 LOCKS = Path("containers/locks")
@@ -41,7 +42,7 @@ COMPILE = (
 )
 
 
-class Unresolved(Exception):
+class Unresolved(stacks.BadInput):
     """uv found no set of versions; it has said why."""
 
 
@@ -53,13 +54,14 @@ def main(arguments: list[str]) -> int:
         try:
             lock_python(work, arguments)
             lock_debian(work)
-        except (Unresolved, stacks.BadInput) as error:
+            text = with_digests(dated(stacks.FILE.read_text(encoding="utf-8")))
+        except (stacks.BadInput, Unavailable) as error:
             print(f"lock: {error}: nothing was changed", file=sys.stderr)
-            return stacks.BadInput.status
+            return error.status
         for part in (Path("requirements"), LOCKS):
             for file in (work / part).iterdir():
                 replace(CHECKOUT / part / file.name, file.read_bytes())
-    replace(stacks.FILE, dated(stacks.FILE.read_text(encoding="utf-8")).encode())
+    replace(stacks.FILE, text.encode())
     return 0
 
 
@@ -83,11 +85,10 @@ def lock_python(work: Path, arguments: Sequence[str]) -> None:
 
 
 def compile_one(work: Path, source: str, target: str, pins: list[str], options: list[str]) -> None:
-    uv = os.environ.get("UV") or str(Path(sys.executable).with_name("uv"))
     # Under the name of their source, which uv writes beside each pin as its reason.
     (work / STACKS).write_text("\n".join(pins) + "\n")
     constraint = ["--constraint", str(STACKS)] if pins else []
-    command = [uv, *COMPILE, *options, *constraint, source, "-o", target]
+    command = [str(wheels.uv()), *COMPILE, *options, *constraint, source, "-o", target]
     if subprocess.run(command, cwd=work, check=False).returncode:
         raise Unresolved(f"{target} cannot be resolved")
 
@@ -103,6 +104,16 @@ def dated(text: str) -> str:
     """stacks.yaml with today's date."""
     today = datetime.datetime.now(datetime.timezone.utc).date()  # noqa: UP017
     return re.sub(r"^date: \S+", f"date: {today}", text, flags=re.MULTILINE)
+
+
+def with_digests(text: str) -> str:
+    """stacks.yaml with the digests of the base's image in REGISTRY; as it is without REGISTRY."""
+    if not registry.address():
+        return text
+    base = yaml.safe_load(text)["base"]
+    found = registry.digests(base["image"], list(base["digest"]))
+    line = ", ".join(f'{architecture}: "{digest}"' for architecture, digest in found.items())
+    return re.sub(r"^  digest: .*$", f"  digest: {{{line}}}", text, flags=re.MULTILINE)
 
 
 def replace(file: Path, content: bytes) -> None:

@@ -7,25 +7,28 @@ import stat
 import sys
 from pathlib import Path
 
-SKIPPED = {"/proc", "/sys", "/dev", "/.singularity.d/libs", "/run"}
+# What is mounted over the image is not the image's. Devices do not tell: in an overlay, files and folders
+# of one file system have different ones.
+MOUNTED = {
+    line.split()[4].replace("\\040", " ") for line in Path("/proc/self/mountinfo").read_text().splitlines()
+} - {"/"}
 
 
-def walk(folder: str, device: int, found: "dict[str, str]") -> None:
+def walk(folder: str, found: "dict[str, str]") -> None:
     for entry in os.scandir(folder):
-        status = entry.stat(follow_symlinks=False)
-        if status.st_dev != device or entry.path in SKIPPED:
+        if entry.path in MOUNTED:
             continue
-        mode = oct(stat.S_IMODE(status.st_mode))
+        mode = oct(stat.S_IMODE(entry.stat(follow_symlinks=False).st_mode))
         if entry.is_symlink():
             found[entry.path] = "link " + str(Path(entry.path).readlink())
         elif entry.is_dir():
             found[entry.path] = mode
-            walk(entry.path, device, found)
+            walk(entry.path, found)
         else:
             with Path(entry.path).open("rb") as file:
                 found[entry.path] = mode + " " + hashlib.file_digest(file, "sha256").hexdigest()
 
 
 tree: "dict[str, str]" = {}
-walk("/", Path("/usr").stat().st_dev, tree)
+walk("/", tree)
 json.dump(tree, sys.stdout)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from containers import bom, build, debian, download, preflight, stacks, wheels
+from containers import bom, build, debian, download, preflight, registry, stacks, wheels
 from containers.stacks import BadInput
 
 ARCHITECTURES = ("amd64", "arm64")
@@ -178,12 +178,18 @@ def test_an_offline_directory_is_all_that_is_asked(tmp_path: Path, monkeypatch: 
     with pytest.raises(BadInput) as refusal:
         debian.repository(BASE, "amd64", lock, tmp_path / "c", tmp_path / "r", offline=offline)
     assert str(refusal.value) == (
-        f"OFFLINE={offline}: hello_1.0-1_all.deb is not there: fill the directory anew from a machine with a "
-        "network, from its download cache (APPTRAIN_CACHE)"
+        f"OFFLINE={offline}: hello_1.0-1_all.deb is not there: fill the directory anew, with the APPTRAIN_CACHE "
+        "of `make image-fetch` on a machine that has a network"
     )
-    (tmp_path / "mirror" / entry["Filename"]).rename(offline / "hello_1.0-1_all.deb")
-    debian.repository(BASE, "amd64", lock, tmp_path / "c", tmp_path / "r", offline=offline)
-    assert (tmp_path / "r" / entry["Filename"]).read_bytes() == b"hello 1.0-1"
+    deb = tmp_path / "mirror" / entry["Filename"]
+    for number, name in enumerate(("hello_1.0-1_all.deb", f"debs/{entry['SHA256']}.deb")):
+        given = offline / name
+        given.parent.mkdir(exist_ok=True)
+        given.write_bytes(deb.read_bytes())
+        cache, repository = tmp_path / f"c{number}", tmp_path / f"r{number}"
+        debian.repository(BASE, "amd64", lock, cache, repository, offline=offline)
+        assert (repository / entry["Filename"]).read_bytes() == b"hello 1.0-1"
+        given.unlink()
 
 
 def test_a_server_that_does_not_answer_is_69(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +201,70 @@ def test_a_server_that_does_not_answer_is_69(tmp_path: Path, monkeypatch: pytest
     ) as refusal:
         debian.repository(BASE, "amd64", lock, tmp_path / "cache", tmp_path / "repository")
     assert refusal.value.status == 69
+
+
+# --- digests from a registry ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def a_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, tuple[int, dict[str, str], bytes]]]:
+    """What it answers: path to status, headers and body. It wants the token `t`, which it gives to anybody."""
+    answers: dict[str, tuple[int, dict[str, str], bytes]] = {}
+
+    class Registry(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, headers, body = answers.get(self.path, (404, {}, b""))
+            if self.path.startswith("/token?"):
+                status, headers, body = 200, {}, b'{"token": "t"}'
+            elif self.headers["Authorization"] != "Bearer t":
+                challenge = f'Bearer realm="http://127.0.0.1:{server.server_port}/token",scope="pull"'
+                status, headers, body = 401, {"WWW-Authenticate": challenge}, b""
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        monkeypatch.setenv("REGISTRY", f"127.0.0.1:{server.server_port}/proxy/")
+        monkeypatch.setenv("APPTAINER_NOHTTPS", "true")
+        yield answers
+        server.shutdown()
+        thread.join(10)
+
+
+def test_a_tag_gives_a_digest_for_each_architecture(
+    a_registry: dict[str, tuple[int, dict[str, str], bytes]],
+) -> None:
+    manifests = [
+        {"digest": f"sha256:{name}", "platform": {"os": system, "architecture": name}}
+        for system, name in (("windows", "amd64-no"), ("linux", "amd64"), ("linux", "arm64"))
+    ]
+    body = json.dumps({"manifests": manifests}).encode()
+    a_registry["/v2/proxy/debian/manifests/trixie-slim"] = (200, {"Content-Type": registry.LISTS[0]}, body)
+    both = {"amd64": "sha256:amd64", "arm64": "sha256:arm64"}
+    assert registry.digests("debian:trixie-slim", ["amd64", "arm64"]) == both
+    with pytest.raises(BadInput) as refusal:
+        registry.digests("debian:trixie-slim", ["riscv64"])
+    assert str(refusal.value) == (
+        f"REGISTRY={registry.address()}: debian:trixie-slim is not there for riscv64, only for amd64, arm64"
+    )
+
+
+def test_a_registry_without_the_image_is_refused(
+    a_registry: dict[str, tuple[int, dict[str, str], bytes]],
+) -> None:
+    assert a_registry == {}
+    with pytest.raises(BadInput) as refusal:
+        registry.digests("debian:trixie-slim", ["amd64"])
+    assert str(refusal.value) == (
+        f"REGISTRY={registry.address()}: it does not give debian:trixie-slim (404 Not Found)"
+    )
 
 
 # --- wheels ---------------------------------------------------------------------------------------------------
@@ -375,8 +445,8 @@ def test_a_base_from_a_registry_needs_a_digest_in_the_lock() -> None:
     with pytest.raises(BadInput) as refusal:
         build.Builder("/usr/bin/apptainer", "1.4").base("docker", stacks.find(""), "amd64")
     assert str(refusal.value) == (
-        "BASE=docker: stacks.yaml has no digest of debian for amd64: "
-        "run `make lock` where the registry can be reached, or BASE=debootstrap"
+        "BASE=docker: stacks.yaml has no digest of debian:trixie-slim for amd64: "
+        "run `make lock` with REGISTRY=HOST, or take BASE=debootstrap"
     )
 
 
@@ -387,13 +457,13 @@ def test_an_image_that_is_not_there_cannot_be_inspected(
     assert capsys.readouterr().err == f"image: {tmp_path}/image.sif: there is no such image: make image\n"
 
 
-def test_the_recipe_gets_a_value_for_each_of_its_arguments(tmp_path: Path) -> None:
-    arguments = build.recipe_arguments(stacks.find(""), "debootstrap", "amd64")
-    build.check_recipe(arguments, tmp_path)
+def test_the_recipe_gets_a_value_for_each_of_its_arguments() -> None:
+    arguments = build.recipe_arguments(stacks.find(""), "amd64")
+    build.check_recipe(arguments)
     assert f"libc6={dict(locked())['libc6']}" in arguments["PACKAGES"].split()
     del arguments["DATE"]
     with pytest.raises(BadInput, match="its arguments are"):
-        build.check_recipe(arguments, tmp_path)
+        build.check_recipe(arguments)
 
 
 def locked() -> list[tuple[str, str]]:
@@ -401,13 +471,13 @@ def locked() -> list[tuple[str, str]]:
 
 
 def test_the_recipe_names_no_mirror_and_no_index() -> None:
-    addresses = re.findall(r"[a-z+]+://\S*", build.RECIPE.read_text())
-    assert addresses == []
+    addresses = re.findall(r"[a-z+]+:/\S*", build.RECIPE.read_text())
+    assert addresses == ['file://$APPTRAIN_WORK/debian"', "file:/mnt/debian"]
 
 
 def test_what_the_build_binds_holds_our_packages_and_the_stacks_facts(tmp_path: Path) -> None:
     stack = stacks.find("")
-    build.lay_out(tmp_path, stack, [stack.lock("amd64"), stacks.debian_lock("amd64")], None)
+    build.lay_out(tmp_path, stack, [stack.lock("amd64"), stacks.debian_lock("amd64")])
     said = json.loads((tmp_path / "stack.json").read_text())
     assert said["name"] == "cu132"
     assert said["driver"] == "580"

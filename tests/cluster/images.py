@@ -1,0 +1,170 @@
+"""Images that the tests need, each built for real by an ordinary user on a test host, and kept.
+
+The secret: when an image can be kept. It lies outside the checkout, in the test hosts' cache, under a digest of all
+files that go into it, together with all that was printed while it was built; tests look at both. Downloads are kept,
+too. Whatever is there may be removed at any time.
+"""
+
+import calendar
+import hashlib
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from tests.host import Bind, Host, up
+from tests.host.places import cache, locked, remove
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+INPUTS = ("containers", "entrypoint", "src", "requirements", "tools", "Makefile", "pyproject.toml", "LICENSE")
+RECIPE = ("containers", "requirements/image.txt", "pyproject.toml")
+"""Of those, what an image is made from beside our own two packages."""
+BESIDE = ("run.sh", "job.sh", "image*.sif", "image*.json", "__pycache__", ".*")
+"""Names in them that change nothing in an image."""
+BUILD_LIMIT = 1500.0
+"""Seconds for one build with all its downloads; it takes 2 minutes on 2 cores once they are there."""
+WAIT_LIMIT = 4 * BUILD_LIMIT
+
+# Where a builder's host shows things.
+HOME = Path("/scratch/a user's/apptrain")
+DOWNLOADS = Path("/scratch/downloads")
+OUT = Path("/scratch/out")
+VENV = DOWNLOADS / "venv"
+TEMPORARY = Path("/scratch/tmp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """What one build left."""
+
+    folder: Path
+    """On this machine; holds the image, what lies beside it, and `transcript.txt`."""
+
+    @property
+    def image(self) -> Path:
+        return self.folder / "image.sif"
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The JSON beside the image."""
+        found: dict[str, Any] = json.loads((self.folder / "image.json").read_text())
+        return found
+
+    @property
+    def when(self) -> tuple[str, str]:
+        """Begin and end of the build, UTC."""
+        begin = calendar.timegm(time.strptime(self.said["built"], "%Y-%m-%dT%H:%M:%SZ"))
+        form = "%Y-%m-%d %H:%M:%S"
+        return time.strftime(form, time.gmtime(begin)), time.strftime(
+            form, time.gmtime(begin + self.said["seconds"])
+        )
+
+    @property
+    def transcript(self) -> str:
+        return (self.folder / "transcript.txt").read_text()
+
+
+def digest(*names: str) -> str:
+    """Of the files of the checkout with these names, or below them."""
+    found = hashlib.sha256()
+    for name in names:
+        top = CHECKOUT / name
+        for path in sorted([top] if top.is_file() else top.rglob("*")):
+            inside = path.relative_to(CHECKOUT)
+            if path.is_file() and not any(fnmatch(part, name) for part in inside.parts for name in BESIDE):
+                found.update(f"{inside}\0".encode() + path.read_bytes())
+    return found.hexdigest()[:16]
+
+
+def kept(name: str, inputs: str, make: Callable[[Path], None]) -> Path:
+    """The folder that `make` has filled for these inputs, now or in an earlier run; older ones are removed."""
+    images = cache() / "images"
+    images.mkdir(parents=True, exist_ok=True)
+    images.chmod(0o755)
+    folder = images / f"{name}.{inputs}"
+    with locked(images / f".{name}.lock", WAIT_LIMIT):
+        if not (folder / "complete").exists():
+            for old in images.glob(f"{name}.*"):
+                remove(old)
+            folder.mkdir()
+            folder.chmod(0o777)
+            make(folder)
+            (folder / "complete").touch()
+    return folder
+
+
+@contextmanager
+def builder(name: str, out: Path, *, online: bool = True, binds: Sequence[Bind] = ()) -> Iterator[Host]:
+    """A host with a fresh copy of the checkout, owned by alice; `out` is where images go."""
+    images = cache() / "images"
+    downloads, checkout = images / ".downloads", images / f".checkout-{name}"
+    for folder in (downloads, checkout):
+        folder.mkdir(parents=True, exist_ok=True)
+    remove(checkout)
+    checkout.mkdir()
+    for part in INPUTS:
+        if (CHECKOUT / part).is_dir():
+            skipped = shutil.ignore_patterns("image*.sif", "image*.json", "__pycache__", ".*")
+            shutil.copytree(CHECKOUT / part, checkout / part, ignore=skipped)
+        else:
+            shutil.copy(CHECKOUT / part, checkout / part)
+    shown = [
+        *binds,
+        Bind(source=checkout, target=HOME, mode="rw"),
+        Bind(source=downloads, target=DOWNLOADS, mode="rw"),
+        Bind(source=out, target=OUT, mode="rw"),
+    ]
+    with up(name, online=online, binds=shown) as host:
+        host.run(["chown", "-R", "alice:alice", HOME])
+        host.run(["chown", "alice:alice", DOWNLOADS])
+        host.run(["install", "-d", "-m", "1777", TEMPORARY])
+        yield host
+    remove(checkout)
+
+
+def make(
+    host: Host, *words: str, transcript: Path | None = None, env: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    """`make WORDS` as alice in the copied checkout: its status, and all that it printed, here and to her."""
+    settings = {"IMAGE_VENV": str(VENV), "APPTRAIN_CACHE": str(DOWNLOADS), "APPTAINER_TMPDIR": str(TEMPORARY)}
+    line = ["timeout", f"{BUILD_LIMIT:.0f}", "make", *words]
+    log = transcript or host.folder / "transcript"
+    print(
+        f"\n{time.strftime('%T')} on {host.folder.name}: make {' '.join(words)}", file=sys.stderr, flush=True
+    )
+    with log.open("w") as stream:
+        process = host.start(
+            line, user="alice", cwd=HOME, env={**settings, **(env or {})}, stdout=stream, stderr=stream
+        )
+        status = process.wait(BUILD_LIMIT + 30)
+    said = log.read_text(errors="replace")
+    ours = [
+        line for line in said.splitlines() if line.startswith(("image:", "build:", "selftest:", "verify:"))
+    ]
+    print("\n".join(ours), file=sys.stderr, flush=True)
+    return status, said
+
+
+def built(
+    name: str,
+    *words: str,
+    inputs: tuple[str, ...] = INPUTS,
+    files: Mapping[str, str] | None = None,
+) -> Built:
+    """The image of `make image WORDS`, built by alice in a checkout with these further files."""
+
+    def build(folder: Path) -> None:
+        with builder(f"build-{name}", folder) as host:
+            for file, text in (files or {}).items():
+                host.run(["tee", HOME / file], input=text, user="alice")
+            log = folder / "transcript.txt"
+            status, said = make(host, "image", f"IMAGE={OUT}/image.sif", *words, transcript=log)
+            assert status == 0, said[-5000:]
+
+    return Built(folder=kept(name, digest(*inputs), build))
