@@ -1,0 +1,459 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154 # the job script sets job_id and the like
+# What the job scripts of all schedulers share. slurm/multinode.sbatch sources it, and a script of the same shape can.
+#
+# A job script defines   describe_job      sets job_id, run_id, job_name, submit_dir, cluster, nodelist, nnodes, tasks (of each
+#                                          node), or refuses
+#                        start WHAT ARG... starts `python -P -m entrypoint WHAT ARG...` once for each task, in the image
+#                        interrupt PID     ends what runs as PID, at once
+#                        run_again         has the scheduler start this job once more
+#                        node_names        prints the names, a line each, in node-rank order
+# sets                   scheduler, is_batch (yes: not started by hand), and calls  run_job "$@"
+# Reads: APPTRAIN_HOME      the checkout
+#        APPTRAIN_IMAGE     (else the one of the profile's stack in containers/)
+#        APPTRAIN_PROFILE, APPTRAIN_RUN_DIR, APPTRAIN_ON_FAILURE, APPTRAIN_DRY_RUN: as the options of the same names
+#        APPTRAIN_ARGS_FILE options and CMD, one argument per NUL, before those of the command line
+# Sets:  APPTRAIN_ATTEMPT, and the above as it decided, for run.sh and the entrypoint
+# Needs: bash 4.2 and coreutils.
+#
+# The files' meanings are those of entrypoint/rundir.py and entrypoint/outcome.py.
+LC_ALL=C # bytes, not characters; srun's messages in English
+
+readonly ATTEMPTS=3      # after a port or peer that was not available
+readonly FAILURES=3      # in a row, after which --on-failure requeue gives up
+readonly LATE=10         # times 0.5 s: what a shared file system may take to show a node's file
+readonly DONE=0 BAD_INPUT=64 UNAVAILABLE=69 SAVED=75
+
+say() { printf 'apptrain: %s\n' "${*//$'\n'/ }" >&2; }
+tell() { printf 'apptrain: %s\n' "$*"; }
+
+refuse() {
+    say "$*"
+    exit "$BAD_INPUT"
+}
+
+absolute() { if [[ $1 == /* ]]; then printf '%s' "$1"; else printf '%s' "${PWD%/}/$1"; fi; }
+
+# The smallest of the numbers in a list like 64(x2),32.
+least() {
+    local part least=
+    for part in ${1//,/ }; do
+        part=${part%%(*}
+        if [[ -z $least ]] || ((part < least)); then least=$part; fi
+    done
+    printf '%s' "${least:-1}"
+}
+
+# Replaces $NAME and ${NAME} by the variables' values; nothing else of a shell's syntax counts.
+expand() {
+    local rest=$1 done='' name
+    while [[ $rest =~ \$(\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*)) ]]; do
+        name=${BASH_REMATCH[2]}${BASH_REMATCH[3]}
+        [[ -n ${!name:-} ]] || refuse "$1 in the profile $profile: $name is not set here: set it, or correct the profile"
+        done+=${rest%%"${BASH_REMATCH[0]}"*}${!name}
+        rest=${rest#*"${BASH_REMATCH[0]}"}
+    done
+    printf '%s' "$done$rest"
+}
+
+# --- what is asked for ------------------------------------------------------------------------------------------
+
+# Sets `arguments`, what the entrypoint gets; what only this half knows becomes a variable.
+read_arguments() {
+    local word from_file=() before=() cmd=()
+    if [[ -n ${APPTRAIN_ARGS_FILE:-} ]]; then
+        [[ -r $APPTRAIN_ARGS_FILE ]] || refuse "APPTRAIN_ARGS_FILE=$APPTRAIN_ARGS_FILE cannot be read: give a path that exists"
+        while IFS= read -r -d '' word || [[ -n $word ]]; do from_file+=("$word"); done <"$APPTRAIN_ARGS_FILE"
+        unset APPTRAIN_ARGS_FILE APPTRAIN_ARGS
+    fi
+    take ${from_file[@]+"${from_file[@]}"}
+    take "$@"
+    arguments=(${before[@]+"${before[@]}"})
+    if ((${#cmd[@]})); then arguments+=(-- "${cmd[@]}"); fi
+    on_failure=${APPTRAIN_ON_FAILURE:-stop} dry_run=${APPTRAIN_DRY_RUN:-0} port_by_hand=${APPTRAIN_MASTER_PORT:-}
+    if [[ " ${before[*]-} ${APPTRAIN_ARGS:-}" == *" --master"[_-]port[\ =]* ]]; then port_by_hand=yes; fi
+    [[ $on_failure == @(stop|requeue|restart) ]] ||
+        refuse "--on-failure $on_failure: must be one of stop, requeue, restart"
+    [[ $dry_run == @(0|1|true|false) ]] || refuse "APPTRAIN_DRY_RUN=$dry_run: must be 1 or 0"
+}
+
+# Adds to `before` and `cmd`.
+take() {
+    local name value
+    while (($#)) && [[ $1 != -- ]]; do
+        name=${1%%=*}
+        name=${name//_/-}
+        case $name in
+            --dry-run) APPTRAIN_DRY_RUN=1 ;;
+            --profile | --run-dir | --start | --stop-before | --on-failure)
+                if [[ $1 == *=* ]]; then value=${1#*=}; else value=${2-}; fi
+                [[ -n $value ]] || refuse "$name is empty: give a value, or leave it out"
+                if [[ $name == --on-failure ]]; then before+=("$name=$value"); fi
+                if [[ $1 != *=* ]]; then shift; fi
+                name=${name#--} name=${name//-/_}
+                printf -v "APPTRAIN_${name^^}" %s "$value"
+                ;;
+            *) before+=("$1") ;;
+        esac
+        shift
+    done
+    if (($# > 1)); then
+        ((${#cmd[@]} == 0)) || refuse "CMD stands both on the command line and in APPTRAIN_ARGS_FILE: give it once"
+        cmd=("${@:2}")
+    fi
+}
+
+# --- the site ---------------------------------------------------------------------------------------------------
+
+# Sets `profile`, a YAML file or empty, and reads site_* from the shell file that was made of it.
+find_profile() {
+    local file found=()
+    profile=${APPTRAIN_PROFILE:-}
+    if [[ -z $profile ]]; then
+        for file in "$APPTRAIN_HOME"/clusters/*.sh; do
+            if [[ -n $cluster && -r $file ]] && knows "$file" "$cluster"; then found+=("${file%.sh}.yaml"); fi
+        done
+        ((${#found[@]} < 2)) ||
+            refuse "${found[*]##*/} are all for the cluster $cluster: choose one with --profile"
+        profile=${found[0]:-}
+    elif [[ $profile == */* || $profile == *.yaml ]]; then
+        profile=$(absolute "$profile")
+    else
+        profile=$APPTRAIN_HOME/clusters/$profile.yaml
+    fi
+    [[ -n $profile ]] || return 0
+    [[ -r $profile ]] || refuse "there is no profile $profile: the sites are in $APPTRAIN_HOME/clusters"
+    file=${profile%.yaml}.sh
+    [[ -r $file ]] || refuse "$file is missing: python3 clusters/render.py makes it from $profile"
+    # shellcheck source=/dev/null
+    source "$file"
+    [[ $site_digest == "$(sha256sum <"$profile" | cut -d ' ' -f 1)" ]] ||
+        refuse "$file is not made from $profile as that is now: python3 clusters/render.py makes it anew"
+    [[ $site_scheduler == "$scheduler" ]] ||
+        refuse "the profile $profile is for $site_scheduler, and this is a job of $scheduler: choose another with --profile"
+    export APPTRAIN_PROFILE=$profile
+    if [[ $profile != "$APPTRAIN_HOME"/* ]]; then add_bind "$profile"; fi
+}
+
+# Whether a profile's shell file names this cluster.
+knows() (
+    # shellcheck source=/dev/null
+    source "$1" && [[ " ${site_clusters[*]} " == *" $2 "* ]]
+)
+
+add_bind() { export APPTRAIN_BIND=${APPTRAIN_BIND:+$APPTRAIN_BIND$'\n'}$1; }
+
+# The image, the binds and the program; the variables for the workers are the entrypoint's to read.
+use_profile() {
+    local bind path
+    export APPTRAIN_HOME APPTRAIN_IMAGE=${APPTRAIN_IMAGE:-$APPTRAIN_HOME/containers/${site_image:-image.sif}}
+    APPTRAIN_IMAGE=$(absolute "$APPTRAIN_IMAGE")
+    for bind in ${site_binds[@]+"${site_binds[@]}"}; do
+        path=$(expand "$bind")
+        add_bind "$path"
+    done
+    if [[ -n ${site_pass[*]-} ]]; then export APPTRAIN_PASS="${APPTRAIN_PASS:-} ${site_pass[*]}"; fi
+    if [[ -n $site_apptainer && -z ${APPTRAIN_APPTAINER:-} ]]; then
+        APPTRAIN_APPTAINER=$(expand "$site_apptainer")
+        export APPTRAIN_APPTAINER
+    fi
+}
+
+# Loads the profile's modules; the nodes get what they change through the environment.
+load_modules() {
+    local file status=0
+    ((${#site_modules[@]})) || return 0
+    set +eu # module systems are written without
+    for file in "${LMOD_PKG:-/nowhere}/init/bash" "${MODULESHOME:-/nowhere}/init/bash" /etc/profile.d/{lmod,z00_lmod,modules}.sh; do
+        # shellcheck source=/dev/null
+        if ! declare -F module >/dev/null && [[ -r $file ]]; then source "$file"; fi
+    done
+    if declare -F module >/dev/null; then module load "${site_modules[@]}" || status=$?; else status=127; fi
+    set -eu
+    ((status == 0)) ||
+        refuse "module load ${site_modules[*]} of the profile $profile ended with status $status: correct its modules (module avail lists them)"
+}
+
+# --- the run directory ------------------------------------------------------------------------------------------
+
+# Sets `run_dir`: given, or the name that entrypoint/plan.py gives too.
+find_run_dir() {
+    local name=$job_name-$run_id base=$submit_dir
+    if [[ -n ${APPTRAIN_RUN_DIR:-} ]]; then
+        run_dir=$(absolute "$APPTRAIN_RUN_DIR")
+    else
+        name=${name//[$'\x80'-$'\xbf']/} # of a character of several bytes, the first counts
+        if [[ -n ${site_scratch:-} ]]; then base=$(expand "$site_scratch"); fi
+        run_dir=${base%/}/runs/${name//[^A-Za-z0-9._-]/_}
+    fi
+    export APPTRAIN_RUN_DIR=$run_dir
+}
+
+make_run_dir() {
+    local error
+    error=$({
+        mkdir -p -- "${run_dir%/*}/" && umask 077 && mkdir -p -- "$run_dir/outcome" "$run_dir/logs" && chmod 700 -- "$run_dir" &&
+            { [[ -s $run_dir/join.key ]] || make_key; }
+    } 2>&1) ||
+        refuse "the run directory $run_dir cannot be made or written (${error##*: }): give another in APPTRAIN_RUN_DIR, which all nodes share"
+}
+
+# The secret by which the nodes know each other. Whole or not at all: a requeued job keeps it.
+make_key() {
+    od -An -v -tx1 -N32 /dev/urandom | tr -d ' \n' >"$run_dir/.join.key.$$" &&
+        mv -- "$run_dir/.join.key.$$" "$run_dir/join.key"
+}
+
+# Sets `attempt`, one more than any before in this run directory.
+count_attempts() {
+    local path number
+    attempt=0
+    for path in "$run_dir"/logs/[0-9]* "$run_dir"/outcome/[0-9]*; do
+        number=${path##*/} number=${number%%.*}
+        if [[ $number =~ ^[0-9]{1,9}$ ]] && ((10#$number >= attempt)); then attempt=$((10#$number + 1)); fi
+    done
+}
+
+# From here on, what this script and the ranks print goes to job.log too.
+open_log() {
+    local pipes
+    pipes=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.XXXXXX") ||
+        refuse "no temporary directory can be made: set TMPDIR to a directory of this node"
+    mkfifo -m 600 "$pipes/out" "$pipes/err"
+    loggers=()
+    exec 3>&1 4>&2
+    copy_to_log "$pipes/out" 3
+    exec >"$pipes/out"
+    if [[ /dev/fd/3 -ef /dev/fd/4 ]]; then
+        exec 2>&1 # one stream, in its order
+    else
+        copy_to_log "$pipes/err" 4
+        exec 2>"$pipes/err"
+    fi
+    rm -rf -- "$pipes"
+    trap : PIPE
+    trap close_log EXIT
+}
+
+# It ends when the last writer does, not by a signal to the job.
+copy_to_log() {
+    (
+        trap '' HUP INT TERM USR1 USR2
+        umask 077
+        exec tee -a -- "$run_dir/job.log" <"$1" >&"$2" 3>&- 4>&-
+    ) &
+    loggers+=($!)
+}
+
+close_log() {
+    local waited=0
+    exec >&3 2>&4 3>&- 4>&-
+    while kill -0 "${loggers[@]}" 2>/dev/null && ((waited++ < 50)); do sleep 0.1; done
+    kill -KILL "${loggers[@]}" 2>/dev/null || true
+}
+
+# --- the run ----------------------------------------------------------------------------------------------------
+
+announce() {
+    local log=$run_dir/job.log
+    tell "run directory $run_dir"
+    tell "to follow it: tail -f $(printf %q "$log")"
+    tell "job $job_id, attempt $attempt, $nnodes nodes ($nodelist), profile ${profile:-none}, image $APPTRAIN_IMAGE"
+    if ((attempt > 0)); then tell "this run directory has been used before: the run goes on there"; fi
+}
+
+# USR2 is the scheduler's warning. CONT, which Slurm sends beside it, must not be trapped: bash loses one of the two.
+catch_signals() {
+    asked='' warned='' child=''
+    trap warn USR2
+    trap 'end 143' TERM
+    trap 'end 130; cut_short' INT
+    trap 'end 129; cut_short' HUP
+}
+
+warn() {
+    warned=yes
+    say "warned of the end: asking the ranks to save and stop"
+    touch -- "$run_dir/stop" || true
+}
+
+# In a batch job the scheduler sends TERM to the tasks itself.
+end() {
+    asked=$1
+    if [[ $1 == 143 && -z $is_batch ]]; then cut_short; fi
+}
+
+cut_short() { if [[ -n $child ]]; then interrupt "$child" 2>/dev/null || true; fi; }
+
+# Starts one attempt and waits for its end.
+run_attempt() {
+    export APPTRAIN_ATTEMPT=$attempt
+    (umask 077 && mkdir -p -- "$run_dir/logs/$attempt")
+    rm -f -- "$run_dir/stop"
+    if [[ -n $warned ]]; then touch -- "$run_dir/stop"; fi
+    if [[ -n $asked ]]; then return; fi
+    set -m # a process group of its own: Ctrl-C reaches it once, through here
+    start launch ${arguments[@]+"${arguments[@]}"} </dev/null 3>&- 4>&- &
+    child=$!
+    set +m
+    if [[ -n $asked ]]; then cut_short; fi
+    while kill -0 "$child" 2>/dev/null; do wait "$child" || true; done
+    child=
+}
+
+# Sets the fields of one outcome file; false where there is none.
+read_outcome() {
+    local line
+    o_status='' o_rank='' o_node='' o_time='' o_error=''
+    [[ -r $1 ]] || return 1
+    while IFS= read -r line || [[ -n $line ]]; do
+        case $line in
+            status=*) o_status=${line#*=} ;;
+            rank=*) o_rank=${line#*=} ;;
+            node=*) o_node=${line#*=} ;;
+            time=*) o_time=${line#*=} ;;
+            error=*) o_error=${line#*=} ;;
+        esac
+    done <"$1"
+    [[ $o_status =~ ^[0-9]{1,3}$ ]] || return 1
+    if [[ $o_time =~ ^([0-9]{1,10})\.([0-9]{6})$ ]]; then o_time=$((10#${BASH_REMATCH[1]}${BASH_REMATCH[2]})); else o_time=0; fi
+}
+
+# Sets `status` and `error`, and `missing`: the job's outcome, from those of all tasks (entrypoint/outcome.py has the rule).
+judge() {
+    local node task file earliest='' well='' saved=''
+    status='' error='' missing=()
+    for ((node = 0; node < nnodes; node++)); do
+        for ((task = 0; task < tasks; task++)); do
+            file=$run_dir/outcome/$attempt.$node
+            if ((tasks > 1)) || [[ ! -e $file ]]; then file+=.$task; fi
+            if ! read_outcome "$file"; then
+                missing+=("$node")
+            elif ((o_status == DONE)); then
+                well=yes
+            elif ((o_status == SAVED)); then
+                saved+="${saved:+, }${o_node:-$node}"
+            elif [[ -z $earliest ]] || ((o_time < earliest)); then
+                earliest=$o_time status=$o_status
+                error="${o_rank:+rank $o_rank on }${o_node:+$o_node: }$o_error"
+            fi
+        done
+    done
+    if [[ -n $earliest ]]; then
+        return
+    elif ((${#missing[@]})); then
+        status=1 error="no outcome was written by $(named "${missing[@]}")"
+    elif [[ -n $saved && -n $well ]]; then
+        status=1 error="$saved saved to go on, the others ended well"
+    elif [[ -n $saved ]]; then
+        status=$SAVED
+    else
+        status=$DONE
+    fi
+}
+
+# The names of the nodes of these ranks; of many the first four.
+named() {
+    local names ranks node shown=''
+    mapfile -t names < <(node_names)
+    mapfile -t ranks < <(printf '%s\n' "$@" | sort -nu)
+    for node in "${ranks[@]:0:4}"; do shown+="${shown:+, }${names[node]:-node $node}"; done
+    if ((${#ranks[@]} > 4)); then shown+=" and $((${#ranks[@]} - 4)) more"; fi
+    printf '%s' "$shown"
+}
+
+run_attempts() {
+    local try late
+    for ((try = 1; ; try++)); do
+        run_attempt
+        for ((late = 0; late < LATE; late++)); do
+            ls -- "$run_dir/outcome" >/dev/null || true # so that NFS looks anew
+            judge
+            if ((${#missing[@]} == 0)) || [[ -n $asked ]]; then break; fi
+            sleep 0.5
+        done
+        if ((status != UNAVAILABLE || try == ATTEMPTS)) || [[ -n $asked$port_by_hand ]]; then return; fi
+        say "attempt $attempt: $error"
+        attempt=$((attempt + 1))
+        say "trying again: attempt $attempt, with other ports"
+    done
+}
+
+# Says how it ended, and has the scheduler run the job again where that was asked for.
+conclude() {
+    local failures=0 again
+    again="to go on: the same line again with APPTRAIN_RUN_DIR=$(printf %q "$run_dir")"
+    if [[ -n $asked ]]; then
+        say "ended by a signal (status $asked), and not run again; $again"
+        exit "$asked"
+    fi
+    case $status in
+        "$DONE") tell "done: $run_dir" ;;
+        "$SAVED")
+            rm -f -- "$run_dir/failures"
+            say "saved at a planned end"
+            continue_later "$again"
+            ;;
+        *)
+            say "status $status: $error (logs: $run_dir/logs/$attempt)"
+            if [[ $on_failure == stop || $status == "$BAD_INPUT" ]]; then exit "$status"; fi
+            if [[ -s $run_dir/failures ]]; then read -r failures <"$run_dir/failures"; fi
+            [[ $failures =~ ^[0-9]{1,4}$ ]] || failures=0
+            failures=$((failures + 1))
+            echo "$failures" >"$run_dir/failures"
+            if ((failures < FAILURES)); then
+                continue_later "$again"
+            else
+                say "not run again: $failures failures in a row; $again"
+            fi
+            ;;
+    esac
+    exit "$status"
+}
+
+continue_later() {
+    local why
+    if [[ -z $is_batch ]]; then
+        say "$1"
+    elif why=$(run_again 2>&1); then
+        tell "the job will run again, and go on there"
+    else
+        say "$scheduler does not run it again (${why//$'\n'/ }); $1"
+    fi
+}
+
+# --dry-run: the launch line, and what each task's entrypoint makes of its place.
+show_plans() {
+    load_modules
+    export APPTRAIN_ATTEMPT=0
+    if [[ -d $run_dir ]]; then count_attempts && APPTRAIN_ATTEMPT=$attempt; fi
+    tell "the launch line, and below the plan of each task:"
+    show_only=show start launch ${arguments[@]+"${arguments[@]}"}
+    SLURM_LABELIO=1 start plan ${arguments[@]+"${arguments[@]}"} | sort -s -n -t : -k 1,1
+    exit "${PIPESTATUS[0]}"
+}
+
+show() {
+    printf '%q ' "$@"
+    echo
+}
+
+run_job() {
+    # shellcheck disable=SC2034 # the job script reads site_launcher_args
+    site_scheduler='' site_clusters=() site_modules=() site_binds=() site_pass=() site_launcher_args=()
+    site_apptainer='' site_image='' site_scratch='' site_digest=''
+    read_arguments "$@"
+    describe_job
+    find_profile
+    use_profile
+    find_run_dir
+    if [[ $dry_run == @(1|true) ]]; then show_plans; fi
+    make_run_dir
+    count_attempts
+    catch_signals
+    open_log
+    announce
+    load_modules
+    run_attempts
+    conclude
+}

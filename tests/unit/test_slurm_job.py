@@ -1,0 +1,774 @@
+"""`slurm/multinode.sbatch` and `containers/job.sh` with stand-ins for Slurm's programs and for run.sh.
+
+The stand-in for srun starts the tasks of a step, one for each task of each node, with the variables of a step; the
+one for run.sh does what a test says for an attempt and a node. tests/cluster/test_slurm.py has the real ones.
+"""
+
+import json
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+BOUND = 60  # s, for anything started here
+Tasks = dict[str, dict[str, Any]]
+"""What a task of an attempt and a node (`1.0`), or of a node in all attempts (`0`), does."""
+SRUN = """#!{python} -IS
+import json, os, signal, subprocess, sys
+argv = sys.argv[1:]
+at = next(i for i, word in enumerate(argv) if not word.startswith("-"))
+with open("{here}/calls", "a") as calls:
+    print(json.dumps({{"argv": argv, "env": dict(os.environ), "cwd": os.getcwd()}}), file=calls)
+if os.environ.get("FAKE_SRUN"):
+    sys.exit(os.environ["FAKE_SRUN"])
+given = dict(word[2:].split("=", 1) for word in argv[:at] if "=" in word)
+nodes, tasks = int(given["nodes"]), int(given["ntasks-per-node"])
+running = []
+def interrupted(signum, frame):
+    for task in running: task.send_signal(signum)
+signal.signal(signal.SIGINT, interrupted)
+for node in range(nodes):
+    for task in range(tasks):
+        step = {{"SLURM_STEP_ID": "0", "SLURM_NODEID": str(node), "SLURM_LOCALID": str(task)}}
+        running.append(subprocess.Popen(argv[at:], env={{**os.environ, **step}}))
+sys.exit(max(task.wait() for task in running))
+"""
+SCONTROL = """#!{python} -IS
+import os, sys
+with open("{here}/scontrol", "a") as calls:
+    print(*sys.argv[1:], file=calls)
+match sys.argv[1:]:
+    case ["show", "hostnames", text]:
+        print("\\n".join(text.split(",")))
+    case ["--oneliner", "show", "job", _]:
+        print("JobId=7 JobName=x Command=" + os.environ.get("FAKE_COMMAND", "(null)") + " WorkDir=/ StdErr=x")
+    case ["requeue", _]:
+        if os.environ.get("FAKE_REQUEUE"):
+            sys.exit(os.environ["FAKE_REQUEUE"])
+"""
+RUN_SH = """#!{python} -IS
+import json, os, signal, sys, time
+node, attempt = os.environ["SLURM_NODEID"], os.environ["APPTRAIN_ATTEMPT"]
+what = json.loads(os.environ.get("FAKE_TASKS", "{{}}"))
+what = what.get(attempt + "." + node, what.get(node, {{}}))
+run = os.environ["APPTRAIN_RUN_DIR"]
+print(f"task of node {{node}}", what.get("print", ""), flush=True)
+if what.get("stderr"):
+    print(what["stderr"], file=sys.stderr, flush=True)
+if sys.argv[6] == "plan":
+    sys.exit(what.get("status", 0))
+if "SLURM_LOCALID" in os.environ and what.get("tasks"):
+    node += "." + os.environ["SLURM_LOCALID"]
+if what.get("wait"):  # for a file, or an end by signal
+    def ended(signum, frame):
+        what["status"] = 128 + signum
+        what["wait"] = ""
+    signal.signal(signal.SIGINT, ended)
+    signal.signal(signal.SIGTERM, ended)
+    open(f"{{run}}/began.{{node}}", "w").close()
+    deadline = time.monotonic() + 50
+    while what["wait"] and not os.path.exists(f"{{run}}/{{what['wait']}}") and time.monotonic() < deadline:
+        time.sleep(0.02)
+status = what.get("status", 0)
+if status != "none":
+    lines = {{"status": status, "rank": what.get("rank", ""), "node": what.get("node", ""), "signal": 0,
+        "time": what.get("time", "100.000000"), "error": what.get("error", "")}}
+    with open(f"{{run}}/outcome/{{attempt}}.{{node}}", "w") as file:
+        file.writelines(f"{{name}}={{value}}\\n" for name, value in lines.items())
+    sys.exit(0 if status == 75 else status)
+sys.exit(1)
+"""
+
+
+class Cluster:
+    """A checkout with the real scripts, and stand-ins for what they call."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checkout = folder / "check out"
+        self.submit_dir = folder / "submit"
+        self.spool = folder / "spool" / "slurm_script"
+        for path in (
+            self.checkout / "containers",
+            self.submit_dir,
+            self.spool.parent,
+            folder / "bin",
+            folder / "home",
+        ):
+            path.mkdir(parents=True)
+        shutil.copytree(CHECKOUT / "slurm", self.checkout / "slurm")
+        shutil.copy(CHECKOUT / "slurm" / "multinode.sbatch", self.spool)
+        shutil.copy(CHECKOUT / "containers" / "job.sh", self.checkout / "containers")
+        (self.checkout / "clusters").mkdir()
+        programs = {"bin/srun": SRUN, "bin/scontrol": SCONTROL, "check out/containers/run.sh": RUN_SH}
+        for name, text in programs.items():
+            (folder / name).write_text(text.format(python=sys.executable, here=folder))
+            (folder / name).chmod(0o755)
+        self.env = {
+            "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
+            "HOME": str(folder / "home"),
+            "TMPDIR": str(folder),
+            "SLURM_JOB_ID": "7",
+            "SLURM_JOB_NAME": "apptrain",
+            "SLURM_JOB_NUM_NODES": "2",
+            "SLURM_JOB_NODELIST": "a,b",
+            "SLURM_CLUSTER_NAME": "lab",
+            "SLURM_NTASKS": "2",
+            "SLURM_NTASKS_PER_NODE": "1",
+            "SLURM_TASKS_PER_NODE": "1(x2)",
+            "SLURM_CPUS_PER_TASK": "8",
+            "SLURM_JOB_CPUS_PER_NODE": "8(x2)",
+            "SLURM_GPUS_ON_NODE": "1",
+            "SLURM_SUBMIT_DIR": str(self.submit_dir),
+            "APPTRAIN_HOME": str(self.checkout),
+        }
+        self.run_dir = self.submit_dir / "runs" / "apptrain-7"
+
+    def start(
+        self,
+        *arguments: str,
+        script: Path | None = None,
+        batch: bool = True,
+        tasks: Tasks | None = None,
+        cwd: Path | None = None,
+        out: IO[str] | None = None,
+        parent: str = "",
+        **env: str | None,
+    ) -> "subprocess.Popen[str]":
+        """Starts the job script, as slurmd starts a batch job unless not `batch`; None takes a variable away.
+
+        `parent` is what its parent process calls itself.
+        """
+        changed = {**self.env, "FAKE_TASKS": json.dumps(tasks or {}), **env}
+        begin = "export SLURM_TASK_PID=$$; " if batch and not parent else ""
+        line = ["bash", "-c", begin + 'exec bash "$@"', "bash", str(script or self.spool), *arguments]
+        if parent:
+            line = ["bash", "-c", 'exec -a "$0" bash -c \'"$@"; exit\' "$0" "$@"', parent, *line]
+        return subprocess.Popen(
+            line,
+            cwd=cwd or self.submit_dir,
+            env={name: value for name, value in changed.items() if value is not None},
+            stdin=subprocess.DEVNULL,
+            stdout=out or subprocess.PIPE,
+            stderr=out or subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments: str, **how: Any) -> subprocess.CompletedProcess[str]:
+        with self.start(*arguments, **how) as process:
+            try:
+                out, err = process.communicate(timeout=BOUND)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def refused(self, *arguments: str, **how: Any) -> str:
+        """What is said where nothing was started."""
+        ended = self.run(*arguments, **how)
+        assert (ended.returncode, ended.stdout, self.calls()) == (64, "", [])
+        assert ended.stderr.startswith("apptrain: ")
+        assert ended.stderr.count("\n") == 1
+        return ended.stderr.removeprefix("apptrain: ").removesuffix("\n")
+
+    def calls(self) -> list[dict[str, Any]]:
+        """How srun was called."""
+        return [json.loads(line) for line in self._lines("calls")]
+
+    def srun(self) -> list[str]:
+        """The last command line of srun."""
+        return list(self.calls()[-1]["argv"])
+
+    def handed(self, name: str) -> str | None:
+        """A variable as the last srun had it."""
+        value: str | None = self.calls()[-1]["env"].get(name)
+        return value
+
+    def launched(self) -> list[str]:
+        """The arguments of `entrypoint launch`."""
+        argv = self.srun()
+        return argv[argv.index("launch") + 1 :]
+
+    def scontrol(self) -> list[str]:
+        return self._lines("scontrol")
+
+    def _lines(self, name: str) -> list[str]:
+        file = self.folder / name
+        return file.read_text().splitlines() if file.exists() else []
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path)
+
+
+def until(condition: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + BOUND
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.02)
+
+
+def said(ended: subprocess.CompletedProcess[str]) -> list[str]:
+    """The job script's own lines on stderr."""
+    lines = ended.stderr.splitlines()
+    return [line.removeprefix("apptrain: ") for line in lines if line.startswith("apptrain: ")]
+
+
+# --- what is started --------------------------------------------------------------------------------------------
+
+
+def test_one_task_starts_on_each_node_with_all_that_srun_would_take_from_elsewhere(cluster: Cluster) -> None:
+    ended = cluster.run("--device", "cpu", "--", "train.py", "--lr", "0.1")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    run_sh = str(cluster.checkout / "containers" / "run.sh")
+    image = str(cluster.checkout / "containers" / "image.sif")
+    assert cluster.srun() == [
+        "--export=ALL",
+        "--nodes=2",
+        "--ntasks=2",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=8",
+        "--cpu-bind=none",
+        "--mem=0",
+        "--gpu-bind=none",
+        "--kill-on-bad-exit=1",
+        "--wait=0",
+        "--quit-on-interrupt",
+        *(run_sh, image, "python", "-P", "-m", "entrypoint", "launch"),
+        *("--device", "cpu", "--", "train.py", "--lr", "0.1"),
+    ]
+    assert cluster.calls()[0]["cwd"] == str(cluster.submit_dir)
+
+
+def test_the_first_lines_say_where_the_run_is_and_how_to_follow_it(cluster: Cluster) -> None:
+    ended = cluster.run()
+    assert ended.stdout.splitlines()[:3] == [
+        f"apptrain: run directory {cluster.run_dir}",
+        f"apptrain: to follow it: tail -f {cluster.run_dir}/job.log",
+        f"apptrain: job 7, attempt 0, 2 nodes (a,b), profile none, image {cluster.checkout}/containers/image.sif",
+    ]
+    assert ended.stdout.splitlines()[-1] == f"apptrain: done: {cluster.run_dir}"
+
+
+def test_the_output_of_the_ranks_reaches_the_jobs_output_and_its_log(cluster: Cluster) -> None:
+    tasks = {"0": {"print": "loss 1", "stderr": "a warning"}, "1": {"print": "loss 2"}}
+    ended = cluster.run(tasks=tasks)
+    assert {"task of node 0 loss 1", "task of node 1 loss 2"} <= set(ended.stdout.splitlines())
+    assert ended.stderr == "a warning\n"
+    log = (cluster.run_dir / "job.log").read_text().splitlines()
+    assert sorted(log) == sorted((ended.stdout + ended.stderr).splitlines())
+
+
+def test_where_output_and_errors_are_one_file_they_keep_their_order(cluster: Cluster) -> None:
+    tasks: Tasks = {"0": {"print": "first", "stderr": "second"}, "1": {"status": 3, "node": "b"}}
+    with (cluster.folder / "out").open("w") as out, cluster.start(tasks=tasks, out=out) as process:
+        assert process.wait(BOUND) == 3
+    text = (cluster.folder / "out").read_text()
+    assert text == (cluster.run_dir / "job.log").read_text()
+    assert text.index("first") < text.index("second") < text.index("apptrain: status 3: b:")
+
+
+def test_one_task_for_each_rank_gets_its_own_cores(cluster: Cluster) -> None:
+    tasks = {"0": {"tasks": True}, "1": {"tasks": True}}
+    layout = {
+        "SLURM_NTASKS": "8",
+        "SLURM_NTASKS_PER_NODE": "4",
+        "SLURM_TASKS_PER_NODE": "4(x2)",
+        "SLURM_CPUS_PER_TASK": "2",
+    }
+    assert cluster.run(tasks=tasks, **layout).returncode == 0
+    assert cluster.srun()[2:6] == [
+        "--ntasks=8",
+        "--ntasks-per-node=4",
+        "--cpus-per-task=2",
+        "--cpu-bind=cores",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("env", "options"),
+    [
+        ({"SLURM_CPUS_PER_TASK": None}, ["--ntasks-per-node=1", "--cpus-per-task=8"]),
+        (
+            {"SLURM_CPUS_PER_TASK": None, "SLURM_JOB_CPUS_PER_NODE": "64(x3),32"},
+            ["--ntasks-per-node=1", "--cpus-per-task=32"],
+        ),
+        ({"SLURM_NTASKS": None}, ["--ntasks-per-node=1", "--cpus-per-task=8"]),
+        ({"SLURM_NTASKS": None, "SLURM_NTASKS_PER_NODE": None}, ["--ntasks-per-node=1", "--cpus-per-task=8"]),
+        ({"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": None}, ["--ntasks-per-node=2", "--cpus-per-task=8"]),
+    ],
+)
+def test_tasks_and_their_cores_come_from_whichever_variables_the_job_has(
+    cluster: Cluster, env: dict[str, str | None], options: list[str]
+) -> None:
+    cluster.run(tasks={"0": {"tasks": "4" in env.values()}, "1": {"tasks": "4" in env.values()}}, **env)
+    assert cluster.srun()[3:5] == options
+
+
+def test_what_another_job_has_asked_for_does_not_reach_srun(cluster: Cluster) -> None:
+    outer = {
+        "SLURM_STEP_ID": "3",
+        "SLURM_GPUS_PER_TASK": "4",
+        "SLURM_GPUS": "8",
+        "SLURM_GPUS_PER_NODE": "1",
+        "SLURM_TRES_PER_TASK": "cpu=2",
+        "SLURM_TRES_BIND": "gres/gpu:per_task:1",
+        "SLURM_MEM_PER_CPU": "500",
+        "SLURM_MEM_PER_NODE": "1024",
+        "SLURM_CPU_BIND_LIST": "0x1",
+        "SLURM_DISTRIBUTION": "cyclic",
+    }
+    assert cluster.run(parent="slurmstepd: [7.batch]", **outer).returncode == 0
+    assert [name for name in outer if cluster.handed(name) and name != "SLURM_STEP_ID"] == []
+    assert "--overlap" not in cluster.srun()
+
+
+def test_in_the_shell_of_a_step_our_step_shares_its_resources(cluster: Cluster) -> None:
+    assert cluster.run(batch=False, SLURM_STEP_ID="4294967290").returncode == 0
+    assert "--overlap" in cluster.srun()
+
+
+def test_gpus_are_not_bound_to_tasks_where_there_are_none(cluster: Cluster) -> None:
+    cluster.run(SLURM_GPUS_ON_NODE=None)
+    assert "--gpu-bind=none" not in cluster.srun()
+
+
+def test_arguments_arrive_as_they_are(cluster: Cluster) -> None:
+    arguments = [
+        "--",
+        "a b.py",
+        "it's",
+        '"q"',
+        "$HOME",
+        "",
+        "*",
+        "line\nbreak",
+        "--run-dir=x",
+        "--",
+        "--dry-run",
+    ]
+    assert cluster.run(*arguments).returncode == 0
+    assert cluster.launched() == arguments
+
+
+def test_arguments_of_a_file_stand_before_those_of_the_command_line(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "arguments"
+    file.write_text(f"--device\0cpu\0--run-dir\0{tmp_path}/run\0--\0a b.py\0two\nlines\0")
+    assert cluster.run("--show-ranks=0", APPTRAIN_ARGS_FILE=str(file)).returncode == 0
+    assert cluster.launched() == ["--device", "cpu", "--show-ranks=0", "--", "a b.py", "two\nlines"]
+    assert cluster.handed("APPTRAIN_ARGS_FILE") is None
+    assert (tmp_path / "run" / "job.log").exists()
+
+
+def test_the_checkout_is_the_submit_directory_if_nothing_else_is_said(cluster: Cluster) -> None:
+    run_dir = cluster.checkout / "runs" / "apptrain-7"
+    ended = cluster.run(APPTRAIN_HOME=None, SLURM_SUBMIT_DIR=str(cluster.checkout))
+    assert (ended.returncode, cluster.handed("APPTRAIN_HOME")) == (0, str(cluster.checkout))
+    assert run_dir.is_dir()
+
+
+def test_the_checkout_is_where_slurm_says_that_the_script_was(cluster: Cluster) -> None:
+    command = f"{cluster.checkout}/slurm/multinode.sbatch -- train.py /slurm/multinode.sbatch"
+    ended = cluster.run(APPTRAIN_HOME=None, FAKE_COMMAND=command)
+    assert (ended.returncode, cluster.handed("APPTRAIN_HOME")) == (0, str(cluster.checkout))
+
+
+def test_the_checkout_is_the_scripts_own_where_it_is_started_by_hand(cluster: Cluster) -> None:
+    link = cluster.folder / "link"
+    link.symlink_to(cluster.checkout / "slurm" / "multinode.sbatch")
+    ended = cluster.run(APPTRAIN_HOME=None, script=link, batch=False)
+    assert (ended.returncode, cluster.handed("APPTRAIN_HOME")) == (0, str(cluster.checkout))
+
+
+@pytest.mark.parametrize("home", [None, "/nowhere"])
+def test_a_checkout_that_is_not_found_is_refused(cluster: Cluster, home: str | None) -> None:
+    text = cluster.refused(APPTRAIN_HOME=home)
+    assert text == f"{home or '(null)'} is no checkout of apptrain: set APPTRAIN_HOME to it"
+
+
+# --- the run directory ------------------------------------------------------------------------------------------
+
+
+def test_the_run_directory_and_its_key_are_the_users_alone(cluster: Cluster) -> None:
+    cluster.run()
+    modes = {
+        path.name: oct(path.stat().st_mode & 0o777) for path in [cluster.run_dir, *cluster.run_dir.iterdir()]
+    }
+    assert modes == {
+        "apptrain-7": "0o700",
+        "job.log": "0o600",
+        "join.key": "0o600",
+        "logs": "0o700",
+        "outcome": "0o700",
+    }
+    assert len((cluster.run_dir / "join.key").read_text()) == 64
+
+
+def test_the_key_is_in_no_argument_variable_or_output(cluster: Cluster) -> None:
+    ended = cluster.run()
+    key = (cluster.run_dir / "join.key").read_text()
+    assert key not in json.dumps(cluster.calls()) + ended.stdout + ended.stderr
+
+
+def test_a_requeued_job_goes_on_in_its_run_directory_with_its_key(cluster: Cluster) -> None:
+    cluster.run(tasks={"0": {"status": 75}, "1": {"status": 75}})
+    key = (cluster.run_dir / "join.key").read_text()
+    ended = cluster.run(SLURM_RESTART_COUNT="1")
+    assert (
+        "apptrain: this run directory has been used before: the run goes on there"
+        in ended.stdout.splitlines()
+    )
+    assert (cluster.handed("APPTRAIN_ATTEMPT"), (cluster.run_dir / "join.key").read_text()) == ("1", key)
+    assert (cluster.run_dir / "job.log").read_text().count("run directory /") == 2
+
+
+def test_an_attempt_that_left_nothing_but_its_logs_counts(cluster: Cluster) -> None:
+    (cluster.run_dir / "logs" / "9").mkdir(parents=True)
+    (cluster.run_dir / "outcome").mkdir()
+    (cluster.run_dir / "outcome" / "4.0").touch()
+    cluster.run()
+    assert cluster.handed("APPTRAIN_ATTEMPT") == "10"
+
+
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        ({"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}, "apptrain-5_3"),
+        ({"SLURM_JOB_NAME": "größe/a b;$(x)"}, "gr__e_a_b___x_-7"),
+        ({"SLURM_JOB_NAME": None}, "job-7"),
+    ],
+)
+def test_the_run_directory_is_named_after_the_job(
+    cluster: Cluster, env: dict[str, str | None], name: str
+) -> None:
+    cluster.run(**env)
+    assert [path.name for path in (cluster.submit_dir / "runs").iterdir()] == [name]
+
+
+def test_a_given_run_directory_is_taken_from_where_the_script_runs(cluster: Cluster) -> None:
+    cluster.run("--run-dir", "my runs/one", APPTRAIN_RUN_DIR="/another")
+    assert cluster.handed("APPTRAIN_RUN_DIR") == f"{cluster.submit_dir}/my runs/one"
+    assert (cluster.submit_dir / "my runs" / "one" / "job.log").exists()
+    assert "--run-dir" not in cluster.launched()
+
+
+def test_a_run_directory_that_cannot_be_made_is_refused(cluster: Cluster) -> None:
+    (cluster.submit_dir / "file").touch()
+    text = cluster.refused("--run-dir=file/run")
+    assert text == (
+        f"the run directory {cluster.submit_dir}/file/run cannot be made or written (File exists): "
+        "give another in APPTRAIN_RUN_DIR, which all nodes share"
+    )
+
+
+# --- how it ends ------------------------------------------------------------------------------------------------
+
+
+def failed(time: str, **how: Any) -> dict[str, Any]:
+    return {"status": 7, "rank": 1, "node": "b", "error": "ValueError: no", "time": time, **how}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "status", "line"),
+    [
+        ({}, 0, None),
+        ({"1": failed("9.000000")}, 7, "status 7: rank 1 on b: ValueError: no"),
+        (
+            {"0": failed("10.000000", status=3, rank=0, node="a"), "1": failed("9.500000")},
+            7,
+            "status 7: rank 1 on b: ValueError: no",
+        ),
+        (
+            {"0": failed("9.000000", status=3, rank=0, node="a"), "1": failed("9.500000")},
+            3,
+            "status 3: rank 0 on a: ValueError: no",
+        ),
+        (
+            {"0": {"status": 75, "time": "1.000000"}, "1": failed("9.000000")},
+            7,
+            "status 7: rank 1 on b: ValueError: no",
+        ),
+        ({"0": {"status": "none"}, "1": failed("9.000000")}, 7, "status 7: rank 1 on b: ValueError: no"),
+        (
+            {"1": failed("9.000000", rank="", error="lost: it fell silent", status=1)},
+            1,
+            "status 1: b: lost: it fell silent",
+        ),
+        (
+            {"0": {"status": 75, "node": "a"}, "1": {"status": 0}},
+            1,
+            "status 1: a saved to go on, the others ended well",
+        ),
+        (
+            {"1": {"status": 64, "node": "b", "error": "there is no image"}},
+            64,
+            "status 64: b: there is no image",
+        ),
+    ],
+)
+def test_the_status_is_that_of_the_earliest_failure(
+    cluster: Cluster, tasks: Tasks, status: int, line: str | None
+) -> None:
+    ended = cluster.run(tasks=tasks)
+    assert (ended.returncode, said(ended)) == (
+        status,
+        [f"{line} (logs: {cluster.run_dir}/logs/0)"] if line else [],
+    )
+    assert cluster.scontrol().count("requeue 7") == 0
+
+
+def test_a_node_without_an_outcome_is_a_failure_that_names_it(cluster: Cluster) -> None:
+    ended = cluster.run(tasks={"1": {"status": "none"}})
+    assert (ended.returncode, said(ended)) == (
+        1,
+        [f"status 1: no outcome was written by b (logs: {cluster.run_dir}/logs/0)"],
+    )
+
+
+def test_a_step_that_cannot_start_is_a_failure(cluster: Cluster) -> None:
+    ended = cluster.run(FAKE_SRUN="srun: error: Unable to create step")
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines() == [
+        "srun: error: Unable to create step",
+        f"apptrain: status 1: no outcome was written by a, b (logs: {cluster.run_dir}/logs/0)",
+    ]
+
+
+def test_a_port_that_is_taken_is_tried_again_with_the_next_attempt(cluster: Cluster) -> None:
+    taken = {"status": 69, "node": "a", "error": "the port is taken"}
+    ended = cluster.run(tasks={"0.0": taken, "1.0": taken})
+    assert ended.returncode == 0
+    assert [call["env"]["APPTRAIN_ATTEMPT"] for call in cluster.calls()] == ["0", "1", "2"]
+    assert said(ended) == [
+        "attempt 0: a: the port is taken",
+        "trying again: attempt 1, with other ports",
+        "attempt 1: a: the port is taken",
+        "trying again: attempt 2, with other ports",
+    ]
+
+
+def test_three_attempts_are_all(cluster: Cluster) -> None:
+    ended = cluster.run(tasks={"0": {"status": 69, "node": "a", "error": "the port is taken"}})
+    assert (ended.returncode, len(cluster.calls())) == (69, 3)
+    assert said(ended)[-1] == f"status 69: a: the port is taken (logs: {cluster.run_dir}/logs/2)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env"),
+    [
+        (["--master-port", "29500"], {}),
+        (["--master_port=29500"], {}),
+        ([], {"APPTRAIN_MASTER_PORT": "29500"}),
+        ([], {"APPTRAIN_ARGS": "--device cpu --master-port 29500 -- x.py"}),
+    ],
+)
+def test_a_port_set_by_hand_is_not_tried_again(
+    cluster: Cluster, arguments: list[str], env: dict[str, str]
+) -> None:
+    ended = cluster.run(*arguments, tasks={"0": {"status": 69}}, **env)
+    assert (ended.returncode, len(cluster.calls())) == (69, 1)
+
+
+def test_a_planned_end_on_every_node_requeues_the_job(cluster: Cluster) -> None:
+    ended = cluster.run(tasks={"0": {"status": 75}, "1": {"status": 75}})
+    assert (ended.returncode, said(ended)) == (75, ["saved at a planned end"])
+    assert ended.stdout.splitlines()[-1] == "apptrain: the job will run again, and go on there"
+    assert cluster.scontrol() == ["requeue 7"]
+
+
+def test_a_job_that_may_not_be_requeued_says_how_to_go_on(cluster: Cluster) -> None:
+    ended = cluster.run(
+        tasks={"0": {"status": 75}, "1": {"status": 75}}, FAKE_REQUEUE="slurm_requeue error: disabled"
+    )
+    assert ended.returncode == 75
+    assert said(ended)[-1] == (
+        "slurm does not run it again (slurm_requeue error: disabled); "
+        f"to go on: the same line again with APPTRAIN_RUN_DIR={cluster.run_dir}"
+    )
+
+
+def test_inside_an_allocation_nothing_is_requeued(cluster: Cluster) -> None:
+    ended = cluster.run(batch=False, tasks={"0": {"status": 75}, "1": {"status": 75}})
+    assert (ended.returncode, cluster.scontrol()) == (75, [])
+    assert said(ended)[-1] == f"to go on: the same line again with APPTRAIN_RUN_DIR={cluster.run_dir}"
+
+
+def test_failures_requeue_the_job_where_asked_for_until_three_in_a_row(cluster: Cluster) -> None:
+    tasks = {"0": failed("1.000000")}
+    for _ in range(3):
+        ended = cluster.run("--on-failure", "requeue", tasks=tasks)
+        assert ended.returncode == 7
+        assert cluster.launched() == ["--on-failure=requeue"]
+    assert cluster.scontrol() == ["requeue 7", "requeue 7"]
+    assert said(ended)[-1] == (
+        f"not run again: 3 failures in a row; to go on: the same line again with APPTRAIN_RUN_DIR={cluster.run_dir}"
+    )
+
+
+def test_a_planned_end_breaks_a_row_of_failures(cluster: Cluster) -> None:
+    for status in (7, 7, 75, 7, 7):
+        cluster.run(tasks={node: {"status": status} for node in "01"}, APPTRAIN_ON_FAILURE="requeue")
+    assert len(cluster.scontrol()) == 5
+
+
+def test_bad_input_is_never_requeued(cluster: Cluster) -> None:
+    ended = cluster.run("--on-failure=requeue", tasks={"0": {"status": 64}})
+    assert (ended.returncode, cluster.scontrol()) == (64, [])
+
+
+# --- signals ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def waiting(cluster: Cluster) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Starts a job whose tasks wait for the stop file, and returns once they run."""
+    started = []
+
+    def start(**how: Any) -> "subprocess.Popen[str]":
+        tasks = {node: {"wait": "stop", "status": 75} for node in "01"}
+        process = cluster.start(tasks=tasks, **how)
+        started.append(process)
+        until(lambda: len(list(cluster.run_dir.glob("began.*"))) == 2, "the tasks did not start")
+        return process
+
+    yield start
+    for process in started:
+        with process:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_the_warning_becomes_the_stop_file(
+    cluster: Cluster, waiting: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    process = waiting()
+    process.send_signal(signal.SIGCONT)
+    process.send_signal(signal.SIGUSR2)
+    _, err = process.communicate(timeout=BOUND)
+    assert (process.returncode, cluster.scontrol()) == (75, ["requeue 7"])
+    assert err.splitlines() == [
+        "apptrain: warned of the end: asking the ranks to save and stop",
+        "apptrain: saved at a planned end",
+    ]
+
+
+def test_a_stop_of_an_earlier_attempt_is_forgotten(cluster: Cluster) -> None:
+    cluster.run_dir.mkdir(parents=True)
+    (cluster.run_dir / "stop").touch()
+    assert cluster.run().returncode == 0
+    assert not (cluster.run_dir / "stop").exists()
+
+
+def test_a_cancelled_job_waits_for_its_tasks_and_is_not_requeued(
+    cluster: Cluster, waiting: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    process = waiting()
+    process.send_signal(signal.SIGTERM)  # Slurm sends the tasks theirs; here they go on until told
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(0.5)
+    (cluster.run_dir / "stop").touch()
+    _, err = process.communicate(timeout=BOUND)
+    assert (process.returncode, cluster.scontrol()) == (143, [])
+    assert err == (
+        "apptrain: ended by a signal (status 143), and not run again; "
+        f"to go on: the same line again with APPTRAIN_RUN_DIR={cluster.run_dir}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("signum", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_inside_an_allocation_signals_end_the_step(
+    cluster: Cluster, waiting: Callable[..., "subprocess.Popen[str]"], signum: signal.Signals, status: int
+) -> None:
+    process = waiting(batch=False)
+    process.send_signal(signum)
+    process.communicate(timeout=BOUND)
+    assert process.returncode == status
+    assert (cluster.run_dir / "outcome" / "0.1").read_text().startswith("status=130\n")
+
+
+# --- without starting anything ------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_prints_the_launch_line_and_asks_every_task_for_its_plan(cluster: Cluster) -> None:
+    ended = cluster.run("--dry-run", "--", "a b.py")
+    assert (ended.returncode, ended.stderr, cluster.run_dir.exists()) == (0, "", False)
+    head, line, *plans = ended.stdout.splitlines()
+    assert head == "apptrain: the launch line, and below the plan of each task:"
+    assert shlex.split(line)[0] == "srun"
+    assert shlex.split(line)[-3:] == ["launch", "--", "a b.py"]
+    assert sorted(plans) == ["task of node 0 ", "task of node 1 "]
+    assert cluster.srun()[-3:] == ["plan", "--", "a b.py"]
+    assert cluster.handed("SLURM_LABELIO") == "1"
+
+
+def test_a_dry_run_ends_with_the_status_of_a_plan_that_is_refused(cluster: Cluster) -> None:
+    assert cluster.run(tasks={"1": {"status": 64}}, APPTRAIN_DRY_RUN="1").returncode == 64
+
+
+# --- refusals -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "text"),
+    [
+        (
+            [],
+            {"SLURM_JOB_ID": None},
+            "this is no Slurm job: sbatch slurm/multinode.sbatch, or salloc and then bash slurm/multinode.sbatch",
+        ),
+        (
+            [],
+            {"SLURM_HET_SIZE": "2"},
+            "SLURM_HET_SIZE=2: a heterogeneous job, whose step may leave nodes out: submit one component (no ':' between requests)",
+        ),
+        (
+            [],
+            {"SLURM_NTASKS": "3", "SLURM_NTASKS_PER_NODE": "2", "SLURM_TASKS_PER_NODE": "2,1"},
+            "3 tasks on 2 nodes (2,1): every node needs the same number: --ntasks-per-node=1, or one for each rank",
+        ),
+        (
+            [],
+            {"SLURM_GPUS": "a100:6", "SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS_PER_NODE": "0"},
+            "SLURM_GPUS=a100:6 on 2 nodes, but 4 on the first: every node needs the same number: request --gpus-per-node rather than --gpus",
+        ),
+        (["--start", "ssh"], {}, "--start ssh: under Slurm tasks start with srun: leave it out"),
+        (["--stop-before=60"], {}, "--stop-before 60: under Slurm it is sbatch --signal=B:USR2@SECONDS"),
+        (["--on-failure", "retry"], {}, "--on-failure retry: must be one of stop, requeue, restart"),
+        (["--run-dir"], {}, "--run-dir is empty: give a value, or leave it out"),
+        ([], {"APPTRAIN_DRY_RUN": "yes"}, "APPTRAIN_DRY_RUN=yes: must be 1 or 0"),
+        (
+            [],
+            {"APPTRAIN_ARGS_FILE": "/nowhere"},
+            "APPTRAIN_ARGS_FILE=/nowhere cannot be read: give a path that exists",
+        ),
+    ],
+)
+def test_what_cannot_run_is_refused_before_anything_starts(
+    cluster: Cluster, arguments: list[str], env: dict[str, str | None], text: str
+) -> None:
+    assert cluster.refused(*arguments, **env) == text
+
+
+def test_two_commands_are_refused(cluster: Cluster, tmp_path: Path) -> None:
+    file = tmp_path / "arguments"
+    file.write_text("--\0a.py\0")
+    text = cluster.refused("--", "b.py", APPTRAIN_ARGS_FILE=str(file))
+    assert text == "CMD stands both on the command line and in APPTRAIN_ARGS_FILE: give it once"
+
+
+def test_the_script_started_in_every_task_of_a_step_is_refused(cluster: Cluster) -> None:
+    text = cluster.refused(parent="slurmstepd: [7.0]", SLURM_STEP_ID="0")
+    assert text == "job 7, step 0: start this script once, not with srun"
