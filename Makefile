@@ -27,7 +27,7 @@ build = "$$IMAGE_VENV/bin/python" containers/build.py --stack "$$STACK" --base "
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-unit test-cluster test-host test-host-down image image-fetch image-verify image-inspect shell lint lock bench venv venv-image venv-dev clean clean-venv
+.PHONY: help demo test test-unit test-cluster test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell lint lock bench venv venv-image venv-dev clean clean-venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -51,6 +51,15 @@ test-host: venv-dev ## a shell on a test host: Debian 13 with Apptainer (root, D
 
 test-host-down: venv-dev ## end it
 	$(python) -m tests.host down
+
+cluster: venv-dev ## a Slurm cluster in namespaces of this machine: docs/cluster.md (root, Debian)
+	$(python) -m tests.vcluster up --online --bind "$$PWD" $(ARGS)
+
+cluster-shell: venv-dev ## work on its login host
+	$(python) -m tests.vcluster shell
+
+cluster-down: venv-dev ## end it
+	$(python) -m tests.vcluster down
 
 image: venv-image ## build containers/image.sif (STACK=NAME BASE=auto|debootstrap|docker EXTRA=FILE OFFLINE=DIR)
 	@$(build) build
