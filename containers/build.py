@@ -395,10 +395,8 @@ class Builder:
         with tempfile.TemporaryDirectory() as folder, self._client(Path(folder)) as client:
             said = client.inspect(str(image), quiet=True)
         try:
-            labels: dict[str, str] = (json.loads(said) if isinstance(said, str) else said)["data"][
-                "attributes"
-            ]["labels"]
-        except (KeyError, TypeError, ValueError):
+            labels: dict[str, str] = said["attributes"]["labels"]
+        except (KeyError, TypeError):
             raise BadInput(f"{image}: {self.path} cannot inspect it: build it anew: make image") from None
         return labels
 
