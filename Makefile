@@ -1,10 +1,11 @@
-# The index of what can be done in a checkout. Settings, on the command line or (but IN and DIR) in the environment:
+# The index of what can be done in a checkout. Settings, on the command line or, those with ?= below, in the environment:
 #   VENV=DIR     where the Python environment stands (.venv)
 #   PYTHON=FILE  the Python that it is made with (the first that fits of python3, python3.14 ... python3.11)
 #   NODES=N CONFIG=NAME   of `make demo` (2, digits)
 #   IN=venv      where `make demo` trains: in VENV, or in the image (IN=image)
 #   STACK=NAME BASE=auto EXTRA=FILE OFFLINE=DIR IMAGE=FILE   of `make image` (docs/containers.md)
 #   DIR=DIR      of `make venv`: a venv of your own on top of the image, for packages that it lacks
+#   CLUSTER=NAME GPUS=N PARTITION= ACCOUNT= TIME= OPTIONS='...' DRY_RUN=1   of `make submit` (docs/site.md)
 #   ARGS='...'   further arguments of demo, test, test-unit, lock and bench
 VENV ?= .venv
 NODES ?= 2
@@ -17,7 +18,15 @@ OFFLINE ?=
 IMAGE ?=
 IN = venv
 DIR =
-export VENV PYTHON IMAGE_VENV STACK BASE EXTRA OFFLINE IMAGE DIR
+CLUSTER =
+GPUS =
+PARTITION =
+ACCOUNT =
+TIME =
+OPTIONS =
+PROFILE =
+DRY_RUN =
+export VENV PYTHON IMAGE_VENV STACK BASE EXTRA OFFLINE IMAGE DIR CLUSTER GPUS PARTITION ACCOUNT TIME OPTIONS PROFILE
 python = "$$VENV/bin/python" -P
 default_stack := $(shell sed -n 's/^default: *//p' containers/stacks.yaml)
 export image := $(or $(IMAGE),containers/image$(addprefix -,$(filter-out $(default_stack),$(STACK))).sif)
@@ -27,7 +36,7 @@ build = "$$IMAGE_VENV/bin/python" containers/build.py --stack "$$STACK" --base "
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-unit test-cluster test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell lint lock bench venv venv-image venv-dev clean clean-venv
+.PHONY: help demo test test-unit test-cluster test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell profiles submit lint lock bench venv venv-image venv-dev clean clean-venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -75,6 +84,13 @@ image-inspect: venv-image ## print what the image is made of
 
 shell: ## a shell in the image (STACK=NAME IMAGE=FILE)
 	@$(inside) bash --norc
+
+profiles: venv-image ## check the site profiles of clusters/ and write their shell files (PROFILE=FILE)
+	@"$$IMAGE_VENV/bin/python" -P clusters/render.py $(if $(PROFILE),"$$PROFILE")
+
+submit: venv-image ## submit the job script as a site's profile says (CLUSTER=NAME NODES=2 ARGS='-- CMD' DRY_RUN=1 ...)
+	@"$$IMAGE_VENV/bin/python" -P clusters/submit.py $(if $(DRY_RUN),--dry-run) --cluster "$$CLUSTER" --nodes "$(NODES)" \
+		--gpus "$$GPUS" --partition "$$PARTITION" --account "$$ACCOUNT" --time "$$TIME" --options="$$OPTIONS" -- $(ARGS)
 
 lint: venv-dev ## ruff, mypy --strict, shellcheck
 	@PATH="$$(realpath "$$VENV")/bin:$$PATH" tools/lint.sh

@@ -21,7 +21,8 @@ LC_ALL=C # bytes, not characters; srun's messages in English
 
 readonly ATTEMPTS=3      # after a port or peer that was not available
 readonly FAILURES=3      # in a row, after which --on-failure requeue gives up
-readonly LATE=10         # times 0.5 s: what a shared file system may take to show a node's file
+readonly LATE=10         # times 0.5 s: what a shared file system may take to show a node's file,
+readonly LATE_FAILED=2   # and where a failure is known
 readonly DONE=0 BAD_INPUT=64 UNAVAILABLE=69 SAVED=75
 
 say() { printf 'apptrain: %s\n' "${*//$'\n'/ }" >&2; }
@@ -124,21 +125,27 @@ find_profile() {
     [[ -n $profile ]] || return 0
     [[ -r $profile ]] || refuse "there is no profile $profile: the sites are in $APPTRAIN_HOME/clusters"
     file=${profile%.yaml}.sh
-    [[ -r $file ]] || refuse "$file is missing: python3 clusters/render.py makes it from $profile"
+    [[ -r $file ]] || refuse "$file is missing: $(remedy "$profile")"
     # shellcheck source=/dev/null
     source "$file"
     [[ $site_digest == "$(sha256sum <"$profile" | cut -d ' ' -f 1)" ]] ||
-        refuse "$file is not made from $profile as that is now: python3 clusters/render.py makes it anew"
+        refuse "$file is not made from $profile as that is now: $(remedy "$profile")"
     [[ $site_scheduler == "$scheduler" ]] ||
         refuse "the profile $profile is for $site_scheduler, and this is a job of $scheduler: choose another with --profile"
     export APPTRAIN_PROFILE=$profile
     if [[ $profile != "$APPTRAIN_HOME"/* ]]; then add_bind "$profile"; fi
 }
 
+# What makes a profile's shell file.
+remedy() {
+    printf 'make profiles'
+    if [[ ${1%/*} != "$APPTRAIN_HOME/clusters" ]]; then printf ' PROFILE=%q' "$1"; fi
+}
+
 # Whether a profile's shell file names this cluster.
 knows() (
     # shellcheck source=/dev/null
-    source "$1" && [[ " ${site_clusters[*]} " == *" $2 "* ]]
+    source "$1" && [[ " ${site_clusters[*]-} " == *" $2 "* ]]
 )
 
 add_bind() { export APPTRAIN_BIND=${APPTRAIN_BIND:+$APPTRAIN_BIND$'\n'}$1; }
@@ -157,18 +164,30 @@ use_profile() {
         APPTRAIN_APPTAINER=$(expand "$site_apptainer")
         export APPTRAIN_APPTAINER
     fi
+    # Whole nodes, whose GPUs the request did not name.
+    if [[ -n $site_gpus && -z ${APPTRAIN_NGPUS:-}${CUDA_VISIBLE_DEVICES:-} ]]; then export APPTRAIN_NGPUS=$site_gpus; fi
 }
 
 # Loads the profile's modules; the nodes get what they change through the environment.
 load_modules() {
-    local file status=0
+    local file path paths=() status=0
     ((${#site_modules[@]})) || return 0
+    for path in ${site_module_paths[@]+"${site_module_paths[@]}"}; do
+        path=$(expand "$path")
+        paths+=("$path")
+    done
     set +eu # module systems are written without
     for file in "${LMOD_PKG:-/nowhere}/init/bash" "${MODULESHOME:-/nowhere}/init/bash" /etc/profile.d/{lmod,z00_lmod,modules}.sh; do
         # shellcheck source=/dev/null
         if ! declare -F module >/dev/null && [[ -r $file ]]; then source "$file"; fi
     done
-    if declare -F module >/dev/null; then module load "${site_modules[@]}" || status=$?; else status=127; fi
+    if ! declare -F module >/dev/null; then
+        status=127
+    elif ((${#paths[@]} == 0)) || module use "${paths[@]}"; then
+        module load "${site_modules[@]}" || status=$?
+    else
+        status=$?
+    fi
     set -eu
     ((status == 0)) ||
         refuse "module load ${site_modules[*]} of the profile $profile ended with status $status: correct its modules (module avail lists them)"
@@ -247,6 +266,7 @@ copy_to_log() {
 
 close_log() {
     local waited=0
+    trap '' HUP INT TERM # also for `sleep`, of whose end bash would tell
     exec >&3 2>&4 3>&- 4>&-
     while kill -0 "${loggers[@]}" 2>/dev/null && ((waited++ < 50)); do sleep 0.1; done
     kill -KILL "${loggers[@]}" 2>/dev/null || true
@@ -319,10 +339,11 @@ read_outcome() {
     if [[ $o_time =~ ^([0-9]{1,10})\.([0-9]{6})$ ]]; then o_time=$((10#${BASH_REMATCH[1]}${BASH_REMATCH[2]})); else o_time=0; fi
 }
 
-# Sets `status` and `error`, and `missing`: the job's outcome, from those of all tasks (entrypoint/outcome.py has the rule).
+# Sets `status`, `error`, `missing` and `earliest`, the first failure's time: the job's outcome, from those of all
+# tasks (entrypoint/outcome.py has the rule).
 judge() {
-    local node task file earliest='' well='' saved=''
-    status='' error='' missing=()
+    local node task file well='' saved=''
+    status='' error='' missing=() earliest=''
     for ((node = 0; node < nnodes; node++)); do
         for ((task = 0; task < tasks; task++)); do
             file=$run_dir/outcome/$attempt.$node
@@ -369,7 +390,7 @@ run_attempts() {
         for ((late = 0; late < LATE; late++)); do
             ls -- "$run_dir/outcome" >/dev/null || true # so that NFS looks anew
             judge
-            if ((${#missing[@]} == 0)) || [[ -n $asked ]]; then break; fi
+            if ((${#missing[@]} == 0)) || [[ -n $asked || (-n $earliest && $late -ge $LATE_FAILED) ]]; then break; fi
             sleep 0.5
         done
         if ((status != UNAVAILABLE || try == ATTEMPTS)) || [[ -n $asked$port_by_hand ]]; then return; fi
@@ -415,7 +436,7 @@ continue_later() {
     local why
     if [[ -z $is_batch ]]; then
         say "$1"
-    elif why=$(run_again 2>&1); then
+    elif why=$(trap '' TERM && run_again 2>&1); then # which ends this run with TERM
         tell "the job will run again, and go on there"
     else
         say "$scheduler does not run it again (${why//$'\n'/ }); $1"
@@ -429,7 +450,7 @@ show_plans() {
     if [[ -d $run_dir ]]; then count_attempts && APPTRAIN_ATTEMPT=$attempt; fi
     tell "the launch line, and below the plan of each task:"
     show_only=show start launch ${arguments[@]+"${arguments[@]}"}
-    SLURM_LABELIO=1 start plan ${arguments[@]+"${arguments[@]}"} | sort -s -n -t : -k 1,1
+    SLURM_LABELIO=1 start plan ${arguments[@]+"${arguments[@]}"} 2>&1 | sort -s -n -t : -k 1,1
     exit "${PIPESTATUS[0]}"
 }
 
@@ -439,9 +460,10 @@ show() {
 }
 
 run_job() {
-    # shellcheck disable=SC2034 # the job script reads site_launcher_args
-    site_scheduler='' site_clusters=() site_modules=() site_binds=() site_pass=() site_launcher_args=()
-    site_apptainer='' site_image='' site_scratch='' site_digest=''
+    # shellcheck disable=SC2034 # the job scripts read some
+    site_scheduler='' site_clusters=() site_module_paths=() site_modules=() site_binds=() site_pass=() \
+        site_start='' site_launcher_args=() site_gpus='' \
+        site_apptainer='' site_image='' site_scratch='' site_digest=''
     read_arguments "$@"
     describe_job
     find_profile

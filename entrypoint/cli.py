@@ -8,12 +8,14 @@ import argparse
 import errno
 import os
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from entrypoint import __version__, options
+from entrypoint import __version__, options, outcome
 from entrypoint.errors import BadInput, Refusal
+from entrypoint.outcome import Outcome
 from entrypoint.plan import LaunchPlan
 
 PLAN = "print what launch would run, from this environment or a recorded one; runs and contacts nothing"
@@ -35,7 +37,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         return _run(argv)
     except Refusal as refusal:
-        print(f"entrypoint: {refusal}", file=sys.stderr)
+        if not _left_to_job_script(refusal, os.environ):
+            print(f"entrypoint: {refusal}", file=sys.stderr)
         return refusal.status
     except KeyboardInterrupt:
         return 130
@@ -47,6 +50,22 @@ def main(argv: Sequence[str]) -> int:
             raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _left_to_job_script(refusal: Refusal, env: Mapping[str, str]) -> bool:
+    """Whether a job script will say it: one line for all nodes, from the outcome that is left here."""
+    path = Path(env.get("APPTRAIN_OUTCOME", ""))
+    if not path.name:
+        return False
+    if not path.exists():
+        node = os.uname().nodename.partition(".")[0]
+        try:
+            outcome.write(
+                path, Outcome(status=refusal.status, node=node, time=time.time(), error=str(refusal))
+            )
+        except OSError:
+            return False
+    return "APPTRAIN_ATTEMPT" in env
 
 
 def _run(argv: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ scheduler=slurm
 # not tell: a job that was submitted from a step has that step's.
 case $(tr '\0' ' ' 2>/dev/null <"/proc/$PPID/cmdline") in
     slurmstepd:*.batch\]*) place='batch' ;;
+    slurmstepd:*.interactive\]*) place='shell' ;;
     slurmstepd:*) place='step' ;;
     *) if [[ ${SLURM_TASK_PID:-} == "$$" ]]; then place='batch'; else place='shell'; fi ;;
 esac

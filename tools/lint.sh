@@ -28,6 +28,6 @@ mapfile -d '' -t shell < <(shell_files)
 check ruff check
 check ruff format --check
 check mypy
-check mypy --explicit-package-bases tools/lock.py benchmarks containers tests
+check mypy --explicit-package-bases tools/lock.py benchmarks clusters containers tests
 check shellcheck -- "${shell[@]}"
 exit $status

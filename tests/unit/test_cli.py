@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ import jsonschema
 import pytest
 
 import entrypoint
+from entrypoint import outcome
 from entrypoint.cli import main
 from entrypoint.options import OPTIONS
+from entrypoint.outcome import Outcome
 
 CHECKOUT = Path(entrypoint.__file__).parents[1]
 SCHEMA = json.loads((Path(entrypoint.__file__).parent / "plan.schema.json").read_text())
@@ -345,13 +349,13 @@ def test_an_ipv6_rendezvous_is_in_brackets(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- a list", "must hold a mapping with the keys env, host_suffix, launch, scratch"),
-        ("nproc: 4", "unknown key nproc: valid are env, host_suffix, launch, scratch"),
-        ("launch: {nodes: 4}", "unknown key nodes: valid are nproc-per-node, rdzv-backend, interface, join-timeout, peer-timeout, omp-num-threads"),
+        ("- a list", "must hold a mapping with the keys title, documented, tested, scheduler, clusters, start, launcher_args, host_suffix, scratch, nodes, request, container, launch, env"),
+        ("nproc: 4", "site.yaml: unknown key nproc: valid are title, documented, tested, scheduler, clusters, start, launcher_args, host_suffix, scratch, nodes, request, container, launch, env"),
+        ("launch: {nodes: 4}", "site.yaml: launch: unknown key nodes: valid are nproc-per-node, rdzv-backend, interface, join-timeout, peer-timeout, omp-num-threads"),
         ("env: {A: on}", "env A is True: give text in quotes, or a number"),
         ("env: {OMP_NUM_THREADS: 2}", "env sets OMP_NUM_THREADS: set omp_num_threads under launch"),
         ("launch: 4", "launch must be a mapping, found 4"),
-        ("launch: {nproc_per_node: four}", "nproc-per-node in site.yaml=four: must be N, a number"),
+        ("launch: {nproc_per_node: four}", "site.yaml: launch nproc-per-node is 'four': give a whole number from 1"),
         ("{", "is not YAML: while parsing a flow node expected the node content, but found '<stream end>'"),
         ("x: !!python/object/apply:os.system [id]", "is not YAML: could not determine a constructor for the tag 'tag:yaml.org,2002:python/object/apply:os.system'"),
     ],
@@ -366,6 +370,49 @@ def test_an_unknown_profile_is_refused_with_the_path_it_was_sought_at(cli: Cli) 
     assert cli.refusal(NODE, "--profile", "nowhere") == (
         f"--profile nowhere: {CHECKOUT / 'clusters' / 'nowhere.yaml'} cannot be read: No such file or directory"
     )
+
+
+REFUSAL = "APPTRAIN_JOIN_TIMEOUT=soon: must be S, a number"
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [({"APPTRAIN_ATTEMPT": "0"}, ""), ({}, f"entrypoint: {REFUSAL}\n")],
+    ids=["with a job script, which says it", "without one"],
+)
+def test_a_refused_launch_leaves_its_outcome_where_it_is_told_to(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    env: dict[str, str],
+    said: str,
+) -> None:
+    path = tmp_path / "0.3"
+    given = {**NODE, **env, "APPTRAIN_OUTCOME": str(path), "APPTRAIN_JOIN_TIMEOUT": "soon"}
+    for name in [name for name in os.environ if name.startswith("APPTRAIN_")]:
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    assert main(["launch"]) == 64
+    assert capsys.readouterr().err == said
+    found = outcome.read(path)
+    assert found is not None
+    assert abs(found.time - time.time()) < 60
+    node = os.uname().nodename.partition(".")[0]
+    assert found == Outcome(status=64, node=node, time=found.time, error=REFUSAL)
+
+
+def test_an_outcome_that_is_there_is_kept_and_one_that_cannot_be_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("APPTRAIN_ATTEMPT", "0")
+    (tmp_path / "0.3").write_text("status=5\n")
+    monkeypatch.setenv("APPTRAIN_OUTCOME", str(tmp_path / "0.3"))
+    assert main(["launch", "--device", "tpu"]) == 64
+    assert (capsys.readouterr().err, (tmp_path / "0.3").read_text()) == ("", "status=5\n")
+    monkeypatch.setenv("APPTRAIN_OUTCOME", str(tmp_path / "none/0.3"))
+    assert main(["launch", "--device", "tpu"]) == 64
+    assert capsys.readouterr().err.startswith("entrypoint: --device=tpu: must be one of ")
 
 
 def imported(*arguments: str) -> set[str]:

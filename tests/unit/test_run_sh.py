@@ -262,6 +262,7 @@ def test_only_what_the_table_names_passes(node: Node) -> None:
         "CUDA_HOME": "/x",
         "APPTRAIN_STACK": "/x",
         "APPTRAIN_IMAGE_ID": "another's",
+        "APPTRAIN_OUTCOME": "/x",
         "PYTHON_EXEC": "/x",
         "SHELL": "/bin/tcsh",
         "ANYTHING": "else",
@@ -1069,9 +1070,9 @@ def test_an_entrypoint_that_was_killed_leaves_an_outcome(node: Node) -> None:
     check_outcome(run, "2.3", 137, "the entrypoint ended with status 137 and left no outcome", signum=9)
 
 
-def test_an_outcome_of_the_entrypoint_is_kept(node: Node) -> None:
+def test_an_outcome_that_the_entrypoint_writes_where_it_is_told_to_is_kept(node: Node) -> None:
     run = node.path / "runs" / "job-1"
-    node.python('echo status=5 >"$APPTRAIN_RUN_DIR/outcome/2.3"; exit 5')
+    node.python('echo status=5 >"$APPTRAIN_OUTCOME"; exit 5')
     assert node.launch(APPTRAIN_RUN_DIR=str(run), **TASK).returncode == 5
     assert outcomes(run) == {"2.3": Outcome(status=5)}
 

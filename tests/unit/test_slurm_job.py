@@ -18,6 +18,8 @@ from typing import IO, Any
 
 import pytest
 
+from clusters import render
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 BOUND = 60  # s, for anything started here
 Tasks = dict[str, dict[str, Any]]
@@ -711,6 +713,7 @@ def test_a_dry_run_prints_the_launch_line_and_asks_every_task_for_its_plan(clust
     assert shlex.split(line)[-3:] == ["launch", "--", "a b.py"]
     assert sorted(plans) == ["task of node 0 ", "task of node 1 "]
     assert cluster.srun()[-3:] == ["plan", "--", "a b.py"]
+    assert "--kill-on-bad-exit=0" in cluster.srun()
     assert cluster.handed("SLURM_LABELIO") == "1"
 
 
@@ -772,3 +775,178 @@ def test_two_commands_are_refused(cluster: Cluster, tmp_path: Path) -> None:
 def test_the_script_started_in_every_task_of_a_step_is_refused(cluster: Cluster) -> None:
     text = cluster.refused(parent="slurmstepd: [7.0]", SLURM_STEP_ID="0")
     assert text == "job 7, step 0: start this script once, not with srun"
+
+
+def test_the_script_in_place_of_the_shell_of_an_interactive_step_is_no_task(cluster: Cluster) -> None:
+    ended = cluster.run(parent="slurmstepd: [7.interactive]", SLURM_STEP_ID="4294967290")
+    assert (ended.returncode, "--overlap" in cluster.srun()) == (0, True)
+
+
+# --- the site's profile -------------------------------------------------------------------------------------------
+
+LAB = "scheduler: slurm\nclusters: [lab, other]\n"
+MODULES = """\
+module() {{
+    printf '%s\\n' "$*" >>{calls}
+    if [[ $1 == use ]]; then MODULEPATH=$2; fi
+    if [[ $2 == missing/1 ]]; then return 3; fi
+    PATH=$PATH:/from/modules
+}}
+"""
+
+
+def add_profile(cluster: Cluster, name: str, text: str) -> Path:
+    """A profile of the checkout, or of another place, with its shell file."""
+    file = cluster.checkout / "clusters" / f"{name}.yaml"
+    file.write_text(text)
+    render.render(file, write=True)
+    return file
+
+
+def test_the_profile_is_the_one_that_knows_the_clusters_name(cluster: Cluster) -> None:
+    add_profile(cluster, "elsewhere", "scheduler: slurm\nclusters: [laboratory, la]\n")
+    add_profile(cluster, "nameless", "scheduler: slurm\n")
+    file = add_profile(cluster, "here", LAB)
+    ended = cluster.run()
+    assert (ended.returncode, cluster.handed("APPTRAIN_PROFILE")) == (0, str(file))
+    assert f"profile {file}," in ended.stdout
+
+
+def test_an_option_wins_over_a_variable_and_that_over_the_clusters_name(cluster: Cluster) -> None:
+    for name, text in (("here", LAB), ("mine", "scheduler: slurm"), ("other", "scheduler: slurm")):
+        add_profile(cluster, name, text)
+    clusters = cluster.checkout / "clusters"
+    cluster.run(APPTRAIN_PROFILE="other")
+    assert cluster.handed("APPTRAIN_PROFILE") == str(clusters / "other.yaml")
+    cluster.run("--profile=mine", APPTRAIN_PROFILE="other")
+    assert cluster.handed("APPTRAIN_PROFILE") == str(clusters / "mine.yaml")
+    assert cluster.launched() == []
+
+
+def test_a_profile_from_outside_the_checkout_is_shown_inside(cluster: Cluster) -> None:
+    file = add_profile(cluster, "../../submit/mine", "scheduler: slurm").resolve()
+    assert cluster.run("--profile", "mine.yaml").returncode == 0
+    assert (cluster.handed("APPTRAIN_PROFILE"), cluster.handed("APPTRAIN_BIND")) == (str(file), str(file))
+
+
+def test_a_profile_says_what_starts_the_image_and_what_it_shows(cluster: Cluster) -> None:
+    add_profile(
+        cluster,
+        "here",
+        LAB + "launcher_args: ['--network=single_node_vni', '--comment=a $(touch pwned) b']\n"
+        "container: {program: $HOME/bin/apptainer, stack: cu126, pass: [MY_*, TOKEN],\n"
+        "            binds: ['$DATA', '/a b:/c:ro', '/`touch pwned`']}\n",
+    )
+    ended = cluster.run(DATA="/data/it's $HOME", APPTRAIN_BIND="/mine", APPTRAIN_PASS="OWN")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    handed = {name: cluster.handed(f"APPTRAIN_{name}") for name in ("IMAGE", "APPTAINER", "BIND", "PASS")}
+    assert handed == {
+        "IMAGE": f"{cluster.checkout}/containers/image-cu126.sif",
+        "APPTAINER": f"{cluster.folder}/home/bin/apptainer",
+        "BIND": "/mine\n/data/it's $HOME\n/a b:/c:ro\n/`touch pwned`",
+        "PASS": "OWN MY_* TOKEN",
+    }
+    words = cluster.srun()
+    at = words.index("--quit-on-interrupt")
+    assert words[at + 1 : at + 3] == ["--network=single_node_vni", "--comment=a $(touch pwned) b"]
+    assert not list(cluster.folder.rglob("pwned"))
+
+
+def test_what_the_user_set_wins_over_the_profile(cluster: Cluster) -> None:
+    add_profile(
+        cluster, "here", LAB + "scratch: /nowhere\ncontainer: {program: /site/apptainer, stack: cu126}\n"
+    )
+    mine = {"APPTRAIN_APPTAINER": "/my/apptainer", "APPTRAIN_IMAGE": "/my.sif"}
+    assert cluster.run("--run-dir", "run", **mine).returncode == 0
+    assert {name: cluster.handed(name) for name in mine} == mine
+    assert cluster.handed("APPTRAIN_RUN_DIR") == f"{cluster.submit_dir}/run"
+
+
+def test_run_directories_lie_in_the_profiles_scratch(cluster: Cluster) -> None:
+    add_profile(cluster, "here", LAB + "scratch: ${SCRATCH}/$USER/\n")
+    assert cluster.run(SCRATCH=f"{cluster.folder}/scratch", USER="alice").returncode == 0
+    assert cluster.handed("APPTRAIN_RUN_DIR") == f"{cluster.folder}/scratch/alice/runs/apptrain-7"
+
+
+@pytest.mark.parametrize("variable", ["LMOD_PKG", "MODULESHOME"])
+def test_modules_are_loaded_from_the_profiles_paths_and_reach_the_nodes(
+    cluster: Cluster, variable: str
+) -> None:
+    calls = cluster.folder / "modules.txt"
+    init = cluster.folder / "lmod" / "init" / "bash"
+    init.parent.mkdir(parents=True)
+    init.write_text(MODULES.format(calls=shlex.quote(str(calls))))
+    paths = "container: {module_paths: [/soft/modules, $SOFT/more], modules: [spack/1, apptainer]}\n"
+    add_profile(cluster, "here", LAB + paths)
+    ended = cluster.run(SOFT="/my soft", **{variable: str(init.parent.parent)})
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert calls.read_text() == "use /soft/modules /my soft/more\nload spack/1 apptainer\n"
+    assert (cluster.handed("PATH") or "").endswith(":/from/modules:/from/modules")
+
+
+@pytest.mark.parametrize(("init", "status"), [("lmod", 3), ("nowhere", 127)])
+def test_modules_that_cannot_be_loaded_end_the_job(cluster: Cluster, init: str, status: int) -> None:
+    (cluster.folder / "lmod" / "init").mkdir(parents=True)
+    (cluster.folder / "lmod" / "init" / "bash").write_text(MODULES.format(calls="/dev/null"))
+    file = add_profile(cluster, "here", LAB + "container: {modules: [missing/1]}\n")
+    ended = cluster.run(LMOD_PKG=str(cluster.folder / init))
+    assert (ended.returncode, cluster.calls()) == (64, [])
+    assert said(ended) == [
+        f"module load missing/1 of the profile {file} ended with status {status}: "
+        "correct its modules (module avail lists them)"
+    ]
+
+
+def test_two_profiles_for_a_cluster_are_refused(cluster: Cluster) -> None:
+    for name in ("a", "b"):
+        add_profile(cluster, name, LAB)
+    assert cluster.refused() == "a.yaml b.yaml are all for the cluster lab: choose one with --profile"
+    assert cluster.run("--profile", "b").returncode == 0
+
+
+def test_an_unknown_profile_is_refused(cluster: Cluster) -> None:
+    clusters = cluster.checkout / "clusters"
+    assert cluster.refused("--profile", "nowhere") == (
+        f"there is no profile {clusters}/nowhere.yaml: the sites are in {clusters}"
+    )
+
+
+def test_a_profile_without_its_shell_file_or_with_an_older_one_is_refused(cluster: Cluster) -> None:
+    file = add_profile(cluster, "here", LAB)
+    shell = file.with_suffix(".sh")
+    file.write_text(LAB + "title: changed\n")
+    assert cluster.refused() == f"{shell} is not made from {file} as that is now: make profiles"
+    mine = cluster.submit_dir / "it's mine.yaml"
+    mine.write_text(LAB)
+    assert cluster.refused("--profile", "./it's mine.yaml") == (
+        f"{cluster.submit_dir}/./it's mine.sh is missing: "
+        f"make profiles PROFILE={cluster.submit_dir}/./it\\'s\\ mine.yaml"
+    )
+
+
+def test_a_profile_for_another_scheduler_is_refused(cluster: Cluster) -> None:
+    file = add_profile(cluster, "elsewhere", "scheduler: pbs")
+    assert cluster.refused("--profile=elsewhere") == (
+        f"the profile {file} is for pbs, and this is a job of slurm: choose another with --profile"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("scratch: $SCRATCH/x", "$SCRATCH/x"), ("container: {binds: ['${SCRATCH}:/x']}", "${SCRATCH}:/x")],
+)
+def test_a_variable_that_is_not_set_here_is_refused(cluster: Cluster, text: str, value: str) -> None:
+    file = add_profile(cluster, "here", LAB + text)
+    assert cluster.refused() == (
+        f"{value} in the profile {file}: SCRATCH is not set here: set it, or correct the profile"
+    )
+
+
+def test_the_profiles_that_are_there_are_read_by_the_job_scripts(cluster: Cluster) -> None:
+    for file in (CHECKOUT / "clusters").glob("*.*"):
+        if file.suffix in (".yaml", ".sh"):
+            shutil.copy(file, cluster.checkout / "clusters")
+    ended = cluster.run(SLURM_CLUSTER_NAME="perlmutter", PSCRATCH=f"{cluster.folder}/pscratch")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert cluster.handed("APPTRAIN_PROFILE") == f"{cluster.checkout}/clusters/perlmutter.yaml"
+    assert cluster.handed("APPTRAIN_RUN_DIR") == f"{cluster.folder}/pscratch/runs/apptrain-7"

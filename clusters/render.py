@@ -1,0 +1,147 @@
+"""Check site profiles and write the shell files that the job scripts read: `make profiles`.
+
+The secret: the shell file's names, site_*, and how a value becomes a word of bash that stands for itself. The
+job scripts run where there is no Python; containers/job.sh compares the YAML's digest with the one kept here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from containers import stacks
+from entrypoint.errors import BadInput
+from entrypoint.profile import CLUSTERS, Profile, load
+
+HEADER: Final = """\
+# shellcheck shell=bash disable=SC2016,SC2034
+# Made from {name} by `make profiles`: change that file, not this one.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """One whose errors are ours: one line, and 64."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadInput(f"{message} (see {self.prog} --help)")
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = Parser(prog="clusters/render.py", description=__doc__.split("\n\n")[0])
+    parser.add_argument("file", nargs="*", help="profiles (all of clusters/)")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail where a shell file would change"
+    )
+    try:
+        options = parser.parse_args(arguments)
+        for file in map(Path, options.file) if options.file else sorted(CLUSTERS.glob("*.yaml")):
+            print(_line(file, *render(file, write=not options.check)))
+    except (BadInput, stacks.BadInput) as error:
+        print(f"profiles: {error}", file=sys.stderr)
+        return error.status
+    return 0
+
+
+def render(file: Path, *, write: bool) -> tuple[Profile, bool]:
+    """Make the shell file of a profile what it has to be; returns the profile, and whether that changed it.
+
+    Raises BadInput where the profile is wrong, or the file cannot be written, or may not and would change.
+    """
+    profile, text = load_checked(file)
+    target = shell_file(file)
+    try:
+        before = target.read_text(encoding="utf-8") if target.exists() else None
+        if before == text:
+            return profile, False
+        if write:
+            _write(target, text)
+    except (OSError, UnicodeError) as error:
+        raise BadInput(f"{target} cannot be written: {error}") from None
+    if not write:
+        state = "is missing" if before is None else f"is not made from {file} as that is now"
+        raise BadInput(f"{target} {state}: {remedy(file)}")
+    return profile, True
+
+
+def load_checked(file: Path, asked: str = "") -> tuple[Profile, str]:
+    """A profile that job scripts can use, and its shell file's text. Raises BadInput."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.yaml", file.name):
+        raise BadInput(f"{file}: a profile is named NAME.yaml, of letters, digits, _ . and -: rename it")
+    profile = load(str(file), asked=asked or f"PROFILE={file}")
+    if not profile.scheduler:
+        raise BadInput(f"{file}: scheduler is missing: give slurm or pbs")
+    known = stacks.read()
+    if profile.container.stack and profile.container.stack not in known:
+        raise BadInput(
+            f"{file}: container stack is {profile.container.stack!r}: give one of {', '.join(known)}"
+        )
+    return profile, shell(profile, hashlib.sha256(file.read_bytes()).hexdigest())
+
+
+def shell(profile: Profile, digest: str) -> str:
+    """The shell file of a profile whose YAML has this digest."""
+    container = profile.container
+    counted = profile.scheduler == "pbs" and profile.nodes.whole  # Slurm itself says what GPUs a step has
+    lines = (
+        _assignment("site_digest", digest),
+        _assignment("site_scheduler", profile.scheduler),
+        _array("site_clusters", profile.clusters),
+        _array("site_module_paths", container.module_paths),
+        _array("site_modules", container.modules),
+        _assignment("site_apptainer", container.program),
+        _assignment("site_image", stacks.find(container.stack).image.name),
+        _array("site_binds", container.binds),
+        _array("site_pass", container.passed),
+        _assignment("site_scratch", profile.scratch),
+        _assignment("site_start", profile.start),
+        _array("site_launcher_args", profile.launcher_args),
+        _assignment("site_gpus", profile.nodes.gpus if counted else None),
+    )
+    return HEADER.format(name=profile.name) + "".join(lines)
+
+
+def shell_file(file: Path) -> Path:
+    return file.with_suffix(".sh")
+
+
+def remedy(file: Path) -> str:
+    """The command that makes a profile's shell file."""
+    if file.resolve().parent == CLUSTERS.resolve():
+        return "make profiles"
+    return f"make profiles PROFILE={quoted(str(file))}"
+
+
+def quoted(text: str) -> str:
+    """A word of bash that stands for the text, whatever it holds."""
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def _assignment(name: str, value: str | int | None) -> str:
+    return f"{name}={quoted('' if value is None else str(value))}\n"
+
+
+def _array(name: str, values: Iterable[str]) -> str:
+    return f"{name}=({' '.join(map(quoted, values))})\n"
+
+
+def _line(file: Path, profile: Profile, changed: bool) -> str:
+    state = f"{shell_file(file).name} written" if changed else "unchanged"
+    return f"profiles: {file.stem}: {profile.title} ({profile.tested or 'never run there'}): {state}"
+
+
+def _write(file: Path, text: str) -> None:
+    fresh = file.with_name(f".{file.name}.{os.getpid()}")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(file)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,156 @@
+"""An account on a test cluster, as a user of this project has one: a checkout, the image, a folder to work in, jobs.
+
+The secret: where things lie. The checkout's path has a space, jobs are submitted from somewhere else, and the image
+is read-only software of the site.
+
+APPTRAIN_TEST_IMAGE=FILE takes an image that exists instead of building one, for trying changes quickly; the
+checkout's two packages are then shown in place of the image's own. A job with --export=NONE still runs those.
+"""
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import Any
+
+import pytest
+
+from tests.cluster.images import CHECKOUT, Built
+from tests.host import Bind
+from tests.vcluster import Cluster, Job, up
+
+USER = "alice"
+UID = 2001
+HOME = Path("/home/alice")
+REPOSITORY = HOME / "app train"
+SCRIPT = REPOSITORY / "slurm/multinode.sbatch"
+WORK = HOME / "my work"
+"""Where jobs are submitted."""
+PARTS = ("slurm", "pbs", "containers", "clusters", "entrypoint", "src")
+SOFTWARE = Path("/sw/images")
+PACKAGES = "/usr/local/lib/python3.13/dist-packages"
+BOUND = 150.0
+"""Seconds for a job that takes a few, or 20 where all its ranks import torch on two busy cores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """A job that has ended, or runs."""
+
+    job: Job
+    text: str
+    """What it has printed."""
+    folder: Path
+    """Where on this machine its run directory is to be."""
+
+    @property
+    def ended(self) -> tuple[str, int]:
+        return self.job.state, self.job.status
+
+    @property
+    def lines(self) -> list[str]:
+        return self.text.splitlines()
+
+    def said(self, who: str) -> list[str]:
+        """The lines of `apptrain`, `entrypoint`, `run.sh`, `srun`, or of ranks that begin likewise."""
+        return [line.removeprefix(f"{who}: ") for line in self.lines if line.startswith(f"{who}: ")]
+
+    @property
+    def printed(self) -> list[str]:
+        """What the ranks printed, sorted: without the lines of the launcher and of Slurm."""
+        ours = ("apptrain: ", "entrypoint: ", "run.sh: ", "srun: ", "slurmstepd")
+        return sorted(line for line in self.lines if not line.startswith(ours))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    cluster: Cluster
+    env: Mapping[str, str] = field(default_factory=dict)
+    """What its login sets."""
+
+    def on_disk(self, path: Path | str) -> Path:
+        """A path of the homes or /scratch as this machine has it."""
+        return self.cluster.folder / str(path).lstrip("/")
+
+    def folder(self, path: Path | str) -> Path:
+        """Makes a folder of the user's, with those on its way; relative to HOME."""
+        for part in [*reversed((HOME / path).relative_to(HOME).parents), Path(path)]:
+            on_disk = self.on_disk(HOME / part)
+            if not on_disk.exists():
+                on_disk.mkdir()
+                os.chown(on_disk, UID, UID)
+        return HOME / path
+
+    def write(self, path: Path | str, text: str) -> Path:
+        """Writes a file of the user's, with the folders on its way; relative to HOME."""
+        file = self.folder(Path(path).parent) / Path(path).name
+        self.on_disk(file).write_text(text)
+        os.chown(self.on_disk(file), UID, UID)
+        return file
+
+    def run(self, *argv: Path | str, cwd: Path = WORK, **how: Any) -> CompletedProcess[str]:
+        """Runs a command on the login host."""
+        env = {**self.env, **how.pop("env", {})}
+        return self.cluster.login.run(argv, user=USER, cwd=cwd, env=env, **how)
+
+    def submit(self, *argv: Path | str, cwd: Path = WORK, env: Mapping[str, str] | None = None) -> int:
+        """`sbatch ARGV` on the login host; the job's number."""
+        ended = self.run("sbatch", "--parsable", *argv, cwd=cwd, env=env or {})
+        assert ended.returncode == 0, ended.stderr
+        return int(ended.stdout)
+
+    def see(self, number: int) -> Ran:
+        """A job as it is now."""
+        job = self.cluster.job(number)
+        output = self.on_disk(job.output)
+        text = output.read_text() if output.exists() else ""
+        first = text.partition("\n")[0]
+        return Ran(job=job, text=text, folder=self.on_disk(first.removeprefix("apptrain: run directory ")))
+
+    def end(self, number: int, bound: float = BOUND) -> Ran:
+        """A job once it has ended."""
+        self.cluster.wait(number, bound)
+        return self.see(number)
+
+    def ran(self, *argv: Path | str, **how: Any) -> Ran:
+        """Submits a job and waits for its end."""
+        return self.end(self.submit(*argv, **how))
+
+    def until_printed(self, number: int, words: str, bound: float = BOUND) -> None:
+        self.cluster.until(lambda: words in self.see(number).text, f"{words!r} from job {number}", bound)
+
+
+@contextmanager
+def account(request: pytest.FixtureRequest, fixture: str = "default", **how: Any) -> Iterator[Account]:
+    """An account on a cluster of its own, `up(**how)`, with the image of that fixture."""
+    given = os.environ.get("APPTRAIN_TEST_IMAGE") if fixture == "default" else None
+    image = Path(given) if given else _built(request, fixture)
+    shown = Bind(source=image, target=SOFTWARE / "image.sif")
+    with up(binds=[shown, *how.pop("binds", ())], **how) as cluster:
+        home = cluster.folder / "home/alice"
+        repository = home / REPOSITORY.name
+        for name in PARTS:
+            skipped = shutil.ignore_patterns("image*.sif", "image*.json", "__pycache__")
+            shutil.copytree(CHECKOUT / name, repository / name, ignore=skipped)
+        (repository / "containers/image.sif").symlink_to(SOFTWARE / "image.sif")
+        (home / WORK.name).mkdir()
+        for path in (home / WORK.name, repository, *repository.rglob("*")):
+            os.chown(path, UID, UID, follow_symlinks=False)
+        parts = (("entrypoint", "entrypoint"), ("src/train", "train"))
+        binds = [f"{REPOSITORY / source}:{PACKAGES}/{name}:ro" for source, name in parts]
+        yield Account(cluster=cluster, env={"APPTRAIN_BIND": "\n".join(binds)} if given else {})
+
+
+def clear(account: Account) -> None:
+    """Ends what runs, and waits until the nodes are idle."""
+    account.cluster.controller.run(["scancel", "--state=pending"])
+    account.cluster.controller.run(["scancel", "--state=running", "--signal=KILL"])
+    account.cluster.wait_idle()
+
+
+def _built(request: pytest.FixtureRequest, fixture: str) -> Path:
+    found: Built = request.getfixturevalue(fixture)
+    return found.image

@@ -1,0 +1,531 @@
+"""`slurm/multinode.sbatch` as users submit it: real Slurm, real Apptainer, the real image, an ordinary user.
+
+Needs root, for the test cluster. Where a test is not about ranks that import torch, its job starts a script of a few
+lines once on each node (`--mode exec`), which takes a second instead of ten.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from entrypoint import outcome
+from tests.cluster.account import (
+    BOUND,
+    HOME,
+    REPOSITORY,
+    SCRIPT,
+    SOFTWARE,
+    USER,
+    WORK,
+    Account,
+    Ran,
+    account,
+    clear,
+)
+from train import metrics
+
+SMALL = ("--config", "digits-short", "model.name=shufflenet_v2_x0_5", "data.image_size=16", "batch_size=16")
+"""40 steps that take a few seconds: the reference job's data and program, a smaller network and smaller images."""
+ONCE = ("--device", "cpu", "--mode", "exec")
+TELL = """\
+import json, os, sys
+seen = {name: os.environ.get(name) for name in ("MASTER_PORT", "NODE_RANK", "NNODES", "CUDA_VISIBLE_DEVICES")}
+seen |= {"node": os.environ["APPTRAIN_NODE"], "argv": sys.argv[1:], "cwd": os.getcwd(), "cpus": len(os.sched_getaffinity(0))}
+print(json.dumps(seen | {"gpus": os.environ.get("SLURM_GPUS_ON_NODE"), "run": os.environ["APPTRAIN_RUN_DIR"]}))
+"""
+
+pytestmark = [
+    pytest.mark.ci_may_skip("a CI without root cannot make namespaces and users"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts, namespaces and users of its own"),
+]
+
+
+@pytest.fixture(scope="module")
+def all_tests_account(request: pytest.FixtureRequest) -> Iterator[Account]:
+    with account(request) as found:
+        found.write("else where/tell.py", TELL)
+        yield found
+
+
+@pytest.fixture
+def user(all_tests_account: Account) -> Iterator[Account]:
+    """The account, on a cluster that is idle before and after a test."""
+    clear(all_tests_account)
+    yield all_tests_account
+    clear(all_tests_account)
+
+
+TELLING = ("--", HOME / "else where/tell.py")
+
+
+def told(ran: Ran) -> list[dict[str, object]]:
+    """What the script TELL printed on each node, in node-rank order."""
+    found = [json.loads(line) for line in ran.printed]
+    return sorted(found, key=lambda one: str(one["NODE_RANK"]))
+
+
+def done(ran: Ran) -> Ran:
+    assert ran.ended == ("COMPLETED", 0), ran.text
+    return ran
+
+
+# --- what a user does -------------------------------------------------------------------------------------------
+
+
+def test_every_rank_of_three_nodes_greets_and_the_first_lines_say_where_the_run_is(user: Account) -> None:
+    options = ("--device", "cpu", "--nproc-per-node", "2", "--", "-m", "train.hello")
+    ran = done(user.ran("-N3", "--gpus-per-node=2", "--cpus-per-task=2", SCRIPT, *options))
+    run = WORK / f"runs/apptrain-{ran.job.id}"
+    port = json.loads((ran.folder / "plan.0.json").read_text())["master_port"]
+    assert ran.lines[:4] == [
+        f"apptrain: run directory {run}",
+        f"apptrain: to follow it: tail -f {str(run).replace(' ', chr(92) + ' ')}/job.log",
+        f"apptrain: job {ran.job.id}, attempt 0, 3 nodes (gpu-a[01-02],gpu-b07), profile none, "
+        f"image {REPOSITORY}/containers/image.sif",
+        f"entrypoint: job {ran.job.id}, attempt 0: 3 nodes x 2 ranks on cpu, mode torchrun, "
+        f"rendezvous gpu-a01:{port}, OMP_NUM_THREADS=1",
+    ]
+    places = enumerate(node for node in ("gpu-a01", "gpu-a02", "gpu-b07") for _ in range(2))
+    greetings = [f"[tcp://gpu-a01:{port}] hello from [{node}:gloo] process {rank}/6" for rank, node in places]
+    assert ran.printed == sorted(greetings)
+    assert ran.lines[4:] == [line for line in ran.lines if line in greetings] + [f"apptrain: done: {run}"]
+    assert (ran.folder / "job.log").read_text() == ran.text
+
+
+@pytest.fixture(scope="module")
+def embedded(all_tests_account: Account) -> Path:
+    """The run directory of the small training on two nodes with two ranks each, all on one machine in the image."""
+    run = WORK / "runs/embedded"
+    line = ("python", "-P", "-m", "entrypoint.embedded", "--nodes", "2", "--nproc-per-node", "2")
+    inside = (REPOSITORY / "containers/run.sh", SOFTWARE / "image.sif", *line, "--run-dir", run)
+    ended = all_tests_account.run(*inside, "--", "-m", "train", *SMALL, timeout=BOUND)
+    assert ended.returncode == 0, ended.stderr
+    return all_tests_account.on_disk(run)
+
+
+@pytest.mark.parametrize(
+    ("mode", "request_", "options"),
+    [
+        ("torchrun", ("--cpus-per-task=2",), ("--nproc-per-node", "2")),
+        ("rank", ("--ntasks-per-node=2", "--cpus-per-task=1"), ()),
+    ],
+)
+def test_both_launch_modes_train_as_one_machine_does_bit_for_bit(
+    user: Account, embedded: Path, mode: str, request_: tuple[str, ...], options: tuple[str, ...]
+) -> None:
+    ran = done(user.ran("-N2", *request_, SCRIPT, "--device", "cpu", *options, "--", "-m", "train", *SMALL))
+    plans = [json.loads(file.read_text()) for file in sorted(ran.folder.glob("plan.*.json"))]
+    assert {(plan["mode"], plan["world_size"], plan["nnodes"]) for plan in plans} == {(mode, 4, 2)}
+    found, expected = (metrics.read(run / "metrics.jsonl") for run in (ran.folder, embedded))
+    assert list(found.loss) == list(range(1, 41))
+    assert (found.loss, found.lr, found.accuracy) == (expected.loss, expected.lr, expected.accuracy)
+    results = [json.loads((run / "result.json").read_text()) for run in (ran.folder, embedded)]
+    assert results[0]["weights_sha256"] == results[1]["weights_sha256"]
+
+
+SUM = """\
+import sys
+import torch.distributed as dist
+from model import ones  # beside this script
+dist.init_process_group("gloo")
+found = ones()
+dist.all_reduce(found)
+print(f"rank {dist.get_rank()} of {dist.get_world_size()}: {found.tolist()} {sys.argv[1:]}")
+dist.destroy_process_group()
+"""
+
+
+def test_a_script_from_elsewhere_runs_unchanged_with_the_module_beside_it_and_its_arguments(
+    user: Account,
+) -> None:
+    user.write("their project/model.py", "import torch\ndef ones():\n    return torch.ones(2)\n")
+    script = user.write("their project/train.py", SUM)
+    arguments = ["--name", 'it\'s a "test"', "$HOME", "*", "", "--", "--lr", "0.1"]
+    ran = done(user.ran("-N2", "-c1", SCRIPT, "--device=cpu", "--", script, *arguments))
+    assert ran.printed == [f"rank {rank} of 2: [2.0, 2.0] {arguments}" for rank in range(2)]
+
+
+WAIT = """\
+import os, pathlib, sys, time
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+def meet():
+    number = torch.tensor([int(sys.argv[1])])
+    dist.all_reduce(number)
+    return number.item()
+first, folder = meet(), pathlib.Path(sys.argv[2])
+(folder / f"{sys.argv[1]}.{dist.get_rank()}").touch()
+deadline = time.monotonic() + 100
+while len(list(folder.iterdir())) < 4:
+    assert time.monotonic() < deadline, list(folder.iterdir())
+    time.sleep(0.05)
+print(first, meet(), os.environ["MASTER_PORT"])
+dist.destroy_process_group()
+"""
+
+
+def test_two_jobs_at_once_on_the_same_nodes_keep_apart(user: Account) -> None:
+    script = user.write("both/wait.py", WAIT)
+    met = user.folder("both/met")
+    nodes = ("-N2", "--nodelist=gpu-a01,gpu-b07", "-c1")
+    jobs = [user.submit(*nodes, SCRIPT, "--device=cpu", "--", script, str(number), met) for number in (1, 10)]
+    ran = [done(user.end(job)) for job in jobs]
+    assert {one.job.nodes for one in ran} == {"gpu-a01,gpu-b07"}
+    ports = [json.loads((one.folder / "plan.0.json").read_text())["master_port"] for one in ran]
+    assert ran[0].printed == [f"2 2 {ports[0]}"] * 2
+    assert ran[1].printed == [f"20 20 {ports[1]}"] * 2
+    assert ports[0] != ports[1]
+
+
+# --- ways to submit ---------------------------------------------------------------------------------------------
+
+
+def test_the_elements_of_an_array_are_runs_of_their_own(user: Account) -> None:
+    first = user.submit("-N2", "--array=3,5", "--output=%x-%A_%a.out", SCRIPT, *ONCE, *TELLING)
+    user.cluster.wait(first, BOUND)
+    user.cluster.wait(first + 1, BOUND)
+    ports = set()
+    for index in (3, 5):
+        text = user.on_disk(WORK / f"apptrain-{first}_{index}.out").read_text()
+        run = f"{WORK}/runs/apptrain-{first}_{index}"
+        assert text.splitlines()[0] == f"apptrain: run directory {run}"
+        seen = [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+        assert sorted((one["node"], one["run"]) for one in seen) == [("gpu-a01", run), ("gpu-a02", run)]
+        ports |= {one["MASTER_PORT"] for one in seen}
+    assert len(ports) == 2
+
+
+@pytest.mark.parametrize(
+    ("cwd", "script", "option"),
+    [
+        (WORK, SCRIPT, "--export=NONE"),
+        (REPOSITORY, "slurm/multinode.sbatch", "--export=NONE"),
+        (REPOSITORY / "slurm", "multinode.sbatch", "--export=ALL"),
+        (Path("/scratch"), SCRIPT, "--export=ALL"),
+    ],
+)
+def test_the_checkout_is_found_from_anywhere_and_without_the_users_environment(
+    user: Account, cwd: Path, script: Path | str, option: str
+) -> None:
+    ran = done(user.ran(option, script, *ONCE, *TELLING, "a b", cwd=cwd))
+    assert [(one["node"], one["argv"], one["cwd"], one["NNODES"]) for one in told(ran)] == [
+        ("gpu-a01", ["a b"], str(cwd), "2"),
+        ("gpu-a02", ["a b"], str(cwd), "2"),
+    ]
+    assert ran.lines[0] == f"apptrain: run directory {cwd}/runs/apptrain-{ran.job.id}"
+
+
+@pytest.mark.parametrize(
+    "begin", ["", "srun --ntasks=1 --nodes=1 --exact --cpu-bind=none --gpus-per-node=2 "]
+)
+def test_a_job_submitted_by_a_job_is_not_shaped_by_it(user: Account, begin: str) -> None:
+    line = f"{begin}sbatch --wait '{SCRIPT}' {' '.join(ONCE)} -- '{HOME}/else where/tell.py'"
+    outer = user.write("else where/submit.sh", f"#!/bin/bash\n{line}\n")
+    shape = ("--nodes=3", "--ntasks=5", "--gpus-per-node=2", "--cpus-per-task=3", "--mem-per-cpu=100M")
+    number = done(user.ran(*shape, "--distribution=cyclic", outer)).job.id
+    ran = done(user.see(number + 1))
+    assert [(one["node"], one["NNODES"], one["gpus"]) for one in told(ran)] == [
+        ("gpu-a01", "2", "1"),
+        ("gpu-a02", "2", "1"),
+    ]
+    assert ran.said("apptrain")[2].startswith(f"job {ran.job.id}, attempt 0, 2 nodes (gpu-a[01-02]), ")
+
+
+@pytest.mark.parametrize(
+    ("setting", "typed"), [("mem_sort", False), ("mem_sort", True), ("use_interactive_step", True)]
+)
+def test_inside_an_allocation_bash_does_what_sbatch_does(user: Account, setting: str, typed: bool) -> None:
+    user.cluster.configure({"LaunchParameters": setting})
+    line = ["bash", *map(str, (SCRIPT, *ONCE, *TELLING, "a b"))]
+    shape = ("--nodelist=gpu-a[01-02]", "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=4")
+    if typed:
+        ended = user.run("salloc", *shape, input=f"exec {shlex.join(line)}\n")
+    else:
+        ended = user.run("salloc", *shape, *line)
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stdout.splitlines()
+    found = [json.loads(line) for line in lines if line.startswith("{")]
+    assert sorted((one["node"], one["argv"], one["gpus"], one["cwd"]) for one in found) == [
+        ("gpu-a01", ["a b"], "2", str(WORK)),
+        ("gpu-a02", ["a b"], "2", str(WORK)),
+    ]
+    assert lines[0].startswith(f"apptrain: run directory {WORK}/runs/interactive-")
+    assert lines[-1] == lines[0].replace("run directory", "done:")
+
+
+class Terminal:
+    """A shell of an allocation, at a terminal."""
+
+    def __init__(self, user: Account, *salloc: str) -> None:
+        line = shlex.join(["salloc", *salloc])
+        self._process = user.cluster.login.start(
+            ["script", "--quiet", "--return", "--command", line, "/dev/null"],
+            user=USER,
+            cwd=WORK,
+            env=user.env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert self._process.stdout
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self.text = ""
+
+    def type(self, text: str) -> None:
+        assert self._process.stdin
+        self._process.stdin.write(text)
+        self._process.stdin.flush()
+
+    def until(self, words: str) -> None:
+        assert self._process.stdout
+        deadline = time.monotonic() + BOUND
+        while words not in self.text:
+            assert time.monotonic() < deadline, self.text
+            with suppress(BlockingIOError):
+                self.text += os.read(self._process.stdout.fileno(), 1 << 16).decode()
+            time.sleep(0.02)
+
+    def end(self) -> None:
+        self.type("exit\n")
+        self._process.communicate(timeout=BOUND)
+
+
+def test_ctrl_c_in_an_allocation_ends_the_ranks_and_keeps_the_allocation(user: Account) -> None:
+    script = user.write(
+        "else where/sleep.py", "import time\nprint('asl' 'eep', flush=True)\ntime.sleep(600)\n"
+    )
+    terminal = Terminal(user, "--nodelist=gpu-a[01-02]", "--nodes=2", "--gpus-per-node=1")
+    terminal.until("$ ")
+    terminal.type(f"bash '{SCRIPT}' {' '.join(ONCE)} -- '{script}'; echo status=$?\n")
+    terminal.until("asleep\r\nasleep")
+    terminal.type("\x03")
+    terminal.until("status=130")
+    assert "ended by a signal (status 130), and not run again" in terminal.text
+    for node in user.cluster.nodes.values():
+        assert node.run(["pgrep", "--full", "sleep.py"]).stdout == ""
+    terminal.type("srun hostname\n")
+    terminal.until("gpu-a02")
+    terminal.end()
+
+
+# --- GPU requests -----------------------------------------------------------------------------------------------
+
+GPUS = {
+    "--gpus-per-node=2": ("torchrun", 2),
+    "--gpus-per-node=a100:2": ("torchrun", 2),
+    "--gres=gpu:2": ("torchrun", 2),
+    "--gpus-per-node=0 --gpus=8": ("torchrun", 4),  # all of two nodes': fewer may be spread unevenly
+    "--gpus-per-node=0 --gpus-per-task=2": ("torchrun", 2),
+    "--gpus-per-node=2 --ntasks-per-node=2": ("rank", 2),
+    "--gpus-per-node=0 --gpus-per-task=1 --ntasks-per-node=2": ("rank", 2),
+}
+
+
+@pytest.mark.parametrize("form", GPUS)
+def test_each_way_to_ask_for_gpus_gives_a_rank_for_each_and_all_see_all_of_them(
+    user: Account, form: str
+) -> None:
+    ran = done(user.ran("--nodes=2", *form.split(), SCRIPT, "--dry-run"))
+    mode, nproc_per_node = GPUS[form]
+    tasks = 4 if mode == "rank" else 2
+    world_size, visible = 2 * nproc_per_node, ",".join(map(str, range(nproc_per_node)))
+    for field, value in (
+        ("mode", mode),
+        ("nproc_per_node", nproc_per_node),
+        ("device", "cuda"),
+        ("world_size", world_size),
+    ):
+        found = re.findall(rf"^\d: {field:<24} (\S+)", ran.text, re.MULTILINE)
+        assert found == [str(value)] * tasks, ran.text
+    granted = re.findall(rf"run\.sh: (\S+): GPUs were granted \(CUDA_VISIBLE_DEVICES={visible}\)", ran.text)
+    assert sorted(granted) == ["gpu-a01", "gpu-a02"]
+
+
+REFUSED = {
+    "uneven tasks": (
+        ("--ntasks=3", "--ntasks-per-node=2"),
+        (),
+        "3 tasks on 2 nodes (2,1): every node needs the same number: --ntasks-per-node=1, or one for each rank",
+    ),
+    "uneven GPUs": (
+        ("--gpus-per-node=0", "--gpus=3"),
+        (),
+        "SLURM_GPUS=3 on 2 nodes, but 2 on the first: every node needs the same number: "
+        "request --gpus-per-node rather than --gpus",
+    ),
+    "a heterogeneous job": (
+        ("--nodes=1", ":", "--nodes=1", "--partition=cpu"),
+        (),
+        "SLURM_HET_SIZE=2: a heterogeneous job, whose step may leave nodes out: submit one component (no ':' "
+        "between requests)",
+    ),
+    "another launcher's option": (
+        (),
+        ("--start", "ssh"),
+        "--start ssh: under Slurm tasks start with srun: leave it out",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_run_is_refused_before_anything_starts(user: Account, case: str) -> None:
+    request_, options, text = REFUSED[case]
+    ran = user.ran("--nodes=2", *request_, SCRIPT, *options)
+    assert (ran.ended, ran.text) == (("FAILED", 64), f"apptrain: {text}\n")
+
+
+REFUSED_BY_A_NODE = {
+    "no GPU, and no --device cpu": (
+        ("--gpus-per-node=0",),
+        (),
+        "{node}: job {job} was granted no GPU on this node: request GPUs, or give --device cpu to train on CPUs",
+    ),
+    "fewer GPUs than ranks": (
+        ("--gpus-per-node=2",),
+        ("--nproc-per-node=4",),
+        "{node}: 4 ranks on a node, but this task sees 2 GPUs (SLURM_GPUS_ON_NODE): request more GPUs per node, "
+        "or start fewer ranks",
+    ),
+    "GPUs without a driver": (
+        (),
+        ("--", "-m", "train.hello"),
+        "{node}: the plan is for cuda, but {node} has no NVIDIA driver (libcuda.so.1: cannot open shared object file: "
+        "No such file or directory): request GPUs, leave the node out if they were granted, or give --device cpu",
+    ),
+    "a torchrun a rank": (
+        ("--ntasks-per-node=2",),
+        ("--device", "cpu", "--mode", "torchrun"),
+        "{node}: --mode torchrun needs one task on every node, but SLURM_STEP_TASKS_PER_NODE gives 2: start one task "
+        "per node, or use --mode rank",
+    ),
+    "a wrong option": (
+        (),
+        ("--devise", "cpu"),
+        "{node}: unrecognized arguments: --devise cpu: see `python -m entrypoint --help`",
+    ),
+    "no script": (
+        (),
+        ("--device", "cpu", "--", "none.py"),
+        "{node}: CMD none.py does not exist in {work}: check the spelling; a module is given as -m NAME, a program "
+        "that is no Python script needs --no-python",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED_BY_A_NODE)
+def test_what_a_node_refuses_is_said_once_and_ends_the_job(user: Account, case: str) -> None:
+    request_, options, text = REFUSED_BY_A_NODE[case]
+    ran = user.ran("--nodes=2", *request_, SCRIPT, *options)
+    assert ran.ended == ("FAILED", 64), ran.text
+    said = ran.said("apptrain")[-1]
+    node = said.removeprefix("status 64: ").partition(":")[0]
+    assert node in ("gpu-a01", "gpu-a02")
+    text = text.format(node=node, job=ran.job.id, work=WORK)
+    assert said == f"status 64: {text} (logs: {WORK}/runs/apptrain-{ran.job.id}/logs/0)"
+    assert ran.said("entrypoint") == []
+
+
+def test_a_dry_run_prints_the_plan_of_every_node_and_starts_nothing(user: Account) -> None:
+    ran = done(
+        user.ran("--nodes=2", "--cpus-per-task=2", SCRIPT, "--device=cpu", "--dry-run", "--", "a b.py")
+    )
+    head, line, *plans = ran.lines
+    plans = [line for line in plans if "run.sh: " not in line]
+    assert head == "apptrain: the launch line, and below the plan of each task:"
+    assert shlex.split(line)[0] == "srun"
+    assert shlex.split(line)[-5:] == ["entrypoint", "launch", "--device=cpu", "--", "a b.py"]
+    assert [int(line.partition(":")[0]) for line in plans] == sorted([0, 1] * (len(plans) // 2))
+    for rank, node in enumerate(("gpu-a01", "gpu-a02")):
+        mine = [line.removeprefix(f"{rank}: ") for line in plans if line.startswith(f"{rank}: ")]
+        assert f"{'node_rank':<24} {rank}  [derived:SLURM_NODEID]" in mine
+        assert f"{'rendezvous.local_addr':<24} {node}  [derived:SLURM_STEP_NODELIST]" in mine
+        assert mine[-1].split()[0] == "torchrun"
+        assert f"--node-rank={rank} " in mine[-1]
+    assert not user.on_disk(WORK / f"runs/apptrain-{ran.job.id}").exists()
+
+
+def test_a_dry_run_of_what_a_node_refuses_ends_with_64(user: Account) -> None:
+    ran = user.ran("--gpus-per-node=0", SCRIPT, "--dry-run")
+    assert ran.ended == ("FAILED", 64), ran.text
+    refusal = (
+        f"entrypoint: job {ran.job.id} was granted no GPU on this node: request GPUs, or give --device cpu to"
+    )
+    assert [ran.text.count(f"{rank}: {refusal}") for rank in (0, 1)] == [1, 1]
+
+
+# --- the end ----------------------------------------------------------------------------------------------------
+
+
+def test_the_job_ends_with_the_first_failing_ranks_status_and_says_node_rank_and_error(user: Account) -> None:
+    script = user.write(
+        "else where/fail.py",
+        """
+        import os, sys, time
+        if os.environ["RANK"] == "2":
+            sys.stderr.write("Traceback (most recent call last):\\nValueError: no more data\\n")
+            sys.exit(7)
+        time.sleep(600)
+        """.replace("\n        ", "\n"),
+    )
+    options = ("--device", "cpu", "--nproc-per-node", "2")
+    ran = user.ran("--nodes=3", SCRIPT, *options, "--", script)
+    assert ran.ended == ("FAILED", 7), ran.text
+    run = WORK / f"runs/apptrain-{ran.job.id}"
+    assert ran.said("apptrain")[-1] == (
+        f"status 7: rank 2 on gpu-a02: ValueError: no more data (logs: {run}/logs/0)"
+    )
+    assert len(ran.lines) <= 20, ran.text
+    found = [outcome.read(ran.folder / f"outcome/0.{node}") for node in range(3)]
+    assert [(one.status, one.rank, one.node) for one in found if one] == [(7, 2, "gpu-a02")] * 3
+
+
+STOP = """
+import os, pathlib, signal, sys, time
+def stop(*_):
+    pathlib.Path(os.environ["APPTRAIN_RUN_DIR"], "saved." + os.environ["NODE_RANK"]).touch()
+    sys.exit(75)
+saved = pathlib.Path(os.environ["APPTRAIN_RUN_DIR"], "saved." + os.environ["NODE_RANK"]).exists()
+signal.signal(signal.SIGUSR2, stop)
+print("goes on" if saved else "begins", flush=True)
+time.sleep(0 if saved else 600)
+"""
+
+
+def test_a_warned_job_saves_is_requeued_and_goes_on_in_the_same_run_directory(user: Account) -> None:
+    script = user.write("else where/stop.py", STOP)
+    number = user.submit("--nodes=2", SCRIPT, *ONCE, "--", script)
+    user.until_printed(number, "begins\nbegins\n")
+    user.run("scancel", "--batch", "--signal=USR2", str(number)).check_returncode()
+    user.cluster.start_requeued(number)
+    ran = done(user.end(number))
+    assert (ran.printed, ran.job.restarts) == (["begins"] * 2 + ["goes on"] * 2, 1)
+    run = WORK / f"runs/apptrain-{number}"
+    assert [line for line in ran.said("apptrain") if line.startswith(("run directory", "job "))] == [
+        f"run directory {run}",
+        f"job {number}, attempt 0, 2 nodes (gpu-a[01-02]), profile none, image {REPOSITORY}/containers/image.sif",
+        f"run directory {run}",
+        f"job {number}, attempt 1, 2 nodes (gpu-a[01-02]), profile none, image {REPOSITORY}/containers/image.sif",
+    ]
+    assert "the job will run again, and go on there" in ran.said("apptrain")
+
+
+def test_a_cancelled_job_ends_with_143_and_leaves_no_process(user: Account) -> None:
+    script = user.write(
+        "else where/sleep.py", "import time\nprint('asl' 'eep', flush=True)\ntime.sleep(600)\n"
+    )
+    number = user.submit("--nodes=2", SCRIPT, *ONCE, "--", script)
+    user.until_printed(number, "asleep\nasleep\n")
+    user.run("scancel", str(number)).check_returncode()
+    ran = user.end(number)
+    assert ran.job.state == "CANCELLED"
+    assert "ended by a signal (status 143), and not run again" in ran.text
+    for node in user.cluster.nodes.values():
+        assert node.run(["pgrep", "--full", "sleep.py"]).stdout == ""
