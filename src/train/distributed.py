@@ -95,9 +95,14 @@ class World:
             raise Said
 
     def close(self) -> None:
-        """Leave the process group in good order; after an error end the process without this."""
+        """Leave the process group in good order; after an error end the process without this.
+
+        Before torch 2.8, gloo's destructor waits for its threads with the interpreter's lock held, now and
+        then for ever (pytorch/pytorch#154976): there the end of the process has to do.
+        """
         self.barrier()
-        dist.destroy_process_group()
+        if self.backend != "gloo" or torch.__version__ >= "2.8":
+            dist.destroy_process_group()
 
 
 class SumLater:
