@@ -408,7 +408,6 @@ def test_a_venv_on_top_of_it_adds_packages_and_keeps_the_stacks(host: Host) -> N
     add = [
         "pip",
         "install",
-        "--quiet",
         "--disable-pip-version-check",
         "--no-index",
         "--find-links",
