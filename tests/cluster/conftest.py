@@ -1,10 +1,13 @@
 """What the tests with real Apptainer share: images that are built once, and what is told of them at the end."""
 
+from pathlib import Path
+
 import pytest
 from _pytest.terminal import TerminalReporter
 
 from tests.cluster.images import RECIPE, Built, built
 
+HERE = Path(__file__).parent
 LINES = pytest.StashKey[list[str]]()
 
 
@@ -12,6 +15,14 @@ LINES = pytest.StashKey[list[str]]()
 def report(pytestconfig: pytest.Config) -> list[str]:
     """Lines for the end of the session."""
     return pytestconfig.stash.setdefault(LINES, [])
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """A build has a bound of its own: it does not count for the test that happens to need the image first."""
+    seconds = float(config.getini("timeout"))
+    for item in items:
+        if item.path.is_relative_to(HERE) and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(seconds, func_only=True))
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter, config: pytest.Config) -> None:
