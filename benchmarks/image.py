@@ -74,14 +74,10 @@ def _ours(host: Host) -> float:
 
 
 def _naive(host: Host, stack: stacks.Stack, wheelhouse: Path) -> float:
-    lock = HOME / f"containers/locks/{stack.name}-amd64.txt"
-    arguments = ["--build-arg", f"SUITE={stack.base.suite}", "--build-arg", f"MIRROR={debian.mirror()}"]
-    shown = [
-        "--bind",
-        f"{wheelhouse}:/mnt:ro",
-        "--mount",
-        f'type=bind,"source={lock}",destination=/media/lock.txt',
-    ]
+    values = {"SUITE": stack.base.suite, "MIRROR": debian.mirror(), "LOCK": f"{stack.name}-amd64.txt"}
+    arguments = [word for name, value in values.items() for word in ("--build-arg", f"{name}={value}")]
+    locks = f'type=bind,"source={HOME}/containers/locks",destination=/media'
+    shown = ["--bind", f"{wheelhouse}:/mnt:ro", "--mount", locks]
     target = ["--force", f"{OUT}/naive.sif", str(HOME / "naive.def")]
     text = Path(__file__).with_name("naive.def").read_text()
     host.run(["tee", HOME / "naive.def"], input=text, user="alice")
