@@ -219,7 +219,7 @@ def facts(stack: Stack, image: Path, work: Path, builder: Builder) -> dict[str, 
                 f"{stacks.FILE.name}: correct the entry {stack.name} there"
             )
     lines = (work / "debian.installed").read_text().split("\n")
-    partition = builder.partition(image)
+    whole, partition = sha256(image, *builder.partition(image))
     commit = subprocess.run(
         ["git", "-C", str(CHECKOUT), "rev-parse", "HEAD"], capture_output=True, text=True, check=False
     ).stdout.strip()  # fmt: skip
@@ -228,8 +228,8 @@ def facts(stack: Stack, image: Path, work: Path, builder: Builder) -> dict[str, 
         "versions": found["versions"],
         "driver": stack.driver,
         "compute_capability": stack.compute_capability,
-        "sif_sha256": sha256(image),
-        "partition_sha256": sha256(image, *partition),
+        "sif_sha256": whole,
+        "partition_sha256": partition,
         "bytes": image.stat().st_size,
         "build_host": platform.node(),
         "builder": builder.version,
@@ -276,7 +276,7 @@ def inspect(image: Path) -> int:
     said = described(image)
     builder = Builder.find()
     labels = builder.labels(image)
-    same = sha256(image) == said["sif_sha256"]
+    same = sha256(image)[0] == said["sif_sha256"]
     for name, value in said.items():
         if name.endswith("_packages"):
             print(f"{name:20} {len(value)}")
@@ -472,19 +472,15 @@ def check_recipe(arguments: dict[str, str]) -> None:
 # --- files ----------------------------------------------------------------------------------------------
 
 
-def sha256(file: Path, begin: int = 0, end: int | None = None) -> str:
-    """Of the file's bytes from `begin` to before `end`."""
-    found = hashlib.sha256()
+def sha256(file: Path, begin: int = 0, end: int = 0) -> tuple[str, str]:
+    """Of the whole file, and of its bytes from `begin` to before `end`; it is read once."""
+    whole, part, at = hashlib.sha256(), hashlib.sha256(), 0
     with file.open("rb") as stream:
-        stream.seek(begin)
-        left = (end if end is not None else file.stat().st_size) - begin
-        while left > 0:
-            block = stream.read(min(left, 1 << 22))
-            if not block:
-                break
-            found.update(block)
-            left -= len(block)
-    return found.hexdigest()
+        while block := stream.read(1 << 22):
+            whole.update(block)
+            part.update(block[max(begin - at, 0) : max(end - at, 0)])
+            at += len(block)
+    return whole.hexdigest(), part.hexdigest()
 
 
 def _write(file: Path, text: str) -> None:

@@ -450,6 +450,16 @@ def test_a_base_from_a_registry_needs_a_digest_in_the_lock() -> None:
     )
 
 
+def test_an_image_and_its_partition_are_hashed_in_one_reading(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 40_000  # more than two blocks
+    (tmp_path / "image").write_bytes(content)
+    for begin, end in ((0, len(content)), (5, 9_000_000), (4_194_304, 8_388_608), (7, 7)):
+        assert build.sha256(tmp_path / "image", begin, end) == (
+            hashlib.sha256(content).hexdigest(),
+            hashlib.sha256(content[begin:end]).hexdigest(),
+        )
+
+
 def test_an_image_that_is_not_there_cannot_be_inspected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
