@@ -694,10 +694,3 @@ def test_wrong_options_end_with_64_and_help_with_0(site: Site, program: str) -> 
     shown = site.run(program, "--help")
     assert shown.returncode == 0
     assert shown.stdout.startswith(f"usage: clusters/{program}")
-
-
-def test_the_script_of_pbs_is_read_for_its_directives() -> None:
-    words = submit._directives(CHECKOUT / submit.SCRIPTS["pbs"])
-    assert words[:2] == ["-C", ""]
-    assert {"-N", "-S", "-j"} <= set(words)
-    assert "-l" not in words

@@ -53,6 +53,8 @@ class Checkout:
         for package in ("entrypoint", "src/train"):
             (self.path / package).mkdir(parents=True)
             (self.path / package / "__main__.py").write_text("print(__file__)\n")
+        (self.path / "containers").mkdir()
+        shutil.copy(CHECKOUT / "containers" / "stacks.yaml", self.path / "containers")
         (self.path / "requirements").mkdir()
         for lock in ("run", "dev"):
             self.lock(lock).write_text(write_wheel(folder / "wheels", f"probe{lock}"))
