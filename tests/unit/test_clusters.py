@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from clusters import render, submit
+from clusters import render
 from entrypoint import profile
 from entrypoint.errors import BadInput
 from entrypoint.options import OPTIONS
