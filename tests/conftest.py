@@ -5,9 +5,13 @@ there means that CI did not prove what it is meant to prove.
 """
 
 import os
+import signal
 
 import pytest
 from _pytest.terminal import TerminalReporter
+
+# A shell starts what it leaves in the background with Ctrl-C ignored, and every program below inherits that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _unexcused(reporter: TerminalReporter) -> list[str]:
