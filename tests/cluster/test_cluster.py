@@ -205,9 +205,12 @@ def test_a_node_that_is_cut_off_hears_nothing_until_it_is_healed(cluster: Cluste
 
 
 def test_a_job_on_a_node_that_dies_is_requeued_and_runs_once_the_node_is_back(cluster: Cluster) -> None:
-    script = 'echo run ${SLURM_RESTART_COUNT-0}; [ -n "$SLURM_RESTART_COUNT" ] || srun sleep 1000'
+    step = "srun sh -c 'echo on $(hostname); exec sleep 1000'"
+    script = f'[ -n "$SLURM_RESTART_COUNT" ] || {step}'
     number = cluster.submit(["--nodes=3", "--open-mode=append", f"--wrap={script}"])
-    until_printed(cluster, number, "run 0\n")
+    # A step that is still being launched fails, and the job with it.
+    for node in ("gpu-a01", "gpu-a02", "gpu-b07"):
+        until_printed(cluster, number, f"on {node}\n")
     cluster.power_off("gpu-a02")
     with pytest.raises(Refused, match=r"^host gpu-a02 of cluster test\.\d+\.\d+ is off: turn it on$"):
         cluster["gpu-a02"]

@@ -10,7 +10,7 @@ import re
 import shlex
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -285,17 +285,24 @@ class Terminal:
         self._process.stdin.flush()
 
     def until(self, words: str) -> None:
-        assert self._process.stdout
-        deadline = time.monotonic() + BOUND
-        while words not in self.text:
-            assert time.monotonic() < deadline, self.text
-            with suppress(BlockingIOError):
-                self.text += os.read(self._process.stdout.fileno(), 1 << 16).decode()
-            time.sleep(0.02)
+        self._read(lambda: words in self.text)
+
+    def until_prompt(self) -> None:
+        self._read(lambda: self.text.endswith("$ "))
 
     def end(self) -> None:
+        self.until_prompt()
         self.type("exit\n")
-        self._process.communicate(timeout=BOUND)
+        self._read(lambda: self._process.poll() is not None)
+
+    def _read(self, enough: Callable[[], bool]) -> None:
+        assert self._process.stdout
+        deadline = time.monotonic() + BOUND
+        while not enough():
+            assert time.monotonic() < deadline, repr(self.text)
+            with suppress(BlockingIOError):
+                self.text += os.read(self._process.stdout.fileno(), 1 << 16).decode(errors="replace")
+            time.sleep(0.02)
 
 
 def test_ctrl_c_in_an_allocation_ends_the_ranks_and_keeps_the_allocation(user: Account) -> None:
@@ -303,16 +310,17 @@ def test_ctrl_c_in_an_allocation_ends_the_ranks_and_keeps_the_allocation(user: A
         "else where/sleep.py", "import time\nprint('asl' 'eep', flush=True)\ntime.sleep(600)\n"
     )
     terminal = Terminal(user, "--nodelist=gpu-a[01-02]", "--nodes=2", "--gpus-per-node=1")
-    terminal.until("$ ")
+    terminal.until_prompt()
     terminal.type(f"bash '{SCRIPT}' {' '.join(ONCE)} -- '{script}'; echo status=$?\n")
     terminal.until("asleep\r\nasleep")
     terminal.type("\x03")
     terminal.until("status=130")
+    terminal.until_prompt()
     assert "ended by a signal (status 130), and not run again" in terminal.text
     for node in user.cluster.nodes.values():
         assert node.run(["pgrep", "--full", "sleep.py"]).stdout == ""
-    terminal.type("srun hostname\n")
-    terminal.until("gpu-a02")
+    terminal.type("echo $(srun hostname | sort)\n")
+    terminal.until("gpu-a01 gpu-a02\r\n")
     terminal.end()
 
 
