@@ -2,7 +2,8 @@
 
 The secret: how a figure becomes a claim. Two commands alternate, the ratio is taken pair by pair, and the
 median and the spread of the ratios are what is reported; single times are shown for orientation. Only
-`selection`, which chooses the settings of the demo in about 20 minutes, measures no time. `image` needs root.
+`selection`, which chooses the settings of the demo in about 20 minutes, measures no time. `image`,
+`packing` and `slurm` need root.
 """
 
 import argparse
@@ -19,7 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.image import image
+from benchmarks.packing import packing
 from benchmarks.selection import selection
+from benchmarks.slurm import slurm
 
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parent
@@ -31,7 +34,14 @@ def main() -> None:
     parser.add_argument("what", nargs="*", metavar="WHAT", help="default: all")
     parser.add_argument("--pairs", type=int, default=7, metavar="N", help="alternating pairs (default: 7)")
     options = parser.parse_args()
-    known = {"startup": startup, "throughput": throughput, "selection": choose, "image": image}
+    known = {
+        "startup": startup,
+        "throughput": throughput,
+        "selection": choose,
+        "image": image,
+        "packing": packing,
+        "slurm": slurm,
+    }
     if unknown := set(options.what) - set(known):
         parser.error(f"unknown: {', '.join(unknown)}: choose from {', '.join(known)}")
     for name in options.what or known:

@@ -1,0 +1,76 @@
+"""The image packed in other ways: size, and `import torch` straight through FUSE over that of its unpacked
+tree.
+
+The secret: which ways are worth a look. Each holds the same tree, repacked by the same ordinary user on a
+test host and removed after its rounds, since a machine may not have room for all.
+"""
+
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.image import BARE, IMPORT, LIMIT
+from containers.build import PACKING
+from tests.cluster.images import built
+from tests.host import Bind, Host, up
+
+WAYS: Final = {
+    "as built": PACKING,
+    "blocks of 32 KiB": f"{PACKING} -b 32K",
+    "blocks of 1 MiB": f"{PACKING} -b 1M",
+    "lz4": "-comp lz4 -all-root",
+    "nothing compressed": f"{PACKING} -noI -noD -noF",
+}
+"""Name to the options of mksquashfs."""
+SHOWN: Final = Path("/scratch/image.sif")
+OUT: Final = Path("/scratch/out")
+
+
+def packing(pairs: int) -> dict[str, Any]:
+    """Needs root, for the test host, and room for 12 GB; APPTRAIN_TEST_IMAGE as in the tests."""
+    given = os.environ.get("APPTRAIN_TEST_IMAGE")
+    image = Path(given) if given else built("default").image
+    found = {}
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        out = Path(folder)
+        out.chmod(0o777)
+        binds = [Bind(source=out, target=OUT, mode="rw"), Bind(source=image, target=SHOWN)]
+        with up("packing", binds=binds) as host:
+            host.run(["mkdir", "--mode=777", "/scratch/tmp"]).check_returncode()
+            _run(host, "build", "--sandbox", f"{OUT}/unpacked", str(SHOWN))
+            for name, options in WAYS.items():
+                packed = out / "packed.sif"
+                begin = time.perf_counter()
+                _run(host, "build", f"--mksquashfs-args={options}", f"{OUT}/packed.sif", f"{OUT}/unpacked")
+                seconds = time.perf_counter() - begin
+                rounds = [(_import(host, "packed.sif"), _import(host, "unpacked")) for _ in range(pairs + 1)][
+                    1:
+                ]
+                ratios = [one / other for one, other in rounds]
+                found[name] = {
+                    "bytes": packed.stat().st_size,
+                    "pack_s": seconds,
+                    "rounds_s": rounds,
+                    "ratio": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
+                }
+                spread = f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+                print(f"{name}: {packed.stat().st_size / 1e9:.2f} GB, import {spread}", flush=True)
+                packed.unlink()
+    return {"ways": found}
+
+
+def _import(host: Host, name: str) -> float:
+    return float(_run(host, *BARE[2:], f"{OUT}/{name}", "python", "-c", IMPORT))
+
+
+def _run(host: Host, *words: str) -> str:
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "APPTAINER_TMPDIR": "/scratch/tmp"}
+    ended = host.run(["apptainer", "-q", *words], user="alice", cwd=OUT, env=env, timeout=LIMIT)
+    if ended.returncode:
+        raise RuntimeError(
+            f"apptainer {' '.join(words)} ended with {ended.returncode}:\n{ended.stderr[-3000:]}"
+        )
+    return ended.stdout

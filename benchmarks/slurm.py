@@ -1,0 +1,125 @@
+"""The Slurm job script beside the tutorials' one: time from the start of the step to the first all_reduce.
+
+The secret: what counts as the start. Both scripts run the same program in the same image on the same test
+cluster. Both find the same `srun` first in PATH, which notes the time and becomes Slurm's own. When the job's
+script began is noted by a file that bash reads before any script (BASH_ENV). The end is when the last rank
+has its sum; all nodes have this machine's clock.
+"""
+
+import os
+import re
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from tests.cluster.images import built
+from tests.host import Bind
+from tests.vcluster import Cluster, up
+
+NODES: Final = 2
+RANKS: Final = 2
+"""On each node."""
+LIMIT: Final = 180.0
+HERE: Final = Path(__file__).parent
+CHECKOUT: Final = Path("/sw/apptrain")
+"""Where the cluster's hosts show this checkout."""
+IMAGE: Final = Path("/sw/images/image.sif")
+WORK: Final = Path("/home/alice/bench")
+NOTE_STEP: Final = """\
+#!/bin/sh
+date +%s.%N >"{work}/$SLURM_JOB_ID.step"
+exec /usr/bin/srun "$@"
+"""
+NOTE_JOB: Final = """\
+unset BASH_ENV
+date +%s.%N >"{work}/$SLURM_JOB_ID.job"
+"""
+FORMS: Final[Mapping[str, tuple[str, ...]]] = {
+    "torchrun": ("--ntasks-per-node=1", "--cpus-per-task=2"),
+    "rank": (f"--ntasks-per-node={RANKS}", "--cpus-per-task=1"),
+}
+
+STARTS: Final = ("step", "job")
+"""Of the step, and of the job's script."""
+
+Times = dict[str, float]
+"""Seconds from each of STARTS to the first sum."""
+
+
+def slurm(pairs: int) -> dict[str, Any]:
+    """Both forms of the tutorials' script. Needs root, for the cluster.
+
+    APPTRAIN_TEST_IMAGE is taken instead of an image that is built from this checkout.
+    """
+    given = os.environ.get("APPTRAIN_TEST_IMAGE")
+    image = Path(given) if given else built("default").image
+    shown = [Bind(source=image, target=IMAGE), Bind(source=HERE.parent, target=CHECKOUT)]
+    with up("bench", binds=shown) as cluster:
+        _prepare(cluster)
+        return {form: _compare(cluster, form, pairs) for form in FORMS}
+
+
+def _compare(cluster: Cluster, form: str, pairs: int) -> dict[str, Any]:
+    """One warm-up of each, then pairs whose order turns."""
+    found = []
+    for number in range(pairs + 1):
+        order = (_ours, _tutorial)[:: 1 if number % 2 else -1]
+        times = {script: script(cluster, form) for script in order}
+        said = ", ".join(f"{times[script]['step']:.2f}" for script in (_ours, _tutorial))
+        print(f"  {form}, pair {number or '(warm-up)'} of {pairs}: {said} s", flush=True)
+        if number:
+            found.append({"ours": times[_ours], "tutorial": times[_tutorial]})
+    ratios = {at: _spread([one["ours"][at] / one["tutorial"][at] for one in found]) for at in STARTS}
+    print(f"{form}: ours / the tutorials' from the step's start {ratios['step']}, the job's {ratios['job']}")
+    return {"seconds": found, "ratio": ratios}
+
+
+def _prepare(cluster: Cluster) -> None:
+    """The user's folder with the program and what notes the times."""
+    files = {
+        "bin/srun": NOTE_STEP.format(work=WORK),
+        "note.sh": NOTE_JOB.format(work=WORK),
+        "first_sum.py": (HERE / "first_sum.py").read_text(),
+    }
+    cluster.login.run(["mkdir", "-p", WORK / "bin"], user="alice").check_returncode()
+    for name, text in files.items():
+        cluster.login.run(["tee", WORK / name], input=text, user="alice").check_returncode()
+    cluster.login.run(["chmod", "+x", WORK / "bin/srun"], user="alice").check_returncode()
+
+
+def _ours(cluster: Cluster, form: str) -> Times:
+    options = ["--device", "cpu", *(["--nproc-per-node", str(RANKS)] if form == "torchrun" else [])]
+    return _run(cluster, form, CHECKOUT / "slurm/multinode.sbatch", *options, "--", "first_sum.py")
+
+
+def _tutorial(cluster: Cluster, form: str) -> Times:
+    return _run(cluster, form, CHECKOUT / "benchmarks/tutorial.sbatch", IMAGE, str(RANKS), "first_sum.py")
+
+
+def _run(cluster: Cluster, form: str, script: Path, *arguments: Path | str) -> Times:
+    """Submits one job, and waits until the nodes are idle again."""
+    request = (f"--nodes={NODES}", "--mem=4G", "--gpus-per-node=0", "--output=%j.out", *FORMS[form])
+    env = {
+        "APPTRAIN_IMAGE": str(IMAGE),
+        "BASH_ENV": str(WORK / "note.sh"),
+        "PATH": f"{WORK}/bin:/usr/local/bin:/usr/bin:/bin",
+    }
+    line = ["sbatch", "--parsable", *request, script, *arguments]
+    submitted = cluster.login.run(line, user="alice", cwd=WORK, env=env)
+    submitted.check_returncode()
+    number = int(submitted.stdout)
+    ended = cluster.wait(number, LIMIT)
+    folder = cluster.folder / str(WORK).lstrip("/")
+    printed = (folder / f"{number}.out").read_text()
+    world = NODES * RANKS
+    sums = [float(at) for at in re.findall(rf"^first sum {world} of {world} at (\S+)$", printed, re.M)]
+    if (ended.state, len(sums)) != ("COMPLETED", world):
+        raise RuntimeError(f"job {number} of {script}: {ended.state}, {len(sums)} ranks:\n{printed[-3000:]}")
+    cluster.wait_idle()
+    return {start: max(sums) - float((folder / f"{number}.{start}").read_text()) for start in STARTS}
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    named = {"median": statistics.median(values), "min": min(values), "max": max(values)}
+    return {name: round(value, 3) for name, value in named.items()}
