@@ -129,17 +129,19 @@ take_arguments() {
     if (($# > 1)); then script=$2; fi
 }
 
-# Sets `is_launch`, the entrypoint's `options`, the user's `script`, and all `words` that may be paths.
+# Sets `is_launch`, the `options` of the entrypoint's launch or plan, the user's `script`, and all `words` that may be
+# paths.
 read_command() {
-    local i word
+    local i word what=''
     is_launch='' script='' options=() words=()
     for ((i = 0; i + 2 < ${#command[@]}; i++)); do
-        if [[ ${command[i]} == -m && ${command[i + 1]} == entrypoint && ${command[i + 2]} == launch ]]; then
-            is_launch=yes
+        if [[ ${command[i]} == -m && ${command[i + 1]} == entrypoint && ${command[i + 2]} == @(launch|plan) ]]; then
+            what=${command[i + 2]}
             break
         fi
     done
-    if [[ -z $is_launch ]]; then
+    if [[ $what == launch ]]; then is_launch=yes; fi
+    if [[ -z $what ]]; then
         words=("${command[@]}")
         return
     fi

@@ -34,6 +34,8 @@ class Identity:
     lock_digest: str
     """SHA-256 of what the image was locked to."""
     versions: Mapping[str, str]
+    contact: str = ""
+    """Where it listens to be tried by others (reach.Contact); not compared."""
 
     @property
     def place(self) -> Place:
@@ -63,6 +65,27 @@ class Failure:
     time: float
     """Unix seconds; of a node that fell silent, when it was last heard."""
     error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sighting:
+    """Where a rank was found when the job seemed to hang."""
+
+    rank: int
+    node_rank: int
+    node: str
+    step: int | None
+    """The last one that it told; None where it tells none."""
+    quiet: float
+    """Seconds since its last sign; -1 where it has never given one."""
+    state: str
+    """The letter of /proc/PID/stat; empty where the process is gone."""
+    at: str
+    """The innermost line of the main thread that is not torch's, `train.py:88 advance`; empty: no stack."""
+    waits_in: str
+    """torch's function below that line which waits for other ranks; empty where there is none."""
+    stack: str
+    """A digest of the functions of the main thread: the same for ranks that do the same; empty: no stack."""
 
 
 def disagreement(mine: Identity, theirs: Identity) -> str:
@@ -104,11 +127,13 @@ _FITS: Mapping[Any, Callable[[Any], bool]] = {
 }
 
 
-_HINTS: Mapping[Any, Mapping[str, Any]] = {kind: get_type_hints(kind) for kind in (Identity, Failure)}
+_HINTS: Mapping[Any, Mapping[str, Any]] = {
+    kind: get_type_hints(kind) for kind in (Identity, Failure, Sighting)
+}
 
 
 def load(kind: type[T], raw: object) -> T:
-    """An Identity or Failure as a peer sent it, its texts fit for a terminal. WireError: another shape."""
+    """One of these values as a peer sent it, its texts fit for a terminal. WireError: another shape."""
     hints = _HINTS[kind]
     if not isinstance(raw, dict) or raw.keys() != hints.keys():
         raise WireError(f"it sent no {kind.__name__}")

@@ -29,6 +29,7 @@ EXIT_STATUS = """exit status:
   64  bad input: the message says what to change
   69  a port or a peer is not available: another attempt may help
   75  saved at a planned end, wants to go on
+  124 a rank was stuck, and which one is said
   N   otherwise the first failing rank's own status (128+N: killed by signal N)"""
 
 

@@ -16,8 +16,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from entrypoint import processes
-from entrypoint.claims import Failure, Identity, Place, disagreement, load, missing, plain
+from entrypoint import blame, processes, reach
+from entrypoint.claims import Failure, Identity, Place, Sighting, disagreement, load, missing, plain
 from entrypoint.errors import BAD_INPUT, BadInput, Refusal, Unavailable
 from entrypoint.wire import Closed, Wire, WireError, WrongKey, greet, set_options
 
@@ -32,7 +32,11 @@ RESERVE = 256
 PORT_ADVICE = "the next attempt uses another port; where it was chosen by hand, choose another --master-port"
 LIST_ADVICE = "start every node with the same list of nodes"
 
-__all__ = ["AllDone", "Event", "Failed", "Failure", "Identity", "Link", "Stopped", "Timeouts", "meet"]
+NO_OUTPUT = "no rank has written anything for --silence-timeout"
+SIGHTINGS = 64
+"""In one frame."""
+
+__all__ = ["AllDone", "Event", "Failed", "Failure", "Identity", "Link", "Look", "Stopped", "Timeouts", "meet"]
 
 Message = Mapping[str, Any]
 
@@ -55,6 +59,10 @@ class Timeouts:
     """Between two looks at who never started."""
     settle: float = 0.3
     """In which the hub collects failures before it calls one of them the first."""
+    look: float = 20.0
+    """In which everyone looks where its ranks are when the job seems to hang."""
+    reach: float = 8.0
+    """In which a node reaches another, before the start."""
 
 
 DEFAULTS = Timeouts()
@@ -63,6 +71,13 @@ DEFAULTS = Timeouts()
 @dataclass(frozen=True)
 class Stopped:
     """A planned end was announced; who announced it gets this too."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """The job seems to hang: say where your ranks are, with `seen`. `Failed` follows."""
+
+    why: str
 
 
 @dataclass(frozen=True)
@@ -77,7 +92,7 @@ class AllDone:
     """Every participant is done. The last event."""
 
 
-Event = Stopped | Failed | AllDone
+Event = Stopped | Look | Failed | AllDone
 
 
 async def meet(
@@ -138,9 +153,14 @@ class Link(ABC):
     async def next(self) -> Event:
         """The next event; the last one again and again."""
         event = await self._events.get()
-        if not isinstance(event, Stopped):
+        if isinstance(event, Failed | AllDone):
             self._events.put_nowait(event)
         return event
+
+    @property
+    def elsewhere(self) -> dict[str, str]:
+        """Node to its interface, where that is another than node 0's; known to node 0 alone."""
+        return {}
 
     def stop(self) -> None:
         """Announce a planned end to everyone."""
@@ -153,6 +173,22 @@ class Link(ABC):
     def done(self) -> None:
         """Report that this participant's ranks ended well."""
         self._report({"type": "done"})
+
+    def stalled(self, why: str) -> None:
+        """Report that a rank of this participant does not go on."""
+        self._report({"type": "stalled", "why": plain(why)})
+
+    def silent(self, now: bool) -> None:
+        """Report that all ranks of this participant have said nothing for too long, or speak again. When
+        this is so of everyone, the job seems to hang."""
+        self._report({"type": "silent", "now": now})
+
+    def seen(self, sightings: Sequence[Sighting]) -> None:
+        """Answer a Look."""
+        chunks = range(0, max(1, len(sightings)), SIGHTINGS)
+        for begin in chunks:
+            chunk = [asdict(one) for one in sightings[begin : begin + SIGHTINGS]]
+            self._report({"type": "seen", "sightings": chunk, "last": begin == chunks[-1]})
 
     async def close(self) -> None:
         """Leave once the others have read what was sent. Without done or fail before it, this is a loss."""
@@ -177,11 +213,17 @@ class Link(ABC):
     def _lose(self, place: Place, /, why: str, at: float) -> None:
         """Take that the peer in this place is lost since `at`, in Unix seconds."""
 
+    async def _try(self, order: Message) -> None:
+        """Try the ways to other nodes as the hub asks, and report."""
+        self._report(await reach.carry_out(order, self.timeouts.reach))
+
     def _told(self, message: Message) -> None:
         """Take what the hub tells everyone."""
         match message:
             case {"type": "stop"}:
                 self._events.put_nowait(Stopped())
+            case {"type": "look", "why": str(why)}:
+                self._events.put_nowait(Look(plain(why)))
             case {"type": "failed", "failure": failure}:
                 self._end(Failed(load(Failure, failure)))
             case {"type": "all done"}:
@@ -235,6 +277,13 @@ class _Hub(Link):
     _done: set[Place] = field(init=False, default_factory=set)
     _failures: list[Failure] = field(init=False, default_factory=list)
     _stopping: bool = field(init=False, default=False)
+    _trial: reach.Trial = field(init=False, default_factory=reach.Trial)
+    _silent: set[Place] = field(init=False, default_factory=set)
+    _looking: str = field(init=False, default="")
+    """Why everyone was asked to look; empty before."""
+    _looked: float = field(init=False, default=0.0)
+    _sightings: list[Sighting] = field(init=False, default_factory=list)
+    _answered: set[Place] = field(init=False, default_factory=set)
 
     async def meet(self) -> None:
         self._members = {self.me.place: (self.me, self.endpoint)}
@@ -256,6 +305,10 @@ class _Hub(Link):
         await asyncio.gather(super().close(), *(wire.close() for wire in self._refused))
 
     @property
+    def elsewhere(self) -> dict[str, str]:
+        return self._trial.elsewhere
+
+    @property
     def _expected(self) -> int:
         return self.me.nnodes * len(self.me.local_ranks)
 
@@ -275,7 +328,7 @@ class _Hub(Link):
                 raise Unavailable(text) from error
             raise BadInput(
                 f"{self.me} cannot listen on {self.endpoint}: {os.strerror(error.errno or 0)}: "
-                "the address must be one of node 0's own (--master-addr, --interface)"
+                "the address must be one of node 0's own (--master-addr)"
             ) from error
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -295,6 +348,7 @@ class _Hub(Link):
             async with asyncio.timeout(self.timeouts.handshake):
                 wire = await greet(reader, writer, self.key, hub=True)
                 claim, left = _hello(await wire.receive())
+                reach.check(claim.contact)
                 if (claim.job_id, claim.attempt) != (self.me.job_id, self.me.attempt):
                     wire.send(_end(Unavailable(self._other_run(claim))))
                     raise WireError(f"it is of job {claim.job_id}, attempt {claim.attempt}")
@@ -354,7 +408,33 @@ class _Hub(Link):
         )
 
     def _go_if_complete(self) -> None:
-        if len(self._members) == self._expected:
+        """Once all are there, they try to reach one another."""
+        if self._met.done() or len(self._members) < self._expected:
+            return
+        claims = {node: claim.contact for (node, _), (claim, _) in self._members.items() if claim.contact}
+        self._trial = trial = reach.Trial(claims, self.nodes, number=self._trial.number + 1)
+        if trial.clash:
+            self._met.set_exception(BadInput(trial.clash))
+            return
+        for place, (claim, _) in self._members.items():
+            if claim.contact:
+                order = trial.order(claim.node_rank)
+                if place == self.me.place:
+                    self._start(self._try(order))
+                else:
+                    self._peers[place].send(order)
+        bound = self.timeouts.reach + self.timeouts.handshake
+        asyncio.get_running_loop().call_later(bound, self._go_if_tried, trial, True)
+        self._go_if_tried(trial)
+
+    def _go_if_tried(self, trial: reach.Trial, late: bool = False) -> None:
+        """Once all have said that they reach the others, they go."""
+        if self._met.done() or trial is not self._trial or len(self._members) < self._expected:
+            return
+        if trial.complete or late:
+            if text := trial.verdict():
+                self._met.set_exception(Unavailable(text))
+                return
             self._met.set_result(None)
             self._send_all({"type": "go"})
             self._shut()
@@ -367,6 +447,8 @@ class _Hub(Link):
             writer.transport.abort()
 
     def _missing(self) -> str:
+        if len(self._members) == self._expected:
+            return "all nodes have come, and try to reach one another"
         places = ((node, local) for node in range(self.me.nnodes) for local in self.me.local_ranks)
         return missing([place for place in places if place not in self._members], self._expected, self.nodes)
 
@@ -395,6 +477,9 @@ class _Hub(Link):
         match message:
             case {"type": "beat"}:
                 pass
+            case {"type": "tried"} if not self._met.done():
+                self._trial.take(place[0], message)
+                self._go_if_tried(self._trial)
             case {"type": "stop"} if self._met.done():
                 if not self._stopping:
                     self._stopping = True
@@ -407,6 +492,18 @@ class _Hub(Link):
             case {"type": "fail", "failure": failure} if self._met.done():
                 self._collect(load(Failure, failure))
                 self._finished.add(place)
+                self._judge_if_complete()
+            case {"type": "stalled", "why": str(why)} if self._met.done():
+                self._look(plain(why))
+            case {"type": "silent", "now": bool(now)} if self._met.done():
+                (self._silent.add if now else self._silent.discard)(place)
+                if len(self._silent | self._finished) == self._expected:
+                    self._look(NO_OUTPUT)
+            case {"type": "seen", "sightings": list(raw), "last": bool(last)} if self._looking:
+                self._sightings += [load(Sighting, one) for one in raw]
+                if last:
+                    self._answered.add(place)
+                self._judge_if_complete()
             case _:
                 raise WireError("it sent a message that has no meaning here")
 
@@ -417,12 +514,39 @@ class _Hub(Link):
         if self._met.done():
             self._finished.add(place)
             self._collect(_loss(lost.node_rank, lost.name, why, at))
+            self._judge_if_complete()
         else:
             del self._members[place]
             self._peers.pop(place).abort()
             self.say(f"{lost} left before the start ({why}): waiting for it again")
 
+    def _look(self, why: str) -> None:
+        if not self._looking and not self._failures:
+            self._looking, self._looked = why, time.time()
+            self._tell_all({"type": "look", "why": why})
+            asyncio.get_running_loop().call_later(self.timeouts.look, self._judge)
+
+    def _judge_if_complete(self) -> None:
+        if self._looking and len(self._answered | self._finished) == self._expected:
+            self._judge()
+
+    def _judge(self) -> None:
+        """Name the rank that the others wait for."""
+        unseen = [
+            self.nodes[node] for node, _ in sorted(self._members.keys() - self._answered - self._finished)
+        ]
+        found = blame.verdict(self._sightings, self._looking, unseen=unseen, now=time.time())
+        if found is not None:
+            self._tell_all({"type": "failed", "failure": asdict(load(Failure, asdict(found)))})
+        elif not self._failures:
+            self._collect(_loss(0, self.nodes[0], f"{self._looking}, and no rank was found", time.time()))
+        else:
+            self._decide()
+
     def _collect(self, failure: Failure) -> None:
+        """Take a failure; a rank that ends while everyone looks is not the first."""
+        if self._looking and failure.rank is not None and failure.time >= self._looked:
+            return
         self._failures.append(failure)
         if len(self._failures) == 1:
             asyncio.get_running_loop().call_later(self.timeouts.settle, self._decide)
@@ -476,8 +600,8 @@ class _Spoke(Link):
                 if why:
                     raise self._no_hub(why) from error
                 raise Unavailable(
-                    f"{self.me} cannot reach {self._hub}: {error.strerror or 'no answer'}: is this a network "
-                    "that joins the nodes (--interface, --master-addr), or is a firewall between them?"
+                    f"{self.me} cannot reach {self._hub}: {_reason(error)}: is this a network "
+                    "that joins the nodes (--master-addr), or is a firewall between them?"
                 ) from error
             await asyncio.sleep(nap)
             pause = min(1.0, 1.5 * pause)
@@ -523,6 +647,8 @@ class _Spoke(Link):
         match message:
             case {"type": "beat"}:
                 pass
+            case {"type": "try"} if not self._met.done() and reach.ways(message):
+                self._start(self._try(message))
             case {"type": "go"} if not self._met.done():
                 self._met.set_result(None)
             case {"type": "end"} if not self._met.done():
@@ -580,6 +706,10 @@ def _loss(node_rank: int, node: str, why: str, at: float) -> Failure:
     return Failure(
         node_rank=node_rank, node=node, rank=None, status=LOST, signal=0, time=at, error=f"lost: {why}"
     )
+
+
+def _reason(error: OSError) -> str:
+    return os.strerror(error.errno) if error.errno else "no answer"  # asyncio's own texts hide the system's
 
 
 def _end(refusal: Refusal) -> Message:

@@ -8,26 +8,38 @@ import asyncio
 import contextlib
 import dataclasses
 import importlib.metadata
-import ipaddress
-import os
 import shlex
 import shutil
 import signal
 import sys
 import sysconfig
+import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from entrypoint import __version__, gpu, join, network, outcome, output, processes
+from entrypoint import (
+    __version__,
+    blame,
+    gpu,
+    heartbeat,
+    join,
+    network,
+    outcome,
+    output,
+    processes,
+    reach,
+    stacks,
+)
 from entrypoint import plan as plans
 from entrypoint.errors import DONE, SAVED, BadInput, Refusal
+from entrypoint.heartbeat import Heartbeats
 from entrypoint.options import Settings
 from entrypoint.outcome import Outcome
 from entrypoint.plan import LaunchPlan
 from entrypoint.ranks import Ranks
 from entrypoint.rundir import RunDirectory, read_key
-from entrypoint.supervise import Supervisor, asked_to_end, to_failure
+from entrypoint.supervise import Patience, Supervisor, asked_to_end, to_failure
 
 STALE = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE"),
@@ -134,6 +146,8 @@ class _Launch:
         self.ranks: Ranks | None = None
         self.getting_ready: asyncio.Task[Ranks] | None = None
         self.supervisor: Supervisor | None = None
+        self.scratch = tempfile.TemporaryDirectory(prefix="apptrain-", ignore_cleanup_errors=True)
+        self.heartbeats = Path(self.scratch.name, "heartbeat")
 
     @property
     def is_first(self) -> bool:
@@ -173,7 +187,9 @@ class _Launch:
                     raise
                 return asked_to_end(self.plan, self.asked)
             stop_signal = signal.Signals["SIG" + self.settings.value("stop-signal")]
-            self.supervisor = Supervisor(self.plan, ranks, self.link, self._say, stop_signal)
+            self.supervisor = Supervisor(
+                self.plan, ranks, self.link, self._say, stop_signal, self._patience(ranks)
+            )
             if self.asked is not None:
                 self.supervisor.signalled(self.asked)
             return await self.supervisor.run(self.run_dir.stop if self.is_first else None)
@@ -181,51 +197,60 @@ class _Launch:
             if self.ranks is not None:
                 await self.ranks.kill()
             self.relay.finish(LAST_OUTPUT)
+            self.scratch.cleanup()
 
     async def _get_ready(self) -> Ranks:
         """Everything up to the start of the ranks; a signal cancels it."""
         self.run_dir.outcome(self.plan.node_rank, self.plan.local_rank).unlink(missing_ok=True)
         if self.is_first and not _has_host_half(self.env):
             self.run_dir.stop.unlink(missing_ok=True)  # An earlier run's: nobody else removes it.
-        self.plan = await self._with_addresses()
+        place = await self._find_place()
+        self.plan = self._watchable(place.plan)
         self.run_dir.write_plan(self.plan.to_json())
         for note in self.plan.notes:
             self._say_once(note)
         shown = {0} if self.settings.value("show-ranks") == "0" else None
         env = self._rank_env()
         await self._check_stack(env)
-        self.ranks = Ranks(self.plan, env, self.relay, self.run_dir, show=shown)
+        self.ranks = Ranks(
+            self.plan, env, self.relay, self.run_dir, scratch=Path(self.scratch.name), show=shown
+        )
         self.relay.start()
         await self.ranks.prepare()
-        self.link = await self._meet()
+        self.link = await self._meet(place)
         check_gpus(self.plan, await self.ranks.gpus_seen())
         self._say_once(_headline(self.plan))
+        if place.joins_machines and self.link is not None:
+            self._say_once(network.summary(self.plan, env, self.link.elsewhere))
         await self.ranks.start()
         return self.ranks
+
+    def _watchable(self, plan: LaunchPlan) -> LaunchPlan:
+        """The plan with what the ranks need to say that they go on, and for their stacks to be seen."""
+        self.heartbeats.mkdir()
+        added = {heartbeat.VARIABLE: str(self.heartbeats)}
+        added |= stacks.variables(plan, Path(self.scratch.name), self.run_dir, self.env)
+        return plans.with_env(plan, added, "derived:hang-timeout")
+
+    def _patience(self, ranks: Ranks) -> Patience:
+        beats = Heartbeats(self.heartbeats)
+        return Patience(
+            heartbeats=beats,
+            step=self.settings.value("hang-timeout"),
+            silence=self.settings.value("silence-timeout"),
+            look=lambda: stacks.look(ranks, self.run_dir, Path(self.scratch.name), beats),
+        )
 
     def _outcome(self, status: int, error: str) -> Outcome:
         return Outcome(status=status, node=self.plan.node, time=time.time(), error=error)
 
-    async def _with_addresses(self) -> LaunchPlan:
-        """The plan completed with what only this node knows: its address, and the interface that has it."""
-        plan = self.plan
+    async def _find_place(self) -> network.Place:
+        """What only this node knows of the network; the store's port is still free there."""
         loop = asyncio.get_running_loop()
-        address = await loop.run_in_executor(None, _own_address, plan)
-        if plan.nnodes == 1:
-            return plan
-        interface = network.interface_of(address)
-        if interface is None:
-            raise BadInput(
-                f"{plan.rendezvous.master_addr!r} resolves to {address}, which no interface of "
-                f"{os.uname().nodename} has: check --node-rank, --nodes and /etc/hosts, or give --master-addr"
-            )
-        plan = plans.with_local_addr(plan, address)
-        if "GLOO_SOCKET_IFNAME" in {**self.env, **plan.env}:
-            return plan
-        added = {"GLOO_SOCKET_IFNAME": interface}
-        if "NCCL_SOCKET_IFNAME" not in {**self.env, **plan.env}:
-            added["NCCL_SOCKET_IFNAME"] = f"={interface}"
-        return plans.with_env(plan, added, "derived:rendezvous.local_addr")
+        place = await loop.run_in_executor(None, network.find, self.plan, self.env)
+        if self.is_first:
+            network.check_store_port(self.plan, join.PORT_ADVICE)
+        return place
 
     def _rank_env(self) -> dict[str, str]:
         dropped = sorted(n for n in self.env if n in STALE or n.startswith(("TORCHELASTIC_", "PET_")))
@@ -246,7 +271,7 @@ class _Launch:
         if why := gpu.misfit(stack, found, node=node, visible=visible, ranks=self.plan.nproc_per_node):
             raise BadInput(why)
 
-    async def _meet(self) -> join.Link | None:
+    async def _meet(self, place: network.Place) -> join.Link | None:
         """Meets the other nodes (in `rank` mode tasks); a single participant has nobody to meet."""
         plan = self.plan
         if plan.nnodes == 1 and (plan.local_rank is None or plan.nproc_per_node == 1):
@@ -257,24 +282,30 @@ class _Launch:
             self._say_once(
                 f"there is no {key_file}: the nodes join by what they say they are, without a secret"
             )
-        return await join.meet(
-            _identity(plan, self.env),
-            nodes=plan.allocation.nodes,
-            address=plan.rendezvous.local_addr if plan.rendezvous.is_host else plan.rendezvous.master_addr,
-            port=plan.rendezvous.join_port,
-            key=read_key(key_file) if has_key else None,
-            say=self._say,
-            timeouts=join.Timeouts(
-                join=self.settings.value("join-timeout"), peer=self.settings.value("peer-timeout")
-            ),
-            never_started=self._never_started,
-        )
+        async with contextlib.AsyncExitStack() as listening:
+            contact = ""
+            if place.joins_machines and not plan.local_rank:
+                listener = reach.Listener(place.interface, place.address)
+                contact = str(await listening.enter_async_context(listener))
+            return await join.meet(
+                _identity(plan, self.env, contact),
+                nodes=plan.allocation.nodes,
+                address=place.first,
+                port=plan.rendezvous.join_port,
+                key=read_key(key_file) if has_key else None,
+                say=self._say,
+                timeouts=join.Timeouts(
+                    join=self.settings.value("join-timeout"), peer=self.settings.value("peer-timeout")
+                ),
+                never_started=lambda: self._never_started(place),
+            )
 
-    def _never_started(self) -> str | None:
-        """A node whose outcome stands there before all have met will not come. Without a job script that
-        counts the attempts, what stands there may be an earlier run's."""
+    def _never_started(self, place: network.Place) -> str | None:
+        """A node whose outcome stands there before all have met will not come, and a first node that waits
+        elsewhere is not found. Without a job script that counts the attempts, the files may be older."""
         if not _has_host_half(self.env):
             return None
+        network.check_meeting_place(place, self.run_dir.plan(0, None if self.plan.local_rank is None else 0))
         for path in (self.run_dir.path / "outcome").glob(f"{self.plan.attempt}.*"):
             if (ended := outcome.read(path)) is not None:
                 return (
@@ -316,6 +347,9 @@ class _Launch:
             self._say("saved at a planned end: the same run directory continues")
         elif ended.rank is None:
             self._say(f"{ended.node + ': ' if ended.node else ''}{ended.error}")
+        elif ended.status == blame.STUCK:
+            self._say(f"rank {ended.rank} on {ended.node}, status {ended.status}: {ended.error}")
+            self._say(f"where each rank was: {self.run_dir.stacks}")
         else:
             log = self.run_dir.log(ended.node, f"rank{ended.rank}", "err")
             failed = f"rank {ended.rank} on {ended.node} failed first, status {ended.status}"
@@ -345,18 +379,7 @@ def check_gpus(plan: LaunchPlan, seen: int | None) -> None:
         )
 
 
-def _own_address(plan: LaunchPlan) -> str:
-    """This node's address for the rendezvous. Raises BadInput where a name does not lead to one."""
-    rendezvous = plan.rendezvous
-    alone = plan.nnodes == 1
-    if rendezvous.is_host:
-        return network.resolve(rendezvous.master_addr, of="the first node's name", alone=alone)
-    with contextlib.suppress(ValueError):
-        return str(ipaddress.ip_address(rendezvous.local_addr))
-    return network.source_towards(network.resolve(rendezvous.master_addr, of="the first node's name"))
-
-
-def _identity(plan: LaunchPlan, env: Mapping[str, str]) -> join.Identity:
+def _identity(plan: LaunchPlan, env: Mapping[str, str], contact: str) -> join.Identity:
     stack = gpu.stack_of_image(env)
     return join.Identity(
         job_id=plan.allocation.job_id,
@@ -371,6 +394,7 @@ def _identity(plan: LaunchPlan, env: Mapping[str, str]) -> join.Identity:
         image_id=env.get("APPTRAIN_IMAGE_ID", ""),
         lock_digest=stack.lock if stack else "",
         versions={"python": sys.version.split()[0], "apptrain": __version__, "torch": _version("torch")},
+        contact=contact,
     )
 
 

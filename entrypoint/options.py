@@ -64,6 +64,13 @@ def seconds(text: str) -> float:
     return value
 
 
+def seconds_or_0(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < 7 * 86400:
+        raise ValueError("must be seconds, less than a week, or 0")
+    return value
+
+
 def one_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in choices:
@@ -195,6 +202,22 @@ OPTIONS = (
         default=60.0,
         in_profile=True,
         help="seconds of silence after which a node counts as lost (default: 60)",
+    ),
+    Option(
+        name="hang-timeout",
+        parse=seconds_or_0,
+        metavar="S",
+        default=300.0,
+        help="seconds without a step, of a rank that tells its steps, after which the job is ended as hung; "
+        "0: never (default: 300)",
+    ),
+    Option(
+        name="silence-timeout",
+        parse=seconds_or_0,
+        metavar="S",
+        default=0.0,
+        help="seconds in which no rank writes anything, after which the job is ended as hung; 0: never "
+        "(default: 0)",
     ),
     Option(
         name="join-key-file",

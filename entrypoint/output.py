@@ -12,7 +12,7 @@ import selectors
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +22,7 @@ LONGEST_LINE = 1 << 20
 TERMINAL_BEHIND_PIPE = "APPTRAIN_PROGRESS"
 """Set to 1 by a parent that shows our output on a terminal: progress bars are passed on to it."""
 _TORCH_PREFIX = re.compile(rb"^\[rank\d+\]: ")
+_CRASH = b"Fatal Python error: "
 _EXCEPTION = re.compile(rb"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Warning|Failure|Timeout)\b")
 
 
@@ -31,8 +32,10 @@ class _Stream:
     log: int
     console: "Console"
     show: bool
+    diverted: int | None = None
+    """Where the rest goes instead of log and console."""
     rest: bytes = b""
-    tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=200))
+    tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=1000))
 
 
 class Console:
@@ -79,6 +82,7 @@ class Relay(threading.Thread):
         self._selector = selectors.DefaultSelector()
         self._streams: dict[tuple[str, str], _Stream] = {}
         self._deadline = float("inf")
+        self._heard = time.monotonic()
 
     def add(self, name: str, stream: str, log: Path, *, show: bool) -> int:
         """Makes a pipe for `stream` (`out` or `err`) of `name`; returns the end to write into, which the
@@ -107,15 +111,28 @@ class Relay(threading.Thread):
     def first_error(self, name: str) -> str:
         """The line that tells best why `name` failed: the last exception on stderr, else the last line."""
         stream = self._streams.get((name, "err"))
-        lines = (
-            [_TORCH_PREFIX.sub(b"", line) for line in tuple(stream.tail) if line.strip()] if stream else []
-        )
+        lines, crash = _without_crash(tuple(stream.tail) if stream else ())
+        if crash:
+            return crash
+        lines = [_TORCH_PREFIX.sub(b"", line) for line in lines if line.strip()]
         exceptions = [line for line in lines if _EXCEPTION.match(line)]
         chosen = (exceptions or lines or [b""])[-1]
         return chosen.decode(errors="replace").strip()[:1000]
 
+    def divert_errors(self, name: str, path: Path) -> None:
+        """From now on, what `name` writes to stderr goes into a new file alone."""
+        self._streams[name, "err"].diverted = os.open(
+            path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600
+        )
+
+    @property
+    def heard(self) -> float:
+        """When anybody last wrote anything, on the monotonic clock."""
+        return self._heard
+
     def _read(self, stream: _Stream) -> None:
         data = os.read(stream.source, CHUNK)
+        self._heard = time.monotonic()
         if not data:
             self._close(stream)
             return
@@ -129,6 +146,9 @@ class Relay(threading.Thread):
             stream.console.unfinished(_visible(stream.rest))
 
     def _emit(self, stream: _Stream, data: bytes) -> None:
+        if stream.diverted is not None:
+            _write_all(stream.diverted, data)
+            return
         stream.tail.append(data)
         logged = _write_all(stream.log, data)
         # What a full disk keeps out of the log is shown even if the user asked for other ranks only.
@@ -141,6 +161,22 @@ class Relay(threading.Thread):
         self._selector.unregister(stream.source)
         os.close(stream.source)
         os.close(stream.log)
+        if stream.diverted is not None:
+            os.close(stream.diverted)
+
+
+def _without_crash(lines: Sequence[bytes]) -> tuple[Sequence[bytes], str]:
+    """What was written before Python's crash report, and for other crashes than an abort, which someone
+    explains before he aborts, the report in a line: what, and where in the thread that crashed."""
+    begin = next((at for at, line in enumerate(lines) if line.startswith(_CRASH)), None)
+    if begin is None:
+        return lines, ""
+    what = lines[begin].removeprefix(_CRASH).decode(errors="replace").strip()
+    if what == "Aborted" and any(line.strip() for line in lines[:begin]):
+        return lines[:begin], ""
+    current = next((at for at, line in enumerate(lines) if line.startswith(b"Current thread")), len(lines))
+    where = lines[current + 1].decode(errors="replace").strip() if current + 1 < len(lines) else ""
+    return (), f"{what}: {where}" if where else what
 
 
 def _visible(line: bytes) -> bytes:

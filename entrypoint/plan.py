@@ -400,8 +400,9 @@ def _workers_env(
     if interface.value:
         # NCCL takes a bare name as a prefix: eth1 would match eth10 as well.
         names = {"GLOO_SOCKET_IFNAME": interface.value, "NCCL_SOCKET_IFNAME": f"={interface.value}"}
+        by_user = not interface.source.startswith(("profile:", "derived:"))
         for name, value in names.items():
-            if name not in env or not interface.source.startswith(("profile:", "derived:")):
+            if by_user or (name not in env and name not in profile.env):
                 found[name] = Setting(value=value, source=interface.source)
     if (
         settings.command[0] == "-m"

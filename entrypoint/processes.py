@@ -37,6 +37,22 @@ def catches(pid: int, signum: int) -> bool:
     return bool(caught >> (signum - 1) & 1)
 
 
+def catching_below(pid: int, signum: int) -> list[int]:
+    """The topmost descendants that have a handler for the signal."""
+    found: list[int] = []
+    for child in _children(pid):
+        found += [child] if catches(child, signum) else catching_below(child, signum)
+    return found
+
+
+def state(pid: int) -> str:
+    """The letter of the process's state, such as S, R, D or T; empty if gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
 def signal_groups(pids: Iterable[int], signum: int) -> None:
     """Sends to the process groups that these ranks lead, so that their own children are reached too."""
     for pid in pids:
@@ -64,11 +80,15 @@ def kill_descendants(seconds: float = 5.0) -> None:
 
 def is_running(pid: int) -> bool:
     """Whether the process exists and is more than a zombie."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rpartition(")")[2].split()[0] not in "ZX"
+    return state(pid) not in ("", "Z", "X")
+
+
+def _children(pid: int) -> list[int]:
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return [child.pid for child in psutil.Process(pid).children()]
+    return []
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)

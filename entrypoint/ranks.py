@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -62,9 +61,11 @@ class Ranks:
         relay: Relay,
         run: RunDirectory,
         *,
+        scratch: Path,
         show: set[int] | None,
     ):
-        """`env`: the whole environment of the ranks. `show`: whose output is shown; None for all."""
+        """`env`: the whole environment of the ranks. `scratch`: a directory of this node. `show`: whose
+        output is shown; None for all."""
         self.plan = plan
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.pids: dict[int, int] = {}
@@ -75,7 +76,7 @@ class Ranks:
         self._child: asyncio.subprocess.Process | None = None
         self._gpus: asyncio.Future[int | None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._errors = tempfile.TemporaryDirectory(prefix="apptrain-", ignore_cleanup_errors=True)
+        self._scratch = scratch
         self._ended: set[int] = set()
         self._names: dict[int, str] = {}
         """Rank to the name of its logs, which c10d's own numbering may set apart."""
@@ -130,6 +131,21 @@ class Ranks:
         """The line on its stderr that tells best why a rank failed; empty where there is none."""
         return self._relay.first_error(self._names.get(rank, f"rank{rank}"))
 
+    def divert_errors(self, rank: int, path: Path) -> None:
+        """From now on, what the rank writes to stderr goes into a new file alone."""
+        self._relay.divert_errors(self._names.get(rank, f"rank{rank}"), path)
+
+    @property
+    def heard(self) -> float:
+        """When any rank of this node last wrote anything, on the monotonic clock."""
+        return self._relay.heard
+
+    def freeze_starter(self) -> None:
+        """Stops torchrun's agent, which would end ranks as soon as one of them ends; `kill` still ends it."""
+        if self.plan.mode == "torchrun" and self._child is not None and self._child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._child.send_signal(signal.SIGSTOP)
+
     async def kill(self) -> None:
         """Ends what is left: the ranks' groups, then the agent, which may wait for other nodes for ever."""
         processes.signal_groups(self.alive(), signal.SIGKILL)
@@ -140,7 +156,6 @@ class Ranks:
         await self.wait(5.0)
         for task in self._tasks:
             task.cancel()
-        self._errors.cleanup()
 
     async def wait(self, seconds: float) -> bool:
         """Waits for the starter to end; False when it has not in that time."""
@@ -184,7 +199,7 @@ class Ranks:
             "master_addr": self.plan.rendezvous.master_addr,
             "master_port": self.plan.rendezvous.master_port,
             "streams": {index: streams[rank] for index, rank in enumerate(self.ranks)},
-            "errors": self._errors.name,
+            "errors": str(self._scratch),
         }
         self.close_pipes()
         assert self._child.stdin is not None

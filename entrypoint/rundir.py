@@ -48,11 +48,21 @@ class RunDirectory:
     def outcome(self, node_rank: int, local_rank: int | None) -> Path:
         return self.path / "outcome" / file_name(self.attempt, node_rank, local_rank)
 
+    @property
+    def stacks(self) -> Path:
+        """Where this attempt's ranks were when it hung."""
+        return self.path / "stacks" / str(self.attempt)
+
+    def stack(self, node: str, rank: int) -> Path:
+        return self.stacks / f"{_file_part(node)}.rank{rank}.txt"
+
+    def plan(self, node_rank: int, local_rank: int | None) -> Path:
+        task = node_rank if local_rank is None else f"{node_rank}.{local_rank}"
+        return self.path / f"plan.{task}.json"
+
     def write_plan(self, plan: dict[str, Any]) -> None:
-        task = (
-            plan["node_rank"] if plan["local_rank"] is None else f"{plan['node_rank']}.{plan['local_rank']}"
-        )
-        write_private(self.path / f"plan.{task}.json", json.dumps(plan, indent=2) + "\n")
+        path = self.plan(plan["node_rank"], plan["local_rank"])
+        write_private(path, json.dumps(plan, indent=2) + "\n")
 
     def make_key(self) -> None:
         """The join's secret, made once by whoever starts the nodes; an existing one is kept."""

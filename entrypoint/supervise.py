@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from entrypoint import join, outcome, processes
+from entrypoint import blame, join, outcome, processes
+from entrypoint.claims import Sighting
 from entrypoint.errors import DONE, SAVED, UNAVAILABLE
+from entrypoint.heartbeat import Heartbeats
 from entrypoint.outcome import Outcome
 from entrypoint.plan import LaunchPlan
 from entrypoint.ranks import RankEnded, Ranks, RankStarted, StarterEnded
@@ -31,6 +33,8 @@ VERDICT = 3.0
 """Seconds for all nodes to agree on the first failure."""
 AGENT_EXIT = 10.0
 """Seconds for torchrun's agents to leave their exit barrier once every node is done."""
+LOOK = 5.0
+"""Seconds beyond the hub's own bound for its verdict on a hang."""
 SILENT_STOP = 10.0
 """Seconds after which a rank that does not catch the stop signal is told to the user."""
 
@@ -40,6 +44,19 @@ class Signalled:
     """Somebody signalled this process."""
 
     signum: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Patience:
+    """What counts as a hang."""
+
+    heartbeats: Heartbeats
+    step: float
+    """Seconds without a step of a rank that tells its steps; 0: any."""
+    silence: float
+    """Seconds in which no rank of the job writes anything; 0: any."""
+    look: Callable[[], Awaitable[list[Sighting]]]
+    """Finds out where the ranks of this node are, which may end them."""
 
 
 class Supervisor:
@@ -52,6 +69,7 @@ class Supervisor:
         link: join.Link | None,
         say: Callable[[str], None],
         stop_signal: signal.Signals,
+        patience: Patience,
     ):
         """`link` is None for a single participant."""
         self._plan = plan
@@ -59,6 +77,7 @@ class Supervisor:
         self._link = link
         self._say = say
         self._stop_signal = stop_signal
+        self._patience = patience
         self._events: asyncio.Queue[object] = asyncio.Queue()
         self._ended: dict[int, RankEnded] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -78,6 +97,8 @@ class Supervisor:
             self._watch(self._pass_on(self._link.next))
         if stop_file is not None:
             self._watch_for(stop_file)
+        if self._patience.step or self._patience.silence:
+            self._watch(self._watch_for_hang())
         try:
             return await self._stay()
         finally:
@@ -118,6 +139,7 @@ class Supervisor:
             match await self._events.get():
                 case RankStarted() as started:
                     self._ended.pop(started.rank, None)
+                    self._patience.heartbeats.forget(started.rank)
                 case RankEnded() as ended:
                     self._ended[ended.rank] = ended
                     # With restarts left, torchrun's agent decides what a failure means.
@@ -128,6 +150,8 @@ class Supervisor:
                         return await self._failed(await self._first_failure(starter))
                 case join.Failed() as failed:
                     return await self._end_with(failed.failure)
+                case join.Look() as look:
+                    return await self._hung(look.why)
                 case join.AllDone():
                     return await self._ended_well()
                 case join.Stopped() if not self._stopping:
@@ -213,14 +237,62 @@ class Supervisor:
         return first or mine
 
     async def _verdict(self) -> Outcome | None:
-        if self._link is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(VERDICT):
-                    while True:
-                        event = await self._events.get()
-                        if isinstance(event, join.Failed):
-                            return _to_outcome(event.failure)
+        failure = await self._told(VERDICT) if self._link is not None else None
+        return _to_outcome(failure) if failure is not None else None
+
+    async def _told(self, bound: float) -> join.Failure | None:
+        """The first failure as all nodes are told it; None where nothing is told in `bound` seconds."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(bound):
+                while True:
+                    event = await self._events.get()
+                    if isinstance(event, join.Failed):
+                        return event.failure
         return None
+
+    async def _watch_for_hang(self) -> None:
+        """Counts the seconds in which this process ran, so that a suspended job does not seem to hang."""
+        patience, ranks = self._patience, self._ranks
+        interval = min([1.0, *(bound / 4 for bound in (patience.step, patience.silence) if bound)])
+        before, heard, silence = time.monotonic(), 0.0, 0.0
+        while True:
+            await asyncio.sleep(interval)
+            now = time.monotonic()
+            passed = min(now - before, 2 * interval)
+            before = now
+            watched = [rank for rank in ranks.pids if rank not in self._ended]
+            patience.heartbeats.look(watched, passed)
+            if patience.step and patience.heartbeats.stalled(patience.step):
+                return self._report_hang(f"no step for {patience.step:g} s")
+            was_silent = silence > patience.silence
+            silence = silence + passed if ranks.heard == heard else 0.0
+            heard = ranks.heard
+            if patience.silence and was_silent != (silence > patience.silence):
+                self._report_silence(not was_silent)
+
+    def _report_hang(self, why: str) -> None:
+        if self._link is not None:
+            self._link.stalled(why)
+        else:
+            self._events.put_nowait(join.Look(why))
+
+    def _report_silence(self, now: bool) -> None:
+        if self._link is not None:
+            self._link.silent(now)
+        elif now:
+            self._events.put_nowait(join.Look(join.NO_OUTPUT))
+
+    async def _hung(self, why: str) -> Outcome:
+        """Tells where our ranks are, and ends them with what all nodes say of it."""
+        sightings = [] if self._all_ended() else await self._patience.look()
+        failure = blame.verdict(sightings, why, unseen=(), now=time.time())
+        if self._link is not None:
+            self._link.seen(sightings)
+            failure = await self._told(self._link.timeouts.look + LOOK) or failure
+        await self._end_ranks(0)
+        if failure is None:
+            return Outcome(status=blame.STUCK, node=self._plan.node, time=time.time(), error=f"stuck, {why}")
+        return _to_outcome(failure)
 
     async def _end_with(self, failure: join.Failure) -> Outcome:
         terminated = failure.rank is None and failure.signal == signal.SIGTERM

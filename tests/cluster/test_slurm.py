@@ -85,18 +85,19 @@ def test_every_rank_of_three_nodes_greets_and_the_first_lines_say_where_the_run_
     ran = done(user.ran("-N3", "--gpus-per-node=2", "--cpus-per-task=2", SCRIPT, *options))
     run = WORK / f"runs/apptrain-{ran.job.id}"
     port = json.loads((ran.folder / "plan.0.json").read_text())["master_port"]
-    assert ran.lines[:4] == [
+    assert ran.lines[:5] == [
         f"apptrain: run directory {run}",
         f"apptrain: to follow it: tail -f {str(run).replace(' ', chr(92) + ' ')}/job.log",
         f"apptrain: job {ran.job.id}, attempt 0, 3 nodes (gpu-a[01-02],gpu-b07), profile none, "
         f"image {REPOSITORY}/containers/image.sif",
         f"entrypoint: job {ran.job.id}, attempt 0: 3 nodes x 2 ranks on cpu, mode torchrun, "
         f"rendezvous gpu-a01:{port}, OMP_NUM_THREADS=1",
+        "entrypoint: network: rendezvous at gpu-a01 (10.77.42.11) [derived:SLURM_STEP_NODELIST], gloo on eth0",
     ]
     places = enumerate(node for node in ("gpu-a01", "gpu-a02", "gpu-b07") for _ in range(2))
     greetings = [f"[tcp://gpu-a01:{port}] hello from [{node}:gloo] process {rank}/6" for rank, node in places]
     assert ran.printed == sorted(greetings)
-    assert ran.lines[4:] == [line for line in ran.lines if line in greetings] + [f"apptrain: done: {run}"]
+    assert ran.lines[5:] == [line for line in ran.lines if line in greetings] + [f"apptrain: done: {run}"]
     assert (ran.folder / "job.log").read_text() == ran.text
 
 

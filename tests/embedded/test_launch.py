@@ -511,6 +511,105 @@ def test_a_port_set_by_hand_is_not_retried(tmp_path: Path) -> None:
     assert not list((ended.run / "outcome").glob("1.*"))
 
 
+STEPS = """
+import ctypes, os, sys, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank, total = dist.get_rank(), torch.zeros(1)
+
+def load(step):
+    if step == 5 and sys.argv[1:] == [str(rank)]:
+        ctypes.PyDLL(None).sleep(1000)  # without letting go of the interpreter's lock
+
+for step in range(1, 1000000):
+    load(step)
+    dist.all_reduce(total)
+    Path(os.environ["APPTRAIN_HEARTBEAT"], str(rank)).write_text(str(step))
+    if step == 20:
+        Path(f"pid.{rank}").write_text(str(os.getpid()))
+    time.sleep(0.01)
+"""
+
+
+def stuck(ended: Ended) -> list[str]:
+    """What the user reads of a hang."""
+    return [line for line in ended.err.splitlines() if "stuck" in line or "where each" in line]
+
+
+def test_a_stopped_rank_is_named_with_the_stacks_of_all_while_the_others_wait(tmp_path: Path) -> None:
+    script = write(tmp_path, "script.py", STEPS)
+    job = start(tmp_path, "--nproc-per-node", "2", "--hang-timeout", "3", "--", script)
+    job.until(lambda: len(list(tmp_path.glob("pid.*"))) == 4, "all ranks make steps")
+    pid = int((tmp_path / "pid.3").read_text())
+    os.kill(pid, signal.SIGSTOP)
+    job.until(lambda: Path(f"/proc/{pid}/stat").read_text().split()[2] == "T", "the rank is stopped", 5)
+    ended = job.end()
+    assert ended.status == 124
+    message, where = stuck(ended)
+    begin = "entrypoint: rank 3 on 127.0.0.2, status 124: stuck, no step for 3 s after step "
+    assert message.startswith(begin), message
+    assert ": it is stopped by a signal in script.py:" in message
+    assert message.endswith(", while 3 of 4 ranks wait in all_reduce, script.py:15 <module>")
+    assert where == f"entrypoint: where each rank was: {ended.run / 'stacks' / '0'}"
+    for rank in range(4):
+        stack = (ended.run / "stacks" / "0" / f"127.0.0.{1 + rank // 2}.rank{rank}.txt").read_text()
+        assert 'script.py", line 1' in stack, stack
+    for node in (0, 1):
+        outcome = ended.outcome(f"0.{node}")
+        assert (outcome.status, outcome.rank, outcome.node, outcome.signal) == (124, 3, "127.0.0.2", 0)
+    assert "Fatal Python error" not in ended.err
+    assert gone(str(ended.run))
+
+
+def test_a_rank_that_holds_the_interpreters_lock_is_named_by_its_line(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--hang-timeout", "3", "--", write(tmp_path, "script.py", STEPS), "0")
+    assert stuck(ended)[0] == (
+        "entrypoint: rank 0 on 127.0.0.1, status 124: stuck, no step for 3 s after step 4: it waits for no "
+        "other rank, and is in script.py:11 load, while 1 of 2 ranks wait in all_reduce, script.py:15 <module>"
+    )
+
+
+def test_a_hang_of_a_single_participant_is_ended(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        "script.py",
+        "import os, time\nopen(f\"{os.environ['APPTRAIN_HEARTBEAT']}/0\", 'w').write('3')\ntime.sleep(1000)",
+    )
+    ended = run(tmp_path, "--nodes", "1", "--hang-timeout", "1", "--", script)
+    assert (ended.status, stuck(ended)[0]) == (
+        124,
+        "entrypoint: rank 0 on 127.0.0.1, status 124: stuck, no step for 1 s after step 3: it gave its last "
+        "sign first, and is in script.py:3 <module>",
+    )
+
+
+def test_a_rank_that_is_no_python_and_hangs_is_ended_without_a_stack(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--hang-timeout", "1", *SHELL, "echo 7 >$APPTRAIN_HEARTBEAT/$RANK; sleep 1000")
+    assert ended.status == 124
+    assert stuck(ended)[0].endswith("stuck, no step for 1 s after step 7: it gave its last sign first")
+    assert gone(str(ended.run))
+
+
+def test_ranks_that_never_tell_a_step_are_left_alone(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--hang-timeout", "0.5", *SHELL, "sleep 3; echo done")
+    assert (ended.status, ended.out) == (0, "done\ndone\n"), ended.err
+
+
+def test_a_rank_that_has_ended_does_not_hang(tmp_path: Path) -> None:
+    script = "if [ $RANK = 0 ]; then echo 7 >$APPTRAIN_HEARTBEAT/0; sleep 0.5; else sleep 4; fi"
+    ended = run(tmp_path, "--hang-timeout", "1.5", *SHELL, script)
+    assert ended.status == 0, ended.err
+
+
+def test_silence_of_all_ranks_is_a_hang_where_that_is_asked_for(tmp_path: Path) -> None:
+    script = "[ $RANK = 0 ] || sleep 1000; for i in $(seq 20); do echo $i; sleep 0.1; done; sleep 1000"
+    ended = run(tmp_path, "--silence-timeout", "1.5", *SHELL, script)
+    assert (ended.status, ended.out.splitlines()[-1]) == (124, "20")
+    assert "stuck, no rank has written anything for --silence-timeout" in stuck(ended)[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

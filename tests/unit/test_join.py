@@ -17,9 +17,9 @@ import pytest
 
 from entrypoint import join
 from entrypoint import wire as wire_module
-from entrypoint.claims import disagreement, load, missing
+from entrypoint.claims import Sighting, disagreement, load, missing
 from entrypoint.errors import BadInput, Unavailable
-from entrypoint.join import AllDone, Failed, Failure, Identity, Link, Stopped, Timeouts, meet
+from entrypoint.join import AllDone, Failed, Failure, Identity, Link, Look, Stopped, Timeouts, meet
 from entrypoint.wire import MAX_BODY, PROTOCOL, Wire, WrongKey, greet
 
 KEY = b"k" * 32
@@ -173,6 +173,21 @@ def run(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     for mark in getattr(test, "pytestmark", []):
         sync = getattr(pytest.mark, mark.name)(*mark.args, **mark.kwargs)(sync)
     return sync
+
+
+def sighting(rank: int, **changes: Any) -> Sighting:
+    waiting = Sighting(
+        rank=rank,
+        node_rank=rank // 4,
+        node=f"n{rank // 4}",
+        step=7,
+        quiet=30.0,
+        state="S",
+        at="train.py:90 advance",
+        waits_in="all_reduce",
+        stack="5f0a",
+    )
+    return replace(waiting, **changes)
 
 
 # Everybody meets.
@@ -383,7 +398,7 @@ async def test_an_address_of_another_machine_is_bad_input() -> None:
     found = await place.refusals(who(0), address="192.0.2.1")
     assert found == [
         f"BadInput: node 0 (n0) cannot listen on 192.0.2.1:{place.port}: Cannot assign requested address: "
-        "the address must be one of node 0's own (--master-addr, --interface)"
+        "the address must be one of node 0's own (--master-addr)"
     ]
 
 
@@ -407,7 +422,7 @@ async def test_no_route_ends_the_join_at_once() -> None:
     (text,) = await place.refusals(who(1), address="255.255.255.255")
     assert text == (
         f"Unavailable: node 1 (n1) cannot reach node 0 (n0) at 255.255.255.255:{place.port}: Network is "
-        "unreachable: is this a network that joins the nodes (--interface, --master-addr), or is a firewall "
+        "unreachable: is this a network that joins the nodes (--master-addr), or is a firewall "
         "between them?"
     )
 
@@ -425,7 +440,7 @@ async def test_a_connection_that_nobody_answers_ends_the_join() -> None:
         (text,) = await place.refusals(who(1))
     assert text == (
         f"Unavailable: node 1 (n1) cannot reach node 0 (n0) at {place.endpoint}: no answer: is this a "
-        "network that joins the nodes (--interface, --master-addr), or is a firewall between them?"
+        "network that joins the nodes (--master-addr), or is a firewall between them?"
     )
 
 
@@ -909,6 +924,92 @@ async def test_a_failure_after_the_own_end_reaches_who_is_done() -> None:
     links[1].done()
     links[2].fail(failure(2, 5.0))
     assert await events(*links) == [Failed(failure(2, 5.0))] * 3
+    await close(*links)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@run
+async def test_a_hang_that_anyone_notices_is_looked_into_by_everyone_and_the_stuck_rank_named(
+    node: int,
+) -> None:
+    links = await three(Place())
+    links[node].stalled("no step for 30 s")
+    links[2].stalled("no step for 30 s")
+    assert await events(*links) == [Look("no step for 30 s")] * 3
+    links[2].fail(failure(2, time.time()))  # A rank whose neighbours were ended to print their stacks.
+    links[0].seen([sighting(0), sighting(1)])
+    links[1].seen([sighting(4, state="T"), sighting(5)])
+    found = await events(*links)
+    assert found == [found[0]] * 3
+    assert (found[0].failure.rank, found[0].failure.node, found[0].failure.status) == (4, "n1", 124)
+    await close(*links)
+
+
+@run
+async def test_sightings_of_more_ranks_than_a_frame_holds_arrive() -> None:
+    links = await three(Place())
+    links[0].stalled("no step for 30 s")
+    await events(*links)
+    links[0].seen([])
+    links[1].seen([sighting(rank, at="x" * 200, node="n1") for rank in range(400)])
+    links[2].seen([sighting(400, state="T")])
+    found = await events(*links)
+    assert found[1].failure.rank == 400
+    assert "400 of 401 ranks wait" in found[1].failure.error
+    await close(*links)
+
+
+@run
+async def test_a_node_that_does_not_say_where_its_ranks_are_is_named_in_the_verdict() -> None:
+    links = await three(Place(), timeouts=replace(SHORT, look=0.3))
+    links[1].stalled("no step for 30 s")
+    await events(*links)
+    links[0].seen([sighting(0)])
+    links[1].seen([sighting(4, quiet=31.0)])
+    found = await events(*links)
+    assert found[2].failure.rank == 4
+    assert found[2].failure.error.endswith("; nothing was heard from n2")
+    await close(*links)
+
+
+@run
+async def test_a_hang_without_any_rank_is_a_failure_all_the_same() -> None:
+    links = await three(Place())
+    links[1].stalled("no step for 30 s")
+    await events(*links)
+    for link in links:
+        link.seen([])
+    found = await events(*links)
+    assert {event.failure.error for event in found} == {"lost: no step for 30 s, and no rank was found"}
+    await close(*links)
+
+
+@run
+async def test_a_failure_before_a_hang_is_the_failure() -> None:
+    links = await three(Place())
+    links[1].fail(failure(1, 5.0))
+    links[2].fail(failure(2, 6.0))
+    links[0].stalled("no step for 30 s")
+    found = await events(*links)
+    while isinstance(found[0], Look):
+        found = await events(*links)
+    assert found == [Failed(failure(1, 5.0))] * 3
+    await close(*links)
+
+
+@run
+async def test_silence_counts_when_everyone_is_silent() -> None:
+    links = await three(Place())
+    links[0].silent(True)
+    links[1].silent(True)
+    links[0].silent(False)
+    links[2].silent(True)
+    await asyncio.sleep(0.1)
+    links[0].silent(True)
+    assert await events(*links) == [Look(join.NO_OUTPUT)] * 3
+    for link in links:
+        link.fail(failure(0, 1.0, rank=None))
+    await events(*links)
     await close(*links)
 
 

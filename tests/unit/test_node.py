@@ -1,8 +1,7 @@
-"""What a node knows of itself: processes, addresses, the run directory, its GPUs."""
+"""What a node knows of itself: processes, the run directory, its GPUs."""
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import cli, launch, network, processes
+from entrypoint import cli, launch, processes
 from entrypoint.errors import BadInput
 from entrypoint.rundir import RunDirectory, read_key
 
@@ -88,57 +87,6 @@ time.sleep(100)
     while processes.is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not processes.is_running(pid)
-
-
-def names(monkeypatch: pytest.MonkeyPatch, addresses: list[str]) -> None:
-    """Lets every name resolve to these addresses, as an /etc/hosts would."""
-    found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
-    monkeypatch.setattr(socket, "gethostname", lambda: "gpu-a01")
-
-
-def test_a_name_that_debian_maps_to_127_0_1_1_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    names(monkeypatch, ["127.0.1.1"])
-    with pytest.raises(BadInput) as refused:
-        network.resolve("gpu-a01", of="this node's name")
-    assert str(refused.value) == (
-        "this node's name 'gpu-a01' resolves to 127.0.1.1 on gpu-a01, which no other node can reach: correct "
-        "/etc/hosts, or give --master-addr with an address of the network between the nodes"
-    )
-
-
-def test_a_loopback_address_beside_a_real_one_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    names(monkeypatch, ["127.0.1.1", "10.91.0.11"])
-    assert network.resolve("gpu-a01", of="this node's name") == "10.91.0.11"
-
-
-def test_an_address_needs_no_resolver() -> None:
-    assert network.resolve("127.0.0.2", of="x") == "127.0.0.2"
-    assert network.resolve("fd00::1", of="x") == "fd00::1"
-
-
-def test_a_name_that_does_not_resolve_is_refused_and_never_becomes_localhost() -> None:
-    with pytest.raises(BadInput) as refused:
-        network.resolve("no-such-host.invalid", of="this node's name")
-    message = str(refused.value)
-    assert message.startswith(
-        f"this node's name 'no-such-host.invalid' does not resolve on {socket.gethostname()} ("
-    )
-    assert message.endswith("check the name, DNS and /etc/hosts, or give --master-addr")
-
-
-def test_a_node_alone_may_have_a_loopback_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    names(monkeypatch, ["127.0.1.1"])
-    assert network.resolve("laptop", of="x", alone=True) == "127.0.1.1"
-
-
-def test_a_node_finds_its_own_address_on_the_way_to_the_first_one() -> None:
-    assert network.source_towards("127.0.0.1") == "127.0.0.1"
-
-
-def test_the_interface_is_found_by_its_address() -> None:
-    assert network.interface_of("127.0.0.2") == "lo"
-    assert network.interface_of("192.0.2.77") is None
 
 
 def test_a_run_directory_is_private_and_its_key_is_made_once(tmp_path: Path) -> None:

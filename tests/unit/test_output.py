@@ -198,3 +198,47 @@ def test_many_writers_do_not_tear_each_others_lines(tmp_path: Path) -> None:
     collector.join()
     lines = b"".join(collected).splitlines()
     assert sorted(lines) == sorted(str(rank).encode() * 100 for rank in range(4) for _ in range(500))
+
+
+CRASH = b"""Fatal Python error: %s
+
+Thread 0x00007f1 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+
+Current thread 0x00007f0 (most recent call first):
+  File "/home/alice/model.py", line 41 in forward
+  File "/home/alice/train.py", line 88 in <module>
+
+Extension modules: numpy._core._multiarray_umath (total: 1)
+"""
+
+
+def test_of_a_crash_its_kind_and_place_are_the_first_error(tmp_path: Path) -> None:
+    _, _, error = relay(tmp_path, b"a warning\n", CRASH % b"Segmentation fault")
+    assert error == 'Segmentation fault: File "/home/alice/model.py", line 41 in forward'
+
+
+def test_of_an_abort_what_was_said_before_it_is_the_first_error(tmp_path: Path) -> None:
+    _, _, error = relay(tmp_path, b"terminate called\n  what():  NCCL timeout\n", CRASH % b"Aborted")
+    assert error == "what():  NCCL timeout"
+    _, _, error = relay(tmp_path, CRASH % b"Aborted")
+    assert error == 'Aborted: File "/home/alice/model.py", line 41 in forward'
+
+
+def test_diverted_errors_reach_the_file_alone(tmp_path: Path) -> None:
+    screen = Screen()
+    reading = Relay({"out": screen.console, "err": screen.console})
+    writer = reading.add("rank0", "err", tmp_path / "log", show=True)
+    reading.start()
+    before = reading.heard
+    os.write(writer, b"before\n")
+    deadline = time.monotonic() + 5
+    while reading.heard == before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    time.sleep(0.05)
+    reading.divert_errors("rank0", tmp_path / "stack")
+    os.write(writer, b"after\n")
+    os.close(writer)
+    reading.finish(5)
+    assert screen.text() == (tmp_path / "log").read_bytes() == b"before\n"
+    assert (tmp_path / "stack").read_bytes() == b"after\n"

@@ -855,6 +855,27 @@ def test_forward_compatibility_without_a_driver_is_said_and_not_used(node: Node)
     assert said(ended) == "APPTRAIN_CUDA_COMPAT=/no/where is not used: this node has no NVIDIA driver"
 
 
+@pytest.mark.skipif(HAS_DRIVER, reason="this machine has an NVIDIA driver")
+@pytest.mark.ci_may_skip("a machine with an NVIDIA driver; tests/cluster has the same on a node of its own")
+@pytest.mark.parametrize("what", ["launch", "plan"])
+def test_gpus_without_a_driver_are_said_unless_the_run_is_on_cpus(node: Node, what: str) -> None:
+    node.python("true")
+    line = ("python", "-P", "-m", "entrypoint", what)
+    warning = (
+        "GPUs were granted (CUDA_VISIBLE_DEVICES=0,1), but this node has no NVIDIA driver "
+        "(/proc/driver/nvidia/version): CMD will see none"
+    )
+    for options, arguments, text in (
+        ((), "", warning),
+        (("--device", "cpu", "--", "x.py"), "", ""),
+        (("--device=cuda", "--device=cpu"), "", ""),
+        (("--", "x.py", "--device", "cpu"), "", warning),
+        ((), "--device cpu", ""),
+    ):
+        ended = node.run(*line, *options, CUDA_VISIBLE_DEVICES="0,1", APPTRAIN_ARGS=arguments)
+        assert (ended.returncode, ended.stderr) == (0, f"run.sh: {NODE}: {text}\n" if text else "")
+
+
 # --- the node's disk ---------------------------------------------------------------------------------------------
 
 

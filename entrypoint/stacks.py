@@ -1,0 +1,155 @@
+"""Where the ranks of this node are: their Python stacks, their state, NCCL's flight recorder.
+
+The secret: how to see into a script that knows nothing of it. Python's faulthandler, switched on by a
+variable, prints every thread's stack when the process gets SIGABRT, in C and without the interpreter's lock,
+and then ends it, which is what follows a hang anyway; a debugger would need a right that many sites deny.
+NCCL's flight recorder dumps when something is written into a pipe that torch made.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+import resource
+import signal
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from entrypoint import processes
+from entrypoint.claims import Sighting, plain
+from entrypoint.heartbeat import Heartbeats
+from entrypoint.plan import LaunchPlan
+from entrypoint.ranks import Ranks
+from entrypoint.rundir import RunDirectory
+
+RECORDER = 3.0
+"""Seconds for torch to dump its flight recorder: it looks at its pipe about once a second."""
+DUMP = 5.0
+"""Seconds for a rank to print its stacks and end."""
+_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
+_TORCH = re.compile(r"/(torch|lightning_fabric)/|^<frozen ")
+_WAITS = re.compile(r"/torch/(distributed|autograd|nn/parallel|cuda)/")
+Frame = tuple[str, str, str]
+"""File, line, function."""
+
+
+def variables(plan: LaunchPlan, scratch: Path, run: RunDirectory, env: Mapping[str, str]) -> dict[str, str]:
+    """What a rank's environment needs for its stacks to be seen, beyond what the user has set."""
+    wanted = {"PYTHONFAULTHANDLER": "1"}
+    if plan.device == "cuda":
+        wanted |= {
+            "TORCH_FR_DUMP_TEMP_FILE": f"{run.stacks}/nccl.rank",
+            "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{scratch}/nccl.rank",
+        }
+        if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in env:
+            wanted["TORCH_FR_BUFFER_SIZE"] = "2000"
+    return {name: value for name, value in wanted.items() if name not in env}
+
+
+async def look(ranks: Ranks, run: RunDirectory, scratch: Path, beats: Heartbeats) -> list[Sighting]:
+    """Dumps the stacks of this node's ranks into the run directory, which ends those that are Python."""
+    alive = {rank: pid for rank, pid in ranks.pids.items() if processes.is_running(pid)}
+    states = {rank: processes.state(pid) for rank, pid in alive.items()}
+    ranks.freeze_starter()
+    run.stacks.mkdir(mode=0o700, exist_ok=True, parents=True)
+    await _dump_recorders(alive, scratch, run)
+    dumps = await asyncio.gather(*(_dump(ranks, run, rank, pid) for rank, pid in alive.items()))
+    texts = dict(zip(alive, dumps, strict=True))
+    plan = ranks.plan
+    return [
+        sighting(
+            beats, rank=rank, node_rank=plan.node_rank, node=plan.node, state=states[rank], dump=texts[rank]
+        )
+        for rank in sorted(alive)
+    ]
+
+
+async def _dump_recorders(ranks: Iterable[int], scratch: Path, run: RunDirectory) -> None:
+    asked = []
+    for rank in ranks:
+        with contextlib.suppress(OSError):
+            pipe = os.open(scratch / f"nccl.rank{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
+            os.write(pipe, b"dump\n")
+            os.close(pipe)
+            asked.append(run.stacks / f"nccl.rank{rank}")
+    deadline = time.monotonic() + RECORDER
+    while not all(path.exists() for path in asked) and time.monotonic() < deadline:
+        await asyncio.sleep(0.1)
+
+
+async def _dump(ranks: Ranks, run: RunDirectory, rank: int, pid: int) -> str:
+    """What faulthandler prints; empty where the rank has none."""
+    targets = (
+        [pid] if processes.catches(pid, signal.SIGABRT) else processes.catching_below(pid, signal.SIGABRT)
+    )
+    if not targets:
+        return ""
+    path = run.stack(ranks.plan.node, rank)
+    ranks.divert_errors(rank, path)
+    for target in targets:
+        with contextlib.suppress(OSError):
+            resource.prlimit(target, resource.RLIMIT_CORE, (0, 0))  # A rank's memory would fill the disk.
+            os.kill(target, signal.SIGABRT)
+            os.kill(target, signal.SIGCONT)
+        await _ended(target)
+    return await _settled(path)
+
+
+async def _ended(pid: int) -> None:
+    deadline = time.monotonic() + DUMP
+    while processes.is_running(pid) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+
+
+async def _settled(path: Path) -> str:
+    """The file's text once it no longer grows."""
+    text = None
+    for _ in range(20):
+        with contextlib.suppress(OSError):
+            last, text = text, path.read_text(errors="replace")
+            if text and text == last:
+                break
+        await asyncio.sleep(0.1)
+    return text or ""
+
+
+def main_thread(text: str) -> list[Frame]:
+    """The frames of the main thread, innermost first; faulthandler lists it last."""
+    frames: list[Frame] = []
+    for line in text.splitlines():
+        if "(most recent call first)" in line:
+            frames = []
+        elif found := _FRAME.match(line):
+            frames.append((found["file"], found["line"], found["function"]))
+    return frames
+
+
+def sighting(beats: Heartbeats, *, rank: int, node_rank: int, node: str, state: str, dump: str) -> Sighting:
+    """What a rank's state and its dump say, which is empty where there is none."""
+    frames = main_thread(dump)
+    own = next((index for index, frame in enumerate(frames) if not _TORCH.search(frame[0])), len(frames))
+    waits = [frame[2] for frame in frames[:own] if _WAITS.search(frame[0]) and frame[2] != "wrapper"]
+    quiet = beats.quiet(rank)
+    return Sighting(
+        rank=rank,
+        node_rank=node_rank,
+        node=node,
+        step=beats.step(rank),
+        quiet=-1.0 if quiet is None else quiet,
+        state=state,
+        at=plain(_shown(frames[own] if own < len(frames) else frames[0])) if frames else "",
+        waits_in=plain(waits[-1]) if waits else "",
+        stack=_digest(frames),
+    )
+
+
+def _digest(frames: Sequence[Frame]) -> str:
+    functions = "\n".join(f"{file} {function}" for file, _, function in frames)
+    return hashlib.sha256(functions.encode()).hexdigest()[:16] if frames else ""
+
+
+def _shown(frame: Frame) -> str:
+    file, line, function = frame
+    return f"{Path(file).name}:{line} {function}"[:200]

@@ -1,0 +1,61 @@
+"""The ranks' signs that they go on."""
+
+import os
+from pathlib import Path
+
+from entrypoint.heartbeat import Heartbeats
+
+
+def beat(folder: Path, rank: int, text: str, at: int) -> None:
+    (folder / str(rank)).write_text(text)
+    os.utime(folder / str(rank), ns=(at, at))
+
+
+def test_a_rank_that_never_gives_a_sign_is_not_watched(tmp_path: Path) -> None:
+    beats = Heartbeats(tmp_path)
+    beats.look([0, 1], 100.0)
+    beats.look([0, 1], 100.0)
+    assert (beats.quiet(0), beats.stalled(1.0)) == (None, False)
+
+
+def test_a_rank_has_stalled_when_its_file_stays_as_it_is_for_longer_than_the_bound(tmp_path: Path) -> None:
+    beats = Heartbeats(tmp_path)
+    beat(tmp_path, 3, "7", 1)
+    beats.look([3], 5.0)
+    assert (beats.quiet(3), beats.step(3)) == (0.0, 7)
+    beats.look([3], 5.0)
+    assert (beats.quiet(3), beats.stalled(5.0)) == (5.0, False)
+    beats.look([3], 0.5)
+    assert beats.stalled(5.0)
+
+
+def test_a_file_that_changes_is_a_sign_whatever_the_clock_says(tmp_path: Path) -> None:
+    beats = Heartbeats(tmp_path)
+    beat(tmp_path, 0, "1", 2_000)
+    beats.look([0], 5.0)
+    beats.look([0], 5.0)
+    beat(tmp_path, 0, "2", 1_000)
+    beats.look([0], 5.0)
+    assert beats.quiet(0) == 0.0
+
+
+def test_a_rank_that_is_started_anew_is_not_watched_until_its_first_sign(tmp_path: Path) -> None:
+    beats = Heartbeats(tmp_path)
+    beat(tmp_path, 0, "1", 1)
+    beats.look([0], 5.0)
+    beats.forget(0)
+    beats.look([0], 50.0)
+    assert (beats.quiet(0), beats.stalled(5.0)) == (None, False)
+    beat(tmp_path, 0, "1", 2)
+    beats.look([0], 50.0)
+    beats.look([0], 50.0)
+    assert beats.stalled(5.0)
+
+
+def test_what_is_no_number_is_a_sign_without_a_step(tmp_path: Path) -> None:
+    for text in ("", "epoch 3", "-1", "1" * 400, "٣"):
+        beat(tmp_path, 0, text, 1)
+        assert Heartbeats(tmp_path).step(0) is None
+    beat(tmp_path, 0, " 12\n", 1)
+    assert Heartbeats(tmp_path).step(0) == 12
+    assert Heartbeats(tmp_path).step(1) is None

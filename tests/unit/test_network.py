@@ -1,0 +1,410 @@
+"""This node's address for the rendezvous and the interfaces of gloo and NCCL, chosen from tables of a machine."""
+
+import dataclasses
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint import cli, network
+from entrypoint.errors import Refusal
+from entrypoint.network import Interface, Place, ThisMachine
+from entrypoint.plan import LaunchPlan
+
+NODES = ("gpu-a01", "gpu-a02", "gpu-b07")
+
+
+@dataclass(kw_only=True)
+class Machine:
+    """A machine that answers from tables."""
+
+    names: Mapping[str, Sequence[str]]
+    """Others do not resolve."""
+    routes: Mapping[str, str]
+    """The beginning of a destination to the address that it is reached from."""
+    table: Sequence[Interface] = field(default_factory=list)
+
+    def addresses_of(self, name: str) -> Sequence[str]:
+        if name not in self.names:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return self.names[name]
+
+    def source_towards(self, address: str) -> str:
+        for begin, source in self.routes.items():
+            if address.startswith(begin):
+                return source
+        raise OSError(101, "Network is unreachable")
+
+    def interfaces(self) -> Sequence[Interface]:
+        return self.table
+
+
+def interface(name: str, *addresses: str, is_up: bool = True) -> Interface:
+    return Interface(name=name, addresses=addresses, is_up=is_up)
+
+
+def host(last: int, **changes: Any) -> Machine:
+    """The node with this last number in its addresses: eth0 and hsn0, names as on a well-kept cluster."""
+    numbers = dict(zip(NODES, (11, 12, 27), strict=True))
+    machine = Machine(
+        names={name: [f"10.77.42.{number}"] for name, number in numbers.items()}
+        | {f"{name}-hsn": [f"10.77.43.{number}"] for name, number in numbers.items()}
+        | {f"{name}-hsn6": [f"fd77::{number}"] for name, number in numbers.items()},
+        routes={
+            "10.77.42.": f"10.77.42.{last}",
+            "10.77.43.": f"10.77.43.{last}",
+            "fd77::": f"fd77::{last}",
+        },
+        table=[
+            interface("lo", "127.0.0.1", "::1"),
+            interface("eth0", f"10.77.42.{last}"),
+            interface("hsn0", f"10.77.43.{last}", f"fd77::{last}"),
+        ],
+    )
+    return dataclasses.replace(machine, **changes)
+
+
+def plan_of(node: str, *options: str, env: Mapping[str, str] | None = None, nodes: str = "") -> LaunchPlan:
+    arguments = [
+        "launch",
+        "--nodes",
+        nodes or ",".join(NODES),
+        "--node-rank",
+        str(NODES.index(node)),
+        *options,
+    ]
+    return cli.resolve(env or {}, vars(cli.parser().parse_args(arguments)), ["x.py"], hostname=node)[0]
+
+
+def find(machine: Machine, node: str, *options: str, env: Mapping[str, str] | None = None) -> Place:
+    return network.find(plan_of(node, *options, env=env), env or {}, machine)
+
+
+def refusal(
+    machine: Machine, node: str, *options: str, env: Mapping[str, str] | None = None
+) -> tuple[int, str]:
+    with pytest.raises(Refusal) as refused:
+        find(machine, node, *options, env=env)
+    return refused.value.status, str(refused.value)
+
+
+def seen(place: Place) -> tuple[str, str, str, str]:
+    """(node 0's address, this node's, gloo's interface and address)."""
+    return place.first, place.plan.rendezvous.local_addr, place.interface, place.address
+
+
+def changed(machine: Machine, **names: Sequence[str]) -> Machine:
+    """The machine with other addresses for these names, in which _ stands for -."""
+    return dataclasses.replace(
+        machine, names={**machine.names, **{name.replace("_", "-"): found for name, found in names.items()}}
+    )
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> str:
+    (tmp_path / "lab.yaml").write_text("host_suffix: -hsn\n")
+    return str(tmp_path / "lab.yaml")
+
+
+# --- the address --------------------------------------------------------------------------------------------
+
+
+def test_a_nodes_address_is_its_names_on_the_first_and_that_of_the_route_to_it_on_the_others() -> None:
+    places = [find(host(11), "gpu-a01"), find(host(27), "gpu-b07")]
+    assert [seen(place) for place in places] == [
+        ("10.77.42.11", "10.77.42.11", "eth0", "10.77.42.11"),
+        ("10.77.42.11", "10.77.42.27", "eth0", "10.77.42.27"),
+    ]
+    plan = places[1].plan
+    variables = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    assert [plan.env[name] for name in variables] == ["eth0", "=eth0"]
+    assert [plan.sources[f"env.{name}"] for name in variables] == ["derived:rendezvous.local_addr"] * 2
+
+
+def test_under_a_host_suffix_it_is_the_address_of_the_longer_name_on_every_node(profile: str) -> None:
+    # Four rails in one subnet: the route alone would always say the first.
+    rails = [interface("hsn0", "10.77.43.200"), interface("hsn1", "10.77.43.27")]
+    machine = host(27, table=rails, routes={"10.77.43.": "10.77.43.200"})
+    place = find(machine, "gpu-b07", "--profile", profile)
+    assert seen(place) == ("10.77.43.11", "10.77.43.27", "hsn1", "10.77.43.27")
+
+
+def test_an_address_given_by_hand_wins_over_the_suffix_and_the_others_take_the_route(profile: str) -> None:
+    options = ("--profile", profile, "--master-addr", "10.77.42.11")
+    assert seen(find(host(11), "gpu-a01", *options))[:3] == ("10.77.42.11", "10.77.42.11", "eth0")
+    assert seen(find(host(27), "gpu-b07", *options))[:3] == ("10.77.42.11", "10.77.42.27", "eth0")
+
+
+def test_nodes_listed_by_address_need_no_resolver() -> None:
+    plan = plan_of("gpu-a02", nodes="fd77::11,fd77::12")
+    assert seen(network.find(plan, {}, host(12, names={}))) == ("fd77::11", "fd77::12", "hsn0", "10.77.43.12")
+
+
+def test_of_several_addresses_all_nodes_take_the_same_whatever_the_resolvers_order() -> None:
+    for found in (["fd77::11", "10.77.43.11", "10.77.42.11"], ["10.77.42.11", "fe80::1%eth0", "fd77::11"]):
+        assert find(changed(host(27), gpu_a01=found), "gpu-b07").first == "10.77.42.11"
+
+
+def test_a_name_with_an_ipv6_address_alone_is_taken_by_it() -> None:
+    machine = changed(host(27), gpu_a01=["fd77::11"])
+    assert seen(find(machine, "gpu-b07")) == ("fd77::11", "fd77::27", "hsn0", "10.77.43.27")
+
+
+def test_a_loopback_address_beside_a_real_one_is_passed_over() -> None:
+    machine = changed(host(11), gpu_a01=["127.0.1.1", "10.77.42.11"])
+    assert seen(find(machine, "gpu-a01"))[:2] == ("10.77.42.11", "10.77.42.11")
+
+
+def test_a_first_node_that_is_127_0_1_1_to_itself_takes_its_address_on_the_way_to_another() -> None:
+    place = find(changed(host(11), gpu_a01=["127.0.1.1"], gpu_a02=["127.0.1.1"]), "gpu-a01")
+    assert seen(place)[:3] == ("10.77.42.11", "10.77.42.11", "eth0")
+    assert place.plan.notes == (
+        "gpu-a01 is 127.0.1.1 to itself: 10.77.42.11, on the way to gpu-b07, is taken instead",
+    )
+
+
+def test_a_first_node_that_is_127_0_1_1_to_all_is_refused() -> None:
+    text = (
+        "the first node's name 'gpu-a01' resolves to 127.0.1.1 on {}, which no other node can reach: correct "
+        "/etc/hosts, or give --master-addr with an address of the network between the nodes"
+    )
+    alone = host(11, names={"gpu-a01": ["127.0.1.1"]})
+    assert refusal(alone, "gpu-a01") == (64, text.format("gpu-a01"))
+    assert refusal(changed(host(27), gpu_a01=["127.0.1.1"]), "gpu-b07") == (64, text.format("gpu-b07"))
+
+
+def test_a_node_alone_may_have_a_loopback_name() -> None:
+    plan = plan_of("gpu-a01", nodes="gpu-a01")
+    place = network.find(plan, {}, changed(host(11), gpu_a01=["127.0.1.1"]))
+    assert place == Place(plan=plan, first="127.0.1.1", interface="", address="")
+    assert not place.joins_machines
+
+
+def test_a_name_that_does_not_resolve_is_refused_and_never_becomes_localhost(profile: str) -> None:
+    text = "name {!r} does not resolve on gpu-b07 (Name or service not known): check the name, DNS and /etc/hosts, or give --master-addr"
+    first = host(27, names={})
+    assert refusal(first, "gpu-b07") == (64, "the first node's " + text.format("gpu-a01"))
+    own = host(27, names={"gpu-a01-hsn": ["10.77.43.11"]})
+    found = refusal(own, "gpu-b07", "--profile", profile)
+    assert found == (64, "this node's " + text.format("gpu-b07-hsn"))
+
+
+def test_a_name_with_link_local_addresses_alone_is_refused() -> None:
+    status, text = refusal(changed(host(27), gpu_a01=["fe80::1%eth0"]), "gpu-b07")
+    assert (status, text.partition(": ")[0]) == (
+        64,
+        "the first node's name 'gpu-a01' does not resolve on gpu-b07 (link-local addresses only)",
+    )
+
+
+def test_an_address_that_no_interface_has_is_refused_with_those_that_there_are(profile: str) -> None:
+    text = "{}, but no interface of {} has that: it has {}: check its network, /etc/hosts and --node-rank, or give --master-addr"
+    both = "eth0 (10.77.42.12), hsn0 (10.77.43.12)"
+    found = refusal(host(12), "gpu-a01")
+    assert found == (64, text.format("gpu-a01 is 10.77.42.11", "gpu-a01", both))
+    without = host(27, table=[interface("lo", "127.0.0.1"), interface("eth0", "10.77.42.27")])
+    found = refusal(without, "gpu-b07", "--profile", profile)
+    assert found == (64, text.format("gpu-b07-hsn is 10.77.43.27", "gpu-b07", "eth0 (10.77.42.27)"))
+
+
+def test_a_node_without_a_route_to_the_first_is_not_available() -> None:
+    assert refusal(host(27, routes={}), "gpu-b07") == (
+        69,
+        "gpu-b07 has no route to the first node's address 10.77.42.11 (Network is unreachable): check its "
+        "network, or give --master-addr with an address of another",
+    )
+
+
+# --- the interfaces -----------------------------------------------------------------------------------------
+
+
+def test_an_interface_that_was_asked_for_is_gloos_and_ncclss_and_the_rendezvous_stays() -> None:
+    place = find(host(27), "gpu-b07", "--interface", "hsn0")
+    assert seen(place) == ("10.77.42.11", "10.77.42.27", "hsn0", "10.77.43.27")
+    assert place.plan.env["NCCL_SOCKET_IFNAME"] == "=hsn0"
+
+
+def test_variables_that_the_user_set_stay_and_the_other_is_still_set() -> None:
+    env = {"GLOO_SOCKET_IFNAME": "hsn0,eth0"}
+    place = find(host(27), "gpu-b07", env=env)
+    assert (place.interface, place.address) == ("hsn0", "10.77.43.27")
+    assert "GLOO_SOCKET_IFNAME" not in place.plan.env
+    assert place.plan.env["NCCL_SOCKET_IFNAME"] == "=eth0"
+    assert find(host(27), "gpu-b07", env={"GLOO_SOCKET_IFNAME": ""}).interface == "eth0"
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "given"),
+    [
+        (("--interface", "ib0"), {}, "--interface ib0"),
+        ((), {"APPTRAIN_INTERFACE": "ib0"}, "APPTRAIN_INTERFACE=ib0"),
+        ((), {"GLOO_SOCKET_IFNAME": "ib0"}, "GLOO_SOCKET_IFNAME=ib0"),
+        ((), {"GLOO_SOCKET_IFNAME": "eth0,ib0"}, "GLOO_SOCKET_IFNAME=ib0"),
+        (("--profile", "launch: {interface: ib0}"), {}, "interface ib0 of the profile site.yaml"),
+        (("--profile", "env: {GLOO_SOCKET_IFNAME: ib0}"), {}, "interface ib0 of the profile site.yaml"),
+        (
+            ("--device", "cuda", "--nproc-per-node", "1"),
+            {"NCCL_SOCKET_IFNAME": "ib"},
+            "NCCL_SOCKET_IFNAME=ib",
+        ),
+    ],
+)
+def test_an_interface_that_is_not_there_is_refused_as_it_was_asked_for(
+    tmp_path: Path, options: tuple[str, ...], env: Mapping[str, str], given: str
+) -> None:
+    if "--profile" in options:
+        (tmp_path / "site.yaml").write_text(options[1])
+        options = ("--profile", str(tmp_path / "site.yaml"))
+    assert refusal(host(27), "gpu-b07", *options, env=env) == (
+        64,
+        f"{given}: gpu-b07 has no such interface, it has eth0 (10.77.42.27), hsn0 (10.77.43.27): name one that "
+        "every node has, or none, to take the one on the way to the first node",
+    )
+
+
+def test_a_node_alone_needs_the_interface_that_was_asked_for_too() -> None:
+    plan = plan_of("gpu-a01", "--interface", "ib0", nodes="gpu-a01")
+    with pytest.raises(Refusal, match=r"^--interface ib0: gpu-a01 has no such interface"):
+        network.find(plan, {}, host(11))
+
+
+@pytest.mark.parametrize(
+    ("spec", "fits"),
+    [
+        ("hsn", True),
+        ("=hsn", False),
+        ("=hsn0,x", True),
+        ("x,eth", True),
+        ("hsn00", False),
+        ("^lo,docker", True),
+        ("^eth,hsn,lo", False),
+        ("^=eth,hsn", True),
+        ("^=eth0,hsn0,lo", False),
+    ],
+)
+def test_ncclss_own_way_to_name_interfaces_is_understood(spec: str, fits: bool) -> None:
+    options = ("--device", "cuda", "--nproc-per-node", "1")
+    env = {"NCCL_SOCKET_IFNAME": spec}
+    if fits:
+        assert find(host(27), "gpu-b07", *options, env=env).interface == "eth0"
+    else:
+        assert refusal(host(27), "gpu-b07", *options, env=env)[0] == 64
+    assert find(host(27), "gpu-b07", "--device", "cpu", env=env).interface == "eth0"
+
+
+def test_an_interface_that_is_down_or_has_no_address_is_refused(profile: str) -> None:
+    down = [interface("eth0", "10.77.42.27"), interface("hsn0", "10.77.43.27", is_up=False)]
+    text = "hsn0 is down on gpu-b07: have it brought up, or leave that node out"
+    found = refusal(host(27, table=down), "gpu-b07", "--interface", "hsn0")
+    assert found == (69, f"--interface hsn0: {text}")
+    found = refusal(host(27, table=down), "gpu-b07", "--profile", profile)
+    assert found == (69, f"gpu-b07-hsn is 10.77.43.27: {text}")
+    bare = [interface("eth0", "10.77.42.27"), interface("ib0")]
+    assert refusal(host(27, table=bare), "gpu-b07", "--interface", "ib0") == (
+        64,
+        "--interface ib0: it has no address on gpu-b07, which has eth0 (10.77.42.27), ib0 (without address)",
+    )
+
+
+# --- what is said -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "elsewhere", "line"),
+    [
+        ((), {}, {}, "gpu-a01 (10.77.42.11) [derived:--nodes], gloo on eth0"),
+        (
+            ("--master-addr", "10.77.43.11", "--device", "cuda", "--nproc-per-node", "1"),
+            {},
+            {"gpu-b07": "ib0"},
+            "10.77.43.11 [flag], gloo and NCCL on hsn0 (ib0 on gpu-b07)",
+        ),
+        (
+            ("--interface", "hsn0"),
+            {},
+            {f"n{i}": "ib0" for i in range(6)},
+            "gpu-a01 (10.77.42.11) [derived:--nodes], gloo on hsn0 (ib0 on n0, ib0 on n1, ib0 on n2, ib0 on n3 and 2 more) [flag]",
+        ),
+        (
+            ("--device", "cuda", "--nproc-per-node", "1"),
+            {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "hsn"},
+            {},
+            "gpu-a01 (10.77.42.11) [derived:--nodes], gloo on eth0, NCCL on hsn [env:GLOO_SOCKET_IFNAME]",
+        ),
+    ],
+)
+def test_one_line_says_which_addresses_and_interfaces_are_used_and_why(
+    options: tuple[str, ...], env: Mapping[str, str], elsewhere: Mapping[str, str], line: str
+) -> None:
+    place = find(host(11), "gpu-a01", *options, env=env)
+    assert network.summary(place.plan, env, elsewhere) == f"network: rendezvous at {line}"
+
+
+def test_a_first_node_that_waits_at_another_address_is_refused_with_both(tmp_path: Path) -> None:
+    place = find(changed(host(27), gpu_a01=["10.77.43.11"]), "gpu-b07")
+    file = tmp_path / "plan.0.json"
+    network.check_meeting_place(place, file)
+    for attempt, address in ((1, "10.77.42.11"), (0, "10.77.43.11")):
+        file.write_text(json.dumps({"attempt": attempt, "rendezvous": {"local_addr": address}}))
+        network.check_meeting_place(place, file)
+    file.write_text("{")
+    network.check_meeting_place(place, file)
+    file.write_text(json.dumps({"attempt": 0, "rendezvous": {"local_addr": "10.77.42.11"}}))
+    with pytest.raises(Refusal) as refused:
+        network.check_meeting_place(place, file)
+    assert (refused.value.status, str(refused.value)) == (
+        64,
+        "gpu-a01 is 10.77.43.11 on gpu-b07, but gpu-a01 waits at 10.77.42.11: correct DNS or /etc/hosts, so that "
+        "it is the same on all nodes, or give --master-addr 10.77.42.11",
+    )
+
+
+# --- this machine -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1"])
+def test_a_store_port_that_is_taken_at_any_address_is_refused_with_its_holder(address: str) -> None:
+    with socket.create_server((address, 0), family=network._family(address)) as taken:
+        port = taken.getsockname()[1]
+        plan = plan_of("gpu-a01", "--master-port", str(port))
+        with pytest.raises(Refusal) as refused:
+            network.check_store_port(plan, "try another")
+    name = Path("/proc/self/comm").read_text().strip()
+    assert (refused.value.status, str(refused.value)) == (
+        69,
+        f"port {port} of torch's store is taken on gpu-a01 by process {os.getpid()} ({name}): try another",
+    )
+    network.check_store_port(plan, "try another")
+
+
+def test_this_machine_knows_its_loopback_and_the_way_to_it() -> None:
+    machine = ThisMachine()
+    loopback = next(one for one in machine.interfaces() if one.name == "lo")
+    assert (loopback.addresses[0], loopback.is_up) == ("127.0.0.1", True)
+    assert machine.source_towards("127.0.0.1") == "127.0.0.1"
+    assert list(machine.addresses_of("127.0.0.2")) == ["127.0.0.2"]
+    for name in ("no-such-host.invalid", "a..b", "x" * 70 + ".org"):
+        with pytest.raises(OSError):  # noqa: PT011
+            machine.addresses_of(name)
+
+
+# --- the plan before a node has looked ----------------------------------------------------------------------
+
+
+def test_a_profiles_own_variables_win_over_its_interface_and_the_users_over_both(tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text("launch: {interface: hsn0}\nenv: {NCCL_SOCKET_IFNAME: hsn}\n")
+    options = ("--profile", str(tmp_path / "site.yaml"))
+
+    def interfaces(*more: str, env: Mapping[str, str] | None = None) -> list[str | None]:
+        plan = plan_of("gpu-a01", *options, *more, env=env)
+        return [plan.env.get(name) for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")]
+
+    assert interfaces() == ["hsn0", "hsn"]
+    assert interfaces("--interface", "eth0") == ["eth0", "=eth0"]
+    assert interfaces(env={"APPTRAIN_INTERFACE": "eth0"}) == ["eth0", "=eth0"]
+    assert interfaces(env={"NCCL_SOCKET_IFNAME": "=ib0"}) == ["hsn0", None]

@@ -1,0 +1,61 @@
+"""What a dump of Python's faulthandler says."""
+
+from pathlib import Path
+
+from entrypoint.heartbeat import Heartbeats
+from entrypoint.stacks import main_thread, sighting
+
+TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
+IN_ALL_REDUCE = f"""Fatal Python error: Aborted
+
+Thread 0x00007f1 (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
+
+Current thread 0x00007f0 (most recent call first):
+  File "{TORCH}/distributed/distributed_c10d.py", line 2938 in all_reduce
+  File "{TORCH}/distributed/c10d_logger.py", line 81 in wrapper
+  File "/home/alice/my project/train.py", line 90 in advance
+  File "/home/alice/my project/train.py", line 120 in <module>
+
+Extension modules: numpy._core._multiarray_umath (total: 1)
+"""
+IN_FORWARD = f"""Fatal Python error: Aborted
+
+Thread 0x00007f0 (most recent call first):
+  File "/home/alice/model.py", line 41 in forward
+  File "{TORCH}/nn/modules/module.py", line 1500 in _call_impl
+  File "{TORCH}/nn/parallel/distributed.py", line 1600 in forward
+  File "/home/alice/train.py", line 88 in <module>
+"""
+
+
+def seen(tmp_path: Path, text: str) -> tuple[str, str]:
+    one = sighting(Heartbeats(tmp_path), rank=3, node_rank=1, node="b", state="S", dump=text)
+    return one.at, one.waits_in
+
+
+def test_the_main_thread_is_the_one_that_is_listed_last() -> None:
+    assert [line for _, line, _ in main_thread(IN_ALL_REDUCE)] == ["2938", "81", "90", "120"]
+    assert main_thread("") == []
+
+
+def test_a_rank_in_a_collective_waits_there_and_is_at_the_users_line(tmp_path: Path) -> None:
+    assert seen(tmp_path, IN_ALL_REDUCE) == ("train.py:90 advance", "all_reduce")
+
+
+def test_a_rank_in_its_model_waits_for_nobody_although_ddp_called_it(tmp_path: Path) -> None:
+    assert seen(tmp_path, IN_FORWARD) == ("model.py:41 forward", "")
+
+
+def test_without_a_dump_nothing_is_known_but_the_state(tmp_path: Path) -> None:
+    one = sighting(Heartbeats(tmp_path), rank=3, node_rank=1, node="b", state="D", dump="")
+    assert (one.state, one.at, one.waits_in, one.stack, one.step, one.quiet) == ("D", "", "", "", None, -1.0)
+
+
+def test_ranks_that_do_the_same_have_the_same_digest_whatever_the_line(tmp_path: Path) -> None:
+    def digest(text: str) -> str:
+        return sighting(Heartbeats(tmp_path), rank=0, node_rank=0, node="a", state="S", dump=text).stack
+
+    assert digest(IN_ALL_REDUCE) == digest(IN_ALL_REDUCE.replace("line 90", "line 91").replace("0x", "0x9"))
+    assert digest(IN_ALL_REDUCE) != digest(IN_ALL_REDUCE.replace("in advance", "in evaluate"))
