@@ -7,13 +7,14 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from train import config as configs
 from train.environment import Place, read_place, said_rank
-from train.status import BAD_INPUT, DONE, FAILED, BadInput
-from train.stop import StopRequest, listen
+from train.status import BAD_INPUT, DONE, FAILED, NOT_SAVED, BadInput
+from train.stop import StopRequest, die_of_interrupt, listen
 
 if TYPE_CHECKING:
     from train.loop import Ending
@@ -28,6 +29,8 @@ class _Parser(argparse.ArgumentParser):
 
 HEAD_START_S: Final = 2.0
 """How long ranks that leave the word to another stay: launchers quote the rank that ended first."""
+LAST_SAVE_S: Final = 3.0
+"""How long a rank that fails waits for the save that goes on."""
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -62,6 +65,7 @@ def _key_help() -> str:
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit status."""
     request = listen()
+    die_of_interrupt()
     rank = said_rank(os.environ)
     try:
         options = parse(arguments)
@@ -85,7 +89,21 @@ def run(config: configs.Config, name: str, resume_from: str, place: Place, reque
     """Build the parts, train, evaluate, report. Returns the exit status."""
     import torch
 
-    from train import datasets, distributed, evaluate, learner, loop, models, report, resume, rng, schedule
+    from train import (
+        datasets,
+        distributed,
+        evaluate,
+        heartbeat,
+        learner,
+        loop,
+        models,
+        report,
+        resume,
+        rng,
+        saver,
+        schedule,
+        trouble,
+    )
 
     device = distributed.choose_device(config.device, place)
     distributed.be_deterministic(config.deterministic, device)
@@ -94,7 +112,7 @@ def run(config: configs.Config, name: str, resume_from: str, place: Place, reque
 
     def say(line: str) -> None:
         if world.is_first:
-            print(line, flush=True)
+            report.show(line)
 
     with world.unanimous():
         source = datasets.open_source(config.data, seed=config.seed, device=device)
@@ -124,27 +142,53 @@ def run(config: configs.Config, name: str, resume_from: str, place: Place, reque
                 say(f"resumed from {start.path}: step {start.checkpoint.step} of {total}")
             resume.clear_way(run_dir, resume_from, start, say)
     resume.share(start, student, world)
-    student.start()
-    recorder = report.Recorder(run_dir if world.is_first else None, step=student.step, total_steps=total)
-    ending = loop.train(
-        learner=student,
-        source=source,
-        config=config,
-        world=world,
-        recorder=recorder,
-        request=request,
-        checkpoints=run_dir / "checkpoints",
-        total_steps=total,
+    student.start((source.channels, source.image_size, source.image_size))
+    troubles = trouble.Troubles(report.warn)
+    pulse = heartbeat.Heartbeat(place.heartbeat)
+    mine = run_dir if world.is_first else None
+    recorder = report.Recorder(mine, troubles, step=student.step, total_steps=total)
+    keeper = saver.Saver(
+        mine,
+        config.checkpoint,
+        say=recorder.say,
+        troubles=troubles,
+        before_commit=recorder.sync,
+        scores=resume.scores(run_dir, start),
+        beat=pulse.beat,
     )
+    keeper.rehearse()
+    pedigree = resume.pedigree(start, run_dir)
+    try:
+        ending = loop.train(
+            learner=student,
+            source=source,
+            config=config,
+            world=world,
+            recorder=recorder,
+            request=request,
+            saver=keeper,
+            heartbeat=pulse,
+            state=lambda lr: resume.state_of(student, config, world, pedigree, lr),
+            total_steps=total,
+        )
+    except BaseException:
+        keeper.abandon(LAST_SAVE_S)
+        raise
     if ending.status:
-        recorder.say(f"stopped after step {student.step} of {total}; --resume auto goes on from there")
         recorder.close()
+        if world.is_first:
+            troubles.summarise()
+            _tell_stop(student.step, total, ending.saved, keeper.failure)
         world.close()
+        if ending.status == NOT_SAVED and not world.is_first:
+            time.sleep(HEAD_START_S)
         return ending.status
-    score = evaluate.evaluate(student.model, source, student.precision, world, config.evaluate.batch_size)
+    size = config.evaluate.batch_size
+    score = evaluate.evaluate(student.model, source, student.precision, world, size, beat=pulse.beat)
     recorder.evaluation(total, score, source.split)
     recorder.close()
     world.close()
+    status = DONE
     if world.is_first:
         result = {
             **dataclasses.asdict(score),
@@ -161,11 +205,31 @@ def run(config: configs.Config, name: str, resume_from: str, place: Place, reque
             "seed": config.seed,
             "batch_size": config.batch_size,
             "precision": config.precision,
+            "run": pedigree["id"],
             "resumed_from": start and start.checkpoint.step,
+            "checkpoints": {"saved": keeper.saved, "failed": keeper.failed, "held_s": keeper.held_s},
             **resume.identity(world),
         }
-        report.finish(run_dir, result)
-    return ending.status
+        complete = report.finish(run_dir, result, troubles)
+        troubles.summarise()
+        if not complete:
+            report.warn(f"train: the run is done, but {run_dir} does not hold all of its results")
+        if not ending.saved:
+            report.warn(f"train: the run is done, but its last state is not saved: {keeper.failure}")
+        status = DONE if complete and ending.saved else NOT_SAVED
+    return status
+
+
+def _tell_stop(step: int, total: int, saved: bool, failure: str) -> None:
+    from train import report
+
+    if saved:
+        report.show(f"stopped after step {step} of {total}; --resume auto goes on from there")
+    else:
+        report.warn(
+            f"train: stopped after step {step} of {total}, which is not saved: {failure}: "
+            "--resume auto goes on from the newest checkpoint"
+        )
 
 
 def times(ending: "Ending", batch_size: int) -> dict[str, float | None]:
@@ -204,8 +268,9 @@ def process_start() -> float:
 
 def end(status: int) -> NoReturn:
     """Leave at once: after an error, torch's threads and process group would wait for ranks that are gone."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
     os._exit(status)
 
 

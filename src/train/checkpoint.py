@@ -1,7 +1,8 @@
 """Checkpoints: directories that are complete or not there, and that cannot execute code when loaded.
 
 The secret: the layout. CHECKPOINTS/step-00000040/ holds model.safetensors, optimizer.safetensors and
-state.json; complete.json, written last, lists the SHA-256 of each. Nothing else in it is ever opened.
+state.json; complete.json, written last, lists the SHA-256 and the size of each. Nothing else in it is ever
+opened. What is being written, replaced or deleted has a name with a leading dot.
 """
 
 import hashlib
@@ -9,26 +10,32 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import safetensors.torch
-import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from train.files import make_directory, sync_directory, write_bytes
+from train.files import make_directory, private, sync_directory, write_bytes
+from train.staging import Buffer
 
 SCHEMA_VERSION: Final = 1
 MARKER: Final = "complete.json"
 _FILES: Final = ("model.safetensors", "optimizer.safetensors", "state.json")
 _NAME: Final = re.compile(r"step-(\d{8,})")
+_REPLACED: Final = re.compile(r"\.(step-\d{8,})\.replaced\.tmp")
+_REHEARSAL: Final = ".rehearsal"
 
 
 class Damaged(Exception):
     """A directory is no complete checkpoint; the text says why."""
+
+
+class Unfit(Exception):
+    """A state is not worth keeping; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,12 +43,100 @@ class Checkpoint:
     """The state after a step."""
 
     step: int
-    model: dict[str, Tensor]
+    model: Mapping[str, Tensor]
     """Parameters and buffers by name."""
-    optimizer: dict[str, Tensor]
+    optimizer: Mapping[str, Tensor]
     """The optimizer's state as PARAMETER/NAME."""
     state: dict[str, Any]
-    """Plain JSON: position, config, identity, scaler."""
+    """Plain JSON: position, config, identity, scaler, and what else the writer wants to read again."""
+
+
+class Draft:
+    """A state copied to memory that is kept for the next one, so that training may go on changing it."""
+
+    def __init__(self) -> None:
+        self._model, self._optimizer = Buffer(), Buffer()
+        self._state: dict[str, Any] = {}
+        self.step = 0
+        self.size = 0
+        """Bytes that the last `write` wrote."""
+        self.progress = 0
+        """Bytes of tensors written so far, in all."""
+
+    def take(self, checkpoint: Checkpoint) -> None:
+        """Copy the tensors; `checkpoint.state` itself is kept."""
+        self._model.take(checkpoint.model)
+        self._optimizer.take(checkpoint.optimizer)
+        self._state = {"schema_version": SCHEMA_VERSION, "step": checkpoint.step, **checkpoint.state}
+        self.step = checkpoint.step
+
+    def check(self) -> None:
+        """Raise Unfit where the model is lost: training from such a state fails at once."""
+        name = self._model.not_finite()
+        if name is not None:
+            raise Unfit(f"{name} is not finite")
+
+    def write(self, directory: Path, before_commit: Callable[[], None] = lambda: None) -> Path:
+        """Write what was taken; when this returns it is on the disk under its final name.
+
+        One of the same step that is there already is replaced. `before_commit` runs when all files are on
+        the disk and the name is not given yet. Raises OSError; then nothing has changed.
+        """
+        make_directory(directory)
+        clear_up(directory)
+        final = directory / name_of(self.step)
+        temporary = _temporary(directory, final.name)
+        try:
+            self._fill(temporary)
+            before_commit()
+            _put_in_place(temporary, final)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+        return final
+
+    def _fill(self, folder: Path) -> None:
+        folder.mkdir(mode=0o700)
+        state = json.dumps(self._state, indent=2, allow_nan=False).encode()
+        contents = (self._counted(self._model.chunks()), self._counted(self._optimizer.chunks()), [state])
+        written = {
+            name: _write(folder / name, content) for name, content in zip(_FILES, contents, strict=True)
+        }
+        marker = {
+            "sha256": {name: digest for name, (digest, _) in written.items()},
+            "bytes": {name: size for name, (_, size) in written.items()},
+        }
+        write_bytes(folder / MARKER, json.dumps(marker, indent=2).encode())
+        sync_directory(folder)
+        self.size = sum(size for _, size in written.values())
+
+    def _counted(self, chunks: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+        for chunk in chunks:
+            yield chunk
+            self.progress += len(chunk)
+
+
+def save(directory: Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint at once; see `Draft.write`."""
+    draft = Draft()
+    draft.take(checkpoint)
+    return draft.write(directory)
+
+
+def load(path: Path) -> Checkpoint:
+    """Read and verify a checkpoint. Raises Damaged where it is not complete or not as it was written."""
+    digests = _marked(path)["sha256"]
+    contents = {}
+    for name in _FILES:
+        contents[name] = _read(path / name)
+        if hashlib.sha256(contents[name]).hexdigest() != digests.get(name):
+            raise Damaged(f"{name} is not as it was written")
+    state = _checked_state(_json(contents["state.json"], "state.json"), path)
+    try:
+        model, optimizer = (safetensors.torch.load(contents[name]) for name in _FILES[:2])
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise Damaged(f"no safetensors: {error}") from None
+    return Checkpoint(step=state["step"], model=model, optimizer=optimizer, state=state)
 
 
 def name_of(step: int) -> str:
@@ -54,61 +149,6 @@ def step_of(path: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-def save(directory: Path, checkpoint: Checkpoint) -> Path:
-    """Write a checkpoint; when this returns it is on the disk under its final name.
-
-    One of the same step that is there already is replaced.
-    """
-    make_directory(directory)
-    for leftover in directory.glob(".step-*.tmp"):
-        shutil.rmtree(leftover)
-    final = directory / name_of(checkpoint.step)
-    temporary = directory / f".{final.name}.{os.getpid()}.tmp"
-    temporary.mkdir(mode=0o700)
-    state = {"schema_version": SCHEMA_VERSION, "step": checkpoint.step, **checkpoint.state}
-    contents = (
-        safetensors.torch.save(_plain(checkpoint.model)),
-        safetensors.torch.save(_plain(checkpoint.optimizer)),
-        json.dumps(state, indent=2, allow_nan=False).encode(),
-    )
-    digests = {}
-    for name, content in zip(_FILES, contents, strict=True):
-        write_bytes(temporary / name, content)
-        digests[name] = hashlib.sha256(content).hexdigest()
-    write_bytes(temporary / MARKER, json.dumps({"sha256": digests}, indent=2).encode())
-    sync_directory(temporary)
-    if final.exists():
-        old = directory / f".{final.name}.old.tmp"
-        final.rename(old)
-        temporary.rename(final)
-        shutil.rmtree(old)
-    else:
-        temporary.rename(final)
-    sync_directory(directory)
-    return final
-
-
-def load(path: Path) -> Checkpoint:
-    """Read and verify a checkpoint. Raises Damaged where it is not complete or not as it was written."""
-    marker = _json(_read(path / MARKER), MARKER)
-    digests = marker.get("sha256") if isinstance(marker, dict) else None
-    if not isinstance(digests, dict):
-        raise Damaged(f"{MARKER} lists no digests")
-    contents = {}
-    for name in _FILES:
-        contents[name] = _read(path / name)
-        if hashlib.sha256(contents[name]).hexdigest() != digests.get(name):
-            raise Damaged(f"{name} is not as it was written")
-    state = _json(contents["state.json"], "state.json")
-    if not isinstance(state, dict) or state.get("schema_version") != SCHEMA_VERSION:
-        raise Damaged(f"state.json has no schema_version {SCHEMA_VERSION}")
-    try:
-        model, optimizer = (safetensors.torch.load(contents[name]) for name in _FILES[:2])
-    except SafetensorError as error:
-        raise Damaged(f"no safetensors: {error}") from None
-    return Checkpoint(step=state["step"], model=model, optimizer=optimizer, state=state)
-
-
 def newest_first(directory: Path) -> Iterator[Path]:
     """The checkpoint directories, complete or not, the highest step first."""
     if directory.is_dir():
@@ -117,21 +157,115 @@ def newest_first(directory: Path) -> Iterator[Path]:
             yield path
 
 
-def prune(directory: Path, keep: int) -> None:
-    """Delete all but the newest `keep` checkpoints; 0 keeps all."""
-    for path in list(newest_first(directory))[keep:] if keep else ():
-        # Renamed first, so that a half-deleted one is not taken for a checkpoint.
-        doomed = path.with_name(f".{path.name}.old.tmp")
-        path.rename(doomed)
-        shutil.rmtree(doomed)
+def newest_whole(directory: Path) -> int | None:
+    """The step of the newest checkpoint by its looks, without reading it; None: there is none to be seen."""
+    try:
+        return next((step_of(path) for path in newest_first(directory) if _looks_whole(path)), None)
+    except OSError:
+        return None
 
 
-def _plain(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies in row-major order with memory of their own: safetensors refuses shared and other layouts."""
-    return {
-        name: value.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
-        for name, value in tensors.items()
-    }
+def prune(directory: Path, keep: int, scores: Mapping[int, float] | None = None) -> None:
+    """Delete all but the newest `keep` checkpoints and the one with the highest score; 0 keeps all.
+
+    Of equal scores the later step counts. What does not look whole is neither counted nor deleted: a
+    damaged checkpoint must not push out a good one.
+    """
+    whole = [path for path in newest_first(directory) if _looks_whole(path)] if keep else []
+    best = max(
+        (path for path in whole if step_of(path) in (scores or {})),
+        key=lambda path: ((scores or {})[step_of(path) or 0], step_of(path)),
+        default=None,
+    )
+    for path in whole[keep:]:
+        if path != best:
+            # Renamed first, so that a half-deleted one is not taken for a checkpoint.
+            doomed = path.with_name(f".{path.name}.deleted.tmp")
+            path.rename(doomed)
+            shutil.rmtree(doomed)
+
+
+def clear_up(directory: Path) -> None:
+    """Remove what a process that died has left, and give back the name of what it was about to replace."""
+    for leftover in directory.glob(".*.tmp"):
+        replaced = _REPLACED.fullmatch(leftover.name)
+        if replaced and not (directory / replaced[1]).exists():
+            leftover.rename(directory / replaced[1])
+        else:
+            shutil.rmtree(leftover, ignore_errors=True)
+
+
+def rehearse(directory: Path) -> None:
+    """Go through the motions of a save with nothing to save. Raises OSError where one would fail."""
+    make_directory(directory)
+    clear_up(directory)
+    temporary = _temporary(directory, _REHEARSAL.removeprefix("."))
+    temporary.mkdir(mode=0o700)
+    try:
+        _write(temporary / _FILES[0], [bytes(8)])
+        _put_in_place(temporary, directory / f"{_REHEARSAL}.tmp")
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(directory / f"{_REHEARSAL}.tmp", ignore_errors=True)
+
+
+def _temporary(directory: Path, name: str) -> Path:
+    return directory / f".{name}.{os.getpid()}.tmp"
+
+
+def _put_in_place(temporary: Path, final: Path) -> None:
+    replaced = final.with_name(f".{final.name}.replaced.tmp")
+    if not final.exists():
+        temporary.rename(final)
+    else:
+        final.rename(replaced)
+        try:
+            temporary.rename(final)
+        except OSError:
+            replaced.rename(final)
+            raise
+        shutil.rmtree(replaced, ignore_errors=True)
+    sync_directory(final.parent)
+
+
+def _write(path: Path, content: Iterable[bytes | memoryview]) -> tuple[str, int]:
+    """Write a new file and bring it to the disk. Returns its SHA-256 and size."""
+    digest, size = hashlib.sha256(), 0
+    with open(path, "xb", opener=private) as file:
+        for chunk in content:
+            file.write(chunk)
+            digest.update(chunk)
+            size += len(chunk)
+        file.flush()
+        os.fsync(file.fileno())
+    return digest.hexdigest(), size
+
+
+def _marked(path: Path) -> dict[str, dict[str, Any]]:
+    marker = _json(_read(path / MARKER), MARKER)
+    if not isinstance(marker, dict) or not isinstance(marker.get("sha256"), dict):
+        raise Damaged(f"{MARKER} lists no digests")
+    return marker
+
+
+def _looks_whole(path: Path) -> bool:
+    try:
+        sizes = _marked(path).get("bytes", {})
+        return all((path / name).stat().st_size == sizes.get(name) for name in _FILES)
+    except (Damaged, OSError, AttributeError):
+        return False
+
+
+def _checked_state(state: Any, path: Path) -> dict[str, Any]:
+    if not isinstance(state, dict) or state.get("schema_version") != SCHEMA_VERSION:
+        raise Damaged(f"state.json has no schema_version {SCHEMA_VERSION}")
+    kinds = {"step": int, "position": int, "config": dict, "identity": dict, "scaler": dict}
+    for key, kind in kinds.items():
+        if type(state.get(key)) is not kind:
+            raise Damaged(f"state.json has no {key}")
+    if step_of(path) not in (None, state["step"]):
+        raise Damaged(f"state.json is of step {state['step']}")
+    return state
 
 
 def _read(path: Path) -> bytes:
@@ -144,5 +278,5 @@ def _read(path: Path) -> bytes:
 def _json(content: bytes, name: str) -> Any:
     try:
         return json.loads(content)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise Damaged(f"{name} is not JSON") from None

@@ -83,9 +83,15 @@ class Evaluate:
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     every: int = 0
-    """Steps between checkpoints; 0: only at the end and at a planned end."""
+    """Steps between checkpoints; 0: none by steps. There is always one at the end and at a planned end."""
+    minutes: float = 10.0
+    """Minutes after which one is written where none was written by steps; 0: none by time."""
     keep: int = 2
     """How many of the newest checkpoints stay; 0: all."""
+    keep_best: bool = True
+    """Keep the one with the highest accuracy too, of those whose step was evaluated."""
+    background: bool = True
+    """Go on training while a checkpoint is written; it takes the memory of a second copy of the state."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +139,7 @@ FREE_ON_RESUME: Final = frozenset(
         "evaluate.split",
         "evaluate.batch_size",
     }
-    | {"checkpoint.every", "checkpoint.keep"}
+    | {f"checkpoint.{item.name}" for item in fields(Checkpoint)}
 )
 """Keys that change nothing about the weights that come out."""
 SAID_ON_RESUME: Final = frozenset({"steps", "epochs", "accumulation", "device", "compile", "deterministic"})
@@ -162,6 +168,7 @@ _LEAST: Final[Mapping[str, float]] = {
     "evaluate.every": 0,
     "evaluate.batch_size": 1,
     "checkpoint.every": 0,
+    "checkpoint.minutes": 0,
     "checkpoint.keep": 0,
 }
 

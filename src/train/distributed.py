@@ -1,4 +1,4 @@
-"""The ranks together. The only module that calls torch.distributed.
+"""The ranks together. The only module of the program that calls torch.distributed.
 
 The secret: the process group, its device and backend, and the rule that no collective here pickles:
 what is not a tensor crosses as JSON in a tensor of bytes.
@@ -6,9 +6,10 @@ what is not a tensor crosses as JSON in a tensor of bytes.
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -18,6 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from train.environment import Place
 from train.status import BadInput
+
+_GLANCE_S: Final = 0.05
+"""How often a wait with something to do meanwhile looks whether it is over."""
 
 
 class Said(BadInput):
@@ -51,10 +55,14 @@ class World:
         devices = [self.device.index] if self.device.type == "cuda" else None
         return DistributedDataParallel(model, device_ids=devices, gradient_as_bucket_view=True)
 
-    def sum(self, values: Sequence[int]) -> list[int]:
-        """Element-wise sums over all ranks."""
+    def sum(self, values: Sequence[int], meanwhile: Callable[[], None] | None = None) -> list[int]:
+        """Element-wise sums over all ranks. `meanwhile` is called now and then as long as others are late."""
         tensor = torch.tensor(values, dtype=torch.int64, device=self.device)
-        dist.all_reduce(tensor)
+        work = dist.all_reduce(tensor, async_op=True)
+        while meanwhile and not work.is_completed():
+            meanwhile()
+            time.sleep(_GLANCE_S)
+        work.wait()
         return [int(value) for value in tensor.tolist()]
 
     def barrier(self) -> None:

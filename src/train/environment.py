@@ -1,6 +1,7 @@
 """What the surroundings tell a rank. The only module that reads environment variables.
 
-The secret: torchrun's names (RANK, WORLD_SIZE, ...) and ours (APPTRAIN_RUN_DIR, APPTRAIN_NODE).
+The secret: torchrun's names (RANK, WORLD_SIZE, ...) and ours (APPTRAIN_RUN_DIR, APPTRAIN_NODE,
+APPTRAIN_HEARTBEAT).
 """
 
 import socket
@@ -28,6 +29,8 @@ class Place:
     """Display name of this node."""
     run_dir: Path | None = None
     """APPTRAIN_RUN_DIR; None where it is not set."""
+    heartbeat: Path | None = None
+    """This rank's file in APPTRAIN_HEARTBEAT; None where it is not set."""
 
     @property
     def is_first(self) -> bool:
@@ -52,6 +55,7 @@ def read_place(environment: Mapping[str, str]) -> Place:
     if rank >= world_size or local_rank >= local_world_size or local_world_size > world_size:
         found = ", ".join(f"{name}={environment[name]}" for name in _RANK_NAMES)
         raise BadInput(f"{found} do not fit together: start the ranks with torchrun", rank=rank)
+    heartbeat = environment.get("APPTRAIN_HEARTBEAT")
     host, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
     return Place(
         rank=rank,
@@ -61,6 +65,7 @@ def read_place(environment: Mapping[str, str]) -> Place:
         master=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         node=node,
         run_dir=path,
+        heartbeat=Path(heartbeat, str(rank)) if heartbeat else None,
     )
 
 

@@ -1,8 +1,10 @@
 """Files that are whole or absent, and that only their owner reads."""
 
+import errno
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,20 @@ def make_directory(path: Path) -> None:
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
         folder.mkdir(mode=0o700, exist_ok=True)
+        with suppress(PermissionError):  # One may enter and write to a directory that one may not read.
+            sync_directory(folder.parent)
+
+
+def revive(path: Path) -> bool:
+    """Make a directory anew if it has vanished, but not its parent: a file system that is gone stays gone.
+
+    Returns whether it had vanished. Raises OSError where it cannot be made.
+    """
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        return False
+    return True
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -26,11 +42,15 @@ def replace(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` make a file under a temporary name, then put it in place in one step."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     temporary.unlink(missing_ok=True)
-    write(temporary)
-    temporary.chmod(0o600)
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        write(temporary)
+        temporary.chmod(0o600)
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_directory(path.parent)
 
 
@@ -40,10 +60,13 @@ def replace_json(path: Path, value: Any) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Bring the directory's names to the disk."""
+    """Bring the directory's names to the disk, where the file system has such a thing."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
     finally:
         os.close(descriptor)
 

@@ -8,12 +8,13 @@ import sys
 
 from train.environment import read_place, said_rank
 from train.status import BAD_INPUT, DONE, FAILED, BadInput
-from train.stop import listen
+from train.stop import die_of_interrupt, listen
 
 
 def main() -> int:
     """Greet and check; returns the exit status."""
     listen()
+    die_of_interrupt()
     try:
         place = read_place(os.environ)
         from train.distributed import World, choose_device

@@ -27,6 +27,8 @@ class Learner:
         """`model` on the CPU, with the same weights on every rank."""
         self.step = 0
         """Completed optimizer steps."""
+        self.position = 0
+        """Samples of the training stream that they have consumed."""
         self.precision = Precision(
             name=config.precision, device=world.device, channels_last=config.channels_last
         )
@@ -36,11 +38,29 @@ class Learner:
         self._scaler = self.precision.scaler()
         self._loss = nn.CrossEntropyLoss(label_smoothing=config.label_smoothing)
 
-    def start(self) -> None:
-        """Tie the ranks together, after any state was loaded."""
+    def start(self, image: tuple[int, int, int]) -> None:
+        """Tie the ranks together, after any state was loaded. `image`: an image's channels, height, width."""
         self._parallel = self._world.wrap(self.model)
         forward: Callable[[Tensor], Tensor] = self._parallel
         self._forward = torch.compile(forward) if self._config.compile else forward
+        self._settle(image)
+
+    def _settle(self, image: tuple[int, int, int]) -> None:
+        """Do one pass and forget it.
+
+        DistributedDataParallel orders the gradients anew after its first, and among more than two ranks the
+        last bits of a sum depend on that order: a resumed run must not begin with another.
+        """
+        before = {name: value.clone() for name, value in self.model.named_buffers()}
+        size = self._config.batch_size // (self._world.size * self._config.accumulation)
+        images = torch.zeros((size, *image), device=self._world.device)
+        labels = torch.zeros(size, dtype=torch.int64, device=self._world.device)
+        with self.precision.autocast():
+            loss = self._loss(self._forward(self.precision.laid_out(images)), labels)
+        loss.backward()
+        self._optimizer.zero_grad()
+        for name, value in self.model.named_buffers():
+            value.copy_(before[name])
 
     def advance(self, batches: Iterator[Batch], learning_rate: float) -> Tensor:
         """Do one optimizer step. Returns the sum of the losses of this rank's samples, on the device."""
@@ -64,6 +84,7 @@ class Learner:
         self._scaler.step(self._optimizer)
         self._scaler.update()
         self._optimizer.zero_grad()
+        self.position += self._config.batch_size
         return loss_sum
 
     def weights(self) -> Tensors:
@@ -88,9 +109,17 @@ class Learner:
         """The loss scale as plain numbers; empty without fp16."""
         return self._scaler.state_dict()
 
-    def load(self, *, step: int, weights: Tensors, optimizer: Tensors, scaler: Mapping[str, Any]) -> None:
+    def load(
+        self,
+        *,
+        step: int,
+        position: int,
+        weights: Mapping[str, Tensor],
+        optimizer: Mapping[str, Tensor],
+        scaler: Mapping[str, Any],
+    ) -> None:
         """Take over a saved state. Tensors may lie anywhere. Call it before `start`."""
-        self.step = step
+        self.step, self.position = step, position
         self.model.load_state_dict(weights)
         per_parameter: dict[int, Tensors] = {}
         parameters = dict(self.model.named_parameters())

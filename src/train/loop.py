@@ -2,23 +2,27 @@
 
 The secret: when things happen. A step's sums over the ranks (loss, wishes to stop) are started at its
 end and read after the next step, or at once where something is about to be written that must agree
-with them. So all ranks learn of a wish to stop at the same step, and none ever waits for the news.
+with them. So all ranks learn of a wish to stop or to save at the same step, and none ever waits for the
+news. A save is begun and training goes on; at the end all wait until it is on the disk.
 """
 
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
-from train import checkpoint, resume, sampler, schedule
+from train import sampler, schedule
+from train.checkpoint import Checkpoint
 from train.config import Config
 from train.datasets import Source
 from train.distributed import SumLater, World
 from train.evaluate import evaluate
+from train.heartbeat import Heartbeat
 from train.learner import Learner
 from train.report import Recorder
-from train.status import DONE, SAVED
+from train.saver import Saver
+from train.status import DONE, NOT_SAVED, SAVED
 from train.stop import StopRequest, status_of
 
 
@@ -31,7 +35,9 @@ class Ending:
     """How the loop ended, with this process's own times."""
 
     status: int
-    """DONE, SAVED or TERMINATED."""
+    """DONE, SAVED, NOT_SAVED in place of SAVED, or TERMINATED."""
+    saved: bool
+    """Whether the state after the last step is on the disk."""
     steps: int
     """Steps that this process did."""
     train_s: float
@@ -62,19 +68,24 @@ def train(
     world: World,
     recorder: Recorder,
     request: StopRequest,
-    checkpoints: Path,
+    saver: Saver,
+    heartbeat: Heartbeat,
+    state: Callable[[float], Checkpoint],
     total_steps: int,
 ) -> Ending:
-    """Train from the learner's step to the last one, or to an agreed stop. A checkpoint holds the end."""
+    """Train from the learner's step to the last one, or to an agreed stop. A checkpoint holds the end.
+
+    `state` makes the checkpoint of the moment, given the step's learning rate; only rank 0 calls it.
+    """
     begin = learner.step
     if 0 < begin < total_steps and _due(begin, config.evaluate.every):
         # The run that saved this state may have ended before the evaluation that was due.
-        _measure(learner, source, config, world, recorder)
+        _measure(learner, source, config, world, recorder, saver, heartbeat)
     batches = source.train_batches(
         sampler.rank_batches(
             seed=config.seed,
             size=source.train_size,
-            position=begin * config.batch_size,
+            position=learner.position,
             batch_size=config.batch_size,
             accumulation=config.accumulation,
             rank=world.rank,
@@ -86,7 +97,7 @@ def train(
     underway: deque[_Underway] = deque()
     train_s = first_step_s = 0.0
     first_step_done = loss = None
-    status = DONE
+    status, owed = DONE, False
     mark = time.monotonic()
     for step in range(begin + 1, total_steps + 1):
         lr = schedule.learning_rate(
@@ -96,11 +107,12 @@ def train(
             total_steps=total_steps,
         )
         loss_sum = learner.advance(batches, lr)
-        wishes = [float(request.planned), float(request.terminated)]
+        wishes = [float(request.planned), float(request.terminated), float(saver.due())]
         sums = SumLater(world, loss_sum, wishes)
         if first_step_done is None:
             sums.read()  # A GPU is done with the step only when its result is here.
         now = time.monotonic()
+        heartbeat.step(step)
         underway.append(_Underway(step=step, lr=lr, seconds=now - mark, sums=sums))
         train_s += now - mark
         mark = now
@@ -108,24 +120,28 @@ def train(
             first_step_done, first_step_s = now, train_s
 
         last = step in (total_steps, config.stop_at)
-        save = last or _due(step, config.checkpoint.every)
+        save = last or owed or _due(step, config.checkpoint.every)
         measure = _due(step, config.evaluate.every) and not last
         while len(underway) > (0 if save or measure or status else 1):
-            loss, asked = _settle(underway.popleft(), config.batch_size, recorder)
+            loss, asked, due = _settle(underway.popleft(), config.batch_size, recorder)
             status = max(status, asked)
+            owed = owed or due
         if step == config.stop_at:
             status = status or SAVED
         if save or status:
-            _save(learner, config, world, checkpoints, recorder)
+            owed = False
+            if world.is_first:
+                saver.start(state(lr))
         if status:
             break
         if measure:
-            _measure(learner, source, config, world, recorder)
+            _measure(learner, source, config, world, recorder, saver, heartbeat)
         if save or measure:
             mark = time.monotonic()
-    world.barrier()
+    (lost,) = world.sum([int(not saver.wait())], meanwhile=heartbeat.beat)
     return Ending(
-        status=status,
+        status=NOT_SAVED if lost and status == SAVED else status,
+        saved=not lost,
         steps=learner.step - begin,
         train_s=train_s,
         first_step_done=first_step_done,
@@ -134,29 +150,33 @@ def train(
     )
 
 
-def _settle(done: _Underway, batch_size: int, recorder: Recorder) -> tuple[float, int]:
-    """Read a step's sums: its loss, which is written down, and the status that the ranks ask to end with."""
-    loss_sum, planned, terminated = done.sums.read()
+def _settle(done: _Underway, batch_size: int, recorder: Recorder) -> tuple[float, int, bool]:
+    """Read a step's sums: its loss, which is written down, the status that the ranks ask to end with, and
+    whether it is time to save."""
+    loss_sum, planned, terminated, due = done.sums.read()
     loss = loss_sum / batch_size
     if not math.isfinite(loss):
         raise Diverged(
             f"the loss of step {done.step} is {loss}: lower optimizer.lr or set optimizer.clip_norm"
         )
     recorder.step(done.step, loss=loss, lr=done.lr, images_per_s=batch_size / done.seconds)
-    return loss, status_of(planned=planned, terminated=terminated)
+    return loss, status_of(planned=planned, terminated=terminated), due > 0
 
 
-def _measure(learner: Learner, source: Source, config: Config, world: World, recorder: Recorder) -> None:
+def _measure(
+    learner: Learner,
+    source: Source,
+    config: Config,
+    world: World,
+    recorder: Recorder,
+    saver: Saver,
+    heartbeat: Heartbeat,
+) -> None:
     on = config.evaluate.split
-    score = evaluate(learner.model, source, learner.precision, world, config.evaluate.batch_size, on)
+    size, beat = config.evaluate.batch_size, heartbeat.beat
+    score = evaluate(learner.model, source, learner.precision, world, size, on, beat)
     recorder.evaluation(learner.step, score, source.split if on == "test" else on)
-
-
-def _save(learner: Learner, config: Config, world: World, checkpoints: Path, recorder: Recorder) -> None:
-    if world.is_first:
-        path = checkpoint.save(checkpoints, resume.state_of(learner, config, world))
-        checkpoint.prune(checkpoints, config.checkpoint.keep)
-        recorder.say(f"step {learner.step}: saved {path.name}")
+    saver.scored(learner.step, score.accuracy)
 
 
 def _due(step: int, every: int) -> bool:

@@ -2,47 +2,48 @@
 
 The secret: the bar, the lines, TensorBoard, result.json, curves.png and the final table. TensorBoard's
 events are written at evaluations, once a minute and at the end: importing it takes as long as a few steps.
+Nothing here ends a run: what cannot be written is told to the `Troubles`.
 """
 
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import Any, Final, TextIO
 
 from tqdm import tqdm
 
 from train import metrics
+from train.board import Board, Scalar
 from train.evaluate import Score
-from train.files import make_directory, replace, replace_json
+from train.files import replace, replace_json, revive
 from train.metrics import History, MetricsFile
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
-
+from train.trouble import Troubles
 
 BOARD_PERIOD_S: Final = 60.0
+_MOST_SCALARS: Final = 100_000
+"""Points kept for a disk that takes none; the oldest are dropped."""
 
 
 class Recorder:
     """Writes down what happens, step by step. On ranks other than 0 it does nothing."""
 
-    def __init__(self, run_dir: Path | None, *, step: int, total_steps: int) -> None:
+    def __init__(self, run_dir: Path | None, troubles: Troubles, *, step: int, total_steps: int) -> None:
         """`run_dir` None: not rank 0. `step` is the one that the run begins after."""
-        self._run_dir = run_dir
+        self._run_dir, self._troubles = run_dir, troubles
         if run_dir is not None:
-            self._metrics = MetricsFile(run_dir / "metrics.jsonl")
-            self._board: SummaryWriter | None = None
-            self._scalars: list[tuple[str, float, int, float]] = []
+            self._metrics = MetricsFile(run_dir / metrics.NAME, troubles)
+            self._board = Board(run_dir / "tensorboard")
+            self._scalars: list[Scalar] = []
             self._flushed = time.monotonic()
             self._bar = tqdm(
                 total=total_steps, initial=step, unit="step", file=sys.stderr, mininterval=0.5, smoothing=0.1
             )
 
     def say(self, line: str) -> None:
-        """Print a line beside the bar."""
+        """Print a line beside the bar. Any thread may call it."""
         if self._run_dir is not None:
-            tqdm.write(line, file=sys.stdout)
-            sys.stdout.flush()
+            show(line)
 
     def step(self, step: int, *, loss: float, lr: float, images_per_s: float) -> None:
         if self._run_dir is None:
@@ -50,52 +51,81 @@ class Recorder:
         self._metrics.step(step, loss=loss, lr=lr, images_per_s=images_per_s)
         now = time.time()
         for name, value in (("loss", loss), ("lr", lr), ("images_per_s", images_per_s)):
-            self._scalars.append((f"train/{name}", value, step, now))
+            self._scalars.append(Scalar(tag=f"train/{name}", value=value, step=step, time=now))
         if time.monotonic() - self._flushed > BOARD_PERIOD_S:
             self._flush_board()
-        self._bar.set_postfix_str(f"loss {loss:.4f}, {images_per_s:.0f} images/s", refresh=False)
-        self._bar.update()
+        with suppress(OSError):  # A terminal or a log that takes no more.
+            self._bar.set_postfix_str(f"loss {loss:.4f}, {images_per_s:.0f} images/s", refresh=False)
+            self._bar.update()
 
     def evaluation(self, step: int, score: Score, split: str) -> None:
         if self._run_dir is None:
             return
         self._metrics.evaluation(step, accuracy=score.accuracy, correct=score.correct, total=score.total)
-        self._scalars.append((f"{split}/accuracy", score.accuracy, step, time.time()))
+        accuracy = Scalar(tag=f"{split}/accuracy", value=score.accuracy, step=step, time=time.time())
+        self._scalars.append(accuracy)
         self._flush_board()
         self.say(f"step {step}: {split} accuracy {score.accuracy:.2%} ({score.correct} of {score.total})")
 
+    def sync(self) -> None:
+        """Bring the metrics to the disk: a checkpoint without the lines before it would leave a gap."""
+        if self._run_dir is not None:
+            self._metrics.sync()
+
     def close(self) -> None:
         if self._run_dir is not None:
-            self._bar.close()
+            with suppress(OSError):
+                self._bar.close()
             self._metrics.close()
             self._flush_board()
-            if self._board is not None:
-                self._board.close()
+            self._board.close()
 
     def _flush_board(self) -> None:
-        if self._scalars and self._run_dir is not None:
-            self._board = self._board or _open_board(self._run_dir / "tensorboard", self._scalars[0][2])
-            for tag, value, step, walltime in self._scalars:
-                self._board.add_scalar(tag, value, step, walltime)
-            self._board.flush()
-            self._scalars.clear()
         self._flushed = time.monotonic()
+        try:
+            self._board.write(self._scalars)
+            self._scalars.clear()
+            self._troubles.over("tensorboard")
+        except OSError as error:
+            del self._scalars[:-_MOST_SCALARS]
+            self._troubles.tell("tensorboard", error, f"{self._run_dir}/tensorboard takes no events as yet")
 
 
-def _open_board(folder: Path, step: int) -> "SummaryWriter":
-    """Events from `step` on; what an earlier attempt logged from there is hidden."""
-    from torch.utils.tensorboard import SummaryWriter
+def show(line: str) -> None:
+    """Print a line on stdout, beside a bar."""
+    with suppress(OSError):
+        tqdm.write(line, file=sys.stdout)
+        sys.stdout.flush()
 
-    make_directory(folder)
-    return SummaryWriter(str(folder), purge_step=step)
+
+def warn(line: str) -> None:
+    """Print a line on stderr, beside a bar."""
+    with suppress(OSError):
+        tqdm.write(line, file=sys.stderr)
 
 
-def finish(run_dir: Path, result: dict[str, Any], out: TextIO = sys.stdout) -> None:
-    """Write result.json and curves.png and print the table."""
-    replace_json(run_dir / "result.json", result)
-    history = metrics.read(run_dir / "metrics.jsonl")
-    replace(run_dir / "curves.png", lambda path: draw(history, result, path))
-    print(table(run_dir, result), file=out, flush=True)
+def finish(run_dir: Path, result: dict[str, Any], troubles: Troubles, out: TextIO = sys.stdout) -> bool:
+    """Write result.json and curves.png and print the table. Returns whether all of it was written."""
+    complete = True
+    for name, write in (("result.json", _write_result), ("curves.png", _write_curves)):
+        try:
+            revive(run_dir)
+            write(run_dir / name, result)
+        except OSError as error:
+            complete = False
+            troubles.tell(name, error, f"{run_dir} does not take it")
+    with suppress(OSError):
+        print(table(run_dir, result), file=out, flush=True)
+    return complete
+
+
+def _write_result(path: Path, result: dict[str, Any]) -> None:
+    replace_json(path, result)
+
+
+def _write_curves(path: Path, result: dict[str, Any]) -> None:
+    history = metrics.read(path.parent / metrics.NAME)
+    replace(path, lambda temporary: draw(history, result, temporary))
 
 
 def table(run_dir: Path, result: dict[str, Any]) -> str:

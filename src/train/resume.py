@@ -4,19 +4,22 @@ The secret: the rules of `--resume`. Only rank 0 looks at the run directory; it 
 """
 
 import os
+import uuid
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from train import checkpoint
+from train import checkpoint, metrics
 from train.checkpoint import Checkpoint
 from train.config import FREE_ON_RESUME, SAID_ON_RESUME, Config, changed, flatten
 from train.distributed import World
 from train.files import make_directory
 from train.learner import Learner
+from train.saver import CHECKPOINTS
 from train.status import BadInput
 
 Say = Callable[[str], None]
@@ -39,7 +42,9 @@ def find_start(run_dir: Path, resume: str, say: Say) -> Start | None:
     """
     if resume == "never":
         return None
-    own = run_dir / "checkpoints"
+    own = run_dir / CHECKPOINTS
+    with suppress(OSError):  # A directory that cannot be written can still be read.
+        checkpoint.clear_up(own)
     given = Path(resume) if resume != "auto" else None
     start = None
     if given is None or not given.resolve().is_relative_to(run_dir.resolve()):
@@ -51,13 +56,22 @@ def find_start(run_dir: Path, resume: str, say: Say) -> Start | None:
 
 def clear_way(run_dir: Path, resume: str, start: Start | None, say: Say) -> None:
     """Move what the run directory holds beyond the start, whole or damaged, to RUN/previous-N/."""
-    own = run_dir / "checkpoints"
-    if resume == "never":
-        _set_aside(run_dir, [own, run_dir / "metrics.jsonl", run_dir / "tensorboard"], say)
-        return
-    step = start.checkpoint.step if start else 0
-    beyond = [path for path in checkpoint.newest_first(own) if (checkpoint.step_of(path) or 0) > step]
-    _set_aside(run_dir, beyond, say)
+    own = run_dir / CHECKPOINTS
+    try:
+        if resume == "never":
+            _set_aside(run_dir, [own, run_dir / metrics.NAME, run_dir / "tensorboard"], say)
+            return
+        step = start.checkpoint.step if start else 0
+        beyond = [path for path in checkpoint.newest_first(own) if (checkpoint.step_of(path) or 0) > step]
+        _set_aside(run_dir, beyond, say)
+    except OSError as error:
+        if resume != "auto":
+            raise BadInput(
+                f"--resume {resume}: what is in {own} cannot be moved out of the way: {error.strerror}: "
+                "give another run directory"
+            ) from None
+        # All that stands in the way is damaged, and will be skipped the next time too.
+        say(f"damaged checkpoints stay in {own}: {error.strerror}")
 
 
 def check_same(before: Mapping[str, Any], config: Config, world: World, total_steps: int, say: Say) -> None:
@@ -88,25 +102,43 @@ def check_same(before: Mapping[str, Any], config: Config, world: World, total_st
 
 def identity(world: World) -> dict[str, Any]:
     """What the bits of a run depend on besides its config."""
+    cuda = world.device.type == "cuda"
     return {
         "torch": str(torch.__version__),
         "world_size": world.size,
         "device": world.device.type,
+        "processor": torch.cuda.get_device_name() if cuda else torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
 
 
-def state_of(learner: Learner, config: Config, world: World) -> Checkpoint:
-    """All that a later run needs to go on from here."""
+def pedigree(start: Start | None, run_dir: Path) -> dict[str, Any]:
+    """Which run this is: an id for all of its attempts, and the run that its first checkpoint is from."""
+    before = start.checkpoint.state.get("run") if start else None
+    if start and isinstance(before, dict) and start.path.resolve().is_relative_to(run_dir.resolve()):
+        return dict(before)
+    parent = {"run": before, "step": start.checkpoint.step} if start else None
+    return {"id": uuid.uuid4().hex, "parent": parent}
+
+
+def state_of(learner: Learner, config: Config, world: World, run: Mapping[str, Any], lr: float) -> Checkpoint:
+    """All that a later run needs to go on from here.
+
+    The learning rate and the random numbers are functions of the step, so they need no state; `schedule`
+    and `rng` say what they are functions of, for those who read.
+    """
     return Checkpoint(
         step=learner.step,
         model=learner.weights(),
         optimizer=learner.optimizer_tensors(),
         state={
-            "position": learner.step * config.batch_size,
+            "position": learner.position,
+            "run": dict(run),
             "config": flatten(config),
             "identity": identity(world),
             "scaler": learner.scaler_state(),
+            "schedule": {"lr": lr},
+            "rng": {"seed": config.seed, "step": learner.step},
         },
     )
 
@@ -118,6 +150,7 @@ def share(start: Start | None, learner: Learner, world: World) -> None:
         found
         and {
             "step": found.step,
+            "position": found.state["position"],
             "scaler": found.state["scaler"],
             "optimizer": [
                 [name, list(value.shape), str(value.dtype)] for name, value in found.optimizer.items()
@@ -136,15 +169,36 @@ def share(start: Start | None, learner: Learner, world: World) -> None:
         }
     world.broadcast(list(optimizer.values()))
     # The weights of the other ranks follow when the learner starts.
-    learner.load(step=header["step"], weights=weights, optimizer=optimizer, scaler=header["scaler"])
+    learner.load(
+        step=header["step"],
+        position=header["position"],
+        weights=weights,
+        optimizer=optimizer,
+        scaler=header["scaler"],
+    )
+
+
+def scores(run_dir: Path, start: Start | None) -> dict[int, float]:
+    """The accuracies of the steps up to the start, as far as the metrics have them."""
+    if start is None:
+        return {}
+    try:
+        accuracy = metrics.read(run_dir / metrics.NAME).accuracy
+    except OSError:
+        return {}
+    return {step: value for step, value in accuracy.items() if step <= start.checkpoint.step}
 
 
 def _newest(directory: Path, say: Say) -> Start | None:
-    for path in checkpoint.newest_first(directory):
+    try:
+        paths = list(checkpoint.newest_first(directory))
+    except OSError as error:
+        raise BadInput(f"{directory} cannot be read: {error.strerror}: give another run directory") from None
+    for path in paths:
         try:
             return Start(path=path, checkpoint=checkpoint.load(path))
         except checkpoint.Damaged as damage:
-            say(f"skipped {path}: {damage}")
+            say(f"WARNING: skipped {path}: {damage}")
     return None
 
 

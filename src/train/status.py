@@ -1,10 +1,13 @@
 """The exit statuses of a training process, and the error that carries a refusal."""
 
+from train.stop import SAVED, TERMINATED
+
+__all__ = ["BAD_INPUT", "DONE", "FAILED", "NOT_SAVED", "SAVED", "TERMINATED", "BadInput"]
+
 DONE = 0
 FAILED = 1
 BAD_INPUT = 64  # EX_USAGE of sysexits.h: trying again will not help
-SAVED = 75  # EX_TEMPFAIL: saved at a planned end, wants to go on
-TERMINATED = 143  # 128 + SIGTERM
+NOT_SAVED = 74  # EX_IOERR: came to its end, but the disk did not take the state
 
 
 class BadInput(Exception):

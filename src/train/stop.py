@@ -1,13 +1,23 @@
-"""The wish to end early. The only module that handles signals.
+"""The wish to end early, for this program and for any other: the only module that handles signals.
 
 SIGUSR2 asks for a planned end (save, then exit 75), SIGTERM for an end (save, then exit 143); both only
-set a flag, which the training loop shares with the other ranks. SIGINT ends the process at once.
+set a flag. This file imports nothing of ours, so that a training script can bring a copy of it along:
+
+    request = stop.listen()                      # first, before slow imports
+    for step in ...:
+        ...
+        if status := stop.agreed(request):       # on every rank, at the same place
+            save()
+            stop.leave(status)
 """
 
 import signal
+import sys
 from dataclasses import dataclass
+from typing import NoReturn
 
-from train.status import SAVED, TERMINATED
+SAVED = 75  # EX_TEMPFAIL of sysexits.h: saved at a planned end, wants to go on
+TERMINATED = 143  # 128 + SIGTERM
 
 
 @dataclass(kw_only=True)
@@ -30,17 +40,7 @@ def listen() -> StopRequest:
 
     signal.signal(signal.SIGUSR2, plan)
     signal.signal(signal.SIGTERM, terminate)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     return request
-
-
-def ignore_in_loader_worker(_worker_id: int = 0) -> None:
-    """Let a DataLoader worker outlive a signal to the process group: its rank still needs data to save.
-
-    The worker ends when its rank tells it to, or is gone.
-    """
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def status_of(*, planned: float, terminated: float) -> int:
@@ -48,3 +48,52 @@ def status_of(*, planned: float, terminated: float) -> int:
     if terminated:
         return TERMINATED
     return SAVED if planned else 0
+
+
+def agreed(request: StopRequest) -> int:
+    """The status to leave with after this step, the same on every rank; 0: go on.
+
+    A collective of two numbers: call it on all ranks after the same steps, each one or every few. Without
+    a process group this rank decides alone.
+    """
+    planned, terminated = _sum(float(request.planned), float(request.terminated))
+    return status_of(planned=planned, terminated=terminated)
+
+
+def leave(status: int) -> NoReturn:
+    """Wait until every rank has come here, so that all have saved, and exit with the status."""
+    _sum(0.0, 0.0)
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized():
+        dist.destroy_process_group()
+    sys.exit(status)
+
+
+def die_of_interrupt() -> None:
+    """Let SIGINT end the process at once, instead of raising KeyboardInterrupt."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def ignore_in_loader_worker(_worker_id: int = 0) -> None:
+    """Let a DataLoader worker outlive a signal to the process group: its rank still needs data to save.
+
+    A `worker_init_fn`. The worker ends when its rank tells it to, or is gone.
+    """
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _sum(*values: float) -> list[float]:
+    """Sums over all ranks."""
+    import torch
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()):
+        return list(values)
+    on_gpu = dist.get_backend() == "nccl"
+    numbers = torch.tensor(
+        values, device=torch.device("cuda", torch.cuda.current_device()) if on_gpu else "cpu"
+    )
+    dist.all_reduce(numbers)
+    return [float(number) for number in numbers.tolist()]

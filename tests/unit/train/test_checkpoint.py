@@ -4,6 +4,7 @@ import os
 import pickle
 import shutil
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from train import checkpoint
-from train.checkpoint import Checkpoint, Damaged
+from train.checkpoint import Checkpoint, Damaged, Draft
 
 
 def sample(step: int = 40) -> Checkpoint:
@@ -27,11 +28,11 @@ def sample(step: int = 40) -> Checkpoint:
             "half": torch.tensor([1.5], dtype=torch.bfloat16),
         },
         optimizer={"weight/momentum_buffer": torch.tensor([0.1, -0.0, float("inf")])},
-        state={"position": 2560, "config": {"lr": 0.1 + 0.2}, "scaler": {}},
+        state={"position": 2560, "config": {"lr": 0.1 + 0.2}, "identity": {"world_size": 2}, "scaler": {}},
     )
 
 
-def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+def assert_equal(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         assert found[name].dtype == value.dtype
@@ -123,24 +124,122 @@ def test_a_planted_pickle_does_not_run_even_with_a_right_digest(tmp_path: Path, 
     else:
         with pytest.raises(Damaged):
             checkpoint.load(path)
+    checkpoint.prune(tmp_path / "checkpoints", 1)
+    checkpoint.clear_up(tmp_path / "checkpoints")
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_crash_while_saving_leaves_no_checkpoint_and_the_next_save_clears_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"position": "2560"}, "state.json has no position"),
+        ({"config": None}, "state.json has no config"),
+        ({"identity": []}, "state.json has no identity"),
+        ({"scaler": 1}, "state.json has no scaler"),
+        ({"schema_version": 2}, "state.json has no schema_version 1"),
+        ({"step": 39}, "state.json is of step 39"),
+        ({"step": True}, "state.json has no step"),
+    ],
+)
+def test_a_state_that_is_not_ours_is_refused_even_with_a_right_digest(
+    tmp_path: Path, changed: dict[str, Any], message: str
 ) -> None:
-    def full(path: Path, content: bytes) -> None:
-        if path.name == "state.json":
-            raise OSError(28, "No space left on device")
-        path.write_bytes(content)
+    path = checkpoint.save(tmp_path, sample())
+    content = json.dumps(json.loads((path / "state.json").read_bytes()) | changed).encode()
+    (path / "state.json").write_bytes(content)
+    marker = json.loads((path / "complete.json").read_bytes())
+    marker["sha256"]["state.json"] = hashlib.sha256(content).hexdigest()
+    (path / "complete.json").write_text(json.dumps(marker))
+    with pytest.raises(Damaged) as damage:
+        checkpoint.load(path)
+    assert str(damage.value) == message
 
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "write_bytes", full)
-        with pytest.raises(OSError, match="No space left"):
-            checkpoint.save(tmp_path, sample())
+
+def leave_behind(directory: Path, *names: str) -> None:
+    """What a process that was killed in a save leaves."""
+    for name in names:
+        (directory / name).mkdir(parents=True)
+        (directory / name / "model.safetensors").write_bytes(b"half")
+
+
+def test_what_a_killed_save_left_is_no_checkpoint_and_the_next_save_clears_it_away(tmp_path: Path) -> None:
+    leave_behind(tmp_path, ".step-00000040.99.tmp", ".step-00000020.deleted.tmp", ".rehearsal.tmp")
     assert list(checkpoint.newest_first(tmp_path)) == []
     checkpoint.save(tmp_path, sample(41))
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000041"]
+
+
+def test_a_checkpoint_that_was_about_to_be_replaced_gets_its_name_back(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, sample()).rename(tmp_path / ".step-00000040.replaced.tmp")
+    leave_behind(tmp_path, ".step-00000040.99.tmp")
+    checkpoint.clear_up(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000040"]
+    assert checkpoint.load(tmp_path / "step-00000040").step == 40
+
+
+def test_what_was_replaced_is_cleared_away(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, sample())
+    leave_behind(tmp_path, ".step-00000040.replaced.tmp")
+    checkpoint.clear_up(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000040"]
+
+
+def test_a_save_that_fails_before_its_name_is_given_changes_nothing(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, sample())
+    before = (tmp_path / "step-00000040" / "complete.json").stat()
+
+    def fail() -> None:
+        (temporary,) = (path for path in tmp_path.iterdir() if path.name.startswith("."))
+        assert len(list(temporary.iterdir())) == 4
+        raise OSError(5, "Input/output error")
+
+    for step in (40, 41):
+        draft = Draft()
+        draft.take(sample(step))
+        with pytest.raises(OSError, match="Input/output error"):
+            draft.write(tmp_path, before_commit=fail)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000040"]
+    assert (tmp_path / "step-00000040" / "complete.json").stat() == before
+
+
+def test_files_and_directories_are_on_the_disk_before_the_name_and_the_name_before_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    fsync, rename = os.fsync, Path.rename
+
+    def spy(descriptor: int) -> None:
+        events.append(f"sync {Path(f'/proc/self/fd/{descriptor}').readlink().name}")
+        fsync(descriptor)
+
+    def name(self: Path, target: Path) -> Path:
+        events.append(f"rename {target.name}")
+        return rename(self, target)
+
+    monkeypatch.setattr(os, "fsync", spy)
+    monkeypatch.setattr(Path, "rename", name)
+    draft = Draft()
+    draft.take(sample())
+    draft.write(tmp_path / "checkpoints", before_commit=lambda: events.append("commit"))
+    assert events == [
+        f"sync {tmp_path.name}",
+        "sync model.safetensors",
+        "sync optimizer.safetensors",
+        "sync state.json",
+        "sync complete.json",
+        f"sync .step-00000040.{os.getpid()}.tmp",
+        "commit",
+        "rename step-00000040",
+        "sync checkpoints",
+    ]
+
+
+def test_a_rehearsal_leaves_nothing_and_fails_where_a_save_would(tmp_path: Path) -> None:
+    checkpoint.rehearse(tmp_path / "checkpoints")
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        checkpoint.rehearse(tmp_path / "file" / "checkpoints")
 
 
 def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
@@ -163,3 +262,26 @@ def test_the_newest_comes_first_and_pruning_keeps_as_many_as_asked(tmp_path: Pat
     assert [path.name for path in checkpoint.newest_first(tmp_path)] == names
     checkpoint.prune(tmp_path, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000020", "step-00000100", "step-x"]
+
+
+def test_pruning_keeps_the_best_beside_the_newest(tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40, 50):
+        checkpoint.save(tmp_path, sample(step))
+    checkpoint.prune(tmp_path, 2, {5: 1.0, 10: 0.7, 20: 0.9, 30: 0.9, 50: 0.1})
+    names = ["step-00000050", "step-00000040", "step-00000030"]
+    assert [path.name for path in checkpoint.newest_first(tmp_path)] == names
+    checkpoint.prune(tmp_path, 1, {40: 0.5})
+    assert [path.name for path in checkpoint.newest_first(tmp_path)] == names[:2]
+    checkpoint.prune(tmp_path, 1, {})
+    assert [path.name for path in checkpoint.newest_first(tmp_path)] == names[:1]
+
+
+def test_a_damaged_checkpoint_does_not_push_out_a_good_one(tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40):
+        checkpoint.save(tmp_path, sample(step))
+    os.truncate(tmp_path / "step-00000040" / "model.safetensors", 100)
+    (tmp_path / "step-00000030" / "complete.json").unlink()
+    assert checkpoint.newest_whole(tmp_path) == 20
+    checkpoint.prune(tmp_path, 1)
+    names = ["step-00000040", "step-00000030", "step-00000020"]
+    assert [path.name for path in checkpoint.newest_first(tmp_path)] == names

@@ -17,7 +17,8 @@ TORCHRUN = {
 
 
 def test_the_ranks_place_is_what_torchrun_says() -> None:
-    assert read_place({**TORCHRUN, "APPTRAIN_NODE": "gpu-2", "APPTRAIN_RUN_DIR": "/runs/a"}) == Place(
+    ours = {"APPTRAIN_NODE": "gpu-2", "APPTRAIN_RUN_DIR": "/runs/a", "APPTRAIN_HEARTBEAT": "/dev/shm/b"}
+    assert read_place({**TORCHRUN, **ours}) == Place(
         rank=3,
         local_rank=1,
         world_size=4,
@@ -25,6 +26,7 @@ def test_the_ranks_place_is_what_torchrun_says() -> None:
         master="n1:29500",
         node="gpu-2",
         run_dir=Path("/runs/a"),
+        heartbeat=Path("/dev/shm/b/3"),
     )
 
 

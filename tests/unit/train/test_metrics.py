@@ -1,4 +1,6 @@
 import json
+import os
+import shutil
 import stat
 from io import StringIO
 from pathlib import Path
@@ -6,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from train import metrics, report
+from train.board import Board, Scalar
 from train.files import replace
 from train.metrics import History, MetricsFile
+from train.trouble import Troubles
 
 RESULT = {
     "accuracy": 0.975,
@@ -27,13 +31,23 @@ RESULT = {
 }
 
 
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def troubles(said: list[str]) -> Troubles:
+    return Troubles(said.append)
+
+
 def lines(path: Path) -> list[str]:
     return path.read_text().splitlines()
 
 
-def test_a_line_is_whole_in_the_file_as_soon_as_it_is_written(tmp_path: Path) -> None:
+def test_a_line_is_whole_in_the_file_as_soon_as_it_is_written(tmp_path: Path, troubles: Troubles) -> None:
     path = tmp_path / "metrics.jsonl"
-    file = MetricsFile(path)
+    file = MetricsFile(path, troubles)
     file.step(1, loss=0.1 + 0.2, lr=1e-05, images_per_s=512.25)
     assert lines(path) == ['{"step": 1, "loss": 0.30000000000000004, "lr": 1e-05, "images_per_s": 512.25}']
     file.evaluation(1, accuracy=1 / 3, correct=1, total=3)
@@ -52,17 +66,17 @@ def test_a_line_is_whole_in_the_file_as_soon_as_it_is_written(tmp_path: Path) ->
     ],
 )
 def test_an_unfinished_last_line_is_removed_before_going_on(
-    tmp_path: Path, before: str, kept: list[str]
+    tmp_path: Path, troubles: Troubles, before: str, kept: list[str]
 ) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text(before)
-    MetricsFile(path).evaluation(2, accuracy=0.5, correct=1, total=2)
+    MetricsFile(path, troubles).evaluation(2, accuracy=0.5, correct=1, total=2)
     assert lines(path) == [*kept, '{"step": 2, "accuracy": 0.5, "correct": 1, "total": 2}']
 
 
-def test_where_a_run_was_resumed_the_last_line_of_a_step_counts(tmp_path: Path) -> None:
+def test_where_a_run_was_resumed_the_last_line_of_a_step_counts(tmp_path: Path, troubles: Troubles) -> None:
     path = tmp_path / "metrics.jsonl"
-    file = MetricsFile(path)
+    file = MetricsFile(path, troubles)
     for step, loss in [(1, 4.0), (2, 3.0), (3, 2.0)]:
         file.step(step, loss=loss, lr=0.1, images_per_s=10.0)
         file.evaluation(step, accuracy=step / 10, correct=step, total=10)
@@ -72,6 +86,156 @@ def test_where_a_run_was_resumed_the_last_line_of_a_step_counts(tmp_path: Path) 
     assert metrics.read(path) == History(
         loss={1: 4.0, 2: 2.5}, lr={1: 0.1, 2: 0.2}, images_per_s={1: 10.0, 2: 20.0}, accuracy={1: 0.1}
     )
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b'{"step": 2, "lo{"step": 2}',
+        b"\0\0\0\0",
+        b"[2]",
+        b"null",
+        b'{"loss": 1.0}',
+        b'{"step": "2"}',
+        b"[" * 9000,
+    ],
+)
+def test_a_line_that_is_none_of_ours_is_skipped(tmp_path: Path, junk: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1, "loss": 3.0}\n' + junk + b'\n{"step": 3, "loss": 1.0}\n')
+    assert metrics.read(path) == History(loss={1: 3.0, 3: 1.0})
+
+
+def test_a_file_that_vanished_is_begun_anew_and_its_directory_with_it(
+    tmp_path: Path, troubles: Troubles, said: list[str]
+) -> None:
+    path = tmp_path / "run" / "metrics.jsonl"
+    file = MetricsFile(path, troubles)
+    for step in range(1, 4):
+        file.evaluation(step, accuracy=0.5, correct=1, total=2)
+        if step == 1:
+            shutil.rmtree(path.parent)
+    assert lines(path) == [
+        f'{{"step": {step}, "accuracy": 0.5, "correct": 1, "total": 2}}' for step in (2, 3)
+    ]
+    assert said == [
+        f"train: WARNING: metrics file: it has vanished: made {path} anew, without its earlier lines"
+    ]
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_where_the_parent_is_gone_too_lines_wait_until_it_is_back(
+    tmp_path: Path, troubles: Troubles, said: list[str]
+) -> None:
+    path = tmp_path / "scratch" / "run" / "metrics.jsonl"
+    path.parent.parent.mkdir()
+    file = MetricsFile(path, troubles)
+    shutil.rmtree(tmp_path / "scratch")
+    for step in (1, 2):
+        file.evaluation(step, accuracy=0.5, correct=1, total=2)
+    assert not path.parent.parent.exists()
+    assert said == [
+        f"train: WARNING: metrics.jsonl: No such file or directory: {path} takes no lines; training goes on, they wait"
+    ]
+    path.parent.parent.mkdir()
+    file.evaluation(3, accuracy=0.5, correct=1, total=2)
+    assert list(metrics.read(path).accuracy) == [1, 2, 3]
+    assert said[-1] == "train: metrics.jsonl: works again, after it failed twice"
+
+
+@pytest.mark.parametrize("left", [0, 10])
+def test_a_file_that_was_cut_goes_on_with_whole_lines(
+    tmp_path: Path, troubles: Troubles, said: list[str], left: int
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    file = MetricsFile(path, troubles)
+    file.evaluation(1, accuracy=0.5, correct=1, total=2)
+    size = path.stat().st_size
+    os.truncate(path, left)
+    file.evaluation(2, accuracy=0.5, correct=1, total=2)
+    assert lines(path) == ['{"step": 2, "accuracy": 0.5, "correct": 1, "total": 2}']
+    assert said == [f"train: WARNING: metrics file: something has cut it: {path} has {left} bytes of {size}"]
+
+
+def test_lines_that_never_found_a_disk_are_counted_at_the_end(
+    tmp_path: Path, troubles: Troubles, said: list[str]
+) -> None:
+    path = tmp_path / "none" / "run" / "metrics.jsonl"
+    file = MetricsFile(path, troubles)
+    file.evaluation(1, accuracy=0.5, correct=1, total=2)
+    file.sync()
+    file.close()
+    assert said[1:] == [f"train: WARNING: metrics file: lines are lost: {path} lacks the last 1"]
+    troubles.summarise()
+    assert said[2:] == [
+        "train: WARNING: metrics.jsonl: No such file or directory (3 times, and to the end)",
+        "train: WARNING: metrics file: lines are lost (once)",
+    ]
+
+
+def test_a_trouble_is_said_once_for_each_cause_and_again_at_the_end(
+    troubles: Troubles, said: list[str]
+) -> None:
+    full, stale = OSError(28, "No space left on device", "/a"), OSError(116, "Stale file handle")
+    for error in (full, full, stale, OSError(28, "No space left on device", "/b")):
+        troubles.tell("checkpoints", error, "training goes on")
+    troubles.over("metrics.jsonl")
+    troubles.tell("curves.png", ValueError(), "it is missing", passing=True)
+    assert said == [
+        "train: WARNING: checkpoints: No space left on device: training goes on",
+        "train: WARNING: checkpoints: Stale file handle: training goes on",
+        "train: WARNING: curves.png: ValueError: it is missing",
+    ]
+    summary = ["train: WARNING: curves.png: ValueError (once)"]
+    reasons = "No space left on device; Stale file handle"
+    troubles.summarise()
+    assert said[3:] == [f"train: WARNING: checkpoints: {reasons} (4 times, and to the end)", *summary]
+    troubles.over("checkpoints")
+    troubles.over("checkpoints")
+    assert said[5:] == ["train: checkpoints: works again, after it failed 4 times"]
+    troubles.summarise()
+    assert said[6:] == [f"train: WARNING: checkpoints: {reasons} (4 times)", *summary]
+
+
+def test_events_are_what_tensorboard_reads(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
+
+    def scalar(step: int, value: float) -> Scalar:
+        return Scalar(tag="train/loss", value=value, step=step, time=float(step))
+
+    Board(tmp_path).write([scalar(step, 9.0) for step in (1, 2, 3)])
+    board = Board(tmp_path)
+    board.write([scalar(2, 1.5), scalar(3, 1.25)])
+    board.write([])
+    shutil.rmtree(tmp_path)
+    board.write([scalar(4, 1.0)])
+    (again,) = tmp_path.iterdir()
+    assert stat.S_IMODE(again.stat().st_mode) == 0o600
+    Board(tmp_path).write([scalar(5, 0.5)])
+    read = EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in read.Scalars("train/loss")] == [(4, 1.0), (5, 0.5)]
+
+
+def test_what_an_earlier_attempt_logged_beyond_is_hidden(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for steps, value in (((1, 2, 3), 9.0), ((2, 3), 1.5)):
+        Board(tmp_path).write([Scalar(tag="a", value=value, step=step, time=0.0) for step in steps])
+    read = EventAccumulator(str(tmp_path)).Reload()
+    assert [(event.step, event.value) for event in read.Scalars("a")] == [(1, 9.0), (2, 1.5), (3, 1.5)]
+
+
+def test_results_that_cannot_be_written_are_told_and_the_table_is_printed_all_the_same(
+    tmp_path: Path, troubles: Troubles, said: list[str]
+) -> None:
+    run_dir, out = tmp_path / "file" / "run", StringIO()
+    (tmp_path / "file").touch()
+    assert not report.finish(run_dir, RESULT, troubles, out)
+    assert said == [
+        f"train: WARNING: {name}: Not a directory: {run_dir} does not take it"
+        for name in ("result.json", "curves.png")
+    ]
+    assert out.getvalue().startswith("test accuracy       97.50% (351 of 360)\n")
 
 
 def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -87,13 +251,13 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path: Path) -> None:
     assert path.read_text() == "old"
 
 
-def test_the_end_of_a_run_is_a_result_a_picture_and_a_table(tmp_path: Path) -> None:
-    file = MetricsFile(tmp_path / "metrics.jsonl")
+def test_the_end_of_a_run_is_a_result_a_picture_and_a_table(tmp_path: Path, troubles: Troubles) -> None:
+    file = MetricsFile(tmp_path / "metrics.jsonl", troubles)
     for step in range(1, 30):
         file.step(step, loss=2.0 / step, lr=0.1, images_per_s=10.0)
     file.evaluation(29, accuracy=0.975, correct=351, total=360)
     out = StringIO()
-    report.finish(tmp_path, RESULT, out)
+    assert report.finish(tmp_path, RESULT, troubles, out)
     assert out.getvalue() == (
         "test accuracy       97.50% (351 of 360)\n"
         "images/s            412\n"

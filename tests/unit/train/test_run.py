@@ -18,6 +18,7 @@ from train.__main__ import run
 from train.config import Config, find, load
 from train.distributed import World
 from train.environment import Place
+from train.heartbeat import Heartbeat
 from train.learner import Learner, weights_sha256
 from train.loop import Diverged
 from train.status import DONE, SAVED, TERMINATED, BadInput
@@ -150,6 +151,79 @@ def test_a_finished_run_is_only_evaluated_again(
     assert (result(folder)["loss"], result(folder)["images_per_s"]) == (None, None)
 
 
+def test_checkpoints_by_time_change_nothing_and_are_whole(tmp_path: Path, whole: Path) -> None:
+    assert go(tmp_path, "checkpoint.minutes=1e-6", "checkpoint.keep=0") == DONE
+    saved = list(checkpoint.newest_first(tmp_path / "checkpoints"))
+    assert len(saved) > 2
+    assert [checkpoint.load(path).step for path in saved] == [checkpoint.step_of(path) for path in saved]
+    assert trace(tmp_path) == trace(whole)
+    assert result(tmp_path)["weights_sha256"] == result(whole)["weights_sha256"]
+
+
+def test_the_best_checkpoint_stays_over_an_interruption(tmp_path: Path) -> None:
+    options = ["evaluate.every=2", "checkpoint.every=2", "checkpoint.keep=1", "steps=12"]
+    assert go(tmp_path, *options, "stop_at=7") == SAVED
+    assert go(tmp_path, *options) == DONE
+    accuracy = metrics.read(tmp_path / "metrics.jsonl").accuracy
+    best = max((value, step) for step, value in accuracy.items() if step < 12)[1]
+    kept = [checkpoint.step_of(path) for path in checkpoint.newest_first(tmp_path / "checkpoints")]
+    assert kept == [12, best]
+
+
+def test_the_metrics_are_on_the_disk_before_each_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[list[str], int]] = []
+
+    def spy(_: metrics.MetricsFile) -> None:
+        names = [path.name for path in (tmp_path / "checkpoints").glob("step-*")]
+        seen.append((sorted(names), max(metrics.read(tmp_path / "metrics.jsonl").loss)))
+
+    monkeypatch.setattr(metrics.MetricsFile, "sync", spy)
+    assert go(tmp_path, "checkpoint.every=4", "checkpoint.background=false") == DONE
+    assert seen == [([], 4), (["step-00000004"], 8)]
+
+
+def test_a_run_gives_a_sign_of_life_after_every_step_and_in_evaluations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signs: list[str] = []
+    write = Path.write_text
+
+    def spy(self: Path, text: str, **how: Any) -> int:
+        if self == tmp_path / "0":
+            signs.append(text)
+        return write(self, text, **how)
+
+    monkeypatch.setattr(Path, "write_text", spy)
+    place = Place(node="here", run_dir=tmp_path / "run", heartbeat=tmp_path / "0")
+    assert run(small(), "small", "auto", place, StopRequest()) == DONE
+    assert signs[:8] == [str(step) for step in range(1, 9)]
+    assert set(signs[8:]) == {"8"}
+    assert len(signs[8:]) >= 360 // 64
+
+
+def test_a_place_that_takes_no_sign_of_life_harms_nobody(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path / "gone" / "0")
+    heartbeat.step(1)
+    (tmp_path / "gone").mkdir()
+    heartbeat.beat()
+    assert list((tmp_path / "gone").iterdir()) == []
+
+
+def test_a_run_has_an_id_for_all_its_attempts_and_remembers_where_it_began(tmp_path: Path) -> None:
+    def pedigree(folder: Path, step: int) -> Any:
+        return checkpoint.load(folder / "checkpoints" / f"step-{step:08d}").state["run"]
+
+    a, b = tmp_path / "a", tmp_path / "b"
+    assert go(a, "stop_at=3") == SAVED
+    assert go(a, "stop_at=5") == SAVED
+    assert go(b, resume=str(a)) == DONE
+    assert pedigree(a, 3) == pedigree(a, 5)
+    assert pedigree(b, 8) == {"id": result(b)["run"], "parent": {"run": pedigree(a, 5), "step": 5}}
+    assert pedigree(b, 8)["id"] != pedigree(a, 5)["id"]
+
+
 def test_another_seed_gives_another_run(tmp_path: Path, whole: Path) -> None:
     assert go(tmp_path, "seed=2") == DONE
     assert trace(tmp_path)[0][1] != trace(whole)[0][1]
@@ -180,8 +254,8 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(
     assert go(tmp_path) == DONE
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:5] == [
-        f"skipped {tmp_path}/checkpoints/step-00000008: complete.json: No such file or directory",
-        f"skipped {damaged}: model.safetensors is not as it was written",
+        f"WARNING: skipped {tmp_path}/checkpoints/step-00000008: complete.json: No such file or directory",
+        f"WARNING: skipped {damaged}: model.safetensors is not as it was written",
         f"resumed from {tmp_path}/checkpoints/step-00000003: step 3 of 8",
         f"moved step-00000008, step-00000006 to {tmp_path}/previous-1",
     ]
@@ -284,7 +358,7 @@ def test_accumulation_changes_the_memory_and_not_the_update() -> None:
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 10, bias=False))
         model[1].weight = torch.nn.Parameter(weight.clone())
         learner = Learner(model, small(f"accumulation={passes}", "label_smoothing=0"), world)
-        learner.start()
+        learner.start((1, 4, 4))
         batches = zip(images.chunk(passes), labels.chunk(passes), strict=True)
         losses.append(float(learner.advance(iter(batches), 0.5)))
         updated.append(learner.weights()["1.weight"])
@@ -328,4 +402,4 @@ def test_the_handlers_only_set_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     assert request == StopRequest(planned=True)
     handlers[signal.SIGTERM](15, None)
     assert request == StopRequest(planned=True, terminated=True)
-    assert handlers[signal.SIGINT] is signal.SIG_DFL
+    assert set(handlers) == {signal.SIGUSR2, signal.SIGTERM}

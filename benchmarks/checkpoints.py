@@ -1,0 +1,58 @@
+"""What checkpoints cost a training: written beside it or in its way, and with them or without.
+
+The secret: what is counted. `held` is the time that the training loop stands still for a save, as the
+program itself counts it. The rate is images per second over the steps and these waits together, from the
+second step on: what the writing thread takes from the steps counts too. Waiting for the last save, which
+every run has, does not.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final
+
+CONFIG: Final = "digits"
+STEPS: Final = 75
+OFTEN: Final = 5
+"""Steps between the saves that are compared with each other; the config's own interval is 30."""
+
+Run = Callable[[list[str]], str]
+Alternate = Callable[[Callable[[], float], Callable[[], float], int], list[tuple[float, float]]]
+Spread = Callable[[list[float]], dict[str, float]]
+
+
+def checkpoints(pairs: int, run: Run, alternate: Alternate, spread: Spread) -> dict[str, Any]:
+    """Both comparisons, on two embedded nodes."""
+
+    def trained(*overrides: str) -> dict[str, Any]:
+        with TemporaryDirectory() as folder:
+            launch = [sys.executable, "-P", "-m", "entrypoint.embedded", "--run-dir", f"{folder}/run"]
+            common = [f"steps={STEPS}", "evaluate.every=0", "checkpoint.minutes=0"]
+            run([*launch, "--", "-m", "train", "--config", CONFIG, *common, *overrides])
+            found: dict[str, Any] = json.loads((Path(folder) / "run" / "result.json").read_text())
+        return found
+
+    def held_ms(background: str) -> float:
+        found = trained(f"checkpoint.every={OFTEN}", f"checkpoint.background={background}")["checkpoints"]
+        return float(1000 * found["held_s"] / found["saved"])
+
+    def images_per_s(*overrides: str) -> float:
+        found = trained(*overrides)
+        images = (found["steps"] - 1) * found["batch_size"]
+        return float(images / (images / found["images_per_s"] + found["checkpoints"]["held_s"]))
+
+    stalls = alternate(lambda: held_ms("true"), lambda: held_ms("false"), pairs)
+    stall_ratio = spread([beside / waiting for beside, waiting in stalls])
+    print(f"training held by a save: asynchronous / synchronous {stall_ratio}")
+    rates = alternate(images_per_s, lambda: images_per_s("checkpoint.every=0"), pairs)
+    rate_ratio = spread([kept / none for kept, none in rates])
+    print(f"images/s with checkpoints at the default interval / without {rate_ratio}")
+    return {
+        "steps": STEPS,
+        "held_ms_per_save": stalls,
+        "held_ratio": stall_ratio,
+        "images_per_s": rates,
+        "rate_ratio": rate_ratio,
+    }

@@ -1,0 +1,515 @@
+"""Checkpoints when things break: kills at drawn moments, real small disks, and scripts of other people."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.embedded.jobs import CHECKOUT, Ended, Job, clean_env, processes_with, run, start
+from train import checkpoint, metrics
+
+BOUND_S = 120.0
+SMALL = ["--config", "digits-short", "model.name=shufflenet_v2_x0_5", "data.image_size=16", "batch_size=16"]
+NAMESPACE = subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode == 0
+
+
+def trace(run_dir: Path) -> dict[int, float]:
+    return metrics.read(run_dir / "metrics.jsonl").loss
+
+
+def digest(run_dir: Path) -> str:
+    return str(json.loads((run_dir / "result.json").read_text())["weights_sha256"])
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = BOUND_S) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(0.001)
+    return found
+
+
+def step_after(run_dir: Path, step: int) -> Callable[[], bool]:
+    """Whether a step beyond this one is in the metrics."""
+
+    def reached() -> bool:
+        path = run_dir / "metrics.jsonl"
+        return path.exists() and max(trace(run_dir), default=0) > step
+
+    return reached
+
+
+# --- a process alone, on disks that can be broken ---------------------------------------------------------
+
+
+class Alone:
+    """`python -m train` as one process."""
+
+    def __init__(self, run_dir: Path, *overrides: str, prefix: tuple[str, ...] = ()) -> None:
+        self.run_dir = run_dir
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, "-P", "-m", "train", *SMALL, "device=cpu", *overrides],
+            cwd=run_dir.parent,
+            env=clean_env(APPTRAIN_RUN_DIR=str(run_dir), OMP_NUM_THREADS="1"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def stop(self) -> subprocess.CompletedProcess[str]:
+        self.process.send_signal(signal.SIGUSR2)
+        return self.end()
+
+    def end(self) -> subprocess.CompletedProcess[str]:
+        try:
+            out, err = self.process.communicate(timeout=BOUND_S)
+        finally:
+            self.process.kill()
+        return subprocess.CompletedProcess(self.process.args, self.process.returncode, out, err)
+
+
+def warnings(err: str) -> list[str]:
+    return [line for line in re.split(r"[\r\n]+", err) if line.startswith("train: ")]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 steps of one process without a disturbance."""
+    run_dir = tmp_path_factory.mktemp("alone") / "whole"
+    done = Alone(run_dir).end()
+    assert done.returncode == 0, done.stderr
+    assert len(trace(run_dir)) == 40
+    return run_dir
+
+
+class Disk:
+    """A small file system in a mount namespace of its own, kept by a process that sleeps."""
+
+    def __init__(self, mountpoint: Path, size: str) -> None:
+        mountpoint.mkdir(parents=True)
+        self._mountpoint = mountpoint
+        mount = 'mount -t tmpfs -o size="$1" none "$2" && echo mounted && exec sleep 900'
+        self._keeper = subprocess.Popen(
+            ["unshare", "-rm", "sh", "-c", mount, "sh", size, str(mountpoint)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert self._keeper.stdout is not None
+        assert self._keeper.stdout.readline() == "mounted\n"
+        self.prefix = ("nsenter", "-t", str(self._keeper.pid), "-U", "-m", "--preserve-credentials")
+        self.seen = Path(f"/proc/{self._keeper.pid}/root{mountpoint}")
+        """The file system from outside."""
+
+    def remount(self, option: str) -> None:
+        command = [*self.prefix, "mount", "-o", f"remount,{option}", str(self._mountpoint)]
+        subprocess.run(command, check=True, timeout=BOUND_S)
+
+    def fill(self) -> None:
+        """Take the last byte."""
+        with (self.seen / "filler").open("wb", 0) as filler, suppress(OSError):
+            while True:
+                filler.write(bytes(4096))
+        state = os.statvfs(self.seen)
+        assert state.f_bavail == 0
+
+    def free(self) -> None:
+        (self.seen / "filler").unlink()
+
+    def close(self) -> None:
+        self._keeper.kill()
+        self._keeper.wait()
+
+
+@pytest.fixture
+def small_disk() -> Iterator[Callable[[Path, str], Disk]]:
+    disks: list[Disk] = []
+
+    def make(mountpoint: Path, size: str) -> Disk:
+        disks.append(Disk(mountpoint, size))
+        return disks[-1]
+
+    yield make
+    for disk in disks:
+        disk.close()
+
+
+on_small_disk = [
+    pytest.mark.ci_may_skip("needs the right to a mount namespace"),
+    pytest.mark.skipif(not NAMESPACE, reason="no right to a mount namespace"),
+]
+
+
+def marked(test: Any) -> Any:
+    for mark in on_small_disk:
+        test = mark(test)
+    return test
+
+
+@marked
+def test_a_disk_that_fills_up_ends_no_training_and_harms_no_checkpoint(
+    tmp_path: Path, whole: Path, small_disk: Callable[[Path, str], Disk]
+) -> None:
+    disk = small_disk(tmp_path / "scratch", "12m")
+    run_dir, seen = tmp_path / "scratch" / "run", disk.seen / "run"
+    done = Alone(run_dir, "checkpoint.every=5", "checkpoint.keep=0", prefix=disk.prefix).end()
+    assert done.returncode == 74, done.stderr
+    good = [path.name for path in checkpoint.newest_first(seen / "checkpoints")]
+    newest = checkpoint.newest_whole(seen / "checkpoints")
+    assert newest is not None
+    assert 5 <= newest < 40
+    assert [checkpoint.load(seen / "checkpoints" / name).step for name in good] == list(range(newest, 0, -5))
+    assert trace(seen) == trace(whole)
+    assert digest(seen) == digest(whole)
+    failed = 8 - len(good)
+    said = [line for line in warnings(done.stderr) if "checkpoints" in line or "done" in line]
+    assert said == [
+        f"train: WARNING: checkpoints: No space left on device: step {newest + 5} is not saved to "
+        f"{run_dir}/checkpoints; training goes on; the newest is that of step {newest}",
+        f"train: WARNING: checkpoints: No space left on device ({failed} times, and to the end)",
+        "train: the run is done, but its last state is not saved: No space left on device",
+    ]
+    for name in good[1:]:
+        shutil.rmtree(seen / "checkpoints" / name)
+    again = Alone(run_dir, prefix=disk.prefix).end()
+    assert again.returncode == 0, again.stderr
+    assert f"resumed from {run_dir}/checkpoints/step-{newest:08d}: step {newest} of 40\n" in again.stdout
+    assert trace(seen) == trace(whole)
+    assert digest(seen) == digest(whole)
+
+
+@marked
+def test_on_a_disk_without_a_byte_left_metrics_wait_and_a_planned_end_is_no_75(
+    tmp_path: Path, small_disk: Callable[[Path, str], Disk]
+) -> None:
+    disk = small_disk(tmp_path / "scratch", "24m")
+    run_dir, seen = tmp_path / "scratch" / "run", disk.seen / "run"
+    endless = ["steps=100000", "checkpoint.every=5"]
+    first = Alone(run_dir, *endless, prefix=disk.prefix)
+    until(step_after(seen, 12), "steps")
+    disk.fill()
+    until(lambda: step_after(seen, 0)() and not _grows(seen / "metrics.jsonl"), "a log that stands still")
+    last = max(trace(seen))
+    disk.free()
+    until(step_after(seen, last + 20), "a log that goes on")
+    disk.fill()
+    newest = until(lambda: checkpoint.newest_whole(seen / "checkpoints"), "a checkpoint")
+    stopped = first.stop()
+    assert stopped.returncode == 74, stopped.stderr
+    assert newest == checkpoint.newest_whole(seen / "checkpoints")
+    assert checkpoint.load(seen / "checkpoints" / f"step-{newest:08d}").step == newest
+    final = warnings(stopped.stderr)[-1]
+    assert re.fullmatch(
+        r"train: stopped after step \d+ of 100000, which is not saved: No space left on device: "
+        r"--resume auto goes on from the newest checkpoint",
+        final,
+    )
+    told = [line for line in warnings(stopped.stderr) if line.startswith("train: WARNING: metrics.jsonl: ")]
+    assert told[0] == (
+        f"train: WARNING: metrics.jsonl: No space left on device: {run_dir}/metrics.jsonl takes no lines; "
+        "training goes on, they wait"
+    )
+    disk.free()
+    size = (seen / "metrics.jsonl").stat().st_size
+    second = Alone(run_dir, *endless, prefix=disk.prefix)
+    until(lambda: (seen / "metrics.jsonl").stat().st_size > size, "a step")
+    ended = second.stop()
+    assert ended.returncode == 75, ended.stderr
+    steps = list(trace(seen))
+    assert steps == list(range(1, steps[-1] + 1))
+
+
+def _grows(path: Path) -> bool:
+    size = path.stat().st_size
+    time.sleep(0.5)
+    return path.stat().st_size > size
+
+
+@marked
+def test_checkpoints_on_a_file_system_that_turns_read_only_are_missed_loudly_until_it_is_back(
+    tmp_path: Path, small_disk: Callable[[Path, str], Disk]
+) -> None:
+    run_dir = tmp_path / "run"
+    disk = small_disk(run_dir / "checkpoints", "64m")
+    alone = Alone(run_dir, "steps=100000", "checkpoint.every=5", prefix=disk.prefix)
+    before = until(lambda: checkpoint.newest_whole(disk.seen), "a checkpoint")
+    until(lambda: not list(disk.seen.glob(".*.tmp")) and _read_only(disk), "a moment between two saves")
+    until(step_after(run_dir, max(trace(run_dir)) + 12), "steps")
+    frozen = checkpoint.newest_whole(disk.seen)
+    assert frozen is not None
+    assert frozen >= before
+    disk.remount("rw")
+    until(lambda: (checkpoint.newest_whole(disk.seen) or 0) > frozen, "another checkpoint")
+    done = alone.stop()
+    assert done.returncode == 75, done.stderr
+    assert any(
+        re.fullmatch(
+            r"train: WARNING: checkpoints: Read-only file system: step \d+ is not saved to "
+            rf"{run_dir}/checkpoints; training goes on; the newest is that of step {frozen}",
+            line,
+        )
+        for line in warnings(done.stderr)
+    ), done.stderr
+    assert any(line.startswith("train: checkpoints: works again") for line in warnings(done.stderr))
+    saved = checkpoint.load(disk.seen / f"step-{max(trace(run_dir)):08d}")
+    assert saved.step == max(trace(run_dir))
+
+
+def _read_only(disk: Disk) -> bool:
+    try:
+        disk.remount("ro")
+    except subprocess.CalledProcessError:  # A save has just begun: files are open for writing.
+        return False
+    return True
+
+
+@marked
+def test_a_directory_that_is_read_only_from_the_start_is_said_before_the_first_save(
+    tmp_path: Path, whole: Path, small_disk: Callable[[Path, str], Disk]
+) -> None:
+    run_dir = tmp_path / "run"
+    disk = small_disk(run_dir / "checkpoints", "64m")
+    disk.remount("ro")
+    done = Alone(run_dir, prefix=disk.prefix).end()
+    assert done.returncode == 74, done.stderr
+    directory = run_dir / "checkpoints"
+    assert warnings(done.stderr) == [
+        f"train: WARNING: rehearsal of a save: Read-only file system: no checkpoint can be written to {directory}; "
+        "training goes on",
+        f"train: WARNING: checkpoints: Read-only file system: step 40 is not saved to {directory}; training goes on; "
+        "there is none",
+        "train: WARNING: rehearsal of a save: Read-only file system (once, and to the end)",
+        "train: WARNING: checkpoints: Read-only file system (once, and to the end)",
+        "train: the run is done, but its last state is not saved: Read-only file system",
+    ]
+    assert digest(run_dir) == digest(whole)
+
+
+def test_a_run_directory_that_vanishes_is_made_anew_and_the_end_is_saved(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    alone = Alone(run_dir, "steps=100000", "checkpoint.every=5")
+    until(step_after(run_dir, 12), "steps")
+    gone = tmp_path / "gone"
+    run_dir.rename(gone)
+    shutil.rmtree(gone)
+    until(step_after(run_dir, 0), "a new log")
+    done = alone.stop()
+    assert done.returncode == 75, done.stderr
+    steps = list(trace(run_dir))
+    assert steps == list(range(steps[0], steps[-1] + 1))
+    assert checkpoint.load(run_dir / "checkpoints" / f"step-{steps[-1]:08d}").step == steps[-1]
+    assert any("it has vanished" in line for line in warnings(done.stderr))
+
+
+@pytest.mark.parametrize("damage", ["truncated", "changed", "without its marker", "emptied", "pickle"])
+def test_a_damaged_newest_checkpoint_and_a_cut_log_cost_the_steps_since_the_one_before(
+    tmp_path: Path, whole: Path, damage: str
+) -> None:
+    run_dir = tmp_path / "run"
+    assert Alone(run_dir, "checkpoint.every=10", "stop_at=25").end().returncode == 75
+    newest = run_dir / "checkpoints" / "step-00000025"
+    model = newest / "model.safetensors"
+    if damage == "truncated":
+        os.truncate(model, model.stat().st_size // 2)
+    elif damage == "changed":
+        with model.open("r+b") as file:
+            file.seek(-100, os.SEEK_END)
+            file.write(b"\xff")
+    elif damage == "without its marker":
+        (newest / "complete.json").unlink()
+    elif damage == "emptied":
+        for path in newest.iterdir():
+            path.unlink()
+    else:
+        model.write_bytes(b"cos\nmkdir\n(V" + str(tmp_path / "ran").encode() + b"\ntR.")
+    log = run_dir / "metrics.jsonl"
+    os.truncate(log, log.stat().st_size - 7)
+    done = Alone(run_dir).end()
+    assert done.returncode == 0, done.stderr
+    assert f"WARNING: skipped {newest}: " in done.stdout
+    assert f"resumed from {run_dir}/checkpoints/step-00000020: step 20 of 40\n" in done.stdout
+    assert (run_dir / "previous-1" / "step-00000025").is_dir()
+    assert not (tmp_path / "ran").exists()
+    assert trace(run_dir) == trace(whole)
+    assert digest(run_dir) == digest(whole)
+
+
+# --- under the launcher -----------------------------------------------------------------------------------
+
+BIG = [
+    "--config",
+    "digits-short",
+    "data.image_size=16",
+    "batch_size=16",
+    "checkpoint.every=5",
+    "checkpoint.keep=2",
+]
+JOB = ["--", "-m", "train", *BIG]
+"""ResNet-18: its checkpoints of 134 MB take long enough to be hit."""
+
+
+@pytest.fixture(scope="module")
+def whole_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """40 steps on two nodes without a disturbance."""
+    folder = tmp_path_factory.mktemp("job")
+    ended = run(folder, *JOB)
+    assert ended.status == 0, ended.err
+    return ended.run
+
+
+def rank_process(run_dir: Path, rank: int) -> int | None:
+    """The process of a rank: the one whose command is the training program."""
+    for pid in processes_with(f"APPTRAIN_RUN_DIR={run_dir}"):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if f"RANK={rank}".encode() in environment and b"train" in words and b"torchrun" not in words:
+            return pid
+    return None
+
+
+def saving(run_dir: Path) -> list[Path]:
+    return list((run_dir / "checkpoints").glob(".step-*.tmp"))
+
+
+@pytest.mark.parametrize("moment", ["start-up", "in a step", "during a save"])
+def test_a_killed_worker_costs_no_more_than_the_steps_since_the_last_save(
+    tmp_path: Path, whole_job: Path, moment: str
+) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    draw = random.Random(seed)
+    victim = draw.randrange(2) if moment != "during a save" else 0
+    job = start(tmp_path, *JOB)
+    run_dir = job.run
+    pid = until(lambda: rank_process(run_dir, victim), "a rank")
+    if moment == "start-up":
+        time.sleep(draw.uniform(0, 2))
+    else:
+        job.until(step_after(run_dir, draw.randrange(6, 24)), "a drawn step")
+    if moment == "during a save":
+        job.until(lambda: saving(run_dir), "a save")
+    os.kill(pid, signal.SIGKILL)
+    ended = job.end()
+    assert ended.status == 137, ended.err
+    assert any(
+        f"rank {victim}" in line or ended.outcome(f"0.{victim}").signal == 9
+        for line in ended.err.splitlines()
+    )
+    if moment == "during a save":
+        assert saving(run_dir), "the save was over before the kill"
+    done = max(trace(run_dir), default=0) if (run_dir / "metrics.jsonl").exists() else 0
+    again = run(tmp_path, *JOB)
+    assert again.status == 0, again.err
+    resumed = json.loads((run_dir / "result.json").read_text())["resumed_from"] or 0
+    assert done - resumed <= 2 * 5, "more than the interval and the steps during one save"
+    assert saving(run_dir) == []
+    assert trace(run_dir) == trace(whole_job)
+    assert digest(run_dir) == digest(whole_job)
+
+
+@marked
+def test_a_planned_end_that_cannot_be_saved_is_a_failure_of_the_job_that_says_why(
+    tmp_path: Path, small_disk: Callable[[Path, str], Disk]
+) -> None:
+    run_dir = tmp_path / "run"
+    disk = small_disk(run_dir / "checkpoints", "64m")
+    options = ["--run-dir", str(run_dir), "--", "-m", "train", *SMALL, "steps=100000", "checkpoint.every=5"]
+    argv = [*disk.prefix, sys.executable, "-P", "-m", "entrypoint.embedded", *options]
+    job = Job(argv, tmp_path, run_dir, clean_env(APPTRAIN_PASS="PYTHONPATH"))
+    job.until(lambda: checkpoint.newest_whole(disk.seen), "a checkpoint")
+    disk.fill()
+    newest = checkpoint.newest_whole(disk.seen)
+    job.until(step_after(run_dir, max(trace(run_dir))), "another step")
+    (run_dir / "stop").touch()
+    ended: Ended = job.end()
+    assert ended.status == 74, ended.err
+    assert [ended.outcome(f"0.{node}").status for node in (0, 1)] == [74, 74]
+    assert ended.outcome("0.0").error.startswith("train: stopped after step ")
+    assert ended.outcome("0.0").error.endswith(
+        "which is not saved: No space left on device: --resume auto goes on from the newest checkpoint"
+    )
+    assert (checkpoint.newest_whole(disk.seen) or 0) >= (newest or 0) > 0
+
+
+# --- a script of somebody else ----------------------------------------------------------------------------
+
+
+def documented(folder: Path) -> Path:
+    """The script of docs/own-script.md, with the copy beside it that it asks for."""
+    text = (CHECKOUT / "docs" / "own-script.md").read_text()
+    (block,) = re.findall(r"```python\n(\"\"\"A loop that loses nothing.*?)```", text, re.DOTALL)
+    folder.mkdir()
+    (folder / "loop.py").write_text(block)
+    shutil.copy(CHECKOUT / "src" / "train" / "stop.py", folder)
+    return folder / "loop.py"
+
+
+def sums(ended: Ended) -> set[str]:
+    """What each rank printed in the end: its number, the steps, and the sum of the weights, exactly."""
+    return set(re.findall(r"rank \d: \d+ steps, -?0x\S+", ended.out))
+
+
+STEPS = {"APPTRAIN_PASS": "PYTHONPATH STEPS", "STEPS": "200"}
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    found = documented(tmp_path_factory.mktemp("home") / "mine")
+    # A program of the user's own that is called as ours is must not be in the way.
+    (found.parent / "train.py").write_text("raise SystemExit('the wrong train')\n")
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole_script(script: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    ended = run(tmp_path_factory.mktemp("script"), "--", str(script), env=STEPS)
+    assert ended.status == 0, ended.err
+    assert len(sums(ended)) == 2
+    return sums(ended)
+
+
+@pytest.mark.parametrize("asked", ["by the stop file", "by a signal to one rank"])
+def test_the_documented_script_loses_nothing_at_a_planned_end(
+    tmp_path: Path, script: Path, whole_script: set[str], asked: str
+) -> None:
+    first = start(tmp_path, "--", str(script), env=STEPS)
+    pids = until(lambda: listening(script, first.run), "two ranks that listen")
+    if asked == "by the stop file":
+        (first.run / "stop").touch()
+    else:
+        os.kill(pids[1], signal.SIGUSR2)
+    stopped = first.end()
+    assert stopped.status == 75, stopped.err
+    assert [stopped.outcome(f"0.{node}").status for node in (0, 1)] == [75, 75]
+    assert (first.run / "state.pt").is_file()
+    second = run(tmp_path, "--", str(script), env=STEPS)
+    assert second.status == 0, second.err
+    assert sums(second) == whole_script
+
+
+def listening(script: Path, run_dir: Path) -> dict[int, int]:
+    """Ranks and processes, once both ranks of the script catch the signal; empty before."""
+    found = {}
+    for pid in processes_with(f"APPTRAIN_RUN_DIR={run_dir}"):
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+            rank = re.findall(rb"(?<=\0)RANK=(\d+)", Path(f"/proc/{pid}/environ").read_bytes())
+            caught = int(re.findall(r"SigCgt:\s+(\w+)", Path(f"/proc/{pid}/status").read_text())[0], 16)
+        except OSError:
+            continue
+        if rank and str(script).encode() in words and caught >> (signal.SIGUSR2 - 1) & 1:
+            found[int(rank[0])] = pid
+    return found if len(found) == 2 else {}
