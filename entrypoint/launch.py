@@ -188,7 +188,13 @@ class _Launch:
                 return asked_to_end(self.plan, self.asked)
             stop_signal = signal.Signals["SIG" + self.settings.value("stop-signal")]
             self.supervisor = Supervisor(
-                self.plan, ranks, self.link, self._say, stop_signal, self._patience(ranks)
+                self.plan,
+                ranks,
+                self.link,
+                self._say,
+                stop_signal,
+                self._patience(ranks),
+                self.settings.value("term-grace"),
             )
             if self.asked is not None:
                 self.supervisor.signalled(self.asked)

@@ -273,6 +273,14 @@ OPTIONS = (
         help="signal that asks ranks for a planned end (default: USR2)",
     ),
     Option(
+        name="term-grace",
+        parse=seconds,
+        metavar="S",
+        default=25.0,
+        help="seconds that ranks have to save after SIGTERM (default: 25, which is 5 below Slurm's KillWait; "
+        "pbs/multinode.pbs sets it by the queue's kill_delay)",
+    ),
+    Option(
         name="env-file",
         parse=Path,
         metavar="FILE",

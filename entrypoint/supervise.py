@@ -25,8 +25,6 @@ from entrypoint.ranks import RankEnded, Ranks, RankStarted, StarterEnded
 
 FAILURE_GRACE = 3.0
 """Seconds from SIGTERM to SIGKILL for ranks whose job has failed: a failure ends all within 5 s."""
-TERM_GRACE = 25.0
-"""The same after a SIGTERM of our own, in which ranks may save: 5 s below Slurm's default KillWait."""
 SETTLE = 0.25
 """Seconds in which the ranks of a node that fail together are told apart by their times."""
 VERDICT = 3.0
@@ -70,14 +68,17 @@ class Supervisor:
         say: Callable[[str], None],
         stop_signal: signal.Signals,
         patience: Patience,
+        term_grace: float,
     ):
-        """`link` is None for a single participant."""
+        """`link` is None for a single participant. `term_grace`: seconds that ranks have to save after a
+        SIGTERM of our own."""
         self._plan = plan
         self._ranks = ranks
         self._link = link
         self._say = say
         self._stop_signal = stop_signal
         self._patience = patience
+        self._term_grace = term_grace
         self._events: asyncio.Queue[object] = asyncio.Queue()
         self._ended: dict[int, RankEnded] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -296,7 +297,7 @@ class Supervisor:
 
     async def _end_with(self, failure: join.Failure) -> Outcome:
         terminated = failure.rank is None and failure.signal == signal.SIGTERM
-        await self._end_ranks(TERM_GRACE if terminated else FAILURE_GRACE)
+        await self._end_ranks(self._term_grace if terminated else FAILURE_GRACE)
         return _to_outcome(failure)
 
     async def _asked_to_end(self, signum: int) -> Outcome:
@@ -305,7 +306,7 @@ class Supervisor:
         self._ending = True
         if self._link is not None:
             self._link.fail(to_failure(self._plan, mine))
-        await self._end_ranks(TERM_GRACE if signum == signal.SIGTERM else FAILURE_GRACE)
+        await self._end_ranks(self._term_grace if signum == signal.SIGTERM else FAILURE_GRACE)
         return mine
 
     async def _end_ranks(self, grace: float) -> None:

@@ -263,6 +263,18 @@ def test_sigterm_reaches_the_ranks_which_may_save_and_ends_with_143(tmp_path: Pa
     assert [ended.outcome(f"0.{node}.0").status for node in (0, 1)] == [143, 143]
 
 
+def test_ranks_that_save_longer_than_the_grace_are_killed(tmp_path: Path) -> None:
+    script = (
+        'trap "sleep 8; echo saved; exit 0" TERM; touch ready.$RANK; for i in $(seq 1000); do sleep 0.1; done'
+    )
+    job = start(tmp_path, "--term-grace", "1", *SHELL, script)
+    job.until(lambda: len(list(tmp_path.glob("ready.*"))) == 2, "both ranks run")
+    job.signal(signal.SIGTERM)
+    ended = job.end()
+    assert (ended.status, ended.out) == (143, "")
+    assert gone(str(ended.run))
+
+
 def test_the_stop_file_reaches_the_ranks_that_catch_the_signal_and_no_others(tmp_path: Path) -> None:
     script = """
 import os, signal, sys, time

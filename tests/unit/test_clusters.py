@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import yaml
 
-from clusters import render
+from clusters import render, submit
 from entrypoint import profile
 from entrypoint.errors import BadInput
 from entrypoint.options import OPTIONS
@@ -218,6 +218,13 @@ def test_a_profile_of_a_public_cluster_names_its_pages_and_that_it_was_not_run_t
     assert "not run there" in file.read_text().split("\n\n")[0]
     assert site.documented
     assert all(page.startswith("https://") for page in site.documented)
+
+
+def test_the_script_of_pbs_is_read_for_its_directives() -> None:
+    words = submit._directives(CHECKOUT / submit.SCRIPTS["pbs"])
+    assert words[:2] == ["-C", ""]
+    assert {"-N", "-S", "-j"} <= set(words)
+    assert "-l" not in words
 
 
 def test_no_cluster_has_two_profiles() -> None:

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Run CMD in this session, and end all that came of it when CMD ends, or when nobody holds the pipe any more.
+#
+# Usage: setsid bash keep.sh TMP CMD [ARG...] 8<PIPE       whoever starts it holds the writing end
+#        TMP   a directory of this call's own, removed at the end; it also marks all that is started here
+# Exit:  the status of CMD
+#
+# What is left is found by its session, and by the mark in its environment: ranks lead sessions of their own, and the
+# image's FUSE process has no environment.
+set -uo pipefail
+tmp=$1
+shift
+
+# Kills what is left; it starts nothing while it looks, which it would find.
+sweep() {
+    local file line pid tries
+    local -a found fields
+    for ((tries = 0; tries < 100; tries++)); do
+        mapfile -t found < <(grep -slzxF -- "APPTRAIN_TASK=$tmp" /proc/[0-9]*/environ)
+        found=("${found[@]#/proc/}")
+        found=("${found[@]%/environ}")
+        for file in /proc/[0-9]*/stat; do
+            { read -r line <"$file"; } 2>/dev/null || continue
+            read -r -a fields <<<"${line##*) }"
+            pid=${file#/proc/} pid=${pid%/stat}
+            if [[ ${fields[3]} == "$$" && ${fields[0]} != [ZX] && $pid != "$$" && $pid != "$BASHPID" ]]; then found+=("$pid"); fi
+        done
+        if ((${#found[@]} == 0)); then break; fi
+        kill -KILL "${found[@]}" 2>/dev/null
+        sleep 0.05
+    done
+    rm -rf -- "$tmp" 2>/dev/null || { chmod -R u+rwX -- "$tmp" && rm -rf -- "$tmp"; } 2>/dev/null
+}
+
+# shellcheck disable=SC2329 # a trap
+end() { kill -TERM "$child" 2>/dev/null; }
+
+(
+    export APPTRAIN_TASK=$tmp
+    exec "$@"
+) 8<&- &
+child=$!
+trap end TERM
+(
+    trap '' TERM
+    read -r -u 8
+    sweep
+) &
+watcher=$!
+exec 8<&-
+status=0
+while kill -0 "$child" 2>/dev/null; do wait "$child" && status=0 || status=$?; done
+disown "$watcher" # or bash would say that it was killed
+kill -KILL "$watcher"
+sweep
+exit "$status"

@@ -1,0 +1,277 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2154 # pbs/host.sh and containers/job.sh set what is not set here
+# What starts one task on each host, and what stays with the tasks until all have ended.
+#
+# A way to start is a function start_NAME RANK that starts the task of that rank (or with rank 0 all) in the background
+# and adds to `pids`. The task is "${task[@]}" RANK HOST. It must lead to a process that PBS does not signal with this
+# script's (setsid) and that ends when the tasks end; `end_NAME` ends it before.
+#
+# Files in the run directory, of this attempt: tasks/N.argv, what to run, and in which directory; tasks/N.env, the
+# environment, removed at the end; tasks/N.RANK, the answer of a task: host, process, boot; tasks/N.RANK.said, what its
+# starter printed; logs/N/HOST.task.log, what it prints.
+readonly POLL=0.3 # s
+readonly SETTLE=5 # s in which a shared file system may still show an answer
+
+start_pbsdsh() {
+    begin "$1" setsid pbsdsh -n "${lines[$1]}" -- "${task[@]}" "$1" "${hosts[$1]}"
+}
+
+start_pbs_tmrsh() {
+    begin "$1" setsid pbs_tmrsh "${hosts[$1]}" "${task[@]}" "$1" "${hosts[$1]}"
+}
+
+# The task ends when its standard input does: with this script, however that ends. The line goes through it too, for
+# any login shell would understand what stands on ssh's own command line.
+start_ssh() {
+    local fd pipe=$tmp/ssh.$1
+    if [[ -n $show_only ]]; then
+        begin "$1" ssh -o BatchMode=yes -- "${hosts[$1]}" "${task[@]}" "$1" "${hosts[$1]}"
+        return
+    fi
+    mkfifo -m 600 "$pipe"
+    exec {fd}<>"$pipe"
+    held[$1]=$fd
+    printf 'exec %s\n' "$(printf '%q ' "${task[@]}" "$1" "${hosts[$1]}")" >&"$fd"
+    begin "$1" setsid ssh -o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15 \
+        ${site_launcher_args[@]+"${site_launcher_args[@]}"} -- "${hosts[$1]}" 'exec /bin/bash -s' <"$pipe"
+}
+
+# One mpiexec for all, which keep.sh ends with this script.
+start_mpiexec() {
+    local all version line fd pipe=$tmp/mpiexec
+    (($1 == 0)) || return 0
+    all=$(IFS=, && printf '%s' "${hosts[*]}")
+    version=$(mpiexec --version 2>&1) || version=
+    case $version in
+        *'Open MPI'* | *OpenRTE* | *PRRTE*) line=(mpiexec -n "$nnodes" --host "$all" --map-by ppr:1:node --bind-to none) ;;
+        *HYDRA* | *MPICH* | *'Intel(R) MPI'*) line=(mpiexec -n "$nnodes" -ppn 1 -hosts "$all") ;;
+        *PALS* | *pals*) line=(mpiexec -n "$nnodes" --ppn 1 --hosts "$all" --cpu-bind none) ;;
+        *) refuse_all "mpiexec says of itself: ${version:-nothing}: Open MPI, MPICH or PALS is needed: load its module, or use another --start" ;;
+    esac
+    line+=(${site_launcher_args[@]+"${site_launcher_args[@]}"} "${task[@]}" - -)
+    if [[ -n $show_only ]]; then
+        begin 0 "${line[@]}"
+        return
+    fi
+    mkfifo -m 600 "$pipe"
+    exec {fd}<>"$pipe"
+    held[0]=$fd
+    begin 0 setsid /bin/bash "$APPTRAIN_HOME/pbs/keep.sh" "$tmp" "${line[@]}" 8<"$pipe"
+}
+
+end_pbsdsh() { kill -TERM "$@"; } # it passes that on to its task
+end_pbs_tmrsh() { kill -KILL "$@"; } # nothing reaches its task; the first node's does not wait for it
+end_mpiexec() { kill -TERM "$@"; }
+end_ssh() {
+    local fd
+    for fd in "${held[@]}"; do exec {fd}>&-; done
+    held=()
+}
+
+# Starts a task's starter, without the pipes of the others.
+begin() {
+    local rank=$1
+    shift
+    if [[ -n $show_only ]]; then
+        show "$@"
+        return
+    fi
+    (
+        for fd in ${held[@]+"${held[@]}"}; do exec {fd}>&-; done
+        exec "$@"
+    ) <&0 >"$run_dir/tasks/$attempt.$rank.said" 2>&1 & # <&0: or bash would give it /dev/null
+    pids[rank]=$!
+}
+
+# --- before ---------------------------------------------------------------------------------------------------
+
+# Runs CMD on each host, or shows what would; a plan needs no other host than this.
+on_each_host() {
+    local what=$1 starter=${APPTRAIN_START:-${site_start:-pbsdsh}} rank again tmp=
+    local -a pids=() held=() task=()
+    shift
+    show_only=${show_only:-}
+    use_site_gpus
+    find_end
+    if [[ $what == plan ]]; then
+        plan_each "$@"
+        return
+    fi
+    type -P "$starter" >/dev/null ||
+        refuse_all "--start $starter: there is no $starter in PATH ($PATH): load its module, or choose another"
+    task=(/bin/bash "$APPTRAIN_HOME/pbs/task.sh" "$run_dir" "${attempt:-0}" "$starter")
+    if [[ -z $show_only ]]; then
+        again=$(attribute run_count)
+        if ((again > 1)); then tell "PBS runs this job again (run_count is $again)"; fi
+        trap : TERM INT HUP USR2 # what runs ends by itself, or through `interrupt`
+        tmp=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.XXXXXX")
+        # shellcheck disable=SC2064 # the name as it is now
+        trap "rm -rf -- $(printf %q "$tmp")" EXIT
+        write_task_files "$@"
+    fi
+    for ((rank = 0; rank < nnodes; rank++)); do "start_$starter" "$rank"; done
+    if [[ -z $show_only ]]; then stay; fi
+}
+
+write_task_files() {
+    local file=$run_dir/tasks/$attempt
+    (
+        umask 077
+        mkdir -p -- "$run_dir/tasks"
+        rm -f -- "$file".*
+        printf '%s\0' "$PWD" "$@" >"$file.argv"
+        printf '%s\n' "${hosts[@]}" >"$file.hosts"
+        if [[ -n ${PBS_NODEFILE:-} ]]; then
+            cat -- "$PBS_NODEFILE" >"$file.nodefile"
+            export APPTRAIN_NODEFILE=$file.nodefile
+        fi
+        write_environment >"$file.env"
+    )
+}
+
+# What a task has of its own, or must not have.
+write_environment() {
+    local entry name
+    while IFS= read -r -d '' entry; do
+        name=${entry%%=*}
+        case $name in
+            PBS_JOBCOOKIE | PBS_TASKNUM | PBS_NODENUM | PBS_NODEFILE | PBS_MOMPORT | SLURM_JWT) ;;
+            TMPDIR | HOSTNAME | PWD | OLDPWD | SHLVL | _ | CUDA_VISIBLE_DEVICES | CUDA_DEVICE_ORDER) ;;
+            *[!A-Za-z0-9_]* | [0-9]*) ;;
+            *) printf '%s\0' "$entry" ;;
+        esac
+    done < <(env -0)
+}
+
+# The plans of all nodes, each line behind the node's rank.
+plan_each() {
+    local rank status=0 worst=0
+    for ((rank = 0; rank < nnodes; rank++)); do
+        (
+            export PBS_NODENUM=$rank APPTRAIN_HOSTNAME=${hosts[rank]}
+            if [[ -z ${PBS_JOBID:-} ]]; then
+                unset PBS_NODENUM
+                export APPTRAIN_NODE_RANK=$rank
+            fi
+            unset PBS_TASKNUM
+            "$@" </dev/null 2>&1 | sed "s/^/$rank: /"
+            exit "${PIPESTATUS[0]}"
+        ) || status=$?
+        if ((status > worst)); then worst=$status; fi
+    done
+    return "$worst"
+}
+
+# --- while they run -------------------------------------------------------------------------------------------
+
+# Shows what the tasks print, in whole lines, and looks after them, until no starter is left.
+stay() {
+    local alive=yes rank since=$SECONDS rang=$warned clock
+    local -a files=() fds=() rests=() answered=() gone=()
+    for ((rank = 0; rank < nnodes; rank++)); do
+        files[rank]=$run_dir/logs/$attempt/${hosts[rank]//[^A-Za-z0-9._-]/_}.task.log
+    done
+    mkfifo -m 600 "$tmp/clock"
+    exec {clock}<>"$tmp/clock"
+    if ((nnodes > 100)); then ulimit -Sn "$(ulimit -Hn)" || true; fi
+    while [[ -n $alive ]]; do
+        rest
+        alive=
+        for rank in "${!pids[@]}"; do
+            if kill -0 "${pids[rank]}" 2>/dev/null; then alive=yes; elif [[ -z ${gone[rank]:-} ]]; then gone[rank]=$SECONDS; fi
+        done
+        show_lines
+        hear_answers
+        if [[ -n $ends && -z $rang ]] && ((SECONDS >= ends)); then
+            rang=yes
+            kill -USR2 $$
+        fi
+        if [[ -e $run_dir/tasks/$attempt.end ]]; then
+            rm -f -- "$run_dir/tasks/$attempt.end"
+            "end_$starter" "${pids[@]}" 2>/dev/null || true
+        fi
+    done
+    since=$SECONDS
+    while ((${#answered[@]} < nnodes && SECONDS - since <= SETTLE)); do
+        hear_answers
+        if ((${#answered[@]} < nnodes)); then rest; fi
+    done
+    show_lines
+    for rank in "${!rests[@]}"; do
+        if [[ -n ${rests[rank]} ]]; then printf '%s\n' "${rests[rank]}"; fi
+    done
+    rm -f -- "$run_dir/tasks/$attempt.env"
+}
+
+# Without a process, which PBS would signal, and of whose end bash would tell.
+rest() { read -r -t "$POLL" -u "$clock" || true; }
+
+# A line that is not complete waits for its rest.
+show_lines() {
+    local rank last fd
+    local -a got
+    for rank in "${!files[@]}"; do
+        { : <"${files[rank]}"; } 2>/dev/null || continue # NFS looks anew when a file is opened
+        if [[ -z ${fds[rank]:-} ]]; then
+            exec {fd}<"${files[rank]}"
+            fds[rank]=$fd
+        fi
+        mapfile -u "${fds[rank]}" got
+        ((${#got[@]})) || continue
+        got[0]=${rests[rank]:-}${got[0]} rests[rank]=''
+        last=$((${#got[@]} - 1))
+        if [[ ${got[last]} != *$'\n' ]]; then
+            rests[rank]=${got[last]}
+            unset "got[$last]"
+        fi
+        if ((${#got[@]})); then printf '%s' "${got[@]}"; fi
+    done
+}
+
+# Reads who has answered, and gives an outcome to those that will not.
+hear_answers() {
+    local path rank other host
+    ((${#answered[@]} < nnodes)) || return 0
+    for path in "$run_dir/tasks/$attempt".*; do
+        rank=${path##*.}
+        [[ $rank =~ ^[0-9]+$ && -z ${answered[rank]:-} ]] || continue
+        read -r host _ other <"$path" || continue
+        host+=" $other"
+        for other in "${!answered[@]}"; do
+            if [[ ${answered[other]} == "$host" && $starter != pbs* ]]; then # PBS counts its hosts itself
+                write_outcome "$rank" "the tasks of ${hosts[other]} and ${hosts[rank]} both run on ${host%% *}: give each host once"
+            fi
+        done
+        answered[rank]=$host
+    done
+    for ((rank = 0; rank < nnodes; rank++)); do
+        [[ -z ${answered[rank]:-} ]] || continue
+        if [[ -n ${gone[rank]:-} ]] && ((SECONDS - gone[rank] >= SETTLE || ${#pids[@]} == ${#gone[@]} && SECONDS - gone[rank] >= 2)); then
+            answered[rank]=none
+            write_outcome "$rank" "its task ended before it said that it had started: $starter said: $(starter_said "$rank")"
+        elif ((SECONDS - since >= ANSWER)); then
+            answered[rank]=none
+            write_outcome "$rank" "no task has answered there for $ANSWER s: $starter said: $(starter_said "$rank")"
+        fi
+    done
+}
+
+starter_said() {
+    local text file=$run_dir/tasks/$attempt.$1.said
+    [[ -e $file ]] || file=$run_dir/tasks/$attempt.0.said
+    text=$(tail -c 400 -- "$file" 2>/dev/null | tr '\n' ' ')
+    printf '%s' "${text:-nothing}"
+}
+
+# For a task that cannot (entrypoint/outcome.py reads it): its rank, the error, the status.
+write_outcome() {
+    local file=$run_dir/outcome/$attempt.$1
+    [[ ! -e $file ]] || return 0
+    printf '%s\n' "status=${3:-1}" rank= "node=${hosts[$1]}" signal=0 "time=$(date +%s.%6N)" "error=${2//[$'\n\r\t']/ }" >"$file.new"
+    mv -- "$file.new" "$file"
+}
+
+refuse_all() {
+    if [[ -z $show_only ]]; then write_outcome 0 "$*" "$BAD_INPUT"; fi
+    refuse "$*"
+}

@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# The task of one host: takes over what the job script left in the run directory, and runs what is to run there.
+#
+# Usage: /bin/bash task.sh RUN_DIR ATTEMPT STARTER RANK HOST     as pbs/starters.sh starts it
+# Exit:  the status of what it ran (under mpiexec 0, which would end the others) · 64 with an outcome that says why
+#
+# PBS signals every process of the session that it started, the image's FUSE process with the rest, at the very moment
+# at which the program should save; and it forgets a process that left the session. So the work has a session of its
+# own, this process passes a signal on to it once, and keep.sh ends it when this process is gone, however that was.
+set -uo pipefail
+run_dir=$1 attempt=$2 starter=$3 rank=$4 host=$5
+readonly TRIES=40 # times 0.25 s: what a shared file system may take to show the job script's files
+
+say() { printf 'task.sh: %s: %s\n' "$(uname -n)" "$*" >&2; }
+
+refuse() {
+    local file=$run_dir/outcome/$attempt.$rank
+    say "$*"
+    if [[ $rank =~ ^[0-9]+$ && -d $run_dir/outcome && ! -e $file ]]; then
+        printf '%s\n' status=64 rank= "node=$host" signal=0 "time=$(date +%s.%6N)" "error=$*" >"$file.new.$$" &&
+            mv -- "$file.new.$$" "$file"
+    fi
+    exit 64
+}
+
+# Sets `rank` and `host` where one command started all tasks.
+find_rank() {
+    local here name i hosts
+    mapfile -t hosts <"$run_dir/tasks/$attempt.hosts"
+    here=$(uname -n)
+    rank=${OMPI_COMM_WORLD_RANK:-${PALS_RANKID:-${PMIX_RANK:-${PMI_RANK:-}}}}
+    for ((i = 0; i < ${#hosts[@]}; i++)); do
+        name=${hosts[i]%%.*}
+        if [[ ${name,,} == "${here%%.*}" ]]; then rank=$i; fi
+    done
+    [[ $rank =~ ^[0-9]+$ && -n ${hosts[rank]:-} ]] || refuse "$starter tells no rank, and this host is none of ${hosts[*]}"
+    host=${hosts[rank]}
+}
+
+# Whether this is the host that was meant: PBS counts hosts in the order of the node file.
+check_host() {
+    if [[ $starter == pbs* ]]; then
+        [[ ${PBS_NODENUM:-} == "$rank" ]] ||
+            refuse "the task for $host, host $rank of this job, runs as host ${PBS_NODENUM:-?} on $(uname -n): the node file has changed since the job began"
+    else
+        unset PBS_TASKNUM
+        export PBS_NODENUM=$rank
+    fi
+}
+
+# What PBS set here is this host's own, but ours the job script may have changed since qsub -v.
+read_environment() {
+    local entry name
+    for name in "${!APPTRAIN_@}"; do unset "$name"; done
+    while IFS= read -r -d '' entry; do
+        name=${entry%%=*}
+        case $name in
+            PBS_* | NCPUS | OMP_NUM_THREADS | HOME) if [[ -n ${!name+set} ]]; then continue; fi ;;
+        esac
+        export "${entry?}"
+    done <"$run_dir/tasks/$attempt.env"
+    if [[ -n ${PBS_JOBID:-} ]]; then
+        export APPTRAIN_HOSTNAME=$host
+    else
+        unset PBS_NODENUM
+        export APPTRAIN_NODE_RANK=$rank
+    fi
+}
+
+answer() {
+    local file=$run_dir/tasks/$attempt.$rank boot=none
+    { read -r boot </proc/sys/kernel/random/boot_id; } 2>/dev/null
+    printf '%s %s %s\n' "$(uname -n)" $$ "$boot" >"$run_dir/tasks/.$attempt.$rank" && mv -- "$run_dir/tasks/.$attempt.$rank" "$file"
+}
+
+# shellcheck disable=SC2329 # traps
+pass_on() {
+    trap '' TERM HUP INT
+    kill -TERM "$child" 2>/dev/null
+}
+
+umask 077
+for ((try = 0; try < TRIES; try++)); do
+    if [[ -r $run_dir/tasks/$attempt.env ]]; then break; fi
+    sleep 0.25
+done
+[[ -r $run_dir/tasks/$attempt.env ]] || refuse "the run directory $run_dir is not there on this node: give one that all nodes share in APPTRAIN_RUN_DIR"
+if [[ $rank == - ]]; then find_rank; fi
+exec >>"$run_dir/logs/$attempt/${host//[^A-Za-z0-9._-]/_}.task.log" 2>&1
+check_host
+mapfile -d '' -t command <"$run_dir/tasks/$attempt.argv"
+read_environment
+cd -- "${command[0]}" 2>/dev/null || refuse "the working directory ${command[0]} is not there on this node: submit from one that all nodes share"
+
+tmp=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.XXXXXX" 2>/dev/null || mktemp -d /tmp/apptrain.XXXXXX) || refuse "no temporary directory can be made: set TMPDIR to a directory of this node"
+mkfifo -m 600 "$tmp/held"
+# shellcheck disable=SC2094 # a pipe, which must be open for both before it is for one
+exec 7<>"$tmp/held" 8<"$tmp/held" 9>"$tmp/held" 7>&-
+TMPDIR=$tmp setsid /bin/bash "${BASH_SOURCE[0]%/*}/keep.sh" "$tmp" "${command[@]:1}" 9>&- </dev/null &
+child=$!
+exec 8<&-
+trap pass_on TERM HUP INT
+answer
+listener=
+if [[ $starter == ssh ]]; then
+    exec 6<&0 # a process in the background loses its standard input
+    (
+        trap - TERM HUP INT
+        while read -r -u 6; do :; done # until the job script is gone
+        kill -TERM $$
+    ) 9>&- &
+    listener=$!
+fi
+status=0
+while kill -0 "$child" 2>/dev/null; do wait "$child" && status=0 || status=$?; done
+trap '' TERM HUP INT
+if [[ -n $listener ]]; then
+    disown "$listener" # or bash would say that it was killed
+    kill -KILL "$listener" 2>/dev/null
+fi
+if [[ $starter == mpiexec ]]; then exit 0; fi
+exit "$status"

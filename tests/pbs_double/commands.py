@@ -1,0 +1,387 @@
+"""The commands of PBS, each by its own name: how they read their arguments, and what they print and return.
+
+pbsdsh merges nothing, waits for all, and returns 0 whatever its tasks return.
+
+Usage: python -m tests.pbs_double.commands NAME [ARG...]
+"""
+
+import getopt
+import os
+import pwd
+import selectors
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tests.pbs_double import config as configs
+from tests.pbs_double import wire
+from tests.pbs_double.wire import Line, Lost, Message
+
+WIDTH = 78
+TM_VARIABLES = (
+    *("PBS_JOBID", "PBS_JOBCOOKIE", "PBS_ENVIRONMENT", "PBS_NODENUM", "PBS_TASKNUM", "PBS_MOMPORT"),
+)
+QSUB_OPTIONS = "a:A:c:C:e:j:J:k:l:m:M:N:o:p:P:q:r:R:S:u:v:VW:zhf"
+FINISHED, UNKNOWN = 35, 153
+
+
+def fail(text: str, status: int = 1) -> NoReturn:
+    print(text, file=sys.stderr)
+    sys.exit(status)
+
+
+def server(message: Message) -> Message:
+    config = configs.read()
+    try:
+        return wire.call(config.address, config.port, message)
+    except Lost as error:
+        fail(f"cannot connect to server {config.server} ({error})", 111)
+
+
+def user() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+# --- qsub -----------------------------------------------------------------------------------------------------------
+
+
+def qsub(argv: list[str]) -> int:
+    options, rest = _getopt(argv, QSUB_OPTIONS, "qsub")
+    if len(rest) > 1:
+        fail("usage: qsub [options] [script]", 2)
+    script = Path(rest[0]).read_text() if rest else sys.stdin.read()
+    prefix = dict(options).get("-C", "#PBS")
+    directives: list[tuple[str, str]] = []
+    for words in _directives(script, prefix):
+        directives += _getopt(words, QSUB_OPTIONS, "qsub")[0]
+    given = dict(directives) | dict(options)
+    resources = _resources(directives)
+    overriding = _resources(options)
+    sent: dict[str, Any] = {
+        "op": "submit",
+        "user": user(),
+        "script": script,
+        "name": given.get("-N") or (Path(rest[0]).name if rest else "STDIN"),
+        "resources": {**resources, **overriding},
+        "given": _variables(given.get("-v", "")),
+        "submitted": _submitted(),
+        "array": _array(given.get("-J", "")),
+        "out": given.get("-o", "").rpartition(":")[2],
+        "err": given.get("-e", "").rpartition(":")[2],
+        "join": given.get("-j") == "oe",
+        "rerunnable": given.get("-r", "y") == "y",
+        "shell": given.get("-S", ""),
+        "argv": argv,
+    }
+    answer = server(sent)
+    if "error" in answer:
+        fail(f"qsub: {answer['error']}")
+    print(answer["id"])
+    return 0
+
+
+def _directives(script: str, prefix: str) -> list[list[str]]:
+    """The words of each directive; the first line that is no comment ends them."""
+    found = []
+    for line in script.splitlines():
+        if prefix and line.startswith(prefix):
+            found.append(shlex.split(line.removeprefix(prefix), comments=True))
+        elif line.strip() and not line.startswith((":", "#")):
+            break
+    return found
+
+
+def _resources(options: Sequence[tuple[str, str]]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in options:
+        if name == "-l":
+            found |= dict(part.partition("=")[::2] for part in value.split(","))
+    return found
+
+
+def _variables(text: str) -> dict[str, str]:
+    """`-v A=1,B`: a bare name takes its value from the environment as it is; a value that is given ends at the first
+    comma outside quotes, which are taken away."""
+    found = {}
+    while text:
+        name, at = _upto(",=", text)
+        if text[at : at + 1] == "=":
+            found[name], length = _unquoted(text[at + 1 :])
+            at += 1 + length
+        elif name in os.environ:
+            found[name] = os.environ[name]
+        else:
+            name = ""
+        if not name:
+            fail("qsub: cannot send environment with the job")
+        text = text[at + 1 :]
+    return found
+
+
+def _upto(ends: str, text: str) -> tuple[str, int]:
+    at = next((at for at, char in enumerate(text) if char in ends), len(text))
+    return text[:at], at
+
+
+def _unquoted(text: str) -> tuple[str, int]:
+    """A value, and how many characters of the text it took."""
+    value, quote = "", ""
+    for at, char in enumerate(text):
+        if char == "," and not quote and not value.endswith("\\"):
+            return value, at
+        if char == quote:
+            quote = ""
+        elif char in "'\"" and not quote:
+            quote = char
+        elif char == "," and not quote:
+            value = value[:-1] + char
+        else:
+            value += char
+    if quote:
+        fail("qsub: cannot send environment with the job")
+    return value, len(text)
+
+
+def _submitted() -> dict[str, str]:
+    names = ("HOME", "LOGNAME", "MAIL", "PATH", "SHELL")
+    found = {f"PBS_O_{name}": os.environ[name] for name in names if name in os.environ}
+    here = {"PBS_O_HOST": os.uname().nodename, "PBS_O_WORKDIR": os.environ.get("PWD", str(Path.cwd()))}
+    return {**found, **here, "PBS_O_QUEUE": "workq", "PBS_O_SYSTEM": "Linux"}
+
+
+def _array(text: str) -> tuple[int, int, int] | None:
+    if not text:
+        return None
+    span, _, step = text.partition(":")
+    first, _, last = span.partition("-")
+    return int(first), int(last), int(step or 1)
+
+
+def _getopt(argv: list[str], letters: str, name: str) -> tuple[list[tuple[str, str]], list[str]]:
+    try:
+        return getopt.getopt(argv, letters)
+    except getopt.GetoptError as error:
+        fail(f"{name}: {error}", 2)
+
+
+# --- qstat, qdel, qrerun, qsig ------------------------------------------------------------------------------------
+
+
+def qstat(argv: list[str]) -> int:
+    options, ids = _getopt(argv, "fxBQ", "qstat")
+    flags = dict(options)
+    if "-Q" in flags:
+        return _queues(ids)
+    for id in ids or [""]:
+        jobs = server({"op": "stat", "id": id})["jobs"]
+        if id and not jobs:
+            fail(f"qstat: Unknown Job Id {id}", UNKNOWN)
+        for job in jobs:
+            if job["job_state"] == "F" and "-x" not in flags:
+                if not id:
+                    continue
+                text = f"qstat: {id} Job has finished, use -x or -H to obtain historical job information"
+                fail(text, FINISHED)
+            if "-f" in flags:
+                print(f"Job Id: {job.pop('Job Id')}")
+                for name, value in job.items():
+                    print(_wrapped(f"    {name} = {value}"))
+                print()
+            else:
+                print(
+                    f"{job['Job Id']:17} {job['Job_Name']:16} {user():16} {'0':>8} {job['job_state']} {job['queue']}"
+                )
+    return 0
+
+
+def _queues(names: Sequence[str]) -> int:
+    """`qstat -Q -f`: what is not set is not listed."""
+    known = server({"op": "queues"})["queues"]
+    for name in names or known:
+        if name not in known:
+            fail(f"qstat: Unknown queue {name}", 170)
+        print(f"Queue: {name}")
+        for attribute, value in known[name].items():
+            print(_wrapped(f"    {attribute} = {value}"))
+        print()
+    return 0
+
+
+def _wrapped(line: str) -> str:
+    pieces = []
+    while len(line) > WIDTH:
+        pieces.append(line[:WIDTH])
+        line = line[WIDTH:]
+    return "\n\t".join([*pieces, line])
+
+
+def qdel(argv: list[str]) -> int:
+    options, ids = _getopt(argv, "W:x", "qdel")
+    force = dict(options).get("-W") == "force"
+    return _each(ids, "qdel", lambda id: {"op": "delete", "id": id, "force": force, "user": user()})
+
+
+def qrerun(argv: list[str]) -> int:
+    return _each(argv, "qrerun", lambda id: {"op": "rerun", "id": id, "user": user()})
+
+
+def qsig(argv: list[str]) -> int:
+    options, ids = _getopt(argv, "s:", "qsig")
+    name = dict(options).get("-s", "SIGTERM")
+    signum = signal.Signals["SIG" + name.removeprefix("SIG")]
+    return _each(ids, "qsig", lambda id: {"op": "signal", "id": id, "signum": int(signum)})
+
+
+def _each(ids: list[str], name: str, message: Callable[[str], Message]) -> int:
+    status = 0
+    for id in ids:
+        answer = server(message(id))
+        if "error" in answer:
+            print(f"{name}: {answer['error']} {id}", file=sys.stderr)
+            status = {"Unknown Job Id": UNKNOWN, "Job has finished": FINISHED}.get(answer["error"], 159)
+    return status
+
+
+# --- pbsdsh, pbs_tmrsh --------------------------------------------------------------------------------------------
+
+
+class Mom:
+    """This host's MoM, as a process of the job reaches it."""
+
+    def __init__(self, name: str):
+        self.name = name
+        if any(variable not in os.environ for variable in TM_VARIABLES):
+            self._fail()
+        self.port = int(os.environ["PBS_MOMPORT"])
+        answer = self._call({"op": "init"}).receive()
+        if "error" in answer:
+            self._fail()
+        self.lines: list[str] = answer["lines"]
+
+    def spawn(self, line: int, argv: Sequence[str]) -> tuple[Line, int]:
+        """The connection that will carry the task's status, and the task's id."""
+        connection = self._call({"op": "spawn", "at": line, "argv": list(argv)})
+        return connection, connection.receive()["task"]
+
+    def signal(self, task: int, line: int, signum: int) -> None:
+        self._call({"op": "signal_task", "task": task, "at": line, "signum": signum}).receive()
+
+    def _call(self, message: Message) -> Line:
+        environ = os.environ
+        job = {"job": environ["PBS_JOBID"], "cookie": environ["PBS_JOBCOOKIE"]}
+        try:
+            connection = wire.connect("127.0.0.1", self.port)
+        except Lost:
+            self._fail()
+        connection.send({**message, **job})
+        return connection
+
+    def _fail(self) -> NoReturn:
+        fail(f"{self.name}: tm_init failed, rc = bad environment (17005) (17005)")
+
+
+def pbsdsh(argv: list[str]) -> int:
+    try:
+        found, command = getopt.gnu_getopt(argv, "c:n:svo")
+    except getopt.GetoptError as error:
+        fail(f"pbsdsh: {error}")
+    options = dict(found)
+    if not command:
+        fail("Usage: pbsdsh [-c copies][-s][-v][-o] -- program [args...]")
+    mom = Mom("pbsdsh")
+    count = len(mom.lines)
+    if "-n" in options:
+        lines = [_atoi(options["-n"]) % count]
+    else:
+        copies = _atoi(options["-c"]) if "-c" in options else count
+        lines = [at % count for at in range(copies)]
+    running: dict[int, tuple[Line, int, int]] = {}
+    lock = threading.Lock()
+
+    def bail_out(signum: int, _: object) -> NoReturn:
+        for _, task, line in list(running.values()):
+            print(f"pbsdsh: killing task 0x{task:08X} signal {signum}", flush=True)
+            mom.signal(task, line, signum)
+        os._exit(1)
+
+    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(signum, bail_out)
+    for spawned, line in enumerate(lines):
+        connection, task = mom.spawn(line, command)
+        with lock:
+            running[spawned] = (connection, task, line)
+        if "-v" in options:
+            print(
+                f"pbsdsh: spawned task 0x{spawned:08X} on logical node {line} event {spawned + 2}", flush=True
+            )
+        if "-s" in options:
+            _wait(running)
+    if "-o" not in options:
+        _wait(running)
+    return 0
+
+
+def _wait(running: dict[int, tuple[Line, int, int]]) -> None:
+    """Says what did not return 0, as it comes."""
+    with selectors.DefaultSelector() as selector:
+        for spawned, (connection, _, _) in running.items():
+            selector.register(connection.connection, selectors.EVENT_READ, spawned)
+        while running:
+            for key, _ in selector.select():
+                spawned = key.data
+                try:
+                    status = running[spawned][0].receive()["status"]
+                except Lost:
+                    sys.exit(2)
+                selector.unregister(key.fileobj)
+                del running[spawned]
+                if status:
+                    print(f"pbsdsh: task 0x{spawned:08X} exit status {status}", flush=True)
+
+
+def _atoi(text: str) -> int:
+    digits = ""
+    for char in text:
+        if not char.isdecimal():
+            break
+        digits += char
+    return int(digits or 0)
+
+
+def pbs_tmrsh(argv: list[str]) -> int:
+    if len(argv) < 2:
+        fail("usage: pbs_tmrsh host command [args...]")
+    host, command = argv[0], argv[1:]
+    if command[:1] == ["-l"]:
+        command = command[2:]
+    nodefile = os.environ.get("PBS_NODEFILE")
+    if nodefile is None:
+        fail("/opt/pbs/bin/pbs_tmrsh: cannot find PBS_NODEFILE", 255)
+    mom = Mom("pbs_tmrsh")
+    addresses = {entry.address: name for name, entry in configs.read().hosts.items()}
+    name = addresses.get(host, host)
+    if name not in mom.lines:
+        fail(f'/opt/pbs/bin/pbs_tmrsh: host "{host}" not found in PBS_NODEFILE', 255)
+    connection, _ = mom.spawn(mom.lines.index(name), command)
+    try:
+        status = int(connection.receive()["status"])
+    except Lost:
+        return 2
+    return status - 256 if status > 256 else status
+
+
+COMMANDS: dict[str, Callable[[list[str]], int]] = {
+    function.__name__: function for function in (qsub, qstat, qdel, qrerun, qsig, pbsdsh, pbs_tmrsh)
+}
+
+
+def main(name: str, *argv: str) -> int:
+    return COMMANDS[name](list(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,405 @@
+"""The MoM of one host: scripts, tasks, signals and output. The only module that starts and ends processes.
+
+Processes are found by session, as PBS finds them without the cgroup hook: one that has called setsid is nobody's.
+
+Usage: python -m tests.pbs_double.mom CONFIG HOST
+"""
+
+import contextlib
+import os
+import pwd
+import resource
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.pbs_double import config as configs
+from tests.pbs_double import variables, wire
+from tests.pbs_double.request import Chunk
+from tests.pbs_double.variables import Job, Site
+from tests.pbs_double.wire import Line, Lost, Message
+
+CANNOT_EXECUTE = 254
+BY_SIGNAL = 256
+MEMLOCK = 8 << 20
+WALLTIME, RERUN = -29, -11
+GONE = 5.0
+"""Seconds allowed to killed processes."""
+
+
+@dataclass(kw_only=True, eq=False)
+class Held:
+    """A job on this host."""
+
+    job: Job
+    site: Site
+    demux: tuple[str, int, int] | None
+    """Where tasks send their output: address, port for stdout, port for stderr; None writes to `files`."""
+    files: tuple[Path, Path]
+    sessions: dict[int, int] = field(default_factory=dict)
+    """Session of each task and of the script (0), to its task id."""
+    spawned: int = 0
+    ending: float = 0.0
+    """When it was asked to end; 0 if it was not."""
+    grace: float = 0.0
+    """Seconds that tasks have even without a script."""
+    status: int | None = None
+    """The exit status that whoever ended it gave."""
+    requeue: bool = False
+
+
+class Mom:
+    def __init__(self, config: configs.Config, host: str):
+        self.config = config
+        self.host = host
+        self.me = config.hosts[host]
+        self.spool = config.spool_of(host)
+        for part in ("aux", "spool", "mom_priv/jobs"):
+            (self.spool / part).mkdir(parents=True, exist_ok=True)
+        self.held: dict[str, Held] = {}
+        self.lock = threading.RLock()
+
+    def answer(self, line: Line, message: Message) -> None:
+        operation = message.pop("op")
+        if operation in ("init", "spawn", "task", "signal_task"):
+            held = self.held.get(message.pop("job"))
+            if held is None or message.pop("cookie") != held.job.cookie:
+                line.send({"error": "bad environment"})
+                return
+            getattr(self, f"_{operation}")(line, held, **message)
+            return
+        line.send(getattr(self, f"_{operation}")(**message) or {})
+
+    # --- from the server and from the first host ---------------------------------------------------------------
+
+    def _ping(self) -> Message:
+        return {"jobs": list(self.held)}
+
+    def _run(self, job: dict[str, Any], script: str, how: dict[str, Any]) -> None:
+        """Starts a job whose first host this is."""
+        out = self.spool / "spool" / f"{job['id']}.OU"
+        err = out if how["join"] else out.with_suffix(".ER")
+        held = self._hold(job, None, (out, err))
+        for file in (out, err):
+            file.touch(mode=0o600)
+            _give(file, held.job.user)
+        demux = None
+        if len(held.job.hosts) > 1:
+            demux = Demux(self.me.address, out, err)
+            held.demux = (self.me.address, *demux.ports)
+        for sister in held.job.hosts[1:]:
+            self._call(sister, {"op": "join", "job": job, "demux": held.demux})
+        threading.Thread(target=self._stay, args=(held, demux, script, how), daemon=True).start()
+
+    def _join(self, job: dict[str, Any], demux: list[Any]) -> None:
+        self._hold(job, (demux[0], demux[1], demux[2]), (Path("/dev/null"), Path("/dev/null")))
+
+    def _leave(self, job: str) -> None:
+        if held := self.held.get(job):
+            self._kill(held)
+            self._forget(held)
+
+    def _signal(self, job: str, signum: int) -> None:
+        if held := self.held.get(job):
+            signal_sessions(held.sessions, signum)
+
+    def _end(self, job: str, status: int | None, requeue: bool = False) -> None:
+        if held := self.held.get(job):
+            self._ask_to_end(held, status=status, requeue=requeue)
+
+    # --- from pbsdsh and pbs_tmrsh --------------------------------------------------------------------------------
+
+    def _init(self, line: Line, held: Held) -> None:
+        line.send({"lines": list(held.job.lines)})
+
+    def _spawn(self, line: Line, held: Held, at: int, argv: list[str]) -> None:
+        host = held.job.lines[at]
+        self._pass(line, held, host, {"op": "task", "at": at, "argv": argv})
+
+    def _signal_task(self, line: Line, held: Held, task: int, at: int, signum: int) -> None:
+        host = held.job.lines[at]
+        if host != self.host:
+            message = {"op": "signal_task", "task": task, "at": at, "signum": signum}
+            self._pass(line, held, host, message)
+            return
+        signal_sessions([sid for sid, found in held.sessions.items() if found == task], signum)
+        line.send({})
+
+    def _pass(self, line: Line, held: Held, host: str, message: Message) -> None:
+        """Lets the MoM of that host do it, and hands its answers on."""
+        other = self.config.hosts[host]
+        connection = wire.connect(other.address, other.port)
+        try:
+            connection.send({**message, "job": held.job.id, "cookie": held.job.cookie})
+            while True:
+                line.send(connection.receive())
+        finally:
+            connection.close()
+
+    def _task(self, line: Line, held: Held, at: int, argv: list[str]) -> None:
+        host = held.job.hosts.index(self.host)
+        with self.lock:
+            held.spawned += 1
+            number = held.spawned + (host == 0)  # the script is the first on its host
+        task = variables.task_id(held.job, host, number)
+        env = variables.task(held.job, held.site, line=at, number=number)
+        streams = self._streams(held)
+        try:
+            process = self._start(held, argv, env, stdin=subprocess.DEVNULL, streams=streams)
+        except OSError as error:
+            os.write(streams[1].fileno(), f"{secrets.token_urlsafe(3)}: {error.strerror}\n".encode())
+            line.send({"task": task})
+            line.send({"status": CANNOT_EXECUTE})
+            return
+        finally:
+            for stream in streams:
+                stream.close()
+        held.sessions[process.pid] = task
+        with contextlib.suppress(Lost):
+            line.send({"task": task})
+        code = process.wait()
+        signal_sessions([process.pid], signal.SIGKILL)
+        held.sessions.pop(process.pid, None)
+        line.send({"status": code if code >= 0 else BY_SIGNAL - code})
+
+    def _streams(self, held: Held) -> tuple[Any, Any]:
+        if held.demux is None:
+            return held.files[0].open("ab"), held.files[1].open("ab")
+        address, out, err = held.demux
+        return socket.create_connection((address, out)), socket.create_connection((address, err))
+
+    # --- the first host ---------------------------------------------------------------------------------------------
+
+    def _stay(self, held: Held, demux: "Demux | None", script: str, how: dict[str, Any]) -> None:
+        """Runs the script to its end and ends the job."""
+        job = held.job
+        file = self.spool / "mom_priv/jobs" / f"{job.id}.SC"
+        file.write_text(script)
+        file.chmod(0o700)
+        _give(file, job.user)
+        shell = how["shell"] or job.shell
+        with held.files[0].open("ab") as out, held.files[1].open("ab") as err:
+            process = self._start(
+                held,
+                [f"-{Path(shell).name}"],
+                variables.script(job, held.site),
+                stdin=subprocess.PIPE,
+                streams=(out, err),
+                executable=shell,
+            )
+        held.sessions[process.pid] = 0
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(f"{file}\n".encode())
+            process.stdin.close()
+        code = self._until_ended(held, process, time.monotonic() + how["walltime"], how["walltime"])
+        self._kill(held)
+        for sister in job.hosts[1:]:
+            with contextlib.suppress(Lost):
+                self._call(sister, {"op": "leave", "job": job.id})
+        if demux is not None:
+            demux.close()
+        file.unlink(missing_ok=True)
+        self._forget(held)
+        if not held.requeue:
+            self._deliver(held, how)
+        status = held.status if held.status is not None else code if code >= 0 else BY_SIGNAL - code
+        message = {"op": "ended", "job": job.id, "status": status, "requeue": held.requeue}
+        with contextlib.suppress(Lost):
+            wire.call(self.config.address, self.config.port, message)
+
+    def _until_ended(
+        self, held: Held, shell: "subprocess.Popen[bytes]", deadline: float, walltime: float
+    ) -> int:
+        """Returns the shell's return code once the job's processes are to be killed."""
+        sid = shell.pid
+        while True:
+            now = time.monotonic()
+            if now > deadline and not held.ending:
+                with held.files[1].open("ab") as err:
+                    used = int(walltime + now - deadline) + 1
+                    err.write(b"=>> PBS: job killed: walltime %d exceeded limit %d\n" % (used, walltime))
+                self._ask_to_end(held, status=WALLTIME, grace=self.config.kill_delay)
+            code = shell.poll()
+            if held.ending:
+                due = held.ending + self.config.kill_delay
+                if code is not None and not alive([sid]):
+                    due = held.ending + max(self.config.sweep, held.grace)
+                if now >= due:
+                    if code is None:
+                        signal_sessions([sid], signal.SIGKILL)
+                        code = shell.wait()
+                    return code
+            elif code is not None:
+                return code
+            time.sleep(0.02)
+
+    def _ask_to_end(
+        self, held: Held, *, status: int | None, requeue: bool = False, grace: float = 0.0
+    ) -> None:
+        held.status, held.requeue, held.grace = status, requeue, grace
+        held.ending = time.monotonic()
+        signal_sessions(held.sessions, signal.SIGTERM)
+
+    def _deliver(self, held: Held, how: dict[str, Any]) -> None:
+        for file, target in zip(held.files, (how["out"], how["err"]), strict=True):
+            if file.exists():
+                with contextlib.suppress(OSError):
+                    with Path(target).open("ab") as copy:
+                        copy.write(file.read_bytes())
+                    Path(target).chmod(0o600)
+                    _give(Path(target), held.job.user)
+                file.unlink()
+
+    # --- any host -------------------------------------------------------------------------------------------------
+
+    def _hold(
+        self, found: dict[str, Any], demux: tuple[str, int, int] | None, files: tuple[Path, Path]
+    ) -> Held:
+        job = Job(**{**found, "chunks": [Chunk(**chunk) for chunk in found["chunks"]]})
+        nodefile, tmpdir = self.spool / "aux" / job.id, self.config.tmp_of(self.host) / f"pbs.{job.id}"
+        if self.host == job.hosts[0] or self.config.nodefile_on_sisters:
+            nodefile.write_text("".join(f"{name}\n" for name in job.lines))
+            nodefile.chmod(0o644)
+        tmpdir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _give(tmpdir, job.user)
+        site = Site(
+            nodefile=str(nodefile),
+            tmpdir=str(tmpdir),
+            port=self.me.port,
+            nodefile_on_sisters=self.config.nodefile_on_sisters,
+            gpu_hook=self.config.gpu_hook,
+        )
+        held = self.held[job.id] = Held(job=job, site=site, demux=demux, files=files)
+        return held
+
+    def _start(
+        self,
+        held: Held,
+        argv: list[str],
+        env: dict[str, str],
+        *,
+        stdin: int,
+        streams: tuple[Any, Any],
+        executable: str | None = None,
+    ) -> "subprocess.Popen[bytes]":
+        """A process that leads a session of its own, in the user's home and with this environment alone."""
+        user = pwd.getpwnam(held.job.user)
+        become: dict[str, Any] = {}
+        if os.geteuid() == 0 and user.pw_uid:
+            groups = os.getgrouplist(user.pw_name, user.pw_gid)
+            become = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": groups}
+        return subprocess.Popen(
+            argv,
+            executable=executable,
+            env=env,
+            cwd=held.job.home,
+            stdin=stdin,
+            stdout=streams[0],
+            stderr=streams[1],
+            umask=0o077,
+            start_new_session=True,
+            **become,
+        )
+
+    def _kill(self, held: Held) -> None:
+        deadline = time.monotonic() + GONE
+        while alive(sessions := list(held.sessions)) and time.monotonic() < deadline:
+            signal_sessions(sessions, signal.SIGKILL)
+            time.sleep(0.02)
+
+    def _forget(self, held: Held) -> None:
+        self.held.pop(held.job.id, None)
+        Path(held.site.nodefile).unlink(missing_ok=True)
+        shutil.rmtree(held.site.tmpdir, ignore_errors=True)
+
+    def _call(self, host: str, message: Message) -> Message:
+        other = self.config.hosts[host]
+        return wire.call(other.address, other.port, message)
+
+
+class Demux:
+    """Merges what tasks print, as it comes, into the job's files."""
+
+    def __init__(self, address: str, out: Path, err: Path):
+        self._listeners = []
+        for file in (out, err):
+            listener = socket.create_server((address, 0), backlog=128)
+            self._listeners.append(listener)
+            threading.Thread(target=self._accept, args=(listener, file), daemon=True).start()
+
+    @property
+    def ports(self) -> tuple[int, int]:
+        out, err = (listener.getsockname()[1] for listener in self._listeners)
+        return out, err
+
+    def close(self) -> None:
+        """What tasks have sent before they ended is written, and nothing else."""
+        time.sleep(0.1)
+        for listener in self._listeners:
+            listener.close()
+
+    def _accept(self, listener: socket.socket, file: Path) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._copy, args=(connection, file), daemon=True).start()
+
+    def _copy(self, connection: socket.socket, file: Path) -> None:
+        with connection, file.open("ab", buffering=0) as target, contextlib.suppress(OSError):
+            while data := connection.recv(4096):
+                target.write(data)
+
+
+def signal_sessions(sessions: Any, signum: int) -> None:
+    """To every process of these sessions."""
+    for pid in alive(sessions):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signum)
+
+
+def alive(sessions: Any) -> list[int]:
+    """The processes of these sessions that are more than zombies."""
+    wanted, found = set(sessions), []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, _, session = path.read_text().rpartition(")")[2].split()[:4]
+            if int(session) in wanted and state not in "ZX":
+                found.append(int(path.parent.name))
+    return found
+
+
+def _give(path: Path, user: str) -> None:
+    if os.geteuid() == 0:
+        entry = pwd.getpwnam(user)
+        os.chown(path, entry.pw_uid, entry.pw_gid)
+
+
+def to_message(job: Job) -> dict[str, Any]:
+    return asdict(job)
+
+
+def main(path: str, host: str) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # and so in all that it starts
+    hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
+    limit = MEMLOCK if hard == resource.RLIM_INFINITY else min(MEMLOCK, hard)
+    resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
+    os.umask(0o022)
+    config = configs.read(path)
+    mom = Mom(config, host)
+    address = mom.me.address if mom.me.address.startswith("127.") else "0.0.0.0"
+    wire.serve(address, mom.me.port, mom.answer).serve_forever()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,246 @@
+"""The server and its scheduler: jobs from submission to the end, and what qstat says of them.
+
+Usage: python -m tests.pbs_double.server CONFIG
+"""
+
+import contextlib
+import os
+import pwd
+import secrets
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.pbs_double import config as configs
+from tests.pbs_double import mom, request, wire
+from tests.pbs_double.config import KILL_DELAY
+from tests.pbs_double.request import Placed, Request
+from tests.pbs_double.variables import Job
+from tests.pbs_double.wire import Line, Lost, Message
+
+QUEUE = "workq"
+FOREVER = "8760:00:00"
+DELETED = 271
+FORCED = 265
+
+
+@dataclass(kw_only=True, eq=False)
+class Entry:
+    """A job, or an element of an array."""
+
+    id: str
+    sent: Message
+    """What qsub sent."""
+    request: Request
+    state: str = "Q"
+    placed: list[Placed] = field(default_factory=list)
+    run_count: int = 0
+    status: int | None = None
+    comment: str = ""
+    started: float = 0.0
+    index: str = ""
+
+    @property
+    def number(self) -> str:
+        return self.id.split(".")[0].split("[")[0]
+
+
+class Server:
+    def __init__(self, config: configs.Config):
+        self.config = config
+        self.entries: dict[str, Entry] = {}
+        self.count = 0
+        self.lock = threading.RLock()
+
+    def answer(self, line: Line, message: Message) -> None:
+        with self.lock:
+            line.send(getattr(self, f"_{message.pop('op')}")(**message))
+
+    def _submit(self, **sent: Any) -> Message:
+        try:
+            asked = request.read(sent["resources"], split=self.config.split)
+        except request.Refused as error:
+            return {"error": str(error)}
+        self.count += 1
+        first, last, step = sent["array"] or (0, 0, 1)
+        if not sent["array"]:
+            entry = Entry(id=f"{self.count}.{self.config.server}", sent=sent, request=asked)
+            self.entries[entry.id] = entry
+            return {"id": entry.id}
+        for index in range(first, last + 1, step):
+            id = f"{self.count}[{index}].{self.config.server}"
+            self.entries[id] = Entry(id=id, sent=sent, request=asked, index=str(index))
+        return {"id": f"{self.count}[].{self.config.server}"}
+
+    def _stat(self, id: str = "") -> Message:
+        found = [entry for entry in self.entries.values() if not id or entry in self._named(id)]
+        return {"jobs": [self._attributes(entry) for entry in found]}
+
+    def _queues(self) -> Message:
+        found = {"queue_type": "Execution", "enabled": "True", "started": "True"}
+        if self.config.kill_delay != KILL_DELAY:
+            found["kill_delay"] = f"{self.config.kill_delay:.0f}"
+        return {"queues": {QUEUE: found}}
+
+    def _delete(self, id: str, force: bool, user: str) -> Message:
+        found = self._named(id)
+        if not found:
+            return {"error": "Unknown Job Id"}
+        for entry in found:
+            if entry.state == "F":
+                return {"error": "Job has finished"}
+            if user not in (entry.sent["user"], "root"):
+                return {"error": "Unauthorized Request"}
+            if entry.state == "Q":
+                entry.state, entry.status = "F", DELETED
+            elif force:
+                entry.status = FORCED
+                self._tell(entry, {"op": "signal", "job": entry.id, "signum": 9})
+            else:
+                self._tell(entry, {"op": "end", "job": entry.id, "status": None})
+        return {}
+
+    def _rerun(self, id: str, user: str) -> Message:
+        for entry in self._named(id):
+            if user != "root" or not entry.sent["rerunnable"]:
+                return {"error": "Unauthorized Request"}
+            self._tell(entry, {"op": "end", "job": entry.id, "status": mom.RERUN, "requeue": True})
+        return {}
+
+    def _signal(self, id: str, signum: int) -> Message:
+        for entry in self._named(id):
+            self._tell(entry, {"op": "signal", "job": entry.id, "signum": signum})
+        return {}
+
+    def _ended(self, job: str, status: int, requeue: bool) -> Message:
+        entry = self.entries[job]
+        entry.state, entry.status = "Q" if requeue else "F", status
+        if requeue:
+            entry.placed = []
+        return {}
+
+    def _named(self, id: str) -> list[Entry]:
+        """The jobs of an id, with or without the server; of an array all its elements."""
+        name = id.split(".")[0]
+        if name.endswith("[]"):
+            return [entry for entry in self.entries.values() if entry.index and entry.number == name[:-2]]
+        return [entry for entry in self.entries.values() if entry.id.split(".")[0] == name]
+
+    def _tell(self, entry: Entry, message: Message) -> None:
+        first = self.config.hosts[entry.placed[0].host]
+        with contextlib.suppress(Lost):
+            wire.call(first.address, first.port, message)
+
+    def _attributes(self, entry: Entry) -> dict[str, str]:
+        sent = entry.sent
+        shown = {
+            "Job Id": entry.id,
+            "Job_Name": sent["name"],
+            "Job_Owner": f"{sent['user']}@{sent['submitted']['PBS_O_HOST']}",
+            "job_state": entry.state,
+            "queue": QUEUE,
+            "server": self.config.server,
+            "Error_Path": f"{sent['submitted']['PBS_O_HOST']}:{self._paths(entry)[1]}",
+        }
+        if entry.placed:
+            shown["exec_host"] = request.exec_host(entry.placed)
+            shown["exec_vnode"] = request.exec_vnode(entry.placed)
+        shown["Join_Path"] = "oe" if sent["join"] else "n"
+        shown["Output_Path"] = f"{sent['submitted']['PBS_O_HOST']}:{self._paths(entry)[0]}"
+        shown["Rerunable"] = str(sent["rerunnable"])
+        for name, value in entry.request.listed.items():
+            shown[f"Resource_List.{name}"] = value
+        if entry.started:
+            shown["stime"] = time.strftime("%a %b %e %H:%M:%S %Y", time.localtime(entry.started))
+        given = {**sent["submitted"], **sent["given"]}
+        shown["Variable_List"] = ",".join(f"{name}={value}" for name, value in given.items())
+        if entry.comment:
+            shown["comment"] = entry.comment
+        if entry.run_count:
+            shown["run_count"] = str(entry.run_count)
+        if entry.status is not None:
+            shown["Exit_status"] = str(entry.status)
+        shown["Submit_arguments"] = " ".join(sent["argv"])
+        return shown
+
+    def _paths(self, entry: Entry) -> tuple[str, str]:
+        sent, folder = entry.sent, entry.sent["submitted"]["PBS_O_WORKDIR"]
+        number = entry.number + (f".{entry.index}" if entry.index else "")
+        found = []
+        for letter, given in (("o", sent["out"]), ("e", sent["err"])):
+            path = given.replace("^array_index^", entry.index) or f"{sent['name']}.{letter}{number}"
+            path = os.path.join(folder, path)  # noqa: PTH118
+            found.append(f"{path.rstrip('/')}/{entry.id}.{letter.upper()}" if path.endswith("/") else path)
+        return found[0], found[1]
+
+    # --- the scheduler ------------------------------------------------------------------------------------------
+
+    def schedule(self) -> None:
+        """Starts what fits, in order."""
+        with self.lock:
+            for entry in list(self.entries.values()):
+                if entry.state == "Q":
+                    self._try(entry)
+
+    def _try(self, entry: Entry) -> None:
+        total = {name: {"ncpus": host.ncpus, "ngpus": host.ngpus} for name, host in self.config.hosts.items()}
+        free = {name: dict(has) for name, has in total.items()}
+        slots: dict[str, int] = {}
+        for other in self.entries.values():
+            for one in other.placed if other.state == "R" else []:
+                slots[one.host] = max(slots.get(one.host, 0), one.slot + 1)
+                for name in request.CONSUMED:
+                    free[one.host][name] -= one.chunk.number(name)
+        placed = request.arrange(entry.request, free, slots)
+        if placed is None:
+            entry.comment = request.why_never(entry.request, total)
+            return
+        entry.placed, entry.state, entry.started = placed, "R", time.time()
+        entry.run_count += 1
+        entry.comment = f"Job run at {time.strftime('%a %b %d at %H:%M')} on {request.exec_vnode(placed)}"
+        self._tell(entry, self._start_message(entry))
+
+    def _start_message(self, entry: Entry) -> Message:
+        sent = entry.sent
+        user = pwd.getpwnam(sent["user"])
+        out, err = self._paths(entry)
+        job = Job(
+            id=entry.id,
+            name=sent["name"],
+            user=sent["user"],
+            home=self.config.home or user.pw_dir,
+            shell=user.pw_shell,
+            queue=QUEUE,
+            cookie=secrets.token_hex(16).upper(),
+            submitted=sent["submitted"],
+            given=sent["given"],
+            hosts=request.hosts(entry.placed),
+            lines=request.node_file(entry.placed),
+            chunks=request.line_chunks(entry.placed),
+            array_id=f"{entry.number}[].{self.config.server}" if entry.index else "",
+            array_index=entry.index,
+        )
+        how = {
+            "join": sent["join"],
+            "shell": sent["shell"],
+            "out": out,
+            "err": err,
+            "walltime": request.seconds(entry.request.listed.get("walltime", FOREVER)),
+        }
+        return {"op": "run", "job": mom.to_message(job), "script": sent["script"], "how": how}
+
+
+def main(path: str) -> None:
+    config = configs.read(path)
+    server = Server(config)
+    listening = wire.serve(config.address, config.port, server.answer)
+    threading.Thread(target=listening.serve_forever, daemon=True).start()
+    while True:
+        server.schedule()
+        time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

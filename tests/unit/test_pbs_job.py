@@ -1,0 +1,783 @@
+"""`pbs/multinode.pbs` and its neighbours on the double of OpenPBS, with a stand-in for run.sh.
+
+The stand-in does what a test says for a host, and writes the outcome that the entrypoint would write.
+tests/cluster/test_pbs.py has the real image, real hosts, ssh and mpiexec.
+"""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusters import render
+from tests.pbs_double import local
+from tests.pbs_double.local import Local
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+HOSTS = ("pbsn1", "pbsn2", "pbsn3")
+KILL_DELAY = 4.0
+BOUND = 90.0  # s, for anything started here
+RUN_SH = """#!{python} -IS
+import json, os, signal, subprocess, sys, time
+host, attempt = os.environ.get("PBS_NODENUM", os.environ.get("APPTRAIN_NODE_RANK")), os.environ.get("APPTRAIN_ATTEMPT", "0")
+what = json.load(open("{here}/what"))
+what = what.get(attempt + "." + host, what.get(host, {{}}))
+run = os.environ["APPTRAIN_RUN_DIR"]
+if sys.argv[6] == "plan":
+    print("plan of", os.environ["APPTRAIN_HOSTNAME"], "attempt", attempt, *sys.argv[7:])
+    sys.exit(what.get("status", 0))
+with open(f"{here}/seen.{{attempt}}.{{host}}", "w") as file:
+    json.dump({{"env": dict(os.environ), "argv": sys.argv[1:], "cwd": os.getcwd()}}, file)
+print(f"host {{host}}", what.get("print", ""), flush=True)
+for part in what.get("parts", []):
+    sys.stdout.write(part)
+    sys.stdout.flush()
+    time.sleep(0.05)
+terms = []
+signal.signal(signal.SIGTERM, lambda *_: terms.append(time.time()))
+image = None
+if what.get("fuse"):  # what mounts the image: its own process group, the same session, no handler, no environment
+    image = subprocess.Popen(["sleep", "600"], process_group=0, env={{}})
+    rank = subprocess.Popen(["sleep", "601"], start_new_session=True)
+    with open(f"{here}/pids.{{host}}", "w") as file:
+        print(os.getpid(), image.pid, rank.pid, file=file)
+if what.get("wait"):
+    deadline = time.monotonic() + 50
+    while not (terms or os.path.exists(f"{{run}}/{{what['wait']}}")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    if terms:
+        if what.get("deaf"):
+            time.sleep(50)
+        if host == "0":
+            open(f"{{run}}/told", "w").close()  # as the join tells the other nodes
+        time.sleep(what.get("save", 0))
+        with open(f"{here}/saved.{{host}}", "w") as file:
+            print(image is None or image.poll() is None, len(terms), file=file)
+        what["status"] = 143
+for left in (image, rank) if image else ():
+    left.kill()
+status = what.get("status", 0)
+if status != "none":
+    lines = {{"status": status, "rank": what.get("rank", ""), "node": what.get("node", ""), "signal": 0,
+        "time": what.get("time", "100.000000"), "error": what.get("error", "")}}
+    with open(f"{{run}}/outcome/{{attempt}}.{{host}}", "w") as file:
+        file.writelines(f"{{name}}={{value}}\\n" for name, value in lines.items())
+    sys.exit(0 if status == 75 else status)
+sys.exit(1)
+"""
+What = dict[str, dict[str, Any]]
+"""What the stand-in does on a host of this rank (`0`), or of an attempt and a rank (`1.0`)."""
+
+
+class Site:
+    """A checkout with the real job script on a double of OpenPBS."""
+
+    def __init__(self, pbs: Local, folder: Path):
+        self.pbs = pbs
+        self.folder = folder
+        self.checkout = folder / "check [out] it's"
+        self.submit_dir = folder / "submit, here"
+        self.submit_dir.mkdir(parents=True)
+        shutil.copytree(CHECKOUT / "pbs", self.checkout / "pbs")
+        (self.checkout / "containers").mkdir()
+        (self.checkout / "clusters").mkdir()
+        shutil.copy(CHECKOUT / "containers/job.sh", self.checkout / "containers")
+        run_sh = self.checkout / "containers/run.sh"
+        run_sh.write_text(RUN_SH.format(python=sys.executable, here=folder))
+        run_sh.chmod(0o755)
+        self.script = self.checkout / "pbs/multinode.pbs"
+
+    def submit(
+        self, *options: str, what: What | None = None, script: Path | None = None, **variables: str
+    ) -> str:
+        """qsub, with these variables named in one -v."""
+        (self.folder / "what").write_text(json.dumps(what or {}))
+        words = [*options, *(["-v", ",".join(variables)] if variables else []), str(script or self.script)]
+        ended = self.pbs.run("qsub", *words, cwd=self.submit_dir, env=variables)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout.strip()
+
+    def end(self, id: str) -> tuple[str, list[str]]:
+        """(exit status, lines of the output) of a job that ends."""
+        found = self.pbs.wait(id, limit=BOUND)
+        text = self.output(found).read_text()
+        print(text)
+        return found["Exit_status"], text.splitlines()
+
+    def output(self, attributes: dict[str, str]) -> Path:
+        return Path(attributes["Output_Path"].partition(":")[2])
+
+    def ran(self, *options: str, **how: Any) -> tuple[str, list[str]]:
+        return self.end(self.submit(*options, **how))
+
+    def run_dir(self, id: str, name: str = "apptrain") -> Path:
+        number = id.split(".")[0].replace("[", "_").replace("]", "")
+        return self.submit_dir / f"runs/{name}-{number}"
+
+    def seen(self, host: int, attempt: int = 0) -> dict[str, Any]:
+        """What the stand-in saw there."""
+        found: dict[str, Any] = json.loads((self.folder / f"seen.{attempt}.{host}").read_text())
+        return found
+
+    def hosts_seen(self, attempt: int = 0) -> list[int]:
+        return sorted(int(path.suffix[1:]) for path in self.folder.glob(f"seen.{attempt}.*"))
+
+    def until(self, condition: Callable[[], object]) -> None:
+        deadline = time.monotonic() + BOUND
+        while not condition():
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+
+    def sed(self, expression: str) -> Path:
+        """The job script with other directives."""
+        script = self.checkout / "pbs/edited.pbs"
+        edited = subprocess.run(["sed", expression, self.script], capture_output=True, text=True, check=True)
+        script.write_text(edited.stdout)
+        return script
+
+
+@pytest.fixture(scope="module")
+def pbs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
+    with local.up(tmp_path_factory.mktemp("pbs"), HOSTS, kill_delay=KILL_DELAY) as found:
+        yield found
+
+
+@pytest.fixture
+def site(pbs: Local, tmp_path: Path) -> Site:
+    return Site(pbs, tmp_path)
+
+
+def quoted(path: Path) -> str:
+    """As bash's %q has it."""
+    return re.sub(r"([ ,'\[\]])", r"\\\1", str(path))
+
+
+def ours(lines: list[str]) -> list[str]:
+    return [line.removeprefix("apptrain: ") for line in lines if line.startswith("apptrain: ")]
+
+
+# --- one task on each host -------------------------------------------------------------------------------------------
+
+
+def test_a_job_without_options_starts_the_launch_on_two_hosts_and_says_where_it_is(site: Site) -> None:
+    id = site.submit()
+    status, lines = site.end(id)
+    run = site.run_dir(id)
+    assert (status, lines[:3]) == (
+        "0",
+        [
+            f"apptrain: run directory {run}",
+            f"apptrain: to follow it: tail -f {quoted(run / 'job.log')}",
+            f"apptrain: job {id}, attempt 0, 2 nodes (pbsn1,pbsn2), profile none, image {site.checkout}/containers/image.sif",
+        ],
+    )
+    assert sorted(lines[3:5]) == ["host 0 ", "host 1 "]
+    assert lines[5:] == [f"apptrain: done: {run}"]
+    assert (run / "job.log").read_text().splitlines() == lines
+    assert stat.S_IMODE(run.stat().st_mode) == 0o700
+    image = f"{site.checkout}/containers/image.sif"
+    for host in (0, 1):
+        seen = site.seen(host)
+        assert seen["argv"] == [image, "python", "-P", "-m", "entrypoint", "launch"]
+        assert seen["cwd"] == str(site.submit_dir)
+
+
+@pytest.mark.parametrize(
+    ("select", "place", "names"),
+    [
+        ("3:ncpus=2:ngpus=1", "scatter", ["pbsn1", "pbsn2", "pbsn3"]),
+        ("2:ncpus=2:mpiprocs=2:ngpus=1", "scatter", ["pbsn1", "pbsn2"]),
+        ("2:ncpus=1:ngpus=1", "pack", ["pbsn1"]),
+        (
+            "1:ncpus=1:ngpus=2:host=pbsn2+1:ncpus=1:ngpus=3:host=pbsn1+1:ncpus=2:ngpus=1:host=pbsn2",
+            "free",
+            ["pbsn2", "pbsn1"],
+        ),
+    ],
+)
+def test_each_host_gets_one_task_whatever_its_lines(
+    site: Site, select: str, place: str, names: list[str]
+) -> None:
+    status, lines = site.ran("-l", f"select={select}", "-l", f"place={place}")
+    assert (status, site.hosts_seen()) == ("0", list(range(len(names))))
+    assert [site.seen(rank)["env"]["APPTRAIN_HOSTNAME"] for rank in range(len(names))] == names
+    assert sorted(line for line in lines if line.startswith("host")) == [
+        f"host {rank} " for rank in range(len(names))
+    ]
+
+
+def test_old_requests_work_as_pbs_reads_them(site: Site) -> None:
+    script = site.sed("s/^#PBS -l select.*/#PBS -l nodes=2:ppn=2/; /^#PBS -l place/d")
+    status, _ = site.ran(script=script)
+    assert (status, site.hosts_seen()) == ("0", [0, 1])
+    assert "APPTRAIN_NGPUS" not in site.seen(0)["env"]
+
+
+def test_where_a_hook_splits_a_request_for_all_nodes_each_gets_its_task(tmp_path: Path) -> None:
+    (tmp_path / "pbs").mkdir()
+    with local.up(tmp_path / "pbs", HOSTS[:2], split=8) as split:
+        site = Site(split, tmp_path / "site")
+        script = site.sed("/^#PBS -l select/d; /^#PBS -l place/d")
+        assert site.ran("-l", "ncpus=16", "-l", "ngpus=4", script=script)[0] == "0"
+        assert [site.seen(host)["env"]["APPTRAIN_NGPUS"] for host in (0, 1)] == ["2", "2"]
+
+
+def test_without_a_hook_a_request_for_all_nodes_is_one_chunk_on_one(site: Site) -> None:
+    script = site.sed("/^#PBS -l select/d; /^#PBS -l place/d")
+    id = site.submit("-l", "ncpus=16", "-l", "ngpus=4", script=script)
+    _, lines = site.end(id)
+    assert site.hosts_seen() == [0]
+    assert ours(lines)[2].startswith(f"job {id}, attempt 0, 1 nodes (pbsn1), ")
+
+
+def test_packed_chunks_are_said_and_their_gpus_added(site: Site) -> None:
+    _, lines = site.ran("-l", "select=2:ncpus=1:ngpus=2", "-l", "place=pack")
+    assert (
+        "2 chunks share one host, as they may without -l place=scatter: each host gets one task, with the GPUs of all its chunks"
+        in ours(lines)
+    )
+    assert site.seen(0)["env"]["APPTRAIN_NGPUS"] == "4"
+
+
+# --- the environment -------------------------------------------------------------------------------------------------
+
+
+def test_a_task_has_the_environment_of_the_script_and_pbs_own_of_its_host(site: Site) -> None:
+    (site.pbs.home / ".profile").write_text(
+        f"PATH=$PATH:{shlex.quote(str(site.pbs.bin))}\nexport OF_LOGIN=$'two\\nlines, \"quoted\" $HOME'\nset -a; odd() {{ :; }}; set +a\n"
+    )
+    site.ran(GIVEN="a b'c")
+    script_path = None
+    for host in (0, 1):
+        env = site.seen(host)["env"]
+        assert env["OF_LOGIN"] == 'two\nlines, "quoted" $HOME'
+        assert env["GIVEN"] == "a b'c"
+        assert str(site.pbs.bin) in env["PATH"]
+        script_path = script_path or env["PATH"]
+        assert env["PATH"] == script_path
+        assert env["PBS_NODENUM"] == str(host)
+        assert env["PBS_TASKNUM"] != "1"
+        assert env["APPTRAIN_ATTEMPT"] == "0"
+        assert env["APPTRAIN_NGPUS"] == "1"
+        assert env["USER"]
+        assert Path(env["APPTRAIN_NODEFILE"]).read_text() == "pbsn1\npbsn2\n"
+
+
+def test_the_file_of_the_environment_is_private_without_the_cookie_and_gone_at_the_end(site: Site) -> None:
+    id = site.submit(what={"0": {"wait": "go"}, "1": {"wait": "go"}})
+    run = site.run_dir(id)
+    site.until(lambda: site.hosts_seen() == [0, 1])
+    file = run / "tasks/0.env"
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    names = [entry.partition("=")[0] for entry in file.read_text().split("\0")]
+    assert "PBS_JOBID" in names
+    assert not {
+        "PBS_JOBCOOKIE",
+        "PBS_TASKNUM",
+        "PBS_NODENUM",
+        "PBS_NODEFILE",
+        "TMPDIR",
+        "CUDA_VISIBLE_DEVICES",
+    } & set(names)
+    (run / "go").touch()
+    assert site.end(id)[0] == "0"
+    assert not file.exists()
+    cookie = site.seen(0)["env"]["PBS_JOBCOOKIE"]
+    assert subprocess.run(["grep", "-rq", cookie, run]).returncode == 1
+
+
+def test_an_array_element_has_a_run_of_its_own(site: Site) -> None:
+    id = site.submit("-J", "3-5:2")
+    number = id.split("[")[0]
+    for index in (3, 5):
+        status, lines = site.end(f"{number}[{index}].pbssrv")
+        assert status == "0"
+        assert lines[0] == f"apptrain: run directory {site.submit_dir}/runs/apptrain-{number}_{index}"
+    assert site.seen(1)["env"]["PBS_ARRAY_INDEX"] in ("3", "5")
+
+
+def test_hosts_without_a_node_file_are_served_from_the_copy(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    with local.up(tmp_path / "old", HOSTS[:2], nodefile_on_sisters=False) as old:
+        site = Site(old, tmp_path / "site")
+        assert site.ran()[0] == "0"
+        env = site.seen(1)["env"]
+        assert not Path(env["PBS_NODEFILE"]).is_relative_to(site.submit_dir)
+        assert not Path(env["PBS_NODEFILE"]).exists()
+        assert env["APPTRAIN_NODEFILE"].startswith(str(site.submit_dir))
+
+
+def test_arguments_come_through_the_variable_and_what_v_cannot_hold_through_the_file(site: Site) -> None:
+    site.ran(APPTRAIN_ARGS="--device cpu -- train.py 'a b'")
+    assert site.seen(1)["env"]["APPTRAIN_ARGS"] == "--device cpu -- train.py 'a b'"
+    file = site.folder / "args"
+    cmd = ["train.py", "a,b", "it's", 'say "hi"', "two\nlines", ""]
+    file.write_text("\0".join(["--device=cpu", "--on-failure", "stop", "--", *cmd]) + "\0")
+    site.ran(APPTRAIN_ARGS_FILE=str(file))
+    assert site.seen(1)["argv"][5:] == ["launch", "--device=cpu", "--on-failure=stop", "--", *cmd]
+    assert "APPTRAIN_ARGS_FILE" not in site.seen(1)["env"], "or they would be read twice"
+
+
+# --- output and status ----------------------------------------------------------------------------------------------
+
+
+def test_lines_come_whole_while_the_job_runs_and_each_hosts_are_in_its_log(site: Site) -> None:
+    parts = [piece for number in range(30) for piece in (f"<{number}:", f"{number}>\n")]
+    id = site.submit(what={str(host): {"parts": parts, "wait": "go"} for host in (0, 1)})
+    run = site.run_dir(id)
+    expected = [f"<{number}:{number}>" for number in range(30)]
+    site.until(lambda: (run / "job.log").exists() and (run / "job.log").read_text().count("29>") == 2)
+    lines = (run / "job.log").read_text().splitlines()[3:]
+    assert sorted(lines) == sorted(["host 0 ", "host 1 ", *expected, *expected])
+    (run / "go").touch()
+    assert site.end(id)[0] == "0"
+    for name in HOSTS[:2]:
+        assert (run / f"logs/0/{name}.task.log").read_text().splitlines()[1:] == expected
+
+
+def test_the_job_ends_with_the_status_of_the_first_failure(site: Site) -> None:
+    what: What = {
+        "0": {"status": 9, "time": "200.000000", "error": "later"},
+        "1": {"status": 41, "time": "100.000000", "rank": "1", "node": "pbsn2", "error": "ValueError: no"},
+    }
+    id = site.submit(what=what)
+    status, lines = site.end(id)
+    assert status == "41"
+    assert ours(lines)[-1] == f"status 41: rank 1 on pbsn2: ValueError: no (logs: {site.run_dir(id)}/logs/0)"
+
+
+def test_another_attempt_follows_where_a_port_was_taken(site: Site) -> None:
+    id = site.submit(
+        what={"0.0": {"status": 69, "error": "port taken"}, "0.1": {"status": 69, "error": "port taken"}}
+    )
+    status, lines = site.end(id)
+    assert status == "0"
+    assert ours(lines)[3:] == [
+        "attempt 0: port taken",
+        "trying again: attempt 1, with other ports",
+        f"done: {site.run_dir(id)}",
+    ]
+    assert site.seen(1, attempt=1)["env"]["APPTRAIN_ATTEMPT"] == "1"
+
+
+def test_a_task_that_comes_up_on_another_host_is_refused_with_both_names(site: Site) -> None:
+    """As an index past the end of the node file does."""
+    pbsdsh = site.folder / "bin/pbsdsh"
+    pbsdsh.parent.mkdir()
+    pbsdsh.write_text(
+        f'#!/bin/sh\nif [ "$2" = 1 ]; then shift 2; set -- -n 2 "$@"; fi\nexec {shlex.quote(str(site.pbs.bin))}/pbsdsh "$@"\n'
+    )
+    pbsdsh.chmod(0o755)
+    (site.pbs.home / ".profile").write_text(f"PATH={pbsdsh.parent}:$PATH:{shlex.quote(str(site.pbs.bin))}\n")
+    try:
+        status, lines = site.ran()
+    finally:
+        (site.pbs.home / ".profile").write_text(f"PATH=$PATH:{shlex.quote(str(site.pbs.bin))}\n")
+    here = os.uname().nodename
+    error = f"the task for pbsn2, host 1 of this job, runs as host 0 on {here}: the node file has changed since the job began"
+    assert status == "64"
+    assert f"task.sh: {here}: {error}" in lines
+    assert any(line.startswith(f"status 64: pbsn2: {error}") for line in ours(lines))
+
+
+def test_a_host_whose_task_cannot_start_gets_an_outcome_that_says_why(site: Site) -> None:
+    (site.checkout / "pbs/task.sh").write_text("exit 3\n")
+    id = site.submit()
+    status, lines = site.end(id)
+    error = "its task ended before it said that it had started: pbsdsh said: pbsdsh: task 0x00000000 exit status 3"
+    assert status == "1"
+    assert re.fullmatch(rf"status 1: pbsn[12]: {error}  \(logs: .*\)", ours(lines)[-1])
+
+
+# --- the end ----------------------------------------------------------------------------------------------------------
+
+
+def processes_gone(folder: Path, hosts: tuple[int, ...] = (0, 1)) -> bool:
+    pids = [int(pid) for host in hosts for pid in (folder / f"pids.{host}").read_text().split()]
+    alive = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+    return not [
+        pid for pid in alive if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    ]
+
+
+def busy(site: Site, **more: Any) -> str:
+    """A job whose hosts work with an image and a rank each, until told."""
+    what: What = {
+        "0": {"wait": "go", "fuse": 1, "save": 1, **more},
+        "1": {"wait": "told", "fuse": 1, "status": 143, **more},
+    }
+    id = site.submit(what=what)
+    site.until(lambda: all((site.folder / f"pids.{host}").exists() for host in (0, 1)))
+    time.sleep(0.3)
+    return id
+
+
+def test_a_deleted_job_saves_with_its_image_within_kill_delay_and_leaves_nothing(site: Site) -> None:
+    id = busy(site)
+    site.pbs.run("qdel", id)
+    found = site.pbs.wait(id, limit=BOUND)
+    lines = site.output(found).read_text().splitlines()
+    assert (site.folder / "saved.0").read_text() == "True 1\n", "the image was there, and TERM came once"
+    again = f"to go on: the same line again with APPTRAIN_RUN_DIR={quoted(site.run_dir(id))}"
+    assert ours(lines)[-1] == f"ended by a signal (status 143), and not run again; {again}"
+    assert "Terminated" not in "\n".join(lines), "bash tells so of what it waits for"
+    assert processes_gone(site.folder)
+
+
+def test_a_job_that_does_not_end_in_time_leaves_nothing_either(site: Site) -> None:
+    id = busy(site, deaf=1)
+    site.pbs.run("qdel", id)
+    site.pbs.wait(id, limit=BOUND)
+    site.until(lambda: processes_gone(site.folder))
+    assert not (site.folder / "saved.0").exists()
+
+
+def test_a_job_deleted_by_force_leaves_nothing(site: Site) -> None:
+    id = busy(site)
+    site.pbs.run("qdel", "-W", "force", id)
+    assert site.pbs.wait(id, limit=BOUND)["Exit_status"] == "265"
+    site.until(lambda: processes_gone(site.folder))
+
+
+def test_what_a_task_leaves_behind_ends_with_it(site: Site) -> None:
+    what: What = {str(host): {"fuse": 1, "wait": "go", "status": "none"} for host in (0, 1)}
+    id = site.submit(what=what)
+    site.until(lambda: all((site.folder / f"pids.{host}").exists() for host in (0, 1)))
+    for host in (0, 1):
+        os.kill(int((site.folder / f"pids.{host}").read_text().split()[0]), 9)
+    assert site.end(id)[0] == "1"
+    assert processes_gone(site.folder)
+
+
+def test_before_the_walltime_is_over_the_ranks_are_asked_to_stop(site: Site) -> None:
+    id = site.submit(
+        "-l",
+        "walltime=40",
+        what={str(host): {"wait": "stop", "status": 75} for host in (0, 1)},
+        APPTRAIN_STOP_BEFORE="37",
+    )
+    status, lines = site.end(id)
+    assert status == "75"
+    assert ours(lines)[3:5] == [
+        "warned of the end: asking the ranks to save and stop",
+        "saved at a planned end",
+    ]
+    assert ours(lines)[5].startswith(
+        "pbs does not run it again (APPTRAIN_CHAIN, how many jobs may follow, is not set); to go on: "
+    )
+
+
+def test_a_chain_goes_on_in_the_same_run_directory_as_often_as_it_may(site: Site) -> None:
+    file = site.folder / "args"
+    cmd = ["train.py", "a,b", "two\nlines"]
+    file.write_text("\0".join(["--device=cpu", "--", *cmd]) + "\0")
+    first = site.submit(
+        "-l",
+        "select=2:ncpus=2:ngpus=2",
+        what={"0": {"status": 75}, "1": {"status": 75}},
+        APPTRAIN_CHAIN="2",
+        APPTRAIN_ARGS_FILE=str(file),
+        GIVEN="a b",
+    )
+    run = site.run_dir(first)
+    status, lines = site.end(first)
+    assert (status, ours(lines)[-1]) == ("75", "the job will run again, and go on there")
+    jobs = run / "chain.jobs"
+    site.until(lambda: len(jobs.read_text().split()) == 2)
+    second, third = jobs.read_text().split()
+    for attempt, id in ((1, second), (2, third)):
+        status, lines = site.end(id)
+        assert status == "75"
+        assert ours(lines)[0] == f"run directory {run}"
+        assert ours(lines)[3] == "this run directory has been used before: the run goes on there"
+        seen = site.seen(1, attempt)
+        assert seen["argv"][5:] == ["launch", "--device=cpu", "--", *cmd]
+        assert (seen["env"]["GIVEN"], seen["env"]["APPTRAIN_NGPUS"], seen["cwd"]) == (
+            "a b",
+            "2",
+            str(site.submit_dir),
+        )
+        assert site.pbs.attributes(id)["Resource_List.walltime"] == "01:00:00"
+    assert "pbs does not run it again (APPTRAIN_CHAIN, how many jobs may follow, is 0)" in "\n".join(lines)
+    assert stat.S_IMODE((run / "chain.env").stat().st_mode) == 0o600
+
+
+def test_an_element_of_an_array_has_no_chain(site: Site) -> None:
+    what: What = {str(host): {"status": 75} for host in (0, 1)}
+    id = site.submit("-J", "3-4", what=what, APPTRAIN_CHAIN="2")
+    element = f"{id.split('[')[0]}[4].pbssrv"
+    status, lines = site.end(element)
+    again = f"to go on: the same line again with APPTRAIN_RUN_DIR={quoted(site.run_dir(element))}"
+    assert (status, ours(lines)[-1]) == (
+        "75",
+        f"pbs does not run it again (an element of a job array cannot be submitted by itself); {again}",
+    )
+    site.end(f"{id.split('[')[0]}[3].pbssrv")
+
+
+def test_a_deleted_job_of_a_chain_is_its_last(site: Site) -> None:
+    (site.folder / "what").write_text(json.dumps({"0": {"wait": "go"}, "1": {"wait": "told", "status": 143}}))
+    id = site.submit(what={"0": {"wait": "go"}, "1": {"wait": "told", "status": 143}}, APPTRAIN_CHAIN="9")
+    site.until(lambda: site.hosts_seen() == [0, 1])
+    time.sleep(0.3)
+    site.pbs.run("qdel", id)
+    site.end(id)
+    assert not (site.run_dir(id) / "chain.jobs").exists()
+
+
+def test_pbs_own_rerun_goes_on_with_the_next_attempt(site: Site) -> None:
+    if os.geteuid():
+        pytest.skip("qrerun is for operators: it needs root")
+    id = site.submit(what={"0.0": {"wait": "go"}, "0.1": {"wait": "told"}})
+    site.until(lambda: site.hosts_seen() == [0, 1])
+    time.sleep(0.3)
+    site.pbs.run("qrerun", id)
+    status, lines = site.end(id)
+    assert status == "0"
+    assert "PBS runs this job again (run_count is 2)" in ours(lines)
+    assert (site.seen(0, 1)["env"]["APPTRAIN_ATTEMPT"], site.seen(0, 1)["env"]["PBS_JOBID"]) == ("1", id)
+
+
+@pytest.mark.parametrize(("given", "grace"), [({}, "2"), ({"APPTRAIN_TERM_GRACE": "3"}, "3")])
+def test_ranks_may_save_for_a_little_less_than_the_queues_kill_delay(
+    site: Site, given: dict[str, str], grace: str
+) -> None:
+    assert site.ran(**given)[0] == "0"
+    assert [site.seen(host)["env"]["APPTRAIN_TERM_GRACE"] for host in (0, 1)] == [grace, grace]
+
+
+def test_a_queue_without_kill_delay_has_that_of_pbs(tmp_path: Path) -> None:
+    (tmp_path / "pbs").mkdir()
+    with local.up(tmp_path / "pbs", HOSTS[:2]) as plain:
+        site = Site(plain, tmp_path / "site")
+        assert site.ran()[0] == "0"
+        assert site.seen(1)["env"]["APPTRAIN_TERM_GRACE"] == "8"
+
+
+# --- other ways to start, GPUs, plans -------------------------------------------------------------------------------
+
+
+def test_tasks_start_with_pbs_tmrsh_too(site: Site) -> None:
+    id = busy(site)
+    site.pbs.run("qdel", "-W", "force", id)
+    site.until(lambda: processes_gone(site.folder))
+    status, lines = site.ran(
+        APPTRAIN_START="pbs_tmrsh", what={"1": {"status": 7, "error": "x", "node": "pbsn2"}}
+    )
+    assert status == "7"
+    assert sorted(line for line in lines if line.startswith("host")) == ["host 0 ", "host 1 "]
+
+
+def test_a_profile_is_found_by_the_servers_name_and_says_how_to_start_and_what_gpus_whole_nodes_have(
+    site: Site,
+) -> None:
+    file = site.checkout / "clusters/lab.yaml"
+    file.write_text("scheduler: pbs\nclusters: [pbssrv]\nstart: pbs_tmrsh\nnodes: {gpus: 4, whole: true}\n")
+    file.with_suffix(".sh").write_text(render.load_checked(file)[1])
+    request = ("-l", "select=2:ncpus=2", "-l", "place=scatter")
+    status, lines = site.ran(*request, APPTRAIN_DRY_RUN="1")
+    assert status == "0"
+    assert [shlex.split(line)[:3] for line in lines if line.startswith("setsid")] == [
+        ["setsid", "pbs_tmrsh", "pbsn1"],
+        ["setsid", "pbs_tmrsh", "pbsn2"],
+    ]
+    assert site.ran(*request)[0] == "0"
+    assert [site.seen(host)["env"]["APPTRAIN_NGPUS"] for host in (0, 1)] == ["4", "4"]
+    _, lines = site.ran(*request, APPTRAIN_DRY_RUN="1", APPTRAIN_START="pbsdsh")
+    assert [shlex.split(line)[1] for line in lines if line.startswith("setsid")] == ["pbsdsh", "pbsdsh"]
+
+
+def test_a_dry_run_prints_the_launch_lines_and_every_plan_and_starts_nothing(site: Site) -> None:
+    id = site.submit("-l", "select=3:ncpus=1:ngpus=1", APPTRAIN_DRY_RUN="1")
+    status, lines = site.end(id)
+    assert (status, site.hosts_seen(), site.run_dir(id).exists()) == ("0", [], False)
+    assert ours(lines) == ["the launch line, and below the plan of each task:"]
+    starts = [shlex.split(line) for line in lines if line.startswith("setsid")]
+    assert [words[:4] + words[-2:] for words in starts] == [
+        ["setsid", "pbsdsh", "-n", str(host), str(host), HOSTS[host]] for host in range(3)
+    ]
+    assert lines[-3:] == [f"{host}: plan of {HOSTS[host]} attempt 0" for host in range(3)]
+
+
+@pytest.fixture
+def login(site: Site) -> Iterator[Callable[[str], None]]:
+    """Sets what the login shell of the user runs at last."""
+    profile = site.pbs.home / ".profile"
+    before = profile.read_text()
+
+    def add(text: str) -> None:
+        profile.write_text(f"{before}{text}\n")
+
+    yield add
+    profile.write_text(before)
+
+
+def mpiexec(folder: Path, version: str) -> str:
+    """The line by which a login shell finds an mpiexec of this version."""
+    file = folder / "mpi/mpiexec"
+    file.parent.mkdir()
+    file.write_text(f"#!/bin/sh\necho {shlex.quote(version)}\n")
+    file.chmod(0o755)
+    return f"PATH={shlex.quote(str(file.parent))}:$PATH"
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [
+        ("mpiexec (OpenRTE) 4.1.4", "-n 2 --host pbsn1,pbsn2 --map-by ppr:1:node --bind-to none"),
+        ("HYDRA build details:\n    Version: 4.2.1", "-n 2 -ppn 1 -hosts pbsn1,pbsn2"),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.11", "-n 2 -ppn 1 -hosts pbsn1,pbsn2"),
+        ("PALS 1.4.0", "-n 2 --ppn 1 --hosts pbsn1,pbsn2 --cpu-bind none"),
+    ],
+)
+def test_each_mpiexec_is_asked_for_one_task_on_each_host_in_its_own_words(
+    site: Site, login: Callable[[str], None], version: str, words: str
+) -> None:
+    login(mpiexec(site.folder, version))
+    status, lines = site.ran(APPTRAIN_DRY_RUN="1", APPTRAIN_START="mpiexec")
+    assert status == "0"
+    (line,) = [line for line in lines if line.startswith("mpiexec")]
+    assert shlex.split(line)[: len(words.split()) + 2] == ["mpiexec", *words.split(), "/bin/bash"]
+
+
+def test_an_mpiexec_that_nobody_knows_is_refused(site: Site, login: Callable[[str], None]) -> None:
+    login(mpiexec(site.folder, "slurm-wlm 24.11"))
+    error = (
+        "mpiexec says of itself: slurm-wlm 24.11: Open MPI, MPICH or PALS is needed: "
+        "load its module, or use another --start"
+    )
+    assert site.ran(APPTRAIN_DRY_RUN="1", APPTRAIN_START="mpiexec") == (
+        "64",
+        ["apptrain: the launch line, and below the plan of each task:", f"apptrain: {error}"],
+    )
+    id = site.submit(APPTRAIN_START="mpiexec")
+    status, lines = site.end(id)
+    assert (status, ours(lines)[3:]) == (
+        "64",
+        [error, f"status 64: pbsn1: {error} (logs: {site.run_dir(id)}/logs/0)"],
+    )
+
+
+def test_a_starter_that_is_not_in_path_is_refused(site: Site, login: Callable[[str], None]) -> None:
+    login("PATH=/usr/bin:/bin")
+    id = site.submit(APPTRAIN_HOME=str(site.checkout))
+    status, lines = site.end(id)
+    error = "--start pbsdsh: there is no pbsdsh in PATH (/usr/bin:/bin): load its module, or choose another"
+    assert (status, ours(lines)[0], ours(lines)[-1]) == (
+        "64",
+        f"qstat -f {id} does not answer: walltime and GPUs are unknown",
+        f"status 64: pbsn1: {error} (logs: {site.run_dir(id)}/logs/0)",
+    )
+
+
+def test_the_gpus_of_a_hook_must_be_as_many_as_were_granted(tmp_path: Path) -> None:
+    (tmp_path / "pbs").mkdir()
+    with local.up(tmp_path / "pbs", HOSTS[:2], gpu_hook=True) as hooked:
+        site = Site(hooked, tmp_path / "site")
+        assert site.ran("-l", "select=2:ncpus=1:ngpus=2")[0] == "0"
+        first, second = (site.seen(host)["env"]["CUDA_VISIBLE_DEVICES"] for host in (0, 1))
+        assert first.count(",") == second.count(",") == 1
+        assert first != second
+        (hooked.home / ".profile").write_text(
+            "export CUDA_VISIBLE_DEVICES=0,1,2\n" + (hooked.home / ".profile").read_text()
+        )
+        status, lines = site.ran("-l", "select=2:ncpus=1:ngpus=2")
+        assert (status, ours(lines)) == (
+            "64",
+            [
+                "CUDA_VISIBLE_DEVICES=0,1,2 names other than the 2 GPUs that PBS granted on each host: leave it out"
+            ],
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "message"),
+    [
+        (
+            ("-l", "select=1:ncpus=1:ngpus=2:host=pbsn1+1:ncpus=1:ngpus=1:host=pbsn2"),
+            {},
+            "PBS granted GPUs unevenly (2 on pbsn1, 1 on pbsn2): every host needs the same number: one chunk a host "
+            "(-l place=scatter), all alike",
+        ),
+        ((), {"APPTRAIN_NGPUS": "4"}, "APPTRAIN_NGPUS=4, but PBS granted 1 GPUs on each host: leave it out"),
+        ((), {"APPTRAIN_START": "srun"}, "--start srun: must be one of pbsdsh, pbs_tmrsh, mpiexec, ssh"),
+        ((), {"APPTRAIN_STOP_BEFORE": "soon"}, "--stop-before soon: must be seconds; 0 leaves it out"),
+        (
+            ("-l", "walltime=60"),
+            {"APPTRAIN_STOP_BEFORE": "90"},
+            "--stop-before 90, but the walltime is 60 s: give less, or request more",
+        ),
+        ((), {"APPTRAIN_ON_FAILURE": "pray"}, "--on-failure pray: must be one of stop, requeue, restart"),
+    ],
+)
+def test_a_request_that_cannot_work_is_refused(
+    site: Site, options: tuple[str, ...], variables: dict[str, str], message: str
+) -> None:
+    assert site.ran(*options, **variables) == ("64", [f"apptrain: {message}"])
+
+
+def by_hand(site: Site, *arguments: str, **env: str) -> tuple[int, str]:
+    ended = site.pbs.run("bash", str(site.script), *arguments, env=env)
+    return ended.returncode, ended.stderr
+
+
+def test_inside_an_interactive_job_the_script_takes_its_arguments_from_its_command_line(site: Site) -> None:
+    inner = f"cd / && PBS_ENVIRONMENT=PBS_INTERACTIVE bash {shlex.quote(str(site.script))} --device=cpu -- 'a b' c,d"
+    script = site.folder / "shell.pbs"
+    script.write_text(
+        f"#!/bin/bash\n#PBS -l select=2:ncpus=1\n#PBS -l place=scatter\n#PBS -j oe\n#PBS -N apptrain\n{inner}\n"
+    )
+    id = site.submit(script=script)
+    status, lines = site.end(id)
+    assert status == "0", lines
+    assert site.seen(1)["argv"][5:] == ["launch", "--device=cpu", "--", "a b", "c,d"]
+    assert site.seen(1)["cwd"] == "/"
+    assert ours(lines)[0] == f"run directory {site.run_dir(id)}"
+
+
+def test_a_task_must_not_start_the_script(site: Site) -> None:
+    script = site.folder / "naive.pbs"
+    inner = shlex.join(["pbsdsh", "--", "/bin/bash", str(site.script)])
+    script.write_text(f"#!/bin/bash\n#PBS -l select=1:ncpus=1\n#PBS -j oe\n{inner}\n")
+    id = site.submit(script=script)
+    _, lines = site.end(id)
+    assert ours(lines) == [f"job {id}: this is a task: start this script once, not with pbsdsh"]
+
+
+def test_outside_a_job_hosts_must_be_given_and_a_way_to_reach_them(site: Site) -> None:
+    assert by_hand(site) == (
+        64,
+        "apptrain: this is no PBS job: qsub pbs/multinode.pbs, or give --start ssh and --nodes a,b\n",
+    )
+    assert by_hand(site, "--nodes", "a,b") == (
+        64,
+        "apptrain: there is no PBS job whose tasks pbsdsh could start: give --start ssh (or mpiexec) with --nodes\n",
+    )
+    assert by_hand(site, "--start", "ssh", "--nodes", "a[1-2]") == (
+        64,
+        "apptrain: --nodes a[1-2]: give the names with commas between them\n",
+    )
+    assert by_hand(site, SLURM_JOB_ID="7") == (
+        64,
+        "apptrain: this is a job of Slurm, even where its qsub has started it: sbatch (or that qsub) "
+        "slurm/multinode.sbatch, in salloc bash slurm/multinode.sbatch\n",
+    )
+
+
+def test_a_checkout_that_cannot_be_found_is_said(site: Site) -> None:
+    script = site.folder / "alone.pbs"
+    shutil.copy(site.script, script)
+    assert site.ran(script=script) == (
+        "64",
+        [f"apptrain: {site.submit_dir} is no checkout of apptrain: set APPTRAIN_HOME to it, with qsub -v"],
+    )
