@@ -113,7 +113,7 @@ def _run(cluster: Cluster, form: str, script: Path, *arguments: Path | str) -> T
     folder = cluster.folder / str(WORK).lstrip("/")
     printed = (folder / f"{number}.out").read_text()
     world = NODES * RANKS
-    sums = [float(at) for at in re.findall(rf"^first sum {world} of {world} at (\S+)$", printed, re.M)]
+    sums = [float(at) for at in re.findall(rf"first sum {world} of {world} at (\d+\.\d{{6}})", printed)]
     if (ended.state, len(sums)) != ("COMPLETED", world):
         raise RuntimeError(f"job {number} of {script}: {ended.state}, {len(sums)} ranks:\n{printed[-3000:]}")
     cluster.wait_idle()
