@@ -22,8 +22,6 @@ CHECKPOINTS: Final = "checkpoints"
 _REHEARSAL: Final = "rehearsal of a save"
 _SLOW_S: Final = 1.0
 """A wait for the save before that is worth a line."""
-
-
 _GLANCE_S: Final = 1.0
 """How often a wait looks whether the writing makes progress."""
 

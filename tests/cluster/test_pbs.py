@@ -262,14 +262,20 @@ def test_a_training_that_pbs_ends_leaves_a_checkpoint_and_no_process(user: User,
 
 
 def test_what_saves_when_deleted_still_has_its_image_on_every_host(user: User) -> None:
-    id = user.submit("-l", "select=3:ncpus=1", args=(*ONCE, "--", HOME / "else where/save.py"))
+    assert saved_when_deleted(user, 3) == ["1 wave"] * 3
+
+
+def saved_when_deleted(user: User, hosts: int, *options: Path | str) -> list[str]:
+    """What each host's program saved, of a job that was deleted once all had begun; nothing of it is left."""
+    args = (*options, *ONCE, "--", HOME / "else where/save.py")
+    id = user.submit("-l", f"select={hosts}:ncpus=1", args=args)
     run = user.run_dir(id)
-    for rank in range(3):
+    for rank in range(hosts):
         user.until(run / f"began.{rank}")
     user.pbs.delete(id)
     user.end(id)
-    assert [(run / f"saved.{rank}").read_text() for rank in range(3)] == ["1 wave"] * 3
     user.nothing_left()
+    return [(run / f"saved.{rank}").read_text() for rank in range(hosts)]
 
 
 def test_a_naive_script_has_lost_its_image_when_it_would_save(user: User) -> None:
@@ -360,17 +366,7 @@ def test_a_login_shell_of_another_kind_does_not_matter(of_tcsh: User, starter: s
 
 @pytest.mark.parametrize("starter", ["pbs_tmrsh", "ssh", "mpiexec.openmpi", "mpiexec.mpich"])
 def test_a_job_is_deleted_in_order_whatever_started_its_tasks(user: User, starter: str) -> None:
-    name = chosen(user, starter)
-    id = user.submit(
-        "-l", "select=2:ncpus=1", args=("--start", name, *ONCE, "--", HOME / "else where/save.py")
-    )
-    run = user.run_dir(id)
-    for rank in range(2):
-        user.until(run / f"began.{rank}")
-    user.pbs.delete(id)
-    user.end(id)
-    assert [(run / f"saved.{rank}").read_text() for rank in range(2)] == ["1 wave"] * 2
-    user.nothing_left()
+    assert saved_when_deleted(user, 2, "--start", chosen(user, starter)) == ["1 wave"] * 2
 
 
 @pytest.mark.parametrize("starter", ["ssh", "mpiexec.openmpi", "mpiexec.mpich"])
