@@ -252,13 +252,14 @@ def test_names_mean_what_they_mean_at_different_sites(
 
 def test_an_interactive_allocation_puts_its_shell_where_the_site_wants_it(cluster: Cluster) -> None:
     def shell() -> str:
-        ended = cluster.login.run(["salloc", "--nodes=2"], user="alice", input="hostname\n")
+        asked = ["salloc", "--nodelist=gpu-a02,gpu-b07"]
+        ended = cluster.login.run(asked, user="alice", input="hostname\n")
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 
     assert shell() == "login1\n"
     cluster.configure({"LaunchParameters": "use_interactive_step"})
-    assert shell() == "gpu-a01\n"
+    assert shell() == "gpu-a02\n"
 
 
 def test_a_wait_that_takes_too_long_shows_the_ends_of_the_logs(cluster: Cluster) -> None:
