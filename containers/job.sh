@@ -7,6 +7,7 @@
 #                        start WHAT ARG... starts `python -P -m entrypoint WHAT ARG...` once for each task, in the image
 #                        interrupt PID     ends what runs as PID, at once
 #                        run_again         has the scheduler start this job once more
+#                        job_end           prints when the scheduler ends this job, in Unix seconds; nothing if unknown
 #                        node_names        prints the names, a line each, in node-rank order
 # sets                   scheduler, is_batch (yes: not started by hand), and calls  run_job "$@"
 # Reads: APPTRAIN_HOME      the checkout
@@ -294,7 +295,14 @@ catch_signals() {
 warn() {
     warned=yes
     say "warned of the end: asking the ranks to save and stop"
-    touch -- "$run_dir/stop" || true
+    ask_to_stop || true
+}
+
+# With when the job ends, if it is to go on as another: ranks that do not stop are ended before the scheduler does it.
+ask_to_stop() {
+    local end=''
+    if [[ $on_failure != stop && -n $is_batch ]]; then end=$(job_end); fi
+    (umask 077 && printf '%s' "${end:+end=$end}" >"$run_dir/.stop.$$") && mv -- "$run_dir/.stop.$$" "$run_dir/stop"
 }
 
 # In a batch job the scheduler sends TERM to the tasks itself.
@@ -310,7 +318,7 @@ run_attempt() {
     export APPTRAIN_ATTEMPT=$attempt
     (umask 077 && mkdir -p -- "$run_dir/logs/$attempt")
     rm -f -- "$run_dir/stop"
-    if [[ -n $warned ]]; then touch -- "$run_dir/stop"; fi
+    if [[ -n $warned ]]; then ask_to_stop; fi
     if [[ -n $asked ]]; then return; fi
     set -m # a process group of its own: Ctrl-C reaches it once, through here
     start launch ${arguments[@]+"${arguments[@]}"} </dev/null 3>&- 4>&- &

@@ -72,6 +72,9 @@ DEFAULTS = Timeouts()
 class Stopped:
     """A planned end was announced; who announced it gets this too."""
 
+    left: float | None = None
+    """Seconds to the end of the job that is to go on as another; None where nothing is known of that."""
+
 
 @dataclass(frozen=True)
 class Look:
@@ -162,9 +165,9 @@ class Link(ABC):
         """Node to its interface, where that is another than node 0's; known to node 0 alone."""
         return {}
 
-    def stop(self) -> None:
-        """Announce a planned end to everyone."""
-        self._report({"type": "stop"})
+    def stop(self, left: float | None) -> None:
+        """Announce a planned end to everyone; `left` as in Stopped."""
+        self._report({"type": "stop", "left": left})
 
     def fail(self, failure: Failure) -> None:
         """Report this participant's first failure; its error is told as one line."""
@@ -220,8 +223,8 @@ class Link(ABC):
     def _told(self, message: Message) -> None:
         """Take what the hub tells everyone."""
         match message:
-            case {"type": "stop"}:
-                self._events.put_nowait(Stopped())
+            case {"type": "stop", "left": int() | float() | None as left}:
+                self._events.put_nowait(Stopped(left))
             case {"type": "look", "why": str(why)}:
                 self._events.put_nowait(Look(plain(why)))
             case {"type": "failed", "failure": failure}:
@@ -480,10 +483,10 @@ class _Hub(Link):
             case {"type": "tried"} if not self._met.done():
                 self._trial.take(place[0], message)
                 self._go_if_tried(self._trial)
-            case {"type": "stop"} if self._met.done():
+            case {"type": "stop", "left": int() | float() | None as left} if self._met.done():
                 if not self._stopping:
                     self._stopping = True
-                    self._tell_all({"type": "stop"})
+                    self._tell_all({"type": "stop", "left": left})
             case {"type": "done"} if self._met.done():
                 self._finished.add(place)
                 self._done.add(place)

@@ -85,6 +85,16 @@ def write_private(path: Path, text: str) -> None:
     partial.rename(path)
 
 
+def job_end(stop_file: Path) -> float | None:
+    """When the job ends that is to go on as another, in Unix seconds, as whoever asked for the planned end
+    wrote it; None where that is not known, or the job does not go on."""
+    try:
+        name, _, value = stop_file.read_text(encoding="utf-8").strip().partition("=")
+        return float(value) if name == "end" else None
+    except (OSError, ValueError):
+        return None
+
+
 def read_key(path: Path) -> bytes:
     """The join's secret. Raises BadInput when it cannot be read, is too short, or is open to others."""
     try:

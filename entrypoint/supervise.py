@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from entrypoint.heartbeat import Heartbeats
 from entrypoint.outcome import Outcome
 from entrypoint.plan import LaunchPlan
 from entrypoint.ranks import RankEnded, Ranks, RankStarted, StarterEnded
+from entrypoint.rundir import job_end
 
 FAILURE_GRACE = 3.0
 """Seconds from SIGTERM to SIGKILL for ranks whose job has failed: a failure ends all within 5 s."""
@@ -35,6 +36,9 @@ LOOK = 5.0
 """Seconds beyond the hub's own bound for its verdict on a hang."""
 SILENT_STOP = 10.0
 """Seconds after which a rank that does not catch the stop signal is told to the user."""
+LAST_CALL = 30.0
+"""Seconds before the end of a job that is to go on as another, at which ranks that catch no stop signal are
+ended: the scheduler's own end would be the last. Half of what is left, where that is less."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,13 @@ class Signalled:
     """Somebody signalled this process."""
 
     signum: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeUp:
+    """The job is about to end, and these ranks of this node were never asked to stop."""
+
+    ranks: list[int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,16 +134,19 @@ class Supervisor:
         def look() -> None:
             while not stop_file.exists():
                 time.sleep(1.0)
+            end = job_end(stop_file)
             with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
-                loop.call_soon_threadsafe(self._ask_all_to_stop)
+                loop.call_soon_threadsafe(self._ask_all_to_stop, end)
 
         threading.Thread(target=look, daemon=True).start()
 
-    def _ask_all_to_stop(self) -> None:
+    def _ask_all_to_stop(self, end: float | None = None) -> None:
+        """`end`: of the job, in Unix seconds."""
+        left = None if end is None else max(0.0, end - time.time())
         if self._link is not None:
-            self._link.stop()
+            self._link.stop(left)
         else:
-            self._events.put_nowait(join.Stopped())
+            self._events.put_nowait(join.Stopped(left))
 
     async def _stay(self) -> Outcome:
         done = False
@@ -155,9 +169,11 @@ class Supervisor:
                     return await self._hung(look.why)
                 case join.AllDone():
                     return await self._ended_well()
-                case join.Stopped() if not self._stopping:
+                case join.Stopped() as stopped if not self._stopping:
                     self._stopping = True
-                    self._watch(self._stop_ranks())
+                    self._watch(self._stop_ranks(stopped.left))
+                case TimeUp() as up:
+                    return await self._time_up(up.ranks)
                 case Signalled(signum=signal.SIGUSR2):
                     self._ask_all_to_stop()
                 case Signalled() as signalled:
@@ -302,11 +318,20 @@ class Supervisor:
 
     async def _asked_to_end(self, signum: int) -> Outcome:
         """SIGTERM (scancel, qdel) lets ranks save if time allows, Ctrl-C does not; no requeue follows."""
-        mine = asked_to_end(self._plan, signum)
+        return await self._end_for(asked_to_end(self._plan, signum))
+
+    async def _time_up(self, ranks: list[int]) -> Outcome:
+        """The job goes on as another: this one ends as by SIGTERM before the scheduler ends it for good."""
+        name = self._stop_signal.name
+        why = f"the job's time is up, and {_listed(ranks)} on {self._plan.node} catches no {name}"
+        mine = asked_to_end(self._plan, int(signal.SIGTERM))
+        return await self._end_for(replace(mine, error=f"{why}: {mine.error}"))
+
+    async def _end_for(self, mine: Outcome) -> Outcome:
         self._ending = True
         if self._link is not None:
             self._link.fail(to_failure(self._plan, mine))
-        await self._end_ranks(self._term_grace if signum == signal.SIGTERM else FAILURE_GRACE)
+        await self._end_ranks(self._term_grace if mine.signal == signal.SIGTERM else FAILURE_GRACE)
         return mine
 
     async def _end_ranks(self, grace: float) -> None:
@@ -316,9 +341,10 @@ class Supervisor:
             await asyncio.sleep(0.02)
         await self._ranks.kill()
 
-    async def _stop_ranks(self) -> None:
+    async def _stop_ranks(self, left: float | None) -> None:
         """Sends the stop signal to each rank once it catches it, never to torchrun's agent: it would die."""
         since = time.monotonic()
+        time_up = since + left - min(LAST_CALL, left / 2) if left is not None else float("inf")
         told: set[int] = set()
         while waiting := sorted(set(self._ranks.ranks) - told - set(self._ended)):
             for rank in waiting:
@@ -327,10 +353,14 @@ class Supervisor:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, self._stop_signal)
                     told.add(rank)
-            if time.monotonic() - since > SILENT_STOP:
+            untold = [rank for rank in waiting if rank not in told]
+            if untold and time.monotonic() > time_up:
+                self._events.put_nowait(TimeUp(ranks=untold))
+                return
+            if untold and time.monotonic() - since > SILENT_STOP:
                 since = float("inf")
                 name = self._stop_signal.name
-                silent = _listed([rank for rank in waiting if rank not in told])
+                silent = _listed(untold)
                 self._say(
                     f"a stop was asked for, but {silent} on {self._plan.node} catches no {name} and runs on"
                 )

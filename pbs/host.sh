@@ -54,6 +54,7 @@ describe_job() {
     nodelist=$(IFS=, && printf '%s' "${hosts[*]:0:8}")
     if ((nnodes > 8)); then nodelist+=,...; fi
     find_walltime
+    find_end
 }
 
 # Sets `hosts`, each once, and `lines`, the index of the line on which each first stands.
@@ -171,19 +172,23 @@ find_walltime() {
         refuse "--stop-before $APPTRAIN_STOP_BEFORE, but the walltime is $walltime s: give less, or request more"
 }
 
-# Sets `ends`, the value of SECONDS at which the ranks are asked to stop; empty for never.
+# Sets the values of SECONDS at which the ranks are asked to stop (`ends`) and the walltime ends (`last`); empty for
+# never.
 find_end() {
     local before=${APPTRAIN_STOP_BEFORE:-} started now
-    ends=
+    ends='' last=''
     if ((walltime == 0)) || [[ $before == 0 ]]; then return; fi
     before=${before:-$((walltime / 10 < STOP_BEFORE ? walltime / 10 : STOP_BEFORE))}
-    ends=$((walltime - before))
+    last=$walltime
     # Before this script, a prologue may have taken some of it.
     if started=$(date -d "$(attribute stime)" +%s 2>/dev/null) && now=$(($(date +%s) - SECONDS)) &&
         ((now > started && now - started < walltime)); then
-        ends=$((ends - now + started))
+        last=$((walltime - now + started))
     fi
+    ends=$((last - before))
 }
+
+job_end() { if [[ -n ${last:-} ]]; then echo "$(($(date +%s) - SECONDS + last))"; fi; }
 
 node_names() { printf '%s\n' "${hosts[@]}"; }
 

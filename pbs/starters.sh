@@ -92,7 +92,6 @@ on_each_host() {
     shift
     show_only=${show_only:-}
     use_site_gpus
-    find_end
     if [[ $what == plan ]]; then
         plan_each "$@"
         return

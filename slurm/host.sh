@@ -52,4 +52,10 @@ only_the_jobs_own() {
 
 interrupt() { kill -INT "$1"; } # to srun; TERM would kill the tasks
 
+# Not the environment's SLURM_JOB_END_TIME: limits are changed, and preemption ends a job earlier.
+job_end() {
+    local at
+    at=$(timeout 5 squeue --noheader --format=%e --jobs="$SLURM_JOB_ID" 2>/dev/null) && [[ $at == 2* ]] && date -d "$at" +%s || true
+}
+
 run_again() { scontrol requeue "$SLURM_JOB_ID"; }

@@ -327,6 +327,32 @@ def test_another_stop_signal_can_be_chosen_and_a_deaf_rank_is_told(tmp_path: Pat
     )
 
 
+def ask_to_stop(job: Job, end: float) -> None:
+    """As a job script does whose job may run again: with when the scheduler ends it."""
+    (job.run / ".stop").write_text(f"end={end:.0f}")
+    (job.run / ".stop").rename(job.run / "stop")
+
+
+def test_a_rank_that_catches_no_stop_is_ended_before_the_job_that_goes_on_as_another(tmp_path: Path) -> None:
+    script = 'if [ $RANK = 0 ]; then trap "exit 75" TERM USR2; fi; touch ready.$RANK; for i in $(seq 400); do sleep 0.1; done'
+    job = start(tmp_path, *SHELL, script)
+    job.until(lambda: len(list(tmp_path.glob("ready.*"))) == 2, "both ranks run")
+    ask_to_stop(job, time.time() + 6)
+    ended = job.end()
+    assert ended.status == 143, ended.err
+    why = "the job's time is up, and rank 1 on 127.0.0.2 catches no SIGUSR2: ended by SIGTERM"
+    assert f"entrypoint: 127.0.0.2: {why}\n" in ended.err
+
+
+def test_ranks_that_were_asked_to_stop_may_save_until_the_job_ends(tmp_path: Path) -> None:
+    script = 'trap "sleep 3; exit 75" USR2; trap "exit 1" TERM; touch ready.$RANK; for i in $(seq 400); do sleep 0.1; done'
+    job = start(tmp_path, *SHELL, script)
+    job.until(lambda: len(list(tmp_path.glob("ready.*"))) == 2, "both ranks run")
+    ask_to_stop(job, time.time() + 2)
+    ended = job.end()
+    assert ended.status == 75, ended.err
+
+
 def test_a_killed_agent_leaves_no_rank_running(tmp_path: Path) -> None:
     job = start(
         tmp_path,

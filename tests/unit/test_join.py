@@ -867,9 +867,9 @@ async def three(place: Place, **changes: Any) -> list[Link]:
 @run
 async def test_a_planned_end_reaches_everyone_once(node: int) -> None:
     links = await three(Place())
-    links[node].stop()
-    links[node].stop()
-    assert await events(*links) == [Stopped()] * 3
+    links[node].stop(12.5)
+    links[node].stop(None)
+    assert await events(*links) == [Stopped(left=12.5)] * 3
     for link in links:
         link.done()
     assert await events(*links) == [AllDone()] * 3

@@ -477,6 +477,16 @@ def test_before_the_walltime_is_over_the_ranks_are_asked_to_stop(site: Site) -> 
     )
 
 
+def test_where_another_job_may_follow_the_stop_file_says_when_this_one_ends(site: Site) -> None:
+    what = {str(host): {"wait": "stop", "status": 75} for host in (0, 1)}
+    begin = time.time()
+    id = site.submit("-l", "walltime=40", what=what, APPTRAIN_STOP_BEFORE="37", APPTRAIN_ON_FAILURE="requeue")
+    assert site.end(id)[0] == "75"
+    name, _, end = (site.run_dir(id) / "stop").read_text().partition("=")
+    assert name == "end"
+    assert begin + 40 - 2 <= int(end) <= time.time() + 40
+
+
 def test_a_chain_goes_on_in_the_same_run_directory_as_often_as_it_may(site: Site) -> None:
     file = site.folder / "args"
     cmd = ["train.py", "a,b", "two\nlines"]

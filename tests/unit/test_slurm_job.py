@@ -57,6 +57,10 @@ match sys.argv[1:]:
         if os.environ.get("FAKE_REQUEUE"):
             sys.exit(os.environ["FAKE_REQUEUE"])
 """
+SQUEUE = """#!{python} -IS
+import os
+print(os.environ.get("FAKE_END", "N/A"))
+"""
 RUN_SH = """#!{python} -IS
 import json, os, signal, sys, time
 node, attempt = os.environ["SLURM_NODEID"], os.environ["APPTRAIN_ATTEMPT"]
@@ -111,7 +115,12 @@ class Cluster:
         shutil.copy(CHECKOUT / "slurm" / "multinode.sbatch", self.spool)
         shutil.copy(CHECKOUT / "containers" / "job.sh", self.checkout / "containers")
         (self.checkout / "clusters").mkdir()
-        programs = {"bin/srun": SRUN, "bin/scontrol": SCONTROL, "check out/containers/run.sh": RUN_SH}
+        programs = {
+            "bin/srun": SRUN,
+            "bin/scontrol": SCONTROL,
+            "bin/squeue": SQUEUE,
+            "check out/containers/run.sh": RUN_SH,
+        }
         for name, text in programs.items():
             (folder / name).write_text(text.format(python=sys.executable, here=folder))
             (folder / name).chmod(0o755)
@@ -637,9 +646,9 @@ def waiting(cluster: Cluster) -> Iterator[Callable[..., "subprocess.Popen[str]"]
     """Starts a job whose tasks wait for the stop file, and returns once they run."""
     started = []
 
-    def start(**how: Any) -> "subprocess.Popen[str]":
+    def start(*arguments: str, **how: Any) -> "subprocess.Popen[str]":
         tasks = {node: {"wait": "stop", "status": 75} for node in "01"}
-        process = cluster.start(tasks=tasks, **how)
+        process = cluster.start(*arguments, tasks=tasks, **how)
         started.append(process)
         until(lambda: len(list(cluster.run_dir.glob("began.*"))) == 2, "the tasks did not start")
         return process
@@ -663,6 +672,25 @@ def test_the_warning_becomes_the_stop_file(
         "apptrain: warned of the end: asking the ranks to save and stop",
         "apptrain: saved at a planned end",
     ]
+
+
+@pytest.mark.parametrize(
+    ("policy", "end", "told"),
+    [
+        ("requeue", "2026-11-21T10:00:00", "end=1795255200"),
+        ("restart", "2026-11-21T10:00:00", "end=1795255200"),
+        ("stop", "2026-11-21T10:00:00", ""),
+        ("requeue", "N/A", ""),
+    ],
+)
+def test_where_the_job_may_run_again_the_stop_file_says_when_it_ends(
+    cluster: Cluster, waiting: Callable[..., "subprocess.Popen[str]"], policy: str, end: str, told: str
+) -> None:
+    process = waiting(f"--on-failure={policy}", FAKE_END=end, TZ="UTC")
+    process.send_signal(signal.SIGUSR2)
+    process.communicate(timeout=BOUND)
+    assert (cluster.run_dir / "stop").read_text() == told
+    assert cluster.scontrol() == ["requeue 7"]
 
 
 def test_a_stop_of_an_earlier_attempt_is_forgotten(cluster: Cluster) -> None:
