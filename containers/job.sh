@@ -350,7 +350,7 @@ read_outcome() {
 # Sets `status`, `error`, `missing` and `earliest`, the first failure's time: the job's outcome, from those of all
 # tasks (entrypoint/outcome.py has the rule).
 judge() {
-    local node task file well='' saved=''
+    local node task file well='' saved='' first=''
     status='' error='' missing=() earliest=''
     for ((node = 0; node < nnodes; node++)); do
         for ((task = 0; task < tasks; task++)); do
@@ -362,7 +362,10 @@ judge() {
                 well=yes
             elif ((o_status == SAVED)); then
                 saved+="${saved:+, }${o_node:-$node}"
+            elif [[ -n $first && -z $o_rank && $o_node == "$first" ]]; then
+                : # cut off, it takes node 0 for lost, which is here and knows better
             elif [[ -z $earliest ]] || ((o_time < earliest)); then
+                if ((node == 0)); then first=$(named 0); fi
                 earliest=$o_time status=$o_status
                 error="${o_rank:+rank $o_rank on }${o_node:+$o_node: }$o_error"
             fi
@@ -480,8 +483,8 @@ run_job() {
     if [[ $dry_run == @(1|true) ]]; then show_plans; fi
     make_run_dir
     count_attempts
-    catch_signals
     open_log
+    catch_signals # not before: what opens the log could be killed, and be waited for
     announce
     load_modules
     run_attempts

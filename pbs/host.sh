@@ -14,7 +14,7 @@ readonly STOP_BEFORE=300  # s before the end of the walltime, and at most a tent
 readonly ANSWER=${APPTRAIN_ANSWER_TIMEOUT:-120} # s for a task to say that it has started
 readonly QSTAT=30         # s for an answer of the server
 readonly KILL_DELAY=10    # s from SIGTERM to SIGKILL where a queue sets none
-readonly TO_CONCLUDE=2    # s of these for what follows the ranks' end
+readonly TO_CONCLUDE=5    # s of these for what follows the ranks' end, but at most a fifth
 
 if [[ ${PBS_ENVIRONMENT:-} == PBS_BATCH && ${PBS_TASKNUM:-} == 1 ]]; then is_batch=yes; else is_batch=; fi
 
@@ -144,13 +144,16 @@ find_gpus() {
     fi
 }
 
-# Sets APPTRAIN_TERM_GRACE, how long ranks may save once the job was deleted, unless it is set.
+# Sets APPTRAIN_TERM_GRACE, how long ranks may save once the job was deleted, unless it is set. What follows needs no
+# more than a second where the nodes are well, and should it be cut off, keep.sh cleans up and PBS has the status
+# anyway; so of PBS's own short delay, the ranks get most: SIGKILL never came before it was over, but up to 12 s later.
 find_grace() {
-    local told delay=$KILL_DELAY
+    local told delay=$KILL_DELAY rest
     told=$(timeout "$QSTAT" qstat -Q -f "${PBS_QUEUE:-workq}" 2>/dev/null) || told=''
     told=$(attribute kill_delay)
     if [[ $told =~ ^[0-9]{1,6}$ ]]; then delay=$told; fi
-    if [[ -z ${APPTRAIN_TERM_GRACE:-} ]]; then export APPTRAIN_TERM_GRACE=$((delay > TO_CONCLUDE ? delay - TO_CONCLUDE : 1)); fi
+    rest=$((delay / 5 < TO_CONCLUDE ? delay / 5 : TO_CONCLUDE))
+    if [[ -z ${APPTRAIN_TERM_GRACE:-} ]]; then export APPTRAIN_TERM_GRACE=$((delay > 1 ? delay - (rest ? rest : 1) : 1)); fi
 }
 
 # Where the request names no GPUs, a site's whole nodes come with theirs.
@@ -204,7 +207,7 @@ interrupt() {
     if { read -r name pid _; } 2>/dev/null <"$run_dir/tasks/$attempt.0" && [[ $name == "$(uname -n)" ]]; then
         kill -TERM "$pid" 2>/dev/null || true
     else
-        touch -- "$run_dir/tasks/$attempt.end"
+        (umask 077 && mkdir -p -- "$run_dir/tasks" && touch -- "$run_dir/tasks/$attempt.end")
     fi
 }
 
@@ -229,11 +232,12 @@ run_again() {
             queue) options+=(-q "${PBS_O_QUEUE:-$value}") ;; # which may route to this one, and alone take jobs
             project) if [[ $value != _pbs_project_default ]]; then options+=(-P "$value"); fi ;;
             Account_Name) options+=(-A "$value") ;;
+            sandbox | group_list) options+=(-W "$name=$value") ;;
         esac
     done <<<"$told"
     # The values from the environment: commas and quotes of one that stands in -v itself would be taken for qsub's.
     cd -- "$submit_dir" &&
-        APPTRAIN_CHAIN_FILE=$file.env qsub -N "$job_name" ${options[@]+"${options[@]}"} -v APPTRAIN_HOME,APPTRAIN_CHAIN_FILE "$0" >>"$file.jobs"
+        APPTRAIN_CHAIN_FILE=$file.env timeout -s KILL "$QSTAT" qsub -N "$job_name" ${options[@]+"${options[@]}"} -v APPTRAIN_HOME,APPTRAIN_CHAIN_FILE "$0" >>"$file.jobs"
 }
 
 # The next job's arguments, our variables, and those of this job's own qsub -v, which may hold what -v cannot.

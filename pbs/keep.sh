@@ -11,14 +11,17 @@ set -uo pipefail
 tmp=$1
 shift
 
-# Kills what is left; it starts nothing while it looks, which it would find.
+# Kills what is left. It looks only when what it started for that has ended, which it would find.
 sweep() {
-    local file line pid tries
+    local file line pid tries marked
     local -a found fields
     for ((tries = 0; tries < 100; tries++)); do
-        mapfile -t found < <(grep -slzxF -- "APPTRAIN_TASK=$tmp" /proc/[0-9]*/environ)
-        found=("${found[@]#/proc/}")
-        found=("${found[@]%/environ}")
+        found=()
+        marked=$(grep -slzxF -- "APPTRAIN_TASK=$tmp" /proc/[0-9]*/environ)
+        for file in $marked; do
+            pid=${file#/proc/}
+            found+=("${pid%/environ}")
+        done
         for file in /proc/[0-9]*/stat; do
             { read -r line <"$file"; } 2>/dev/null || continue
             read -r -a fields <<<"${line##*) }"
@@ -33,14 +36,19 @@ sweep() {
 }
 
 # shellcheck disable=SC2329 # a trap
-end() { kill -TERM "$child" 2>/dev/null; }
+end() {
+    asked=yes
+    if [[ -n $child ]]; then kill -TERM "$child" 2>/dev/null; fi
+}
 
+asked='' child=''
+trap end TERM
 (
     export APPTRAIN_TASK=$tmp
     exec "$@"
 ) 8<&- &
 child=$!
-trap end TERM
+if [[ -n $asked ]]; then end; fi
 (
     trap '' TERM
     read -r -u 8

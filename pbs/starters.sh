@@ -4,13 +4,18 @@
 #
 # A way to start is a function start_NAME RANK that starts the task of that rank (or with rank 0 all) in the background
 # and adds to `pids`. The task is "${task[@]}" RANK HOST. It must lead to a process that PBS does not signal with this
-# script's (setsid) and that ends when the tasks end; `end_NAME` ends it before.
+# script's (setsid) and that ends when the tasks end; `end_NAME RANK` asks it to end before.
 #
 # Files in the run directory, of this attempt: tasks/N.argv, what to run, and in which directory; tasks/N.env, the
 # environment, removed at the end; tasks/N.RANK, the answer of a task: host, process, boot; tasks/N.RANK.said, what its
 # starter printed; logs/N/HOST.task.log, what it prints.
 readonly POLL=0.3 # s
 readonly SETTLE=5 # s in which a shared file system may still show an answer
+readonly LOOK=2 # s between two looks at the outcomes
+readonly LOST=5 # s that a starter has to notice that its host is gone, once the other hosts say so
+readonly LINGER=120 # s that a starter has once another host has ended: all hosts end together
+readonly TO_END=10 # s from asking a starter to end to SIGKILL,
+readonly LONG=999999 # and where ranks may save meanwhile, whose entrypoint has a bound of its own
 
 start_pbsdsh() {
     begin "$1" setsid pbsdsh -n "${lines[$1]}" -- "${task[@]}" "$1" "${hosts[$1]}"
@@ -41,7 +46,7 @@ start_mpiexec() {
     local all version line fd pipe=$tmp/mpiexec
     (($1 == 0)) || return 0
     all=$(IFS=, && printf '%s' "${hosts[*]}")
-    version=$(mpiexec --version 2>&1) || version=
+    version=$(timeout "$QSTAT" mpiexec --version 2>&1) || version=
     case $version in
         *'Open MPI'* | *OpenRTE* | *PRRTE*) line=(mpiexec -n "$nnodes" --host "$all" --map-by ppr:1:node --bind-to none) ;;
         *HYDRA* | *MPICH* | *'Intel(R) MPI'*) line=(mpiexec -n "$nnodes" -ppn 1 -hosts "$all") ;;
@@ -59,13 +64,13 @@ start_mpiexec() {
     begin 0 setsid /bin/bash "$APPTRAIN_HOME/pbs/keep.sh" "$tmp" "${line[@]}" 8<"$pipe"
 }
 
-end_pbsdsh() { kill -TERM "$@"; } # it passes that on to its task
-end_pbs_tmrsh() { kill -KILL "$@"; } # nothing reaches its task; the first node's does not wait for it
-end_mpiexec() { kill -TERM "$@"; }
+end_pbsdsh() { kill -TERM "${pids[$1]}"; } # it passes that on to its task
+end_pbs_tmrsh() { kill -KILL "${pids[$1]}"; } # nothing reaches its task; the first node's does not wait for it
+end_mpiexec() { kill -TERM "${pids[$1]}"; }
 end_ssh() {
-    local fd
-    for fd in "${held[@]}"; do exec {fd}>&-; done
-    held=()
+    local fd=${held[$1]:-}
+    if [[ -n $fd ]]; then exec {fd}>&-; fi
+    unset "held[$1]"
 }
 
 # Starts a task's starter, without the pipes of the others.
@@ -117,7 +122,6 @@ write_task_files() {
     (
         umask 077
         mkdir -p -- "$run_dir/tasks"
-        rm -f -- "$file".*
         printf '%s\0' "$PWD" "$@" >"$file.argv"
         printf '%s\n' "${hosts[@]}" >"$file.hosts"
         if [[ -n ${PBS_NODEFILE:-} ]]; then
@@ -165,8 +169,8 @@ plan_each() {
 
 # Shows what the tasks print, in whole lines, and looks after them, until no starter is left.
 stay() {
-    local alive=yes rank since=$SECONDS rang=$warned clock
-    local -a files=() fds=() rests=() answered=() gone=()
+    local alive=yes rank since=$SECONDS rang=$warned clock look=0 first='' patience=$LONG
+    local -a files=() fds=() rests=() answered=() gone=() over=() lost=() ending=()
     for ((rank = 0; rank < nnodes; rank++)); do
         files[rank]=$run_dir/logs/$attempt/${hosts[rank]//[^A-Za-z0-9._-]/_}.task.log
     done
@@ -187,7 +191,13 @@ stay() {
         fi
         if [[ -e $run_dir/tasks/$attempt.end ]]; then
             rm -f -- "$run_dir/tasks/$attempt.end"
-            "end_$starter" "${pids[@]}" 2>/dev/null || true
+            for rank in "${!pids[@]}"; do ask_to_end "$rank" "$patience"; done
+            patience=0
+        fi
+        end_waiting
+        if ! kill -0 $$ 2>/dev/null; then # the job script was killed: nobody would end the tasks
+            for rank in "${!pids[@]}"; do ask_to_end "$rank"; done
+            exit 1
         fi
     done
     since=$SECONDS
@@ -204,6 +214,45 @@ stay() {
 
 # Without a process, which PBS would signal, and of whose end bash would tell.
 rest() { read -r -t "$POLL" -u "$clock" || true; }
+
+# Ends starters that would wait for ever: pbsdsh does so for a host that is lost.
+end_waiting() {
+    local path rank other
+    for rank in "${!ending[@]}"; do
+        if [[ -z ${gone[rank]:-} ]] && ((SECONDS >= ending[rank])); then kill -KILL "${pids[rank]}" 2>/dev/null || true; fi
+    done
+    ((SECONDS >= look)) || return 0
+    look=$((SECONDS + LOOK))
+    for path in "$run_dir/outcome/$attempt".*; do
+        rank=${path##*.}
+        if ! [[ $rank =~ ^[0-9]+$ && -z ${over[rank]:-} ]] || ! read_outcome "$path"; then continue; fi
+        over[rank]=yes
+        # After a signal to us the ranks have as long as --term-grace says, which this half does not know.
+        if [[ -n $o_rank || $o_status != @(129|130|143) ]]; then first=${first:-$SECONDS}; fi
+        # Only the first knows who is lost: another that is cut off from it takes that one for lost.
+        for other in "${!hosts[@]}"; do
+            if [[ $rank == 0 && -z $o_rank && ${hosts[other]} == "$o_node" ]]; then lost[other]=$SECONDS; fi
+        done
+    done
+    for rank in "${!gone[@]}"; do # for the others, which may wait for it
+        if [[ -z ${over[rank]:-} && $on_failure != restart ]] && ((SECONDS - gone[rank] >= SETTLE)); then write_outcome "$rank" "its task ended and left no outcome"; fi
+    done
+    for rank in "${!pids[@]}"; do
+        if [[ -n ${lost[rank]:-} ]] && ((SECONDS - lost[rank] >= LOST)); then
+            ask_to_end "$rank"
+        elif [[ -n $first && $on_failure != restart ]] && ((SECONDS - first >= LINGER)); then # where others go on
+            ask_to_end "$rank"
+        fi
+    done
+}
+
+# Asks the starter of this rank to end, which is killed after so many seconds.
+ask_to_end() {
+    local until=$((SECONDS + ${2:-$TO_END}))
+    if [[ -z ${pids[$1]:-} || -n ${gone[$1]:-} ]]; then return; fi
+    if [[ -z ${ending[$1]:-} ]]; then "end_$starter" "$1" 2>/dev/null || true; fi
+    if ((until < ${ending[$1]:-until + 1})); then ending[$1]=$until; fi
+}
 
 # A line that is not complete waits for its rest.
 show_lines() {
@@ -251,6 +300,7 @@ hear_answers() {
         elif ((SECONDS - since >= ANSWER)); then
             answered[rank]=none
             write_outcome "$rank" "no task has answered there for $ANSWER s: $starter said: $(starter_said "$rank")"
+            ask_to_end "$rank"
         fi
     done
 }

@@ -49,6 +49,15 @@ time.sleep(1)
 (here / f"saved.{rank}").write_text(f"{len(terms)} {wave.__name__}")
 """
 
+COUNT = """\
+import os, sys
+rank = os.environ["NODE_RANK"]
+for number in range(200):
+    for part in (f"<{rank}:", f"{number}:{rank}>\\n"):
+        sys.stdout.write(part)
+        sys.stdout.flush()
+"""
+
 pytestmark = [
     pytest.mark.ci_may_skip("a CI without root cannot make namespaces and users"),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts, namespaces and users of its own"),
@@ -139,6 +148,7 @@ def everyone(request: pytest.FixtureRequest) -> Iterator[User]:
     with account(request, binds=BINDS) as found, pbs_up(found.cluster, kill_delay=KILL_DELAY) as pbs:
         found.write("else where/tell.py", TELL)
         found.write("else where/save.py", SAVE)
+        found.write("else where/count.py", COUNT)
         found.write(
             "else where/fail.py", 'import os, sys\nsys.exit(41 if os.environ["RANK"] == "3" else 0)\n'
         )
@@ -319,6 +329,37 @@ def test_array_elements_and_packed_chunks_have_runs_of_their_own(user: User) -> 
         assert told.pop("node") in HOSTS
         run = f"{WORK}/runs/apptrain-{number}_{index}"
         assert told == {"rank": "0", "of": "1", "argv": [], "cwd": str(WORK), "cookie": False, "run": run}
+
+
+def test_rank_0_alone_is_shown_where_asked_for_and_every_hosts_log_is_whole(user: User) -> None:
+    args = ("--show-ranks", "0", *ONCE, "--", HOME / "else where/count.py")
+    ran = done(user.ran("-l", "select=3:ncpus=1", args=args))
+    lines = [[f"<{rank}:{number}:{rank}>" for number in range(200)] for rank in range(3)]
+    log = (ran.folder / "job.log").read_text().splitlines()
+    assert [line for line in log if line.startswith("<")] == lines[0]
+    assert log == ran.lines
+    for rank, host in enumerate(HOSTS):
+        assert (ran.folder / f"logs/0/{host}.rank{rank}.out").read_text().splitlines() == lines[rank]
+
+
+def test_a_host_that_is_cut_off_ends_the_job_within_peer_timeout(user: User) -> None:
+    """PBS would take 7 minutes to notice; pbsdsh waits as long."""
+    args = ("--peer-timeout", "8", *ONCE, "--", HOME / "else where/save.py")
+    id = user.submit("-l", "select=3:ncpus=1", args=args)
+    run = user.run_dir(id)
+    for rank in range(3):
+        user.until(run / f"began.{rank}")
+    user.account.cluster.cut("gpu-b07")
+    try:
+        ran = user.end(id)
+    finally:
+        user.account.cluster.heal("gpu-b07")
+    logs = WORK / f"runs/apptrain-{id.split('.')[0]}/logs/0"
+    assert ran.status == 1, ran.lines
+    assert ran.said("apptrain")[-1] == (
+        f"status 1: gpu-b07: lost: nothing was heard from it for 8 s (logs: {logs})"
+    )
+    user.nothing_left()
 
 
 def chosen(user: User, starter: str) -> str:

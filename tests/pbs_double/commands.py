@@ -75,6 +75,9 @@ def qsub(argv: list[str]) -> int:
         "join": given.get("-j") == "oe",
         "rerunnable": given.get("-r", "y") == "y",
         "shell": given.get("-S", ""),
+        "sandbox": dict(part.partition("=")[::2] for part in given.get("-W", "").split(",")).get(
+            "sandbox", ""
+        ),
         "argv": argv,
     }
     answer = server(sent)
@@ -268,7 +271,8 @@ class Mom:
         return connection, connection.receive()["task"]
 
     def signal(self, task: int, line: int, signum: int) -> None:
-        self._call({"op": "signal_task", "task": task, "at": line, "signum": signum}).receive()
+        """Does not wait for an answer, which a host that is lost does not give."""
+        self._call({"op": "signal_task", "task": task, "at": line, "signum": signum})
 
     def _call(self, message: Message) -> Line:
         environ = os.environ

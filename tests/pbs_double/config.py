@@ -38,6 +38,10 @@ class Config:
     """From SIGTERM to SIGKILL while something of the script's session lives; the queue's own."""
     sweep: float = 0.15
     """The same once nothing of it does."""
+    sister_lost: float = 433.0
+    """From the loss of a sister to the end of its job."""
+    first_lost: float = 310.0
+    """From the loss of a job's first host to its end."""
     nodefile_on_sisters: bool = True
     gpu_hook: bool = False
     split: int = 0

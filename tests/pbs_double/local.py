@@ -3,11 +3,12 @@
 import dataclasses
 import os
 import shlex
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,17 @@ class Local:
 
     folder: Path
     config: Config
+    moms: Mapping[str, "subprocess.Popen[bytes]"]
+
+    def crash(self, host: str) -> None:
+        """Every process of that host is gone at once; those of its tasks are known by the port of its MoM."""
+        self.moms[host].kill()
+        self.moms[host].wait()
+        mark = f"PBS_MOMPORT={self.config.hosts[host].port}".encode()
+        for file in Path("/proc").glob("[0-9]*/environ"):
+            with suppress(OSError):
+                if mark in file.read_bytes().split(b"\0"):
+                    os.kill(int(file.parent.name), signal.SIGKILL)
 
     @property
     def home(self) -> Path:
@@ -105,7 +117,7 @@ def up(folder: Path, hosts: Sequence[str], **settings: Any) -> Iterator[Local]:
         with ExitStack() as stack:
             daemons = [_start(stack, "server", file), *(_start(stack, "mom", file, host) for host in hosts)]
             if all(_answers(port, process) for port, process in zip(ports, daemons, strict=True)):
-                yield Local(folder=folder, config=config)
+                yield Local(folder=folder, config=config, moms=dict(zip(hosts, daemons[1:], strict=True)))
                 return
     raise wire.Lost(f"no free ports in {TRIES} tries")
 

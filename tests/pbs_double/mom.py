@@ -30,7 +30,9 @@ from tests.pbs_double.wire import Line, Lost, Message
 CANNOT_EXECUTE = 254
 BY_SIGNAL = 256
 MEMLOCK = 8 << 20
-WALLTIME, RERUN = -29, -11
+WALLTIME, RERUN, SISTER_LOST = -29, -11, -14
+PING = 3.0
+"""Seconds for a host to answer that it is there."""
 GONE = 5.0
 """Seconds allowed to killed processes."""
 
@@ -54,6 +56,10 @@ class Held:
     status: int | None = None
     """The exit status that whoever ended it gave."""
     requeue: bool = False
+    lost: dict[str, float] = field(default_factory=dict)
+    """When sisters that do not answer were first found so."""
+    leaving: set[str] = field(default_factory=set)
+    """Sisters that have not yet ended what is left of the job there."""
 
 
 class Mom:
@@ -97,13 +103,15 @@ class Mom:
             held.demux = (self.me.address, *demux.ports)
         for sister in held.job.hosts[1:]:
             self._call(sister, {"op": "join", "job": job, "demux": held.demux})
+            threading.Thread(target=self._watch, args=(held, sister), daemon=True).start()
         threading.Thread(target=self._stay, args=(held, demux, script, how), daemon=True).start()
 
     def _join(self, job: dict[str, Any], demux: list[Any]) -> None:
         self._hold(job, (demux[0], demux[1], demux[2]), (Path("/dev/null"), Path("/dev/null")))
 
-    def _leave(self, job: str) -> None:
-        if held := self.held.get(job):
+    def _leave(self, job: str, cookie: str = "") -> None:
+        held = self.held.get(job)
+        if held and cookie in ("", held.job.cookie):
             self._kill(held)
             self._forget(held)
 
@@ -140,7 +148,15 @@ class Mom:
         try:
             connection.send({**message, "job": held.job.id, "cookie": held.job.cookie})
             while True:
-                line.send(connection.receive())
+                answer = connection.receive()
+                line.send(answer)
+                if "status" in answer or "error" in answer:
+                    return
+        except Lost:
+            # Whoever asked is not told of a host's loss, and waits.
+            while message["op"] == "task" and self.held.get(held.job.id) is held:
+                time.sleep(0.1)
+            raise
         finally:
             connection.close()
 
@@ -200,11 +216,14 @@ class Mom:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.write(f"{file}\n".encode())
             process.stdin.close()
-        code = self._until_ended(held, process, time.monotonic() + how["walltime"], how["walltime"])
+        code = self._until_ended(held, process, how)
         self._kill(held)
+        held.leaving.update(job.hosts[1:])
         for sister in job.hosts[1:]:
-            with contextlib.suppress(Lost):
-                self._call(sister, {"op": "leave", "job": job.id})
+            threading.Thread(target=self._dismiss, args=(held, sister), daemon=True).start()
+        deadline = time.monotonic() + GONE
+        while held.leaving - held.lost.keys() and time.monotonic() < deadline:
+            time.sleep(0.01)
         if demux is not None:
             demux.close()
         file.unlink(missing_ok=True)
@@ -212,17 +231,41 @@ class Mom:
         if not held.requeue:
             self._deliver(held, how)
         status = held.status if held.status is not None else code if code >= 0 else BY_SIGNAL - code
-        message = {"op": "ended", "job": job.id, "status": status, "requeue": held.requeue}
+        message = {"op": "ended", "job": job.id, "status": status, "requeue": held.requeue, "run": how["run"]}
         with contextlib.suppress(Lost):
             wire.call(self.config.address, self.config.port, message)
 
-    def _until_ended(
-        self, held: Held, shell: "subprocess.Popen[bytes]", deadline: float, walltime: float
-    ) -> int:
+    def _watch(self, held: Held, sister: str) -> None:
+        """Notes since when a sister does not answer."""
+        while self.held.get(held.job.id) is held:
+            other = self.config.hosts[sister]
+            try:
+                wire.call(other.address, other.port, {"op": "ping"}, PING)
+                held.lost.pop(sister, None)
+            except Lost:
+                held.lost.setdefault(sister, time.monotonic())
+            time.sleep(1.0)
+
+    def _dismiss(self, held: Held, sister: str) -> None:
+        """Has a sister end what is left there, when it can be reached again."""
+        while True:
+            try:
+                self._call(sister, {"op": "leave", "job": held.job.id, "cookie": held.job.cookie})
+                break
+            except Lost:
+                time.sleep(1.0)
+        held.leaving.discard(sister)
+
+    def _until_ended(self, held: Held, shell: "subprocess.Popen[bytes]", how: dict[str, Any]) -> int:
         """Returns the shell's return code once the job's processes are to be killed."""
-        sid = shell.pid
+        sid, walltime = shell.pid, how["walltime"]
+        deadline = time.monotonic() + walltime
         while True:
             now = time.monotonic()
+            if any(now - since > self.config.sister_lost for since in list(held.lost.values())):
+                held.status, held.requeue = SISTER_LOST, how["rerunnable"]
+                signal_sessions([sid], signal.SIGKILL)
+                return shell.wait()
             if now > deadline and not held.ending:
                 with held.files[1].open("ab") as err:
                     used = int(walltime + now - deadline) + 1
@@ -269,8 +312,9 @@ class Mom:
         if self.host == job.hosts[0] or self.config.nodefile_on_sisters:
             nodefile.write_text("".join(f"{name}\n" for name in job.lines))
             nodefile.chmod(0o644)
-        tmpdir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _give(tmpdir, job.user)
+        for folder in [tmpdir, *([Path(job.directory)] if job.directory not in ("", job.home) else [])]:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _give(folder, job.user)
         site = Site(
             nodefile=str(nodefile),
             tmpdir=str(tmpdir),
@@ -301,7 +345,7 @@ class Mom:
             argv,
             executable=executable,
             env=env,
-            cwd=held.job.home,
+            cwd=held.job.directory or held.job.home,
             stdin=stdin,
             stdout=streams[0],
             stderr=streams[1],
@@ -320,6 +364,8 @@ class Mom:
         self.held.pop(held.job.id, None)
         Path(held.site.nodefile).unlink(missing_ok=True)
         shutil.rmtree(held.site.tmpdir, ignore_errors=True)
+        if held.job.directory not in ("", held.job.home):
+            shutil.rmtree(held.job.directory, ignore_errors=True)
 
     def _call(self, host: str, message: Message) -> Message:
         other = self.config.hosts[host]

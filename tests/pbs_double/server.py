@@ -16,6 +16,7 @@ from typing import Any
 from tests.pbs_double import config as configs
 from tests.pbs_double import mom, request, wire
 from tests.pbs_double.config import KILL_DELAY
+from tests.pbs_double.mom import PING
 from tests.pbs_double.request import Placed, Request
 from tests.pbs_double.variables import Job
 from tests.pbs_double.wire import Line, Lost, Message
@@ -24,6 +25,8 @@ QUEUE = "workq"
 FOREVER = "8760:00:00"
 DELETED = 271
 FORCED = 265
+FIRST_LOST = -20
+PRIVATE = "PRIVATE"
 
 
 @dataclass(kw_only=True, eq=False)
@@ -52,6 +55,8 @@ class Server:
         self.config = config
         self.entries: dict[str, Entry] = {}
         self.count = 0
+        self.silent: dict[str, float] = {}
+        """When hosts that do not answer were first found so."""
         self.lock = threading.RLock()
 
     def answer(self, line: Line, message: Message) -> None:
@@ -114,8 +119,10 @@ class Server:
             self._tell(entry, {"op": "signal", "job": entry.id, "signum": signum})
         return {}
 
-    def _ended(self, job: str, status: int, requeue: bool) -> Message:
+    def _ended(self, job: str, status: int, requeue: bool, run: int) -> Message:
         entry = self.entries[job]
+        if (entry.state, entry.run_count) != ("R", run):
+            return {}  # by a host that was given up
         entry.state, entry.status = "Q" if requeue else "F", status
         if requeue:
             entry.placed = []
@@ -129,9 +136,12 @@ class Server:
         return [entry for entry in self.entries.values() if entry.id.split(".")[0] == name]
 
     def _tell(self, entry: Entry, message: Message) -> None:
-        first = self.config.hosts[entry.placed[0].host]
+        self._send(entry.placed[0].host, message)
+
+    def _send(self, name: str, message: Message) -> None:
+        host = self.config.hosts[name]
         with contextlib.suppress(Lost):
-            wire.call(first.address, first.port, message)
+            wire.call(host.address, host.port, message)
 
     def _attributes(self, entry: Entry) -> dict[str, str]:
         sent = entry.sent
@@ -150,6 +160,8 @@ class Server:
         shown["Join_Path"] = "oe" if sent["join"] else "n"
         shown["Output_Path"] = f"{sent['submitted']['PBS_O_HOST']}:{self._paths(entry)[0]}"
         shown["Rerunable"] = str(sent["rerunnable"])
+        if sent["sandbox"]:
+            shown["sandbox"] = sent["sandbox"]
         for name, value in entry.request.listed.items():
             shown[f"Resource_List.{name}"] = value
         if entry.started:
@@ -184,14 +196,34 @@ class Server:
                 if entry.state == "Q":
                     self._try(entry)
 
+    def watch(self) -> None:
+        """Finds hosts that do not answer, and gives up the jobs of which one is the first."""
+        for name, host in self.config.hosts.items():
+            try:
+                wire.call(host.address, host.port, {"op": "ping"}, PING)
+                self.silent.pop(name, None)
+            except Lost:
+                since = self.silent.setdefault(name, time.monotonic())
+                if time.monotonic() - since > self.config.first_lost:
+                    self._give_up(name)
+
+    def _give_up(self, first: str) -> None:
+        with self.lock:
+            for entry in self.entries.values():
+                if entry.state == "R" and entry.placed[0].host == first:
+                    requeue = entry.sent["rerunnable"]
+                    for sister in request.hosts(entry.placed)[1:]:
+                        self._send(sister, {"op": "leave", "job": entry.id})
+                    self._ended(entry.id, FIRST_LOST, requeue, entry.run_count)
+
     def _try(self, entry: Entry) -> None:
         total = {name: {"ncpus": host.ncpus, "ngpus": host.ngpus} for name, host in self.config.hosts.items()}
-        free = {name: dict(has) for name, has in total.items()}
+        free = {name: dict(has) for name, has in total.items() if name not in self.silent}
         slots: dict[str, int] = {}
         for other in self.entries.values():
             for one in other.placed if other.state == "R" else []:
                 slots[one.host] = max(slots.get(one.host, 0), one.slot + 1)
-                for name in request.CONSUMED:
+                for name in request.CONSUMED if one.host in free else ():
                     free[one.host][name] -= one.chunk.number(name)
         placed = request.arrange(entry.request, free, slots)
         if placed is None:
@@ -206,11 +238,13 @@ class Server:
         sent = entry.sent
         user = pwd.getpwnam(sent["user"])
         out, err = self._paths(entry)
+        home = self.config.home or user.pw_dir
+        private = sent["sandbox"] == PRIVATE
         job = Job(
             id=entry.id,
             name=sent["name"],
             user=sent["user"],
-            home=self.config.home or user.pw_dir,
+            home=home,
             shell=user.pw_shell,
             queue=QUEUE,
             cookie=secrets.token_hex(16).upper(),
@@ -221,15 +255,24 @@ class Server:
             chunks=request.line_chunks(entry.placed),
             array_id=f"{entry.number}[].{self.config.server}" if entry.index else "",
             array_index=entry.index,
+            directory=f"{home}/pbs.{entry.id}.x8z" if private else home,
         )
         how = {
             "join": sent["join"],
             "shell": sent["shell"],
             "out": out,
             "err": err,
+            "rerunnable": sent["rerunnable"],
+            "run": entry.run_count,
             "walltime": request.seconds(entry.request.listed.get("walltime", FOREVER)),
         }
         return {"op": "run", "job": mom.to_message(job), "script": sent["script"], "how": how}
+
+
+def _watch(server: Server) -> None:
+    while True:
+        server.watch()
+        time.sleep(1.0)
 
 
 def main(path: str) -> None:
@@ -237,6 +280,7 @@ def main(path: str) -> None:
     server = Server(config)
     listening = wire.serve(config.address, config.port, server.answer)
     threading.Thread(target=listening.serve_forever, daemon=True).start()
+    threading.Thread(target=_watch, args=(server,), daemon=True).start()
     while True:
         server.schedule()
         time.sleep(0.1)

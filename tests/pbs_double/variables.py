@@ -32,6 +32,8 @@ class Job:
     """The chunk of each line."""
     array_id: str = ""
     array_index: str = ""
+    directory: str = ""
+    """Where script and tasks start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +92,7 @@ def _common(job: Job, site: Site, chunk: Chunk) -> dict[str, str]:
         "OMP_NUM_THREADS": threads,
         "PBS_ENVIRONMENT": "PBS_BATCH",
         "PBS_JOBCOOKIE": job.cookie,
-        "PBS_JOBDIR": job.home,
+        "PBS_JOBDIR": job.directory or job.home,
         "PBS_JOBID": job.id,
         "PBS_JOBNAME": job.name,
         "PBS_MOMPORT": str(site.port),

@@ -414,6 +414,77 @@ def test_a_rerun_keeps_the_id_and_is_told_by_run_count_alone(pbs: Local, tmp_pat
     pbs.wait(id)
 
 
+def failures(case: str) -> list[tuple[float, str]]:
+    """(seconds since the failure, what qstat said) of a recorded failure."""
+    lines = (LOGS / "node-failure.txt").read_text().split(f"## {case}")[1].split("##")[0].splitlines()
+    found = [re.match(r"([\d.]+) +(job_state = .*)", line) for line in lines]
+    return [(float(line[1]), line[2]) for line in found if line]
+
+
+def test_the_bounds_after_a_lost_host_are_the_recorded_ones() -> None:
+    config = Config(address="")
+    sister = next(
+        when for when, what in failures("every process of the sister") if "Exit_status = -14" in what
+    )
+    first = next(
+        when for when, what in failures("every process of the mother") if "Exit_status = -20" in what
+    )
+    assert config.sister_lost == pytest.approx(sister, abs=1)
+    assert config.first_lost == pytest.approx(first, abs=1)
+
+
+def lose(folder: Path, host: str, *options: str) -> tuple[dict[str, str], Path, float]:
+    """The attributes, soon after, of a job of two hosts that has lost this one; its log; when it was lost."""
+    with local.up(folder, HOSTS, sister_lost=4.0, first_lost=4.0) as pbs:
+        log = folder / "log"
+        (folder / "task.sh").write_text(TASK.format(log=log))
+        id = pbs.submit(f"#!/bin/bash\npbsdsh -- bash {folder}/task.sh\n", *TWO, *options)
+        started(log)
+        when = time.time()
+        pbs.crash(host)
+        deadline = time.monotonic() + 60
+        while "Exit_status" not in pbs.attributes(id):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        found = pbs.wait(id, "F" if "n" in options else "R")
+        pbs.run("qdel", "-W", "force", id)
+        return found, log, when
+
+
+def test_after_the_loss_of_a_sister_all_wait_until_pbs_runs_the_job_elsewhere(tmp_path: Path) -> None:
+    found, log, when = lose(tmp_path, "pbsn2")
+    assert (found["Exit_status"], found["run_count"], found["exec_host"]) == ("-14", "2", "pbsn1/0+pbsn3/0")
+    lines = [line.split() for line in Path(f"{log}.0").read_text().splitlines()]
+    second_run = [float(stamp) for stamp, what in lines if what == "start"][1]
+    last = max(float(stamp) for stamp, _ in lines if float(stamp) < second_run)
+    assert last > when + 3, "neither pbsdsh nor the task was told"
+    assert "TERM" not in {what for _, what in lines}
+
+
+@pytest.mark.parametrize(
+    ("options", "runs", "hosts"), [((), "2", "pbsn2/0+pbsn3/0"), (("-r", "n"), "1", "pbsn1/0+pbsn2/0")]
+)
+def test_after_the_loss_of_its_first_host_a_job_runs_again_if_it_may(
+    tmp_path: Path, options: tuple[str, ...], runs: str, hosts: str
+) -> None:
+    found, _, _ = lose(tmp_path, "pbsn1", *options)
+    assert (found["Exit_status"], found["run_count"], found["exec_host"]) == ("-20", runs, hosts)
+
+
+def test_in_a_private_sandbox_script_and_tasks_start_in_a_directory_that_ends_with_the_job(
+    pbs: Local,
+) -> None:
+    script = "echo $HOME $PWD $PBS_JOBDIR; pbsdsh -n 1 -- sh -c 'echo $HOME $PWD $PBS_JOBDIR'; sleep 0.3"
+    out, _, ended = ran(pbs, script, *TWO, "-W", "sandbox=PRIVATE")
+    first, second = out.splitlines()
+    assert first == second
+    home, here, told = first.split()
+    assert (home, here) == (str(pbs.home), told)
+    assert Path(here).parent == pbs.home
+    assert not Path(here).exists()
+    assert ended["sandbox"] == "PRIVATE"
+
+
 def test_spawning_from_a_task_works_as_recorded(pbs: Local) -> None:
     nested = "PATH=$PATH:{bin}; pbsdsh -n 0 -- sh -c 'exit 0'; echo nested rc=$?; pbs_tmrsh pbsn2 true; echo tmrsh rc=$?"
     nested = nested.replace("{bin}", str(pbs.bin))
@@ -531,6 +602,34 @@ def test_a_naive_script_loses_what_its_tasks_would_save(pbs: Local, tmp_path: Pa
     pbs.run("qdel", id)
     pbs.wait(id)
     assert sorted(path.name for path in tmp_path.glob("log.saved*")) == []
+
+
+def test_a_naive_script_that_counts_hosts_from_one_runs_twice_on_the_first_and_never_asks(pbs: Local) -> None:
+    script = (
+        'for i in 1 2; do pbsdsh -n $i -- sh -c "echo rank $((i - 1)) on \\$PBS_NODENUM"; done; sleep 0.3'
+    )
+    out, err, ended = ran(pbs, script)
+    assert (sorted(out.splitlines()), err) == (["rank 0 on 1", "rank 1 on 0"], "")
+    assert ended["Exit_status"] == "0"
+
+
+def test_a_naive_script_that_starts_torchrun_itself_runs_on_the_first_host_alone(pbs: Local) -> None:
+    out, _, _ = ran(pbs, 'echo "torchrun --nnodes $(sort -u $PBS_NODEFILE | wc -l) on $PBS_NODENUM"')
+    assert out == "torchrun --nnodes 2 on 0\n"
+
+
+def test_a_naive_script_gets_no_answer_from_a_command_substitution(pbs: Local) -> None:
+    out, _, _ = ran(pbs, 'MASTER=$(pbsdsh -n 0 -- hostname); echo "master <$MASTER>"; sleep 0.3')
+    assert "master <>" in out.splitlines()
+
+
+def test_a_naive_script_leaves_what_called_setsid_on_every_host(pbs: Local, tmp_path: Path) -> None:
+    task = f"setsid sleep 304 & echo $! >{tmp_path}/pid.$PBS_NODENUM; sleep 0.3"
+    ran(pbs, f"pbsdsh -- bash -c {shlex.quote(task)}")
+    left = [int((tmp_path / f"pid.{host}").read_text()) for host in (0, 1)]
+    assert [runs(pid) for pid in left] == [True, True]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
 
 
 def test_whoever_submits_is_known_by_the_password_file(pbs: Local) -> None:

@@ -9,11 +9,14 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -157,6 +160,19 @@ def site(pbs: Local, tmp_path: Path) -> Site:
     return Site(pbs, tmp_path)
 
 
+@pytest.fixture
+def login(site: Site) -> Iterator[Callable[[str], None]]:
+    """Sets what the login shell of the user runs at last."""
+    profile = site.pbs.home / ".profile"
+    before = profile.read_text()
+
+    def add(text: str) -> None:
+        profile.write_text(f"{before}{text}\n")
+
+    yield add
+    profile.write_text(before)
+
+
 def quoted(path: Path) -> str:
     """As bash's %q has it."""
     return re.sub(r"([ ,'\[\]])", r"\\\1", str(path))
@@ -296,6 +312,19 @@ def test_the_file_of_the_environment_is_private_without_the_cookie_and_gone_at_t
     assert subprocess.run(["grep", "-rq", cookie, run]).returncode == 1
 
 
+def test_in_a_private_sandbox_the_run_stays_where_it_was_submitted_also_in_a_chain(site: Site) -> None:
+    what: What = {"0.0": {"status": 75}, "0.1": {"status": 75}}
+    first = site.submit("-W", "sandbox=PRIVATE", what=what, APPTRAIN_CHAIN="1")
+    assert site.end(first)[0] == "75"
+    (second,) = (site.run_dir(first) / "chain.jobs").read_text().split()
+    assert site.end(second)[0] == "0"
+    assert site.pbs.attributes(second)["sandbox"] == "PRIVATE"
+    for attempt, id in ((0, first), (1, second)):
+        seen = site.seen(1, attempt)
+        assert seen["env"]["PBS_JOBDIR"] == f"{site.pbs.home}/pbs.{id}.x8z"
+        assert seen["cwd"] == str(site.submit_dir)
+
+
 def test_an_array_element_has_a_run_of_its_own(site: Site) -> None:
     id = site.submit("-J", "3-5:2")
     number = id.split("[")[0]
@@ -380,14 +409,15 @@ def test_a_task_that_comes_up_on_another_host_is_refused_with_both_names(site: S
     pbsdsh.chmod(0o755)
     (site.pbs.home / ".profile").write_text(f"PATH={pbsdsh.parent}:$PATH:{shlex.quote(str(site.pbs.bin))}\n")
     try:
-        status, lines = site.ran()
+        id = site.submit()
+        status, lines = site.end(id)
     finally:
         (site.pbs.home / ".profile").write_text(f"PATH=$PATH:{shlex.quote(str(site.pbs.bin))}\n")
     here = os.uname().nodename
     error = f"the task for pbsn2, host 1 of this job, runs as host 0 on {here}: the node file has changed since the job began"
     assert status == "64"
     assert f"task.sh: {here}: {error}" in lines
-    assert any(line.startswith(f"status 64: pbsn2: {error}") for line in ours(lines))
+    assert ours(lines)[-1] == f"status 64: pbsn2: {error} (logs: {site.run_dir(id)}/logs/0)"
 
 
 def test_a_host_whose_task_cannot_start_gets_an_outcome_that_says_why(site: Site) -> None:
@@ -397,6 +427,112 @@ def test_a_host_whose_task_cannot_start_gets_an_outcome_that_says_why(site: Site
     error = "its task ended before it said that it had started: pbsdsh said: pbsdsh: task 0x00000000 exit status 3"
     assert status == "1"
     assert re.fullmatch(rf"status 1: pbsn[12]: {error}  \(logs: .*\)", ours(lines)[-1])
+
+
+def test_a_node_file_that_is_not_there_or_empty_is_refused(site: Site, login: Callable[[str], None]) -> None:
+    login("export PBS_NODEFILE=/nowhere/nodes")
+    assert site.ran() == (
+        "64",
+        [
+            "apptrain: PBS_NODEFILE=/nowhere/nodes cannot be read: it lists the job's hosts: unset it if you set it yourself"
+        ],
+    )
+    empty = site.folder / "empty"
+    empty.write_text("\n")
+    login(f"export PBS_NODEFILE={shlex.quote(str(empty))}")
+    assert site.ran() == (
+        "64",
+        [f"apptrain: PBS_NODEFILE={empty} has no host in it: ask the administrator"],
+    )
+
+
+def test_a_working_directory_that_a_host_does_not_have_is_refused(site: Site) -> None:
+    """It is taken away between qsub and the task."""
+    run_sh = site.checkout / "pbs/task.sh"
+    lines = run_sh.read_text().replace('cd -- "${command[0]}"', 'cd -- "/nowhere${command[0]}"')
+    run_sh.write_text(lines)
+    id = site.submit("-l", "select=1:ncpus=1:ngpus=1")
+    status, lines_ = site.end(id)
+    here = os.uname().nodename
+    error = f"the working directory {site.submit_dir} is not there on this node: submit from one that all nodes share"
+    assert (status, lines_[3:]) == (
+        "64",
+        [
+            f"task.sh: {here}: {error}",
+            f"apptrain: status 64: pbsn1: {error} (logs: {site.run_dir(id)}/logs/0)",
+        ],
+    )
+
+
+def test_a_task_that_does_not_answer_is_ended_and_named(site: Site, login: Callable[[str], None]) -> None:
+    login("export APPTRAIN_ANSWER_TIMEOUT=3")
+    task = site.checkout / "pbs/task.sh"
+    task.write_text("if [[ $4 == 1 ]]; then sleep 600; fi\n" + task.read_text())
+    id = site.submit(what={"0": {"wait": "outcome/0.1"}})
+    status, lines = site.end(id)
+    error = "no task has answered there for 3 s: pbsdsh said: nothing"
+    assert (status, ours(lines)[-1]) == (
+        "1",
+        f"status 1: pbsn2: {error} (logs: {site.run_dir(id)}/logs/0)",
+    )
+
+
+# --- a host is lost ---------------------------------------------------------------------------------------------------
+
+
+LOST = {"status": 1, "node": "pbsn2", "error": "lost: nothing was heard from it for 60 s"}
+"""What the other hosts' entrypoints write."""
+
+
+@pytest.mark.parametrize("starter", ["pbsdsh", "pbs_tmrsh"])
+def test_the_job_ends_when_the_other_hosts_say_that_one_is_lost(tmp_path: Path, starter: str) -> None:
+    """PBS itself would take 7 minutes, and pbsdsh waits as long."""
+    (tmp_path / "pbs").mkdir()
+    with local.up(tmp_path / "pbs", HOSTS) as pbs:
+        site = Site(pbs, tmp_path / "site")
+        what: What = {"0": {"wait": "go", **LOST}, "1": {"wait": "never"}, "2": {"wait": "go", **LOST}}
+        id = site.submit("-l", "select=3:ncpus=1:ngpus=1", what=what, APPTRAIN_START=starter)
+        site.until(lambda: site.hosts_seen() == [0, 1, 2])
+        pbs.crash("pbsn2")
+        (site.run_dir(id) / "go").touch()
+        status, lines = site.end(id)
+        assert (status, ours(lines)[-1]) == (
+            "1",
+            f"status 1: pbsn2: {LOST['error']} (logs: {site.run_dir(id)}/logs/0)",
+        )
+
+
+def test_where_several_hosts_are_lost_and_one_is_named_the_job_ends_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "pbs").mkdir()
+    with local.up(tmp_path / "pbs", HOSTS) as pbs:
+        site = Site(pbs, tmp_path / "site")
+        starters = site.checkout / "pbs/starters.sh"
+        starters.write_text(starters.read_text().replace("LINGER=120", "LINGER=3"))
+        what: What = {"0": {"wait": "go", **LOST}, "1": {"wait": "never"}, "2": {"wait": "never"}}
+        id = site.submit("-l", "select=3:ncpus=1:ngpus=1", what=what)
+        site.until(lambda: site.hosts_seen() == [0, 1, 2])
+        pbs.crash("pbsn2")
+        pbs.crash("pbsn3")
+        (site.run_dir(id) / "go").touch()
+        assert site.end(id)[0] == "1"
+
+
+def test_what_a_host_that_is_cut_off_says_of_the_first_does_not_count(site: Site) -> None:
+    what: What = {
+        "0": {**LOST, "time": "200.000000"},
+        "1": {
+            "status": 1,
+            "node": "pbsn1",
+            "error": "lost: nothing was heard from it for 60 s",
+            "time": "100.000000",
+        },
+    }
+    id = site.submit(what=what)
+    status, lines = site.end(id)
+    assert (status, ours(lines)[-1]) == (
+        "1",
+        f"status 1: pbsn2: {LOST['error']} (logs: {site.run_dir(id)}/logs/0)",
+    )
 
 
 # --- the end ----------------------------------------------------------------------------------------------------------
@@ -558,20 +694,21 @@ def test_pbs_own_rerun_goes_on_with_the_next_attempt(site: Site) -> None:
     assert (site.seen(0, 1)["env"]["APPTRAIN_ATTEMPT"], site.seen(0, 1)["env"]["PBS_JOBID"]) == ("1", id)
 
 
-@pytest.mark.parametrize(("given", "grace"), [({}, "2"), ({"APPTRAIN_TERM_GRACE": "3"}, "3")])
-def test_ranks_may_save_for_a_little_less_than_the_queues_kill_delay(
-    site: Site, given: dict[str, str], grace: str
+def test_the_users_own_grace_wins(site: Site) -> None:
+    assert site.ran(APPTRAIN_TERM_GRACE="2")[0] == "0"
+    assert [site.seen(host)["env"]["APPTRAIN_TERM_GRACE"] for host in (0, 1)] == ["2", "2"]
+
+
+@pytest.mark.parametrize(("delay", "grace"), [(None, "8"), (1, "1"), (4, "3"), (25, "20"), (60, "55")])
+def test_ranks_may_save_until_5_s_before_the_queues_kill_delay_is_over_or_a_fifth_of_it(
+    tmp_path: Path, delay: int | None, grace: str
 ) -> None:
-    assert site.ran(**given)[0] == "0"
-    assert [site.seen(host)["env"]["APPTRAIN_TERM_GRACE"] for host in (0, 1)] == [grace, grace]
-
-
-def test_a_queue_without_kill_delay_has_that_of_pbs(tmp_path: Path) -> None:
     (tmp_path / "pbs").mkdir()
-    with local.up(tmp_path / "pbs", HOSTS[:2]) as plain:
-        site = Site(plain, tmp_path / "site")
+    settings = {} if delay is None else {"kill_delay": float(delay)}
+    with local.up(tmp_path / "pbs", HOSTS[:2], **settings) as pbs:
+        site = Site(pbs, tmp_path / "site")
         assert site.ran()[0] == "0"
-        assert site.seen(1)["env"]["APPTRAIN_TERM_GRACE"] == "8"
+        assert site.seen(1)["env"]["APPTRAIN_TERM_GRACE"] == grace
 
 
 # --- other ways to start, GPUs, plans -------------------------------------------------------------------------------
@@ -617,19 +754,6 @@ def test_a_dry_run_prints_the_launch_lines_and_every_plan_and_starts_nothing(sit
         ["setsid", "pbsdsh", "-n", str(host), str(host), HOSTS[host]] for host in range(3)
     ]
     assert lines[-3:] == [f"{host}: plan of {HOSTS[host]} attempt 0" for host in range(3)]
-
-
-@pytest.fixture
-def login(site: Site) -> Iterator[Callable[[str], None]]:
-    """Sets what the login shell of the user runs at last."""
-    profile = site.pbs.home / ".profile"
-    before = profile.read_text()
-
-    def add(text: str) -> None:
-        profile.write_text(f"{before}{text}\n")
-
-    yield add
-    profile.write_text(before)
 
 
 def mpiexec(folder: Path, version: str) -> str:
@@ -782,6 +906,205 @@ def test_outside_a_job_hosts_must_be_given_and_a_way_to_reach_them(site: Site) -
         "apptrain: this is a job of Slurm, even where its qsub has started it: sbatch (or that qsub) "
         "slurm/multinode.sbatch, in salloc bash slurm/multinode.sbatch\n",
     )
+
+
+# --- by hand, over what stands for ssh ------------------------------------------------------------------------------
+
+
+UNAME = """#!/bin/sh
+if [ "$1" = -n ] && [ -n "$STANDS_FOR" ]; then echo "$STANDS_FOR"; else exec /bin/uname "$@"; fi
+"""
+SSH = """#!/bin/bash
+while [[ $1 != -- ]]; do shift; done
+if [[ $2 == deaf ]]; then exec sleep 600; fi
+if [[ $2 != twin* ]]; then export STANDS_FOR=$2; fi
+exec /bin/bash -s
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ByHand:
+    site: Site
+    env: dict[str, str]
+
+    def start(self, nodes: str, what: What | None = None, **env: str) -> "subprocess.Popen[str]":
+        """The job script in a process group of its own."""
+        (self.site.folder / "what").write_text(json.dumps(what or {}))
+        return subprocess.Popen(
+            ["bash", self.site.script, "--start", "ssh", "--nodes", nodes],
+            cwd=self.site.submit_dir,
+            env={**self.env, **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def end(self, process: "subprocess.Popen[str]", bound: float = BOUND) -> tuple[int, list[str]]:
+        """(status, lines) of one that ends in time."""
+        try:
+            said, _ = process.communicate(timeout=bound)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        return process.returncode, said.splitlines()
+
+    def left(self) -> list[str]:
+        """What runs of this checkout."""
+        found = []
+        for file in Path("/proc").glob("[0-9]*/cmdline"):
+            with suppress(OSError):
+                words = file.read_bytes().decode().replace("\0", " ")
+                if str(self.site.checkout) in words:
+                    found.append(words)
+        return found
+
+
+@pytest.fixture
+def hand(site: Site) -> Iterator[ByHand]:
+    """A way to start tasks on any host that one may name; nothing of it is left afterwards."""
+    folder = site.folder / "hand"
+    folder.mkdir()
+    for name, text in (("ssh", SSH), ("uname", UNAME)):
+        (folder / name).write_text(text)
+        (folder / name).chmod(0o755)
+    found = ByHand(site=site, env={"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(site.pbs.home)})
+    yield found
+    site.until(lambda: not found.left())
+
+
+def test_by_hand_each_host_has_a_task_and_the_first_failure_counts(hand: ByHand) -> None:
+    status, lines = hand.end(hand.start("a,b", {"1": {"status": 7, "node": "b", "error": "x"}}))
+    assert (status, sorted(lines[3:5])) == (7, ["host 0 ", "host 1 "])
+    assert ours(lines)[-1].startswith("status 7: b: x (logs: ")
+
+
+def test_by_hand_tasks_end_with_the_script_however_it_ends(hand: ByHand) -> None:
+    process = hand.start("a,b", {str(host): {"wait": "never"} for host in (0, 1)})
+    logs = hand.site.submit_dir / "runs"
+    hand.site.until(lambda: any(f.read_text().count("host ") == 2 for f in logs.glob("*/job.log")))
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate(timeout=BOUND)
+    hand.site.until(lambda: not hand.left())
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("nodes", ["a,b", f"{os.uname().nodename},b"])
+def test_by_hand_a_signal_ends_it_at_whatever_moment_it_comes(hand: ByHand, nodes: str, signum: int) -> None:
+    what: What = {"0": {"wait": "never"}, "1": {"wait": "outcome/0.0", "status": 143}}
+    for step in range(12):
+        process = hand.start(nodes, what)
+        time.sleep(0.03 * step)
+        os.killpg(process.pid, signum)
+        status, lines = hand.end(process)
+        assert status in (-signum, 128 + signum), (step, lines)
+
+
+def test_by_hand_a_second_interrupt_does_not_wait_for_tasks_that_do_not_end(hand: ByHand) -> None:
+    process = hand.start("a,b", {str(host): {"wait": "never", "deaf": 1} for host in (0, 1)})
+    hand.site.until(lambda: hand.site.hosts_seen() == [0, 1])
+    os.killpg(process.pid, signal.SIGINT)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(12)  # they may be saving
+    os.killpg(process.pid, signal.SIGINT)
+    assert hand.end(process, 20.0)[0] == 130
+
+
+def test_by_hand_a_host_that_takes_the_connection_and_no_more_is_named(hand: ByHand) -> None:
+    process = hand.start("a,deaf", {"0": {"wait": "outcome/0.1"}}, APPTRAIN_ANSWER_TIMEOUT="2")
+    status, lines = hand.end(process)
+    assert status == 1
+    error = "status 1: deaf: no task has answered there for 2 s: ssh said: nothing (logs: "
+    assert ours(lines)[-1].startswith(error)
+
+
+def test_by_hand_two_names_of_one_host_are_refused(hand: ByHand) -> None:
+    status, lines = hand.end(hand.start("twin1,twin2", {"0": {"status": "none"}, "1": {"status": "none"}}))
+    here = os.uname().nodename
+    error = f"the tasks of (twin1 and twin2|twin2 and twin1) both run on {here}: give each host once"
+    assert status == 1
+    assert re.fullmatch(rf"status 1: twin[12]: {error} \(logs: .*\)", ours(lines)[-1])
+
+
+def test_by_hand_a_task_that_ends_without_an_outcome_gets_one_while_others_wait_for_it(hand: ByHand) -> None:
+    process = hand.start("a,b", {"0": {"wait": "outcome/0.1"}, "1": {"status": "none"}})
+    status, lines = hand.end(process)
+    assert status == 1
+    assert ours(lines)[-1].startswith("status 1: b: its task ended and left no outcome (logs: ")
+
+
+# --- a task alone -----------------------------------------------------------------------------------------------------
+
+
+def task(folder: Path, *arguments: str, **env: str) -> tuple[int, str, list[str]]:
+    """(status, stderr, lines of its outcome but the time) of pbs/task.sh with this run directory."""
+    script = folder / "task.sh"
+    script.write_text((CHECKOUT / "pbs/task.sh").read_text().replace("TRIES=40", "TRIES=2"))
+    ended = subprocess.run(
+        ["bash", script, str(folder / "run"), "0", *arguments],
+        env={"PATH": os.environ["PATH"], **env},
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+    )
+    outcomes = list(folder.glob("run/outcome/0.*"))
+    lines = outcomes[0].read_text().splitlines() if outcomes and arguments[1] != "-" else []
+    return ended.returncode, ended.stderr, [line for line in lines if not line.startswith("time=")]
+
+
+def prepared(folder: Path, hosts: str) -> Path:
+    run = folder / "run"
+    for name in ("tasks", "outcome", "logs/0"):
+        (run / name).mkdir(parents=True)
+    (run / "tasks/0.env").write_text("A=b\0")
+    (run / "tasks/0.hosts").write_text(hosts)
+    (run / "tasks/0.argv").write_text(f"{folder}\0true\0")
+    return run
+
+
+def test_a_task_that_does_not_see_the_run_directory_says_so(tmp_path: Path) -> None:
+    error = f"the run directory {tmp_path}/run is not there on this node: give one that all nodes share in APPTRAIN_RUN_DIR"
+    found = task(tmp_path, "pbsdsh", "1", "pbsn2")
+    assert found == (64, f"task.sh: {os.uname().nodename}: {error}\n", [])
+
+
+def test_a_task_of_one_command_for_all_that_finds_no_place_is_refused(tmp_path: Path) -> None:
+    prepared(tmp_path, "far1\nfar2\n")
+    here = os.uname().nodename
+    error = "mpiexec tells no rank, and this host is none of far1 far2"
+    assert task(tmp_path, "mpiexec", "-", "-") == (64, f"task.sh: {here}: {error}\n", [])
+    assert task(tmp_path, "mpiexec", "-", "-", PMI_RANK="2") == (64, f"task.sh: {here}: {error}\n", [])
+
+
+def test_a_host_without_room_for_temporary_files_is_refused(tmp_path: Path) -> None:
+    run = prepared(tmp_path, "a\n")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/mktemp").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bin/mktemp").chmod(0o755)
+    status, _, outcome = task(tmp_path, "ssh", "0", "a", PATH=f"{tmp_path}/bin:{os.environ['PATH']}")
+    error = "no temporary directory can be made: set TMPDIR to a directory of this node"
+    assert status == 64
+    assert outcome == ["status=64", "rank=", "node=a", "signal=0", f"error={error}"]
+    assert (run / "logs/0/a.task.log").read_text() == f"task.sh: {os.uname().nodename}: {error}\n"
+
+
+def shape(script: Path) -> list[str]:
+    """The headings and steps of a job script, each once."""
+    steps = re.compile(r"# (?:Usage|Reads|Exit|SITE)\b|set -.*|if \[\[ .*|source .*|start\(\).*|run_job .*")
+    text = script.read_text().replace("slurm/", "pbs/")
+    return list(dict.fromkeys(step[0] for line in text.splitlines() if (step := steps.match(line))))
+
+
+def test_the_job_scripts_of_both_schedulers_have_the_same_sections_in_the_same_order() -> None:
+    mine, other = shape(CHECKOUT / "pbs/multinode.pbs"), shape(CHECKOUT / "slurm/multinode.sbatch")
+    assert mine == other
+    assert mine[-4:] == [
+        'source "$APPTRAIN_HOME/containers/job.sh"',
+        'source "$APPTRAIN_HOME/pbs/host.sh"',
+        "start() {",
+        'run_job "$@"',
+    ]
 
 
 def test_a_checkout_that_cannot_be_found_is_said(site: Site) -> None:
