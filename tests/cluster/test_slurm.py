@@ -528,6 +528,34 @@ def test_a_warned_job_saves_is_requeued_and_goes_on_in_the_same_run_directory(us
     assert "the job will run again, and go on there" in ran.said("apptrain")
 
 
+DEAF = """
+import os, pathlib, time
+once = pathlib.Path(os.environ["APPTRAIN_RUN_DIR"], "began." + os.environ["NODE_RANK"])
+print("goes on" if once.exists() else "begins", flush=True)
+if not once.exists():
+    once.touch()
+    time.sleep(600)
+"""
+
+
+def test_a_script_that_catches_nothing_is_ended_before_the_walltime_and_the_job_runs_again(
+    user: Account,
+) -> None:
+    script = user.write("else where/deaf.py", DEAF)
+    limits = ("--nodes=2", "--time=1", "--signal=B:USR2@40")
+    number = user.submit(*limits, SCRIPT, "--on-failure=requeue", *ONCE, "--", script)
+    user.until_printed(number, "begins\nbegins\n")
+    user.cluster.start_requeued(number, 120)
+    ran = done(user.end(number))
+    assert (ran.printed, ran.job.restarts) == (["begins"] * 2 + ["goes on"] * 2, 1)
+    (why,) = (line for line in ran.said("apptrain") if line.startswith("status 143: "))
+    assert re.fullmatch(
+        r"status 143: gpu-a0[12]: the job's time is up, and rank [01] on gpu-a0[12] catches no SIGUSR2: "
+        r"ended by SIGTERM \(logs: .*/logs/0\)",
+        why,
+    )
+
+
 def test_a_cancelled_job_ends_with_143_and_leaves_no_process(user: Account) -> None:
     script = user.write(
         "else where/sleep.py", "import time\nprint('asl' 'eep', flush=True)\ntime.sleep(600)\n"
