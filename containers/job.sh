@@ -12,7 +12,8 @@
 # sets                   scheduler, is_batch (yes: not started by hand), and calls  run_job "$@"
 # Reads: APPTRAIN_HOME      the checkout
 #        APPTRAIN_IMAGE     (else the one of the profile's stack in containers/)
-#        APPTRAIN_PROFILE, APPTRAIN_RUN_DIR, APPTRAIN_ON_FAILURE, APPTRAIN_DRY_RUN: as the options of the same names
+#        APPTRAIN_PROFILE, APPTRAIN_RUN_DIR, APPTRAIN_ON_FAILURE, APPTRAIN_MAX_RESTARTS, APPTRAIN_DRY_RUN: as the options
+#                           of the same names
 #        APPTRAIN_ARGS_FILE options and CMD, one argument per NUL, before those of the command line
 # Sets:  APPTRAIN_ATTEMPT, and the above as it decided, for run.sh and the entrypoint
 # Needs: bash 4.2 and coreutils.
@@ -21,7 +22,7 @@
 LC_ALL=C # bytes, not characters; srun's messages in English
 
 readonly ATTEMPTS=3      # after a port or peer that was not available
-readonly FAILURES=3      # in a row, after which --on-failure requeue gives up
+readonly FRUITLESS=3     # restarts in a row without a new checkpoint between them
 readonly LATE=10         # times 0.5 s: what a shared file system may take to show a node's file,
 readonly LATE_FAILED=2   # and where a failure is known
 readonly DONE=0 BAD_INPUT=64 UNAVAILABLE=69 SAVED=75
@@ -76,6 +77,8 @@ read_arguments() {
     if [[ " ${before[*]-} ${APPTRAIN_ARGS:-}" == *" --master"[_-]port[\ =]* ]]; then port_by_hand=yes; fi
     [[ $on_failure == @(stop|requeue|restart) ]] ||
         refuse "--on-failure $on_failure: must be one of stop, requeue, restart"
+    max_restarts=${APPTRAIN_MAX_RESTARTS:-}
+    [[ $max_restarts =~ ^[0-9]{0,9}$ ]] || refuse "--max-restarts $max_restarts: must be a number from 0"
     [[ $dry_run == @(0|1|true|false) ]] || refuse "APPTRAIN_DRY_RUN=$dry_run: must be 1 or 0"
 }
 
@@ -87,10 +90,10 @@ take() {
         name=${name//_/-}
         case $name in
             --dry-run) APPTRAIN_DRY_RUN=1 ;;
-            --profile | --run-dir | --start | --stop-before | --on-failure)
+            --profile | --run-dir | --start | --stop-before | --on-failure | --max-restarts)
                 if [[ $1 == *=* ]]; then value=${1#*=}; else value=${2-}; fi
                 [[ -n $value ]] || refuse "$name is empty: give a value, or leave it out"
-                if [[ $name == --on-failure ]]; then before+=("$name=$value"); fi
+                if [[ $name == --@(on-failure|max-restarts) ]]; then before+=("$name=$value"); fi
                 if [[ $1 != *=* ]]; then shift; fi
                 name=${name#--} name=${name//-/_}
                 printf -v "APPTRAIN_${name^^}" %s "$value"
@@ -229,6 +232,7 @@ count_attempts() {
     local path number
     attempt=0
     for path in "$run_dir"/logs/[0-9]* "$run_dir"/outcome/[0-9]*; do
+        if [[ $path == *.nodes && ! -s $path ]]; then continue; fi # an attempt that nobody may begin
         number=${path##*/} number=${number%%.*}
         if [[ $number =~ ^[0-9]{1,9}$ ]] && ((10#$number >= attempt)); then attempt=$((10#$number + 1)); fi
     done
@@ -316,7 +320,15 @@ cut_short() { if [[ -n $child ]]; then interrupt "$child" 2>/dev/null || true; f
 # Starts one attempt and waits for its end.
 run_attempt() {
     export APPTRAIN_ATTEMPT=$attempt
-    (umask 077 && mkdir -p -- "$run_dir/logs/$attempt")
+    (
+        umask 077
+        mkdir -p -- "$run_dir/logs/$attempt"
+        # Nodes of before that still run, cut off from the others, cannot claim this attempt for themselves.
+        if [[ $on_failure == restart ]]; then
+            : >"$run_dir/outcome/$attempt.nodes"
+            echo "$attempt" >"$run_dir/unfinished"
+        fi
+    )
     rm -f -- "$run_dir/stop"
     if [[ -n $warned ]]; then ask_to_stop; fi
     if [[ -n $asked ]]; then return; fi
@@ -347,12 +359,25 @@ read_outcome() {
     if [[ $o_time =~ ^([0-9]{1,10})\.([0-9]{6})$ ]]; then o_time=$((10#${BASH_REMATCH[1]}${BASH_REMATCH[2]})); else o_time=0; fi
 }
 
+# Sets `attempt` and `crew`, the nodes that take part in it by their places in the list: after a restart inside the
+# allocation the last attempt counts (entrypoint/rundir.py).
+find_last() {
+    local place _
+    while [[ -s $run_dir/outcome/$((attempt + 1)).nodes ]]; do attempt=$((attempt + 1)); done
+    crew=()
+    if [[ -s $run_dir/outcome/$attempt.nodes ]]; then
+        while read -r place _; do crew+=("$place"); done <"$run_dir/outcome/$attempt.nodes"
+    else
+        for ((place = 0; place < nnodes; place++)); do crew+=("$place"); done
+    fi
+}
+
 # Sets `status`, `error`, `missing` and `earliest`, the first failure's time: the job's outcome, from those of all
 # tasks (entrypoint/outcome.py has the rule).
 judge() {
     local node task file well='' saved='' first=''
     status='' error='' missing=() earliest=''
-    for ((node = 0; node < nnodes; node++)); do
+    for node in "${crew[@]}"; do
         for ((task = 0; task < tasks; task++)); do
             file=$run_dir/outcome/$attempt.$node
             if ((tasks > 1)) || [[ ! -e $file ]]; then file+=.$task; fi
@@ -362,10 +387,10 @@ judge() {
                 well=yes
             elif ((o_status == SAVED)); then
                 saved+="${saved:+, }${o_node:-$node}"
-            elif [[ -n $first && -z $o_rank && $o_node == "$first" ]]; then
+            elif [[ -n $first && -z $o_rank && $o_error == 'lost: '* && $o_node == "$(named 0)" ]]; then
                 : # cut off, it takes node 0 for lost, which is here and knows better
             elif [[ -z $earliest ]] || ((o_time < earliest)); then
-                if ((node == 0)); then first=$(named 0); fi
+                if ((node == 0)); then first=yes; fi
                 earliest=$o_time status=$o_status
                 error="${o_rank:+rank $o_rank on }${o_node:+$o_node: }$o_error"
             fi
@@ -400,6 +425,7 @@ run_attempts() {
         run_attempt
         for ((late = 0; late < LATE; late++)); do
             ls -- "$run_dir/outcome" >/dev/null || true # so that NFS looks anew
+            find_last
             judge
             if ((${#missing[@]} == 0)) || [[ -n $asked || (-n $earliest && $late -ge $LATE_FAILED) ]]; then break; fi
             sleep 0.5
@@ -411,32 +437,71 @@ run_attempts() {
     done
 }
 
+# When the newest checkpoint was written, in Unix seconds; 0 where there is none.
+newest_checkpoint() {
+    local newest
+    newest=$(stat -c %.9Y -- "$run_dir"/checkpoints/* 2>/dev/null | sort -n | tail -n 1) || true
+    printf '%s' "${newest:-0}"
+}
+
+# Why no restart of this run may follow; nothing where one may (entrypoint/restart.py has the same rule for its own).
+too_many_restarts() {
+    local newest stamp times=0 fruitless=0
+    newest=$(newest_checkpoint)
+    if [[ -s $run_dir/restarts ]]; then
+        while read -r _ stamp; do
+            times=$((times + 1))
+            if [[ $stamp == "$newest" ]]; then fruitless=$((fruitless + 1)); else fruitless=0; fi
+        done <"$run_dir/restarts"
+    fi
+    if [[ -n $max_restarts ]] && ((times >= 10#$max_restarts)); then
+        printf 'restarted %s times before, and --max-restarts is %s' "$times" "$max_restarts"
+    elif ((fruitless >= FRUITLESS)) && [[ -z $max_restarts || $newest != 0 ]]; then
+        printf 'restarted %s times before, the last %s without a new checkpoint' "$times" "$FRUITLESS"
+    fi
+}
+
+# Where a job script was lost with its node, those that were left may have come to the end: then nothing is left to do.
+conclude_unfinished() {
+    local next=$attempt
+    [[ -s $run_dir/unfinished ]] || return 0
+    read -r attempt <"$run_dir/unfinished"
+    find_last
+    judge
+    if ((status == DONE)); then conclude; fi
+    attempt=$next
+}
+
 # Says how it ended, and has the scheduler run the job again where that was asked for.
 conclude() {
-    local failures=0 again
+    local again why
+    rm -f -- "$run_dir/unfinished"
     again="to go on: the same line again with APPTRAIN_RUN_DIR=$(printf %q "$run_dir")"
     if [[ -n $asked ]]; then
         say "ended by a signal (status $asked), and not run again; $again"
         exit "$asked"
     fi
     case $status in
-        "$DONE") tell "done: $run_dir" ;;
+        "$DONE")
+            rm -f -- "$run_dir/restarts"
+            tell "done: $run_dir"
+            ;;
         "$SAVED")
-            rm -f -- "$run_dir/failures"
+            rm -f -- "$run_dir/restarts"
             say "saved at a planned end"
             continue_later "$again"
             ;;
         *)
             say "status $status: $error (logs: $run_dir/logs/$attempt)"
             if [[ $on_failure == stop || $status == "$BAD_INPUT" ]]; then exit "$status"; fi
-            if [[ -s $run_dir/failures ]]; then read -r failures <"$run_dir/failures"; fi
-            [[ $failures =~ ^[0-9]{1,4}$ ]] || failures=0
-            failures=$((failures + 1))
-            echo "$failures" >"$run_dir/failures"
-            if ((failures < FAILURES)); then
-                continue_later "$again"
+            why=$(too_many_restarts)
+            if [[ -n $why ]]; then
+                rm -f -- "$run_dir/restarts" # who starts it again may have corrected what failed
+                say "not run again: $why; $again"
             else
-                say "not run again: $failures failures in a row; $again"
+                if [[ $on_failure == restart ]]; then say "it does not go on inside the allocation: as with --on-failure requeue"; fi
+                (umask 077 && printf '%s %s\n' "$((attempt + 1))" "$(newest_checkpoint)" >>"$run_dir/restarts")
+                continue_later "$again"
             fi
             ;;
     esac
@@ -486,6 +551,7 @@ run_job() {
     open_log
     catch_signals # not before: what opens the log could be killed, and be waited for
     announce
+    conclude_unfinished
     load_modules
     run_attempts
     conclude

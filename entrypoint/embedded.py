@@ -181,16 +181,18 @@ class _Nodes:
         run = RunDirectory(job.run_dir, 0)
         run.create()
         run.make_key()
+        run.forget_restarts()
         self._say(f"{job.nodes} nodes on this machine, run directory {job.run_dir}")
         self._say(f"to follow it from elsewhere: tail -f {job.run_dir / 'job.log'}")
         processes.adopt_orphans()
         processes.allow_open_files(256 + 8 * job.nodes * job.tasks_per_node)
         first = _next_attempt(job.run_dir)
         ended = Outcome(status=INTERRUPTED, error="interrupted")
-        for attempt in range(first, first + ATTEMPTS):
+        for _ in range(ATTEMPTS):
             if self.signals:
                 break
-            ended = self._attempt(attempt)
+            ended, last = self._attempt(first)
+            first = last + 1
             if ended.status != UNAVAILABLE or self.signals or job.port_by_hand:
                 break
         processes.kill_descendants()
@@ -200,7 +202,8 @@ class _Nodes:
             )
         return ended.status
 
-    def _attempt(self, attempt: int) -> Outcome:
+    def _attempt(self, attempt: int) -> tuple[Outcome, int]:
+        """(how it ended, the last attempt: nodes may have gone on without a pause)."""
         run = RunDirectory(self.job.run_dir, attempt)
         run.create()
         run.stop.unlink(missing_ok=True)
@@ -223,13 +226,15 @@ class _Nodes:
         files = self._files(run)
         self._wait(files)
         relay.finish(5.0)
-        return outcome.of_job({file.name: outcome.read(file) for file in files})
+        last = run.later_attempts()
+        files = self._files(RunDirectory(self.job.run_dir, last))
+        return outcome.of_job({file.name: outcome.read(file) for file in files}), last
 
     def _files(self, run: RunDirectory) -> list[Path]:
         """Where each task writes its outcome, in the order of the tasks."""
         return [
             run.outcome(index, local_id if self.job.outcome_per_task else None)
-            for index in range(self.job.nodes)
+            for index in run.crew() or range(self.job.nodes)
             for local_id in range(self.job.tasks_per_node)
         ]
 

@@ -18,6 +18,8 @@ class Refusal(Exception):
     """
 
     status = BAD_INPUT
+    told = False
+    """Whether another node has said it already, to all."""
 
 
 class BadInput(Refusal):

@@ -12,7 +12,7 @@ import resource
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -36,7 +36,19 @@ NO_OUTPUT = "no rank has written anything for --silence-timeout"
 SIGHTINGS = 64
 """In one frame."""
 
-__all__ = ["AllDone", "Event", "Failed", "Failure", "Identity", "Link", "Look", "Stopped", "Timeouts", "meet"]
+__all__ = [
+    "AllDone",
+    "Event",
+    "Failed",
+    "Failure",
+    "Identity",
+    "Link",
+    "Look",
+    "Muster",
+    "Stopped",
+    "Timeouts",
+    "meet",
+]
 
 Message = Mapping[str, Any]
 
@@ -59,6 +71,8 @@ class Timeouts:
     """Between two looks at who never started."""
     settle: float = 0.3
     """In which the hub collects failures before it calls one of them the first."""
+    answer: float = 20.0
+    """In which a hub must answer before the next candidate is tried."""
     look: float = 20.0
     """In which everyone looks where its ranks are when the job seems to hang."""
     reach: float = 8.0
@@ -88,6 +102,8 @@ class Failed:
     """The first failure of all, the same for everyone. The last event."""
 
     failure: Failure
+    lost: tuple[int, ...] = ()
+    """The node ranks of the participants that are known to be lost."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +112,30 @@ class AllDone:
 
 
 Event = Stopped | Look | Failed | AllDone
+
+
+@dataclass(frozen=True, kw_only=True)
+class Muster:
+    """A meeting of one task a node that goes on without nodes that do not come."""
+
+    candidates: Sequence[int]
+    """The nodes that may be the hub: each is tried until one answers, or it is this one."""
+    address: Callable[[int], Awaitable[str]]
+    """A node's address; of this one the address to listen on. Refusal: it has none."""
+    absent: Collection[int] = ()
+    """Nodes that are lost and not waited for; they may come all the same."""
+    least: int
+    """So many are enough when the time is up."""
+    most: int
+    """So many take part; the others are spares."""
+    quorum: int = 0
+    """Fewer wait until the time is up even where nobody else is expected: others may be cut off from them."""
+    seal: Callable[[Sequence[int]], None]
+    """The hub calls it with the nodes that take part before it says go; a Refusal ends the meeting."""
+
+
+class _NoHub(Unavailable):
+    """The hub cannot be had: another candidate may be."""
 
 
 async def meet(
@@ -108,24 +148,47 @@ async def meet(
     say: Callable[[str], None],
     timeouts: Timeouts = DEFAULTS,
     never_started: Callable[[], str | None] = lambda: None,
+    muster: Muster | None = None,
 ) -> "Link":
     """Meet all participants of the job; returns when each of them has proved itself and agreed.
 
-    `nodes` are the names in node-rank order, `key` is the run's join key (None: identity alone). `say`
-    takes lines for the user. `never_started` is asked about once a second; a text ends the wait.
+    `nodes` are the names in node-rank order, `address` is node 0's, `key` is the run's join key (None:
+    identity alone). `say` takes lines for the user. `never_started` is asked about once a second; a text
+    ends the wait. With a `muster` the meeting is one without those who do not come.
 
     BadInput: the participants do not agree, or two claim one place; everyone gets the same text.
-    Unavailable: the port is taken, the hub cannot be reached or is none, or someone does not come.
+    Unavailable: the port is taken, no hub can be reached or it is none, or too many do not come.
     """
-    link = (_Hub if me.node_rank == 0 and not me.local_rank else _Spoke)(
+    candidates = muster.candidates if muster else (0,)
+    for number, hub in enumerate(candidates, 1):
+        try:
+            where = await muster.address(hub) if muster else address
+            return await _meet_at(
+                hub,
+                where,
+                port,
+                me=me,
+                nodes=nodes,
+                key=key or b"",
+                timeouts=timeouts,
+                say=say,
+                waiting=_Waiting(timeouts, say, never_started),
+                muster=muster,
+            )
+        except _NoHub as error:
+            if number == len(candidates):
+                raise Unavailable(str(error)) from error
+            say(f"{error}: trying the next node")
+    raise AssertionError("the last candidate was tried")
+
+
+async def _meet_at(hub: int, address: str, port: int, *, me: Identity, **given: Any) -> "Link":
+    link = (_Hub if me.node_rank == hub and not me.local_rank else _Spoke)(
         me=me,
-        nodes=nodes,
+        hub=hub,
         endpoint=f"[{address}]:{port}" if ":" in address else f"{address}:{port}",
         found=await _resolve(address, port),
-        key=key or b"",
-        timeouts=timeouts,
-        say=say,
-        waiting=_Waiting(timeouts, say, never_started),
+        **given,
     )
     try:
         await link.meet()
@@ -140,6 +203,7 @@ class Link(ABC):
     """A participant's connection to all others, from their meeting to the end."""
 
     me: Identity
+    hub: int
     nodes: Sequence[str]
     endpoint: str
     found: tuple[socket.AddressFamily, Any]
@@ -147,6 +211,9 @@ class Link(ABC):
     timeouts: Timeouts
     say: Callable[[str], None]
     waiting: "_Waiting"
+    muster: Muster | None
+    members: tuple[int, ...] = field(init=False, default=())
+    """The nodes that take part, in the order of their ranks; known when all have met."""
     _peers: dict[Place, Wire] = field(init=False, default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(init=False, default_factory=set)
     _events: asyncio.Queue[Event] = field(init=False, default_factory=asyncio.Queue)
@@ -227,8 +294,8 @@ class Link(ABC):
                 self._events.put_nowait(Stopped(left))
             case {"type": "look", "why": str(why)}:
                 self._events.put_nowait(Look(plain(why)))
-            case {"type": "failed", "failure": failure}:
-                self._end(Failed(load(Failure, failure)))
+            case {"type": "failed", "failure": failure, "lost": list(lost)}:
+                self._end(Failed(load(Failure, failure), _places(lost, self.nodes)))
             case {"type": "all done"}:
                 self._end(AllDone())
             case _:
@@ -279,8 +346,14 @@ class _Hub(Link):
     """Done, failed or lost: nothing that happens to their connections now is a loss."""
     _done: set[Place] = field(init=False, default_factory=set)
     _failures: list[Failure] = field(init=False, default_factory=list)
+    _gone: set[int] = field(init=False, default_factory=set)
+    """Nodes that were lost, those among them that had nothing to do."""
+    _active: set[Place] = field(init=False, default_factory=set)
+    """Who takes part; the others are spares, whose loss is no failure."""
     _stopping: bool = field(init=False, default=False)
     _trial: reach.Trial = field(init=False, default_factory=reach.Trial)
+    _trying: frozenset[Place] = field(init=False, default=frozenset())
+    """Who takes part in the trial."""
     _silent: set[Place] = field(init=False, default_factory=set)
     _looking: str = field(init=False, default="")
     """Why everyone was asked to look; empty before."""
@@ -295,8 +368,13 @@ class _Hub(Link):
         self._go_if_complete()
         try:
             while not self._met.done():
-                self.waiting.check(self._missing)
-                await asyncio.wait([self._met], timeout=self.waiting.nap())
+                if self.muster and not self.waiting.left() and len(self._members) >= self.muster.least:
+                    if self._trying != self._members.keys():
+                        self._try_ways()
+                    await asyncio.wait([self._met], timeout=0.2)
+                else:
+                    self.waiting.check(self._missing)
+                    await asyncio.wait([self._met], timeout=self.waiting.nap())
             self._met.result()
         except Refusal as refusal:
             self._send_all(_end(refusal))
@@ -411,11 +489,25 @@ class _Hub(Link):
         )
 
     def _go_if_complete(self) -> None:
-        """Once all are there, they try to reach one another."""
-        if self._met.done() or len(self._members) < self._expected:
+        if self._met.done():
             return
+        present = self._present
+        if self.muster:
+            expected = set(range(self.me.nnodes)) - set(self.muster.absent)
+            if expected <= present and len(present) >= max(self.muster.quorum, self.muster.least):
+                self._try_ways()
+        elif len(self._members) == self._expected:
+            self._try_ways()
+
+    @property
+    def _present(self) -> set[int]:
+        return {node for node, _ in self._members}
+
+    def _try_ways(self) -> None:
+        """Those who are there try to reach one another."""
         claims = {node: claim.contact for (node, _), (claim, _) in self._members.items() if claim.contact}
         self._trial = trial = reach.Trial(claims, self.nodes, number=self._trial.number + 1)
+        self._trying = frozenset(self._members)
         if trial.clash:
             self._met.set_exception(BadInput(trial.clash))
             return
@@ -432,15 +524,28 @@ class _Hub(Link):
 
     def _go_if_tried(self, trial: reach.Trial, late: bool = False) -> None:
         """Once all have said that they reach the others, they go."""
-        if self._met.done() or trial is not self._trial or len(self._members) < self._expected:
+        if self._met.done() or trial is not self._trial or self._trying != self._members.keys():
             return
         if trial.complete or late:
             if text := trial.verdict():
                 self._met.set_exception(Unavailable(text))
-                return
-            self._met.set_result(None)
-            self._send_all({"type": "go"})
-            self._shut()
+            else:
+                self._go()
+
+    def _go(self) -> None:
+        present = sorted(self._present, key=lambda node: (node != self.hub, node))
+        members = present[: self.muster.most] if self.muster else present
+        try:
+            if self.muster:
+                self.muster.seal(members)
+        except Refusal as refusal:
+            self._met.set_exception(refusal)
+            return
+        self.members = tuple(members)
+        self._active = {place for place in self._members if place[0] in members}
+        self._met.set_result(None)
+        self._send_all({"type": "go", "members": members})
+        self._shut()
 
     def _shut(self) -> None:
         """Take no more newcomers."""
@@ -450,9 +555,11 @@ class _Hub(Link):
             writer.transport.abort()
 
     def _missing(self) -> str:
-        if len(self._members) == self._expected:
+        if self._trying == self._members.keys():
             return "all nodes have come, and try to reach one another"
-        places = ((node, local) for node in range(self.me.nnodes) for local in self.me.local_ranks)
+        absent = self.muster.absent if self.muster else ()
+        nodes = (node for node in range(self.me.nnodes) if node not in absent)
+        places = ((node, local) for node in nodes for local in self.me.local_ranks)
         return missing([place for place in places if place not in self._members], self._expected, self.nodes)
 
     def _refuse(self, address: str, why: str) -> None:
@@ -490,7 +597,7 @@ class _Hub(Link):
             case {"type": "done"} if self._met.done():
                 self._finished.add(place)
                 self._done.add(place)
-                if len(self._done) == self._expected and not self._failures:
+                if self._active <= self._done and not self._failures:
                     self._tell_all({"type": "all done"})
             case {"type": "fail", "failure": failure} if self._met.done():
                 self._collect(load(Failure, failure))
@@ -500,7 +607,7 @@ class _Hub(Link):
                 self._look(plain(why))
             case {"type": "silent", "now": bool(now)} if self._met.done():
                 (self._silent.add if now else self._silent.discard)(place)
-                if len(self._silent | self._finished) == self._expected:
+                if self._active <= self._silent | self._finished:
                     self._look(NO_OUTPUT)
             case {"type": "seen", "sightings": list(raw), "last": bool(last)} if self._looking:
                 self._sightings += [load(Sighting, one) for one in raw]
@@ -511,11 +618,16 @@ class _Hub(Link):
                 raise WireError("it sent a message that has no meaning here")
 
     def _lose(self, place: Place, /, why: str, at: float) -> None:
-        if place in self._finished or place not in self._members:
+        if place not in self._members or place in self._finished & self._active:
             return
         lost, _ = self._members[place]
-        if self._met.done():
+        if self._met.done() and place not in self._active:
+            if lost.node_rank not in self._gone and not self._over:
+                self.say(f"the spare {lost} is lost: {why}")
+            self._gone.add(lost.node_rank)
+        elif self._met.done():
             self._finished.add(place)
+            self._gone.add(lost.node_rank)
             self._collect(_loss(lost.node_rank, lost.name, why, at))
             self._judge_if_complete()
         else:
@@ -530,7 +642,7 @@ class _Hub(Link):
             asyncio.get_running_loop().call_later(self.timeouts.look, self._judge)
 
     def _judge_if_complete(self) -> None:
-        if self._looking and len(self._answered | self._finished) == self._expected:
+        if self._looking and self._active <= self._answered | self._finished:
             self._judge()
 
     def _judge(self) -> None:
@@ -540,9 +652,11 @@ class _Hub(Link):
         ]
         found = blame.verdict(self._sightings, self._looking, unseen=unseen, now=time.time())
         if found is not None:
-            self._tell_all({"type": "failed", "failure": asdict(load(Failure, asdict(found)))})
+            self._tell_failure(load(Failure, asdict(found)))
         elif not self._failures:
-            self._collect(_loss(0, self.nodes[0], f"{self._looking}, and no rank was found", time.time()))
+            self._collect(
+                _loss(self.hub, self.nodes[self.hub], f"{self._looking}, and no rank was found", time.time())
+            )
         else:
             self._decide()
 
@@ -561,7 +675,10 @@ class _Hub(Link):
             first = next(
                 (one for one in by_time if one.status == by_time[0].status and one.error), by_time[0]
             )
-            self._tell_all({"type": "failed", "failure": asdict(first)})
+            self._tell_failure(first)
+
+    def _tell_failure(self, failure: Failure) -> None:
+        self._tell_all({"type": "failed", "failure": asdict(failure), "lost": sorted(self._gone)})
 
 
 @dataclass(eq=False, kw_only=True)
@@ -570,24 +687,29 @@ class _Spoke(Link):
 
     async def meet(self) -> None:
         hub = await self._reach()
-        self._peers[0, None] = hub
-        self._start(self._listen((0, None), hub))
+        self._peers[self.hub, None] = hub
+        self._start(self._listen((self.hub, None), hub))
         self._start(self._beat())
         # The hub decides within the time that is left to us; the rest is for one that does not.
         bound = self.waiting.left() + self.timeouts.handshake
+        if self.muster:  # whose trial may begin when the time is up
+            bound += self.timeouts.reach + self.timeouts.handshake
         if not (await asyncio.wait([self._met], timeout=bound))[0]:
-            raise Unavailable(f"{self._hub} did not decide within {bound:g} s: see its output")
+            raise _NoHub(f"{self._hub} did not decide within {bound:g} s: see its output")
         self._met.result()
 
     @property
     def _hub(self) -> str:
-        return f"node 0 ({self.nodes[0]}) at {self.endpoint}"
+        return f"node {self.hub} ({self.nodes[self.hub]}) at {self.endpoint}"
 
     async def _reach(self) -> Wire:
         """Connect until the hub has proved itself and taken us in."""
         pause, since, why = 0.1, None, ""
+        reached = time.monotonic() + self.timeouts.answer
         while True:
             self.waiting.check(lambda: f"{self._hub} has not started yet")
+            if self.muster and len(self.muster.candidates) > 1 and time.monotonic() > reached:
+                raise _NoHub(f"{self._hub} did not answer within {self.timeouts.answer:g} s")
             nap = min(pause, self.waiting.nap())
             begun = since or time.monotonic()
             until = begun + self.timeouts.connect
@@ -602,7 +724,7 @@ class _Spoke(Link):
             except OSError as error:
                 if why:
                     raise self._no_hub(why) from error
-                raise Unavailable(
+                raise _NoHub(
                     f"{self.me} cannot reach {self._hub}: {_reason(error)}: is this a network "
                     "that joins the nodes (--master-addr), or is a firewall between them?"
                 ) from error
@@ -635,9 +757,9 @@ class _Spoke(Link):
             raise
 
     def _no_hub(self, why: str) -> Unavailable:
-        return Unavailable(
-            f"something that is no apptrain hub answers on {self.endpoint}, where node 0 ({self.nodes[0]}) "
-            f"should: {why}: {PORT_ADVICE}"
+        return _NoHub(
+            f"something that is no apptrain hub answers on {self.endpoint}, where node {self.hub} "
+            f"({self.nodes[self.hub]}) should: {why}: {PORT_ADVICE}"
         )
 
     def _report(self, message: Message) -> None:
@@ -652,7 +774,8 @@ class _Spoke(Link):
                 pass
             case {"type": "try"} if not self._met.done() and reach.ways(message):
                 self._start(self._try(message))
-            case {"type": "go"} if not self._met.done():
+            case {"type": "go", "members": list(members)} if not self._met.done():
+                self.members = _places(members, self.nodes)
                 self._met.set_result(None)
             case {"type": "end"} if not self._met.done():
                 self._met.set_exception(_refusal(message))
@@ -661,11 +784,11 @@ class _Spoke(Link):
 
     def _lose(self, _: Place, /, why: str, at: float) -> None:
         if self._met.done():
-            first = min([*self._own, _loss(0, self.nodes[0], why, at)], key=lambda failure: failure.time)
-            self._end(Failed(first))
+            loss = _loss(self.hub, self.nodes[self.hub], why, at)
+            self._end(Failed(min([*self._own, loss], key=lambda failure: failure.time), (self.hub,)))
         else:
             text = f"{self._hub} was lost before the start: {why}: see its output"
-            self._met.set_exception(Unavailable(text))
+            self._met.set_exception(_NoHub(text))
 
 
 class _Waiting:
@@ -722,8 +845,18 @@ def _end(refusal: Refusal) -> Message:
 def _refusal(message: Message) -> Exception:
     match message:
         case {"type": "end", "status": status, "text": str(text)}:
-            return BadInput(plain(text)) if status == BAD_INPUT else Unavailable(plain(text))
+            refusal = BadInput(plain(text)) if status == BAD_INPUT else Unavailable(plain(text))
+            refusal.told = True
+            return refusal
     return WireError("it sent a message that has no meaning here")
+
+
+def _places(raw: list[object], nodes: Sequence[str]) -> tuple[int, ...]:
+    """Different places in the list of nodes. WireError: they are none."""
+    places = tuple(place for place in raw if type(place) is int and place in range(len(nodes)))
+    if len(set(places)) != len(raw):
+        raise WireError("it sent nodes that are none")
+    return places
 
 
 def _hello(message: Message) -> tuple[Identity, float]:

@@ -153,7 +153,8 @@ OPTIONS = (
         name="nnodes",
         parse=node_count,
         metavar="N",
-        help="nodes that this run must have (default: all granted)",
+        help="nodes that this run must have, N or MIN:MAX; with --on-failure restart the others are spares, "
+        "and MIN are enough to go on with (default: all granted)",
     ),
     Option(
         name="nodes",
@@ -229,8 +230,8 @@ OPTIONS = (
         name="max-restarts",
         parse=count,
         metavar="N",
-        default=0,
-        help="torchrun's restarts of its ranks (default: 0)",
+        help="torchrun's restarts of its ranks (default: 0); with --on-failure requeue or restart how often "
+        "the run starts again after a failure (default: as long as there are new checkpoints)",
     ),
     Option(
         name="omp-num-threads",
@@ -263,7 +264,7 @@ OPTIONS = (
         parse=one_of("stop", "requeue", "restart"),
         metavar="WHAT",
         default="stop",
-        help="stop, requeue (by the job script) or restart (default: stop)",
+        help="stop, requeue (by the job script), or restart with the nodes that are left (default: stop)",
     ),
     Option(
         name="stop-signal",

@@ -6,7 +6,7 @@ the same environment and options give the same plan anywhere, so a plan can be m
 
 import dataclasses
 import string
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,6 +28,11 @@ class LaunchPlan:
     """One node's (in `rank` mode one task's) part of a run."""
 
     allocation: Allocation
+    """All that was granted, spare nodes among it."""
+    members: tuple[int, ...]
+    """The nodes that take part, in node-rank order, by their places in the allocation; others are spares."""
+    hosts: tuple[str, ...]
+    """Each granted node's name or address in the network of the rendezvous."""
     attempt: int
     """Counts from 0 over the retries, restarts and requeues of one run directory."""
     mode: Mode
@@ -51,16 +56,31 @@ class LaunchPlan:
         return self.allocation.context
 
     @property
-    def nnodes(self) -> int:
-        return self.allocation.nnodes
-
-    @property
-    def node_rank(self) -> int:
+    def place(self) -> int:
+        """This node's place in the allocation, the same over restarts."""
         return self.allocation.node_rank
 
     @property
     def node(self) -> str:
-        return self.allocation.nodes[self.node_rank]
+        return self.allocation.nodes[self.place]
+
+    @property
+    def is_spare(self) -> bool:
+        return self.place not in self.members
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """The nodes that take part, in node-rank order."""
+        return tuple(self.allocation.nodes[place] for place in self.members)
+
+    @property
+    def nnodes(self) -> int:
+        return len(self.members)
+
+    @property
+    def node_rank(self) -> int:
+        """Of a spare the number of nodes, which is no node's rank."""
+        return self.nnodes if self.is_spare else self.members.index(self.place)
 
     @property
     def world_size(self) -> int:
@@ -111,7 +131,7 @@ class LaunchPlan:
             "context": self.context,
             "mode": self.mode,
             "device": self.device,
-            "nodes": list(self.allocation.nodes),
+            "nodes": list(self.nodes),
             "nnodes": self.nnodes,
             "node_rank": self.node_rank,
             "nproc_per_node": self.nproc_per_node,
@@ -137,16 +157,18 @@ class LaunchPlan:
 
 def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, profile: Profile) -> LaunchPlan:
     """Composes the plan. Raises BadInput where what was granted and what was asked for do not fit."""
-    _check_nodes(allocation, settings)
+    on_failure = settings.value("on-failure")
+    members = tuple(range(_members(allocation, settings, spares=on_failure == "restart")))
     attempt = _attempt(env, allocation)
     mode = _mode(allocation, settings)
     device = _device(allocation, settings)
     nproc, notes = _nproc_per_node(allocation, settings, mode.value, device.value)
-    rendezvous, rendezvous_sources = _rendezvous(allocation, settings, profile, attempt.value)
+    rendezvous, hosts, rendezvous_sources = _rendezvous(allocation, settings, profile, attempt.value)
     run_dir = _run_dir(env, allocation, settings, profile)
     workers, worker_sources, thread_notes = _workers_env(
-        env, allocation, settings, profile, mode.value, nproc.value, rendezvous, run_dir
+        env, allocation, settings, profile, nproc.value, run_dir
     )
+    placed = _placement(mode.value, allocation, members, nproc.value, rendezvous)
     if rendezvous.backend == "c10d":
         notes += (
             "--rdzv-backend c10d: whoever reaches the store's port can run code in torchrun's agents, "
@@ -154,6 +176,8 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
         )
     return LaunchPlan(
         allocation=allocation,
+        members=members,
+        hosts=hosts,
         attempt=attempt.value,
         mode=mode.value,
         device=device.value,
@@ -161,8 +185,9 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
         rendezvous=rendezvous,
         command=settings.command,
         no_python=settings.value("no-python"),
-        max_restarts=settings.value("max-restarts"),
-        env=workers,
+        # With what follows a failure, --max-restarts bounds that, and torchrun would hide failures from it.
+        max_restarts=(settings.value("max-restarts") or 0) if on_failure == "stop" else 0,
+        env=workers | placed,
         run_dir=run_dir.value,
         venv=settings.value("venv"),
         sources={
@@ -174,8 +199,33 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
             **rendezvous_sources,
             "venv": settings["venv"].source,
             **{f"env.{name}": source for name, source in worker_sources.items()},
+            **{f"env.{name}": "derived:mode" for name in placed},
         },
-        notes=allocation.notes + notes + thread_notes,
+        notes=allocation.notes + notes + thread_notes + _spare_note(allocation, members),
+    )
+
+
+def with_members(plan: LaunchPlan, members: Sequence[int], attempt: int) -> LaunchPlan:
+    """The plan as these nodes, by their places in the allocation, go on with another attempt."""
+    allocation, first = plan.allocation, members[0]
+    port = plan.rendezvous.master_port
+    if plan.sources["master_port"].startswith("derived:"):
+        port = _port(allocation, attempt)
+    rendezvous = dataclasses.replace(
+        plan.rendezvous,
+        master_addr=plan.hosts[first],
+        master_port=port,
+        join_port=port + 1,
+        id=f"{allocation.job_id}.{attempt}",
+        is_host=plan.place == first,
+    )
+    placed = _placement(plan.mode, allocation, members, plan.nproc_per_node, rendezvous)
+    return dataclasses.replace(
+        plan,
+        members=tuple(members),
+        attempt=attempt,
+        rendezvous=rendezvous,
+        env={**plan.env, **placed},
     )
 
 
@@ -196,14 +246,27 @@ def _allocation_sources(allocation: Allocation) -> dict[str, str]:
     return {name: allocation.sources[name] for name in shown if name in allocation.sources}
 
 
-def _check_nodes(allocation: Allocation, settings: Settings) -> None:
+def _spare_note(allocation: Allocation, members: Sequence[int]) -> tuple[str, ...]:
+    if allocation.node_rank in members:
+        return ()
+    return (
+        f"{allocation.nodes[allocation.node_rank]} is a spare: it takes the place of a node that is lost",
+    )
+
+
+def _members(allocation: Allocation, settings: Settings, *, spares: bool) -> int:
+    """How many nodes take part; with `spares` more may be granted."""
     wanted = settings.value("nnodes")
-    if wanted and not wanted[0] <= allocation.nnodes <= wanted[1]:
-        span = str(wanted[0]) if wanted[0] == wanted[1] else f"{wanted[0]}:{wanted[1]}"
+    if wanted is None:
+        return allocation.nnodes
+    least, most = wanted
+    if allocation.nnodes < least or (allocation.nnodes > most and not spares):
+        span = str(least) if least == most else f"{least}:{most}"
         raise BadInput(
             f"--nnodes {span}, but this step has "
             f"{allocation.nnodes} nodes: request as many nodes as you want to use"
         )
+    return int(min(allocation.nnodes, most))
 
 
 def _attempt(env: Mapping[str, str], allocation: Allocation) -> Setting:
@@ -324,7 +387,8 @@ def _granted_processes(allocation: Allocation, device: str) -> Setting:
 
 def _rendezvous(
     allocation: Allocation, settings: Settings, profile: Profile, attempt: int
-) -> tuple[Rendezvous, dict[str, str]]:
+) -> tuple[Rendezvous, tuple[str, ...], dict[str, str]]:
+    """(the rendezvous with all that were granted, each node's host, their sources)."""
     backend, address, port = settings["rdzv-backend"], settings["master-addr"], settings["master-port"]
     nodes_from = _derived(allocation, "nodes")
     suffix_from = f"profile:{profile.name}" if profile.host_suffix else nodes_from
@@ -332,32 +396,41 @@ def _rendezvous(
         address = Setting(value=allocation.nodes[0] + profile.host_suffix, source=suffix_from)
     if port.value is None and allocation.job_number is None:
         port = Setting(value=MANUAL_PORT, source="default")
-    elif port.value is None and allocation.job_number is not None:
-        step = allocation.step_id or ""
-        pair = port_pair(
-            job_number=allocation.job_number,
-            array_index=allocation.array_index,
-            step=int(step) if step.isdecimal() else 0,
-            attempt=attempt,
-        )
-        port = Setting(value=pair[0], source=_derived(allocation, "job_id"))
+    elif port.value is None:
+        port = Setting(value=_port(allocation, attempt), source=_derived(allocation, "job_id"))
+    hosts = [name + profile.host_suffix for name in allocation.nodes]
+    hosts[0] = address.value.strip("[]")
     rendezvous = Rendezvous(
         backend=backend.value,
-        master_addr=address.value.strip("[]"),
+        master_addr=hosts[0],
         master_port=port.value,
         join_port=port.value + 1,
         id=f"{allocation.job_id}.{attempt}",
         is_host=allocation.node_rank == 0,
         local_addr=allocation.nodes[allocation.node_rank] + profile.host_suffix,
     )
-    return rendezvous, {
-        "master_addr": address.source,
-        "master_port": port.source,
-        "rendezvous.backend": backend.source,
-        "rendezvous.id": _derived(allocation, "job_id"),
-        "rendezvous.local_addr": suffix_from,
-        "rendezvous.join_port": port.source,
-    }
+    return (
+        rendezvous,
+        tuple(hosts),
+        {
+            "master_addr": address.source,
+            "master_port": port.source,
+            "rendezvous.backend": backend.source,
+            "rendezvous.id": _derived(allocation, "job_id"),
+            "rendezvous.local_addr": suffix_from,
+            "rendezvous.join_port": port.source,
+        },
+    )
+
+
+def _port(allocation: Allocation, attempt: int) -> int:
+    step = allocation.step_id or ""
+    return port_pair(
+        job_number=allocation.job_number or 0,
+        array_index=allocation.array_index,
+        step=int(step) if step.isdecimal() else 0,
+        attempt=attempt,
+    )[0]
 
 
 def _run_dir(env: Mapping[str, str], allocation: Allocation, settings: Settings, profile: Profile) -> Setting:
@@ -379,9 +452,7 @@ def _workers_env(
     allocation: Allocation,
     settings: Settings,
     profile: Profile,
-    mode: Mode,
     nproc: int,
-    rendezvous: Rendezvous,
     run_dir: Setting,
 ) -> tuple[dict[str, str], dict[str, str], tuple[str, ...]]:
     """(variables, their sources, notes)."""
@@ -410,24 +481,25 @@ def _workers_env(
         and settings.command[1].split(".")[0] in OURS
     ):
         found["PYTHONSAFEPATH"] = Setting(value="1", source="derived:CMD")
-    for name, value in _placement(allocation, mode, nproc, rendezvous).items():
-        found[name] = Setting(value=value, source="derived:mode")
     return {n: s.value for n, s in found.items()}, {n: s.source for n, s in found.items()}, notes
 
 
-def _placement(allocation: Allocation, mode: Mode, nproc: int, rendezvous: Rendezvous) -> dict[str, str]:
+def _placement(
+    mode: Mode, allocation: Allocation, members: Sequence[int], nproc: int, rendezvous: Rendezvous
+) -> dict[str, str]:
     """What torchrun would tell a rank, in the modes without torchrun."""
     if mode == "torchrun":
         return {}
     meeting = {"MASTER_ADDR": rendezvous.master_addr, "MASTER_PORT": str(rendezvous.master_port)}
-    node_rank = allocation.node_rank
+    place = allocation.node_rank
+    node_rank = members.index(place) if place in members else len(members)
     if mode == "exec":
-        nodes = {"NNODES": allocation.nnodes, "NODE_RANK": node_rank, "NPROC_PER_NODE": nproc}
+        nodes = {"NNODES": len(members), "NODE_RANK": node_rank, "NPROC_PER_NODE": nproc}
         return {**meeting, **{name: str(number) for name, number in nodes.items()}, "PYTHONUNBUFFERED": "1"}
     rank = {
         "RANK": node_rank * nproc + allocation.local_id,
         "LOCAL_RANK": allocation.local_id,
-        "WORLD_SIZE": allocation.nnodes * nproc,
+        "WORLD_SIZE": len(members) * nproc,
         "LOCAL_WORLD_SIZE": nproc,
         "GROUP_RANK": node_rank,
     }

@@ -86,6 +86,8 @@ class Ranks:
     def ranks(self) -> list[int]:
         """Global ranks of this node (in `exec` mode the first one stands for CMD)."""
         plan = self.plan
+        if plan.is_spare:
+            return []
         if plan.rank is not None:
             return [plan.rank]
         first = plan.node_rank * plan.nproc_per_node
@@ -100,7 +102,9 @@ class Ranks:
 
     async def prepare(self) -> None:
         self._gpus = asyncio.get_running_loop().create_future()
-        if self.plan.mode == "torchrun":
+        if self.plan.is_spare:
+            self._gpus.set_result(None)
+        elif self.plan.mode == "torchrun":
             await self._spawn_agent()
         elif self.plan.device == "cuda" or self.plan.sources["device"] == "default":
             self._tasks.append(asyncio.create_task(self._count_gpus()))
@@ -113,7 +117,9 @@ class Ranks:
         return await self._gpus
 
     async def start(self) -> None:
-        if self.plan.mode == "torchrun":
+        if self.plan.is_spare:
+            self.close_pipes()
+        elif self.plan.mode == "torchrun":
             assert self._child is not None
             assert self._child.stdin is not None
             with contextlib.suppress(ConnectionError):

@@ -3,9 +3,11 @@
 The secret: the layout. One directory a run on the shared file system, the same over requeues.
 """
 
+import contextlib
 import json
 import os
 import secrets
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +47,9 @@ class RunDirectory:
         """A log of this attempt; `who` is `rank3` or `agent`, `stream` `out` or `err`."""
         return self._logs / f"{_file_part(node)}.{who}.{stream}"
 
-    def outcome(self, node_rank: int, local_rank: int | None) -> Path:
-        return self.path / "outcome" / file_name(self.attempt, node_rank, local_rank)
+    def outcome(self, place: int, local_rank: int | None) -> Path:
+        """`place` is the node's in the allocation, which is its node rank unless nodes were replaced."""
+        return self.path / "outcome" / file_name(self.attempt, place, local_rank)
 
     @property
     def stacks(self) -> Path:
@@ -56,13 +59,95 @@ class RunDirectory:
     def stack(self, node: str, rank: int) -> Path:
         return self.stacks / f"{_file_part(node)}.rank{rank}.txt"
 
-    def plan(self, node_rank: int, local_rank: int | None) -> Path:
-        task = node_rank if local_rank is None else f"{node_rank}.{local_rank}"
+    def claim(self, nodes: Sequence[tuple[int, str]], *, exclusive: bool) -> None:
+        """Writes who takes part in this attempt: `PLACE NAME` a line, in node-rank order; nobody closes it.
+
+        FileExistsError where it is `exclusive` and the attempt is claimed or closed; of two at once one wins.
+        """
+        path = self._crew(self.attempt)
+        partial = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+        write_private(partial, "".join(f"{place} {name}\n" for place, name in nodes))
+        try:
+            if exclusive:
+                os.link(partial, path)
+            else:
+                partial.rename(path)
+        except FileExistsError:
+            if partial.stat().st_nlink == 1:  # NFS may say so of a link that it has just made
+                raise
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def crew(self) -> list[int] | None:
+        """The places of the nodes that take part in this attempt; None where nobody has claimed it."""
+        try:
+            lines = self._crew(self.attempt).read_text(errors="replace").splitlines()
+        except OSError:
+            return None
+        return [int(line.split()[0]) for line in lines] or None
+
+    def close(self) -> None:
+        """No restart may claim this attempt, unless one has."""
+        with contextlib.suppress(OSError):
+            self.claim([], exclusive=True)
+
+    def is_closed(self) -> bool:
+        """Whether nobody may claim this attempt as a restart."""
+        return self._crew(self.attempt).exists() and not self.crew()
+
+    def later_attempts(self) -> int:
+        """The last of the attempts that followed this one without a pause."""
+        last = self
+        while (following := RunDirectory(self.path, last.attempt + 1)).crew():
+            last = following
+        return last.attempt
+
+    def forget_claims(self) -> None:
+        """Removes those of earlier runs here, where attempts are not counted on."""
+        for path in (self.path / "outcome").glob("*.nodes"):
+            path.unlink(missing_ok=True)
+
+    def forget_restarts(self) -> None:
+        """Somebody has started the run anew, who may have corrected what failed."""
+        self._restarts.unlink(missing_ok=True)
+
+    def _crew(self, attempt: int) -> Path:
+        return self.path / "outcome" / f"{attempt}.nodes"
+
+    @property
+    def _restarts(self) -> Path:
+        return self.path / "restarts"
+
+    def newest_checkpoint(self) -> str:
+        """When it was written, in Unix seconds as text; `0` where there is none. Another value: progress."""
+        newest = 0
+        with contextlib.suppress(OSError):
+            for path in (self.path / "checkpoints").iterdir():
+                if not path.name.startswith("."):
+                    with contextlib.suppress(OSError):  # it may be deleted meanwhile
+                        newest = max(newest, path.stat().st_mtime_ns)
+        return f"{newest // 10**9}.{newest % 10**9:09}" if newest else "0"
+
+    def restarts(self) -> list[str]:
+        """Of each restart of this run, whoever began it, the newest checkpoint at that time."""
+        try:
+            lines = self._restarts.read_text(errors="replace").splitlines()
+        except OSError:
+            return []
+        return [line.split()[-1] for line in lines if line.strip()]
+
+    def add_restart(self) -> None:
+        """Notes that this attempt is a restart: `ATTEMPT NEWEST_CHECKPOINT`."""
+        with os.fdopen(os.open(self._restarts, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
+            file.write(f"{self.attempt} {self.newest_checkpoint()}\n")
+
+    def plan(self, place: int, local_rank: int | None) -> Path:
+        task = place if local_rank is None else f"{place}.{local_rank}"
         return self.path / f"plan.{task}.json"
 
-    def write_plan(self, plan: dict[str, Any]) -> None:
-        path = self.plan(plan["node_rank"], plan["local_rank"])
-        write_private(path, json.dumps(plan, indent=2) + "\n")
+    def write_plan(self, plan: dict[str, Any], place: int) -> None:
+        """`place` is the node's in the allocation."""
+        write_private(self.plan(place, plan["local_rank"]), json.dumps(plan, indent=2) + "\n")
 
     def make_key(self) -> None:
         """The join's secret, made once by whoever starts the nodes; an existing one is kept."""

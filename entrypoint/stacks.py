@@ -59,9 +59,7 @@ async def look(ranks: Ranks, run: RunDirectory, scratch: Path, beats: Heartbeats
     texts = dict(zip(alive, dumps, strict=True))
     plan = ranks.plan
     return [
-        sighting(
-            beats, rank=rank, node_rank=plan.node_rank, node=plan.node, state=states[rank], dump=texts[rank]
-        )
+        sighting(beats, rank=rank, node_rank=plan.place, node=plan.node, state=states[rank], dump=texts[rank])
         for rank in sorted(alive)
     ]
 

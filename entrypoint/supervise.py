@@ -93,14 +93,24 @@ class Supervisor:
         self._events: asyncio.Queue[object] = asyncio.Queue()
         self._ended: dict[int, RankEnded] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self.lost: tuple[int, ...] = ()
+        """Nodes that are known to be lost, by their places in the allocation."""
         self._stopping = False
         self._ending = False
         self._at_once = False
+        self._over = False
 
     def signalled(self, signum: int) -> None:
         """A signal to this process; Ctrl-C a second time ends the grace of the first."""
         self._at_once |= self._ending and signum == signal.SIGINT
         self._events.put_nowait(Signalled(signum=int(signum)))
+
+    @property
+    def why_final(self) -> str:
+        """Why nothing may follow in this allocation, whatever has failed; empty where something may."""
+        if any(ended.status == SAVED for ended in self._ended.values()):
+            return "a rank has saved at a planned end"
+        return "a planned end was asked for" if self._stopping else ""
 
     async def run(self, stop_file: Path | None) -> Outcome:
         """Returns this node's outcome. `stop_file` is watched where it is given, once a second."""
@@ -114,6 +124,7 @@ class Supervisor:
         try:
             return await self._stay()
         finally:
+            self._over = True
             for task in self._tasks:
                 task.cancel()
 
@@ -133,6 +144,8 @@ class Supervisor:
 
         def look() -> None:
             while not stop_file.exists():
+                if self._over:
+                    return
                 time.sleep(1.0)
             end = job_end(stop_file)
             with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
@@ -164,6 +177,7 @@ class Supervisor:
                     if starter.error or self._failures() or not self._all_ended():
                         return await self._failed(await self._first_failure(starter))
                 case join.Failed() as failed:
+                    self.lost = failed.lost
                     return await self._end_with(failed.failure)
                 case join.Look() as look:
                     return await self._hung(look.why)
@@ -238,6 +252,8 @@ class Supervisor:
 
     async def _ended_well(self) -> Outcome:
         await self._ranks.wait(AGENT_EXIT)
+        if not self._ended:
+            return Outcome(status=DONE, node=self._plan.node, time=time.time())
         return outcome.of_job({f"rank {rank}": self._well(ended) for rank, ended in self._ended.items()})
 
     def _well(self, ended: RankEnded) -> Outcome:
@@ -264,6 +280,7 @@ class Supervisor:
                 while True:
                     event = await self._events.get()
                     if isinstance(event, join.Failed):
+                        self.lost = event.lost
                         return event.failure
         return None
 
@@ -385,7 +402,7 @@ def _listed(ranks: list[int]) -> str:
 def to_failure(plan: LaunchPlan, ended: Outcome) -> join.Failure:
     """A node's outcome as the others are told it."""
     return join.Failure(
-        node_rank=plan.node_rank,
+        node_rank=plan.place,
         node=ended.node,
         rank=ended.rank,
         status=ended.status,

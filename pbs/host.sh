@@ -201,14 +201,14 @@ end() {
     cut_short
 }
 
-# Has the first node's entrypoint end, which tells all others; where it never started, the rest of what was.
+# Has the first node's entrypoint end, which tells all others; where it is not there (any more), all that are.
 interrupt() {
     local name='' pid=''
-    if { read -r name pid _; } 2>/dev/null <"$run_dir/tasks/$attempt.0" && [[ $name == "$(uname -n)" ]]; then
-        kill -TERM "$pid" 2>/dev/null || true
-    else
-        (umask 077 && mkdir -p -- "$run_dir/tasks" && touch -- "$run_dir/tasks/$attempt.end")
+    if { read -r name pid _; } 2>/dev/null <"$run_dir/tasks/$attempt.0" && [[ $name == "$(uname -n)" ]] &&
+        kill -TERM "$pid" 2>/dev/null; then
+        return
     fi
+    (umask 077 && mkdir -p -- "$run_dir/tasks" && touch -- "$run_dir/tasks/$attempt.end")
 }
 
 # Submits this script once more, for the same run directory, with what this job asked for.

@@ -189,6 +189,10 @@ stay() {
             rang=yes
             kill -USR2 $$
         fi
+        if [[ -n $alive && $on_failure == restart ]] && ((${#gone[@]})) && only_lost_are_left; then
+            kill -KILL "${pids[@]}" 2>/dev/null || true # of the others none is left
+            alive=
+        fi
         if [[ -e $run_dir/tasks/$attempt.end ]]; then
             rm -f -- "$run_dir/tasks/$attempt.end"
             for rank in "${!pids[@]}"; do ask_to_end "$rank" "$patience"; done
@@ -211,6 +215,14 @@ stay() {
     done
     rm -f -- "$run_dir/tasks/$attempt.env"
 }
+
+# Whether only starters of hosts are left that the others went on without: of a lost one PBS says nothing for minutes.
+only_lost_are_left() (
+    ((${#pids[@]} == nnodes)) || exit 1
+    find_last
+    [[ -s $run_dir/outcome/$attempt.nodes ]] || exit 1
+    for rank in "${crew[@]}"; do [[ -n ${gone[rank]:-} ]] || exit 1; done
+)
 
 # Without a process, which PBS would signal, and of whose end bash would tell.
 rest() { read -r -t "$POLL" -u "$clock" || true; }

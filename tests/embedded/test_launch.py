@@ -658,7 +658,7 @@ def test_silence_of_all_ranks_is_a_hang_where_that_is_asked_for(tmp_path: Path) 
         (("--", "-m"), "CMD begins with -m: give a script with its arguments, or -m NAME; options come before --"),
         (("--nodes", "0"), "--nodes=0: must be a number from 1"),
         (("--nodes", "300"), "--nodes 300: 254 at most on one machine"),
-        (("--on-failure", "restart"), "--on-failure restart is not available in this version: use stop or requeue"),
+        (("--mode", "rank", "--on-failure", "restart"), "--on-failure restart needs one task on every node, and --mode rank has one for each rank: start one task per node, or use --on-failure requeue"),
         (("--mode", "rank", "--max-restarts", "2"), "--max-restarts 2 needs --mode torchrun, this is rank: leave it out"),
         (("--no-python", "--", "no-such-program"), "CMD no-such-program is no program in PATH: check the spelling, or give its path"),
     ],

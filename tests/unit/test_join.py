@@ -8,7 +8,7 @@ import json
 import resource
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from entrypoint import join
 from entrypoint import wire as wire_module
 from entrypoint.claims import Sighting, disagreement, load, missing
 from entrypoint.errors import BadInput, Unavailable
-from entrypoint.join import AllDone, Failed, Failure, Identity, Link, Look, Stopped, Timeouts, meet
+from entrypoint.join import AllDone, Failed, Failure, Identity, Link, Look, Muster, Stopped, Timeouts, meet
 from entrypoint.wire import MAX_BODY, PROTOCOL, Wire, WrongKey, greet
 
 KEY = b"k" * 32
@@ -1126,7 +1126,7 @@ async def test_the_own_failure_counts_where_the_hub_is_lost_before_its_verdict()
     links[1].fail(failure(1, 5.0))
     for peer in links[0]._peers.values():
         peer.abort()
-    assert await events(links[1]) == [Failed(failure(1, 5.0))]
+    assert await events(links[1]) == [Failed(failure(1, 5.0), lost=(0,))]
     await close(*links)
 
 
@@ -1333,3 +1333,199 @@ def test_more_participants_than_files_may_be_open_are_bad_input(monkeypatch: pyt
         "node 0 needs 4608 open files to meet all others and may have 200 (ulimit -Hn): have the hard limit "
         "raised on the nodes"
     )
+
+
+# A meeting that goes on without nodes that do not come.
+
+
+class Field:
+    """Nodes with addresses of their own and one port, and what was sealed and said there."""
+
+    def __init__(self, nnodes: int, **muster: Any) -> None:
+        self.nnodes, self.port = nnodes, free_port()
+        self.said: list[str] = []
+        self.sealed: list[list[int]] = []
+        self.given: dict[str, Any] = {"absent": (), "least": 1, "most": nnodes} | muster
+
+    async def address(self, node: int) -> str:
+        return f"127.0.0.{1 + node}"
+
+    def seal(self, members: Sequence[int]) -> None:
+        if self.sealed:
+            raise Unavailable("others were first")
+        self.sealed.append(list(members))
+
+    async def meet(self, node: int, *, timeouts: Timeouts = SHORT, **muster: Any) -> Link:
+        given: dict[str, Any] = {"address": self.address, "seal": self.seal} | self.given | muster
+        candidates = [other for other in range(node + 1) if other not in given["absent"]]
+        return await meet(
+            who(node, nnodes=self.nnodes, attempt=1),
+            nodes=names(self.nnodes),
+            address="",
+            port=self.port,
+            key=KEY,
+            say=self.said.append,
+            timeouts=timeouts,
+            muster=Muster(**({"candidates": candidates} | given)),
+        )
+
+    async def all(self, *nodes: int, **changes: Any) -> list[Link]:
+        return await asyncio.gather(*(self.meet(node, **changes) for node in nodes))
+
+
+def crews(links: Sequence[Link]) -> set[tuple[int, ...]]:
+    """What the links say who takes part: one crew if they agree."""
+    return {link.members for link in links}
+
+
+@run
+async def test_all_nodes_take_part_where_none_is_lost() -> None:
+    field = Field(3, least=3)
+    links = await field.all(2, 1, 0)
+    assert (crews(links), field.sealed) == ({(0, 1, 2)}, [[0, 1, 2]])
+    await close(*links)
+
+
+@run
+async def test_survivors_go_on_at_once_without_a_node_that_is_known_to_be_lost() -> None:
+    field = Field(4, absent=(2,), least=3)
+    async with asyncio.timeout(5):
+        links = await field.all(0, 1, 3, timeouts=Timeouts())
+    assert crews(links) == {(0, 1, 3)}
+    await close(*links)
+
+
+@run
+async def test_the_next_listed_node_takes_over_when_the_first_is_lost() -> None:
+    field = Field(4, absent=(0,))
+    links = await field.all(3, 2, 1)
+    assert (crews(links), links[0].hub) == ({(1, 2, 3)}, 1)
+    links[2].fail(failure(1, 5.0))
+    assert await events(*links) == [Failed(failure(1, 5.0))] * 3
+    await close(*links)
+
+
+@run
+async def test_a_first_node_that_nobody_knew_to_be_lost_is_given_up_after_its_bound() -> None:
+    field = Field(4)
+    bounds = replace(SHORT, answer=0.5, join=1.5)
+    links = await field.all(1, 2, 3, timeouts=bounds)
+    assert crews(links) == {(1, 2, 3)}
+    assert (
+        field.said
+        == [f"node 0 (n0) at 127.0.0.1:{field.port} did not answer within 0.5 s: trying the next node"] * 3
+    )
+    await close(*links)
+
+
+@run
+async def test_a_stranger_where_the_first_node_was_is_passed_over() -> None:
+    field = Field(3)
+
+    async def close_at_once(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    async with await asyncio.start_server(close_at_once, "127.0.0.1", field.port):
+        links = await field.all(1, 2, timeouts=replace(SHORT, connect=2, handshake=2, join=5))
+    assert crews(links) == {(1, 2)}, field.said
+    await close(*links)
+
+
+@run
+async def test_a_node_that_does_not_come_is_left_behind_when_the_time_is_up_if_enough_are_there() -> None:
+    field = Field(4, least=2)
+    links = await field.all(0, 1, 3, timeouts=replace(SHORT, join=0.7))
+    assert crews(links) == {(0, 1, 3)}
+    await close(*links)
+
+
+@run
+async def test_too_few_do_not_go() -> None:
+    field = Field(4, least=3)
+    found = await asyncio.gather(
+        *(field.meet(node, timeouts=replace(SHORT, join=0.7)) for node in (0, 1)), return_exceptions=True
+    )
+    text = "2 of 4 nodes have not come: 2 (n2), 3 (n3) within 0.7 s (--join-timeout): see the output of what is missing"
+    assert [str(error) for error in found] == [text] * 2
+    assert [error.told for error in found if isinstance(error, Unavailable)] == [False, True]
+    assert field.sealed == []
+
+
+@run
+async def test_spare_nodes_stand_by_and_their_loss_is_no_failure() -> None:
+    field = Field(4, most=2)
+    links = await field.all(0, 1, 2, 3)
+    assert crews(links) == {(0, 1)}
+    links[3]._peers[0, None].abort()
+    await until(lambda: bool(field.said))
+    assert field.said == ["the spare node 3 (n3) is lost: it closed the connection"]
+    links[1].fail(failure(1, 5.0))
+    assert await events(*links[:3]) == [Failed(failure(1, 5.0), lost=(3,))] * 3
+    await close(*links)
+
+
+@run
+async def test_a_job_is_done_when_those_that_take_part_are() -> None:
+    field = Field(3, most=2)
+    links = await field.all(0, 1, 2)
+    links[1].done()
+    links[0].done()
+    assert await events(*links) == [AllDone()] * 3
+    await close(*links)
+
+
+@run
+async def test_a_hang_is_looked_into_without_the_spares() -> None:
+    field = Field(3, most=2)
+    links = await field.all(0, 1, 2)
+    links[1].stalled("no step for 30 s")
+    await events(*links)
+    links[0].seen([sighting(0)])
+    links[1].seen([sighting(4, state="T")])
+    found = await events(*links)
+    assert [event.failure.rank for event in found] == [4] * 3
+    await close(*links)
+
+
+@run
+async def test_everyone_hears_which_nodes_are_lost() -> None:
+    field = Field(4, least=4)
+    links = await field.all(0, 1, 2, 3)
+    links[1]._peers[0, None].abort()
+    links[2]._peers[0, None].abort()
+    assert {event.lost for event in await events(links[0], links[3])} == {(1, 2)}
+    await close(*links)
+
+
+@run
+async def test_of_two_halves_that_are_cut_off_from_each_other_one_goes_on() -> None:
+    field = Field(4)
+    halves = [field.all(0, 1, absent=(2, 3)), field.all(2, 3, absent=(0, 1))]
+    found = await asyncio.gather(*halves, return_exceptions=True)
+    (links,) = [half for half in found if isinstance(half, list)]
+    (refused,) = [half for half in found if isinstance(half, Unavailable)]
+    assert (str(refused), crews(links)) == ("others were first", {tuple(field.sealed[0])})
+    await asyncio.sleep(0.1)
+    await close(*links)
+
+
+@run
+async def test_a_minority_waits_for_others_although_it_expects_none() -> None:
+    field = Field(4, quorum=2)
+    alone = asyncio.create_task(field.meet(0, absent=(1, 2, 3), timeouts=replace(SHORT, join=3)))
+    await asyncio.sleep(0.5)
+    links = await field.all(1, 2, 3, absent=(0,))
+    assert crews(links) == {(1, 2, 3)}
+    with pytest.raises(Unavailable, match="others were first"):
+        await alone
+    await close(*links)
+
+
+@run
+async def test_two_hundred_survivors_of_a_lost_first_node_meet_again() -> None:
+    field = Field(200, absent=(0, 77), least=150)
+    nodes = [node for node in range(200) if node not in (0, 77)]
+    async with asyncio.timeout(15):
+        links = await field.all(*nodes, timeouts=Timeouts())
+    assert crews(links) == {tuple(nodes)}
+    await close(*links)

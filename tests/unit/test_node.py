@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import cli, launch, processes
+from entrypoint import attempt, cli, processes
 from entrypoint.errors import BadInput
 from entrypoint.rundir import RunDirectory, read_key
 
@@ -133,7 +133,7 @@ def gpu_check(seen: int, *options: str, gpus: str | None = None, mode: str = "to
     arguments = ["launch", "--nodes", "a,b", "--node-rank", "1", "--mode", mode, *options]
     plan, _ = cli.resolve(env, vars(cli.parser().parse_args(arguments)), ["x.py"], hostname="b")
     try:
-        launch.check_gpus(plan, seen)
+        attempt.check_gpus(plan, seen)
     except BadInput as refused:
         return str(refused)
     return None

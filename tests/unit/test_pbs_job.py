@@ -73,8 +73,12 @@ status = what.get("status", 0)
 if status != "none":
     lines = {{"status": status, "rank": what.get("rank", ""), "node": what.get("node", ""), "signal": 0,
         "time": what.get("time", "100.000000"), "error": what.get("error", "")}}
-    with open(f"{{run}}/outcome/{{attempt}}.{{host}}", "w") as file:
-        file.writelines(f"{{name}}={{value}}\\n" for name, value in lines.items())
+    for number, crew in what.get("crews", {{}}).items():
+        with open(f"{{run}}/outcome/{{number}}.nodes", "w") as file:
+            file.write(crew)
+    for number, later in {{attempt: status, **what.get("then", {{}})}}.items():
+        with open(f"{{run}}/outcome/{{number}}.{{host}}", "w") as file:
+            file.writelines(f"{{name}}={{value}}\\n" for name, value in {{**lines, "status": later}}.items())
     sys.exit(0 if status == 75 else status)
 sys.exit(1)
 """
@@ -397,6 +401,33 @@ def test_another_attempt_follows_where_a_port_was_taken(site: Site) -> None:
         f"done: {site.run_dir(id)}",
     ]
     assert site.seen(1, attempt=1)["env"]["APPTRAIN_ATTEMPT"] == "1"
+
+
+def test_hosts_that_go_on_without_a_lost_one_are_not_kept_waiting_by_it(site: Site) -> None:
+    what: What = {
+        "0": {"status": 9, "node": "pbsn1", "crews": {"1": "0 pbsn1\n2 pbsn3\n"}, "then": {"1": 0}},
+        "1": {"wait": "never", "deaf": True},
+        "2": {"then": {"1": 0}},
+    }
+    id = site.submit("-l", "select=3", what=what, APPTRAIN_ON_FAILURE="restart", APPTRAIN_NNODES="2")
+    status, lines = site.end(id)
+    assert (status, ours(lines)[-1]) == ("0", f"done: {site.run_dir(id)}")
+
+
+def test_where_those_that_are_left_fail_too_the_chain_goes_on(site: Site) -> None:
+    what: What = {
+        "0": {"status": 9, "node": "pbsn1", "crews": {"1": "0 pbsn1\n1 pbsn2\n"}, "then": {"1": 7}},
+        "1": {"then": {"1": 0}},
+        "2.0": {},
+    }
+    id = site.submit("-l", "select=2", what=what, APPTRAIN_ON_FAILURE="restart", APPTRAIN_CHAIN="1")
+    status, lines = site.end(id)
+    assert status == "7"
+    assert ours(lines)[-2:] == [
+        "it does not go on inside the allocation: as with --on-failure requeue",
+        "the job will run again, and go on there",
+    ]
+    assert (site.run_dir(id) / "restarts").read_text() == "2 0\n"
 
 
 def test_a_task_that_comes_up_on_another_host_is_refused_with_both_names(site: Site) -> None:

@@ -9,6 +9,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -51,6 +52,9 @@ with open("{here}/scontrol", "a") as calls:
 match sys.argv[1:]:
     case ["show", "hostnames", text]:
         print("\\n".join(text.split(",")))
+    case ["--oneliner", "show", "job", _] if os.environ.get("FAKE_JOB"):
+        job = os.environ["FAKE_JOB"]
+        print(open(job[1:]).read() if job.startswith("@") else job)
     case ["--oneliner", "show", "job", _]:
         print("JobId=7 JobName=x Command=" + os.environ.get("FAKE_COMMAND", "(null)") + " WorkDir=/ StdErr=x")
     case ["requeue", _]:
@@ -88,8 +92,12 @@ status = what.get("status", 0)
 if status != "none":
     lines = {{"status": status, "rank": what.get("rank", ""), "node": what.get("node", ""), "signal": 0,
         "time": what.get("time", "100.000000"), "error": what.get("error", "")}}
-    with open(f"{{run}}/outcome/{{attempt}}.{{node}}", "w") as file:
-        file.writelines(f"{{name}}={{value}}\\n" for name, value in lines.items())
+    for number, crew in what.get("crews", {{}}).items():
+        with open(f"{{run}}/outcome/{{number}}.nodes", "w") as file:
+            file.write(crew)
+    for number, later in {{attempt: status, **what.get("then", {{}})}}.items():
+        with open(f"{{run}}/outcome/{{number}}.{{node}}", "w") as file:
+            file.writelines(f"{{name}}={{value}}\\n" for name, value in {{**lines, "status": later}}.items())
     sys.exit(0 if status == 75 else status)
 sys.exit(1)
 """
@@ -615,22 +623,208 @@ def test_inside_an_allocation_nothing_is_requeued(cluster: Cluster) -> None:
     assert said(ended)[-1] == f"to go on: the same line again with APPTRAIN_RUN_DIR={cluster.run_dir}"
 
 
-def test_failures_requeue_the_job_where_asked_for_until_three_in_a_row(cluster: Cluster) -> None:
-    tasks = {"0": failed("1.000000")}
-    for _ in range(3):
-        ended = cluster.run("--on-failure", "requeue", tasks=tasks)
-        assert ended.returncode == 7
-        assert cluster.launched() == ["--on-failure=requeue"]
-    assert cluster.scontrol() == ["requeue 7", "requeue 7"]
-    assert said(ended)[-1] == (
-        f"not run again: 3 failures in a row; to go on: the same line again with APPTRAIN_RUN_DIR={cluster.run_dir}"
+def requeues(cluster: Cluster, *arguments: str, checkpoints: bool = False) -> list[bool]:
+    """Whether the job is requeued after its first to its sixth failure; with a new checkpoint before each."""
+    found: list[bool] = []
+    for number in range(6):
+        if checkpoints:
+            checkpoint = cluster.run_dir / "checkpoints" / f"step-{number:08}"
+            checkpoint.mkdir(parents=True)
+            os.utime(checkpoint, (1_000_000_000 + number, 1_000_000_000 + number))
+        assert cluster.run(*arguments, tasks={"0": failed("1.000000")}).returncode == 7
+        found.append(len(cluster.scontrol()) > sum(found))
+        if not found[-1]:
+            break
+    return found
+
+
+def test_failures_requeue_the_job_where_asked_for(cluster: Cluster) -> None:
+    ended = cluster.run("--on-failure", "requeue", tasks={"0": failed("1.000000")})
+    assert (ended.returncode, cluster.scontrol()) == (7, ["requeue 7"])
+    assert cluster.launched() == ["--on-failure=requeue"]
+    assert ended.stdout.splitlines()[-1] == "apptrain: the job will run again, and go on there"
+    assert (cluster.run_dir / "restarts").read_text() == "1 0\n"
+
+
+def test_requeues_without_a_new_checkpoint_between_them_come_to_an_end(cluster: Cluster) -> None:
+    assert requeues(cluster, "--on-failure=requeue") == [True, True, True, False]
+    ended = cluster.run("--on-failure=requeue", "--max-restarts=0", tasks={"0": failed("1.000000")})
+    again = f"to go on: the same line again with APPTRAIN_RUN_DIR={cluster.run_dir}"
+    assert said(ended)[-1] == f"not run again: restarted 0 times before, and --max-restarts is 0; {again}"
+
+
+def test_a_new_checkpoint_is_progress_after_which_a_job_may_be_requeued(cluster: Cluster) -> None:
+    assert requeues(cluster, "--on-failure=requeue", checkpoints=True) == [True] * 6
+
+
+def test_requeues_are_as_many_as_asked_in_all(cluster: Cluster) -> None:
+    bounds = ("--on-failure=requeue", "--max-restarts", "4")
+    assert requeues(cluster, *bounds, checkpoints=True) == [True] * 4 + [False]
+    assert cluster.launched() == ["--on-failure=requeue", "--max-restarts=4"]
+
+
+def test_where_there_are_no_checkpoints_a_given_number_of_requeues_counts_alone(cluster: Cluster) -> None:
+    assert requeues(cluster, "--on-failure=requeue", "--max-restarts=5") == [True] * 5 + [False]
+
+
+def test_restarts_inside_the_allocation_count_with_requeues(cluster: Cluster) -> None:
+    cluster.run_dir.mkdir(parents=True)
+    (cluster.run_dir / "restarts").write_text("1 0\n2 0\n3 0\n")
+    ended = cluster.run("--on-failure=restart", tasks={"0": failed("1.000000")})
+    assert cluster.scontrol() == []
+    assert said(ended)[-1].startswith(
+        "not run again: restarted 3 times before, the last 3 without a new checkpoint; "
     )
+    assert not (cluster.run_dir / "restarts").exists()
 
 
 def test_a_planned_end_breaks_a_row_of_failures(cluster: Cluster) -> None:
-    for status in (7, 7, 75, 7, 7):
+    for status in (7, 7, 7, 75, 7, 7, 7):
         cluster.run(tasks={node: {"status": status} for node in "01"}, APPTRAIN_ON_FAILURE="requeue")
-    assert len(cluster.scontrol()) == 5
+    assert len(cluster.scontrol()) == 7
+
+
+# --- restarts inside the allocation -----------------------------------------------------------------------------
+
+GONE_ON = {"crews": {"1": "1 b\n2 c\n"}}
+"""Node 0 is lost, and the next two go on, as a job of three nodes of which two take part."""
+
+
+def three(**more: str) -> dict[str, str]:
+    return {
+        "SLURM_JOB_NUM_NODES": "3",
+        "SLURM_JOB_NODELIST": "a,b,c",
+        "SLURM_NTASKS": "3",
+        "SLURM_TASKS_PER_NODE": "1(x3)",
+        "SLURM_JOB_CPUS_PER_NODE": "8(x3)",
+        **more,
+    }
+
+
+def test_a_step_whose_nodes_go_on_is_not_ended_by_one_that_fails_or_is_lost(cluster: Cluster) -> None:
+    cluster.run("--on-failure=restart", tasks={})
+    assert {"--kill-on-bad-exit=0", "--wait=0", "--no-kill"} <= set(cluster.srun())
+    cluster.run("--on-failure=requeue", tasks={})
+    assert {"--kill-on-bad-exit=1", "--no-kill"} & set(cluster.srun()) == {"--kill-on-bad-exit=1"}
+
+
+def test_after_a_restart_the_last_attempt_of_those_that_took_part_counts(cluster: Cluster) -> None:
+    tasks = {
+        "0": {"status": "none"},
+        "1": {**failed("1.000000"), **GONE_ON, "then": {"1": 0}},
+        "2": {"then": {"1": 0}},
+    }
+    ended = cluster.run("--on-failure=restart", "--nnodes=2", tasks=tasks, **three())
+    assert (ended.returncode, said(ended)) == (0, [])
+
+
+def test_where_the_last_attempt_fails_the_job_is_requeued_instead(cluster: Cluster) -> None:
+    tasks = {
+        "0": {"status": "none"},
+        "1": {**failed("1.000000"), **GONE_ON, "then": {"1": 9}},
+        "2": {"then": {"1": 0}},
+    }
+    ended = cluster.run("--on-failure=restart", "--nnodes=2", tasks=tasks, **three())
+    assert (ended.returncode, cluster.scontrol()[-1]) == (9, "requeue 7")
+    assert said(ended)[-1] == "it does not go on inside the allocation: as with --on-failure requeue"
+    assert said(ended)[-2].endswith(f"(logs: {cluster.run_dir}/logs/1)")
+    assert (cluster.run_dir / "restarts").read_text() == "2 0\n"
+
+
+def test_a_run_that_came_to_its_end_without_its_job_script_is_only_concluded(cluster: Cluster) -> None:
+    outcomes = cluster.run_dir / "outcome"
+    outcomes.mkdir(parents=True)
+    (outcomes / "0.nodes").write_text("0 a\n1 b\n")
+    (outcomes / "1.nodes").write_text("1 b\n")
+    (outcomes / "1.1").write_text("status=0\n")
+    (cluster.run_dir / "unfinished").write_text("0\n")
+    ended = cluster.run("--on-failure=restart")
+    assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, f"apptrain: done: {cluster.run_dir}")
+    assert cluster.calls() == []
+    (cluster.run_dir / "unfinished").write_text("0\n")
+    (outcomes / "1.1").write_text("status=9\n")
+    assert "attempt 2," in cluster.run("--on-failure=restart").stdout
+    assert len(cluster.calls()) == 1
+    assert not (cluster.run_dir / "unfinished").exists()
+
+
+@pytest.fixture
+def closed_port() -> Iterator[str]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        yield str(taken.getsockname()[1])
+
+
+LEFT = "JobId=7 JobState=RUNNING Requeue=1 BatchHost=a NodeList=b,c "
+
+
+@pytest.mark.parametrize(
+    ("job", "does"),
+    [
+        (LEFT, ["requeue 7"]),
+        (LEFT.replace("Requeue=1", "Requeue=0"), ["cancel 7"]),
+        (LEFT.replace("RUNNING", "COMPLETING"), []),
+    ],
+)
+def test_the_tasks_that_are_left_have_a_job_run_again_whose_script_is_lost_with_its_node(
+    cluster: Cluster, closed_port: str, job: str, does: list[str]
+) -> None:
+    assert survived(cluster, closed_port, FAKE_JOB=job) == (5, does)
+
+
+def test_they_wait_until_slurm_knows_that_the_node_is_lost(cluster: Cluster, closed_port: str) -> None:
+    (cluster.folder / "job").write_text(LEFT.replace("NodeList=b", "NodeList=a,b"))
+    with surviving(cluster, closed_port, FAKE_JOB=f"@{cluster.folder}/job") as process:
+        until(lambda: cluster.scontrol().count("--oneliner show job 7") == 2, "it asks a second time")
+        (cluster.folder / "job").write_text(LEFT)
+        assert process.wait(BOUND) == 5
+    assert cluster.scontrol()[-1] == "requeue 7"
+
+
+def test_where_the_job_script_is_there_they_only_end(cluster: Cluster, closed_port: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as srun:
+        assert survived(cluster, str(srun.getsockname()[1]), FAKE_JOB=LEFT) == (5, [])
+    (cluster.run_dir / "outcome" / "1.0").touch()
+    assert survived(cluster, closed_port, FAKE_JOB=LEFT) == (5, [])
+
+
+def test_signals_pass_through_to_the_task(cluster: Cluster, closed_port: str) -> None:
+    command = ("bash", "-c", f"trap 'exit 3' TERM; touch {cluster.folder}/up; while :; do sleep 0.05; done")
+    with surviving(cluster, closed_port, *command, FAKE_JOB=LEFT.replace("RUNNING", "COMPLETING")) as process:
+        until((cluster.folder / "up").exists, "the task is up")
+        process.terminate()
+        assert process.wait(BOUND) == 3
+
+
+def surviving(cluster: Cluster, port: str, *command: str, **env: str) -> "subprocess.Popen[bytes]":
+    """A task after whose first attempt another followed."""
+    (cluster.run_dir / "outcome").mkdir(parents=True, exist_ok=True)
+    (cluster.run_dir / "outcome" / "1.nodes").write_text("1 b\n2 c\n")
+    (cluster.folder / "bin" / "scancel").write_text(
+        f'#!/bin/sh\necho "cancel $*" >>{cluster.folder}/scontrol\n'
+    )
+    (cluster.folder / "bin" / "scancel").chmod(0o755)
+    given = {"APPTRAIN_RUN_DIR": str(cluster.run_dir), "APPTRAIN_ATTEMPT": "0"}
+    given |= {"SLURM_SRUN_COMM_HOST": "127.0.0.1", "SLURM_SRUN_COMM_PORT": port}
+    return subprocess.Popen(
+        [CHECKOUT / "slurm" / "survivor.sh", *(command or ("bash", "-c", "exit 5"))],
+        env={**cluster.env, **given, **env},
+    )
+
+
+def survived(cluster: Cluster, port: str, **env: str) -> tuple[int, list[str]]:
+    """(its status, what it has Slurm do)."""
+    with surviving(cluster, port, **env) as process:
+        status = process.wait(BOUND)
+    return status, [line for line in cluster.scontrol() if not line.startswith(("show", "--oneliner"))]
+
+
+def test_an_attempt_of_the_job_script_is_closed_to_nodes_of_an_earlier_one(cluster: Cluster) -> None:
+    cluster.run("--on-failure=restart", tasks={})
+    assert (cluster.run_dir / "outcome" / "0.nodes").read_text() == ""
+    (cluster.run_dir / "outcome" / "1.nodes").touch()
+    ended = cluster.run("--on-failure=restart", tasks={})
+    assert "attempt 1," in ended.stdout
 
 
 def test_bad_input_is_never_requeued(cluster: Cluster) -> None:

@@ -1,0 +1,437 @@
+"""One attempt on this node, from the plan to the outcome.
+
+The secret: the order of things. Find the addresses; ask the driver; prepare the ranks while the nodes meet;
+start them; stay with them (supervise.py); end what is left; write the outcome; say once what happened.
+"""
+
+import asyncio
+import contextlib
+import importlib.metadata
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from entrypoint import (
+    __version__,
+    blame,
+    gpu,
+    heartbeat,
+    join,
+    network,
+    outcome,
+    output,
+    reach,
+    stacks,
+)
+from entrypoint import plan as plans
+from entrypoint.errors import DONE, SAVED, BadInput, Refusal
+from entrypoint.heartbeat import Heartbeats
+from entrypoint.options import Settings
+from entrypoint.outcome import Outcome
+from entrypoint.plan import LaunchPlan
+from entrypoint.ranks import Ranks
+from entrypoint.restart import Restarts
+from entrypoint.rundir import RunDirectory, read_key
+from entrypoint.supervise import Patience, Supervisor, asked_to_end, to_failure
+
+STALE = (
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE"),
+    "PYTHON_EXEC",
+)
+"""With TORCHELASTIC_* and PET_*: what an outer torchrun left behind, or was told. An inherited
+TORCHELASTIC_USE_AGENT_STORE hangs every rank, PET_* change torchrun's options unseen, PYTHON_EXEC the Python
+of its ranks."""
+LAST_OUTPUT = 2.0
+"""Seconds to read what the ranks wrote before they ended."""
+
+
+def has_host_half(env: Mapping[str, str]) -> bool:
+    """Whether a job script started us: it counts the attempts."""
+    return "APPTRAIN_ATTEMPT" in env
+
+
+class Attempt:
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        settings: Settings,
+        env: Mapping[str, str],
+        consoles: dict[str, output.Console],
+        restarts: Restarts | None,
+        before: "Attempt | None",
+    ):
+        """`restarts`: where they may follow. `before`: the attempt that this one restarts."""
+        self.granted = plan
+        """The plan before anything was found out; `plan` is completed step by step."""
+        self.plan = plan
+        self.settings = settings
+        self.env = env
+        self.run_dir = RunDirectory(Path(plan.run_dir), plan.attempt)
+        self.restarts = restarts
+        self.before = before
+        self.consoles = consoles
+        self.relay = output.Relay(self.consoles)
+        self.link: join.Link | None = None
+        self.has_met = False
+        self.asked: int | None = None
+        """The signal by which this process was asked to end."""
+        self.ended = Outcome(status=1)
+        self.ranks: Ranks | None = None
+        self.getting_ready: asyncio.Task[Ranks] | None = None
+        self.supervisor: Supervisor | None = None
+        self.scratch = tempfile.TemporaryDirectory(prefix="apptrain-", ignore_cleanup_errors=True)
+        self.heartbeats = Path(self.scratch.name, "heartbeat")
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the one that speaks for all: node 0, in `rank` mode its first task."""
+        return self.plan.node_rank == 0 and not self.plan.local_rank
+
+    async def run(self) -> Outcome:
+        """Returns how it ended, once this node's outcome is written. Before ranks start: Refusal."""
+        self._make_run_dir()
+        refused = None
+        try:
+            ended = await self._run()
+        except Refusal as refusal:
+            refused = refusal
+            ended = self._outcome(refusal.status, str(refusal))
+        except OSError as error:
+            ended = self._outcome(1, f"{error.strerror}: {error.filename or self.run_dir.path}")
+        self.ended = ended
+        if self._takes_part:
+            try:
+                outcome.write(self.run_dir.outcome(self.plan.place, self.plan.local_rank), ended)
+            except OSError as error:
+                self._say(f"the outcome (status {ended.status}) cannot be written: {error}")
+        if self.link is not None:
+            if self.supervisor is None:
+                self.link.fail(to_failure(self.plan, ended))
+            await self.link.close()
+        if refused:
+            raise refused
+        return ended
+
+    def _make_run_dir(self) -> None:
+        if self.before is not None and not self.run_dir.path.exists():
+            raise BadInput(f"the run directory {self.run_dir.path} is gone")
+        self.run_dir.create()
+
+    @property
+    def _takes_part(self) -> bool:
+        """Whether this node writes an outcome: not as a spare, nor of a restart that was not begun."""
+        if self.has_met:
+            return not self.plan.is_spare
+        return self.before is None
+
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """The nodes that are known to be lost."""
+        return self.supervisor.lost if self.supervisor else ()
+
+    async def _run(self) -> Outcome:
+        if self.asked is not None:
+            return asked_to_end(self.plan, self.asked)
+        try:
+            self.getting_ready = asyncio.create_task(self._get_ready())
+            try:
+                ranks = await self.getting_ready
+            except asyncio.CancelledError:
+                if self.asked is None:
+                    raise
+                return asked_to_end(self.plan, self.asked)
+            stop_signal = signal.Signals["SIG" + self.settings.value("stop-signal")]
+            self.supervisor = Supervisor(
+                self.plan,
+                ranks,
+                self.link,
+                self._say,
+                stop_signal,
+                self._patience(ranks),
+                self.settings.value("term-grace"),
+            )
+            if self.asked is not None:
+                self.supervisor.signalled(self.asked)
+            return await self.supervisor.run(self.run_dir.stop if self.is_first else None)
+        finally:
+            if self.ranks is not None:
+                await self.ranks.kill()
+            self.relay.finish(LAST_OUTPUT)
+            self.scratch.cleanup()
+
+    async def _get_ready(self) -> Ranks:
+        """Everything up to the start of the ranks; a signal cancels it."""
+        self._forget_earlier_runs()
+        place, ranks = await self._prepare()
+        self.link = await self._meet(place)
+        self.has_met = True
+        members = self.link.members if self.link is not None else self.plan.members
+        if self.restarts is not None:
+            self.restarts.went(members)
+        if members != self.plan.members:
+            await ranks.kill()
+            self.relay.finish(LAST_OUTPUT)
+            self.plan = plans.with_members(self.granted, members, self.granted.attempt)
+            place, ranks = await self._prepare()
+        self._tell_restart()
+        check_gpus(self.plan, await ranks.gpus_seen())
+        self._say_once(_headline(self.plan))
+        if place.joins_machines and self.link is not None:
+            self._say_once(network.summary(self.plan, self.env, self.link.elsewhere))
+        await ranks.start()
+        return ranks
+
+    def _forget_earlier_runs(self) -> None:
+        self.run_dir.outcome(self.plan.place, self.plan.local_rank).unlink(missing_ok=True)
+        if self.is_first and self.before is None and not has_host_half(self.env):  # Nobody else does.
+            self.run_dir.stop.unlink(missing_ok=True)
+            self.run_dir.forget_claims()
+            self.run_dir.forget_restarts()
+
+    async def _prepare(self) -> tuple[network.Place, Ranks]:
+        """What the ranks need and takes time, for the nodes of the plan."""
+        place = await self._find_place()
+        self.plan = self._watchable(place.plan)
+        self.run_dir.write_plan(self.plan.to_json(), self.plan.place)
+        if self.before is None:
+            for note in self.plan.notes:
+                self._say_once(note)
+        shown = {0} if self.settings.value("show-ranks") == "0" else None
+        env = self._rank_env()
+        await self._check_stack(env)
+        self.relay = output.Relay(self.consoles)
+        self.ranks = Ranks(
+            self.plan, env, self.relay, self.run_dir, scratch=Path(self.scratch.name), show=shown
+        )
+        self.relay.start()
+        await self.ranks.prepare()
+        return place, self.ranks
+
+    def _tell_restart(self) -> None:
+        """Says why this attempt follows another, and what has changed."""
+        if self.before is None or self.restarts is None:
+            return
+        for line in self.before.in_words():
+            self._say_once(line)
+        names = ", ".join(self.restarts.lost[:4])
+        without = f", without {names}" if names else ""
+        self._say_once(
+            f"restart {self.restarts.count} inside the allocation, as attempt {self.plan.attempt}{without}"
+        )
+
+    def _watchable(self, plan: LaunchPlan) -> LaunchPlan:
+        """The plan with what the ranks need to say that they go on, and for their stacks to be seen."""
+        self.heartbeats.mkdir(exist_ok=True)
+        added = {heartbeat.VARIABLE: str(self.heartbeats), "APPTRAIN_ATTEMPT": str(plan.attempt)}
+        added |= stacks.variables(plan, Path(self.scratch.name), self.run_dir, self.env)
+        return plans.with_env(plan, added, "derived:hang-timeout")
+
+    def _patience(self, ranks: Ranks) -> Patience:
+        beats = Heartbeats(self.heartbeats)
+        return Patience(
+            heartbeats=beats,
+            step=self.settings.value("hang-timeout"),
+            silence=self.settings.value("silence-timeout"),
+            look=lambda: stacks.look(ranks, self.run_dir, Path(self.scratch.name), beats),
+        )
+
+    def _outcome(self, status: int, error: str) -> Outcome:
+        return Outcome(status=status, node=self.plan.node, time=time.time(), error=error)
+
+    async def _find_place(self) -> network.Place:
+        """What only this node knows of the network; the store's port is still free there."""
+        loop = asyncio.get_running_loop()
+        place = await loop.run_in_executor(None, network.find, self.plan, self.env)
+        if self.is_first:
+            network.check_store_port(self.plan, join.PORT_ADVICE)
+        return place
+
+    def _rank_env(self) -> dict[str, str]:
+        dropped = sorted(n for n in self.env if n in STALE or n.startswith(("TORCHELASTIC_", "PET_")))
+        if dropped:
+            self._say_once(f"not passed on to the ranks, meant for another torchrun: {', '.join(dropped)}")
+        return {name: value for name, value in self.env.items() if name not in dropped} | dict(self.plan.env)
+
+    async def _check_stack(self, env: Mapping[str, str]) -> None:
+        """Raises BadInput where the image's CUDA would fail on this node's driver or GPUs."""
+        stack = gpu.stack_of_image(env) if self.plan.device == "cuda" else None
+        if stack is None:
+            return
+        node = self.plan.node
+        found = await gpu.look(env)
+        if found.failed:
+            self._say(f"the NVIDIA driver on {node} could not be asked ({found.failed}): going on without")
+        visible = env.get("CUDA_VISIBLE_DEVICES")
+        if why := gpu.misfit(stack, found, node=node, visible=visible, ranks=self.plan.nproc_per_node):
+            raise BadInput(why)
+
+    async def _meet(self, place: network.Place) -> join.Link | None:
+        """Meets the other nodes (in `rank` mode tasks); a single participant has nobody to meet."""
+        plan = self.plan
+        muster = self.restarts.muster(self.run_dir, self._address_of) if self.restarts else None
+        if plan.allocation.nnodes == 1 and (plan.local_rank is None or plan.nproc_per_node == 1):
+            if muster:
+                muster.seal([0])
+            return None
+        key_file = self.settings.value("join-key-file") or self.run_dir.key
+        has_key = self.settings.given("join-key-file") or key_file.exists()
+        if not has_key:
+            self._say_once(
+                f"there is no {key_file}: the nodes join by what they say they are, without a secret"
+            )
+        async with contextlib.AsyncExitStack() as listening:
+            contact = ""
+            if place.joins_machines and not plan.local_rank:
+                listener = reach.Listener(place.interface, place.address)
+                contact = str(await listening.enter_async_context(listener))
+            timeouts = join.Timeouts(
+                join=self.settings.value("join-timeout"), peer=self.settings.value("peer-timeout")
+            )
+            return await join.meet(
+                _identity(plan, self.env, contact),
+                nodes=plan.allocation.nodes,
+                address=place.first,
+                port=plan.rendezvous.join_port,
+                key=read_key(key_file) if has_key else None,
+                say=self._say,
+                timeouts=self.restarts.timeouts(timeouts) if self.restarts else timeouts,
+                never_started=lambda: None if self.before else self._never_started(place),
+                muster=muster,
+            )
+
+    async def _address_of(self, hub: int) -> str:
+        """Where a node listens if it is the first."""
+        others = (place for place in range(self.granted.allocation.nnodes) if place != hub)
+        plan = plans.with_members(self.granted, [hub, *others], self.granted.attempt)
+        find = asyncio.get_running_loop().run_in_executor(None, network.find, plan, self.env)
+        return (await find).first
+
+    def _never_started(self, place: network.Place) -> str | None:
+        """A node whose outcome stands there before all have met will not come, and a first node that waits
+        elsewhere is not found. Without a job script that counts the attempts, the files may be older."""
+        if not has_host_half(self.env):
+            return None
+        network.check_meeting_place(place, self.run_dir.plan(0, None if self.plan.local_rank is None else 0))
+        for path in (self.run_dir.path / "outcome").glob(f"{self.plan.attempt}.*"):
+            if (ended := outcome.read(path)) is not None:
+                return (
+                    f"{ended.node or path.name} ended before it joined, status {ended.status}: {ended.error}"
+                )
+        return None
+
+    def signalled(self, signum: int) -> None:
+        if signum != signal.SIGUSR2:
+            self.asked = signum
+        if self.supervisor is not None:
+            self.supervisor.signalled(signum)
+        elif signum == signal.SIGUSR2:
+            self.run_dir.stop.touch(mode=0o600)  # read once there are ranks to stop
+        elif self.getting_ready is not None:
+            self.getting_ready.cancel()
+
+    def _say(self, text: str) -> None:
+        self.consoles["err"].line(f"entrypoint: {text}\n".encode(errors="backslashreplace"))
+
+    def _say_once(self, text: str) -> None:
+        """Says what is the same for all nodes: on the first only."""
+        if self.is_first:
+            self._say(text)
+
+    def tell(self, why_no_restart: str = "") -> None:
+        """Says how the attempt ended, one message for the whole job, and why that is the end."""
+        if self.speaks:
+            for line in self.in_words():
+                self._say(line)
+        if why_no_restart:
+            more = "; the job script decides what follows" if has_host_half(self.env) else ""
+            self._say(f"no restart inside the allocation: {why_no_restart}{more}")
+
+    @property
+    def speaks(self) -> bool:
+        """Node 0 does, and the next two where it is lost: one of them may be so too."""
+        ended = self.ended
+        first, *others = self.plan.members
+        lost_first = ended.rank is None and not ended.signal and ended.node == self.plan.nodes[0]
+        return self.is_first or (
+            (lost_first or first in self.lost) and self.plan.place in others[:2] and not self.plan.local_rank
+        )
+
+    def in_words(self) -> list[str]:
+        """The end as the user reads it."""
+        ended = self.ended
+        if ended.status == DONE:
+            return []
+        if ended.status == SAVED:
+            return ["saved at a planned end: the same run directory continues"]
+        if ended.rank is None:
+            return [f"{ended.node + ': ' if ended.node else ''}{ended.error}"]
+        if ended.status == blame.STUCK:
+            return [
+                f"rank {ended.rank} on {ended.node}, status {ended.status}: {ended.error}",
+                f"where each rank was: {self.run_dir.stacks}",
+            ]
+        log = self.run_dir.log(ended.node, f"rank{ended.rank}", "err")
+        failed = f"rank {ended.rank} on {ended.node} failed first, status {ended.status}"
+        return [f"{failed}: {ended.error or 'nothing on stderr'} ({log})"]
+
+
+def check_gpus(plan: LaunchPlan, seen: int | None) -> None:
+    """Refuses what would train on the wrong device for a week; `seen`: GPUs that torch sees here, None where
+    it could not say (the ranks will)."""
+    if seen is None:
+        return
+    source = plan.sources["nproc_per_node"]
+    if plan.device == "cpu":
+        if seen and plan.sources["device"] == "default":
+            raise BadInput(f"torch sees {seen} GPUs on {plan.node}: choose --device cuda or --device cpu")
+    elif seen == 0:
+        raise BadInput(
+            f"torch sees no GPU on {plan.node}, but the plan is for cuda: run `python -m entrypoint check` "
+            "there (driver, --nv, CUDA_VISIBLE_DEVICES), or give --device cpu"
+        )
+    elif seen < plan.nproc_per_node or (source.startswith("derived") and seen != plan.nproc_per_node):
+        if plan.mode == "rank" and seen > plan.nproc_per_node:
+            return
+        raise BadInput(
+            f"nproc_per_node is {plan.nproc_per_node} ({source}), but torch sees {seen} GPUs on {plan.node}: "
+            "give --nproc-per-node N, or correct the request"
+        )
+
+
+def _identity(plan: LaunchPlan, env: Mapping[str, str], contact: str) -> join.Identity:
+    stack = gpu.stack_of_image(env)
+    return join.Identity(
+        job_id=plan.allocation.job_id,
+        attempt=plan.attempt,
+        node_rank=plan.place,
+        local_rank=plan.local_rank,
+        name=plan.node,
+        nnodes=plan.allocation.nnodes,
+        nproc_per_node=plan.nproc_per_node,
+        mode=plan.mode,
+        device=plan.device,
+        image_id=env.get("APPTRAIN_IMAGE_ID", ""),
+        lock_digest=stack.lock if stack else "",
+        versions={"python": sys.version.split()[0], "apptrain": __version__, "torch": _version("torch")},
+        contact=contact,
+    )
+
+
+def _version(package: str) -> str:
+    """From the package's metadata: nothing is imported. Empty where it is not installed."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return ""
+
+
+def _headline(plan: LaunchPlan) -> str:
+    nodes = f"{plan.nnodes} node{'s' * (plan.nnodes > 1)}"
+    ranks = f"{plan.nproc_per_node} rank{'s' * (plan.nproc_per_node > 1)}"
+    return (
+        f"job {plan.allocation.job_id}, attempt {plan.attempt}: {nodes} x {ranks} on {plan.device}, "
+        f"mode {plan.mode}, rendezvous {plan.rendezvous.endpoint}, "
+        f"OMP_NUM_THREADS={plan.env['OMP_NUM_THREADS']}"
+    )

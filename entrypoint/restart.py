@@ -1,0 +1,130 @@
+"""Going on inside the allocation after a failure: after which, how often, and with which nodes.
+
+The secret: the rules. The nodes that are left meet again under the next attempt's number and ports; the first
+of them in the list is node 0. Two halves of a job that are cut off from each other must not both go on: the
+attempt is claimed by a file in the run directory, which one of them can make.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+from entrypoint.errors import BAD_INPUT, UNAVAILABLE, Unavailable
+from entrypoint.join import Muster, Timeouts
+from entrypoint.options import Settings
+from entrypoint.outcome import Outcome
+from entrypoint.plan import LaunchPlan
+from entrypoint.rundir import RunDirectory
+
+WINDOW = 30.0
+"""Seconds from the first to the last survivor at the meeting."""
+FRUITLESS = 3
+"""Restarts in a row without a new checkpoint between them."""
+
+
+class Restarts:
+    """What one node knows of the attempts of its launch."""
+
+    def __init__(self, plan: LaunchPlan, settings: Settings):
+        wanted = settings.value("nnodes")
+        self._plan = plan
+        self._least = wanted[0] if wanted else plan.allocation.nnodes
+        self._most = wanted[1] if wanted else plan.allocation.nnodes
+        self._bound: int | None = settings.value("max-restarts")
+        self._lost: set[int] = set()
+        self._active = plan.nnodes
+        self.count = 0
+        """Restarts so far in this launch."""
+
+    def why_not(self, ended: Outcome, lost: Iterable[int]) -> str:
+        """Why no restart follows this failure; empty where one may."""
+        self._lost |= set(lost)
+        if ended.status == BAD_INPUT:
+            return "bad input would be refused again"
+        if ended.status == UNAVAILABLE and not self._plan.sources["master_port"].startswith("derived:"):
+            return "the port was chosen by hand"
+        if len(self._left) < self._least:
+            return self._too_few(len(self._left))
+        return ""
+
+    def begin(self) -> None:
+        """A restart is tried."""
+        self.count += 1
+
+    def members(self) -> tuple[int, ...]:
+        """Who will take part if all that are not known to be lost come."""
+        return tuple(self._left[: self._most])
+
+    def went(self, members: Sequence[int]) -> None:
+        """These nodes have met and go."""
+        self._lost -= set(members)
+        self._active = len(members)
+
+    @property
+    def lost(self) -> list[str]:
+        """The names of the nodes that are gone."""
+        return [self._plan.allocation.nodes[place] for place in sorted(self._lost)]
+
+    def timeouts(self, given: Timeouts) -> Timeouts:
+        """The bounds of the meeting: for the first one those given."""
+        return dataclasses.replace(given, join=WINDOW) if self.count else given
+
+    def muster(self, run: RunDirectory, address: Callable[[int], Awaitable[str]]) -> Muster:
+        """How the nodes meet for the attempt of `run`. At first node 0 must come."""
+        mine = self._plan.place
+        candidates = [place for place in self._left if place < mine]
+        return Muster(
+            candidates=[*candidates, mine] if self.count else [0],
+            address=address,
+            absent=frozenset(self._lost),
+            least=self._least,
+            most=self._most,
+            quorum=(self._active + 1) // 2,
+            seal=lambda members: self._seal(run, members),
+        )
+
+    @property
+    def _left(self) -> list[int]:
+        """This node is never lost to itself."""
+        places = range(self._plan.allocation.nnodes)
+        return [place for place in places if place not in self._lost or place == self._plan.place]
+
+    def _seal(self, run: RunDirectory, members: Sequence[int]) -> None:
+        """Claims the attempt. Unavailable: others have, it was ruled out, or it would be one too many."""
+        is_restart = self.count > 0
+        if is_restart and (why := self._too_many(run)):
+            raise Unavailable(why)
+        names = self._plan.allocation.nodes
+        try:
+            run.claim([(place, names[place]) for place in members], exclusive=is_restart)
+            if is_restart:
+                run.add_restart()
+        except FileExistsError:
+            raise Unavailable(
+                "another node knows that this is the end"
+                if run.is_closed()
+                else f"other nodes run attempt {run.attempt}: {self._plan.node} was cut off from them"
+            ) from None
+        except OSError as error:
+            raise Unavailable(
+                f"attempt {run.attempt} cannot be claimed in {run.path}: {error.strerror}"
+            ) from None
+
+    def _too_many(self, run: RunDirectory) -> str:
+        """Why no further restart of this run may follow; empty where one may. containers/job.sh has the same
+        rule for its requeues."""
+        before, newest = run.restarts(), run.newest_checkpoint()
+        fruitless = len(list(itertools.takewhile(lambda then: then == newest, reversed(before))))
+        if self._bound is not None and len(before) >= self._bound:
+            return f"{_times(len(before))} before, and --max-restarts is {self._bound}"
+        if fruitless >= FRUITLESS and (self._bound is None or newest != "0"):
+            return f"{_times(len(before))} before, the last {FRUITLESS} without a new checkpoint"
+        return ""
+
+    def _too_few(self, left: int) -> str:
+        names, granted = ", ".join(self.lost[:4]), self._plan.allocation.nnodes
+        return f"{left} of {granted} nodes are left, without {names}, and --nnodes asks for {self._least}"
+
+
+def _times(count: int) -> str:
+    return f"restarted {count} time{'s' * (count != 1)}"

@@ -1,0 +1,71 @@
+#!/usr/bin/env bash
+# Run a task of a step that goes on without the nodes that it loses. Where it has lost the first node, and with it the
+# job script, have Slurm run the job again when the task has ended: nobody else would end it before its time is over.
+#
+# Usage: slurm/survivor.sh CMD [ARG...]
+# Reads: SLURM_JOB_ID, SLURM_SRUN_COMM_HOST, SLURM_SRUN_COMM_PORT, APPTRAIN_RUN_DIR, APPTRAIN_ATTEMPT
+# Exit:  the status of CMD
+set -uo pipefail
+readonly ANSWER=10        # s for srun to answer
+readonly NOTICED=3600     # s for Slurm to notice a lost node (SlurmdTimeout, mostly 300)
+readonly POLL=5           # s
+
+# Whether the first node's task has written how the last attempt ended, as it does where the node is still there.
+first_has_ended() {
+    local attempt=$APPTRAIN_ATTEMPT outcome=$APPTRAIN_RUN_DIR/outcome
+    ls -- "$outcome" >/dev/null # so that NFS looks anew
+    while [[ -s $outcome/$((attempt + 1)).nodes ]]; do attempt=$((attempt + 1)); done
+    [[ -e $outcome/$attempt.0 ]]
+}
+
+srun_answers() {
+    # shellcheck disable=SC2016 # it is the inner one's to expand
+    timeout "$ANSWER" bash -c 'exec 3<>"/dev/tcp/$1/$2"' \
+        bash "${SLURM_SRUN_COMM_HOST:-}" "${SLURM_SRUN_COMM_PORT:-}" 2>/dev/null
+}
+
+# Waits until Slurm knows that the job script is lost; false where it is not.
+script_is_lost() {
+    local first nodes
+    while ((SECONDS < NOTICED)); do
+        told=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null) || told=
+        [[ -z $told || $told == *' JobState=RUNNING '* ]] || return 1
+        if [[ $told =~ \ BatchHost=([^ ]+) ]]; then
+            first=${BASH_REMATCH[1]}
+            [[ $told =~ \ NodeList=([^ ]+) ]] && nodes=$(scontrol show hostnames "${BASH_REMATCH[1]}")
+            [[ $'\n'$nodes$'\n' == *$'\n'"$first"$'\n'* ]] || return 0
+        fi
+        sleep "$POLL"
+    done
+    return 1
+}
+
+# Every task that is left does this, and Slurm refuses the second one.
+run_again() {
+    local told=
+    SECONDS=0
+    script_is_lost || return 0
+    echo "apptrain: the first node is lost, and the job script with it: Slurm runs the job again" >&2
+    if [[ $told == *' Requeue=0 '* ]]; then scancel "$SLURM_JOB_ID"; else scontrol requeue "$SLURM_JOB_ID" 2>/dev/null; fi
+}
+
+pass_on() {
+    interrupted=yes
+    if [[ -n $child ]]; then kill -s "$1" "$child" 2>/dev/null; else held=$1; fi
+}
+
+child='' held='' interrupted=yes
+for name in HUP INT TERM USR1 USR2; do
+    # shellcheck disable=SC2064 # the name as it is now
+    trap "pass_on $name" "$name"
+done
+"$@" <&0 &
+child=$!
+if [[ -n $held ]]; then pass_on "$held"; fi
+while [[ -n $interrupted ]]; do
+    interrupted='' status=0
+    wait "$child" || status=$?
+done
+trap - HUP INT TERM USR1 USR2
+if ! first_has_ended && ! srun_answers; then run_again; fi
+exit "$status"

@@ -1,0 +1,301 @@
+"""`--on-failure restart`: whatever breaks, the nodes that are left go on in the same allocation."""
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from entrypoint.rundir import RunDirectory
+from tests.embedded.jobs import Ended, Job, gone, processes_with, run, start
+from tests.embedded.test_launch import command_line, node_name, write
+
+RESTART = ("--on-failure", "restart")
+WORK = """
+cd $APPTRAIN_RUN_DIR
+echo "attempt $APPTRAIN_ATTEMPT: node $NODE_RANK of $NNODES on $APPTRAIN_NODE at $MASTER_ADDR"
+if [ $NODE_RANK = 0 ]; then mkdir -p checkpoints/step-$APPTRAIN_ATTEMPT; fi
+echo $$ >up.$APPTRAIN_ATTEMPT.$APPTRAIN_NODE
+while [ ! -e end ]; do sleep 0.05; done
+"""
+"""Works until it is told to end; without torch, so that a node is up in a fraction of a second."""
+SHELL = ("--mode", "exec", "--no-python", "--", "bash", "-c")
+STEPS = """
+import os, sys, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+run = Path(os.environ["APPTRAIN_RUN_DIR"])
+(run / "checkpoints").mkdir(exist_ok=True)
+found = sorted(int(path.name[5:]) for path in (run / "checkpoints").glob("step-*"))
+begin = torch.tensor([found[-1] if found else 0])
+dist.broadcast(begin, 0)
+begin = int(begin)
+print(f"rank {rank} of {size} from step {begin}", flush=True)
+for step in range(begin + 1, 41):
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    assert total.item() == size
+    Path(os.environ["APPTRAIN_HEARTBEAT"], str(rank)).write_text(str(step))
+    if step % 10 == 0 and rank == 0:
+        (run / "checkpoints" / f"step-{step:08}").mkdir()
+    if step == 15:
+        node = os.environ["APPTRAIN_NODE"]
+        Path(f"pid.{os.environ['APPTRAIN_ATTEMPT']}.{node}").write_text(str(os.getpid()))
+        while os.environ["APPTRAIN_ATTEMPT"] == "0":
+            dist.all_reduce(total)  # until the test breaks something
+dist.destroy_process_group()
+"""
+
+
+def up(job: Job, attempt: int, *nodes: int) -> None:
+    """Waits until these nodes, numbered from 1, work."""
+    files = [job.run / f"up.{attempt}.127.0.0.{node}" for node in nodes]
+    job.until(lambda: all(file.exists() for file in files), f"nodes {nodes} work in attempt {attempt}")
+
+
+def entrypoint_of(job: Job, node: int) -> int:
+    """The process id of a node's entrypoint."""
+    pids = [pid for pid in processes_with(str(job.run)) if " launch " in command_line(pid)]
+    return next(pid for pid in pids if node_name(pid) == f"127.0.0.{node}")
+
+
+def lose(job: Job, *nodes: int) -> None:
+    """Kills entrypoints, as the loss of their nodes does."""
+    for pid in [entrypoint_of(job, node) for node in nodes]:
+        os.kill(pid, signal.SIGKILL)
+
+
+def end(job: Job) -> Ended:
+    (job.run / "end").touch()
+    return job.end()
+
+
+def said(ended: Ended) -> list[str]:
+    """What the entrypoint says, without the run directory and the lines on each attempt."""
+    lines = [
+        line.removeprefix("entrypoint: ")
+        for line in ended.err.splitlines()
+        if line.startswith("entrypoint: ")
+    ]
+    return [line.replace(str(ended.run), "RUN") for line in lines if not line.startswith("job ")]
+
+
+def worked(ended: Ended, attempt: int) -> set[str]:
+    """Who worked in an attempt."""
+    begin = f"attempt {attempt}: "
+    return {line.removeprefix(begin) for line in ended.out.splitlines() if line.startswith(begin)}
+
+
+def test_a_killed_worker_is_followed_by_a_restart_of_all_from_the_last_checkpoint(tmp_path: Path) -> None:
+    job = start(tmp_path, *RESTART, "--", write(tmp_path, "script.py", STEPS))
+    job.until(lambda: len(list(tmp_path.glob("pid.0.*"))) == 2, "both ranks make steps")
+    os.kill(int((tmp_path / "pid.0.127.0.0.2").read_text()), signal.SIGKILL)
+    ended = job.end()
+    assert ended.status == 0, ended.err
+    assert set(ended.out.splitlines()) == {
+        *("rank 0 of 2 from step 0", "rank 1 of 2 from step 0"),
+        *("rank 0 of 2 from step 10", "rank 1 of 2 from step 10"),
+    }
+    assert said(ended) == [
+        "rank 1 on 127.0.0.2 failed first, status 137: killed by SIGKILL (RUN/logs/0/127.0.0.2.rank1.err)",
+        "restart 1 inside the allocation, as attempt 1",
+    ]
+    statuses = {name: ended.outcome(name).status for name in ("0.0", "0.1", "1.0", "1.1")}
+    assert statuses == {"0.0": 137, "0.1": 137, "1.0": 0, "1.1": 0}
+    ports = set(re.findall(r"attempt (\d): .* rendezvous 127.0.0.1:(\d+)", ended.err))
+    assert [attempt for attempt, _ in sorted(ports)] == ["0", "1"]
+    assert len({port for _, port in ports}) == 2
+    assert gone(str(ended.run))
+
+
+def test_a_spare_and_the_next_node_take_over_when_the_first_node_is_lost(tmp_path: Path) -> None:
+    script = write(tmp_path, "script.py", STEPS)
+    job = start(tmp_path, "--nodes", "3", "--nnodes", "2", *RESTART, "--", script)
+    job.until(lambda: len(list(tmp_path.glob("pid.0.*"))) == 2, "both ranks make steps")
+    lose(job, 1)
+    ended = job.end()
+    assert ended.status == 0, ended.err
+    assert {"rank 0 of 2 from step 10", "rank 1 of 2 from step 10"} <= set(ended.out.splitlines())
+    assert (ended.run / "outcome" / "1.nodes").read_text() == "1 127.0.0.2\n2 127.0.0.3\n"
+    assert [ended.outcome(f"1.{place}").status for place in (1, 2)] == [0, 0]
+    plan = json.loads((ended.run / "plan.1.json").read_text())
+    assert (plan["node_rank"], plan["nodes"], plan["attempt"]) == (0, ["127.0.0.2", "127.0.0.3"], 1)
+    assert "restart 1 inside the allocation, as attempt 1, without 127.0.0.1" in said(ended)
+    assert (ended.run / "logs" / "1" / "127.0.0.3.rank1.out").exists()
+    assert gone(str(ended.run))
+
+
+def test_a_killed_agent_is_followed_by_a_restart(tmp_path: Path) -> None:
+    job = start(tmp_path, *RESTART, "--", write(tmp_path, "script.py", STEPS))
+    job.until(lambda: len(list(tmp_path.glob("pid.0.*"))) == 2, "both ranks make steps")
+    agents = [pid for pid in processes_with(str(job.run)) if "agent.py" in command_line(pid)]
+    os.kill(agents[0], signal.SIGKILL)
+    ended = job.end()
+    assert ended.status == 0, ended.err
+    assert {"rank 0 of 2 from step 10", "rank 1 of 2 from step 10"} <= set(ended.out.splitlines())
+    assert "torchrun's agent ended with status -9" in said(ended)[0]
+
+
+def test_a_stopped_rank_is_named_and_followed_by_a_restart(tmp_path: Path) -> None:
+    job = start(tmp_path, "--hang-timeout", "5", *RESTART, "--", write(tmp_path, "script.py", STEPS))
+    job.until(lambda: len(list(tmp_path.glob("pid.0.*"))) == 2, "both ranks make steps")
+    os.kill(int((tmp_path / "pid.0.127.0.0.2").read_text()), signal.SIGSTOP)
+    ended = job.end()
+    assert ended.status == 0, ended.err
+    first = said(ended)[0]
+    assert first.startswith(
+        "rank 1 on 127.0.0.2, status 124: stuck, no step for 5 s after step 15: it is stopped"
+    ), first
+    assert {"rank 0 of 2 from step 10", "rank 1 of 2 from step 10"} <= set(ended.out.splitlines())
+
+
+def test_a_lost_node_is_left_behind_where_enough_remain(tmp_path: Path) -> None:
+    job = start(tmp_path, "--nodes", "3", "--nnodes", "2:3", *RESTART, *SHELL, WORK)
+    up(job, 0, 1, 2, 3)
+    lose(job, 2)
+    up(job, 1, 1, 3)
+    ended = end(job)
+    assert ended.status == 0, ended.err
+    assert worked(ended, 1) == {
+        "node 0 of 2 on 127.0.0.1 at 127.0.0.1",
+        "node 1 of 2 on 127.0.0.3 at 127.0.0.1",
+    }
+    assert said(ended) == [
+        "127.0.0.2: lost: it closed the connection",
+        "restart 1 inside the allocation, as attempt 1, without 127.0.0.2",
+    ]
+    assert gone(str(ended.run))
+
+
+def test_two_nodes_that_are_lost_at_once_are_replaced(tmp_path: Path) -> None:
+    job = start(tmp_path, "--nodes", "5", "--nnodes", "2:3", *RESTART, *SHELL, WORK)
+    up(job, 0, 1, 2, 3)
+    lose(job, 1, 2)
+    up(job, 1, 3, 4, 5)
+    ended = end(job)
+    assert ended.status == 0, ended.err
+    assert worked(ended, 1) == {f"node {rank} of 3 on 127.0.0.{3 + rank} at 127.0.0.3" for rank in range(3)}
+
+
+def test_nodes_are_lost_one_after_the_other_until_too_few_are_left(tmp_path: Path) -> None:
+    job = start(tmp_path, "--nodes", "3", "--nnodes", "2:3", *RESTART, *SHELL, WORK)
+    up(job, 0, 1, 2, 3)
+    lose(job, 1)
+    up(job, 1, 2, 3)
+    lose(job, 3)
+    ended = job.end()
+    assert ended.status == 1
+    assert said(ended)[-2:] == [
+        "127.0.0.3: lost: it closed the connection",
+        "no restart inside the allocation: 1 of 3 nodes are left, without 127.0.0.1, 127.0.0.3, and --nnodes asks for 2; "
+        "the job script decides what follows",
+    ]
+    assert ended.outcome("1.1").error == "lost: it closed the connection"
+
+
+def test_the_loss_of_a_spare_changes_nothing(tmp_path: Path) -> None:
+    job = start(tmp_path, "--nodes", "3", "--nnodes", "2", *RESTART, *SHELL, WORK)
+    up(job, 0, 1, 2)
+    lose(job, 3)
+    job.until(lambda: "the spare node 2" in job.text(), "the loss is said")
+    ended = end(job)
+    assert ended.status == 0, ended.err
+    assert said(ended) == ["the spare node 2 (127.0.0.3) is lost: it closed the connection"]
+
+
+def test_a_single_node_restarts_too(tmp_path: Path) -> None:
+    job = start(tmp_path, "--nodes", "1", *RESTART, *SHELL, WORK)
+    up(job, 0, 1)
+    os.kill(int((job.run / "up.0.127.0.0.1").read_text()), signal.SIGKILL)
+    up(job, 1, 1)
+    ended = end(job)
+    assert ended.status == 0, ended.err
+    assert worked(ended, 1) == {"node 0 of 1 on 127.0.0.1 at 127.0.0.1"}
+
+
+def test_a_failure_that_comes_again_and_again_ends_the_job_with_its_own_status(tmp_path: Path) -> None:
+    ended = run(
+        tmp_path, *RESTART, *SHELL, "echo try; [ $NODE_RANK = 0 ] || { echo no >&2; exit 7; }; sleep 60"
+    )
+    assert (ended.status, ended.out.count("try\n")) == (7, 8)
+    *_, failed, last = said(ended)
+    assert failed == "rank 1 on 127.0.0.2 failed first, status 7: no (RUN/logs/3/127.0.0.2.rank1.err)"
+    assert last == (
+        "no restart inside the allocation: restarted 3 times before, the last 3 without a new checkpoint; "
+        "the job script decides what follows"
+    )
+    assert [ended.outcome(f"{attempt}.0").status for attempt in range(4)] == [7] * 4
+    assert not (ended.run / "outcome" / "4.0").exists()
+
+
+def test_restarts_are_as_many_as_asked(tmp_path: Path) -> None:
+    ended = run(tmp_path, *RESTART, "--max-restarts", "1", *SHELL, "echo try; exit 7")
+    assert (ended.status, ended.out.count("try\n")) == (7, 4)
+    assert "restarted 1 time before, and --max-restarts is 1" in said(ended)[-1]
+
+
+@pytest.mark.parametrize(("status", "attempts"), [(64, 1), (75, 1), (7, 2)])
+def test_neither_bad_input_nor_a_planned_end_is_followed_by_a_restart(
+    tmp_path: Path, status: int, attempts: int
+) -> None:
+    ended = run(tmp_path, *RESTART, "--max-restarts", "1", *SHELL, f"exit {status}")
+    assert ended.status == status
+    assert len(list((ended.run / "outcome").glob("*.nodes"))) == attempts
+
+
+def test_a_planned_end_after_a_restart_is_75(tmp_path: Path) -> None:
+    work = "trap 'exit 75' USR2" + WORK
+    job = start(tmp_path, *RESTART, *SHELL, work)
+    up(job, 0, 1, 2)
+    os.kill(int((job.run / "up.0.127.0.0.2").read_text()), signal.SIGKILL)
+    up(job, 1, 1, 2)
+    (job.run / "stop").touch()
+    ended = job.end()
+    assert ended.status == 75, ended.err
+    assert [ended.outcome(f"1.{place}").status for place in (0, 1)] == [75, 75]
+
+
+def test_a_planned_end_is_not_followed_by_a_restart_although_a_node_is_lost_on_the_way(
+    tmp_path: Path,
+) -> None:
+    work = "trap 'touch asked; sleep 60' USR2" + WORK
+    job = start(tmp_path, *RESTART, "--nnodes", "1:2", *SHELL, work)
+    up(job, 0, 1, 2)
+    (job.run / "stop").touch()
+    job.until((job.run / "asked").exists, "the ranks are asked to save")
+    lose(job, 2)
+    ended = job.end()
+    assert ended.status == 1
+    assert "no restart inside the allocation: a planned end was asked for" in said(ended)[-1]
+    assert RunDirectory(ended.run, 1).is_closed()
+
+
+def test_an_asked_end_is_not_followed_by_a_restart(tmp_path: Path) -> None:
+    job = start(tmp_path, *RESTART, *SHELL, WORK)
+    up(job, 0, 1, 2)
+    job.signal(signal.SIGTERM)
+    ended = job.end()
+    assert ended.status == 143
+    assert RunDirectory(ended.run, 1).is_closed()
+    assert gone(str(ended.run))
+
+
+def test_an_end_that_is_asked_for_while_the_nodes_meet_again_ends_them_all(tmp_path: Path) -> None:
+    job = start(tmp_path, *RESTART, "--nnodes", "1:2", *SHELL, WORK)
+    up(job, 0, 1, 2)
+    stopped = entrypoint_of(job, 2)
+    os.kill(stopped, signal.SIGSTOP)
+    os.kill(int((job.run / "up.0.127.0.0.1").read_text()), signal.SIGKILL)
+    job.until((job.run / "logs" / "1").exists, "the first node wants to go on")
+    job.signal(signal.SIGTERM)
+    job.until(RunDirectory(job.run, 1).is_closed, "the first node heard of the end")
+    os.kill(stopped, signal.SIGCONT)
+    ended = job.end()
+    assert ended.status in (137, 143)
+    assert not list((ended.run / "outcome").glob("1.[0-9]*"))
+    assert gone(str(ended.run))
