@@ -478,7 +478,7 @@ conclude() {
     rm -f -- "$run_dir/unfinished"
     again="to go on: the same line again with APPTRAIN_RUN_DIR=$(printf %q "$run_dir")"
     if [[ -n $asked ]]; then
-        say "ended by a signal (status $asked), and not run again; $again"
+        say "ended by a signal (status $asked), not run again by this script; $again"
         exit "$asked"
     fi
     case $status in

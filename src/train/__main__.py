@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from train import config as configs
 from train.environment import Place, read_place, said_rank
 from train.status import BAD_INPUT, DONE, FAILED, NOT_SAVED, BadInput
-from train.stop import StopRequest, die_of_interrupt, listen
+from train.stop import StopRequest, die_of_interrupt, listen, save_when_terminated
 
 if TYPE_CHECKING:
     from train.loop import Ending
@@ -64,7 +64,7 @@ def _key_help() -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command; returns its exit status."""
-    request = listen()
+    request = listen(terminate=False)  # that has nothing to save before it trains
     die_of_interrupt()
     rank = said_rank(os.environ)
     try:
@@ -158,6 +158,7 @@ def run(config: configs.Config, name: str, resume_from: str, place: Place, reque
     )
     keeper.rehearse()
     pedigree = resume.pedigree(start, run_dir)
+    save_when_terminated(request)
     try:
         ending = loop.train(
             learner=student,

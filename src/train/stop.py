@@ -28,19 +28,29 @@ class StopRequest:
     terminated: bool = False
 
 
-def listen() -> StopRequest:
-    """Install the handlers. Call it before the slow imports: until then SIGUSR2 kills the process."""
+def listen(*, terminate: bool = True) -> StopRequest:
+    """Install the handlers. Call it before the slow imports: until then SIGUSR2 kills the process.
+
+    Without `terminate` SIGTERM goes on killing it, until `save_when_terminated` is called.
+    """
     request = StopRequest()
 
     def plan(*_: object) -> None:
         request.planned = True
 
+    signal.signal(signal.SIGUSR2, plan)
+    if terminate:
+        save_when_terminated(request)
+    return request
+
+
+def save_when_terminated(request: StopRequest) -> None:
+    """Install SIGTERM's handler, once there is something to save."""
+
     def terminate(*_: object) -> None:
         request.terminated = True
 
-    signal.signal(signal.SIGUSR2, plan)
     signal.signal(signal.SIGTERM, terminate)
-    return request
 
 
 def status_of(*, planned: float, terminated: float) -> int:

@@ -265,7 +265,9 @@ def test_a_training_that_pbs_ends_leaves_a_checkpoint_and_no_process(user: User,
         user.pbs.delete(id)
     ran = user.end(id)
     assert ran.status in ((143, 271) if how == "qdel" else (-29,)), "PBS itself has given both after qdel"
-    assert "ended by a signal (status 143), and not run again" in ran.said("apptrain")[-1], ran.lines
+    assert "ended by a signal (status 143), not run again by this script" in ran.said("apptrain")[-1], (
+        ran.lines
+    )
     steps = len((run / "metrics.jsonl").read_text().splitlines())
     assert [path.name for path in (run / "checkpoints").glob("step-*")] == [f"step-{steps:08}"]
     user.nothing_left()
@@ -451,7 +453,7 @@ def test_by_hand_nothing_stays_when_the_script_is_ended(user: User, signum: int)
     said, _ = process.communicate(timeout=BOUND)
     user.nothing_left()
     if signum != signal.SIGKILL:
-        assert f"apptrain: ended by a signal (status {128 + signum}), and not run again;" in said
+        assert f"apptrain: ended by a signal (status {128 + signum}), not run again by this script;" in said
         assert [(run / f"saved.{rank}").read_text() for rank in range(2)] == ["1 wave"] * 2
 
 

@@ -317,7 +317,7 @@ def test_ctrl_c_in_an_allocation_ends_the_ranks_and_keeps_the_allocation(user: A
     terminal.type("\x03")
     terminal.until("status=130")
     terminal.until_prompt()
-    assert "ended by a signal (status 130), and not run again" in terminal.text
+    assert "ended by a signal (status 130), not run again by this script" in terminal.text
     for node in user.cluster.nodes.values():
         assert node.run(["pgrep", "--full", "sleep.py"]).stdout == ""
     terminal.type("echo $(srun hostname | sort)\n")
@@ -565,6 +565,6 @@ def test_a_cancelled_job_ends_with_143_and_leaves_no_process(user: Account) -> N
     user.run("scancel", str(number)).check_returncode()
     ran = user.end(number)
     assert ran.job.state == "CANCELLED"
-    assert "ended by a signal (status 143), and not run again" in ran.text
+    assert "ended by a signal (status 143), not run again by this script" in ran.text
     for node in user.cluster.nodes.values():
         assert node.run(["pgrep", "--full", "sleep.py"]).stdout == ""

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from entrypoint import processes
 from train import checkpoint, metrics
 
 SMALL = [
@@ -254,6 +255,27 @@ def test_a_process_alone_ends_at_a_signal_with_its_status(tmp_path: Path) -> Non
     finally:
         process.kill()
     assert process.returncode == 75
+
+
+def test_sigterm_ends_a_process_that_has_nothing_to_save_at_once_and_silently(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "train", *SMALL],
+        env=environment(tmp_path / "run"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline = time.monotonic() + BOUND_S
+        while not processes.catches(process.pid, signal.SIGUSR2):  # listens already, and imports torch
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=BOUND_S)
+    finally:
+        process.kill()
+    assert (process.returncode, said) == (-signal.SIGTERM, ("", ""))
+    assert not (tmp_path / "run").exists()
 
 
 def test_data_that_are_missing_end_all_ranks_with_64_and_one_line(tmp_path: Path) -> None:

@@ -596,7 +596,7 @@ def test_a_deleted_job_saves_with_its_image_within_kill_delay_and_leaves_nothing
     lines = site.output(found).read_text().splitlines()
     assert (site.folder / "saved.0").read_text() == "True 1\n", "the image was there, and TERM came once"
     again = f"to go on: the same line again with APPTRAIN_RUN_DIR={quoted(site.run_dir(id))}"
-    assert ours(lines)[-1] == f"ended by a signal (status 143), and not run again; {again}"
+    assert ours(lines)[-1] == f"ended by a signal (status 143), not run again by this script; {again}"
     assert "Terminated" not in "\n".join(lines), "bash tells so of what it waits for"
     assert processes_gone(site.folder)
 

@@ -905,7 +905,7 @@ def test_a_cancelled_job_waits_for_its_tasks_and_is_not_requeued(
     _, err = process.communicate(timeout=BOUND)
     assert (process.returncode, cluster.scontrol()) == (143, [])
     assert err == (
-        "apptrain: ended by a signal (status 143), and not run again; "
+        "apptrain: ended by a signal (status 143), not run again by this script; "
         f"to go on: the same line again with APPTRAIN_RUN_DIR={cluster.run_dir}\n"
     )
 
