@@ -120,7 +120,13 @@ class Account:
         return self.end(self.submit(*argv, **how))
 
     def until_printed(self, number: int, words: str, bound: float = BOUND) -> None:
-        self.cluster.until(lambda: words in self.see(number).text, f"{words!r} from job {number}", bound)
+        def there() -> bool:
+            over = self.cluster.job(number).ended
+            text = self.see(number).text
+            assert words in text or not over, text
+            return words in text
+
+        self.cluster.until(there, f"{words!r} from job {number}", bound)
 
 
 @contextmanager

@@ -45,4 +45,5 @@ def older() -> Built:
 @pytest.fixture(scope="session")
 def extended() -> Built:
     """The default stack with packages from PyPI, which themselves need torch."""
-    return built("extra", "EXTRA=extra.txt", inputs=RECIPE, files={"extra.txt": "accelerate\nlightning\n"})
+    packages = "accelerate\nlightning\ntransformers\n"
+    return built("extra", "EXTRA=extra.txt", inputs=RECIPE, files={"extra.txt": packages})

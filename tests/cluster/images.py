@@ -167,4 +167,5 @@ def built(
             status, said = make(host, "image", f"IMAGE={OUT}/image.sif", *words, transcript=log)
             assert status == 0, said[-1500:]
 
-    return Built(folder=kept(name, digest(*inputs), build))
+    asked = repr((digest(*inputs), words, sorted((files or {}).items())))
+    return Built(folder=kept(name, hashlib.sha256(asked.encode()).hexdigest()[:16], build))

@@ -250,7 +250,7 @@ def test_the_stack_for_older_drivers_is_built_too(older: Built) -> None:
 
 def test_extra_packages_get_a_lock_and_leave_the_stack_alone(extended: Built) -> None:
     found = extended.said["python_packages"]
-    assert {"accelerate", "lightning"} <= set(found)
+    assert {"accelerate", "lightning", "transformers"} <= set(found)
     stack = locked_python("")
     assert {name: found[name] for name in stack} == stack
 
