@@ -42,6 +42,7 @@ least() {
     local part least=
     for part in ${1//,/ }; do
         part=${part%%(*}
+        [[ $part =~ ^[0-9]+$ ]] || continue
         if [[ -z $least ]] || ((part < least)); then least=$part; fi
     done
     printf '%s' "${least:-1}"

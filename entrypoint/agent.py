@@ -4,22 +4,26 @@ The secret: torch's launcher API. What we add to it is knowledge: each rank's pi
 at the moment when it ends, and pipes for its output. Run as a file, by ranks.py alone, which imports no
 torch: it speaks to this process over two pipes.
 
-    stdin   one JSON line (options, command, master_addr, master_port, streams, errors); then `go`; closed:
-            end the ranks
+    stdin   one JSON line (options, command, master_addr, master_port, listen, streams, errors); then `go`;
+            closed: end the ranks
     report  JSON lines: ready, started, ended, finished
 """
 
 import contextlib
+import errno
 import gc
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from typing import Any
 
 SAVED = 75
+BACKLOG = 2048
+"""Connections to the store that may wait, as torch has it."""
 ORPHANS_GRACE = 3.0
 """Seconds that the ranks have after SIGTERM when our parent is gone."""
 
@@ -57,7 +61,8 @@ def main() -> None:
         report("finished", error=_one_line(error), unavailable=True, failures={})
         raise
     except Exception as error:
-        report("finished", error=_one_line(error), unavailable=False, failures={})
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        report("finished", error=_one_line(error), unavailable=taken, failures={})
         raise
     report("finished", error="", unavailable=False, failures=failures)
 
@@ -85,11 +90,13 @@ def _end_with_parent(control: Any, pids: dict[int, int]) -> None:
 def _run(order: dict[str, Any], report: Reporter, running: dict[int, int]) -> dict[int, int]:
     """Runs the ranks to their end, their pids in `running`. Returns the exit code (negative: signal) of each
     failed global rank."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.agent.server.api import WorkerSpec, WorkerState
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
+    from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
     from torch.distributed.run import config_from_args, parse_args
 
     class Pipes(LogsSpecs):
@@ -108,6 +115,25 @@ def _run(order: dict[str, Any], report: Reporter, running: dict[int, int]) -> di
         @property
         def root_log_dir(self) -> str:
             return str(order["errors"])
+
+    class OneAddress(StaticTCPRendezvous):
+        """Node 0's store listens on the rendezvous's address alone; torch's own would on all of the node's,
+        and let in whoever reaches any."""
+
+        def next_rendezvous(self) -> Any:
+            if self._store is None:
+                sock = listen(order["listen"], self.master_port)
+                self.master_addr = name_of(order["listen"], self.master_addr)
+                self._store = TCPStore(
+                    self.master_addr,
+                    self.master_port,
+                    self.world_size,
+                    True,
+                    self.timeout,
+                    multi_tenant=True,
+                    master_listen_fd=sock.detach(),
+                )
+            return super().next_rendezvous()
 
     class Agent(LocalElasticAgent):
         """torchrun's agent, which says what it knows."""
@@ -145,15 +171,22 @@ def _run(order: dict[str, Any], report: Reporter, running: dict[int, int]) -> di
         **config.rdzv_configs,
     )
     static = config.rdzv_backend == "static"
+    rendezvous = rendezvous_registry.get_rendezvous_handler(parameters)
+    master_addr = order["master_addr"]
+    if isinstance(rendezvous, StaticTCPRendezvous) and order["listen"]:
+        seconds = int(rendezvous.timeout.total_seconds())
+        place = (rendezvous.rank, rendezvous.world_size, rendezvous.run_id, seconds)
+        rendezvous = OneAddress(rendezvous.master_addr, rendezvous.master_port, *place)
+        master_addr = name_of(order["listen"], master_addr)
     spec = WorkerSpec(
         role=config.role,
         local_world_size=config.nproc_per_node,
         entrypoint=program,
         args=tuple(arguments),
-        rdzv_handler=rendezvous_registry.get_rendezvous_handler(parameters),
+        rdzv_handler=rendezvous,
         max_restarts=config.max_restarts,
         monitor_interval=config.monitor_interval,
-        master_addr=order["master_addr"] if static else None,
+        master_addr=master_addr if static else None,
         master_port=order["master_port"] if static else None,
         local_addr=config.local_addr,
     )
@@ -163,6 +196,30 @@ def _run(order: dict[str, Any], report: Reporter, running: dict[int, int]) -> di
     if result.state is WorkerState.SUCCEEDED:
         return {}
     return {rank: failure.exitcode for rank, failure in result.failures.items()}
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A socket that listens on this address of ours alone. OSError: it is not ours, or the port is taken."""
+    ((family, *_, where), *_) = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def name_of(address: str, name: str) -> str:
+    """The name where it leads here to this address first; else the address: node 0's name may be 127.0.1.1
+    to itself, or have several."""
+    with contextlib.suppress(OSError):
+        found, wanted = (socket.getaddrinfo(text, 0, type=socket.SOCK_STREAM) for text in (name, address))
+        if found[0][4] == wanted[0][4]:
+            return name
+    return address
 
 
 def _watch(rank: int, pid: int, report: Reporter) -> None:

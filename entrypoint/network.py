@@ -162,9 +162,14 @@ def check_meeting_place(place: Place, first_plan: Path) -> None:
 
 
 def check_store_port(plan: LaunchPlan, advice: str) -> None:
-    """Unavailable: the port of torch's store, which listens on every address, is taken on this node."""
+    """Unavailable: the port of torch's store is taken on this node. The store listens on the rendezvous's
+    address; where a rank starts it, and under c10d, on every one."""
     port = plan.rendezvous.master_port
-    for family, everywhere in ((socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")):
+    places = [(socket.AF_INET6, "::"), (socket.AF_INET, "0.0.0.0")]
+    own = plan.rendezvous.local_addr
+    if plan.mode == "torchrun" and plan.rendezvous.backend == "static" and _is_address(own):
+        places = [(_family(own), own)]
+    for family, everywhere in places:
         try:
             with socket.socket(family) as probe:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

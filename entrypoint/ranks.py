@@ -204,6 +204,7 @@ class Ranks:
             "command": self.plan.command,
             "master_addr": self.plan.rendezvous.master_addr,
             "master_port": self.plan.rendezvous.master_port,
+            "listen": self._store_address(),
             "streams": {index: streams[rank] for index, rank in enumerate(self.ranks)},
             "errors": str(self._scratch),
         }
@@ -211,6 +212,11 @@ class Ranks:
         assert self._child.stdin is not None
         self._child.stdin.write(json.dumps(order).encode() + b"\n")
         self._tasks.append(asyncio.create_task(self._read_reports(reader)))
+
+    def _store_address(self) -> str:
+        """Where torch's store listens on this node; empty where it does not, or chooses itself."""
+        rendezvous = self.plan.rendezvous
+        return rendezvous.local_addr if rendezvous.is_host and rendezvous.backend == "static" else ""
 
     async def _read_reports(self, fd: int) -> None:
         stream = asyncio.StreamReader(limit=1 << 20)

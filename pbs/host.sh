@@ -30,6 +30,7 @@ fi
 own_bind=${APPTRAIN_BIND:-} own_pass=${APPTRAIN_PASS:-} # before the profile's are added
 
 describe_job() {
+    [[ $ANSWER =~ ^[0-9]{1,7}$ ]] || refuse "APPTRAIN_ANSWER_TIMEOUT=$ANSWER: must be seconds: leave it out for 120"
     [[ ${APPTRAIN_START:-ssh} == @(pbsdsh|pbs_tmrsh|mpiexec|ssh) ]] ||
         refuse "--start $APPTRAIN_START: must be one of pbsdsh, pbs_tmrsh, mpiexec, ssh"
     # Slurm's own qsub sets some of PBS's variables, but not this one.

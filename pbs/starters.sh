@@ -106,7 +106,7 @@ on_each_host() {
     task=(/bin/bash "$APPTRAIN_HOME/pbs/task.sh" "$run_dir" "${attempt:-0}" "$starter")
     if [[ -z $show_only ]]; then
         again=$(attribute run_count)
-        if ((again > 1)); then tell "PBS runs this job again (run_count is $again)"; fi
+        if [[ $again =~ ^[0-9]{1,9}$ ]] && ((again > 1)); then tell "PBS runs this job again (run_count is $again)"; fi
         trap : TERM INT HUP USR2 # what runs ends by itself, or through `interrupt`
         tmp=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.XXXXXX")
         # shellcheck disable=SC2064 # the name as it is now

@@ -15,7 +15,7 @@ esac
 if [[ $place == batch ]]; then is_batch=yes; else is_batch=; fi
 
 describe_job() {
-    local total=${SLURM_GPUS:-}
+    local total=${SLURM_GPUS:-} name
     [[ -n ${SLURM_JOB_ID:-} ]] ||
         refuse "this is no Slurm job: sbatch slurm/multinode.sbatch, or salloc and then bash slurm/multinode.sbatch"
     [[ $place != step ]] || refuse "job $SLURM_JOB_ID, step ${SLURM_STEP_ID:-}: start this script once, not with srun"
@@ -26,6 +26,9 @@ describe_job() {
     job_id=$SLURM_JOB_ID job_name=${SLURM_JOB_NAME:-job} submit_dir=${SLURM_SUBMIT_DIR:-$PWD}
     cluster=${SLURM_CLUSTER_NAME:-} run_id=$SLURM_JOB_ID
     if [[ -n ${SLURM_ARRAY_JOB_ID:-} ]]; then run_id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; fi
+    for name in SLURM_JOB_NUM_NODES SLURM_NTASKS SLURM_NTASKS_PER_NODE SLURM_CPUS_PER_TASK; do # bash would run what stands in them
+        [[ ${!name:-1} =~ ^[0-9]{1,9}$ ]] || refuse "$name=${!name}: must be a number: unset it if you set it yourself"
+    done
     nodelist=$SLURM_JOB_NODELIST nnodes=$SLURM_JOB_NUM_NODES
     tasks=${SLURM_NTASKS_PER_NODE:-$((${SLURM_NTASKS:-nnodes} / nnodes))}
     ((${SLURM_NTASKS:-nnodes * tasks} == nnodes * tasks && tasks > 0)) ||

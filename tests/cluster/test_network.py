@@ -210,7 +210,8 @@ def test_nodes_that_are_127_0_1_1_to_themselves_work_too(site: Site) -> None:
         "gpu-a01 is 127.0.1.1 to itself: 10.77.42.11, on the way to gpu-a02, is taken instead",
         "network: rendezvous at gpu-a01 (10.77.42.11) [derived:SLURM_STEP_NODELIST], gloo on eth0",
     ]
-    assert ran.printed == SUMS
+    # torch warns on node 0, whose address has no name there, and goes on.
+    assert [line for line in ran.printed if "hostname of the client socket" not in line] == SUMS
 
 
 def test_an_interface_may_have_another_name_on_one_node(site: Site) -> None:

@@ -26,6 +26,8 @@ FOREVER = "8760:00:00"
 DELETED = 271
 FORCED = 265
 FIRST_LOST = -20
+NODE_DOWN = 64.0
+"""Seconds without an answer after which a host is down."""
 PRIVATE = "PRIVATE"
 
 
@@ -57,6 +59,8 @@ class Server:
         self.count = 0
         self.silent: dict[str, float] = {}
         """When hosts that do not answer were first found so."""
+        self.down: set[str] = set()
+        """Hosts that get no jobs."""
         self.lock = threading.RLock()
 
     def answer(self, line: Line, message: Message) -> None:
@@ -202,8 +206,12 @@ class Server:
             try:
                 wire.call(host.address, host.port, {"op": "ping"}, PING)
                 self.silent.pop(name, None)
-            except Lost:
+                self.down.discard(name)
+            except Lost as error:
                 since = self.silent.setdefault(name, time.monotonic())
+                # A host whose sockets have closed is down at once.
+                if "refused" in str(error) or time.monotonic() - since > NODE_DOWN:
+                    self.down.add(name)
                 if time.monotonic() - since > self.config.first_lost:
                     self._give_up(name)
 
@@ -218,7 +226,7 @@ class Server:
 
     def _try(self, entry: Entry) -> None:
         total = {name: {"ncpus": host.ncpus, "ngpus": host.ngpus} for name, host in self.config.hosts.items()}
-        free = {name: dict(has) for name, has in total.items() if name not in self.silent}
+        free = {name: dict(has) for name, has in total.items() if name not in self.down}
         slots: dict[str, int] = {}
         for other in self.entries.values():
             for one in other.placed if other.state == "R" else []:

@@ -1,17 +1,20 @@
 """This node's address for the rendezvous and the interfaces of gloo and NCCL, chosen from tables of a machine."""
 
 import dataclasses
+import errno
 import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from entrypoint import cli, network
+from entrypoint import agent, cli, network
+from entrypoint import plan as plans
 from entrypoint.errors import Refusal
 from entrypoint.network import Interface, Place, ThisMachine
 from entrypoint.plan import LaunchPlan
@@ -380,6 +383,39 @@ def test_a_store_port_that_is_taken_at_any_address_is_refused_with_its_holder(ad
         f"port {port} of torch's store is taken on gpu-a01 by process {os.getpid()} ({name}): try another",
     )
     network.check_store_port(plan, "try another")
+
+
+@pytest.mark.parametrize(("address", "taken"), [("127.0.0.2", False), ("127.0.0.1", True), ("0.0.0.0", True)])
+def test_a_store_port_is_taken_only_where_the_store_will_listen(address: str, taken: bool) -> None:
+    with socket.create_server((address, 0)) as stranger:
+        port = str(stranger.getsockname()[1])
+        plan = plans.with_local_addr(plan_of("gpu-a01", "--master-port", port), "127.0.0.1")
+        with pytest.raises(Refusal) if taken else nullcontext():
+            network.check_store_port(plan, "try another")
+
+
+def test_torchs_store_gets_a_socket_at_one_address() -> None:
+    with agent.listen("127.0.0.2", 0) as found:
+        port = found.getsockname()[1]
+        socket.create_connection(("127.0.0.2", port)).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.3", port))
+        with pytest.raises(OSError, match="in use") as taken:
+            agent.listen("127.0.0.2", port)
+    assert taken.value.errno == errno.EADDRINUSE
+
+
+def test_the_stores_name_is_node_0s_where_that_leads_to_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"gpu-a01": ["10.77.42.11"], "itself": ["127.0.1.1"], "two": ["10.77.43.11", "10.77.42.11"]}
+
+    def look_up(name: str, *_: object, **__: object) -> list[tuple[object, ...]]:
+        if name == "unknown":
+            raise socket.gaierror
+        return [(socket.AF_INET, 0, 0, "", (text, 0)) for text in known.get(name, [name])]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    names = ("gpu-a01", "itself", "two", "unknown", "10.77.42.11")
+    assert [agent.name_of("10.77.42.11", name) for name in names] == ["gpu-a01", *["10.77.42.11"] * 4]
 
 
 def test_this_machine_knows_its_loopback_and_the_way_to_it() -> None:

@@ -18,6 +18,7 @@ import pytest
 from tests.pbs_double import commands, local, mom, request, variables
 from tests.pbs_double.config import Config
 from tests.pbs_double.local import Local
+from tests.pbs_double.server import NODE_DOWN
 from tests.pbs_double.variables import Job, Site
 
 RECORDINGS = Path(__file__).parents[1] / "recordings/openpbs"
@@ -431,6 +432,7 @@ def test_the_bounds_after_a_lost_host_are_the_recorded_ones() -> None:
     )
     assert config.sister_lost == pytest.approx(sister, abs=1)
     assert config.first_lost == pytest.approx(first, abs=1)
+    assert f"node marked down +{NODE_DOWN:.0f} s" in (LOGS / "node-failure.txt").read_text()
 
 
 def lose(folder: Path, host: str, *options: str) -> tuple[dict[str, str], Path, float]:

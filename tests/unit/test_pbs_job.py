@@ -39,6 +39,8 @@ run = os.environ["APPTRAIN_RUN_DIR"]
 if sys.argv[6] == "plan":
     print("plan of", os.environ["APPTRAIN_HOSTNAME"], "attempt", attempt, *sys.argv[7:])
     sys.exit(what.get("status", 0))
+terms = []
+signal.signal(signal.SIGTERM, lambda *_: terms.append(time.time()))
 with open(f"{here}/seen.{{attempt}}.{{host}}", "w") as file:
     json.dump({{"env": dict(os.environ), "argv": sys.argv[1:], "cwd": os.getcwd()}}, file)
 print(f"host {{host}}", what.get("print", ""), flush=True)
@@ -46,8 +48,6 @@ for part in what.get("parts", []):
     sys.stdout.write(part)
     sys.stdout.flush()
     time.sleep(0.05)
-terms = []
-signal.signal(signal.SIGTERM, lambda *_: terms.append(time.time()))
 image = None
 if what.get("fuse"):  # what mounts the image: its own process group, the same session, no handler, no environment
     image = subprocess.Popen(["sleep", "600"], process_group=0, env={{}})
@@ -496,12 +496,12 @@ def test_a_working_directory_that_a_host_does_not_have_is_refused(site: Site) ->
 
 
 def test_a_task_that_does_not_answer_is_ended_and_named(site: Site, login: Callable[[str], None]) -> None:
-    login("export APPTRAIN_ANSWER_TIMEOUT=3")
+    login("export APPTRAIN_ANSWER_TIMEOUT=10")
     task = site.checkout / "pbs/task.sh"
     task.write_text("if [[ $4 == 1 ]]; then sleep 600; fi\n" + task.read_text())
     id = site.submit(what={"0": {"wait": "outcome/0.1"}})
     status, lines = site.end(id)
-    error = "no task has answered there for 3 s: pbsdsh said: nothing"
+    error = "no task has answered there for 10 s: pbsdsh said: nothing"
     assert (status, ours(lines)[-1]) == (
         "1",
         f"status 1: pbsn2: {error} (logs: {site.run_dir(id)}/logs/0)",
@@ -875,6 +875,11 @@ def test_the_gpus_of_a_hook_must_be_as_many_as_were_granted(tmp_path: Path) -> N
             "(-l place=scatter), all alike",
         ),
         ((), {"APPTRAIN_NGPUS": "4"}, "APPTRAIN_NGPUS=4, but PBS granted 1 GPUs on each host: leave it out"),
+        (
+            (),
+            {"APPTRAIN_ANSWER_TIMEOUT": "long"},
+            "APPTRAIN_ANSWER_TIMEOUT=long: must be seconds: leave it out for 120",
+        ),
         ((), {"APPTRAIN_START": "srun"}, "--start srun: must be one of pbsdsh, pbs_tmrsh, mpiexec, ssh"),
         ((), {"APPTRAIN_STOP_BEFORE": "soon"}, "--stop-before soon: must be seconds; 0 leaves it out"),
         (
@@ -992,6 +997,13 @@ class ByHand:
         return found
 
 
+def last(lines: list[str]) -> str:
+    """What was said last, without where the logs are, which is checked."""
+    run = ours(lines)[0].removeprefix("run directory ")
+    assert ours(lines)[-1].endswith(f" (logs: {run}/logs/0)")
+    return ours(lines)[-1].removesuffix(f" (logs: {run}/logs/0)")
+
+
 @pytest.fixture
 def hand(site: Site) -> Iterator[ByHand]:
     """A way to start tasks on any host that one may name; nothing of it is left afterwards."""
@@ -1008,7 +1020,7 @@ def hand(site: Site) -> Iterator[ByHand]:
 def test_by_hand_each_host_has_a_task_and_the_first_failure_counts(hand: ByHand) -> None:
     status, lines = hand.end(hand.start("a,b", {"1": {"status": 7, "node": "b", "error": "x"}}))
     assert (status, sorted(lines[3:5])) == (7, ["host 0 ", "host 1 "])
-    assert ours(lines)[-1].startswith("status 7: b: x (logs: ")
+    assert last(lines) == "status 7: b: x"
 
 
 def test_by_hand_tasks_end_with_the_script_however_it_ends(hand: ByHand) -> None:
@@ -1043,11 +1055,10 @@ def test_by_hand_a_second_interrupt_does_not_wait_for_tasks_that_do_not_end(hand
 
 
 def test_by_hand_a_host_that_takes_the_connection_and_no_more_is_named(hand: ByHand) -> None:
-    process = hand.start("a,deaf", {"0": {"wait": "outcome/0.1"}}, APPTRAIN_ANSWER_TIMEOUT="2")
+    process = hand.start("a,deaf", {"0": {"wait": "outcome/0.1"}}, APPTRAIN_ANSWER_TIMEOUT="8")
     status, lines = hand.end(process)
     assert status == 1
-    error = "status 1: deaf: no task has answered there for 2 s: ssh said: nothing (logs: "
-    assert ours(lines)[-1].startswith(error)
+    assert last(lines) == "status 1: deaf: no task has answered there for 8 s: ssh said: nothing"
 
 
 def test_by_hand_two_names_of_one_host_are_refused(hand: ByHand) -> None:
@@ -1062,7 +1073,7 @@ def test_by_hand_a_task_that_ends_without_an_outcome_gets_one_while_others_wait_
     process = hand.start("a,b", {"0": {"wait": "outcome/0.1"}, "1": {"status": "none"}})
     status, lines = hand.end(process)
     assert status == 1
-    assert ours(lines)[-1].startswith("status 1: b: its task ended and left no outcome (logs: ")
+    assert last(lines) == "status 1: b: its task ended and left no outcome"
 
 
 # --- a task alone -----------------------------------------------------------------------------------------------------
@@ -1122,7 +1133,9 @@ def test_a_host_without_room_for_temporary_files_is_refused(tmp_path: Path) -> N
 
 def shape(script: Path) -> list[str]:
     """The headings and steps of a job script, each once."""
-    steps = re.compile(r"# (?:Usage|Reads|Exit|SITE)\b|set -.*|if \[\[ .*|source .*|start\(\).*|run_job .*")
+    steps = re.compile(
+        r"# (?:Usage|Reads|Exit|SITE)\b|set -.*|trap .*|if \[\[ .*|source .*|start\(\).*|run_job .*"
+    )
     text = script.read_text().replace("slurm/", "pbs/")
     return list(dict.fromkeys(step[0] for line in text.splitlines() if (step := steps.match(line))))
 

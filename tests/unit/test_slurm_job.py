@@ -969,6 +969,11 @@ def test_a_dry_run_ends_with_the_status_of_a_plan_that_is_refused(cluster: Clust
             {"SLURM_GPUS": "a100:6", "SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS_PER_NODE": "0"},
             "SLURM_GPUS=a100:6 on 2 nodes, but 4 on the first: every node needs the same number: request --gpus-per-node rather than --gpus",
         ),
+        (
+            [],
+            {"SLURM_NTASKS": "two"},
+            "SLURM_NTASKS=two: must be a number: unset it if you set it yourself",
+        ),
         (["--start", "ssh"], {}, "--start ssh: under Slurm tasks start with srun: leave it out"),
         (["--stop-before=60"], {}, "--stop-before 60: under Slurm it is sbatch --signal=B:USR2@SECONDS"),
         (["--on-failure", "retry"], {}, "--on-failure retry: must be one of stop, requeue, restart"),
@@ -985,6 +990,14 @@ def test_what_cannot_run_is_refused_before_anything_starts(
     cluster: Cluster, arguments: list[str], env: dict[str, str | None], text: str
 ) -> None:
     assert cluster.refused(*arguments, **env) == text
+
+
+def test_a_host_without_room_for_the_pipes_of_the_log_is_refused(cluster: Cluster) -> None:
+    mktemp = cluster.folder / "bin/mktemp"
+    mktemp.write_text("#!/bin/sh\nexit 1\n")
+    mktemp.chmod(0o755)
+    text = "no temporary directory can be made: set TMPDIR to a directory of this node"
+    assert cluster.refused() == text
 
 
 def test_two_commands_are_refused(cluster: Cluster, tmp_path: Path) -> None:

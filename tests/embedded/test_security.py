@@ -1,0 +1,308 @@
+"""What a stranger on the same network can and cannot do to a job, and what of it others may read.
+
+Attacks on the join's protocol itself are in tests/unit/test_join.py; planted pickles and YAML tags in
+tests/unit/train/test_checkpoint.py, test_config.py and tests/unit/test_cli.py; shells in tests/unit/test_injection.py.
+docs/security.md names them all.
+"""
+
+import ast
+import asyncio
+import base64
+import datetime
+import json
+import os
+import pickle
+import re
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+
+from entrypoint import wire
+from entrypoint.claims import Identity
+from tests.embedded.jobs import CHECKOUT, Job, clean_env, processes_with, start
+
+WAITING = """
+import os, time
+from pathlib import Path
+import torch
+import torch.distributed as dist
+here = Path(os.environ["APPTRAIN_RUN_DIR"])
+dist.init_process_group("gloo")
+dist.all_reduce(torch.ones(1))
+(here / f"up.{dist.get_rank()}").touch()
+while not (here / "go").exists():
+    time.sleep(0.05)
+dist.all_reduce(torch.ones(1))
+dist.destroy_process_group()
+"""
+SECRETS = {
+    "HF_TOKEN": "hf_secret-0a1b2c3d4e5f",
+    "WANDB_API_KEY": "wandb_secret-5f4e3d2c1b0a",
+    "PBS_JOBCOOKIE": "cookie_secret-99887766",
+    "SLURM_JWT": "jwt_secret-55443322",
+}
+LISTEN = "0A"
+"""A listening socket's state in /proc/net/tcp."""
+
+
+class Planted:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return os.mkdir, (str(self.path),)
+
+
+def listeners(port: int) -> set[str]:
+    """The IPv4 addresses, and `IPv6` for any of those, on which this machine listens at this port."""
+    found = set()
+    for name in ("tcp", "tcp6"):
+        for line in Path("/proc/net", name).read_text().splitlines()[1:]:
+            address, state = line.split()[1], line.split()[3]
+            host, _, number = address.partition(":")
+            if state == LISTEN and int(number, 16) == port:
+                octets = reversed(bytes.fromhex(host))
+                found.add(".".join(map(str, octets)) if name == "tcp" else "IPv6")
+    return found
+
+
+def is_open(address: str, port: int) -> bool:
+    try:
+        socket.create_connection((address, port), 10).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+@pytest.fixture
+def waiting(tmp_path: Path) -> Iterator[Job]:
+    """A job on two nodes that has met and waits for the file `go`."""
+    (tmp_path / "waiting.py").write_text(WAITING)
+    job = start(tmp_path, "--", str(tmp_path / "waiting.py"), env=dict(SECRETS))
+    try:
+        job.until(lambda: all((job.run / f"up.{rank}").exists() for rank in (0, 1)), "its ranks to be up")
+        yield job
+    finally:
+        (job.run / "go").touch()
+        job.end()
+
+
+def test_torchs_store_is_at_the_rendezvous_address_alone_where_it_runs_nothing(waiting: Job) -> None:
+    """Who reaches that one address can read and write the store, as with torchrun itself."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+    plan = json.loads((waiting.run / "plan.0.json").read_text())
+    port, name = plan["master_port"], plan["rendezvous"]["id"]
+    assert (plan["master_addr"], listeners(port)) == ("127.0.0.1", {"127.0.0.1"})
+    assert [is_open(address, port) for address in ("127.0.0.1", "127.0.0.2", "127.0.0.3")] == [
+        True,
+        False,
+        False,
+    ]
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=20))
+    keys = store.list_keys()  # type: ignore[attr-defined]
+    elastic = sorted(key for key in keys if "torchelastic" in key)
+    assert f"{name}/torchelastic/role_info/0" in elastic
+    canary = waiting.run / "ran"
+    evil = pickle.dumps(Planted(canary))
+    for key in [*elastic, f"torch.rendezvous.{name}"]:
+        for text in (evil, base64.b64encode(evil)):
+            store.set(key, text)  # type: ignore[arg-type]
+    (waiting.run / "go").touch()
+    ended = waiting.end()
+    assert ended.status == 0, ended.err
+    assert not canary.exists()
+    pickle.loads(evil)
+    assert canary.exists(), "it would have run"
+
+
+def test_once_all_have_met_the_join_takes_nobody(waiting: Job) -> None:
+    plan = json.loads((waiting.run / "plan.0.json").read_text())
+    assert listeners(plan["rendezvous"]["join_port"]) == set()
+
+
+def test_the_key_stands_in_its_file_alone(waiting: Job) -> None:
+    file = waiting.run / "join.key"
+    key = file.read_bytes().strip()
+    assert file.stat().st_mode & 0o777 == 0o600
+    pids = processes_with(f"APPTRAIN_RUN_DIR={waiting.run}")
+    assert len(pids) >= 4, "two entrypoints and two ranks at least"
+    for pid in pids:
+        for name in ("cmdline", "environ"):
+            assert key not in Path(f"/proc/{pid}/{name}").read_bytes()
+    assert holding(waiting.run, key) == {file}
+
+
+def holding(folder: Path, *texts: bytes) -> set[Path]:
+    """The files below this folder that hold any of the texts."""
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path for path in files if any(text in path.read_bytes() for text in texts)}
+
+
+def test_secrets_of_the_environment_are_in_no_file_and_no_output_of_a_training(tmp_path: Path) -> None:
+    """And where the user's umask lets everybody write, what the run leaves is still theirs alone."""
+    small = ("--config", "digits-short", "model.name=shufflenet_v2_x0_5", "data.image_size=16", "steps=2")
+    before = os.umask(0)
+    try:
+        passed = {"APPTRAIN_PASS": f"PYTHONPATH {' '.join(SECRETS)}"}
+        ended = start(tmp_path, "--", "-m", "train", *small, env=SECRETS | passed).end()
+    finally:
+        os.umask(before)
+    assert ended.status == 0, ended.err
+    assert (ended.run / "result.json").exists()
+    assert holding(tmp_path, *(value.encode() for value in SECRETS.values())) == set()
+    assert ended.run.stat().st_mode & 0o777 == 0o700
+    ours = ("plan.*.json", "join.key", "job.log", "outcome", "outcome/*", "logs", "logs/*", "logs/*/*")
+    found = [path for pattern in ours for path in ended.run.glob(pattern)]
+    assert len(found) > 10
+    assert {oct(path.stat().st_mode & 0o077) for path in found} == {"0o0"}
+
+
+# --- while the nodes meet --------------------------------------------------------------------------------------------
+
+
+def two_ports() -> int:
+    """The first of two neighbouring ports that nobody uses."""
+    while True:
+        with ExitStack() as stack:
+            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            try:
+                stack.enter_context(socket.create_server(("127.0.0.1", first + 1)))
+            except (OSError, OverflowError):
+                continue
+            return int(first)
+
+
+def node(folder: Path, rank: int, port: int) -> Job:
+    """`launch` of one of two nodes by hand, whose ranks need no torch."""
+    here = folder / f"node{rank}"
+    here.mkdir()
+    argv = [sys.executable, "-P", "-m", "entrypoint", "launch", "--nodes", "127.0.0.1,127.0.0.2"]
+    argv += ["--node-rank", str(rank), "--master-port", str(port), "--device", "cpu", "--mode", "rank"]
+    argv += ["--join-key-file", str(folder / "key"), "--run-dir", str(folder / "run"), "--no-python"]
+    return Job([*argv, "--", "true"], here, folder / "run", clean_env())
+
+
+async def pretend(port: int, key: bytes, evil: bytes) -> str:
+    """How the hub answers a stranger who speaks its protocol and has another key."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    spoken = await wire.greet(reader, writer, key, hub=False)
+    claim = Identity(
+        job_id="manual",
+        attempt=0,
+        node_rank=1,
+        local_rank=None,
+        name="127.0.0.2",
+        nnodes=2,
+        nproc_per_node=1,
+        mode="rank",
+        device="cpu",
+        image_id=base64.b64encode(evil).decode(),
+        lock_digest="",
+        versions={},
+    )
+    spoken.send({"type": "hello", "identity": asdict(claim), "left": 100.0})
+    try:
+        return str(await asyncio.wait_for(spoken.receive(), 20))
+    except wire.WireError as error:
+        return type(error).__name__
+    finally:
+        spoken.abort()
+
+
+def test_a_stranger_neither_joins_nor_disturbs_the_meeting(tmp_path: Path) -> None:
+    canary = tmp_path / "ran"
+    evil = pickle.dumps(Planted(canary))
+    (tmp_path / "key").write_text("0123456789abcdef0123456789abcdef\n")
+    (tmp_path / "key").chmod(0o600)
+    port = two_ports()
+    first = node(tmp_path, 0, port)
+    first.until(lambda: is_open("127.0.0.1", port + 1), "the hub to listen")
+    assert listeners(port + 1) == {"127.0.0.1"}
+    greeting = wire.PROTOCOL + b"n" * wire.NONCE_BYTES
+    held = []
+    for data in (b"", b"\0" * 100_000, b"GET / HTTP/1.1\r\n\r\n", evil, greeting, greeting + b"\xff\xff\xff\xff",
+                 greeting + b"\0\0\0\2" + b"m" * 32 + b"{}", greeting + len(evil).to_bytes(4, "big") + b"m" * 32 + evil):  # fmt: skip
+        for stays in (False, True):
+            stranger = socket.create_connection(("127.0.0.1", port + 1), 20)
+            with suppress(ConnectionError):  # it was sent away before it had said all
+                stranger.sendall(data)
+            held.append(stranger)
+            if not stays:
+                stranger.close()
+    held += [socket.create_connection(("127.0.0.1", port + 1), 20) for _ in range(400)]
+    answer = asyncio.run(pretend(port + 1, b"another key, and as long as ours", evil))
+    assert answer in ("WrongKey", "Closed")
+    assert first.process.poll() is None, first.text()
+    second = node(tmp_path, 1, port)
+    ended = [job.end() for job in (first, second)]
+    for stranger in held:
+        stranger.close()
+    assert [one.status for one in ended] == [0, 0], [one.err for one in ended]
+    assert "Traceback" not in ended[0].err
+    strangers = [line for line in ended[0].err.splitlines() if "stranger" in line]
+    assert 1 <= len(strangers) <= 17, "one line an address"
+    assert not canary.exists()
+
+
+# --- our own code ----------------------------------------------------------------------------------------------------
+
+
+UNPICKLES = {"load", "loads", "Unpickler"}
+BY_PICKLE = {
+    *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list"),
+    *("send_object_list", "recv_object_list", "monitored_barrier"),
+}
+
+
+def called(path: Path) -> Iterator[str]:
+    """The dotted names of what a module calls, or derives from."""
+    for found in ast.walk(ast.parse(path.read_text())):
+        if isinstance(found, ast.Call):
+            yield ast.unparse(found.func)
+        elif isinstance(found, ast.ClassDef):
+            yield from map(ast.unparse, found.bases)
+
+
+def test_nothing_of_ours_unpickles_or_evaluates_but_the_loader_of_arrays() -> None:
+    """Which names the only classes that it makes (tests/unit/train/test_datasets.py)."""
+    found = set()
+    for path in [*(CHECKOUT / "entrypoint").rglob("*.py"), *(CHECKOUT / "src/train").rglob("*.py")]:
+        for name in called(path):
+            *module, last = name.split(".")
+            unpickles = last in UNPICKLES and module in (
+                ["pickle"],
+                ["torch"],
+                ["marshal"],
+                ["shelve"],
+                ["joblib"],
+            )
+            unsafe = name in ("eval", "exec", "yaml.load", "os.system", "os.popen")
+            if unpickles or unsafe or last in BY_PICKLE:
+                found.add((path.name, name))
+        assert "distributed.checkpoint" not in path.read_text()
+    assert found == {("datasets.py", "pickle.Unpickler")}
+
+
+def test_every_test_that_the_documentation_names_is_there() -> None:
+    named = set(re.findall(r"`(test_[a-z0-9_]+)`", (CHECKOUT / "docs/security.md").read_text()))
+    defined = set()
+    for path in (CHECKOUT / "tests").rglob("test_*.py"):
+        defined |= set(re.findall(r"def (test_\w+)", path.read_text()))
+    assert len(named) > 20
+    assert named - defined == set()
+
+
+def test_the_shell_is_asked_for_nothing() -> None:
+    """Commands of ours are lists."""
+    for path in [*(CHECKOUT / "entrypoint").rglob("*.py"), *(CHECKOUT / "src/train").rglob("*.py")]:
+        for found in ast.walk(ast.parse(path.read_text())):
+            if isinstance(found, ast.keyword) and found.arg == "shell":
+                raise AssertionError(f"{path.name}:{found.value.lineno}")

@@ -1,0 +1,204 @@
+"""What stands in variables, profiles and the scheduler's answers is data to the job scripts, whatever it looks like.
+
+Each variable that a job script reads is set to text that a shell would run if it were evaluated, also as arithmetic,
+where bash runs what stands in an index. tests/unit/test_run_sh.py has the same of containers/run.sh, and
+tests/unit/test_clusters.py of the values of a profile.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.unit.test_slurm_job import Cluster
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+BOUND = 60.0
+OWN = re.compile(r"\bAPPTRAIN_[A-Z_]+[A-Z]\b")
+SLURM = (
+    *("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", "SLURM_CLUSTER_NAME"),
+    *("SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_CPUS_PER_TASK"),
+    *("SLURM_JOB_CPUS_PER_NODE", "SLURM_GPUS_ON_NODE", "SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_STEP_ID"),
+    *("SLURM_ARRAY_JOB_ID", "SLURM_HET_SIZE", "SLURM_SUBMIT_DIR"),
+)
+PBS = (
+    *(
+        "PBS_JOBID",
+        "PBS_JOBNAME",
+        "PBS_QUEUE",
+        "PBS_TASKNUM",
+        "PBS_ENVIRONMENT",
+        "PBS_NODEFILE",
+        "PBS_NODENUM",
+    ),
+    *("PBS_O_WORKDIR", "PBS_O_QUEUE", "PBS_ARRAY_INDEX", "CUDA_VISIBLE_DEVICES", "NCPUS"),
+)
+TOLD = """\
+Job Id: 7.lab
+    Resource_List.walltime = {evil}
+    Resource_List.ngpus = {evil}
+    exec_host = {evil}+{evil}
+    exec_vnode = ({evil}:ngpus={evil})
+    run_count = {evil}
+    stime = {evil}
+    kill_delay = {evil}
+    Variable_List = A={evil}
+"""
+"""Of qstat, which prints the job's own variables as they are."""
+STAND_INS = {
+    "bin/ssh": "while [[ $1 != -- ]]; do shift; done\nexec /bin/bash -s\n",
+    "bin/pbsdsh": 'shift 3\nPBS_NODENUM=0 exec "$@"\n',
+    "bin/qstat": "cat $FOLDER/told\n",
+    "check/containers/run.sh": (
+        "printf 'status=0\\nrank=\\nnode=\\nsignal=0\\ntime=1.000000\\nerror=\\n' >\"$APPTRAIN_RUN_DIR/outcome/$APPTRAIN_ATTEMPT.0\"\n"
+    ),
+}
+
+
+def evils(canary: Path) -> list[str]:
+    """Texts that create the file when a shell runs them."""
+    touch = f"touch {canary}"
+    return [
+        f"PATH[$({touch})]",
+        f"$({touch})`{touch}`;{touch};\n{touch}\n'\"; {touch} #",
+        f"() {{ :; }}; {touch}",
+    ]
+
+
+def own_variables(*files: str) -> list[str]:
+    """Ours that these files name, but the one that says where the scripts themselves are."""
+    found = {name for file in files for name in OWN.findall((CHECKOUT / file).read_text())}
+    return sorted(found - {"APPTRAIN_HOME"})
+
+
+@pytest.mark.parametrize(
+    "name", [*own_variables("containers/job.sh", "slurm/multinode.sbatch", "slurm/host.sh"), *SLURM]
+)
+def test_the_job_script_of_slurm_runs_no_value(tmp_path: Path, name: str) -> None:
+    canary = tmp_path / "ran"
+    cluster = Cluster(tmp_path / "cluster")
+    for evil in evils(canary):
+        cluster.run("--", "train.py", **{name: evil})
+        assert not canary.exists(), evil
+
+
+def test_the_job_script_of_slurm_runs_no_argument(tmp_path: Path) -> None:
+    canary = tmp_path / "ran"
+    cluster = Cluster(tmp_path / "cluster")
+    for evil in evils(canary):
+        assert cluster.run("--name", evil, "--", evil, evil).returncode == 0
+        assert cluster.launched() == ["--name", evil, "--", evil, evil]
+        for option in ("--profile", "--run-dir", "--on-failure", "--start", "--stop-before", "--nnodes"):
+            cluster.run(option, evil, "--", "x")
+    assert not canary.exists()
+
+
+class Pbs:
+    """A checkout with the real job script, and stand-ins for what it calls."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        shutil.copytree(CHECKOUT / "pbs", folder / "check/pbs")
+        for name in ("check/containers", "check/clusters", "bin", "work"):
+            (folder / name).mkdir(exist_ok=True)
+        shutil.copy(CHECKOUT / "containers/job.sh", folder / "check/containers")
+        for name, text in STAND_INS.items():
+            (folder / name).write_text("#!/bin/bash\n" + text)
+            (folder / name).chmod(0o755)
+        (folder / "told").write_text("")
+        (folder / "nodes").write_text("node1\n")
+
+    def run(self, *arguments: str, **env: str) -> "subprocess.CompletedProcess[str]":
+        """As a batch job of one host, or by hand where PBS_JOBID is empty."""
+        job = {
+            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+            "HOME": str(self.folder),
+            "FOLDER": str(self.folder),
+            "PBS_JOBID": "7.lab",
+            "PBS_TASKNUM": "1",
+            "PBS_ENVIRONMENT": "PBS_BATCH",
+            "PBS_NODEFILE": str(self.folder / "nodes"),
+            "PBS_O_WORKDIR": str(self.folder / "work"),
+            **env,
+        }
+        line = ["bash", str(self.folder / "check/pbs/multinode.pbs"), *arguments]
+        with subprocess.Popen(
+            line,
+            cwd=self.folder / "work",
+            env=job,
+            text=True,
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as process:
+            try:
+                said, _ = process.communicate(timeout=BOUND)
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+        return subprocess.CompletedProcess(line, process.returncode, said)
+
+
+FILES = (
+    "containers/job.sh",
+    *(f"pbs/{name}" for name in ("multinode.pbs", "host.sh", "starters.sh", "task.sh")),
+)
+
+
+def test_the_stand_ins_of_pbs_run_a_job_to_its_end(tmp_path: Path) -> None:
+    pbs = Pbs(tmp_path)
+    for line, env in ((["--"], {}), (["--start", "ssh", "--nodes", "n1", "--"], {"PBS_JOBID": ""})):
+        ended = pbs.run(*line, "train.py", **env)
+        assert (ended.returncode, ended.stdout.splitlines()[-1].split(":")[1]) == (0, " done"), ended.stdout
+
+
+@pytest.mark.parametrize("name", [*own_variables(*FILES), *PBS])
+def test_the_job_script_of_pbs_runs_no_value(tmp_path: Path, name: str) -> None:
+    canary = tmp_path / "ran"
+    pbs = Pbs(tmp_path / "pbs")
+    for evil in evils(canary):
+        pbs.run("--", "train.py", **{name: evil})
+        assert not canary.exists(), evil
+
+
+def test_the_job_script_of_pbs_runs_no_argument(tmp_path: Path) -> None:
+    canary = tmp_path / "ran"
+    pbs = Pbs(tmp_path / "pbs")
+    for evil in evils(canary):
+        pbs.run("--name", evil, "--", evil, evil)
+        for option in ("--profile", "--run-dir", "--on-failure", "--start", "--stop-before", "--nodes"):
+            pbs.run(option, evil, "--", "x")
+        pbs.run("--start", "ssh", "--nodes", evil, "--", evil, PBS_JOBID="")
+    assert not canary.exists()
+
+
+def test_the_job_script_of_pbs_runs_nothing_that_qstat_tells(tmp_path: Path) -> None:
+    canary = tmp_path / "ran"
+    pbs = Pbs(tmp_path / "pbs")
+    for evil in evils(canary):
+        (pbs.folder / "told").write_text(TOLD.format(evil=evil))
+        pbs.run("--", "train.py", APPTRAIN_CHAIN="1")
+        assert not canary.exists(), evil
+
+
+def test_the_job_scripts_run_nothing_that_stands_in_the_run_directory(tmp_path: Path) -> None:
+    canary = tmp_path / "ran"
+    pbs = Pbs(tmp_path / "pbs")
+    for evil in evils(canary):
+        run = tmp_path / "run"
+        (run / "outcome").mkdir(parents=True, exist_ok=True)
+        (run / "failures").write_text(evil)
+        text = "".join(f"{name}={evil}\n" for name in ("status", "rank", "node", "signal", "time", "error"))
+        program = pbs.folder / "check/containers/run.sh"
+        (pbs.folder / "outcome").write_text(text)
+        program.write_text(
+            '#!/bin/bash\ncp "$FOLDER/outcome" "$APPTRAIN_RUN_DIR/outcome/$APPTRAIN_ATTEMPT.0"\n'
+        )
+        pbs.run("--on-failure", "requeue", "--", "train.py", APPTRAIN_RUN_DIR=str(run))
+        assert not canary.exists(), evil
