@@ -153,8 +153,8 @@ OPTIONS = (
         name="nnodes",
         parse=node_count,
         metavar="N",
-        help="nodes that this run must have, N or MIN:MAX; with --on-failure restart the others are spares, "
-        "and MIN are enough to go on with (default: all granted)",
+        help="nodes that take part, N or MIN:MAX; with --on-failure restart further nodes are spares, and "
+        "MIN are enough to go on with (default: all granted)",
     ),
     Option(
         name="nodes",
@@ -230,8 +230,9 @@ OPTIONS = (
         name="max-restarts",
         parse=count,
         metavar="N",
-        help="torchrun's restarts of its ranks (default: 0); with --on-failure requeue or restart how often "
-        "the run starts again after a failure (default: as long as there are new checkpoints)",
+        help="with --on-failure requeue or restart how often the run starts again after failures, in all "
+        "(default: until 3 times in a row bring no new checkpoint); with stop torchrun's own restarts of its "
+        "ranks (default: 0)",
     ),
     Option(
         name="omp-num-threads",
@@ -264,7 +265,8 @@ OPTIONS = (
         parse=one_of("stop", "requeue", "restart"),
         metavar="WHAT",
         default="stop",
-        help="stop, requeue (by the job script), or restart with the nodes that are left (default: stop)",
+        help="what follows a failure: stop, requeue (by the job script), or restart in the same job with the "
+        "nodes that are left (default: stop)",
     ),
     Option(
         name="stop-signal",

@@ -37,7 +37,7 @@ sweep() {
 
 # shellcheck disable=SC2329 # a trap
 end() {
-    asked=yes
+    asked=yes interrupted=yes
     if [[ -n $child ]]; then kill -TERM "$child" 2>/dev/null; fi
 }
 
@@ -56,8 +56,11 @@ if [[ -n $asked ]]; then end; fi
 ) &
 watcher=$!
 exec 8<&-
-status=0
-while kill -0 "$child" 2>/dev/null; do wait "$child" && status=0 || status=$?; done
+interrupted=yes
+while [[ -n $interrupted ]]; do
+    interrupted='' status=0
+    wait "$child" || status=$?
+done
 disown "$watcher" # or bash would say that it was killed
 kill -KILL "$watcher"
 sweep

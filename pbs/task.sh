@@ -76,6 +76,7 @@ answer() {
 # shellcheck disable=SC2329 # traps
 pass_on() {
     trap '' TERM HUP INT
+    interrupted=yes
     kill -TERM "$child" 2>/dev/null
 }
 
@@ -111,8 +112,11 @@ if [[ $starter == ssh ]]; then
     ) 9>&- &
     listener=$!
 fi
-status=0
-while kill -0 "$child" 2>/dev/null; do wait "$child" && status=0 || status=$?; done
+interrupted=yes
+while [[ -n $interrupted ]]; do
+    interrupted='' status=0
+    wait "$child" || status=$?
+done
 trap '' TERM HUP INT
 if [[ -n $listener ]]; then
     disown "$listener" # or bash would say that it was killed

@@ -1131,6 +1131,36 @@ def test_a_host_without_room_for_temporary_files_is_refused(tmp_path: Path) -> N
     assert (run / "logs/0/a.task.log").read_text() == f"task.sh: {os.uname().nodename}: {error}\n"
 
 
+@pytest.fixture
+def slow_shell(tmp_path: Path) -> str:
+    """A file for BASH_ENV: every command of a script comes later than whatever it started in the background."""
+    file = tmp_path / "slow.sh"
+    file.write_text("trap '/bin/sleep 0.1' DEBUG\n")
+    return str(file)
+
+
+def test_the_status_of_a_task_that_ends_at_once_is_kept(tmp_path: Path, slow_shell: str) -> None:
+    prepared(tmp_path, "a\n")
+    (tmp_path / "keep.sh").write_text("exit 5\n")
+    assert task(tmp_path, "pbsdsh", "0", "a", PBS_NODENUM="0", BASH_ENV=slow_shell)[0] == 5
+
+
+def test_the_status_of_a_program_that_ends_at_once_is_kept(tmp_path: Path, slow_shell: str) -> None:
+    (tmp_path / "own").mkdir()
+    held, holds = os.pipe()
+    script = 'exec 8<&"$0" && exec bash "$@"'
+    ended = subprocess.run(
+        ["bash", "-c", script, str(held), CHECKOUT / "pbs/keep.sh", tmp_path / "own", "sh", "-c", "exit 5"],
+        env={"PATH": os.environ["PATH"], "BASH_ENV": slow_shell},
+        pass_fds=[held],
+        start_new_session=True,
+        timeout=BOUND,
+    )
+    os.close(held)
+    os.close(holds)
+    assert (ended.returncode, (tmp_path / "own").exists()) == (5, False)
+
+
 def shape(script: Path) -> list[str]:
     """The headings and steps of a job script, each once."""
     steps = re.compile(

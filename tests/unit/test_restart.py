@@ -212,6 +212,12 @@ def test_restarts_are_as_many_as_asked_in_all(tmp_path: Path) -> None:
     assert restart(node) == "restarted 2 times before, and --max-restarts is 2"
 
 
+def test_within_that_number_checkpoints_that_were_seen_must_go_on_to_come(tmp_path: Path) -> None:
+    node = Node(tmp_path, "--max-restarts", "6")
+    node.checkpoint("step-00000010")
+    assert [restart(node) for _ in range(4)] == ["", "", "", FRUITLESS]
+
+
 def test_where_there_are_no_checkpoints_to_be_seen_a_given_number_counts_alone(tmp_path: Path) -> None:
     node = Node(tmp_path, "--max-restarts", "6")
     assert [restart(node) for _ in range(6)] == [""] * 6
@@ -236,9 +242,17 @@ def test_afterwards_at_the_first_that_is_left(tmp_path: Path) -> None:
 
 
 def test_a_spare_takes_the_place_of_a_lost_node(tmp_path: Path) -> None:
-    node = Node(tmp_path, "--nnodes", "2:3")
+    node = Node(tmp_path, "--nnodes", "2:2")
     node.fails(LOSS, lost=(1,))
-    assert node.restarts.members() == (0, 2, 3)
+    assert node.restarts.members() == (0, 2)
+
+
+def test_half_of_those_that_took_part_last_need_not_wait_for_others(tmp_path: Path) -> None:
+    node = Node(tmp_path, "--nnodes", "1:4")
+    node.restarts.went((0, 1, 2, 3))
+    assert node.muster().quorum == 2
+    node.restarts.went((0, 2))
+    assert node.muster().quorum == 1
 
 
 def test_a_node_that_others_take_for_lost_is_not_lost_to_itself(tmp_path: Path) -> None:

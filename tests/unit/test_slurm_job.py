@@ -663,6 +663,18 @@ def test_requeues_are_as_many_as_asked_in_all(cluster: Cluster) -> None:
     assert cluster.launched() == ["--on-failure=requeue", "--max-restarts=4"]
 
 
+def test_within_that_number_checkpoints_that_were_seen_must_go_on_to_come(cluster: Cluster) -> None:
+    (cluster.run_dir / "checkpoints" / "step-00000010").mkdir(parents=True)
+    assert requeues(cluster, "--on-failure=requeue", "--max-restarts=5") == [True, True, True, False]
+
+
+def test_restarts_without_a_new_checkpoint_count_only_in_a_row(cluster: Cluster) -> None:
+    cluster.run_dir.mkdir(parents=True)
+    (cluster.run_dir / "restarts").write_text("1 0\n2 1000000010.000000000\n3 0\n4 0\n")
+    cluster.run("--on-failure=requeue", tasks={"0": failed("1.000000")})
+    assert cluster.scontrol() == ["requeue 7"]
+
+
 def test_where_there_are_no_checkpoints_a_given_number_of_requeues_counts_alone(cluster: Cluster) -> None:
     assert requeues(cluster, "--on-failure=requeue", "--max-restarts=5") == [True] * 5 + [False]
 
@@ -678,10 +690,13 @@ def test_restarts_inside_the_allocation_count_with_requeues(cluster: Cluster) ->
     assert not (cluster.run_dir / "restarts").exists()
 
 
-def test_a_planned_end_breaks_a_row_of_failures(cluster: Cluster) -> None:
-    for status in (7, 7, 7, 75, 7, 7, 7):
+@pytest.mark.parametrize(("end", "requeued"), [(75, 7), (0, 6)])
+def test_a_planned_end_and_a_good_one_break_a_row_of_failures(
+    cluster: Cluster, end: int, requeued: int
+) -> None:
+    for status in (7, 7, 7, end, 7, 7, 7):
         cluster.run(tasks={node: {"status": status} for node in "01"}, APPTRAIN_ON_FAILURE="requeue")
-    assert len(cluster.scontrol()) == 7
+    assert len(cluster.scontrol()) == requeued
 
 
 # --- restarts inside the allocation -----------------------------------------------------------------------------
