@@ -206,9 +206,10 @@ def listen(address: str, port: int) -> socket.socket:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind(where)
         sock.listen(BACKLOG)
-    except OSError:
+    except OSError as error:
         sock.close()
-        raise
+        text = f"torch's store cannot listen on {address}, port {port}: {error.strerror}: give --master-addr"
+        raise OSError(error.errno, text) from None
     return sock
 
 

@@ -243,7 +243,7 @@ end_waiting() {
         if [[ -n $o_rank || $o_status != @(129|130|143) ]]; then first=${first:-$SECONDS}; fi
         # Only the first knows who is lost: another that is cut off from it takes that one for lost.
         for other in "${!hosts[@]}"; do
-            if [[ $rank == 0 && -z $o_rank && ${hosts[other]} == "$o_node" ]]; then lost[other]=$SECONDS; fi
+            if [[ $rank == 0 && $o_error == 'lost: '* && ${hosts[other]} == "$o_node" ]]; then lost[other]=$SECONDS; fi
         done
     done
     for rank in "${!gone[@]}"; do # for the others, which may wait for it

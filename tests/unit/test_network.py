@@ -402,7 +402,10 @@ def test_torchs_store_gets_a_socket_at_one_address() -> None:
             socket.create_connection(("127.0.0.3", port))
         with pytest.raises(OSError, match="in use") as taken:
             agent.listen("127.0.0.2", port)
-    assert taken.value.errno == errno.EADDRINUSE
+    assert (taken.value.errno, taken.value.strerror) == (
+        errno.EADDRINUSE,
+        f"torch's store cannot listen on 127.0.0.2, port {port}: Address already in use: give --master-addr",
+    )
 
 
 def test_the_stores_name_is_node_0s_where_that_leads_to_its_address(monkeypatch: pytest.MonkeyPatch) -> None:

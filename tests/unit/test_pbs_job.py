@@ -139,8 +139,8 @@ class Site:
     def hosts_seen(self, attempt: int = 0) -> list[int]:
         return sorted(int(path.suffix[1:]) for path in self.folder.glob(f"seen.{attempt}.*"))
 
-    def until(self, condition: Callable[[], object]) -> None:
-        deadline = time.monotonic() + BOUND
+    def until(self, condition: Callable[[], object], bound: float = BOUND) -> None:
+        deadline = time.monotonic() + bound
         while not condition():
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -531,6 +531,22 @@ def test_the_job_ends_when_the_other_hosts_say_that_one_is_lost(tmp_path: Path, 
             "1",
             f"status 1: pbsn2: {LOST['error']} (logs: {site.run_dir(id)}/logs/0)",
         )
+
+
+def test_a_host_that_was_the_first_to_be_asked_to_end_is_not_lost_and_has_its_grace(site: Site) -> None:
+    what: What = {
+        "0": {"wait": "go", "status": 143, "node": "pbsn2", "error": "ended by SIGTERM"},
+        "1": {"wait": "later", "status": 143, "node": "pbsn2", "error": "ended by SIGTERM"},
+    }
+    id = site.submit(what=what)
+    run = site.run_dir(id)
+    site.until(lambda: site.hosts_seen() == [0, 1])
+    (run / "go").touch()
+    site.until(lambda: (run / "outcome/0.0").exists())
+    time.sleep(10)  # of which the loss of a host would take half
+    (run / "later").touch()
+    assert site.end(id)[0] == "143"
+    assert not (site.folder / "saved.1").exists(), "it got no SIGTERM"
 
 
 def test_where_several_hosts_are_lost_and_one_is_named_the_job_ends_all_the_same(tmp_path: Path) -> None:
@@ -1029,7 +1045,7 @@ def test_by_hand_tasks_end_with_the_script_however_it_ends(hand: ByHand) -> None
     hand.site.until(lambda: any(f.read_text().count("host ") == 2 for f in logs.glob("*/job.log")))
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=BOUND)
-    hand.site.until(lambda: not hand.left())
+    hand.site.until(lambda: not hand.left(), 30.0)  # by themselves they would end after 50
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
