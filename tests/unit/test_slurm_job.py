@@ -759,7 +759,7 @@ def test_a_run_that_came_to_its_end_without_its_job_script_is_only_concluded(clu
     (cluster.run_dir / "unfinished").write_text("0\n")
     (outcomes / "1.1").write_text("status=9\n")
     assert "attempt 2," in cluster.run("--on-failure=restart").stdout
-    assert len(cluster.calls()) == 1
+    assert [call["env"]["APPTRAIN_ATTEMPT"] for call in cluster.calls()] == ["2"]
     assert not (cluster.run_dir / "unfinished").exists()
 
 
@@ -788,10 +788,17 @@ def test_the_tasks_that_are_left_have_a_job_run_again_whose_script_is_lost_with_
 
 
 def test_they_wait_until_slurm_knows_that_the_node_is_lost(cluster: Cluster, closed_port: str) -> None:
-    (cluster.folder / "job").write_text(LEFT.replace("NodeList=b", "NodeList=a,b"))
-    with surviving(cluster, closed_port, FAKE_JOB=f"@{cluster.folder}/job") as process:
-        until(lambda: cluster.scontrol().count("--oneliner show job 7") == 2, "it asks a second time")
-        (cluster.folder / "job").write_text(LEFT)
+    job = cluster.folder / "job"
+
+    def asked() -> int:
+        return cluster.scontrol().count("--oneliner show job 7")
+
+    job.write_text("")  # slurmctld does not answer
+    with surviving(cluster, closed_port, FAKE_JOB=f"@{job}") as process:
+        until(lambda: asked() >= 2, "it asks a second time")
+        job.write_text(LEFT.replace("NodeList=b", "NodeList=a,b"))
+        until(lambda: asked() >= 4, "it goes on to ask")
+        job.write_text(LEFT)
         assert process.wait(BOUND) == 5
     assert cluster.scontrol()[-1] == "requeue 7"
 
@@ -804,7 +811,8 @@ def test_where_the_job_script_is_there_they_only_end(cluster: Cluster, closed_po
 
 
 def test_signals_pass_through_to_the_task(cluster: Cluster, closed_port: str) -> None:
-    command = ("bash", "-c", f"trap 'exit 3' TERM; touch {cluster.folder}/up; while :; do sleep 0.05; done")
+    lives = "for i in {1..1200}; do sleep 0.05; done"
+    command = ("bash", "-c", f"trap 'exit 3' TERM; touch {cluster.folder}/up; {lives}")
     with surviving(cluster, closed_port, *command, FAKE_JOB=LEFT.replace("RUNNING", "COMPLETING")) as process:
         until((cluster.folder / "up").exists, "the task is up")
         process.terminate()
@@ -821,8 +829,10 @@ def surviving(cluster: Cluster, port: str, *command: str, **env: str) -> "subpro
     (cluster.folder / "bin" / "scancel").chmod(0o755)
     given = {"APPTRAIN_RUN_DIR": str(cluster.run_dir), "APPTRAIN_ATTEMPT": "0"}
     given |= {"SLURM_SRUN_COMM_HOST": "127.0.0.1", "SLURM_SRUN_COMM_PORT": port}
+    script = cluster.folder / "survivor.sh"
+    script.write_text((CHECKOUT / "slurm" / "survivor.sh").read_text().replace("POLL=5 ", "POLL=0.5 "))
     return subprocess.Popen(
-        [CHECKOUT / "slurm" / "survivor.sh", *(command or ("bash", "-c", "exit 5"))],
+        ["bash", script, *(command or ("bash", "-c", "exit 5"))],
         env={**cluster.env, **given, **env},
     )
 
@@ -867,6 +877,16 @@ def waiting(cluster: Cluster) -> Iterator[Callable[..., "subprocess.Popen[str]"]
         with process:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_the_next_job_script_learns_of_an_attempt_whose_own_was_lost(
+    cluster: Cluster, waiting: Callable[..., "subprocess.Popen[str]"]
+) -> None:
+    process = waiting("--on-failure=restart")
+    assert (cluster.run_dir / "unfinished").read_text() == "0\n"
+    (cluster.run_dir / "stop").touch()
+    process.communicate(timeout=BOUND)
+    assert not (cluster.run_dir / "unfinished").exists()
 
 
 def test_the_warning_becomes_the_stop_file(
