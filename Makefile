@@ -6,7 +6,7 @@
 #   STACK=NAME BASE=auto EXTRA=FILE OFFLINE=DIR IMAGE=FILE   of `make image` (docs/containers.md)
 #   DIR=DIR      of `make venv`: a venv of your own on top of the image, for packages that it lacks
 #   CLUSTER=NAME GPUS=N PARTITION= ACCOUNT= TIME= OPTIONS='...' DRY_RUN=1   of `make submit` (docs/site.md)
-#   ARGS='...'   further arguments of demo, test, test-unit, lock and bench
+#   ARGS='...'   further arguments of demo, test, test-unit, faults, lock and bench
 VENV ?= .venv
 NODES ?= 2
 CONFIG ?= digits
@@ -36,7 +36,7 @@ build = "$$IMAGE_VENV/bin/python" containers/build.py --stack "$$STACK" --base "
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-unit test-cluster test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell profiles submit lint lock bench venv venv-image venv-dev clean clean-venv
+.PHONY: help demo test test-unit test-cluster test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell profiles submit faults lint lock bench venv venv-image venv-dev clean clean-venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -91,6 +91,9 @@ profiles: venv-image ## check the site profiles of clusters/ and write their she
 submit: venv-image ## submit the job script as a site's profile says (CLUSTER=NAME NODES=2 ARGS='-- CMD' DRY_RUN=1 ...)
 	@"$$IMAGE_VENV/bin/python" -P clusters/submit.py $(if $(DRY_RUN),--dry-run) --cluster "$$CLUSTER" --nodes "$(NODES)" \
 		--gpus "$$GPUS" --partition "$$PARTITION" --account "$$ACCOUNT" --time "$$TIME" --options="$$OPTIONS" -- $(ARGS)
+
+faults: venv-dev ## break a training on the Slurm cluster in every way: docs/reliability.md (root, Debian; ARGS=--help)
+	$(python) -m tests.faults $(ARGS)
 
 lint: venv-dev ## ruff, mypy --strict, shellcheck
 	@PATH="$$(realpath "$$VENV")/bin:$$PATH" tools/lint.sh

@@ -132,8 +132,20 @@ class Account:
 @contextmanager
 def account(request: pytest.FixtureRequest, fixture: str = "default", **how: Any) -> Iterator[Account]:
     """An account on a cluster of its own, `up(**how)`, with the image of that fixture."""
-    given = os.environ.get("APPTRAIN_TEST_IMAGE") if fixture == "default" else None
-    image = Path(given) if given else _built(request, fixture)
+    given = given_image() if fixture == "default" else None
+    with open_account(given or _built(request, fixture), patched=given is not None, **how) as found:
+        yield found
+
+
+def given_image() -> Path | None:
+    """The file of APPTRAIN_TEST_IMAGE."""
+    given = os.environ.get("APPTRAIN_TEST_IMAGE")
+    return Path(given) if given else None
+
+
+@contextmanager
+def open_account(image: Path, *, patched: bool, **how: Any) -> Iterator[Account]:
+    """An account with this image. `patched`: the checkout's packages are shown in place of the image's own."""
     shown = Bind(source=image, target=SOFTWARE / "image.sif")
     with up(binds=[shown, *how.pop("binds", ())], **how) as cluster:
         home = cluster.folder / "home/alice"
@@ -147,7 +159,7 @@ def account(request: pytest.FixtureRequest, fixture: str = "default", **how: Any
             os.chown(path, UID, UID, follow_symlinks=False)
         parts = (("entrypoint", "entrypoint"), ("src/train", "train"))
         binds = [f"{REPOSITORY / source}:{PACKAGES}/{name}:ro" for source, name in parts]
-        yield Account(cluster=cluster, env={"APPTRAIN_BIND": "\n".join(binds)} if given else {})
+        yield Account(cluster=cluster, env={"APPTRAIN_BIND": "\n".join(binds)} if patched else {})
 
 
 def clear(account: Account) -> None:

@@ -79,7 +79,8 @@ class Host:
             try:
                 out, err = process.communicate(input, timeout)
             except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it has just ended
+                    os.killpg(process.pid, signal.SIGKILL)
                 raise
         return subprocess.CompletedProcess(list(argv), process.returncode, out, err)
 
