@@ -26,7 +26,7 @@ BOUND = 60  # s, for anything started here
 Tasks = dict[str, dict[str, Any]]
 """What a task of an attempt and a node (`1.0`), or of a node in all attempts (`0`), does."""
 SRUN = """#!{python} -IS
-import json, os, signal, subprocess, sys
+import json, os, signal, socket, subprocess, sys
 argv = sys.argv[1:]
 at = next(i for i, word in enumerate(argv) if not word.startswith("-"))
 with open("{here}/calls", "a") as calls:
@@ -36,13 +36,15 @@ if os.environ.get("FAKE_SRUN"):
 given = dict(word[2:].split("=", 1) for word in argv[:at] if "=" in word)
 nodes, tasks = int(given["nodes"]), int(given["ntasks-per-node"])
 running = []
+own = socket.create_server(("127.0.0.1", 0))
+told = {{"SLURM_SRUN_COMM_HOST": "127.0.0.1", "SLURM_SRUN_COMM_PORT": str(own.getsockname()[1])}}
 def interrupted(signum, frame):
     for task in running: task.send_signal(signum)
 signal.signal(signal.SIGINT, interrupted)
 for node in range(nodes):
     for task in range(tasks):
         step = {{"SLURM_STEP_ID": "0", "SLURM_NODEID": str(node), "SLURM_LOCALID": str(task)}}
-        running.append(subprocess.Popen(argv[at:], env={{**os.environ, **step}}))
+        running.append(subprocess.Popen(argv[at:], env={{**os.environ, **told, **step}}))
 sys.exit(max(task.wait() for task in running))
 """
 SCONTROL = """#!{python} -IS
