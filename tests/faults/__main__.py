@@ -41,11 +41,12 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument(
         "--case",
+        action="append",
         nargs="+",
         choices=ALL,
         default=[],
         metavar="NAME",
-        help="these only, in one run in this order",
+        help="only a run through these, in this order; once for each run",
     )
     found.add_argument(
         "--policy", choices=POLICIES, help="what follows a failure (requeue; without --case: all)"
@@ -61,7 +62,8 @@ def parser() -> argparse.ArgumentParser:
 def plans(asked: argparse.Namespace) -> list[Plan]:
     """One round's runs."""
     if asked.case:
-        found: list[Plan] = [(asked.policy or "requeue", tuple(ALL[name] for name in asked.case))]
+        policy = asked.policy or "requeue"
+        found: list[Plan] = [(policy, tuple(ALL[name] for name in names)) for names in asked.case]
     else:
         found = [plan for plan in ROUND if asked.policy in (None, plan[0])]
     if asked.alone:

@@ -41,7 +41,7 @@ class Fault:
     """The job ends for good; the user mends what is to mend and submits again."""
     intervals: ClassVar[int] = 1
     """How many of the checkpoints' intervals may be lost."""
-    bound: ClassVar[float] = 300.0
+    bound: ClassVar[float] = 600.0
     """Seconds until the run goes on."""
     said: ClassVar[str]
     """Matches the line of the job's output that shows it."""
@@ -198,7 +198,10 @@ class CutNode(DeadNode):
 
     def repair(self, run: Run) -> None:
         host = run.host(self.node)
-        run.until(lambda: not nodes.of_user(host, UID), f"the ranks on {self.node} to end by themselves", 60)
+        folder = str(
+            run.folder
+        )  # a job script that ran there is Slurm's to end, once it reaches the node again
+        run.until(lambda: not nodes.ranks(host, folder), f"the ranks on {self.node} to end by themselves", 60)
         run.account.cluster.heal(self.node)
         run.account.cluster.power_off(self.node)  # Slurm takes a minute or two to trust it again
         super().repair(run)

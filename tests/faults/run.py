@@ -42,8 +42,9 @@ POLICIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "restart": (("--nodes=3", "--no-kill"), ("--on-failure", "restart", "--nnodes", "2")),
 }
 """(sbatch's options, ours): what follows a failure. For a restart inside the allocation a node is spare."""
-BOUND = 300.0
-"""Seconds for whatever takes 20 where two idle cores start four ranks, or 60 until Slurm gives up a node."""
+BOUND = 600.0
+"""Seconds for whatever takes 20 where two idle cores start four ranks, 100 where they are busy, or 60 until Slurm
+gives up a node."""
 ROUTINE = re.compile(
     r"apptrain: (run directory|to follow it|job \d|this run directory has been used|the job will run again|done)"
     r"|entrypoint: (job \d|network: rendezvous)|digits-short: |resumed from |step \d+: (saved|test)|moved step-"
@@ -98,7 +99,7 @@ class Suffered:
     bound: int
     """Steps that may be lost: the checkpoints' interval and the steps during one save."""
     said: tuple[str, ...]
-    """Lines that the user must read, until the run went on."""
+    """Lines other than a run's usual ones, until it went on."""
     planned: bool
 
     @property
@@ -236,7 +237,10 @@ class Run:
             self.let_start()
         if moment is Moment.START:
             self.until(lambda: self.job.state == "RUNNING", "the job to run")
-            time.sleep(fraction * self.start_s)
+            deadline = time.monotonic() + fraction * self.start_s
+            steps = len(self.watch.steps)
+            while time.monotonic() < deadline and len(self.watch.steps) == steps:
+                time.sleep(PERIOD)  # a machine that is idle again may be at its steps before
             return
         self._until_step(step)
         if moment is Moment.SAVE:
@@ -250,9 +254,11 @@ class Run:
         def reached() -> bool:
             if self.waits():  # a planned end of its own, such as the walltime's
                 self.let_start()
+            elif self.job.ended:
+                raise RuntimeError(f"{self.name}: the job ended before step {step}\n{self.report()}")
             return self.watch.step >= step and self.watch.attempt >= before
 
-        self.until(reached, f"step {step}")
+        self.until(reached, f"step {step}", period=0.05)
 
     def whereabouts(self) -> str:
         """Where the run is."""
@@ -289,7 +295,7 @@ class Run:
         ends = self._go_on(fault, attempt)
         time.sleep(3 * PERIOD)  # what was written before the first new step has been read
         new = self._first_new_step(fault, attempt)
-        until = new if new is not None else time.time()
+        until = time.time() if new is None or fault.survives else new
         said = tuple(
             line for at, line in self.watch.lines if begin <= at <= until and not ROUTINE.match(line)
         )
@@ -353,6 +359,8 @@ class Run:
     def _then(self, fault: "Fault", before: Job, attempt: int, ends: list[str]) -> str:
         if ends and ends[0] != "COMPLETED":
             return f"{ends[0]}, submitted again"
+        if before.state == "PENDING":
+            return "went on once it started"
         if fault.survives or self.watch.attempt == attempt:
             return "went on"
         if self.job.restarts > before.restarts:
@@ -415,7 +423,7 @@ class Run:
 
 def _is_of_launcher(line: str) -> bool:
     return not ROUTINE.match(line) and bool(
-        re.match(r"(apptrain|entrypoint|run\.sh|srun|slurmstepd)\b", line)
+        re.match(r"(apptrain|entrypoint|run\.sh|srun|slurmstepd|train|WARNING)\b", line)
     )
 
 
@@ -469,7 +477,7 @@ def go_through(
         for number, fault in enumerate(faults):
             part = STEPS / len(faults)
             step = int((number + 0.1 + 0.7 * one.random.random()) * part)
-            step = max(min(step, fault.before), fault.after, one.watch.step + 1)
+            step = max(min(step, fault.before), fault.after, min(one.watch.step + 1, STEPS - 2))
             suffered.append(one.suffer(fault, one.random.choice(moments(fault, policy, number)), step))
             problems += suffered[-1].problems
             on_fault(suffered[-1])

@@ -31,7 +31,7 @@ TUTORIALS = {
     "the image is missing on one node": "**hangs** on the others",
     "the disk is full while saving": "fails after 27 s; half a checkpoint under the newest name; 262 lines",
 }
-OURS = re.compile(r"(apptrain|entrypoint|run\.sh|train): ")
+OURS = re.compile(r"(apptrain|entrypoint|run\.sh|train|WARNING): ")
 """Lines of the launcher and of `train` itself, which say what to do; the others are Slurm's, and ranks' tracebacks."""
 HEADER = (
     "| what breaks | `--on-failure` | what happens | noticed, s | first new step, s | steps lost | lines: ours of all | tutorials' script |\n"

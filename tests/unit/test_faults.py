@@ -177,7 +177,10 @@ def test_a_round_has_every_case_and_only_under_policies_for_which_it_is_meant() 
     [
         ([], list(ROUND)),
         (["--policy", "restart"], [plan for plan in ROUND if plan[0] == "restart"]),
-        (["--case", "dead-node", "warned"], [("requeue", (ALL["dead-node"], ALL["warned"]))]),
+        (
+            ["--case", "dead-node", "warned", "--case", "full-disk"],
+            [("requeue", (ALL["dead-node"], ALL["warned"])), ("requeue", (ALL["full-disk"],))],
+        ),
         (
             ["--alone", "--policy", "restart", "--case", "dead-node", "killed-rank"],
             [("restart", (ALL["dead-node"],)), ("restart", (ALL["killed-rank"],))],
