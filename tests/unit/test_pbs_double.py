@@ -327,11 +327,11 @@ def qdel(pbs: Local, script: str, log: Path, *options: str) -> tuple[float, dict
 
 
 def test_a_plain_scripts_tasks_are_killed_right_after_term_on_all_hosts(pbs: Local, tmp_path: Path) -> None:
-    _, ended, out = qdel(pbs, "pbsdsh -- bash {task}", tmp_path / "log")
+    when, ended, out = qdel(pbs, "pbsdsh -- bash {task}", tmp_path / "log")
     for host, count in ((0, 2), (1, 1)):
         terms, last = times(tmp_path / "log", host)
         assert len(terms) <= count
-        assert last - terms[0] < KILL_DELAY - 1
+        assert last - (terms or [when])[0] < KILL_DELAY - 1  # on a busy machine it is killed before it says TERM
     assert "pbsdsh: killing task 0x00000002 signal 15" in out
     assert "pbsdsh: killing task 0x40000001 signal 15" in out
     assert ended["Exit_status"] in ("271", "143")
