@@ -10,6 +10,7 @@ import secrets
 import sys
 import threading
 import time
+import traceback
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -279,7 +280,10 @@ class Server:
 
 def _watch(server: Server) -> None:
     while True:
-        server.watch()
+        try:
+            server.watch()
+        except Exception:  # else hosts would be watched no more, and nobody told
+            traceback.print_exc()
         time.sleep(1.0)
 
 
