@@ -83,13 +83,15 @@ def up(cluster: Cluster, **settings: Any) -> Iterator[Pbs]:
     for host in cluster.hosts.values():
         if host is not cluster.hosts["switch"]:
             install(host, config)
-    started = [cluster.controller.start([*PYTHON, "tests.pbs_double.server", configs.DEFAULT])]
-    started += [
+    started = [
         cluster[name].start([*PYTHON, "tests.pbs_double.mom", configs.DEFAULT, name]) for name in HOSTS
     ]
     try:
-        for name, port in (("ctl", config.port), *((name, hosts[name].port) for name in HOSTS)):
-            cluster.until(partial(_listens, cluster[name], port), f"PBS on {name}", LIMIT)
+        for name in HOSTS:
+            cluster.until(partial(_listens, cluster[name], hosts[name].port), f"PBS on {name}", LIMIT)
+        # Not before: to the server, a host that does not answer yet is down.
+        started.append(cluster.controller.start([*PYTHON, "tests.pbs_double.server", configs.DEFAULT]))
+        cluster.until(partial(_listens, cluster.controller, config.port), "the server of PBS", LIMIT)
         yield Pbs(cluster=cluster)
     finally:
         for process in started:

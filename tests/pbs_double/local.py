@@ -115,9 +115,11 @@ def up(folder: Path, hosts: Sequence[str], **settings: Any) -> Iterator[Local]:
         configs.write(config, file)
         _install(folder, file)
         with ExitStack() as stack:
-            daemons = [_start(stack, "server", file), *(_start(stack, "mom", file, host) for host in hosts)]
-            if all(_answers(port, process) for port, process in zip(ports, daemons, strict=True)):
-                yield Local(folder=folder, config=config, moms=dict(zip(hosts, daemons[1:], strict=True)))
+            moms = {host: _start(stack, "mom", file, host) for host in hosts}
+            ready = all(_answers(config.hosts[host].port, mom) for host, mom in moms.items())
+            # Not before: to the server, a host that does not answer yet is down.
+            if ready and _answers(config.port, _start(stack, "server", file)):
+                yield Local(folder=folder, config=config, moms=moms)
                 return
     raise wire.Lost(f"no free ports in {TRIES} tries")
 
