@@ -19,6 +19,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 SAVED = 75
@@ -122,17 +123,10 @@ def _run(order: dict[str, Any], report: Reporter, running: dict[int, int]) -> di
 
         def next_rendezvous(self) -> Any:
             if self._store is None:
-                sock = listen(order["listen"], self.master_port)
                 self.master_addr = name_of(order["listen"], self.master_addr)
-                self._store = TCPStore(
-                    self.master_addr,
-                    self.master_port,
-                    self.world_size,
-                    True,
-                    self.timeout,
-                    multi_tenant=True,
-                    master_listen_fd=sock.detach(),
-                )
+                where = (self.master_addr, self.master_port, self.world_size, True, self.timeout)
+                sock = listen(order["listen"], self.master_port)
+                self._store = open_store(TCPStore, sock, *where)
             return super().next_rendezvous()
 
     class Agent(LocalElasticAgent):
@@ -211,6 +205,17 @@ def listen(address: str, port: int) -> socket.socket:
         text = f"torch's store cannot listen on {address}, port {port}: {error.strerror}: give --master-addr"
         raise OSError(error.errno, text) from None
     return sock
+
+
+def open_store(store: Callable[..., Any], sock: socket.socket, *where: Any) -> Any:
+    """A store that listens with this socket. torch 2.7 takes one only without libuv, and says so."""
+    fd = sock.detach()
+    try:
+        return store(*where, multi_tenant=True, master_listen_fd=os.dup(fd), use_libuv=True)
+    except NotImplementedError:
+        return store(*where, multi_tenant=True, master_listen_fd=os.dup(fd), use_libuv=False)
+    finally:
+        os.close(fd)
 
 
 def name_of(address: str, name: str) -> str:

@@ -447,3 +447,20 @@ def test_a_profiles_own_variables_win_over_its_interface_and_the_users_over_both
     assert interfaces("--interface", "eth0") == ["eth0", "=eth0"]
     assert interfaces(env={"APPTRAIN_INTERFACE": "eth0"}) == ["eth0", "=eth0"]
     assert interfaces(env={"NCCL_SOCKET_IFNAME": "=ib0"}) == ["hsn0", None]
+
+
+def test_a_torch_that_takes_a_socket_only_without_libuv_gets_it_so() -> None:
+    listening: list[tuple[bool, str]] = []
+
+    def store(*where: Any, multi_tenant: bool, master_listen_fd: int, use_libuv: bool) -> tuple[Any, ...]:
+        assert multi_tenant
+        with socket.socket(fileno=master_listen_fd) as taken:
+            listening.append((use_libuv, taken.getsockname()[0]))
+        if use_libuv:
+            raise NotImplementedError
+        return where
+
+    sock = agent.listen("127.0.0.2", 0)
+    assert agent.open_store(store, sock, "node", 7) == ("node", 7)
+    assert listening == [(True, "127.0.0.2"), (False, "127.0.0.2")]
+    assert sock.fileno() == -1
