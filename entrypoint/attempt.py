@@ -20,6 +20,7 @@ from entrypoint import (
     gpu,
     heartbeat,
     join,
+    manifest,
     network,
     outcome,
     output,
@@ -155,7 +156,10 @@ class Attempt:
             )
             if self.asked is not None:
                 self.supervisor.signalled(self.asked)
-            return await self.supervisor.run(self.run_dir.stop if self.is_first else None)
+            ended = await self.supervisor.run(self.run_dir.stop if self.is_first else None)
+            if ended.status not in (DONE, SAVED):
+                self.relay.hide_echoes()
+            return ended
         finally:
             if self.ranks is not None:
                 await self.ranks.kill()
@@ -181,8 +185,17 @@ class Attempt:
         self._say_once(_headline(self.plan))
         if place.joins_machines and self.link is not None:
             self._say_once(network.summary(self.plan, self.env, self.link.elsewhere))
+        if self.is_first:
+            self._record()
         await ranks.start()
         return ranks
+
+    def _record(self) -> None:
+        try:
+            stack = gpu.stack_of_image(self.env)
+            manifest.record(self.run_dir, self.plan, _identity(self.plan, self.env, ""), stack)
+        except (OSError, ValueError) as error:
+            self._say(f"{self.run_dir.manifest} does not tell of this attempt: {error}: going on")
 
     def _forget_earlier_runs(self) -> None:
         self.run_dir.outcome(self.plan.place, self.plan.local_rank).unlink(missing_ok=True)
@@ -361,6 +374,10 @@ class Attempt:
 
     def in_words(self) -> list[str]:
         """The end as the user reads it."""
+        hidden = f"tracebacks of lost connections are in {self.run_dir.logs} alone"
+        return [*self._ending(), *([hidden] if self.relay.echoes else [])]
+
+    def _ending(self) -> list[str]:
         ended = self.ended
         if ended.status == DONE:
             return []

@@ -1,9 +1,12 @@
-"""Which rank a hanging job waits for.
+"""Which rank is to blame: for a job that hangs, and of several failures for the first.
 
-The secret: the rule. In a collective all ranks but one wait, and the one that does not is sought; the ranks
-that wait are as silent as it is. Pure.
+The secret: the rules. In a collective all ranks but one wait, and the one that does not is sought; the ranks
+that wait are as silent as it is. Where one fails, the others find their connections to it closed, some of
+them before it has ended itself. Pure.
 """
 
+import re
+import signal
 from collections import Counter
 from collections.abc import Sequence
 
@@ -11,11 +14,36 @@ from entrypoint.claims import Failure, Sighting
 
 STUCK = 124
 """Status of a rank that was ended because it hung: timeout's own."""
+_ECHO = re.compile(
+    r"(RuntimeError|(torch\.distributed\.)?Dist\w+Error): .*"
+    r"(Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|[Ff]ailed to recv, got 0 bytes)"
+)
+"""gloo's, NCCL's and the store's words."""
 _STATES = {
     "T": "it is stopped by a signal",
     "t": "it is stopped by a debugger",
     "D": "it waits for a device or a file system",
 }
+
+
+def is_echo(error: str) -> bool:
+    """Whether a rank's error says only that its connection to another one is gone."""
+    return _ECHO.match(error) is not None
+
+
+def first(failures: Sequence[Failure]) -> Failure:
+    """Of failures that came close together (at least one) the one that the others follow from: the earliest,
+    or if that is an echo, the earliest of another kind that was not ended in consequence. Of ranks that
+    refuse the same input one that says why."""
+    by_time = sorted(failures, key=lambda one: one.time)
+    if is_echo(by_time[0].error):
+        by_time = [one for one in by_time if not is_echo(one.error) and not _terminated(one)] or by_time
+    alike = (one for one in by_time if one.status == by_time[0].status and one.error)
+    return next(alike, by_time[0])
+
+
+def _terminated(failure: Failure) -> bool:
+    return failure.status == 128 + signal.SIGTERM
 
 
 def verdict(sightings: Sequence[Sighting], why: str, *, unseen: Sequence[str], now: float) -> Failure | None:

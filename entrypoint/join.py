@@ -670,12 +670,7 @@ class _Hub(Link):
 
     def _decide(self) -> None:
         if self._failures:
-            by_time = sorted(self._failures, key=lambda failure: failure.time)
-            # Ranks that refuse the same input end together, and not every one says why.
-            first = next(
-                (one for one in by_time if one.status == by_time[0].status and one.error), by_time[0]
-            )
-            self._tell_failure(first)
+            self._tell_failure(blame.first(self._failures))
 
     def _tell_failure(self, failure: Failure) -> None:
         self._tell_all({"type": "failed", "failure": asdict(failure), "lost": sorted(self._gone)})

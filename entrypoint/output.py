@@ -3,6 +3,8 @@
 The secret: how bytes travel. Ranks write into pipes; one thread reads them all, so that a slow terminal
 or file system delays the ranks' output and never the node's heartbeats. Text that a program overwrites
 with carriage returns (a progress bar) reaches terminals only; logs keep what remained of the line.
+Tracebacks of ranks that only lost another one wait until it is known whether the job has failed: then the
+logs alone have them, or a thousand ranks would bury the one that tells why.
 """
 
 import os
@@ -16,12 +18,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from entrypoint import blame
+
 CHUNK = 65536
 LONGEST_LINE = 1 << 20
 """Bytes after which a line without an end is passed on in pieces."""
+LONGEST_TRACEBACK = 1000
+"""Lines."""
+ECHO_WAIT = 5.0
+"""Seconds for which the traceback of a lost connection waits for the job's failure."""
 TERMINAL_BEHIND_PIPE = "APPTRAIN_PROGRESS"
 """Set to 1 by a parent that shows our output on a terminal: progress bars are passed on to it."""
 _TORCH_PREFIX = re.compile(rb"^\[rank\d+\]: ")
+_TRACEBACK = b"Traceback (most recent call last):"
 _CRASH = b"Fatal Python error: "
 _EXCEPTION = re.compile(rb"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Warning|Failure|Timeout)\b")
 
@@ -36,6 +45,27 @@ class _Stream:
     """Where the rest goes instead of log and console."""
     rest: bytes = b""
     tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=1000))
+    held: "_Held | None" = None
+
+
+@dataclass(kw_only=True, eq=False)
+class _Held:
+    """What a stream does not show yet: a traceback that is not complete, or an echo and what follows it."""
+
+    lines: list[bytes] = field(default_factory=list)
+    is_echo: bool = False
+    shown_at: float
+
+    def takes(self, line: bytes) -> bool:
+        """Whether it is to be held on with this line."""
+        self.lines.append(line)
+        text = _TORCH_PREFIX.sub(b"", line)
+        if _TRACEBACK in line:
+            self.is_echo = False
+        if _EXCEPTION.match(text) or not (self.is_echo or _inside_traceback(text)):
+            self.is_echo = blame.is_echo(text.decode(errors="replace"))
+            return self.is_echo
+        return len(self.lines) < LONGEST_TRACEBACK
 
 
 class Console:
@@ -83,6 +113,9 @@ class Relay(threading.Thread):
         self._streams: dict[tuple[str, str], _Stream] = {}
         self._deadline = float("inf")
         self._heard = time.monotonic()
+        self._failed = False
+        self.echoes = 0
+        """Tracebacks that the logs alone have."""
 
     def add(self, name: str, stream: str, log: Path, *, show: bool) -> int:
         """Makes a pipe for `stream` (`out` or `err`) of `name`; returns the end to write into, which the
@@ -99,14 +132,24 @@ class Relay(threading.Thread):
         while self._selector.get_map() and time.monotonic() < self._deadline:
             for key, _ in self._selector.select(timeout=0.2):
                 self._read(key.data)
+            now = time.monotonic()
+            for stream in self._streams.values():
+                if stream.held is not None and now > stream.held.shown_at:
+                    self._show_held(stream)
         for key in list(self._selector.get_map().values()):
             self._close(key.data)
+
+    def hide_echoes(self) -> None:
+        """The job has failed, and who failed first is told: what followed from it need not be shown."""
+        self._failed = True
 
     def finish(self, seconds: float) -> None:
         """Reads what is left, for `seconds` at most: what outlives the ranks may hold a pipe open."""
         self._deadline = time.monotonic() + seconds
         if self.ident is not None:
             self.join(seconds + 5)
+        for stream in self._streams.values():
+            self._show_held(stream)
 
     def first_error(self, name: str) -> str:
         """The line that tells best why `name` failed: the last exception on stderr, else the last line."""
@@ -152,8 +195,31 @@ class Relay(threading.Thread):
         stream.tail.append(data)
         logged = _write_all(stream.log, data)
         # What a full disk keeps out of the log is shown even if the user asked for other ranks only.
-        if stream.show or not logged:
+        if not logged:
+            self._show_held(stream, whole=True)
             stream.console.line(data)
+        elif stream.show:
+            self._show(stream, data)
+
+    def _show(self, stream: _Stream, data: bytes) -> None:
+        if stream.held is None:
+            if _TRACEBACK not in data:
+                stream.console.line(data)
+                return
+            stream.held = _Held(shown_at=time.monotonic() + ECHO_WAIT)
+        if not stream.held.takes(data):
+            self._show_held(stream, whole=True)
+
+    def _show_held(self, stream: _Stream, *, whole: bool = False) -> None:
+        """`whole`: also where it is an echo."""
+        held, stream.held = stream.held, None
+        if held is None:
+            return
+        if held.is_echo and self._failed and not whole:
+            self.echoes += 1
+        else:
+            for line in held.lines:
+                stream.console.line(line)
 
     def _close(self, stream: _Stream) -> None:
         if rest := _visible(stream.rest):
@@ -163,6 +229,12 @@ class Relay(threading.Thread):
         os.close(stream.log)
         if stream.diverted is not None:
             os.close(stream.diverted)
+
+
+def _inside_traceback(line: bytes) -> bool:
+    """Whether the exception is still to come."""
+    between = (b"During handling of", b"The above exception")
+    return line[:1].isspace() or _TRACEBACK in line or line.startswith(between)
 
 
 def _without_crash(lines: Sequence[bytes]) -> tuple[Sequence[bytes], str]:

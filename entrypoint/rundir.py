@@ -23,12 +23,13 @@ class RunDirectory:
         self.attempt = attempt
         self.key = path / "join.key"
         self.stop = path / "stop"
+        self.manifest = path / "manifest.json"
 
     def create(self) -> None:
         """Raises BadInput when it cannot be made or written."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
-            for folder in (self.path / "outcome", self._logs.parent, self._logs):
+            for folder in (self.path / "outcome", self.logs.parent, self.logs):
                 folder.mkdir(exist_ok=True, mode=0o700)
             probe = self.path / f".writable.{os.uname().nodename}.{os.getpid()}"
             probe.touch(mode=0o600)
@@ -40,12 +41,12 @@ class RunDirectory:
             ) from None
 
     @property
-    def _logs(self) -> Path:
+    def logs(self) -> Path:
         return self.path / "logs" / str(self.attempt)
 
     def log(self, node: str, who: str, stream: str) -> Path:
         """A log of this attempt; `who` is `rank3` or `agent`, `stream` `out` or `err`."""
-        return self._logs / f"{_file_part(node)}.{who}.{stream}"
+        return self.logs / f"{_file_part(node)}.{who}.{stream}"
 
     def outcome(self, place: int, local_rank: int | None) -> Path:
         """`place` is the node's in the allocation, which is its node rank unless nodes were replaced."""

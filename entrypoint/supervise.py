@@ -227,26 +227,22 @@ class Supervisor:
         for other in others:
             self._events.put_nowait(other)
         if failures := self._failures():
-            return self._outcome_of(failures)
+            return _to_outcome(blame.first([self._failure_of(ended) for ended in failures]))
         error = starter.error if starter and starter.error else "the ranks ended without a status"
         status = UNAVAILABLE if starter and starter.unavailable else 1
         return Outcome(status=status, node=self._plan.node, time=time.time(), error=error)
 
-    def _outcome_of(self, failures: list[RankEnded]) -> Outcome:
-        first = failures[0]
-        # Ranks that refuse the same input end together, and only one of them says why.
-        alike = [
-            other for other in failures if other.status == first.status and other.time < first.time + SETTLE
-        ]
-        error = next(filter(None, (self._ranks.first_error(ended.rank) for ended in alike)), "")
-        if first.signal:
-            error = f"killed by {_signal_name(first.signal)}" + (f": {error}" if error else "")
-        return Outcome(
-            status=first.status,
-            rank=first.rank,
+    def _failure_of(self, ended: RankEnded) -> join.Failure:
+        error = self._ranks.first_error(ended.rank)
+        if ended.signal:
+            error = f"killed by {_signal_name(ended.signal)}" + (f": {error}" if error else "")
+        return join.Failure(
+            node_rank=self._plan.place,
             node=self._plan.node,
-            signal=first.signal,
-            time=first.time,
+            rank=ended.rank,
+            status=ended.status,
+            signal=ended.signal,
+            time=ended.time,
             error=error,
         )
 

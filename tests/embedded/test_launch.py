@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,58 @@ def test_each_node_resolves_its_own_plan(tmp_path: Path) -> None:
     assert [plan["sources"]["node_rank"] for plan in plans] == ["derived:APPTRAIN_EMBEDDED_NODENAME"] * 2
     assert [plan["rendezvous"]["is_host"] for plan in plans] == [True, False]
     assert plans[0]["nodes"] == plans[1]["nodes"] == ["127.0.0.1", "127.0.0.2"]
+
+
+def test_the_manifest_tells_what_each_attempt_ran_and_nothing_of_the_environment(tmp_path: Path) -> None:
+    for word in ("one", "two"):
+        assert run(tmp_path, *SHELL, f"echo {word}", env={"HF_TOKEN": "hf_secret"}).status == 0
+    path = tmp_path / "run" / "manifest.json"
+    found = json.loads(path.read_text())
+    assert found["format"] == 1
+    first, second = found["attempts"]
+    versions = first.pop("versions")
+    assert versions.keys() == {"python", "torch", "apptrain"}
+    assert all(versions.values())
+    for attempt in (first, second):
+        assert datetime.fromisoformat(attempt.pop("began")).tzinfo is not None
+        assert attempt.pop("job_id")
+    assert first == {
+        "attempt": 0,
+        "scheduler": "embedded",
+        "nodes": ["127.0.0.1", "127.0.0.2"],
+        "nproc_per_node": 1,
+        "world_size": 2,
+        "mode": "rank",
+        "device": "cpu",
+        "command": ["bash", "-c", "echo one"],
+        "venv": None,
+        "image": None,
+    }
+    assert second["command"] == ["bash", "-c", "echo two"]
+    assert "hf_secret" not in path.read_text()
+
+
+def test_the_manifest_says_which_image_it_was(tmp_path: Path) -> None:
+    image = image_env(tmp_path, "image-1", "0" * 64)
+    ended = run_by_hand(tmp_path, "--no-python", "--mode", "exec", "--", "true", images=[image, image])
+    assert [one.status for one in ended] == [0, 0], [one.err for one in ended]
+    (attempt,) = json.loads((tmp_path / "run" / "manifest.json").read_text())["attempts"]
+    assert attempt["image"] == {
+        "id": "image-1",
+        "stack": "cu132",
+        "cuda": "13.2",
+        "lock_sha256": "0" * 64,
+    }
+
+
+def test_what_is_no_manifest_stays_and_ends_no_run(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    path = tmp_path / "run" / "manifest.json"
+    path.write_text('{"format": 1, "att')
+    ended = run(tmp_path, *SHELL, "true")
+    assert ended.status == 0
+    assert path.read_text() == '{"format": 1, "att'
+    assert f"entrypoint: {path} does not tell of this attempt: " in ended.err
 
 
 def test_one_task_per_rank_forms_the_same_world(tmp_path: Path) -> None:
@@ -169,6 +222,38 @@ time.sleep(60)
             "ValueError: the real reason",
         )
     assert gone(str(ended.run))
+
+
+NEIGHBOURS = """
+import os, signal, time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+number = torch.zeros(1)
+try:
+    for step in range(2000):
+        dist.all_reduce(number)
+        if step == 5 and dist.get_rank() == 2:
+            FAIL
+finally:
+    dist.destroy_process_group()
+"""
+"""What ends first here are the others: they find the connection closed while rank 2 is still ending."""
+
+
+def test_a_rank_that_fails_is_named_and_shown_though_its_neighbours_end_before_it(tmp_path: Path) -> None:
+    script = NEIGHBOURS.replace("FAIL", 'raise ValueError("no such label")')
+    ended = run(tmp_path, "--nproc-per-node", "2", "--", write(tmp_path, "script.py", script))
+    logs = ended.run / "logs" / "0"
+    assert ended.err.splitlines()[-3:] == [
+        "entrypoint: rank 2 on 127.0.0.2 failed first, status 1: ValueError: no such label "
+        f"({logs}/127.0.0.2.rank2.err)",
+        f"entrypoint: tracebacks of lost connections are in {logs} alone",
+        "apptrain: the job ended with status 1",
+    ]
+    assert ended.err.count("Traceback (most recent call last)") == 1
+    assert "Connection" not in ended.err
+    assert "Connection" in "".join(ended.log(f"0/127.0.0.1.rank{rank}.err") for rank in (0, 1))
 
 
 def test_a_failure_ends_ranks_that_ignore_sigterm_within_its_bound(tmp_path: Path) -> None:

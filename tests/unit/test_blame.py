@@ -1,9 +1,11 @@
-"""Which rank of a hanging job is named."""
+"""Which rank is named, of a hanging job and of several failures."""
 
 from dataclasses import replace
 from typing import Any
 
-from entrypoint.blame import STUCK, verdict
+import pytest
+
+from entrypoint.blame import STUCK, first, is_echo, verdict
 from entrypoint.claims import Failure, Sighting
 
 
@@ -108,3 +110,58 @@ def test_a_node_that_did_not_answer_is_told() -> None:
 
 def test_without_any_rank_there_is_nobody_to_blame() -> None:
     assert found() is None
+
+
+RESET = (
+    "RuntimeError: [gloo/transport/tcp/pair.cc:545] Read error [10.0.0.2]:27539: Connection reset by peer."
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "echo"),
+    [
+        (RESET, True),
+        ("RuntimeError: [pair.cc:561] Connection closed by peer [10.0.0.2]:64642. This is typically", True),
+        (
+            "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed.",
+            True,
+        ),
+        ("DistNetworkError: Broken pipe", True),
+        ("torch.distributed.DistBackendError: NCCL error: ncclRemoteError: A call failed possibly due", True),
+        ("torch.distributed.DistBackendError: NCCL error: unhandled cuda error", False),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", False),
+        ("killed by SIGKILL: " + RESET, False),
+        ("RuntimeError: CUDA out of memory", False),
+        ("", False),
+    ],
+)
+def test_an_echo_says_only_that_a_connection_to_another_rank_is_gone(error: str, echo: bool) -> None:
+    assert is_echo(error) == echo
+
+
+def failed(rank: int, time: float, error: str, status: int = 1, signal: int = 0) -> Failure:
+    return Failure(node_rank=0, node="n0", rank=rank, status=status, signal=signal, time=time, error=error)
+
+
+KILLED = failed(0, 5.0, "killed by SIGKILL", 137, 9)
+TERMINATED = failed(1, 5.1, "killed by SIGTERM", 143, 15)
+ECHO, LATE_ECHO = failed(2, 5.0, RESET), failed(3, 5.2, RESET)
+CAUSE = failed(4, 5.2, "ValueError: no such label")
+SILENT_REFUSAL, REFUSAL = failed(5, 5.0, "", 64), failed(6, 5.1, "train: no such file", 64)
+
+
+@pytest.mark.parametrize(
+    ("failures", "named"),
+    [
+        ([LATE_ECHO, KILLED], KILLED),
+        ([ECHO, TERMINATED, CAUSE], CAUSE),
+        ([ECHO, TERMINATED, LATE_ECHO], ECHO),
+        ([TERMINATED, CAUSE], TERMINATED),
+        ([REFUSAL, SILENT_REFUSAL], REFUSAL),
+        ([SILENT_REFUSAL], SILENT_REFUSAL),
+    ],
+)
+def test_the_first_failure_is_the_one_that_the_others_follow_from(
+    failures: list[Failure], named: Failure
+) -> None:
+    assert first(failures) == named

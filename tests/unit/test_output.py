@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint import output
 from entrypoint.output import Console, Relay, wants_progress
 
 
@@ -156,6 +157,90 @@ def test_the_first_error_is_the_exception_else_the_last_line(
     tmp_path: Path, written: bytes, error: str
 ) -> None:
     assert relay(tmp_path, written)[2] == error
+
+
+LOST = b"""Traceback (most recent call last):
+  File "/home/alice/train.py", line 88, in <module>
+    loss.backward()
+RuntimeError: [gloo/transport/tcp/pair.cc:545] Read error [10.0.0.2]:27539: Connection reset by peer. This is
+typically caused by a remote worker hanging
+"""
+CAUSE = b"""Traceback (most recent call last):
+  File "/home/alice/train.py", line 41, in <module>
+    batch = next(batches)
+Overslept: the file system is away
+"""
+
+
+def echoing(tmp_path: Path, written: bytes, *, failed: bool) -> tuple[bytes, bytes, int]:
+    """(shown, logged, hidden tracebacks) of a rank that ends with these words, of a job that has failed."""
+    screen = Screen()
+    reading = Relay({"out": screen.console, "err": screen.console})
+    writer = reading.add("rank0", "err", tmp_path / "log", show=True)
+    reading.start()
+    os.write(writer, written)
+    os.close(writer)
+    if failed:
+        reading.hide_echoes()
+    reading.finish(5)
+    return screen.text(), (tmp_path / "log").read_bytes(), reading.echoes
+
+
+@pytest.mark.parametrize("prefix", [b"", b"[rank3]: "])
+@pytest.mark.parametrize("bar", [b"", b" 50%|##### | 20/40 "])
+def test_of_a_failed_job_a_traceback_of_a_lost_connection_is_logged_only(
+    tmp_path: Path, prefix: bytes, bar: bytes
+) -> None:
+    words = bar + b"".join(prefix + line + b"\n" for line in LOST.splitlines())
+    assert echoing(tmp_path, b"begun\n" + words, failed=True) == (b"begun\n", b"begun\n" + words, 1)
+
+
+def test_of_a_job_that_has_not_failed_all_is_shown(tmp_path: Path) -> None:
+    assert echoing(tmp_path, b"begun\n" + LOST, failed=False) == (b"begun\n" + LOST,) * 2 + (0,)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        CAUSE,
+        LOST + b"\nDuring handling of the above exception, another exception occurred:\n\n" + CAUSE,
+        CAUSE.replace(b"Overslept", b"ConnectionError") + b"after it\n",
+        CAUSE.rpartition(b"Overslept")[0],
+        LOST.rpartition(b"RuntimeError")[0] + b"RuntimeError: Connection refused\n",
+    ],
+    ids=["cause", "cause after an echo", "of a user", "cut off", "other error"],
+)
+def test_any_other_traceback_is_shown(tmp_path: Path, written: bytes) -> None:
+    assert echoing(tmp_path, b"begun\n" + written, failed=True) == (b"begun\n" + written,) * 2 + (0,)
+
+
+def test_a_traceback_of_a_lost_connection_is_shown_where_no_failure_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "ECHO_WAIT", 0.1)
+    screen = Screen()
+    reading = Relay({"out": screen.console, "err": screen.console})
+    writer = reading.add("rank0", "err", tmp_path / "log", show=True)
+    reading.start()
+    os.write(writer, LOST)
+    shown = b""
+    while len(shown) < len(LOST):
+        shown += os.read(screen._reader, len(LOST))
+    os.close(writer)
+    reading.finish(5)
+    assert (shown, screen.text()) == (LOST, b"")
+
+
+def test_a_traceback_that_the_log_does_not_take_is_shown() -> None:
+    screen = Screen()
+    reading = Relay({"out": screen.console, "err": screen.console})
+    writer = reading.add("rank0", "err", Path("/dev/full"), show=True)
+    reading.hide_echoes()
+    reading.start()
+    os.write(writer, LOST)
+    os.close(writer)
+    reading.finish(5)
+    assert (screen.text(), reading.echoes) == (LOST, 0)
 
 
 def test_a_terminal_wants_progress_and_a_parent_may_speak_for_one() -> None:

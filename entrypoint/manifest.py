@@ -1,0 +1,61 @@
+"""What ran: `manifest.json` of the run directory, with an entry for each attempt that started its ranks.
+
+The secret: the file's format. It has what tells two runs apart and what it takes to do one again, from the
+plan and the identity that all nodes agreed on. Of the environment it has nothing, so none of its secrets.
+"""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from entrypoint.claims import Identity
+from entrypoint.gpu import Stack
+from entrypoint.plan import LaunchPlan
+from entrypoint.rundir import RunDirectory, write_private
+
+FORMAT = 1
+
+
+def record(run: RunDirectory, plan: LaunchPlan, identity: Identity, stack: Stack | None) -> None:
+    """Adds this attempt. `stack`: of the image; None outside one. Raises OSError where it cannot be written,
+    ValueError where the file that is there is no manifest, which stays."""
+    attempts = _earlier(run)
+    attempts.append(_entry(plan, identity, stack))
+    text = json.dumps({"format": FORMAT, "attempts": attempts}, indent=2)
+    write_private(run.manifest, text + "\n")
+
+
+def _earlier(run: RunDirectory) -> list[Any]:
+    try:
+        found = json.loads(run.manifest.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return []
+    if not isinstance(found, dict) or not isinstance(found.get("attempts"), list):
+        raise ValueError("it has no attempts")
+    attempts: list[Any] = found["attempts"]
+    return attempts
+
+
+def _entry(plan: LaunchPlan, identity: Identity, stack: Stack | None) -> dict[str, Any]:
+    return {
+        "attempt": plan.attempt,
+        "began": datetime.now(UTC).isoformat(timespec="seconds"),
+        "scheduler": plan.allocation.scheduler,
+        "job_id": plan.allocation.job_id,
+        "nodes": list(plan.nodes),
+        "nproc_per_node": plan.nproc_per_node,
+        "world_size": plan.world_size,
+        "mode": plan.mode,
+        "device": plan.device,
+        "command": list(plan.command),
+        "venv": plan.venv,
+        "image": {
+            "id": identity.image_id,
+            "stack": stack.name,
+            "cuda": stack.cuda,
+            "lock_sha256": stack.lock,
+        }
+        if stack
+        else None,
+        "versions": dict(identity.versions),
+    }
