@@ -3,7 +3,7 @@
 # What the job scripts of all schedulers share. slurm/multinode.sbatch sources it, and a script of the same shape can.
 #
 # A job script defines   describe_job      sets job_id, run_id, job_name, submit_dir, cluster, nodelist, nnodes, tasks (of each
-#                                          node), or refuses
+#                                          node), ran_before where the scheduler runs it again, or refuses
 #                        start WHAT ARG... starts `python -P -m entrypoint WHAT ARG...` once for each task, in the image
 #                        interrupt PID     ends what runs as PID, at once
 #                        run_again         has the scheduler start this job once more
@@ -215,6 +215,8 @@ find_run_dir() {
 
 make_run_dir() {
     local error
+    [[ -z $ran_before || -d $run_dir ]] ||
+        say "WARNING: this job has run before, but its run directory $run_dir is not there: it begins anew"
     error=$({
         mkdir -p -- "${run_dir%/*}/" && umask 077 && mkdir -p -- "$run_dir/outcome" "$run_dir/logs" && chmod 700 -- "$run_dir" &&
             { [[ -s $run_dir/join.key ]] || make_key; }
@@ -300,7 +302,7 @@ catch_signals() {
 warn() {
     warned=yes
     say "warned of the end: asking the ranks to save and stop"
-    ask_to_stop || true
+    ask_to_stop || say "$run_dir/stop cannot be written: they are not asked"
 }
 
 # With when the job ends, if it is to go on as another: ranks that do not stop are ended before the scheduler does it.
@@ -475,7 +477,7 @@ conclude_unfinished() {
 
 # Says how it ended, and has the scheduler run the job again where that was asked for.
 conclude() {
-    local again why
+    local again
     rm -f -- "$run_dir/unfinished"
     again="to go on: the same line again with APPTRAIN_RUN_DIR=$(printf %q "$run_dir")"
     if [[ -n $asked ]]; then
@@ -488,25 +490,35 @@ conclude() {
             tell "done: $run_dir"
             ;;
         "$SAVED")
-            rm -f -- "$run_dir/restarts"
-            say "saved at a planned end"
-            continue_later "$again"
+            if [[ -n $warned || -e $run_dir/stop ]]; then
+                rm -f -- "$run_dir/restarts"
+                say "saved at a planned end"
+                continue_later "$again"
+            else
+                say "saved at an end that was not asked for"
+                continue_within_bounds "$again"
+            fi
             ;;
         *)
             say "status $status: $error (logs: $run_dir/logs/$attempt)"
             if [[ $on_failure == stop || $status == "$BAD_INPUT" ]]; then exit "$status"; fi
-            why=$(too_many_restarts)
-            if [[ -n $why ]]; then
-                rm -f -- "$run_dir/restarts" # who starts it again may have corrected what failed
-                say "not run again: $why; $again"
-            else
-                if [[ $on_failure == restart ]]; then say "it does not go on inside the allocation: as with --on-failure requeue"; fi
-                (umask 077 && printf '%s %s\n' "$((attempt + 1))" "$(newest_checkpoint)" >>"$run_dir/restarts")
-                continue_later "$again"
-            fi
+            if [[ $on_failure == restart ]]; then say "it does not go on inside the allocation: as with --on-failure requeue"; fi
+            continue_within_bounds "$again"
             ;;
     esac
     exit "$status"
+}
+
+continue_within_bounds() {
+    local why
+    why=$(too_many_restarts)
+    if [[ -n $why ]]; then
+        rm -f -- "$run_dir/restarts" # who starts it again may have corrected what failed
+        say "not run again: $why; $1"
+    else
+        (umask 077 && printf '%s %s\n' "$((attempt + 1))" "$(newest_checkpoint)" >>"$run_dir/restarts")
+        continue_later "$1"
+    fi
 }
 
 continue_later() {
@@ -538,7 +550,7 @@ show() {
 
 run_job() {
     # shellcheck disable=SC2034 # the job scripts read some
-    site_scheduler='' site_clusters=() site_module_paths=() site_modules=() site_binds=() site_pass=() \
+    ran_before='' site_scheduler='' site_clusters=() site_module_paths=() site_modules=() site_binds=() site_pass=() \
         site_start='' site_launcher_args=() site_gpus='' \
         site_apptainer='' site_image='' site_scratch='' site_digest=''
     read_arguments "$@"

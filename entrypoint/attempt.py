@@ -239,7 +239,9 @@ class Attempt:
         """The plan with what the ranks need to say that they go on, and for their stacks to be seen."""
         self.heartbeats.mkdir(exist_ok=True)
         added = {heartbeat.VARIABLE: str(self.heartbeats), "APPTRAIN_ATTEMPT": str(plan.attempt)}
-        added |= stacks.variables(plan, Path(self.scratch.name), self.run_dir, self.env)
+        added |= stacks.variables(
+            plan.device, Path(self.scratch.name), self.run_dir, self.env, _version("torch")
+        )
         return plans.with_env(plan, added, "derived:hang-timeout")
 
     def _patience(self, ranks: Ranks) -> Patience:

@@ -33,7 +33,7 @@ def file_name(attempt: int, node_rank: int, local_rank: int | None) -> str:
 
 
 def write(path: Path, outcome: Outcome) -> None:
-    """Writes by rename, so that a reader sees a whole file or none."""
+    """Writes by rename, so that a reader sees a whole file or none; into a folder that may have vanished."""
     fields = {
         "status": outcome.status,
         "rank": "" if outcome.rank is None else outcome.rank,
@@ -42,6 +42,8 @@ def write(path: Path, outcome: Outcome) -> None:
         "time": f"{outcome.time:.6f}",
         "error": " ".join(outcome.error.split()),
     }
+    for folder in (path.parent.parent, path.parent):
+        folder.mkdir(mode=0o700, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     with os.fdopen(
         os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),

@@ -28,6 +28,11 @@ RECORDER = 3.0
 """Seconds for torch to dump its flight recorder: it looks at its pipe about once a second."""
 DUMP = 5.0
 """Seconds for a rank to print its stacks and end."""
+_RECORDER_NAMES = {
+    "BUFFER_SIZE": ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+    "DUMP_TEMP_FILE": ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+}
+"""torch's names for the flight recorder's settings, the older ones second."""
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
 _TORCH = re.compile(r"/(torch|lightning_fabric)/|^<frozen ")
 _WAITS = re.compile(r"/torch/(distributed|autograd|nn/parallel|cuda)/")
@@ -35,17 +40,25 @@ Frame = tuple[str, str, str]
 """File, line, function."""
 
 
-def variables(plan: LaunchPlan, scratch: Path, run: RunDirectory, env: Mapping[str, str]) -> dict[str, str]:
-    """What a rank's environment needs for its stacks to be seen, beyond what the user has set."""
+def variables(
+    device: str, scratch: Path, run: RunDirectory, env: Mapping[str, str], torch: str
+) -> dict[str, str]:
+    """What a rank's environment needs for its stacks to be seen, beyond what the user has set. `torch`: its
+    version; empty where it is not known."""
     wanted = {"PYTHONFAULTHANDLER": "1"}
-    if plan.device == "cuda":
-        wanted |= {
-            "TORCH_FR_DUMP_TEMP_FILE": f"{run.stacks}/nccl.rank",
-            "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": f"{scratch}/nccl.rank",
-        }
-        if "TORCH_NCCL_TRACE_BUFFER_SIZE" not in env:
-            wanted["TORCH_FR_BUFFER_SIZE"] = "2000"
+    if device == "cuda":
+        wanted["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = f"{scratch}/nccl.rank"
+        recorder = {"BUFFER_SIZE": "2000", "DUMP_TEMP_FILE": f"{run.stacks}/nccl.rank"}
+        for name, value in recorder.items():
+            if not any(one in env for one in _RECORDER_NAMES[name]):
+                wanted |= dict.fromkeys(_RECORDER_NAMES[name][: 2 if _is_old(torch) else 1], value)
     return {name: value for name, value in wanted.items() if name not in env}
+
+
+def _is_old(torch: str) -> bool:
+    """Whether it may know the older names alone; a newer one warns of them."""
+    numbers = re.match(r"(\d+)\.(\d+)", torch)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) < (2, 9)
 
 
 async def look(ranks: Ranks, run: RunDirectory, scratch: Path, beats: Heartbeats) -> list[Sighting]:

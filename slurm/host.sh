@@ -29,6 +29,7 @@ describe_job() {
     for name in SLURM_JOB_NUM_NODES SLURM_NTASKS SLURM_NTASKS_PER_NODE SLURM_CPUS_PER_TASK; do # bash would run what stands in them
         [[ ${!name:-1} =~ ^[0-9]{1,9}$ ]] || refuse "$name=${!name}: must be a number: unset it if you set it yourself"
     done
+    if [[ ${SLURM_RESTART_COUNT:-0} != 0 ]]; then ran_before=yes; fi
     nodelist=$SLURM_JOB_NODELIST nnodes=$SLURM_JOB_NUM_NODES
     tasks=${SLURM_NTASKS_PER_NODE:-$((${SLURM_NTASKS:-nnodes} / nnodes))}
     ((${SLURM_NTASKS:-nnodes * tasks} == nnodes * tasks && tasks > 0)) ||

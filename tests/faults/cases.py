@@ -128,7 +128,7 @@ class KilledAgent(Fault):
 
 class KilledLauncher(Fault):
     name = "kill -9 of the launcher"
-    said = r"status 137|ended with status 137|connection|was lost|lost"
+    said = r"status 137|was lost|: lost: "
 
     def inflict(self, run: Run) -> str:
         node = run.random.choice(run.nodes())

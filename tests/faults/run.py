@@ -45,6 +45,8 @@ POLICIES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 BOUND = 600.0
 """Seconds for whatever takes 20 where two idle cores start four ranks, 100 where they are busy, or 60 until Slurm
 gives up a node."""
+NOTICED = 90.0
+"""Seconds in which whatever is noticed must be: the longest of the times above, and Slurm's for a node, on busy cores."""
 ROUTINE = re.compile(
     r"apptrain: (run directory|to follow it|job \d|this run directory has been used|the job will run again|done)"
     r"|entrypoint: (job \d|network: rendezvous)|digits-short: |resumed from |step \d+: (saved|test)|moved step-"
@@ -110,6 +112,8 @@ class Suffered:
             found.append(f"{self.lost} steps lost at a planned end")
         if self.lost > self.bound:
             found.append(f"{self.lost} steps lost, at most {self.bound} may be")
+        if self.noticed_s is not None and self.noticed_s > NOTICED:
+            found.append(f"noticed after {self.noticed_s:.0f} s")
         if not self.evidence:
             found.append("nothing shows that it happened")
         return [f"{self.case} ({self.where}: {self.what}): {one}" for one in found]

@@ -78,3 +78,10 @@ def test_missing_files_are_named() -> None:
 def test_names_count_the_task_only_where_a_task_is_a_rank() -> None:
     assert outcome.file_name(2, 5, None) == "2.5"
     assert outcome.file_name(2, 5, 0) == "2.5.0"
+
+
+def test_a_run_directory_that_has_vanished_is_made_anew_for_the_outcome(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "outcome" / "0.1"
+    outcome.write(path, Outcome(status=75))
+    assert outcome.read(path) == Outcome(status=75)
+    assert [folder.stat().st_mode & 0o777 for folder in (path.parent.parent, path.parent)] == [0o700] * 2

@@ -90,6 +90,8 @@ if what.get("wait"):  # for a file, or an end by signal
     deadline = time.monotonic() + 50
     while what["wait"] and not os.path.exists(f"{{run}}/{{what['wait']}}") and time.monotonic() < deadline:
         time.sleep(0.02)
+if what.get("asked"):
+    open(f"{{run}}/stop", "w").close()
 status = what.get("status", 0)
 if status != "none":
     lines = {{"status": status, "rank": what.get("rank", ""), "node": what.get("node", ""), "signal": 0,
@@ -602,10 +604,18 @@ def test_a_port_set_by_hand_is_not_tried_again(
 
 
 def test_a_planned_end_on_every_node_requeues_the_job(cluster: Cluster) -> None:
-    ended = cluster.run(tasks={"0": {"status": 75}, "1": {"status": 75}})
+    ended = cluster.run(tasks={node: {"status": 75, "asked": True} for node in "01"})
     assert (ended.returncode, said(ended)) == (75, ["saved at a planned end"])
     assert ended.stdout.splitlines()[-1] == "apptrain: the job will run again, and go on there"
     assert cluster.scontrol() == ["requeue 7"]
+
+
+def test_a_requeued_job_whose_run_directory_is_gone_says_that_it_begins_anew(cluster: Cluster) -> None:
+    gone = (
+        f"WARNING: this job has run before, but its run directory {cluster.run_dir} is not there: it begins anew"
+    )
+    assert said(cluster.run(SLURM_RESTART_COUNT="1")) == [gone]
+    assert said(cluster.run(SLURM_RESTART_COUNT="2")) == []
 
 
 def test_a_job_that_may_not_be_requeued_says_how_to_go_on(cluster: Cluster) -> None:
@@ -697,8 +707,30 @@ def test_a_planned_end_and_a_good_one_break_a_row_of_failures(
     cluster: Cluster, end: int, requeued: int
 ) -> None:
     for status in (7, 7, 7, end, 7, 7, 7):
-        cluster.run(tasks={node: {"status": status} for node in "01"}, APPTRAIN_ON_FAILURE="requeue")
+        tasks = {node: {"status": status, "asked": status == 75} for node in "01"}
+        cluster.run(tasks=tasks, APPTRAIN_ON_FAILURE="requeue")
     assert len(cluster.scontrol()) == requeued
+
+
+def test_a_script_that_ends_with_75_unasked_and_saves_nothing_is_not_run_for_ever(cluster: Cluster) -> None:
+    tasks = {node: {"status": 75} for node in "01"}
+    ends = [cluster.run(tasks=tasks) for _ in range(4)]
+    assert [ended.returncode for ended in ends] == [75] * 4
+    assert cluster.scontrol() == ["requeue 7"] * 3
+    again = f"to go on: the same line again with APPTRAIN_RUN_DIR={cluster.run_dir}"
+    assert said(ends[-1]) == [
+        "saved at an end that was not asked for",
+        f"not run again: restarted 3 times before, the last 3 without a new checkpoint; {again}",
+    ]
+
+
+def test_a_script_that_ends_with_75_unasked_and_saves_goes_on(cluster: Cluster) -> None:
+    for number in range(6):
+        step = cluster.run_dir / "checkpoints" / f"step-{number}"
+        step.mkdir(parents=True)
+        os.utime(step, (number, number))
+        cluster.run(tasks={node: {"status": 75} for node in "01"})
+    assert cluster.scontrol() == ["requeue 7"] * 6
 
 
 # --- restarts inside the allocation -----------------------------------------------------------------------------

@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from entrypoint.heartbeat import Heartbeats
-from entrypoint.stacks import main_thread, sighting
+from entrypoint.rundir import RunDirectory
+from entrypoint.stacks import main_thread, sighting, variables
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 IN_ALL_REDUCE = f"""Fatal Python error: Aborted
@@ -59,3 +62,31 @@ def test_ranks_that_do_the_same_have_the_same_digest_whatever_the_line(tmp_path:
 
     assert digest(IN_ALL_REDUCE) == digest(IN_ALL_REDUCE.replace("line 90", "line 91").replace("0x", "0x9"))
     assert digest(IN_ALL_REDUCE) != digest(IN_ALL_REDUCE.replace("in advance", "in evaluate"))
+
+
+PIPE = {"PYTHONFAULTHANDLER": "1", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/scratch/nccl.rank"}
+NEW = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_DUMP_TEMP_FILE": "/run/stacks/3/nccl.rank"}
+OLD = {
+    "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/run/stacks/3/nccl.rank",
+}
+FILE = {name: value for name, value in NEW.items() if "FILE" in name}
+
+
+@pytest.mark.parametrize(
+    ("device", "torch", "given", "added"),
+    [
+        ("cpu", "2.15.0", {}, {"PYTHONFAULTHANDLER": "1"}),
+        ("cpu", "2.15.0", {"PYTHONFAULTHANDLER": "0"}, {}),
+        ("cuda", "2.15.0+cu132", {}, PIPE | NEW),
+        ("cuda", "2.7.1", {}, PIPE | NEW | OLD),
+        ("cuda", "", {}, PIPE | NEW),
+        ("cuda", "2.15.0", {"TORCH_FR_BUFFER_SIZE": "0"}, PIPE | FILE),
+        ("cuda", "2.15.0", {"TORCH_NCCL_TRACE_BUFFER_SIZE": "9"}, PIPE | FILE),
+    ],
+)
+def test_nccls_flight_recorder_is_on_unless_the_user_has_set_it(
+    device: str, torch: str, given: dict[str, str], added: dict[str, str]
+) -> None:
+    run = RunDirectory(Path("/run"), 3)
+    assert variables(device, Path("/scratch"), run, given, torch) == added
