@@ -80,6 +80,8 @@ class Attempt:
         self.asked: int | None = None
         """The signal by which this process was asked to end."""
         self.ended = Outcome(status=1)
+        self.misfit = ""
+        """Why the program refuses to run on so few nodes; then the failure before is the end."""
         self.ranks: Ranks | None = None
         self.getting_ready: asyncio.Task[Ranks] | None = None
         self.supervisor: Supervisor | None = None
@@ -102,6 +104,9 @@ class Attempt:
             ended = self._outcome(refusal.status, str(refusal))
         except OSError as error:
             ended = self._outcome(1, f"{error.strerror}: {error.filename or self.run_dir.path}")
+        if self.before is not None and self.restarts is not None:
+            self.misfit = self.restarts.misfit(ended)
+            ended = self.before.ended if self.misfit else ended
         self.ended = ended
         if self._takes_part:
             try:
@@ -381,7 +386,7 @@ class Attempt:
 
     def _ending(self) -> list[str]:
         ended = self.ended
-        if ended.status == DONE:
+        if ended.status == DONE or self.misfit:  # The failure before was told when the restart began.
             return []
         if ended.status == SAVED:
             return ["saved at a planned end: the same run directory continues"]

@@ -129,7 +129,8 @@ class _Session:
             if self._restarts is None or attempt.ended.status in (DONE, SAVED):
                 attempt.tell()
                 return attempt.ended
-            if why := self._why_final(attempt) or self._restarts.why_not(attempt.ended, attempt.lost):
+            why = attempt.misfit or self._why_final(attempt)
+            if why := why or self._restarts.why_not(attempt.ended, attempt.lost):
                 attempt.tell(why if attempt.speaks else "")
                 return attempt.ended
             self._restarts.begin()

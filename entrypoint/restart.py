@@ -47,6 +47,15 @@ class Restarts:
             return self._too_few(len(self._left))
         return ""
 
+    def misfit(self, ended: Outcome) -> str:
+        """Why it is the number of ranks that the program of this restart refuses, so that a requeue with all
+        nodes may go on; empty where it is not."""
+        nodes, ranks = self._active, self._active * self._plan.nproc_per_node
+        if self.count == 0 or ended.rank is None or ended.status != BAD_INPUT or nodes >= self._plan.nnodes:
+            return ""
+        refusal = ended.error or "nothing on stderr"
+        return f"with {_some(ranks, 'rank')} on {_some(nodes, 'node')} the program refuses to run: {refusal}"
+
     def begin(self) -> None:
         """A restart is tried."""
         self.count += 1
@@ -114,11 +123,12 @@ class Restarts:
         """Why no further restart of this run may follow; empty where one may. containers/job.sh has the same
         rule for its requeues."""
         before, newest = run.restarts(), run.newest_checkpoint()
+        times = _some(len(before), "time")
         fruitless = len(list(itertools.takewhile(lambda then: then == newest, reversed(before))))
         if self._bound is not None and len(before) >= self._bound:
-            return f"{_times(len(before))} before, and --max-restarts is {self._bound}"
+            return f"restarted {times} before, and --max-restarts is {self._bound}"
         if fruitless >= FRUITLESS and (self._bound is None or newest != "0"):
-            return f"{_times(len(before))} before, the last {FRUITLESS} without a new checkpoint"
+            return f"restarted {times} before, the last {FRUITLESS} without a new checkpoint"
         return ""
 
     def _too_few(self, left: int) -> str:
@@ -126,5 +136,5 @@ class Restarts:
         return f"{left} of {granted} nodes are left, without {names}, and --nnodes asks for {self._least}"
 
 
-def _times(count: int) -> str:
-    return f"restarted {count} time{'s' * (count != 1)}"
+def _some(count: int, what: str) -> str:
+    return f"{count} {what}{'s' * (count != 1)}"

@@ -20,7 +20,6 @@ from pathlib import Path
 from entrypoint import processes
 from entrypoint.claims import Sighting, plain
 from entrypoint.heartbeat import Heartbeats
-from entrypoint.plan import LaunchPlan
 from entrypoint.ranks import Ranks
 from entrypoint.rundir import RunDirectory
 

@@ -76,13 +76,15 @@ def end(job: Job) -> Ended:
 
 
 def said(ended: Ended) -> list[str]:
-    """What the entrypoint says, without the run directory and the lines on each attempt."""
+    """What the entrypoint says, without the run directory and the lines on each attempt, and on tracebacks,
+    which a rank that is ended at once does not print."""
     lines = [
         line.removeprefix("entrypoint: ")
         for line in ended.err.splitlines()
         if line.startswith("entrypoint: ")
     ]
-    return [line.replace(str(ended.run), "RUN") for line in lines if not line.startswith("job ")]
+    usual = ("job ", "tracebacks of lost connections are in ")
+    return [line.replace(str(ended.run), "RUN") for line in lines if not line.startswith(usual)]
 
 
 def worked(ended: Ended, attempt: int) -> set[str]:
@@ -196,6 +198,25 @@ def test_nodes_are_lost_one_after_the_other_until_too_few_are_left(tmp_path: Pat
         "the job script decides what follows",
     ]
     assert ended.outcome("1.1").error == "lost: it closed the connection"
+
+
+def test_a_program_that_refuses_fewer_nodes_leaves_the_job_with_the_failure_before(tmp_path: Path) -> None:
+    fits = '[ $NNODES = 3 ] || { echo "batch_size is 9: give a multiple of $NNODES" >&2; exit 64; }'
+    job = start(tmp_path, "--nodes", "3", "--nnodes", "2:3", *RESTART, *SHELL, fits + WORK)
+    up(job, 0, 1, 2, 3)
+    lose(job, 2)
+    ended = job.end()
+    assert ended.status == 1
+    assert said(ended) == [
+        "127.0.0.2: lost: it closed the connection",
+        "restart 1 inside the allocation, as attempt 1, without 127.0.0.2",
+        "no restart inside the allocation: with 2 ranks on 2 nodes the program refuses to run: "
+        "batch_size is 9: give a multiple of 2; the job script decides what follows",
+    ]
+    for place in (0, 2):
+        assert ended.outcome(f"1.{place}") == ended.outcome(f"0.{place}")
+    assert not (ended.run / "outcome" / "2.nodes").exists()
+    assert gone(str(ended.run))
 
 
 def test_the_loss_of_a_spare_changes_nothing(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """When the nodes that are left go on, and who may."""
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -124,6 +125,42 @@ def test_a_failed_rank_and_a_lost_node_are_followed_by_a_restart(tmp_path: Path)
 def test_bad_input_would_be_refused_again(tmp_path: Path) -> None:
     refused = Outcome(status=64, rank=0, error="train: unknown key")
     assert Node(tmp_path).fails(refused) == "bad input would be refused again"
+
+
+REFUSED = Outcome(status=64, rank=0, node="127.0.0.1", error="train: batch_size is 8")
+
+
+def test_a_program_that_refuses_fewer_nodes_was_not_given_bad_input(tmp_path: Path) -> None:
+    node = Node(tmp_path, "--nnodes", "1:4", "--nproc-per-node", "2")
+    for members, expected in (
+        ((0, 2, 3), "with 6 ranks on 3 nodes the program refuses to run: train: batch_size is 8"),
+        ((2,), "with 2 ranks on 1 node the program refuses to run: train: batch_size is 8"),
+    ):
+        node.restarts.begin()
+        node.restarts.went(members)
+        assert node.restarts.misfit(REFUSED) == expected
+    silent = dataclasses.replace(REFUSED, error="")
+    assert node.restarts.misfit(silent).endswith("the program refuses to run: nothing on stderr")
+
+
+@pytest.mark.parametrize(
+    ("restarts", "members", "ended"),
+    [
+        (0, (0, 1, 2), REFUSED),
+        (1, (0, 1, 2, 3), REFUSED),
+        (1, (0, 1, 2), CRASH),
+        (1, (0, 1, 2), dataclasses.replace(REFUSED, rank=None)),
+    ],
+    ids=["the first attempt", "as many nodes as at first", "another status", "our own refusal"],
+)
+def test_what_is_refused_otherwise_stays_bad_input(
+    tmp_path: Path, restarts: int, members: tuple[int, ...], ended: Outcome
+) -> None:
+    node = Node(tmp_path, "--nnodes", "2:4")
+    for _ in range(restarts):
+        node.restarts.begin()
+    node.restarts.went(members)
+    assert node.restarts.misfit(ended) == ""
 
 
 def test_a_port_that_is_taken_is_followed_by_a_restart_with_others_unless_it_was_chosen(

@@ -611,9 +611,7 @@ def test_a_planned_end_on_every_node_requeues_the_job(cluster: Cluster) -> None:
 
 
 def test_a_requeued_job_whose_run_directory_is_gone_says_that_it_begins_anew(cluster: Cluster) -> None:
-    gone = (
-        f"WARNING: this job has run before, but its run directory {cluster.run_dir} is not there: it begins anew"
-    )
+    gone = f"WARNING: this job has run before, but its run directory {cluster.run_dir} is not there: it begins anew"
     assert said(cluster.run(SLURM_RESTART_COUNT="1")) == [gone]
     assert said(cluster.run(SLURM_RESTART_COUNT="2")) == []
 

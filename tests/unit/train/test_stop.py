@@ -36,19 +36,17 @@ def busy(times: int | None) -> Iterator[threading.Thread]:
 
 
 def test_who_leaves_waits_for_threads_that_have_something_to_do() -> None:
-    with busy(2) as thread, pytest.raises(SystemExit) as ended:
-        try:
+    with busy(2) as thread:
+        with pytest.raises(SystemExit) as ended:
             stop.leave(75)
-        finally:
-            assert not thread.is_alive()
+        assert not thread.is_alive()
     assert ended.value.code == 75
 
 
 def test_who_leaves_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stop, "REST_S", 0.05)
-    with busy(None) as thread, pytest.raises(SystemExit) as ended:
-        try:
+    with busy(None) as thread:
+        with pytest.raises(SystemExit) as ended:
             stop.leave(0)
-        finally:
-            assert thread.is_alive()
+        assert thread.is_alive()
     assert ended.value.code == 0
