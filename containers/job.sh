@@ -7,6 +7,8 @@
 #                        start WHAT ARG... starts `python -P -m entrypoint WHAT ARG...` once for each task, in the image
 #                        interrupt PID     ends what runs as PID, at once
 #                        run_again         has the scheduler start this job once more
+#                        is_requeued       whether the scheduler is about to start this job once more by itself
+#                        is_preempted      whether it wants the nodes for another job, and this one to end before
 #                        job_end           prints when the scheduler ends this job, in Unix seconds; nothing if unknown
 #                        node_names        prints the names, a line each, in node-rank order
 # sets                   scheduler, is_batch (yes: not started by hand), and calls  run_job "$@"
@@ -481,7 +483,11 @@ conclude() {
     rm -f -- "$run_dir/unfinished"
     again="to go on: the same line again with APPTRAIN_RUN_DIR=$(printf %q "$run_dir")"
     if [[ -n $asked ]]; then
-        say "ended by a signal (status $asked), not run again by this script; $again"
+        if [[ -n $is_batch ]] && is_requeued; then
+            tell "ended by a signal (status $asked): $scheduler runs the job again, and it goes on there"
+        else
+            say "ended by a signal (status $asked), not run again by this script; $again"
+        fi
         exit "$asked"
     fi
     case $status in
@@ -500,6 +506,12 @@ conclude() {
             fi
             ;;
         *)
+            if [[ -n $is_batch && $status != "$BAD_INPUT" ]] && is_preempted; then
+                rm -f -- "$run_dir/restarts"
+                say "preempted: $error"
+                continue_later "$again"
+                exit "$status"
+            fi
             say "status $status: $error (logs: $run_dir/logs/$attempt)"
             if [[ $on_failure == stop || $status == "$BAD_INPUT" ]]; then exit "$status"; fi
             if [[ $on_failure == restart ]]; then say "it does not go on inside the allocation: as with --on-failure requeue"; fi

@@ -266,9 +266,10 @@ check_image() {
         refuse "the image $image is cut off: it has $bytes of $((size + header)) bytes: copy or make it again"
 }
 
-# Sets `unmounted` to why this node does not mount the image; a setuid Apptainer does so in ways of its own.
+# Sets `unmounted` to why this node does not mount the image, and `mounters` to where Apptainer looks for the program that
+# does; a setuid Apptainer does so in ways of its own.
 find_mount() {
-    local path="$libexec:$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    mounters="$libexec:$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     unmounted=
     [[ ${APPTRAIN_UNPACK:-0} == [01] ]] || refuse "APPTRAIN_UNPACK=$APPTRAIN_UNPACK: must be 1 or 0"
     if [[ $kind == directory ]]; then
@@ -277,7 +278,7 @@ find_mount() {
         unmounted="APPTRAIN_UNPACK=1"
     elif [[ -n $setuid ]]; then
         return
-    elif [[ -z $(PATH=$path type -P squashfuse_ll squashfuse) ]]; then
+    elif [[ -z $(PATH=$mounters type -P squashfuse_ll squashfuse) ]]; then
         unmounted="it has no squashfuse"
     elif [[ ! -r /dev/fuse || ! -w /dev/fuse ]]; then
         unmounted="/dev/fuse may not be opened"
@@ -602,10 +603,26 @@ write_start() {
     } >"$tmp/.start"
 }
 
+# Has the process that shows the image outlive signals that are meant for CMD: some schedulers send them to every process
+# of a task (Slurm's proctrack/linuxproc), and without its image CMD can save nothing, but dies of SIGBUS. Sets `shield`,
+# a directory for PATH; empty where Apptainer mounts in another way, or brings a program of its own along.
+shield_mount() {
+    local program
+    shield=
+    [[ $kind == sif && -z $setuid$unmounted ]] || return 0
+    program=$(PATH=$mounters type -P squashfuse_ll || PATH=$mounters type -P squashfuse) || return 0
+    if [[ $program == "$libexec"/* ]]; then return; fi
+    shield=$tmp/.mount
+    mkdir -- "$shield"
+    # shellcheck disable=SC2016 # for the shell that reads it
+    printf '#!/bin/sh\ntrap "" HUP USR1 USR2 TERM\nexec %s "$@"\n' "$(quoted "$program")" >"$shield/${program##*/}"
+    chmod 700 -- "$shield/${program##*/}"
+}
+
 # Sets `line`, the whole command line.
 assemble() {
     local i field q='"'
-    line=(${cleared[@]+env "${cleared[@]}"} "$apptainer" -q exec --cleanenv --no-eval --no-mount 'home,cwd,tmp'
+    line=(${cleared[@]+env "${cleared[@]}"} ${shield:+env "PATH=$shield:$PATH"} "$apptainer" -q exec --cleanenv --no-eval --no-mount 'home,cwd,tmp'
         ${nv:+"$nv"} ${unpack:+"$unpack"})
     for ((i = 0; i < ${#targets[@]}; i++)); do
         field="type=bind,\"source=${sources[i]//$q/$q$q}\",\"destination=${targets[i]//$q/$q$q}\""
@@ -728,6 +745,7 @@ main() {
     pass_environment
     [[ -z $unmounted ]] || choose_unpacking
     write_start
+    shield_mount
     assemble
     if [[ -n $show_only ]]; then
         show_all

@@ -212,6 +212,10 @@ interrupt() {
     (umask 077 && mkdir -p -- "$run_dir/tasks" && touch -- "$run_dir/tasks/$attempt.end")
 }
 
+# Nothing is known of either.
+is_requeued() { false; }
+is_preempted() { false; }
+
 # Submits this script once more, for the same run directory, with what this job asked for.
 run_again() {
     local left=${APPTRAIN_CHAIN:-0} file=$run_dir/chain line name value options=()

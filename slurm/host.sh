@@ -26,7 +26,7 @@ describe_job() {
     job_id=$SLURM_JOB_ID job_name=${SLURM_JOB_NAME:-job} submit_dir=${SLURM_SUBMIT_DIR:-$PWD}
     cluster=${SLURM_CLUSTER_NAME:-} run_id=$SLURM_JOB_ID
     if [[ -n ${SLURM_ARRAY_JOB_ID:-} ]]; then run_id=${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID; fi
-    for name in SLURM_JOB_NUM_NODES SLURM_NTASKS SLURM_NTASKS_PER_NODE SLURM_CPUS_PER_TASK; do # bash would run what stands in them
+    for name in SLURM_JOB_NUM_NODES SLURM_NTASKS SLURM_NTASKS_PER_NODE SLURM_CPUS_PER_TASK SLURM_RESTART_COUNT; do # bash would run what stands in them
         [[ ${!name:-1} =~ ^[0-9]{1,9}$ ]] || refuse "$name=${!name}: must be a number: unset it if you set it yourself"
     done
     if [[ ${SLURM_RESTART_COUNT:-0} != 0 ]]; then ran_before=yes; fi
@@ -42,6 +42,8 @@ describe_job() {
         ((SLURM_GPUS_ON_NODE * nnodes == ${total##*:})) ||
             refuse "SLURM_GPUS=$total on $nnodes nodes, but $SLURM_GPUS_ON_NODE on the first: every node needs the same number: request --gpus-per-node rather than --gpus"
     fi
+    restarts=${SLURM_RESTART_COUNT:-0} # which may be that of a job from which this one was submitted
+    if [[ $restarts != 0 && $(told_of_job) =~ \ Restarts=([0-9]{1,9})\  ]]; then restarts=${BASH_REMATCH[1]}; fi
     if [[ $place == shell && -n ${SLURM_STEP_ID:-} ]]; then overlap=yes; else overlap=; fi # the shell's step holds all
 }
 
@@ -62,4 +64,13 @@ job_end() {
     at=$(timeout 5 squeue --noheader --format=%e --jobs="$SLURM_JOB_ID" 2>/dev/null) && [[ $at == 2* ]] && date -d "$at" +%s || true
 }
 
-run_again() { scontrol requeue "$SLURM_JOB_ID"; }
+run_again() { scontrol requeue "$SLURM_JOB_ID" || is_requeued; }
+
+# What Slurm says of the job; nothing where it does not answer.
+told_of_job() { timeout 5 scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true; }
+
+# A job that it ends with a view to another run already counts as that.
+is_requeued() { [[ $(told_of_job) =~ \ Restarts=([0-9]{1,9})\  ]] && ((BASH_REMATCH[1] > restarts)); }
+
+# It sends the tasks TERM when the grace time begins, and this script nothing.
+is_preempted() { [[ $(told_of_job) =~ \ PreemptTime=[0-9] ]]; }

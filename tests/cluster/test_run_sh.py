@@ -628,6 +628,26 @@ def test_a_signal_to_run_sh_alone_reaches_the_program_once_and_the_image_stays(s
         assert shared.left() == ""
 
 
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM])
+def test_a_signal_to_every_process_of_a_task_leaves_the_program_its_image(
+    shared: Node, signum: signal.Signals
+) -> None:
+    with shared.host.start(
+        [RUN_SH, IMAGE, *python(CATCHING)],
+        user="alice",
+        cwd="/scratch",
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        assert "squashfuse" in shared.left()
+        shared.as_root(f"kill -{signum.value} $(pgrep -u alice)")
+        out, err = process.communicate(timeout=BOUND)
+    assert (process.returncode, set(out.split()), err) == (75, {str(signum.value)}, "")
+    assert shared.left() == ""
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV])
 def test_a_program_that_dies_of_a_signal_gives_128_and_its_number(
     shared: Node, signum: signal.Signals

@@ -30,7 +30,8 @@ from tests.cluster.account import (
     account,
     clear,
 )
-from train import metrics
+from tests.vcluster.slurm import Proctrack
+from train import checkpoint, metrics
 
 SMALL = ("--config", "digits-short", "model.name=shufflenet_v2_x0_5", "data.image_size=16", "batch_size=16")
 """40 steps that take a few seconds: the reference job's data and program, a smaller network and smaller images."""
@@ -568,3 +569,86 @@ def test_a_cancelled_job_ends_with_143_and_leaves_no_process(user: Account) -> N
     assert "ended by a signal (status 143), not run again by this script" in ran.text
     for node in user.cluster.nodes.values():
         assert node.run(["pgrep", "--full", "sleep.py"]).stdout == ""
+
+
+@pytest.mark.timeout(600, func_only=True)
+@pytest.mark.parametrize("proctrack", ["linuxproc", "cgroup"])
+def test_a_cancelled_training_saves_its_last_step_whichever_processes_slurm_signals(
+    request: pytest.FixtureRequest, proctrack: Proctrack
+) -> None:
+    """Under linuxproc all of a task, also the one that shows the image; under cgroup its first."""
+    if proctrack == "cgroup" and not Path("/sys/fs/cgroup/freezer/cgroup.procs").exists():
+        pytest.skip("this machine has no cgroups of version 1")
+    with account(request, proctrack=proctrack) as user:
+        number = start_training(user)
+        assert newest_checkpoint(user.on_disk(run_of(number))) is None
+        user.run("scancel", str(number)).check_returncode()
+        ran = user.end(number)
+        assert (ran.job.state, ran.job.restarts) == ("CANCELLED", 0), ran.text
+        ended = [outcome.read(ran.folder / f"outcome/0.{node}") for node in (0, 1)]
+        assert [one and (one.status, one.error) for one in ended] == [(143, "ended by SIGTERM")] * 2, ran.text
+        assert newest_checkpoint(ran.folder) == last_step(ran.folder), ran.text
+        assert "Bus error" not in ran.text
+
+
+PREEMPTIONS = {
+    "after a grace time": (60, "", "preempted: "),
+    "after a grace time with the job's own warning": (60, "send_user_signal", "saved at a planned end"),
+    "at once": (0, "", "ended by a signal (status 143): slurm runs the job again, and it goes on there"),
+}
+
+
+@pytest.mark.timeout(600, func_only=True)
+@pytest.mark.parametrize("case", PREEMPTIONS)
+def test_a_preempted_training_loses_no_step_and_goes_on_by_itself(
+    request: pytest.FixtureRequest, case: str
+) -> None:
+    grace, parameters, said = PREEMPTIONS[case]
+    settings = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE"}
+    if parameters:
+        settings["PreemptParameters"] = parameters
+    with account(request, settings=settings) as user:
+        for partition in (
+            ["PartitionName=gpu", f"GraceTime={grace}"],
+            ["PartitionName=all", "PriorityTier=10"],
+        ):
+            user.cluster.controller.run(["scontrol", "update", *partition]).check_returncode()
+        number = start_training(user, "--nodelist=gpu-a[01-02]")
+        first = user.submit(
+            "--partition=all", "--nodelist=gpu-a01", "--exclusive", "--output=/dev/null", "--wrap=true"
+        )
+        user.cluster.until(lambda: user.cluster.job(number).state == "PENDING", "the job to wait", BOUND)
+        ran = user.see(number)
+        folder = user.on_disk(run_of(number))
+        step = last_step(folder)
+        assert newest_checkpoint(folder) == step, ran.text
+        assert (ran.job.restarts, user.cluster.wait(first, BOUND).state) == (1, "COMPLETED"), ran.text
+        assert [line for line in ran.said("apptrain") if line.startswith(said)], ran.text
+        assert "to go on: the same line again" not in ran.text
+        user.cluster.start_requeued(number)
+        user.until_printed(
+            number, f"resumed from {run_of(number)}/checkpoints/step-{step:08}: step {step} of"
+        )
+
+
+def start_training(user: Account, *options: str) -> int:
+    """Submits a training that goes on for minutes and saves nothing by itself; returns when it has done five steps."""
+    train = ("-m", "train", *SMALL, "steps=5000", "checkpoint.minutes=0")
+    nodes = ("--nodes=2", "--cpus-per-task=2")
+    number = user.submit(*options, *nodes, SCRIPT, "--device=cpu", "--nproc-per-node=2", "--", *train)
+    log = user.on_disk(run_of(number)) / metrics.NAME
+    user.cluster.until(lambda: log.exists() and log.read_text().count("\n") >= 5, "five steps", BOUND)
+    return number
+
+
+def run_of(number: int) -> Path:
+    return WORK / f"runs/apptrain-{number}"
+
+
+def last_step(run: Path) -> int:
+    return max(metrics.read(run / metrics.NAME).loss)
+
+
+def newest_checkpoint(run: Path) -> int | None:
+    """The step of the newest checkpoint that is whole."""
+    return checkpoint.newest_whole(run / "checkpoints")

@@ -223,7 +223,12 @@ class Cluster:
         return argv[argv.index("launch") + 1 :]
 
     def scontrol(self) -> list[str]:
-        return self._lines("scontrol")
+        """What scontrol was told to do, without the questions."""
+        return [line for line in self._lines("scontrol") if not line.startswith(("show", "--oneliner show"))]
+
+    def questions(self) -> int:
+        """How often it was asked about the job."""
+        return self._lines("scontrol").count("--oneliner show job 7")
 
     def _lines(self, name: str) -> list[str]:
         file = self.folder / name
@@ -822,14 +827,11 @@ def test_the_tasks_that_are_left_have_a_job_run_again_whose_script_is_lost_with_
 def test_they_wait_until_slurm_knows_that_the_node_is_lost(cluster: Cluster, closed_port: str) -> None:
     job = cluster.folder / "job"
 
-    def asked() -> int:
-        return cluster.scontrol().count("--oneliner show job 7")
-
     job.write_text("")  # slurmctld does not answer
     with surviving(cluster, closed_port, FAKE_JOB=f"@{job}") as process:
-        until(lambda: asked() >= 2, "it asks a second time")
+        until(lambda: cluster.questions() >= 2, "it asks a second time")
         job.write_text(LEFT.replace("NodeList=b", "NodeList=a,b"))
-        until(lambda: asked() >= 4, "it goes on to ask")
+        until(lambda: cluster.questions() >= 4, "it goes on to ask")
         job.write_text(LEFT)
         assert process.wait(BOUND) == 5
     assert cluster.scontrol()[-1] == "requeue 7"
@@ -873,7 +875,7 @@ def survived(cluster: Cluster, port: str, **env: str) -> tuple[int, list[str]]:
     """(its status, what it has Slurm do)."""
     with surviving(cluster, port, **env) as process:
         status = process.wait(BOUND)
-    return status, [line for line in cluster.scontrol() if not line.startswith(("show", "--oneliner"))]
+    return status, cluster.scontrol()
 
 
 def test_an_attempt_of_the_job_script_is_closed_to_nodes_of_an_earlier_one(cluster: Cluster) -> None:
@@ -975,6 +977,62 @@ def test_a_cancelled_job_waits_for_its_tasks_and_is_not_requeued(
         "apptrain: ended by a signal (status 143), not run again by this script; "
         f"to go on: the same line again with APPTRAIN_RUN_DIR={cluster.run_dir}\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("count", "at_first", "in_the_end", "again"),
+    [
+        (None, 0, 1, True),
+        (None, 0, 0, False),
+        ("2", 2, 3, True),
+        ("2", 2, 2, False),
+        ("2", 0, 1, True),  # the count is that of a job from which this one was submitted
+    ],
+)
+def test_who_is_ended_by_slurms_own_requeue_is_not_told_to_submit_again(
+    cluster: Cluster,
+    waiting: Callable[..., "subprocess.Popen[str]"],
+    count: str | None,
+    at_first: int,
+    in_the_end: int,
+    again: bool,
+) -> None:
+    job = cluster.folder / "job"
+    told = "JobId=7 JobState=COMPLETING Requeue=1 Restarts={} BatchFlag=1"
+    job.write_text(told.format(at_first))
+    process = waiting(FAKE_JOB=f"@{job}", SLURM_RESTART_COUNT=count)
+    job.write_text(told.format(in_the_end))
+    process.send_signal(signal.SIGTERM)
+    (cluster.run_dir / "stop").touch()
+    out, err = process.communicate(timeout=BOUND)
+    assert (process.returncode, cluster.scontrol()) == (143, [])
+    line = "apptrain: ended by a signal (status 143): slurm runs the job again, and it goes on there"
+    assert (out.splitlines()[-1] == line, "to go on: the same line again" in err) == (again, not again)
+
+
+TERMINATED: Tasks = {"0": {"status": 143, "node": "a", "error": "ended by SIGTERM"}}
+
+
+def test_a_preempted_job_whose_tasks_end_within_the_grace_time_runs_again(cluster: Cluster) -> None:
+    job = "JobId=7 JobState=RUNNING Restarts=0 PreemptEligibleTime=2026-11-21T09:00:00 PreemptTime=2026-11-21T10:00:00 "
+    ended = cluster.run(tasks=TERMINATED, FAKE_JOB=job)
+    assert (ended.returncode, said(ended)) == (143, ["preempted: a: ended by SIGTERM"])
+    assert ended.stdout.splitlines()[-1] == "apptrain: the job will run again, and go on there"
+    assert cluster.scontrol() == ["requeue 7"]
+
+
+def test_a_requeue_that_slurm_has_begun_itself_is_one(cluster: Cluster) -> None:
+    job = "JobId=7 JobState=COMPLETING Restarts=1 PreemptTime=2026-11-21T10:00:00 "
+    ended = cluster.run(tasks=TERMINATED, FAKE_JOB=job, FAKE_REQUEUE="Job is pending execution for job 7")
+    assert said(ended) == ["preempted: a: ended by SIGTERM"]
+    assert ended.stdout.splitlines()[-1] == "apptrain: the job will run again, and go on there"
+
+
+def test_tasks_that_were_ended_with_no_preemption_have_failed(cluster: Cluster) -> None:
+    job = "JobId=7 JobState=RUNNING Restarts=0 PreemptEligibleTime=2026-11-21T09:00:00 PreemptTime=None "
+    ended = cluster.run(tasks=TERMINATED, FAKE_JOB=job)
+    assert said(ended) == [f"status 143: a: ended by SIGTERM (logs: {cluster.run_dir}/logs/0)"]
+    assert (ended.returncode, cluster.scontrol()) == (143, [])
 
 
 @pytest.mark.parametrize(
