@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.checkpoints import checkpoints
+from benchmarks.checkpoints import checkpoints, saves
 from benchmarks.image import image
 from benchmarks.packing import packing
 from benchmarks.selection import selection
@@ -39,6 +39,7 @@ def main() -> None:
         "startup": startup,
         "throughput": throughput,
         "selection": choose,
+        "saves": lambda pairs: saves(pairs, _run, _alternate, _spread),
         "checkpoints": lambda pairs: checkpoints(pairs, _run, _alternate, _spread),
         "image": image,
         "packing": packing,

@@ -23,36 +23,40 @@ Alternate = Callable[[Callable[[], float], Callable[[], float], int], list[tuple
 Spread = Callable[[list[float]], dict[str, float]]
 
 
-def checkpoints(pairs: int, run: Run, alternate: Alternate, spread: Spread) -> dict[str, Any]:
-    """Both comparisons, on two embedded nodes."""
-
-    def trained(*overrides: str) -> dict[str, Any]:
-        with TemporaryDirectory() as folder:
-            launch = [sys.executable, "-P", "-m", "entrypoint.embedded", "--run-dir", f"{folder}/run"]
-            common = [f"steps={STEPS}", "evaluate.every=0", "checkpoint.minutes=0"]
-            run([*launch, "--", "-m", "train", "--config", CONFIG, *common, *overrides])
-            found: dict[str, Any] = json.loads((Path(folder) / "run" / "result.json").read_text())
-        return found
+def saves(pairs: int, run: Run, alternate: Alternate, spread: Spread) -> dict[str, Any]:
+    """How long a save holds training up: written in the background, over written at once."""
 
     def held_ms(background: str) -> float:
-        found = trained(f"checkpoint.every={OFTEN}", f"checkpoint.background={background}")["checkpoints"]
+        found = _trained(run, f"checkpoint.every={OFTEN}", f"checkpoint.background={background}")[
+            "checkpoints"
+        ]
         return float(1000 * found["held_s"] / found["saved"])
 
+    held = alternate(lambda: held_ms("true"), lambda: held_ms("false"), pairs)
+    ratio = spread([beside / waiting for beside, waiting in held])
+    print(f"training held by a save: asynchronous / synchronous {ratio}")
+    return {"steps": STEPS, "every": OFTEN, "held_ms_per_save": held, "ratio": ratio}
+
+
+def checkpoints(pairs: int, run: Run, alternate: Alternate, spread: Spread) -> dict[str, Any]:
+    """Images per second with checkpoints at the config's own interval, over those without any."""
+
     def images_per_s(*overrides: str) -> float:
-        found = trained(*overrides)
+        found = _trained(run, *overrides)
         images = (found["steps"] - 1) * found["batch_size"]
         return float(images / (images / found["images_per_s"] + found["checkpoints"]["held_s"]))
 
-    stalls = alternate(lambda: held_ms("true"), lambda: held_ms("false"), pairs)
-    stall_ratio = spread([beside / waiting for beside, waiting in stalls])
-    print(f"training held by a save: asynchronous / synchronous {stall_ratio}")
     rates = alternate(images_per_s, lambda: images_per_s("checkpoint.every=0"), pairs)
-    rate_ratio = spread([kept / none for kept, none in rates])
-    print(f"images/s with checkpoints at the default interval / without {rate_ratio}")
-    return {
-        "steps": STEPS,
-        "held_ms_per_save": stalls,
-        "held_ratio": stall_ratio,
-        "images_per_s": rates,
-        "rate_ratio": rate_ratio,
-    }
+    ratio = spread([kept / none for kept, none in rates])
+    print(f"images/s with checkpoints at the config's interval / without {ratio}")
+    return {"steps": STEPS, "images_per_s": rates, "ratio": ratio}
+
+
+def _trained(run: Run, *overrides: str) -> dict[str, Any]:
+    """The result of the training on two embedded nodes."""
+    with TemporaryDirectory() as folder:
+        launch = [sys.executable, "-P", "-m", "entrypoint.embedded", "--run-dir", f"{folder}/run"]
+        common = [f"steps={STEPS}", "evaluate.every=0", "checkpoint.minutes=0"]
+        run([*launch, "--", "-m", "train", "--config", CONFIG, *common, *overrides])
+        found: dict[str, Any] = json.loads((Path(folder) / "run" / "result.json").read_text())
+    return found
