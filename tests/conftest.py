@@ -10,8 +10,11 @@ import signal
 import pytest
 from _pytest.terminal import TerminalReporter
 
-# A shell starts what it leaves in the background with Ctrl-C ignored, and every program below inherits that.
+# A shell starts what it leaves in the background with Ctrl-C ignored, nohup ignores SIGHUP, and every program below
+# inherits that. A handler is not inherited, and this one lets the tests themselves outlive their terminal.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 
 def _unexcused(reporter: TerminalReporter) -> list[str]:
