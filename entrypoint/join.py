@@ -71,6 +71,8 @@ class Timeouts:
     """Between two looks at who never started."""
     settle: float = 0.3
     """In which the hub collects failures before it calls one of them the first."""
+    settle_echo: float = 1.5
+    """The same where the first to come is that of a rank which has lost another one."""
     answer: float = 20.0
     """In which a hub must answer before the next candidate is tried."""
     look: float = 20.0
@@ -666,7 +668,9 @@ class _Hub(Link):
             return
         self._failures.append(failure)
         if len(self._failures) == 1:
-            asyncio.get_running_loop().call_later(self.timeouts.settle, self._decide)
+            # Who only lost another rank may end before that one does.
+            settle = self.timeouts.settle_echo if blame.is_echo(failure.error) else self.timeouts.settle
+            asyncio.get_running_loop().call_later(settle, self._decide)
 
     def _decide(self) -> None:
         if self._failures:

@@ -137,7 +137,7 @@ class Tell(Callback):
 run_dir = os.environ["APPTRAIN_RUN_DIR"]
 last = f"{run_dir}/on_exception.ckpt"
 trainer = lightning.Trainer(
-    accelerator="cpu", num_nodes=2, strategy="ddp", max_epochs=-1, enable_progress_bar=False,
+    accelerator="cpu", num_nodes=1, strategy="ddp", max_epochs=-1, enable_progress_bar=False,
     callbacks=[Tell(), OnExceptionCheckpoint(run_dir)],
 )
 try:
@@ -194,24 +194,24 @@ print("ended at", trainer.state.global_step, flush=True)
 
 
 @pytest.mark.parametrize(
-    ("name", "program", "nodes"),
-    # Ranks of Transformers do not agree on the step after which they stop (docs/own-script.md): one alone.
-    [("Lightning", LIGHTNING_STOPS, 2), ("Transformers", TRANSFORMERS_STOPS, 1)],
+    ("name", "program"),
+    # Their ranks do not stop together without fail (docs/own-script.md): one alone.
+    [("Lightning", LIGHTNING_STOPS), ("Transformers", TRANSFORMERS_STOPS)],
 )
 def test_own_handlers_save_at_a_planned_end_and_the_job_goes_on(
-    user: Account, name: str, program: str, nodes: int
+    user: Account, name: str, program: str
 ) -> None:
     script = user.write(f"my work/{name}.py", program)
     options = ("--device=cpu", "--stop-signal=TERM")
-    number = user.submit(f"--nodes={nodes}", "--cpus-per-task=1", SCRIPT, *options, "--", script)
-    user.until_printed(number, "trains\n" * nodes, BOUND)
+    number = user.submit("--nodes=1", "--cpus-per-task=1", SCRIPT, *options, "--", script)
+    user.until_printed(number, "trains\n", BOUND)
     user.run("scancel", "--batch", "--signal=USR2", str(number)).check_returncode()
     user.cluster.start_requeued(number, BOUND)
     ran = user.end(number, BOUND)
     assert (ran.ended, ran.job.restarts) == (("COMPLETED", 0), 1), ran.text
     said = re.findall(r"^(begins|stopped|ended) at (\d+)$", ran.text, re.M)
-    stopped, saved = int(said[nodes][1]), int(said[2 * nodes][1])
+    stopped, saved = int(said[1][1]), int(said[2][1])
     assert saved > 3
     assert stopped - saved in (0, 1)  # Transformers takes one step more after it has saved
     parts = (("begins", 0), ("stopped", stopped), ("begins", saved), ("ended", saved + 10))
-    assert said == [(what, str(step)) for what, step in parts for _ in range(nodes)], ran.text
+    assert said == [(what, str(step)) for what, step in parts], ran.text
