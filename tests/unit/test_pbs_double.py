@@ -347,7 +347,7 @@ def test_a_script_that_lingers_has_kill_delay_and_sisters_get_term_through_pbsds
     when, ended, _ = qdel(pbs, script, tmp_path / "log")
     for host, count in ((0, 2), (1, 1)):
         terms, last = times(tmp_path / "log", host)
-        assert len(terms) == count
+        assert 1 <= len(terms) <= count  # two that come at once are one to a process
         assert KILL_DELAY - 0.5 < last - when < KILL_DELAY + 3
     assert ended["Exit_status"] == "271"
 
