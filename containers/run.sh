@@ -17,6 +17,8 @@
 # docs/run.md has the reasons and the remedies.
 set -euo pipefail
 LC_ALL=C # bytes, not characters
+# shellcheck source=containers/share.sh
+source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/share.sh"
 
 readonly PASSED=(
     # The allocation, and our own options.
@@ -78,6 +80,7 @@ write_outcome() {
 
 clean_up() {
     trap '' HUP INT TERM USR1 USR2
+    if [[ -n $opened ]]; then close_share 2>/dev/null || true; fi
     [[ -n $tmp ]] || return 0
     rm -rf -- "$tmp" 2>/dev/null && return
     # What was unpacked may hold directories without write permission.
@@ -384,7 +387,7 @@ find_binds() {
         show APPTRAIN_CUDA_COMPAT "$compat" ro
         show APPTRAIN_CUDA_COMPAT "$(dirname -- "$(readlink -f -- "$compat/libcuda.so.1")")" ro
     fi
-    show TMPDIR "$tmp"
+    if [[ -n $share ]]; then show TMPDIR "${share%/*}"; else show TMPDIR "$tmp"; fi
     # One that is missing is the entrypoint's to explain. PBS's lies in its spool.
     for name in PBS_NODEFILE APPTRAIN_NODEFILE APPTRAIN_ARGS_FILE APPTRAIN_JOIN_KEY_FILE; do
         if [[ -e ${!name:-} ]]; then show "$name" "${!name}"; fi
@@ -701,6 +704,12 @@ conclude() {
     fi
 }
 
+# Whether the container that the tasks share let this one not in.
+share_failed() {
+    [[ -n $entry && ! -e $tmp/.started && $status != 0 && -z $signalled ]] || return 1
+    say "nsenter ended with status $status: this task mounts the image itself"
+}
+
 # Whether the image could not be mounted after all: a kernel that gives FUSE to root alone shows only now.
 mount_failed() {
     [[ ! -e $tmp/.started && $status != 0 && -z $signalled && $kind == sif && -z $unmounted ]] || return 1
@@ -713,7 +722,7 @@ main() {
     local name
     node=$(uname -n) # not HOSTNAME, which Slurm carries over from the login node
     node=${SLURMD_NODENAME:-${node%%.*}}
-    tmp='' outcome='' node_rank='' show_only='' unpack='' signalled=''
+    tmp='' outcome='' node_rank='' show_only='' unpack='' signalled='' opened=''
     trap clean_up EXIT
     for name in HUP:1 INT:2 TERM:15 USR1:10 USR2:12; do
         # shellcheck disable=SC2064
@@ -736,6 +745,7 @@ main() {
     check_user_namespaces
     find_mount
     make_tmp
+    find_share
     check_shm
     find_venv
     find_gpus
@@ -751,7 +761,14 @@ main() {
         show_all
         return
     fi
+    [[ -z $share ]] || join_share 2>/dev/null || true
+    if [[ -n $entry ]]; then line=(enter); fi
     run
+    if share_failed; then
+        entry=
+        assemble
+        run
+    fi
     if mount_failed; then
         choose_unpacking
         assemble

@@ -10,6 +10,7 @@ import re
 import shlex
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,9 +94,7 @@ class Node:
 
     def left(self) -> str:
         """Temporary directories and processes that a run has left."""
-        return self.as_root(
-            "ls -d /tmp/apptrain.* 2>/dev/null || true; pgrep -a 'squashfuse|starter' || true"
-        )
+        return self.as_root("ls -d /tmp/apptrain* 2>/dev/null || true; pgrep -a 'squashfuse|starter' || true")
 
 
 def booted(name: str, images: Path) -> Any:
@@ -646,6 +645,173 @@ def test_a_signal_to_every_process_of_a_task_leaves_the_program_its_image(
         out, err = process.communicate(timeout=BOUND)
     assert (process.returncode, set(out.split()), err) == (75, {str(signum.value)}, "")
     assert shared.left() == ""
+
+
+# --- one mount for all tasks of a node ---------------------------------------------------------------------------------
+
+SHOWN = """
+import json, os, sys, time
+print(json.dumps([os.readlink("/proc/self/ns/mnt"), dict(os.environ), os.getcwd(), os.listdir("/proc/self/fd")]), flush=True)
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.05)
+os.listdir("/opt/in-image")
+import decimal  # from the image
+sys.exit(int(open(sys.argv[1]).read() or 0))
+"""
+
+
+class Tasks:
+    """The tasks of a step of Slurm's on one node; each prints what it sees and goes on until it is let go."""
+
+    def __init__(self, node: Node, count: int, folder: str, **env: str):
+        self.node = node
+        self.folder = folder
+        node.as_alice(f"rm -rf {folder}; mkdir {folder}")
+        self.count = count
+        self.env = env
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, local: int, script: str = SHOWN, **env: str) -> "subprocess.Popen[str]":
+        """One task; `-m entrypoint launch` behind the script is what a job's tasks run."""
+        step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": f"{self.count}(x2)"}
+        process = self.node.host.start(
+            [RUN_SH, IMAGE, *python(script, f"{self.folder}/{local}", "-m", "entrypoint", "launch")],
+            user="alice",
+            cwd="/scratch",
+            env=step | {"SLURM_LOCALID": str(local), "SLURM_NODEID": "0"} | self.env | env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self.processes.append(process)
+        return process
+
+    def seen(self, process: "subprocess.Popen[str]") -> tuple[str, dict[str, str], str, list[str]]:
+        assert process.stdout is not None
+        namespace, env, cwd, files = json.loads(process.stdout.readline())
+        return namespace, env, cwd, files
+
+    def end(self, local: int, status: int = 0) -> None:
+        """Lets a task go, which ends with this status."""
+        self.node.as_alice(
+            f"echo {status} >{self.folder}/.{local}; mv {self.folder}/.{local} {self.folder}/{local}"
+        )
+
+    def mounts(self) -> int:
+        return self.node.left().count("squashfuse_ll ")
+
+    def __enter__(self) -> "Tasks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for local in range(self.count):
+            self.end(local)
+        for process in self.processes:
+            process.communicate(timeout=BOUND)
+
+
+def test_the_tasks_of_a_node_share_one_mount_and_each_has_its_own_environment(shared: Node) -> None:
+    with Tasks(shared, 1, "/scratch/alone") as tasks:
+        _, alone, cwd, files = tasks.seen(tasks.start(0, **VALUES))
+    with Tasks(shared, 3, "/scratch/three") as tasks:
+        started = [tasks.start(local, HF_OWN=f"of {local}", **VALUES) for local in (1, 0, 2)]
+        seen = [tasks.seen(process) for process in started]
+        assert tasks.mounts() == 1
+        assert len({namespace for namespace, *_ in seen}) == 1
+        for local, (_, env, its_cwd, its_files) in zip((1, 0, 2), seen, strict=True):
+            own = {"HF_OWN": f"of {local}", "SLURM_LOCALID": str(local), "SLURM_STEP_TASKS_PER_NODE": "3(x2)"}
+            named = {name: value for name, value in env.items() if "apptrain." not in value}
+            assert named == {name: value for name, value in alone.items() if "apptrain." not in value} | own
+            assert env.keys() == alone.keys() | own.keys()
+            assert (its_cwd, sorted(its_files)) == (cwd, sorted(files))
+        assert len({env["TMPDIR"] for _, env, *_ in seen}) == 3
+        for local in range(3):
+            tasks.end(local)
+        ended = [process.communicate(timeout=BOUND) for process in started]
+        assert [process.returncode for process in started] == [0, 0, 0]
+        assert [err for _, err in ended] == ["", "", ""]
+    assert shared.left() == ""
+
+
+def test_the_first_task_waits_for_the_others_and_one_that_failed_only_for_a_while(shared: Node) -> None:
+    for status in (0, 3):
+        with Tasks(shared, 2, "/scratch/two") as tasks:
+            first, second = tasks.start(0), tasks.start(1)
+            for process in (first, second):
+                tasks.seen(process)
+            tasks.end(0, status)
+            if status:
+                assert first.wait(timeout=BOUND) == status  # while the second still runs
+                assert second.poll() is None
+            else:
+                with pytest.raises(subprocess.TimeoutExpired):
+                    first.wait(timeout=12)
+                tasks.end(1)
+                assert (first.wait(timeout=BOUND), second.wait(timeout=BOUND)) == (0, 0)
+                assert second.communicate() == ("", "")
+        assert shared.left() == ""
+
+
+@pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM])
+def test_a_signal_to_every_process_of_a_node_leaves_all_its_tasks_their_image(
+    shared: Node, signum: signal.Signals
+) -> None:
+    with Tasks(shared, 2, "/scratch/signals") as tasks:
+        started = [tasks.start(local, CATCHING) for local in (0, 1)]
+        for process in started:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "ready\n"
+        assert tasks.mounts() == 1
+        shared.as_root(f"kill -{signum.value} $(pgrep -u alice)")
+        for process in started:
+            out, err = process.communicate(timeout=BOUND)
+            assert (process.returncode, set(out.split()), err) == (75, {str(signum.value)}, "")
+    assert shared.left() == ""
+
+
+def test_where_the_first_task_is_killed_the_shared_mount_goes_with_it(shared: Node) -> None:
+    with Tasks(shared, 2, "/scratch/killed") as tasks:
+        first, second = tasks.start(0), tasks.start(1)
+        for process in (first, second):
+            tasks.seen(process)
+        shared.as_root("kill -KILL $(pgrep -of '[r]un.sh /images')")
+        first.wait(timeout=BOUND)
+        deadline = time.monotonic() + 10
+        while tasks.mounts() and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert tasks.mounts() == 0
+        tasks.end(1)
+        assert second.wait(timeout=BOUND) != 0  # nothing of the image can be read any more
+        tasks.end(0)
+    shared.as_root("rm -rf /tmp/apptrain*")
+
+
+@pytest.mark.parametrize(
+    ("script", "env", "mounts", "said"),
+    [
+        ("install -d -o bob -m 755 /tmp/apptrain-2001.7.0.0", {}, 2, ""),
+        ("true", {"APPTRAIN_BIND": "/scratch:/mnt"}, 2, ""),
+        (
+            "mount --bind /bin/false /usr/bin/nsenter",
+            {},
+            3,
+            "run.sh: node2: nsenter ended with status 1: this task mounts the image itself\n",
+        ),
+    ],
+    ids=["the place is taken", "another bind", "nsenter fails"],
+)
+def test_where_it_cannot_be_shared_each_task_mounts_the_image(
+    own: Node, script: str, env: dict[str, str], mounts: int, said: str
+) -> None:
+    own.as_root(script)
+    with Tasks(own, 2, "/scratch/apart") as tasks:
+        first, second = tasks.start(0), tasks.start(1, **env)
+        namespaces = {tasks.seen(process)[0] for process in (first, second)}
+        assert len(namespaces) == 2
+        assert tasks.mounts() == mounts
+        for local in (0, 1):
+            tasks.end(local)
+        assert [process.communicate(timeout=BOUND)[1] for process in (first, second)] == [said, said]
+        assert [process.returncode for process in (first, second)] == [0, 0]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV])
