@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -16,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from clusters import render
 from entrypoint import outcome
 from tests.cluster.account import (
     BOUND,
@@ -30,12 +32,15 @@ from tests.cluster.account import (
     account,
     clear,
 )
+from tests.cluster.images import CHECKOUT
 from tests.vcluster.slurm import Proctrack
 from train import checkpoint, metrics
 
 SMALL = ("--config", "digits-short", "model.name=shufflenet_v2_x0_5", "data.image_size=16", "batch_size=16")
 """40 steps that take a few seconds: the reference job's data and program, a smaller network and smaller images."""
 ONCE = ("--device", "cpu", "--mode", "exec")
+AT_ONCE = 30.0
+"""Seconds for a refusal; of them, starting the image on two busy cores takes most."""
 TELL = """\
 import json, os, sys
 seen = {name: os.environ.get(name) for name in ("MASTER_PORT", "NODE_RANK", "NNODES", "CUDA_VISIBLE_DEVICES")}
@@ -83,7 +88,7 @@ def done(ran: Ran) -> Ran:
 
 def test_every_rank_of_three_nodes_greets_and_the_first_lines_say_where_the_run_is(user: Account) -> None:
     options = ("--device", "cpu", "--nproc-per-node", "2", "--", "-m", "train.hello")
-    ran = done(user.ran("-N3", "--gpus-per-node=2", "--cpus-per-task=2", SCRIPT, *options))
+    ran = done(user.ran("-N3", "--gpus-per-node=2", "--cpus-per-task=6", SCRIPT, *options))
     run = WORK / f"runs/apptrain-{ran.job.id}"
     port = json.loads((ran.folder / "plan.0.json").read_text())["master_port"]
     assert ran.lines[:5] == [
@@ -92,7 +97,7 @@ def test_every_rank_of_three_nodes_greets_and_the_first_lines_say_where_the_run_
         f"apptrain: job {ran.job.id}, attempt 0, 3 nodes (gpu-a[01-02],gpu-b07), profile none, "
         f"image {REPOSITORY}/containers/image.sif",
         f"entrypoint: job {ran.job.id}, attempt 0: 3 nodes x 2 ranks on cpu, mode torchrun, "
-        f"rendezvous gpu-a01:{port}, OMP_NUM_THREADS=1",
+        f"rendezvous gpu-a01:{port}, OMP_NUM_THREADS=3",
         "entrypoint: network: rendezvous at gpu-a01 (10.77.42.11) [derived:SLURM_STEP_NODELIST], gloo on eth0",
     ]
     places = enumerate(node for node in ("gpu-a01", "gpu-a02", "gpu-b07") for _ in range(2))
@@ -326,6 +331,53 @@ def test_ctrl_c_in_an_allocation_ends_the_ranks_and_keeps_the_allocation(user: A
     terminal.end()
 
 
+# --- site profiles ------------------------------------------------------------------------------------------------
+
+MODULES = """\
+module() { if [[ $* == "load apptainer/1.4" ]]; then export HF_LOADED="$*"; fi; }
+"""
+
+
+def test_the_profile_that_names_the_cluster_is_taken_with_its_modules(user: Account) -> None:
+    for node in user.cluster.nodes.values():
+        node.run(["tee", "/etc/profile.d/modules.sh"], input=MODULES).check_returncode()
+    text = "scheduler: slurm\nclusters: [testbed]\ncontainer: {modules: [apptainer/1.4]}\n"
+    file = user.on_disk(user.write("app train/clusters/site.yaml", text))
+    try:
+        render.render(file, write=True)
+        script = user.write("else where/loaded.py", "import os\nprint(os.environ['HF_LOADED'])\n")
+        ran = done(user.ran("-N2", SCRIPT, *ONCE, "--", script))
+    finally:
+        file.unlink()
+        file.with_suffix(".sh").unlink()
+    assert ran.lines[2].startswith(
+        f"apptrain: job {ran.job.id}, attempt 0, 2 nodes (gpu-a[01-02]), profile {REPOSITORY}/clusters/site.yaml, "
+    )
+    assert ran.printed == ["load apptainer/1.4"] * 2
+
+
+def test_the_line_that_make_submit_renders_is_one_that_sbatch_takes(user: Account) -> None:
+    arguments = ["--", *ONCE, "--", str(HOME / "else where/tell.py"), "a b"]
+    options = ["--cluster", "generic", "--nodes", "2", "--partition", "all", "--time", "00:10:00"]
+    rendered = subprocess.run(
+        [sys.executable, "-P", "clusters/submit.py", "--dry-run", *options, *arguments],
+        cwd=CHECKOUT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    line = rendered.stdout.replace(str(CHECKOUT), f"{REPOSITORY}".replace(" ", "\\ "))
+    ended = user.run("bash", "-c", line, cwd=REPOSITORY)
+    assert ended.returncode == 0, ended.stderr
+    number = int(ended.stdout.split()[-1])
+    ran = done(user.end(number))
+    assert [(one["node"], one["argv"], one["gpus"]) for one in told(ran)] == [
+        ("gpu-a01", ["a b"], "1"),
+        ("gpu-a02", ["a b"], "1"),
+    ]
+    assert f", profile {REPOSITORY}/clusters/generic.yaml, " in ran.lines[2]
+
+
 # --- GPU requests -----------------------------------------------------------------------------------------------
 
 GPUS = {
@@ -359,6 +411,11 @@ def test_each_way_to_ask_for_gpus_gives_a_rank_for_each_and_all_see_all_of_them(
     assert sorted(granted) == ["gpu-a01", "gpu-a02"]
 
 
+def test_a_job_that_asks_for_no_gpus_runs_on_cpus_where_it_says_so(user: Account) -> None:
+    ran = done(user.ran("--nodes=2", "--gpus-per-node=0", SCRIPT, *ONCE, *TELLING))
+    assert [(one["gpus"], one["CUDA_VISIBLE_DEVICES"]) for one in told(ran)] == [(None, None)] * 2
+
+
 REFUSED = {
     "uneven tasks": (
         ("--ntasks=3", "--ntasks-per-node=2"),
@@ -390,6 +447,19 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(user: Account, cas
     request_, options, text = REFUSED[case]
     ran = user.ran("--nodes=2", *request_, SCRIPT, *options)
     assert (ran.ended, ran.text) == (("FAILED", 64), f"apptrain: {text}\n")
+    assert ran.job.seconds < AT_ONCE
+
+
+def test_a_step_of_the_job_script_itself_is_refused_by_each_task(user: Account) -> None:
+    ended = user.run("srun", "--nodes=2", "--ntasks-per-node=1", "bash", SCRIPT, *ONCE, *TELLING)
+    lines = [line for line in ended.stderr.splitlines() if line.startswith("apptrain: ")]
+    found = [
+        re.fullmatch(r"apptrain: job \d+, step 0: start this script once, not with srun", line)
+        for line in lines
+    ]
+    assert ended.returncode == 64
+    assert lines
+    assert all(found)
 
 
 REFUSED_BY_A_NODE = {
@@ -440,6 +510,7 @@ def test_what_a_node_refuses_is_said_once_and_ends_the_job(user: Account, case: 
     assert node in ("gpu-a01", "gpu-a02")
     text = text.format(node=node, job=ran.job.id, work=WORK)
     assert said == f"status 64: {text} (logs: {WORK}/runs/apptrain-{ran.job.id}/logs/0)"
+    assert ran.job.seconds < AT_ONCE
     # srun may end the other node before it has found the same.
     (other,) = {"gpu-a01", "gpu-a02"} - {node}
     assert ran.said("entrypoint") in ([], [f"{other}: ended by SIGTERM"])
@@ -476,7 +547,14 @@ def test_a_dry_run_of_what_a_node_refuses_ends_with_64(user: Account) -> None:
 # --- the end ----------------------------------------------------------------------------------------------------
 
 
-def test_the_job_ends_with_the_first_failing_ranks_status_and_says_node_rank_and_error(user: Account) -> None:
+@pytest.mark.parametrize(
+    ("request_", "options", "tasks"),
+    [((), ("--nproc-per-node", "2"), [""]), (("--ntasks-per-node=2", "-c1"), (), [".0", ".1"])],
+    ids=["torchrun", "rank"],
+)
+def test_the_job_ends_with_the_first_failing_ranks_status_and_says_node_rank_and_error(
+    user: Account, request_: tuple[str, ...], options: tuple[str, ...], tasks: list[str]
+) -> None:
     script = user.write(
         "else where/fail.py",
         """
@@ -487,16 +565,15 @@ def test_the_job_ends_with_the_first_failing_ranks_status_and_says_node_rank_and
         time.sleep(600)
         """.replace("\n        ", "\n"),
     )
-    options = ("--device", "cpu", "--nproc-per-node", "2")
-    ran = user.ran("--nodes=3", SCRIPT, *options, "--", script)
+    ran = user.ran("--nodes=3", *request_, SCRIPT, "--device", "cpu", *options, "--", script)
     assert ran.ended == ("FAILED", 7), ran.text
     run = WORK / f"runs/apptrain-{ran.job.id}"
     assert ran.said("apptrain")[-1] == (
         f"status 7: rank 2 on gpu-a02: ValueError: no more data (logs: {run}/logs/0)"
     )
     assert len(ran.lines) <= 20, ran.text
-    found = [outcome.read(ran.folder / f"outcome/0.{node}") for node in range(3)]
-    assert [(one.status, one.rank, one.node) for one in found if one] == [(7, 2, "gpu-a02")] * 3
+    found = [outcome.read(ran.folder / f"outcome/0.{node}{task}") for node in range(3) for task in tasks]
+    assert [(one.status, one.rank, one.node) for one in found if one] == [(7, 2, "gpu-a02")] * len(found)
 
 
 STOP = """

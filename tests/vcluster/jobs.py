@@ -28,6 +28,8 @@ class Job:
     nodes: str
     """As Slurm writes lists of hosts; empty before it has started."""
     restarts: int
+    seconds: int
+    """From its start, of the last run, to its end; while it runs, to the end of its time limit."""
     output: str
     """The file that its standard output goes to."""
 
@@ -75,6 +77,7 @@ def _job(found: dict[str, Any]) -> Job:
         signal=exit_code["signal"]["id"]["number"],
         nodes=found["nodes"],
         restarts=found["restart_cnt"],
+        seconds=found["end_time"]["number"] - found["start_time"]["number"],
         output=found["standard_output"],
     )
 
