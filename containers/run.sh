@@ -707,7 +707,7 @@ conclude() {
 # Whether the container that the tasks share let this one not in.
 share_failed() {
     [[ -n $entry && ! -e $tmp/.started && $status != 0 && -z $signalled ]] || return 1
-    say "nsenter ended with status $status: this task mounts the image itself"
+    say_for_job "nsenter ended with status $status: each task mounts the image itself"
 }
 
 # Whether the image could not be mounted after all: a kernel that gives FUSE to root alone shows only now.

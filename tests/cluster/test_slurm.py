@@ -378,6 +378,25 @@ def test_the_line_that_make_submit_renders_is_one_that_sbatch_takes(user: Accoun
     assert f", profile {REPOSITORY}/clusters/generic.yaml, " in ran.lines[2]
 
 
+# --- CPUs --------------------------------------------------------------------------------------------------------
+
+
+def test_a_task_for_each_rank_is_bound_to_cores_of_its_own(request: pytest.FixtureRequest) -> None:
+    own = {
+        "TaskPlugin": "task/affinity",
+        "NodeName": "DEFAULT CPUs=2 Sockets=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=262144",
+    }
+    with account(request, settings=own) as user:
+        line = "import os\nprint(os.environ['APPTRAIN_NODE'], sorted(os.sched_getaffinity(0)))\n"
+        script = user.write("else where/cores.py", line)
+        shape = ("--nodes=2", "--mem=1G", "--gpus-per-node=0")
+        bound = done(user.ran(*shape, "--ntasks-per-node=2", "-c1", SCRIPT, "--device", "cpu", "--", script))
+        assert bound.printed == ["gpu-a01 [0]", "gpu-a01 [1]", "gpu-a02 [0]", "gpu-a02 [1]"]
+        both = ("--device", "cpu", "--nproc-per-node", "2")
+        whole = done(user.ran(*shape, "--ntasks-per-node=1", "-c2", SCRIPT, *both, "--", script))
+        assert whole.printed == ["gpu-a01 [0, 1]"] * 2 + ["gpu-a02 [0, 1]"] * 2
+
+
 # --- GPU requests -----------------------------------------------------------------------------------------------
 
 GPUS = {

@@ -45,6 +45,8 @@ class Fault:
     """Seconds until the run goes on."""
     said: ClassVar[str]
     """Matches the line of the job's output that shows it."""
+    repair_takes_time: ClassVar[bool] = False
+    """The training could be over before it is repaired: the job waits meanwhile."""
     starts: ClassVar[bool] = False
     """`inflict` has the waiting job start."""
     request: ClassVar[tuple[str, ...]] = ()
@@ -158,6 +160,7 @@ class DeadNode(Fault):
     name = "power off a node"
     policies: ClassVar[tuple[str, ...]] = ("requeue", "restart")
     said = r"[Nn]ode failure|was lost|: lost: "
+    repair_takes_time = True
     place: ClassVar[int] = -1
 
     def __init__(self) -> None:

@@ -232,9 +232,7 @@ class Run:
         if moment is Moment.WAITING or (moment is Moment.START and not self.waits()):
             if not self.waits():
                 self._until_step(step)
-                warning = ("scancel", "--batch", "--signal=USR2", str(self.number))
-                self.account.run(*warning).check_returncode()
-                self.until(self.waits, "the job to wait")
+                self.rest()
             if moment is Moment.WAITING:
                 return
         if self.waits():
@@ -251,6 +249,18 @@ class Run:
             self.until(self.watch.saving, "a save", period=0.001)
         else:
             time.sleep(fraction * 0.1)
+
+    def rest(self) -> None:
+        """Warns the job of its end, and waits until it waits for `let_start`."""
+        warning = ("scancel", "--batch", "--signal=USR2", str(self.number))
+        self.account.run(*warning).check_returncode()
+
+        def waits() -> bool:
+            if self.job.ended:
+                raise RuntimeError(f"{self.name}: the job ended before it was warned\n{self.report()}")
+            return self.waits()
+
+        self.until(waits, "the job to wait")
 
     def _until_step(self, step: int) -> None:
         before = self.watch.attempt
@@ -305,7 +315,7 @@ class Run:
         )
         evidence = next((line for line in said if re.search(fault.said, line)), "") or fault.evidence(self)
         lost, during = self.watch.lost(steps, EVERY)
-        suffered = Suffered(
+        return Suffered(
             case=fault.name,
             seed=seed,
             moment=moment.value,
@@ -320,9 +330,6 @@ class Run:
             said=said,
             planned=fault.planned,
         )
-        if self.policy != "restart":  # there the job still has the node that it does without
-            fault.repair(self)
-        return suffered
 
     def _go_on(self, fault: "Fault", attempt: int) -> list[str]:
         """Waits until the run has gone on, and has Slurm start the job again as a user or time would."""
@@ -485,6 +492,10 @@ def go_through(
             suffered.append(one.suffer(fault, one.random.choice(moments(fault, policy, number)), step))
             problems += suffered[-1].problems
             on_fault(suffered[-1])
+            if policy != "restart":  # there the job still has the node that it does without
+                if fault.repair_takes_time and fault is not faults[-1]:
+                    one.rest()
+                fault.repair(one)
         problems += one.finish(reference)
         if policy == "restart":
             for fault in faults:

@@ -29,6 +29,7 @@ SETTINGS: Mapping[str, str] = {
     "DefMemPerCPU": "1024",
     "GresTypes": "gpu",
     "SlurmdParameters": "config_overrides",  # a node may claim more than the machine has
+    "NodeName": "DEFAULT CPUs=32 Sockets=2 CoresPerSocket=16 ThreadsPerCore=1 RealMemory=262144",
     "PropagateResourceLimits": "NONE",  # root may lack the capability to raise limits
     "ReturnToService": "2",  # a node that comes back is used again, whatever took it down
     "SlurmdTimeout": "15",
@@ -48,7 +49,6 @@ CGROUP_CONF: Mapping[Proctrack, str] = {
     "linuxproc": "CgroupPlugin=disabled\n",
     "cgroup": "CgroupPlugin=cgroup/v1\nConstrainDevices=yes\n",
 }
-NODE = "CPUs=32 Sockets=2 CoresPerSocket=16 ThreadsPerCore=1 RealMemory=262144"
 GPU = "a100"
 
 
@@ -87,7 +87,7 @@ def _slurm_conf(settings: Mapping[str, str]) -> str:
 def _node(member: Member) -> str:
     gres = f" Gres=gpu:{GPU}:{member.gpus}" if member.gpus else ""
     # By address: what a test does to names must not reach Slurm's own traffic.
-    return f"NodeName={member.name} NodeAddr={member.v4(MANAGEMENT)} {NODE}{gres} State=UNKNOWN"
+    return f"NodeName={member.name} NodeAddr={member.v4(MANAGEMENT)}{gres} State=UNKNOWN"
 
 
 def _gres_conf() -> str:
