@@ -318,7 +318,8 @@ class Attempt:
                 key=read_key(key_file) if has_key else None,
                 say=self._say,
                 timeouts=self.restarts.timeouts(timeouts) if self.restarts else timeouts,
-                never_started=lambda: None if self.before else self._never_started(place),
+                never_started=lambda: None if self.before else self._never_started(),
+                begun=lambda: self._first_has_begun(place),
                 muster=muster,
             )
 
@@ -329,12 +330,18 @@ class Attempt:
         find = asyncio.get_running_loop().run_in_executor(None, network.find, plan, self.env)
         return (await find).first
 
-    def _never_started(self, place: network.Place) -> str | None:
-        """A node whose outcome stands there before all have met will not come, and a first node that waits
-        elsewhere is not found. Without a job script that counts the attempts, the files may be older."""
+    def _first_has_begun(self, place: network.Place) -> bool:
+        """Without a job script that counts the attempts, its plan may be an older one."""
+        if self.before or not has_host_half(self.env):
+            return False
+        first = self.run_dir.plan(0, None if self.plan.local_rank is None else 0)
+        return network.first_has_begun(place, first)
+
+    def _never_started(self) -> str | None:
+        """A node whose outcome stands there before all have met will not come. Without a job script that
+        counts the attempts, the files may be older."""
         if not has_host_half(self.env):
             return None
-        network.check_meeting_place(place, self.run_dir.plan(0, None if self.plan.local_rank is None else 0))
         for path in (self.run_dir.path / "outcome").glob(f"{self.plan.attempt}.*"):
             if (ended := outcome.read(path)) is not None:
                 return (

@@ -79,6 +79,8 @@ class Timeouts:
     """In which everyone looks where its ranks are when the job seems to hang."""
     reach: float = 8.0
     """In which a node reaches another, before the start."""
+    refused: float = 20.0
+    """In which a hub that has begun must listen: it looks at its GPUs before."""
 
 
 DEFAULTS = Timeouts()
@@ -150,13 +152,15 @@ async def meet(
     say: Callable[[str], None],
     timeouts: Timeouts = DEFAULTS,
     never_started: Callable[[], str | None] = lambda: None,
+    begun: Callable[[], bool] = lambda: False,
     muster: Muster | None = None,
 ) -> "Link":
     """Meet all participants of the job; returns when each of them has proved itself and agreed.
 
     `nodes` are the names in node-rank order, `address` is node 0's, `key` is the run's join key (None:
     identity alone). `say` takes lines for the user. `never_started` is asked about once a second; a text
-    ends the wait. With a `muster` the meeting is one without those who do not come.
+    ends the wait. So is `begun`: whether node 0 is there and about to listen. With a `muster` the meeting is
+    one without those who do not come.
 
     BadInput: the participants do not agree, or two claim one place; everyone gets the same text.
     Unavailable: the port is taken, no hub can be reached or it is none, or too many do not come.
@@ -174,7 +178,7 @@ async def meet(
                 key=key or b"",
                 timeouts=timeouts,
                 say=say,
-                waiting=_Waiting(timeouts, say, never_started),
+                waiting=_Waiting(timeouts, say, never_started, begun),
                 muster=muster,
             )
         except _NoHub as error:
@@ -714,8 +718,11 @@ class _Spoke(Link):
             until = begun + self.timeouts.connect
             try:
                 return await self._introduce(*await _dial(self.found, until), until)
-            except ConnectionRefusedError:
+            except ConnectionRefusedError as error:
                 since, why = None, ""
+                if self.waiting.since_begun() > self.timeouts.refused:
+                    why = f"{os.strerror(errno.ECONNREFUSED)}, {self.timeouts.refused:g} s after it began"
+                    raise self._out_of_reach(why) from error
             except (Closed, ConnectionError) as error:  # a hub that is just ending, or a stranger
                 since, why = begun, why or str(error)
                 if time.monotonic() + nap > until:
@@ -723,10 +730,7 @@ class _Spoke(Link):
             except OSError as error:
                 if why:
                     raise self._no_hub(why) from error
-                raise _NoHub(
-                    f"{self.me} cannot reach {self._hub}: {_reason(error)}: is this a network "
-                    "that joins the nodes (--master-addr), or is a firewall between them?"
-                ) from error
+                raise self._out_of_reach(_reason(error)) from error
             await asyncio.sleep(nap)
             pause = min(1.0, 1.5 * pause)
 
@@ -754,6 +758,12 @@ class _Spoke(Link):
                 case WireError() if not isinstance(error, Closed):
                     raise self._no_hub(str(error)) from error
             raise
+
+    def _out_of_reach(self, why: str) -> Unavailable:
+        return _NoHub(
+            f"{self.me} cannot reach {self._hub}: {why}: is this a network "
+            "that joins the nodes (--master-addr), or is a firewall between them?"
+        )
 
     def _no_hub(self, why: str) -> Unavailable:
         return _NoHub(
@@ -794,9 +804,14 @@ class _Waiting:
     """The bounds of waiting for others, the same for hub and spokes."""
 
     def __init__(
-        self, timeouts: Timeouts, say: Callable[[str], None], never_started: Callable[[], str | None]
+        self,
+        timeouts: Timeouts,
+        say: Callable[[str], None],
+        never_started: Callable[[], str | None],
+        begun: Callable[[], bool],
     ) -> None:
-        self._timeouts, self._say, self._never_started = timeouts, say, never_started
+        self._timeouts, self._say, self._never_started, self._begun = timeouts, say, never_started, begun
+        self._seen: float | None = None
         self._began = self._look = time.monotonic()
         self._deadline = self._began + timeouts.join
         self._remind = self._began + timeouts.remind
@@ -808,12 +823,18 @@ class _Waiting:
             self._look = now + self._timeouts.poll
             if reason := self._never_started():
                 raise Unavailable(reason)
+            if self._seen is None and self._begun():
+                self._seen = now
         if now >= self._deadline:
             bound = f"{self._timeouts.join:g} s (--join-timeout)"
             raise Unavailable(f"{who()} within {bound}: see the output of what is missing")
         if now >= self._remind:
             self._remind = now + self._timeouts.remind
             self._say(f"{who()} after {now - self._began:.0f} s: waiting {self._deadline - now:.0f} s more")
+
+    def since_begun(self) -> float:
+        """Seconds since node 0 was seen to have begun."""
+        return 0.0 if self._seen is None else time.monotonic() - self._seen
 
     def left(self) -> float:
         return max(0.0, self._deadline - time.monotonic())

@@ -144,21 +144,24 @@ def summary(plan: LaunchPlan, env: Mapping[str, str], elsewhere: Mapping[str, st
     return f"network: rendezvous at {at} [{plan.sources['master_addr']}], {where}"
 
 
-def check_meeting_place(place: Place, first_plan: Path) -> None:
-    """BadInput: node 0 waits at another address than its name has here. `first_plan`: the plan that it wrote,
-    if it has and that is seen here."""
+def first_has_begun(place: Place, first_plan: Path) -> bool:
+    """Whether node 0 has written its plan of this attempt, and that is seen here. BadInput: it waits at
+    another address than its name has here."""
     try:
         first = json.loads(first_plan.read_text())
         attempt, there = first["attempt"], first["rendezvous"]["local_addr"]
     except (OSError, ValueError, KeyError, TypeError):
-        return
+        return False
     plan = place.plan
-    if attempt == plan.attempt and there != place.first:
+    if attempt != plan.attempt:
+        return False
+    if there != place.first:
         raise BadInput(
             f"{plan.rendezvous.master_addr} is {place.first} on {plan.node}, but {plan.allocation.nodes[0]} "
             f"waits at {there}: correct DNS or /etc/hosts, so that it is the same on all nodes, or give "
             f"--master-addr {there}"
         )
+    return True
 
 
 def check_store_port(plan: LaunchPlan, advice: str) -> None:

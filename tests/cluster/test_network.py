@@ -58,10 +58,10 @@ class Site:
         self.touched.add(node)
         self.user.cluster.cut(node, network)
 
-    def drop(self, node: str, chain: str, rule: str) -> None:
-        """Has a node's firewall drop packets of its `input` or `output`."""
+    def drop(self, node: str, chain: str, rule: str, verdict: str = "drop") -> None:
+        """Has a node's firewall drop packets of its `input` or `output`, or answer them."""
         make = f"add table inet t; add chain inet t c {{ type filter hook {chain} priority 0; }}"
-        self.sh(node, f"nft '{make}; add rule inet t c {rule} drop'")
+        self.sh(node, f"nft '{make}; add rule inet t c {rule} {verdict}'")
 
     def name_hosts(self, node: str, style: Any) -> None:
         self.touched.add(node)
@@ -370,6 +370,17 @@ def test_a_firewall_that_lets_one_node_call_but_not_be_called(site: Site) -> Non
     assert ran.ended == ("FAILED", 69), ran.text
     assert refusal(ran, ATTEMPTS) == (
         f"gpu-a01 cannot reach gpu-b07 at 10.77.43.27 (hsn0): no answer in 8 s, nor gpu-a02 to gpu-b07: {FABRIC}"
+    )
+    assert took(ran) < UNANSWERED
+
+
+def test_a_firewall_that_answers_for_the_first_node(site: Site) -> None:
+    site.drop("gpu-b07", "output", "oifname hsn0 tcp dport 61000-65535", "reject with tcp reset")
+    ran = site.start(*ONCE, "--profile", "fast")
+    assert ran.ended == ("FAILED", 69), ran.text
+    assert refusal(ran, ATTEMPTS) == (
+        "node 2 (gpu-b07) cannot reach node 0 (gpu-a01) at 10.77.43.11:PORT: Connection refused, 20 s after it began: "
+        "is this a network that joins the nodes (--master-addr), or is a firewall between them?"
     )
     assert took(ran) < UNANSWERED
 

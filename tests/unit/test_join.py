@@ -353,6 +353,29 @@ async def test_a_spoke_looks_for_who_never_started_too() -> None:
 
 
 @run
+async def test_a_hub_that_has_begun_and_never_listens_is_out_of_reach() -> None:
+    place = Place()
+    looks = iter([False, False])
+    bounds = replace(SHORT, refused=0.3, poll=0.1)
+    found = await place.refusals(who(1), begun=lambda: next(looks, True), timeouts=bounds)
+    assert found == [
+        f"Unavailable: node 1 (n1) cannot reach node 0 (n0) at {place.endpoint}: Connection refused, 0.3 s after it "
+        "began: is this a network that joins the nodes (--master-addr), or is a firewall between them?"
+    ]
+
+
+@run
+async def test_a_hub_that_begins_late_and_listens_in_time_is_met() -> None:
+    place = Place()
+    bounds = replace(SHORT, refused=2.0, poll=0.1)
+    spoke = asyncio.create_task(place.meet(who(1), begun=lambda: True, timeouts=bounds))
+    await asyncio.sleep(0.5)
+    links = [await place.meet(who(0)), await spoke]
+    assert [link.members for link in links] == [(0, 1)] * 2
+    await asyncio.gather(*(link.close() for link in links))
+
+
+@run
 async def test_a_participant_that_leaves_before_the_start_may_come_again() -> None:
     place = Place()
     async with place.hub(who(0, nnodes=3)) as hub:

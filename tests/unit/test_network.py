@@ -351,15 +351,15 @@ def test_one_line_says_which_addresses_and_interfaces_are_used_and_why(
 def test_a_first_node_that_waits_at_another_address_is_refused_with_both(tmp_path: Path) -> None:
     place = find(changed(host(27), gpu_a01=["10.77.43.11"]), "gpu-b07")
     file = tmp_path / "plan.0.json"
-    network.check_meeting_place(place, file)
+    assert not network.first_has_begun(place, file)
     for attempt, address in ((1, "10.77.42.11"), (0, "10.77.43.11")):
         file.write_text(json.dumps({"attempt": attempt, "rendezvous": {"local_addr": address}}))
-        network.check_meeting_place(place, file)
+        assert network.first_has_begun(place, file) == (attempt == 0)
     file.write_text("{")
-    network.check_meeting_place(place, file)
+    assert not network.first_has_begun(place, file)
     file.write_text(json.dumps({"attempt": 0, "rendezvous": {"local_addr": "10.77.42.11"}}))
     with pytest.raises(Refusal) as refused:
-        network.check_meeting_place(place, file)
+        network.first_has_begun(place, file)
     assert (refused.value.status, str(refused.value)) == (
         64,
         "gpu-a01 is 10.77.43.11 on gpu-b07, but gpu-a01 waits at 10.77.42.11: correct DNS or /etc/hosts, so that "
