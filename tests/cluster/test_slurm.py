@@ -404,7 +404,10 @@ GPUS = {
     "--gpus-per-node=a100:2": ("torchrun", 2),
     "--gres=gpu:2": ("torchrun", 2),
     "--gpus-per-node=0 --gpus=8": ("torchrun", 4),  # all of two nodes': fewer may be spread unevenly
+    "--gpus-per-node=0 --gpus=a100:8": ("torchrun", 4),
+    "--gpus-per-node=0 --gres=gpu:a100:2": ("torchrun", 2),
     "--gpus-per-node=0 --gpus-per-task=2": ("torchrun", 2),
+    "--gpus-per-node=0 --gpus-per-task=a100:2": ("torchrun", 2),
     "--gpus-per-node=2 --ntasks-per-node=2": ("rank", 2),
     "--gpus-per-node=0 --gpus-per-task=1 --ntasks-per-node=2": ("rank", 2),
 }
@@ -428,6 +431,16 @@ def test_each_way_to_ask_for_gpus_gives_a_rank_for_each_and_all_see_all_of_them(
         assert found == [str(value)] * tasks, ran.text
     granted = re.findall(rf"run\.sh: (\S+): GPUs were granted \(CUDA_VISIBLE_DEVICES={visible}\)", ran.text)
     assert sorted(granted) == ["gpu-a01", "gpu-a02"]
+
+
+@pytest.mark.parametrize("form", ["--gpus=8", "--gpus=a100:8", "--gres=gpu:a100:2", "--gpus-per-task=2"])
+def test_another_way_beside_the_job_scripts_own_is_refused_by_sbatch(user: Account, form: str) -> None:
+    """The script asks for --gpus-per-node=1: without a 0 there, no job comes into being that would have to guess."""
+    ended = user.run("sbatch", "--nodes=2", form, SCRIPT, *ONCE)
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert re.search(r"Invalid (generic resource \(gres\) specification|GRES specification)", ended.stderr), (
+        ended.stderr
+    )
 
 
 def test_a_job_that_asks_for_no_gpus_runs_on_cpus_where_it_says_so(user: Account) -> None:
