@@ -387,7 +387,7 @@ find_binds() {
         show APPTRAIN_CUDA_COMPAT "$compat" ro
         show APPTRAIN_CUDA_COMPAT "$(dirname -- "$(readlink -f -- "$compat/libcuda.so.1")")" ro
     fi
-    if [[ -n $share ]]; then show TMPDIR "${share%/*}"; else show TMPDIR "$tmp"; fi
+    if [[ -n $share ]]; then show TMPDIR "${tmp%/*}"; else show TMPDIR "$tmp"; fi # every task has its own
     # One that is missing is the entrypoint's to explain. PBS's lies in its spool.
     for name in PBS_NODEFILE APPTRAIN_NODEFILE APPTRAIN_ARGS_FILE APPTRAIN_JOIN_KEY_FILE; do
         if [[ -e ${!name:-} ]]; then show "$name" "${!name}"; fi
@@ -707,7 +707,8 @@ conclude() {
 # Whether the container that the tasks share let this one not in.
 share_failed() {
     [[ -n $entry && ! -e $tmp/.started && $status != 0 && -z $signalled ]] || return 1
-    say_for_job "nsenter ended with status $status: each task mounts the image itself"
+    if [[ -z $opened ]]; then let_go; fi
+    say "nsenter ended with status $status: this task mounts the image itself"
 }
 
 # Whether the image could not be mounted after all: a kernel that gives FUSE to root alone shows only now.
@@ -761,8 +762,10 @@ main() {
         show_all
         return
     fi
-    [[ -z $share ]] || join_share 2>/dev/null || true
-    if [[ -n $entry ]]; then line=(enter); fi
+    if [[ -n $share ]]; then
+        { join_share 2>/dev/null || entry=''; } 4>&2
+        if [[ -n $entry ]]; then line=(enter); else let_go; fi
+    fi
     run
     if share_failed; then
         entry=

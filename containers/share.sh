@@ -6,9 +6,9 @@
 # enters its namespaces (nsenter), with the environment that Apptainer gave it and what passes. The first task waits for
 # the others before it ends the container; where it dies, the container ends by itself.
 #
-# The tasks of a node meet in `share`, a directory of the user's alone:
-#   binds    what the container shows: a task that needs anything else mounts the image itself
-#   entry    the process to enter, once it is there
+# The tasks of a node meet in `share`, a directory of the user's alone in the node's /tmp, which every container shows:
+#   shown    the image, and what the container shows of the node: a task that needs anything else mounts the image itself
+#   entry    the process to enter, once that was tried
 #   closed   it cannot be entered (any more)
 #   lock     each task has a shared lock of it for as long as it needs the image
 #   hold     a fifo: the container ends when nobody has it open for writing
@@ -16,55 +16,75 @@
 # Where anything of this cannot be had, each task mounts the image itself, as one that is alone does.
 
 readonly SHARE_WAIT=30 # s for the container to be there
+readonly INTO=(--user --preserve-credentials --mount --root --wd)
 readonly LINGER=10     # s that a first task that failed waits for the others
 
-# Sets `share` where the tasks of this node can share a mount; all of them come to the same answer.
+# Sets `share` where the tasks of this node may share a mount; `nsenter`, the program.
 find_share() {
-    local tasks=${SLURM_STEP_TASKS_PER_NODE:-1} attempt=${APPTRAIN_ATTEMPT:-${SLURM_RESTART_COUNT:-0}}
+    local tasks=${SLURM_STEP_TASKS_PER_NODE:-1} step
+    step=${SLURM_JOB_ID:-}.${SLURM_STEP_ID:-}.${APPTRAIN_ATTEMPT:-${SLURM_RESTART_COUNT:-0}}.${SLURM_NODEID:-}
     share='' opened='' container='' lock='' hold='' entry=''
     tasks=${tasks%%(*}
     [[ -n $is_launch && -z $show_only && $tasks =~ ^[0-9]+$ && $tasks != 1 ]] || return 0
     [[ $kind == sif && $package == apptainer && -z $setuid$unmounted && $EUID != 0 && ! -t 0 ]] || return 0
-    [[ ${SLURM_JOB_ID:-}.${SLURM_STEP_ID:-}.${SLURM_LOCALID:-}.$attempt =~ ^[0-9]+(\.[0-9]+){3}$ ]] || return 0
+    [[ $step.${SLURM_LOCALID:-} =~ ^[0-9]+(\.[0-9]+){4}$ ]] || return 0
     nsenter=$(type -P nsenter) && type -P flock >/dev/null || return 0
-    share=${tmp%/*}/apptrain-$EUID.$SLURM_JOB_ID.$SLURM_STEP_ID.$attempt
+    share=/tmp/apptrain-$EUID.$step
 }
 
-print_binds() {
+print_shown() {
     local i
-    for ((i = 0; i < ${#targets[@]}; i++)); do printf '%s\0' "${sources[i]}" "${targets[i]}" "${modes[i]}"; done
+    printf '%q\n' "$image" "$image_id" "$nv" "$compat"
+    for ((i = 0; i < ${#targets[@]}; i++)); do printf '%q %q %q\n' "${sources[i]}" "${targets[i]}" "${modes[i]}"; done
 }
+
+# Whether this number is, here, the process that waits in the container: not another in a namespace of its own, or later.
+is_waiting() { [[ $1 =~ ^[0-9]+$ && $(tr '\0' ' ' <"/proc/$1/cmdline") == *" $share/.wait "* ]]; }
 
 # Starts the container that waits, with no more in its environment than the image's own and what Apptainer adds.
 open_share() {
     local name
     mkdir -m 700 -- "$share" || return
     opened=yes
-    print_binds >"$share/binds"
+    print_shown >"$share/shown"
     printf '%s\n' "trap '' HUP INT TERM USR1 USR2" "echo \$\$ >$(quoted "$share/.entry")" 'read -r _' >"$share/.wait"
-    mkfifo -m 600 -- "$share/hold" && exec {hold}<>"$share/hold" && exec {lock}>"$share/lock" && flock -s "$lock" || return
+    mkfifo -m 600 -- "$share/hold" && exec {hold}<>"$share/hold" && exec {lock}>"$share/lock" || return
+    flock -s -w 5 "$lock" || return
     (
         trap '' HUP INT TERM USR1 USR2
         for name in "${given[@]}"; do
             if [[ $name != LD_LIBRARY_PATH ]]; then unset "${prefix}ENV_$name"; fi
         done
-        exec "${line[@]:0:${#line[@]}-${#command[@]}-1}" "$share/.wait" <"$share/hold" >/dev/null {hold}>&- {lock}>&-
+        exec "${line[@]:0:${#line[@]}-${#command[@]}-1}" "$share/.wait" <"$share/hold" >/dev/null {hold}>&- {lock}>&- 4>&-
     ) &
     container=$!
 }
 
-# Whether the container is there, or will not be; the first task says it to the others.
+# Says to the others whether the container that is there can be entered.
+try_entry() {
+    local pid why
+    pid=$(cat "$share/.entry")
+    if is_waiting "$pid" && why=$("$nsenter" "${INTO[@]}" --target "$pid" /bin/sh -c : 2>&1); then
+        mv -- "$share/.entry" "$share/entry"
+    else
+        : >"$share/closed"
+        say_for_node "the tasks of this node mount the image each for itself: nsenter: ${why:-finds another process}" 2>&4
+    fi
+}
+# Whether the container is there, or will not be.
 is_share_settled() {
     if [[ -n $opened ]]; then
-        if [[ -s $share/.entry ]]; then
-            mv -- "$share/.entry" "$share/entry"
+        if [[ -s $share/.entry && ! -e $share/closed ]]; then
+            try_entry
         elif [[ -z $container ]] || ! kill -0 "$container"; then
             : >"$share/closed"
         fi
-    elif [[ $SLURM_LOCALID == 0 || -e $share && ! (-O $share && -d $share && ! -L $share) ]]; then
+    elif [[ $SLURM_LOCALID == 0 ]]; then
+        return
+    elif [[ -e $share && $(stat -c %u:%F -- "$share") != "$EUID:directory" ]]; then # someone else's
         return
     elif [[ -z $lock && -e $share/lock ]]; then
-        exec {lock}<"$share/lock" && flock -s "$lock"
+        exec {lock}<"$share/lock" && flock -s -w 5 "$lock"
     fi
     [[ -n $lock && -e $share/entry || -e $share/closed ]]
 }
@@ -77,11 +97,16 @@ join_share() {
         if is_share_settled; then break; fi
         sleep 0.05
     done
-    [[ -n $lock && -e $share/entry && ! -e $share/closed ]] || return
-    cmp -s <(print_binds) "$share/binds" || return
-    # In a namespace of process ids of its own its number is another process's here.
-    [[ $(tr '\0' ' ' <"/proc/$(<"$share/entry")/cmdline") == *" $share/.wait "* ]] || return
-    entry=$(<"$share/entry")
+    if [[ -n $opened && ! -e $share/entry ]]; then : >"$share/closed"; fi
+    [[ -n $lock && -e $share/entry && ! -e $share/closed && $(cat "$share/shown") == "$(print_shown)" ]] || return
+    is_waiting "$(cat "$share/entry")" && entry=$(cat "$share/entry")
+}
+
+# Gives up what a task holds of this; CMD holds none of it, or the others would wait for its last process.
+let_go() {
+    if [[ -n $lock ]]; then exec {lock}>&-; fi
+    if [[ -n $hold ]]; then exec {hold}>&-; fi
+    lock='' hold=''
 }
 
 # Becomes CMD in the container, with the environment that Apptainer would have given it. To be called in a subshell. The
@@ -96,29 +121,36 @@ enter() {
         _name=${_word%%=*}
         if [[ $_name =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]]; then export -n "${_name?}"; else _other+=(-u "$_name"); fi
     done < <(env -0)
-    exec {lock}>&-
-    if [[ -n $hold ]]; then exec {hold}>&-; fi
-    set -- "$(type -P env)" "${_other[@]}" "$nsenter" --target "$entry" --user --preserve-credentials --mount --root --wd \
-        /bin/sh "$tmp/.start" "${command[@]}"
+    let_go
+    set -- "$(type -P env)" "${_other[@]}" "$nsenter" "${INTO[@]}" --target "$entry" /bin/sh "$tmp/.start" "${command[@]}"
+    # Not heard: the host may lack the image's locale, of which bash would say so.
     while IFS= read -r -d '' _word; do
         if [[ ${_word%%=*} =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]]; then export "${_word?}"; fi
-    done <"/proc/$entry/environ"
+    done 2>/dev/null <"/proc/$entry/environ"
     for _word in "${_given[@]}"; do export "${_word?}"; done
     exec "$@"
 }
 
-# Ends the container once no task needs the image. Where the first task failed the others have a while: Slurm ends them
-# when it sees that.
+# Ends the container once no task needs the image. Where the first task failed the others have a while only: Slurm ends them
+# when it sees that. Where it was ended they are still saving.
 close_share() {
+    local i pid
     : >"$share/closed"
     if [[ -n $lock ]]; then exec {lock}>&-; fi
-    if [[ ${status:-1} == @(0|75) ]]; then
+    if [[ ${status:-1} == @(0|75|130|143) ]]; then
         while [[ -e $share/lock ]] && ! flock -x -w 60 "$share/lock" true; do :; done
     else
         flock -x -w "$LINGER" "$share/lock" true
     fi
-    if [[ -s $share/entry ]]; then kill -s KILL "$(<"$share/entry")"; fi
+    if [[ -s $share/entry ]]; then
+        pid=$(cat "$share/entry")
+        if is_waiting "$pid"; then kill -s KILL "$pid"; fi
+    fi
     if [[ -n $hold ]]; then exec {hold}>&-; fi
-    if [[ -n $container ]]; then wait "$container"; fi
+    for ((i = 0; i < 50; i++)); do
+        if [[ -z $container ]] || ! kill -0 "$container"; then break; fi
+        sleep 0.1
+    done
+    if [[ -n $container ]]; then kill -s KILL "$container"; fi
     rm -rf -- "$share"
 }
