@@ -79,8 +79,8 @@ class Timeouts:
     """In which everyone looks where its ranks are when the job seems to hang."""
     reach: float = 8.0
     """In which a node reaches another, before the start."""
-    refused: float = 20.0
-    """In which a hub that has begun must listen: it looks at its GPUs before."""
+    refused: float = 45.0
+    """In which a hub that has begun must listen: it looks at its GPUs before, for `gpu.ANSWER` at most."""
 
 
 DEFAULTS = Timeouts()

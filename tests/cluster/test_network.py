@@ -376,13 +376,13 @@ def test_a_firewall_that_lets_one_node_call_but_not_be_called(site: Site) -> Non
 
 def test_a_firewall_that_answers_for_the_first_node(site: Site) -> None:
     site.drop("gpu-b07", "output", "oifname hsn0 tcp dport 61000-65535", "reject with tcp reset")
-    ran = site.start(*ONCE, "--profile", "fast")
+    ran = site.start(*ONCE, "--profile", "fast", "--master-port", "61500")  # by hand: one attempt
     assert ran.ended == ("FAILED", 69), ran.text
-    assert refusal(ran, ATTEMPTS) == (
-        "node 2 (gpu-b07) cannot reach node 0 (gpu-a01) at 10.77.43.11:PORT: Connection refused, 20 s after it began: "
+    assert refusal(ran) == (
+        "node 2 (gpu-b07) cannot reach node 0 (gpu-a01) at 10.77.43.11:PORT: Connection refused, 45 s after it began: "
         "is this a network that joins the nodes (--master-addr), or is a firewall between them?"
     )
-    assert took(ran) < UNANSWERED
+    assert took(ran) < 45 + AT_ONCE
 
 
 def test_a_network_that_loses_large_packets(site: Site) -> None:
