@@ -71,6 +71,7 @@ try_entry() {
         say_for_node "the tasks of this node mount the image each for itself: nsenter: ${why:-finds another process}" 2>&4
     fi
 }
+
 # Whether the container is there, or will not be.
 is_share_settled() {
     if [[ -n $opened ]]; then
