@@ -681,23 +681,35 @@ def test_a_cancelled_job_ends_with_143_and_leaves_no_process(user: Account) -> N
 
 
 @pytest.mark.timeout(600, func_only=True)
-@pytest.mark.parametrize("proctrack", ["linuxproc", "cgroup"])
+@pytest.mark.parametrize(
+    ("proctrack", "tasks"), [("linuxproc", 1), ("linuxproc", 2), ("cgroup", 1), ("cgroup", 2)]
+)
 def test_a_cancelled_training_saves_its_last_step_whichever_processes_slurm_signals(
-    request: pytest.FixtureRequest, proctrack: Proctrack
+    request: pytest.FixtureRequest, proctrack: Proctrack, tasks: int
 ) -> None:
-    """Under linuxproc all of a task, also the one that shows the image; under cgroup its first."""
+    """Under linuxproc all of a task, also the one that shows the image; under cgroup its first. Two tasks of a
+    node share that one."""
     if proctrack == "cgroup" and not Path("/sys/fs/cgroup/freezer/cgroup.procs").exists():
         pytest.skip("this machine has no cgroups of version 1")
     with account(request, proctrack=proctrack) as user:
-        number = start_training(user)
+        number = start_training(user, tasks=tasks)
+        mounts = [
+            user.cluster[node].run(["pgrep", "-c", "squashfuse"]).stdout for node in ("gpu-a01", "gpu-a02")
+        ]
+        assert mounts == ["1\n", "1\n"]
         assert newest_checkpoint(user.on_disk(run_of(number))) is None
         user.run("scancel", str(number)).check_returncode()
         ran = user.end(number)
         assert (ran.job.state, ran.job.restarts) == ("CANCELLED", 0), ran.text
-        ended = [outcome.read(ran.folder / f"outcome/0.{node}") for node in (0, 1)]
-        assert [one and (one.status, one.error) for one in ended] == [(143, "ended by SIGTERM")] * 2, ran.text
+        ended = [outcome.read(file) for file in ran.folder.glob("outcome/0.*")]
+        expected = [(143, "ended by SIGTERM")] * 2 * tasks
+        assert [one and (one.status, one.error) for one in ended] == expected, ran.text
         assert newest_checkpoint(ran.folder) == last_step(ran.folder), ran.text
         assert "Bus error" not in ran.text
+        user.cluster.wait_idle()
+        for node in ("gpu-a01", "gpu-a02"):
+            assert user.cluster[node].run(["pgrep", "-c", "squashfuse"]).stdout == "0\n"
+            assert user.cluster[node].run(["find", "/tmp", "-name", "apptrain*"]).stdout == ""
 
 
 PREEMPTIONS = {
@@ -740,10 +752,10 @@ def test_a_preempted_training_loses_no_step_and_goes_on_by_itself(
         )
 
 
-def start_training(user: Account, *options: str) -> int:
+def start_training(user: Account, *options: str, tasks: int = 1) -> int:
     """Submits a training that goes on for minutes and saves nothing by itself; returns when it has done five steps."""
     train = ("-m", "train", *SMALL, "steps=5000", "checkpoint.minutes=0")
-    nodes = ("--nodes=2", "--cpus-per-task=2")
+    nodes = ("--nodes=2", f"--ntasks-per-node={tasks}", f"--cpus-per-task={2 // tasks}")
     number = user.submit(*options, *nodes, SCRIPT, "--device=cpu", "--nproc-per-node=2", "--", *train)
     log = user.on_disk(run_of(number)) / metrics.NAME
     user.cluster.until(lambda: log.exists() and log.read_text().count("\n") >= 5, "five steps", BOUND)
