@@ -106,7 +106,7 @@ def _start(host: Host, name: str) -> float:
 
 
 def _run(host: Host, *command: str) -> str:
-    env = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "APPTAINER_TMPDIR": "/scratch/tmp"}
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin"}
     ended = host.run(command, user="alice", cwd=OUT, env=env, timeout=LIMIT)
     if ended.returncode:
         raise RuntimeError(f"{json.dumps(command)} ended with {ended.returncode}:\n{ended.stderr[-3000:]}")

@@ -42,6 +42,8 @@ PACKING: Final = "-comp zstd -Xcompression-level 3 -all-root"
 BASE: Final = "base"
 WHEELS: Final = "wheels"
 EXTRA_WHEELS: Final = "extra-wheels"
+COVERED: Final = ("/tmp", "/var/tmp", "/dev/shm")
+"""Where Apptainer shows a build the host's own directories, and we an empty one."""
 SOURCES: Final = ("entrypoint", "src/train", "pyproject.toml", "requirements/run.in", "LICENSE")
 
 
@@ -382,6 +384,7 @@ class Builder:
             "--build-arg-file",
             str(values),
             *_mount(work, "/mnt"),
+            *_cover(work),
         ]
         for index, folder in enumerate(wheel_folders):
             options += _mount(folder, f"/mnt/{EXTRA_WHEELS if index else WHEELS}")
@@ -507,6 +510,19 @@ def _mount(source: Path, target: str) -> list[str]:
     """Apptainer's option for showing `source`; its value is one line of CSV."""
     quoted = str(source).replace('"', '""')
     return ["--mount", f'type=bind,"source={quoted}",destination={target}']
+
+
+def _cover(work: Path) -> list[str]:
+    """Options that put an empty directory over each of COVERED."""
+    private = work / "private"  # Theirs are open to everybody: nobody else may come by on the host.
+    private.mkdir(mode=0o700)
+    options = []
+    for target in COVERED:
+        empty = private / target.strip("/").replace("/", "-")
+        empty.mkdir()
+        empty.chmod(0o1777)
+        options += _mount(empty, target)
+    return options
 
 
 def _tool(name: str) -> str | None:

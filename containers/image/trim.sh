@@ -27,6 +27,6 @@ drop "the compiler of protocol buffers" "$packages/torch/bin" -name 'protoc*'
 cd "$packages"
 drop "tests of packages" matplotlib mpmath networkx numpy sympy -type d -name tests -prune
 
-# What tells of the machine or the minute. Not /tmp, /var/tmp and what else the builder shows of its own machine.
+# What tells of the machine or the minute.
 rm -rf /var/log/* /root/.cache /var/cache/ldconfig/aux-cache /etc/machine-id
 rm -f /etc/apt/sources.list

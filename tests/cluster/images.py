@@ -31,12 +31,12 @@ BUILD_LIMIT = 1500.0
 """Seconds for one build with all its downloads; it takes 2 minutes on 2 cores once they are there."""
 WAIT_LIMIT = 4 * BUILD_LIMIT
 
-# Where a builder's host shows things.
+# Where a builder's host shows things. alice sets nothing: what is kept between builds lies where hers would.
 HOME = Path("/scratch/a user's/apptrain")
-DOWNLOADS = Path("/scratch/downloads")
+DOWNLOADS = Path("/home/alice/.cache/apptrain")
+VENV = HOME / ".venv-image"
 OUT = Path("/scratch/out")
-VENV = DOWNLOADS / "venv"
-TEMPORARY = Path("/scratch/tmp")
+TEMPORARY = Path("/tmp")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,13 +101,12 @@ def kept(name: str, inputs: str, make: Callable[[Path], None]) -> Path:
 
 @contextmanager
 def builder(name: str, out: Path, *, online: bool = True, binds: Sequence[Bind] = ()) -> Iterator[Host]:
-    """A host with a fresh copy of the checkout, owned by alice; `out` is where images go."""
+    """A host with a fresh copy of the checkout, owned by alice; `out` is where images go, if she says so."""
     images = cache() / "images"
-    downloads, checkout = images / ".downloads", images / f".checkout-{name}"
-    for folder in (downloads, checkout):
-        folder.mkdir(parents=True, exist_ok=True)
+    downloads, venv, checkout = images / ".downloads", images / ".venv", checkout_of(name)
     remove(checkout)
-    checkout.mkdir()
+    for folder in (downloads, venv, checkout):
+        folder.mkdir(parents=True, exist_ok=True)
     for part in INPUTS:
         if (CHECKOUT / part).is_dir():
             skipped = shutil.ignore_patterns("image*.sif", "image*.json", "__pycache__", ".*")
@@ -117,31 +116,33 @@ def builder(name: str, out: Path, *, online: bool = True, binds: Sequence[Bind] 
     shown = [
         *binds,
         Bind(source=checkout, target=HOME, mode="rw"),
+        Bind(source=venv, target=VENV, mode="rw"),
         Bind(source=downloads, target=DOWNLOADS, mode="rw"),
         Bind(source=out, target=OUT, mode="rw"),
     ]
     with up(name, online=online, binds=shown) as host:
-        host.run(["chown", "-R", "alice:alice", HOME])
-        host.run(["chown", "alice:alice", DOWNLOADS])
-        host.run(["install", "-d", "-m", "1777", TEMPORARY])
+        host.run(["find", HOME, "-path", VENV, "-prune", "-o", "-exec", "chown", "alice:alice", "{}", "+"])
+        host.run(["chown", "alice:alice", VENV, DOWNLOADS, DOWNLOADS.parent])
         yield host
     remove(checkout)
+
+
+def checkout_of(name: str) -> Path:
+    """Where on this machine the builder of that name has its checkout, while it is up."""
+    return cache() / "images" / f".checkout-{name}"
 
 
 def make(
     host: Host, *words: str, transcript: Path | None = None, env: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
     """`make WORDS` as alice in the copied checkout: its status, and all that it printed, here and to her."""
-    settings = {"IMAGE_VENV": str(VENV), "APPTRAIN_CACHE": str(DOWNLOADS), "APPTAINER_TMPDIR": str(TEMPORARY)}
     line = ["timeout", f"{BUILD_LIMIT:.0f}", "make", *words]
     log = transcript or host.folder / "transcript"
     print(
         f"\n{time.strftime('%T')} on {host.folder.name}: make {' '.join(words)}", file=sys.stderr, flush=True
     )
     with log.open("w") as stream:
-        process = host.start(
-            line, user="alice", cwd=HOME, env={**settings, **(env or {})}, stdout=stream, stderr=stream
-        )
+        process = host.start(line, user="alice", cwd=HOME, env=env or {}, stdout=stream, stderr=stream)
         status = process.wait(BUILD_LIMIT + 30)
     said = log.read_text(errors="replace")
     ours = [
@@ -157,15 +158,17 @@ def built(
     inputs: tuple[str, ...] = INPUTS,
     files: Mapping[str, str] | None = None,
 ) -> Built:
-    """The image of `make image WORDS`, built by alice in a checkout with these further files."""
+    """The image of `make image WORDS`, built by alice in a checkout with these further files; she sets nothing."""
 
     def build(folder: Path) -> None:
         with builder(f"build-{name}", folder) as host:
             for file, text in (files or {}).items():
                 host.run(["tee", HOME / file], input=text, user="alice")
             log = folder / "transcript.txt"
-            status, said = make(host, "image", f"IMAGE={OUT}/image.sif", *words, transcript=log)
+            status, said = make(host, "image", *words, transcript=log)
             assert status == 0, said[-1500:]
+            for left in (checkout_of(f"build-{name}") / "containers").glob("image*.*"):
+                left.rename(folder / f"image.{left.name.partition('.')[2]}")
 
     asked = repr((digest(*inputs), words, sorted((files or {}).items())))
     return Built(folder=kept(name, hashlib.sha256(asked.encode()).hexdigest()[:16], build))

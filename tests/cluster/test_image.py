@@ -30,6 +30,7 @@ from tests.cluster.images import (
     make,
 )
 from tests.host import Bind, Host
+from tests.host.places import cache
 
 pytestmark = [
     pytest.mark.ci_may_skip("a CI without root cannot make namespaces and users"),
@@ -74,10 +75,10 @@ def test_an_ordinary_user_builds_it_and_is_told_what_goes_where(default: Built) 
     size, partition = default.said["bytes"] / 1e9, default.said["partition_sha256"]
     assert said == [
         "image: stack cu132: torch 2.15.0, CUDA 13.2; base by debootstrap",
-        f"image: target {OUT}/image.sif",
+        f"image: target {HOME}/containers/image.sif",
         f"image: temporary files in {TEMPORARY} (APPTAINER_TMPDIR)",
         f"image: downloads in {DOWNLOADS} (APPTRAIN_CACHE)",
-        f"image: {OUT}/image.sif is ready: {size:.2f} GB in {default.said['seconds']} s, "
+        f"image: {HOME}/containers/image.sif is ready: {size:.2f} GB in {default.said['seconds']} s, "
         f"identity {partition[:12]}",
     ]
     parts = re.findall(r"^build: [0-9:]{8} (.*)$", default.transcript, re.MULTILINE)
@@ -122,7 +123,11 @@ def test_the_bill_of_materials_names_every_package(default: Built) -> None:
 
 def test_nothing_of_the_machine_that_built_it_is_in_it(host: Host) -> None:
     """No address of a mirror or an index, no path of the builder, no name of its host."""
-    names = {str(part) for part in (HOME, OUT, DOWNLOADS, TEMPORARY)} | {"build-default", "apptrain-build-"}
+    names = {str(part) for part in (HOME, OUT, DOWNLOADS)} | {
+        "build-default",
+        "apptrain-build-",
+        "build-temp-",
+    }
     conf = Path("/etc/pip.conf")
     text = host.run(["cat", conf]).stdout + debian.mirror()
     names |= set(re.findall(r"https?://([^/\s]+)", text))
@@ -161,19 +166,18 @@ def test_a_user_without_subordinate_ids_and_network_builds_the_same(default: Bui
     """bob, on another host, from a copy of the downloads."""
 
     def build(folder: Path) -> None:
-        with builder("bobs-host", folder, online=False) as host:
-            host.run(["install", "-d", "-o", "bob", "/scratch/bob"])
+        copy = Bind(source=cache() / "images/.downloads", target=Path("/scratch/downloads"))
+        with builder("bobs-host", folder, online=False, binds=[copy]) as host:
             line: list[str | Path] = [
                 VENV / "bin/python",
                 HOME / "containers/build.py",
                 "build",
                 "--offline",
-                DOWNLOADS,
+                copy.target,
             ]
-            env = {"APPTRAIN_CACHE": "/scratch/bob", "APPTAINER_TMPDIR": str(TEMPORARY)}
             with (folder / "transcript.txt").open("w") as log:
                 process = host.start(
-                    [*line, "--image", OUT / "image.sif"], user="bob", env=env, stdout=log, stderr=log
+                    [*line, "--image", OUT / "image.sif"], user="bob", stdout=log, stderr=log
                 )
                 assert process.wait(BUILD_LIMIT) == 0, (folder / "transcript.txt").read_text()[-3000:]
             (folder / "image.sif").unlink()
@@ -260,9 +264,8 @@ def test_extra_packages_get_a_lock_and_leave_the_stack_alone(extended: Built) ->
 
 def refused(host: Host, *words: str, user: str = "alice", **env: str) -> str:
     """The one line of a build that says no, before it has begun."""
-    settings = {"APPTRAIN_CACHE": str(DOWNLOADS), "APPTAINER_TMPDIR": str(TEMPORARY), **env}
     line: list[str | Path] = [VENV / "bin/python", HOME / "containers/build.py", *words]
-    ended = host.run(line, user=user, cwd=HOME, env=settings, timeout=BOUND)
+    ended = host.run(line, user=user, cwd=HOME, env=env, timeout=BOUND)
     assert ended.returncode == 64, ended.stdout + ended.stderr
     assert not host.run(["find", OUT, "-name", "*.sif*"]).stdout
     return ended.stderr.splitlines()[-1]
