@@ -26,7 +26,7 @@ TIME =
 OPTIONS =
 PROFILE =
 DRY_RUN =
-export VENV PYTHON IMAGE_VENV STACK BASE EXTRA OFFLINE IMAGE DIR CLUSTER GPUS PARTITION ACCOUNT TIME OPTIONS PROFILE
+export VENV PYTHON NODES CONFIG IMAGE_VENV STACK BASE EXTRA OFFLINE IMAGE DIR CLUSTER GPUS PARTITION ACCOUNT TIME OPTIONS PROFILE
 python = "$$VENV/bin/python" -P
 default_stack := $(shell sed -n 's/^default: *//p' containers/stacks.yaml)
 export image := $(or $(IMAGE),containers/image$(addprefix -,$(filter-out $(default_stack),$(STACK))).sif)
@@ -43,7 +43,7 @@ help: ## list the targets
 
 demo: $(if $(filter image,$(IN)),,venv) ## train on two embedded nodes on this machine (NODES=2 CONFIG=digits IN=venv|image ARGS=...)
 	$(if $(filter-out venv image,$(IN)),$(error IN=$(IN): give IN=venv or IN=image))
-	$(if $(filter image,$(IN)),$(inside) python -P,$(python)) -m entrypoint.embedded --nodes $(NODES) -- -m train --config $(CONFIG) $(ARGS)
+	$(if $(filter image,$(IN)),$(inside) python -P,$(python)) -m entrypoint.embedded --nodes "$$NODES" -- -m train --config "$$CONFIG" $(ARGS)
 
 test: venv-dev ## all tests: unit, real torchrun processes and, as root on a Debian, real Apptainer and Slurm
 	$(python) -m pytest tests/unit tests/embedded tests/cluster $(ARGS)
@@ -89,7 +89,7 @@ profiles: venv-image ## check the site profiles of clusters/ and write their she
 	@"$$IMAGE_VENV/bin/python" -P clusters/render.py $(if $(PROFILE),"$$PROFILE")
 
 submit: venv-image ## submit the job script as a site's profile says (CLUSTER=NAME NODES=2 ARGS='-- CMD' DRY_RUN=1 ...)
-	@"$$IMAGE_VENV/bin/python" -P clusters/submit.py $(if $(DRY_RUN),--dry-run) --cluster "$$CLUSTER" --nodes "$(NODES)" \
+	@"$$IMAGE_VENV/bin/python" -P clusters/submit.py $(if $(DRY_RUN),--dry-run) --cluster "$$CLUSTER" --nodes "$$NODES" \
 		--gpus "$$GPUS" --partition "$$PARTITION" --account "$$ACCOUNT" --time "$$TIME" --options="$$OPTIONS" -- $(ARGS)
 
 faults: venv-dev ## break a training on the Slurm cluster in every way: docs/reliability.md (root, Debian; ARGS=--help)
