@@ -28,6 +28,7 @@ PROFILE =
 DRY_RUN =
 export VENV PYTHON NODES CONFIG IMAGE_VENV STACK BASE EXTRA OFFLINE IMAGE DIR CLUSTER GPUS PARTITION ACCOUNT TIME OPTIONS PROFILE
 python = "$$VENV/bin/python" -P
+pytest = $(python) -m pytest -n auto --dist loadgroup
 default_stack := $(shell sed -n 's/^default: *//p' containers/stacks.yaml)
 export image := $(or $(IMAGE),containers/image$(addprefix -,$(filter-out $(default_stack),$(STACK))).sif)
 inside = containers/run.sh "$$image"
@@ -36,7 +37,7 @@ build = "$$IMAGE_VENV/bin/python" containers/build.py --stack "$$STACK" --base "
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-unit test-cluster test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell profiles submit faults lint lock bench venv venv-image venv-dev clean clean-venv
+.PHONY: help demo test test-unit test-local test-cluster test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell profiles submit faults lint lock bench venv venv-image venv-dev clean clean-venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -46,13 +47,16 @@ demo: $(if $(filter image,$(IN)),,venv) ## train on two embedded nodes on this m
 	$(if $(filter image,$(IN)),$(inside) python -P,$(python)) -m entrypoint.embedded --nodes "$$NODES" -- -m train --config "$$CONFIG" $(ARGS)
 
 test: venv-dev ## all tests: unit, real torchrun processes and, as root on a Debian, real Apptainer and Slurm
-	$(python) -m pytest tests/unit tests/embedded tests/cluster $(ARGS)
+	$(pytest) tests $(ARGS)
 
 test-unit: venv-dev ## the unit tests
-	$(python) -m pytest tests/unit $(ARGS)
+	$(pytest) tests/unit $(ARGS)
 
-test-cluster: venv-dev ## of these, those with real Apptainer and Slurm; they build the image (root, Debian)
-	$(python) -m pytest tests/cluster $(ARGS)
+test-local: venv-dev ## the unit tests and those with real torchrun processes
+	$(pytest) tests/unit tests/embedded $(ARGS)
+
+test-cluster: venv-dev ## those with real Apptainer and Slurm; they build the image (root, Debian)
+	$(pytest) tests/cluster $(ARGS)
 
 test-host: venv-dev ## a shell on a test host: Debian 13 with Apptainer (root, Debian)
 	$(python) -m tests.host up --online --bind "$$PWD"

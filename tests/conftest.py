@@ -1,20 +1,58 @@
-"""What holds for all tests. Under CI=true a skip fails the session, unless the test says that CI may skip it.
+"""What holds for all tests: how many run at once, in which order, and which may be skipped.
 
-A test that a CI machine need not be able to run carries `@pytest.mark.ci_may_skip("why")`. Every other skip
-there means that CI did not prove what it is meant to prove.
+Tests run in several workers (`make test` says `-n auto --dist loadgroup`), each in any of them, unless it carries
+`@pytest.mark.xdist_group(NAME)`: those of a group run in one worker, one after another, because they share something
+that is expensive to make, or look at the whole machine (group `machine`). Groups begin first, being the longest.
+
+Under CI=true a skip fails the session, unless the test says that CI may skip it. A test that a CI machine need not be
+able to run carries `@pytest.mark.ci_may_skip("why")`. Every other skip there means that CI did not prove what it is
+meant to prove.
+
+APPTRAIN_TEST_ORDER=SEED runs them in another order: what passes in one only hides something.
 """
 
 import os
+import random
 import signal
+from collections.abc import Generator
 
 import pytest
 from _pytest.terminal import TerminalReporter
+
+from tests import loud
 
 # A shell starts what it leaves in the background with Ctrl-C ignored, nohup ignores SIGHUP, and every program below
 # inherits that. A handler is not inherited, and this one lets the tests themselves outlive their terminal.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
+
+
+def pytest_xdist_auto_num_workers() -> int:
+    """Tests wait more than they compute: two workers for each core that this process may use."""
+    return 2 * len(os.sched_getaffinity(0))
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist, which writes each test's group into its name
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if seed := os.environ.get("APPTRAIN_TEST_ORDER"):
+        # File by file: what a file's tests share is made once.
+        items.sort(
+            key=lambda item: [random.Random(seed + part).random() for part in (str(item.path), item.nodeid)]
+        )
+    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
+
+
+def pytest_runtest_logstart() -> None:
+    loud.forget()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        report.sections += loud.explanations()
+    return report
 
 
 def _unexcused(reporter: TerminalReporter) -> list[str]:
