@@ -2,7 +2,7 @@
 
 Tests run in several workers (`make test` says `-n auto --dist loadgroup`), each in any of them, unless it carries
 `@pytest.mark.xdist_group(NAME)`: those of a group run in one worker, one after another, because they share something
-that is expensive to make, or look at the whole machine (group `machine`). Groups begin first, being the longest.
+that is expensive to make, or look at the whole machine (group `machine`). xdist begins with the largest groups.
 
 Under CI=true a skip fails the session, unless the test says that CI may skip it. A test that a CI machine need not be
 able to run carries `@pytest.mark.ci_may_skip("why")`. Every other skip there means that CI did not prove what it is
@@ -40,7 +40,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(
             key=lambda item: [random.Random(seed + part).random() for part in (str(item.path), item.nodeid)]
         )
-    items.sort(key=lambda item: item.get_closest_marker("xdist_group") is None)
 
 
 def pytest_runtest_logstart() -> None:

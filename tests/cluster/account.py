@@ -20,6 +20,7 @@ import pytest
 
 from tests.cluster.images import CHECKOUT, Built
 from tests.host import Bind
+from tests.loud import explain
 from tests.vcluster import Cluster, Job, up
 
 USER = "alice"
@@ -100,7 +101,9 @@ class Account:
         """`sbatch ARGV` on the login host; the job's number."""
         ended = self.run("sbatch", "--parsable", *argv, cwd=cwd, env=env or {})
         assert ended.returncode == 0, ended.stderr
-        return int(ended.stdout)
+        number = int(ended.stdout)
+        explain(f"job {number}", lambda: self.see(number).text)
+        return number
 
     def see(self, number: int) -> Ran:
         """A job as it is now."""

@@ -152,6 +152,12 @@ def make(
     return status, said
 
 
+def take(checkout: Path, folder: Path) -> None:
+    """Moves an image and what lies beside it from where `make image` leaves it."""
+    for left in (checkout / "containers").glob("image*.*"):
+        left.rename(folder / f"image.{left.name.partition('.')[2]}")
+
+
 def built(
     name: str,
     *words: str,
@@ -167,8 +173,7 @@ def built(
             log = folder / "transcript.txt"
             status, said = make(host, "image", *words, transcript=log)
             assert status == 0, said[-1500:]
-            for left in (checkout_of(f"build-{name}") / "containers").glob("image*.*"):
-                left.rename(folder / f"image.{left.name.partition('.')[2]}")
+            take(checkout_of(f"build-{name}"), folder)
 
     asked = repr((digest(*inputs), words, sorted((files or {}).items())))
     return Built(folder=kept(name, hashlib.sha256(asked.encode()).hexdigest()[:16], build))

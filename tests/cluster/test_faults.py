@@ -6,7 +6,7 @@ session's end. Where one run goes through several faults, it must get through ea
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -41,24 +41,24 @@ def undisturbed(user: Account) -> Reference:
     return reference(user)
 
 
-@pytest.fixture(scope="session")
-def seed(report: list[str]) -> str:
+@pytest.fixture
+def seed(tell: Callable[[str], None]) -> str:
     found = os.environ.get("APPTRAIN_TEST_SEED") or secrets.token_hex(4)
-    report.append(f"faults: APPTRAIN_TEST_SEED={found}")
+    tell(f"faults: APPTRAIN_TEST_SEED={found}")
     return found
 
 
 @pytest.mark.timeout(2400, func_only=True)
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_ends_as_if_nothing_had_happened_after(
-    user: Account, undisturbed: Reference, seed: str, report: list[str], name: str
+    user: Account, undisturbed: Reference, seed: str, tell: Callable[[str], None], name: str
 ) -> None:
     policy, kinds = RUNS[name]
     clear(user)
     folder = f"{policy}-{list(RUNS).index(name)}"
 
     def note(one: Suffered) -> None:
-        report.append(f"faults: {table.line(one)}")
+        tell(f"faults: {table.line(one)}")
 
     _, problems = go_through(
         user,

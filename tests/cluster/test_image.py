@@ -1,12 +1,13 @@
-"""The image, really built: by whom, from what, the same each time, and what works in it. Needs root.
+"""The image, really built: what it is made of, and what works in it. Needs root.
 
-Every build is `make image` of an ordinary user on a test host; `tests/cluster/images.py` keeps what it left.
+Every build is `make image` of an ordinary user on a test host; `tests/cluster/images.py` keeps what it left. How an
+image is built is in test_image_build.py.
 """
 
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,17 @@ import pytest
 
 from containers import debian, stacks, wheels
 from tests.cluster.images import (
-    BUILD_LIMIT,
     DOWNLOADS,
     HOME,
-    INPUTS,
     OUT,
-    RECIPE,
     TEMPORARY,
     VENV,
     WAIT_LIMIT,
     Built,
     builder,
-    digest,
-    kept,
     make,
 )
 from tests.host import Bind, Host
-from tests.host.places import cache
 
 pytestmark = [
     pytest.mark.ci_may_skip("a CI without root cannot make namespaces and users"),
@@ -147,102 +142,6 @@ def test_nothing_of_the_machine_that_built_it_is_in_it(host: Host) -> None:
     assert set(ended.stdout.split()) - mounted == set()
 
 
-def test_a_second_build_elsewhere_is_identical(default: Built) -> None:
-    """`make image-verify`: another path, umask and time."""
-
-    def verify(folder: Path) -> None:
-        with builder("verify", folder, binds=[Bind(source=default.folder, target=IMAGE.parent)]) as host:
-            log = folder / "transcript.txt"
-            make(host, "image-verify", f"IMAGE={IMAGE}", transcript=log)
-
-    again = Built(folder=kept("verify", digest(*INPUTS), verify))
-    ours = [line for line in again.transcript.splitlines() if line.startswith("image:")]
-    assert ours[-1] == (
-        f"image: the second build is identical, partition {default.said['partition_sha256']}"
-    ), ours
-
-
-def test_a_user_without_subordinate_ids_and_network_builds_the_same(default: Built) -> None:
-    """bob, on another host, from a copy of the downloads."""
-
-    def build(folder: Path) -> None:
-        copy = Bind(source=cache() / "images/.downloads", target=Path("/scratch/downloads"))
-        with builder("bobs-host", folder, online=False, binds=[copy]) as host:
-            line: list[str | Path] = [
-                VENV / "bin/python",
-                HOME / "containers/build.py",
-                "build",
-                "--offline",
-                copy.target,
-            ]
-            with (folder / "transcript.txt").open("w") as log:
-                process = host.start(
-                    [*line, "--image", OUT / "image.sif"], user="bob", stdout=log, stderr=log
-                )
-                assert process.wait(BUILD_LIMIT) == 0, (folder / "transcript.txt").read_text()[-3000:]
-            (folder / "image.sif").unlink()
-
-    same = Built(folder=kept("bob", digest(*INPUTS), build)).said
-    assert same["partition_sha256"] == default.said["partition_sha256"]
-    assert (same["build_host"], default.said["build_host"]) == ("bobs-host", "build-default")
-
-
-def test_the_base_from_a_registry_gives_the_same_packages() -> None:
-    """The lock's digest is written by `make lock`'s own code, from a registry that holds a tree of debootstrap's."""
-
-    def build(folder: Path) -> None:
-        with builder("docker", folder) as host:
-            env = {"REGISTRY": "127.0.0.1:5000/mirror", "APPTAINER_NOHTTPS": "1"}
-            fill = host.run(["bash", "-euc", REGISTRY], timeout=BOUND)
-            assert fill.returncode == 0, fill.stderr
-            write = (
-                "import sys; sys.path[:0] = ['.', 'tools']; import lock; from containers import stacks;"
-                "text = stacks.FILE.read_text().replace('amd64: null, arm64: null', 'amd64: null');"
-                "lock.replace(stacks.FILE, lock.with_digests(text).encode())"
-            )
-            wrote = host.run([VENV / "bin/python", "-c", write], user="alice", cwd=HOME, env=env)
-            assert wrote.returncode == 0, wrote.stderr
-            log = folder / "transcript.txt"
-            words = ["image", "BASE=docker", f"IMAGE={OUT}/image.sif"]
-            status, said = make(host, *words, transcript=log, env=env)
-            assert status == 0, said[-1500:]
-            recipe = host.run(["apptainer", "inspect", "--deffile", OUT / "image.sif"], user="alice").stdout
-            (folder / "recipe").write_text(recipe)
-            (folder / "image.sif").unlink()
-
-    made = Built(folder=kept("docker", digest(*RECIPE), build))
-    assert "image: stack cu132: torch 2.15.0, CUDA 13.2; base by docker\n" in made.transcript
-    assert made.said["base"] == "docker"
-    assert made.said["debian_packages"] == locked_debian()
-    assert made.said["python_packages"] == locked_python("")
-    assert "127.0.0.1" not in (made.folder / "recipe").read_text()
-
-
-REGISTRY = """
-cd /scratch
-mkdir registry
-cat >registry.yml <<'END'
-version: 0.1
-storage: {filesystem: {rootdirectory: /scratch/registry}}
-http: {addr: 127.0.0.1:5000}
-END
-setsid docker-registry serve registry.yml >registry.log 2>&1 </dev/null &
-mirror=$(sed -n 's/^deb \\(\\[.*\\] \\)\\?\\([^ ]*\\) .*/\\2/p' /etc/apt/sources.list | head -n 1)
-debootstrap --variant=minbase trixie tree "$mirror" >debootstrap.log
-umoci init --layout oci
-umoci new --image oci:slim
-umoci unpack --image oci:slim bundle
-rmdir bundle/rootfs
-mv tree bundle/rootfs
-umoci repack --image oci:slim bundle >repack.log
-for second in $(seq 60); do
-    skopeo copy --dest-tls-verify=false oci:oci:slim docker://127.0.0.1:5000/mirror/debian:trixie-slim && exit
-    sleep 1
-done
-exit 1
-"""
-
-
 def test_the_stack_for_older_drivers_is_built_too(older: Built) -> None:
     stack, said = stacks.find("cu126"), older.said
     assert (said["stack"], said["driver"]) == ("cu126", "525")
@@ -259,107 +158,6 @@ def test_extra_packages_get_a_lock_and_leave_the_stack_alone(extended: Built) ->
     assert {name: found[name] for name in stack} == stack
 
 
-# --- what is refused --------------------------------------------------------------------------------------------
-
-
-def refused(host: Host, *words: str, user: str = "alice", **env: str) -> str:
-    """The one line of a build that says no, before it has begun."""
-    line: list[str | Path] = [VENV / "bin/python", HOME / "containers/build.py", *words]
-    ended = host.run(line, user=user, cwd=HOME, env=env, timeout=BOUND)
-    assert ended.returncode == 64, ended.stdout + ended.stderr
-    assert not host.run(["find", OUT, "-name", "*.sif*"]).stdout
-    return ended.stderr.splitlines()[-1]
-
-
-def test_extra_packages_that_do_not_go_with_the_stack_are_refused(host: Host) -> None:
-    host.run(["tee", HOME / "old.txt"], input="einops\ntorch<2.10\n", user="alice")
-    assert refused(host, "build", "--extra", "old.txt", "--image", f"{OUT}/x.sif") == (
-        f"image: EXTRA={HOME}/old.txt: torch<2.10 does not go with torch==2.15.0 of stack cu132: ask for what "
-        "the stack has, or choose another with STACK=NAME"
-    )
-
-
-def test_a_wheel_that_is_not_the_locked_one_is_refused(host: Host) -> None:
-    lock = HOME / "containers/locks/cu132-amd64.txt"
-    before = host.run(["cat", lock]).stdout
-    # The one package, so that not all are fetched again.
-    block = re.search(r"^(absl-py==\S+) \\\n(?: +--hash=sha256:\w+(?: \\)?\n)+", before, re.MULTILINE)
-    assert block
-    host.run(["tee", lock], input=re.sub("sha256:....", "sha256:0000", block[0]), user="alice")
-    try:
-        said = refused(host, "build", "--image", f"{OUT}/x.sif")
-    finally:
-        host.run(["tee", lock], input=before, user="alice")
-    assert said == (
-        f"image: {block[1]}: the index's wheel does not have the hash that cu132-amd64.txt has: the file was "
-        "changed there or on the way: use another index (PIP_INDEX_URL), or `make lock` if you trust it"
-    )
-
-
-def test_places_that_will_not_do_are_refused(host: Host) -> None:
-    small, noexec = Path("/scratch/small"), Path("/scratch/noexec")
-    for place, options in ((small, "size=64m,mode=1777"), (noexec, "noexec,mode=1777")):
-        host.run(["mkdir", place])
-        assert host.run(["mount", "-t", "tmpfs", "-o", options, "t", place]).returncode == 0
-    image = ["--image", f"{OUT}/x.sif"]
-    assert refused(host, "build", *image, APPTAINER_TMPDIR=str(noexec)) == (
-        f"image: {noexec} is on {noexec}, which is mounted noexec: nothing can be run there while the image is "
-        "built: set APPTAINER_TMPDIR=DIR, best a local disk of the node"
-    )
-    assert refused(host, "build", *image, APPTAINER_TMPDIR=str(small)) == (
-        f"image: {small} has 0.1 GB free, 9.5 GB are needed (temporary): "
-        "set APPTAINER_TMPDIR=DIR, best a local disk of the node"
-    )
-    assert refused(host, "build", "--image", f"{small}/x.sif") == (
-        f"image: {small} has 0.1 GB free, 3.0 GB are needed (target): set IMAGE=FILE on a larger file system"
-    )
-
-
-def test_a_machine_without_the_tools_is_refused(tmp_path: Path) -> None:
-    with builder("bare", tmp_path) as host:
-        image = ["build", "--image", f"{OUT}/x.sif"]
-        assert refused(host, *image, "--base", "docker") == (
-            "image: BASE=docker: stacks.yaml has no digest of debian:trixie-slim for amd64: run `make lock` with "
-            "REGISTRY=HOST, or take BASE=debootstrap"
-        )
-        host.run(["rm", "/usr/bin/fakeroot"])
-        assert refused(host, *image, user="bob") == (
-            "image: bob has no subordinate ids (/etc/subuid) and fakeroot is not installed: Debian's packages "
-            "cannot be set up: ask for one of the two, or build where one is there"
-        )
-        host.run(["rm", "/usr/sbin/debootstrap"])
-        assert refused(host, *image) == (
-            "image: no base can be made here: debootstrap is not installed, and stacks.yaml has no digest of "
-            "debian:trixie-slim for amd64: install debootstrap, or run `make lock` with REGISTRY=HOST"
-        )
-        assert refused(host, *image, "--base", "debootstrap") == (
-            "image: BASE=debootstrap: debootstrap is not installed here: install it, or BASE=docker"
-        )
-        host.run(["rm", "/usr/bin/apptainer", "/usr/bin/singularity"])
-        assert refused(host, *image) == (
-            "image: neither apptainer nor singularity is on PATH: load it (module avail apptainer), "
-            "or build on a node that has it"
-        )
-
-
-def test_a_build_that_fails_keeps_the_image_of_before(host: Host) -> None:
-    host.run(["bash", "-c", f"echo before >{OUT}/x.sif; chown alice {OUT}/x.sif"])
-    recipe = HOME / "containers/apptrain.def"
-    before = host.run(["cat", recipe]).stdout
-    broken = before.replace('    say "Debian packages"\n', "    exit 3\n", 1)
-    assert broken != before
-    host.run(["tee", recipe], input=broken, user="alice")
-    try:
-        status, said = make(host, "image", f"IMAGE={OUT}/x.sif")
-    finally:
-        host.run(["tee", recipe], input=before, user="alice")
-    assert status == 2
-    assert "image: the build failed; the reason stands above. The image of before is untouched" in said
-    assert host.run(["cat", OUT / "x.sif"]).stdout == "before\n"
-    assert host.run(["ls", "-A", OUT, TEMPORARY]).stdout.split() == [f"{OUT}:", "x.sif", f"{TEMPORARY}:"]
-    host.run(["rm", OUT / "x.sif"])
-
-
 # --- what works in it -------------------------------------------------------------------------------------------
 
 
@@ -373,11 +171,11 @@ def test_inspect_prints_it_and_notices_another_file(host: Host, default: Built) 
     assert rows["label org.label-schema.build-date"] == stacks.find("").date
 
 
-def test_inside_are_the_locked_cuda_wheels(host: Host, default: Built, report: list[str]) -> None:
+def test_inside_are_the_locked_cuda_wheels(host: Host, default: Built, tell: Callable[[str], None]) -> None:
     count = "from importlib.metadata import distributions as d; import torch; print(len(list(d())), torch.version.cuda)"
     said = inside(host, "python", "-c", count)
     begin, end = default.when
-    report.append(
+    tell(
         f"in the image: {said.split()[0]} wheels, torch.version.cuda {said.split()[1]}; built {begin} to {end}"
     )
     assert said.split() == [str(len(locked_python(""))), stacks.find("").cuda]
@@ -445,7 +243,11 @@ def test_the_demo_in_it_gives_the_trace_of_a_venv_from_the_same_lock_bit_for_bit
     runs = {name: OUT / f"run-{name}" for name in ("image", "venv")}
     in_image = {"APPTRAIN_RUN_DIR": str(runs["image"]), "APPTRAIN_BIND": str(OUT)}
     ended = host.run(
-        ["make", "demo", "IN=image", f"IMAGE={IMAGE}"], user="alice", cwd=HOME, env=in_image, timeout=600
+        ["make", "demo", "CONFIG=digits-short", "IN=image", f"IMAGE={IMAGE}"],
+        user="alice",
+        cwd=HOME,
+        env=in_image,
+        timeout=600,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     venv = OUT / "outside"
@@ -461,7 +263,7 @@ def test_the_demo_in_it_gives_the_trace_of_a_venv_from_the_same_lock_bit_for_bit
     for line in lines:
         done = host.run(line, user="alice", cwd=HOME, timeout=BOUND)
         assert done.returncode == 0, done.stderr
-    demo: list[str | Path] = [venv / "bin/python", "-P", "-m", "entrypoint.embedded", "--nodes", "2", "--", "-m", "train", "--config", "digits"]  # fmt: skip
+    demo: list[str | Path] = [venv / "bin/python", "-P", "-m", "entrypoint.embedded", "--nodes", "2", "--", "-m", "train", "--config", "digits-short"]  # fmt: skip
     outside = {
         "APPTRAIN_RUN_DIR": str(runs["venv"]),
         "PYTHONPATH": f"{HOME}:{HOME}/src",

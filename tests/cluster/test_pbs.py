@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.account import HOME, REPOSITORY, SOFTWARE, Account, account
+from tests.loud import explain
 from tests.pbs_double.cluster import BINDS, HOSTS, Pbs, left_behind
 from tests.pbs_double.cluster import up as pbs_up
 from train import metrics
@@ -105,7 +106,9 @@ class User:
         if not args:
             del given["APPTRAIN_ARGS_FILE"]
         names = ",".join(given)
-        return self.pbs.submit(*options, *(["-v", names] if names else []), script, cwd=WORK, env=given)
+        id = self.pbs.submit(*options, *(["-v", names] if names else []), script, cwd=WORK, env=given)
+        explain(f"job {id}", (self.run_dir(id) / "job.log").read_text)
+        return id
 
     def end(self, id: str) -> Ran:
         try:

@@ -1,0 +1,341 @@
+"""How an image is built, on a stack without torch (small.py), which takes a minute. Needs root, for the test hosts.
+
+`make image` of an ordinary user who has set nothing: it changes nothing on its host, and nothing of the host changes it,
+whether /tmp, where Apptainer works by default, is a folder of the root's file system, as on most machines, or a file
+system of its own; whoever builds, and wherever the base comes from. And what is refused before a build begins.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from containers import debian, stacks
+from tests.cluster import small
+from tests.cluster.images import (
+    BUILD_LIMIT,
+    DOWNLOADS,
+    HOME,
+    OUT,
+    RECIPE,
+    TEMPORARY,
+    VENV,
+    WAIT_LIMIT,
+    Built,
+    builder,
+    checkout_of,
+    digest,
+    kept,
+    make,
+    take,
+)
+from tests.host import Bind, Host
+from tests.host.places import cache
+
+pytestmark = [
+    pytest.mark.ci_may_skip("a CI without root cannot make namespaces and users"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts, namespaces and users"),
+    pytest.mark.timeout(WAIT_LIMIT),
+]
+BOUND = 300.0  # s, for what takes some seconds
+FIRST = Path("/images/image.sif")
+LINKS = Path("/scratch/links")
+STACK = f"STACK={small.NAME}"
+INPUTS = digest(*RECIPE, "tests/cluster/small.py", "tests/cluster/test_image_build.py")
+OTHERS = """
+cd "$1"
+mkdir -p other/lib/python3/__pycache__ other/usr/lib/python3.13/__pycache__
+echo kept >other/lib/python3/__pycache__/module.cpython-313.pyc
+echo kept >other/usr/lib/python3.13/__pycache__/module.cpython-313.pyc
+ln -s /tmp other/around
+chmod 600 other/lib/python3/__pycache__/module.cpython-313.pyc
+"""
+"""What other programs of the user keep in such a directory: Python's caches, and a link that leads back."""
+LISTING = """
+import hashlib, os, sys
+for top in sys.argv[1:]:
+    for folder, folders, files in os.walk(top):
+        for path in sorted(os.path.join(folder, name) for name in [*folders, *files]):
+            at = os.lstat(path)
+            text = open(path, "rb").read() if os.path.isfile(path) else b""
+            print(path, oct(at.st_mode), at.st_uid, at.st_mtime_ns, hashlib.sha256(text).hexdigest())
+"""
+SHARED = ("/tmp", "/var/tmp", "/dev/shm")
+
+
+def listing(host: Host) -> list[str]:
+    """Every file below SHARED with its mode, owner, time and content."""
+    ended = host.run(["python3", "-I", "-c", LISTING, *SHARED])
+    assert ended.returncode == 0, ended.stderr
+    return sorted(ended.stdout.splitlines())
+
+
+@contextmanager
+def small_builder(name: str, out: Path, binds: Sequence[Bind] = (), *, online: bool = True) -> Iterator[Host]:
+    """A builder whose checkout has the stack, on a host where other programs keep files in SHARED."""
+    links = cache() / "images/.links"
+    links.mkdir(parents=True, exist_ok=True)
+    with builder(name, out, online=online, binds=[*binds, Bind(source=links, target=LINKS)]) as host:
+        small.lay_out(checkout_of(name), links)
+        yield host
+
+
+def wheels_of(host: Host) -> dict[str, str]:
+    """What the site sets, so that pip finds the stack's wheels."""
+    return {"PIP_FIND_LINKS": f"{host.env.get('PIP_FIND_LINKS', '')} {LINKS}"}
+
+
+def make_and_watch(host: Host, folder: Path, *words: str) -> None:
+    """Makes in a checkout on a host where others keep files in SHARED; notes what was there before and after."""
+    for place in SHARED:
+        host.run(["bash", "-euc", OTHERS, "bash", place], user="alice").check_returncode()
+    before = listing(host)
+    status, said = make(host, *words, transcript=folder / "transcript.txt", env=wheels_of(host))
+    (folder / "shared.json").write_text(json.dumps({"before": before, "after": listing(host)}))
+    assert status == 0, said[-3000:]
+
+
+def assert_nothing_was_changed(folder: Path) -> None:
+    found = json.loads((folder / "shared.json").read_text())
+    assert len(found["before"]) >= 8 * len(SHARED)
+    assert found["after"] == found["before"]
+
+
+@pytest.fixture(scope="module")
+def first() -> Built:
+    """The image that the others are compared with; on its host /tmp is a folder of the root's file system."""
+
+    def build(folder: Path) -> None:
+        with small_builder("build-small", folder) as host:
+            assert (
+                host.run(["findmnt", "--noheadings", "--target", "/tmp", "--output", "TARGET"]).stdout
+                == "/\n"
+            )
+            make_and_watch(host, folder, "image", STACK)
+            take(checkout_of("build-small"), folder)
+
+    return Built(folder=kept("small", INPUTS, build))
+
+
+# --- the same, and without a trace, wherever it is built -------------------------------------------------------
+
+
+def test_with_nothing_set_it_is_built_in_the_hosts_tmp_and_leaves_all_there_as_it_was(first: Built) -> None:
+    assert f"image: temporary files in {TEMPORARY} (APPTAINER_TMPDIR)\n" in first.transcript
+    assert f"image: downloads in {DOWNLOADS} (APPTRAIN_CACHE)\n" in first.transcript
+    assert "selftest: small\n" in first.transcript
+    assert_nothing_was_changed(first.folder)
+    left = {path.name for path in first.folder.iterdir()}
+    assert left == {"image.sif", "image.json", "image.cdx.json", "transcript.txt", "shared.json", "complete"}
+
+
+def test_a_second_build_elsewhere_with_tmp_apart_is_identical(first: Built) -> None:
+    """`make image-verify`: another path, umask and time, and another host."""
+
+    def verify(folder: Path) -> None:
+        shown = Bind(source=first.folder, target=FIRST.parent)
+        with small_builder("verify", folder, [shown]) as host:
+            host.run(["mount", "-t", "tmpfs", "-o", "mode=1777,size=3g", "tmp", "/tmp"]).check_returncode()
+            make_and_watch(host, folder, "image-verify", STACK, f"IMAGE={FIRST}")
+
+    again = Built(folder=kept("verify", INPUTS, verify))
+    ours = [line for line in again.transcript.splitlines() if line.startswith("image:")]
+    assert ours[-1] == f"image: the second build is identical, partition {first.said['partition_sha256']}", (
+        ours
+    )
+    assert_nothing_was_changed(again.folder)
+
+
+def test_a_user_without_subordinate_ids_and_network_builds_the_same(first: Built) -> None:
+    """bob, on another host, from a copy of the downloads."""
+
+    def build(folder: Path) -> None:
+        copy = Bind(source=cache() / "images/.downloads", target=Path("/scratch/downloads"))
+        with small_builder("bobs-host", folder, [copy], online=False) as host:
+            line: list[str | Path] = [
+                VENV / "bin/python",
+                HOME / "containers/build.py",
+                "build",
+                "--stack",
+                small.NAME,
+            ]
+            line += ["--offline", copy.target, "--image", OUT / "image.sif"]
+            with (folder / "transcript.txt").open("w") as log:
+                process = host.start(line, user="bob", stdout=log, stderr=log)
+                assert process.wait(BUILD_LIMIT) == 0, (folder / "transcript.txt").read_text()[-3000:]
+
+    same = Built(folder=kept("bob", INPUTS, build)).said
+    assert same["partition_sha256"] == first.said["partition_sha256"]
+    assert (same["build_host"], first.said["build_host"]) == ("bobs-host", "build-small")
+
+
+def test_the_base_from_a_registry_gives_the_same_packages(first: Built) -> None:
+    """The lock's digest is written by `make lock`'s own code, from a registry that holds a tree of debootstrap's."""
+
+    def build(folder: Path) -> None:
+        with small_builder("docker", folder) as host:
+            env = {"REGISTRY": "127.0.0.1:5000/mirror", "APPTAINER_NOHTTPS": "1", **wheels_of(host)}
+            fill = host.run(["bash", "-euc", REGISTRY], timeout=BOUND)
+            assert fill.returncode == 0, fill.stderr
+            write = (
+                "import sys; sys.path[:0] = ['.', 'tools']; import lock; from containers import stacks;"
+                "text = stacks.FILE.read_text().replace('amd64: null, arm64: null', 'amd64: null');"
+                "lock.replace(stacks.FILE, lock.with_digests(text).encode())"
+            )
+            wrote = host.run([VENV / "bin/python", "-c", write], user="alice", cwd=HOME, env=env)
+            assert wrote.returncode == 0, wrote.stderr
+            words = ["image", STACK, "BASE=docker", f"IMAGE={OUT}/image.sif"]
+            status, said = make(host, *words, transcript=folder / "transcript.txt", env=env)
+            assert status == 0, said[-1500:]
+            recipe = host.run(["apptainer", "inspect", "--deffile", OUT / "image.sif"], user="alice").stdout
+            (folder / "recipe").write_text(recipe)
+
+    made = Built(folder=kept("docker", INPUTS, build))
+    assert "image: stack small: torch 1.0, CUDA 13.2; base by docker\n" in made.transcript
+    assert made.said["base"] == "docker"
+    assert made.said["debian_packages"] == first.said["debian_packages"]
+    assert made.said["python_packages"] == first.said["python_packages"]
+    assert set(made.said["python_packages"]) == {"apptrain", "setuptools", "torch", "torchvision"}
+    locked = debian.packages(stacks.debian_lock("amd64"))
+    assert made.said["debian_packages"] == {entry["Package"]: entry["Version"] for entry in locked}
+    assert "127.0.0.1" not in (made.folder / "recipe").read_text()
+
+
+REGISTRY = """
+cd /scratch
+mkdir registry
+cat >registry.yml <<'END'
+version: 0.1
+storage: {filesystem: {rootdirectory: /scratch/registry}}
+http: {addr: 127.0.0.1:5000}
+END
+setsid docker-registry serve registry.yml >registry.log 2>&1 </dev/null &
+mirror=$(sed -n 's/^deb \\(\\[.*\\] \\)\\?\\([^ ]*\\) .*/\\2/p' /etc/apt/sources.list | head -n 1)
+debootstrap --variant=minbase trixie tree "$mirror" >debootstrap.log
+umoci init --layout oci
+umoci new --image oci:slim
+umoci unpack --image oci:slim bundle
+rmdir bundle/rootfs
+mv tree bundle/rootfs
+umoci repack --image oci:slim bundle >repack.log
+for second in $(seq 60); do
+    skopeo copy --dest-tls-verify=false oci:oci:slim docker://127.0.0.1:5000/mirror/debian:trixie-slim && exit
+    sleep 1
+done
+exit 1
+"""
+
+
+# --- what is refused --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def host(first: Built, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    """A host where nothing is built to the end, with the tools and downloads of the first build."""
+    assert first.image.exists()
+    out = tmp_path_factory.mktemp("out")
+    out.chmod(0o777)
+    with small_builder("refusals", out) as host:
+        yield host
+
+
+def refused(host: Host, *words: str, user: str = "alice", **env: str) -> str:
+    """The one line of a build that says no, before it has begun."""
+    line: list[str | Path] = [VENV / "bin/python", HOME / "containers/build.py", *words]
+    ended = host.run(line, user=user, cwd=HOME, env=env, timeout=BOUND)
+    assert ended.returncode == 64, ended.stdout + ended.stderr
+    assert not host.run(["find", OUT, "-name", "*.sif*"]).stdout
+    return ended.stderr.splitlines()[-1]
+
+
+def test_extra_packages_that_do_not_go_with_the_stack_are_refused(host: Host) -> None:
+    host.run(["tee", HOME / "old.txt"], input="einops\ntorch<2.10\n", user="alice")
+    assert refused(host, "build", "--extra", "old.txt", "--image", f"{OUT}/x.sif") == (
+        f"image: EXTRA={HOME}/old.txt: torch<2.10 does not go with torch==2.15.0 of stack cu132: ask for what "
+        "the stack has, or choose another with STACK=NAME"
+    )
+
+
+def test_a_wheel_that_is_not_the_locked_one_is_refused(host: Host) -> None:
+    lock = HOME / "containers/locks/cu132-amd64.txt"
+    before = host.run(["cat", lock]).stdout
+    # The one package, so that not all are fetched again.
+    block = re.search(r"^(absl-py==\S+) \\\n(?: +--hash=sha256:\w+(?: \\)?\n)+", before, re.MULTILINE)
+    assert block
+    host.run(["tee", lock], input=re.sub("sha256:....", "sha256:0000", block[0]), user="alice")
+    try:
+        said = refused(host, "build", "--image", f"{OUT}/x.sif")
+    finally:
+        host.run(["tee", lock], input=before, user="alice")
+    assert said == (
+        f"image: {block[1]}: the index's wheel does not have the hash that cu132-amd64.txt has: the file was "
+        "changed there or on the way: use another index (PIP_INDEX_URL), or `make lock` if you trust it"
+    )
+
+
+def test_places_that_will_not_do_are_refused(host: Host) -> None:
+    small, noexec = Path("/scratch/small"), Path("/scratch/noexec")
+    for place, options in ((small, "size=64m,mode=1777"), (noexec, "noexec,mode=1777")):
+        host.run(["mkdir", place])
+        assert host.run(["mount", "-t", "tmpfs", "-o", options, "t", place]).returncode == 0
+    image = ["--image", f"{OUT}/x.sif"]
+    assert refused(host, "build", *image, APPTAINER_TMPDIR=str(noexec)) == (
+        f"image: {noexec} is on {noexec}, which is mounted noexec: nothing can be run there while the image is "
+        "built: set APPTAINER_TMPDIR=DIR, best a local disk of the node"
+    )
+    assert refused(host, "build", *image, APPTAINER_TMPDIR=str(small)) == (
+        f"image: {small} has 0.1 GB free, 9.5 GB are needed (temporary): "
+        "set APPTAINER_TMPDIR=DIR, best a local disk of the node"
+    )
+    assert refused(host, "build", "--image", f"{small}/x.sif") == (
+        f"image: {small} has 0.1 GB free, 3.0 GB are needed (target): set IMAGE=FILE on a larger file system"
+    )
+
+
+def test_a_machine_without_the_tools_is_refused(tmp_path: Path) -> None:
+    with builder("bare", tmp_path) as host:
+        image = ["build", "--image", f"{OUT}/x.sif"]
+        assert refused(host, *image, "--base", "docker") == (
+            "image: BASE=docker: stacks.yaml has no digest of debian:trixie-slim for amd64: run `make lock` with "
+            "REGISTRY=HOST, or take BASE=debootstrap"
+        )
+        host.run(["rm", "/usr/bin/fakeroot"])
+        assert refused(host, *image, user="bob") == (
+            "image: bob has no subordinate ids (/etc/subuid) and fakeroot is not installed: Debian's packages "
+            "cannot be set up: ask for one of the two, or build where one is there"
+        )
+        host.run(["rm", "/usr/sbin/debootstrap"])
+        assert refused(host, *image) == (
+            "image: no base can be made here: debootstrap is not installed, and stacks.yaml has no digest of "
+            "debian:trixie-slim for amd64: install debootstrap, or run `make lock` with REGISTRY=HOST"
+        )
+        assert refused(host, *image, "--base", "debootstrap") == (
+            "image: BASE=debootstrap: debootstrap is not installed here: install it, or BASE=docker"
+        )
+        host.run(["rm", "/usr/bin/apptainer", "/usr/bin/singularity"])
+        assert refused(host, *image) == (
+            "image: neither apptainer nor singularity is on PATH: load it (module avail apptainer), "
+            "or build on a node that has it"
+        )
+
+
+def test_a_build_that_fails_keeps_the_image_of_before(host: Host) -> None:
+    host.run(["bash", "-c", f"echo before >{OUT}/x.sif; chown alice {OUT}/x.sif"])
+    recipe = HOME / "containers/apptrain.def"
+    before = host.run(["cat", recipe]).stdout
+    broken = before.replace('    say "Debian packages"\n', "    exit 3\n", 1)
+    assert broken != before
+    host.run(["tee", recipe], input=broken, user="alice")
+    try:
+        status, said = make(host, "image", STACK, f"IMAGE={OUT}/x.sif", env=wheels_of(host))
+    finally:
+        host.run(["tee", recipe], input=before, user="alice")
+    assert status == 2
+    assert "image: the build failed; the reason stands above. The image of before is untouched" in said
+    assert host.run(["cat", OUT / "x.sif"]).stdout == "before\n"
+    assert host.run(["ls", "-A", OUT, TEMPORARY]).stdout.split() == [f"{OUT}:", "x.sif", f"{TEMPORARY}:"]
+    host.run(["rm", OUT / "x.sif"])
