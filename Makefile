@@ -89,7 +89,7 @@ image-inspect: venv-image ## print what the image is made of
 shell: ## a shell in the image (STACK=NAME IMAGE=FILE)
 	@$(inside) bash --norc
 
-profiles: venv-image ## check the site profiles of clusters/ and write their shell files (PROFILE=FILE)
+profiles: venv-image ## check the site profiles of clusters/ and write their host files (PROFILE=FILE)
 	@"$$IMAGE_VENV/bin/python" -P clusters/render.py $(if $(PROFILE),"$$PROFILE")
 
 submit: venv-image ## submit the job script as a site's profile says (CLUSTER=NAME NODES=2 ARGS='-- CMD' DRY_RUN=1 ...)

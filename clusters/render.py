@@ -1,7 +1,8 @@
-"""Check site profiles and write the shell files that the job scripts read: `make profiles`.
+"""Check site profiles and write the host files that the job scripts read: `make profiles`.
 
-The secret: the shell file's names, site_*, and how a value becomes a word of bash that stands for itself. The
-job scripts run where there is no Python; containers/job.sh compares the YAML's digest with the one kept here.
+The secret: the host file's names and form: lines NAME=VALUE, of which a repeated name makes a list. The job
+scripts read them without Python and run nothing; containers/job.sh compares the YAML's digest
+with the one there.
 """
 
 from __future__ import annotations
@@ -21,10 +22,7 @@ from containers import stacks
 from entrypoint.errors import BadInput
 from entrypoint.profile import CLUSTERS, Profile, load
 
-HEADER: Final = """\
-# shellcheck shell=bash disable=SC2016,SC2034
-# Made from {name} by `make profiles`: change that file, not this one.
-"""
+HEADER: Final = "# Made from {name} by `make profiles`: change that file, not this one.\n"
 
 
 class Parser(argparse.ArgumentParser):
@@ -38,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = Parser(prog="clusters/render.py", description=__doc__.split("\n\n")[0])
     parser.add_argument("file", nargs="*", help="profiles (all of clusters/)")
     parser.add_argument(
-        "--check", action="store_true", help="write nothing; fail where a shell file would change"
+        "--check", action="store_true", help="write nothing; fail where a host file would change"
     )
     try:
         options = parser.parse_args(arguments)
@@ -51,12 +49,12 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def render(file: Path, *, write: bool) -> tuple[Profile, bool]:
-    """Make the shell file of a profile what it has to be; returns the profile, and whether that changed it.
+    """Make the host file of a profile what it has to be; returns the profile, and whether that changed it.
 
     Raises BadInput where the profile is wrong, or the file cannot be written, or may not and would change.
     """
     profile, text = load_checked(file)
-    target = shell_file(file)
+    target = host_file(file)
     try:
         before = target.read_text(encoding="utf-8") if target.exists() else None
         if before == text:
@@ -72,7 +70,7 @@ def render(file: Path, *, write: bool) -> tuple[Profile, bool]:
 
 
 def load_checked(file: Path, asked: str = "") -> tuple[Profile, str]:
-    """A profile that job scripts can use, and its shell file's text. Raises BadInput."""
+    """A profile that job scripts can use, and its host file's text. Raises BadInput."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.yaml", file.name):
         raise BadInput(f"{file}: a profile is named NAME.yaml, of letters, digits, _ . and -: rename it")
     profile = load(str(file), asked=asked or f"PROFILE={file}")
@@ -83,37 +81,41 @@ def load_checked(file: Path, asked: str = "") -> tuple[Profile, str]:
         raise BadInput(
             f"{file}: container stack is {profile.container.stack!r}: give one of {', '.join(known)}"
         )
-    return profile, shell(profile, hashlib.sha256(file.read_bytes()).hexdigest())
+    return profile, lines(profile, hashlib.sha256(file.read_bytes()).hexdigest())
 
 
-def shell(profile: Profile, digest: str) -> str:
-    """The shell file of a profile whose YAML has this digest."""
+def lines(profile: Profile, digest: str) -> str:
+    """The host file of a profile whose YAML has this digest. No value of a profile holds a line break."""
     container = profile.container
     counted = profile.scheduler == "pbs" and profile.nodes.whole  # Slurm itself says what GPUs a step has
-    lines = (
-        _assignment("site_digest", digest),
-        _assignment("site_scheduler", profile.scheduler),
-        _array("site_clusters", profile.clusters),
-        _array("site_module_paths", container.module_paths),
-        _array("site_modules", container.modules),
-        _assignment("site_apptainer", container.program),
-        _assignment("site_image", stacks.find(container.stack).image.name),
-        _array("site_binds", container.binds),
-        _array("site_pass", container.passed),
-        _assignment("site_scratch", profile.scratch),
-        _assignment("site_start", profile.start),
-        _array("site_launcher_args", profile.launcher_args),
-        _assignment("site_gpus", profile.nodes.gpus if counted else None),
-    )
-    return HEADER.format(name=profile.name) + "".join(lines)
+    values: dict[str, str | int | Iterable[str] | None] = {
+        "digest": digest,
+        "scheduler": profile.scheduler,
+        "cluster": profile.clusters,
+        "module_path": container.module_paths,
+        "module": container.modules,
+        "apptainer": container.program,
+        "image": stacks.find(container.stack).image.name,
+        "bind": container.binds,
+        "pass": container.passed,
+        "scratch": profile.scratch,
+        "start": profile.start,
+        "launcher_arg": profile.launcher_args,
+        "gpus": profile.nodes.gpus if counted else None,
+    }
+    found = [HEADER.format(name=profile.name)]
+    for name, value in values.items():
+        several = [value] if isinstance(value, (str, int)) else value or ()
+        found += [f"{name}={one}\n" for one in several if one != ""]
+    return "".join(found)
 
 
-def shell_file(file: Path) -> Path:
-    return file.with_suffix(".sh")
+def host_file(file: Path) -> Path:
+    return file.with_suffix(".host")
 
 
 def remedy(file: Path) -> str:
-    """The command that makes a profile's shell file."""
+    """The command that makes a profile's host file."""
     if file.resolve().parent == CLUSTERS.resolve():
         return "make profiles"
     return f"make profiles PROFILE={quoted(str(file))}"
@@ -124,16 +126,8 @@ def quoted(text: str) -> str:
     return "'" + text.replace("'", "'\\''") + "'"
 
 
-def _assignment(name: str, value: str | int | None) -> str:
-    return f"{name}={quoted('' if value is None else str(value))}\n"
-
-
-def _array(name: str, values: Iterable[str]) -> str:
-    return f"{name}=({' '.join(map(quoted, values))})\n"
-
-
 def _line(file: Path, profile: Profile, changed: bool) -> str:
-    state = f"{shell_file(file).name} written" if changed else "unchanged"
+    state = f"{host_file(file).name} written" if changed else "unchanged"
     return f"profiles: {file.stem}: {profile.title} ({profile.tested or 'never run there'}): {state}"
 
 

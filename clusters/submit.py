@@ -21,7 +21,7 @@ from typing import Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from clusters.render import Parser, load_checked, remedy, shell_file
+from clusters.render import Parser, host_file, load_checked, remedy
 from containers import stacks
 from entrypoint.errors import BadInput
 from entrypoint.profile import CLUSTERS, GPUS_ASKED_FOR, VARIABLE, Profile, find
@@ -107,7 +107,7 @@ def _profile(name: str) -> tuple[Profile, Path]:
         known = ", ".join(sorted(file.stem for file in CLUSTERS.glob("*.yaml")))
         raise BadInput(f"CLUSTER={name}: there is no {file}: give one of {known}, or the path of a profile")
     profile, text = load_checked(file, f"CLUSTER={name}")
-    made = shell_file(file)
+    made = host_file(file)
     if not made.exists() or made.read_text(encoding="utf-8") != text:
         raise BadInput(f"CLUSTER={name}: {made} is not made from {file.name} as that is now: {remedy(file)}")
     return profile, file

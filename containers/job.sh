@@ -39,6 +39,9 @@ refuse() {
 
 absolute() { if [[ $1 == /* ]]; then printf '%s' "$1"; else printf '%s' "${PWD%/}/$1"; fi; }
 
+# What a file or a variable holds is calculated with only if it is one: bash would run what stands in an index.
+is_number() { [[ $1 =~ ^(0|[1-9][0-9]{0,8})$ ]]; }
+
 # The smallest of the numbers in a list like 64(x2),32.
 least() {
     local part least=
@@ -113,13 +116,13 @@ take() {
 
 # --- the site ---------------------------------------------------------------------------------------------------
 
-# Sets `profile`, a YAML file or empty, and reads site_* from the shell file that was made of it.
+# Sets `profile`, a YAML file or empty, and site_* from the host file that was made of it.
 find_profile() {
     local file found=()
     profile=${APPTRAIN_PROFILE:-}
     if [[ -z $profile ]]; then
-        for file in "$APPTRAIN_HOME"/clusters/*.sh; do
-            if [[ -n $cluster && -r $file ]] && knows "$file" "$cluster"; then found+=("${file%.sh}.yaml"); fi
+        for file in "$APPTRAIN_HOME"/clusters/*.host; do
+            if [[ -n $cluster && -r $file ]] && grep -Fqx -- "cluster=$cluster" "$file"; then found+=("${file%.host}.yaml"); fi
         done
         ((${#found[@]} < 2)) ||
             refuse "${found[*]##*/} are all for the cluster $cluster: choose one with --profile"
@@ -131,10 +134,9 @@ find_profile() {
     fi
     [[ -n $profile ]] || return 0
     [[ -r $profile ]] || refuse "there is no profile $profile: the sites are in $APPTRAIN_HOME/clusters"
-    file=${profile%.yaml}.sh
+    file=${profile%.yaml}.host
     [[ -r $file ]] || refuse "$file is missing: $(remedy "$profile")"
-    # shellcheck source=/dev/null
-    source "$file"
+    read_site "$file"
     [[ $site_digest == "$(sha256sum <"$profile" | cut -d ' ' -f 1)" ]] ||
         refuse "$file is not made from $profile as that is now: $(remedy "$profile")"
     [[ $site_scheduler == "$scheduler" ]] ||
@@ -143,17 +145,32 @@ find_profile() {
     if [[ $profile != "$APPTRAIN_HOME"/* ]]; then add_bind "$profile"; fi
 }
 
-# What makes a profile's shell file.
+# Sets site_* from a host file (clusters/render.py): lines NAME=VALUE, of which a repeated name makes a list. Nothing is run.
+read_site() {
+    local line value
+    while IFS= read -r line || [[ -n $line ]]; do
+        value=${line#*=}
+        case $line in
+            '#'*) ;;
+            cluster=*) ;; # for who looks for it
+            module_path=*) site_module_paths+=("$value") ;;
+            module=*) site_modules+=("$value") ;;
+            bind=*) site_binds+=("$value") ;;
+            pass=*) site_pass+=("$value") ;;
+            launcher_arg=*) site_launcher_args+=("$value") ;;
+            digest=* | scheduler=* | apptainer=* | image=* | scratch=* | start=* | gpus=*)
+                printf -v "site_${line%%=*}" %s "$value"
+                ;;
+            *) refuse "$1: $line has no meaning here: $(remedy "$profile")" ;;
+        esac
+    done <"$1"
+}
+
+# What makes a profile's host file.
 remedy() {
     printf 'make profiles'
     if [[ ${1%/*} != "$APPTRAIN_HOME/clusters" ]]; then printf ' PROFILE=%q' "$1"; fi
 }
-
-# Whether a profile's shell file names this cluster.
-knows() (
-    # shellcheck source=/dev/null
-    source "$1" && [[ " ${site_clusters[*]-} " == *" $2 "* ]]
-)
 
 add_bind() { export APPTRAIN_BIND=${APPTRAIN_BIND:+$APPTRAIN_BIND$'\n'}$1; }
 
@@ -239,7 +256,7 @@ count_attempts() {
     for path in "$run_dir"/logs/[0-9]* "$run_dir"/outcome/[0-9]*; do
         if [[ $path == *.nodes && ! -s $path ]]; then continue; fi # an attempt that nobody may begin
         number=${path##*/} number=${number%%.*}
-        if [[ $number =~ ^[0-9]{1,9}$ ]] && ((10#$number >= attempt)); then attempt=$((10#$number + 1)); fi
+        if is_number "$number" && ((number >= attempt)); then attempt=$((number + 1)); fi
     done
 }
 
@@ -371,7 +388,9 @@ find_last() {
     while [[ -s $run_dir/outcome/$((attempt + 1)).nodes ]]; do attempt=$((attempt + 1)); done
     crew=()
     if [[ -s $run_dir/outcome/$attempt.nodes ]]; then
-        while read -r place _; do crew+=("$place"); done <"$run_dir/outcome/$attempt.nodes"
+        while read -r place _; do
+            if is_number "$place"; then crew+=("$place"); fi
+        done <"$run_dir/outcome/$attempt.nodes"
     else
         for ((place = 0; place < nnodes; place++)); do crew+=("$place"); done
     fi
@@ -468,9 +487,11 @@ too_many_restarts() {
 
 # Where a job script was lost with its node, those that were left may have come to the end: then nothing is left to do.
 conclude_unfinished() {
-    local next=$attempt
+    local next=$attempt last
     [[ -s $run_dir/unfinished ]] || return 0
-    read -r attempt <"$run_dir/unfinished"
+    read -r last <"$run_dir/unfinished" || true
+    is_number "$last" || return 0
+    attempt=$last
     find_last
     judge
     if ((status == DONE)); then conclude; fi
@@ -562,7 +583,7 @@ show() {
 
 run_job() {
     # shellcheck disable=SC2034 # the job scripts read some
-    ran_before='' site_scheduler='' site_clusters=() site_module_paths=() site_modules=() site_binds=() site_pass=() \
+    ran_before='' site_scheduler='' site_module_paths=() site_modules=() site_binds=() site_pass=() \
         site_start='' site_launcher_args=() site_gpus='' \
         site_apptainer='' site_image='' site_scratch='' site_digest=''
     read_arguments "$@"

@@ -1,7 +1,7 @@
 """A site's profile: clusters/NAME.yaml, one layout for the entrypoint, the job scripts and `make submit`.
 
 The secret: the file's layout, and what each value may be. The entrypoint takes `launch`, `env`, `host_suffix`
-and `scratch`; what the job scripts take, clusters/render.py writes into a shell file; clusters/submit.py
+and `scratch`; what the job scripts take, clusters/render.py writes into a host file; clusters/submit.py
 takes `nodes` and `request`. clusters/generic.yaml says what each key means.
 
 Those two run with the Python of a login node, from 3.9 on: this module uses nothing newer.

@@ -237,7 +237,7 @@ end_waiting() {
     look=$((SECONDS + LOOK))
     for path in "$run_dir/outcome/$attempt".*; do
         rank=${path##*.}
-        if ! [[ $rank =~ ^[0-9]+$ && -z ${over[rank]:-} ]] || ! read_outcome "$path"; then continue; fi
+        if ! is_number "$rank" || [[ -n ${over[rank]:-} ]] || ! read_outcome "$path"; then continue; fi
         over[rank]=yes
         # After a signal to us the ranks have as long as --term-grace says, which this half does not know.
         if [[ -n $o_rank || $o_status != @(129|130|143) ]]; then first=${first:-$SECONDS}; fi
@@ -294,7 +294,7 @@ hear_answers() {
     ((${#answered[@]} < nnodes)) || return 0
     for path in "$run_dir/tasks/$attempt".*; do
         rank=${path##*.}
-        [[ $rank =~ ^[0-9]+$ && -z ${answered[rank]:-} ]] || continue
+        is_number "$rank" && [[ -z ${answered[rank]:-} ]] || continue
         read -r host _ other <"$path" || continue
         host+=" $other"
         for other in "${!answered[@]}"; do

@@ -349,7 +349,7 @@ def test_the_profile_that_names_the_cluster_is_taken_with_its_modules(user: Acco
         ran = done(user.ran("-N2", SCRIPT, *ONCE, "--", script))
     finally:
         file.unlink()
-        file.with_suffix(".sh").unlink()
+        file.with_suffix(".host").unlink()
     assert ran.lines[2].startswith(
         f"apptrain: job {ran.job.id}, attempt 0, 2 nodes (gpu-a[01-02]), profile {REPOSITORY}/clusters/site.yaml, "
     )

@@ -1,4 +1,4 @@
-"""Site profiles: what may stand in one, the shell file that is made of it, and the line that submits.
+"""Site profiles: what may stand in one, the host file that is made of it, and the line that submits.
 
 tests/unit/test_slurm_job.py has what a job makes of a profile, tests/unit/test_cli.py what the entrypoint does.
 """
@@ -200,12 +200,12 @@ def test_what_runs_on_a_login_node_is_python_3_9(name: str) -> None:
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
-def test_a_committed_shell_file_is_the_one_that_its_profile_makes(file: Path) -> None:
-    assert file.with_suffix(".sh").read_text() == render.load_checked(file)[1]
+def test_a_committed_host_file_is_the_one_that_its_profile_makes(file: Path) -> None:
+    assert file.with_suffix(".host").read_text() == render.load_checked(file)[1]
 
 
-def test_every_shell_file_has_its_profile() -> None:
-    assert [file.with_suffix(".sh") for file in SHIPPED] == sorted((CHECKOUT / "clusters").glob("*.sh"))
+def test_every_host_file_has_its_profile() -> None:
+    assert [file.with_suffix(".host") for file in SHIPPED] == sorted((CHECKOUT / "clusters").glob("*.host"))
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
@@ -265,44 +265,75 @@ container:
   pass: [MY_*, TOKEN]
 env: {NCCL_DEBUG: INFO}
 """
-SHELL = """\
-# shellcheck shell=bash disable=SC2016,SC2034
+HOST_FILE = """\
 # Made from lab.yaml by `make profiles`: change that file, not this one.
-site_digest='{digest}'
-site_scheduler='pbs'
-site_clusters=('lab' 'lab.example.org')
-site_module_paths=('/soft/modules')
-site_modules=('spack/1' 'apptainer')
-site_apptainer='$HOME/bin/apptainer'
-site_image='image-cu126.sif'
-site_binds=('/data' '/a:/b:ro')
-site_pass=('MY_*' 'TOKEN')
-site_scratch='$WORK/runs'
-site_start='mpiexec'
-site_launcher_args=('--cpu-bind' 'none')
-site_gpus='4'
+digest={digest}
+scheduler=pbs
+cluster=lab
+cluster=lab.example.org
+module_path=/soft/modules
+module=spack/1
+module=apptainer
+apptainer=$HOME/bin/apptainer
+image=image-cu126.sif
+bind=/data
+bind=/a:/b:ro
+pass=MY_*
+pass=TOKEN
+scratch=$WORK/runs
+start=mpiexec
+launcher_arg=--cpu-bind
+launcher_arg=none
+gpus=4
 """
 
 
-def test_the_shell_file_has_all_that_a_job_script_reads(site: Site) -> None:
+def test_the_host_file_has_all_that_a_job_script_reads(site: Site) -> None:
     site.write(WHOLE)
     digest = subprocess.run(
         ["sha256sum", site.lab], capture_output=True, text=True, check=True
     ).stdout.split()[0]
-    assert site.lab.with_suffix(".sh").read_text() == SHELL.format(digest=digest)
+    assert site.lab.with_suffix(".host").read_text() == HOST_FILE.format(digest=digest)
+
+
+READ = """\
+set -euo pipefail
+source "$0/job.sh"
+site_module_paths=() site_modules=() site_binds=() site_pass=() site_launcher_args=()
+profile=x.yaml
+read_site "$1"
+for name in digest scheduler apptainer image scratch start gpus; do
+    declare -n found=site_$name
+    printf '%s=%s\\0' "$name" "${found-}"
+done
+for name in module_path module bind pass launcher_arg; do
+    declare -n found=site_${name}s
+    [[ $name != pass ]] || declare -n found=site_pass
+    for value in ${found[@]+"${found[@]}"}; do printf '%s=%s\\0' "$name" "$value"; done
+done
+"""
+
+
+def read_by_bash(file: Path) -> "subprocess.CompletedProcess[str]":
+    """What job.sh takes from a host file, each NAME=VALUE with a NUL behind it."""
+    line = ["bash", "-c", READ, CHECKOUT / "containers", file]
+    return subprocess.run(
+        line,
+        cwd=file.parent,
+        env={"PATH": "/usr/bin:/bin", "APPTRAIN_HOME": "/app"},
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+    )
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
-def test_a_shell_file_sets_what_containers_job_sh_clears(file: Path) -> None:
-    text = (CHECKOUT / "containers" / "job.sh").read_text()
-    cleared = {
-        word
-        for line in text.splitlines()
-        for word in line.split()
-        if word.startswith("site_") and "=" in word
-    }
-    lines = [line for line in file.with_suffix(".sh").read_text().splitlines() if not line.startswith("#")]
-    assert {line.partition("=")[0] for line in lines} == {word.partition("=")[0] for word in cleared}
+def test_a_job_script_takes_all_of_a_host_file_but_the_names_of_clusters(file: Path) -> None:
+    lines = file.with_suffix(".host").read_text().splitlines()[1:]
+    done = read_by_bash(file.with_suffix(".host"))
+    assert done.returncode == 0, done.stderr
+    found = [line for line in done.stdout.split("\0") if line.partition("=")[2]]
+    assert sorted(found) == sorted(line for line in lines if not line.startswith("cluster="))
 
 
 HOSTILE = [
@@ -324,21 +355,34 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def test_a_value_is_what_it_says_in_a_shell_whatever_it_holds(tmp_path: Path) -> None:
+def test_a_value_is_what_it_says_whatever_it_holds_and_nothing_of_it_is_run(tmp_path: Path) -> None:
     words = [word for word in HOSTILE if word.isprintable()]
-    text = render.shell(
+    text = render.lines(
         profile.Profile(
             name="x.yaml", title=words[0], scheduler="slurm", scratch=words[1], launcher_args=tuple(words)
         ),
         "digest",
     )
-    (tmp_path / "x.sh").write_text(text)
-    script = 'set -euo pipefail; source ./x.sh; printf "%s\\0" "$site_scratch" "${site_launcher_args[@]}"'
-    done = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, capture_output=True, timeout=BOUND, check=True
+    (tmp_path / "x.host").write_text(text)
+    done = read_by_bash(tmp_path / "x.host")
+    assert done.returncode == 0, done.stderr
+    found = done.stdout.split("\0")
+    assert f"scratch={words[1]}" in found
+    assert [line.partition("=")[2] for line in found if line.startswith("launcher_arg=")] == words
+    assert [path.name for path in tmp_path.iterdir()] == ["x.host"]
+
+
+@pytest.mark.parametrize(
+    "line", ["touch pwned", "site_digest=$(touch pwned)", "digest", "PATH=/tmp", "digest[$(touch pwned)]=1"]
+)
+def test_a_host_file_is_data_and_a_line_that_has_no_meaning_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "x.host").write_text(f"# x\n{line}\ndigest=$(touch pwned)\n")
+    done = read_by_bash(tmp_path / "x.host")
+    assert (done.returncode, done.stderr) == (
+        64,
+        f"apptrain: {tmp_path}/x.host: {line} has no meaning here: make profiles PROFILE=x.yaml\n",
     )
-    assert done.stdout.decode().split("\0")[:-1] == [words[1], *words]
-    assert [path.name for path in tmp_path.iterdir()] == ["x.sh"]
+    assert [path.name for path in tmp_path.iterdir()] == ["x.host"]
 
 
 @pytest.mark.parametrize(
@@ -348,9 +392,9 @@ def test_a_value_is_what_it_says_in_a_shell_whatever_it_holds(tmp_path: Path) ->
 def test_whole_nodes_of_pbs_have_the_gpus_of_the_profile_where_pbs_says_none(
     env: dict[str, str], gpus: str
 ) -> None:
-    script = 'set -euo pipefail; source "$0/job.sh"; source "$1"; use_profile; echo "${APPTRAIN_NGPUS:-}"'
+    script = 'set -euo pipefail; source "$0/job.sh"; site_apptainer=; read_site "$1"; use_profile; echo "${APPTRAIN_NGPUS:-}"'
     done = subprocess.run(
-        ["bash", "-c", script, CHECKOUT / "containers", CHECKOUT / "clusters" / "polaris.sh"],
+        ["bash", "-c", script, CHECKOUT / "containers", CHECKOUT / "clusters" / "polaris.host"],
         env={"PATH": "/usr/bin:/bin", "APPTRAIN_HOME": str(CHECKOUT), **env},
         capture_output=True,
         text=True,
@@ -360,27 +404,27 @@ def test_whole_nodes_of_pbs_have_the_gpus_of_the_profile_where_pbs_says_none(
     assert done.stdout == gpus + "\n"
 
 
-def test_making_a_shell_file_says_what_was_made_and_twice_changes_nothing(site: Site) -> None:
+def test_making_a_host_file_says_what_was_made_and_twice_changes_nothing(site: Site) -> None:
     site.lab.write_text("scheduler: slurm\ntitle: The lab\n")
     first = site.run("render.py", "clusters/lab.yaml")
     second = site.run("render.py", "clusters/lab.yaml")
     assert (first.returncode, first.stdout) == (
         0,
-        "profiles: lab: The lab (never run there): lab.sh written\n",
+        "profiles: lab: The lab (never run there): lab.host written\n",
     )
     assert (second.returncode, second.stdout) == (0, "profiles: lab: The lab (never run there): unchanged\n")
 
 
 def test_without_a_name_all_profiles_are_made(site: Site) -> None:
-    (site.checkout / "clusters" / "gadi.sh").unlink()
+    (site.checkout / "clusters" / "gadi.host").unlink()
     site.lab.write_text("scheduler: slurm\ntitle: The lab\ntested: on two nodes\n")
     lines = site.run("render.py").stdout.splitlines()
     assert [line.split(": ")[1] for line in lines] == sorted(
         ["lab", *(file.stem for file in SHIPPED)], key=lambda name: f"{name}.yaml"
     )
-    assert "profiles: lab: The lab (on two nodes): lab.sh written" in lines
-    assert (site.checkout / "clusters" / "gadi.sh").read_text() == (
-        CHECKOUT / "clusters" / "gadi.sh"
+    assert "profiles: lab: The lab (on two nodes): lab.host written" in lines
+    assert (site.checkout / "clusters" / "gadi.host").read_text() == (
+        CHECKOUT / "clusters" / "gadi.host"
     ).read_text()
 
 
@@ -395,30 +439,30 @@ def test_without_a_name_all_profiles_are_made(site: Site) -> None:
         ("lab.yaml", "{", "PROFILE=lab.yaml: lab.yaml is not YAML: while parsing a flow node expected the node content, but found '<stream end>' in \"<unicode string>\", line 1, column 2: { ^"),
     ],
 )  # fmt: skip
-def test_what_makes_no_shell_file_is_refused(site: Site, name: str, text: str | None, message: str) -> None:
+def test_what_makes_no_host_file_is_refused(site: Site, name: str, text: str | None, message: str) -> None:
     if text is not None:
         (site.checkout / name).write_text(text)
     assert site.refused(name, program="render.py") == f"profiles: {message}"
-    assert not (site.checkout / name).with_suffix(".sh").exists()
+    assert not (site.checkout / name).with_suffix(".host").exists()
 
 
 def test_a_check_writes_nothing_and_names_the_remedy(site: Site) -> None:
     site.lab.write_text("scheduler: slurm")
     other = site.folder / "it's mine.yaml"
-    shown = site.checkout / "clusters" / "lab.sh"
+    shown = site.checkout / "clusters" / "lab.host"
     message = site.refused("--check", "clusters/lab.yaml", program="render.py")
-    assert message == "profiles: clusters/lab.sh is missing: make profiles"
+    assert message == "profiles: clusters/lab.host is missing: make profiles"
     assert not shown.exists()
-    shown.write_text("site_digest=''\n")
+    shown.write_text("digest=\n")
     message = site.refused("--check", "clusters/lab.yaml", program="render.py")
     assert (
         message
-        == "profiles: clusters/lab.sh is not made from clusters/lab.yaml as that is now: make profiles"
+        == "profiles: clusters/lab.host is not made from clusters/lab.yaml as that is now: make profiles"
     )
     other = site.folder / "mine.yaml"
     other.write_text("scheduler: slurm")
     message = site.refused("--check", str(other), program="render.py")
-    assert message == f"profiles: {site.folder}/mine.sh is missing: make profiles PROFILE='{other}'"
+    assert message == f"profiles: {site.folder}/mine.host is missing: make profiles PROFILE='{other}'"
 
 
 # --- the line that submits ------------------------------------------------------------------------------------
@@ -667,7 +711,7 @@ def test_a_profile_that_was_changed_since_is_refused(site: Site) -> None:
     site.write(SLURM)
     site.lab.write_text(SLURM + "title: changed\n")
     assert site.refused("--cluster", "lab") == (
-        f"submit: CLUSTER=lab: {site.lab.with_suffix('.sh')} is not made from lab.yaml as that is now: make profiles"
+        f"submit: CLUSTER=lab: {site.lab.with_suffix('.host')} is not made from lab.yaml as that is now: make profiles"
     )
 
 

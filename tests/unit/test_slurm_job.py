@@ -1156,7 +1156,7 @@ module() {{
 
 
 def add_profile(cluster: Cluster, name: str, text: str) -> Path:
-    """A profile of the checkout, or of another place, with its shell file."""
+    """A profile of the checkout, or of another place, with its host file."""
     file = cluster.checkout / "clusters" / f"{name}.yaml"
     file.write_text(text)
     render.render(file, write=True)
@@ -1271,15 +1271,15 @@ def test_an_unknown_profile_is_refused(cluster: Cluster) -> None:
     )
 
 
-def test_a_profile_without_its_shell_file_or_with_an_older_one_is_refused(cluster: Cluster) -> None:
+def test_a_profile_without_its_host_file_or_with_an_older_one_is_refused(cluster: Cluster) -> None:
     file = add_profile(cluster, "here", LAB)
-    shell = file.with_suffix(".sh")
+    host = file.with_suffix(".host")
     file.write_text(LAB + "title: changed\n")
-    assert cluster.refused() == f"{shell} is not made from {file} as that is now: make profiles"
+    assert cluster.refused() == f"{host} is not made from {file} as that is now: make profiles"
     mine = cluster.submit_dir / "it's mine.yaml"
     mine.write_text(LAB)
     assert cluster.refused("--profile", "./it's mine.yaml") == (
-        f"{cluster.submit_dir}/./it's mine.sh is missing: "
+        f"{cluster.submit_dir}/./it's mine.host is missing: "
         f"make profiles PROFILE={cluster.submit_dir}/./it\\'s\\ mine.yaml"
     )
 
@@ -1304,7 +1304,7 @@ def test_a_variable_that_is_not_set_here_is_refused(cluster: Cluster, text: str,
 
 def test_the_profiles_that_are_there_are_read_by_the_job_scripts(cluster: Cluster) -> None:
     for file in (CHECKOUT / "clusters").glob("*.*"):
-        if file.suffix in (".yaml", ".sh"):
+        if file.suffix in (".yaml", ".host"):
             shutil.copy(file, cluster.checkout / "clusters")
     ended = cluster.run(SLURM_CLUSTER_NAME="perlmutter", PSCRATCH=f"{cluster.folder}/pscratch")
     assert (ended.returncode, ended.stderr) == (0, "")
