@@ -396,11 +396,11 @@ find_last() {
     fi
 }
 
-# Sets `status`, `error`, `missing` and `earliest`, the first failure's time: the job's outcome, from those of all
-# tasks (entrypoint/outcome.py has the rule).
+# Sets `status`, `failed_rank` (empty: no rank's), `error`, `missing` and `earliest`, the first failure's time: the job's
+# outcome, from those of all tasks (entrypoint/outcome.py has the rule).
 judge() {
     local node task file well='' saved='' first=''
-    status='' error='' missing=() earliest=''
+    status='' failed_rank='' error='' missing=() earliest=''
     for node in "${crew[@]}"; do
         for ((task = 0; task < tasks; task++)); do
             file=$run_dir/outcome/$attempt.$node
@@ -415,7 +415,7 @@ judge() {
                 : # cut off, it takes node 0 for lost, which is here and knows better
             elif [[ -z $earliest ]] || ((o_time < earliest)); then
                 if ((node == 0)); then first=yes; fi
-                earliest=$o_time status=$o_status
+                earliest=$o_time status=$o_status failed_rank=$o_rank
                 error="${o_rank:+rank $o_rank on }${o_node:+$o_node: }$o_error"
             fi
         done
@@ -454,7 +454,8 @@ run_attempts() {
             if ((${#missing[@]} == 0)) || [[ -n $asked || (-n $earliest && $late -ge $LATE_FAILED) ]]; then break; fi
             sleep 0.5
         done
-        if ((status != UNAVAILABLE || try == ATTEMPTS)) || [[ -n $asked$port_by_hand ]]; then return; fi
+        # A rank's own 69 is not ours (entrypoint/outcome.py has the same rule).
+        if ((status != UNAVAILABLE || try == ATTEMPTS)) || [[ -n $failed_rank$asked$port_by_hand ]]; then return; fi
         say "attempt $attempt: $error"
         attempt=$((attempt + 1))
         say "trying again: attempt $attempt, with other ports"

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint import cli, launch, options, outcome, output, processes
-from entrypoint.errors import DONE, INTERRUPTED, SAVED, UNAVAILABLE, BadInput, Refusal
+from entrypoint.errors import DONE, INTERRUPTED, SAVED, BadInput, Refusal
 from entrypoint.launch import HANDLED
 from entrypoint.outcome import Outcome
 from entrypoint.plan import LaunchPlan
@@ -193,7 +193,7 @@ class _Nodes:
                 break
             ended, last = self._attempt(first)
             first = last + 1
-            if ended.status != UNAVAILABLE or self.signals or job.port_by_hand:
+            if not ended.is_unavailable or self.signals or job.port_by_hand:
                 break
         processes.kill_descendants()
         if ended.status not in (DONE, SAVED):

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint.errors import DONE, SAVED
+from entrypoint.errors import DONE, SAVED, UNAVAILABLE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,12 @@ class Outcome:
     """Unix seconds at which it ended."""
     error: str = ""
     """The first error, one line."""
+
+    @property
+    def is_unavailable(self) -> bool:
+        """Whether a port or a peer kept the ranks from starting: another attempt may help. A rank that ends
+        with this status means something of its own. containers/job.sh has the same rule."""
+        return self.status == UNAVAILABLE and self.rank is None
 
 
 def file_name(attempt: int, node_rank: int, local_rank: int | None) -> str:

@@ -9,7 +9,7 @@ import dataclasses
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from entrypoint.errors import BAD_INPUT, UNAVAILABLE, Unavailable
+from entrypoint.errors import BAD_INPUT, Unavailable
 from entrypoint.join import Muster, Timeouts
 from entrypoint.options import Settings
 from entrypoint.outcome import Outcome
@@ -41,7 +41,7 @@ class Restarts:
         self._lost |= set(lost)
         if ended.status == BAD_INPUT:
             return "bad input would be refused again"
-        if ended.status == UNAVAILABLE and not self._plan.sources["master_port"].startswith("derived:"):
+        if ended.is_unavailable and not self._plan.sources["master_port"].startswith("derived:"):
             return "the port was chosen by hand"
         if len(self._left) < self._least:
             return self._too_few(len(self._left))

@@ -30,6 +30,9 @@ dist.destroy_process_group()
 SHELL = ("--mode", "rank", "--no-python", "--", "bash", "-c")
 """One task a node, which is one rank: everything but torch, in a fraction of a second."""
 
+EXEC = ("--mode", "exec", *SHELL[2:])
+"""The same started once a node."""
+
 
 def write(folder: Path, name: str, text: str) -> str:
     path = folder / name
@@ -622,6 +625,11 @@ def test_a_taken_join_port_is_met_with_the_next_attempts_ports(tmp_path: Path) -
     assert (ended.status, ended.out) == (0, f"attempt {second}\n" * 2), ended.err
     assert f"127.0.0.1:{join_port}" in ended.err
     assert ended.outcome("0.0.0").status == 69
+
+
+def test_a_rank_that_ends_with_69_itself_runs_once(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--nodes", "1", *EXEC, "echo run >> count; exit 69")
+    assert (ended.status, (tmp_path / "count").read_text()) == (69, "run\n")
 
 
 def test_a_port_set_by_hand_is_not_retried(tmp_path: Path) -> None:

@@ -168,7 +168,9 @@ def test_a_port_that_is_taken_is_followed_by_a_restart_with_others_unless_it_was
 ) -> None:
     taken = Outcome(status=69, error="the store cannot be had")
     assert Node(tmp_path).fails(taken) == ""
-    assert Node(tmp_path, "--master-port", "23456").fails(taken) == "the port was chosen by hand"
+    by_hand = ("--master-port", "23456")
+    assert Node(tmp_path, *by_hand).fails(taken) == "the port was chosen by hand"
+    assert Node(tmp_path, *by_hand).fails(dataclasses.replace(taken, rank=0)) == ""
 
 
 def test_without_a_least_number_all_nodes_are_needed(tmp_path: Path) -> None:

@@ -586,6 +586,12 @@ def test_a_port_that_is_taken_is_tried_again_with_the_next_attempt(cluster: Clus
     ]
 
 
+def test_a_rank_that_ends_with_69_itself_is_not_tried_again(cluster: Cluster) -> None:
+    ended = cluster.run(tasks={"0": {"status": 69, "node": "a", "rank": 0, "error": "no licence"}})
+    assert (ended.returncode, len(cluster.calls())) == (69, 1)
+    assert said(ended) == [f"status 69: rank 0 on a: no licence (logs: {cluster.run_dir}/logs/0)"]
+
+
 def test_three_attempts_are_all(cluster: Cluster) -> None:
     ended = cluster.run(tasks={"0": {"status": 69, "node": "a", "error": "the port is taken"}})
     assert (ended.returncode, len(cluster.calls())) == (69, 3)
