@@ -80,6 +80,8 @@ class Attempt:
         self.asked: int | None = None
         """The signal by which this process was asked to end."""
         self.ended = Outcome(status=1)
+        self.is_unwritten = False
+        """Whether this node's outcome was to be written and could not be."""
         self.misfit = ""
         """Why the program refuses to run on so few nodes; then the failure before is the end."""
         self.ranks: Ranks | None = None
@@ -96,6 +98,7 @@ class Attempt:
     async def run(self) -> Outcome:
         """Returns how it ended, once this node's outcome is written. Before ranks start: Refusal."""
         self._make_run_dir()
+        file = self.run_dir.outcome(self.plan.place, self.plan.local_rank)
         refused = None
         try:
             ended = await self._run()
@@ -110,9 +113,12 @@ class Attempt:
         self.ended = ended
         if self._takes_part:
             try:
-                outcome.write(self.run_dir.outcome(self.plan.place, self.plan.local_rank), ended)
+                outcome.write(file, ended)
             except OSError as error:
+                self.is_unwritten = True
                 self._say(f"the outcome (status {ended.status}) cannot be written: {error}")
+        else:
+            outcome.release(file)
         if self.link is not None:
             if self.supervisor is None:
                 self.link.fail(to_failure(self.plan, ended))
@@ -203,7 +209,9 @@ class Attempt:
             self._say(f"{self.run_dir.manifest} does not tell of this attempt: {error}: going on")
 
     def _forget_earlier_runs(self) -> None:
-        self.run_dir.outcome(self.plan.place, self.plan.local_rank).unlink(missing_ok=True)
+        file = self.run_dir.outcome(self.plan.place, self.plan.local_rank)
+        file.unlink(missing_ok=True)
+        outcome.reserve(file)
         if self.is_first and self.before is None and not has_host_half(self.env):  # Nobody else does.
             self.run_dir.stop.unlink(missing_ok=True)
             self.run_dir.forget_claims()

@@ -8,6 +8,7 @@ of any cluster.
 """
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import signal
@@ -63,11 +64,18 @@ class Job:
 def main(argv: Sequence[str]) -> int:
     """Runs one job and returns its status."""
     try:
-        job = _job(argv, os.environ)
-        return _Nodes(job).run()
+        return _run(_job(argv, os.environ))
     except Refusal as refusal:
         print(f"entrypoint: {refusal}", file=sys.stderr)
         return refusal.status
+
+
+def _run(job: Job) -> int:
+    try:
+        return _Nodes(job).run()
+    except OSError as error:
+        print(f"entrypoint: {error.strerror}: {error.filename or job.run_dir}", file=sys.stderr)
+        return 1
 
 
 def _job(argv: Sequence[str], env: Mapping[str, str]) -> Job:
@@ -173,6 +181,8 @@ class _Nodes:
         self.consoles = output.own_consoles(os.environ)
         self.tasks: list[subprocess.Popen[bytes]] = []
         self.signals: list[int] = []
+        self.ended: dict[str, Outcome] = {}
+        """What each task's own status says, by its place in the outcomes' names."""
 
     def run(self) -> int:
         job = self.job
@@ -228,7 +238,11 @@ class _Nodes:
         relay.finish(5.0)
         last = run.later_attempts()
         files = self._files(RunDirectory(self.job.run_dir, last))
-        return outcome.of_job({file.name: outcome.read(file) for file in files}), last
+        return outcome.of_job({file.name: self._outcome(file) for file in files}), last
+
+    def _outcome(self, file: Path) -> Outcome | None:
+        """What the task left, or what its status says where the disk did not take that."""
+        return outcome.read(file) or self.ended.get(_place(file))
 
     def _files(self, run: RunDirectory) -> list[Path]:
         """Where each task writes its outcome, in the order of the tasks."""
@@ -239,11 +253,13 @@ class _Nodes:
         ]
 
     def _complete(self, file: Path, task: subprocess.Popen[bytes]) -> None:
-        """Writes the outcome of a task that ended before it could write its own: the others wait for it."""
-        if task.returncode and outcome.read(file) is None:
-            status = task.returncode if task.returncode > 0 else 128 - task.returncode
-            error = f"{file.name} ended with status {status}"
-            outcome.write(file, Outcome(status=status, time=time.time(), error=error))
+        """Writes the outcome of a task that failed before it could write its own: the others wait for it."""
+        status = task.returncode if task.returncode >= 0 else 128 - task.returncode
+        error = f"{file.name} ended with status {status}" if status else ""
+        self.ended[_place(file)] = ended = Outcome(status=status, time=time.time(), error=error)
+        if status and outcome.read(file) is None:
+            with contextlib.suppress(OSError):
+                outcome.write(file, ended)
 
     def _start(self, index: int, local_id: int, attempt: int, out: int, err: int) -> subprocess.Popen[bytes]:
         progress = self.consoles["err"].progress
@@ -274,7 +290,10 @@ class _Nodes:
 
     def _signalled(self, signum: int, _frame: object) -> None:
         if signum == signal.SIGUSR2:
-            RunDirectory(self.job.run_dir, 0).stop.touch(mode=0o600)
+            try:
+                RunDirectory(self.job.run_dir, 0).stop.touch(mode=0o600)
+            except OSError as error:
+                self._say(f"{error.filename} cannot be written ({error.strerror}): no rank is asked to stop")
             return
         self.signals.append(signum)
         self._pass_on(signum)
@@ -292,6 +311,11 @@ def _before_exec() -> None:
     """In a node's process: signals wait until the entrypoint handles them, so that none is a traceback."""
     processes.die_with_parent()
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+
+
+def _place(file: Path) -> str:
+    """NODE_RANK or NODE_RANK.LOCAL_RANK of an outcome's name."""
+    return file.name.partition(".")[2]
 
 
 def _next_attempt(run_dir: Path) -> int:

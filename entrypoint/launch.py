@@ -19,7 +19,6 @@ from entrypoint import plan as plans
 from entrypoint.attempt import Attempt, has_host_half
 from entrypoint.errors import DONE, SAVED, BadInput, Refusal
 from entrypoint.options import Settings
-from entrypoint.outcome import Outcome
 from entrypoint.plan import LaunchPlan
 from entrypoint.restart import Restarts
 from entrypoint.rundir import RunDirectory
@@ -36,11 +35,12 @@ def launch(plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> int:
     processes.adopt_orphans()
     processes.allow_open_files(256 + 8 * plan.nproc_per_node)
     try:
-        ended = asyncio.run(_Session(plan, settings, env).run())
+        last = asyncio.run(_Session(plan, settings, env).run())
     finally:
         processes.kill_descendants()
     # The host half reads the file; with another status here the scheduler would kill nodes that still save.
-    return DONE if ended.status == SAVED and has_host_half(env) else ended.status
+    is_told = has_host_half(env) and not last.is_unwritten
+    return DONE if last.ended.status == SAVED and is_told else last.ended.status
 
 
 def check(plan: LaunchPlan, settings: Settings) -> None:
@@ -115,7 +115,8 @@ class _Session:
         self._asked: int | None = None
         """The signal by which this process was asked to end."""
 
-    async def run(self) -> Outcome:
+    async def run(self) -> Attempt:
+        """Returns the attempt whose end is the launch's."""
         self._catch_signals()
         attempt = self._next(None)
         while True:
@@ -123,16 +124,16 @@ class _Session:
             before = attempt.before
             if before is not None and not attempt.has_met and self._asked is None:
                 before.tell("" if refusal and refusal.told else str(refusal or attempt.ended.error))
-                return before.ended
+                return before
             if refusal:
                 raise refusal
             if self._restarts is None or attempt.ended.status in (DONE, SAVED):
                 attempt.tell()
-                return attempt.ended
+                return attempt
             why = attempt.misfit or self._why_final(attempt)
             if why := why or self._restarts.why_not(attempt.ended, attempt.lost):
                 attempt.tell(why if attempt.speaks else "")
-                return attempt.ended
+                return attempt
             self._restarts.begin()
             await asyncio.get_running_loop().run_in_executor(None, processes.kill_descendants)
             attempt = self._next(attempt)

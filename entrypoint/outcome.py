@@ -4,12 +4,16 @@ The secret: the files' format and the rule. torchrun turns every failure into 1 
 status of all tasks, so statuses travel by file. Files are read, never sourced.
 """
 
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.errors import DONE, SAVED, UNAVAILABLE
+
+SPACE = 4096
+"""Bytes that an outcome has at most, and that `reserve` takes for it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,8 +42,21 @@ def file_name(attempt: int, node_rank: int, local_rank: int | None) -> str:
     return f"{attempt}.{node_rank}" if local_rank is None else f"{attempt}.{node_rank}.{local_rank}"
 
 
+def reserve(path: Path) -> None:
+    """Takes the space that `write` will need: a disk that fills up does not lose how the ranks ended. Raises
+    OSError."""
+    _fill(path, b" " * SPACE)
+
+
+def release(path: Path) -> None:
+    """Gives back what `reserve` took, where nothing was written."""
+    with contextlib.suppress(OSError):
+        _partial(path).unlink()
+
+
 def write(path: Path, outcome: Outcome) -> None:
-    """Writes by rename, so that a reader sees a whole file or none; into a folder that may have vanished."""
+    """Writes by rename, so that a reader sees a whole file or none; into a folder that may have vanished.
+    Raises OSError."""
     fields = {
         "status": outcome.status,
         "rank": "" if outcome.rank is None else outcome.rank,
@@ -48,19 +65,23 @@ def write(path: Path, outcome: Outcome) -> None:
         "time": f"{outcome.time:.6f}",
         "error": " ".join(outcome.error.split()),
     }
+    text = "".join(f"{name}={value}\n" for name, value in fields.items())
+    _fill(path, text.encode(errors="backslashreplace")[: SPACE - 1].removesuffix(b"\n") + b"\n")
+    _partial(path).rename(path)
+
+
+def _fill(path: Path, content: bytes) -> None:
+    """Overwrites in place what stands in the partial file: its blocks are ours already."""
     for folder in (path.parent.parent, path.parent):
         folder.mkdir(mode=0o700, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(
-        os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600),
-        "w",
-        encoding="utf-8",
-        errors="backslashreplace",
-    ) as file:
-        file.writelines(f"{name}={value}\n" for name, value in fields.items())
-        file.flush()
+    with os.fdopen(os.open(_partial(path), os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
+        file.write(content)
+        file.truncate()
         os.fsync(file.fileno())
-    partial.rename(path)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{os.getpid()}")
 
 
 def read(path: Path) -> Outcome | None:

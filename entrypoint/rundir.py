@@ -152,23 +152,23 @@ class RunDirectory:
 
     def make_key(self) -> None:
         """The join's secret, made once by whoever starts the nodes; an existing one is kept."""
-        try:
-            with os.fdopen(
-                os.open(self.key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8"
-            ) as file:
-                file.write(secrets.token_hex(32) + "\n")
-        except FileExistsError:
-            pass
+        if not self.key.exists() or not self.key.stat().st_size:  # A disk that was full has left it empty.
+            write_private(self.key, secrets.token_hex(32) + "\n")
 
 
 def write_private(path: Path, text: str) -> None:
     """Writes a file that only its owner can read, by rename."""
     partial = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
-    with os.fdopen(
-        os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
-    ) as file:
-        file.write(text)
-    partial.rename(path)
+    try:
+        with os.fdopen(
+            os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+        ) as file:
+            file.write(text)
+        partial.rename(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
 
 
 def job_end(stop_file: Path) -> float | None:

@@ -9,19 +9,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.embedded import disks
 from tests.embedded.jobs import CHECKOUT, Ended, Job, clean_env, processes_with, run, start
 from train import checkpoint, metrics
 
 BOUND_S = 120.0
 SMALL = ["--config", "digits-short", "model.name=shufflenet_v2_x0_5", "data.image_size=16", "batch_size=16"]
-NAMESPACE = subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode == 0
 
 
 def trace(run_dir: Path) -> dict[int, float]:
@@ -93,72 +92,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-class Disk:
-    """A small file system in a mount namespace of its own, kept by a process that sleeps."""
-
-    def __init__(self, mountpoint: Path, size: str) -> None:
-        mountpoint.mkdir(parents=True)
-        self._mountpoint = mountpoint
-        mount = 'mount -t tmpfs -o size="$1" none "$2" && echo mounted && exec sleep 900'
-        self._keeper = subprocess.Popen(
-            ["unshare", "-rm", "sh", "-c", mount, "sh", size, str(mountpoint)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert self._keeper.stdout is not None
-        assert self._keeper.stdout.readline() == "mounted\n"
-        self.prefix = ("nsenter", "-t", str(self._keeper.pid), "-U", "-m", "--preserve-credentials")
-        self.seen = Path(f"/proc/{self._keeper.pid}/root{mountpoint}")
-        """The file system from outside."""
-
-    def remount(self, option: str) -> None:
-        command = [*self.prefix, "mount", "-o", f"remount,{option}", str(self._mountpoint)]
-        subprocess.run(command, check=True, timeout=BOUND_S)
-
-    def fill(self) -> None:
-        """Take the last byte."""
-        with (self.seen / "filler").open("wb", 0) as filler, suppress(OSError):
-            while True:
-                filler.write(bytes(4096))
-        state = os.statvfs(self.seen)
-        assert state.f_bavail == 0
-
-    def free(self) -> None:
-        (self.seen / "filler").unlink()
-
-    def close(self) -> None:
-        self._keeper.kill()
-        self._keeper.wait()
-
-
-@pytest.fixture
-def small_disk() -> Iterator[Callable[[Path, str], Disk]]:
-    disks: list[Disk] = []
-
-    def make(mountpoint: Path, size: str) -> Disk:
-        disks.append(Disk(mountpoint, size))
-        return disks[-1]
-
-    yield make
-    for disk in disks:
-        disk.close()
-
-
-on_small_disk = [
-    pytest.mark.ci_may_skip("needs the right to a mount namespace"),
-    pytest.mark.skipif(not NAMESPACE, reason="no right to a mount namespace"),
-]
-
-
-def marked(test: Any) -> Any:
-    for mark in on_small_disk:
-        test = mark(test)
-    return test
-
-
-@marked
+@disks.marked
 def test_a_disk_that_fills_up_ends_no_training_and_harms_no_checkpoint(
-    tmp_path: Path, whole: Path, small_disk: Callable[[Path, str], Disk]
+    tmp_path: Path, whole: Path, small_disk: Callable[[Path, str], disks.Disk]
 ) -> None:
     disk = small_disk(tmp_path / "scratch", "12m")
     run_dir, seen = tmp_path / "scratch" / "run", disk.seen / "run"
@@ -188,9 +124,9 @@ def test_a_disk_that_fills_up_ends_no_training_and_harms_no_checkpoint(
     assert digest(seen) == digest(whole)
 
 
-@marked
+@disks.marked
 def test_on_a_disk_without_a_byte_left_metrics_wait_and_a_planned_end_is_no_75(
-    tmp_path: Path, small_disk: Callable[[Path, str], Disk]
+    tmp_path: Path, small_disk: Callable[[Path, str], disks.Disk]
 ) -> None:
     disk = small_disk(tmp_path / "scratch", "24m")
     run_dir, seen = tmp_path / "scratch" / "run", disk.seen / "run"
@@ -235,9 +171,9 @@ def _grows(path: Path) -> bool:
     return path.stat().st_size > size
 
 
-@marked
+@disks.marked
 def test_checkpoints_on_a_file_system_that_turns_read_only_are_missed_loudly_until_it_is_back(
-    tmp_path: Path, small_disk: Callable[[Path, str], Disk]
+    tmp_path: Path, small_disk: Callable[[Path, str], disks.Disk]
 ) -> None:
     run_dir = tmp_path / "run"
     disk = small_disk(run_dir / "checkpoints", "64m")
@@ -265,7 +201,7 @@ def test_checkpoints_on_a_file_system_that_turns_read_only_are_missed_loudly_unt
     assert saved.step == max(trace(run_dir))
 
 
-def _read_only(disk: Disk) -> bool:
+def _read_only(disk: disks.Disk) -> bool:
     try:
         disk.remount("ro")
     except subprocess.CalledProcessError:  # A save has just begun: files are open for writing.
@@ -273,9 +209,9 @@ def _read_only(disk: Disk) -> bool:
     return True
 
 
-@marked
+@disks.marked
 def test_a_directory_that_is_read_only_from_the_start_is_said_before_the_first_save(
-    tmp_path: Path, whole: Path, small_disk: Callable[[Path, str], Disk]
+    tmp_path: Path, whole: Path, small_disk: Callable[[Path, str], disks.Disk]
 ) -> None:
     run_dir = tmp_path / "run"
     disk = small_disk(run_dir / "checkpoints", "64m")
@@ -420,9 +356,9 @@ def test_a_killed_worker_costs_no_more_than_the_steps_since_the_last_save(
     assert digest(run_dir) == digest(whole_job)
 
 
-@marked
+@disks.marked
 def test_a_planned_end_that_cannot_be_saved_is_a_failure_of_the_job_that_says_why(
-    tmp_path: Path, small_disk: Callable[[Path, str], Disk]
+    tmp_path: Path, small_disk: Callable[[Path, str], disks.Disk]
 ) -> None:
     run_dir = tmp_path / "run"
     disk = small_disk(run_dir / "checkpoints", "64m")
