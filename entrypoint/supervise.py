@@ -1,7 +1,8 @@
 """From started ranks to this node's outcome: what follows from what.
 
 The secret: the answers to everything that can happen while ranks run (one ends, another node fails, a stop
-is asked for, a signal comes). It all arrives in one queue and is answered here and nowhere else.
+is asked for, a signal comes). It all arrives in one queue and is answered here and nowhere else. Seconds are
+counted on the event loop's clock.
 """
 
 import asyncio
@@ -112,13 +113,13 @@ class Supervisor:
             return "a rank has saved at a planned end"
         return "a planned end was asked for" if self._stopping else ""
 
-    async def run(self, stop_file: Path | None) -> Outcome:
-        """Returns this node's outcome. `stop_file` is watched where it is given, once a second."""
+    async def run(self, stop_file: Path | None, interval: float = 1.0) -> Outcome:
+        """Returns this node's outcome. `stop_file`: looked for every `interval` seconds where it is given."""
         self._watch(self._pass_on(self._ranks.events.get))
         if self._link is not None:
             self._watch(self._pass_on(self._link.next))
         if stop_file is not None:
-            self._watch_for(stop_file)
+            self._watch_for(stop_file, interval)
         if self._patience.step or self._patience.silence:
             self._watch(self._watch_for_hang())
         try:
@@ -138,15 +139,15 @@ class Supervisor:
             if isinstance(event, (join.Failed, join.AllDone)):
                 return
 
-    def _watch_for(self, stop_file: Path) -> None:
-        """Looks once a second, in a thread: a shared file system that stalls must not stall heartbeats."""
+    def _watch_for(self, stop_file: Path, interval: float) -> None:
+        """Looks in a thread: a shared file system that stalls must not stall heartbeats."""
         loop = asyncio.get_running_loop()
 
         def look() -> None:
             while not stop_file.exists():
                 if self._over:
                     return
-                time.sleep(1.0)
+                time.sleep(interval)
             end = job_end(stop_file)
             with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
                 loop.call_soon_threadsafe(self._ask_all_to_stop, end)
@@ -174,8 +175,7 @@ class Supervisor:
                     if self._plan.max_restarts == 0 and ended in self._failures():
                         return await self._failed(await self._first_failure())
                 case StarterEnded() as starter if not done:
-                    if starter.error or self._failures() or not self._all_ended():
-                        return await self._failed(await self._first_failure(starter))
+                    return await self._failed(await self._first_failure(starter))
                 case join.Failed() as failed:
                     self.lost = failed.lost
                     return await self._end_with(failed.failure)
@@ -284,10 +284,10 @@ class Supervisor:
         """Counts the seconds in which this process ran, so that a suspended job does not seem to hang."""
         patience, ranks = self._patience, self._ranks
         interval = min([1.0, *(bound / 4 for bound in (patience.step, patience.silence) if bound)])
-        before, heard, silence = time.monotonic(), 0.0, 0.0
+        before, heard, silence = _now(), 0.0, 0.0
         while True:
             await asyncio.sleep(interval)
-            now = time.monotonic()
+            now = _now()
             passed = min(now - before, 2 * interval)
             before = now
             watched = [rank for rank in ranks.pids if rank not in self._ended]
@@ -349,14 +349,14 @@ class Supervisor:
 
     async def _end_ranks(self, grace: float) -> None:
         processes.signal_groups(self._ranks.alive(), signal.SIGTERM)
-        deadline = time.monotonic() + grace
-        while self._ranks.alive() and time.monotonic() < deadline and not self._at_once:
+        deadline = _now() + grace
+        while self._ranks.alive() and _now() < deadline and not self._at_once:
             await asyncio.sleep(0.02)
         await self._ranks.kill()
 
     async def _stop_ranks(self, left: float | None) -> None:
         """Sends the stop signal to each rank once it catches it, never to torchrun's agent: it would die."""
-        since = time.monotonic()
+        since = _now()
         time_up = since + left - min(LAST_CALL, left / 2) if left is not None else float("inf")
         told: set[int] = set()
         while waiting := sorted(set(self._ranks.ranks) - told - set(self._ended)):
@@ -367,10 +367,10 @@ class Supervisor:
                         os.kill(pid, self._stop_signal)
                     told.add(rank)
             untold = [rank for rank in waiting if rank not in told]
-            if untold and time.monotonic() > time_up:
+            if untold and _now() > time_up:
                 self._events.put_nowait(TimeUp(ranks=untold))
                 return
-            if untold and time.monotonic() - since > SILENT_STOP:
+            if untold and _now() - since > SILENT_STOP:
                 since = float("inf")
                 name = self._stop_signal.name
                 silent = _listed(untold)
@@ -378,6 +378,10 @@ class Supervisor:
                     f"a stop was asked for, but {silent} on {self._plan.node} catches no {name} and runs on"
                 )
             await asyncio.sleep(0.2)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def asked_to_end(plan: LaunchPlan, signum: int) -> Outcome:

@@ -1,0 +1,342 @@
+"""One node's supervisor among fakes, on a clock that never waits.
+
+A log has what the supervisor did and when, in seconds: what it told the link, which signal it sent to which
+rank, and at last the outcome that it returned.
+"""
+
+import asyncio
+import contextlib
+import functools
+import math
+import os
+import selectors
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint import cli, join, plan, processes
+from entrypoint.claims import Failure, Sighting
+from entrypoint.join import AllDone, Failed, Look, Stopped
+from entrypoint.plan import LaunchPlan
+from entrypoint.ranks import RankEnded, RankStarted, StarterEnded
+from entrypoint.supervise import Patience, Supervisor
+
+Entry = tuple[Any, ...]
+"""(seconds, what was done, with what)."""
+Do = Callable[["Scene"], Awaitable[None] | None]
+Step = RankStarted | RankEnded | StarterEnded | join.Event | signal.Signals | float | Do
+"""What happens next; a number: so many seconds pass."""
+AGENT = 5_000_000
+"""Its process id. No process has one above 2**22: nothing real can be hit."""
+NEVER = math.inf
+STUCK = Failure(
+    node_rank=2,
+    node="127.0.0.3",
+    rank=3,
+    status=124,
+    signal=0,
+    time=1000.4,
+    error="stuck, no step for 30 s: it is in data.py:3 read",
+)
+"""What the hub makes of a hang."""
+SIGHTINGS = [
+    Sighting(
+        rank=rank,
+        node_rank=1,
+        node="127.0.0.2",
+        step=7,
+        quiet=30.0 + rank,
+        state="S",
+        at="train.py:90 advance",
+        waits_in="all_reduce",
+        stack="5f0a",
+    )
+    for rank in (0, 1)
+]
+"""What this node makes of it."""
+
+
+@functools.cache
+def planned() -> LaunchPlan:
+    """Of the second of three nodes, which has the ranks 0 and 1 since the first one was lost."""
+    env = {
+        "APPTRAIN_EMBEDDED_JOB_ID": "7",
+        "APPTRAIN_EMBEDDED_NODELIST": "127.0.0.[1-3]",
+        "APPTRAIN_EMBEDDED_NODENAME": "127.0.0.2",
+    }
+    given = vars(cli.parser().parse_args(["launch", "--nproc-per-node", "2"]))
+    given.pop("command_name")
+    granted, _ = cli.resolve(env, given, ["script.py"], hostname=None)
+    return plan.with_members(granted, [1, 2], 1)
+
+
+class Clock(selectors.DefaultSelector):
+    """Time that stands while anything can go on, and then jumps to what is due next, or a little later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.patient = False
+        """Whether a thread has something to say, which takes real time."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        due = 0.0 if timeout is None else max(timeout, 0.0)
+        ready = super().select(5.0 if self.patient and due else 0.0)
+        if due and not ready:
+            self.now += due + 1e-7
+        return ready
+
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return Loop(self)
+
+
+class Loop(asyncio.SelectorEventLoop):
+    def __init__(self, clock: Clock) -> None:
+        super().__init__(clock)
+        self.clock = clock
+
+    def time(self) -> float:
+        return self.clock.now
+
+
+class FakeRanks:
+    """Ranks that end 1.01 s after SIGTERM, and of themselves when the test says so."""
+
+    def __init__(self, scene: "Scene", ranks: Sequence[int]) -> None:
+        self.scene = scene
+        self.ranks = list(ranks)
+        self.events: asyncio.Queue[object] = asyncio.Queue()
+        self.pids: dict[int, int] = {}
+        self.heard = -1.0
+        self.errors: dict[int, str] = {}
+        self.catching = dict.fromkeys(ranks, 0.0)
+        """Since when each of them catches the stop signal."""
+        self.saving = dict.fromkeys(ranks, 1.01)
+        """How long each of them lives on after SIGTERM."""
+        self.agent_leaves = 0.0
+        """How long torchrun's agent stays after the last rank."""
+        self._gone: set[int] = set()
+
+    def take(self, event: RankStarted | RankEnded | StarterEnded) -> None:
+        match event:
+            case RankStarted(rank=rank):
+                self.pids[rank] = AGENT + 1 + rank if rank not in self.pids else self.pids[rank] + 100
+            case RankEnded(rank=rank):
+                self._gone |= {pid for one, pid in self.pids.items() if one == rank}
+        self.events.put_nowait(event)
+
+    def alive(self) -> list[int]:
+        left = [pid for pid in self.pids.values() if pid not in self._gone]
+        return [pid for pid in left if processes.is_running(pid)] if self.scene.real else left
+
+    def first_error(self, rank: int) -> str:
+        return self.errors.get(rank, "")
+
+    async def wait(self, seconds: float) -> bool:
+        self.scene.note("wait", seconds)
+        await asyncio.sleep(min(seconds, self.agent_leaves))
+        return self.agent_leaves <= seconds
+
+    async def kill(self) -> None:
+        self.scene.note("kill")
+        self._gone |= set(self.pids.values())
+
+    def signalled(self, pid: int, signum: int) -> None:
+        """What the system does with a signal to the process, or to the group that it leads."""
+        if pid in self._gone:
+            raise ProcessLookupError
+        rank = {pid: rank for rank, pid in self.pids.items()}.get(pid, "agent")
+        self.scene.note(signal.Signals(signum).name, rank)
+        if signum == signal.SIGTERM and isinstance(rank, int) and self.saving[rank] < NEVER:
+            asyncio.get_running_loop().call_later(self.saving[rank], self._end, rank, pid)
+
+    def catches(self, pid: int, signum: int) -> bool:
+        assert signum == self.scene.stop_signal
+        rank = next(rank for rank, one in self.pids.items() if one == pid)
+        return pid not in self._gone and self.scene.clock.now >= self.catching[rank]
+
+    def _end(self, rank: int, pid: int) -> None:
+        if pid not in self._gone:
+            self._gone.add(pid)
+            self.events.put_nowait(RankEnded(rank=rank, status=143, signal=15, time=self.scene.wall()))
+
+
+class FakeLink:
+    """A link whose hub answers a failure after 0.3 s, with that same failure."""
+
+    timeouts = join.Timeouts()
+
+    def __init__(self, scene: "Scene") -> None:
+        self.scene = scene
+        self.events: asyncio.Queue[join.Event] = asyncio.Queue()
+        self.answers_after = 0.3
+        self.verdict: Failed | None = None
+        self._over = False
+
+    async def next(self) -> join.Event:
+        if self._over:
+            self.scene.note("asks for more than the last event")
+        event = await self.events.get()
+        self._over = isinstance(event, (Failed, AllDone))
+        return event
+
+    def stop(self, left: float | None) -> None:
+        self.scene.note("stop", left)
+        self.events.put_nowait(Stopped(left))
+
+    def fail(self, failure: Failure) -> None:
+        self.scene.note("fail", failure)
+        self._answer(Failed(failure))
+
+    def done(self) -> None:
+        self.scene.note("done")
+
+    def stalled(self, why: str) -> None:
+        self.scene.note("stalled", why)
+        self.events.put_nowait(Look(why))
+
+    def silent(self, now: bool) -> None:
+        self.scene.note("silent", now)
+
+    def seen(self, sightings: Sequence[Sighting]) -> None:
+        self.scene.note("seen", list(sightings))
+        self._answer(Failed(STUCK))
+
+    def _answer(self, event: Failed) -> None:
+        if self.answers_after < NEVER:
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.answers_after, self.events.put_nowait, self.verdict or event)
+
+
+class FakeHeartbeats:
+    """Heartbeats of ranks that all go on, or all do not."""
+
+    def __init__(self, scene: "Scene") -> None:
+        self.scene = scene
+        self.beating = True
+        self.quiet = 0.0
+        self.looks: list[tuple[float, list[int], float]] = []
+        """(when, at which ranks, how many seconds they could run since the last one)."""
+
+    def look(self, ranks: Sequence[int], passed: float) -> None:
+        self.looks.append((round(self.scene.clock.now, 2), list(ranks), round(passed, 2)))
+        self.quiet = 0.0 if self.beating else self.quiet + passed
+
+    def stalled(self, bound: float) -> bool:
+        return self.quiet > bound
+
+    def forget(self, rank: int) -> None:
+        self.scene.note("forget", rank)
+
+
+class Scene:
+    """One node's supervisor among the fakes."""
+
+    def __init__(
+        self,
+        *,
+        alone: bool = False,
+        ranks: Sequence[int] = (0, 1),
+        changes: Mapping[str, Any] | None = None,
+        errors: Mapping[int, str] | None = None,
+        step: float = 0.0,
+        silence: float = 0.0,
+        stop_signal: signal.Signals = signal.SIGUSR2,
+        pids: Sequence[int] = (),
+    ) -> None:
+        """`alone`: a single participant. `changes`: to the plan. `errors`: what ranks wrote. `pids`: of real
+        processes, for ranks that run already."""
+        self.clock = Clock()
+        self.plan = replace(planned(), **(changes or {}))
+        self.ranks = FakeRanks(self, ranks)
+        self.ranks.errors.update(errors or {})
+        self.ranks.pids.update(enumerate(pids))
+        self.real = bool(pids)
+        self.link = FakeLink(self)
+        self.heartbeats = FakeHeartbeats(self)
+        self.sightings = SIGHTINGS
+        self.look_takes = 0.0
+        self.stop_signal = stop_signal
+        self.stop_file: Path | None = None
+        self.log: list[Entry] = []
+        self.lasts = 8.0
+        """Seconds for which the supervisor is watched after the last step."""
+        self._since = 0.0
+        beats: Any = self.heartbeats
+        fakes: Any = (self.plan, self.ranks, None if alone else self.link)
+        patience = Patience(heartbeats=beats, step=step, silence=silence, look=self._look)
+        say = functools.partial(self.note, "says")
+        self.supervisor = Supervisor(*fakes, say, stop_signal, patience, 7.0)
+
+    def note(self, what: str, *with_what: object) -> None:
+        self.clock.patient = False
+        self.log.append((round(self.clock.now - self._since, 2), what, *with_what))
+
+    def wall(self) -> float:
+        return round(1000.0 + self.clock.now, 2)
+
+    def play(self, *steps: Step) -> list[Entry]:
+        """The log of these steps; without `ends` at its end where the supervisor stays with its ranks."""
+        return self.after([], *steps)
+
+    def after(self, state: Sequence[Step], *steps: Step) -> list[Entry]:
+        """The same, of what happens 0.51 s after other steps that lead to a state."""
+        with self._fake_system(), asyncio.Runner(loop_factory=self.clock.loop) as runner:
+            runner.run(self._play(state, steps))
+        return self.log
+
+    async def _play(self, state: Sequence[Step], steps: Sequence[Step]) -> None:
+        running = asyncio.create_task(self._run())
+        await self._take(state)
+        if state:
+            await asyncio.sleep(0.51)
+        self._since = self.clock.now
+        self.log.clear()
+        await self._take(steps)
+        await asyncio.wait([running], timeout=self.lasts)
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+        await asyncio.sleep(0)
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    async def _run(self) -> None:
+        self.note("ends", await self.supervisor.run(self.stop_file, 0.001))
+
+    async def _take(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            match step:
+                case RankStarted() | RankEnded() | StarterEnded():
+                    self.ranks.take(step)
+                case Stopped() | Look() | Failed() | AllDone():
+                    self.link.events.put_nowait(step)
+                case signal.Signals():
+                    self.supervisor.signalled(step)
+                case float():
+                    await asyncio.sleep(step)
+                case _:
+                    if (work := step(self)) is not None:
+                        await work
+            await asyncio.sleep(1e-6)
+
+    async def _look(self) -> list[Sighting]:
+        self.note("look")
+        await asyncio.sleep(self.look_takes)
+        return self.sightings
+
+    @contextlib.contextmanager
+    def _fake_system(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(time, "time", self.wall)
+            if self.real:
+                yield
+                return
+            patch.setattr(os, "kill", self.ranks.signalled)
+            patch.setattr(os, "killpg", self.ranks.signalled)
+            patch.setattr(processes, "catches", self.ranks.catches)
+            yield
