@@ -144,7 +144,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
 
         def look() -> None:
-            while not stop_file.exists():
+            while not _is_there(stop_file):
                 if self._over:
                     return
                 time.sleep(interval)
@@ -378,6 +378,13 @@ class Supervisor:
                     f"a stop was asked for, but {silent} on {self._plan.node} catches no {name} and runs on"
                 )
             await asyncio.sleep(0.2)
+
+
+def _is_there(path: Path) -> bool:
+    """False as well where a shared file system cannot tell at the moment (ESTALE, EIO)."""
+    with contextlib.suppress(OSError):
+        return path.exists()
+    return False
 
 
 def _now() -> float:

@@ -4,7 +4,9 @@ The log of a case has the seconds since its event; the events before it, which l
 """
 
 import asyncio
+import errno
 import inspect
+import os
 import signal
 import subprocess
 import threading
@@ -718,6 +720,18 @@ def written(text: str) -> Do:
     return write
 
 
+class Troubled(type(Path())):  # type: ignore[misc]
+    """A file on a file system that fails first."""
+
+    troubles: list[int]
+
+    def exists(self, **how: Any) -> bool:
+        if self.troubles:
+            number = self.troubles.pop(0)
+            raise OSError(number, os.strerror(number))
+        return super().exists(**how)
+
+
 @pytest.mark.parametrize(
     ("text", "left"),
     [("", None), ("end=1600.51\n", 600.0), ("end=900", 0.0), ("end=soon", None), ("begin=1600", None)],
@@ -733,6 +747,17 @@ def test_the_stop_file_asks_a_single_node_to_stop(tmp_path: Path) -> None:
     scene = Scene(alone=True)
     scene.stop_file = tmp_path / "stop"
     assert scene.after(BOTH, written("")) == [(0, "SIGUSR2", 0), (0, "SIGUSR2", 1)]
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
+def test_a_file_system_that_fails_once_does_not_end_the_watch_for_the_stop_file(
+    tmp_path: Path, number: int
+) -> None:
+    scene = Scene()
+    scene.stop_file = file = Troubled(tmp_path / "stop")
+    file.troubles = [number]
+    assert scene.after(BOTH, written(""))[:1] == [(0, "stop", None)]
+    assert file.troubles == []
 
 
 def test_the_watch_for_the_stop_file_ends_with_the_ranks(tmp_path: Path) -> None:
