@@ -355,22 +355,26 @@ class Supervisor:
         await self._ranks.kill()
 
     async def _stop_ranks(self, left: float | None) -> None:
-        """Sends the stop signal to each rank once it catches it, never to torchrun's agent: it would die."""
+        """Sends the stop signal to each rank once it catches it, never to torchrun's agent: it would die. A
+        rank that torchrun starts anew has another process id, and is told too."""
         since = _now()
         time_up = since + left - min(LAST_CALL, left / 2) if left is not None else float("inf")
-        told: set[int] = set()
-        while waiting := sorted(set(self._ranks.ranks) - told - set(self._ended)):
-            for rank in waiting:
-                pid = self._ranks.pids.get(rank)
-                if pid is not None and processes.catches(pid, self._stop_signal):
+        told: set[int | None] = set()
+        while True:
+            pids = {rank: self._ranks.pids.get(rank) for rank in self._ranks.ranks if rank not in self._ended}
+            for pid in pids.values():
+                if pid is not None and pid not in told and processes.catches(pid, self._stop_signal):
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, self._stop_signal)
-                    told.add(rank)
-            untold = [rank for rank in waiting if rank not in told]
-            if untold and _now() > time_up:
+                    told.add(pid)
+            untold = [rank for rank, pid in pids.items() if pid not in told]
+            now = _now()
+            if not untold:
+                since = now
+            elif now > time_up:
                 self._events.put_nowait(TimeUp(ranks=untold))
                 return
-            if untold and _now() - since > SILENT_STOP:
+            elif now - since > SILENT_STOP:
                 since = float("inf")
                 name = self._stop_signal.name
                 silent = _listed(untold)

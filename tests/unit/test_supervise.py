@@ -154,7 +154,8 @@ BESIDE_OTHERS: dict[str, tuple[Step, Logs]] = {
     "rank 0 is started again": (
         started(0),
         {
-            (NONE, RUN, PART, DONE, SAVED, STOP): [(0, "forget", 0)],
+            (NONE, RUN, PART, DONE, SAVED): [(0, "forget", 0)],
+            (STOP,): [(0, "forget", 0), (0.09, "SIGUSR2", 0)],
             # Nobody has told the new process to end.
             (END,): [(6.49, "kill"), ends(6.49, replace(TERMINATED, time=1000.0))],
         },
@@ -593,6 +594,28 @@ def test_a_rank_that_starts_after_the_stop_is_told() -> None:
     assert Scene().play(Stopped(), 0.9, *BOTH) == [
         *[(0.9, "forget", 0), (0.9, "forget", 1)],
         *[(1.0, "SIGUSR2", 0), (1.0, "SIGUSR2", 1)],
+    ]
+
+
+def test_ranks_that_torchrun_starts_again_after_the_stop_are_told_once_they_catch_it() -> None:
+    scene = Scene(changes={"max_restarts": 1})
+
+    def import_torch(_: Scene) -> None:
+        scene.ranks.catching = {0: 26.55, 1: 27.55}
+
+    steps: list[Step] = [
+        20.0,
+        ended(1, 9),
+        ended(0, 143, 15),
+        import_torch,
+        *BOTH,
+        9.0,
+        ended(0, 75),
+        ended(1, 75),
+    ]
+    assert scene.after(STATES[STOP], *steps, AllDone()) == [
+        *[(20.0, "forget", 0), (20.0, "forget", 1), (26.09, "SIGUSR2", 0), (27.09, "SIGUSR2", 1)],
+        *[(29.0, "done"), (29.0, "wait", 10.0), well(29.0, 0, 75)],
     ]
 
 
