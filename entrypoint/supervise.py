@@ -226,10 +226,12 @@ class Supervisor:
                     others.append(other)
         for other in others:
             self._events.put_nowait(other)
+        starter = starter or StarterEnded()
         if failures := self._failures():
-            return _to_outcome(blame.first([self._failure_of(ended) for ended in failures]))
-        error = starter.error if starter and starter.error else "the ranks ended without a status"
-        status = UNAVAILABLE if starter and starter.unavailable else 1
+            first = blame.first([self._failure_of(ended) for ended in failures])
+            return _to_outcome(replace(first, error=first.error or starter.error))
+        error = starter.error or "the ranks ended without a status"
+        status = UNAVAILABLE if starter.unavailable else 1
         return Outcome(status=status, node=self._plan.node, time=time.time(), error=error)
 
     def _failure_of(self, ended: RankEnded) -> join.Failure:

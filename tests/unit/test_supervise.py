@@ -415,6 +415,13 @@ def test_what_else_happens_while_failures_are_told_apart_is_not_lost() -> None:
     assert scene.supervisor.lost == (2,)
 
 
+def test_why_a_command_cannot_be_started_is_the_error_of_its_rank() -> None:
+    why = "./bad.py cannot be started: No such file or directory"
+    scene = Scene(alone=True, changes={"mode": "exec"}, ranks=[0])
+    scene.after([1e-6], ended(0, 127), StarterEnded(error=why))
+    assert scene.log[-1] == ends(0.25, replace(CRASH, rank=0, status=127, error=why))
+
+
 def test_a_rank_fails_while_its_starter_ends_with_an_error() -> None:
     scene = Scene(alone=True, errors={1: "ValueError: x"})
     scene.after(BOTH, StarterEnded(error="OSError: no space"), ended(1, 9))
