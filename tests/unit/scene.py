@@ -126,9 +126,12 @@ class FakeRanks:
         match event:
             case RankStarted(rank=rank):
                 self.pids[rank] = AGENT + 1 + rank if rank not in self.pids else self.pids[rank] + 100
-            case RankEnded(rank=rank):
-                self._gone |= {pid for one, pid in self.pids.items() if one == rank}
+            case RankEnded(rank=rank) if rank in self.pids:
+                self.die(self.pids[rank])
         self.events.put_nowait(event)
+
+    def die(self, pid: int) -> None:
+        self._gone.add(pid)
 
     def alive(self) -> list[int]:
         left = [pid for pid in self.pids.values() if pid not in self._gone]
@@ -162,7 +165,7 @@ class FakeRanks:
 
     def _end(self, rank: int, pid: int) -> None:
         if pid not in self._gone:
-            self._gone.add(pid)
+            self.die(pid)
             self.events.put_nowait(RankEnded(rank=rank, status=143, signal=15, time=self.scene.wall()))
 
 

@@ -51,6 +51,7 @@ def ended(rank: int, status: int = 0, signum: int = 0, at: float = 1000.5) -> Ra
 
 
 BOTH: list[Step] = [started(0), started(1)]
+BOTH_SAVE: list[Step] = [ended(0, 75), ended(1, 75)]
 NONE = "before any rank has started"
 RUN = "while all run"
 PART = "when the other has ended well"
@@ -217,7 +218,7 @@ BESIDE_OTHERS: dict[str, tuple[Step, Logs]] = {
 
 
 def cases(rows: Mapping[str, tuple[Step, Logs]], states: Sequence[str]) -> list[Any]:
-    """One for each event in each of the states."""
+    """One for each event in each of the states; where a row does not tell, the grace goes on."""
     found = []
     for event, (step, logs) in rows.items():
         by_state = {END: GRACE_GOES_ON} | {state: log for group, log in logs.items() for state in group}
@@ -348,7 +349,7 @@ def test_in_mode_rank_the_one_rank_of_a_task_is_told_with_its_own_number() -> No
     ]
 
 
-@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("alone", [False, True], ids=["beside others", "alone"])
 def test_a_rank_that_ended_by_signal_before_another_had_saved_has_failed(alone: bool) -> None:
     scene = Scene(alone=alone)
     scene.after([*BOTH, ended(0, 75, at=1000.51)], ended(1, 143, 15, at=1000.5))
@@ -428,7 +429,7 @@ def test_a_rank_fails_while_its_starter_ends_with_an_error() -> None:
     assert scene.log[-1] == ends(1.27, CRASH)
 
 
-@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("alone", [False, True], ids=["beside others", "alone"])
 @pytest.mark.parametrize(("stays", "leaves"), [(0.0, 0.0), (3.0, 3.0), (NEVER, 10.0)])
 def test_torchruns_agent_has_ten_seconds_to_leave(alone: bool, stays: float, leaves: float) -> None:
     scene = Scene(alone=alone)
@@ -515,7 +516,7 @@ def test_ranks_may_save_where_another_node(failure: Failure, grace: float) -> No
         (signal.SIGHUP, "ended by SIGHUP", 3.0),
     ],
 )
-@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("alone", [False, True], ids=["beside others", "alone"])
 def test_ranks_that_do_not_end_are_killed_when_their_grace_is_over(
     alone: bool, signum: signal.Signals, error: str, grace: float
 ) -> None:
@@ -588,7 +589,7 @@ def test_an_outcome_is_told_with_the_nodes_place_which_is_not_its_node_rank() ->
 # The planned end.
 
 
-@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("alone", [False, True], ids=["beside others", "alone"])
 def test_a_rank_is_told_once_as_soon_as_it_catches_the_signal(alone: bool) -> None:
     scene = Scene(alone=alone, stop_signal=signal.SIGUSR1)
     scene.ranks.catching[1] = 1.1
@@ -610,17 +611,8 @@ def test_ranks_that_torchrun_starts_again_after_the_stop_are_told_once_they_catc
     def import_torch(_: Scene) -> None:
         scene.ranks.catching = {0: 26.55, 1: 27.55}
 
-    steps: list[Step] = [
-        20.0,
-        ended(1, 9),
-        ended(0, 143, 15),
-        import_torch,
-        *BOTH,
-        9.0,
-        ended(0, 75),
-        ended(1, 75),
-    ]
-    assert scene.after(STATES[STOP], *steps, AllDone()) == [
+    restart: list[Step] = [ended(1, 9), ended(0, 143, 15), import_torch, *BOTH]
+    assert scene.after(STATES[STOP], 20.0, *restart, 9.0, *BOTH_SAVE, AllDone()) == [
         *[(20.0, "forget", 0), (20.0, "forget", 1), (26.09, "SIGUSR2", 0), (27.09, "SIGUSR2", 1)],
         *[(29.0, "done"), (29.0, "wait", 10.0), well(29.0, 0, 75)],
     ]
@@ -629,26 +621,23 @@ def test_ranks_that_torchrun_starts_again_after_the_stop_are_told_once_they_catc
 def test_a_rank_that_is_gone_before_its_end_is_known_takes_no_signal() -> None:
     scene = Scene()
 
-    def dies(_: Scene) -> None:
-        scene.ranks._gone.add(scene.ranks.pids[0])
+    def catches(pid: int, signum: int) -> bool:
+        """It dies right after it was looked at."""
+        found = FakeRanks.catches(scene.ranks, pid, signum)
+        if pid == scene.ranks.pids[0]:
+            scene.ranks.die(pid)
+        return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scene.ranks, "catches", lambda _pid, _signum: True)
-        assert scene.after(BOTH, dies, Stopped(), 1.0, ended(0)) == [(0, "SIGUSR2", 1)]
+        patch.setattr(scene.ranks, "catches", catches)
+        assert scene.after(BOTH, Stopped(), 1.0, ended(0)) == [(0, "SIGUSR2", 1)]
 
 
 def test_ranks_that_save_after_a_stop_are_an_outcome_of_75_and_no_agent_was_signalled() -> None:
     scene = Scene()
     scene.ranks.agent_leaves = 0.5
-    steps: list[Step] = [
-        Stopped(60.0),
-        2.0,
-        ended(0, 75),
-        ended(1, 143, 15, at=1000.6),
-        StarterEnded(),
-        AllDone(),
-    ]
-    assert scene.after(BOTH, *steps) == [
+    end: list[Step] = [ended(0, 75), ended(1, 143, 15, at=1000.6), StarterEnded(), AllDone()]
+    assert scene.after(BOTH, Stopped(60.0), 2.0, *end) == [
         *[(0, "SIGUSR2", 0), (0, "SIGUSR2", 1), (2.0, "done"), (2.0, "wait", 10.0)],
         well(2.5, 1, 75, at=1000.6),
     ]
@@ -694,7 +683,7 @@ def test_a_rank_that_has_ended_is_not_said_to_run_on() -> None:
     ("left", "after"),
     [(0.0, 0.2), (2.0, 1.0), (20.0, 10.0), (60.0, 30.0), (100.0, 70.0)],
 )
-@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("alone", [False, True], ids=["beside others", "alone"])
 def test_ranks_that_catch_no_stop_end_before_a_job_that_goes_on_as_another(
     tmp_path: Path, alone: bool, left: float, after: float
 ) -> None:
@@ -910,22 +899,9 @@ def test_without_a_verdict_and_a_rank_the_hang_is_the_outcome() -> None:
 
 def test_ranks_that_go_on_are_watched_once_a_second_and_those_that_have_ended_are_not() -> None:
     scene = Scene(step=30.0, silence=60.0)
-    steps: list[Step] = [
-        1.5,
-        started(0),
-        1.0,
-        started(1),
-        1.0,
-        ended(0),
-        1.0,
-        started(0),
-        1.0,
-        ended(0),
-        ended(1),
-        1.0,
-    ]
     scene.lasts = 0.1
-    scene.play(*steps)
+    begin: list[Step] = [1.5, started(0), 1.0, started(1), 1.0]
+    scene.play(*begin, ended(0), 1.0, started(0), 1.0, ended(0), ended(1), 1.0)
     assert scene.heartbeats.looks == [
         *[(1.0, [], 1.0), (2.0, [0], 1.0), (3.0, [0, 1], 1.0), (4.0, [1], 1.0), (5.0, [0, 1], 1.0)],
         (6.0, [], 1.0),
@@ -980,11 +956,9 @@ def test_silence_is_told_and_taken_back_when_a_rank_writes_again() -> None:
 
 def test_output_now_and_then_is_no_silence() -> None:
     scene = Scene(silence=10.0)
-    steps: list[Step] = []
-    for _ in range(6):
-        steps += [output, 9.0]
+    now_and_then: list[Step] = [output, 9.0]
     scene.lasts = 0.0
-    assert scene.after(BOTH, *steps) == STAYS
+    assert scene.after(BOTH, *(6 * now_and_then)) == STAYS
 
 
 def test_alone_silence_is_a_hang() -> None:
@@ -1074,7 +1048,7 @@ def real() -> Iterator[Processes]:
     with subprocess.Popen(["sh", "-c", AGENT_OF_TWO], stdout=subprocess.PIPE, text=True) as agent:
         real = Processes(agent)
         yield real
-        processes.signal_groups(real.pids.values(), signal.SIGKILL)
+        processes.signal_groups((real.pids[name] for name in real.alive), signal.SIGKILL)
         agent.kill()
 
 
@@ -1104,7 +1078,7 @@ def test_sigterm_reaches_the_processes_of_each_rank_and_not_the_agent(real: Proc
         (FakeHeartbeats, heartbeat.Heartbeats, ["look", "stalled", "forget"]),
     ],
 )
-def test_the_fakes_are_called_as_what_they_stand_for(fake: type, real: type, names: list[str]) -> None:
+def test_a_fake_is_called_as_what_it_stands_for(fake: type, real: type, names: list[str]) -> None:
     for name in names:
         one, other = getattr(fake, name), getattr(real, name)
         assert list(inspect.signature(one).parameters) == list(inspect.signature(other).parameters)
