@@ -26,6 +26,7 @@ BINDS = (Bind(source=Path(__file__).parent, target=LIBRARY / "tests/pbs_double")
 """What the cluster must show."""
 HOSTS = ("gpu-a01", "gpu-a02", "gpu-b07")
 PYTHON = ("env", f"PYTHONPATH={LIBRARY}", "PYTHONDONTWRITEBYTECODE=1", "python3", "-m")
+INTERPRETER = "/usr/bin/env -S python3 -BIS"
 LIMIT = 30.0
 
 
@@ -107,12 +108,8 @@ def install(host: Host, config: Config) -> None:
         f"cat >{configs.DEFAULT}",
         f"echo 'PATH=$PATH:{PROGRAMS}' >/etc/profile.d/pbs.sh",
     ]
-    for name in commands.COMMANDS:
-        run = shlex.join([*PYTHON, "tests.pbs_double.commands", name])
-        lines += [
-            f"printf '%s\\n' '#!/bin/sh' 'exec {run} \"$@\"' >{PROGRAMS}/{name}",
-            f"chmod 755 {PROGRAMS}/{name}",
-        ]
+    for name, text in commands.programs(config, INTERPRETER, str(LIBRARY)).items():
+        lines += [f"printf %s {shlex.quote(text)} >{PROGRAMS}/{name}", f"chmod 755 {PROGRAMS}/{name}"]
     host.run(["sh", "-c", "\n".join(lines)], input=configs.to_text(config)).check_returncode()
 
 

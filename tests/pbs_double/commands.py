@@ -2,24 +2,28 @@
 
 pbsdsh merges nothing, waits for all, and returns 0 whatever its tasks return.
 
-Usage: python -m tests.pbs_double.commands NAME [ARG...]
+A job calls half a dozen of them, so a call must not cost more than the start of an interpreter: what takes longer to
+import (getopt, json, signal, typing ...) is done without.
 """
 
-import getopt
+from __future__ import annotations
+
+import _signal as signal  # type: ignore[import-not-found]  # the other one makes enums of all it has
 import os
 import pwd
-import selectors
-import shlex
-import signal
+import select
 import sys
-import threading
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
 
-from tests.pbs_double import config as configs
 from tests.pbs_double import wire
-from tests.pbs_double.wire import Line, Lost, Message
+from tests.pbs_double.wire import Line, Lost
+
+TYPE_CHECKING = False  # typing has it too
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import NoReturn
+
+    from tests.pbs_double.config import Config
+    from tests.pbs_double.wire import Message
 
 WIDTH = 78
 TM_VARIABLES = (
@@ -27,6 +31,25 @@ TM_VARIABLES = (
 )
 QSUB_OPTIONS = "a:A:c:C:e:j:J:k:l:m:M:N:o:p:P:q:r:R:S:u:v:VW:zhf"
 FINISHED, UNKNOWN = 35, 153
+PROGRAM = """\
+#!{interpreter}
+import sys
+sys.path.insert(0, {library!r})
+from tests.pbs_double import commands
+commands.SERVER = {server!r}
+sys.exit(commands.COMMANDS[{name!r}](sys.argv[1:]))
+"""
+SERVER = ("", "", 0)
+"""Its name, address and port."""
+
+
+def programs(config: Config, interpreter: str, library: str) -> dict[str, str]:
+    """The text of each command, for an interpreter that finds this package in `library`."""
+    server = (config.server, config.address, config.port)
+    return {
+        name: PROGRAM.format(interpreter=interpreter, library=library, server=server, name=name)
+        for name in COMMANDS
+    }
 
 
 def fail(text: str, status: int = 1) -> NoReturn:
@@ -35,11 +58,11 @@ def fail(text: str, status: int = 1) -> NoReturn:
 
 
 def server(message: Message) -> Message:
-    config = configs.read()
+    name, address, port = SERVER
     try:
-        return wire.call(config.address, config.port, message)
+        return wire.call(address, port, message)
     except Lost as error:
-        fail(f"cannot connect to server {config.server} ({error})", 111)
+        fail(f"cannot connect to server {name} ({error})", 111)
 
 
 def user() -> str:
@@ -53,7 +76,7 @@ def qsub(argv: list[str]) -> int:
     options, rest = _getopt(argv, QSUB_OPTIONS, "qsub")
     if len(rest) > 1:
         fail("usage: qsub [options] [script]", 2)
-    script = Path(rest[0]).read_text() if rest else sys.stdin.read()
+    script = _text(rest[0]) if rest else sys.stdin.read()
     prefix = dict(options).get("-C", "#PBS")
     directives: list[tuple[str, str]] = []
     for words in _directives(script, prefix):
@@ -61,11 +84,11 @@ def qsub(argv: list[str]) -> int:
     given = dict(directives) | dict(options)
     resources = _resources(directives)
     overriding = _resources(options)
-    sent: dict[str, Any] = {
+    sent: Message = {
         "op": "submit",
         "user": user(),
         "script": script,
-        "name": given.get("-N") or (Path(rest[0]).name if rest else "STDIN"),
+        "name": given.get("-N") or (os.path.basename(rest[0]) if rest else "STDIN"),
         "resources": {**resources, **overriding},
         "given": _variables(given.get("-v", "")),
         "submitted": _submitted(),
@@ -87,8 +110,15 @@ def qsub(argv: list[str]) -> int:
     return 0
 
 
+def _text(file: str) -> str:
+    with open(file) as opened:
+        return opened.read()
+
+
 def _directives(script: str, prefix: str) -> list[list[str]]:
     """The words of each directive; the first line that is no comment ends them."""
+    import shlex
+
     found = []
     for line in script.splitlines():
         if prefix and line.startswith(prefix):
@@ -152,7 +182,7 @@ def _unquoted(text: str) -> tuple[str, int]:
 def _submitted() -> dict[str, str]:
     names = ("HOME", "LOGNAME", "MAIL", "PATH", "SHELL")
     found = {f"PBS_O_{name}": os.environ[name] for name in names if name in os.environ}
-    here = {"PBS_O_HOST": os.uname().nodename, "PBS_O_WORKDIR": os.environ.get("PWD", str(Path.cwd()))}
+    here = {"PBS_O_HOST": os.uname().nodename, "PBS_O_WORKDIR": os.environ.get("PWD", os.getcwd())}
     return {**found, **here, "PBS_O_QUEUE": "workq", "PBS_O_SYSTEM": "Linux"}
 
 
@@ -164,11 +194,34 @@ def _array(text: str) -> tuple[int, int, int] | None:
     return int(first), int(last), int(step or 1)
 
 
-def _getopt(argv: list[str], letters: str, name: str) -> tuple[list[tuple[str, str]], list[str]]:
-    try:
-        return getopt.getopt(argv, letters)
-    except getopt.GetoptError as error:
-        fail(f"{name}: {error}", 2)
+def _getopt(
+    argv: list[str], letters: str, name: str, *, mixed: bool = False, status: int = 2
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Options with their values, and the rest; `mixed` as GNU's, which looks for options behind other words too."""
+    options: list[tuple[str, str]] = []
+    rest: list[str] = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        if word == "--":
+            return options, rest + words
+        if not word.startswith("-") or word == "-":
+            rest.append(word)
+            if not mixed:
+                return options, rest + words
+            continue
+        letter, value = word[1], word[2:]
+        if letter == ":" or letter not in letters:
+            fail(f"{name}: option -{letter} not recognized", status)
+        if letters[letters.index(letter) + 1 :].startswith(":"):
+            if not value and not words:
+                fail(f"{name}: option -{letter} requires argument", status)
+            options.append((f"-{letter}", value or words.pop(0)))
+        else:
+            options.append((f"-{letter}", ""))
+            if value:
+                words.insert(0, f"-{value}")
+    return options, rest
 
 
 # --- qstat, qdel, qrerun, qsig ------------------------------------------------------------------------------------
@@ -235,8 +288,8 @@ def qrerun(argv: list[str]) -> int:
 def qsig(argv: list[str]) -> int:
     options, ids = _getopt(argv, "s:", "qsig")
     name = dict(options).get("-s", "SIGTERM")
-    signum = signal.Signals["SIG" + name.removeprefix("SIG")]
-    return _each(ids, "qsig", lambda id: {"op": "signal", "id": id, "signum": int(signum)})
+    signum = int(getattr(signal, "SIG" + name.removeprefix("SIG")))
+    return _each(ids, "qsig", lambda id: {"op": "signal", "id": id, "signum": signum})
 
 
 def _each(ids: list[str], name: str, message: Callable[[str], Message]) -> int:
@@ -264,6 +317,7 @@ class Mom:
         if "error" in answer:
             self._fail()
         self.lines: list[str] = answer["lines"]
+        self.addresses: dict[str, str] = answer["addresses"]
 
     def spawn(self, line: int, argv: Sequence[str]) -> tuple[Line, int]:
         """The connection that will carry the task's status, and the task's id."""
@@ -289,10 +343,7 @@ class Mom:
 
 
 def pbsdsh(argv: list[str]) -> int:
-    try:
-        found, command = getopt.gnu_getopt(argv, "c:n:svo")
-    except getopt.GetoptError as error:
-        fail(f"pbsdsh: {error}")
+    found, command = _getopt(argv, "c:n:svo", "pbsdsh", mixed=True, status=1)
     options = dict(found)
     if not command:
         fail("Usage: pbsdsh [-c copies][-s][-v][-o] -- program [args...]")
@@ -304,7 +355,6 @@ def pbsdsh(argv: list[str]) -> int:
         copies = _atoi(options["-c"]) if "-c" in options else count
         lines = [at % count for at in range(copies)]
     running: dict[int, tuple[Line, int, int]] = {}
-    lock = threading.Lock()
 
     def bail_out(signum: int, _: object) -> NoReturn:
         for _, task, line in list(running.values()):
@@ -312,12 +362,14 @@ def pbsdsh(argv: list[str]) -> int:
             mom.signal(task, line, signum)
         os._exit(1)
 
-    for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+    signals = (signal.SIGHUP, signal.SIGINT, signal.SIGTERM)
+    for signum in signals:
         signal.signal(signum, bail_out)
     for spawned, line in enumerate(lines):
+        signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # or a task could run that nobody would end
         connection, task = mom.spawn(line, command)
-        with lock:
-            running[spawned] = (connection, task, line)
+        running[spawned] = (connection, task, line)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signals)
         if "-v" in options:
             print(
                 f"pbsdsh: spawned task 0x{spawned:08X} on logical node {line} event {spawned + 2}", flush=True
@@ -331,20 +383,21 @@ def pbsdsh(argv: list[str]) -> int:
 
 def _wait(running: dict[int, tuple[Line, int, int]]) -> None:
     """Says what did not return 0, as it comes."""
-    with selectors.DefaultSelector() as selector:
-        for spawned, (connection, _, _) in running.items():
-            selector.register(connection.connection, selectors.EVENT_READ, spawned)
-        while running:
-            for key, _ in selector.select():
-                spawned = key.data
-                try:
-                    status = running[spawned][0].receive()["status"]
-                except Lost:
-                    sys.exit(2)
-                selector.unregister(key.fileobj)
-                del running[spawned]
-                if status:
-                    print(f"pbsdsh: task 0x{spawned:08X} exit status {status}", flush=True)
+    poll = select.poll()
+    of = {line.connection.fileno(): spawned for spawned, (line, _, _) in running.items()}
+    for descriptor in of:
+        poll.register(descriptor, select.POLLIN)
+    while running:
+        for descriptor, _ in poll.poll():
+            spawned = of[descriptor]
+            try:
+                status = running[spawned][0].receive()["status"]
+            except Lost:
+                sys.exit(2)
+            poll.unregister(descriptor)
+            del running[spawned]
+            if status:
+                print(f"pbsdsh: task 0x{spawned:08X} exit status {status}", flush=True)
 
 
 def _atoi(text: str) -> int:
@@ -366,8 +419,7 @@ def pbs_tmrsh(argv: list[str]) -> int:
     if nodefile is None:
         fail("/opt/pbs/bin/pbs_tmrsh: cannot find PBS_NODEFILE", 255)
     mom = Mom("pbs_tmrsh")
-    addresses = {entry.address: name for name, entry in configs.read().hosts.items()}
-    name = addresses.get(host, host)
+    name = mom.addresses.get(host, host)
     if name not in mom.lines:
         fail(f'/opt/pbs/bin/pbs_tmrsh: host "{host}" not found in PBS_NODEFILE', 255)
     connection, _ = mom.spawn(mom.lines.index(name), command)
@@ -381,11 +433,3 @@ def pbs_tmrsh(argv: list[str]) -> int:
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     function.__name__: function for function in (qsub, qstat, qdel, qrerun, qsig, pbsdsh, pbs_tmrsh)
 }
-
-
-def main(name: str, *argv: str) -> int:
-    return COMMANDS[name](list(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))

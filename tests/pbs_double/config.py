@@ -1,13 +1,11 @@
-"""One file that all parts read: where the server and the hosts are, and what differs between sites."""
+"""One file that all daemons read: where the server and the hosts are, and what differs between sites."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 DEFAULT = "/etc/pbs.json"
-VARIABLE = "PBS_CONF_FILE"
 KILL_DELAY = 10.0
 """Seconds, where a queue sets none."""
 
@@ -38,6 +36,8 @@ class Config:
     """From SIGTERM to SIGKILL while something of the script's session lives; the queue's own."""
     sweep: float = 0.15
     """The same once nothing of it does."""
+    look: float = 1.0
+    """Between two looks whether a host is there."""
     sister_lost: float = 433.0
     """From the loss of a sister to the end of its job."""
     first_lost: float = 310.0
@@ -64,7 +64,7 @@ def write(config: Config, path: Path) -> None:
     path.chmod(0o644)
 
 
-def read(path: str = "") -> Config:
-    found = json.loads(Path(path or os.environ.get(VARIABLE) or DEFAULT).read_text())
+def read(path: str) -> Config:
+    found = json.loads(Path(path).read_text())
     hosts = {name: HostConfig(**host) for name, host in found.pop("hosts").items()}
     return Config(**found, hosts=hosts)

@@ -14,14 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.pbs_double import commands, wire
+from tests.pbs_double import commands, serving, wire
 from tests.pbs_double import config as configs
 from tests.pbs_double.config import Config, HostConfig
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-TRIES = 3
-LIMIT = 60.0
-"""Seconds for daemons to answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +27,15 @@ class Local:
 
     folder: Path
     config: Config
-    moms: Mapping[str, "subprocess.Popen[bytes]"]
+    pids: Mapping[str, int]
+    """Of the server and of each host's MoM."""
 
     def crash(self, host: str) -> None:
         """Every process of that host is gone at once; those of its tasks are known by the port of its MoM."""
-        self.moms[host].kill()
-        self.moms[host].wait()
+        pid = self.pids[host]
+        os.kill(pid, signal.SIGKILL)
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
+            time.sleep(0.005)  # or it could still tell the others how its tasks end
         mark = f"PBS_MOMPORT={self.config.hosts[host].port}".encode()
         for file in Path("/proc").glob("[0-9]*/environ"):
             with suppress(OSError):
@@ -88,7 +88,7 @@ class Local:
         deadline = time.monotonic() + limit
         while (found := self.attributes(id)).get("job_state") != state:
             assert time.monotonic() < deadline, (id, found)
-            time.sleep(0.05)
+            time.sleep(0.02)
         return found
 
 
@@ -97,8 +97,9 @@ def up(folder: Path, hosts: Sequence[str], **settings: Any) -> Iterator[Local]:
     """The double with hosts of 16 CPUs and 8 GPUs; `settings` are of Config."""
     for name in ("bin", "home"):
         (folder / name).mkdir()
-    for _ in range(TRIES):
-        ports = _free_ports(len(hosts) + 1)
+    with ExitStack() as stack:
+        listeners = [stack.enter_context(serving.listen("127.0.0.1", 0)) for _ in ("the server", *hosts)]
+        ports = [listener.getsockname()[1] for listener in listeners]
         config = Config(
             address="127.0.0.1",
             port=ports[0],
@@ -113,50 +114,34 @@ def up(folder: Path, hosts: Sequence[str], **settings: Any) -> Iterator[Local]:
         config = dataclasses.replace(config, **settings)
         file = folder / "pbs.json"
         configs.write(config, file)
-        _install(folder, file)
-        with ExitStack() as stack:
-            moms = {host: _start(stack, "mom", file, host) for host in hosts}
-            ready = all(_answers(config.hosts[host].port, mom) for host, mom in moms.items())
-            # Not before: to the server, a host that does not answer yet is down.
-            if ready and _answers(config.port, _start(stack, "server", file)):
-                yield Local(folder=folder, config=config, moms=moms)
-                return
-    raise wire.Lost(f"no free ports in {TRIES} tries")
+        _install(folder, config)
+        with _daemons(file, dict(zip((config.server, *hosts), listeners, strict=True))) as pids:
+            yield Local(folder=folder, config=config, pids=pids)
 
 
-def _start(stack: ExitStack, module: str, *arguments: Path | str) -> "subprocess.Popen[bytes]":
-    process = subprocess.Popen(
-        [sys.executable, "-m", f"tests.pbs_double.{module}", *arguments],
+@contextmanager
+def _daemons(file: Path, listeners: Mapping[str, socket.socket]) -> Iterator[dict[str, int]]:
+    """The process of each that answers at one of these sockets, which are closed here; they end with this context."""
+    numbers = {name: listener.fileno() for name, listener in listeners.items()}
+    places = [f"{name}={number}" for name, number in numbers.items()]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.pbs_double.daemons", file, *places],
         env={**os.environ, "PYTHONPATH": str(CHECKOUT)},
-    )
-    stack.callback(process.wait)
-    stack.callback(process.kill)
-    return process
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        pass_fds=tuple(numbers.values()),
+    ) as daemons:
+        for listener in listeners.values():
+            listener.close()
+        assert daemons.stdout is not None
+        lines = [daemons.stdout.readline().split() for _ in listeners]
+        yield {name: int(pid) for name, pid in lines}
 
 
-def _install(folder: Path, file: Path) -> None:
+def _install(folder: Path, config: Config) -> None:
     """The commands, and a login profile that finds them."""
-    for name in commands.COMMANDS:
-        words = ["env", f"PYTHONPATH={CHECKOUT}", f"{configs.VARIABLE}={file}", sys.executable, "-m"]
-        line = shlex.join([*words, "tests.pbs_double.commands", name])
-        (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {line} "$@"\n')
+    for name, text in commands.programs(config, f"{sys.executable} -IS", str(CHECKOUT)).items():
+        (folder / "bin" / name).write_text(text)
         (folder / "bin" / name).chmod(0o755)
     (folder / "home/.profile").write_text(f"PATH=$PATH:{shlex.quote(str(folder / 'bin'))}\n")
-
-
-def _free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        listeners = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [listener.getsockname()[1] for listener in listeners]
-
-
-def _answers(port: int, daemon: "subprocess.Popen[bytes]") -> bool:
-    """Whether the daemon listens there in the end; not where somebody else took the port first."""
-    deadline = time.monotonic() + LIMIT
-    while daemon.poll() is None:
-        with suppress(wire.Lost):
-            wire.connect("127.0.0.1", port, 1.0).close()
-            return daemon.poll() is None
-        assert time.monotonic() < deadline, f"the daemon at port {port} does not answer"
-        time.sleep(0.05)
-    return False

@@ -6,10 +6,12 @@ Usage: python -m tests.pbs_double.mom CONFIG HOST
 """
 
 import contextlib
+import math
 import os
 import pwd
 import resource
 import secrets
+import selectors
 import shutil
 import signal
 import socket
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.pbs_double import config as configs
-from tests.pbs_double import variables, wire
+from tests.pbs_double import serving, variables, wire
 from tests.pbs_double.request import Chunk
 from tests.pbs_double.variables import Job, Site
 from tests.pbs_double.wire import Line, Lost, Message
@@ -35,6 +37,8 @@ PING = 3.0
 """Seconds for a host to answer that it is there."""
 GONE = 5.0
 """Seconds allowed to killed processes."""
+ON_ITS_WAY = 0.02
+"""Seconds in which nothing more must come for a stream to be complete."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -126,7 +130,8 @@ class Mom:
     # --- from pbsdsh and pbs_tmrsh --------------------------------------------------------------------------------
 
     def _init(self, line: Line, held: Held) -> None:
-        line.send({"lines": list(held.job.lines)})
+        addresses = {host.address: name for name, host in self.config.hosts.items()}
+        line.send({"lines": list(held.job.lines), "addresses": addresses})
 
     def _spawn(self, line: Line, held: Held, at: int, argv: list[str]) -> None:
         host = held.job.lines[at]
@@ -244,7 +249,7 @@ class Mom:
                 held.lost.pop(sister, None)
             except Lost:
                 held.lost.setdefault(sister, time.monotonic())
-            time.sleep(1.0)
+            time.sleep(self.config.look)
 
     def _dismiss(self, held: Held, sister: str) -> None:
         """Has a sister end what is left there, when it can be reached again."""
@@ -253,7 +258,7 @@ class Mom:
                 self._call(sister, {"op": "leave", "job": held.job.id, "cookie": held.job.cookie})
                 break
             except Lost:
-                time.sleep(1.0)
+                time.sleep(self.config.look)
         held.leaving.discard(sister)
 
     def _until_ended(self, held: Held, shell: "subprocess.Popen[bytes]", how: dict[str, Any]) -> int:
@@ -376,35 +381,58 @@ class Demux:
     """Merges what tasks print, as it comes, into the job's files."""
 
     def __init__(self, address: str, out: Path, err: Path):
-        self._listeners = []
-        for file in (out, err):
-            listener = socket.create_server((address, 0), backlog=128)
-            self._listeners.append(listener)
-            threading.Thread(target=self._accept, args=(listener, file), daemon=True).start()
+        self._streams = (Stream(address, out), Stream(address, err))
 
     @property
     def ports(self) -> tuple[int, int]:
-        out, err = (listener.getsockname()[1] for listener in self._listeners)
-        return out, err
+        return self._streams[0].port, self._streams[1].port
 
     def close(self) -> None:
         """What tasks have sent before they ended is written, and nothing else."""
-        time.sleep(0.1)
-        for listener in self._listeners:
-            listener.close()
+        for stream in self._streams:
+            stream.end()
+        for stream in self._streams:
+            stream.thread.join()
 
-    def _accept(self, listener: socket.socket, file: Path) -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._copy, args=(connection, file), daemon=True).start()
 
-    def _copy(self, connection: socket.socket, file: Path) -> None:
-        with connection, file.open("ab", buffering=0) as target, contextlib.suppress(OSError):
-            while data := connection.recv(4096):
-                target.write(data)
+class Stream:
+    """What all tasks print on one of their streams, into one file."""
+
+    def __init__(self, address: str, file: Path):
+        self._listener = socket.create_server((address, 0), backlog=128)
+        self.port: int = self._listener.getsockname()[1]
+        self._ended, self._end = socket.socketpair()
+        self.thread = threading.Thread(target=self._merge, args=(file,), daemon=True)
+        self.thread.start()
+
+    def end(self) -> None:
+        self._end.close()
+
+    def _merge(self, file: Path) -> None:
+        with selectors.DefaultSelector() as selector, file.open("ab", buffering=0) as target:
+            for waited_for in (self._listener, self._ended):
+                selector.register(waited_for, selectors.EVENT_READ)
+            tasks: list[socket.socket] = []
+            wait, until = None, math.inf
+            while (ready := {key.fileobj for key, _ in selector.select(wait)}) and time.monotonic() < until:
+                if self._ended in ready:
+                    selector.unregister(self._ended)
+                    wait, until = ON_ITS_WAY, time.monotonic() + GONE
+                if self._listener in ready:
+                    connection, _ = self._listener.accept()
+                    selector.register(connection, selectors.EVENT_READ)
+                    tasks.append(connection)
+                for connection in [task for task in tasks if task in ready]:
+                    data = b""
+                    with contextlib.suppress(OSError):
+                        data = connection.recv(4096)
+                    target.write(data)
+                    if not data:
+                        selector.unregister(connection)
+                        connection.close()
+                        tasks.remove(connection)
+            for left in (*tasks, self._listener, self._ended):
+                left.close()
 
 
 def signal_sessions(sessions: Any, signum: int) -> None:
@@ -416,12 +444,13 @@ def signal_sessions(sessions: Any, signum: int) -> None:
 
 def alive(sessions: Any) -> list[int]:
     """The processes of these sessions that are more than zombies."""
-    wanted, found = set(sessions), []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            state, _, _, session = path.read_text().rpartition(")")[2].split()[:4]
-            if int(session) in wanted and state not in "ZX":
-                found.append(int(path.parent.name))
+    wanted, found = {str(session) for session in sessions}, []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdecimal():
+            with contextlib.suppress(OSError):
+                state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
+                if session in wanted and state not in "ZX":
+                    found.append(int(folder.name))
     return found
 
 
@@ -435,16 +464,18 @@ def to_message(job: Job) -> dict[str, Any]:
     return asdict(job)
 
 
-def main(path: str, host: str) -> None:
+def run(config: configs.Config, host: str, listener: socket.socket) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # and so in all that it starts
     hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)[1]
     limit = MEMLOCK if hard == resource.RLIM_INFINITY else min(MEMLOCK, hard)
     resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
     os.umask(0o022)
+    serving.serve(listener, Mom(config, host).answer)
+
+
+def main(path: str, host: str) -> None:
     config = configs.read(path)
-    mom = Mom(config, host)
-    address = mom.me.address if mom.me.address.startswith("127.") else "0.0.0.0"
-    wire.serve(address, mom.me.port, mom.answer).serve_forever()
+    run(config, host, serving.listen("0.0.0.0", config.hosts[host].port))
 
 
 if __name__ == "__main__":

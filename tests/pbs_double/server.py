@@ -7,6 +7,7 @@ import contextlib
 import os
 import pwd
 import secrets
+import socket
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.pbs_double import config as configs
-from tests.pbs_double import mom, request, wire
+from tests.pbs_double import mom, request, serving, wire
 from tests.pbs_double.config import KILL_DELAY
 from tests.pbs_double.mom import PING
 from tests.pbs_double.request import Placed, Request
@@ -27,6 +28,8 @@ FOREVER = "8760:00:00"
 DELETED = 271
 FORCED = 265
 FIRST_LOST = -20
+SCHEDULE = 0.1
+"""Seconds after which the scheduler looks again, although nothing has changed that it was told of."""
 NODE_DOWN = 64.0
 """Seconds without an answer after which a host is down."""
 PRIVATE = "PRIVATE"
@@ -63,10 +66,13 @@ class Server:
         self.down: set[str] = set()
         """Hosts that get no jobs."""
         self.lock = threading.RLock()
+        self.changed = threading.Event()
+        """Whether there may be something to start."""
 
     def answer(self, line: Line, message: Message) -> None:
         with self.lock:
             line.send(getattr(self, f"_{message.pop('op')}")(**message))
+        self.changed.set()
 
     def _submit(self, **sent: Any) -> Message:
         try:
@@ -284,18 +290,23 @@ def _watch(server: Server) -> None:
             server.watch()
         except Exception:  # else hosts would be watched no more, and nobody told
             traceback.print_exc()
-        time.sleep(1.0)
+        time.sleep(server.config.look)
+
+
+def run(config: configs.Config, listener: socket.socket) -> None:
+    server = Server(config)
+    for work in (serving.serve, _watch):
+        arguments = (listener, server.answer) if work is serving.serve else (server,)
+        threading.Thread(target=work, args=arguments, daemon=True).start()
+    while True:
+        server.schedule()
+        server.changed.wait(SCHEDULE)
+        server.changed.clear()
 
 
 def main(path: str) -> None:
     config = configs.read(path)
-    server = Server(config)
-    listening = wire.serve(config.address, config.port, server.answer)
-    threading.Thread(target=listening.serve_forever, daemon=True).start()
-    threading.Thread(target=_watch, args=(server,), daemon=True).start()
-    while True:
-        server.schedule()
-        time.sleep(0.1)
+    run(config, serving.listen(config.address, config.port))
 
 
 if __name__ == "__main__":

@@ -1,14 +1,25 @@
-"""Messages between the processes: JSON, a line each, over TCP. The only module that knows sockets."""
+"""Messages between the processes: as marshal writes them, behind their length, over TCP.
 
-import json
-import socket
-import socketserver
-from collections.abc import Callable
-from typing import Any
+The commands start with this module for every call, so it needs nothing that takes longer to import than they run.
+"""
 
-Message = dict[str, Any]
+from __future__ import annotations
+
+import marshal
+from _socket import AF_INET, IPPROTO_TCP, SOCK_STREAM, TCP_NODELAY, socket
+
+TYPE_CHECKING = False  # typing has it too
+if TYPE_CHECKING:
+    from typing import Any
+
+    Message = dict[str, Any]
+else:
+    Message = dict
+
 LIMIT = 20.0
 """Seconds for a connection and a plain answer."""
+HEAD = 4
+"""Bytes of a message's length."""
 
 
 class Lost(Exception):
@@ -18,36 +29,45 @@ class Lost(Exception):
 class Line:
     """One connection."""
 
-    def __init__(self, connection: socket.socket):
+    def __init__(self, connection: socket):
         self.connection = connection
-        self._reader = connection.makefile("rb")
 
     def send(self, message: Message) -> None:
+        body = marshal.dumps(message)
         try:
-            self.connection.sendall(json.dumps(message).encode() + b"\n")
+            self.connection.sendall(len(body).to_bytes(HEAD, "big") + body)
         except OSError as error:
             raise Lost(str(error)) from None
 
     def receive(self) -> Message:
         """Blocks; Lost at the end."""
-        try:
-            text = self._reader.readline()
-        except OSError as error:
-            raise Lost(str(error)) from None
-        if not text.endswith(b"\n"):
-            raise Lost("the connection ended")
-        message: Message = json.loads(text)
+        message: Message = marshal.loads(self._read(int.from_bytes(self._read(HEAD), "big")))
         return message
 
+    def _read(self, size: int) -> bytes:
+        found = b""
+        while len(found) < size:
+            try:
+                part = self.connection.recv(size - len(found))
+            except OSError as error:
+                raise Lost(str(error)) from None
+            if not part:
+                raise Lost("the connection ended")
+            found += part
+        return found
+
     def close(self) -> None:
-        self._reader.close()
         self.connection.close()
 
 
 def connect(address: str, port: int, limit: float = LIMIT) -> Line:
+    connection = socket(AF_INET, SOCK_STREAM)
+    connection.settimeout(limit)
     try:
-        connection = socket.create_connection((address, port), limit)
+        connection.connect((address, port))
+        connection.setsockopt(IPPROTO_TCP, TCP_NODELAY, 1)
     except OSError as error:
+        connection.close()
         raise Lost(f"{address}:{port}: {error}") from None
     connection.settimeout(None)
     return Line(connection)
@@ -62,26 +82,3 @@ def call(address: str, port: int, message: Message, limit: float = LIMIT) -> Mes
         return line.receive()
     finally:
         line.close()
-
-
-def serve(
-    address: str, port: int, answer: Callable[[Line, Message], None]
-) -> socketserver.ThreadingTCPServer:
-    """A server whose first message of each connection goes to `answer`, in a thread of its own."""
-
-    class Handler(socketserver.BaseRequestHandler):
-        def handle(self) -> None:
-            line = Line(self.request)
-            try:
-                answer(line, line.receive())
-            except Lost:
-                pass
-            finally:
-                line.close()
-
-    class Server(socketserver.ThreadingTCPServer):
-        allow_reuse_address = True
-        daemon_threads = True
-        request_queue_size = 128
-
-    return Server((address, port), Handler)
