@@ -30,6 +30,7 @@ TM_VARIABLES = (
     *("PBS_JOBID", "PBS_JOBCOOKIE", "PBS_ENVIRONMENT", "PBS_NODENUM", "PBS_TASKNUM", "PBS_MOMPORT"),
 )
 QSUB_OPTIONS = "a:A:c:C:e:j:J:k:l:m:M:N:o:p:P:q:r:R:S:u:v:VW:zhf"
+QUEUE = "workq"
 FINISHED, UNKNOWN = 35, 153
 PROGRAM = """\
 #!{interpreter}
@@ -91,7 +92,8 @@ def qsub(argv: list[str]) -> int:
         "name": given.get("-N") or (os.path.basename(rest[0]) if rest else "STDIN"),
         "resources": {**resources, **overriding},
         "given": _variables(given.get("-v", "")),
-        "submitted": _submitted(),
+        "submitted": _submitted(given.get("-q", QUEUE)),
+        "queue": given.get("-q", QUEUE),
         "array": _array(given.get("-J", "")),
         "out": given.get("-o", "").rpartition(":")[2],
         "err": given.get("-e", "").rpartition(":")[2],
@@ -179,11 +181,11 @@ def _unquoted(text: str) -> tuple[str, int]:
     return value, len(text)
 
 
-def _submitted() -> dict[str, str]:
+def _submitted(queue: str) -> dict[str, str]:
     names = ("HOME", "LOGNAME", "MAIL", "PATH", "SHELL")
     found = {f"PBS_O_{name}": os.environ[name] for name in names if name in os.environ}
     here = {"PBS_O_HOST": os.uname().nodename, "PBS_O_WORKDIR": os.environ.get("PWD", os.getcwd())}
-    return {**found, **here, "PBS_O_QUEUE": "workq", "PBS_O_SYSTEM": "Linux"}
+    return {**found, **here, "PBS_O_QUEUE": queue, "PBS_O_SYSTEM": "Linux"}
 
 
 def _array(text: str) -> tuple[int, int, int] | None:

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from tests.pbs_double.commands import QUEUE
+
 DEFAULT = "/etc/pbs.json"
 KILL_DELAY = 10.0
 """Seconds, where a queue sets none."""
@@ -34,6 +36,8 @@ class Config:
     """The home of whoever submits; empty for that of the password file."""
     kill_delay: float = KILL_DELAY
     """From SIGTERM to SIGKILL while something of the script's session lives; the queue's own."""
+    queues: Mapping[str, float] = field(default_factory=dict)
+    """Further queues, and the kill_delay of each."""
     sweep: float = 0.15
     """The same once nothing of it does."""
     look: float = 1.0
@@ -46,6 +50,11 @@ class Config:
     gpu_hook: bool = False
     split: int = 0
     """CPUs of a node, where a hook splits `-l ncpus=` over nodes."""
+
+    @property
+    def kill_delays(self) -> Mapping[str, float]:
+        """Of all queues."""
+        return {QUEUE: self.kill_delay, **self.queues}
 
     def spool_of(self, host: str) -> Path:
         """A host's own spool. `{host}` in `spool` sets hosts apart that share a file tree."""

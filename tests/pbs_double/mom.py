@@ -275,10 +275,10 @@ class Mom:
                 with held.files[1].open("ab") as err:
                     used = int(walltime + now - deadline) + 1
                     err.write(b"=>> PBS: job killed: walltime %d exceeded limit %d\n" % (used, walltime))
-                self._ask_to_end(held, status=WALLTIME, grace=self.config.kill_delay)
+                self._ask_to_end(held, status=WALLTIME, grace=how["kill_delay"])
             code = shell.poll()
             if held.ending:
-                due = held.ending + self.config.kill_delay
+                due = held.ending + how["kill_delay"]
                 if code is not None and not alive([sid]):
                     due = held.ending + max(self.config.sweep, held.grace)
                 if now >= due:

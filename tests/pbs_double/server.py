@@ -23,7 +23,6 @@ from tests.pbs_double.request import Placed, Request
 from tests.pbs_double.variables import Job
 from tests.pbs_double.wire import Line, Lost, Message
 
-QUEUE = "workq"
 FOREVER = "8760:00:00"
 DELETED = 271
 FORCED = 265
@@ -75,6 +74,8 @@ class Server:
         self.changed.set()
 
     def _submit(self, **sent: Any) -> Message:
+        if sent["queue"] not in self.config.kill_delays:
+            return {"error": "Unknown queue"}
         try:
             asked = request.read(sent["resources"], split=self.config.split)
         except request.Refused as error:
@@ -95,10 +96,12 @@ class Server:
         return {"jobs": [self._attributes(entry) for entry in found]}
 
     def _queues(self) -> Message:
-        found = {"queue_type": "Execution", "enabled": "True", "started": "True"}
-        if self.config.kill_delay != KILL_DELAY:
-            found["kill_delay"] = f"{self.config.kill_delay:.0f}"
-        return {"queues": {QUEUE: found}}
+        found = {}
+        for name, delay in self.config.kill_delays.items():
+            found[name] = {"queue_type": "Execution", "enabled": "True", "started": "True"}
+            if delay != KILL_DELAY:
+                found[name]["kill_delay"] = f"{delay:.0f}"
+        return {"queues": found}
 
     def _delete(self, id: str, force: bool, user: str) -> Message:
         found = self._named(id)
@@ -161,7 +164,7 @@ class Server:
             "Job_Name": sent["name"],
             "Job_Owner": f"{sent['user']}@{sent['submitted']['PBS_O_HOST']}",
             "job_state": entry.state,
-            "queue": QUEUE,
+            "queue": sent["queue"],
             "server": self.config.server,
             "Error_Path": f"{sent['submitted']['PBS_O_HOST']}:{self._paths(entry)[1]}",
         }
@@ -261,7 +264,7 @@ class Server:
             user=sent["user"],
             home=home,
             shell=user.pw_shell,
-            queue=QUEUE,
+            queue=sent["queue"],
             cookie=secrets.token_hex(16).upper(),
             submitted=sent["submitted"],
             given=sent["given"],
@@ -279,6 +282,7 @@ class Server:
             "err": err,
             "rerunnable": sent["rerunnable"],
             "run": entry.run_count,
+            "kill_delay": self.config.kill_delays[sent["queue"]],
             "walltime": request.seconds(entry.request.listed.get("walltime", FOREVER)),
         }
         return {"op": "run", "job": mom.to_message(job), "script": sent["script"], "how": how}

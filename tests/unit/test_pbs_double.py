@@ -28,10 +28,10 @@ NOT_OURS = {"CASE", "MYVAR"}
 """Set by the recording's own script and request."""
 HOSTS = ("pbsn1", "pbsn2", "pbsn3")
 KILL_DELAY = 1.0
-"""Seconds for what lingers; the real one's default is that of Config."""
+"""Seconds, of the queue for what lingers; the real one's default is that of Config."""
 BOUND = 50.0  # s, for anything waited for here
 PATIENT = 600.0
-"""The same where nothing must wait for it."""
+"""Of the other queue, where nothing must wait for it."""
 TWO = ("-l", "select=2:ncpus=1", "-l", "place=scatter")
 TASK = """\
 trap 'echo $EPOCHREALTIME TERM >>{log}.$PBS_NODENUM' TERM
@@ -173,14 +173,8 @@ def test_a_list_of_variables_that_qsub_cannot_read_is_refused(
 
 @pytest.fixture(scope="module")
 def pbs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    with local.up(tmp_path_factory.mktemp("pbs"), HOSTS, kill_delay=PATIENT) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    """One whose KILL_DELAY is waited for."""
-    with local.up(tmp_path_factory.mktemp("hasty"), HOSTS, kill_delay=KILL_DELAY) as found:
+    folder = tmp_path_factory.mktemp("pbs")
+    with local.up(folder, HOSTS, kill_delay=PATIENT, queues={"hasty": KILL_DELAY}) as found:
         yield found
 
 
@@ -341,11 +335,13 @@ def started(log: Path) -> None:
     until(lambda: all(Path(f"{log}.{host}").exists() for host in (0, 1)), "the tasks start")
 
 
-def qdel(pbs: Local, script: str, log: Path, *options: str) -> tuple[float, dict[str, str], str]:
+def qdel(
+    pbs: Local, script: str, log: Path, *options: str, queue: str = "workq"
+) -> tuple[float, dict[str, str], str]:
     """(when qdel was called, attributes, stdout) of a job that was deleted once its tasks had started."""
     task = log.with_name("task.sh")
     task.write_text(TASK.format(log=log))
-    id = pbs.submit(f"#!/bin/bash\n{script.format(task=task)}\n", "-N", "q", *TWO)
+    id = pbs.submit(f"#!/bin/bash\n{script.format(task=task)}\n", "-N", "q", "-q", queue, *TWO)
     started(log)
     when = time.time()
     assert pbs.run("qdel", *options, id).returncode == 0
@@ -365,10 +361,10 @@ def test_a_plain_scripts_tasks_are_killed_right_after_term_on_all_hosts(pbs: Loc
 
 
 def test_a_script_that_lingers_has_kill_delay_and_sisters_get_term_through_pbsdsh(
-    hasty: Local, tmp_path: Path
+    pbs: Local, tmp_path: Path
 ) -> None:
     script = "trap : TERM; pbsdsh -- bash {task} & wait; while :; do sleep 0.1; done"
-    when, ended, _ = qdel(hasty, script, tmp_path / "log")
+    when, ended, _ = qdel(pbs, script, tmp_path / "log", queue="hasty")
     for host, count in ((0, 2), (1, 1)):
         terms, last = times(tmp_path / "log", host)
         assert 1 <= len(terms) <= count  # two that come at once are one to a process
@@ -376,9 +372,9 @@ def test_a_script_that_lingers_has_kill_delay_and_sisters_get_term_through_pbsds
     assert ended["Exit_status"] == "271"
 
 
-def test_sisters_get_no_signal_where_pbsdsh_does_not_pass_it_on(hasty: Local, tmp_path: Path) -> None:
+def test_sisters_get_no_signal_where_pbsdsh_does_not_pass_it_on(pbs: Local, tmp_path: Path) -> None:
     script = "trap : TERM; setsid pbsdsh -- bash {task} & wait; while sleep 0.1; do :; done"
-    when, _, out = qdel(hasty, script, tmp_path / "log")
+    when, _, out = qdel(pbs, script, tmp_path / "log", queue="hasty")
     assert [len(times(tmp_path / "log", host)[0]) for host in (0, 1)] == [1, 0]
     assert all(times(tmp_path / "log", host)[1] - when > KILL_DELAY - 0.3 for host in (0, 1))
     assert "killing" not in out
@@ -410,9 +406,9 @@ def test_background_processes_end_with_the_script(pbs: Local, tmp_path: Path) ->
     assert [runs(int(pid.read_text())) for pid in pids] == [False] * 3
 
 
-def test_walltime_is_said_on_stderr_and_gives_kill_delay(hasty: Local, tmp_path: Path) -> None:
+def test_walltime_is_said_on_stderr_and_gives_kill_delay(pbs: Local, tmp_path: Path) -> None:
     (tmp_path / "task.sh").write_text(TASK.format(log=tmp_path / "log"))
-    _, err, ended = ran(hasty, f"pbsdsh -- bash {tmp_path}/task.sh", *TWO, "-l", "walltime=2")
+    _, err, ended = ran(pbs, f"pbsdsh -- bash {tmp_path}/task.sh", *TWO, "-q", "hasty", "-l", "walltime=2")
     terms, last = times(tmp_path / "log", 1)
     assert len(terms) == 1
     assert KILL_DELAY - 0.3 < last - terms[0] < BOUND
@@ -579,6 +575,12 @@ def test_a_queue_tells_its_kill_delay_where_it_has_one_of_its_own(pbs: Local) ->
     assert f"    kill_delay = {PATIENT:.0f}\n" in pbs.run("qstat", "-Q", "-f", "workq").stdout
     unknown = pbs.run("qstat", "-Q", "-f", "noq")
     assert (unknown.returncode, unknown.stderr) == (170, "qstat: Unknown queue noq\n")
+
+
+def test_a_job_tells_the_queue_that_it_was_sent_to(pbs: Local) -> None:
+    out, _, ended = ran(pbs, "echo $PBS_QUEUE $PBS_O_QUEUE", *TWO, "-q", "hasty")
+    assert (out, ended["queue"]) == ("hasty hasty\n", "hasty")
+    assert pbs.run("qsub", "-q", "noq", input="true\n").stderr == "qsub: Unknown queue\n"
 
 
 def test_qstat_wraps_long_lines(pbs: Local) -> None:
