@@ -199,7 +199,7 @@ node_names() { printf '%s\n' "${hosts[@]}"; }
 # TERM reaches tasks of the first host only, and none where they were not started by PBS.
 end() {
     asked=$1
-    cut_short
+    if [[ $1 == 143 ]]; then cut_short; fi # the others do so themselves, and a second one would end ranks that save
 }
 
 # Has the first node's entrypoint end, which tells all others; where it is not there (any more), all that are.
