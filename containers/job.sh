@@ -25,8 +25,11 @@ LC_ALL=C # bytes, not characters; srun's messages in English
 
 readonly ATTEMPTS=3      # after a port or peer that was not available
 readonly FRUITLESS=3     # restarts in a row without a new checkpoint between them
-readonly LATE=10         # times 0.5 s: what a shared file system may take to show a node's file,
+readonly LATE=10         # times LATE_PAUSE: what a shared file system may take to show a node's file,
 readonly LATE_FAILED=2   # and where a failure is known
+readonly LATE_PAUSE=0.5  # s
+readonly LOG_TRIES=50    # times LOG_PAUSE: what writing the rest of the log may take
+readonly LOG_PAUSE=0.1   # s
 readonly DONE=0 BAD_INPUT=64 UNAVAILABLE=69 SAVED=75
 
 say() { printf 'apptrain: %s\n' "${*//$'\n'/ }" >&2; }
@@ -295,7 +298,7 @@ close_log() {
     local waited=0
     trap '' HUP INT TERM # also for `sleep`, of whose end bash would tell
     exec >&3 2>&4 3>&- 4>&-
-    while kill -0 "${loggers[@]}" 2>/dev/null && ((waited++ < 50)); do sleep 0.1; done
+    while kill -0 "${loggers[@]}" 2>/dev/null && ((waited++ < LOG_TRIES)); do sleep "$LOG_PAUSE"; done
     kill -KILL "${loggers[@]}" 2>/dev/null || true
 }
 
@@ -452,7 +455,7 @@ run_attempts() {
             find_last
             judge
             if ((${#missing[@]} == 0)) || [[ -n $asked || (-n $earliest && $late -ge $LATE_FAILED) ]]; then break; fi
-            sleep 0.5
+            sleep "$LATE_PAUSE"
         done
         # A rank's own 69 is not ours (entrypoint/outcome.py has the same rule).
         if ((status != UNAVAILABLE || try == ATTEMPTS)) || [[ -n $failed_rank$asked$port_by_hand ]]; then return; fi

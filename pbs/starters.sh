@@ -10,7 +10,8 @@
 # environment, removed at the end; tasks/N.RANK, the answer of a task: host, process, boot; tasks/N.RANK.said, what its
 # starter printed; logs/N/HOST.task.log, what it prints.
 readonly POLL=0.3 # s
-readonly SETTLE=5 # s in which a shared file system may still show an answer
+readonly SETTLE=5 # s in which a shared file system may still show an answer,
+readonly SETTLE_ALL=2 # and where no starter is left
 readonly LOOK=2 # s between two looks at the outcomes
 readonly LOST=5 # s that a starter has to notice that its host is gone, once the other hosts say so
 readonly LINGER=120 # s that a starter has once another host has ended: all hosts end together
@@ -306,7 +307,7 @@ hear_answers() {
     done
     for ((rank = 0; rank < nnodes; rank++)); do
         [[ -z ${answered[rank]:-} ]] || continue
-        if [[ -n ${gone[rank]:-} ]] && ((SECONDS - gone[rank] >= SETTLE || ${#pids[@]} == ${#gone[@]} && SECONDS - gone[rank] >= 2)); then
+        if [[ -n ${gone[rank]:-} ]] && ((SECONDS - gone[rank] >= SETTLE || ${#pids[@]} == ${#gone[@]} && SECONDS - gone[rank] >= SETTLE_ALL)); then
             answered[rank]=none
             write_outcome "$rank" "its task ended before it said that it had started: $starter said: $(starter_said "$rank")"
         elif ((SECONDS - since >= ANSWER)); then

@@ -9,7 +9,8 @@
 # own, this process passes a signal on to it once, and keep.sh ends it when this process is gone, however that was.
 set -uo pipefail
 run_dir=$1 attempt=$2 starter=$3 rank=$4 host=$5
-readonly TRIES=40 # times 0.25 s: what a shared file system may take to show the job script's files
+readonly TRIES=40 # times TRY_PAUSE: what a shared file system may take to show the job script's files
+readonly TRY_PAUSE=0.25 # s
 
 say() { printf 'task.sh: %s: %s\n' "$(uname -n)" "$*" >&2; }
 
@@ -83,7 +84,7 @@ pass_on() {
 umask 077
 for ((try = 0; try < TRIES; try++)); do
     if [[ -r $run_dir/tasks/$attempt.env ]]; then break; fi
-    sleep 0.25
+    sleep "$TRY_PAUSE"
 done
 [[ -r $run_dir/tasks/$attempt.env ]] || refuse "the run directory $run_dir is not there on this node: give one that all nodes share in APPTRAIN_RUN_DIR"
 if [[ $rank == - ]]; then find_rank; fi
