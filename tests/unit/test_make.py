@@ -1,9 +1,11 @@
 """`make` in a fresh checkout: what is refused before anything is created, what is made, what is never left.
 
 The checkouts here are real ones with the real Makefile and tools, and locks of one tiny wheel each, so that
-each venv is really made, with pip, without a network.
+each venv is really filled, with pip, without a network. Python's venv module takes 5 s of a processor, so it makes
+that of `ready` alone; the others are copies of it (`quick`, `made`).
 """
 
+import copy
 import hashlib
 import os
 import re
@@ -23,6 +25,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 BOUND = 120  # s, for anything that makes a venv
 NEED = "Python 3.11 to 3.14 with venv and pip is needed"
 BASE_PYTHON = Path(sys._base_executable).resolve()  # type: ignore[attr-defined]
+VENV = pytest.mark.xdist_group("make-venv")
+"""Those that need `ready`, which is worth making once."""
 
 
 def write_wheel(folder: Path, name: str) -> str:
@@ -45,7 +49,7 @@ def write_wheel(folder: Path, name: str) -> str:
 class Checkout:
     """A checkout with tiny locks, and the environment of a new user in it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, tools: Path) -> None:
         self.path = folder / "check out"
         self.path.mkdir(parents=True)
         shutil.copy(CHECKOUT / "Makefile", self.path)
@@ -61,14 +65,11 @@ class Checkout:
         self.sizes(1)
         self.bin = folder / "bin"
         self.bin.mkdir()
-        for tool in Path("/usr/bin").iterdir():
-            if not tool.name.startswith(("python", "pip")):
-                (self.bin / tool.name).symlink_to(tool)
-        self.add_python("python3", "")
+        self.add_python("python3")
         home = folder / "home"
         home.mkdir()
         self.env = {
-            "PATH": str(self.bin),
+            "PATH": f"{self.bin}:{tools}",
             "HOME": str(home),
             "PIP_CONFIG_FILE": "/dev/null",
             "PIP_NO_INDEX": "1",
@@ -83,17 +84,17 @@ class Checkout:
         text = f"# a comment\nrun {megabytes} {megabytes}\ndev 1 1\n"
         (self.path / "requirements" / "sizes").write_text(text)
 
-    def add_python(self, name: str, changes: str) -> Path:
-        """A `name` on PATH: this Python, which first runs `changes`."""
-        path = self.bin / name
-        path.unlink(missing_ok=True)
-        text = f"#!/bin/sh\nexec '{BASE_PYTHON}' \"$@\"\n"
+    def add_tool(self, name: str, script: str) -> None:
+        """A `name` that is found first on PATH."""
+        (self.bin / name).write_text(f"#!/bin/sh\n{script}\n")
+        (self.bin / name).chmod(0o755)
+
+    def add_python(self, name: str, changes: str = "", before: str = "") -> None:
+        """This Python, which first runs `changes`, after the line `before` of the shell."""
+        arguments = '"$@"'
         if changes:
-            program = f"import sys; {changes}; exec(sys.stdin.read())"
-            text = f"#!/bin/sh\nexec '{BASE_PYTHON}' -c '{program}'\n"
-        path.write_text(text)
-        path.chmod(0o755)
-        return path
+            arguments = f"-c 'import sys; {changes}; exec(sys.stdin.read())'"
+        self.add_tool(name, f"{before}\nexec '{BASE_PYTHON}' {arguments}")
 
     def make(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         return self.run("make", "--no-print-directory", *arguments)
@@ -132,18 +133,54 @@ class Checkout:
         return {str(path): path.lstat().st_mtime_ns for path in self.path.rglob("*")}
 
 
+@pytest.fixture(scope="module")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of this machine without its Pythons, for the end of PATH."""
+    folder = tmp_path_factory.mktemp("tools")
+    for tool in Path("/usr/bin").iterdir():
+        if not tool.name.startswith(("python", "pip")):
+            (folder / tool.name).symlink_to(tool)
+    return folder
+
+
 @pytest.fixture
-def checkout(tmp_path: Path) -> Checkout:
-    return Checkout(tmp_path)
+def checkout(tmp_path: Path, tools: Path) -> Checkout:
+    return Checkout(tmp_path, tools)
 
 
 @pytest.fixture(scope="module")
-def ready(tmp_path_factory: pytest.TempPathFactory) -> Checkout:
+def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where what Python's venv module made for `ready` is kept, as it was then."""
+    return tmp_path_factory.mktemp("pristine")
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory: pytest.TempPathFactory, tools: Path, pristine: Path) -> Checkout:
     """A checkout whose venv is there; tests leave it as it is, or copy it."""
-    made = Checkout(tmp_path_factory.mktemp("ready"))
+    made = Checkout(tmp_path_factory.mktemp("ready"), tools)
+    keep = f"""cp -a "$4"/* '{pristine}' && rm '{pristine}/apptrain.venv'"""
+    made.add_tool("python3", f"""'{BASE_PYTHON}' "$@" || exit\nif [ "$2 $3" = "-m venv" ]; then {keep}; fi""")
     done = made.make("venv-dev")
     assert done.returncode == 0, done.stderr
     return made
+
+
+@pytest.fixture
+def quick(checkout: Checkout, ready: Checkout, pristine: Path) -> Checkout:
+    """A checkout whose Python makes a venv by copying one."""
+    assert ready.venv.exists()
+    take = f"""exec cp -a '{pristine}/.' "$4\""""
+    checkout.add_python("python3", before=f"""if [ "$2 $3" = "-m venv" ]; then {take}; fi""")
+    return checkout
+
+
+@pytest.fixture
+def made(quick: Checkout, ready: Checkout) -> Checkout:
+    """A checkout with the venv of `ready`, as if it had been made here."""
+    subprocess.run(["cp", "-a", ready.venv, quick.venv], check=True, timeout=BOUND)
+    for path in (quick.venv / "apptrain.venv", *quick.venv.glob("lib/*/site-packages/apptrain.pth")):
+        path.write_text(path.read_text().replace(str(ready.path), str(quick.path)))
+    return quick
 
 
 def test_make_alone_lists_every_target(checkout: Checkout) -> None:
@@ -206,11 +243,12 @@ def test_a_python_given_by_name_is_the_only_one_looked_at(checkout: Checkout) ->
     )
 
 
-def test_another_python_on_path_serves_where_python3_is_too_old(checkout: Checkout) -> None:
-    checkout.add_python("python3", OLD)
-    checkout.add_python("python3.12", "")
-    assert checkout.script("run").returncode == 0
-    assert checkout.packages() == ["proberun"]
+@VENV
+def test_another_python_on_path_serves_where_python3_is_too_old(quick: Checkout) -> None:
+    (quick.bin / "python3").rename(quick.bin / "python3.12")
+    quick.add_python("python3", OLD)
+    assert quick.script("run").returncode == 0
+    assert quick.packages() == ["proberun"]
 
 
 NAMESPACE = subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode == 0
@@ -269,10 +307,7 @@ def test_on_a_debian_without_its_venv_package_that_package_is_named(
 def test_a_system_that_no_wheel_serves_is_refused(
     checkout: Checkout, tool: str, says: str, message: str
 ) -> None:
-    (checkout.bin / tool).unlink()
-    answer = f'[ "$1" = -s ] && echo Linux || echo "{says}"' if says else "exit 1"
-    (checkout.bin / tool).write_text(f"#!/bin/sh\n{answer}\n")
-    (checkout.bin / tool).chmod(0o755)
+    checkout.add_tool(tool, f'[ "$1" = -s ] && echo Linux || echo "{says}"' if says else "exit 1")
     assert refused(checkout) == f"venv: {message}"
 
 
@@ -341,10 +376,11 @@ def test_a_small_file_system_for_pips_cache_is_refused(checkout: Checkout) -> No
 # --- what is made ----------------------------------------------------------------------------------------
 
 
-def test_making_it_says_what_comes_and_where_to(checkout: Checkout) -> None:
-    done = checkout.make("venv")
+@VENV
+def test_making_it_says_what_comes_and_where_to(quick: Checkout) -> None:
+    done = quick.make("venv")
     said = [line for line in done.stderr.splitlines() if line.startswith("venv: ")]
-    tmp = checkout.path.parent
+    tmp = quick.path.parent
     assert [line.replace(str(tmp), "TMP") for line in said] == [
         f"venv: making TMP/check out/.venv with Python {RUNNING} (TMP/bin/python3)",
         "venv: pip downloads up to 0.0 GB and installs 0.0 GB there; it keeps a copy of the downloads in "
@@ -352,13 +388,14 @@ def test_making_it_says_what_comes_and_where_to(checkout: Checkout) -> None:
         "venv: TMP/check out/.venv is ready",
     ]
     assert "Successfully installed proberun-1.0" in done.stdout
-    assert (checkout.packages(), (checkout.venv / ".tmp").exists()) == (["proberun"], False)
+    assert (quick.packages(), (quick.venv / ".tmp").exists()) == (["proberun"], False)
 
-    added = checkout.make("venv-dev")
-    assert added.stderr.startswith(f"venv: adding requirements/dev.txt to {checkout.venv}\n")
-    assert checkout.packages() == ["probedev", "proberun"]
+    added = quick.make("venv-dev")
+    assert added.stderr.startswith(f"venv: adding requirements/dev.txt to {quick.venv}\n")
+    assert quick.packages() == ["probedev", "proberun"]
 
 
+@VENV
 def test_a_second_make_does_and_says_nothing(ready: Checkout) -> None:
     before = ready.snapshot()
     for target in ("venv", "venv-dev"):
@@ -373,6 +410,7 @@ def test_a_second_make_does_and_says_nothing(ready: Checkout) -> None:
     assert after == before
 
 
+@VENV
 @pytest.mark.parametrize(("module", "file"), [("entrypoint", "entrypoint"), ("train", "src/train")])
 def test_our_modules_are_found_from_any_folder(
     ready: Checkout, tmp_path: Path, module: str, file: str
@@ -384,29 +422,32 @@ def test_our_modules_are_found_from_any_folder(
     assert found == f"{ready.path / file / '__main__.py'}\n"
 
 
-def copy_of(ready: Checkout, folder: Path) -> Checkout:
-    """The checkout with its venv, copied to another place as a user would with cp -a."""
-    copied = Checkout(folder)
-    shutil.rmtree(copied.path)
-    shutil.copytree(ready.path, copied.path, symlinks=True)
+def copy_of(original: Checkout, folder: Path) -> Checkout:
+    """The checkout, its venv too, copied to another place as a user would."""
+    copied = copy.copy(original)
+    copied.path = folder / "copied"
+    copied.venv = copied.path / ".venv"
+    subprocess.run(["cp", "-a", original.path, copied.path], check=True, timeout=BOUND)
     return copied
 
 
-def test_a_copied_checkout_gets_a_venv_of_its_own(ready: Checkout, tmp_path: Path) -> None:
-    copied = copy_of(ready, tmp_path)
+@VENV
+def test_a_copied_checkout_gets_a_venv_of_its_own(made: Checkout, tmp_path: Path) -> None:
+    copied = copy_of(made, tmp_path)
     done = copied.script("run")
     assert done.stderr.startswith(
-        f"venv: {copied.venv} is made anew: it was made as {ready.venv}, and a venv cannot be moved\n"
+        f"venv: {copied.venv} is made anew: it was made as {made.venv}, and a venv cannot be moved\n"
     )
     found = subprocess.check_output([str(copied.venv / "bin/python"), "-P", "-m", "entrypoint"], text=True)
     assert found == f"{copied.path}/entrypoint/__main__.py\n"
 
 
+@VENV
 def test_a_venv_shared_by_two_checkouts_serves_the_last_one_that_asked(
-    ready: Checkout, tmp_path: Path
+    quick: Checkout, tmp_path: Path
 ) -> None:
     shared = str(tmp_path / "shared venv")
-    first, second = copy_of(ready, tmp_path / "a"), copy_of(ready, tmp_path / "b")
+    first, second = quick, copy_of(quick, tmp_path)
     assert first.script("run", shared).returncode == 0
     done = second.script("run", shared)
     assert done.stderr == (
@@ -417,81 +458,85 @@ def test_a_venv_shared_by_two_checkouts_serves_the_last_one_that_asked(
     assert found == f"{second.path}/src/train/__main__.py\n"
 
 
-def test_a_changed_lock_is_followed(checkout: Checkout, tmp_path: Path) -> None:
-    assert checkout.script("run").returncode == 0
-    checkout.lock("run").write_text(write_wheel(tmp_path / "wheels", "probenext"))
-    done = checkout.script("run")
-    assert done.stderr.startswith(f"venv: {checkout.venv} is made anew: requirements/run.txt has changed\n")
-    assert checkout.packages() == ["probenext"]
+@VENV
+def test_a_changed_lock_is_followed(made: Checkout, tmp_path: Path) -> None:
+    made.lock("run").write_text(write_wheel(tmp_path / "wheels", "probenext"))
+    done = made.script("run")
+    assert done.stderr.startswith(f"venv: {made.venv} is made anew: requirements/run.txt has changed\n")
+    assert made.packages() == ["probenext"]
 
 
-def test_settings_of_pip_that_install_elsewhere_do_not_count(checkout: Checkout, tmp_path: Path) -> None:
-    done = checkout.script("run", PIP_TARGET=str(tmp_path / "target"), PIP_USER="1")
-    assert (done.returncode, checkout.packages(), (tmp_path / "target").exists()) == (0, ["proberun"], False)
+@VENV
+def test_settings_of_pip_that_install_elsewhere_do_not_count(quick: Checkout, tmp_path: Path) -> None:
+    done = quick.script("run", PIP_TARGET=str(tmp_path / "target"), PIP_USER="1")
+    assert (done.returncode, quick.packages(), (tmp_path / "target").exists()) == (0, ["proberun"], False)
 
 
-def test_two_makes_at_once_make_one_venv(checkout: Checkout) -> None:
-    both = [checkout.start("run"), checkout.start("run")]
+@VENV
+def test_two_makes_at_once_make_one_venv(quick: Checkout) -> None:
+    both = [quick.start("run"), quick.start("run")]
     said = [process.communicate(timeout=BOUND)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert sum("is ready" in text for text in said) == 1, said
     assert sum("waiting for it, at most 30 min" in text for text in said) == 1, said
-    assert checkout.packages() == ["proberun"]
+    assert quick.packages() == ["proberun"]
 
 
-def test_removing_it_takes_only_what_was_made_here(ready: Checkout, tmp_path: Path) -> None:
-    copied = copy_of(ready, tmp_path)
-    (copied.path / "mine").mkdir()
-    refusal = copied.make("clean-venv", "VENV=mine")
+@VENV
+def test_removing_it_takes_only_what_was_made_here(made: Checkout) -> None:
+    (made.path / "mine").mkdir()
+    refusal = made.make("clean-venv", "VENV=mine")
     assert refusal.stderr.splitlines()[0] == (
-        f"venv: VENV={copied.path}/mine: this was not made here, so it is left alone"
+        f"venv: VENV={made.path}/mine: this was not made here, so it is left alone"
     )
-    assert copied.make("clean-venv").returncode == 0
-    assert ((copied.path / "mine").exists(), copied.venv.exists()) == (True, False)
+    assert made.make("clean-venv").returncode == 0
+    assert ((made.path / "mine").exists(), made.venv.exists()) == (True, False)
 
 
-def test_clean_leaves_the_venv_and_the_runs(ready: Checkout, tmp_path: Path) -> None:
-    copied = copy_of(ready, tmp_path)
+@VENV
+def test_clean_leaves_the_venv_and_the_runs(made: Checkout) -> None:
     for folder in ("runs/job-1", ".mypy_cache", "build", "entrypoint/__pycache__", "tests", "benchmarks"):
-        (copied.path / folder).mkdir(parents=True, exist_ok=True)
-    assert copied.make("clean").returncode == 0
+        (made.path / folder).mkdir(parents=True, exist_ok=True)
+    assert made.make("clean").returncode == 0
     gone = (".mypy_cache", "build", "entrypoint/__pycache__")
-    assert [folder for folder in gone if (copied.path / folder).exists()] == []
-    assert all((copied.path / folder).exists() for folder in (".venv/bin/python", "runs/job-1"))
+    assert [folder for folder in gone if (made.path / folder).exists()] == []
+    assert all((made.path / folder).exists() for folder in (".venv/bin/python", "runs/job-1"))
 
 
 # --- what is never left ----------------------------------------------------------------------------------
 
 
-def test_a_package_with_another_hash_is_refused_and_nothing_is_left(checkout: Checkout) -> None:
-    text = checkout.lock("run").read_text()
-    checkout.lock("run").write_text(text[:-65] + "0" * 64 + "\n")
-    done = checkout.script("run")
+@VENV
+def test_a_package_with_another_hash_is_refused_and_nothing_is_left(quick: Checkout) -> None:
+    text = quick.lock("run").read_text()
+    quick.lock("run").write_text(text[:-65] + "0" * 64 + "\n")
+    done = quick.script("run")
     assert done.returncode == 69
     assert "THESE PACKAGES DO NOT MATCH THE HASHES" in done.stderr
     assert done.stderr.endswith(
         "venv: pip could not install requirements/run.txt; the reason stands above\n"
-        f"venv: removing the unfinished {checkout.venv}\n"
+        f"venv: removing the unfinished {quick.venv}\n"
     )
-    assert not checkout.venv.exists()
+    assert not quick.venv.exists()
 
 
-def test_a_lock_without_hashes_is_refused(checkout: Checkout) -> None:
-    checkout.lock("run").write_text("proberun==1.0\n")
-    done = checkout.script("run")
-    assert (done.returncode, checkout.venv.exists()) == (69, False)
+@VENV
+def test_a_lock_without_hashes_is_refused(quick: Checkout) -> None:
+    quick.lock("run").write_text("proberun==1.0\n")
+    done = quick.script("run")
+    assert (done.returncode, quick.venv.exists()) == (69, False)
     assert "Hashes are required in --require-hashes mode" in done.stderr
 
 
-def test_a_failed_addition_leaves_what_was_finished_and_is_made_up_for(checkout: Checkout) -> None:
-    assert checkout.script("dev").returncode == 0
-    good = checkout.lock("dev").read_text()
-    checkout.lock("dev").write_text("nowhere==1.0 --hash=sha256:" + "0" * 64 + "\n")
-    assert [checkout.script("dev").returncode for _ in range(2)] == [69, 69]
-    run = checkout.script("run")
-    assert (run.returncode, run.stderr, "proberun" in checkout.packages()) == (0, "", True)
-    checkout.lock("dev").write_text(good)
-    assert checkout.script("dev").stderr.startswith(f"venv: adding requirements/dev.txt to {checkout.venv}\n")
+@VENV
+def test_a_failed_addition_leaves_what_was_finished_and_is_made_up_for(made: Checkout) -> None:
+    good = made.lock("dev").read_text()
+    made.lock("dev").write_text("nowhere==1.0 --hash=sha256:" + "0" * 64 + "\n")
+    assert [made.script("dev").returncode for _ in range(2)] == [69, 69]
+    run = made.script("run")
+    assert (run.returncode, run.stderr, "proberun" in made.packages()) == (0, "", True)
+    made.lock("dev").write_text(good)
+    assert made.script("dev").stderr.startswith(f"venv: adding requirements/dev.txt to {made.venv}\n")
 
 
 @pytest.fixture
@@ -505,41 +550,43 @@ def silence() -> Iterator[tuple[str, Callable[[], None]]]:
             connection.close()
 
 
+@VENV
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_make_leaves_nothing(
-    checkout: Checkout, silence: tuple[str, Callable[[], None]], signum: signal.Signals
+    quick: Checkout, silence: tuple[str, Callable[[], None]], signum: signal.Signals
 ) -> None:
     url, pip_has_come = silence
-    process = checkout.start("run", PIP_FIND_LINKS=url)
+    process = quick.start("run", PIP_FIND_LINKS=url)
     pip_has_come()
     os.killpg(process.pid, signum)
     stderr = process.communicate(timeout=BOUND)[1]
     assert process.returncode == 128 + signum
-    assert stderr.endswith(f"venv: stopped\nvenv: removing the unfinished {checkout.venv}\n")
-    assert not checkout.venv.exists()
+    assert stderr.endswith(f"venv: stopped\nvenv: removing the unfinished {quick.venv}\n")
+    assert not quick.venv.exists()
 
 
+@VENV
 def test_a_killed_make_is_noticed_by_the_next_one(
-    checkout: Checkout, silence: tuple[str, Callable[[], None]]
+    quick: Checkout, silence: tuple[str, Callable[[], None]]
 ) -> None:
     url, pip_has_come = silence
-    process = checkout.start("run", PIP_FIND_LINKS=url)
+    process = quick.start("run", PIP_FIND_LINKS=url)
     pip_has_come()
     (pip,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     process.kill()
     process.wait(BOUND)
-    waiting = checkout.start("run")
+    waiting = quick.start("run")
     assert waiting.stderr is not None
     assert waiting.stderr.readline() == (
-        f"venv: another make is at work on {checkout.venv}: waiting for it, at most 30 min\n"
+        f"venv: another make is at work on {quick.venv}: waiting for it, at most 30 min\n"
     )
     os.killpg(int(pip), signal.SIGKILL)
     stderr = waiting.communicate(timeout=BOUND)[1]
     assert waiting.returncode == 0
     assert stderr.startswith(
-        f"venv: {checkout.venv} is made anew: an earlier make was cut off before it was finished\n"
+        f"venv: {quick.venv} is made anew: an earlier make was cut off before it was finished\n"
     )
-    assert checkout.packages() == ["proberun"]
+    assert quick.packages() == ["proberun"]
 
 
 # --- the locks -------------------------------------------------------------------------------------------
@@ -624,9 +671,9 @@ def test_ci_fails_on_a_skip_that_nobody_excused(tmp_path: Path, test: str, ci: s
     )
     (tmp_path / "tests" / "test_it.py").write_text(text)
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "pytest", "--color=no"],
+        [sys.executable, "-P", "-m", "pytest", "--color=no", "-p", "pytest_timeout"],
         cwd=tmp_path,
-        env={**os.environ, "CI": ci},
+        env={**os.environ, "CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         timeout=BOUND,
