@@ -6,7 +6,7 @@
 #   STACK=NAME BASE=auto EXTRA=FILE OFFLINE=DIR IMAGE=FILE   of `make image` (docs/containers.md)
 #   DIR=DIR      of `make venv`: a venv of your own on top of the image, for packages that it lacks
 #   CLUSTER=NAME GPUS=N PARTITION= ACCOUNT= TIME= OPTIONS='...' DRY_RUN=1   of `make submit` (docs/site.md)
-#   ARGS='...'   further arguments of demo, test, test-unit, faults, lock and bench
+#   ARGS='...'   further arguments of demo, test, test-unit, mutants, faults, lock and bench
 VENV ?= .venv
 NODES ?= 2
 CONFIG ?= digits
@@ -37,7 +37,7 @@ build = "$$IMAGE_VENV/bin/python" containers/build.py --stack "$$STACK" --base "
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-unit test-local test-cluster test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell profiles submit faults lint lock bench venv venv-image venv-dev clean clean-venv
+.PHONY: help demo test test-unit test-local test-cluster test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell profiles submit mutants faults lint lock bench venv venv-image venv-dev clean clean-venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -98,6 +98,9 @@ submit: venv-image ## submit the job script as a site's profile says (CLUSTER=NA
 
 faults: venv-dev ## break a training on the Slurm cluster in every way: docs/reliability.md (root, Debian; ARGS=--help)
 	$(python) -m tests.faults $(ARGS)
+
+mutants: venv-dev ## change the code in small ways and see whether the tests notice (ARGS='--seed 2', ARGS=--help)
+	@$(python) -m tests.mutants $(ARGS)
 
 lint: venv-dev ## ruff, mypy --strict, shellcheck
 	@PATH="$$(realpath "$$VENV")/bin:$$PATH" tools/lint.sh
