@@ -63,8 +63,6 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str]) -> int:
     options = parser().parse_args(argv)
-    for name in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(name, signal.default_int_handler)
     with tempfile.TemporaryDirectory(prefix="mutants.", ignore_cleanup_errors=True) as folder:
         try:
             return _go(options, Path(folder))
@@ -163,4 +161,9 @@ def shown(mutant: Mutant) -> str:
 
 
 if __name__ == "__main__":
+    for name in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # a shell starts what it leaves in the background with Ctrl-C ignored
+        signal.signal(name, signal.default_int_handler)
     sys.exit(main(sys.argv[1:]))

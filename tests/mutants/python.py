@@ -1,8 +1,8 @@
 """What can be changed in Python's text, by its syntax tree.
 
 Left alone, for no test should pin them: strings, the arguments of say and print and of exceptions, annotations,
-decorators, assertions, and floats, which are durations here. A dropped assignment to a plain name would only make the
-name unknown.
+decorators, assertions, floats, which are durations here, and comparisons with a clock. A dropped assignment to a plain
+name would only make the name unknown.
 """
 
 import ast
@@ -21,6 +21,7 @@ SWAPPED = dict(pair.split(" ", 1) for pair in _PAIRS)
 SWAPPED |= {new: old for old, new in SWAPPED.items()}
 COMPARISON = re.compile(r"[=!<>]=|<|>|not\s+in|is\s+not|in|is")
 BOOLEAN = re.compile(r"\b(and|or)\b")
+CLOCK = re.compile(r"monotonic\(\)|time\.time\(\)")
 SPEAKS = re.compile(r"_*(say|tell|print|warn|log)(_once)?")
 UNREAD = ("annotation", "returns", "decorator_list", "pattern")
 """Fields of syntax nodes in which nothing is changed."""
@@ -69,7 +70,7 @@ def edits(text: str) -> Iterator[Edit]:
 
     def own(node: ast.AST) -> Iterator[Edit]:
         match node:
-            case ast.Compare():
+            case ast.Compare() if not CLOCK.search(text, *span(node)):
                 for left, right in pairwise([node.left, *node.comparators]):
                     yield from between(left, right, COMPARISON)
             case ast.BoolOp():
@@ -84,7 +85,7 @@ def edits(text: str) -> Iterator[Edit]:
                 yield *span(node), str(value + 1)
                 if value:
                     yield *span(node), str(value - 1)
-            case ast.Return(value=ast.expr() as result) if not _is_none(result):
+            case ast.Return(value=ast.expr() as result) if not _is_false(result):
                 yield *span(result), "None"
             case ast.Expr(value=ast.Constant()):
                 pass
@@ -100,8 +101,8 @@ def edits(text: str) -> Iterator[Edit]:
         yield from own(node)
 
 
-def _is_none(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+def _is_false(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and not node.value
 
 
 def _tests(node: ast.AST) -> list[ast.expr]:
