@@ -30,8 +30,8 @@ MARGIN = 30.0
 """Seconds beyond its own bounds in which pytest ends, if it ends."""
 NAMESPACE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 PYTEST = ["-P", "-m", "pytest", "-x", "-q", "-o", "addopts=--import-mode=importlib"]
-REAPER = ["setsid", "bash", "-c", '"$@"; exit $?', "bash"]
-"""The namespace's process 1."""
+INIT = ["bash", "-c", 'ulimit -d 8388608 && "$@"; exit $?', "bash"]
+"""The namespace's process 1, which reaps; a loop without an end takes no more than 8 GiB."""
 
 
 class Stopped(Exception):
@@ -182,9 +182,10 @@ def _make_venv(copy: Path) -> str:
 
 @functools.cache
 def _alone() -> list[str]:
-    """What a command line begins with that runs in a process namespace; nothing if this machine denies it."""
-    for namespace in (NAMESPACE, [*NAMESPACE, "--user", "--map-current-user"]):
+    """What a command line begins with that runs in a process namespace, if this machine has any for us."""
+    for user in ([], ["--user", "--map-current-user"]):
+        command = [*NAMESPACE, *user, "setsid", *INIT]
         with contextlib.suppress(FileNotFoundError):
-            if subprocess.run([*namespace, *REAPER, "true"], capture_output=True).returncode == 0:
-                return [*namespace, *REAPER]
-    return []
+            if subprocess.run([*command, "true"], capture_output=True).returncode == 0:
+                return command
+    return INIT
