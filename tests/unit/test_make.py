@@ -652,26 +652,33 @@ def test_the_run_lock_holds_the_default_stack() -> None:
 # --- CI --------------------------------------------------------------------------------------------------
 
 
+PLUGINS = ("-p", "pytest_timeout", "-p", "xdist.plugin")  # no others, which take a second to load
+
+
 @pytest.mark.parametrize(
-    ("test", "ci", "status"),
+    ("test", "ci", "workers", "status"),
     [
-        ("@pytest.mark.skip(reason='too slow')", "true", 1),
-        ("@pytest.mark.skip(reason='too slow')", "", 0),
-        ("@pytest.mark.ci_may_skip('no GPU there')\n@pytest.mark.skip(reason='no GPU')", "true", 0),
-        ("", "true", 0),
+        ("@pytest.mark.skip(reason='too slow')", "true", 0, 1),
+        ("@pytest.mark.skip(reason='too slow')", "true", 1, 1),
+        ("@pytest.mark.skip(reason='too slow')", "", 0, 0),
+        ("@pytest.mark.ci_may_skip('no GPU there')\n@pytest.mark.skip(reason='no GPU')", "true", 0, 0),
+        ("", "true", 0, 0),
     ],
-    ids=["skip in CI", "skip elsewhere", "excused skip in CI", "no skip"],
+    ids=["skip in CI", "skip in CI in a worker", "skip elsewhere", "excused skip in CI", "no skip"],
 )
-def test_ci_fails_on_a_skip_that_nobody_excused(tmp_path: Path, test: str, ci: str, status: int) -> None:
+def test_ci_fails_on_a_skip_that_nobody_excused(
+    tmp_path: Path, test: str, ci: str, workers: int, status: int
+) -> None:
     (tmp_path / "tests").mkdir()
     shutil.copy(CHECKOUT / "pyproject.toml", tmp_path)
-    shutil.copy(CHECKOUT / "tests" / "conftest.py", tmp_path / "tests")
+    for name in ("conftest.py", "loud.py"):
+        shutil.copy(CHECKOUT / "tests" / name, tmp_path / "tests")
     text = (
         f"import pytest\n\n{test}\ndef test_one() -> None:\n    pass\n\ndef test_two() -> None:\n    pass\n"
     )
     (tmp_path / "tests" / "test_it.py").write_text(text)
     done = subprocess.run(
-        [sys.executable, "-P", "-m", "pytest", "--color=no", "-p", "pytest_timeout"],
+        [sys.executable, "-P", "-m", "pytest", "--color=no", *PLUGINS, "-n", str(workers)],
         cwd=tmp_path,
         env={**os.environ, "CI": ci, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
