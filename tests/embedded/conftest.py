@@ -1,4 +1,4 @@
-"""What several of these tests need."""
+"""What several of these tests need, and that they run one after another: each has several processes that compute."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -6,6 +6,15 @@ from pathlib import Path
 import pytest
 
 from tests.embedded.disks import Disk
+
+HERE = Path(__file__).parent
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist, which writes each test's group into its name
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(HERE):
+            item.add_marker(pytest.mark.xdist_group("embedded"))
 
 
 @pytest.fixture

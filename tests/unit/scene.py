@@ -271,10 +271,11 @@ class Scene:
         """Seconds for which the supervisor is watched after the last step."""
         self._since = 0.0
         beats: Any = self.heartbeats
-        fakes: Any = (self.plan, self.ranks, None if alone else self.link)
+        fakes: Any = self.ranks
+        link: Any = None if alone else self.link
         patience = Patience(heartbeats=beats, step=step, silence=silence, look=self._look)
         say = functools.partial(self.note, "says")
-        self.supervisor = Supervisor(*fakes, say, stop_signal, patience, 7.0)
+        self.supervisor = Supervisor(self.plan, fakes, link, say, stop_signal, patience, 7.0)
 
     def note(self, what: str, *with_what: object) -> None:
         self.clock.patient = False

@@ -316,7 +316,7 @@ done
 
 def read_by_bash(file: Path) -> "subprocess.CompletedProcess[str]":
     """What job.sh takes from a host file, each NAME=VALUE with a NUL behind it."""
-    line = ["bash", "-c", READ, CHECKOUT / "containers", file]
+    line: list[str | Path] = ["bash", "-c", READ, CHECKOUT / "containers", file]
     return subprocess.run(
         line,
         cwd=file.parent,

@@ -35,7 +35,17 @@ def test_a_value_reaches_the_command_as_one_word_and_runs_nothing(
     given = [f"{name}={value.replace('$', '$$')}" for name, value in values.items()]  # make's own quoting
     venvs = [f"VENV={tmp_path}", f"IMAGE_VENV={tmp_path}"]
     env = {"PATH": os.environ["PATH"], "RECORD": str(record)}
-    made = ["make", "-f", CHECKOUT / "Makefile", "-o", "venv", "-o", "venv-image", target, *venvs]
+    made: list[str | Path] = [
+        "make",
+        "-f",
+        CHECKOUT / "Makefile",
+        "-o",
+        "venv",
+        "-o",
+        "venv-image",
+        target,
+        *venvs,
+    ]
     ended = subprocess.run([*made, *given], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30)
     assert ended.returncode == 0, ended.stderr
     assert not (tmp_path / "planted").exists()
