@@ -4,7 +4,7 @@ The stand-in does what a test says for a host, and writes the outcome that the e
 tests/cluster/test_pbs.py has the real image, real hosts, ssh and mpiexec.
 """
 
-import json
+import marshal
 import os
 import re
 import shlex
@@ -23,37 +23,45 @@ from typing import Any
 import pytest
 
 from clusters import render
-from tests.pbs_double import local
+from tests.pbs_double import config, local
 from tests.pbs_double.local import Local
+from tests.unit.bounds import shorten
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 HOSTS = ("pbsn1", "pbsn2", "pbsn3")
-KILL_DELAY = 4.0
+KILL_DELAY = 3.0
+QUEUES = {"none": config.KILL_DELAY, "1": 1.0, "4": 4.0, "25": 25.0, "60": 60.0}
+"""Further ones, with the kill_delay of each; the first sets none."""
 BOUND = 90.0  # s, for anything started here
 RUN_SH = """#!{python} -IS
-import json, os, signal, subprocess, sys, time
+import _signal, marshal, os, sys, time  # which take no time to import
 host, attempt = os.environ.get("PBS_NODENUM", os.environ.get("APPTRAIN_NODE_RANK")), os.environ.get("APPTRAIN_ATTEMPT", "0")
-what = json.load(open("{here}/what"))
+with open("{here}/what", "rb") as file:
+    what = marshal.load(file)
 what = what.get(attempt + "." + host, what.get(host, {{}}))
 run = os.environ["APPTRAIN_RUN_DIR"]
 if sys.argv[6] == "plan":
     print("plan of", os.environ["APPTRAIN_HOSTNAME"], "attempt", attempt, *sys.argv[7:])
     sys.exit(what.get("status", 0))
+def put(path, content):  # whole, or not at all
+    new = f"{{path}}.{{os.getpid()}}.new"
+    with open(new, "wb") as file:
+        file.write(content)
+    os.rename(new, path)
 terms = []
-signal.signal(signal.SIGTERM, lambda *_: terms.append(time.time()))
-with open(f"{here}/seen.{{attempt}}.{{host}}", "w") as file:
-    json.dump({{"env": dict(os.environ), "argv": sys.argv[1:], "cwd": os.getcwd()}}, file)
+_signal.signal(_signal.SIGTERM, lambda *_: terms.append(time.time()))
+put(f"{here}/{{attempt}}.{{host}}.seen", marshal.dumps({{"env": dict(os.environ), "argv": sys.argv[1:], "cwd": os.getcwd()}}))
 print(f"host {{host}}", what.get("print", ""), flush=True)
 for part in what.get("parts", []):
     sys.stdout.write(part)
     sys.stdout.flush()
-    time.sleep(0.05)
+    time.sleep(0.01)
 image = None
 if what.get("fuse"):  # what mounts the image: its own process group, the same session, no handler, no environment
+    import subprocess
     image = subprocess.Popen(["sleep", "600"], process_group=0, env={{}})
     rank = subprocess.Popen(["sleep", "601"], start_new_session=True)
-    with open(f"{here}/pids.{{host}}", "w") as file:
-        print(os.getpid(), image.pid, rank.pid, file=file)
+    put(f"{here}/{{host}}.pids", f"{{os.getpid()}} {{image.pid}} {{rank.pid}}".encode())
 if what.get("wait"):
     deadline = time.monotonic() + 50
     while not (terms or os.path.exists(f"{{run}}/{{what['wait']}}")) and time.monotonic() < deadline:
@@ -64,8 +72,7 @@ if what.get("wait"):
         if host == "0":
             open(f"{{run}}/told", "w").close()  # as the join tells the other nodes
         time.sleep(what.get("save", 0))
-        with open(f"{here}/saved.{{host}}", "w") as file:
-            print(image is None or image.poll() is None, len(terms), file=file)
+        put(f"{here}/{{host}}.saved", f"{{image is None or image.poll() is None}} {{len(terms)}}".encode())
         what["status"] = 143
 for left in (image, rank) if image else ():
     left.kill()
@@ -74,14 +81,19 @@ if status != "none":
     lines = {{"status": status, "rank": what.get("rank", ""), "node": what.get("node", ""), "signal": 0,
         "time": what.get("time", "100.000000"), "error": what.get("error", "")}}
     for number, crew in what.get("crews", {{}}).items():
-        with open(f"{{run}}/outcome/{{number}}.nodes", "w") as file:
-            file.write(crew)
+        put(f"{{run}}/outcome/{{number}}.nodes", crew.encode())
     for number, later in {{attempt: status, **what.get("then", {{}})}}.items():
-        with open(f"{{run}}/outcome/{{number}}.{{host}}", "w") as file:
-            file.writelines(f"{{name}}={{value}}\\n" for name, value in {{**lines, "status": later}}.items())
+        text = "".join(f"{{name}}={{value}}\\n" for name, value in {{**lines, "status": later}}.items())
+        put(f"{{run}}/outcome/{{number}}.{{host}}", text.encode())
     sys.exit(0 if status == 75 else status)
 sys.exit(1)
 """
+BOUNDS = {
+    "containers/job.sh": {"LATE_PAUSE": 0.02, "LOG_PAUSE": 0.01, "LOG_TRIES": 500},
+    "pbs/starters.sh": {"POLL": 0.05, "SETTLE": 1, "SETTLE_ALL": 0, "LOOK": 0, "LOST": 1},
+    "pbs/task.sh": {"TRY_PAUSE": 0.02},
+}
+"""What the scripts allow a shared file system, which is not needed here."""
 What = dict[str, dict[str, Any]]
 """What the stand-in does on a host of this rank (`0`), or of an attempt and a rank (`1.0`)."""
 
@@ -102,13 +114,22 @@ class Site:
         run_sh = self.checkout / "containers/run.sh"
         run_sh.write_text(RUN_SH.format(python=sys.executable, here=folder))
         run_sh.chmod(0o755)
+        for name, values in BOUNDS.items():
+            self.bounds(name, **values)
         self.script = self.checkout / "pbs/multinode.pbs"
+
+    def bounds(self, script: str, **values: float) -> None:
+        shorten(self.checkout / script, **values)
+
+    def will(self, what: What | None) -> None:
+        """Tells the stand-ins what to do."""
+        (self.folder / "what").write_bytes(marshal.dumps(what or {}))
 
     def submit(
         self, *options: str, what: What | None = None, script: Path | None = None, **variables: str
     ) -> str:
         """qsub, with these variables named in one -v."""
-        (self.folder / "what").write_text(json.dumps(what or {}))
+        self.will(what)
         words = [*options, *(["-v", ",".join(variables)] if variables else []), str(script or self.script)]
         ended = self.pbs.run("qsub", *words, cwd=self.submit_dir, env=variables)
         assert ended.returncode == 0, ended.stderr
@@ -133,17 +154,23 @@ class Site:
 
     def seen(self, host: int, attempt: int = 0) -> dict[str, Any]:
         """What the stand-in saw there."""
-        found: dict[str, Any] = json.loads((self.folder / f"seen.{attempt}.{host}").read_text())
+        found: dict[str, Any] = marshal.loads((self.folder / f"{attempt}.{host}.seen").read_bytes())
         return found
 
     def hosts_seen(self, attempt: int = 0) -> list[int]:
-        return sorted(int(path.suffix[1:]) for path in self.folder.glob(f"seen.{attempt}.*"))
+        return sorted(int(path.name.split(".")[1]) for path in self.folder.glob(f"{attempt}.*.seen"))
+
+    def work(self, id: str, hosts: int = 2) -> None:
+        """Returns once so many hosts work, and what ends them knows of them."""
+        tasks = self.run_dir(id) / "tasks"
+        self.until(lambda: self.hosts_seen() == list(range(hosts)))
+        self.until(lambda: all((tasks / f"0.{host}").exists() for host in range(hosts)))
 
     def until(self, condition: Callable[[], object], bound: float = BOUND) -> None:
         deadline = time.monotonic() + bound
         while not condition():
             assert time.monotonic() < deadline
-            time.sleep(0.05)
+            time.sleep(0.02)
 
     def sed(self, expression: str) -> Path:
         """The job script with other directives."""
@@ -155,7 +182,7 @@ class Site:
 
 @pytest.fixture(scope="module")
 def pbs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    with local.up(tmp_path_factory.mktemp("pbs"), HOSTS, kill_delay=KILL_DELAY) as found:
+    with local.up(tmp_path_factory.mktemp("pbs"), HOSTS, kill_delay=KILL_DELAY, queues=QUEUES) as found:
         yield found
 
 
@@ -496,12 +523,12 @@ def test_a_working_directory_that_a_host_does_not_have_is_refused(site: Site) ->
 
 
 def test_a_task_that_does_not_answer_is_ended_and_named(site: Site, login: Callable[[str], None]) -> None:
-    login("export APPTRAIN_ANSWER_TIMEOUT=10")
+    login("export APPTRAIN_ANSWER_TIMEOUT=4")
     task = site.checkout / "pbs/task.sh"
     task.write_text("if [[ $4 == 1 ]]; then sleep 600; fi\n" + task.read_text())
     id = site.submit(what={"0": {"wait": "outcome/0.1"}})
     status, lines = site.end(id)
-    error = "no task has answered there for 10 s: pbsdsh said: nothing"
+    error = "no task has answered there for 4 s: pbsdsh said: nothing"
     assert (status, ours(lines)[-1]) == (
         "1",
         f"status 1: pbsn2: {error} (logs: {site.run_dir(id)}/logs/0)",
@@ -543,18 +570,17 @@ def test_a_host_that_was_the_first_to_be_asked_to_end_is_not_lost_and_has_its_gr
     site.until(lambda: site.hosts_seen() == [0, 1])
     (run / "go").touch()
     site.until(lambda: (run / "outcome/0.0").exists())
-    time.sleep(10)  # of which the loss of a host would take half
+    time.sleep(2.5)  # the loss of a host would end it after LOST, here 1
     (run / "later").touch()
     assert site.end(id)[0] == "143"
-    assert not (site.folder / "saved.1").exists(), "it got no SIGTERM"
+    assert not (site.folder / "1.saved").exists(), "it got no SIGTERM"
 
 
 def test_where_several_hosts_are_lost_and_one_is_named_the_job_ends_all_the_same(tmp_path: Path) -> None:
     (tmp_path / "pbs").mkdir()
     with local.up(tmp_path / "pbs", HOSTS) as pbs:
         site = Site(pbs, tmp_path / "site")
-        starters = site.checkout / "pbs/starters.sh"
-        starters.write_text(starters.read_text().replace("LINGER=120", "LINGER=3"))
+        site.bounds("pbs/starters.sh", LINGER=1)
         what: What = {"0": {"wait": "go", **LOST}, "1": {"wait": "never"}, "2": {"wait": "never"}}
         id = site.submit("-l", "select=3:ncpus=1:ngpus=1", what=what)
         site.until(lambda: site.hosts_seen() == [0, 1, 2])
@@ -586,7 +612,7 @@ def test_what_a_host_that_is_cut_off_says_of_the_first_does_not_count(site: Site
 
 
 def processes_gone(folder: Path, hosts: tuple[int, ...] = (0, 1)) -> bool:
-    pids = [int(pid) for host in hosts for pid in (folder / f"pids.{host}").read_text().split()]
+    pids = [int(pid) for host in hosts for pid in (folder / f"{host}.pids").read_text().split()]
     alive = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
     return not [
         pid for pid in alive if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
@@ -596,12 +622,12 @@ def processes_gone(folder: Path, hosts: tuple[int, ...] = (0, 1)) -> bool:
 def busy(site: Site, **more: Any) -> str:
     """A job whose hosts work with an image and a rank each, until told."""
     what: What = {
-        "0": {"wait": "go", "fuse": 1, "save": 1, **more},
+        "0": {"wait": "go", "fuse": 1, "save": 0.3, **more},
         "1": {"wait": "told", "fuse": 1, "status": 143, **more},
     }
     id = site.submit(what=what)
-    site.until(lambda: all((site.folder / f"pids.{host}").exists() for host in (0, 1)))
-    time.sleep(0.3)
+    site.work(id)
+    site.until(lambda: all((site.folder / f"{host}.pids").exists() for host in (0, 1)))
     return id
 
 
@@ -610,7 +636,7 @@ def test_a_deleted_job_saves_with_its_image_within_kill_delay_and_leaves_nothing
     site.pbs.run("qdel", id)
     found = site.pbs.wait(id, limit=BOUND)
     lines = site.output(found).read_text().splitlines()
-    assert (site.folder / "saved.0").read_text() == "True 1\n", "the image was there, and TERM came once"
+    assert (site.folder / "0.saved").read_text() == "True 1", "the image was there, and TERM came once"
     again = f"to go on: the same line again with APPTRAIN_RUN_DIR={quoted(site.run_dir(id))}"
     assert ours(lines)[-1] == f"ended by a signal (status 143), not run again by this script; {again}"
     assert "Terminated" not in "\n".join(lines), "bash tells so of what it waits for"
@@ -622,7 +648,7 @@ def test_a_job_that_does_not_end_in_time_leaves_nothing_either(site: Site) -> No
     site.pbs.run("qdel", id)
     site.pbs.wait(id, limit=BOUND)
     site.until(lambda: processes_gone(site.folder))
-    assert not (site.folder / "saved.0").exists()
+    assert not (site.folder / "0.saved").exists()
 
 
 def test_a_job_deleted_by_force_leaves_nothing(site: Site) -> None:
@@ -635,9 +661,9 @@ def test_a_job_deleted_by_force_leaves_nothing(site: Site) -> None:
 def test_what_a_task_leaves_behind_ends_with_it(site: Site) -> None:
     what: What = {str(host): {"fuse": 1, "wait": "go", "status": "none"} for host in (0, 1)}
     id = site.submit(what=what)
-    site.until(lambda: all((site.folder / f"pids.{host}").exists() for host in (0, 1)))
+    site.until(lambda: all((site.folder / f"{host}.pids").exists() for host in (0, 1)))
     for host in (0, 1):
-        os.kill(int((site.folder / f"pids.{host}").read_text().split()[0]), 9)
+        os.kill(int((site.folder / f"{host}.pids").read_text().split()[0]), 9)
     assert site.end(id)[0] == "1"
     assert processes_gone(site.folder)
 
@@ -719,10 +745,8 @@ def test_an_element_of_an_array_has_no_chain(site: Site) -> None:
 
 
 def test_a_deleted_job_of_a_chain_is_its_last(site: Site) -> None:
-    (site.folder / "what").write_text(json.dumps({"0": {"wait": "go"}, "1": {"wait": "told", "status": 143}}))
     id = site.submit(what={"0": {"wait": "go"}, "1": {"wait": "told", "status": 143}}, APPTRAIN_CHAIN="9")
-    site.until(lambda: site.hosts_seen() == [0, 1])
-    time.sleep(0.3)
+    site.work(id)
     site.pbs.run("qdel", id)
     site.end(id)
     assert not (site.run_dir(id) / "chain.jobs").exists()
@@ -732,8 +756,7 @@ def test_pbs_own_rerun_goes_on_with_the_next_attempt(site: Site) -> None:
     if os.geteuid():
         pytest.skip("qrerun is for operators: it needs root")
     id = site.submit(what={"0.0": {"wait": "go"}, "0.1": {"wait": "told"}})
-    site.until(lambda: site.hosts_seen() == [0, 1])
-    time.sleep(0.3)
+    site.work(id)
     site.pbs.run("qrerun", id)
     status, lines = site.end(id)
     assert status == "0"
@@ -746,16 +769,14 @@ def test_the_users_own_grace_wins(site: Site) -> None:
     assert [site.seen(host)["env"]["APPTRAIN_TERM_GRACE"] for host in (0, 1)] == ["2", "2"]
 
 
-@pytest.mark.parametrize(("delay", "grace"), [(None, "8"), (1, "1"), (4, "3"), (25, "20"), (60, "55")])
+@pytest.mark.parametrize(
+    ("queue", "grace"), [("none", "8"), ("1", "1"), ("4", "3"), ("25", "20"), ("60", "55")]
+)
 def test_ranks_may_save_until_5_s_before_the_queues_kill_delay_is_over_or_a_fifth_of_it(
-    tmp_path: Path, delay: int | None, grace: str
+    site: Site, queue: str, grace: str
 ) -> None:
-    (tmp_path / "pbs").mkdir()
-    settings = {} if delay is None else {"kill_delay": float(delay)}
-    with local.up(tmp_path / "pbs", HOSTS[:2], **settings) as pbs:
-        site = Site(pbs, tmp_path / "site")
-        assert site.ran()[0] == "0"
-        assert site.seen(1)["env"]["APPTRAIN_TERM_GRACE"] == grace
+    assert site.ran("-q", queue)[0] == "0"
+    assert site.seen(1)["env"]["APPTRAIN_TERM_GRACE"] == grace
 
 
 # --- other ways to start, GPUs, plans -------------------------------------------------------------------------------
@@ -979,11 +1000,27 @@ class ByHand:
     site: Site
     env: dict[str, str]
 
+    def program(self, name: str, text: str, *, folder: str) -> None:
+        file = self.site.folder / folder / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+        file.chmod(0o755)
+
     def start(self, nodes: str, what: What | None = None, **env: str) -> "subprocess.Popen[str]":
         """The job script in a process group of its own."""
-        (self.site.folder / "what").write_text(json.dumps(what or {}))
+        self.site.will(what)
         return subprocess.Popen(
-            ["bash", self.site.script, "--start", "ssh", "--nodes", nodes],
+            [
+                "bash",
+                "-c",
+                'GROUP=$$ exec bash "$@"',
+                "bash",
+                self.site.script,
+                "--start",
+                "ssh",
+                "--nodes",
+                nodes,
+            ],
             cwd=self.site.submit_dir,
             env={**self.env, **env},
             stdin=subprocess.DEVNULL,
@@ -1023,12 +1060,11 @@ def last(lines: list[str]) -> str:
 @pytest.fixture
 def hand(site: Site) -> Iterator[ByHand]:
     """A way to start tasks on any host that one may name; nothing of it is left afterwards."""
-    folder = site.folder / "hand"
-    folder.mkdir()
+    first, stand_ins = site.folder / "first", site.folder / "stand-ins"
+    path = f"{first}:{stand_ins}:{os.environ['PATH']}"
+    found = ByHand(site=site, env={"PATH": path, "HOME": str(site.pbs.home)})
     for name, text in (("ssh", SSH), ("uname", UNAME)):
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
-    found = ByHand(site=site, env={"PATH": f"{folder}:{os.environ['PATH']}", "HOME": str(site.pbs.home)})
+        found.program(name, text, folder="stand-ins")
     yield found
     site.until(lambda: not found.left())
 
@@ -1048,33 +1084,82 @@ def test_by_hand_tasks_end_with_the_script_however_it_ends(hand: ByHand) -> None
     hand.site.until(lambda: not hand.left(), 30.0)  # by themselves they would end after 50
 
 
+HERE = f"{os.uname().nodename},b"
+BEFORE = (
+    "readlink",
+    "dirname",
+    "date",
+    "mkdir",
+    "chmod",
+    "od",
+    "mv",
+    "mktemp",
+    "mkfifo",
+    "tee",
+    "rm",
+    "rm 2",
+)
+STARTING = ("mktemp 2", "env", "setsid", "ssh", "mkfifo 4", "uname")
+MOMENTS = [
+    ("at once", "a,b"),
+    *((at, "a,b") for at in BEFORE),
+    *((at, n) for at in STARTING for n in ("a,b", HERE)),
+]
+"""With the hosts: as the script calls a program, for the so manieth time. The clock would tell nothing of where the
+script is, and what bash loses is a matter of luck then: an interrupt just as a $(...) has ended."""
+AT_A_MOMENT = """#!/bin/sh
+echo >>{calls}
+if [ "$(wc -l <{calls})" -ge {number} ] && ln -s . {calls}.once 2>/dev/null; then kill -s {signal} -- "-$GROUP"; fi
+exec {program} "$@"
+"""
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("nodes", ["a,b", f"{os.uname().nodename},b"])
-def test_by_hand_a_signal_ends_it_at_whatever_moment_it_comes(hand: ByHand, nodes: str, signum: int) -> None:
-    what: What = {"0": {"wait": "never"}, "1": {"wait": "outcome/0.0", "status": 143}}
-    for step in range(12):
-        process = hand.start(nodes, what)
-        time.sleep(0.03 * step)
+@pytest.mark.parametrize(("moment", "nodes"), MOMENTS)
+def test_by_hand_a_signal_ends_it_at_whatever_moment_it_comes(
+    hand: ByHand, moment: str, nodes: str, signum: signal.Signals
+) -> None:
+    name, _, number = moment.partition(" ")
+    program = shutil.which(name, path=hand.env["PATH"])
+    if program:
+        text = AT_A_MOMENT.format(
+            calls=hand.site.folder / "calls", number=number or 1, signal=signum.name[3:], program=program
+        )
+        hand.program(name, text, folder="first")
+    process = hand.start(nodes, {"0": {"wait": "never"}, "1": {"wait": "outcome/0.0", "status": 9}})
+    if not program:
         os.killpg(process.pid, signum)
-        status, lines = hand.end(process)
-        assert status in (-signum, 128 + signum), (step, lines)
+    status, lines = hand.end(process)
+    assert status in (-signum, 128 + signum), lines
+    assert not program or (hand.site.folder / "calls").exists()
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("nodes", ["a,b", HERE])
+def test_by_hand_a_signal_ends_it_while_tasks_run(hand: ByHand, nodes: str, signum: signal.Signals) -> None:
+    process = hand.start(nodes, {"0": {"wait": "never"}, "1": {"wait": "outcome/0.0", "status": 9}})
+    hand.site.until(lambda: hand.site.hosts_seen() == [0, 1])
+    os.killpg(process.pid, signum)
+    assert hand.end(process)[0] == 128 + signum
 
 
 def test_by_hand_a_second_interrupt_does_not_wait_for_tasks_that_do_not_end(hand: ByHand) -> None:
+    hand.site.bounds("pbs/starters.sh", TO_END=1, POLL=0.01)
     process = hand.start("a,b", {str(host): {"wait": "never", "deaf": 1} for host in (0, 1)})
     hand.site.until(lambda: hand.site.hosts_seen() == [0, 1])
     os.killpg(process.pid, signal.SIGINT)
     with pytest.raises(subprocess.TimeoutExpired):
-        process.wait(12)  # they may be saving
+        process.wait(2.5)  # they may be saving: TO_END, here 1, is not for them
     os.killpg(process.pid, signal.SIGINT)
     assert hand.end(process, 20.0)[0] == 130
 
 
 def test_by_hand_a_host_that_takes_the_connection_and_no_more_is_named(hand: ByHand) -> None:
-    process = hand.start("a,deaf", {"0": {"wait": "outcome/0.1"}}, APPTRAIN_ANSWER_TIMEOUT="8")
+    hand.site.bounds("pbs/starters.sh", TO_END=1)
+    process = hand.start("a,deaf", {"0": {"wait": "outcome/0.1"}}, APPTRAIN_ANSWER_TIMEOUT="4")
     status, lines = hand.end(process)
     assert status == 1
-    assert last(lines) == "status 1: deaf: no task has answered there for 8 s: ssh said: nothing"
+    assert last(lines) == "status 1: deaf: no task has answered there for 4 s: ssh said: nothing"
 
 
 def test_by_hand_two_names_of_one_host_are_refused(hand: ByHand) -> None:
@@ -1098,7 +1183,8 @@ def test_by_hand_a_task_that_ends_without_an_outcome_gets_one_while_others_wait_
 def task(folder: Path, *arguments: str, **env: str) -> tuple[int, str, list[str]]:
     """(status, stderr, lines of its outcome but the time) of pbs/task.sh with this run directory."""
     script = folder / "task.sh"
-    script.write_text((CHECKOUT / "pbs/task.sh").read_text().replace("TRIES=40", "TRIES=2"))
+    shutil.copy(CHECKOUT / "pbs/task.sh", script)
+    shorten(script, TRIES=2, TRY_PAUSE=0.01)
     ended = subprocess.run(
         ["bash", script, str(folder / "run"), "0", *arguments],
         env={"PATH": os.environ["PATH"], **env},
@@ -1151,7 +1237,7 @@ def test_a_host_without_room_for_temporary_files_is_refused(tmp_path: Path) -> N
 def slow_shell(tmp_path: Path) -> str:
     """A file for BASH_ENV: every command of a script comes later than whatever it started in the background."""
     file = tmp_path / "slow.sh"
-    file.write_text("trap '/bin/sleep 0.1' DEBUG\n")
+    file.write_text("trap '/bin/sleep 0.05' DEBUG\n")
     return str(file)
 
 
