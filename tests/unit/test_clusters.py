@@ -4,12 +4,13 @@ tests/unit/test_slurm_job.py has what a job makes of a profile, tests/unit/test_
 """
 
 import ast
-import json
+import compileall
+import marshal
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,31 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 BOUND = 60  # s, for anything started here
 SHIPPED = sorted((CHECKOUT / "clusters").glob("*.yaml"))
 GENERIC = ("generic", "generic-pbs")
+FORKS = """
+import marshal, os, runpy, signal, sys
+import argparse, dataclasses, hashlib, json, pathlib, re, shlex, shutil, subprocess, typing, yaml
+requests, answers = sys.stdin.buffer, sys.stdout.buffer
+while length := requests.read(4):
+    program, arguments, cwd, env, files = marshal.loads(requests.read(int.from_bytes(length, "big")))
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        os.chdir(cwd)
+        os.environ.clear()
+        os.environ.update(env)
+        for number, file in enumerate(files):
+            os.dup2(os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), number)
+        sys.argv = [program, *arguments]
+        runpy.run_path(program, run_name="__main__")
+        sys.exit(0)
+    answers.write(bytes([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) % 256]))
+    answers.flush()
+"""
+"""Runs one script after the other, each in a process that has imported already what takes long: none of it is ours."""
 SCHEDULER = """#!{python} -IS
-import json, os, sys
+import os, sys
 with open("{here}/calls", "a") as calls:
-    print(json.dumps({{"argv": sys.argv, "cwd": os.getcwd()}}), file=calls)
+    print({{"argv": sys.argv, "cwd": os.getcwd()}}, file=calls)
 print("job 7")
 sys.exit(int(os.environ.get("FAKE_STATUS", "0")))
 """
@@ -42,22 +64,62 @@ PBS_SCRIPT = """#!/bin/bash
 """
 
 
+Forks = Callable[[Path, Sequence[str], Path, dict[str, str]], "subprocess.CompletedProcess[str]"]
+"""Runs a program with these arguments, in this directory, with this environment."""
+
+
+@pytest.fixture(scope="module")
+def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
+    folder = tmp_path_factory.mktemp("forks")
+    files = ["/dev/null", str(folder / "out"), str(folder / "err")]
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", FORKS],
+        env={"PATH": "/usr/bin:/bin"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as server:
+
+        def run(
+            program: Path, arguments: Sequence[str], cwd: Path, env: dict[str, str]
+        ) -> "subprocess.CompletedProcess[str]":
+            assert server.stdin is not None
+            assert server.stdout is not None
+            request = marshal.dumps((str(program), list(arguments), str(cwd), env, files))
+            server.stdin.write(len(request).to_bytes(4, "big") + request)
+            server.stdin.flush()
+            (status,) = server.stdout.read(1)
+            out, err = (Path(file).read_text() for file in files[1:])
+            return subprocess.CompletedProcess(arguments, status, out, err)
+
+        yield run
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What submits, compiled."""
+    folder = tmp_path_factory.mktemp("checkout") / "check out"
+    shutil.copytree(CHECKOUT / "clusters", folder / "clusters")
+    for name in ("entrypoint", "containers"):
+        (folder / name).mkdir()
+    for name in ("entrypoint/__init__.py", "entrypoint/errors.py", "entrypoint/profile.py",
+                 "containers/__init__.py", "containers/stacks.py", "containers/stacks.yaml"):  # fmt: skip
+        shutil.copy(CHECKOUT / name, folder / name)
+    for name, text in (("slurm/multinode.sbatch", "#!/bin/bash\n"), ("pbs/multinode.pbs", PBS_SCRIPT)):
+        (folder / name).parent.mkdir()
+        (folder / name).write_text(text)
+    (folder / "containers" / "image.sif").touch()
+    assert compileall.compile_dir(folder, quiet=1)
+    return folder
+
+
 class Site:
     """A checkout of what submits, stand-ins for sbatch and qsub, and a profile named lab."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, checkout: Path, forks: Forks) -> None:
         self.folder = folder
+        self.forks = forks
         self.checkout = folder / "check out"
-        shutil.copytree(CHECKOUT / "clusters", self.checkout / "clusters")
-        for name in ("entrypoint", "containers"):
-            (self.checkout / name).mkdir()
-        for name in ("entrypoint/__init__.py", "entrypoint/errors.py", "entrypoint/profile.py",
-                     "containers/__init__.py", "containers/stacks.py", "containers/stacks.yaml"):  # fmt: skip
-            shutil.copy(CHECKOUT / name, self.checkout / name)
-        for name, text in (("slurm/multinode.sbatch", "#!/bin/bash\n"), ("pbs/multinode.pbs", PBS_SCRIPT)):
-            (self.checkout / name).parent.mkdir()
-            (self.checkout / name).write_text(text)
-        (self.checkout / "containers" / "image.sif").touch()
+        shutil.copytree(checkout, self.checkout)
         self.bin = folder / "bin"
         self.bin.mkdir()
         for name in ("sbatch", "qsub"):
@@ -74,14 +136,11 @@ class Site:
     def run(
         self, program: str, *arguments: str, cwd: Path | None = None, **env: Any
     ) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-P", str(self.checkout / "clusters" / program), *arguments],
-            cwd=cwd or self.checkout,
-            env={"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.folder), **env},
-            capture_output=True,
-            text=True,
-            timeout=BOUND,
-            check=False,
+        return self.forks(
+            self.checkout / "clusters" / program,
+            arguments,
+            cwd or self.checkout,
+            {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.folder), **env},
         )
 
     def submit(self, *arguments: str, cwd: Path | None = None, **env: Any) -> list[str]:
@@ -99,12 +158,12 @@ class Site:
 
     def calls(self) -> list[dict[str, object]]:
         file = self.folder / "calls"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        return [ast.literal_eval(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return Site(tmp_path)
+def site(tmp_path: Path, checkout: Path, forks: Forks) -> Site:
+    return Site(tmp_path, checkout, forks)
 
 
 # --- what may stand in a profile ------------------------------------------------------------------------------
