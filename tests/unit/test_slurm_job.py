@@ -4,7 +4,7 @@ The stand-in for srun starts the tasks of a step, one for each task of each node
 one for run.sh does what a test says for an attempt and a node. tests/cluster/test_slurm.py has the real ones.
 """
 
-import json
+import marshal
 import os
 import shlex
 import shutil
@@ -14,63 +14,73 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 import pytest
 
 from clusters import render
+from tests.unit.bounds import shorten
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BOUND = 60  # s, for anything started here
 Tasks = dict[str, dict[str, Any]]
 """What a task of an attempt and a node (`1.0`), or of a node in all attempts (`0`), does."""
+# A script is started four times a job and more: these import what takes no time, or are sh's.
 SRUN = """#!{python} -IS
-import json, os, signal, socket, subprocess, sys
+import _signal, marshal, os, sys
+from _socket import socket
 argv = sys.argv[1:]
 at = next(i for i, word in enumerate(argv) if not word.startswith("-"))
-with open("{here}/calls", "a") as calls:
-    print(json.dumps({{"argv": argv, "env": dict(os.environ), "cwd": os.getcwd()}}), file=calls)
+with open("{here}/calls", "ab") as calls:
+    marshal.dump({{"argv": argv, "env": dict(os.environ), "cwd": os.getcwd()}}, calls)
 if os.environ.get("FAKE_SRUN"):
     sys.exit(os.environ["FAKE_SRUN"])
 given = dict(word[2:].split("=", 1) for word in argv[:at] if "=" in word)
 nodes, tasks = int(given["nodes"]), int(given["ntasks-per-node"])
-running = []
-own = socket.create_server(("127.0.0.1", 0))
+running, worst = [], 0
+own = socket()
+own.bind(("127.0.0.1", 0))
+own.listen()
 told = {{"SLURM_SRUN_COMM_HOST": "127.0.0.1", "SLURM_SRUN_COMM_PORT": str(own.getsockname()[1])}}
 def interrupted(signum, frame):
-    for task in running: task.send_signal(signum)
-signal.signal(signal.SIGINT, interrupted)
+    for task in running:
+        try:
+            os.kill(task, signum)
+        except ProcessLookupError:
+            pass
+_signal.signal(_signal.SIGINT, interrupted)
 for node in range(nodes):
     for task in range(tasks):
         step = {{"SLURM_STEP_ID": "0", "SLURM_NODEID": str(node), "SLURM_LOCALID": str(task)}}
-        running.append(subprocess.Popen(argv[at:], env={{**os.environ, **told, **step}}))
-sys.exit(max(task.wait() for task in running))
+        running.append(os.posix_spawn(argv[at], argv[at:], {{**os.environ, **told, **step}}))
+while running:
+    task, status = os.wait()
+    running.remove(task)
+    worst = max(worst, os.waitstatus_to_exitcode(status))
+sys.exit(worst)
 """
-SCONTROL = """#!{python} -IS
-import os, sys
-with open("{here}/scontrol", "a") as calls:
-    print(*sys.argv[1:], file=calls)
-match sys.argv[1:]:
-    case ["show", "hostnames", text]:
-        print("\\n".join(text.split(",")))
-    case ["--oneliner", "show", "job", _] if os.environ.get("FAKE_JOB"):
-        job = os.environ["FAKE_JOB"]
-        print(open(job[1:]).read() if job.startswith("@") else job)
-    case ["--oneliner", "show", "job", _]:
-        print("JobId=7 JobName=x Command=" + os.environ.get("FAKE_COMMAND", "(null)") + " WorkDir=/ StdErr=x")
-    case ["requeue", _]:
-        if os.environ.get("FAKE_REQUEUE"):
-            sys.exit(os.environ["FAKE_REQUEUE"])
+SCONTROL = """#!/bin/sh
+echo "$*" >>"{here}/scontrol"
+case "$*" in
+    "show hostnames "*) set -f; IFS=,; printf '%s\\n' $3 ;;
+    "--oneliner show job "*)
+        case ${{FAKE_JOB-}} in
+            "") echo "JobId=7 JobName=x Command=${{FAKE_COMMAND-(null)}} WorkDir=/ StdErr=x" ;;
+            @*) cat "${{FAKE_JOB#@}}" ;;
+            *) printf '%s\\n' "$FAKE_JOB" ;;
+        esac ;;
+    "requeue "*) if [ -n "${{FAKE_REQUEUE-}}" ]; then echo "$FAKE_REQUEUE" >&2; exit 1; fi ;;
+esac
 """
-SQUEUE = """#!{python} -IS
-import os
-print(os.environ.get("FAKE_END", "N/A"))
+SQUEUE = """#!/bin/sh
+echo "${{FAKE_END-N/A}}"
 """
 RUN_SH = """#!{python} -IS
-import json, os, signal, sys, time
+import _signal, os, sys, time
 node, attempt = os.environ["SLURM_NODEID"], os.environ["APPTRAIN_ATTEMPT"]
-what = json.loads(os.environ.get("FAKE_TASKS", "{{}}"))
+what = eval(os.environ.get("FAKE_TASKS", "{{}}"))
 what = what.get(attempt + "." + node, what.get(node, {{}}))
 run = os.environ["APPTRAIN_RUN_DIR"]
 print(f"task of node {{node}}", what.get("print", ""), flush=True)
@@ -84,8 +94,8 @@ if what.get("wait"):  # for a file, or an end by signal
     def ended(signum, frame):
         what["status"] = 128 + signum
         what["wait"] = ""
-    signal.signal(signal.SIGINT, ended)
-    signal.signal(signal.SIGTERM, ended)
+    _signal.signal(_signal.SIGINT, ended)
+    _signal.signal(_signal.SIGTERM, ended)
     open(f"{{run}}/began.{{node}}", "w").close()
     deadline = time.monotonic() + 50
     while what["wait"] and not os.path.exists(f"{{run}}/{{what['wait']}}") and time.monotonic() < deadline:
@@ -105,6 +115,8 @@ if status != "none":
     sys.exit(0 if status == 75 else status)
 sys.exit(1)
 """
+BOUNDS = {"LATE_PAUSE": 0.02, "LOG_PAUSE": 0.01, "LOG_TRIES": 500}
+"""Of containers/job.sh; a shared file system, for which the first is, is not needed here."""
 
 
 class Cluster:
@@ -126,6 +138,7 @@ class Cluster:
         shutil.copytree(CHECKOUT / "slurm", self.checkout / "slurm")
         shutil.copy(CHECKOUT / "slurm" / "multinode.sbatch", self.spool)
         shutil.copy(CHECKOUT / "containers" / "job.sh", self.checkout / "containers")
+        shorten(self.checkout / "containers" / "job.sh", **BOUNDS)
         (self.checkout / "clusters").mkdir()
         programs = {
             "bin/srun": SRUN,
@@ -171,7 +184,7 @@ class Cluster:
 
         `parent` is what its parent process calls itself.
         """
-        changed = {**self.env, "FAKE_TASKS": json.dumps(tasks or {}), **env}
+        changed = {**self.env, "FAKE_TASKS": repr(tasks or {}), **env}
         begin = "export SLURM_TASK_PID=$$; " if batch and not parent else ""
         line = ["bash", "-c", begin + 'exec bash "$@"', "bash", str(script or self.spool), *arguments]
         if parent:
@@ -206,7 +219,12 @@ class Cluster:
 
     def calls(self) -> list[dict[str, Any]]:
         """How srun was called."""
-        return [json.loads(line) for line in self._lines("calls")]
+        found, file = [], self.folder / "calls"
+        if file.exists():
+            with file.open("rb") as records, suppress(EOFError):
+                while True:
+                    found.append(marshal.load(records))
+        return found
 
     def srun(self) -> list[str]:
         """The last command line of srun."""
@@ -446,7 +464,7 @@ def test_the_run_directory_and_its_key_are_the_users_alone(cluster: Cluster) -> 
 def test_the_key_is_in_no_argument_variable_or_output(cluster: Cluster) -> None:
     ended = cluster.run()
     key = (cluster.run_dir / "join.key").read_text()
-    assert key not in json.dumps(cluster.calls()) + ended.stdout + ended.stderr
+    assert key not in repr(cluster.calls()) + ended.stdout + ended.stderr
 
 
 def test_a_requeued_job_goes_on_in_its_run_directory_with_its_key(cluster: Cluster) -> None:
@@ -870,7 +888,8 @@ def surviving(cluster: Cluster, port: str, *command: str, **env: str) -> "subpro
     given = {"APPTRAIN_RUN_DIR": str(cluster.run_dir), "APPTRAIN_ATTEMPT": "0"}
     given |= {"SLURM_SRUN_COMM_HOST": "127.0.0.1", "SLURM_SRUN_COMM_PORT": port}
     script = cluster.folder / "survivor.sh"
-    script.write_text((CHECKOUT / "slurm" / "survivor.sh").read_text().replace("POLL=5 ", "POLL=0.5 "))
+    shutil.copy(CHECKOUT / "slurm" / "survivor.sh", script)
+    shorten(script, POLL=0.05)
     return subprocess.Popen(
         ["bash", script, *(command or ("bash", "-c", "exit 5"))],
         env={**cluster.env, **given, **env},
