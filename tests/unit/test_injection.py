@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit import test_pbs_job
+from tests.unit.bounds import shorten
 from tests.unit.test_slurm_job import Cluster
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -107,6 +109,8 @@ class Pbs:
         for name in ("check/containers", "check/clusters", "bin", "work"):
             (folder / name).mkdir(exist_ok=True)
         shutil.copy(CHECKOUT / "containers/job.sh", folder / "check/containers")
+        for name, values in test_pbs_job.BOUNDS.items():
+            shorten(folder / "check" / name, **values)
         for name, text in STAND_INS.items():
             (folder / name).write_text("#!/bin/bash\n" + text)
             (folder / name).chmod(0o755)

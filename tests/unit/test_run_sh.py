@@ -7,6 +7,7 @@ and no others. tests/cluster/test_run_sh.py has the real Apptainer; it holds wha
 import getpass
 import itertools
 import json
+import marshal
 import os
 import pty
 import re
@@ -21,6 +22,7 @@ import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -37,31 +39,34 @@ HAS_DRIVER = Path("/proc/driver/nvidia/version").exists()
 NV = ["--nv"] if HAS_DRIVER else []
 ARCHITECTURES = {"x86_64": b"02", "aarch64": b"04"}
 IMAGE_ID = "7be444fb-7079-41ed-aa18-98fba119ebfb"
-STAND_IN = """#!{python} -ISs
-import json, os, subprocess, sys
-here, name = os.path.dirname(os.path.dirname(os.path.abspath(__file__))), os.environ.get("FAKE_NAME", "apptainer")
-if sys.argv[1:] == ["buildcfg"]:
-    sys.exit(print(f"PACKAGE_NAME={{name}}\\nPACKAGE_VERSION={{os.environ.get('FAKE_VERSION', '1.4.5')}}\\nLIBEXECDIR={{here}}/libexec"))
-prefix = name.split("-")[0].upper()
-own = {{k: v for k, v in os.environb.items() if k.startswith((b"APPTAINER", b"SINGULARITY"))}}
-given = {{k.split(b"ENV_", 1)[1]: v for k, v in own.items() if k.startswith(prefix.encode() + b"ENV_")}}
-argv = sys.argv[1:]
+STAND_IN = """#!/bin/bash -p
+# Not sh, which hands on no variables whose names are no identifiers.
+here=${{0%/*}} here=${{here%/*}} name=${{FAKE_NAME-apptainer}} version=${{FAKE_VERSION-1.4.5}}
+if [[ $* != buildcfg ]]; then exec {python} -ISs "$here/exec" "$@"; fi
+printf '%s\\n' "PACKAGE_NAME=$name" "PACKAGE_VERSION=$version" "LIBEXECDIR=$here/libexec"
+"""
+EXEC = """
+import marshal, os, sys  # which take no time to import
+here, argv = os.path.dirname(os.path.abspath(__file__)), sys.argv[1:]
+prefix = os.environ.get("FAKE_NAME", "apptainer").split("-")[0].upper()
+own = {k: v for k, v in os.environb.items() if k.startswith((b"APPTAINER", b"SINGULARITY"))}
+given = {k.split(b"ENV_", 1)[1]: v for k, v in own.items() if k.startswith(prefix.encode() + b"ENV_")}
 command = argv[argv.index("/bin/sh"):] if "/bin/sh" in argv else ["true"]
-with open(here + "/calls", "a") as calls:
-    decoded = {{k.decode(errors="replace"): v.decode(errors="replace") for k, v in own.items()}}
-    print(json.dumps({{"argv": argv, "own": decoded, "pid": os.getpid(), "group": os.getpgrp()}}), file=calls)
+with open(here + "/calls", "ab") as calls:
+    decoded = {k.decode(errors="replace"): v.decode(errors="replace") for k, v in own.items()}
+    marshal.dump({"argv": argv, "own": decoded, "pid": os.getpid(), "group": os.getpgrp()}, calls)
 if os.environ.get("FAKE_MOUNT") == "fails" and "--unsquash" not in argv:
     print("FATAL:   container creation failed: image driver mount failure: squashfuse_ll exited: fuse: no luck", file=sys.stderr)
     sys.exit(255)
 if "FAKE_STATUS" in os.environ:
     print("FATAL:   something of Apptainer's own", file=sys.stderr)
     sys.exit(int(os.environ["FAKE_STATUS"]))
-env = {{b"PATH": os.environb[b"PATH"], b"HOME": b"/of/the/password/file", **given}}
+env = {b"PATH": os.environb[b"PATH"], b"HOME": b"/of/the/password/file", **given}
 env[b"PWD"] = os.fsencode(argv[argv.index("--pwd") + 1])
 os.chdir(env[b"PWD"])
 if hidden := os.environ.get("FAKE_HIDDEN"):
     os.rename(hidden, hidden + ".hidden")
-    status = subprocess.call(command, env=env)
+    status = os.spawnve(os.P_WAIT, command[0], command, env)
     os.rename(hidden + ".hidden", hidden)
     sys.exit(status)
 os.execve(command[0], command, env)
@@ -83,16 +88,12 @@ class Node:
     They are outside /tmp, which is always shown.
     """
 
-    def __init__(self, programs: Path, folder: Path) -> None:
+    def __init__(self, programs: Path, tools: Path, folder: Path) -> None:
         self.programs = programs
         self.bin = programs / "bin"
         self.bin.mkdir()
-        for tool in Path("/usr/bin").iterdir():
-            if not tool.name.startswith(("apptainer", "singularity", "squashfuse")):
-                (self.bin / tool.name).symlink_to(tool)
-        self.apptainer = self.bin / "apptainer"
-        self.apptainer.write_text(STAND_IN.format(python=sys.executable))
-        self.apptainer.chmod(0o755)
+        self.apptainer = self.program("apptainer", STAND_IN.format(python=sys.executable))
+        (programs / "exec").write_text(EXEC)
         self.setuid("apptainer")
         self.path = folder
         self.home, self.work, self.disk = folder / "home", folder / "work", programs / "disk"
@@ -100,7 +101,7 @@ class Node:
             path.mkdir()
         self.image = sif(folder / "image.sif")
         self.env: dict[str, Value] = {
-            "PATH": str(self.bin),
+            "PATH": f"{self.bin}:{tools}",
             "HOME": str(self.home),
             "TMPDIR": str(self.disk),
             "LOGNAME": "alice",
@@ -114,12 +115,16 @@ class Node:
         starter.touch()
         starter.chmod(0o4755)
 
+    def program(self, name: str, text: str) -> Path:
+        """Puts it before all others of its name."""
+        file = self.bin / name
+        file.write_text(text)
+        file.chmod(0o755)
+        return file
+
     def python(self, script: str) -> None:
         """What `python` does: these lines of shell."""
-        program = self.bin / "python"
-        program.unlink(missing_ok=True)
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
+        self.program("python", f"#!/bin/sh\n{script}\n")
 
     def run(
         self,
@@ -174,8 +179,12 @@ class Node:
 
     def calls(self) -> list[dict[str, Any]]:
         """How the stand-in was called."""
-        file = self.programs / "calls"
-        return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+        found, file = [], self.programs / "calls"
+        if file.exists():
+            with file.open("rb") as records, suppress(EOFError):
+                while True:
+                    found.append(marshal.load(records))
+        return found
 
     def argv(self) -> list[str]:
         return list(self.calls()[-1]["argv"])
@@ -222,12 +231,22 @@ def bound(path: Path | str, target: Path | str | None = None) -> str:
     return f'type=bind,"source={path}","destination={target or path}"'
 
 
+@pytest.fixture(scope="session")
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """This machine's programs, without what could run an image."""
+    folder = tmp_path_factory.mktemp("tools")
+    for tool in Path("/usr/bin").iterdir():
+        if not tool.name.startswith(("apptainer", "singularity", "squashfuse")):
+            (folder / tool.name).symlink_to(tool)
+    return folder
+
+
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[Node]:
+def node(tmp_path: Path, tools: Path) -> Iterator[Node]:
     cache = Path.home() / ".cache"
     cache.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="apptrain-test-", dir=cache) as folder:
-        yield Node(tmp_path, Path(folder).resolve())
+        yield Node(tmp_path, tools, Path(folder).resolve())
 
 
 # --- what passes -----------------------------------------------------------------------------------------------
@@ -271,7 +290,7 @@ def test_only_what_the_table_names_passes(node: Node) -> None:
     tmp = Path(inside["TMPDIR"])
     assert tmp.parent == node.disk
     assert inside == host | {
-        "PATH": str(node.bin),
+        "PATH": str(node.env["PATH"]),
         "PWD": str(node.work),
         "HOME": str(node.home),
         "USER": "alice",
@@ -967,8 +986,8 @@ for signum in map(int, sys.argv[1:]):
     signal.signal(signum, note)
 print("ready", signal.getsignal(signal.SIGINT) != signal.SIG_IGN, flush=True)
 while not seen:
-    time.sleep(0.05)
-time.sleep(0.5)
+    time.sleep(0.02)
+time.sleep(0.2)  # for a second one
 print(*seen)
 sys.exit(7)
 """
@@ -1002,9 +1021,7 @@ def test_a_signal_that_ends_the_command_leaves_nothing(node: Node) -> None:
 def test_a_signal_before_the_start_ends_it(node: Node) -> None:
     gate = node.programs / "gate"
     os.mkfifo(gate)
-    (node.bin / "od").unlink()
-    (node.bin / "od").write_text(f'#!/bin/sh\nread line <{gate}\nexec /usr/bin/od "$@"\n')
-    (node.bin / "od").chmod(0o755)
+    node.program("od", f'#!/bin/sh\nread line <{gate}\nexec /usr/bin/od "$@"\n')
     with node.start("true") as process:
         writer = gate.open("w")
         process.terminate()
