@@ -798,7 +798,7 @@ def test_a_profile_is_found_by_the_servers_name_and_says_how_to_start_and_what_g
 ) -> None:
     file = site.checkout / "clusters/lab.yaml"
     file.write_text("scheduler: pbs\nclusters: [pbssrv]\nstart: pbs_tmrsh\nnodes: {gpus: 4, whole: true}\n")
-    file.with_suffix(".sh").write_text(render.load_checked(file)[1])
+    file.with_suffix(".host").write_text(render.load_checked(file)[1])
     request = ("-l", "select=2:ncpus=2", "-l", "place=scatter")
     status, lines = site.ran(*request, APPTRAIN_DRY_RUN="1")
     assert status == "0"
