@@ -37,7 +37,7 @@ build = "$$IMAGE_VENV/bin/python" containers/build.py --stack "$$STACK" --base "
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-unit test-local test-cluster test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell profiles submit faults mutants lint lock bench venv venv-image venv-dev clean clean-venv
+.PHONY: help demo test test-unit test-cluster test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell profiles submit faults mutants lint lock bench venv venv-image venv-dev clean clean-venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -47,16 +47,16 @@ demo: $(if $(filter image,$(IN)),,venv) ## train on two embedded nodes on this m
 	$(if $(filter image,$(IN)),$(inside) python -P,$(python)) -m entrypoint.embedded --nodes "$$NODES" -- -m train --config "$$CONFIG" $(ARGS)
 
 test: venv-dev ## all tests: unit, real torchrun processes and, as root on a Debian, real Apptainer and Slurm
-	$(pytest) tests $(ARGS)
+	@status=0; \
+	$(pytest) tests/unit $(ARGS) || status=$$?; \
+	$(python) -m pytest tests/embedded tests/cluster $(ARGS) || status=$$?; \
+	exit $$status
 
 test-unit: venv-dev ## the unit tests
 	$(pytest) tests/unit $(ARGS)
 
-test-local: venv-dev ## the unit tests and those with real torchrun processes
-	$(pytest) tests/unit tests/embedded $(ARGS)
-
 test-cluster: venv-dev ## those with real Apptainer and Slurm; they build the image (root, Debian)
-	$(pytest) tests/cluster $(ARGS)
+	$(python) -m pytest tests/cluster $(ARGS)
 
 test-host: venv-dev ## a shell on a test host: Debian 13 with Apptainer (root, Debian)
 	$(python) -m tests.host up --online --bind "$$PWD"

@@ -1,6 +1,6 @@
 """What holds for all tests: how many run at once, in which order, and which may be skipped.
 
-Tests run in several workers (`make test` says `-n auto --dist loadgroup`), each in any of them, unless it carries
+The unit tests run in several workers (`-n auto --dist loadgroup`), each in any of them, unless it carries
 `@pytest.mark.xdist_group(NAME)`: those of a group run in one worker, one after another, because they share something
 that is expensive to make, or look at the whole machine (group `machine`). xdist begins with the largest groups.
 

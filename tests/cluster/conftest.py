@@ -18,8 +18,8 @@ SECOND_LANE = (
     "test_run_sh",
     "test_torque",
 )
-"""Files whose tests run beside those of all the others: two clusters at once, each in namespaces of its own, are what
-two cores carry. Those named here take about half of the time."""
+"""Files whose tests run beside those of all the others if there are workers (`-n 2 --dist loadgroup`): two clusters at
+once, each in namespaces of its own, are what two cores carry. Those named here take about half of the time."""
 TOLD = "told at the end"
 
 
