@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import secrets
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from entrypoint.outcome import file_name
 
 
 class RunDirectory:
-    """Paths of one run; `create` makes the folders (mode 700)."""
+    """Paths of one run; `create` makes the folders, and the directory private (mode 700)."""
 
     def __init__(self, path: Path, attempt: int):
         self.path = path
@@ -26,9 +27,10 @@ class RunDirectory:
         self.manifest = path / "manifest.json"
 
     def create(self) -> None:
-        """Raises BadInput when it cannot be made or written."""
+        """Raises BadInput when it cannot be made or written, or stays open to others."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._make_private()
             for folder in (self.path / "outcome", self.logs.parent, self.logs):
                 folder.mkdir(exist_ok=True, mode=0o700)
             probe = self.path / f".writable.{os.uname().nodename}.{os.getpid()}"
@@ -38,6 +40,19 @@ class RunDirectory:
             raise BadInput(
                 f"the run directory {self.path} cannot be written ({error.strerror}): "
                 "give --run-dir a directory that all nodes share and you may write"
+            ) from None
+
+    def _make_private(self) -> None:
+        """Whatever mode somebody made it with: logs and key lie in it."""
+        mode = stat.S_IMODE(self.path.stat().st_mode)
+        if not mode & 0o077:
+            return
+        try:
+            self.path.chmod(mode & ~0o077)
+        except PermissionError:
+            raise BadInput(
+                f"the run directory {self.path} is open to others (mode {mode & 0o777:o}) and not yours to "
+                "close: give --run-dir a directory of your own"
             ) from None
 
     @property

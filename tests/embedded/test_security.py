@@ -24,7 +24,7 @@ import pytest
 
 from entrypoint import wire
 from entrypoint.claims import Identity
-from tests.embedded.jobs import CHECKOUT, Job, clean_env, processes_with, start
+from tests.embedded.jobs import CHECKOUT, Ended, Job, clean_env, processes_with, start
 
 WAITING = """
 import os, time
@@ -163,6 +163,24 @@ def test_secrets_of_the_environment_are_in_no_file_and_no_output_of_a_training(t
     found = [path for pattern in ours for path in ended.run.glob(pattern)]
     assert len(found) > 10
     assert {oct(path.stat().st_mode & 0o077) for path in found} == {"0o0"}
+
+
+def one_node(folder: Path, command: str, *program: str) -> Ended:
+    """How a job of one node ends under `launch` or `embedded`, in the run directory `run`."""
+    argv = [sys.executable, "-P", "-m"]
+    argv += ["entrypoint", "launch"] if command == "launch" else ["entrypoint.embedded"]
+    argv += ["--nodes=127.0.0.1", "--node-rank=0"] if command == "launch" else ["--nodes=1"]
+    argv += ["--device", "cpu", "--mode", "exec"]
+    argv += ["--run-dir", str(folder / "run"), "--no-python", "--", *program]
+    return Job(argv, folder, folder / "run", clean_env(APPTRAIN_PASS="PYTHONPATH")).end()
+
+
+@pytest.mark.parametrize("command", ["launch", "embedded"])
+def test_a_run_directory_that_others_may_open_is_closed_to_them(tmp_path: Path, command: str) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run").chmod(0o2777)
+    ended = one_node(tmp_path, command, "true")
+    assert (ended.status, oct(ended.run.stat().st_mode & 0o7777)) == (0, "0o2700"), ended.err
 
 
 # --- while the nodes meet --------------------------------------------------------------------------------------------

@@ -102,6 +102,22 @@ def test_a_run_directory_is_private_and_its_key_is_made_once(tmp_path: Path) -> 
     assert run.log("fd00::1", "rank3", "err") == run.path / "logs" / "2" / "fd00__1.rank3.err"
 
 
+def test_a_run_directory_that_stays_open_to_others_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    tmp_path.chmod(0o770)
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with pytest.raises(BadInput) as refused:
+        RunDirectory(tmp_path, 0).create()
+    assert str(refused.value) == (
+        f"the run directory {tmp_path} is open to others (mode 770) and not yours to close: give --run-dir a directory "
+        "of your own"
+    )
+
+
 def test_a_run_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(BadInput) as refused:
