@@ -6,6 +6,7 @@ start them; stay with them (supervise.py); end what is left; write the outcome; 
 
 import asyncio
 import contextlib
+import dataclasses
 import importlib.metadata
 import signal
 import sys
@@ -28,6 +29,7 @@ from entrypoint import (
     stacks,
 )
 from entrypoint import plan as plans
+from entrypoint.claims import plain
 from entrypoint.errors import DONE, SAVED, BadInput, Refusal
 from entrypoint.heartbeat import Heartbeats
 from entrypoint.options import Settings
@@ -107,6 +109,7 @@ class Attempt:
             ended = self._outcome(refusal.status, str(refusal))
         except OSError as error:
             ended = self._outcome(1, f"{error.strerror}: {error.filename or self.run_dir.path}")
+        ended = dataclasses.replace(ended, error=plain(ended.error))  # it may quote what a rank wrote
         if self.before is not None and self.restarts is not None:
             self.misfit = self.restarts.misfit(ended)
             ended = self.before.ended if self.misfit else ended

@@ -183,6 +183,17 @@ def test_a_run_directory_that_others_may_open_is_closed_to_them(tmp_path: Path, 
     assert (ended.status, oct(ended.run.stat().st_mode & 0o7777)) == (0, "0o2700"), ended.err
 
 
+@pytest.mark.parametrize("command", ["launch", "embedded"])
+def test_an_error_of_a_rank_that_is_quoted_cannot_write_to_the_terminal(tmp_path: Path, command: str) -> None:
+    """Its own output passes as it is; logs and terminal get that once."""
+    error = r"import sys; sys.exit('ValueError: \x1b[2J\x1b]0;title\a\u202e red \x1b[31m')"
+    ended = one_node(tmp_path, command, sys.executable, "-c", error)
+    quoted = "ValueError: ?[2J?]0;title?? red ?[31m"
+    (told,) = (line for line in ended.err.splitlines() if "failed first" in line)
+    assert told.endswith(f"failed first, status 1: {quoted} ({ended.run}/logs/0/127.0.0.1.rank0.err)")
+    assert ended.outcome("0.0").error == quoted
+
+
 # --- while the nodes meet --------------------------------------------------------------------------------------------
 
 
