@@ -16,19 +16,16 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping,
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from entrypoint import blame, processes, reach
+from entrypoint import blame, door, reach
 from entrypoint.claims import Failure, Identity, Place, Sighting, disagreement, load, missing, plain
+from entrypoint.door import Door, Guest
 from entrypoint.errors import BAD_INPUT, BadInput, Refusal, Unavailable
 from entrypoint.wire import Closed, Wire, WireError, WrongKey, greet, set_options
 
-STRANGERS = 256
-"""Unproved connections at once, beyond one for each participant."""
 REPORTS = 16
 """Addresses of strangers that the hub names."""
 LOST = 1
 """Status of a participant that was lost while ranks ran: no port or peer that another attempt could have."""
-RESERVE = 256
-"""Open files that the hub leaves to the launcher when it raises its limit."""
 PORT_ADVICE = "the next attempt uses another port; where it was chosen by hand, choose another --master-port"
 LIST_ADVICE = "start every node with the same list of nodes"
 
@@ -343,8 +340,7 @@ class Link(ABC):
 
 @dataclass(eq=False, kw_only=True)
 class _Hub(Link):
-    _server: asyncio.Server | None = field(init=False, default=None)
-    _proving: dict[asyncio.StreamWriter, str] = field(init=False, default_factory=dict)
+    _door: Door | None = field(init=False, default=None)
     _members: dict[Place, tuple[Identity, str]] = field(init=False)
     _refused: list[Wire] = field(init=False, default_factory=list)
     _reported: set[str] = field(init=False, default_factory=set)
@@ -369,7 +365,10 @@ class _Hub(Link):
 
     async def meet(self) -> None:
         self._members = {self.me.place: (self.me, self.endpoint)}
-        self._server = await self._open()
+        room = self._room()
+        self._door = Door(
+            self._open(), self._admit, room=room, seconds=self.timeouts.handshake, refuse=self._refuse
+        )
         self._start(self._beat())
         self._go_if_complete()
         try:
@@ -388,7 +387,8 @@ class _Hub(Link):
 
     async def close(self) -> None:
         self._decide()
-        self._shut()
+        if self._door:
+            await self._door.end()
         await asyncio.gather(super().close(), *(wire.close() for wire in self._refused))
 
     @property
@@ -399,17 +399,27 @@ class _Hub(Link):
     def _expected(self) -> int:
         return self.me.nnodes * len(self.me.local_ranks)
 
-    async def _open(self) -> asyncio.Server:
-        _allow_open_files(self._expected + STRANGERS + RESERVE)
-        family, where = self.found
-        sock = socket.socket(family, socket.SOCK_STREAM)
+    def _room(self) -> int:
+        """For how many that have proved nothing. BadInput: for too few."""
+        wanted = self._expected + door.STRANGERS
+        room = door.room(wanted, beside=self._expected)
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        if room < door.LEAST:
+            raise BadInput(
+                f"node 0 needs {door.files_for(door.LEAST, beside=self._expected)} open files to meet all "
+                f"others and may have {hard} (ulimit -Hn): have the hard limit raised on the nodes"
+            )
+        if room < wanted:
+            self.say(
+                f"node 0 may have {hard} open files (ulimit -Hn): it listens to {room} at once that have not "
+                f"proved who they are, instead of {wanted}"
+            )
+        return room
+
+    def _open(self) -> list[socket.socket]:
         try:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            set_options(sock)
-            sock.bind(where)
-            return await asyncio.start_server(self._accept, sock=sock, backlog=self._expected + STRANGERS)
+            return [door.listen(*self.found)]
         except OSError as error:
-            sock.close()
             if error.errno == errno.EADDRINUSE:
                 text = f"the join port of {self.endpoint} is taken on {self.me}: {PORT_ADVICE}"
                 raise Unavailable(text) from error
@@ -418,48 +428,31 @@ class _Hub(Link):
                 "the address must be one of node 0's own (--master-addr)"
             ) from error
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = writer.get_extra_info("peername")
-        address = str(peer[0]) if peer else "an address that is gone"
-        if len(self._proving) >= self._expected + STRANGERS:
-            oldest = next(iter(self._proving))
-            self._refuse(self._proving.pop(oldest), "too many connections that prove nothing")
-            oldest.transport.abort()
-        self._proving[writer] = address
-        self._start(self._admit(reader, writer, address))
-
-    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str) -> None:
+    async def _admit(self, guest: Guest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hear a newcomer out: a participant stays, a stranger is named and sent away."""
-        wire = None
+        wire = await greet(reader, writer, self.key, hub=True)
         try:
-            async with asyncio.timeout(self.timeouts.handshake):
-                wire = await greet(reader, writer, self.key, hub=True)
-                claim, left = _hello(await wire.receive())
-                reach.check(claim.contact)
-                if (claim.job_id, claim.attempt) != (self.me.job_id, self.me.attempt):
-                    wire.send(_end(Unavailable(self._other_run(claim))))
-                    raise WireError(f"it is of job {claim.job_id}, attempt {claim.attempt}")
-        except (TimeoutError, WireError) as error:
-            self._refuse(
-                address, str(error) or f"it did not prove who it is in {self.timeouts.handshake:g} s"
-            )
-            if wire:
-                wire.send({"type": "refused"})  # does not verify with another key, and so tells it why
-                await wire.close()
-            writer.transport.abort()
+            claim, left = _hello(await wire.receive())
+            reach.check(claim.contact)
+            if (claim.job_id, claim.attempt) != (self.me.job_id, self.me.attempt):
+                wire.send(_end(Unavailable(self._other_run(claim))))
+                raise WireError(f"it is of job {claim.job_id}, attempt {claim.attempt}")
+        except WireError as error:
+            self._refuse(guest.address, str(error))
+            wire.send({"type": "refused"})  # does not verify with another key, and so tells it why
+            await wire.close()
             return
-        finally:
-            self._proving.pop(writer, None)
-        await self._take(claim, address, wire, left)
+        guest.welcome()
+        await self._take(claim, guest, wire, left)
 
-    async def _take(self, claim: Identity, address: str, wire: Wire, left: float) -> None:
-        if self._met.done() or (objection := self._objection(claim, address)):
+    async def _take(self, claim: Identity, guest: Guest, wire: Wire, left: float) -> None:
+        if self._met.done() or (objection := self._objection(claim, guest.address)):
             self._refused.append(wire)
             if not self._met.done():
                 self._met.set_exception(BadInput(plain(objection)))
             return
         self.waiting.shorten(left)
-        self._members[claim.place], self._peers[claim.place] = (claim, address), wire
+        self._members[claim.place], self._peers[claim.place] = (claim, guest.address), wire
         wire.send({"type": "welcome"})
         self._go_if_complete()
         await self._listen(claim.place, wire)
@@ -497,8 +490,8 @@ class _Hub(Link):
     def _go_if_complete(self) -> None:
         if self._met.done():
             return
-        present = self._present
         if self.muster:
+            present = self._present
             expected = set(range(self.me.nnodes)) - set(self.muster.absent)
             if expected <= present and len(present) >= max(self.muster.quorum, self.muster.least):
                 self._try_ways()
@@ -551,14 +544,8 @@ class _Hub(Link):
         self._active = {place for place in self._members if place[0] in members}
         self._met.set_result(None)
         self._send_all({"type": "go", "members": members})
-        self._shut()
-
-    def _shut(self) -> None:
-        """Take no more newcomers."""
-        if self._server:
-            self._server.close()
-        for writer in self._proving:
-            writer.transport.abort()
+        if self._door:
+            self._door.close()
 
     def _missing(self) -> str:
         if self._trying == self._members.keys():
@@ -918,13 +905,3 @@ async def _dial(
     except BaseException:
         sock.close()
         raise
-
-
-def _allow_open_files(count: int) -> None:
-    """Raise the soft limit to `count`, which our children inherit. BadInput: the hard limit is lower."""
-    if not processes.allow_open_files(count):
-        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        raise BadInput(
-            f"node 0 needs {count} open files to meet all others and may have {hard} (ulimit -Hn): "
-            "have the hard limit raised on the nodes"
-        )

@@ -9,6 +9,7 @@ import ctypes
 import os
 import resource
 import signal
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -94,16 +95,22 @@ def _children(pid: int) -> list[int]:
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def allow_open_files(count: int) -> bool:
-    """Raises the soft limit of open files to `count`, for this process and its children; False where the
-    hard limit is lower."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= count:
-        return True
-    with contextlib.suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
-        return True
-    return False
+def open_files() -> int:
+    """How many files this process has open."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def allow_open_files(count: int) -> int:
+    """Raises the soft limit of open files to `count`, or as far as the hard limit lets it, for this process
+    and its children; returns how many may be open."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    wanted = min(count, hard)
+    if soft < wanted:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, limits[1]))
+            return wanted
+    return soft
 
 
 def _prctl(option: int, value: int) -> None:

@@ -1,24 +1,37 @@
 """Whether data passes between the nodes where gloo and NCCL will send theirs, tried before any rank starts.
 
 The secret: how a way from one node to another is tried. Every node listens as gloo will: on the same address,
-on a port that the system picks. The nodes 1, 2, 4, 8 ... places before it connect, and send and get more than
-any single packet holds: some networks lose large packets only.
+on a port that the system picks. The nodes 1, 2, 4, 8 ... places before it connect, prove that they were sent,
+and send and get more than any single packet holds: some networks lose large packets only. Nobody else gets a
+byte.
 """
 
 import asyncio
-import contextlib
+import hmac
 import os
 import secrets
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 from typing import Any
 
+from entrypoint import door
 from entrypoint.claims import plain
+from entrypoint.door import Door, Guest
 from entrypoint.wire import WireError
 
 TOKEN_BYTES = 16
+PROOF_BYTES = 32
 PAYLOAD = bytes(1 << 16)
+PROVE = 5.0
+"""Seconds for who connects to prove that he was sent: he needs one packet."""
+TRY = 10.0
+"""Seconds for the rest: he gives up before."""
+AGAIN = 0.1
+"""Seconds until somebody who lost his place to strangers comes again."""
+CALLER, LISTENER = b"caller", b"listener"
+MTU = "small packets pass, large ones do not (is the MTU the same everywhere?)"
 SHOWN = 4
 """Ways that do not pass, named in one message beside the first."""
 ADVICE = "is this a network that joins the nodes (--interface), or is a firewall between them?"
@@ -32,7 +45,7 @@ class Contact:
     address: str
     port: int
     token: str
-    """What it says first: by this an address that leads elsewhere is known."""
+    """Known to those whom the hub sends, and of no use elsewhere: each side proves first that it knows it."""
 
     def __str__(self) -> str:
         return f"{self.interface} {self.address} {self.port} {self.token}"
@@ -52,27 +65,35 @@ class Listener:
     def __init__(self, interface: str, address: str):
         self._interface, self._address = interface, address
         self._token = secrets.token_hex(TOKEN_BYTES)
-        self._server: asyncio.Server | None = None
+        self._door: Door | None = None
 
     async def __aenter__(self) -> Contact:
-        self._server = await asyncio.start_server(self._answer, self._address, 0)
-        port = self._server.sockets[0].getsockname()[1]
+        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+        sock = door.listen(family, (self._address, 0))
+        port = sock.getsockname()[1]
+        room = max(door.LEAST, door.room(door.STRANGERS))
+        self._door = Door([sock], self._answer, room=room, seconds=PROVE)
         return Contact(interface=self._interface, address=self._address, port=port, token=self._token)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._server is not None
-        self._server.close()
+        assert self._door is not None
+        await self._door.end()
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with contextlib.suppress(OSError, EOFError):
-            writer.write(self._token.encode())  # a small packet of its own
+    async def _answer(self, guest: Guest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not hmac.compare_digest(await reader.readexactly(PROOF_BYTES), _proof(self._token, CALLER)):
+            return
+        guest.welcome(TRY)
+        try:
+            writer.write(_proof(self._token, LISTENER))  # a small packet of its own
             writer.write(PAYLOAD)
             await reader.readexactly(len(PAYLOAD))
             writer.write(b".")
-            await writer.drain()
-        writer.close()
+            writer.close()
+            await writer.wait_closed()
+        finally:
+            writer.transport.abort()
 
 
 def partners(node_rank: int, nnodes: int) -> list[int]:
@@ -182,23 +203,40 @@ def check(contact: str) -> None:
 
 
 async def _try(contact: Contact, limit: float) -> str:
+    """Why this way does not pass; empty where it does."""
     why = f"no answer in {limit:g} s"
     try:
         async with asyncio.timeout(limit):
-            reader, writer = await asyncio.open_connection(contact.address, contact.port)
-            try:
-                if await reader.readexactly(2 * TOKEN_BYTES) != contact.token.encode():
-                    return "another machine answers there"
-                why = "small packets pass, large ones do not (is the MTU the same everywhere?)"
-                await reader.readexactly(len(PAYLOAD))
-                writer.write(PAYLOAD)
-                await reader.readexactly(1)
-            finally:
-                writer.transport.abort()
+            while True:
+                reader, writer = await asyncio.open_connection(contact.address, contact.port)
+                try:
+                    writer.write(_proof(contact.token, CALLER))
+                    if not hmac.compare_digest(
+                        await reader.readexactly(PROOF_BYTES), _proof(contact.token, LISTENER)
+                    ):
+                        return "another machine answers there"
+                    why = MTU
+                    await reader.readexactly(len(PAYLOAD))
+                    writer.write(PAYLOAD)
+                    await reader.readexactly(1)
+                    return ""
+                except (EOFError, ConnectionError) as error:
+                    if why == MTU:
+                        return _closed(error)
+                    why = _closed(error)  # to make room for strangers, perhaps
+                finally:
+                    writer.transport.abort()
+                await asyncio.sleep(AGAIN)
     except TimeoutError:
         return why
-    except EOFError:
-        return "the connection was closed"
     except OSError as error:
         return os.strerror(error.errno) if error.errno else str(error)
-    return ""
+
+
+def _closed(error: EOFError | ConnectionError) -> str:
+    number = error.errno if isinstance(error, ConnectionError) else None
+    return os.strerror(number) if number else "the connection was closed"
+
+
+def _proof(token: str, side: bytes) -> bytes:
+    return hmac.digest(token.encode(), side, "sha256")

@@ -6,7 +6,8 @@ of its own, under which every frame carries a MAC over its sequence number and b
 of either side proves that it holds the key, and a frame that is replayed, reflected, moved or changed
 does not verify. Nothing is encrypted.
 
-A frame is 4 bytes of body length (big-endian), 32 bytes of HMAC-SHA256, and a JSON object.
+A frame is 4 bytes of body length (big-endian), 32 bytes of HMAC-SHA256, and a JSON object. The first one, by
+which a peer proves itself, is small: a stranger is not read any further.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ PROTOCOL = b"apptrain-join/1\n"
 NONCE_BYTES = 32
 MAC_BYTES = 32
 MAX_BODY = 64 * 1024
+FIRST_BODY = 8 * 1024
 LINGER = 2.0
 """Seconds that a closing side waits for the other to read what was sent."""
 
@@ -53,20 +55,20 @@ class Wire:
         """When the last valid frame came, on the monotonic clock."""
 
     def send(self, message: Mapping[str, object]) -> None:
-        """Send one frame; nothing where the connection has ended. ValueError: larger than MAX_BODY."""
+        """Send one frame; nothing where the connection has ended. ValueError: it is too large."""
         if self._ended or self._writer.is_closing():
             return
         body = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
-        if len(body) > MAX_BODY:
-            raise ValueError(f"a frame of {len(body)} bytes, at most {MAX_BODY} are allowed")
+        if len(body) > (bound := _bound(self._sent)):
+            raise ValueError(f"a frame of {len(body)} bytes, at most {bound} are allowed")
         self._writer.write(len(body).to_bytes(4, "big") + _mac(self._ours, self._sent, body) + body)
         self._sent += 1
 
     async def receive(self) -> dict[str, Any]:
         """The next frame, which the peer's key and its place in the order have proved. WireError."""
         size = int.from_bytes(await self._exactly(4), "big")
-        if size > MAX_BODY:
-            raise WireError(f"it sent a frame of {size} bytes, at most {MAX_BODY} are allowed")
+        if size > (bound := _bound(self._received)):
+            raise WireError(f"it sent a frame of {size} bytes, at most {bound} are allowed")
         mac, body = await self._exactly(MAC_BYTES), await self._exactly(size)
         if not hmac.compare_digest(mac, _mac(self._theirs, self._received, body)):
             raise WrongKey("it sent a frame that the join key does not verify")
@@ -128,6 +130,10 @@ def set_options(sock: socket.socket) -> None:
     """What a connection of this protocol wants of TCP (a listening socket hands it on)."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+
+def _bound(sequence: int) -> int:
+    return MAX_BODY if sequence else FIRST_BODY
 
 
 def _mac(key: bytes, sequence: int, body: bytes) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint import join
+from entrypoint import door, join, processes
 from entrypoint import wire as wire_module
 from entrypoint.claims import Sighting, disagreement, load, missing
 from entrypoint.errors import BadInput, Unavailable
@@ -591,8 +591,8 @@ STRANGERS = {
     "silence": (b"", "it did not prove who it is in 0.4 s"),
     "half a greeting": (PROTOCOL[:5], "it did not prove who it is in 0.4 s"),
     "a frame too large": (
-        PROTOCOL + b"n" * 32 + b"\xff\xff\xff\xff" + b"x" * 1000,
-        "it sent a frame of 4294967295 bytes, at most 65536 are allowed",
+        PROTOCOL + b"n" * 32 + (8193).to_bytes(4, "big") + b"x" * 1000,
+        "it sent a frame of 8193 bytes, at most 8192 are allowed",
     ),
     "a frame without a proof": (
         PROTOCOL + b"n" * 32 + (2).to_bytes(4, "big") + b"m" * 32 + b"{}",
@@ -641,7 +641,7 @@ async def test_a_stranger_that_sends_a_byte_at_a_time_is_cut_off() -> None:
 async def test_strangers_that_hold_every_place_do_not_keep_a_participant_out() -> None:
     place = Place()
     async with place.hub(timeouts=replace(SHORT, handshake=15)) as hub:
-        connections = [await place.connect() for _ in range(join.STRANGERS + 10)]
+        connections = [await place.connect() for _ in range(door.STRANGERS + 10)]
         oldest, _ = connections[0]
         async with asyncio.timeout(5):
             with contextlib.suppress(ConnectionError):
@@ -1290,7 +1290,7 @@ async def test_closing_waits_until_the_peer_has_read_everything() -> None:
     async def send_and_close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         wire = await greet(reader, writer, KEY, hub=True)
         for number in range(200):
-            wire.send({"number": number, "text": "x" * 60_000})
+            wire.send({"number": number, "text": "x" * (60_000 if number else 0)})
         await wire.close()
         ended.set()
 
@@ -1327,6 +1327,9 @@ async def test_a_frame_larger_than_the_bound_is_not_sent() -> None:
     place = Place()
     async with place.hub():
         wire, _ = await place.spoke()
+        with pytest.raises(ValueError, match=r"a frame of 8211 bytes, at most 8192 are allowed"):
+            wire.send({"text": "x" * 8200})
+        wire.send(hello(who(1)))
         with pytest.raises(ValueError, match=r"a frame of 70011 bytes, at most 65536 are allowed"):
             wire.send({"text": "x" * 70_000})
         wire.abort()
@@ -1343,19 +1346,50 @@ async def test_a_wire_without_the_key_reads_nothing() -> None:
         wire.abort()
 
 
-def test_more_participants_than_files_may_be_open_are_bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (100, 200))
+def limited(monkeypatch: pytest.MonkeyPatch, hard: int) -> list[int]:
+    """A process with ten open files and this hard limit; to what its soft limit was raised."""
+    raised: list[int] = []
+    monkeypatch.setattr(processes, "open_files", lambda: 10)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: raised.append(limits[0]))
+    return raised
 
-    def refuse(*_: object) -> None:
-        raise ValueError
 
-    monkeypatch.setattr(resource, "setrlimit", refuse)
-    with pytest.raises(BadInput) as caught:
-        join._allow_open_files(4608)
-    assert str(caught.value) == (
-        "node 0 needs 4608 open files to meet all others and may have 200 (ulimit -Hn): have the hard limit "
+@pytest.mark.parametrize(
+    ("hard", "soft", "said"),
+    [
+        (4096, 10 + 256 + 3 * 600 + 2 * 256, []),
+        (
+            1024,
+            1024,
+            [
+                "node 0 may have 1024 open files (ulimit -Hn): it listens to 79 at once that have not proved who they "
+                "are, instead of 856"
+            ],
+        ),
+    ],
+)
+@run
+async def test_where_open_files_are_few_the_hub_hears_fewer_strangers_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, hard: int, soft: int, said: list[str]
+) -> None:
+    raised = limited(monkeypatch, hard)
+    place = Place()
+    async with place.hub(who(0, nnodes=600)):
+        pass
+    assert (raised, place.said) == ([soft], said)
+
+
+@run
+async def test_more_participants_than_files_may_be_open_are_bad_input(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limited(monkeypatch, 900)
+    place = Place()
+    assert await place.refusals(who(0, nnodes=600)) == [
+        "BadInput: node 0 needs 930 open files to meet all others and may have 900 (ulimit -Hn): have the hard limit "
         "raised on the nodes"
-    )
+    ]
 
 
 # A meeting that goes on without nodes that do not come.

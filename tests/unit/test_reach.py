@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import socket
+import struct
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from entrypoint import reach
+from entrypoint import door, reach
 from entrypoint.claims import Identity
 from entrypoint.errors import Refusal
 from entrypoint.join import Link, Timeouts, meet
@@ -59,6 +60,79 @@ def test_a_node_that_listens_is_reached_and_more_than_a_packet_goes_both_ways(ad
     asyncio.run(test())
 
 
+def test_a_stranger_gets_no_byte_and_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "PROVE", 0.3)
+
+    async def told(there: Contact, said: bytes) -> bytes:
+        reader, writer = await asyncio.open_connection(there.address, there.port)
+        writer.write(said)
+        try:
+            async with asyncio.timeout(5):
+                return await reader.read(1)
+        except ConnectionResetError:
+            return b""
+        finally:
+            writer.transport.abort()
+
+    async def test() -> None:
+        async with Listener("lo", "127.0.0.2") as there:
+            echo = reach._proof(there.token, reach.LISTENER)
+            for said in (b"", b"x" * 31, b"x" * 1000, there.token.encode(), echo):
+                assert await told(there, said) == b""
+            assert await tried(there, 5) == ""
+
+    asyncio.run(test())
+
+
+def test_strangers_that_hold_every_place_do_not_keep_a_node_out() -> None:
+    async def test() -> None:
+        async with Listener("lo", "127.0.0.2") as there:
+            held = [
+                await asyncio.open_connection(there.address, there.port) for _ in range(door.STRANGERS + 50)
+            ]
+            assert await tried(there, 5) == ""
+        for _, writer in held:
+            writer.transport.abort()
+
+    asyncio.run(test())
+
+
+def test_a_node_that_lost_its_place_to_strangers_comes_again() -> None:
+    """As it does where it had it for `door.FAIR` and was too slow."""
+    visits: list[int] = []
+
+    async def full_at_first(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        visits.append(1)
+        await reader.readexactly(reach.PROOF_BYTES)
+        if len(visits) == 3:
+            writer.write(KNOWS + reach.PAYLOAD)
+            await reader.readexactly(len(reach.PAYLOAD))
+            writer.write(b".")
+        else:
+            writer.close()
+
+    async def test() -> None:
+        async with answering(full_at_first) as there:
+            assert await tried(there, 5) == ""
+
+    asyncio.run(test())
+    assert len(visits) == 3
+
+
+def test_who_tries_is_gone_when_the_listener_ends() -> None:
+    async def test() -> None:
+        async with Listener("lo", "127.0.0.2") as there:
+            reader, writer = await asyncio.open_connection(there.address, there.port)
+            writer.write(reach._proof(there.token, reach.CALLER))
+            await reader.readexactly(reach.PROOF_BYTES)
+        with contextlib.suppress(ConnectionResetError):
+            while await reader.read(1 << 16):
+                pass
+        writer.transport.abort()
+
+    asyncio.run(asyncio.wait_for(test(), 5))
+
+
 Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
@@ -81,31 +155,54 @@ async def answering(answer: Answer) -> AsyncIterator[Contact]:
 async def silence(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None: ...
 
 
-async def another_token(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"b" * 32 + reach.PAYLOAD)
+KNOWS = reach._proof("a" * 32, reach.LISTENER)
+
+
+async def another_machine(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"SSH-2.0-OpenSSH_10.0p2 Debian-7\r\n")
+
+
+async def an_echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(await reader.read(1000))
 
 
 async def small_packets_alone(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"a" * 32 + reach.PAYLOAD[:1400])
+    writer.write(KNOWS + reach.PAYLOAD[:1400])
 
 
 async def nothing_large_taken(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"a" * 32 + reach.PAYLOAD)
+    writer.write(KNOWS + reach.PAYLOAD)
 
 
-async def end(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    writer.write(b"a" * 32)
+async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readexactly(reach.PROOF_BYTES)
+    writer.write(KNOWS)
     writer.close()
+
+
+async def nobody(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readexactly(reach.PROOF_BYTES)
+    writer.close()
+
+
+async def a_firewall(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readexactly(reach.PROOF_BYTES)
+    linger = struct.pack("ii", 1, 0)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    writer.transport.abort()
 
 
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
         (silence, "no answer in 0.5 s"),
-        (another_token, "another machine answers there"),
+        (another_machine, "another machine answers there"),
+        (an_echo, "another machine answers there"),
         (small_packets_alone, MTU),
         (nothing_large_taken, MTU),
         (end, "the connection was closed"),
+        (nobody, "the connection was closed"),
+        (a_firewall, "Connection reset by peer"),
     ],
 )
 def test_a_way_that_does_not_pass_says_why(answer: Answer, why: str) -> None:
