@@ -3,7 +3,8 @@
 The secret: the shape of these values on the wire, and what counts as a disagreement. Pure functions.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import string
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, get_type_hints
 
@@ -114,6 +115,20 @@ def missing(absent: Sequence[Place], expected: int, nodes: Sequence[str], shown:
     more = f" and {len(absent) - shown} more" if len(absent) > shown else ""
     kind = "nodes" if absent and absent[0][1] is None else "tasks"
     return f"{len(absent)} of {expected} {kind} have not come: {', '.join(labels)}{more}"
+
+
+def pack(nodes: Iterable[int]) -> str:
+    """A set of nodes as one hexadecimal number with a bit for each: 4 KiB for 16,384, whichever they are."""
+    return f"{sum(1 << node for node in nodes):x}"
+
+
+def unpack(text: str, nnodes: int) -> tuple[int, ...]:
+    """The nodes of that number, in order. WireError: it is none, or names nodes that there are not."""
+    if text and set(text) <= set(string.hexdigits) and len(text) <= nnodes // 4 + 1:
+        bits = f"{int(text, 16):b}"
+        if len(bits) <= nnodes:
+            return tuple(node for node, bit in enumerate(reversed(bits)) if bit == "1")
+    raise WireError("it sent nodes that are none")
 
 
 _FITS: Mapping[Any, Callable[[Any], bool]] = {

@@ -12,12 +12,23 @@ import resource
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from entrypoint import blame, door, reach
-from entrypoint.claims import Failure, Identity, Place, Sighting, disagreement, load, missing, plain
+from entrypoint.claims import (
+    Failure,
+    Identity,
+    Place,
+    Sighting,
+    disagreement,
+    load,
+    missing,
+    pack,
+    plain,
+    unpack,
+)
 from entrypoint.door import Door, Guest
 from entrypoint.errors import BAD_INPUT, BadInput, Refusal, Unavailable
 from entrypoint.wire import Closed, Wire, WireError, WrongKey, greet, set_options
@@ -30,8 +41,8 @@ PORT_ADVICE = "the next attempt uses another port; where it was chosen by hand, 
 LIST_ADVICE = "start every node with the same list of nodes"
 
 NO_OUTPUT = "no rank has written anything for --silence-timeout"
-SIGHTINGS = 64
-"""In one frame."""
+SIGHTINGS = 16
+"""In one frame, whatever letters the names in them have."""
 
 __all__ = [
     "AllDone",
@@ -297,8 +308,8 @@ class Link(ABC):
                 self._events.put_nowait(Stopped(left))
             case {"type": "look", "why": str(why)}:
                 self._events.put_nowait(Look(plain(why)))
-            case {"type": "failed", "failure": failure, "lost": list(lost)}:
-                self._end(Failed(load(Failure, failure), _places(lost, self.nodes)))
+            case {"type": "failed", "failure": failure, "lost": str(lost)}:
+                self._end(Failed(load(Failure, failure), unpack(lost, len(self.nodes))))
             case {"type": "all done"}:
                 self._end(AllDone())
             case _:
@@ -308,6 +319,10 @@ class Link(ABC):
         if not self._over:
             self._over = True
             self._events.put_nowait(event)
+
+    def _ordered(self, nodes: Iterable[int]) -> tuple[int, ...]:
+        """In the order of their ranks: the hub is the first."""
+        return tuple(sorted(nodes, key=lambda node: (node != self.hub, node)))
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -532,7 +547,7 @@ class _Hub(Link):
                 self._go()
 
     def _go(self) -> None:
-        present = sorted(self._present, key=lambda node: (node != self.hub, node))
+        present = self._ordered(self._present)
         members = present[: self.muster.most] if self.muster else present
         try:
             if self.muster:
@@ -540,10 +555,10 @@ class _Hub(Link):
         except Refusal as refusal:
             self._met.set_exception(refusal)
             return
-        self.members = tuple(members)
+        self.members = members
         self._active = {place for place in self._members if place[0] in members}
         self._met.set_result(None)
-        self._send_all({"type": "go", "members": members})
+        self._send_all({"type": "go", "members": pack(members)})
         if self._door:
             self._door.close()
 
@@ -668,7 +683,7 @@ class _Hub(Link):
             self._tell_failure(blame.first(self._failures))
 
     def _tell_failure(self, failure: Failure) -> None:
-        self._tell_all({"type": "failed", "failure": asdict(failure), "lost": sorted(self._gone)})
+        self._tell_all({"type": "failed", "failure": asdict(failure), "lost": pack(self._gone)})
 
 
 @dataclass(eq=False, kw_only=True)
@@ -770,8 +785,8 @@ class _Spoke(Link):
                 pass
             case {"type": "try"} if not self._met.done() and reach.ways(message):
                 self._start(self._try(message))
-            case {"type": "go", "members": list(members)} if not self._met.done():
-                self.members = _places(members, self.nodes)
+            case {"type": "go", "members": str(members)} if not self._met.done():
+                self.members = self._ordered(unpack(members, len(self.nodes)))
                 self._met.set_result(None)
             case {"type": "end"} if not self._met.done():
                 self._met.set_exception(_refusal(message))
@@ -856,14 +871,6 @@ def _refusal(message: Message) -> Exception:
             refusal.told = True
             return refusal
     return WireError("it sent a message that has no meaning here")
-
-
-def _places(raw: list[object], nodes: Sequence[str]) -> tuple[int, ...]:
-    """Different places in the list of nodes. WireError: they are none."""
-    places = tuple(place for place in raw if type(place) is int and place in range(len(nodes)))
-    if len(set(places)) != len(raw):
-        raise WireError("it sent nodes that are none")
-    return places
 
 
 def _hello(message: Message) -> tuple[Identity, float]:

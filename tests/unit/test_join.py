@@ -17,10 +17,10 @@ import pytest
 
 from entrypoint import door, join, processes
 from entrypoint import wire as wire_module
-from entrypoint.claims import Sighting, disagreement, load, missing
+from entrypoint.claims import Sighting, disagreement, load, missing, pack, unpack
 from entrypoint.errors import BadInput, Unavailable
 from entrypoint.join import AllDone, Failed, Failure, Identity, Link, Look, Muster, Stopped, Timeouts, meet
-from entrypoint.wire import MAX_BODY, PROTOCOL, Wire, WrongKey, greet
+from entrypoint.wire import MAX_BODY, PROTOCOL, Wire, WireError, WrongKey, greet
 
 KEY = b"k" * 32
 PORT_ADVICE = "the next attempt uses another port; where it was chosen by hand, choose another --master-port"
@@ -968,13 +968,14 @@ async def test_a_hang_that_anyone_notices_is_looked_into_by_everyone_and_the_stu
     await close(*links)
 
 
+@pytest.mark.parametrize("letter", ["x", "训", "\N{GRINNING FACE}"])
 @run
-async def test_sightings_of_more_ranks_than_a_frame_holds_arrive() -> None:
+async def test_sightings_of_more_ranks_than_a_frame_holds_arrive(letter: str) -> None:
     links = await three(Place())
     links[0].stalled("no step for 30 s")
     await events(*links)
     links[0].seen([])
-    links[1].seen([sighting(rank, at="x" * 200, node="n1") for rank in range(400)])
+    links[1].seen([sighting(rank, at=letter * 200, node="n1") for rank in range(400)])
     links[2].seen([sighting(400, state="T")])
     found = await events(*links)
     assert found[1].failure.rank == 400
@@ -1335,6 +1336,35 @@ async def test_a_frame_larger_than_the_bound_is_not_sent() -> None:
         wire.abort()
 
 
+@pytest.mark.parametrize("nodes", [range(16_384), range(0, 16_384, 2), range(16_383, 16_384)])
+@run
+async def test_which_of_16384_nodes_take_part_fits_into_a_frame(nodes: range) -> None:
+    place = Place()
+    got: list[dict[str, Any]] = []
+
+    async def tell(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        wire = await greet(reader, writer, KEY, hub=True)
+        wire.send({"type": "welcome"})
+        wire.send({"type": "go", "members": pack(nodes)})
+        await wire.close()
+
+    server = await asyncio.start_server(tell, place.address, place.port)
+    wire, _ = await place.spoke()
+    got = [await wire.receive(), await wire.receive()]
+    await wire.close()
+    server.close()
+    assert unpack(got[1]["members"], 16_384) == tuple(nodes)
+    assert len(got[1]["members"]) <= 4096
+
+
+@pytest.mark.parametrize("text", ["", "10", "g", " 1", "0x1", "1_0", "-1", "f" * 5000])
+def test_nodes_that_there_are_not_are_refused(text: str) -> None:
+    assert unpack("b", 4) == (0, 1, 3)
+    assert unpack("0", 4) == ()
+    with pytest.raises(WireError, match="it sent nodes that are none"):
+        unpack(text, 4)
+
+
 @run
 async def test_a_wire_without_the_key_reads_nothing() -> None:
     place = Place()
@@ -1551,6 +1581,18 @@ async def test_everyone_hears_which_nodes_are_lost() -> None:
     links[1]._peers[0, None].abort()
     links[2]._peers[0, None].abort()
     assert {event.lost for event in await events(links[0], links[3])} == {(1, 2)}
+    await close(*links)
+
+
+@run
+async def test_of_16384_nodes_most_may_be_lost() -> None:
+    field = Field(16_384, absent=range(1, 16_383), least=2)
+    links = await field.all(0, 16_383)
+    assert crews(links) == {(0, 16_383)}
+    gone = tuple(range(1, 16_383))
+    vars(links[0])["_gone"] |= set(gone)
+    links[1].fail(failure(16_383, 5.0))
+    assert [event.lost for event in await events(*links)] == [gone] * 2
     await close(*links)
 
 
