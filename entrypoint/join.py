@@ -2,10 +2,11 @@
 
 The secret: who tells whom what. Node 0 is the hub: it listens, every other participant (a spoke)
 connects, proves who it is and waits for the answer that all get. Afterwards the connections carry
-heartbeats, the planned end, the first failure and the end. One event loop, no threads, no torch.
+heartbeats, the planned end, the first failure and the end. One event loop, no torch.
 """
 
 import asyncio
+import contextlib
 import errno
 import os
 import resource
@@ -159,16 +160,16 @@ async def meet(
     key: bytes | None,
     say: Callable[[str], None],
     timeouts: Timeouts = DEFAULTS,
-    never_started: Callable[[], str | None] = lambda: None,
-    begun: Callable[[], bool] = lambda: False,
+    never_started: Callable[[], str | None] | None = None,
+    begun: Callable[[], bool] | None = None,
     muster: Muster | None = None,
 ) -> "Link":
     """Meet all participants of the job; returns when each of them has proved itself and agreed.
 
     `nodes` are the names in node-rank order, `address` is node 0's, `key` is the run's join key (None:
-    identity alone). `say` takes lines for the user. `never_started` is asked about once a second; a text
-    ends the wait. So is `begun`: whether node 0 is there and about to listen. With a `muster` the meeting is
-    one without those who do not come.
+    identity alone). `say` takes lines for the user. `never_started` is asked about once a second, in a
+    thread; a text ends the wait. So is `begun`: whether node 0 is there and about to listen. With a `muster`
+    the meeting is one without those who do not come.
 
     BadInput: the participants do not agree, or two claim one place; everyone gets the same text.
     Unavailable: the port is taken, no hub can be reached or it is none, or too many do not come.
@@ -297,6 +298,11 @@ class Link(ABC):
     def _lose(self, place: Place, /, why: str, at: float) -> None:
         """Take that the peer in this place is lost since `at`, in Unix seconds."""
 
+    async def _look_out(self) -> None:
+        while not self._met.done():
+            await self.waiting.look()
+            await asyncio.sleep(self.timeouts.poll)
+
     async def _try(self, order: Message) -> None:
         """Try the ways to other nodes as the hub asks, and report."""
         self._report(await reach.carry_out(order, self.timeouts.reach))
@@ -384,6 +390,7 @@ class _Hub(Link):
         self._door = Door(
             self._open(), self._admit, room=room, seconds=self.timeouts.handshake, refuse=self._refuse
         )
+        self._start(self._look_out())
         self._start(self._beat())
         self._go_if_complete()
         try:
@@ -691,6 +698,7 @@ class _Spoke(Link):
     _own: list[Failure] = field(init=False, default_factory=list)
 
     async def meet(self) -> None:
+        self._start(self._look_out())
         hub = await self._reach()
         self._peers[self.hub, None] = hub
         self._start(self._listen((self.hub, None), hub))
@@ -809,24 +817,30 @@ class _Waiting:
         self,
         timeouts: Timeouts,
         say: Callable[[str], None],
-        never_started: Callable[[], str | None],
-        begun: Callable[[], bool],
+        never_started: Callable[[], str | None] | None,
+        begun: Callable[[], bool] | None,
     ) -> None:
         self._timeouts, self._say, self._never_started, self._begun = timeouts, say, never_started, begun
+        self._gone: str | None = None
         self._seen: float | None = None
-        self._began = self._look = time.monotonic()
+        self._began = time.monotonic()
         self._deadline = self._began + timeouts.join
         self._remind = self._began + timeouts.remind
+
+    async def look(self) -> None:
+        """Ask who never started, and whether node 0 has begun: in threads, for the file system that knows
+        may stall."""
+        with contextlib.suppress(OSError):
+            if self._never_started:
+                self._gone = await asyncio.to_thread(self._never_started)
+            if self._begun and self._seen is None:
+                self._seen = time.monotonic() if await asyncio.to_thread(self._begun) else None
 
     def check(self, who: Callable[[], str]) -> None:
         """Say who is missing when it is time. Unavailable: the time is up, or someone never started."""
         now = time.monotonic()
-        if now >= self._look:
-            self._look = now + self._timeouts.poll
-            if reason := self._never_started():
-                raise Unavailable(reason)
-            if self._seen is None and self._begun():
-                self._seen = now
+        if self._gone:
+            raise Unavailable(self._gone)
         if now >= self._deadline:
             bound = f"{self._timeouts.join:g} s (--join-timeout)"
             raise Unavailable(f"{who()} within {bound}: see the output of what is missing")
@@ -846,8 +860,9 @@ class _Waiting:
         self._deadline = min(self._deadline, time.monotonic() + left)
 
     def nap(self) -> float:
-        """Seconds until something is due."""
-        return max(0.0, min(self._look, self._deadline, self._remind) - time.monotonic())
+        """Seconds until something may be due."""
+        due = min(self._deadline, self._remind) - time.monotonic()
+        return max(0.0, min(due, self._timeouts.poll / 4))
 
 
 def _loss(node_rank: int, node: str, why: str, at: float) -> Failure:

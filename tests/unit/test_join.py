@@ -7,6 +7,7 @@ import inspect
 import json
 import resource
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import asdict, replace
@@ -343,6 +344,22 @@ async def test_a_node_that_never_started_ends_the_wait_of_everyone_at_once() -> 
     verdicts.append("node 2 (n2) never started: no image")
     async with asyncio.timeout(3):
         assert await found == ["Unavailable: node 2 (n2) never started: no image"] * 2
+
+
+@run
+async def test_a_file_system_that_stalls_while_the_nodes_meet_holds_nobody_up() -> None:
+    place, healed = Place(), threading.Event()
+
+    def ask() -> None:
+        """Who never started stands in files."""
+        healed.wait(15)
+
+    try:
+        async with asyncio.timeout(5):
+            links = await place.all(who(0), who(1), never_started=ask, begun=ask)
+    finally:
+        healed.set()
+    await close(*links)
 
 
 @run
