@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from entrypoint import (
@@ -77,6 +77,7 @@ class Attempt:
         self.before = before
         self.consoles = consoles
         self.relay = output.Relay(self.consoles)
+        self.said: set[str] = set()
         self.link: join.Link | None = None
         self.has_met = False
         self.asked: int | None = None
@@ -187,12 +188,13 @@ class Attempt:
         self.link = await self._meet(place)
         self.has_met = True
         members = self.link.members if self.link is not None else self.plan.members
+        moved = self.link.moved if self.link is not None else ""
         if self.restarts is not None:
             self.restarts.went(members)
-        if members != self.plan.members:
+        if members != self.plan.members or moved:
             await ranks.kill()
             self.relay.finish(LAST_OUTPUT)
-            self.plan = plans.with_members(self.granted, members, self.granted.attempt)
+            self.plan = self._planned(members, moved)
             place, ranks = await self._prepare()
         self._tell_restart()
         check_gpus(self.plan, await ranks.gpus_seen())
@@ -222,7 +224,7 @@ class Attempt:
 
     async def _prepare(self) -> tuple[network.Place, Ranks]:
         """What the ranks need and takes time, for the nodes of the plan."""
-        place = await self._find_place()
+        place = await self._find_place(self.plan)
         self.plan = self._watchable(place.plan)
         self.run_dir.write_plan(self.plan.to_json(), self.plan.place)
         if self.before is None:
@@ -272,12 +274,16 @@ class Attempt:
     def _outcome(self, status: int, error: str) -> Outcome:
         return Outcome(status=status, node=self.plan.node, time=time.time(), error=error)
 
-    async def _find_place(self) -> network.Place:
+    def _planned(self, members: Sequence[int], first: str) -> LaunchPlan:
+        """The plan for these nodes; `first`: node 0's address where its name misleads."""
+        plan = plans.with_members(self.granted, members, self.granted.attempt)
+        return plans.with_master_addr(plan, first, "derived:join") if first else plan
+
+    async def _find_place(self, plan: LaunchPlan) -> network.Place:
         """What only this node knows of the network; the store's port is still free there."""
-        loop = asyncio.get_running_loop()
-        place = await loop.run_in_executor(None, network.find, self.plan, self.env)
+        place = await asyncio.to_thread(network.find, plan, self.env)
         if self.is_first:
-            network.check_store_port(self.plan, join.PORT_ADVICE)
+            network.check_store_port(place.plan, join.PORT_ADVICE)
         return place
 
     def _rank_env(self) -> dict[str, str]:
@@ -314,15 +320,21 @@ class Attempt:
                 f"there is no {key_file}: the nodes join by what they say they are, without a secret"
             )
         async with contextlib.AsyncExitStack() as listening:
-            contact = ""
-            if place.joins_machines and not plan.local_rank:
+
+            async def listen(place: network.Place) -> str:
+                if not place.joins_machines or plan.local_rank:
+                    return ""
                 listener = reach.Listener(place.interface, place.address)
-                contact = str(await listening.enter_async_context(listener))
+                return str(await listening.enter_async_context(listener))
+
+            async def move(address: str) -> str:
+                return await listen(await self._find_place(self._planned(plan.members, address)))
+
             timeouts = join.Timeouts(
                 join=self.settings.value("join-timeout"), peer=self.settings.value("peer-timeout")
             )
             return await join.meet(
-                _identity(plan, self.env, contact),
+                _identity(plan, self.env, await listen(place)),
                 nodes=plan.allocation.nodes,
                 address=place.first,
                 port=plan.rendezvous.join_port,
@@ -330,7 +342,9 @@ class Attempt:
                 say=self._say,
                 timeouts=self.restarts.timeouts(timeouts) if self.restarts else timeouts,
                 never_started=lambda: None if self.before else self._never_started(),
-                begun=lambda: self._first_has_begun(place),
+                begun=self._first_waits_at,
+                everywhere=network.has_name(plan),
+                move=move,
                 muster=muster,
             )
 
@@ -341,12 +355,12 @@ class Attempt:
         find = asyncio.get_running_loop().run_in_executor(None, network.find, plan, self.env)
         return (await find).first
 
-    def _first_has_begun(self, place: network.Place) -> bool:
+    def _first_waits_at(self) -> str | None:
         """Without a job script that counts the attempts, its plan may be an older one."""
         if self.before or not has_host_half(self.env):
-            return False
+            return None
         first = self.run_dir.plan(0, None if self.plan.local_rank is None else 0)
-        return network.first_has_begun(place, first)
+        return network.first_waits_at(self.plan, first)
 
     def _never_started(self) -> str | None:
         """A node whose outcome stands there before all have met will not come. Without a job script that
@@ -375,7 +389,8 @@ class Attempt:
 
     def _say_once(self, text: str) -> None:
         """Says what is the same for all nodes: on the first only."""
-        if self.is_first:
+        if self.is_first and text not in self.said:
+            self.said.add(text)
             self._say(text)
 
     def tell(self, why_no_restart: str = "") -> None:

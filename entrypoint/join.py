@@ -13,8 +13,9 @@ import resource
 import socket
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from entrypoint import blame, door, reach
@@ -40,6 +41,8 @@ LOST = 1
 """Status of a participant that was lost while ranks ran: no port or peer that another attempt could have."""
 PORT_ADVICE = "the next attempt uses another port; where it was chosen by hand, choose another --master-port"
 LIST_ADVICE = "start every node with the same list of nodes"
+NAME_ADVICE = "correct DNS or /etc/hosts, so that it is the same on all nodes, or give --master-addr"
+VISIT, WELCOME = {"type": "visit"}, {"type": "welcome"}
 
 NO_OUTPUT = "no rank has written anything for --silence-timeout"
 SIGHTINGS = 16
@@ -147,6 +150,10 @@ class Muster:
     """The hub calls it with the nodes that take part before it says go; a Refusal ends the meeting."""
 
 
+async def _stay(address: str) -> str:
+    raise BadInput(f"this participant cannot take node 0 at {address}")
+
+
 class _NoHub(Unavailable):
     """The hub cannot be had: another candidate may be."""
 
@@ -161,15 +168,21 @@ async def meet(
     say: Callable[[str], None],
     timeouts: Timeouts = DEFAULTS,
     never_started: Callable[[], str | None] | None = None,
-    begun: Callable[[], bool] | None = None,
+    begun: Callable[[], str | None] | None = None,
+    everywhere: bool = False,
+    move: Callable[[str], Awaitable[str]] = _stay,
     muster: Muster | None = None,
 ) -> "Link":
     """Meet all participants of the job; returns when each of them has proved itself and agreed.
 
     `nodes` are the names in node-rank order, `address` is node 0's, `key` is the run's join key (None:
     identity alone). `say` takes lines for the user. `never_started` is asked about once a second, in a
-    thread; a text ends the wait. So is `begun`: whether node 0 is there and about to listen. With a `muster`
-    the meeting is one without those who do not come.
+    thread; a text ends the wait. So is `begun`: where node 0 is about to listen; None before it has begun.
+    With a `muster` the meeting is one without those who do not come.
+
+    Node 0's name may mean another address to itself than to the others. `everywhere`: it listens on all of
+    its own. Who has another than most have reached is told that one by `move`, which returns its contact
+    then; a Refusal ends the meeting.
 
     BadInput: the participants do not agree, or two claim one place; everyone gets the same text.
     Unavailable: the port is taken, no hub can be reached or it is none, or too many do not come.
@@ -188,6 +201,8 @@ async def meet(
                 timeouts=timeouts,
                 say=say,
                 waiting=_Waiting(timeouts, say, never_started, begun),
+                everywhere=everywhere,
+                move=move,
                 muster=muster,
             )
         except _NoHub as error:
@@ -226,9 +241,13 @@ class Link(ABC):
     timeouts: Timeouts
     say: Callable[[str], None]
     waiting: "_Waiting"
+    everywhere: bool
+    move: Callable[[str], Awaitable[str]]
     muster: Muster | None
     members: tuple[int, ...] = field(init=False, default=())
     """The nodes that take part, in the order of their ranks; known when all have met."""
+    moved: str = field(init=False, default="")
+    """Node 0's address, if another one was looked up here; known when all have met."""
     _peers: dict[Place, Wire] = field(init=False, default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(init=False, default_factory=set)
     _events: asyncio.Queue[Event] = field(init=False, default_factory=asyncio.Queue)
@@ -363,6 +382,10 @@ class Link(ABC):
 class _Hub(Link):
     _door: Door | None = field(init=False, default=None)
     _members: dict[Place, tuple[Identity, str]] = field(init=False)
+    _reached: dict[Place, str] = field(init=False)
+    """The address of ours at which each has us."""
+    _sent: dict[Place, str] = field(init=False, default_factory=dict)
+    """Who was asked to take another one."""
     _refused: list[Wire] = field(init=False, default_factory=list)
     _reported: set[str] = field(init=False, default_factory=set)
     _finished: set[Place] = field(init=False, default_factory=set)
@@ -386,6 +409,7 @@ class _Hub(Link):
 
     async def meet(self) -> None:
         self._members = {self.me.place: (self.me, self.endpoint)}
+        self._reached = {self.me.place: str(self.found[1][0])}
         room = self._room()
         self._door = Door(
             self._open(), self._admit, room=room, seconds=self.timeouts.handshake, refuse=self._refuse
@@ -439,22 +463,39 @@ class _Hub(Link):
         return room
 
     def _open(self) -> list[socket.socket]:
-        try:
-            return [door.listen(*self.found)]
-        except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                text = f"the join port of {self.endpoint} is taken on {self.me}: {PORT_ADVICE}"
-                raise Unavailable(text) from error
-            raise BadInput(
-                f"{self.me} cannot listen on {self.endpoint}: {os.strerror(error.errno or 0)}: "
-                "the address must be one of node 0's own (--master-addr)"
-            ) from error
+        family, where = self.found
+        places: list[tuple[socket.AddressFamily, Any]] = [(family, where)]
+        if self.everywhere:
+            port = where[1]
+            places = [(socket.AF_INET, ("0.0.0.0", port)), (socket.AF_INET6, ("::", port))]
+        with contextlib.ExitStack() as failed:
+            sockets: list[socket.socket] = []
+            for one, at in places:
+                try:
+                    sockets.append(failed.enter_context(door.listen(one, at)))
+                except OSError as error:
+                    if error.errno == errno.EADDRINUSE:
+                        text = f"the join port of {self.endpoint} is taken on {self.me}: {PORT_ADVICE}"
+                        raise Unavailable(text) from error
+                    if one != family:  # that a host may have none of
+                        continue
+                    raise BadInput(
+                        f"{self.me} cannot listen on {self.endpoint}: {os.strerror(error.errno or 0)}: "
+                        "the address must be one of node 0's own (--master-addr)"
+                    ) from error
+            failed.pop_all()
+        return sockets
 
     async def _admit(self, guest: Guest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hear a newcomer out: a participant stays, a stranger is named and sent away."""
         wire = await greet(reader, writer, self.key, hub=True)
         try:
-            claim, left = _hello(await wire.receive())
+            message = await wire.receive()
+            if message == VISIT:
+                wire.send(WELCOME)
+                await wire.close()
+                return
+            claim, left = _hello(message)
             reach.check(claim.contact)
             if (claim.job_id, claim.attempt) != (self.me.job_id, self.me.attempt):
                 wire.send(_end(Unavailable(self._other_run(claim))))
@@ -475,7 +516,8 @@ class _Hub(Link):
             return
         self.waiting.shorten(left)
         self._members[claim.place], self._peers[claim.place] = (claim, guest.address), wire
-        wire.send({"type": "welcome"})
+        self._reached[claim.place] = guest.came_to
+        wire.send(WELCOME)
         self._go_if_complete()
         await self._listen(claim.place, wire)
 
@@ -524,8 +566,66 @@ class _Hub(Link):
     def _present(self) -> set[int]:
         return {node for node, _ in self._members}
 
+    @property
+    def _address(self) -> str:
+        """Node 0's: of those that the other nodes have reached the one that most have."""
+        own = self._reached[self.me.place]
+        found = Counter(where for (node, _), where in self._reached.items() if node != self.hub)
+        return max(found, key=lambda where: (found[where], where == own, where), default=own)
+
+    def _have_one_address(self) -> bool:
+        """Whether everyone has us at the same one; those who do not are asked to take it."""
+        if not self.everywhere:
+            return True
+        address = self._address
+        astray = [place for place, where in self._reached.items() if where != address]
+        if new := [place for place in astray if self._sent.get(place) != address]:
+            self.say(self._two_addresses(new[0], address) + f": {address} is taken")
+        for place in new:
+            self._sent[place] = address
+            if place == self.me.place:
+                self._start(self._move_ourselves(address))
+            else:
+                self._peers[place].send({"type": "move", "address": address})
+            bound = self.timeouts.reach + self.timeouts.handshake
+            why = "it does not say how that went"
+            asyncio.get_running_loop().call_later(bound, self._give_up, place, address, why)
+        return not astray
+
+    async def _move_ourselves(self, address: str) -> None:
+        try:
+            contact = await self.move(address)
+        except (Refusal, OSError) as error:
+            if not self._met.done():
+                self._met.set_exception(error if isinstance(error, Refusal) else Unavailable(str(error)))
+            return
+        self.moved = address
+        self._take_move(self.me.place, address, contact)
+
+    def _take_move(self, place: Place, address: str, contact: str) -> None:
+        if self._sent.get(place) != address or self._met.done():
+            return
+        claim, peer = self._members[place]
+        self._members[place] = (replace(claim, contact=contact), peer)
+        self._reached[place] = address
+        self._go_if_complete()
+
+    def _give_up(self, place: Place, address: str, why: str) -> None:
+        """Where a participant cannot have us at this address, or has not for too long."""
+        if self._sent.get(place) == address != self._reached[place] and not self._met.done():
+            text = f"{self._two_addresses(place, address)}, which {self.nodes[place[0]]} cannot use: {why}"
+            self._met.set_exception(BadInput(f"{text}: {NAME_ADVICE} with an address that all nodes reach"))
+
+    def _two_addresses(self, place: Place, address: str) -> str:
+        """What a participant takes for our address, and what another one does."""
+        other = next(node for (node, _), where in self._reached.items() if where == address)
+        first, here, there = (self.nodes[node] for node in (self.hub, place[0], other))
+        return f"{first} is {self._reached[place]} on {here}, and {address} on {there}"
+
     def _try_ways(self) -> None:
-        """Those who are there try to reach one another."""
+        """Those who are there try to reach one another, once they agree where the hub is."""
+        if not self._have_one_address():
+            return
         claims = {node: claim.contact for (node, _), (claim, _) in self._members.items() if claim.contact}
         self._trial = trial = reach.Trial(claims, self.nodes, number=self._trial.number + 1)
         self._trying = frozenset(self._members)
@@ -605,6 +705,12 @@ class _Hub(Link):
             case {"type": "tried"} if not self._met.done():
                 self._trial.take(place[0], message)
                 self._go_if_tried(self._trial)
+            case {"type": "moved", "address": str(address), "contact": str(contact), "why": str(why)}:
+                reach.check(contact)
+                if why:
+                    self._give_up(place, address, plain(why))
+                else:
+                    self._take_move(place, address, contact)
             case {"type": "stop", "left": int() | float() | None as left} if self._met.done():
                 if not self._stopping:
                     self._stopping = True
@@ -646,7 +752,8 @@ class _Hub(Link):
             self._collect(_loss(lost.node_rank, lost.name, why, at))
             self._judge_if_complete()
         else:
-            del self._members[place]
+            del self._members[place], self._reached[place]
+            self._sent.pop(place, None)
             self._peers.pop(place).abort()
             self.say(f"{lost} left before the start ({why}): waiting for it again")
 
@@ -752,7 +859,7 @@ class _Spoke(Link):
                 wire = await greet(reader, writer, self.key, hub=False)
                 wire.send({"type": "hello", "identity": asdict(self.me), "left": self.waiting.left()})
                 answer = await wire.receive()
-            if answer != {"type": "welcome"}:
+            if answer != WELCOME:
                 raise _refusal(answer)
             return wire
         except BaseException as error:
@@ -769,10 +876,13 @@ class _Spoke(Link):
                     raise self._no_hub(str(error)) from error
             raise
 
-    def _out_of_reach(self, why: str) -> Unavailable:
+    def _out_of_reach(self, why: str) -> Refusal:
+        text, there = f"{self.me} cannot reach {self._hub}: {why}", self.waiting.begun_at
+        if there not in (None, self.found[1][0]):
+            first = self.nodes[self.hub]
+            return BadInput(f"{text}; to itself {first} is {there}: {NAME_ADVICE} {there}")
         return _NoHub(
-            f"{self.me} cannot reach {self._hub}: {why}: is this a network "
-            "that joins the nodes (--master-addr), or is a firewall between them?"
+            f"{text}: is this a network that joins the nodes (--master-addr), or is a firewall between them?"
         )
 
     def _no_hub(self, why: str) -> Unavailable:
@@ -793,6 +903,8 @@ class _Spoke(Link):
                 pass
             case {"type": "try"} if not self._met.done() and reach.ways(message):
                 self._start(self._try(message))
+            case {"type": "move", "address": str(address)} if not self._met.done():
+                self._start(self._move(plain(address)))
             case {"type": "go", "members": str(members)} if not self._met.done():
                 self.members = self._ordered(unpack(members, len(self.nodes)))
                 self._met.set_result(None)
@@ -800,6 +912,31 @@ class _Spoke(Link):
                 self._met.set_exception(_refusal(message))
             case _:
                 self._told(message)
+
+    async def _move(self, address: str) -> None:
+        """Take the hub's address for this one, if the hub is there, and say how that went."""
+        contact, why = "", ""
+        try:
+            async with asyncio.timeout(self.timeouts.reach):
+                await self._visit(address)
+            contact = await self.move(address)
+            self.moved = address
+        except OSError as error:
+            why = _reason(error)
+        except (Refusal, WireError) as error:
+            why = str(error)
+        self._report({"type": "moved", "address": address, "contact": contact, "why": why})
+
+    async def _visit(self, address: str) -> None:
+        found = await _resolve(address, self.found[1][1])
+        reader, writer = await _dial(found, asyncio.get_running_loop().time() + self.timeouts.reach)
+        try:
+            wire = await greet(reader, writer, self.key, hub=False)
+            wire.send(VISIT)
+            if await wire.receive() != WELCOME:
+                raise WireError("it sent a message that has no meaning here")
+        finally:
+            writer.transport.abort()
 
     def _lose(self, _: Place, /, why: str, at: float) -> None:
         if self._met.done():
@@ -818,11 +955,13 @@ class _Waiting:
         timeouts: Timeouts,
         say: Callable[[str], None],
         never_started: Callable[[], str | None] | None,
-        begun: Callable[[], bool] | None,
+        begun: Callable[[], str | None] | None,
     ) -> None:
         self._timeouts, self._say, self._never_started, self._begun = timeouts, say, never_started, begun
         self._gone: str | None = None
         self._seen: float | None = None
+        self.begun_at: str | None = None
+        """Where node 0 is about to listen; None where it was not seen to have begun."""
         self._began = time.monotonic()
         self._deadline = self._began + timeouts.join
         self._remind = self._began + timeouts.remind
@@ -834,7 +973,8 @@ class _Waiting:
             if self._never_started:
                 self._gone = await asyncio.to_thread(self._never_started)
             if self._begun and self._seen is None:
-                self._seen = time.monotonic() if await asyncio.to_thread(self._begun) else None
+                self.begun_at = await asyncio.to_thread(self._begun)
+                self._seen = None if self.begun_at is None else time.monotonic()
 
     def check(self, who: Callable[[], str]) -> None:
         """Say who is missing when it is time. Unavailable: the time is up, or someone never started."""

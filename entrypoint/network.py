@@ -3,8 +3,9 @@
 The secret: how they are chosen, and the resolver and interface table that they are chosen from. Nothing falls
 back to localhost, and what torch would only wait for is refused.
 
-    address     node 0: of --master-addr, else of its name (under a profile's host_suffix NAME + suffix). The
-                others: of NAME + suffix, else the one from which the route to node 0's address starts
+    address     node 0: of --master-addr, else of its name (under a profile's host_suffix NAME + suffix);
+                of two that it means to different nodes the one that most others reach. The others: of NAME +
+                suffix, else the one from which the route to node 0's address starts
     interfaces  of --interface, else of GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME as set, else the profile's,
                 else the one that has the address
 """
@@ -144,24 +145,19 @@ def summary(plan: LaunchPlan, env: Mapping[str, str], elsewhere: Mapping[str, st
     return f"network: rendezvous at {at} [{plan.sources['master_addr']}], {where}"
 
 
-def first_has_begun(place: Place, first_plan: Path) -> bool:
-    """Whether node 0 has written its plan of this attempt, and that is seen here. BadInput: it waits at
-    another address than its name has here."""
+def has_name(plan: LaunchPlan) -> bool:
+    """Whether the others find this node by a name, which may mean another of its addresses to each."""
+    return not _is_address(plan.hosts[plan.place])
+
+
+def first_waits_at(plan: LaunchPlan, first_plan: Path) -> str | None:
+    """The address at which node 0 waits, once its plan of this attempt is seen here."""
     try:
         first = json.loads(first_plan.read_text())
         attempt, there = first["attempt"], first["rendezvous"]["local_addr"]
     except (OSError, ValueError, KeyError, TypeError):
-        return False
-    plan = place.plan
-    if attempt != plan.attempt:
-        return False
-    if there != place.first:
-        raise BadInput(
-            f"{plan.rendezvous.master_addr} is {place.first} on {plan.node}, but {plan.allocation.nodes[0]} "
-            f"waits at {there}: correct DNS or /etc/hosts, so that it is the same on all nodes, or give "
-            f"--master-addr {there}"
-        )
-    return True
+        return None
+    return str(there) if attempt == plan.attempt else None
 
 
 def check_store_port(plan: LaunchPlan, advice: str) -> None:

@@ -229,6 +229,14 @@ def with_members(plan: LaunchPlan, members: Sequence[int], attempt: int) -> Laun
     )
 
 
+def with_master_addr(plan: LaunchPlan, address: str, source: str) -> LaunchPlan:
+    """The plan with node 0 at this address, whatever its name means on this node."""
+    rendezvous = dataclasses.replace(plan.rendezvous, master_addr=address)
+    placed = _placement(plan.mode, plan.allocation, plan.members, plan.nproc_per_node, rendezvous)
+    sources = {**plan.sources, "master_addr": source}
+    return dataclasses.replace(plan, rendezvous=rendezvous, env={**plan.env, **placed}, sources=sources)
+
+
 def with_local_addr(plan: LaunchPlan, address: str) -> LaunchPlan:
     """The plan once this node knows its own address."""
     rendezvous = dataclasses.replace(plan.rendezvous, local_addr=address)

@@ -262,6 +262,15 @@ async def test_the_hub_listens_on_its_own_address_alone() -> None:
 
 
 @run
+async def test_a_hub_that_is_found_by_a_name_listens_on_every_address() -> None:
+    place = Place("127.0.0.2")
+    async with place.hub(everywhere=True):
+        for address in ("127.0.0.1", "127.0.0.3", "::1"):
+            _, writer = await asyncio.open_connection(address, place.port)
+            writer.transport.abort()
+
+
+@run
 async def test_a_refused_connection_means_wait() -> None:
     place = Place()
     early = asyncio.create_task(place.meet(who(1), timeouts=TALKATIVE))
@@ -372,9 +381,9 @@ async def test_a_spoke_looks_for_who_never_started_too() -> None:
 @run
 async def test_a_hub_that_has_begun_and_never_listens_is_out_of_reach() -> None:
     place = Place()
-    looks = iter([False, False])
+    looks = iter([None, None])
     bounds = replace(SHORT, refused=0.3, poll=0.1)
-    found = await place.refusals(who(1), begun=lambda: next(looks, True), timeouts=bounds)
+    found = await place.refusals(who(1), begun=lambda: next(looks, place.address), timeouts=bounds)
     assert found == [
         f"Unavailable: node 1 (n1) cannot reach node 0 (n0) at {place.endpoint}: Connection refused, 0.3 s after it "
         "began: is this a network that joins the nodes (--master-addr), or is a firewall between them?"
@@ -385,7 +394,7 @@ async def test_a_hub_that_has_begun_and_never_listens_is_out_of_reach() -> None:
 async def test_a_hub_that_begins_late_and_listens_in_time_is_met() -> None:
     place = Place()
     bounds = replace(SHORT, refused=2.0, poll=0.1)
-    spoke = asyncio.create_task(place.meet(who(1), begun=lambda: True, timeouts=bounds))
+    spoke = asyncio.create_task(place.meet(who(1), begun=lambda: place.address, timeouts=bounds))
     await asyncio.sleep(0.5)
     links = [await place.meet(who(0)), await spoke]
     assert [link.members for link in links] == [(0, 1)] * 2
@@ -419,6 +428,150 @@ async def test_a_hub_that_ends_before_the_start_ends_the_join() -> None:
             f"Unavailable: node 0 (n0) at {place.endpoint} was lost before the start: "
             "it closed the connection: see its output"
         ]
+
+
+# Node 0's name does not mean one address to all.
+
+
+def moving(moves: list[tuple[int, str]], node: int) -> dict[str, Any]:
+    """What a participant is given that may have to take another address of node 0's."""
+
+    async def move(address: str) -> str:
+        moves.append((node, address))
+        return ""
+
+    return {"everywhere": True, "move": move}
+
+
+async def astray(
+    place: Place, addresses: Sequence[str], *identities: Identity, **changes: Any
+) -> tuple[list[Any], list[tuple[int, str]]]:
+    """(links or refusals, who was told which address), where node 0 is looked up at these addresses."""
+    moves: list[tuple[int, str]] = []
+    meetings = [
+        place.meet(me, address=address, **(moving(moves, me.node_rank) | changes))
+        for me, address in zip(identities, addresses, strict=True)
+    ]
+    return await asyncio.gather(*meetings, return_exceptions=True), moves
+
+
+@run
+async def test_where_the_others_reach_node_0_at_another_address_it_takes_that_one() -> None:
+    place, nodes = Place(), [who(node, nnodes=3) for node in range(3)]
+    links, moves = await astray(place, ["127.0.0.1", "127.0.0.2", "127.0.0.2"], *nodes)
+    assert (moves, [link.moved for link in links]) == ([(0, "127.0.0.2")], ["127.0.0.2", "", ""])
+    assert place.said == ["n0 is 127.0.0.1 on n0, and 127.0.0.2 on n1: 127.0.0.2 is taken"]
+    await close(*links)
+
+
+@run
+async def test_of_two_addresses_that_the_others_reach_all_take_the_one_that_most_do() -> None:
+    place, nodes = Place(), [who(node, nnodes=4) for node in range(4)]
+    links, moves = await astray(place, ["127.0.0.1", "127.0.0.3", "127.0.0.2", "127.0.0.3"], *nodes)
+    assert sorted(moves) == [(0, "127.0.0.3"), (2, "127.0.0.3")]
+    assert [link.moved for link in links] == ["127.0.0.3", "", "127.0.0.3", ""]
+    await close(*links)
+
+
+@run
+async def test_of_two_addresses_that_as_many_reach_node_0s_own_is_taken() -> None:
+    place, nodes = Place(), [who(node, nnodes=3) for node in range(3)]
+    links, moves = await astray(place, ["127.0.0.1", "127.0.0.1", "127.0.0.2"], *nodes)
+    assert (moves, [link.moved for link in links]) == ([(2, "127.0.0.1")], ["", "", "127.0.0.1"])
+    assert place.said == ["n0 is 127.0.0.2 on n2, and 127.0.0.1 on n0: 127.0.0.1 is taken"]
+    await close(*links)
+
+
+@run
+async def test_what_node_0s_other_tasks_reach_does_not_count() -> None:
+    place = Place()
+    tasks = [
+        who(node, local_rank=local, mode="rank", nproc_per_node=4) for node in (0, 1) for local in range(4)
+    ]
+    links, moves = await astray(place, ["127.0.0.1"] * 4 + ["127.0.0.2"] * 4, *tasks)
+    assert moves == [(0, "127.0.0.2")] * 4
+    assert [link.moved for link in links] == ["127.0.0.2"] * 4 + [""] * 4
+    await close(*links)
+
+
+CANNOT = (
+    "BadInput: n0 is 127.0.0.2 on n2, and 127.0.0.1 on n0, which n2 cannot use: {}: correct DNS or /etc/hosts, so that "
+    "it is the same on all nodes, or give --master-addr with an address that all nodes reach"
+)
+
+
+@run
+async def test_a_node_that_cannot_use_the_address_ends_the_join_for_everyone() -> None:
+    async def refuse(address: str) -> str:
+        raise BadInput(f"there is no interface for {address}")
+
+    place, nodes = Place(), [who(node, nnodes=3) for node in range(3)]
+    found, _ = await astray(place, ["127.0.0.1", "127.0.0.1", "127.0.0.2"], *nodes, move=refuse)
+    texts = [f"{type(error).__name__}: {error}" for error in found]
+    assert texts == [CANNOT.format("there is no interface for 127.0.0.1")] * 3
+
+
+@run
+async def test_a_node_that_does_not_get_through_to_the_address_ends_the_join_for_everyone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def no_way(*_: object) -> None:
+        raise OSError(113, "asyncio's own words")
+
+    monkeypatch.setattr(join._Spoke, "_visit", no_way)
+    place, nodes = Place(), [who(node, nnodes=3) for node in range(3)]
+    found, moves = await astray(place, ["127.0.0.1", "127.0.0.1", "127.0.0.2"], *nodes)
+    texts = [f"{type(error).__name__}: {error}" for error in found]
+    assert (texts, moves) == ([CANNOT.format("No route to host")] * 3, [])
+
+
+@run
+async def test_a_node_that_does_not_say_whether_it_can_use_the_address_ends_the_join_for_everyone() -> None:
+    async def wait(_: str) -> str:
+        await asyncio.sleep(60)
+        return ""
+
+    place, nodes = Place(), [who(node, nnodes=3) for node in range(3)]
+    bounds = replace(SHORT, reach=0.2, handshake=0.5)
+    found, _ = await astray(
+        place, ["127.0.0.1", "127.0.0.1", "127.0.0.2"], *nodes, move=wait, timeouts=bounds
+    )
+    texts = [f"{type(error).__name__}: {error}" for error in found]
+    assert texts == [CANNOT.format("it does not say how that went")] * 3
+
+
+@pytest.mark.parametrize("refusal", [Unavailable("port 29500 of torch's store is taken"), BadInput("x")])
+@run
+async def test_why_node_0_cannot_take_the_address_is_told_to_everyone(refusal: Exception) -> None:
+    async def refuse(_: str) -> str:
+        raise refusal
+
+    place, nodes = Place(), [who(node, nnodes=3) for node in range(3)]
+    found, _ = await astray(place, ["127.0.0.1", "127.0.0.2", "127.0.0.2"], *nodes, move=refuse)
+    assert [(type(error), str(error)) for error in found] == [(type(refusal), str(refusal))] * 3
+
+
+@run
+async def test_the_contact_that_comes_with_another_address_is_the_one_that_is_tried() -> None:
+    async def move(_: str) -> str:
+        return "lo 127.0.0.9 9 token"
+
+    place, nodes = Place(), [who(node, contact=f"lo 127.0.0.{node} 9 token") for node in (0, 1)]
+    found, _ = await astray(place, ["127.0.0.1", "127.0.0.2"], *nodes, move=move)
+    assert str(found[0]).startswith("n0 cannot reach n1 at 127.0.0.1 (lo): Connection refused, nor n1 to n0")
+    assert [str(error) for error in found] == [str(found[0])] * 2
+
+
+@run
+async def test_a_hub_that_waits_elsewhere_than_where_it_is_out_of_reach_is_named_with_both() -> None:
+    place = Place()
+    bounds = replace(SHORT, refused=0.3, poll=0.1)
+    found = await place.refusals(who(1), begun=lambda: "10.77.42.11", timeouts=bounds)
+    assert found == [
+        f"BadInput: node 1 (n1) cannot reach node 0 (n0) at {place.endpoint}: Connection refused, 0.3 s after it began; "
+        "to itself n0 is 10.77.42.11: correct DNS or /etc/hosts, so that it is the same on all nodes, or give "
+        "--master-addr 10.77.42.11"
+    ]
 
 
 # What is in the way.

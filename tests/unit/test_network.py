@@ -348,23 +348,31 @@ def test_one_line_says_which_addresses_and_interfaces_are_used_and_why(
     assert network.summary(place.plan, env, elsewhere) == f"network: rendezvous at {line}"
 
 
-def test_a_first_node_that_waits_at_another_address_is_refused_with_both(tmp_path: Path) -> None:
-    place = find(changed(host(27), gpu_a01=["10.77.43.11"]), "gpu-b07")
-    file = tmp_path / "plan.0.json"
-    assert not network.first_has_begun(place, file)
-    for attempt, address in ((1, "10.77.42.11"), (0, "10.77.43.11")):
-        file.write_text(json.dumps({"attempt": attempt, "rendezvous": {"local_addr": address}}))
-        assert network.first_has_begun(place, file) == (attempt == 0)
+def test_where_the_first_node_waits_is_known_once_its_plan_of_this_attempt_is_there(tmp_path: Path) -> None:
+    plan, file = plan_of("gpu-b07"), tmp_path / "plan.0.json"
+    assert network.first_waits_at(plan, file) is None
+    for attempt, found in ((1, None), (0, "10.77.42.11")):
+        file.write_text(json.dumps({"attempt": attempt, "rendezvous": {"local_addr": "10.77.42.11"}}))
+        assert network.first_waits_at(plan, file) == found
     file.write_text("{")
-    assert not network.first_has_begun(place, file)
-    file.write_text(json.dumps({"attempt": 0, "rendezvous": {"local_addr": "10.77.42.11"}}))
-    with pytest.raises(Refusal) as refused:
-        network.first_has_begun(place, file)
-    assert (refused.value.status, str(refused.value)) == (
-        64,
-        "gpu-a01 is 10.77.43.11 on gpu-b07, but gpu-a01 waits at 10.77.42.11: correct DNS or /etc/hosts, so that "
-        "it is the same on all nodes, or give --master-addr 10.77.42.11",
-    )
+    assert network.first_waits_at(plan, file) is None
+
+
+def test_the_others_find_a_node_by_a_name_unless_its_address_was_given() -> None:
+    assert network.has_name(plan_of("gpu-a01"))
+    assert network.has_name(plan_of("gpu-a02", "--master-addr", "10.77.42.11"))
+    assert not network.has_name(plan_of("gpu-a01", "--master-addr", "10.77.42.11"))
+    assert not network.has_name(plan_of("gpu-a01", "--master-addr", "[fd77::11]"))
+    assert not network.has_name(plan_of("gpu-a02", nodes="10.77.42.11,10.77.42.12"))
+
+
+def test_a_plan_with_another_address_of_node_0_tells_it_to_everyone() -> None:
+    moved = plans.with_master_addr(plan_of("gpu-b07", "--mode", "exec"), "10.77.43.11", "derived:join")
+    assert (moved.rendezvous.master_addr, moved.rendezvous.endpoint) == ("10.77.43.11", "10.77.43.11:29500")
+    assert (moved.env["MASTER_ADDR"], moved.sources["master_addr"]) == ("10.77.43.11", "derived:join")
+    assert seen(network.find(moved, {}, host(27))) == ("10.77.43.11", "10.77.43.27", "hsn0", "10.77.43.27")
+    torchrun = plans.with_master_addr(plan_of("gpu-b07"), "10.77.43.11", "derived:join")
+    assert "--rdzv-endpoint=10.77.43.11:29500" in torchrun.argv
 
 
 # --- this machine -------------------------------------------------------------------------------------------
