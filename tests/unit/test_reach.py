@@ -84,6 +84,21 @@ def test_a_stranger_gets_no_byte_and_is_cut_off(monkeypatch: pytest.MonkeyPatch)
     asyncio.run(test())
 
 
+def test_who_was_sent_and_then_says_nothing_is_cut_off_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "TRY", 0.3)
+
+    async def test() -> None:
+        async with Listener("lo", "127.0.0.2") as there:
+            reader, writer = await asyncio.open_connection(there.address, there.port)
+            writer.write(reach._proof(there.token, reach.CALLER))
+            with contextlib.suppress(ConnectionResetError):
+                while await reader.read(1 << 16):
+                    pass
+            writer.transport.abort()
+
+    asyncio.run(asyncio.wait_for(test(), 5))
+
+
 def test_strangers_that_hold_every_place_do_not_keep_a_node_out() -> None:
     async def test() -> None:
         async with Listener("lo", "127.0.0.2") as there:
