@@ -19,6 +19,8 @@ from tests.embedded.jobs import Job, clean_env
 
 FEW_FILES = ("sh", "-c", 'ulimit -Sn 1024; exec "$0" "$@"')
 """Before a command line: no more files may be open, unless it raises that itself."""
+JOIN = 29501
+"""The join's port of a job by hand."""
 HOLD = """\
 import select, socket, sys, time
 count, address, *ports = sys.argv[1:]
@@ -107,8 +109,9 @@ def test_a_job_begins_while_they_hold_a_thousand_connections_to_every_port_of_it
             return Job(both[number].argv([*argv, "--", "true"]), here, tmp_path / "run", clean_env())
 
         first = node(0)
-        first.until(lambda: len(listening(first.process.pid)) == 2, "node 0 to listen at both ports")
-        ports = listening(first.process.pid)
+        pid = first.process.pid  # which has yet to enter its namespace
+        first.until(lambda: JOIN in (found := listening(pid)) and len(found) == 2, "node 0 to listen")
+        ports = listening(pid)
         with strangers(1100, address(0, MANAGEMENT), *ports, before=both[1].argv([])):
             ended = [job.end() for job in (node(1), first)]
     assert [one.status for one in ended] == [0, 0], [one.err for one in ended]
