@@ -29,6 +29,7 @@ DRY_RUN =
 export VENV PYTHON NODES CONFIG IMAGE_VENV STACK BASE EXTRA OFFLINE IMAGE DIR CLUSTER GPUS PARTITION ACCOUNT TIME OPTIONS PROFILE
 python = "$$VENV/bin/python" -P
 pytest = $(python) -m pytest -n auto --dist loadgroup
+lanes = $(python) -m pytest -n 2 --dist loadgroup
 default_stack := $(shell sed -n 's/^default: *//p' containers/stacks.yaml)
 export image := $(or $(IMAGE),containers/image$(addprefix -,$(filter-out $(default_stack),$(STACK))).sif)
 inside = containers/run.sh "$$image"
@@ -48,15 +49,15 @@ demo: $(if $(filter image,$(IN)),,venv) ## train on two embedded nodes on this m
 
 test: venv-dev ## all tests: unit, real torchrun processes and, as root on a Debian, real Apptainer and Slurm
 	@status=0; \
-	$(pytest) tests/unit $(ARGS) || status=$$?; \
-	$(python) -m pytest tests/embedded tests/cluster $(ARGS) || status=$$?; \
+	$(pytest) tests/unit tests/embedded $(ARGS) || status=$$?; \
+	$(lanes) tests/cluster $(ARGS) || status=$$?; \
 	exit $$status
 
 test-unit: venv-dev ## the unit tests
 	$(pytest) tests/unit $(ARGS)
 
 test-cluster: venv-dev ## those with real Apptainer and Slurm; they build the image (root, Debian)
-	$(python) -m pytest tests/cluster $(ARGS)
+	$(lanes) tests/cluster $(ARGS)
 
 test-host: venv-dev ## a shell on a test host: Debian 13 with Apptainer (root, Debian)
 	$(python) -m tests.host up --online --bind "$$PWD"

@@ -1,4 +1,4 @@
-"""What several of these tests need, and that they run one after another: each has several processes that compute."""
+"""What several of these tests need, and that they run in two lanes: each has several processes that compute."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,13 +8,16 @@ import pytest
 from tests.embedded.disks import Disk
 
 HERE = Path(__file__).parent
+SECOND_LANE = ("test_demo", "test_train_torchrun")
+"""Files whose tests run beside those of all the others: they compute for about half of the time."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist, which writes each test's group into its name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
-            item.add_marker(pytest.mark.xdist_group("embedded"))
+            lane = 2 if item.path.stem in SECOND_LANE else 1
+            item.add_marker(pytest.mark.xdist_group(f"embedded-{lane}"))
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.embedded.jobs import Ended, gone, processes_with, run, start
 from train import checkpoint, metrics
 
@@ -27,7 +29,7 @@ def result(ended: Ended) -> dict[str, Any]:
 
 def job(folder: Path, *options: str) -> Ended:
     folder.mkdir()
-    ended = run(folder, *options)
+    ended = start(folder, *options).end(280)
     assert ended.status == 0, ended.err
     return ended
 
@@ -45,16 +47,22 @@ def test_the_demo_reaches_97_percent_on_digits_that_it_has_not_seen(tmp_path: Pa
     assert {"plan.0.json", "plan.1.json", "logs", "outcome", "job.log", "tensorboard", "checkpoints"} <= names
 
 
-def test_every_way_to_start_the_same_world_gives_the_same_trace_bit_for_bit(tmp_path: Path) -> None:
-    two_nodes = job(tmp_path / "2x1", *JOB)
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Ended:
+    """40 steps on two nodes without a disturbance."""
+    return job(tmp_path_factory.mktemp("whole") / "2x1", *JOB)
+
+
+def test_every_way_to_start_the_same_world_gives_the_same_trace_bit_for_bit(
+    tmp_path: Path, two_nodes: Ended
+) -> None:
     one_node = job(tmp_path / "1x2", "--nodes", "1", "--nproc-per-node", "2", "--omp-num-threads", "1", *JOB)
     per_rank = job(tmp_path / "rank", "--mode", "rank", *JOB)
     assert len(trace(two_nodes)[0]) == 40
     assert trace(two_nodes) == trace(one_node) == trace(per_rank)
 
 
-def test_a_planned_end_loses_nothing(tmp_path: Path) -> None:
-    whole = job(tmp_path / "whole", *JOB)
+def test_a_planned_end_loses_nothing(tmp_path: Path, two_nodes: Ended) -> None:
     folder = tmp_path / "parts"
     folder.mkdir()
     first = start(folder, *JOB)
@@ -69,11 +77,11 @@ def test_a_planned_end_loses_nothing(tmp_path: Path) -> None:
     second = run(folder, *JOB)
     assert second.status == 0, second.err
     assert [second.outcome(f"1.{node}").status for node in (0, 1)] == [0, 0]
-    assert trace(second) == trace(whole)
+    assert trace(second) == trace(two_nodes)
 
 
 def test_interrupting_the_demo_ends_it_at_once(tmp_path: Path) -> None:
-    demo = start(tmp_path, "--", "-m", "train", "--config", "digits")
+    demo = start(tmp_path, *JOB, "steps=100000")
     steps = demo.run / "metrics.jsonl"
     demo.until(lambda: steps.exists() and steps.stat().st_size, "a step is done")
     demo.signal(signal.SIGINT)

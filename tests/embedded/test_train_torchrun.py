@@ -163,12 +163,13 @@ def test_20_steps_and_20_more_equal_40_bit_for_bit(whole: Path, tmp_path: Path) 
     assert result(parts)["weights_sha256"] == result(whole)["weights_sha256"]
 
 
-def test_in_two_parts_it_is_the_same_among_four_ranks_too(tmp_path: Path) -> None:
+def test_in_two_parts_it_is_the_same_among_three_ranks_too(tmp_path: Path) -> None:
     """Where the order in which gradients are summed counts."""
     one, parts = tmp_path / "one", tmp_path / "parts"
-    train(one, "steps=5", ranks=4)
-    train(parts, "steps=5", "stop_at=2", ranks=4, status=1)
-    train(parts, "steps=5", ranks=4)
+    short = ["steps=5", "batch_size=15"]
+    train(one, *short, ranks=3)
+    train(parts, *short, "stop_at=2", ranks=3, status=1)
+    train(parts, *short, ranks=3)
     assert metrics.read(parts / "metrics.jsonl").loss == metrics.read(one / "metrics.jsonl").loss
     assert result(parts)["weights_sha256"] == result(one)["weights_sha256"]
 
