@@ -21,6 +21,7 @@ from typing import Any
 
 from benchmarks.checkpoints import checkpoints, saves
 from benchmarks.image import image
+from benchmarks.output import output
 from benchmarks.packing import packing
 from benchmarks.selection import selection
 from benchmarks.slurm import slurm
@@ -42,6 +43,7 @@ def main() -> None:
         "saves": lambda pairs: saves(pairs, _run, _alternate, _spread),
         "checkpoints": lambda pairs: checkpoints(pairs, _run, _alternate, _spread),
         "image": image,
+        "output": output,
         "packing": packing,
         "slurm": slurm,
     }

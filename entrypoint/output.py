@@ -13,7 +13,6 @@ import select
 import selectors
 import threading
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,8 +20,14 @@ from pathlib import Path
 from entrypoint import blame
 
 CHUNK = 65536
+MEMORY = 8 << 20
+"""Bytes that are kept of what ranks print, of all streams together, in each of three places: lines without an
+end, tails, and what is not shown yet."""
 LONGEST_LINE = 1 << 20
-"""Bytes after which a line without an end is passed on in pieces."""
+"""Bytes after which a line without an end is passed on in pieces; fewer where MEMORY is shared by many."""
+TAIL = 1 << 16
+"""Bytes of a stderr in which the reason of a failure is looked for; fewer where MEMORY is shared by many.
+When they are full, the last half is kept."""
 LONGEST_TRACEBACK = 1000
 """Lines."""
 ECHO_WAIT = 5.0
@@ -44,7 +49,8 @@ class _Stream:
     diverted: int | None = None
     """Where the rest goes instead of log and console."""
     rest: bytes = b""
-    tail: deque[bytes] = field(default_factory=lambda: deque(maxlen=1000))
+    tail: bytearray | None
+    """The last of what it wrote, for stderr alone."""
     held: "_Held | None" = None
 
 
@@ -53,19 +59,25 @@ class _Held:
     """What a stream does not show yet: a traceback that is not complete, or an echo and what follows it."""
 
     lines: list[bytes] = field(default_factory=list)
+    size: int = 0
     is_echo: bool = False
+    longest: int
+    """Bytes."""
     shown_at: float
 
     def takes(self, line: bytes) -> bool:
         """Whether it is to be held on with this line."""
         self.lines.append(line)
+        self.size += len(line)
+        if self.size > self.longest or len(self.lines) >= LONGEST_TRACEBACK:
+            return False
         text = _TORCH_PREFIX.sub(b"", line)
         if _TRACEBACK in line:
             self.is_echo = False
         if _EXCEPTION.match(text) or not (self.is_echo or _inside_traceback(text)):
             self.is_echo = blame.is_echo(text.decode(errors="replace"))
             return self.is_echo
-        return len(self.lines) < LONGEST_TRACEBACK
+        return True
 
 
 class Console:
@@ -123,7 +135,8 @@ class Relay(threading.Thread):
         the console."""
         reader, writer = os.pipe()
         fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        added = _Stream(source=reader, log=fd, console=self._consoles[stream], show=show)
+        tail = bytearray() if stream == "err" else None
+        added = _Stream(source=reader, log=fd, console=self._consoles[stream], show=show, tail=tail)
         self._streams[name, stream] = added
         self._selector.register(reader, selectors.EVENT_READ, added)
         return writer
@@ -154,7 +167,7 @@ class Relay(threading.Thread):
     def first_error(self, name: str) -> str:
         """The line that tells best why `name` failed: the last exception on stderr, else the last line."""
         stream = self._streams.get((name, "err"))
-        lines, crash = _without_crash(tuple(stream.tail) if stream else ())
+        lines, crash = _without_crash(bytes(stream.tail).split(b"\n") if stream and stream.tail else ())
         if crash:
             return crash
         lines = [_TORCH_PREFIX.sub(b"", line) for line in lines if line.strip()]
@@ -179,10 +192,11 @@ class Relay(threading.Thread):
         if not data:
             self._close(stream)
             return
-        *lines, stream.rest = (stream.rest + data).split(b"\n")
+        *lines, rest = (stream.rest + data).split(b"\n")
         for line in lines:
             self._emit(stream, _visible(line) + b"\n")
-        if len(stream.rest) > LONGEST_LINE:
+        stream.rest = _not_overwritten(rest)
+        if len(stream.rest) > self._share(LONGEST_LINE):
             self._emit(stream, stream.rest)
             stream.rest = b""
         elif b"\r" in stream.rest and stream.show:
@@ -192,7 +206,10 @@ class Relay(threading.Thread):
         if stream.diverted is not None:
             _write_all(stream.diverted, data)
             return
-        stream.tail.append(data)
+        if stream.tail is not None:
+            stream.tail += data
+            if len(stream.tail) > self._share(TAIL):
+                del stream.tail[: -self._share(TAIL) // 2]
         logged = _write_all(stream.log, data)
         # What a full disk keeps out of the log is shown even if the user asked for other ranks only.
         if not logged:
@@ -206,7 +223,7 @@ class Relay(threading.Thread):
             if _TRACEBACK not in data:
                 stream.console.line(data)
                 return
-            stream.held = _Held(shown_at=time.monotonic() + ECHO_WAIT)
+            stream.held = _Held(shown_at=time.monotonic() + ECHO_WAIT, longest=self._share(LONGEST_LINE))
         if not stream.held.takes(data):
             self._show_held(stream, whole=True)
 
@@ -220,6 +237,10 @@ class Relay(threading.Thread):
         else:
             for line in held.lines:
                 stream.console.line(line)
+
+    def _share(self, wanted: int) -> int:
+        """As many bytes as are wanted for each stream, or as it may have."""
+        return min(wanted, MEMORY // len(self._streams))
 
     def _close(self, stream: _Stream) -> None:
         if rest := _visible(stream.rest):
@@ -254,6 +275,12 @@ def _without_crash(lines: Sequence[bytes]) -> tuple[Sequence[bytes], str]:
 def _visible(line: bytes) -> bytes:
     """What a terminal would show of a line: its last part between carriage returns that is not blank."""
     return next((part for part in reversed(line.split(b"\r")) if part.strip()), b"")
+
+
+def _not_overwritten(line: bytes) -> bytes:
+    """An unfinished line from the part on that a terminal shows: a progress bar has no end for hours."""
+    begin = line.rfind(b"\r", 0, len(line.rstrip()))
+    return line[max(begin, 0) :]
 
 
 def _write_all(fd: int, data: bytes) -> bool:

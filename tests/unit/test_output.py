@@ -74,6 +74,16 @@ def test_a_progress_bar_elsewhere_is_one_line(tmp_path: Path) -> None:
     assert shown == logged == b"100%\n"
 
 
+def test_a_progress_bar_that_is_longer_than_any_line_may_be_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "LONGEST_LINE", 100)
+    _, logged, _ = relay(
+        tmp_path, b"a%" + b" " * 70 + b"\r", b"b%" + b" " * 70 + b"\r", b"c%" + b" " * 70 + b"\r"
+    )
+    assert logged == b"c%" + b" " * 70 + b"\n"
+
+
 def test_windows_line_ends_lose_nothing(tmp_path: Path) -> None:
     assert relay(tmp_path, b"text\r\nmore\r\n")[1] == b"text\nmore\n"
 
@@ -95,6 +105,26 @@ def test_a_line_without_an_end_is_passed_on_in_pieces(tmp_path: Path) -> None:
     reading.finish(5)
     assert len(shown[0]) >= 1 << 20
     assert (tmp_path / "log").stat().st_size == 40 * 65536 + 1
+
+
+def test_many_streams_share_the_memory_that_one_may_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "MEMORY", 400)
+    reading = Relay({"err": Screen().console})
+    writers = [reading.add(f"rank{rank}", "err", tmp_path / f"log{rank}", show=False) for rank in range(4)]
+    reading.start()
+    for writer in writers:
+        os.write(writer, b"ValueError: the reason\n" + b"x" * 101)
+    deadline = time.monotonic() + 10
+    while (tmp_path / "log3").stat().st_size < 124 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    passed_on = (tmp_path / "log3").read_bytes()
+    for writer in writers:
+        os.close(writer)
+    reading.finish(5)
+    assert passed_on == b"ValueError: the reason\n" + b"x" * 101
+    assert reading.first_error("rank3") == "x" * 50
 
 
 def test_a_process_that_keeps_the_pipe_open_is_not_waited_for(tmp_path: Path) -> None:
@@ -229,6 +259,15 @@ def test_a_traceback_of_a_lost_connection_is_shown_where_no_failure_follows(
     os.close(writer)
     reading.finish(5)
     assert (shown, screen.text()) == (LOST, b"")
+
+
+@pytest.mark.parametrize("longer", ["LONGEST_LINE", "LONGEST_TRACEBACK"])
+def test_a_traceback_without_an_end_is_shown_before_it_takes_all_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, longer: str
+) -> None:
+    monkeypatch.setattr(output, longer, {"LONGEST_LINE": 90, "LONGEST_TRACEBACK": 3}[longer])
+    lines = LOST.rpartition(b"RuntimeError")[0]
+    assert echoing(tmp_path, lines + LOST, failed=True)[0].startswith(lines)
 
 
 def test_a_traceback_that_the_log_does_not_take_is_shown() -> None:
