@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from entrypoint import (
@@ -32,6 +32,7 @@ from entrypoint import plan as plans
 from entrypoint.claims import plain
 from entrypoint.errors import DONE, SAVED, BadInput, Refusal
 from entrypoint.heartbeat import Heartbeats
+from entrypoint.lock import InUse
 from entrypoint.options import Settings
 from entrypoint.outcome import Outcome
 from entrypoint.plan import LaunchPlan
@@ -65,8 +66,10 @@ class Attempt:
         consoles: dict[str, output.Console],
         restarts: Restarts | None,
         before: "Attempt | None",
+        hold_run_dir: Callable[..., Awaitable[None]],
     ):
-        """`restarts`: where they may follow. `before`: the attempt that this one restarts."""
+        """`restarts`: where they may follow. `before`: the attempt that this one restarts. `hold_run_dir`
+        raises InUse where another job has the run directory; `again`: the attempt is a restart."""
         self.granted = plan
         """The plan before anything was found out; `plan` is completed step by step."""
         self.plan = plan
@@ -75,11 +78,14 @@ class Attempt:
         self.run_dir = RunDirectory(Path(plan.run_dir), plan.attempt)
         self.restarts = restarts
         self.before = before
+        self._hold_run_dir = hold_run_dir
         self.consoles = consoles
         self.relay = output.Relay(self.consoles)
         self.said: set[str] = set()
         self.link: join.Link | None = None
         self.has_met = False
+        self.is_elsewhere = False
+        """Whether another job has the run directory."""
         self.asked: int | None = None
         """The signal by which this process was asked to end."""
         self.ended = Outcome(status=1)
@@ -107,6 +113,7 @@ class Attempt:
             ended = await self._run()
         except Refusal as refusal:
             refused = refusal
+            self.is_elsewhere = isinstance(refusal, InUse)
             ended = self._outcome(refusal.status, str(refusal))
         except OSError as error:
             ended = self._outcome(1, f"{error.strerror}: {error.filename or self.run_dir.path}")
@@ -138,7 +145,10 @@ class Attempt:
 
     @property
     def _takes_part(self) -> bool:
-        """Whether this node writes an outcome: not as a spare, nor of a restart that was not begun."""
+        """Whether this node writes an outcome: not as a spare, of a restart that was not begun, nor in the
+        place of another job's, where nobody counts the attempts."""
+        if self.is_elsewhere and not has_host_half(self.env):
+            return False
         if self.has_met:
             return not self.plan.is_spare
         return self.before is None
@@ -183,6 +193,7 @@ class Attempt:
 
     async def _get_ready(self) -> Ranks:
         """Everything up to the start of the ranks; a signal cancels it."""
+        await self._hold()
         self._forget_earlier_runs()
         place, ranks = await self._prepare()
         self.link = await self._meet(place)
@@ -196,6 +207,7 @@ class Attempt:
             self.relay.finish(LAST_OUTPUT)
             self.plan = self._planned(members, moved)
             place, ranks = await self._prepare()
+            await self._hold()
         self._tell_restart()
         check_gpus(self.plan, await ranks.gpus_seen())
         self._say_once(_headline(self.plan))
@@ -205,6 +217,11 @@ class Attempt:
             self._record()
         await ranks.start()
         return ranks
+
+    async def _hold(self) -> None:
+        """The first node has the run directory for all."""
+        if self.is_first:
+            await self._hold_run_dir(again=self.before is not None)
 
     def _record(self) -> None:
         try:

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint import cli, launch, options, outcome, output, processes
+from entrypoint import cli, launch, lock, options, outcome, output, processes
 from entrypoint.errors import DONE, INTERRUPTED, SAVED, BadInput, Refusal
 from entrypoint.launch import HANDLED
 from entrypoint.outcome import Outcome
@@ -188,6 +188,8 @@ class _Nodes:
         job = self.job
         for signum in launch.handled_signals():
             signal.signal(signum, self._signalled)
+        lock.refuse_if_in_use(job.run_dir)
+        first = _next_attempt(job.run_dir)
         run = RunDirectory(job.run_dir, 0)
         run.create()
         run.make_key()
@@ -196,7 +198,6 @@ class _Nodes:
         self._say(f"to follow it from elsewhere: tail -f {job.run_dir / 'job.log'}")
         processes.adopt_orphans()
         processes.allow_open_files(256 + 8 * job.nodes * job.tasks_per_node)
-        first = _next_attempt(job.run_dir)
         ended = Outcome(status=INTERRUPTED, error="interrupted")
         for _ in range(ATTEMPTS):
             if self.signals:
@@ -319,8 +320,9 @@ def _place(file: Path) -> str:
 
 
 def _next_attempt(run_dir: Path) -> int:
-    """Attempts count on over the calls with one run directory."""
-    attempts = [int(path.name.partition(".")[0]) for path in (run_dir / "outcome").glob("[0-9]*.*")]
+    """Attempts count on over the calls with one run directory, also over those that were killed."""
+    begun = [*(run_dir / "outcome").glob("[0-9]*.*"), *(run_dir / "logs").glob("[0-9]*")]
+    attempts = [int(path.name.partition(".")[0]) for path in begun]
     return max(attempts, default=-1) + 1
 
 

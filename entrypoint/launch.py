@@ -5,6 +5,7 @@ signal reaches whichever there is.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import shlex
 import shutil
@@ -16,8 +17,10 @@ from pathlib import Path
 
 from entrypoint import output, processes
 from entrypoint import plan as plans
+from entrypoint.aside import aside
 from entrypoint.attempt import Attempt, has_host_half
 from entrypoint.errors import DONE, SAVED, BadInput, Refusal
+from entrypoint.lock import Lock, holder_of
 from entrypoint.options import Settings
 from entrypoint.plan import LaunchPlan
 from entrypoint.restart import Restarts
@@ -25,6 +28,8 @@ from entrypoint.rundir import RunDirectory
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 """SIGUSR2 asks for a planned end, the others end the launch."""
+RELEASE = 5.0
+"""Seconds that the file system has to give the run directory free at the end."""
 
 
 def launch(plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> int:
@@ -114,10 +119,18 @@ class _Session:
         self._attempt: Attempt | None = None
         self._asked: int | None = None
         """The signal by which this process was asked to end."""
+        self._lock = Lock(Path(plan.run_dir), holder_of(plan), self._say)
 
     async def run(self) -> Attempt:
         """Returns the attempt whose end is the launch's."""
         self._catch_signals()
+        try:
+            return await self._run()
+        finally:
+            with contextlib.suppress(TimeoutError):
+                await aside(self._lock.release, RELEASE)
+
+    async def _run(self) -> Attempt:
         attempt = self._next(None)
         while True:
             refusal = await self._end_of(attempt)
@@ -143,7 +156,9 @@ class _Session:
         if before is not None and self._restarts is not None:
             before.before = None
             plan = plans.with_members(plan, self._restarts.members(), before.plan.attempt + 1)
-        self._attempt = Attempt(plan, self._settings, self._env, self._consoles, self._restarts, before)
+        self._attempt = Attempt(
+            plan, self._settings, self._env, self._consoles, self._restarts, before, self._hold_run_dir
+        )
         self._attempt.asked = self._asked
         return self._attempt
 
@@ -154,6 +169,22 @@ class _Session:
         except Refusal as refusal:
             return refusal
         return None
+
+    async def _hold_run_dir(self, *, again: bool) -> None:
+        """Raises InUse where another job has the run directory. `again`: for a restart."""
+        if self._lock.is_held:
+            return
+        await aside(lambda: self._lock.take(again=again))
+        loop = asyncio.get_running_loop()
+        self._lock.keep(lambda why: loop.call_soon_threadsafe(self._lost_run_dir, why))
+
+    def _lost_run_dir(self, why: str) -> None:
+        """While this job was suspended, or cut off from the file system."""
+        self._say(f"{why}: this job ends")
+        self._signalled(signal.SIGTERM)
+
+    def _say(self, text: str) -> None:
+        self._consoles["err"].line(f"entrypoint: {text}\n".encode(errors="backslashreplace"))
 
     def _why_final(self, attempt: Attempt) -> str:
         """Why nothing may follow this failure; empty where something may. This node may be the only one that

@@ -54,6 +54,15 @@ def state(pid: int) -> str:
         return ""
 
 
+def begun(pid: int) -> str:
+    """When the process began, in ticks since the boot: with its id, its own alone. Empty if gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return fields[19] if fields[0] not in ("Z", "X") else ""
+
+
 def signal_groups(pids: Iterable[int], signum: int) -> None:
     """Sends to the process groups that these ranks lead, so that their own children are reached too."""
     for pid in pids:

@@ -1,0 +1,40 @@
+"""Work that may never end, done beside the event loop: a shared file system can hold whoever touches it.
+
+The secret: the thread. It is a daemon, so that a process whose thread is held for ever still ends, which
+asyncio's own threads would not let it.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+async def aside(work: Callable[[], T], seconds: float | None = None) -> T:
+    """What `work` returns or raises, in a thread. TimeoutError: not within `seconds`; it goes on unheard."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.done():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = work()
+        except BaseException as raised:
+            error = raised
+        with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, daemon=True, name="aside").start()
+    async with asyncio.timeout(seconds):
+        return await done

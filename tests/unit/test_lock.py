@@ -1,0 +1,169 @@
+"""The lock of a run directory: who has it, who may follow, and who notices that it is gone."""
+
+import dataclasses
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint import lock, processes
+from entrypoint.lock import Holder, InUse, Lock
+
+HERE: dict[str, Any] = {
+    "job": "7",
+    "is_unique": True,
+    "node": "gpu-a01",
+    "pid": os.getpid(),
+    "where": lock._where(),
+    "begun": processes.begun(os.getpid()),
+    "since": "2026-11-22 18:30:00",
+}
+ELSEWHERE = HERE | {"node": "gpu-a02", "where": "another boot", "pid": 3}
+
+
+def locked(run: Path, said: list[str] | None = None, **changed: Any) -> Lock:
+    """The lock as somebody has it who is like this process but for some facts."""
+    mine = Holder(**{**HERE, "token": changed.get("job", "7"), **changed})
+    return Lock(run, mine, (said if said is not None else []).append)
+
+
+def has(run: Path) -> str:
+    return str(json.loads((run / "lock").read_text())["token"])
+
+
+def gone() -> int:
+    """The id of a process that has ended."""
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    return process.pid
+
+
+@pytest.fixture(autouse=True)
+def in_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in {"BEAT": 0.02, "LEASE": 0.3, "GLANCE": 0.01, "SETTLE": 0.02}.items():
+        monkeypatch.setattr(lock, name, seconds)
+
+
+def test_another_job_on_this_host_is_refused_at_once_and_told_who_has_it(tmp_path: Path) -> None:
+    locked(tmp_path).take()
+    said: list[str] = []
+    with pytest.raises(InUse) as refused:
+        locked(tmp_path, said, job="8").take()
+    assert str(refused.value) == (
+        f"the run directory {tmp_path} is in use by job 7 (process {os.getpid()} on gpu-a01, since "
+        "2026-11-22 18:30:00): wait for its end, or give --run-dir another"
+    )
+    assert (said, has(tmp_path)) == ([], "7")
+    with pytest.raises(InUse):
+        lock.refuse_if_in_use(tmp_path)
+
+
+def test_it_is_free_again_when_it_is_released_and_leaves_nothing(tmp_path: Path) -> None:
+    first = locked(tmp_path)
+    first.take()
+    first.release()
+    assert list(tmp_path.iterdir()) == []
+    locked(tmp_path, job="8").take()
+    first.release()
+    assert has(tmp_path) == "8"
+
+
+@pytest.mark.parametrize(
+    "changed", [{"pid": -1}, {"begun": "1"}], ids=["it has ended", "its id was given anew"]
+)
+def test_who_was_killed_on_this_host_is_followed_at_once(tmp_path: Path, changed: dict[str, object]) -> None:
+    locked(tmp_path, **(changed if "begun" in changed else {"pid": gone()})).take()
+    said: list[str] = []
+    locked(tmp_path, said, job="8").take()
+    assert (said, has(tmp_path)) == ([], "8")
+
+
+def test_a_job_that_the_scheduler_runs_again_elsewhere_has_it_at_once(tmp_path: Path) -> None:
+    locked(tmp_path, token="first", **ELSEWHERE).take()
+    said: list[str] = []
+    locked(tmp_path, said, token="again").take()
+    assert (said, has(tmp_path)) == ([], "again")
+
+
+def test_a_holder_elsewhere_that_touches_it_is_alive(tmp_path: Path) -> None:
+    holder = locked(tmp_path, **ELSEWHERE)
+    holder.take()
+    holder.keep(print)
+    said: list[str] = []
+    with pytest.raises(InUse, match=r"job 7 \(process 3 on gpu-a02"):
+        locked(tmp_path, said, job="8").take()
+    holder.release()
+    (line,) = said
+    assert line.startswith("job 7 (process 3 on gpu-a02, since 2026-11-22 18:30:00) has the run directory")
+
+
+@pytest.mark.parametrize("job", ["8", "7"])
+def test_a_holder_elsewhere_that_gives_no_sign_is_followed(tmp_path: Path, job: str) -> None:
+    locked(tmp_path, token="dead", **ELSEWHERE | {"is_unique": job != "7"}).take()
+    said: list[str] = []
+    locked(tmp_path, said, job=job, token="next").take()
+    assert (len(said), has(tmp_path)) == (1, "next")
+
+
+def test_the_same_job_does_not_follow_its_own_process_that_lives_unless_it_restarts(tmp_path: Path) -> None:
+    locked(tmp_path, token="one step").take()
+    with pytest.raises(InUse):
+        locked(tmp_path, token="another").take()
+    locked(tmp_path, token="restart").take(again=True)
+    assert has(tmp_path) == "restart"
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"job": 7}', "\xff"])
+def test_a_file_that_is_no_lock_is_replaced(tmp_path: Path, text: str) -> None:
+    (tmp_path / "lock").write_text(text, encoding="latin-1")
+    locked(tmp_path, job="8").take()
+    assert has(tmp_path) == "8"
+
+
+def test_a_value_of_another_kind_is_no_lock(tmp_path: Path) -> None:
+    fields = dataclasses.asdict(Holder(**HERE, token="7"))
+    (tmp_path / "lock").write_text(json.dumps(fields | {"pid": "1"}))
+    locked(tmp_path, job="8").take()
+    assert has(tmp_path) == "8"
+
+
+def test_who_was_suspended_hears_that_another_job_has_it(tmp_path: Path) -> None:
+    suspended = locked(tmp_path)
+    suspended.take()
+    (tmp_path / "lock").unlink()
+    locked(tmp_path, job="8").take()
+    heard: queue.Queue[str] = queue.Queue()
+    suspended.keep(heard.put)
+    assert heard.get(timeout=10) == (
+        f"the run directory {tmp_path} was taken by job 8 (process {os.getpid()} on gpu-a01, since "
+        "2026-11-22 18:30:00)"
+    )
+    suspended.release()
+    assert has(tmp_path) == "8"
+
+
+def test_of_two_that_follow_a_dead_one_at_once_one_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "SETTLE", 0.5)
+    locked(tmp_path, pid=gone()).take()
+    refused: list[str] = []
+
+    def follow(job: str) -> None:
+        try:
+            locked(tmp_path, job=job).take()
+        except InUse:
+            refused.append(job)
+
+    threads = [threading.Thread(target=follow, args=(job,)) for job in ("8", "9")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [*refused, has(tmp_path)] in (["8", "9"], ["9", "8"])
