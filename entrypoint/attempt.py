@@ -442,6 +442,8 @@ class Attempt:
             return ["saved at a planned end: the same run directory continues"]
         if ended.rank is None:
             return [f"{ended.node + ': ' if ended.node else ''}{ended.error}"]
+        if blame.has_left_early(ended.error):
+            return [f"rank {ended.rank} on {ended.node} {ended.error}"]
         if ended.status == blame.STUCK:
             return [
                 f"rank {ended.rank} on {ended.node}, status {ended.status}: {ended.error}",

@@ -2,15 +2,16 @@
 
 The secret: the rules. In a collective all ranks but one wait, and the one that does not is sought; the ranks
 that wait are as silent as it is. Where one fails, the others find their connections to it closed, some of
-them before it has ended itself. Pure.
+them before it has ended itself. Where one ends well too early, they do so too, and only they fail. Pure.
 """
 
 import re
 import signal
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from entrypoint.claims import Failure, Sighting
+from entrypoint.claims import End, Failure, Sighting
 
 STUCK = 124
 """Status of a rank that was ended because it hung: timeout's own."""
@@ -19,6 +20,12 @@ _ECHO = re.compile(
     r"(Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|[Ff]ailed to recv, got 0 bytes)"
 )
 """gloo's, NCCL's and the store's words."""
+_TIMED_OUT = re.compile(
+    r"(RuntimeError|(torch\.distributed\.)?Dist\w+Error|TimeoutError|killed by SIGABRT): .*"
+    r"([Tt]imed out|wait timeout|timeout caused pair closure|collective operation timeout)"
+)
+"""Theirs of a rank that has waited for another in vain."""
+_LEFT_EARLY = re.compile(r"ended with \d+\b.* still .*: do all ranks .*\?$")
 _STATES = {
     "T": "it is stopped by a signal",
     "t": "it is stopped by a debugger",
@@ -31,15 +38,72 @@ def is_echo(error: str) -> bool:
     return _ECHO.match(error) is not None
 
 
-def first(failures: Sequence[Failure]) -> Failure:
+def is_consequence(error: str) -> bool:
+    """Whether a rank's error says only that another one is gone or does not come."""
+    return is_echo(error) or _TIMED_OUT.match(error) is not None
+
+
+def has_left_early(error: str) -> bool:
+    """Whether this is the error of a rank that is to blame although it ended well."""
+    return _LEFT_EARLY.match(error) is not None
+
+
+def first(failures: Sequence[Failure], ends: Sequence[End] = (), *, world: int = 0) -> Failure:
     """Of failures that came close together (at least one) the one that the others follow from: the earliest,
     or if that is an echo, the earliest of another kind that was not ended in consequence. Of ranks that
-    refuse the same input one that says why."""
+    refuse the same input one that says why. It counts those that failed alike.
+
+    `ends`: the ranks that have ended well, of `world` in all. Where each failure only follows from something,
+    and nothing failed that it could follow from, one of them is to blame.
+    """
     by_time = sorted(failures, key=lambda one: one.time)
-    if is_echo(by_time[0].error):
+    if ends and is_consequence(by_time[0].error):
+        by_time = [one for one in by_time if not is_consequence(one.error) and not _terminated(one)]
+        if not by_time:
+            return _left_early(failures, ends, world)
+    elif is_echo(by_time[0].error):
         by_time = [one for one in by_time if not is_echo(one.error) and not _terminated(one)] or by_time
     alike = (one for one in by_time if one.status == by_time[0].status and one.error)
-    return next(alike, by_time[0])
+    found = next(alike, by_time[0])
+    return replace(found, same=_same(found, failures))
+
+
+def _same(found: Failure, failures: Iterable[Failure]) -> int:
+    """How many other ranks have told the same error."""
+    if found.rank is None or not found.error:
+        return 0
+    alike = [one for one in failures if one.rank is not None]
+    return sum(1 + one.same for one in alike if (one.error, one.status) == (found.error, found.status)) - 1
+
+
+def _left_early(failures: Sequence[Failure], ends: Sequence[End], world: int) -> Failure:
+    """The failure of a rank that has ended well while others needed it."""
+    failed = min((one for one in failures if is_consequence(one.error)), key=lambda one: one.time)
+    places = Counter(one.at for one in failures if one.at and is_consequence(one.error))
+    where = places.most_common(1)[0][0] if places else "running"
+    return _of_end(ends, world - len(ends), where, failed.status, failed.time)
+
+
+def _of_end(ends: Sequence[End], others: int, where: str, status: int, time: float) -> Failure:
+    """`where`: the others were then."""
+    one = min(ends, key=lambda end: (end.time, end.rank))
+    after = f" after {_count(one.step, 'step')}" if one.step is not None else ""
+    too = f" ({_count(len(ends) - 1, 'other rank')} too)" if len(ends) > 1 else ""
+    rest = f"{others} other{'s were' if others > 1 else ' was'}" if others > 0 else "others were"
+    question = "stop after the same step" if one.status else "make the same number of steps"
+    return Failure(
+        node_rank=one.node_rank,
+        node=one.node,
+        rank=one.rank,
+        status=status,
+        signal=0,
+        time=time,
+        error=f"ended with {one.status}{after}{too} while {rest} still {where}: do all ranks {question}?",
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _terminated(failure: Failure) -> bool:

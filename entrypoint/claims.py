@@ -66,6 +66,25 @@ class Failure:
     time: float
     """Unix seconds; of a node that fell silent, when it was last heard."""
     error: str
+    at: str = ""
+    """Where the rank's script was, `in backward (train.py:31)`; empty where that is not known."""
+    same: int = 0
+    """How many other ranks failed with the same error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """A rank that ended well, which is no failure unless others still needed it."""
+
+    rank: int
+    node_rank: int
+    node: str
+    status: int
+    """0 or 75."""
+    time: float
+    """Unix seconds."""
+    step: int | None
+    """The last one that it told; None where it told none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +162,7 @@ _FITS: Mapping[Any, Callable[[Any], bool]] = {
 
 
 _HINTS: Mapping[Any, Mapping[str, Any]] = {
-    kind: get_type_hints(kind) for kind in (Identity, Failure, Sighting)
+    kind: get_type_hints(kind) for kind in (Identity, Failure, End, Sighting)
 }
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from entrypoint import blame, door, reach
 from entrypoint.claims import (
+    End,
     Failure,
     Identity,
     Place,
@@ -274,6 +275,10 @@ class Link(ABC):
         """Report this participant's first failure; its error is told as one line."""
         self._report({"type": "fail", "failure": asdict(load(Failure, asdict(failure)))})
 
+    def ended(self, end: End) -> None:
+        """Report that a rank of this participant ended well."""
+        self._report({"type": "ended", "end": asdict(end)})
+
     def done(self) -> None:
         """Report that this participant's ranks ended well."""
         self._report({"type": "done"})
@@ -392,6 +397,8 @@ class _Hub(Link):
     """Done, failed or lost: nothing that happens to their connections now is a loss."""
     _done: set[Place] = field(init=False, default_factory=set)
     _failures: list[Failure] = field(init=False, default_factory=list)
+    _ends: dict[int, End] = field(init=False, default_factory=dict)
+    """By rank: who has ended well."""
     _gone: set[int] = field(init=False, default_factory=set)
     """Nodes that were lost, those among them that had nothing to do."""
     _active: set[Place] = field(init=False, default_factory=set)
@@ -715,6 +722,9 @@ class _Hub(Link):
                 if not self._stopping:
                     self._stopping = True
                     self._tell_all({"type": "stop", "left": left})
+            case {"type": "ended", "end": end} if self._met.done():
+                one = load(End, end)
+                self._ends[one.rank] = one
             case {"type": "done"} if self._met.done():
                 self._finished.add(place)
                 self._done.add(place)
@@ -789,12 +799,18 @@ class _Hub(Link):
         self._failures.append(failure)
         if len(self._failures) == 1:
             # Who only lost another rank may end before that one does.
-            settle = self.timeouts.settle_echo if blame.is_echo(failure.error) else self.timeouts.settle
+            follows = blame.is_consequence(failure.error)
+            settle = self.timeouts.settle_echo if follows else self.timeouts.settle
             asyncio.get_running_loop().call_later(settle, self._decide)
 
     def _decide(self) -> None:
         if self._failures:
-            self._tell_failure(blame.first(self._failures))
+            self._tell_failure(blame.first(self._failures, list(self._ends.values()), world=self._world))
+
+    @property
+    def _world(self) -> int:
+        """How many ranks there are."""
+        return len(self.members) * (1 if self.me.mode == "exec" else self.me.nproc_per_node)
 
     def _tell_failure(self, failure: Failure) -> None:
         self._tell_all({"type": "failed", "failure": asdict(failure), "lost": pack(self._gone)})

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from entrypoint import blame
+from entrypoint import blame, frames
 
 CHUNK = 65536
 MEMORY = 8 << 20
@@ -166,14 +166,23 @@ class Relay(threading.Thread):
 
     def first_error(self, name: str) -> str:
         """The line that tells best why `name` failed: the last exception on stderr, else the last line."""
-        stream = self._streams.get((name, "err"))
-        lines, crash = _without_crash(bytes(stream.tail).split(b"\n") if stream and stream.tail else ())
+        lines, crash = _without_crash(self._tail(name))
         if crash:
             return crash
         lines = [_TORCH_PREFIX.sub(b"", line) for line in lines if line.strip()]
         exceptions = [line for line in lines if _EXCEPTION.match(line)]
         chosen = (exceptions or lines or [b""])[-1]
         return chosen.decode(errors="replace").strip()[:1000]
+
+    def last_place(self, name: str) -> str:
+        """Where the last traceback of `name` says that its script was; empty where there is none."""
+        lines = (_TORCH_PREFIX.sub(b"", line).decode(errors="replace") for line in self._tail(name))
+        return frames.in_words(frames.last_traceback(lines))
+
+    def _tail(self, name: str) -> list[bytes]:
+        """The last lines of its stderr, as far as they are kept."""
+        stream = self._streams.get((name, "err"))
+        return bytes(stream.tail).split(b"\n") if stream and stream.tail else []
 
     def divert_errors(self, name: str, path: Path) -> None:
         """From now on, what `name` writes to stderr goes into a new file alone."""

@@ -137,6 +137,10 @@ class Ranks:
         """The line on its stderr that tells best why a rank failed; empty where there is none."""
         return self._relay.first_error(self._names.get(rank, f"rank{rank}"))
 
+    def last_place(self, rank: int) -> str:
+        """Where its script was when it failed, `in backward (train.py:31)`; empty where it did not say."""
+        return self._relay.last_place(self._names.get(rank, f"rank{rank}"))
+
     def divert_errors(self, rank: int, path: Path) -> None:
         """From now on, what the rank writes to stderr goes into a new file alone."""
         self._relay.divert_errors(self._names.get(rank, f"rank{rank}"), path)

@@ -17,8 +17,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from entrypoint import processes
+from entrypoint import frames, processes
 from entrypoint.claims import Sighting, plain
+from entrypoint.frames import Frame
 from entrypoint.heartbeat import Heartbeats
 from entrypoint.ranks import Ranks
 from entrypoint.rundir import RunDirectory
@@ -32,11 +33,6 @@ _RECORDER_NAMES = {
     "DUMP_TEMP_FILE": ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
 }
 """torch's names for the flight recorder's settings, the older ones second."""
-_FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*)$')
-_TORCH = re.compile(r"/(torch|lightning_fabric)/|^<frozen ")
-_WAITS = re.compile(r"/torch/(distributed|autograd|nn/parallel|cuda)/")
-Frame = tuple[str, str, str]
-"""File, line, function."""
 
 
 def variables(
@@ -125,22 +121,10 @@ async def _settled(path: Path) -> str:
     return text or ""
 
 
-def main_thread(text: str) -> list[Frame]:
-    """The frames of the main thread, innermost first; faulthandler lists it last."""
-    frames: list[Frame] = []
-    for line in text.splitlines():
-        if "(most recent call first)" in line:
-            frames = []
-        elif found := _FRAME.match(line):
-            frames.append((found["file"], found["line"], found["function"]))
-    return frames
-
-
 def sighting(beats: Heartbeats, *, rank: int, node_rank: int, node: str, state: str, dump: str) -> Sighting:
     """What a rank's state and its dump say, which is empty where there is none."""
-    frames = main_thread(dump)
-    own = next((index for index, frame in enumerate(frames) if not _TORCH.search(frame[0])), len(frames))
-    waits = [frame[2] for frame in frames[:own] if _WAITS.search(frame[0]) and frame[2] != "wrapper"]
+    stack = frames.main_thread(dump)
+    line = frames.own(stack)
     quiet = beats.quiet(rank)
     return Sighting(
         rank=rank,
@@ -149,17 +133,12 @@ def sighting(beats: Heartbeats, *, rank: int, node_rank: int, node: str, state: 
         step=beats.step(rank),
         quiet=-1.0 if quiet is None else quiet,
         state=state,
-        at=plain(_shown(frames[own] if own < len(frames) else frames[0])) if frames else "",
-        waits_in=plain(waits[-1]) if waits else "",
-        stack=_digest(frames),
+        at=plain(frames.shown(line)) if line else "",
+        waits_in=plain(frames.waits_in(stack)),
+        stack=_digest(stack),
     )
 
 
-def _digest(frames: Sequence[Frame]) -> str:
-    functions = "\n".join(f"{file} {function}" for file, _, function in frames)
-    return hashlib.sha256(functions.encode()).hexdigest()[:16] if frames else ""
-
-
-def _shown(frame: Frame) -> str:
-    file, line, function = frame
-    return f"{Path(file).name}:{line} {function}"[:200]
+def _digest(stack: Sequence[Frame]) -> str:
+    functions = "\n".join(f"{file} {function}" for file, _, function in stack)
+    return hashlib.sha256(functions.encode()).hexdigest()[:16] if stack else ""

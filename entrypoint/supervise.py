@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint import blame, join, outcome, processes
-from entrypoint.claims import Sighting
+from entrypoint.claims import End, Sighting
 from entrypoint.errors import DONE, SAVED, UNAVAILABLE
 from entrypoint.heartbeat import Heartbeats
 from entrypoint.outcome import Outcome
@@ -29,6 +29,8 @@ FAILURE_GRACE = 3.0
 """Seconds from SIGTERM to SIGKILL for ranks whose job has failed: a failure ends all within 5 s."""
 SETTLE = 0.25
 """Seconds in which the ranks of a node that fail together are told apart by their times."""
+SETTLE_ECHO = 1.25
+"""Seconds more where a rank has only lost another one, and nobody else is asked."""
 VERDICT = 3.0
 """Seconds for all nodes to agree on the first failure."""
 AGENT_EXIT = 10.0
@@ -170,7 +172,7 @@ class Supervisor:
                     self._ended.pop(started.rank, None)
                     self._patience.heartbeats.forget(started.rank)
                 case RankEnded() as ended:
-                    self._ended[ended.rank] = ended
+                    self._take_end(ended)
                     # With restarts left, torchrun's agent decides what a failure means.
                     if self._plan.max_restarts == 0 and ended in self._failures():
                         return await self._failed(await self._first_failure())
@@ -198,6 +200,21 @@ class Supervisor:
                     return await self._ended_well()
                 self._link.done()
 
+    def _take_end(self, ended: RankEnded) -> None:
+        self._ended[ended.rank] = ended
+        if self._link is not None and self._plan.max_restarts == 0 and ended.status in (DONE, SAVED):
+            self._link.ended(self._end_of(ended))
+
+    def _end_of(self, ended: RankEnded) -> End:
+        return End(
+            rank=ended.rank,
+            node_rank=self._plan.place,
+            node=self._plan.node,
+            status=ended.status,
+            time=ended.time,
+            step=self._patience.heartbeats.step(ended.rank),
+        )
+
     def _all_ended(self) -> bool:
         return len(self._ended) == len(self._ranks.ranks)
 
@@ -212,27 +229,40 @@ class Supervisor:
         ]
         return sorted(failed, key=lambda ended: ended.time)
 
-    async def _first_failure(self, starter: StarterEnded | None = None) -> Outcome:
+    async def _first_failure(self, starter: StarterEnded | None = None) -> join.Failure:
         """The failure of this node: its first failed rank's, else what kept the ranks from starting."""
-        await asyncio.sleep(SETTLE)
-        others = []
+        late = await self._settled(SETTLE)
+        starter = starter or late
+        failures = [self._failure_of(ended) for ended in self._failures()]
+        if failures and self._link is None and blame.is_consequence(blame.first(failures).error):
+            await self._settled(SETTLE_ECHO)
+            failures = [self._failure_of(ended) for ended in self._failures()]
+        starter = starter or StarterEnded()
+        if failures:
+            well = [ended for ended in self._ended.values() if ended.status in (DONE, SAVED)]
+            ends = [self._end_of(ended) for ended in well] if self._link is None else []
+            first = blame.first(failures, ends, world=len(self._ranks.ranks))
+            return replace(first, error=first.error or starter.error)
+        error = starter.error or "the ranks ended without a status"
+        status = UNAVAILABLE if starter.unavailable else 1
+        ended = Outcome(status=status, node=self._plan.node, time=time.time(), error=error)
+        return to_failure(self._plan, ended)
+
+    async def _settled(self, seconds: float) -> StarterEnded | None:
+        """Takes what is said of the ranks meanwhile; other events stay. Returns the end of the starter."""
+        await asyncio.sleep(seconds)
+        starter, others = None, []
         while not self._events.empty():
             match self._events.get_nowait():
                 case RankEnded() as ended:
-                    self._ended[ended.rank] = ended
+                    self._take_end(ended)
                 case StarterEnded() as late:
                     starter = starter or late
                 case other:
                     others.append(other)
         for other in others:
             self._events.put_nowait(other)
-        starter = starter or StarterEnded()
-        if failures := self._failures():
-            first = blame.first([self._failure_of(ended) for ended in failures])
-            return _to_outcome(replace(first, error=first.error or starter.error))
-        error = starter.error or "the ranks ended without a status"
-        status = UNAVAILABLE if starter.unavailable else 1
-        return Outcome(status=status, node=self._plan.node, time=time.time(), error=error)
+        return starter
 
     def _failure_of(self, ended: RankEnded) -> join.Failure:
         error = self._ranks.first_error(ended.rank)
@@ -246,6 +276,7 @@ class Supervisor:
             signal=ended.signal,
             time=ended.time,
             error=error,
+            at=self._ranks.last_place(ended.rank),
         )
 
     async def _ended_well(self) -> Outcome:
@@ -258,18 +289,14 @@ class Supervisor:
         status = DONE if ended.status == DONE else SAVED
         return Outcome(status=status, rank=ended.rank, node=self._plan.node, time=ended.time)
 
-    async def _failed(self, mine: Outcome) -> Outcome:
+    async def _failed(self, mine: join.Failure) -> Outcome:
         """Tells the others, ends our ranks, and returns the failure that all nodes call the first."""
         if self._link is not None:
-            self._link.fail(to_failure(self._plan, mine))
+            self._link.fail(mine)
         ending = asyncio.ensure_future(self._end_ranks(FAILURE_GRACE))
-        first = await self._verdict()
+        first = await self._told(VERDICT) if self._link is not None else None
         await ending
-        return first or mine
-
-    async def _verdict(self) -> Outcome | None:
-        failure = await self._told(VERDICT) if self._link is not None else None
-        return _to_outcome(failure) if failure is not None else None
+        return _to_outcome(first or mine)
 
     async def _told(self, bound: float) -> join.Failure | None:
         """The first failure as all nodes are told it; None where nothing is told in `bound` seconds."""

@@ -259,6 +259,48 @@ def test_a_rank_that_fails_is_named_and_shown_though_its_neighbours_end_before_i
     assert "Connection" in ended.log("0/127.0.0.1.rank0.err")
 
 
+UNEVEN = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(4, 1))
+for batch in range(8 if dist.get_rank() == 1 else 10):
+    model(torch.ones(2, 4)).sum().backward()
+"""
+EXIT = """
+import datetime, sys, os
+import torch.distributed as dist
+if os.environ["RANK"] == "0":
+    sys.exit()
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "rank", "others"),
+    [(UNEVEN, 1, "in backward (script.py:8)"), (EXIT, 0, "in init_process_group (script.py:6)")],
+    ids=["uneven loaders", "an exit in `if rank == 0`"],
+)
+def test_a_rank_that_ends_well_while_others_need_it_is_named(
+    tmp_path: Path, script: str, rank: int, others: str
+) -> None:
+    ended = run(tmp_path, "--", write(tmp_path, "script.py", script))
+    node = f"127.0.0.{rank + 1}"
+    error = f"ended with 0 while 1 other was still {others}: do all ranks make the same number of steps?"
+    assert [line for line in ended.err.splitlines() if "entrypoint: rank" in line] == [
+        f"entrypoint: rank {rank} on {node} {error}"
+    ]
+    for outcome in (ended.outcome("0.0"), ended.outcome("0.1")):
+        assert (ended.status, outcome.status, outcome.rank, outcome.node, outcome.error) == (
+            1,
+            1,
+            rank,
+            node,
+            error,
+        )
+
+
 def test_a_failure_ends_ranks_that_ignore_sigterm_within_its_bound(tmp_path: Path) -> None:
     script = 'trap "" TERM; if [ $RANK = 0 ]; then sleep 1; date +%s.%N > failed; exit 3; fi; for i in $(seq 600); do sleep 0.1; done'
     ended = run(tmp_path, *SHELL, script)

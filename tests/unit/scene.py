@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from entrypoint import cli, join, plan, processes
-from entrypoint.claims import Failure, Sighting
+from entrypoint.claims import End, Failure, Sighting
 from entrypoint.join import AllDone, Failed, Look, Stopped
 from entrypoint.plan import LaunchPlan
 from entrypoint.ranks import RankEnded, RankStarted, StarterEnded
@@ -114,6 +114,8 @@ class FakeRanks:
         self.pids: dict[int, int] = {}
         self.heard = -1.0
         self.errors: dict[int, str] = {}
+        self.places: dict[int, str] = {}
+        """Where their scripts were when they failed."""
         self.catching = dict.fromkeys(ranks, 0.0)
         """Since when each of them catches the stop signal."""
         self.saving = dict.fromkeys(ranks, 1.01)
@@ -139,6 +141,9 @@ class FakeRanks:
 
     def first_error(self, rank: int) -> str:
         return self.errors.get(rank, "")
+
+    def last_place(self, rank: int) -> str:
+        return self.places.get(rank, "")
 
     async def wait(self, seconds: float) -> bool:
         self.scene.note("wait", seconds)
@@ -179,6 +184,8 @@ class FakeLink:
         self.events: asyncio.Queue[join.Event] = asyncio.Queue()
         self.answers_after = 0.3
         self.verdict: Failed | None = None
+        self.ends: list[End] = []
+        """Which ranks were said to have ended well."""
         self._over = False
 
     async def next(self) -> join.Event:
@@ -195,6 +202,9 @@ class FakeLink:
     def fail(self, failure: Failure) -> None:
         self.scene.note("fail", failure)
         self._answer(Failed(failure))
+
+    def ended(self, end: End) -> None:
+        self.ends.append(end)
 
     def done(self) -> None:
         self.scene.note("done")
@@ -229,6 +239,9 @@ class FakeHeartbeats:
     def look(self, ranks: Sequence[int], passed: float) -> None:
         self.looks.append((round(self.scene.clock.now, 2), list(ranks), round(passed, 2)))
         self.quiet = 0.0 if self.beating else self.quiet + passed
+
+    def step(self, rank: int) -> int | None:
+        return 7 if rank < 2 else None
 
     def stalled(self, bound: float) -> bool:
         return self.quiet > bound

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from entrypoint.blame import STUCK, first, is_echo, verdict
-from entrypoint.claims import Failure, Sighting
+from entrypoint.blame import STUCK, first, has_left_early, is_consequence, is_echo, verdict
+from entrypoint.claims import End, Failure, Sighting
 
 
 def sighting(rank: int, **changes: Any) -> Sighting:
@@ -155,7 +155,7 @@ SILENT_REFUSAL, REFUSAL = failed(5, 5.0, "", 64), failed(6, 5.1, "train: no such
     [
         ([LATE_ECHO, KILLED], KILLED),
         ([ECHO, TERMINATED, CAUSE], CAUSE),
-        ([ECHO, TERMINATED, LATE_ECHO], ECHO),
+        ([ECHO, TERMINATED, LATE_ECHO], replace(ECHO, same=1)),
         ([TERMINATED, CAUSE], TERMINATED),
         ([REFUSAL, SILENT_REFUSAL], REFUSAL),
         ([SILENT_REFUSAL], SILENT_REFUSAL),
@@ -165,3 +165,113 @@ def test_the_first_failure_is_the_one_that_the_others_follow_from(
     failures: list[Failure], named: Failure
 ) -> None:
     assert first(failures) == named
+
+
+GLOO_TIMEOUT = (
+    "RuntimeError: [unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete"
+)
+STORE_TIMEOUT = "torch.distributed.DistStoreError: wait timeout after 300000ms, keys: /default_pg/0//cpu//0/1"
+WATCHDOG = (
+    "killed by SIGABRT:   what():  [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "follows"),
+    [
+        (RESET, True),
+        (GLOO_TIMEOUT, True),
+        (STORE_TIMEOUT, True),
+        (WATCHDOG, True),
+        ("RuntimeError: [tcp/pair.cc:144] Application timeout caused pair closure", True),
+        ("TimeoutError: timed out", True),
+        ("requests.exceptions.ReadTimeout: timed out", False),
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", False),
+        ("ValueError: x", False),
+        ("", False),
+    ],
+)
+def test_a_rank_that_waited_for_another_in_vain_follows_from_that_one(error: str, follows: bool) -> None:
+    assert is_consequence(error) == follows
+
+
+def left(rank: int, time: float = 4.9, step: int | None = 8, status: int = 0) -> End:
+    return End(rank=rank, node_rank=rank // 2, node=f"n{rank // 2}", status=status, time=time, step=step)
+
+
+def waited(rank: int, at: str = "in backward (train.py:31)", error: str = RESET) -> Failure:
+    """A rank that failed because another one was gone."""
+    return replace(failed(rank, 5.0 + rank / 100, error), at=at)
+
+
+STEPS = "do all ranks make the same number of steps?"
+
+
+@pytest.mark.parametrize(
+    ("failures", "ends", "rank", "error"),
+    [
+        pytest.param(
+            [waited(0), waited(2)],
+            [left(1)],
+            1,
+            f"ended with 0 after 8 steps while 3 others were still in backward (train.py:31): {STEPS}",
+            id="uneven loaders",
+        ),
+        pytest.param(
+            [waited(3, "in barrier (train.py:50)")],
+            [left(1, step=9), left(0, 4.8, step=9), left(2, step=9)],
+            0,
+            "ended with 0 after 9 steps (2 other ranks too) while 1 other was still in barrier (train.py:50): "
+            + STEPS,
+            id="one rank has skipped a collective",
+        ),
+        pytest.param(
+            [waited(1, error=STORE_TIMEOUT, at="in init_process_group (train.py:5)")],
+            [left(0, step=None)],
+            0,
+            f"ended with 0 while 3 others were still in init_process_group (train.py:5): {STEPS}",
+            id="an exit in `if rank == 0` before the ranks had met",
+        ),
+        pytest.param(
+            [waited(1, error=WATCHDOG, at=""), TERMINATED],
+            [left(0, step=1)],
+            0,
+            f"ended with 0 after 1 step while 3 others were still running: {STEPS}",
+            id="NCCL's watchdog tells nothing of the script",
+        ),
+        pytest.param(
+            [waited(2)],
+            [left(1, status=75)],
+            1,
+            "ended with 75 after 8 steps while 3 others were still in backward (train.py:31): "
+            "do all ranks stop after the same step?",
+            id="one rank has saved alone",
+        ),
+    ],
+)
+def test_a_rank_that_ended_well_while_others_needed_it_is_named(
+    failures: list[Failure], ends: list[End], rank: int, error: str
+) -> None:
+    found = first(failures, ends, world=4)
+    node = f"n{rank // 2}"
+    earliest = min(one.time for one in failures if one.at or one.error == WATCHDOG)
+    assert found == Failure(
+        node_rank=rank // 2, node=node, rank=rank, status=1, signal=0, time=earliest, error=error
+    )
+    assert has_left_early(found.error)
+
+
+@pytest.mark.parametrize(
+    "cause", [CAUSE, KILLED, replace(CAUSE, error="", status=9), replace(CAUSE, rank=None)]
+)
+def test_a_rank_that_ended_well_is_not_named_where_another_failed_by_itself(cause: Failure) -> None:
+    assert replace(first([ECHO, TERMINATED, cause], [left(1)], world=4), same=0) == cause
+
+
+def test_without_a_rank_that_ended_well_the_first_that_waited_in_vain_is_named() -> None:
+    assert first([waited(2, error=GLOO_TIMEOUT), KILLED]) == KILLED
+    assert first([waited(2, error=GLOO_TIMEOUT), CAUSE]).rank == 2
+
+
+def test_what_a_rank_writes_is_not_taken_for_our_own_words() -> None:
+    assert not has_left_early("ended with 3 warnings")

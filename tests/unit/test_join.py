@@ -18,7 +18,7 @@ import pytest
 
 from entrypoint import door, join, processes
 from entrypoint import wire as wire_module
-from entrypoint.claims import Sighting, disagreement, load, missing, pack, unpack
+from entrypoint.claims import End, Sighting, disagreement, load, missing, pack, unpack
 from entrypoint.errors import BadInput, Unavailable
 from entrypoint.join import AllDone, Failed, Failure, Identity, Link, Look, Muster, Stopped, Timeouts, meet
 from entrypoint.wire import MAX_BODY, PROTOCOL, Wire, WireError, WrongKey, greet
@@ -1101,6 +1101,36 @@ async def test_of_failures_alike_the_first_that_says_why_is_told() -> None:
     await close(*links)
 
 
+def left(rank: int, **changes: Any) -> End:
+    """A rank that has ended well."""
+    node = rank // 2
+    end = End(rank=rank, node_rank=node, node=f"n{node}", status=0, time=4.0, step=8)
+    return replace(end, **changes)
+
+
+RESET = "RuntimeError: [pair.cc:545] Connection reset by peer"
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
+@run
+async def test_a_rank_that_ended_well_while_others_needed_it_is_to_blame(late: bool) -> None:
+    links = await three(Place(), timeouts=replace(SHORT, settle_echo=0.3))
+    fails = replace(failure(0, 5.0, rank=0, status=1, error=RESET), at="in backward (train.py:31)")
+    if late:
+        links[0].fail(fails)
+        await asyncio.sleep(0.05)
+    links[1].ended(left(3))
+    links[2].ended(left(5, time=3.9, step=7))
+    links[0].fail(fails)
+    early = (
+        "ended with 0 after 7 steps (1 other rank too) while 10 others were still in backward (train.py:31): "
+        "do all ranks make the same number of steps?"
+    )
+    verdict = failure(2, 5.0, rank=5, status=1, error=early)
+    assert await events(*links) == [Failed(verdict)] * 3
+    await close(*links)
+
+
 @run
 async def test_an_error_of_many_lines_and_any_length_is_told_as_one_line() -> None:
     links = await three(Place())
@@ -1187,7 +1217,7 @@ async def test_a_failure_before_a_hang_is_the_failure() -> None:
     found = await events(*links)
     while isinstance(found[0], Look):
         found = await events(*links)
-    assert found == [Failed(failure(1, 5.0))] * 3
+    assert found == [Failed(failure(1, 5.0, same=1))] * 3
     await close(*links)
 
 

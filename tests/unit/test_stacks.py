@@ -6,7 +6,7 @@ import pytest
 
 from entrypoint.heartbeat import Heartbeats
 from entrypoint.rundir import RunDirectory
-from entrypoint.stacks import main_thread, sighting, variables
+from entrypoint.stacks import sighting, variables
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 IN_ALL_REDUCE = f"""Fatal Python error: Aborted
@@ -36,11 +36,6 @@ Thread 0x00007f0 (most recent call first):
 def seen(tmp_path: Path, text: str) -> tuple[str, str]:
     one = sighting(Heartbeats(tmp_path), rank=3, node_rank=1, node="b", state="S", dump=text)
     return one.at, one.waits_in
-
-
-def test_the_main_thread_is_the_one_that_is_listed_last() -> None:
-    assert [line for _, line, _ in main_thread(IN_ALL_REDUCE)] == ["2938", "81", "90", "120"]
-    assert main_thread("") == []
 
 
 def test_a_rank_in_a_collective_waits_there_and_is_at_the_users_line(tmp_path: Path) -> None:

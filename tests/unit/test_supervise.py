@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from entrypoint import heartbeat, join, processes, ranks
-from entrypoint.claims import Failure
+from entrypoint.claims import End, Failure
 from entrypoint.join import AllDone, Failed, Look, Stopped
 from entrypoint.outcome import Outcome
 from entrypoint.ranks import RankEnded, RankStarted, StarterEnded
@@ -398,6 +398,49 @@ def test_of_ranks_that_fail_together_the_one_that_the_others_follow_from_is_name
     scene = Scene(alone=True, errors={0: echo, 1: "ValueError: x"})
     scene.after(BOTH, ended(0, 1, at=1000.4), 0.2, ended(1, 9, at=1000.5))
     assert scene.log[-1] == ends(0.25, CRASH)
+
+
+RESET = "RuntimeError: [pair.cc:545] Connection reset by peer"
+WELL = End(rank=0, node_rank=1, node="127.0.0.2", status=0, time=1000.1, step=7)
+
+
+def test_the_others_are_told_of_ranks_that_end_well() -> None:
+    scene = Scene()
+    scene.play(*BOTH, ended(0, at=1000.1), 0.1, ended(1, 75))
+    assert scene.link.ends == [WELL, replace(WELL, rank=1, status=75, time=1000.5)]
+
+
+def test_with_restarts_left_a_rank_that_ends_well_may_be_started_again() -> None:
+    scene = Scene(changes={"max_restarts": 1})
+    scene.play(*BOTH, ended(0))
+    assert scene.link.ends == []
+
+
+def test_the_others_are_told_where_the_script_of_a_failed_rank_was() -> None:
+    scene = Scene(errors={1: RESET})
+    scene.ranks.places[1] = "in backward (train.py:31)"
+    scene.after(BOTH, ended(1, 1))
+    crash = replace(CRASH, status=1, error=RESET, at="in backward (train.py:31)")
+    assert scene.log[0] == (0.25, "fail", crash)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_alone_a_rank_that_ended_well_while_another_needed_it_is_named(later: bool) -> None:
+    """Its connections are closed some time before it has ended."""
+    scene = Scene(alone=True, errors={1: RESET})
+    scene.ranks.places[1] = "in backward (train.py:31)"
+    steps = [ended(1, 1), 0.5, ended(0)] if later else [ended(0), ended(1, 1)]
+    scene.after(BOTH, *steps)
+    early = (
+        "ended with 0 after 7 steps while 1 other was still in backward (train.py:31): "
+        "do all ranks make the same number of steps?"
+    )
+    assert scene.log[-1] == ends(1.5, replace(CRASH, rank=0, status=1, error=early))
+
+
+def test_a_rank_that_ends_well_while_others_run_is_no_failure() -> None:
+    scene = Scene(alone=True, errors={1: "ValueError: x"})
+    assert scene.play(*BOTH, ended(0)) == [(0, "forget", 0), (0, "forget", 1)]
 
 
 def test_a_rank_that_fails_later_is_not_waited_for() -> None:
