@@ -19,15 +19,15 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from train.files import make_directory, private, sync_directory, write_bytes
+from train.files import is_left_behind, make_directory, private, sync_directory, temporary, write_bytes
 from train.staging import Buffer
 
 SCHEMA_VERSION: Final = 1
 MARKER: Final = "complete.json"
 _FILES: Final = ("model.safetensors", "optimizer.safetensors", "state.json")
 _NAME: Final = re.compile(r"step-(\d{8,})")
-_REPLACED: Final = re.compile(r"\.(step-\d{8,})\.replaced\.tmp")
-_REHEARSAL: Final = ".rehearsal"
+_REPLACED: Final = re.compile(r"\.(step-\d{8,})\.replaced\..+\.tmp")
+_REHEARSAL: Final = "rehearsal"
 
 
 class Damaged(Exception):
@@ -85,13 +85,13 @@ class Draft:
         make_directory(directory)
         clear_up(directory)
         final = directory / name_of(self.step)
-        temporary = _temporary(directory, final.name)
+        partial = temporary(final)
         try:
-            self._fill(temporary)
+            self._fill(partial)
             before_commit()
-            _put_in_place(temporary, final)
+            _put_in_place(partial, final)
         except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)
+            shutil.rmtree(partial, ignore_errors=True)
             raise
         return final
 
@@ -168,26 +168,32 @@ def newest_whole(directory: Path) -> int | None:
 def prune(directory: Path, keep: int, scores: Mapping[int, float] | None = None) -> None:
     """Delete all but the newest `keep` checkpoints and the one with the highest score; 0 keeps all.
 
-    Of equal scores the later step counts. What does not look whole is neither counted nor deleted: a
-    damaged checkpoint must not push out a good one.
+    Of equal scores the later step counts. What does not look whole is not counted: a damaged checkpoint must
+    not push out a good one. It is deleted once it is older than the newest `keep`.
     """
-    whole = [path for path in newest_first(directory) if _looks_whole(path)] if keep else []
+    every = list(newest_first(directory))
+    whole = [path for path in every if _looks_whole(path)]
+    if not keep or len(whole) < keep:
+        return
     best = max(
         (path for path in whole if step_of(path) in (scores or {})),
         key=lambda path: ((scores or {})[step_of(path) or 0], step_of(path)),
         default=None,
     )
-    for path in whole[keep:]:
+    for path in every[every.index(whole[keep - 1]) + 1 :]:
         if path != best:
             # Renamed first, so that a half-deleted one is not taken for a checkpoint.
-            doomed = path.with_name(f".{path.name}.deleted.tmp")
+            doomed = temporary(path, "deleted")
             path.rename(doomed)
             shutil.rmtree(doomed)
 
 
 def clear_up(directory: Path) -> None:
-    """Remove what a process that died has left, and give back the name of what it was about to replace."""
-    for leftover in directory.glob(".*.tmp"):
+    """Remove what a process that died has left, and give back the name of what it was about to replace.
+
+    What another process is about to write, or may be, is left alone.
+    """
+    for leftover in filter(is_left_behind, directory.glob(".*.tmp")):
         replaced = _REPLACED.fullmatch(leftover.name)
         if replaced and not (directory / replaced[1]).exists():
             leftover.rename(directory / replaced[1])
@@ -199,28 +205,24 @@ def rehearse(directory: Path) -> None:
     """Go through the motions of a save with nothing to save. Raises OSError where one would fail."""
     make_directory(directory)
     clear_up(directory)
-    temporary = _temporary(directory, _REHEARSAL.removeprefix("."))
-    temporary.mkdir(mode=0o700)
+    partial, final = temporary(directory / _REHEARSAL), temporary(directory / _REHEARSAL, "final")
+    partial.mkdir(mode=0o700)
     try:
-        _write(temporary / _FILES[0], [bytes(8)])
-        _put_in_place(temporary, directory / f"{_REHEARSAL}.tmp")
+        _write(partial / _FILES[0], [bytes(8)])
+        _put_in_place(partial, final)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.rmtree(directory / f"{_REHEARSAL}.tmp", ignore_errors=True)
+        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(final, ignore_errors=True)
 
 
-def _temporary(directory: Path, name: str) -> Path:
-    return directory / f".{name}.{os.getpid()}.tmp"
-
-
-def _put_in_place(temporary: Path, final: Path) -> None:
-    replaced = final.with_name(f".{final.name}.replaced.tmp")
+def _put_in_place(partial: Path, final: Path) -> None:
+    replaced = temporary(final, "replaced")
     if not final.exists():
-        temporary.rename(final)
+        partial.rename(final)
     else:
         final.rename(replaced)
         try:
-            temporary.rename(final)
+            partial.rename(final)
         except OSError:
             replaced.rename(final)
             raise

@@ -3,10 +3,36 @@
 import errno
 import json
 import os
+import re
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+OLD_S: Final = 3600.0
+"""More than a write may pause, and than clocks are apart."""
+_OWNER: Final = re.compile(r"\.(?P<name>.+)\.(?P<pid>\d+)\.tmp")
+
+
+def temporary(path: Path, what: str = "") -> Path:
+    """A name beside `path` that no other process gives: `.NAME[.WHAT].HOST.PID.tmp`."""
+    middle = f".{what}" if what else ""
+    return path.with_name(f".{path.name}{middle}.{os.uname().nodename}.{os.getpid()}.tmp")
+
+
+def is_left_behind(path: Path) -> bool:
+    """Whether the process that gave this temporary name has ended. Where it cannot be seen, because it ran on
+    another host, it has if nothing was written for OLD_S."""
+    owner = _OWNER.fullmatch(path.name)
+    if owner is not None and owner["name"].endswith(f".{os.uname().nodename}"):
+        # In a container our own id may have been another's before.
+        return int(owner["pid"]) == os.getpid() or not Path("/proc", owner["pid"]).exists()
+    try:
+        newest = max(entry.stat().st_mtime for entry in (path, *path.glob("*")))
+    except OSError:  # Its owner removes it at the moment.
+        return False
+    return time.time() - newest > OLD_S
 
 
 def make_directory(path: Path) -> None:
@@ -40,23 +66,23 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 def replace(path: Path, write: Callable[[Path], None]) -> None:
     """Let `write` make a file under a temporary name, then put it in place in one step."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    temporary.unlink(missing_ok=True)
+    partial = temporary(path)
+    partial.unlink(missing_ok=True)
     try:
-        write(temporary)
-        temporary.chmod(0o600)
-        with temporary.open("rb") as file:
+        write(partial)
+        partial.chmod(0o600)
+        with partial.open("rb") as file:
             os.fsync(file.fileno())
-        temporary.replace(path)
+        partial.replace(path)
     except OSError:
-        temporary.unlink(missing_ok=True)
+        partial.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
 
 
 def replace_json(path: Path, value: Any) -> None:
     text = json.dumps(value, indent=2, allow_nan=False) + "\n"
-    replace(path, lambda temporary: write_bytes(temporary, text.encode()))
+    replace(path, lambda partial: write_bytes(partial, text.encode()))
 
 
 def sync_directory(path: Path) -> None:

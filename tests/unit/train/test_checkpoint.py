@@ -4,6 +4,8 @@ import os
 import pickle
 import shutil
 import stat
+import subprocess
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -155,6 +157,21 @@ def test_a_state_that_is_not_ours_is_refused_even_with_a_right_digest(
     assert str(damage.value) == message
 
 
+HOST = os.uname().nodename
+
+
+def gone() -> int:
+    """The id of a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def ours() -> int:
+    """Our own id, which in a container may have been another process's before."""
+    return os.getpid()
+
+
 def leave_behind(directory: Path, *names: str) -> None:
     """What a process that was killed in a save leaves."""
     for name in names:
@@ -163,15 +180,43 @@ def leave_behind(directory: Path, *names: str) -> None:
 
 
 def test_what_a_killed_save_left_is_no_checkpoint_and_the_next_save_clears_it_away(tmp_path: Path) -> None:
-    leave_behind(tmp_path, ".step-00000040.99.tmp", ".step-00000020.deleted.tmp", ".rehearsal.tmp")
+    names = (".step-00000040{}", ".step-00000020.deleted{}", ".rehearsal{}", ".rehearsal.final{}")
+    leave_behind(
+        tmp_path, *(name.format(f".{HOST}.{dead}.tmp") for name in names for dead in (gone(), ours()))
+    )
     assert list(checkpoint.newest_first(tmp_path)) == []
     checkpoint.save(tmp_path, sample(41))
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000041"]
 
 
+def test_what_another_process_is_about_to_write_is_left_alone(tmp_path: Path) -> None:
+    alive, elsewhere = f"{HOST}.{os.getppid()}.tmp", f"gpu-a09.{gone()}.tmp"
+    checkpoint.save(tmp_path, sample()).rename(tmp_path / f".step-00000040.replaced.{alive}")
+    leave_behind(tmp_path, *(f".step-00000040.{theirs}" for theirs in (alive, elsewhere)), ".other.tmp")
+    before = sorted(tmp_path.iterdir())
+    checkpoint.save(tmp_path, sample(41))
+    assert sorted(tmp_path.iterdir()) == sorted([*before, tmp_path / "step-00000041"])
+
+
+def test_what_was_left_on_another_host_is_cleared_away_when_nothing_was_written_for_an_hour(
+    tmp_path: Path,
+) -> None:
+    leave_behind(tmp_path, ".step-00000040.gpu-a09.99.tmp", ".step-00000041.gpu-a09.99.tmp")
+    then = time.time() - 3700
+    for path in (
+        ".step-00000040.gpu-a09.99.tmp",
+        *(f".step-0000004{step}.gpu-a09.99.tmp" for step in (0, 1)),
+    ):
+        os.utime(tmp_path / path, (then, then))
+    os.utime(tmp_path / ".step-00000040.gpu-a09.99.tmp" / "model.safetensors", (then, then))
+    checkpoint.clear_up(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".step-00000041.gpu-a09.99.tmp"]
+
+
 def test_a_checkpoint_that_was_about_to_be_replaced_gets_its_name_back(tmp_path: Path) -> None:
-    checkpoint.save(tmp_path, sample()).rename(tmp_path / ".step-00000040.replaced.tmp")
-    leave_behind(tmp_path, ".step-00000040.99.tmp")
+    ended = f"{HOST}.{gone()}.tmp"
+    checkpoint.save(tmp_path, sample()).rename(tmp_path / f".step-00000040.replaced.{ended}")
+    leave_behind(tmp_path, f".step-00000040.{ended}")
     checkpoint.clear_up(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000040"]
     assert checkpoint.load(tmp_path / "step-00000040").step == 40
@@ -179,7 +224,7 @@ def test_a_checkpoint_that_was_about_to_be_replaced_gets_its_name_back(tmp_path:
 
 def test_what_was_replaced_is_cleared_away(tmp_path: Path) -> None:
     checkpoint.save(tmp_path, sample())
-    leave_behind(tmp_path, ".step-00000040.replaced.tmp")
+    leave_behind(tmp_path, f".step-00000040.replaced.{HOST}.{gone()}.tmp")
     checkpoint.clear_up(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000040"]
 
@@ -227,7 +272,7 @@ def test_files_and_directories_are_on_the_disk_before_the_name_and_the_name_befo
         "sync optimizer.safetensors",
         "sync state.json",
         "sync complete.json",
-        f"sync .step-00000040.{os.getpid()}.tmp",
+        f"sync .step-00000040.{HOST}.{os.getpid()}.tmp",
         "commit",
         "rename step-00000040",
         "sync checkpoints",
@@ -285,3 +330,16 @@ def test_a_damaged_checkpoint_does_not_push_out_a_good_one(tmp_path: Path) -> No
     checkpoint.prune(tmp_path, 1)
     names = ["step-00000040", "step-00000030", "step-00000020"]
     assert [path.name for path in checkpoint.newest_first(tmp_path)] == names
+
+
+def test_a_damaged_checkpoint_is_deleted_once_it_is_older_than_those_that_stay(tmp_path: Path) -> None:
+    for step in (10, 20, 30, 40):
+        checkpoint.save(tmp_path, sample(step))
+    for step in (10, 30):
+        (tmp_path / f"step-000000{step}" / "complete.json").unlink()
+    checkpoint.prune(tmp_path, 3)
+    assert len(list(tmp_path.iterdir())) == 4
+    checkpoint.prune(tmp_path, 2)
+    assert len(list(tmp_path.iterdir())) == 3
+    checkpoint.prune(tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000040"]
