@@ -6,6 +6,7 @@ asyncio's own threads would not let it.
 
 import asyncio
 import contextlib
+import errno
 import threading
 from collections.abc import Callable
 from typing import TypeVar
@@ -36,5 +37,10 @@ async def aside(work: Callable[[], T], seconds: float | None = None) -> T:
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=run, daemon=True, name="aside").start()
-    async with asyncio.timeout(seconds):
-        return await done
+    try:
+        async with asyncio.timeout(seconds):
+            return await done
+    except TimeoutError:
+        if done.done() and not done.cancelled():
+            raise
+        raise TimeoutError(errno.ETIMEDOUT, f"no answer within {seconds:g} s") from None

@@ -11,6 +11,7 @@ import importlib.metadata
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ from entrypoint import (
     stacks,
 )
 from entrypoint import plan as plans
+from entrypoint.aside import aside
 from entrypoint.claims import plain
 from entrypoint.errors import DONE, SAVED, BadInput, Refusal
 from entrypoint.heartbeat import Heartbeats
@@ -48,6 +50,10 @@ STALE = (
 """With TORCHELASTIC_* and PET_*: what an outer torchrun left behind, or was told. An inherited
 TORCHELASTIC_USE_AGENT_STORE hangs every rank, PET_* change torchrun's options unseen, PYTHON_EXEC the Python
 of its ranks."""
+OUTCOME = 60.0
+"""Seconds for the file system to take how this node ended."""
+RECORD = 10.0
+"""Seconds for it to take what is for the reader of the manifest."""
 LAST_OUTPUT = 2.0
 """Seconds to read what the ranks wrote before they ended."""
 
@@ -106,7 +112,7 @@ class Attempt:
 
     async def run(self) -> Outcome:
         """Returns how it ended, once this node's outcome is written. Before ranks start: Refusal."""
-        self._make_run_dir()
+        await aside(self._make_run_dir)
         file = self.run_dir.outcome(self.plan.place, self.plan.local_rank)
         refused = None
         try:
@@ -124,12 +130,13 @@ class Attempt:
         self.ended = ended
         if self._takes_part:
             try:
-                outcome.write(file, ended)
+                await aside(lambda: outcome.write(file, ended), OUTCOME)
             except OSError as error:
                 self.is_unwritten = True
                 self._say(f"the outcome (status {ended.status}) cannot be written: {error}")
         else:
-            outcome.release(file)
+            with contextlib.suppress(TimeoutError):
+                await aside(lambda: outcome.release(file), OUTCOME)
         if self.link is not None:
             if self.supervisor is None:
                 self.link.fail(to_failure(self.plan, ended))
@@ -188,13 +195,13 @@ class Attempt:
         finally:
             if self.ranks is not None:
                 await self.ranks.kill()
-            self.relay.finish(LAST_OUTPUT)
+            await aside(lambda: self.relay.finish(LAST_OUTPUT))
             self.scratch.cleanup()
 
     async def _get_ready(self) -> Ranks:
         """Everything up to the start of the ranks; a signal cancels it."""
         await self._hold()
-        self._forget_earlier_runs()
+        await aside(self._forget_earlier_runs)
         place, ranks = await self._prepare()
         self.link = await self._meet(place)
         self.has_met = True
@@ -204,7 +211,7 @@ class Attempt:
             self.restarts.went(members)
         if members != self.plan.members or moved:
             await ranks.kill()
-            self.relay.finish(LAST_OUTPUT)
+            await aside(lambda: self.relay.finish(LAST_OUTPUT))
             self.plan = self._planned(members, moved)
             place, ranks = await self._prepare()
             await self._hold()
@@ -214,7 +221,7 @@ class Attempt:
         if place.joins_machines and self.link is not None:
             self._say_once(network.summary(self.plan, self.env, self.link.elsewhere))
         if self.is_first:
-            self._record()
+            await self._record()
         await ranks.start()
         return ranks
 
@@ -223,10 +230,11 @@ class Attempt:
         if self.is_first:
             await self._hold_run_dir(again=self.before is not None)
 
-    def _record(self) -> None:
+    async def _record(self) -> None:
         try:
             stack = gpu.stack_of_image(self.env)
-            manifest.record(self.run_dir, self.plan, _identity(self.plan, self.env, ""), stack)
+            mine = _identity(self.plan, self.env, "")
+            await aside(lambda: manifest.record(self.run_dir, self.plan, mine, stack), RECORD)
         except (OSError, ValueError) as error:
             self._say(f"{self.run_dir.manifest} does not tell of this attempt: {error}: going on")
 
@@ -243,7 +251,7 @@ class Attempt:
         """What the ranks need and takes time, for the nodes of the plan."""
         place = await self._find_place(self.plan)
         self.plan = self._watchable(place.plan)
-        self.run_dir.write_plan(self.plan.to_json(), self.plan.place)
+        await aside(lambda: self.run_dir.write_plan(self.plan.to_json(), self.plan.place))
         if self.before is None:
             for note in self.plan.notes:
                 self._say_once(note)
@@ -285,7 +293,7 @@ class Attempt:
             heartbeats=beats,
             step=self.settings.value("hang-timeout"),
             silence=self.settings.value("silence-timeout"),
-            look=lambda: stacks.look(ranks, self.run_dir, Path(self.scratch.name), beats),
+            look=lambda: stacks.look(ranks, self.run_dir, Path(self.scratch.name), beats, self._say),
         )
 
     def _outcome(self, status: int, error: str) -> Outcome:
@@ -396,8 +404,8 @@ class Attempt:
             self.asked = signum
         if self.supervisor is not None:
             self.supervisor.signalled(signum)
-        elif signum == signal.SIGUSR2:
-            self.run_dir.stop.touch(mode=0o600)  # read once there are ranks to stop
+        elif signum == signal.SIGUSR2:  # read once there are ranks to stop
+            threading.Thread(target=self.run_dir.ask_to_stop, daemon=True).start()
         elif self.getting_ready is not None:
             self.getting_ready.cancel()
 

@@ -143,7 +143,7 @@ class _Session:
             if self._restarts is None or attempt.ended.status in (DONE, SAVED):
                 attempt.tell()
                 return attempt
-            why = attempt.misfit or self._why_final(attempt)
+            why = attempt.misfit or await self._why_final(attempt)
             if why := why or self._restarts.why_not(attempt.ended, attempt.lost):
                 attempt.tell(why if attempt.speaks else "")
                 return attempt
@@ -186,7 +186,7 @@ class _Session:
     def _say(self, text: str) -> None:
         self._consoles["err"].line(f"entrypoint: {text}\n".encode(errors="backslashreplace"))
 
-    def _why_final(self, attempt: Attempt) -> str:
+    async def _why_final(self, attempt: Attempt) -> str:
         """Why nothing may follow this failure; empty where something may. This node may be the only one that
         knows: the others find the next attempt closed."""
         ended = attempt.ended
@@ -196,7 +196,8 @@ class _Session:
             why = attempt.supervisor.why_final if attempt.supervisor else ""
         if why:
             for number in (attempt.plan.attempt, attempt.plan.attempt + 1):
-                RunDirectory(attempt.run_dir.path, number).close()
+                with contextlib.suppress(TimeoutError):
+                    await aside(RunDirectory(attempt.run_dir.path, number).close, RELEASE)
         return why
 
     def _catch_signals(self) -> None:

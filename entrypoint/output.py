@@ -21,13 +21,15 @@ from entrypoint import blame, frames
 
 CHUNK = 65536
 MEMORY = 8 << 20
-"""Bytes that are kept of what ranks print, of all streams together, in each of three places: lines without an
-end, tails, and what is not shown yet."""
+"""Bytes that are kept of what ranks print, of all streams together, in each of four places: lines without an
+end, tails, what is not shown yet, and stacks."""
 LONGEST_LINE = 1 << 20
 """Bytes after which a line without an end is passed on in pieces; fewer where MEMORY is shared by many."""
 TAIL = 1 << 16
 """Bytes of a stderr in which the reason of a failure is looked for; fewer where MEMORY is shared by many.
 When they are full, the last half is kept."""
+LONGEST_DUMP = 1 << 20
+"""Bytes of a stderr that is diverted, of which the last are kept; fewer where MEMORY is shared by many."""
 LONGEST_TRACEBACK = 1000
 """Lines."""
 ECHO_WAIT = 5.0
@@ -46,8 +48,8 @@ class _Stream:
     log: int
     console: "Console"
     show: bool
-    diverted: int | None = None
-    """Where the rest goes instead of log and console."""
+    diverted: bytearray | None = None
+    """Where the rest goes instead of log and console; not more than its end is kept."""
     rest: bytes = b""
     tail: bytearray | None
     """The last of what it wrote, for stderr alone."""
@@ -184,11 +186,13 @@ class Relay(threading.Thread):
         stream = self._streams.get((name, "err"))
         return bytes(stream.tail).split(b"\n") if stream and stream.tail else []
 
-    def divert_errors(self, name: str, path: Path) -> None:
-        """From now on, what `name` writes to stderr goes into a new file alone."""
-        self._streams[name, "err"].diverted = os.open(
-            path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600
-        )
+    def divert_errors(self, name: str) -> None:
+        """From now on, what `name` writes to stderr is kept for `diverted` alone."""
+        self._streams[name, "err"].diverted = bytearray()
+
+    def diverted(self, name: str) -> bytes:
+        """What `name` has written since then."""
+        return bytes(self._streams[name, "err"].diverted or b"")
 
     @property
     def heard(self) -> float:
@@ -213,12 +217,10 @@ class Relay(threading.Thread):
 
     def _emit(self, stream: _Stream, data: bytes) -> None:
         if stream.diverted is not None:
-            _write_all(stream.diverted, data)
+            _add(stream.diverted, data, self._share(LONGEST_DUMP))
             return
         if stream.tail is not None:
-            stream.tail += data
-            if len(stream.tail) > self._share(TAIL):
-                del stream.tail[: -self._share(TAIL) // 2]
+            _add(stream.tail, data, self._share(TAIL))
         logged = _write_all(stream.log, data)
         # What a full disk keeps out of the log is shown even if the user asked for other ranks only.
         if not logged:
@@ -257,8 +259,13 @@ class Relay(threading.Thread):
         self._selector.unregister(stream.source)
         os.close(stream.source)
         os.close(stream.log)
-        if stream.diverted is not None:
-            os.close(stream.diverted)
+
+
+def _add(kept: bytearray, data: bytes, most: int) -> None:
+    """Of what is too much the last half stays."""
+    kept += data
+    if len(kept) > most:
+        del kept[: -most // 2]
 
 
 def _inside_traceback(line: bytes) -> bool:

@@ -141,9 +141,13 @@ class Ranks:
         """Where its script was when it failed, `in backward (train.py:31)`; empty where it did not say."""
         return self._relay.last_place(self._names.get(rank, f"rank{rank}"))
 
-    def divert_errors(self, rank: int, path: Path) -> None:
-        """From now on, what the rank writes to stderr goes into a new file alone."""
-        self._relay.divert_errors(self._names.get(rank, f"rank{rank}"), path)
+    def divert_errors(self, rank: int) -> None:
+        """From now on, what the rank writes to stderr is kept for `diverted` alone."""
+        self._relay.divert_errors(self._names.get(rank, f"rank{rank}"))
+
+    def diverted(self, rank: int) -> str:
+        """What the rank has written since then."""
+        return self._relay.diverted(self._names.get(rank, f"rank{rank}")).decode(errors="replace")
 
     @property
     def heard(self) -> float:

@@ -102,6 +102,11 @@ class RunDirectory:
             return None
         return [int(line.split()[0]) for line in lines] or None
 
+    def ask_to_stop(self) -> None:
+        """Asks for a planned end, as far as the file system lets us."""
+        with contextlib.suppress(OSError):
+            self.stop.touch(mode=0o600)
+
     def close(self) -> None:
         """No restart may claim this attempt, unless one has."""
         with contextlib.suppress(OSError):

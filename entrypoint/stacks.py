@@ -14,10 +14,12 @@ import re
 import resource
 import signal
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from entrypoint import frames, processes
+from entrypoint.aside import aside
 from entrypoint.claims import Sighting, plain
 from entrypoint.frames import Frame
 from entrypoint.heartbeat import Heartbeats
@@ -26,6 +28,8 @@ from entrypoint.rundir import RunDirectory
 
 RECORDER = 3.0
 """Seconds for torch to dump its flight recorder: it looks at its pipe about once a second."""
+KEEP = 4.0
+"""Seconds for the file system to take what was found: with the other bounds, less than the hub's for all."""
 DUMP = 5.0
 """Seconds for a rank to print its stacks and end."""
 _RECORDER_NAMES = {
@@ -56,16 +60,23 @@ def _is_old(torch: str) -> bool:
     return numbers is not None and (int(numbers[1]), int(numbers[2])) < (2, 9)
 
 
-async def look(ranks: Ranks, run: RunDirectory, scratch: Path, beats: Heartbeats) -> list[Sighting]:
-    """Dumps the stacks of this node's ranks into the run directory, which ends those that are Python."""
+async def look(
+    ranks: Ranks, run: RunDirectory, scratch: Path, beats: Heartbeats, say: Callable[[str], None]
+) -> list[Sighting]:
+    """Dumps the stacks of this node's ranks, which ends those that are Python. They are kept in the run
+    directory, whose file system may be what hangs: nothing else waits for that."""
     alive = {rank: pid for rank, pid in ranks.pids.items() if processes.is_running(pid)}
     states = {rank: processes.state(pid) for rank, pid in alive.items()}
     ranks.freeze_starter()
-    run.stacks.mkdir(mode=0o700, exist_ok=True, parents=True)
-    await _dump_recorders(alive, scratch, run)
-    dumps = await asyncio.gather(*(_dump(ranks, run, rank, pid) for rank, pid in alive.items()))
+    trouble = await _kept(partial(run.stacks.mkdir, mode=0o700, exist_ok=True, parents=True))
+    if not trouble:
+        await _dump_recorders(alive, scratch, run)
+    dumps = await asyncio.gather(*(_dump(ranks, rank, pid) for rank, pid in alive.items()))
     texts = dict(zip(alive, dumps, strict=True))
     plan = ranks.plan
+    files = {run.stack(plan.node, rank): text for rank, text in texts.items() if text}
+    if trouble := trouble or await _kept(partial(_write, files)):
+        say(f"{plan.node}: the stacks cannot be kept in {run.stacks}: {trouble}")
     return [
         sighting(beats, rank=rank, node_rank=plan.place, node=plan.node, state=states[rank], dump=texts[rank])
         for rank in sorted(alive)
@@ -80,27 +91,46 @@ async def _dump_recorders(ranks: Iterable[int], scratch: Path, run: RunDirectory
             os.write(pipe, b"dump\n")
             os.close(pipe)
             asked.append(run.stacks / f"nccl.rank{rank}")
-    deadline = time.monotonic() + RECORDER
-    while not all(path.exists() for path in asked) and time.monotonic() < deadline:
-        await asyncio.sleep(0.1)
+    if asked:
+        await _kept(partial(_await_files, asked, time.monotonic() + RECORDER))
 
 
-async def _dump(ranks: Ranks, run: RunDirectory, rank: int, pid: int) -> str:
+def _await_files(paths: Sequence[Path], deadline: float) -> None:
+    while not all(path.exists() for path in paths) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+async def _kept(work: Callable[[], None]) -> str:
+    """Does it in the run directory; returns why it failed, empty where it did not."""
+    try:
+        await aside(work, KEEP)
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return ""
+
+
+def _write(files: Mapping[Path, str]) -> None:
+    for path, text in files.items():
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+async def _dump(ranks: Ranks, rank: int, pid: int) -> str:
     """What faulthandler prints; empty where the rank has none."""
     targets = (
         [pid] if processes.catches(pid, signal.SIGABRT) else processes.catching_below(pid, signal.SIGABRT)
     )
     if not targets:
         return ""
-    path = run.stack(ranks.plan.node, rank)
-    ranks.divert_errors(rank, path)
+    ranks.divert_errors(rank)
     for target in targets:
         with contextlib.suppress(OSError):
             resource.prlimit(target, resource.RLIMIT_CORE, (0, 0))  # A rank's memory would fill the disk.
             os.kill(target, signal.SIGABRT)
             os.kill(target, signal.SIGCONT)
         await _ended(target)
-    return await _settled(path)
+    return await _settled(ranks, rank)
 
 
 async def _ended(pid: int) -> None:
@@ -109,14 +139,13 @@ async def _ended(pid: int) -> None:
         await asyncio.sleep(0.05)
 
 
-async def _settled(path: Path) -> str:
-    """The file's text once it no longer grows."""
+async def _settled(ranks: Ranks, rank: int) -> str:
+    """What the rank has printed once that no longer grows."""
     text = None
     for _ in range(20):
-        with contextlib.suppress(OSError):
-            last, text = text, path.read_text(errors="replace")
-            if text and text == last:
-                break
+        last, text = text, ranks.diverted(rank)
+        if text and text == last:
+            break
         await asyncio.sleep(0.1)
     return text or ""
 

@@ -765,6 +765,31 @@ def test_a_rank_that_is_no_python_and_hangs_is_ended_without_a_stack(tmp_path: P
     assert gone(str(ended.run))
 
 
+@pytest.mark.parametrize("way", ["cannot be made", "takes nothing"])
+def test_a_file_system_that_does_not_take_the_stacks_neither_holds_the_job_up_nor_changes_its_status(
+    tmp_path: Path, way: str
+) -> None:
+    """It hangs as a FIFO does that nobody reads: whoever opens it waits for ever."""
+    folder = tmp_path / "run" / "stacks"
+    folder.parent.mkdir(mode=0o700)
+    if way == "cannot be made":
+        folder.touch()
+    else:
+        (folder / "0").mkdir(parents=True)
+        for node in (1, 2):
+            os.mkfifo(folder / "0" / f"127.0.0.{node}.rank{node - 1}.txt")
+    script = 'trap "echo dumped >&2; exit 134" ABRT; echo 7 >$APPTRAIN_HEARTBEAT/$RANK; while :; do sleep 0.1; done'
+    ended = start(tmp_path, "--hang-timeout", "1", *SHELL, script).end(40)
+    assert ended.status == 124, ended.err
+    why = {"cannot be made": "Not a directory", "takes nothing": "no answer within 4 s"}[way]
+    for node in (1, 2):
+        assert (
+            f"entrypoint: 127.0.0.{node}: the stacks cannot be kept in {folder / '0'}: {why}\n" in ended.err
+        )
+    assert stuck(ended)[0].endswith("stuck, no step for 1 s after step 7: it gave its last sign first")
+    assert gone(str(ended.run))
+
+
 def test_ranks_that_never_tell_a_step_are_left_alone(tmp_path: Path) -> None:
     ended = run(tmp_path, "--hang-timeout", "0.5", *SHELL, "sleep 3; echo done")
     assert (ended.status, ended.out) == (0, "done\ndone\n"), ended.err

@@ -349,7 +349,7 @@ def test_of_an_abort_what_was_said_before_it_is_the_first_error(tmp_path: Path) 
     assert error == 'Aborted: File "/home/alice/model.py", line 41 in forward'
 
 
-def test_diverted_errors_reach_the_file_alone(tmp_path: Path) -> None:
+def test_diverted_errors_are_neither_shown_nor_logged(tmp_path: Path) -> None:
     screen = Screen()
     reading = Relay({"out": screen.console, "err": screen.console})
     writer = reading.add("rank0", "err", tmp_path / "log", show=True)
@@ -360,9 +360,10 @@ def test_diverted_errors_reach_the_file_alone(tmp_path: Path) -> None:
     while reading.heard == before and time.monotonic() < deadline:
         time.sleep(0.01)
     time.sleep(0.05)
-    reading.divert_errors("rank0", tmp_path / "stack")
+    assert reading.diverted("rank0") == b""
+    reading.divert_errors("rank0")
     os.write(writer, b"after\n")
     os.close(writer)
     reading.finish(5)
     assert screen.text() == (tmp_path / "log").read_bytes() == b"before\n"
-    assert (tmp_path / "stack").read_bytes() == b"after\n"
+    assert reading.diverted("rank0") == b"after\n"
