@@ -190,7 +190,7 @@ class Attempt:
                 self.supervisor.signalled(self.asked)
             ended = await self.supervisor.run(self.run_dir.stop if self.is_first else None)
             if ended.status not in (DONE, SAVED):
-                self.relay.hide_echoes()
+                self.relay.failed()
             return ended
         finally:
             if self.ranks is not None:

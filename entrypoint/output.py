@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from entrypoint import blame, frames
+from entrypoint.claims import plain
 
 CHUNK = 65536
 MEMORY = 8 << 20
@@ -34,6 +35,8 @@ LONGEST_TRACEBACK = 1000
 """Lines."""
 ECHO_WAIT = 5.0
 """Seconds for which the traceback of a lost connection waits for the job's failure."""
+SAME_WAIT = 2.0
+"""Seconds for which any other does: it may be the same on many ranks."""
 TERMINAL_BEHIND_PIPE = "APPTRAIN_PROGRESS"
 """Set to 1 by a parent that shows our output on a terminal: progress bars are passed on to it."""
 _TORCH_PREFIX = re.compile(rb"^\[rank\d+\]: ")
@@ -44,6 +47,7 @@ _EXCEPTION = re.compile(rb"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Warni
 
 @dataclass(kw_only=True, eq=False)
 class _Stream:
+    name: str
     source: int
     log: int
     console: "Console"
@@ -58,11 +62,12 @@ class _Stream:
 
 @dataclass(kw_only=True, eq=False)
 class _Held:
-    """What a stream does not show yet: a traceback that is not complete, or an echo and what follows it."""
+    """What a stream does not show yet: a traceback, and what follows it."""
 
     lines: list[bytes] = field(default_factory=list)
     size: int = 0
-    is_echo: bool = False
+    error: str = ""
+    """The exception; empty while it is still to come."""
     longest: int
     """Bytes."""
     shown_at: float
@@ -75,10 +80,10 @@ class _Held:
             return False
         text = _TORCH_PREFIX.sub(b"", line)
         if _TRACEBACK in line:
-            self.is_echo = False
-        if _EXCEPTION.match(text) or not (self.is_echo or _inside_traceback(text)):
-            self.is_echo = blame.is_echo(text.decode(errors="replace"))
-            return self.is_echo
+            self.error = ""
+        if _EXCEPTION.match(text) or not (self.error or _inside_traceback(text)):
+            self.error = plain(text.decode(errors="replace"))
+            self.shown_at = time.monotonic() + (ECHO_WAIT if blame.is_echo(self.error) else SAME_WAIT)
         return True
 
 
@@ -128,6 +133,7 @@ class Relay(threading.Thread):
         self._deadline = float("inf")
         self._heard = time.monotonic()
         self._failed = False
+        self._error = self._blamed = ""
         self.echoes = 0
         """Tracebacks that the logs alone have."""
 
@@ -138,24 +144,29 @@ class Relay(threading.Thread):
         reader, writer = os.pipe()
         fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         tail = bytearray() if stream == "err" else None
-        added = _Stream(source=reader, log=fd, console=self._consoles[stream], show=show, tail=tail)
+        console = self._consoles[stream]
+        added = _Stream(name=name, source=reader, log=fd, console=console, show=show, tail=tail)
         self._streams[name, stream] = added
         self._selector.register(reader, selectors.EVENT_READ, added)
         return writer
 
     def run(self) -> None:
         while self._selector.get_map() and time.monotonic() < self._deadline:
-            for key, _ in self._selector.select(timeout=0.2):
+            holding = any(stream.held is not None for stream in self._streams.values())
+            for key, _ in self._selector.select(timeout=0.02 if holding else 0.2):
                 self._read(key.data)
             now = time.monotonic()
             for stream in self._streams.values():
-                if stream.held is not None and now > stream.held.shown_at:
+                if stream.held is not None and (now > stream.held.shown_at or self._is_to_blame(stream)):
                     self._show_held(stream)
         for key in list(self._selector.get_map().values()):
             self._close(key.data)
 
-    def hide_echoes(self) -> None:
-        """The job has failed, and who failed first is told: what followed from it need not be shown."""
+    def failed(self, error: str = "", blamed: str = "") -> None:
+        """The job has failed, and who failed first is told: what followed from it, or is the same error of
+        another one than `blamed`, need not be shown."""
+        if error:
+            self._error, self._blamed = error, blamed
         self._failed = True
 
     def finish(self, seconds: float) -> None:
@@ -238,16 +249,22 @@ class Relay(threading.Thread):
         if not stream.held.takes(data):
             self._show_held(stream, whole=True)
 
+    def _is_to_blame(self, stream: _Stream) -> bool:
+        return stream.held is not None and bool(stream.held.error) and stream.name == self._blamed
+
     def _show_held(self, stream: _Stream, *, whole: bool = False) -> None:
-        """`whole`: also where it is an echo."""
+        """`whole`: also where it need not be."""
         held, stream.held = stream.held, None
         if held is None:
             return
-        if held.is_echo and self._failed and not whole:
-            self.echoes += 1
-        else:
-            for line in held.lines:
-                stream.console.line(line)
+        if self._failed and not whole:
+            if blame.is_echo(held.error):
+                self.echoes += 1
+                return
+            if held.error and held.error == self._error and stream.name != self._blamed:
+                return
+        for line in held.lines:
+            stream.console.line(line)
 
     def _share(self, wanted: int) -> int:
         """As many bytes as are wanted for each stream, or as it may have."""
@@ -284,8 +301,17 @@ def _without_crash(lines: Sequence[bytes]) -> tuple[Sequence[bytes], str]:
     if what == "Aborted" and any(line.strip() for line in lines[:begin]):
         return lines[:begin], ""
     current = next((at for at, line in enumerate(lines) if line.startswith(b"Current thread")), len(lines))
-    where = lines[current + 1].decode(errors="replace").strip() if current + 1 < len(lines) else ""
+    where = _place([line.decode(errors="replace") for line in lines[current + 1 :]])
     return (), f"{what}: {where}" if where else what
+
+
+def _place(lines: Sequence[str]) -> str:
+    """`script.py:12 load, in string_at`: the script's line, and what it was in."""
+    stack = frames.dumped(lines)
+    line = frames.own(stack)
+    if line is None:
+        return ""
+    return frames.shown(line) + (f", in {stack[0][2]}" if line != stack[0] else "")
 
 
 def _visible(line: bytes) -> bytes:

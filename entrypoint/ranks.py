@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint import processes
+from entrypoint.claims import Failure
+from entrypoint.memory import Memory
 from entrypoint.output import Relay
 from entrypoint.plan import LaunchPlan
 from entrypoint.rundir import RunDirectory
@@ -77,6 +79,7 @@ class Ranks:
         self._gpus: asyncio.Future[int | None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._scratch = scratch
+        self._memory = Memory()
         self._ended: set[int] = set()
         self._names: dict[int, str] = {}
         """Rank to the name of its logs, which c10d's own numbering may set apart."""
@@ -136,6 +139,17 @@ class Ranks:
     def first_error(self, rank: int) -> str:
         """The line on its stderr that tells best why a rank failed; empty where there is none."""
         return self._relay.first_error(self._names.get(rank, f"rank{rank}"))
+
+    def failed(self, failure: Failure) -> None:
+        """What only follows from this failure, or repeats it, is not shown any more."""
+        if failure.rank is not None and self._show is None:
+            self._relay.failed(failure.error, self._names.get(failure.rank, f"rank{failure.rank}"))
+        else:
+            self._relay.failed()
+
+    def shortage(self) -> str:
+        """Says so if a process of this node was ended for want of memory; else empty."""
+        return self._memory.shortage()
 
     def last_place(self, rank: int) -> str:
         """Where its script was when it failed, `in backward (train.py:31)`; empty where it did not say."""
@@ -237,6 +251,7 @@ class Ranks:
             assert self._child is not None
             status = await self._child.wait()
             error = self._relay.first_error("agent") or f"torchrun's agent ended with status {status}"
+            error += f": {shortage}" if (shortage := self.shortage()) else ""
             self.events.put_nowait(StarterEnded(error=error))
         if self._gpus is not None and not self._gpus.done():
             self._gpus.set_result(None)

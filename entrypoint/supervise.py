@@ -265,9 +265,11 @@ class Supervisor:
         return starter
 
     def _failure_of(self, ended: RankEnded) -> join.Failure:
-        error = self._ranks.first_error(ended.rank)
+        said = [self._ranks.first_error(ended.rank)]
+        if ended.signal == signal.SIGKILL or "Killed" in said[0]:  # of DataLoader's workers torch says that
+            said.insert(0 if ended.signal else 1, self._ranks.shortage())
         if ended.signal:
-            error = f"killed by {_signal_name(ended.signal)}" + (f": {error}" if error else "")
+            said.insert(0, f"killed by {_signal_name(ended.signal)}")
         return join.Failure(
             node_rank=self._plan.place,
             node=self._plan.node,
@@ -275,7 +277,7 @@ class Supervisor:
             status=ended.status,
             signal=ended.signal,
             time=ended.time,
-            error=error,
+            error=": ".join(part for part in said if part),
             at=self._ranks.last_place(ended.rank),
         )
 
@@ -294,9 +296,10 @@ class Supervisor:
         if self._link is not None:
             self._link.fail(mine)
         ending = asyncio.ensure_future(self._end_ranks(FAILURE_GRACE))
-        first = await self._told(VERDICT) if self._link is not None else None
+        first = (await self._told(VERDICT) if self._link is not None else None) or mine
+        self._ranks.failed(first)
         await ending
-        return _to_outcome(first or mine)
+        return _to_outcome(first)
 
     async def _told(self, bound: float) -> join.Failure | None:
         """The first failure as all nodes are told it; None where nothing is told in `bound` seconds."""
@@ -354,6 +357,7 @@ class Supervisor:
         return _to_outcome(failure)
 
     async def _end_with(self, failure: join.Failure) -> Outcome:
+        self._ranks.failed(failure)
         terminated = failure.rank is None and failure.signal == signal.SIGTERM
         await self._end_ranks(self._term_grace if terminated else FAILURE_GRACE)
         return _to_outcome(failure)
@@ -453,11 +457,13 @@ def to_failure(plan: LaunchPlan, ended: Outcome) -> join.Failure:
 
 
 def _to_outcome(failure: join.Failure) -> Outcome:
+    others = "1 other rank" if failure.same == 1 else f"{failure.same} other ranks"
+    same = f"; {others}: the same" if failure.same else ""
     return Outcome(
         status=failure.status,
         rank=failure.rank,
         node=failure.node,
         signal=failure.signal,
         time=failure.time,
-        error=failure.error,
+        error=failure.error + same,
     )

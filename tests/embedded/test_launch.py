@@ -248,7 +248,8 @@ def test_a_rank_that_fails_is_named_and_shown_though_its_neighbours_end_before_i
     script = NEIGHBOURS.replace("FAIL", 'raise ValueError("no such label")')
     ended = run(tmp_path, "--", write(tmp_path, "script.py", script))
     logs = ended.run / "logs" / "0"
-    assert ended.err.splitlines()[-3:] == [
+    ours = [line for line in ended.err.splitlines() if line.startswith(("entrypoint: ", "apptrain: "))]
+    assert ours[-3:] == [
         "entrypoint: rank 1 on 127.0.0.2 failed first, status 1: ValueError: no such label "
         f"({logs}/127.0.0.2.rank1.err)",
         f"entrypoint: tracebacks of lost connections are in {logs} alone",
@@ -257,6 +258,26 @@ def test_a_rank_that_fails_is_named_and_shown_though_its_neighbours_end_before_i
     assert ended.err.count("Traceback (most recent call last)") == 1
     assert "Connection" not in ended.err
     assert "Connection" in ended.log("0/127.0.0.1.rank0.err")
+
+
+def test_one_error_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
+    script = write(tmp_path, "script.py", 'raise FileNotFoundError("no data")')
+    ended = run(tmp_path, "--tasks-per-node", "2", "--", script)
+    said = [line for line in ended.err.splitlines() if "Error: no data" in line]
+    assert (ended.status, len(said)) == (1, 2), ended.err
+    assert said.count("FileNotFoundError: no data") == 1
+    assert " failed first, status 1: FileNotFoundError: no data" in "".join(said)
+    assert ended.err.count("Traceback") == 1
+    assert "no data" in ended.log("0/127.0.0.2.rank3.err")
+
+
+def test_of_a_crash_the_scripts_own_line_is_named(tmp_path: Path) -> None:
+    script = write(tmp_path, "script.py", "import ctypes\ndef load():\n    ctypes.string_at(0)\nload()")
+    ended = run(tmp_path, "--nodes", "1", "--mode", "rank", "--", script)
+    assert (ended.status, ended.outcome("0.0.0").error) == (
+        139,
+        "killed by SIGSEGV: Segmentation fault: script.py:3 load, in string_at",
+    )
 
 
 UNEVEN = """

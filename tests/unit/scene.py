@@ -116,6 +116,10 @@ class FakeRanks:
         self.errors: dict[int, str] = {}
         self.places: dict[int, str] = {}
         """Where their scripts were when they failed."""
+        self.memory = ""
+        """What is known of a want of it."""
+        self.told: list[Failure] = []
+        """What the output was told of a failure."""
         self.catching = dict.fromkeys(ranks, 0.0)
         """Since when each of them catches the stop signal."""
         self.saving = dict.fromkeys(ranks, 1.01)
@@ -141,6 +145,12 @@ class FakeRanks:
 
     def first_error(self, rank: int) -> str:
         return self.errors.get(rank, "")
+
+    def failed(self, failure: Failure) -> None:
+        self.told.append(failure)
+
+    def shortage(self) -> str:
+        return self.memory
 
     def last_place(self, rank: int) -> str:
         return self.places.get(rank, "")

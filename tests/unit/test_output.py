@@ -211,7 +211,7 @@ def echoing(tmp_path: Path, written: bytes, *, failed: bool) -> tuple[bytes, byt
     os.write(writer, written)
     os.close(writer)
     if failed:
-        reading.hide_echoes()
+        reading.failed()
     reading.finish(5)
     return screen.text(), (tmp_path / "log").read_bytes(), reading.echoes
 
@@ -244,6 +244,48 @@ def test_any_other_traceback_is_shown(tmp_path: Path, written: bytes) -> None:
     assert echoing(tmp_path, b"begun\n" + written, failed=True) == (b"begun\n" + written,) * 2 + (0,)
 
 
+@pytest.mark.parametrize(
+    ("error", "blamed", "shown"),
+    [
+        ("Overslept: the file system is away", "rank1", False),
+        ("Overslept: the file system is away", "rank0", True),
+        ("Overslept: another one", "rank1", True),
+        ("", "", True),
+    ],
+    ids=["another rank's", "its own", "another error", "no rank's"],
+)
+def test_of_one_error_on_several_ranks_the_traceback_of_the_one_to_blame_is_shown(
+    tmp_path: Path, error: str, blamed: str, shown: bool
+) -> None:
+    screen = Screen()
+    reading = Relay({"out": screen.console, "err": screen.console})
+    writer = reading.add("rank0", "err", tmp_path / "log", show=True)
+    reading.start()
+    os.write(writer, b"[rank0]: " + CAUSE.replace(b"\n", b"\n[rank0]: ", 3) + b"noise at exit\n")
+    os.close(writer)
+    reading.failed(error, blamed)
+    reading.failed()
+    reading.finish(5)
+    assert screen.text() == ((tmp_path / "log").read_bytes() if shown else b"")
+
+
+def test_a_traceback_is_shown_where_no_failure_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(output, "SAME_WAIT", 0.1)
+    screen = Screen()
+    reading = Relay({"out": screen.console, "err": screen.console})
+    writer = reading.add("rank0", "err", tmp_path / "log", show=True)
+    reading.start()
+    os.write(writer, CAUSE)
+    shown = b""
+    while len(shown) < len(CAUSE):
+        shown += os.read(screen._reader, len(CAUSE))
+    os.close(writer)
+    reading.finish(5)
+    assert (shown, screen.text()) == (CAUSE, b"")
+
+
 def test_a_traceback_of_a_lost_connection_is_shown_where_no_failure_follows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,7 +316,7 @@ def test_a_traceback_that_the_log_does_not_take_is_shown() -> None:
     screen = Screen()
     reading = Relay({"out": screen.console, "err": screen.console})
     writer = reading.add("rank0", "err", Path("/dev/full"), show=True)
-    reading.hide_echoes()
+    reading.failed()
     reading.start()
     os.write(writer, LOST)
     os.close(writer)
@@ -339,14 +381,33 @@ Extension modules: numpy._core._multiarray_umath (total: 1)
 
 def test_of_a_crash_its_kind_and_place_are_the_first_error(tmp_path: Path) -> None:
     _, _, error = relay(tmp_path, b"a warning\n", CRASH % b"Segmentation fault")
-    assert error == 'Segmentation fault: File "/home/alice/model.py", line 41 in forward'
+    assert error == "Segmentation fault: model.py:41 forward"
+
+
+IN_CTYPES = b"""Fatal Python error: Segmentation fault
+
+Current thread 0x00007f0 (most recent call first):
+  File "/usr/lib/python3.11/ctypes/__init__.py", line 500 in string_at
+  File "/home/alice/train.py", line 12 in load
+  File "/home/alice/train.py", line 88 in <module>
+"""
+
+
+def test_of_a_crash_in_a_library_the_scripts_own_line_is_named(tmp_path: Path) -> None:
+    _, _, error = relay(tmp_path, IN_CTYPES)
+    assert error == "Segmentation fault: train.py:12 load, in string_at"
+
+
+def test_a_crash_of_a_thread_that_is_no_pythons_has_no_place(tmp_path: Path) -> None:
+    no_frame = b"Fatal Python error: Segmentation fault\n\nCurrent thread 0x07 (most recent call first):\n  <no Python frame>\n"
+    assert relay(tmp_path, no_frame)[2] == "Segmentation fault"
 
 
 def test_of_an_abort_what_was_said_before_it_is_the_first_error(tmp_path: Path) -> None:
     _, _, error = relay(tmp_path, b"terminate called\n  what():  NCCL timeout\n", CRASH % b"Aborted")
     assert error == "what():  NCCL timeout"
     _, _, error = relay(tmp_path, CRASH % b"Aborted")
-    assert error == 'Aborted: File "/home/alice/model.py", line 41 in forward'
+    assert error == "Aborted: model.py:41 forward"
 
 
 def test_diverted_errors_are_neither_shown_nor_logged(tmp_path: Path) -> None:

@@ -387,6 +387,48 @@ def test_the_signal_that_ended_a_rank_is_named(signum: int, wrote: str, error: s
     assert scene.log[-1] == ends(1.27, replace(CRASH, status=128 + signum, signal=signum, error=error))
 
 
+SHORT = "out of memory (the limit is 2.0 GiB)"
+WORKER = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. "
+
+
+@pytest.mark.parametrize(
+    ("signum", "wrote", "error"),
+    [
+        (9, "", f"killed by SIGKILL: {SHORT}"),
+        (9, "step 7", f"killed by SIGKILL: {SHORT}: step 7"),
+        (0, WORKER, f"{WORKER}: {SHORT}"),
+        (11, "", "killed by SIGSEGV"),
+        (0, "ValueError: x", "ValueError: x"),
+    ],
+)
+def test_what_the_kernel_ended_for_want_of_memory_is_said_of_who_was_killed(
+    signum: int, wrote: str, error: str
+) -> None:
+    scene = Scene(alone=True, errors={1: wrote})
+    scene.ranks.memory = SHORT
+    status = 128 + signum if signum else 1
+    scene.after(BOTH, ended(1, status, signum))
+    assert scene.log[-1] == ends(1.27, replace(CRASH, status=status, signal=signum, error=error))
+
+
+def test_one_error_of_several_ranks_is_told_once_with_their_number() -> None:
+    scene = Scene(alone=True, ranks=[0, 1, 2, 3], errors=dict.fromkeys(range(4), "ValueError: x"))
+    scene.after(
+        [started(rank) for rank in range(4)], *(ended(rank, 9, at=1000.4 + rank / 10) for rank in range(1, 4))
+    )
+    same = replace(CRASH, same=2)
+    assert scene.log[-1] == ends(1.27, replace(CRASH, error="ValueError: x; 2 other ranks: the same"))
+    assert scene.ranks.told == [same]
+
+
+def test_the_output_is_told_of_a_failure_elsewhere_before_the_ranks_have_ended() -> None:
+    scene = Scene()
+    elsewhere = replace(ELSEWHERE, same=1)
+    scene.after(BOTH, Failed(elsewhere))
+    assert scene.ranks.told == [elsewhere]
+    assert scene.log[-1] == ends(1.02, replace(elsewhere, error="KeyError: 'a'; 1 other rank: the same"))
+
+
 def test_of_ranks_that_fail_together_the_earliest_is_named() -> None:
     scene = Scene(alone=True)
     scene.after(BOTH, ended(0, 3, at=1000.6), 0.2, ended(1, 9, at=1000.5))

@@ -1,0 +1,57 @@
+"""Whether the kernel has ended processes of this node's part of the job for want of memory.
+
+The secret: control groups, of both versions. Their counter counts the kills inside a group, whoever set the
+limit; a killed process itself says nothing.
+"""
+
+import contextlib
+from pathlib import Path
+
+GROUPS, MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+_UNLIMITED = 1 << 60
+"""Version 1 has no word for it, only a number that no machine has."""
+
+
+class Memory:
+    """Counts from now on."""
+
+    def __init__(self, groups: Path = GROUPS, mine: Path = MINE):
+        self._folders = _folders(groups, mine)
+        self._before = self._killed()
+
+    def shortage(self) -> str:
+        """`out of memory (its limit is 2.0 GiB)` if a process was killed for it; else empty."""
+        if self._killed() <= self._before:
+            return ""
+        limits = [limit for folder in self._folders if (limit := _limit(folder)) < _UNLIMITED]
+        return "out of memory" + (f" (the limit is {min(limits) / 2**30:.1f} GiB)" if limits else "")
+
+    def _killed(self) -> int:
+        """By all that this process may see of its group; the innermost knows it."""
+        for folder in self._folders:
+            for name in ("memory.events", "memory.oom_control"):
+                with contextlib.suppress(OSError, ValueError, KeyError):
+                    lines = (folder / name).read_text().splitlines()
+                    return int(dict(line.split() for line in lines)["oom_kill"])
+        return 0
+
+
+def _folders(groups: Path, mine: Path) -> list[Path]:
+    """Of this process's group and those around it, the innermost first; a container may show some of them."""
+    paths = []
+    with contextlib.suppress(OSError):
+        for line in mine.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers or "memory" in controllers.split(","):
+                root = groups / "memory" if controllers else groups
+                inner = root / path.strip("/")
+                paths += [folder for folder in (inner, *inner.parents) if folder.is_relative_to(root)]
+    return paths
+
+
+def _limit(folder: Path) -> int:
+    """In bytes; _UNLIMITED where there is none."""
+    for name in ("memory.max", "memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):
+            return int((folder / name).read_text())
+    return _UNLIMITED
