@@ -195,8 +195,13 @@ class Attempt:
         finally:
             if self.ranks is not None:
                 await self.ranks.kill()
-            await aside(lambda: self.relay.finish(LAST_OUTPUT))
+            await self._finish_output()
             self.scratch.cleanup()
+
+    async def _finish_output(self) -> None:
+        """As far as whoever reads it, and the file system of the logs, let us."""
+        with contextlib.suppress(TimeoutError):
+            await aside(lambda: self.relay.finish(LAST_OUTPUT), LAST_OUTPUT + 6)
 
     async def _get_ready(self) -> Ranks:
         """Everything up to the start of the ranks; a signal cancels it."""
@@ -211,7 +216,7 @@ class Attempt:
             self.restarts.went(members)
         if members != self.plan.members or moved:
             await ranks.kill()
-            await aside(lambda: self.relay.finish(LAST_OUTPUT))
+            await self._finish_output()
             self.plan = self._planned(members, moved)
             place, ranks = await self._prepare()
             await self._hold()
@@ -410,7 +415,7 @@ class Attempt:
             self.getting_ready.cancel()
 
     def _say(self, text: str) -> None:
-        self.consoles["err"].line(f"entrypoint: {text}\n".encode(errors="backslashreplace"))
+        self.consoles["err"].say(f"entrypoint: {text}")
 
     def _say_once(self, text: str) -> None:
         """Says what is the same for all nodes: on the first only."""

@@ -72,7 +72,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _run(job: Job) -> int:
     try:
-        return _Nodes(job).run()
+        nodes = _Nodes(job)
+        try:
+            return nodes.run()
+        finally:
+            nodes.consoles["err"].flush(launch.LAST_WORDS)
     except OSError as error:
         print(f"entrypoint: {error.strerror}: {error.filename or job.run_dir}", file=sys.stderr)
         return 1
@@ -305,7 +309,7 @@ class _Nodes:
                 task.send_signal(signum)
 
     def _say(self, text: str) -> None:
-        self.consoles["err"].line(f"apptrain: {text}\n".encode(errors="backslashreplace"))
+        self.consoles["err"].say(f"apptrain: {text}")
 
 
 def _before_exec() -> None:

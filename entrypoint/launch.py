@@ -28,6 +28,8 @@ from entrypoint.rundir import RunDirectory
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 """SIGUSR2 asks for a planned end, the others end the launch."""
+LAST_WORDS = 30.0
+"""Seconds at the end for a reader who has stopped to take what was said."""
 RELEASE = 5.0
 """Seconds that the file system has to give the run directory free at the end."""
 
@@ -129,6 +131,7 @@ class _Session:
         finally:
             with contextlib.suppress(TimeoutError):
                 await aside(self._lock.release, RELEASE)
+            await aside(lambda: self._consoles["err"].flush(LAST_WORDS))
 
     async def _run(self) -> Attempt:
         attempt = self._next(None)
@@ -184,7 +187,7 @@ class _Session:
         self._signalled(signal.SIGTERM)
 
     def _say(self, text: str) -> None:
-        self._consoles["err"].line(f"entrypoint: {text}\n".encode(errors="backslashreplace"))
+        self._consoles["err"].say(f"entrypoint: {text}")
 
     async def _why_final(self, attempt: Attempt) -> str:
         """Why nothing may follow this failure; empty where something may. This node may be the only one that

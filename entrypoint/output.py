@@ -1,13 +1,15 @@
 """What the ranks print: whole lines to the job's output, everything to a log of each rank.
 
 The secret: how bytes travel. Ranks write into pipes; one thread reads them all, so that a slow terminal
-or file system delays the ranks' output and never the node's heartbeats. Text that a program overwrites
+or file system delays the ranks' output and never the node's heartbeats. What the launcher says itself is
+written by another thread for the same reason. Text that a program overwrites
 with carriage returns (a progress bar) reaches terminals only; logs keep what remained of the line.
 Tracebacks of ranks that only lost another one wait until it is known whether the job has failed: then the
 logs alone have them, or a thousand ranks would bury the one that tells why.
 """
 
 import os
+import queue
 import re
 import select
 import selectors
@@ -33,6 +35,8 @@ LONGEST_DUMP = 1 << 20
 """Bytes of a stderr that is diverted, of which the last are kept; fewer where MEMORY is shared by many."""
 LONGEST_TRACEBACK = 1000
 """Lines."""
+MOST_SAID = 1000
+"""Lines of our own that wait for a reader who has stopped."""
 ECHO_WAIT = 5.0
 """Seconds for which the traceback of a lost connection waits for the job's failure."""
 SAME_WAIT = 2.0
@@ -94,15 +98,44 @@ class Console:
         self.fd = fd
         self.progress = progress
         self._unfinished = False
+        self._lock = threading.Lock()
+        self._said: queue.SimpleQueue[bytes | threading.Event] = queue.SimpleQueue()
+        self._teller: threading.Thread | None = None
 
     def line(self, data: bytes) -> None:
-        self._write((b"\r\x1b[K" if self._unfinished else b"") + data)
-        self._unfinished = False
+        """Waits for the reader, as long as that takes."""
+        with self._lock:
+            self._write((b"\r\x1b[K" if self._unfinished else b"") + data)
+            self._unfinished = False
 
     def unfinished(self, data: bytes) -> None:
         if self.progress:
-            self._write(b"\r\x1b[K" + data)
-            self._unfinished = bool(data)
+            with self._lock:
+                self._write(b"\r\x1b[K" + data)
+                self._unfinished = bool(data)
+
+    def say(self, text: str) -> None:
+        """A line of our own, from the event loop or a signal handler: waits for nobody."""
+        if self._teller is None:
+            self._teller = threading.Thread(target=self._tell, daemon=True, name="console")
+            self._teller.start()
+        if self._said.qsize() < MOST_SAID:
+            self._said.put(text.encode(errors="backslashreplace") + b"\n")
+
+    def flush(self, seconds: float) -> None:
+        """Waits until everything that was said before is written, for `seconds` at most."""
+        if self._teller is not None:
+            written = threading.Event()
+            self._said.put(written)
+            written.wait(seconds)
+
+    def _tell(self) -> None:
+        while True:
+            said = self._said.get()
+            if isinstance(said, threading.Event):
+                said.set()
+            else:
+                self.line(said)
 
     def _write(self, data: bytes) -> None:
         # Where nobody reads any more (a closed pipe, a full disk) the ranks go on; their logs have it all.

@@ -334,6 +334,29 @@ def test_a_terminal_wants_progress_and_a_parent_may_speak_for_one() -> None:
         os.close(fd)
 
 
+def test_what_we_say_ourselves_waits_for_no_reader_and_comes_in_order() -> None:
+    reader, writer = os.pipe()
+    console = Console(writer, progress=False)
+    texts = [f"{number} {'x' * 200}" for number in range(output.MOST_SAID)]
+    for text in texts:
+        console.say(text)
+    console.flush(0.01)
+    for _ in range(output.MOST_SAID):
+        console.say("too much")
+    data = b""
+    while data.count(b"\n") < len(texts):
+        data += os.read(reader, 65536)
+    console.flush(10)
+    assert data.decode().splitlines()[: len(texts)] == texts
+    console.say("the last")
+    console.flush(10)
+    rest = data.decode().splitlines()[len(texts) :] + os.read(reader, 1 << 20).decode().splitlines()
+    assert (set(rest[:-1]) <= {"too much"}, rest[-1]) == (True, "the last")
+    assert len(rest) < output.MOST_SAID
+    for fd in (reader, writer):
+        os.close(fd)
+
+
 def test_many_writers_do_not_tear_each_others_lines(tmp_path: Path) -> None:
     screen_reader, screen_writer = os.pipe()
     reading = Relay({"out": Console(screen_writer, progress=False)})
