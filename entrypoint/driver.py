@@ -15,6 +15,7 @@ process that can be spared.
 import contextlib
 import ctypes
 import json
+import os
 import re
 import sys
 from collections.abc import Callable
@@ -126,4 +127,6 @@ def _library(name: str) -> Callable[..., None]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(ask(sys.argv[1] if len(sys.argv) > 1 else VERSION_FILE)))
+    stdout = os.dup(1)
+    os.dup2(2, 1)  # the driver's libraries may print
+    os.write(stdout, json.dumps(ask(sys.argv[1] if len(sys.argv) > 1 else VERSION_FILE)).encode())

@@ -23,7 +23,10 @@ from entrypoint.output import Relay
 from entrypoint.plan import LaunchPlan
 from entrypoint.rundir import RunDirectory
 
-COUNT_GPUS = "import torch; print(torch.cuda.device_count())"
+COUNT_GPUS = "import sys, torch; count = torch.cuda.device_count(); print(count, file=open(sys.argv[1], 'w'))"
+"""The answer goes into a file: anything may print while torch is imported."""
+COUNT = 300.0
+"""Seconds for it: a slow file system takes minutes for torch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -316,18 +319,23 @@ class Ranks:
         self.events.put_nowait(StarterEnded())
 
     async def _count_gpus(self) -> None:
+        assert self._gpus is not None
+        answer = self._scratch / "gpus"
+        answer.unlink(missing_ok=True)
         child = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-P",
-            "-c",
-            COUNT_GPUS,
-            stdout=asyncio.subprocess.PIPE,
+            *(sys.executable, "-P", "-c", COUNT_GPUS, str(answer)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             env=self._env,
         )
-        out, _ = await child.communicate()
-        assert self._gpus is not None
-        self._gpus.set_result(int(out) if child.returncode == 0 else None)
+        try:
+            await asyncio.wait_for(child.wait(), COUNT)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+        said = answer.read_text() if answer.exists() else ""
+        self._gpus.set_result(int(said) if said.endswith("\n") else None)
 
 
 def _status(code: int) -> tuple[int, int]:

@@ -7,21 +7,23 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.embedded.jobs import CHECKOUT, Job, clean_env
 
 TOUCHES = 'touch "$APPTRAIN_RUN_DIR/begun"'
-ONE_NODE = ("--nodes", "127.0.0.1", "--node-rank", "0", "--device", "cpu", "--nproc-per-node", "1")
+ONE_NODE = ("--nodes", "127.0.0.1", "--node-rank", "0", "--nproc-per-node", "1")
 PRINTS = """
 head -c 64M /dev/zero | tr '\\0' x >&2
 awk '/VmHWM/ { print "peak", $2 }' "/proc/$PPID/status"
 """
 
 
-def launch(tmp_path: Path, *arguments: str) -> Job:
-    """`launch` itself on one node."""
+def launch(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None) -> Job:
+    """`launch` itself on one node; on CPUs, unless the environment says something else."""
     run = tmp_path / "run"
     argv = [sys.executable, "-P", "-m", "entrypoint", "launch", *ONE_NODE, "--run-dir", str(run), *arguments]
-    return Job(argv, tmp_path, run, clean_env())
+    return Job(argv, tmp_path, run, clean_env(**(env or {"APPTRAIN_DEVICE": "cpu"})))
 
 
 def test_a_reader_who_has_stopped_keeps_no_rank_from_starting_and_no_outcome_from_being_written(
@@ -49,7 +51,7 @@ def test_a_reader_who_has_stopped_keeps_no_rank_from_starting_and_no_outcome_fro
     process = subprocess.Popen(
         [*command, "--no-python", "--", "/bin/sh", "-c", TOUCHES],
         cwd=tmp_path,
-        env=clean_env(PYTHONPATH=str(CHECKOUT)),
+        env=clean_env(PYTHONPATH=str(CHECKOUT), APPTRAIN_DEVICE="cpu"),
         stderr=writer,
     )
     os.close(writer)
@@ -61,6 +63,26 @@ def test_a_reader_who_has_stopped_keeps_no_rank_from_starting_and_no_outcome_fro
     assert process.wait(20) == 0
     assert (ended, (tmp_path / "run/begun").exists()) == (True, True)
     assert text[filled:].startswith(b"entrypoint: job manual, attempt 0: 1 node x 1 rank")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "status", "says"),
+    [
+        (0, 0, "entrypoint: job manual, attempt 0"),
+        (2, 64, "entrypoint: torch sees 2 GPUs on 127.0.0.1: choose --device"),
+    ],
+)
+def test_what_prints_while_torch_is_imported_does_not_hide_its_answer(
+    tmp_path: Path, gpus: int, status: int, says: str
+) -> None:
+    (tmp_path / "torch").mkdir()
+    fake = f"import types; print('noise'); cuda = types.SimpleNamespace(device_count=lambda: {gpus})"
+    (tmp_path / "torch" / "__init__.py").write_text(fake)
+    path = {"PYTHONPATH": f"{tmp_path}:{CHECKOUT}", "APPTRAIN_DEVICE": "auto"}
+    job = launch(tmp_path, "--mode", "exec", "--no-python", "--", "/bin/sh", "-c", TOUCHES, env=path)
+    ended = job.end(20)
+    assert (ended.status, ended.err.startswith(says)) == (status, True), ended.err
+    assert (ended.run / "begun").exists() == (status == 0)
 
 
 def test_the_launchers_memory_does_not_grow_with_a_line_that_has_no_end(tmp_path: Path) -> None:

@@ -312,6 +312,7 @@ int cuDriverGetVersion(int *version) { *version = number("FAKE_CUDA"); return 0;
 int cuInit(unsigned flags) {
     const char *how = getenv("FAKE_INIT");
     if (flags) return 1;
+    if (getenv("FAKE_NOISE")) puts("noise");
     if (how && !strcmp(how, "hang")) for (;;) pause();
     if (how && !strcmp(how, "crash")) kill(getpid(), SIGKILL);
     is_ready = !number("FAKE_INIT");
@@ -418,6 +419,7 @@ def test_libcuda_tells_its_gpus_and_nvml_is_not_needed(libcuda: Path, module: Pa
         gpus=(Gpu(name="Fake 100", capability=(9, 0)), Gpu(name="Fake 101", capability=(9, 1))),
     )
     assert machine.look(FAKE_CUDA="12040") == Found(driver="580.65.06", cuda=(12, 4))
+    assert machine.look(FAKE_CUDA="12040", FAKE_NOISE="1") == Found(driver="580.65.06", cuda=(12, 4))
 
 
 def test_nvml_tells_the_version_where_the_kernel_module_does_not(
