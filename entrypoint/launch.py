@@ -20,6 +20,7 @@ from entrypoint import plan as plans
 from entrypoint.aside import aside
 from entrypoint.attempt import Attempt, has_host_half
 from entrypoint.errors import DONE, SAVED, BadInput, Refusal
+from entrypoint.guardian import Guardian
 from entrypoint.lock import Lock, holder_of
 from entrypoint.options import Settings
 from entrypoint.plan import LaunchPlan
@@ -41,10 +42,12 @@ def launch(plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> int:
     plan = dataclasses.replace(plan, run_dir=str(run), env={**plan.env, "APPTRAIN_RUN_DIR": str(run)})
     processes.adopt_orphans()
     processes.allow_open_files(256 + 8 * plan.nproc_per_node)
+    guardian = Guardian()
     try:
-        last = asyncio.run(_Session(plan, settings, env).run())
+        last = asyncio.run(_Session(plan, settings, env, guardian).run())
     finally:
-        processes.kill_descendants()
+        processes.kill_descendants(spare=guardian.pid)
+        guardian.dismiss()
     # The host half reads the file; with another status here the scheduler would kill nodes that still save.
     is_told = has_host_half(env) and not last.is_unwritten
     return DONE if last.ended.status == SAVED and is_told else last.ended.status
@@ -112,8 +115,9 @@ def handled_signals() -> list[signal.Signals]:
 class _Session:
     """The attempts of one launch on this node: one, and those that `--on-failure restart` lets follow."""
 
-    def __init__(self, plan: LaunchPlan, settings: Settings, env: Mapping[str, str]):
+    def __init__(self, plan: LaunchPlan, settings: Settings, env: Mapping[str, str], guardian: Guardian):
         self._plan = plan
+        self._guardian = guardian
         self._settings = settings
         self._env = env
         self._consoles = output.own_consoles(env)
@@ -151,7 +155,7 @@ class _Session:
                 attempt.tell(why if attempt.speaks else "")
                 return attempt
             self._restarts.begin()
-            await asyncio.get_running_loop().run_in_executor(None, processes.kill_descendants)
+            await aside(lambda: processes.kill_descendants(spare=self._guardian.pid))
             attempt = self._next(attempt)
 
     def _next(self, before: Attempt | None) -> Attempt:
@@ -162,6 +166,7 @@ class _Session:
         self._attempt = Attempt(
             plan, self._settings, self._env, self._consoles, self._restarts, before, self._hold_run_dir
         )
+        self._guardian.watch(Path(self._attempt.scratch.name))
         self._attempt.asked = self._asked
         return self._attempt
 

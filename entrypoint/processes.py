@@ -70,13 +70,15 @@ def signal_groups(pids: Iterable[int], signum: int) -> None:
             os.killpg(pid, signum)
 
 
-def kill_descendants(seconds: float = 5.0) -> None:
-    """SIGKILL to everything below this process, again until nothing is left, at most for `seconds`."""
+def kill_descendants(seconds: float = 5.0, *, spare: int | None = None) -> None:
+    """SIGKILL to everything below this process but `spare`, again until nothing is left, at most for
+    `seconds`."""
     import psutil
 
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        left = [child for child in psutil.Process().children(recursive=True) if is_running(child.pid)]
+        below = psutil.Process().children(recursive=True)
+        left = [child for child in below if child.pid != spare and is_running(child.pid)]
         if not left:
             break
         for child in left:

@@ -1,0 +1,108 @@
+"""A process that ends what a launcher leaves behind when it is killed and can do nothing itself any more.
+
+The secret: how strays are known. What a rank starts may have a session of its own and another parent, but it
+has inherited the environment, in which the launch's own directory is named. Run as a file, by `Guardian`
+alone, with Python's standard library:
+
+    stdin   a line for each attempt: its directory, in the environment of its ranks; then `done`;
+            closed without it: the launcher was killed
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+VARIABLE = "APPTRAIN_HEARTBEAT"
+"""Its value lies in an attempt's directory."""
+DONE = "done"
+GRACE = 3.0
+"""Seconds from SIGTERM to SIGKILL, as for ranks whose job has failed."""
+KILL = 5.0
+"""Seconds for which SIGKILL is sent to what still comes up."""
+GLANCE = 0.1
+
+
+class Guardian:
+    """The launcher's end of it."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+        with contextlib.suppress(OSError):  # A launch that may start no process will say so itself.
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", __file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={},
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def watch(self, folder: Path) -> None:
+        """What has this directory in its environment is to end with us, and so is the directory."""
+        self._write(str(folder))
+
+    def dismiss(self) -> None:
+        """Nothing is left."""
+        self._write(DONE)
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(KILL)
+
+    def _write(self, line: str) -> None:
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._process.stdin.write(os.fsencode(line) + b"\n")
+                self._process.stdin.flush()
+
+
+def main() -> None:
+    # What ends the launcher may be sent to every process of its job.
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(signum, signal.SIG_IGN)
+    folders = []
+    for line in sys.stdin.buffer:
+        if line == f"{DONE}\n".encode():
+            return
+        folders.append(line.rstrip(b"\n"))
+    for signum, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, KILL)):
+        _send(signum, strays(folders))
+        deadline = time.monotonic() + seconds
+        while (left := strays(folders)) and time.monotonic() < deadline:
+            if signum == signal.SIGKILL:
+                _send(signum, left)
+            time.sleep(GLANCE)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def strays(folders: Collection[bytes]) -> list[int]:
+    """The processes that have one of the directories in their environment."""
+    marks = tuple(f"{VARIABLE}=".encode() + folder + b"/" for folder in folders)
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):  # It is gone, or another user's.
+            if entry.name.isdecimal() and any(
+                variable.startswith(marks) for variable in (entry / "environ").read_bytes().split(b"\0")
+            ):
+                found.append(int(entry.name))
+    return found
+
+
+def _send(signum: int, pids: Collection[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signum)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""A launcher that is killed leaves nothing behind."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.embedded.jobs import gone, processes_with
+from tests.embedded.test_output import launch
+
+STRAYS = """
+trap '' TERM
+setsid /bin/sh -c 'trap "" TERM; cd /; touch "$APPTRAIN_RUN_DIR/stray"; while :; do sleep 0.1; done' &
+touch "$APPTRAIN_RUN_DIR/begun"
+while :; do sleep 0.1; done
+"""
+
+
+@pytest.mark.parametrize("mode", ["exec", "torchrun"])
+def test_what_ignores_sigterm_or_has_a_session_of_its_own_ends_with_a_killed_launcher(
+    tmp_path: Path, mode: str
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    env = {"TMPDIR": str(temporary), "APPTRAIN_DEVICE": "cpu"}
+    job = launch(tmp_path, "--mode", mode, "--no-python", "--", "/bin/sh", "-c", STRAYS, env=env)
+    try:
+        job.until(
+            lambda: all((job.run / name).exists() for name in ("begun", "stray")), "the rank and its child"
+        )
+        assert list(temporary.iterdir())
+        os.kill(job.process.pid, signal.SIGKILL)
+        job.process.wait()
+        assert gone(str(job.run), 15)
+        deadline = time.monotonic() + 5
+        while (left := list(temporary.glob("apptrain-*"))) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert left == []
+    finally:
+        for pid in processes_with(str(job.run)):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_a_launch_that_ends_well_leaves_no_guardian(tmp_path: Path) -> None:
+    env = {"TMPDIR": str(tmp_path), "APPTRAIN_DEVICE": "cpu"}
+    before = guardians()
+    assert launch(tmp_path, "--mode", "exec", "--no-python", "--", "/bin/true", env=env).end(20).status == 0
+    assert guardians() <= before
+
+
+def guardians() -> set[str]:
+    found = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdecimal() and b"guardian.py" in (entry / "cmdline").read_bytes():
+                found.add(entry.name)
+        except OSError:
+            continue
+    return found
