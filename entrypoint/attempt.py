@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import dataclasses
 import importlib.metadata
+import os
 import signal
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from entrypoint import (
     blame,
     gpu,
     heartbeat,
+    inside,
     join,
     manifest,
     network,
@@ -54,6 +56,10 @@ OUTCOME = 60.0
 """Seconds for the file system to take how this node ended."""
 RECORD = 10.0
 """Seconds for it to take what is for the reader of the manifest."""
+ALONE = (
+    "no rank joined a process group: each of the {} ranks trained for itself, on what it took for all data "
+    "(docs/own-script.md, Each rank for itself)"
+)
 LAST_OUTPUT = 2.0
 """Seconds to read what the ranks wrote before they ended."""
 
@@ -104,6 +110,7 @@ class Attempt:
         self.supervisor: Supervisor | None = None
         self.scratch = tempfile.TemporaryDirectory(prefix="apptrain-", ignore_cleanup_errors=True)
         self.heartbeats = Path(self.scratch.name, "heartbeat")
+        self.inside = Path(self.scratch.name, "inside")
 
     @property
     def is_first(self) -> bool:
@@ -286,6 +293,8 @@ class Attempt:
     def _watchable(self, plan: LaunchPlan) -> LaunchPlan:
         """The plan with what the ranks need to say that they go on, and for their stacks to be seen."""
         self.heartbeats.mkdir(exist_ok=True)
+        if not self.inside.exists():
+            inside.install(self.inside)
         added = {heartbeat.VARIABLE: str(self.heartbeats), "APPTRAIN_ATTEMPT": str(plan.attempt)}
         added |= stacks.variables(
             plan.device, Path(self.scratch.name), self.run_dir, self.env, _version("torch")
@@ -320,7 +329,9 @@ class Attempt:
         dropped = sorted(n for n in self.env if n in STALE or n.startswith(("TORCHELASTIC_", "PET_")))
         if dropped:
             self._say_once(f"not passed on to the ranks, meant for another torchrun: {', '.join(dropped)}")
-        return {name: value for name, value in self.env.items() if name not in dropped} | dict(self.plan.env)
+        env = {name: value for name, value in self.env.items() if name not in dropped} | dict(self.plan.env)
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), str(self.inside)]))
+        return env
 
     async def _check_stack(self, env: Mapping[str, str]) -> None:
         """Raises BadInput where the image's CUDA would fail on this node's driver or GPUs."""
@@ -449,6 +460,8 @@ class Attempt:
 
     def _ending(self) -> list[str]:
         ended = self.ended
+        if ended.alone and ended.status == DONE:
+            return [ALONE.format(self.plan.world_size)]
         if ended.status == DONE or self.misfit:  # The failure before was told when the restart began.
             return []
         if ended.status == SAVED:

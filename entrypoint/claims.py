@@ -85,6 +85,8 @@ class End:
     """Unix seconds."""
     step: int | None
     """The last one that it told; None where it told none."""
+    alone: bool = False
+    """Whether it trained, and was in no process group with others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,6 +155,7 @@ def unpack(text: str, nnodes: int) -> tuple[int, ...]:
 _FITS: Mapping[Any, Callable[[Any], bool]] = {
     str: lambda value: isinstance(value, str),
     int: lambda value: type(value) is int,
+    bool: lambda value: type(value) is bool,
     int | None: lambda value: value is None or type(value) is int,
     float: lambda value: type(value) in (int, float) and abs(value) < 1e15,  # no NaN either
     Mapping[str, str]: lambda value: (

@@ -127,6 +127,9 @@ class Failed:
 class AllDone:
     """Every participant is done. The last event."""
 
+    alone: bool = False
+    """Whether there are several ranks, and each has trained without the others."""
+
 
 Event = Stopped | Look | Failed | AllDone
 
@@ -340,8 +343,8 @@ class Link(ABC):
                 self._events.put_nowait(Look(plain(why)))
             case {"type": "failed", "failure": failure, "lost": str(lost)}:
                 self._end(Failed(load(Failure, failure), unpack(lost, len(self.nodes))))
-            case {"type": "all done"}:
-                self._end(AllDone())
+            case {"type": "all done", "alone": bool(alone)}:
+                self._end(AllDone(alone))
             case _:
                 raise WireError("it sent a message that has no meaning here")
 
@@ -729,7 +732,9 @@ class _Hub(Link):
                 self._finished.add(place)
                 self._done.add(place)
                 if self._active <= self._done and not self._failures:
-                    self._tell_all({"type": "all done"})
+                    alone = [one.alone for one in self._ends.values()]
+                    several = len(alone) == self._world > 1
+                    self._tell_all({"type": "all done", "alone": several and all(alone)})
             case {"type": "fail", "failure": failure} if self._met.done():
                 self._collect(load(Failure, failure))
                 self._finished.add(place)

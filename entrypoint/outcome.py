@@ -29,6 +29,8 @@ class Outcome:
     """Unix seconds at which it ended."""
     error: str = ""
     """The first error, one line."""
+    alone: bool = False
+    """Whether the job's ranks, of which there are several, trained without a process group."""
 
     @property
     def is_unavailable(self) -> bool:
@@ -64,7 +66,7 @@ def write(path: Path, outcome: Outcome) -> None:
         "signal": outcome.signal,
         "time": f"{outcome.time:.6f}",
         "error": " ".join(outcome.error.split()),
-    }
+    } | ({"process_group": "none"} if outcome.alone else {})
     text = "".join(f"{name}={value}\n" for name, value in fields.items())
     _fill(path, text.encode(errors="backslashreplace")[: SPACE - 1].removesuffix(b"\n") + b"\n")
     _partial(path).rename(path)
@@ -99,6 +101,7 @@ def read(path: Path) -> Outcome | None:
             signal=int(found.get("signal") or 0),
             time=float(found.get("time") or 0),
             error=found.get("error", ""),
+            alone=found.get("process_group") == "none",
         )
     except (KeyError, ValueError):
         return None

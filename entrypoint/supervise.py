@@ -183,8 +183,8 @@ class Supervisor:
                     return await self._end_with(failed.failure)
                 case join.Look() as look:
                     return await self._hung(look.why)
-                case join.AllDone():
-                    return await self._ended_well()
+                case join.AllDone() as all_done:
+                    return replace(await self._ended_well(), alone=all_done.alone)
                 case join.Stopped() as stopped if not self._stopping:
                     self._stopping = True
                     self._watch(self._stop_ranks(stopped.left))
@@ -197,7 +197,8 @@ class Supervisor:
             if not done and self._all_ended() and not self._failures():
                 done = True
                 if self._link is None:
-                    return await self._ended_well()
+                    alone = [self._end_of(ended).alone for ended in self._ended.values()]
+                    return replace(await self._ended_well(), alone=len(alone) > 1 and all(alone))
                 self._link.done()
 
     def _take_end(self, ended: RankEnded) -> None:
@@ -213,6 +214,7 @@ class Supervisor:
             status=ended.status,
             time=ended.time,
             step=self._patience.heartbeats.step(ended.rank),
+            alone=self._patience.heartbeats.trained_alone(ended.rank),
         )
 
     def _all_ended(self) -> bool:

@@ -280,14 +280,36 @@ def test_of_a_crash_the_scripts_own_line_is_named(tmp_path: Path) -> None:
     )
 
 
+ALONE = """
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for batch in range(8):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+"""
+
+
+def test_a_job_in_which_no_rank_joined_a_process_group_says_so_and_ends_well(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--", write(tmp_path, "script.py", ALONE))
+    assert ended.status == 0, ended.err
+    assert [line for line in ended.err.splitlines() if "group" in line] == [
+        "entrypoint: no rank joined a process group: each of the 2 ranks trained for itself, on what it took for "
+        "all data (docs/own-script.md, Each rank for itself)"
+    ]
+    assert [ended.outcome(f"0.{node}").alone for node in (0, 1)] == [True, True]
+
+
 UNEVEN = """
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 dist.init_process_group("gloo")
 model = DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for batch in range(8 if dist.get_rank() == 1 else 10):
     model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
 """
 EXIT = """
 import datetime, sys, os
@@ -299,16 +321,21 @@ dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
 
 
 @pytest.mark.parametrize(
-    ("script", "rank", "others"),
-    [(UNEVEN, 1, "in backward (script.py:8)"), (EXIT, 0, "in init_process_group (script.py:6)")],
+    ("script", "rank", "after", "others"),
+    [
+        (UNEVEN, 1, " after 8 steps", "in backward (script.py:9)"),
+        (EXIT, 0, "", "in init_process_group (script.py:6)"),
+    ],
     ids=["uneven loaders", "an exit in `if rank == 0`"],
 )
 def test_a_rank_that_ends_well_while_others_need_it_is_named(
-    tmp_path: Path, script: str, rank: int, others: str
+    tmp_path: Path, script: str, rank: int, after: str, others: str
 ) -> None:
     ended = run(tmp_path, "--", write(tmp_path, "script.py", script))
     node = f"127.0.0.{rank + 1}"
-    error = f"ended with 0 while 1 other was still {others}: do all ranks make the same number of steps?"
+    error = (
+        f"ended with 0{after} while 1 other was still {others}: do all ranks make the same number of steps?"
+    )
     assert [line for line in ended.err.splitlines() if "entrypoint: rank" in line] == [
         f"entrypoint: rank {rank} on {node} {error}"
     ]

@@ -243,6 +243,7 @@ class FakeHeartbeats:
         self.scene = scene
         self.beating = True
         self.quiet = 0.0
+        self.alone: set[int] = set()
         self.looks: list[tuple[float, list[int], float]] = []
         """(when, at which ranks, how many seconds they could run since the last one)."""
 
@@ -252,6 +253,9 @@ class FakeHeartbeats:
 
     def step(self, rank: int) -> int | None:
         return 7 if rank < 2 else None
+
+    def trained_alone(self, rank: int) -> bool:
+        return rank in self.alone
 
     def stalled(self, bound: float) -> bool:
         return self.quiet > bound

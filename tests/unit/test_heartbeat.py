@@ -52,6 +52,35 @@ def test_a_rank_that_is_started_anew_is_not_watched_until_its_first_sign(tmp_pat
     assert beats.stalled(5.0)
 
 
+def test_optimizer_steps_are_a_sign_of_a_rank_that_writes_none(tmp_path: Path) -> None:
+    beats = Heartbeats(tmp_path)
+    (tmp_path / "3.optimizer").write_text("7 4")
+    beats.look([3], 5.0)
+    beats.look([3], 5.5)
+    assert (beats.quiet(3), beats.step(3), beats.trained_alone(3)) == (5.5, 7, False)
+    assert (beats.stalled(5.0), beats.paused(5.0), beats.paused(5.5)) == (False, True, False)
+    beats.forget(3)
+    beats.look([3], 50.0)
+    assert (beats.quiet(3), beats.paused(5.0)) == (None, False)
+
+
+def test_who_writes_a_sign_is_not_watched_by_its_optimizer_steps(tmp_path: Path) -> None:
+    beats = Heartbeats(tmp_path)
+    (tmp_path / "0.optimizer").write_text("7 4")
+    beats.look([0], 5.0)
+    beat(tmp_path, 0, "6", 1)
+    for _ in range(3):
+        beats.look([0], 5.0)
+    assert (beats.quiet(0), beats.step(0), beats.stalled(5.0), beats.paused(5.0)) == (10.0, 6, True, False)
+
+
+def test_a_rank_trained_alone_whose_steps_were_in_no_group_with_others(tmp_path: Path) -> None:
+    for text, alone in (("7 1", True), ("7 2", False), ("7", False), ("", False), ("7 x", False)):
+        (tmp_path / "0.optimizer").write_text(text)
+        assert Heartbeats(tmp_path).trained_alone(0) == alone
+    assert not Heartbeats(tmp_path).trained_alone(1)
+
+
 def test_what_is_no_number_is_a_sign_without_a_step(tmp_path: Path) -> None:
     for text in ("", "epoch 3", "-1", "1" * 400, "٣"):
         beat(tmp_path, 0, text, 1)

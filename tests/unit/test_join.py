@@ -1140,6 +1140,20 @@ async def test_an_error_of_many_lines_and_any_length_is_told_as_one_line() -> No
     await close(*links)
 
 
+@pytest.mark.parametrize(
+    ("alone", "said"), [((True, True, True), True), ((True, False, True), False), ((True, True), False)]
+)
+@run
+async def test_that_each_rank_trained_alone_is_told_at_the_end(alone: tuple[bool, ...], said: bool) -> None:
+    links = await Place().all(*(who(node, nnodes=3, nproc_per_node=1) for node in range(3)))
+    for rank, one in enumerate(alone):
+        links[rank].ended(left(rank, alone=one))
+    for link in links:
+        link.done()
+    assert await events(*links) == [AllDone(said)] * 3
+    await close(*links)
+
+
 @run
 async def test_a_failure_after_the_own_end_reaches_who_is_done() -> None:
     links = await three(Place())

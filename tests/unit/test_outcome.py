@@ -29,6 +29,15 @@ def test_a_status_without_a_rank_reads_back(tmp_path: Path) -> None:
     assert outcome.read(tmp_path / "0.0") == Outcome(status=69, node="a", rank=None)
 
 
+def test_that_each_rank_trained_alone_reads_back_and_is_said_of_no_other_outcome(tmp_path: Path) -> None:
+    alone = Outcome(status=0, rank=3, node="a", alone=True)
+    outcome.write(tmp_path / "0.0", alone)
+    assert outcome.read(tmp_path / "0.0") == alone
+    assert "process_group=none\n" in (tmp_path / "0.0").read_text()
+    outcome.write(tmp_path / "0.1", FAILED)
+    assert "process_group" not in (tmp_path / "0.1").read_text()
+
+
 @pytest.mark.parametrize("text", ["", "status=", "status=x\n", "rank=1\n", "status=1\nrank=one\n"])
 def test_what_is_no_outcome_counts_as_missing(tmp_path: Path, text: str) -> None:
     (tmp_path / "0.0").write_text(text)

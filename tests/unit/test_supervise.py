@@ -452,6 +452,34 @@ def test_the_others_are_told_of_ranks_that_end_well() -> None:
     assert scene.link.ends == [WELL, replace(WELL, rank=1, status=75, time=1000.5)]
 
 
+def test_the_others_are_told_of_ranks_that_trained_alone() -> None:
+    scene = Scene()
+    scene.heartbeats.alone = {0}
+    scene.play(*BOTH, ended(0, at=1000.1), ended(1))
+    assert scene.link.ends == [replace(WELL, alone=True), replace(WELL, rank=1, time=1000.5)]
+
+
+def test_that_each_rank_of_the_job_trained_alone_is_in_the_outcome() -> None:
+    scene = Scene()
+    scene.play(*BOTH, ended(0), ended(1), AllDone(alone=True))
+    assert scene.log[-1] == (0, "ends", Outcome(status=0, rank=0, node="127.0.0.2", time=1000.5, alone=True))
+
+
+@pytest.mark.parametrize(("alone", "said"), [({0, 1}, True), ({0}, False), (set(), False)])
+def test_of_a_single_participant_its_own_ranks_count(alone: set[int], said: bool) -> None:
+    scene = Scene(alone=True)
+    scene.heartbeats.alone = alone
+    scene.play(*BOTH, ended(0), ended(1))
+    assert scene.log[-1] == (0, "ends", Outcome(status=0, rank=0, node="127.0.0.2", time=1000.5, alone=said))
+
+
+def test_one_rank_cannot_join_others() -> None:
+    scene = Scene(alone=True, ranks=[0])
+    scene.heartbeats.alone = {0}
+    scene.play(started(0), ended(0))
+    assert scene.log[-1] == (0, "ends", Outcome(status=0, rank=0, node="127.0.0.2", time=1000.5))
+
+
 def test_with_restarts_left_a_rank_that_ends_well_may_be_started_again() -> None:
     scene = Scene(changes={"max_restarts": 1})
     scene.play(*BOTH, ended(0))

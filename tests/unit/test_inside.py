@@ -1,0 +1,132 @@
+"""What a rank tells of itself without a change to its script."""
+
+import importlib.metadata
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from entrypoint import inside
+
+
+class Group:
+    """torch.distributed, as far as it is asked."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def is_available(self) -> bool:
+        return True
+
+    def is_initialized(self) -> bool:
+        return self.size > 0
+
+    def get_world_size(self) -> int:
+        return self.size
+
+
+def told(folder: Path, name: str = "3.optimizer") -> str:
+    return (folder / name).read_text()
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+
+
+@pytest.mark.usefixtures("rank")
+def test_the_steps_of_the_first_optimizer_are_counted_and_those_of_others_are_signs(tmp_path: Path) -> None:
+    steps, one, two = inside._Steps(str(tmp_path), Group()), SimpleNamespace(), SimpleNamespace()
+    for optimizer in (one, two, one, one):
+        steps.count(optimizer)
+    assert told(tmp_path) == "3 1"
+    os.utime(tmp_path / "3.optimizer", (1, 1))
+    steps.count(two)
+    assert told(tmp_path) == "3 1"
+    assert (tmp_path / "3.optimizer").stat().st_mtime > 1
+
+
+@pytest.mark.usefixtures("rank")
+def test_the_largest_process_group_counts_also_when_it_is_left(tmp_path: Path) -> None:
+    group = Group()
+    steps = inside._Steps(str(tmp_path), group)
+    found = []
+    for size in (0, 1, 4, 0):
+        group.size = size
+        steps.count(group)
+        found.append(told(tmp_path))
+    assert found == ["1 1", "2 1", "3 4", "4 4"]
+
+
+def test_where_the_script_starts_its_workers_itself_they_speak_for_their_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setenv("NODE_RANK", "2")
+    monkeypatch.setenv("NPROC_PER_NODE", "4")
+    inside._Steps(str(tmp_path), Group()).count(self)
+    assert told(tmp_path, "8.optimizer") == "1 1"
+
+
+self: Any = object()
+
+
+def test_what_fails_inside_a_rank_is_not_the_scripts_affair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "no number")
+    steps = inside._Steps(str(tmp_path), Group())
+    steps.count(self)
+    steps.count(self)
+    monkeypatch.setenv(inside.FOLDER, str(tmp_path / "none"))
+    inside.start()
+    monkeypatch.delenv(inside.FOLDER)
+    inside.start()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_torch_finds_what_is_installed_and_nothing_else_is_there(tmp_path: Path) -> None:
+    inside.install(tmp_path / "inside")
+    (found,) = importlib.metadata.distributions(path=[str(tmp_path / "inside")])
+    (point,) = found.entry_points
+    assert (point.group, point.value, found.metadata["Name"]) == (
+        "torch.backends",
+        "apptrain_inside:start",
+        "apptrain_inside",
+    )
+    assert len(list((tmp_path / "inside").iterdir())) == 2
+
+
+STACKS = """
+import os, sys, time
+sys.path.insert(0, sys.argv[1])
+import apptrain_inside
+apptrain_inside.start()
+def waits():
+    print("ready", flush=True)
+    time.sleep(30)
+waits()
+"""
+
+
+def test_a_signal_shows_the_stacks_and_ends_nothing(tmp_path: Path) -> None:
+    """A script that imports no torch all the same; its steps are not told."""
+    inside.install(tmp_path / "inside")
+    env = {inside.FOLDER: str(tmp_path)}
+    argv = [sys.executable, "-S", "-P", "-c", STACKS, str(tmp_path / "inside")]
+    with subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        os.kill(process.pid, inside.STACK_SIGNAL)
+        file, deadline = tmp_path / f"stack.{process.pid}", time.monotonic() + 10
+        while " in <module>" not in file.read_text() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        alive = process.poll() is None
+        process.kill()
+    assert alive
+    assert 'File "<string>", line 7 in waits' in file.read_text()
