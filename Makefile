@@ -6,7 +6,7 @@
 #   STACK=NAME BASE=auto EXTRA=FILE OFFLINE=DIR IMAGE=FILE   of `make image` (docs/containers.md)
 #   DIR=DIR      of `make venv`: a venv of your own on top of the image, for packages that it lacks
 #   CLUSTER=NAME GPUS=N PARTITION= ACCOUNT= TIME= OPTIONS='...' DRY_RUN=1   of `make submit` (docs/site.md)
-#   ARGS='...'   further arguments of demo, test, test-unit, mutants, faults, lock and bench
+#   ARGS='...'   further arguments of demo, test, test-unit, test-gpu, mutants, faults, lock and bench
 VENV ?= .venv
 NODES ?= 2
 CONFIG ?= digits
@@ -38,7 +38,7 @@ build = "$$IMAGE_VENV/bin/python" containers/build.py --stack "$$STACK" --base "
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-unit test-cluster test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell profiles submit faults mutants lint lock bench venv venv-image venv-dev clean clean-venv
+.PHONY: help demo test test-unit test-cluster test-gpu test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell profiles submit faults mutants lint lock bench venv venv-image venv-dev clean clean-venv
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
@@ -58,6 +58,9 @@ test-unit: venv-dev ## the unit tests
 
 test-cluster: venv-dev ## those with real Apptainer and Slurm; they build the image (root, Debian)
 	$(lanes) tests/cluster $(ARGS)
+
+test-gpu: ## what no CPU can try, in 8 minutes, with the CUDA torch that this machine has: docs/training.md (ARGS=--help)
+	@tools/gpu.sh gpu $(ARGS)
 
 test-host: venv-dev ## a shell on a test host: Debian 13 with Apptainer (root, Debian)
 	$(python) -m tests.host up --online --bind "$$PWD"

@@ -58,7 +58,7 @@ def module_version(file: str) -> str | None:
 def _ask_cuda() -> tuple[int | None, tuple[int | None, str] | None, list[dict[str, Any]]]:
     """(version, error, GPUs)."""
     try:
-        call = _library("libcuda.so.1")
+        call = library("libcuda.so.1")
     except OSError as error:
         return None, (None, str(error)), []
     version, count = ctypes.c_int(), ctypes.c_int()
@@ -93,7 +93,7 @@ def _ask_nvml() -> tuple[str | None, list[dict[str, Any]]]:
     version, count = ctypes.create_string_buffer(80), ctypes.c_uint()
     gpus: list[dict[str, Any]] = []
     with contextlib.suppress(OSError, Failed):
-        call = _library("libnvidia-ml.so.1")
+        call = library("libnvidia-ml.so.1")
         call("nvmlInit_v2")
         call("nvmlSystemGetDriverVersion", version, len(version))
         call("nvmlDeviceGetCount_v2", ctypes.byref(count))
@@ -115,7 +115,7 @@ def _gpu(name: Any, major: ctypes.c_int, minor: ctypes.c_int) -> dict[str, Any]:
     return {"name": name.value.decode(errors="replace"), "capability": [major.value, minor.value]}
 
 
-def _library(name: str) -> Callable[..., None]:
+def library(name: str) -> Callable[..., None]:
     """What calls the library's functions by name and raises Failed unless they return 0. Raises OSError."""
     library = ctypes.CDLL(name)
 
