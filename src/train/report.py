@@ -5,8 +5,10 @@ events are written at evaluations, once a minute and at the end: importing it ta
 Nothing here ends a run: what cannot be written is told to the `Troubles`.
 """
 
+import itertools
 import sys
 import time
+from collections.abc import Sized
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -36,6 +38,7 @@ class Recorder:
             self._board = Board(run_dir / "tensorboard")
             self._scalars: list[Scalar] = []
             self._flushed = time.monotonic()
+            self._steps, self._paces = 0, 0.0
             self._bar = tqdm(
                 total=total_steps, initial=step, unit="step", file=sys.stderr, mininterval=0.5, smoothing=0.1
             )
@@ -54,9 +57,19 @@ class Recorder:
             self._scalars.append(Scalar(tag=f"train/{name}", value=value, step=step, time=now))
         if time.monotonic() - self._flushed > BOARD_PERIOD_S:
             self._flush_board()
+        speed = self._mean(images_per_s)
+        text = f"loss {loss:.4f}" + (f", {speed:.0f} images/s" if speed else "")
         with suppress(OSError):  # A terminal or a log that takes no more.
-            self._bar.set_postfix_str(f"loss {loss:.4f}, {images_per_s:.0f} images/s", refresh=False)
+            self._bar.set_postfix_str(text, refresh=False)
             self._bar.update()
+
+    def _mean(self, images_per_s: float) -> float | None:
+        """Images per second since the first step, which warms up, as result.json has it at the end."""
+        self._steps += 1
+        if self._steps == 1:
+            return None
+        self._paces += 1 / images_per_s
+        return (self._steps - 1) / self._paces
 
     def evaluation(self, step: int, score: Score, split: str) -> None:
         if self._run_dir is None:
@@ -134,7 +147,7 @@ def table(run_dir: Path, result: dict[str, Any]) -> str:
     speed, first = result["images_per_s"], result["first_step_s"]
     rows = [
         (f"{result['split']} accuracy", accuracy),
-        ("images/s", f"{speed:.0f}" if speed else "-"),
+        ("images/s", f"{speed:.0f} (mean without the first step)" if speed else "-"),
         ("time to first step", f"{first:.1f} s" if first else "-"),
         ("training time", f"{result['train_s']:.1f} s"),
         ("wall time", f"{result['wall_s']:.1f} s"),
@@ -144,7 +157,7 @@ def table(run_dir: Path, result: dict[str, Any]) -> str:
 
 
 def draw(history: History, result: dict[str, Any], path: Path) -> None:
-    """Draw loss and accuracy over the steps as a PNG."""
+    """Draw loss, accuracy and throughput over the steps as a PNG."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -154,27 +167,34 @@ def draw(history: History, result: dict[str, Any], path: Path) -> None:
     blue, orange, grey = "#2f6db5", "#d9772b", "#5a5a5a"
     style: Any = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25}
     with pyplot.rc_context({**style, "font.size": 10, "axes.edgecolor": grey, "axes.titlelocation": "left"}):
-        figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), dpi=120, layout="constrained")
-        left.plot(*_series(history.loss), color=blue, alpha=0.25, linewidth=0.8)
-        left.plot(*_series(smoothed(history.loss)), color=blue, linewidth=1.8)
-        left.set(title="Training loss", xlabel="step", xlim=(0, None), ylim=(0, None))
+        figure, (left, right, last) = pyplot.subplots(1, 3, figsize=(13, 4), dpi=120, layout="constrained")
+        for axes, series, title in (
+            (left, history.loss, "Training loss"),
+            (last, history.images_per_s, "Throughput in images/s"),
+        ):
+            window = window_of(series)
+            axes.plot(*_series(series), color=blue, alpha=0.35, linewidth=0.8, label="each step")
+            bold = _series(smoothed(series, window))
+            axes.plot(*bold, color=blue, linewidth=1.8, label=f"mean of the {window} around")
+            axes.set(title=title, xlabel="step", xlim=(0, None), ylim=(0, None))
+        if result["images_per_s"]:
+            mean = {"label": f"result: {result['images_per_s']:.0f}", "color": orange, "linestyle": "--"}
+            last.axhline(result["images_per_s"], **mean)
+        left.legend(loc="upper right", frameon=False)
+        last.legend(loc="lower right", frameon=False)
         on_the_way, at_the_end = _series(history.accuracy), ([result["steps"]], [result["accuracy"]])
         if result["evaluated_on"] == "train":
             on_the_way = _series({step: v for step, v in history.accuracy.items() if step < result["steps"]})
         line = {"linewidth": 1.8, "marker": "o", "markersize": 4, "clip_on": False}
         colour = grey if result["evaluated_on"] == "train" else orange
         right.plot(*on_the_way, color=colour, label=result["evaluated_on"], **line)
-        right.plot(*at_the_end, color=orange, label=result["split"], **(line | {"markersize": 8}))
+        named = f"{result['split']} {result['accuracy']:.2%}"
+        right.plot(*at_the_end, color=orange, label=named, **(line | {"markersize": 8}))
         low = min([*on_the_way[1], result["accuracy"]])
         right.set(title="Accuracy", xlabel="step", xlim=(0, None))
         right.set_ylim(max(0.0, low - 0.1 * (1 - low) - 0.01), 1)
         right.yaxis.set_major_formatter(PercentFormatter(1, decimals=None))
-        right.annotate(
-            f"{result['split']} {result['accuracy']:.2%}", (result["steps"], result["accuracy"]),
-            xytext=(0, -14), ha="right", va="top", textcoords="offset points", color=orange, weight="bold",
-        )  # fmt: skip
-        if result["evaluated_on"] == "train":
-            right.legend(loc="lower right", frameon=False)
+        right.legend(loc="lower right", frameon=False)
         figure.suptitle(
             f"{result['config']}: {result['model']}, {result['world_size']} ranks on {result['device']}",
             x=0.01, ha="left", weight="bold",
@@ -183,13 +203,19 @@ def draw(history: History, result: dict[str, Any], path: Path) -> None:
         pyplot.close(figure)
 
 
-def smoothed(series: dict[int, float], weight: float = 0.8) -> dict[int, float]:
-    """An exponential moving average without a bias towards its start."""
-    mean = share = 0.0
+def window_of(series: Sized) -> int:
+    """How many steps a smoothed point is the mean of: an odd number."""
+    return 2 * (len(series) // 40) + 3
+
+
+def smoothed(series: dict[int, float], window: int) -> dict[int, float]:
+    """The means over windows around each step, so that the curve neither lags nor leads; near the ends, where
+    there is less on one side, they are as much narrower."""
+    sums = [0.0, *itertools.accumulate(series.values())]
     result = {}
-    for step, value in series.items():
-        mean, share = weight * mean + (1 - weight) * value, weight * share + (1 - weight)
-        result[step] = mean / share
+    for place, step in enumerate(series):
+        half = min(window // 2, place, len(series) - 1 - place)
+        result[step] = (sums[place + half + 1] - sums[place - half]) / (2 * half + 1)
     return result
 
 

@@ -6,11 +6,13 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from train import metrics, report
 from train.board import Board, Scalar
 from train.files import replace
 from train.metrics import History, MetricsFile
+from train.report import Recorder
 from train.trouble import Troubles
 
 RESULT = {
@@ -260,7 +262,7 @@ def test_the_end_of_a_run_is_a_result_a_picture_and_a_table(tmp_path: Path, trou
     assert report.finish(tmp_path, RESULT, troubles, out)
     assert out.getvalue() == (
         "test accuracy       97.50% (351 of 360)\n"
-        "images/s            412\n"
+        "images/s            412 (mean without the first step)\n"
         "time to first step  5.2 s\n"
         "training time       48.0 s\n"
         "wall time           60.0 s\n"
@@ -271,7 +273,54 @@ def test_the_end_of_a_run_is_a_result_a_picture_and_a_table(tmp_path: Path, trou
     assert sorted(path.name for path in tmp_path.iterdir()) == ["curves.png", "metrics.jsonl", "result.json"]
 
 
-def test_a_constant_stays_itself_when_smoothed() -> None:
-    smooth = report.smoothed({1: 2.0, 2: 2.0, 3: 2.0})
-    assert smooth == pytest.approx({1: 2.0, 2: 2.0, 3: 2.0})
-    assert report.smoothed({5: 1.0, 6: 3.0}, weight=0.5) == pytest.approx({5: 1.0, 6: 7 / 3})
+@pytest.mark.parametrize(
+    ("series", "smooth"),
+    [
+        ([2.0, 2.0, 2.0], [2.0, 2.0, 2.0]),
+        ([9.0, 7.0, 5.0, 3.0, 1.0], [9.0, 7.0, 5.0, 3.0, 1.0]),
+        ([1.0, 7.0, 1.0, 1.0, 6.0, 2.0], [1.0, 3.0, 3.2, 3.4, 3.0, 2.0]),
+        ([], []),
+    ],
+    ids=["a constant", "a slope", "around each step", "nothing"],
+)
+def test_a_smoothed_curve_is_the_mean_around_each_step_and_does_not_lag(
+    series: list[float], smooth: list[float]
+) -> None:
+    given = dict(enumerate(series, start=5))
+    assert list(report.smoothed(given, 5).values()) == pytest.approx(smooth)
+    assert [report.window_of(range(steps)) for steps in (0, 39, 90, 4000)] == [3, 3, 7, 203]
+
+
+def test_the_speed_that_the_bar_shows_is_the_one_of_the_result(
+    tmp_path: Path, troubles: Troubles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = Recorder(tmp_path, troubles, step=0, total_steps=3)
+    for step, images_per_s in enumerate((10.0, 300.0, 150.0), start=1):
+        recorder.step(step, loss=1.0, lr=0.1, images_per_s=images_per_s)
+    recorder.close()
+    # 100 images a step: the second took 1/3 s, the third 2/3 s.
+    assert "loss 1.0000, 200 images/s]" in capsys.readouterr().err
+
+
+def test_a_picture_says_what_is_pale_and_what_is_bold_and_how_fast_it_went(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from matplotlib import pyplot
+
+    drawn: list[tuple[str, list[str]]] = []
+
+    def keep(figure: Figure) -> None:
+        for axes in figure.axes:
+            legend = axes.get_legend()
+            texts = legend.get_texts() if legend else []
+            drawn.append((axes.get_title("left"), [text.get_text() for text in texts]))
+
+    monkeypatch.setattr(pyplot, "close", keep)
+    history = History(loss={1: 2.0, 2: 1.0}, images_per_s={1: 10.0, 2: 420.0}, accuracy={1: 0.5})
+    report.draw(history, RESULT, tmp_path / "curves.png")
+    shown = ["each step", "mean of the 3 around"]
+    assert drawn == [
+        ("Training loss", shown),
+        ("Accuracy", ["test", "test 97.50%"]),
+        ("Throughput in images/s", [*shown, "result: 412"]),
+    ]
