@@ -28,9 +28,11 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
     signal.signal(signal.SIGHUP, lambda *_: None)
 
 
-def pytest_xdist_auto_num_workers() -> int:
-    """Tests wait more than they compute: two workers for each core that this process may use."""
-    return 2 * len(os.sched_getaffinity(0))
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Tests wait more than they compute: two workers for each core that this process may use, and one for each lane
+    of the embedded tests, which keeps a worker for as long as all others take."""
+    lanes = 0 if all("unit" in argument for argument in config.args) else 2
+    return 2 * len(os.sched_getaffinity(0)) + lanes
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist, which writes each test's group into its name
