@@ -9,15 +9,7 @@ from _pytest.terminal import TerminalReporter
 from tests.cluster.images import RECIPE, Built, built
 
 HERE = Path(__file__).parent
-SECOND_LANE = (
-    "test_cluster",
-    "test_host",
-    "test_network",
-    "test_pbs",
-    "test_restart",
-    "test_run_sh",
-    "test_torque",
-)
+SECOND_LANE = ("test_faults", "test_network", "test_pbs", "test_restart", "test_third_party")
 """Files whose tests run beside those of all the others if there are workers (`-n 2 --dist loadgroup`): two clusters at
 once, each in namespaces of its own, are what two cores carry. Those named here take about half of the time."""
 TOLD = "told at the end"
