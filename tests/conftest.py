@@ -31,7 +31,7 @@ if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Tests wait more than they compute: two workers for each core that this process may use, and one for each lane
     of the embedded tests, which keeps a worker for as long as all others take."""
-    lanes = 0 if all("unit" in argument for argument in config.args) else 2
+    lanes = 0 if all("unit" in argument for argument in config.args) else 3
     return 2 * len(os.sched_getaffinity(0)) + lanes
 
 

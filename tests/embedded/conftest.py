@@ -1,4 +1,4 @@
-"""What several of these tests need, and that they run in two lanes: each has several processes that compute."""
+"""What several of these tests need, and that they run in three lanes: each has several processes that compute."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,15 +8,15 @@ import pytest
 from tests.embedded.disks import Disk
 
 HERE = Path(__file__).parent
-SECOND_LANE = ("test_demo", "test_train_torchrun")
-"""Files whose tests run beside those of all the others: they compute for about half of the time."""
+LANES = {"test_checkpoints": 1, "test_demo": 2, "test_train_torchrun": 2}
+"""By file; all others are in lane 3. Each lane computes for about as long."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist, which writes each test's group into its name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
-            lane = 2 if item.path.stem in SECOND_LANE else 1
+            lane = LANES.get(item.path.stem, 3)
             item.add_marker(pytest.mark.xdist_group(f"embedded-{lane}"))
 
 
