@@ -6,6 +6,7 @@
 #   STACK=NAME BASE=auto EXTRA=FILE OFFLINE=DIR IMAGE=FILE   of `make image` (docs/containers.md)
 #   DIR=DIR      of `make venv`: a venv of your own on top of the image, for packages that it lacks
 #   CLUSTER=NAME GPUS=N PARTITION= ACCOUNT= TIME= OPTIONS='...' DRY_RUN=1   of `make submit` (docs/site.md)
+#   TORCHVISION=DIR   of `make bench ARGS=gpu`: a checkout of github.com/pytorch/vision (docs/training.md)
 #   ARGS='...'   further arguments of demo, test, test-unit, test-gpu, mutants, faults, lock and bench
 VENV ?= .venv
 NODES ?= 2
@@ -33,6 +34,7 @@ lanes = $(python) -m pytest -n 2 --dist loadgroup
 default_stack := $(shell sed -n 's/^default: *//p' containers/stacks.yaml)
 export image := $(or $(IMAGE),containers/image$(addprefix -,$(filter-out $(default_stack),$(STACK))).sif)
 inside = containers/run.sh "$$image"
+gpu_alone = $(filter gpu,$(firstword $(ARGS)))
 build = "$$IMAGE_VENV/bin/python" containers/build.py --stack "$$STACK" --base "$$BASE" --extra "$$EXTRA" \
 	--offline "$$OFFLINE" --image "$$IMAGE"
 
@@ -112,8 +114,8 @@ lint: venv-dev ## ruff, mypy --strict, shellcheck
 lock: venv-image ## write all hash locks anew from *.in, containers/stacks.yaml and the mirror (ARGS=--upgrade)
 	"$$IMAGE_VENV/bin/python" tools/lock.py $(ARGS)
 
-bench: venv-dev ## measure what the documentation claims
-	$(python) -m benchmarks $(ARGS)
+bench: $(if $(gpu_alone),,venv-dev) ## measure what the documentation claims (ARGS=gpu TORCHVISION=DIR: on GPUs, with the torch that is there)
+	$(if $(gpu_alone),@tools/gpu.sh,$(python) -m) benchmarks $(ARGS)
 
 venv: ## install what training and launching need into VENV; DIR=DIR makes a venv of your own in the image instead
 	@$(if $(DIR),tools/image-venv.sh "$$DIR" "$$image",tools/venv.sh "$$VENV" run)

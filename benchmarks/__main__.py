@@ -3,10 +3,12 @@
 The secret: how a figure becomes a claim. Two commands alternate, the ratio is taken pair by pair, and the
 median and the spread of the ratios are what is reported; single times are shown for orientation. Only
 `selection`, which chooses the settings of the demo in about 20 minutes, measures no time. `image`,
-`packing` and `slurm` need root.
+`packing` and `slurm` need root, and `gpu` a GPU; its Python is the machine's own, so nothing here may
+import what only the tests' venv has before it is measured.
 """
 
 import argparse
+import importlib
 import json
 import os
 import platform
@@ -20,21 +22,22 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checkpoints import checkpoints, saves
-from benchmarks.image import image
+from benchmarks.gpu import PAIRS, gpu, refusal
 from benchmarks.output import output
-from benchmarks.packing import packing
 from benchmarks.selection import selection
-from benchmarks.slurm import slurm
 
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parent
 NODES = 16384
+BAD_INPUT = 64
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("what", nargs="*", metavar="WHAT", help="default: all")
-    parser.add_argument("--pairs", type=int, default=7, metavar="N", help="alternating pairs (default: 7)")
+    parser.add_argument(
+        "--pairs", type=int, metavar="N", help=f"alternating pairs (default: 7, of gpu {PAIRS})"
+    )
     options = parser.parse_args()
     known = {
         "startup": startup,
@@ -42,20 +45,37 @@ def main() -> None:
         "selection": choose,
         "saves": lambda pairs: saves(pairs, _run, _alternate, _spread),
         "checkpoints": lambda pairs: checkpoints(pairs, _run, _alternate, _spread),
-        "image": image,
+        "image": lambda pairs: _of("image", pairs),
         "output": output,
-        "packing": packing,
-        "slurm": slurm,
+        "packing": lambda pairs: _of("packing", pairs),
+        "slurm": lambda pairs: _of("slurm", pairs),
+        "gpu": gpu,
     }
     if unknown := set(options.what) - set(known):
         parser.error(f"unknown: {', '.join(unknown)}: choose from {', '.join(known)}")
-    for name in options.what or known:
-        found = known[name](options.pairs)
+    incomplete = False
+    for name in chosen(options.what, list(known)):
+        pairs = options.pairs or (PAIRS if name == "gpu" else 7)
+        found = known[name](pairs)
         machine = {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()}
-        report = {"command": f"make bench ARGS='{name} --pairs {options.pairs}'", "machine": machine, **found}
+        report = {"command": f"make bench ARGS='{name} --pairs {pairs}'", "machine": machine, **found}
         (HERE / "results").mkdir(exist_ok=True)
         (HERE / "results" / f"{name}.json").write_text(json.dumps(report, indent=2) + "\n")
         print(f"figures kept in benchmarks/results/{name}.json")
+        incomplete |= bool(found.get("failed"))
+    sys.exit(int(incomplete))
+
+
+def chosen(what: list[str], known: list[str]) -> list[str]:
+    """What is measured: all unless asked for. Without a GPU `gpu` is refused, or left out of all."""
+    names = what or known
+    if "gpu" in names and (why := refusal(os.environ)):
+        if what:
+            print(f"bench: gpu: {why}", file=sys.stderr)
+            sys.exit(BAD_INPUT)
+        print(f"gpu is left out: {why}", flush=True)
+        return [name for name in names if name != "gpu"]
+    return names
 
 
 def startup(pairs: int) -> dict[str, Any]:
@@ -108,6 +128,12 @@ def throughput(pairs: int) -> dict[str, Any]:
         f"training under the launcher: {statistics.median(ratios):.3f} of a bare DDP loop ({_range(ratios)})"
     )
     return {"images_per_s": rates, "ratio": _spread(ratios)}
+
+
+def _of(name: str, pairs: int) -> dict[str, Any]:
+    """Of the module and function of this name, which imports what the tests stand on."""
+    found: dict[str, Any] = getattr(importlib.import_module(f"benchmarks.{name}"), name)(pairs)
+    return found
 
 
 def choose(_: int) -> dict[str, Any]:

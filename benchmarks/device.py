@@ -9,7 +9,9 @@ import ctypes
 import importlib.util
 import json
 import os
+import socket
 import statistics
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +30,7 @@ PACKAGES: Final = {
     "tensorboard": "tensorboard",
 }
 """What the launcher and the training program import, and pip's names of it."""
+NODE: Final = "127.0.0.1"
 ANSWER_S: Final = 90.0
 """For torch to be imported from a cold disk, and for the driver to answer."""
 SIZE: Final = 8192
@@ -41,13 +44,34 @@ class Unready(Exception):
 
 def environment(env: Mapping[str, str]) -> dict[str, str]:
     """For a process that finds this checkout's modules, and no words of a scheduler or of torchrun."""
-    foreign = ("SLURM_", "PBS_", "TORCHELASTIC_", "PET_", "APPTRAIN_")
+    foreign = ("SLURM_", "PBS_", "TORCHELASTIC_", "PET_", "APPTRAIN_", "PYTHONSAFEPATH")
     image = ("APPTRAIN_STACK", "APPTRAIN_IMAGE_ID", "APPTRAIN_CUDA_COMPAT")
     kept = {name: value for name, value in env.items() if name in image or not name.startswith(foreign)}
     ours = [str(CHECKOUT), str(CHECKOUT / "src")]
     known = {*ours, str(CHECKOUT / "tests")}
     others = [part for part in env.get("PYTHONPATH", "").split(":") if part and part not in known]
     return kept | {"PYTHONPATH": ":".join([*ours, *others])}
+
+
+def launcher(run: Path) -> list[str]:
+    """The launcher on this node alone; options, `--` and CMD follow."""
+    node = ("--scheduler", "manual", "--nodes", NODE, "--node-rank", "0", "--master-port", str(_free_port()))
+    return [sys.executable, "-P", "-m", "entrypoint", "launch", *node, "--run-dir", str(run)]
+
+
+def _free_port() -> int:
+    """For torch's store; the port behind it, of the join, is not used with a single node."""
+    with socket.socket() as sock:
+        sock.bind((NODE, 0))
+        return int(sock.getsockname()[1])
+
+
+def commit(checkout: Path) -> str | None:
+    """The revision that git names; None where it does not."""
+    argv = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(argv, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+    return None
 
 
 def missing() -> list[str]:

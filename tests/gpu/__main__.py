@@ -5,12 +5,10 @@ is told. Nothing is ever skipped: without a GPU the command is refused.
 """
 
 import argparse
-import contextlib
 import datetime
 import json
 import os
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -140,7 +138,7 @@ def keep(path: Path, facts: Mapping[str, Any], found: Sequence[Mapping[str, Any]
     report = {
         "command": "make test-gpu",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "commit": _commit(),
+        "commit": device.commit(CHECKOUT),
         "machine": facts,
         "trials": found,
     }
@@ -150,14 +148,6 @@ def keep(path: Path, facts: Mapping[str, Any], found: Sequence[Mapping[str, Any]
         print(f"test-gpu: {path} cannot be written: {error.strerror}", file=sys.stderr)
     else:
         print(f"kept in {path}")
-
-
-def _commit() -> str | None:
-    """The checkout's, None where git does not tell."""
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        argv = ["git", "-C", str(CHECKOUT), "rev-parse", "HEAD"]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
-    return None
 
 
 if __name__ == "__main__":

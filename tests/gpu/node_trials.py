@@ -9,10 +9,11 @@ from pathlib import Path
 
 from benchmarks import device
 from benchmarks.bounded import Ended
+from benchmarks.device import NODE
 from entrypoint import gpu
 from entrypoint.gpu import Found, Stack
 
-from .trial import NODE, PYTHON, Bench, expect
+from .trial import PYTHON, Bench, expect
 
 LEAST_DRIVER = {11: "450.80.02", 12: "525", 13: "580"}
 """By CUDA's major version, as in containers/stacks.yaml."""

@@ -4,7 +4,9 @@ import json
 from collections.abc import Mapping
 from statistics import mean
 
-from .trial import NODE, PYTHON, Bench, expect
+from benchmarks.device import NODE
+
+from .trial import PYTHON, Bench, expect
 
 FALLS_TO = 0.7
 """The last losses' mean, of the first ones'."""

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +15,6 @@ from benchmarks.bounded import Ended
 
 SCRIPTS = Path(__file__).with_name("scripts")
 PYTHON = (sys.executable, "-P")
-NODE = "127.0.0.1"
 
 
 class Wrong(Exception):
@@ -75,14 +73,8 @@ class Bench:
     ) -> Ended:
         """The launcher on this node with a rank for each GPU, or with other options; `run` names its directory."""
         ranks = ["--device", self.device, "--nproc-per-node", str(self.ranks)]
-        return self.run(
-            *(*PYTHON, "-m", "entrypoint", "launch", "--scheduler", "manual"),
-            *("--nodes", NODE, "--node-rank", "0", "--master-port", str(_free_port())),
-            *("--run-dir", str(self.folder / run)),
-            *(ranks if options is None else options),
-            *("--", *command),
-            **env,
-        )
+        given = ranks if options is None else options
+        return self.run(*device.launcher(self.folder / run), *given, "--", *command, **env)
 
     def train(self, run: str, *overrides: str, status: int = 0) -> dict[int, float]:
         """The reference training; its losses by step."""
@@ -120,10 +112,3 @@ def losses(run: Path) -> dict[int, float]:
 
 def environment() -> dict[str, str]:
     return dict(os.environ)
-
-
-def _free_port() -> int:
-    """A port that torch's store can have; the one behind it is not used with a single node."""
-    with socket.socket() as sock:
-        sock.bind((NODE, 0))
-        return int(sock.getsockname()[1])

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 from benchmarks.bounded import Ended
+from benchmarks.device import NODE
 
-from .trial import NODE, SCRIPTS, Bench, expect
+from .trial import SCRIPTS, Bench, expect
 
 PATIENCE = "5"
 """Of the hang detector, in seconds."""
