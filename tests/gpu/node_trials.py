@@ -56,7 +56,7 @@ def fits(bench: Bench) -> str:
     )
     older = dataclasses.replace(stack, capabilities=((1, 0),))
     says = gpu.misfit(older, found, node=NODE, visible=None) or ""
-    expect(f"has no kernels for GPU{'s' * (bench.ranks > 1)} 0" in says, f"refused as {says!r}")
+    expect(re.search(r"has no kernels for GPUs? 0\b", says), f"refused as {says!r}")
     return f"libcuda is {loaded}, {compatibility(loaded, found)}; {_forward(bench, stack)}"
 
 
@@ -67,7 +67,7 @@ def stack_of(cuda: str, kernels: Sequence[str]) -> Stack:
     return Stack(
         name="of this Python",
         cuda=cuda,
-        driver=LEAST_DRIVER[int(cuda.split(".")[0])],
+        driver=LEAST_DRIVER.get(int(cuda.split(".")[0]), LEAST_DRIVER[max(LEAST_DRIVER)]),
         capabilities=tuple((int(found[1]), int(found[2])) for found in capabilities),
     )
 
@@ -134,7 +134,7 @@ def visibility(bench: Bench) -> str:
     none = {"CUDA_VISIBLE_DEVICES": ""}
     _refused(bench.launch("none", "-m", "train.hello", options=("--device", "cuda"), **none), "no GPU")
     beyond = {"CUDA_VISIBLE_DEVICES": "99"}
-    _refused(bench.launch("beyond", "-m", "train.hello", options=(), **beyond), "torch sees no GPU")
+    _refused(bench.launch("beyond", "-m", "train.hello", options=(), **beyond), "torch sees no GPU|=99:")
     unset = bench.launch("unset", "-m", "train.hello", options=(), CUDA_VISIBLE_DEVICES=None)
     _refused(unset, "choose --device cuda or --device cpu")
     return f"by {', '.join(forms)}; refused with 64: none, one that is not there, and no word of GPUs"
@@ -149,8 +149,9 @@ def _shows(bench: Bench, value: str, expected: Sequence[object]) -> None:
 
 
 def _refused(ended: Ended, words: str) -> None:
+    """`words`: a pattern; inside an image the driver is asked before torch, and what is said is another line."""
     lines = ended.err.splitlines()
-    said = [line for line in lines if line.startswith("entrypoint: ") and words in line]
+    said = [line for line in lines if line.startswith("entrypoint: ") and re.search(words, line)]
     expect(
         ended.status == 64 and len(said) == 1, f"not refused with 64 and a line that says {words!r}", ended
     )

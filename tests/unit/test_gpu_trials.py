@@ -478,6 +478,7 @@ def test_which_libcuda_is_loaded_tells_whether_forward_compatibility_is_in_use(
 def test_kernels_for_one_gpu_alone_and_ptx_are_not_counted() -> None:
     stack = node_trials.stack_of("12.8", ["sm_75", "sm_90a", "sm_100", "sm_120", "compute_120"])
     assert (stack.capabilities, stack.driver) == (((7, 5), (10, 0), (12, 0)), "525")
+    assert node_trials.stack_of("14.0", ["sm_90"]).driver == "580"
 
 
 # --- the whole ----------------------------------------------------------------------------------------------
