@@ -307,8 +307,16 @@ class Attempt:
             heartbeats=beats,
             step=self.settings.value("hang-timeout"),
             silence=self.settings.value("silence-timeout"),
+            is_chosen=self.settings.given("hang-timeout"),
+            again=self._again,
+            peek=lambda: stacks.peek(ranks, self.run_dir, self.heartbeats, beats),
             look=lambda: stacks.look(ranks, self.run_dir, Path(self.scratch.name), beats, self._say),
         )
+
+    @property
+    def _again(self) -> float:
+        """Seconds between the first two looks at ranks that make no step."""
+        return float(self.settings.value("hang-timeout")) / 5 or join.Timeouts.again
 
     def _outcome(self, status: int, error: str) -> Outcome:
         return Outcome(status=status, node=self.plan.node, time=time.time(), error=error)
@@ -372,7 +380,9 @@ class Attempt:
                 return await listen(await self._find_place(self._planned(plan.members, address)))
 
             timeouts = join.Timeouts(
-                join=self.settings.value("join-timeout"), peer=self.settings.value("peer-timeout")
+                join=self.settings.value("join-timeout"),
+                peer=self.settings.value("peer-timeout"),
+                again=self._again,
             )
             return await join.meet(
                 _identity(plan, self.env, await listen(place)),

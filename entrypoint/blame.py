@@ -26,6 +26,10 @@ _TIMED_OUT = re.compile(
 )
 """Theirs of a rank that has waited for another in vain."""
 _LEFT_EARLY = re.compile(r"ended with \d+\b.* still .*: do all ranks .*\?$")
+IDLE = 0.05
+"""Of a CPU: what torch's own threads may use while a rank waits."""
+_FOR_DEVICE = {"synchronize"}
+"""Functions of torch.cuda that wait for no rank."""
 _STATES = {
     "T": "it is stopped by a signal",
     "t": "it is stopped by a debugger",
@@ -129,6 +133,48 @@ def verdict(sightings: Sequence[Sighting], why: str, *, unseen: Sequence[str], n
         time=now,
         error=f"stuck, {why}{after}: {reason}{more}{silent}",
     )
+
+
+def pause(sightings: Sequence[Sighting], why: str) -> str:
+    """What is said of a job that makes no step and may go on; empty where no rank was seen."""
+    found = verdict(sightings, why, unseen=(), now=0.0)
+    if found is None:
+        return ""
+    where = "the job goes on, and stacks/ of the run directory has where each rank is (--hang-timeout)"
+    return f"rank {found.rank} on {found.node}: {found.error.removeprefix('stuck, ')}: {where}"
+
+
+def deadlock(
+    before: Sequence[Sighting],
+    sightings: Sequence[Sighting],
+    elapsed: float,
+    why: str,
+    ends: Sequence[End],
+    *,
+    world: int,
+    now: float,
+) -> Failure | None:
+    """The failure of a job of `world` ranks in which each that has not ended well waits for others, as it did
+    in the look `before`, `elapsed` seconds ago, and has used no CPU since; None where that is not so."""
+    earlier = {one.rank: one for one in before}
+    ended = {one.rank for one in ends}
+    alive = [one for one in sightings if one.rank not in ended]
+    if not alive or len(alive) + len(ended) != world:
+        return None
+    if not all(_waits_on(earlier.get(one.rank), one, elapsed) for one in alive):
+        return None
+    if not ends:
+        return verdict(alive, why, unseen=(), now=now)
+    (at, waits_in), _ = Counter((one.at, one.waits_in) for one in alive).most_common(1)[0]
+    return _of_end(ends, len(alive), f"in {waits_in} ({at.partition(' ')[0]})", STUCK, now)
+
+
+def _waits_on(before: Sighting | None, one: Sighting, elapsed: float) -> bool:
+    """Whether the rank waits where it waited. A GPU that is waited for may be busy, and nobody sees that."""
+    if before is None or not one.stack or (before.stack, before.state, one.state) != (one.stack, "S", "S"):
+        return False
+    is_idle = 0.0 <= one.cpu - before.cpu <= IDLE * elapsed
+    return bool(one.waits_in) and one.waits_in not in _FOR_DEVICE and is_idle
 
 
 def _blame(sightings: Sequence[Sighting]) -> tuple[list[Sighting], str]:

@@ -108,6 +108,8 @@ class Sighting:
     """torch's function below that line which waits for other ranks; empty where there is none."""
     stack: str
     """A digest of the functions of the main thread: the same for ranks that do the same; empty: no stack."""
+    cpu: float = 0.0
+    """Seconds of CPU that the process has used so far."""
 
 
 def disagreement(mine: Identity, theirs: Identity) -> str:

@@ -85,9 +85,9 @@ class Heartbeats:
         """Whether a rank that writes itself was last heard longer ago than `bound` seconds."""
         return max(self._own.quiet.values(), default=0.0) > bound
 
-    def paused(self, bound: float) -> bool:
-        """Whether a rank that does not has made no optimizer step for so long."""
-        known = (quiet for rank, quiet in self._steps.quiet.items() if rank not in self._own.quiet)
+    def paused(self, ranks: Iterable[int], bound: float) -> bool:
+        """Whether one of these ranks that does not has made no optimizer step for so long."""
+        known = (self._steps.quiet.get(rank, 0.0) for rank in ranks if rank not in self._own.quiet)
         return max(known, default=0.0) > bound
 
     def step(self, rank: int) -> int | None:

@@ -34,6 +34,7 @@ from entrypoint.claims import (
 )
 from entrypoint.door import Door, Guest
 from entrypoint.errors import BAD_INPUT, BadInput, Refusal, Unavailable
+from entrypoint.pauses import Pauses
 from entrypoint.wire import Closed, Wire, WireError, WrongKey, greet, set_options
 
 REPORTS = 16
@@ -58,6 +59,7 @@ __all__ = [
     "Link",
     "Look",
     "Muster",
+    "Peek",
     "Stopped",
     "Timeouts",
     "meet",
@@ -90,6 +92,8 @@ class Timeouts:
     """In which a hub must answer before the next candidate is tried."""
     look: float = 20.0
     """In which everyone looks where its ranks are when the job seems to hang."""
+    again: float = 60.0
+    """Between the first two looks at ranks that make no step."""
     reach: float = 8.0
     """In which a node reaches another, before the start."""
     refused: float = 45.0
@@ -115,6 +119,11 @@ class Look:
 
 
 @dataclass(frozen=True)
+class Peek:
+    """The job makes no step: say where your ranks are, with `peeked`, and let them go on."""
+
+
+@dataclass(frozen=True)
 class Failed:
     """The first failure of all, the same for everyone. The last event."""
 
@@ -131,7 +140,7 @@ class AllDone:
     """Whether there are several ranks, and each has trained without the others."""
 
 
-Event = Stopped | Look | Failed | AllDone
+Event = Stopped | Look | Peek | Failed | AllDone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -295,12 +304,23 @@ class Link(ABC):
         this is so of everyone, the job seems to hang."""
         self._report({"type": "silent", "now": now})
 
+    def paused(self, why: str | None) -> None:
+        """Report that ranks of this participant make no step, or with None that they go on; as of Pauses."""
+        self._report({"type": "paused", "why": why})
+
     def seen(self, sightings: Sequence[Sighting]) -> None:
         """Answer a Look."""
+        self._answer("seen", sightings)
+
+    def peeked(self, sightings: Sequence[Sighting]) -> None:
+        """Answer a Peek."""
+        self._answer("peeked", sightings)
+
+    def _answer(self, how: str, sightings: Sequence[Sighting]) -> None:
         chunks = range(0, max(1, len(sightings)), SIGHTINGS)
         for begin in chunks:
             chunk = [asdict(one) for one in sightings[begin : begin + SIGHTINGS]]
-            self._report({"type": "seen", "sightings": chunk, "last": begin == chunks[-1]})
+            self._report({"type": how, "sightings": chunk, "last": begin == chunks[-1]})
 
     async def close(self) -> None:
         """Leave once the others have read what was sent. Without done or fail before it, this is a loss."""
@@ -341,6 +361,8 @@ class Link(ABC):
                 self._events.put_nowait(Stopped(left))
             case {"type": "look", "why": str(why)}:
                 self._events.put_nowait(Look(plain(why)))
+            case {"type": "peek"}:
+                self._events.put_nowait(Peek())
             case {"type": "failed", "failure": failure, "lost": str(lost)}:
                 self._end(Failed(load(Failure, failure), unpack(lost, len(self.nodes))))
             case {"type": "all done", "alone": bool(alone)}:
@@ -416,6 +438,20 @@ class _Hub(Link):
     _looked: float = field(init=False, default=0.0)
     _sightings: list[Sighting] = field(init=False, default_factory=list)
     _answered: set[Place] = field(init=False, default_factory=set)
+    _pauses: Pauses = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._pauses = Pauses(
+            ask=lambda: self._tell_all({"type": "peek"}),
+            everyone=lambda: self._active,
+            ends=lambda: list(self._ends.values()),
+            world=lambda: self._world,
+            say=self.say,
+            end=self._take_deadlock,
+            start=self._start,
+            again=self.timeouts.again,
+            bound=self.timeouts.look,
+        )
 
     async def meet(self) -> None:
         self._members = {self.me.place: (self.me, self.endpoint)}
@@ -745,6 +781,10 @@ class _Hub(Link):
                 (self._silent.add if now else self._silent.discard)(place)
                 if self._active <= self._silent | self._finished:
                     self._look(NO_OUTPUT)
+            case {"type": "paused", "why": str() | None as why} if self._met.done():
+                self._pauses.report(place, plain(why))
+            case {"type": "peeked", "sightings": list(raw), "last": bool(last)} if self._met.done():
+                self._pauses.seen(place, [load(Sighting, one) for one in raw], last=last)
             case {"type": "seen", "sightings": list(raw), "last": bool(last)} if self._looking:
                 self._sightings += [load(Sighting, one) for one in raw]
                 if last:
@@ -777,6 +817,10 @@ class _Hub(Link):
             self._looking, self._looked = why, time.time()
             self._tell_all({"type": "look", "why": why})
             asyncio.get_running_loop().call_later(self.timeouts.look, self._judge)
+
+    def _take_deadlock(self, failure: Failure) -> None:
+        if not self._looking and not self._failures:
+            self._tell_failure(load(Failure, asdict(failure)))
 
     def _judge_if_complete(self) -> None:
         if self._looking and self._active <= self._answered | self._finished:

@@ -209,8 +209,8 @@ OPTIONS = (
         parse=seconds_or_0,
         metavar="S",
         default=300.0,
-        help="seconds without a step, of a rank that tells its steps, after which the job is ended as hung; "
-        "0: never (default: 300)",
+        help="seconds without a step after which a job whose ranks tell their steps, or any where this is "
+        "given, is ended as hung; else where the ranks are is said once; 0: never (default: 300)",
     ),
     Option(
         name="silence-timeout",

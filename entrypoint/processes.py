@@ -63,6 +63,15 @@ def begun(pid: int) -> str:
     return fields[19] if fields[0] not in ("Z", "X") else ""
 
 
+def cpu(pid: int) -> float:
+    """Seconds of CPU that the process's threads have used so far; 0 if gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def signal_groups(pids: Iterable[int], signum: int) -> None:
     """Sends to the process groups that these ranks lead, so that their own children are reached too."""
     for pid in pids:

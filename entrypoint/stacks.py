@@ -13,12 +13,13 @@ import os
 import re
 import resource
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from entrypoint import frames, processes
+from entrypoint import frames, inside, processes
 from entrypoint.aside import aside
 from entrypoint.claims import Sighting, plain
 from entrypoint.frames import Frame
@@ -81,6 +82,57 @@ async def look(
         sighting(beats, rank=rank, node_rank=plan.place, node=plan.node, state=states[rank], dump=texts[rank])
         for rank in sorted(alive)
     ]
+
+
+async def peek(ranks: Ranks, run: RunDirectory, signs: Path, beats: Heartbeats) -> list[Sighting]:
+    """The same of ranks that import torch, which go on (inside.py)."""
+    alive = {rank: pid for rank, pid in ranks.pids.items() if processes.is_running(pid)}
+    texts = await asyncio.gather(*(_ask(signs, pid) for pid in alive.values()))
+    dumps = dict(zip(alive, texts, strict=True))
+    plan = ranks.plan
+    files = {run.stack(plan.node, rank): text for rank, text in dumps.items()}
+    # The file system may be what the ranks wait for.
+    threading.Thread(target=_keep, args=(run, files), daemon=True).start()
+    return [
+        sighting(
+            beats,
+            rank=rank,
+            node_rank=plan.place,
+            node=plan.node,
+            state=processes.state(pid),
+            dump=dumps[rank],
+            cpu=processes.cpu(pid),
+        )
+        for rank, pid in sorted(alive.items())
+    ]
+
+
+async def _ask(signs: Path, pid: int) -> str:
+    """The stacks of a process, or of the first below it that shows any; empty where none does."""
+    for target in [pid, *processes.catching_below(pid, inside.STACK_SIGNAL)]:
+        file = signs / f"{inside.STACKS}.{target}"
+        if file.exists() and processes.catches(target, inside.STACK_SIGNAL):
+            return await _shown(file, target)
+    return ""
+
+
+async def _shown(file: Path, pid: int) -> str:
+    before = file.stat().st_size
+    with contextlib.suppress(OSError):
+        os.kill(pid, inside.STACK_SIGNAL)
+    deadline, size = time.monotonic() + DUMP, before
+    while time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+        last, size = size, file.stat().st_size
+        if size == last > before:
+            break
+    return file.read_text(errors="replace")[before:]
+
+
+def _keep(run: RunDirectory, files: Mapping[Path, str]) -> None:
+    with contextlib.suppress(OSError):
+        run.stacks.mkdir(mode=0o700, exist_ok=True, parents=True)
+        _write(files)
 
 
 async def _dump_recorders(ranks: Iterable[int], scratch: Path, run: RunDirectory) -> None:
@@ -150,7 +202,9 @@ async def _settled(ranks: Ranks, rank: int) -> str:
     return text or ""
 
 
-def sighting(beats: Heartbeats, *, rank: int, node_rank: int, node: str, state: str, dump: str) -> Sighting:
+def sighting(
+    beats: Heartbeats, *, rank: int, node_rank: int, node: str, state: str, dump: str, cpu: float = 0.0
+) -> Sighting:
     """What a rank's state and its dump say, which is empty where there is none."""
     stack = frames.main_thread(dump)
     line = frames.own(stack)
@@ -165,6 +219,7 @@ def sighting(beats: Heartbeats, *, rank: int, node_rank: int, node: str, state: 
         at=plain(frames.shown(line)) if line else "",
         waits_in=plain(frames.waits_in(stack)),
         stack=_digest(stack),
+        cpu=cpu,
     )
 
 

@@ -21,6 +21,7 @@ from entrypoint.claims import End, Sighting
 from entrypoint.errors import DONE, SAVED, UNAVAILABLE
 from entrypoint.heartbeat import Heartbeats
 from entrypoint.outcome import Outcome
+from entrypoint.pauses import Pauses
 from entrypoint.plan import LaunchPlan
 from entrypoint.ranks import RankEnded, Ranks, RankStarted, StarterEnded
 from entrypoint.rundir import job_end
@@ -69,6 +70,12 @@ class Patience:
     """Seconds in which no rank of the job writes anything; 0: any."""
     look: Callable[[], Awaitable[list[Sighting]]]
     """Finds out where the ranks of this node are, which may end them."""
+    peek: Callable[[], Awaitable[list[Sighting]]]
+    """Finds out where they are, and lets them go on."""
+    is_chosen: bool
+    """Whether the user set `step`: then it counts for scripts that tell nothing of evaluations too."""
+    again: float
+    """Seconds between the first two looks at ranks that make no step."""
 
 
 class Supervisor:
@@ -102,6 +109,18 @@ class Supervisor:
         self._ending = False
         self._at_once = False
         self._over = False
+        self._pauses = Pauses(
+            ask=lambda: self._events.put_nowait(join.Peek()),
+            everyone=lambda: [None],
+            ends=self._ends,
+            world=lambda: len(ranks.ranks),
+            say=say,
+            end=lambda failure: self._events.put_nowait(join.Failed(failure)),
+            start=self._watch,
+            again=patience.again,
+            bound=join.Timeouts.look,
+        )
+        """Of a single participant; else node 0's link has them."""
 
     def signalled(self, signum: int) -> None:
         """A signal to this process; Ctrl-C a second time ends the grace of the first."""
@@ -181,6 +200,8 @@ class Supervisor:
                 case join.Failed() as failed:
                     self.lost = failed.lost
                     return await self._end_with(failed.failure)
+                case join.Peek():
+                    self._watch(self._peek())
                 case join.Look() as look:
                     return await self._hung(look.why)
                 case join.AllDone() as all_done:
@@ -217,6 +238,10 @@ class Supervisor:
             alone=self._patience.heartbeats.trained_alone(ended.rank),
         )
 
+    def _ends(self) -> list[End]:
+        """Of the ranks here that have ended well."""
+        return [self._end_of(ended) for ended in self._ended.values() if ended.status in (DONE, SAVED)]
+
     def _all_ended(self) -> bool:
         return len(self._ended) == len(self._ranks.ranks)
 
@@ -241,8 +266,7 @@ class Supervisor:
             failures = [self._failure_of(ended) for ended in self._failures()]
         starter = starter or StarterEnded()
         if failures:
-            well = [ended for ended in self._ended.values() if ended.status in (DONE, SAVED)]
-            ends = [self._end_of(ended) for ended in well] if self._link is None else []
+            ends = self._ends() if self._link is None else []
             first = blame.first(failures, ends, world=len(self._ranks.ranks))
             return replace(first, error=first.error or starter.error)
         error = starter.error or "the ranks ended without a status"
@@ -318,7 +342,7 @@ class Supervisor:
         """Counts the seconds in which this process ran, so that a suspended job does not seem to hang."""
         patience, ranks = self._patience, self._ranks
         interval = min([1.0, *(bound / 4 for bound in (patience.step, patience.silence) if bound)])
-        before, heard, silence = _now(), 0.0, 0.0
+        before, heard, silence, since_end, pause = _now(), 0.0, 0.0, 0.0, None
         while True:
             await asyncio.sleep(interval)
             now = _now()
@@ -326,8 +350,18 @@ class Supervisor:
             before = now
             watched = [rank for rank in ranks.pids if rank not in self._ended]
             patience.heartbeats.look(watched, passed)
-            if patience.step and patience.heartbeats.stalled(patience.step):
+            is_paused = bool(patience.step) and patience.heartbeats.paused(watched, patience.step)
+            if patience.step and (
+                patience.heartbeats.stalled(patience.step) or (is_paused and patience.is_chosen)
+            ):
                 return self._report_hang(f"no step for {patience.step:g} s")
+            # Whoever has ended well may be needed by others, who perhaps have never made a step.
+            since_end = since_end + passed if self._ended else 0.0
+            was_paused, pause = pause, "" if patience.step and since_end > patience.step else None
+            if is_paused:
+                pause = f"no step for {patience.step:g} s"
+            if pause != was_paused:
+                self._report_pause(pause)
             was_silent = silence > patience.silence
             silence = silence + passed if ranks.heard == heard else 0.0
             heard = ranks.heard
@@ -339,6 +373,19 @@ class Supervisor:
             self._link.stalled(why)
         else:
             self._events.put_nowait(join.Look(why))
+
+    def _report_pause(self, why: str | None) -> None:
+        if self._link is not None:
+            self._link.paused(why)
+        else:
+            self._pauses.report(None, why)
+
+    async def _peek(self) -> None:
+        sightings = [] if self._all_ended() else await self._patience.peek()
+        if self._link is not None:
+            self._link.peeked(sightings)
+        else:
+            self._pauses.seen(None, sightings)
 
     def _report_silence(self, now: bool) -> None:
         if self._link is not None:

@@ -792,6 +792,33 @@ def test_a_rank_that_holds_the_interpreters_lock_is_named_by_its_line(tmp_path: 
     )
 
 
+PAUSE = """
+import time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+optimizer = torch.optim.SGD(torch.nn.Linear(4, 1).parameters(), lr=0.1)
+def evaluate():
+    time.sleep(1000)
+for step in range(8):
+    dist.all_reduce(torch.zeros(1))
+    optimizer.step()
+if dist.get_rank() == 1:
+    evaluate()
+dist.all_reduce(torch.zeros(1))
+"""
+
+
+def test_a_script_that_tells_nothing_is_ended_where_the_user_chose_the_bound(tmp_path: Path) -> None:
+    script = write(tmp_path, "script.py", PAUSE)
+    ended = run(tmp_path, "--nodes", "1", "--nproc-per-node", "2", "--hang-timeout", "2", "--", script)
+    assert (ended.status, stuck(ended)[0]) == (
+        124,
+        "entrypoint: rank 1 on 127.0.0.1, status 124: stuck, no step for 2 s after step 8: it waits for no other "
+        "rank, and is in script.py:8 evaluate, while 1 of 2 ranks wait in all_reduce, script.py:14 <module>",
+    )
+
+
 def test_a_hang_of_a_single_participant_is_ended(tmp_path: Path) -> None:
     script = write(
         tmp_path,

@@ -21,7 +21,7 @@ import pytest
 
 from entrypoint import cli, join, plan, processes
 from entrypoint.claims import End, Failure, Sighting
-from entrypoint.join import AllDone, Failed, Look, Stopped
+from entrypoint.join import AllDone, Failed, Look, Peek, Stopped
 from entrypoint.plan import LaunchPlan
 from entrypoint.ranks import RankEnded, RankStarted, StarterEnded
 from entrypoint.supervise import Patience, Supervisor
@@ -226,6 +226,12 @@ class FakeLink:
     def silent(self, now: bool) -> None:
         self.scene.note("silent", now)
 
+    def paused(self, why: str | None) -> None:
+        self.scene.note("paused", why)
+
+    def peeked(self, sightings: Sequence[Sighting]) -> None:
+        self.scene.note("peeked", list(sightings))
+
     def seen(self, sightings: Sequence[Sighting]) -> None:
         self.scene.note("seen", list(sightings))
         self._answer(Failed(STUCK))
@@ -244,6 +250,8 @@ class FakeHeartbeats:
         self.beating = True
         self.quiet = 0.0
         self.alone: set[int] = set()
+        self.pauses_from = NEVER
+        """When the optimizers make their last step."""
         self.looks: list[tuple[float, list[int], float]] = []
         """(when, at which ranks, how many seconds they could run since the last one)."""
 
@@ -259,6 +267,9 @@ class FakeHeartbeats:
 
     def stalled(self, bound: float) -> bool:
         return self.quiet > bound
+
+    def paused(self, ranks: Sequence[int], bound: float) -> bool:
+        return bool(ranks) and self.scene.clock.now >= self.pauses_from + bound
 
     def forget(self, rank: int) -> None:
         self.scene.note("forget", rank)
@@ -276,6 +287,7 @@ class Scene:
         errors: Mapping[int, str] | None = None,
         step: float = 0.0,
         silence: float = 0.0,
+        is_chosen: bool = False,
         stop_signal: signal.Signals = signal.SIGUSR2,
         pids: Sequence[int] = (),
     ) -> None:
@@ -300,7 +312,15 @@ class Scene:
         beats: Any = self.heartbeats
         fakes: Any = self.ranks
         link: Any = None if alone else self.link
-        patience = Patience(heartbeats=beats, step=step, silence=silence, look=self._look)
+        patience = Patience(
+            heartbeats=beats,
+            step=step,
+            silence=silence,
+            look=self._look,
+            peek=self._peek,
+            is_chosen=is_chosen,
+            again=6.0,
+        )
         say = functools.partial(self.note, "says")
         self.supervisor = Supervisor(self.plan, fakes, link, say, stop_signal, patience, 7.0)
 
@@ -344,7 +364,7 @@ class Scene:
             match step:
                 case RankStarted() | RankEnded() | StarterEnded():
                     self.ranks.take(step)
-                case Stopped() | Look() | Failed() | AllDone():
+                case Stopped() | Look() | Peek() | Failed() | AllDone():
                     self.link.events.put_nowait(step)
                 case signal.Signals():
                     self.supervisor.signalled(step)
@@ -358,6 +378,10 @@ class Scene:
     async def _look(self) -> list[Sighting]:
         self.note("look")
         await asyncio.sleep(self.look_takes)
+        return self.sightings
+
+    async def _peek(self) -> list[Sighting]:
+        self.note("peek")
         return self.sightings
 
     @contextlib.contextmanager

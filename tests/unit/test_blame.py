@@ -1,11 +1,12 @@
 """Which rank is named, of a hanging job and of several failures."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from entrypoint.blame import STUCK, first, has_left_early, is_consequence, is_echo, verdict
+from entrypoint.blame import STUCK, deadlock, first, has_left_early, is_consequence, is_echo, pause, verdict
 from entrypoint.claims import End, Failure, Sighting
 
 
@@ -271,6 +272,84 @@ def test_a_rank_that_ended_well_is_not_named_where_another_failed_by_itself(caus
 def test_without_a_rank_that_ended_well_the_first_that_waited_in_vain_is_named() -> None:
     assert first([waited(2, error=GLOO_TIMEOUT), KILLED]) == KILLED
     assert first([waited(2, error=GLOO_TIMEOUT), CAUSE]).rank == 2
+
+
+def again(rank: int, **changes: Any) -> tuple[Sighting, Sighting]:
+    """A rank in two looks, 10 s apart; the changes are of the second one."""
+    one = sighting(rank, cpu=50.0)
+    return one, replace(one, cpu=50.1, **changes)
+
+
+def proven(*ranks: tuple[Sighting, Sighting], ends: Sequence[End] = (), world: int = 2) -> Failure | None:
+    before, after = zip(*ranks, strict=True)
+    return deadlock(before, after, 10.0, "no step for 30 s", ends, world=world, now=9.0)
+
+
+def test_ranks_that_all_wait_for_one_another_without_using_the_cpu_are_a_deadlock() -> None:
+    odd = replace(sighting(1, stack="77aa", waits_in="barrier", at="train.py:50 save"), cpu=50.0)
+    found = proven(again(0), (odd, odd), again(2), world=3)
+    assert found is not None
+    assert (found.rank, found.status, found.time) == (1, STUCK, 9.0)
+    assert "it is in train.py:50 save" in found.error
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"waits_in": ""},
+        {"waits_in": "synchronize"},
+        {"stack": "77aa"},
+        {"stack": ""},
+        {"state": "R"},
+        {"state": "D"},
+    ],
+    ids=[
+        "busy elsewhere",
+        "waits for a GPU",
+        "has gone on",
+        "shows no stack",
+        "computes",
+        "waits for a file",
+    ],
+)
+def test_one_rank_that_may_go_on_is_no_deadlock(changes: dict[str, Any]) -> None:
+    assert proven(again(0), again(1)) is not None
+    assert proven(again(0), again(1, **changes)) is None
+
+
+def test_a_rank_that_uses_the_cpu_is_no_deadlock() -> None:
+    one, two = again(1)
+    assert proven(again(0), (one, replace(two, cpu=50.5))) is not None
+    assert proven(again(0), (one, replace(two, cpu=50.6))) is None
+    assert proven(again(0), (one, replace(two, cpu=0.2))) is None, "another process"
+
+
+def test_without_a_word_of_every_rank_nothing_is_proven() -> None:
+    assert proven(again(0), again(1), world=3) is None
+    assert deadlock([], [sighting(0)], 10.0, "", (), world=1, now=9.0) is None
+    assert deadlock([], [], 10.0, "", [left(0)], world=1, now=9.0) is None
+
+
+def test_a_rank_that_ended_well_and_is_waited_for_is_to_blame() -> None:
+    found = proven(again(0), again(2), ends=[left(1), left(3, step=7)], world=4)
+    assert found is not None
+    assert (found.rank, found.status) == (1, STUCK)
+    assert found.error == (
+        "ended with 0 after 8 steps (1 other rank too) while 2 others were still in all_reduce (train.py:90): "
+        + STEPS
+    )
+    assert has_left_early(found.error)
+    assert proven(again(0), again(2, waits_in=""), ends=[left(1), left(3)], world=4) is None
+
+
+def test_what_is_said_of_a_pause_names_who_keeps_the_others_waiting() -> None:
+    saving = sighting(1, at="train.py:77 save", waits_in="", stack="77aa")
+    assert pause([sighting(0), saving], "no step for 300 s") == (
+        "rank 1 on n0: no step for 300 s after step 7: it waits for no other rank, and is in train.py:77 save, "
+        "while 1 of 2 ranks wait in all_reduce, train.py:90 advance: the job goes on, and stacks/ of the run "
+        "directory has where each rank is (--hang-timeout)"
+    )
+    assert pause([], "no step for 300 s") == ""
 
 
 def test_what_a_rank_writes_is_not_taken_for_our_own_words() -> None:

@@ -58,10 +58,10 @@ def test_optimizer_steps_are_a_sign_of_a_rank_that_writes_none(tmp_path: Path) -
     beats.look([3], 5.0)
     beats.look([3], 5.5)
     assert (beats.quiet(3), beats.step(3), beats.trained_alone(3)) == (5.5, 7, False)
-    assert (beats.stalled(5.0), beats.paused(5.0), beats.paused(5.5)) == (False, True, False)
+    assert (beats.stalled(5.0), beats.paused([3], 5.0), beats.paused([3], 5.5)) == (False, True, False)
     beats.forget(3)
     beats.look([3], 50.0)
-    assert (beats.quiet(3), beats.paused(5.0)) == (None, False)
+    assert (beats.quiet(3), beats.paused([3], 5.0)) == (None, False)
 
 
 def test_who_writes_a_sign_is_not_watched_by_its_optimizer_steps(tmp_path: Path) -> None:
@@ -71,7 +71,12 @@ def test_who_writes_a_sign_is_not_watched_by_its_optimizer_steps(tmp_path: Path)
     beat(tmp_path, 0, "6", 1)
     for _ in range(3):
         beats.look([0], 5.0)
-    assert (beats.quiet(0), beats.step(0), beats.stalled(5.0), beats.paused(5.0)) == (10.0, 6, True, False)
+    assert (beats.quiet(0), beats.step(0), beats.stalled(5.0), beats.paused([0], 5.0)) == (
+        10.0,
+        6,
+        True,
+        False,
+    )
 
 
 def test_a_rank_trained_alone_whose_steps_were_in_no_group_with_others(tmp_path: Path) -> None:

@@ -20,7 +20,19 @@ from entrypoint import door, join, processes
 from entrypoint import wire as wire_module
 from entrypoint.claims import End, Sighting, disagreement, load, missing, pack, unpack
 from entrypoint.errors import BadInput, Unavailable
-from entrypoint.join import AllDone, Failed, Failure, Identity, Link, Look, Muster, Stopped, Timeouts, meet
+from entrypoint.join import (
+    AllDone,
+    Failed,
+    Failure,
+    Identity,
+    Link,
+    Look,
+    Muster,
+    Peek,
+    Stopped,
+    Timeouts,
+    meet,
+)
 from entrypoint.wire import MAX_BODY, PROTOCOL, Wire, WireError, WrongKey, greet
 
 KEY = b"k" * 32
@@ -1232,6 +1244,48 @@ async def test_a_failure_before_a_hang_is_the_failure() -> None:
     while isinstance(found[0], Look):
         found = await events(*links)
     assert found == [Failed(failure(1, 5.0, same=1))] * 3
+    await close(*links)
+
+
+async def peeked(links: list[Link], sightings: list[list[Sighting]]) -> None:
+    """Everyone is asked, and answers."""
+    assert await events(*links) == [Peek()] * 3
+    for link, found in zip(links, sightings, strict=True):
+        link.peeked(found)
+
+
+@pytest.mark.parametrize("node", [0, 2])
+@run
+async def test_a_pause_that_anyone_reports_has_everyone_looked_at_and_a_deadlock_ends_it(node: int) -> None:
+    place = Place()
+    changed = {"nnodes": 3, "nproc_per_node": 1}
+    links = await place.all(*(who(one, **changed) for one in range(3)), timeouts=replace(SHORT, again=0.2))
+    busy = [[sighting(0)], [sighting(1, waits_in="", stack="77aa", at="data.py:3 read")], [sighting(2)]]
+    links[node].paused("no step for 30 s")
+    await peeked(links, busy)
+    await until(lambda: any("data.py:3 read" in line for line in place.said))
+    for _ in range(2):
+        await peeked(links, [[sighting(rank)] for rank in range(3)])
+    verdicts = await events(*links)
+    assert verdicts == verdicts[:1] * 3
+    assert isinstance(verdicts[0], Failed)
+    assert verdicts[0].failure.status == 124
+    await close(*links)
+
+
+@run
+async def test_a_pause_that_is_over_is_looked_at_no_more() -> None:
+    links = await Place().all(who(0), who(1), timeouts=replace(SHORT, again=0.05))
+    links[1].paused("no step for 30 s")
+    assert await events(*links) == [Peek()] * 2
+    for link in links:
+        link.peeked([])
+    links[1].paused(None)
+    links[1].stop(None)
+    assert await events(*links) == [Stopped()] * 2
+    for link in links:
+        link.done()
+    assert await events(*links) == [AllDone()] * 2
     await close(*links)
 
 

@@ -1,12 +1,21 @@
 """What a dump of Python's faulthandler says."""
 
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from entrypoint import inside
 from entrypoint.heartbeat import Heartbeats
 from entrypoint.rundir import RunDirectory
-from entrypoint.stacks import sighting, variables
+from entrypoint.stacks import peek, sighting, variables
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 IN_ALL_REDUCE = f"""Fatal Python error: Aborted
@@ -57,6 +66,57 @@ def test_ranks_that_do_the_same_have_the_same_digest_whatever_the_line(tmp_path:
 
     assert digest(IN_ALL_REDUCE) == digest(IN_ALL_REDUCE.replace("line 90", "line 91").replace("0x", "0x9"))
     assert digest(IN_ALL_REDUCE) != digest(IN_ALL_REDUCE.replace("in advance", "in evaluate"))
+
+
+SCRIPT = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import apptrain_inside
+apptrain_inside.start()
+def reads():
+    print("ready", flush=True)
+    time.sleep(30)
+reads()
+"""
+
+
+def test_ranks_are_looked_at_and_go_on(tmp_path: Path) -> None:
+    inside.install(tmp_path / "inside")
+    signs, run = tmp_path / "signs", RunDirectory(tmp_path / "run", 3)
+    signs.mkdir()
+    run.path.mkdir()
+    (signs / "2.optimizer").write_text("9 4")
+    argv = [sys.executable, "-P", "-S", "-c", SCRIPT, str(tmp_path / "inside")]
+    # The second is below a shell, as a script that `--no-python` starts; the third knows nothing of this.
+    below = ["/bin/sh", "-c", '"$@"; exit', "sh", *argv]
+    options: dict[str, Any] = {
+        "env": {inside.FOLDER: str(signs)},
+        "stdout": subprocess.PIPE,
+        "start_new_session": True,
+    }
+    started = [subprocess.Popen(one, **options) for one in (argv, below, ["/bin/sh", "-c", "echo; sleep 30"])]
+    try:
+        for process in started:
+            process.stdout.readline()
+        pids = {rank: process.pid for rank, process in enumerate(started, 2)}
+        ranks: Any = SimpleNamespace(pids=pids, plan=SimpleNamespace(place=1, node="b"))
+        for _ in range(2):
+            found = asyncio.run(peek(ranks, run, signs, Heartbeats(signs)))
+            assert [(one.rank, one.at.partition(" ")[2], one.step) for one in found] == [
+                (2, "reads", 9),
+                (3, "reads", None),
+                (4, "", None),
+            ]
+        assert [process.poll() for process in started] == [None] * 3
+        deadline = time.monotonic() + 10
+        while not run.stack("b", 4).exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert "in reads" in run.stack("b", 3).read_text()
+    finally:
+        for process in started:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            process.stdout.close()
 
 
 PIPE = {"PYTHONFAULTHANDLER": "1", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/scratch/nccl.rank"}

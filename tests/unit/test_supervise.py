@@ -20,7 +20,7 @@ import pytest
 
 from entrypoint import heartbeat, join, processes, ranks
 from entrypoint.claims import End, Failure
-from entrypoint.join import AllDone, Failed, Look, Stopped
+from entrypoint.join import AllDone, Failed, Look, Peek, Stopped
 from entrypoint.outcome import Outcome
 from entrypoint.ranks import RankEnded, RankStarted, StarterEnded
 from entrypoint.supervise import asked_to_end, to_failure
@@ -320,6 +320,63 @@ RESTARTS: dict[str, tuple[Step, Logs]] = {
 def test_with_restarts_left_torchruns_agent_decides(state: str, step: Step, log: list[Entry]) -> None:
     scene = Scene(changes={"max_restarts": 1}, errors={1: "ValueError: x"})
     assert scene.after(RESTART_STATES[state], step) == log
+
+
+# Ranks that make no step.
+
+PAUSE = "no step for 30 s"
+
+
+def test_a_pause_is_reported_once_and_its_end_too() -> None:
+    scene = Scene(step=30.0)
+    scene.heartbeats.pauses_from = 5.0
+
+    def go_on(scene: Scene) -> None:
+        scene.heartbeats.pauses_from = NEVER
+
+    scene.play(*BOTH, 45.0, go_on, 10.0)
+    assert [entry for entry in scene.log if entry[1] == "paused"] == [
+        (35.0, "paused", PAUSE),
+        (45.0, "paused", None),
+    ]
+
+
+def test_a_bound_that_the_user_chose_ends_a_pause_too() -> None:
+    scene = Scene(step=30.0, is_chosen=True)
+    scene.heartbeats.pauses_from = 5.0
+    scene.play(*BOTH, 45.0)
+    assert (35.0, "stalled", PAUSE) in scene.log
+    assert "paused" not in {entry[1] for entry in scene.log}
+
+
+def test_a_rank_that_ended_well_long_ago_has_the_others_looked_at_without_a_word() -> None:
+    scene = Scene(step=30.0)
+    scene.after([*BOTH, ended(0)], 45.0)
+    assert [entry[1:] for entry in scene.log] == [("paused", "")]
+
+
+def test_where_ranks_are_is_told_and_they_go_on() -> None:
+    scene = Scene()
+    assert scene.after(BOTH, Peek()) == [(0, "peek"), (0, "peeked", SIGHTINGS)]
+    scene = Scene()
+    assert scene.after(STATES[DONE], Peek()) == [(0, "peeked", [])]
+
+
+def test_alone_a_pause_is_said_once_and_a_deadlock_ends_it() -> None:
+    scene = Scene(alone=True, step=30.0)
+    scene.heartbeats.pauses_from = 0.0
+    scene.sightings = [replace(SIGHTINGS[0], waits_in=""), SIGHTINGS[1]]
+    scene.play(*BOTH, 50.0)
+    looks = [entry[0] for entry in scene.log if entry[1] == "peek"]
+    assert looks == [30.0, 36.0, 48.0]
+    assert [entry[0] for entry in scene.log if entry[1] == "says"] == [30.0]
+    assert "ends" not in {entry[1] for entry in scene.log}
+
+    scene = Scene(alone=True, step=30.0)
+    scene.heartbeats.pauses_from = 0.0
+    scene.play(*BOTH, 50.0)
+    assert scene.log[-1][1] == "ends"
+    assert (scene.log[-1][2].status, scene.log[-1][2].rank) == (124, 1)
 
 
 # How ranks end.
