@@ -198,7 +198,7 @@ class _Nodes:
         run.create()
         run.make_key()
         run.forget_restarts()
-        self._say(f"{job.nodes} nodes on this machine, run directory {job.run_dir}")
+        self._say(f"{job.nodes} node{'s' * (job.nodes > 1)} on this machine, run directory {job.run_dir}")
         self._say(f"to follow it from elsewhere: tail -f {job.run_dir / 'job.log'}")
         processes.adopt_orphans()
         processes.allow_open_files(256 + 8 * job.nodes * job.tasks_per_node)

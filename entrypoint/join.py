@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from entrypoint import blame, door, reach
 from entrypoint.claims import (
@@ -46,7 +46,8 @@ LIST_ADVICE = "start every node with the same list of nodes"
 NAME_ADVICE = "correct DNS or /etc/hosts, so that it is the same on all nodes, or give --master-addr"
 VISIT, WELCOME = {"type": "visit"}, {"type": "welcome"}
 
-NO_OUTPUT = "no rank has written anything for --silence-timeout"
+CLOCKS = 1.0
+"""Seconds by which the nodes' clocks may differ and still be believed."""
 SIGHTINGS = 16
 """In one frame, whatever letters the names in them have."""
 
@@ -66,6 +67,9 @@ __all__ = [
 ]
 
 Message = Mapping[str, Any]
+Timed = TypeVar("Timed", Failure, End)
+FAR = 1e15
+"""Seconds: no clock is there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -299,10 +303,10 @@ class Link(ABC):
         """Report that a rank of this participant does not go on."""
         self._report({"type": "stalled", "why": plain(why)})
 
-    def silent(self, now: bool) -> None:
-        """Report that all ranks of this participant have said nothing for too long, or speak again. When
-        this is so of everyone, the job seems to hang."""
-        self._report({"type": "silent", "now": now})
+    def silent(self, why: str) -> None:
+        """Report that all ranks of this participant have said nothing for too long; empty: they speak again.
+        When this is so of everyone, the job seems to hang."""
+        self._report({"type": "silent", "why": why})
 
     def paused(self, why: str | None) -> None:
         """Report that ranks of this participant make no step, or with None that they go on; as of Pauses."""
@@ -397,10 +401,11 @@ class Link(ABC):
         interval = min(5.0, bound / 6)
         while True:
             before = time.monotonic()
+            for wire in self._peers.values():
+                wire.send({"type": "beat", "time": time.time()})
             await asyncio.sleep(interval)
             now = time.monotonic()
             for place, wire in list(self._peers.items()):
-                wire.send({"type": "beat"})
                 if now - before > 2 * interval:  # we were suspended: that is not the peer's silence
                     wire.heard = now
                 elif now - wire.heard > bound:
@@ -432,6 +437,8 @@ class _Hub(Link):
     _trial: reach.Trial = field(init=False, default_factory=reach.Trial)
     _trying: frozenset[Place] = field(init=False, default=frozenset())
     """Who takes part in the trial."""
+    _clocks: dict[Place, float] = field(init=False, default_factory=dict)
+    """How far each participant's clock is behind ours, in seconds, by its last heartbeat."""
     _silent: set[Place] = field(init=False, default_factory=set)
     _looking: str = field(init=False, default="")
     """Why everyone was asked to look; empty before."""
@@ -746,8 +753,8 @@ class _Hub(Link):
 
     def _hear(self, place: Place, /, message: Message) -> None:
         match message:
-            case {"type": "beat"}:
-                pass
+            case {"type": "beat", "time": float(then)} if abs(then) < FAR:
+                self._clocks[place] = time.time() - then
             case {"type": "tried"} if not self._met.done():
                 self._trial.take(place[0], message)
                 self._go_if_tried(self._trial)
@@ -762,7 +769,7 @@ class _Hub(Link):
                     self._stopping = True
                     self._tell_all({"type": "stop", "left": left})
             case {"type": "ended", "end": end} if self._met.done():
-                one = load(End, end)
+                one = self._by_our_clock(place, load(End, end))
                 self._ends[one.rank] = one
             case {"type": "done"} if self._met.done():
                 self._finished.add(place)
@@ -772,15 +779,15 @@ class _Hub(Link):
                     several = len(alone) == self._world > 1
                     self._tell_all({"type": "all done", "alone": several and all(alone)})
             case {"type": "fail", "failure": failure} if self._met.done():
-                self._collect(load(Failure, failure))
+                self._collect(self._by_our_clock(place, load(Failure, failure)))
                 self._finished.add(place)
                 self._judge_if_complete()
             case {"type": "stalled", "why": str(why)} if self._met.done():
                 self._look(plain(why))
-            case {"type": "silent", "now": bool(now)} if self._met.done():
-                (self._silent.add if now else self._silent.discard)(place)
+            case {"type": "silent", "why": str(why)} if self._met.done():
+                (self._silent.add if why else self._silent.discard)(place)
                 if self._active <= self._silent | self._finished:
-                    self._look(NO_OUTPUT)
+                    self._look(plain(why))
             case {"type": "paused", "why": str() | None as why} if self._met.done():
                 self._pauses.report(place, plain(why))
             case {"type": "peeked", "sightings": list(raw), "last": bool(last)} if self._met.done():
@@ -855,6 +862,11 @@ class _Hub(Link):
     def _decide(self) -> None:
         if self._failures:
             self._tell_failure(blame.first(self._failures, list(self._ends.values()), world=self._world))
+
+    def _by_our_clock(self, place: Place, what: Timed) -> Timed:
+        """With its time by our clock, where the participant's differs: what came first is the cause."""
+        apart = self._clocks.get(place, 0.0)
+        return replace(what, time=what.time + apart) if abs(apart) > CLOCKS else what
 
     @property
     def _world(self) -> int:

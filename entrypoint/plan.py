@@ -272,7 +272,8 @@ def _members(allocation: Allocation, settings: Settings, *, spares: bool) -> int
         span = str(least) if least == most else f"{least}:{most}"
         raise BadInput(
             f"--nnodes {span}, but this step has "
-            f"{allocation.nnodes} nodes: request as many nodes as you want to use"
+            f"{allocation.nnodes} node{'s' * (allocation.nnodes > 1)}: "
+            "request as many nodes as you want to use"
         )
     return int(min(allocation.nnodes, most))
 

@@ -388,10 +388,11 @@ class Supervisor:
             self._pauses.seen(None, sightings)
 
     def _report_silence(self, now: bool) -> None:
+        why = f"no rank has written anything for {self._patience.silence:g} s (--silence-timeout)"
         if self._link is not None:
-            self._link.silent(now)
+            self._link.silent(why if now else "")
         elif now:
-            self._events.put_nowait(join.Look(join.NO_OUTPUT))
+            self._events.put_nowait(join.Look(why))
 
     async def _hung(self, why: str) -> Outcome:
         """Tells where our ranks are, and ends them with what all nodes say of it."""

@@ -720,6 +720,7 @@ def test_a_taken_join_port_is_met_with_the_next_attempts_ports(tmp_path: Path) -
 def test_a_rank_that_ends_with_69_itself_runs_once(tmp_path: Path) -> None:
     ended = run(tmp_path, "--nodes", "1", *EXEC, "echo run >> count; exit 69")
     assert (ended.status, (tmp_path / "count").read_text()) == (69, "run\n")
+    assert ended.err.startswith("apptrain: 1 node on this machine")
 
 
 def test_a_port_set_by_hand_is_not_retried(tmp_path: Path) -> None:
@@ -880,7 +881,7 @@ def test_silence_of_all_ranks_is_a_hang_where_that_is_asked_for(tmp_path: Path) 
     script = "[ $RANK = 0 ] || sleep 1000; for i in $(seq 20); do echo $i; sleep 0.1; done; sleep 1000"
     ended = run(tmp_path, "--silence-timeout", "1.5", *SHELL, script)
     assert (ended.status, ended.out.splitlines()[-1]) == (124, "20")
-    assert "stuck, no rank has written anything for --silence-timeout" in stuck(ended)[0]
+    assert "stuck, no rank has written anything for 1.5 s (--silence-timeout)" in stuck(ended)[0]
 
 
 @pytest.mark.parametrize(

@@ -223,8 +223,8 @@ class FakeLink:
         self.scene.note("stalled", why)
         self.events.put_nowait(Look(why))
 
-    def silent(self, now: bool) -> None:
-        self.scene.note("silent", now)
+    def silent(self, why: str) -> None:
+        self.scene.note("silent", why)
 
     def paused(self, why: str | None) -> None:
         self.scene.note("paused", why)

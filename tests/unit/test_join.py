@@ -1103,6 +1103,20 @@ async def test_the_earliest_failure_wins_whoever_reports_first() -> None:
     await close(*links)
 
 
+@pytest.mark.parametrize("apart", [-3600.0, 3600.0, 0.5])
+@run
+async def test_of_failures_on_nodes_whose_clocks_disagree_the_first_to_come_is_told(apart: float) -> None:
+    links = await three(Place())
+    links[1]._peers[0, None].send({"type": "beat", "time": time.time() + apart})
+    now = time.time()
+    links[2].fail(failure(2, now))
+    await asyncio.sleep(0.02)
+    late = now + 0.02
+    links[1].fail(failure(1, late + apart, error="KeyError: 'followed'"))
+    assert await events(*links) == [Failed(failure(2, now))] * 3
+    await close(*links)
+
+
 @run
 async def test_of_failures_alike_the_first_that_says_why_is_told() -> None:
     links = await three(Place())
@@ -1289,16 +1303,19 @@ async def test_a_pause_that_is_over_is_looked_at_no_more() -> None:
     await close(*links)
 
 
+QUIET = "no rank has written anything for 30 s (--silence-timeout)"
+
+
 @run
 async def test_silence_counts_when_everyone_is_silent() -> None:
     links = await three(Place())
-    links[0].silent(True)
-    links[1].silent(True)
-    links[0].silent(False)
-    links[2].silent(True)
+    links[0].silent(QUIET)
+    links[1].silent(QUIET)
+    links[0].silent("")
+    links[2].silent(QUIET)
     await asyncio.sleep(0.1)
-    links[0].silent(True)
-    assert await events(*links) == [Look(join.NO_OUTPUT)] * 3
+    links[0].silent(QUIET)
+    assert await events(*links) == [Look(QUIET)] * 3
     for link in links:
         link.fail(failure(0, 1.0, rank=None))
     await events(*links)
@@ -1489,7 +1506,7 @@ async def lost_by(send: Callable[[Wire, asyncio.StreamWriter], None]) -> str:
 @run
 async def test_a_replayed_frame_is_refused() -> None:
     def replay(wire: Wire, writer: asyncio.StreamWriter) -> None:
-        frame = unsent(wire, writer, {"type": "beat"})
+        frame = unsent(wire, writer, {"type": "beat", "time": 1.0})
         writer.write(frame + frame)
 
     assert await lost_by(replay) == "lost: it sent a frame that the join key does not verify"
@@ -1498,7 +1515,7 @@ async def test_a_replayed_frame_is_refused() -> None:
 @run
 async def test_a_left_out_frame_is_noticed() -> None:
     def skip(wire: Wire, writer: asyncio.StreamWriter) -> None:
-        unsent(wire, writer, {"type": "beat"})
+        unsent(wire, writer, {"type": "beat", "time": 1.0})
         wire.send({"type": "done"})
 
     assert await lost_by(skip) == "lost: it sent a frame that the join key does not verify"
@@ -1507,7 +1524,7 @@ async def test_a_left_out_frame_is_noticed() -> None:
 @run
 async def test_a_tampered_frame_is_refused() -> None:
     def tamper(wire: Wire, writer: asyncio.StreamWriter) -> None:
-        writer.write(unsent(wire, writer, {"type": "beat"}).replace(b"beat", b"done"))
+        writer.write(unsent(wire, writer, {"type": "beat", "time": 1.0}).replace(b"beat", b"done"))
 
     assert await lost_by(tamper) == "lost: it sent a frame that the join key does not verify"
 

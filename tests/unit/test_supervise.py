@@ -1116,11 +1116,14 @@ def test_time_in_which_the_process_was_suspended_does_not_count() -> None:
     assert max(passed for _, _, passed in scene.heartbeats.looks) == 2.0
 
 
+QUIET = "no rank has written anything for 10 s (--silence-timeout)"
+
+
 def test_silence_is_told_and_taken_back_when_a_rank_writes_again() -> None:
     scene = Scene(silence=10.0)
     scene.lasts = 12.4
     assert scene.after([*BOTH, output], 11.0, 4.0, output) == [
-        *[(10.49, "silent", True), (15.49, "silent", False), (25.49, "silent", True)],
+        *[(10.49, "silent", QUIET), (15.49, "silent", ""), (25.49, "silent", QUIET)],
     ]
 
 
@@ -1134,7 +1137,7 @@ def test_output_now_and_then_is_no_silence() -> None:
 def test_alone_silence_is_a_hang() -> None:
     scene = Scene(silence=10.0, alone=True)
     scene.lasts = 20.0
-    why = "no rank has written anything for --silence-timeout"
+    why = QUIET
     failure = replace(HERE, time=1011.0, error=f"stuck, {why} after step 7: {LIKE_ALL}")
     assert scene.play(*BOTH, output)[2:] == [
         *[(11.0, "look"), (11.0, "SIGTERM", 0), (11.0, "SIGTERM", 1), (11.0, "kill")],
@@ -1243,9 +1246,21 @@ def test_sigterm_reaches_the_processes_of_each_rank_and_not_the_agent(real: Proc
 @pytest.mark.parametrize(
     ("fake", "real", "names"),
     [
-        (FakeRanks, ranks.Ranks, ["alive", "first_error", "wait", "kill"]),
-        (FakeLink, join.Link, ["next", "stop", "fail", "done", "stalled", "silent", "seen"]),
-        (FakeHeartbeats, heartbeat.Heartbeats, ["look", "stalled", "forget"]),
+        (
+            FakeRanks,
+            ranks.Ranks,
+            ["alive", "first_error", "last_place", "shortage", "failed", "wait", "kill"],
+        ),
+        (
+            FakeLink,
+            join.Link,
+            ["next", "stop", "fail", "done", "stalled", "silent", "seen", "ended", "paused", "peeked"],
+        ),
+        (
+            FakeHeartbeats,
+            heartbeat.Heartbeats,
+            ["look", "stalled", "paused", "trained_alone", "step", "forget"],
+        ),
     ],
 )
 def test_a_fake_is_called_as_what_it_stands_for(fake: type, real: type, names: list[str]) -> None:
