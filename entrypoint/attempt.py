@@ -60,6 +60,8 @@ ALONE = (
     "no rank joined a process group: each of the {} ranks trained for itself, on what it took for all data "
     "(docs/own-script.md, Each rank for itself)"
 )
+FIRST_STEP = 60.0
+"""Seconds after which a rank without a step is looked at for processes of its own that wait."""
 LAST_OUTPUT = 2.0
 """Seconds to read what the ranks wrote before they ended."""
 
@@ -307,6 +309,8 @@ class Attempt:
             heartbeats=beats,
             step=self.settings.value("hang-timeout"),
             silence=self.settings.value("silence-timeout"),
+            workers=lambda: stacks.workers(ranks, self.heartbeats),
+            start=FIRST_STEP,
             is_chosen=self.settings.given("hang-timeout"),
             again=self._again,
             peek=lambda: stacks.peek(ranks, self.run_dir, self.heartbeats, beats),

@@ -51,9 +51,9 @@ def last_traceback(lines: Iterable[str]) -> list[Frame]:
 
 def own(frames: Sequence[Frame]) -> Frame | None:
     """The innermost that is the script's: no library's, or where all are, not torch's. None: no frames."""
-    for foreign in (_LIBRARY, _TORCH):
+    for foreign in ([_LIBRARY, _TORCH], [_LIBRARY], [_TORCH]):
         for frame in frames:
-            if not foreign.search(frame[0]):
+            if not any(pattern.search(frame[0]) for pattern in foreign):
                 return frame
     return frames[0] if frames else None
 

@@ -47,9 +47,18 @@ def start() -> None:
 
 def _show_stacks(folder: str) -> None:
     import faulthandler
+    import signal
+    import threading
+
+    def takes_the_signal() -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [STACK_SIGNAL])
+        threading.Event().wait()
 
     file = os.open(f"{folder}/{STACKS}.{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     faulthandler.register(STACK_SIGNAL, file=file, all_threads=True)
+    # In the script's own thread it would interrupt a system call, which torch's store takes for an error.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [STACK_SIGNAL])
+    threading.Thread(target=takes_the_signal, name=_NAME, daemon=True).start()
 
 
 def _tell_steps(folder: str) -> None:

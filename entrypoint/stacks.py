@@ -107,6 +107,17 @@ async def peek(ranks: Ranks, run: RunDirectory, signs: Path, beats: Heartbeats) 
     ]
 
 
+async def workers(ranks: Ranks, signs: Path) -> str:
+    """What it looks like if a rank has started processes that wait for a process group; else empty."""
+    for rank, pid in sorted(ranks.pids.items()):
+        for child in processes.catching_below(pid, inside.STACK_SIGNAL):
+            stack = frames.main_thread(await _ask(signs, child))
+            if frames.waits_in(stack) == "init_process_group":
+                who, where = f"rank {rank} on {ranks.plan.node}", plain(frames.in_words(stack))
+                return f"{who} has started processes of its own, and they wait {where}"
+    return ""
+
+
 async def _ask(signs: Path, pid: int) -> str:
     """The stacks of a process, or of the first below it that shows any; empty where none does."""
     for target in [pid, *processes.catching_below(pid, inside.STACK_SIGNAL)]:

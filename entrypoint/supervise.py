@@ -40,6 +40,8 @@ LOOK = 5.0
 """Seconds beyond the hub's own bound for its verdict on a hang."""
 SILENT_STOP = 10.0
 """Seconds after which a rank that does not catch the stop signal is told to the user."""
+WORKERS_LOOKS = 3
+"""How often, at growing intervals, a rank is looked at that has never made a step."""
 LAST_CALL = 30.0
 """Seconds before the end of a job that is to go on as another, at which ranks that catch no stop signal are
 ended: the scheduler's own end would be the last. Half of what is left, where that is less."""
@@ -72,6 +74,10 @@ class Patience:
     """Finds out where the ranks of this node are, which may end them."""
     peek: Callable[[], Awaitable[list[Sighting]]]
     """Finds out where they are, and lets them go on."""
+    workers: Callable[[], Awaitable[str]]
+    """Finds out whether a rank has started processes that wait for a process group."""
+    start: float
+    """Seconds without a step after which that is asked for the first time."""
     is_chosen: bool
     """Whether the user set `step`: then it counts for scripts that tell nothing of evaluations too."""
     again: float
@@ -143,6 +149,8 @@ class Supervisor:
             self._watch_for(stop_file, interval)
         if self._patience.step or self._patience.silence:
             self._watch(self._watch_for_hang())
+        if self._plan.mode == "torchrun" and self._plan.node_rank == 0:
+            self._watch(self._watch_for_workers())
         try:
             return await self._stay()
         finally:
@@ -367,6 +375,19 @@ class Supervisor:
             heard = ranks.heard
             if patience.silence and was_silent != (silence > patience.silence):
                 self._report_silence(not was_silent)
+
+    async def _watch_for_workers(self) -> None:
+        """A rank that starts its workers itself waits for ever: torchrun has them look for its own store."""
+        nap, beats = self._patience.start, self._patience.heartbeats
+        for _ in range(WORKERS_LOOKS):
+            await asyncio.sleep(nap)
+            if any(beats.step(rank) is not None for rank in self._ranks.ranks):
+                return
+            if what := await self._patience.workers():
+                why = "torchrun starts one process for each rank, and a script that starts its own (mp.spawn)"
+                self._say(f"{what}: {why} needs --mode exec")
+                return
+            nap *= 2
 
     def _report_hang(self, why: str) -> None:
         if self._link is not None:

@@ -250,6 +250,7 @@ class FakeHeartbeats:
         self.beating = True
         self.quiet = 0.0
         self.alone: set[int] = set()
+        self.steps: int | None = 7
         self.pauses_from = NEVER
         """When the optimizers make their last step."""
         self.looks: list[tuple[float, list[int], float]] = []
@@ -260,7 +261,7 @@ class FakeHeartbeats:
         self.quiet = 0.0 if self.beating else self.quiet + passed
 
     def step(self, rank: int) -> int | None:
-        return 7 if rank < 2 else None
+        return self.steps if rank < 2 else None
 
     def trained_alone(self, rank: int) -> bool:
         return rank in self.alone
@@ -303,6 +304,8 @@ class Scene:
         self.heartbeats = FakeHeartbeats(self)
         self.sightings = SIGHTINGS
         self.look_takes = 0.0
+        self.workers = ""
+        """What the processes that a rank started look like."""
         self.stop_signal = stop_signal
         self.stop_file: Path | None = None
         self.log: list[Entry] = []
@@ -318,6 +321,8 @@ class Scene:
             silence=silence,
             look=self._look,
             peek=self._peek,
+            workers=self._workers,
+            start=20.0,
             is_chosen=is_chosen,
             again=6.0,
         )
@@ -379,6 +384,10 @@ class Scene:
         self.note("look")
         await asyncio.sleep(self.look_takes)
         return self.sightings
+
+    async def _workers(self) -> str:
+        self.note("looks for workers")
+        return self.workers
 
     async def _peek(self) -> list[Sighting]:
         self.note("peek")

@@ -85,6 +85,12 @@ def test_the_line_is_the_scripts_own_and_not_a_librarys() -> None:
     assert own([]) is None
 
 
+def test_a_script_in_a_folder_called_torch_is_a_script_and_torch_may_lie_anywhere() -> None:
+    mine = ("/home/alice/torch/train.py", "4", "advance")
+    assert own([IN_DDP[0], mine]) == mine
+    assert own([("/src/torch/distributed/rendezvous.py", "1", "handler"), IN_DDP[3]]) == IN_DDP[3]
+
+
 def test_a_library_between_the_script_and_torch_does_not_make_it_wait() -> None:
     assert waits_in(IN_DDP) == ""
     assert waits_in(IN_DDP[2:]) == "forward"

@@ -15,7 +15,7 @@ import pytest
 from entrypoint import inside
 from entrypoint.heartbeat import Heartbeats
 from entrypoint.rundir import RunDirectory
-from entrypoint.stacks import peek, sighting, variables
+from entrypoint.stacks import peek, sighting, variables, workers
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 IN_ALL_REDUCE = f"""Fatal Python error: Aborted
@@ -117,6 +117,69 @@ def test_ranks_are_looked_at_and_go_on(tmp_path: Path) -> None:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             process.stdout.close()
+
+
+SPAWNS = """
+import os, subprocess, sys
+argv = [sys.executable, "-P", "-S", sys.argv[1], *sys.argv[2:]]
+subprocess.run(argv)
+"""
+WORKER = """
+import sys
+sys.path[:0] = sys.argv[1:]
+import apptrain_inside
+from torch.distributed import distributed_c10d
+apptrain_inside.start()
+def setup():
+    distributed_c10d.WAITS()
+setup()
+"""
+C10D = """
+import time
+def init_process_group():
+    print("ready", flush=True)
+    time.sleep(30)
+def all_reduce():
+    init_process_group_no_more()
+def init_process_group_no_more():
+    print("ready", flush=True)
+    time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize(
+    ("waits", "said"),
+    [
+        (
+            "init_process_group",
+            "rank 2 on b has started processes of its own, and they wait in init_process_group (worker.py:8)",
+        ),
+        ("all_reduce", ""),
+    ],
+)
+def test_processes_that_a_rank_started_and_that_wait_for_a_group_are_found(
+    tmp_path: Path, waits: str, said: str
+) -> None:
+    inside.install(tmp_path / "inside")
+    signs, torch = tmp_path / "signs", tmp_path / "torch" / "distributed"
+    signs.mkdir()
+    torch.mkdir(parents=True)
+    (torch / "distributed_c10d.py").write_text(C10D)
+    (tmp_path / "worker.py").write_text(WORKER.replace("WAITS", waits))
+    argv = [sys.executable, "-P", "-S", "-c", SPAWNS, str(tmp_path / "worker.py"), str(tmp_path / "inside")]
+    with subprocess.Popen(
+        [*argv, str(tmp_path)],
+        env={inside.FOLDER: str(signs)},
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            process.stdout.readline()
+            ranks: Any = SimpleNamespace(pids={2: process.pid}, plan=SimpleNamespace(node="b"))
+            assert asyncio.run(workers(ranks, signs)) == said
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 PIPE = {"PYTHONFAULTHANDLER": "1", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/scratch/nccl.rank"}

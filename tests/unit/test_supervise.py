@@ -355,6 +355,46 @@ def test_a_rank_that_ended_well_long_ago_has_the_others_looked_at_without_a_word
     assert [entry[1:] for entry in scene.log] == [("paused", "")]
 
 
+WORKERS = (
+    "rank 0 on 127.0.0.2 has started processes of its own, and they wait in init_process_group (train.py:9)"
+)
+
+
+def scene_of_workers(**changes: Any) -> Scene:
+    scene = Scene(changes=changes)
+    scene.heartbeats.steps = None
+    scene.lasts = 200.0
+    return scene
+
+
+def test_ranks_whose_own_workers_wait_are_told_of_the_mode_for_them_once() -> None:
+    scene = scene_of_workers()
+
+    def wait(scene: Scene) -> None:
+        scene.workers = WORKERS
+
+    why = "torchrun starts one process for each rank, and a script that starts its own (mp.spawn) needs --mode exec"
+    assert scene.play(30.0, wait) == [
+        *[(20.0, "looks for workers"), (60.0, "looks for workers")],
+        (60.0, "says", f"{WORKERS}: {why}"),
+    ]
+
+
+def test_workers_are_looked_for_only_so_often() -> None:
+    assert scene_of_workers().play() == [(when, "looks for workers") for when in (20.0, 60.0, 140.0)]
+
+
+@pytest.mark.parametrize("changes", [{"mode": "exec"}, {"mode": "rank"}, {"members": (0, 1, 2)}])
+def test_workers_are_looked_for_under_torchrun_on_the_first_node_alone(changes: dict[str, Any]) -> None:
+    assert scene_of_workers(**changes).play() == []
+
+
+def test_a_rank_that_makes_steps_has_no_workers_that_wait() -> None:
+    scene = scene_of_workers()
+    scene.heartbeats.steps = 1
+    assert scene.play() == []
+
+
 def test_where_ranks_are_is_told_and_they_go_on() -> None:
     scene = Scene()
     assert scene.after(BOTH, Peek()) == [(0, "peek"), (0, "peeked", SIGHTINGS)]
