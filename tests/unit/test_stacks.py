@@ -97,6 +97,7 @@ def test_ranks_are_looked_at_and_go_on(tmp_path: Path) -> None:
     started = [subprocess.Popen(one, **options) for one in (argv, below, ["/bin/sh", "-c", "echo; sleep 30"])]
     try:
         for process in started:
+            assert process.stdout is not None
             process.stdout.readline()
         pids = {rank: process.pid for rank, process in enumerate(started, 2)}
         ranks: Any = SimpleNamespace(pids=pids, plan=SimpleNamespace(place=1, node="b"))
@@ -115,8 +116,7 @@ def test_ranks_are_looked_at_and_go_on(tmp_path: Path) -> None:
     finally:
         for process in started:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            process.stdout.close()
+            process.communicate()
 
 
 SPAWNS = """
