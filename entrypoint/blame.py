@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from entrypoint.claims import End, Failure, Sighting
+from entrypoint.errors import BAD_INPUT
 
 STUCK = 124
 """Status of a rank that was ended because it hung: timeout's own."""
@@ -73,8 +74,8 @@ def first(failures: Sequence[Failure], ends: Sequence[End] = (), *, world: int =
 
 
 def _same(found: Failure, failures: Iterable[Failure]) -> int:
-    """How many other ranks have told the same error."""
-    if found.rank is None or not found.error:
+    """How many other ranks have told the same error; what the program refuses is no rank's own."""
+    if found.rank is None or not found.error or found.status == BAD_INPUT:
         return 0
     alike = [one for one in failures if one.rank is not None]
     return sum(1 + one.same for one in alike if (one.error, one.status) == (found.error, found.status)) - 1
