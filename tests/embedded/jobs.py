@@ -1,7 +1,10 @@
 """Real jobs on this machine, for tests: started, bounded, and looked at from outside."""
 
+import contextlib
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -106,6 +109,17 @@ def start(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None) ->
 
 def run(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None) -> Ended:
     return start(tmp_path, *arguments, env=env).end()
+
+
+def master_port() -> str:
+    """For a launch by hand: two free ports, torch's store's and the join's behind it, below those that the kernel
+    hands out and those of jobs that have a scheduler."""
+    while True:
+        port = random.randrange(20000, 30000, 2)
+        with contextlib.suppress(OSError):
+            for number in (port, port + 1):
+                socket.create_server(("", number)).close()
+            return str(port)
 
 
 def processes_with(text: str) -> list[int]:

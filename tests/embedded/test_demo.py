@@ -29,11 +29,12 @@ def result(ended: Ended) -> dict[str, Any]:
 
 def job(folder: Path, *options: str) -> Ended:
     folder.mkdir()
-    ended = start(folder, *options).end(280)
+    ended = start(folder, *options).end(840)
     assert ended.status == 0, ended.err
     return ended
 
 
+@pytest.mark.timeout(900)  # beside the other lanes
 def test_the_demo_reaches_97_percent_on_digits_that_it_has_not_seen(tmp_path: Path) -> None:
     ended = job(tmp_path / "demo", "--", "-m", "train", "--config", "digits")
     found = result(ended)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.rendezvous import port_pair
-from tests.embedded.jobs import Ended, Job, clean_env, gone, processes_with, run, start
+from tests.embedded.jobs import Ended, Job, clean_env, gone, master_port, processes_with, run, start
 
 ALL_REDUCE = """
 import os, sys
@@ -157,9 +157,7 @@ if __name__ == "__main__":
 
 def run_by_hand(tmp_path: Path, *command: str, images: Sequence[Mapping[str, str]] = ({}, {})) -> list[Ended]:
     """Both nodes' ends, started without a scheduler; each image is what a container's environment says of it."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(20000 + free.getsockname()[1] % 9000)
+    port = master_port()
     key = tmp_path / "key"
     key.write_text("0123456789abcdef0123456789abcdef")
     key.chmod(0o600)
@@ -486,7 +484,8 @@ def test_an_earlier_runs_stop_does_not_stop_a_launch_without_a_job_script(tmp_pa
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "stop").touch()
     argv = [sys.executable, "-P", "-m", "entrypoint", "launch", "--nodes", "127.0.0.1", "--node-rank", "0"]
-    argv += ["--device", "cpu", "--run-dir", str(tmp_path / "run"), "--mode", "exec", "--no-python", "--"]
+    argv += ["--master-port", master_port(), "--device", "cpu", "--run-dir", str(tmp_path / "run")]
+    argv += ["--mode", "exec", "--no-python", "--"]
     script = 'trap "exit 75" USR2; sleep 1.5 & wait'
     ended = Job([*argv, "bash", "-c", script], tmp_path, tmp_path / "run", clean_env()).end()
     assert ended.status == 0, ended.err

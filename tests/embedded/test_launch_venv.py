@@ -5,7 +5,7 @@ import sys
 import venv
 from pathlib import Path
 
-from tests.embedded.jobs import CHECKOUT, Job, clean_env
+from tests.embedded.jobs import CHECKOUT, Job, clean_env, master_port
 
 
 def test_torchruns_ranks_run_under_the_venvs_python_and_see_what_it_holds(tmp_path: Path) -> None:
@@ -21,7 +21,7 @@ def test_torchruns_ranks_run_under_the_venvs_python_and_see_what_it_holds(tmp_pa
     paths = os.pathsep.join([str(CHECKOUT), str(CHECKOUT / "src"), *filter(None, sys.path)])
     argv = [str(folder / "bin" / "python"), "-P", "-m", "entrypoint", "launch", "--venv", str(folder)]
     argv += ["--nodes", "127.0.0.1", "--node-rank", "0", "--device", "cpu", "--nproc-per-node", "2"]
-    argv += ["--run-dir", str(tmp_path / "run"), "--", str(script)]
+    argv += ["--master-port", master_port(), "--run-dir", str(tmp_path / "run"), "--", str(script)]
     ended = Job(argv, tmp_path, tmp_path / "run", clean_env(PYTHONPATH=paths)).end()
     line = f"{folder} {folder}/bin/python has a package of mine\n"
     assert (ended.status, ended.out) == (0, line * 2), ended.err

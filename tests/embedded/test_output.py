@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.embedded.jobs import CHECKOUT, Job, clean_env
+from tests.embedded.jobs import CHECKOUT, Job, clean_env, master_port
 
 TOUCHES = 'touch "$APPTRAIN_RUN_DIR/begun"'
 ONE_NODE = ("--nodes", "127.0.0.1", "--node-rank", "0", "--nproc-per-node", "1")
@@ -22,7 +22,8 @@ awk '/VmHWM/ { print "peak", $2 }' "/proc/$PPID/status"
 def launch(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None) -> Job:
     """`launch` itself on one node; on CPUs, unless the environment says something else."""
     run = tmp_path / "run"
-    argv = [sys.executable, "-P", "-m", "entrypoint", "launch", *ONE_NODE, "--run-dir", str(run), *arguments]
+    argv = [sys.executable, "-P", "-m", "entrypoint", "launch", *ONE_NODE, "--master-port", master_port()]
+    argv += ["--run-dir", str(run), *arguments]
     return Job(argv, tmp_path, run, clean_env(**(env or {"APPTRAIN_DEVICE": "cpu"})))
 
 
@@ -36,20 +37,10 @@ def test_a_reader_who_has_stopped_keeps_no_rank_from_starting_and_no_outcome_fro
         while True:
             filled += os.write(writer, b"x" * 4096)
     os.set_blocking(writer, True)
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "entrypoint",
-        "launch",
-        *ONE_NODE,
-        "--run-dir",
-        "run",
-        "--mode",
-        "exec",
-    ]
+    command = [sys.executable, "-P", "-m", "entrypoint", "launch", *ONE_NODE, "--master-port", master_port()]
+    command += ["--run-dir", "run", "--mode", "exec", "--no-python"]
     process = subprocess.Popen(
-        [*command, "--no-python", "--", "/bin/sh", "-c", TOUCHES],
+        [*command, "--", "/bin/sh", "-c", TOUCHES],
         cwd=tmp_path,
         env=clean_env(PYTHONPATH=str(CHECKOUT), APPTRAIN_DEVICE="cpu"),
         stderr=writer,

@@ -94,7 +94,8 @@ def test_ranks_are_looked_at_and_go_on(tmp_path: Path) -> None:
         "stdout": subprocess.PIPE,
         "start_new_session": True,
     }
-    started = [subprocess.Popen(one, **options) for one in (argv, below, ["/bin/sh", "-c", "echo; sleep 30"])]
+    commands = (argv, below, ["/bin/sh", "-c", "echo; sleep 30"])
+    started: list[Any] = [subprocess.Popen(one, **options) for one in commands]
     try:
         for process in started:
             assert process.stdout is not None
