@@ -122,6 +122,28 @@ def test_a_bad_override_is_refused(override: str, message: str) -> None:
     assert str(refusal.value) == message
 
 
+@pytest.mark.parametrize(
+    ("least", "keys"),
+    [
+        (0, "seed steps label_smoothing data.image_size data.strength data.folds data.fold data.workers"),
+        (
+            0,
+            "optimizer.lr optimizer.warmup_steps optimizer.momentum optimizer.weight_decay optimizer.clip_norm",
+        ),
+        (0, "evaluate.every checkpoint.every checkpoint.minutes checkpoint.keep"),
+        (1, "epochs batch_size accumulation data.samples evaluate.batch_size"),
+        (2, "data.classes"),
+    ],
+)
+def test_each_number_has_a_least_value(tmp_path: Path, least: int, keys: str) -> None:
+    path = written(tmp_path, "")
+    for key in keys.split():
+        assert flatten(load(path, [f"{key}={least}"]))[key] == least
+        with pytest.raises(BadInput) as refused:
+            load(path, [f"{key}={least - 1}"])
+        assert str(refused.value).replace(".0:", ":") == f"{key} is {least - 1}: give at least {least}"
+
+
 def test_yaml_that_names_a_python_object_is_refused_and_does_not_run(tmp_path: Path) -> None:
     path = written(tmp_path, f"seed: !!python/object/apply:os.mkdir ['{tmp_path / 'made'}']")
     with pytest.raises(BadInput, match="cannot be read: could not determine a constructor"):
