@@ -137,6 +137,8 @@ class Attempt:
             self.misfit = self.restarts.misfit(ended)
             ended = self.before.ended if self.misfit else ended
         self.ended = ended
+        if self.is_first and ended.alone:
+            await self._tell_manifest(lambda: manifest.note_alone(self.run_dir))
         if self._takes_part:
             try:
                 await aside(lambda: outcome.write(file, ended), OUTCOME)
@@ -245,10 +247,13 @@ class Attempt:
             await self._hold_run_dir(again=self.before is not None)
 
     async def _record(self) -> None:
+        stack = gpu.stack_of_image(self.env)
+        mine = _identity(self.plan, self.env, "")
+        await self._tell_manifest(lambda: manifest.record(self.run_dir, self.plan, mine, stack))
+
+    async def _tell_manifest(self, tell: Callable[[], None]) -> None:
         try:
-            stack = gpu.stack_of_image(self.env)
-            mine = _identity(self.plan, self.env, "")
-            await aside(lambda: manifest.record(self.run_dir, self.plan, mine, stack), RECORD)
+            await aside(tell, RECORD)
         except (OSError, ValueError) as error:
             self._say(f"{self.run_dir.manifest} does not tell of this attempt: {error}: going on")
 

@@ -19,20 +19,29 @@ FORMAT = 1
 def record(run: RunDirectory, plan: LaunchPlan, identity: Identity, stack: Stack | None) -> None:
     """Adds this attempt. `stack`: of the image; None outside one. Raises OSError where it cannot be written,
     ValueError where the file that is there is no manifest, which stays."""
+    _write(run, [*_earlier(run), _entry(plan, identity, stack)])
+
+
+def note_alone(run: RunDirectory) -> None:
+    """Says of the last attempt that no rank of it joined a process group. Raises what `record` does."""
     attempts = _earlier(run)
-    attempts.append(_entry(plan, identity, stack))
-    text = json.dumps({"format": FORMAT, "attempts": attempts}, indent=2)
-    write_private(run.manifest, text + "\n")
+    if not attempts:
+        raise ValueError("it has no attempts")
+    _write(run, [*attempts[:-1], attempts[-1] | {"process_group": None}])
 
 
-def _earlier(run: RunDirectory) -> list[Any]:
+def _write(run: RunDirectory, attempts: list[dict[str, Any]]) -> None:
+    write_private(run.manifest, json.dumps({"format": FORMAT, "attempts": attempts}, indent=2) + "\n")
+
+
+def _earlier(run: RunDirectory) -> list[dict[str, Any]]:
     try:
         found = json.loads(run.manifest.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return []
-    if not isinstance(found, dict) or not isinstance(found.get("attempts"), list):
+    attempts = found.get("attempts") if isinstance(found, dict) else None
+    if not isinstance(attempts, list) or not all(isinstance(one, dict) for one in attempts):
         raise ValueError("it has no attempts")
-    attempts: list[Any] = found["attempts"]
     return attempts
 
 

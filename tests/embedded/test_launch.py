@@ -296,6 +296,8 @@ def test_a_job_in_which_no_rank_joined_a_process_group_says_so_and_ends_well(tmp
         "all data (docs/own-script.md, Each rank for itself)"
     ]
     assert [ended.outcome(f"0.{node}").alone for node in (0, 1)] == [True, True]
+    (attempt,) = json.loads((ended.run / "manifest.json").read_text())["attempts"]
+    assert (attempt["attempt"], attempt["process_group"]) == (0, None)
 
 
 UNEVEN = """
