@@ -8,6 +8,7 @@ import lzma
 import re
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -448,6 +449,30 @@ def test_a_base_from_a_registry_needs_a_digest_in_the_lock() -> None:
         "BASE=docker: stacks.yaml has no digest of debian:trixie-slim for amd64: "
         "run `make lock` with REGISTRY=HOST, or take BASE=debootstrap"
     )
+
+
+@pytest.mark.parametrize(
+    ("here", "in_lock", "made_by"),
+    [(True, True, "debootstrap"), (True, False, "debootstrap"), (False, True, "docker")],
+)
+def test_a_base_is_made_by_what_this_machine_has(
+    monkeypatch: pytest.MonkeyPatch, here: bool, in_lock: bool, made_by: str
+) -> None:
+    monkeypatch.setattr(build, "_tool", lambda name: f"/usr/sbin/{name}" if here else None)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    stack = stacks.find("")
+    digest: dict[str, str | None] = {"amd64": f"sha256:{64 * '0'}" if in_lock else None}
+    stack = replace(stack, base=replace(stack.base, digest=digest))
+    assert build.Builder("/usr/bin/apptainer", "1.4").base("auto", stack, "amd64") == made_by
+
+
+def test_without_apt_get_no_debian_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    monkeypatch.setattr(debian, "KEYRING", Path("/dev/null"))  # it exists
+    with pytest.raises(
+        BadInput, match=r"^apt-get and /dev/null are needed to lock Debian's packages: run .make lock."
+    ):
+        debian.resolve(stacks.find("").base, "amd64")
 
 
 def test_an_image_and_its_partition_are_hashed_in_one_reading(tmp_path: Path) -> None:
