@@ -755,9 +755,10 @@ class _Hub(Link):
         match message:
             case {"type": "beat", "time": float(then)} if abs(then) < FAR:
                 self._clocks[place] = time.time() - then
-            case {"type": "tried"} if not self._met.done():
-                self._trial.take(place[0], message)
-                self._go_if_tried(self._trial)
+            case {"type": "tried"}:
+                if not self._met.done():  # or it is late: whether they meet is decided
+                    self._trial.take(place[0], message)
+                    self._go_if_tried(self._trial)
             case {"type": "moved", "address": str(address), "contact": str(contact), "why": str(why)}:
                 reach.check(contact)
                 if why:

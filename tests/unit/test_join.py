@@ -1103,6 +1103,16 @@ async def test_the_earliest_failure_wins_whoever_reports_first() -> None:
     await close(*links)
 
 
+@run
+async def test_a_trial_that_ends_when_the_meeting_is_over_changes_nothing() -> None:
+    links = await three(Place())
+    for link in links:
+        link._report({"type": "tried"})
+        link.done()
+    assert await events(*links) == [AllDone()] * 3
+    await close(*links)
+
+
 @pytest.mark.parametrize("apart", [-3600.0, 3600.0, 0.5])
 @run
 async def test_of_failures_on_nodes_whose_clocks_disagree_the_first_to_come_is_told(apart: float) -> None:

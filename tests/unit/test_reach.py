@@ -18,6 +18,8 @@ from entrypoint.reach import Contact, Listener, Trial, partners
 from entrypoint.wire import WireError
 
 SHORT = Timeouts(join=10, peer=5, handshake=0.4, remind=60, poll=0.05, reach=0.5)
+PATIENT = Timeouts(poll=0.05)
+"""Where all is to go well."""
 ADVICE = "is this a network that joins the nodes (--interface), or is a firewall between them?"
 MTU = "small packets pass, large ones do not (is the MTU the same everywhere?)"
 
@@ -404,7 +406,7 @@ async def listeners(*interfaces: str) -> AsyncIterator[list[Contact]]:
 def test_nodes_that_reach_one_another_meet_and_the_first_knows_the_others_interfaces() -> None:
     async def test() -> None:
         async with listeners("eth0", "eth0", "ib0") as there:
-            links = await join(*(who(node, one) for node, one in enumerate(there)))
+            links = await join(*(who(node, one) for node, one in enumerate(there)), timeouts=PATIENT)
         assert [link.elsewhere for link in links if isinstance(link, Link)] == [{"n2": "ib0"}, {}, {}]
         await asyncio.gather(*(link.close() for link in links if isinstance(link, Link)))
 
@@ -419,7 +421,7 @@ def test_one_task_of_each_node_tries_for_all_of_them() -> None:
                 for node in range(3)
                 for local in range(2)
             ]
-            links = await join(*claims)
+            links = await join(*claims, timeouts=PATIENT)
         assert all(isinstance(link, Link) for link in links), links
         await asyncio.gather(*(link.close() for link in links if isinstance(link, Link)))
 
