@@ -12,14 +12,15 @@ import contextlib
 import dataclasses
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint import cli, launch, lock, options, outcome, output, processes
+from entrypoint import cli, launch, lock, options, outcome, output, processes, rendezvous
 from entrypoint.errors import DONE, INTERRUPTED, SAVED, BadInput, Refusal
 from entrypoint.launch import HANDLED
 from entrypoint.outcome import Outcome
@@ -64,10 +65,25 @@ class Job:
 def main(argv: Sequence[str]) -> int:
     """Runs one job and returns its status."""
     try:
-        return _run(_job(argv, os.environ))
+        with own_number() as number:
+            return _run(_job(argv, os.environ, number))
     except Refusal as refusal:
         print(f"entrypoint: {refusal}", file=sys.stderr)
         return refusal.status
+
+
+@contextlib.contextmanager
+def own_number() -> Iterator[int]:
+    """A number that gives other ports than that of any job of this machine has. It is ours as long as a
+    socket with its name is, which the kernel takes back from whoever ends."""
+    with socket.socket(socket.AF_UNIX) as mine:
+        for number in range(os.getpid(), os.getpid() + rendezvous.JOBS):
+            with contextlib.suppress(OSError):
+                mine.bind(f"\0apptrain-embedded-{number % rendezvous.JOBS}")
+                break
+        else:  # So many at once may meet a taken port, and go on with the next attempt's.
+            number = os.getpid()
+        yield number
 
 
 def _run(job: Job) -> int:
@@ -82,7 +98,7 @@ def _run(job: Job) -> int:
         return 1
 
 
-def _job(argv: Sequence[str], env: Mapping[str, str]) -> Job:
+def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> Job:
     before, command = options.split_command(argv)
     parser = options.parser_class()(
         prog="python -m entrypoint.embedded",
@@ -111,8 +127,7 @@ def _job(argv: Sequence[str], env: Mapping[str, str]) -> Job:
     }
     if numbers["nodes"] > 254:
         raise BadInput(f"--nodes {numbers['nodes']}: 254 at most on one machine")
-    # The process id tells jobs apart that run at the same time: the ports follow from it.
-    job_id = time.strftime("%Y%m%d-%H%M%S-") + str(os.getpid())
+    job_id = time.strftime("%Y%m%d-%H%M%S-") + str(number)
     run_dir = given.run_dir or env.get("APPTRAIN_RUN_DIR") or f"runs/embedded-{job_id}"
     job = Job(
         nodes=numbers["nodes"],

@@ -1,7 +1,9 @@
 """`launch` on two embedded nodes: real torchrun, real ranks, every way in which they can end."""
 
+import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -705,16 +707,19 @@ def test_the_ranks_run_under_the_entrypoints_python_whatever_torchrun_is_told(tm
 
 def test_a_taken_join_port_is_met_with_the_next_attempts_ports(tmp_path: Path) -> None:
     job = start(tmp_path, *SHELL, "echo attempt $MASTER_PORT")
-    # The ports follow from the scheduler's process id, which is known only now: taken before any node listens.
-    _, join_port = port_pair(job_number=job.process.pid, array_index=0, step=0, attempt=0)
-    with socket.socket() as taken:
-        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        taken.bind(("127.0.0.1", join_port))
-        taken.listen()
+    # The ports follow from the scheduler's process id, or from one of the next numbers if another job of this machine
+    # has the same ports. It is known only now: taken before any node listens.
+    numbers = {}
+    with contextlib.ExitStack() as taken:
+        for number in range(job.process.pid, job.process.pid + 5):
+            _, join_port = port_pair(job_number=number, array_index=0, step=0, attempt=0)
+            with contextlib.suppress(OSError):
+                taken.enter_context(socket.create_server(("127.0.0.1", join_port)))
+                numbers[join_port] = number
         ended = job.end()
-    second, _ = port_pair(job_number=job.process.pid, array_index=0, step=0, attempt=1)
+    (join_port,) = {int(port) for port in re.findall(r"127\.0\.0\.1:(\d+) is taken", ended.err)}
+    second, _ = port_pair(job_number=numbers[join_port], array_index=0, step=0, attempt=1)
     assert (ended.status, ended.out) == (0, f"attempt {second}\n" * 2), ended.err
-    assert f"127.0.0.1:{join_port}" in ended.err
     assert ended.outcome("0.0.0").status == 69
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from entrypoint import schedulers
+from entrypoint import rendezvous, schedulers
 from entrypoint.allocation import Allocation
+from entrypoint.embedded import own_number
 from entrypoint.schedulers import embedded
 
 NODE = {
@@ -63,3 +64,10 @@ def test_an_embedded_node_inside_another_schedulers_job_is_embedded() -> None:
     taken = schedulers.allocation(NODE | {"SLURM_JOB_ID": "1"}, "auto", NOTHING)
     assert taken.scheduler == "embedded"
     assert taken.notes == ("taking embedded: the variables of slurm are there too (--scheduler chooses)",)
+
+
+def test_jobs_of_one_machine_have_numbers_that_give_other_ports() -> None:
+    with own_number() as one, own_number() as other, own_number() as third:
+        assert len({number % rendezvous.JOBS for number in (one, other, third)}) == 3
+    with own_number() as again:
+        assert again <= third
