@@ -78,7 +78,7 @@ class Watch:
         """The name under which a checkpoint is being written at this moment; empty where none is."""
         with suppress(OSError):
             for path in self.checkpoints.iterdir():
-                if path.name.startswith(".step-") and path.name.count(".") == 3:
+                if path.name.startswith(".step-") and path.name.split(".")[2] not in ("replaced", "deleted"):
                     return path.name
         return ""
 
