@@ -92,8 +92,8 @@ def _left_early(failures: Sequence[Failure], ends: Sequence[End], world: int) ->
 def _of_end(ends: Sequence[End], others: int, where: str, status: int, time: float) -> Failure:
     """`where`: the others were then."""
     one = min(ends, key=lambda end: (end.time, end.rank))
-    after = f" after {_count(one.step, 'step')}" if one.step is not None else ""
-    too = f" ({_count(len(ends) - 1, 'other rank')} too)" if len(ends) > 1 else ""
+    after = f" after {count(one.step, 'step')}" if one.step is not None else ""
+    too = f" ({count(len(ends) - 1, 'other rank')} too)" if len(ends) > 1 else ""
     rest = f"{others} other{'s were' if others > 1 else ' was'}" if others > 0 else "others were"
     question = "stop after the same step" if one.status else "make the same number of steps"
     return Failure(
@@ -107,7 +107,8 @@ def _of_end(ends: Sequence[End], others: int, where: str, status: int, time: flo
     )
 
 
-def _count(number: int, what: str) -> str:
+def count(number: int, what: str) -> str:
+    """`1 step`, `2 steps`."""
     return f"{number} {what}{'s' * (number != 1)}"
 
 

@@ -20,7 +20,7 @@ class Memory:
         self._before = self._killed()
 
     def shortage(self) -> str:
-        """`out of memory (its limit is 2.0 GiB)` if a process was killed for it; else empty."""
+        """`out of memory (the limit is 2.0 GiB)` if a process was killed for it; else empty."""
         if self._killed() <= self._before:
             return ""
         limits = [limit for folder in self._folders if (limit := _limit(folder)) < _UNLIMITED]

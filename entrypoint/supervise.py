@@ -528,8 +528,7 @@ def to_failure(plan: LaunchPlan, ended: Outcome) -> join.Failure:
 
 
 def _to_outcome(failure: join.Failure) -> Outcome:
-    others = "1 other rank" if failure.same == 1 else f"{failure.same} other ranks"
-    same = f"; {others}: the same" if failure.same else ""
+    same = f"; {blame.count(failure.same, 'other rank')}: the same" if failure.same else ""
     return Outcome(
         status=failure.status,
         rank=failure.rank,

@@ -269,38 +269,22 @@ def test_of_one_error_on_several_ranks_the_traceback_of_the_one_to_blame_is_show
     assert screen.text() == ((tmp_path / "log").read_bytes() if shown else b"")
 
 
+@pytest.mark.parametrize(("text", "wait"), [(CAUSE, "SAME_WAIT"), (LOST, "ECHO_WAIT")], ids=["cause", "lost"])
 def test_a_traceback_is_shown_where_no_failure_follows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, wait: str
 ) -> None:
-    monkeypatch.setattr(output, "SAME_WAIT", 0.1)
+    monkeypatch.setattr(output, wait, 0.1)
     screen = Screen()
     reading = Relay({"out": screen.console, "err": screen.console})
     writer = reading.add("rank0", "err", tmp_path / "log", show=True)
     reading.start()
-    os.write(writer, CAUSE)
+    os.write(writer, text)
     shown = b""
-    while len(shown) < len(CAUSE):
-        shown += os.read(screen._reader, len(CAUSE))
+    while len(shown) < len(text):
+        shown += os.read(screen._reader, len(text))
     os.close(writer)
     reading.finish(5)
-    assert (shown, screen.text()) == (CAUSE, b"")
-
-
-def test_a_traceback_of_a_lost_connection_is_shown_where_no_failure_follows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(output, "ECHO_WAIT", 0.1)
-    screen = Screen()
-    reading = Relay({"out": screen.console, "err": screen.console})
-    writer = reading.add("rank0", "err", tmp_path / "log", show=True)
-    reading.start()
-    os.write(writer, LOST)
-    shown = b""
-    while len(shown) < len(LOST):
-        shown += os.read(screen._reader, len(LOST))
-    os.close(writer)
-    reading.finish(5)
-    assert (shown, screen.text()) == (LOST, b"")
+    assert (shown, screen.text()) == (text, b"")
 
 
 @pytest.mark.parametrize("longer", ["LONGEST_LINE", "LONGEST_TRACEBACK"])
