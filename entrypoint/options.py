@@ -119,7 +119,7 @@ class Option:
         return "APPTRAIN_" + self.name.upper().replace("-", "_")
 
 
-OPTIONS = (
+OPTIONS: tuple[Option, ...] = (
     Option(
         name="scheduler",
         parse=one_of("auto", "slurm", "pbs", "embedded", "manual"),

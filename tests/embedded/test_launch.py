@@ -826,6 +826,84 @@ def test_a_script_that_tells_nothing_is_ended_where_the_user_chose_the_bound(tmp
     )
 
 
+def start_hastily(tmp_path: Path, script: str, ranks: int, first_step: float, hang_timeout: float) -> Job:
+    """One node with nothing set, where what takes minutes by default takes seconds."""
+    argv = [sys.executable, "-P", "-m", "tests.embedded.hasty", str(first_step), str(hang_timeout), "launch"]
+    argv += ["--nodes", "127.0.0.1", "--node-rank", "0", "--device", "cpu", "--nproc-per-node", str(ranks)]
+    argv += ["--master-port", master_port(), "--run-dir", str(tmp_path / "run"), "--"]
+    return Job([*argv, write(tmp_path, "script.py", script)], tmp_path, tmp_path / "run", clean_env())
+
+
+APART = """
+import time
+import torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+groups = [dist.new_group([0, 1]) for _ in range(2)]
+optimizer = torch.optim.SGD(torch.nn.Linear(4, 1).parameters(), lr=0.1)
+def evaluate():
+    time.sleep(6)
+for step in range(8):
+    dist.all_reduce(torch.zeros(1))
+    optimizer.step()
+if dist.get_rank() == 1:
+    evaluate()
+dist.all_reduce(torch.zeros(1))
+optimizer.step()
+dist.all_reduce(torch.zeros(1), group=groups[dist.get_rank()])
+"""
+
+
+def test_with_nothing_set_a_pause_is_said_once_and_only_a_proven_deadlock_ends_the_job(
+    tmp_path: Path,
+) -> None:
+    ended = start_hastily(tmp_path, script=APART, ranks=2, first_step=60, hang_timeout=3).end()
+    told = [line for line in ended.err.splitlines() if "no step" in line]
+    last = told[-1].replace("rank 1", "rank 0", 1)  # whichever it was
+    assert (ended.status, [*told[:-1], last]) == (
+        124,
+        [
+            "entrypoint: rank 1 on 127.0.0.1: no step for 3 s after step 8: it waits for no other rank, and is in "
+            "script.py:9 evaluate, while 1 of 2 ranks wait in all_reduce, script.py:15 <module>: the job goes on, "
+            "and stacks/ of the run directory has where each rank is (--hang-timeout)",
+            "entrypoint: rank 0 on 127.0.0.1, status 124: stuck, no step for 3 s after step 9: it gave its last "
+            "sign first, and is in script.py:17 <module> like all others",
+        ],
+    )
+
+
+SPAWNS = """
+import os
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+def worker(rank):
+    os.environ |= {"MASTER_ADDR": "localhost", "MASTER_PORT": "%s"}
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+
+if __name__ == "__main__":
+    mp.spawn(worker, nprocs=2)
+"""
+
+
+def test_a_script_that_spawns_its_own_workers_under_torchrun_is_told_of_the_mode_for_it(
+    tmp_path: Path,
+) -> None:
+    job = start_hastily(tmp_path, script=SPAWNS % master_port(), ranks=1, first_step=5, hang_timeout=300)
+    job.until(lambda: "--mode exec" in job.text(), "it is told")
+    job.signal(signal.SIGINT)
+    ended = job.end()
+    told = [line for line in ended.err.splitlines() if "--mode exec" in line]
+    assert (ended.status, told) == (
+        130,
+        [
+            "entrypoint: rank 0 on 127.0.0.1 has started processes of its own, and they wait in init_process_group "
+            "(script.py:8): torchrun starts one process for each rank, and a script that starts its own (mp.spawn) "
+            "needs --mode exec"
+        ],
+    )
+
+
 def test_a_hang_of_a_single_participant_is_ended(tmp_path: Path) -> None:
     script = write(
         tmp_path,
