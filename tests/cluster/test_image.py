@@ -239,11 +239,15 @@ done
 """
 
 
+SHORT = ("steps=6", "optimizer.warmup_steps=2", "batch_size=16")
+"""A demo of seconds, with its own network at its own size: two installations that differ do so from the first step on."""
+
+
 def test_the_demo_in_it_gives_the_trace_of_a_venv_from_the_same_lock_bit_for_bit(host: Host) -> None:
     runs = {name: OUT / f"run-{name}" for name in ("image", "venv")}
     in_image = {"APPTRAIN_RUN_DIR": str(runs["image"]), "APPTRAIN_BIND": str(OUT)}
     ended = host.run(
-        ["make", "demo", "CONFIG=digits-short", "IN=image", f"IMAGE={IMAGE}"],
+        ["make", "demo", "CONFIG=digits-short", "IN=image", f"IMAGE={IMAGE}", f"ARGS={' '.join(SHORT)}"],
         user="alice",
         cwd=HOME,
         env=in_image,
@@ -260,10 +264,12 @@ def test_the_demo_in_it_gives_the_trace_of_a_venv_from_the_same_lock_bit_for_bit
         [VENV / "bin/uv", "pip", "install", "--quiet", "--offline", "--no-index", "--find-links", wheelhouse,
          "--python", venv / "bin/python", "--require-hashes", "-r", lock],
     ]  # fmt: skip
+    # On the venv's own file system, where what is unpacked is linked, not copied.
+    linked = {"UV_CACHE_DIR": str(OUT / "uv"), "UV_LINK_MODE": "hardlink"}
     for line in lines:
-        done = host.run(line, user="alice", cwd=HOME, timeout=BOUND)
+        done = host.run(line, user="alice", cwd=HOME, env=linked, timeout=BOUND)
         assert done.returncode == 0, done.stderr
-    demo: list[str | Path] = [venv / "bin/python", "-P", "-m", "entrypoint.embedded", "--nodes", "2", "--", "-m", "train", "--config", "digits-short"]  # fmt: skip
+    demo: list[str | Path] = [venv / "bin/python", "-P", "-m", "entrypoint.embedded", "--nodes", "2", "--", "-m", "train", "--config", "digits-short", *SHORT]  # fmt: skip
     outside = {
         "APPTRAIN_RUN_DIR": str(runs["venv"]),
         "PYTHONPATH": f"{HOME}:{HOME}/src",
@@ -271,6 +277,7 @@ def test_the_demo_in_it_gives_the_trace_of_a_venv_from_the_same_lock_bit_for_bit
     }
     ended = host.run(demo, user="alice", cwd=HOME, env=outside, timeout=600)
     assert ended.returncode == 0, ended.stderr[-3000:]
+    assert len(trace(host, runs["image"])[0]) == 6
     assert trace(host, runs["image"]) == trace(host, runs["venv"])
 
 
