@@ -124,10 +124,9 @@ class Account:
 
     def until_printed(self, number: int, words: str, bound: float = BOUND) -> None:
         def there() -> bool:
-            over = self.cluster.job(number).ended
-            text = self.see(number).text
-            assert words in text or not over, text
-            return words in text
+            ran = self.see(number)
+            assert words in ran.text or not ran.job.ended, ran.text
+            return words in ran.text
 
         self.cluster.until(there, f"{words!r} from job {number}", bound)
 

@@ -47,6 +47,8 @@ BOUND = 600.0
 gives up a node."""
 NOTICED = 90.0
 """Seconds in which whatever is noticed must be: the longest of the times above, and Slurm's for a node, on busy cores."""
+ASKED = 0.2
+"""Seconds between two questions to Slurm, each of which costs a tenth of that on a busy core."""
 ROUTINE = re.compile(
     r"apptrain: (run directory|to follow it|job \d|this run directory has been used|the job will run again|done)"
     r"|entrypoint: (job \d|network: rendezvous)|digits-short: |resumed from |step \d+: (saved|test)|moved step-"
@@ -141,12 +143,19 @@ class Run:
     start_s: float = 15.0
     others: "list[Run]" = field(default_factory=list)
     """Further runs that a fault has brought."""
+    _seen: tuple[int, float, Job | None] = (0, 0.0, None)
+    """(number, when, what) was asked last of a job."""
 
     # --- what a fault looks at -----------------------------------------------------------------------------------
 
     @property
     def job(self) -> Job:
-        return self.account.cluster.job(self.number)
+        """As it was at most ASKED seconds ago."""
+        number, asked, found = self._seen
+        if found is None or number != self.number or time.monotonic() > asked + ASKED:
+            found = self.account.cluster.job(self.number)
+            self._seen = self.number, time.monotonic(), found
+        return found
 
     @property
     def folder(self) -> Path:

@@ -109,12 +109,17 @@ class Cluster:
         self.until(idle, "all nodes to be idle", timeout)
 
     def until(self, condition: Callable[[], object], what: str, timeout: float) -> None:
-        """Waits until the condition is true; after that time TimeoutError with the ends of Slurm's logs."""
-        deadline = time.monotonic() + timeout
+        """Waits until the condition is true; after that time TimeoutError with the ends of Slurm's logs.
+
+        Asked often, Slurm's commands would cost what waits for them a third of a core: the longer it takes, the
+        less often.
+        """
+        begin = time.monotonic()
         while not condition():
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - begin
+            if waited > timeout:
                 raise TimeoutError(f"waited {timeout:g} s for {what}\n{self.logs()}")
-            time.sleep(0.1)
+            time.sleep(min(max(0.1, waited / 20), 0.5))
 
     def logs(self) -> str:
         """The last lines of each of Slurm's logs."""
