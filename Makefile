@@ -30,7 +30,7 @@ DRY_RUN =
 export VENV PYTHON NODES CONFIG IMAGE_VENV STACK BASE EXTRA OFFLINE IMAGE DIR CLUSTER GPUS PARTITION ACCOUNT TIME OPTIONS PROFILE
 python = "$$VENV/bin/python" -P
 pytest = $(python) -m pytest -n auto --dist loadgroup
-lanes = $(python) -m pytest -n 2 --dist loadgroup
+lanes = $(python) -m pytest -n 3 --dist loadgroup
 default_stack := $(shell sed -n 's/^default: *//p' containers/stacks.yaml)
 export image := $(or $(IMAGE),containers/image$(addprefix -,$(filter-out $(default_stack),$(STACK))).sif)
 inside = containers/run.sh "$$image"

@@ -1,4 +1,4 @@
-"""What the tests with real Apptainer share: images that are built once, two lanes, and what is told at the end."""
+"""What the tests with real Apptainer share: images that are built once, three lanes, and what is told at the end."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +9,14 @@ from _pytest.terminal import TerminalReporter
 from tests.cluster.images import RECIPE, Built, built
 
 HERE = Path(__file__).parent
-SECOND_LANE = ("test_faults", "test_network", "test_pbs", "test_restart", "test_third_party")
-"""Files whose tests run beside those of all the others if there are workers (`-n 2 --dist loadgroup`): two clusters at
-once, each in namespaces of its own, are what two cores carry. Those named here take about half of the time."""
+LANES = (
+    ("test_cluster", "test_host", "test_run_sh", "test_slurm", "test_torque"),
+    ("test_faults", "test_restart", "test_network"),
+    ("test_image_build", "test_third_party", "test_image", "test_pbs"),
+)
+"""Files whose tests run one after another, beside those of the other lanes if there are workers (`-n 3 --dist
+loadgroup`), on clusters in namespaces of their own. They wait half of their time: three keep two cores busy, and each
+takes about a third. The second builds the image of `make image` at once; the others begin with what does without."""
 TOLD = "told at the end"
 
 
@@ -25,10 +30,14 @@ def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A build has a bound of its own: it does not count for the test that happens to need the image first."""
     seconds = float(config.getini("timeout"))
+    lanes = {file: lane for lane, files in enumerate(LANES, 1) for file in files}
+    places = {file: place for place, file in enumerate(lanes)}
+    items.sort(
+        key=lambda item: places.get(item.path.stem, len(places)) if item.path.is_relative_to(HERE) else -1
+    )
     for item in items:
         if item.path.is_relative_to(HERE):
-            lane = 2 if item.path.stem in SECOND_LANE else 1
-            item.add_marker(pytest.mark.xdist_group(f"cluster-{lane}"))
+            item.add_marker(pytest.mark.xdist_group(f"cluster-{lanes.get(item.path.stem, 1)}"))
             if not item.get_closest_marker("timeout"):
                 item.add_marker(pytest.mark.timeout(seconds, func_only=True))
 
