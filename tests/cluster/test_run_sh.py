@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -733,22 +734,26 @@ def test_the_tasks_of_a_node_share_one_mount_and_each_has_its_own_environment(sh
 
 
 def test_the_first_task_waits_for_the_others_and_one_that_failed_only_for_a_while(shared: Node) -> None:
-    for status in (0, 143, 3):  # 143: the second is still saving
-        with Tasks(shared, 2, "/scratch/two") as tasks:
-            first, second = tasks.start(0), tasks.start(1)
-            for process in (first, second):
+    with ExitStack() as steps:  # three at once, each of a job of its own
+        started = {}
+        for status in (0, 143, 3):  # 143: the second is still saving
+            tasks = steps.enter_context(Tasks(shared, 2, f"/scratch/two.{status}", SLURM_JOB_ID=f"{status}"))
+            started[status] = tasks, tasks.start(0), tasks.start(1)
+            for process in started[status][1:]:
                 tasks.seen(process)
+        for status, (tasks, _, _) in started.items():
             tasks.end(0, status)
-            if status == 3:
-                assert first.wait(timeout=BOUND) == status  # while the second still runs
-                assert second.poll() is None
-            else:
-                with pytest.raises(subprocess.TimeoutExpired):
-                    first.wait(timeout=12)
-                tasks.end(1)
-                assert (first.wait(timeout=BOUND), second.wait(timeout=BOUND)) == (status, 0)
-                assert second.communicate() == ("", "")
-        assert shared.left() == ""
+        ended = time.monotonic()
+        _, first, second = started.pop(3)
+        assert first.wait(timeout=BOUND) == 3  # while the second still runs
+        assert second.poll() is None
+        time.sleep(max(0.0, ended + 12 - time.monotonic()))
+        for status, (tasks, first, second) in started.items():
+            assert first.poll() is None
+            tasks.end(1)
+            assert (first.wait(timeout=BOUND), second.wait(timeout=BOUND)) == (status, 0)
+            assert second.communicate() == ("", "")
+    assert shared.left() == ""
 
 
 @pytest.mark.parametrize("signum", [signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM])
