@@ -734,7 +734,7 @@ def test_a_preempted_training_loses_no_step_and_goes_on_by_itself(
             ["PartitionName=all", "PriorityTier=10"],
         ):
             user.cluster.controller.run(["scontrol", "update", *partition]).check_returncode()
-        number = start_training(user, "--nodelist=gpu-a[01-02]")
+        number = start_training(user, "--nodelist=gpu-a[01-02]", ranks=1)
         first = user.submit(
             "--partition=all", "--nodelist=gpu-a01", "--exclusive", "--output=/dev/null", "--wrap=true"
         )
@@ -752,11 +752,13 @@ def test_a_preempted_training_loses_no_step_and_goes_on_by_itself(
         )
 
 
-def start_training(user: Account, *options: str, tasks: int = 1) -> int:
-    """Submits a training that goes on for minutes and saves nothing by itself; returns when it has done five steps."""
+def start_training(user: Account, *options: str, tasks: int = 1, ranks: int = 2) -> int:
+    """Submits a training, with so many tasks and ranks on each node, that goes on for minutes and saves nothing by
+    itself; returns when it has done five steps."""
     train = ("-m", "train", *SMALL, "steps=5000", "checkpoint.minutes=0")
     nodes = ("--nodes=2", f"--ntasks-per-node={tasks}", f"--cpus-per-task={2 // tasks}")
-    number = user.submit(*options, *nodes, SCRIPT, "--device=cpu", "--nproc-per-node=2", "--", *train)
+    each = f"--nproc-per-node={ranks}"
+    number = user.submit(*options, *nodes, SCRIPT, "--device=cpu", each, "--", *train)
     log = user.on_disk(run_of(number)) / metrics.NAME
     user.cluster.until(lambda: log.exists() and log.read_text().count("\n") >= 5, "five steps", BOUND)
     return number
