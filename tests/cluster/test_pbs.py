@@ -202,9 +202,9 @@ def test_every_rank_of_three_nodes_greets_and_the_first_lines_say_where_the_run_
 
 @pytest.fixture(scope="module")
 def embedded(everyone: User) -> Path:
-    """The run directory of the small training on two nodes with two ranks each, all on one machine in the image."""
+    """The run directory of the small training on two nodes, both on one machine in the image."""
     run = WORK / "runs/embedded"
-    line = ("python", "-P", "-m", "entrypoint.embedded", "--nodes", "2", "--nproc-per-node", "2")
+    line = ("python", "-P", "-m", "entrypoint.embedded", "--nodes", "2")
     inside = (REPOSITORY / "containers/run.sh", SOFTWARE / "image.sif", *line, "--run-dir", run)
     ended = everyone.account.run(*inside, "--", "-m", "train", *SMALL, cwd=WORK, timeout=BOUND)
     assert ended.returncode == 0, ended.stderr
@@ -219,21 +219,21 @@ def same_run(run: Path, expected: Path) -> None:
     assert results[0]["weights_sha256"] == results[1]["weights_sha256"]
 
 
-TRAINING = ("--device", "cpu", "--nproc-per-node", "2", "--", "-m", "train", *SMALL)
+TRAINING = ("--device", "cpu", "--", "-m", "train", *SMALL)
 
 
 def test_it_trains_as_one_machine_does_bit_for_bit(user: User, embedded: Path) -> None:
-    ran = done(user.ran("-l", "select=2:ncpus=2", args=TRAINING))
+    ran = done(user.ran("-l", "select=2:ncpus=1", args=TRAINING))
     plans = [json.loads(file.read_text()) for file in sorted(ran.folder.glob("plan.*.json"))]
     assert [(plan["scheduler"], plan["node_rank"], plan["world_size"]) for plan in plans] == [
-        ("pbs", 0, 4),
-        ("pbs", 1, 4),
+        ("pbs", 0, 2),
+        ("pbs", 1, 2),
     ]
     same_run(ran.folder, embedded)
 
 
 def test_a_planned_end_goes_on_in_the_next_job_of_a_chain(user: User) -> None:
-    first = user.submit("-l", "select=2:ncpus=2", args=TRAINING, APPTRAIN_CHAIN="1")
+    first = user.submit("-l", "select=2:ncpus=1", args=TRAINING, APPTRAIN_CHAIN="1")
     run = user.run_dir(first)
     user.until(run / "plan.1.json")
     (run / "stop").touch()
