@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.embedded import jobs
 from tests.embedded.disks import Disk
 
 HERE = Path(__file__).parent
@@ -18,6 +19,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.path.is_relative_to(HERE):
             lane = LANES.get(item.path.stem, 3)
             item.add_marker(pytest.mark.xdist_group(f"embedded-{lane}"))
+
+
+@pytest.fixture(autouse=True)
+def no_job_stays() -> Iterator[None]:
+    """A test that fails while its job runs leaves none to the tests after it."""
+    yield
+    jobs.give_up_all()
 
 
 @pytest.fixture

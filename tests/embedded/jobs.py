@@ -18,6 +18,8 @@ from entrypoint.outcome import Outcome
 CHECKOUT = Path(__file__).resolve().parents[2]
 BOUND = 120.0
 """Seconds after which a job that hangs is killed and the test fails."""
+GRACE = 40.0
+"""Seconds from SIGTERM to SIGKILL for a job that a test has given up."""
 
 
 def clean_env(**more: str) -> dict[str, str]:
@@ -60,6 +62,7 @@ class Job:
             stderr=self.err,
             start_new_session=True,
         )
+        STARTED.append(self)
 
     def until(self, condition: Callable[[], object], what: str, seconds: float = BOUND) -> None:
         """Waits until the condition holds; fails when the job ends before, or after `seconds`."""
@@ -81,11 +84,7 @@ class Job:
         try:
             status = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(40)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
+            self.give_up()
             raise AssertionError(f"still running after {seconds} s\n{self.text()}") from None
         return Ended(
             status=status,
@@ -95,9 +94,29 @@ class Job:
             seconds=time.monotonic() - self.started,
         )
 
+    def give_up(self) -> None:
+        """Ends it where it has not ended: in order, if it does so within GRACE."""
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            self.process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
     @staticmethod
     def _read(name: str) -> str:
         return Path(name).read_text(errors="replace")
+
+
+STARTED: list[Job] = []
+"""Since `give_up_all` was called last."""
+
+
+def give_up_all() -> None:
+    """Ends what a test has left running."""
+    while STARTED:
+        STARTED.pop().give_up()
 
 
 def start(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None) -> Job:

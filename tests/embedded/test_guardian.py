@@ -1,13 +1,14 @@
-"""A launcher that is killed leaves nothing behind."""
+"""A launcher that is killed leaves nothing behind, and no test leaves a launcher."""
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.embedded.jobs import gone, processes_with
+from tests.embedded.jobs import Job, clean_env, give_up_all, gone, processes_with
 from tests.embedded.test_output import launch
 
 STRAYS = """
@@ -48,6 +49,14 @@ def test_a_launch_that_ends_well_leaves_no_guardian(tmp_path: Path) -> None:
     before = guardians()
     assert launch(tmp_path, "--mode", "exec", "--no-python", "--", "/bin/true", env=env).end(20).status == 0
     assert guardians() <= before
+
+
+def test_a_job_that_a_failed_test_leaves_running_is_ended(tmp_path: Path) -> None:
+    job = Job([sys.executable, "-c", "import time; time.sleep(600)"], tmp_path, tmp_path, clean_env())
+    with pytest.raises(AssertionError, match=r"waited 0\.1 s for a file"):
+        job.until(lambda: False, "a file", 0.1)
+    give_up_all()
+    assert job.process.returncode == -signal.SIGTERM
 
 
 def guardians() -> set[str]:
