@@ -260,12 +260,13 @@ def test_the_first_failing_ranks_status_is_the_jobs(user: User) -> None:
 @pytest.mark.parametrize("how", ["qdel", "walltime"])
 def test_a_training_that_pbs_ends_leaves_a_checkpoint_and_no_process(user: User, how: str) -> None:
     more = ("--device=cpu", "--nproc-per-node=2", "--", "-m", "train", *SMALL, "steps=4000")
-    limit = 3600 if how == "qdel" else 45
-    id = user.submit("-l", "select=2:ncpus=2", "-l", f"walltime={limit}", args=more, APPTRAIN_STOP_BEFORE="0")
+    id = user.submit("-l", "select=2:ncpus=2", "-l", "walltime=3600", args=more, APPTRAIN_STOP_BEFORE="0")
     run = user.run_dir(id)
     user.until(run / "metrics.jsonl")
     if how == "qdel":
         user.pbs.delete(id)
+    else:
+        user.pbs.limit(id, 1)  # however long it took to start
     ran = user.end(id)
     assert ran.status in ((143, 271) if how == "qdel" else (-29,)), "PBS itself has given both after qdel"
     assert "ended by a signal (status 143), not run again by this script" in ran.said("apptrain")[-1], (

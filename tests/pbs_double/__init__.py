@@ -10,5 +10,5 @@ Its own files run on hosts that have Python's standard library alone: only `clus
     serving.py   how server and MoMs take them
     server.py    jobs, from submission to the end
     mom.py       one host: scripts, tasks, signals, output
-    commands.py  qsub, qstat, qdel, qrerun, qsig, pbsdsh, pbs_tmrsh
+    commands.py  qsub, qstat, qdel, qalter, qrerun, qsig, pbsdsh, pbs_tmrsh
 """

@@ -70,6 +70,10 @@ class Pbs:
     def delete(self, id: str, *options: str) -> None:
         assert self.run("qdel", *options, id, cwd="/").returncode == 0
 
+    def limit(self, id: str, walltime: int) -> None:
+        """Lowers the walltime of a running job of the user's, to so many seconds since its start."""
+        assert self.run("qalter", "-l", f"walltime={walltime}", id, cwd="/").returncode == 0
+
     def rerun(self, id: str) -> None:
         """As an operator does."""
         self.cluster.controller.run([PROGRAMS / "qrerun", id]).check_returncode()

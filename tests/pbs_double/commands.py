@@ -226,7 +226,7 @@ def _getopt(
     return options, rest
 
 
-# --- qstat, qdel, qrerun, qsig ------------------------------------------------------------------------------------
+# --- qstat, qdel, qalter, qrerun, qsig ----------------------------------------------------------------------------
 
 
 def qstat(argv: list[str]) -> int:
@@ -281,6 +281,13 @@ def qdel(argv: list[str]) -> int:
     options, ids = _getopt(argv, "W:x", "qdel")
     force = dict(options).get("-W") == "force"
     return _each(ids, "qdel", lambda id: {"op": "delete", "id": id, "force": force, "user": user()})
+
+
+def qalter(argv: list[str]) -> int:
+    """`-l walltime=` alone, which a running job's owner may lower."""
+    options, ids = _getopt(argv, "l:", "qalter")
+    walltime = _resources(options)["walltime"]
+    return _each(ids, "qalter", lambda id: {"op": "alter", "id": id, "walltime": walltime, "user": user()})
 
 
 def qrerun(argv: list[str]) -> int:
@@ -433,5 +440,5 @@ def pbs_tmrsh(argv: list[str]) -> int:
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
-    function.__name__: function for function in (qsub, qstat, qdel, qrerun, qsig, pbsdsh, pbs_tmrsh)
+    function.__name__: function for function in (qsub, qstat, qdel, qalter, qrerun, qsig, pbsdsh, pbs_tmrsh)
 }

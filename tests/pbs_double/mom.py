@@ -60,6 +60,8 @@ class Held:
     status: int | None = None
     """The exit status that whoever ended it gave."""
     requeue: bool = False
+    walltime: float = 0.0
+    """On its first host."""
     lost: dict[str, float] = field(default_factory=dict)
     """When sisters that do not answer were first found so."""
     leaving: set[str] = field(default_factory=set)
@@ -98,6 +100,7 @@ class Mom:
         out = self.spool / "spool" / f"{job['id']}.OU"
         err = out if how["join"] else out.with_suffix(".ER")
         held = self._hold(job, None, (out, err))
+        held.walltime = how["walltime"]
         for file in (out, err):
             file.touch(mode=0o600)
             _give(file, held.job.user)
@@ -122,6 +125,10 @@ class Mom:
     def _signal(self, job: str, signum: int) -> None:
         if held := self.held.get(job):
             signal_sessions(held.sessions, signum)
+
+    def _alter(self, job: str, walltime: float) -> None:
+        if held := self.held.get(job):
+            held.walltime = walltime
 
     def _end(self, job: str, status: int | None, requeue: bool = False) -> None:
         if held := self.held.get(job):
@@ -263,18 +270,17 @@ class Mom:
 
     def _until_ended(self, held: Held, shell: "subprocess.Popen[bytes]", how: dict[str, Any]) -> int:
         """Returns the shell's return code once the job's processes are to be killed."""
-        sid, walltime = shell.pid, how["walltime"]
-        deadline = time.monotonic() + walltime
+        sid, begin = shell.pid, time.monotonic()
         while True:
             now = time.monotonic()
             if any(now - since > self.config.sister_lost for since in list(held.lost.values())):
                 held.status, held.requeue = SISTER_LOST, how["rerunnable"]
                 signal_sessions([sid], signal.SIGKILL)
                 return shell.wait()
-            if now > deadline and not held.ending:
+            if now > begin + held.walltime and not held.ending:
                 with held.files[1].open("ab") as err:
-                    used = int(walltime + now - deadline) + 1
-                    err.write(b"=>> PBS: job killed: walltime %d exceeded limit %d\n" % (used, walltime))
+                    used, limit = int(now - begin) + 1, held.walltime
+                    err.write(b"=>> PBS: job killed: walltime %d exceeded limit %d\n" % (used, limit))
                 self._ask_to_end(held, status=WALLTIME, grace=how["kill_delay"])
             code = shell.poll()
             if held.ending:

@@ -59,7 +59,7 @@ def read(resources: Mapping[str, str], *, split: int = 0) -> Request:
     With `split`, a site's hook turns `-l ncpus=N` of more than that into chunks of that many CPUs, one a host.
     """
     given = dict(resources)
-    walltime = {"walltime": _clock(given.pop("walltime"))} if "walltime" in given else {}
+    walltime = {"walltime": clock(given.pop("walltime"))} if "walltime" in given else {}
     nodes = given.pop("nodes", None)
     if nodes or "select" in given or "place" in given:
         select, place = given.pop("select", "1:ncpus=1"), given.pop("place", "free")
@@ -166,7 +166,8 @@ def seconds(clock: str) -> int:
     return total
 
 
-def _clock(text: str) -> str:
+def clock(text: str) -> str:
+    """As a job's attributes have it."""
     total = seconds(text)
     return f"{total // 3600:02}:{total // 60 % 60:02}:{total % 60:02}"
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tests.pbs_double import config as configs
@@ -119,6 +119,19 @@ class Server:
                 self._tell(entry, {"op": "signal", "job": entry.id, "signum": 9})
             else:
                 self._tell(entry, {"op": "end", "job": entry.id, "status": None})
+        return {}
+
+    def _alter(self, id: str, walltime: str, user: str) -> Message:
+        for entry in self._named(id):
+            if entry.state == "F":
+                return {"error": "Job has finished"}
+            listed, limit = entry.request.listed, request.seconds(walltime)
+            raised = limit > request.seconds(listed.get("walltime", FOREVER))
+            if user != entry.sent["user"] or (entry.state == "R" and raised):
+                return {"error": "Unauthorized Request"}
+            entry.request = replace(entry.request, listed={**listed, "walltime": request.clock(walltime)})
+            if entry.state == "R":
+                self._tell(entry, {"op": "alter", "job": entry.id, "walltime": limit})
         return {}
 
     def _rerun(self, id: str, user: str) -> Message:

@@ -416,6 +416,20 @@ def test_walltime_is_said_on_stderr_and_gives_kill_delay(pbs: Local, tmp_path: P
     assert ended["Exit_status"] == "-29"
 
 
+def test_the_owner_of_a_running_job_may_lower_its_walltime_and_not_raise_it(
+    pbs: Local, tmp_path: Path
+) -> None:
+    script = f"#!/bin/bash\ntouch {tmp_path}/begun; sleep 60\n"
+    id = pbs.submit(script, "-N", "t", "-l", "walltime=30", "-q", "hasty", *TWO)
+    until((tmp_path / "begun").exists, "the job starts")
+    refused = pbs.run("qalter", "-l", "walltime=31", id)
+    assert (refused.returncode, refused.stderr) == (159, f"qalter: Unauthorized Request {id}\n")
+    assert pbs.run("qalter", "-l", "walltime=1", id).returncode == 0
+    ended = pbs.wait(id)
+    assert (ended["Resource_List.walltime"], ended["Exit_status"]) == ("00:00:01", "-29")
+    assert pbs.run("qalter", "-l", "walltime=1", id).returncode == 35
+
+
 def test_a_rerun_keeps_the_id_and_is_told_by_run_count_alone(pbs: Local, tmp_path: Path) -> None:
     script = f"cd {tmp_path}; env | grep ^PBS_ | sort >new.$$; mv new.$$ env.$$; touch begun; sleep 60"
     id = pbs.submit(f"#!/bin/bash\n{script}\n", "-N", "again", *TWO)
