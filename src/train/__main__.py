@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+import gc
 import os
 import sys
 import time
@@ -73,6 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         path = configs.find(options.config)
         config = configs.load(path, options.overrides)
         configs.check_batch(config, place.world_size)
+        gc.disable()  # until all is imported and built: the search finds nothing and takes a quarter of the time
         # Torch's agent asks for the traceback of a rank that fails in a file of its own.
         from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -159,6 +161,8 @@ def run(config: configs.Config, name: str, resume_from: str, place: Place, reque
     keeper.rehearse()
     pedigree = resume.pedigree(start, run_dir)
     save_when_terminated(request)
+    gc.freeze()  # what was imported and built stays: no later search need look at it
+    gc.enable()
     try:
         ending = loop.train(
             learner=student,

@@ -4,6 +4,7 @@ Torchvision's smallest models have a hundred layers, which take longer than all 
 a model of our own; those of two parts show that one of torchvision's goes on as well.
 """
 
+import gc
 import json
 import math
 import shutil
@@ -18,7 +19,8 @@ import torch.distributed as dist
 import yaml
 from torch import nn
 
-from train import checkpoint, datasets, metrics, report, stop
+from train import __main__ as program
+from train import checkpoint, datasets, loop, metrics, report, stop
 from train.__main__ import run
 from train.config import Config, find, load
 from train.distributed import World
@@ -453,3 +455,30 @@ def test_the_handlers_only_set_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     handlers[signal.SIGTERM](15, None)
     assert request == StopRequest(planned=True, terminated=True)
     assert set(handlers) == {signal.SIGUSR2, signal.SIGTERM}
+
+
+def test_garbage_is_sought_from_the_first_step_on_and_not_in_what_was_there_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[bool | int] = []
+
+    def train(**_: Any) -> None:
+        found.extend([gc.isenabled(), gc.get_freeze_count()])
+        raise Diverged
+
+    monkeypatch.setattr(program, "listen", lambda **_: StopRequest())
+    monkeypatch.setattr(program, "die_of_interrupt", lambda: None)
+    monkeypatch.setattr(program, "run", lambda *_: found.append(gc.isenabled()))
+    monkeypatch.setattr(loop, "train", train)
+    gc.unfreeze()
+    try:
+        assert program.main(["--config", "digits", *SMALL]) == DONE
+        assert not gc.isenabled()
+        with pytest.raises(Diverged):
+            go(tmp_path)
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    before, then, set_aside = found
+    assert (before, then) == (False, True)
+    assert set_aside > 100_000
