@@ -252,3 +252,4 @@ def _one_line(error: BaseException) -> str:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # to take torch's modules down in order takes half as long as their import

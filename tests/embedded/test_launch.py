@@ -705,6 +705,19 @@ def test_the_ranks_run_under_the_entrypoints_python_whatever_torchrun_is_told(tm
     assert (ended.status, ended.out) == (0, f"{sys.executable}\n"), ended.err
 
 
+def test_an_agent_whose_ranks_have_ended_leaves_at_once(tmp_path: Path) -> None:
+    """It takes nothing of torch down, which takes half as long as the import; a rank of the user's does."""
+    at_exit = "open(sys.argv[0].rpartition('/')[2] + '.end', 'w').close()"
+    write(tmp_path, "sitecustomize.py", f"import atexit, sys\natexit.register(lambda: {at_exit})\n")
+    script = write(tmp_path, "script.py", "")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    ended = run(tmp_path, "--nodes", "1", "--", script, env={"PYTHONPATH": path})
+    assert ended.status == 0, ended.err
+    taken_down = {path.stem for path in tmp_path.glob("*.end")}
+    assert "script.py" in taken_down
+    assert "agent.py" not in taken_down
+
+
 def test_a_taken_join_port_is_met_with_the_next_attempts_ports(tmp_path: Path) -> None:
     job = start(tmp_path, *SHELL, "echo attempt $MASTER_PORT")
     # The ports follow from the scheduler's process id, or from one of the next numbers if another job of this machine
