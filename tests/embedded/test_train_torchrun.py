@@ -48,51 +48,79 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-class Torchrun:
-    """Agents on this machine, one a node; started at once, ended in any case."""
+class Started:
+    """Processes on this machine; started at once, ended in any case."""
 
-    def __init__(self, run_dir: Path, *command: str, nodes: int = 1, ranks: int = 2) -> None:
-        port = str(free_port())
-        self.agents = []
-        for node in range(nodes):
-            options = ["--nnodes", str(nodes), "--nproc-per-node", str(ranks), "--node-rank", str(node)]
-            options += ["--master-addr", "127.0.0.1", "--master-port", port]
-            self.agents.append(
-                subprocess.Popen(
-                    [sys.executable, "-m", "torch.distributed.run", *options, *command],
-                    env=environment(run_dir),
-                    cwd=run_dir.parent,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                )
+    def __init__(self) -> None:
+        self.processes: list[subprocess.Popen[str]] = []
+
+    def start(self, run_dir: Path, *command: str, **more: str) -> None:
+        self.processes.append(
+            subprocess.Popen(
+                [sys.executable, "-m", *command],
+                env=environment(run_dir) | more,
+                cwd=run_dir.parent,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
             )
+        )
 
     def wait(self) -> list[subprocess.CompletedProcess[str]]:
-        ends = [agent.communicate(timeout=BOUND_S) for agent in self.agents]
+        ends = [process.communicate(timeout=BOUND_S) for process in self.processes]
         return [
-            subprocess.CompletedProcess(agent.args, agent.returncode, *output)
-            for agent, output in zip(self.agents, ends, strict=True)
+            subprocess.CompletedProcess(process.args, process.returncode, *output)
+            for process, output in zip(self.processes, ends, strict=True)
         ]
 
     def rank_pids(self) -> list[int]:
+        raise NotImplementedError
+
+
+class Torchrun(Started):
+    """Agents, one a node."""
+
+    def __init__(self, run_dir: Path, *command: str, nodes: int = 1, ranks: int = 2) -> None:
+        super().__init__()
+        port = str(free_port())
+        for node in range(nodes):
+            options = ["--nnodes", str(nodes), "--nproc-per-node", str(ranks), "--node-rank", str(node)]
+            options += ["--master-addr", "127.0.0.1", "--master-port", port]
+            self.start(run_dir, "torch.distributed.run", *options, *command)
+
+    def rank_pids(self) -> list[int]:
         found = []
-        for agent in self.agents:
+        for agent in self.processes:
             children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
             found += [int(child) for child in children]
         return found
 
 
+class Ranks(Started):
+    """Ranks of one node without an agent, as where a scheduler starts a task for each."""
+
+    def __init__(self, run_dir: Path, *arguments: str, ranks: int = 2) -> None:
+        super().__init__()
+        world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+        for rank in range(ranks):
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            self.start(run_dir, "train", *SMALL, *arguments, **world, **place)
+
+    def rank_pids(self) -> list[int]:
+        return [process.pid for process in self.processes]
+
+
 @pytest.fixture
-def started() -> Iterator[list[Torchrun]]:
+def started() -> Iterator[list[Started]]:
     """Whatever a test leaves running is ended here."""
-    runs: list[Torchrun] = []
+    runs: list[Started] = []
     yield runs
     for run in runs:
-        for agent in run.agents:
-            if agent.poll() is None:
-                agent.terminate()
-                agent.communicate(timeout=60)
+        for process in run.processes:
+            if process.poll() is None:
+                process.terminate()
+                process.communicate(timeout=60)
 
 
 def finished(run_dir: Path, *command: str, nodes: int = 1, ranks: int = 2, status: int = 0) -> list[Any]:
@@ -139,25 +167,27 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return run_dir
 
 
-def test_two_nodes_with_a_rank_each_equal_one_node_with_two_bit_for_bit(whole: Path, tmp_path: Path) -> None:
-    other = tmp_path / "other"
-    train(other, "checkpoint.minutes=0.005", nodes=2, ranks=1)
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The first 20 of these steps, on two nodes with a rank each, with checkpoints by time."""
+    run_dir = tmp_path_factory.mktemp("runs") / "half"
+    for agent in train(run_dir, "stop_at=20", "checkpoint.minutes=0.005", nodes=2, ranks=1, status=1):
+        assert 75 in rank_statuses(agent.stderr)
+    return run_dir
+
+
+def test_20_steps_on_two_nodes_and_20_more_on_one_equal_40_bit_for_bit(
+    whole: Path, half: Path, tmp_path: Path
+) -> None:
+    parts = shutil.copytree(half, tmp_path / "parts")
     expected = metrics.read(whole / "metrics.jsonl")
-    found = metrics.read(other / "metrics.jsonl")
-    assert list(found.loss) == list(range(1, 41))
-    assert (found.loss, found.lr, found.accuracy) == (expected.loss, expected.lr, expected.accuracy)
-    assert result(other)["weights_sha256"] == result(whole)["weights_sha256"]
-
-
-def test_20_steps_and_20_more_equal_40_bit_for_bit(whole: Path, tmp_path: Path) -> None:
-    parts = tmp_path / "parts"
-    (first,) = train(parts, "stop_at=20", status=1)
-    assert 75 in rank_statuses(first.stderr)
+    assert list(expected.loss) == list(range(1, 41))
+    first = metrics.read(parts / "metrics.jsonl")
+    assert first.loss == {step: expected.loss[step] for step in range(1, 21)}
     with (parts / "metrics.jsonl").open("a") as file:
         file.write('{"step": 21, "loss": 1.2, "lr"')
     (second,) = train(parts)
     assert f"resumed from {parts}/checkpoints/step-00000020: step 20 of 40\n" in second.stdout
-    expected = metrics.read(whole / "metrics.jsonl")
     found = metrics.read(parts / "metrics.jsonl")
     assert (found.loss, found.lr, found.accuracy) == (expected.loss, expected.lr, expected.accuracy)
     assert result(parts)["weights_sha256"] == result(whole)["weights_sha256"]
@@ -165,18 +195,20 @@ def test_20_steps_and_20_more_equal_40_bit_for_bit(whole: Path, tmp_path: Path) 
 
 def test_in_two_parts_it_is_the_same_among_three_ranks_too(tmp_path: Path) -> None:
     """Where the order in which gradients are summed counts."""
-    one, parts = tmp_path / "one", tmp_path / "parts"
-    short = ["steps=5", "batch_size=15"]
-    train(one, *short, ranks=3)
-    train(parts, *short, "stop_at=2", ranks=3, status=1)
-    train(parts, *short, ranks=3)
-    assert metrics.read(parts / "metrics.jsonl").loss == metrics.read(one / "metrics.jsonl").loss
-    assert result(parts)["weights_sha256"] == result(one)["weights_sha256"]
+    one, part = tmp_path / "one", tmp_path / "part"
+    short = ["steps=5", "batch_size=15", "checkpoint.every=2", "checkpoint.keep=0"]
+    middle = one / "checkpoints" / "step-00000002"
+    for ended in (
+        Ranks(one, *short, ranks=3).wait() + Ranks(part, *short, f"--resume={middle}", ranks=3).wait()
+    ):
+        assert ended.returncode == 0, ended.stderr
+    expected = metrics.read(one / "metrics.jsonl").loss
+    assert metrics.read(part / "metrics.jsonl").loss == {step: expected[step] for step in (3, 4, 5)}
+    assert result(part)["weights_sha256"] == result(one)["weights_sha256"]
 
 
 def test_one_process_evaluates_to_the_same_figure_and_says_what_changed(whole: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(whole, copy)
+    copy = shutil.copytree(whole, tmp_path / "copy")
     done = alone(copy, "evaluate.batch_size=64")
     assert done.returncode == 0, done.stderr
     assert "world_size was 2, is 1: going on with the same order of samples, not bit for bit\n" in done.stdout
@@ -186,11 +218,10 @@ def test_one_process_evaluates_to_the_same_figure_and_says_what_changed(whole: P
 
 
 def test_another_number_of_ranks_goes_on_with_the_same_samples_and_says_what_changed(
-    whole: Path, tmp_path: Path
+    whole: Path, half: Path, tmp_path: Path
 ) -> None:
-    parts = tmp_path / "parts"
-    train(parts, "stop_at=20", status=1)
-    (saved,) = checkpoint.newest_first(parts / "checkpoints")
+    parts = shutil.copytree(half, tmp_path / "parts")
+    saved, *_ = checkpoint.newest_first(parts / "checkpoints")
     assert checkpoint.load(saved).state["position"] == 20 * 16
     # Two passes of one rank see the batches of one pass of two: what is left of the difference is rounding.
     done = alone(parts, "accumulation=2")
@@ -210,30 +241,35 @@ def test_another_number_of_ranks_goes_on_with_the_same_samples_and_says_what_cha
     assert runs[1] == checkpoint.load(saved).state["run"]["id"] != runs[0]
 
 
-def wait_for_a_step(run_dir: Path, run: Torchrun) -> None:
+def wait_for_a_step(run_dir: Path, run: Started) -> None:
     deadline = time.monotonic() + BOUND_S
     path = run_dir / "metrics.jsonl"
     while not (path.exists() and path.stat().st_size):
-        assert all(agent.poll() is None for agent in run.agents), run.wait()
+        assert all(process.poll() is None for process in run.processes), run.wait()
         assert time.monotonic() < deadline, "no step was done"
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGUSR2, 75), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "status", "agent"), [(signal.SIGUSR2, 75, True), (signal.SIGTERM, 143, False)]
+)
 def test_a_signal_to_one_rank_ends_all_ranks_after_the_same_saved_step(
-    number: signal.Signals, status: int, tmp_path: Path, started: list[Torchrun]
+    number: signal.Signals, status: int, agent: bool, tmp_path: Path, started: list[Started]
 ) -> None:
+    """With torchrun's agent, which ends the others when a rank has ended, and without."""
     run_dir = tmp_path / "run"
-    run = Torchrun(run_dir, "-m", "train", *SMALL, "steps=100000")
+    endless = "steps=100000"
+    run = Torchrun(run_dir, "-m", "train", *SMALL, endless) if agent else Ranks(run_dir, endless)
     started.append(run)
     wait_for_a_step(run_dir, run)
     os.kill(run.rank_pids()[1], number)
-    (done,) = run.wait()
-    assert set(rank_statuses(done.stderr)) == {status}, done.stderr
+    done = run.wait()
+    statuses = rank_statuses(done[0].stderr) if agent else [rank.returncode for rank in done]
+    assert set(statuses) == {status}, done[0].stderr
     last = max(metrics.read(run_dir / "metrics.jsonl").loss)
     (saved,) = checkpoint.newest_first(run_dir / "checkpoints")
     assert checkpoint.load(saved).step == last
-    assert f"stopped after step {last} of 100000; --resume auto goes on from there\n" in done.stdout
+    assert f"stopped after step {last} of 100000; --resume auto goes on from there\n" in done[0].stdout
 
 
 def test_a_process_alone_ends_at_a_signal_with_its_status(tmp_path: Path) -> None:
@@ -294,17 +330,17 @@ def test_data_that_are_missing_end_all_ranks_with_64_and_one_line(tmp_path: Path
 
 
 def test_an_error_in_a_rank_ends_with_its_traceback(tmp_path: Path) -> None:
-    (done,) = train(tmp_path / "run", "optimizer.lr=1e30", "optimizer.warmup_steps=0", status=1)
+    (done,) = train(tmp_path / "run", "optimizer.lr=1e30", "optimizer.warmup_steps=0", ranks=1, status=1)
     assert re.search(r"train\.loop\.Diverged: the loss of step \d+ is nan: lower optimizer\.lr", done.stderr)
     assert 1 in rank_statuses(done.stderr)
 
 
 def test_hello_greets_from_every_rank_of_every_node(tmp_path: Path) -> None:
-    done = finished(tmp_path / "run", "-m", "train.hello", nodes=2, ranks=2)
+    done = finished(tmp_path / "run", "-m", "train.hello", nodes=2, ranks=1)
     said = sorted(line for agent in done for line in agent.stdout.splitlines())
     port = said[0].split("]")[0].rsplit(":", 1)[1]
     assert said == [
-        f"[tcp://127.0.0.1:{port}] hello from [node-a:gloo] process {rank}/4" for rank in range(4)
+        f"[tcp://127.0.0.1:{port}] hello from [node-a:gloo] process {rank}/2" for rank in range(2)
     ]
 
 
