@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -247,41 +248,48 @@ def test_a_run_directory_that_vanishes_is_made_anew_and_the_end_is_saved(tmp_pat
     assert any("it has vanished" in line for line in warnings(done.stderr))
 
 
-@pytest.fixture(scope="module")
-def first_part(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """25 steps of one process, with three checkpoints."""
-    run_dir = tmp_path_factory.mktemp("alone") / "first"
-    assert Alone(run_dir, "checkpoint.every=10", "stop_at=25").end().returncode == 75
-    return run_dir
+def truncate(checkpoint: Path) -> None:
+    model = checkpoint / "model.safetensors"
+    os.truncate(model, model.stat().st_size // 2)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "changed", "without its marker", "emptied", "pickle"])
-def test_a_damaged_newest_checkpoint_and_a_cut_log_cost_the_steps_since_the_one_before(
-    tmp_path: Path, whole: Path, first_part: Path, damage: str
+def change(checkpoint: Path) -> None:
+    with (checkpoint / "model.safetensors").open("r+b") as file:
+        file.seek(-100, os.SEEK_END)
+        file.write(b"\xff")
+
+
+def remove_the_marker(checkpoint: Path) -> None:
+    (checkpoint / "complete.json").unlink()
+
+
+def empty(checkpoint: Path) -> None:
+    for path in checkpoint.iterdir():
+        path.unlink()
+
+
+def test_damaged_checkpoints_and_a_cut_log_cost_the_steps_since_the_one_before(
+    tmp_path: Path, whole: Path
 ) -> None:
-    run_dir = shutil.copytree(first_part, tmp_path / "run")
-    newest = run_dir / "checkpoints" / "step-00000025"
-    model = newest / "model.safetensors"
-    if damage == "truncated":
-        os.truncate(model, model.stat().st_size // 2)
-    elif damage == "changed":
-        with model.open("r+b") as file:
-            file.seek(-100, os.SEEK_END)
-            file.write(b"\xff")
-    elif damage == "without its marker":
-        (newest / "complete.json").unlink()
-    elif damage == "emptied":
-        for path in newest.iterdir():
-            path.unlink()
-    else:
-        model.write_bytes(b"cos\nmkdir\n(V" + str(tmp_path / "ran").encode() + b"\ntR.")
+    run_dir = tmp_path / "run"
+    first = Alone(run_dir, "checkpoint.every=4", "checkpoint.keep=0", "stop_at=25").end()
+    assert first.returncode == 75, first.stderr
+
+    def plant(checkpoint: Path) -> None:
+        pickled = b"cos\nmkdir\n(V" + str(tmp_path / "ran").encode() + b"\ntR."
+        (checkpoint / "model.safetensors").write_bytes(pickled)
+
+    damage = {25: truncate, 24: change, 20: remove_the_marker, 16: empty, 12: plant}
+    for step, harm in damage.items():
+        harm(run_dir / "checkpoints" / f"step-{step:08d}")
     log = run_dir / "metrics.jsonl"
     os.truncate(log, log.stat().st_size - 7)
     done = Alone(run_dir).end()
     assert done.returncode == 0, done.stderr
-    assert f"WARNING: skipped {newest}: " in done.stdout
-    assert f"resumed from {run_dir}/checkpoints/step-00000020: step 20 of 40\n" in done.stdout
-    assert (run_dir / "previous-1" / "step-00000025").is_dir()
+    for step in damage:
+        assert f"WARNING: skipped {run_dir}/checkpoints/step-{step:08d}: " in done.stdout
+        assert (run_dir / "previous-1" / f"step-{step:08d}").is_dir()
+    assert f"resumed from {run_dir}/checkpoints/step-00000008: step 8 of 40\n" in done.stdout
     assert not (tmp_path / "ran").exists()
     assert trace(run_dir) == trace(whole)
     assert digest(run_dir) == digest(whole)
@@ -333,38 +341,46 @@ def stopped_in_a_save(pid: int, run_dir: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("moment", ["start-up", "in a step", "during a save"])
-def test_a_killed_worker_costs_no_more_than_the_steps_since_the_last_save(
-    tmp_path: Path, whole_job: Path, moment: str
+def test_killed_workers_cost_no_more_than_the_steps_since_the_last_save(
+    tmp_path: Path, whole_job: Path
 ) -> None:
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     draw = random.Random(seed)
-    victim = draw.randrange(2) if moment != "during a save" else 0
-    job = start(tmp_path, *JOB)
-    run_dir = job.run
-    pid = until(lambda: rank_process(run_dir, victim), "a rank")
-    if moment == "start-up":
-        time.sleep(draw.uniform(0, 2))
-    else:
-        job.until(step_after(run_dir, draw.randrange(6, 24)), "a drawn step")
-    if moment == "during a save":
-        until(lambda: stopped_in_a_save(pid, run_dir), "a save")
-    os.kill(pid, signal.SIGKILL)
-    ended = job.end()
-    assert ended.status == 137, ended.err
-    found = ended.outcome(f"0.{victim}.0")
-    assert (found.rank, found.signal) == (victim, 9)
-    if moment == "during a save":
-        assert saving(run_dir), "the save was over before the kill"
-    done = max(trace(run_dir), default=0) if (run_dir / "metrics.jsonl").exists() else 0
+    done = 0
+    for attempt, moment in enumerate(["in a step", "at start-up", "during a save"]):
+        victim = draw.randrange(2) if moment != "during a save" else 0
+        job = start(tmp_path, *JOB)
+        run_dir = job.run
+        pid = until(partial(rank_process, run_dir, victim), "a rank")
+        if moment == "at start-up":
+            time.sleep(draw.uniform(0, 2))
+        else:
+            begin = max(done, 5) + 1
+            job.until(step_after(run_dir, draw.randrange(begin, max(begin + 1, 24))), "a drawn step")
+        if moment == "during a save":
+            until(partial(stopped_in_a_save, pid, run_dir), "a save")
+        os.kill(pid, signal.SIGKILL)
+        ended = job.end()
+        assert ended.status == 137, ended.err
+        found = ended.outcome(f"{attempt}.{victim}.0")
+        assert (found.rank, found.signal) == (victim, 9)
+        if moment == "during a save":
+            assert saving(run_dir), "the save was over before the kill"
+            assert done - resumed_from(ended) <= 2 * 5, "more than the interval and the steps during one save"
+        done = max(trace(run_dir))
     again = run(tmp_path, *JOB)
     assert again.status == 0, again.err
-    resumed = json.loads((run_dir / "result.json").read_text())["resumed_from"] or 0
-    assert done - resumed <= 2 * 5, "more than the interval and the steps during one save"
+    assert done - resumed_from(again) <= 2 * 5, "more than the interval and the steps during one save"
     assert saving(run_dir) == []
     assert trace(run_dir) == trace(whole_job)
     assert digest(run_dir) == digest(whole_job)
+
+
+def resumed_from(ended: Ended) -> int:
+    """The step from which a job went on."""
+    said = re.search(r"resumed from .*: step (\d+) of 40\n", ended.out)
+    return int(said[1]) if said else 0
 
 
 @disks.marked
@@ -373,8 +389,9 @@ def test_a_planned_end_that_cannot_be_saved_is_a_failure_of_the_job_that_says_wh
 ) -> None:
     run_dir = tmp_path / "run"
     disk = small_disk(run_dir / "checkpoints", "64m")
-    options = ["--run-dir", str(run_dir), "--", "-m", "train", *SMALL, "steps=100000", "checkpoint.every=5"]
+    options = ["--run-dir", str(run_dir), "--mode", "rank", "--", "-m", "train", *SMALL]
     argv = [*disk.prefix, sys.executable, "-P", "-m", "entrypoint.embedded", *options]
+    argv += ["steps=100000", "checkpoint.every=5"]
     job = Job(argv, tmp_path, run_dir, clean_env(APPTRAIN_PASS="PYTHONPATH"))
     job.until(lambda: checkpoint.newest_whole(disk.seen), "a checkpoint")
     disk.fill()
@@ -383,9 +400,9 @@ def test_a_planned_end_that_cannot_be_saved_is_a_failure_of_the_job_that_says_wh
     (run_dir / "stop").touch()
     ended: Ended = job.end()
     assert ended.status == 74, ended.err
-    assert [ended.outcome(f"0.{node}").status for node in (0, 1)] == [74, 74]
-    assert ended.outcome("0.0").error.startswith("train: stopped after step ")
-    assert ended.outcome("0.0").error.endswith(
+    assert [ended.outcome(f"0.{node}.0").status for node in (0, 1)] == [74, 74]
+    assert ended.outcome("0.0.0").error.startswith("train: stopped after step ")
+    assert ended.outcome("0.0.0").error.endswith(
         "which is not saved: No space left on device: --resume auto goes on from the newest checkpoint"
     )
     assert (checkpoint.newest_whole(disk.seen) or 0) >= (newest or 0) > 0
@@ -428,26 +445,26 @@ def whole_script(script: Path, tmp_path_factory: pytest.TempPathFactory) -> set[
     return sums(ended)
 
 
-@pytest.mark.parametrize(
-    ("asked", "mode"), [("by the stop file", "torchrun"), ("by a signal to one rank", "rank")]
-)
-def test_the_documented_script_loses_nothing_at_a_planned_end(
-    tmp_path: Path, script: Path, whole_script: set[str], asked: str, mode: str
+def test_the_documented_script_loses_nothing_at_planned_ends(
+    tmp_path: Path, script: Path, whole_script: set[str]
 ) -> None:
-    first = start(tmp_path, "--mode", mode, "--", str(script), env=STEPS)
-    pids = until(lambda: listening(script, first.run), "two ranks that listen")
-    if asked == "by the stop file":
-        (first.run / "stop").touch()
-    else:
-        os.kill(pids[1], signal.SIGUSR2)
+    """The first under torchrun by the stop file, the second with a task a rank by a signal to one of them."""
+    first = start(tmp_path, "--", str(script), env=STEPS)
+    until(lambda: listening(script, first.run), "two ranks that listen")
+    (first.run / "stop").touch()
     stopped = first.end()
     assert stopped.status == 75, stopped.err
-    local = ".0" if mode == "rank" else ""
-    assert [stopped.outcome(f"0.{node}{local}").status for node in (0, 1)] == [75, 75]
+    assert [stopped.outcome(f"0.{node}").status for node in (0, 1)] == [75, 75]
     assert (first.run / "state.pt").is_file()
-    second = run(tmp_path, "--mode", mode, "--", str(script), env=STEPS)
-    assert second.status == 0, second.err
-    assert sums(second) == whole_script
+    second = start(tmp_path, "--mode", "rank", "--", str(script), env=STEPS)
+    pids = until(lambda: listening(script, second.run), "two ranks that listen")
+    os.kill(pids[1], signal.SIGUSR2)
+    stopped = second.end()
+    assert stopped.status == 75, stopped.err
+    assert [stopped.outcome(f"1.{node}.0").status for node in (0, 1)] == [75, 75]
+    last = run(tmp_path, "--mode", "rank", "--", str(script), env=STEPS)
+    assert last.status == 0, last.err
+    assert sums(last) == whole_script
 
 
 def listening(script: Path, run_dir: Path) -> dict[int, int]:
