@@ -11,6 +11,7 @@ meant to prove.
 APPTRAIN_TEST_ORDER=SEED runs them in another order: what passes in one only hides something.
 """
 
+import gc
 import os
 import random
 import signal
@@ -20,6 +21,8 @@ import pytest
 from _pytest.terminal import TerminalReporter
 
 from tests import loud
+
+gc.disable()  # until all tests are collected: the search finds nothing, and each worker imports torch meanwhile
 
 # A shell starts what it leaves in the background with Ctrl-C ignored, nohup ignores SIGHUP, and every program below
 # inherits that. A handler is not inherited, and this one lets the tests themselves outlive their terminal.
@@ -42,6 +45,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(
             key=lambda item: [random.Random(seed + part).random() for part in (str(item.path), item.nodeid)]
         )
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # nor need it look at what was imported and collected later
+    gc.enable()
 
 
 def pytest_runtest_logstart() -> None:
