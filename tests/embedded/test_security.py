@@ -17,7 +17,8 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ while not (here / "go").exists():
     time.sleep(0.05)
 dist.all_reduce(torch.ones(1))
 dist.destroy_process_group()
+os._exit(0)  # sooner than torch is taken down
 """
 SECRETS = {
     "HF_TOKEN": "hf_secret-0a1b2c3d4e5f",
@@ -81,63 +83,75 @@ def is_open(address: str, port: int) -> bool:
     return True
 
 
-@pytest.fixture
-def waiting(tmp_path: Path) -> Iterator[Job]:
-    """A job on two nodes that has met and waits for the file `go`."""
-    (tmp_path / "waiting.py").write_text(WAITING)
-    job = start(tmp_path, "--", str(tmp_path / "waiting.py"), env=dict(SECRETS))
-    try:
-        job.until(lambda: all((job.run / f"up.{rank}").exists() for rank in (0, 1)), "its ranks to be up")
-        yield job
-    finally:
-        (job.run / "go").touch()
-        job.end()
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What could be seen of a job on two nodes while its ranks ran, and how it ended."""
+
+    master_addr: str
+    store: set[str]
+    """Where its store listens."""
+    open: list[str]
+    """The addresses at which it can be reached."""
+    join: set[str]
+    """Where its join listens."""
+    planted: list[str]
+    """The keys of torchrun in the store, without the job's name, which held a pickle from then on."""
+    key: bytes
+    key_mode: int
+    processes: dict[int, bytes]
+    """Command lines and environments."""
+    holders: set[Path]
+    """Files with the key."""
+    ran: bool
+    """Whether the pickle was loaded."""
+    ended: Ended
 
 
-def test_torchs_store_is_at_the_rendezvous_address_alone_where_it_runs_nothing(waiting: Job) -> None:
-    """Who reaches that one address can read and write the store, as with torchrun itself."""
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    plan = json.loads((waiting.run / "plan.0.json").read_text())
-    port, name = plan["master_port"], plan["rendezvous"]["id"]
-    assert (plan["master_addr"], listeners(port)) == ("127.0.0.1", {"127.0.0.1"})
-    assert [is_open(address, port) for address in ("127.0.0.1", "127.0.0.2", "127.0.0.3")] == [
-        True,
-        False,
-        False,
-    ]
-    store = TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=20))
-    keys = store.list_keys()  # type: ignore[attr-defined]
-    elastic = sorted(key for key in keys if "torchelastic" in key)
-    assert f"{name}/torchelastic/role_info/0" in elastic
-    canary = waiting.run / "ran"
-    evil = pickle.dumps(Planted(canary))
-    for key in [*elastic, f"torch.rendezvous.{name}"]:
-        for text in (evil, base64.b64encode(evil)):
-            store.set(key, text)  # type: ignore[arg-type]
-    (waiting.run / "go").touch()
-    ended = waiting.end()
-    assert ended.status == 0, ended.err
-    assert not canary.exists()
-    pickle.loads(evil)
-    assert canary.exists(), "it would have run"
-
-
-def test_once_all_have_met_the_join_takes_nobody(waiting: Job) -> None:
-    plan = json.loads((waiting.run / "plan.0.json").read_text())
-    assert listeners(plan["rendezvous"]["join_port"]) == set()
-
-
-def test_the_key_stands_in_its_file_alone(waiting: Job) -> None:
-    file = waiting.run / "join.key"
-    key = file.read_bytes().strip()
-    assert file.stat().st_mode & 0o777 == 0o600
-    pids = processes_with(f"APPTRAIN_RUN_DIR={waiting.run}")
-    assert len(pids) >= 4, "two entrypoints and two ranks at least"
-    for pid in pids:
-        for name in ("cmdline", "environ"):
-            assert key not in Path(f"/proc/{pid}/{name}").read_bytes()
-    assert holding(waiting.run, key) == {file}
+    folder = tmp_path_factory.mktemp("waiting")
+    (folder / "waiting.py").write_text(WAITING)
+    passed = {"APPTRAIN_PASS": f"PYTHONPATH {' '.join(SECRETS)}"}
+    job = start(folder, "--", str(folder / "waiting.py"), env=SECRETS | passed)
+    try:
+        job.until(lambda: all((job.run / f"up.{rank}").exists() for rank in (0, 1)), "its ranks to be up")
+        plan = json.loads((job.run / "plan.0.json").read_text())
+        port, file = plan["master_port"], job.run / "join.key"
+        key = file.read_bytes().strip()
+        pids = processes_with(f"APPTRAIN_RUN_DIR={job.run}")
+        store = TCPStore("127.0.0.1", port, is_master=False, timeout=datetime.timedelta(seconds=20))
+        keys = store.list_keys()  # type: ignore[attr-defined]
+        name = plan["rendezvous"]["id"]
+        elastic = sorted(found for found in keys if "torchelastic" in found)
+        seen = partial(
+            Seen,
+            master_addr=plan["master_addr"],
+            store=listeners(port),
+            open=[address for address in ("127.0.0.1", "127.0.0.2", "127.0.0.3") if is_open(address, port)],
+            join=listeners(plan["rendezvous"]["join_port"]),
+            planted=[found.removeprefix(name) for found in elastic],
+            key=key,
+            key_mode=file.stat().st_mode & 0o777,
+            processes={
+                pid: b"".join(Path(f"/proc/{pid}/{what}").read_bytes() for what in ("cmdline", "environ"))
+                for pid in pids
+            },
+            holders=holding(job.run, key),
+        )
+        evil = pickle.dumps(Planted(job.run / "ran"))
+        for found in [*elastic, f"torch.rendezvous.{name}"]:
+            for text in (evil, base64.b64encode(evil)):
+                store.set(found, text)  # type: ignore[arg-type]
+    finally:
+        (job.run / "go").touch()
+        ended = job.end()
+    ran = (job.run / "ran").exists()
+    if not ran:
+        pickle.loads(evil)
+        assert (job.run / "ran").exists(), "it would have run"
+    return seen(ran=ran, ended=ended)
 
 
 def holding(folder: Path, *texts: bytes) -> set[Path]:
@@ -146,13 +160,36 @@ def holding(folder: Path, *texts: bytes) -> set[Path]:
     return {path for path in files if any(text in path.read_bytes() for text in texts)}
 
 
+def test_torchs_store_is_at_the_rendezvous_address_alone_where_it_runs_nothing(seen: Seen) -> None:
+    """Who reaches that one address can read and write the store, as with torchrun itself."""
+    assert (seen.master_addr, seen.store, seen.open) == ("127.0.0.1", {"127.0.0.1"}, ["127.0.0.1"])
+    assert "/torchelastic/role_info/0" in seen.planted
+    assert seen.ended.status == 0, seen.ended.err
+    assert not seen.ran
+
+
+def test_once_all_have_met_the_join_takes_nobody(seen: Seen) -> None:
+    assert seen.join == set()
+
+
+def test_the_key_stands_in_its_file_alone(seen: Seen) -> None:
+    assert seen.key_mode == 0o600
+    assert len(seen.processes) >= 4, "two entrypoints and two ranks at least"
+    assert not [pid for pid, text in seen.processes.items() if seen.key in text]
+    assert seen.holders == {seen.ended.run / "join.key"}
+
+
+def test_secrets_of_the_environment_are_in_no_file_and_no_output_of_a_job_under_torchrun(seen: Seen) -> None:
+    assert holding(seen.ended.run.parent, *(value.encode() for value in SECRETS.values())) == set()
+
+
 def test_secrets_of_the_environment_are_in_no_file_and_no_output_of_a_training(tmp_path: Path) -> None:
     """And where the user's umask lets everybody write, what the run leaves is still theirs alone."""
     small = ("--config", "digits-short", "model.name=shufflenet_v2_x0_5", "data.image_size=16", "steps=2")
     before = os.umask(0)
     try:
         passed = {"APPTRAIN_PASS": f"PYTHONPATH {' '.join(SECRETS)}"}
-        ended = start(tmp_path, "--", "-m", "train", *small, env=SECRETS | passed).end()
+        ended = start(tmp_path, "--mode", "rank", "--", "-m", "train", *small, env=SECRETS | passed).end()
     finally:
         os.umask(before)
     assert ended.status == 0, ended.err
