@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from entrypoint import cli
 from tests.embedded.jobs import Ended, gone, processes_with, run, start
 from train import checkpoint, metrics
 
 SMALL = ["model.name=shufflenet_v2_x0_5", "data.image_size=16", "batch_size=16", "evaluate.every=10"]
-JOB = ["--", "-m", "train", "--config", "digits-short", *SMALL]
+PROGRAM = ["--", "-m", "train", "--config", "digits-short", *SMALL]
+PER_RANK = ["--mode", "rank", *PROGRAM]
 
 
 def trace(ended: Ended) -> tuple[Any, ...]:
@@ -50,23 +52,25 @@ def test_the_demo_reaches_97_percent_on_digits_that_it_has_not_seen(tmp_path: Pa
 
 @pytest.fixture(scope="module")
 def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Ended:
-    """40 steps on two nodes without a disturbance."""
-    return job(tmp_path_factory.mktemp("whole") / "2x1", *JOB)
+    """40 steps on two nodes under torchrun, without a disturbance."""
+    return job(tmp_path_factory.mktemp("whole") / "2x1", *PROGRAM)
 
 
 def test_every_way_to_start_the_same_world_gives_the_same_trace_bit_for_bit(
     tmp_path: Path, two_nodes: Ended
 ) -> None:
-    one_node = job(tmp_path / "1x2", "--nodes", "1", "--nproc-per-node", "2", "--omp-num-threads", "1", *JOB)
-    per_rank = job(tmp_path / "rank", "--mode", "rank", *JOB)
+    node = ("--nodes", "1", "--omp-num-threads", "1")
+    under_torchrun = job(tmp_path / "1x2", *node, "--nproc-per-node", "2", *PROGRAM)
+    per_rank = job(tmp_path / "rank", *node, "--tasks-per-node", "2", *PROGRAM)
     assert len(trace(two_nodes)[0]) == 40
-    assert trace(two_nodes) == trace(one_node) == trace(per_rank)
+    assert trace(two_nodes) == trace(under_torchrun) == trace(per_rank)
 
 
 def test_a_planned_end_loses_nothing(tmp_path: Path, two_nodes: Ended) -> None:
+    """Nor does it when the other half has a task a rank."""
     folder = tmp_path / "parts"
     folder.mkdir()
-    first = start(folder, *JOB)
+    first = start(folder, *PROGRAM)
     steps = folder / "run" / "metrics.jsonl"
     first.until(lambda: steps.exists() and steps.read_text().count("\n") > 3, "some steps are done")
     (folder / "run" / "stop").touch()
@@ -75,14 +79,14 @@ def test_a_planned_end_loses_nothing(tmp_path: Path, two_nodes: Ended) -> None:
     assert [stopped.outcome(f"0.{node}").status for node in (0, 1)] == [75, 75]
     (saved,) = checkpoint.newest_first(folder / "run" / "checkpoints")
     assert checkpoint.load(saved).step == max(metrics.read(steps).loss)
-    second = run(folder, *JOB)
+    second = run(folder, *PER_RANK)
     assert second.status == 0, second.err
-    assert [second.outcome(f"1.{node}").status for node in (0, 1)] == [0, 0]
+    assert [second.outcome(f"1.{node}.0").status for node in (0, 1)] == [0, 0]
     assert trace(second) == trace(two_nodes)
 
 
 def test_interrupting_the_demo_ends_it_at_once(tmp_path: Path) -> None:
-    demo = start(tmp_path, *JOB, "steps=100000")
+    demo = start(tmp_path, "--nodes", "1", *PROGRAM, "steps=100000")
     steps = demo.run / "metrics.jsonl"
     demo.until(lambda: steps.exists() and steps.stat().st_size, "a step is done")
     demo.signal(signal.SIGINT)
@@ -95,23 +99,19 @@ def test_interrupting_the_demo_ends_it_at_once(tmp_path: Path) -> None:
 
 
 def test_a_wrong_config_is_one_line_and_64(tmp_path: Path) -> None:
-    ended = run(tmp_path, "--", "-m", "train", "--config", "digits", "learning_rate=1")
+    ended = run(tmp_path, "--mode", "rank", "--", "-m", "train", "--config", "digits", "learning_rate=1")
     assert ended.status == 64
     lines = [line for line in ended.err.splitlines() if line.startswith("train: ")]
     assert len(lines) == 1
     assert "learning_rate" in lines[0]
-    assert ended.outcome("0.0").error == lines[0]
+    assert ended.outcome("0.0.0").error == lines[0]
 
 
-def test_check_tells_what_torch_offers(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "entrypoint", "check"]
-    text = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120
-    ).stdout
+def test_check_tells_what_torch_offers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As JSON through the command, and as text in this process, which has torch."""
+    command = [sys.executable, "-P", "-m", "entrypoint", "check", "--json"]
     facts = json.loads(
-        subprocess.run(
-            [*command, "--json"], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120
-        ).stdout
+        subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=120).stdout
     )
     import torch
 
@@ -119,4 +119,5 @@ def test_check_tells_what_torch_offers(tmp_path: Path) -> None:
     assert facts["torch_git"] == torch.version.git_version
     assert len(facts["devices"]) == torch.cuda.device_count()
     assert {"python", "cuda", "cudnn", "nccl", "gloo", "cuda_available"} <= set(facts)
-    assert f"torch           {torch.__version__}\n" in text
+    assert cli.main(["check"]) == 0
+    assert f"torch           {torch.__version__}\n" in capsys.readouterr().out
