@@ -315,12 +315,14 @@ def test_of_a_crash_the_scripts_own_line_is_named(tmp_path: Path) -> None:
 
 
 ALONE = """
+import os
 import torch
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for batch in range(8):
     model(torch.ones(2, 4)).sum().backward()
     optimizer.step()
+os._exit(0)  # sooner than torch is taken down
 """
 
 
@@ -739,8 +741,9 @@ def test_a_taken_join_port_is_met_with_the_next_attempts_ports(tmp_path: Path) -
     with contextlib.ExitStack() as taken:
         for number in range(job.process.pid, job.process.pid + 5):
             _, join_port = port_pair(job_number=number, array_index=0, step=0, attempt=0)
+            sock = taken.enter_context(socket.socket())
             with contextlib.suppress(OSError):
-                taken.enter_context(socket.create_server(("127.0.0.1", join_port)))
+                sock.bind(("127.0.0.1", join_port))  # nobody answers there, or node 1 would wait for words
                 numbers[join_port] = number
         ended = job.end()
     (join_port,) = {int(port) for port in re.findall(r"127\.0\.0\.1:(\d+) is taken", ended.err)}
@@ -758,7 +761,6 @@ def test_a_rank_that_ends_with_69_itself_runs_once(tmp_path: Path) -> None:
 def test_a_port_set_by_hand_is_not_retried(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        taken.listen()
         port = taken.getsockname()[1] - 1
         ended = run(tmp_path, "--master-port", str(port), *SHELL, "echo never")
     assert (ended.status, ended.out) == (69, "")
@@ -845,7 +847,7 @@ dist.all_reduce(torch.zeros(1))
 
 def test_a_script_that_tells_nothing_is_ended_where_the_user_chose_the_bound(tmp_path: Path) -> None:
     script = write(tmp_path, "script.py", PAUSE)
-    ended = run(tmp_path, "--nodes", "1", "--nproc-per-node", "2", "--hang-timeout", "2", "--", script)
+    ended = run(tmp_path, "--nodes", "1", "--tasks-per-node", "2", "--hang-timeout", "2", "--", script)
     assert (ended.status, stuck(ended)[0]) == (
         124,
         "entrypoint: rank 1 on 127.0.0.1, status 124: stuck, no step for 2 s after step 8: it waits for no other "

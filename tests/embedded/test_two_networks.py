@@ -16,13 +16,15 @@ from tests.embedded.jobs import Ended, Job, clean_env
 TELL = ("--mode", "exec", "--no-python", "--", "sh", "-c")
 ADDRESSES = 'echo "$APPTRAIN_NODE: node 0 is $MASTER_ADDR, gloo on $GLOO_SOCKET_IFNAME"'
 SUM = """\
+import os
 import torch
 import torch.distributed as dist
 dist.init_process_group("gloo")
 found = torch.ones(1 << 20)
 dist.all_reduce(found)
-print(f"rank {dist.get_rank()} has {int(found[-1])}")
+print(f"rank {dist.get_rank()} has {int(found[-1])}", flush=True)
 dist.destroy_process_group()
+os._exit(0)  # sooner than torch is taken down
 """
 
 pytestmark = [
