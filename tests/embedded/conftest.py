@@ -9,15 +9,21 @@ from tests.embedded import jobs
 from tests.embedded.disks import Disk
 
 HERE = Path(__file__).parent
-LANES = {"test_checkpoints": 1, "test_demo": 2, "test_train_torchrun": 2}
-"""By file; all others are in lane 3. Each lane computes for about as long."""
+LANES = {
+    "test_launch": 3,
+    "test_restart": 3,
+    "test_security": 3,
+    "test_checkpoints": 1,
+    "test_train_torchrun": 1,
+}
+"""By file; all others are in lane 2. Each lane computes for about as long."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist, which writes each test's group into its name
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(HERE):
-            lane = LANES.get(item.path.stem, 3)
+            lane = LANES.get(item.path.stem, 2)
             item.add_marker(pytest.mark.xdist_group(f"embedded-{lane}"))
 
 
