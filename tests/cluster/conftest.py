@@ -1,5 +1,6 @@
 """What the tests with real Apptainer share: images that are built once, three lanes, and what is told at the end."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -32,9 +33,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seconds = float(config.getini("timeout"))
     lanes = {file: lane for lane, files in enumerate(LANES, 1) for file in files}
     places = {file: place for place, file in enumerate(lanes)}
-    items.sort(
-        key=lambda item: places.get(item.path.stem, len(places)) if item.path.is_relative_to(HERE) else -1
-    )
+    if "APPTRAIN_TEST_ORDER" not in os.environ:
+        items.sort(
+            key=lambda item: places.get(item.path.stem, len(places)) if item.path.is_relative_to(HERE) else -1
+        )
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.xdist_group(f"cluster-{lanes.get(item.path.stem, 1)}"))
