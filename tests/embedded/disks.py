@@ -26,6 +26,7 @@ class Disk:
         )
         assert self._keeper.stdout is not None
         assert self._keeper.stdout.readline() == "mounted\n"
+        self.keeper = self._keeper.pid
         self.prefix = ("nsenter", "-t", str(self._keeper.pid), "-U", "-m", "--preserve-credentials")
         self.seen = Path(f"/proc/{self._keeper.pid}/root{mountpoint}")
         """The file system from outside."""

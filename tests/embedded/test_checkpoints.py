@@ -18,6 +18,7 @@ import pytest
 
 from tests.embedded import disks
 from tests.embedded.jobs import CHECKOUT, Ended, Job, clean_env, processes_with, run, start
+from tests.embedded.ready import Training
 from train import checkpoint, metrics
 
 BOUND_S = 120.0
@@ -56,27 +57,18 @@ def step_after(run_dir: Path, step: int) -> Callable[[], bool]:
 class Alone:
     """`python -m train` as one process."""
 
-    def __init__(self, run_dir: Path, *overrides: str, prefix: tuple[str, ...] = ()) -> None:
-        self.run_dir = run_dir
-        self.process = subprocess.Popen(
-            [*prefix, sys.executable, "-P", "-m", "train", *SMALL, "device=cpu", *overrides],
-            cwd=run_dir.parent,
-            env=clean_env(APPTRAIN_RUN_DIR=str(run_dir), OMP_NUM_THREADS="1"),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+    def __init__(self, run_dir: Path, *overrides: str, disk: disks.Disk | None = None) -> None:
+        env = clean_env(APPTRAIN_RUN_DIR=str(run_dir), OMP_NUM_THREADS="1")
+        arguments = [*SMALL, "device=cpu", *overrides]
+        self.process = Training(*arguments, cwd=run_dir.parent, env=env, inside=disk.keeper if disk else None)
 
     def stop(self) -> subprocess.CompletedProcess[str]:
         self.process.send_signal(signal.SIGUSR2)
         return self.end()
 
     def end(self) -> subprocess.CompletedProcess[str]:
-        try:
-            out, err = self.process.communicate(timeout=BOUND_S)
-        finally:
-            self.process.kill()
-        return subprocess.CompletedProcess(self.process.args, self.process.returncode, out, err)
+        status, out, err = self.process.end(BOUND_S)
+        return subprocess.CompletedProcess(SMALL, status, out, err)
 
 
 def warnings(err: str) -> list[str]:
@@ -99,7 +91,7 @@ def test_a_disk_that_fills_up_ends_no_training_and_harms_no_checkpoint(
 ) -> None:
     disk = small_disk(tmp_path / "scratch", "12m")
     run_dir, seen = tmp_path / "scratch" / "run", disk.seen / "run"
-    done = Alone(run_dir, "checkpoint.every=5", "checkpoint.keep=0", prefix=disk.prefix).end()
+    done = Alone(run_dir, "checkpoint.every=5", "checkpoint.keep=0", disk=disk).end()
     assert done.returncode == 74, done.stderr
     good = [path.name for path in checkpoint.newest_first(seen / "checkpoints")]
     newest = checkpoint.newest_whole(seen / "checkpoints")
@@ -118,7 +110,7 @@ def test_a_disk_that_fills_up_ends_no_training_and_harms_no_checkpoint(
     ]
     for name in good[1:]:
         shutil.rmtree(seen / "checkpoints" / name)
-    again = Alone(run_dir, prefix=disk.prefix).end()
+    again = Alone(run_dir, disk=disk).end()
     assert again.returncode == 0, again.stderr
     assert f"resumed from {run_dir}/checkpoints/step-{newest:08d}: step {newest} of 40\n" in again.stdout
     assert trace(seen) == trace(whole)
@@ -132,7 +124,7 @@ def test_on_a_disk_without_a_byte_left_metrics_wait_and_a_planned_end_is_no_75(
     disk = small_disk(tmp_path / "scratch", "24m")
     run_dir, seen = tmp_path / "scratch" / "run", disk.seen / "run"
     endless = ["steps=100000", "checkpoint.every=5"]
-    first = Alone(run_dir, *endless, prefix=disk.prefix)
+    first = Alone(run_dir, *endless, disk=disk)
     until(step_after(seen, 12), "steps")
     disk.fill()
     until(lambda: step_after(seen, 0)() and not _grows(seen / "metrics.jsonl"), "a log that stands still")
@@ -158,7 +150,7 @@ def test_on_a_disk_without_a_byte_left_metrics_wait_and_a_planned_end_is_no_75(
     )
     disk.free()
     size = (seen / "metrics.jsonl").stat().st_size
-    second = Alone(run_dir, *endless, prefix=disk.prefix)
+    second = Alone(run_dir, *endless, disk=disk)
     until(lambda: (seen / "metrics.jsonl").stat().st_size > size, "a step")
     ended = second.stop()
     assert ended.returncode == 75, ended.stderr
@@ -178,7 +170,7 @@ def test_checkpoints_on_a_file_system_that_turns_read_only_are_missed_loudly_unt
 ) -> None:
     run_dir = tmp_path / "run"
     disk = small_disk(run_dir / "checkpoints", "64m")
-    alone = Alone(run_dir, "steps=100000", "checkpoint.every=5", prefix=disk.prefix)
+    alone = Alone(run_dir, "steps=100000", "checkpoint.every=5", disk=disk)
     before = until(lambda: checkpoint.newest_whole(disk.seen), "a checkpoint")
     until(lambda: not list(disk.seen.glob(".*.tmp")) and _read_only(disk), "a moment between two saves")
     until(step_after(run_dir, max(trace(run_dir)) + 12), "steps")
@@ -217,7 +209,7 @@ def test_a_directory_that_is_read_only_from_the_start_is_said_before_the_first_s
     run_dir = tmp_path / "run"
     disk = small_disk(run_dir / "checkpoints", "64m")
     disk.remount("ro")
-    done = Alone(run_dir, prefix=disk.prefix).end()
+    done = Alone(run_dir, disk=disk).end()
     assert done.returncode == 74, done.stderr
     directory = run_dir / "checkpoints"
     assert warnings(done.stderr) == [
