@@ -17,10 +17,14 @@ import random
 import signal
 from collections.abc import Generator
 
+import hypothesis
 import pytest
 from _pytest.terminal import TerminalReporter
 
 from tests import loud
+
+hypothesis.settings.register_profile("ours", deadline=None)  # no test fails on a time
+hypothesis.settings.load_profile("ours")
 
 gc.disable()  # until all tests are collected: the search finds nothing, and each worker imports torch meanwhile
 

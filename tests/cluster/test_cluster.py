@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import procs
 from tests.host import Bind, Refused
 from tests.host.places import cache, locked
 from tests.vcluster import Cluster, Job, find, up
@@ -307,13 +308,8 @@ def test_only_the_login_host_of_a_cluster_that_is_online_reaches_the_package_mir
 def left(name: str) -> list[str]:
     """What there is on this machine of a cluster of that name."""
     found = [str(folder) for folder in (cache() / "hosts").glob(f"{name}.*")]
-    for file in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            line = file.read_bytes().replace(b"\0", b" ").decode()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        if f"/{name}." in line:
-            found.append(line)
+    lines = (line.replace(b"\0", b" ").decode(errors="replace") for _, line in procs.files("cmdline"))
+    found += [line for line in lines if f"/{name}." in line]
     found += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f"/{name}." in line]
     return found + [str(cgroup) for cgroup in Path("/sys/fs/cgroup").glob(f"*/apptrain.{name}.*")]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import procs
 from tests.host import NO_USER_NAMESPACES, Bind, Host, Refused, find, up
 from tests.host.places import locked
 
@@ -78,8 +79,8 @@ def build(host: Host, user: str) -> str:
 
 def processes(word: str) -> list[str]:
     """The command lines on this machine that contain a word, of processes that have not ended."""
-    lines = (file.read_bytes() for file in Path("/proc").glob("[0-9]*/cmdline") if file.exists())
-    return [line.replace(b"\0", b" ").decode() for line in lines if word.encode() in line]
+    lines = [line for _, line in procs.files("cmdline") if word.encode() in line]
+    return [line.replace(b"\0", b" ").decode(errors="replace") for line in lines]
 
 
 def until(condition: Callable[[], object], what: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from entrypoint import outcome
 from entrypoint.outcome import Outcome
+from tests import procs
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BOUND = 120.0
@@ -143,14 +144,7 @@ def master_port() -> str:
 
 def processes_with(text: str) -> list[int]:
     """Process ids whose environment holds the text: what a job has left behind."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdecimal() and text.encode() in (entry / "environ").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return [pid for pid in found if pid != os.getpid()]
+    return [pid for pid, held in procs.files("environ") if text.encode() in held and pid != os.getpid()]
 
 
 def gone(text: str, seconds: float = 5.0) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests import procs
 from tests.pbs_double import commands, serving, wire
 from tests.pbs_double import config as configs
 from tests.pbs_double.config import Config, HostConfig
@@ -37,10 +38,10 @@ class Local:
         while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX":
             time.sleep(0.005)  # or it could still tell the others how its tasks end
         mark = f"PBS_MOMPORT={self.config.hosts[host].port}".encode()
-        for file in Path("/proc").glob("[0-9]*/environ"):
-            with suppress(OSError):
-                if mark in file.read_bytes().split(b"\0"):
-                    os.kill(int(file.parent.name), signal.SIGKILL)
+        for task, environment in procs.files("environ"):
+            if mark in environment.split(b"\0"):
+                with suppress(ProcessLookupError):
+                    os.kill(task, signal.SIGKILL)
 
     @property
     def home(self) -> Path:

@@ -1,6 +1,5 @@
 """`make mutants` (tests/mutants) on snippets, and on projects of one function that are written here."""
 
-import contextlib
 import os
 import re
 import signal
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests import procs
 from tests.mutants import __main__ as command
 from tests.mutants import bash, python, trial
 from tests.mutants.change import Mutant, draw
@@ -322,12 +322,8 @@ def test_nothing_that_a_change_starts_outlives_its_tests(checkout: Path) -> None
 
 def running(word: str) -> list[str]:
     """The command lines with this word."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            words = path.read_bytes().decode(errors="replace").split("\0")
-            found += [" ".join(words)] if word in words else []
-    return found
+    lines = (line.decode(errors="replace").split("\0") for _, line in procs.files("cmdline"))
+    return [" ".join(words) for words in lines if word in words]
 
 
 def test_ctrl_c_ends_all_and_leaves_nothing(checkout: Path, tmp_path: Path) -> None:

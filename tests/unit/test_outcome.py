@@ -94,3 +94,22 @@ def test_a_run_directory_that_has_vanished_is_made_anew_for_the_outcome(tmp_path
     outcome.write(path, Outcome(status=75))
     assert outcome.read(path) == Outcome(status=75)
     assert [folder.stat().st_mode & 0o777 for folder in (path.parent.parent, path.parent)] == [0o700] * 2
+
+
+def test_space_is_taken_before_and_given_back_where_nothing_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "outcome" / "0.1"
+    outcome.reserve(path)
+    (taken,) = path.parent.iterdir()
+    assert (taken.stat().st_size, outcome.read(path)) == (outcome.SPACE, None)
+    outcome.write(path, FAILED)
+    assert ([file.name for file in path.parent.iterdir()], outcome.read(path)) == (["0.1"], FAILED)
+    outcome.reserve(path)
+    outcome.release(path)
+    outcome.release(path)
+    assert [file.name for file in path.parent.iterdir()] == ["0.1"]
+
+
+def test_only_what_no_rank_ended_with_says_that_another_attempt_may_help() -> None:
+    assert Outcome(status=69).is_unavailable
+    assert not Outcome(status=69, rank=0).is_unavailable
+    assert not Outcome(status=1).is_unavailable

@@ -23,6 +23,7 @@ from typing import Any
 import pytest
 
 from clusters import render
+from tests import procs
 from tests.pbs_double import config, local
 from tests.pbs_double.local import Local
 from tests.unit.bounds import shorten
@@ -1041,13 +1042,8 @@ class ByHand:
 
     def left(self) -> list[str]:
         """What runs of this checkout."""
-        found = []
-        for file in Path("/proc").glob("[0-9]*/cmdline"):
-            with suppress(OSError):
-                words = file.read_bytes().decode().replace("\0", " ")
-                if str(self.site.checkout) in words:
-                    found.append(words)
-        return found
+        lines = (line.decode(errors="replace").replace("\0", " ") for _, line in procs.files("cmdline"))
+        return [line for line in lines if str(self.site.checkout) in line]
 
 
 def last(lines: list[str]) -> str:

@@ -30,7 +30,7 @@ def file_of(buffer: Buffer) -> bytes:
     return b"".join(bytes(chunk) for chunk in buffer.chunks())
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.dictionaries(st.text(max_size=8).filter(lambda name: name != "__metadata__"), tensors(), max_size=6)
 )
