@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
         path = configs.find(options.config)
         config = configs.load(path, options.overrides)
         configs.check_batch(config, place.world_size)
-        gc.disable()  # until all is imported and built: the search finds nothing in a quarter of the time
+        gc.disable()  # until all is imported and built: there is no garbage to find
         # Torch's agent asks for the traceback of a rank that fails in a file of its own.
         from torch.distributed.elastic.multiprocessing.errors import record
 

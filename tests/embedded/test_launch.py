@@ -863,24 +863,12 @@ def start_hastily(tmp_path: Path, script: str, ranks: int, first_step: float, ha
     return Job([*argv, write(tmp_path, "script.py", script)], tmp_path, tmp_path / "run", clean_env())
 
 
-APART = """
-import time
-import torch
-import torch.distributed as dist
-dist.init_process_group("gloo")
-groups = [dist.new_group([0, 1]) for _ in range(2)]
-optimizer = torch.optim.SGD(torch.nn.Linear(4, 1).parameters(), lr=0.1)
-def evaluate():
-    time.sleep(6)
-for step in range(8):
-    dist.all_reduce(torch.zeros(1))
-    optimizer.step()
-if dist.get_rank() == 1:
-    evaluate()
-dist.all_reduce(torch.zeros(1))
+APART = f"""{PAUSE.replace("1000", "6").rstrip()}
 optimizer.step()
+groups = [dist.new_group([0, 1]) for _ in range(2)]
 dist.all_reduce(torch.zeros(1), group=groups[dist.get_rank()])
 """
+"""A pause that ends, and then a deadlock."""
 
 
 def test_with_nothing_set_a_pause_is_said_once_and_only_a_proven_deadlock_ends_the_job(
@@ -893,7 +881,7 @@ def test_with_nothing_set_a_pause_is_said_once_and_only_a_proven_deadlock_ends_t
         124,
         [
             "entrypoint: rank 1 on 127.0.0.1: no step for 3 s after step 8: it waits for no other rank, and is in "
-            "script.py:9 evaluate, while 1 of 2 ranks wait in all_reduce, script.py:15 <module>: the job goes on, "
+            "script.py:8 evaluate, while 1 of 2 ranks wait in all_reduce, script.py:14 <module>: the job goes on, "
             "and stacks/ of the run directory has where each rank is (--hang-timeout)",
             "entrypoint: rank 0 on 127.0.0.1, status 124: stuck, no step for 3 s after step 9: it gave its last "
             "sign first, and is in script.py:17 <module> like all others",

@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-class Started:
+class Started(ABC):
     """Processes on this machine; started at once, ended in any case."""
 
     def __init__(self) -> None:
@@ -73,8 +74,9 @@ class Started:
             for process, output in zip(self.processes, ends, strict=True)
         ]
 
+    @abstractmethod
     def rank_pids(self) -> list[int]:
-        raise NotImplementedError
+        """Of those that run."""
 
 
 class Torchrun(Started):
