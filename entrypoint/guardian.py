@@ -41,6 +41,7 @@ class Guardian:
                 stderr=subprocess.DEVNULL,
                 env={},
                 start_new_session=True,
+                bufsize=0,  # what it was killed before it read would be complained of at the end
             )
 
     @property
@@ -62,7 +63,6 @@ class Guardian:
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.write(os.fsencode(line) + b"\n")
-                self._process.stdin.flush()
 
 
 def main() -> None:

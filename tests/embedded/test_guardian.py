@@ -2,6 +2,7 @@
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -68,3 +69,25 @@ def guardians() -> set[str]:
         except OSError:
             continue
     return found
+
+
+def test_a_guardian_that_is_killed_is_not_complained_of() -> None:
+    """As by a scheduler that ends every process of a job at once. From Python 3.13 on it is also without -X dev."""
+    script = """
+import os, signal, sys
+from pathlib import Path
+from entrypoint.guardian import Guardian
+guardian = Guardian()
+os.kill(guardian.pid, signal.SIGKILL)
+os.waitid(os.P_PID, guardian.pid, os.WEXITED | os.WNOWAIT)
+guardian.watch(Path("/nowhere"))
+guardian.dismiss()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "ignore", "-P", "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ended.stderr == ""
