@@ -204,8 +204,9 @@ async def meet(
     BadInput: the participants do not agree, or two claim one place; everyone gets the same text.
     Unavailable: the port is taken, no hub can be reached or it is none, or too many do not come.
     """
-    candidates = muster.candidates if muster else (0,)
-    for number, hub in enumerate(candidates, 1):
+    candidates = [*muster.candidates] if muster else [0]
+    while True:
+        hub = candidates.pop(0)
         try:
             where = await muster.address(hub) if muster else address
             return await _meet_at(
@@ -223,10 +224,9 @@ async def meet(
                 muster=muster,
             )
         except _NoHub as error:
-            if number == len(candidates):
+            if not candidates:
                 raise Unavailable(str(error)) from error
             say(f"{error}: trying the next node")
-    raise AssertionError("the last candidate was tried")
 
 
 async def _meet_at(hub: int, address: str, port: int, *, me: Identity, **given: Any) -> "Link":
@@ -605,8 +605,6 @@ class _Hub(Link):
         )
 
     def _go_if_complete(self) -> None:
-        if self._met.done():
-            return
         if self.muster:
             present = self._present
             expected = set(range(self.me.nnodes)) - set(self.muster.absent)

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import errno
 import functools
 import inspect
 import json
+import re
 import resource
 import socket
 import threading
@@ -304,6 +306,17 @@ async def test_the_hub_says_who_is_missing() -> None:
         await asyncio.wait([link])
 
 
+@run
+async def test_the_hub_says_that_all_have_come_and_try_their_ways() -> None:
+    place = Place()
+    async with place.hub(who(0, contact="lo 127.0.0.1 9 token"), timeouts=TALKATIVE):
+        wire, _ = await place.spoke()
+        wire.send(hello(who(1, contact="lo 127.0.0.2 9 token")))
+        said = "all nodes have come, and try to reach one another after "
+        await until(lambda: any(text.startswith(said) for text in place.said))
+        wire.abort()
+
+
 def test_many_missing_nodes_are_counted() -> None:
     nodes = [f"n{node}" for node in range(100)]
     text = missing([(node, None) for node in range(10, 30)], 100, nodes, shown=3)
@@ -442,6 +455,34 @@ async def test_a_hub_that_ends_before_the_start_ends_the_join() -> None:
         ]
 
 
+async def one_after_another(
+    place: Place, *messages: dict[str, Any], **changes: Any
+) -> tuple[str, list[dict[str, Any]]]:
+    """(how node 1 was refused, what it said after its hello) by a hub that says these things, and no more."""
+    heard: list[dict[str, Any]] = []
+
+    async def hub(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        wire = await greet(reader, writer, KEY, hub=True)
+        await wire.receive()
+        for message in messages:
+            wire.send(message)
+        with contextlib.suppress(WireError):
+            while True:
+                heard.append(await wire.receive())
+
+    text = await listener(place, hub, **changes)
+    return text, [message for message in heard if message["type"] != "beat"]
+
+
+@run
+async def test_a_hub_that_does_not_decide_is_waited_for_as_long_as_the_join_may_take() -> None:
+    place = Place()
+    text, _ = await one_after_another(place, {"type": "welcome"}, timeouts=replace(SHORT, join=1))
+    assert re.sub(r"[\d.]+ s", "N s", text) == (
+        f"Unavailable: node 0 (n0) at {place.endpoint} did not decide within N s: see its output"
+    )
+
+
 # Node 0's name does not mean one address to all.
 
 
@@ -538,6 +579,62 @@ async def test_a_node_that_does_not_get_through_to_the_address_ends_the_join_for
 
 
 @run
+async def test_an_address_where_something_else_answers_is_not_taken() -> None:
+    async def something_else(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        wire = await greet(reader, writer, KEY, hub=True)
+        await wire.receive()
+        wire.send({"type": "go"})
+
+    place = Place()
+    moves: list[tuple[int, str]] = []
+    bounds = replace(SHORT, join=1)
+    async with await asyncio.start_server(something_else, "127.0.0.2", place.port):
+        orders = [{"type": "welcome"}, {"type": "move", "address": "127.0.0.2"}]
+        _, heard = await one_after_another(place, *orders, timeouts=bounds, **moving(moves, 1))
+    assert (heard, moves) == (
+        [
+            {
+                "type": "moved",
+                "address": "127.0.0.2",
+                "contact": "",
+                "why": "it sent a message that has no meaning here",
+            }
+        ],
+        [],
+    )
+
+
+@run
+async def test_a_participant_that_cannot_move_says_so() -> None:
+    place, nodes = Place(), [who(node, nnodes=3) for node in range(3)]
+    addresses = ["127.0.0.1", "127.0.0.1", "127.0.0.2"]
+    meetings = [
+        place.meet(me, address=where, everywhere=True) for me, where in zip(nodes, addresses, strict=True)
+    ]
+    found = await asyncio.gather(*meetings, return_exceptions=True)
+    assert {str(error) for error in found} == {
+        CANNOT.format("this participant cannot take node 0 at 127.0.0.1").removeprefix("BadInput: ")
+    }
+
+
+@run
+async def test_an_answer_to_nothing_that_was_asked_moves_nobody() -> None:
+    place = Place()
+    async with place.hub(who(0, nnodes=3)) as hub:
+        wires = []
+        for node in (1, 2):
+            wire, _ = await place.spoke()
+            wires.append(wire)
+            wire.send(hello(who(node, nnodes=3)))
+            unasked = {"address": "127.0.0.9", "contact": f"lo 127.0.0.{node} 9 token", "why": ""}
+            wire.send({"type": "moved", **unasked})
+        async with asyncio.timeout(5):
+            assert (await hub).members == (0, 1, 2)
+        for wire in wires:
+            wire.abort()
+
+
+@run
 async def test_a_node_that_does_not_say_whether_it_can_use_the_address_ends_the_join_for_everyone() -> None:
     async def wait(_: str) -> str:
         await asyncio.sleep(60)
@@ -608,6 +705,22 @@ async def test_an_address_of_another_machine_is_bad_input() -> None:
 
 
 @run
+async def test_a_host_without_ipv6_listens_everywhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    listen = door.listen
+
+    def without_ipv6(family: socket.AddressFamily, where: Any) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(errno.EAFNOSUPPORT, "not supported")
+        return listen(family, where)
+
+    monkeypatch.setattr(door, "listen", without_ipv6)
+    place = Place()
+    await close(*await place.all(who(0), who(1), everywhere=True))
+    (text,) = await place.refusals(who(0), address="::1", everywhere=True)
+    assert text.startswith(f"BadInput: node 0 (n0) cannot listen on [::1]:{place.port}: Address family not ")
+
+
+@run
 async def test_a_name_that_does_not_resolve_is_bad_input() -> None:
     place = Place()
     found = await place.refusals(who(0), who(1), address="no such name")
@@ -649,11 +762,13 @@ async def test_a_connection_that_nobody_answers_ends_the_join() -> None:
     )
 
 
-async def listener(place: Place, answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any]) -> str:
+async def listener(
+    place: Place, answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any], **changes: Any
+) -> str:
     """How a spoke is refused that finds this listener."""
     server = await asyncio.start_server(answer, place.address, place.port)
     try:
-        return (await place.refusals(who(1)))[0]
+        return (await place.refusals(who(1), **changes))[0]
     finally:
         server.close()
 
@@ -1103,11 +1218,19 @@ async def test_the_earliest_failure_wins_whoever_reports_first() -> None:
     await close(*links)
 
 
+@pytest.mark.parametrize(
+    "late",
+    [
+        {"type": "tried"},
+        {"type": "moved", "address": "127.0.0.9", "contact": "lo 127.0.0.9 9 token", "why": ""},
+    ],
+    ids=["tried", "moved"],
+)
 @run
-async def test_a_trial_that_ends_when_the_meeting_is_over_changes_nothing() -> None:
+async def test_an_answer_that_comes_when_the_meeting_is_over_changes_nothing(late: dict[str, Any]) -> None:
     links = await three(Place())
     for link in links:
-        link._report({"type": "tried"})
+        link._report(late)
         link.done()
     assert await events(*links) == [AllDone()] * 3
     await close(*links)
@@ -1550,6 +1673,22 @@ async def test_a_message_without_a_meaning_ends_a_connection(message: dict[str, 
         else ("lost: it sent a message that has no meaning here")
     )
     assert await lost_by(lambda wire, _: wire.send(message)) == expected
+
+
+@pytest.mark.parametrize(
+    "message", [{"type": "go", "members": "1"}, {"type": "stop"}, {}], ids=["go", "stop", "empty"]
+)
+@run
+async def test_a_hub_that_sends_a_message_without_a_meaning_is_lost(message: dict[str, Any]) -> None:
+    links = await Place().all(who(0), who(1))
+    for peer in links[0]._peers.values():
+        peer.send(message)
+    (event,) = await events(links[1])
+    assert (event.failure.node_rank, event.failure.error) == (
+        0,
+        "lost: it sent a message that has no meaning here",
+    )
+    await close(*links)
 
 
 @run
