@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint import output
-from entrypoint.output import Console, Relay, wants_progress
+from entrypoint.output import Console, Relay, own_consoles, wants_progress
 
 
 class Screen:
@@ -41,6 +41,19 @@ def relay(
     os.close(writer)
     reading.finish(5)
     return screen.text(), (tmp_path / "log").read_bytes(), reading.first_error("rank0")
+
+
+def test_the_relay_ends_by_itself_once_nobody_can_write(tmp_path: Path) -> None:
+    screen = Screen()
+    reading = Relay({"out": screen.console, "err": screen.console})
+    writers = [reading.add("rank0", name, tmp_path / name, show=True) for name in ("out", "err")]
+    reading.start()
+    for writer in writers:
+        os.write(writer, b"line\n")
+        os.close(writer)
+    reading.join(5)
+    assert not reading.is_alive()
+    assert screen.text() == b"line\nline\n"
 
 
 def test_lines_written_in_pieces_arrive_whole(tmp_path: Path) -> None:
@@ -152,6 +165,21 @@ def test_a_closed_console_ends_neither_the_relay_nor_the_log(tmp_path: Path) -> 
     assert (tmp_path / "log").read_bytes() == b"line\n"
 
 
+def test_a_console_that_someone_made_non_blocking_gets_all() -> None:
+    reader, fd = os.pipe()
+    os.set_blocking(fd, False)
+    line = b"x" * 500_000 + b"\n"  # more than a pipe holds
+    teller = threading.Thread(target=Console(fd, progress=False).line, args=(line,))
+    teller.start()
+    found = b""
+    while not found.endswith(b"\n"):
+        found += os.read(reader, 65536)
+    teller.join(5)
+    assert found == line
+    for end in (reader, fd):
+        os.close(end)
+
+
 def test_a_full_disk_ends_nothing_and_the_line_is_shown_even_if_hidden() -> None:
     screen = Screen()
     reading = Relay({"out": screen.console})
@@ -200,6 +228,20 @@ CAUSE = b"""Traceback (most recent call last):
     batch = next(batches)
 Overslept: the file system is away
 """
+
+
+@pytest.mark.parametrize("prefix", [b"", b"[rank3]: "])
+def test_where_a_ranks_script_was_is_told_from_its_last_traceback(tmp_path: Path, prefix: bytes) -> None:
+    screen = Screen()
+    reading = Relay({"out": screen.console, "err": screen.console})
+    writers = [reading.add(name, "err", tmp_path / name, show=False) for name in ("rank3", "rank4")]
+    reading.start()
+    os.write(writers[0], b"".join(prefix + line + b"\n" for line in CAUSE.splitlines()))
+    for writer in writers:
+        os.close(writer)
+    reading.finish(5)
+    places = [reading.last_place(name) for name in ("rank3", "rank4", "none")]
+    assert places == ["at train.py:41", "", ""]
 
 
 def echoing(tmp_path: Path, written: bytes, *, failed: bool) -> tuple[bytes, bytes, int]:
@@ -316,6 +358,14 @@ def test_a_terminal_wants_progress_and_a_parent_may_speak_for_one() -> None:
     assert wants_progress(writer, {"APPTRAIN_PROGRESS": "1"})
     for fd in (leader, follower, reader, writer):
         os.close(fd)
+
+
+def test_our_own_consoles_are_the_two_streams_of_this_process() -> None:
+    found = own_consoles({"APPTRAIN_PROGRESS": "1"})
+    assert {name: (console.fd, console.progress) for name, console in found.items()} == {
+        "out": (1, True),
+        "err": (2, True),
+    }
 
 
 def test_what_we_say_ourselves_waits_for_no_reader_and_comes_in_order() -> None:
