@@ -442,6 +442,107 @@ def test_an_old_apptainer_is_refused(
     )
 
 
+BUILDS = """case $1 in
+--version) echo apptainer version 1.4.5 ;;
+build)
+    while [ $# -gt 2 ]; do shift; done
+    [ "$2" = "$RECIPE" ] && cp "$MADE/python.installed" "$MADE/debian.installed" "$APPTRAIN_WORK" || exit
+    printf header.squashfs.end >"$1"
+    ;;
+sif) echo "4    |1       |NONE    |7-15                      |FS (Squashfs/*System/amd64)" ;;
+esac"""
+"""Stands in for Apptainer: what a build leaves, and where the file system is in it."""
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What the stand-in puts into an image; everything is fetched already, and there is room."""
+    stack, folder = stacks.find(""), tmp_path / "made"
+    folder.mkdir()
+    packages = {name: getattr(stack, name) for name in ("torch", "torchvision")}
+    versions = packages | {name: getattr(stack, name) for name in ("cuda", "cudnn", "nccl")}
+    (folder / "python.installed").write_text(json.dumps({"versions": versions, "python_packages": packages}))
+    (folder / "debian.installed").write_text(f"libc6 {dict(locked())['libc6']}\n")
+    tool(tmp_path / "bin", "apptainer", BUILDS)
+    for name, value in (("MADE", folder), ("RECIPE", build.RECIPE), ("APPTAINER_TMPDIR", tmp_path)):
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr(build, "_tool", lambda name: f"/usr/sbin/{name}")
+    monkeypatch.setattr(build, "check", lambda *_: None)
+    locks = [stack.lock("amd64"), stacks.debian_lock("amd64")]
+    monkeypatch.setattr(build, "fetch", lambda *_: build.Fetched("amd64", locks, []))
+    return folder
+
+
+def beside(folder: Path) -> dict[str, str]:
+    """Name to content of everything there."""
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_an_image_comes_with_what_describes_it(
+    tmp_path: Path, made: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, stack = tmp_path / "images" / "image.sif", stacks.find("")
+    target.parent.mkdir()
+    assert build.main(["build", "--image", str(target)]) == 0, capsys.readouterr().err
+    found = beside(target.parent)
+    assert found.keys() == {"image.sif", "image.json", "image.cdx.json"}
+    assert found["image.sif"] == "header.squashfs.end"
+    said = json.loads(found["image.json"])
+    installed = json.loads((made / "python.installed").read_text())
+    expected = {
+        "stack": "cu132",
+        "versions": installed["versions"],
+        "driver": stack.driver,
+        "sif_sha256": hashlib.sha256(b"header.squashfs.end").hexdigest(),
+        "partition_sha256": hashlib.sha256(b"squashfs").hexdigest(),
+        "bytes": len("header.squashfs.end"),
+        "builder": "apptainer version 1.4.5",
+        "debian_packages": {"libc6": dict(locked())["libc6"]},
+        "python_packages": installed["python_packages"],
+        "base": "debootstrap",
+    }
+    assert {name: said[name] for name in expected} == expected
+    bill = json.loads(found["image.cdx.json"])
+    assert {part["name"] for part in bill["components"]} == {"libc6", "torch", "torchvision"}
+    partition = expected["partition_sha256"]
+    assert (
+        f"image: {target} is ready: 0.00 GB in {said['seconds']} s, identity {partition[:12]}\n"
+        in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize(
+    ("versions", "error"),
+    [
+        (None, "the build failed; the reason stands above. The image of before is untouched"),
+        (
+            {"torch": "1.0"},
+            f"torch is 1.0 in the image, {stacks.find('').torch} in stacks.yaml: correct the entry cu132 there",
+        ),
+    ],
+    ids=["by Apptainer", "another torch"],
+)
+def test_a_build_that_fails_leaves_the_image_of_before(
+    tmp_path: Path,
+    made: Path,
+    capsys: pytest.CaptureFixture[str],
+    versions: dict[str, str] | None,
+    error: str,
+) -> None:
+    before = {"image.sif": "old", "image.json": "{}", "image.cdx.json": "{}"}
+    (tmp_path / "images").mkdir()
+    for name, text in before.items():
+        (tmp_path / "images" / name).write_text(text)
+    (made / "python.installed").unlink()
+    if versions:
+        (made / "python.installed").write_text(json.dumps({"versions": versions}))
+    assert build.main(["build", "--image", str(tmp_path / "images" / "image.sif")]) == 1
+    assert capsys.readouterr().err == f"image: {error}\n"
+    assert beside(tmp_path / "images") == before
+
+
 def test_a_base_from_a_registry_needs_a_digest_in_the_lock() -> None:
     with pytest.raises(BadInput) as refusal:
         build.Builder("/usr/bin/apptainer", "1.4").base("docker", stacks.find(""), "amd64")
