@@ -1,0 +1,84 @@
+"""What `manifest.json` says of each attempt, and what becomes of something else that stands there."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from entrypoint import manifest
+from entrypoint.gpu import Stack
+from entrypoint.rundir import RunDirectory
+from tests.unit.scene import planned
+from tests.unit.test_join import who
+
+CU132 = Stack(name="cu132", cuda="13.2", lock="5e1f", driver="580", capabilities=())
+
+
+def attempts(run: RunDirectory) -> list[dict[str, object]]:
+    found = json.loads(run.manifest.read_text())
+    assert found.keys() == {"format", "attempts"}
+    assert found["format"] == 1
+    assert run.manifest.stat().st_mode & 0o777 == 0o600
+    return list(found["attempts"])
+
+
+def test_each_attempt_adds_what_it_ran(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path, 1)
+    for stack in (None, CU132):
+        manifest.record(run, planned(), who(1, versions={"torch": "2.15.0"}), stack)
+    first, second = attempts(run)
+    for one in (first, second):
+        assert (
+            timedelta(0)
+            <= datetime.now(UTC) - datetime.fromisoformat(str(one.pop("began")))
+            < timedelta(hours=1)
+        )
+    assert first == {
+        "attempt": 1,
+        "scheduler": "embedded",
+        "job_id": "7",
+        "nodes": ["127.0.0.2", "127.0.0.3"],
+        "nproc_per_node": 2,
+        "world_size": 4,
+        "mode": "torchrun",
+        "device": "cpu",
+        "command": ["script.py"],
+        "venv": None,
+        "image": None,
+        "versions": {"torch": "2.15.0"},
+    }
+    assert second == first | {
+        "image": {"id": "7be444fb", "stack": "cu132", "cuda": "13.2", "lock_sha256": "5e1f"}
+    }
+
+
+def test_that_no_rank_joined_a_group_is_said_of_the_last_attempt_alone(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path, 1)
+    for _ in range(2):
+        manifest.record(run, planned(), who(1), None)
+    first, second = attempts(run)
+    manifest.note_alone(run)
+    assert attempts(run) == [first, second | {"process_group": None}]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"attempts": {}}', '{"attempts": [7]}', '{"format": 1, "att']
+)
+def test_what_is_no_manifest_stays(tmp_path: Path, text: str) -> None:
+    run = RunDirectory(tmp_path, 1)
+    run.manifest.write_text(text)
+    with pytest.raises(ValueError):  # noqa: PT011
+        manifest.record(run, planned(), who(1), None)
+    with pytest.raises(ValueError):  # noqa: PT011
+        manifest.note_alone(run)
+    assert run.manifest.read_text() == text
+
+
+@pytest.mark.parametrize("text", [None, '{"format": 1, "attempts": []}'])
+def test_of_no_attempt_nothing_is_said(tmp_path: Path, text: str | None) -> None:
+    run = RunDirectory(tmp_path, 1)
+    if text:
+        run.manifest.write_text(text)
+    with pytest.raises(ValueError, match=r"^it has no attempts$"):
+        manifest.note_alone(run)
