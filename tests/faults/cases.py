@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +26,7 @@ from train import checkpoint
 RUNNING = (Moment.START, Moment.STEP, Moment.SAVE)
 
 
-class Fault:
+class Fault(ABC):
     name: ClassVar[str]
     policies: ClassVar[tuple[str, ...]] = ("requeue",)
     """The --on-failure under which it is tried."""
@@ -55,8 +56,9 @@ class Fault:
     def prepare(self, run: Run) -> None:
         """What must be there before the run's first job starts."""
 
+    @abstractmethod
     def inflict(self, run: Run) -> str:
-        raise NotImplementedError
+        """Has it happen; returns a few words on what did."""
 
     def evidence(self, run: Run) -> str:
         """What shows it where the job's output does not; empty where nothing does."""
