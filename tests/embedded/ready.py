@@ -34,9 +34,16 @@ class Training:
         self._process = forks.Process(target=_train, args=given, daemon=True)  # ends with the tests
         self._process.start()
 
-    def send_signal(self, number: signal.Signals) -> None:
+    @property
+    def pid(self) -> int:
         assert self._process.pid is not None
-        os.kill(self._process.pid, number)
+        return self._process.pid
+
+    def is_running(self) -> bool:
+        return self._process.is_alive()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        os.kill(self.pid, number)
 
     def end(self, seconds: float) -> tuple[int, str, str]:
         """Its status, negative for a signal, and what it said; kills it after the bound."""

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from entrypoint import processes
+from tests.embedded.ready import Training
 from train import checkpoint, metrics
 
 SMALL = [
@@ -52,65 +53,98 @@ def free_port() -> int:
 class Started(ABC):
     """Processes on this machine; started at once, ended in any case."""
 
-    def __init__(self) -> None:
-        self.processes: list[subprocess.Popen[str]] = []
+    @abstractmethod
+    def is_running(self) -> bool:
+        """Whether none of them has ended."""
 
-    def start(self, run_dir: Path, *command: str, **more: str) -> None:
-        self.processes.append(
-            subprocess.Popen(
-                [sys.executable, "-m", *command],
-                env=environment(run_dir) | more,
-                cwd=run_dir.parent,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-
+    @abstractmethod
     def wait(self) -> list[subprocess.CompletedProcess[str]]:
-        ends = [process.communicate(timeout=BOUND_S) for process in self.processes]
-        return [
-            subprocess.CompletedProcess(process.args, process.returncode, *output)
-            for process, output in zip(self.processes, ends, strict=True)
-        ]
+        """How each of them ends."""
 
     @abstractmethod
     def rank_pids(self) -> list[int]:
         """Of those that run."""
+
+    @abstractmethod
+    def give_up(self) -> None:
+        """End those that run."""
 
 
 class Torchrun(Started):
     """Agents, one a node."""
 
     def __init__(self, run_dir: Path, *command: str, nodes: int = 1, ranks: int = 2) -> None:
-        super().__init__()
+        self.agents: list[subprocess.Popen[str]] = []
         port = str(free_port())
         for node in range(nodes):
             options = ["--nnodes", str(nodes), "--nproc-per-node", str(ranks), "--node-rank", str(node)]
             options += ["--master-addr", "127.0.0.1", "--master-port", port]
-            self.start(run_dir, "torch.distributed.run", *options, *command)
+            self.agents.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "torch.distributed.run", *options, *command],
+                    env=environment(run_dir),
+                    cwd=run_dir.parent,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+
+    def is_running(self) -> bool:
+        return all(agent.poll() is None for agent in self.agents)
+
+    def wait(self) -> list[subprocess.CompletedProcess[str]]:
+        ends = [agent.communicate(timeout=BOUND_S) for agent in self.agents]
+        return [
+            subprocess.CompletedProcess(agent.args, agent.returncode, *output)
+            for agent, output in zip(self.agents, ends, strict=True)
+        ]
 
     def rank_pids(self) -> list[int]:
         found = []
-        for agent in self.processes:
+        for agent in self.agents:
             children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
             found += [int(child) for child in children]
         return found
+
+    def give_up(self) -> None:
+        for agent in self.agents:
+            if agent.poll() is None:
+                agent.terminate()
+                agent.communicate(timeout=60)
 
 
 class Ranks(Started):
     """Ranks of one node without an agent, as where a scheduler starts a task for each."""
 
     def __init__(self, run_dir: Path, *arguments: str, ranks: int = 2) -> None:
-        super().__init__()
+        self.ranks: list[Training] = []
         world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
         world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         for rank in range(ranks):
-            place = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            self.start(run_dir, "train", *SMALL, *arguments, **world, **place)
+            env = environment(run_dir) | world | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            self.ranks.append(Training(*SMALL, *arguments, cwd=run_dir.parent, env=env))
+
+    def is_running(self) -> bool:
+        return all(rank.is_running() for rank in self.ranks)
+
+    def wait(self) -> list[subprocess.CompletedProcess[str]]:
+        return [subprocess.CompletedProcess(SMALL, *rank.end(BOUND_S)) for rank in self.ranks]
 
     def rank_pids(self) -> list[int]:
-        return [process.pid for process in self.processes]
+        return [rank.pid for rank in self.ranks]
+
+    def give_up(self) -> None:
+        for rank in self.ranks:
+            if rank.is_running():
+                rank.end(0)
+
+
+class Alone(Ranks):
+    """A process that is told of no others."""
+
+    def __init__(self, run_dir: Path, *arguments: str) -> None:
+        self.ranks = [Training(*SMALL, *arguments, cwd=run_dir.parent, env=environment(run_dir))]
 
 
 @pytest.fixture
@@ -119,10 +153,7 @@ def started() -> Iterator[list[Started]]:
     runs: list[Started] = []
     yield runs
     for run in runs:
-        for process in run.processes:
-            if process.poll() is None:
-                process.terminate()
-                process.communicate(timeout=60)
+        run.give_up()
 
 
 def finished(run_dir: Path, *command: str, nodes: int = 1, ranks: int = 2, status: int = 0) -> list[Any]:
@@ -137,13 +168,8 @@ def train(run_dir: Path, *overrides: str, **shape: int) -> list[Any]:
 
 
 def alone(run_dir: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "train", *SMALL, *arguments],
-        env=environment(run_dir),
-        capture_output=True,
-        text=True,
-        timeout=BOUND_S,
-    )
+    (done,) = Alone(run_dir, *arguments).wait()
+    return done
 
 
 def result(run_dir: Path) -> dict[str, Any]:
@@ -247,7 +273,7 @@ def wait_for_a_step(run_dir: Path, run: Started) -> None:
     deadline = time.monotonic() + BOUND_S
     path = run_dir / "metrics.jsonl"
     while not (path.exists() and path.stat().st_size):
-        assert all(process.poll() is None for process in run.processes), run.wait()
+        assert run.is_running(), run.wait()
         assert time.monotonic() < deadline, "no step was done"
         time.sleep(0.05)
 
@@ -274,26 +300,14 @@ def test_a_signal_to_one_rank_ends_all_ranks_after_the_same_saved_step(
     assert f"stopped after step {last} of 100000; --resume auto goes on from there\n" in done[0].stdout
 
 
-def test_a_process_alone_ends_at_a_signal_with_its_status(tmp_path: Path) -> None:
+def test_a_process_alone_ends_at_a_signal_with_its_status(tmp_path: Path, started: list[Started]) -> None:
     run_dir = tmp_path / "run"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "train", *SMALL, "steps=100000"],
-        env=environment(run_dir),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        deadline = time.monotonic() + BOUND_S
-        while not (run_dir / "metrics.jsonl").exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        process.send_signal(signal.SIGUSR2)
-        process.communicate(timeout=BOUND_S)
-    finally:
-        process.kill()
-    assert process.returncode == 75
+    run = Alone(run_dir, "steps=100000")
+    started.append(run)
+    wait_for_a_step(run_dir, run)
+    os.kill(run.rank_pids()[0], signal.SIGUSR2)
+    (done,) = run.wait()
+    assert done.returncode == 75, done.stderr
 
 
 def test_sigterm_ends_a_process_that_has_nothing_to_save_at_once_and_silently(tmp_path: Path) -> None:
