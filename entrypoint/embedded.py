@@ -36,6 +36,8 @@ PASSED = (
     *("APPTRAIN_IMAGE_ID", "APPTRAIN_STACK", "LD_LIBRARY_PATH"),
 )
 """Variables that a node gets from this environment; APPTRAIN_PASS adds names or PREFIX_*."""
+ENTRYPOINT: Sequence[str] = (sys.executable, "-P", "-m", "entrypoint")
+"""What is run on a node."""
 ATTEMPTS = 3
 KILL_AFTER = 35.0
 """Seconds after a signal in which nodes end by themselves: their ranks may save for 25."""
@@ -284,7 +286,7 @@ class _Nodes:
     def _start(self, index: int, local_id: int, attempt: int, out: int, err: int) -> subprocess.Popen[bytes]:
         progress = self.consoles["err"].progress
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "entrypoint", "launch", *self.job.launch],
+            [*ENTRYPOINT, "launch", *self.job.launch],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,

@@ -1,18 +1,57 @@
 """`entrypoint` with shorter bounds where there is no option for one, or where giving the option would change the rule:
 nobody waits a minute in a test.
 
-    python -P -m tests.embedded.hasty FIRST_STEP HANG_TIMEOUT launch ...
+    python -P -m tests.embedded.hasty BOUND=SECONDS ... launch ...
+    python -P -m tests.embedded.hasty BOUND=SECONDS ... embedded ...
+
+The embedded scheduler starts its nodes with the same bounds.
 """
 
 import dataclasses
+import itertools
 import sys
+from collections.abc import Sequence
 
-from entrypoint import attempt, options
-from entrypoint.cli import main
+from entrypoint import attempt, cli, embedded, join, options, restart
 
-attempt.FIRST_STEP = float(sys.argv[1])
-options.OPTIONS = tuple(
-    dataclasses.replace(option, default=float(sys.argv[2])) if option.name == "hang-timeout" else option
-    for option in options.OPTIONS
-)
-sys.exit(main(sys.argv[3:]))
+
+def first_step(seconds: float) -> None:
+    attempt.FIRST_STEP = seconds
+
+
+def hang_timeout(seconds: float) -> None:
+    options.OPTIONS = tuple(
+        dataclasses.replace(option, default=seconds) if option.name == "hang-timeout" else option
+        for option in options.OPTIONS
+    )
+
+
+def window(seconds: float) -> None:
+    restart.WINDOW = seconds
+
+
+def answer(seconds: float) -> None:
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Timeouts(join.Timeouts):
+        answer: float = seconds
+
+    join.Timeouts = Timeouts  # type: ignore[misc]
+
+
+BOUNDS = {shorten.__name__: shorten for shorten in (first_step, hang_timeout, window, answer)}
+
+
+def main(argv: Sequence[str]) -> int:
+    given = list(itertools.takewhile(lambda word: "=" in word, argv))
+    for word in given:
+        name, _, seconds = word.partition("=")
+        BOUNDS[name](float(seconds))
+    what, *rest = argv[len(given) :]
+    if what == "embedded":
+        embedded.ENTRYPOINT = (*embedded.ENTRYPOINT[:-1], "tests.embedded.hasty", *given)
+        return embedded.main(rest)
+    return cli.main([what, *rest])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -120,10 +120,12 @@ def give_up_all() -> None:
         STARTED.pop().give_up()
 
 
-def start(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None) -> Job:
-    """Starts the embedded scheduler in `tmp_path` with its run directory there."""
+def start(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None, **bounds: float) -> Job:
+    """Starts the embedded scheduler in `tmp_path` with its run directory there; `bounds` as in hasty.py."""
     run = tmp_path / "run"
-    argv = [sys.executable, "-P", "-m", "entrypoint.embedded", "--run-dir", str(run), *arguments]
+    hasty = ["tests.embedded.hasty", *(f"{name}={value}" for name, value in bounds.items()), "embedded"]
+    program = hasty if bounds else ["entrypoint.embedded"]
+    argv = [sys.executable, "-P", "-m", *program, "--run-dir", str(run), *arguments]
     return Job(argv, tmp_path, run, clean_env(**({"APPTRAIN_PASS": "PYTHONPATH"} | (env or {}))))
 
 

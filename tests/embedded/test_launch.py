@@ -857,7 +857,8 @@ def test_a_script_that_tells_nothing_is_ended_where_the_user_chose_the_bound(tmp
 
 def start_hastily(tmp_path: Path, script: str, ranks: int, first_step: float, hang_timeout: float) -> Job:
     """One node with nothing set, where what takes minutes by default takes seconds."""
-    argv = [sys.executable, "-P", "-m", "tests.embedded.hasty", str(first_step), str(hang_timeout), "launch"]
+    argv = [sys.executable, "-P", "-m", "tests.embedded.hasty"]
+    argv += [f"first_step={first_step}", f"hang_timeout={hang_timeout}", "launch"]
     argv += ["--nodes", "127.0.0.1", "--node-rank", "0", "--device", "cpu", "--nproc-per-node", str(ranks)]
     argv += ["--master-port", master_port(), "--run-dir", str(tmp_path / "run"), "--"]
     return Job([*argv, write(tmp_path, "script.py", script)], tmp_path, tmp_path / "run", clean_env())
