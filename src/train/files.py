@@ -44,16 +44,13 @@ def make_directory(path: Path) -> None:
             sync_directory(folder.parent)
 
 
-def revive(path: Path) -> bool:
+def revive(path: Path) -> None:
     """Make a directory anew if it has vanished, but not its parent: a file system that is gone stays gone.
 
-    Returns whether it had vanished. Raises OSError where it cannot be made.
+    Raises OSError where it cannot be made.
     """
-    try:
+    with suppress(FileExistsError):
         path.mkdir(mode=0o700)
-    except FileExistsError:
-        return False
-    return True
 
 
 def write_bytes(path: Path, content: bytes) -> None:
