@@ -6,6 +6,9 @@ import http.server
 import json
 import lzma
 import re
+import subprocess
+import sys
+import sysconfig
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -591,6 +594,17 @@ def test_an_image_that_is_not_there_cannot_be_inspected(
 ) -> None:
     assert build.main(["inspect", "--image", str(tmp_path / "image.sif")]) == 64
     assert capsys.readouterr().err == f"image: {tmp_path}/image.sif: there is no such image: make image\n"
+
+
+def test_the_build_runs_anywhere_with_a_python_that_knows_nothing_of_the_checkout(tmp_path: Path) -> None:
+    # -S: the .pth files of a venv, which may name the checkout, are not read.
+    command = [sys.executable, "-S", build.__file__, "inspect", "--image", "image.sif"]
+    packages = {"PYTHONPATH": sysconfig.get_path("purelib")}
+    done = subprocess.run(command, cwd=tmp_path, env=packages, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (
+        64,
+        f"image: {tmp_path}/image.sif: there is no such image: make image\n",
+    )
 
 
 def test_the_recipe_gets_a_value_for_each_of_its_arguments() -> None:
