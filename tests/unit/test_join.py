@@ -1456,6 +1456,23 @@ async def test_silence_counts_when_everyone_is_silent() -> None:
 
 
 @run
+async def test_silence_that_is_taken_back_does_not_count_nor_do_those_that_are_done() -> None:
+    links = await three(Place())
+    links[2].done()
+    await links[2].close()
+    links[0].silent("too early")
+    links[0].silent("")
+    links[1].silent("too early")
+    links[1].stop(None)
+    assert await events(*links[:2]) == [Stopped(left=None)] * 2
+    links[0].silent(QUIET)
+    assert await events(*links[:2]) == [Look(QUIET)] * 2
+    links[0].fail(failure(0, 1.0, rank=None))
+    await events(*links[:2])
+    await close(*links[:2])
+
+
+@run
 async def test_leaving_after_done_is_no_loss() -> None:
     links = await three(Place())
     links[1].done()
