@@ -338,6 +338,11 @@ def test_a_traceback_without_an_end_is_shown_before_it_takes_all_memory(
     assert echoing(tmp_path, lines + LOST, failed=True)[0].startswith(lines)
 
 
+def test_a_traceback_as_long_as_it_may_be_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "LONGEST_LINE", len(LOST))
+    assert echoing(tmp_path, LOST, failed=True) == (b"", LOST, 1)
+
+
 def test_a_traceback_that_the_log_does_not_take_is_shown() -> None:
     screen = Screen()
     reading = Relay({"out": screen.console, "err": screen.console})
