@@ -302,6 +302,16 @@ def test_the_speed_that_the_bar_shows_is_the_one_of_the_result(
     assert "loss 1.0000, 200 images/s]" in capsys.readouterr().err
 
 
+def test_what_happens_is_said_by_rank_0_alone(
+    tmp_path: Path, troubles: Troubles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for rank, run_dir in enumerate((tmp_path, None)):
+        recorder = Recorder(run_dir, troubles, step=0, total_steps=1)
+        recorder.say(f"of rank {rank}")
+        recorder.close()
+    assert capsys.readouterr().out == "of rank 0\n"
+
+
 def test_a_picture_says_what_is_pale_and_what_is_bold_and_how_fast_it_went(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

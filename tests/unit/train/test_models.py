@@ -40,6 +40,15 @@ def test_biases_and_normalisation_are_spared_weight_decay() -> None:
         assert decays == [(0.5, [4]), (0.0, [1, 1, 1])]
 
 
+def test_the_optimizer_is_the_one_that_is_named() -> None:
+    model = torch.nn.Linear(2, 2)
+    sgd = build_optimizer(model, Optimizer(name="sgd", lr=0.5, momentum=0.8, nesterov=True))
+    adamw = build_optimizer(model, Optimizer(name="adamw", lr=0.25))
+    assert (type(sgd), type(adamw)) == (torch.optim.SGD, torch.optim.AdamW)
+    assert [sgd.defaults[key] for key in ("lr", "momentum", "nesterov")] == [0.5, 0.8, True]
+    assert adamw.defaults["lr"] == 0.25
+
+
 def test_the_digest_of_weights_sees_names_types_shapes_and_values_but_not_layout() -> None:
     weights = {"b": torch.arange(8.0).reshape(1, 2, 2, 2), "a": torch.tensor(3)}
     # printf 'a int64 []\n' and 8 bytes, then 'b float32 [1, 2, 2, 2]\n' and 32 bytes, little-endian.

@@ -255,6 +255,12 @@ def test_a_run_gives_a_sign_of_life_after_every_step_and_in_evaluations(
     assert len(signs[8:]) >= 360 // 64
 
 
+def test_a_sign_of_life_before_the_first_step_says_0(tmp_path: Path) -> None:
+    heartbeat = Heartbeat(tmp_path / "0")
+    heartbeat.beat()
+    assert (tmp_path / "0").read_text() == "0"
+
+
 def test_a_place_that_takes_no_sign_of_life_harms_nobody(tmp_path: Path) -> None:
     heartbeat = Heartbeat(tmp_path / "gone" / "0")
     heartbeat.step(1)
