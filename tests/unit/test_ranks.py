@@ -1,0 +1,86 @@
+"""What becomes of ranks, as torchrun's agent tells it. A program that tells what a test wants stands for it."""
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint.output import Relay, own_consoles
+from entrypoint.ranks import Event, RankEnded, Ranks, RankStarted, StarterEnded
+from entrypoint.rundir import RunDirectory
+from tests.unit.scene import planned
+
+AGENT = """#!/bin/bash
+read -r order
+cat "$0.says" >&"$3"
+"""
+
+
+async def tell(folder: Path, reports: Sequence[dict[str, Any]]) -> tuple[list[Event], list[int]]:
+    """What becomes of the ranks of which an agent reports this, and which processes are left."""
+    program = folder / "agent"
+    program.write_text(AGENT)
+    program.chmod(0o700)
+    Path(f"{program}.says").write_text("".join(json.dumps(report) + "\n" for report in reports))
+    run = RunDirectory(folder / "run", 0)
+    run.create()
+    relay = Relay(own_consoles({}))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", str(program))
+        ranks = Ranks(planned(), os.environ, relay, run, scratch=folder, show=None)
+        relay.start()
+        await ranks.prepare()
+        found: list[Event] = []
+        async with asyncio.timeout(30):
+            while not found or not isinstance(found[-1], StarterEnded):
+                found.append(await ranks.events.get())
+        left = ranks.alive()
+        await ranks.wait(30)
+    relay.finish(5)
+    return found, left
+
+
+def started(rank: int, pid: int) -> dict[str, Any]:
+    return {"event": "started", "rank": rank, "local_rank": rank, "pid": pid}
+
+
+def ended(rank: int, status: int) -> dict[str, Any]:
+    return {"event": "ended", "rank": rank, "status": status, "signal": 0, "time": 1000.0}
+
+
+def finished(**failures: int) -> dict[str, Any]:
+    codes = {name.removeprefix("rank"): code for name, code in failures.items()}
+    return {"event": "finished", "error": "", "unavailable": False, "failures": codes}
+
+
+def test_a_rank_that_was_started_again_ends_again_although_the_agent_alone_has_seen_it(
+    tmp_path: Path,
+) -> None:
+    reports = [
+        started(0, 5_000_001),
+        ended(0, 9),
+        started(0, 5_000_002),
+        finished(rank0=-11),
+    ]
+    found, _ = asyncio.run(tell(tmp_path, reports))
+    *before, last, over = found
+    assert before == [
+        RankStarted(rank=0),
+        RankEnded(rank=0, status=9, signal=0, time=1000.0),
+        RankStarted(rank=0),
+    ]
+    assert isinstance(last, RankEnded)
+    assert (last.rank, last.status, last.signal) == (0, 139, 11)
+    assert over == StarterEnded()
+
+
+def test_what_was_started_and_has_not_ended_since_is_left(tmp_path: Path) -> None:
+    mine = os.getpid()
+    reports = [started(0, mine), started(1, mine), ended(0, 9), ended(1, 9), started(1, mine)]
+    _, left = asyncio.run(tell(tmp_path, reports))
+    assert left == [mine]
