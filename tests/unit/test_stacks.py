@@ -1,6 +1,7 @@
 """What a dump of Python's faulthandler says."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -14,8 +15,9 @@ import pytest
 
 from entrypoint import inside
 from entrypoint.heartbeat import Heartbeats
+from entrypoint.output import Relay, own_consoles
 from entrypoint.rundir import RunDirectory
-from entrypoint.stacks import peek, sighting, variables, workers
+from entrypoint.stacks import look, peek, sighting, variables, workers
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 IN_ALL_REDUCE = f"""Fatal Python error: Aborted
@@ -118,6 +120,67 @@ def test_ranks_are_looked_at_and_go_on(tmp_path: Path) -> None:
         for process in started:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
+
+
+STUCK = """
+import time
+def reads():
+    print("ready", flush=True)
+    time.sleep(30)
+reads()
+"""
+
+
+def test_a_look_at_ranks_that_hang_ends_those_that_are_python_and_keeps_their_stacks(tmp_path: Path) -> None:
+    run, frozen = RunDirectory(tmp_path / "run", 3), []
+    (tmp_path / "2").write_text("9")
+    recorder = tmp_path / "nccl.rank2.pipe"
+    os.mkfifo(recorder)
+    pipe = os.open(recorder, os.O_RDWR)  # as torch has it
+    run.stacks.mkdir(parents=True)
+    (run.stacks / "nccl.rank2").touch()  # torch's answer
+    argv = [sys.executable, "-P", "-S", "-c", STUCK]
+    commands = [argv, ["/bin/sh", "-c", '"$@"; exit', "sh", *argv], ["/bin/sh", "-c", "echo; exec sleep 30"]]
+    relay, started = Relay(own_consoles({})), []
+    for rank, command in enumerate(commands, 2):
+        err = relay.add(f"rank{rank}", "err", tmp_path / f"{rank}.err", show=False)
+        env = {"PYTHONFAULTHANDLER": "1"}
+        started.append(
+            subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=err, start_new_session=True)
+        )
+        os.close(err)
+    relay.start()
+    try:
+        for process in started:
+            assert process.stdout is not None
+            process.stdout.readline()
+        ranks: Any = SimpleNamespace(
+            pids={rank: process.pid for rank, process in enumerate(started, 2)},
+            plan=SimpleNamespace(place=1, node="b"),
+            freeze_starter=lambda: frozen.append(True),
+            divert_errors=lambda rank: relay.divert_errors(f"rank{rank}"),
+            diverted=lambda rank: relay.diverted(f"rank{rank}").decode(),
+        )
+        said: list[str] = []
+        found = asyncio.run(look(ranks, run, tmp_path, Heartbeats(tmp_path), said.append))
+        assert [(one.rank, one.node, one.at.partition(" ")[2], one.step) for one in found] == [
+            (2, "b", "reads", 9),
+            (3, "b", "reads", None),
+            (4, "b", "", None),
+        ]
+        assert (started[0].wait(10), started[1].wait(10), started[2].poll()) == (-6, 134, None)
+        assert (frozen, said, os.read(pipe, 100)) == ([True], [], b"dump\n")
+        assert {path.name for path in run.stacks.iterdir()} == {"nccl.rank2", "b.rank2.txt", "b.rank3.txt"}
+        for rank in (2, 3):
+            assert "in reads" in run.stack("b", rank).read_text()
+            assert (tmp_path / f"{rank}.err").read_text() == ""
+    finally:
+        for process in started:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+        relay.finish(5)
+        os.close(pipe)
 
 
 SPAWNS = """
