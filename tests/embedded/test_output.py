@@ -81,4 +81,6 @@ def test_the_launchers_memory_does_not_grow_with_a_line_that_has_no_end(tmp_path
     assert ended.status == 0, ended.err[-1000:]
     name, kibibytes = ended.out.split()
     assert (name, int(kibibytes) * 1024 < 64e6) == ("peak", True), ended.out
-    assert (ended.run / "logs/0/127.0.0.1.rank0.err").stat().st_size == 1 + (64 << 20)
+    size = (ended.run / "logs/0/127.0.0.1.rank0.err").stat().st_size
+    # A newline follows, unless the last piece that was passed on happens to be the line's end.
+    assert size - (64 << 20) in (0, 1)
