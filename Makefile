@@ -95,11 +95,11 @@ image-inspect: venv-image ## print what the image is made of
 shell: ## a shell in the image (STACK=NAME IMAGE=FILE)
 	@$(inside) bash --norc
 
-profiles: venv-image ## check the site profiles of clusters/ and write their host files (PROFILE=FILE)
-	@"$$IMAGE_VENV/bin/python" -P clusters/render.py $(if $(PROFILE),"$$PROFILE")
+profiles: ## check the site profiles of clusters/ and write their host files (PROFILE=FILE)
+	@python=$$(tools/login-python.sh) && "$$python" -m clusters.render $(if $(PROFILE),"$$PROFILE")
 
-submit: venv-image ## submit the job script as a site's profile says (CLUSTER=NAME NODES=2 ARGS='-- CMD' DRY_RUN=1 ...)
-	@"$$IMAGE_VENV/bin/python" -P clusters/submit.py $(if $(DRY_RUN),--dry-run) --cluster "$$CLUSTER" --nodes "$$NODES" \
+submit: ## submit the job script as a site's profile says (CLUSTER=NAME NODES=2 ARGS='-- CMD' DRY_RUN=1 ...)
+	@python=$$(tools/login-python.sh) && "$$python" -m clusters.submit $(if $(DRY_RUN),--dry-run) --cluster "$$CLUSTER" --nodes "$$NODES" \
 		--gpus "$$GPUS" --partition "$$PARTITION" --account "$$ACCOUNT" --time "$$TIME" --options="$$OPTIONS" -- $(ARGS)
 
 faults: venv-dev ## break a training on the Slurm cluster in every way: docs/reliability.md (root, Debian; ARGS=--help)

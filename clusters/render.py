@@ -1,9 +1,8 @@
 """Check site profiles and write the host files that the job scripts read: `make profiles`.
 
-The secret: the host file's names and form: lines NAME=VALUE, of which a repeated name makes a list. The job
-scripts read them without Python and run nothing; containers/job.sh compares the YAML's digest
-with the one there.
-"""
+The secret: the host file's names and form: lines NAME=VALUE, of which a repeated name makes a list. It has
+what must be known before there is an image; all else the image reads in the YAML. The job scripts read it
+without Python and run nothing; containers/job.sh compares the YAML's digest with the one there."""
 
 from __future__ import annotations
 
@@ -15,8 +14,6 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final, NoReturn
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from containers import stacks
 from entrypoint.errors import BadInput
@@ -87,25 +84,17 @@ def load_checked(file: Path, asked: str = "") -> tuple[Profile, str]:
 def lines(profile: Profile, digest: str) -> str:
     """The host file of a profile whose YAML has this digest. No value of a profile holds a line break."""
     container = profile.container
-    counted = profile.scheduler == "pbs" and profile.nodes.whole  # Slurm itself says what GPUs a step has
-    values: dict[str, str | int | Iterable[str] | None] = {
+    values: dict[str, str | Iterable[str]] = {
         "digest": digest,
-        "scheduler": profile.scheduler,
         "cluster": profile.clusters,
         "module_path": container.module_paths,
         "module": container.modules,
         "apptainer": container.program,
         "image": stacks.find(container.stack).image.name,
-        "bind": container.binds,
-        "pass": container.passed,
-        "scratch": profile.scratch,
-        "start": profile.start,
-        "launcher_arg": profile.launcher_args,
-        "gpus": profile.nodes.gpus if counted else None,
     }
     found = [HEADER.format(name=profile.name)]
     for name, value in values.items():
-        several = [value] if isinstance(value, (str, int)) else value or ()
+        several = [value] if isinstance(value, str) else value
         found += [f"{name}={one}\n" for one in several if one != ""]
     return "".join(found)
 

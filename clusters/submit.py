@@ -19,8 +19,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from clusters.render import Parser, host_file, load_checked, remedy
 from containers import stacks
 from entrypoint.errors import BadInput
@@ -180,10 +178,14 @@ def plan(profile: Profile, file: Path, wish: Wish, env: Mapping[str, str], cwd: 
     script = CHECKOUT / SCRIPTS[profile.scheduler]
     path = SCRIPTS[profile.scheduler] if cwd.resolve() == CHECKOUT else str(script)
     if profile.scheduler == "slurm":
-        return Submission(["sbatch", *_slurm(profile, wish), path, "--profile", name, *wish.arguments])
+        job = ["--profile", name, *wish.arguments]
+        if profile.request.form != "wrapped":
+            return Submission(["sbatch", *_slurm(profile, wish), path, *job])
+        wrap = "exec " + shlex.join(["bash", str(script), *job])
+        return Submission(["sbatch", *_directives(script), *_slurm(profile, wish), f"--wrap={wrap}"])
     if not script.exists():
         raise BadInput(f"there is no {script}: use a whole checkout")
-    directives = _directives(script) if profile.request.form == "totals" else []
+    directives = ["-C", "", *_directives(script)] if profile.request.form == "totals" else []
     arguments, arguments_file = _arguments(wish.arguments, cwd)
     needed = _needed(profile, name, env, cwd)
     if arguments:
@@ -242,12 +244,10 @@ def _slurm(profile: Profile, wish: Wish) -> list[str]:
         words.append(f"--partition={wish.partition}")
     if wish.account:
         words.append(f"--account={wish.account}")
-    if profile.request.nodes_only or not gpus:
-        words.append("--gpus-per-node=0")
-    elif asked.startswith("--gpus-per-node="):
-        words.append(asked)
-    else:
-        words += ["--gpus-per-node=0", asked]
+    given = [asked] if gpus and not profile.request.nodes_only else []
+    if profile.request.form != "wrapped" and not any(word.startswith("--gpus-per-node=") for word in given):
+        words.append("--gpus-per-node=0")  # in place of the script's own
+    words += given
     if cpus:
         words.append(f"--cpus-per-task={cpus}")
     if memory or profile.nodes.whole:
@@ -284,15 +284,13 @@ def _pbs(profile: Profile, wish: Wish) -> list[str]:
 
 
 def _directives(script: Path) -> list[str]:
-    """The script's own directives but -l, for a qsub that is told to overlook them.
-
-    Where -l ncpus= stands on the command line, qsub refuses a select in the script.
-    """
-    words = ["-C", ""]
+    """The script's own directives but those that name resources, for where they do not count as such: where
+    -l ncpus= stands on the command line, qsub refuses a select in the script."""
+    words = []
     for text in script.read_text(encoding="utf-8").splitlines():
-        if text.startswith("#PBS "):
-            found = shlex.split(text[len("#PBS ") :], comments=True)
-            if found[:1] != ["-l"]:
+        if text.startswith(("#PBS ", "#SBATCH ")):
+            found = shlex.split(text.partition(" ")[2], comments=True)
+            if found and not found[0].startswith(("-l", "--nodes=", "--gpus-per-node=")):
                 words += found
     return words
 
@@ -319,8 +317,7 @@ def _arguments(arguments: tuple[str, ...], cwd: Path) -> tuple[dict[str, str], P
     if not arguments:
         return {}, None
     joined = shlex.join(arguments)
-    # Options may be the job script's own, which APPTRAIN_ARGS does not take.
-    if arguments[0] == "--" and CARRIED.fullmatch(joined):
+    if CARRIED.fullmatch(joined):
         return {"APPTRAIN_ARGS": joined}, None
     # The same arguments have the same file: jobs that wait for it, or run again, find what they were given.
     digest = hashlib.sha256(os.fsencode("\0".join(arguments))).hexdigest()

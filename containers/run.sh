@@ -1,14 +1,23 @@
 #!/usr/bin/env bash
 # Run a command inside the image on this node. The only place that knows `apptainer exec`.
 #
-# Usage: containers/run.sh [--show] IMAGE CMD [ARG...]   IMAGE is a SIF file or an unpacked image
-#        --show   print the command line, what is bound and why, and which variables pass; start nothing
+# Usage: containers/run.sh [OPTION...] IMAGE CMD [ARG...]   IMAGE is a SIF file or an unpacked image
+#        --show            print the command line, what is bound and why, and which variables pass; start nothing
+#        --bind WHY SPEC   show a further path, SRC[:DST[:ro]]; WHY is for messages
+#        --pass NAME       pass a further variable, NAME or PREFIX_*
+#        --venv DIR        make its bin/ the first in PATH (else APPTRAIN_VENV)
+#        --script FILE     what CMD runs, for its directory to be shown
+#        --outcome FILE    what says how CMD ended, if it cannot; in FILE's name %a is the attempt, %n the node's rank and
+#                          %t the task's number there
+#        --cpu             no GPU is expected
+#        --all-of-host     show every top-level directory of the host that the image lacks
+#        --quiet           say nothing but why it cannot run
 # Reads: APPTRAIN_APPTAINER   the program (else apptainer, else singularity, from PATH)
 #        APPTRAIN_BIND        further paths to show inside, SRC[:DST[:ro]], one a line
 #        APPTRAIN_PASS        further variables to pass, NAME or PREFIX_*
 #        APPTRAIN_CUDA_COMPAT the node's directory with CUDA's forward compatibility, for a driver older than the stack
 #        APPTRAIN_UNPACK=1    unpack the image for this run instead of mounting it
-#        APPTRAIN_HOME, APPTRAIN_VENV, APPTRAIN_RUN_DIR, APPTRAIN_ATTEMPT, APPTRAIN_ARGS, APPTRAIN_ARGS_FILE
+#        APPTRAIN_HOME, APPTRAIN_HAND, APPTRAIN_VENV, APPTRAIN_ATTEMPT
 #        HOME, TMPDIR, APPTAINER_TMPDIR, and what Slurm or PBS say of this node
 # Exit:  CMD's status, 128+N when signal N ended it · 64 it cannot run here, and one line says why ·
 #        Apptainer's own status where it failed, after its own message and one of ours
@@ -19,21 +28,21 @@ set -euo pipefail
 LC_ALL=C # bytes, not characters
 # shellcheck source=containers/share.sh
 source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/share.sh"
+# shellcheck source=containers/common.sh
+source "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")/common.sh"
 
 readonly PASSED=(
     # The allocation, and our own options.
     'SLURM_*' 'SLURMD_*' 'PBS_*' NCPUS 'APPTRAIN_*'
     # Which GPUs, and how CUDA treats them. Not CUDA_*: modules set CUDA_HOME and the like to paths of the host.
-    CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_DEVICE_MAX_CONNECTIONS CUDA_LAUNCH_BLOCKING CUDA_MODULE_LOADING
-    'CUDA_MPS_*' NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES NVIDIA_TF32_OVERRIDE
+    CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_DEVICE_MAX_CONNECTIONS CUDA_LAUNCH_BLOCKING CUDA_MODULE_LOADING 'CUDA_MPS_*'
+    NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES NVIDIA_TF32_OVERRIDE
     # Communication, threads, kernels, torch.
-    'NCCL_*' 'GLOO_*' 'UCX_*' 'FI_*' 'OMP_*' 'GOMP_*' 'KMP_*' 'MKL_*' 'OPENBLAS_*' 'DNNL_*' 'ONEDNN_*'
-    ATEN_CPU_CAPABILITY 'TORCH_*' 'PYTORCH_*' 'TORCHDYNAMO_*' 'TORCHINDUCTOR_*' 'TRITON_*'
-    # Services that training scripts talk to, and the way to them.
-    'HF_*' 'WANDB_*' 'MLFLOW_*' 'ACCELERATE_*'
+    'NCCL_*' 'GLOO_*' 'UCX_*' 'FI_*' 'OMP_*' 'GOMP_*' 'KMP_*' 'MKL_*' 'OPENBLAS_*' 'DNNL_*' 'ONEDNN_*' ATEN_CPU_CAPABILITY
+    'TORCH_*' 'PYTORCH_*' 'TORCHDYNAMO_*' 'TORCHINDUCTOR_*' 'TRITON_*'
+    # Services that training scripts talk to, who and where the user is, and the way out.
+    'HF_*' 'WANDB_*' 'MLFLOW_*' 'ACCELERATE_*' USER LOGNAME TZ TERM COLUMNS LINES
     http_proxy https_proxy ftp_proxy all_proxy no_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY NO_PROXY
-    # Who and where the user is.
-    USER LOGNAME TZ TERM COLUMNS LINES
 )
 readonly NEVER=(
     PBS_JOBCOOKIE SLURM_JWT                              # with them one can act as the job or as the user
@@ -56,26 +65,18 @@ say() {
 }
 
 # Says what is the same for all tasks of a node, or of the job: by the first of them.
-say_for_node() { if [[ ${SLURM_LOCALID:-0} == 0 ]]; then say "$*"; fi; }
+say_for_node() { if [[ -z $quiet && ${SLURM_LOCALID:-0} == 0 ]]; then say "$*"; fi; }
 say_for_job() { if [[ ${node_rank:-0} == 0 ]]; then say_for_node "$*"; fi; }
 
 refuse() {
     say "$*"
-    write_outcome 64 "$*"
-    exit 64
+    tell_outcome "$REFUSED" "$*"
+    exit "$REFUSED"
 }
 
-# Writes what entrypoint/outcome.py reads: a node whose entrypoint left no outcome ends the others' wait.
-write_outcome() {
-    local status=$1 error=$2 signal=0 partial
-    if [[ -z $outcome || -e $outcome ]]; then return; fi
-    if ((status > 128 && status < 160)); then signal=$((status - 128)); fi
-    partial=${outcome%/*}/.${outcome##*/}.$node.$$
-    {
-        (umask 077 && printf '%s\n' "status=$status" rank= "node=$node" "signal=$signal" "time=$(date +%s.%6N)" \
-            "error=${error//[$'\n\r\t']/ }" >"$partial")
-        mv -f -- "$partial" "$outcome"
-    } || say "the outcome (status $status) could not be written to $outcome"
+# A node whose entrypoint left no outcome ends the others' wait.
+tell_outcome() {
+    [[ -z $outcome ]] || write_outcome "$outcome" "$1" "$node" "$2" || say "the outcome (status $1) could not be written to $outcome"
 }
 
 clean_up() {
@@ -90,111 +91,37 @@ clean_up() {
 
 # --- what is to run -------------------------------------------------------------------------------------------
 
-# Sets `words` to what shlex makes of a string, as the entrypoint reads APPTRAIN_ARGS.
-split_words() {
-    local i char quote='' word='' begun=''
-    for ((i = 0; i < ${#1}; i++)); do
-        char=${1:i:1}
-        if [[ -n $quote ]]; then
-            if [[ $char == "$quote" ]]; then
-                quote=''
-            else
-                if [[ $quote == '"' && $char == \\ && ${1:i+1:1} == [\"\\] ]]; then
-                    i=$((i + 1))
-                    char=${1:i:1}
-                fi
-                word+=$char
-            fi
-        elif [[ $char == [$' \t\r\n'] ]]; then
-            if [[ -n $begun ]]; then words+=("$word"); fi
-            word='' begun=''
-        else
-            begun=yes
-            case $char in
-                \' | \") quote=$char ;;
-                \\)
-                    i=$((i + 1))
-                    word+=${1:i:1}
-                    ;;
-                *) word+=$char ;;
-            esac
-        fi
+# Sets what the options say; `rest` is what stands behind them.
+read_options() {
+    show_only='' outcome='' venv=${APPTRAIN_VENV:-} script='' device='' all_of_host='' quiet='' binds=() passes=()
+    while (($#)) && [[ $1 == --* ]]; do
+        case $1 in
+            --show) show_only=yes ;;
+            --cpu) device=cpu ;;
+            --all-of-host) all_of_host=yes ;;
+            --quiet) quiet=yes ;;
+            --bind) binds+=("${2-}" "${3-}") && shift $(($# > 2 ? 2 : $# - 1)) ;;
+            --pass) passes+=("${2-}") && shift ;;
+            --venv | --script | --outcome) printf -v "${1#--}" %s "${2-}" && shift ;;
+            *) refuse "$1 is no option of run.sh: an option of CMD comes behind it" ;;
+        esac
+        if (($#)); then shift; fi
     done
-    if [[ -n $begun ]]; then words+=("$word"); fi
+    rest=("$@")
 }
 
-# The entrypoint's options stand before the first --, the user's CMD behind it.
-take_arguments() {
-    while (($#)) && [[ $1 != -- ]]; do
-        options+=("$1")
-        shift
-    done
-    if (($# > 1)); then script=$2; fi
-}
-
-# Sets `is_launch`, the `options` of the entrypoint's launch or plan, the user's `script`, and all `words` that may be
-# paths.
-read_command() {
-    local i word what=''
-    is_launch='' script='' options=() words=()
-    for ((i = 0; i + 2 < ${#command[@]}; i++)); do
-        if [[ ${command[i]} == -m && ${command[i + 1]} == entrypoint && ${command[i + 2]} == @(launch|plan) ]]; then
-            what=${command[i + 2]}
-            break
-        fi
-    done
-    if [[ $what == launch ]]; then is_launch=yes; fi
-    if [[ -z $what ]]; then
-        words=("${command[@]}")
-        return
-    fi
-    if [[ -z ${APPTRAIN_ARGS_FILE:-} ]]; then
-        split_words "${APPTRAIN_ARGS:-}"
-    elif [[ -r $APPTRAIN_ARGS_FILE ]]; then
-        while IFS= read -r -d '' word || [[ -n $word ]]; do words+=("$word"); done <"$APPTRAIN_ARGS_FILE"
-    fi
-    take_arguments ${words[@]+"${words[@]}"}
-    take_arguments "${command[@]:i + 3}"
-    words+=("${command[@]:i + 3}")
-}
-
-# An option of the entrypoint: the last on its command line, else its variable.
-option() {
-    local variable=APPTRAIN_${1^^} i word value
-    variable=${variable//-/_}
-    value=${!variable:-}
-    for ((i = 0; i < ${#options[@]}; i++)); do
-        word=${options[i]}
-        [[ ${word%%=*} == --"$1" || ${word%%=*} == --"${1//-/_}" ]] || continue
-        if [[ $word == *=* ]]; then value=${word#*=}; else value=${options[i + 1]:-}; fi
-    done
-    printf '%s' "$value"
-}
-
-absolute() { if [[ $1 == /* ]]; then printf '%s' "$1"; else printf '%s' "${PWD%/}/$1"; fi; }
-
-# Goes where CMD is to start: here, unless PBS started us in a directory of its own.
-go_to_start() {
-    if [[ -n ${PBS_O_WORKDIR:-} && . -ef ${PBS_JOBDIR:-$HOME} ]]; then
-        cd -- "$PBS_O_WORKDIR" 2>/dev/null || true # find_binds refuses it
-    fi
-}
-
-# Sets `run_dir`, and `outcome`, the file of this attempt and node, without what an earlier run left there.
+# Sets the name of `outcome` for this task, and removes what an earlier run left there.
 find_outcome() {
-    local attempt=${APPTRAIN_ATTEMPT:-${SLURM_RESTART_COUNT:-0}} tasks=${SLURM_STEP_TASKS_PER_NODE:-1}
-    node_rank=$(option node-rank)
-    node_rank=${node_rank:-${SLURM_NODEID:-${PBS_NODENUM:-}}}
-    run_dir=$(option run-dir)
-    [[ -n $run_dir ]] || return 0
-    run_dir=$(absolute "$run_dir")
-    [[ -n $is_launch && -z $show_only ]] || return 0
-    { mkdir -p -- "${run_dir%/*}/" && (umask 077 && mkdir -p -- "$run_dir/outcome"); } 2>/dev/null ||
-        refuse "the run directory $run_dir cannot be made: give another in APPTRAIN_RUN_DIR, which all nodes share"
-    [[ $node_rank =~ ^[0-9]+$ && $attempt =~ ^[0-9]+$ ]] || return 0
-    outcome=$run_dir/outcome/$attempt.$node_rank
-    if [[ $(option mode) == rank || ! $tasks =~ ^1(\(x[0-9]+\))?$ ]]; then outcome+=.${SLURM_LOCALID:-0}; fi
-    rm -f -- "$outcome"
+    local name=${outcome##*/}
+    node_rank=${SLURM_NODEID:-${PBS_NODENUM:-${APPTRAIN_NODE_RANK:-}}}
+    [[ -n $outcome ]] || return 0
+    name=${name//%a/${APPTRAIN_ATTEMPT:-0}} name=${name//%n/${node_rank:-0}} name=${name//%t/${SLURM_LOCALID:-0}}
+    [[ -z $show_only && $name =~ ^[0-9.]+$ ]] || return 0
+    outcome=${outcome%/*}/$name
+    if ! { mkdir -p -- "${outcome%/*/*/*}/" && (umask 077 && mkdir -p -- "${outcome%/*}") && rm -f -- "$outcome"; } 2>/dev/null; then
+        name=${outcome%/*/*} outcome=''
+        refuse "the run directory $name cannot be made: give another in APPTRAIN_RUN_DIR, which all nodes share"
+    fi
 }
 
 # --- the program and the image ----------------------------------------------------------------------------------
@@ -340,33 +267,36 @@ show() {
     [[ -e $path ]] || refuse "$reason $path is not there on this node: $SHARED"
     real=$(readlink -f -- "$path")
     for path in "$real" "$path"; do
-        if [[ $reason != APPTRAIN_@(BIND|CUDA_COMPAT) ]] && is_of_image "$path"; then continue; fi
+        if [[ $reason != @(APPTRAIN_BIND|APPTRAIN_CUDA_COMPAT|"the profile's") ]] && is_of_image "$path"; then continue; fi
         is_shown "$path" || bind "$path" "$path" "$mode" "$reason"
     done
 }
 
 bind_asked_for() {
-    local line source target mode lines
+    local line lines
     IFS=$'\n' read -r -d '' -a lines < <(printf '%s\0' "${APPTRAIN_BIND:-}")
-    for line in ${lines[@]+"${lines[@]}"}; do
-        source=$line target='' mode=''
-        if [[ ! -e $line ]]; then IFS=: read -r source target mode < <(printf '%s\n' "$line"); fi
-        target=${target:-$source} mode=${mode:-rw}
-        [[ $source == /* && $target == /?* && $mode == @(rw|ro) ]] ||
-            refuse "APPTRAIN_BIND: $line is not SRC[:DST[:ro]] with paths from /: give one bind a line"
-        if [[ $source == "$target" ]]; then
-            show APPTRAIN_BIND "$source" "$mode"
-        elif [[ -e $source ]]; then
-            is_shown "$target" || bind "$source" "$target" "$mode" APPTRAIN_BIND
-        else
-            refuse "APPTRAIN_BIND $source is not there on this node: $SHARED"
-        fi
-    done
+    for line in ${lines[@]+"${lines[@]}"}; do bind_one APPTRAIN_BIND "$line"; done
+}
+
+# bind_one WHY SPEC
+bind_one() {
+    local source=$2 target='' mode=''
+    if [[ ! -e $2 ]]; then IFS=: read -r source target mode < <(printf '%s\n' "$2"); fi
+    target=${target:-$source} mode=${mode:-rw}
+    [[ $source == /* && $target == /?* && $mode == @(rw|ro) ]] ||
+        refuse "$1: $2 is not SRC[:DST[:ro]] with paths from /: give one bind a line"
+    if [[ $source == "$target" ]]; then
+        show "$1" "$source" "$mode"
+    elif [[ -e $source ]]; then
+        is_shown "$target" || bind "$source" "$target" "$mode" "$1"
+    else
+        refuse "$1 $source is not there on this node: $SHARED"
+    fi
 }
 
 # What is large comes first: the rest may lie in it.
 find_binds() {
-    local name
+    local name at
     sources=() targets=() modes=() reasons=()
     bind_asked_for
     show HOME "$HOME"
@@ -381,7 +311,9 @@ find_binds() {
         show "the directory of CMD" "$(dirname -- "$script")"
         show "the directory of CMD" "$(dirname -- "$(readlink -f -- "$script")")"
     fi
-    if [[ -n $run_dir && -e $run_dir ]]; then show "the run directory" "$run_dir"; fi
+    if [[ -d ${APPTRAIN_HAND:-} && -O ${APPTRAIN_HAND:-} ]]; then show "the job's own directory" "$APPTRAIN_HAND"; fi
+    if [[ -n $all_of_host ]]; then show_host; fi
+    for ((at = 0; at < ${#binds[@]}; at += 2)); do bind_one "${binds[at]}" "${binds[at + 1]}"; done
     if [[ -n $venv ]]; then show APPTRAIN_VENV "$venv"; fi
     if [[ -n $compat ]]; then
         show APPTRAIN_CUDA_COMPAT "$compat" ro
@@ -389,39 +321,42 @@ find_binds() {
     fi
     if [[ -n $share ]]; then show TMPDIR "${tmp%/*}"; else show TMPDIR "$tmp"; fi # every task has its own
     # One that is missing is the entrypoint's to explain. PBS's lies in its spool.
-    for name in PBS_NODEFILE APPTRAIN_NODEFILE APPTRAIN_ARGS_FILE APPTRAIN_JOIN_KEY_FILE; do
+    for name in PBS_NODEFILE APPTRAIN_NODEFILE APPTRAIN_ARGS_FILE APPTRAIN_JOIN_KEY_FILE APPTRAIN_RUN_DIR; do
         if [[ -e ${!name:-} ]]; then show "$name" "${!name}"; fi
+    done
+}
+
+# Every top-level directory that the image does not have, but for an automounter's, which would mount all that it knows.
+show_host() {
+    local path automounted
+    automounted=$(sed -n 's/^\([^ ]* \)\{4\}\([^ ]*\) .* - autofs .*/\2/p' /proc/self/mountinfo)
+    for path in /*/; do
+        path=${path%/}
+        if [[ $'\n'$automounted$'\n' == *$'\n'"$path"$'\n'* || ! -x $path ]]; then continue; fi
+        if [[ $path == /home ]]; then
+            bind "$path" "$path" rw "the host's"
+        elif [[ $path != @(/root|/mnt|/media|/srv|/lost+found) ]]; then
+            show "the host's" "$path"
+        fi
     done
 }
 
 # Sets `venv`, and `venv_python`, the image's Python that it was made with.
 find_venv() {
-    local name value home='' version='' packages=''
-    venv=$(option venv) venv_python=
     [[ -n $venv ]] || return 0
     venv=$(absolute "$venv")
-    [[ -r $venv/pyvenv.cfg && (-e $venv/bin/python || -L $venv/bin/python) ]] ||
+    local made=$venv/pyvenv.cfg
+    [[ -r $made && (-e $venv/bin/python || -L $venv/bin/python) ]] ||
         refuse "APPTRAIN_VENV=$venv is no venv, it has no pyvenv.cfg or no bin/python: make it with make venv DIR=$(printf %q "$venv")"
     [[ $venv != *:* ]] || refuse "APPTRAIN_VENV=$venv has a colon in it, which PATH cannot hold: make it elsewhere"
-    while read -r name _ value; do
-        case $name in
-            home) home=$value ;;
-            version | version_info) version=$value ;;
-            include-system-site-packages) packages=$value ;;
-        esac
-    done <"$venv/pyvenv.cfg"
-    [[ $packages == true ]] ||
+    grep -Eqx 'include-system-site-packages *= *true' -- "$made" ||
         refuse "APPTRAIN_VENV=$venv does not see the image's packages: make it with make venv DIR=$(printf %q "$venv")"
-    if [[ $version =~ ^[0-9]+\.[0-9]+ ]]; then venv_python=$home/python${BASH_REMATCH[0]}; fi
+    venv_python=$(sed -nE 's/^home *= *//p' -- "$made")/python$(sed -nE 's/^version(_info)? *= *([0-9]+\.[0-9]+).*/\2/p' -- "$made")
 }
 
 # --- the run's own directory on the node's disk ---------------------------------------------------------------------
 
-free_mb() {
-    local blocks size
-    read -r blocks size < <(stat -f -c '%a %S' -- "$1")
-    echo $((blocks * size / 1000000))
-}
+free_mb() { echo $(($(stat -f -c '%a * %S' -- "$1") / 1000000)); }
 
 # Sets `tmp`, in the first place that has room and lets programs run.
 make_tmp() {
@@ -471,8 +406,8 @@ any_of() { local IFS='|'; printf '@(%s)' "$*"; }
 
 # Sets `names` and `values` that pass, and `foreign`, those that would steer Apptainer.
 read_environment() {
-    local entry name value word asked=() passed never caches kept refused='' replaced=''
-    read -r -d '' -a asked < <(printf '%s\0' "${APPTRAIN_PASS:-}")
+    local entry name value word asked passed never caches kept refused='' replaced=''
+    read -r -d '' -a asked < <(printf '%s\0' "${passes[*]-} ${APPTRAIN_PASS:-}")
     passed=$(any_of "${PASSED[@]}" ${asked[@]+"${asked[@]}"}) never=$(any_of "${NEVER[@]}")
     caches=$(any_of "${CACHES[@]}") kept=$(any_of ${asked[@]+"${asked[@]}"})
     # shellcheck disable=SC2053 # the right sides are patterns
@@ -538,7 +473,7 @@ find_gpus() {
     nv=
     if [[ -e /proc/driver/nvidia/version ]]; then
         nv=--nv
-    elif [[ -n $granted && $granted != @(-1|NoDevFiles)* && $(option device) != cpu ]]; then
+    elif [[ -n $granted && $granted != @(-1|NoDevFiles)* && $device != cpu ]]; then
         say_for_node "GPUs were granted (CUDA_VISIBLE_DEVICES=$granted), but this node has no NVIDIA driver (/proc/driver/nvidia/version): CMD will see none"
     fi
 }
@@ -558,10 +493,7 @@ find_compat() {
         refuse "APPTRAIN_CUDA_COMPAT=$asked has a colon or a semicolon in it, which LD_LIBRARY_PATH cannot hold: give it another name"
     if [[ -r $compat/libcuda.so.1 ]]; then return; fi
     held=("$compat"/*) has='nothing'
-    if [[ -e ${held[0]} ]]; then
-        printf -v has '%s, ' "${held[@]##*/}"
-        has=${has%, }
-    fi
+    if [[ -e ${held[0]} ]]; then printf -v has '%s, ' "${held[@]##*/}"; has=${has%, }; fi
     if ((${#has} > 100)); then has=${has:0:100}...; fi
     refuse "APPTRAIN_CUDA_COMPAT=$asked has no libcuda.so.1 that may be read, it has $has: give the directory that the package cuda-compat made, such as /usr/local/cuda-13.2/compat"
 }
@@ -576,7 +508,7 @@ quoted() {
 # The paths that CMD names and this node has: as given, behind a =, and where a new file is to come.
 named_paths() {
     local word path paths
-    for word in ${words[@]+"${words[@]}"}; do
+    for word in "${command[@]}"; do
         paths=("$word")
         if [[ $word == *=* ]]; then paths+=("${word#*=}"); fi
         for path in "${paths[@]}"; do
@@ -591,7 +523,7 @@ write_start() {
     local path
     {
         echo ": >$(quoted "$tmp/.started")"
-        echo "lacks() { printf %s \"\$1\" >$(quoted "$tmp/.lacking"); exit 64; }"
+        echo "lacks() { printf %s \"\$1\" >$(quoted "$tmp/.lacking"); exit $REFUSED; }"
         echo "export HOME=$(quoted "$HOME")"
         echo "cd $(quoted "$PWD"); unset OLDPWD" # Apptainer would say where its symlinks lead
         if [[ -n $venv ]]; then
@@ -650,34 +582,15 @@ show_all() {
     printf '\n'
 }
 
-# Runs `line` and sets `status`. From a terminal in the foreground, where Ctrl-C reaches CMD by itself; else in a
-# process group of its own, to which every signal goes once, through here. A child of bash in the background would
-# ignore SIGINT without `set -m`.
+# Runs `line` and sets `status`. From a terminal in the foreground, where Ctrl-C reaches CMD by itself.
 run() {
-    local name
-    status=0 child='' held=()
-    if [[ -t 0 ]]; then
+    status=0
+    if [[ ! -t 0 ]]; then
+        run_child "${line[@]}"
+    else
         trap : HUP INT TERM USR1 USR2
         { "${line[@]}" 2>&3 3>&- || status=$?; } 3>&2 2>/dev/null
-        return
     fi
-    # shellcheck disable=SC2064 # the name is meant as it is now
-    for name in HUP INT TERM USR1 USR2; do trap "pass_on $name" "$name"; done
-    set -m
-    "${line[@]}" <&0 &
-    child=$!
-    set +m
-    for name in ${held[@]+"${held[@]}"}; do pass_on "$name"; done
-    interrupted=yes
-    while [[ -n $interrupted ]]; do
-        interrupted='' status=0
-        { wait "$child" || status=$?; } 2>/dev/null
-    done
-}
-
-pass_on() {
-    interrupted=yes signalled=yes
-    if [[ -n $child ]]; then kill -s "$1" "$child" 2>/dev/null || true; else held+=("$1"); fi
 }
 
 # Refuses what the start found lacking in the image.
@@ -696,12 +609,13 @@ explain() {
 }
 
 conclude() {
-    if [[ ! -e $tmp/.started && $status != 0 && -z $signalled ]]; then
-        say "$package ended with status $status before CMD began: its own message stands above"
-        write_outcome "$status" "$package ended with status $status before CMD began"
-    elif [[ $status != 0 ]]; then
-        write_outcome "$status" "the entrypoint ended with status $status and left no outcome"
+    local why="the entrypoint ended with status $status and left no outcome"
+    ((status)) || return 0
+    if [[ ! -e $tmp/.started && -z $signalled ]]; then
+        why="$package ended with status $status before CMD began"
+        say "$why: its own message stands above"
     fi
+    tell_outcome "$status" "$why"
 }
 
 # Whether the container that the tasks share let this one not in.
@@ -723,23 +637,21 @@ main() {
     local name
     node=$(uname -n) # not HOSTNAME, which Slurm carries over from the login node
     node=${SLURMD_NODENAME:-${node%%.*}}
-    tmp='' outcome='' node_rank='' show_only='' unpack='' signalled='' opened=''
+    tmp='' node_rank='' unpack='' signalled='' opened=''
     trap clean_up EXIT
     for name in HUP:1 INT:2 TERM:15 USR1:10 USR2:12; do
         # shellcheck disable=SC2064
         trap "exit $((128 + ${name#*:}))" "${name%:*}"
     done
-    if [[ ${1:-} == --show ]]; then show_only=yes && shift; fi
-    (($# > 1)) || refuse "usage: containers/run.sh [--show] IMAGE CMD [ARG...]"
+    read_options "$@"
+    set -- ${rest[@]+"${rest[@]}"}
+    (($# > 1)) || refuse "usage: containers/run.sh [--show] [OPTION...] IMAGE CMD [ARG...]"
     is_utf8 "$*" || refuse "an argument is not UTF-8, which would arrive changed: rename the file, or encode it otherwise"
-    if [[ -z ${HOME:-} ]]; then
-        unset HOME
-        HOME=~
-    fi
+    if [[ -z ${HOME:-} ]]; then unset HOME && HOME=~; fi
     [[ -n ${PWD:-} && $PWD -ef . ]] || refuse "the current directory is not there any more: change to one that is"
-    go_to_start
+    # PBS starts a task in a directory of its own. find_binds refuses one that is not there.
+    if [[ -n ${PBS_O_WORKDIR:-} && . -ef ${PBS_JOBDIR:-$HOME} ]]; then cd -- "$PBS_O_WORKDIR" 2>/dev/null || true; fi
     command=("${@:2}")
-    read_command
     find_outcome
     check_image "$1"
     find_apptainer
@@ -758,25 +670,14 @@ main() {
     write_start
     shield_mount
     assemble
-    if [[ -n $show_only ]]; then
-        show_all
-        return
-    fi
+    if [[ -n $show_only ]]; then show_all && return; fi
     if [[ -n $share ]]; then
         { join_share 2>/dev/null || entry=''; } 4>&2
         if [[ -n $entry ]]; then line=(enter); else let_go; fi
     fi
     run
-    if share_failed; then
-        entry=
-        assemble
-        run
-    fi
-    if mount_failed; then
-        choose_unpacking
-        assemble
-        run
-    fi
+    if share_failed; then entry='' && assemble && run; fi
+    if mount_failed; then choose_unpacking && assemble && run; fi
     explain
     conclude
     exit "$status"

@@ -25,7 +25,7 @@ find_share() {
     step=${SLURM_JOB_ID:-}.${SLURM_STEP_ID:-}.${APPTRAIN_ATTEMPT:-${SLURM_RESTART_COUNT:-0}}.${SLURM_NODEID:-}
     share='' opened='' container='' lock='' hold='' entry=''
     tasks=${tasks%%(*}
-    [[ -n $is_launch && -z $show_only && $tasks =~ ^[0-9]+$ && $tasks != 1 ]] || return 0
+    [[ -n $outcome && -z $show_only && $tasks =~ ^[0-9]+$ && $tasks != 1 ]] || return 0
     [[ $kind == sif && $package == apptainer && -z $setuid$unmounted && $EUID != 0 && ! -t 0 ]] || return 0
     [[ $step.${SLURM_LOCALID:-} =~ ^[0-9]+(\.[0-9]+){4}$ ]] || return 0
     nsenter=$(type -P nsenter) && type -P flock >/dev/null || return 0
@@ -138,7 +138,7 @@ close_share() {
     local i pid
     : >"$share/closed"
     if [[ -n $lock ]]; then exec {lock}>&-; fi
-    if [[ ${status:-1} == @(0|75|130|143) ]]; then
+    if [[ ${status:-1} == @(0|130|143) ]]; then
         while [[ -e $share/lock ]] && ! flock -x -w 60 "$share/lock" true; do :; done
     else
         flock -x -w "$LINGER" "$share/lock" true

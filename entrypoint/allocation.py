@@ -12,6 +12,19 @@ Context = Literal["task", "batch"]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Job:
+    """Which job this is, in the scheduler's own words; each field as in Allocation."""
+
+    id: str
+    number: int | None
+    array_index: int | None = None
+    """None outside arrays."""
+    name: str = "job"
+    run_id: str
+    submit_dir: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Allocation:
     """The part of a cluster on which this launch runs, seen from one task.
 

@@ -1,4 +1,4 @@
-"""The command line: `plan`, `launch` and `check`, their help, and how a refusal ends.
+"""The command line: its commands, their help, and how a refusal ends.
 
 The secret: how arguments become a plan and errors become one line and an exit status. The only module
 that reads the live environment.
@@ -24,6 +24,8 @@ CHECK = (
     "print torch, CUDA, NCCL, cuDNN and the devices of this machine, and whether its driver and GPUs fit the "
     "image's stack"
 )
+PREPARE = "for the job scripts: decide what a job's tasks are, before they start"
+CONCLUDE = "for the job scripts: decide what follows an attempt of a job"
 EXIT_STATUS = """exit status:
   0   done
   64  bad input: the message says what to change
@@ -39,7 +41,8 @@ def main(argv: Sequence[str]) -> int:
         return _run(argv)
     except Refusal as refusal:
         if not _left_to_job_script(refusal, os.environ):
-            print(f"entrypoint: {refusal}", file=sys.stderr)
+            who = "apptrain" if argv[:1] in (["prepare"], ["conclude"]) else "entrypoint"
+            print(f"{who}: {refusal}", file=sys.stderr)
         return refusal.status
     except KeyboardInterrupt:
         return 130
@@ -73,6 +76,14 @@ def _run(argv: Sequence[str]) -> int:
     before, command = options.split_command(argv)
     given = vars(parser().parse_args(before))
     name = given.pop("command_name")
+    if name in ("prepare", "conclude"):
+        from entrypoint import conclude, prepare
+
+        act = prepare.prepare if name == "prepare" else conclude.conclude
+        try:
+            return act(Path(given["directory"]))
+        except OSError as error:
+            raise BadInput(f"{error.filename or given['directory']}: {error.strerror}") from None
     if name == "check":
         from entrypoint.check import check
 
@@ -117,6 +128,11 @@ def parser() -> argparse.ArgumentParser:
         "check", help=CHECK, description=f"{CHECK[0].upper()}{CHECK[1:]}.", allow_abbrev=False
     )
     check.add_argument("--json", action="store_true", help="print one JSON object")
+    for name, text in (("prepare", PREPARE), ("conclude", CONCLUDE)):
+        sub = commands.add_parser(
+            name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
+        )
+        sub.add_argument("directory", metavar="DIR", help="where both halves leave what they tell each other")
     return top
 
 
@@ -129,13 +145,10 @@ def resolve(
     """
     from entrypoint import plan, profile, schedulers
 
-    more, inherited_command = _inherited(env)
-    if command and inherited_command:
-        raise BadInput("CMD stands both on the command line and in APPTRAIN_ARGS: give it once")
-    flags = {**more, **{name: text for name, text in given.items() if text is not None}}
+    flags, cmd = options.merged(given, command, env)
     profile_name = flags.get("profile") or env.get("APPTRAIN_PROFILE")
     site = profile.load(profile_name) if profile_name else profile.Profile()
-    settings = options.resolve(flags, env, site.launch, site.name, command or inherited_command)
+    settings = options.resolve(flags, env, site.launch, site.name, cmd)
     request = schedulers.Request(
         nodes=settings.value("nodes"),
         node_rank=settings.value("node-rank"),
@@ -144,20 +157,6 @@ def resolve(
     )
     allocation = schedulers.allocation(env, settings.value("scheduler"), request)
     return plan.build(env, allocation, settings, site), settings
-
-
-def _inherited(env: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
-    arguments = options.inherited_arguments(env)
-    if not arguments:
-        return {}, []
-    before, command = options.split_command(arguments)
-    parser = options.parser_class()(prog="python -m entrypoint launch", allow_abbrev=False, add_help=False)
-    options.add_to(parser, plan=False)
-    try:
-        given = vars(parser.parse_args(before))
-    except BadInput as error:
-        raise BadInput(f"in APPTRAIN_ARGS: {error}") from None
-    return {name: text for name, text in given.items() if text is not None}, command
 
 
 def read_env_file(path: Path) -> dict[str, str]:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint import cli, launch, lock, options, outcome, output, processes, rendezvous
+from entrypoint import cli, launch, lock, options, outcome, output, processes, rendezvous, rundir
 from entrypoint.errors import DONE, INTERRUPTED, SAVED, BadInput, Refusal
 from entrypoint.launch import HANDLED
 from entrypoint.outcome import Outcome
@@ -210,7 +210,7 @@ class _Nodes:
         for signum in launch.handled_signals():
             signal.signal(signum, self._signalled)
         lock.refuse_if_in_use(job.run_dir)
-        first = _next_attempt(job.run_dir)
+        first = rundir.next_attempt(job.run_dir)
         run = RunDirectory(job.run_dir, 0)
         run.create()
         run.make_key()
@@ -260,7 +260,9 @@ class _Nodes:
         relay.finish(5.0)
         last = run.later_attempts()
         files = self._files(RunDirectory(self.job.run_dir, last))
-        return outcome.of_job({file.name: self._outcome(file) for file in files}), last
+        names = [self.job.names[int(_place(file).partition(".")[0])] for file in files]
+        found = [self._outcome(file) for file in files]
+        return outcome.of_job(zip(names, found, strict=True), first=self.job.names[0]), last
 
     def _outcome(self, file: Path) -> Outcome | None:
         """What the task left, or what its status says where the disk did not take that."""
@@ -338,13 +340,6 @@ def _before_exec() -> None:
 def _place(file: Path) -> str:
     """NODE_RANK or NODE_RANK.LOCAL_RANK of an outcome's name."""
     return file.name.partition(".")[2]
-
-
-def _next_attempt(run_dir: Path) -> int:
-    """Attempts count on over the calls with one run directory, also over those that were killed."""
-    begun = [*(run_dir / "outcome").glob("[0-9]*.*"), *(run_dir / "logs").glob("[0-9]*")]
-    attempts = [int(path.name.partition(".")[0]) for path in begun]
-    return max(attempts, default=-1) + 1
 
 
 if __name__ == "__main__":

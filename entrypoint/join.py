@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
-from entrypoint import blame, door, reach
+from entrypoint import blame, door, outcome, reach
 from entrypoint.claims import (
     End,
     Failure,
@@ -1083,7 +1083,13 @@ class _Waiting:
 
 def _loss(node_rank: int, node: str, why: str, at: float) -> Failure:
     return Failure(
-        node_rank=node_rank, node=node, rank=None, status=LOST, signal=0, time=at, error=f"lost: {why}"
+        node_rank=node_rank,
+        node=node,
+        rank=None,
+        status=LOST,
+        signal=0,
+        time=at,
+        error=f"{outcome.LOST}{why}",
     )
 
 

@@ -7,6 +7,7 @@ signal reaches whichever there is.
 import asyncio
 import contextlib
 import dataclasses
+import os
 import shlex
 import shutil
 import signal
@@ -15,7 +16,7 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-from entrypoint import output, processes
+from entrypoint import conclude, handover, hostnames, output, processes
 from entrypoint import plan as plans
 from entrypoint.aside import aside
 from entrypoint.attempt import Attempt, has_host_half
@@ -38,16 +39,20 @@ RELEASE = 5.0
 def launch(plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> int:
     """Runs this node's part and returns its exit status. Before ranks start: BadInput, Unavailable."""
     check(plan, settings)
+    check_place(plan, env)
     run = Path(plan.run_dir).absolute()
     plan = dataclasses.replace(plan, run_dir=str(run), env={**plan.env, "APPTRAIN_RUN_DIR": str(run)})
     processes.adopt_orphans()
     processes.allow_open_files(256 + 8 * plan.nproc_per_node)
     guardian = Guardian()
+    session = _Session(plan, settings, env, guardian)
+    last = None
     try:
-        last = asyncio.run(_Session(plan, settings, env, guardian).run())
+        last = asyncio.run(session.run())
     finally:
         processes.kill_descendants(spare=guardian.pid)
         guardian.dismiss()
+        session.leave(last)
     # The host half reads the file; with another status here the scheduler would kill nodes that still save.
     is_told = has_host_half(env) and not last.is_unwritten
     return DONE if last.ended.status == SAVED and is_told else last.ended.status
@@ -81,6 +86,18 @@ def check(plan: LaunchPlan, settings: Settings) -> None:
         raise BadInput(
             f"CMD {program} does not exist in {Path.cwd()}: check the spelling; a module is given as "
             "-m NAME, a program that is no Python script needs --no-python"
+        )
+
+
+def check_place(plan: LaunchPlan, env: Mapping[str, str]) -> None:
+    """Where an mpiexec says which task this is, this must not be the host of another; a name that is too
+    short to tell counts for nothing."""
+    here, nodes = os.uname().nodename, plan.allocation.nodes
+    found = hostnames.find(here, nodes)
+    if "APPTRAIN_PLACE" in env and len(found) == 1 and found[0] != plan.place:
+        raise BadInput(
+            f"mpiexec has started the task of {plan.node}, node {plan.place}, on {here}, which is node "
+            f"{found[0]}: use another --start, or have it keep to the order of its hosts"
         )
 
 
@@ -157,6 +174,20 @@ class _Session:
             self._restarts.begin()
             await aside(lambda: processes.kill_descendants(spare=self._guardian.pid))
             attempt = self._next(attempt)
+
+    def leave(self, last: Attempt | None) -> None:
+        """The very last act: the host half learns what follows. Whatever keeps us from it, it finds out
+        itself."""
+        where = handover.folder(self._env)
+        if where is None or self._plan.local_rank:
+            return
+        asked = 128 + self._asked if self._asked is not None else None
+        run = last.run_dir if last is not None else RunDirectory(Path(self._plan.run_dir), self._plan.attempt)
+        lost = last.lost if last is not None else ()
+        try:
+            conclude.leave(where, run, self._plan.place, asked, lost)
+        except (OSError, Refusal, ValueError) as error:
+            self._say(f"what follows is left to the job script: {error}")
 
     def _next(self, before: Attempt | None) -> Attempt:
         plan = self._plan

@@ -1,7 +1,7 @@
-"""Every option of the entrypoint: its name, its type, its help, and where its value came from.
+"""Every option of the entrypoint and of a job: its name, its type, its help, and where its value came from.
 
-The secret: the table below. The command line, the variables APPTRAIN_* and the profile are three ways
-to give the same options; precedence (flag > environment > profile > default) lives here alone.
+The secret: the table below. The command line, APPTRAIN_ARGS and its file, the variables APPTRAIN_* and the
+profile are ways to give the same options; precedence (in that order, then the default) lives here alone.
 """
 
 import argparse
@@ -14,18 +14,6 @@ from typing import Any, NoReturn
 from entrypoint.errors import BadInput
 
 REFERENCE_JOB = ("-m", "train", "--config", "digits")
-HOST_HALF = (
-    "profile",
-    "run-dir",
-    "start",
-    "stop-before",
-    "on-failure",
-    "max-restarts",
-    "nnodes",
-    "venv",
-    "dry-run",
-)
-"""Options that the job script itself needs before a container exists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +83,12 @@ def node_count(text: str) -> tuple[int, int]:
     return span
 
 
+def seconds_before(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 7):
+        raise ValueError("must be seconds; 0 leaves it out")
+    return int(text)
+
+
 def stop_signal(text: str) -> str:
     import signal
 
@@ -113,6 +107,8 @@ class Option:
     default: Any = None
     in_profile: bool = False
     plan_only: bool = False
+    job_only: bool = False
+    """Of a job as a whole: `launch` has nothing to do with it."""
 
     @property
     def variable(self) -> str:
@@ -298,6 +294,28 @@ OPTIONS: tuple[Option, ...] = (
         help="this node's host name (default: under PBS from PBS_NODENUM)",
     ),
     Option(name="json", parse=flag, metavar="", default=False, plan_only=True, help="print one JSON object"),
+    Option(
+        name="start",
+        metavar="HOW",
+        job_only=True,
+        help="what starts the tasks (under PBS the profile's, else pbsdsh; under Slurm srun)",
+    ),
+    Option(
+        name="stop-before",
+        parse=seconds_before,
+        metavar="S",
+        job_only=True,
+        help="under PBS, seconds before the walltime is over at which ranks are asked to save (default: 300, "
+        "or a tenth of it if less)",
+    ),
+    Option(
+        name="dry-run",
+        parse=flag,
+        metavar="",
+        default=False,
+        job_only=True,
+        help="print the launch line and the plan of every node; start no rank",
+    ),
 )
 BY_NAME = {option.name: option for option in OPTIONS}
 
@@ -327,10 +345,10 @@ class _Parser(argparse.ArgumentParser):
         raise BadInput(f"{message}: see `{self.prog} --help`")
 
 
-def add_to(parser: argparse.ArgumentParser, *, plan: bool) -> None:
+def add_to(parser: argparse.ArgumentParser, *, plan: bool = False, job: bool = False) -> None:
     """Adds the table's options to a parser, each also with underscores, as torchrun takes them."""
     for option in OPTIONS:
-        if option.plan_only and not plan:
+        if (option.plan_only and not plan) or (option.job_only and not job):
             continue
         names = [f"--{option.name}"]
         kind: dict[str, Any] = {
@@ -359,31 +377,59 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(argv[:at]), list(argv[at + 1 :])
 
 
-def inherited_arguments(env: Mapping[str, str]) -> list[str]:
-    """Arguments from APPTRAIN_ARGS_FILE (one per NUL) or APPTRAIN_ARGS (shell-quoted), for schedulers whose
-    scripts get none. Raises BadInput where one cannot be read, or holds the job script's own options."""
+def inherited(env: Mapping[str, str], *, job: bool = False) -> tuple[dict[str, str], list[str]]:
+    """(the options' texts, CMD) from APPTRAIN_ARGS_FILE (one argument per NUL) or APPTRAIN_ARGS
+    (shell-quoted), for schedulers whose scripts get no arguments. Raises BadInput where one cannot be
+    read."""
     if path := env.get("APPTRAIN_ARGS_FILE"):
         name = "APPTRAIN_ARGS_FILE"
         try:
             text = Path(path).read_text()
         except (OSError, UnicodeError) as error:
-            raise BadInput(f"APPTRAIN_ARGS_FILE={path} cannot be read: {error}") from None
+            why = error.strerror if isinstance(error, OSError) else error
+            raise BadInput(f"{name}={path} cannot be read ({why}): give a path that exists") from None
         arguments = text.removesuffix("\0").split("\0") if text else []
     else:
         name = "APPTRAIN_ARGS"
         try:
-            arguments = shlex.split(env.get("APPTRAIN_ARGS", ""))
+            arguments = shlex.split(env.get(name, ""))
         except ValueError as error:
-            raise BadInput(f"APPTRAIN_ARGS is not a shell-quoted string: {error}") from None
-    if name == "APPTRAIN_ARGS":
-        for argument in split_command(arguments)[0]:
-            option = argument.partition("=")[0].removeprefix("--").replace("_", "-")
-            if argument.startswith("--") and option in HOST_HALF:
-                variable = "APPTRAIN_" + option.upper().replace("-", "_")
-                raise BadInput(
-                    f"--{option} in APPTRAIN_ARGS comes too late for the job script: set {variable} instead"
-                )
-    return arguments
+            raise BadInput(f"{name} is not a shell-quoted string: {error}") from None
+    try:
+        return texts(arguments, job=job)
+    except BadInput as error:
+        raise BadInput(f"in {name}: {error}") from None
+
+
+def texts(arguments: Sequence[str], *, job: bool = False) -> tuple[dict[str, str], list[str]]:
+    """(the options' texts, CMD) of a command line."""
+    before, command = split_command(arguments)
+    parser = _Parser(prog="python -m entrypoint launch", allow_abbrev=False, add_help=False)
+    add_to(parser, job=job)
+    given = vars(parser.parse_args(before))
+    return {name: text for name, text in given.items() if text is not None}, command
+
+
+def merged(
+    given: Mapping[str, str | None], command: Sequence[str], env: Mapping[str, str], *, job: bool = False
+) -> tuple[dict[str, str], list[str]]:
+    """The same with what the command line inherits, of which its own options are worth more. Raises BadInput
+    where CMD stands in both."""
+    more, inherited_command = inherited(env, job=job)
+    if command and inherited_command:
+        name = "APPTRAIN_ARGS_FILE" if env.get("APPTRAIN_ARGS_FILE") else "APPTRAIN_ARGS"
+        raise BadInput(f"CMD stands both on the command line and in {name}: give it once")
+    own = {name: text for name, text in given.items() if text is not None}
+    return {**more, **own}, list(command or inherited_command)
+
+
+def words(flags: Mapping[str, str], command: Sequence[str], *, job: bool = False) -> list[str]:
+    """The command line that says this again: of `launch` or `plan`, or of a whole `job`."""
+    found = []
+    for name, text in flags.items():
+        if job or not BY_NAME[name].job_only:
+            found.append(f"--{name}" if BY_NAME[name].parse is flag else f"--{name}={text}")
+    return [*found, "--", *command] if command else found
 
 
 def resolve(

@@ -6,7 +6,7 @@ status of all tasks, so statuses travel by file. Files are read, never sourced.
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +14,10 @@ from entrypoint.errors import DONE, SAVED, UNAVAILABLE
 
 SPACE = 4096
 """Bytes that an outcome has at most, and that `reserve` takes for it."""
+
+
+LOST = "lost: "
+"""How the error of a node begins from which nothing is heard any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +39,7 @@ class Outcome:
     @property
     def is_unavailable(self) -> bool:
         """Whether a port or a peer kept the ranks from starting: another attempt may help. A rank that ends
-        with this status means something of its own. containers/job.sh has the same rule."""
+        with this status means something of its own."""
         return self.status == UNAVAILABLE and self.rank is None
 
 
@@ -107,25 +111,35 @@ def read(path: Path) -> Outcome | None:
         return None
 
 
-def of_job(outcomes: Mapping[str, Outcome | None]) -> Outcome:
-    """The job's outcome from every expected file, by name; None for a missing one.
+def of_job(outcomes: Iterable[tuple[str, Outcome | None]], first: str = "") -> Outcome:
+    """The job's outcome from every expected file, each with whose it is; None for a missing one. `first` is
+    the first node, whose outcomes bear its name.
 
     0 if all say 0; 75 only if all say 75; else the failure with the earliest time. A missing file is a
-    failure with status 1, later than any written one; 0 beside 75 is 1.
+    failure with status 1, later than any written one; 0 beside 75 is 1. Nodes that are cut off take the first
+    one for lost: where that has failed itself, it knows better.
     """
-    written = {name: outcome for name, outcome in outcomes.items() if outcome is not None}
-    failures = [outcome for outcome in written.values() if outcome.status not in (DONE, SAVED)]
+    found = list(outcomes)
+    written = [(name, outcome) for name, outcome in found if outcome is not None]
+    failures = [(name, outcome) for name, outcome in written if outcome.status not in (DONE, SAVED)]
+    if any(name == first for name, _ in failures):
+        failures = [(name, ended) for name, ended in failures if name == first or not _lost(ended, first)]
     if failures:
-        return min(failures, key=lambda outcome: outcome.time)
-    if missing := [name for name in outcomes if name not in written]:
+        return min((outcome for _, outcome in failures), key=lambda outcome: outcome.time)
+    if missing := [name for name, outcome in found if outcome is None]:
         return Outcome(status=1, error=f"no outcome was written by {_listed(missing)}")
-    statuses = {outcome.status for outcome in written.values()}
+    statuses = {outcome.status for _, outcome in written}
     if statuses == {DONE, SAVED}:
-        saved = [name for name, outcome in written.items() if outcome.status == SAVED]
+        saved = [name for name, outcome in written if outcome.status == SAVED]
         return Outcome(status=1, error=f"{_listed(saved)} saved to go on, the others ended well")
-    return max(written.values(), key=lambda outcome: outcome.time)
+    return max((outcome for _, outcome in written), key=lambda outcome: outcome.time)
+
+
+def _lost(outcome: Outcome, node: str) -> bool:
+    """Whether this says of a node that nothing was heard from it."""
+    return outcome.rank is None and outcome.node == node and outcome.error.startswith(LOST)
 
 
 def _listed(names: Iterable[str]) -> str:
-    names = sorted(names)
+    names = list(dict.fromkeys(names))
     return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -5,7 +5,6 @@ the same environment and options give the same plan anywhere, so a plan can be m
 """
 
 import dataclasses
-import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,7 +12,7 @@ from typing import Any, Literal
 from entrypoint.allocation import Allocation, Context
 from entrypoint.errors import BadInput
 from entrypoint.options import Setting, Settings
-from entrypoint.profile import Profile
+from entrypoint.profile import Profile, expanded
 from entrypoint.rendezvous import MANUAL_PORT, Rendezvous, port_pair
 
 SCHEMA_VERSION = 1
@@ -446,14 +445,17 @@ def _run_dir(env: Mapping[str, str], allocation: Allocation, settings: Settings,
     setting = settings["run-dir"]
     if setting.value is not None:
         return Setting(value=str(setting.value), source=setting.source)
-    name = "".join(
-        c if c.isascii() and (c.isalnum() or c in "._-") else "_"
-        for c in f"{allocation.job_name}-{allocation.run_id}"
-    )
-    scratch = string.Template(profile.scratch).safe_substitute(env)
-    base = scratch or allocation.submit_dir or env.get("PWD") or "."
-    source = f"profile:{profile.name}" if scratch else "derived:run_dir"
-    return Setting(value=f"{base.rstrip('/')}/runs/{name}", source=source)
+    path = run_directory(env, allocation.job_name, allocation.run_id, allocation.submit_dir, profile)
+    return Setting(value=path, source=f"profile:{profile.name}" if profile.scratch else "derived:run_dir")
+
+
+def run_directory(
+    env: Mapping[str, str], job_name: str, run_id: str, submit_dir: str | None, profile: Profile
+) -> str:
+    """Where a job's files go if nobody says."""
+    name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in f"{job_name}-{run_id}")
+    scratch = expanded(profile.scratch, env, profile.path)
+    return f"{(scratch or submit_dir or env.get('PWD') or '.').rstrip('/')}/runs/{name}"
 
 
 def _workers_env(

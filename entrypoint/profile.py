@@ -21,6 +21,8 @@ CLUSTERS = Path(__file__).parent.parent / "clusters"
 VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 """What is replaced in a path, an account or an option: nothing else of a shell's syntax is."""
 STARTERS = {"slurm": ("srun",), "pbs": ("pbsdsh", "pbs_tmrsh", "mpiexec", "ssh")}
+FORMS = {"select": "pbs", "totals": "pbs", "wrapped": "slurm"}
+"""Of a request, with the scheduler that has it."""
 GPUS_ASKED_FOR = {"slurm": "--gpus-per-node={gpus}", "pbs": "ngpus={gpus}"}
 
 
@@ -54,8 +56,9 @@ class Request:
     options: tuple[str, ...] = ()
     chunk: tuple[str, ...] = ()
     """Under PBS, further resources of each chunk of `select`."""
-    form: str = "select"
-    """Under PBS, `totals` where the site wants -l ncpus= and the like for all nodes together."""
+    form: str = ""
+    """Under PBS `select`, or `totals` where the site wants -l ncpus= and the like for all nodes together.
+    Under Slurm `wrapped` where its sbatch refuses a line that the job script has, such as --gpus-per-node."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,8 @@ class Container:
 class Profile:
     name: str = ""
     """The file's name, as `sources` shows it; empty for no profile."""
+    path: str = ""
+    """The file, as messages name it."""
     title: str = ""
     documented: tuple[str, ...] = ()
     """The public pages that the values are from."""
@@ -205,7 +210,7 @@ REQUEST: Mapping[str, Kind] = {
     "nodes_only": _flag,
     "options": _list(_expanded(_text)),
     "chunk": _list(_expanded(_matching(r"[^\s:,+=]+=[^\s:,+]+", "NAME=VALUE, a resource of a chunk"))),
-    "form": _one_of("select", "totals"),
+    "form": _one_of(*FORMS),
 }
 CONTAINER: Mapping[str, Kind] = {
     "module_paths": _list(_path),
@@ -253,6 +258,7 @@ def load(name: str, clusters: Path = CLUSTERS, asked: str = "") -> Profile:
     passed = _section(content, "container", CONTAINER, path)
     profile = Profile(
         name=path.name,
+        path=str(path),
         nodes=Nodes(**_section(content, "nodes", NODES, path)),
         request=Request(**_section(content, "request", REQUEST, path)),
         container=Container(**{"passed" if key == "pass" else key: value for key, value in passed.items()}),
@@ -296,6 +302,21 @@ def _twice(node: Any) -> str:
     keys = [key.value for key, _ in node.value]
     repeated = [str(key) for key in keys if keys.count(key) > 1]
     return next(iter(repeated), "") or next(filter(None, (_twice(value) for _, value in node.value)), "")
+
+
+def expanded(text: str, env: Mapping[str, str], path: str) -> str:
+    """A value of the profile at `path` with $NAME replaced. Raises BadInput where one is not set, or
+    empty."""
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        if not env.get(name):
+            raise BadInput(
+                f"{text} in the profile {path}: {name} is not set here: set it, or correct the profile"
+            )
+        return env[name]
+
+    return VARIABLE.sub(value, text)
 
 
 def _section(
@@ -342,9 +363,15 @@ def _agrees(profile: Profile, path: Path) -> None:
         return
     if profile.start and profile.start not in STARTERS[scheduler]:
         raise _wrong(f"{path}: start", profile.start, f"under {scheduler} {' or '.join(STARTERS[scheduler])}")
-    for key, asked in (("chunk", request.chunk), ("form", request.form != "select")):
-        if asked and scheduler != "pbs":
-            raise BadInput(f"{path}: request {key} is for pbs, and scheduler is {scheduler}: leave it out")
+    if request.chunk and scheduler != "pbs":
+        raise BadInput(f"{path}: request chunk is for pbs, and scheduler is {scheduler}: leave it out")
+    if request.form and scheduler != FORMS[request.form]:
+        raise BadInput(
+            f"{path}: request form {request.form} is for {FORMS[request.form]}, and scheduler is "
+            f"{scheduler}: leave it out"
+        )
+    if request.form == "wrapped" and not (request.nodes_only or request.gpus):
+        raise BadInput(f"{path}: request form wrapped needs request gpus, such as --gres=gpu:{{gpus}}")
     if request.chunk and request.form == "totals":
         raise BadInput(f"{path}: request chunk has no place beside form totals: use options")
     if request.nodes_only and not profile.nodes.whole:

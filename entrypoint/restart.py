@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from entrypoint.blame import count
 from entrypoint.errors import BAD_INPUT, Unavailable
 from entrypoint.join import Muster, Timeouts
 from entrypoint.options import Settings
@@ -20,6 +21,19 @@ WINDOW = 30.0
 """Seconds from the first to the last survivor at the meeting."""
 FRUITLESS = 3
 """Restarts in a row without a new checkpoint between them."""
+
+
+def too_many(run: RunDirectory, bound: int | None) -> str:
+    """Why no further restart of this run, nor a requeue after a failure, may follow; empty where one may.
+    `bound`: --max-restarts."""
+    before, newest = run.restarts(), run.newest_checkpoint()
+    times = count(len(before), "time")
+    fruitless = len(list(itertools.takewhile(lambda then: then == newest, reversed(before))))
+    if bound is not None and len(before) >= bound:
+        return f"restarted {times} before, and --max-restarts is {bound}"
+    if fruitless >= FRUITLESS and (bound is None or newest != "0"):
+        return f"restarted {times} before, the last {FRUITLESS} without a new checkpoint"
+    return ""
 
 
 class Restarts:
@@ -54,7 +68,7 @@ class Restarts:
         if self.count == 0 or ended.rank is None or ended.status != BAD_INPUT or nodes >= self._plan.nnodes:
             return ""
         refusal = ended.error or "nothing on stderr"
-        return f"with {_some(ranks, 'rank')} on {_some(nodes, 'node')} the program refuses to run: {refusal}"
+        return f"with {count(ranks, 'rank')} on {count(nodes, 'node')} the program refuses to run: {refusal}"
 
     def begin(self) -> None:
         """A restart is tried."""
@@ -101,7 +115,7 @@ class Restarts:
     def _seal(self, run: RunDirectory, members: Sequence[int]) -> None:
         """Claims the attempt. Unavailable: others have, it was ruled out, or it would be one too many."""
         is_restart = self.count > 0
-        if is_restart and (why := self._too_many(run)):
+        if is_restart and (why := too_many(run, self._bound)):
             raise Unavailable(why)
         names = self._plan.allocation.nodes
         try:
@@ -119,22 +133,6 @@ class Restarts:
                 f"attempt {run.attempt} cannot be claimed in {run.path}: {error.strerror}"
             ) from None
 
-    def _too_many(self, run: RunDirectory) -> str:
-        """Why no further restart of this run may follow; empty where one may. containers/job.sh has the same
-        rule for its requeues."""
-        before, newest = run.restarts(), run.newest_checkpoint()
-        times = _some(len(before), "time")
-        fruitless = len(list(itertools.takewhile(lambda then: then == newest, reversed(before))))
-        if self._bound is not None and len(before) >= self._bound:
-            return f"restarted {times} before, and --max-restarts is {self._bound}"
-        if fruitless >= FRUITLESS and (self._bound is None or newest != "0"):
-            return f"restarted {times} before, the last {FRUITLESS} without a new checkpoint"
-        return ""
-
     def _too_few(self, left: int) -> str:
         names, granted = ", ".join(self.lost[:4]), self._plan.allocation.nnodes
         return f"{left} of {granted} nodes are left, without {names}, and --nnodes asks for {self._least}"
-
-
-def _some(count: int, what: str) -> str:
-    return f"{count} {what}{'s' * (count != 1)}"

@@ -100,7 +100,30 @@ class RunDirectory:
             lines = self._crew(self.attempt).read_text(errors="replace").splitlines()
         except OSError:
             return None
-        return [int(line.split()[0]) for line in lines] or None
+        places = [line.partition(" ")[0] for line in lines]
+        return [int(place) for place in places if _is_number(place)] or None
+
+    def begin(self, *, restarts: bool) -> None:
+        """Makes this attempt's folders before its nodes start, and forgets an earlier wish to stop. With
+        `restarts` nodes of before that still run, cut off from the others, cannot claim it for themselves,
+        and whoever comes after this job learns that it was begun. Raises BadInput, OSError."""
+        self.create()
+        if restarts:
+            write_private(self._crew(self.attempt), "")
+            write_private(self._unfinished, f"{self.attempt}\n")
+        self.stop.unlink(missing_ok=True)
+
+    def unfinished(self) -> int | None:
+        """The attempt of a job that went on inside its allocation and told nobody how it ended; else None."""
+        try:
+            text = self._unfinished.read_text(errors="replace").strip()
+        except OSError:
+            return None
+        return int(text) if _is_number(text) else None
+
+    def finish(self) -> None:
+        """Somebody knows how the attempt ended."""
+        self._unfinished.unlink(missing_ok=True)
 
     def ask_to_stop(self) -> None:
         """Asks for a planned end, as far as the file system lets us."""
@@ -139,6 +162,10 @@ class RunDirectory:
     def _restarts(self) -> Path:
         return self.path / "restarts"
 
+    @property
+    def _unfinished(self) -> Path:
+        return self.path / "unfinished"
+
     def newest_checkpoint(self) -> str:
         """When it was written, in Unix seconds as text; `0` where there is none. Another value: progress."""
         newest = 0
@@ -174,6 +201,20 @@ class RunDirectory:
         """The join's secret, made once by whoever starts the nodes; an existing one is kept."""
         if not self.key.exists() or not self.key.stat().st_size:  # A disk that was full has left it empty.
             write_private(self.key, secrets.token_hex(32) + "\n")
+
+
+def next_attempt(path: Path) -> int:
+    """One more than any before in this run directory, also than those that were killed or left only logs."""
+    begun = [*(path / "outcome").glob("[0-9]*"), *(path / "logs").glob("[0-9]*")]
+    # An attempt that nobody may begin counts for nobody.
+    names = [entry.name for entry in begun if entry.suffix != ".nodes" or entry.stat().st_size]
+    numbers = [name.partition(".")[0] for name in names]
+    return max((int(number) for number in numbers if _is_number(number)), default=-1) + 1
+
+
+def _is_number(text: str) -> bool:
+    """Whether a file that others may have written says so: no more than nine digits."""
+    return text.isascii() and text.isdigit() and len(text) <= 9
 
 
 def write_private(path: Path, text: str) -> None:

@@ -319,7 +319,7 @@ class Supervisor:
         await self._ranks.wait(AGENT_EXIT)
         if not self._ended:
             return Outcome(status=DONE, node=self._plan.node, time=time.time())
-        return outcome.of_job({f"rank {rank}": self._well(ended) for rank, ended in self._ended.items()})
+        return outcome.of_job((f"rank {rank}", self._well(ended)) for rank, ended in self._ended.items())
 
     def _well(self, ended: RankEnded) -> Outcome:
         status = DONE if ended.status == DONE else SAVED

@@ -18,10 +18,7 @@ sweep() {
     for ((tries = 0; tries < 100; tries++)); do
         found=()
         marked=$(grep -slzxF -- "APPTRAIN_TASK=$tmp" /proc/[0-9]*/environ)
-        for file in $marked; do
-            pid=${file#/proc/}
-            found+=("${pid%/environ}")
-        done
+        for file in $marked; do pid=${file#/proc/}; found+=("${pid%/environ}"); done
         for file in /proc/[0-9]*/stat; do
             { read -r line <"$file"; } 2>/dev/null || continue
             read -r -a fields <<<"${line##*) }"
@@ -57,10 +54,7 @@ if [[ -n $asked ]]; then end; fi
 watcher=$!
 exec 8<&-
 interrupted=yes
-while [[ -n $interrupted ]]; do
-    interrupted='' status=0
-    wait "$child" || status=$?
-done
+while [[ -n $interrupted ]]; do interrupted='' status=0; wait "$child" || status=$?; done
 disown "$watcher" # or bash would say that it was killed
 kill -KILL "$watcher"
 sweep

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # pbs/host.sh and containers/job.sh set what is not set here
-# What starts one task on each host, and what stays with the tasks until all have ended.
+# What starts one task on each host, and what stays with the tasks until all have ended. pbs/host.sh sources it.
 #
 # A way to start is a function start_NAME RANK that starts the task of that rank (or with rank 0 all) in the background
 # and adds to `pids`. The task is "${task[@]}" RANK HOST. It must lead to a process that PBS does not signal with this
@@ -12,19 +12,14 @@
 readonly POLL=0.3 # s
 readonly SETTLE=5 # s in which a shared file system may still show an answer,
 readonly SETTLE_ALL=2 # and where no starter is left
-readonly LOOK=2 # s between two looks at the outcomes
-readonly LOST=5 # s that a starter has to notice that its host is gone, once the other hosts say so
-readonly LINGER=120 # s that a starter has once another host has ended: all hosts end together
+readonly LOST=5 # s that a starter has to notice that its host is gone, once the first one's launch says so
+readonly LINGER=120 # s that a starter has once the first host has ended: all hosts end together
 readonly TO_END=10 # s from asking a starter to end to SIGKILL,
 readonly LONG=999999 # and where ranks may save meanwhile, whose entrypoint has a bound of its own
 
-start_pbsdsh() {
-    begin "$1" setsid pbsdsh -n "${lines[$1]}" -- "${task[@]}" "$1" "${hosts[$1]}"
-}
+start_pbsdsh() { begin "$1" setsid pbsdsh -n "${host_lines[$1]}" -- "${task[@]}" "$1" "${hosts[$1]}"; }
 
-start_pbs_tmrsh() {
-    begin "$1" setsid pbs_tmrsh "${hosts[$1]}" "${task[@]}" "$1" "${hosts[$1]}"
-}
+start_pbs_tmrsh() { begin "$1" setsid pbs_tmrsh "${hosts[$1]}" "${task[@]}" "$1" "${hosts[$1]}"; }
 
 # The task ends when its standard input does: with this script, however that ends. The line goes through it too, for
 # any login shell would understand what stands on ssh's own command line.
@@ -39,26 +34,15 @@ start_ssh() {
     held[$1]=$fd
     printf 'exec %s\n' "$(printf '%q ' "${task[@]}" "$1" "${hosts[$1]}")" >&"$fd"
     begin "$1" setsid ssh -o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15 \
-        ${site_launcher_args[@]+"${site_launcher_args[@]}"} -- "${hosts[$1]}" 'exec /bin/bash -s' <"$pipe"
+        ${start_words[@]+"${start_words[@]}"} -- "${hosts[$1]}" 'exec /bin/bash -s' <"$pipe"
 }
 
-# One mpiexec for all, which keep.sh ends with this script.
+# One mpiexec for all, in the words of its kind, which keep.sh ends with this script.
 start_mpiexec() {
-    local all version line fd pipe=$tmp/mpiexec
+    local line fd pipe=$tmp/mpiexec
     (($1 == 0)) || return 0
-    all=$(IFS=, && printf '%s' "${hosts[*]}")
-    version=$(timeout "$QSTAT" mpiexec --version 2>&1) || version=
-    case $version in
-        *'Open MPI'* | *OpenRTE* | *PRRTE*) line=(mpiexec -n "$nnodes" --host "$all" --map-by ppr:1:node --bind-to none) ;;
-        *HYDRA* | *MPICH* | *'Intel(R) MPI'*) line=(mpiexec -n "$nnodes" -ppn 1 -hosts "$all") ;;
-        *PALS* | *pals*) line=(mpiexec -n "$nnodes" --ppn 1 --hosts "$all" --cpu-bind none) ;;
-        *) refuse_all "mpiexec says of itself: ${version:-nothing}: Open MPI, MPICH or PALS is needed: load its module, or use another --start" ;;
-    esac
-    line+=(${site_launcher_args[@]+"${site_launcher_args[@]}"} "${task[@]}" - -)
-    if [[ -n $show_only ]]; then
-        begin 0 "${line[@]}"
-        return
-    fi
+    line=(mpiexec ${start_words[@]+"${start_words[@]}"} "${task[@]}" - "${hosts[@]}")
+    if [[ -n $show_only ]]; then show "${line[@]}"; return; fi
     mkfifo -m 600 "$pipe"
     exec {fd}<>"$pipe"
     held[0]=$fd
@@ -78,10 +62,7 @@ end_ssh() {
 begin() {
     local rank=$1
     shift
-    if [[ -n $show_only ]]; then
-        show "$@"
-        return
-    fi
+    if [[ -n $show_only ]]; then show "$@"; return; fi
     (
         for fd in ${held[@]+"${held[@]}"}; do exec {fd}>&-; done
         exec "$@"
@@ -93,25 +74,23 @@ begin() {
 
 # Runs CMD on each host, or shows what would; a plan needs no other host than this.
 on_each_host() {
-    local what=$1 starter=${APPTRAIN_START:-${site_start:-pbsdsh}} rank again tmp=
+    local what=$1 nnodes=${#hosts[@]} rank tmp=
     local -a pids=() held=() task=()
     shift
-    show_only=${show_only:-}
-    use_site_gpus
     if [[ $what == plan ]]; then
-        plan_each "$@"
+        printf '%s\n' ${plan_words[@]+"${plan_words[@]}"} # the image has made them: no host is asked
         return
     fi
-    type -P "$starter" >/dev/null ||
-        refuse_all "--start $starter: there is no $starter in PATH ($PATH): load its module, or choose another"
-    task=(/bin/bash "$APPTRAIN_HOME/pbs/task.sh" "$run_dir" "${attempt:-0}" "$starter")
+    if ! type -P "$starter" >/dev/null; then
+        said="--start $starter: there is no $starter in PATH ($PATH): load its module, or choose another"
+        if [[ -z $show_only ]]; then tell_outcome 0 "$said" "$REFUSED"; fi
+        refuse "$said"
+    fi
+    task=(/bin/bash "$APPTRAIN_HOME/pbs/task.sh" "$run_dir" "$attempt" "$starter")
     if [[ -z $show_only ]]; then
-        again=$(attribute run_count)
-        if [[ $again =~ ^[0-9]{1,9}$ ]] && ((again > 1)); then tell "PBS runs this job again (run_count is $again)"; fi
         trap : TERM INT HUP USR2 # what runs ends by itself, or through `interrupt`
-        tmp=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.XXXXXX")
-        # shellcheck disable=SC2064 # the name as it is now
-        trap "rm -rf -- $(printf %q "$tmp")" EXIT
+        tmp=$hand/$attempt
+        mkdir -- "$tmp"
         write_task_files "$@"
     fi
     for ((rank = 0; rank < nnodes; rank++)); do "start_$starter" "$rank"; done
@@ -124,54 +103,22 @@ write_task_files() {
         umask 077
         mkdir -p -- "$run_dir/tasks"
         printf '%s\0' "$PWD" "$@" >"$file.argv"
-        printf '%s\n' "${hosts[@]}" >"$file.hosts"
+        cat -- "$hand/tasks.env" >"$file.env.new"
+        printf '%s\0' "APPTRAIN_ATTEMPT=$attempt" >>"$file.env.new"
         if [[ -n ${PBS_NODEFILE:-} ]]; then
             cat -- "$PBS_NODEFILE" >"$file.nodefile"
-            export APPTRAIN_NODEFILE=$file.nodefile
+            printf '%s\0' "APPTRAIN_NODEFILE=$file.nodefile" >>"$file.env.new"
         fi
-        write_environment >"$file.env"
+        mv -- "$file.env.new" "$file.env"
     )
-}
-
-# What a task has of its own, or must not have.
-write_environment() {
-    local entry name
-    while IFS= read -r -d '' entry; do
-        name=${entry%%=*}
-        case $name in
-            PBS_JOBCOOKIE | PBS_TASKNUM | PBS_NODENUM | PBS_NODEFILE | PBS_MOMPORT | SLURM_JWT) ;;
-            TMPDIR | HOSTNAME | PWD | OLDPWD | SHLVL | _ | CUDA_VISIBLE_DEVICES | CUDA_DEVICE_ORDER) ;;
-            *[!A-Za-z0-9_]* | [0-9]*) ;;
-            *) printf '%s\0' "$entry" ;;
-        esac
-    done < <(env -0)
-}
-
-# The plans of all nodes, each line behind the node's rank.
-plan_each() {
-    local rank status=0 worst=0
-    for ((rank = 0; rank < nnodes; rank++)); do
-        (
-            export PBS_NODENUM=$rank APPTRAIN_HOSTNAME=${hosts[rank]}
-            if [[ -z ${PBS_JOBID:-} ]]; then
-                unset PBS_NODENUM
-                export APPTRAIN_NODE_RANK=$rank
-            fi
-            unset PBS_TASKNUM
-            "$@" </dev/null 2>&1 | sed "s/^/$rank: /"
-            exit "${PIPESTATUS[0]}"
-        ) || status=$?
-        if ((status > worst)); then worst=$status; fi
-    done
-    return "$worst"
 }
 
 # --- while they run -------------------------------------------------------------------------------------------
 
 # Shows what the tasks print, in whole lines, and looks after them, until no starter is left.
 stay() {
-    local alive=yes rank since=$SECONDS rang=$warned clock look=0 first='' patience=$LONG
-    local -a files=() fds=() rests=() answered=() gone=() over=() lost=() ending=()
+    local alive=yes rank since=$SECONDS now rang=$warned clock ended='' linger=$LINGER patience=$LONG
+    local -a files=() fds=() rests=() answered=() gone=() lost=() ending=()
     for ((rank = 0; rank < nnodes; rank++)); do
         files[rank]=$run_dir/logs/$attempt/${hosts[rank]//[^A-Za-z0-9._-]/_}.task.log
     done
@@ -186,14 +133,8 @@ stay() {
         done
         show_lines
         hear_answers
-        if [[ -n $ends && -z $rang ]] && ((SECONDS >= ends)); then
-            rang=yes
-            kill -USR2 $$
-        fi
-        if [[ -n $alive && $on_failure == restart ]] && ((${#gone[@]})) && only_lost_are_left; then
-            kill -KILL "${pids[@]}" 2>/dev/null || true # of the others none is left
-            alive=
-        fi
+        printf -v now '%(%s)T' -1
+        if [[ -n $stop_at && -z $rang ]] && ((now >= stop_at)); then rang=yes; kill -USR2 $$; fi
         if [[ -e $run_dir/tasks/$attempt.end ]]; then
             rm -f -- "$run_dir/tasks/$attempt.end"
             for rank in "${!pids[@]}"; do ask_to_end "$rank" "$patience"; done
@@ -202,6 +143,7 @@ stay() {
         end_waiting
         if ! kill -0 $$ 2>/dev/null; then # the job script was killed: nobody would end the tasks
             for rank in "${!pids[@]}"; do ask_to_end "$rank"; done
+            rm -rf -- "$hand"
             exit 1
         fi
     done
@@ -217,45 +159,30 @@ stay() {
     rm -f -- "$run_dir/tasks/$attempt.env"
 }
 
-# Whether only starters of hosts are left that the others went on without: of a lost one PBS says nothing for minutes.
-only_lost_are_left() (
-    ((${#pids[@]} == nnodes)) || exit 1
-    find_last
-    [[ -s $run_dir/outcome/$attempt.nodes ]] || exit 1
-    for rank in "${crew[@]}"; do [[ -n ${gone[rank]:-} ]] || exit 1; done
-)
-
 # Without a process, which PBS would signal, and of whose end bash would tell.
 rest() { read -r -t "$POLL" -u "$clock" || true; }
 
-# Ends starters that would wait for ever: pbsdsh does so for a host that is lost.
+# Ends starters that would wait for ever: pbsdsh does so for a host that is lost, of which PBS says nothing for minutes.
 end_waiting() {
-    local path rank other
+    local rank entry
     for rank in "${!ending[@]}"; do
         if [[ -z ${gone[rank]:-} ]] && ((SECONDS >= ending[rank])); then kill -KILL "${pids[rank]}" 2>/dev/null || true; fi
     done
-    ((SECONDS >= look)) || return 0
-    look=$((SECONDS + LOOK))
-    for path in "$run_dir/outcome/$attempt".*; do
-        rank=${path##*.}
-        if ! is_number "$rank" || [[ -n ${over[rank]:-} ]] || ! read_outcome "$path"; then continue; fi
-        over[rank]=yes
-        # After a signal to us the ranks have as long as --term-grace says, which this half does not know.
-        if [[ -n $o_rank || $o_status != @(129|130|143) ]]; then first=${first:-$SECONDS}; fi
-        # Only the first knows who is lost: another that is cut off from it takes that one for lost.
-        for other in "${!hosts[@]}"; do
-            if [[ $rank == 0 && $o_error == 'lost: '* && ${hosts[other]} == "$o_node" ]]; then lost[other]=$SECONDS; fi
-        done
-    done
     for rank in "${!gone[@]}"; do # for the others, which may wait for it
-        if [[ -z ${over[rank]:-} && $on_failure != restart ]] && ((SECONDS - gone[rank] >= SETTLE)); then write_outcome "$rank" "its task ended and left no outcome"; fi
+        if [[ -z $goes_on ]] && ((SECONDS - gone[rank] >= SETTLE)); then tell_outcome "$rank" "its task ended and left no outcome"; fi
     done
+    if [[ -z $ended && -e $hand/over ]]; then
+        ended=$SECONDS
+        while IFS= read -r -d '' entry; do
+            if [[ $entry =~ ^lost=(0|[1-9][0-9]{0,5})$ ]]; then lost[BASH_REMATCH[1]]=yes; fi
+            if [[ $entry == asked=yes ]]; then linger=$LONG; fi # ranks have as long as --term-grace says
+        done <"$hand/over"
+    elif [[ -z $ended && -z $goes_on && -n ${gone[0]:-} ]]; then
+        ended=${gone[0]}
+    fi
+    [[ -n $ended ]] || return 0
     for rank in "${!pids[@]}"; do
-        if [[ -n ${lost[rank]:-} ]] && ((SECONDS - lost[rank] >= LOST)); then
-            ask_to_end "$rank"
-        elif [[ -n $first && $on_failure != restart ]] && ((SECONDS - first >= LINGER)); then # where others go on
-            ask_to_end "$rank"
-        fi
+        if ((SECONDS - ended >= linger)) || { [[ -n ${lost[rank]:-} ]] && ((SECONDS - ended >= LOST)); }; then ask_to_end "$rank"; fi
     done
 }
 
@@ -273,67 +200,49 @@ show_lines() {
     local -a got
     for rank in "${!files[@]}"; do
         { : <"${files[rank]}"; } 2>/dev/null || continue # NFS looks anew when a file is opened
-        if [[ -z ${fds[rank]:-} ]]; then
-            exec {fd}<"${files[rank]}"
-            fds[rank]=$fd
-        fi
+        if [[ -z ${fds[rank]:-} ]]; then exec {fd}<"${files[rank]}"; fds[rank]=$fd; fi
         mapfile -u "${fds[rank]}" got
         ((${#got[@]})) || continue
         got[0]=${rests[rank]:-}${got[0]} rests[rank]=''
         last=$((${#got[@]} - 1))
-        if [[ ${got[last]} != *$'\n' ]]; then
-            rests[rank]=${got[last]}
-            unset "got[$last]"
-        fi
+        if [[ ${got[last]} != *$'\n' ]]; then rests[rank]=${got[last]}; unset "got[$last]"; fi
         if ((${#got[@]})); then printf '%s' "${got[@]}"; fi
     done
 }
 
 # Reads who has answered, and gives an outcome to those that will not.
 hear_answers() {
-    local path rank other host
+    local path rank other host why file said
     ((${#answered[@]} < nnodes)) || return 0
     for path in "$run_dir/tasks/$attempt".*; do
         rank=${path##*.}
-        is_number "$rank" && [[ -z ${answered[rank]:-} ]] || continue
+        [[ $rank =~ ^(0|[1-9][0-9]{0,5})$ && -z ${answered[rank]:-} ]] || continue
         read -r host _ other <"$path" || continue
         host+=" $other"
         for other in "${!answered[@]}"; do
             if [[ ${answered[other]} == "$host" && $starter != pbs* ]]; then # PBS counts its hosts itself
-                write_outcome "$rank" "the tasks of ${hosts[other]} and ${hosts[rank]} both run on ${host%% *}: give each host once"
+                tell_outcome "$rank" "the tasks of ${hosts[other]} and ${hosts[rank]} both run on ${host%% *}: give each host once"
             fi
         done
         answered[rank]=$host
     done
     for ((rank = 0; rank < nnodes; rank++)); do
-        [[ -z ${answered[rank]:-} ]] || continue
-        if [[ -n ${gone[rank]:-} ]] && ((SECONDS - gone[rank] >= SETTLE || ${#pids[@]} == ${#gone[@]} && SECONDS - gone[rank] >= SETTLE_ALL)); then
-            answered[rank]=none
-            write_outcome "$rank" "its task ended before it said that it had started: $starter said: $(starter_said "$rank")"
+        why='' file=$run_dir/tasks/$attempt.$rank.said
+        if [[ -n ${answered[rank]:-} ]]; then
+            continue
+        elif [[ -n ${gone[rank]:-} ]] && ((SECONDS - gone[rank] >= (${#pids[@]} == ${#gone[@]} ? SETTLE_ALL : SETTLE))); then
+            why="its task ended before it said that it had started"
         elif ((SECONDS - since >= ANSWER)); then
-            answered[rank]=none
-            write_outcome "$rank" "no task has answered there for $ANSWER s: $starter said: $(starter_said "$rank")"
-            ask_to_end "$rank"
+            why="no task has answered there for $ANSWER s"
         fi
+        [[ -n $why ]] || continue
+        answered[rank]=none
+        [[ -e $file ]] || file=$run_dir/tasks/$attempt.0.said
+        said=$(tail -c 400 -- "$file" 2>/dev/null | tr '\n' ' ')
+        tell_outcome "$rank" "$why: $starter said: ${said:-nothing}"
+        ask_to_end "$rank"
     done
 }
 
-starter_said() {
-    local text file=$run_dir/tasks/$attempt.$1.said
-    [[ -e $file ]] || file=$run_dir/tasks/$attempt.0.said
-    text=$(tail -c 400 -- "$file" 2>/dev/null | tr '\n' ' ')
-    printf '%s' "${text:-nothing}"
-}
-
-# For a task that cannot (entrypoint/outcome.py reads it): its rank, the error, the status.
-write_outcome() {
-    local file=$run_dir/outcome/$attempt.$1
-    [[ ! -e $file ]] || return 0
-    printf '%s\n' "status=${3:-1}" rank= "node=${hosts[$1]}" signal=0 "time=$(date +%s.%6N)" "error=${2//[$'\n\r\t']/ }" >"$file.new"
-    mv -- "$file.new" "$file"
-}
-
-refuse_all() {
-    if [[ -z $show_only ]]; then write_outcome 0 "$*" "$BAD_INPUT"; fi
-    refuse "$*"
-}
+# For a task that cannot: its rank, the error, the status.
+tell_outcome() { write_outcome "$run_dir/outcome/$attempt.$1" "${3:-1}" "${hosts[$1]}" "$2"; }

@@ -2,40 +2,34 @@
 # The task of one host: takes over what the job script left in the run directory, and runs what is to run there.
 #
 # Usage: /bin/bash task.sh RUN_DIR ATTEMPT STARTER RANK HOST     as pbs/starters.sh starts it
+#        /bin/bash task.sh RUN_DIR ATTEMPT STARTER - HOST...      the same, where one command starts all tasks
 # Exit:  the status of what it ran (under mpiexec 0, which would end the others) · 64 with an outcome that says why
 #
 # PBS signals every process of the session that it started, the image's FUSE process with the rest, at the very moment
 # at which the program should save; and it forgets a process that left the session. So the work has a session of its
 # own, this process passes a signal on to it once, and keep.sh ends it when this process is gone, however that was.
 set -uo pipefail
-run_dir=$1 attempt=$2 starter=$3 rank=$4 host=$5
+# shellcheck source=containers/common.sh
+source "$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")/containers/common.sh"
+run_dir=$1 attempt=$2 starter=$3 rank=$4 host=$5 command=()
 readonly TRIES=40 # times TRY_PAUSE: what a shared file system may take to show the job script's files
 readonly TRY_PAUSE=0.25 # s
 
 say() { printf 'task.sh: %s: %s\n' "$(uname -n)" "$*" >&2; }
 
 refuse() {
-    local file=$run_dir/outcome/$attempt.$rank
     say "$*"
-    if [[ $rank =~ ^[0-9]+$ && -d $run_dir/outcome && ! -e $file ]]; then
-        printf '%s\n' status=64 rank= "node=$host" signal=0 "time=$(date +%s.%6N)" "error=$*" >"$file.new.$$" &&
-            mv -- "$file.new.$$" "$file"
-    fi
-    exit 64
+    if [[ $rank =~ ^[0-9]+$ && -d $run_dir/outcome ]]; then write_outcome "$run_dir/outcome/$attempt.$rank" "$REFUSED" "$host" "$*"; fi
+    exit "$REFUSED"
 }
 
-# Sets `rank` and `host` where one command started all tasks.
+# Sets `rank` and `host` where one command started all tasks. Whether that is this host, the entrypoint checks.
 find_rank() {
-    local here name i hosts
-    mapfile -t hosts <"$run_dir/tasks/$attempt.hosts"
-    here=$(uname -n)
+    local hosts=("$@")
     rank=${OMPI_COMM_WORLD_RANK:-${PALS_RANKID:-${PMIX_RANK:-${PMI_RANK:-}}}}
-    for ((i = 0; i < ${#hosts[@]}; i++)); do
-        name=${hosts[i]%%.*}
-        if [[ ${name,,} == "${here%%.*}" ]]; then rank=$i; fi
-    done
-    [[ $rank =~ ^[0-9]+$ && -n ${hosts[rank]:-} ]] || refuse "$starter tells no rank, and this host is none of ${hosts[*]}"
+    [[ $rank =~ ^[0-9]{1,6}$ && -n ${hosts[rank]:-} ]] || refuse "$starter tells no rank of one of ${hosts[*]}"
     host=${hosts[rank]}
+    export APPTRAIN_PLACE=$rank
 }
 
 # Whether this is the host that was meant: PBS counts hosts in the order of the node file.
@@ -87,10 +81,10 @@ for ((try = 0; try < TRIES; try++)); do
     sleep "$TRY_PAUSE"
 done
 [[ -r $run_dir/tasks/$attempt.env ]] || refuse "the run directory $run_dir is not there on this node: give one that all nodes share in APPTRAIN_RUN_DIR"
-if [[ $rank == - ]]; then find_rank; fi
+if [[ $rank == - ]]; then find_rank "${@:5}"; fi
 exec >>"$run_dir/logs/$attempt/${host//[^A-Za-z0-9._-]/_}.task.log" 2>&1
 check_host
-mapfile -d '' -t command <"$run_dir/tasks/$attempt.argv"
+while IFS= read -r -d '' word; do command+=("$word"); done <"$run_dir/tasks/$attempt.argv"
 read_environment
 cd -- "${command[0]}" 2>/dev/null || refuse "the working directory ${command[0]} is not there on this node: submit from one that all nodes share"
 
@@ -114,10 +108,7 @@ if [[ $starter == ssh ]]; then
     listener=$!
 fi
 interrupted=yes
-while [[ -n $interrupted ]]; do
-    interrupted='' status=0
-    wait "$child" || status=$?
-done
+while [[ -n $interrupted ]]; do interrupted='' status=0; wait "$child" || status=$?; done
 trap '' TERM HUP INT
 if [[ -n $listener ]]; then
     disown "$listener" # or bash would say that it was killed

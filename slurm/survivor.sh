@@ -3,20 +3,17 @@
 # job script, have Slurm run the job again when the task has ended: nobody else would end it before its time is over.
 #
 # Usage: slurm/survivor.sh CMD [ARG...]
-# Reads: SLURM_JOB_ID, SLURM_SRUN_COMM_HOST, SLURM_SRUN_COMM_PORT, APPTRAIN_RUN_DIR, APPTRAIN_ATTEMPT
+# Reads: SLURM_JOB_ID, SLURM_SRUN_COMM_HOST, SLURM_SRUN_COMM_PORT, APPTRAIN_HAND
 # Exit:  the status of CMD
 set -uo pipefail
+# shellcheck source=containers/common.sh
+source "$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")/containers/common.sh"
 readonly ANSWER=10        # s for srun to answer
 readonly NOTICED=3600     # s for Slurm to notice a lost node (SlurmdTimeout, mostly 300)
 readonly POLL=5           # s
 
-# Whether the first node's task has written how the last attempt ended, as it does where the node is still there.
-first_has_ended() {
-    local attempt=$APPTRAIN_ATTEMPT outcome=$APPTRAIN_RUN_DIR/outcome
-    ls -- "$outcome" >/dev/null # so that NFS looks anew
-    while [[ -s $outcome/$((attempt + 1)).nodes ]]; do attempt=$((attempt + 1)); done
-    [[ -e $outcome/$attempt.0 ]]
-}
+# On the first node the job script is there, or its end is this task's too.
+if [[ -d ${APPTRAIN_HAND:-} ]]; then exec "$@"; fi
 
 srun_answers() {
     # shellcheck disable=SC2016 # it is the inner one's to expand
@@ -49,23 +46,10 @@ run_again() {
     if [[ $told == *' Requeue=0 '* ]]; then scancel "$SLURM_JOB_ID"; else scontrol requeue "$SLURM_JOB_ID" 2>/dev/null; fi
 }
 
-pass_on() {
-    interrupted=yes
-    if [[ -n $child ]]; then kill -s "$1" "$child" 2>/dev/null; else held=$1; fi
-}
-
-child='' held='' interrupted=yes
-for name in HUP INT TERM USR1 USR2; do
-    # shellcheck disable=SC2064 # the name as it is now
-    trap "pass_on $name" "$name"
-done
-"$@" <&0 &
-child=$!
-if [[ -n $held ]]; then pass_on "$held"; fi
-while [[ -n $interrupted ]]; do
-    interrupted='' status=0
-    wait "$child" || status=$?
-done
+# Where `launch` says whether it knew of the first node's end (entrypoint/handover.py).
+hand=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.XXXXXX") || hand=/nowhere
+trap 'rm -rf -- "$hand"' EXIT
+APPTRAIN_HAND=$hand run_child "$@"
 trap - HUP INT TERM USR1 USR2
-if ! first_has_ended && ! srun_answers; then run_again; fi
+if ! grep -qszx 'first=ended' "$hand/over" && ! srun_answers; then run_again; fi
 exit "$status"

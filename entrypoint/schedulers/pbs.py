@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from entrypoint import hostnames
-from entrypoint.allocation import Allocation, Context
+from entrypoint.allocation import Allocation, Context, Job
 from entrypoint.errors import BadInput
 from entrypoint.schedulers import Request, variables
 
@@ -48,7 +48,7 @@ def allocation(env: Mapping[str, str], request: Request) -> Allocation:
     Raises BadInput for a variable that is missing, empty, malformed or at odds with another, for a node
     file that cannot be read, and for a host that is not in it.
     """
-    job_id, job_number, array_index = _job(env)
+    granted_to = job(env)
     path, nodes_from = _nodefile(env, request)
     nodes, slots = hostnames.merge(_lines(path, nodes_from), f"{nodes_from} {path}")
     node_rank, rank_from = _node_rank(env, request, nodes, f"{nodes_from} {path}")
@@ -67,12 +67,12 @@ def allocation(env: Mapping[str, str], request: Request) -> Allocation:
     }
     return Allocation(
         scheduler=NAME,
-        job_id=job_id,
-        job_number=job_number,
-        array_index=array_index or 0,
-        job_name=env.get("PBS_JOBNAME") or "job",
-        run_id=str(job_number) if array_index is None else f"{job_number}_{array_index}",
-        submit_dir=env.get("PBS_O_WORKDIR") or None,
+        job_id=granted_to.id,
+        job_number=granted_to.number,
+        array_index=granted_to.array_index or 0,
+        job_name=granted_to.name,
+        run_id=granted_to.run_id,
+        submit_dir=granted_to.submit_dir,
         context=context,
         nodes=nodes,
         node_rank=node_rank,
@@ -88,8 +88,8 @@ def allocation(env: Mapping[str, str], request: Request) -> Allocation:
     )
 
 
-def _job(env: Mapping[str, str]) -> tuple[str, int, int | None]:
-    """The job id, the number in it, and the array element's index or None."""
+def job(env: Mapping[str, str]) -> Job:
+    """Which job this is. Raises BadInput."""
     job_id = variables.text(env, "PBS_JOBID", "start this inside a PBS job, or give --scheduler")
     found = _JOB_ID.fullmatch(job_id)
     if not found:
@@ -97,7 +97,14 @@ def _job(env: Mapping[str, str]) -> tuple[str, int, int | None]:
             f"{variables.shown('PBS_JOBID', job_id)} is no job id such as 10.server or 10[3].server: "
             "unset it if you set it yourself"
         )
-    return job_id, int(found[1]), None if found[2] is None else int(found[2])
+    return Job(
+        id=job_id,
+        number=int(found[1]),
+        array_index=None if found[2] is None else int(found[2]),
+        run_id=found[1] if found[2] is None else f"{int(found[1])}_{int(found[2])}",
+        name=env.get("PBS_JOBNAME") or "job",
+        submit_dir=env.get("PBS_O_WORKDIR") or None,
+    )
 
 
 def _nodefile(env: Mapping[str, str], request: Request) -> tuple[Path, str]:

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from entrypoint import hostlist
-from entrypoint.allocation import Allocation
+from entrypoint.allocation import Allocation, Job
 from entrypoint.errors import BadInput
 from entrypoint.schedulers import Request, variables
 
@@ -61,8 +61,7 @@ def allocation(env: Mapping[str, str], request: Request) -> Allocation:  # noqa:
     Raises BadInput for a variable that is missing, empty, malformed or at odds with another, for a
     heterogeneous job, and for GPUs that differ from node to node.
     """
-    job_id = variables.text(env, "SLURM_JOB_ID", "start this inside a Slurm job, or give --scheduler")
-    job_number, array_index = _array(env, variables.whole(job_id, "SLURM_JOB_ID", _CORRECT))
+    granted_to = job(env)
     _refuse_heterogeneous(env)
     scope = _scope(env)
     nodes = _nodes(env, scope)
@@ -75,12 +74,12 @@ def allocation(env: Mapping[str, str], request: Request) -> Allocation:  # noqa:
     visible_from = "" if gpus_visible is None else variables.CUDA_DEVICES
     return Allocation(
         scheduler=NAME,
-        job_id=job_id,
-        job_number=job_number,
-        array_index=array_index,
-        job_name=env.get("SLURM_JOB_NAME") or "job",
-        run_id=f"{job_number}_{array_index}" if "SLURM_ARRAY_JOB_ID" in env else job_id,
-        submit_dir=env.get("SLURM_SUBMIT_DIR") or None,
+        job_id=granted_to.id,
+        job_number=granted_to.number,
+        array_index=granted_to.array_index or 0,
+        job_name=granted_to.name,
+        run_id=granted_to.run_id,
+        submit_dir=granted_to.submit_dir,
         step_id=env.get("SLURM_STEP_ID"),
         restart_count=variables.optional_number(env, "SLURM_RESTART_COUNT", _CORRECT) or 0,
         context="batch" if scope is _JOB else "task",
@@ -114,13 +113,21 @@ def _sources(env: Mapping[str, str], scope: _Scope, found: Mapping[str, str]) ->
     )
 
 
-def _array(env: Mapping[str, str], job_number: int) -> tuple[int, int]:
-    """The number that the array's elements share, and this element's index."""
+def job(env: Mapping[str, str]) -> Job:
+    """Which job this is; of an array's element the number is the array's. Raises BadInput."""
+    job_id = variables.text(env, "SLURM_JOB_ID", "start this inside a Slurm job, or give --scheduler")
+    number, index = variables.whole(job_id, "SLURM_JOB_ID", _CORRECT), None
     names = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
-    if not any(name in env for name in names):
-        return job_number, 0
-    number, index = (variables.number(env, name, _CLEANED, " in an array job") for name in names)
-    return number, index
+    if any(name in env for name in names):
+        number, index = (variables.number(env, name, _CLEANED, " in an array job") for name in names)
+    return Job(
+        id=job_id,
+        number=number,
+        array_index=index,
+        run_id=job_id if index is None else f"{number}_{index}",
+        name=env.get("SLURM_JOB_NAME") or "job",
+        submit_dir=env.get("SLURM_SUBMIT_DIR") or None,
+    )
 
 
 def _refuse_heterogeneous(env: Mapping[str, str]) -> None:

@@ -279,7 +279,9 @@ def test_the_bind_to_add_never_hides_the_images_own_directories(shared: Node) ->
 
 def test_the_directory_of_a_launched_script_is_shown(shared: Node) -> None:
     shared.as_alice("mkdir -p /scratch/scripts /scratch/w; touch /scratch/scripts/train.py")
-    ended = shared.run(*LAUNCH, "/scratch/scripts/train.py", cwd="/scratch/w")
+    script = "/scratch/scripts/train.py"
+    line = [RUN_SH, "--script", script, IMAGE, *LAUNCH, script]
+    ended = shared.host.run(line, user="alice", cwd="/scratch/w", timeout=BOUND)
     assert (ended.returncode, ended.stderr) == (1, "/usr/bin/python: No module named entrypoint\n")
 
 
@@ -621,7 +623,7 @@ def test_a_signal_to_run_sh_alone_reaches_the_program_once_and_the_image_stays(s
         ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            pids = shared.as_root("pgrep -of '[r]un.sh /images'").split()
+            pids = shared.as_root("pgrep -of '[r]un.sh --outcome'").split()
             shared.as_root(f"kill -{signum.value} {pids[0]}")
             out, err = process.communicate(timeout=BOUND)
         assert (process.returncode, out, err) == (75, f"{signum.value}\n", "")
@@ -673,10 +675,16 @@ class Tasks:
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self, local: int, script: str = SHOWN, **env: str) -> "subprocess.Popen[str]":
-        """One task; `-m entrypoint launch` behind the script is what a job's tasks run."""
+        """One task of a job, which has an outcome."""
         step = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_TASKS_PER_NODE": f"{self.count}(x2)"}
         process = self.node.host.start(
-            [RUN_SH, IMAGE, *python(script, f"{self.folder}/{local}", "-m", "entrypoint", "launch")],
+            [
+                RUN_SH,
+                "--outcome",
+                f"{self.folder}/run/outcome/0.%n.%t",
+                IMAGE,
+                *python(script, f"{self.folder}/{local}"),
+            ],
             user="alice",
             cwd="/scratch",
             env=step | {"SLURM_LOCALID": str(local), "SLURM_NODEID": "0"} | self.env | env,
@@ -720,6 +728,7 @@ def test_the_tasks_of_a_node_share_one_mount_and_each_has_its_own_environment(sh
         assert len({namespace for namespace, *_ in seen}) == 1
         for local, (_, env, its_cwd, its_files) in zip((1, 0, 2), seen, strict=True):
             own = {"HF_OWN": f"of {local}", "SLURM_LOCALID": str(local), "SLURM_STEP_TASKS_PER_NODE": "3(x2)"}
+            own["APPTRAIN_OUTCOME"] = f"/scratch/three/run/outcome/0.0.{local}"
             named = {name: value for name, value in env.items() if "apptrain." not in value}
             assert named == {name: value for name, value in alone.items() if "apptrain." not in value} | own
             assert env.keys() == alone.keys() | own.keys()
@@ -779,7 +788,7 @@ def test_where_the_first_task_is_killed_the_shared_mount_goes_with_it(shared: No
         tasks.seen(first)  # it is the oldest then
         second = tasks.start(1)
         tasks.seen(second)
-        shared.as_root("kill -KILL $(pgrep -of '[r]un.sh /images')")
+        shared.as_root("kill -KILL $(pgrep -of '[r]un.sh --outcome')")
         first.wait(timeout=BOUND)
         deadline = time.monotonic() + 10
         while tasks.mounts() and time.monotonic() < deadline:
@@ -831,8 +840,9 @@ def test_a_program_that_dies_of_a_signal_gives_128_and_its_number(
 def test_apptainers_own_failure_is_told_and_leaves_an_outcome(own: Node, tmp_path: Path) -> None:
     own.as_root("sed -i 's/^user bind control = yes/user bind control = no/' /etc/apptainer/apptainer.conf")
     own.as_alice("mkdir /scratch/work")
-    task = {"APPTRAIN_RUN_DIR": "/scratch/run", "SLURM_NODEID": "1", "APPTRAIN_ATTEMPT": "0"}
-    ended = own.run("python", "-P", "-m", "entrypoint", "launch", cwd="/scratch/work", **task)
+    line = [RUN_SH, "--outcome", "/scratch/run/outcome/%a.%n", IMAGE, "true"]
+    task = {"SLURM_NODEID": "1", "APPTRAIN_ATTEMPT": "0"}
+    ended = own.host.run(line, user="alice", cwd="/scratch/work", env=task, timeout=BOUND)
     error = "apptainer ended with status 255 before CMD began"
     assert ended.returncode == 255
     assert ended.stderr.splitlines()[-1] == f"run.sh: node2: {error}: its own message stands above"

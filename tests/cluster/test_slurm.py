@@ -93,7 +93,7 @@ def test_every_rank_of_three_nodes_greets_and_the_first_lines_say_where_the_run_
     port = json.loads((ran.folder / "plan.0.json").read_text())["master_port"]
     assert ran.lines[:5] == [
         f"apptrain: run directory {run}",
-        f"apptrain: to follow it: tail -f {str(run).replace(' ', chr(92) + ' ')}/job.log",
+        f"apptrain: to follow it: tail -f {shlex.quote(f'{run}/job.log')}",
         f"apptrain: job {ran.job.id}, attempt 0, 3 nodes (gpu-a[01-02],gpu-b07), profile none, "
         f"image {REPOSITORY}/containers/image.sif",
         f"entrypoint: job {ran.job.id}, attempt 0: 3 nodes x 2 ranks on cpu, mode torchrun, "
@@ -360,7 +360,7 @@ def test_the_line_that_make_submit_renders_is_one_that_sbatch_takes(user: Accoun
     arguments = ["--", *ONCE, "--", str(HOME / "else where/tell.py"), "a b"]
     options = ["--cluster", "generic", "--nodes", "2", "--partition", "all", "--time", "00:10:00"]
     rendered = subprocess.run(
-        [sys.executable, "-P", "clusters/submit.py", "--dry-run", *options, *arguments],
+        [sys.executable, "-m", "clusters.submit", "--dry-run", *options, *arguments],
         cwd=CHECKOUT,
         capture_output=True,
         text=True,
@@ -518,11 +518,6 @@ REFUSED_BY_A_NODE = {
         "{node}: --mode torchrun needs one task on every node, but SLURM_STEP_TASKS_PER_NODE gives 2: start one task "
         "per node, or use --mode rank",
     ),
-    "a wrong option": (
-        (),
-        ("--devise", "cpu"),
-        "{node}: unrecognized arguments: --devise cpu: see `python -m entrypoint --help`",
-    ),
     "no script": (
         (),
         ("--device", "cpu", "--", "none.py"),
@@ -546,6 +541,16 @@ def test_what_a_node_refuses_is_said_once_and_ends_the_job(user: Account, case: 
     # srun may end the other node before it has found the same.
     (other,) = {"gpu-a01", "gpu-a02"} - {node}
     assert ran.said("entrypoint") in ([], [f"{other}: ended by SIGTERM"])
+
+
+def test_a_wrong_option_ends_the_job_before_anything_is_made(user: Account) -> None:
+    ran = user.ran("--nodes=2", SCRIPT, "--devise", "cpu")
+    assert ran.ended == ("FAILED", 64), ran.text
+    assert ran.lines == [
+        "apptrain: unrecognized arguments: --devise cpu: see `python -m entrypoint launch --help`"
+    ]
+    assert ran.job.seconds < AT_ONCE
+    assert not user.on_disk(WORK / f"runs/apptrain-{ran.job.id}").exists()
 
 
 def test_a_dry_run_prints_the_plan_of_every_node_and_starts_nothing(user: Account) -> None:

@@ -428,7 +428,7 @@ def test_a_neighbour_that_the_agent_ends_after_a_75_has_saved_too(tmp_path: Path
 def test_75_on_one_node_beside_0_on_the_other_is_a_failure(tmp_path: Path) -> None:
     ended = run(tmp_path, *SHELL, "[ $RANK = 0 ] || exit 75")
     assert ended.status == 1
-    assert "0.1.0 saved to go on, the others ended well" in ended.err
+    assert "127.0.0.2 saved to go on, the others ended well" in ended.err
 
 
 def test_torchrun_restarts_its_ranks_as_often_as_asked(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ tests/unit/test_slurm_job.py has what a job makes of a profile, tests/unit/test_
 
 import ast
 import compileall
+import hashlib
 import marshal
 import shlex
 import shutil
@@ -41,7 +42,9 @@ while length := requests.read(4):
         for number, file in enumerate(files):
             os.dup2(os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), number)
         sys.argv = [program, *arguments]
-        runpy.run_path(program, run_name="__main__")
+        checkout, _, name = program.rpartition("/clusters/")
+        sys.path.insert(0, checkout)  # as python -m does for who is there
+        runpy.run_module("clusters." + name.removesuffix(".py"), run_name="__main__", alter_sys=True)
         sys.exit(0)
     answers.write(bytes([os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) % 256]))
     answers.flush()
@@ -194,7 +197,7 @@ def site(tmp_path: Path, checkout: Path, forks: Forks) -> Site:
         ("request: {account_option: --project}", "request account_option is '--project': give one of -A, -P"),
         ("request: {chunk: ['a=b:c=d']}", "request chunk, entry 1, is 'a=b:c=d': give NAME=VALUE, a resource of a chunk"),
         ("scheduler: slurm\nrequest: {chunk: [a=b]}", "request chunk is for pbs, and scheduler is slurm: leave it out"),
-        ("scheduler: slurm\nrequest: {form: totals}", "request form is for pbs, and scheduler is slurm: leave it out"),
+        ("scheduler: slurm\nrequest: {form: totals}", "request form totals is for pbs, and scheduler is slurm: leave it out"),
         ("scheduler: pbs\nrequest: {form: totals, chunk: [a=b]}", "request chunk has no place beside form totals: use options"),
         ("scheduler: slurm\nrequest: {nodes_only: true}", "request nodes_only goes only with whole nodes: set whole under nodes"),
         ("scheduler: slurm\nrequest: {gpus: --gres=gpu:4}", "request gpus is '--gres=gpu:4': give it as in --gpus-per-node={gpus}, or nodes_only: true instead"),
@@ -232,7 +235,7 @@ def test_every_key_is_optional_and_an_empty_one_counts_as_absent(tmp_path: Path)
     file.write_text(
         yaml.safe_dump({**empty, **{name: dict.fromkeys(keys) for name, keys in sections.items()}})
     )
-    assert profile.load(str(file)) == profile.Profile(name="lab.yaml")
+    assert profile.load(str(file)) == profile.Profile(name="lab.yaml", path=str(file))
 
 
 def test_the_options_that_a_profile_may_set_are_those_of_the_entrypoint() -> None:
@@ -281,7 +284,7 @@ def test_a_profile_of_a_public_cluster_names_its_pages_and_that_it_was_not_run_t
 
 def test_the_script_of_pbs_is_read_for_its_directives() -> None:
     words = submit._directives(CHECKOUT / submit.SCRIPTS["pbs"])
-    assert words[:2] == ["-C", ""]
+    assert words[:2] == ["-N", "apptrain"]
     assert {"-N", "-S", "-j"} <= set(words)
     assert "-l" not in words
 
@@ -293,7 +296,7 @@ def test_no_cluster_has_two_profiles() -> None:
 
 def test_the_template_shows_every_key() -> None:
     content = yaml.safe_load((CHECKOUT / "clusters" / "generic.yaml").read_text())
-    under_pbs = {"chunk", "form"}
+    under_pbs = {"chunk"}
     assert set(content) == set(profile.KEYS)
     assert set(content["nodes"]) == set(profile.NODES)
     assert set(content["request"]) == set(profile.REQUEST) - under_pbs
@@ -327,7 +330,6 @@ env: {NCCL_DEBUG: INFO}
 HOST_FILE = """\
 # Made from lab.yaml by `make profiles`: change that file, not this one.
 digest={digest}
-scheduler=pbs
 cluster=lab
 cluster=lab.example.org
 module_path=/soft/modules
@@ -335,15 +337,6 @@ module=spack/1
 module=apptainer
 apptainer=$HOME/bin/apptainer
 image=image-cu126.sif
-bind=/data
-bind=/a:/b:ro
-pass=MY_*
-pass=TOKEN
-scratch=$WORK/runs
-start=mpiexec
-launcher_arg=--cpu-bind
-launcher_arg=none
-gpus=4
 """
 
 
@@ -357,29 +350,23 @@ def test_the_host_file_has_all_that_a_job_script_reads(site: Site) -> None:
 
 READ = """\
 set -euo pipefail
-source "$0/job.sh"
-site_module_paths=() site_modules=() site_binds=() site_pass=() site_launcher_args=()
-profile=x.yaml
-read_site "$1"
-for name in digest scheduler apptainer image scratch start gpus; do
-    declare -n found=site_$name
-    printf '%s=%s\\0' "$name" "${found-}"
-done
-for name in module_path module bind pass launcher_arg; do
-    declare -n found=site_${name}s
-    [[ $name != pass ]] || declare -n found=site_pass
-    for value in ${found[@]+"${found[@]}"}; do printf '%s=%s\\0' "$name" "$value"; done
-done
+source "$APPTRAIN_HOME/containers/job.sh"
+profile=$1 given_image=
+load_modules() {
+    printf 'module_path=%s\\0' ${paths[@]+"${paths[@]}"}
+    printf 'module=%s\\0' "${modules[@]}"
+}
+use_site
+printf 'apptainer=%s\\0image=%s\\0' "${APPTRAIN_APPTAINER:-}" "${APPTRAIN_IMAGE##*/}"
 """
 
 
 def read_by_bash(file: Path) -> "subprocess.CompletedProcess[str]":
-    """What job.sh takes from a host file, each NAME=VALUE with a NUL behind it."""
-    line: list[str | Path] = ["bash", "-c", READ, CHECKOUT / "containers", file]
+    """What job.sh takes from the host file of a profile, each NAME=VALUE with a NUL behind it."""
     return subprocess.run(
-        line,
+        ["bash", "-c", READ, "bash", file],
         cwd=file.parent,
-        env={"PATH": "/usr/bin:/bin", "APPTRAIN_HOME": "/app"},
+        env={"PATH": "/usr/bin:/bin", "APPTRAIN_HOME": str(CHECKOUT), "HOME": "$HOME", "PROJECT": "$PROJECT"},
         capture_output=True,
         text=True,
         timeout=BOUND,
@@ -387,12 +374,12 @@ def read_by_bash(file: Path) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
-def test_a_job_script_takes_all_of_a_host_file_but_the_names_of_clusters(file: Path) -> None:
+def test_a_job_script_takes_all_of_a_host_file_but_whom_it_is_for(file: Path) -> None:
     lines = file.with_suffix(".host").read_text().splitlines()[1:]
-    done = read_by_bash(file.with_suffix(".host"))
+    done = read_by_bash(file)
     assert done.returncode == 0, done.stderr
     found = [line for line in done.stdout.split("\0") if line.partition("=")[2]]
-    assert sorted(found) == sorted(line for line in lines if not line.startswith("cluster="))
+    assert sorted(found) == sorted(line for line in lines if not line.startswith(("cluster=", "digest=")))
 
 
 HOSTILE = [
@@ -414,53 +401,38 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+def digest(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()
+
+
 def test_a_value_is_what_it_says_whatever_it_holds_and_nothing_of_it_is_run(tmp_path: Path) -> None:
     words = [word for word in HOSTILE if word.isprintable()]
-    text = render.lines(
-        profile.Profile(
-            name="x.yaml", title=words[0], scheduler="slurm", scratch=words[1], launcher_args=tuple(words)
-        ),
-        "digest",
-    )
-    (tmp_path / "x.host").write_text(text)
-    done = read_by_bash(tmp_path / "x.host")
+    file = tmp_path / "x.yaml"
+    file.touch()
+    container = profile.Container(program=words[1], modules=tuple(words))
+    made = profile.Profile(name="x.yaml", title=words[0], scheduler="slurm", container=container)
+    (tmp_path / "x.host").write_text(render.lines(made, digest(file)))
+    done = read_by_bash(file)
     assert done.returncode == 0, done.stderr
     found = done.stdout.split("\0")
-    assert f"scratch={words[1]}" in found
-    assert [line.partition("=")[2] for line in found if line.startswith("launcher_arg=")] == words
-    assert [path.name for path in tmp_path.iterdir()] == ["x.host"]
+    assert f"apptainer={words[1]}" in found
+    assert [line.partition("=")[2] for line in found if line.startswith("module=")] == words
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.host", "x.yaml"]
 
 
 @pytest.mark.parametrize(
     "line", ["touch pwned", "site_digest=$(touch pwned)", "digest", "PATH=/tmp", "digest[$(touch pwned)]=1"]
 )
 def test_a_host_file_is_data_and_a_line_that_has_no_meaning_is_refused(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "x.yaml"
+    file.touch()
     (tmp_path / "x.host").write_text(f"# x\n{line}\ndigest=$(touch pwned)\n")
-    done = read_by_bash(tmp_path / "x.host")
+    done = read_by_bash(file)
     assert (done.returncode, done.stderr) == (
         64,
-        f"apptrain: {tmp_path}/x.host: {line} has no meaning here: make profiles PROFILE=x.yaml\n",
+        f"apptrain: {tmp_path}/x.host: {line} has no meaning here: make profiles PROFILE={file}\n",
     )
-    assert [path.name for path in tmp_path.iterdir()] == ["x.host"]
-
-
-@pytest.mark.parametrize(
-    ("env", "gpus"),
-    [({}, "4"), ({"APPTRAIN_NGPUS": "2"}, "2"), ({"CUDA_VISIBLE_DEVICES": "GPU-1"}, "")],
-)
-def test_whole_nodes_of_pbs_have_the_gpus_of_the_profile_where_pbs_says_none(
-    env: dict[str, str], gpus: str
-) -> None:
-    script = 'set -euo pipefail; source "$0/job.sh"; site_apptainer=; read_site "$1"; use_profile; echo "${APPTRAIN_NGPUS:-}"'
-    done = subprocess.run(
-        ["bash", "-c", script, CHECKOUT / "containers", CHECKOUT / "clusters" / "polaris.host"],
-        env={"PATH": "/usr/bin:/bin", "APPTRAIN_HOME": str(CHECKOUT), **env},
-        capture_output=True,
-        text=True,
-        timeout=BOUND,
-        check=True,
-    )
-    assert done.stdout == gpus + "\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x.host", "x.yaml"]
 
 
 def test_making_a_host_file_says_what_was_made_and_twice_changes_nothing(site: Site) -> None:
@@ -640,6 +612,40 @@ def test_fewer_gpus_of_a_shared_node_come_with_their_share_of_it(site: Site) -> 
     assert line[:3] == ["qsub", "-l", "select=2:ncpus=12:ngpus=1:gpu_type=v100:mem=95gb"]
 
 
+def test_where_sbatch_knows_no_gpus_per_node_the_script_is_wrapped_without_its_line(site: Site) -> None:
+    directives = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=1  # SITE\n##SBATCH -p gpu\n#SBATCH --requeue\n"
+    (site.checkout / "slurm/multinode.sbatch").write_text(directives)
+    site.write("scheduler: slurm\nnodes: {gpus: 4}\nrequest: {form: wrapped, gpus: '--gres=gpu:{gpus}'}\n")
+    line = site.submit("--", "--device=cuda", "--", "my script.py")
+    inside = [*("exec", "bash", f"{site.checkout}/slurm/multinode.sbatch", "--profile", "lab")]
+    assert line[:-1] == ["sbatch", "--requeue", "--nodes=2", "--gres=gpu:4"]
+    assert shlex.split(line[-1].removeprefix("--wrap=")) == [*inside, "--device=cuda", "--", "my script.py"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "scheduler: pbs\nrequest: {form: wrapped}",
+            "request form wrapped is for slurm, and scheduler is pbs: leave it out",
+        ),
+        (
+            "scheduler: slurm\nrequest: {form: totals}",
+            "request form totals is for pbs, and scheduler is slurm: leave it out",
+        ),
+        (
+            "scheduler: slurm\nrequest: {form: wrapped}",
+            "request form wrapped needs request gpus, such as --gres=gpu:{gpus}",
+        ),
+    ],
+)
+def test_a_form_that_does_not_fit_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "lab.yaml").write_text(text)
+    with pytest.raises(BadInput) as refused:
+        profile.load(str(tmp_path / "lab.yaml"))
+    assert str(refused.value) == f"{tmp_path}/lab.yaml: {message}"
+
+
 def test_nodes_without_gpus_are_asked_for_without(site: Site) -> None:
     site.write("scheduler: slurm\nnodes: {gpus: 0, cpus: 64}\n")
     assert site.submit()[:4] == ["sbatch", "--nodes=2", "--gpus-per-node=0", "--cpus-per-task=64"]
@@ -691,7 +697,7 @@ def test_a_job_of_pbs_is_told_the_variables_that_its_profile_and_its_user_name(s
 @pytest.mark.parametrize(
     "arguments",
     [
-        ["--device=cuda", "--", "my.py"],
+        ["--device=cuda", "--", "a,b.py"],
         ["--", "my script.py"],
         ["--", "a,b"],
         ["--", 'say "no"', "it's", "two\nlines", ""],

@@ -7,9 +7,11 @@ tests/unit/test_clusters.py of the values of a profile.
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -52,11 +54,16 @@ Job Id: 7.lab
     Variable_List = A={evil}
 """
 """Of qstat, which prints the job's own variables as they are."""
+IN_THE_IMAGE = (
+    'for word; do if [[ $word == prepare || $word == conclude ]]; then exec env -i "PATH=$PATH" '
+    f'PYTHONPATH={shlex.quote(str(CHECKOUT))} {sys.executable} -P -m entrypoint "$word" "${{@: -1}}"; fi; done\n'
+)
 STAND_INS = {
     "bin/ssh": "while [[ $1 != -- ]]; do shift; done\nexec /bin/bash -s\n",
     "bin/pbsdsh": 'shift 3\nPBS_NODENUM=0 exec "$@"\n',
     "bin/qstat": "cat $FOLDER/told\n",
     "check/containers/run.sh": (
+        f"{IN_THE_IMAGE}"
         "printf 'status=0\\nrank=\\nnode=\\nsignal=0\\ntime=1.000000\\nerror=\\n' >\"$APPTRAIN_RUN_DIR/outcome/$APPTRAIN_ATTEMPT.0\"\n"
     ),
 }
@@ -93,8 +100,8 @@ def test_the_job_script_of_slurm_runs_no_argument(tmp_path: Path) -> None:
     canary = tmp_path / "ran"
     cluster = Cluster(tmp_path / "cluster")
     for evil in evils(canary):
-        assert cluster.run("--name", evil, "--", evil, evil).returncode == 0
-        assert cluster.launched() == ["--name", evil, "--", evil, evil]
+        assert cluster.run("--interface", evil, "--", evil, evil).returncode == 0
+        assert cluster.launched() == [f"--interface={evil}", "--", evil, evil]
         for option in ("--profile", "--run-dir", "--on-failure", "--start", "--stop-before", "--nnodes"):
             cluster.run(option, evil, "--", "x")
     assert not canary.exists()
@@ -108,7 +115,8 @@ class Pbs:
         shutil.copytree(CHECKOUT / "pbs", folder / "check/pbs")
         for name in ("check/containers", "check/clusters", "bin", "work"):
             (folder / name).mkdir(exist_ok=True)
-        shutil.copy(CHECKOUT / "containers/job.sh", folder / "check/containers")
+        for name in ("job.sh", "common.sh"):
+            shutil.copy(CHECKOUT / "containers" / name, folder / "check/containers")
         for name, values in test_pbs_job.BOUNDS.items():
             shorten(folder / "check" / name, **values)
         for name, text in STAND_INS.items():
@@ -175,7 +183,7 @@ def test_the_job_script_of_pbs_runs_no_argument(tmp_path: Path) -> None:
     canary = tmp_path / "ran"
     pbs = Pbs(tmp_path / "pbs")
     for evil in evils(canary):
-        pbs.run("--name", evil, "--", evil, evil)
+        pbs.run("--interface", evil, "--", evil, evil)
         for option in ("--profile", "--run-dir", "--on-failure", "--start", "--stop-before", "--nodes"):
             pbs.run(option, evil, "--", "x")
         pbs.run("--start", "ssh", "--nodes", evil, "--", evil, PBS_JOBID="")
@@ -202,7 +210,58 @@ def test_the_job_scripts_run_nothing_that_stands_in_the_run_directory(tmp_path: 
         program = pbs.folder / "check/containers/run.sh"
         (pbs.folder / "outcome").write_text(text)
         program.write_text(
-            '#!/bin/bash\ncp "$FOLDER/outcome" "$APPTRAIN_RUN_DIR/outcome/$APPTRAIN_ATTEMPT.0"\n'
+            f'#!/bin/bash\n{IN_THE_IMAGE}cp "$FOLDER/outcome" "$APPTRAIN_RUN_DIR/outcome/$APPTRAIN_ATTEMPT.0"\n'
         )
         pbs.run("--on-failure", "requeue", "--", "train.py", APPTRAIN_RUN_DIR=str(run))
+        assert not canary.exists(), evil
+
+
+ENTRIES = (
+    *(
+        "run_dir",
+        "attempt",
+        "profile",
+        "status",
+        "follows",
+        "goes_on",
+        "tells_end",
+        "over",
+        "dry_run",
+        "by_hand",
+    ),
+    *(
+        "outcome",
+        "starter",
+        "stop_at",
+        "end_at",
+        "no_chain",
+        "asked",
+        "host",
+        "line",
+        "start",
+        "plan",
+        "run",
+        "launch",
+    ),
+    *("chain", "export", "say", "tell", "lost"),
+)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_the_job_scripts_run_nothing_that_the_image_tells_them(tmp_path: Path, name: str) -> None:
+    canary = tmp_path / "ran"
+    pbs = Pbs(tmp_path / "pbs")
+    cluster = Cluster(tmp_path / "cluster")
+    for number, evil in enumerate(evils(canary)):
+        (tmp_path / "entry").write_bytes(f"{name}={evil}\0{evil}={evil}\0".encode())
+        for checkout in (pbs.folder / "check", cluster.checkout):
+            program = checkout / "containers/run.sh"
+            real = program.with_name("real.sh")
+            if not real.exists():
+                program.rename(real)
+            tell = f'for file in "$APPTRAIN_HAND"/{{answer,verdict,over}}; do cat {tmp_path}/entry >>"$file"; done'
+            program.write_text(f'#!/bin/bash\n"${{0%/*}}/real.sh" "$@"; status=$?\n{tell}\nexit $status\n')
+            program.chmod(0o755)
+        pbs.run("--", "train.py", APPTRAIN_RUN_DIR=str(tmp_path / f"pbs.{number}"))
+        cluster.run("--", "train.py", APPTRAIN_RUN_DIR=str(tmp_path / f"slurm.{number}"))
         assert not canary.exists(), evil

@@ -1,7 +1,9 @@
 """What make's variables become: whole words of a command, never shell."""
 
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -30,11 +32,12 @@ def test_a_value_reaches_the_command_as_one_word_and_runs_nothing(
     python.parent.mkdir()
     python.write_text(RECORDER)
     python.chmod(0o755)
+    (tmp_path / "tools").symlink_to(CHECKOUT / "tools")
     record = tmp_path / "record"
     values = {name: f"{INJECTION} {name}" for name in names}
     given = [f"{name}={value.replace('$', '$$')}" for name, value in values.items()]  # make's own quoting
     venvs = [f"VENV={tmp_path}", f"IMAGE_VENV={tmp_path}"]
-    env = {"PATH": os.environ["PATH"], "RECORD": str(record)}
+    env = {"PATH": os.environ["PATH"], "RECORD": str(record), "PYTHON": str(python)}
     made: list[str | Path] = [
         "make",
         "-f",
@@ -53,3 +56,37 @@ def test_a_value_reaches_the_command_as_one_word_and_runs_nothing(
     assert [
         name for name, value in values.items() if not {value, f"--{name.lower()}={value}"} & set(words)
     ] == []
+
+
+def test_a_profile_is_read_with_the_python_that_is_there_and_nothing_is_installed(tmp_path: Path) -> None:
+    """As on most login nodes, whose python3 has PyYAML."""
+    env = {
+        "PATH": os.environ["PATH"],
+        "PYTHON": sys.executable,
+        "VENV": "/none",
+        "IMAGE_VENV": str(tmp_path / "venv"),
+    }
+    ended = subprocess.run(
+        ["make", "profiles"], cwd=CHECKOUT, env=env, capture_output=True, text=True, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "profiles: generic: " in ended.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_where_no_python_has_pyyaml_the_venv_is_made_and_that_is_said(tmp_path: Path) -> None:
+    bin_ = tmp_path / "bin"
+    (tmp_path / "tools").mkdir()
+    bin_.mkdir()
+    (bin_ / "python3").write_text("#!/bin/sh\nexit 1\n")
+    (bin_ / "python3").chmod(0o755)
+    (tmp_path / "tools/venv.sh").write_text('#!/bin/sh\necho "made $*"\n')
+    (tmp_path / "tools/venv.sh").chmod(0o755)
+    shutil.copy(CHECKOUT / "tools/login-python.sh", tmp_path / "tools")
+    env = {"PATH": f"{bin_}:{os.environ['PATH']}", "VENV": "/none", "IMAGE_VENV": ".venv-image"}
+    ended = subprocess.run(
+        [tmp_path / "tools/login-python.sh"], env=env, capture_output=True, text=True, timeout=30
+    )
+    assert (ended.returncode, ended.stdout) == (0, ".venv-image/bin/python\n")
+    assert "no python3 here has PyYAML" in ended.stderr
+    assert "made .venv-image image" in ended.stderr

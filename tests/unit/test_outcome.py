@@ -75,12 +75,12 @@ def at(time: float, status: int) -> Outcome:
     ],
 )
 def test_the_jobs_status_follows_the_files(files: list[Outcome | None], status: int) -> None:
-    job = outcome.of_job({f"0.{index}": found for index, found in enumerate(files)})
+    job = outcome.of_job((f"0.{index}", found) for index, found in enumerate(files))
     assert job.status == status
 
 
 def test_missing_files_are_named() -> None:
-    job = outcome.of_job({f"0.{index}": None for index in range(6)})
+    job = outcome.of_job((f"0.{index}", None) for index in range(6))
     assert job.error == "no outcome was written by 0.0, 0.1, 0.2, 0.3 and 2 more"
 
 

@@ -174,8 +174,9 @@ class Node:
     def environment(self, changes: Mapping[str, Value | None]) -> dict[str, Value]:
         return {name: value for name, value in {**self.env, **changes}.items() if value is not None}
 
-    def launch(self, *arguments: Value, **env: Value | None) -> subprocess.CompletedProcess[str]:
-        return self.run("python", "-P", "-m", "entrypoint", "launch", *arguments, **env)
+    def task(self, *options: Value | Path, **env: Value | None) -> subprocess.CompletedProcess[str]:
+        """Runs `python` with options of run.sh, as a job script does for each task."""
+        return self.call([*options, self.image, "python"], env=env)
 
     def calls(self) -> list[dict[str, Any]]:
         """How the stand-in was called."""
@@ -438,12 +439,19 @@ def test_each_path_of_the_job_is_shown_once(node: Node) -> None:
     script.touch()
     nodefile.touch()
     node.python("exit 0")
-    ended = node.launch(
-        "--",
-        str(script),
+    ended = node.task(
+        *(
+            "--script",
+            script,
+            "--bind",
+            "the run directory",
+            folders["run"],
+            "--bind",
+            "the same",
+            folders["run"],
+        ),
         APPTRAIN_HOME=str(folders["checkout"]),
         SLURM_SUBMIT_DIR=str(folders["submit"]),
-        APPTRAIN_RUN_DIR=str(folders["run"]),
         SLURM_TMPDIR=str(folders["disk"]),
         PBS_NODEFILE=str(nodefile),
     )
@@ -591,28 +599,6 @@ ARGUMENTS = (
     " \t--\n'two\nlines'  ",
     "",
 )
-
-
-@pytest.mark.parametrize("text", ARGUMENTS)
-def test_arguments_in_a_variable_are_split_as_the_entrypoint_does(text: str) -> None:
-    script = f"""LC_ALL=C words=(); source <(sed -n '/^split_words() {{/,/^}}/p' '{RUN_SH}')
-        split_words "$1"; printf '%s\\0' ${{words[@]+"${{words[@]}}"}}"""
-    ended = subprocess.run(["bash", "-c", script, "bash", text], capture_output=True, text=True, check=True)
-    assert ended.stdout.removesuffix("\0").split("\0") == (shlex.split(text) or [""])
-
-
-def test_the_directory_of_a_script_in_a_variable_or_file_is_shown(node: Node) -> None:
-    script = node.path / "my scripts" / "train.py"
-    script.parent.mkdir()
-    script.touch()
-    node.python("exit 0")
-    for given in ("APPTRAIN_ARGS", "APPTRAIN_ARGS_FILE"):
-        words = ["--device", "cpu", "--", str(script), "--lr", "0.1"]
-        file = node.home / "arguments"
-        file.write_text("".join(word + "\0" for word in words))
-        value = shlex.join(words) if given == "APPTRAIN_ARGS" else str(file)
-        assert node.launch(**{given: value}).returncode == 0
-        assert node.binds() == [bound(node.work), bound(script.parent)]
 
 
 HIDDEN = (
@@ -863,7 +849,10 @@ def test_apptainers_own_failure_keeps_its_status(node: Node) -> None:
 @pytest.mark.parametrize("arguments", [[], ["image.sif"], ["--show", "image.sif"]])
 def test_the_usage_is_said(node: Node, arguments: list[str]) -> None:
     ended = node.call(arguments)
-    assert (ended.returncode, said(ended)) == (64, "usage: containers/run.sh [--show] IMAGE CMD [ARG...]")
+    assert (ended.returncode, said(ended)) == (
+        64,
+        "usage: containers/run.sh [--show] [OPTION...] IMAGE CMD [ARG...]",
+    )
 
 
 @pytest.mark.skipif(HAS_DRIVER, reason="this machine has an NVIDIA driver")
@@ -874,25 +863,39 @@ def test_forward_compatibility_without_a_driver_is_said_and_not_used(node: Node)
     assert said(ended) == "APPTRAIN_CUDA_COMPAT=/no/where is not used: this node has no NVIDIA driver"
 
 
-@pytest.mark.skipif(HAS_DRIVER, reason="this machine has an NVIDIA driver")
-@pytest.mark.ci_may_skip("a machine with an NVIDIA driver; tests/cluster has the same on a node of its own")
-@pytest.mark.parametrize("what", ["launch", "plan"])
-def test_gpus_without_a_driver_are_said_unless_the_run_is_on_cpus(node: Node, what: str) -> None:
+def test_gpus_without_a_driver_are_said_unless_the_run_is_on_cpus(node: Node) -> None:
     node.python("true")
-    line = ("python", "-P", "-m", "entrypoint", what)
     warning = (
-        "GPUs were granted (CUDA_VISIBLE_DEVICES=0,1), but this node has no NVIDIA driver "
-        "(/proc/driver/nvidia/version): CMD will see none"
+        f"run.sh: {NODE}: GPUs were granted (CUDA_VISIBLE_DEVICES=0,1), but this node has no NVIDIA driver "
+        "(/proc/driver/nvidia/version): CMD will see none\n"
     )
-    for options, arguments, text in (
-        ((), "", warning),
-        (("--device", "cpu", "--", "x.py"), "", ""),
-        (("--device=cuda", "--device=cpu"), "", ""),
-        (("--", "x.py", "--device", "cpu"), "", warning),
-        ((), "--device cpu", ""),
-    ):
-        ended = node.run(*line, *options, CUDA_VISIBLE_DEVICES="0,1", APPTRAIN_ARGS=arguments)
-        assert (ended.returncode, ended.stderr) == (0, f"run.sh: {NODE}: {text}\n" if text else "")
+    for options, text in (((), warning), (("--cpu",), ""), (("--quiet",), "")):
+        ended = node.task(*options, CUDA_VISIBLE_DEVICES="0,1")
+        assert (ended.returncode, ended.stderr) == (0, text)
+
+
+@pytest.mark.parametrize("option", ["--bnid", "--run-dir", "--bind"])
+def test_an_unknown_option_is_refused_and_one_without_its_value_is_the_usage(node: Node, option: str) -> None:
+    said_of = node.refused(node.call([option]))
+    if option == "--bind":
+        assert said_of == "usage: containers/run.sh [--show] [OPTION...] IMAGE CMD [ARG...]"
+    else:
+        assert said_of == f"{option} is no option of run.sh: an option of CMD comes behind it"
+
+
+def test_a_quiet_run_says_only_why_it_cannot_run(node: Node) -> None:
+    node.python("true")
+    folder = node.path / "not here"
+    assert node.task("--quiet", TRITON_CACHE_DIR="/x").stderr == ""
+    ended = node.task("--quiet", "--bind", "the data", folder)
+    assert said(ended).startswith(f"the data {folder} is not there on this node: ")
+
+
+def test_further_variables_pass_as_the_job_script_says(node: Node) -> None:
+    node.python("env")
+    ended = node.task("--pass", "MY_*", "--pass", "ONE", MY_X="1", ONE="2", TWO="3")
+    lines = ended.stdout.splitlines()
+    assert ({"MY_X=1", "ONE=2"} <= set(lines), "TWO=3" in lines) == (True, False)
 
 
 # --- the node's disk ---------------------------------------------------------------------------------------------
@@ -933,8 +936,8 @@ def test_a_venv_comes_first_in_path(node: Node) -> None:
     ended = node.run("sh", "-c", 'command -v python; echo "$VIRTUAL_ENV"', APPTRAIN_VENV=str(venv))
     assert (ended.stdout, ended.stderr) == (f"{venv}/bin/python\n{venv}\n", "")
     assert node.binds() == [bound(node.work), bound(venv)]
-    ended = node.launch("--venv", str(venv), "--", "-V")
-    assert f"{venv}" in node.argv()
+    node.task("--venv", venv)
+    assert node.binds() == [bound(node.work), bound(venv)]
 
 
 def test_a_venv_of_another_image_is_refused(node: Node) -> None:
@@ -1070,6 +1073,11 @@ def test_at_a_terminal_ctrl_c_reaches_the_command_once(node: Node) -> None:
 TASK = {"SLURM_NODEID": "3", "SLURM_STEP_TASKS_PER_NODE": "1(x4)", "APPTRAIN_ATTEMPT": "2"}
 
 
+def named(run: Path) -> str:
+    """Where outcomes go, as `prepare` says it."""
+    return f"{run}/outcome/%a.%n"
+
+
 def outcomes(run: Path) -> dict[str, Outcome | None]:
     return {path.name: outcome.read(path) for path in (run / "outcome").iterdir()}
 
@@ -1088,15 +1096,14 @@ def check_outcome(run: Path, name: str, status: int, error: str, signum: int = 0
 def test_a_node_without_its_image_leaves_an_outcome(node: Node) -> None:
     run = node.path / "runs" / "job-1"
     missing = node.path / "none.sif"
-    command = ("python", "-P", "-m", "entrypoint", "launch", "--", "x.py")
-    ended = node.run(*command, image=missing, APPTRAIN_RUN_DIR=str(run), **TASK)
+    ended = node.call(["--outcome", named(run), missing, "python"], env=TASK)
     assert ended.returncode == 64
     check_outcome(run, "2.3", 64, said(ended))
 
 
 def test_apptainers_own_failure_leaves_an_outcome(node: Node) -> None:
     run = node.path / "runs" / "job-1"
-    ended = node.launch(APPTRAIN_RUN_DIR=str(run), FAKE_STATUS="255", **TASK)
+    ended = node.task("--outcome", named(run), FAKE_STATUS="255", **TASK)
     assert ended.returncode == 255
     check_outcome(run, "2.3", 255, "apptainer ended with status 255 before CMD began")
 
@@ -1104,22 +1111,22 @@ def test_apptainers_own_failure_leaves_an_outcome(node: Node) -> None:
 def test_an_entrypoint_that_was_killed_leaves_an_outcome(node: Node) -> None:
     run = node.path / "runs" / "job-1"
     node.python("kill -9 $$")
-    assert node.launch(APPTRAIN_RUN_DIR=str(run), **TASK).returncode == 137
+    assert node.task("--outcome", named(run), **TASK).returncode == 137
     check_outcome(run, "2.3", 137, "the entrypoint ended with status 137 and left no outcome", signum=9)
 
 
 def test_an_outcome_that_the_entrypoint_writes_where_it_is_told_to_is_kept(node: Node) -> None:
     run = node.path / "runs" / "job-1"
     node.python('echo status=5 >"$APPTRAIN_OUTCOME"; exit 5')
-    assert node.launch(APPTRAIN_RUN_DIR=str(run), **TASK).returncode == 5
+    assert node.task("--outcome", named(run), **TASK).returncode == 5
     assert outcomes(run) == {"2.3": Outcome(status=5)}
 
 
 def test_a_good_end_and_other_commands_leave_none(node: Node) -> None:
     run = node.path / "runs" / "job-1"
     node.python("exit 0")
-    assert node.launch(APPTRAIN_RUN_DIR=str(run), **TASK).returncode == 0
-    assert node.run("false", APPTRAIN_RUN_DIR=str(run), **TASK).returncode == 1
+    assert node.task("--outcome", named(run), **TASK).returncode == 0
+    assert node.run("false", **TASK).returncode == 1
     assert outcomes(run) == {}
 
 
@@ -1129,36 +1136,31 @@ def test_an_earlier_runs_outcome_of_the_same_attempt_goes_at_the_start(node: Nod
     for name in ("2.3", "2.4", "1.3"):
         (run / "outcome" / name).write_text("status=1\n")
     node.python("exit 0")
-    assert node.launch(APPTRAIN_RUN_DIR=str(run), **TASK).returncode == 0
+    assert node.task("--outcome", named(run), **TASK).returncode == 0
     assert sorted(outcomes(run)) == ["1.3", "2.4"]
 
 
-NAMES: list[tuple[dict[str, str], tuple[str, ...], str]] = [
-    ({"PBS_NODENUM": "1"}, (), "0.1"),
-    ({"APPTRAIN_NODE_RANK": "4"}, (), "0.4"),
-    ({}, ("--node-rank=5",), "0.5"),
-    ({"SLURM_NODEID": "1", "SLURM_RESTART_COUNT": "2"}, (), "2.1"),
-    ({"SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURM_LOCALID": "1"}, (), "0.1.1"),
-    (
-        {"SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_LOCALID": "0"},
-        ("--mode", "rank"),
-        "0.1.0",
-    ),
-]
-
-
-@pytest.mark.parametrize(("task", "arguments", "name"), NAMES)
-def test_the_outcome_has_the_name_that_the_entrypoint_gives_it(
-    node: Node, task: dict[str, str], arguments: tuple[str, ...], name: str
+@pytest.mark.parametrize(
+    ("task", "name", "found"),
+    [
+        ({"PBS_NODENUM": "1"}, "%a.%n", "0.1"),
+        ({"APPTRAIN_NODE_RANK": "4"}, "%a.%n", "0.4"),
+        ({"SLURM_NODEID": "1", "APPTRAIN_ATTEMPT": "2"}, "%a.%n", "2.1"),
+        ({"SLURM_NODEID": "1", "SLURM_LOCALID": "3"}, "%a.%n.%t", "0.1.3"),
+    ],
+)
+def test_the_outcome_has_the_name_that_the_job_script_says(
+    node: Node, task: dict[str, str], name: str, found: str
 ) -> None:
+    run = node.path / "runs" / "100%n of it"
     node.python("exit 9")
-    assert node.launch("--run_dir", "runs/one", *arguments, "--", "--run-dir", "no", **task).returncode == 9
-    assert list(outcomes(node.work / "runs" / "one")) == [name]
+    assert node.task("--outcome", f"{run}/outcome/{name}", **task).returncode == 9
+    assert list(outcomes(run)) == [found]
 
 
 def test_a_run_directory_that_cannot_be_made_is_refused(node: Node) -> None:
     (node.work / "file").touch()
-    ended = node.launch(APPTRAIN_RUN_DIR="file/run", **TASK)
+    ended = node.task("--outcome", named(node.work / "file" / "run"), **TASK)
     assert node.refused(ended) == (
         f"the run directory {node.work}/file/run cannot be made: give another in APPTRAIN_RUN_DIR, which all nodes share"
     )

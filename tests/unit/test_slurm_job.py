@@ -21,6 +21,7 @@ from typing import IO, Any
 import pytest
 
 from clusters import render
+from tests.embedded import disks
 from tests.unit.bounds import shorten
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -79,6 +80,13 @@ echo "${{FAKE_END-N/A}}"
 """
 RUN_SH = """#!{python} -IS
 import _signal, os, sys, time
+word = sys.argv[sys.argv.index("entrypoint") + 1]
+if word in ("prepare", "conclude"):
+    if os.environ.get("FAKE_IMAGE") in (word, "all"):
+        print("FATAL: no such image", file=sys.stderr)
+        sys.exit(255)
+    code = "import sys; from entrypoint import cli, conclude; conclude.LATE_PAUSE = 0.02; sys.exit(cli.main(sys.argv[1:]))"
+    os.execve("{python}", ["{python}", "-Pc", code, *sys.argv[-2:]], {{"PATH": os.environ["PATH"], "PYTHONPATH": "{packages}"}})
 node, attempt = os.environ["SLURM_NODEID"], os.environ["APPTRAIN_ATTEMPT"]
 what = eval(os.environ.get("FAKE_TASKS", "{{}}"))
 what = what.get(attempt + "." + node, what.get(node, {{}}))
@@ -86,7 +94,7 @@ run = os.environ["APPTRAIN_RUN_DIR"]
 print(f"task of node {{node}}", what.get("print", ""), flush=True)
 if what.get("stderr"):
     print(what["stderr"], file=sys.stderr, flush=True)
-if sys.argv[6] == "plan":
+if word == "plan":
     sys.exit(what.get("status", 0))
 if "SLURM_LOCALID" in os.environ and what.get("tasks"):
     node += "." + os.environ["SLURM_LOCALID"]
@@ -115,8 +123,8 @@ if status != "none":
     sys.exit(0 if status == 75 else status)
 sys.exit(1)
 """
-BOUNDS = {"LATE_PAUSE": 0.02, "LOG_PAUSE": 0.01, "LOG_TRIES": 500}
-"""Of containers/job.sh; a shared file system, for which the first is, is not needed here."""
+BOUNDS = {"LOG_PAUSE": 0.01, "LOG_TRIES": 500}
+"""Of containers/job.sh."""
 
 
 class Cluster:
@@ -137,7 +145,8 @@ class Cluster:
             path.mkdir(parents=True)
         shutil.copytree(CHECKOUT / "slurm", self.checkout / "slurm")
         shutil.copy(CHECKOUT / "slurm" / "multinode.sbatch", self.spool)
-        shutil.copy(CHECKOUT / "containers" / "job.sh", self.checkout / "containers")
+        for name in ("job.sh", "common.sh"):
+            shutil.copy(CHECKOUT / "containers" / name, self.checkout / "containers")
         shorten(self.checkout / "containers" / "job.sh", **BOUNDS)
         (self.checkout / "clusters").mkdir()
         programs = {
@@ -147,7 +156,7 @@ class Cluster:
             "check out/containers/run.sh": RUN_SH,
         }
         for name, text in programs.items():
-            (folder / name).write_text(text.format(python=sys.executable, here=folder))
+            (folder / name).write_text(text.format(python=sys.executable, here=folder, packages=CHECKOUT))
             (folder / name).chmod(0o755)
         self.env = {
             "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
@@ -240,6 +249,20 @@ class Cluster:
         argv = self.srun()
         return argv[argv.index("launch") + 1 :]
 
+    def run_options(self) -> list[str]:
+        """What containers/run.sh is told to do for each task."""
+        argv = self.srun()
+        at = argv.index(str(self.checkout / "containers" / "run.sh"))
+        return argv[at + 1 : argv.index("python") - 1]
+
+    def binds(self) -> dict[str, list[str]]:
+        """What is shown inside, by why."""
+        options, found = self.run_options(), {}  # type: tuple[list[str], dict[str, list[str]]]
+        for at, option in enumerate(options):
+            if option == "--bind":
+                found.setdefault(options[at + 1], []).append(options[at + 2])
+        return found
+
     def scontrol(self) -> list[str]:
         """What scontrol was told to do, without the questions."""
         return [line for line in self._lines("scontrol") if not line.startswith(("show", "--oneliner show"))]
@@ -291,8 +314,10 @@ def test_one_task_starts_on_each_node_with_all_that_srun_would_take_from_elsewhe
         "--kill-on-bad-exit=1",
         "--wait=0",
         "--quit-on-interrupt",
-        *(run_sh, image, "python", "-P", "-m", "entrypoint", "launch"),
-        *("--device", "cpu", "--", "train.py", "--lr", "0.1"),
+        *(run_sh, "--outcome", f"{cluster.run_dir}/outcome/%a.%n"),
+        *("--bind", "the run directory", str(cluster.run_dir), "--cpu", "--script", "train.py"),
+        *(image, "python", "-P", "-m", "entrypoint", "launch"),
+        *("--device=cpu", "--", "train.py", "--lr", "0.1"),
     ]
     assert cluster.calls()[0]["cwd"] == str(cluster.submit_dir)
 
@@ -412,7 +437,7 @@ def test_arguments_of_a_file_stand_before_those_of_the_command_line(cluster: Clu
     file = tmp_path / "arguments"
     file.write_text(f"--device\0cpu\0--run-dir\0{tmp_path}/run\0--\0a b.py\0two\nlines\0")
     assert cluster.run("--show-ranks=0", APPTRAIN_ARGS_FILE=str(file)).returncode == 0
-    assert cluster.launched() == ["--device", "cpu", "--show-ranks=0", "--", "a b.py", "two\nlines"]
+    assert cluster.launched() == ["--device=cpu", "--show-ranks=0", "--", "a b.py", "two\nlines"]
     assert cluster.handed("APPTRAIN_ARGS_FILE") is None
     assert (tmp_path / "run" / "job.log").exists()
 
@@ -458,12 +483,12 @@ def test_the_run_directory_and_its_key_are_the_users_alone(cluster: Cluster) -> 
         "logs": "0o700",
         "outcome": "0o700",
     }
-    assert len((cluster.run_dir / "join.key").read_text()) == 64
+    assert len((cluster.run_dir / "join.key").read_text().strip()) == 64
 
 
 def test_the_key_is_in_no_argument_variable_or_output(cluster: Cluster) -> None:
     ended = cluster.run()
-    key = (cluster.run_dir / "join.key").read_text()
+    key = (cluster.run_dir / "join.key").read_text().strip()
     assert key not in repr(cluster.calls()) + ended.stdout + ended.stderr
 
 
@@ -513,8 +538,8 @@ def test_a_run_directory_that_cannot_be_made_is_refused(cluster: Cluster) -> Non
     (cluster.submit_dir / "file").touch()
     text = cluster.refused("--run-dir=file/run")
     assert text == (
-        f"the run directory {cluster.submit_dir}/file/run cannot be made or written (File exists): "
-        "give another in APPTRAIN_RUN_DIR, which all nodes share"
+        f"the run directory {cluster.submit_dir}/file/run cannot be written (Not a directory): "
+        "give --run-dir a directory that all nodes share and you may write"
     )
 
 
@@ -699,7 +724,7 @@ def test_a_new_checkpoint_is_progress_after_which_a_job_may_be_requeued(cluster:
 def test_requeues_are_as_many_as_asked_in_all(cluster: Cluster) -> None:
     bounds = ("--on-failure=requeue", "--max-restarts", "4")
     assert requeues(cluster, *bounds, checkpoints=True) == [True] * 4 + [False]
-    assert cluster.launched() == ["--on-failure=requeue", "--max-restarts=4"]
+    assert cluster.launched() == ["--max-restarts=4", "--on-failure=requeue"]
 
 
 def test_within_that_number_checkpoints_that_were_seen_must_go_on_to_come(cluster: Cluster) -> None:
@@ -758,6 +783,103 @@ def test_a_script_that_ends_with_75_unasked_and_saves_goes_on(cluster: Cluster) 
         os.utime(step, (number, number))
         cluster.run(tasks={node: {"status": 75} for node in "01"})
     assert cluster.scontrol() == ["requeue 7"] * 6
+
+
+# --- where the image does not decide ---------------------------------------------------------------------------
+
+
+def test_an_image_that_does_not_start_is_said_once_and_nothing_is_requeued(cluster: Cluster) -> None:
+    ended = cluster.run("--on-failure=requeue", FAKE_IMAGE="prepare")
+    image = cluster.checkout / "containers" / "image.sif"
+    error = (
+        f"the image {image} does not start here, on {os.uname().nodename} (status 255): FATAL: no such image"
+    )
+    assert (ended.returncode, ended.stdout, said(ended)) == (255, "", [error])
+    assert (cluster.calls(), cluster.scontrol(), cluster.run_dir.exists()) == ([], [], False)
+
+
+def test_an_image_of_before_is_told_by_what_it_lacks(cluster: Cluster) -> None:
+    program = cluster.checkout / "containers" / "run.sh"
+    program.write_text(
+        "#!/bin/sh\necho \"entrypoint: argument COMMAND: invalid choice: 'prepare' (choose)\" >&2; exit 64\n"
+    )
+    assert cluster.refused() == (
+        f"the image {cluster.checkout}/containers/image.sif is of another version of apptrain than the checkout "
+        f"{cluster.checkout}: make image"
+    )
+
+
+PLANNED: Tasks = {node: {"status": 75, "asked": True} for node in "01"}
+
+
+def test_a_planned_end_is_requeued_though_the_image_is_gone(cluster: Cluster) -> None:
+    ended = cluster.run(tasks=PLANNED, FAKE_IMAGE="conclude")
+    assert (ended.returncode, cluster.scontrol()) == (1, ["requeue 7"])
+    assert said(ended) == ["the image does not say what follows (FATAL: no such image): ended with status 0"]
+    assert ended.stdout.splitlines()[-1] == "apptrain: the job will run again, and go on there"
+
+
+def test_any_other_end_is_the_end_where_the_image_is_gone(cluster: Cluster) -> None:
+    for tasks, status in (({"1": failed("1.000000")}, 7), ({node: {"status": 75} for node in "01"}, 1)):
+        ended = cluster.run("--on-failure=requeue", tasks=tasks, FAKE_IMAGE="conclude")
+        assert (ended.returncode, cluster.scontrol()) == (status, [])
+        assert said(ended)[0].startswith("the image does not say what follows (FATAL: no such image): ")
+
+
+@pytest.mark.parametrize(("what", "status"), [("prepare", 137), ("conclude", 1)])
+def test_a_prepare_or_a_conclude_that_is_killed_is_one_line_and_no_loop(
+    cluster: Cluster, what: str, status: int
+) -> None:
+    program = cluster.checkout / "containers" / "run.sh"
+    program.rename(program.with_name("real.sh"))
+    program.write_text(
+        f'#!/bin/bash\nif [[ " $* " == *" {what} "* ]]; then kill -KILL $$; fi\nexec "${{0%/*}}/real.sh" "$@"\n'
+    )
+    program.chmod(0o755)
+    ended = cluster.run(tasks=PLANNED)
+    assert (ended.returncode, len(said(ended))) == (status, 1)
+    assert cluster.scontrol() == (["requeue 7"] if what == "conclude" else [])
+    assert len(cluster.calls()) == (what == "conclude")
+
+
+@disks.marked
+@pytest.mark.parametrize("when", ["before", "while it runs"])
+def test_a_full_disk_under_what_the_halves_tell_each_other_loses_no_planned_end(
+    cluster: Cluster, when: str
+) -> None:
+    disk = disks.Disk(cluster.folder / "disk", "64k")
+    try:
+        script = ["bash", "-c", 'SLURM_TASK_PID=$$ exec bash "$@"', "bash", str(cluster.spool)]
+        env = {
+            **cluster.env,
+            "TMPDIR": f"{cluster.folder}/disk",
+            "FAKE_TASKS": repr(PLANNED),
+            "FAKE_IMAGE": "",
+        }
+        if when == "before":
+            disk.fill()
+        else:
+            filler = f"head -c 1000000 /dev/zero >{cluster.folder}/disk/filler 2>/dev/null; exec {cluster.folder}/srun"
+            (cluster.folder / "bin/srun").rename(cluster.folder / "srun")
+            (cluster.folder / "bin/srun").write_text(f'#!/bin/sh\n{filler} "$@"\n')
+            (cluster.folder / "bin/srun").chmod(0o755)
+        ended = subprocess.run(
+            [*disk.prefix, *script],
+            env=env,
+            cwd=cluster.submit_dir,
+            capture_output=True,
+            text=True,
+            timeout=BOUND,
+        )
+    finally:
+        disk.close()
+    if when == "before":
+        assert (ended.returncode, cluster.calls(), cluster.scontrol()) == (64, [], [])
+        assert len(said(ended)) == 1
+        assert "TMPDIR" in said(ended)[0]
+    else:
+        assert (ended.returncode, cluster.scontrol()) == (1, ["requeue 7"])
+        assert said(ended)[0].startswith("the image does not say what follows (")
 
 
 # --- restarts inside the allocation -----------------------------------------------------------------------------
@@ -864,8 +986,8 @@ def test_they_wait_until_slurm_knows_that_the_node_is_lost(cluster: Cluster, clo
 def test_where_the_job_script_is_there_they_only_end(cluster: Cluster, closed_port: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as srun:
         assert survived(cluster, str(srun.getsockname()[1]), FAKE_JOB=LEFT) == (5, [])
-    (cluster.run_dir / "outcome" / "1.0").touch()
-    assert survived(cluster, closed_port, FAKE_JOB=LEFT) == (5, [])
+    says = "printf 'first=ended\\0' >\"$APPTRAIN_HAND/over\"; exit 5"
+    assert survived(cluster, closed_port, "bash", "-c", says, FAKE_JOB=LEFT) == (5, [])
 
 
 def test_signals_pass_through_to_the_task(cluster: Cluster, closed_port: str) -> None:
@@ -878,17 +1000,13 @@ def test_signals_pass_through_to_the_task(cluster: Cluster, closed_port: str) ->
 
 
 def surviving(cluster: Cluster, port: str, *command: str, **env: str) -> "subprocess.Popen[bytes]":
-    """A task after whose first attempt another followed."""
-    (cluster.run_dir / "outcome").mkdir(parents=True, exist_ok=True)
-    (cluster.run_dir / "outcome" / "1.nodes").write_text("1 b\n2 c\n")
+    """A task on another node than the first."""
     (cluster.folder / "bin" / "scancel").write_text(
         f'#!/bin/sh\necho "cancel $*" >>{cluster.folder}/scontrol\n'
     )
     (cluster.folder / "bin" / "scancel").chmod(0o755)
-    given = {"APPTRAIN_RUN_DIR": str(cluster.run_dir), "APPTRAIN_ATTEMPT": "0"}
-    given |= {"SLURM_SRUN_COMM_HOST": "127.0.0.1", "SLURM_SRUN_COMM_PORT": port}
-    script = cluster.folder / "survivor.sh"
-    shutil.copy(CHECKOUT / "slurm" / "survivor.sh", script)
+    given = {"SLURM_SRUN_COMM_HOST": "127.0.0.1", "SLURM_SRUN_COMM_PORT": port}
+    script = cluster.checkout / "slurm" / "survivor.sh"
     shorten(script, POLL=0.05)
     return subprocess.Popen(
         ["bash", script, *(command or ("bash", "-c", "exit 5"))],
@@ -896,9 +1014,9 @@ def surviving(cluster: Cluster, port: str, *command: str, **env: str) -> "subpro
     )
 
 
-def survived(cluster: Cluster, port: str, **env: str) -> tuple[int, list[str]]:
+def survived(cluster: Cluster, port: str, *command: str, **env: str) -> tuple[int, list[str]]:
     """(its status, what it has Slurm do)."""
-    with surviving(cluster, port, **env) as process:
+    with surviving(cluster, port, *command, **env) as process:
         status = process.wait(BOUND)
     return status, cluster.scontrol()
 
@@ -1126,13 +1244,18 @@ def test_a_dry_run_ends_with_the_status_of_a_plan_that_is_refused(cluster: Clust
         ),
         (["--start", "ssh"], {}, "--start ssh: under Slurm tasks start with srun: leave it out"),
         (["--stop-before=60"], {}, "--stop-before 60: under Slurm it is sbatch --signal=B:USR2@SECONDS"),
-        (["--on-failure", "retry"], {}, "--on-failure retry: must be one of stop, requeue, restart"),
-        (["--run-dir"], {}, "--run-dir is empty: give a value, or leave it out"),
+        (["--on-failure", "retry"], {}, "--on-failure=retry: must be one of stop, requeue, restart"),
+        (
+            ["--run-dir"],
+            {},
+            "argument --run-dir: expected one argument: see `python -m entrypoint launch --help`",
+        ),
+        (["--run-dir="], {}, "--run-dir is empty: give DIR or leave it out"),
         ([], {"APPTRAIN_DRY_RUN": "yes"}, "APPTRAIN_DRY_RUN=yes: must be 1 or 0"),
         (
             [],
             {"APPTRAIN_ARGS_FILE": "/nowhere"},
-            "APPTRAIN_ARGS_FILE=/nowhere cannot be read: give a path that exists",
+            "APPTRAIN_ARGS_FILE=/nowhere cannot be read (No such file or directory): give a path that exists",
         ),
     ],
 )
@@ -1211,7 +1334,7 @@ def test_an_option_wins_over_a_variable_and_that_over_the_clusters_name(cluster:
 def test_a_profile_from_outside_the_checkout_is_shown_inside(cluster: Cluster) -> None:
     file = add_profile(cluster, "../../submit/mine", "scheduler: slurm").resolve()
     assert cluster.run("--profile", "mine.yaml").returncode == 0
-    assert (cluster.handed("APPTRAIN_PROFILE"), cluster.handed("APPTRAIN_BIND")) == (str(file), str(file))
+    assert (cluster.handed("APPTRAIN_PROFILE"), cluster.binds()["the profile"]) == (str(file), [str(file)])
 
 
 def test_a_profile_says_what_starts_the_image_and_what_it_shows(cluster: Cluster) -> None:
@@ -1228,9 +1351,12 @@ def test_a_profile_says_what_starts_the_image_and_what_it_shows(cluster: Cluster
     assert handed == {
         "IMAGE": f"{cluster.checkout}/containers/image-cu126.sif",
         "APPTAINER": f"{cluster.folder}/home/bin/apptainer",
-        "BIND": "/mine\n/data/it's $HOME\n/a b:/c:ro\n/`touch pwned`",
-        "PASS": "OWN MY_* TOKEN",
+        "BIND": "/mine",
+        "PASS": "OWN",
     }
+    assert cluster.binds()["the profile's"] == ["/data/it's $HOME", "/a b:/c:ro", "/`touch pwned`"]
+    options = cluster.run_options()
+    assert [options[at + 1] for at, word in enumerate(options) if word == "--pass"] == ["MY_*", "TOKEN"]
     words = cluster.srun()
     at = words.index("--quit-on-interrupt")
     assert words[at + 1 : at + 3] == ["--network=single_node_vni", "--comment=a $(touch pwned) b"]

@@ -1,0 +1,40 @@
+# shellcheck shell=bash disable=SC2034 # what sources it uses REFUSED and status
+# What the scripts of the host have in common: the status of a refusal, an outcome in an entrypoint's place, a child that
+# gets its parent's signals. Sourced by containers/job.sh, containers/run.sh, slurm/survivor.sh and pbs/task.sh.
+
+# The status of bad input. What other statuses mean, the image knows.
+readonly REFUSED=64
+
+absolute() { if [[ $1 == /* ]]; then printf '%s' "$1"; else printf '%s' "${PWD%/}/$1"; fi; }
+
+# write_outcome FILE STATUS NODE ERROR: how a task ended whose entrypoint cannot say so, in the file that
+# entrypoint/outcome.py reads; one that is there already stays. False where it cannot be written.
+write_outcome() {
+    local file=$1 status=$2 signal=0 partial
+    if [[ -e $file ]]; then return; fi
+    if ((status > 128 && status < 160)); then signal=$((status - 128)); fi
+    partial=${file%/*}/.${file##*/}.$(uname -n).$$
+    (umask 077 && printf '%s\n' "status=$status" rank= "node=$3" "signal=$signal" "time=$(date +%s.%6N)" \
+        "error=${4//[$'\n\r\t']/ }" >"$partial") && mv -f -- "$partial" "$file"
+}
+
+# Runs a command in a process group of its own, to which every signal goes once, through here. Sets `status`, and
+# `signalled` where one came. A child of bash in the background would ignore SIGINT without `set -m`.
+run_child() {
+    local name
+    child='' held=() signalled=''
+    # shellcheck disable=SC2064 # the name is meant as it is now
+    for name in HUP INT TERM USR1 USR2; do trap "pass_on $name" "$name"; done
+    set -m
+    "$@" <&0 &
+    child=$!
+    set +m
+    for name in ${held[@]+"${held[@]}"}; do pass_on "$name"; done
+    interrupted=yes
+    while [[ -n $interrupted ]]; do interrupted='' status=0; { wait "$child" || status=$?; } 2>/dev/null; done
+}
+
+pass_on() {
+    interrupted=yes signalled=yes
+    if [[ -n $child ]]; then kill -s "$1" "$child" 2>/dev/null || true; else held+=("$1"); fi
+}

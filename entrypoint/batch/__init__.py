@@ -1,0 +1,21 @@
+"""What a job script's scheduler granted, and what it takes to start tasks there.
+
+The secret: that the job scripts of all schedulers need the same few things. One module a scheduler, the only
+one that reads what that says of a job; it sees the job script's variables, before there are tasks. What a
+task sees is entrypoint/schedulers."""
+
+from collections.abc import Mapping
+
+from entrypoint.batch import pbs, slurm
+from entrypoint.batch.granted import Granted
+from entrypoint.handover import Facts
+from entrypoint.options import Settings
+from entrypoint.profile import Profile
+
+__all__ = ["Granted", "granted"]
+_MODULES = {"slurm": slurm.granted, "pbs": pbs.granted}
+
+
+def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Profile) -> Granted:
+    """What the scheduler of this job script granted. Raises BadInput."""
+    return _MODULES[facts.one("scheduler")](env, facts, settings, site)

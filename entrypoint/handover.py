@@ -1,0 +1,107 @@
+"""What the host half of a job and the image tell each other, through files in a directory of the node.
+
+The secret: the files' form and the names in them. A file holds NAME=VALUE entries, each ended by NUL; a
+repeated name makes a list. Neither side runs what it reads, nor calculates with what is no number. A name
+that is not listed here is refused: the two halves are then of different versions. containers/job.sh is the
+host's side.
+
+The directory, APPTRAIN_HAND, is the user's alone and lies on the first node's own disk:
+
+    environment   the job script's variables, for `prepare`, which removes the file
+    ask           what only the host knows, for `prepare` and `conclude`
+    answer        what `prepare` made of it
+    state         what `conclude` needs of that
+    verdict       what follows an attempt: from the first node's `launch`, else from `conclude`
+    over          the first node's `launch` has come to its end; which nodes it has lost
+    tasks.env     under PBS, the variables of the tasks
+    chain.*       what a job that follows by itself gets
+"""
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+from entrypoint.errors import BadInput
+
+VARIABLE = "APPTRAIN_HAND"
+ASK, ENVIRONMENT, ANSWER, STATE, VERDICT, OVER = "ask", "environment", "answer", "state", "verdict", "over"
+ASKED = (
+    *("scheduler", "home", "image", "profile", "batch", "arg"),
+    *("place", "told", "queue", "nodefile", "began", "zone", "mpiexec", "carried"),
+    *("asked", "warned"),
+)
+"""`place`: what of Slurm runs the job script; `told`: what the scheduler says of the job, `queue` of its
+queue; `began`: Unix seconds, `zone` of the host as +0100; `mpiexec`: what that says of its
+version; `carried`: a variable from an earlier job of a
+chain; `asked`: the status of the signal that the job script got; `warned`: whether it was told of a planned
+end."""
+
+
+class Facts:
+    """The entries of one file."""
+
+    def __init__(self, found: Mapping[str, list[str]]):
+        self._found = found
+
+    def one(self, name: str) -> str:
+        """The last value of that name, else the empty one."""
+        return self._found.get(name, [""])[-1]
+
+    def all(self, name: str) -> list[str]:
+        return list(self._found.get(name, []))
+
+
+def folder(env: Mapping[str, str]) -> Path | None:
+    """The directory, where it is on this node; None outside a job script, and on the other nodes."""
+    path = Path(env.get(VARIABLE, ""))
+    with contextlib.suppress(OSError):
+        if path.name and path.is_dir() and path.stat().st_uid == os.getuid():
+            return path
+    return None
+
+
+def read(path: Path, names: Iterable[str]) -> Facts:
+    """Raises BadInput where the file cannot be read or holds another name."""
+    found: dict[str, list[str]] = {}
+    for name, value in _entries(path):
+        if name not in names:
+            raise BadInput(
+                f"{path.name} has {name[:40]!r}, which this image does not know: it is of another version of "
+                "apptrain than the checkout: make image"
+            )
+        found.setdefault(name, []).append(value)
+    return Facts(found)
+
+
+def environment(where: Path) -> dict[str, str]:
+    """The job script's variables; the file is gone then."""
+    path = where / ENVIRONMENT
+    try:
+        return dict(_entries(path))
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def write(path: Path, entries: Iterable[tuple[str, str]]) -> None:
+    """By rename, for the user alone. Raises OSError."""
+    write_list(path, (f"{name}={value}" for name, value in entries))
+
+
+def write_list(path: Path, entries: Iterable[str]) -> None:
+    """The same of entries without names."""
+    content = b"".join(entry.encode(errors="surrogateescape") + b"\0" for entry in entries)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+    partial.rename(path)
+
+
+def _entries(path: Path) -> Iterator[tuple[str, str]]:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise BadInput(f"{path} cannot be read ({error.strerror}): the job script writes it") from None
+    for entry in content.decode(errors="surrogateescape").split("\0")[:-1]:
+        name, _, value = entry.partition("=")
+        yield name, value
