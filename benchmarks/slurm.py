@@ -40,6 +40,7 @@ FORMS: Final[Mapping[str, tuple[str, ...]]] = {
     "rank": (f"--ntasks-per-node={RANKS}", "--cpus-per-task=1"),
 }
 
+SUM: Final = re.compile(rf"first sum {NODES * RANKS} of {NODES * RANKS} at (\d+\.\d{{6}})")
 STARTS: Final = ("step", "job")
 """Of the step, and of the job's script."""
 
@@ -56,7 +57,7 @@ def slurm(pairs: int) -> dict[str, Any]:
     image = Path(given) if given else built("default").image
     shown = [Bind(source=image, target=IMAGE), Bind(source=HERE.parent, target=CHECKOUT)]
     with up("bench", binds=shown) as cluster:
-        _prepare(cluster)
+        prepare(cluster)
         return {form: _compare(cluster, form, pairs) for form in FORMS}
 
 
@@ -70,12 +71,12 @@ def _compare(cluster: Cluster, form: str, pairs: int) -> dict[str, Any]:
         print(f"  {form}, pair {number or '(warm-up)'} of {pairs}: {said} s", flush=True)
         if number:
             found.append({"ours": times[_ours], "tutorial": times[_tutorial]})
-    ratios = {at: _spread([one["ours"][at] / one["tutorial"][at] for one in found]) for at in STARTS}
+    ratios = {at: spread([one["ours"][at] / one["tutorial"][at] for one in found]) for at in STARTS}
     print(f"{form}: ours / the tutorials' from the step's start {ratios['step']}, the job's {ratios['job']}")
     return {"seconds": found, "ratio": ratios}
 
 
-def _prepare(cluster: Cluster) -> None:
+def prepare(cluster: Cluster) -> None:
     """The user's folder with the program and what notes the times."""
     files = {
         "bin/srun": NOTE_STEP.format(work=WORK),
@@ -99,9 +100,21 @@ def _tutorial(cluster: Cluster, form: str) -> Times:
 
 def _run(cluster: Cluster, form: str, script: Path, *arguments: Path | str) -> Times:
     """Submits one job, and waits until the nodes are idle again."""
+    number, printed = run(cluster, form, IMAGE, script, *arguments)
+    ended = max(float(at) for at in SUM.findall(printed))
+    return {start: ended - noted(cluster, number, start) for start in STARTS}
+
+
+def noted(cluster: Cluster, number: int, start: str) -> float:
+    """When the job's script or its step began, in Unix seconds."""
+    return float((cluster.folder / str(WORK).lstrip("/") / f"{number}.{start}").read_text())
+
+
+def run(cluster: Cluster, form: str, image: Path, script: Path, *arguments: Path | str) -> tuple[int, str]:
+    """(the job's number, what it printed), once its nodes are idle again."""
     request = (f"--nodes={NODES}", "--mem=4G", "--gpus-per-node=0", "--output=%j.out", *FORMS[form])
     env = {
-        "APPTRAIN_IMAGE": str(IMAGE),
+        "APPTRAIN_IMAGE": str(image),
         "BASH_ENV": str(WORK / "note.sh"),
         "PATH": f"{WORK}/bin:/usr/local/bin:/usr/bin:/bin",
     }
@@ -113,13 +126,13 @@ def _run(cluster: Cluster, form: str, script: Path, *arguments: Path | str) -> T
     folder = cluster.folder / str(WORK).lstrip("/")
     printed = (folder / f"{number}.out").read_text()
     world = NODES * RANKS
-    sums = [float(at) for at in re.findall(rf"first sum {world} of {world} at (\d+\.\d{{6}})", printed)]
+    sums = SUM.findall(printed)
     if (ended.state, len(sums)) != ("COMPLETED", world):
         raise RuntimeError(f"job {number} of {script}: {ended.state}, {len(sums)} ranks:\n{printed[-3000:]}")
     cluster.wait_idle()
-    return {start: max(sums) - float((folder / f"{number}.{start}").read_text()) for start in STARTS}
+    return number, printed
 
 
-def _spread(values: list[float]) -> dict[str, float]:
+def spread(values: list[float]) -> dict[str, float]:
     named = {"median": statistics.median(values), "min": min(values), "max": max(values)}
     return {name: round(value, 3) for name, value in named.items()}
