@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Literal
 
 from entrypoint import handover, outcome
+from entrypoint.again import too_many
 from entrypoint.batch import slurm
 from entrypoint.errors import BAD_INPUT, DONE, SAVED
 from entrypoint.outcome import Outcome
-from entrypoint.restart import too_many
 from entrypoint.rundir import RunDirectory
 
 ATTEMPTS = 3

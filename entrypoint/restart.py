@@ -6,9 +6,9 @@ attempt is claimed by a file in the run directory, which one of them can make.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
+from entrypoint.again import too_many
 from entrypoint.blame import count
 from entrypoint.errors import BAD_INPUT, Unavailable
 from entrypoint.join import Muster, Timeouts
@@ -19,21 +19,6 @@ from entrypoint.rundir import RunDirectory
 
 WINDOW = 30.0
 """Seconds from the first to the last survivor at the meeting."""
-FRUITLESS = 3
-"""Restarts in a row without a new checkpoint between them."""
-
-
-def too_many(run: RunDirectory, bound: int | None) -> str:
-    """Why no further restart of this run, nor a requeue after a failure, may follow; empty where one may.
-    `bound`: --max-restarts."""
-    before, newest = run.restarts(), run.newest_checkpoint()
-    times = count(len(before), "time")
-    fruitless = len(list(itertools.takewhile(lambda then: then == newest, reversed(before))))
-    if bound is not None and len(before) >= bound:
-        return f"restarted {times} before, and --max-restarts is {bound}"
-    if fruitless >= FRUITLESS and (bound is None or newest != "0"):
-        return f"restarted {times} before, the last {FRUITLESS} without a new checkpoint"
-    return ""
 
 
 class Restarts:
