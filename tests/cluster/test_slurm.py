@@ -356,6 +356,18 @@ def test_the_profile_that_names_the_cluster_is_taken_with_its_modules(user: Acco
     assert ran.printed == ["load apptainer/1.4"] * 2
 
 
+def test_a_run_directory_may_lie_behind_a_symlink_that_the_image_knows_nothing_of(user: Account) -> None:
+    """As on clusters whose /scratch leads to a file system that is mounted elsewhere."""
+    target = HOME / "of a file system"
+    user.folder("of a file system")
+    for host in (user.cluster.login, *user.cluster.nodes.values()):
+        host.run(["ln", "-sfn", target, "/lscratch"]).check_returncode()
+    ran = done(user.ran("-N2", SCRIPT, "--run-dir", "/lscratch/new/run", *ONCE, *TELLING))
+    assert ran.lines[0] == "apptrain: run directory /lscratch/new/run"
+    assert len(told(ran)) == 2
+    assert (user.on_disk(target) / "new/run/job.log").read_text() == ran.text
+
+
 def test_the_line_that_make_submit_renders_is_one_that_sbatch_takes(user: Account) -> None:
     arguments = ["--", *ONCE, "--", str(HOME / "else where/tell.py"), "a b"]
     options = ["--cluster", "generic", "--nodes", "2", "--partition", "all", "--time", "00:10:00"]

@@ -891,6 +891,38 @@ def test_a_quiet_run_says_only_why_it_cannot_run(node: Node) -> None:
     assert said(ended).startswith(f"the data {folder} is not there on this node: ")
 
 
+def test_all_of_the_host_is_what_the_image_lacks_and_no_automounter(node: Node, tmp_path: Path) -> None:
+    for name in ("run.sh", "share.sh", "common.sh"):
+        text = (RUN_SH.parent / name).read_text()
+        (tmp_path / name).write_text(text.replace("/proc/self/mountinfo", f"{tmp_path}/mounts"))
+    (tmp_path / "run.sh").chmod(0o755)
+    top = [
+        str(path)
+        for path in Path("/").iterdir()
+        if path.is_dir() and path.name in ("work", "srv", "data", "root")
+    ]
+    (tmp_path / "mounts").write_text("")
+
+    def shown() -> set[str]:
+        line: list[str | Path] = [tmp_path / "run.sh", "--all-of-host", node.image, "true"]
+        ended = subprocess.run(
+            line, cwd=node.work, env=node.env, capture_output=True, text=True, timeout=BOUND
+        )
+        assert ended.returncode == 0, ended.stderr
+        words = [word for option, word in itertools.pairwise(node.argv()) if option == "--mount"]
+        return {found[1] for word in words if (found := re.search(r'destination=([^"]*)"', word))}
+
+    everything = shown()
+    assert "/home" in everything
+    of_image = {"/usr", "/etc", "/bin", "/lib", "/opt", "/var", "/run", "/boot", "/dev", "/proc", "/sys"}
+    assert not of_image & everything
+    assert {path for path in top if path == "/work"} <= everything
+    (tmp_path / "mounts").write_text(
+        "36 35 98:0 / /home rw,relatime shared:1 - autofs systemd-1 rw\n37 35 98:0 / /work rw - autofs auto.work rw\n"
+    )
+    assert not {"/home", "/work"} & shown()
+
+
 def test_further_variables_pass_as_the_job_script_says(node: Node) -> None:
     node.python("env")
     ended = node.task("--pass", "MY_*", "--pass", "ONE", MY_X="1", ONE="2", TWO="3")
