@@ -183,6 +183,14 @@ def test_a_look_at_ranks_that_hang_ends_those_that_are_python_and_keeps_their_st
         os.close(pipe)
 
 
+def test_a_run_directory_that_takes_no_stacks_is_told(tmp_path: Path) -> None:
+    run, said = RunDirectory(tmp_path, 3), list[str]()
+    (tmp_path / "stacks").touch()
+    ranks: Any = SimpleNamespace(pids={}, plan=SimpleNamespace(node="b"), freeze_starter=lambda: None)
+    assert asyncio.run(look(ranks, run, tmp_path, Heartbeats(tmp_path), said.append)) == []
+    assert said == [f"b: the stacks cannot be kept in {tmp_path}/stacks/3: Not a directory"]
+
+
 SPAWNS = """
 import os, subprocess, sys
 argv = [sys.executable, "-P", "-S", sys.argv[1], *sys.argv[2:]]
