@@ -1,6 +1,7 @@
-"""What one attempt on a node tells the meeting of the nodes."""
+"""What one attempt on a node tells the meeting of the nodes, and how it ends before any rank has started."""
 
 import asyncio
+import errno
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,29 +9,29 @@ from typing import Any
 
 import pytest
 
-from entrypoint import cli, join
+from entrypoint import cli, join, outcome
 from entrypoint.attempt import Attempt
 from entrypoint.errors import Unavailable
 from entrypoint.output import own_consoles
 
-NODE = {
-    "APPTRAIN_EMBEDDED_JOB_ID": "7",
-    "APPTRAIN_EMBEDDED_NODELIST": "127.0.0.[1-2]",
-    "APPTRAIN_EMBEDDED_NODENAME": "127.0.0.2",
-}
+JOB = {"APPTRAIN_EMBEDDED_JOB_ID": "7", "APPTRAIN_EMBEDDED_NODELIST": "127.0.0.[1-2]"}
 
 
-def attempt(run_dir: Path, env: dict[str, str], *, before: Attempt | None = None) -> Attempt:
-    """Of the second of two nodes."""
+async def full(*, again: bool) -> None:
+    assert not again
+    raise OSError(errno.ENOSPC, "No space left on device", "lock")
+
+
+def attempt(
+    run_dir: Path, counted: dict[str, str], *, node: int = 1, before: Attempt | None = None
+) -> Attempt:
+    """Of one of two nodes, of which the first is to hold a run directory that takes nothing more."""
+    env = JOB | {"APPTRAIN_EMBEDDED_NODENAME": f"127.0.0.{1 + node}"} | counted
     words = ["launch", "--mode", "exec", "--no-python", "--device", "cpu", "--run-dir", str(run_dir)]
     given = vars(cli.parser().parse_args(words))
     given.pop("command_name")
-    plan, settings = cli.resolve(NODE | env, given, ["true"], hostname=None)
-
-    async def hold(*, again: bool) -> None:
-        raise AssertionError(f"the second node holds the run directory, {again=}")
-
-    return Attempt(plan, settings, NODE | env, own_consoles({}), None, before, hold)
+    plan, settings = cli.resolve(env, given, ["true"], hostname=None)
+    return Attempt(plan, settings, env, own_consoles({}), None, before, full)
 
 
 def where_node_0_waits(one: Attempt, monkeypatch: pytest.MonkeyPatch) -> str | None:
@@ -58,3 +59,11 @@ def test_where_node_0_waits_is_read_from_its_plan_unless_that_may_be_an_older_on
     assert where_node_0_waits(attempt(tmp_path, {}), monkeypatch) is None
     again = attempt(tmp_path, counted, before=attempt(tmp_path, counted))
     assert where_node_0_waits(again, monkeypatch) is None
+
+
+def test_a_file_system_that_fails_is_the_outcome_of_the_node(tmp_path: Path) -> None:
+    ended = asyncio.run(attempt(tmp_path, {}, node=0).run())
+    written = outcome.read(tmp_path / "outcome" / "0.0")
+    assert written is not None
+    for one in (ended, written):
+        assert (one.status, one.node, one.error) == (1, "127.0.0.1", "No space left on device: lock")
