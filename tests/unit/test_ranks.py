@@ -84,3 +84,8 @@ def test_what_was_started_and_has_not_ended_since_is_left(tmp_path: Path) -> Non
     reports = [started(0, mine), started(1, mine), ended(0, 9), ended(1, 9), started(1, mine)]
     _, left = asyncio.run(tell(tmp_path, reports))
     assert left == [mine]
+
+
+def test_an_agent_that_ends_before_it_has_told_all_is_the_error(tmp_path: Path) -> None:
+    found, _ = asyncio.run(tell(tmp_path, []))
+    assert found == [StarterEnded(error="torchrun's agent ended with status 0")]
