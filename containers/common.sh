@@ -15,14 +15,14 @@ write_outcome() {
     if ((status > 128 && status < 160)); then signal=$((status - 128)); fi
     partial=${file%/*}/.${file##*/}.$(uname -n).$$
     (umask 077 && printf '%s\n' "status=$status" rank= "node=$3" "signal=$signal" "time=$(date +%s.%6N)" \
-        "error=${4//[$'\n\r\t']/ }" >"$partial") && mv -f -- "$partial" "$file"
+        "error=${4//[$'\n\r\t']/ }" >"$partial") && mv -n -- "$partial" "$file"
 }
 
 # Runs a command in a process group of its own, to which every signal goes once, through here. Sets `status`, and
 # `signalled` where one came. A child of bash in the background would ignore SIGINT without `set -m`.
 run_child() {
     local name
-    child='' held=() signalled=''
+    child='' held=()
     # shellcheck disable=SC2064 # the name is meant as it is now
     for name in HUP INT TERM USR1 USR2; do trap "pass_on $name" "$name"; done
     set -m

@@ -30,7 +30,7 @@ readonly CONCLUDE=300    # s
 say() { printf 'apptrain: %s\n' "${*//$'\n'/ }" >&2; }
 tell() { printf 'apptrain: %s\n' "$*"; }
 
-refuse() { say "$*" && exit "$REFUSED"; }
+refuse() { say "$*"; exit "$REFUSED"; }
 
 # --- the site: what must be known before there is an image ------------------------------------------------------
 
@@ -41,7 +41,7 @@ find_profile() {
     if [[ -n ${APPTRAIN_ARGS_FILE:-} && -r $APPTRAIN_ARGS_FILE ]]; then
         while IFS= read -r -d '' file; do words+=("$file"); done <"$APPTRAIN_ARGS_FILE"
     elif [[ -n ${APPTRAIN_ARGS:-} ]]; then
-        read -r -d '' -a words < <(printf '%s\0' "$APPTRAIN_ARGS")
+        read -r -d '' -a words < <(printf '%s\0' "${APPTRAIN_ARGS//[\'\"\\]/}") # quoted words without blanks, at least
     fi
     find_option ${words[@]+"${words[@]}"}
     find_option "$@"
@@ -188,20 +188,20 @@ say_lines() {
 # Runs `entrypoint WHAT` in the image here, for so many seconds at most. Sets `status`; what it said is in `said`.
 inside() {
     cutter='kill'
-    await timeout --kill-after=10 "$2" "$APPTRAIN_HOME/containers/run.sh" --quiet --all-of-host "$APPTRAIN_IMAGE" \
+    await "$asked" timeout --kill-after=10 "$2" "$APPTRAIN_HOME/containers/run.sh" --quiet --all-of-host "$APPTRAIN_IMAGE" \
         python -P -m entrypoint "$1" "$hand" >"$hand/said" 2>&1
     cutter='interrupt'
     said=$(tail -c 2000 -- "$hand/said" | tr '\n' ' ') said=${said% }
 }
 
-# Starts a command in a process group of its own, for Ctrl-C is to reach it once, through here; sets `status` at its end.
+# await ASKED CMD...: starts it in a process group of its own, for Ctrl-C is to reach it once, through here; sets `status`
+# at its end. It is ended where `asked` is another than was known.
 await() {
-    local before=$asked
     set -m
-    "$@" </dev/null 3>&- 4>&- &
+    "${@:2}" </dev/null 3>&- 4>&- &
     child=$!
     set +m
-    if [[ $asked != "$before" ]]; then cut_short; fi
+    if [[ $asked != "$1" ]]; then cut_short; fi
     interrupted=yes
     while [[ -n $interrupted ]]; do interrupted='' status=0; wait "$child" || status=$?; done
     child=
@@ -214,6 +214,7 @@ prepare() {
     local given=$profile
     for ((;;)); do
         use_site
+        if declare -F ask_site >/dev/null; then ask_site; fi
         { (umask 077 && env -0 >"$hand/environment") && ask "${@/#/arg=}"; } 2>/dev/null || [[ -n $asked ]] ||
             refuse "the job's own directory $hand cannot be written: set TMPDIR to a directory of this node with room in it"
         inside prepare "$PREPARE"
@@ -307,8 +308,8 @@ cut_short() { if [[ -n $child ]]; then "$cutter" "$child" 2>/dev/null || true; f
 
 run_attempt() {
     rm -f -- "$hand/verdict" "$hand/over"
-    if [[ -n $warned ]]; then ask_to_stop; fi
-    if [[ -z $asked ]]; then await start launch; fi
+    if [[ -n $warned ]]; then ask_to_stop || true; fi
+    if [[ -z $asked ]]; then await '' start launch; fi
 }
 
 # Sets what follows, as the image says. Where it does not, a planned end goes on, and anything else has ended.
@@ -354,7 +355,7 @@ run_job() {
     asked='' warned='' child='' run_dir='' attempt='' loggers=() facts=() cluster='' given_image=${APPTRAIN_IMAGE:-}
     goes_on='' tells_end='' over='' dry_run='' by_hand='' outcome='' starter='' stop_at='' end_at='' no_chain='' show_only=''
     hosts=() host_lines=() start_words=() plan_words=() task=() launch_words=() chain_words=()
-    hand=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.XXXXXX") ||
+    hand=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.$(uname -n).XXXXXX") ||
         refuse "no temporary directory can be made: set TMPDIR to a directory of this node"
     export APPTRAIN_HAND=$hand
     trap clean_up EXIT

@@ -116,7 +116,7 @@ find_outcome() {
     node_rank=${SLURM_NODEID:-${PBS_NODENUM:-${APPTRAIN_NODE_RANK:-}}}
     [[ -n $outcome ]] || return 0
     name=${name//%a/${APPTRAIN_ATTEMPT:-0}} name=${name//%n/${node_rank:-0}} name=${name//%t/${SLURM_LOCALID:-0}}
-    [[ -z $show_only && $name =~ ^[0-9.]+$ ]] || return 0
+    if [[ -n $show_only || ! $name =~ ^[0-9.]+$ ]]; then outcome='' && return; fi
     outcome=${outcome%/*}/$name
     if ! { mkdir -p -- "${outcome%/*/*/*}/" && (umask 077 && mkdir -p -- "${outcome%/*}") && rm -f -- "$outcome"; } 2>/dev/null; then
         name=${outcome%/*/*} outcome=''
@@ -644,6 +644,7 @@ main() {
         trap "exit $((128 + ${name#*:}))" "${name%:*}"
     done
     read_options "$@"
+    find_outcome
     set -- ${rest[@]+"${rest[@]}"}
     (($# > 1)) || refuse "usage: containers/run.sh [--show] [OPTION...] IMAGE CMD [ARG...]"
     is_utf8 "$*" || refuse "an argument is not UTF-8, which would arrive changed: rename the file, or encode it otherwise"
@@ -652,7 +653,6 @@ main() {
     # PBS starts a task in a directory of its own. find_binds refuses one that is not there.
     if [[ -n ${PBS_O_WORKDIR:-} && . -ef ${PBS_JOBDIR:-$HOME} ]]; then cd -- "$PBS_O_WORKDIR" 2>/dev/null || true; fi
     command=("${@:2}")
-    find_outcome
     check_image "$1"
     find_apptainer
     check_user_namespaces

@@ -61,9 +61,7 @@ class Job:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name != "hosts" and value is not None:
-                entries.append(
-                    (field.name, str(int(value)) if isinstance(value, (int, bool)) else str(value))
-                )
+                entries.append((field.name, str(int(value)) if isinstance(value, int) else str(value)))
         handover.write(where / handover.STATE, entries)
 
     @classmethod

@@ -55,8 +55,9 @@ class Facts:
 def folder(env: Mapping[str, str]) -> Path | None:
     """The directory, where it is on this node; None outside a job script, and on the other nodes."""
     path = Path(env.get(VARIABLE, ""))
+    own = path.name.startswith(f"apptrain.{os.uname().nodename}.")  # TMPDIR may be one that nodes share
     with contextlib.suppress(OSError):
-        if path.name and path.is_dir() and path.stat().st_uid == os.getuid():
+        if own and path.is_dir() and path.stat().st_uid == os.getuid():
             return path
     return None
 

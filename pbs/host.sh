@@ -10,7 +10,6 @@ scheduler=pbs
 # shellcheck source=pbs/starters.sh
 source "$APPTRAIN_HOME/pbs/starters.sh"
 
-readonly ANSWER=${APPTRAIN_ANSWER_TIMEOUT:-120} # s for a task to say that it has started
 readonly QSTAT=30         # s for an answer of the server
 
 if [[ ${PBS_ENVIRONMENT:-} == PBS_BATCH && ${PBS_TASKNUM:-} == 1 ]]; then is_batch=yes; else is_batch=; fi
@@ -24,12 +23,12 @@ if [[ -n ${APPTRAIN_CHAIN_FILE:-} ]]; then
     while IFS= read -r -d '' word; do export "${word?}" && carried+=("carried=${word%%=*}"); done <"$APPTRAIN_CHAIN_FILE"
     unset APPTRAIN_CHAIN_FILE word
 fi
+readonly ANSWER=${APPTRAIN_ANSWER_TIMEOUT:-120} # s for a task to say that it has started
 
 describe_job() {
     local now
-    [[ $ANSWER =~ ^[0-9]{1,7}$ ]] || refuse "APPTRAIN_ANSWER_TIMEOUT=$ANSWER: must be seconds: leave it out for 120"
+    [[ $ANSWER =~ ^[1-9][0-9]{0,6}$ ]] || refuse "APPTRAIN_ANSWER_TIMEOUT=$ANSWER: must be seconds: leave it out for 120"
     printf -v now '%(%s)T %(%z)T' -1 -1
-    if type -P mpiexec >/dev/null; then facts+=("mpiexec=$(timeout "$QSTAT" mpiexec --version 2>&1 || true)"); fi
     facts+=("began=$((${now% *} - SECONDS))" "zone=${now#* }" ${carried[@]+"${carried[@]}"})
     if [[ -n ${PBS_JOBID:-} && ${PBS_TASKNUM:-1} == 1 && (-z ${SLURM_JOB_ID:-} || -n ${PBS_ENVIRONMENT:-}) ]]; then
         if [[ $PBS_JOBID == *.* ]]; then cluster=${PBS_JOBID#*.}; fi
@@ -38,6 +37,9 @@ describe_job() {
         if [[ -r ${PBS_NODEFILE:-} ]]; then facts+=("nodefile=$(<"$PBS_NODEFILE")"); fi
     fi
 }
+
+# What the profile's modules bring: asked once they are loaded.
+ask_site() { if type -P mpiexec >/dev/null; then facts+=("mpiexec=$(timeout "$QSTAT" mpiexec --version 2>&1 || true)"); fi; }
 
 job_end() { printf '%s' "$end_at"; }
 

@@ -43,10 +43,10 @@ start_mpiexec() {
     (($1 == 0)) || return 0
     line=(mpiexec ${start_words[@]+"${start_words[@]}"} "${task[@]}" - "${hosts[@]}")
     if [[ -n $show_only ]]; then show "${line[@]}"; return; fi
-    mkfifo -m 600 "$pipe"
+    mkdir -- "$tmp/kept" && mkfifo -m 600 "$pipe"
     exec {fd}<>"$pipe"
     held[0]=$fd
-    begin 0 setsid /bin/bash "$APPTRAIN_HOME/pbs/keep.sh" "$tmp" "${line[@]}" 8<"$pipe"
+    begin 0 setsid /bin/bash "$APPTRAIN_HOME/pbs/keep.sh" "$tmp/kept" "${line[@]}" 8<"$pipe"
 }
 
 end_pbsdsh() { kill -TERM "${pids[$1]}"; } # it passes that on to its task
@@ -129,7 +129,7 @@ stay() {
         rest
         alive=
         for rank in "${!pids[@]}"; do
-            if kill -0 "${pids[rank]}" 2>/dev/null; then alive=yes; elif [[ -z ${gone[rank]:-} ]]; then gone[rank]=$SECONDS; fi
+            if [[ -n ${gone[rank]:-} ]]; then continue; elif kill -0 "${pids[rank]}" 2>/dev/null; then alive=yes; else gone[rank]=$SECONDS; fi
         done
         show_lines
         hear_answers

@@ -3,7 +3,7 @@
 #
 # Usage: /bin/bash task.sh RUN_DIR ATTEMPT STARTER RANK HOST     as pbs/starters.sh starts it
 #        /bin/bash task.sh RUN_DIR ATTEMPT STARTER - HOST...      the same, where one command starts all tasks
-# Exit:  the status of what it ran (under mpiexec 0, which would end the others) · 64 with an outcome that says why
+# Exit:  the status of what it ran (under mpiexec 0: another would have it end the others) · 64 with an outcome that says why
 #
 # PBS signals every process of the session that it started, the image's FUSE process with the rest, at the very moment
 # at which the program should save; and it forgets a process that left the session. So the work has a session of its
@@ -11,7 +11,7 @@
 set -uo pipefail
 # shellcheck source=containers/common.sh
 source "$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")/containers/common.sh"
-run_dir=$1 attempt=$2 starter=$3 rank=$4 host=$5 command=()
+run_dir=$1 attempt=$2 starter=$3 rank=$4 host=$5 place='' command=()
 readonly TRIES=40 # times TRY_PAUSE: what a shared file system may take to show the job script's files
 readonly TRY_PAUSE=0.25 # s
 
@@ -28,8 +28,7 @@ find_rank() {
     local hosts=("$@")
     rank=${OMPI_COMM_WORLD_RANK:-${PALS_RANKID:-${PMIX_RANK:-${PMI_RANK:-}}}}
     [[ $rank =~ ^[0-9]{1,6}$ && -n ${hosts[rank]:-} ]] || refuse "$starter tells no rank of one of ${hosts[*]}"
-    host=${hosts[rank]}
-    export APPTRAIN_PLACE=$rank
+    host=${hosts[rank]} place=$rank
 }
 
 # Whether this is the host that was meant: PBS counts hosts in the order of the node file.
@@ -43,23 +42,26 @@ check_host() {
     fi
 }
 
-# What PBS set here is this host's own, but ours the job script may have changed since qsub -v.
-read_environment() {
-    local entry name
-    for name in "${!APPTRAIN_@}"; do unset "$name"; done
-    while IFS= read -r -d '' entry; do
-        name=${entry%%=*}
-        case $name in
-            PBS_* | NCPUS | OMP_NUM_THREADS | HOME) if [[ -n ${!name+set} ]]; then continue; fi ;;
+# Becomes a command with the job script's variables, in a subshell: whatever they are called, they change nothing here.
+# What PBS set is this host's own, but ours the job script may have changed since qsub -v.
+become() {
+    local _entry _name _rank=$rank _host=$host _place=$place
+    for _name in "${!APPTRAIN_@}"; do unset "$_name"; done
+    while IFS= read -r -d '' _entry; do
+        _name=${_entry%%=*}
+        case $_name in
+            PBS_* | NCPUS | OMP_NUM_THREADS | HOME) if [[ -n ${!_name+set} ]]; then continue; fi ;;
         esac
-        export "${entry?}"
+        export "${_entry?}"
     done <"$run_dir/tasks/$attempt.env"
+    if [[ -n $_place ]]; then export APPTRAIN_PLACE=$_place; fi
     if [[ -n ${PBS_JOBID:-} ]]; then
-        export APPTRAIN_HOSTNAME=$host
+        export APPTRAIN_HOSTNAME=$_host
     else
         unset PBS_NODENUM
-        export APPTRAIN_NODE_RANK=$rank
+        export APPTRAIN_NODE_RANK=$_rank
     fi
+    exec "$@"
 }
 
 answer() {
@@ -85,14 +87,13 @@ if [[ $rank == - ]]; then find_rank "${@:5}"; fi
 exec >>"$run_dir/logs/$attempt/${host//[^A-Za-z0-9._-]/_}.task.log" 2>&1
 check_host
 while IFS= read -r -d '' word; do command+=("$word"); done <"$run_dir/tasks/$attempt.argv"
-read_environment
 cd -- "${command[0]}" 2>/dev/null || refuse "the working directory ${command[0]} is not there on this node: submit from one that all nodes share"
 
 tmp=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.XXXXXX" 2>/dev/null || mktemp -d /tmp/apptrain.XXXXXX) || refuse "no temporary directory can be made: set TMPDIR to a directory of this node"
 mkfifo -m 600 "$tmp/held"
 # shellcheck disable=SC2094 # a pipe, which must be open for both before it is for one
 exec 7<>"$tmp/held" 8<"$tmp/held" 9>"$tmp/held" 7>&-
-TMPDIR=$tmp setsid /bin/bash "${BASH_SOURCE[0]%/*}/keep.sh" "$tmp" "${command[@]:1}" 9>&- </dev/null &
+become env "TMPDIR=$tmp" setsid /bin/bash "${BASH_SOURCE[0]%/*}/keep.sh" "$tmp" "${command[@]:1}" 9>&- </dev/null &
 child=$!
 exec 8<&-
 trap pass_on TERM HUP INT

@@ -31,7 +31,7 @@ interrupt() { kill -INT "$1"; } # to srun; TERM would kill the tasks
 # Not the environment's SLURM_JOB_END_TIME: limits are changed, and preemption ends a job earlier.
 job_end() {
     local at
-    at=$(timeout 5 squeue --noheader --format=%e --jobs="$SLURM_JOB_ID" 2>/dev/null) && [[ $at == 2* ]] && date -d "$at" +%s || true
+    at=$(SLURM_TIME_FORMAT=standard timeout 5 squeue --noheader --format=%e --jobs="$SLURM_JOB_ID" 2>/dev/null) && [[ $at == 2* ]] && date -d "$at" +%s || true
 }
 
 # Where Slurm has begun to run it again by itself, it refuses, and that is as well.
@@ -44,4 +44,4 @@ run_again() {
 }
 
 # Nothing where it does not answer.
-told_of_job() { if [[ -n ${SLURM_JOB_ID:-} ]]; then timeout 5 scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true; fi; }
+told_of_job() { if [[ -n ${SLURM_JOB_ID:-} ]]; then SLURM_TIME_FORMAT=standard timeout 5 scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true; fi; }

@@ -13,7 +13,7 @@ readonly NOTICED=3600     # s for Slurm to notice a lost node (SlurmdTimeout, mo
 readonly POLL=5           # s
 
 # On the first node the job script is there, or its end is this task's too.
-if [[ -d ${APPTRAIN_HAND:-} ]]; then exec "$@"; fi
+if [[ ${APPTRAIN_HAND:-} == */"apptrain.$(uname -n)."* && -d $APPTRAIN_HAND ]]; then exec "$@"; fi
 
 srun_answers() {
     # shellcheck disable=SC2016 # it is the inner one's to expand
@@ -29,7 +29,7 @@ script_is_lost() {
         [[ -z $told || $told == *' JobState=RUNNING '* ]] || return 1
         if [[ $told =~ \ BatchHost=([^ ]+) ]]; then
             first=${BASH_REMATCH[1]}
-            [[ $told =~ \ NodeList=([^ ]+) ]] && nodes=$(scontrol show hostnames "${BASH_REMATCH[1]}")
+            [[ $told =~ \ NodeList=([^ ]+) ]] && nodes=$(scontrol show hostnames "${BASH_REMATCH[1]}") || nodes=$first
             [[ $'\n'$nodes$'\n' == *$'\n'"$first"$'\n'* ]] || return 0
         fi
         sleep "$POLL"
@@ -47,7 +47,7 @@ run_again() {
 }
 
 # Where `launch` says whether it knew of the first node's end (entrypoint/handover.py).
-hand=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.XXXXXX") || hand=/nowhere
+hand=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.$(uname -n).XXXXXX") || hand=/nowhere
 trap 'rm -rf -- "$hand"' EXIT
 APPTRAIN_HAND=$hand run_child "$@"
 trap - HUP INT TERM USR1 USR2

@@ -116,7 +116,7 @@ def _by_hand(env: Mapping[str, str], settings: Settings, site: Profile, facts: F
 def _mpiexec(starter: str, hosts: Sequence[str], facts: Facts) -> list[str]:
     """The options by which an mpiexec of its kind starts one task on each host; none for another starter."""
     says, listed = facts.one("mpiexec"), ",".join(hosts)
-    if starter != "mpiexec" or not facts.all("mpiexec"):  # The host half says so of one that is not there.
+    if starter != "mpiexec" or not facts.all("mpiexec"):  # One that is not in PATH, the host half refuses.
         return []
     words = ["-n", str(len(hosts))]
     if re.search("Open MPI|OpenRTE|PRRTE", says):

@@ -355,9 +355,15 @@ def test_the_environment_is_gone_once_it_was_read(tmp_path: Path) -> None:
         handover.environment(tmp_path)
 
 
-def test_the_directory_counts_where_it_is_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {handover.VARIABLE: str(tmp_path)}
-    assert handover.folder(found) == tmp_path
+def test_the_directory_counts_where_it_is_ones_own_and_of_this_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other = (tmp_path / f"apptrain.{node}.x" for node in (os.uname().nodename, "another"))
+    for path in (mine, other):
+        path.mkdir()
+    found = {handover.VARIABLE: str(mine)}
+    assert handover.folder(found) == mine
+    assert handover.folder({handover.VARIABLE: str(other)}) is None
     assert handover.folder({}) is None
     assert handover.folder({handover.VARIABLE: f"{tmp_path}/none"}) is None
     monkeypatch.setattr(os, "getuid", lambda: 12345)
