@@ -623,7 +623,7 @@ def test_a_signal_to_run_sh_alone_reaches_the_program_once_and_the_image_stays(s
         ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "ready\n"
-            pids = shared.as_root("pgrep -of '[r]un.sh --outcome'").split()
+            pids = shared.as_root("pgrep -of '[r]un.sh /images'").split()
             shared.as_root(f"kill -{signum.value} {pids[0]}")
             out, err = process.communicate(timeout=BOUND)
         assert (process.returncode, out, err) == (75, f"{signum.value}\n", "")
