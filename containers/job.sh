@@ -81,7 +81,7 @@ use_site() {
                 digest=*) digest=$value ;;
                 image=*) image=$value ;;
                 apptainer=*) program=$value ;;
-                module_path=*) paths+=("$(expand "$value")") ;;
+                module_path=*) value=$(expand "$value"); paths+=("$value") ;;
                 module=*) modules+=("$value") ;;
                 *) refuse "$file: $line has no meaning here: $(remedy)" ;;
             esac
@@ -320,7 +320,7 @@ conclude() {
     said="$hand cannot be written"
     if ask "asked=$asked" "warned=$warned" "told=$(told_of_job)" 2>/dev/null; then inside conclude "$CONCLUDE"; fi
     if hear verdict; then return; fi
-    follows=end status=$((ended ? ended : 1)) by_hand="to go on: the same line again with APPTRAIN_RUN_DIR=$(printf %q "$run_dir")"
+    follows=end status=$((ended ? ended : 1))
     if [[ -n $asked ]]; then
         status=$asked
     elif ((ended == 0)) && [[ -n $warned || -e $run_dir/stop ]]; then

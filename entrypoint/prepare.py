@@ -183,6 +183,7 @@ def _begin(where: Path, asked: _Request) -> Entries:
     if job.scheduler == "pbs":
         tasks = pbs.task_environment(asked.env, asked.exported)
         handover.write(where / "tasks.env", tasks.items())
+    yield ("by_hand", job.by_hand)
     nodes = f"{len(granted.hosts)} nodes ({granted.nodelist})"
     with_ = f"profile {asked.site.path or 'none'}, image {asked.facts.one('image')}"
     yield ("tell", f"run directory {run.path}")

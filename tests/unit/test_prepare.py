@@ -32,6 +32,7 @@ ANSWERED = (
         "end_at",
     ),
     *(
+        "by_hand",
         "outcome",
         "no_chain",
         "host",

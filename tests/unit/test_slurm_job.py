@@ -816,6 +816,8 @@ def test_a_planned_end_is_requeued_though_the_image_is_gone(cluster: Cluster) ->
     ended = cluster.run(tasks=PLANNED, FAKE_IMAGE="conclude")
     assert (ended.returncode, cluster.scontrol()) == (1, ["requeue 7"])
     assert said(ended) == ["the image does not say what follows (FATAL: no such image): ended with status 0"]
+    inside = cluster.run(batch=False, tasks=PLANNED, FAKE_IMAGE="conclude")
+    assert said(inside)[-1] == f"to go on: the same line again with APPTRAIN_RUN_DIR={cluster.run_dir}"
     assert ended.stdout.splitlines()[-1] == "apptrain: the job will run again, and go on there"
 
 
@@ -1444,7 +1446,12 @@ def test_a_profile_for_another_scheduler_is_refused(cluster: Cluster) -> None:
 
 @pytest.mark.parametrize(
     ("text", "value"),
-    [("scratch: $SCRATCH/x", "$SCRATCH/x"), ("container: {binds: ['${SCRATCH}:/x']}", "${SCRATCH}:/x")],
+    [
+        ("scratch: $SCRATCH/x", "$SCRATCH/x"),
+        ("container: {binds: ['${SCRATCH}:/x']}", "${SCRATCH}:/x"),
+        ("container: {module_paths: [$SCRATCH/m], modules: [x]}", "$SCRATCH/m"),
+        ("container: {program: $SCRATCH/apptainer}", "$SCRATCH/apptainer"),
+    ],
 )
 def test_a_variable_that_is_not_set_here_is_refused(cluster: Cluster, text: str, value: str) -> None:
     file = add_profile(cluster, "here", LAB + text)
