@@ -1,7 +1,7 @@
-"""How often a run may start again after failures, in its job or in another.
+"""How often a run may start again, in its job or in another: after failures, and after planned ends.
 
-The secret: the bound. It is counted in the run directory, so that restarts and requeues are one row. The job
-script waits for whoever asks: nothing here takes long to import.
+The secret: the bounds. They are counted in the run directory, so that restarts and requeues are one row. The
+job script waits for whoever asks: nothing here takes long to import.
 """
 
 import itertools
@@ -9,7 +9,10 @@ import itertools
 from entrypoint.rundir import RunDirectory
 
 FRUITLESS = 3
-"""Restarts in a row without a new checkpoint between them."""
+"""Restarts in a row without a new checkpoint between them, or planned ends."""
+BRIEF = 300
+"""Seconds: a job that was told so soon to stop had little time to train. Its script may keep its checkpoints
+elsewhere, where nobody can look for new ones."""
 
 
 def too_many(run: RunDirectory, bound: int | None) -> str:
@@ -23,3 +26,15 @@ def too_many(run: RunDirectory, bound: int | None) -> str:
     if fruitless >= FRUITLESS and (bound is None or newest != "0"):
         return f"restarted {times} before, the last {FRUITLESS} without a new checkpoint"
     return ""
+
+
+def no_progress(run: RunDirectory, *, seconds: float) -> str:
+    """Why the run may not go on after this planned end; empty where it may. `seconds`: since the job began."""
+    before, newest = run.planned_ends(), run.newest_checkpoint()
+    fruitless = len(list(itertools.takewhile(lambda then: then == newest, reversed(before)))) + 1
+    if fruitless < FRUITLESS or (newest == "0" and seconds > BRIEF):
+        return ""
+    return (
+        f"{fruitless} planned ends in a row without a new checkpoint: the time limit is too short, "
+        "or the warning comes too early (--signal, --stop-before)"
+    )

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from entrypoint import handover, outcome
-from entrypoint.again import too_many
+from entrypoint.again import no_progress, too_many
 from entrypoint.batch import slurm
 from entrypoint.errors import BAD_INPUT, DONE, SAVED
 from entrypoint.outcome import Outcome
@@ -29,7 +29,7 @@ LATE_PAUSE = 0.5
 DONE_LINE = "done: {}"
 _STATE = (
     *("run_dir", "attempt", "host", "tasks", "policy", "bound", "port_by_hand", "scheduler", "batch"),
-    *("restarts", "tries"),
+    *("restarts", "tries", "began"),
 )
 
 
@@ -55,6 +55,8 @@ class Job:
     """How often the scheduler had run it before."""
     tries: int = 1
     """Of this job, after ports that were taken."""
+    began: int = 0
+    """When it was prepared, in Unix seconds."""
 
     def write(self, where: Path) -> None:
         entries = [("host", host) for host in self.hosts]
@@ -80,6 +82,7 @@ class Job:
             batch=facts.one("batch") == "1",
             restarts=int(facts.one("restarts")),
             tries=int(facts.one("tries")),
+            began=int(facts.one("began")),
         )
 
     @property
@@ -103,6 +106,8 @@ class Verdict:
     """Whether a row of failures has come to an end."""
     counts: bool = False
     """Whether what follows is one of those that are bounded."""
+    is_planned: bool = False
+    """Whether what follows goes on from a planned end."""
 
 
 def conclude(where: Path) -> int:
@@ -178,7 +183,7 @@ def verdict(job: Job, run: RunDirectory, of_job: Outcome, *, is_planned: bool, t
         done = DONE_LINE.format(job.run_dir)
         return Verdict(follows="end", status=DONE, said=(("tell", done),), forgets_restarts=True)
     if status == SAVED and is_planned:
-        return _later(job, status, "saved at a planned end", forgets=True)
+        return _after_planned_end(job, run)
     if status == SAVED:
         return _within_bounds(job, run, status, "saved at an end that was not asked for")
     if job.batch and status != BAD_INPUT and slurm.is_preempted(told):
@@ -213,6 +218,14 @@ def _later(job: Job, status: int, *lines: str, forgets: bool = False, counts: bo
     )
 
 
+def _after_planned_end(job: Job, run: RunDirectory) -> Verdict:
+    saved = "saved at a planned end"
+    if why := no_progress(run, seconds=time.time() - job.began):
+        said = (("say", saved), ("say", f"not run again: {why}; {job.by_hand}"))
+        return Verdict(follows="end", status=SAVED, said=said, forgets_restarts=True)
+    return dataclasses.replace(_later(job, SAVED, saved, forgets=True), is_planned=True)
+
+
 def _within_bounds(job: Job, run: RunDirectory, status: int, *lines: str) -> Verdict:
     if why := too_many(run, job.bound):
         # Who starts it again may have corrected what failed.
@@ -230,6 +243,10 @@ def settle(where: Path, job: Job, found: Verdict, asked: str = "") -> None:
         following.forget_restarts()
     if found.counts:
         following.add_restart()
+    if found.follows == "end":
+        following.forget_planned_ends()
+    elif found.is_planned:
+        following.add_planned_end()
     if found.follows == "again":
         following.begin(restarts=job.policy == "restart")
         dataclasses.replace(job, attempt=attempt, tries=job.tries + 1).write(where)

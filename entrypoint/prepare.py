@@ -5,6 +5,7 @@ says becomes what the host half is told: the run directory, what starts the task
 gets."""
 
 import shlex
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,6 +172,7 @@ def _begin(where: Path, asked: _Request) -> Entries:
         scheduler=asked.facts.one("scheduler"),
         batch=asked.is_batch,
         restarts=granted.restarts,
+        began=int(time.time()),
     )
     of_before = run.unfinished()
     is_over = of_before is not None and came_to_its_end(job, of_before)

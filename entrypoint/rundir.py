@@ -155,12 +155,20 @@ class RunDirectory:
         """Somebody has started the run anew, who may have corrected what failed."""
         self._restarts.unlink(missing_ok=True)
 
+    def forget_planned_ends(self) -> None:
+        """The run has come to an end that nothing follows by itself."""
+        self._planned_ends.unlink(missing_ok=True)
+
     def _crew(self, attempt: int) -> Path:
         return self.path / "outcome" / f"{attempt}.nodes"
 
     @property
     def _restarts(self) -> Path:
         return self.path / "restarts"
+
+    @property
+    def _planned_ends(self) -> Path:
+        return self.path / "planned"
 
     @property
     def _unfinished(self) -> Path:
@@ -178,15 +186,23 @@ class RunDirectory:
 
     def restarts(self) -> list[str]:
         """Of each restart of this run, whoever began it, the newest checkpoint at that time."""
-        try:
-            lines = self._restarts.read_text(errors="replace").splitlines()
-        except OSError:
-            return []
-        return [line.split()[-1] for line in lines if line.strip()]
+        return _last_words(self._restarts)
 
     def add_restart(self) -> None:
-        """Notes that this attempt is a restart: `ATTEMPT NEWEST_CHECKPOINT`."""
-        with os.fdopen(os.open(self._restarts, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
+        """Notes that this attempt is a restart."""
+        self._note(self._restarts)
+
+    def planned_ends(self) -> list[str]:
+        """Of each planned end that the run went on from by itself, the newest checkpoint at that time."""
+        return _last_words(self._planned_ends)
+
+    def add_planned_end(self) -> None:
+        """Notes that this attempt goes on from a planned end."""
+        self._note(self._planned_ends)
+
+    def _note(self, path: Path) -> None:
+        """Adds a line `ATTEMPT NEWEST_CHECKPOINT`."""
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
             file.write(f"{self.attempt} {self.newest_checkpoint()}\n")
 
     def plan(self, place: int, local_rank: int | None) -> Path:
@@ -210,6 +226,15 @@ def next_attempt(path: Path) -> int:
     names = [entry.name for entry in begun if entry.suffix != ".nodes" or entry.stat().st_size]
     numbers = [name.partition(".")[0] for name in names]
     return max((int(number) for number in numbers if _is_number(number)), default=-1) + 1
+
+
+def _last_words(path: Path) -> list[str]:
+    """Of each line that is not blank; none where the file is not there."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [line.split()[-1] for line in lines if line.strip()]
 
 
 def _is_number(text: str) -> bool:

@@ -44,6 +44,7 @@ def job(tmp_path: Path, **changes: Any) -> Job:
         "port_by_hand": False,
         "scheduler": "slurm",
         "batch": True,
+        "began": int(time.time()),
     }
     return Job(**{**known, **changes})
 
@@ -177,6 +178,50 @@ def test_a_late_outcome_is_waited_for_and_only_for_a_while_where_a_failure_is_kn
     pauses[:] = [0.0] * 10
     conclude.last(of, conclude.LATE)
     assert len(pauses) == 10 + conclude.LATE_FAILED
+
+
+def planned_ends(of: Job, hand: Path, times: int) -> list[Verdict]:
+    """What follows each of so many planned ends in a row."""
+    found = []
+    for attempt in range(times):
+        of = dataclasses.replace(of, attempt=attempt)
+        write(of, 75, 75, attempt=attempt)
+        found.append(decided(of, is_planned=True))
+        conclude.settle(hand, of, found[-1])
+    return found
+
+
+@pytest.mark.parametrize("saves", ["never", "once"])
+def test_planned_ends_without_progress_are_bounded(tmp_path: Path, hand: Path, saves: str) -> None:
+    of = job(tmp_path)
+    if saves == "once":
+        (of.run_dir / "checkpoints/step-00000001").mkdir(parents=True)
+    found = planned_ends(of, hand, 4)
+    assert [one.follows for one in found] == ["requeue", "requeue", "end", "requeue"]  # what begins anew is counted anew
+    assert lines(found[2]) == [
+        "saved at a planned end",
+        (
+            "not run again: 3 planned ends in a row without a new checkpoint: the time limit is too short, or the "
+            f"warning comes too early (--signal, --stop-before); {of.by_hand}"
+        ),
+    ]
+
+
+def test_planned_ends_are_not_bounded_where_a_script_may_keep_its_checkpoints_elsewhere(tmp_path: Path, hand: Path) -> None:
+    found = planned_ends(job(tmp_path, began=int(time.time()) - 301), hand, 5)
+    assert {one.follows for one in found} == {"requeue"}
+
+
+def test_a_new_checkpoint_between_planned_ends_is_progress(tmp_path: Path, hand: Path) -> None:
+    of = job(tmp_path)
+    for attempt in range(5):
+        of = dataclasses.replace(of, attempt=attempt)
+        (of.run_dir / f"checkpoints/step-{attempt:08}").mkdir(parents=True)
+        os.utime(of.run_dir / f"checkpoints/step-{attempt:08}", (attempt + 1, attempt + 1))
+        write(of, 75, 75, attempt=attempt)
+        found = decided(of, is_planned=True)
+        conclude.settle(hand, of, found)
+        assert found.follows == "requeue"
 
 
 def test_failures_and_unasked_ends_are_bounded_and_planned_ones_are_not(tmp_path: Path, hand: Path) -> None:
