@@ -2,7 +2,7 @@
 
 The secret: the host file's names and form: lines NAME=VALUE, of which a repeated name makes a list. It has
 what must be known before there is an image; all else the image reads in the YAML. The job scripts read it
-without Python and run nothing; containers/job.sh compares the YAML's digest with the one there."""
+without Python and run nothing; host/job.sh compares the YAML's digest with the one there."""
 
 from __future__ import annotations
 

@@ -29,7 +29,8 @@ def too_many(run: RunDirectory, bound: int | None) -> str:
 
 
 def no_progress(run: RunDirectory, *, seconds: float) -> str:
-    """Why the run may not go on after this planned end; empty where it may. `seconds`: since the job began."""
+    """Why the run may not go on after this planned end; empty where it may. `seconds`: since the job
+    began."""
     before, newest = run.planned_ends(), run.newest_checkpoint()
     fruitless = len(list(itertools.takewhile(lambda then: then == newest, reversed(before)))) + 1
     if fruitless < FRUITLESS or (newest == "0" and seconds > BRIEF):

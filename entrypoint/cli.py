@@ -79,9 +79,9 @@ def _run(argv: Sequence[str]) -> int:
     if name in ("prepare", "conclude"):
         from entrypoint import conclude, prepare
 
-        act = prepare.prepare if name == "prepare" else conclude.conclude
+        where = Path(given["directory"])
         try:
-            return act(Path(given["directory"]))
+            return conclude.conclude(where) if name == "conclude" else prepare.prepare(where, os.environ)
         except OSError as error:
             raise BadInput(f"{error.filename or given['directory']}: {error.strerror}") from None
     if name == "check":

@@ -2,7 +2,7 @@
 
 The secret: the files' form and the names in them. A file holds NAME=VALUE entries, each ended by NUL; a
 repeated name makes a list. Neither side runs what it reads, nor calculates with what is no number. A name
-that is not listed here is refused: the two halves are then of different versions. containers/job.sh is the
+that is not listed here is refused: the two halves are then of different versions. host/job.sh is the
 host's side.
 
 The directory, APPTRAIN_HAND, is the user's alone and lies on the first node's own disk:

@@ -16,6 +16,13 @@ from entrypoint.rundir import RunDirectory, write_private
 FORMAT = 1
 
 
+NOT_PROMISED = (
+    "the image's packages are locked",
+    "driver and GPUs were checked against the image",
+)
+"""What does not hold in an image that was not made here: it has no description of its stack."""
+
+
 def record(run: RunDirectory, plan: LaunchPlan, identity: Identity, stack: Stack | None) -> None:
     """Adds this attempt. `stack`: of the image; None outside one. Raises OSError where it cannot be written,
     ValueError where the file that is there is no manifest, which stays."""
@@ -58,13 +65,13 @@ def _entry(plan: LaunchPlan, identity: Identity, stack: Stack | None) -> dict[st
         "device": plan.device,
         "command": list(plan.command),
         "venv": plan.venv,
-        "image": {
-            "id": identity.image_id,
-            "stack": stack.name,
-            "cuda": stack.cuda,
-            "lock_sha256": stack.lock,
-        }
-        if stack
-        else None,
+        "image": _image(identity, stack),
         "versions": dict(identity.versions),
     }
+
+
+def _image(identity: Identity, stack: Stack | None) -> dict[str, Any] | None:
+    if stack:
+        known = {"stack": stack.name, "cuda": stack.cuda, "lock_sha256": stack.lock}
+        return {"id": identity.image_id, **known}
+    return {"id": identity.image_id, "not_promised": list(NOT_PROMISED)} if identity.image_id else None

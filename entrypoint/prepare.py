@@ -4,6 +4,7 @@ The secret: which of the job script's arguments, files and variables, of the pro
 says becomes what the host half is told: the run directory, what starts the tasks, what each is shown and
 gets."""
 
+import importlib.util
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,8 @@ from entrypoint.profile import Profile
 from entrypoint.rundir import RunDirectory
 
 Entries = Iterator[tuple[str, str]]
+NEEDED = ("torch", "psutil")
+"""Packages without which no image can train here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +56,9 @@ class _Request:
         return bool(self.facts.one("batch"))
 
 
-def prepare(where: Path) -> int:
-    """Answers what the host half has asked in this directory. Raises BadInput."""
+def prepare(where: Path, inside: Mapping[str, str]) -> int:
+    """Answers what the host half has asked in this directory. `inside`: the image's variables. Raises
+    BadInput."""
     facts = handover.read(where / handover.ASK, handover.ASKED)
     env = handover.environment(where)
     flags, command = options.merged(*options.texts(facts.all("arg"), job=True), env, job=True)
@@ -85,7 +89,7 @@ def prepare(where: Path) -> int:
     if settings.value("dry-run"):
         answer += [("dry_run", "yes"), *(("plan", word) for word in granted.plan or _plans(asked))]
     else:
-        answer += [*_begin(where, asked), *_chain(where, asked)]
+        answer += [*_of_image(asked, inside), *_begin(where, asked), *_chain(where, asked)]
     handover.write(where / handover.ANSWER, answer)
     return 0
 
@@ -152,6 +156,23 @@ def _run_words(asked: _Request) -> Iterator[str]:
         yield "--cpu"
     if not settings.command[0].startswith("-"):
         yield from ("--script", settings.command[0])
+
+
+def _of_image(asked: _Request, inside: Mapping[str, str]) -> Entries:
+    """What is said of an image that was not made here; containers/run.sh gave it our packages. Raises
+    BadInput where it lacks what these need."""
+    if "APPTRAIN_STACK" in inside:
+        return
+    lacking = [name for name in NEEDED if not importlib.util.find_spec(name)]
+    if lacking:
+        image = asked.facts.one("image")
+        raise BadInput(
+            f"the image {image} is not apptrain's and lacks {', '.join(lacking)}: make one that has them, "
+            "or a venv on top of it (make venv DIR=DIR) and give that with --venv"
+        )
+    home = asked.facts.one("home")
+    lost = "no lock says what is in it, and driver and GPUs are not checked against it"
+    yield ("say", f"the image is not apptrain's, so apptrain itself comes from {home}: {lost}")
 
 
 def _begin(where: Path, asked: _Request) -> Entries:

@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034,SC2154 # pbs/multinode.pbs and containers/job.sh read and set these
-# What the job script must do with PBS, in the words of containers/job.sh, which is sourced before this.
+# shellcheck disable=SC2034,SC2154 # pbs/multinode.pbs and host/job.sh read and set these
+# What the job script must do with PBS, in the words of host/job.sh, which is sourced before this.
 # Reads: PBS_*, as PBS sets them for a job script, and what qstat -f says of the job
 #
 # pbsdsh runs one task for each line of the node file, a task starts with nearly no environment, and the job's output
@@ -20,14 +20,14 @@ if [[ -n $is_batch && -d ${PBS_O_WORKDIR:-} ]]; then cd -- "$PBS_O_WORKDIR" || e
 # A job of a chain takes up where the one that submitted it stopped.
 carried=()
 if [[ -n ${APPTRAIN_CHAIN_FILE:-} ]]; then
-    while IFS= read -r -d '' word; do export "${word?}" && carried+=("carried=${word%%=*}"); done <"$APPTRAIN_CHAIN_FILE"
+    while IFS= read -r -d '' word; do export "${word?}"; carried+=("carried=${word%%=*}"); done <"$APPTRAIN_CHAIN_FILE"
     unset APPTRAIN_CHAIN_FILE word
 fi
 readonly ANSWER=${APPTRAIN_ANSWER_TIMEOUT:-120} # s for a task to say that it has started
 
 describe_job() {
     local now
-    [[ $ANSWER =~ ^[1-9][0-9]{0,6}$ ]] || refuse "APPTRAIN_ANSWER_TIMEOUT=$ANSWER: must be seconds: leave it out for 120"
+    [[ $ANSWER =~ ^[1-9][0-9]{0,6}$ ]] || refuse "APPTRAIN_ANSWER_TIMEOUT=$ANSWER: must be seconds (without it 120)"
     printf -v now '%(%s)T %(%z)T' -1 -1
     facts+=("began=$((${now% *} - SECONDS))" "zone=${now#* }" ${carried[@]+"${carried[@]}"})
     if [[ -n ${PBS_JOBID:-} && ${PBS_TASKNUM:-1} == 1 && (-z ${SLURM_JOB_ID:-} || -n ${PBS_ENVIRONMENT:-}) ]]; then
@@ -39,7 +39,7 @@ describe_job() {
 }
 
 # What the profile's modules bring: asked once they are loaded.
-ask_site() { if type -P mpiexec >/dev/null; then facts+=("mpiexec=$(timeout "$QSTAT" mpiexec --version 2>&1 || true)"); fi; }
+ask_site() { ! type -P mpiexec >/dev/null || facts+=("mpiexec=$(timeout "$QSTAT" mpiexec --version 2>&1 || true)"); }
 
 job_end() { printf '%s' "$end_at"; }
 
@@ -67,6 +67,6 @@ run_again() {
     if [[ -n $no_chain ]]; then printf '%s' "$no_chain"; return 1; fi
     (umask 077 && cat -- "$hand/chain.env" >"$file.env" && cat -- "$hand/chain.args" >"$file.args") || return 1
     # The values from the environment: commas and quotes of one that stands in -v itself would be taken for qsub's.
-    cd -- "${PBS_O_WORKDIR:-.}" &&
-        APPTRAIN_CHAIN_FILE=$file.env timeout -s KILL "$QSTAT" qsub "${chain_words[@]}" -v APPTRAIN_HOME,APPTRAIN_CHAIN_FILE "$0" >>"$file.jobs"
+    cd -- "${PBS_O_WORKDIR:-.}" && APPTRAIN_CHAIN_FILE=$file.env timeout -s KILL "$QSTAT" \
+        qsub "${chain_words[@]}" -v APPTRAIN_HOME,APPTRAIN_CHAIN_FILE "$0" >>"$file.jobs"
 }

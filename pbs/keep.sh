@@ -23,7 +23,7 @@ sweep() {
             { read -r line <"$file"; } 2>/dev/null || continue
             read -r -a fields <<<"${line##*) }"
             pid=${file#/proc/} pid=${pid%/stat}
-            if [[ ${fields[3]} == "$$" && ${fields[0]} != [ZX] && $pid != "$$" && $pid != "$BASHPID" ]]; then found+=("$pid"); fi
+            [[ ${fields[3]} != "$$" || ${fields[0]} == [ZX] || $pid == "$$" || $pid == "$BASHPID" ]] || found+=("$pid")
         done
         if ((${#found[@]} == 0)); then break; fi
         kill -KILL "${found[@]}" 2>/dev/null
@@ -33,10 +33,7 @@ sweep() {
 }
 
 # shellcheck disable=SC2329 # a trap
-end() {
-    asked=yes interrupted=yes
-    if [[ -n $child ]]; then kill -TERM "$child" 2>/dev/null; fi
-}
+end() { asked=yes interrupted=yes; if [[ -n $child ]]; then kill -TERM "$child" 2>/dev/null; fi; }
 
 asked='' child=''
 trap end TERM

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # pbs/host.sh and containers/job.sh set what is not set here
+# shellcheck disable=SC2034,SC2154 # pbs/host.sh and host/job.sh set what is not set here
 # What starts one task on each host, and what stays with the tasks until all have ended. pbs/host.sh sources it.
 #
 # A way to start is a function start_NAME RANK that starts the task of that rank (or with rank 0 all) in the background
@@ -103,12 +103,9 @@ write_task_files() {
         umask 077
         mkdir -p -- "$run_dir/tasks"
         printf '%s\0' "$PWD" "$@" >"$file.argv"
-        cat -- "$hand/tasks.env" >"$file.env.new"
-        printf '%s\0' "APPTRAIN_ATTEMPT=$attempt" >>"$file.env.new"
-        if [[ -n ${PBS_NODEFILE:-} ]]; then
-            cat -- "$PBS_NODEFILE" >"$file.nodefile"
-            printf '%s\0' "APPTRAIN_NODEFILE=$file.nodefile" >>"$file.env.new"
-        fi
+        if [[ -n ${PBS_NODEFILE:-} ]]; then cat -- "$PBS_NODEFILE" >"$file.nodefile"; fi
+        printf '%s\0' "APPTRAIN_ATTEMPT=$attempt" ${PBS_NODEFILE:+"APPTRAIN_NODEFILE=$file.nodefile"} |
+            cat -- "$hand/tasks.env" - >"$file.env.new"
         mv -- "$file.env.new" "$file.env"
     )
 }
@@ -129,7 +126,8 @@ stay() {
         rest
         alive=
         for rank in "${!pids[@]}"; do
-            if [[ -n ${gone[rank]:-} ]]; then continue; elif kill -0 "${pids[rank]}" 2>/dev/null; then alive=yes; else gone[rank]=$SECONDS; fi
+            if [[ -n ${gone[rank]:-} ]]; then continue; fi
+            if kill -0 "${pids[rank]}" 2>/dev/null; then alive=yes; else gone[rank]=$SECONDS; fi
         done
         show_lines
         hear_answers
@@ -153,9 +151,7 @@ stay() {
         if ((${#answered[@]} < nnodes)); then rest; fi
     done
     show_lines
-    for rank in "${!rests[@]}"; do
-        if [[ -n ${rests[rank]} ]]; then printf '%s\n' "${rests[rank]}"; fi
-    done
+    for rank in "${!rests[@]}"; do if [[ -n ${rests[rank]} ]]; then printf '%s\n' "${rests[rank]}"; fi; done
     rm -f -- "$run_dir/tasks/$attempt.env"
 }
 
@@ -166,15 +162,16 @@ rest() { read -r -t "$POLL" -u "$clock" || true; }
 end_waiting() {
     local rank entry
     for rank in "${!ending[@]}"; do
-        if [[ -z ${gone[rank]:-} ]] && ((SECONDS >= ending[rank])); then kill -KILL "${pids[rank]}" 2>/dev/null || true; fi
+        [[ -n ${gone[rank]:-} ]] || ((SECONDS < ending[rank])) || kill -KILL "${pids[rank]}" 2>/dev/null || true
     done
     for rank in "${!gone[@]}"; do # for the others, which may wait for it
-        if [[ -z $goes_on ]] && ((SECONDS - gone[rank] >= SETTLE)); then tell_outcome "$rank" "its task ended and left no outcome"; fi
+        [[ -n $goes_on ]] || ((SECONDS - gone[rank] < SETTLE)) ||
+            tell_outcome "$rank" "its task ended and left no outcome"
     done
     if [[ -z $ended && -e $hand/over ]]; then
         ended=$SECONDS
         while IFS= read -r -d '' entry; do
-            if [[ $entry =~ ^lost=(0|[1-9][0-9]{0,5})$ ]]; then lost[BASH_REMATCH[1]]=yes; fi
+            if [[ $entry =~ ^lost=(0|[1-9][0-9]{0,5})$ ]]; then lost[BASH_REMATCH[1]]=$LOST; fi
             if [[ $entry == asked=yes ]]; then linger=$LONG; fi # ranks have as long as --term-grace says
         done <"$hand/over"
     elif [[ -z $ended && -z $goes_on && -n ${gone[0]:-} ]]; then
@@ -182,7 +179,7 @@ end_waiting() {
     fi
     [[ -n $ended ]] || return 0
     for rank in "${!pids[@]}"; do
-        if ((SECONDS - ended >= linger)) || { [[ -n ${lost[rank]:-} ]] && ((SECONDS - ended >= LOST)); }; then ask_to_end "$rank"; fi
+        if ((SECONDS - ended >= ${lost[rank]:-linger})); then ask_to_end "$rank"; fi
     done
 }
 
@@ -212,8 +209,9 @@ show_lines() {
 
 # Reads who has answered, and gives an outcome to those that will not.
 hear_answers() {
-    local path rank other host why file said
+    local path rank other host why file said settle=$SETTLE
     ((${#answered[@]} < nnodes)) || return 0
+    if ((${#pids[@]} == ${#gone[@]})); then settle=$SETTLE_ALL; fi
     for path in "$run_dir/tasks/$attempt".*; do
         rank=${path##*.}
         [[ $rank =~ ^(0|[1-9][0-9]{0,5})$ && -z ${answered[rank]:-} ]] || continue
@@ -221,7 +219,7 @@ hear_answers() {
         host+=" $other"
         for other in "${!answered[@]}"; do
             if [[ ${answered[other]} == "$host" && $starter != pbs* ]]; then # PBS counts its hosts itself
-                tell_outcome "$rank" "the tasks of ${hosts[other]} and ${hosts[rank]} both run on ${host%% *}: give each host once"
+                tell_outcome "$rank" "tasks of ${hosts[other]} and ${hosts[rank]} both run on ${host%% *}: name it once"
             fi
         done
         answered[rank]=$host
@@ -230,7 +228,7 @@ hear_answers() {
         why='' file=$run_dir/tasks/$attempt.$rank.said
         if [[ -n ${answered[rank]:-} ]]; then
             continue
-        elif [[ -n ${gone[rank]:-} ]] && ((SECONDS - gone[rank] >= (${#pids[@]} == ${#gone[@]} ? SETTLE_ALL : SETTLE))); then
+        elif [[ -n ${gone[rank]:-} ]] && ((SECONDS - gone[rank] >= settle)); then
             why="its task ended before it said that it had started"
         elif ((SECONDS - since >= ANSWER)); then
             why="no task has answered there for $ANSWER s"

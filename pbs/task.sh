@@ -3,14 +3,15 @@
 #
 # Usage: /bin/bash task.sh RUN_DIR ATTEMPT STARTER RANK HOST     as pbs/starters.sh starts it
 #        /bin/bash task.sh RUN_DIR ATTEMPT STARTER - HOST...      the same, where one command starts all tasks
-# Exit:  the status of what it ran (under mpiexec 0: another would have it end the others) · 64 with an outcome that says why
+# Exit:  the status of what it ran (under mpiexec 0: another would have it end the others) · 64 with an outcome that
+#        says why
 #
 # PBS signals every process of the session that it started, the image's FUSE process with the rest, at the very moment
 # at which the program should save; and it forgets a process that left the session. So the work has a session of its
 # own, this process passes a signal on to it once, and keep.sh ends it when this process is gone, however that was.
 set -uo pipefail
-# shellcheck source=containers/common.sh
-source "$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")/containers/common.sh"
+# shellcheck source=host/common.sh
+source "$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")/host/common.sh"
 run_dir=$1 attempt=$2 starter=$3 rank=$4 host=$5 place='' command=()
 readonly TRIES=40 # times TRY_PAUSE: what a shared file system may take to show the job script's files
 readonly TRY_PAUSE=0.25 # s
@@ -19,7 +20,8 @@ say() { printf 'task.sh: %s: %s\n' "$(uname -n)" "$*" >&2; }
 
 refuse() {
     say "$*"
-    if [[ $rank =~ ^[0-9]+$ && -d $run_dir/outcome ]]; then write_outcome "$run_dir/outcome/$attempt.$rank" "$REFUSED" "$host" "$*"; fi
+    [[ ! $rank =~ ^[0-9]+$ || ! -d $run_dir/outcome ]] ||
+        write_outcome "$run_dir/outcome/$attempt.$rank" "$REFUSED" "$host" "$*"
     exit "$REFUSED"
 }
 
@@ -35,7 +37,8 @@ find_rank() {
 check_host() {
     if [[ $starter == pbs* ]]; then
         [[ ${PBS_NODENUM:-} == "$rank" ]] ||
-            refuse "the task for $host, host $rank of this job, runs as host ${PBS_NODENUM:-?} on $(uname -n): the node file has changed since the job began"
+            refuse "the task for $host, host $rank of this job, runs as host ${PBS_NODENUM:-?} on $(uname -n):" \
+                "the node file has changed since the job began"
     else
         unset PBS_TASKNUM
         export PBS_NODENUM=$rank
@@ -65,9 +68,9 @@ become() {
 }
 
 answer() {
-    local file=$run_dir/tasks/$attempt.$rank boot=none
+    local file=$run_dir/tasks/$attempt.$rank partial=$run_dir/tasks/.$attempt.$rank boot=none
     { read -r boot </proc/sys/kernel/random/boot_id; } 2>/dev/null
-    printf '%s %s %s\n' "$(uname -n)" $$ "$boot" >"$run_dir/tasks/.$attempt.$rank" && mv -- "$run_dir/tasks/.$attempt.$rank" "$file"
+    printf '%s %s %s\n' "$(uname -n)" $$ "$boot" >"$partial" && mv -- "$partial" "$file"
 }
 
 # shellcheck disable=SC2329 # traps
@@ -82,14 +85,17 @@ for ((try = 0; try < TRIES; try++)); do
     if [[ -r $run_dir/tasks/$attempt.env ]]; then break; fi
     sleep "$TRY_PAUSE"
 done
-[[ -r $run_dir/tasks/$attempt.env ]] || refuse "the run directory $run_dir is not there on this node: give one that all nodes share in APPTRAIN_RUN_DIR"
+[[ -r $run_dir/tasks/$attempt.env ]] ||
+    refuse "the run directory $run_dir is not there on this node: give one that all nodes share in APPTRAIN_RUN_DIR"
 if [[ $rank == - ]]; then find_rank "${@:5}"; fi
 exec >>"$run_dir/logs/$attempt/${host//[^A-Za-z0-9._-]/_}.task.log" 2>&1
 check_host
 while IFS= read -r -d '' word; do command+=("$word"); done <"$run_dir/tasks/$attempt.argv"
-cd -- "${command[0]}" 2>/dev/null || refuse "the working directory ${command[0]} is not there on this node: submit from one that all nodes share"
+cd -- "${command[0]}" 2>/dev/null ||
+    refuse "the working directory ${command[0]} is not there on this node: submit from one that all nodes share"
 
-tmp=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.XXXXXX" 2>/dev/null || mktemp -d /tmp/apptrain.XXXXXX) || refuse "no temporary directory can be made: set TMPDIR to a directory of this node"
+tmp=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.XXXXXX" 2>/dev/null || mktemp -d /tmp/apptrain.XXXXXX) ||
+    refuse "no temporary directory can be made: set TMPDIR to a directory of this node"
 mkfifo -m 600 "$tmp/held"
 # shellcheck disable=SC2094 # a pipe, which must be open for both before it is for one
 exec 7<>"$tmp/held" 8<"$tmp/held" 9>"$tmp/held" 7>&-

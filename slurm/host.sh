@@ -1,6 +1,6 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2034,SC2154 # slurm/multinode.sbatch and containers/job.sh read and set these
-# What the job script must do with Slurm, in the words of containers/job.sh, which is sourced before this.
+# shellcheck disable=SC2034,SC2154 # slurm/multinode.sbatch and host/job.sh read and set these
+# What the job script must do with Slurm, in the words of host/job.sh, which is sourced before this.
 # Reads: SLURM_*, as sbatch, salloc and slurmd set them
 scheduler=slurm
 
@@ -31,7 +31,8 @@ interrupt() { kill -INT "$1"; } # to srun; TERM would kill the tasks
 # Not the environment's SLURM_JOB_END_TIME: limits are changed, and preemption ends a job earlier.
 job_end() {
     local at
-    at=$(SLURM_TIME_FORMAT=standard timeout 5 squeue --noheader --format=%e --jobs="$SLURM_JOB_ID" 2>/dev/null) && [[ $at == 2* ]] && date -d "$at" +%s || true
+    at=$(SLURM_TIME_FORMAT=standard timeout 5 squeue --noheader --format=%e --jobs="$SLURM_JOB_ID" 2>/dev/null) || true
+    [[ $at != 2* ]] || date -d "$at" +%s
 }
 
 # Where Slurm has begun to run it again by itself, it refuses, and that is as well.
@@ -44,4 +45,7 @@ run_again() {
 }
 
 # Nothing where it does not answer.
-told_of_job() { if [[ -n ${SLURM_JOB_ID:-} ]]; then SLURM_TIME_FORMAT=standard timeout 5 scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true; fi; }
+told_of_job() {
+    [[ -z ${SLURM_JOB_ID:-} ]] ||
+        SLURM_TIME_FORMAT=standard timeout 5 scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true
+}

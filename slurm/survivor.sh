@@ -6,8 +6,8 @@
 # Reads: SLURM_JOB_ID, SLURM_SRUN_COMM_HOST, SLURM_SRUN_COMM_PORT, APPTRAIN_HAND
 # Exit:  the status of CMD
 set -uo pipefail
-# shellcheck source=containers/common.sh
-source "$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")/containers/common.sh"
+# shellcheck source=host/common.sh
+source "$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")/host/common.sh"
 readonly ANSWER=10        # s for srun to answer
 readonly NOTICED=3600     # s for Slurm to notice a lost node (SlurmdTimeout, mostly 300)
 readonly POLL=5           # s
@@ -43,7 +43,8 @@ run_again() {
     SECONDS=0
     script_is_lost || return 0
     echo "apptrain: the first node is lost, and the job script with it: Slurm runs the job again" >&2
-    if [[ $told == *' Requeue=0 '* ]]; then scancel "$SLURM_JOB_ID"; else scontrol requeue "$SLURM_JOB_ID" 2>/dev/null; fi
+    if [[ $told == *' Requeue=0 '* ]]; then scancel "$SLURM_JOB_ID" && return; fi
+    scontrol requeue "$SLURM_JOB_ID" 2>/dev/null
 }
 
 # Where `launch` says whether it knew of the first node's end (entrypoint/handover.py).

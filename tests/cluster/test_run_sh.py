@@ -452,18 +452,18 @@ NO_COMPAT = {
     ),
     "empty": (
         "mkdir /scratch/compat",
-        "APPTRAIN_CUDA_COMPAT=/scratch/compat has no libcuda.so.1 that may be read, it has nothing: give the directory "
+        "APPTRAIN_CUDA_COMPAT=/scratch/compat has no libcuda.so.1 that may be read: give the directory "
         "that the package cuda-compat made, such as /usr/local/cuda-13.2/compat",
     ),
     "one above": (
         "mkdir -p /scratch/compat/bin /scratch/compat/compat",
-        "APPTRAIN_CUDA_COMPAT=/scratch/compat has no libcuda.so.1 that may be read, it has bin, compat: give the "
+        "APPTRAIN_CUDA_COMPAT=/scratch/compat has no libcuda.so.1 that may be read: give the "
         "directory that the package cuda-compat made, such as /usr/local/cuda-13.2/compat",
     ),
     "with a colon": (
         "mkdir /scratch/a:b; touch /scratch/a:b/libcuda.so.1; ln -s a:b /scratch/compat",
-        "APPTRAIN_CUDA_COMPAT=/scratch/compat has a colon or a semicolon in it, which LD_LIBRARY_PATH cannot hold: "
-        "give it another name",
+        "APPTRAIN_CUDA_COMPAT=/scratch/compat has a colon or semicolon, which LD_LIBRARY_PATH cannot hold: "
+        "rename it",
     ),
 }
 
@@ -477,7 +477,7 @@ def test_what_is_no_forward_compatibility_is_refused(own: Node, script: str, why
 def test_forward_compatibility_without_a_driver_is_said_and_not_used(shared: Node) -> None:
     ended = shared.run("sh", "-c", "echo $LD_LIBRARY_PATH", APPTRAIN_CUDA_COMPAT="/no/where")
     assert ended.stdout == "/.singularity.d/libs\n"
-    assert shared.said(ended) == "APPTRAIN_CUDA_COMPAT=/no/where is not used: this node has no NVIDIA driver"
+    assert shared.said(ended) == "APPTRAIN_CUDA_COMPAT=/no/where is not used: no NVIDIA driver here"
 
 
 def test_nodes_that_start_from_different_builds_of_an_image_are_refused(shared: Node) -> None:
@@ -531,8 +531,8 @@ def test_a_small_shm_is_told(own: Node) -> None:
     ended = own.run("true")
     assert (ended.returncode, own.said(ended)) == (
         0,
-        "/dev/shm has 67 MB free, less than 1024: DataLoader's workers and NCCL may fail (use fewer workers, "
-        "NCCL_SHM_DISABLE=1)",
+        "/dev/shm has 67 MB free, less than 1024: DataLoader's workers and NCCL may fail (use fewer workers or "
+        "none, NCCL_SHM_DISABLE=1)",
     )
 
 
@@ -541,8 +541,8 @@ def test_without_shm_it_is_told(own: Node) -> None:
     ended = own.run("true")
     assert (ended.returncode, own.said(ended)) == (
         0,
-        "/dev/shm is not there or may not be written: DataLoader's workers and NCCL will fail (use no workers, "
-        "NCCL_SHM_DISABLE=1)",
+        "/dev/shm is not there or may not be written: DataLoader's workers and NCCL may fail (use fewer workers or "
+        "none, NCCL_SHM_DISABLE=1)",
     )
 
 
@@ -589,8 +589,8 @@ def test_a_venv_made_in_the_image_is_used_and_one_of_the_host_refused(shared: No
     # As a host with an older Python makes it.
     shared.as_alice("sed -i 's/^version = .*/version = 3.9.2/' ~/outside/pyvenv.cfg")
     assert shared.refused(shared.run("python", APPTRAIN_VENV="/home/alice/outside")) == (
-        "APPTRAIN_VENV=/home/alice/outside was made with /usr/bin/python3.9, which this image does not have: "
-        "remove it, and make it in this image with make venv DIR=/home/alice/outside"
+        "APPTRAIN_VENV=/home/alice/outside was made with /usr/bin/python3.9, which the image lacks: "
+        "remove it, make venv DIR=/home/alice/outside"
     )
 
 
@@ -809,7 +809,7 @@ def test_where_the_first_task_is_killed_the_shared_mount_goes_with_it(shared: No
             "printf '#!/bin/sh\\necho not permitted >&2; exit 1' >/tmp/no; chmod 755 /tmp/no; mount --bind /tmp/no /usr/bin/nsenter",
             {},
             2,
-            "run.sh: node2: the tasks of this node mount the image each for itself: nsenter: not permitted\n",
+            "run.sh: node2: each task of this node mounts the image for itself: nsenter: not permitted\n",
         ),
     ],
     ids=["the place is taken", "another bind", "nsenter fails"],

@@ -31,6 +31,7 @@ SOURCES = (
     "containers/*.py",
     "clusters/*.py",
     "containers/*.sh",
+    "host/*.sh",
     "slurm/*",
     "pbs/*",
 )

@@ -350,7 +350,7 @@ def test_the_host_file_has_all_that_a_job_script_reads(site: Site) -> None:
 
 READ = """\
 set -euo pipefail
-source "$APPTRAIN_HOME/containers/job.sh"
+source "$APPTRAIN_HOME/host/job.sh"
 profile=$1 given_image=
 load_modules() {
     printf 'module_path=%s\\0' ${paths[@]+"${paths[@]}"}

@@ -197,7 +197,12 @@ def test_planned_ends_without_progress_are_bounded(tmp_path: Path, hand: Path, s
     if saves == "once":
         (of.run_dir / "checkpoints/step-00000001").mkdir(parents=True)
     found = planned_ends(of, hand, 4)
-    assert [one.follows for one in found] == ["requeue", "requeue", "end", "requeue"]  # what begins anew is counted anew
+    assert [one.follows for one in found] == [
+        "requeue",
+        "requeue",
+        "end",
+        "requeue",
+    ]  # what begins anew is counted anew
     assert lines(found[2]) == [
         "saved at a planned end",
         (
@@ -207,7 +212,9 @@ def test_planned_ends_without_progress_are_bounded(tmp_path: Path, hand: Path, s
     ]
 
 
-def test_planned_ends_are_not_bounded_where_a_script_may_keep_its_checkpoints_elsewhere(tmp_path: Path, hand: Path) -> None:
+def test_planned_ends_are_not_bounded_where_a_script_may_keep_its_checkpoints_elsewhere(
+    tmp_path: Path, hand: Path
+) -> None:
     found = planned_ends(job(tmp_path, began=int(time.time()) - 301), hand, 5)
     assert {one.follows for one in found} == {"requeue"}
 

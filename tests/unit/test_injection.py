@@ -86,7 +86,7 @@ def own_variables(*files: str) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "name", [*own_variables("containers/job.sh", "slurm/multinode.sbatch", "slurm/host.sh"), *SLURM]
+    "name", [*own_variables("host/job.sh", "slurm/multinode.sbatch", "slurm/host.sh"), *SLURM]
 )
 def test_the_job_script_of_slurm_runs_no_value(tmp_path: Path, name: str) -> None:
     canary = tmp_path / "ran"
@@ -113,10 +113,10 @@ class Pbs:
     def __init__(self, folder: Path):
         self.folder = folder
         shutil.copytree(CHECKOUT / "pbs", folder / "check/pbs")
-        for name in ("check/containers", "check/clusters", "bin", "work"):
+        for name in ("check/containers", "check/host", "check/clusters", "bin", "work"):
             (folder / name).mkdir(exist_ok=True)
         for name in ("job.sh", "common.sh"):
-            shutil.copy(CHECKOUT / "containers" / name, folder / "check/containers")
+            shutil.copy(CHECKOUT / "host" / name, folder / "check/host")
         for name, values in test_pbs_job.BOUNDS.items():
             shorten(folder / "check" / name, **values)
         for name, text in STAND_INS.items():
@@ -158,7 +158,7 @@ class Pbs:
 
 
 FILES = (
-    "containers/job.sh",
+    "host/job.sh",
     *(f"pbs/{name}" for name in ("multinode.pbs", "host.sh", "starters.sh", "task.sh")),
 )
 

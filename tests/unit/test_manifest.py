@@ -25,10 +25,10 @@ def attempts(run: RunDirectory) -> list[dict[str, object]]:
 
 def test_each_attempt_adds_what_it_ran(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path, 1)
-    for stack in (None, CU132):
-        manifest.record(run, planned(), who(1, versions={"torch": "2.15.0"}), stack)
-    first, second = attempts(run)
-    for one in (first, second):
+    for image, stack in (("", None), ("7be444fb", CU132), ("7be444fb", None)):
+        manifest.record(run, planned(), who(1, image_id=image, versions={"torch": "2.15.0"}), stack)
+    first, second, foreign = attempts(run)
+    for one in (first, second, foreign):
         assert (
             timedelta(0)
             <= datetime.now(UTC) - datetime.fromisoformat(str(one.pop("began")))
@@ -51,6 +51,8 @@ def test_each_attempt_adds_what_it_ran(tmp_path: Path) -> None:
     assert second == first | {
         "image": {"id": "7be444fb", "stack": "cu132", "cuda": "13.2", "lock_sha256": "5e1f"}
     }
+    not_promised = ["the image's packages are locked", "driver and GPUs were checked against the image"]
+    assert foreign == first | {"image": {"id": "7be444fb", "not_promised": not_promised}}
 
 
 def test_that_no_rank_joined_a_group_is_said_of_the_last_attempt_alone(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ import _signal, marshal, os, sys, time  # which take no time to import
 word = sys.argv[sys.argv.index("entrypoint") + 1]
 if word in ("prepare", "conclude"):
     code = "import sys; from entrypoint import cli, conclude; conclude.LATE_PAUSE = 0.02; sys.exit(cli.main(sys.argv[1:]))"
-    os.execve("{python}", ["{python}", "-Pc", code, *sys.argv[-2:]], {{"PATH": os.environ["PATH"], "PYTHONPATH": "{packages}"}})
+    os.execve("{python}", ["{python}", "-Pc", code, *sys.argv[-2:]], {{"PATH": os.environ["PATH"], "PYTHONPATH": "{packages}", "APPTRAIN_STACK": "/none"}})
 host, attempt = os.environ.get("PBS_NODENUM", os.environ.get("APPTRAIN_NODE_RANK")), os.environ.get("APPTRAIN_ATTEMPT", "0")
 with open("{here}/what", "rb") as file:
     what = marshal.load(file)
@@ -102,7 +102,7 @@ if status != "none":
 sys.exit(1)
 """
 BOUNDS = {
-    "containers/job.sh": {"LOG_PAUSE": 0.01, "LOG_TRIES": 500},
+    "host/job.sh": {"LOG_PAUSE": 0.01, "LOG_TRIES": 500},
     "pbs/starters.sh": {"POLL": 0.05, "SETTLE": 1, "SETTLE_ALL": 0, "LOST": 1},
     "pbs/task.sh": {"TRY_PAUSE": 0.02},
 }
@@ -121,10 +121,10 @@ class Site:
         self.submit_dir = folder / "submit, here"
         self.submit_dir.mkdir(parents=True)
         shutil.copytree(CHECKOUT / "pbs", self.checkout / "pbs")
-        (self.checkout / "containers").mkdir()
-        (self.checkout / "clusters").mkdir()
+        for name in ("containers", "host", "clusters"):
+            (self.checkout / name).mkdir()
         for name in ("job.sh", "common.sh"):
-            shutil.copy(CHECKOUT / "containers" / name, self.checkout / "containers")
+            shutil.copy(CHECKOUT / "host" / name, self.checkout / "host")
         run_sh = self.checkout / "containers/run.sh"
         run_sh.write_text(RUN_SH.format(python=sys.executable, here=folder, packages=CHECKOUT))
         run_sh.chmod(0o755)
@@ -927,7 +927,7 @@ def test_the_gpus_of_a_hook_must_be_as_many_as_were_granted(tmp_path: Path) -> N
         (
             (),
             {"APPTRAIN_ANSWER_TIMEOUT": "long"},
-            "APPTRAIN_ANSWER_TIMEOUT=long: must be seconds: leave it out for 120",
+            "APPTRAIN_ANSWER_TIMEOUT=long: must be seconds (without it 120)",
         ),
         ((), {"APPTRAIN_START": "srun"}, "--start srun: must be one of pbsdsh, pbs_tmrsh, mpiexec, ssh"),
         ((), {"APPTRAIN_STOP_BEFORE": "soon"}, "APPTRAIN_STOP_BEFORE=soon: must be seconds; 0 leaves it out"),
@@ -1161,7 +1161,7 @@ def test_by_hand_a_host_that_takes_the_connection_and_no_more_is_named(hand: ByH
 def test_by_hand_two_names_of_one_host_are_refused(hand: ByHand) -> None:
     status, lines = hand.end(hand.start("twin1,twin2", {"0": {"status": "none"}, "1": {"status": "none"}}))
     here = os.uname().nodename
-    error = f"the tasks of (twin1 and twin2|twin2 and twin1) both run on {here}: give each host once"
+    error = f"tasks of (twin1 and twin2|twin2 and twin1) both run on {here}: name it once"
     assert status == 1
     assert re.fullmatch(rf"status 1: twin[12]: {error} \(logs: .*\)", ours(lines)[-1])
 
@@ -1178,7 +1178,7 @@ def test_by_hand_a_task_that_ends_without_an_outcome_gets_one_while_others_wait_
 
 def task(folder: Path, *arguments: str, **env: str) -> tuple[int, str, list[str]]:
     """(status, stderr, lines of its outcome but the time) of pbs/task.sh with this run directory."""
-    for name in ("pbs/task.sh", "containers/common.sh"):
+    for name in ("pbs/task.sh", "host/common.sh"):
         (folder / name).parent.mkdir(exist_ok=True)
         shutil.copy(CHECKOUT / name, folder / name)
     script = folder / "pbs/task.sh"
@@ -1268,7 +1268,7 @@ def test_the_status_of_a_program_that_ends_at_once_is_kept(tmp_path: Path, slow_
 def shape(script: Path) -> list[str]:
     """The headings and steps of a job script, each once."""
     steps = re.compile(
-        r"# (?:Usage|Reads|Exit|SITE)\b|set -.*|trap .*|if \[\[ .*|source .*|start\(\).*|run_job .*"
+        r"# (?:Usage|Reads|Exit|SITE)\b|set -.*|trap .*|if \[\[ .*|source .*|start\(\) \{|run_job .*"
     )
     text = script.read_text().replace("slurm/", "pbs/")
     return list(dict.fromkeys(step[0] for line in text.splitlines() if (step := steps.match(line))))
@@ -1278,7 +1278,7 @@ def test_the_job_scripts_of_both_schedulers_have_the_same_sections_in_the_same_o
     mine, other = shape(CHECKOUT / "pbs/multinode.pbs"), shape(CHECKOUT / "slurm/multinode.sbatch")
     assert mine == other
     assert mine[-4:] == [
-        'source "$APPTRAIN_HOME/containers/job.sh"',
+        'source "$APPTRAIN_HOME/host/job.sh"',
         'source "$APPTRAIN_HOME/pbs/host.sh"',
         "start() {",
         'run_job "$@"',

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from entrypoint import cli, handover, launch, outcome
+from entrypoint import prepare as preparation
 from entrypoint.batch import pbs
 from entrypoint.conclude import Job
 from entrypoint.errors import BadInput
@@ -84,6 +85,7 @@ class Host:
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self.inside = {"APPTRAIN_STACK": "/opt/apptrain/stack.json"}
         self.hand = folder / "hand"
         self.work = folder / "work"
         self.home = folder / "home"
@@ -99,7 +101,7 @@ class Host:
         given = {**base, "PWD": str(self.work), **(env or {})}
         handover.write(self.hand / handover.ENVIRONMENT, given.items())
         (self.hand / handover.ANSWER).unlink(missing_ok=True)
-        assert prepare(self.hand) == 0
+        assert prepare(self.hand, self.inside) == 0
         return handover.read(self.hand / handover.ANSWER, ANSWERED)
 
     def ask_pbs(self, *arguments: str, env: Mapping[str, str] | None = None, **facts: str) -> Facts:
@@ -125,6 +127,25 @@ OPTIONS: list[tuple[str, str, Any]] = [
     ("device", "cpu", lambda answer, _: "--cpu" in answer.all("run")),
     ("master-port", "29500", lambda _, host: Job.read(host.hand).port_by_hand),
 ]
+
+
+def test_an_image_that_is_not_ours_has_to_have_what_we_need(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.inside = {}
+    monkeypatch.setattr(preparation, "NEEDED", ("torch", "no_such_package"))
+    with pytest.raises(
+        BadInput, match=r"the image /image.sif is not apptrain's and lacks no_such_package: make one"
+    ):
+        host.ask()
+
+
+def test_that_the_image_is_not_ours_is_said(host: Host) -> None:
+    host.inside = {}
+    assert host.ask().all("say") == [
+        f"the image is not apptrain's, so apptrain itself comes from {host.home}: no lock says what is in it, and driver "
+        "and GPUs are not checked against it"
+    ]
 
 
 @pytest.mark.parametrize(("name", "text", "has"), OPTIONS, ids=[name for name, _, _ in OPTIONS])
@@ -171,7 +192,7 @@ def test_the_environment_is_read_once_and_removed(host: Host) -> None:
     host.ask()
     assert not (host.hand / handover.ENVIRONMENT).exists()
     with pytest.raises(BadInput, match="environment cannot be read"):
-        prepare(host.hand)
+        prepare(host.hand, host.inside)
 
 
 def test_attempts_go_on_and_the_run_directory_is_made_ready(host: Host) -> None:

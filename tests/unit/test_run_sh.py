@@ -62,6 +62,8 @@ if "FAKE_STATUS" in os.environ:
     print("FATAL:   something of Apptainer's own", file=sys.stderr)
     sys.exit(int(os.environ["FAKE_STATUS"]))
 env = {b"PATH": os.environb[b"PATH"], b"HOME": b"/of/the/password/file", **given}
+if stack := os.environb.get(b"FAKE_STACK"):
+    env[b"APPTRAIN_STACK"] = stack
 env[b"PWD"] = os.fsencode(argv[argv.index("--pwd") + 1])
 os.chdir(env[b"PWD"])
 if hidden := os.environ.get("FAKE_HIDDEN"):
@@ -195,7 +197,8 @@ class Node:
         argv = self.argv()
         words = [word for option, word in itertools.pairwise(argv) if option == "--mount"]
         assert words[: len(self.always())] == self.always()
-        return words[len(self.always()) :]
+        assert words[-1] == CHECKOUT
+        return words[len(self.always()) : -1]
 
     def always(self) -> list[str]:
         return [bound(self.home), bound("/tmp"), bound("/var/tmp")]
@@ -230,6 +233,9 @@ def said(ended: subprocess.CompletedProcess[str]) -> str:
 
 def bound(path: Path | str, target: Path | str | None = None) -> str:
     return f'type=bind,"source={path}","destination={target or path}"'
+
+
+CHECKOUT = bound(RUN_SH.parents[1]) + ",ro"
 
 
 @pytest.fixture(scope="session")
@@ -296,11 +302,12 @@ def test_only_what_the_table_names_passes(node: Node) -> None:
         "HOME": str(node.home),
         "USER": "alice",
         "LOGNAME": "alice",
+        "PYTHONPATH": f"{tmp}/.packages",  # this image is not ours
         "TMPDIR": str(tmp),
-        "TRITON_CACHE_DIR": f"{tmp}/triton",
-        "TORCHINDUCTOR_CACHE_DIR": f"{tmp}/inductor",
-        "MPLCONFIGDIR": f"{tmp}/matplotlib",
-        "XDG_CACHE_HOME": f"{tmp}/cache",
+        "TRITON_CACHE_DIR": f"{tmp}/triton_cache_dir",
+        "TORCHINDUCTOR_CACHE_DIR": f"{tmp}/torchinductor_cache_dir",
+        "MPLCONFIGDIR": f"{tmp}/mplconfigdir",
+        "XDG_CACHE_HOME": f"{tmp}/xdg_cache_home",
         "HF_HOME": f"{node.home}/.cache/huggingface",
         "TORCH_HOME": f"{node.home}/.cache/torch",
         "PYTHONNOUSERSITE": "1",
@@ -370,7 +377,7 @@ def test_a_value_that_is_not_utf_8_is_said_and_left_out(node: Node) -> None:
 def test_an_argument_that_is_not_utf_8_is_refused(node: Node) -> None:
     ended = node.run("true", b"caf\xe9")
     assert node.refused(ended) == (
-        "an argument is not UTF-8, which would arrive changed: rename the file, or encode it otherwise"
+        "an argument is not UTF-8, which would arrive changed: rename or encode it otherwise"
     )
 
 
@@ -409,7 +416,7 @@ def test_what_is_the_same_for_all_tasks_is_said_by_the_first(node: Node, task: d
 def test_directories_of_caches_are_replaced_unless_they_are_asked_for(node: Node) -> None:
     mine = {"TRITON_CACHE_DIR": "/a", "XDG_CACHE_HOME": "/b"}
     ended = node.run("sh", "-c", "echo $TRITON_CACHE_DIR $HF_HOME", **mine)
-    assert re.fullmatch(rf"{node.disk}/apptrain\.\w{{6}}/triton /b/huggingface\n", ended.stdout)
+    assert re.fullmatch(rf"{node.disk}/apptrain\.\w{{6}}/triton_cache_dir /b/huggingface\n", ended.stdout)
     said_so = said(ended).split(":")
     assert said_so[0] == "set to directories on each node's disk"
     assert sorted(said_so[1].removesuffix(" (APPTRAIN_PASS keeps yours)").split()) == sorted(mine)
@@ -533,6 +540,7 @@ def test_what_the_user_asks_for_is_bound_first_and_as_asked(node: Node) -> None:
         bound(colon),
         *node.always(),
         bound(node.work),
+        CHECKOUT,
     ]
 
 
@@ -640,11 +648,23 @@ def test_a_program_that_the_image_lacks_is_refused(node: Node) -> None:
     ended = node.run("no such program")
     assert (ended.returncode, said(ended)) == (
         64,
-        "CMD no such program is no program in the image: check the spelling, or bind it with APPTRAIN_BIND",
+        "CMD no such program is no program in the image: check the spelling, or bind it: APPTRAIN_BIND",
     )
 
 
 # --- the program and the image -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ours", [True, False])
+def test_an_image_that_is_not_ours_finds_our_packages_in_the_checkout_and_nothing_else_of_it(
+    node: Node, ours: bool
+) -> None:
+    code = """import importlib.util
+print(*[name for name in ("entrypoint", "train", "tests", "tools") if importlib.util.find_spec(name)])"""
+    ended = node.run(
+        sys.executable, "-P", "-S", "-c", code, **({"FAKE_STACK": "/opt/stack.json"} if ours else {})
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "\n" if ours else "entrypoint train\n", "")
 
 
 def test_the_command_line_is_this(node: Node) -> None:
@@ -655,7 +675,7 @@ def test_the_command_line_is_this(node: Node) -> None:
     assert argv == [
         *("-q", "exec", "--cleanenv", "--no-eval", "--no-mount", "home,cwd,tmp"),
         *NV,
-        *(word for mount in [*node.always(), bound(node.work)] for word in ("--mount", mount)),
+        *(word for mount in [*node.always(), bound(node.work), CHECKOUT] for word in ("--mount", mount)),
         *("--pwd", str(node.work), str(node.image), "/bin/sh", tmp, "python3", "-V"),
     ]
 
@@ -663,7 +683,7 @@ def test_the_command_line_is_this(node: Node) -> None:
 def test_without_apptainer_it_is_refused(node: Node) -> None:
     node.apptainer.unlink()
     assert node.refused(node.run("true")) == (
-        "neither apptainer nor singularity is in PATH: load the site's module, or give its path in APPTRAIN_APPTAINER"
+        "neither apptainer nor singularity is in PATH: load the site's module, or set APPTRAIN_APPTAINER"
     )
 
 
@@ -676,14 +696,14 @@ def test_apptainer_may_be_named(node: Node) -> None:
     ended = node.run("true", APPTRAIN_APPTAINER="/no/such")
     assert (
         said(ended)
-        == "APPTRAIN_APPTAINER=/no/such is no program here: give the path of apptainer or singularity"
+        == "APPTRAIN_APPTAINER=/no/such is no program here: give apptainer's or singularity's path"
     )
 
 
 def test_another_program_of_that_name_is_refused(node: Node) -> None:
     ended = node.run("true", APPTRAIN_APPTAINER="/bin/true")
     assert node.refused(ended) == (
-        "/bin/true does not say what it is (`buildcfg`): give the path of apptainer or singularity in APPTRAIN_APPTAINER"
+        "/bin/true does not say what it is (`buildcfg`): set APPTRAIN_APPTAINER to apptainer or singularity"
     )
 
 
@@ -860,7 +880,7 @@ def test_the_usage_is_said(node: Node, arguments: list[str]) -> None:
 def test_forward_compatibility_without_a_driver_is_said_and_not_used(node: Node) -> None:
     ended = node.run("sh", "-c", 'echo "${LD_LIBRARY_PATH-none}"', APPTRAIN_CUDA_COMPAT="/no/where")
     assert (ended.returncode, ended.stdout) == (0, "none\n")
-    assert said(ended) == "APPTRAIN_CUDA_COMPAT=/no/where is not used: this node has no NVIDIA driver"
+    assert said(ended) == "APPTRAIN_CUDA_COMPAT=/no/where is not used: no NVIDIA driver here"
 
 
 def test_gpus_without_a_driver_are_said_unless_the_run_is_on_cpus(node: Node) -> None:
@@ -892,10 +912,12 @@ def test_a_quiet_run_says_only_why_it_cannot_run(node: Node) -> None:
 
 
 def test_all_of_the_host_is_what_the_image_lacks_and_no_automounter(node: Node, tmp_path: Path) -> None:
-    for name in ("run.sh", "share.sh", "common.sh"):
-        text = (RUN_SH.parent / name).read_text()
-        (tmp_path / name).write_text(text.replace("/proc/self/mountinfo", f"{tmp_path}/mounts"))
-    (tmp_path / "run.sh").chmod(0o755)
+    copy = tmp_path / "check" / "containers" / "run.sh"
+    shutil.copytree(RUN_SH.parents[1] / "host", tmp_path / "check" / "host")
+    copy.parent.mkdir()
+    shutil.copy(RUN_SH, copy)
+    binds = tmp_path / "check" / "host" / "binds.sh"
+    binds.write_text(binds.read_text().replace("/proc/self/mountinfo", f"{tmp_path}/mounts"))
     top = [
         str(path)
         for path in Path("/").iterdir()
@@ -904,7 +926,7 @@ def test_all_of_the_host_is_what_the_image_lacks_and_no_automounter(node: Node, 
     (tmp_path / "mounts").write_text("")
 
     def shown() -> set[str]:
-        line: list[str | Path] = [tmp_path / "run.sh", "--all-of-host", node.image, "true"]
+        line: list[str | Path] = [copy, "--all-of-host", node.image, "true"]
         ended = subprocess.run(
             line, cwd=node.work, env=node.env, capture_output=True, text=True, timeout=BOUND
         )
@@ -980,8 +1002,8 @@ def test_a_venv_of_another_image_is_refused(node: Node) -> None:
     version = ".".join(map(str, sys.version_info[:2]))
     assert (ended.returncode, said(ended)) == (
         64,
-        f"APPTRAIN_VENV={venv} was made with /opt/other/bin/python{version}, which this image does not have: remove "
-        f"it, and make it in this image with make venv DIR={bash_quoted}",
+        f"APPTRAIN_VENV={venv} was made with /opt/other/bin/python{version}, which the image lacks: remove "
+        f"it, make venv DIR={bash_quoted}",
     )
 
 
@@ -989,7 +1011,7 @@ def test_what_is_no_venv_is_refused(node: Node) -> None:
     venv = node.path / "venv"
     venv.mkdir()
     assert node.refused(node.run("true", APPTRAIN_VENV=str(venv))) == (
-        f"APPTRAIN_VENV={venv} is no venv, it has no pyvenv.cfg or no bin/python: make it with make venv DIR={venv}"
+        f"APPTRAIN_VENV={venv} is no venv, it has no pyvenv.cfg or no bin/python: make venv DIR={venv}"
     )
 
 
@@ -997,7 +1019,7 @@ def test_a_venv_that_does_not_see_the_images_packages_is_refused(node: Node) -> 
     venv = node.path / "venv"
     make_venv(venv, IMAGE_PYTHON, packages="false")
     assert node.refused(node.run("true", APPTRAIN_VENV=str(venv))) == (
-        f"APPTRAIN_VENV={venv} does not see the image's packages: make it with make venv DIR={venv}"
+        f"APPTRAIN_VENV={venv} does not see the image's packages: make venv DIR={venv}"
     )
 
 
@@ -1242,8 +1264,9 @@ def test_show_prints_what_would_run_and_starts_nothing(node: Node) -> None:
         ("/tmp", "rw", "the node's"),
         ("/var/tmp", "rw", "the node's"),
         (node.work, "rw", "the working directory"),
+        (RUN_SH.parents[1], "ro", "the checkout"),
     ]
-    mounts = [bound(read_only, "/data") + ",ro", *node.always(), bound(node.work)]
+    mounts = [bound(read_only, "/data") + ",ro", *node.always(), bound(node.work), CHECKOUT]
     line = [
         *(str(node.apptainer), "-q", "exec", "--cleanenv", "--no-eval", "--no-mount", "home,cwd,tmp", *NV),
         *(word for mount in mounts for word in ("--mount", mount)),
@@ -1267,7 +1290,7 @@ def test_show_prints_what_would_run_and_starts_nothing(node: Node) -> None:
 
 
 def test_the_documentation_names_what_passes_and_what_never_does() -> None:
-    script = f"""source <(sed -n '/^readonly [A-Z]*=($/,/^)/p; /^readonly CACHES/p' '{RUN_SH}')
+    script = f"""source <(sed -n '/^readonly [A-Z]*=($/,/^)/p; /^readonly CACHES/p' '{RUN_SH.parents[1]}/host/environment.sh')
         printf '%s\\n' "${{PASSED[@]}}" "${{NEVER[@]}}" "${{CACHES[@]}}" """
     ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     names = ended.stdout.split()

@@ -1,4 +1,4 @@
-"""`containers/share.sh` with stand-ins for Apptainer and nsenter: the tasks of a node meet at one container.
+"""`host/share.sh` with stand-ins for Apptainer and nsenter: the tasks of a node meet at one container.
 
 The stand-in for the container is a process of this machine that waits, and to enter it is to run a program with its
 environment. tests/cluster/test_run_sh.py has the real ones.
@@ -17,7 +17,7 @@ import pytest
 from entrypoint import processes
 from tests.unit.bounds import shorten
 
-SHARE_SH = Path(__file__).resolve().parents[2] / "containers" / "share.sh"
+SHARE_SH = Path(__file__).resolve().parents[2] / "host" / "share.sh"
 BOUND = 40  # s, for anything started here
 RUN_SH = r"""
 set -euo pipefail
@@ -257,7 +257,7 @@ def test_where_the_container_cannot_be_entered_that_is_said_once_and_nobody_wait
     for task in reversed(tasks):
         task.over()
     assert [task.end() for task in tasks] == [
-        "the tasks of this node mount the image each for itself: nsenter: reassociate to namespaces failed\n",
+        "each task of this node mounts the image for itself: nsenter: reassociate to namespaces failed\n",
         "",
     ]
     assert not node.share.exists()

@@ -1,4 +1,4 @@
-"""`slurm/multinode.sbatch` and `containers/job.sh` with stand-ins for Slurm's programs and for run.sh.
+"""`slurm/multinode.sbatch` and `host/job.sh` with stand-ins for Slurm's programs and for run.sh.
 
 The stand-in for srun starts the tasks of a step, one for each task of each node, with the variables of a step; the
 one for run.sh does what a test says for an attempt and a node. tests/cluster/test_slurm.py has the real ones.
@@ -86,7 +86,7 @@ if word in ("prepare", "conclude"):
         print("FATAL: no such image", file=sys.stderr)
         sys.exit(255)
     code = "import sys; from entrypoint import cli, conclude; conclude.LATE_PAUSE = 0.02; sys.exit(cli.main(sys.argv[1:]))"
-    os.execve("{python}", ["{python}", "-Pc", code, *sys.argv[-2:]], {{"PATH": os.environ["PATH"], "PYTHONPATH": "{packages}"}})
+    os.execve("{python}", ["{python}", "-Pc", code, *sys.argv[-2:]], {{"PATH": os.environ["PATH"], "PYTHONPATH": "{packages}", "APPTRAIN_STACK": "/none"}})
 node, attempt = os.environ["SLURM_NODEID"], os.environ["APPTRAIN_ATTEMPT"]
 what = eval(os.environ.get("FAKE_TASKS", "{{}}"))
 what = what.get(attempt + "." + node, what.get(node, {{}}))
@@ -124,7 +124,7 @@ if status != "none":
 sys.exit(1)
 """
 BOUNDS = {"LOG_PAUSE": 0.01, "LOG_TRIES": 500}
-"""Of containers/job.sh."""
+"""Of host/job.sh."""
 
 
 class Cluster:
@@ -145,9 +145,10 @@ class Cluster:
             path.mkdir(parents=True)
         shutil.copytree(CHECKOUT / "slurm", self.checkout / "slurm")
         shutil.copy(CHECKOUT / "slurm" / "multinode.sbatch", self.spool)
+        (self.checkout / "host").mkdir()
         for name in ("job.sh", "common.sh"):
-            shutil.copy(CHECKOUT / "containers" / name, self.checkout / "containers")
-        shorten(self.checkout / "containers" / "job.sh", **BOUNDS)
+            shutil.copy(CHECKOUT / "host" / name, self.checkout / "host")
+        shorten(self.checkout / "host" / "job.sh", **BOUNDS)
         (self.checkout / "clusters").mkdir()
         programs = {
             "bin/srun": SRUN,
@@ -465,7 +466,7 @@ def test_the_checkout_is_the_scripts_own_where_it_is_started_by_hand(cluster: Cl
 @pytest.mark.parametrize("home", [None, "/nowhere"])
 def test_a_checkout_that_is_not_found_is_refused(cluster: Cluster, home: str | None) -> None:
     text = cluster.refused(APPTRAIN_HOME=home)
-    assert text == f"{home or '(null)'} is no checkout of apptrain: set APPTRAIN_HOME to it"
+    assert text == f"{home or cluster.submit_dir} is no checkout of apptrain: set APPTRAIN_HOME to it"
 
 
 # --- the run directory ------------------------------------------------------------------------------------------
@@ -791,9 +792,7 @@ def test_a_script_that_ends_with_75_unasked_and_saves_goes_on(cluster: Cluster) 
 def test_an_image_that_does_not_start_is_said_once_and_nothing_is_requeued(cluster: Cluster) -> None:
     ended = cluster.run("--on-failure=requeue", FAKE_IMAGE="prepare")
     image = cluster.checkout / "containers" / "image.sif"
-    error = (
-        f"the image {image} does not start here, on {os.uname().nodename} (status 255): FATAL: no such image"
-    )
+    error = f"the image {image} does not start on {os.uname().nodename} (status 255): FATAL: no such image"
     assert (ended.returncode, ended.stdout, said(ended)) == (255, "", [error])
     assert (cluster.calls(), cluster.scontrol(), cluster.run_dir.exists()) == ([], [], False)
 
@@ -804,7 +803,7 @@ def test_an_image_of_before_is_told_by_what_it_lacks(cluster: Cluster) -> None:
         "#!/bin/sh\necho \"entrypoint: argument COMMAND: invalid choice: 'prepare' (choose)\" >&2; exit 64\n"
     )
     assert cluster.refused() == (
-        f"the image {cluster.checkout}/containers/image.sif is of another version of apptrain than the checkout "
+        f"the image {cluster.checkout}/containers/image.sif is of another version than the checkout "
         f"{cluster.checkout}: make image"
     )
 

@@ -19,8 +19,8 @@
 # Sets:  APPTRAIN_HAND, APPTRAIN_ATTEMPT, and what the image says
 # Needs: bash 4.2 and coreutils.
 LC_ALL=C # bytes, not characters; srun's messages in English
-# shellcheck source=containers/common.sh
-source "$APPTRAIN_HOME/containers/common.sh"
+# shellcheck source=host/common.sh
+source "$APPTRAIN_HOME/host/common.sh"
 
 readonly LOG_TRIES=50    # times LOG_PAUSE: what writing the rest of the log may take
 readonly LOG_PAUSE=0.1   # s
@@ -34,7 +34,8 @@ refuse() { say "$*"; exit "$REFUSED"; }
 
 # --- the site: what must be known before there is an image ------------------------------------------------------
 
-# Sets `profile`, a YAML file or empty: as --profile says, the one option that this half must know, else for this cluster.
+# Sets `profile`, a YAML file or empty: as --profile says, the one option that this half must know, else for this
+# cluster.
 find_profile() {
     local file words=() found=()
     profile=${APPTRAIN_PROFILE:-}
@@ -47,7 +48,7 @@ find_profile() {
     find_option "$@"
     if [[ -z $profile ]]; then
         for file in "$APPTRAIN_HOME"/clusters/*.host; do
-            if [[ -n $cluster && -r $file ]] && grep -Fqx -- "cluster=$cluster" "$file"; then found+=("${file%.host}.yaml"); fi
+            if [[ -n $cluster ]] && grep -Fsqx -- "cluster=$cluster" "$file"; then found+=("${file%.host}.yaml"); fi
         done
         ((${#found[@]} < 2)) || refuse "${found[*]##*/} are all for the cluster $cluster: choose one with --profile"
         profile=${found[0]:-}
@@ -109,7 +110,8 @@ expand() {
     local rest=$1 done='' name
     while [[ $rest =~ \$(\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*)) ]]; do
         name=${BASH_REMATCH[2]}${BASH_REMATCH[3]}
-        [[ -n ${!name:-} ]] || refuse "$1 in the profile $profile: $name is not set here: set it, or correct the profile"
+        [[ -n ${!name:-} ]] ||
+            refuse "$1 in the profile $profile: $name is not set here: set it, or correct the profile"
         done+=${rest%%"${BASH_REMATCH[0]}"*}${!name}
         rest=${rest#*"${BASH_REMATCH[0]}"}
     done
@@ -120,7 +122,8 @@ expand() {
 load_modules() {
     local file status=0
     set +eu # module systems are written without
-    for file in "${LMOD_PKG:-/nowhere}/init/bash" "${MODULESHOME:-/nowhere}/init/bash" /etc/profile.d/{lmod,z00_lmod,modules}.sh; do
+    for file in "${LMOD_PKG:-/nowhere}/init/bash" "${MODULESHOME:-/nowhere}/init/bash" \
+        /etc/profile.d/{lmod,z00_lmod,modules}.sh; do
         # shellcheck source=/dev/null
         if ! declare -F module >/dev/null && [[ -r $file ]]; then source "$file"; fi
     done
@@ -133,15 +136,16 @@ load_modules() {
     fi
     set -eu
     ((status == 0)) ||
-        refuse "module load ${modules[*]} of the profile $profile ended with status $status: correct its modules (module avail lists them)"
+        refuse "module load ${modules[*]} of the profile $profile ended with status $status:" \
+            "correct its modules (module avail lists them)"
 }
 
 # --- what the two halves tell each other --------------------------------------------------------------------------
 
 # Leaves NAME=VALUE entries for the image.
 ask() {
-    (umask 077 && printf '%s\0' "scheduler=$scheduler" "home=$APPTRAIN_HOME" "image=$APPTRAIN_IMAGE" "profile=$profile" \
-        "batch=$is_batch" ${facts[@]+"${facts[@]}"} "$@" >"$hand/ask")
+    (umask 077 && printf '%s\0' "scheduler=$scheduler" "home=$APPTRAIN_HOME" "image=$APPTRAIN_IMAGE" \
+        "profile=$profile" "batch=$is_batch" ${facts[@]+"${facts[@]}"} "$@" >"$hand/ask")
 }
 
 # Reads what the image has left in this file; false where there is nothing. Nothing of it is run, and only a number is
@@ -152,15 +156,14 @@ hear() {
     [[ -s $hand/$1 ]] || return 1
     while IFS= read -r -d '' entry; do
         value=${entry#*=}
-        case $entry in
-            attempt=* | status=* | stop_at=* | end_at=* | line=*)
-                [[ $value =~ ^(0|[1-9][0-9]{0,14})$ ]] || refuse "the image says $entry: must be a number"
-                ;;
-        esac
+        [[ $entry != @(attempt|status|stop_at|end_at|line)=* || $value =~ ^(0|[1-9][0-9]{0,14})$ ]] ||
+            refuse "the image says $entry: must be a number"
         case $entry in
             say=* | tell=*) lines+=("$entry") ;;
-            run_dir=* | attempt=* | profile=* | status=* | follows=* | goes_on=* | tells_end=* | over=* | dry_run=* | by_hand=* | \
-                outcome=* | starter=* | stop_at=* | end_at=* | no_chain=*) printf -v "${entry%%=*}" %s "$value" ;;
+            run_dir=* | attempt=* | profile=* | status=* | follows=* | goes_on=* | tells_end=* | over=* | \
+                dry_run=* | by_hand=* | outcome=* | starter=* | stop_at=* | end_at=* | no_chain=*)
+                printf -v "${entry%%=*}" %s "$value"
+                ;;
             asked=*) asked_for=$value ;;
             host=*) hosts+=("$value") ;;
             line=*) host_lines+=("$value") ;;
@@ -173,7 +176,7 @@ hear() {
                 [[ ${value%%=*} =~ ^[A-Z_]+$ ]] || refuse "the image says $entry: no such variable"
                 export "${value?}"
                 ;;
-            *) refuse "the image says ${entry%%=*}, which means nothing here: it is of another version than the checkout: make image" ;;
+            *) refuse "the image says ${entry%%=*}, which means nothing here: it is of another version: make image" ;;
         esac
     done <"$hand/$1"
 }
@@ -188,14 +191,14 @@ say_lines() {
 # Runs `entrypoint WHAT` in the image here, for so many seconds at most. Sets `status`; what it said is in `said`.
 inside() {
     cutter='kill'
-    await "$asked" timeout --kill-after=10 "$2" "$APPTRAIN_HOME/containers/run.sh" --quiet --all-of-host "$APPTRAIN_IMAGE" \
-        python -P -m entrypoint "$1" "$hand" >"$hand/said" 2>&1
+    await "$asked" timeout --kill-after=10 "$2" "$APPTRAIN_HOME/containers/run.sh" --quiet --all-of-host \
+        "$APPTRAIN_IMAGE" python -P -m entrypoint "$1" "$hand" >"$hand/said" 2>&1
     cutter='interrupt'
     said=$(tail -c 2000 -- "$hand/said" | tr '\n' ' ') said=${said% }
 }
 
-# await ASKED CMD...: starts it in a process group of its own, for Ctrl-C is to reach it once, through here; sets `status`
-# at its end. It is ended where `asked` is another than was known.
+# await ASKED CMD...: starts it in a process group of its own, for Ctrl-C is to reach it once, through here; sets
+# `status` at its end. It is ended where `asked` is another than was known.
 await() {
     set -m
     "${@:2}" </dev/null 3>&- 4>&- &
@@ -216,30 +219,31 @@ prepare() {
         use_site
         if declare -F ask_site >/dev/null; then ask_site; fi
         { (umask 077 && env -0 >"$hand/environment") && ask "${@/#/arg=}"; } 2>/dev/null || [[ -n $asked ]] ||
-            refuse "the job's own directory $hand cannot be written: set TMPDIR to a directory of this node with room in it"
+            refuse "the job's own directory $hand cannot be written: set TMPDIR to one of this node that has room"
         inside prepare "$PREPARE"
         if [[ -n $asked ]]; then exit "$asked"; fi
         [[ $said != *"invalid choice: 'prepare'"* ]] ||
-            refuse "the image $APPTRAIN_IMAGE is of another version of apptrain than the checkout $APPTRAIN_HOME: make image"
+            refuse "the image $APPTRAIN_IMAGE is of another version than the checkout $APPTRAIN_HOME: make image"
         if ((status == 0 || status == REFUSED)); then cat -- "$hand/said" >&2; fi
         if ((status == REFUSED)); then exit "$REFUSED"; fi
         if ((status)) || ! hear answer; then
-            say "the image $APPTRAIN_IMAGE does not start here, on $(uname -n) (status $status): ${said:-it says nothing}"
+            say "the image $APPTRAIN_IMAGE does not start on $(uname -n) (status $status): ${said:-it says nothing}"
             exit $((status ? status : 1))
         fi
         if [[ -n $run_dir ]]; then break; fi
-        [[ $given != "$profile" ]] || refuse "the image finds another profile ($profile) each time: give one with --profile"
+        [[ $given != "$profile" ]] || refuse "the image finds another profile ($profile) each time: give --profile"
         given=$profile
     done
     unset APPTRAIN_ARGS APPTRAIN_ARGS_FILE
     export APPTRAIN_ATTEMPT=$attempt
-    task=("$APPTRAIN_HOME/containers/run.sh" --outcome "$outcome" "${task[@]}" "$APPTRAIN_IMAGE" python -P -m entrypoint)
+    task=("$APPTRAIN_HOME/containers/run.sh" --outcome "$outcome" "${task[@]}" "$APPTRAIN_IMAGE")
+    task+=(python -P -m entrypoint)
 }
 
 # From here on, what this script and the ranks print goes to job.log too.
 open_log() {
     [[ -d $run_dir ]] ||
-        refuse "the run directory $run_dir, which the image has made, is not there: give one that all nodes share in APPTRAIN_RUN_DIR"
+        refuse "the run directory $run_dir, which the image has made, is not there: give one that all nodes share"
     mkfifo -m 600 "$hand/out" "$hand/err"
     exec 3>&1 4>&2
     copy_to_log "$hand/out" 3
@@ -299,10 +303,7 @@ ask_to_stop() {
 }
 
 # In a batch job the scheduler sends TERM to the tasks itself.
-end() {
-    asked=$1 interrupted=yes
-    if [[ $1 == 143 && -z $is_batch ]]; then cut_short; fi
-}
+end() { asked=$1 interrupted=yes; if [[ $1 == 143 && -z $is_batch ]]; then cut_short; fi; }
 
 cut_short() { if [[ -n $child ]]; then "$cutter" "$child" 2>/dev/null || true; fi; }
 
@@ -352,9 +353,9 @@ show() { printf '%q ' "$@" && echo; }
 
 run_job() {
     local status=0
-    asked='' warned='' child='' run_dir='' attempt='' loggers=() facts=() cluster='' given_image=${APPTRAIN_IMAGE:-}
-    goes_on='' tells_end='' over='' dry_run='' by_hand='' outcome='' starter='' stop_at='' end_at='' no_chain='' show_only=''
-    hosts=() host_lines=() start_words=() plan_words=() task=() launch_words=() chain_words=()
+    asked='' warned='' child='' run_dir='' attempt='' show_only='' cluster='' given_image=${APPTRAIN_IMAGE:-}
+    goes_on='' tells_end='' over='' dry_run='' by_hand='' outcome='' starter='' stop_at='' end_at='' no_chain=''
+    hosts=() host_lines=() start_words=() plan_words=() task=() launch_words=() chain_words=() facts=() loggers=()
     hand=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.$(uname -n).XXXXXX") ||
         refuse "no temporary directory can be made: set TMPDIR to a directory of this node"
     export APPTRAIN_HAND=$hand

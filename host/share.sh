@@ -1,13 +1,13 @@
 # shellcheck shell=bash disable=SC2154 # what run.sh sets
 # Have all tasks of a node look at the image through one mount. Sourced by containers/run.sh.
 #
-# Each `apptainer exec` mounts the image anew, with a process and a page cache of its own: with a task for each rank every
-# rank would read torch for itself. Here the first task of a node starts a container that only waits, and every task
-# enters its namespaces (nsenter), with the environment that Apptainer gave it and what passes. The first task waits for
-# the others before it ends the container; where it dies, the container ends by itself.
+# Each `apptainer exec` mounts the image anew, with a process and a page cache of its own: with a task for each rank
+# every rank would read torch for itself. Here the first task of a node starts a container that only waits, and every
+# task enters its namespaces (nsenter), with the environment that Apptainer gave it and what passes. The first task
+# waits for the others before it ends the container; where it dies, the container ends by itself.
 #
 # The tasks of a node meet in `share`, a directory of the user's alone in the node's /tmp, which every container shows:
-#   shown    the image, and what the container shows of the node: a task that needs anything else mounts the image itself
+#   shown    the image, and what the container shows of the node: a task that needs more mounts the image itself
 #   entry    the process to enter, once that was tried
 #   closed   it cannot be entered (any more)
 #   lock     each task has a shared lock of it for as long as it needs the image
@@ -38,7 +38,7 @@ print_shown() {
     for ((i = 0; i < ${#targets[@]}; i++)); do printf '%q %q %q\n' "${sources[i]}" "${targets[i]}" "${modes[i]}"; done
 }
 
-# Whether this number is, here, the process that waits in the container: not another in a namespace of its own, or later.
+# Whether this number is, here, the process that waits in the container: not another in its own namespace, or later.
 is_waiting() { [[ $1 =~ ^[0-9]+$ && $(tr '\0' ' ' <"/proc/$1/cmdline") == *" $share/.wait "* ]]; }
 
 # Starts the container that waits, with no more in its environment than the image's own and what Apptainer adds.
@@ -52,10 +52,9 @@ open_share() {
     flock -s -w 5 "$lock" || return
     (
         trap '' HUP INT TERM USR1 USR2
-        for name in "${given[@]}"; do
-            if [[ $name != LD_LIBRARY_PATH ]]; then unset "${prefix}ENV_$name"; fi
-        done
-        exec "${line[@]:0:${#line[@]}-${#command[@]}-1}" "$share/.wait" <"$share/hold" >/dev/null {hold}>&- {lock}>&- 4>&-
+        for name in "${given[@]}"; do if [[ $name != LD_LIBRARY_PATH ]]; then unset "${prefix}ENV_$name"; fi; done
+        exec "${line[@]:0:${#line[@]}-${#command[@]}-1}" "$share/.wait" \
+            <"$share/hold" >/dev/null {hold}>&- {lock}>&- 4>&-
     ) &
     container=$!
 }
@@ -68,7 +67,7 @@ try_entry() {
         mv -- "$share/.entry" "$share/entry"
     else
         : >"$share/closed"
-        say_for_node "the tasks of this node mount the image each for itself: nsenter: ${why:-finds another process}" 2>&4
+        say_for_node "each task of this node mounts the image for itself: nsenter: ${why:-finds another process}" 2>&4
     fi
 }
 
@@ -94,10 +93,7 @@ is_share_settled() {
 join_share() {
     local i
     if [[ $SLURM_LOCALID == 0 ]]; then open_share; fi
-    for ((i = 0; i < SHARE_WAIT * 20; i++)); do
-        if is_share_settled; then break; fi
-        sleep 0.05
-    done
+    for ((i = 0; i < SHARE_WAIT * 20; i++)); do if is_share_settled; then break; else sleep 0.05; fi; done
     if [[ -n $opened && ! -e $share/entry ]]; then : >"$share/closed"; fi
     [[ -n $lock && -e $share/entry && ! -e $share/closed && $(cat "$share/shown") == "$(print_shown)" ]] || return
     is_waiting "$(cat "$share/entry")" && entry=$(cat "$share/entry")
@@ -123,7 +119,8 @@ enter() {
         if [[ $_name =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]]; then export -n "${_name?}"; else _other+=(-u "$_name"); fi
     done < <(env -0)
     let_go
-    set -- "$(type -P env)" "${_other[@]}" "$nsenter" "${INTO[@]}" --target "$entry" /bin/sh "$tmp/.start" "${command[@]}"
+    set -- "$(type -P env)" "${_other[@]}" \
+        "$nsenter" "${INTO[@]}" --target "$entry" /bin/sh "$tmp/.start" "${command[@]}"
     # Not heard: the host may lack the image's locale, of which bash would say so.
     while IFS= read -r -d '' _word; do
         if [[ ${_word%%=*} =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]]; then export "${_word?}"; fi
@@ -132,8 +129,8 @@ enter() {
     exec "$@"
 }
 
-# Ends the container once no task needs the image. Where the first task failed the others have a while only: Slurm ends them
-# when it sees that. Where it was ended they are still saving.
+# Ends the container once no task needs the image. Where the first task failed the others have a while only: Slurm ends
+# them when it sees that. Where it was ended they are still saving.
 close_share() {
     local i pid
     : >"$share/closed"

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2034 # what sources it uses REFUSED and status
-# What the scripts of the host have in common: the status of a refusal, an outcome in an entrypoint's place, a child that
-# gets its parent's signals. Sourced by containers/job.sh, containers/run.sh, slurm/survivor.sh and pbs/task.sh.
+# What the scripts of the host have in common: the status of a refusal, an outcome in an entrypoint's place, a child
+# that gets its parent's signals. Sourced by host/job.sh, containers/run.sh, slurm/survivor.sh and pbs/task.sh.
 
 # The status of bad input. What other statuses mean, the image knows.
 readonly REFUSED=64
