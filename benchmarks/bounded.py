@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Final
 
-from entrypoint import processes
+from entrypoint.node import processes
 
 TERM_S: Final = 5.0
 """Seconds from SIGTERM to SIGKILL for a command that has overrun."""

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from benchmarks import bounded
 from benchmarks.peaks import bf16_peak
-from entrypoint import check, driver
+from entrypoint.node import check, driver
 
 CHECKOUT: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = {

@@ -17,7 +17,7 @@ from typing import Final, NoReturn
 
 from containers import stacks
 from entrypoint.errors import BadInput
-from entrypoint.profile import CLUSTERS, Profile, load
+from entrypoint.plan.profile import CLUSTERS, Profile, load
 
 HEADER: Final = "# Made from {name} by `make profiles`: change that file, not this one.\n"
 

@@ -22,7 +22,7 @@ from typing import Final
 from clusters.render import Parser, host_file, load_checked, remedy
 from containers import stacks
 from entrypoint.errors import BadInput
-from entrypoint.profile import CLUSTERS, GPUS_ASKED_FOR, VARIABLE, Profile, find
+from entrypoint.plan.profile import CLUSTERS, GPUS_ASKED_FOR, VARIABLE, Profile, find
 
 CHECKOUT: Final = CLUSTERS.resolve().parent
 SCRIPTS: Final = {"slurm": "slurm/multinode.sbatch", "pbs": "pbs/multinode.pbs"}

@@ -13,10 +13,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from entrypoint import __version__, options, outcome
+from entrypoint import __version__
 from entrypoint.errors import BadInput, Refusal
-from entrypoint.outcome import Outcome
-from entrypoint.plan import LaunchPlan
+from entrypoint.job import outcome
+from entrypoint.job.outcome import Outcome
+from entrypoint.plan import options
+from entrypoint.plan.rules import LaunchPlan
 
 PLAN = "print what launch would run, from this environment or a recorded one; runs and contacts nothing"
 LAUNCH = "resolve the plan, meet the other nodes, start this node's ranks, and end with the job's status"
@@ -77,7 +79,7 @@ def _run(argv: Sequence[str]) -> int:
     given = vars(parser().parse_args(before))
     name = given.pop("command_name")
     if name in ("prepare", "conclude"):
-        from entrypoint import conclude, prepare
+        from entrypoint.job import conclude, prepare
 
         where = Path(given["directory"])
         try:
@@ -85,7 +87,7 @@ def _run(argv: Sequence[str]) -> int:
         except OSError as error:
             raise BadInput(f"{error.filename or given['directory']}: {error.strerror}") from None
     if name == "check":
-        from entrypoint.check import check
+        from entrypoint.node.check import check
 
         return check(as_json=given["json"])
     recorded = given.get("env-file") or (name == "plan" and os.environ.get("APPTRAIN_ENV_FILE"))
@@ -93,7 +95,7 @@ def _run(argv: Sequence[str]) -> int:
     plan, settings = resolve(env, given, command, hostname=None if recorded else os.uname().nodename)
     if name == "plan":
         return _print_plan(plan, as_json=settings.value("json"))
-    from entrypoint.launch import launch
+    from entrypoint.run.launch import launch
 
     return launch(plan, settings, env)
 
@@ -143,7 +145,9 @@ def resolve(
 
     Raises BadInput.
     """
-    from entrypoint import plan, profile, schedulers
+    from entrypoint import schedulers
+    from entrypoint.plan import profile
+    from entrypoint.plan import rules as plan
 
     flags, cmd = options.merged(given, command, env)
     profile_name = flags.get("profile") or env.get("APPTRAIN_PROFILE")

@@ -20,12 +20,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint import cli, launch, lock, options, outcome, output, processes, rendezvous, rundir
+from entrypoint import cli
 from entrypoint.errors import DONE, INTERRUPTED, SAVED, BadInput, Refusal
-from entrypoint.launch import HANDLED
-from entrypoint.outcome import Outcome
-from entrypoint.plan import LaunchPlan
-from entrypoint.rundir import RunDirectory
+from entrypoint.job import lock, outcome, rundir
+from entrypoint.job.outcome import Outcome
+from entrypoint.job.rundir import RunDirectory
+from entrypoint.node import processes
+from entrypoint.plan import options, rendezvous
+from entrypoint.plan.rules import LaunchPlan
+from entrypoint.run import launch, output
+from entrypoint.run.launch import HANDLED
 from entrypoint.schedulers import embedded as variables
 
 PASSED = (

@@ -8,7 +8,7 @@ readonly REFUSED=64
 absolute() { if [[ $1 == /* ]]; then printf '%s' "$1"; else printf '%s' "${PWD%/}/$1"; fi; }
 
 # write_outcome FILE STATUS NODE ERROR: how a task ended whose entrypoint cannot say so, in the file that
-# entrypoint/outcome.py reads; one that is there already stays. False where it cannot be written.
+# entrypoint/job/outcome.py reads; one that is there already stays. False where it cannot be written.
 write_outcome() {
     local file=$1 status=$2 signal=0 partial
     if [[ -e $file ]]; then return; fi

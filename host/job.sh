@@ -4,7 +4,7 @@
 #
 # It starts and ends what runs, catches signals and asks the scheduler; what any of it means, the image decides: before
 # the job `entrypoint prepare`, after each attempt the first node's `launch` or, where more has to be known, `entrypoint
-# conclude`. Both halves leave what they tell each other in $hand (entrypoint/handover.py has the names).
+# conclude`. Both halves leave what they tell each other in $hand (entrypoint/job/handover.py has the names).
 #
 # A job script defines   describe_job      sets cluster, and `facts`, NAME=VALUE for the image; or refuses
 #                        start WHAT        starts "${task[@]}" WHAT "${launch_words[@]}" for each task

@@ -47,7 +47,7 @@ run_again() {
     scontrol requeue "$SLURM_JOB_ID" 2>/dev/null
 }
 
-# Where `launch` says whether it knew of the first node's end (entrypoint/handover.py).
+# Where `launch` says whether it knew of the first node's end (entrypoint/job/handover.py).
 hand=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.$(uname -n).XXXXXX") || hand=/nowhere
 trap 'rm -rf -- "$hand"' EXIT
 APPTRAIN_HAND=$hand run_child "$@"

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from entrypoint.allocation import Allocation
 from entrypoint.errors import BadInput
+from entrypoint.schedulers.allocation import Allocation
 
 NAMES = (
     "embedded",
@@ -88,7 +88,7 @@ def _agree(granted: Allocation, request: Request) -> None:
     """`--nodes` and `--node-rank` may repeat what a scheduler says, not contradict it."""
     remedy = "leave it out, or add --scheduler manual"
     if request.nodes is not None:
-        from entrypoint import hostlist
+        from entrypoint.schedulers import hostlist
 
         if hostlist.expand(request.nodes, "--nodes") != granted.nodes:
             raise BadInput(

@@ -7,10 +7,9 @@ the node list and its own name. The node resolves its rank as on any cluster.
 import re
 from collections.abc import Mapping
 
-from entrypoint import hostlist
-from entrypoint.allocation import Allocation
 from entrypoint.errors import BadInput
-from entrypoint.schedulers import Request, variables
+from entrypoint.schedulers import Request, hostlist, variables
+from entrypoint.schedulers.allocation import Allocation
 
 NAME = "embedded"
 

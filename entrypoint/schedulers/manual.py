@@ -5,10 +5,9 @@ The secret: what stands in for a scheduler. Nothing counts the jobs here, so eve
 
 from collections.abc import Mapping
 
-from entrypoint import hostlist, hostnames
-from entrypoint.allocation import Allocation
 from entrypoint.errors import BadInput
-from entrypoint.schedulers import Request, variables
+from entrypoint.schedulers import Request, hostlist, hostnames, variables
+from entrypoint.schedulers.allocation import Allocation
 
 NAME = "manual"
 NODES = "--nodes"

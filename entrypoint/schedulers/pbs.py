@@ -18,10 +18,9 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from entrypoint import hostnames
-from entrypoint.allocation import Allocation, Context, Job
 from entrypoint.errors import BadInput
-from entrypoint.schedulers import Request, variables
+from entrypoint.schedulers import Request, hostnames, variables
+from entrypoint.schedulers.allocation import Allocation, Context, Job
 
 NAME = "pbs"
 GPUS = "APPTRAIN_NGPUS"

@@ -21,10 +21,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from entrypoint import hostlist
-from entrypoint.allocation import Allocation, Job
 from entrypoint.errors import BadInput
-from entrypoint.schedulers import Request, variables
+from entrypoint.schedulers import Request, hostlist, variables
+from entrypoint.schedulers.allocation import Allocation, Job
 
 NAME = "slurm"
 

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from clusters import render
-from entrypoint import outcome
-from entrypoint.rendezvous import port_pair
+from entrypoint.job import outcome
+from entrypoint.plan.rendezvous import port_pair
 from tests.cluster.account import BOUND, HOME, REPOSITORY, SCRIPT, SOFTWARE, Account, Ran, account, clear
 from tests.vcluster.layout import HIGH_SPEED, Network
 

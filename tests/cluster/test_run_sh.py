@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
-from entrypoint import outcome
-from entrypoint.outcome import Outcome
+from entrypoint.job import outcome
+from entrypoint.job.outcome import Outcome
 from tests.host import NO_USER_NAMESPACES, Bind, Host, up
 
 CHECKOUT = Path(__file__).resolve().parents[2]

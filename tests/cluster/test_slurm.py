@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from clusters import render
-from entrypoint import outcome
+from entrypoint.job import outcome
 from tests.cluster.account import (
     BOUND,
     HOME,

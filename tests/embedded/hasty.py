@@ -12,7 +12,10 @@ import itertools
 import sys
 from collections.abc import Sequence
 
-from entrypoint import attempt, cli, embedded, join, options, restart
+from entrypoint import cli, embedded
+from entrypoint.meet import hub as join
+from entrypoint.plan import options
+from entrypoint.run import attempt, restart
 
 
 def first_step(seconds: float) -> None:

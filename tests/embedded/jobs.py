@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint import outcome
-from entrypoint.outcome import Outcome
+from entrypoint.job import outcome
+from entrypoint.job.outcome import Outcome
 from tests import procs
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.rundir import RunDirectory, read_key
+from entrypoint.job.rundir import RunDirectory, read_key
 from tests.embedded import disks
 from tests.embedded.jobs import Ended, Job, clean_env
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.rendezvous import port_pair
+from entrypoint.plan.rendezvous import port_pair
 from tests.embedded.jobs import Ended, Job, clean_env, gone, master_port, processes_with, run, start
 
 ALL_REDUCE = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.rundir import RunDirectory
+from entrypoint.job.rundir import RunDirectory
 from tests.embedded.jobs import Ended, Job, gone, processes_with, run, start
 from tests.embedded.test_launch import command_line, node_name, write
 

@@ -23,8 +23,8 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import wire
-from entrypoint.claims import Identity
+from entrypoint.meet import wire
+from entrypoint.meet.claims import Identity
 from tests.embedded.jobs import CHECKOUT, Ended, Job, clean_env, processes_with, start
 
 WAITING = """

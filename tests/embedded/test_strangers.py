@@ -40,7 +40,7 @@ sys.stdin.read()
 """
 PARTICIPANTS = """\
 import asyncio, sys
-from entrypoint.join import Identity, Timeouts, meet
+from entrypoint.meet.hub import Identity, Timeouts, meet
 first, last, count, port = map(int, sys.argv[1:])
 
 def who(node):

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint import processes
+from entrypoint.node import processes
 from tests.embedded.ready import Training
 from train import checkpoint, metrics
 

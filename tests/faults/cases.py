@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import ClassVar
 
-from entrypoint.rendezvous import port_pair
+from entrypoint.plan.rendezvous import port_pair
 from tests.cluster.account import SOFTWARE, UID
 from tests.faults import nodes
 from tests.faults.nodes import Process

@@ -66,7 +66,9 @@ def ranks(node: Host, run_dir: str) -> dict[int, Process]:
 
 def agent(node: Host, run_dir: str) -> Process | None:
     """torchrun's agent."""
-    return _first(node, run_dir, lambda one: any(word.endswith("entrypoint/agent.py") for word in one.argv))
+    return _first(
+        node, run_dir, lambda one: any(word.endswith("entrypoint/run/agent.py") for word in one.argv)
+    )
 
 
 def launcher(node: Host, run_dir: str) -> Process | None:

@@ -16,7 +16,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from entrypoint.hostlist import expand
+from entrypoint.schedulers.hostlist import expand
 from tests.cluster.account import SCRIPT, UID, WORK, Account
 from tests.faults import nodes
 from tests.faults.watch import PERIOD, Watch

@@ -10,8 +10,8 @@ from pathlib import Path
 from benchmarks import device
 from benchmarks.bounded import Ended
 from benchmarks.device import NODE
-from entrypoint import gpu
-from entrypoint.gpu import Found, Stack
+from entrypoint.node import gpu
+from entrypoint.node.gpu import Found, Stack
 
 from .trial import PYTHON, Bench, expect
 

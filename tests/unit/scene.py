@@ -19,12 +19,15 @@ from typing import Any
 
 import pytest
 
-from entrypoint import cli, join, plan, processes
-from entrypoint.claims import End, Failure, Sighting
-from entrypoint.join import AllDone, Failed, Look, Peek, Stopped
-from entrypoint.plan import LaunchPlan
-from entrypoint.ranks import RankEnded, RankStarted, StarterEnded
-from entrypoint.supervise import Patience, Supervisor
+from entrypoint import cli
+from entrypoint.meet import hub as join
+from entrypoint.meet.claims import End, Failure, Sighting
+from entrypoint.meet.hub import AllDone, Failed, Look, Peek, Stopped
+from entrypoint.node import processes
+from entrypoint.plan import rules as plan
+from entrypoint.plan.rules import LaunchPlan
+from entrypoint.run.ranks import RankEnded, RankStarted, StarterEnded
+from entrypoint.run.supervise import Patience, Supervisor
 
 Entry = tuple[Any, ...]
 """(seconds, what was done, with what)."""

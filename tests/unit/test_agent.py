@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from entrypoint import agent
+from entrypoint.run import agent
 
 
 @pytest.mark.parametrize(("script", "status", "signum"), [("exit 3", 3, 0), ("kill -9 $$", 137, 9)])

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from entrypoint import cli, join, outcome
-from entrypoint.attempt import Attempt
+from entrypoint import cli
 from entrypoint.errors import Unavailable
-from entrypoint.output import own_consoles
+from entrypoint.job import outcome
+from entrypoint.meet import hub as join
+from entrypoint.run.attempt import Attempt
+from entrypoint.run.output import own_consoles
 
 JOB = {"APPTRAIN_EMBEDDED_JOB_ID": "7", "APPTRAIN_EMBEDDED_NODELIST": "127.0.0.[1-2]"}
 

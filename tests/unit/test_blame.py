@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 
-from entrypoint.blame import STUCK, deadlock, first, has_left_early, is_consequence, is_echo, pause, verdict
-from entrypoint.claims import End, Failure, Sighting
+from entrypoint.meet.claims import End, Failure, Sighting
+from entrypoint.watch.blame import (
+    STUCK,
+    deadlock,
+    first,
+    has_left_early,
+    is_consequence,
+    is_echo,
+    pause,
+    verdict,
+)
 
 
 def sighting(rank: int, **changes: Any) -> Sighting:

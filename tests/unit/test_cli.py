@@ -14,13 +14,14 @@ import jsonschema
 import pytest
 
 import entrypoint
-from entrypoint import outcome
+from entrypoint import schedulers
 from entrypoint.cli import main
-from entrypoint.options import OPTIONS
-from entrypoint.outcome import Outcome
+from entrypoint.job import outcome
+from entrypoint.job.outcome import Outcome
+from entrypoint.plan.options import OPTIONS
 
 CHECKOUT = Path(entrypoint.__file__).parents[1]
-SCHEMA = json.loads((Path(entrypoint.__file__).parent / "plan.schema.json").read_text())
+SCHEMA = json.loads((Path(entrypoint.__file__).parent / "plan/plan.schema.json").read_text())
 NODE = {
     "APPTRAIN_EMBEDDED_JOB_ID": "7",
     "APPTRAIN_EMBEDDED_NODELIST": "127.0.0.[1-2]",
@@ -445,7 +446,7 @@ HEAVY = (
 def test_help_imports_only_what_it_needs() -> None:
     modules = imported("--help")
     assert not modules.intersection(HEAVY)
-    assert not {name for name in modules if name.startswith("entrypoint.schedulers.")}
+    assert not modules.intersection(f"entrypoint.schedulers.{name}" for name in schedulers.NAMES)
 
 
 def test_a_plan_imports_one_scheduler_and_no_machinery(tmp_path: Path) -> None:
@@ -453,7 +454,7 @@ def test_a_plan_imports_one_scheduler_and_no_machinery(tmp_path: Path) -> None:
     env.write_text("".join(f"{name}={value}\n" for name, value in NODE.items()))
     modules = imported("plan", "--env-file", str(env))
     assert not modules.intersection(HEAVY)
-    assert "entrypoint.launch" not in modules
+    assert "entrypoint.run" not in modules
 
 
 def test_a_plan_for_16384_nodes_lists_them_all(cli: Cli) -> None:

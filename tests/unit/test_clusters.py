@@ -19,9 +19,9 @@ import pytest
 import yaml
 
 from clusters import render, submit
-from entrypoint import profile
 from entrypoint.errors import BadInput
-from entrypoint.options import OPTIONS
+from entrypoint.plan import profile
+from entrypoint.plan.options import OPTIONS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BOUND = 60  # s, for anything started here
@@ -102,9 +102,10 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What submits, compiled."""
     folder = tmp_path_factory.mktemp("checkout") / "check out"
     shutil.copytree(CHECKOUT / "clusters", folder / "clusters")
-    for name in ("entrypoint", "containers"):
-        (folder / name).mkdir()
-    for name in ("entrypoint/__init__.py", "entrypoint/errors.py", "entrypoint/profile.py",
+    for name in ("entrypoint/plan", "containers"):
+        (folder / name).mkdir(parents=True)
+    for name in ("entrypoint/__init__.py", "entrypoint/errors.py", "entrypoint/plan/__init__.py",
+                 "entrypoint/plan/profile.py",
                  "containers/__init__.py", "containers/stacks.py", "containers/stacks.yaml"):  # fmt: skip
         shutil.copy(CHECKOUT / name, folder / name)
     for name, text in (("slurm/multinode.sbatch", "#!/bin/bash\n"), ("pbs/multinode.pbs", PBS_SCRIPT)):
@@ -247,7 +248,7 @@ def test_the_options_that_a_profile_may_set_are_those_of_the_entrypoint() -> Non
     [
         "clusters/render.py",
         "clusters/submit.py",
-        "entrypoint/profile.py",
+        "entrypoint/plan/profile.py",
         "entrypoint/errors.py",
         "containers/stacks.py",
     ],

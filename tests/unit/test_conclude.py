@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from entrypoint import conclude, handover, outcome
-from entrypoint.conclude import Job, Verdict
 from entrypoint.errors import BadInput
-from entrypoint.outcome import Outcome
-from entrypoint.rundir import RunDirectory
+from entrypoint.job import conclude, handover, outcome
+from entrypoint.job.conclude import Job, Verdict
+from entrypoint.job.outcome import Outcome
+from entrypoint.job.rundir import RunDirectory
 
 PREEMPTED = "JobId=7 JobState=RUNNING Restarts=0 PreemptTime=2026-11-21T10:00:00 "
 NAMES = ("follows", "status", "attempt", "say", "tell", "by_hand", "asked")

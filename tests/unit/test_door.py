@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from entrypoint import door
-from entrypoint.door import Door, Guest
-from entrypoint.wire import WireError
+from entrypoint.meet import door
+from entrypoint.meet.door import Door, Guest
+from entrypoint.meet.wire import WireError
 
 PASSWORD = b"open sesame\n"
 

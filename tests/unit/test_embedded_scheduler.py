@@ -2,10 +2,11 @@
 
 import pytest
 
-from entrypoint import rendezvous, schedulers
-from entrypoint.allocation import Allocation
+from entrypoint import schedulers
 from entrypoint.embedded import own_number
+from entrypoint.plan import rendezvous
 from entrypoint.schedulers import embedded
+from entrypoint.schedulers.allocation import Allocation
 
 NODE = {
     embedded.JOB_ID: "embedded-20261121-101500-4242",

@@ -2,7 +2,7 @@
 
 import pytest
 
-from entrypoint.frames import Frame, dumped, in_words, last_traceback, main_thread, own, shown, waits_in
+from entrypoint.watch.frames import Frame, dumped, in_words, last_traceback, main_thread, own, shown, waits_in
 
 VENV = "/opt/venv/lib/python3.11/site-packages"
 TORCH = f"{VENV}/torch"

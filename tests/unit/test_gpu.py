@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 import entrypoint
-from entrypoint import check, driver, gpu, outcome
 from entrypoint.errors import BadInput
-from entrypoint.gpu import Found, Gpu, Needs, Stack
+from entrypoint.job import outcome
+from entrypoint.node import check, driver, gpu
+from entrypoint.node.gpu import Found, Gpu, Needs, Stack
 
 CHECKOUT = Path(entrypoint.__file__).parents[1]
 FACTS = {

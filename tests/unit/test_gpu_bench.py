@@ -17,7 +17,9 @@ from benchmarks import __main__ as command
 from benchmarks import bounded, device
 from benchmarks import gpu as bench
 from benchmarks.bounded import Ended
-from entrypoint import cli, launch, options
+from entrypoint import cli
+from entrypoint.plan import options
+from entrypoint.run import launch
 from train import config
 
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -15,8 +15,11 @@ import pytest
 
 from benchmarks import device, peaks
 from benchmarks.bounded import Ended
-from entrypoint import cli, gpu, launch, options
-from entrypoint.gpu import Found, Gpu
+from entrypoint import cli
+from entrypoint.node import gpu
+from entrypoint.node.gpu import Found, Gpu
+from entrypoint.plan import options
+from entrypoint.run import launch
 from tests.gpu import __main__ as command
 from tests.gpu import node_trials, training_trials, trouble_trials
 from tests.gpu.trial import Bench, Trial, Wrong

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from entrypoint.heartbeat import Heartbeats
+from entrypoint.watch.heartbeat import Heartbeats
 
 
 def beat(folder: Path, rank: int, text: str, at: int) -> None:

@@ -9,8 +9,8 @@ from ClusterShell.NodeSet import NodeSet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrypoint import hostlist
 from entrypoint.errors import BadInput
+from entrypoint.schedulers import hostlist
 
 
 @pytest.mark.parametrize(

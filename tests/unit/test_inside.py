@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint import inside
+from entrypoint.watch import inside
 
 
 class Group:

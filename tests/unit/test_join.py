@@ -18,11 +18,12 @@ from typing import Any
 
 import pytest
 
-from entrypoint import door, join, processes
-from entrypoint import wire as wire_module
-from entrypoint.claims import End, Sighting, disagreement, load, missing, pack, unpack
 from entrypoint.errors import BadInput, Unavailable
-from entrypoint.join import (
+from entrypoint.meet import door
+from entrypoint.meet import hub as join
+from entrypoint.meet import wire as wire_module
+from entrypoint.meet.claims import End, Sighting, disagreement, load, missing, pack, unpack
+from entrypoint.meet.hub import (
     AllDone,
     Failed,
     Failure,
@@ -35,7 +36,8 @@ from entrypoint.join import (
     Timeouts,
     meet,
 )
-from entrypoint.wire import MAX_BODY, PROTOCOL, Wire, WireError, WrongKey, greet
+from entrypoint.meet.wire import MAX_BODY, PROTOCOL, Wire, WireError, WrongKey, greet
+from entrypoint.node import processes
 
 KEY = b"k" * 32
 PORT_ADVICE = "the next attempt uses another port; where it was chosen by hand, choose another --master-port"

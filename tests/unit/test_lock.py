@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from entrypoint import lock, processes
-from entrypoint.lock import Holder, InUse, Lock
+from entrypoint.job import lock
+from entrypoint.job.lock import Holder, InUse, Lock
+from entrypoint.node import processes
 
 HERE: dict[str, Any] = {
     "job": "7",

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import manifest
-from entrypoint.gpu import Stack
-from entrypoint.rundir import RunDirectory
+from entrypoint.job import manifest
+from entrypoint.job.rundir import RunDirectory
+from entrypoint.node.gpu import Stack
 from tests.unit.scene import planned
 from tests.unit.test_join import who
 

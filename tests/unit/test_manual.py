@@ -3,8 +3,8 @@
 import pytest
 
 from entrypoint import schedulers
-from entrypoint.allocation import Allocation
 from entrypoint.schedulers import manual
+from entrypoint.schedulers.allocation import Allocation
 
 
 def test_a_list_and_a_rank_are_read_whole() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.memory import Memory
+from entrypoint.node.memory import Memory
 
 
 class Groups:

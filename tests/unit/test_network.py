@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from entrypoint import agent, cli, network
-from entrypoint import plan as plans
+from entrypoint import cli
 from entrypoint.errors import Refusal
-from entrypoint.network import Interface, Place, ThisMachine
-from entrypoint.plan import LaunchPlan
+from entrypoint.node import network
+from entrypoint.node.network import Interface, Place, ThisMachine
+from entrypoint.plan import rules as plans
+from entrypoint.plan.rules import LaunchPlan
+from entrypoint.run import agent
 
 NODES = ("gpu-a01", "gpu-a02", "gpu-b07")
 

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import attempt, cli, processes
+from entrypoint import cli
 from entrypoint.errors import BadInput
-from entrypoint.rundir import RunDirectory, read_key
+from entrypoint.job.rundir import RunDirectory, read_key
+from entrypoint.node import processes
+from entrypoint.run import attempt
 
 
 def child(code: str) -> subprocess.Popen[str]:
@@ -55,7 +57,7 @@ def test_orphans_in_sessions_of_their_own_are_found_and_killed(tmp_path: Path) -
     pids = tmp_path / "pids"
     code = f"""
 import os, subprocess, sys, time
-from entrypoint import processes
+from entrypoint.node import processes
 processes.adopt_orphans()
 nap = "import os, time; open({str(pids)!r}, 'a').write(str(os.getpid()) + chr(10)); time.sleep(100)"
 # A child that starts a session with a grandchild, and dies: what an agent leaves behind.
@@ -72,7 +74,7 @@ processes.kill_descendants()
 def test_a_child_may_be_made_to_die_with_its_parent() -> None:
     code = """
 import subprocess, sys, time
-from entrypoint import processes
+from entrypoint.node import processes
 nap = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"], preexec_fn=processes.die_with_parent)
 print(nap.pid, flush=True)
 time.sleep(100)

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import outcome
-from entrypoint.outcome import Outcome
+from entrypoint.job import outcome
+from entrypoint.job.outcome import Outcome
 
 FAILED = Outcome(status=7, rank=3, node="gpu-b07", signal=0, time=1795254231.5, error="ValueError: x = 'a b'")
 

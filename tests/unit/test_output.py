@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import output
-from entrypoint.output import Console, Relay, own_consoles, wants_progress
+from entrypoint.run import output
+from entrypoint.run.output import Console, Relay, own_consoles, wants_progress
 
 
 class Screen:

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from entrypoint import hostnames, schedulers
-from entrypoint.allocation import Allocation
+from entrypoint import schedulers
 from entrypoint.cli import read_env_file
-from entrypoint.schedulers import pbs
+from entrypoint.schedulers import hostnames, pbs
+from entrypoint.schedulers.allocation import Allocation
 from tests.unit import plans
 
 OPENPBS = plans.RECORDINGS / "openpbs"

@@ -38,7 +38,7 @@ RUN_SH = """#!{python} -IS
 import _signal, marshal, os, sys, time  # which take no time to import
 word = sys.argv[sys.argv.index("entrypoint") + 1]
 if word in ("prepare", "conclude"):
-    code = "import sys; from entrypoint import cli, conclude; conclude.LATE_PAUSE = 0.02; sys.exit(cli.main(sys.argv[1:]))"
+    code = "import sys; from entrypoint import cli; from entrypoint.job import conclude; conclude.LATE_PAUSE = 0.02; sys.exit(cli.main(sys.argv[1:]))"
     os.execve("{python}", ["{python}", "-Pc", code, *sys.argv[-2:]], {{"PATH": os.environ["PATH"], "PYTHONPATH": "{packages}", "APPTRAIN_STACK": "/none"}})
 host, attempt = os.environ.get("PBS_NODENUM", os.environ.get("APPTRAIN_NODE_RANK")), os.environ.get("APPTRAIN_ATTEMPT", "0")
 with open("{here}/what", "rb") as file:

@@ -9,15 +9,17 @@ from typing import Any
 
 import pytest
 
-from entrypoint import cli, handover, launch, outcome
-from entrypoint import prepare as preparation
-from entrypoint.batch import pbs
-from entrypoint.conclude import Job
+from entrypoint import cli
 from entrypoint.errors import BadInput
-from entrypoint.handover import Facts
-from entrypoint.outcome import Outcome
-from entrypoint.prepare import prepare
-from entrypoint.rundir import RunDirectory
+from entrypoint.job import handover, outcome
+from entrypoint.job import prepare as preparation
+from entrypoint.job.batch import pbs
+from entrypoint.job.conclude import Job
+from entrypoint.job.handover import Facts
+from entrypoint.job.outcome import Outcome
+from entrypoint.job.prepare import prepare
+from entrypoint.job.rundir import RunDirectory
+from entrypoint.run import launch
 
 ANSWERED = (
     *(

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from entrypoint.output import Relay, own_consoles
-from entrypoint.ranks import Event, RankEnded, Ranks, RankStarted, StarterEnded
-from entrypoint.rundir import RunDirectory
+from entrypoint.job.rundir import RunDirectory
+from entrypoint.run.output import Relay, own_consoles
+from entrypoint.run.ranks import Event, RankEnded, Ranks, RankStarted, StarterEnded
 from tests.unit.scene import planned
 
 AGENT = """#!/bin/bash

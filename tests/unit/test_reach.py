@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from entrypoint import door, reach
-from entrypoint.claims import Identity
 from entrypoint.errors import Refusal
-from entrypoint.join import Link, Timeouts, meet
-from entrypoint.reach import Contact, Listener, Trial, partners
-from entrypoint.wire import WireError
+from entrypoint.meet import door, reach
+from entrypoint.meet.claims import Identity
+from entrypoint.meet.hub import Link, Timeouts, meet
+from entrypoint.meet.reach import Contact, Listener, Trial, partners
+from entrypoint.meet.wire import WireError
 
 SHORT = Timeouts(join=10, peer=5, handshake=0.4, remind=60, poll=0.05, reach=0.5)
 PATIENT = Timeouts(poll=0.05)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrypoint.rendezvous import port_pair
+from entrypoint.plan.rendezvous import port_pair
 
 STEPS_AND_ATTEMPTS = list(itertools.product(range(8), range(3)))
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from entrypoint import cli
-from entrypoint import plan as plans
 from entrypoint.errors import BadInput, Unavailable
-from entrypoint.join import Muster, Timeouts
-from entrypoint.options import Settings
-from entrypoint.outcome import Outcome
-from entrypoint.plan import LaunchPlan
-from entrypoint.restart import Restarts
-from entrypoint.rundir import RunDirectory
+from entrypoint.job.outcome import Outcome
+from entrypoint.job.rundir import RunDirectory
+from entrypoint.meet.hub import Muster, Timeouts
+from entrypoint.plan import rules as plans
+from entrypoint.plan.options import Settings
+from entrypoint.plan.rules import LaunchPlan
+from entrypoint.run.restart import Restarts
 
 CRASH = Outcome(status=9, rank=3, node="127.0.0.2", time=5.0, error="ValueError: x")
 LOSS = Outcome(status=1, node="127.0.0.2", time=5.0, error="lost: it closed the connection")

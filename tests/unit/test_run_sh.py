@@ -28,8 +28,8 @@ from typing import Any
 
 import pytest
 
-from entrypoint import outcome
-from entrypoint.outcome import Outcome
+from entrypoint.job import outcome
+from entrypoint.job.outcome import Outcome
 
 RUN_SH = Path(__file__).resolve().parents[2] / "containers" / "run.sh"
 BOUND = 60  # s, for anything started here

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.rundir import RunDirectory
+from entrypoint.job.rundir import RunDirectory
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint import processes
+from entrypoint.node import processes
 from tests.unit.bounds import shorten
 
 SHARE_SH = Path(__file__).resolve().parents[2] / "host" / "share.sh"

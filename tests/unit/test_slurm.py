@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from entrypoint import schedulers
-from entrypoint.allocation import Allocation
 from entrypoint.cli import read_env_file
 from entrypoint.errors import BadInput
 from entrypoint.schedulers import slurm
+from entrypoint.schedulers.allocation import Allocation
 from tests.unit import plans
 
 NOTHING = schedulers.Request()

@@ -85,7 +85,7 @@ if word in ("prepare", "conclude"):
     if os.environ.get("FAKE_IMAGE") in (word, "all"):
         print("FATAL: no such image", file=sys.stderr)
         sys.exit(255)
-    code = "import sys; from entrypoint import cli, conclude; conclude.LATE_PAUSE = 0.02; sys.exit(cli.main(sys.argv[1:]))"
+    code = "import sys; from entrypoint import cli; from entrypoint.job import conclude; conclude.LATE_PAUSE = 0.02; sys.exit(cli.main(sys.argv[1:]))"
     os.execve("{python}", ["{python}", "-Pc", code, *sys.argv[-2:]], {{"PATH": os.environ["PATH"], "PYTHONPATH": "{packages}", "APPTRAIN_STACK": "/none"}})
 node, attempt = os.environ["SLURM_NODEID"], os.environ["APPTRAIN_ATTEMPT"]
 what = eval(os.environ.get("FAKE_TASKS", "{{}}"))

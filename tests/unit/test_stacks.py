@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from entrypoint import inside
-from entrypoint.heartbeat import Heartbeats
-from entrypoint.output import Relay, own_consoles
-from entrypoint.rundir import RunDirectory
-from entrypoint.stacks import look, peek, sighting, variables, workers
+from entrypoint.job.rundir import RunDirectory
+from entrypoint.run.output import Relay, own_consoles
+from entrypoint.run.stacks import look, peek, sighting, variables, workers
+from entrypoint.watch import inside
+from entrypoint.watch.heartbeat import Heartbeats
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 IN_ALL_REDUCE = f"""Fatal Python error: Aborted

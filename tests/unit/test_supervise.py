@@ -18,12 +18,15 @@ from typing import Any
 
 import pytest
 
-from entrypoint import heartbeat, join, processes, ranks
-from entrypoint.claims import End, Failure
-from entrypoint.join import AllDone, Failed, Look, Peek, Stopped
-from entrypoint.outcome import Outcome
-from entrypoint.ranks import RankEnded, RankStarted, StarterEnded
-from entrypoint.supervise import asked_to_end, to_failure
+from entrypoint.job.outcome import Outcome
+from entrypoint.meet import hub as join
+from entrypoint.meet.claims import End, Failure
+from entrypoint.meet.hub import AllDone, Failed, Look, Peek, Stopped
+from entrypoint.node import processes
+from entrypoint.run import ranks
+from entrypoint.run.ranks import RankEnded, RankStarted, StarterEnded
+from entrypoint.run.supervise import asked_to_end, to_failure
+from entrypoint.watch import heartbeat
 from tests.unit.scene import (
     AGENT,
     NEVER,

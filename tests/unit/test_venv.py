@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 import entrypoint
-from entrypoint import cli, launch
+from entrypoint import cli
 from entrypoint.cli import main
 from entrypoint.errors import BadInput
+from entrypoint.run import launch
 
 CHECKOUT = Path(entrypoint.__file__).parents[1]
 NODE = ("--nodes", "127.0.0.1", "--node-rank", "0", "--device", "cpu")

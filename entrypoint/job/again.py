@@ -1,0 +1,41 @@
+"""How often a run may start again, in its job or in another: after failures, and after planned ends.
+
+The secret: the bounds. They are counted in the run directory, so that restarts and requeues are one row. The
+job script waits for whoever asks: nothing here takes long to import.
+"""
+
+import itertools
+
+from entrypoint.job.rundir import RunDirectory
+
+FRUITLESS = 3
+"""Restarts in a row without a new checkpoint between them, or planned ends."""
+BRIEF = 300
+"""Seconds: a job that was told so soon to stop had little time to train. Its script may keep its checkpoints
+elsewhere, where nobody can look for new ones."""
+
+
+def too_many(run: RunDirectory, bound: int | None) -> str:
+    """Why no further restart of this run, nor a requeue after a failure, may follow; empty where one may.
+    `bound`: --max-restarts."""
+    before, newest = run.restarts(), run.newest_checkpoint()
+    times = f"{len(before)} time{'s' * (len(before) != 1)}"
+    fruitless = len(list(itertools.takewhile(lambda then: then == newest, reversed(before))))
+    if bound is not None and len(before) >= bound:
+        return f"restarted {times} before, and --max-restarts is {bound}"
+    if fruitless >= FRUITLESS and (bound is None or newest != "0"):
+        return f"restarted {times} before, the last {FRUITLESS} without a new checkpoint"
+    return ""
+
+
+def no_progress(run: RunDirectory, *, seconds: float) -> str:
+    """Why the run may not go on after this planned end; empty where it may. `seconds`: since the job
+    began."""
+    before, newest = run.planned_ends(), run.newest_checkpoint()
+    fruitless = len(list(itertools.takewhile(lambda then: then == newest, reversed(before)))) + 1
+    if fruitless < FRUITLESS or (newest == "0" and seconds > BRIEF):
+        return ""
+    return (
+        f"{fruitless} planned ends in a row without a new checkpoint: the time limit is too short, "
+        "or the warning comes too early (--signal, --stop-before)"
+    )

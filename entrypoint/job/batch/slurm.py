@@ -1,0 +1,133 @@
+"""What a Slurm job script must know: its nodes and tasks, srun's words, and what scontrol says of the job.
+
+srun takes from variables what was asked of sbatch or salloc, also what was asked of a job from which this one
+was submitted: so every word is given. A step then has all that the job has."""
+
+import re
+from collections.abc import Mapping
+
+from entrypoint.errors import BadInput
+from entrypoint.job.batch.granted import Granted
+from entrypoint.job.handover import Facts
+from entrypoint.plan.options import Settings
+from entrypoint.plan.profile import Profile
+from entrypoint.schedulers import hostlist, slurm
+
+_NUMBERS = (
+    *("SLURM_JOB_NUM_NODES", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE", "SLURM_CPUS_PER_TASK"),
+    "SLURM_RESTART_COUNT",
+)
+
+
+def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Profile) -> Granted:
+    """What this job script has to start. Raises BadInput."""
+    _check(env, facts, settings)
+    hosts = hostlist.expand(env.get("SLURM_JOB_NODELIST", ""), "SLURM_JOB_NODELIST")
+    tasks = _tasks(env, len(hosts))
+    _check_gpus(env, len(hosts))
+    count = int(env.get("SLURM_RESTART_COUNT") or 0)
+    on_batch, goes_on = bool(facts.one("batch")), settings.value("on-failure") == "restart"
+    words = [
+        "--export=ALL",
+        f"--nodes={len(hosts)}",
+        f"--ntasks={len(hosts) * tasks}",
+        f"--ntasks-per-node={tasks}",
+        f"--cpus-per-task={_cpus(env, tasks)}",
+        # Each rank its own cores; a torchrun all of the job's, for its ranks to share.
+        f"--cpu-bind={'cores' if tasks > 1 else 'none'}",
+        "--mem=0",
+    ]
+    gpus = (env.get(name) for name in ("SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"))
+    if any(gpus):
+        words.append("--gpu-bind=none")
+    if facts.one("place") == "shell" and env.get("SLURM_STEP_ID"):
+        words.append("--overlap")  # the shell's own step holds all
+    # The nodes that are left go on; in a plan each task says its own.
+    launch = [f"--kill-on-bad-exit={0 if goes_on else 1}", "--wait=0", *(["--no-kill"] if goes_on else [])]
+    plan = ["--kill-on-bad-exit=0", "--wait=0"]
+    after = ["--quit-on-interrupt", *site.launcher_args]
+    survivor = [f"{facts.one('home')}/slurm/survivor.sh"] if goes_on and on_batch else []
+    return Granted(
+        job=slurm.job(env),
+        hosts=hosts,
+        nodelist=env["SLURM_JOB_NODELIST"],
+        tasks=tasks,
+        ran_before=count > 0,
+        # The variable may be that of a job from which this one was submitted.
+        restarts=_restarts(facts.one("told"), count) if count else 0,
+        start=(*words, *launch, *after, *survivor),
+        plan=(*words, *plan, *after),
+    )
+
+
+def is_requeued(told: str, restarts: int) -> bool:
+    """Whether Slurm is about to run this job once more by itself: then it counts that already."""
+    return _restarts(told, restarts) > restarts
+
+
+def is_preempted(told: str) -> bool:
+    """Whether it wants the nodes for another job: it sends the tasks SIGTERM when the grace time begins, and
+    the job script nothing."""
+    return re.search(r" PreemptTime=\d", told) is not None
+
+
+def _restarts(told: str, unknown: int) -> int:
+    found = re.search(r" Restarts=(\d{1,9}) ", told)
+    return int(found[1]) if found else unknown
+
+
+def _check(env: Mapping[str, str], facts: Facts, settings: Settings) -> None:
+    if not env.get("SLURM_JOB_ID"):
+        raise BadInput(
+            "this is no Slurm job: sbatch slurm/multinode.sbatch, or salloc and then bash "
+            "slurm/multinode.sbatch"
+        )
+    if facts.one("place") == "step":
+        step = f"job {env['SLURM_JOB_ID']}, step {env.get('SLURM_STEP_ID', '')}"
+        raise BadInput(f"{step}: start this script once, not with srun")
+    if env.get("SLURM_HET_SIZE"):
+        raise BadInput(
+            f"SLURM_HET_SIZE={env['SLURM_HET_SIZE']}: a heterogeneous job, whose step may leave nodes out: "
+            "submit one component (no ':' between requests)"
+        )
+    if settings.value("start") not in (None, "srun"):
+        raise BadInput(f"--start {settings.value('start')}: under Slurm tasks start with srun: leave it out")
+    if settings.value("stop-before") is not None:
+        raise BadInput(
+            f"--stop-before {settings.value('stop-before')}: under Slurm it is sbatch --signal=B:USR2@SECONDS"
+        )
+    for name in _NUMBERS:
+        if not re.fullmatch(r"[0-9]{1,9}", env.get(name) or "1"):
+            raise BadInput(f"{name}={env[name]}: must be a number: unset it if you set it yourself")
+
+
+def _tasks(env: Mapping[str, str], nnodes: int) -> int:
+    """How many of each node."""
+    total = int(env.get("SLURM_NTASKS") or 0)
+    tasks = int(env.get("SLURM_NTASKS_PER_NODE") or 0) or (total or nnodes) // nnodes
+    if tasks == 0 or (total or nnodes * tasks) != nnodes * tasks:
+        raise BadInput(
+            f"{total} tasks on {nnodes} nodes ({env.get('SLURM_TASKS_PER_NODE', '')}): every node needs "
+            "the same number: --ntasks-per-node=1, or one for each rank"
+        )
+    return tasks
+
+
+def _check_gpus(env: Mapping[str, str], nnodes: int) -> None:
+    total, here = env.get("SLURM_GPUS", ""), env.get("SLURM_GPUS_ON_NODE", "")
+    number = total.rpartition(":")[2]
+    if (env.get("SLURM_GPUS_PER_NODE") or "0") != "0" or not (number.isdecimal() and here.isdecimal()):
+        return
+    if int(here) * nnodes != int(number):
+        raise BadInput(
+            f"SLURM_GPUS={total} on {nnodes} nodes, but {here} on the first: every node needs the same "
+            "number: request --gpus-per-node rather than --gpus"
+        )
+
+
+def _cpus(env: Mapping[str, str], tasks: int) -> int:
+    """Of each task."""
+    if asked := env.get("SLURM_CPUS_PER_TASK"):
+        return int(asked)
+    parts = (part.partition("(")[0] for part in env.get("SLURM_JOB_CPUS_PER_NODE", "").split(","))
+    return min((int(part) for part in parts if part.isdecimal()), default=1) // tasks

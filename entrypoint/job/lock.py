@@ -1,0 +1,214 @@
+"""One job at a time in a run directory: the file RUN/lock names the job that has it.
+
+The secret: who still lives. No lock of a file system is relied on, which not every shared one has. The
+holder's process is looked for where that can be done: on the same host, in the same namespace of process ids.
+Elsewhere the holder lives if the time of the file changes, which the holder sees to; no clocks are compared.
+A job that the scheduler runs again has its own lock at once: the scheduler has ended it before.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from entrypoint.errors import BadInput
+from entrypoint.job.rundir import write_private
+from entrypoint.meet.claims import plain
+from entrypoint.node import processes
+from entrypoint.plan.rules import LaunchPlan
+from entrypoint.schedulers import manual
+
+NAME = "lock"
+BEAT = 5.0
+"""Seconds after which the holder touches the file again."""
+LEASE = 60.0
+"""Seconds without that, watched by whoever wants the lock, after which a holder elsewhere counts as dead."""
+GLANCE = 0.5
+SETTLE = 1.0
+"""Seconds after which a lock that was taken over is looked at again: of two at once, the last has it."""
+
+
+class InUse(BadInput):
+    """Another job has the run directory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """Who has the run directory."""
+
+    job: str
+    is_unique: bool
+    """Whether no other job has this name."""
+    node: str
+    pid: int
+    where: str
+    """Boot and namespace in which the process id means something."""
+    begun: str
+    """When the process began, in the kernel's ticks."""
+    since: str
+    token: str
+
+    def __str__(self) -> str:
+        return str(plain(f"job {self.job} (process {self.pid} on {self.node}, since {self.since})"))
+
+
+def holder_of(plan: LaunchPlan) -> Holder:
+    """This process."""
+    return Holder(
+        job=plan.allocation.job_id,
+        is_unique=plan.allocation.scheduler != manual.NAME,
+        node=os.uname().nodename,
+        pid=os.getpid(),
+        where=_where(),
+        begun=processes.begun(os.getpid()),
+        since=time.strftime("%Y-%m-%d %H:%M:%S"),
+        token=secrets.token_hex(8),
+    )
+
+
+def refuse_if_in_use(run_dir: Path) -> None:
+    """Raises InUse where a process of this host has the run directory: what can be known at once."""
+    holder = _read(run_dir / NAME)
+    if holder is not None and _lives_here(holder):
+        raise _in_use(run_dir, holder)
+
+
+class Lock:
+    """This job's hold on a run directory."""
+
+    def __init__(self, run_dir: Path, mine: Holder, say: Callable[[str], None]):
+        self._path = run_dir / NAME
+        self._mine = mine
+        self._say = say
+        self._released = threading.Event()
+        self.is_held = False
+
+    def take(self, *, again: bool = False) -> None:
+        """Raises InUse where another job has it, and OSError; waits where that has to be watched. `again`:
+        whoever of this job has it was left behind."""
+        self._take(again)
+        self.is_held = True
+        if self._released.is_set():
+            self.release()
+
+    def _take(self, again: bool) -> None:
+        watched: tuple[str, int] | None = None
+        since = time.monotonic()
+        while True:
+            holder, touched = _read(self._path), _touched(self._path)
+            if holder is None and touched is None:
+                if self._make():
+                    return
+                continue
+            if holder is None or self._may_follow(holder, again):
+                break
+            if watched is None or watched[0] != holder.token:
+                watched, since = (holder.token, touched or 0), time.monotonic()
+                where = self._path.parent
+                self._say(f"{holder} has the run directory {where}: waiting {LEASE:g} s for a sign of life")
+            if touched not in (None, watched[1]):
+                raise _in_use(self._path.parent, holder)
+            if time.monotonic() - since > LEASE:
+                break
+            if self._released.wait(GLANCE):
+                return
+        self._take_over()
+
+    def _may_follow(self, holder: Holder, again: bool) -> bool:
+        """Whether the holder has ended, as far as that is known at once. Raises InUse where it has not."""
+        same_job = holder.is_unique and holder.job == self._mine.job
+        if _lives_here(holder) and not (same_job and again):
+            raise _in_use(self._path.parent, holder)
+        return same_job or (holder.where == self._mine.where != "")
+
+    def keep(self, lost: Callable[[str], object]) -> None:
+        """Touches the file from now on, in a thread, which calls `lost` where another job has taken it."""
+        threading.Thread(target=self._keep, args=(lost,), daemon=True, name="lock").start()
+
+    def release(self) -> None:
+        self._released.set()
+        with contextlib.suppress(OSError):
+            holder = _read(self._path)
+            if holder is not None and holder.token == self._mine.token:
+                self._path.unlink()
+
+    def _keep(self, lost: Callable[[str], object]) -> None:
+        while not self._released.wait(BEAT):
+            with contextlib.suppress(OSError):
+                holder = _read(self._path)
+                if holder is not None and holder.token != self._mine.token:
+                    # Another node of this job may have gone on without this one: the nodes settle that.
+                    if holder.job != self._mine.job or not holder.is_unique:
+                        lost(f"the run directory {self._path.parent} was taken by {holder}")
+                    return
+                os.utime(self._path)
+
+    def _make(self) -> bool:
+        """Whether the lock is ours, of those who try at once."""
+        partial = self._path.with_name(f".{NAME}.{self._mine.token}")
+        write_private(partial, self._text())
+        try:
+            os.link(partial, self._path)
+        except FileExistsError:
+            return partial.stat().st_nlink > 1  # NFS may say so of a link that it has just made
+        finally:
+            partial.unlink(missing_ok=True)
+        return True
+
+    def _take_over(self) -> None:
+        write_private(self._path, self._text())
+        self._released.wait(SETTLE)
+        holder = _read(self._path)
+        if holder is not None and holder.token != self._mine.token:
+            raise _in_use(self._path.parent, holder)
+
+    def _text(self) -> str:
+        return json.dumps(dataclasses.asdict(self._mine), indent=2) + "\n"
+
+
+def _in_use(run_dir: Path, holder: Holder) -> InUse:
+    return InUse(
+        f"the run directory {run_dir} is in use by {holder}: wait for its end, or give --run-dir another"
+    )
+
+
+def _read(path: Path) -> Holder | None:
+    """None where there is none, or no whole one. OSError where the file system does not say."""
+    try:
+        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        holder = Holder(**{field.name: found[field.name] for field in dataclasses.fields(Holder)})
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError):
+        return None
+    kinds = {"pid": int, "is_unique": bool}
+    given = dataclasses.asdict(holder)
+    return holder if all(type(value) is kinds.get(name, str) for name, value in given.items()) else None
+
+
+def _touched(path: Path) -> int | None:
+    """When, by the file system's clock; opened, because NFS then asks the server."""
+    try:
+        with path.open("rb") as file:
+            return os.fstat(file.fileno()).st_mtime_ns
+    except FileNotFoundError:
+        return None
+
+
+def _lives_here(holder: Holder) -> bool:
+    return holder.where == _where() != "" and processes.begun(holder.pid) == holder.begun != ""
+
+
+def _where() -> str:
+    """Empty where the system does not say."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    return ""

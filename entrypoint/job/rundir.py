@@ -1,0 +1,287 @@
+"""The run directory: what lies where in it, made so that only its owner can read it.
+
+The secret: the layout. One directory a run on the shared file system, the same over requeues.
+"""
+
+import contextlib
+import json
+import os
+import secrets
+import stat
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from entrypoint.errors import BadInput
+from entrypoint.job.outcome import file_name
+
+
+class RunDirectory:
+    """Paths of one run; `create` makes the folders, and the directory private (mode 700)."""
+
+    def __init__(self, path: Path, attempt: int):
+        self.path = path
+        self.attempt = attempt
+        self.key = path / "join.key"
+        self.stop = path / "stop"
+        self.manifest = path / "manifest.json"
+
+    def create(self) -> None:
+        """Raises BadInput when it cannot be made or written, or stays open to others."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._make_private()
+            for folder in (self.path / "outcome", self.logs.parent, self.logs):
+                folder.mkdir(exist_ok=True, mode=0o700)
+            probe = self.path / f".writable.{os.uname().nodename}.{os.getpid()}"
+            probe.touch(mode=0o600)
+            probe.unlink(missing_ok=True)
+        except OSError as error:
+            raise BadInput(
+                f"the run directory {self.path} cannot be written ({error.strerror}): "
+                "give --run-dir a directory that all nodes share and you may write"
+            ) from None
+
+    def _make_private(self) -> None:
+        """Whatever mode somebody made it with: logs and key lie in it."""
+        mode = stat.S_IMODE(self.path.stat().st_mode)
+        if not mode & 0o077:
+            return
+        try:
+            self.path.chmod(mode & ~0o077)
+        except PermissionError:
+            raise BadInput(
+                f"the run directory {self.path} is open to others (mode {mode & 0o777:o}) and not yours to "
+                "close: give --run-dir a directory of your own"
+            ) from None
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs" / str(self.attempt)
+
+    def log(self, node: str, who: str, stream: str) -> Path:
+        """A log of this attempt; `who` is `rank3` or `agent`, `stream` `out` or `err`."""
+        return self.logs / f"{_file_part(node)}.{who}.{stream}"
+
+    def outcome(self, place: int, local_rank: int | None) -> Path:
+        """`place` is the node's in the allocation, which is its node rank unless nodes were replaced."""
+        return self.path / "outcome" / file_name(self.attempt, place, local_rank)
+
+    @property
+    def stacks(self) -> Path:
+        """Where this attempt's ranks were when it hung."""
+        return self.path / "stacks" / str(self.attempt)
+
+    def stack(self, node: str, rank: int) -> Path:
+        return self.stacks / f"{_file_part(node)}.rank{rank}.txt"
+
+    def claim(self, nodes: Sequence[tuple[int, str]], *, exclusive: bool) -> None:
+        """Writes who takes part in this attempt: `PLACE NAME` a line, in node-rank order; nobody closes it.
+
+        FileExistsError where it is `exclusive` and the attempt is claimed or closed; of two at once one wins.
+        """
+        path = self._crew(self.attempt)
+        partial = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+        write_private(partial, "".join(f"{place} {name}\n" for place, name in nodes))
+        try:
+            if exclusive:
+                os.link(partial, path)
+            else:
+                partial.rename(path)
+        except FileExistsError:
+            if partial.stat().st_nlink == 1:  # NFS may say so of a link that it has just made
+                raise
+        finally:
+            partial.unlink(missing_ok=True)
+
+    def crew(self) -> list[int] | None:
+        """The places of the nodes that take part in this attempt; None where nobody has claimed it."""
+        try:
+            lines = self._crew(self.attempt).read_text(errors="replace").splitlines()
+        except OSError:
+            return None
+        places = [line.partition(" ")[0] for line in lines]
+        return [int(place) for place in places if _is_number(place)] or None
+
+    def begin(self, *, restarts: bool) -> None:
+        """Makes this attempt's folders before its nodes start, and forgets an earlier wish to stop. With
+        `restarts` nodes of before that still run, cut off from the others, cannot claim it for themselves,
+        and whoever comes after this job learns that it was begun. Raises BadInput, OSError."""
+        self.create()
+        if restarts:
+            write_private(self._crew(self.attempt), "")
+            write_private(self._unfinished, f"{self.attempt}\n")
+        self.stop.unlink(missing_ok=True)
+
+    def unfinished(self) -> int | None:
+        """The attempt of a job that went on inside its allocation and told nobody how it ended; else None."""
+        try:
+            text = self._unfinished.read_text(errors="replace").strip()
+        except OSError:
+            return None
+        return int(text) if _is_number(text) else None
+
+    def finish(self) -> None:
+        """Somebody knows how the attempt ended."""
+        self._unfinished.unlink(missing_ok=True)
+
+    def ask_to_stop(self) -> None:
+        """Asks for a planned end, as far as the file system lets us."""
+        with contextlib.suppress(OSError):
+            self.stop.touch(mode=0o600)
+
+    def close(self) -> None:
+        """No restart may claim this attempt, unless one has."""
+        with contextlib.suppress(OSError):
+            self.claim([], exclusive=True)
+
+    def is_closed(self) -> bool:
+        """Whether nobody may claim this attempt as a restart."""
+        return self._crew(self.attempt).exists() and not self.crew()
+
+    def later_attempts(self) -> int:
+        """The last of the attempts that followed this one without a pause."""
+        last = self
+        while (following := RunDirectory(self.path, last.attempt + 1)).crew():
+            last = following
+        return last.attempt
+
+    def forget_claims(self) -> None:
+        """Removes those of earlier runs here, where attempts are not counted on."""
+        for path in (self.path / "outcome").glob("*.nodes"):
+            path.unlink(missing_ok=True)
+
+    def forget_restarts(self) -> None:
+        """Somebody has started the run anew, who may have corrected what failed."""
+        self._restarts.unlink(missing_ok=True)
+
+    def forget_planned_ends(self) -> None:
+        """The run has come to an end that nothing follows by itself."""
+        self._planned_ends.unlink(missing_ok=True)
+
+    def _crew(self, attempt: int) -> Path:
+        return self.path / "outcome" / f"{attempt}.nodes"
+
+    @property
+    def _restarts(self) -> Path:
+        return self.path / "restarts"
+
+    @property
+    def _planned_ends(self) -> Path:
+        return self.path / "planned"
+
+    @property
+    def _unfinished(self) -> Path:
+        return self.path / "unfinished"
+
+    def newest_checkpoint(self) -> str:
+        """When it was written, in Unix seconds as text; `0` where there is none. Another value: progress."""
+        newest = 0
+        with contextlib.suppress(OSError):
+            for path in (self.path / "checkpoints").iterdir():
+                if not path.name.startswith("."):
+                    with contextlib.suppress(OSError):  # it may be deleted meanwhile
+                        newest = max(newest, path.stat().st_mtime_ns)
+        return f"{newest // 10**9}.{newest % 10**9:09}" if newest else "0"
+
+    def restarts(self) -> list[str]:
+        """Of each restart of this run, whoever began it, the newest checkpoint at that time."""
+        return _last_words(self._restarts)
+
+    def add_restart(self) -> None:
+        """Notes that this attempt is a restart."""
+        self._note(self._restarts)
+
+    def planned_ends(self) -> list[str]:
+        """Of each planned end that the run went on from by itself, the newest checkpoint at that time."""
+        return _last_words(self._planned_ends)
+
+    def add_planned_end(self) -> None:
+        """Notes that this attempt goes on from a planned end."""
+        self._note(self._planned_ends)
+
+    def _note(self, path: Path) -> None:
+        """Adds a line `ATTEMPT NEWEST_CHECKPOINT`."""
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a") as file:
+            file.write(f"{self.attempt} {self.newest_checkpoint()}\n")
+
+    def plan(self, place: int, local_rank: int | None) -> Path:
+        task = place if local_rank is None else f"{place}.{local_rank}"
+        return self.path / f"plan.{task}.json"
+
+    def write_plan(self, plan: dict[str, Any], place: int) -> None:
+        """`place` is the node's in the allocation."""
+        write_private(self.plan(place, plan["local_rank"]), json.dumps(plan, indent=2) + "\n")
+
+    def make_key(self) -> None:
+        """The join's secret, made once by whoever starts the nodes; an existing one is kept."""
+        if not self.key.exists() or not self.key.stat().st_size:  # A disk that was full has left it empty.
+            write_private(self.key, secrets.token_hex(32) + "\n")
+
+
+def next_attempt(path: Path) -> int:
+    """One more than any before in this run directory, also than those that were killed or left only logs."""
+    begun = [*(path / "outcome").glob("[0-9]*"), *(path / "logs").glob("[0-9]*")]
+    # An attempt that nobody may begin counts for nobody.
+    names = [entry.name for entry in begun if entry.suffix != ".nodes" or entry.stat().st_size]
+    numbers = [name.partition(".")[0] for name in names]
+    return max((int(number) for number in numbers if _is_number(number)), default=-1) + 1
+
+
+def _last_words(path: Path) -> list[str]:
+    """Of each line that is not blank; none where the file is not there."""
+    try:
+        lines = path.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
+    return [line.split()[-1] for line in lines if line.strip()]
+
+
+def _is_number(text: str) -> bool:
+    """Whether a file that others may have written says so: no more than nine digits."""
+    return text.isascii() and text.isdigit() and len(text) <= 9
+
+
+def write_private(path: Path, text: str) -> None:
+    """Writes a file that only its owner can read, by rename."""
+    partial = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    try:
+        with os.fdopen(
+            os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
+        ) as file:
+            file.write(text)
+        partial.rename(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
+
+
+def job_end(stop_file: Path) -> float | None:
+    """When the job ends that is to go on as another, in Unix seconds, as whoever asked for the planned end
+    wrote it; None where that is not known, or the job does not go on."""
+    try:
+        name, _, value = stop_file.read_text(encoding="utf-8").strip().partition("=")
+        return float(value) if name == "end" else None
+    except (OSError, ValueError):
+        return None
+
+
+def read_key(path: Path) -> bytes:
+    """The join's secret. Raises BadInput when it cannot be read, is too short, or is open to others."""
+    try:
+        mode = path.stat().st_mode
+        key = path.read_bytes().strip()
+    except OSError as error:
+        raise BadInput(f"--join-key-file {path} cannot be read: {error.strerror}") from None
+    if mode & 0o077:
+        raise BadInput(f"--join-key-file {path} is open to others (mode {mode & 0o777:o}): chmod 600 {path}")
+    if len(key) < 16:
+        raise BadInput(
+            f"--join-key-file {path} holds {len(key)} bytes, 16 at least: head -c 32 /dev/urandom | base64"
+        )
+    return key
+
+
+def _file_part(name: str) -> str:
+    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)

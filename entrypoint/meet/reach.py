@@ -1,0 +1,242 @@
+"""Whether data passes between the nodes where gloo and NCCL will send theirs, tried before any rank starts.
+
+The secret: how a way from one node to another is tried. Every node listens as gloo will: on the same address,
+on a port that the system picks. The nodes 1, 2, 4, 8 ... places before it connect, prove that they were sent,
+and send and get more than any single packet holds: some networks lose large packets only. Nobody else gets a
+byte.
+"""
+
+import asyncio
+import hmac
+import os
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType, TracebackType
+from typing import Any
+
+from entrypoint.meet import door
+from entrypoint.meet.claims import plain
+from entrypoint.meet.door import Door, Guest
+from entrypoint.meet.wire import WireError
+
+TOKEN_BYTES = 16
+PROOF_BYTES = 32
+PAYLOAD = bytes(1 << 16)
+PROVE = 5.0
+"""Seconds for who connects to prove that he was sent: he needs one packet."""
+TRY = 10.0
+"""Seconds for the rest: he gives up before."""
+AGAIN = 0.1
+"""Seconds until somebody who lost his place to strangers comes again."""
+CALLER, LISTENER = b"caller", b"listener"
+MTU = "small packets pass, large ones do not (is the MTU the same everywhere?)"
+SHOWN = 4
+"""Ways that do not pass, named in one message beside the first."""
+ADVICE = "is this a network that joins the nodes (--interface), or is a firewall between them?"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contact:
+    """Where a node listens to be tried."""
+
+    interface: str
+    address: str
+    port: int
+    token: str
+    """Known to those whom the hub sends, and of no use elsewhere: each side proves first that it knows it."""
+
+    def __str__(self) -> str:
+        return f"{self.interface} {self.address} {self.port} {self.token}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Contact":
+        """From its text. WireError: it is none."""
+        match text.split(" "):
+            case [interface, address, port, token] if port.isdecimal() and int(port) < 1 << 16:
+                return cls(interface=interface, address=address, port=int(port), token=token)
+        raise WireError("it said where it listens in a form that has no meaning here")
+
+
+class Listener:
+    """Answers those who try the way to this node, in an `async with`. OSError: it has no such address."""
+
+    def __init__(self, interface: str, address: str):
+        self._interface, self._address = interface, address
+        self._token = secrets.token_hex(TOKEN_BYTES)
+        self._door: Door | None = None
+
+    async def __aenter__(self) -> Contact:
+        family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
+        sock = door.listen(family, (self._address, 0))
+        port = sock.getsockname()[1]
+        room = max(door.LEAST, door.room(door.STRANGERS))
+        self._door = Door([sock], self._answer, room=room, seconds=PROVE)
+        return Contact(interface=self._interface, address=self._address, port=port, token=self._token)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._door is not None
+        await self._door.end()
+
+    async def _answer(self, guest: Guest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not hmac.compare_digest(await reader.readexactly(PROOF_BYTES), _proof(self._token, CALLER)):
+            return
+        guest.welcome(TRY)
+        try:
+            writer.write(_proof(self._token, LISTENER))  # a small packet of its own
+            writer.write(PAYLOAD)
+            await reader.readexactly(len(PAYLOAD))
+            writer.write(b".")
+            writer.close()
+            await writer.wait_closed()
+        finally:
+            writer.transport.abort()
+
+
+def partners(node_rank: int, nnodes: int) -> list[int]:
+    """The nodes that this one tries to reach."""
+    distances = (1 << power for power in range((nnodes - 1).bit_length()))
+    return list(dict.fromkeys((node_rank + distance) % nnodes for distance in distances))
+
+
+class Trial:
+    """One go of all nodes at reaching one another: who tries which way, and what came of it."""
+
+    def __init__(
+        self, contacts: Mapping[int, str] = MappingProxyType({}), nodes: Sequence[str] = (), number: int = 0
+    ):
+        """`contacts`: of each node that listens; the others take no part."""
+        self.number = number
+        self._contacts = {node: Contact.parse(text) for node, text in sorted(contacts.items())}
+        self._nodes = nodes
+        self._failed: dict[int, list[tuple[int, str]]] = {}
+
+    @property
+    def clash(self) -> str:
+        """Which nodes have the same address, as bridges for containers have; empty where none do."""
+        seen: dict[str, int] = {}
+        for node, contact in self._contacts.items():
+            if (other := seen.setdefault(contact.address, node)) != node:
+                return (
+                    f"{self._nodes[other]} and {self._nodes[node]} both have {contact.address} on "
+                    f"{contact.interface}, which so does not join them: choose another (--interface)"
+                )
+        return ""
+
+    @property
+    def elsewhere(self) -> dict[str, str]:
+        """Node to its interface, where that is another than the first one's."""
+        names = {self._nodes[node]: contact.interface for node, contact in self._contacts.items()}
+        return {node: name for node, name in names.items() if name != next(iter(names.values()))}
+
+    def order(self, node: int) -> dict[str, Any]:
+        """The message that asks a node to try its ways."""
+        there = [[other, str(self._contacts[other])] for other in self._chosen(node)]
+        return {"type": "try", "number": self.number, "ways": there}
+
+    def _chosen(self, node: int) -> list[int]:
+        return [other for other in partners(node, len(self._nodes)) if other in self._contacts]
+
+    def take(self, node: int, answer: Mapping[str, Any]) -> None:
+        """A node's answer; one of an earlier trial counts for nothing. WireError: it makes no sense."""
+        match answer:
+            case {"number": int(number), "failed": list(failed)} if all(map(self._is_way, failed)):
+                if number == self.number:
+                    self._failed[node] = [(other, plain(why)) for other, why in failed]
+            case _:
+                raise WireError("it said which nodes it reaches in a form that has no meaning here")
+
+    @property
+    def complete(self) -> bool:
+        return self._failed.keys() >= self._contacts.keys()
+
+    def verdict(self) -> str:
+        """The ways that do not pass, in one line; empty where all do."""
+        shut = [(node, other, why) for node, failed in self._failed.items() for other, why in failed]
+        for node in self._contacts.keys() - self._failed.keys():
+            shut += [(node, other, "it does not say how that went") for other in self._chosen(node)[:1]]
+        if not shut:
+            return ""
+        (source, target, why), *others = sorted(shut)
+        name, there = self._nodes, self._contacts[target]
+        rest = [f"{name[one]} to {name[other]}" for one, other, _ in others]
+        more = f", nor {', '.join(rest[:SHOWN])}" if rest else ""
+        if len(rest) > SHOWN:
+            more += f" and {len(rest) - SHOWN} more"
+        return (
+            f"{name[source]} cannot reach {name[target]} at {there.address} ({there.interface}): "
+            f"{why}{more}: {ADVICE}"
+        )
+
+    def _is_way(self, raw: object) -> bool:
+        match raw:
+            case [int(node), str()]:
+                return node in self._contacts
+        return False
+
+
+def ways(order: Mapping[str, Any]) -> dict[int, Contact]:
+    """Node to where it listens, of a Trial's order. WireError: it makes no sense."""
+    match order:
+        case {"number": int(), "ways": list(found)} if all(
+            isinstance(way, list) and list(map(type, way)) == [int, str] for way in found
+        ):
+            return {node: Contact.parse(text) for node, text in found}
+    raise WireError("it asked which nodes are reached in a form that has no meaning here")
+
+
+async def carry_out(order: Mapping[str, Any], limit: float) -> dict[str, Any]:
+    """Tries the ways of a Trial's order, each within `limit` seconds; returns the answer."""
+    contacts = ways(order)
+    found = await asyncio.gather(*(_try(contact, limit) for contact in contacts.values()))
+    failed = [[node, why] for node, why in zip(contacts, found, strict=True) if why]
+    return {"type": "tried", "number": order["number"], "failed": failed}
+
+
+def check(contact: str) -> None:
+    """WireError: a node's contact is none, nor empty."""
+    if contact:
+        Contact.parse(contact)
+
+
+async def _try(contact: Contact, limit: float) -> str:
+    """Why this way does not pass; empty where it does."""
+    why = f"no answer in {limit:g} s"
+    try:
+        async with asyncio.timeout(limit):
+            while True:
+                reader, writer = await asyncio.open_connection(contact.address, contact.port)
+                try:
+                    writer.write(_proof(contact.token, CALLER))
+                    if not hmac.compare_digest(
+                        await reader.readexactly(PROOF_BYTES), _proof(contact.token, LISTENER)
+                    ):
+                        return "another machine answers there"
+                    why = MTU
+                    await reader.readexactly(len(PAYLOAD))
+                    writer.write(PAYLOAD)
+                    await reader.readexactly(1)
+                    return ""
+                except (EOFError, ConnectionError) as error:
+                    if why == MTU:
+                        return _closed(error)
+                    why = _closed(error)  # to make room for strangers, perhaps
+                finally:
+                    writer.transport.abort()
+                await asyncio.sleep(AGAIN)
+    except TimeoutError:
+        return why
+    except OSError as error:
+        return os.strerror(error.errno) if error.errno else str(error)
+
+
+def _closed(error: EOFError | ConnectionError) -> str:
+    number = error.errno if isinstance(error, ConnectionError) else None
+    return os.strerror(number) if number else "the connection was closed"
+
+
+def _proof(token: str, side: bytes) -> bytes:
+    return hmac.digest(token.encode(), side, "sha256")

@@ -1,0 +1,303 @@
+"""Whether this node's NVIDIA driver and GPUs run the stack in the image, asked before torch is imported.
+
+The secret: NVIDIA's rules of what runs where.
+
+- A driver is new enough for a stack when its version is the stack's lowest or a later one, or when the
+  libcuda that torch will load is of the stack's CUDA major version. Forward compatibility (the package
+  cuda-compat-MAJOR-MINOR, its libraries first in LD_LIBRARY_PATH, where containers/run.sh puts the directory
+  APPTRAIN_CUDA_COMPAT) brings such a libcuda to an older driver: on data-centre GPUs, certified servers with
+  RTX cards and Jetson boards, with the driver branches that NVIDIA lists for the package.
+- A GPU of compute capability X.Y runs what was compiled for X.y with y <= Y. Nothing else counts: torch's
+  wheels bring no PTX, which the driver could compile for a GPU of another X.
+"""
+
+import asyncio
+import contextlib
+import json
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from entrypoint.errors import BadInput
+from entrypoint.node import processes
+
+ANSWER = 20.0
+"""Seconds that the driver has to answer."""
+NO_DEVICE, DRIVER_MISMATCH, NO_FORWARD_COMPATIBILITY = 100, 803, 804
+"""cuInit's errors that have a remedy of their own (CUresult)."""
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    name: str
+    capability: Version
+    """Compute capability, (major, minor)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What a stack asks of a node."""
+
+    driver: str
+    """The lowest version of NVIDIA's driver, such as 580 or 525.60.13."""
+    capabilities: tuple[Version, ...]
+    """The compute capabilities that its torch was compiled for."""
+
+    def has_kernels_for(self, gpu: Gpu) -> bool:
+        major, minor = gpu.capability
+        return any(has == major and least <= minor for has, least in self.capabilities)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stack(Needs):
+    """The stack in this image."""
+
+    name: str
+    cuda: str
+    """Such as 13.2."""
+    lock: str = ""
+    """SHA-256 of what the image was locked to; empty where it does not say."""
+    others: Mapping[str, Needs] = field(default_factory=dict)
+    """The stacks that can be built instead, by name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What the driver says of this node to a process with the ranks' environment."""
+
+    driver: str | None = None
+    """The driver's version; None where there is none, or it does not say."""
+    cuda: Version | None = None
+    """(major, minor) of the libcuda that torch will load; None without one."""
+    error: tuple[int | None, str] | None = None
+    """cuInit's error and its text; without libcuda (None, the linker's text)."""
+    gpus: tuple[Gpu, ...] = ()
+    """Those that CUDA shows here, in its order; beside an error all of the node, as far as known."""
+    silent: bool = False
+    """No answer within ANSWER: nothing else is known."""
+    failed: str = ""
+    """How asking failed, where it did: nothing else is known."""
+
+    @property
+    def driver_text(self) -> str:
+        if self.driver is None:
+            return f"one for CUDA {_dotted(self.cuda)}" if self.cuda else "of unknown version"
+        return self.driver + (f" (CUDA {_dotted(self.cuda)})" if self.cuda else "")
+
+
+def stack_of_image(env: Mapping[str, str]) -> Stack | None:
+    """The stack as the image's file APPTRAIN_STACK describes it; None without the file: outside an image,
+    torch may come from anywhere. Raises BadInput where the file does not describe one."""
+    name = env.get("APPTRAIN_STACK")
+    if not name or not Path(name).exists():
+        return None
+    try:
+        facts = json.loads(Path(name).read_text())
+        return Stack(
+            name=facts["name"],
+            cuda=str(facts["cuda"]),
+            lock=str(facts.get("lock_sha256", "")),
+            others={other: Needs(**_needs(its)) for other, its in facts.get("others", {}).items()},
+            **_needs(facts),
+        )
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise BadInput(
+            f"APPTRAIN_STACK={name} does not describe a stack ({type(error).__name__}: {error}): "
+            "build the image again with make image"
+        ) from None
+
+
+def _needs(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "driver": str(facts["driver"]),
+        "capabilities": tuple(_capability(text) for text in facts["compute_capability"]),
+    }
+
+
+def _capability(text: str) -> Version:
+    major, minor = text.split(".")
+    return int(major), int(minor)
+
+
+async def look(env: Mapping[str, str], *, seconds: float = ANSWER, version_file: Path | None = None) -> Found:
+    """Asks the driver in a process of its own, with the ranks' environment `env`. `version_file` stands for
+    /proc/driver/nvidia/version."""
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-I", "-S", str(Path(__file__).with_name("driver.py"))),
+        *([version_file] if version_file else []),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env=env,
+        start_new_session=True,
+        preexec_fn=processes.die_with_parent,
+    )
+    try:
+        out, err = await asyncio.wait_for(child.communicate(), seconds)
+    except TimeoutError:
+        return Found(silent=True)
+    finally:
+        if child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            with contextlib.suppress(TimeoutError):  # Inside a driver that hangs, it may outlive SIGKILL.
+                await asyncio.wait_for(child.wait(), 1.0)
+    if child.returncode:
+        lines = err.decode(errors="replace").strip().splitlines()
+        return Found(failed=": ".join([f"status {child.returncode}", *lines[-1:]]))
+    return _read(json.loads(out))
+
+
+def _read(said: Mapping[str, Any]) -> Found:
+    cuda, error = said["cuda"], said["error"]
+    return Found(
+        driver=said["driver"],
+        cuda=None if cuda is None else (cuda // 1000, cuda % 1000 // 10),
+        error=None if error is None else (error[0], error[1]),
+        gpus=tuple(Gpu(name=gpu["name"], capability=tuple(gpu["capability"])) for gpu in said["gpus"]),
+    )
+
+
+def misfit(
+    stack: Stack, found: Found, *, node: str, visible: str | None, ranks: int | None = None
+) -> str | None:
+    """Why the stack does not run on the GPUs of `node`, and what to do; None where it does, or nobody knows.
+
+    `visible`: CUDA_VISIBLE_DEVICES as the ranks have it. `ranks`: how many of the GPUs are used, the first
+    ones; None for all.
+    """
+    if found.silent:
+        return (
+            f"the NVIDIA driver on {node} did not answer within {ANSWER:.0f} s, a GPU or the driver hangs: "
+            "leave the node out, and tell its administrators (nvidia-smi, dmesg)"
+        )
+    if _is_too_old(stack, found):
+        return _too_old(stack, found, node, found.gpus[:ranks])
+    if found.error:
+        code, text = found.error
+        if code is None:
+            return _no_library(found, node, text)
+        return _not_started(stack, found, node, visible, code, text)
+    return _no_kernels(stack, found, node, found.gpus[:ranks])
+
+
+def _is_too_old(stack: Stack, found: Found) -> bool:
+    if found.cuda and found.cuda[0] >= _numbers(stack.cuda)[0]:
+        return False
+    return found.cuda is not None if found.driver is None else not _reaches(found, stack)
+
+
+def _reaches(found: Found, needs: Needs) -> bool:
+    """Whether the driver itself, without forward compatibility, is known to be new enough."""
+    return found.driver is not None and _numbers(found.driver) >= _numbers(needs.driver)
+
+
+def _too_old(stack: Stack, found: Found, node: str, used: Sequence[Gpu]) -> str:
+    remedies = _or(
+        _other_stack(stack, found, used),
+        "have the driver updated",
+        "on data-centre GPUs use CUDA's forward compatibility, if NVIDIA lists this driver for it: name the "
+        f"directory of {_compat(stack)} in APPTRAIN_CUDA_COMPAT",
+    )
+    return (
+        f"the stack {stack.name} (CUDA {stack.cuda}) needs NVIDIA driver {stack.driver} or newer, but "
+        f"{node} has {found.driver_text}: {remedies}"
+    )
+
+
+def _no_library(found: Found, node: str, text: str) -> str:
+    if found.driver:
+        return (
+            f"{node} has NVIDIA driver {found.driver}, but its libcuda is not visible here ({text}): start "
+            "the container with --nv, as containers/run.sh does, or give --device cpu"
+        )
+    return (
+        f"the plan is for cuda, but {node} has no NVIDIA driver ({text}): request GPUs, leave the node out "
+        "if they were granted, or give --device cpu"
+    )
+
+
+def _not_started(stack: Stack, found: Found, node: str, visible: str | None, code: int, text: str) -> str:
+    start = f"CUDA does not start on {node}, error {code} ({text})"
+    driver = f"driver {found.driver or 'of unknown version'}"
+    is_new_enough = _reaches(found, stack)
+    instead = (_other_stack(stack, found, found.gpus), f"have the driver updated to {stack.driver} or newer")
+    if code == NO_DEVICE:
+        shown = "CUDA_VISIBLE_DEVICES is not set" if visible is None else f"CUDA_VISIBLE_DEVICES={visible}"
+        return (
+            f"{start}, with {driver}, and {shown}: request GPUs, correct or unset CUDA_VISIBLE_DEVICES, or "
+            "give --device cpu"
+        )
+    if code == DRIVER_MISMATCH:
+        own = "unset APPTRAIN_CUDA_COMPAT if it is set"
+        restarted = "after an update of the driver have the node restarted"
+        listed = f"name a {_compat(stack)} in APPTRAIN_CUDA_COMPAT for which NVIDIA lists this driver"
+        return (
+            f"{start}: its {driver} and the libcuda found here (CUDA {_dotted(found.cuda)}) do not go "
+            f"together: {_or(own, restarted) if is_new_enough else _or(*instead, listed)}"
+        )
+    if code == NO_FORWARD_COMPATIBILITY:
+        names = ", ".join(dict.fromkeys(gpu.name for gpu in found.gpus)) or "its GPUs"
+        return (
+            f"{start}: CUDA's forward compatibility does not serve {names} with {driver}, only data-centre "
+            "GPUs with the drivers that NVIDIA lists: unset APPTRAIN_CUDA_COMPAT"
+            + ("" if is_new_enough else f", and {_or(*instead)}")
+        )
+    return f"{start}, with {driver}: leave the node out, and tell its administrators (nvidia-smi, dmesg)"
+
+
+def _no_kernels(stack: Stack, found: Found, node: str, used: Sequence[Gpu]) -> str | None:
+    lacking: dict[Gpu, list[int]] = {}
+    for index, gpu in enumerate(used):
+        if not stack.has_kernels_for(gpu):
+            lacking.setdefault(gpu, []).append(index)
+    if not lacking:
+        return None
+    each = [
+        f"GPU{'s' * (len(indices) > 1)} {', '.join(map(str, indices))} ({gpu.name}, compute capability "
+        f"{_dotted(gpu.capability)})"
+        for gpu, indices in lacking.items()
+    ]
+    remedies = _or(
+        _other_stack(stack, found, used) or "add a stack that has them (containers/stacks.yaml)",
+        "request other GPUs",
+        "hide these with CUDA_VISIBLE_DEVICES" if sum(map(len, lacking.values())) < len(used) else "",
+    )
+    return (
+        f"the stack {stack.name} (CUDA {stack.cuda}) has no kernels for {' and '.join(each)} of {node}, "
+        f"only for {', '.join(map(_dotted, stack.capabilities))}: {remedies}"
+    )
+
+
+def _other_stack(stack: Stack, found: Found, gpus: Sequence[Gpu]) -> str:
+    """The advice to take another stack: of those that fit, the one for the newest driver. Empty without."""
+    fitting = [
+        (_numbers(needs.driver), name)
+        for name, needs in stack.others.items()
+        if _reaches(found, needs) and all(map(needs.has_kernels_for, gpus))
+    ]
+    if not fitting:
+        return ""
+    name = max(fitting)[1]
+    return f"use the stack {name} (make image STACK={name}, and name that image in APPTRAIN_IMAGE)"
+
+
+def _compat(stack: Stack) -> str:
+    return f"cuda-compat-{stack.cuda.replace('.', '-')}"
+
+
+def _or(*remedies: str) -> str:
+    *first, last = [remedy for remedy in remedies if remedy]
+    return f"{', '.join(first)}, or {last}" if first else last
+
+
+def _numbers(version: str) -> Version:
+    return tuple(map(int, re.findall(r"\d+", version)))
+
+
+def _dotted(version: Version | None) -> str:
+    return ".".join(map(str, version or ()))

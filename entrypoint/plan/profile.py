@@ -1,0 +1,381 @@
+"""A site's profile: clusters/NAME.yaml, one layout for the entrypoint, the job scripts and `make submit`.
+
+The secret: the file's layout, and what each value may be. The entrypoint takes `launch`, `env`, `host_suffix`
+and `scratch`; what the job scripts take, clusters/render.py writes into a host file; clusters/submit.py
+takes `nodes` and `request`. clusters/generic.yaml says what each key means.
+
+Those two run with the Python of a login node, from 3.9 on: this module uses nothing newer.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from entrypoint.errors import BadInput
+
+CLUSTERS = Path(__file__).parents[2] / "clusters"
+VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
+"""What is replaced in a path, an account or an option: nothing else of a shell's syntax is."""
+STARTERS = {"slurm": ("srun",), "pbs": ("pbsdsh", "pbs_tmrsh", "mpiexec", "ssh")}
+FORMS = {"select": "pbs", "totals": "pbs", "wrapped": "slurm"}
+"""Of a request, with the scheduler that has it."""
+GPUS_ASKED_FOR = {"slurm": "--gpus-per-node={gpus}", "pbs": "ngpus={gpus}"}
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """One node of the partition, as a job gets it."""
+
+    gpus: int | None = None
+    cpus: int | None = None
+    memory_gib: int | None = None
+    whole: bool = False
+    """Jobs get whole nodes, whatever they ask for."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """How `make submit` asks for them. $NAME stands for a variable of whoever submits."""
+
+    partition: str = ""
+    """The queue, under PBS."""
+    account: str = ""
+    account_option: str = "-A"
+    time: str = ""
+    """HH:MM:SS."""
+    stop_before: int | None = None
+    """Seconds before the end of it at which ranks are asked to save."""
+    gpus: str = ""
+    """A word of sbatch, or a resource of PBS, with {gpus} for their number; empty: GPUS_ASKED_FOR."""
+    nodes_only: bool = False
+    """Whole nodes come with all they have, and a request must not name it."""
+    options: tuple[str, ...] = ()
+    chunk: tuple[str, ...] = ()
+    """Under PBS, further resources of each chunk of `select`."""
+    form: str = ""
+    """Under PBS `select`, or `totals` where the site wants -l ncpus= and the like for all nodes together.
+    Under Slurm `wrapped` where its sbatch refuses a line that the job script has, such as --gpus-per-node."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """What starts the image on a node."""
+
+    module_paths: tuple[str, ...] = ()
+    modules: tuple[str, ...] = ()
+    program: str = ""
+    """Empty: apptainer, else singularity, from PATH."""
+    stack: str = ""
+    """Of containers/stacks.yaml; empty: its default."""
+    binds: tuple[str, ...] = ()
+    passed: tuple[str, ...] = ()
+    """Further variables that cross into the image."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    name: str = ""
+    """The file's name, as `sources` shows it; empty for no profile."""
+    path: str = ""
+    """The file, as messages name it."""
+    title: str = ""
+    documented: tuple[str, ...] = ()
+    """The public pages that the values are from."""
+    tested: str = ""
+    """When and on what it ran; empty: never, there."""
+    scheduler: str = ""
+    clusters: tuple[str, ...] = ()
+    """Slurm's names of the clusters, or those of PBS's servers, that this is for."""
+    nodes: Nodes = field(default_factory=Nodes)
+    request: Request = field(default_factory=Request)
+    container: Container = field(default_factory=Container)
+    start: str = ""
+    """What starts the tasks, as --start; empty: the scheduler's usual one."""
+    launcher_args: tuple[str, ...] = ()
+    launch: Mapping[str, Any] = field(default_factory=dict)
+    """Option name (with dashes) to value."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables for every worker, such as NCCL's."""
+    host_suffix: str = ""
+    """Appended to a node's name to get the name of its address for the rendezvous."""
+    scratch: str = ""
+    """Where run directories lie, with $USER and other variables; empty: the submit directory."""
+
+
+# --- what a value may be ------------------------------------------------------------------------------------
+
+Kind = Callable[[str, Any], Any]
+"""Takes where a value stands, for the message, and the value; returns what is kept of it."""
+
+
+def _wrong(where: str, value: Any, what: str) -> BadInput:
+    return BadInput(f"{where} is {value!r}: give {what}")
+
+
+def _text(where: str, value: Any) -> str:
+    if not isinstance(value, str):
+        raise _wrong(where, value, "text, in quotes where YAML takes it for something else")
+    if not value.isprintable():
+        raise _wrong(where, value, "one line of printable characters")
+    return value
+
+
+def _matching(pattern: str, what: str) -> Kind:
+    def kind(where: str, value: Any) -> str:
+        if not re.fullmatch(pattern, _text(where, value)):
+            raise _wrong(where, value, what)
+        return str(value)
+
+    return kind
+
+
+def _expanded(kind: Kind) -> Kind:
+    """That kind, in which $NAME stands for a variable."""
+
+    def checked(where: str, value: Any) -> str:
+        text = str(kind(where, value))
+        if "$" in VARIABLE.sub("", text):
+            raise _wrong(where, value, "$ only in front of a variable's name, as $NAME or ${NAME}")
+        return text
+
+    return checked
+
+
+def _count(least: int) -> Kind:
+    def kind(where: str, value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise _wrong(where, value, f"a whole number from {least}")
+        return value
+
+    return kind
+
+
+def _seconds(where: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 7 * 86400:
+        raise _wrong(where, value, "seconds, more than 0 and less than a week")
+    return value
+
+
+def _flag(where: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise _wrong(where, value, "true or false")
+    return value
+
+
+def _one_of(*choices: str) -> Kind:
+    def kind(where: str, value: Any) -> str:
+        if value not in choices:
+            raise _wrong(where, value, "one of " + ", ".join(choices))
+        return str(value)
+
+    return kind
+
+
+def _list(kind: Kind) -> Kind:
+    def all_of(where: str, value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise _wrong(where, value, "a list, as in [a, b]")
+        return tuple(kind(f"{where}, entry {i},", each) for i, each in enumerate(value, 1))
+
+    return all_of
+
+
+def _variable(where: str, value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)) or "\0" in str(value):
+        raise _wrong(where, value, "text in quotes, or a number")
+    return str(value)
+
+
+_word = _matching(r"\S+", "one word, without blanks")
+_path = _expanded(_matching(r"[/$].*", "a path from /, or one that begins with a variable"))
+_program = _expanded(_matching(r"[/$].*|[^/\s]+", "a program's name, or a path from /"))
+_bind = _expanded(_matching(r"[/$][^:]*(:([/$][^:]*)?(:ro)?)?", "SRC[:DST[:ro]] with paths from /"))
+_passed = _matching(r"[A-Za-z_][A-Za-z0-9_]*\*?", "NAME or PREFIX_*")
+_time = _matching(r"[0-9]{1,4}:[0-5][0-9]:[0-5][0-9]", 'HH:MM:SS in quotes, as in "01:00:00"')
+
+# --- the layout ---------------------------------------------------------------------------------------------
+
+NODES: Mapping[str, Kind] = {"gpus": _count(0), "cpus": _count(1), "memory_gib": _count(1), "whole": _flag}
+REQUEST: Mapping[str, Kind] = {
+    "partition": _expanded(_word),
+    "account": _expanded(_word),
+    "account_option": _one_of("-A", "-P"),
+    "time": _time,
+    "stop_before": _count(1),
+    "gpus": _word,
+    "nodes_only": _flag,
+    "options": _list(_expanded(_text)),
+    "chunk": _list(_expanded(_matching(r"[^\s:,+=]+=[^\s:,+]+", "NAME=VALUE, a resource of a chunk"))),
+    "form": _one_of(*FORMS),
+}
+CONTAINER: Mapping[str, Kind] = {
+    "module_paths": _list(_path),
+    "modules": _list(_word),
+    "program": _program,
+    "stack": _word,
+    "binds": _list(_bind),
+    "pass": _list(_passed),
+}
+LAUNCH: Mapping[str, Kind] = {
+    "nproc-per-node": _count(1),
+    "rdzv-backend": _one_of("static", "c10d"),
+    "interface": _word,
+    "join-timeout": _seconds,
+    "peer-timeout": _seconds,
+    "omp-num-threads": _count(1),
+}
+PLAIN: Mapping[str, Kind] = {
+    "title": _text,
+    "documented": _list(_word),
+    "tested": _text,
+    "scheduler": _one_of(*STARTERS),
+    "clusters": _list(_word),
+    "start": _one_of(*(name for names in STARTERS.values() for name in names)),
+    "launcher_args": _list(_text),
+    "host_suffix": _matching(r"[A-Za-z0-9.-]+", "the end of a host's name, such as -hsn"),
+    "scratch": _path,
+}
+KEYS = (*PLAIN, "nodes", "request", "container", "launch", "env")
+
+
+def find(name: str, clusters: Path = CLUSTERS) -> Path:
+    """Where the profile of that name or path lies."""
+    return Path(name) if "/" in name or name.endswith(".yaml") else clusters / f"{name}.yaml"
+
+
+def load(name: str, clusters: Path = CLUSTERS, asked: str = "") -> Profile:
+    """The profile of that name or path; `asked` is how it was given (--profile NAME).
+
+    Raises BadInput when it cannot be read, or naming the key whose value may not stand there.
+    """
+    path = find(name, clusters)
+    content = _read(path, asked or f"--profile {name}")
+    _only(content, KEYS, f"{path}:")
+    passed = _section(content, "container", CONTAINER, path)
+    profile = Profile(
+        name=path.name,
+        path=str(path),
+        nodes=Nodes(**_section(content, "nodes", NODES, path)),
+        request=Request(**_section(content, "request", REQUEST, path)),
+        container=Container(**{"passed" if key == "pass" else key: value for key, value in passed.items()}),
+        launch=_section(content, "launch", LAUNCH, path, dashes=True),
+        env=_variables(_mapping(content, "env", path), path),
+        **_values({key: content[key] for key in PLAIN if key in content}, PLAIN, f"{path}:"),
+    )
+    _agrees(profile, path)
+    return profile
+
+
+def _read(path: Path, asked: str) -> Mapping[Any, Any]:
+    try:
+        import yaml
+    except ImportError:
+        raise BadInput(
+            f"{asked} needs the Python package pyyaml: use the project's venv (make venv), "
+            "or python3 -m pip install --user pyyaml"
+        ) from None
+    try:
+        text = path.read_text(encoding="utf-8")
+        content = yaml.safe_load(text)
+        twice = _twice(yaml.compose(text, Loader=yaml.SafeLoader))
+    except OSError as error:
+        raise BadInput(f"{asked}: {path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise BadInput(f"{asked}: {path} is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise BadInput(f"{asked}: {path} must hold a mapping with the keys {', '.join(KEYS)}")
+    if twice:
+        raise BadInput(f"{path}: the key {twice} stands twice, and only the last would count: make it one")
+    return content
+
+
+def _twice(node: Any) -> str:
+    """A key that stands twice in one mapping of a YAML tree, else ''."""
+    if node is None or node.id == "scalar":
+        return ""
+    if node.id == "sequence":
+        return next(filter(None, map(_twice, node.value)), "")
+    keys = [key.value for key, _ in node.value]
+    repeated = [str(key) for key in keys if keys.count(key) > 1]
+    return next(iter(repeated), "") or next(filter(None, (_twice(value) for _, value in node.value)), "")
+
+
+def expanded(text: str, env: Mapping[str, str], path: str) -> str:
+    """A value of the profile at `path` with $NAME replaced. Raises BadInput where one is not set, or
+    empty."""
+
+    def value(found: re.Match[str]) -> str:
+        name = found[1] or found[2]
+        if not env.get(name):
+            raise BadInput(
+                f"{text} in the profile {path}: {name} is not set here: set it, or correct the profile"
+            )
+        return env[name]
+
+    return VARIABLE.sub(value, text)
+
+
+def _section(
+    content: Mapping[Any, Any], key: str, kinds: Mapping[str, Kind], path: Path, *, dashes: bool = False
+) -> dict[str, Any]:
+    given = _mapping(content, key, path)
+    if dashes:
+        given = {str(name).replace("_", "-"): value for name, value in given.items()}
+    _only(given, kinds, f"{path}: {key}:")
+    return _values(given, kinds, f"{path}: {key}")
+
+
+def _values(given: Mapping[Any, Any], kinds: Mapping[str, Kind], where: str) -> dict[str, Any]:
+    """What was given, checked; an empty value counts as absent."""
+    found = {name: value for name, value in given.items() if value is not None and value != ""}
+    return {name: kinds[name](f"{where} {name}", value) for name, value in found.items()}
+
+
+def _variables(given: Mapping[Any, Any], path: Path) -> dict[str, str]:
+    for name in given:
+        if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", str(name)):
+            raise BadInput(f"{path}: env has {name!r}: give a variable's name, letters, digits and _")
+    if "OMP_NUM_THREADS" in given:
+        raise BadInput(f"{path}: env sets OMP_NUM_THREADS: set omp_num_threads under launch")
+    return {str(name): _variable(f"{path}: env {name}", value) for name, value in given.items()}
+
+
+def _mapping(content: Mapping[Any, Any], key: str, path: Path) -> Mapping[Any, Any]:
+    value = content.get(key) or {}
+    if not isinstance(value, dict):
+        raise BadInput(f"{path}: {key} must be a mapping, found {value!r}")
+    return value
+
+
+def _only(content: Mapping[Any, Any], known: Mapping[str, Any] | Sequence[str], where: str) -> None:
+    if unknown := [str(key) for key in content if key not in known]:
+        raise BadInput(f"{where} unknown key {', '.join(unknown)}: valid are {', '.join(known)}")
+
+
+def _agrees(profile: Profile, path: Path) -> None:
+    """Raises BadInput where one value rules out another."""
+    scheduler, request = profile.scheduler, profile.request
+    if not scheduler:
+        return
+    if profile.start and profile.start not in STARTERS[scheduler]:
+        raise _wrong(f"{path}: start", profile.start, f"under {scheduler} {' or '.join(STARTERS[scheduler])}")
+    if request.chunk and scheduler != "pbs":
+        raise BadInput(f"{path}: request chunk is for pbs, and scheduler is {scheduler}: leave it out")
+    if request.form and scheduler != FORMS[request.form]:
+        raise BadInput(
+            f"{path}: request form {request.form} is for {FORMS[request.form]}, and scheduler is "
+            f"{scheduler}: leave it out"
+        )
+    if request.form == "wrapped" and not (request.nodes_only or request.gpus):
+        raise BadInput(f"{path}: request form wrapped needs request gpus, such as --gres=gpu:{{gpus}}")
+    if request.chunk and request.form == "totals":
+        raise BadInput(f"{path}: request chunk has no place beside form totals: use options")
+    if request.nodes_only and not profile.nodes.whole:
+        raise BadInput(f"{path}: request nodes_only goes only with whole nodes: set whole under nodes")
+    if request.gpus and (request.nodes_only or "{gpus}" not in request.gpus):
+        what = f"it as in {GPUS_ASKED_FOR[scheduler]}, or nodes_only: true instead"
+        raise _wrong(f"{path}: request gpus", request.gpus, what)

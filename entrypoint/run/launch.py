@@ -1,0 +1,256 @@
+"""One launch on this node: what is refused before it, and which attempts follow one another.
+
+The secret: the sequence of attempts (attempt.py is a single one, restart.py has the rules for the next). A
+signal reaches whichever there is.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import shlex
+import shutil
+import signal
+import sys
+import sysconfig
+from collections.abc import Mapping
+from pathlib import Path
+
+from entrypoint.aside import aside
+from entrypoint.errors import DONE, SAVED, BadInput, Refusal
+from entrypoint.job import conclude, handover
+from entrypoint.job.lock import Lock, holder_of
+from entrypoint.job.rundir import RunDirectory
+from entrypoint.node import processes
+from entrypoint.plan import rules as plans
+from entrypoint.plan.options import Settings
+from entrypoint.plan.rules import LaunchPlan
+from entrypoint.run import output
+from entrypoint.run.attempt import Attempt, has_host_half
+from entrypoint.run.guardian import Guardian
+from entrypoint.run.restart import Restarts
+from entrypoint.schedulers import hostnames
+
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+"""SIGUSR2 asks for a planned end, the others end the launch."""
+LAST_WORDS = 30.0
+"""Seconds at the end for a reader who has stopped to take what was said."""
+RELEASE = 5.0
+"""Seconds that the file system has to give the run directory free at the end."""
+
+
+def launch(plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> int:
+    """Runs this node's part and returns its exit status. Before ranks start: BadInput, Unavailable."""
+    check(plan, settings)
+    check_place(plan, env)
+    run = Path(plan.run_dir).absolute()
+    plan = dataclasses.replace(plan, run_dir=str(run), env={**plan.env, "APPTRAIN_RUN_DIR": str(run)})
+    processes.adopt_orphans()
+    processes.allow_open_files(256 + 8 * plan.nproc_per_node)
+    guardian = Guardian()
+    session = _Session(plan, settings, env, guardian)
+    last = None
+    try:
+        last = asyncio.run(session.run())
+    finally:
+        processes.kill_descendants(spare=guardian.pid)
+        guardian.dismiss()
+        session.leave(last)
+    # The host half reads the file; with another status here the scheduler would kill nodes that still save.
+    is_told = has_host_half(env) and not last.is_unwritten
+    return DONE if last.ended.status == SAVED and is_told else last.ended.status
+
+
+def check(plan: LaunchPlan, settings: Settings) -> None:
+    """Raises BadInput for what `plan` can show but `launch` cannot run."""
+    _check_venv(plan)
+    if plan.context == "batch" and plan.nnodes > 1:
+        raise BadInput(
+            f"this is the batch script or interactive shell of job {plan.allocation.job_id}, on one of its "
+            f"{plan.nnodes} nodes only: start one task per node with {plan.allocation.start_line}"
+        )
+    if settings.value("on-failure") == "restart" and plan.mode == "rank":
+        raise BadInput(
+            "--on-failure restart needs one task on every node, and --mode rank has one for each rank: start "
+            "one task per node, or use --on-failure requeue"
+        )
+    if plan.mode != "torchrun" and plan.max_restarts:
+        raise BadInput(
+            f"--max-restarts {plan.max_restarts} needs --mode torchrun, this is {plan.mode}: leave it out"
+        )
+    program = plan.command[0]
+    if plan.mode == "torchrun" and program.startswith("-") and (program != "-m" or len(plan.command) < 2):
+        raise BadInput(
+            f"CMD begins with {program}: give a script with its arguments, or -m NAME; options come before --"
+        )
+    if plan.no_python and not shutil.which(program):
+        raise BadInput(f"CMD {program} is no program in PATH: check the spelling, or give its path")
+    if not plan.no_python and not program.startswith("-") and not Path(program).exists():
+        raise BadInput(
+            f"CMD {program} does not exist in {Path.cwd()}: check the spelling; a module is given as "
+            "-m NAME, a program that is no Python script needs --no-python"
+        )
+
+
+def check_place(plan: LaunchPlan, env: Mapping[str, str]) -> None:
+    """Where an mpiexec says which task this is, this must not be the host of another; a name that is too
+    short to tell counts for nothing."""
+    here, nodes = os.uname().nodename, plan.allocation.nodes
+    found = hostnames.find(here, nodes)
+    if "APPTRAIN_PLACE" in env and len(found) == 1 and found[0] != plan.place:
+        raise BadInput(
+            f"mpiexec has started the task of {plan.node}, node {plan.place}, on {here}, which is node "
+            f"{found[0]}: use another --start, or have it keep to the order of its hosts"
+        )
+
+
+def _check_venv(plan: LaunchPlan) -> None:
+    """The ranks run under this process's Python, which must be the venv's."""
+    if plan.venv is None:
+        return
+    venv = Path(plan.venv)
+    by_variable = plan.sources["venv"].startswith("env:")
+    given = f"APPTRAIN_VENV={venv}" if by_variable else f"--venv {venv}"
+    make = f"make venv DIR={shlex.quote(plan.venv)}"
+    if not (venv / "pyvenv.cfg").exists():
+        raise BadInput(f"{given} is no venv, it has no pyvenv.cfg: make it with {make}")
+    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(venv)}))
+    if not (venv / "bin" / "python").exists() or not packages.exists():
+        raise BadInput(
+            f"{given} was made by another Python than this one, {sys.version.split()[0]}: remove it, and "
+            f"make it again with {make}"
+        )
+    if Path(sys.prefix).resolve() != venv.resolve():
+        raise BadInput(
+            f"{given}, but this is the Python of {sys.prefix}: start it through a job script or "
+            f"containers/run.sh, or put {venv}/bin first in PATH"
+        )
+
+
+def handled_signals() -> list[signal.Signals]:
+    """HANDLED without SIGHUP where that is ignored, as under nohup and in PBS."""
+    return [s for s in HANDLED if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
+
+
+class _Session:
+    """The attempts of one launch on this node: one, and those that `--on-failure restart` lets follow."""
+
+    def __init__(self, plan: LaunchPlan, settings: Settings, env: Mapping[str, str], guardian: Guardian):
+        self._plan = plan
+        self._guardian = guardian
+        self._settings = settings
+        self._env = env
+        self._consoles = output.own_consoles(env)
+        self._restarts = Restarts(plan, settings) if settings.value("on-failure") == "restart" else None
+        self._attempt: Attempt | None = None
+        self._asked: int | None = None
+        """The signal by which this process was asked to end."""
+        self._lock = Lock(Path(plan.run_dir), holder_of(plan), self._say)
+
+    async def run(self) -> Attempt:
+        """Returns the attempt whose end is the launch's."""
+        self._catch_signals()
+        try:
+            return await self._run()
+        finally:
+            with contextlib.suppress(TimeoutError):
+                await aside(self._lock.release, RELEASE)
+            await aside(lambda: self._consoles["err"].flush(LAST_WORDS))
+
+    async def _run(self) -> Attempt:
+        attempt = self._next(None)
+        while True:
+            refusal = await self._end_of(attempt)
+            before = attempt.before
+            if before is not None and not attempt.has_met and self._asked is None:
+                before.tell("" if refusal and refusal.told else str(refusal or attempt.ended.error))
+                return before
+            if refusal:
+                raise refusal
+            if self._restarts is None or attempt.ended.status in (DONE, SAVED):
+                attempt.tell()
+                return attempt
+            why = attempt.misfit or await self._why_final(attempt)
+            if why := why or self._restarts.why_not(attempt.ended, attempt.lost):
+                attempt.tell(why if attempt.speaks else "")
+                return attempt
+            self._restarts.begin()
+            await aside(lambda: processes.kill_descendants(spare=self._guardian.pid))
+            attempt = self._next(attempt)
+
+    def leave(self, last: Attempt | None) -> None:
+        """The very last act: the host half learns what follows. Whatever keeps us from it, it finds out
+        itself."""
+        where = handover.folder(self._env)
+        if where is None or self._plan.local_rank:
+            return
+        asked = 128 + self._asked if self._asked is not None else None
+        run = last.run_dir if last is not None else RunDirectory(Path(self._plan.run_dir), self._plan.attempt)
+        lost = last.lost if last is not None else ()
+        try:
+            conclude.leave(where, run, self._plan.place, asked, lost)
+        except (OSError, Refusal, ValueError) as error:
+            self._say(f"what follows is left to the job script: {error}")
+
+    def _next(self, before: Attempt | None) -> Attempt:
+        plan = self._plan
+        if before is not None and self._restarts is not None:
+            before.before = None
+            plan = plans.with_members(plan, self._restarts.members(), before.plan.attempt + 1)
+        self._attempt = Attempt(
+            plan, self._settings, self._env, self._consoles, self._restarts, before, self._hold_run_dir
+        )
+        self._guardian.watch(Path(self._attempt.scratch.name))
+        self._attempt.asked = self._asked
+        return self._attempt
+
+    async def _end_of(self, attempt: Attempt) -> Refusal | None:
+        """Waits for the end; returns why no rank was started, None where one was."""
+        try:
+            await attempt.run()
+        except Refusal as refusal:
+            return refusal
+        return None
+
+    async def _hold_run_dir(self, *, again: bool) -> None:
+        """Raises InUse where another job has the run directory. `again`: for a restart."""
+        if self._lock.is_held:
+            return
+        await aside(lambda: self._lock.take(again=again))
+        loop = asyncio.get_running_loop()
+        self._lock.keep(lambda why: loop.call_soon_threadsafe(self._lost_run_dir, why))
+
+    def _lost_run_dir(self, why: str) -> None:
+        """While this job was suspended, or cut off from the file system."""
+        self._say(f"{why}: this job ends")
+        self._signalled(signal.SIGTERM)
+
+    def _say(self, text: str) -> None:
+        self._consoles["err"].say(f"entrypoint: {text}")
+
+    async def _why_final(self, attempt: Attempt) -> str:
+        """Why nothing may follow this failure; empty where something may. This node may be the only one that
+        knows: the others find the next attempt closed."""
+        ended = attempt.ended
+        if self._asked is not None or (ended.rank is None and ended.signal):
+            why = "the job was asked to end"
+        else:
+            why = attempt.supervisor.why_final if attempt.supervisor else ""
+        if why:
+            for number in (attempt.plan.attempt, attempt.plan.attempt + 1):
+                with contextlib.suppress(TimeoutError):
+                    await aside(RunDirectory(attempt.run_dir.path, number).close, RELEASE)
+        return why
+
+    def _catch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for signum in handled_signals():
+            loop.add_signal_handler(signum, self._signalled, signum)
+        # Whoever started us may have held signals back until now.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
+
+    def _signalled(self, signum: int) -> None:
+        if signum != signal.SIGUSR2:
+            self._asked = int(signum)
+        if self._attempt is not None:
+            self._attempt.signalled(signum)

@@ -1,0 +1,240 @@
+"""Where the ranks of this node are: their Python stacks, their state, NCCL's flight recorder.
+
+The secret: how to see into a script that knows nothing of it. Python's faulthandler, switched on by a
+variable, prints every thread's stack when the process gets SIGABRT, in C and without the interpreter's lock,
+and then ends it, which is what follows a hang anyway; a debugger would need a right that many sites deny.
+NCCL's flight recorder dumps when something is written into a pipe that torch made.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from entrypoint.aside import aside
+from entrypoint.job.rundir import RunDirectory
+from entrypoint.meet.claims import Sighting, plain
+from entrypoint.node import processes
+from entrypoint.run.ranks import Ranks
+from entrypoint.watch import frames, inside
+from entrypoint.watch.frames import Frame
+from entrypoint.watch.heartbeat import Heartbeats
+
+RECORDER = 3.0
+"""Seconds for torch to dump its flight recorder: it looks at its pipe about once a second."""
+KEEP = 4.0
+"""Seconds for the file system to take what was found: with the other bounds, less than the hub's for all."""
+DUMP = 5.0
+"""Seconds for a rank to print its stacks and end."""
+_RECORDER_NAMES = {
+    "BUFFER_SIZE": ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
+    "DUMP_TEMP_FILE": ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
+}
+"""torch's names for the flight recorder's settings, the older ones second."""
+
+
+def variables(
+    device: str, scratch: Path, run: RunDirectory, env: Mapping[str, str], torch: str
+) -> dict[str, str]:
+    """What a rank's environment needs for its stacks to be seen, beyond what the user has set. `torch`: its
+    version; empty where it is not known."""
+    wanted = {"PYTHONFAULTHANDLER": "1"}
+    if device == "cuda":
+        wanted["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = f"{scratch}/nccl.rank"
+        recorder = {"BUFFER_SIZE": "2000", "DUMP_TEMP_FILE": f"{run.stacks}/nccl.rank"}
+        for name, value in recorder.items():
+            if not any(one in env for one in _RECORDER_NAMES[name]):
+                wanted |= dict.fromkeys(_RECORDER_NAMES[name][: 2 if _is_old(torch) else 1], value)
+    return {name: value for name, value in wanted.items() if name not in env}
+
+
+def _is_old(torch: str) -> bool:
+    """Whether it may know the older names alone; a newer one warns of them."""
+    numbers = re.match(r"(\d+)\.(\d+)", torch)
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) < (2, 9)
+
+
+async def look(
+    ranks: Ranks, run: RunDirectory, scratch: Path, beats: Heartbeats, say: Callable[[str], None]
+) -> list[Sighting]:
+    """Dumps the stacks of this node's ranks, which ends those that are Python. They are kept in the run
+    directory, whose file system may be what hangs: nothing else waits for that."""
+    alive = {rank: pid for rank, pid in ranks.pids.items() if processes.is_running(pid)}
+    states = {rank: processes.state(pid) for rank, pid in alive.items()}
+    ranks.freeze_starter()
+    trouble = await _kept(partial(run.stacks.mkdir, mode=0o700, exist_ok=True, parents=True))
+    if not trouble:
+        await _dump_recorders(alive, scratch, run)
+    dumps = await asyncio.gather(*(_dump(ranks, rank, pid) for rank, pid in alive.items()))
+    texts = dict(zip(alive, dumps, strict=True))
+    plan = ranks.plan
+    files = {run.stack(plan.node, rank): text for rank, text in texts.items() if text}
+    if trouble := trouble or await _kept(partial(_write, files)):
+        say(f"{plan.node}: the stacks cannot be kept in {run.stacks}: {trouble}")
+    return [
+        sighting(beats, rank=rank, node_rank=plan.place, node=plan.node, state=states[rank], dump=texts[rank])
+        for rank in sorted(alive)
+    ]
+
+
+async def peek(ranks: Ranks, run: RunDirectory, signs: Path, beats: Heartbeats) -> list[Sighting]:
+    """The same of ranks that import torch, which go on (inside.py)."""
+    alive = {rank: pid for rank, pid in ranks.pids.items() if processes.is_running(pid)}
+    texts = await asyncio.gather(*(_ask(signs, pid) for pid in alive.values()))
+    dumps = dict(zip(alive, texts, strict=True))
+    plan = ranks.plan
+    files = {run.stack(plan.node, rank): text for rank, text in dumps.items()}
+    # The file system may be what the ranks wait for.
+    threading.Thread(target=_keep, args=(run, files), daemon=True).start()
+    return [
+        sighting(
+            beats,
+            rank=rank,
+            node_rank=plan.place,
+            node=plan.node,
+            state=processes.state(pid),
+            dump=dumps[rank],
+            cpu=processes.cpu(pid),
+        )
+        for rank, pid in sorted(alive.items())
+    ]
+
+
+async def workers(ranks: Ranks, signs: Path) -> str:
+    """What it looks like if a rank has started processes that wait for a process group; else empty."""
+    for rank, pid in sorted(ranks.pids.items()):
+        for child in processes.catching_below(pid, inside.STACK_SIGNAL):
+            stack = frames.main_thread(await _ask(signs, child))
+            if frames.waits_in(stack) == "init_process_group":
+                who, where = f"rank {rank} on {ranks.plan.node}", plain(frames.in_words(stack))
+                return f"{who} has started processes of its own, and they wait {where}"
+    return ""
+
+
+async def _ask(signs: Path, pid: int) -> str:
+    """The stacks of a process, or of the first below it that shows any; empty where none does."""
+    for target in [pid, *processes.catching_below(pid, inside.STACK_SIGNAL)]:
+        file = signs / f"{inside.STACKS}.{target}"
+        if file.exists() and processes.catches(target, inside.STACK_SIGNAL):
+            return await _shown(file, target)
+    return ""
+
+
+async def _shown(file: Path, pid: int) -> str:
+    before = file.stat().st_size
+    with contextlib.suppress(OSError):
+        os.kill(pid, inside.STACK_SIGNAL)
+    deadline, size = time.monotonic() + DUMP, before
+    while time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+        last, size = size, file.stat().st_size
+        if size == last > before:
+            break
+    return file.read_text(errors="replace")[before:]
+
+
+def _keep(run: RunDirectory, files: Mapping[Path, str]) -> None:
+    with contextlib.suppress(OSError):
+        run.stacks.mkdir(mode=0o700, exist_ok=True, parents=True)
+        _write(files)
+
+
+async def _dump_recorders(ranks: Iterable[int], scratch: Path, run: RunDirectory) -> None:
+    asked = []
+    for rank in ranks:
+        with contextlib.suppress(OSError):
+            pipe = os.open(scratch / f"nccl.rank{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
+            os.write(pipe, b"dump\n")
+            os.close(pipe)
+            asked.append(run.stacks / f"nccl.rank{rank}")
+    if asked:
+        await _kept(partial(_await_files, asked, time.monotonic() + RECORDER))
+
+
+def _await_files(paths: Sequence[Path], deadline: float) -> None:
+    while not all(path.exists() for path in paths) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+async def _kept(work: Callable[[], None]) -> str:
+    """Does it in the run directory; returns why it failed, empty where it did not."""
+    try:
+        await aside(work, KEEP)
+    except OSError as error:
+        return error.strerror or type(error).__name__
+    return ""
+
+
+def _write(files: Mapping[Path, str]) -> None:
+    for path, text in files.items():
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+
+
+async def _dump(ranks: Ranks, rank: int, pid: int) -> str:
+    """What faulthandler prints; empty where the rank has none."""
+    targets = (
+        [pid] if processes.catches(pid, signal.SIGABRT) else processes.catching_below(pid, signal.SIGABRT)
+    )
+    if not targets:
+        return ""
+    ranks.divert_errors(rank)
+    for target in targets:
+        with contextlib.suppress(OSError):
+            resource.prlimit(target, resource.RLIMIT_CORE, (0, 0))  # A rank's memory would fill the disk.
+            os.kill(target, signal.SIGABRT)
+            os.kill(target, signal.SIGCONT)
+        await _ended(target)
+    return await _settled(ranks, rank)
+
+
+async def _ended(pid: int) -> None:
+    deadline = time.monotonic() + DUMP
+    while processes.is_running(pid) and time.monotonic() < deadline:
+        await asyncio.sleep(0.05)
+
+
+async def _settled(ranks: Ranks, rank: int) -> str:
+    """What the rank has printed once that no longer grows."""
+    text = None
+    for _ in range(20):
+        last, text = text, ranks.diverted(rank)
+        if text and text == last:
+            break
+        await asyncio.sleep(0.1)
+    return text or ""
+
+
+def sighting(
+    beats: Heartbeats, *, rank: int, node_rank: int, node: str, state: str, dump: str, cpu: float = 0.0
+) -> Sighting:
+    """What a rank's state and its dump say, which is empty where there is none."""
+    stack = frames.main_thread(dump)
+    line = frames.own(stack)
+    quiet = beats.quiet(rank)
+    return Sighting(
+        rank=rank,
+        node_rank=node_rank,
+        node=node,
+        step=beats.step(rank),
+        quiet=-1.0 if quiet is None else quiet,
+        state=state,
+        at=plain(frames.shown(line)) if line else "",
+        waits_in=plain(frames.waits_in(stack)),
+        stack=_digest(stack),
+        cpu=cpu,
+    )
+
+
+def _digest(stack: Sequence[Frame]) -> str:
+    functions = "\n".join(f"{file} {function}" for file, _, function in stack)
+    return hashlib.sha256(functions.encode()).hexdigest()[:16] if stack else ""
