@@ -30,7 +30,7 @@ REPOSITORY = HOME / "app train"
 SCRIPT = REPOSITORY / "slurm/multinode.sbatch"
 WORK = HOME / "my work"
 """Where jobs are submitted."""
-PARTS = ("slurm", "pbs", "containers", "clusters", "entrypoint", "src")
+PARTS = ("slurm", "pbs", "host", "containers", "clusters", "entrypoint", "src")
 SOFTWARE = Path("/sw/images")
 PACKAGES = "/usr/local/lib/python3.13/dist-packages"
 BOUND = 150.0

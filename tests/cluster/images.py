@@ -22,10 +22,13 @@ from tests.host import Bind, Host, up
 from tests.host.places import cache, locked, remove
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-INPUTS = ("containers", "entrypoint", "src", "requirements", "tools", "Makefile", "pyproject.toml", "LICENSE")
+INPUTS = (
+    *("containers", "host", "entrypoint", "src", "requirements"),
+    *("tools", "Makefile", "pyproject.toml", "LICENSE"),
+)
 RECIPE = ("containers", "requirements/image.txt", "pyproject.toml")
 """Of those, what an image is made from beside our own two packages."""
-BESIDE = ("run.sh", "image*.sif", "image*.json", "__pycache__", ".*")
+BESIDE = ("run.sh", "host", "image*.sif", "image*.json", "__pycache__", ".*")
 """Names in them that change nothing in an image."""
 BUILD_LIMIT = 1500.0
 """Seconds for one build with all its downloads; it takes 2 minutes on 2 cores once they are there."""

@@ -100,7 +100,10 @@ class Node:
 
 def booted(name: str, images: Path) -> Any:
     binds = [
-        *(Bind(source=CHECKOUT / name, target=HOME / name) for name in ("containers", "entrypoint")),
+        *(
+            Bind(source=CHECKOUT / name, target=HOME / name)
+            for name in ("containers", "host", "entrypoint", "src")
+        ),
         Bind(source=Path(psutil.__file__).parent, target=HOME / "psutil"),  # the entrypoint needs it
         Bind(source=images, target=Path("/images"), mode="rw"),
     ]

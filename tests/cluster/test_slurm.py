@@ -368,9 +368,33 @@ def test_a_run_directory_may_lie_behind_a_symlink_that_the_image_knows_nothing_o
     assert (user.on_disk(target) / "new/run/job.log").read_text() == ran.text
 
 
-def test_the_line_that_make_submit_renders_is_one_that_sbatch_takes(user: Account) -> None:
+def profile_file(folder: Path, user: Account, text: str) -> tuple[Path, Path]:
+    """(here, on the cluster) a profile of the user's with its host file."""
+    here = folder / "my site.d" / "lab.yaml"
+    here.parent.mkdir()
+    here.write_text(text)
+    render.render(here, write=True)
+    there = user.write("else where/lab.yaml", text)
+    user.write("else where/lab.host", render.host_file(here).read_text())
+    return here, there
+
+
+WRAPPED = """scheduler: slurm
+nodes: {gpus: 1, cpus: 8, memory_gib: 32}
+request: {form: wrapped, gpus: "--gres=gpu:{gpus}", time: "00:10:00"}
+"""
+
+
+@pytest.mark.parametrize("form", ["options of the script", "wrapped"])
+def test_the_line_that_submit_renders_is_one_that_sbatch_takes(
+    user: Account, tmp_path: Path, form: str
+) -> None:
+    cluster, there = "generic", Path(f"{REPOSITORY}/clusters/generic.yaml")
+    if form == "wrapped":
+        here, there = profile_file(tmp_path, user, WRAPPED)
+        cluster = str(here)
     arguments = ["--", *ONCE, "--", str(HOME / "else where/tell.py"), "a b"]
-    options = ["--cluster", "generic", "--nodes", "2", "--partition", "all", "--time", "00:10:00"]
+    options = ["--cluster", cluster, "--nodes", "2", "--partition", "all", "--time", "00:10:00"]
     rendered = subprocess.run(
         [sys.executable, "-m", "clusters.submit", "--dry-run", *options, *arguments],
         cwd=CHECKOUT,
@@ -378,16 +402,26 @@ def test_the_line_that_make_submit_renders_is_one_that_sbatch_takes(user: Accoun
         text=True,
         check=True,
     )
-    line = rendered.stdout.replace(str(CHECKOUT), f"{REPOSITORY}".replace(" ", "\\ "))
-    ended = user.run("bash", "-c", line, cwd=REPOSITORY)
+    moved = {str(CHECKOUT): str(REPOSITORY), str(tmp_path / "my site.d/lab.yaml"): str(there)}
+
+    def on_cluster(words: list[str]) -> list[str]:
+        for old, new in moved.items():
+            words = [word.replace(old, new) for word in words]
+        return words
+
+    *words, last = shlex.split(rendered.stdout)
+    if form == "wrapped":
+        assert last.startswith("--wrap=")
+        last = "--wrap=" + shlex.join(on_cluster(shlex.split(last.removeprefix("--wrap="))))
+    words = on_cluster([*words, last])
+    ended = user.run(*words, cwd=REPOSITORY)
     assert ended.returncode == 0, ended.stderr
-    number = int(ended.stdout.split()[-1])
-    ran = done(user.end(number))
+    ran = done(user.end(int(ended.stdout.split()[-1])))
     assert [(one["node"], one["argv"], one["gpus"]) for one in told(ran)] == [
         ("gpu-a01", ["a b"], "1"),
         ("gpu-a02", ["a b"], "1"),
     ]
-    assert f", profile {REPOSITORY}/clusters/generic.yaml, " in ran.lines[2]
+    assert f", profile {there}, " in ran.lines[2]
 
 
 # --- CPUs --------------------------------------------------------------------------------------------------------
