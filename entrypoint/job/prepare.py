@@ -92,7 +92,8 @@ def prepare(where: Path, inside: Mapping[str, str]) -> int:
     if settings.value("dry-run"):
         answer += [("dry_run", "yes"), *(("plan", word) for word in granted.plan or _plans(asked))]
     else:
-        answer += [*_of_image(asked, inside), *_begin(where, asked), *_chain(where, asked)]
+        of_image = list(_of_image(asked, inside))
+        answer += [*_begin(where, asked), *of_image, *_chain(where, asked)]
     handover.write(where / handover.ANSWER, answer)
     return 0
 

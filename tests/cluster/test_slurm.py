@@ -22,6 +22,7 @@ from entrypoint.job import outcome
 from tests.cluster.account import (
     BOUND,
     HOME,
+    PACKAGES,
     REPOSITORY,
     SCRIPT,
     SOFTWARE,
@@ -422,6 +423,28 @@ def test_the_line_that_submit_renders_is_one_that_sbatch_takes(
         ("gpu-a02", ["a b"], "1"),
     ]
     assert f", profile {there}, " in ran.lines[2]
+
+
+def test_an_image_that_has_no_apptrain_trains_with_the_checkouts(user: Account) -> None:
+    """The image without its two packages and without the variable that our recipe sets."""
+    environment = user.write("else where/image.sh", "export LC_ALL=C.UTF-8\n")
+    nothing = user.folder("else where/nothing")
+    hidden = (f"{nothing}:{PACKAGES}/{name}:ro" for name in ("entrypoint", "train"))
+    binds = [f"{environment}:/.singularity.d/env/90-environment.sh:ro", *hidden]
+    env = {"APPTRAIN_BIND": "\n".join(binds)}
+    number = user.submit("-N2", SCRIPT, "--device=cpu", "--", "-m", "train", *SMALL, "steps=3", env=env)
+    ran = done(user.end(number))
+    assert (
+        f"apptrain: the image is not apptrain's, so apptrain itself comes from {REPOSITORY}: no lock says what is in it, "
+        "and driver and GPUs are not checked against it"
+    ) in ran.lines
+    manifest = json.loads((ran.folder / "manifest.json").read_text())
+    assert len(manifest["attempts"][0]["image"]["not_promised"]) == 2
+    assert [
+        one["step"]
+        for one in map(json.loads, (ran.folder / "metrics.jsonl").read_text().splitlines())
+        if "loss" in one
+    ] == [1, 2, 3]
 
 
 # --- CPUs --------------------------------------------------------------------------------------------------------
