@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.image import BARE, IMPORT, LIMIT
-from containers.build import PACKING
+from containers.builder import PACKING
 from tests.cluster.images import built
 from tests.host import Bind, Host, up
 

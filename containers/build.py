@@ -1,56 +1,37 @@
 """Build, verify and inspect the image: `make image`, `make image-verify`, `make image-inspect`.
 
-The secret: spython and Apptainer's build command. spython calls a binary named `singularity`, wants sudo,
-reports no status and ends the process on its own; all of that is held in `Builder`. Everything from the
-network has been fetched and checked against the locks before a build begins, so a build itself needs none.
+It knows the order of things: everything from the network is fetched and checked against the locks before a
+build begins, so a build itself needs none. How Apptainer is called is builder.py's.
 """
 
 from __future__ import annotations
 
 import argparse
-import calendar
-import contextlib
-import getpass
 import hashlib
 import json
 import os
 import platform
-import re
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from containers import bom, debian, registry, stacks, wheels
+from containers import bom, debian, stacks, wheels
+from containers.builder import EXTRA_WHEELS, RECIPE, WHEELS, Builder, BuildFailed
 from containers.download import Unavailable
 from containers.preflight import Places, check
-from containers.stacks import CONTAINERS, BadInput, Base, Stack
+from containers.stacks import CONTAINERS, BadInput, Stack
 
 CHECKOUT: Final = CONTAINERS.parent
-RECIPE: Final = CONTAINERS / "apptrain.def"
-LEAST: Final = (1, 2)
-PACKING: Final = "-comp zstd -Xcompression-level 3 -all-root"
-BASE: Final = "base"
-WHEELS: Final = "wheels"
-EXTRA_WHEELS: Final = "extra-wheels"
-COVERED: Final = ("/tmp", "/var/tmp", "/dev/shm")
-"""Where Apptainer shows a build the host's own directories, and we an empty one."""
 SOURCES: Final = ("entrypoint", "src/train", "pyproject.toml", "requirements/run.in", "LICENSE")
-
-
-class BuildFailed(Exception):
-    """Apptainer could not build; its own words stand above."""
-
-    status = 1
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -306,172 +287,6 @@ def described(image: Path) -> dict[str, Any]:
     return said
 
 
-# --- Apptainer ------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Builder:
-    """An installed Apptainer (or Singularity), as spython and as this module call it."""
-
-    path: str
-    version: str
-
-    @classmethod
-    def find(cls) -> Builder:
-        for name in ("apptainer", "singularity"):
-            path = shutil.which(name)
-            if path:
-                break
-        else:
-            raise BadInput(
-                "neither apptainer nor singularity is on PATH: load it (module avail apptainer), "
-                "or build on a node that has it"
-            )
-        said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.strip()
-        number = re.search(r"(\d+)\.(\d+)", said)
-        least = LEAST if "apptainer" in said else (4, 0)
-        if not number or (int(number[1]), int(number[2])) < least:
-            raise BadInput(
-                f"{path} is {said or 'silent about its version'}: {least[0]}.{least[1]} or newer is needed"
-            )
-        return cls(path, said)
-
-    def base(self, asked: str, stack: Stack, architecture: str) -> str:
-        """How the base is made here: what was asked for, or for `auto` what this machine can do."""
-        if os.geteuid() and not _has_subordinate_ids() and not shutil.which("fakeroot"):
-            raise BadInput(
-                f"{getpass.getuser()} has no subordinate ids (/etc/subuid) and fakeroot is not installed: "
-                "Debian's packages cannot be set up: ask for one of the two, or build where one is there"
-            )
-        debootstrap = _tool("debootstrap")
-        digest = stack.base.digest[architecture]
-        if asked == "debootstrap" and not debootstrap:
-            raise BadInput("BASE=debootstrap: debootstrap is not installed here: install it, or BASE=docker")
-        if asked == "docker" and not digest:
-            raise BadInput(
-                f"BASE=docker: {stacks.FILE.name} has no digest of {stack.base.image} for {architecture}: "
-                "run `make lock` with REGISTRY=HOST, or take BASE=debootstrap"
-            )
-        if asked != "auto":
-            return asked
-        if not debootstrap and not digest:
-            raise BadInput(
-                f"no base can be made here: debootstrap is not installed, and {stacks.FILE.name} has no "
-                f"digest of {stack.base.image} for {architecture}: install debootstrap, or run `make lock` "
-                "with REGISTRY=HOST"
-            )
-        return "debootstrap" if debootstrap else "docker"
-
-    def unpack(self, base: Base, architecture: str, work: Path) -> None:
-        """Put the base where %setup finds it: the recipe, which the image keeps, names no registry."""
-        name = f"{base.image.partition(':')[0]}@{base.digest[architecture]}"
-        source = "docker://" + "/".join(part for part in (registry.address(), name) if part)
-        with self._client(work) as client:
-            client.build(source, str(work / BASE), sudo=False, options=["--sandbox"])
-        if not (work / BASE / "bin").exists():
-            raise Unavailable(f"BASE=docker: {source} could not be had; the reason stands above")
-
-    def build(self, image: Path, arguments: dict[str, str], work: Path, wheel_folders: list[Path]) -> None:
-        """Build RECIPE to `image`."""
-        check_recipe(arguments)
-        values = work / "arguments"
-        values.write_text("".join(f"{name}={value}\n" for name, value in arguments.items()), encoding="utf-8")
-        # --force: else Apptainer's own time of the build wins over the recipe's label.
-        options = [
-            "--force",
-            "--mksquashfs-args",
-            PACKING,
-            "--build-arg-file",
-            str(values),
-            *_mount(work, "/mnt"),
-            *_cover(work),
-        ]
-        for index, folder in enumerate(wheel_folders):
-            options += _mount(folder, f"/mnt/{EXTRA_WHEELS if index else WHEELS}")
-        epoch = str(calendar.timegm(time.strptime(arguments["DATE"], "%Y-%m-%d")))
-        with self._client(work, APPTRAIN_WORK=str(work), SOURCE_DATE_EPOCH=epoch) as client:
-            client.build(str(RECIPE), str(image), sudo=False, options=options)
-        if not image.is_file():
-            raise BuildFailed("the build failed; the reason stands above. The image of before is untouched")
-
-    def labels(self, image: Path) -> dict[str, str]:
-        with tempfile.TemporaryDirectory() as folder, self._client(Path(folder)) as client:
-            said = client.inspect(str(image), quiet=True)
-        try:
-            labels: dict[str, str] = said["attributes"]["labels"]
-        except (KeyError, TypeError):
-            raise BadInput(f"{image}: {self.path} cannot inspect it: build it anew: make image") from None
-        return labels
-
-    def partition(self, image: Path) -> tuple[int, int]:
-        """Begin and end in bytes of the file system in the image."""
-        listed = subprocess.run(
-            [self.path, "sif", "list", str(image)], capture_output=True, text=True, check=False
-        )
-        found = re.search(r"(\d+)-(\d+)\s*\|FS \(Squashfs", listed.stdout)
-        if not found:
-            raise BuildFailed(f"{image}: no file system was found in it: {listed.stderr.strip()}")
-        return int(found[1]), int(found[2])
-
-    def tree(self, image: Path) -> dict[str, str]:
-        """Path to mode, link or content's digest, of everything in the image."""
-        script = (CONTAINERS / "image" / "tree.py").read_text(encoding="utf-8")
-        done = subprocess.run(
-            [self.path, "-q", "exec", "--cleanenv", "--no-mount", "home,cwd,tmp,bind-paths", str(image),
-             "python", "-I", "-c", script],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        if done.returncode:
-            raise BuildFailed(f"{image}: its files could not be read: {done.stderr.strip()}")
-        files: dict[str, str] = json.loads(done.stdout)
-        return files
-
-    @contextlib.contextmanager
-    def _client(self, work: Path, **variables: str) -> Iterator[Any]:
-        """spython's client, where it finds this binary as `singularity` and Apptainer finds its tools."""
-        tools = work / "bin"
-        tools.mkdir(exist_ok=True)
-        # spython keeps what goes to stderr, the progress of a build, until the end.
-        line = f'#!/bin/sh\n[ "$1" != build ] || exec 2>&1\nexec {shlex.quote(self.path)} "$@"\n'
-        (tools / "singularity").write_text(line, encoding="utf-8")
-        (tools / "singularity").chmod(0o755)
-        before = dict(os.environ)
-        for name in [name for name in os.environ if name.startswith(("APPTAINERENV_", "SINGULARITYENV_"))]:
-            del os.environ[name]
-        os.environ.update(variables, PATH=f"{tools}:{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
-        try:
-            from spython.main import Client
-
-            yield Client
-        except SystemExit as error:
-            if error.code == 128 + signal.SIGTERM:
-                raise
-            raise BuildFailed(f"spython gave up: {error}") from None
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-
-
-def check_recipe(arguments: dict[str, str]) -> None:
-    """The recipe reads as one, and each of its arguments has a value."""
-    from spython.logger.message import QUIET, bot
-    from spython.main.parse.parsers import SingularityParser
-
-    text = RECIPE.read_text(encoding="utf-8")
-    used = set(re.findall(r"\{\{ *(\w+) *\}\}", text))
-    if used != set(arguments):
-        raise BadInput(f"{RECIPE}: its arguments are {sorted(used)}, {sorted(arguments)} are given")
-    # spython knows the header of registries only, looks for it in every line, and warns of %setup.
-    bot.level = QUIET
-    known = re.sub("^Bootstrap: .*", "Bootstrap: docker\nFrom: none", text, flags=re.MULTILINE)
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8") as copy:
-        copy.write(known.replace("debootstrap", ""))
-        copy.flush()
-        recipe = SingularityParser(copy.name).parse()["spython-base"]
-    if not recipe.install or not recipe.test:
-        raise BadInput(f"{RECIPE}: it has no %post or no %test")
-
-
 # --- files ----------------------------------------------------------------------------------------------
 
 
@@ -490,43 +305,6 @@ def _write(file: Path, text: str) -> None:
     fresh = file.with_name(f".{file.name}.{os.getpid()}")
     fresh.write_text(text, encoding="utf-8")
     fresh.replace(file)
-
-
-def _has_subordinate_ids() -> bool:
-    """As Apptainer looks for them; a directory service answers through getsubids."""
-    names = {getpass.getuser(), str(os.getuid())}
-    try:
-        lines = Path("/etc/subuid").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    if any(line.partition(":")[0] in names for line in lines):
-        return True
-    getsubids = shutil.which("getsubids")
-    asked = [getsubids, getpass.getuser()] if getsubids else ["false"]
-    return subprocess.run(asked, capture_output=True, check=False).returncode == 0
-
-
-def _mount(source: Path, target: str) -> list[str]:
-    """Apptainer's option for showing `source`; its value is one line of CSV."""
-    quoted = str(source).replace('"', '""')
-    return ["--mount", f'type=bind,"source={quoted}",destination={target}']
-
-
-def _cover(work: Path) -> list[str]:
-    """Options that put an empty directory over each of COVERED."""
-    private = work / "private"  # Theirs are open to everybody: nobody else may come by on the host.
-    private.mkdir(mode=0o700)
-    options = []
-    for target in COVERED:
-        empty = private / target.strip("/").replace("/", "-")
-        empty.mkdir()
-        empty.chmod(0o1777)
-        options += _mount(empty, target)
-    return options
-
-
-def _tool(name: str) -> str | None:
-    return shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The command line: its commands, their help, and how a refusal ends.
 
-The secret: how arguments become a plan and errors become one line and an exit status. The only module
-that reads the live environment.
+It knows how errors become one line and an exit status, and which command needs which imports: `plan` needs no
+torch.
 """
 
 import argparse
@@ -11,14 +11,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from entrypoint import __version__
 from entrypoint.errors import BadInput, Refusal
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
-from entrypoint.plan import options
-from entrypoint.plan.rules import LaunchPlan
+from entrypoint.plan import launch_plan, sources
+from entrypoint.plan.launch_plan import LaunchPlan
 
 PLAN = "print what launch would run, from this environment or a recorded one; runs and contacts nothing"
 LAUNCH = "resolve the plan, meet the other nodes, start this node's ranks, and end with the job's status"
@@ -75,7 +74,7 @@ def _left_to_job_script(refusal: Refusal, env: Mapping[str, str]) -> bool:
 
 
 def _run(argv: Sequence[str]) -> int:
-    before, command = options.split_command(argv)
+    before, command = sources.split_command(argv)
     given = vars(parser().parse_args(before))
     name = given.pop("command_name")
     if name in ("prepare", "conclude"):
@@ -92,6 +91,8 @@ def _run(argv: Sequence[str]) -> int:
         return check(as_json=given["json"])
     recorded = given.get("env-file") or (name == "plan" and os.environ.get("APPTRAIN_ENV_FILE"))
     env = read_env_file(Path(recorded)) if recorded else dict(os.environ)
+    from entrypoint.plan.resolve import resolve
+
     plan, settings = resolve(env, given, command, hostname=None if recorded else os.uname().nodename)
     if name == "plan":
         return _print_plan(plan, as_json=settings.value("json"))
@@ -102,7 +103,7 @@ def _run(argv: Sequence[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    parser_class = options.parser_class()
+    parser_class = sources.parser_class()
     top = parser_class(
         prog="python -m entrypoint",
         description="apptrain's entrypoint: from a scheduler's environment to torchrun.",
@@ -125,7 +126,7 @@ def parser() -> argparse.ArgumentParser:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        options.add_to(sub, plan=name == "plan")
+        sources.add_to(sub, plan=name == "plan")
     check = commands.add_parser(
         "check", help=CHECK, description=f"{CHECK[0].upper()}{CHECK[1:]}.", allow_abbrev=False
     )
@@ -136,31 +137,6 @@ def parser() -> argparse.ArgumentParser:
         )
         sub.add_argument("directory", metavar="DIR", help="where both halves leave what they tell each other")
     return top
-
-
-def resolve(
-    env: Mapping[str, str], given: Mapping[str, str | None], command: Sequence[str], *, hostname: str | None
-) -> tuple[LaunchPlan, options.Settings]:
-    """The plan for an environment and the flags' texts. `hostname` is this machine's, None for a recording.
-
-    Raises BadInput.
-    """
-    from entrypoint import schedulers
-    from entrypoint.plan import profile
-    from entrypoint.plan import rules as plan
-
-    flags, cmd = options.merged(given, command, env)
-    profile_name = flags.get("profile") or env.get("APPTRAIN_PROFILE")
-    site = profile.load(profile_name) if profile_name else profile.Profile()
-    settings = options.resolve(flags, env, site.launch, site.name, cmd)
-    request = schedulers.Request(
-        nodes=settings.value("nodes"),
-        node_rank=settings.value("node-rank"),
-        nodefile=settings.value("nodefile"),
-        hostname=settings.value("hostname") or hostname,
-    )
-    allocation = schedulers.allocation(env, settings.value("scheduler"), request)
-    return plan.build(env, allocation, settings, site), settings
 
 
 def read_env_file(path: Path) -> dict[str, str]:
@@ -188,28 +164,6 @@ def _print_plan(plan: LaunchPlan, *, as_json: bool) -> int:
 
         print(json.dumps(plan.to_json(), indent=2))
     else:
-        print(describe(plan))
+        print(launch_plan.describe(plan))
     sys.stdout.flush()
     return 0
-
-
-def describe(plan: LaunchPlan) -> str:
-    """The plan as a person reads it: a line a field, with its source."""
-    import shlex
-
-    fields: dict[str, Any] = plan.to_json()
-    nodes = fields["nodes"]
-    fields["nodes"] = ",".join(nodes[:8]) + (f",... ({len(nodes)} nodes)" if len(nodes) > 8 else "")
-    fields |= {f"rendezvous.{key}": value for key, value in fields.pop("rendezvous").items()}
-    env = fields.pop("env")
-    argv = fields.pop("argv")
-    sources = fields.pop("sources")
-    lines = [
-        f"{name:<24} {value}" + (f"  [{sources[name]}]" if name in sources else "")
-        for name, value in fields.items()
-        if value is not None and name != "schema_version"
-    ]
-    lines.append("environment added for the workers:")
-    lines += [f"  {name}={shlex.quote(value)}  [{sources[f'env.{name}']}]" for name, value in env.items()]
-    lines += ["command:", f"  {shlex.join(argv)}"]
-    return "\n".join(lines)

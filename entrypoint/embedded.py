@@ -26,8 +26,9 @@ from entrypoint.job import lock, outcome, rundir
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import processes
-from entrypoint.plan import options, rendezvous
-from entrypoint.plan.rules import LaunchPlan
+from entrypoint.plan import options, rendezvous, sources
+from entrypoint.plan.launch_plan import LaunchPlan
+from entrypoint.plan.resolve import resolve
 from entrypoint.run import launch, output
 from entrypoint.run.launch import HANDLED
 from entrypoint.schedulers import embedded as variables
@@ -105,8 +106,8 @@ def _run(job: Job) -> int:
 
 
 def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> Job:
-    before, command = options.split_command(argv)
-    parser = options.parser_class()(
+    before, command = sources.split_command(argv)
+    parser = sources.parser_class()(
         prog="python -m entrypoint.embedded",
         usage="python -P -m entrypoint.embedded [options] [options of launch] [-- CMD ...]",
         description="Run the nodes of a job on this machine. CMD is a script with arguments, or -m module; "
@@ -149,12 +150,12 @@ def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> Job:
     )
 
 
-def _plan(job: Job, env: Mapping[str, str]) -> tuple[LaunchPlan, options.Settings]:
+def _plan(job: Job, env: Mapping[str, str]) -> tuple[LaunchPlan, sources.Settings]:
     """The first node's plan: a wrong option is one message before anything starts. Raises BadInput."""
-    before, command = options.split_command(job.launch)
+    before, command = sources.split_command(job.launch)
     node = node_env(job, 0, 0, 0, env, progress=False)
     given = vars(cli.parser().parse_args(["launch", *before]))
-    plan, settings = cli.resolve(node, given, command, hostname=None)
+    plan, settings = resolve(node, given, command, hostname=None)
     launch.check(plan, settings)
     return plan, settings
 

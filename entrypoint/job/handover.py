@@ -62,6 +62,11 @@ def folder(env: Mapping[str, str]) -> Path | None:
     return None
 
 
+def has_host_half(env: Mapping[str, str]) -> bool:
+    """Whether a job script started us: it counts the attempts."""
+    return "APPTRAIN_ATTEMPT" in env
+
+
 def read(path: Path, names: Iterable[str]) -> Facts:
     """Raises BadInput where the file cannot be read or holds another name."""
     found: dict[str, list[str]] = {}

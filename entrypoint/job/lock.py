@@ -20,9 +20,9 @@ from typing import Any
 
 from entrypoint.errors import BadInput
 from entrypoint.job.rundir import write_private
-from entrypoint.meet.claims import plain
 from entrypoint.node import processes
-from entrypoint.plan.rules import LaunchPlan
+from entrypoint.plain import plain
+from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.schedulers import manual
 
 NAME = "lock"

@@ -5,13 +5,13 @@ plan and the identity that all nodes agreed on. Of the environment it has nothin
 """
 
 import json
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
 from entrypoint.job.rundir import RunDirectory, write_private
-from entrypoint.meet.claims import Identity
 from entrypoint.node.gpu import Stack
-from entrypoint.plan.rules import LaunchPlan
+from entrypoint.plan.launch_plan import LaunchPlan
 
 FORMAT = 1
 
@@ -23,10 +23,12 @@ NOT_PROMISED = (
 """What does not hold in an image that was not made here: it has no description of its stack."""
 
 
-def record(run: RunDirectory, plan: LaunchPlan, identity: Identity, stack: Stack | None) -> None:
+def record(
+    run: RunDirectory, plan: LaunchPlan, stack: Stack | None, *, image_id: str, versions: Mapping[str, str]
+) -> None:
     """Adds this attempt. `stack`: of the image; None outside one. Raises OSError where it cannot be written,
     ValueError where the file that is there is no manifest, which stays."""
-    _write(run, [*_earlier(run), _entry(plan, identity, stack)])
+    _write(run, [*_earlier(run), _entry(plan, stack, image_id, versions)])
 
 
 def note_alone(run: RunDirectory) -> None:
@@ -52,7 +54,9 @@ def _earlier(run: RunDirectory) -> list[dict[str, Any]]:
     return attempts
 
 
-def _entry(plan: LaunchPlan, identity: Identity, stack: Stack | None) -> dict[str, Any]:
+def _entry(
+    plan: LaunchPlan, stack: Stack | None, image_id: str, versions: Mapping[str, str]
+) -> dict[str, Any]:
     return {
         "attempt": plan.attempt,
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -65,13 +69,12 @@ def _entry(plan: LaunchPlan, identity: Identity, stack: Stack | None) -> dict[st
         "device": plan.device,
         "command": list(plan.command),
         "venv": plan.venv,
-        "image": _image(identity, stack),
-        "versions": dict(identity.versions),
+        "image": _image(stack, image_id),
+        "versions": dict(versions),
     }
 
 
-def _image(identity: Identity, stack: Stack | None) -> dict[str, Any] | None:
+def _image(stack: Stack | None, image_id: str) -> dict[str, Any] | None:
     if stack:
-        known = {"stack": stack.name, "cuda": stack.cuda, "lock_sha256": stack.lock}
-        return {"id": identity.image_id, **known}
-    return {"id": identity.image_id, "not_promised": list(NOT_PROMISED)} if identity.image_id else None
+        return {"id": image_id, "stack": stack.name, "cuda": stack.cuda, "lock_sha256": stack.lock}
+    return {"id": image_id, "not_promised": list(NOT_PROMISED)} if image_id else None

@@ -11,17 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint import cli
 from entrypoint.errors import BadInput
 from entrypoint.job import batch, handover, rundir
 from entrypoint.job.batch import Granted, pbs
 from entrypoint.job.conclude import DONE_LINE, Job, came_to_its_end
 from entrypoint.job.handover import Facts
 from entrypoint.job.rundir import RunDirectory
-from entrypoint.plan import options, profile
-from entrypoint.plan import rules as plan
-from entrypoint.plan.options import Settings
+from entrypoint.plan import options, profile, rules, sources
+from entrypoint.plan.launch_plan import describe
 from entrypoint.plan.profile import Profile
+from entrypoint.plan.resolve import resolve
+from entrypoint.plan.sources import Settings
 
 Entries = Iterator[tuple[str, str]]
 NEEDED = ("torch", "psutil")
@@ -64,7 +64,7 @@ def prepare(where: Path, inside: Mapping[str, str]) -> int:
     BadInput."""
     facts = handover.read(where / handover.ASK, handover.ASKED)
     env = handover.environment(where)
-    flags, command = options.merged(*options.texts(facts.all("arg"), job=True), env, job=True)
+    flags, command = sources.merged(*sources.texts(facts.all("arg"), job=True), env, job=True)
     path = _profile(flags.get("profile") or env.get("APPTRAIN_PROFILE") or "", env, facts)
     if path != facts.one("profile"):  # Its modules come before this image: it is asked again with them.
         handover.write(where / handover.ANSWER, [("profile", path)])
@@ -75,7 +75,7 @@ def prepare(where: Path, inside: Mapping[str, str]) -> int:
             f"the profile {path} is for {site.scheduler or 'no scheduler'}, and this is a job of "
             f"{facts.one('scheduler')}: choose another with --profile"
         )
-    settings = options.resolve(flags, env, site.launch, site.name, command)
+    settings = sources.resolve(flags, env, site.launch, site.name, command)
     granted = batch.granted(env, facts, settings, site)
     folder = _run_dir(env, settings, granted, site)
     asked = _Request(
@@ -115,7 +115,7 @@ def _run_dir(env: Mapping[str, str], settings: Settings, granted: Granted, site:
     if (given := settings.value("run-dir")) is not None:
         return Path(_absolute(str(given), env))
     job = granted.job
-    return Path(plan.run_directory(env, job.name, job.run_id, job.submit_dir or env["PWD"], site))
+    return Path(rules.run_directory(env, job.name, job.run_id, job.submit_dir or env["PWD"], site))
 
 
 def _answer(asked: _Request) -> Entries:
@@ -133,7 +133,7 @@ def _answer(asked: _Request) -> Entries:
     task = ".%t" if granted.tasks > 1 or asked.settings.value("mode") == "rank" else ""
     yield ("outcome", f"{run.path}/outcome/%a.%n{task}")
     yield from (("run", word) for word in _run_words(asked))
-    yield from (("launch", word) for word in options.words(_not_exported(asked), asked.command))
+    yield from (("launch", word) for word in sources.words(_not_exported(asked), asked.command))
 
 
 def _not_exported(asked: _Request) -> dict[str, str]:
@@ -228,9 +228,9 @@ def _plans(asked: _Request) -> Iterator[str]:
     given = {name: text for name, text in asked.flags.items() if not options.BY_NAME[name].job_only}
     for rank, host in enumerate(asked.granted.hosts):
         env = pbs.as_task(asked.env, added, rank, host)
-        found, _ = cli.resolve(env, given, asked.command, hostname=None)
+        found, _ = resolve(env, given, asked.command, hostname=None)
         yield from (f"{rank}: entrypoint: {note}" for note in found.notes)
-        yield from (f"{rank}: {line}" for line in cli.describe(found).splitlines())
+        yield from (f"{rank}: {line}" for line in describe(found).splitlines())
 
 
 def _chain(where: Path, asked: _Request) -> Entries:
@@ -244,7 +244,7 @@ def _chain(where: Path, asked: _Request) -> Entries:
     added = {"APPTRAIN_RUN_DIR": run, "APPTRAIN_ARGS_FILE": f"{run}/chain.args"}
     if asked.site.path:
         added["APPTRAIN_PROFILE"] = asked.site.path
-    arguments = options.words(_not_exported(asked), asked.command, job=True)
+    arguments = sources.words(_not_exported(asked), asked.command, job=True)
     pbs.write_chain(where, asked.env, asked.facts, arguments, added)
     told = pbs.attributes(asked.facts.one("told"))
     yield from (("chain", word) for word in pbs.qsub(asked.env, told, asked.granted.job))

@@ -17,9 +17,9 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from entrypoint.meet import door
-from entrypoint.meet.claims import plain
 from entrypoint.meet.door import Door, Guest
 from entrypoint.meet.wire import WireError
+from entrypoint.plain import plain
 
 TOKEN_BYTES = 16
 PROOF_BYTES = 32

@@ -23,6 +23,7 @@ from typing import Any
 
 from entrypoint.errors import BadInput
 from entrypoint.node import processes
+from entrypoint.plan.launch_plan import LaunchPlan
 
 ANSWER = 20.0
 """Seconds that the driver has to answer."""
@@ -301,3 +302,26 @@ def _numbers(version: str) -> Version:
 
 def _dotted(version: Version | None) -> str:
     return ".".join(map(str, version or ()))
+
+
+def check_gpus(plan: LaunchPlan, seen: int | None) -> None:
+    """Refuses what would train on the wrong device for a week; `seen`: GPUs that torch sees here, None where
+    it could not say (the ranks will)."""
+    if seen is None:
+        return
+    source = plan.sources["nproc_per_node"]
+    if plan.device == "cpu":
+        if seen and plan.sources["device"] == "default":
+            raise BadInput(f"torch sees {seen} GPUs on {plan.node}: choose --device cuda or --device cpu")
+    elif seen == 0:
+        raise BadInput(
+            f"torch sees no GPU on {plan.node}, but the plan is for cuda: run `python -m entrypoint check` "
+            "there (driver, --nv, CUDA_VISIBLE_DEVICES), or give --device cpu"
+        )
+    elif seen < plan.nproc_per_node or (source.startswith("derived") and seen != plan.nproc_per_node):
+        if plan.mode == "rank" and seen > plan.nproc_per_node:
+            return
+        raise BadInput(
+            f"nproc_per_node is {plan.nproc_per_node} ({source}), but torch sees {seen} GPUs on {plan.node}: "
+            "give --nproc-per-node N, or correct the request"
+        )

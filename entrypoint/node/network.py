@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from entrypoint.errors import BadInput, Unavailable
-from entrypoint.plan import rules as plans
-from entrypoint.plan.rules import LaunchPlan
+from entrypoint.plan.launch_plan import LaunchPlan, with_env, with_local_addr
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 DERIVED = "derived:rendezvous.local_addr"
@@ -113,10 +112,10 @@ def find(plan: LaunchPlan, env: Mapping[str, str], machine: Machine | None = Non
         return Place(plan=plan, first=first, interface="", address="")
     first, own, notes = _addresses(plan, machine)
     interface = _with_address(plan, own, interfaces.values())
-    plan = plans.with_local_addr(dataclasses.replace(plan, notes=plan.notes + notes), own)
+    plan = with_local_addr(dataclasses.replace(plan, notes=plan.notes + notes), own)
     names = {GLOO: interface.name, NCCL: f"={interface.name}"}
     added = {name: value for name, value in names.items() if not (env.get(name) or plan.env.get(name))}
-    plan = plans.with_env(plan, added, DERIVED)
+    plan = with_env(plan, added, DERIVED)
     _check_chosen(plan, env, interfaces)
     gloo = interfaces[_chosen(plan, env, GLOO).split(",")[0]]
     # Gloo takes an interface's first address, which need not be the rendezvous's.

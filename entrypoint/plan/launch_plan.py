@@ -1,25 +1,19 @@
-"""What a launch will run on this node: composed from the allocation and the options, and printed.
+"""What will run on one node: a value, what it prints, and what it becomes once more is known.
 
-The secret: the rules that turn what was granted into ranks (mode, device, ranks per node, threads). Pure:
-the same environment and options give the same plan anywhere, so a plan can be made from a recording.
+It knows torchrun's command line and the variables that stand for it in the modes without torchrun.
 """
 
 import dataclasses
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from entrypoint.errors import BadInput
-from entrypoint.plan.options import Setting, Settings
-from entrypoint.plan.profile import Profile, expanded
-from entrypoint.plan.rendezvous import MANUAL_PORT, Rendezvous, port_pair
+from entrypoint.plan.rendezvous import Rendezvous, port_pair
 from entrypoint.schedulers.allocation import Allocation, Context
 
 SCHEMA_VERSION = 1
-OURS = ("train", "entrypoint")
-"""Top-level modules of ours: nothing in the user's folder may stand in for them."""
 Mode = Literal["torchrun", "rank", "exec"]
-CPU_OR_GPUS = "request GPUs, or give --device cpu to train on CPUs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,53 +148,34 @@ class LaunchPlan:
         }
 
 
-def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, profile: Profile) -> LaunchPlan:
-    """Composes the plan. Raises BadInput where what was granted and what was asked for do not fit."""
-    on_failure = settings.value("on-failure")
-    members = tuple(range(_members(allocation, settings, spares=on_failure == "restart")))
-    attempt = _attempt(env, allocation)
-    mode = _mode(allocation, settings)
-    device = _device(allocation, settings)
-    nproc, notes = _nproc_per_node(allocation, settings, mode.value, device.value)
-    rendezvous, hosts, rendezvous_sources = _rendezvous(allocation, settings, profile, attempt.value)
-    run_dir = _run_dir(env, allocation, settings, profile)
-    workers, worker_sources, thread_notes = _workers_env(
-        env, allocation, settings, profile, nproc.value, run_dir
-    )
-    placed = _placement(mode.value, allocation, members, nproc.value, rendezvous)
-    if rendezvous.backend == "c10d":
-        notes += (
-            "--rdzv-backend c10d: whoever reaches the store's port can run code in torchrun's agents, "
-            "and ranks follow addresses, not node ranks; static has neither fault",
-        )
-    return LaunchPlan(
-        allocation=allocation,
-        members=members,
-        hosts=hosts,
-        attempt=attempt.value,
-        mode=mode.value,
-        device=device.value,
-        nproc_per_node=nproc.value,
-        rendezvous=rendezvous,
-        command=settings.command,
-        no_python=settings.value("no-python"),
-        # With what follows a failure, --max-restarts bounds that, and torchrun would hide failures from it.
-        max_restarts=(settings.value("max-restarts") or 0) if on_failure == "stop" else 0,
-        env=workers | placed,
-        run_dir=run_dir.value,
-        venv=settings.value("venv"),
-        sources={
-            **{name: f"derived:{variable}" for name, variable in _allocation_sources(allocation).items()},
-            "attempt": attempt.source,
-            "mode": mode.source,
-            "device": device.source,
-            "nproc_per_node": nproc.source,
-            **rendezvous_sources,
-            "venv": settings["venv"].source,
-            **{f"env.{name}": source for name, source in worker_sources.items()},
-            **{f"env.{name}": "derived:mode" for name in placed},
-        },
-        notes=allocation.notes + notes + thread_notes + _spare_note(allocation, members),
+def describe(plan: LaunchPlan) -> str:
+    """The plan as a person reads it: a line a field, with its source."""
+    fields: dict[str, Any] = plan.to_json()
+    nodes = fields["nodes"]
+    fields["nodes"] = ",".join(nodes[:8]) + (f",... ({len(nodes)} nodes)" if len(nodes) > 8 else "")
+    fields |= {f"rendezvous.{key}": value for key, value in fields.pop("rendezvous").items()}
+    env = fields.pop("env")
+    argv = fields.pop("argv")
+    sources = fields.pop("sources")
+    lines = [
+        f"{name:<24} {value}" + (f"  [{sources[name]}]" if name in sources else "")
+        for name, value in fields.items()
+        if value is not None and name != "schema_version"
+    ]
+    lines.append("environment added for the workers:")
+    lines += [f"  {name}={shlex.quote(value)}  [{sources[f'env.{name}']}]" for name, value in env.items()]
+    lines += ["command:", f"  {shlex.join(argv)}"]
+    return "\n".join(lines)
+
+
+def in_brief(plan: LaunchPlan) -> str:
+    """The plan in one line."""
+    nodes = f"{plan.nnodes} node{'s' * (plan.nnodes > 1)}"
+    ranks = f"{plan.nproc_per_node} rank{'s' * (plan.nproc_per_node > 1)}"
+    return (
+        f"job {plan.allocation.job_id}, attempt {plan.attempt}: {nodes} x {ranks} on {plan.device}, "
+        f"mode {plan.mode}, rendezvous {plan.rendezvous.endpoint}, "
+        f"OMP_NUM_THREADS={plan.env['OMP_NUM_THREADS']}"
     )
 
 
@@ -209,7 +184,7 @@ def with_members(plan: LaunchPlan, members: Sequence[int], attempt: int) -> Laun
     allocation, first = plan.allocation, members[0]
     port = plan.rendezvous.master_port
     if plan.sources["master_port"].startswith("derived:"):
-        port = _port(allocation, attempt)
+        port = port_of(allocation, attempt)
     rendezvous = dataclasses.replace(
         plan.rendezvous,
         master_addr=plan.hosts[first],
@@ -218,7 +193,7 @@ def with_members(plan: LaunchPlan, members: Sequence[int], attempt: int) -> Laun
         id=f"{allocation.job_id}.{attempt}",
         is_host=plan.place == first,
     )
-    placed = _placement(plan.mode, allocation, members, plan.nproc_per_node, rendezvous)
+    placed = placement(plan.mode, allocation, members, plan.nproc_per_node, rendezvous)
     return dataclasses.replace(
         plan,
         members=tuple(members),
@@ -231,7 +206,7 @@ def with_members(plan: LaunchPlan, members: Sequence[int], attempt: int) -> Laun
 def with_master_addr(plan: LaunchPlan, address: str, source: str) -> LaunchPlan:
     """The plan with node 0 at this address, whatever its name means on this node."""
     rendezvous = dataclasses.replace(plan.rendezvous, master_addr=address)
-    placed = _placement(plan.mode, plan.allocation, plan.members, plan.nproc_per_node, rendezvous)
+    placed = placement(plan.mode, plan.allocation, plan.members, plan.nproc_per_node, rendezvous)
     sources = {**plan.sources, "master_addr": source}
     return dataclasses.replace(plan, rendezvous=rendezvous, env={**plan.env, **placed}, sources=sources)
 
@@ -248,254 +223,7 @@ def with_env(plan: LaunchPlan, added: Mapping[str, str], source: str) -> LaunchP
     return dataclasses.replace(plan, env={**plan.env, **added}, sources=sources)
 
 
-def _allocation_sources(allocation: Allocation) -> dict[str, str]:
-    shown = ("job_id", "step_id", "nodes", "node_rank")
-    return {name: allocation.sources[name] for name in shown if name in allocation.sources}
-
-
-def _spare_note(allocation: Allocation, members: Sequence[int]) -> tuple[str, ...]:
-    if allocation.node_rank in members:
-        return ()
-    return (
-        f"{allocation.nodes[allocation.node_rank]} is a spare: it takes the place of a node that is lost",
-    )
-
-
-def _members(allocation: Allocation, settings: Settings, *, spares: bool) -> int:
-    """How many nodes take part; with `spares` more may be granted."""
-    wanted = settings.value("nnodes")
-    if wanted is None:
-        return allocation.nnodes
-    least, most = wanted
-    if allocation.nnodes < least or (allocation.nnodes > most and not spares):
-        span = str(least) if least == most else f"{least}:{most}"
-        raise BadInput(
-            f"--nnodes {span}, but this step has "
-            f"{allocation.nnodes} node{'s' * (allocation.nnodes > 1)}: "
-            "request as many nodes as you want to use"
-        )
-    return int(min(allocation.nnodes, most))
-
-
-def _attempt(env: Mapping[str, str], allocation: Allocation) -> Setting:
-    text = env.get("APPTRAIN_ATTEMPT")
-    if text is None:
-        source = allocation.sources.get("restart_count")
-        return Setting(value=allocation.restart_count, source=f"derived:{source}" if source else "default")
-    if not text.isdecimal():
-        raise BadInput(f"APPTRAIN_ATTEMPT={text}: must be a number from 0: unset it, the job script sets it")
-    return Setting(value=int(text), source="env:APPTRAIN_ATTEMPT")
-
-
-def _derived(allocation: Allocation, *fields: str) -> str:
-    for name in fields:
-        if name in allocation.sources:
-            return f"derived:{allocation.sources[name]}"
-    return "default"
-
-
-def _mode(allocation: Allocation, settings: Settings) -> Setting:
-    tasks = allocation.tasks_per_node
-    setting = settings["mode"]
-    found = allocation.sources.get("tasks_per_node", "tasks per node")
-    if len(set(tasks)) > 1:
-        listed = ",".join(map(str, tasks[:8])) + (",..." if len(tasks) > 8 else "")
-        raise BadInput(
-            f"{found} gives {listed} tasks on the {len(tasks)} nodes: start the same number on every node, "
-            "one for torchrun or one for each rank"
-        )
-    if setting.value == "auto":
-        return Setting(
-            value="torchrun" if tasks[0] == 1 else "rank", source=_derived(allocation, "tasks_per_node")
-        )
-    if setting.value in ("torchrun", "exec") and tasks[0] > 1:
-        raise BadInput(
-            f"--mode {setting.value} needs one task on every node, but {found} gives {tasks[0]}: "
-            "start one task per node, or use --mode rank"
-        )
-    return setting
-
-
-def _device(allocation: Allocation, settings: Settings) -> Setting:
-    setting = settings["device"]
-    if setting.value != "auto":
-        return setting
-    if allocation.gpus is None and allocation.cpu_by_default:
-        return Setting(value="cpu", source="default")
-    if allocation.gpus is None:
-        raise BadInput(
-            f"how many GPUs {allocation.scheduler} granted is unknown ({allocation.gpus_unknown}): "
-            "give --device cuda --nproc-per-node N, or --device cpu"
-        )
-    if allocation.gpus > 0:
-        return Setting(value="cuda", source=_derived(allocation, "gpus"))
-    if allocation.cpu_by_default:
-        return Setting(value="cpu", source=_derived(allocation, "gpus"))
-    raise BadInput(f"job {allocation.job_id} was granted no GPU on this node: {CPU_OR_GPUS}")
-
-
-def _nproc_per_node(
-    allocation: Allocation, settings: Settings, mode: Mode, device: str
-) -> tuple[Setting, tuple[str, ...]]:
-    setting = settings["nproc-per-node"]
-    tasks = allocation.tasks_per_node[0]
-    seen = allocation.gpus if allocation.gpus_visible is None else allocation.gpus_visible
-    if mode == "rank":
-        if setting.value not in (None, tasks):
-            raise BadInput(
-                f"--nproc-per-node {setting.value}, but each of the {tasks} tasks on a node is one rank: "
-                f"leave it out, or start {setting.value} tasks per node"
-            )
-        setting = Setting(value=tasks, source=_derived(allocation, "tasks_per_node"))
-    elif setting.value is None:
-        setting = _granted_processes(allocation, device)
-    nproc = setting.value
-    if device == "cpu" or seen is None:
-        return setting, ()
-    if nproc > seen:
-        remedy = "request more GPUs per node, or start fewer ranks"
-        if allocation.gpus_visible is not None:
-            remedy = "request GPUs per node rather than per task (under srun also --gpu-bind=none), "
-            remedy += "or start fewer ranks"
-        where = allocation.sources.get("gpus_visible") or allocation.sources.get("gpus", "none was granted")
-        raise BadInput(
-            f"{nproc} rank{'s' * (nproc > 1)} on a node, but this task sees "
-            f"{seen} GPU{'s' * (seen != 1)} ({where}): {remedy}"
-        )
-    unused = (
-        (f"{nproc} ranks on each node leave {seen - nproc} of its {seen} GPUs unused",)
-        if nproc < seen
-        else ()
-    )
-    return setting, unused
-
-
-def _granted_processes(allocation: Allocation, device: str) -> Setting:
-    if device == "cuda":
-        if allocation.gpus is None:
-            raise BadInput(
-                "--device cuda, but how many GPUs this node has for us is unknown: add --nproc-per-node N"
-            )
-        if allocation.gpus == 0:
-            raise BadInput(
-                f"--device cuda, but job {allocation.job_id} was granted no GPU on this node: {CPU_OR_GPUS}"
-            )
-        return Setting(value=allocation.gpus, source=_derived(allocation, "gpus"))
-    slots = allocation.slots_per_node
-    if slots is None:
-        return Setting(value=1, source="default")
-    if len(set(slots)) > 1:
-        raise BadInput(
-            f"{allocation.sources.get('slots_per_node', 'the node file')} lists "
-            f"{','.join(map(str, slots[:8]))}{',...' if len(slots) > 8 else ''} processes "
-            f"on the {len(slots)} nodes: give --nproc-per-node N"
-        )
-    return Setting(value=slots[0], source=_derived(allocation, "slots_per_node"))
-
-
-def _rendezvous(
-    allocation: Allocation, settings: Settings, profile: Profile, attempt: int
-) -> tuple[Rendezvous, tuple[str, ...], dict[str, str]]:
-    """(the rendezvous with all that were granted, each node's host, their sources)."""
-    backend, address, port = settings["rdzv-backend"], settings["master-addr"], settings["master-port"]
-    nodes_from = _derived(allocation, "nodes")
-    suffix_from = f"profile:{profile.name}" if profile.host_suffix else nodes_from
-    if address.value is None:
-        address = Setting(value=allocation.nodes[0] + profile.host_suffix, source=suffix_from)
-    if port.value is None and allocation.job_number is None:
-        port = Setting(value=MANUAL_PORT, source="default")
-    elif port.value is None:
-        port = Setting(value=_port(allocation, attempt), source=_derived(allocation, "job_id"))
-    hosts = [name + profile.host_suffix for name in allocation.nodes]
-    hosts[0] = address.value.strip("[]")
-    rendezvous = Rendezvous(
-        backend=backend.value,
-        master_addr=hosts[0],
-        master_port=port.value,
-        join_port=port.value + 1,
-        id=f"{allocation.job_id}.{attempt}",
-        is_host=allocation.node_rank == 0,
-        local_addr=allocation.nodes[allocation.node_rank] + profile.host_suffix,
-    )
-    return (
-        rendezvous,
-        tuple(hosts),
-        {
-            "master_addr": address.source,
-            "master_port": port.source,
-            "rendezvous.backend": backend.source,
-            "rendezvous.id": _derived(allocation, "job_id"),
-            "rendezvous.local_addr": suffix_from,
-            "rendezvous.join_port": port.source,
-        },
-    )
-
-
-def _port(allocation: Allocation, attempt: int) -> int:
-    step = allocation.step_id or ""
-    return port_pair(
-        job_number=allocation.job_number or 0,
-        array_index=allocation.array_index,
-        step=int(step) if step.isdecimal() else 0,
-        attempt=attempt,
-    )[0]
-
-
-def _run_dir(env: Mapping[str, str], allocation: Allocation, settings: Settings, profile: Profile) -> Setting:
-    setting = settings["run-dir"]
-    if setting.value is not None:
-        return Setting(value=str(setting.value), source=setting.source)
-    path = run_directory(env, allocation.job_name, allocation.run_id, allocation.submit_dir, profile)
-    return Setting(value=path, source=f"profile:{profile.name}" if profile.scratch else "derived:run_dir")
-
-
-def run_directory(
-    env: Mapping[str, str], job_name: str, run_id: str, submit_dir: str | None, profile: Profile
-) -> str:
-    """Where a job's files go if nobody says."""
-    name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in f"{job_name}-{run_id}")
-    scratch = expanded(profile.scratch, env, profile.path)
-    return f"{(scratch or submit_dir or env.get('PWD') or '.').rstrip('/')}/runs/{name}"
-
-
-def _workers_env(
-    env: Mapping[str, str],
-    allocation: Allocation,
-    settings: Settings,
-    profile: Profile,
-    nproc: int,
-    run_dir: Setting,
-) -> tuple[dict[str, str], dict[str, str], tuple[str, ...]]:
-    """(variables, their sources, notes)."""
-    threads, notes = _threads(env, allocation, settings, nproc)
-    found: dict[str, Setting] = {
-        name: Setting(value=value, source=f"profile:{profile.name}")
-        for name, value in profile.env.items()
-        if name not in env
-    }
-    found["OMP_NUM_THREADS"] = threads
-    found["APPTRAIN_RUN_DIR"] = run_dir
-    found["APPTRAIN_NODE"] = Setting(
-        value=allocation.nodes[allocation.node_rank], source=_derived(allocation, "nodes")
-    )
-    interface = _interface(allocation, settings)
-    if interface.value:
-        # NCCL takes a bare name as a prefix: eth1 would match eth10 as well.
-        names = {"GLOO_SOCKET_IFNAME": interface.value, "NCCL_SOCKET_IFNAME": f"={interface.value}"}
-        by_user = not interface.source.startswith(("profile:", "derived:"))
-        for name, value in names.items():
-            if by_user or (name not in env and name not in profile.env):
-                found[name] = Setting(value=value, source=interface.source)
-    if (
-        settings.command[0] == "-m"
-        and len(settings.command) > 1
-        and settings.command[1].split(".")[0] in OURS
-    ):
-        found["PYTHONSAFEPATH"] = Setting(value="1", source="derived:CMD")
-    return {n: s.value for n, s in found.items()}, {n: s.source for n, s in found.items()}, notes
-
-
-def _placement(
+def placement(
     mode: Mode, allocation: Allocation, members: Sequence[int], nproc: int, rendezvous: Rendezvous
 ) -> dict[str, str]:
     """What torchrun would tell a rank, in the modes without torchrun."""
@@ -517,34 +245,12 @@ def _placement(
     return {**meeting, **{name: str(number) for name, number in rank.items()}, "PYTHONUNBUFFERED": "1"}
 
 
-def _interface(allocation: Allocation, settings: Settings) -> Setting:
-    if settings.value("interface") is None and all(node.startswith("127.") for node in allocation.nodes):
-        return Setting(value="lo", source=_derived(allocation, "nodes"))
-    return settings["interface"]
-
-
-def _threads(
-    env: Mapping[str, str], allocation: Allocation, settings: Settings, nproc: int
-) -> tuple[Setting, tuple[str, ...]]:
-    """OMP_NUM_THREADS, always set: torchrun's own default differs with the number of ranks per node."""
-    setting = settings["omp-num-threads"]
-    of_site = setting.source.startswith("profile:")
-    if setting.value is not None and not of_site:
-        return Setting(value=str(setting.value), source=setting.source), ()
-    inherited = env.get("OMP_NUM_THREADS")
-    if inherited is not None and inherited != allocation.omp_num_threads:
-        if not all(part.isdecimal() and int(part) for part in inherited.split(",")):
-            raise BadInput(f"OMP_NUM_THREADS={inherited}: must be a positive number: correct it, or unset it")
-        return Setting(value=inherited, source="env:OMP_NUM_THREADS"), ()
-    if of_site:
-        return Setting(value=str(setting.value), source=setting.source), ()
-    if allocation.cpus is None:
-        return Setting(value="1", source="default"), ()
-    threads = str(max(1, allocation.cpus // nproc))
-    notes: tuple[str, ...] = ()
-    if inherited is not None and inherited != threads:
-        notes = (
-            f"OMP_NUM_THREADS={inherited} is {allocation.scheduler}'s own, for the whole node: "
-            f"each of the {nproc} ranks gets {threads} (set --omp-num-threads to choose)",
-        )
-    return Setting(value=threads, source=_derived(allocation, "cpus")), notes
+def port_of(allocation: Allocation, attempt: int) -> int:
+    """The port of torch's store; the join takes the next one."""
+    step = allocation.step_id or ""
+    return port_pair(
+        job_number=allocation.job_number or 0,
+        array_index=allocation.array_index,
+        step=int(step) if step.isdecimal() else 0,
+        attempt=attempt,
+    )[0]

@@ -1,157 +1,20 @@
-"""What a launch will run on this node: composed from the allocation and the options, and printed.
+"""The rules that turn what was granted and asked for into ranks: mode, device, number, threads, ports.
 
-The secret: the rules that turn what was granted into ranks (mode, device, ranks per node, threads). Pure:
-the same environment and options give the same plan anywhere, so a plan can be made from a recording.
+Pure: the same environment and options give the same plan anywhere, so a plan can be made from a recording.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
 
 from entrypoint.errors import BadInput
-from entrypoint.plan.options import Setting, Settings
+from entrypoint.plan.launch_plan import LaunchPlan, Mode, placement, port_of
 from entrypoint.plan.profile import Profile, expanded
-from entrypoint.plan.rendezvous import MANUAL_PORT, Rendezvous, port_pair
-from entrypoint.schedulers.allocation import Allocation, Context
+from entrypoint.plan.rendezvous import MANUAL_PORT, Rendezvous
+from entrypoint.plan.sources import Setting, Settings
+from entrypoint.schedulers.allocation import Allocation
 
-SCHEMA_VERSION = 1
 OURS = ("train", "entrypoint")
 """Top-level modules of ours: nothing in the user's folder may stand in for them."""
-Mode = Literal["torchrun", "rank", "exec"]
 CPU_OR_GPUS = "request GPUs, or give --device cpu to train on CPUs"
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchPlan:
-    """One node's (in `rank` mode one task's) part of a run."""
-
-    allocation: Allocation
-    """All that was granted, spare nodes among it."""
-    members: tuple[int, ...]
-    """The nodes that take part, in node-rank order, by their places in the allocation; others are spares."""
-    hosts: tuple[str, ...]
-    """Each granted node's name or address in the network of the rendezvous."""
-    attempt: int
-    """Counts from 0 over the retries, restarts and requeues of one run directory."""
-    mode: Mode
-    device: Literal["cpu", "cuda"]
-    nproc_per_node: int
-    rendezvous: Rendezvous
-    command: tuple[str, ...]
-    """CMD: the user's own arguments, or the reference job's."""
-    no_python: bool
-    max_restarts: int
-    env: Mapping[str, str]
-    """What is added for the workers."""
-    run_dir: str
-    venv: str | None
-    """The venv whose Python runs the ranks; None for the Python that the entrypoint is started with."""
-    sources: Mapping[str, str]
-    notes: tuple[str, ...] = ()
-
-    @property
-    def context(self) -> Context:
-        return self.allocation.context
-
-    @property
-    def place(self) -> int:
-        """This node's place in the allocation, the same over restarts."""
-        return self.allocation.node_rank
-
-    @property
-    def node(self) -> str:
-        return self.allocation.nodes[self.place]
-
-    @property
-    def is_spare(self) -> bool:
-        return self.place not in self.members
-
-    @property
-    def nodes(self) -> tuple[str, ...]:
-        """The nodes that take part, in node-rank order."""
-        return tuple(self.allocation.nodes[place] for place in self.members)
-
-    @property
-    def nnodes(self) -> int:
-        return len(self.members)
-
-    @property
-    def node_rank(self) -> int:
-        """Of a spare the number of nodes, which is no node's rank."""
-        return self.nnodes if self.is_spare else self.members.index(self.place)
-
-    @property
-    def world_size(self) -> int:
-        return self.nnodes * self.nproc_per_node
-
-    @property
-    def local_rank(self) -> int | None:
-        return self.allocation.local_id if self.mode == "rank" else None
-
-    @property
-    def rank(self) -> int | None:
-        if self.local_rank is None:
-            return None
-        return self.node_rank * self.nproc_per_node + self.local_rank
-
-    @property
-    def argv(self) -> list[str]:
-        """The command line that a person could paste."""
-        if self.mode != "torchrun":
-            return [*([] if self.no_python else ["python"]), *self.command]
-        rendezvous = self.rendezvous
-        argv = [
-            "torchrun",
-            f"--nnodes={self.nnodes}",
-            f"--nproc-per-node={self.nproc_per_node}",
-            f"--node-rank={self.node_rank}",
-            f"--rdzv-backend={rendezvous.backend}",
-            f"--rdzv-endpoint={rendezvous.endpoint}",
-            f"--rdzv-id={rendezvous.id}",
-            f"--local-addr={rendezvous.local_addr}",
-            f"--max-restarts={self.max_restarts}",
-        ]
-        if rendezvous.backend == "c10d":
-            argv.append(f"--rdzv-conf=is_host={int(rendezvous.is_host)}")
-        if self.no_python:
-            argv.append("--no-python")
-        return [*argv, *self.command]
-
-    def to_json(self) -> dict[str, Any]:
-        """The object that `plan --json` prints (plan.schema.json)."""
-        rendezvous = self.rendezvous
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "scheduler": self.allocation.scheduler,
-            "job_id": self.allocation.job_id,
-            "step_id": self.allocation.step_id,
-            "attempt": self.attempt,
-            "context": self.context,
-            "mode": self.mode,
-            "device": self.device,
-            "nodes": list(self.nodes),
-            "nnodes": self.nnodes,
-            "node_rank": self.node_rank,
-            "nproc_per_node": self.nproc_per_node,
-            "world_size": self.world_size,
-            "rank": self.rank,
-            "local_rank": self.local_rank,
-            "master_addr": rendezvous.master_addr,
-            "master_port": rendezvous.master_port,
-            "rendezvous": {
-                "backend": rendezvous.backend,
-                "endpoint": rendezvous.endpoint,
-                "id": rendezvous.id,
-                "is_host": rendezvous.is_host,
-                "local_addr": rendezvous.local_addr,
-                "join_port": rendezvous.join_port,
-            },
-            "venv": self.venv,
-            "argv": self.argv,
-            "env": dict(self.env),
-            "sources": dict(self.sources),
-        }
 
 
 def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, profile: Profile) -> LaunchPlan:
@@ -167,7 +30,7 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
     workers, worker_sources, thread_notes = _workers_env(
         env, allocation, settings, profile, nproc.value, run_dir
     )
-    placed = _placement(mode.value, allocation, members, nproc.value, rendezvous)
+    placed = placement(mode.value, allocation, members, nproc.value, rendezvous)
     if rendezvous.backend == "c10d":
         notes += (
             "--rdzv-backend c10d: whoever reaches the store's port can run code in torchrun's agents, "
@@ -202,50 +65,6 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
         },
         notes=allocation.notes + notes + thread_notes + _spare_note(allocation, members),
     )
-
-
-def with_members(plan: LaunchPlan, members: Sequence[int], attempt: int) -> LaunchPlan:
-    """The plan as these nodes, by their places in the allocation, go on with another attempt."""
-    allocation, first = plan.allocation, members[0]
-    port = plan.rendezvous.master_port
-    if plan.sources["master_port"].startswith("derived:"):
-        port = _port(allocation, attempt)
-    rendezvous = dataclasses.replace(
-        plan.rendezvous,
-        master_addr=plan.hosts[first],
-        master_port=port,
-        join_port=port + 1,
-        id=f"{allocation.job_id}.{attempt}",
-        is_host=plan.place == first,
-    )
-    placed = _placement(plan.mode, allocation, members, plan.nproc_per_node, rendezvous)
-    return dataclasses.replace(
-        plan,
-        members=tuple(members),
-        attempt=attempt,
-        rendezvous=rendezvous,
-        env={**plan.env, **placed},
-    )
-
-
-def with_master_addr(plan: LaunchPlan, address: str, source: str) -> LaunchPlan:
-    """The plan with node 0 at this address, whatever its name means on this node."""
-    rendezvous = dataclasses.replace(plan.rendezvous, master_addr=address)
-    placed = _placement(plan.mode, plan.allocation, plan.members, plan.nproc_per_node, rendezvous)
-    sources = {**plan.sources, "master_addr": source}
-    return dataclasses.replace(plan, rendezvous=rendezvous, env={**plan.env, **placed}, sources=sources)
-
-
-def with_local_addr(plan: LaunchPlan, address: str) -> LaunchPlan:
-    """The plan once this node knows its own address."""
-    rendezvous = dataclasses.replace(plan.rendezvous, local_addr=address)
-    return dataclasses.replace(plan, rendezvous=rendezvous)
-
-
-def with_env(plan: LaunchPlan, added: Mapping[str, str], source: str) -> LaunchPlan:
-    """The plan with further variables for the workers."""
-    sources = dict(plan.sources) | {f"env.{name}": source for name in added}
-    return dataclasses.replace(plan, env={**plan.env, **added}, sources=sources)
 
 
 def _allocation_sources(allocation: Allocation) -> dict[str, str]:
@@ -405,7 +224,7 @@ def _rendezvous(
     if port.value is None and allocation.job_number is None:
         port = Setting(value=MANUAL_PORT, source="default")
     elif port.value is None:
-        port = Setting(value=_port(allocation, attempt), source=_derived(allocation, "job_id"))
+        port = Setting(value=port_of(allocation, attempt), source=_derived(allocation, "job_id"))
     hosts = [name + profile.host_suffix for name in allocation.nodes]
     hosts[0] = address.value.strip("[]")
     rendezvous = Rendezvous(
@@ -429,16 +248,6 @@ def _rendezvous(
             "rendezvous.join_port": port.source,
         },
     )
-
-
-def _port(allocation: Allocation, attempt: int) -> int:
-    step = allocation.step_id or ""
-    return port_pair(
-        job_number=allocation.job_number or 0,
-        array_index=allocation.array_index,
-        step=int(step) if step.isdecimal() else 0,
-        attempt=attempt,
-    )[0]
 
 
 def _run_dir(env: Mapping[str, str], allocation: Allocation, settings: Settings, profile: Profile) -> Setting:
@@ -493,28 +302,6 @@ def _workers_env(
     ):
         found["PYTHONSAFEPATH"] = Setting(value="1", source="derived:CMD")
     return {n: s.value for n, s in found.items()}, {n: s.source for n, s in found.items()}, notes
-
-
-def _placement(
-    mode: Mode, allocation: Allocation, members: Sequence[int], nproc: int, rendezvous: Rendezvous
-) -> dict[str, str]:
-    """What torchrun would tell a rank, in the modes without torchrun."""
-    if mode == "torchrun":
-        return {}
-    meeting = {"MASTER_ADDR": rendezvous.master_addr, "MASTER_PORT": str(rendezvous.master_port)}
-    place = allocation.node_rank
-    node_rank = members.index(place) if place in members else len(members)
-    if mode == "exec":
-        nodes = {"NNODES": len(members), "NODE_RANK": node_rank, "NPROC_PER_NODE": nproc}
-        return {**meeting, **{name: str(number) for name, number in nodes.items()}, "PYTHONUNBUFFERED": "1"}
-    rank = {
-        "RANK": node_rank * nproc + allocation.local_id,
-        "LOCAL_RANK": allocation.local_id,
-        "WORLD_SIZE": len(members) * nproc,
-        "LOCAL_WORLD_SIZE": nproc,
-        "GROUP_RANK": node_rank,
-    }
-    return {**meeting, **{name: str(number) for name, number in rank.items()}, "PYTHONUNBUFFERED": "1"}
 
 
 def _interface(allocation: Allocation, settings: Settings) -> Setting:

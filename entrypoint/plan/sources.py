@@ -1,17 +1,19 @@
-"""Every option of the entrypoint and of a job: its name, its type, its help, and where its value came from.
+"""Where an option's value comes from: the command line, APPTRAIN_ARGS or its file, the variables APPTRAIN_*,
+the profile, else the default.
 
-The secret: the table below. The command line, APPTRAIN_ARGS and its file, the variables APPTRAIN_* and the
-profile are ways to give the same options; precedence (in that order, then the default) lives here alone.
+They are ways to give the same options; which of them counts is decided here alone.
 """
 
 import argparse
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
 from entrypoint.errors import BadInput
+from entrypoint.plan import options
+from entrypoint.plan.options import Option, flag
 
 REFERENCE_JOB = ("-m", "train", "--config", "digits")
 
@@ -22,302 +24,6 @@ class Setting:
 
     value: Any
     source: str
-
-
-def positive_int(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError("must be at least 1")
-    return value
-
-
-def count(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise ValueError("must not be negative")
-    return value
-
-
-def port(text: str) -> int:
-    value = int(text)
-    if not 1024 <= value <= 65534:
-        raise ValueError("must be from 1024 to 65534: the join takes the next higher port")
-    return value
-
-
-def seconds(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 7 * 86400:
-        raise ValueError("must be seconds, more than 0 and less than a week")
-    return value
-
-
-def seconds_or_0(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < 7 * 86400:
-        raise ValueError("must be seconds, less than a week, or 0")
-    return value
-
-
-def one_of(*choices: str) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}")
-        return text
-
-    return parse
-
-
-def flag(text: str) -> bool:
-    if text not in ("1", "0", "true", "false"):
-        raise ValueError("must be 1 or 0")
-    return text in ("1", "true")
-
-
-def node_count(text: str) -> tuple[int, int]:
-    """`N` or `MIN:MAX`, as (MIN, MAX)."""
-    least, colon, most = text.partition(":")
-    span = (positive_int(least), positive_int(most if colon else least))
-    if span[0] > span[1]:
-        raise ValueError("MIN is more than MAX")
-    return span
-
-
-def seconds_before(text: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 7):
-        raise ValueError("must be seconds; 0 leaves it out")
-    return int(text)
-
-
-def stop_signal(text: str) -> str:
-    import signal
-
-    name = text.upper().removeprefix("SIG")
-    if not hasattr(signal, "SIG" + name):
-        raise ValueError("must be a signal's name, such as USR2")
-    return name
-
-
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    name: str
-    parse: Callable[[str], Any] = str
-    metavar: str
-    help: str
-    default: Any = None
-    in_profile: bool = False
-    plan_only: bool = False
-    job_only: bool = False
-    """Of a job as a whole: `launch` has nothing to do with it."""
-
-    @property
-    def variable(self) -> str:
-        return "APPTRAIN_" + self.name.upper().replace("-", "_")
-
-
-OPTIONS: tuple[Option, ...] = (
-    Option(
-        name="scheduler",
-        parse=one_of("auto", "slurm", "pbs", "embedded", "manual"),
-        metavar="NAME",
-        default="auto",
-        help="auto, slurm, pbs, embedded or manual (default: auto, from the environment)",
-    ),
-    Option(
-        name="mode",
-        parse=one_of("auto", "torchrun", "rank", "exec"),
-        metavar="MODE",
-        default="auto",
-        help="torchrun: one torchrun a node; rank: this task is one rank; exec: CMD once a node, for scripts "
-        "that start their own workers (default: auto, torchrun or rank from the tasks per node)",
-    ),
-    Option(
-        name="device",
-        parse=one_of("auto", "cpu", "cuda"),
-        metavar="DEVICE",
-        default="auto",
-        help="auto, cpu or cuda (default: auto, cuda where GPUs were granted)",
-    ),
-    Option(
-        name="nproc-per-node",
-        parse=positive_int,
-        metavar="N",
-        in_profile=True,
-        help="ranks on each node (default: the GPUs granted to this node; on cpu 1)",
-    ),
-    Option(
-        name="nnodes",
-        parse=node_count,
-        metavar="N",
-        help="nodes that take part, N or MIN:MAX; with --on-failure restart further nodes are spares, and "
-        "MIN are enough to go on with (default: all granted)",
-    ),
-    Option(
-        name="nodes",
-        metavar="LIST",
-        help="without a scheduler: the nodes in rank order, such as a,b or gpu-[01-04]",
-    ),
-    Option(
-        name="node-rank",
-        parse=count,
-        metavar="I",
-        help="without a scheduler: which of --nodes this node is, from 0",
-    ),
-    Option(
-        name="rdzv-backend",
-        parse=one_of("static", "c10d"),
-        metavar="NAME",
-        default="static",
-        in_profile=True,
-        help="static or c10d (default: static; c10d runs what it unpickles from an open port)",
-    ),
-    Option(name="master-addr", metavar="HOST", help="address of torch's store (default: the first node)"),
-    Option(
-        name="master-port",
-        parse=port,
-        metavar="PORT",
-        help="port of torch's store (default: from the job id)",
-    ),
-    Option(
-        name="interface",
-        metavar="NAME",
-        in_profile=True,
-        help="network interface for gloo and NCCL (default: the one that has this node's address)",
-    ),
-    Option(
-        name="join-timeout",
-        parse=seconds,
-        metavar="S",
-        default=300.0,
-        in_profile=True,
-        help="seconds to wait for all nodes before any rank starts (default: 300)",
-    ),
-    Option(
-        name="peer-timeout",
-        parse=seconds,
-        metavar="S",
-        default=60.0,
-        in_profile=True,
-        help="seconds of silence after which a node counts as lost (default: 60)",
-    ),
-    Option(
-        name="hang-timeout",
-        parse=seconds_or_0,
-        metavar="S",
-        default=300.0,
-        help="seconds without a step after which a job whose ranks tell their steps, or any where this is "
-        "given, is ended as hung; else where the ranks are is said once; 0: never (default: 300)",
-    ),
-    Option(
-        name="silence-timeout",
-        parse=seconds_or_0,
-        metavar="S",
-        default=0.0,
-        help="seconds in which no rank writes anything, after which the job is ended as hung; 0: never "
-        "(default: 0)",
-    ),
-    Option(
-        name="join-key-file",
-        parse=Path,
-        metavar="FILE",
-        help="secret that the nodes share (default: RUN/join.key)",
-    ),
-    Option(
-        name="max-restarts",
-        parse=count,
-        metavar="N",
-        help="with --on-failure requeue or restart how often the run starts again after failures, in all "
-        "(default: until 3 times in a row bring no new checkpoint); with stop torchrun's own restarts of its "
-        "ranks (default: 0)",
-    ),
-    Option(
-        name="omp-num-threads",
-        parse=positive_int,
-        metavar="N",
-        in_profile=True,
-        help="OMP_NUM_THREADS of each rank (default: as set, else CPUs of this node over its ranks)",
-    ),
-    Option(
-        name="no-python", parse=flag, metavar="", default=False, help="CMD is a program, not a Python script"
-    ),
-    Option(name="profile", metavar="NAME", help="site profile: a name under clusters/ or a YAML file"),
-    Option(
-        name="run-dir", parse=Path, metavar="DIR", help="run directory (default: SUBMIT_DIR/runs/NAME-ID)"
-    ),
-    Option(
-        name="venv",
-        metavar="DIR",
-        help="venv made inside the image (make venv DIR=...), whose bin/ is first in PATH (default: none)",
-    ),
-    Option(
-        name="show-ranks",
-        parse=one_of("all", "0"),
-        metavar="WHICH",
-        default="all",
-        help="whose output is shown: all or 0 (default: all; the logs have everything)",
-    ),
-    Option(
-        name="on-failure",
-        parse=one_of("stop", "requeue", "restart"),
-        metavar="WHAT",
-        default="stop",
-        help="what follows a failure: stop, requeue (by the job script), or restart in the same job with the "
-        "nodes that are left (default: stop)",
-    ),
-    Option(
-        name="stop-signal",
-        parse=stop_signal,
-        metavar="NAME",
-        default="USR2",
-        help="signal that asks ranks for a planned end (default: USR2)",
-    ),
-    Option(
-        name="term-grace",
-        parse=seconds,
-        metavar="S",
-        default=25.0,
-        help="seconds that ranks have to save after SIGTERM (default: 25, which is 5 below Slurm's KillWait; "
-        "pbs/multinode.pbs sets it by the queue's kill_delay)",
-    ),
-    Option(
-        name="env-file",
-        parse=Path,
-        metavar="FILE",
-        plan_only=True,
-        help="a recorded environment, one NAME=VALUE a line",
-    ),
-    Option(name="nodefile", parse=Path, metavar="FILE", plan_only=True, help="stands for PBS_NODEFILE"),
-    Option(
-        name="hostname",
-        metavar="NAME",
-        plan_only=True,
-        help="this node's host name (default: under PBS from PBS_NODENUM)",
-    ),
-    Option(name="json", parse=flag, metavar="", default=False, plan_only=True, help="print one JSON object"),
-    Option(
-        name="start",
-        metavar="HOW",
-        job_only=True,
-        help="what starts the tasks (under PBS the profile's, else pbsdsh; under Slurm srun)",
-    ),
-    Option(
-        name="stop-before",
-        parse=seconds_before,
-        metavar="S",
-        job_only=True,
-        help="under PBS, seconds before the walltime is over at which ranks are asked to save (default: 300, "
-        "or a tenth of it if less)",
-    ),
-    Option(
-        name="dry-run",
-        parse=flag,
-        metavar="",
-        default=False,
-        job_only=True,
-        help="print the launch line and the plan of every node; start no rank",
-    ),
-)
-BY_NAME = {option.name: option for option in OPTIONS}
 
 
 class Settings:
@@ -347,7 +53,7 @@ class _Parser(argparse.ArgumentParser):
 
 def add_to(parser: argparse.ArgumentParser, *, plan: bool = False, job: bool = False) -> None:
     """Adds the table's options to a parser, each also with underscores, as torchrun takes them."""
-    for option in OPTIONS:
+    for option in options.OPTIONS:
         if (option.plan_only and not plan) or (option.job_only and not job):
             continue
         names = [f"--{option.name}"]
@@ -427,8 +133,8 @@ def words(flags: Mapping[str, str], command: Sequence[str], *, job: bool = False
     """The command line that says this again: of `launch` or `plan`, or of a whole `job`."""
     found = []
     for name, text in flags.items():
-        if job or not BY_NAME[name].job_only:
-            found.append(f"--{name}" if BY_NAME[name].parse is flag else f"--{name}={text}")
+        if job or not options.BY_NAME[name].job_only:
+            found.append(f"--{name}" if options.BY_NAME[name].parse is flag else f"--{name}={text}")
     return [*found, "--", *command] if command else found
 
 
@@ -444,7 +150,7 @@ def resolve(
     Raises BadInput naming the flag or variable, the value, and what it must be.
     """
     settings = {}
-    for option in OPTIONS:
+    for option in options.OPTIONS:
         if (text := given.get(option.name)) is not None:
             settings[option.name] = Setting(value=_parse(option, f"--{option.name}", text), source="flag")
         elif option.variable in env:

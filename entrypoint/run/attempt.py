@@ -7,61 +7,45 @@ start them; stay with them (supervise.py); end what is left; write the outcome; 
 import asyncio
 import contextlib
 import dataclasses
-import importlib.metadata
 import os
 import signal
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from entrypoint import __version__
 from entrypoint.aside import aside
 from entrypoint.errors import DONE, SAVED, BadInput, Refusal
 from entrypoint.job import manifest, outcome
+from entrypoint.job.handover import has_host_half
 from entrypoint.job.lock import InUse
 from entrypoint.job.outcome import Outcome
-from entrypoint.job.rundir import RunDirectory, read_key
-from entrypoint.meet import hub as join
-from entrypoint.meet import reach
-from entrypoint.meet.claims import plain
+from entrypoint.job.rundir import RunDirectory
+from entrypoint.meet import terms
+from entrypoint.meet.link import Link
 from entrypoint.node import gpu, network
-from entrypoint.plan import rules as plans
-from entrypoint.plan.options import Settings
-from entrypoint.plan.rules import LaunchPlan
-from entrypoint.run import output, stacks
-from entrypoint.run.ranks import Ranks
+from entrypoint.plain import plain
+from entrypoint.plan.launch_plan import LaunchPlan, in_brief, with_env
+from entrypoint.plan.sources import Settings
+from entrypoint.run import endings, output, stacks
+from entrypoint.run.endings import asked_to_end, to_failure
+from entrypoint.run.hang import Patience
+from entrypoint.run.peers import Peers, identity, version
+from entrypoint.run.ranks import Ranks, stale
 from entrypoint.run.restart import Restarts
-from entrypoint.run.supervise import Patience, Supervisor, asked_to_end, to_failure
-from entrypoint.watch import blame, heartbeat, inside
+from entrypoint.run.supervise import Supervisor
+from entrypoint.watch import heartbeat, inside
 from entrypoint.watch.heartbeat import Heartbeats
 
-STALE = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE"),
-    "PYTHON_EXEC",
-)
-"""With TORCHELASTIC_* and PET_*: what an outer torchrun left behind, or was told. An inherited
-TORCHELASTIC_USE_AGENT_STORE hangs every rank, PET_* change torchrun's options unseen, PYTHON_EXEC the Python
-of its ranks."""
 OUTCOME = 60.0
 """Seconds for the file system to take how this node ended."""
 RECORD = 10.0
 """Seconds for it to take what is for the reader of the manifest."""
-ALONE = (
-    "no rank joined a process group: each of the {} ranks trained for itself, on what it took for all data "
-    "(docs/own-script.md, Each rank for itself)"
-)
 FIRST_STEP = 60.0
 """Seconds after which a rank without a step is looked at for processes of its own that wait."""
 LAST_OUTPUT = 2.0
 """Seconds to read what the ranks wrote before they ended."""
-
-
-def has_host_half(env: Mapping[str, str]) -> bool:
-    """Whether a job script started us: it counts the attempts."""
-    return "APPTRAIN_ATTEMPT" in env
 
 
 class Attempt:
@@ -77,9 +61,8 @@ class Attempt:
     ):
         """`restarts`: where they may follow. `before`: the attempt that this one restarts. `hold_run_dir`
         raises InUse where another job has the run directory; `again`: the attempt is a restart."""
-        self.granted = plan
-        """The plan before anything was found out; `plan` is completed step by step."""
         self.plan = plan
+        """Completed step by step."""
         self.settings = settings
         self.env = env
         self.run_dir = RunDirectory(Path(plan.run_dir), plan.attempt)
@@ -89,7 +72,7 @@ class Attempt:
         self.consoles = consoles
         self.relay = output.Relay(self.consoles)
         self.said: set[str] = set()
-        self.link: join.Link | None = None
+        self.link: Link | None = None
         self.has_met = False
         self.is_elsewhere = False
         """Whether another job has the run directory."""
@@ -106,6 +89,18 @@ class Attempt:
         self.scratch = tempfile.TemporaryDirectory(prefix="apptrain-", ignore_cleanup_errors=True)
         self.heartbeats = Path(self.scratch.name, "heartbeat")
         self.inside = Path(self.scratch.name, "inside")
+        self.peers = Peers(
+            granted=plan,
+            settings=settings,
+            env=env,
+            run_dir=self.run_dir,
+            restarts=restarts,
+            is_restart=before is not None,
+            again=self._again,
+            say=self._say,
+            say_once=self._say_once,
+            find=self._find_place,
+        )
 
     @property
     def is_first(self) -> bool:
@@ -212,7 +207,7 @@ class Attempt:
         await self._hold()
         await aside(self._forget_earlier_runs)
         place, ranks = await self._prepare()
-        self.link = await self._meet(place)
+        self.link = await self.peers.meet(self.plan, place)
         self.has_met = True
         members = self.link.members if self.link is not None else self.plan.members
         moved = self.link.moved if self.link is not None else ""
@@ -221,12 +216,12 @@ class Attempt:
         if members != self.plan.members or moved:
             await ranks.kill()
             await self._finish_output()
-            self.plan = self._planned(members, moved)
+            self.plan = self.peers.planned(members, moved)
             place, ranks = await self._prepare()
             await self._hold()
         self._tell_restart()
-        check_gpus(self.plan, await ranks.gpus_seen())
-        self._say_once(_headline(self.plan))
+        gpu.check_gpus(self.plan, await ranks.gpus_seen())
+        self._say_once(in_brief(self.plan))
         if place.joins_machines and self.link is not None:
             self._say_once(network.summary(self.plan, self.env, self.link.elsewhere))
         if self.is_first:
@@ -241,8 +236,12 @@ class Attempt:
 
     async def _record(self) -> None:
         stack = gpu.stack_of_image(self.env)
-        mine = _identity(self.plan, self.env, "")
-        await self._tell_manifest(lambda: manifest.record(self.run_dir, self.plan, mine, stack))
+        mine = identity(self.plan, self.env, "")
+        await self._tell_manifest(
+            lambda: manifest.record(
+                self.run_dir, self.plan, stack, image_id=mine.image_id, versions=mine.versions
+            )
+        )
 
     async def _tell_manifest(self, tell: Callable[[], None]) -> None:
         try:
@@ -297,9 +296,9 @@ class Attempt:
             inside.install(self.inside)
         added = {heartbeat.VARIABLE: str(self.heartbeats), "APPTRAIN_ATTEMPT": str(plan.attempt)}
         added |= stacks.variables(
-            plan.device, Path(self.scratch.name), self.run_dir, self.env, _version("torch")
+            plan.device, Path(self.scratch.name), self.run_dir, self.env, version("torch")
         )
-        return plans.with_env(plan, added, "derived:hang-timeout")
+        return with_env(plan, added, "derived:hang-timeout")
 
     def _patience(self, ranks: Ranks) -> Patience:
         beats = Heartbeats(self.heartbeats)
@@ -318,25 +317,20 @@ class Attempt:
     @property
     def _again(self) -> float:
         """Seconds between the first two looks at ranks that make no step."""
-        return float(self.settings.value("hang-timeout")) / 5 or join.Timeouts.again
+        return float(self.settings.value("hang-timeout")) / 5 or terms.Timeouts.again
 
     def _outcome(self, status: int, error: str) -> Outcome:
         return Outcome(status=status, node=self.plan.node, time=time.time(), error=error)
-
-    def _planned(self, members: Sequence[int], first: str) -> LaunchPlan:
-        """The plan for these nodes; `first`: node 0's address where its name misleads."""
-        plan = plans.with_members(self.granted, members, self.granted.attempt)
-        return plans.with_master_addr(plan, first, "derived:join") if first else plan
 
     async def _find_place(self, plan: LaunchPlan) -> network.Place:
         """What only this node knows of the network; the store's port is still free there."""
         place = await asyncio.to_thread(network.find, plan, self.env)
         if self.is_first:
-            network.check_store_port(place.plan, join.PORT_ADVICE)
+            network.check_store_port(place.plan, terms.PORT_ADVICE)
         return place
 
     def _rank_env(self) -> dict[str, str]:
-        dropped = sorted(n for n in self.env if n in STALE or n.startswith(("TORCHELASTIC_", "PET_")))
+        dropped = stale(self.env)
         if dropped:
             self._say_once(f"not passed on to the ranks, meant for another torchrun: {', '.join(dropped)}")
         env = {name: value for name, value in self.env.items() if name not in dropped} | dict(self.plan.env)
@@ -355,77 +349,6 @@ class Attempt:
         visible = env.get("CUDA_VISIBLE_DEVICES")
         if why := gpu.misfit(stack, found, node=node, visible=visible, ranks=self.plan.nproc_per_node):
             raise BadInput(why)
-
-    async def _meet(self, place: network.Place) -> join.Link | None:
-        """Meets the other nodes (in `rank` mode tasks); a single participant has nobody to meet."""
-        plan = self.plan
-        muster = self.restarts.muster(self.run_dir, self._address_of) if self.restarts else None
-        if plan.allocation.nnodes == 1 and (plan.local_rank is None or plan.nproc_per_node == 1):
-            if muster:
-                muster.seal([0])
-            return None
-        key_file = self.settings.value("join-key-file") or self.run_dir.key
-        has_key = self.settings.given("join-key-file") or key_file.exists()
-        if not has_key:
-            self._say_once(
-                f"there is no {key_file}: the nodes join by what they say they are, without a secret"
-            )
-        async with contextlib.AsyncExitStack() as listening:
-
-            async def listen(place: network.Place) -> str:
-                if not place.joins_machines or plan.local_rank:
-                    return ""
-                listener = reach.Listener(place.interface, place.address)
-                return str(await listening.enter_async_context(listener))
-
-            async def move(address: str) -> str:
-                return await listen(await self._find_place(self._planned(plan.members, address)))
-
-            timeouts = join.Timeouts(
-                join=self.settings.value("join-timeout"),
-                peer=self.settings.value("peer-timeout"),
-                again=self._again,
-            )
-            return await join.meet(
-                _identity(plan, self.env, await listen(place)),
-                nodes=plan.allocation.nodes,
-                address=place.first,
-                port=plan.rendezvous.join_port,
-                key=read_key(key_file) if has_key else None,
-                say=self._say,
-                timeouts=self.restarts.timeouts(timeouts) if self.restarts else timeouts,
-                never_started=lambda: None if self.before else self._never_started(),
-                begun=self._first_waits_at,
-                everywhere=network.has_name(plan),
-                move=move,
-                muster=muster,
-            )
-
-    async def _address_of(self, hub: int) -> str:
-        """Where a node listens if it is the first."""
-        others = (place for place in range(self.granted.allocation.nnodes) if place != hub)
-        plan = plans.with_members(self.granted, [hub, *others], self.granted.attempt)
-        find = asyncio.get_running_loop().run_in_executor(None, network.find, plan, self.env)
-        return (await find).first
-
-    def _first_waits_at(self) -> str | None:
-        """Without a job script that counts the attempts, its plan may be an older one."""
-        if self.before or not has_host_half(self.env):
-            return None
-        first = self.run_dir.plan(0, None if self.plan.local_rank is None else 0)
-        return network.first_waits_at(self.plan, first)
-
-    def _never_started(self) -> str | None:
-        """A node whose outcome stands there before all have met will not come. Without a job script that
-        counts the attempts, the files may be older."""
-        if not has_host_half(self.env):
-            return None
-        for path in (self.run_dir.path / "outcome").glob(f"{self.plan.attempt}.*"):
-            if (ended := outcome.read(path)) is not None:
-                return (
-                    f"{ended.node or path.name} ended before it joined, status {ended.status}: {ended.error}"
-                )
-        return None
 
     def signalled(self, signum: int) -> None:
         if signum != signal.SIGUSR2:
@@ -467,85 +390,7 @@ class Attempt:
 
     def in_words(self) -> list[str]:
         """The end as the user reads it."""
+        # The failure before was told when the restart began.
+        found = [] if self.misfit else endings.in_words(self.ended, self.plan, self.run_dir)
         hidden = f"tracebacks of lost connections are in {self.run_dir.logs} alone"
-        return [*self._ending(), *([hidden] if self.relay.echoes else [])]
-
-    def _ending(self) -> list[str]:
-        ended = self.ended
-        if ended.alone and ended.status == DONE:
-            return [ALONE.format(self.plan.world_size)]
-        if ended.status == DONE or self.misfit:  # The failure before was told when the restart began.
-            return []
-        if ended.status == SAVED:
-            return ["saved at a planned end: the same run directory continues"]
-        if ended.rank is None:
-            return [f"{ended.node + ': ' if ended.node else ''}{ended.error}"]
-        if blame.has_left_early(ended.error):
-            return [f"rank {ended.rank} on {ended.node} {ended.error}"]
-        if ended.status == blame.STUCK:
-            return [
-                f"rank {ended.rank} on {ended.node}, status {ended.status}: {ended.error}",
-                f"where each rank was: {self.run_dir.stacks}",
-            ]
-        log = self.run_dir.log(ended.node, f"rank{ended.rank}", "err")
-        failed = f"rank {ended.rank} on {ended.node} failed first, status {ended.status}"
-        return [f"{failed}: {ended.error or 'nothing on stderr'} ({log})"]
-
-
-def check_gpus(plan: LaunchPlan, seen: int | None) -> None:
-    """Refuses what would train on the wrong device for a week; `seen`: GPUs that torch sees here, None where
-    it could not say (the ranks will)."""
-    if seen is None:
-        return
-    source = plan.sources["nproc_per_node"]
-    if plan.device == "cpu":
-        if seen and plan.sources["device"] == "default":
-            raise BadInput(f"torch sees {seen} GPUs on {plan.node}: choose --device cuda or --device cpu")
-    elif seen == 0:
-        raise BadInput(
-            f"torch sees no GPU on {plan.node}, but the plan is for cuda: run `python -m entrypoint check` "
-            "there (driver, --nv, CUDA_VISIBLE_DEVICES), or give --device cpu"
-        )
-    elif seen < plan.nproc_per_node or (source.startswith("derived") and seen != plan.nproc_per_node):
-        if plan.mode == "rank" and seen > plan.nproc_per_node:
-            return
-        raise BadInput(
-            f"nproc_per_node is {plan.nproc_per_node} ({source}), but torch sees {seen} GPUs on {plan.node}: "
-            "give --nproc-per-node N, or correct the request"
-        )
-
-
-def _identity(plan: LaunchPlan, env: Mapping[str, str], contact: str) -> join.Identity:
-    stack = gpu.stack_of_image(env)
-    return join.Identity(
-        job_id=plan.allocation.job_id,
-        attempt=plan.attempt,
-        node_rank=plan.place,
-        local_rank=plan.local_rank,
-        name=plan.node,
-        nnodes=plan.allocation.nnodes,
-        nproc_per_node=plan.nproc_per_node,
-        mode=plan.mode,
-        device=plan.device,
-        image_id=env.get("APPTRAIN_IMAGE_ID", ""),
-        lock_digest=stack.lock if stack else "",
-        versions={"python": sys.version.split()[0], "apptrain": __version__, "torch": _version("torch")},
-        contact=contact,
-    )
-
-
-def _version(package: str) -> str:
-    """From the package's metadata: nothing is imported. Empty where it is not installed."""
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-        return importlib.metadata.version(package)
-    return ""
-
-
-def _headline(plan: LaunchPlan) -> str:
-    nodes = f"{plan.nnodes} node{'s' * (plan.nnodes > 1)}"
-    ranks = f"{plan.nproc_per_node} rank{'s' * (plan.nproc_per_node > 1)}"
-    return (
-        f"job {plan.allocation.job_id}, attempt {plan.attempt}: {nodes} x {ranks} on {plan.device}, "
-        f"mode {plan.mode}, rendezvous {plan.rendezvous.endpoint}, "
-        f"OMP_NUM_THREADS={plan.env['OMP_NUM_THREADS']}"
-    )
+        return [*found, *([hidden] if self.relay.echoes else [])]

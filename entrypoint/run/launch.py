@@ -19,15 +19,15 @@ from pathlib import Path
 from entrypoint.aside import aside
 from entrypoint.errors import DONE, SAVED, BadInput, Refusal
 from entrypoint.job import conclude, handover
+from entrypoint.job.handover import has_host_half
 from entrypoint.job.lock import Lock, holder_of
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import processes
-from entrypoint.plan import rules as plans
-from entrypoint.plan.options import Settings
-from entrypoint.plan.rules import LaunchPlan
+from entrypoint.node.guardian import Guardian
+from entrypoint.plan.launch_plan import LaunchPlan, with_members
+from entrypoint.plan.sources import Settings
 from entrypoint.run import output
-from entrypoint.run.attempt import Attempt, has_host_half
-from entrypoint.run.guardian import Guardian
+from entrypoint.run.attempt import Attempt
 from entrypoint.run.restart import Restarts
 from entrypoint.schedulers import hostnames
 
@@ -196,7 +196,7 @@ class _Session:
         plan = self._plan
         if before is not None and self._restarts is not None:
             before.before = None
-            plan = plans.with_members(plan, self._restarts.members(), before.plan.attempt + 1)
+            plan = with_members(plan, self._restarts.members(), before.plan.attempt + 1)
         self._attempt = Attempt(
             plan, self._settings, self._env, self._consoles, self._restarts, before, self._hold_run_dir
         )

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from entrypoint.meet.claims import plain
+from entrypoint.plain import plain
 from entrypoint.watch import blame, frames
 
 CHUNK = 65536

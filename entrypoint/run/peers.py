@@ -1,364 +1,54 @@
-"""One attempt on this node, from the plan to the outcome.
+"""How this node meets the others of its job: what it says of itself, where it listens, what it may wait for.
 
-The secret: the order of things. Find the addresses; ask the driver; prepare the ranks while the nodes meet;
-start them; stay with them (supervise.py); end what is left; write the outcome; say once what happened.
+It knows which files of the run directory tell of nodes that have not come.
 """
 
 import asyncio
 import contextlib
-import dataclasses
 import importlib.metadata
-import os
-import signal
 import sys
-import tempfile
-import threading
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 
 from entrypoint import __version__
-from entrypoint.aside import aside
-from entrypoint.errors import DONE, SAVED, BadInput, Refusal
-from entrypoint.job import manifest, outcome
-from entrypoint.job.lock import InUse
-from entrypoint.job.outcome import Outcome
+from entrypoint.job import outcome
+from entrypoint.job.handover import has_host_half
 from entrypoint.job.rundir import RunDirectory, read_key
-from entrypoint.meet import hub as join
-from entrypoint.meet import reach
-from entrypoint.meet.claims import plain
+from entrypoint.meet import join, reach, terms
+from entrypoint.meet.claims import Identity
+from entrypoint.meet.link import Link
 from entrypoint.node import gpu, network
-from entrypoint.plan import rules as plans
-from entrypoint.plan.options import Settings
-from entrypoint.plan.rules import LaunchPlan
-from entrypoint.run import output, stacks
-from entrypoint.run.ranks import Ranks
+from entrypoint.plan.launch_plan import LaunchPlan, with_master_addr, with_members
+from entrypoint.plan.sources import Settings
 from entrypoint.run.restart import Restarts
-from entrypoint.run.supervise import Patience, Supervisor, asked_to_end, to_failure
-from entrypoint.watch import blame, heartbeat, inside
-from entrypoint.watch.heartbeat import Heartbeats
-
-STALE = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE"),
-    "PYTHON_EXEC",
-)
-"""With TORCHELASTIC_* and PET_*: what an outer torchrun left behind, or was told. An inherited
-TORCHELASTIC_USE_AGENT_STORE hangs every rank, PET_* change torchrun's options unseen, PYTHON_EXEC the Python
-of its ranks."""
-OUTCOME = 60.0
-"""Seconds for the file system to take how this node ended."""
-RECORD = 10.0
-"""Seconds for it to take what is for the reader of the manifest."""
-ALONE = (
-    "no rank joined a process group: each of the {} ranks trained for itself, on what it took for all data "
-    "(docs/own-script.md, Each rank for itself)"
-)
-FIRST_STEP = 60.0
-"""Seconds after which a rank without a step is looked at for processes of its own that wait."""
-LAST_OUTPUT = 2.0
-"""Seconds to read what the ranks wrote before they ended."""
 
 
-def has_host_half(env: Mapping[str, str]) -> bool:
-    """Whether a job script started us: it counts the attempts."""
-    return "APPTRAIN_ATTEMPT" in env
+@dataclass(kw_only=True)
+class Peers:
+    """Of one attempt. `granted`: its plan before anything was found out."""
 
+    granted: LaunchPlan
+    settings: Settings
+    env: Mapping[str, str]
+    run_dir: RunDirectory
+    restarts: Restarts | None
+    """Where they may follow."""
+    is_restart: bool
+    again: float
+    """Seconds between the first two looks at ranks that make no step."""
+    say: Callable[[str], None]
+    say_once: Callable[[str], None]
+    """Says what is the same for all nodes."""
+    find: Callable[[LaunchPlan], Awaitable[network.Place]]
+    """Finds what only this node knows of the network."""
 
-class Attempt:
-    def __init__(
-        self,
-        plan: LaunchPlan,
-        settings: Settings,
-        env: Mapping[str, str],
-        consoles: dict[str, output.Console],
-        restarts: Restarts | None,
-        before: "Attempt | None",
-        hold_run_dir: Callable[..., Awaitable[None]],
-    ):
-        """`restarts`: where they may follow. `before`: the attempt that this one restarts. `hold_run_dir`
-        raises InUse where another job has the run directory; `again`: the attempt is a restart."""
-        self.granted = plan
-        """The plan before anything was found out; `plan` is completed step by step."""
-        self.plan = plan
-        self.settings = settings
-        self.env = env
-        self.run_dir = RunDirectory(Path(plan.run_dir), plan.attempt)
-        self.restarts = restarts
-        self.before = before
-        self._hold_run_dir = hold_run_dir
-        self.consoles = consoles
-        self.relay = output.Relay(self.consoles)
-        self.said: set[str] = set()
-        self.link: join.Link | None = None
-        self.has_met = False
-        self.is_elsewhere = False
-        """Whether another job has the run directory."""
-        self.asked: int | None = None
-        """The signal by which this process was asked to end."""
-        self.ended = Outcome(status=1)
-        self.is_unwritten = False
-        """Whether this node's outcome was to be written and could not be."""
-        self.misfit = ""
-        """Why the program refuses to run on so few nodes; then the failure before is the end."""
-        self.ranks: Ranks | None = None
-        self.getting_ready: asyncio.Task[Ranks] | None = None
-        self.supervisor: Supervisor | None = None
-        self.scratch = tempfile.TemporaryDirectory(prefix="apptrain-", ignore_cleanup_errors=True)
-        self.heartbeats = Path(self.scratch.name, "heartbeat")
-        self.inside = Path(self.scratch.name, "inside")
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the one that speaks for all: node 0, in `rank` mode its first task."""
-        return self.plan.node_rank == 0 and not self.plan.local_rank
-
-    async def run(self) -> Outcome:
-        """Returns how it ended, once this node's outcome is written. Before ranks start: Refusal."""
-        await aside(self._make_run_dir)
-        file = self.run_dir.outcome(self.plan.place, self.plan.local_rank)
-        refused = None
-        try:
-            ended = await self._run()
-        except Refusal as refusal:
-            refused = refusal
-            self.is_elsewhere = isinstance(refusal, InUse)
-            ended = self._outcome(refusal.status, str(refusal))
-        except OSError as error:
-            ended = self._outcome(1, f"{error.strerror}: {error.filename or self.run_dir.path}")
-        ended = dataclasses.replace(ended, error=plain(ended.error))  # it may quote what a rank wrote
-        if self.before is not None and self.restarts is not None:
-            self.misfit = self.restarts.misfit(ended)
-            ended = self.before.ended if self.misfit else ended
-        self.ended = ended
-        if self.is_first and ended.alone:
-            await self._tell_manifest(lambda: manifest.note_alone(self.run_dir))
-        if self._takes_part:
-            try:
-                await aside(lambda: outcome.write(file, ended), OUTCOME)
-            except OSError as error:
-                self.is_unwritten = True
-                self._say(f"the outcome (status {ended.status}) cannot be written: {error}")
-        else:
-            with contextlib.suppress(TimeoutError):
-                await aside(lambda: outcome.release(file), OUTCOME)
-        if self.link is not None:
-            if self.supervisor is None:
-                self.link.fail(to_failure(self.plan, ended))
-            await self.link.close()
-        if refused:
-            raise refused
-        return ended
-
-    def _make_run_dir(self) -> None:
-        if self.before is not None and not self.run_dir.path.exists():
-            raise BadInput(f"the run directory {self.run_dir.path} is gone")
-        self.run_dir.create()
-
-    @property
-    def _takes_part(self) -> bool:
-        """Whether this node writes an outcome: not as a spare, of a restart that was not begun, nor in the
-        place of another job's, where nobody counts the attempts."""
-        if self.is_elsewhere and not has_host_half(self.env):
-            return False
-        if self.has_met:
-            return not self.plan.is_spare
-        return self.before is None
-
-    @property
-    def lost(self) -> tuple[int, ...]:
-        """The nodes that are known to be lost."""
-        return self.supervisor.lost if self.supervisor else ()
-
-    async def _run(self) -> Outcome:
-        if self.asked is not None:
-            return asked_to_end(self.plan, self.asked)
-        try:
-            self.getting_ready = asyncio.create_task(self._get_ready())
-            try:
-                ranks = await self.getting_ready
-            except asyncio.CancelledError:
-                if self.asked is None:
-                    raise
-                return asked_to_end(self.plan, self.asked)
-            stop_signal = signal.Signals["SIG" + self.settings.value("stop-signal")]
-            self.supervisor = Supervisor(
-                self.plan,
-                ranks,
-                self.link,
-                self._say,
-                stop_signal,
-                self._patience(ranks),
-                self.settings.value("term-grace"),
-            )
-            if self.asked is not None:
-                self.supervisor.signalled(self.asked)
-            ended = await self.supervisor.run(self.run_dir.stop if self.is_first else None)
-            if ended.status not in (DONE, SAVED):
-                self.relay.failed()
-            return ended
-        finally:
-            if self.ranks is not None:
-                await self.ranks.kill()
-            await self._finish_output()
-            self.scratch.cleanup()
-
-    async def _finish_output(self) -> None:
-        """As far as whoever reads it, and the file system of the logs, let us."""
-        with contextlib.suppress(TimeoutError):
-            await aside(lambda: self.relay.finish(LAST_OUTPUT), LAST_OUTPUT + 6)
-
-    async def _get_ready(self) -> Ranks:
-        """Everything up to the start of the ranks; a signal cancels it."""
-        await self._hold()
-        await aside(self._forget_earlier_runs)
-        place, ranks = await self._prepare()
-        self.link = await self._meet(place)
-        self.has_met = True
-        members = self.link.members if self.link is not None else self.plan.members
-        moved = self.link.moved if self.link is not None else ""
-        if self.restarts is not None:
-            self.restarts.went(members)
-        if members != self.plan.members or moved:
-            await ranks.kill()
-            await self._finish_output()
-            self.plan = self._planned(members, moved)
-            place, ranks = await self._prepare()
-            await self._hold()
-        self._tell_restart()
-        check_gpus(self.plan, await ranks.gpus_seen())
-        self._say_once(_headline(self.plan))
-        if place.joins_machines and self.link is not None:
-            self._say_once(network.summary(self.plan, self.env, self.link.elsewhere))
-        if self.is_first:
-            await self._record()
-        await ranks.start()
-        return ranks
-
-    async def _hold(self) -> None:
-        """The first node has the run directory for all."""
-        if self.is_first:
-            await self._hold_run_dir(again=self.before is not None)
-
-    async def _record(self) -> None:
-        stack = gpu.stack_of_image(self.env)
-        mine = _identity(self.plan, self.env, "")
-        await self._tell_manifest(lambda: manifest.record(self.run_dir, self.plan, mine, stack))
-
-    async def _tell_manifest(self, tell: Callable[[], None]) -> None:
-        try:
-            await aside(tell, RECORD)
-        except (OSError, ValueError) as error:
-            self._say(f"{self.run_dir.manifest} does not tell of this attempt: {error}: going on")
-
-    def _forget_earlier_runs(self) -> None:
-        file = self.run_dir.outcome(self.plan.place, self.plan.local_rank)
-        file.unlink(missing_ok=True)
-        outcome.reserve(file)
-        if self.is_first and self.before is None and not has_host_half(self.env):  # Nobody else does.
-            self.run_dir.stop.unlink(missing_ok=True)
-            self.run_dir.forget_claims()
-            self.run_dir.forget_restarts()
-
-    async def _prepare(self) -> tuple[network.Place, Ranks]:
-        """What the ranks need and takes time, for the nodes of the plan."""
-        place = await self._find_place(self.plan)
-        self.plan = self._watchable(place.plan)
-        await aside(lambda: self.run_dir.write_plan(self.plan.to_json(), self.plan.place))
-        if self.before is None:
-            for note in self.plan.notes:
-                self._say_once(note)
-        shown = {0} if self.settings.value("show-ranks") == "0" else None
-        env = self._rank_env()
-        await self._check_stack(env)
-        self.relay = output.Relay(self.consoles)
-        self.ranks = Ranks(
-            self.plan, env, self.relay, self.run_dir, scratch=Path(self.scratch.name), show=shown
-        )
-        self.relay.start()
-        await self.ranks.prepare()
-        return place, self.ranks
-
-    def _tell_restart(self) -> None:
-        """Says why this attempt follows another, and what has changed."""
-        if self.before is None or self.restarts is None:
-            return
-        for line in self.before.in_words():
-            self._say_once(line)
-        names = ", ".join(self.restarts.lost[:4])
-        without = f", without {names}" if names else ""
-        self._say_once(
-            f"restart {self.restarts.count} inside the allocation, as attempt {self.plan.attempt}{without}"
-        )
-
-    def _watchable(self, plan: LaunchPlan) -> LaunchPlan:
-        """The plan with what the ranks need to say that they go on, and for their stacks to be seen."""
-        self.heartbeats.mkdir(exist_ok=True)
-        if not self.inside.exists():
-            inside.install(self.inside)
-        added = {heartbeat.VARIABLE: str(self.heartbeats), "APPTRAIN_ATTEMPT": str(plan.attempt)}
-        added |= stacks.variables(
-            plan.device, Path(self.scratch.name), self.run_dir, self.env, _version("torch")
-        )
-        return plans.with_env(plan, added, "derived:hang-timeout")
-
-    def _patience(self, ranks: Ranks) -> Patience:
-        beats = Heartbeats(self.heartbeats)
-        return Patience(
-            heartbeats=beats,
-            step=self.settings.value("hang-timeout"),
-            silence=self.settings.value("silence-timeout"),
-            workers=lambda: stacks.workers(ranks, self.heartbeats),
-            start=FIRST_STEP,
-            is_chosen=self.settings.given("hang-timeout"),
-            again=self._again,
-            peek=lambda: stacks.peek(ranks, self.run_dir, self.heartbeats, beats),
-            look=lambda: stacks.look(ranks, self.run_dir, Path(self.scratch.name), beats, self._say),
-        )
-
-    @property
-    def _again(self) -> float:
-        """Seconds between the first two looks at ranks that make no step."""
-        return float(self.settings.value("hang-timeout")) / 5 or join.Timeouts.again
-
-    def _outcome(self, status: int, error: str) -> Outcome:
-        return Outcome(status=status, node=self.plan.node, time=time.time(), error=error)
-
-    def _planned(self, members: Sequence[int], first: str) -> LaunchPlan:
+    def planned(self, members: Sequence[int], first: str) -> LaunchPlan:
         """The plan for these nodes; `first`: node 0's address where its name misleads."""
-        plan = plans.with_members(self.granted, members, self.granted.attempt)
-        return plans.with_master_addr(plan, first, "derived:join") if first else plan
+        plan = with_members(self.granted, members, self.granted.attempt)
+        return with_master_addr(plan, first, "derived:join") if first else plan
 
-    async def _find_place(self, plan: LaunchPlan) -> network.Place:
-        """What only this node knows of the network; the store's port is still free there."""
-        place = await asyncio.to_thread(network.find, plan, self.env)
-        if self.is_first:
-            network.check_store_port(place.plan, join.PORT_ADVICE)
-        return place
-
-    def _rank_env(self) -> dict[str, str]:
-        dropped = sorted(n for n in self.env if n in STALE or n.startswith(("TORCHELASTIC_", "PET_")))
-        if dropped:
-            self._say_once(f"not passed on to the ranks, meant for another torchrun: {', '.join(dropped)}")
-        env = {name: value for name, value in self.env.items() if name not in dropped} | dict(self.plan.env)
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), str(self.inside)]))
-        return env
-
-    async def _check_stack(self, env: Mapping[str, str]) -> None:
-        """Raises BadInput where the image's CUDA would fail on this node's driver or GPUs."""
-        stack = gpu.stack_of_image(env) if self.plan.device == "cuda" else None
-        if stack is None:
-            return
-        node = self.plan.node
-        found = await gpu.look(env)
-        if found.failed:
-            self._say(f"the NVIDIA driver on {node} could not be asked ({found.failed}): going on without")
-        visible = env.get("CUDA_VISIBLE_DEVICES")
-        if why := gpu.misfit(stack, found, node=node, visible=visible, ranks=self.plan.nproc_per_node):
-            raise BadInput(why)
-
-    async def _meet(self, place: network.Place) -> join.Link | None:
+    async def meet(self, plan: LaunchPlan, place: network.Place) -> Link | None:
         """Meets the other nodes (in `rank` mode tasks); a single participant has nobody to meet."""
-        plan = self.plan
         muster = self.restarts.muster(self.run_dir, self._address_of) if self.restarts else None
         if plan.allocation.nnodes == 1 and (plan.local_rank is None or plan.nproc_per_node == 1):
             if muster:
@@ -367,7 +57,7 @@ class Attempt:
         key_file = self.settings.value("join-key-file") or self.run_dir.key
         has_key = self.settings.given("join-key-file") or key_file.exists()
         if not has_key:
-            self._say_once(
+            self.say_once(
                 f"there is no {key_file}: the nodes join by what they say they are, without a secret"
             )
         async with contextlib.AsyncExitStack() as listening:
@@ -379,23 +69,23 @@ class Attempt:
                 return str(await listening.enter_async_context(listener))
 
             async def move(address: str) -> str:
-                return await listen(await self._find_place(self._planned(plan.members, address)))
+                return await listen(await self.find(self.planned(plan.members, address)))
 
-            timeouts = join.Timeouts(
+            timeouts = terms.Timeouts(
                 join=self.settings.value("join-timeout"),
                 peer=self.settings.value("peer-timeout"),
-                again=self._again,
+                again=self.again,
             )
             return await join.meet(
-                _identity(plan, self.env, await listen(place)),
+                identity(plan, self.env, await listen(place)),
                 nodes=plan.allocation.nodes,
                 address=place.first,
                 port=plan.rendezvous.join_port,
                 key=read_key(key_file) if has_key else None,
-                say=self._say,
+                say=self.say,
                 timeouts=self.restarts.timeouts(timeouts) if self.restarts else timeouts,
-                never_started=lambda: None if self.before else self._never_started(),
-                begun=self._first_waits_at,
+                never_started=lambda: None if self.is_restart else self._never_started(plan),
+                begun=lambda: self._first_waits_at(plan),
                 everywhere=network.has_name(plan),
                 move=move,
                 muster=muster,
@@ -404,120 +94,34 @@ class Attempt:
     async def _address_of(self, hub: int) -> str:
         """Where a node listens if it is the first."""
         others = (place for place in range(self.granted.allocation.nnodes) if place != hub)
-        plan = plans.with_members(self.granted, [hub, *others], self.granted.attempt)
+        plan = with_members(self.granted, [hub, *others], self.granted.attempt)
         find = asyncio.get_running_loop().run_in_executor(None, network.find, plan, self.env)
         return (await find).first
 
-    def _first_waits_at(self) -> str | None:
+    def _first_waits_at(self, plan: LaunchPlan) -> str | None:
         """Without a job script that counts the attempts, its plan may be an older one."""
-        if self.before or not has_host_half(self.env):
+        if self.is_restart or not has_host_half(self.env):
             return None
-        first = self.run_dir.plan(0, None if self.plan.local_rank is None else 0)
-        return network.first_waits_at(self.plan, first)
+        first = self.run_dir.plan(0, None if plan.local_rank is None else 0)
+        return network.first_waits_at(plan, first)
 
-    def _never_started(self) -> str | None:
+    def _never_started(self, plan: LaunchPlan) -> str | None:
         """A node whose outcome stands there before all have met will not come. Without a job script that
         counts the attempts, the files may be older."""
         if not has_host_half(self.env):
             return None
-        for path in (self.run_dir.path / "outcome").glob(f"{self.plan.attempt}.*"):
+        for path in (self.run_dir.path / "outcome").glob(f"{plan.attempt}.*"):
             if (ended := outcome.read(path)) is not None:
                 return (
                     f"{ended.node or path.name} ended before it joined, status {ended.status}: {ended.error}"
                 )
         return None
 
-    def signalled(self, signum: int) -> None:
-        if signum != signal.SIGUSR2:
-            self.asked = signum
-        if self.supervisor is not None:
-            self.supervisor.signalled(signum)
-        elif signum == signal.SIGUSR2:  # read once there are ranks to stop
-            threading.Thread(target=self.run_dir.ask_to_stop, daemon=True).start()
-        elif self.getting_ready is not None:
-            self.getting_ready.cancel()
 
-    def _say(self, text: str) -> None:
-        self.consoles["err"].say(f"entrypoint: {text}")
-
-    def _say_once(self, text: str) -> None:
-        """Says what is the same for all nodes: on the first only."""
-        if self.is_first and text not in self.said:
-            self.said.add(text)
-            self._say(text)
-
-    def tell(self, why_no_restart: str = "") -> None:
-        """Says how the attempt ended, one message for the whole job, and why that is the end."""
-        if self.speaks:
-            for line in self.in_words():
-                self._say(line)
-        if why_no_restart:
-            more = "; the job script decides what follows" if has_host_half(self.env) else ""
-            self._say(f"no restart inside the allocation: {why_no_restart}{more}")
-
-    @property
-    def speaks(self) -> bool:
-        """Node 0 does, and the next two where it is lost: one of them may be so too."""
-        ended = self.ended
-        first, *others = self.plan.members
-        lost_first = ended.rank is None and not ended.signal and ended.node == self.plan.nodes[0]
-        return self.is_first or (
-            (lost_first or first in self.lost) and self.plan.place in others[:2] and not self.plan.local_rank
-        )
-
-    def in_words(self) -> list[str]:
-        """The end as the user reads it."""
-        hidden = f"tracebacks of lost connections are in {self.run_dir.logs} alone"
-        return [*self._ending(), *([hidden] if self.relay.echoes else [])]
-
-    def _ending(self) -> list[str]:
-        ended = self.ended
-        if ended.alone and ended.status == DONE:
-            return [ALONE.format(self.plan.world_size)]
-        if ended.status == DONE or self.misfit:  # The failure before was told when the restart began.
-            return []
-        if ended.status == SAVED:
-            return ["saved at a planned end: the same run directory continues"]
-        if ended.rank is None:
-            return [f"{ended.node + ': ' if ended.node else ''}{ended.error}"]
-        if blame.has_left_early(ended.error):
-            return [f"rank {ended.rank} on {ended.node} {ended.error}"]
-        if ended.status == blame.STUCK:
-            return [
-                f"rank {ended.rank} on {ended.node}, status {ended.status}: {ended.error}",
-                f"where each rank was: {self.run_dir.stacks}",
-            ]
-        log = self.run_dir.log(ended.node, f"rank{ended.rank}", "err")
-        failed = f"rank {ended.rank} on {ended.node} failed first, status {ended.status}"
-        return [f"{failed}: {ended.error or 'nothing on stderr'} ({log})"]
-
-
-def check_gpus(plan: LaunchPlan, seen: int | None) -> None:
-    """Refuses what would train on the wrong device for a week; `seen`: GPUs that torch sees here, None where
-    it could not say (the ranks will)."""
-    if seen is None:
-        return
-    source = plan.sources["nproc_per_node"]
-    if plan.device == "cpu":
-        if seen and plan.sources["device"] == "default":
-            raise BadInput(f"torch sees {seen} GPUs on {plan.node}: choose --device cuda or --device cpu")
-    elif seen == 0:
-        raise BadInput(
-            f"torch sees no GPU on {plan.node}, but the plan is for cuda: run `python -m entrypoint check` "
-            "there (driver, --nv, CUDA_VISIBLE_DEVICES), or give --device cpu"
-        )
-    elif seen < plan.nproc_per_node or (source.startswith("derived") and seen != plan.nproc_per_node):
-        if plan.mode == "rank" and seen > plan.nproc_per_node:
-            return
-        raise BadInput(
-            f"nproc_per_node is {plan.nproc_per_node} ({source}), but torch sees {seen} GPUs on {plan.node}: "
-            "give --nproc-per-node N, or correct the request"
-        )
-
-
-def _identity(plan: LaunchPlan, env: Mapping[str, str], contact: str) -> join.Identity:
+def identity(plan: LaunchPlan, env: Mapping[str, str], contact: str) -> Identity:
+    """What this node (in `rank` mode this task) tells of itself."""
     stack = gpu.stack_of_image(env)
-    return join.Identity(
+    return Identity(
         job_id=plan.allocation.job_id,
         attempt=plan.attempt,
         node_rank=plan.place,
@@ -529,23 +133,13 @@ def _identity(plan: LaunchPlan, env: Mapping[str, str], contact: str) -> join.Id
         device=plan.device,
         image_id=env.get("APPTRAIN_IMAGE_ID", ""),
         lock_digest=stack.lock if stack else "",
-        versions={"python": sys.version.split()[0], "apptrain": __version__, "torch": _version("torch")},
+        versions={"python": sys.version.split()[0], "apptrain": __version__, "torch": version("torch")},
         contact=contact,
     )
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
     """From the package's metadata: nothing is imported. Empty where it is not installed."""
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(package)
     return ""
-
-
-def _headline(plan: LaunchPlan) -> str:
-    nodes = f"{plan.nnodes} node{'s' * (plan.nnodes > 1)}"
-    ranks = f"{plan.nproc_per_node} rank{'s' * (plan.nproc_per_node > 1)}"
-    return (
-        f"job {plan.allocation.job_id}, attempt {plan.attempt}: {nodes} x {ranks} on {plan.device}, "
-        f"mode {plan.mode}, rendezvous {plan.rendezvous.endpoint}, "
-        f"OMP_NUM_THREADS={plan.env['OMP_NUM_THREADS']}"
-    )

@@ -12,9 +12,9 @@ from entrypoint.errors import BAD_INPUT, Unavailable
 from entrypoint.job.again import too_many
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
-from entrypoint.meet.hub import Muster, Timeouts
-from entrypoint.plan.options import Settings
-from entrypoint.plan.rules import LaunchPlan
+from entrypoint.meet.terms import Muster, Timeouts
+from entrypoint.plan.launch_plan import LaunchPlan
+from entrypoint.plan.sources import Settings
 from entrypoint.watch.blame import count
 
 WINDOW = 30.0

@@ -21,12 +21,13 @@ from pathlib import Path
 
 from entrypoint.aside import aside
 from entrypoint.job.rundir import RunDirectory
-from entrypoint.meet.claims import Sighting, plain
 from entrypoint.node import processes
+from entrypoint.plain import plain
 from entrypoint.run.ranks import Ranks
 from entrypoint.watch import frames, inside
 from entrypoint.watch.frames import Frame
 from entrypoint.watch.heartbeat import Heartbeats
+from entrypoint.watch.reports import Sighting
 
 RECORDER = 3.0
 """Seconds for torch to dump its flight recorder: it looks at its pipe about once a second."""

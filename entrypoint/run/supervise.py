@@ -20,14 +20,15 @@ from entrypoint.errors import DONE, SAVED, UNAVAILABLE
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import job_end
-from entrypoint.meet import hub as join
-from entrypoint.meet.claims import End, Sighting
+from entrypoint.meet import terms
+from entrypoint.meet.link import Link
 from entrypoint.node import processes
-from entrypoint.plan.rules import LaunchPlan
+from entrypoint.plan.launch_plan import LaunchPlan
+from entrypoint.run.endings import asked_to_end, failure_of, to_failure, to_outcome
+from entrypoint.run.hang import Alone, Patience, watch_for_hang, watch_for_workers
 from entrypoint.run.ranks import RankEnded, Ranks, RankStarted, StarterEnded
 from entrypoint.watch import blame
-from entrypoint.watch.heartbeat import Heartbeats
-from entrypoint.watch.pauses import Pauses
+from entrypoint.watch.reports import End, Failure
 
 FAILURE_GRACE = 3.0
 """Seconds from SIGTERM to SIGKILL for ranks whose job has failed: a failure ends all within 5 s."""
@@ -43,8 +44,6 @@ LOOK = 5.0
 """Seconds beyond the hub's own bound for its verdict on a hang."""
 SILENT_STOP = 10.0
 """Seconds after which a rank that does not catch the stop signal is told to the user."""
-WORKERS_LOOKS = 3
-"""How often, at growing intervals, a rank is looked at that has never made a step."""
 LAST_CALL = 30.0
 """Seconds before the end of a job that is to go on as another, at which ranks that catch no stop signal are
 ended: the scheduler's own end would be the last. Half of what is left, where that is less."""
@@ -64,29 +63,6 @@ class TimeUp:
     ranks: list[int]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Patience:
-    """What counts as a hang."""
-
-    heartbeats: Heartbeats
-    step: float
-    """Seconds without a step of a rank that tells its steps; 0: any."""
-    silence: float
-    """Seconds in which no rank of the job writes anything; 0: any."""
-    look: Callable[[], Awaitable[list[Sighting]]]
-    """Finds out where the ranks of this node are, which may end them."""
-    peek: Callable[[], Awaitable[list[Sighting]]]
-    """Finds out where they are, and lets them go on."""
-    workers: Callable[[], Awaitable[str]]
-    """Finds out whether a rank has started processes that wait for a process group."""
-    start: float
-    """Seconds without a step after which that is asked for the first time."""
-    is_chosen: bool
-    """Whether the user set `step`: then it counts for scripts that tell nothing of evaluations too."""
-    again: float
-    """Seconds between the first two looks at ranks that make no step."""
-
-
 class Supervisor:
     """Stays with the ranks of one node until the job has ended."""
 
@@ -94,7 +70,7 @@ class Supervisor:
         self,
         plan: LaunchPlan,
         ranks: Ranks,
-        link: join.Link | None,
+        link: Link | None,
         say: Callable[[str], None],
         stop_signal: signal.Signals,
         patience: Patience,
@@ -118,18 +94,14 @@ class Supervisor:
         self._ending = False
         self._at_once = False
         self._over = False
-        self._pauses = Pauses(
-            ask=lambda: self._events.put_nowait(join.Peek()),
-            everyone=lambda: [None],
+        self._tell = link or Alone(
+            post=self._events.put_nowait,
             ends=self._ends,
-            world=lambda: len(ranks.ranks),
+            world=len(ranks.ranks),
             say=say,
-            end=lambda failure: self._events.put_nowait(join.Failed(failure)),
             start=self._watch,
             again=patience.again,
-            bound=join.Timeouts.look,
         )
-        """Of a single participant; else node 0's link has them."""
 
     def signalled(self, signum: int) -> None:
         """A signal to this process; Ctrl-C a second time ends the grace of the first."""
@@ -151,9 +123,9 @@ class Supervisor:
         if stop_file is not None:
             self._watch_for(stop_file, interval)
         if self._patience.step or self._patience.silence:
-            self._watch(self._watch_for_hang())
+            self._watch(watch_for_hang(self._patience, self._ranks, self._ended, self._tell))
         if self._plan.mode == "torchrun" and self._plan.node_rank == 0:
-            self._watch(self._watch_for_workers())
+            self._watch(watch_for_workers(self._patience, self._ranks, self._say))
         try:
             return await self._stay()
         finally:
@@ -168,7 +140,7 @@ class Supervisor:
         while True:
             event = await source()
             self._events.put_nowait(event)
-            if isinstance(event, (join.Failed, join.AllDone)):
+            if isinstance(event, (terms.Failed, terms.AllDone)):
                 return
 
     def _watch_for(self, stop_file: Path, interval: float) -> None:
@@ -189,10 +161,7 @@ class Supervisor:
     def _ask_all_to_stop(self, end: float | None = None) -> None:
         """`end`: of the job, in Unix seconds."""
         left = None if end is None else max(0.0, end - time.time())
-        if self._link is not None:
-            self._link.stop(left)
-        else:
-            self._events.put_nowait(join.Stopped(left))
+        self._tell.stop(left)
 
     async def _stay(self) -> Outcome:
         done = False
@@ -208,16 +177,16 @@ class Supervisor:
                         return await self._failed(await self._first_failure())
                 case StarterEnded() as starter if not done:
                     return await self._failed(await self._first_failure(starter))
-                case join.Failed() as failed:
+                case terms.Failed() as failed:
                     self.lost = failed.lost
                     return await self._end_with(failed.failure)
-                case join.Peek():
+                case terms.Peek():
                     self._watch(self._peek())
-                case join.Look() as look:
+                case terms.Look() as look:
                     return await self._hung(look.why)
-                case join.AllDone() as all_done:
+                case terms.AllDone() as all_done:
                     return replace(await self._ended_well(), alone=all_done.alone)
-                case join.Stopped() as stopped if not self._stopping:
+                case terms.Stopped() as stopped if not self._stopping:
                     self._stopping = True
                     self._watch(self._stop_ranks(stopped.left))
                 case TimeUp() as up:
@@ -267,14 +236,14 @@ class Supervisor:
         ]
         return sorted(failed, key=lambda ended: ended.time)
 
-    async def _first_failure(self, starter: StarterEnded | None = None) -> join.Failure:
+    async def _first_failure(self, starter: StarterEnded | None = None) -> Failure:
         """The failure of this node: its first failed rank's, else what kept the ranks from starting."""
         late = await self._settled(SETTLE)
         starter = starter or late
-        failures = [self._failure_of(ended) for ended in self._failures()]
+        failures = [failure_of(self._plan, self._ranks, ended) for ended in self._failures()]
         if failures and self._link is None and blame.is_consequence(blame.first(failures).error):
             await self._settled(SETTLE_ECHO)
-            failures = [self._failure_of(ended) for ended in self._failures()]
+            failures = [failure_of(self._plan, self._ranks, ended) for ended in self._failures()]
         starter = starter or StarterEnded()
         if failures:
             ends = self._ends() if self._link is None else []
@@ -301,23 +270,6 @@ class Supervisor:
             self._events.put_nowait(other)
         return starter
 
-    def _failure_of(self, ended: RankEnded) -> join.Failure:
-        said = [self._ranks.first_error(ended.rank)]
-        if ended.signal == signal.SIGKILL or "Killed" in said[0]:  # of DataLoader's workers torch says that
-            said.insert(0 if ended.signal else 1, self._ranks.shortage())
-        if ended.signal:
-            said.insert(0, f"killed by {_signal_name(ended.signal)}")
-        return join.Failure(
-            node_rank=self._plan.place,
-            node=self._plan.node,
-            rank=ended.rank,
-            status=ended.status,
-            signal=ended.signal,
-            time=ended.time,
-            error=": ".join(part for part in said if part),
-            at=self._ranks.last_place(ended.rank),
-        )
-
     async def _ended_well(self) -> Outcome:
         await self._ranks.wait(AGENT_EXIT)
         if not self._ended:
@@ -328,7 +280,7 @@ class Supervisor:
         status = DONE if ended.status == DONE else SAVED
         return Outcome(status=status, rank=ended.rank, node=self._plan.node, time=ended.time)
 
-    async def _failed(self, mine: join.Failure) -> Outcome:
+    async def _failed(self, mine: Failure) -> Outcome:
         """Tells the others, ends our ranks, and returns the failure that all nodes call the first."""
         if self._link is not None:
             self._link.fail(mine)
@@ -336,87 +288,22 @@ class Supervisor:
         first = (await self._told(VERDICT) if self._link is not None else None) or mine
         self._ranks.failed(first)
         await ending
-        return _to_outcome(first)
+        return to_outcome(first)
 
-    async def _told(self, bound: float) -> join.Failure | None:
+    async def _told(self, bound: float) -> Failure | None:
         """The first failure as all nodes are told it; None where nothing is told in `bound` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(bound):
                 while True:
                     event = await self._events.get()
-                    if isinstance(event, join.Failed):
+                    if isinstance(event, terms.Failed):
                         self.lost = event.lost
                         return event.failure
         return None
 
-    async def _watch_for_hang(self) -> None:
-        """Counts the seconds in which this process ran, so that a suspended job does not seem to hang."""
-        patience, ranks = self._patience, self._ranks
-        interval = min([1.0, *(bound / 4 for bound in (patience.step, patience.silence) if bound)])
-        before, heard, silence, since_end, pause = _now(), 0.0, 0.0, 0.0, None
-        while True:
-            await asyncio.sleep(interval)
-            now = _now()
-            passed = min(now - before, 2 * interval)
-            before = now
-            watched = [rank for rank in ranks.pids if rank not in self._ended]
-            patience.heartbeats.look(watched, passed)
-            is_paused = bool(patience.step) and patience.heartbeats.paused(watched, patience.step)
-            if patience.step and (
-                patience.heartbeats.stalled(patience.step) or (is_paused and patience.is_chosen)
-            ):
-                return self._report_hang(f"no step for {patience.step:g} s")
-            # Whoever has ended well may be needed by others, who perhaps have never made a step.
-            since_end = since_end + passed if self._ended else 0.0
-            was_paused, pause = pause, "" if patience.step and since_end > patience.step else None
-            if is_paused:
-                pause = f"no step for {patience.step:g} s"
-            if pause != was_paused:
-                self._report_pause(pause)
-            was_silent = silence > patience.silence
-            silence = silence + passed if ranks.heard == heard else 0.0
-            heard = ranks.heard
-            if patience.silence and was_silent != (silence > patience.silence):
-                self._report_silence(not was_silent)
-
-    async def _watch_for_workers(self) -> None:
-        """A rank that starts its workers itself waits for ever: torchrun has them look for its own store."""
-        nap, beats = self._patience.start, self._patience.heartbeats
-        for _ in range(WORKERS_LOOKS):
-            await asyncio.sleep(nap)
-            if any(beats.step(rank) is not None for rank in self._ranks.ranks):
-                return
-            if what := await self._patience.workers():
-                why = "torchrun starts one process for each rank, and a script that starts its own (mp.spawn)"
-                self._say(f"{what}: {why} needs --mode exec")
-                return
-            nap *= 2
-
-    def _report_hang(self, why: str) -> None:
-        if self._link is not None:
-            self._link.stalled(why)
-        else:
-            self._events.put_nowait(join.Look(why))
-
-    def _report_pause(self, why: str | None) -> None:
-        if self._link is not None:
-            self._link.paused(why)
-        else:
-            self._pauses.report(None, why)
-
     async def _peek(self) -> None:
         sightings = [] if self._all_ended() else await self._patience.peek()
-        if self._link is not None:
-            self._link.peeked(sightings)
-        else:
-            self._pauses.seen(None, sightings)
-
-    def _report_silence(self, now: bool) -> None:
-        why = f"no rank has written anything for {self._patience.silence:g} s (--silence-timeout)"
-        if self._link is not None:
-            self._link.silent(why if now else "")
-        elif now:
-            self._events.put_nowait(join.Look(why))
+        self._tell.peeked(sightings)
 
     async def _hung(self, why: str) -> Outcome:
         """Tells where our ranks are, and ends them with what all nodes say of it."""
@@ -428,13 +315,13 @@ class Supervisor:
         await self._end_ranks(0)
         if failure is None:
             return Outcome(status=blame.STUCK, node=self._plan.node, time=time.time(), error=f"stuck, {why}")
-        return _to_outcome(failure)
+        return to_outcome(failure)
 
-    async def _end_with(self, failure: join.Failure) -> Outcome:
+    async def _end_with(self, failure: Failure) -> Outcome:
         self._ranks.failed(failure)
         terminated = failure.rank is None and failure.signal == signal.SIGTERM
         await self._end_ranks(self._term_grace if terminated else FAILURE_GRACE)
-        return _to_outcome(failure)
+        return to_outcome(failure)
 
     async def _asked_to_end(self, signum: int) -> Outcome:
         """SIGTERM (scancel, qdel) lets ranks save if time allows, Ctrl-C does not; no requeue follows."""
@@ -502,41 +389,6 @@ def _now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def asked_to_end(plan: LaunchPlan, signum: int) -> Outcome:
-    """The outcome of a node that was signalled."""
-    error = "interrupted" if signum == signal.SIGINT else f"ended by {_signal_name(signum)}"
-    return Outcome(status=128 + signum, signal=signum, node=plan.node, time=time.time(), error=error)
-
-
-def _signal_name(signum: int) -> str:
-    return signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
-
-
 def _listed(ranks: list[int]) -> str:
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     return f"rank {shown}" if len(ranks) == 1 else f"each of the ranks {shown}"
-
-
-def to_failure(plan: LaunchPlan, ended: Outcome) -> join.Failure:
-    """A node's outcome as the others are told it."""
-    return join.Failure(
-        node_rank=plan.place,
-        node=ended.node,
-        rank=ended.rank,
-        status=ended.status,
-        signal=ended.signal,
-        time=ended.time,
-        error=ended.error,
-    )
-
-
-def _to_outcome(failure: join.Failure) -> Outcome:
-    same = f"; {blame.count(failure.same, 'other rank')}: the same" if failure.same else ""
-    return Outcome(
-        status=failure.status,
-        rank=failure.rank,
-        node=failure.node,
-        signal=failure.signal,
-        time=failure.time,
-        error=failure.error + same,
-    )

@@ -1,18 +1,18 @@
 """Which scheduler this environment belongs to, and what it granted.
 
-The secret: the list of schedulers and the order in which `auto` tries them. Each is one module of this
-package, the only one that names its variables: a new one is a file and a line in `NAMES`.
+It knows the list of schedulers and the order in which `auto` tries them: a new one is a file and a line in
+`NAMES`.
 """
 
 import dataclasses
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 from entrypoint.errors import BadInput
+from entrypoint.schedulers import hostlist
 from entrypoint.schedulers.allocation import Allocation
+from entrypoint.schedulers.request import Request
 
 NAMES = (
     "embedded",
@@ -21,20 +21,6 @@ NAMES = (
     "manual",
 )
 """Module names; `auto` takes the first whose variables are there."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What the command line adds to the environment; None where an option is not given."""
-
-    nodes: str | None = None
-    """`--nodes`: a node list in rank order."""
-    node_rank: int | None = None
-    nodefile: Path | None = None
-    """`--nodefile`: read in place of the file that the scheduler names."""
-    hostname: str | None = None
-    """`--hostname`, in the live environment else this machine's own name. PBS and manual look for it
-    in the list; the others know their node without."""
 
 
 class Scheduler(Protocol):
@@ -80,21 +66,18 @@ def find(env: Mapping[str, str], choice: str, request: Request) -> Scheduler:
 def _module(name: str) -> Scheduler:
     if name not in NAMES:
         raise BadInput(f"--scheduler {name} is unknown: choose from auto, {', '.join(NAMES)}")
-    module: Scheduler = importlib.import_module(f"{__name__}.{name}")
+    module: Scheduler = importlib.import_module(f"{__package__}.{name}")
     return module
 
 
 def _agree(granted: Allocation, request: Request) -> None:
     """`--nodes` and `--node-rank` may repeat what a scheduler says, not contradict it."""
     remedy = "leave it out, or add --scheduler manual"
-    if request.nodes is not None:
-        from entrypoint.schedulers import hostlist
-
-        if hostlist.expand(request.nodes, "--nodes") != granted.nodes:
-            raise BadInput(
-                f"--nodes {request.nodes} is not what {granted.scheduler} granted "
-                f"({_listed(granted.nodes)}): {remedy}"
-            )
+    if request.nodes is not None and hostlist.expand(request.nodes, "--nodes") != granted.nodes:
+        raise BadInput(
+            f"--nodes {request.nodes} is not what {granted.scheduler} granted "
+            f"({_listed(granted.nodes)}): {remedy}"
+        )
     if request.node_rank not in (None, granted.node_rank):
         raise BadInput(
             f"--node-rank {request.node_rank} is not what {granted.scheduler} says of this node "

@@ -8,8 +8,9 @@ import re
 from collections.abc import Mapping
 
 from entrypoint.errors import BadInput
-from entrypoint.schedulers import Request, hostlist, variables
+from entrypoint.schedulers import hostlist, variables
 from entrypoint.schedulers.allocation import Allocation
+from entrypoint.schedulers.request import Request
 
 NAME = "embedded"
 

@@ -6,8 +6,9 @@ The secret: what stands in for a scheduler. Nothing counts the jobs here, so eve
 from collections.abc import Mapping
 
 from entrypoint.errors import BadInput
-from entrypoint.schedulers import Request, hostlist, hostnames, variables
+from entrypoint.schedulers import hostlist, hostnames, variables
 from entrypoint.schedulers.allocation import Allocation
+from entrypoint.schedulers.request import Request
 
 NAME = "manual"
 NODES = "--nodes"

@@ -1,4 +1,5 @@
-"""Read a job's allocation from PBS's environment and node file. The only module that names PBS_* variables.
+"""Read a job's allocation from PBS's environment and node file. What the job script sees is
+job/batch/pbs.py's.
 
 A task knows its host's place among the job's hosts, and on the first host not even the node file. Of the
 GPUs PBS tells nothing: they come from CUDA_VISIBLE_DEVICES where a site's hook sets it, else from
@@ -19,8 +20,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from entrypoint.errors import BadInput
-from entrypoint.schedulers import Request, hostnames, variables
+from entrypoint.schedulers import hostnames, variables
 from entrypoint.schedulers.allocation import Allocation, Context, Job
+from entrypoint.schedulers.request import Request
 
 NAME = "pbs"
 GPUS = "APPTRAIN_NGPUS"

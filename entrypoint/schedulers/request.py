@@ -1,26 +1,7 @@
-"""Which scheduler this environment belongs to, and what it granted.
+"""What the command line adds to what a scheduler says, the same for each of them."""
 
-The secret: the list of schedulers and the order in which `auto` tries them. Each is one module of this
-package, the only one that names its variables: a new one is a file and a line in `NAMES`.
-"""
-
-import dataclasses
-import importlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
-
-from entrypoint.errors import BadInput
-from entrypoint.schedulers.allocation import Allocation
-
-NAMES = (
-    "embedded",
-    "slurm",
-    "pbs",
-    "manual",
-)
-"""Module names; `auto` takes the first whose variables are there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,86 +16,3 @@ class Request:
     hostname: str | None = None
     """`--hostname`, in the live environment else this machine's own name. PBS and manual look for it
     in the list; the others know their node without."""
-
-
-class Scheduler(Protocol):
-    """What a scheduler's module offers."""
-
-    NAME: str
-
-    def present(self, env: Mapping[str, str]) -> bool:
-        """Whether this environment belongs to a job of this scheduler."""
-
-    def allocation(self, env: Mapping[str, str], request: Request) -> Allocation:
-        """What the job was granted, seen from this task. Raises BadInput."""
-
-
-def allocation(env: Mapping[str, str], choice: str, request: Request) -> Allocation:
-    """What the scheduler called `choice`, or the one found with `auto`, granted.
-
-    Raises BadInput: naming the variable or option, what was found and what to do.
-    """
-    scheduler = find(env, choice, request)
-    granted = scheduler.allocation(env, request)
-    if granted.scheduler == "manual":
-        return granted
-    _agree(granted, request)
-    return dataclasses.replace(granted, notes=(*_ignored(env, choice, granted, request), *granted.notes))
-
-
-def find(env: Mapping[str, str], choice: str, request: Request) -> Scheduler:
-    """The module for `--scheduler choice`. Raises BadInput where `auto` finds none."""
-    if choice != "auto":
-        return _module(choice)
-    for scheduler in map(_module, NAMES):
-        if scheduler.present(env):
-            return scheduler
-    if request.nodes is not None:
-        return _module("manual")
-    raise BadInput(
-        "no scheduler's job id is in the environment: start this inside a job (a cleaned environment drops "
-        "the variables), name it with --scheduler, or list the machines with --nodes a,b --node-rank I"
-    )
-
-
-def _module(name: str) -> Scheduler:
-    if name not in NAMES:
-        raise BadInput(f"--scheduler {name} is unknown: choose from auto, {', '.join(NAMES)}")
-    module: Scheduler = importlib.import_module(f"{__name__}.{name}")
-    return module
-
-
-def _agree(granted: Allocation, request: Request) -> None:
-    """`--nodes` and `--node-rank` may repeat what a scheduler says, not contradict it."""
-    remedy = "leave it out, or add --scheduler manual"
-    if request.nodes is not None:
-        from entrypoint.schedulers import hostlist
-
-        if hostlist.expand(request.nodes, "--nodes") != granted.nodes:
-            raise BadInput(
-                f"--nodes {request.nodes} is not what {granted.scheduler} granted "
-                f"({_listed(granted.nodes)}): {remedy}"
-            )
-    if request.node_rank not in (None, granted.node_rank):
-        raise BadInput(
-            f"--node-rank {request.node_rank} is not what {granted.scheduler} says of this node "
-            f"({granted.node_rank}): {remedy}"
-        )
-
-
-def _ignored(env: Mapping[str, str], choice: str, granted: Allocation, request: Request) -> tuple[str, ...]:
-    """One line for everything that speaks of another scheduler than the one taken."""
-    taken = granted.scheduler
-    notes = []
-    if choice == "auto":
-        others = [name for name in NAMES if name != taken and _module(name).present(env)]
-        notes += [
-            f"taking {taken}: the variables of {name} are there too (--scheduler chooses)" for name in others
-        ]
-    if request.nodefile is not None and taken != "pbs":
-        notes.append(f"--nodefile {request.nodefile} is ignored: {taken} tells its nodes itself")
-    return tuple(notes)
-
-
-def _listed(names: tuple[str, ...], most: int = 8) -> str:
-    return ",".join(names[:most]) + (f",... {len(names)} in all" if len(names) > most else "")

@@ -1,4 +1,5 @@
-"""Read a job's allocation from Slurm's environment. The only module that names SLURM_* variables.
+"""Read a job's allocation from Slurm's environment. What the job script sees is
+job/batch/slurm.py's.
 
 A step's own variables speak of the step, which may be a part of the job on other nodes than the job's
 first; the job's variables serve where there is no step yet: in the batch script, in salloc's command and
@@ -22,8 +23,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from entrypoint.errors import BadInput
-from entrypoint.schedulers import Request, hostlist, variables
+from entrypoint.schedulers import hostlist, variables
 from entrypoint.schedulers.allocation import Allocation, Job
+from entrypoint.schedulers.request import Request
 
 NAME = "slurm"
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from entrypoint.errors import BAD_INPUT
-from entrypoint.meet.claims import End, Failure, Sighting
+from entrypoint.watch.reports import End, Failure, Sighting
 
 STUCK = 124
 """Status of a rank that was ended because it hung: timeout's own."""

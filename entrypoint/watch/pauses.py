@@ -12,8 +12,8 @@ from collections.abc import Callable, Collection, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from entrypoint.meet.claims import End, Failure, Sighting
 from entrypoint.watch import blame
+from entrypoint.watch.reports import End, Failure, Sighting
 
 
 @dataclass(eq=False, kw_only=True)

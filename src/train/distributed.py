@@ -1,4 +1,4 @@
-"""The ranks together. The only module of the program that calls torch.distributed.
+"""The ranks together. Beside stop.py, which any program may copy, only this module calls torch.distributed.
 
 The secret: the process group, its device and backend, and the rule that no collective here pickles:
 what is not a tensor crosses as JSON in a tensor of bytes.

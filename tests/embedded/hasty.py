@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from entrypoint import cli, embedded
-from entrypoint.meet import hub as join
+from entrypoint.meet import terms
 from entrypoint.plan import options
 from entrypoint.run import attempt, restart
 
@@ -35,10 +35,10 @@ def window(seconds: float) -> None:
 
 def answer(seconds: float) -> None:
     @dataclasses.dataclass(frozen=True, kw_only=True)
-    class Timeouts(join.Timeouts):
+    class Timeouts(terms.Timeouts):
         answer: float = seconds
 
-    join.Timeouts = Timeouts  # type: ignore[misc]
+    terms.Timeouts = Timeouts  # type: ignore[misc]
 
 
 BOUNDS = {shorten.__name__: shorten for shorten in (first_step, hang_timeout, window, answer)}

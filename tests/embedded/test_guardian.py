@@ -76,7 +76,7 @@ def test_a_guardian_that_is_killed_is_not_complained_of() -> None:
     script = """
 import os, signal, sys
 from pathlib import Path
-from entrypoint.run.guardian import Guardian
+from entrypoint.node.guardian import Guardian
 guardian = Guardian()
 os.kill(guardian.pid, signal.SIGKILL)
 os.waitid(os.P_PID, guardian.pid, os.WEXITED | os.WNOWAIT)

@@ -354,7 +354,7 @@ def test_nothing_of_ours_unpickles_or_evaluates_but_the_loader_of_arrays() -> No
             if unpickles or unsafe or last in BY_PICKLE:
                 found.add((path.name, name))
         assert "distributed.checkpoint" not in path.read_text()
-    assert found == {("datasets.py", "pickle.Unpickler")}
+    assert found == {("cifar10.py", "pickle.Unpickler")}
 
 
 def test_every_test_that_the_documentation_names_is_there() -> None:

@@ -40,7 +40,9 @@ sys.stdin.read()
 """
 PARTICIPANTS = """\
 import asyncio, sys
-from entrypoint.meet.hub import Identity, Timeouts, meet
+from entrypoint.meet.claims import Identity
+from entrypoint.meet.terms import Timeouts
+from entrypoint.meet.join import meet
 first, last, count, port = map(int, sys.argv[1:])
 
 def who(node):

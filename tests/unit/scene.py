@@ -20,19 +20,20 @@ from typing import Any
 import pytest
 
 from entrypoint import cli
-from entrypoint.meet import hub as join
-from entrypoint.meet.claims import End, Failure, Sighting
-from entrypoint.meet.hub import AllDone, Failed, Look, Peek, Stopped
+from entrypoint.meet import terms
+from entrypoint.meet.terms import AllDone, Failed, Look, Peek, Stopped
 from entrypoint.node import processes
-from entrypoint.plan import rules as plan
-from entrypoint.plan.rules import LaunchPlan
+from entrypoint.plan.launch_plan import LaunchPlan, with_members
+from entrypoint.plan.resolve import resolve
+from entrypoint.run.hang import Patience
 from entrypoint.run.ranks import RankEnded, RankStarted, StarterEnded
-from entrypoint.run.supervise import Patience, Supervisor
+from entrypoint.run.supervise import Supervisor
+from entrypoint.watch.reports import End, Failure, Sighting
 
 Entry = tuple[Any, ...]
 """(seconds, what was done, with what)."""
 Do = Callable[["Scene"], Awaitable[None] | None]
-Step = RankStarted | RankEnded | StarterEnded | join.Event | signal.Signals | float | Do
+Step = RankStarted | RankEnded | StarterEnded | terms.Event | signal.Signals | float | Do
 """What happens next; a number: so many seconds pass."""
 AGENT = 5_000_000
 """Its process id. No process has one above 2**22: nothing real can be hit."""
@@ -74,8 +75,8 @@ def planned() -> LaunchPlan:
     }
     given = vars(cli.parser().parse_args(["launch", "--nproc-per-node", "2"]))
     given.pop("command_name")
-    granted, _ = cli.resolve(env, given, ["script.py"], hostname=None)
-    return plan.with_members(granted, [1, 2], 1)
+    granted, _ = resolve(env, given, ["script.py"], hostname=None)
+    return with_members(granted, [1, 2], 1)
 
 
 class Clock(selectors.DefaultSelector):
@@ -190,18 +191,18 @@ class FakeRanks:
 class FakeLink:
     """A link whose hub answers a failure after 0.3 s, with that same failure."""
 
-    timeouts = join.Timeouts()
+    timeouts = terms.Timeouts()
 
     def __init__(self, scene: "Scene") -> None:
         self.scene = scene
-        self.events: asyncio.Queue[join.Event] = asyncio.Queue()
+        self.events: asyncio.Queue[terms.Event] = asyncio.Queue()
         self.answers_after = 0.3
         self.verdict: Failed | None = None
         self.ends: list[End] = []
         """Which ranks were said to have ended well."""
         self._over = False
 
-    async def next(self) -> join.Event:
+    async def next(self) -> terms.Event:
         if self._over:
             self.scene.note("asks for more than the last event")
         event = await self.events.get()

@@ -12,7 +12,8 @@ import pytest
 from entrypoint import cli
 from entrypoint.errors import Unavailable
 from entrypoint.job import outcome
-from entrypoint.meet import hub as join
+from entrypoint.meet import join
+from entrypoint.plan.resolve import resolve
 from entrypoint.run.attempt import Attempt
 from entrypoint.run.output import own_consoles
 
@@ -32,7 +33,7 @@ def attempt(
     words = ["launch", "--mode", "exec", "--no-python", "--device", "cpu", "--run-dir", str(run_dir)]
     given = vars(cli.parser().parse_args(words))
     given.pop("command_name")
-    plan, settings = cli.resolve(env, given, ["true"], hostname=None)
+    plan, settings = resolve(env, given, ["true"], hostname=None)
     return Attempt(plan, settings, env, own_consoles({}), None, before, full)
 
 

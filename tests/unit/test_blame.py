@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from entrypoint.meet.claims import End, Failure, Sighting
 from entrypoint.watch.blame import (
     STUCK,
     deadlock,
@@ -17,6 +16,7 @@ from entrypoint.watch.blame import (
     pause,
     verdict,
 )
+from entrypoint.watch.reports import End, Failure, Sighting
 
 
 def sighting(rank: int, **changes: Any) -> Sighting:

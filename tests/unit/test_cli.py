@@ -14,11 +14,11 @@ import jsonschema
 import pytest
 
 import entrypoint
-from entrypoint import schedulers
 from entrypoint.cli import main
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
 from entrypoint.plan.options import OPTIONS
+from entrypoint.schedulers import choice
 
 CHECKOUT = Path(entrypoint.__file__).parents[1]
 SCHEMA = json.loads((Path(entrypoint.__file__).parent / "plan/plan.schema.json").read_text())
@@ -446,7 +446,7 @@ HEAVY = (
 def test_help_imports_only_what_it_needs() -> None:
     modules = imported("--help")
     assert not modules.intersection(HEAVY)
-    assert not modules.intersection(f"entrypoint.schedulers.{name}" for name in schedulers.NAMES)
+    assert not modules.intersection(f"entrypoint.schedulers.{name}" for name in choice.NAMES)
 
 
 def test_a_plan_imports_one_scheduler_and_no_machinery(tmp_path: Path) -> None:

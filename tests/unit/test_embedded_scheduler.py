@@ -2,22 +2,22 @@
 
 import pytest
 
-from entrypoint import schedulers
 from entrypoint.embedded import own_number
 from entrypoint.plan import rendezvous
-from entrypoint.schedulers import embedded
+from entrypoint.schedulers import choice, embedded
 from entrypoint.schedulers.allocation import Allocation
+from entrypoint.schedulers.request import Request
 
 NODE = {
     embedded.JOB_ID: "embedded-20261121-101500-4242",
     embedded.NODELIST: "127.0.0.[1-2]",
     embedded.NODENAME: "127.0.0.2",
 }
-NOTHING = schedulers.Request()
+NOTHING = Request()
 
 
 def test_the_least_that_a_node_is_told_is_read_whole() -> None:
-    assert schedulers.allocation(NODE, "auto", NOTHING) == Allocation(
+    assert choice.allocation(NODE, "auto", NOTHING) == Allocation(
         scheduler="embedded",
         job_id="embedded-20261121-101500-4242",
         job_number=4242,
@@ -62,7 +62,7 @@ def test_a_number_at_the_names_end_counts_the_jobs(job_id: str, number: int) -> 
 
 
 def test_an_embedded_node_inside_another_schedulers_job_is_embedded() -> None:
-    taken = schedulers.allocation(NODE | {"SLURM_JOB_ID": "1"}, "auto", NOTHING)
+    taken = choice.allocation(NODE | {"SLURM_JOB_ID": "1"}, "auto", NOTHING)
     assert taken.scheduler == "embedded"
     assert taken.notes == ("taking embedded: the variables of slurm are there too (--scheduler chooses)",)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from containers import bom, build, debian, download, preflight, registry, stacks, wheels
+from containers import bom, build, builder, debian, download, preflight, registry, stacks, wheels
 from containers.stacks import BadInput
 
 ARCHITECTURES = ("amd64", "arm64")
@@ -467,11 +467,11 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "python.installed").write_text(json.dumps({"versions": versions, "python_packages": packages}))
     (folder / "debian.installed").write_text(f"libc6 {dict(locked())['libc6']}\n")
     tool(tmp_path / "bin", "apptainer", BUILDS)
-    for name, value in (("MADE", folder), ("RECIPE", build.RECIPE), ("APPTAINER_TMPDIR", tmp_path)):
+    for name, value in (("MADE", folder), ("RECIPE", builder.RECIPE), ("APPTAINER_TMPDIR", tmp_path)):
         monkeypatch.setenv(name, str(value))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr(build, "_tool", lambda name: f"/usr/sbin/{name}")
+    monkeypatch.setattr(builder, "_tool", lambda name: f"/usr/sbin/{name}")
     monkeypatch.setattr(build, "check", lambda *_: None)
     locks = [stack.lock("amd64"), stacks.debian_lock("amd64")]
     monkeypatch.setattr(build, "fetch", lambda *_: build.Fetched("amd64", locks, []))
@@ -548,7 +548,7 @@ def test_a_build_that_fails_leaves_the_image_of_before(
 
 def test_a_base_from_a_registry_needs_a_digest_in_the_lock() -> None:
     with pytest.raises(BadInput) as refusal:
-        build.Builder("/usr/bin/apptainer", "1.4").base("docker", stacks.find(""), "amd64")
+        builder.Builder("/usr/bin/apptainer", "1.4").base("docker", stacks.find(""), "amd64")
     assert str(refusal.value) == (
         "BASE=docker: stacks.yaml has no digest of debian:trixie-slim for amd64: "
         "run `make lock` with REGISTRY=HOST, or take BASE=debootstrap"
@@ -562,12 +562,12 @@ def test_a_base_from_a_registry_needs_a_digest_in_the_lock() -> None:
 def test_a_base_is_made_by_what_this_machine_has(
     monkeypatch: pytest.MonkeyPatch, here: bool, in_lock: bool, made_by: str
 ) -> None:
-    monkeypatch.setattr(build, "_tool", lambda name: f"/usr/sbin/{name}" if here else None)
+    monkeypatch.setattr(builder, "_tool", lambda name: f"/usr/sbin/{name}" if here else None)
     monkeypatch.setattr("os.geteuid", lambda: 0)
     stack = stacks.find("")
     digest: dict[str, str | None] = {"amd64": f"sha256:{64 * '0'}" if in_lock else None}
     stack = replace(stack, base=replace(stack.base, digest=digest))
-    assert build.Builder("/usr/bin/apptainer", "1.4").base("auto", stack, "amd64") == made_by
+    assert builder.Builder("/usr/bin/apptainer", "1.4").base("auto", stack, "amd64") == made_by
 
 
 def test_without_apt_get_no_debian_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -609,11 +609,11 @@ def test_the_build_runs_anywhere_with_a_python_that_knows_nothing_of_the_checkou
 
 def test_the_recipe_gets_a_value_for_each_of_its_arguments() -> None:
     arguments = build.recipe_arguments(stacks.find(""), "amd64")
-    build.check_recipe(arguments)
+    builder.check_recipe(arguments)
     assert f"libc6={dict(locked())['libc6']}" in arguments["PACKAGES"].split()
     del arguments["DATE"]
     with pytest.raises(BadInput, match="its arguments are"):
-        build.check_recipe(arguments)
+        builder.check_recipe(arguments)
 
 
 def locked() -> list[tuple[str, str]]:
@@ -621,7 +621,7 @@ def locked() -> list[tuple[str, str]]:
 
 
 def test_the_recipe_names_no_mirror_and_no_index() -> None:
-    addresses = re.findall(r"[a-z+]+:/\S*", build.RECIPE.read_text())
+    addresses = re.findall(r"[a-z+]+:/\S*", builder.RECIPE.read_text())
     assert addresses == ['file://$APPTRAIN_WORK/debian"', "file:/mnt/debian"]
 
 

@@ -19,25 +19,15 @@ from typing import Any
 import pytest
 
 from entrypoint.errors import BadInput, Unavailable
-from entrypoint.meet import door
-from entrypoint.meet import hub as join
+from entrypoint.meet import door, spoke
 from entrypoint.meet import wire as wire_module
-from entrypoint.meet.claims import End, Sighting, disagreement, load, missing, pack, unpack
-from entrypoint.meet.hub import (
-    AllDone,
-    Failed,
-    Failure,
-    Identity,
-    Link,
-    Look,
-    Muster,
-    Peek,
-    Stopped,
-    Timeouts,
-    meet,
-)
+from entrypoint.meet.claims import Identity, disagreement, load, missing, pack, unpack
+from entrypoint.meet.join import meet
+from entrypoint.meet.link import Link
+from entrypoint.meet.terms import AllDone, Failed, Look, Muster, Peek, Stopped, Timeouts
 from entrypoint.meet.wire import MAX_BODY, PROTOCOL, Wire, WireError, WrongKey, greet
 from entrypoint.node import processes
+from entrypoint.watch.reports import End, Failure, Sighting
 
 KEY = b"k" * 32
 PORT_ADVICE = "the next attempt uses another port; where it was chosen by hand, choose another --master-port"
@@ -573,7 +563,7 @@ async def test_a_node_that_does_not_get_through_to_the_address_ends_the_join_for
     async def no_way(*_: object) -> None:
         raise OSError(113, "asyncio's own words")
 
-    monkeypatch.setattr(join._Spoke, "_visit", no_way)
+    monkeypatch.setattr(spoke.Spoke, "_visit", no_way)
     place, nodes = Place(), [who(node, nnodes=3) for node in range(3)]
     found, moves = await astray(place, ["127.0.0.1", "127.0.0.1", "127.0.0.2"], *nodes)
     texts = [f"{type(error).__name__}: {error}" for error in found]
@@ -2043,7 +2033,7 @@ async def test_of_16384_nodes_most_may_be_lost() -> None:
     links = await field.all(0, 16_383)
     assert crews(links) == {(0, 16_383)}
     gone = tuple(range(1, 16_383))
-    vars(links[0])["_gone"] |= set(gone)
+    vars(vars(links[0])["_judge"])["_gone"] |= set(gone)
     links[1].fail(failure(16_383, 5.0))
     assert [event.lost for event in await events(*links)] == [gone] * 2
     await close(*links)

@@ -10,7 +10,6 @@ from entrypoint.job import manifest
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node.gpu import Stack
 from tests.unit.scene import planned
-from tests.unit.test_join import who
 
 CU132 = Stack(name="cu132", cuda="13.2", lock="5e1f", driver="580", capabilities=())
 
@@ -26,7 +25,7 @@ def attempts(run: RunDirectory) -> list[dict[str, object]]:
 def test_each_attempt_adds_what_it_ran(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path, 1)
     for image, stack in (("", None), ("7be444fb", CU132), ("7be444fb", None)):
-        manifest.record(run, planned(), who(1, image_id=image, versions={"torch": "2.15.0"}), stack)
+        manifest.record(run, planned(), stack, image_id=image, versions={"torch": "2.15.0"})
     first, second, foreign = attempts(run)
     for one in (first, second, foreign):
         assert (
@@ -58,7 +57,7 @@ def test_each_attempt_adds_what_it_ran(tmp_path: Path) -> None:
 def test_that_no_rank_joined_a_group_is_said_of_the_last_attempt_alone(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path, 1)
     for _ in range(2):
-        manifest.record(run, planned(), who(1), None)
+        manifest.record(run, planned(), None, image_id="", versions={})
     first, second = attempts(run)
     manifest.note_alone(run)
     assert attempts(run) == [first, second | {"process_group": None}]
@@ -71,7 +70,7 @@ def test_what_is_no_manifest_stays(tmp_path: Path, text: str) -> None:
     run = RunDirectory(tmp_path, 1)
     run.manifest.write_text(text)
     with pytest.raises(ValueError):  # noqa: PT011
-        manifest.record(run, planned(), who(1), None)
+        manifest.record(run, planned(), None, image_id="", versions={})
     with pytest.raises(ValueError):  # noqa: PT011
         manifest.note_alone(run)
     assert run.manifest.read_text() == text

@@ -142,7 +142,7 @@ def test_the_table_names_tests_for_each_source_and_nothing_that_is_gone() -> Non
 
 
 @pytest.mark.parametrize(
-    "file", ["containers/run.sh", "pbs/starters.sh", "entrypoint/cli.py", "src/train/stop.py"]
+    "file", ["containers/run.sh", "pbs/starters.sh", "entrypoint/meet/hub.py", "src/train/stop.py"]
 )
 def test_real_sources_have_places_everywhere_that_leave_a_file_that_parses(file: str) -> None:
     text = (CHECKOUT / file).read_text()

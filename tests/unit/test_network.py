@@ -17,8 +17,8 @@ from entrypoint import cli
 from entrypoint.errors import Refusal
 from entrypoint.node import network
 from entrypoint.node.network import Interface, Place, ThisMachine
-from entrypoint.plan import rules as plans
-from entrypoint.plan.rules import LaunchPlan
+from entrypoint.plan.launch_plan import LaunchPlan, with_local_addr, with_master_addr
+from entrypoint.plan.resolve import resolve
 from entrypoint.run import agent
 
 NODES = ("gpu-a01", "gpu-a02", "gpu-b07")
@@ -83,7 +83,7 @@ def plan_of(node: str, *options: str, env: Mapping[str, str] | None = None, node
         str(NODES.index(node)),
         *options,
     ]
-    return cli.resolve(env or {}, vars(cli.parser().parse_args(arguments)), ["x.py"], hostname=node)[0]
+    return resolve(env or {}, vars(cli.parser().parse_args(arguments)), ["x.py"], hostname=node)[0]
 
 
 def find(machine: Machine, node: str, *options: str, env: Mapping[str, str] | None = None) -> Place:
@@ -369,11 +369,11 @@ def test_the_others_find_a_node_by_a_name_unless_its_address_was_given() -> None
 
 
 def test_a_plan_with_another_address_of_node_0_tells_it_to_everyone() -> None:
-    moved = plans.with_master_addr(plan_of("gpu-b07", "--mode", "exec"), "10.77.43.11", "derived:join")
+    moved = with_master_addr(plan_of("gpu-b07", "--mode", "exec"), "10.77.43.11", "derived:join")
     assert (moved.rendezvous.master_addr, moved.rendezvous.endpoint) == ("10.77.43.11", "10.77.43.11:29500")
     assert (moved.env["MASTER_ADDR"], moved.sources["master_addr"]) == ("10.77.43.11", "derived:join")
     assert seen(network.find(moved, {}, host(27))) == ("10.77.43.11", "10.77.43.27", "hsn0", "10.77.43.27")
-    torchrun = plans.with_master_addr(plan_of("gpu-b07"), "10.77.43.11", "derived:join")
+    torchrun = with_master_addr(plan_of("gpu-b07"), "10.77.43.11", "derived:join")
     assert "--rdzv-endpoint=10.77.43.11:29500" in torchrun.argv
 
 
@@ -399,7 +399,7 @@ def test_a_store_port_that_is_taken_at_any_address_is_refused_with_its_holder(ad
 def test_a_store_port_is_taken_only_where_the_store_will_listen(address: str, taken: bool) -> None:
     with socket.create_server((address, 0)) as stranger:
         port = str(stranger.getsockname()[1])
-        plan = plans.with_local_addr(plan_of("gpu-a01", "--master-port", port), "127.0.0.1")
+        plan = with_local_addr(plan_of("gpu-a01", "--master-port", port), "127.0.0.1")
         with pytest.raises(Refusal) if taken else nullcontext():
             network.check_store_port(plan, "try another")
 

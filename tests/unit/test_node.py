@@ -12,8 +12,8 @@ import pytest
 from entrypoint import cli
 from entrypoint.errors import BadInput
 from entrypoint.job.rundir import RunDirectory, read_key
-from entrypoint.node import processes
-from entrypoint.run import attempt
+from entrypoint.node import gpu, processes
+from entrypoint.plan.resolve import resolve
 
 
 def child(code: str) -> subprocess.Popen[str]:
@@ -149,9 +149,9 @@ def gpu_check(seen: int, *options: str, gpus: str | None = None, mode: str = "to
     """The refusal of a node listed by hand on which torch sees this many GPUs; None where it may start."""
     env = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
     arguments = ["launch", "--nodes", "a,b", "--node-rank", "1", "--mode", mode, *options]
-    plan, _ = cli.resolve(env, vars(cli.parser().parse_args(arguments)), ["x.py"], hostname="b")
+    plan, _ = resolve(env, vars(cli.parser().parse_args(arguments)), ["x.py"], hostname="b")
     try:
-        attempt.check_gpus(plan, seen)
+        gpu.check_gpus(plan, seen)
     except BadInput as refused:
         return str(refused)
     return None

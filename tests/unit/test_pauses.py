@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from entrypoint.meet.claims import Failure, Sighting
 from entrypoint.watch.pauses import Pauses
+from entrypoint.watch.reports import Failure, Sighting
 from tests.unit.scene import SIGHTINGS, Clock
 
 WHY = "no step for 30 s"

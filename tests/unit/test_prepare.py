@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from entrypoint import cli
 from entrypoint.errors import BadInput
 from entrypoint.job import handover, outcome
 from entrypoint.job import prepare as preparation
@@ -19,6 +18,7 @@ from entrypoint.job.handover import Facts
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.prepare import prepare
 from entrypoint.job.rundir import RunDirectory
+from entrypoint.plan.resolve import resolve
 from entrypoint.run import launch
 
 ANSWERED = (
@@ -444,7 +444,7 @@ def test_a_task_that_mpiexec_started_on_the_host_of_another_is_refused(
     (tmp_path / "nodes").write_text("\n".join(names))
     env = {**PBS, "PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_NODENUM": "1", "PBS_TASKNUM": "2"}
     env |= {"APPTRAIN_HOSTNAME": names[1], "APPTRAIN_DEVICE": "cpu"}
-    found, _ = cli.resolve(env, {}, ["-m", "x"], hostname=None)
+    found, _ = resolve(env, {}, ["-m", "x"], hostname=None)
     launch.check_place(found, env)  # which pbsdsh has checked itself
     with pytest.raises(BadInput, match=f"node 1, on {here}, which is node 0") if refused else nullcontext():
         launch.check_place(found, {**env, "APPTRAIN_PLACE": "1"})

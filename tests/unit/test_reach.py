@@ -13,8 +13,10 @@ import pytest
 from entrypoint.errors import Refusal
 from entrypoint.meet import door, reach
 from entrypoint.meet.claims import Identity
-from entrypoint.meet.hub import Link, Timeouts, meet
+from entrypoint.meet.join import meet
+from entrypoint.meet.link import Link
 from entrypoint.meet.reach import Contact, Listener, Trial, partners
+from entrypoint.meet.terms import Timeouts
 from entrypoint.meet.wire import WireError
 
 SHORT = Timeouts(join=10, peer=5, handshake=0.4, remind=60, poll=0.05, reach=0.5)

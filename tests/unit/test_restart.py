@@ -12,10 +12,10 @@ from entrypoint import cli
 from entrypoint.errors import BadInput, Unavailable
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
-from entrypoint.meet.hub import Muster, Timeouts
-from entrypoint.plan import rules as plans
-from entrypoint.plan.options import Settings
-from entrypoint.plan.rules import LaunchPlan
+from entrypoint.meet.terms import Muster, Timeouts
+from entrypoint.plan.launch_plan import LaunchPlan, with_members
+from entrypoint.plan.resolve import resolve
+from entrypoint.plan.sources import Settings
 from entrypoint.run.restart import Restarts
 
 CRASH = Outcome(status=9, rank=3, node="127.0.0.2", time=5.0, error="ValueError: x")
@@ -32,7 +32,7 @@ def planned(*options: str, node: int = 1, nodes: int = 4, attempt: str = "0") ->
     }
     given = vars(cli.parser().parse_args(["launch", "--on-failure", "restart", *options]))
     given.pop("command_name")
-    return cli.resolve(env, given, ["script.py"], hostname=None)
+    return resolve(env, given, ["script.py"], hostname=None)
 
 
 class Node:
@@ -91,8 +91,8 @@ def test_torchrun_itself_does_not_restart_ranks_beside_us() -> None:
 
 def test_the_plan_of_the_survivors_is_the_one_that_these_nodes_would_have_at_that_attempt() -> None:
     plan, _ = planned(node=3)
-    assert plans.with_members(plan, range(4), 0) == plan
-    again = plans.with_members(plan, [1, 2, 3], 1).to_json()
+    assert with_members(plan, range(4), 0) == plan
+    again = with_members(plan, [1, 2, 3], 1).to_json()
     assert (again["nodes"], again["nnodes"]) == (["127.0.0.2", "127.0.0.3", "127.0.0.4"], 3)
     assert (again["node_rank"], again["attempt"], again["world_size"]) == (1, 1, 3)
     fresh, _ = planned(node=3, attempt="1")
@@ -100,17 +100,17 @@ def test_the_plan_of_the_survivors_is_the_one_that_these_nodes_would_have_at_tha
         "endpoint": f"127.0.0.2:{fresh.rendezvous.master_port}"
     }
     assert again["rendezvous"]["is_host"] is False
-    assert plans.with_members(plan, [2, 3], 1).rendezvous.is_host
+    assert with_members(plan, [2, 3], 1).rendezvous.is_host
 
 
 def test_a_port_that_was_chosen_is_kept() -> None:
     plan, _ = planned("--master-port", "23456")
-    assert plans.with_members(plan, range(4), 1).rendezvous.master_port == 23456
+    assert with_members(plan, range(4), 1).rendezvous.master_port == 23456
 
 
 def test_a_script_that_starts_its_own_workers_is_told_the_new_places() -> None:
     plan, _ = planned("--mode", "exec", node=4)
-    env = plans.with_members(plan, [1, 3], 1).env
+    env = with_members(plan, [1, 3], 1).env
     assert (env["NNODES"], env["NODE_RANK"], env["MASTER_ADDR"]) == ("2", "1", "127.0.0.2")
 
 

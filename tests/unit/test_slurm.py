@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrypoint import schedulers
 from entrypoint.cli import read_env_file
 from entrypoint.errors import BadInput
-from entrypoint.schedulers import slurm
+from entrypoint.schedulers import choice, slurm
 from entrypoint.schedulers.allocation import Allocation
+from entrypoint.schedulers.request import Request
 from tests.unit import plans
 
-NOTHING = schedulers.Request()
+NOTHING = Request()
 
 
 def granted(recording: str, **change: str | None) -> Allocation:
@@ -205,22 +205,22 @@ def test_repeated_numbers_expand_to_one_for_each_node(runs: list[tuple[int, int]
 
 def test_the_variables_of_two_schedulers_are_slurms_job_and_that_is_said() -> None:
     env = read_env_file(plans.RECORDINGS / "slurm" / "gres.task0.env") | {"PBS_JOBID": "5.login01"}
-    taken = schedulers.allocation(env, "auto", NOTHING)
+    taken = choice.allocation(env, "auto", NOTHING)
     assert taken.scheduler == "slurm"
     assert taken.notes == ("taking slurm: the variables of pbs are there too (--scheduler chooses)",)
-    assert schedulers.allocation(env, "slurm", NOTHING).notes == ()
+    assert choice.allocation(env, "slurm", NOTHING).notes == ()
 
 
 def test_options_that_repeat_what_slurm_says_are_taken() -> None:
     env = read_env_file(plans.RECORDINGS / "slurm" / "gres.task2.env")
-    request = schedulers.Request(nodes="gpu-a[01-02],gpu-b07", node_rank=2)
-    assert schedulers.allocation(env, "auto", request) == slurm.allocation(env, NOTHING)
+    request = Request(nodes="gpu-a[01-02],gpu-b07", node_rank=2)
+    assert choice.allocation(env, "auto", request) == slurm.allocation(env, NOTHING)
 
 
 def test_a_node_file_beside_slurm_is_ignored_and_that_is_said() -> None:
     env = read_env_file(plans.RECORDINGS / "slurm" / "gres.task2.env")
-    request = schedulers.Request(nodefile=plans.RECORDINGS / "missing")
-    assert schedulers.allocation(env, "auto", request).notes == (
+    request = Request(nodefile=plans.RECORDINGS / "missing")
+    assert choice.allocation(env, "auto", request).notes == (
         f"--nodefile {plans.RECORDINGS / 'missing'} is ignored: slurm tells its nodes itself",
     )
 
@@ -229,7 +229,7 @@ def test_an_unknown_scheduler_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         BadInput, match=r"^--scheduler lsf is unknown: choose from auto, embedded, slurm, pbs, manual$"
     ):
-        schedulers.find({}, "lsf", NOTHING)
+        choice.find({}, "lsf", NOTHING)
 
 
 def test_a_machine_list_as_large_as_a_cluster_is_read() -> None:

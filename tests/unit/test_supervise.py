@@ -19,14 +19,14 @@ from typing import Any
 import pytest
 
 from entrypoint.job.outcome import Outcome
-from entrypoint.meet import hub as join
-from entrypoint.meet.claims import End, Failure
-from entrypoint.meet.hub import AllDone, Failed, Look, Peek, Stopped
+from entrypoint.meet.link import Link
+from entrypoint.meet.terms import AllDone, Failed, Look, Peek, Stopped
 from entrypoint.node import processes
 from entrypoint.run import ranks
+from entrypoint.run.endings import asked_to_end, to_failure
 from entrypoint.run.ranks import RankEnded, RankStarted, StarterEnded
-from entrypoint.run.supervise import asked_to_end, to_failure
 from entrypoint.watch import heartbeat
+from entrypoint.watch.reports import End, Failure
 from tests.unit.scene import (
     AGENT,
     NEVER,
@@ -1296,7 +1296,7 @@ def test_sigterm_reaches_the_processes_of_each_rank_and_not_the_agent(real: Proc
         ),
         (
             FakeLink,
-            join.Link,
+            Link,
             ["next", "stop", "fail", "done", "stalled", "silent", "seen", "ended", "paused", "peeked"],
         ),
         (

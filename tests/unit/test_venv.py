@@ -13,6 +13,7 @@ import entrypoint
 from entrypoint import cli
 from entrypoint.cli import main
 from entrypoint.errors import BadInput
+from entrypoint.plan.resolve import resolve
 from entrypoint.run import launch
 
 CHECKOUT = Path(entrypoint.__file__).parents[1]
@@ -30,7 +31,7 @@ def made(tmp_path: Path) -> Path:
 def refusal(env: dict[str, str], *options: str) -> str | None:
     """What `launch` says of this venv under the tests' own Python; None where it may start."""
     given = vars(cli.parser().parse_args(["launch", *NODE, *options]))
-    plan, settings = cli.resolve(env, given, ["-m", "train"], hostname=None)
+    plan, settings = resolve(env, given, ["-m", "train"], hostname=None)
     try:
         launch.check(plan, settings)
     except BadInput as refused:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from entrypoint.job.batch import pbs, slurm
 from entrypoint.job.batch.granted import Granted
 from entrypoint.job.handover import Facts
-from entrypoint.plan.options import Settings
 from entrypoint.plan.profile import Profile
+from entrypoint.plan.sources import Settings
 
 __all__ = ["Granted", "granted"]
 _MODULES = {"slurm": slurm.granted, "pbs": pbs.granted}

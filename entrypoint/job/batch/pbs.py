@@ -16,8 +16,8 @@ from entrypoint.errors import BadInput
 from entrypoint.job import handover
 from entrypoint.job.batch.granted import Granted
 from entrypoint.job.handover import Facts
-from entrypoint.plan.options import Settings
 from entrypoint.plan.profile import STARTERS, Profile
+from entrypoint.plan.sources import Settings
 from entrypoint.schedulers import hostlist, hostnames, pbs
 from entrypoint.schedulers.allocation import Job
 

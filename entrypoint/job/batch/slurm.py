@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from entrypoint.errors import BadInput
 from entrypoint.job.batch.granted import Granted
 from entrypoint.job.handover import Facts
-from entrypoint.plan.options import Settings
 from entrypoint.plan.profile import Profile
+from entrypoint.plan.sources import Settings
 from entrypoint.schedulers import hostlist, slurm
 
 _NUMBERS = (

@@ -13,17 +13,16 @@ from PIL import Image
 from torch import Tensor
 
 from train import datasets
+from train.cifar10 import ArrayUnpickler, read_cifar10
 from train.config import Data
 from train.datasets import (
     CIFAR_MEAN,
     CIFAR_STD,
-    ArrayUnpickler,
     DigitsLook,
     PhotoLook,
     centre_box,
     open_source,
     random_box,
-    read_cifar10,
     read_digits,
 )
 from train.sampler import stream

@@ -1,0 +1,92 @@
+"""The rooms of the entrypoint: who may import whom, and how large a file or a folder may be."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+ENTRYPOINT = CHECKOUT / "entrypoint"
+ROOMS = ["", "schedulers", "plan", "node", "job", "watch", "meet", "run"]
+"""Each imports from those before it; the first are the modules beside the rooms."""
+FRONT = {"entrypoint.cli", "entrypoint.embedded", "entrypoint.__main__"}
+"""The modules beside the rooms that stand in front of them all."""
+MOST_FILES, MOST_LINES = 12, 400
+CODE = ("entrypoint", "src/train", "containers", "clusters", "host", "slurm", "pbs", "tools")
+
+
+def modules() -> dict[str, Path]:
+    """Each module of the entrypoint by its name."""
+    found = {}
+    for path in sorted(ENTRYPOINT.rglob("*.py")):
+        parts = path.relative_to(CHECKOUT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
+    """The modules of the entrypoint that a file imports, at its top or inside a function."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names if name.name in known)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute"
+            for name in node.names:
+                full = f"{node.module}.{name.name}"
+                if full in known or node.module in known:
+                    yield full if full in known else str(node.module)
+
+
+def room(module: str) -> str:
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and parts[1] in ROOMS else ""
+
+
+def is_package(path: Path) -> bool:
+    return path.name == "__init__.py"
+
+
+def test_a_room_imports_only_from_those_before_it() -> None:
+    known = modules()
+    wrong = []
+    for module, path in known.items():
+        for other in imports(path, known):
+            behind = other in FRONT and module not in FRONT
+            if behind or (module not in FRONT and ROOMS.index(room(other)) > ROOMS.index(room(module))):
+                wrong.append(f"{module} imports {other}")
+    assert wrong == []
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    known = modules()
+    left = {module: set(imports(path, known)) - {module} for module, path in known.items()}
+    while leaves := {module for module, others in left.items() if not others & left.keys()}:
+        left = {module: others for module, others in left.items() if module not in leaves}
+    assert left == {}
+
+
+def test_each_folder_is_a_room_and_none_has_more_than_a_dozen_modules() -> None:
+    folders: dict[str, int] = {}
+    for path in modules().values():
+        name = str(path.parent.relative_to(ENTRYPOINT))
+        folders[name] = folders.get(name, 0) + 1
+    assert {name.partition("/")[0] for name in folders} == {*ROOMS[1:], "."}
+    assert {name: count for name, count in folders.items() if count > MOST_FILES} == {}
+
+
+@pytest.mark.parametrize("name", ROOMS)
+def test_a_room_says_at_its_door_what_it_knows(name: str) -> None:
+    assert ast.get_docstring(ast.parse((ENTRYPOINT / name / "__init__.py").read_text()))
+
+
+def sources() -> list[Path]:
+    suffixes = (".py", ".sh", ".sbatch", ".pbs")
+    return [path for name in CODE for path in sorted((CHECKOUT / name).rglob("*")) if path.suffix in suffixes]
+
+
+def test_a_long_file_says_at_its_top_why_it_is() -> None:
+    for path in sources():
+        lines = path.read_text().splitlines()
+        top = "\n".join(lines[:40])
+        assert len(lines) <= MOST_LINES or "Long because" in top, f"{path}: {len(lines)} lines"
