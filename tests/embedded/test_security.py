@@ -1,7 +1,7 @@
 """What a stranger on the same network can and cannot do to a job, and what of it others may read.
 
-Attacks on the join's protocol itself are in tests/unit/test_join.py; planted pickles and YAML tags in
-tests/unit/train/test_checkpoint.py, test_config.py and tests/unit/test_cli.py; shells in tests/unit/test_injection.py.
+Attacks on the join's protocol itself are in tests/unit/meet/test_join.py; planted pickles and YAML tags in
+tests/unit/train/test_checkpoint.py, test_config.py and tests/unit/test_cli.py; shells in tests/unit/host/test_injection.py.
 docs/security.md names them all.
 """
 

@@ -1,6 +1,6 @@
 """A double of OpenPBS: a server, a MoM on each host, and the commands that a job and its user call.
 
-It is as unkind as the recordings under tests/recordings/openpbs, to which tests/unit/test_pbs_double.py holds it.
+It is as unkind as the recordings under tests/recordings/openpbs, to which tests/unit/tests/test_pbs_double.py holds it.
 Its own files run on hosts that have Python's standard library alone: only `cluster.py`, `daemons.py` and
 `local.py`, which start it, are for tests.
 

@@ -1,8 +1,8 @@
 """What stands in variables, profiles and the scheduler's answers is data to the job scripts, whatever it looks like.
 
 Each variable that a job script reads is set to text that a shell would run if it were evaluated, also as arithmetic,
-where bash runs what stands in an index. tests/unit/test_run_sh.py has the same of containers/run.sh, and
-tests/unit/test_clusters.py of the values of a profile.
+where bash runs what stands in an index. tests/unit/host/test_run_sh.py has the same of containers/run.sh, and
+tests/unit/clusters/test_clusters.py of the values of a profile.
 """
 
 import os
@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit import test_pbs_job
 from tests.unit.bounds import shorten
-from tests.unit.test_slurm_job import Cluster
+from tests.unit.pbs import test_pbs_job
+from tests.unit.slurm.test_slurm_job import Cluster
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 BOUND = 60.0
 OWN = re.compile(r"\bAPPTRAIN_[A-Z_]+[A-Z]\b")
 SLURM = (

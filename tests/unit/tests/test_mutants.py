@@ -16,7 +16,7 @@ from tests.mutants import __main__ as command
 from tests.mutants import bash, python, trial
 from tests.mutants.change import Mutant, draw
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 BOUND = 60  # s, for anything started here
 CODE = """def grade(points):
     if points > 100:

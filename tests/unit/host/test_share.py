@@ -17,7 +17,7 @@ import pytest
 from entrypoint.node import processes
 from tests.unit.bounds import shorten
 
-SHARE_SH = Path(__file__).resolve().parents[2] / "host" / "share.sh"
+SHARE_SH = Path(__file__).resolve().parents[3] / "host" / "share.sh"
 BOUND = 40  # s, for anything started here
 RUN_SH = r"""
 set -euo pipefail

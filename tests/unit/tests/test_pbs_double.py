@@ -21,7 +21,7 @@ from tests.pbs_double.local import Local
 from tests.pbs_double.server import NODE_DOWN
 from tests.pbs_double.variables import Job, Site
 
-RECORDINGS = Path(__file__).parents[1] / "recordings/openpbs"
+RECORDINGS = Path(__file__).parents[2] / "recordings/openpbs"
 LOGS = RECORDINGS / "logs"
 CASES = sorted(path.parent.name for path in RECORDINGS.glob("*/nodefile"))
 NOT_OURS = {"CASE", "MYVAR"}

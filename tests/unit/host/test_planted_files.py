@@ -1,15 +1,15 @@
 """What stands in the files that the job scripts read is data, whatever it looks like: no word of it is run.
 
 Bash runs what stands in the index of a variable wherever it calculates, so a file of numbers is as dangerous as a
-script. tests/unit/test_injection.py has the same of variables, arguments and the scheduler's answers.
+script. tests/unit/host/test_injection.py has the same of variables, arguments and the scheduler's answers.
 """
 
 from pathlib import Path
 
 import pytest
 
-from tests.unit.test_injection import Pbs, evils
-from tests.unit.test_slurm_job import Cluster
+from tests.unit.host.test_injection import Pbs, evils
+from tests.unit.slurm.test_slurm_job import Cluster
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from entrypoint.plan.resolve import resolve
 from entrypoint.run import launch
 from train import config
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 BOUND = 60  # s, for anything started here
 RESNET, VIT = bench.MODELS
 H100 = {

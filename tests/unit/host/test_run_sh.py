@@ -31,7 +31,7 @@ import pytest
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
 
-RUN_SH = Path(__file__).resolve().parents[2] / "containers" / "run.sh"
+RUN_SH = Path(__file__).resolve().parents[3] / "containers" / "run.sh"
 BOUND = 60  # s, for anything started here
 NODE = os.uname().nodename.split(".")[0]
 Value = str | bytes

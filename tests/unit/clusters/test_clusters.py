@@ -1,6 +1,6 @@
 """Site profiles: what may stand in one, the host file that is made of it, and the line that submits.
 
-tests/unit/test_slurm_job.py has what a job makes of a profile, tests/unit/test_cli.py what the entrypoint does.
+tests/unit/slurm/test_slurm_job.py has what a job makes of a profile, tests/unit/test_cli.py what the entrypoint does.
 """
 
 import ast
@@ -23,7 +23,7 @@ from entrypoint.errors import BadInput
 from entrypoint.plan import profile
 from entrypoint.plan.options import OPTIONS
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 BOUND = 60  # s, for anything started here
 SHIPPED = sorted((CHECKOUT / "clusters").glob("*.yaml"))
 GENERIC = ("generic", "generic-pbs")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 RECORDER = """\
 #!/bin/sh
 for word in "$@"; do printf '%s\\0' "$word"; done >>"$RECORD"

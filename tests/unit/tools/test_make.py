@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 BOUND = 120  # s, for anything that makes a venv
 NEED = "Python 3.11 to 3.14 with venv and pip is needed"
 BASE_PYTHON = Path(sys._base_executable).resolve()  # type: ignore[attr-defined]

@@ -25,7 +25,7 @@ from tests.gpu import __main__ as command
 from tests.gpu import node_trials, training_trials, trouble_trials
 from tests.gpu.trial import Bench, Trial, Wrong
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 BOUND = 280.0  # s, for anything started here
 A100: dict[str, Any] = {
     "name": "NVIDIA A100-SXM4-80GB",

@@ -24,7 +24,7 @@ from clusters import render
 from tests.embedded import disks
 from tests.unit.bounds import shorten
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 BOUND = 60  # s, for anything started here
 Tasks = dict[str, dict[str, Any]]
 """What a task of an attempt and a node (`1.0`), or of a node in all attempts (`0`), does."""

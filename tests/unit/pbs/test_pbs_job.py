@@ -28,7 +28,7 @@ from tests.pbs_double import config, local
 from tests.pbs_double.local import Local
 from tests.unit.bounds import shorten
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+CHECKOUT = Path(__file__).resolve().parents[3]
 HOSTS = ("pbsn1", "pbsn2", "pbsn3")
 KILL_DELAY = 3.0
 QUEUES = {"none": config.KILL_DELAY, "1": 1.0, "4": 4.0, "25": 25.0, "60": 60.0}
