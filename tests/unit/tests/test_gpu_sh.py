@@ -1,0 +1,614 @@
+"""`make test-gpu` where there is no GPU: its refusals, its table, what each trial asks for and what it makes of the
+answers, which are written here as such a machine gives them; and those trials that a CPU can make, for real."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import device, peaks
+from benchmarks.bounded import Ended
+from entrypoint import cli
+from entrypoint.node import gpu
+from entrypoint.node.gpu import Found, Gpu
+from entrypoint.plan import sources
+from entrypoint.plan.resolve import resolve
+from entrypoint.run import launch
+from tests.gpu import __main__ as command
+from tests.gpu import node_trials, training_trials, trouble_trials
+from tests.gpu.trial import Bench, Trial, Wrong
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+BOUND = 280.0  # s, for anything started here
+A100: dict[str, Any] = {
+    "name": "NVIDIA A100-SXM4-80GB",
+    "memory_bytes": 85_174_583_296,
+    "compute_capability": "8.0",
+    "sm_clock_mhz": 1275,
+    "sm_clock_max_mhz": 1410,
+    "memory_clock_mhz": 1593,
+    "power_limit_w": 400,
+    "bf16_tflops": 249.6,
+    "bf16_peak_tflops": 312.0,
+    "bf16_peak_source": "NVIDIA A100 Tensor Core GPU datasheet",
+}
+FACTS: dict[str, Any] = {
+    "torch": "2.15.0+cu132",
+    "cuda": "13.2",
+    "cudnn": 92600,
+    "nccl": "2.30.7",
+    "driver": "580.65.06",
+    "python": "3.13.5",
+    "kernels": ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"],
+    "gpus": [{**A100, "index": index, "uuid": f"GPU-{index}"} for index in range(2)],
+}
+FOUND = Found(
+    driver="580.65.06", cuda=(13, 0), gpus=(Gpu(name="NVIDIA A100-SXM4-80GB", capability=(8, 0)),) * 2
+)
+
+
+def gpu_sh(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    given = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR") if name in os.environ}
+    return subprocess.run(
+        [CHECKOUT / "tools" / "gpu.sh", *arguments],
+        env=given | {"PYTHON": sys.executable, "CUDA_VISIBLE_DEVICES": ""} | env,
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+    )
+
+
+def executable(path: Path, text: str) -> str:
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+# --- refusals ---------------------------------------------------------------------------------------------
+
+
+def test_without_a_gpu_it_is_refused_in_one_line_and_nothing_is_skipped() -> None:
+    done = gpu_sh("gpu")
+    assert (done.returncode, done.stdout) == (64, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("test-gpu: torch 2.")
+    assert " sees no GPU (" in line
+    assert line.endswith(", CUDA_VISIBLE_DEVICES=): use a machine with an NVIDIA GPU")
+
+
+def test_packages_that_the_python_lacks_are_named_before_anything_starts(tmp_path: Path) -> None:
+    bare = executable(tmp_path / "python", f'exec "{sys.executable}" -S "$@"')
+    done = gpu_sh("gpu", PYTHON=bare)
+    assert (done.returncode, done.stdout) == (64, "")
+    lacks = "torch, torchvision, numpy, safetensors, tqdm, matplotlib, pyyaml, psutil, tensorboard"
+    assert done.stderr == (
+        f"test-gpu: {sys.executable} lacks {lacks}: install that, or give another Python with PYTHON=FILE\n"
+    )
+
+
+def test_a_python_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    old = executable(tmp_path / "python", "exit 1")
+    done = gpu_sh("gpu", PYTHON=old)
+    message = f"gpu: {old} is no Python 3.11 or newer: give one that has a CUDA torch with PYTHON=FILE\n"
+    assert (done.returncode, done.stdout, done.stderr) == (64, "", message)
+
+
+def test_the_python_is_that_of_the_venv_where_there_is_one_else_python3(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    executable(tmp_path / "bin" / "python3", '[ "$1" = -c ] || echo "python3 $@"')
+    path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
+    assert gpu_sh("gpu", PYTHON="", VENV="/none", PATH=path).stdout == "python3 -P -m gpu\n"
+    executable(tmp_path / "bin" / "python", '[ "$1" = -c ] || echo "venv $@"')
+    assert gpu_sh("gpu", "-x", PYTHON="", VENV=str(tmp_path), PATH=path).stdout == "venv -P -m gpu -x\n"
+
+
+def test_a_package_of_others_that_is_called_tests_stands_in_for_nothing(tmp_path: Path) -> None:
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "__init__.py").write_text("raise SystemExit('not ours')")
+    done = gpu_sh("gpu", "--list", PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(done.stdout.splitlines()) == len(command.TRIALS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
+        (["--only", "teapot"], "--only teapot: in no trial's name"),
+    ],
+)
+def test_a_wrong_option_is_one_line_and_64(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        command.main(arguments)
+    assert ended.value.code == 64
+    assert capsys.readouterr() == ("", f"test-gpu: {message}: see make test-gpu ARGS=--help\n")
+
+
+def test_the_list_has_every_trial_and_its_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["--list", "--only", "bit for bit"]) == 0
+    assert capsys.readouterr().out == "  150 s  a resumed run equals an undisturbed one bit for bit\n"
+
+
+# --- trials that a CPU can make ----------------------------------------------------------------------------
+
+ON_CPU = """
+import sys, tempfile, time
+from dataclasses import replace
+from pathlib import Path
+from gpu.__main__ import TRIALS, attempt
+from gpu.trial import Bench, environment
+
+end = time.monotonic() + 250
+with tempfile.TemporaryDirectory() as folder:
+    bench = Bench(device="cpu", facts={"gpus": []}, ranks=2, folder=Path(folder), env=environment(), end=end)
+    wanted = [trial for trial in TRIALS if any(word in trial.name for word in sys.argv[1:])]
+    attempt([replace(trial, seconds=250) for trial in wanted], bench, end)
+"""
+
+
+def test_what_a_cpu_can_try_passes_there(tmp_path: Path) -> None:
+    (tmp_path / "oncpu.py").write_text(ON_CPU)
+    done = gpu_sh("oncpu", "check", "greet", "hang", PYTHONPATH=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    lines = [line[19:] for line in done.stdout.splitlines() if line.startswith("ok ")]
+    assert len(lines) == 3, done.stdout
+    assert lines[1] == " all ranks greet over NCCL: 2 ranks on one node over gloo"
+    assert lines[2].startswith(
+        " a hang is ended, named and recorded: one of 2 ranks skips an all_reduce: rank 1 on 127.0.0.1, status 124: "
+        "stuck, no step for 5 s after step 3: it waits for no other rank, and is in skip.py:"
+    )
+
+
+# --- what each trial asks for, and what it makes of the answers --------------------------------------------
+
+
+def ended(status: int = 0, out: str = "", err: str = "") -> Ended:
+    return Ended(status=status, out=out, err=err, seconds=1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorded(Bench):
+    """A machine with two A100 that answers as such a one does."""
+
+    answer: Callable[[list[str], Mapping[str, str | None]], Ended]
+    asked: list[list[str]] = field(default_factory=list)
+
+    def run(self, *argv: str, **env: str | None) -> Ended:
+        self.asked.append(list(argv))
+        return self.answer(list(argv), env)
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Recorded:
+    return Recorded(
+        device="cuda",
+        facts=FACTS,
+        ranks=2,
+        folder=tmp_path,
+        env={},
+        end=time.monotonic() + BOUND,
+        answer=answers,
+    )
+
+
+def option(argv: list[str], name: str) -> str:
+    return argv[argv.index(name) + 1]
+
+
+def answers(argv: list[str], env: Mapping[str, str | None]) -> Ended:
+    words = {Path(word).name for word in argv}
+    if "check" in words:
+        return ended(out=json.dumps(CHECKED))
+    if "entrypoint.embedded" in words:
+        return ended(out="".join(f"hello from [127.0.0.{n}:nccl] process {n - 1}/2\n" for n in (1, 2)))
+    if "loaded.py" in words:
+        return ended(out='"/usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06"')
+    if "devices.py" in words:
+        shown = {None: [0, 1], "1": [1], "1,0": [1, 0], "GPU-1": [1]}[env.get("CUDA_VISIBLE_DEVICES")]
+        return ended(out=json.dumps([[A100["name"], str(index)] for index in shown]))
+    if "forked.py" in words:
+        return ended(out='{"before": false, "child": true, "after": false, "parent": true}')
+    run = Path(option(argv, "--run-dir"))
+    if "train" in words:
+        return trained(run, argv)
+    if run.name in LAUNCHED:
+        return LAUNCHED[run.name](run)
+    raise AssertionError(argv)
+
+
+CHECKED = {
+    "cuda_available": True,
+    "stack_fits": None,
+    "gpu_problem": None,
+    "driver": "580.65.06",
+    "driver_cuda": "13.0",
+    "cuda": "13.2",
+    "cudnn": 92600,
+    "nccl": "2.30.7",
+    "devices": FACTS["gpus"],
+}
+HELLO = "[tcp://127.0.0.1:29500] hello from [127.0.0.1:nccl] process {}/{}\n"
+STUCK = (
+    "entrypoint: rank 1 on 127.0.0.1, status 124: stuck, no step for 5 s after step 3: it waits for no other rank, and "
+    "is in skip.py:13 read_more_data, while 1 of 2 ranks wait in synchronize, skip.py:27 <module>\n"
+)
+OOM = (
+    "entrypoint: rank 1 on 127.0.0.1, status 1: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 634.62 "
+    "GiB. GPU 1 has a total capacity of 79.32 GiB of which 78.41 GiB is free.\n"
+)
+
+
+def hung(run: Path) -> Ended:
+    folder = run / "stacks" / "0"
+    folder.mkdir(parents=True)
+    for rank in range(2):
+        (folder / f"127.0.0.1.rank{rank}.txt").write_text('  File "/x/skip.py", line 13 in read_more_data\n')
+        (folder / f"nccl.rank{rank}").write_bytes(b"\x80\x02}")
+    return ended(124, err=STUCK)
+
+
+LAUNCHED: dict[str, Callable[[Path], Ended]] = {
+    "hello": lambda _: ended(out=HELLO.format(0, 2) + HELLO.format(1, 2)),
+    "uuid": lambda _: ended(out=HELLO.format(0, 1)),
+    "none": lambda _: ended(
+        64, err="entrypoint: --device cuda, but job manual was granted no GPU on this node: ...\n"
+    ),
+    "beyond": lambda _: ended(
+        64, err="entrypoint: torch sees no GPU on 127.0.0.1, but the plan is for cuda: ...\n"
+    ),
+    "unset": lambda _: ended(
+        64, err="entrypoint: torch sees 2 GPUs on 127.0.0.1: choose --device cuda or --device cpu\n"
+    ),
+    "hang": hung,
+    "memory": lambda _: ended(1, err="Traceback (most recent call last):\n" + OOM),
+}
+
+
+def trained(run: Path, argv: list[str]) -> Ended:
+    """What a training leaves; its losses fall from 2.4 by 0.05 a step."""
+    settings = dict(word.split("=", 1) for word in argv if "=" in word)
+    last = int(settings.get("stop_at", settings["steps"]))
+    if settings["steps"] == "40" and "stop_at" not in settings and run.name == "parts":
+        assert (run / "metrics.jsonl").exists()
+    run.mkdir(exist_ok=True)
+    rows = [{"step": step, "loss": 2.4 - 0.05 * step} for step in range(1, last + 1)]
+    (run / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    saved = {"saved": 1, "failed": 0, "held_s": 0.25}
+    result = {"weights_sha256": "ab" * 32, "first_step_s": 6.5, "images_per_s": 4000.0, "checkpoints": saved}
+    (run / "result.json").write_text(json.dumps(result))
+    for step in range(2, last + 1, 2):
+        marker = run / "checkpoints" / f"step-{step:08}" / "complete.json"
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        digests = {
+            "model.safetensors": f"m{step}",
+            "optimizer.safetensors": f"o{step}",
+            "state.json": run.name,
+        }
+        marker.write_text(json.dumps({"sha256": digests, "bytes": {}}))
+    out = f"digits-short: resnet18 (11.2 M parameters), digits (1437 train, 360 test), {last} steps of 128 images on 2 x cuda (nccl)\n"
+    return ended(75 if "stop_at" in settings else 0, out=out)
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver's own list, by what is visible."""
+
+    async def look(env: Mapping[str, str]) -> Found:
+        count = 1 if env.get("CUDA_VISIBLE_DEVICES") in ("1", "GPU-1") else 2
+        return replace(FOUND, gpus=FOUND.gpus[:count])
+
+    monkeypatch.setattr(gpu, "look", look)
+    monkeypatch.setattr(node_trials, "COMPAT", ())
+
+
+SAYS: dict[Callable[[Bench], str], str] = {
+    node_trials.check: "driver 580.65.06 (CUDA 13.0), NCCL 2.30.7, 2 devices",
+    node_trials.fits: (
+        "libcuda is /usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06, the driver's own; no forward compatibility is "
+        "installed here"
+    ),
+    node_trials.visibility: (
+        "by an index, all in reverse, a UUID, also under the launcher; refused with 64: none, one that is not there, and "
+        "no word of GPUs"
+    ),
+    node_trials.fork: "after torch.cuda.device_count() in the parent a child may too",
+    training_trials.hello: "2 ranks on one node over nccl, and 1 on each of two nodes",
+    training_trials.reference: "the loss falls from 2.250 to 0.500 in 40 steps, first step after 6.5 s, then 4000 images/s",
+    training_trials.mixed: "the loss falls from 2.250 to 0.500 in 40 steps, first step after 6.5 s, then 4000 images/s",
+    training_trials.resume: "20 + 20 steps equal 40, weights abababababababab",
+    training_trials.saves: "6 saves equal; training was held up 0.25 s by them, 0.25 s where it waits",
+    trouble_trials.hang: "one of 2 ranks skips an all_reduce: " + STUCK.removeprefix("entrypoint: ").strip(),
+    trouble_trials.memory: OOM.removeprefix("entrypoint: ")[:160],
+}
+
+
+@pytest.mark.usefixtures("driver")
+@pytest.mark.parametrize("trial", command.TRIALS, ids=lambda trial: trial.name)
+def test_a_trial_passes_on_a_machine_that_is_right_and_its_commands_resolve(
+    trial: Trial, bench: Recorded
+) -> None:
+    assert trial.run(bench) == SAYS[trial.run]
+    for argv in bench.asked:
+        scripts = [Path(word) for word in argv if word.endswith(".py")]
+        assert all(script.is_file() for script in scripts)
+        if argv[2:5:2] == ["-m", "launch"] and "/none" not in option(argv, "--run-dir"):
+            resolves(argv[4:])
+
+
+def resolves(argv: list[str]) -> None:
+    """The launcher's own plan of it, as a node with two visible GPUs would make it."""
+    before, cmd = sources.split_command(argv)
+    given = vars(cli.parser().parse_args(before))
+    env = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    plan, settings = resolve(env, given, cmd, hostname=None)
+    launch.check(plan, settings)
+    assert (plan.mode, plan.device, plan.nproc_per_node, list(plan.command)) == ("torchrun", "cuda", 2, cmd)
+
+
+def fails(bench: Recorded, run: Callable[[Bench], str], **changes: Callable[[Path], Ended]) -> str:
+    """What a trial says of a machine on which these launches end otherwise."""
+
+    def answer(argv: list[str], env: Mapping[str, str | None]) -> Ended:
+        name = Path(option(argv, "--run-dir")).name if "--run-dir" in argv else Path(argv[2]).name
+        before = answers(argv, env)
+        return (
+            changes[name](Path(option(argv, "--run-dir")) if "--run-dir" in argv else Path())
+            if name in changes
+            else before
+        )
+
+    with pytest.raises(Wrong) as wrong:
+        run(replace(bench, answer=answer))
+    return str(wrong.value)
+
+
+def test_a_hang_that_names_another_rank_fails_with_what_was_printed(bench: Recorded) -> None:
+    other = fails(
+        bench, trouble_trials.hang, hang=lambda _: ended(124, err=STUCK.replace("rank 1", "rank 0"))
+    )
+    assert other.startswith("0 lines begin with 'entrypoint: rank 1 on 127.0.0.1, status 124: stuck")
+    assert "    entrypoint: rank 0 on 127.0.0.1, status 124: stuck" in other
+
+
+def test_a_hang_without_the_flight_recorders_file_fails(bench: Recorded) -> None:
+    def without(run: Path) -> Ended:
+        (run / "stacks" / "0" / "nccl.rank1").unlink()
+        return ended(124, err=STUCK)
+
+    found = fails(bench, trouble_trials.hang, hang=without)
+    assert found.startswith("no nccl.rank1: 127.0.0.1.rank0.txt, 127.0.0.1.rank1.txt, nccl.rank0")
+
+
+def test_a_message_of_memory_that_is_shown_twice_fails(bench: Recorded) -> None:
+    found = fails(bench, trouble_trials.memory, memory=lambda _: ended(1, err=2 * OOM))
+    assert found.startswith("2 lines begin with 'entrypoint: rank 1 on 127.0.0.1, status 1: '")
+
+
+def test_weights_that_differ_after_a_resume_fail(bench: Recorded) -> None:
+    def parts(run: Path) -> Ended:
+        result = json.loads((run / "result.json").read_text())
+        (run / "result.json").write_text(json.dumps(result | {"weights_sha256": "cd" * 32}))
+        first = len((run / "metrics.jsonl").read_text().splitlines()) == 20
+        return ended(75 if first else 0, out="on 2 x cuda (nccl)")
+
+    found = fails(bench, training_trials.resume, parts=parts)
+    assert found == f"the weights differ: { ({'whole': 'ab' * 32, 'parts': 'cd' * 32}) }"
+
+
+def test_a_save_of_another_moment_fails(bench: Recorded) -> None:
+    def late(run: Path) -> Ended:
+        marker = run / "checkpoints" / "step-00000004" / "complete.json"
+        marker.write_text(marker.read_text().replace('"m4"', '"m5"'))
+        return ended(out="on 2 x cuda (nccl)")
+
+    found = fails(bench, training_trials.saves, **{"saves-true": late})
+    assert found == "saved otherwise in the background: step-00000004"
+
+
+def test_a_training_on_another_device_fails(bench: Recorded) -> None:
+    found = fails(bench, training_trials.reference, reference=lambda _: ended(out="on 2 x cpu (gloo)"))
+    assert found.startswith("it trained elsewhere\n    on 2 x cpu (gloo)")
+
+
+def test_a_loss_that_does_not_fall_fails() -> None:
+    with pytest.raises(Wrong, match="the loss goes from 2\\.000 to 1\\.500"):
+        training_trials._falls({step: 2.0 if step < 6 else 1.5 for step in range(1, 11)})
+
+
+def test_a_fork_that_cannot_compute_fails_and_a_later_one_is_only_told(bench: Recorded) -> None:
+    broken = '{"before": true, "child": false, "after": true, "parent": true}'
+    assert fails(bench, node_trials.fork, **{"forked.py": lambda _: ended(out=broken)}).startswith(
+        "found {'before': True"
+    )
+
+    def counted(argv: list[str], env: Mapping[str, str | None]) -> Ended:
+        return ended(out=broken) if argv[-1] == "device_count" else answers(argv, env)
+
+    assert "a child may not ({'before': True" in node_trials.fork(replace(bench, answer=counted))
+
+
+@pytest.mark.usefixtures("driver")
+def test_a_rule_of_ours_that_would_refuse_a_machine_that_computes_fails(bench: Recorded) -> None:
+    old = replace(bench, facts={**FACTS, "kernels": ["sm_90", "compute_90"]})
+    with pytest.raises(
+        Wrong, match=r"torch computes on every GPU here, and we would say: .*has no kernels for GPUs 0, 1"
+    ):
+        node_trials.fits(old)
+
+
+@pytest.mark.parametrize(
+    ("error", "says"),
+    [
+        (None, "with DIR first CUDA 13.0 starts"),
+        ((803, "unsupported combination"), "with DIR first CUDA refuses with error 803, and we say why"),
+        ((804, "not on this GPU"), "with DIR first CUDA refuses with error 804, and we say why"),
+    ],
+)
+def test_forward_compatibility_is_tried_where_it_is_installed(
+    error: tuple[int, str] | None, says: str, bench: Recorded, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "libcuda.so.1").touch()
+
+    async def look(env: Mapping[str, str]) -> Found:
+        return replace(FOUND, error=error if env["LD_LIBRARY_PATH"].startswith(f"{tmp_path}:") else None)
+
+    monkeypatch.setattr(gpu, "look", look)
+    stack = node_trials.stack_of("13.2", FACTS["kernels"])
+    there = replace(bench, env={"APPTRAIN_CUDA_COMPAT": str(tmp_path)})
+    assert node_trials._forward(there, stack).replace(str(tmp_path), "DIR") == says
+
+
+@pytest.mark.parametrize(
+    ("loaded", "says"),
+    [
+        ("/usr/lib/libcuda.so.580.65.06", "the driver's own"),
+        ("/usr/local/cuda/compat/libcuda.so.595.10", "of forward compatibility (595.10, driver 580.65.06)"),
+        ("/usr/lib/libcuda.so.1", "of forward compatibility (1, driver 580.65.06)"),
+    ],
+)
+def test_which_libcuda_is_loaded_tells_whether_forward_compatibility_is_in_use(
+    loaded: str, says: str
+) -> None:
+    assert node_trials.compatibility(loaded, FOUND) == says
+
+
+def test_kernels_for_one_gpu_alone_and_ptx_are_not_counted() -> None:
+    stack = node_trials.stack_of("12.8", ["sm_75", "sm_90a", "sm_100", "sm_120", "compute_120"])
+    assert (stack.capabilities, stack.driver) == (((7, 5), (10, 0), (12, 0)), "525")
+    assert node_trials.stack_of("14.0", ["sm_90"]).driver == "580"
+
+
+# --- the whole ----------------------------------------------------------------------------------------------
+
+
+def test_a_failure_stops_nothing_and_what_time_does_not_reach_is_told(
+    bench: Recorded, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def wrong(_: Bench) -> str:
+        raise Wrong("it is not so\n    its output")
+
+    def broken(_: Bench) -> str:
+        raise KeyError("gpus")
+
+    def late(_: Bench) -> str:
+        clock[0] += 100
+        return "done"
+
+    clock = [time.monotonic()]
+    trials = [Trial(name=run.__name__, seconds=60, run=run) for run in (wrong, broken, late, late)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: clock[0])
+        found = command.attempt(trials, bench, clock[0] + 50)
+    assert [(one["passed"], one["found"]) for one in found] == [
+        (False, "it is not so\n    its output"),
+        (False, "KeyError: 'gpus'"),
+        (True, "done"),
+        (None, "no time was left for it"),
+    ]
+    assert capsys.readouterr().out.splitlines() == [
+        "FAILED       0.0 s  wrong: it is not so",
+        "    its output",
+        "FAILED       0.0 s  broken: KeyError: 'gpus'",
+        "ok         100.0 s  late: done",
+        "not tried    0.0 s  late: no time was left for it",
+    ]
+
+
+def test_what_overruns_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
+    script = f"""
+import sys
+from pathlib import Path
+from benchmarks import bounded
+mark = "setsid sleep 1000 & echo $! >pid; exec sleep 1000"
+ended = bounded.run(["sh", "-c", mark], cwd=Path({str(tmp_path)!r}), env={{"PATH": {os.environ["PATH"]!r}}}, seconds=1)
+print(ended.status, ended.seconds < 30)
+"""
+    env = {**os.environ, "PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'src'}"}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", script], env=env, capture_output=True, text=True, timeout=BOUND
+    )
+    assert done.stdout == "None True\n", done.stderr
+    pid = int((tmp_path / "pid").read_text())
+    stat = Path(f"/proc/{pid}/stat")
+    assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_the_report_says_what_a_benchmark_needs() -> None:
+    assert device.one_line(FACTS) == "2 x NVIDIA A100-SXM4-80GB, driver 580.65.06, torch 2.15.0+cu132"
+    unknown = {**A100, "index": 1, "bf16_peak_tflops": None, "sm_clock_mhz": None}
+    assert device.table({**FACTS, "gpus": [FACTS["gpus"][0], unknown]}).splitlines() == [
+        "driver         580.65.06",
+        "torch          2.15.0+cu132",
+        "cuda           13.2",
+        "cudnn          92600",
+        "nccl           2.30.7",
+        "python         3.13.5",
+        "GPU 0          NVIDIA A100-SXM4-80GB, 79.3 GiB, compute capability 8.0",
+        "  SM clock     1275 MHz after the products, 1410 at most; memory 1593 MHz; power limit 400 W",
+        "  bf16 matmul  250 TFLOP/s at 8192 x 8192 x 8192, 80.0% of 312 (NVIDIA A100 Tensor Core GPU datasheet)",
+        "GPU 1          NVIDIA A100-SXM4-80GB, 79.3 GiB, compute capability 8.0",
+        "  SM clock     unknown (NVML does not answer)",
+        "  bf16 matmul  250 TFLOP/s at 8192 x 8192 x 8192, peak not known",
+    ]
+
+
+def test_the_report_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = [{"name": "a trial", "passed": True, "seconds": 1.0, "found": "it is so"}]
+    command.keep(tmp_path / "kept.json", FACTS, found)
+    kept = json.loads((tmp_path / "kept.json").read_text())
+    assert (kept["command"], kept["machine"], kept["trials"]) == ("make test-gpu", FACTS, found)
+    command.keep(tmp_path / "none" / "kept.json", FACTS, found)
+    assert (
+        capsys.readouterr().err
+        == f"test-gpu: {tmp_path}/none/kept.json cannot be written: No such file or directory\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "peak"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312.0),
+        ("NVIDIA A100 80GB PCIe", 312.0),
+        ("NVIDIA A10", 125.0),
+        ("NVIDIA A10G", None),
+        ("NVIDIA H100 80GB HBM3", 989.0),
+        ("NVIDIA H100 PCIe", 756.0),
+        ("NVIDIA H100 NVL", 835.0),
+        ("NVIDIA H200", 989.0),
+        ("NVIDIA H200 NVL", 835.0),
+        ("NVIDIA L40", 181.05),
+        ("NVIDIA L40S", 362.05),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+        ("Tesla V100-SXM2-32GB", None),
+    ],
+)
+def test_a_peak_is_that_of_the_very_model(name: str, peak: float | None) -> None:
+    found = peaks.bf16_peak(name)
+    assert (found and found[0]) == peak
+
+
+def test_what_is_started_finds_this_checkout_and_knows_no_scheduler() -> None:
+    given = {
+        "PATH": "/bin",
+        "SLURM_JOB_ID": "1",
+        "PBS_JOBID": "2",
+        "APPTRAIN_RUN_DIR": "/x",
+        "PET_NNODES": "3",
+        "APPTRAIN_CUDA_COMPAT": "/compat",
+        "PYTHONPATH": f"{CHECKOUT / 'tests'}:/site:{CHECKOUT}",
+    }
+    path = f"{CHECKOUT}:{CHECKOUT / 'src'}:/site"
+    assert device.environment(given) == {
+        "PATH": "/bin",
+        "APPTRAIN_CUDA_COMPAT": "/compat",
+        "PYTHONPATH": path,
+    }
