@@ -1,6 +1,6 @@
 """Every option of the entrypoint and of a job: its name, its type, its help, its default.
 
-What is no option of a command line alone, but may be given in a profile too, is marked so.
+It knows the table below alone; where a value comes from is sources.py's.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """`pbs/multinode.pbs` as users submit it: the double of OpenPBS, real hosts, Apptainer, the real image, a real sshd.
 
 Needs root, for the test cluster. tests/unit/tests/test_pbs_double.py holds the double to the recordings of a real OpenPBS,
-and tests/unit/pbs/test_pbs_job.py has what needs no image. Where a test is not about ranks that import torch, its job
+and tests/unit/pbs/ has what needs no image. Where a test is not about ranks that import torch, its job
 starts a script of a few lines once on each node (`--mode exec`).
 """
 

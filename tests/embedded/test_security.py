@@ -1,6 +1,6 @@
 """What a stranger on the same network can and cannot do to a job, and what of it others may read.
 
-Attacks on the join's protocol itself are in tests/unit/meet/test_join.py; planted pickles and YAML tags in
+Attacks on the join's protocol itself are in tests/unit/meet/test_hub.py and test_wire.py; planted pickles and YAML tags in
 tests/unit/train/test_checkpoint.py, test_config.py and tests/unit/test_cli.py; shells in tests/unit/host/test_injection.py.
 docs/security.md names them all.
 """

@@ -1,6 +1,7 @@
 """The rooms of the entrypoint: who may import whom, and how large a file or a folder may be."""
 
 import ast
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,6 +76,12 @@ def test_each_folder_is_a_room_and_none_has_more_than_a_dozen_modules() -> None:
     assert {name: count for name, count in folders.items() if count > MOST_FILES} == {}
 
 
+def test_every_folder_is_installed() -> None:
+    listed = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = {path.parent for path in modules().values()}
+    assert {*listed} - {"train"} == {".".join(folder.relative_to(CHECKOUT).parts) for folder in folders}
+
+
 @pytest.mark.parametrize("name", ROOMS)
 def test_a_room_says_at_its_door_what_it_knows(name: str) -> None:
     assert ast.get_docstring(ast.parse((ENTRYPOINT / name / "__init__.py").read_text()))
@@ -90,3 +97,8 @@ def test_a_long_file_says_at_its_top_why_it_is() -> None:
         lines = path.read_text().splitlines()
         top = "\n".join(lines[:40])
         assert len(lines) <= MOST_LINES or "Long because" in top, f"{path}: {len(lines)} lines"
+
+
+def test_no_file_of_unit_tests_has_more_than_600_lines() -> None:
+    files = sorted((CHECKOUT / "tests/unit").rglob("*.py"))
+    assert {path.name: lines for path in files if (lines := len(path.read_text().splitlines())) > 600} == {}

@@ -1,8 +1,8 @@
 """What stands in variables, profiles and the scheduler's answers is data to the job scripts, whatever it looks like.
 
 Each variable that a job script reads is set to text that a shell would run if it were evaluated, also as arithmetic,
-where bash runs what stands in an index. tests/unit/host/test_run_sh.py has the same of containers/run.sh, and
-tests/unit/clusters/test_clusters.py of the values of a profile.
+where bash runs what stands in an index. tests/unit/host/test_environment.py has the same of containers/run.sh, and
+tests/unit/clusters/test_render.py of the values of a profile.
 """
 
 import os
@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bounds import shorten
-from tests.unit.pbs import test_pbs_job
-from tests.unit.slurm.test_slurm_job import Cluster
+from tests.unit.pbs.site import BOUNDS
+from tests.unit.slurm.cluster import Cluster
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 BOUND = 60.0
@@ -117,7 +117,7 @@ class Pbs:
             (folder / name).mkdir(exist_ok=True)
         for name in ("job.sh", "common.sh"):
             shutil.copy(CHECKOUT / "host" / name, folder / "check/host")
-        for name, values in test_pbs_job.BOUNDS.items():
+        for name, values in BOUNDS.items():
             shorten(folder / "check" / name, **values)
         for name, text in STAND_INS.items():
             (folder / name).write_text("#!/bin/bash\n" + text)

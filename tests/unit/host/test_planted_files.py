@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.host.test_injection import Pbs, evils
-from tests.unit.slurm.test_slurm_job import Cluster
+from tests.unit.slurm.cluster import Cluster
 
 
 @pytest.mark.parametrize(

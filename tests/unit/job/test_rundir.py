@@ -1,10 +1,11 @@
-"""What lies where in the run directory."""
+"""What lies where in the run directory, and who may see it."""
 
 from pathlib import Path
 
 import pytest
 
-from entrypoint.job.rundir import RunDirectory
+from entrypoint.errors import BadInput
+from entrypoint.job.rundir import RunDirectory, read_key
 
 
 @pytest.mark.parametrize(
@@ -21,3 +22,57 @@ def test_each_task_has_its_own_plan_and_outcome(local_rank: int | None, task: st
     run = RunDirectory(Path("/run"), 2)
     assert run.plan(3, local_rank) == Path(f"/run/plan.{task}.json")
     assert run.outcome(3, local_rank) == Path(f"/run/outcome/2.{task}")
+
+
+def test_a_run_directory_is_private_and_its_key_is_made_once(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "runs" / "job", 2)
+    run.create()
+    run.make_key()
+    key = read_key(run.key)
+    run.make_key()
+    assert read_key(run.key) == key
+    assert len(key) == 64
+    assert run.path.stat().st_mode & 0o777 == 0o700
+    assert run.key.stat().st_mode & 0o777 == 0o600
+    assert run.log("fd00::1", "rank3", "err") == run.path / "logs" / "2" / "fd00__1.rank3.err"
+
+
+def test_a_run_directory_that_stays_open_to_others_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    tmp_path.chmod(0o770)
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with pytest.raises(BadInput) as refused:
+        RunDirectory(tmp_path, 0).create()
+    assert str(refused.value) == (
+        f"the run directory {tmp_path} is open to others (mode 770) and not yours to close: give --run-dir a directory "
+        "of your own"
+    )
+
+
+def test_a_run_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput) as refused:
+        RunDirectory(tmp_path / "file" / "run", 0).create()
+    assert str(refused.value) == (
+        f"the run directory {tmp_path}/file/run cannot be written (Not a directory): "
+        "give --run-dir a directory that all nodes share and you may write"
+    )
+
+
+def test_a_key_that_is_missing_open_or_short_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    with pytest.raises(BadInput, match="cannot be read: No such file or directory"):
+        read_key(path)
+    path.write_text("0123456789abcdef")
+    path.chmod(0o644)
+    with pytest.raises(BadInput, match=r"is open to others \(mode 644\): chmod 600"):
+        read_key(path)
+    path.chmod(0o600)
+    assert read_key(path) == b"0123456789abcdef"
+    path.write_text("short\n")
+    with pytest.raises(BadInput, match="holds 5 bytes, 16 at least"):
+        read_key(path)

@@ -1,72 +1,41 @@
-"""Whether the image's stack runs on a node: NVIDIA's rules, what is said, and how the driver is asked."""
+"""The rules of what runs where, and the image's description of its stack."""
 
-import asyncio
 import json
-import os
-import platform
-import signal
-import subprocess
-import sys
-import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-import entrypoint
+from entrypoint import cli
 from entrypoint.errors import BadInput
-from entrypoint.job import outcome
-from entrypoint.node import check, driver, gpu
-from entrypoint.node.gpu import Found, Gpu, Needs, Stack
-
-CHECKOUT = Path(entrypoint.__file__).parents[1]
-FACTS = {
-    "name": "cu132",
-    "python": "3.13",
-    "torch": "2.15.0",
-    "torchvision": "0.29.2",
-    "cuda": "13.2",
-    "cudnn": "9.26.0",
-    "nccl": "2.30.7",
-    "driver": "580",
-    "compute_capability": ["7.5", "8.0", "8.6", "9.0", "10.0", "12.0"],
-    "lock_sha256": "5e1f",
-    "others": {
-        "cu118": {"driver": "450.80.02", "compute_capability": ["6.0", "7.0", "7.5", "8.0"]},
-        "cu126": {"driver": "525", "compute_capability": ["5.0", "6.0", "7.0", "7.5", "8.0", "8.6", "9.0"]},
-    },
-}
-CU126 = Needs(driver="525", capabilities=((5, 0), (6, 0), (7, 0), (7, 5), (8, 0), (8, 6), (9, 0)))
-CU132 = Stack(
-    name="cu132",
-    cuda="13.2",
-    lock="5e1f",
-    driver="580",
-    capabilities=((7, 5), (8, 0), (8, 6), (9, 0), (10, 0), (12, 0)),
-    others={
-        "cu118": Needs(driver="450.80.02", capabilities=((6, 0), (7, 0), (7, 5), (8, 0))),
-        "cu126": CU126,
-    },
+from entrypoint.node import gpu
+from entrypoint.node.gpu import Found, Gpu, Stack
+from entrypoint.plan.resolve import resolve
+from tests.unit.node.machines import (
+    CU126,
+    CU132,
+    FACTS,
+    H100,
+    HAS_NONE,
+    ITS_OWN,
+    NOT_FOUND,
+    TAKE_CU126,
+    V100,
+    healthy,
 )
-V100 = Gpu(name="Tesla V100-SXM2-32GB", capability=(7, 0))
+
 A100 = Gpu(name="NVIDIA A100-SXM4-80GB", capability=(8, 0))
 L40S = Gpu(name="NVIDIA L40S", capability=(8, 9))
-H100 = Gpu(name="NVIDIA H100 80GB HBM3", capability=(9, 0))
 B300 = Gpu(name="NVIDIA B300", capability=(10, 3))
 THOR = Gpu(name="NVIDIA Thor", capability=(11, 0))
 NEXT = Gpu(name="NVIDIA R100", capability=(13, 0))
 RTX = Gpu(name="NVIDIA GeForce RTX 3090", capability=(8, 6))
-
-TAKE_CU126 = "use the stack cu126 (make image STACK=cu126, and name that image in APPTRAIN_IMAGE)"
 FORWARD = (
     "on data-centre GPUs use CUDA's forward compatibility, if NVIDIA lists this driver for it: name the directory of "
     "cuda-compat-13-2 in APPTRAIN_CUDA_COMPAT"
 )
-HAS_NONE = "the stack cu132 (CUDA 13.2) has no kernels for"
-ITS_OWN = "only for 7.5, 8.0, 8.6, 9.0, 10.0, 12.0"
 MISMATCH = "system has unsupported display driver / cuda driver combination"
 NO_FORWARD = "forward compatibility was attempted on non supported HW"
-NOT_FOUND = "libcuda.so.1: cannot open shared object file: No such file or directory"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +48,6 @@ class Node:
     stack: Stack = CU132
     visible: str | None = None
     ranks: int | None = None
-
-
-def healthy(*gpus: Gpu, driver: str = "580.65.06", cuda: tuple[int, int] = (13, 0)) -> Found:
-    return Found(driver=driver, cuda=cuda, gpus=gpus)
 
 
 FITTING = [
@@ -277,395 +242,38 @@ def test_a_file_that_describes_no_stack_is_refused(tmp_path: Path, text: str, wh
     )
 
 
-@pytest.mark.parametrize(
-    ("text", "version"),
-    [
-        (
-            "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.183.01  Sun May 12 19:39:15 UTC 2024\n"
-            "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n",
-            "535.183.01",
-        ),
-        (
-            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (dvs-builder@U22)\n",
-            "580.65.06",
-        ),
-        ("NVRM version: NVIDIA UNIX Kernel Module for aarch64  590.44  Mon Aug 4 2025\n", "590.44"),
-        ("GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)\n", None),
-    ],
-)
-def test_the_kernel_module_says_its_version(tmp_path: Path, text: str, version: str | None) -> None:
-    path = tmp_path / "version"
-    path.write_text(text)
-    assert driver.module_version(str(path)) == version
+def gpu_check(seen: int, *options: str, gpus: str | None = None, mode: str = "torchrun") -> str | None:
+    """The refusal of a node listed by hand on which torch sees this many GPUs; None where it may start."""
+    env = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
+    arguments = ["launch", "--nodes", "a,b", "--node-rank", "1", "--mode", mode, *options]
+    plan, _ = resolve(env, vars(cli.parser().parse_args(arguments)), ["x.py"], hostname="b")
+    try:
+        gpu.check_gpus(plan, seen)
+    except BadInput as refused:
+        return str(refused)
+    return None
 
 
-LIBCUDA = """
-#include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-static int number(const char *name) { const char *text = getenv(name); return text ? atoi(text) : 0; }
-static int is_ready;
-
-int cuDriverGetVersion(int *version) { *version = number("FAKE_CUDA"); return 0; }
-int cuInit(unsigned flags) {
-    const char *how = getenv("FAKE_INIT");
-    if (flags) return 1;
-    if (getenv("FAKE_NOISE")) puts("noise");
-    if (how && !strcmp(how, "hang")) for (;;) pause();
-    if (how && !strcmp(how, "crash")) kill(getpid(), SIGKILL);
-    is_ready = !number("FAKE_INIT");
-    return number("FAKE_INIT");
-}
-int cuGetErrorString(int error, const char **text) {
-    if (error == 999) return 1;
-    *text = "the text of the error";
-    return 0;
-}
-int cuDeviceGetCount(int *count) { *count = number("FAKE_GPUS"); return is_ready ? 0 : 3; }
-int cuDeviceGet(int *device, int ordinal) { *device = ordinal + 100; return 0; }
-int cuDeviceGetName(char *name, int size, int device) { snprintf(name, size, "Fake %d", device); return 0; }
-int cuDeviceGetAttribute(int *value, int attribute, int device) {
-    if (attribute != 75 && attribute != 76) return 1;
-    *value = attribute == 75 ? number("FAKE_MAJOR") : device - 100;
-    return 0;
-}
-"""
-LIBNVIDIA_ML = """
-#include <stdio.h>
-#include <stdlib.h>
-
-static int is_ready;
-static int gpus[2] = {7, 8};
-
-int nvmlInit_v2(void) { is_ready = !getenv("FAKE_NVML_LOST"); return is_ready ? 0 : 9; }
-int nvmlSystemGetDriverVersion(char *version, unsigned size) {
-    snprintf(version, size, "%s", "470.256.02");
-    return is_ready ? 0 : 1;
-}
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
-int nvmlDeviceGetHandleByIndex_v2(unsigned index, int **device) { *device = &gpus[index]; return 0; }
-int nvmlDeviceGetName(int *device, char *name, unsigned size) { snprintf(name, size, "NVML %d", *device); return 0; }
-int nvmlDeviceGetCudaComputeCapability(int *device, int *major, int *minor) {
-    *major = *device;
-    *minor = 5;
-    return getenv("FAKE_SECOND_LOST") && *device == 8 ? 15 : 0;
-}
-"""
+def test_gpus_that_nobody_asked_for_are_not_left_idle_in_silence() -> None:
+    assert gpu_check(4) == "torch sees 4 GPUs on b: choose --device cuda or --device cpu"
+    assert gpu_check(4, "--device", "cpu") is None
+    assert gpu_check(0) is None
 
 
-def compiled(folder: Path, name: str, source: str) -> None:
-    subprocess.run(
-        ["cc", "-shared", "-fPIC", "-Wall", "-Werror", "-x", "c", "-", "-o", str(folder / name)],
-        input=source,
-        text=True,
-        check=True,
-        timeout=60,
+def test_a_plan_for_cuda_needs_a_gpu_that_torch_sees() -> None:
+    assert gpu_check(0, gpus="0,1") == (
+        "torch sees no GPU on b, but the plan is for cuda: run `python -m entrypoint check` there "
+        "(driver, --nv, CUDA_VISIBLE_DEVICES), or give --device cpu"
     )
 
 
-@pytest.fixture(scope="module")
-def libcuda(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("libcuda")
-    compiled(folder, "libcuda.so.1", LIBCUDA)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def libnvidia_ml(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("libnvidia-ml")
-    compiled(folder, "libnvidia-ml.so.1", LIBNVIDIA_ML)
-    return folder
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """A node made of fakes. Its libraries stand before any real ones."""
-
-    libraries: tuple[Path, ...]
-    module: Path
-    """What stands for /proc/driver/nvidia/version."""
-    env: dict[str, str] = field(default_factory=dict)
-
-    def look(self, seconds: float = gpu.ANSWER, **env: str) -> Found:
-        path = ":".join(map(str, self.libraries))
-        given = {"LD_LIBRARY_PATH": path, **env}
-        return asyncio.run(gpu.look(given, seconds=seconds, version_file=self.module))
-
-
-@pytest.fixture
-def module(tmp_path: Path) -> Path:
-    path = tmp_path / "version"
-    path.write_text(
-        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:17:34 UTC 2025\n"
+def test_a_derived_number_of_ranks_must_be_what_torch_sees() -> None:
+    assert gpu_check(2, gpus="0,1") is None
+    assert gpu_check(1, gpus="0,1") == (
+        "nproc_per_node is 2 (derived:CUDA_VISIBLE_DEVICES), but torch sees 1 GPUs on b: "
+        "give --nproc-per-node N, or correct the request"
     )
-    return path
-
-
-def empty(folder: Path, *names: str) -> Path:
-    """A folder of libraries that cannot be loaded, in front of any that this machine may have."""
-    folder.mkdir()
-    for name in names:
-        (folder / name).touch()
-    return folder
-
-
-def test_libcuda_tells_its_gpus_and_nvml_is_not_needed(libcuda: Path, module: Path, tmp_path: Path) -> None:
-    machine = Machine(libraries=(libcuda, empty(tmp_path / "none", "libnvidia-ml.so.1")), module=module)
-    assert machine.look(FAKE_CUDA="13020", FAKE_GPUS="2", FAKE_MAJOR="9") == Found(
-        driver="580.65.06",
-        cuda=(13, 2),
-        gpus=(Gpu(name="Fake 100", capability=(9, 0)), Gpu(name="Fake 101", capability=(9, 1))),
-    )
-    assert machine.look(FAKE_CUDA="12040") == Found(driver="580.65.06", cuda=(12, 4))
-    assert machine.look(FAKE_CUDA="12040", FAKE_NOISE="1") == Found(driver="580.65.06", cuda=(12, 4))
-
-
-def test_nvml_tells_the_version_where_the_kernel_module_does_not(
-    libcuda: Path, libnvidia_ml: Path, tmp_path: Path
-) -> None:
-    machine = Machine(libraries=(libcuda, libnvidia_ml), module=tmp_path / "no-such-file")
-    found = machine.look(FAKE_CUDA="11040", FAKE_GPUS="1", FAKE_MAJOR="7")
-    assert found == Found(driver="470.256.02", cuda=(11, 4), gpus=(Gpu(name="Fake 100", capability=(7, 0)),))
-    assert machine.look(FAKE_CUDA="11040", FAKE_NVML_LOST="1") == Found(cuda=(11, 4))
-
-
-def test_nvml_tells_the_gpus_where_cuda_does_not_start(
-    libcuda: Path, libnvidia_ml: Path, module: Path
-) -> None:
-    machine = Machine(libraries=(libcuda, libnvidia_ml), module=module)
-    first, second = Gpu(name="NVML 7", capability=(7, 5)), Gpu(name="NVML 8", capability=(8, 5))
-    mismatch = Found(
-        driver="580.65.06", cuda=(13, 2), error=(803, "the text of the error"), gpus=(first, second)
-    )
-    assert machine.look(FAKE_CUDA="13020", FAKE_INIT="803") == mismatch
-    lost = machine.look(FAKE_CUDA="13020", FAKE_INIT="999", FAKE_SECOND_LOST="1")
-    assert lost == Found(driver="580.65.06", cuda=(13, 2), error=(999, "unknown error"), gpus=(first,))
-
-
-def test_libraries_that_are_not_there_are_no_driver(module: Path, tmp_path: Path) -> None:
-    none = empty(tmp_path / "none", "libcuda.so.1", "libnvidia-ml.so.1")
-    why = (None, f"{none}/libcuda.so.1: file too short")
-    assert Machine(libraries=(none,), module=module).look() == Found(driver="580.65.06", error=why)
-    assert Machine(libraries=(none,), module=tmp_path / "no-such-file").look() == Found(error=why)
-
-
-def test_a_driver_that_hangs_is_left_alone_after_its_time(libcuda: Path, module: Path) -> None:
-    machine = Machine(libraries=(libcuda,), module=module)
-    mark = f"APPTRAIN_TEST={module}"
-    assert machine.look(0.5, FAKE_INIT="hang", APPTRAIN_TEST=str(module)) == Found(silent=True)
-    assert processes_with(mark) == []
-
-
-def processes_with(text: str) -> list[str]:
-    """The command lines of the running processes that have this in their environment."""
-    found = []
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            if text.encode() in (entry / "environ").read_bytes():
-                found.append((entry / "cmdline").read_bytes().replace(b"\0", b" ").decode())
-        except OSError:
-            continue
-    return found
-
-
-def test_a_driver_that_crashes_does_so_alone(libcuda: Path, module: Path) -> None:
-    machine = Machine(libraries=(libcuda,), module=module)
-    assert machine.look(FAKE_INIT="crash") == Found(failed="status -9")
-
-
-def test_a_library_that_lacks_a_function_is_no_reason_to_refuse(module: Path, tmp_path: Path) -> None:
-    compiled(tmp_path, "libcuda.so.1", "int cuInit(unsigned flags) { return flags; }")
-    found = Machine(libraries=(tmp_path,), module=module).look()
-    library = tmp_path / "libcuda.so.1"
-    why = f"status 1: AttributeError: {library}: undefined symbol: cuDriverGetVersion"
-    assert found == Found(failed=why)
-    assert gpu.misfit(CU132, found, node="gpu-a01", visible=None) is None
-
-
-class Launch:
-    """`launch` of one node on fakes, whose torch leaves a mark when it is imported."""
-
-    def __init__(self, folder: Path, libraries: Path):
-        self._folder = folder
-        self.imported = folder / "imported"
-        # The kernel module's version is that of the machine under the test, where it has one.
-        stack = FACTS | {"driver": "1", "others": {}}
-        (folder / "stack.json").write_text(json.dumps(stack))
-        (folder / "torch.py").write_text(
-            f"open({str(self.imported)!r}, 'w').close()\nclass cuda:\n    device_count = staticmethod(lambda: 1)\n"
-        )
-        self._env = {
-            "PATH": os.environ["PATH"],
-            "PYTHONPATH": os.pathsep.join([str(folder), str(CHECKOUT)]),
-            "LD_LIBRARY_PATH": str(libraries),
-            "APPTRAIN_STACK": str(folder / "stack.json"),
-        }
-
-    def start(self, device: str, **env: str) -> subprocess.Popen[str]:
-        argv = [
-            sys.executable,
-            "-P",
-            "-m",
-            "entrypoint",
-            "launch",
-            "--nodes",
-            "127.0.0.1",
-            "--node-rank",
-            "0",
-        ]
-        argv += ["--device", device, "--nproc-per-node", "1", "--run-dir", str(self._folder / "run")]
-        argv += ["--mode", "exec", "--no-python", "--", "echo", "ran"]
-        return subprocess.Popen(
-            argv,
-            cwd=self._folder,
-            env=self._env | env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, device: str, **env: str) -> tuple[int, str, str]:
-        """(exit status, stdout, stderr)."""
-        process = self.start(device, **env)
-        out, err = process.communicate(timeout=120)
-        return process.returncode, out, err
-
-
-def test_a_launch_is_refused_before_torch_is_imported(libcuda: Path, tmp_path: Path) -> None:
-    launch = Launch(tmp_path, libcuda)
-    status, out, err = launch.run("cuda", FAKE_CUDA="13020", FAKE_GPUS="1", FAKE_MAJOR="6")
-    message = (
-        f"{HAS_NONE} GPU 0 (Fake 100, compute capability 6.0) of 127.0.0.1, {ITS_OWN}: add a stack that has them "
-        "(containers/stacks.yaml), or request other GPUs"
-    )
-    assert (status, out) == (64, "")
-    assert err.splitlines()[-1] == f"entrypoint: {message}"
-    assert not launch.imported.exists()
-    ended = outcome.read(tmp_path / "run" / "outcome" / "0.0")
-    assert ended is not None
-    assert (ended.status, ended.error) == (64, message)
-
-
-def test_a_launch_goes_on_where_the_stack_fits(libcuda: Path, tmp_path: Path) -> None:
-    launch = Launch(tmp_path, libcuda)
-    status, out, err = launch.run("cuda", FAKE_CUDA="13020", FAKE_GPUS="1", FAKE_MAJOR="9")
-    assert (status, out) == (0, "ran\n"), err
-    assert launch.imported.exists()
-
-
-def test_a_launch_says_that_the_driver_could_not_be_asked_and_goes_on(libcuda: Path, tmp_path: Path) -> None:
-    status, out, err = Launch(tmp_path, libcuda).run("cuda", FAKE_INIT="crash")
-    assert (status, out) == (0, "ran\n"), err
-    message = "entrypoint: the NVIDIA driver on 127.0.0.1 could not be asked (status -9): going on without"
-    assert err.splitlines().count(message) == 1
-
-
-def test_a_launch_can_be_ended_while_the_driver_hangs(libcuda: Path, tmp_path: Path) -> None:
-    mark = f"APPTRAIN_TEST={tmp_path}"
-    process = Launch(tmp_path, libcuda).start("cuda", FAKE_INIT="hang", APPTRAIN_TEST=str(tmp_path))
-    deadline = time.monotonic() + 15
-    while not any("driver.py" in line for line in processes_with(mark)):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=15)
-    assert (process.returncode, "Traceback" in err) == (143, False), err
-    assert processes_with(mark) == []
-
-
-def test_a_launch_on_cpus_does_not_ask_the_driver(libcuda: Path, tmp_path: Path) -> None:
-    status, out, err = Launch(tmp_path, libcuda).run("cpu", FAKE_INIT="crash")
-    assert (status, out) == (0, "ran\n"), err
-    assert "driver" not in err
-
-
-def checked(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: Found, *, as_json: bool
-) -> tuple[int, str]:
-    """`check` on a machine with this driver, on which torch tells but one thing."""
-
-    async def look(env: object) -> Found:  # noqa: ARG001
-        return found
-
-    monkeypatch.setattr(gpu, "look", look)
-    monkeypatch.setattr(check, "gather", lambda: {"torch": "2.15.0"})
-    monkeypatch.setattr(platform, "node", lambda: "gpu-a01")
-    monkeypatch.setattr(platform, "python_version", lambda: "3.13.5")
-    return check.check(as_json=as_json), capsys.readouterr().out
-
-
-@pytest.fixture
-def image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "stack.json").write_text(json.dumps(FACTS))
-    monkeypatch.setenv("APPTRAIN_STACK", str(tmp_path / "stack.json"))
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
-@pytest.mark.usefixtures("image")
-def test_check_tells_that_the_stack_fits_the_driver(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, out = checked(monkeypatch, capsys, healthy(H100), as_json=False)
-    assert (status, out) == (
-        0,
-        "python          3.13.5\n"
-        "host            gpu-a01\n"
-        "driver          580.65.06\n"
-        "driver_cuda     13.0\n"
-        "stack           cu132\n"
-        "stack_fits      True\n"
-        "gpu_problem     none\n"
-        "torch           2.15.0\n",
-    )
-
-
-@pytest.mark.usefixtures("image")
-def test_check_tells_what_to_do_where_the_stack_does_not_fit(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, out = checked(monkeypatch, capsys, healthy(V100, V100), as_json=True)
-    assert (status, json.loads(out)) == (
-        0,
-        {
-            "python": "3.13.5",
-            "host": "gpu-a01",
-            "driver": "580.65.06",
-            "driver_cuda": "13.0",
-            "stack": "cu132",
-            "stack_fits": False,
-            "gpu_problem": f"{HAS_NONE} GPUs 0, 1 (Tesla V100-SXM2-32GB, compute capability 7.0) of gpu-a01, {ITS_OWN}: "
-            f"{TAKE_CU126}, or request other GPUs",
-            "torch": "2.15.0",
-        },
-    )
-
-
-@pytest.mark.usefixtures("image")
-def test_check_does_not_ask_torch_where_the_driver_hangs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, out = checked(monkeypatch, capsys, Found(silent=True), as_json=True)
-    facts = json.loads(out)
-    assert status == 1
-    assert "torch" not in facts
-    assert facts["error"] == "the NVIDIA driver does not answer: torch is not asked, it would wait for it"
-    assert facts["stack_fits"] is False
-
-
-@pytest.mark.usefixtures("image")
-def test_check_on_a_node_without_a_driver_leaves_open_whether_the_stack_fits(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    status, out = checked(monkeypatch, capsys, Found(error=(None, NOT_FOUND)), as_json=True)
-    facts = json.loads(out)
-    assert status == 0
-    assert (facts["driver"], facts["stack"], facts["stack_fits"], facts["gpu_problem"]) == (
-        None,
-        "cu132",
-        None,
-        None,
+    assert gpu_check(4, "--device", "cuda", "--nproc-per-node", "2") is None
+    assert gpu_check(1, "--device", "cuda", "--nproc-per-node", "2") == (
+        "nproc_per_node is 2 (flag), but torch sees 1 GPUs on b: give --nproc-per-node N, or correct the request"
     )

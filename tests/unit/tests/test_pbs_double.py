@@ -1,202 +1,35 @@
-"""The double of OpenPBS, held to the recordings of the real one; and a naive job script, which must fail on it.
-
-What a request becomes and which variables there are is compared with every recording; what happens to processes,
-with the transcripts under tests/recordings/openpbs/logs.
-"""
+"""The double of OpenPBS, held to recordings: processes."""
 
 import os
-import pwd
 import re
 import shlex
 import signal
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.pbs_double import commands, local, mom, request, variables
+from tests.pbs_double import commands, local
 from tests.pbs_double.config import Config
 from tests.pbs_double.local import Local
 from tests.pbs_double.server import NODE_DOWN
-from tests.pbs_double.variables import Job, Site
+from tests.unit.tests.double import (
+    BOUND,
+    HOSTS,
+    KILL_DELAY,
+    PATIENT,
+    RECORDINGS,
+    TASK,
+    TWO,
+    qdel,
+    ran,
+    runs,
+    started,
+    there,
+    until,
+)
 
-RECORDINGS = Path(__file__).parents[2] / "recordings/openpbs"
 LOGS = RECORDINGS / "logs"
-CASES = sorted(path.parent.name for path in RECORDINGS.glob("*/nodefile"))
-NOT_OURS = {"CASE", "MYVAR"}
-"""Set by the recording's own script and request."""
-HOSTS = ("pbsn1", "pbsn2", "pbsn3")
-KILL_DELAY = 1.0
-"""Seconds, of the queue for what lingers; the real one's default is that of Config."""
-BOUND = 50.0  # s, for anything waited for here
-PATIENT = 600.0
-"""Of the other queue, where nothing must wait for it."""
-TWO = ("-l", "select=2:ncpus=1", "-l", "place=scatter")
-TASK = """\
-trap 'echo $EPOCHREALTIME TERM >>{log}.$PBS_NODENUM' TERM
-exec {{pause}}<> <(:)
-echo $EPOCHREALTIME start >>{log}.$PBS_NODENUM
-for ((i = 0; i < 1800; i++)); do echo $EPOCHREALTIME alive >>{log}.$PBS_NODENUM; read -t 0.05 -u $pause; done
-"""
-"""Logs every TERM and goes on, for a minute and a half."""
-
-
-def recorded(case: str) -> dict[str, str]:
-    lines = (RECORDINGS / case / "job.txt").read_text().splitlines()
-    found = dict(line.partition(" = ")[::2] for line in lines[1:] if " = " in line)
-    return {"options": lines[0].partition(": ")[2].partition("  ")[0], **found}
-
-
-def asked(options: str) -> request.Request:
-    words, _ = commands._getopt(shlex.split(options), commands.QSUB_OPTIONS, "qsub")
-    return request.read(commands._resources(words))
-
-
-def placed(case: str) -> list[request.Placed]:
-    free = {host: {"ncpus": 16, "ngpus": 8} for host in HOSTS}
-    beside = dict.fromkeys(HOSTS, 1) if recorded(case)["exec_host"].startswith("pbsn1/1") else {}
-    found = request.arrange(asked(recorded(case)["options"]), free, beside)
-    assert found is not None
-    return found
-
-
-def environment(path: Path) -> dict[str, str]:
-    lines = path.read_text().splitlines()
-    return {n: v for n, v in (line.split("=", 1) for line in lines) if n not in NOT_OURS}
-
-
-def test_the_recordings_are_there() -> None:
-    assert len(CASES) == 14
-    assert Config(address="").kill_delay == 10.0
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_request_becomes_what_the_recording_says(case: str) -> None:
-    told = recorded(case)
-    chunks, listed = placed(case), asked(told["options"]).listed
-    assert request.node_file(chunks) == (RECORDINGS / case / "nodefile").read_text().split()
-    assert request.exec_host(chunks) == told["exec_host"]
-    assert request.exec_vnode(chunks) == told["exec_vnode"]
-    assert {f"Resource_List.{name}": value for name, value in listed.items()} == {
-        name: value for name, value in told.items() if name.startswith("Resource_List.")
-    }
-
-
-def test_a_chunk_larger_than_any_host_stays_queued_with_the_recorded_comment() -> None:
-    told = recorded("old_gadi_ncpus96_ngpus8")
-    wanted = asked("-l ncpus=96 -l ngpus=8 -l mem=4gb")
-    total = {host: {"ncpus": 16, "ngpus": 8} for host in HOSTS}
-    assert request.arrange(wanted, total, {}) is None
-    assert request.why_never(wanted, total) == told["comment"]
-    assert {f"Resource_List.{n}": v for n, v in wanted.listed.items()} == {
-        name: value for name, value in told.items() if name.startswith("Resource_List.")
-    }
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_script_and_tasks_have_exactly_the_recorded_variables(case: str) -> None:
-    chunks = placed(case)
-    files = sorted((RECORDINGS / case).glob("*.env"))
-    assert files
-    for file in files:
-        real = environment(file)
-        array = re.fullmatch(r"(\d+)\[(\d+)\](\..*)", real["PBS_JOBID"])
-        given = commands._variables(
-            dict(
-                commands._getopt(shlex.split(recorded(case)["options"]), commands.QSUB_OPTIONS, "qsub")[0]
-            ).get("-v", "")
-        )
-        job = Job(
-            id=real["PBS_JOBID"],
-            name=real["PBS_JOBNAME"],
-            user="alice",
-            home="/home/alice",
-            shell="/bin/bash",
-            queue="workq",
-            cookie=real["PBS_JOBCOOKIE"],
-            submitted={name: value for name, value in real.items() if name.startswith("PBS_O_")},
-            given={name: value for name, value in given.items() if name not in NOT_OURS},
-            hosts=request.hosts(chunks),
-            lines=request.node_file(chunks),
-            chunks=request.line_chunks(chunks),
-            array_id=f"{array[1]}[]{array[3]}" if array else "",
-            array_index=array[2] if array else "",
-        )
-        site = Site(nodefile=f"/var/spool/pbs/aux/{job.id}", tmpdir=f"/var/tmp/pbs.{job.id}", port=15003)
-        if file.name.startswith("script."):
-            path = {"PATH": real["PATH"]}  # the login shell's profile sets it
-            assert {**variables.script(job, site), **path} == real
-            continue
-        host = re.split(r"[.-]", file.name)[-2]
-        index = re.search(r"(?:-n|all\.)(\d+)", file.name)
-        line = int(index[1]) % len(job.lines) if index else job.lines.index(host)
-        assert job.lines[line] == host
-        number = int(real["PBS_TASKNUM"], 16) & 0xFFFF
-        assert variables.task(job, site, line=line, number=number) == real, file.name
-
-
-def test_select_beside_a_plain_resource_is_refused() -> None:
-    with pytest.raises(request.Refused) as refused:
-        asked("-l select=2 -l ncpus=4")
-    assert str(refused.value) == '"-lresource=" cannot be used with "select" or "place", resource is: ncpus'
-
-
-def test_a_hook_splits_old_requests_over_nodes_where_a_site_has_one() -> None:
-    found = request.read({"ncpus": "96", "ngpus": "8"}, split=48)
-    assert (found.listed["select"], found.listed["place"]) == ("2:ncpus=48:ngpus=4", "scatter")
-
-
-def test_variables_are_split_at_commas_and_lose_their_quotes_unless_they_come_from_the_environment(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("BAR", 'it\'s, of "all"')
-    assert commands._variables("A=1,B=x y,BAR") == {"A": "1", "B": "x y", "BAR": 'it\'s, of "all"'}
-    assert commands._variables("A=-- a.py 'b c',B='1,2',C=1\\,2") == {
-        "A": "-- a.py b c",
-        "B": "1,2",
-        "C": "1,2",
-    }
-
-
-@pytest.mark.parametrize("text", ["A=1,two", "A=it's", "=1"])
-def test_a_list_of_variables_that_qsub_cannot_read_is_refused(
-    text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit):
-        commands._variables(text)
-    assert capsys.readouterr().err == "qsub: cannot send environment with the job\n"
-
-
-# --- processes -------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def pbs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local]:
-    folder = tmp_path_factory.mktemp("pbs")
-    with local.up(folder, HOSTS, kill_delay=PATIENT, queues={"hasty": KILL_DELAY}) as found:
-        yield found
-
-
-def runs(pid: int) -> bool:
-    """Whether there is such a process, and it is more than a zombie."""
-    return pid in mom.alive([os.getsid(pid)]) if Path(f"/proc/{pid}").exists() else False
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + BOUND
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-
-
-def ran(pbs: Local, script: str, *options: str, name: str = "t") -> tuple[str, str, dict[str, str]]:
-    """(stdout, stderr, attributes) of a job."""
-    id = pbs.submit(f"#!/bin/bash\n{script}\n", "-N", name, *(options or TWO))
-    ended = pbs.wait(id)
-    number = id.split(".")[0]
-    out, err = (pbs.home / f"{name}.{letter}{number}" for letter in "oe")
-    return out.read_text(), err.read_text(), ended
 
 
 def transcript(name: str, command: str) -> list[str]:
@@ -319,34 +152,10 @@ def test_the_rest_of_a_tasks_session_dies_with_its_first_process_and_what_called
     os.kill(outside_pid, signal.SIGKILL)
 
 
-def there(*files: Path) -> str:
-    """Waits for something in these files, in bash."""
-    tests = " && ".join(f"-s {file}" for file in files)
-    return f"until [[ {tests} ]]; do sleep 0.02; done"
-
-
 def times(log: Path, host: int) -> tuple[list[float], float]:
     """When a task got TERM, and when it was last seen alive."""
     lines = [line.split() for line in Path(f"{log}.{host}").read_text().splitlines()]
     return [float(when) for when, what in lines if what == "TERM"], max(float(when) for when, _ in lines)
-
-
-def started(log: Path) -> None:
-    until(lambda: all(Path(f"{log}.{host}").exists() for host in (0, 1)), "the tasks start")
-
-
-def qdel(
-    pbs: Local, script: str, log: Path, *options: str, queue: str = "workq"
-) -> tuple[float, dict[str, str], str]:
-    """(when qdel was called, attributes, stdout) of a job that was deleted once its tasks had started."""
-    task = log.with_name("task.sh")
-    task.write_text(TASK.format(log=log))
-    id = pbs.submit(f"#!/bin/bash\n{script.format(task=task)}\n", "-N", "q", "-q", queue, *TWO)
-    started(log)
-    when = time.time()
-    assert pbs.run("qdel", *options, id).returncode == 0
-    ended = pbs.wait(id)
-    return when, ended, (pbs.home / f"q.o{id.split('.')[0]}").read_text()
 
 
 def test_a_plain_scripts_tasks_are_killed_right_after_term_on_all_hosts(pbs: Local, tmp_path: Path) -> None:
@@ -605,74 +414,3 @@ def test_qstat_wraps_long_lines(pbs: Local) -> None:
     assert max(map(len, shown.splitlines())) <= 79
     assert f"LONG={text}" in shown.replace("\n\t", "")
     assert pbs.run("qstat", "-f", id).returncode == commands.FINISHED
-
-
-# --- what a naive job script runs into ---------------------------------------------------------------------------------
-
-NAIVE = """\
-export MASTER=$(head -n 1 $PBS_NODEFILE) NNODES=2 DATA="$PWD/data"
-echo started
-pbsdsh -- bash -c 'echo "node ${PBS_NODEID-none} of ${NNODES-none} master ${MASTER-none} in $PWD"; exit $PBS_NODENUM'
-"""
-"""As tutorials have it: exports, PBS_NODEID, and the status of pbsdsh."""
-
-
-def test_a_naive_script_knows_neither_rank_nor_master_on_any_node_and_ends_well(pbs: Local) -> None:
-    out, _, ended = ran(pbs, NAIVE)
-    lines = [line for line in out.splitlines() if line.startswith("node")]
-    assert lines == [f"node none of none master none in {pbs.home}"] * 2
-    assert ended["Exit_status"] == "0", "although a task failed"
-
-
-def test_a_naive_script_runs_two_tasks_on_one_host_when_chunks_are_packed(pbs: Local) -> None:
-    out, _, _ = ran(
-        pbs,
-        NAIVE.replace("$PBS_NODEID", "$PBS_NODENUM").replace("${PBS_NODEID-none}", "$PBS_NODENUM"),
-        "-l",
-        "select=2:ncpus=1",
-    )
-    assert [line.split()[1] for line in out.splitlines() if line.startswith("node")] == ["0", "0"]
-
-
-def test_a_naive_script_loses_what_its_tasks_would_save(pbs: Local, tmp_path: Path) -> None:
-    saving = "trap 'sleep 1; touch {log}.saved.$PBS_NODENUM; exit' TERM\ntouch {log}.$PBS_NODENUM; sleep 60 & wait; wait\n"
-    log = tmp_path / "log"
-    task = tmp_path / "save.sh"
-    task.write_text(saving.format(log=log))
-    id = pbs.submit(f"#!/bin/bash\npbsdsh -- bash {task}\n", *TWO)
-    started(log)
-    pbs.run("qdel", id)
-    pbs.wait(id)
-    assert sorted(path.name for path in tmp_path.glob("log.saved*")) == []
-
-
-def test_a_naive_script_that_counts_hosts_from_one_runs_twice_on_the_first_and_never_asks(pbs: Local) -> None:
-    script = 'for i in 1 2; do pbsdsh -n $i -- sh -c "echo rank $((i - 1)) on \\$PBS_NODENUM"; done'
-    out, err, ended = ran(pbs, script)
-    assert (sorted(out.splitlines()), err) == (["rank 0 on 1", "rank 1 on 0"], "")
-    assert ended["Exit_status"] == "0"
-
-
-def test_a_naive_script_that_starts_torchrun_itself_runs_on_the_first_host_alone(pbs: Local) -> None:
-    out, _, _ = ran(pbs, 'echo "torchrun --nnodes $(sort -u $PBS_NODEFILE | wc -l) on $PBS_NODENUM"')
-    assert out == "torchrun --nnodes 2 on 0\n"
-
-
-def test_a_naive_script_gets_no_answer_from_a_command_substitution(pbs: Local) -> None:
-    out, _, _ = ran(pbs, 'MASTER=$(pbsdsh -n 0 -- hostname); echo "master <$MASTER>"')
-    assert "master <>" in out.splitlines()
-
-
-def test_a_naive_script_leaves_what_called_setsid_on_every_host(pbs: Local, tmp_path: Path) -> None:
-    file = tmp_path / "pid.$PBS_NODENUM"
-    task = f"setsid bash -c 'echo $$ >{file}; exec sleep 304' & {there(file)}"
-    ran(pbs, f"pbsdsh -- bash -c {shlex.quote(task)}")
-    left = [int((tmp_path / f"pid.{host}").read_text()) for host in (0, 1)]
-    assert [runs(pid) for pid in left] == [True, True]
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
-
-
-def test_whoever_submits_is_known_by_the_password_file(pbs: Local) -> None:
-    out, _, _ = ran(pbs, "echo $USER")
-    assert out.strip() == pwd.getpwuid(os.getuid()).pw_name
