@@ -5,7 +5,7 @@
 #   IN=venv      where `make demo` trains: in VENV, or in the image (IN=image)
 #   STACK=NAME BASE=auto EXTRA=FILE OFFLINE=DIR IMAGE=FILE   of `make image` (docs/containers.md)
 #   DIR=DIR      of `make venv`: a venv of your own on top of the image, for packages that it lacks
-#   CLUSTER=NAME GPUS=N PARTITION= ACCOUNT= TIME= OPTIONS='...' DRY_RUN=1   of `make submit` (docs/site.md)
+#   CLUSTER=NAME GPUS=N PARTITION= ACCOUNT= TIME= OPTIONS='...' DRY_RUN=1 FOLLOW=1   of `make submit` (docs/site.md)
 #   TORCHVISION=DIR   of `make bench ARGS=gpu`: a checkout of github.com/pytorch/vision (docs/training.md)
 #   ARGS='...'   further arguments of demo, test, test-unit, test-gpu, mutants, faults, lock and bench
 VENV ?= .venv
@@ -27,6 +27,7 @@ TIME =
 OPTIONS =
 PROFILE =
 DRY_RUN =
+FOLLOW =
 export VENV PYTHON NODES CONFIG IMAGE_VENV STACK BASE EXTRA OFFLINE IMAGE DIR CLUSTER GPUS PARTITION ACCOUNT TIME OPTIONS PROFILE
 python = "$$VENV/bin/python" -P
 pytest = $(python) -m pytest -n auto --dist loadgroup
@@ -38,6 +39,17 @@ gpu_alone = $(filter gpu,$(firstword $(ARGS)))
 build = "$$IMAGE_VENV/bin/python" containers/build.py --stack "$$STACK" --base "$$BASE" --extra "$$EXTRA" \
 	--offline "$$OFFLINE" --image "$$IMAGE"
 
+# A misspelled setting is refused: else `make submit NODE=8` would submit 2 nodes.
+settings = VENV PYTHON NODES CONFIG IMAGE_VENV STACK BASE EXTRA OFFLINE IMAGE IN DIR CLUSTER GPUS PARTITION ACCOUNT TIME OPTIONS \
+	PROFILE DRY_RUN FOLLOW TORCHVISION ARGS REGISTRY DEBIAN_MIRROR UV
+of_others = APPTRAIN_% PIP_% UV_% APPTAINER_% CUDA_% OMP_% %_proxy %_PROXY CI HOME PATH TMPDIR SHELL MAKEFLAGS
+given := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+unknown := $(firstword $(filter-out $(settings) $(of_others),$(given)))
+ifneq ($(unknown),)
+near := $(shell cd '$(dir $(lastword $(MAKEFILE_LIST)))' && "$$(tools/login-python.sh any)" -m entrypoint.spelling '$(unknown)' $(settings))
+$(error $(unknown): no target reads this$(or $(near),: make help lists what they read))
+endif
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 .PHONY: help demo test test-unit test-cluster test-gpu test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell profiles submit faults mutants lint lock bench venv venv-image venv-dev clean clean-venv
@@ -47,7 +59,7 @@ help: ## list the targets
 
 demo: $(if $(filter image,$(IN)),,venv) ## train on two embedded nodes on this machine (NODES=2 CONFIG=digits IN=venv|image ARGS=...)
 	$(if $(filter-out venv image,$(IN)),$(error IN=$(IN): give IN=venv or IN=image))
-	$(if $(filter image,$(IN)),$(inside) python -P,$(python)) -m entrypoint.embedded --nodes "$$NODES" -- -m train --config "$$CONFIG" $(ARGS)
+	$(if $(filter image,$(IN)),$(inside) python -P -m entrypoint.embedded --nodes "$$NODES" -- -m train --config "$$CONFIG",./apptrain demo --nodes "$$NODES" --config "$$CONFIG" --) $(ARGS)
 
 test: venv-dev ## all tests: unit, real torchrun processes and, as root on a Debian, real Apptainer and Slurm
 	@status=0; \
@@ -99,8 +111,8 @@ profiles: ## check the site profiles of clusters/ and write their host files (PR
 	@python=$$(tools/login-python.sh) && "$$python" -m clusters.render $(if $(PROFILE),"$$PROFILE")
 
 submit: ## submit the job script as a site's profile says (CLUSTER=NAME NODES=2 ARGS='-- CMD' DRY_RUN=1 ...)
-	@python=$$(tools/login-python.sh) && "$$python" -m clusters.submit $(if $(DRY_RUN),--dry-run) --cluster "$$CLUSTER" --nodes "$$NODES" \
-		--gpus "$$GPUS" --partition "$$PARTITION" --account "$$ACCOUNT" --time "$$TIME" --options="$$OPTIONS" -- $(ARGS)
+	@./apptrain submit $(if $(DRY_RUN),--dry-run) $(if $(FOLLOW),--follow) --cluster "$$CLUSTER" --nodes "$$NODES" --gpus "$$GPUS" \
+		--partition "$$PARTITION" --account "$$ACCOUNT" --time "$$TIME" --options="$$OPTIONS" $(ARGS)
 
 faults: venv-dev ## break a training on the Slurm cluster in every way: docs/reliability.md (root, Debian; ARGS=--help)
 	$(python) -m tests.faults $(ARGS)
@@ -108,7 +120,7 @@ faults: venv-dev ## break a training on the Slurm cluster in every way: docs/rel
 mutants: venv-dev ## change the code in small ways and see whether the tests notice (ARGS='--seed 2', ARGS=--help)
 	@$(python) -m tests.mutants $(ARGS)
 
-lint: venv-dev ## ruff, mypy --strict, shellcheck
+lint: venv-dev ## ruff, mypy --strict, shellcheck, Python 3.9 for login nodes
 	@PATH="$$(realpath "$$VENV")/bin:$$PATH" tools/lint.sh
 
 lock: venv-image ## write all hash locks anew from *.in, containers/stacks.yaml and the mirror (ARGS=--upgrade)

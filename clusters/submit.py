@@ -7,7 +7,6 @@ is what is printed and what is run.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import os
 import re
 import shlex
@@ -19,18 +18,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
+from clusters import carry, follow, foresee
 from clusters.render import Parser, host_file, load_checked, remedy
 from containers import stacks
+from entrypoint import spelling
+from entrypoint.cli import EXIT_STATUS
 from entrypoint.errors import BadInput
-from entrypoint.plan.profile import CLUSTERS, GPUS_ASKED_FOR, VARIABLE, Profile, find
+from entrypoint.plan.options import OPTIONS
+from entrypoint.plan.profile import CLUSTERS, GPUS_ASKED_FOR, Profile, expanded, find
+from entrypoint.plan.sources import HelpFormatter, split_command
 
 CHECKOUT: Final = CLUSTERS.resolve().parent
 SCRIPTS: Final = {"slurm": "slurm/multinode.sbatch", "pbs": "pbs/multinode.pbs"}
 PROGRAMS: Final = {"slurm": "sbatch", "pbs": "qsub"}
-CARRIED: Final = re.compile(r"""[^,"'\\\x00-\x1f\x7f]*""")
-"""What a value may hold in the list of `qsub -v`, whose quoting differs from PBS to PBS."""
-ARGUMENTS: Final = ("APPTRAIN_ARGS", "APPTRAIN_ARGS_FILE")
-EVERYWHERE: Final = ("HOME", "USER", "LOGNAME")
+OF_JOB: Final = """options of the job, such as
+  --device cpu --nproc-per-node 2 --on-failure restart --run-dir DIR --stop-before 300
+  `apptrain launch --help` has them all.
+
+First: apptrain submit --cluster NAME --dry-run -- my_script.py
+Then: the same with --follow. `make submit CLUSTER=NAME ARGS='-- my_script.py'` does it too,
+and ends with 2 if this ends with 64.
+"""
 
 
 @dataclass(frozen=True)
@@ -53,77 +61,113 @@ class Wish:
 class Submission:
     words: list[str]
     """The command line."""
+    env: Mapping[str, str]
+    """What the job gets of the variables here, without those that have its arguments."""
     file: Path | None = None
     """To be written first, with the arguments that the command line cannot hold."""
 
 
 def main(arguments: Sequence[str]) -> int:
     try:
-        options, rest = _parse(arguments)
+        options, job = _parse(arguments)
+        if isinstance(options.follow, str):
+            return follow.follow(options.follow, _scheduler(options.cluster))
         profile, file = _profile(options.cluster or os.environ.get("APPTRAIN_PROFILE", ""))
-        submission = plan(profile, file, _wish(options, rest), os.environ, Path.cwd())
+        wish, cwd = _wish(options, job), Path.cwd()
+        submission = plan(profile, file, wish, os.environ, cwd)
+        lines = foresee.foresee(_request(profile, wish, os.environ), submission.env, cwd)
         if not options.dry_run:
             _check(profile, submission)
+        for line in lines:
+            _say(line)
         if not profile.tested:
-            print(
-                f"submit: {profile.name} was never run there (tested is empty): check this:", file=sys.stderr
-            )
+            _say(f"{profile.name} was never run there (tested is empty): check this:")
         print(shlex.join(submission.words), flush=True)
-        return 0 if options.dry_run else _submit(rest, submission)
+        if options.dry_run:
+            return 0
+        status, job_id = _submit(job, submission)
+        if status or options.follow is None:
+            return status
+        return follow.follow(job_id, profile.scheduler)
     except (BadInput, stacks.BadInput) as error:
-        print(f"submit: {error}", file=sys.stderr)
+        _say(error)
         return error.status
 
 
+def _say(text: object) -> None:
+    print(f"submit: {text}", file=sys.stderr, flush=True)
+
+
 def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:
-    """The options, and what stands behind the first --, which is the job script's."""
-    at = list(arguments).index("--") if "--" in arguments else len(arguments)
+    """The options, and what is the job script's: all options that are not ours, and CMD behind --."""
+    before, command = split_command(arguments)
     parser = Parser(
-        prog="clusters/submit.py",
-        usage="clusters/submit.py --cluster NAME --nodes N [options] [-- ARGS of the job script]",
-        description=__doc__.split("\n\n")[0],
+        prog="apptrain submit",
+        usage="apptrain submit --cluster NAME [options] [options of the job] [-- CMD ...]",
+        description="Submit a job to a cluster, as the profile of its site says. CMD is a script with its "
+        "arguments, or -m MODULE; without one, the reference job.",
+        epilog=f"{OF_JOB}\n{EXIT_STATUS}",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
     )
-    parser.add_argument("--cluster", default="", metavar="NAME", help="a profile of clusters/, or its path")
-    parser.add_argument("--nodes", default="2", metavar="N", help="(%(default)s)")
-    parser.add_argument("--gpus", default="", metavar="N", help="of each node (all that it has)")
-    parser.add_argument("--partition", default="", metavar="NAME", help="of Slurm, or a queue of PBS")
-    parser.add_argument("--account", default="", metavar="NAME")
-    parser.add_argument("--time", default="", metavar="HH:MM:SS")
-    parser.add_argument(
-        "--options", default="", metavar="WORDS", help="further ones of sbatch or qsub, quoted"
-    )
-    parser.add_argument("--dry-run", action="store_true", help="print the command line, and submit nothing")
-    return parser.parse_args(arguments[:at]), tuple(arguments[at + 1 :])
+    add = parser.add_argument
+    add("--cluster", default="", metavar="NAME", help="a profile of clusters/, or its path")
+    add("--nodes", default="2", metavar="N", help="(default: 2)")
+    add("--gpus", default="", metavar="N", help="of each node (default: all that it has)")
+    add("--partition", default="", metavar="NAME", help="of Slurm, or a queue of PBS")
+    add("--account", default="", metavar="NAME")
+    add("--time", default="", metavar="HH:MM:SS")
+    add("--options", default="", metavar="WORDS", help="further ones of sbatch or qsub, quoted")
+    add("--dry-run", action="store_true", help="show what would run, and submit nothing")
+    add("--follow", nargs="?", const=True, metavar="JOB", help="show the job until it ends, or that JOB")
+    options, job = parser.parse_known_args(before)
+    known = [f"--{option.name}" for option in OPTIONS if not option.plan_only]
+    own = [f"--{name.replace('_', '-')}" for name in vars(options)]
+    for word in job:
+        name = word.partition("=")[0].replace("_", "-")
+        if word.startswith("-") and name not in known:
+            meant = spelling.meant(name, [*own, *known]) or " (see apptrain submit --help)"
+            raise BadInput(f"{word}: no option of submit, nor of a job{meant}")
+    return options, (*job, *(["--", *command] if command else []))
+
+
+def _scheduler(cluster: str) -> str:
+    """Of a job that is there already."""
+    if cluster:
+        return _profile(cluster)[0].scheduler
+    return "slurm" if shutil.which("squeue") else "pbs"
 
 
 def _profile(name: str) -> tuple[Profile, Path]:
+    known = sorted(file.stem for file in CLUSTERS.glob("*.yaml"))
+    choice = f"give one of {', '.join(known)}, or the path of a profile"
     if not name:
-        known = ", ".join(sorted(file.stem for file in CLUSTERS.glob("*.yaml")))
-        raise BadInput(f"CLUSTER is missing: give one of {known}, or the path of a profile")
+        raise BadInput(f"--cluster is missing: {choice}")
     file = find(name)
     if not file.exists() and file.parent == CLUSTERS:
-        known = ", ".join(sorted(file.stem for file in CLUSTERS.glob("*.yaml")))
-        raise BadInput(f"CLUSTER={name}: there is no {file}: give one of {known}, or the path of a profile")
-    profile, text = load_checked(file, f"CLUSTER={name}")
+        raise BadInput(f"--cluster {name}: there is no {file}{spelling.meant(name, known) or f': {choice}'}")
+    profile, text = load_checked(file, f"--cluster {name}")
     made = host_file(file)
     if not made.exists() or made.read_text(encoding="utf-8") != text:
-        raise BadInput(f"CLUSTER={name}: {made} is not made from {file.name} as that is now: {remedy(file)}")
+        raise BadInput(
+            f"--cluster {name}: {made} is not made from {file.name} as that is now: {remedy(file)}"
+        )
     return profile, file
 
 
 def _wish(options: argparse.Namespace, arguments: tuple[str, ...]) -> Wish:
     if options.time and not re.fullmatch("[0-9]{1,4}:[0-5][0-9]:[0-5][0-9]", options.time):
-        raise BadInput(f"TIME={options.time}: give HH:MM:SS")
+        raise BadInput(f"--time {options.time}: give HH:MM:SS")
     for name in ("partition", "account"):
         if re.search(r"\s", getattr(options, name)):
-            raise BadInput(f"{name.upper()}={getattr(options, name)}: give one word")
+            raise BadInput(f"--{name} {getattr(options, name)}: give one word")
     try:
         further = tuple(shlex.split(options.options))
     except ValueError as error:
-        raise BadInput(f"OPTIONS={options.options}: {error}: quote it as for a shell") from None
+        raise BadInput(f"--options {options.options}: {error}: quote it as for a shell") from None
     return Wish(
-        nodes=_number("NODES", options.nodes),
-        gpus=_number("GPUS", options.gpus) if options.gpus else None,
+        nodes=_number("--nodes", options.nodes),
+        gpus=_number("--gpus", options.gpus) if options.gpus else None,
         partition=options.partition,
         account=options.account,
         time=options.time,
@@ -134,13 +178,17 @@ def _wish(options: argparse.Namespace, arguments: tuple[str, ...]) -> Wish:
 
 def _number(name: str, text: str) -> int:
     if not re.fullmatch("[1-9][0-9]{0,5}", text):
-        raise BadInput(f"{name}={text}: give a whole number from 1")
+        raise BadInput(f"{name} {text}: give a whole number from 1")
     return int(text)
+
+
+def _image(profile: Profile, env: Mapping[str, str]) -> Path:
+    return Path(env.get("APPTRAIN_IMAGE") or stacks.find(profile.container.stack).image)
 
 
 def _check(profile: Profile, submission: Submission) -> None:
     """Raises BadInput where a job would wait in the queue for nothing."""
-    image = Path(os.environ.get("APPTRAIN_IMAGE") or stacks.find(profile.container.stack).image)
+    image = _image(profile, os.environ)
     if not image.exists():
         stack = f" STACK={profile.container.stack}" if profile.container.stack else ""
         raise BadInput(f"there is no image {image}: make image{stack}, or give another in APPTRAIN_IMAGE")
@@ -149,8 +197,8 @@ def _check(profile: Profile, submission: Submission) -> None:
         raise BadInput(f"{program} is not in PATH: submit on a login node of that cluster")
 
 
-def _submit(arguments: tuple[str, ...], submission: Submission) -> int:
-    """Run the command line; returns its status."""
+def _submit(arguments: tuple[str, ...], submission: Submission) -> tuple[int, str]:
+    """Run the command line; returns its status, and the job's id in its last line."""
     try:
         if submission.file:
             submission.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -158,7 +206,10 @@ def _submit(arguments: tuple[str, ...], submission: Submission) -> int:
                 file.write(b"".join(os.fsencode(word) + b"\0" for word in arguments))
     except OSError as error:
         raise BadInput(f"{submission.file} cannot be written: {error.strerror}") from None
-    return subprocess.run(submission.words, check=False).returncode
+    done = subprocess.run(submission.words, check=False, stdout=subprocess.PIPE)
+    print(done.stdout.decode(errors="replace"), end="", flush=True)
+    words = done.stdout.decode(errors="replace").split()
+    return done.returncode, words[-1] if words else ""
 
 
 def _private(path: str, flags: int) -> int:
@@ -179,19 +230,21 @@ def plan(profile: Profile, file: Path, wish: Wish, env: Mapping[str, str], cwd: 
     path = SCRIPTS[profile.scheduler] if cwd.resolve() == CHECKOUT else str(script)
     if profile.scheduler == "slurm":
         job = ["--profile", name, *wish.arguments]
+        seen = {key: value for key, value in env.items() if not key.startswith(("SLURM_", "PBS_"))}
         if profile.request.form != "wrapped":
-            return Submission(["sbatch", *_slurm(profile, wish), path, *job])
+            return Submission(["sbatch", *_slurm(profile, wish), path, *job], seen)
         wrap = "exec " + shlex.join(["bash", str(script), *job])
-        return Submission(["sbatch", *_directives(script), *_slurm(profile, wish), f"--wrap={wrap}"])
+        return Submission(["sbatch", *_directives(script), *_slurm(profile, wish), f"--wrap={wrap}"], seen)
     if not script.exists():
         raise BadInput(f"there is no {script}: use a whole checkout")
     directives = ["-C", "", *_directives(script)] if profile.request.form == "totals" else []
-    arguments, arguments_file = _arguments(wish.arguments, cwd)
-    needed = _needed(profile, name, env, cwd)
+    arguments, arguments_file = carry.arguments(wish.arguments, cwd)
+    needed = carry.needed(profile, name, env, cwd)
     if arguments:
-        needed = {key: value for key, value in needed.items() if key not in ARGUMENTS}
-    carried = _carried({**needed, **arguments})
-    return Submission(["qsub", *directives, *_pbs(profile, wish), "-v", carried, path], arguments_file)
+        needed = {key: value for key, value in needed.items() if key not in carry.ARGUMENTS}
+    carried = carry.listed({**needed, **arguments})
+    seen = {**{key: env[key] for key in carry.EVERYWHERE if key in env}, **needed}
+    return Submission(["qsub", *directives, *_pbs(profile, wish), "-v", carried, path], seen, arguments_file)
 
 
 def _completed(profile: Profile, wish: Wish, env: Mapping[str, str]) -> Wish:
@@ -201,30 +254,39 @@ def _completed(profile: Profile, wish: Wish, env: Mapping[str, str]) -> Wish:
         raise BadInput(f"{profile.name}: nodes gpus is missing: say how many GPUs a node has, or 0")
     gpus = nodes.gpus if wish.gpus is None else wish.gpus
     if gpus > nodes.gpus:
-        raise BadInput(f"GPUS={gpus}: a node of {profile.name} has {nodes.gpus}: ask for more nodes")
+        raise BadInput(f"--gpus {gpus}: a node of {profile.name} has {nodes.gpus}: ask for more nodes")
     if nodes.whole and gpus < nodes.gpus:
         raise BadInput(
-            f"GPUS={gpus}: nodes of {profile.name} come whole, with {nodes.gpus}: leave GPUS out "
-            f"(fewer ranks: ARGS='--nproc-per-node {gpus}')"
+            f"--gpus {gpus}: nodes of {profile.name} come whole, with {nodes.gpus}: leave --gpus out "
+            f"(fewer ranks: --nproc-per-node {gpus})"
         )
     return replace(
         wish,
         gpus=gpus,
-        partition=wish.partition or _expanded(profile, "partition", request.partition, env),
-        account=wish.account or _expanded(profile, "account", request.account, env),
+        partition=wish.partition or expanded(request.partition, env, profile.path),
+        account=wish.account or expanded(request.account, env, profile.path),
         time=wish.time or request.time,
-        options=(*(_expanded(profile, "options", word, env) for word in request.options), *wish.options),
+        options=(*(expanded(word, env, profile.path) for word in request.options), *wish.options),
     )
 
 
-def _expanded(profile: Profile, key: str, text: str, env: Mapping[str, str]) -> str:
-    def value(match: re.Match[str]) -> str:
-        name = match[1] or match[2]
-        if not env.get(name):
-            raise BadInput(f"{profile.name}: request {key} names ${name}, which is not set here: set it")
-        return env[name]
-
-    return VARIABLE.sub(value, text)
+def _request(profile: Profile, wish: Wish, env: Mapping[str, str]) -> foresee.Request:
+    """What the scheduler is asked for; what the site leaves open, the job script's own lines say."""
+    wish = _completed(profile, wish, env)
+    script = (CHECKOUT / SCRIPTS[profile.scheduler]).read_text(encoding="utf-8")
+    time = re.search(r"^#(?:SBATCH --time=|PBS -l walltime=)(\S+)", script, re.MULTILINE)
+    warns = re.search(r"^#SBATCH --signal=B:USR2@(\d+)", script, re.MULTILINE)
+    return foresee.Request(
+        profile=profile,
+        nodes=wish.nodes,
+        gpus=wish.gpus or 0,
+        cpus=_share(profile.nodes.cpus, profile, wish.gpus or 0),
+        time=wish.time or (time[1] if time else ""),
+        warns=profile.request.stop_before or (int(warns[1]) if warns else 0),
+        words=wish.options,
+        arguments=wish.arguments,
+        image=_image(profile, env),
+    )
 
 
 def _share(all_of_it: int | None, profile: Profile, gpus: int) -> int | None:
@@ -293,47 +355,6 @@ def _directives(script: Path) -> list[str]:
             if found and not found[0].startswith(("-l", "--nodes=", "--gpus-per-node=")):
                 words += found
     return words
-
-
-# --- what crosses to a job of PBS ---------------------------------------------------------------------------
-
-
-def _needed(profile: Profile, name: str, env: Mapping[str, str], cwd: Path) -> dict[str, str]:
-    """What the job has to know beside its arguments: PBS carries no more than it is told to."""
-    values = {key: value for key, value in env.items() if key.startswith("APPTRAIN_")}
-    if profile.request.stop_before:
-        values.setdefault("APPTRAIN_STOP_BEFORE", str(profile.request.stop_before))
-    for text in (profile.scratch, profile.container.program, *profile.container.binds):
-        named = {match[1] or match[2] for match in VARIABLE.finditer(text)}
-        values.update({key: env[key] for key in named if key in env and key not in EVERYWHERE})
-    values["APPTRAIN_PROFILE"] = name
-    if cwd.resolve() != CHECKOUT:
-        values["APPTRAIN_HOME"] = str(CHECKOUT)
-    return values
-
-
-def _arguments(arguments: tuple[str, ...], cwd: Path) -> tuple[dict[str, str], Path | None]:
-    """The variables that hand over the job script's arguments, and the file of those that fit no variable."""
-    if not arguments:
-        return {}, None
-    joined = shlex.join(arguments)
-    if CARRIED.fullmatch(joined):
-        return {"APPTRAIN_ARGS": joined}, None
-    # The same arguments have the same file: jobs that wait for it, or run again, find what they were given.
-    digest = hashlib.sha256(os.fsencode("\0".join(arguments))).hexdigest()
-    file = cwd / "runs" / "arguments" / digest[:16]
-    return {"APPTRAIN_ARGS_FILE": str(file)}, file
-
-
-def _carried(values: Mapping[str, str]) -> str:
-    """The list of -v."""
-    for key, value in values.items():
-        if not CARRIED.fullmatch(value):
-            raise BadInput(
-                f"{key}={value!r}: qsub -v carries no commas, quotes, backslashes and line breaks: "
-                "use a path without them, or the profile"
-            )
-    return ",".join(f"{key}={value}" for key, value in sorted(values.items()))
 
 
 if __name__ == "__main__":

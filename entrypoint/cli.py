@@ -4,6 +4,8 @@ It knows how errors become one line and an exit status, and which command needs 
 torch.
 """
 
+from __future__ import annotations
+
 import argparse
 import errno
 import os
@@ -16,7 +18,7 @@ from entrypoint import __version__
 from entrypoint.errors import BadInput, Refusal
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
-from entrypoint.plan import launch_plan, sources
+from entrypoint.plan import launch_plan, mistakes, sources
 from entrypoint.plan.launch_plan import LaunchPlan
 
 PLAN = "print what launch would run, from this environment or a recorded one; runs and contacts nothing"
@@ -25,6 +27,16 @@ CHECK = (
     "print torch, CUDA, NCCL, cuDNN and the devices of this machine, and whether its driver and GPUs fit the "
     "image's stack"
 )
+VARIABLES = (
+    "Each option --foo-bar also reads APPTRAIN_FOO_BAR: option > variable > profile > default.\n"
+    "CMD is a script with its arguments, or -m MODULE; without one, the reference job."
+)
+NEXT = {
+    "plan": "Then: apptrain launch with the same words, on each node, as the job scripts do.",
+    "launch": "First: apptrain plan with the same words. From a login node: apptrain submit.",
+    "check": "The last line is the verdict. Then: apptrain run -- my_script.py",
+}
+HELP_ALL = "--help-all"
 PREPARE = "for the job scripts: decide what a job's tasks are, before they start"
 CONCLUDE = "for the job scripts: decide what follows an attempt of a job"
 EXIT_STATUS = """exit status:
@@ -75,7 +87,9 @@ def _left_to_job_script(refusal: Refusal, env: Mapping[str, str]) -> bool:
 
 def _run(argv: Sequence[str]) -> int:
     before, command = sources.split_command(argv)
-    given = vars(parser().parse_args(before))
+    everything = HELP_ALL in before
+    before = ["--help" if word == HELP_ALL else word for word in before]
+    given = vars(parser(everything=everything).parse_args(before))
     name = given.pop("command_name")
     if name in ("prepare", "conclude"):
         from entrypoint.job import conclude, prepare
@@ -86,6 +100,7 @@ def _run(argv: Sequence[str]) -> int:
         except OSError as error:
             raise BadInput(f"{error.filename or given['directory']}: {error.strerror}") from None
     if name == "check":
+        mistakes.check_torch(name)
         from entrypoint.node.check import check
 
         return check(as_json=given["json"])
@@ -96,19 +111,21 @@ def _run(argv: Sequence[str]) -> int:
     plan, settings = resolve(env, given, command, hostname=None if recorded else os.uname().nodename)
     if name == "plan":
         return _print_plan(plan, as_json=settings.value("json"))
+    if plan.mode == "torchrun" or sys.version_info < mistakes.OLDEST:
+        mistakes.check_torch(name)
     from entrypoint.run.launch import launch
 
     return launch(plan, settings, env)
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def parser(*, everything: bool = False) -> argparse.ArgumentParser:
+    """The whole command line; `everything`: whose help shows all options."""
     parser_class = sources.parser_class()
     top = parser_class(
-        prog="python -m entrypoint",
+        prog="apptrain",
         description="apptrain's entrypoint: from a scheduler's environment to torchrun.",
         epilog=EXIT_STATUS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=sources.HelpFormatter,
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=__version__)
@@ -120,15 +137,22 @@ def parser() -> argparse.ArgumentParser:
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
-            epilog="Each option also reads the variable in brackets: flag > variable > profile > default.\n"
-            + EXIT_STATUS,
-            usage=f"python -m entrypoint {name} [options] [-- CMD ...]",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            epilog=f"{VARIABLES}\n{NEXT[name]}\n\n{EXIT_STATUS}",
+            usage=f"apptrain {name} [options] [-- CMD ...]",
+            formatter_class=sources.HelpFormatter,
             allow_abbrev=False,
         )
-        sources.add_to(sub, plan=name == "plan")
+        sources.add_to(sub, plan=name == "plan", everything=everything)
+        if not everything:
+            sub.add_argument(HELP_ALL, action="store_true", help="all options, with their variables")
     check = commands.add_parser(
-        "check", help=CHECK, description=f"{CHECK[0].upper()}{CHECK[1:]}.", allow_abbrev=False
+        "check",
+        help=CHECK,
+        description=f"{CHECK[0].upper()}{CHECK[1:]}.",
+        epilog=f"{NEXT['check']}\n\n{EXIT_STATUS}",
+        usage="apptrain check [--json]",
+        formatter_class=sources.HelpFormatter,
+        allow_abbrev=False,
     )
     check.add_argument("--json", action="store_true", help="print one JSON object")
     for name, text in (("prepare", PREPARE), ("conclude", CONCLUDE)):

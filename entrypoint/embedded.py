@@ -4,10 +4,9 @@ The secret: what a scheduler and a job script do around the entrypoint. Each nod
 loopback address of its own and an environment made from the table below; it resolves its plan like a node
 of any cluster.
 
-    python -P -m entrypoint.embedded [--nodes N] [options of launch] [-- CMD ...]
+    apptrain run [--nodes N] [options of launch] [-- CMD ...]
 """
 
-import argparse
 import contextlib
 import dataclasses
 import os
@@ -26,7 +25,7 @@ from entrypoint.job import lock, outcome, rundir
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import processes
-from entrypoint.plan import options, rendezvous, sources
+from entrypoint.plan import mistakes, options, rendezvous, sources
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.resolve import resolve
 from entrypoint.run import launch, output
@@ -41,9 +40,27 @@ PASSED = (
     *("APPTRAIN_IMAGE_ID", "APPTRAIN_STACK", "LD_LIBRARY_PATH"),
 )
 """Variables that a node gets from this environment; APPTRAIN_PASS adds names or PREFIX_*."""
+OF_SESSIONS = """
+    PWD OLDPWD SHLVL _ HOSTNAME MAIL EDITOR PAGER LESS* LS_COLORS COLORTERM LINES SSH_* XDG_* DBUS_*
+    DISPLAY WINDOWID TERM_* VTE_* GPG_* DEBIAN_* LOGNAME HIST* MAKE* MFLAGS VENV PYTHON NODES CONFIG
+    IMAGE_VENV STACK BASE EXTRA OFFLINE IMAGE image DIR CLUSTER GPUS PARTITION ACCOUNT TIME OPTIONS
+    PROFILE TZ PS1 MODULE* LMOD_* LOADEDMODULES _LMFILES_ BASH_* MANPATH INFOPATH CONDA_*
+    VIRTUAL_ENV* PYENV_* NVM_* SUDO_* USERNAME TMUX* STY LC_* LANGUAGE INVOCATION_ID SYSTEMD_*
+    JOURNAL_STREAM PYTEST_*
+"""
+"""Of shells, terminals, logins and make: nobody means them for ranks."""
+SHOWN = 8
+"""Variables that are named of many."""
 ENTRYPOINT: Sequence[str] = (sys.executable, "-P", "-m", "entrypoint")
 """What is run on a node."""
 ATTEMPTS = 3
+OF_LAUNCH = """options of launch, such as
+  --device cpu --nproc-per-node 2 --mode exec --no-python --omp-num-threads 4 --on-failure restart
+  `apptrain launch --help` has them all. Example: apptrain run --nodes 2 -- my_script.py --lr 0.1
+
+Then, on a cluster: apptrain submit --cluster NAME --nodes 2 -- my_script.py --lr 0.1
+
+"""
 KILL_AFTER = 35.0
 """Seconds after a signal in which nodes end by themselves: their ranks may save for 25."""
 
@@ -108,12 +125,12 @@ def _run(job: Job) -> int:
 def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> Job:
     before, command = sources.split_command(argv)
     parser = sources.parser_class()(
-        prog="python -m entrypoint.embedded",
-        usage="python -P -m entrypoint.embedded [options] [options of launch] [-- CMD ...]",
-        description="Run the nodes of a job on this machine. CMD is a script with arguments, or -m module; "
+        prog="apptrain run",
+        usage="apptrain run [options] [options of launch] [-- CMD ...]",
+        description="Run the nodes of a job on this machine. CMD is a script with arguments, or -m MODULE; "
         "without one, the reference job.",
-        epilog=cli.EXIT_STATUS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=OF_LAUNCH + cli.EXIT_STATUS,
+        formatter_class=sources.HelpFormatter,
         allow_abbrev=False,
     )
     parser.add_argument("--nodes", default="2", metavar="N", help="nodes to start (default: 2)")
@@ -157,6 +174,8 @@ def _plan(job: Job, env: Mapping[str, str]) -> tuple[LaunchPlan, sources.Setting
     given = vars(cli.parser().parse_args(["launch", *before]))
     plan, settings = resolve(node, given, command, hostname=None)
     launch.check(plan, settings)
+    mistakes.check_training(plan.command, plan.world_size, Path.cwd())
+    mistakes.check_run_dir(job.run_dir, plan.command)
     return plan, settings
 
 
@@ -191,6 +210,14 @@ def node_env(
     return {**passed, **given}
 
 
+def dropped(env: Mapping[str, str]) -> str:
+    """The variables that may have been meant for the ranks and do not reach them; empty for none."""
+    passed = [*PASSED, *env.get("APPTRAIN_PASS", "").split(), *OF_SESSIONS.split()]
+    names = sorted(name for name in env if not (_matches(name, passed) or name.startswith("APPTRAIN_")))
+    told = [f"{name} (--omp-num-threads)" if name == "OMP_NUM_THREADS" else name for name in names[:SHOWN]]
+    return ", ".join(told) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+
+
 def _matches(name: str, wanted: Sequence[str]) -> bool:
     return any(name.startswith(w[:-1]) if w.endswith("*") else name == w for w in wanted)
 
@@ -222,6 +249,8 @@ class _Nodes:
         run.forget_restarts()
         self._say(f"{job.nodes} node{'s' * (job.nodes > 1)} on this machine, run directory {job.run_dir}")
         self._say(f"to follow it from elsewhere: tail -f {job.run_dir / 'job.log'}")
+        if names := dropped(os.environ):
+            self._say(f"the ranks do not get {names} (APPTRAIN_PASS='NAME PREFIX_*' passes more)")
         processes.adopt_orphans()
         processes.allow_open_files(256 + 8 * job.nodes * job.tasks_per_node)
         ended = Outcome(status=INTERRUPTED, error="interrupted")

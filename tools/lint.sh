@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Check the style and types of everything in the checkout; all checks run, whatever the first ones find.
 #
-# Usage: tools/lint.sh      with ruff, mypy and shellcheck on PATH (`make lint` sees to that)
+# Usage: tools/lint.sh      with ruff, mypy, vermin and shellcheck on PATH (`make lint` sees to that)
 # Exit:  0 nothing to say · 1 a check found something
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit
@@ -28,6 +28,7 @@ mapfile -d '' -t shell < <(shell_files)
 check ruff check
 check ruff format --check
 check mypy
-check mypy --explicit-package-bases tools/lock.py benchmarks clusters containers tests
+check mypy --explicit-package-bases tools/lock.py tools/oldest.py benchmarks clusters containers tests
+check python tools/oldest.py
 check shellcheck -- "${shell[@]}"
 exit $status

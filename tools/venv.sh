@@ -54,7 +54,7 @@ why_anew() {
 is_ready() {
     anew=$(why_anew) add_dev=
     if [[ $level == dev ]] && [[ -n $anew || $(field dev) != "$(digest dev)" ]]; then add_dev=yes; fi
-    [[ -z $anew && -z $add_dev && $(field checkout) == "$checkout" ]]
+    [[ -z $anew && -z $add_dev && $(field checkout) == "$checkout" && $venv/bin/apptrain -ef $checkout/apptrain ]]
 }
 
 # --- checks: nothing is created before they have passed ----------------------------------------------------
@@ -137,6 +137,13 @@ refuse_python() {
     refuse "${found:-no working python3 on PATH}: $need: make PYTHON=/path/to/python3.$first_minor (on a cluster see: module avail python)"
 }
 
+# Whether the venv is that of another checkout which is still there.
+serves_another() {
+    local other
+    other=$(field checkout)
+    [[ -n $other && $other != "$checkout" && $(field state) != unfinished && -e $other/tools/venv.sh && $(field venv) == "$venv" ]]
+}
+
 check_target() {
     local parent
     parent=$(dirname "$venv")
@@ -150,6 +157,8 @@ check_target() {
         refuse "VENV=$venv: this is not a directory: choose another place, make VENV=DIR"
     elif [[ ! -e $state && -n $(find "$venv" -mindepth 1 ! -name .lock -print -quit) ]]; then
         refuse "VENV=$venv: this exists and was not made here, so it is left alone: choose another place, make VENV=DIR"
+    elif serves_another; then
+        refuse "VENV=$venv: this serves the checkout $(field checkout), where a job may use it: choose another place, make VENV=DIR"
     elif [[ ! -w $venv || ! -x $venv ]]; then
         refuse "VENV=$venv: this is not writable: choose another place, make VENV=DIR"
     fi
@@ -323,6 +332,7 @@ make_it() {
     minor=$(minor_of "$venv/bin/python")
     # Two paths in a .pth file start faster than the finder module of an editable install.
     printf '%s\n' "$checkout" "$checkout/src" >"$venv/lib/python$minor/site-packages/apptrain.pth"
+    ln -sfr -- "$checkout/apptrain" "$venv/bin/apptrain"
     dev=$(field dev)
     if [[ -n $add_dev ]]; then dev=; fi
     local done=("venv=$venv" "checkout=$checkout" "python=$minor" "$base=$(digest "$base")")

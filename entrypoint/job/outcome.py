@@ -4,6 +4,8 @@ The secret: the files' format and the rule. torchrun turns every failure into 1 
 status of all tasks, so statuses travel by file. Files are read, never sourced.
 """
 
+from __future__ import annotations
+
 import contextlib
 import os
 from collections.abc import Iterable
@@ -20,7 +22,7 @@ LOST = "lost: "
 """How the error of a node begins from which nothing is heard any more."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Outcome:
     status: int
     """0, 75, or the failure's: the rank's own, 128+N for a signal N."""

@@ -17,7 +17,7 @@ from entrypoint.job.batch import Granted, pbs
 from entrypoint.job.conclude import DONE_LINE, Job, came_to_its_end
 from entrypoint.job.handover import Facts
 from entrypoint.job.rundir import RunDirectory
-from entrypoint.plan import options, profile, rules, sources
+from entrypoint.plan import mistakes, options, profile, rules, sources
 from entrypoint.plan.launch_plan import describe
 from entrypoint.plan.profile import Profile
 from entrypoint.plan.resolve import resolve
@@ -78,6 +78,7 @@ def prepare(where: Path, inside: Mapping[str, str]) -> int:
     settings = sources.resolve(flags, env, site.launch, site.name, command)
     granted = batch.granted(env, facts, settings, site)
     folder = _run_dir(env, settings, granted, site)
+    _check(env, facts, settings, granted, folder)
     asked = _Request(
         facts=facts,
         env=env,
@@ -96,6 +97,18 @@ def prepare(where: Path, inside: Mapping[str, str]) -> int:
         answer += [*_begin(where, asked), *of_image, *_chain(where, asked)]
     handover.write(where / handover.ANSWER, answer)
     return 0
+
+
+def _check(env: Mapping[str, str], facts: Facts, settings: Settings, granted: Granted, run_dir: Path) -> None:
+    """Raises BadInput where no node could run CMD, or the run directory is another program's."""
+    command = settings.command
+    # PBS starts tasks in HOME, and containers/run.sh goes to where the job was submitted.
+    is_pbs_job = facts.one("scheduler") == "pbs" and "PBS_JOBID" in env
+    folder = Path((granted.job.submit_dir if is_pbs_job else None) or env["PWD"])
+    mode, no_python = settings.value("mode"), settings.value("no-python")
+    mistakes.check_command(command, folder, mode=mode, no_python=no_python, here=False)
+    mistakes.check_training(command, 1, folder)
+    mistakes.check_run_dir(run_dir, command)
 
 
 def _profile(name: str, env: Mapping[str, str], facts: Facts) -> str:

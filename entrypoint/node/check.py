@@ -1,4 +1,4 @@
-"""What this machine offers to torch, for `python -m entrypoint check`.
+"""What this machine offers to torch, for `apptrain check`.
 
 The secret: where torch keeps its versions. Nothing is started, but for what asks the driver, and nothing is
 contacted.
@@ -15,8 +15,9 @@ from entrypoint.node import gpu
 
 
 def check(*, as_json: bool) -> int:
-    """Prints the facts; 0 also without a GPU, 1 where torch cannot be imported or would hang in the driver.
-    Raises BadInput where the image does not describe its stack."""
+    """Prints the facts, and in the last line whether this machine fits; 0 also without a GPU, 1 where torch
+    cannot be imported or would hang in the driver. Raises BadInput where the image does not describe its
+    stack."""
     found = asyncio.run(gpu.look(os.environ))
     facts = {"python": platform.python_version(), "host": platform.node(), **_of_driver(found, os.environ)}
     if found.silent:
@@ -26,6 +27,7 @@ def check(*, as_json: bool) -> int:
             facts |= gather()
         except (ImportError, OSError) as error:
             facts["error"] = f"torch cannot be imported: {error}"
+    facts["verdict"] = verdict(facts)
     if as_json:
         print(json.dumps(facts, indent=2))
     else:
@@ -48,6 +50,23 @@ def _of_driver(found: gpu.Found, env: Mapping[str, str]) -> dict[str, Any]:
         "stack_fits": fits,
         "gpu_problem": why,
     }
+
+
+def verdict(facts: Mapping[str, Any]) -> str:
+    """Whether training on GPUs can work here, and why."""
+    if why := facts.get("error") or (facts["stack_fits"] is False and facts["gpu_problem"]):
+        return f"does not fit: {why}"
+    gpus = len(facts["devices"])
+    counted = f"{gpus} GPU{'s' * (gpus != 1)}"
+    if facts["cuda"] is None:
+        return f"cannot be told: torch {facts['torch']} is built for CPUs; on CPUs it works"
+    if facts["driver"] is None and not gpus:
+        why = facts["gpu_problem"] or "no NVIDIA driver here, as on most login nodes"
+        return f"cannot be told: {why}: run it in a job on a node with GPUs; on CPUs it works"
+    if not facts["cuda_available"] or not gpus:
+        return f"does not fit: there is a driver, but torch {facts['torch']} sees no GPU: request one"
+    what = f"stack {facts['stack']}" if facts["stack"] else f"torch {facts['torch']} (no image's stack here)"
+    return f"fits: {what} has its driver and {counted}"
 
 
 def gather() -> dict[str, Any]:
@@ -85,7 +104,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     lines = [
         f"{name:<15} {'none' if value is None else value}"
         for name, value in facts.items()
-        if name != "devices"
+        if name not in ("devices", "verdict")
     ]
     for device in facts.get("devices", []):
         memory = device["memory_bytes"] / 2**30
@@ -93,4 +112,4 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         lines.append(
             f"GPU {device['index']}: {device['name']}, {memory:.1f} GiB, compute capability {capability}"
         )
-    return lines
+    return [*lines, f"{'verdict':<15} {facts['verdict']}"]

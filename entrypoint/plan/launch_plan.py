@@ -3,6 +3,8 @@
 It knows torchrun's command line and the variables that stand for it in the modes without torchrun.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,7 +18,7 @@ SCHEMA_VERSION = 1
 Mode = Literal["torchrun", "rank", "exec"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class LaunchPlan:
     """One node's (in `rank` mode one task's) part of a run."""
 

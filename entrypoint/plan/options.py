@@ -3,10 +3,20 @@
 It knows the table below alone; where a value comes from is sources.py's.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from entrypoint import spelling
+
+COMMON = (
+    *("device", "nproc-per-node", "nnodes", "nodes", "node-rank", "mode", "no-python", "profile", "run-dir"),
+    *("venv", "on-failure", "omp-num-threads", "env-file", "json"),
+)
+"""What `--help` shows; `--help-all` shows all."""
 
 
 def positive_int(text: str) -> int:
@@ -47,7 +57,7 @@ def seconds_or_0(text: str) -> float:
 def one_of(*choices: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in choices:
-            raise ValueError(f"must be one of {', '.join(choices)}")
+            raise ValueError(f"must be one of {', '.join(choices)}{spelling.meant(text, choices)}")
         return text
 
     return parse
@@ -83,12 +93,12 @@ def stop_signal(text: str) -> str:
     return name
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Option:
     name: str
-    parse: Callable[[str], Any] = str
     metavar: str
     help: str
+    parse: Callable[[str], Any] = str
     default: Any = None
     in_profile: bool = False
     plan_only: bool = False

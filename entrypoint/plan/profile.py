@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from entrypoint import spelling
 from entrypoint.errors import BadInput
 
 CLUSTERS = Path(__file__).parents[2] / "clusters"
@@ -253,6 +254,10 @@ def load(name: str, clusters: Path = CLUSTERS, asked: str = "") -> Profile:
     Raises BadInput when it cannot be read, or naming the key whose value may not stand there.
     """
     path = find(name, clusters)
+    if path.parent == clusters and not path.exists():
+        known = sorted(file.stem for file in clusters.glob("*.yaml"))
+        meant = spelling.meant(name, known) or f": give one of {', '.join(known)}, or the path of a profile"
+        raise BadInput(f"{asked or f'--profile {name}'}: there is no {path}{meant}")
     content = _read(path, asked or f"--profile {name}")
     _only(content, KEYS, f"{path}:")
     passed = _section(content, "container", CONTAINER, path)
@@ -353,7 +358,9 @@ def _mapping(content: Mapping[Any, Any], key: str, path: Path) -> Mapping[Any, A
 
 def _only(content: Mapping[Any, Any], known: Mapping[str, Any] | Sequence[str], where: str) -> None:
     if unknown := [str(key) for key in content if key not in known]:
-        raise BadInput(f"{where} unknown key {', '.join(unknown)}: valid are {', '.join(known)}")
+        meant = spelling.meant(unknown[0], known) if len(unknown) == 1 else ""
+        valid = f": valid are {', '.join(known)}"
+        raise BadInput(f"{where} unknown key {', '.join(unknown)}{meant or valid}")
 
 
 def _agrees(profile: Profile, path: Path) -> None:

@@ -10,6 +10,8 @@ job, step (0 to 7) and attempt (three in a row) share a port. 37 is coprime to 9
 small differences of both do not cancel out.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 
 FIRST_PORT = 61000
@@ -18,7 +20,7 @@ JOBS, STEPS, ATTEMPTS = 94, 8, 3
 MANUAL_PORT = 29500
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Rendezvous:
     """torchrun's rendezvous, as one node sees it."""
 

@@ -3,6 +3,8 @@
 It knows that the profile comes before the other options, and they before the scheduler.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 
 from entrypoint.plan import profile, rules, sources

@@ -3,6 +3,8 @@
 Pure: the same environment and options give the same plan anywhere, so a plan can be made from a recording.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 
 from entrypoint.errors import BadInput

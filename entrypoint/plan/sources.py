@@ -4,21 +4,27 @@ the profile, else the default.
 They are ways to give the same options; which of them counts is decided here alone.
 """
 
+from __future__ import annotations
+
 import argparse
 import shlex
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from entrypoint import spelling
 from entrypoint.errors import BadInput
 from entrypoint.plan import options
 from entrypoint.plan.options import Option, flag
 
 REFERENCE_JOB = ("-m", "train", "--config", "digits")
+COLUMNS = 100
+"""Of help, at most."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Setting:
     """A value and where it came from: `flag`, `env:NAME`, `profile:FILE`, `derived:NAME` or `default`."""
 
@@ -43,24 +49,49 @@ class Settings:
         return self._settings[name].source != "default"
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """One that fits a screen."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(
+            prog, max_help_position=26, width=min(COLUMNS, shutil.get_terminal_size().columns) - 2
+        )
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" in text:
+            return super()._fill_text(text, width, indent)
+        return argparse.HelpFormatter._fill_text(self, text, width, indent)
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        unknown = message.removeprefix("unrecognized arguments: ")
-        if unknown != message and not unknown.startswith("-"):
-            message += " (CMD comes behind --)"
-        raise BadInput(f"{message}: see `{self.prog} --help`")
+        unknown = message[len("unrecognized arguments: ") :].split()
+        if not message.startswith("unrecognized arguments: ") or not unknown:
+            raise BadInput(f"{message}: see `{self.prog} --help`")
+        if not unknown[0].startswith("-"):
+            raise BadInput(f"{message} (CMD comes behind --): see `{self.prog} --help`")
+        names = [f"--{option.name}" for option in options.OPTIONS]
+        own = [
+            name for name in self._option_string_actions if name not in ("-h", "--help") and "_" not in name
+        ]
+        meant = spelling.meant(unknown[0].partition("=")[0], [*own, *names])
+        raise BadInput(message + (meant or f": see `{self.prog} --help`"))
 
 
-def add_to(parser: argparse.ArgumentParser, *, plan: bool = False, job: bool = False) -> None:
-    """Adds the table's options to a parser, each also with underscores, as torchrun takes them."""
+def add_to(
+    parser: argparse.ArgumentParser, *, plan: bool = False, job: bool = False, everything: bool = False
+) -> None:
+    """Adds the table's options to a parser, each also with underscores, as torchrun takes them. Help shows
+    the common ones, or with `everything` all."""
     for option in options.OPTIONS:
         if (option.plan_only and not plan) or (option.job_only and not job):
             continue
+        shown = f"{option.help} [{option.variable}]" if everything else option.help
         names = [f"--{option.name}"]
         kind: dict[str, Any] = {
             "dest": option.name,
             "default": None,
-            "help": f"{option.help} [{option.variable}]",
+            "help": shown if everything or option.name in options.COMMON else argparse.SUPPRESS,
         }
         if option.parse is flag:
             kind |= {"action": "store_const", "const": "1"}
@@ -110,7 +141,7 @@ def inherited(env: Mapping[str, str], *, job: bool = False) -> tuple[dict[str, s
 def texts(arguments: Sequence[str], *, job: bool = False) -> tuple[dict[str, str], list[str]]:
     """(the options' texts, CMD) of a command line."""
     before, command = split_command(arguments)
-    parser = _Parser(prog="python -m entrypoint launch", allow_abbrev=False, add_help=False)
+    parser = _Parser(prog="apptrain launch", allow_abbrev=False, add_help=False)
     add_to(parser, job=job)
     given = vars(parser.parse_args(before))
     return {name: text for name, text in given.items() if text is not None}, command

@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import os
 import shlex
-import shutil
 import signal
 import sys
 import sysconfig
@@ -24,6 +23,7 @@ from entrypoint.job.lock import Lock, holder_of
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import processes
 from entrypoint.node.guardian import Guardian
+from entrypoint.plan import mistakes
 from entrypoint.plan.launch_plan import LaunchPlan, with_members
 from entrypoint.plan.sources import Settings
 from entrypoint.run import output
@@ -69,27 +69,8 @@ def check(plan: LaunchPlan, settings: Settings) -> None:
             f"this is the batch script or interactive shell of job {plan.allocation.job_id}, on one of its "
             f"{plan.nnodes} nodes only: start one task per node with {plan.allocation.start_line}"
         )
-    if settings.value("on-failure") == "restart" and plan.mode == "rank":
-        raise BadInput(
-            "--on-failure restart needs one task on every node, and --mode rank has one for each rank: start "
-            "one task per node, or use --on-failure requeue"
-        )
-    if plan.mode != "torchrun" and plan.max_restarts:
-        raise BadInput(
-            f"--max-restarts {plan.max_restarts} needs --mode torchrun, this is {plan.mode}: leave it out"
-        )
-    program = plan.command[0]
-    if plan.mode == "torchrun" and program.startswith("-") and (program != "-m" or len(plan.command) < 2):
-        raise BadInput(
-            f"CMD begins with {program}: give a script with its arguments, or -m NAME; options come before --"
-        )
-    if plan.no_python and not shutil.which(program):
-        raise BadInput(f"CMD {program} is no program in PATH: check the spelling, or give its path")
-    if not plan.no_python and not program.startswith("-") and not Path(program).exists():
-        raise BadInput(
-            f"CMD {program} does not exist in {Path.cwd()}: check the spelling; a module is given as "
-            "-m NAME, a program that is no Python script needs --no-python"
-        )
+    mistakes.check_plan(plan, settings)
+    mistakes.check_command(plan.command, Path.cwd(), mode=plan.mode, no_python=plan.no_python)
 
 
 def check_place(plan: LaunchPlan, env: Mapping[str, str]) -> None:

@@ -4,6 +4,8 @@ The secret: that Slurm, PBS and the others say the same few things in different 
 value nothing knows which scheduler there was, except by the names in `sources`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -11,20 +13,20 @@ from typing import Literal
 Context = Literal["task", "batch"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Job:
     """Which job this is, in the scheduler's own words; each field as in Allocation."""
 
     id: str
     number: int | None
+    run_id: str
     array_index: int | None = None
     """None outside arrays."""
     name: str = "job"
-    run_id: str
     submit_dir: str | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Allocation:
     """The part of a cluster on which this launch runs, seen from one task.
 
@@ -37,13 +39,18 @@ class Allocation:
     job_number: int | None
     """The number in the job id that neighbouring jobs count up; for an array, the array's. None: there are
     no jobs, and ports are the fixed ones."""
+    run_id: str
+    """What tells this run from others of the same name, the same over requeues (for an array element
+    `ARRAY_INDEX`, under PBS without the server)."""
+    nodes: tuple[str, ...]
+    """Names as the scheduler lists them, in node-rank order."""
+    node_rank: int
+    tasks_per_node: tuple[int, ...]
+    """How many of the step's tasks run on each node, in the order of `nodes`."""
     array_index: int = 0
     """The element's index; 0 outside arrays."""
     job_name: str = "job"
     """As the user named the job; part of the run directory's name."""
-    run_id: str
-    """What tells this run from others of the same name, the same over requeues (for an array element
-    `ARRAY_INDEX`, under PBS without the server)."""
     submit_dir: str | None = None
     """Where the user submitted from; None where the scheduler does not tell."""
     step_id: str | None = None
@@ -53,11 +60,6 @@ class Allocation:
     context: Context = "task"
     """`task`: one of the processes that the scheduler started on the nodes. `batch`: the one place
     before them (batch script, salloc's command, interactive shell): the plan shown is node 0's."""
-    nodes: tuple[str, ...]
-    """Names as the scheduler lists them, in node-rank order."""
-    node_rank: int
-    tasks_per_node: tuple[int, ...]
-    """How many of the step's tasks run on each node, in the order of `nodes`."""
     local_id: int = 0
     """This task's number among those of its node, from 0."""
     slots_per_node: tuple[int, ...] | None = None

@@ -4,6 +4,8 @@ It knows the list of schedulers and the order in which `auto` tries them: a new 
 `NAMES`.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import importlib
 from collections.abc import Mapping
@@ -59,7 +61,8 @@ def find(env: Mapping[str, str], choice: str, request: Request) -> Scheduler:
         return _module("manual")
     raise BadInput(
         "no scheduler's job id is in the environment: start this inside a job (a cleaned environment drops "
-        "the variables), name it with --scheduler, or list the machines with --nodes a,b --node-rank I"
+        "the variables; from a login node: apptrain submit), name it with --scheduler, or list the machines "
+        "with --nodes a,b --node-rank I"
     )
 
 

@@ -4,6 +4,8 @@ The embedded scheduler starts nodes on this machine, each on a loopback address 
 the node list and its own name. The node resolves its rank as on any cluster.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 

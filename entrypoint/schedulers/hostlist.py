@@ -5,6 +5,8 @@ its own commas included, and may stand several times in a name. Zero padding is 
 order of the list: a node's rank is its place in it.
 """
 
+from __future__ import annotations
+
 import itertools
 
 from entrypoint.errors import BadInput

@@ -4,6 +4,8 @@ A short name stands for the one host of its list whose first label it is. Two fu
 wherever they differ, and a short name beside two such hosts is refused, not guessed at.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 from entrypoint.errors import BadInput

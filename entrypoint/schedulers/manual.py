@@ -3,6 +3,8 @@
 The secret: what stands in for a scheduler. Nothing counts the jobs here, so every run is job `manual`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 
 from entrypoint.errors import BadInput

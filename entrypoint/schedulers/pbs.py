@@ -15,6 +15,8 @@ What comes from where:
     omp_num_threads OMP_NUM_THREADS where it equals NCPUS: PBS sets both, over what the user set
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,10 +1,12 @@
 """What the command line adds to what a scheduler says, the same for each of them."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Request:
     """What the command line adds to the environment; None where an option is not given."""
 

@@ -18,6 +18,8 @@ What comes from where (step / before a step):
                     its tasks asked for, and a step does not always inherit the job's CPUs per task)
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,7 +37,7 @@ _CORRECT = "correct it, or unset it if you set it yourself"
 _REPEATED = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Scope:
     """The variables that speak of the nodes that this launch runs on."""
 

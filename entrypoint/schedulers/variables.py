@@ -4,6 +4,8 @@ The secret: that missing, empty and malformed are three different mistakes, each
 and its value. Shared by the schedulers' modules; knows none of their variables, only CUDA's.
 """
 
+from __future__ import annotations
+
 import re
 from collections.abc import Mapping
 

@@ -1,6 +1,5 @@
 """The command: parse, build, run, close."""
 
-import argparse
 import dataclasses
 import gc
 import os
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from train import config as configs
+from train.arguments import read
 from train.environment import Place, read_place, said_rank
 from train.status import BAD_INPUT, DONE, FAILED, NOT_SAVED, BadInput
 from train.stop import StopRequest, die_of_interrupt, listen, save_when_terminated
@@ -23,44 +23,10 @@ if TYPE_CHECKING:
 _OTHER_DIR = "give another in run_dir=DIR or APPTRAIN_RUN_DIR"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise BadInput(f"{message}: see python -m train --help")
-
-
 HEAD_START_S: Final = 2.0
 """How long ranks that leave the word to another stay: launchers quote the rank that ended first."""
 LAST_SAVE_S: Final = 3.0
 """How long a rank that fails waits for the save that goes on."""
-
-
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(
-        prog="python -m train",
-        description="Train an image classifier; under torchrun, on all of its ranks together.",
-        epilog=_key_help(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    parser.add_argument(
-        "--config", required=True, metavar="NAME|FILE", help="a shipped config or a YAML file"
-    )
-    parser.add_argument(
-        "--resume",
-        default="auto",
-        metavar="auto|never|DIR",
-        help="auto: go on from the newest complete checkpoint of the run directory, if there is one "
-        "(default); never: begin anew; DIR: begin from this checkpoint",
-    )
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="replaces a value of the config")
-    return parser.parse_intermixed_args(arguments)
-
-
-def _key_help() -> str:
-    lines = [f"shipped configs: {', '.join(configs.shipped_names())}", "", "keys, with their defaults:"]
-    for key, kind, default, doc in configs.describe():
-        lines += [f"  {key}={configs.as_text(default)}  ({kind})", f"      {doc}"]
-    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -69,16 +35,13 @@ def main(arguments: Sequence[str]) -> int:
     die_of_interrupt()
     rank = said_rank(os.environ)
     try:
-        options = parse(arguments)
         place = read_place(os.environ)
-        path = configs.find(options.config)
-        config = configs.load(path, options.overrides)
-        configs.check_batch(config, place.world_size)
+        asked = read(arguments, place.world_size)
         gc.disable()  # until all is imported and built: there is no garbage to find
         # Torch's agent asks for the traceback of a rank that fails in a file of its own.
         from torch.distributed.elastic.multiprocessing.errors import record
 
-        return record(run)(config, path.stem, options.resume, place, request) or DONE
+        return record(run)(asked.config, asked.name, asked.resume, place, request, asked.note) or DONE
     except BadInput as error:
         if error.rank == rank:
             print(f"train: {error}", file=sys.stderr)
@@ -87,8 +50,10 @@ def main(arguments: Sequence[str]) -> int:
         return BAD_INPUT
 
 
-def run(config: configs.Config, name: str, resume_from: str, place: Place, request: StopRequest) -> int:
-    """Build the parts, train, evaluate, report. Returns the exit status."""
+def run(
+    config: configs.Config, name: str, resume_from: str, place: Place, request: StopRequest, note: str = ""
+) -> int:
+    """Build the parts, train, evaluate, report. `note` is said once. Returns the exit status."""
     import torch
 
     from train import (
@@ -116,6 +81,8 @@ def run(config: configs.Config, name: str, resume_from: str, place: Place, reque
         if world.is_first:
             report.show(line)
 
+    if note:
+        say(note)
     with world.unanimous():
         source = datasets.open_source(config.data, seed=config.seed, device=device)
         torch.manual_seed(rng.seed_for(config.seed, rng.WEIGHTS))

@@ -4,12 +4,14 @@ The secret: the keys, their types and bounds, and which of them a resumed run ma
 imports torch, so that a mistake costs no time.
 """
 
+from __future__ import annotations
+
 import ast
+import difflib
 import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
@@ -20,13 +22,13 @@ from train.status import BadInput
 SHIPPED: Final = Path(__file__).parent / "configs"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Model:
     name: str = "resnet18"
     """Any classification model of torchvision by its name there, trained from scratch."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Data:
     name: Literal["digits", "cifar10", "imagefolder", "synthetic"] = "digits"
     """`digits` comes with the program, `synthetic` is made on the device, the others are on disk."""
@@ -51,7 +53,7 @@ class Data:
     """Number of training images of synthetic data."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Optimizer:
     name: Literal["sgd", "adamw"] = "sgd"
     """`sgd` with momentum, or `adamw`."""
@@ -69,7 +71,7 @@ class Optimizer:
     """Scale the gradients down to this norm, taken over all of them; 0: leave them."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Evaluate:
     every: int = 0
     """Steps between evaluations; 0: only at the end."""
@@ -80,7 +82,7 @@ class Evaluate:
     """Images per rank and batch. Batches are the same for every number of ranks."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Checkpoint:
     every: int = 0
     """Steps between checkpoints; 0: none by steps. There is always one at the end and at a planned end."""
@@ -94,7 +96,7 @@ class Checkpoint:
     """Go on training while a checkpoint is written; it takes the memory of a second copy of the state."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Config:
     seed: int = 1
     """Start of everything random; 0 to 2**63-1."""
@@ -145,6 +147,15 @@ FREE_ON_RESUME: Final = frozenset(
 SAID_ON_RESUME: Final = frozenset({"steps", "epochs", "accumulation", "device", "compile", "deterministic"})
 """Keys that a resumed run may change, and says so: the run goes on, though not bit for bit as before."""
 
+MEANT: Final = {
+    "learning_rate": "optimizer.lr",
+    "lr_warmup": "optimizer.warmup_steps",
+    "max_steps": "steps",
+    "wd": "optimizer.weight_decay",
+    "amp": "precision",
+}
+"""What other programs call it."""
+
 _LEAST: Final[Mapping[str, float]] = {
     "seed": 0,
     "epochs": 1,
@@ -183,8 +194,11 @@ def find(name: str) -> Path:
         return SHIPPED / f"{name}.yaml"
     if Path(name).is_file():
         return Path(name)
+    near = difflib.get_close_matches(name, shipped_names(), n=1)
+    likely = f"did you mean {near[0]}? " if near else ""
     raise BadInput(
-        f"--config {name}: no such file or shipped config: give a path or one of {_listed(shipped_names())}"
+        f"--config {name}: no such file or shipped config: {likely}give a path or one of "
+        f"{_listed(shipped_names())}"
     )
 
 
@@ -282,7 +296,7 @@ def _typed(hint: Any, value: object, key: str, origin: str) -> Any:
         if value in get_args(hint):
             return value
         raise BadInput(f"{origin}: {key} is {value!r}: give one of {_listed(get_args(hint))}")
-    if hint is float and not isinstance(value, bool) and isinstance(value, int | float | str):
+    if hint is float and not isinstance(value, bool) and isinstance(value, (int, float, str)):
         # YAML 1.1 reads 1e-3, which has no point, as text.
         number = _finite(value)
         if number is not None:
@@ -339,7 +353,13 @@ def check_batch(config: Config, world_size: int) -> None:
 
 
 def _unknown(key: str, origin: str) -> BadInput:
-    return BadInput(f"{origin}: unknown key {key!r}: valid keys are {_listed(flatten(Config()))}")
+    known = list(flatten(Config()))
+    last = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
+    sections = [name for name in known if name.startswith(f"{key}.")]
+    other = [MEANT[key]] if key in MEANT else []
+    near = (other or last or sections or difflib.get_close_matches(key, known, cutoff=0.6))[:3]
+    likely = f": did you mean {' or '.join(near)}?" if near else ""
+    return BadInput(f"{origin}: unknown key {key!r}{likely} (python -m train --help lists the keys)")
 
 
 def _listed(names: Iterable[object]) -> str:
@@ -367,7 +387,8 @@ def _sections(cls: Any, prefix: str) -> Iterator[tuple[Any, str]]:
 def _field_docs(cls: type) -> dict[str, str]:
     body = ast.parse(inspect.getsource(cls)).body[0].body  # type: ignore[attr-defined]
     docs = {}
-    for line, following in pairwise(body):
+    for at, following in enumerate(body[1:]):
+        line = body[at]
         if isinstance(line, ast.AnnAssign) and isinstance(following, ast.Expr):
             docs[ast.unparse(line.target)] = " ".join(ast.literal_eval(following.value).split())
     return docs

@@ -11,6 +11,8 @@ set a flag. This file imports nothing of ours, so that a training script can bri
             stop.leave(status)
 """
 
+from __future__ import annotations
+
 import signal
 import sys
 import threading
@@ -25,7 +27,7 @@ REST_S = 5.0
 """How long the end waits for threads that have something to do."""
 
 
-@dataclass(kw_only=True)
+@dataclass
 class StopRequest:
     """The flags that the handlers set; they are never cleared."""
 

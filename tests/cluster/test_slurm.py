@@ -394,7 +394,7 @@ def test_the_line_that_submit_renders_is_one_that_sbatch_takes(
     if form == "wrapped":
         here, there = profile_file(tmp_path, user, WRAPPED)
         cluster = str(here)
-    arguments = ["--", *ONCE, "--", str(HOME / "else where/tell.py"), "a b"]
+    arguments = [*ONCE, "--", str(HOME / "else where/tell.py"), "a b"]
     options = ["--cluster", cluster, "--nodes", "2", "--partition", "all", "--time", "00:10:00"]
     rendered = subprocess.run(
         [sys.executable, "-m", "clusters.submit", "--dry-run", *options, *arguments],
@@ -587,12 +587,6 @@ REFUSED_BY_A_NODE = {
         "{node}: --mode torchrun needs one task on every node, but SLURM_STEP_TASKS_PER_NODE gives 2: start one task "
         "per node, or use --mode rank",
     ),
-    "no script": (
-        (),
-        ("--device", "cpu", "--", "none.py"),
-        "{node}: CMD none.py does not exist in {work}: check the spelling; a module is given as -m NAME, a program "
-        "that is no Python script needs --no-python",
-    ),
 }
 
 
@@ -612,12 +606,23 @@ def test_what_a_node_refuses_is_said_once_and_ends_the_job(user: Account, case: 
     assert ran.said("entrypoint") in ([], [f"{other}: ended by SIGTERM"])
 
 
-def test_a_wrong_option_ends_the_job_before_anything_is_made(user: Account) -> None:
-    ran = user.ran("--nodes=2", SCRIPT, "--devise", "cpu")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--devise", "cpu"), "unrecognized arguments: --devise cpu: did you mean --device?"),
+        (
+            ("--device", "cpu", "--", "none.py"),
+            f"CMD none.py does not exist in {WORK}: check the spelling; a module is given as -m NAME, a program that is "
+            "no Python script needs --no-python",
+        ),
+    ],
+)
+def test_a_mistake_ends_the_job_before_anything_is_made(
+    user: Account, arguments: tuple[str, ...], message: str
+) -> None:
+    ran = user.ran("--nodes=2", SCRIPT, *arguments)
     assert ran.ended == ("FAILED", 64), ran.text
-    assert ran.lines == [
-        "apptrain: unrecognized arguments: --devise cpu: see `python -m entrypoint launch --help`"
-    ]
+    assert ran.lines == [f"apptrain: {message}"]
     assert ran.job.seconds < AT_ONCE
     assert not user.on_disk(WORK / f"runs/apptrain-{ran.job.id}").exists()
 

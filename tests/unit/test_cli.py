@@ -169,7 +169,7 @@ def test_options_are_taken_with_underscores_too(cli: Cli, option: Any) -> None:
 
 def test_help_lists_every_option_with_its_variable(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["plan", "--help"])
+        main(["plan", "--help-all"])
     text = capsys.readouterr().out
     assert ended.value.code == 0
     for option in OPTIONS:
@@ -182,7 +182,7 @@ def test_help_lists_every_option_with_its_variable(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--device", "gpu"), "--device=gpu: must be one of auto, cpu, cuda"),
+        (("--device", "gpu"), "--device=gpu: must be one of auto, cpu, cuda: did you mean cuda?"),
         (("--nproc-per-node", "two"), "--nproc-per-node=two: must be N, a number"),
         (("--nproc-per-node", "0"), "--nproc-per-node=0: must be at least 1"),
         (("--max-restarts", "-1"), "--max-restarts=-1: must not be negative"),
@@ -192,10 +192,10 @@ def test_help_lists_every_option_with_its_variable(capsys: pytest.CaptureFixture
         (("--nnodes", "3:2"), "--nnodes=3:2: MIN is more than MAX"),
         (("--nnodes", "3"), "--nnodes 3, but this step has 2 nodes: request as many nodes as you want to use"),
         (("--stop-signal", "USR9"), "--stop-signal=USR9: must be a signal's name, such as USR2"),
-        (("--mode", "torchrum"), "--mode=torchrum: must be one of auto, torchrun, rank, exec"),
-        (("script.py",), "unrecognized arguments: script.py (CMD comes behind --): see `python -m entrypoint --help`"),
-        (("--nproc", "2"), "unrecognized arguments: --nproc 2: see `python -m entrypoint --help`"),
-        (("--interface",), "argument --interface: expected one argument: see `python -m entrypoint plan --help`"),
+        (("--mode", "torchrum"), "--mode=torchrum: must be one of auto, torchrun, rank, exec: did you mean torchrun?"),
+        (("script.py",), "unrecognized arguments: script.py (CMD comes behind --): see `apptrain --help`"),
+        (("--nproc", "2"), "unrecognized arguments: --nproc 2: did you mean --nproc-per-node?"),
+        (("--interface",), "argument --interface: expected one argument: see `apptrain plan --help`"),
     ],
 )  # fmt: skip
 def test_a_wrong_option_is_one_line_that_names_it(cli: Cli, arguments: Sequence[str], message: str) -> None:
@@ -205,7 +205,7 @@ def test_a_wrong_option_is_one_line_that_names_it(cli: Cli, arguments: Sequence[
 def test_a_wrong_variable_is_named_as_the_variable(cli: Cli) -> None:
     assert (
         cli.refusal(NODE | {"APPTRAIN_DEVICE": "gpu"})
-        == "APPTRAIN_DEVICE=gpu: must be one of auto, cpu, cuda"
+        == "APPTRAIN_DEVICE=gpu: must be one of auto, cpu, cuda: did you mean cuda?"
     )
     assert (
         cli.refusal(NODE | {"APPTRAIN_DEVICE": ""}) == "APPTRAIN_DEVICE is empty: give DEVICE or leave it out"
@@ -221,7 +221,7 @@ def test_a_wrong_variable_is_named_as_the_variable(cli: Cli) -> None:
 def test_no_command_is_exit_64(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 64
     assert capsys.readouterr().err == (
-        "entrypoint: the following arguments are required: COMMAND: see `python -m entrypoint --help`\n"
+        "entrypoint: the following arguments are required: COMMAND: see `apptrain --help`\n"
     )
 
 
@@ -277,7 +277,7 @@ def test_arguments_from_a_file_are_one_per_nul(cli: Cli, tmp_path: Path) -> None
         (
             {"APPTRAIN_ARGS": "--frob"},
             (),
-            "in APPTRAIN_ARGS: unrecognized arguments: --frob: see `python -m entrypoint launch --help`",
+            "in APPTRAIN_ARGS: unrecognized arguments: --frob: see `apptrain launch --help`",
         ),
         (
             {"APPTRAIN_ARGS_FILE": "/nowhere/args"},
@@ -362,7 +362,8 @@ def test_a_wrong_profile_is_refused(cli: Cli, tmp_path: Path, text: str, message
 
 def test_an_unknown_profile_is_refused_with_the_path_it_was_sought_at(cli: Cli) -> None:
     assert cli.refusal(NODE, "--profile", "nowhere") == (
-        f"--profile nowhere: {CHECKOUT / 'clusters' / 'nowhere.yaml'} cannot be read: No such file or directory"
+        f"--profile nowhere: there is no {CHECKOUT / 'clusters' / 'nowhere.yaml'}: give one of delta, derecho, gadi, "
+        "generic, generic-pbs, gwdg-grete, perlmutter, polaris, or the path of a profile"
     )
 
 

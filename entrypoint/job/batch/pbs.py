@@ -16,7 +16,8 @@ from entrypoint.errors import BadInput
 from entrypoint.job import handover
 from entrypoint.job.batch.granted import Granted
 from entrypoint.job.handover import Facts
-from entrypoint.plan.profile import STARTERS, Profile
+from entrypoint.plan import mistakes
+from entrypoint.plan.profile import Profile
 from entrypoint.plan.sources import Settings
 from entrypoint.schedulers import hostlist, hostnames, pbs
 from entrypoint.schedulers.allocation import Job
@@ -38,9 +39,8 @@ SHOWN = 8
 
 def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Profile) -> Granted:
     """What this job script has to start. Raises BadInput."""
+    mistakes.check_job(settings, "pbs")
     start = settings.value("start")
-    if start is not None and start not in STARTERS["pbs"]:
-        raise BadInput(f"--start {start}: must be one of {', '.join(STARTERS['pbs'])}")
     # Slurm's own qsub sets some of PBS's variables, but not this one.
     if env.get("SLURM_JOB_ID") and not env.get("PBS_ENVIRONMENT"):
         raise BadInput(

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from entrypoint.errors import BadInput
 from entrypoint.job.batch.granted import Granted
 from entrypoint.job.handover import Facts
+from entrypoint.plan import mistakes
 from entrypoint.plan.profile import Profile
 from entrypoint.plan.sources import Settings
 from entrypoint.schedulers import hostlist, slurm
@@ -90,12 +91,7 @@ def _check(env: Mapping[str, str], facts: Facts, settings: Settings) -> None:
             f"SLURM_HET_SIZE={env['SLURM_HET_SIZE']}: a heterogeneous job, whose step may leave nodes out: "
             "submit one component (no ':' between requests)"
         )
-    if settings.value("start") not in (None, "srun"):
-        raise BadInput(f"--start {settings.value('start')}: under Slurm tasks start with srun: leave it out")
-    if settings.value("stop-before") is not None:
-        raise BadInput(
-            f"--stop-before {settings.value('stop-before')}: under Slurm it is sbatch --signal=B:USR2@SECONDS"
-        )
+    mistakes.check_job(settings, "slurm")
     for name in _NUMBERS:
         if not re.fullmatch(r"[0-9]{1,9}", env.get(name) or "1"):
             raise BadInput(f"{name}={env[name]}: must be a number: unset it if you set it yourself")

@@ -44,16 +44,16 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What submits, compiled."""
     folder = tmp_path_factory.mktemp("checkout") / "check out"
     shutil.copytree(CHECKOUT / "clusters", folder / "clusters")
-    for name in ("entrypoint/plan", "containers"):
-        (folder / name).mkdir(parents=True)
-    for name in ("entrypoint/__init__.py", "entrypoint/errors.py", "entrypoint/plan/__init__.py",
-                 "entrypoint/plan/profile.py",
-                 "containers/__init__.py", "containers/stacks.py", "containers/stacks.yaml"):  # fmt: skip
+    (folder / "containers").mkdir()
+    shutil.copytree(CHECKOUT / "entrypoint", folder / "entrypoint")
+    for name in ("containers/__init__.py", "containers/stacks.py", "containers/stacks.yaml"):
         shutil.copy(CHECKOUT / name, folder / name)
     for name, text in (("slurm/multinode.sbatch", "#!/bin/bash\n"), ("pbs/multinode.pbs", PBS_SCRIPT)):
         (folder / name).parent.mkdir()
         (folder / name).write_text(text)
     (folder / "containers" / "image.sif").touch()
+    for name in ("my.py", "my script.py", "a,b.py", "a,b"):
+        (folder / name).touch()
     assert compileall.compile_dir(folder, quiet=1)
     return folder
 

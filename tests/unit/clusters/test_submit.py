@@ -67,10 +67,12 @@ from tests.unit.clusters.site import SHIPPED, Site
 )  # fmt: skip
 def test_each_site_has_its_line(site: Site, name: str, env: dict[str, Any], expected: str) -> None:
     done = site.run(
-        "submit.py", "--cluster", name, "--nodes", "3", "--dry-run", "--", "--", "my.py", "--lr", "0.1", **env
+        "submit.py", "--cluster", name, "--nodes", "3", "--dry-run", "--", "my.py", "--lr", "0.1", **env
     )
     assert (done.returncode, done.stdout) == (0, expected + "\n")
-    assert done.stderr == f"submit: {name}.yaml was never run there (tested is empty): check this:\n"
+    *lines, last = done.stderr.splitlines()
+    assert lines[1] == f"submit: runs my.py --lr 0.1 in {site.checkout}"
+    assert last == f"submit: {name}.yaml was never run there (tested is empty): check this:"
 
 
 def test_every_site_has_its_line_above() -> None:
@@ -98,7 +100,7 @@ def test_what_is_wished_for_wins_over_the_profile(site: Site) -> None:
     site.write(SLURM)
     wishes = ["--partition", "big", "--account", "other", "--time", "00:10:00"]
     line = site.submit(
-        "--nodes", "8", *wishes, "--options", "--qos=long --comment='two words'", "--", "--device=cuda"
+        "--nodes", "8", *wishes, "--options", "--qos=long --comment='two words'", "--device=cuda"
     )
     assert line == [
         *("sbatch", "--nodes=8", "--partition=big", "--account=other"),
@@ -128,7 +130,7 @@ def test_where_sbatch_knows_no_gpus_per_node_the_script_is_wrapped_without_its_l
     directives = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=1  # SITE\n##SBATCH -p gpu\n#SBATCH --requeue\n"
     (site.checkout / "slurm/multinode.sbatch").write_text(directives)
     site.write("scheduler: slurm\nnodes: {gpus: 4}\nrequest: {form: wrapped, gpus: '--gres=gpu:{gpus}'}\n")
-    line = site.submit("--", "--device=cuda", "--", "my script.py")
+    line = site.submit("--device=cuda", "--", "my script.py")
     inside = [*("exec", "bash", f"{site.checkout}/slurm/multinode.sbatch", "--profile", "lab")]
     assert line[:-1] == ["sbatch", "--requeue", "--nodes=2", "--gres=gpu:4"]
     assert shlex.split(line[-1].removeprefix("--wrap=")) == [*inside, "--device=cuda", "--", "my script.py"]
@@ -160,7 +162,8 @@ def test_a_form_that_does_not_fit_is_refused(tmp_path: Path, text: str, message:
 
 def test_nodes_without_gpus_are_asked_for_without(site: Site) -> None:
     site.write("scheduler: slurm\nnodes: {gpus: 0, cpus: 64}\n")
-    assert site.submit()[:4] == ["sbatch", "--nodes=2", "--gpus-per-node=0", "--cpus-per-task=64"]
+    line = site.submit("--device", "cpu")
+    assert line[:4] == ["sbatch", "--nodes=2", "--gpus-per-node=0", "--cpus-per-task=64"]
 
 
 def test_whole_nodes_that_a_request_must_not_describe_are_only_counted(site: Site) -> None:
@@ -171,9 +174,9 @@ def test_whole_nodes_that_a_request_must_not_describe_are_only_counted(site: Sit
 def test_the_line_that_is_printed_is_the_one_that_is_run(site: Site) -> None:
     site.write(SLURM)
     arguments = ["--", "my script.py", "it's", "", "a\nb", "$HOME", "--", "--nodes=9"]
-    done = site.run("submit.py", "--cluster", "lab", "--", *arguments, PROJECT="ab12", FAKE_STATUS="3")
+    done = site.run("submit.py", "--cluster", "lab", *arguments, PROJECT="ab12", FAKE_STATUS="3")
     line, answer = done.stdout.rsplit("job 7", 1)
-    assert (done.returncode, answer, done.stderr) == (3, "\n", "")
+    assert (done.returncode, answer) == (3, "\n")
     (call,) = site.calls()
     assert call["cwd"] == str(site.checkout)
     assert shlex.split(line)[1:] == call["argv"][1:]  # type: ignore[index]
@@ -212,20 +215,20 @@ def test_a_job_of_pbs_is_told_the_variables_that_its_profile_and_its_user_name(s
         ["--device=cuda", "--", "a,b.py"],
         ["--", "my script.py"],
         ["--", "a,b"],
-        ["--", 'say "no"', "it's", "two\nlines", ""],
+        ["--", "my.py", 'say "no"', "it's", "two\nlines", ""],
     ],
 )
 def test_arguments_that_qsub_cannot_carry_go_through_a_file(site: Site, arguments: list[str]) -> None:
     site.write(PBS)
     paths: dict[str, Any] = {"WORK": "/w", "DATA": "/d"}
-    line = site.submit("--", *arguments, APPTRAIN_ARGS="-- old.py", **paths)
+    line = site.submit(*arguments, APPTRAIN_ARGS="-- old.py", **paths)
     carried = dict(word.split("=", 1) for word in line[-2].split(","))
     file = Path(carried.pop("APPTRAIN_ARGS_FILE"))
     assert carried == {"APPTRAIN_PROFILE": "lab", "APPTRAIN_STOP_BEFORE": "600", **paths}
     assert file.parent == site.checkout / "runs" / "arguments"
     assert not file.parent.exists()
     (site.checkout / "containers" / "image.sif").touch()
-    done = site.run("submit.py", "--cluster", "lab", "--", *arguments, **paths)
+    done = site.run("submit.py", "--cluster", "lab", *arguments, **paths)
     assert (done.returncode, site.calls()[0]["argv"]) == (0, [str(site.bin / "qsub"), *line[1:]])
     assert file.read_bytes() == b"".join(word.encode() + b"\0" for word in arguments)
     assert oct(file.stat().st_mode & 0o777) == "0o600"
@@ -246,19 +249,25 @@ KNOWN = "delta, derecho, gadi, generic, generic-pbs, gwdg-grete, lab, perlmutter
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--cluster", ""], f"CLUSTER is missing: give one of {KNOWN}"),
+        (["--cluster", ""], f"--cluster is missing: give one of {KNOWN}"),
         (
             ["--cluster", "nowhere"],
-            f"CLUSTER=nowhere: there is no {{clusters}}/nowhere.yaml: give one of {KNOWN}",
+            f"--cluster nowhere: there is no {{clusters}}/nowhere.yaml: give one of {KNOWN}",
         ),
-        (["--cluster", "./no.yaml"], "CLUSTER=./no.yaml: no.yaml cannot be read: No such file or directory"),
-        (["--nodes", "0"], "NODES=0: give a whole number from 1"),
-        (["--nodes", "2:4"], "NODES=2:4: give a whole number from 1"),
-        (["--gpus", "8"], "GPUS=8: a node of lab.yaml has 4: ask for more nodes"),
-        (["--time", "90"], "TIME=90: give HH:MM:SS"),
-        (["--partition", "a b"], "PARTITION=a b: give one word"),
-        (["--options=--comment='x"], "OPTIONS=--comment='x: No closing quotation: quote it as for a shell"),
-        ([], "lab.yaml: request account names $PROJECT, which is not set here: set it"),
+        (
+            ["--cluster", "./no.yaml"],
+            "--cluster ./no.yaml: no.yaml cannot be read: No such file or directory",
+        ),
+        (["--nodes", "0"], "--nodes 0: give a whole number from 1"),
+        (["--nodes", "2:4"], "--nodes 2:4: give a whole number from 1"),
+        (["--gpus", "8"], "--gpus 8: a node of lab.yaml has 4: ask for more nodes"),
+        (["--time", "90"], "--time 90: give HH:MM:SS"),
+        (["--partition", "a b"], "--partition a b: give one word"),
+        (["--options=--comment='x"], "--options --comment='x: No closing quotation: quote it as for a shell"),
+        (
+            [],
+            "$PROJECT in the profile {clusters}/lab.yaml: PROJECT is not set here: set it, or correct the profile",
+        ),
     ],
 )
 def test_a_wish_that_cannot_be_is_refused(site: Site, arguments: list[str], message: str) -> None:
@@ -270,7 +279,7 @@ def test_a_wish_that_cannot_be_is_refused(site: Site, arguments: list[str], mess
 def test_a_part_of_a_whole_node_is_refused(site: Site) -> None:
     site.write("scheduler: slurm\nnodes: {gpus: 4, whole: true}")
     assert site.refused("--cluster", "lab", "--gpus", "2") == (
-        "submit: GPUS=2: nodes of lab.yaml come whole, with 4: leave GPUS out (fewer ranks: ARGS='--nproc-per-node 2')"
+        "submit: --gpus 2: nodes of lab.yaml come whole, with 4: leave --gpus out (fewer ranks: --nproc-per-node 2)"
     )
 
 
@@ -285,7 +294,7 @@ def test_a_profile_that_was_changed_since_is_refused(site: Site) -> None:
     site.write(SLURM)
     site.lab.write_text(SLURM + "title: changed\n")
     assert site.refused("--cluster", "lab") == (
-        f"submit: CLUSTER=lab: {site.lab.with_suffix('.host')} is not made from lab.yaml as that is now: make profiles"
+        f"submit: --cluster lab: {site.lab.with_suffix('.host')} is not made from lab.yaml as that is now: make profiles"
     )
 
 
@@ -314,8 +323,11 @@ def test_what_qsub_cannot_carry_is_refused(site: Site) -> None:
 @pytest.mark.parametrize("program", ["submit.py", "render.py"])
 def test_wrong_options_end_with_64_and_help_with_0(site: Site, program: str) -> None:
     name = program.removesuffix(".py").replace("render", "profiles")
-    message = f"{name}: unrecognized arguments: --wrong (see clusters/{program} --help)"
+    shown_as = f"clusters/{program}".replace("clusters/submit.py", "apptrain submit")
+    message = f"{name}: unrecognized arguments: --wrong (see {shown_as} --help)"
+    if program == "submit.py":
+        message = "submit: --wrong: no option of submit, nor of a job (see apptrain submit --help)"
     assert site.refused("--wrong", program=program) == message
     shown = site.run(program, "--help")
     assert shown.returncode == 0
-    assert shown.stdout.startswith(f"usage: clusters/{program}")
+    assert shown.stdout.startswith(f"usage: {shown_as}")

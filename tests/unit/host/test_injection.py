@@ -115,6 +115,7 @@ class Pbs:
         shutil.copytree(CHECKOUT / "pbs", folder / "check/pbs")
         for name in ("check/containers", "check/host", "check/clusters", "bin", "work"):
             (folder / name).mkdir(exist_ok=True)
+        (folder / "work/train.py").touch()
         for name in ("job.sh", "common.sh"):
             shutil.copy(CHECKOUT / "host" / name, folder / "check/host")
         for name, values in BOUNDS.items():

@@ -93,6 +93,8 @@ class Host:
         self.home = folder / "home"
         for path in (self.hand, self.work, self.home / "clusters"):
             path.mkdir(parents=True)
+        for script in ("train.py", "x.py", "my.py", "a.py", "b.py", "a b.py", "a b"):
+            (self.work / script).touch()
 
     def ask(self, *arguments: str, env: Mapping[str, str] | None = None, **facts: str) -> Facts:
         """What `prepare` answers."""

@@ -3,6 +3,7 @@
 import json
 import platform
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,11 @@ def checked(
         return found
 
     monkeypatch.setattr(gpu, "look", look)
-    monkeypatch.setattr(check, "gather", lambda: {"torch": "2.15.0"})
+    seen = [{"index": 0, "name": "H100", "memory_bytes": 2**36, "compute_capability": "9.0"}] * bool(
+        found.gpus
+    )
+    torch = {"torch": "2.15.0", "cuda": "13.2", "cuda_available": bool(found.gpus), "devices": seen}
+    monkeypatch.setattr(check, "gather", lambda: torch)
     monkeypatch.setattr(platform, "node", lambda: "gpu-a01")
     monkeypatch.setattr(platform, "python_version", lambda: "3.13.5")
     return check.check(as_json=as_json), capsys.readouterr().out
@@ -47,7 +52,11 @@ def test_check_tells_that_the_stack_fits_the_driver(
         "stack           cu132\n"
         "stack_fits      True\n"
         "gpu_problem     none\n"
-        "torch           2.15.0\n",
+        "torch           2.15.0\n"
+        "cuda            13.2\n"
+        "cuda_available  True\n"
+        "GPU 0: H100, 64.0 GiB, compute capability 9.0\n"
+        "verdict         fits: stack cu132 has its driver and 1 GPU\n",
     )
 
 
@@ -56,7 +65,10 @@ def test_check_tells_what_to_do_where_the_stack_does_not_fit(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, out = checked(monkeypatch, capsys, healthy(V100, V100), as_json=True)
-    assert (status, json.loads(out)) == (
+    facts = json.loads(out)
+    assert facts.pop("verdict") == f"does not fit: {facts['gpu_problem']}"
+    assert len(facts.pop("devices")) == 1
+    assert (status, facts) == (
         0,
         {
             "python": "3.13.5",
@@ -68,6 +80,8 @@ def test_check_tells_what_to_do_where_the_stack_does_not_fit(
             "gpu_problem": f"{HAS_NONE} GPUs 0, 1 (Tesla V100-SXM2-32GB, compute capability 7.0) of gpu-a01, {ITS_OWN}: "
             f"{TAKE_CU126}, or request other GPUs",
             "torch": "2.15.0",
+            "cuda": "13.2",
+            "cuda_available": True,
         },
     )
 
@@ -82,6 +96,7 @@ def test_check_does_not_ask_torch_where_the_driver_hangs(
     assert "torch" not in facts
     assert facts["error"] == "the NVIDIA driver does not answer: torch is not asked, it would wait for it"
     assert facts["stack_fits"] is False
+    assert facts["verdict"] == f"does not fit: {facts['error']}"
 
 
 @pytest.mark.usefixtures("image")
@@ -97,3 +112,37 @@ def test_check_on_a_node_without_a_driver_leaves_open_whether_the_stack_fits(
         None,
         None,
     )
+    assert facts["verdict"] == (
+        "cannot be told: no NVIDIA driver here, as on most login nodes: run it in a job on a node with GPUs; on CPUs it works"
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "verdict"),
+    [
+        ({"cuda": None}, "cannot be told: torch 2.15.0 is built for CPUs; on CPUs it works"),
+        (
+            {"stack": None, "stack_fits": None},
+            "fits: torch 2.15.0 (no image's stack here) has its driver and 2 GPUs",
+        ),
+        (
+            {"devices": [], "cuda_available": False},
+            "does not fit: there is a driver, but torch 2.15.0 sees no GPU: request one",
+        ),
+        ({"error": "torch cannot be imported: x"}, "does not fit: torch cannot be imported: x"),
+        (
+            {"driver": None, "devices": [], "gpu_problem": "nvidia-smi failed"},
+            "cannot be told: nvidia-smi failed: run it in a job on a node with GPUs; on CPUs it works",
+        ),
+    ],
+)
+def test_check_ends_with_a_verdict_and_its_reason(changed: dict[str, Any], verdict: str) -> None:
+    facts: dict[str, Any] = {
+        "torch": "2.15.0",
+        "cuda": "13.2",
+        "driver": "580",
+        "stack": "cu132",
+        "stack_fits": True,
+    }
+    facts |= {"gpu_problem": None, "cuda_available": True, "devices": [{}, {}]}
+    assert check.verdict(facts | changed) == verdict

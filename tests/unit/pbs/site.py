@@ -111,6 +111,8 @@ class Site:
         self.checkout = folder / "check [out] it's"
         self.submit_dir = folder / "submit, here"
         self.submit_dir.mkdir(parents=True)
+        for script in ("train.py", "x.py", "my.py", "a.py", "b.py", "a b.py", "a b"):
+            (self.submit_dir / script).touch()
         shutil.copytree(CHECKOUT / "pbs", self.checkout / "pbs")
         for name in ("containers", "host", "clusters"):
             (self.checkout / name).mkdir()

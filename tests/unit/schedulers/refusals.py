@@ -69,7 +69,7 @@ CHOICE = [
         name="an environment without a job and no list of nodes",
         recording=NO_JOB,
         says="no scheduler's job id is in the environment: start this inside a job (a cleaned environment "
-        "drops the variables), name it with --scheduler, or list the machines with --nodes a,b --node-rank "
+        "drops the variables; from a login node: apptrain submit), name it with --scheduler, or list the machines with --nodes a,b --node-rank "
         "I",
     ),
     slurm(

@@ -137,6 +137,8 @@ class Cluster:
             folder / "home",
         ):
             path.mkdir(parents=True)
+        for script in ("train.py", "x.py", "my.py", "a.py", "b.py", "a b.py", "a b"):
+            (self.submit_dir / script).touch()
         shutil.copytree(CHECKOUT / "slurm", self.checkout / "slurm")
         shutil.copy(CHECKOUT / "slurm" / "multinode.sbatch", self.spool)
         (self.checkout / "host").mkdir()

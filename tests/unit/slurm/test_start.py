@@ -230,7 +230,7 @@ def test_a_dry_run_ends_with_the_status_of_a_plan_that_is_refused(cluster: Clust
         (
             ["--run-dir"],
             {},
-            "argument --run-dir: expected one argument: see `python -m entrypoint launch --help`",
+            "argument --run-dir: expected one argument: see `apptrain launch --help`",
         ),
         (["--run-dir="], {}, "--run-dir is empty: give DIR or leave it out"),
         ([], {"APPTRAIN_DRY_RUN": "yes"}, "APPTRAIN_DRY_RUN=yes: must be 1 or 0"),

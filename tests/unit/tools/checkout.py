@@ -45,6 +45,7 @@ class Checkout:
         self.path = folder / "check out"
         self.path.mkdir(parents=True)
         shutil.copy(CHECKOUT / "Makefile", self.path)
+        shutil.copy(CHECKOUT / "apptrain", self.path)
         shutil.copytree(CHECKOUT / "tools", self.path / "tools", ignore=shutil.ignore_patterns("__pycache__"))
         for package in ("entrypoint", "src/train"):
             (self.path / package).mkdir(parents=True)

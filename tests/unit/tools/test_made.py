@@ -2,6 +2,7 @@
 
 import copy
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -75,17 +76,27 @@ def test_a_copied_checkout_gets_a_venv_of_its_own(made: Checkout, tmp_path: Path
     assert done.stderr.startswith(
         f"venv: {copied.venv} is made anew: it was made as {made.venv}, and a venv cannot be moved\n"
     )
+    assert (copied.venv / "bin/apptrain").samefile(copied.path / "apptrain")
     found = subprocess.check_output([str(copied.venv / "bin/python"), "-P", "-m", "entrypoint"], text=True)
     assert found == f"{copied.path}/entrypoint/__main__.py\n"
 
 
 @VENV
-def test_a_venv_shared_by_two_checkouts_serves_the_last_one_that_asked(
+def test_the_venv_of_another_checkout_is_left_alone_as_long_as_that_is_there(
     quick: Checkout, tmp_path: Path
 ) -> None:
     shared = str(tmp_path / "shared venv")
     first, second = quick, copy_of(quick, tmp_path)
     assert first.script("run", shared).returncode == 0
+    done = second.script("run", shared)
+    assert (done.returncode, done.stderr) == (
+        64,
+        f"venv: VENV={shared}: this serves the checkout {first.path}, where a job may use it: "
+        "choose another place, make VENV=DIR\n",
+    )
+    found = subprocess.check_output([f"{shared}/bin/python", "-P", "-m", "train"], text=True)
+    assert found == f"{first.path}/src/train/__main__.py\n"
+    shutil.rmtree(first.path)
     done = second.script("run", shared)
     assert done.stderr == (
         f"venv: {shared} served {first.path} until now; it serves {second.path} from here on\n"

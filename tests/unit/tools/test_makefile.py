@@ -33,6 +33,7 @@ def test_a_value_reaches_the_command_as_one_word_and_runs_nothing(
     python.write_text(RECORDER)
     python.chmod(0o755)
     (tmp_path / "tools").symlink_to(CHECKOUT / "tools")
+    (tmp_path / "apptrain").symlink_to(CHECKOUT / "apptrain")
     record = tmp_path / "record"
     values = {name: f"{INJECTION} {name}" for name in names}
     given = [f"{name}={value.replace('$', '$$')}" for name, value in values.items()]  # make's own quoting
@@ -78,8 +79,9 @@ def test_where_no_python_has_pyyaml_the_venv_is_made_and_that_is_said(tmp_path: 
     bin_ = tmp_path / "bin"
     (tmp_path / "tools").mkdir()
     bin_.mkdir()
-    (bin_ / "python3").write_text("#!/bin/sh\nexit 1\n")
-    (bin_ / "python3").chmod(0o755)
+    for name in ("python3", *(f"python3.{minor}" for minor in range(9, 15))):
+        (bin_ / name).write_text("#!/bin/sh\nexit 1\n")
+        (bin_ / name).chmod(0o755)
     (tmp_path / "tools/venv.sh").write_text('#!/bin/sh\necho "made $*"\n')
     (tmp_path / "tools/venv.sh").chmod(0o755)
     shutil.copy(CHECKOUT / "tools/login-python.sh", tmp_path / "tools")
@@ -87,6 +89,6 @@ def test_where_no_python_has_pyyaml_the_venv_is_made_and_that_is_said(tmp_path: 
     ended = subprocess.run(
         [tmp_path / "tools/login-python.sh"], env=env, capture_output=True, text=True, timeout=30
     )
-    assert (ended.returncode, ended.stdout) == (0, ".venv-image/bin/python\n")
+    assert (ended.returncode, ended.stdout) == (0, f"{tmp_path}/.venv-image/bin/python\n")
     assert "no python3 here has PyYAML" in ended.stderr
     assert "made .venv-image image" in ended.stderr

@@ -7,10 +7,11 @@ import pytest
 import yaml
 
 from train import config
+from train.arguments import read
 from train.config import Config, changed, check_batch, describe, find, flatten, load, shipped_names
 from train.status import BadInput
 
-KEYS = ", ".join(flatten(Config()))
+LISTS = "(python -m train --help lists the keys)"
 
 
 def written(folder: Path, text: str) -> Path:
@@ -49,8 +50,9 @@ def test_yaml_text_that_is_a_number_is_taken_where_a_float_belongs(tmp_path: Pat
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("sead: 1", f"FILE: unknown key 'sead': valid keys are {KEYS}"),
-        ("model: {nam: x}", f"FILE: unknown key 'model.nam': valid keys are {KEYS}"),
+        ("sead: 1", f"FILE: unknown key 'sead': did you mean seed? {LISTS}"),
+        ("model: {nam: x}", f"FILE: unknown key 'model.nam': did you mean model.name? {LISTS}"),
+        ("zzz: 1", f"FILE: unknown key 'zzz' {LISTS}"),
         ("model: resnet18", "FILE: model is 'resnet18': give a mapping of keys"),
         ("- 1", "FILE: the file is [1]: give a mapping of keys"),
         ("seed: one", "FILE: seed is 'one' (str): give a value of type int"),
@@ -103,9 +105,14 @@ def test_a_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
     ("override", "message"),
     [
         ("steps", "'steps' is no override: write key=value"),
-        ("stepz=1", f"override: unknown key 'stepz': valid keys are {KEYS}"),
-        ("optimizer=1", f"override: unknown key 'optimizer': valid keys are {KEYS}"),
-        ("steps.x=1", f"override: unknown key 'steps.x': valid keys are {KEYS}"),
+        ("step=2", f"override: unknown key 'step': did you mean steps? {LISTS}"),
+        ("learning_rate=0.1", f"override: unknown key 'learning_rate': did you mean optimizer.lr? {LISTS}"),
+        ("lr=0.1", f"override: unknown key 'lr': did you mean optimizer.lr? {LISTS}"),
+        (
+            "optimizer=1",
+            f"override: unknown key 'optimizer': did you mean optimizer.name or optimizer.lr or optimizer.warmup_steps? {LISTS}",
+        ),
+        ("steps.x=1", f"override: unknown key 'steps.x': did you mean steps? {LISTS}"),
         ("steps=4.0", "override: steps is '4.0' (str): give a value of type int"),
         ("steps=", "override: steps is '' (str): give a value of type int"),
         ("compile=yes", "override: compile is 'yes' (str): give a value of type bool"),
@@ -155,7 +162,7 @@ def test_a_name_that_is_neither_shipped_nor_a_file_is_refused() -> None:
     with pytest.raises(BadInput) as refusal:
         find("digit")
     assert str(refusal.value) == (
-        "--config digit: no such file or shipped config: give a path or one of "
+        "--config digit: no such file or shipped config: did you mean digits? give a path or one of "
         "cifar10-resnet18, digits, digits-short, imagenet-resnet50, synthetic-resnet50"
     )
 
@@ -167,6 +174,27 @@ def test_a_batch_that_does_not_fall_into_equal_parts_is_refused_with_the_numbers
     assert str(refusal.value) == (
         "batch_size is 66, no multiple of 3 ranks x accumulation 4 = 12: give a multiple of 12"
     )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "size"), [(1, 128), (2, 128), (3, 129), (5, 130), (6, 132), (7, 133), (12, 132), (200, 200)]
+)
+def test_a_shipped_config_runs_on_whatever_was_granted_and_says_what_it_changed(
+    ranks: int, size: int
+) -> None:
+    asked = read(["--config", "digits"], ranks)
+    check_batch(asked.config, ranks)
+    assert asked.config.batch_size == size
+    said = f"digits: batch_size {size} instead of 128, {size // ranks} for each of the {ranks} ranks (batch_size=N chooses)"
+    assert asked.note == ("" if size == 128 else said)
+
+
+def test_a_batch_that_somebody_chose_is_kept_or_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="batch_size is 128, no multiple of 3 ranks"):
+        read(["--config", "digits", "batch_size=128"], 3)
+    with pytest.raises(BadInput, match="batch_size is 64, no multiple of 3 ranks"):
+        read(["--config", str(written(tmp_path, "batch_size: 64"))], 3)
+    assert read(["--config", "digits", "batch_size=66"], 3).config.batch_size == 66
 
 
 def test_every_key_is_described_for_the_help() -> None:
@@ -219,7 +247,7 @@ RANK_1_OF_2 = {
         ([], "the following arguments are required: --config: see python -m train --help"),
         (
             ["--config", "digits", "--resum", "x"],
-            "unrecognized arguments: --resum: see python -m train --help",
+            "unrecognized arguments: --resum (did you mean --resume?): see python -m train --help",
         ),
         (["--config", "digits", "steps=x"], "override: steps is 'x' (str): give a value of type int"),
         (

@@ -1,0 +1,219 @@
+"""Show a job from the queue to its end: `apptrain submit --follow`.
+
+What it alone knows: how a scheduler tells of one job, where the job's output is, and which status it ended
+with. Nothing here changes the job: whoever stops following leaves it running. Runs with Python 3.9.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoint.errors import BadInput, Unavailable
+
+ANSWER = 30.0
+"""Seconds that a scheduler's command has to answer."""
+SILENCE = 600.0
+"""Seconds without an answer after which nobody follows any more."""
+LEAST, MOST = 1.0, 15.0
+"""Seconds between two questions: at first, and for a job that stays as it is."""
+READ = 0.5
+"""Seconds between two looks for new output."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A job, as its scheduler tells of it."""
+
+    state: str
+    """For people."""
+    output: Sequence[Path] = ()
+    """Where its output may be; the first that exists is shown."""
+    late: Path | None = None
+    """What to show at the end where none of those was there."""
+    status: int | None = None
+    """None while it is not over."""
+
+
+def follow(job: str, scheduler: str, scratch: str = "") -> int:
+    """Shows the job until it ends; returns its status, 130 after Ctrl-C. `scratch`: where the profile has run
+    directories. Raises BadInput for what is no job, Unavailable where the scheduler does not answer."""
+    if not re.fullmatch(r"[0-9]+(\[\d*\]|_\d+)?(\.[\w.-]+)?", job):
+        raise BadInput(f"--follow {job}: give a job's id, as sbatch or qsub has printed it")
+    ask = _ASKED[scheduler]
+    try:
+        return _follow(job, lambda: ask(job, scratch))
+    except KeyboardInterrupt:
+        cancel = "scancel" if scheduler == "slurm" else "qdel"
+        _say(f"job {job} goes on; again: apptrain submit --follow {job}; to cancel it: {cancel} {job}")
+        return 130
+
+
+def _follow(job: str, ask: Callable[[], Seen | None]) -> int:
+    shown, at, state, pause = None, 0, "", LEAST
+    answered = time.monotonic()
+    while True:
+        seen = ask()
+        if seen is None:
+            if time.monotonic() - answered > SILENCE:
+                raise Unavailable(
+                    f"nobody has told of job {job} for {SILENCE:.0f} s, it may go on: "
+                    f"apptrain submit --follow {job}"
+                )
+            time.sleep(pause)
+            continue
+        answered = time.monotonic()
+        if seen.state != state:
+            state, pause = seen.state, LEAST
+            _say(f"job {job}: {state}")
+        shown = shown or next((path for path in seen.output if path.exists()), None)
+        if seen.status is not None:
+            at = _show(shown or seen.late, at)
+            _say(f"job {job} ended with status {seen.status}")
+            return seen.status
+        deadline = time.monotonic() + pause
+        while time.monotonic() < deadline:
+            at = _show(shown, at)
+            time.sleep(min(READ, pause))
+        pause = min(MOST, pause * 1.5)
+
+
+def _show(path: Path | None, at: int) -> int:
+    """Prints what was added to the file; returns up to where."""
+    if path is None:
+        return at
+    try:
+        with path.open("rb") as file:
+            file.seek(at)
+            text = file.read()
+    except OSError:
+        return at
+    sys.stdout.write(text.decode(errors="replace"))
+    sys.stdout.flush()
+    return at + len(text)
+
+
+def _say(text: str) -> None:
+    print(f"submit: {text}", file=sys.stderr, flush=True)
+
+
+def _run(*command: str) -> str:
+    """What it prints; empty where it fails or does not answer."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=ANSWER, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if done.returncode else done.stdout
+
+
+# --- Slurm --------------------------------------------------------------------------------------------------
+
+
+GOES_ON = (
+    "PENDING",
+    "CONFIGURING",
+    "RUNNING",
+    "COMPLETING",
+    "SUSPENDED",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "REQUEUE_FED",
+)
+MORE = ("RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+
+
+def _ask_slurm(job: str, _scratch: str) -> Seen | None:
+    told = _run("scontrol", "--oneliner", "show", "job", job)
+    if not told:
+        return _ask_accounting(job)
+    found = dict(re.findall(r"(\w+)=(\S*)", told))
+    state, reason = found.get("JobState", ""), found.get("Reason", "None")
+    output = re.search(r" StdOut=(.*?)(?: Power=| TresPerNode=| \w+=|$)", told.strip())
+    shown = state if reason in ("None", "") or state == "RUNNING" else f"{state} ({reason})"
+    if state == "RUNNING":
+        shown = f"RUNNING on {found.get('NodeList', '')}"
+    return Seen(
+        state=shown,
+        output=[Path(output[1])] if output and output[1] else (),
+        status=None if state in (*GOES_ON, *MORE) else _status(state, found.get("ExitCode", "")),
+    )
+
+
+def _ask_accounting(job: str) -> Seen | None:
+    """Of a job that the controller has forgotten; None where nobody knows it."""
+    line = _run("sacct", "-X", "-n", "-P", "-j", job, "-o", "State,ExitCode").strip().partition("\n")[0]
+    state, bar, code = line.partition("|")
+    if not bar or state.split()[0] in (*GOES_ON, *MORE):
+        return None
+    return Seen(state=state, status=_status(state, code))
+
+
+def _status(state: str, code: str) -> int:
+    """Of `75:0`, or `0:9` for a signal; a job that did not complete has not ended well."""
+    status, _, signum = code.partition(":")
+    if status.isdecimal() and int(status):
+        return int(status)
+    if signum.isdecimal() and int(signum):
+        return 128 + int(signum)
+    return 0 if state.startswith("COMPLETED") else 143 if state.startswith("CANCELLED") else 1
+
+
+# --- PBS ----------------------------------------------------------------------------------------------------
+
+
+def _ask_pbs(job: str, scratch: str) -> Seen | None:
+    told = _run("qstat", "-x", "-f", job) or _run("qstat", "-f", job)
+    found = _attributes(told)
+    if "job_state" not in found:
+        return None
+    names = {
+        "Q": "queued",
+        "H": "held",
+        "W": "waiting",
+        "R": "running",
+        "E": "ending",
+        "F": "over",
+        "C": "over",
+    }
+    letter = found["job_state"]
+    comment = f" ({found['comment']})" if letter == "Q" and "comment" in found else ""
+    over = letter in ("F", "C")
+    variables = dict(item.partition("=")[::2] for item in found.get("Variable_List", "").split(","))
+    number, _, index = job.partition(".")[0].rstrip("]").partition("[")
+    name = re.sub(
+        "[^A-Za-z0-9._-]", "_", f"{found.get('Job_Name', 'job')}-{number}{'_' * bool(index)}{index}"
+    )
+    folders = [scratch, variables.get("PBS_O_WORKDIR", "")]
+    logs = [Path(folder, "runs", name, "job.log") for folder in folders if folder]
+    if "APPTRAIN_RUN_DIR" in variables:
+        logs.insert(0, Path(variables["APPTRAIN_RUN_DIR"], "job.log"))
+    return Seen(
+        state=names.get(letter, letter) + comment,
+        output=logs,
+        late=Path(found["Output_Path"].partition(":")[2]) if "Output_Path" in found else None,
+        status=_of_pbs(found) if over else None,
+    )
+
+
+def _of_pbs(found: Mapping[str, str]) -> int:
+    """PBS has 256 and more for a signal, and negative ones for a job that it could not run."""
+    text = found.get("Exit_status", "")
+    if not re.fullmatch(r"-?\d+", text):
+        return 1
+    status = int(text)
+    return 1 if status < 0 else 128 + status % 256 if status > 255 else status
+
+
+def _attributes(text: str) -> dict[str, str]:
+    pairs = (line.strip().partition(" = ") for line in text.replace("\n\t", "").splitlines())
+    return {name: value for name, equals, value in pairs if equals}
+
+
+_ASKED = {"slurm": _ask_slurm, "pbs": _ask_pbs}

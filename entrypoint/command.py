@@ -1,0 +1,247 @@
+"""The command `apptrain`, which a user types: its commands, and what each of them starts.
+
+What it alone knows: the commands' names, which of them need torch, and that some need a checkout. It
+runs with a login node's Python, from 3.9 on, and imports the rest once a command is known.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from entrypoint import __version__, cli, spelling
+from entrypoint.errors import BadInput, Refusal
+from entrypoint.plan import mistakes
+from entrypoint.plan.sources import HelpFormatter, parser_class, split_command
+
+HOME = Path(__file__).resolve().parents[1]
+"""The checkout, where this is one."""
+COMMANDS = {
+    "demo": "train the reference job on two nodes of this machine",
+    "run": "run your own script on nodes of this machine",
+    "submit": "submit a job to a cluster, as the site's profile says",
+    "image": "build the image that jobs run in",
+    "plan": "print what launch would run on this node, and why",
+    "launch": "run this node's part of a job: one such task on each node",
+    "check": "print torch, CUDA, NCCL and the devices here, and whether they fit",
+}
+MEANT = {
+    "train": "demo",
+    "start": "run",
+    "exec": "run",
+    "build": "image build",
+    "sbatch": "submit",
+    "qsub": "submit",
+}
+HELP = f"""usage: apptrain COMMAND [options] [-- CMD ...]
+
+Multi-node PyTorch training: one image, one command, on Slurm, on PBS and on this machine.
+
+on this machine
+  demo     {COMMANDS["demo"]}
+  run      {COMMANDS["run"]}:  apptrain run -- my_script.py --lr 0.1
+  check    {COMMANDS["check"]}
+
+on a login node, from the checkout
+  image    {COMMANDS["image"]}:  apptrain image build
+  submit   {COMMANDS["submit"]}:
+           apptrain submit --cluster NAME --nodes 4 -- my_script.py --lr 0.1
+
+inside a job
+  plan     {COMMANDS["plan"]}
+  launch   {COMMANDS["launch"]}
+
+options
+  --help, --version
+
+{cli.EXIT_STATUS}
+
+Begin with `apptrain demo`; on a cluster with `apptrain image build`.
+`apptrain COMMAND --help` has the options.
+"""
+IMAGE_HELP = """usage: apptrain image build|fetch|verify|inspect [options]
+
+Build the image that jobs run in: with Apptainer, from locked packages, without root.
+
+  build     build containers/image.sif
+  fetch     download and check what it is made from, for a node without a network
+  verify    build it a second time and compare
+  inspect   print what it is made of
+
+options
+  --stack NAME     which CUDA, of containers/stacks.yaml (default: the default one there)
+  --base NAME      where the Debian below comes from: auto, debootstrap or docker (default: auto)
+  --extra FILE     a lock of further packages
+  --offline DIR    take everything from here
+  --image FILE     the image (default: containers/image.sif, else image-STACK.sif)
+
+Then: apptrain demo --image, and apptrain submit --cluster NAME -- my_script.py
+More: docs/containers.md
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _run(arguments)
+    except Refusal as refusal:
+        print(f"apptrain: {refusal}", file=sys.stderr)
+        return refusal.status
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("--help", "-h", "help", "--help-all"):
+        print(HELP, end="")
+        return 0
+    if arguments[0] == "--version":
+        print(__version__)
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    if name in ("plan", "launch", "check", "prepare", "conclude"):
+        return cli.main(arguments)
+    if name == "demo":
+        return _demo(rest)
+    if name == "run":
+        return _embedded(name, rest)
+    if name == "submit":
+        _need_checkout(name)
+        from clusters import submit
+
+        return submit.main(rest)
+    if name == "image":
+        return _image(rest)
+    raise BadInput(_no_command(arguments))
+
+
+def _no_command(arguments: Sequence[str]) -> str:
+    name = arguments[0]
+    if name.endswith(".py") or name == "--":
+        words = " ".join(word for word in arguments if word != "--")
+        return f"{name} is no command: did you mean `apptrain run -- {words}`?"
+    if name in MEANT:
+        return f"{name} is no command: did you mean `apptrain {MEANT[name]}`? (see apptrain --help)"
+    meant = spelling.meant(name, COMMANDS) or f": give one of {', '.join(COMMANDS)}"
+    return f"{name} is no command{meant} (see apptrain --help)"
+
+
+def _need_checkout(name: str) -> None:
+    if not (HOME / "Makefile").exists():
+        raise BadInput(
+            f"apptrain {name} is for a login node: run the apptrain of a checkout there; this one has none"
+        )
+
+
+# --- on this machine ----------------------------------------------------------------------------------------
+
+
+def _demo(arguments: list[str]) -> int:
+    before, behind = split_command(arguments)
+    parser = parser_class()(
+        prog="apptrain demo",
+        usage="apptrain demo [options] [key=value ...] [-- further arguments of the training]",
+        description="Train ResNet-18 on handwritten digits, on nodes of this machine. No GPU is needed.",
+        epilog="Options of `apptrain run` may be given too. `key=value` changes the training: epochs=2;\n"
+        "`-- --help` lists the keys.\n\nThen: apptrain run -- my_script.py\n\n" + cli.EXIT_STATUS,
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--nodes", default="2", metavar="N", help="nodes to start (default: 2)")
+    parser.add_argument("--config", default="digits", metavar="NAME", help="what to train (default: digits)")
+    given, others = parser.parse_known_args(before)
+    changes = [word for word in others if "=" in word and not word.startswith("-")]
+    options = [word for word in others if word not in changes]
+    if {"--help", "-h"} & set(behind):
+        mistakes.check_torch("demo")
+        from train.__main__ import main as train
+
+        return train(["--help"])
+    words = ["-m", "train", "--config", given.config, *changes, *behind]
+    return _embedded("demo", ["--nodes", given.nodes, *options, "--", *words])
+
+
+def _embedded(name: str, arguments: list[str]) -> int:
+    before, command = split_command(arguments)
+    if any(word == "--image" or word.startswith("--image=") for word in before):
+        return _in_image(before, command)
+    mistakes.check_torch(name)
+    _check_installed(name)
+    from entrypoint import embedded
+
+    return embedded.main(arguments)
+
+
+def _check_installed(name: str) -> None:
+    """Raises BadInput where the nodes' processes, which this Python starts anew, would not find us."""
+    if sys.path[0] != str(HOME) or sys.path.count(str(HOME)) > 1:
+        return
+    from importlib import metadata
+
+    try:
+        metadata.distribution("apptrain")
+    except metadata.PackageNotFoundError:
+        raise BadInput(
+            f"{name}: {sys.executable} has torch, but not apptrain: {sys.executable} -m pip install "
+            f"-e {shlex.quote(str(HOME))}, or make venv there"
+        ) from None
+
+
+def _in_image(before: list[str], command: list[str]) -> int:
+    """The same inside an image, by default the checkout's."""
+    _need_checkout("run --image")
+    at = next(i for i, word in enumerate(before) if word.partition("=")[0] == "--image")
+    image = before[at].partition("=")[2]
+    if not image and at + 1 < len(before) and not before[at + 1].startswith("-"):
+        image = before.pop(at + 1)
+    del before[at]
+    start = [str(HOME / "containers" / "run.sh"), image or str(HOME / "containers" / "image.sif")]
+    inside = ["python", "-P", "-m", "entrypoint.embedded", *before, *(["--", *command] if command else [])]
+    _become([*start, *inside])
+
+
+# --- the image ----------------------------------------------------------------------------------------------
+
+
+def _image(arguments: list[str]) -> int:
+    what = arguments[:1]
+    if what and what[0] not in ("--help", "-h", "--help-all"):
+        _build(what[0], arguments[1:])
+    print(IMAGE_HELP, end="")
+    return 0
+
+
+def _build(what: str, arguments: list[str]) -> NoReturn:
+    _need_checkout("image")
+    commands = ("build", "fetch", "verify", "inspect")
+    if what not in commands:
+        meant = spelling.meant(what, commands)
+        raise BadInput(f"image {what}: give one of {', '.join(commands)}{meant}")
+    parser = parser_class()(prog="apptrain image", allow_abbrev=False, add_help=False)
+    for name in ("stack", "base", "extra", "offline", "image"):
+        parser.add_argument(f"--{name}", default="auto" if name == "base" else "")
+    given = parser.parse_args(arguments)
+    venv = HOME / (os.environ.get("IMAGE_VENV") or ".venv-image")
+    made = subprocess.run([str(HOME / "tools" / "venv.sh"), str(venv), "image"], check=False).returncode
+    if made:
+        sys.exit(made)
+    options = [word for name, value in vars(given).items() for word in (f"--{name}", value)]
+    _become([str(venv / "bin" / "python"), str(HOME / "containers" / "build.py"), *options, what])
+
+
+def _become(words: Sequence[str]) -> NoReturn:
+    sys.stdout.flush()
+    try:
+        os.execvp(words[0], list(words))
+    except OSError as error:
+        raise BadInput(f"{words[0]} cannot be started ({error.strerror}): use a whole checkout") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

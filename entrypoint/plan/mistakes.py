@@ -1,0 +1,220 @@
+"""What people try first and cannot have meant: refused before anything starts, with what they probably meant.
+
+What it alone knows: which words in front of a script are to be left out, and that a run directory belongs
+to one program. `launch`, `prepare` (in a job script's first second) and `submit` all ask here. Runs with
+Python 3.9.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path, PurePath
+
+from entrypoint import spelling
+from entrypoint.errors import BadInput
+from entrypoint.plan.launch_plan import LaunchPlan
+from entrypoint.plan.profile import STARTERS
+from entrypoint.plan.sources import Settings
+
+LAUNCHERS = {
+    **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), "torchrun"),
+    **dict.fromkeys(("accelerate", "deepspeed", "horovodrun", "colossalai"), "a launcher"),
+    **dict.fromkeys(
+        ("srun", "sbatch", "qsub", "mpirun", "mpiexec", "aprun", "jsrun", "pbsdsh"), "a launcher"
+    ),
+}
+"""Programs that start ranks or jobs themselves."""
+SHELLS = ("sh", "bash", "zsh", "dash", "ksh")
+_PYTHON = re.compile(r"python[0-9.]*|pypy3?|ipython3?")
+_PYTHON_TAKES_VALUE = ("-X", "-W", "--check-hash-based-pycs")
+OLDEST = (3, 11)
+"""The Python of what trains."""
+
+
+def check_command(
+    command: Sequence[str], folder: Path, *, mode: str, no_python: bool, here: bool = True
+) -> None:
+    """Raises BadInput where the ranks, started in this folder, could not run this CMD.
+
+    `here`: whether they see the files that we see; else what is out of sight is left to them.
+    """
+    program, name = command[0], PurePath(command[0]).name
+    if not program:
+        raise BadInput("CMD begins with an empty word: give a script with its arguments, or -m NAME")
+    if not (folder / program).is_file() or "/" in program:
+        _check_starters(command, name, mode, no_python=no_python)
+    if no_python:
+        if here and not shutil.which(program):
+            raise BadInput(f"CMD {program} is no program in PATH: check the spelling, or give its path")
+        return
+    if name.endswith((".sh", ".bash", ".sbatch", ".pbs")):
+        raise _shell(program, command)
+    if program.startswith("-"):
+        _check_module(command)
+        return
+    path = folder / program
+    if path.is_dir() and not (path / "__main__.py").exists():
+        raise BadInput(f"CMD {program} is a directory: give a script in it, with its arguments")
+    if not path.exists() and (here or path.parent.is_dir()):
+        raise _missing(program, folder)
+
+
+def check_run_dir(path: Path, command: Sequence[str]) -> None:
+    """Raises BadInput where another program has run in this run directory."""
+    try:
+        attempts = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["attempts"]
+        before = [str(word) for word in attempts[-1]["command"]]
+    except (OSError, ValueError, LookupError, TypeError):
+        return
+    if before and _program(before) != _program(command):
+        raise BadInput(
+            f"the run directory {path} is that of {_program(before)}, not of {_program(command)}: give "
+            f"another with --run-dir, or, where that is its new name, remove {path}/manifest.json"
+        )
+
+
+def check_plan(plan: LaunchPlan, settings: Settings) -> None:
+    """Raises BadInput for options that do not go with the mode."""
+    if settings.value("on-failure") == "restart" and plan.mode == "rank":
+        raise BadInput(
+            "--on-failure restart needs one task on every node, and --mode rank has one for each rank: start "
+            "one task per node, or use --on-failure requeue"
+        )
+    if plan.mode != "torchrun" and plan.max_restarts:
+        raise BadInput(
+            f"--max-restarts {plan.max_restarts} needs --mode torchrun, this is {plan.mode}: leave it out"
+        )
+
+
+def check_job(settings: Settings, scheduler: str) -> None:
+    """Raises BadInput for options of a job that this scheduler does not have."""
+    start, stop_before = settings.value("start"), settings.value("stop-before")
+    if scheduler == "slurm":
+        if start not in (None, "srun"):
+            raise BadInput(f"--start {start}: under Slurm tasks start with srun: leave it out")
+        if stop_before is not None:
+            raise BadInput(f"--stop-before {stop_before}: under Slurm it is sbatch --signal=B:USR2@SECONDS")
+    elif start is not None and start not in STARTERS[scheduler]:
+        raise BadInput(f"--start {start}: must be one of {', '.join(STARTERS[scheduler])}")
+
+
+def check_training(command: Sequence[str], ranks: int, folder: Path) -> None:
+    """Raises BadInput where the reference training, started in this folder, would refuse its arguments."""
+    if list(command[:2]) != ["-m", "train"] or {"-h", "--help"} & set(command):
+        return
+    try:
+        from train.arguments import check
+        from train.status import BadInput as Refused
+    except ImportError:  # no PyYAML here: the ranks will say it
+        return
+    try:
+        check(command[2:], ranks, folder)
+    except Refused as refused:
+        raise BadInput(f"train: {refused}") from None
+
+
+def check_torch(what: str) -> None:
+    """Raises BadInput where this Python cannot train, naming one that can."""
+    home = Path(__file__).resolve().parents[2]
+    is_new = sys.version_info >= OLDEST
+    if is_new and find_spec("torch") is not None:
+        return
+    image = home / "containers" / "image.sif"
+    inside = "in the image (make image)"
+    if image.exists():
+        inside = f"{home}/containers/run.sh {image} apptrain {what}"
+    found = f"this Python ({sys.executable}, {sys.version.split()[0]})"
+    lack = "has none" if is_new else "is too old (3.11 is the oldest)"
+    raise BadInput(f"{what} needs torch, and {found} {lack}: make venv, which gets it, or run it {inside}")
+
+
+# --- words in front of a script -----------------------------------------------------------------------------
+
+
+def _check_starters(command: Sequence[str], name: str, mode: str, *, no_python: bool) -> None:
+    rest = list(command[1:])
+    if _PYTHON.fullmatch(name):
+        rest = _behind_python(rest)
+        if rest[:1] == ["-m"] and rest[1:2] and rest[1] in LAUNCHERS:
+            command, name, rest = rest[1:], rest[1], rest[2:]
+        elif no_python:
+            return
+        elif rest[:1] == ["-c"]:
+            raise BadInput("CMD is python -c: put the code in a file, and give that: -- my_script.py")
+        else:
+            given = shlex.join(rest or ["my_script.py"])
+            raise BadInput(f"CMD begins with {command[0]}: leave it out, Python runs CMD anyway: -- {given}")
+    if name in LAUNCHERS and not (no_python and mode == "exec"):
+        script = shlex.join(_script(rest))
+        raise BadInput(
+            f"CMD begins with {command[0]}: leave it and its options out, apptrain starts the ranks: "
+            f"-- {script}"
+        )
+    if name in SHELLS and not no_python:
+        raise _shell(command[0], command)
+
+
+def _behind_python(words: Sequence[str]) -> list[str]:
+    """What Python's own options leave."""
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
+        del rest[: 2 if rest[0] in _PYTHON_TAKES_VALUE else 1]
+    return rest
+
+
+def _script(words: Sequence[str]) -> list[str]:
+    """The script with its arguments among the words of a launcher; a guess, for a message."""
+    for at, word in enumerate(words):
+        if word.endswith(".py") or (word == "-m" and at + 1 < len(words)):
+            return list(words[at:])
+    return ["my_script.py"]
+
+
+def _shell(program: str, command: Sequence[str]) -> BadInput:
+    whole = shlex.join(command if PurePath(program).name in SHELLS else ["bash", *command])
+    return BadInput(
+        f"CMD begins with {program}, which is a shell's: give the Python script that it starts, or have each "
+        f"rank run it as it is: --no-python -- {whole}"
+    )
+
+
+def _check_module(command: Sequence[str]) -> None:
+    if command[0] != "-m" or len(command) < 2:
+        raise BadInput(
+            f"CMD begins with {command[0]}: give a script with its arguments, or -m NAME; options come "
+            "before --"
+        )
+    if command[1].endswith(".py") or "/" in command[1]:
+        raise BadInput(f"-m {command[1]}: -m takes a module's name: leave -m out for a file")
+
+
+def _missing(program: str, folder: Path) -> BadInput:
+    if shutil.which(program):
+        return BadInput(
+            f"CMD {program} is a program, no Python script: put --no-python before -- if each rank is to "
+            "run it"
+        )
+    where = (folder / program).parent
+    try:
+        beside = [path.name for path in where.iterdir() if path.suffix == ".py"]
+    except OSError:
+        beside = []
+    meant = spelling.meant(PurePath(program).name, beside)
+    return BadInput(
+        f"CMD {program} does not exist in {folder}{meant or ': check the spelling'}"
+        + (
+            ""
+            if meant
+            else "; a module is given as -m NAME, a program that is no Python script needs --no-python"
+        )
+    )
+
+
+def _program(command: Sequence[str]) -> str:
+    return f"-m {command[1]}" if command[0] == "-m" and len(command) > 1 else PurePath(command[0]).name

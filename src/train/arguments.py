@@ -1,0 +1,105 @@
+"""The command line of a training: what it may hold, and the config that it gives.
+
+What it alone knows: the options, and that a shipped config runs on any number of ranks. Imports no torch, and
+needs Python 3.9 alone, so that a mistake is told before a job is submitted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import NoReturn
+
+from train import config as configs
+from train.status import BadInput
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        unknown = message[len("unrecognized arguments: ") :].split()[:1]
+        near = difflib.get_close_matches("".join(unknown), self._option_string_actions, n=1)
+        likely = f" (did you mean {near[0]}?)" if message.startswith("unrecognized") and near else ""
+        raise BadInput(f"{message}{likely}: see python -m train --help")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a command line asks for."""
+
+    name: str
+    """Of the config."""
+    config: configs.Config
+    resume: str
+    note: str = ""
+    """What was changed of the config; empty for nothing."""
+
+
+def read(arguments: Sequence[str], world_size: int) -> Asked:
+    """What to train on so many ranks. Raises BadInput."""
+    options = parse(arguments)
+    path = configs.find(options.config)
+    config = configs.load(path, options.overrides)
+    asked = Asked(name=path.stem, config=config, resume=options.resume)
+    chosen = {override.partition("=")[0] for override in options.overrides}
+    if path.parent != configs.SHIPPED or chosen & {"batch_size", "accumulation"}:
+        configs.check_batch(config, world_size)
+        return asked
+    return _fitted(asked, world_size)
+
+
+def check(arguments: Sequence[str], world_size: int, folder: Path) -> None:
+    """Raises BadInput where ranks that start in this folder would; a config that lies nowhere here is left
+    to them."""
+    overrides = [word for word in arguments if "=" in word and not word.startswith("-")]
+    name = parse(arguments).config
+    if name in configs.shipped_names():
+        read(arguments, world_size)
+    elif (folder / name).is_file():
+        read(["--config", str(folder / name), *overrides], world_size)
+    elif "/" not in name:
+        configs.find(name)
+
+
+def _fitted(asked: Asked, world_size: int) -> Asked:
+    """The same with a batch that falls into equal parts, for a config that nobody wrote for these ranks."""
+    config, parts = asked.config, world_size * asked.config.accumulation
+    size = -(-config.batch_size // parts) * parts
+    if size == config.batch_size:
+        return asked
+    note = (
+        f"{asked.name}: batch_size {size} instead of {config.batch_size}, {size // world_size} for each of "
+        f"the {world_size} ranks (batch_size=N chooses)"
+    )
+    return replace(asked, config=replace(config, batch_size=size), note=note)
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(
+        prog="python -m train",
+        description="Train an image classifier; under torchrun, on all of its ranks together.",
+        epilog=_key_help(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--config", required=True, metavar="NAME|FILE", help="a shipped config or a YAML file"
+    )
+    parser.add_argument(
+        "--resume",
+        default="auto",
+        metavar="auto|never|DIR",
+        help="auto: go on from the newest complete checkpoint of the run directory, if there is one "
+        "(default); never: begin anew; DIR: begin from this checkpoint",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="replaces a value of the config")
+    return parser.parse_intermixed_args(arguments)
+
+
+def _key_help() -> str:
+    lines = [f"shipped configs: {', '.join(configs.shipped_names())}", "", "keys, with their defaults:"]
+    for key, kind, default, doc in configs.describe():
+        lines += [f"  {key}={configs.as_text(default)}  ({kind})", f"      {doc}"]
+    return "\n".join(lines)

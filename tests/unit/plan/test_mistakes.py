@@ -1,0 +1,216 @@
+"""Likely mistakes: what people try first, and the one line that each ends with; nothing is started or submitted.
+
+Each runs the real command as a user would, in a folder of a user's, with stand-ins for a scheduler's commands that
+record their calls.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+BOUND = 20  # s; 2 on a machine that does nothing else
+RECORDS = '#!/bin/sh\necho "$0 $*" >>"$CALLS"\n'
+STARTED = ("sbatch", "qsub", "srun", "torchrun", "apptainer")
+SITE = """\
+title: A lab
+tested: on two nodes
+scheduler: slurm
+nodes: {gpus: 4, cpus: 64}
+request: {time: "01:00:00"}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mistake:
+    given: str
+    """Of a shell."""
+    found: str
+    """The whole line, without who says it; {folder} and {checkout} stand for those."""
+    who: str = "entrypoint"
+    status: int = 64
+
+
+TRIED = [
+    # the command
+    Mistake(given="apptrain train", found="train is no command: did you mean `apptrain demo`? (see apptrain --help)", who="apptrain"),
+    Mistake(given="apptrain lanch", found="lanch is no command: did you mean launch? (see apptrain --help)", who="apptrain"),
+    Mistake(given="apptrain my_script.py --lr 1", found="my_script.py is no command: did you mean `apptrain run -- my_script.py --lr 1`?", who="apptrain"),
+    Mistake(given="apptrain image biuld", found="image biuld: give one of build, fetch, verify, inspect: did you mean build?", who="apptrain"),
+    # words in front of a script
+    Mistake(given="apptrain run -- python my_script.py --lr 1", found="CMD begins with python: leave it out, Python runs CMD anyway: -- my_script.py --lr 1"),
+    Mistake(given="apptrain run -- python3 -u -m my.module", found="CMD begins with python3: leave it out, Python runs CMD anyway: -- -m my.module"),
+    Mistake(given="apptrain run -- torchrun --nproc-per-node 2 my_script.py", found="CMD begins with torchrun: leave it and its options out, apptrain starts the ranks: -- my_script.py"),
+    Mistake(given="apptrain run -- python -m torch.distributed.run my_script.py", found="CMD begins with torch.distributed.run: leave it and its options out, apptrain starts the ranks: -- my_script.py"),
+    Mistake(given="apptrain run -- accelerate launch my_script.py", found="CMD begins with accelerate: leave it and its options out, apptrain starts the ranks: -- my_script.py"),
+    Mistake(given="apptrain run -- mpirun -n 4 my_script.py", found="CMD begins with mpirun: leave it and its options out, apptrain starts the ranks: -- my_script.py"),
+    Mistake(given="apptrain run -- bash run.sh", found="CMD begins with bash, which is a shell's: give the Python script that it starts, or have each rank run it as it is: --no-python -- bash run.sh"),
+    Mistake(given="apptrain run -- ./run.sh", found="CMD begins with ./run.sh, which is a shell's: give the Python script that it starts, or have each rank run it as it is: --no-python -- bash ./run.sh"),
+    # the script
+    Mistake(given="apptrain run -- my_scirpt.py", found="CMD my_scirpt.py does not exist in {folder}: did you mean my_script.py?"),
+    Mistake(given="apptrain run -- nothing.py", found="CMD nothing.py does not exist in {folder}: check the spelling; a module is given as -m NAME, a program that is no Python script needs --no-python"),
+    Mistake(given="apptrain run -- -m my_script.py", found="-m my_script.py: -m takes a module's name: leave -m out for a file"),
+    Mistake(given="apptrain run -- data", found="CMD data is a directory: give a script in it, with its arguments"),
+    Mistake(given="apptrain run my_script.py", found="unrecognized arguments: my_script.py (CMD comes behind --): see `apptrain --help`"),
+    Mistake(given="apptrain run -- --device cpu my_script.py", found="CMD begins with --device: give a script with its arguments, or -m NAME; options come before --"),
+    # options and values
+    Mistake(given="apptrain run --nproc 2 -- my_script.py", found="unrecognized arguments: --nproc 2: did you mean --nproc-per-node?"),
+    Mistake(given="apptrain run --cpu -- my_script.py", found="unrecognized arguments: --cpu: did you mean --device cpu?"),
+    Mistake(given="apptrain run --device gpu -- my_script.py", found="--device=gpu: must be one of auto, cpu, cuda: did you mean cuda?"),
+    Mistake(given="apptrain run --nodes two -- my_script.py", found="--nodes=two: must be a number from 1"),
+    Mistake(given="apptrain plan --profile perlmuter --nodes a --node-rank 0", found="--profile perlmuter: there is no {checkout}/clusters/perlmuter.yaml: did you mean perlmutter?"),
+    Mistake(given="apptrain plan --profile my.yaml --nodes a --node-rank 0", found="my.yaml: request: unknown key patition: did you mean partition?"),
+    Mistake(given="apptrain launch -- my_script.py", found="no scheduler's job id is in the environment: start this inside a job (a cleaned environment drops the variables; from a login node: apptrain submit), name it with --scheduler, or list the machines with --nodes a,b --node-rank I"),
+    # the training
+    Mistake(given="apptrain demo step=2", found="train: override: unknown key 'step': did you mean steps? (python -m train --help lists the keys)"),
+    Mistake(given="apptrain demo --config digitz", found="train: --config digitz: no such file or shipped config: did you mean digits? give a path or one of cifar10-resnet18, digits, digits-short, imagenet-resnet50, synthetic-resnet50"),
+    Mistake(given="apptrain demo --nodes 3 batch_size=128", found="train: batch_size is 128, no multiple of 3 ranks x accumulation 1 = 3: give a multiple of 3"),
+    Mistake(given="apptrain run --run-dir of-another -- my_script.py", found="the run directory {folder}/of-another is that of other.py, not of my_script.py: give another with --run-dir, or, where that is its new name, remove {folder}/of-another/manifest.json"),
+    # a submission
+    Mistake(given="apptrain submit -- my_script.py", found="--cluster is missing: give one of delta, derecho, gadi, generic, generic-pbs, gwdg-grete, perlmutter, polaris, or the path of a profile", who="submit"),
+    Mistake(given="apptrain submit --cluster perlmuter -- my_script.py", found="--cluster perlmuter: there is no {checkout}/clusters/perlmuter.yaml: did you mean perlmutter?", who="submit"),
+    Mistake(given="apptrain submit --cluster generic --node 8 -- my_script.py", found="--node: no option of submit, nor of a job: did you mean --nodes or --node-rank?", who="submit"),
+    Mistake(given="apptrain submit --cluster generic my_script.py", found="unrecognized arguments: my_script.py (CMD comes behind --): see `apptrain launch --help`", who="submit"),
+    Mistake(given="apptrain submit --cluster generic -- nothere.py", found="CMD nothere.py does not exist in {folder}: check the spelling; a module is given as -m NAME, a program that is no Python script needs --no-python", who="submit"),
+    Mistake(given="apptrain submit --cluster generic -- torchrun my_script.py", found="CMD begins with torchrun: leave it and its options out, apptrain starts the ranks: -- my_script.py", who="submit"),
+    Mistake(given="apptrain submit --cluster generic --nproc-per-node 8 -- my_script.py", found="8 ranks on a node, but this task sees 1 GPU (--gpus): request more GPUs per node, or start fewer ranks", who="submit"),
+    Mistake(given="apptrain submit --cluster generic --gpus 8 -- my_script.py", found="--gpus 8: a node of generic.yaml has 1: ask for more nodes", who="submit"),
+    Mistake(given="apptrain submit --cluster generic --time 00:02:00 -- my_script.py", found="--time 00:02:00: the ranks are asked to save 120 s before its end, which is before it begins: ask for more time, or warn later with --options=--signal=B:USR2@SECONDS", who="submit"),
+    Mistake(given="apptrain submit --cluster generic --run-dir of-another -- my_script.py", found="the run directory {folder}/of-another is that of other.py, not of my_script.py: give another with --run-dir, or, where that is its new name, remove {folder}/of-another/manifest.json", who="submit"),
+    Mistake(given="apptrain submit --cluster generic --nnodes 3 -- my_script.py", found="--nnodes 3, but this step has 2 nodes: request as many nodes as you want to use", who="submit"),
+    Mistake(given="apptrain submit --cluster generic --stop-before 60 -- my_script.py", found="--stop-before 60: under Slurm it is sbatch --signal=B:USR2@SECONDS", who="submit"),
+    Mistake(given="apptrain submit --cluster generic --on-failure restat -- my_script.py", found="--on-failure=restat: must be one of stop, requeue, restart: did you mean restart?", who="submit"),
+    Mistake(given="apptrain submit --cluster generic -- -m train --config digits step=2", found="train: override: unknown key 'step': did you mean steps? (python -m train --help lists the keys)", who="submit"),
+    Mistake(given="apptrain submit --cluster my.yaml -- my_script.py", found="my.yaml: request: unknown key patition: did you mean partition?", who="submit"),
+    Mistake(given="apptrain submit --cluster generic -- my_script.py", found="there is no image {folder}/none.sif: make image, or give another in APPTRAIN_IMAGE", who="submit"),
+    Mistake(given="apptrain submit --follow my_job", found="--follow my_job: give a job's id, as sbatch or qsub has printed it", who="submit"),
+    # make
+    Mistake(given="make -C {checkout} submit CLUSTER=generic NODE=8", found="*** NODE: no target reads this: did you mean NODES?.  Stop.", who="Makefile", status=2),
+    Mistake(given="make -C {checkout} demo node=3", found="*** node: no target reads this: did you mean NODES?.  Stop.", who="Makefile", status=2),
+    Mistake(given="make -C {checkout} submit CLUSTER=generic ARGS=nothere.py", found="unrecognized arguments: nothere.py (CMD comes behind --): see `apptrain launch --help`", who="submit", status=2),
+    Mistake(given="make -C {checkout} submit CLUSTER=generic ARGS='-- nothere.py'", found="CMD nothere.py does not exist in {checkout}: check the spelling; a module is given as -m NAME, a program that is no Python script needs --no-python", who="submit", status=2),
+]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class User:
+    folder: Path
+    env: dict[str, str]
+
+    def run(self, given: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            ["bash", "-c", given],
+            cwd=self.folder,
+            env=self.env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=BOUND,
+            check=False,
+        )
+
+    def started(self) -> list[str]:
+        calls = Path(self.env["CALLS"])
+        return calls.read_text().splitlines() if calls.exists() else []
+
+
+@pytest.fixture
+def user(tmp_path: Path) -> Iterator[User]:
+    """Somebody with a script, on a login node with this venv; whatever is started there, is told."""
+    folder, bin_ = tmp_path / "work", tmp_path / "bin"
+    for path in (folder / "data", folder / "of-another", bin_):
+        path.mkdir(parents=True)
+    for name in STARTED:
+        (bin_ / name).write_text(RECORDS)
+        (bin_ / name).chmod(0o755)
+    (bin_ / "apptrain").symlink_to(CHECKOUT / "apptrain")
+    for name in ("my_script.py", "run.sh"):
+        (folder / name).touch()
+    (folder / "my.yaml").write_text(SITE.replace("{time:", "{patition: gpu, time:"))
+    before = {"attempts": [{"command": ["other.py", "--lr", "1"]}]}
+    (folder / "of-another" / "manifest.json").write_text(json.dumps(before))
+    env = {
+        "PATH": f"{bin_}:{Path(sys.executable).parent}:/usr/bin:/bin",
+        "HOME": str(tmp_path),
+        "VENV": sys.prefix,
+        "CALLS": str(tmp_path / "calls"),
+        "APPTRAIN_IMAGE": str(folder / "none.sif"),
+    }
+    yield User(folder=folder, env=env)
+    assert not (folder / "runs").exists()
+    shutil.rmtree(folder)
+
+
+def test_there_are_thirty_and_none_twice() -> None:
+    given = [mistake.given for mistake in TRIED]
+    assert len(set(given)) == len(given) >= 30
+
+
+@pytest.mark.parametrize("mistake", TRIED, ids=lambda mistake: mistake.given)
+def test_a_mistake_ends_with_one_line_that_has_the_remedy(mistake: Mistake, user: User) -> None:
+    ended = user.run(mistake.given.replace("{checkout}", str(CHECKOUT)))
+    lines = [line for line in ended.stderr.splitlines() if not line.startswith("make: ")]
+    found = mistake.found.format(folder=user.folder, checkout=CHECKOUT)
+    assert len(lines) == 1
+    who, _, said = lines[0].partition(": ")
+    assert (who.partition(":")[0], said) == (mistake.who, found)
+    assert ended.returncode == mistake.status
+    assert not [line for line in ended.stdout.splitlines() if not line.startswith("make: ")]
+    assert user.started() == []
+
+
+def test_a_submission_that_is_right_says_what_will_run_and_is_made(user: User) -> None:
+    """So that the table above does not pass for another reason."""
+    (user.folder / "none.sif").touch()
+    done = user.run("apptrain submit --cluster generic --nodes 3 -- my_script.py --lr 1")
+    assert done.returncode == 0
+    assert done.stderr == (
+        "submit: 3 nodes x 1 rank on cuda, mode torchrun\n"
+        f"submit: runs my_script.py --lr 1 in {user.folder}\n"
+        f"submit: image {user.folder}/none.sif\n"
+        f"submit: run directory {user.folder}/runs/NAME-JOB\n"
+        "submit: generic.yaml was never run there (tested is empty): check this:\n"
+    )
+    (call,) = user.started()
+    assert call.endswith("slurm/multinode.sbatch --profile generic -- my_script.py --lr 1")
+
+
+def test_what_may_be_meant_is_not_refused(user: User) -> None:
+    """Programs that need --no-python and have it, a launcher that CMD itself is, and words that leave open what is granted."""
+    (user.folder / "none.sif").touch()
+    submit = "apptrain submit --cluster generic --dry-run"
+    for given in (
+        "--no-python -- bash run.sh",
+        "--no-python -- python my_script.py",
+        "--mode exec --no-python -- torchrun my_script.py",
+        "--options=--gres=gpu:h100:4 --nproc-per-node 4 -- my_script.py",
+        "--run-dir of-another -- ./other.py",
+        "-- /not/on/this/node.py",
+        "-- -m some.module",
+    ):
+        (user.folder / "other.py").touch()
+        done = user.run(f"{submit} {given}")
+        assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("env", "said"),
+    [
+        ({}, ""),
+        ({"PYTHONPATH": "/x"}, "PYTHONPATH"),
+        ({"DATA": "/d", "OMP_NUM_THREADS": "4"}, "DATA, OMP_NUM_THREADS (--omp-num-threads)"),
+        ({"DATA": "/d", "PYTHONPATH": "/x", "APPTRAIN_PASS": "DATA"}, "PYTHONPATH"),
+        ({"HOME": "/h", "HF_HOME": "/h", "SSH_TTY": "/dev/pts/0", "APPTRAIN_DEVICE": "cpu"}, ""),
+        ({f"V{n}": "" for n in range(10)}, "V0, V1, V2, V3, V4, V5, V6, V7 and 2 more"),
+    ],
+)
+def test_what_the_embedded_scheduler_drops_is_told(env: dict[str, str], said: str) -> None:
+    from entrypoint import embedded
+
+    assert embedded.dropped(env) == said

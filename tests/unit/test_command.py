@@ -1,0 +1,192 @@
+"""The command `apptrain`: from any directory, by any way to it, with the Python of a login node."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+BOUND = 30  # s
+COMMANDS = ("demo", "run", "submit", "image", "plan", "launch", "check")
+NODES = ("--nodes", "a,b", "--node-rank", "1", "--json", "--", "my.py")
+
+
+def pythons() -> Iterator[Path]:
+    """A Python of each version that is here and that a login node may have."""
+    folders = [*os.environ["PATH"].split(":"), *map(str, Path.home().glob(".pyenv/versions/*/bin"))]
+    found: dict[int, Path] = {}
+    for minor in range(9, 15):
+        for folder in folders:
+            path = Path(folder) / f"python3.{minor}"
+            if path.exists() and ".pyenv/shims" not in folder:
+                found.setdefault(minor, path)
+    yield from found.values()
+
+
+def run(*command: str | Path, cwd: Path = CHECKOUT, **env: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        [str(word) for word in command],
+        cwd=cwd,
+        env={"PATH": os.environ["PATH"], "HOME": "/nonexistent", "PWD": str(cwd), **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+        check=False,
+    )
+
+
+def bare(python: Path, folder: Path, *, has_yaml: bool = False) -> dict[str, str]:
+    """A login node's: this Python alone, without a venv."""
+    (folder / "python3").symlink_to(python)
+    env = {"PATH": f"{folder}:/usr/bin:/bin", "VENV": "/none", "IMAGE_VENV": "/none", "PYTHON": str(python)}
+    if has_yaml:  # PyYAML's own Python files serve every version
+        (folder / "packages").mkdir()
+        (folder / "packages" / "yaml").symlink_to(Path(yaml.__file__).parent)
+        env["PYTHONPATH"] = str(folder / "packages")
+    return env
+
+
+@pytest.mark.parametrize("columns", ["80", "100", "250"])
+@pytest.mark.parametrize(
+    "arguments", [(), ("--help",), *((name, "--help") for name in COMMANDS)], ids=" ".join
+)
+def test_help_fits_a_screen_and_names_the_next_step(arguments: tuple[str, ...], columns: str) -> None:
+    shown = run(CHECKOUT / "apptrain", *arguments, COLUMNS=columns)
+    assert (shown.returncode, shown.stderr) == (0, "")
+    lines = shown.stdout.splitlines()
+    assert len(lines) <= 50
+    assert max(map(len, lines)) <= 100
+    assert [line for line in lines if line.startswith(("Begin", "Then", "First", "The last"))]
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--help",), *((name, "--help") for name in COMMANDS if name != "image")]
+)
+def test_each_help_has_the_one_list_of_exit_statuses(arguments: tuple[str, ...]) -> None:
+    from entrypoint.cli import EXIT_STATUS
+
+    assert EXIT_STATUS in run(CHECKOUT / "apptrain", *arguments).stdout
+
+
+def test_all_options_are_in_help_all_alone() -> None:
+    common, everything = (
+        run(CHECKOUT / "apptrain", "launch", word).stdout for word in ("--help", "--help-all")
+    )
+    assert "--hang-timeout" not in common
+    assert "--hang-timeout S" in everything
+    assert "[APPTRAIN_HANG_TIMEOUT]" in everything
+    assert "--help-all" in common
+
+
+@pytest.mark.parametrize("python", list(pythons()), ids=lambda path: path.name)
+def test_a_plan_is_made_with_the_bare_python_of_a_login_node(python: Path, tmp_path: Path) -> None:
+    made = run(CHECKOUT / "apptrain", "plan", *NODES, cwd=tmp_path, **bare(python, tmp_path))
+    assert (made.returncode, made.stderr) == (0, "")
+    assert made.stdout == run(CHECKOUT / "apptrain", "plan", *NODES, cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize("python", list(pythons()), ids=lambda path: path.name)
+def test_with_pyyaml_that_python_reads_profiles_too(python: Path, tmp_path: Path) -> None:
+    env = bare(python, tmp_path, has_yaml=True)
+    made = run(CHECKOUT / "apptrain", "plan", "--profile", "generic", *NODES, cwd=tmp_path, **env)
+    assert (made.returncode, made.stderr) == (0, "")
+    assert (
+        made.stdout == run(CHECKOUT / "apptrain", "plan", "--profile", "generic", *NODES, cwd=tmp_path).stdout
+    )
+
+
+def test_the_venv_has_it_too(tmp_path: Path) -> None:
+    """By the link that tools/venv.sh makes."""
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    (tmp_path / "venv/pyvenv.cfg").touch()
+    (tmp_path / "venv/bin/python").symlink_to(sys.executable)
+    (tmp_path / "venv/bin/apptrain").symlink_to(CHECKOUT / "apptrain")
+    made = run("apptrain", "plan", *NODES, PATH=f"{tmp_path}/venv/bin:/usr/bin:/bin", VENV="/none")
+    assert (made.returncode, made.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("python_path", ["", ".", "{folder}"])
+@pytest.mark.parametrize("linked", [False, True])
+def test_nothing_of_the_users_folder_stands_in_for_ours(
+    linked: bool, python_path: str, tmp_path: Path
+) -> None:
+    for name in ("train", "entrypoint", "clusters", "yaml", "spelling", "argparse", "cli"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('planted')\n")
+    (tmp_path / "entrypoint").mkdir()
+    (tmp_path / "entrypoint" / "__init__.py").write_text("raise SystemExit('planted')\n")
+    program = CHECKOUT / "apptrain"
+    if linked:
+        (tmp_path / "it").symlink_to(program)
+        program = tmp_path / "it"
+    env = {"PYTHONPATH": python_path.format(folder=tmp_path)} if python_path else {}
+    for profile in ((), ("--profile", "generic")):
+        made = run(program, "plan", *profile, *NODES, cwd=tmp_path, **env)
+        assert (made.returncode, made.stderr) == (0, "")
+
+
+def test_the_long_spellings_go_on_working() -> None:
+    made = run(sys.executable, "-P", "-m", "entrypoint", "plan", *NODES)
+    assert (made.returncode, made.stderr) == (0, "")
+    assert made.stdout == run(CHECKOUT / "apptrain", "plan", *NODES).stdout
+    shown = run(sys.executable, "-P", "-m", "entrypoint.embedded", "--help")
+    assert shown.stdout == run(CHECKOUT / "apptrain", "run", "--help", VENV=sys.prefix).stdout
+
+
+@pytest.mark.parametrize("command", ["demo", "run", "check"])
+def test_what_needs_torch_says_where_to_run_it_where_there_is_none(command: str, tmp_path: Path) -> None:
+    python = min(pythons(), key=lambda path: int(path.name.rpartition(".")[2]))
+    asked = run(CHECKOUT / "apptrain", command, cwd=tmp_path, **bare(python, tmp_path))
+    assert (asked.returncode, asked.stdout, asked.stderr.count("\n")) == (64, "", 1)
+    assert "torch" in asked.stderr
+    assert "make venv, which gets it, or run it " in asked.stderr
+
+
+def test_a_node_without_torch_cannot_launch(tmp_path: Path) -> None:
+    env = bare(Path(sys.executable).resolve(), tmp_path)
+    (tmp_path / "my.py").touch()
+    asked = run(CHECKOUT / "apptrain", "launch", "--nodes", "a", "--", "my.py", cwd=tmp_path, **env)
+    assert (asked.returncode, asked.stdout, asked.stderr.count("\n")) == (64, "", 1)
+    assert "--node-rank is not given" in asked.stderr
+    placed = ("--nodes", "a", "--node-rank", "0")
+    asked = run(CHECKOUT / "apptrain", "launch", *placed, "--", "my.py", cwd=tmp_path, **env)
+    assert (asked.returncode, asked.stdout, asked.stderr.count("\n")) == (64, "", 1)
+    assert "has none: make venv" in asked.stderr
+
+
+def test_without_a_python_that_is_new_enough_that_is_said(tmp_path: Path) -> None:
+    for name in ("python3", *(f"python3.{minor}" for minor in range(9, 15))):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / name).chmod(0o755)
+    asked = run(CHECKOUT / "apptrain", PATH=f"{tmp_path}:/usr/bin:/bin", VENV="/none", IMAGE_VENV="/none")
+    assert (asked.returncode, asked.stdout) == (64, "")
+    assert asked.stderr == (
+        "apptrain: no python3 here is 3.9 or newer: load the site's module for Python, or name one in PYTHON\n"
+    )
+
+
+def test_the_image_is_built_with_a_venv_of_its_own_in_the_words_of_make(tmp_path: Path) -> None:
+    """A checkout with tools that only tell how they are called."""
+    (tmp_path / "tools").mkdir()
+    (tmp_path / "Makefile").touch()
+    shutil.copytree(CHECKOUT / "entrypoint", tmp_path / "entrypoint")
+    (tmp_path / "apptrain").write_text((CHECKOUT / "apptrain").read_text())
+    (tmp_path / "apptrain").chmod(0o755)
+    (tmp_path / "tools/login-python.sh").write_text(f"#!/bin/sh\necho {sys.executable}\n")
+    (tmp_path / "tools/venv.sh").write_text('#!/bin/sh\necho "venv $*"\n')
+    (tmp_path / "v/bin").mkdir(parents=True)
+    (tmp_path / "v/bin/python").write_text('#!/bin/sh\necho "python $*"\n')
+    for name in ("tools/login-python.sh", "tools/venv.sh", "v/bin/python"):
+        (tmp_path / name).chmod(0o755)
+    built = run(tmp_path / "apptrain", "image", "verify", "--stack", "cu126", IMAGE_VENV=f"{tmp_path}/v")
+    assert built.returncode == 0, built.stderr
+    venv, python = built.stdout.splitlines()
+    assert venv == f"venv {tmp_path}/v image"
+    assert python.endswith(
+        "containers/build.py --stack cu126 --base auto --extra  --offline  --image  verify"
+    )
