@@ -28,9 +28,10 @@ from entrypoint.node import processes
 from entrypoint.plan import mistakes, options, rendezvous, sources
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.resolve import resolve
-from entrypoint.run import launch, output
+from entrypoint.run import launch
 from entrypoint.run.launch import HANDLED
 from entrypoint.schedulers import embedded as variables
+from entrypoint.watch import output
 
 PASSED = (
     *("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER", "COLUMNS"),

@@ -8,6 +8,7 @@ import json
 import os
 import secrets
 import stat
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -244,7 +245,7 @@ def _is_number(text: str) -> bool:
 
 def write_private(path: Path, text: str) -> None:
     """Writes a file that only its owner can read, by rename."""
-    partial = path.with_name(f".{path.name}.{os.uname().nodename}.{os.getpid()}")
+    partial = path.with_name(f".{path.name}.{os.uname().nodename}.{threading.get_native_id()}")
     try:
         with os.fdopen(
             os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"

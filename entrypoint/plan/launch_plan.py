@@ -16,6 +16,7 @@ from entrypoint.schedulers.allocation import Allocation, Context
 
 SCHEMA_VERSION = 1
 Mode = Literal["torchrun", "rank", "exec"]
+StartRanks = Literal["fork", "spawn"]
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,10 @@ class LaunchPlan:
     command: tuple[str, ...]
     """CMD: the user's own arguments, or the reference job's."""
     no_python: bool
+    start_ranks: StartRanks
+    """Whether ranks are forks of a process that has imported torch, unless CMD speaks against it."""
+    preload: tuple[str, ...]
+    """Modules that this process imports beside torch."""
     max_restarts: int
     env: Mapping[str, str]
     """What is added for the workers."""
@@ -143,6 +148,8 @@ class LaunchPlan:
                 "local_addr": rendezvous.local_addr,
                 "join_port": rendezvous.join_port,
             },
+            "start_ranks": self.start_ranks,
+            "preload": list(self.preload),
             "venv": self.venv,
             "argv": self.argv,
             "env": dict(self.env),

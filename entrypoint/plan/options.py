@@ -84,6 +84,13 @@ def seconds_before(text: str) -> int:
     return int(text)
 
 
+def module_names(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if not all(part.isidentifier() for name in names for part in name.split(".")):
+        raise ValueError("must be names of modules with commas between them")
+    return names
+
+
 def stop_signal(text: str) -> str:
     import signal
 
@@ -231,6 +238,24 @@ OPTIONS: tuple[Option, ...] = (
         metavar="N",
         in_profile=True,
         help="OMP_NUM_THREADS of each rank (default: as set, else CPUs of this node over its ranks)",
+    ),
+    Option(
+        name="start-ranks",
+        parse=one_of("auto", "fork", "spawn"),
+        metavar="HOW",
+        default="auto",
+        in_profile=True,
+        help="fork: torch is imported once a node, and the ranks are forks of that process; spawn: each rank "
+        "imports it itself (default: auto, fork wherever that changes nothing for CMD)",
+    ),
+    Option(
+        name="preload",
+        parse=module_names,
+        metavar="NAMES",
+        default=(),
+        in_profile=True,
+        help="modules that are imported with torch before the ranks are forked, with commas between them "
+        "(default: none)",
     ),
     Option(
         name="no-python", parse=flag, metavar="", default=False, help="CMD is a program, not a Python script"

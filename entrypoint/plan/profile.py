@@ -228,6 +228,8 @@ LAUNCH: Mapping[str, Kind] = {
     "join-timeout": _seconds,
     "peer-timeout": _seconds,
     "omp-num-threads": _count(1),
+    "start-ranks": _one_of("auto", "fork", "spawn"),
+    "preload": _list(_matching(r"[A-Za-z_][\w.]*", "a module's name")),
 }
 PLAIN: Mapping[str, Kind] = {
     "title": _text,

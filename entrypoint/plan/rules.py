@@ -11,11 +11,13 @@ from entrypoint.errors import BadInput
 from entrypoint.plan.launch_plan import LaunchPlan, Mode, placement, port_of
 from entrypoint.plan.profile import Profile, expanded
 from entrypoint.plan.rendezvous import MANUAL_PORT, Rendezvous
-from entrypoint.plan.sources import Setting, Settings
+from entrypoint.plan.sources import REFERENCE_JOB, Setting, Settings
 from entrypoint.schedulers.allocation import Allocation
 
 OURS = ("train", "entrypoint")
 """Top-level modules of ours: nothing in the user's folder may stand in for them."""
+REFERENCE_PRELOAD = ("torchvision.models", "train.loop")
+"""What the reference job imports beside torch; torchvision's models take as long as torch itself."""
 CPU_OR_GPUS = "request GPUs, or give --device cpu to train on CPUs"
 
 
@@ -32,6 +34,7 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
     workers, worker_sources, thread_notes = _workers_env(
         env, allocation, settings, profile, nproc.value, run_dir
     )
+    start_ranks, preload = _start_ranks(settings, mode.value)
     placed = placement(mode.value, allocation, members, nproc.value, rendezvous)
     if rendezvous.backend == "c10d":
         notes += (
@@ -49,6 +52,8 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
         rendezvous=rendezvous,
         command=settings.command,
         no_python=settings.value("no-python"),
+        start_ranks=start_ranks.value,
+        preload=preload.value,
         # With what follows a failure, --max-restarts bounds that, and torchrun would hide failures from it.
         max_restarts=(settings.value("max-restarts") or 0) if on_failure == "stop" else 0,
         env=workers | placed,
@@ -61,6 +66,8 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
             "device": device.source,
             "nproc_per_node": nproc.source,
             **rendezvous_sources,
+            "start_ranks": start_ranks.source,
+            "preload": preload.source,
             "venv": settings["venv"].source,
             **{f"env.{name}": source for name, source in worker_sources.items()},
             **{f"env.{name}": "derived:mode" for name in placed},
@@ -135,6 +142,23 @@ def _mode(allocation: Allocation, settings: Settings) -> Setting:
             "start one task per node, or use --mode rank"
         )
     return setting
+
+
+def _start_ranks(settings: Settings, mode: Mode) -> tuple[Setting, Setting]:
+    """(fork or spawn, what is imported before the forks)."""
+    setting, preload = settings["start-ranks"], settings["preload"]
+    no_python = settings.value("no-python")
+    if mode == "torchrun" and not no_python:
+        if setting.value == "auto":
+            setting = Setting(value="fork", source="default")
+        if not preload.value and settings.command[:2] == REFERENCE_JOB[:2]:
+            preload = Setting(value=REFERENCE_PRELOAD, source="derived:command")
+        return setting, preload
+    if setting.value == "fork":
+        found = "--no-python" if no_python else f"mode {mode}"
+        raise BadInput(f"--start-ranks fork, but with {found} nothing of ours starts the ranks: leave it out")
+    source = "derived:no_python" if no_python else "derived:mode"
+    return Setting(value="spawn", source=source if setting.value == "auto" else setting.source), preload
 
 
 def _device(allocation: Allocation, settings: Settings) -> Setting:

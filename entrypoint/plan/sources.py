@@ -187,8 +187,8 @@ def resolve(
         elif option.variable in env:
             value = _parse(option, option.variable, env[option.variable])
             settings[option.name] = Setting(value=value, source=f"env:{option.variable}")
-        elif option.in_profile and option.name in profile:
-            text = str(profile[option.name])
+        elif option.in_profile and (own := profile.get(option.name, ())) != ():
+            text = ",".join(own) if isinstance(own, tuple) else str(own)
             value = _parse(option, f"{option.name} in {profile_name}", text)
             settings[option.name] = Setting(value=value, source=f"profile:{profile_name}")
         else:

@@ -2,10 +2,11 @@
 
 The secret: torch's launcher API. What we add to it is knowledge: each rank's pid when it starts, its status
 at the moment when it ends, and pipes for its output. Run as a file, by ranks.py alone, which imports no
-torch: it speaks to this process over two pipes.
+torch: it speaks to this process over two pipes. Or run as the template of forks.py, which forks the ranks
+once it has imported torch, and then becomes this.
 
-    stdin   one JSON line (options, command, master_addr, master_port, listen, streams, errors); then `go`;
-            closed: end the ranks
+    stdin   one JSON line (options, command, master_addr, master_port, listen, streams, errors, preload);
+            then `go`; closed: end the ranks
     report  JSON lines: ready, started, ended, finished
 """
 
@@ -20,9 +21,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 SAVED = 75
+NAME = "torchrun"
+"""Of this process, where ps and top show no arguments; a template has those of its ranks."""
 BACKLOG = 2048
 """Connections to the store that may wait, as torch has it."""
 ORPHANS_GRACE = 3.0
@@ -45,19 +49,94 @@ class Reporter:
 def main() -> None:
     report = Reporter(int(sys.argv[1]))
     control = _take_stdin()
-    order = json.loads(control.readline())
+    order = json.loads(_line(control))
+    _import(order["preload"])
+    import torch
+
+    report("ready", gpus=torch.cuda.device_count(), why="")
+    _act(order, report, control, {})
+
+
+def start_of_template(at_start: dict[str, Any]) -> None:
+    """What a template does while its interpreter starts. Returns in the ranks alone, which go on then."""
+    import importlib.util
+
+    file = Path(__file__).with_name("forks.py")
+    spec = importlib.util.spec_from_file_location("apptrain_forks", file)
+    assert spec
+    assert spec.loader
+    forks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(forks)
+    report = Reporter(forks.leave_hook())
+    control = _take_stdin()
+    order = json.loads(_line(control))
+    heartbeat = os.environ.pop(forks.HEARTBEAT, None)
+    why, seen = _fit_for_forks(forks, order, at_start)
+    waiting = {}
+    for local_rank, (out, err) in ({} if why else order["streams"]).items():
+        rank = forks.fork_rank(out, err)
+        if rank is None:
+            return
+        waiting[int(local_rank)] = rank
+    if heartbeat is not None:
+        os.environ[forks.HEARTBEAT] = heartbeat
+    report("ready", gpus=int(seen) if seen else None, why=why)
+    _act(order, report, control, waiting)
+    end(0)
+
+
+def _fit_for_forks(forks: Any, order: dict[str, Any], at_start: dict[str, Any]) -> tuple[str, str]:
+    """(why the ranks cannot be forks of this process, how many GPUs torch sees), once torch is imported."""
+    _import([])
+    of_torch = forks.threads()
+    try:
+        _import(order["preload"])
+    except ImportError as error:
+        return f"--preload {','.join(order['preload'])}: {error}: correct it", ""
+    import torch
+
+    gc.collect()
+    gc.freeze()
+    loaded = {name.partition(".")[0] for name in sys.modules.keys() - at_start.keys()}
+    seen = forks.asked_in_fork(torch.cuda.device_count)
+    if why := forks.why_not(order["command"], loaded):
+        return why, seen
+    if forks.threads() > of_torch:
+        return f"--preload {','.join(order['preload'])} starts threads: leave it out", seen
+    if seen not in ("", "0") and forks.asked_in_fork(_open_cuda) != "open":
+        return "a fork of a process that has imported torch cannot open CUDA here", seen
+    return "", seen
+
+
+def _open_cuda() -> str:
+    import torch
+
+    torch.cuda.init()  # type: ignore[no-untyped-call]
+    return "open"
+
+
+def _import(names: list[str]) -> None:
+    """torch, and these."""
+    import importlib
+
     gc.disable()  # an import makes little garbage, and the search for it takes a seventh of torch's
+    for name in ("torch", *names):
+        importlib.import_module(name)
+    gc.enable()
+
+
+def _act(order: dict[str, Any], report: Reporter, control: int, waiting: dict[int, Any]) -> None:
+    """Runs the ranks once it is told to. `waiting`: those that are there already, by local rank."""
+    Path("/proc/self/comm").write_text(NAME)
     import torch
     from torch.distributed.elastic.rendezvous.api import RendezvousError
 
-    gc.enable()
-    report("ready", gpus=torch.cuda.device_count())
-    if control.readline().strip() != "go":
+    if _line(control) != b"go":
         return
     pids: dict[int, int] = {}
     threading.Thread(target=_end_with_parent, args=(control, pids), daemon=True).start()
     try:
-        failures = _run(order, report, pids)
+        failures = _run(order, report, pids, waiting)
     except (torch.distributed.DistNetworkError, torch.distributed.DistStoreError, RendezvousError) as error:
         report("finished", error=_one_line(error), unavailable=True, failures={})
         raise
@@ -68,18 +147,26 @@ def main() -> None:
     report("finished", error="", unavailable=False, failures=failures)
 
 
-def _take_stdin() -> Any:
+def _take_stdin() -> int:
     """The control pipe; the ranks inherit /dev/null instead of it."""
-    control = os.fdopen(os.dup(0), "r")
+    control = os.dup(0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     return control
 
 
-def _end_with_parent(control: Any, pids: dict[int, int]) -> None:
+def _line(fd: int) -> bytes:
+    """Up to the end of the line, or of the pipe. No file object: a fork would have it too."""
+    line = bytearray()
+    while (byte := os.read(fd, 1)) not in (b"", b"\n"):
+        line += byte
+    return bytes(line)
+
+
+def _end_with_parent(control: int, pids: dict[int, int]) -> None:
     """Ranks outlive their agent; without our parent nobody would end them."""
-    control.read()
+    _line(control)
     for signum in (signal.SIGTERM, signal.SIGKILL):
         for pid in pids.values():
             with contextlib.suppress(ProcessLookupError):
@@ -88,13 +175,16 @@ def _end_with_parent(control: Any, pids: dict[int, int]) -> None:
     os._exit(1)
 
 
-def _run(order: dict[str, Any], report: Reporter, running: dict[int, int]) -> dict[int, int]:
+def _run(
+    order: dict[str, Any], report: Reporter, running: dict[int, int], waiting: dict[int, Any]
+) -> dict[int, int]:
     """Runs the ranks to their end, their pids in `running`. Returns the exit code (negative: signal) of each
     failed global rank."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
     from torch.distributed.elastic.agent.server.api import WorkerSpec, WorkerState
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous import registry as rendezvous_registry
     from torch.distributed.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous
@@ -148,6 +238,17 @@ def _run(order: dict[str, Any], report: Reporter, running: dict[int, int]) -> di
                 self._remaining_restarts = 0
             return result
 
+    fresh = SubprocessHandler._popen
+
+    def popen(handler: Any, argv: tuple[str, ...], env: dict[str, str]) -> Any:
+        """The rank that is there already; one that torchrun starts again is started afresh."""
+        rank = waiting.pop(handler.local_rank_id, None)
+        if rank is None:
+            return fresh(handler, argv, env)
+        rank.begin(env)
+        return rank
+
+    SubprocessHandler._popen = popen  # type: ignore[method-assign,assignment]
     # CMD does not pass through torchrun's parser, which drops a `--` in it, nor unescaped to its macros.
     options = parse_args([*order["options"], "CMD"])  # type: ignore[no-untyped-call]
     config, program, _ = config_from_args(options)
@@ -250,8 +351,12 @@ def _one_line(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:500]
 
 
-if __name__ == "__main__":
-    main()
+def end(status: int) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # taking torch's modules down in order would take long, and serves nobody
+    os._exit(status)  # taking torch's modules down in order would take long, and serves nobody
+
+
+if __name__ == "__main__":
+    main()
+    end(0)

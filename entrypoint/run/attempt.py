@@ -28,14 +28,14 @@ from entrypoint.node import gpu, network
 from entrypoint.plain import plain
 from entrypoint.plan.launch_plan import LaunchPlan, in_brief, with_env
 from entrypoint.plan.sources import Settings
-from entrypoint.run import endings, output, stacks
+from entrypoint.run import endings, stacks
 from entrypoint.run.endings import asked_to_end, to_failure
 from entrypoint.run.hang import Patience
 from entrypoint.run.peers import Peers, identity, version
 from entrypoint.run.ranks import Ranks, stale
 from entrypoint.run.restart import Restarts
 from entrypoint.run.supervise import Supervisor
-from entrypoint.watch import heartbeat, inside
+from entrypoint.watch import heartbeat, inside, output
 from entrypoint.watch.heartbeat import Heartbeats
 
 OUTCOME = 60.0
@@ -221,6 +221,8 @@ class Attempt:
             await self._hold()
         self._tell_restart()
         gpu.check_gpus(self.plan, await ranks.gpus_seen())
+        if said := ranks.not_forked(self.settings.value("start-ranks")):
+            self._say_once(said)
         self._say_once(in_brief(self.plan))
         if place.joins_machines and self.link is not None:
             self._say_once(network.summary(self.plan, self.env, self.link.elsewhere))

@@ -26,10 +26,10 @@ from entrypoint.node.guardian import Guardian
 from entrypoint.plan import mistakes
 from entrypoint.plan.launch_plan import LaunchPlan, with_members
 from entrypoint.plan.sources import Settings
-from entrypoint.run import output
 from entrypoint.run.attempt import Attempt
 from entrypoint.run.restart import Restarts
 from entrypoint.schedulers import hostnames
+from entrypoint.watch import output
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 """SIGUSR2 asks for a planned end, the others end the launch."""

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from entrypoint.errors import BadInput
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import processes
 from entrypoint.node.memory import Memory
 from entrypoint.plan.launch_plan import LaunchPlan
-from entrypoint.run.output import Relay
+from entrypoint.run import forks
+from entrypoint.watch.output import Relay
 from entrypoint.watch.reports import Failure
 
 STALE = (
@@ -86,6 +88,7 @@ class Ranks:
         self.plan = plan
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.pids: dict[int, int] = {}
+        self._why_spawned = ""
         self._env = dict(env)
         self._relay = relay
         self._run = run
@@ -133,6 +136,17 @@ class Ranks:
         """How many GPUs torch sees on this node; None where torch cannot say, or nobody needs to know."""
         assert self._gpus is not None
         return await self._gpus
+
+    def not_forked(self, asked: str) -> str:
+        """Says so where the plan's forks cannot be, once `gpus_seen` is known; else empty. Raises BadInput
+        where that is what was asked for, --start-ranks `fork`, or --preload is the reason."""
+        if not self._why_spawned:
+            return ""
+        if asked == "fork":
+            raise BadInput(f"--start-ranks fork, but {self._why_spawned}: leave it out")
+        if self._why_spawned.startswith("--preload"):
+            raise BadInput(self._why_spawned)
+        return f"each rank imports torch for itself: {self._why_spawned}"
 
     async def start(self) -> None:
         if self.plan.is_spare:
@@ -222,15 +236,14 @@ class Ranks:
         agent_out, agent_err = self._pipes("agent", None)
         streams = self._streams
         fds = [fd for pair in streams.values() for fd in pair]
+        argv, env = self._agent_line(writer)
         self._child = await asyncio.create_subprocess_exec(
             sys.executable,
-            "-P",
-            str(Path(__file__).with_name("agent.py")),
-            str(writer),
+            *argv,
             stdin=asyncio.subprocess.PIPE,
             stdout=agent_out,
             stderr=agent_err,
-            env=self._env,
+            env=env,
             pass_fds=[writer, *fds],
             start_new_session=True,
         )
@@ -244,11 +257,20 @@ class Ranks:
             "listen": self._store_address(),
             "streams": {index: streams[rank] for index, rank in enumerate(self.ranks)},
             "errors": str(self._scratch),
+            "preload": list(self.plan.preload),
         }
         self.close_pipes()
         assert self._child.stdin is not None
         self._child.stdin.write(json.dumps(order).encode() + b"\n")
         self._tasks.append(asyncio.create_task(self._read_reports(reader)))
+
+    def _agent_line(self, report: int) -> tuple[list[str], dict[str, str]]:
+        """(what the agent's Python is to run, its environment)."""
+        if self.plan.start_ranks == "spawn":
+            return ["-P", str(Path(__file__).with_name("agent.py")), str(report)], self._env
+        folder = self._scratch / "template"
+        forks.install(folder)
+        return ["-u", *self.plan.command], forks.environment(self._env, folder, report)
 
     def _store_address(self) -> str:
         """Where torch's store listens on this node; empty where it does not, or chooses itself."""
@@ -276,6 +298,7 @@ class Ranks:
         match report["event"]:
             case "ready":
                 assert self._gpus is not None
+                self._why_spawned = report["why"]
                 self._gpus.set_result(report["gpus"])
             case "started":
                 self.pids[report["rank"]] = report["pid"]

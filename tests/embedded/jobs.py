@@ -14,6 +14,7 @@ from pathlib import Path
 
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
+from entrypoint.run import agent
 from tests import procs
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -147,6 +148,12 @@ def master_port() -> str:
 def processes_with(text: str) -> list[int]:
     """Process ids whose environment holds the text: what a job has left behind."""
     return [pid for pid, held in procs.files("environ") if text.encode() in held and pid != os.getpid()]
+
+
+def agents(run: Path) -> list[int]:
+    """torchrun's agents of a job."""
+    found = [pid for pid, held in procs.files("comm") if held.strip() == agent.NAME.encode()]
+    return [pid for pid in processes_with(str(run)) if pid in found]
 
 
 def gone(text: str, seconds: float = 5.0) -> bool:

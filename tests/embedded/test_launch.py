@@ -15,7 +15,17 @@ from pathlib import Path
 import pytest
 
 from entrypoint.plan.rendezvous import port_pair
-from tests.embedded.jobs import Ended, Job, clean_env, gone, master_port, processes_with, run, start
+from tests.embedded.jobs import (
+    Ended,
+    Job,
+    agents,
+    clean_env,
+    gone,
+    master_port,
+    processes_with,
+    run,
+    start,
+)
 
 ALL_REDUCE = """
 import os, sys
@@ -578,9 +588,9 @@ def test_a_killed_agent_leaves_no_rank_running(tmp_path: Path) -> None:
         write(tmp_path, "script.py", "open('ready','w').close()\nimport time; time.sleep(100)"),
     )
     job.until((tmp_path / "ready").exists, "a rank runs")
-    agents = [pid for pid in processes_with(str(job.run)) if "agent.py" in command_line(pid)]
-    assert len(agents) == 2
-    os.kill(agents[0], signal.SIGKILL)
+    found = agents(job.run)
+    assert len(found) == 2
+    os.kill(found[0], signal.SIGKILL)
     ended = job.end()
     assert ended.status == 1
     assert "torchrun's agent ended with status -9" in ended.err
@@ -722,15 +732,14 @@ def test_the_ranks_run_under_the_entrypoints_python_whatever_torchrun_is_told(tm
 
 def test_an_agent_whose_ranks_have_ended_leaves_at_once(tmp_path: Path) -> None:
     """It takes nothing of torch down, which takes half as long as the import; a rank of the user's does."""
-    at_exit = "open(sys.argv[0].rpartition('/')[2] + '.end', 'w').close()"
-    write(tmp_path, "sitecustomize.py", f"import atexit, sys\natexit.register(lambda: {at_exit})\n")
+    at_exit = "open(f\"{sys.argv[0].rpartition('/')[2]}.{os.getpid()}.end\", 'w').close()"
+    write(tmp_path, "sitecustomize.py", f"import atexit, os, sys\natexit.register(lambda: {at_exit})\n")
     script = write(tmp_path, "script.py", "")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     ended = run(tmp_path, "--nodes", "1", "--", script, env={"PYTHONPATH": path})
     assert ended.status == 0, ended.err
-    taken_down = {path.stem for path in tmp_path.glob("*.end")}
-    assert "script.py" in taken_down
-    assert "agent.py" not in taken_down
+    # The agent, which has the same arguments, is not among them.
+    assert len(list(tmp_path.glob("script.py.*.end"))) == 1
 
 
 def test_a_taken_join_port_is_met_with_the_next_attempts_ports(tmp_path: Path) -> None:

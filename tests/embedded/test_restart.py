@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.job.rundir import RunDirectory
-from tests.embedded.jobs import Ended, Job, gone, processes_with, run, start
+from tests.embedded.jobs import Ended, Job, agents, gone, processes_with, run, start
 from tests.embedded.test_launch import command_line, node_name, write
 
 RESTART = ("--on-failure", "restart")
@@ -130,8 +130,8 @@ def test_a_killed_agent_is_followed_by_a_restart(tmp_path: Path) -> None:
     work = 'touch "$APPTRAIN_RUN_DIR/up.$APPTRAIN_ATTEMPT.$APPTRAIN_NODE"; [ $APPTRAIN_ATTEMPT = 1 ] || sleep 100'
     job = start(tmp_path, "--nodes", "1", *RESTART, "--no-python", "--", "bash", "-c", work)
     up(job, 0, 1)
-    agents = [pid for pid in processes_with(str(job.run)) if "agent.py" in command_line(pid)]
-    os.kill(agents[0], signal.SIGKILL)
+    found = agents(job.run)
+    os.kill(found[0], signal.SIGKILL)
     ended = job.end()
     assert ended.status == 0, ended.err
     assert (ended.run / "up.1.127.0.0.1").exists()

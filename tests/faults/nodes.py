@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from entrypoint.run.agent import NAME
 from tests.host import Host
 
 
@@ -19,6 +20,14 @@ class Process:
     uid: int
     argv: tuple[str, ...]
     env: dict[str, str]
+
+    @property
+    def name(self) -> str:
+        """As ps shows it without arguments; empty if it has ended."""
+        try:
+            return Path(f"/proc/{self.pid}/comm").read_text().strip()
+        except OSError:
+            return ""
 
     @property
     def state(self) -> str:
@@ -66,9 +75,7 @@ def ranks(node: Host, run_dir: str) -> dict[int, Process]:
 
 def agent(node: Host, run_dir: str) -> Process | None:
     """torchrun's agent."""
-    return _first(
-        node, run_dir, lambda one: any(word.endswith("entrypoint/run/agent.py") for word in one.argv)
-    )
+    return _first(node, run_dir, lambda one: one.name == NAME)
 
 
 def launcher(node: Host, run_dir: str) -> Process | None:

@@ -95,6 +95,62 @@ def test_a_flag_beats_the_variable_which_beats_the_profile_which_beats_the_defau
     ]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "profile", "start", "preload"),
+    [
+        ((), "", ("fork", "default"), ([], "default")),
+        (("--start-ranks", "spawn"), "", ("spawn", "flag"), ([], "default")),
+        ((), "start_ranks: spawn", ("spawn", "profile:site.yaml"), ([], "default")),
+        (("--start-ranks", "fork", "--preload", "a,b.c"), "", ("fork", "flag"), (["a", "b.c"], "flag")),
+        (
+            (),
+            "preload: [lightning, numpy]",
+            ("fork", "default"),
+            (["lightning", "numpy"], "profile:site.yaml"),
+        ),
+        ((), "preload: []", ("fork", "default"), ([], "default")),
+        (("--no-python",), "", ("spawn", "derived:no_python"), ([], "default")),
+        (("--mode", "exec"), "", ("spawn", "derived:mode"), ([], "default")),
+    ],
+)
+def test_ranks_are_forks_where_nothing_speaks_against_it(
+    cli: Cli,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    profile: str,
+    start: tuple[str, str],
+    preload: tuple[Any, str],
+) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text(f"launch: {{{profile}}}\n")
+    plan = cli.plan(NODE | {"APPTRAIN_PROFILE": str(path)}, *arguments, "--", "my.py")
+    assert (plan["start_ranks"], plan["sources"]["start_ranks"]) == start
+    assert (plan["preload"], plan["sources"]["preload"]) == preload
+
+
+def test_what_the_reference_job_imports_is_preloaded(cli: Cli) -> None:
+    plan = cli.plan(NODE, "--", "-m", "train", "--config", "digits")
+    assert (plan["preload"], plan["sources"]["preload"]) == (
+        ["torchvision.models", "train.loop"],
+        "derived:command",
+    )
+    assert cli.plan(NODE, "--preload", "numpy", "--", "-m", "train", "--config", "digits")["preload"] == [
+        "numpy"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"), [(("--no-python",), "--no-python"), (("--mode", "exec"), "mode exec")]
+)
+def test_what_cannot_be_forked_is_refused(cli: Cli, arguments: tuple[str, ...], found: str) -> None:
+    assert cli.refusal(NODE, "--start-ranks", "fork", *arguments, "--", "my.py") == (
+        f"--start-ranks fork, but with {found} nothing of ours starts the ranks: leave it out"
+    )
+    assert cli.refusal(NODE, "--preload", "a b", "--", "my.py") == (
+        "--preload=a b: must be names of modules with commas between them"
+    )
+
+
 def test_threads_come_from_the_flag_the_user_the_profile_and_the_cpus_in_that_order(
     cli: Cli, profile: str
 ) -> None:

@@ -15,7 +15,7 @@ from entrypoint.job import outcome
 from entrypoint.meet import join
 from entrypoint.plan.resolve import resolve
 from entrypoint.run.attempt import Attempt
-from entrypoint.run.output import own_consoles
+from entrypoint.watch.output import own_consoles
 
 JOB = {"APPTRAIN_EMBEDDED_JOB_ID": "7", "APPTRAIN_EMBEDDED_NODELIST": "127.0.0.[1-2]"}
 

@@ -1,6 +1,7 @@
 """What becomes of ranks, as torchrun's agent tells it. A program that tells what a test wants stands for it."""
 
 import asyncio
+import dataclasses
 import json
 import os
 import sys
@@ -11,8 +12,8 @@ from typing import Any
 import pytest
 
 from entrypoint.job.rundir import RunDirectory
-from entrypoint.run.output import Relay, own_consoles
 from entrypoint.run.ranks import Event, RankEnded, Ranks, RankStarted, StarterEnded
+from entrypoint.watch.output import Relay, own_consoles
 from tests.unit.scene import planned
 
 AGENT = """#!/bin/bash
@@ -32,7 +33,8 @@ async def tell(folder: Path, reports: Sequence[dict[str, Any]]) -> tuple[list[Ev
     relay = Relay(own_consoles({}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(program))
-        ranks = Ranks(planned(), os.environ, relay, run, scratch=folder, show=None)
+        plan = dataclasses.replace(planned(), start_ranks="spawn")
+        ranks = Ranks(plan, os.environ, relay, run, scratch=folder, show=None)
         relay.start()
         await ranks.prepare()
         found: list[Event] = []

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from entrypoint.job.rundir import RunDirectory
-from entrypoint.run.output import Relay, own_consoles
 from entrypoint.run.stacks import look, peek, sighting, variables, workers
 from entrypoint.watch import inside
 from entrypoint.watch.heartbeat import Heartbeats
+from entrypoint.watch.output import Relay, own_consoles
 
 TORCH = "/opt/venv/lib/python3.11/site-packages/torch"
 IN_ALL_REDUCE = f"""Fatal Python error: Aborted

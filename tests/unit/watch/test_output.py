@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.run import output
-from entrypoint.run.output import Console, Relay, own_consoles, wants_progress
+from entrypoint.watch import output
+from entrypoint.watch.output import Console, Relay, own_consoles, wants_progress
 
 
 class Screen:

@@ -1,0 +1,288 @@
+"""Ranks that are forks of a process that has imported torch, so that a node imports it once.
+
+What this module alone knows: how a fork becomes what `python -u script.py` would be. The template is started
+as exactly that, and forks while its interpreter starts, from a `sitecustomize` of ours. Each fork returns
+from there, and the interpreter goes on with the script by itself: `__main__`, sys.argv, sys.flags, sys.path,
+tracebacks, the end of the process and what ps shows are Python's own, and no frame of ours is on the stack.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+ORDERS = "APPTRAIN_TEMPLATE"
+"""The pipe for reports and the template's folder, `FD:DIR`: a variable of the template alone."""
+ROOM = 4096
+"""Bytes: torchrun's own variables take 700."""
+IMPORTED = (".py", ".pyc", ".so")
+HEARTBEAT = "APPTRAIN_HEARTBEAT"
+INSIDE = "apptrain_inside"
+AGENT = Path(__file__).with_name("agent.py")
+READ_AT_IMPORT = (
+    *("OMP_", "KMP_", "GOMP_", "MKL_", "OPENBLAS_", "DNNL_", "ONEDNN_"),
+    *("ATEN_", "PYTORCH_", "TORCH", "LD_", "PYTHON"),
+)
+"""What libraries read while they are loaded, or may: the beginnings of names."""
+
+_HOOK = """\
+import sys
+at_start = sys.modules.copy()
+try:
+    import importlib.util
+    spec = importlib.util.spec_from_file_location("apptrain_agent", {agent!r})
+    agent = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(agent)
+    agent.start_of_template(at_start)
+except BaseException:  # or Python would go on without
+    import os, traceback
+    traceback.print_exc()
+    os._exit(1)
+del at_start, spec, agent, importlib, sys
+"""
+
+
+def install(folder: Path, agent: Path = AGENT) -> None:
+    """Makes a folder for the PYTHONPATH of a template, which `agent` makes of it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "sitecustomize.py").write_text(_HOOK.format(agent=str(agent)))
+
+
+def environment(env: dict[str, str], folder: Path, report: int) -> dict[str, str]:
+    """Of a template for ranks with this environment, which writes its reports to this pipe."""
+    path = os.pathsep.join(filter(None, [str(folder), env.get("PYTHONPATH")]))
+    # With room for the variables of the ranks, where /proc shows them.
+    return {**env, "PYTHONPATH": path, ORDERS: f"{report}:{folder}".ljust(ROOM)}
+
+
+def leave_hook() -> int:
+    """Takes out of this process what makes it a template. Returns the pipe for reports."""
+    report, _, folder = os.environ.pop(ORDERS).rstrip().partition(":")
+    sys.path.remove(folder)
+    rest = os.environ["PYTHONPATH"].partition(os.pathsep)[2]
+    if rest:
+        os.environ["PYTHONPATH"] = rest
+    else:
+        del os.environ["PYTHONPATH"]
+    ours = sys.modules.pop("sitecustomize")
+    try:
+        import sitecustomize  # type: ignore[import-not-found] # noqa: F401 # the machine's, which ours hides
+    except ImportError:
+        sys.modules["sitecustomize"] = ours
+    return int(report)
+
+
+# --- what speaks against a fork -----------------------------------------------------------------------------
+
+
+def why_not(command: list[str], loaded: set[str]) -> str:
+    """Why ranks with this CMD cannot be forks of a process with these modules; empty where they can.
+
+    `loaded`: names at the top level, but for those that Python has loaded when it starts."""
+    if command[0] == "-m" and len(command) > 1:
+        script, beside = _module_file(command[1]), Path.cwd()
+    elif command[0].startswith("-"):
+        return f"options of Python ({command[0]}) stand before the script"
+    else:
+        script = Path(command[0])
+        if not script.is_file() or script.suffix == ".pyc":
+            return f"{script} is no file of Python source"
+        beside = script.resolve().parent
+    if not os.environ.get("PYTHONSAFEPATH"):
+        names = {entry.name.partition(".")[0] for entry in _entries(beside)}
+        if clash := sorted(names & loaded):
+            return f"{beside} has {clash[0]}, and torch has loaded another module of that name"
+    return _sets_early(script) if script else ""
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What may be imported from there."""
+    try:
+        return [
+            entry
+            for entry in folder.iterdir()
+            if entry.suffix in ("", ".py", ".pyc", ".so") and _counts(entry)
+        ]
+    except OSError:
+        return []
+
+
+def _counts(entry: Path) -> bool:
+    return bool(entry.suffix) or entry.is_dir()
+
+
+def _module_file(name: str) -> Path | None:
+    """The source of a module that `-m` runs, found without importing what it lies in."""
+    for folder in (Path.cwd(), *(Path(entry) for entry in sys.path)):
+        base = folder.joinpath(*name.split("."))
+        for file in (base / "__main__.py", base.with_name(base.name + ".py")):
+            if file.is_file():
+                return file
+    return None
+
+
+def _sets_early(script: Path) -> str:
+    """Whether a script sets what torch or a library reads while it is loaded."""
+    import ast
+
+    try:
+        tree = ast.parse(script.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ""  # Python will say so
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr in ("sched_setaffinity", "cpu_affinity"):
+            return f"{script.name}, line {node.lineno}: it binds itself to CPUs"
+        for name in _set_there(node):
+            if name.startswith(READ_AT_IMPORT):
+                where = f"{script.name}, line {getattr(node, 'lineno', 0)}"
+                return f"{where}: it sets {name}, which is read as torch is imported"
+    return ""
+
+
+def _set_there(node: Any) -> list[str]:
+    """Names of variables that this piece of a syntax tree sets."""
+    import ast
+
+    def is_environ(value: Any) -> bool:
+        return getattr(value, "attr", getattr(value, "id", "")) == "environ"
+
+    def texts(values: list[Any]) -> list[str]:
+        return [one.value for one in values if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+
+    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return texts(
+            [one.slice for one in targets if isinstance(one, ast.Subscript) and is_environ(one.value)]
+        )
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if node.func.attr == "putenv" or (node.func.attr == "setdefault" and is_environ(node.func.value)):
+            return texts(node.args[:1])
+        if node.func.attr == "update" and is_environ(node.func.value):
+            of_dicts = [key for one in node.args if isinstance(one, ast.Dict) for key in one.keys]
+            return [*texts(of_dicts), *(word.arg for word in node.keywords if word.arg)]
+    return []
+
+
+def threads() -> int:
+    """Of this process."""
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+# --- forks --------------------------------------------------------------------------------------------------
+
+
+def fork() -> int:
+    """os.fork, which warns of threads: numpy's own, which its library ends before and starts after."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
+
+
+def asked_in_fork(question: Any) -> str:
+    """What a function answers in a fork that ends with it: it may open CUDA, after which no fork could."""
+    reader, writer = os.pipe()
+    pid = fork()
+    if pid == 0:
+        try:
+            os.write(writer, str(question()).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as answer:
+        said = answer.read()
+    os.waitpid(pid, 0)
+    return said
+
+
+class Fork:
+    """A rank that waits for its environment; for torch's agent the same as a subprocess.Popen."""
+
+    def __init__(self, pid: int, orders: int):
+        self.pid = pid
+        self.returncode: int | None = None
+        self._orders = orders
+
+    def begin(self, env: dict[str, str]) -> None:
+        """The rank goes on with the script, in this environment."""
+        data = json.dumps(env).encode() + b"\n"
+        while data:
+            data = data[os.write(self._orders, data) :]
+        os.close(self._orders)
+
+    def poll(self) -> int | None:
+        return self._reap(os.WNOHANG)
+
+    def wait(self, timeout: float | None = None) -> int:
+        import subprocess
+
+        end = None if timeout is None else time.monotonic() + timeout
+        while self._reap(0 if end is None else os.WNOHANG) is None:
+            if end is not None and time.monotonic() >= end:
+                raise subprocess.TimeoutExpired(f"rank with pid {self.pid}", timeout or 0)
+            time.sleep(0.02)
+        assert self.returncode is not None
+        return self.returncode
+
+    def _reap(self, flags: int) -> int | None:
+        if self.returncode is None:
+            try:
+                pid, status = os.waitpid(self.pid, flags)
+            except ChildProcessError:
+                pid, status = self.pid, 0
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+
+def fork_rank(out: int, err: int) -> Fork | None:
+    """A rank that writes to these pipes and waits; None in that rank itself, once it is to begin."""
+    reader, writer = os.pipe()
+    pid = fork()
+    if pid:
+        os.close(reader)
+        return Fork(pid, writer)
+    os.setsid()
+    os.dup2(out, 1)
+    os.dup2(err, 2)
+    os.dup2(reader, 3)
+    os.closerange(4, os.sysconf("SC_OPEN_MAX"))
+    order = bytearray()
+    while chunk := os.read(3, 1 << 16):
+        order += chunk
+    os.close(3)
+    if not order.endswith(b"\n"):
+        os._exit(0)  # whoever forked it is gone
+    os.environ.clear()
+    os.environ.update(json.loads(order))
+    _show_environment()
+    _differ()
+    return None
+
+
+def _show_environment() -> None:
+    """Has /proc/PID/environ say what it says of a process that was started with these variables; nothing
+    looks at that memory any more."""
+    import ctypes
+
+    numbers = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    start, end = int(numbers[47]), int(numbers[48])  # env_start and env_end of proc(5)
+    block = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in os.environ.items())
+    if start and len(block) <= end - start:
+        ctypes.memmove(start, block.ljust(end - start, b"\0"), end - start)
+
+
+def _differ() -> None:
+    """Makes anew what every process has by chance, and forks would share."""
+    torch, numpy = sys.modules["torch"], sys.modules.get("numpy.random")
+    torch.default_generator.seed()  # of CUDA each process has the same one
+    if numpy:
+        numpy.seed()
+    if process := sys.modules.get("multiprocessing.process"):
+        process.current_process().authkey = os.urandom(32)
+    if inside := sys.modules.get(INSIDE):
+        inside.start()
