@@ -1,7 +1,8 @@
-"""The Slurm job script beside the tutorials' one: time from the start of the step to the first all_reduce.
+"""The Slurm job script beside the tutorials' one, and beside the least that a start can take (floor.sbatch):
+time to the first all_reduce, and CPU seconds.
 
-The secret: what counts as the start. Both scripts run the same program in the same image on the same test
-cluster. Both find the same `srun` first in PATH, which notes the time and becomes Slurm's own. When the job's
+The secret: what counts as the start. All scripts run the same program in the same image on the same test
+cluster. All find the same `srun` first in PATH, which notes the time and becomes Slurm's own. When the job's
 script began is noted by a file that bash reads before any script (BASH_ENV). The end is when the last rank
 has its sum; all nodes have this machine's clock.
 """
@@ -17,7 +18,7 @@ from tests.cluster.images import built
 from tests.host import Bind
 from tests.vcluster import Cluster, up
 
-NODES: Final = 2
+NODES: Final = 3
 RANKS: Final = 2
 """On each node."""
 LIMIT: Final = 180.0
@@ -45,7 +46,7 @@ STARTS: Final = ("step", "job")
 """Of the step, and of the job's script."""
 
 Times = dict[str, float]
-"""Seconds from each of STARTS to the first sum."""
+"""Seconds from each of STARTS to the first sum; `cpu`: of this machine, until the nodes are idle again."""
 
 
 def slurm(pairs: int) -> dict[str, Any]:
@@ -62,18 +63,31 @@ def slurm(pairs: int) -> dict[str, Any]:
 
 
 def _compare(cluster: Cluster, form: str, pairs: int) -> dict[str, Any]:
-    """One warm-up of each, then pairs whose order turns."""
+    """One warm-up of each, then rounds whose order turns."""
+    sides = {"ours": _ours, "tutorial": _tutorial, **({"floor": _floor} if form == "torchrun" else {})}
     found = []
     for number in range(pairs + 1):
-        order = (_ours, _tutorial)[:: 1 if number % 2 else -1]
-        times = {script: script(cluster, form) for script in order}
-        said = ", ".join(f"{times[script]['step']:.2f}" for script in (_ours, _tutorial))
-        print(f"  {form}, pair {number or '(warm-up)'} of {pairs}: {said} s", flush=True)
+        order = list(sides)[:: 1 if number % 2 else -1]
+        times = {side: sides[side](cluster, form) for side in order}
+        said = ", ".join(f"{side} {times[side]['job']:.2f}" for side in sides)
+        print(f"  {form}, round {number or '(warm-up)'} of {pairs}: {said} s", flush=True)
         if number:
-            found.append({"ours": times[_ours], "tutorial": times[_tutorial]})
-    ratios = {at: spread([one["ours"][at] / one["tutorial"][at] for one in found]) for at in STARTS}
-    print(f"{form}: ours / the tutorials' from the step's start {ratios['step']}, the job's {ratios['job']}")
-    return {"seconds": found, "ratio": ratios}
+            found.append(times)
+    marks = (*STARTS, "cpu")
+    ratios = {
+        other: {mark: spread([one["ours"][mark] / one[other][mark] for one in found]) for mark in marks}
+        for other in sides
+        if other != "ours"
+    }
+    medians = {
+        side: {mark: round(statistics.median(one[side][mark] for one in found), 2) for mark in marks}
+        for side in sides
+    }
+    for other, ratio in ratios.items():
+        print(
+            f"{form}: ours / {other}: from the job script's start {ratio['job']}, CPU seconds {ratio['cpu']}"
+        )
+    return {"seconds": found, "median": medians, "ratio": ratios}
 
 
 def prepare(cluster: Cluster) -> None:
@@ -82,6 +96,7 @@ def prepare(cluster: Cluster) -> None:
         "bin/srun": NOTE_STEP.format(work=WORK),
         "note.sh": NOTE_JOB.format(work=WORK),
         "first_sum.py": (HERE / "first_sum.py").read_text(),
+        "floor.py": (HERE / "floor.py").read_text(),
     }
     cluster.login.run(["mkdir", "-p", WORK / "bin"], user="alice").check_returncode()
     for name, text in files.items():
@@ -98,11 +113,24 @@ def _tutorial(cluster: Cluster, form: str) -> Times:
     return _run(cluster, form, CHECKOUT / "benchmarks/tutorial.sbatch", IMAGE, str(RANKS), "first_sum.py")
 
 
+def _floor(cluster: Cluster, form: str) -> Times:
+    return _run(cluster, form, CHECKOUT / "benchmarks/floor.sbatch", IMAGE, str(RANKS), "floor.py")
+
+
 def _run(cluster: Cluster, form: str, script: Path, *arguments: Path | str) -> Times:
     """Submits one job, and waits until the nodes are idle again."""
+    before = _cpu_seconds()
     number, printed = run(cluster, form, IMAGE, script, *arguments)
+    used = _cpu_seconds() - before
     ended = max(float(at) for at in SUM.findall(printed))
-    return {start: ended - noted(cluster, number, start) for start in STARTS}
+    return {"cpu": used, **{start: ended - noted(cluster, number, start) for start in STARTS}}
+
+
+def _cpu_seconds() -> float:
+    """That this machine has worked so far: user, nice, system and interrupts of proc_stat(5)."""
+    fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    user, nice, system, _, _, irq, softirq, *_ = map(int, fields)
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
 
 
 def noted(cluster: Cluster, number: int, start: str) -> float:
