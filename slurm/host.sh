@@ -7,15 +7,15 @@ scheduler=slurm
 # Where this script runs: slurmstepd names the batch script and the tasks of steps differently. SLURM_STEP_ID does
 # not tell: a job that was submitted from a step has that step's.
 case $(tr '\0' ' ' 2>/dev/null <"/proc/$PPID/cmdline") in
-    slurmstepd:*.batch\]*) place='batch' ;;
-    slurmstepd:*.interactive\]*) place='shell' ;;
-    slurmstepd:*) place='step' ;;
-    *) if [[ ${SLURM_TASK_PID:-} == "$$" ]]; then place='batch'; else place='shell'; fi ;;
+    slurmstepd:*.batch\]*) runs_in='batch' ;;
+    slurmstepd:*.interactive\]*) runs_in='shell' ;;
+    slurmstepd:*) runs_in='step' ;;
+    *) if [[ ${SLURM_TASK_PID:-} == "$$" ]]; then runs_in='batch'; else runs_in='shell'; fi ;;
 esac
-if [[ $place == batch ]]; then is_batch=yes; else is_batch=; fi
+if [[ $runs_in == batch ]]; then is_batch=yes; else is_batch=; fi
 
 describe_job() {
-    cluster=${SLURM_CLUSTER_NAME:-} facts=("place=$place")
+    cluster=${SLURM_CLUSTER_NAME:-} facts=("runs_in=$runs_in")
     if [[ ${SLURM_RESTART_COUNT:-0} != 0 ]]; then facts+=("told=$(told_of_job)"); fi
 }
 

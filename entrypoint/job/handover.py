@@ -28,10 +28,10 @@ VARIABLE = "APPTRAIN_HAND"
 ASK, ENVIRONMENT, ANSWER, STATE, VERDICT, OVER = "ask", "environment", "answer", "state", "verdict", "over"
 ASKED = (
     *("scheduler", "home", "image", "profile", "batch", "arg"),
-    *("place", "told", "queue", "nodefile", "began", "zone", "mpiexec", "carried"),
+    *("runs_in", "told", "queue", "nodefile", "began", "zone", "mpiexec", "carried"),
     *("asked", "warned"),
 )
-"""`place`: what of Slurm runs the job script; `told`: what the scheduler says of the job, `queue` of its
+"""`runs_in`: what of Slurm runs the job script; `told`: what the scheduler says of the job, `queue` of its
 queue; `began`: Unix seconds, `zone` of the host as +0100; `mpiexec`: what that says of its
 version; `carried`: a variable from an earlier job of a
 chain; `asked`: the status of the signal that the job script got; `warned`: whether it was told of a planned

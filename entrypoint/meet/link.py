@@ -136,7 +136,7 @@ class Link(ABC):
 
     async def _look_out(self) -> None:
         while not self._met.done():
-            await self.waiting.look()
+            await self.waiting.ask()
             await asyncio.sleep(self.timeouts.poll)
 
     async def _try(self, order: Message) -> None:

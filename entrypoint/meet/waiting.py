@@ -28,7 +28,7 @@ class Waiting:
         self._deadline = self._began + timeouts.join
         self._remind = self._began + timeouts.remind
 
-    async def look(self) -> None:
+    async def ask(self) -> None:
         """Ask who never started, and whether node 0 has begun: in threads, for the file system that knows
         may stall."""
         with contextlib.suppress(OSError):

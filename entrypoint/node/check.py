@@ -18,7 +18,7 @@ def check(*, as_json: bool) -> int:
     """Prints the facts, and in the last line whether this machine fits; 0 also without a GPU, 1 where torch
     cannot be imported or would hang in the driver. Raises BadInput where the image does not describe its
     stack."""
-    found = asyncio.run(gpu.look(os.environ))
+    found = asyncio.run(gpu.ask_driver(os.environ))
     facts = {"python": platform.python_version(), "host": platform.node(), **_of_driver(found, os.environ)}
     if found.silent:
         facts["error"] = "the NVIDIA driver does not answer: torch is not asked, it would wait for it"

@@ -124,7 +124,9 @@ def _capability(text: str) -> Version:
     return int(major), int(minor)
 
 
-async def look(env: Mapping[str, str], *, seconds: float = ANSWER, version_file: Path | None = None) -> Found:
+async def ask_driver(
+    env: Mapping[str, str], *, seconds: float = ANSWER, version_file: Path | None = None
+) -> Found:
     """Asks the driver in a process of its own, with the ranks' environment `env`. `version_file` stands for
     /proc/driver/nvidia/version."""
     child = await asyncio.create_subprocess_exec(

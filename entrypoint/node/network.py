@@ -1,4 +1,4 @@
-"""This node's place in the network: its address for the rendezvous, and the interfaces of gloo and NCCL.
+"""This node's endpoint in the network: its address for the rendezvous, and the interfaces of gloo and NCCL.
 
 The secret: how they are chosen, and the resolver and interface table that they are chosen from. Nothing falls
 back to localhost, and what torch would only wait for is refused.
@@ -80,7 +80,7 @@ class ThisMachine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class Endpoint:
     """A node in the network."""
 
     plan: LaunchPlan
@@ -98,8 +98,8 @@ class Place:
         return bool(self.address) and not _parsed(self.address).is_loopback
 
 
-def find(plan: LaunchPlan, env: Mapping[str, str], machine: Machine | None = None) -> Place:
-    """This node's place; `env` is what its workers inherit.
+def find(plan: LaunchPlan, env: Mapping[str, str], machine: Machine | None = None) -> Endpoint:
+    """This node's endpoint; `env` is what its workers inherit.
 
     BadInput: a name leads to no address of use, or an interface that was asked for is not there. Unavailable:
     there is no route to the first node, or an interface is down.
@@ -109,7 +109,7 @@ def find(plan: LaunchPlan, env: Mapping[str, str], machine: Machine | None = Non
     if plan.nnodes == 1:
         first = _lookup(plan, plan.rendezvous.master_addr, FIRST, machine, alone=True)
         _check_chosen(plan, env, interfaces)
-        return Place(plan=plan, first=first, interface="", address="")
+        return Endpoint(plan=plan, first=first, interface="", address="")
     first, own, notes = _addresses(plan, machine)
     interface = _with_address(plan, own, interfaces.values())
     plan = with_local_addr(dataclasses.replace(plan, notes=plan.notes + notes), own)
@@ -119,7 +119,7 @@ def find(plan: LaunchPlan, env: Mapping[str, str], machine: Machine | None = Non
     _check_chosen(plan, env, interfaces)
     gloo = interfaces[_chosen(plan, env, GLOO).split(",")[0]]
     # Gloo takes an interface's first address, which need not be the rendezvous's.
-    return Place(plan=plan, first=first, interface=gloo.name, address=gloo.addresses[0])
+    return Endpoint(plan=plan, first=first, interface=gloo.name, address=gloo.addresses[0])
 
 
 def summary(plan: LaunchPlan, env: Mapping[str, str], elsewhere: Mapping[str, str]) -> str:

@@ -270,8 +270,8 @@ def _run(
     master_addr = order["master_addr"]
     if isinstance(rendezvous, StaticTCPRendezvous) and order["listen"]:
         seconds = int(rendezvous.timeout.total_seconds())
-        place = (rendezvous.rank, rendezvous.world_size, rendezvous.run_id, seconds)
-        rendezvous = OneAddress(rendezvous.master_addr, rendezvous.master_port, *place)
+        who = (rendezvous.rank, rendezvous.world_size, rendezvous.run_id, seconds)
+        rendezvous = OneAddress(rendezvous.master_addr, rendezvous.master_port, *who)
         master_addr = name_of(order["listen"], master_addr)
     spec = WorkerSpec(
         role=config.role,

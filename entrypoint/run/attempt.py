@@ -99,7 +99,7 @@ class Attempt:
             again=self._again,
             say=self._say,
             say_once=self._say_once,
-            find=self._find_place,
+            find=self._find_endpoint,
         )
 
     @property
@@ -206,8 +206,8 @@ class Attempt:
         """Everything up to the start of the ranks; a signal cancels it."""
         await self._hold()
         await aside(self._forget_earlier_runs)
-        place, ranks = await self._prepare()
-        self.link = await self.peers.meet(self.plan, place)
+        endpoint, ranks = await self._prepare()
+        self.link = await self.peers.meet(self.plan, endpoint)
         self.has_met = True
         members = self.link.members if self.link is not None else self.plan.members
         moved = self.link.moved if self.link is not None else ""
@@ -217,14 +217,14 @@ class Attempt:
             await ranks.kill()
             await self._finish_output()
             self.plan = self.peers.planned(members, moved)
-            place, ranks = await self._prepare()
+            endpoint, ranks = await self._prepare()
             await self._hold()
         self._tell_restart()
         gpu.check_gpus(self.plan, await ranks.gpus_seen())
         if said := ranks.not_forked(self.settings.value("start-ranks")):
             self._say_once(said)
         self._say_once(in_brief(self.plan))
-        if place.joins_machines and self.link is not None:
+        if endpoint.joins_machines and self.link is not None:
             self._say_once(network.summary(self.plan, self.env, self.link.elsewhere))
         if self.is_first:
             await self._record()
@@ -260,10 +260,10 @@ class Attempt:
             self.run_dir.forget_claims()
             self.run_dir.forget_restarts()
 
-    async def _prepare(self) -> tuple[network.Place, Ranks]:
+    async def _prepare(self) -> tuple[network.Endpoint, Ranks]:
         """What the ranks need and takes time, for the nodes of the plan."""
-        place = await self._find_place(self.plan)
-        self.plan = self._watchable(place.plan)
+        endpoint = await self._find_endpoint(self.plan)
+        self.plan = self._watchable(endpoint.plan)
         await aside(lambda: self.run_dir.write_plan(self.plan.to_json(), self.plan.place))
         if self.before is None:
             for note in self.plan.notes:
@@ -277,7 +277,7 @@ class Attempt:
         )
         self.relay.start()
         await self.ranks.prepare()
-        return place, self.ranks
+        return endpoint, self.ranks
 
     def _tell_restart(self) -> None:
         """Says why this attempt follows another, and what has changed."""
@@ -324,12 +324,12 @@ class Attempt:
     def _outcome(self, status: int, error: str) -> Outcome:
         return Outcome(status=status, node=self.plan.node, time=time.time(), error=error)
 
-    async def _find_place(self, plan: LaunchPlan) -> network.Place:
+    async def _find_endpoint(self, plan: LaunchPlan) -> network.Endpoint:
         """What only this node knows of the network; the store's port is still free there."""
-        place = await asyncio.to_thread(network.find, plan, self.env)
+        endpoint = await asyncio.to_thread(network.find, plan, self.env)
         if self.is_first:
-            network.check_store_port(place.plan, terms.PORT_ADVICE)
-        return place
+            network.check_store_port(endpoint.plan, terms.PORT_ADVICE)
+        return endpoint
 
     def _rank_env(self) -> dict[str, str]:
         dropped = stale(self.env)
@@ -345,7 +345,7 @@ class Attempt:
         if stack is None:
             return
         node = self.plan.node
-        found = await gpu.look(env)
+        found = await gpu.ask_driver(env)
         if found.failed:
             self._say(f"the NVIDIA driver on {node} could not be asked ({found.failed}): going on without")
         visible = env.get("CUDA_VISIBLE_DEVICES")

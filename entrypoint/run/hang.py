@@ -108,7 +108,7 @@ async def watch_for_hang(patience: Patience, ranks: Ranks, ended: Collection[int
         passed = min(now - before, 2 * interval)
         before = now
         watched = [rank for rank in ranks.pids if rank not in ended]
-        patience.heartbeats.look(watched, passed)
+        patience.heartbeats.observe(watched, passed)
         is_paused = bool(patience.step) and patience.heartbeats.paused(watched, patience.step)
         if patience.step and (
             patience.heartbeats.stalled(patience.step) or (is_paused and patience.is_chosen)

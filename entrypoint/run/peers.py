@@ -39,7 +39,7 @@ class Peers:
     say: Callable[[str], None]
     say_once: Callable[[str], None]
     """Says what is the same for all nodes."""
-    find: Callable[[LaunchPlan], Awaitable[network.Place]]
+    find: Callable[[LaunchPlan], Awaitable[network.Endpoint]]
     """Finds what only this node knows of the network."""
 
     def planned(self, members: Sequence[int], first: str) -> LaunchPlan:
@@ -47,7 +47,7 @@ class Peers:
         plan = with_members(self.granted, members, self.granted.attempt)
         return with_master_addr(plan, first, "derived:join") if first else plan
 
-    async def meet(self, plan: LaunchPlan, place: network.Place) -> Link | None:
+    async def meet(self, plan: LaunchPlan, endpoint: network.Endpoint) -> Link | None:
         """Meets the other nodes (in `rank` mode tasks); a single participant has nobody to meet."""
         muster = self.restarts.muster(self.run_dir, self._address_of) if self.restarts else None
         if plan.allocation.nnodes == 1 and (plan.local_rank is None or plan.nproc_per_node == 1):
@@ -62,10 +62,10 @@ class Peers:
             )
         async with contextlib.AsyncExitStack() as listening:
 
-            async def listen(place: network.Place) -> str:
-                if not place.joins_machines or plan.local_rank:
+            async def listen(endpoint: network.Endpoint) -> str:
+                if not endpoint.joins_machines or plan.local_rank:
                     return ""
-                listener = reach.Listener(place.interface, place.address)
+                listener = reach.Listener(endpoint.interface, endpoint.address)
                 return str(await listening.enter_async_context(listener))
 
             async def move(address: str) -> str:
@@ -77,9 +77,9 @@ class Peers:
                 again=self.again,
             )
             return await join.meet(
-                identity(plan, self.env, await listen(place)),
+                identity(plan, self.env, await listen(endpoint)),
                 nodes=plan.allocation.nodes,
-                address=place.first,
+                address=endpoint.first,
                 port=plan.rendezvous.join_port,
                 key=read_key(key_file) if has_key else None,
                 say=self.say,

@@ -44,12 +44,12 @@ class _Scope:
     nodelist: str
     num_nodes: str
     tasks: str
-    place: str
+    where: str
     """Where a message says that a variable is missing."""
 
 
 _JOB = _Scope(
-    nodelist="SLURM_JOB_NODELIST", num_nodes="SLURM_JOB_NUM_NODES", tasks="SLURM_TASKS_PER_NODE", place=""
+    nodelist="SLURM_JOB_NODELIST", num_nodes="SLURM_JOB_NUM_NODES", tasks="SLURM_TASKS_PER_NODE", where=""
 )
 
 
@@ -151,7 +151,7 @@ def _scope(env: Mapping[str, str]) -> _Scope:
             nodelist="SLURM_STEP_NODELIST",
             num_nodes="SLURM_STEP_NUM_NODES",
             tasks="SLURM_STEP_TASKS_PER_NODE",
-            place=f" in step {step}",
+            where=f" in step {step}",
         )
     if "SLURM_STEP_NODELIST" in env:
         raise BadInput(f"SLURM_STEP_NODELIST is set, but SLURM_STEP_ID is not: {_CLEANED}")
@@ -165,7 +165,7 @@ def _scope(env: Mapping[str, str]) -> _Scope:
 
 
 def _nodes(env: Mapping[str, str], scope: _Scope) -> tuple[str, ...]:
-    text = variables.text(env, scope.nodelist, _CLEANED, scope.place)
+    text = variables.text(env, scope.nodelist, _CLEANED, scope.where)
     nodes = hostlist.distinct(hostlist.expand(text, scope.nodelist), scope.nodelist)
     number = variables.optional_number(env, scope.num_nodes, _CORRECT)
     if number not in (None, len(nodes)):
@@ -177,7 +177,7 @@ def _nodes(env: Mapping[str, str], scope: _Scope) -> tuple[str, ...]:
 
 
 def _tasks(env: Mapping[str, str], scope: _Scope, nodes: tuple[str, ...]) -> tuple[int, ...]:
-    text = variables.text(env, scope.tasks, _CLEANED, scope.place)
+    text = variables.text(env, scope.tasks, _CLEANED, scope.where)
     tasks = _repeated(text, scope.tasks, len(nodes))
     if 0 in tasks:
         raise BadInput(
@@ -191,7 +191,7 @@ def _place(
 ) -> tuple[int, int]:
     """(node_rank, local_id) of this task, checked against each other and the node's name."""
     start = "start the entrypoint with srun, one task per node (see slurm/multinode.sbatch)"
-    node_rank = variables.number(env, "SLURM_NODEID", start, scope.place)
+    node_rank = variables.number(env, "SLURM_NODEID", start, scope.where)
     if node_rank >= len(nodes):
         raise BadInput(
             f"SLURM_NODEID={node_rank}, but {scope.nodelist} names {_nodes_of(len(nodes))}: {_CLEANED}"
@@ -202,7 +202,7 @@ def _place(
             f"SLURM_NODEID={node_rank} is {nodes[node_rank]} in {scope.nodelist}, "
             f"but {variables.shown('SLURMD_NODENAME', name)}: {_CLEANED}"
         )
-    local_id = variables.number(env, "SLURM_LOCALID", start, scope.place)
+    local_id = variables.number(env, "SLURM_LOCALID", start, scope.where)
     if local_id >= tasks[node_rank]:
         raise BadInput(
             f"SLURM_LOCALID={local_id}, but {scope.tasks} gives {nodes[node_rank]} {tasks[node_rank]}: "

@@ -23,19 +23,19 @@ def shown(name: str, value: str) -> str:
     return f"{name}={value}" if len(value) <= 120 else f"{name}={value[:80]}...{value[-30:]}"
 
 
-def text(env: Mapping[str, str], name: str, remedy: str, place: str = "") -> str:
-    """The value of a variable that must be there; `place` goes on from "is not set"."""
+def text(env: Mapping[str, str], name: str, remedy: str, where: str = "") -> str:
+    """The value of a variable that must be there; `where` goes on from "is not set"."""
     value = env.get(name)
     if value is None:
-        raise BadInput(f"{name} is not set{place}: {remedy}")
+        raise BadInput(f"{name} is not set{where}: {remedy}")
     if not value.strip():
-        raise BadInput(f"{name} is empty{place}: {remedy}")
+        raise BadInput(f"{name} is empty{where}: {remedy}")
     return value
 
 
-def number(env: Mapping[str, str], name: str, remedy: str, place: str = "") -> int:
+def number(env: Mapping[str, str], name: str, remedy: str, where: str = "") -> int:
     """The same for a whole number from 0."""
-    return whole(text(env, name, remedy, place), name, remedy)
+    return whole(text(env, name, remedy, where), name, remedy)
 
 
 def optional_number(env: Mapping[str, str], name: str, remedy: str) -> int | None:

@@ -76,6 +76,6 @@ def in_words(frames: Sequence[Frame]) -> str:
     frame = own(frames)
     if frame is None:
         return ""
-    place = f"{Path(frame[0]).name}:{frame[1]}"[:200]
+    spot = f"{Path(frame[0]).name}:{frame[1]}"[:200]
     waits = waits_in(frames)
-    return f"in {waits} ({place})" if waits else f"at {place}"
+    return f"in {waits} ({spot})" if waits else f"at {spot}"

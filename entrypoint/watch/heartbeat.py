@@ -28,7 +28,7 @@ class _Signs:
         self.quiet: dict[int, float] = {}
         """Seconds since the last sign of those ranks that have given one."""
 
-    def look(self, rank: int, passed: float) -> None:
+    def observe(self, rank: int, passed: float) -> None:
         changed = self._changed(rank)
         if changed != self._seen.get(rank, 0):
             self._seen[rank], self.quiet[rank] = changed, 0.0
@@ -66,11 +66,11 @@ class Heartbeats:
         self._own = _Signs(folder)
         self._steps = _Signs(folder, f".{inside.STEPS}")
 
-    def look(self, ranks: Iterable[int], passed: float) -> None:
-        """Looks at the signs of these ranks, which could run for `passed` seconds since the last look."""
+    def observe(self, ranks: Iterable[int], passed: float) -> None:
+        """Reads the signs of these ranks, which could run for `passed` seconds since the last time."""
         for rank in ranks:
-            self._own.look(rank, passed)
-            self._steps.look(rank, passed)
+            self._own.observe(rank, passed)
+            self._steps.observe(rank, passed)
 
     def forget(self, rank: int) -> None:
         """The rank is started anew: it is not watched until it gives a sign again."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from train import config as configs
 from train.arguments import read
-from train.environment import Place, read_place, said_rank
+from train.environment import RankInfo, read_rank_info, said_rank
 from train.status import BAD_INPUT, DONE, FAILED, NOT_SAVED, BadInput
 from train.stop import StopRequest, die_of_interrupt, listen, save_when_terminated
 
@@ -35,13 +35,13 @@ def main(arguments: Sequence[str]) -> int:
     die_of_interrupt()
     rank = said_rank(os.environ)
     try:
-        place = read_place(os.environ)
-        asked = read(arguments, place.world_size)
+        info = read_rank_info(os.environ)
+        asked = read(arguments, info.world_size)
         gc.disable()  # until all is imported and built: there is no garbage to find
         # Torch's agent asks for the traceback of a rank that fails in a file of its own.
         from torch.distributed.elastic.multiprocessing.errors import record
 
-        return record(run)(asked.config, asked.name, asked.resume, place, request, asked.note) or DONE
+        return record(run)(asked.config, asked.name, asked.resume, info, request, asked.note) or DONE
     except BadInput as error:
         if error.rank == rank:
             print(f"train: {error}", file=sys.stderr)
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(
-    config: configs.Config, name: str, resume_from: str, place: Place, request: StopRequest, note: str = ""
+    config: configs.Config, name: str, resume_from: str, info: RankInfo, request: StopRequest, note: str = ""
 ) -> int:
     """Build the parts, train, evaluate, report. `note` is said once. Returns the exit status."""
     import torch
@@ -72,10 +72,10 @@ def run(
         trouble,
     )
 
-    device = distributed.choose_device(config.device, place)
+    device = distributed.choose_device(config.device, info)
     distributed.be_deterministic(config.deterministic, device)
-    run_dir = place.run_dir or Path(config.run_dir or f"runs/{name}")
-    world = distributed.World(place, device)
+    run_dir = info.run_dir or Path(config.run_dir or f"runs/{name}")
+    world = distributed.World(info, device)
 
     def say(line: str) -> None:
         if world.is_first:
@@ -113,7 +113,7 @@ def run(
     resume.share(start, student, world)
     student.start((source.channels, source.image_size, source.image_size))
     troubles = trouble.Troubles(report.warn)
-    pulse = heartbeat.Heartbeat(place.heartbeat)
+    pulse = heartbeat.Heartbeat(info.heartbeat)
     mine = run_dir if world.is_first else None
     recorder = report.Recorder(mine, troubles, step=student.step, total_steps=total)
     keeper = saver.Saver(

@@ -61,8 +61,8 @@ class Board:
 
     def _open(self, first: Scalar) -> None:
         make_directory(self._folder)
-        place = f"{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
-        self._file = open(self._folder / f"events.out.tfevents.{place}", "xb", opener=private)  # noqa: SIM115
+        suffix = f"{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
+        self._file = open(self._folder / f"events.out.tfevents.{suffix}", "xb", opener=private)  # noqa: SIM115
         self._event(wall_time=first.time, step=first.step, file_version="brain.Event:2")
         self._event(wall_time=first.time, step=first.step, session_log={"status": "START"})
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from train.environment import Place
+from train.environment import RankInfo
 from train.status import BadInput
 
 _GLANCE_S: Final = 0.05
@@ -34,14 +34,14 @@ class Said(BadInput):
 class World:
     """This rank's device and its way to the others."""
 
-    def __init__(self, place: Place, device: torch.device) -> None:
+    def __init__(self, info: RankInfo, device: torch.device) -> None:
         """Join the process group, or make one of a single process. Blocks until all ranks are there."""
-        self.place = place
-        self.rank, self.size = place.rank, place.world_size
+        self.info = info
+        self.rank, self.size = info.rank, info.world_size
         self.device = device
         self.backend = "nccl" if device.type == "cuda" else "gloo"
         bound = device if device.type == "cuda" else None
-        if place.master is None:
+        if info.master is None:
             dist.init_process_group(self.backend, store=HashStore(), rank=0, world_size=1, device_id=bound)
         else:
             dist.init_process_group(self.backend, device_id=bound)
@@ -138,19 +138,19 @@ class SumLater:
         return [float(value) for value in self._sums.tolist()]
 
 
-def choose_device(wanted: str, place: Place) -> torch.device:
+def choose_device(wanted: str, info: RankInfo) -> torch.device:
     """The device of this rank, made current. Raises BadInput where there is none for it."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if place.local_rank >= seen:
+    if info.local_rank >= seen:
         raise BadInput(
-            f"LOCAL_RANK is {place.local_rank} on {place.node}, where torch sees {seen} GPUs: "
+            f"LOCAL_RANK is {info.local_rank} on {info.node}, where torch sees {seen} GPUs: "
             "start at most one rank per GPU, or give device=cpu",
-            rank=place.rank,
+            rank=info.rank,
         )
-    torch.cuda.set_device(place.local_rank)
-    return torch.device("cuda", place.local_rank)
+    torch.cuda.set_device(info.local_rank)
+    return torch.device("cuda", info.local_rank)
 
 
 def be_deterministic(wanted: bool, device: torch.device) -> None:

@@ -16,7 +16,7 @@ _MASTER_NAMES = ("MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class RankInfo:
     """This process among the others."""
 
     rank: int = 0
@@ -37,8 +37,8 @@ class Place:
         return self.rank == 0
 
 
-def read_place(environment: Mapping[str, str]) -> Place:
-    """Read this process's place. Without RANK and WORLD_SIZE it is a world of its own.
+def read_rank_info(environment: Mapping[str, str]) -> RankInfo:
+    """Read what this process is told. Without RANK and WORLD_SIZE it is a world of its own.
 
     Raises BadInput for a variable that is missing beside others, is no number, or is out of range.
     """
@@ -46,7 +46,7 @@ def read_place(environment: Mapping[str, str]) -> Place:
     run_dir = environment.get("APPTRAIN_RUN_DIR")
     path = Path(run_dir) if run_dir else None
     if not environment.get("RANK") and not environment.get("WORLD_SIZE"):
-        return Place(node=node, run_dir=path)
+        return RankInfo(node=node, run_dir=path)
     missing = [name for name in (*_RANK_NAMES, *_MASTER_NAMES) if not environment.get(name)]
     if missing:
         raise BadInput(f"{missing[0]} is not set beside RANK or WORLD_SIZE: start the ranks with torchrun")
@@ -57,7 +57,7 @@ def read_place(environment: Mapping[str, str]) -> Place:
         raise BadInput(f"{found} do not fit together: start the ranks with torchrun", rank=rank)
     heartbeat = environment.get("APPTRAIN_HEARTBEAT")
     host, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
-    return Place(
+    return RankInfo(
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,

@@ -6,7 +6,7 @@ Each rank prints `[tcp://HOST:PORT] hello from [NODE:BACKEND] process R/W`.
 import os
 import sys
 
-from train.environment import read_place, said_rank
+from train.environment import read_rank_info, said_rank
 from train.status import BAD_INPUT, DONE, FAILED, BadInput
 from train.stop import die_of_interrupt, listen
 
@@ -16,19 +16,19 @@ def main() -> int:
     listen()
     die_of_interrupt()
     try:
-        place = read_place(os.environ)
+        info = read_rank_info(os.environ)
         from train.distributed import World, choose_device
 
-        world = World(place, choose_device("auto", place))
+        world = World(info, choose_device("auto", info))
     except BadInput as error:
         if error.rank == said_rank(os.environ):
             print(f"train.hello: {error}", file=sys.stderr)
         return BAD_INPUT
     (found,) = world.sum([world.rank + 1])
     expected = world.size * (world.size + 1) // 2
-    where = f"[{place.node}:{world.backend}] process {world.rank}/{world.size}"
+    where = f"[{info.node}:{world.backend}] process {world.rank}/{world.size}"
     # One write: the ranks share a pipe.
-    os.write(1, f"[tcp://{place.master or '127.0.0.1:0'}] hello from {where}\n".encode())
+    os.write(1, f"[tcp://{info.master or '127.0.0.1:0'}] hello from {where}\n".encode())
     if found != expected:
         print(f"train.hello: {where}: all_reduce gave {found} instead of {expected}", file=sys.stderr)
         return FAILED

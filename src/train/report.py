@@ -213,9 +213,9 @@ def smoothed(series: dict[int, float], window: int) -> dict[int, float]:
     there is less on one side, they are as much narrower."""
     sums = [0.0, *itertools.accumulate(series.values())]
     result = {}
-    for place, step in enumerate(series):
-        half = min(window // 2, place, len(series) - 1 - place)
-        result[step] = (sums[place + half + 1] - sums[place - half]) / (2 * half + 1)
+    for at, step in enumerate(series):
+        half = min(window // 2, at, len(series) - 1 - at)
+        result[step] = (sums[at + half + 1] - sums[at - half]) / (2 * half + 1)
     return result
 
 

@@ -106,7 +106,7 @@ def _forward(bench: Bench, stack: Stack) -> str:
 
 
 def _look(bench: Bench, **env: str) -> Found:
-    return asyncio.run(gpu.look(device.environment(bench.env) | env))
+    return asyncio.run(gpu.ask_driver(device.environment(bench.env) | env))
 
 
 def visibility(bench: Bench) -> str:

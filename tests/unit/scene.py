@@ -260,7 +260,7 @@ class FakeHeartbeats:
         self.looks: list[tuple[float, list[int], float]] = []
         """(when, at which ranks, how many seconds they could run since the last one)."""
 
-    def look(self, ranks: Sequence[int], passed: float) -> None:
+    def observe(self, ranks: Sequence[int], passed: float) -> None:
         self.looks.append((round(self.scene.clock.now, 2), list(ranks), round(passed, 2)))
         self.quiet = 0.0 if self.beating else self.quiet + passed
 

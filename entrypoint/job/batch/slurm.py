@@ -41,7 +41,7 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
     gpus = (env.get(name) for name in ("SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"))
     if any(gpus):
         words.append("--gpu-bind=none")
-    if facts.one("place") == "shell" and env.get("SLURM_STEP_ID"):
+    if facts.one("runs_in") == "shell" and env.get("SLURM_STEP_ID"):
         words.append("--overlap")  # the shell's own step holds all
     # The nodes that are left go on; in a plan each task says its own.
     launch = [f"--kill-on-bad-exit={0 if goes_on else 1}", "--wait=0", *(["--no-kill"] if goes_on else [])]
@@ -83,7 +83,7 @@ def _check(env: Mapping[str, str], facts: Facts, settings: Settings) -> None:
             "this is no Slurm job: sbatch slurm/multinode.sbatch, or salloc and then bash "
             "slurm/multinode.sbatch"
         )
-    if facts.one("place") == "step":
+    if facts.one("runs_in") == "step":
         step = f"job {env['SLURM_JOB_ID']}, step {env.get('SLURM_STEP_ID', '')}"
         raise BadInput(f"{step}: start this script once, not with srun")
     if env.get("SLURM_HET_SIZE"):

@@ -20,7 +20,7 @@ def checked(
     async def look(env: object) -> Found:  # noqa: ARG001
         return found
 
-    monkeypatch.setattr(gpu, "look", look)
+    monkeypatch.setattr(gpu, "ask_driver", look)
     seen = [{"index": 0, "name": "H100", "memory_bytes": 2**36, "compute_capability": "9.0"}] * bool(
         found.gpus
     )

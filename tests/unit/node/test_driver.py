@@ -136,7 +136,7 @@ class Machine:
     def look(self, seconds: float = gpu.ANSWER, **env: str) -> Found:
         path = ":".join(map(str, self.libraries))
         given = {"LD_LIBRARY_PATH": path, **env}
-        return asyncio.run(gpu.look(given, seconds=seconds, version_file=self.module))
+        return asyncio.run(gpu.ask_driver(given, seconds=seconds, version_file=self.module))
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from entrypoint import cli
 from entrypoint.errors import Refusal
 from entrypoint.node import network
-from entrypoint.node.network import Interface, Place, ThisMachine
+from entrypoint.node.network import Endpoint, Interface, ThisMachine
 from entrypoint.plan.launch_plan import LaunchPlan, with_local_addr, with_master_addr
 from entrypoint.plan.resolve import resolve
 from entrypoint.run import agent
@@ -86,7 +86,7 @@ def plan_of(node: str, *options: str, env: Mapping[str, str] | None = None, node
     return resolve(env or {}, vars(cli.parser().parse_args(arguments)), ["x.py"], hostname=node)[0]
 
 
-def find(machine: Machine, node: str, *options: str, env: Mapping[str, str] | None = None) -> Place:
+def find(machine: Machine, node: str, *options: str, env: Mapping[str, str] | None = None) -> Endpoint:
     return network.find(plan_of(node, *options, env=env), env or {}, machine)
 
 
@@ -98,9 +98,9 @@ def refusal(
     return refused.value.status, str(refused.value)
 
 
-def seen(place: Place) -> tuple[str, str, str, str]:
+def seen(endpoint: Endpoint) -> tuple[str, str, str, str]:
     """(node 0's address, this node's, gloo's interface and address)."""
-    return place.first, place.plan.rendezvous.local_addr, place.interface, place.address
+    return endpoint.first, endpoint.plan.rendezvous.local_addr, endpoint.interface, endpoint.address
 
 
 def changed(machine: Machine, **names: Sequence[str]) -> Machine:
@@ -120,12 +120,12 @@ def profile(tmp_path: Path) -> str:
 
 
 def test_a_nodes_address_is_its_names_on_the_first_and_that_of_the_route_to_it_on_the_others() -> None:
-    places = [find(host(11), "gpu-a01"), find(host(27), "gpu-b07")]
-    assert [seen(place) for place in places] == [
+    endpoints = [find(host(11), "gpu-a01"), find(host(27), "gpu-b07")]
+    assert [seen(endpoint) for endpoint in endpoints] == [
         ("10.77.42.11", "10.77.42.11", "eth0", "10.77.42.11"),
         ("10.77.42.11", "10.77.42.27", "eth0", "10.77.42.27"),
     ]
-    plan = places[1].plan
+    plan = endpoints[1].plan
     variables = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     assert [plan.env[name] for name in variables] == ["eth0", "=eth0"]
     assert [plan.sources[f"env.{name}"] for name in variables] == ["derived:rendezvous.local_addr"] * 2
@@ -135,8 +135,8 @@ def test_under_a_host_suffix_it_is_the_address_of_the_longer_name_on_every_node(
     # Four rails in one subnet: the route alone would always say the first.
     rails = [interface("hsn0", "10.77.43.200"), interface("hsn1", "10.77.43.27")]
     machine = host(27, table=rails, routes={"10.77.43.": "10.77.43.200"})
-    place = find(machine, "gpu-b07", "--profile", profile)
-    assert seen(place) == ("10.77.43.11", "10.77.43.27", "hsn1", "10.77.43.27")
+    endpoint = find(machine, "gpu-b07", "--profile", profile)
+    assert seen(endpoint) == ("10.77.43.11", "10.77.43.27", "hsn1", "10.77.43.27")
 
 
 def test_an_address_given_by_hand_wins_over_the_suffix_and_the_others_take_the_route(profile: str) -> None:
@@ -166,9 +166,9 @@ def test_a_loopback_address_beside_a_real_one_is_passed_over() -> None:
 
 
 def test_a_first_node_that_is_127_0_1_1_to_itself_takes_its_address_on_the_way_to_another() -> None:
-    place = find(changed(host(11), gpu_a01=["127.0.1.1"], gpu_a02=["127.0.1.1"]), "gpu-a01")
-    assert seen(place)[:3] == ("10.77.42.11", "10.77.42.11", "eth0")
-    assert place.plan.notes == (
+    endpoint = find(changed(host(11), gpu_a01=["127.0.1.1"], gpu_a02=["127.0.1.1"]), "gpu-a01")
+    assert seen(endpoint)[:3] == ("10.77.42.11", "10.77.42.11", "eth0")
+    assert endpoint.plan.notes == (
         "gpu-a01 is 127.0.1.1 to itself: 10.77.42.11, on the way to gpu-b07, is taken instead",
     )
 
@@ -185,9 +185,9 @@ def test_a_first_node_that_is_127_0_1_1_to_all_is_refused() -> None:
 
 def test_a_node_alone_may_have_a_loopback_name() -> None:
     plan = plan_of("gpu-a01", nodes="gpu-a01")
-    place = network.find(plan, {}, changed(host(11), gpu_a01=["127.0.1.1"]))
-    assert place == Place(plan=plan, first="127.0.1.1", interface="", address="")
-    assert not place.joins_machines
+    endpoint = network.find(plan, {}, changed(host(11), gpu_a01=["127.0.1.1"]))
+    assert endpoint == Endpoint(plan=plan, first="127.0.1.1", interface="", address="")
+    assert not endpoint.joins_machines
 
 
 def test_a_name_that_does_not_resolve_is_refused_and_never_becomes_localhost(profile: str) -> None:
@@ -229,17 +229,17 @@ def test_a_node_without_a_route_to_the_first_is_not_available() -> None:
 
 
 def test_an_interface_that_was_asked_for_is_gloos_and_ncclss_and_the_rendezvous_stays() -> None:
-    place = find(host(27), "gpu-b07", "--interface", "hsn0")
-    assert seen(place) == ("10.77.42.11", "10.77.42.27", "hsn0", "10.77.43.27")
-    assert place.plan.env["NCCL_SOCKET_IFNAME"] == "=hsn0"
+    endpoint = find(host(27), "gpu-b07", "--interface", "hsn0")
+    assert seen(endpoint) == ("10.77.42.11", "10.77.42.27", "hsn0", "10.77.43.27")
+    assert endpoint.plan.env["NCCL_SOCKET_IFNAME"] == "=hsn0"
 
 
 def test_variables_that_the_user_set_stay_and_the_other_is_still_set() -> None:
     env = {"GLOO_SOCKET_IFNAME": "hsn0,eth0"}
-    place = find(host(27), "gpu-b07", env=env)
-    assert (place.interface, place.address) == ("hsn0", "10.77.43.27")
-    assert "GLOO_SOCKET_IFNAME" not in place.plan.env
-    assert place.plan.env["NCCL_SOCKET_IFNAME"] == "=eth0"
+    endpoint = find(host(27), "gpu-b07", env=env)
+    assert (endpoint.interface, endpoint.address) == ("hsn0", "10.77.43.27")
+    assert "GLOO_SOCKET_IFNAME" not in endpoint.plan.env
+    assert endpoint.plan.env["NCCL_SOCKET_IFNAME"] == "=eth0"
     assert find(host(27), "gpu-b07", env={"GLOO_SOCKET_IFNAME": ""}).interface == "eth0"
 
 
@@ -346,8 +346,8 @@ def test_an_interface_that_is_down_or_has_no_address_is_refused(profile: str) ->
 def test_one_line_says_which_addresses_and_interfaces_are_used_and_why(
     options: tuple[str, ...], env: Mapping[str, str], elsewhere: Mapping[str, str], line: str
 ) -> None:
-    place = find(host(11), "gpu-a01", *options, env=env)
-    assert network.summary(place.plan, env, elsewhere) == f"network: rendezvous at {line}"
+    endpoint = find(host(11), "gpu-a01", *options, env=env)
+    assert network.summary(endpoint.plan, env, elsewhere) == f"network: rendezvous at {line}"
 
 
 def test_where_the_first_node_waits_is_known_once_its_plan_of_this_attempt_is_there(tmp_path: Path) -> None:

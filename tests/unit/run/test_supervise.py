@@ -506,7 +506,7 @@ def test_sigterm_reaches_the_processes_of_each_rank_and_not_the_agent(real: Proc
         (
             FakeHeartbeats,
             heartbeat.Heartbeats,
-            ["look", "stalled", "paused", "trained_alone", "step", "forget"],
+            ["observe", "stalled", "paused", "trained_alone", "step", "forget"],
         ),
     ],
 )

@@ -183,7 +183,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
         count = 1 if env.get("CUDA_VISIBLE_DEVICES") in ("1", "GPU-1") else 2
         return replace(FOUND, gpus=FOUND.gpus[:count])
 
-    monkeypatch.setattr(gpu, "look", look)
+    monkeypatch.setattr(gpu, "ask_driver", look)
     monkeypatch.setattr(node_trials, "COMPAT", ())
 
 
@@ -338,7 +338,7 @@ def test_forward_compatibility_is_tried_where_it_is_installed(
     async def look(env: Mapping[str, str]) -> Found:
         return replace(FOUND, error=error if env["LD_LIBRARY_PATH"].startswith(f"{tmp_path}:") else None)
 
-    monkeypatch.setattr(gpu, "look", look)
+    monkeypatch.setattr(gpu, "ask_driver", look)
     stack = node_trials.stack_of("13.2", FACTS["kernels"])
     there = replace(bench, env={"APPTRAIN_CUDA_COMPAT": str(tmp_path)})
     assert node_trials._forward(there, stack).replace(str(tmp_path), "DIR") == says

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from train.environment import Place, read_place
+from train.environment import RankInfo, read_rank_info
 from train.status import BadInput
 
 TORCHRUN = {
@@ -18,7 +18,7 @@ TORCHRUN = {
 
 def test_the_ranks_place_is_what_torchrun_says() -> None:
     ours = {"APPTRAIN_NODE": "gpu-2", "APPTRAIN_RUN_DIR": "/runs/a", "APPTRAIN_HEARTBEAT": "/dev/shm/b"}
-    assert read_place({**TORCHRUN, **ours}) == Place(
+    assert read_rank_info({**TORCHRUN, **ours}) == RankInfo(
         rank=3,
         local_rank=1,
         world_size=4,
@@ -31,11 +31,11 @@ def test_the_ranks_place_is_what_torchrun_says() -> None:
 
 
 def test_without_torchrun_the_process_is_a_world_of_its_own() -> None:
-    assert read_place({}) == Place(node=socket.gethostname())
+    assert read_rank_info({}) == RankInfo(node=socket.gethostname())
 
 
 def test_an_ipv6_address_stands_in_brackets() -> None:
-    assert read_place({**TORCHRUN, "MASTER_ADDR": "::1"}).master == "[::1]:29500"
+    assert read_rank_info({**TORCHRUN, "MASTER_ADDR": "::1"}).master == "[::1]:29500"
 
 
 @pytest.mark.parametrize(
@@ -57,5 +57,5 @@ def test_an_ipv6_address_stands_in_brackets() -> None:
 )
 def test_what_torchrun_would_never_set_is_refused(change: dict[str, str], message: str) -> None:
     with pytest.raises(BadInput) as refusal:
-        read_place({**TORCHRUN, **change})
+        read_rank_info({**TORCHRUN, **change})
     assert str(refusal.value) == message

@@ -24,7 +24,7 @@ from train import checkpoint, datasets, loop, metrics, report, stop
 from train.__main__ import run
 from train.config import Config, find, load
 from train.distributed import World
-from train.environment import Place
+from train.environment import RankInfo
 from train.heartbeat import Heartbeat
 from train.learner import Learner, weights_sha256
 from train.loop import Diverged
@@ -80,7 +80,7 @@ def go(
     request: StopRequest | None = None,
     picture: bool = False,
 ) -> int:
-    place = Place(node="here", run_dir=folder)
+    place = RankInfo(node="here", run_dir=folder)
     with pytest.MonkeyPatch.context() as patch:
         if not picture:  # It takes longer than all the rest of such a run.
             patch.setattr(report, "draw", lambda _, __, path: path.touch())
@@ -248,7 +248,7 @@ def test_a_run_gives_a_sign_of_life_after_every_step_and_in_evaluations(
         return write(self, text, **how)
 
     monkeypatch.setattr(Path, "write_text", spy)
-    place = Place(node="here", run_dir=tmp_path / "run", heartbeat=tmp_path / "0")
+    place = RankInfo(node="here", run_dir=tmp_path / "run", heartbeat=tmp_path / "0")
     assert run(small(), "small", "auto", place, StopRequest()) == DONE
     assert signs[:8] == [str(step) for step in range(1, 9)]
     assert set(signs[8:]) == {"8"}
@@ -410,7 +410,7 @@ def test_accumulation_changes_the_memory_and_not_the_update() -> None:
     torch.manual_seed(1)
     images, labels = torch.randn(8, 1, 4, 4), torch.arange(8)
     weight = torch.randn(10, 16)
-    world = World(Place(node="here"), torch.device("cpu"))
+    world = World(RankInfo(node="here"), torch.device("cpu"))
     updated, losses = [], []
     for passes in (1, 4):
         model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 10, bias=False))
@@ -443,7 +443,7 @@ def test_a_json_value_and_tensors_cross_without_pickle(monkeypatch: pytest.Monke
 
     for name in ("dumps", "loads", "dump", "load"):
         monkeypatch.setattr(f"pickle.{name}", refuse)
-    world = World(Place(node="here"), torch.device("cpu"))
+    world = World(RankInfo(node="here"), torch.device("cpu"))
     value = {"step": 3, "names": [["a", [1, 2], "float32"]], "text": "é\n", "none": None}
     assert world.broadcast_json(value) == value
     transposed = torch.arange(6.0).reshape(2, 3).t()

@@ -13,64 +13,64 @@ def beat(folder: Path, rank: int, text: str, at: int) -> None:
 
 def test_a_rank_that_never_gives_a_sign_is_not_watched(tmp_path: Path) -> None:
     beats = Heartbeats(tmp_path)
-    beats.look([0, 1], 100.0)
-    beats.look([0, 1], 100.0)
+    beats.observe([0, 1], 100.0)
+    beats.observe([0, 1], 100.0)
     assert (beats.quiet(0), beats.stalled(1.0)) == (None, False)
 
 
 def test_a_rank_has_stalled_when_its_file_stays_as_it_is_for_longer_than_the_bound(tmp_path: Path) -> None:
     beats = Heartbeats(tmp_path)
     beat(tmp_path, 3, "7", 1)
-    beats.look([3], 5.0)
+    beats.observe([3], 5.0)
     assert (beats.quiet(3), beats.step(3)) == (0.0, 7)
-    beats.look([3], 5.0)
+    beats.observe([3], 5.0)
     assert (beats.quiet(3), beats.stalled(5.0)) == (5.0, False)
-    beats.look([3], 0.5)
+    beats.observe([3], 0.5)
     assert beats.stalled(5.0)
 
 
 def test_a_file_that_changes_is_a_sign_whatever_the_clock_says(tmp_path: Path) -> None:
     beats = Heartbeats(tmp_path)
     beat(tmp_path, 0, "1", 2_000)
-    beats.look([0], 5.0)
-    beats.look([0], 5.0)
+    beats.observe([0], 5.0)
+    beats.observe([0], 5.0)
     beat(tmp_path, 0, "2", 1_000)
-    beats.look([0], 5.0)
+    beats.observe([0], 5.0)
     assert beats.quiet(0) == 0.0
 
 
 def test_a_rank_that_is_started_anew_is_not_watched_until_its_first_sign(tmp_path: Path) -> None:
     beats = Heartbeats(tmp_path)
     beat(tmp_path, 0, "1", 1)
-    beats.look([0], 5.0)
+    beats.observe([0], 5.0)
     beats.forget(0)
-    beats.look([0], 50.0)
+    beats.observe([0], 50.0)
     assert (beats.quiet(0), beats.stalled(5.0)) == (None, False)
     beat(tmp_path, 0, "1", 2)
-    beats.look([0], 50.0)
-    beats.look([0], 50.0)
+    beats.observe([0], 50.0)
+    beats.observe([0], 50.0)
     assert beats.stalled(5.0)
 
 
 def test_optimizer_steps_are_a_sign_of_a_rank_that_writes_none(tmp_path: Path) -> None:
     beats = Heartbeats(tmp_path)
     (tmp_path / "3.optimizer").write_text("7 4")
-    beats.look([3], 5.0)
-    beats.look([3], 5.5)
+    beats.observe([3], 5.0)
+    beats.observe([3], 5.5)
     assert (beats.quiet(3), beats.step(3), beats.trained_alone(3)) == (5.5, 7, False)
     assert (beats.stalled(5.0), beats.paused([3], 5.0), beats.paused([3], 5.5)) == (False, True, False)
     beats.forget(3)
-    beats.look([3], 50.0)
+    beats.observe([3], 50.0)
     assert (beats.quiet(3), beats.paused([3], 5.0)) == (None, False)
 
 
 def test_who_writes_a_sign_is_not_watched_by_its_optimizer_steps(tmp_path: Path) -> None:
     beats = Heartbeats(tmp_path)
     (tmp_path / "0.optimizer").write_text("7 4")
-    beats.look([0], 5.0)
+    beats.observe([0], 5.0)
     beat(tmp_path, 0, "6", 1)
     for _ in range(3):
-        beats.look([0], 5.0)
+        beats.observe([0], 5.0)
     assert (beats.quiet(0), beats.step(0), beats.stalled(5.0), beats.paused([0], 5.0)) == (
         10.0,
         6,
