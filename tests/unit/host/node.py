@@ -183,8 +183,8 @@ class Node:
         argv = self.argv()
         words = [word for option, word in itertools.pairwise(argv) if option == "--mount"]
         assert words[: len(self.always())] == self.always()
-        assert words[-1] == CHECKOUT
-        return words[len(self.always()) : -1]
+        assert words[len(words) - len(OF_CHECKOUT) :] == OF_CHECKOUT
+        return words[len(self.always()) : len(words) - len(OF_CHECKOUT)]
 
     def always(self) -> list[str]:
         return [bound(self.home), bound("/tmp"), bound("/var/tmp")]
@@ -216,7 +216,10 @@ def bound(path: Path | str, target: Path | str | None = None) -> str:
     return f'type=bind,"source={path}","destination={target or path}"'
 
 
-CHECKOUT = bound(RUN_SH.parents[1]) + ",ro"
+IS_SHOWN = any(RUN_SH.is_relative_to(folder) for folder in ("/tmp", "/var/tmp"))
+"""Whether this checkout lies where everything is shown."""
+OF_CHECKOUT = [] if IS_SHOWN else [bound(RUN_SH.parents[1]) + ",ro"]
+"""What is bound of it, at the end."""
 
 
 def named(run: Path) -> str:

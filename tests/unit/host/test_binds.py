@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.host.node import BOUND, CHECKOUT, NODE, RUN_SH, Node, bound, said
+from tests.unit.host.node import BOUND, NODE, OF_CHECKOUT, RUN_SH, Node, bound, said
 
 
 def test_home_the_temporary_directories_and_the_working_directory_are_shown(node: Node) -> None:
@@ -121,7 +121,7 @@ def test_what_the_user_asks_for_is_bound_first_and_as_asked(node: Node) -> None:
         bound(colon),
         *node.always(),
         bound(node.work),
-        CHECKOUT,
+        *OF_CHECKOUT,
     ]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.host.node import BOUND, CHECKOUT, HAS_DRIVER, NODE, NV, RUN_SH, Node, bound, said, sif
+from tests.unit.host.node import BOUND, HAS_DRIVER, NODE, NV, OF_CHECKOUT, RUN_SH, Node, bound, said, sif
 
 
 @pytest.mark.parametrize("ours", [True, False])
@@ -34,7 +34,7 @@ def test_the_command_line_is_this(node: Node) -> None:
     assert argv == [
         *("-q", "exec", "--cleanenv", "--no-eval", "--no-mount", "home,cwd,tmp"),
         *NV,
-        *(word for mount in [*node.always(), bound(node.work), CHECKOUT] for word in ("--mount", mount)),
+        *(word for mount in [*node.always(), bound(node.work), *OF_CHECKOUT] for word in ("--mount", mount)),
         *("--pwd", str(node.work), str(node.image), "/bin/sh", tmp, "python3", "-V"),
     ]
 
