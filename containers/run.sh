@@ -163,11 +163,8 @@ named_paths() {
 # image that is not ours gets our packages from the checkout, which then has no more than those two names in PYTHONPATH.
 write_start() {
     local path
-    mkdir -- "$tmp/.packages" && ln -s -- "$checkout/entrypoint" "$checkout/src/train" "$tmp/.packages"
     {
-        # shellcheck disable=SC2016 # for the shell inside
-        printf '[ -n "${APPTRAIN_STACK:-}" ] || export PYTHONPATH=%s"${PYTHONPATH:+:$PYTHONPATH}"\n' \
-            "$(quoted "$tmp/.packages")"
+        echo "[ -n \"\${APPTRAIN_STACK:-}\" ] || export PYTHONPATH=$OURS\"\${PYTHONPATH:+:\$PYTHONPATH}\""
         echo ": >$(quoted "$tmp/.started")"
         echo "lacks() { printf %s \"\$1\" >$(quoted "$tmp/.lacking"); exit $REFUSED; }"
         echo "export HOME=$(quoted "$HOME")"

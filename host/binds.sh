@@ -1,6 +1,7 @@
 # shellcheck shell=bash disable=SC2034,SC2154 # containers/run.sh reads and sets some
 # What of this node is shown inside the image, at the same paths, and why. Sourced by containers/run.sh.
 
+readonly OURS=/.apptrain # where an image that is not ours finds our packages
 readonly ASKED_FOR="@(APPTRAIN_BIND|APPTRAIN_CUDA_COMPAT|the profile's)" # what may hide a directory of the image
 
 # Whether this path is shown already, by itself or in a directory that may be written.
@@ -92,7 +93,8 @@ find_binds() {
     for name in PBS_NODEFILE APPTRAIN_NODEFILE APPTRAIN_ARGS_FILE APPTRAIN_JOIN_KEY_FILE APPTRAIN_RUN_DIR; do
         if [[ -e ${!name:-} ]]; then show "$name" "${!name}"; fi
     done
-    show "the checkout" "$checkout" ro
+    bind "$checkout/entrypoint" "$OURS/entrypoint" ro "the checkout's"
+    bind "$checkout/src/train" "$OURS/train" ro "the checkout's"
 }
 
 # Every top-level directory that the image does not have, but for an automounter's, which would mount all that it knows.

@@ -628,6 +628,7 @@ def test_a_mistake_ends_the_job_before_anything_is_made(
 
 
 def test_a_dry_run_prints_the_plan_of_every_node_and_starts_nothing(user: Account) -> None:
+    user.write(WORK / "a b.py", "")
     ran = done(
         user.ran("--nodes=2", "--cpus-per-task=2", SCRIPT, "--device=cpu", "--dry-run", "--", "a b.py")
     )

@@ -183,8 +183,8 @@ class Node:
         argv = self.argv()
         words = [word for option, word in itertools.pairwise(argv) if option == "--mount"]
         assert words[: len(self.always())] == self.always()
-        assert words[len(words) - len(OF_CHECKOUT) :] == OF_CHECKOUT
-        return words[len(self.always()) : len(words) - len(OF_CHECKOUT)]
+        assert words[-2:] == OF_CHECKOUT
+        return words[len(self.always()) : -2]
 
     def always(self) -> list[str]:
         return [bound(self.home), bound("/tmp"), bound("/var/tmp")]
@@ -216,10 +216,11 @@ def bound(path: Path | str, target: Path | str | None = None) -> str:
     return f'type=bind,"source={path}","destination={target or path}"'
 
 
-IS_SHOWN = any(RUN_SH.is_relative_to(folder) for folder in ("/tmp", "/var/tmp"))
-"""Whether this checkout lies where everything is shown."""
-OF_CHECKOUT = [] if IS_SHOWN else [bound(RUN_SH.parents[1]) + ",ro"]
-"""What is bound of it, at the end."""
+OF_CHECKOUT = [
+    bound(RUN_SH.parents[1] / "entrypoint", "/.apptrain/entrypoint") + ",ro",
+    bound(RUN_SH.parents[1] / "src/train", "/.apptrain/train") + ",ro",
+]
+"""What is bound of this checkout, at the end."""
 
 
 def named(run: Path) -> str:

@@ -54,7 +54,7 @@ def test_only_what_the_table_names_passes(node: Node) -> None:
         "HOME": str(node.home),
         "USER": "alice",
         "LOGNAME": "alice",
-        "PYTHONPATH": f"{tmp}/.packages",  # this image is not ours
+        "PYTHONPATH": "/.apptrain",  # this image is not ours
         "TMPDIR": str(tmp),
         "TRITON_CACHE_DIR": f"{tmp}/triton_cache_dir",
         "TORCHINDUCTOR_CACHE_DIR": f"{tmp}/torchinductor_cache_dir",

@@ -18,7 +18,6 @@ from entrypoint.job.outcome import Outcome
 from tests.unit.host.node import (
     BOUND,
     IMAGE_ID,
-    IS_SHOWN,
     NODE,
     NV,
     OF_CHECKOUT,
@@ -256,7 +255,8 @@ def test_show_prints_what_would_run_and_starts_nothing(node: Node) -> None:
         ("/tmp", "rw", "the node's"),
         ("/var/tmp", "rw", "the node's"),
         (node.work, "rw", "the working directory"),
-        *([] if IS_SHOWN else [(RUN_SH.parents[1], "ro", "the checkout")]),
+        (f"{RUN_SH.parents[1]}/entrypoint:/.apptrain/entrypoint", "ro", "the checkout's"),
+        (f"{RUN_SH.parents[1]}/src/train:/.apptrain/train", "ro", "the checkout's"),
     ]
     mounts = [bound(read_only, "/data") + ",ro", *node.always(), bound(node.work), *OF_CHECKOUT]
     line = [
