@@ -50,7 +50,7 @@ def main() -> None:
     report = Reporter(int(sys.argv[1]))
     control = _take_stdin()
     order = json.loads(_line(control))
-    _import(order["preload"])
+    _import([])
     import torch
 
     report("ready", gpus=torch.cuda.device_count(), why="")

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import os
+import select
+import signal
 import sys
 import time
 import warnings
@@ -18,6 +20,7 @@ from typing import Any
 
 ORDERS = "APPTRAIN_TEMPLATE"
 """The pipe for reports and the template's folder, `FD:DIR`: a variable of the template alone."""
+ANSWER = 60.0
 ROOM = 4096
 """Bytes: torchrun's own variables take 700."""
 IMPORTED = (".py", ".pyc", ".so")
@@ -103,17 +106,9 @@ def why_not(command: list[str], loaded: set[str]) -> str:
 def _entries(folder: Path) -> list[Path]:
     """What may be imported from there."""
     try:
-        return [
-            entry
-            for entry in folder.iterdir()
-            if entry.suffix in ("", ".py", ".pyc", ".so") and _counts(entry)
-        ]
+        return [entry for entry in folder.iterdir() if entry.suffix in IMPORTED or entry.is_dir()]
     except OSError:
         return []
-
-
-def _counts(entry: Path) -> bool:
-    return bool(entry.suffix) or entry.is_dir()
 
 
 def _module_file(name: str) -> Path | None:
@@ -184,7 +179,8 @@ def fork() -> int:
 
 
 def asked_in_fork(question: Any) -> str:
-    """What a function answers in a fork that ends with it: it may open CUDA, after which no fork could."""
+    """What a function answers in a fork that ends with it: it may open CUDA, after which no fork could. Empty
+    where it does not answer, or not within ANSWER seconds."""
     reader, writer = os.pipe()
     pid = fork()
     if pid == 0:
@@ -194,7 +190,9 @@ def asked_in_fork(question: Any) -> str:
             os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as answer:
-        said = answer.read()
+        said = answer.read() if select.select([answer], [], [], ANSWER)[0] else ""
+    if not said:
+        os.kill(pid, signal.SIGKILL)  # a driver may hang
     os.waitpid(pid, 0)
     return said
 

@@ -144,7 +144,7 @@ class Ranks:
             return ""
         if asked == "fork":
             raise BadInput(f"--start-ranks fork, but {self._why_spawned}: leave it out")
-        if self._why_spawned.startswith("--preload"):
+        if self._why_spawned.startswith("--preload") and self.plan.sources["preload"] != "derived:command":
             raise BadInput(self._why_spawned)
         return f"each rank imports torch for itself: {self._why_spawned}"
 
