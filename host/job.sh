@@ -145,7 +145,7 @@ load_modules() {
 # Leaves NAME=VALUE entries for the image.
 ask() {
     (umask 077 && printf '%s\0' "scheduler=$scheduler" "home=$APPTRAIN_HOME" "image=$APPTRAIN_IMAGE" \
-        "profile=$profile" "batch=$is_batch" ${facts[@]+"${facts[@]}"} "$@" >"$hand/ask")
+        "profile=$profile" "batch=$is_batch" "script=$$" ${facts[@]+"${facts[@]}"} "$@" >"$hand/ask")
 }
 
 # Reads what the image has left in this file; false where there is nothing. Nothing of it is run, and only a number is

@@ -29,7 +29,7 @@ LATE_PAUSE = 0.5
 DONE_LINE = "done: {}"
 _STATE = (
     *("run_dir", "attempt", "host", "tasks", "policy", "bound", "port_by_hand", "scheduler", "batch"),
-    *("restarts", "tries", "began"),
+    *("restarts", "tries", "script", "began"),
 )
 
 
@@ -55,7 +55,9 @@ class Job:
     """How often the scheduler had run it before."""
     tries: int = 1
     """Of this job, after ports that were taken."""
-    began: int = 0
+    script: float | None = None
+    """When the job script began, in Unix seconds; None where nobody knows, or it began an earlier attempt."""
+    began: float = 0.0
     """When it was prepared, in Unix seconds."""
 
     def write(self, where: Path) -> None:
@@ -82,7 +84,8 @@ class Job:
             batch=facts.one("batch") == "1",
             restarts=int(facts.one("restarts")),
             tries=int(facts.one("tries")),
-            began=int(facts.one("began")),
+            script=float(facts.one("script")) if facts.one("script") else None,
+            began=float(facts.one("began")),
         )
 
     @property
@@ -249,7 +252,7 @@ def settle(where: Path, job: Job, found: Verdict, asked: str = "") -> None:
         following.add_planned_end()
     if found.follows == "again":
         following.begin(restarts=job.policy == "restart")
-        dataclasses.replace(job, attempt=attempt, tries=job.tries + 1).write(where)
+        dataclasses.replace(job, attempt=attempt, tries=job.tries + 1, script=None).write(where)
     else:
         following.finish()
     entries = [("follows", found.follows), ("status", str(found.status)), ("attempt", str(attempt))]

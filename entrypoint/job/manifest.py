@@ -5,16 +5,18 @@ plan and the identity that all nodes agreed on. Of the environment it has nothin
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from entrypoint.aside import aside
 from entrypoint.job.rundir import RunDirectory, write_private
 from entrypoint.node.gpu import Stack
 from entrypoint.plan.launch_plan import LaunchPlan
 
 FORMAT = 1
-
+RECORD = 10.0
+"""Seconds for the file system to take it."""
 
 NOT_PROMISED = (
     "the image's packages are locked",
@@ -23,20 +25,36 @@ NOT_PROMISED = (
 """What does not hold in an image that was not made here: it has no description of its stack."""
 
 
-def record(
-    run: RunDirectory, plan: LaunchPlan, stack: Stack | None, *, image_id: str, versions: Mapping[str, str]
-) -> None:
-    """Adds this attempt. `stack`: of the image; None outside one. Raises OSError where it cannot be written,
-    ValueError where the file that is there is no manifest, which stays."""
-    _write(run, [*_earlier(run), _entry(plan, stack, image_id, versions)])
+class Manifest:
+    """Of one run. Where the file system does not take it in time, or what is there is no manifest, that is
+    said, the file stays as it is, and the run goes on."""
+
+    def __init__(self, run: RunDirectory, say: Callable[[str], None]):
+        self._run = run
+        self._say = say
+
+    async def record(
+        self, plan: LaunchPlan, stack: Stack | None, *, image_id: str, versions: Mapping[str, str]
+    ) -> None:
+        """Adds this attempt. `stack`: of the image; None outside one."""
+        await self._change(lambda attempts: [*attempts, _entry(plan, stack, image_id, versions)])
+
+    async def note(self, **found: object) -> None:
+        """Says of the last attempt what was found out later: `start`, seconds by the names of watch/start.py,
+        or `process_group`, None where no rank joined one."""
+        await self._change(lambda attempts: [*attempts[:-1], _last(attempts) | found])
+
+    async def _change(self, change: Callable[[list[dict[str, Any]]], list[dict[str, Any]]]) -> None:
+        try:
+            await aside(lambda: _write(self._run, change(_earlier(self._run))), RECORD)
+        except (OSError, ValueError) as error:
+            self._say(f"{self._run.manifest} does not tell of this attempt: {error}: going on")
 
 
-def note_alone(run: RunDirectory) -> None:
-    """Says of the last attempt that no rank of it joined a process group. Raises what `record` does."""
-    attempts = _earlier(run)
+def _last(attempts: list[dict[str, Any]]) -> dict[str, Any]:
     if not attempts:
         raise ValueError("it has no attempts")
-    _write(run, [*attempts[:-1], attempts[-1] | {"process_group": None}])
+    return attempts[-1]
 
 
 def _write(run: RunDirectory, attempts: list[dict[str, Any]]) -> None:

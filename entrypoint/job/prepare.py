@@ -17,6 +17,7 @@ from entrypoint.job.batch import Granted, pbs
 from entrypoint.job.conclude import DONE_LINE, Job, came_to_its_end
 from entrypoint.job.handover import Facts
 from entrypoint.job.rundir import RunDirectory
+from entrypoint.node import processes
 from entrypoint.plan import mistakes, options, profile, rules, sources
 from entrypoint.plan.launch_plan import describe
 from entrypoint.plan.profile import Profile
@@ -210,7 +211,8 @@ def _begin(where: Path, asked: _Request) -> Entries:
         scheduler=asked.facts.one("scheduler"),
         batch=asked.is_batch,
         restarts=granted.restarts,
-        began=int(time.time()),
+        script=_begun(asked.facts),
+        began=time.time(),
     )
     of_before = run.unfinished()
     is_over = of_before is not None and came_to_its_end(job, of_before)
@@ -233,6 +235,13 @@ def _begin(where: Path, asked: _Request) -> Entries:
         yield ("tell", "this run directory has been used before: the run goes on there")
     if is_over:
         yield from (("tell", DONE_LINE.format(run.path)), ("over", "yes"))
+
+
+def _begun(facts: Facts) -> float | None:
+    """When the job script did, in Unix seconds; None where its process cannot be seen from inside."""
+    pid = facts.one("script")
+    age = processes.age(int(pid)) if pid.isdecimal() else None
+    return time.time() - age if age is not None else None
 
 
 def _plans(asked: _Request) -> Iterator[str]:

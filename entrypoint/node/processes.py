@@ -63,6 +63,13 @@ def begun(pid: int) -> str:
     return fields[19] if fields[0] not in ("Z", "X") else ""
 
 
+def age(pid: int) -> float | None:
+    """Seconds since the process began, to a hundredth. None if gone."""
+    if not (ticks := begun(pid)):
+        return None
+    return float(Path("/proc/uptime").read_text().split()[0]) - int(ticks) / os.sysconf("SC_CLK_TCK")
+
+
 def cpu(pid: int) -> float:
     """Seconds of CPU that the process's threads have used so far; 0 if gone."""
     try:

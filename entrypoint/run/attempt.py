@@ -17,9 +17,10 @@ from pathlib import Path
 
 from entrypoint.aside import aside
 from entrypoint.errors import DONE, SAVED, BadInput, Refusal
-from entrypoint.job import manifest, outcome
+from entrypoint.job import outcome
 from entrypoint.job.handover import has_host_half
 from entrypoint.job.lock import InUse
+from entrypoint.job.manifest import Manifest
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.meet import terms
@@ -35,13 +36,11 @@ from entrypoint.run.peers import Peers, identity, version
 from entrypoint.run.ranks import Ranks, stale
 from entrypoint.run.restart import Restarts
 from entrypoint.run.supervise import Supervisor
-from entrypoint.watch import heartbeat, inside, output
+from entrypoint.watch import heartbeat, inside, output, start
 from entrypoint.watch.heartbeat import Heartbeats
 
 OUTCOME = 60.0
 """Seconds for the file system to take how this node ended."""
-RECORD = 10.0
-"""Seconds for it to take what is for the reader of the manifest."""
 FIRST_STEP = 60.0
 """Seconds after which a rank without a step is looked at for processes of its own that wait."""
 LAST_OUTPUT = 2.0
@@ -66,6 +65,7 @@ class Attempt:
         self.settings = settings
         self.env = env
         self.run_dir = RunDirectory(Path(plan.run_dir), plan.attempt)
+        self._manifest = Manifest(self.run_dir, self._say_once)
         self.restarts = restarts
         self.before = before
         self._hold_run_dir = hold_run_dir
@@ -86,6 +86,8 @@ class Attempt:
         self.ranks: Ranks | None = None
         self.getting_ready: asyncio.Task[Ranks] | None = None
         self.supervisor: Supervisor | None = None
+        self._start = start.of_launch(env) if before is None else start.Start(time.time())
+        self._telling: asyncio.Task[None] | None = None
         self.scratch = tempfile.TemporaryDirectory(prefix="apptrain-", ignore_cleanup_errors=True)
         self.heartbeats = Path(self.scratch.name, "heartbeat")
         self.inside = Path(self.scratch.name, "inside")
@@ -125,8 +127,9 @@ class Attempt:
             self.misfit = self.restarts.misfit(ended)
             ended = self.before.ended if self.misfit else ended
         self.ended = ended
+        await self._end_of_start()
         if self.is_first and ended.alone:
-            await self._tell_manifest(lambda: manifest.note_alone(self.run_dir))
+            await self._manifest.note(process_group=None)
         if self._takes_part:
             try:
                 await aside(lambda: outcome.write(file, ended), OUTCOME)
@@ -207,7 +210,9 @@ class Attempt:
         await self._hold()
         await aside(self._forget_earlier_runs)
         endpoint, ranks = await self._prepare()
+        self._start.mark("plan")
         self.link = await self.peers.meet(self.plan, endpoint)
+        self._start.mark("nodes")
         self.has_met = True
         members = self.link.members if self.link is not None else self.plan.members
         moved = self.link.moved if self.link is not None else ""
@@ -226,10 +231,26 @@ class Attempt:
         self._say_once(in_brief(self.plan))
         if endpoint.joins_machines and self.link is not None:
             self._say_once(network.summary(self.plan, self.env, self.link.elsewhere))
+        self._start.mark("torch")
         if self.is_first:
             await self._record()
+            self._telling = asyncio.create_task(self._tell_start(ranks))
         await ranks.start()
         return ranks
+
+    async def _tell_start(self, ranks: Ranks) -> None:
+        await ranks.started.wait()
+        self._start.mark("ranks")
+        self._say(self._start.in_words())
+        await self._manifest.note(start=self._start.parts)
+
+    async def _end_of_start(self) -> None:
+        """What is being told of it is told to the end."""
+        if self._telling is not None:
+            if self.ranks is not None and not self.ranks.started.is_set():
+                self._telling.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._telling
 
     async def _hold(self) -> None:
         """The first node has the run directory for all."""
@@ -237,19 +258,8 @@ class Attempt:
             await self._hold_run_dir(again=self.before is not None)
 
     async def _record(self) -> None:
-        stack = gpu.stack_of_image(self.env)
-        mine = identity(self.plan, self.env, "")
-        await self._tell_manifest(
-            lambda: manifest.record(
-                self.run_dir, self.plan, stack, image_id=mine.image_id, versions=mine.versions
-            )
-        )
-
-    async def _tell_manifest(self, tell: Callable[[], None]) -> None:
-        try:
-            await aside(tell, RECORD)
-        except (OSError, ValueError) as error:
-            self._say(f"{self.run_dir.manifest} does not tell of this attempt: {error}: going on")
+        stack, mine = gpu.stack_of_image(self.env), identity(self.plan, self.env, "")
+        await self._manifest.record(self.plan, stack, image_id=mine.image_id, versions=mine.versions)
 
     def _forget_earlier_runs(self) -> None:
         file = self.run_dir.outcome(self.plan.place, self.plan.local_rank)
@@ -270,7 +280,8 @@ class Attempt:
                 self._say_once(note)
         shown = {0} if self.settings.value("show-ranks") == "0" else None
         env = self._rank_env()
-        await self._check_stack(env)
+        if self.plan.device == "cuda":
+            await gpu.check_stack(self.plan, env, self._say)
         self.relay = output.Relay(self.consoles)
         self.ranks = Ranks(
             self.plan, env, self.relay, self.run_dir, scratch=Path(self.scratch.name), show=shown
@@ -338,19 +349,6 @@ class Attempt:
         env = {name: value for name, value in self.env.items() if name not in dropped} | dict(self.plan.env)
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), str(self.inside)]))
         return env
-
-    async def _check_stack(self, env: Mapping[str, str]) -> None:
-        """Raises BadInput where the image's CUDA would fail on this node's driver or GPUs."""
-        stack = gpu.stack_of_image(env) if self.plan.device == "cuda" else None
-        if stack is None:
-            return
-        node = self.plan.node
-        found = await gpu.ask_driver(env)
-        if found.failed:
-            self._say(f"the NVIDIA driver on {node} could not be asked ({found.failed}): going on without")
-        visible = env.get("CUDA_VISIBLE_DEVICES")
-        if why := gpu.misfit(stack, found, node=node, visible=visible, ranks=self.plan.nproc_per_node):
-            raise BadInput(why)
 
     def signalled(self, signum: int) -> None:
         if signum != signal.SIGUSR2:

@@ -88,6 +88,8 @@ class Ranks:
         self.plan = plan
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.pids: dict[int, int] = {}
+        self.started = asyncio.Event()
+        """Set once all have."""
         self._why_spawned = ""
         self._env = dict(env)
         self._relay = relay
@@ -304,6 +306,8 @@ class Ranks:
                 self.pids[report["rank"]] = report["pid"]
                 self._names[report["rank"]] = f"rank{self.ranks[report['local_rank']]}"
                 self._ended.discard(report["rank"])
+                if len(self.pids) == len(self.ranks):
+                    self.started.set()
                 self.events.put_nowait(RankStarted(rank=report["rank"]))
             case "ended":
                 self._rank_ended(report["rank"], report["status"], report["signal"], report["time"])
@@ -346,6 +350,7 @@ class Ranks:
             return
         self.close_pipes()
         self.pids[rank] = self._child.pid
+        self.started.set()
         self._tasks.append(asyncio.create_task(self._wait_for_command(rank)))
 
     async def _wait_for_command(self, rank: int) -> None:

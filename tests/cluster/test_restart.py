@@ -85,7 +85,7 @@ def test_a_killed_worker_is_followed_by_a_restart_in_the_same_job(user: Account)
     (run / "end").touch()
     ran = done(user.end(number))
     assert worked(ran, 1) == ["gpu-a01 0 2 gpu-a01", "gpu-a02 1 2 gpu-a01"]
-    assert ran.said("entrypoint")[-4:-2] == [
+    assert ran.said("entrypoint")[-5:-3] == [
         f"rank 1 on gpu-a02 failed first, status 137: killed by SIGKILL ({WORK}/runs/apptrain-{number}/logs/0/gpu-a02.rank1.err)",
         "restart 1 inside the allocation, as attempt 1",
     ], ran.text

@@ -126,6 +126,9 @@ def test_the_manifest_tells_what_each_attempt_ran_and_nothing_of_the_environment
     for attempt in (first, second):
         assert datetime.fromisoformat(attempt.pop("began")).tzinfo is not None
         assert attempt.pop("job_id")
+        parts = attempt.pop("start")
+        assert parts.keys() == {"task", "plan", "nodes", "torch", "ranks"}
+        assert 0 < sum(parts.values()) < 120
     assert first == {
         "attempt": 0,
         "scheduler": "embedded",

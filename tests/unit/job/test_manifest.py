@@ -1,12 +1,13 @@
 """What `manifest.json` says of each attempt, and what becomes of something else that stands there."""
 
+import asyncio
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
-from entrypoint.job import manifest
+from entrypoint.job.manifest import Manifest
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node.gpu import Stack
 from tests.unit.scene import planned
@@ -22,10 +23,25 @@ def attempts(run: RunDirectory) -> list[dict[str, object]]:
     return list(found["attempts"])
 
 
+def record(run: RunDirectory, stack: Stack | None = None, image: str = "") -> list[str]:
+    """What was said of an attempt that was to be added."""
+    said: list[str] = []
+    asyncio.run(
+        Manifest(run, said.append).record(planned(), stack, image_id=image, versions={"torch": "2.15.0"})
+    )
+    return said
+
+
+def note(run: RunDirectory, **found: object) -> list[str]:
+    said: list[str] = []
+    asyncio.run(Manifest(run, said.append).note(**found))
+    return said
+
+
 def test_each_attempt_adds_what_it_ran(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path, 1)
     for image, stack in (("", None), ("7be444fb", CU132), ("7be444fb", None)):
-        manifest.record(run, planned(), stack, image_id=image, versions={"torch": "2.15.0"})
+        assert record(run, stack, image) == []
     first, second, foreign = attempts(run)
     for one in (first, second, foreign):
         assert (
@@ -54,13 +70,16 @@ def test_each_attempt_adds_what_it_ran(tmp_path: Path) -> None:
     assert foreign == first | {"image": {"id": "7be444fb", "not_promised": not_promised}}
 
 
-def test_that_no_rank_joined_a_group_is_said_of_the_last_attempt_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("found", [{"process_group": None}, {"start": {"plan": 0.2, "nodes": 1.5}}])
+def test_what_is_found_out_later_is_said_of_the_last_attempt_alone(
+    tmp_path: Path, found: dict[str, object]
+) -> None:
     run = RunDirectory(tmp_path, 1)
     for _ in range(2):
-        manifest.record(run, planned(), None, image_id="", versions={})
+        record(run)
     first, second = attempts(run)
-    manifest.note_alone(run)
-    assert attempts(run) == [first, second | {"process_group": None}]
+    assert note(run, **found) == []
+    assert attempts(run) == [first, second | found]
 
 
 @pytest.mark.parametrize(
@@ -69,10 +88,10 @@ def test_that_no_rank_joined_a_group_is_said_of_the_last_attempt_alone(tmp_path:
 def test_what_is_no_manifest_stays(tmp_path: Path, text: str) -> None:
     run = RunDirectory(tmp_path, 1)
     run.manifest.write_text(text)
-    with pytest.raises(ValueError):  # noqa: PT011
-        manifest.record(run, planned(), None, image_id="", versions={})
-    with pytest.raises(ValueError):  # noqa: PT011
-        manifest.note_alone(run)
+    for said in (record(run), note(run, process_group=None)):
+        (line,) = said
+        assert line.startswith(f"{run.manifest} does not tell of this attempt: ")
+        assert line.endswith(": going on")
     assert run.manifest.read_text() == text
 
 
@@ -81,5 +100,6 @@ def test_of_no_attempt_nothing_is_said(tmp_path: Path, text: str | None) -> None
     run = RunDirectory(tmp_path, 1)
     if text:
         run.manifest.write_text(text)
-    with pytest.raises(ValueError, match=r"^it has no attempts$"):
-        manifest.note_alone(run)
+    assert note(run, start={}) == [
+        f"{run.manifest} does not tell of this attempt: it has no attempts: going on"
+    ]
