@@ -32,7 +32,7 @@ SETTINGS: Mapping[str, str] = {
     "NodeName": "DEFAULT CPUs=32 Sockets=2 CoresPerSocket=16 ThreadsPerCore=1 RealMemory=262144",
     "PropagateResourceLimits": "NONE",  # root may lack the capability to raise limits
     "ReturnToService": "2",  # a node that comes back is used again, whatever took it down
-    "SlurmdTimeout": "15",
+    "SlurmdTimeout": "30",
     "KillWait": "30",
     "MinJobAge": "86400",  # without a database, the controller's memory tells how a job ended
     "JobCompType": "jobcomp/filetxt",
