@@ -23,6 +23,7 @@ from typing import Any
 from benchmarks.checkpoints import checkpoints, saves
 from benchmarks.gpu import PAIRS, gpu, refusal
 from benchmarks.output import output
+from benchmarks.ranks import ranks
 from benchmarks.selection import selection
 
 HERE = Path(__file__).parent
@@ -49,6 +50,7 @@ def main() -> None:
         "packing": lambda pairs: _of("packing", pairs),
         "slurm": lambda pairs: _of("slurm", pairs),
         "start": lambda pairs: _of("start", pairs),
+        "ranks": lambda pairs: ranks(pairs, _run, _spread),
         "gpu": gpu,
     }
     if unknown := set(options.what) - set(known):
