@@ -34,7 +34,8 @@ VARIABLES = (
 NEXT = {
     "plan": "Then: apptrain launch with the same words, on each node, as the job scripts do.",
     "launch": "First: apptrain plan with the same words. From a login node: apptrain submit.",
-    "check": "The last line is the verdict. Then: apptrain run -- my_script.py",
+    "check": "The last line is the verdict; the status is 1 if this machine does not fit.\n"
+    "Then: apptrain run -- my_script.py",
 }
 HELP_ALL = "--help-all"
 PREPARE = "for the job scripts: decide what a job's tasks are, before they start"

@@ -13,11 +13,12 @@ from typing import Any
 
 from entrypoint.node import gpu
 
+_NO = "does not fit: "
+
 
 def check(*, as_json: bool) -> int:
-    """Prints the facts, and in the last line whether this machine fits; 0 also without a GPU, 1 where torch
-    cannot be imported or would hang in the driver. Raises BadInput where the image does not describe its
-    stack."""
+    """Prints the facts, and in the last line whether this machine fits. Returns 1 if it does not, 0 also
+    where that cannot be told. Raises BadInput where the image does not describe its stack."""
     found = asyncio.run(gpu.ask_driver(os.environ))
     facts = {"python": platform.python_version(), "host": platform.node(), **_of_driver(found, os.environ)}
     if found.silent:
@@ -32,7 +33,7 @@ def check(*, as_json: bool) -> int:
         print(json.dumps(facts, indent=2))
     else:
         print("\n".join(_lines(facts)))
-    return int("error" in facts)
+    return int(facts["verdict"].startswith(_NO))
 
 
 def _of_driver(found: gpu.Found, env: Mapping[str, str]) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def _of_driver(found: gpu.Found, env: Mapping[str, str]) -> dict[str, Any]:
 def verdict(facts: Mapping[str, Any]) -> str:
     """Whether training on GPUs can work here, and why."""
     if why := facts.get("error") or (facts["stack_fits"] is False and facts["gpu_problem"]):
-        return f"does not fit: {why}"
+        return f"{_NO}{why}"
     gpus = len(facts["devices"])
     counted = f"{gpus} GPU{'s' * (gpus != 1)}"
     if facts["cuda"] is None:
@@ -64,7 +65,7 @@ def verdict(facts: Mapping[str, Any]) -> str:
         why = facts["gpu_problem"] or "no NVIDIA driver here, as on most login nodes"
         return f"cannot be told: {why}: run it in a job on a node with GPUs; on CPUs it works"
     if not facts["cuda_available"] or not gpus:
-        return f"does not fit: there is a driver, but torch {facts['torch']} sees no GPU: request one"
+        return f"{_NO}there is a driver, but torch {facts['torch']} sees no GPU: request one"
     what = f"stack {facts['stack']}" if facts["stack"] else f"torch {facts['torch']} (no image's stack here)"
     return f"fits: {what} has its driver and {counted}"
 

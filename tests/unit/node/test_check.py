@@ -13,18 +13,22 @@ from tests.unit.node.machines import FACTS, H100, HAS_NONE, ITS_OWN, NOT_FOUND, 
 
 
 def checked(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], found: Found, *, as_json: bool
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    found: Found,
+    *,
+    as_json: bool,
+    sees: bool = True,
 ) -> tuple[int, str]:
-    """`check` on a machine with this driver, on which torch tells but one thing."""
+    """`check` on a machine with this driver, on which torch tells but one thing; `sees`: its GPUs, if any."""
 
     async def look(env: object) -> Found:  # noqa: ARG001
         return found
 
     monkeypatch.setattr(gpu, "ask_driver", look)
-    seen = [{"index": 0, "name": "H100", "memory_bytes": 2**36, "compute_capability": "9.0"}] * bool(
-        found.gpus
-    )
-    torch = {"torch": "2.15.0", "cuda": "13.2", "cuda_available": bool(found.gpus), "devices": seen}
+    one = {"index": 0, "name": "H100", "memory_bytes": 2**36, "compute_capability": "9.0"}
+    seen = [one] * bool(found.gpus and sees)
+    torch = {"torch": "2.15.0", "cuda": "13.2", "cuda_available": bool(seen), "devices": seen}
     monkeypatch.setattr(check, "gather", lambda: torch)
     monkeypatch.setattr(platform, "node", lambda: "gpu-a01")
     monkeypatch.setattr(platform, "python_version", lambda: "3.13.5")
@@ -69,7 +73,7 @@ def test_check_tells_what_to_do_where_the_stack_does_not_fit(
     assert facts.pop("verdict") == f"does not fit: {facts['gpu_problem']}"
     assert len(facts.pop("devices")) == 1
     assert (status, facts) == (
-        0,
+        1,
         {
             "python": "3.13.5",
             "host": "gpu-a01",
@@ -97,6 +101,17 @@ def test_check_does_not_ask_torch_where_the_driver_hangs(
     assert facts["error"] == "the NVIDIA driver does not answer: torch is not asked, it would wait for it"
     assert facts["stack_fits"] is False
     assert facts["verdict"] == f"does not fit: {facts['error']}"
+
+
+@pytest.mark.usefixtures("image")
+def test_check_ends_with_1_where_torch_sees_no_gpu_of_a_driver(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, out = checked(monkeypatch, capsys, healthy(H100), as_json=False, sees=False)
+    assert (status, out.splitlines()[-1]) == (
+        1,
+        "verdict         does not fit: there is a driver, but torch 2.15.0 sees no GPU: request one",
+    )
 
 
 @pytest.mark.usefixtures("image")
