@@ -59,7 +59,7 @@ help: ## list the targets
 
 demo: $(if $(filter image,$(IN)),,venv) ## train on two embedded nodes on this machine (NODES=2 CONFIG=digits IN=venv|image ARGS=...)
 	$(if $(filter-out venv image,$(IN)),$(error IN=$(IN): give IN=venv or IN=image))
-	$(if $(filter image,$(IN)),$(inside) python -P -m entrypoint.embedded --nodes "$$NODES" -- -m train --config "$$CONFIG",./apptrain demo --nodes "$$NODES" --config "$$CONFIG" --) $(ARGS)
+	./apptrain demo $(if $(filter image,$(IN)),--image="$$image") --nodes "$$NODES" --config "$$CONFIG" -- $(ARGS)
 
 test: venv-dev ## all tests: unit, real torchrun processes and, as root on a Debian, real Apptainer and Slurm
 	@status=0; \

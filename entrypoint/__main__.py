@@ -1,4 +1,4 @@
-"""`python -P -m entrypoint`."""
+"""`python -P -m entrypoint`: the long spelling of `apptrain`, for an image that has no such command."""
 
 import sys
 

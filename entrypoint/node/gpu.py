@@ -330,7 +330,7 @@ def check_gpus(plan: LaunchPlan, seen: int | None) -> None:
             raise BadInput(f"torch sees {seen} GPUs on {plan.node}: choose --device cuda or --device cpu")
     elif seen == 0:
         raise BadInput(
-            f"torch sees no GPU on {plan.node}, but the plan is for cuda: run `python -m entrypoint check` "
+            f"torch sees no GPU on {plan.node}, but the plan is for cuda: run `apptrain check` "
             "there (driver, --nv, CUDA_VISIBLE_DEVICES), or give --device cpu"
         )
     elif seen < plan.nproc_per_node or (source.startswith("derived") and seen != plan.nproc_per_node):

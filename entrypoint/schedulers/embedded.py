@@ -31,7 +31,7 @@ CPUS_ON_NODE = "APPTRAIN_EMBEDDED_CPUS_ON_NODE"
 GPUS_ON_NODE = "APPTRAIN_EMBEDDED_GPUS_ON_NODE"
 """GPUs for the node's tasks together; default 0."""
 
-_REMEDY = "start nodes with python -m entrypoint.embedded, which sets it"
+_REMEDY = "start nodes with apptrain run, which sets it"
 _LAST_NUMBER = re.compile(r"(\d{1,18})$", re.ASCII)
 
 

@@ -84,7 +84,7 @@ def allocation(env: Mapping[str, str], request: Request) -> Allocation:
         gpus=gpus,
         gpus_unknown=f"neither {variables.CUDA_DEVICES} nor {GPUS} is set" if gpus is None else "",
         cpus=cpus,
-        start_line="pbsdsh -n I -- python -P -m entrypoint launch -- CMD, I being the line of the node file, "
+        start_line="pbsdsh -n I -- apptrain launch -- CMD, I being the line of the node file, "
         "from 0, on which a host first stands",
         omp_num_threads=threads if threads == env.get("NCPUS") else None,
         sources={name: variable for name, variable in sources.items() if variable},

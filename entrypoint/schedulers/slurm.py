@@ -94,7 +94,7 @@ def allocation(env: Mapping[str, str], request: Request) -> Allocation:  # noqa:
         gpus_unknown=f"{gpus_from} is not set" if gpus is None else "",
         gpus_visible=gpus_visible,
         cpus=cpus,
-        start_line="srun --ntasks-per-node=1 python -P -m entrypoint launch -- CMD",
+        start_line="srun --ntasks-per-node=1 apptrain launch -- CMD",
         sources=_sources(env, scope, {"gpus": gpus_from, "gpus_visible": visible_from, "cpus": cpus_from}),
     )
 

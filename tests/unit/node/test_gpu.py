@@ -262,7 +262,7 @@ def test_gpus_that_nobody_asked_for_are_not_left_idle_in_silence() -> None:
 
 def test_a_plan_for_cuda_needs_a_gpu_that_torch_sees() -> None:
     assert gpu_check(0, gpus="0,1") == (
-        "torch sees no GPU on b, but the plan is for cuda: run `python -m entrypoint check` there "
+        "torch sees no GPU on b, but the plan is for cuda: run `apptrain check` there "
         "(driver, --nv, CUDA_VISIBLE_DEVICES), or give --device cpu"
     )
 

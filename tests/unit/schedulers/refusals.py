@@ -8,7 +8,7 @@ SRUN = "start the entrypoint with srun, one task per node (see slurm/multinode.s
 NAMES = "give names such as gpu-a[01-02,07],b1"
 ONE_A_LINE = "give a file with one host name a line"
 HOSTNAME = "give this host's name as it stands there in APPTRAIN_HOSTNAME (plan: --hostname)"
-OWN = "start nodes with python -m entrypoint.embedded, which sets it"
+OWN = "start nodes with apptrain run, which sets it"
 TO_GPUS_OR_CPU = "request GPUs, or give --device cpu to train on CPUs"
 
 SLURM_TASK = "slurm/gpus-per-node.task2"

@@ -50,7 +50,7 @@ def test_a_task_is_read_whole() -> None:
         gpus_unknown="neither CUDA_VISIBLE_DEVICES nor APPTRAIN_NGPUS is set",
         cpus=1,
         omp_num_threads="1",
-        start_line="pbsdsh -n I -- python -P -m entrypoint launch -- CMD, I being the line of the node file, "
+        start_line="pbsdsh -n I -- apptrain launch -- CMD, I being the line of the node file, "
         "from 0, on which a host first stands",
         sources={
             "job_id": "PBS_JOBID",

@@ -38,7 +38,7 @@ def test_a_step_is_read_whole() -> None:
         gpus=2,
         gpus_visible=1,
         cpus=2,
-        start_line="srun --ntasks-per-node=1 python -P -m entrypoint launch -- CMD",
+        start_line="srun --ntasks-per-node=1 apptrain launch -- CMD",
         sources={
             "job_id": "SLURM_JOB_ID",
             "nodes": "SLURM_STEP_NODELIST",
@@ -67,7 +67,7 @@ def test_the_commands_environment_of_salloc_is_read_whole() -> None:
         tasks_per_node=(1, 1),
         gpus=2,
         cpus=1,
-        start_line="srun --ntasks-per-node=1 python -P -m entrypoint launch -- CMD",
+        start_line="srun --ntasks-per-node=1 apptrain launch -- CMD",
         sources={
             "job_id": "SLURM_JOB_ID",
             "nodes": "SLURM_JOB_NODELIST",

@@ -20,6 +20,7 @@ INJECTION = """2"; touch planted; echo "'$(touch planted)`touch planted`"""
     ("target", "names"),
     [
         ("demo", ["NODES", "CONFIG"]),
+        ("demo IN=image", ["NODES", "CONFIG", "IMAGE"]),
         ("submit", ["NODES", "CLUSTER", "GPUS", "PARTITION", "ACCOUNT", "TIME", "OPTIONS"]),
         ("profiles", ["PROFILE"]),
         ("image", ["STACK", "BASE", "EXTRA", "OFFLINE", "IMAGE"]),
@@ -47,7 +48,7 @@ def test_a_value_reaches_the_command_as_one_word_and_runs_nothing(
         "venv",
         "-o",
         "venv-image",
-        target,
+        *target.split(),
         *venvs,
     ]
     ended = subprocess.run([*made, *given], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30)
