@@ -36,8 +36,7 @@ default_stack := $(shell sed -n 's/^default: *//p' containers/stacks.yaml)
 export image := $(or $(IMAGE),containers/image$(addprefix -,$(filter-out $(default_stack),$(STACK))).sif)
 inside = containers/run.sh "$$image"
 gpu_alone = $(filter gpu,$(firstword $(ARGS)))
-build = "$$IMAGE_VENV/bin/python" containers/build.py --stack "$$STACK" --base "$$BASE" --extra "$$EXTRA" \
-	--offline "$$OFFLINE" --image "$$IMAGE"
+of_image = --stack "$$STACK" --base "$$BASE" --extra "$$EXTRA" --offline "$$OFFLINE" --image "$$IMAGE"
 
 # A misspelled setting is refused: else `make submit NODE=8` would submit 2 nodes.
 settings = VENV PYTHON NODES CONFIG IMAGE_VENV STACK BASE EXTRA OFFLINE IMAGE IN DIR CLUSTER GPUS PARTITION ACCOUNT TIME OPTIONS \
@@ -92,17 +91,17 @@ cluster-shell: venv-dev ## work on its login host
 cluster-down: venv-dev ## end it
 	$(python) -m tests.vcluster down
 
-image: venv-image ## build containers/image.sif (STACK=NAME BASE=auto|debootstrap|docker EXTRA=FILE OFFLINE=DIR)
-	@$(build) build
+image: ## build containers/image.sif (STACK=NAME BASE=auto|debootstrap|docker EXTRA=FILE OFFLINE=DIR)
+	@./apptrain image build $(of_image)
 
-image-fetch: venv-image ## download and check what `make image` is made from, for a node without a network
-	@$(build) fetch
+image-fetch: ## download and check what `make image` is made from, for a node without a network
+	@./apptrain image fetch $(of_image)
 
-image-verify: venv-image ## build the image a second time and compare
-	@$(build) verify
+image-verify: ## build the image a second time and compare
+	@./apptrain image verify $(of_image)
 
-image-inspect: venv-image ## print what the image is made of
-	@$(build) inspect
+image-inspect: ## print what the image is made of
+	@./apptrain image inspect $(of_image)
 
 shell: ## a shell in the image (STACK=NAME IMAGE=FILE)
 	@$(inside) bash --norc

@@ -24,7 +24,7 @@ from tests.host.places import cache, locked, remove
 CHECKOUT = Path(__file__).resolve().parents[2]
 INPUTS = (
     *("containers", "host", "entrypoint", "src", "requirements"),
-    *("tools", "Makefile", "pyproject.toml", "LICENSE"),
+    *("tools", "apptrain", "Makefile", "pyproject.toml", "LICENSE"),
 )
 RECIPE = ("containers", "requirements/image.txt", "pyproject.toml")
 """Of those, what an image is made from beside our own two packages."""

@@ -170,10 +170,15 @@ def test_without_a_python_that_is_new_enough_that_is_said(tmp_path: Path) -> Non
     )
 
 
-def test_the_image_is_built_with_a_venv_of_its_own_in_the_words_of_make(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "line", ["./apptrain image verify --stack cu126", "make --no-print-directory image-verify STACK=cu126"]
+)
+def test_the_image_is_built_with_a_venv_of_its_own_also_by_make(line: str, tmp_path: Path) -> None:
     """A checkout with tools that only tell how they are called."""
-    (tmp_path / "tools").mkdir()
-    (tmp_path / "Makefile").touch()
+    for folder in ("tools", "containers"):
+        (tmp_path / folder).mkdir()
+    for name in ("Makefile", "containers/stacks.yaml"):
+        shutil.copy(CHECKOUT / name, tmp_path / name)
     shutil.copytree(CHECKOUT / "entrypoint", tmp_path / "entrypoint")
     (tmp_path / "apptrain").write_text((CHECKOUT / "apptrain").read_text())
     (tmp_path / "apptrain").chmod(0o755)
@@ -183,7 +188,7 @@ def test_the_image_is_built_with_a_venv_of_its_own_in_the_words_of_make(tmp_path
     (tmp_path / "v/bin/python").write_text('#!/bin/sh\necho "python $*"\n')
     for name in ("tools/login-python.sh", "tools/venv.sh", "v/bin/python"):
         (tmp_path / name).chmod(0o755)
-    built = run(tmp_path / "apptrain", "image", "verify", "--stack", "cu126", IMAGE_VENV=f"{tmp_path}/v")
+    built = run(*line.split(), cwd=tmp_path, IMAGE_VENV=f"{tmp_path}/v")
     assert built.returncode == 0, built.stderr
     venv, python = built.stdout.splitlines()
     assert venv == f"venv {tmp_path}/v image"
