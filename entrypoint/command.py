@@ -210,9 +210,8 @@ def _in_image(before: list[str], command: list[str]) -> int:
 
 
 def _image(arguments: list[str]) -> int:
-    what = arguments[:1]
-    if what and what[0] not in ("--help", "-h", "--help-all"):
-        _build(what[0], arguments[1:])
+    if arguments and not {"--help", "-h", "--help-all"} & set(arguments):
+        _build(arguments[0], arguments[1:])
     print(IMAGE_HELP, end="")
     return 0
 

@@ -54,7 +54,9 @@ def bare(python: Path, folder: Path, *, has_yaml: bool = False) -> dict[str, str
 
 @pytest.mark.parametrize("columns", ["80", "100", "250"])
 @pytest.mark.parametrize(
-    "arguments", [(), ("--help",), *((name, "--help") for name in COMMANDS)], ids=" ".join
+    "arguments",
+    [(), ("--help",), ("image", "build", "--help"), *((name, "--help") for name in COMMANDS)],
+    ids=" ".join,
 )
 def test_help_fits_a_screen_and_names_the_next_step(arguments: tuple[str, ...], columns: str) -> None:
     shown = run(CHECKOUT / "apptrain", *arguments, COLUMNS=columns)
