@@ -45,6 +45,8 @@ find_profile() {
         read -r -d '' -a words < <(printf '%s\0' "${APPTRAIN_ARGS//[\'\"\\]/}") # quoted words without blanks, at least
     fi
     find_option ${words[@]+"${words[@]}"}
+    # A quoted path with blanks is cut here: the image says which it is.
+    if [[ ${APPTRAIN_ARGS:-} == *[\'\"\\]* && ! -r $(profile_file) ]]; then profile=${APPTRAIN_PROFILE:-}; fi
     find_option "$@"
     if [[ -z $profile ]]; then
         for file in "$APPTRAIN_HOME"/clusters/*.host; do
@@ -52,19 +54,18 @@ find_profile() {
         done
         ((${#found[@]} < 2)) || refuse "${found[*]##*/} are all for the cluster $cluster: choose one with --profile"
         profile=${found[0]:-}
-    elif [[ $profile == */* || $profile == *.yaml ]]; then
-        profile=$(absolute "$profile")
-    else
-        profile=$APPTRAIN_HOME/clusters/$profile.yaml
     fi
+    [[ -z $profile ]] || profile=$(profile_file)
+}
+
+profile_file() {
+    if [[ $profile == */* || $profile == *.yaml ]]; then absolute "$profile"; return; fi
+    printf '%s' "$APPTRAIN_HOME/clusters/$profile.yaml"
 }
 
 find_option() {
     while (($#)) && [[ $1 != -- ]]; do
-        case $1 in
-            --profile=?*) profile=${1#*=} ;;
-            --profile) profile=${2:-$profile} ;;
-        esac
+        if [[ $1 == --profile ]]; then profile=${2:-$profile}; elif [[ $1 == --profile=?* ]]; then profile=${1#*=}; fi
         shift
     done
 }

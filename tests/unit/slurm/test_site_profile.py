@@ -54,6 +54,35 @@ def test_a_profile_from_outside_the_checkout_is_shown_inside(cluster: Cluster) -
     assert (cluster.handed("APPTRAIN_PROFILE"), cluster.binds()["the profile"]) == (str(file), [str(file)])
 
 
+@pytest.mark.parametrize(
+    "option",
+    ["--profile 'my sites/own.yaml'", '--profile="my sites/own.yaml"', r"--profile my\ sites/own.yaml"],
+)
+def test_a_path_with_a_blank_in_apptrain_args_is_found_by_the_image_and_its_modules_are_loaded(
+    cluster: Cluster, option: str
+) -> None:
+    calls, init = cluster.folder / "modules.txt", cluster.folder / "lmod" / "init" / "bash"
+    init.parent.mkdir(parents=True)
+    init.write_text(MODULES.format(calls=shlex.quote(str(calls))))
+    add_profile(cluster, "here", LAB)
+    own = "scheduler: slurm\ncontainer: {modules: [mine], stack: cu126}\n"
+    (cluster.submit_dir / "my sites").mkdir()
+    file = add_profile(cluster, "../../submit/my sites/own", own).resolve()
+    ended = cluster.run(APPTRAIN_ARGS=f"{option} -- x.py 'a b'", LMOD_PKG=str(init.parent.parent))
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert (cluster.handed("APPTRAIN_PROFILE"), cluster.binds()["the profile"]) == (str(file), [str(file)])
+    assert cluster.handed("APPTRAIN_IMAGE") == f"{cluster.checkout}/containers/image-cu126.sif"
+    assert calls.read_text() == "load mine\n"
+    assert cluster.launched() == ["--", "x.py", "a b"]
+
+
+def test_one_that_is_not_there_is_refused_by_its_whole_name(cluster: Cluster) -> None:
+    clusters = cluster.checkout / "clusters"
+    assert cluster.refused(APPTRAIN_ARGS="--profile 'no such.yaml' -- x.py") == (
+        f"there is no profile {cluster.submit_dir}/no such.yaml: the sites are in {clusters}"
+    )
+
+
 def test_a_profile_says_what_starts_the_image_and_what_it_shows(cluster: Cluster) -> None:
     add_profile(
         cluster,
