@@ -41,6 +41,7 @@ RELEASE = 5.0
 
 def launch(plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> int:
     """Runs this node's part and returns its exit status. Before ranks start: BadInput, Unavailable."""
+    _heed_keyboard()
     check(plan, settings)
     check_place(plan, env)
     run = Path(plan.run_dir).absolute()
@@ -59,6 +60,13 @@ def launch(plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> int:
     # The host half reads the file; with another status here the scheduler would kill nodes that still save.
     is_told = has_host_half(env) and not last.is_unwritten
     return DONE if last.ended.status == SAVED and is_told else last.ended.status
+
+
+def _heed_keyboard() -> None:
+    """bash has what it starts in the background ignore these, as every task under PBS; ranks would inherit
+    that, and how depends on what starts them."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def check(plan: LaunchPlan, settings: Settings) -> None:

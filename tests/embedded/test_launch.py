@@ -636,6 +636,20 @@ def test_a_node_that_dies_before_it_joins_ends_the_others_wait(tmp_path: Path) -
     assert gone(str(ended.run))
 
 
+@pytest.mark.parametrize("how", ["--start-ranks=fork", "--start-ranks=spawn", "--mode=exec"])
+def test_ranks_of_a_launch_in_the_background_do_not_ignore_what_a_keyboard_sends(
+    tmp_path: Path, how: str
+) -> None:
+    """bash has what it starts there ignore it, as PBS's tasks."""
+    tell = "import signal; print(*(signal.getsignal(s) == signal.SIG_IGN for s in (2, 3)))"
+    launch = [sys.executable, "-P", "-m", "entrypoint", "launch", "--nodes", "127.0.0.1", "--node-rank", "0"]
+    given = ["--device", "cpu", "--nproc-per-node", "1", "--master-port", master_port(), how]
+    script = write(tmp_path, "script.py", tell)
+    line = ["bash", "-c", '"$@" & wait $!', "bash", *launch, *given, "--run-dir", str(tmp_path / "run")]
+    ended = Job([*line, "--", script], tmp_path, tmp_path / "run", clean_env()).end()
+    assert (ended.status, ended.out) == (0, "False False\n"), ended.err
+
+
 def test_a_program_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
     argv = ["nohup", sys.executable, "-P", "-m", "entrypoint.embedded", "--run-dir", str(tmp_path / "run")]
     job = Job([*argv, *SHELL, "touch ready; sleep 2"], tmp_path, tmp_path / "run", clean_env())
