@@ -19,6 +19,16 @@ COMMON = (
 """What `--help` shows; `--help-all` shows all."""
 
 
+NO_REQUEST = {
+    **dict.fromkeys(("KILL", "STOP"), "cannot be caught"),
+    **dict.fromkeys(
+        ("CHLD", "CLD", "CONT", "URG", "WINCH"), "comes for other reasons, and is ignored by default"
+    ),
+    **dict.fromkeys(("ABRT", "BUS", "FPE", "ILL", "SEGV", "TRAP", "SYS"), "is for crashes"),
+}
+"""Signals that ask for nothing, and why."""
+
+
 def positive_int(text: str) -> int:
     value = int(text)
     if value < 1:
@@ -95,8 +105,12 @@ def stop_signal(text: str) -> str:
     import signal
 
     name = text.upper().removeprefix("SIG")
-    if not hasattr(signal, "SIG" + name):
+    if "SIG" + name not in signal.Signals.__members__:
         raise ValueError("must be a signal's name, such as USR2")
+    if name in NO_REQUEST:
+        raise ValueError(
+            f"must be one that can ask a program to save, such as USR2: {name} {NO_REQUEST[name]}"
+        )
     return name
 
 
