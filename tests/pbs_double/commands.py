@@ -98,6 +98,9 @@ def qsub(argv: list[str]) -> int:
         "out": given.get("-o", "").rpartition(":")[2],
         "err": given.get("-e", "").rpartition(":")[2],
         "join": given.get("-j") == "oe",
+        "mail": (given.get("-m", "a"), given.get("-M", "")),
+        "priority": given.get("-p", "0"),
+        "keep": given.get("-k", "n"),
         "rerunnable": given.get("-r", "y") == "y",
         "shell": given.get("-S", ""),
         "sandbox": dict(part.partition("=")[::2] for part in given.get("-W", "").split(",")).get(

@@ -185,7 +185,12 @@ class Server:
             shown["exec_host"] = request.exec_host(entry.placed)
             shown["exec_vnode"] = request.exec_vnode(entry.placed)
         shown["Join_Path"] = "oe" if sent["join"] else "n"
+        shown["Keep_Files"] = sent["keep"]
+        shown["Mail_Points"], users = sent["mail"]
+        if users:
+            shown["Mail_Users"] = users
         shown["Output_Path"] = f"{sent['submitted']['PBS_O_HOST']}:{self._paths(entry)[0]}"
+        shown["Priority"] = sent["priority"]
         shown["Rerunable"] = str(sent["rerunnable"])
         if sent["sandbox"]:
             shown["sandbox"] = sent["sandbox"]
@@ -211,7 +216,8 @@ class Server:
         for letter, given in (("o", sent["out"]), ("e", sent["err"])):
             path = given.replace("^array_index^", entry.index) or f"{sent['name']}.{letter}{number}"
             path = os.path.join(folder, path)  # noqa: PTH118
-            found.append(f"{path.rstrip('/')}/{entry.id}.{letter.upper()}" if path.endswith("/") else path)
+            name = {"o": "OU", "e": "ER"}[letter]
+            found.append(f"{path.rstrip('/')}/{entry.id}.{name}" if path.endswith("/") else path)
         return found[0], found[1]
 
     # --- the scheduler ------------------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ _OWN = (
     *("PBS_JOBCOOKIE", "PBS_TASKNUM", "PBS_NODENUM", "PBS_NODEFILE", "PBS_MOMPORT", "SLURM_JWT"),
     *("TMPDIR", "HOSTNAME", "PWD", "OLDPWD", "SHLVL", "_", "APPTRAIN_ARGS", "APPTRAIN_ARGS_FILE"),
 )
+_OPTIONS = {"Mail_Points": "-m", "Mail_Users": "-M", "Priority": "-p", "Join_Path": "-j", "Keep_Files": "-k"}
+"""Attributes of a job that have the very text of an option of qsub."""
 SHOWN = 8
 """Hosts that are named of many."""
 
@@ -275,7 +277,21 @@ def qsub(env: Mapping[str, str], told: Mapping[str, str], job: Job) -> list[str]
             words += ["-A", value]
         elif name in ("sandbox", "group_list"):
             words += ["-W", f"{name}={value}"]
-    return words
+        elif name in _OPTIONS:
+            words += [_OPTIONS[name], value]
+        elif name == "Rerunable":
+            words += ["-r", "y" if value == "True" else "n"]
+    return [*words, *_outputs(told, job)]
+
+
+def _outputs(told: Mapping[str, str], job: Job) -> Iterator[str]:
+    """qsub's options for where the output goes, where this job's own were given some."""
+    for name, option in (("Output_Path", "-o"), ("Error_Path", "-e")):
+        folder, slash, file = told.get(name, "").rpartition("/")
+        if file.startswith(f"{job.id}."):  # a directory was given, in which PBS names it after the job
+            file = ""
+        if slash and not file.endswith(f".{option[1]}{job.number}"):
+            yield from (option, f"{folder}/{file}")
 
 
 def write_chain(

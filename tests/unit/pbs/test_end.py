@@ -324,6 +324,47 @@ def test_a_chain_goes_on_in_the_same_run_directory_as_often_as_it_may(site: Site
     assert stat.S_IMODE((run / "chain.env").stat().st_mode) == 0o600
 
 
+@pytest.mark.parametrize("out", ["logs/", "logs/of this run"])
+def test_the_next_job_of_a_chain_has_what_this_one_was_given_for_its_output_mail_and_priority(
+    site: Site, out: str
+) -> None:
+    (site.submit_dir / "logs").mkdir()
+    given = (
+        "-o",
+        out,
+        "-e",
+        "logs/errors",
+        "-j",
+        "n",
+        "-m",
+        "be",
+        "-M",
+        "alice@lab,bob@lab",
+        "-p",
+        "-5",
+        "-r",
+        "n",
+    )
+    what: What = {str(host): {"status": 75} for host in (0, 1)}
+    first = site.submit(*given, what=what, APPTRAIN_CHAIN="1")
+    assert site.end(first)[0] == "75"
+    second = (site.run_dir(first) / "chain.jobs").read_text().strip()
+    assert site.end(second)[0] == "75"
+    mine, theirs = (site.pbs.attributes(id) for id in (first, second))
+    names = ("Error_Path", "Join_Path", "Keep_Files", "Mail_Points", "Mail_Users", "Priority", "Rerunable")
+    assert [theirs[name] for name in names] == [mine[name] for name in names]
+    assert theirs["Mail_Users"] == "alice@lab,bob@lab"
+    assert theirs["Output_Path"] == mine["Output_Path"].replace(first, second)
+
+
+def test_the_next_job_of_a_chain_has_an_output_of_its_own_where_none_was_given(site: Site) -> None:
+    first = site.submit(what={str(host): {"status": 75} for host in (0, 1)}, APPTRAIN_CHAIN="1")
+    site.end(first)
+    second = (site.run_dir(first) / "chain.jobs").read_text().strip()
+    site.end(second)
+    assert site.output(site.pbs.attributes(second)).name == f"apptrain.o{second.split('.')[0]}"
+
+
 def test_an_element_of_an_array_has_no_chain(site: Site) -> None:
     what: What = {str(host): {"status": 75} for host in (0, 1)}
     id = site.submit("-J", "3-4", what=what, APPTRAIN_CHAIN="2")
