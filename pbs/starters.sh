@@ -7,8 +7,8 @@
 # script's (setsid) and that ends when the tasks end; `end_NAME RANK` asks it to end before.
 #
 # Files in the run directory, of this attempt: tasks/N.argv, what to run, and in which directory; tasks/N.env, the
-# environment, removed at the end; tasks/N.RANK, the answer of a task: host, process, boot; tasks/N.RANK.said, what its
-# starter printed; logs/N/HOST.task.log, what it prints.
+# environment, removed at the end, or by the next attempt; tasks/N.RANK, the answer of a task: host, process, boot;
+# tasks/N.RANK.said, what its starter printed; logs/N/HOST.task.log, what it prints.
 readonly POLL=0.3 # s
 readonly SETTLE=5 # s in which a shared file system may still show an answer,
 readonly SETTLE_ALL=2 # and where no starter is left
@@ -102,6 +102,7 @@ write_task_files() {
     (
         umask 077
         mkdir -p -- "$run_dir/tasks"
+        rm -f -- "$run_dir"/tasks/*.env{,.new} # of a script that was killed with all that it had started
         printf '%s\0' "$PWD" "$@" >"$file.argv"
         if [[ -n ${PBS_NODEFILE:-} ]]; then cat -- "$PBS_NODEFILE" >"$file.nodefile"; fi
         printf '%s\0' "APPTRAIN_ATTEMPT=$attempt" ${PBS_NODEFILE:+"APPTRAIN_NODEFILE=$file.nodefile"} |
@@ -141,7 +142,7 @@ stay() {
         end_waiting
         if ! kill -0 $$ 2>/dev/null; then # the job script was killed: nobody would end the tasks
             for rank in "${!pids[@]}"; do ask_to_end "$rank"; done
-            rm -rf -- "$hand"
+            rm -rf -- "$hand" "$run_dir/tasks/$attempt.env"
             exit 1
         fi
     done

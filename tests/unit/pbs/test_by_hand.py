@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -107,6 +108,25 @@ def test_by_hand_tasks_end_with_the_script_however_it_ends(hand: ByHand) -> None
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=BOUND)
     hand.site.until(lambda: not hand.left(), 30.0)  # by themselves they would end after 50
+    hand.site.until(lambda: not list(logs.glob("*/tasks/*.env")))
+
+
+def test_by_hand_the_environment_is_readable_by_its_owner_alone_and_the_next_attempt_removes_what_was_left(
+    hand: ByHand,
+) -> None:
+    process = hand.start("a,b", {"0": {"wait": "go"}, "1": {"wait": "go"}})
+    hand.site.until(lambda: hand.site.hosts_seen() == [0, 1])
+    (env,) = hand.site.submit_dir.glob("runs/*/tasks/0.env")
+    run = env.parents[1]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (env, run)] == [0o600, 0o700]
+    left = env.read_bytes()
+    (run / "go").touch()
+    assert hand.end(process)[0] == 0
+    assert not env.exists()
+    for name in ("0.env", "0.env.new"):
+        (env.parent / name).write_bytes(left)
+    assert hand.end(hand.start("a,b", {}, APPTRAIN_RUN_DIR=str(run)))[0] == 0
+    assert list(env.parent.glob("*.env*")) == []
 
 
 HERE = f"{os.uname().nodename},b"
