@@ -88,19 +88,21 @@ def start_of_template(at_start: dict[str, Any]) -> None:
 def _fit_for_forks(forks: Any, order: dict[str, Any], at_start: dict[str, Any]) -> tuple[str, str]:
     """(why the ranks cannot be forks of this process, how many GPUs torch sees), once torch is imported."""
     _import([])
-    of_torch = forks.threads()
+    import torch
+
+    seen = forks.asked_in_fork(torch.cuda.device_count)
+    of_torch = forks.threads()  # numpy's own have ended with that fork
     try:
         _import(order["preload"])
     except ImportError as error:
-        return f"--preload {','.join(order['preload'])}: {error}: correct it", ""
-    import torch
-
+        return f"--preload {','.join(order['preload'])}: {error}: correct it", seen
     gc.collect()
     gc.freeze()
     loaded = {name.partition(".")[0] for name in sys.modules.keys() - at_start.keys()}
-    seen = forks.asked_in_fork(torch.cuda.device_count)
     if why := forks.why_not(order["command"], loaded):
         return why, seen
+    if forks.threads() > of_torch:
+        forks.asked_in_fork(os.getpid)  # those that their library ends before a fork may stay
     if forks.threads() > of_torch:
         return f"--preload {','.join(order['preload'])} starts threads: leave it out", seen
     if seen not in ("", "0") and forks.asked_in_fork(_open_cuda) != "open":

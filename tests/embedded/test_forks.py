@@ -94,6 +94,26 @@ def test_a_script_that_sets_threads_imports_torch_itself_and_that_is_said(tmp_pa
     assert f"--start-ranks fork, but {why}: leave it out" in ended.err
 
 
+def test_a_module_that_starts_a_thread_is_not_preloaded(tmp_path: Path) -> None:
+    """Also where numpy has threads of its own, which end with each fork."""
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    for name, text in {
+        "threaded": "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n",
+        "computing": "import numpy\nnumpy.ones((500, 500)) @ numpy.ones((500, 500))\n",
+    }.items():
+        (modules / f"{name}.py").write_text(text)
+    (tmp_path / "script.py").write_text("print('ran')\n")
+    env = {"PYTHONPATH": str(modules), "APPTRAIN_PASS": "PYTHONPATH"}
+    options = ("--nodes", "1", "--omp-num-threads", "2", "--preload")
+    ended = run(tmp_path, *options, "threaded", "--", "script.py", env=env)
+    assert (ended.status, ended.out) == (64, "")
+    assert "--preload threaded starts threads: leave it out" in ended.err
+    ended = run(tmp_path, *options, "computing", "--", "script.py", env=env)
+    assert (ended.status, ended.out) == (0, "ran\n"), ended.err
+    assert "imports torch for itself" not in ended.err
+
+
 def test_a_module_that_cannot_be_preloaded_is_refused(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("")
