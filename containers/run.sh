@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Run a command inside the image on this node. The only place that knows `apptainer exec`.
+# Run a command inside the image on this node. Whatever a job runs in the image, `apptainer exec` is called here.
 #
 # Usage: containers/run.sh [OPTION...] IMAGE CMD [ARG...]   IMAGE is a SIF file or an unpacked image
 #        --show            print the command line, what is bound and why, and which variables pass; start nothing

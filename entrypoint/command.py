@@ -1,6 +1,6 @@
 """The command `apptrain`, which a user types: its commands, and what each of them starts.
 
-What it alone knows: the commands' names, which of them need torch, and that some need a checkout. It
+What it alone knows: the words that a user may type behind `apptrain`, and which of them need a checkout. It
 runs with a login node's Python, from 3.9 on, and imports the rest once a command is known.
 """
 

@@ -1,6 +1,7 @@
 """What a misspelled word was probably meant to be.
 
-What it alone knows: when two names are near enough to be taken for each other. Runs with Python 3.9.
+What it alone knows, of the launcher and a login node: when two names are near enough to be taken for each
+other. Runs with Python 3.9.
 """
 
 from __future__ import annotations

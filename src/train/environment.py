@@ -1,4 +1,4 @@
-"""What the surroundings tell a rank. The only module that reads environment variables.
+"""What the surroundings tell a rank. The only module that knows by which environment variables.
 
 The secret: torchrun's names (RANK, WORLD_SIZE, ...) and ours (APPTRAIN_RUN_DIR, APPTRAIN_NODE,
 APPTRAIN_HEARTBEAT).

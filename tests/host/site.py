@@ -1,6 +1,6 @@
 """What the machine's administrator has set for reaching packages: apt's mirror and options, pip's, proxies, certificates.
 
-The only module that looks at the settings of the machine that the tests run on. A test host takes them over
+The only module that looks for them on the machine that the tests run on. A test host takes them over
 when it boots, so that no mirror, index or proxy is named in this repository.
 """
 

@@ -1,4 +1,4 @@
-"""The MoM of one host: scripts, tasks, signals and output. The only module that starts and ends processes.
+"""The MoM of one host: scripts, tasks, signals and output. It starts and ends what jobs run.
 
 Processes are found by session, as PBS finds them without the cgroup hook: one that has called setsid is nobody's.
 

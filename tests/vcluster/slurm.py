@@ -1,4 +1,4 @@
-"""How Slurm is configured on the test cluster. The only module that knows its configuration files.
+"""How Slurm is configured on the test cluster. It writes all its configuration files.
 
 Values follow what sites have. Where they do not, the reason is a namespace on one machine: a node offers more CPUs
 and memory than there are, no process is bound to a CPU, and timeouts are short.

@@ -1,6 +1,6 @@
 """The networks of the test cluster: one bridge for each on a host that is nothing but the switch. Says who is plugged in.
 
-The only module that makes, cuts and heals links. All of it is in network namespaces of the cluster's own.
+It makes, cuts and heals the links. All of it is in network namespaces of the cluster's own.
 """
 
 import subprocess

@@ -1,8 +1,8 @@
 """What a job script's scheduler granted, and what it takes to start tasks there.
 
-The secret: that the job scripts of all schedulers need the same few things. One module a scheduler, the only
-one that reads what that says of a job; it sees the job script's variables, before there are tasks. What a
-task sees is entrypoint/schedulers."""
+The secret: that the job scripts of all schedulers need the same few things. One module a scheduler, which
+reads what that says of a job; it sees the job script's variables, before there are tasks. What a task sees is
+entrypoint/schedulers, and what a login node is told clusters/follow.py."""
 
 from collections.abc import Mapping
 
