@@ -8,6 +8,7 @@ DONE = 0
 BAD_INPUT = 64  # EX_USAGE of sysexits.h: trying again will not help
 UNAVAILABLE = 69  # EX_UNAVAILABLE: a port or a peer; another attempt may help
 SAVED = 75  # EX_TEMPFAIL: saved at a planned end, wants to go on
+STUCK = 124  # timeout's own: a rank was ended because it hung
 INTERRUPTED = 130  # 128 + SIGINT
 
 

@@ -6,7 +6,7 @@ The node's outcome, what the other nodes are told, and what the user reads.
 import signal
 import time
 
-from entrypoint.errors import DONE, SAVED
+from entrypoint.errors import DONE, SAVED, STUCK
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.plan.launch_plan import LaunchPlan
@@ -83,7 +83,7 @@ def in_words(ended: Outcome, plan: LaunchPlan, run: RunDirectory) -> list[str]:
         return [f"{ended.node + ': ' if ended.node else ''}{ended.error}"]
     if blame.has_left_early(ended.error):
         return [f"rank {ended.rank} on {ended.node} {ended.error}"]
-    if ended.status == blame.STUCK:
+    if ended.status == STUCK:
         return [
             f"rank {ended.rank} on {ended.node}, status {ended.status}: {ended.error}",
             f"where each rank was: {run.stacks}",

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from entrypoint.errors import DONE, SAVED, UNAVAILABLE
+from entrypoint.errors import DONE, SAVED, STUCK, UNAVAILABLE
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import job_end
@@ -314,7 +314,7 @@ class Supervisor:
             failure = await self._told(self._link.timeouts.look + LOOK) or failure
         await self._end_ranks(0)
         if failure is None:
-            return Outcome(status=blame.STUCK, node=self._plan.node, time=time.time(), error=f"stuck, {why}")
+            return Outcome(status=STUCK, node=self._plan.node, time=time.time(), error=f"stuck, {why}")
         return to_outcome(failure)
 
     async def _end_with(self, failure: Failure) -> Outcome:

@@ -11,11 +11,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from entrypoint.errors import BAD_INPUT
+from entrypoint.errors import BAD_INPUT, STUCK
 from entrypoint.watch.reports import End, Failure, Sighting
 
-STUCK = 124
-"""Status of a rank that was ended because it hung: timeout's own."""
 _ECHO = re.compile(
     r"(RuntimeError|(torch\.distributed\.)?Dist\w+Error): .*"
     r"(Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|[Ff]ailed to recv, got 0 bytes)"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from entrypoint.errors import STUCK
 from entrypoint.watch.blame import (
-    STUCK,
     deadlock,
     first,
     has_left_early,
