@@ -173,6 +173,22 @@ def test_hosts_without_a_node_file_are_served_from_the_copy(tmp_path: Path) -> N
         assert env["APPTRAIN_NODEFILE"].startswith(str(site.submit_dir))
 
 
+def test_a_profile_whose_path_has_a_blank_reaches_the_tasks_and_the_next_job(site: Site) -> None:
+    file = site.submit_dir / "my sites/own.yaml"
+    file.parent.mkdir()
+    file.write_text("scheduler: pbs\n")
+    render.render(file, write=True)
+    what: What = {str(host): {"status": 75} for host in (0, 1)}
+    given = "--profile 'my sites/own.yaml' -- x.py 'a b'"
+    id = site.submit(what=what, APPTRAIN_CHAIN="1", APPTRAIN_ARGS=given)
+    assert site.end(id)[0] == "75"
+    assert site.end((site.run_dir(id) / "chain.jobs").read_text().strip())[0] == "75"
+    for attempt in (0, 1):
+        seen = site.seen(1, attempt)
+        assert (seen["env"]["APPTRAIN_PROFILE"], seen["argv"]) == (str(file), ["launch", "--", "x.py", "a b"])
+        assert str(file) in seen["options"]
+
+
 def test_arguments_come_through_the_variable_and_what_v_cannot_hold_through_the_file(site: Site) -> None:
     site.ran(APPTRAIN_ARGS="--device cpu -- train.py 'a b'")
     assert site.seen(1)["argv"] == ["launch", "--device=cpu", "--", "train.py", "a b"]
