@@ -339,8 +339,10 @@ def _interface(allocation: Allocation, settings: Settings) -> Setting:
 def _threads(
     env: Mapping[str, str], allocation: Allocation, settings: Settings, nproc: int
 ) -> tuple[Setting, tuple[str, ...]]:
-    """OMP_NUM_THREADS, always set: torchrun's own default differs with the number of ranks per node."""
+    """OMP_NUM_THREADS, always set: torchrun's own default differs with the number of ranks per node. Sums on
+    CPUs depend on it, so the reference program, whose runs are to agree, gets one everywhere."""
     setting = settings["omp-num-threads"]
+    is_reference = settings.command[:2] == REFERENCE_JOB[:2]
     of_site = setting.source.startswith("profile:")
     if setting.value is not None and not of_site:
         return Setting(value=str(setting.value), source=setting.source), ()
@@ -349,15 +351,15 @@ def _threads(
         if not all(part.isdecimal() and int(part) for part in inherited.split(",")):
             raise BadInput(f"OMP_NUM_THREADS={inherited}: must be a positive number: correct it, or unset it")
         return Setting(value=inherited, source="env:OMP_NUM_THREADS"), ()
-    if of_site:
+    if of_site and not is_reference:
         return Setting(value=str(setting.value), source=setting.source), ()
-    if allocation.cpus is None:
-        return Setting(value="1", source="default"), ()
-    threads = str(max(1, allocation.cpus // nproc))
+    known = allocation.cpus is not None and not is_reference
+    threads = str(max(1, (allocation.cpus or 0) // nproc)) if known else "1"
     notes: tuple[str, ...] = ()
     if inherited is not None and inherited != threads:
         notes = (
             f"OMP_NUM_THREADS={inherited} is {allocation.scheduler}'s own, for the whole node: "
             f"each of the {nproc} ranks gets {threads} (set --omp-num-threads to choose)",
         )
-    return Setting(value=threads, source=_derived(allocation, "cpus")), notes
+    source = "derived:CMD" if is_reference else _derived(allocation, "cpus") if known else "default"
+    return Setting(value=threads, source=source), notes

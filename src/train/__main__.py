@@ -74,6 +74,7 @@ def run(
 
     device = distributed.choose_device(config.device, info)
     distributed.be_deterministic(config.deterministic, device)
+    distributed.use_threads(config.threads, os.environ)
     run_dir = info.run_dir or Path(config.run_dir or f"runs/{name}")
     world = distributed.World(info, device)
 

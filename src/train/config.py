@@ -120,6 +120,8 @@ class Config:
     """Compile the model with torch.compile."""
     deterministic: bool = True
     """Use deterministic kernels where there is a choice; false lets cuDNN pick the fastest by trial."""
+    threads: int = 0
+    """CPU threads of each rank, on which results on a CPU depend; 0: as OMP_NUM_THREADS says, else 1."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """`auto` is cuda where torch sees a GPU, else cpu."""
     run_dir: str = ""
@@ -140,11 +142,14 @@ FREE_ON_RESUME: Final = frozenset(
         "evaluate.every",
         "evaluate.split",
         "evaluate.batch_size",
+        "threads",
     }
     | {f"checkpoint.{item.name}" for item in fields(Checkpoint)}
 )
-"""Keys that change nothing about the weights that come out."""
-SAID_ON_RESUME: Final = frozenset({"steps", "epochs", "accumulation", "device", "compile", "deterministic"})
+"""Keys that change nothing about the weights that come out; that the threads are others, the identity tells."""
+SAID_ON_RESUME: Final = frozenset(
+    {"steps", "epochs", "accumulation", "device", "compile", "deterministic"}
+)
 """Keys that a resumed run may change, and says so: the run goes on, though not bit for bit as before."""
 
 MEANT: Final = {
@@ -163,6 +168,7 @@ _LEAST: Final[Mapping[str, float]] = {
     "stop_at": 0,
     "batch_size": 1,
     "accumulation": 1,
+    "threads": 0,
     "label_smoothing": 0,
     "data.image_size": 0,
     "data.strength": 0,

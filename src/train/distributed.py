@@ -7,7 +7,7 @@ what is not a tensor crosses as JSON in a tensor of bytes.
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
@@ -151,6 +151,12 @@ def choose_device(wanted: str, info: RankInfo) -> torch.device:
         )
     torch.cuda.set_device(info.local_rank)
     return torch.device("cuda", info.local_rank)
+
+
+def use_threads(wanted: int, environment: Mapping[str, str]) -> None:
+    """Have torch compute with so many threads; 0: as OMP_NUM_THREADS says, which torch has read, else one."""
+    if wanted or not environment.get("OMP_NUM_THREADS"):
+        torch.set_num_threads(wanted or 1)
 
 
 def be_deterministic(wanted: bool, device: torch.device) -> None:

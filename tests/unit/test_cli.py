@@ -151,28 +151,35 @@ def test_what_cannot_be_forked_is_refused(cli: Cli, arguments: tuple[str, ...], 
     )
 
 
+@pytest.mark.parametrize(
+    ("command", "of_node"),
+    [
+        (
+            ("my.py",),
+            [("3", "profile:site.yaml"), ("2", "derived:APPTRAIN_EMBEDDED_CPUS_ON_NODE"), ("1", "default")],
+        ),
+        ((), [("1", "derived:CMD")] * 3),
+        (("-m", "train", "--config", "digits", "threads=4"), [("1", "derived:CMD")] * 3),
+    ],
+)
 def test_threads_come_from_the_flag_the_user_the_profile_and_the_cpus_in_that_order(
-    cli: Cli, profile: str
+    cli: Cli, profile: str, command: tuple[str, ...], of_node: list[tuple[str, str]]
 ) -> None:
+    """But those of the reference program are the same on every site, unless the user chooses."""
+    words = ("--", *command) if command else ()
     user = {"OMP_NUM_THREADS": "5"}
     site = {"APPTRAIN_PROFILE": profile, "APPTRAIN_NPROC_PER_NODE": "2"}
     found = [
         (plan["env"]["OMP_NUM_THREADS"], plan["sources"]["env.OMP_NUM_THREADS"])
         for plan in (
-            cli.plan(NODE | user | site, "--omp-num-threads", "7"),
-            cli.plan(NODE | user | site),
-            cli.plan(NODE | site),
-            cli.plan(NODE, "--nproc-per-node", "3"),
-            cli.plan({name: value for name, value in NODE.items() if "CPUS" not in name}),
+            cli.plan(NODE | user | site, "--omp-num-threads", "7", *words),
+            cli.plan(NODE | user | site, *words),
+            cli.plan(NODE | site, *words),
+            cli.plan(NODE, "--nproc-per-node", "3", *words),
+            cli.plan({name: value for name, value in NODE.items() if "CPUS" not in name}, *words),
         )
     ]
-    assert found == [
-        ("7", "flag"),
-        ("5", "env:OMP_NUM_THREADS"),
-        ("3", "profile:site.yaml"),
-        ("2", "derived:APPTRAIN_EMBEDDED_CPUS_ON_NODE"),
-        ("1", "default"),
-    ]
+    assert found == [("7", "flag"), ("5", "env:OMP_NUM_THREADS"), *of_node]
 
 
 def test_a_profile_gives_the_workers_variables_and_the_name_of_the_fast_network(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from train.distributed import be_deterministic
+from train.distributed import be_deterministic, use_threads
 
 
 @pytest.fixture
@@ -43,3 +43,19 @@ def test_kernels_of_a_gpu_are_the_same_each_time_or_the_fastest_as_is_wanted() -
     assert chosen() == (True, True, False, ":4096:8")
     assert torch.is_deterministic_algorithms_warn_only_enabled()
     assert not torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "environment", "found"),
+    [(0, {"OMP_NUM_THREADS": "3"}, 2), (0, {}, 1), (3, {"OMP_NUM_THREADS": "2"}, 3), (3, {}, 3)],
+)
+def test_threads_are_the_configs_else_those_of_the_environment_else_one(
+    wanted: int, environment: dict[str, str], found: int
+) -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)  # what torch had read
+        use_threads(wanted, environment)
+        assert torch.get_num_threads() == found
+    finally:
+        torch.set_num_threads(before)
