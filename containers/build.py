@@ -172,6 +172,8 @@ def lay_out(work: Path, stack: Stack, locks: list[Path]) -> str:
             shutil.copyfile(origin, target)
     for file in (CONTAINERS / "image").iterdir():
         shutil.copy(file, source)
+    ahead = locks[0].with_suffix(".ahead")
+    (source / "ahead").write_text(ahead.read_text() if ahead.exists() else "")
     for wheel in (WHEELS, EXTRA_WHEELS):
         (work / wheel).mkdir()
     shutil.copy(wheels.uv(), work / "uv")

@@ -189,6 +189,31 @@ def test_it_runs_as_the_entrypoint_and_has_a_help(host: Host) -> None:
     assert "apptainer run IMAGE check" in ended.stdout
 
 
+def test_torch_is_imported_from_one_file_of_bytecode(host: Host) -> None:
+    """All but what Python has read before it comes to that; with sources and places of its own."""
+    code = """
+import inspect, sys, torch, torchvision, torch.distributed.run
+cached = {name: module.__spec__ for name, module in sys.modules.items() if getattr(module.__spec__, "cached", None)}
+print(*(name for name, spec in cached.items() if type(spec.loader).__module__ != "apptrain_imports"))
+print(len(cached), torch.nn.__file__, torch.nn.__cached__, inspect.getsource(torch.nn.functional.relu).split("(")[0])
+"""
+    before, said = inside(host, "python", "-c", code).splitlines()
+    assert {name.partition(".")[0] for name in before.split()} == {"encodings", "apptrain_imports"}
+    number, rest = said.split(maxsplit=1)
+    nn = "/usr/local/lib/python3.13/dist-packages/torch/nn/"
+    assert int(number) > 1000
+    assert rest == f"{nn}__init__.py {nn}__pycache__/__init__.cpython-313.pyc def relu"
+
+
+def test_what_is_read_ahead_is_of_this_images_libraries(host: Host) -> None:
+    """Else it is time for `ahead.py` again, as CONTRIBUTING.md says."""
+    code = "import os; lines = [line.split(' ', 2) for line in open('/opt/apptrain/ahead').read().splitlines()]\n"
+    code += "print(len(lines), sum(os.stat(path).st_size == int(size) for size, _, path in lines))"
+    listed, fitting = inside(host, "python", "-c", code).split()
+    assert int(listed) > 50
+    assert listed == fitting
+
+
 def test_a_shell_in_it(host: Host) -> None:
     ended = host.run(
         ["make", "-s", "shell", f"IMAGE={IMAGE}"],

@@ -29,6 +29,8 @@ SOURCES = (
     "entrypoint/**/*.py",
     "src/train/**/*.py",
     "containers/*.py",
+    "containers/image/ahead.py",
+    "containers/image/imports.py",
     "clusters/*.py",
     "containers/*.sh",
     "host/*.sh",

@@ -1,0 +1,72 @@
+"""Run in an image: which parts of which libraries `import torch` touches, in the order of loading.
+
+What this module alone knows: how to ask the kernel. It prints a line `SIZE BLOCKS PATH` for each library:
+SIZE in bytes, BLOCKS as in `0-3,7`, of 128 KiB each. They differ a little from machine to machine. So the
+lines are kept with the locks, and a build copies them: the image is the same wherever it is built.
+"""
+
+import ctypes
+import os
+import struct
+from pathlib import Path
+
+BLOCK = 128 * 1024
+"""Of squashfs, which unpacks no less."""
+PAGE = os.sysconf("SC_PAGE_SIZE")
+PRESENT = 1 << 63  # in /proc/PID/pagemap
+
+
+class Library(ctypes.Structure):
+    """The beginning of dl_phdr_info."""
+
+    _fields_ = [("address", ctypes.c_size_t), ("name", ctypes.c_char_p)]
+
+
+def loaded() -> list[str]:
+    """The libraries of this process in the order of loading."""
+    found: list[str] = []
+
+    def note(library: "ctypes._Pointer[Library]", _size: int, _data: None) -> int:
+        found.append(os.path.realpath(os.fsdecode(library.contents.name)))
+        return 0
+
+    callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Library), ctypes.c_size_t, ctypes.c_void_p)
+    ctypes.CDLL(None).dl_iterate_phdr(callback(note), None)
+    return found
+
+
+def touched() -> dict[str, set[int]]:
+    """The blocks of each file of which this process has pages."""
+    found: dict[str, set[int]] = {}
+    with Path("/proc/self/pagemap").open("rb", buffering=0) as pagemap:
+        for line in Path("/proc/self/maps").read_text().splitlines():
+            addresses, _, offset, _, _, *path = line.split(maxsplit=5)
+            if not path or not path[0].startswith("/"):
+                continue
+            begin, end = (int(address, 16) // PAGE for address in addresses.split("-"))
+            pagemap.seek(begin * 8)
+            pages = struct.iter_unpack("Q", pagemap.read((end - begin) * 8))
+            there = (number * PAGE for number, (page,) in enumerate(pages) if page & PRESENT)
+            found.setdefault(path[0], set()).update((int(offset, 16) + at) // BLOCK for at in there)
+    return found
+
+
+def spelled(numbers: set[int]) -> str:
+    """`0-3,7`."""
+    begins = sorted(number for number in numbers if number - 1 not in numbers)
+    ends = sorted(number for number in numbers if number + 1 not in numbers)
+    runs = zip(begins, ends, strict=True)
+    return ",".join(f"{begin}-{end}" if begin < end else f"{begin}" for begin, end in runs)
+
+
+def main() -> None:
+    import torch  # noqa: F401
+
+    blocks = touched()
+    for path in loaded():
+        if blocks.get(path):
+            print(Path(path).stat().st_size, spelled(blocks[path]), path)
+
+
+if __name__ == "__main__":
+    main()

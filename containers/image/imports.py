@@ -1,0 +1,192 @@
+"""Imports in the image from one file that holds the bytecode of all its modules.
+
+What this module alone knows: that file's format, and when it stands for the modules' own. Through FUSE each
+module costs several round trips; the file is opened once. A `.pth` file has every Python of the image call
+`install`, which gives the modules' folders finders of ours at their usual place in sys.path: what stands
+before them there still wins. Specs, sources, resources and tracebacks are as ever.
+
+The file is not used if Python would not take the modules' own bytecode as it is (-O, another version), nor
+for a folder in which something was added or replaced since then: by pip in an overlay, by a bind.
+"""
+
+import marshal
+import os
+import sys
+from _frozen_importlib_external import (  # importlib itself would have to be read at every start
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    MAGIC_NUMBER,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+    cache_from_source,
+    spec_from_file_location,
+)
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import CodeType, ModuleType
+
+FILE = "/opt/apptrain/bytecode"
+"""MAGIC_NUMBER and the size of the table, WORD bytes each; the table; one module's code after the other."""
+WORD = 8
+PYC_HEAD = 16
+AHEAD = "/opt/apptrain/ahead"
+"""What ahead.py printed."""
+BLOCK = 128 * 1024
+"""The unit of AHEAD, and the most that the kernel reads ahead at once through FUSE."""
+ORDINARY = (
+    (ExtensionFileLoader, EXTENSION_SUFFIXES),
+    (SourceFileLoader, SOURCE_SUFFIXES),
+    (SourcelessFileLoader, BYTECODE_SUFFIXES),
+)
+Names = dict[str, tuple[int, int, bool]]
+"""Modules of one folder: where the code begins, its size, and whether it is a package's."""
+
+
+class Bytecode:
+    """The file, mapped once something of it is needed; forks share it."""
+
+    def __init__(self, file: str, begin: int):
+        self.time = os.stat(file).st_mtime
+        self._file, self._begin = file, begin
+        self._view: memoryview | None = None
+
+    def code(self, begin: int, size: int) -> "CodeType":
+        if self._view is None:
+            import mmap
+
+            with open(self._file, "rb") as file:
+                self._view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[self._begin :]
+        found: CodeType = marshal.loads(self._view[begin : begin + size])
+        return found
+
+
+class Loader(SourceFileLoader):
+    """Python's own, but for where the code comes from."""
+
+    def __init__(self, name: str, path: str, bytecode: Bytecode, begin: int, size: int):
+        super().__init__(name, path)
+        self._where = bytecode, begin, size
+
+    def get_code(self, _name: str) -> "CodeType":
+        bytecode, begin, size = self._where
+        return bytecode.code(begin, size)
+
+
+class Finder(FileFinder):
+    """Python's own, but for the names that the file has."""
+
+    def __init__(self, folder: str, names: Names, bytecode: Bytecode):
+        super().__init__(folder, *ORDINARY)
+        self._names, self._bytecode = names, bytecode
+
+    def find_spec(self, fullname: str, target: "ModuleType | None" = None) -> "ModuleSpec | None":
+        name = fullname.rpartition(".")[2]
+        if name not in self._names or not self._unchanged():
+            return super().find_spec(fullname, target)
+        begin, size, package = self._names[name]
+        base = f"{self.path}/{name}"
+        path = f"{base}/__init__.py" if package else f"{base}.py"
+        loader = Loader(fullname, path, self._bytecode, begin, size)
+        if fullname == "torch":
+            read_ahead()
+        below = [base] if package else None
+        return spec_from_file_location(fullname, path, loader=loader, submodule_search_locations=below)
+
+    def _unchanged(self) -> bool:
+        """All that was written while the image was built has the same time."""
+        try:
+            return os.stat(self.path).st_mtime == self._bytecode.time
+        except OSError:
+            return False
+
+
+def install(file: str = FILE) -> None:
+    """Has the modules of which this file has the bytecode found in it."""
+    import _imp
+
+    if sys.flags.optimize or _imp.check_hash_based_pycs == "always":
+        return
+    try:
+        with open(file, "rb") as stream:
+            if stream.read(WORD) != MAGIC_NUMBER.ljust(WORD):
+                return
+            size = int.from_bytes(stream.read(WORD))
+            folders: dict[str, Names] = marshal.loads(stream.read(size))
+        bytecode = Bytecode(file, 2 * WORD + size)
+    except (OSError, EOFError):
+        return
+
+    def finder(folder: str) -> Finder:
+        if folder not in folders:
+            raise ImportError
+        return Finder(folder, folders[folder], bytecode)
+
+    sys.path_hooks.insert(0, finder)
+    for folder in folders.keys() & sys.path_importer_cache.keys():
+        del sys.path_importer_cache[folder]
+
+
+def read_ahead(file: str = AHEAD) -> None:
+    """Has the kernel read what the import of torch will touch of its libraries; waits for nothing.
+
+    Each page would be asked for when it is needed, 6,500 times."""
+    try:
+        with open(file) as stream:
+            for line in stream:
+                size, blocks, path = line.rstrip("\n").split(" ", 2)
+                _will_need(path, int(size), blocks)
+    except OSError:
+        pass  # then they are read as they are needed
+
+
+def _will_need(path: str, size: int, blocks: str) -> None:
+    with open(path, "rb", buffering=0) as library:
+        if os.fstat(library.fileno()).st_size != size:
+            return
+        for run in blocks.split(","):
+            begin, _, end = run.partition("-")
+            for block in range(int(begin), int(end or begin) + 1):
+                os.posix_fadvise(library.fileno(), block * BLOCK, BLOCK, os.POSIX_FADV_WILLNEED)
+
+
+def gather(file: str, tops: list[str]) -> None:
+    """Writes the file, with what lies compiled in these folders and below."""
+    folders: dict[str, Names] = {}
+    codes: list[bytes] = []
+    end = 0
+    for top in tops:
+        for folder, below, files in os.walk(top):
+            below.sort()
+            for name in sorted(file for file in files if file.endswith(".py")):
+                module = name.removesuffix(".py")
+                code = _compiled(folder, module)
+                if code:
+                    package = module == "__init__"
+                    where, module = os.path.split(folder) if package else (folder, module)
+                    folders.setdefault(where, {})[module] = end, len(code), package
+                    codes.append(code)
+                    end += len(code)
+    table = marshal.dumps(folders)
+    with open(file, "wb") as stream:
+        stream.write(MAGIC_NUMBER.ljust(WORD) + len(table).to_bytes(WORD) + table)
+        stream.writelines(codes)
+
+
+def _compiled(folder: str, module: str) -> bytes:
+    """The code of a module; empty if Python would take something else, or did not compile it."""
+    if any(os.path.exists(f"{folder}/{module}{suffix}") for suffix in EXTENSION_SUFFIXES):
+        return b""
+    try:
+        with open(cache_from_source(f"{folder}/{module}.py"), "rb") as stream:
+            return stream.read()[PYC_HEAD:]
+    except FileNotFoundError:
+        return b""
+
+
+if __name__ == "__main__":
+    gather(sys.argv[1], sys.argv[2:])

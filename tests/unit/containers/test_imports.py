@@ -1,0 +1,225 @@
+"""Imports from the image's one file of bytecode, beside Python's own of the same modules."""
+
+import os
+import subprocess
+import sys
+import zipfile
+from compileall import compile_dir
+from importlib.machinery import EXTENSION_SUFFIXES
+from importlib.util import MAGIC_NUMBER
+from pathlib import Path
+from py_compile import PycInvalidationMode
+
+import pytest
+
+from containers.image import ahead, imports
+
+MODULES = {
+    "alone.py": "'''What alone says.'''\nvalue = 'image'\ndef fail():\n    raise ValueError('here')  # a comment\n",
+    "pack/__init__.py": "from . import below\nvalue = 'image'\n",
+    "pack/below.py": "value = 'image'\nclass Kind:\n    def method(self):\n        return 1\n",
+    "pack/__main__.py": "import sys\nprint(__spec__.name, __package__, __file__, sys.argv)\n",
+    "pack/data.txt": "some data\n",
+    "pack/deep/__init__.py": "",
+    "pack/deep/end.py": "from ..below import Kind\n",
+    "spread/image_part.py": "value = 'image'\n",
+    "both.py": "value = 'source'\n",
+    f"both{EXTENSION_SUFFIXES[0]}": "",
+    "torch.py": "value = 'image'\n",
+}
+TIME = 1_700_000_000
+START = "import site; site.addsitedir({folder!r}); import sys; sys.path[:0] = {before}\n"
+LOADER = "import importlib.util as u; print(type(u.find_spec({name!r}).loader).__module__)"
+"""Prints whose loader it is: OURS or Python's."""
+OURS, PYTHONS = "apptrain_imports\n", "_frozen_importlib_external\n"
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """A folder of modules as the image has them: compiled, gathered, all of one time."""
+    folder = tmp_path / "an image"
+    for name, text in MODULES.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    (folder / "apptrain_imports.py").write_bytes(Path(imports.__file__).read_bytes())
+    compile_dir(folder, quiet=1, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
+    file = tmp_path / "bytecode"
+    subprocess.run([sys.executable, imports.__file__, file, folder], check=True)
+    (folder / "apptrain_imports.pth").write_text(
+        f"import apptrain_imports; apptrain_imports.install({str(file)!r})"
+    )
+    for path in (file, folder, *folder.rglob("*")):
+        os.utime(path, (TIME, TIME))
+    return folder
+
+
+def python(image: Path, code: str, *options: str, before: tuple[Path, ...] = ()) -> str:
+    """What this code prints, with these folders first in sys.path, then Python's, then the image's."""
+    start = START.format(folder=str(image), before=[str(path) for path in before])
+    line = [sys.executable, "-B", "-S", *options, "-c", start + code]
+    ended = subprocess.run(line, capture_output=True, text=True, check=False, cwd=image.parent)
+    return ended.stdout + ended.stderr
+
+
+def plain(image: Path, code: str, *options: str, before: tuple[Path, ...] = ()) -> str:
+    """The same without the file."""
+    (image / "apptrain_imports.pth").rename(image / "aside")
+    os.utime(image, (TIME, TIME))
+    said = python(image, code, *options, before=before)
+    (image / "aside").rename(image / "apptrain_imports.pth")
+    os.utime(image, (TIME, TIME))
+    return said
+
+
+@pytest.mark.parametrize("name", ["alone", "pack", "pack.below", "pack.deep", "pack.deep.end"])
+def test_modules_and_packages_come_from_the_file(image: Path, name: str) -> None:
+    assert python(image, LOADER.format(name=name)) == OURS
+    for path in {*image.rglob("*.py*")} - {*image.rglob("apptrain_imports.*")}:
+        path.write_text("print('read')")
+    assert python(image, f"import {name}") == ""
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import pack.deep.end as m; print(m.__spec__.name, m.__file__, m.__cached__, m.__package__, m.__doc__)",
+        "import pack as m; print(m.__spec__.origin, m.__path__, m.__file__, m.__spec__.submodule_search_locations)",
+        "import alone as m; print(m.__doc__, m.__loader__.get_source('alone'), m.__loader__.is_package('alone'))",
+        "import pack as m; print(m.__loader__.get_data(m.__file__), m.__loader__.path, m.__loader__.get_filename())",
+        "import alone; alone.fail()",
+        "import pack.below, inspect; print(inspect.getsource(pack.below.Kind.method), inspect.getfile(pack.below))",
+        "import alone, linecache; print(alone.fail.__code__.co_filename, linecache.getline(alone.__file__, 4))",
+        "import pack, importlib.resources as r; print(r.files(pack).joinpath('data.txt').read_text())",
+        "import pack, pkgutil; print([m.name for m in pkgutil.walk_packages(pack.__path__, 'pack.')])",
+        "import pack, pkgutil; print(pkgutil.get_data('pack', 'data.txt'))",
+        "import pack.below, pickle; print(pickle.loads(pickle.dumps(pack.below.Kind)))",
+        "import alone, importlib; alone.value = 1; print(importlib.reload(alone).value)",
+        "import runpy; runpy.run_module('pack', run_name='__main__', alter_sys=True)",
+        "import both",
+        "import missing",
+        "import pack.missing",
+        "from pack import missing",
+        "import alone.missing",
+        "import spread, spread.image_part as m; print(spread.__path__, m.__file__, m.__spec__.parent)",
+        "import importlib.util as u; print(u.find_spec('both').loader.path, u.find_spec('pack.data'))",
+        "import cProfile; import alone; cProfile.run('alone.value', '/dev/null'); print(alone.value)",
+    ],
+)
+def test_everything_else_is_as_python_has_it(image: Path, code: str) -> None:
+    assert python(image, code) == plain(image, code)
+
+
+@pytest.mark.parametrize("options", [("-I",), ("-E",), ("-P",), ("-s",), ("-X", "frozen_modules=off")])
+def test_it_works_under_options_of_python(image: Path, options: tuple[str, ...]) -> None:
+    assert python(image, LOADER.format(name="pack.below"), *options) == OURS
+
+
+@pytest.mark.parametrize("options", [("-O",), ("-OO",), ("--check-hash-based-pycs", "always")])
+def test_it_stays_out_where_python_would_not_take_the_bytecode(image: Path, options: tuple[str, ...]) -> None:
+    assert python(image, LOADER.format(name="pack.below"), *options) == PYTHONS
+
+
+def test_a_module_in_an_earlier_entry_wins(image: Path, tmp_path: Path) -> None:
+    mine, archive = tmp_path / "mine", tmp_path / "mine.zip"
+    (mine / "pack").mkdir(parents=True)
+    (mine / "alone.py").write_text("value = 'mine'")
+    (mine / "pack/__init__.py").write_text("value = 'mine'")
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("torch.py", "value = 'zip'")
+    code = "import alone, pack, torch; print(alone.value, pack.value, torch.value)"
+    assert python(image, code, before=(mine, archive)) == "mine mine zip\n"
+    assert python(image, code) == "image image image\n"
+
+
+def test_a_later_entry_does_not_win(image: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/alone.py").write_text("value = 'later'")
+    code = f"sys.path.append({str(tmp_path / 'mine')!r}); import alone; print(alone.value)"
+    assert python(image, code) == "image\n"
+
+
+def test_a_namespace_package_has_parts_in_the_image_and_elsewhere(image: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine/spread").mkdir(parents=True)
+    (tmp_path / "mine/spread/my_part.py").write_text("value = 'mine'")
+    code = (
+        "import spread.image_part as i, spread.my_part as m; print(i.value, m.value, list(i.__spec__.parent))"
+    )
+    before = (tmp_path / "mine",)
+    assert python(image, code, before=before).startswith("image mine")
+    assert python(image, code, before=before) == plain(image, code, before=before)
+
+
+def test_another_pythons_file_is_not_used(image: Path, tmp_path: Path) -> None:
+    file = tmp_path / "bytecode"
+    other = bytes([MAGIC_NUMBER[0] ^ 1])
+    file.write_bytes(other + file.read_bytes()[1:])
+    os.utime(file, (TIME, TIME))
+    assert python(image, LOADER.format(name="alone")) == PYTHONS
+
+
+@pytest.mark.parametrize("left", [None, b"", MAGIC_NUMBER + bytes(4), MAGIC_NUMBER + bytes(11) + b"\1"])
+def test_a_file_that_is_missing_or_cut_off_is_not_used(
+    image: Path, tmp_path: Path, left: bytes | None
+) -> None:
+    file = tmp_path / "bytecode"
+    file.unlink()
+    if left is not None:
+        file.write_bytes(left)
+    assert python(image, LOADER.format(name="alone")) == PYTHONS
+
+
+def test_a_folder_with_other_files_than_in_the_image_is_read_itself(image: Path) -> None:
+    (image / "pack/below.py").unlink()
+    (image / "pack/below.py").write_text("value = 'replaced'")
+    (image / "pack/__pycache__" / f"below.{sys.implementation.cache_tag}.pyc").unlink()
+    assert python(image, "import pack.below as m; print(m.value)") == "replaced\n"
+    assert python(image, LOADER.format(name="pack.deep.end")) == OURS
+    assert python(image, LOADER.format(name="pack")) == OURS
+
+
+def test_only_what_lies_compiled_is_gathered(image: Path, tmp_path: Path) -> None:
+    (image / "pack/__pycache__" / f"below.{sys.implementation.cache_tag}.pyc").unlink()
+    imports.gather(str(tmp_path / "again"), [str(image)])
+    found, whole = (tmp_path / name for name in ("again", "bytecode"))
+    assert 0 < found.stat().st_size < whole.stat().st_size
+    imports.gather(str(tmp_path / "third"), [str(image)])
+    assert (tmp_path / "third").read_bytes() == found.read_bytes()
+
+
+# --- reading ahead ----------------------------------------------------------------------------------------------
+
+
+def test_what_is_listed_is_read_ahead_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, int, int]] = []
+
+    def advise(fd: int, begin: int, size: int, _advice: int) -> None:
+        asked.append((Path(f"/proc/self/fd/{fd}").readlink().name, begin // imports.BLOCK, size))
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    for name in ("first lib.so", "second.so", "changed.so"):
+        (tmp_path / name).write_bytes(b"1234")
+    listed = [f"4 3,5-6 {tmp_path}/first lib.so", f"5 0 {tmp_path}/changed.so", f"4 0 {tmp_path}/second.so"]
+    (tmp_path / "ahead").write_text("".join(f"{line}\n" for line in listed))
+    imports.read_ahead(str(tmp_path / "ahead"))
+    first = [("first lib.so", block, imports.BLOCK) for block in (3, 5, 6)]
+    assert asked == [*first, ("second.so", 0, imports.BLOCK)]
+
+
+def test_without_a_list_or_a_library_nothing_is_read_ahead(tmp_path: Path) -> None:
+    imports.read_ahead(str(tmp_path / "none"))
+    (tmp_path / "ahead").write_text(f"4 0 {tmp_path}/none.so\n")
+    imports.read_ahead(str(tmp_path / "ahead"))
+
+
+def test_it_is_read_ahead_when_torch_is_found_in_the_image(image: Path) -> None:
+    code = "import apptrain_imports as a; a.read_ahead = lambda: print('ahead'); import alone, torch"
+    assert python(image, code) == "ahead\n"
+
+
+def test_the_list_is_of_the_blocks_that_a_process_has_touched() -> None:
+    assert ahead.spelled({0, 1, 2, 3, 7, 9, 10}) == "0-3,7,9-10"
+    found, blocks = ahead.loaded(), ahead.touched()
+    (libc,) = {path for path in found if Path(path).name.startswith("libc.so")}
+    assert 0 in blocks[libc]
+    assert max(blocks[libc]) <= Path(libc).stat().st_size // ahead.BLOCK
+    assert ahead.BLOCK == imports.BLOCK
