@@ -2,9 +2,9 @@
 
 The secret: how a figure becomes a claim. Two commands alternate, the ratio is taken pair by pair, and the
 median and the spread of the ratios are what is reported; single times are shown for orientation. Only
-`selection`, which chooses the settings of the demo in about 20 minutes, measures no time. `image`, `packing`,
-`slurm` and `start` need root, and `gpu` a GPU; its Python is the machine's own, so nothing here may import
-what only the tests' venv has before it is measured."""
+`selection`, which chooses the settings of the demo in about 20 minutes, measures no time. `image`, `imports`,
+`packing`, `slurm` and `start` need root, and `gpu` a GPU; its Python is the machine's own, so nothing here
+may import what only the tests' venv has before it is measured."""
 
 import argparse
 import importlib
@@ -46,6 +46,7 @@ def main() -> None:
         "saves": lambda pairs: saves(pairs, _run, _alternate, _spread),
         "checkpoints": lambda pairs: checkpoints(pairs, _run, _alternate, _spread),
         "image": lambda pairs: _of("image", pairs),
+        "imports": lambda pairs: _of("imports", pairs),
         "output": output,
         "packing": lambda pairs: _of("packing", pairs),
         "slurm": lambda pairs: _of("slurm", pairs),

@@ -1,0 +1,63 @@
+"""`import torch` in the image through FUSE over the same from its unpacked tree, and what each help brings.
+
+The secret: that each import meets a mount of its own. The image's pages in the host's memory are warm, those
+that FUSE hands out are not. All ways alternate. An empty file over one of the image's leaves a help out.
+"""
+
+import os
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from benchmarks.image import BARE, IMPORT, LIMIT
+from tests.cluster.images import built
+from tests.host import Bind, Host, up
+
+IMAGE: Final = Path("/scratch/image.sif")
+OUT: Final = Path("/scratch/out")
+AHEAD, BYTECODE = "/opt/apptrain/ahead", "/opt/apptrain/bytecode"
+WAYS: Final[dict[str, tuple[Path, list[str]]]] = {
+    "unpacked": (OUT / "unpacked", []),
+    "through FUSE": (IMAGE, []),
+    "without reading ahead": (IMAGE, [AHEAD]),
+    "without the one file of bytecode": (IMAGE, [BYTECODE]),
+    "without either": (IMAGE, [AHEAD, BYTECODE]),
+}
+"""Name to the image, and what is left out of it."""
+
+
+def imports(pairs: int) -> dict[str, Any]:
+    """Needs root, for the test host, and room for 6 GB; APPTRAIN_TEST_IMAGE as in the tests."""
+    given = os.environ.get("APPTRAIN_TEST_IMAGE")
+    image = Path(given) if given else built("default").image
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
+        out = Path(folder)
+        out.chmod(0o777)
+        binds = [Bind(source=out, target=OUT, mode="rw"), Bind(source=image, target=IMAGE)]
+        with up("imports-bench", binds=binds) as host:
+            _run(host, "apptainer", "-q", "build", "--sandbox", f"{OUT}/unpacked", str(IMAGE))
+            rounds = [{name: _import(host, *way) for name, way in WAYS.items()} for _ in range(pairs + 1)][1:]
+    ratios = {}
+    for name in WAYS:
+        found = [one[name] / one["unpacked"] for one in rounds]
+        ratios[name] = {"median": statistics.median(found), "min": min(found), "max": max(found)}
+        seconds = statistics.median(one[name] for one in rounds)
+        print(
+            f"{name}: {seconds:.2f} s, {ratios[name]['median']:.2f} ({min(found):.2f} to {max(found):.2f})",
+            flush=True,
+        )
+    return {"rounds_s": rounds, "ratio": ratios}
+
+
+def _import(host: Host, image: Path, left_out: list[str]) -> float:
+    empty = [word for path in left_out for word in ("--bind", f"/dev/null:{path}:ro")]
+    return float(_run(host, *BARE, *empty, str(image), "python", "-c", IMPORT))
+
+
+def _run(host: Host, *command: str) -> str:
+    env = {"PATH": "/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin", "APPTAINER_TMPDIR": str(OUT)}
+    ended = host.run(command, user="alice", cwd=OUT, env=env, timeout=LIMIT)
+    if ended.returncode:
+        raise RuntimeError(f"{' '.join(command)} ended with {ended.returncode}:\n{ended.stderr[-3000:]}")
+    return ended.stdout
