@@ -146,10 +146,8 @@ FREE_ON_RESUME: Final = frozenset(
     }
     | {f"checkpoint.{item.name}" for item in fields(Checkpoint)}
 )
-"""Keys that change nothing about the weights that come out; that the threads are others, the identity tells."""
-SAID_ON_RESUME: Final = frozenset(
-    {"steps", "epochs", "accumulation", "device", "compile", "deterministic"}
-)
+"""Keys that change nothing about the weights that come out; of other threads the identity tells."""
+SAID_ON_RESUME: Final = frozenset({"steps", "epochs", "accumulation", "device", "compile", "deterministic"})
 """Keys that a resumed run may change, and says so: the run goes on, though not bit for bit as before."""
 
 MEANT: Final = {
