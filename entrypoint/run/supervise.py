@@ -86,6 +86,7 @@ class Supervisor:
         self._patience = patience
         self._term_grace = term_grace
         self._events: asyncio.Queue[object] = asyncio.Queue()
+        self._begun: set[int] = set()
         self._ended: dict[int, RankEnded] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self.lost: tuple[int, ...] = ()
@@ -169,7 +170,9 @@ class Supervisor:
             match await self._events.get():
                 case RankStarted() as started:
                     self._ended.pop(started.rank, None)
-                    self._patience.heartbeats.forget(started.rank)
+                    if started.rank in self._begun:  # else its first sign may be there already
+                        self._patience.heartbeats.forget(started.rank)
+                    self._begun.add(started.rank)
                 case RankEnded() as ended:
                     self._take_end(ended)
                     # With restarts left, torchrun's agent decides what a failure means.

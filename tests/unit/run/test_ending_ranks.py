@@ -71,7 +71,6 @@ def test_the_earliest_75_counts() -> None:
     scene = Scene(alone=True, ranks=[0, 1, 2])
     steps = [ended(0, 75, at=1000.2), ended(1, 75, at=1000.4), ended(2, 143, 15, at=1000.3)]
     assert scene.play(*BOTH, started(2), *steps) == [
-        *[(0, "forget", rank) for rank in (0, 1, 2)],
         (0, "wait", 10.0),
         well(0, 1, 75, at=1000.4),
     ]
@@ -214,7 +213,7 @@ def test_alone_a_rank_that_ended_well_while_another_needed_it_is_named(later: bo
 
 def test_a_rank_that_ends_well_while_others_run_is_no_failure() -> None:
     scene = Scene(alone=True, errors={1: "ValueError: x"})
-    assert scene.play(*BOTH, ended(0)) == [(0, "forget", 0), (0, "forget", 1)]
+    assert scene.play(*BOTH, ended(0)) == []
 
 
 def test_a_rank_that_fails_later_is_not_waited_for() -> None:

@@ -36,7 +36,6 @@ def test_a_rank_is_told_once_as_soon_as_it_catches_the_signal(alone: bool) -> No
 
 def test_a_rank_that_starts_after_the_stop_is_told() -> None:
     assert Scene().play(Stopped(), 0.9, *BOTH) == [
-        *[(0.9, "forget", 0), (0.9, "forget", 1)],
         *[(1.0, "SIGUSR2", 0), (1.0, "SIGUSR2", 1)],
     ]
 

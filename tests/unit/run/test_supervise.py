@@ -115,7 +115,8 @@ BESIDE_OTHERS: dict[str, tuple[Step, Logs]] = {
     "rank 0 is started again": (
         started(0),
         {
-            (NONE, RUN, PART, DONE, SAVED): [(0, "forget", 0)],
+            (NONE,): STAYS,  # it may have given its first sign already
+            (RUN, PART, DONE, SAVED): [(0, "forget", 0)],
             (STOP,): [(0, "forget", 0), (0.09, "SIGUSR2", 0)],
             # Nobody has told the new process to end.
             (END,): [(6.49, "kill"), ends(6.49, replace(TERMINATED, time=1000.0))],
