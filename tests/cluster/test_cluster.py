@@ -200,13 +200,15 @@ def test_a_node_that_is_cut_off_hears_nothing_until_it_is_healed(cluster: Cluste
         ]
         return found == list(expected)
 
-    cluster.cut("gpu-b07", HIGH_SPEED)
-    assert heard(True, False, False, True)
-    cluster.cut("gpu-b07")
-    assert heard(False, False, False, True)
-    # Neither end is told: the interface is up and has its carrier.
-    assert on(cluster, "gpu-b07", "cat", "/sys/class/net/hsn0/operstate") == "up\n"
-    cluster.heal("gpu-b07")
+    try:
+        cluster.cut("gpu-b07", HIGH_SPEED)
+        assert heard(True, False, False, True)
+        cluster.cut("gpu-b07")
+        assert heard(False, False, False, True)
+        # Neither end is told: the interface is up and has its carrier.
+        assert on(cluster, "gpu-b07", "cat", "/sys/class/net/hsn0/operstate") == "up\n"
+    finally:
+        cluster.heal("gpu-b07")
     assert heard(True, True, True, True)
 
 
@@ -251,9 +253,12 @@ def test_names_mean_what_they_mean_at_different_sites(
     cluster: Cluster, style: Style, own: str, other: str
 ) -> None:
     cluster.name_hosts("gpu-a01", style)
-    named = on(cluster, "gpu-a01", "getent", "hosts", "gpu-a01", "gpu-a02")
-    assert [line.split() for line in named.splitlines()] == [[own, "gpu-a01"], [other, "gpu-a02"]]
-    assert ran(cluster, "--nodelist=gpu-a[01-02]", "--nodes=2", "--wrap=srun true") == ""
+    try:
+        named = on(cluster, "gpu-a01", "getent", "hosts", "gpu-a01", "gpu-a02")
+        assert [line.split() for line in named.splitlines()] == [[own, "gpu-a01"], [other, "gpu-a02"]]
+        assert ran(cluster, "--nodelist=gpu-a[01-02]", "--nodes=2", "--wrap=srun true") == ""
+    finally:
+        cluster.name_hosts("gpu-a01", "management")
 
 
 def test_an_interactive_allocation_puts_its_shell_where_the_site_wants_it(cluster: Cluster) -> None:
