@@ -353,13 +353,15 @@ def _threads(
         return Setting(value=inherited, source="env:OMP_NUM_THREADS"), ()
     if of_site and not is_reference:
         return Setting(value=str(setting.value), source=setting.source), ()
-    known = allocation.cpus is not None and not is_reference
-    threads = str(max(1, (allocation.cpus or 0) // nproc)) if known else "1"
+    threads, source = "1", "default"
+    if is_reference:
+        source = "derived:CMD"
+    elif allocation.cpus is not None:
+        threads, source = str(max(1, allocation.cpus // nproc)), _derived(allocation, "cpus")
     notes: tuple[str, ...] = ()
     if inherited is not None and inherited != threads:
         notes = (
             f"OMP_NUM_THREADS={inherited} is {allocation.scheduler}'s own, for the whole node: "
             f"each of the {nproc} ranks gets {threads} (set --omp-num-threads to choose)",
         )
-    source = "derived:CMD" if is_reference else _derived(allocation, "cpus") if known else "default"
     return Setting(value=threads, source=source), notes

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from train import config as configs
 from train.arguments import read
-from train.environment import RankInfo, read_rank_info, said_rank
+from train.environment import RankInfo, read_rank_info, said_rank, says_threads
 from train.status import BAD_INPUT, DONE, FAILED, NOT_SAVED, BadInput
 from train.stop import StopRequest, die_of_interrupt, listen, save_when_terminated
 
@@ -74,7 +74,7 @@ def run(
 
     device = distributed.choose_device(config.device, info)
     distributed.be_deterministic(config.deterministic, device)
-    distributed.use_threads(config.threads, os.environ)
+    distributed.use_threads(config.threads, says_threads(os.environ))
     run_dir = info.run_dir or Path(config.run_dir or f"runs/{name}")
     world = distributed.World(info, device)
 

@@ -7,7 +7,7 @@ what is not a tensor crosses as JSON in a tensor of bytes.
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
@@ -153,9 +153,9 @@ def choose_device(wanted: str, info: RankInfo) -> torch.device:
     return torch.device("cuda", info.local_rank)
 
 
-def use_threads(wanted: int, environment: Mapping[str, str]) -> None:
-    """Have torch compute with so many threads; 0: as OMP_NUM_THREADS says, which torch has read, else one."""
-    if wanted or not environment.get("OMP_NUM_THREADS"):
+def use_threads(wanted: int, told: bool) -> None:
+    """Have torch compute with so many threads; 0: as it was `told` by OMP_NUM_THREADS, else one."""
+    if wanted or not told:
         torch.set_num_threads(wanted or 1)
 
 

@@ -69,6 +69,11 @@ def read_rank_info(environment: Mapping[str, str]) -> RankInfo:
     )
 
 
+def says_threads(environment: Mapping[str, str]) -> bool:
+    """Whether torch has been told how many threads to compute with."""
+    return bool(environment.get("OMP_NUM_THREADS"))
+
+
 def said_rank(environment: Mapping[str, str]) -> int:
     """The rank as far as it can be read, for messages that must not themselves fail; else 0."""
     text = environment.get("RANK", "")
