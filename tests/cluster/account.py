@@ -122,11 +122,14 @@ class Account:
         """Submits a job and waits for its end."""
         return self.end(self.submit(*argv, **how))
 
-    def until_printed(self, number: int, words: str, bound: float = BOUND) -> None:
+    def until_printed(self, number: int, words: str, bound: float = BOUND, times: int = 1) -> None:
+        """Waits until the output holds these words so often; other lines may stand between them."""
+
         def there() -> bool:
             ran = self.see(number)
-            assert words in ran.text or not ran.job.ended, ran.text
-            return words in ran.text
+            enough = ran.text.count(words) >= times
+            assert enough or not ran.job.ended, ran.text
+            return enough
 
         self.cluster.until(there, f"{words!r} from job {number}", bound)
 

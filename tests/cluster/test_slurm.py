@@ -708,7 +708,7 @@ time.sleep(0 if saved else 600)
 def test_a_warned_job_saves_is_requeued_and_goes_on_in_the_same_run_directory(user: Account) -> None:
     script = user.write("else where/stop.py", STOP)
     number = user.submit("--nodes=2", SCRIPT, *ONCE, "--", script)
-    user.until_printed(number, "begins\nbegins\n")
+    user.until_printed(number, "begins\n", times=2)
     user.run("scancel", "--batch", "--signal=USR2", str(number)).check_returncode()
     user.cluster.start_requeued(number)
     ran = done(user.end(number))
@@ -739,7 +739,7 @@ def test_a_script_that_catches_nothing_is_ended_before_the_walltime_and_the_job_
     script = user.write("else where/deaf.py", DEAF)
     limits = ("--nodes=2", "--time=1", "--signal=B:USR2@40")
     number = user.submit(*limits, SCRIPT, "--on-failure=requeue", *ONCE, "--", script)
-    user.until_printed(number, "begins\nbegins\n")
+    user.until_printed(number, "begins\n", times=2)
     user.cluster.start_requeued(number, 120)
     ran = done(user.end(number))
     assert (ran.printed, ran.job.restarts) == (["begins"] * 2 + ["goes on"] * 2, 1)
@@ -756,7 +756,7 @@ def test_a_cancelled_job_ends_with_143_and_leaves_no_process(user: Account) -> N
         "else where/sleep.py", "import time\nprint('asl' 'eep', flush=True)\ntime.sleep(600)\n"
     )
     number = user.submit("--nodes=2", SCRIPT, *ONCE, "--", script)
-    user.until_printed(number, "asleep\nasleep\n")
+    user.until_printed(number, "asleep\n", times=2)
     user.run("scancel", str(number)).check_returncode()
     ran = user.end(number)
     assert ran.job.state == "CANCELLED"
