@@ -170,7 +170,7 @@ def test_a_host_whose_test_run_was_killed_ends_and_the_next_start_removes_its_fo
         folder = Path(run.stdout.readline().strip())
         assert processes(str(folder))
         run.send_signal(signal.SIGKILL)
-    with locked(folder / "lock", BOUND):  # as soon as the last of its processes closed its files: it is ending
+    with locked(folder / "lock", BOUND):  # as soon as the last of its processes closed its files
         until(lambda: not processes(str(folder)), "the host's processes to be gone")
     with up("next"):
         assert not folder.exists()
