@@ -13,7 +13,7 @@ from typing import Any
 
 from entrypoint.node import gpu
 
-_NO = "does not fit: "
+VERDICTS = {True: "fits", False: "does not fit", None: "cannot be told"}
 
 
 def check(*, as_json: bool) -> int:
@@ -28,12 +28,13 @@ def check(*, as_json: bool) -> int:
             facts |= gather()
         except (ImportError, OSError) as error:
             facts["error"] = f"torch cannot be imported: {error}"
-    facts["verdict"] = verdict(facts)
+    fits, why = judged(facts)
+    facts |= {"fits": fits, "verdict": f"{VERDICTS[fits]}: {why}"}
     if as_json:
         print(json.dumps(facts, indent=2))
     else:
         print("\n".join(_lines(facts)))
-    return int(facts["verdict"].startswith(_NO))
+    return int(fits is False)
 
 
 def _of_driver(found: gpu.Found, env: Mapping[str, str]) -> dict[str, Any]:
@@ -53,21 +54,20 @@ def _of_driver(found: gpu.Found, env: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def verdict(facts: Mapping[str, Any]) -> str:
-    """Whether training on GPUs can work here, and why."""
+def judged(facts: Mapping[str, Any]) -> tuple[bool | None, str]:
+    """Whether training on GPUs can work here, None where that cannot be told, and why."""
     if why := facts.get("error") or (facts["stack_fits"] is False and facts["gpu_problem"]):
-        return f"{_NO}{why}"
+        return False, why
     gpus = len(facts["devices"])
-    counted = f"{gpus} GPU{'s' * (gpus != 1)}"
     if facts["cuda"] is None:
-        return f"cannot be told: torch {facts['torch']} is built for CPUs; on CPUs it works"
+        return None, f"torch {facts['torch']} is built for CPUs; on CPUs it works"
     if facts["driver"] is None and not gpus:
         why = facts["gpu_problem"] or "no NVIDIA driver here, as on most login nodes"
-        return f"cannot be told: {why}: run it in a job on a node with GPUs; on CPUs it works"
+        return None, f"{why}: run it in a job on a node with GPUs; on CPUs it works"
     if not facts["cuda_available"] or not gpus:
-        return f"{_NO}there is a driver, but torch {facts['torch']} sees no GPU: request one"
+        return False, f"there is a driver, but torch {facts['torch']} sees no GPU: request one"
     what = f"stack {facts['stack']}" if facts["stack"] else f"torch {facts['torch']} (no image's stack here)"
-    return f"fits: {what} has its driver and {counted}"
+    return True, f"{what} has its driver and {gpus} GPU{'s' * (gpus != 1)}"
 
 
 def gather() -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _lines(facts: dict[str, Any]) -> list[str]:
     lines = [
         f"{name:<15} {'none' if value is None else value}"
         for name, value in facts.items()
-        if name not in ("devices", "verdict")
+        if name not in ("devices", "fits", "verdict")
     ]
     for device in facts.get("devices", []):
         memory = device["memory_bytes"] / 2**30

@@ -71,6 +71,7 @@ def test_check_tells_what_to_do_where_the_stack_does_not_fit(
     status, out = checked(monkeypatch, capsys, healthy(V100, V100), as_json=True)
     facts = json.loads(out)
     assert facts.pop("verdict") == f"does not fit: {facts['gpu_problem']}"
+    assert facts.pop("fits") is False
     assert len(facts.pop("devices")) == 1
     assert (status, facts) == (
         1,
@@ -133,25 +134,28 @@ def test_check_on_a_node_without_a_driver_leaves_open_whether_the_stack_fits(
 
 
 @pytest.mark.parametrize(
-    ("changed", "verdict"),
+    ("changed", "fits", "why"),
     [
-        ({"cuda": None}, "cannot be told: torch 2.15.0 is built for CPUs; on CPUs it works"),
+        ({"cuda": None}, None, "torch 2.15.0 is built for CPUs; on CPUs it works"),
         (
             {"stack": None, "stack_fits": None},
-            "fits: torch 2.15.0 (no image's stack here) has its driver and 2 GPUs",
+            True,
+            "torch 2.15.0 (no image's stack here) has its driver and 2 GPUs",
         ),
         (
             {"devices": [], "cuda_available": False},
-            "does not fit: there is a driver, but torch 2.15.0 sees no GPU: request one",
+            False,
+            "there is a driver, but torch 2.15.0 sees no GPU: request one",
         ),
-        ({"error": "torch cannot be imported: x"}, "does not fit: torch cannot be imported: x"),
+        ({"error": "torch cannot be imported: x"}, False, "torch cannot be imported: x"),
         (
             {"driver": None, "devices": [], "gpu_problem": "nvidia-smi failed"},
-            "cannot be told: nvidia-smi failed: run it in a job on a node with GPUs; on CPUs it works",
+            None,
+            "nvidia-smi failed: run it in a job on a node with GPUs; on CPUs it works",
         ),
     ],
 )
-def test_check_ends_with_a_verdict_and_its_reason(changed: dict[str, Any], verdict: str) -> None:
+def test_check_judges_and_says_why(changed: dict[str, Any], fits: bool | None, why: str) -> None:
     facts: dict[str, Any] = {
         "torch": "2.15.0",
         "cuda": "13.2",
@@ -160,4 +164,4 @@ def test_check_ends_with_a_verdict_and_its_reason(changed: dict[str, Any], verdi
         "stack_fits": True,
     }
     facts |= {"gpu_problem": None, "cuda_available": True, "devices": [{}, {}]}
-    assert check.verdict(facts | changed) == verdict
+    assert check.judged(facts | changed) == (fits, why)
