@@ -26,6 +26,8 @@
 # docs/run.md has the reasons and the remedies.
 # shellcheck disable=SC2034,SC2154 # its parts in host/ read and set some
 set -euo pipefail
+# What passes is read before a name of ours covers one of it.
+_environment=(); while IFS= read -r -d '' _entry; do _environment+=("$_entry"); done < <(env -0)
 LC_ALL=C # bytes, not characters
 checkout=$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")
 for part in common image binds environment driver share; do
@@ -267,7 +269,8 @@ main() {
     if [[ -z ${HOME:-} ]]; then unset HOME && HOME=~; fi
     [[ -n ${PWD:-} && $PWD -ef . ]] || refuse "the current directory is not there any more: change to one that is"
     # PBS starts a task in a directory of its own. find_binds refuses one that is not there.
-    if [[ -n ${PBS_O_WORKDIR:-} && . -ef ${PBS_JOBDIR:-$HOME} ]]; then cd -- "$PBS_O_WORKDIR" 2>/dev/null || true; fi
+    [[ ${PBS_ENVIRONMENT:-} != PBS_BATCH || ! . -ef ${PBS_JOBDIR:-$HOME} ]] ||
+        cd -- "${PBS_O_WORKDIR:-.}" 2>/dev/null || true
     command=("${@:2}")
     check_image "$1"
     find_apptainer

@@ -8,14 +8,15 @@ readonly REFUSED=64
 absolute() { if [[ $1 == /* ]]; then printf '%s' "$1"; else printf '%s' "${PWD%/}/$1"; fi; }
 
 # write_outcome FILE STATUS NODE ERROR: how a task ended whose entrypoint cannot say so, in the file that
-# entrypoint/job/outcome.py reads; one that is there already stays. False where it cannot be written.
+# entrypoint/job/outcome.py reads; one that is there already stays. False if it cannot be written.
 write_outcome() {
     local file=$1 status=$2 signal=0 partial
     if [[ -e $file ]]; then return; fi
     if ((status > 128 && status < 160)); then signal=$((status - 128)); fi
     partial=${file%/*}/.${file##*/}.$(uname -n).$$
-    (umask 077 && printf '%s\n' "status=$status" rank= "node=$3" "signal=$signal" "time=$(date +%s.%6N)" \
-        "error=${4//[$'\n\r\t']/ }" >"$partial") && mv -n -- "$partial" "$file"
+    { (umask 077 && printf '%s\n' "status=$status" rank= "node=$3" "signal=$signal" "time=$(date +%s.%6N)" \
+        "error=${4//[$'\n\r\t']/ }" >"$partial") && mv -n -- "$partial" "$file"; } 2>/dev/null || true
+    rm -f -- "$partial" && [[ -e $file ]]
 }
 
 # Runs a command in a process group of its own, to which every signal goes once, through here. Sets `status`, and

@@ -47,9 +47,8 @@ read_environment() {
         [[ $word != $never ]] || refuse "APPTRAIN_PASS: $word never passes: set it in CMD, with env NAME=VALUE"
     done
     names=() values=() foreign=()
-    # Not from bash's own list, which lacks names that are no identifiers.
     # shellcheck disable=SC2053
-    while IFS= read -r -d '' entry; do
+    for entry in "${_environment[@]}"; do
         name=${entry%%=*} value=${entry#*=}
         if [[ $name == $FOREIGN ]]; then
             [[ $name == $HARMLESS ]] || foreign+=("$name")
@@ -58,7 +57,7 @@ read_environment() {
         elif [[ $name == $passed && $name != $never && $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]]; then
             if is_utf8 "$value"; then names+=("$name") values+=("$value"); else refused+=" $name"; fi
         fi
-    done < <(env -0)
+    done
     [[ -z $refused ]] || say_for_node "not passed, the value is not UTF-8:$refused"
     [[ -z $replaced ]] || say_for_job "set to directories on each node's disk:$replaced (APPTRAIN_PASS keeps yours)"
     ((${#foreign[@]} == 0)) || say_for_job "not obeyed: ${foreign[*]} (APPTRAIN_BIND and APPTRAIN_PASS are for that)"

@@ -92,11 +92,8 @@ use_site() {
             refuse "$file is not made from $profile as that is now: $(remedy)"
     fi
     APPTRAIN_IMAGE=$(absolute "${given_image:-$APPTRAIN_HOME/containers/${image:-image.sif}}")
-    if [[ -n $program && -z ${APPTRAIN_APPTAINER:-} ]]; then
-        APPTRAIN_APPTAINER=$(expand "$program")
-        export APPTRAIN_APPTAINER
-    fi
-    export APPTRAIN_HOME APPTRAIN_IMAGE
+    if [[ -n $program && -z ${APPTRAIN_APPTAINER:-} ]]; then APPTRAIN_APPTAINER=$(expand "$program"); fi
+    export APPTRAIN_HOME APPTRAIN_IMAGE APPTRAIN_APPTAINER
     if ((${#modules[@]})); then load_modules; fi
 }
 
@@ -150,7 +147,9 @@ ask() {
 }
 
 # Reads what the image has left in this file; false where there is nothing. Nothing of it is run, and only a number is
-# calculated with.
+# calculated with. Of a verdict, `follows` is end, again (this job, other ports) or requeue (another job); a restart
+# inside the allocation is not the host's: the launchers make it. `goes_on`: nodes may be lost on the way. `tells_end`:
+# ranks that do not stop when asked are ended. `over`: nothing is left to do. `no_chain`: why no job may follow.
 hear() {
     local entry value
     lines=() follows='' status='' asked_for=''
@@ -163,8 +162,7 @@ hear() {
             say=* | tell=*) lines+=("$entry") ;;
             run_dir=* | attempt=* | profile=* | status=* | follows=* | goes_on=* | tells_end=* | over=* | \
                 dry_run=* | by_hand=* | outcome=* | starter=* | stop_at=* | end_at=* | no_chain=*)
-                printf -v "${entry%%=*}" %s "$value"
-                ;;
+                printf -v "${entry%%=*}" %s "$value" ;;
             asked=*) asked_for=$value ;;
             host=*) hosts+=("$value") ;;
             line=*) host_lines+=("$value") ;;
@@ -175,8 +173,7 @@ hear() {
             chain=*) chain_words+=("$value") ;;
             export=APPTRAIN_*)
                 [[ ${value%%=*} =~ ^[A-Z_]+$ ]] || refuse "the image says $entry: no such variable"
-                export "${value?}"
-                ;;
+                export "${value?}" ;;
             *) refuse "the image says ${entry%%=*}, which means nothing here: it is of another version: make image" ;;
         esac
     done <"$hand/$1"

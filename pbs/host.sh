@@ -12,6 +12,7 @@ source "$APPTRAIN_HOME/pbs/starters.sh"
 
 readonly QSTAT=30         # s for an answer of the server
 
+job_script=$(absolute "$0")
 if [[ ${PBS_ENVIRONMENT:-} == PBS_BATCH && ${PBS_TASKNUM:-} == 1 ]]; then is_batch=yes; else is_batch=; fi
 
 # PBS starts a script in HOME; paths are meant as at qsub.
@@ -45,10 +46,11 @@ job_end() { printf '%s' "$end_at"; }
 
 told_of_job() { :; } # nothing that would matter at the end
 
-# TERM reaches tasks of the first host only, and none where they were not started by PBS.
+# TERM reaches tasks of the first host only, and none where they were not started by PBS. INT and HUP have `cut_short`
+# in their traps.
 end() {
     asked=$1 interrupted=yes
-    if [[ $1 == 143 ]]; then cut_short; fi # the others do so themselves, and a second one would end ranks that save
+    if [[ $1 == 143 ]]; then cut_short; fi # once: a second one would end ranks that save
 }
 
 # Has the first node's entrypoint end, which tells all others; where it is not there (any more), all that are.
@@ -68,5 +70,5 @@ run_again() {
     (umask 077 && cat -- "$hand/chain.env" >"$file.env" && cat -- "$hand/chain.args" >"$file.args") || return 1
     # The values from the environment: commas and quotes of one that stands in -v itself would be taken for qsub's.
     cd -- "${PBS_O_WORKDIR:-.}" && APPTRAIN_CHAIN_FILE=$file.env timeout -s KILL "$QSTAT" \
-        qsub "${chain_words[@]}" -v APPTRAIN_HOME,APPTRAIN_CHAIN_FILE "$0" >>"$file.jobs"
+        qsub "${chain_words[@]}" -v APPTRAIN_HOME,APPTRAIN_CHAIN_FILE "$job_script" >>"$file.jobs"
 }

@@ -7,7 +7,7 @@
 # script's (setsid) and that ends when the tasks end; `end_NAME RANK` asks it to end before.
 #
 # Files in the run directory, of this attempt: tasks/N.argv, what to run, and in which directory; tasks/N.env, the
-# environment, removed at the end, or by the next attempt; tasks/N.RANK, the answer of a task: host, process, boot;
+# environment (from $hand/tasks.env, which `prepare` makes), removed at the end, or by the next attempt; tasks/N.RANK, the answer of a task: host, process, boot;
 # tasks/N.RANK.said, what its starter printed; logs/N/HOST.task.log, what it prints.
 readonly POLL=0.3 # s
 readonly SETTLE=5 # s in which a shared file system may still show an answer,
@@ -21,7 +21,8 @@ start_pbsdsh() { begin "$1" setsid pbsdsh -n "${host_lines[$1]}" -- "${task[@]}"
 
 start_pbs_tmrsh() { begin "$1" setsid pbs_tmrsh "${hosts[$1]}" "${task[@]}" "$1" "${hosts[$1]}"; }
 
-# The task ends when its standard input does: with this script, however that ends. The line goes through it too, for
+# The task ends when its standard input does: with this script, however that ends, but not if this host loses its
+# power; then the other hosts' launchers notice. The line goes through it too, for
 # any login shell would understand what stands on ssh's own command line.
 start_ssh() {
     local fd pipe=$tmp/ssh.$1
@@ -113,7 +114,8 @@ write_task_files() {
 
 # --- while they run -------------------------------------------------------------------------------------------
 
-# Shows what the tasks print, in whole lines, and looks after them, until no starter is left.
+# Shows what the tasks print, in whole lines, and looks after them, until no starter is left. PBS warns nobody of the
+# end of the walltime: this clock does, by the time that `prepare` has set.
 stay() {
     local alive=yes rank since=$SECONDS now rang=$warned clock ended='' linger=$LINGER patience=$LONG
     local -a files=() fds=() rests=() answered=() gone=() lost=() ending=()
@@ -133,7 +135,7 @@ stay() {
         show_lines
         hear_answers
         printf -v now '%(%s)T' -1
-        if [[ -n $stop_at && -z $rang ]] && ((now >= stop_at)); then rang=yes; kill -USR2 $$; fi
+        if [[ -n $stop_at && -z $rang ]] && ((now >= stop_at)); then rang=yes; kill -USR2 $$ || true; fi
         if [[ -e $run_dir/tasks/$attempt.end ]]; then
             rm -f -- "$run_dir/tasks/$attempt.end"
             for rank in "${!pids[@]}"; do ask_to_end "$rank" "$patience"; done
@@ -244,4 +246,5 @@ hear_answers() {
 }
 
 # For a task that cannot: its rank, the error, the status.
-tell_outcome() { write_outcome "$run_dir/outcome/$attempt.$1" "${3:-1}" "${hosts[$1]}" "$2"; }
+tell_outcome() { write_outcome "$run_dir/outcome/$attempt.$1" "${3:-1}" "${hosts[$1]}" "$2" ||
+    say "${hosts[$1]}: $2 (not written)"; }

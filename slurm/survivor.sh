@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Run a task of a step that goes on without the nodes that it loses. Where it has lost the first node, and with it the
 # job script, have Slurm run the job again when the task has ended: nobody else would end it before its time is over.
+# `prepare` puts it in front of a task if the job may restart inside its allocation (entrypoint/job/batch/slurm.py).
 #
 # Usage: slurm/survivor.sh CMD [ARG...]
 # Reads: SLURM_JOB_ID, SLURM_SRUN_COMM_HOST, SLURM_SRUN_COMM_PORT, APPTRAIN_HAND
@@ -12,7 +13,7 @@ readonly ANSWER=10        # s for srun to answer
 readonly NOTICED=3600     # s for Slurm to notice a lost node (SlurmdTimeout, mostly 300)
 readonly POLL=5           # s
 
-# On the first node the job script is there, or its end is this task's too.
+# On the first node the job script is there, or its end is this task's too. host/job.sh makes its directory so.
 if [[ ${APPTRAIN_HAND:-} == */"apptrain.$(uname -n)."* && -d $APPTRAIN_HAND ]]; then exec "$@"; fi
 
 srun_answers() {
@@ -25,7 +26,7 @@ srun_answers() {
 script_is_lost() {
     local first nodes
     while ((SECONDS < NOTICED)); do
-        told=$(scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null) || told=
+        told=$(timeout "$ANSWER" scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null) || told=
         [[ -z $told || $told == *' JobState=RUNNING '* ]] || return 1
         if [[ $told =~ \ BatchHost=([^ ]+) ]]; then
             first=${BASH_REMATCH[1]}
@@ -42,7 +43,7 @@ run_again() {
     local told=
     SECONDS=0
     script_is_lost || return 0
-    echo "apptrain: the first node is lost, and the job script with it: Slurm runs the job again" >&2
+    echo "apptrain: the first node and its job script are lost: Slurm runs the job again, or ends it if Requeue=0" >&2
     if [[ $told == *' Requeue=0 '* ]]; then scancel "$SLURM_JOB_ID" && return; fi
     scontrol requeue "$SLURM_JOB_ID" 2>/dev/null
 }

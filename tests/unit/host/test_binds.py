@@ -156,12 +156,17 @@ def test_a_bind_elsewhere_of_what_is_not_there_is_refused(node: Node) -> None:
 
 
 def test_a_pbs_task_starts_where_the_job_was_submitted(node: Node) -> None:
-    ended = node.run("pwd", cwd=node.home, PBS_O_WORKDIR=str(node.work))
+    ended = node.run("pwd", cwd=node.home, PBS_ENVIRONMENT="PBS_BATCH", PBS_O_WORKDIR=str(node.work))
     assert ended.stdout == f"{node.work}\n"
     elsewhere = node.path / "elsewhere"
     elsewhere.mkdir()
-    ended = node.run("pwd", cwd=elsewhere, PBS_O_WORKDIR=str(node.work))
+    ended = node.run("pwd", cwd=elsewhere, PBS_ENVIRONMENT="PBS_BATCH", PBS_O_WORKDIR=str(node.work))
     assert ended.stdout == f"{elsewhere}\n"
+
+
+def test_a_shell_of_an_interactive_pbs_job_stays_where_it_is(node: Node) -> None:
+    ended = node.run("pwd", cwd=node.home, PBS_ENVIRONMENT="PBS_INTERACTIVE", PBS_O_WORKDIR=str(node.work))
+    assert ended.stdout == f"{node.home}\n"
 
 
 def test_a_current_directory_that_was_removed_is_refused(node: Node) -> None:

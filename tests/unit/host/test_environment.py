@@ -102,6 +102,14 @@ def test_what_never_passes_is_refused_by_name(node: Node, name: str) -> None:
     assert node.refused(ended) == f"APPTRAIN_PASS: {name} never passes: set it in CMD, with env NAME=VALUE"
 
 
+def test_a_variable_passes_as_it_is_whatever_run_sh_calls_its_own(node: Node) -> None:
+    mine = dict.fromkeys(
+        ("version", "device", "node", "entry", "names", "outcome", "SHARED", "PASSED"), "mine"
+    )
+    inside = node.inside(**mine, APPTRAIN_PASS=" ".join(mine))
+    assert {name: inside.get(name) for name in mine} == mine
+
+
 def test_what_never_passes_is_left_out_of_a_prefix(node: Node) -> None:
     assert "SLURM_JWT" not in node.inside(APPTRAIN_PASS="S*", SLURM_JWT="secret")
 

@@ -110,6 +110,20 @@ def test_a_host_whose_task_cannot_start_gets_an_outcome_that_says_why(site: Site
     assert re.fullmatch(rf"status 1: pbsn[12]: {error}  \(logs: .*\)", ours(lines)[-1])
 
 
+def test_where_no_outcome_can_be_written_the_others_are_looked_after_all_the_same(site: Site) -> None:
+    """As on a full disk, or over quota: root may write everywhere, so here the folder is gone."""
+    (site.checkout / "pbs/task.sh").write_text('rm -rf -- "$1/outcome"\nexit 3\n')
+    id = site.submit()
+    status, lines = site.end(id)
+    run = site.run_dir(id)
+    assert status == "1"
+    for host in ("pbsn1", "pbsn2"):
+        assert any(
+            re.fullmatch(rf"{host}: its task ended before .* \(not written\)", line) for line in ours(lines)
+        )
+    assert not (run / "tasks/0.env").exists()
+
+
 def test_a_node_file_that_is_not_there_or_empty_is_refused(site: Site, login: Callable[[str], None]) -> None:
     login("export PBS_NODEFILE=/nowhere/nodes")
     assert site.ran() == (
@@ -322,6 +336,19 @@ def test_a_chain_goes_on_in_the_same_run_directory_as_often_as_it_may(site: Site
         assert site.pbs.attributes(id)["Resource_List.walltime"] == "01:00:00"
     assert "pbs does not run it again (APPTRAIN_CHAIN, how many jobs may follow, is 0)" in "\n".join(lines)
     assert stat.S_IMODE((run / "chain.env").stat().st_mode) == 0o600
+
+
+def test_a_chain_goes_on_with_the_script_that_a_script_of_the_users_has_started(site: Site) -> None:
+    mine = site.folder / "mine.pbs"
+    mine.write_text(
+        "#!/bin/bash\n#PBS -l select=2:ncpus=1\n#PBS -l place=scatter\n#PBS -j oe\n#PBS -N apptrain\n"
+        f"cd {shlex.quote(str(site.script.parent))} && bash ./{site.script.name}\n"
+    )
+    id = site.submit(script=mine, what={"0": {"status": 75}, "1": {"status": 75}}, APPTRAIN_CHAIN="1")
+    status, lines = site.end(id)
+    assert (status, ours(lines)[-1]) == ("75", "the job will run again, and go on there")
+    (following,) = (site.run_dir(id) / "chain.jobs").read_text().split()
+    assert site.end(following)[0] == "75"
 
 
 @pytest.mark.parametrize("out", ["logs/", "logs/of this run"])
