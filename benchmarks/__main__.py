@@ -25,6 +25,7 @@ from benchmarks.gpu import PAIRS, gpu, refusal
 from benchmarks.output import output
 from benchmarks.ranks import ranks
 from benchmarks.selection import selection
+from benchmarks.threads import threads
 
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parent
@@ -52,6 +53,7 @@ def main() -> None:
         "slurm": lambda pairs: _of("slurm", pairs),
         "start": lambda pairs: _of("start", pairs),
         "ranks": lambda pairs: ranks(pairs, _run, _spread),
+        "threads": lambda pairs: threads(pairs, _run, _alternate, _spread),
         "gpu": gpu,
     }
     if unknown := set(options.what) - set(known):
