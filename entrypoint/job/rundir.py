@@ -4,6 +4,7 @@ The secret: the layout. One directory a run on the shared file system, the same 
 """
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -15,6 +16,9 @@ from typing import Any
 
 from entrypoint.errors import BadInput
 from entrypoint.job.outcome import file_name
+
+PROBE = 1 << 16
+"""Bytes that it must take before anything starts: outcomes, plans and logs begin with less."""
 
 
 class RunDirectory:
@@ -34,14 +38,26 @@ class RunDirectory:
             self._make_private()
             for folder in (self.path / "outcome", self.logs.parent, self.logs):
                 folder.mkdir(exist_ok=True, mode=0o700)
-            probe = self.path / f".writable.{os.uname().nodename}.{os.getpid()}"
-            probe.touch(mode=0o600)
-            probe.unlink(missing_ok=True)
+            self._probe()
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise BadInput(
+                    f"the run directory {self.path} is full on {os.uname().nodename} ({error.strerror}): "
+                    "remove what is not needed there (df -h, df -i, quota), or give another with --run-dir"
+                ) from None
             raise BadInput(
                 f"the run directory {self.path} cannot be written ({error.strerror}): "
                 "give --run-dir a directory that all nodes share and you may write"
             ) from None
+
+    def _probe(self) -> None:
+        """Raises OSError where nothing can be written."""
+        probe = self.path / f".writable.{os.uname().nodename}.{os.getpid()}"
+        try:
+            with probe.open("xb") as file:
+                file.write(bytes(PROBE))
+        finally:
+            probe.unlink(missing_ok=True)
 
     def _make_private(self) -> None:
         """Whatever mode somebody made it with: logs and key lie in it."""

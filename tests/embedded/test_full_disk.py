@@ -1,5 +1,6 @@
 """Jobs whose run directory is on a disk without a byte left: how the ranks ended counts."""
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -58,7 +59,11 @@ def test_a_disk_that_is_full_from_the_start_is_one_line(tmp_path: Path, small_di
     disk.fill()
     ended = run(tmp_path, disk, "exit 0")
     inside = tmp_path / "disk" / "run"
-    assert (ended.status, ended.err) == (1, f"entrypoint: No space left on device: {inside}\n")
+    assert ended.status == 64
+    assert ended.err == (
+        f"entrypoint: the run directory {inside} is full on {os.uname().nodename} (No space left on device): remove "
+        "what is not needed there (df -h, df -i, quota), or give another with --run-dir\n"
+    )
     disk.free()
     key = RunDirectory(ended.run, 0)
     key.make_key()
