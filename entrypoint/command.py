@@ -29,6 +29,7 @@ COMMANDS = {
     "plan": "print what launch would run on this node, and why",
     "launch": "run this node's part of a job: one such task on each node",
     "check": "print torch, CUDA, NCCL and the devices here, and whether they fit",
+    "doctor": "say what would keep jobs from working",
 }
 MEANT = {
     "train": "demo",
@@ -49,6 +50,7 @@ on this machine
 
 on a login node, from the checkout
   image    {COMMANDS["image"]}:  apptrain image build
+  doctor   {COMMANDS["doctor"]}; --doctor of any job examines its nodes
   submit   {COMMANDS["submit"]}:
            apptrain submit --cluster NAME --nodes 4 -- my_script.py --lr 0.1
 
@@ -116,6 +118,8 @@ def _run(arguments: list[str]) -> int:
         from clusters import submit
 
         return submit.main(rest)
+    if name == "doctor":
+        return _doctor(rest)
     if name == "image":
         return _image(rest)
     raise BadInput(_no_command(arguments))
@@ -204,6 +208,26 @@ def _in_image(before: list[str], command: list[str]) -> int:
     start = [str(HOME / "containers" / "run.sh"), image or str(HOME / "containers" / "image.sif")]
     inside = ["python", "-P", "-m", "entrypoint.embedded", *before, *(["--", *command] if command else [])]
     _become([*start, *inside])
+
+
+def _doctor(arguments: list[str]) -> int:
+    parser = parser_class()(
+        prog="apptrain doctor",
+        usage="apptrain doctor [--profile NAME] [--json]",
+        description="Say what would keep jobs that are submitted here from working. 0: healthy, 1: not.",
+        epilog="On the nodes of a job: --doctor behind a job script, apptrain submit or apptrain run.",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--profile", default=os.environ.get("APPTRAIN_PROFILE", ""), metavar="NAME", help="the site's profile"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = parser.parse_args(arguments)
+    _need_checkout("doctor")
+    from entrypoint.doctor import login
+
+    return login.main(HOME, given.profile, os.environ, as_json=given.json)
 
 
 # --- the image ----------------------------------------------------------------------------------------------

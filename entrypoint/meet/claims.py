@@ -5,7 +5,7 @@ The secret: the shape of these values on the wire, and what counts as a disagree
 
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, get_type_hints
 
 from entrypoint.meet.wire import WireError
@@ -39,6 +39,8 @@ class Identity:
     versions: Mapping[str, str]
     contact: str = ""
     """Where it listens to be tried by others (reach.Contact); not compared."""
+    findings: Mapping[str, str] = field(default_factory=dict)
+    """What is wrong with the node, by what was looked at; not compared."""
 
     @property
     def place(self) -> Place:

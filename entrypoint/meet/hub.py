@@ -11,6 +11,7 @@ import os
 import resource
 import socket
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -91,6 +92,11 @@ class Hub(Link):
     @property
     def elsewhere(self) -> dict[str, str]:
         return self._trial.elsewhere
+
+    @property
+    def findings(self) -> dict[str, Mapping[str, str]]:
+        claims = [claim for _, (claim, _) in sorted(self._members.items())]
+        return {claim.name: claim.findings for claim in claims if claim.findings}
 
     @property
     def _expected(self) -> int:

@@ -68,6 +68,11 @@ class Link(ABC):
         """Node to its interface, where that is another than node 0's; known to node 0 alone."""
         return {}
 
+    @property
+    def findings(self) -> dict[str, Mapping[str, str]]:
+        """Node to what it has found wrong with itself; known to node 0 alone."""
+        return {}
+
     def stop(self, left: float | None) -> None:
         """Announce a planned end to everyone; `left` as in Stopped."""
         self._report({"type": "stop", "left": left})

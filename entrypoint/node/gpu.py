@@ -165,6 +165,19 @@ def _read(said: Mapping[str, Any]) -> Found:
     )
 
 
+async def check_stack(plan: LaunchPlan, env: Mapping[str, str], say: Callable[[str], None]) -> None:
+    """Raises BadInput where the image's CUDA would fail on this node's driver or GPUs; `env`: the ranks'."""
+    stack = stack_of_image(env) if plan.device == "cuda" else None
+    if stack is None:
+        return
+    found = await ask_driver(env)
+    if found.failed:
+        say(f"the NVIDIA driver on {plan.node} could not be asked ({found.failed}): going on without")
+    visible = env.get("CUDA_VISIBLE_DEVICES")
+    if why := misfit(stack, found, node=plan.node, visible=visible, ranks=plan.nproc_per_node):
+        raise BadInput(why)
+
+
 def misfit(
     stack: Stack, found: Found, *, node: str, visible: str | None, ranks: int | None = None
 ) -> str | None:
@@ -304,19 +317,6 @@ def _numbers(version: str) -> Version:
 
 def _dotted(version: Version | None) -> str:
     return ".".join(map(str, version or ()))
-
-
-async def check_stack(plan: LaunchPlan, env: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Raises BadInput where the image's CUDA would fail on this node's driver or GPUs. `env`: the ranks'."""
-    stack = stack_of_image(env)
-    if stack is None:
-        return
-    found = await ask_driver(env)
-    if found.failed:
-        say(f"the NVIDIA driver on {plan.node} could not be asked ({found.failed}): going on without")
-    visible = env.get("CUDA_VISIBLE_DEVICES")
-    if why := misfit(stack, found, node=plan.node, visible=visible, ranks=plan.nproc_per_node):
-        raise BadInput(why)
 
 
 def check_gpus(plan: LaunchPlan, seen: int | None) -> None:

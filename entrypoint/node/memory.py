@@ -4,7 +4,10 @@ The secret: control groups, of both versions. Their counter counts the kills ins
 limit; a killed process itself says nothing.
 """
 
+from __future__ import annotations
+
 import contextlib
+from collections.abc import Sequence
 from pathlib import Path
 
 GROUPS, MINE = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -23,8 +26,8 @@ class Memory:
         """`out of memory (the limit is 2.0 GiB)` if a process was killed for it; else empty."""
         if self._killed() <= self._before:
             return ""
-        limits = [limit for folder in self._folders if (limit := _limit(folder)) < _UNLIMITED]
-        return "out of memory" + (f" (the limit is {min(limits) / 2**30:.1f} GiB)" if limits else "")
+        bytes_ = _least(self._folders)
+        return "out of memory" + (f" (the limit is {bytes_ / 2**30:.1f} GiB)" if bytes_ else "")
 
     def _killed(self) -> int:
         """By all that this process may see of its group; the innermost knows it."""
@@ -34,6 +37,15 @@ class Memory:
                     lines = (folder / name).read_text().splitlines()
                     return int(dict(line.split() for line in lines)["oom_kill"])
         return 0
+
+
+def limit(groups: Path = GROUPS, mine: Path = MINE) -> int | None:
+    """The memory that this process's groups leave it, in bytes; None where there is no limit."""
+    return _least(_folders(groups, mine))
+
+
+def _least(folders: Sequence[Path]) -> int | None:
+    return min((limit for folder in folders if (limit := _limit(folder)) < _UNLIMITED), default=None)
 
 
 def _folders(groups: Path, mine: Path) -> list[Path]:

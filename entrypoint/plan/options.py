@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint import spelling
+from entrypoint.plan.profile import FABRICS
 
 COMMON = (
     *("device", "nproc-per-node", "nnodes", "nodes", "node-rank", "mode", "no-python", "profile", "run-dir"),
-    *("venv", "on-failure", "omp-num-threads", "env-file", "json"),
+    *("venv", "on-failure", "omp-num-threads", "doctor", "env-file", "json"),
 )
 """What `--help` shows; `--help-all` shows all."""
 
@@ -201,6 +202,14 @@ OPTIONS: tuple[Option, ...] = (
         help="network interface for gloo and NCCL (default: the one that has this node's address)",
     ),
     Option(
+        name="fabric",
+        parse=one_of(*FABRICS),
+        metavar="NAME",
+        in_profile=True,
+        help="what NCCL is to use between nodes: infiniband, slingshot or ethernet. With one of the first "
+        "two a job of several nodes ends where NCCL uses sockets (default: unknown)",
+    ),
+    Option(
         name="join-timeout",
         parse=seconds,
         metavar="S",
@@ -282,6 +291,20 @@ OPTIONS: tuple[Option, ...] = (
         name="venv",
         metavar="DIR",
         help="venv made inside the image (make venv DIR=...), whose bin/ is first in PATH (default: none)",
+    ),
+    Option(
+        name="doctor",
+        parse=flag,
+        metavar="",
+        default=False,
+        help="train nothing: examine the nodes, and print what is wrong with them; -- --json prints JSON",
+    ),
+    Option(
+        name="no-preflight",
+        parse=flag,
+        metavar="",
+        default=False,
+        help="start without a look at disks, limits and fabric, and whatever network NCCL takes",
     ),
     Option(
         name="show-ranks",

@@ -24,6 +24,9 @@ VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]
 STARTERS = {"slurm": ("srun",), "pbs": ("pbsdsh", "pbs_tmrsh", "mpiexec", "ssh")}
 FORMS = {"select": "pbs", "totals": "pbs", "wrapped": "slurm"}
 """Of a request, with the scheduler that has it."""
+RDMA = ("infiniband", "slingshot")
+"""Fabrics that NCCL uses without sockets."""
+FABRICS = (*RDMA, "ethernet")
 GPUS_ASKED_FOR = {"slurm": "--gpus-per-node={gpus}", "pbs": "ngpus={gpus}"}
 
 
@@ -225,6 +228,7 @@ LAUNCH: Mapping[str, Kind] = {
     "nproc-per-node": _count(1),
     "rdzv-backend": _one_of("static", "c10d"),
     "interface": _word,
+    "fabric": _one_of(*FABRICS),
     "join-timeout": _seconds,
     "peer-timeout": _seconds,
     "omp-num-threads": _count(1),

@@ -32,7 +32,7 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
     rendezvous, hosts, rendezvous_sources = _rendezvous(allocation, settings, profile, attempt.value)
     run_dir = _run_dir(env, allocation, settings, profile)
     workers, worker_sources, thread_notes = _workers_env(
-        env, allocation, settings, profile, nproc.value, run_dir
+        env, allocation, settings, profile, nproc.value, run_dir, device
     )
     start_ranks, preload = _start_ranks(settings, mode.value)
     placed = placement(mode.value, allocation, members, nproc.value, rendezvous)
@@ -300,6 +300,7 @@ def _workers_env(
     profile: Profile,
     nproc: int,
     run_dir: Setting,
+    device: Setting,
 ) -> tuple[dict[str, str], dict[str, str], tuple[str, ...]]:
     """(variables, their sources, notes)."""
     threads, notes = _threads(env, allocation, settings, nproc)
@@ -313,6 +314,7 @@ def _workers_env(
     found["APPTRAIN_NODE"] = Setting(
         value=allocation.nodes[allocation.node_rank], source=_derived(allocation, "nodes")
     )
+    found |= _of_doctor(settings, profile, device) if settings.value("doctor") else {}
     interface = _interface(allocation, settings)
     if interface.value:
         # NCCL takes a bare name as a prefix: eth1 would match eth10 as well.
@@ -328,6 +330,16 @@ def _workers_env(
     ):
         found["PYTHONSAFEPATH"] = Setting(value="1", source="derived:CMD")
     return {n: s.value for n, s in found.items()}, {n: s.source for n, s in found.items()}, notes
+
+
+def _of_doctor(settings: Settings, profile: Profile, device: Setting) -> dict[str, Setting]:
+    """What the doctor must know that no training needs."""
+    found = {"APPTRAIN_DEVICE": device}
+    if settings.value("fabric"):
+        found["APPTRAIN_FABRIC"] = settings["fabric"]
+    if profile.path:
+        found["APPTRAIN_PROFILE"] = Setting(value=profile.path, source=f"profile:{profile.name}")
+    return found
 
 
 def _interface(allocation: Allocation, settings: Settings) -> Setting:

@@ -19,6 +19,7 @@ from entrypoint.errors import BadInput
 from entrypoint.plan import options
 from entrypoint.plan.options import Option, flag
 
+DOCTOR = ("-m", "entrypoint.doctor")
 REFERENCE_JOB = ("-m", "train", "--config", "digits")
 COLUMNS = 100
 """Of help, at most."""
@@ -193,6 +194,8 @@ def resolve(
             settings[option.name] = Setting(value=value, source=f"profile:{profile_name}")
         else:
             settings[option.name] = Setting(value=option.default, source="default")
+    if settings["doctor"].value:
+        command = (*DOCTOR, *command)
     return Settings(settings, command)
 
 

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
 from entrypoint.aside import aside
+from entrypoint.doctor import fabric
 from entrypoint.errors import DONE, SAVED, BadInput, Refusal
 from entrypoint.job import outcome
 from entrypoint.job.handover import has_host_half
@@ -229,8 +230,9 @@ class Attempt:
         if said := ranks.not_forked(self.settings.value("start-ranks")):
             self._say_once(said)
         self._say_once(in_brief(self.plan))
-        if endpoint.joins_machines and self.link is not None:
-            self._say_once(network.summary(self.plan, self.env, self.link.elsewhere))
+        if self.link is not None:
+            for line in self.peers.found(self.plan, self.link, endpoint):
+                self._say_once(line)
         self._start.mark("torch")
         if self.is_first:
             await self._record()
@@ -280,11 +282,11 @@ class Attempt:
                 self._say_once(note)
         shown = {0} if self.settings.value("show-ranks") == "0" else None
         env = self._rank_env()
-        if self.plan.device == "cuda":
-            await gpu.check_stack(self.plan, env, self._say)
+        await gpu.check_stack(self.plan, env, self._say)
         self.relay = output.Relay(self.consoles)
+        scratch, proven = Path(self.scratch.name), fabric.to_prove(self.plan, self.settings, self.env)
         self.ranks = Ranks(
-            self.plan, env, self.relay, self.run_dir, scratch=Path(self.scratch.name), show=shown
+            self.plan, env, self.relay, self.run_dir, scratch=scratch, show=shown, fabric=proven
         )
         self.relay.start()
         await self.ranks.prepare()
@@ -308,6 +310,7 @@ class Attempt:
         if not self.inside.exists():
             inside.install(self.inside)
         added = {heartbeat.VARIABLE: str(self.heartbeats), "APPTRAIN_ATTEMPT": str(plan.attempt)}
+        added |= fabric.variables(plan, self.settings, self.env, Path(self.scratch.name))
         added |= stacks.variables(
             plan.device, Path(self.scratch.name), self.run_dir, self.env, version("torch")
         )

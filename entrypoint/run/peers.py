@@ -9,8 +9,11 @@ import importlib.metadata
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from entrypoint import __version__
+from entrypoint.doctor import preflight
+from entrypoint.doctor.preflight import Preflight
 from entrypoint.job import outcome
 from entrypoint.job.handover import has_host_half
 from entrypoint.job.rundir import RunDirectory, read_key
@@ -41,6 +44,8 @@ class Peers:
     """Says what is the same for all nodes."""
     find: Callable[[LaunchPlan], Awaitable[network.Endpoint]]
     """Finds what only this node knows of the network."""
+    preflight: Preflight | None = None
+    """What this node has found of itself, once it goes to meet the others; None where nobody asked."""
 
     def planned(self, members: Sequence[int], first: str) -> LaunchPlan:
         """The plan for these nodes; `first`: node 0's address where its name misleads."""
@@ -54,6 +59,8 @@ class Peers:
             if muster:
                 muster.seal([0])
             return None
+        self.preflight = None if self.is_restart else await preflight.look(plan, self.settings, self.env)
+        findings = self.preflight.findings if self.preflight else {}
         key_file = self.settings.value("join-key-file") or self.run_dir.key
         has_key = self.settings.given("join-key-file") or key_file.exists()
         if not has_key:
@@ -77,7 +84,7 @@ class Peers:
                 again=self.again,
             )
             return await join.meet(
-                identity(plan, self.env, await listen(endpoint)),
+                identity(plan, self.env, await listen(endpoint), findings),
                 nodes=plan.allocation.nodes,
                 address=endpoint.first,
                 port=plan.rendezvous.join_port,
@@ -90,6 +97,15 @@ class Peers:
                 move=move,
                 muster=muster,
             )
+
+    def found(self, plan: LaunchPlan, link: Link, endpoint: network.Endpoint) -> list[str]:
+        """Which network is used, and what the preflight says of all nodes; the first, and how long the second
+        took, only of nodes that are machines of their own."""
+        lines = [network.summary(plan, self.env, link.elsewhere)] if endpoint.joins_machines else []
+        if self.preflight is None:
+            return lines
+        lines += preflight.in_words(link.findings, len(link.members), self.preflight.seconds)
+        return lines if endpoint.joins_machines else lines[:-1]
 
     async def _address_of(self, hub: int) -> str:
         """Where a node listens if it is the first."""
@@ -118,7 +134,9 @@ class Peers:
         return None
 
 
-def identity(plan: LaunchPlan, env: Mapping[str, str], contact: str) -> Identity:
+def identity(
+    plan: LaunchPlan, env: Mapping[str, str], contact: str, findings: Mapping[str, str] = MappingProxyType({})
+) -> Identity:
     """What this node (in `rank` mode this task) tells of itself."""
     stack = gpu.stack_of_image(env)
     return Identity(
@@ -135,6 +153,7 @@ def identity(plan: LaunchPlan, env: Mapping[str, str], contact: str) -> Identity
         lock_digest=stack.lock if stack else "",
         versions={"python": sys.version.split()[0], "apptrain": __version__, "torch": version("torch")},
         contact=contact,
+        findings=dict(findings),
     )
 
 

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from entrypoint.errors import BadInput
+from entrypoint.doctor.fabric import watch
+from entrypoint.errors import BAD_INPUT, UNAVAILABLE, BadInput
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import processes
 from entrypoint.node.memory import Memory
@@ -63,8 +64,8 @@ class StarterEnded:
     """No further rank will be started: all have ended, or starting them failed."""
 
     error: str = ""
-    unavailable: bool = False
-    """Whether torch's store could not be had (a port, a peer)."""
+    status: int = 1
+    """UNAVAILABLE: torch's store could not be had (a port, a peer). BAD_INPUT: the ranks may not go on so."""
 
 
 Event = RankStarted | RankEnded | StarterEnded
@@ -82,9 +83,10 @@ class Ranks:
         *,
         scratch: Path,
         show: set[int] | None,
+        fabric: str = "",
     ):
         """`env`: the whole environment of the ranks. `scratch`: a directory of this node. `show`: whose
-        output is shown; None for all."""
+        output is shown; None for all. `fabric`: what NCCL's log in `scratch` must prove that it uses."""
         self.plan = plan
         self.events: asyncio.Queue[Event] = asyncio.Queue()
         self.pids: dict[int, int] = {}
@@ -95,6 +97,7 @@ class Ranks:
         self._relay = relay
         self._run = run
         self._show = show
+        self._fabric = fabric
         self._child: asyncio.subprocess.Process | None = None
         self._gpus: asyncio.Future[int | None] | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -161,6 +164,12 @@ class Ranks:
                 await self._child.stdin.drain()
         else:
             await self._spawn_command()
+        if self._fabric and self.ranks:
+            self._tasks.append(asyncio.create_task(self._prove_fabric()))
+
+    async def _prove_fabric(self) -> None:
+        if why := await watch(self._scratch, self._fabric, len(self.ranks)):
+            self.events.put_nowait(StarterEnded(error=why, status=BAD_INPUT))
 
     def alive(self) -> list[int]:
         """Process ids of the ranks that have not ended."""
@@ -318,7 +327,8 @@ class Ranks:
                     codes = dict.fromkeys(self.pids, 0)
                 for rank in codes.keys() - self._ended:
                     self._rank_ended(rank, *_status(codes[rank]), time.time())
-                self.events.put_nowait(StarterEnded(error=report["error"], unavailable=report["unavailable"]))
+                status = UNAVAILABLE if report["unavailable"] else 1
+                self.events.put_nowait(StarterEnded(error=report["error"], status=status))
                 return True
         return False
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from entrypoint.errors import DONE, SAVED, STUCK, UNAVAILABLE
+from entrypoint.errors import DONE, SAVED, STUCK
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import job_end
@@ -253,8 +253,7 @@ class Supervisor:
             first = blame.first(failures, ends, world=len(self._ranks.ranks))
             return replace(first, error=first.error or starter.error)
         error = starter.error or "the ranks ended without a status"
-        status = UNAVAILABLE if starter.unavailable else 1
-        ended = Outcome(status=status, node=self._plan.node, time=time.time(), error=error)
+        ended = Outcome(status=starter.status, node=self._plan.node, time=time.time(), error=error)
         return to_failure(self._plan, ended)
 
     async def _settled(self, seconds: float) -> StarterEnded | None:

@@ -125,7 +125,7 @@ BESIDE_OTHERS: dict[str, tuple[Step, Logs]] = {
     "the starter ends": (StarterEnded(), node_fails(UNTOLD, told=True)),
     "the starter ends with an error": (StarterEnded(error=BROKEN.error), node_fails(BROKEN, told=True)),
     "torch's store cannot be had": (
-        StarterEnded(error=NO_PORT.error, unavailable=True),
+        StarterEnded(error=NO_PORT.error, status=69),
         node_fails(NO_PORT, told=True),
     ),
     "a rank elsewhere fails": (Failed(ELSEWHERE, lost=(2,)), all_end(ELSEWHERE, told=False)),
@@ -263,7 +263,7 @@ RESTARTS: dict[str, tuple[Step, Logs]] = {
         {(RUN, AGAIN): node_fails(UNTOLD, told=True)[RUN, STOP], (FAILED,): FAILS_FIRST},
     ),
     "torch's store cannot be had": (
-        StarterEnded(error=NO_PORT.error, unavailable=True),
+        StarterEnded(error=NO_PORT.error, status=69),
         {(RUN, AGAIN): node_fails(NO_PORT, told=True)[RUN, STOP], (FAILED,): FAILS_FIRST},
     ),
 }

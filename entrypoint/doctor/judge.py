@@ -1,0 +1,306 @@
+"""What is wrong with nodes, from facts and measurements of them: pure functions.
+
+It alone knows how much is enough, what counts as slow, and the remedy for each. Nothing is compared with a
+number that a healthy site must reach: a node stands out against the others, or lacks what its profile says.
+Runs with the Python of a login node, from 3.9 on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from entrypoint.doctor import facts
+from entrypoint.doctor.facts import Facts, Room
+from entrypoint.plan.profile import RDMA, Profile
+
+MIB, GIB = 1 << 20, 1 << 30
+ROOM = {facts.RUN_DIRECTORY: GIB, facts.TEMPORARY: 64 * MIB, facts.SHARED_MEMORY: 64 * MIB}
+"""Bytes: a few checkpoints of a small model; what apptrain and torch leave there; what NCCL and the workers
+of a DataLoader take. Docker's /dev/shm has 64 MiB, and any job that uses it has less."""
+INODES = 1000
+MEMORY = GIB
+OF_PROFILE = 0.9
+"""Of the memory that a profile tells of a whole node: the kernel keeps some for itself."""
+LIMITS = {"memlock": GIB, "nofile": 4096, "nproc": 1024}
+SLOW = 0.6
+"""Of the median of the other nodes: one other program on the same core leaves a half."""
+OF_LINK = 0.02
+"""Of the speed that the kernel knows of an interface: where there are only two nodes, one pair has no other
+beside it. One stream of gloo takes a tenth of 100 Gbit/s."""
+SHOWN = 4
+"""Nodes that a line names."""
+USED = 2 * GIB
+"""Bytes of a GPU before we have taken any but CUDA's own: somebody else's process."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong."""
+
+    node: str
+    check: str
+    text: str
+    remedy: str
+    is_final: bool = False
+    """Whether no training can run so."""
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.remedy}"
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Of a node, against node 0's."""
+
+    node: str
+    ahead: float
+    """Seconds."""
+    bound: float
+    """The most by which that may be wrong: half of a round trip."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What a rank has measured on its own."""
+
+    rank: int
+    node: str
+    compute: float
+    """Floating-point operations per second in products of matrices."""
+    memory: float
+    """Bytes per second, read and written, of a copy."""
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A rank's GPU."""
+
+    rank: int
+    node: str
+    name: str
+    used: int
+    """Bytes that were taken when the rank came."""
+    total: int
+    ecc: int | None
+    """Uncorrected memory errors since the driver was loaded; None where the GPU does not count them."""
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One collective at one size."""
+
+    name: str
+    size: int
+    """Bytes of the buffer: of all_gather the one that holds all."""
+    bandwidth: float
+    """Bus bandwidth in bytes per second."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """From one node to another."""
+
+    source: str
+    target: str
+    bandwidth: float
+    """Bytes per second."""
+
+
+# --- a node by itself ---------------------------------------------------------------------------------------
+
+
+def of_facts(found: Facts, site: Profile, fabric: str) -> list[Finding]:
+    """What a node lacks. `fabric`: that NCCL is to use; empty where that is unknown."""
+    return [
+        *_of_rooms(found),
+        *_of_memory(found, site),
+        *_of_limits(found, fabric),
+        *_of_fabric(found, fabric),
+    ]
+
+
+def _of_rooms(found: Facts) -> Iterable[Finding]:
+    for name, room in found.rooms.items():
+        if room.refused:
+            text = f"{_called(name, room)} takes no file of 1 MiB ({room.refused})"
+            yield Finding(found.node, name, text, _make_room(name), is_final=name != facts.SHARED_MEMORY)
+        elif (text := _too_little(name, room)) != "":
+            yield Finding(found.node, name, text, _make_room(name))
+
+
+def _called(name: str, room: Room) -> str:
+    return name if name == room.path else f"{name} {room.path}"
+
+
+def _too_little(name: str, room: Room) -> str:
+    if room.free < ROOM[name]:
+        return f"{_called(name, room)} has {size(room.free)} left"
+    if room.inodes is not None and room.inodes < INODES:
+        return f"{_called(name, room)} takes {room.inodes} more files"
+    return ""
+
+
+def _make_room(name: str) -> str:
+    if name == facts.SHARED_MEMORY:
+        return "remove what ended jobs have left there, or have the administrators make it larger"
+    if name == facts.TEMPORARY:
+        return "remove what is not needed there, or set TMPDIR to a directory of the node with room"
+    return "remove what is not needed there (df -h, df -i, quota), or give another with --run-dir"
+
+
+def _of_memory(found: Facts, site: Profile) -> Iterable[Finding]:
+    if found.available < MEMORY:
+        text = f"{size(found.available)} of {size(found.memory)} memory are free"
+        yield Finding(found.node, "memory", text, "ask for more (--mem), or end what takes it")
+    told = site.nodes.memory_gib if site.nodes.whole else None
+    if told and found.memory < OF_PROFILE * told * GIB:
+        text = f"it has {size(found.memory)} memory, and {site.name} says {told} GiB"
+        yield Finding(found.node, "memory", text, "leave the node out and tell its administrators")
+    if site.nodes.whole and site.nodes.cpus and found.cpus < site.nodes.cpus:
+        text = f"{found.cpus} CPUs may be used, and {site.name} says {site.nodes.cpus}"
+        yield Finding(found.node, "cpus", text, "ask for all of them (--cpus-per-task, --exclusive)")
+
+
+def _of_limits(found: Facts, fabric: str) -> Iterable[Finding]:
+    for name, least in LIMITS.items():
+        value = found.limits[name]
+        if value is None or value >= least or (name == "memlock" and fabric not in RDMA):
+            continue
+        why = f", and {fabric} needs its buffers locked" if name == "memlock" else ""
+        remedy = "have it raised for the scheduler's daemon on the nodes "
+        remedy += f"(Limit{name.upper()}=infinity and the like)"
+        yield Finding(found.node, name, f"the limit {name} is {limit(name, value)}{why}", remedy)
+
+
+def _of_fabric(found: Facts, fabric: str) -> Iterable[Finding]:
+    if fabric in RDMA and not found.ports:
+        text = f"no port of {fabric} is up here, and that is what NCCL is to use"
+        yield Finding(found.node, "fabric", text, "leave the node out and tell its administrators (ibstat)")
+    if fabric in RDMA and found.unloadable:
+        text = f"what NCCL needs for {fabric} does not load ({found.unloadable})"
+        remedy = (
+            "bind it into the image (container: binds, APPTRAIN_BIND) and name its folder in LD_LIBRARY_PATH"
+        )
+        yield Finding(found.node, "plugin", text, remedy)
+
+
+def of_gpu(gpu: Gpu) -> list[Finding]:
+    """Who else uses a rank's GPU, and whether it is sound."""
+    whole = f"the GPU of rank {gpu.rank} ({gpu.name})"
+    found = []
+    if gpu.used > USED:
+        text = f"{whole} has {size(gpu.used)} of {size(gpu.total)} taken by another process"
+        found.append(Finding(gpu.node, "gpu", text, "leave the node out, or end that process (nvidia-smi)"))
+    if gpu.ecc:
+        text = f"{whole} has {gpu.ecc} uncorrected memory errors"
+        found.append(Finding(gpu.node, "gpu", text, "leave the node out and tell its administrators"))
+    return found
+
+
+# --- the nodes against one another --------------------------------------------------------------------------
+
+
+def of_clocks(clocks: Iterable[Clock], first: str, most: float) -> list[Finding]:
+    """Clocks that are more than `most` seconds from that of node 0, called `first`."""
+    return [
+        Finding(
+            one.node,
+            "clock",
+            f"its clock is {abs(one.ahead):.2f} s {'ahead of' if one.ahead > 0 else 'behind'} {first}'s",
+            "have its administrators synchronize it (chronyc tracking, timedatectl)",
+        )
+        for one in clocks
+        if abs(one.ahead) - one.bound > most
+    ]
+
+
+def of_speeds(speeds: Sequence[Speed]) -> list[Finding]:
+    """Nodes whose slowest rank is slower than those of the others."""
+    remedy = "end what else runs there (top, nvidia-smi), or leave the node out: it holds up all others"
+    found = []
+    for what, words in {"compute": "computes", "memory": "copies memory"}.items():
+        slow = standing_out([(one.node, getattr(one, what)) for one in speeds])
+        for node, share in slow.items():
+            text = f"it {words} at {share:.2f} of the median of the other nodes"
+            found.append(Finding(node, what, text, remedy))
+    return found
+
+
+def of_ways(ways: Sequence[Way], speed: int | None) -> list[Finding]:
+    """Nodes whose best way out, or in, is slow. `speed`: bits per second of node 0's interface, which counts
+    where there are only two nodes; None where that is unknown."""
+    remedy = "have its link and cable looked at (ethtool, ibstat, tc), or leave the node out"
+    if len({way.source for way in ways}) == 2:
+        least = OF_LINK * (speed or 0) / 8
+        return [
+            Finding(way.source, "link", f"it sends {_share(way, speed or 0)}", remedy)
+            for way in ways
+            if way.bandwidth < least
+        ]
+    found = []
+    for words, end in (("sends to", "source"), ("gets from", "target")):
+        best: dict[str, float] = {}
+        for way in ways:
+            node = getattr(way, end)
+            best[node] = max(way.bandwidth, best.get(node, 0.0))
+        for node, share in standing_out(best.items()).items():
+            text = f"it {words} no node more than {rate(best[node])}, {share:.2f} of the median of the others"
+            found.append(Finding(node, "link", text, remedy))
+    return found
+
+
+def _share(way: Way, speed: int) -> str:
+    return f"{rate(way.bandwidth)} to {way.target}, over an interface of {speed / 1e9:g} Gbit/s"
+
+
+def standing_out(values: Iterable[tuple[str, float]]) -> dict[str, float]:
+    """The nodes whose least value is below SLOW of the median of the others' least, with the share of it that
+    they reach."""
+    least: dict[str, float] = {}
+    for node, value in values:
+        least[node] = min(value, least.get(node, value))
+    found = {}
+    for node, value in least.items():
+        others = [other for name, other in least.items() if name != node]
+        if others and value < SLOW * median(others):
+            found[node] = value / median(others)
+    return found
+
+
+# --- in words -----------------------------------------------------------------------------------------------
+
+
+def by_nodes(found: Iterable[tuple[str, str]]) -> list[str]:
+    """Of (node, text) each text once, behind the nodes that it is true of."""
+    nodes: dict[str, list[str]] = {}
+    for node, text in found:
+        nodes.setdefault(text, []).append(node)
+    return [f"{_named(where)}: {text}" for text, where in nodes.items()]
+
+
+def _named(nodes: Sequence[str]) -> str:
+    more = f" and {len(nodes) - SHOWN} more" if len(nodes) > SHOWN else ""
+    return ", ".join(nodes[:SHOWN]) + more
+
+
+def size(amount: float) -> str:
+    """Bytes in the unit in which they are short: 1.5 GiB."""
+    unit = "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount >= 1024:
+            amount, unit = amount / 1024, larger
+    return f"{amount:.0f} {unit}" if amount >= 10 or unit == "B" else f"{amount:.1f} {unit}"
+
+
+def limit(name: str, value: int | None) -> str:
+    """The value of a limit."""
+    if value is None:
+        return "unlimited"
+    return size(value) if name == "memlock" else str(value)
+
+
+def rate(amount: float) -> str:
+    """Bytes per second, by thousands, as networks and nccl-tests count."""
+    return f"{amount / 1e9:.2f} GB/s" if amount >= 1e8 else f"{amount / 1e6:.2f} MB/s"

@@ -1,0 +1,56 @@
+"""`apptrain doctor` on a login node: what can be known without a job, a GPU and torch.
+
+It knows what a submission needs there: a program that starts the image, the image, a scheduler, and room.
+Runs with the Python of a login node, from 3.9 on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from entrypoint.doctor import facts, judge
+from entrypoint.doctor.judge import Finding
+from entrypoint.doctor.table import Report
+from entrypoint.plan.profile import Profile, expanded, load
+
+PROGRAMS = ("apptainer", "singularity")
+SUBMIT = ("sbatch", "qsub")
+NEXT = "the nodes: apptrain submit --cluster NAME --doctor, or sbatch slurm/multinode.sbatch --doctor"
+
+
+def main(home: Path, profile: str, env: Mapping[str, str], *, as_json: bool) -> int:
+    """Prints what is found; 0: healthy, 1: not. `home`: the checkout. Raises BadInput for a profile that is
+    none."""
+    began = time.monotonic()
+    site = load(profile) if profile else Profile()
+    node = os.uname().nodename
+    scratch = expanded(site.scratch, env, site.path) if site.scratch else str(Path.cwd())
+    folders = {facts.RUN_DIRECTORY: scratch, facts.TEMPORARY: tempfile.gettempdir()}
+    found = facts.gather(node, folders, "", env)
+    findings = [*judge.of_facts(found, Profile(), ""), *_of_submission(node, home, site, env)]
+    report = Report(nodes=[found], findings=findings, seconds=time.monotonic() - began)
+    print(json.dumps(report.to_json(), indent=2) if as_json else f"{report.in_words()}\n{NEXT}")
+    return int(bool(findings))
+
+
+def _of_submission(node: str, home: Path, site: Profile, env: Mapping[str, str]) -> Iterable[Finding]:
+    program = env.get("APPTRAIN_APPTAINER") or site.container.program
+    if not program and not site.container.modules and not any(map(shutil.which, PROGRAMS)):
+        text = "neither apptainer nor singularity is in PATH"
+        yield Finding(node, "program", text, "load its module, or name it in APPTRAIN_APPTAINER or a profile")
+    stack = f"image-{site.container.stack}.sif" if site.container.stack else "image.sif"
+    image = Path(env.get("APPTRAIN_IMAGE") or home / "containers" / stack)
+    if not image.exists():
+        yield Finding(node, "image", f"there is no image {image}", "apptrain image build")
+    elif not image.with_suffix(".json").exists():
+        text = f"no lock says what is in {image}: {image.with_suffix('.json').name} is not beside it"
+        yield Finding(node, "image", text, "build it with apptrain image build, or copy both")
+    if not any(map(shutil.which, SUBMIT)):
+        text = "neither sbatch nor qsub is in PATH"
+        yield Finding(node, "scheduler", text, "log in where jobs are submitted")

@@ -1,0 +1,68 @@
+"""`apptrain doctor` on a login node: what a submission lacks there."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from entrypoint.doctor import login
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with an image on a login node that has all it needs."""
+    programs, home = tmp_path / "bin", tmp_path / "home"
+    (home / "containers").mkdir(parents=True)
+    for name in ("image.sif", "image.json"):
+        (home / "containers" / name).touch()
+    programs.mkdir()
+    for name in ("apptainer", "sbatch"):
+        (programs / name).write_text("#!/bin/sh\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.chdir(tmp_path)
+    return home
+
+
+def texts(home: Path, capsys: pytest.CaptureFixture[str], profile: str = "", **env: str) -> list[str]:
+    status = login.main(home, profile, env, as_json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert status == int(not found["healthy"])
+    return [f"{one['check']}: {one['text']}" for one in found["findings"]]
+
+
+def test_a_node_that_can_submit_is_healthy_and_the_next_step_is_named(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert login.main(home, "", {}, as_json=False) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("doctor: 1 node, ")
+    assert lines[-2:] == ["healthy", login.NEXT]
+
+
+def test_what_is_not_there_is_named_with_its_remedy(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (home / "containers/image.json").unlink()
+    image = home / "containers/image.sif"
+    assert texts(home, capsys) == [f"image: no lock says what is in {image}: image.json is not beside it"]
+    image.unlink()
+    (home.parent / "bin/sbatch").unlink()
+    (home.parent / "bin/apptainer").unlink()
+    assert texts(home, capsys) == [
+        "program: neither apptainer nor singularity is in PATH",
+        f"image: there is no image {image}",
+        "scheduler: neither sbatch nor qsub is in PATH",
+    ]
+
+
+def test_a_profile_says_which_image_and_program_and_where_runs_lie(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home.parent / "bin/apptainer").unlink()
+    profile = home / "site.yaml"
+    profile.write_text(
+        "scheduler: slurm\nscratch: /nowhere/$WHO\ncontainer: {stack: cu126, modules: [apptainer]}\n"
+    )
+    assert texts(home, capsys, str(profile), WHO="me") == [
+        "run directory: run directory /nowhere/me takes no file of 1 MiB (No such file or directory)",
+        f"image: there is no image {home}/containers/image-cu126.sif",
+    ]
