@@ -255,8 +255,8 @@ def _share(way: Way, speed: int) -> str:
     return f"{rate(way.bandwidth)} to {way.target}, over an interface of {speed / 1e9:g} Gbit/s"
 
 
-def standing_out(values: Iterable[tuple[str, float]]) -> dict[str, float]:
-    """The nodes whose least value is below SLOW of the median of the others' least, with the share of it that
+def standing_out(values: Iterable[tuple[str, float]], below: float = SLOW) -> dict[str, float]:
+    """The nodes whose least value is below this share of the median of the others' least, with the share that
     they reach."""
     least: dict[str, float] = {}
     for node, value in values:
@@ -264,7 +264,7 @@ def standing_out(values: Iterable[tuple[str, float]]) -> dict[str, float]:
     found = {}
     for node, value in least.items():
         others = [other for name, other in least.items() if name != node]
-        if others and value < SLOW * median(others):
+        if others and value < below * median(others):
             found[node] = value / median(others)
     return found
 

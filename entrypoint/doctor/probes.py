@@ -23,6 +23,8 @@ SLICES = 4
 """The best of them counts."""
 PATIENCE = 4.0
 """Seconds for a node that stands out to catch up."""
+ALIKE = 0.8
+"""Of the median of the others: a node that reaches so much is not measured again."""
 EDGE = {"cpu": 256, "cuda": 8192}
 """Of the square matrices."""
 COPY = {"cpu": 1 << 25, "cuda": 1 << 30}
@@ -77,7 +79,7 @@ def copy(device: torch.device) -> Measure:
 
 
 def settled(measure: Measure, nodes: Sequence[str], device: torch.device) -> float:
-    """The best of as many measurements as it takes until no node stands out, or PATIENCE has passed: a node
+    """The best of as many measurements as it takes until the nodes are alike, or PATIENCE has passed: a node
     that is busy for a moment catches up, one that is slow does not. `nodes`: of each rank."""
     began, best = time.perf_counter(), 0.0
     while True:
@@ -85,7 +87,7 @@ def settled(measure: Measure, nodes: Sequence[str], device: torch.device) -> flo
         best = max(best, measure())
         values = [float(value) for value in _everyones(best, device)]
         passed = max(map(float, _everyones(time.perf_counter() - began, device)))
-        if passed > PATIENCE or not standing_out(zip(nodes, values, strict=True)):
+        if passed > PATIENCE or not standing_out(zip(nodes, values, strict=True), ALIKE):
             return best
 
 

@@ -86,6 +86,10 @@ def check_plan(plan: LaunchPlan, settings: Settings) -> None:
             "--on-failure restart needs one task on every node, and --mode rank has one for each rank: start "
             "one task per node, or use --on-failure requeue"
         )
+    if settings.value("doctor") and plan.mode == "exec":
+        raise BadInput(
+            "--doctor starts a rank on each device, and --mode exec does not: leave --mode exec out"
+        )
     if plan.mode != "torchrun" and plan.max_restarts:
         raise BadInput(
             f"--max-restarts {plan.max_restarts} needs --mode torchrun, this is {plan.mode}: leave it out"

@@ -202,14 +202,6 @@ OPTIONS: tuple[Option, ...] = (
         help="network interface for gloo and NCCL (default: the one that has this node's address)",
     ),
     Option(
-        name="fabric",
-        parse=one_of(*FABRICS),
-        metavar="NAME",
-        in_profile=True,
-        help="what NCCL is to use between nodes: infiniband, slingshot or ethernet. With one of the first "
-        "two a job of several nodes ends where NCCL uses sockets (default: unknown)",
-    ),
-    Option(
         name="join-timeout",
         parse=seconds,
         metavar="S",
@@ -279,6 +271,14 @@ OPTIONS: tuple[Option, ...] = (
         in_profile=True,
         help="modules that are imported with torch before the ranks are forked, with commas between them "
         "(default: none)",
+    ),
+    Option(
+        name="fabric",
+        parse=one_of(*FABRICS),
+        metavar="NAME",
+        in_profile=True,
+        help="what NCCL is to use between nodes: infiniband, slingshot or ethernet. With one of the first "
+        "two a job of several nodes ends where NCCL uses sockets (default: unknown)",
     ),
     Option(
         name="no-python", parse=flag, metavar="", default=False, help="CMD is a program, not a Python script"

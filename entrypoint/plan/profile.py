@@ -228,12 +228,12 @@ LAUNCH: Mapping[str, Kind] = {
     "nproc-per-node": _count(1),
     "rdzv-backend": _one_of("static", "c10d"),
     "interface": _word,
-    "fabric": _one_of(*FABRICS),
     "join-timeout": _seconds,
     "peer-timeout": _seconds,
     "omp-num-threads": _count(1),
     "start-ranks": _one_of("auto", "fork", "spawn"),
     "preload": _list(_matching(r"[A-Za-z_][\w.]*", "a module's name")),
+    "fabric": _one_of(*FABRICS),
 }
 PLAIN: Mapping[str, Kind] = {
     "title": _text,

@@ -185,7 +185,7 @@ def test_every_rank_of_three_nodes_greets_and_the_first_lines_say_where_the_run_
     )
     run = WORK / f"runs/apptrain-{ran.id.split('.')[0]}"
     assert ran.lines[0] == f"apptrain: run directory {run}"
-    threads, place, network, start = ran.said("entrypoint")
+    threads, place, network, preflight, start = ran.said("entrypoint")
     assert re.fullmatch(r"the ranks started after [\d.]+ s: job script [\d.]+, task [\d.]+, plan .*", start)
     assert threads == (
         "OMP_NUM_THREADS=2 is pbs's own, for the whole node: each of the 2 ranks gets 1 (set --omp-num-threads to choose)"
@@ -194,6 +194,7 @@ def test_every_rank_of_three_nodes_greets_and_the_first_lines_say_where_the_run_
         f"job {ran.id}, attempt 0: 3 nodes x 2 ranks on cpu, mode torchrun, rendezvous gpu-a01:"
     )
     assert network == "network: rendezvous at gpu-a01 (10.77.42.11) [derived:--nodefile], gloo on eth0"
+    assert preflight.startswith("preflight: 3 nodes, nothing found, 0.")
     places = enumerate(node for node in HOSTS for _ in range(2))
     greeted = sorted(f"hello from [{node}:gloo] process {rank}/6" for rank, node in places)
     assert [line.partition("] ")[2] for line in ran.printed] == greeted

@@ -104,11 +104,12 @@ def test_every_rank_of_three_nodes_greets_and_the_first_lines_say_where_the_run_
     places = enumerate(node for node in ("gpu-a01", "gpu-a02", "gpu-b07") for _ in range(2))
     greetings = [f"[tcp://gpu-a01:{port}] hello from [{node}:gloo] process {rank}/6" for rank, node in places]
     assert ran.printed == sorted(greetings)
-    (start,) = (line for line in ran.lines[5:] if line.startswith("entrypoint: the ranks started after "))
+    assert re.fullmatch("entrypoint: preflight: 3 nodes, nothing found, 0.[0-9]+ s", ran.lines[5])
+    (start,) = (line for line in ran.lines[6:] if line.startswith("entrypoint: the ranks started after "))
     assert re.search(
-        r" s: job script [\d.]+, task [\d.]+, plan and addresses [\d.]+, nodes [\d.]+, torch ", start
+        r" s: job script [\d.]+, task [\d.]+, plan and addresses [\d.]+, nodes [\d.]+, .*torch ", start
     )
-    rest = [line for line in ran.lines[5:] if line != start]
+    rest = [line for line in ran.lines[6:] if line != start]
     assert rest == [line for line in ran.lines if line in greetings] + [f"apptrain: done: {run}"]
     assert (ran.folder / "job.log").read_text() == ran.text
 

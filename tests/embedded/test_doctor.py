@@ -67,6 +67,14 @@ def test_what_the_profile_says_and_no_node_has_is_not_healthy(tmp_path: Path) ->
     assert "status 1: doctor: not healthy: " in ended.err
 
 
+def test_without_ranks_there_is_nothing_to_examine(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--mode", "exec", "--doctor")
+    assert (ended.status, ended.err) == (
+        64,
+        "entrypoint: --doctor starts a rank on each device, and --mode exec does not: leave --mode exec out\n",
+    )
+
+
 # --- before and during any launch ---------------------------------------------------------------------------------
 
 

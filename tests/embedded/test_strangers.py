@@ -88,7 +88,10 @@ def strangers(count: int, where: str, *ports: int, before: Sequence[str] = ()) -
 
 def but_for_strangers(text: str) -> list[str]:
     """What a job says beside what it always says, and while it waits for a slow machine."""
-    usual = ("entrypoint: job ", "entrypoint: network: ", "entrypoint: the ranks started after ")
+    usual = (
+        *("entrypoint: job ", "entrypoint: network: ", "entrypoint: the ranks started after "),
+        "entrypoint: preflight: 2 nodes, nothing found, ",
+    )
     lines = text.splitlines()
     return [line for line in lines if not line.startswith(usual) and "have not come" not in line]
 
