@@ -91,6 +91,7 @@ def _examine(store: probes.Store, mine: dict[str, Any], device: torch.device, be
     findings: list[Finding] = [
         *(finding for one in nodes for finding in judge.of_facts(one, site, wanted)),
         *(finding for gpu in gpus for finding in judge.of_gpu(gpu)),
+        *judge.of_granted(gpus, site),
         *judge.of_clocks(clocks, mine["node"], CLOCKS),
         *judge.of_speeds(speeds),
         *judge.of_ways(all_ways, nodes[0].speed),

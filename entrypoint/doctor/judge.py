@@ -7,6 +7,7 @@ Runs with the Python of a login node, from 3.9 on.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -24,8 +25,9 @@ MEMORY = GIB
 OF_PROFILE = 0.9
 """Of the memory that a profile tells of a whole node: the kernel keeps some for itself."""
 LIMITS = {"memlock": GIB, "nofile": 4096, "nproc": 1024}
-SLOW = 0.6
-"""Of the median of the other nodes: one other program on the same core leaves a half."""
+SLOW = {"compute": 0.6, "memory": 0.5, "link": 0.5}
+"""Of the median of the other nodes: one other program on the same core leaves a half. Nodes that share a
+memory or a network by design differ more in these than in computing."""
 OF_LINK = 0.02
 """Of the speed that the kernel knows of an interface: where there are only two nodes, one pair has no other
 beside it. One stream of gloo takes a tenth of 100 Gbit/s."""
@@ -199,6 +201,18 @@ def of_gpu(gpu: Gpu) -> list[Finding]:
     return found
 
 
+def of_granted(gpus: Sequence[Gpu], site: Profile) -> list[Finding]:
+    """Nodes that come whole, and have fewer GPUs than the site says."""
+    told = (site.nodes.gpus if site.nodes.whole else None) or 0
+    counts = Counter(gpu.node for gpu in gpus)
+    remedy = "ask for all of them, or leave the node out and tell its administrators"
+    return [
+        Finding(node, "gpus", f"{count} GPUs may be used, and {site.name} says {told}", remedy)
+        for node, count in counts.items()
+        if count < told
+    ]
+
+
 # --- the nodes against one another --------------------------------------------------------------------------
 
 
@@ -221,7 +235,7 @@ def of_speeds(speeds: Sequence[Speed]) -> list[Finding]:
     remedy = "end what else runs there (top, nvidia-smi), or leave the node out: it holds up all others"
     found = []
     for what, words in {"compute": "computes", "memory": "copies memory"}.items():
-        slow = standing_out([(one.node, getattr(one, what)) for one in speeds])
+        slow = standing_out([(one.node, getattr(one, what)) for one in speeds], SLOW[what])
         for node, share in slow.items():
             text = f"it {words} at {share:.2f} of the median of the other nodes"
             found.append(Finding(node, what, text, remedy))
@@ -245,7 +259,7 @@ def of_ways(ways: Sequence[Way], speed: int | None) -> list[Finding]:
         for way in ways:
             node = getattr(way, end)
             best[node] = max(way.bandwidth, best.get(node, 0.0))
-        for node, share in standing_out(best.items()).items():
+        for node, share in standing_out(best.items(), SLOW["link"]).items():
             text = f"it {words} no node more than {rate(best[node])}, {share:.2f} of the median of the others"
             found.append(Finding(node, "link", text, remedy))
     return found
@@ -255,7 +269,7 @@ def _share(way: Way, speed: int) -> str:
     return f"{rate(way.bandwidth)} to {way.target}, over an interface of {speed / 1e9:g} Gbit/s"
 
 
-def standing_out(values: Iterable[tuple[str, float]], below: float = SLOW) -> dict[str, float]:
+def standing_out(values: Iterable[tuple[str, float]], below: float) -> dict[str, float]:
     """The nodes whose least value is below this share of the median of the others' least, with the share that
     they reach."""
     least: dict[str, float] = {}

@@ -90,6 +90,8 @@ def check_plan(plan: LaunchPlan, settings: Settings) -> None:
         raise BadInput(
             "--doctor starts a rank on each device, and --mode exec does not: leave --mode exec out"
         )
+    if settings.value("doctor") and (follows := settings.value("on-failure")) != "stop":
+        raise BadInput(f"--doctor looks once: leave --on-failure {follows} out")
     if plan.mode != "torchrun" and plan.max_restarts:
         raise BadInput(
             f"--max-restarts {plan.max_restarts} needs --mode torchrun, this is {plan.mode}: leave it out"

@@ -147,6 +147,16 @@ def test_a_gpu_that_others_use_or_that_has_errors_is_named(
     assert said(judge.of_gpu(gpu)) == texts
 
 
+def test_a_whole_node_with_fewer_gpus_than_its_site_says_is_named() -> None:
+    gpus = [Gpu(i, node, "H100", 0, 80 * GIB, None) for i, node in enumerate("aaaabbb")]
+    assert said(judge.of_granted(gpus, SITE)) == [
+        f"b: gpus: 3 GPUs may be used, and lab.yaml says 4: ask for all of them, or {TO_ADMINISTRATORS}"
+    ]
+    assert judge.of_granted(gpus, Profile()) == []
+    shared = Profile(name="lab.yaml", nodes=Nodes(gpus=4, whole=False))
+    assert judge.of_granted(gpus, shared) == []
+
+
 @pytest.mark.parametrize(
     ("ahead", "bound", "words"),
     [
@@ -188,10 +198,12 @@ def test_a_node_stands_out_by_its_slowest_rank(values: tuple[float, ...], slow: 
     ]
 
 
-def test_memory_is_judged_as_computing_is() -> None:
-    (found,) = judge.of_speeds([Speed(0, "a", 1.0, 10.0), Speed(1, "b", 1.0, 2.0)])
-    assert (found.node, found.check) == ("b", "memory")
-    assert found.text == "it copies memory at 0.20 of the median of the other nodes"
+@pytest.mark.parametrize(("copied", "words"), [(5.0, []), (4.9, ["0.49"]), (2.0, ["0.20"])])
+def test_a_node_that_copies_at_less_than_half_of_the_others_is_named(copied: float, words: list[str]) -> None:
+    found = judge.of_speeds([Speed(0, "a", 1.0, 10.0), Speed(1, "b", 1.0, copied)])
+    assert [(one.node, one.check, one.text) for one in found] == [
+        ("b", "memory", f"it copies memory at {share} of the median of the other nodes") for share in words
+    ]
 
 
 def ways(table: dict[str, float]) -> list[Way]:

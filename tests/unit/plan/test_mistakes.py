@@ -85,6 +85,7 @@ TRIED = [
     Mistake(given="apptrain submit --cluster generic --run-dir of-another -- my_script.py", found="the run directory {folder}/of-another is that of other.py, not of my_script.py: give another with --run-dir, or, where that is its new name, remove {folder}/of-another/manifest.json", who="submit"),
     Mistake(given="apptrain submit --cluster generic --nnodes 3 -- my_script.py", found="--nnodes 3, but this step has 2 nodes: request as many nodes as you want to use", who="submit"),
     Mistake(given="apptrain submit --cluster generic --stop-before 60 -- my_script.py", found="--stop-before 60: under Slurm it is sbatch --signal=B:USR2@SECONDS", who="submit"),
+    Mistake(given="apptrain run --doctor --on-failure requeue", found="--doctor looks once: leave --on-failure requeue out"),
     Mistake(given="apptrain submit --cluster generic --on-failure restat -- my_script.py", found="--on-failure=restat: must be one of stop, requeue, restart: did you mean restart?", who="submit"),
     Mistake(given="apptrain submit --cluster generic -- -m train --config digits step=2", found="train: override: unknown key 'step': did you mean steps? (python -m train --help lists the keys)", who="submit"),
     Mistake(given="apptrain submit --cluster my.yaml -- my_script.py", found="my.yaml: request: unknown key patition: did you mean partition?", who="submit"),
