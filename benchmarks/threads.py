@@ -1,7 +1,8 @@
 """What one thread a rank costs where a rank has more CPUs: images per second of the reference training.
 
-The secret: what is compared. One node with one rank, which has all CPUs of this machine: once with one thread, as the
-reference program has everywhere so that runs agree bit for bit, and once with a thread for each CPU."""
+The secret: what is compared. One node with one rank, which has all CPUs of this machine: once with one
+thread, as the reference program has everywhere so that runs agree bit for bit, and once with a thread for
+each CPU."""
 
 import json
 import os
