@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.errors import BadInput
-from entrypoint.job.rundir import write_private
 from entrypoint.node import processes
 from entrypoint.plain import plain
 from entrypoint.plan.launch_plan import LaunchPlan
+from entrypoint.private import write_private
 from entrypoint.schedulers import manual
 
 NAME = "lock"

@@ -9,13 +9,13 @@ import json
 import os
 import secrets
 import stat
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from entrypoint.errors import BadInput
 from entrypoint.job.outcome import file_name
+from entrypoint.private import write_private
 
 PROBE = 1 << 16
 """Bytes that it must take before anything starts: outcomes, plans and logs begin with less."""
@@ -257,21 +257,6 @@ def _last_words(path: Path) -> list[str]:
 def _is_number(text: str) -> bool:
     """Whether a file that others may have written says so: no more than nine digits."""
     return text.isascii() and text.isdigit() and len(text) <= 9
-
-
-def write_private(path: Path, text: str) -> None:
-    """Writes a file that only its owner can read, by rename."""
-    partial = path.with_name(f".{path.name}.{os.uname().nodename}.{threading.get_native_id()}")
-    try:
-        with os.fdopen(
-            os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
-        ) as file:
-            file.write(text)
-        partial.rename(path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            partial.unlink()
-        raise
 
 
 def job_end(stop_file: Path) -> float | None:

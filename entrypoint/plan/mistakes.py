@@ -72,9 +72,9 @@ def check_run_dir(path: Path, command: Sequence[str]) -> None:
         before = [str(word) for word in attempts[-1]["command"]]
     except (OSError, ValueError, LookupError, TypeError):
         return
-    if before and _program(before) != _program(command):
+    if before and program(before) != program(command):
         raise BadInput(
-            f"the run directory {path} is that of {_program(before)}, not of {_program(command)}: give "
+            f"the run directory {path} is that of {program(before)}, not of {program(command)}: give "
             f"another with --run-dir, or, where that is its new name, remove {path}/manifest.json"
         )
 
@@ -222,5 +222,5 @@ def _missing(program: str, folder: Path) -> BadInput:
     )
 
 
-def _program(command: Sequence[str]) -> str:
+def program(command: Sequence[str]) -> str:
     return f"-m {command[1]}" if command[0] == "-m" and len(command) > 1 else PurePath(command[0]).name

@@ -21,7 +21,6 @@ from entrypoint.errors import DONE, SAVED, BadInput, Refusal
 from entrypoint.job import outcome
 from entrypoint.job.handover import has_host_half
 from entrypoint.job.lock import InUse
-from entrypoint.job.manifest import Manifest
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.meet import terms
@@ -30,6 +29,7 @@ from entrypoint.node import gpu, network
 from entrypoint.plain import plain
 from entrypoint.plan.launch_plan import LaunchPlan, in_brief, with_env
 from entrypoint.plan.sources import Settings
+from entrypoint.record.manifest import Manifest
 from entrypoint.run import endings, stacks
 from entrypoint.run.endings import asked_to_end, to_failure
 from entrypoint.run.hang import Patience
@@ -66,7 +66,7 @@ class Attempt:
         self.settings = settings
         self.env = env
         self.run_dir = RunDirectory(Path(plan.run_dir), plan.attempt)
-        self._manifest = Manifest(self.run_dir, self._say_once)
+        self._manifest = Manifest(self.run_dir.path, env, self._say_once)
         self.restarts = restarts
         self.before = before
         self._hold_run_dir = hold_run_dir
@@ -129,8 +129,6 @@ class Attempt:
             ended = self.before.ended if self.misfit else ended
         self.ended = ended
         await self._end_of_start()
-        if self.is_first and ended.alone:
-            await self._manifest.note(process_group=None)
         if self._takes_part:
             try:
                 await aside(lambda: outcome.write(file, ended), OUTCOME)
@@ -144,6 +142,8 @@ class Attempt:
             if self.supervisor is None:
                 self.link.fail(to_failure(self.plan, ended))
             await self.link.close()
+        if self.is_first:
+            await self._manifest.end(self.plan, ended.status, alone=ended.alone)
         if refused:
             raise refused
         return ended
@@ -244,7 +244,7 @@ class Attempt:
         await ranks.started.wait()
         self._start.mark("ranks")
         self._say(self._start.in_words())
-        await self._manifest.note(start=self._start.parts)
+        await self._manifest.note(self.plan, start=self._start.parts)
 
     async def _end_of_start(self) -> None:
         """What is being told of it is told to the end."""
@@ -277,6 +277,7 @@ class Attempt:
         endpoint = await self._find_endpoint(self.plan)
         self.plan = self._watchable(endpoint.plan)
         await aside(lambda: self.run_dir.write_plan(self.plan.to_json(), self.plan.place))
+        await self._manifest.tell_node(self.plan)
         if self.before is None:
             for note in self.plan.notes:
                 self._say_once(note)

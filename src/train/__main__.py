@@ -111,6 +111,7 @@ def run(
                 resume.check_same(start.checkpoint.state, config, world, total, say)
                 say(f"resumed from {start.path}: step {start.checkpoint.step} of {total}")
             resume.clear_way(run_dir, resume_from, start, say)
+            resume.tell(run_dir, name, config, world, start, info.attempt)
     resume.share(start, student, world)
     student.start((source.channels, source.image_size, source.image_size))
     troubles = trouble.Troubles(report.warn)

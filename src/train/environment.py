@@ -29,6 +29,8 @@ class RankInfo:
     """Display name of this node."""
     run_dir: Path | None = None
     """APPTRAIN_RUN_DIR; None where it is not set."""
+    attempt: int = 0
+    """APPTRAIN_ATTEMPT, the launcher's count."""
     heartbeat: Path | None = None
     """This rank's file in APPTRAIN_HEARTBEAT; None where it is not set."""
 
@@ -65,6 +67,7 @@ def read_rank_info(environment: Mapping[str, str]) -> RankInfo:
         master=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         node=node,
         run_dir=path,
+        attempt=_number(environment, "APPTRAIN_ATTEMPT") if environment.get("APPTRAIN_ATTEMPT") else 0,
         heartbeat=Path(heartbeat, str(rank)) if heartbeat else None,
     )
 

@@ -17,7 +17,7 @@ from train import checkpoint, metrics
 from train.checkpoint import Checkpoint
 from train.config import FREE_ON_RESUME, SAID_ON_RESUME, Config, changed, flatten
 from train.distributed import World
-from train.files import make_directory
+from train.files import make_directory, replace_json
 from train.learner import Learner
 from train.saver import CHECKPOINTS
 from train.status import BadInput
@@ -110,6 +110,20 @@ def identity(world: World) -> dict[str, Any]:
         "processor": torch.cuda.get_device_name() if cuda else torch.backends.cpu.get_cpu_capability(),
         "threads": torch.get_num_threads(),
     }
+
+
+def tell(run_dir: Path, name: str, config: Config, world: World, start: Start | None, attempt: int) -> None:
+    """Write config.json: what this attempt does, for those who compare runs. A disk that does not take it
+    ends no run."""
+    said = {
+        "attempt": attempt,
+        "name": name,
+        "config": flatten(config),
+        "identity": identity(world),
+        "checkpoint": start and {"path": str(start.path), "step": start.checkpoint.step},
+    }
+    with suppress(OSError):
+        replace_json(run_dir / "config.json", said)
 
 
 def pedigree(start: Start | None, run_dir: Path) -> dict[str, Any]:

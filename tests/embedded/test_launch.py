@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+import jsonschema
 import pytest
 
 from entrypoint.plan.rendezvous import port_pair
@@ -113,30 +114,41 @@ def test_each_node_resolves_its_own_plan(tmp_path: Path) -> None:
     assert plans[0]["nodes"] == plans[1]["nodes"] == ["127.0.0.1", "127.0.0.2"]
 
 
-def test_the_manifest_tells_what_each_attempt_ran_and_nothing_of_the_environment(tmp_path: Path) -> None:
+def test_the_manifest_tells_what_each_attempt_ran_and_no_secret_of_the_environment(tmp_path: Path) -> None:
     for word in ("one", "two"):
         assert run(tmp_path, *SHELL, f"echo {word}", env={"HF_TOKEN": "hf_secret"}).status == 0
     path = tmp_path / "run" / "manifest.json"
     found = json.loads(path.read_text())
-    assert found["format"] == 1
+    schema = json.loads((Path(__file__).parents[2] / "docs/manifest.schema.json").read_text())
+    jsonschema.validate(found, schema)
+    assert "HF_TOKEN" in found["environment"]["names"]
+    assert found["code"]["program"] is None
+    assert found["code"]["apptrain"]["repository"]["commit"]
+    (kind,) = found["hardware"]
+    assert kind["nodes"] == ["127.0.0.1", "127.0.0.2"]
     first, second = found["attempts"]
     versions = first.pop("versions")
     assert versions.keys() == {"python", "torch", "apptrain"}
     assert all(versions.values())
     for attempt in (first, second):
         assert datetime.fromisoformat(attempt.pop("began")).tzinfo is not None
+        assert datetime.fromisoformat(attempt.pop("ended")).tzinfo is not None
+        assert attempt.pop("threads")
         assert attempt.pop("job_id")
         parts = attempt.pop("start")
         assert parts.keys() == {"task", "plan", "nodes", "torch", "ranks"}
         assert 0 < sum(parts.values()) < 120
     assert first == {
         "attempt": 0,
+        "status": 0,
         "scheduler": "embedded",
         "nodes": ["127.0.0.1", "127.0.0.2"],
         "nproc_per_node": 1,
         "world_size": 2,
         "mode": "rank",
         "device": "cpu",
+        "no_python": True,
+        "transport": "gloo over lo",
         "command": ["bash", "-c", "echo one"],
         "venv": None,
         "image": None,

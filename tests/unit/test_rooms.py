@@ -9,7 +9,7 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 ENTRYPOINT = CHECKOUT / "entrypoint"
-ROOMS = ["", "schedulers", "plan", "node", "job", "watch", "meet", "doctor", "run"]
+ROOMS = ["", "schedulers", "plan", "node", "record", "job", "watch", "meet", "doctor", "run"]
 """Each imports from those before it; the first are the modules beside the rooms."""
 FRONT = {"entrypoint.cli", "entrypoint.command", "entrypoint.embedded", "entrypoint.__main__"}
 """The modules beside the rooms that stand in front of them all."""

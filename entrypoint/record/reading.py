@@ -1,0 +1,48 @@
+"""The manifest's format: where it lies, and how each of its versions is read.
+
+Runs with the Python of a login node, from 3.9 on.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+NAME = "manifest.json"
+SCHEMA_VERSION = 2
+"""1 was called `format` and had nothing but attempts."""
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A manifest in today's shape, whatever wrote it; None and empty for what it did not know.
+
+    Raises OSError where it cannot be read and ValueError where it is none.
+    """
+    return in_todays_shape(json.loads(path.read_text(encoding="utf-8")))
+
+
+def in_todays_shape(found: Any) -> dict[str, Any]:
+    """The same of what was read. Raises ValueError where it is no manifest."""
+    attempts = found.get("attempts") if isinstance(found, dict) else None
+    if not isinstance(attempts, list) or not all(isinstance(one, dict) for one in attempts):
+        raise ValueError("it has no attempts")
+    newest = found.get("schema_version", SCHEMA_VERSION)
+    if not isinstance(newest, int) or newest > SCHEMA_VERSION:
+        raise ValueError(f"it is of format {newest}, and this apptrain reads up to {SCHEMA_VERSION}")
+    last = attempts[-1] if attempts else {}
+    empty: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "image": last.get("image"),
+        "code": None,
+        "command": list(last.get("command", [])),
+        "config": None,
+        "nodes": [{"name": name, "plan": None} for name in last.get("nodes", [])],
+        "environment": {"values": {}, "names": []},
+        "hardware": [],
+        "seeds": {},
+        "attempts": attempts,
+        "results": None,
+    }
+    found = {name: value for name, value in found.items() if name != "schema_version"}
+    return {name: found.get(name, value) for name, value in empty.items()}

@@ -1,0 +1,100 @@
+"""The code of a command: its bytes, its commit, its changes, and no secret."""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from entrypoint.record import source
+
+
+def git(folder: Path, *words: str) -> str:
+    named = ["-c", "user.name=A", "-c", "user.email=a@example.org", "-c", "init.defaultBranch=main"]
+    return subprocess.check_output(["git", "-C", str(folder), *named, *words], text=True, timeout=30).strip()
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    git(folder, "init", "-q")
+    git(folder, "remote", "add", "origin", "https://me:hunter22@example.org/x.git")
+    (folder / "script.py").write_text("print(1)\n")
+    git(folder, "add", ".")
+    git(folder, "commit", "-qm", "Begin")
+    return folder
+
+
+def test_a_clean_repository_is_its_commit(project: Path) -> None:
+    code, diff = source.look(["script.py"], project, {})
+    assert code["repository"] == {
+        "commit": git(project, "rev-parse", "HEAD"),
+        "remote": "https://<secret>@example.org/x.git",
+        "changed": 0,
+        "untracked": 0,
+        "diff_sha256": None,
+        "diff": None,
+    }
+    assert code["program"]["name"] == "script.py"
+    assert diff == ""
+
+
+def test_a_changed_line_changes_the_digests_and_is_kept(project: Path) -> None:
+    before, _ = source.look(["script.py"], project, {})
+    (project / "script.py").write_text("print(2)\n")
+    (project / "new.py").touch()
+    after, diff = source.look(["script.py"], project, {})
+    assert "+print(2)" in diff
+    assert after["program"]["sha256"] != before["program"]["sha256"]
+    state = after["repository"]
+    assert (state["changed"], state["untracked"], state["diff"]) == (1, 1, "code.diff")
+    assert len(state["diff_sha256"]) == 64
+
+
+def test_changes_with_a_secret_are_not_kept(project: Path) -> None:
+    (project / "script.py").write_text("login('hf_abcdefghijkl')\n")
+    code, diff = source.look(["script.py"], project, {})
+    assert diff == ""
+    assert code["repository"]["diff"] == "not kept: it seems to hold a secret"
+
+
+def test_too_many_changes_are_not_kept(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "MOST_DIFF", 10)
+    (project / "script.py").write_text("print(2)\n")
+    code, diff = source.look(["script.py"], project, {})
+    assert diff == ""
+    assert code["repository"]["diff"].endswith("characters, more than 10")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_without_git_the_commit_is_still_known(
+    project: Path, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit = git(project, "rev-parse", "HEAD")
+    if packed:
+        git(project, "pack-refs", "--all")
+    monkeypatch.setenv("PATH", "")
+    code, _ = source.look(["script.py"], project, {})
+    assert code["repository"] == {"commit": commit, "state": "unknown: git cannot be asked here"}
+
+
+def test_what_lies_in_no_repository_is_its_bytes_alone(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("pass\n")
+    code, _ = source.look(["bash", "-c", "true"], tmp_path, {})
+    assert (code["program"], code["repository"]) == (None, None)
+    code, _ = source.look(["script.py", "--lr", "0.1"], tmp_path, {})
+    assert len(code["program"]["sha256"]) == 64
+
+
+def test_of_a_module_all_files_of_its_package_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "someones"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for text in ("a = 1\n", "a = 2\n"):
+        (package / "part.py").write_text(text)
+        found.append(source.look(["-m", "someones.part"], tmp_path, {})[0]["program"])
+    assert [one["name"] for one in found] == ["someones", "someones"]
+    assert found[0]["sha256"] != found[1]["sha256"]
+    assert source.look(["-m", "is_not_there"], tmp_path, {})[0]["program"] is None
