@@ -30,6 +30,7 @@ COMMANDS = {
     "launch": "run this node's part of a job: one such task on each node",
     "check": "print torch, CUDA, NCCL and the devices here, and whether they fit",
     "doctor": "say what would keep jobs from working",
+    "compare": "say what differs between runs, and whether it explains their numbers",
 }
 MEANT = {
     "train": "demo",
@@ -53,6 +54,10 @@ on a login node, from the checkout
   doctor   {COMMANDS["doctor"]}; --doctor of any job examines its nodes
   submit   {COMMANDS["submit"]}:
            apptrain submit --cluster NAME --nodes 4 -- my_script.py --lr 0.1
+
+afterwards
+  compare  {COMMANDS["compare"]}:
+           apptrain compare RUN RUN
 
 inside a job
   plan     {COMMANDS["plan"]}
@@ -120,6 +125,8 @@ def _run(arguments: list[str]) -> int:
         return submit.main(rest)
     if name == "doctor":
         return _doctor(rest)
+    if name == "compare":
+        return _compare(rest)
     if name == "image":
         return _image(rest)
     raise BadInput(_no_command(arguments))
@@ -228,6 +235,26 @@ def _doctor(arguments: list[str]) -> int:
     from entrypoint.doctor import login
 
     return login.main(HOME, given.profile, os.environ, as_json=given.json)
+
+
+def _compare(arguments: list[str]) -> int:
+    parser = parser_class()(
+        prog="apptrain compare",
+        usage="apptrain compare RUN RUN... [--json]",
+        description="Say what is equal and what differs between run directories, at which step their numbers "
+        "part, and what explains that. The first is compared with each of the others.",
+        epilog="exit status: 0 identical numbers, 1 other numbers, 64 not comparable. More: docs/compare.md",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="a run directory")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = parser.parse_args(arguments)
+    if len(given.runs) < 2:
+        raise BadInput("compare: give two run directories or more: apptrain compare RUN RUN")
+    from entrypoint.record import compare
+
+    return compare.main(given.runs, as_json=given.json)
 
 
 # --- the image ----------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 """The command `apptrain`: from any directory, by any way to it, with the Python of a login node."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -197,3 +198,15 @@ def test_the_image_is_built_with_a_venv_of_its_own_also_by_make(line: str, tmp_p
     assert python.endswith(
         "containers/build.py --stack cu126 --base auto --extra  --offline  --image  verify"
     )
+
+
+@pytest.mark.parametrize("python", list(pythons()), ids=lambda path: path.name)
+def test_a_login_nodes_python_compares_runs(python: Path, tmp_path: Path) -> None:
+    manifest = {"format": 1, "attempts": [{"command": ["my.py"], "nodes": ["a"]}]}
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text(json.dumps(manifest))
+        (tmp_path / name / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    shown = run(CHECKOUT / "apptrain", "compare", "one", "two", cwd=tmp_path, **bare(python, tmp_path))
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert shown.stdout.endswith("traces: identical, bit for bit, over 1 steps\n")

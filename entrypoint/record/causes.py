@@ -1,0 +1,153 @@
+"""In what two runs may differ, in order of weight for their numbers, and which of it explains other numbers.
+
+The rules are those that docs/training.md states, one row each. What no rule names explains nothing. Runs with
+the Python of a login node, from 3.9 on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Manifest = Mapping[str, Any]
+WITHOUT_NUMBERS = ("run_dir", "stop_at", "data.path", "data.workers", "evaluate.", "checkpoint.")
+"""Beginnings of config keys on which no number depends."""
+ROWS_OF_THEIR_OWN = ("seed", "batch_size", "threads", "device")
+
+
+@dataclass(frozen=True)
+class Row:
+    name: str
+    value: Callable[[Manifest], object]
+    rule: str = ""
+    """Why other numbers follow from another value; empty where they do not."""
+    on: str = "any"
+    """The device on which the rule holds: cpu, cuda or any."""
+
+
+@dataclass(frozen=True)
+class Difference:
+    name: str
+    values: tuple[object, object]
+    rule: str = ""
+    """Empty where this explains no other numbers."""
+
+
+def _attempts(manifest: Manifest, *names: str) -> object:
+    """What the attempts say, from outside inwards; a list where they do not all say the same."""
+    found: list[object] = []
+    for attempt in manifest["attempts"]:
+        value: Any = attempt
+        for name in names:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is not None and value not in found:
+            found.append(value)
+    return found[0] if len(found) == 1 else found or None
+
+
+def _at(manifest: Manifest, *names: str) -> Any:
+    value: Any = manifest
+    for name in names:
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _config(manifest: Manifest) -> object:
+    config = manifest["config"] or {}
+    return {
+        key: value
+        for key, value in config.items()
+        if key not in ROWS_OF_THEIR_OWN and not key.startswith(WITHOUT_NUMBERS)
+    }
+
+
+def _arguments(manifest: Manifest) -> object:
+    """Of a program whose config is not known, its arguments; else nothing, for the config says it."""
+    return None if manifest["config"] else list(manifest["command"][1:])
+
+
+def _threads(manifest: Manifest) -> object:
+    return _attempts(manifest, "identity", "threads") or _attempts(manifest, "threads")
+
+
+def _kinds(manifest: Manifest, *names: str) -> object:
+    """Of each kind of node, the distinct values in a fixed order."""
+    found = {str(_at(kind, *names)) for kind in manifest["hardware"]}
+    return sorted(found) or None
+
+
+def _parent(manifest: Manifest) -> object:
+    """The checkpoint from another run that the first attempt began from: to go on from one's own is no
+    difference."""
+    first = manifest["attempts"][0] if manifest["attempts"] else {}
+    if first.get("attempt", 0) or not manifest["config"]:
+        return None
+    return _at(first, "checkpoint", "path") or "the start"
+
+
+ROWS = (
+    Row("image", lambda m: _at(m, "image", "id")),
+    Row("lock", lambda m: _at(m, "image", "lock_sha256"), "bits are claimed for equal software alone"),
+    Row("torch", lambda m: _attempts(m, "versions", "torch"), "another version of torch rounds otherwise"),
+    Row("python", lambda m: _attempts(m, "versions", "python"), "bits are claimed for equal software alone"),
+    Row("code", lambda m: _at(m, "code", "program", "sha256"), "another program computes something else"),
+    Row(
+        "commit", lambda m: _at(m, "code", "repository", "commit"), "another program computes something else"
+    ),
+    Row(
+        "changes",
+        lambda m: _at(m, "code", "repository", "diff_sha256"),
+        "another program computes something else",
+    ),
+    Row("arguments", _arguments, "another request is another training"),
+    Row("config", _config, "another config is another training"),
+    Row("seed", lambda m: _at(m, "seeds", "seed"), "everything random is a function of the seed"),
+    Row(
+        "world size",
+        lambda m: _attempts(m, "world_size"),
+        "another number of ranks rounds otherwise, and BatchNorm sees other parts of the batch",
+    ),
+    Row("batch per step", lambda m: _at(m, "config", "batch_size"), "another batch is another step"),
+    Row("threads", _threads, "the same bits need the same number of threads", on="cpu"),
+    Row("device", lambda m: _attempts(m, "device"), "bit equality is not claimed between kinds of devices"),
+    Row("GPUs", lambda m: _kinds(m, "gpus"), "on GPUs bit equality is not claimed", on="cuda"),
+    Row(
+        "instruction set",
+        lambda m: _attempts(m, "identity", "processor"),
+        "bits are claimed for equal instruction sets alone",
+    ),
+    Row("CPU", lambda m: _kinds(m, "cpu", "model"), "another type of CPU rounds otherwise"),
+    Row("driver", lambda m: _kinds(m, "driver"), "on GPUs bit equality is not claimed", on="cuda"),
+    Row("transport", lambda m: _attempts(m, "transport"), "on GPUs bit equality is not claimed", on="cuda"),
+    Row("checkpoint", _parent, "another beginning is another training"),
+    Row("scheduler", lambda m: _attempts(m, "scheduler")),
+    Row("nodes", lambda m: [node["name"] for node in m["nodes"]]),
+    Row("began", lambda m: _attempts(m, "began")),
+)
+
+
+def sort(one: Manifest, other: Manifest) -> tuple[list[str], list[Difference]]:
+    """The names of what is equal and known, and what differs, in order of weight."""
+    equal: list[str] = []
+    differ: list[Difference] = []
+    device = _attempts(one, "device")
+    for row in ROWS:
+        pair = (row.value(one), row.value(other))
+        if pair[0] != pair[1]:
+            rule = row.rule if None not in pair and row.on in ("any", device) else ""
+            differ += _keys(row, pair, rule) if row.name == "config" else [Difference(row.name, pair, rule)]
+        elif pair[0] not in (None, {}, []):
+            equal.append(row.name)
+    return equal, differ
+
+
+def _keys(row: Row, pair: tuple[Any, Any], rule: str) -> Iterable[Difference]:
+    """Key by key; without a config of one of them, as a whole."""
+    one, other = pair
+    if not one or not other:
+        yield Difference(row.name, ("known" if one else None, "known" if other else None))
+        return
+    for key in [*one, *(key for key in other if key not in one)]:
+        if one.get(key) != other.get(key):
+            yield Difference(key, (one.get(key), other.get(key)), rule)

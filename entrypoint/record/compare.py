@@ -1,0 +1,141 @@
+"""`apptrain compare RUN RUN...`: what is equal, what differs, where the numbers part, and what explains it.
+
+It knows the words and the exit statuses. Runs on a login node, with Python 3.9 and nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from entrypoint.errors import BadInput
+from entrypoint.plan.mistakes import program
+from entrypoint.record import causes, reading, traces
+from entrypoint.record.causes import Difference
+from entrypoint.record.traces import Parting, Trace
+
+IDENTICAL, DIFFERENT = 0, 1
+WIDEST = 40
+"""Characters of a value that is shown."""
+OPEN = "unexplained: nothing that differs explains it (docs/compare.md)"
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    path: Path
+    manifest: dict[str, Any]
+    trace: Trace
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    """The first run and another."""
+
+    runs: tuple[str, str]
+    equal: list[str]
+    differ: list[Difference]
+    parting: Parting
+
+    @property
+    def explained(self) -> list[Difference]:
+        """What explains that the numbers part; empty where they do not, or where nothing does."""
+        return [one for one in self.differ if one.rule] if self.parting.first is not None else []
+
+    @property
+    def verdict(self) -> str:
+        if self.parting.identical:
+            return "identical"
+        if self.parting.first is None:
+            return "one is longer"
+        return "explained" if self.explained else "unexplained"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "runs": list(self.runs),
+            "verdict": self.verdict,
+            "equal": self.equal,
+            "differ": [dataclasses.asdict(one) for one in self.differ],
+            "traces": dataclasses.asdict(self.parting),
+            "causes": [one.name for one in self.explained],
+        }
+
+    def in_words(self) -> list[str]:
+        rows = [(one.name, *map(_shown, one.values)) for one in self.differ]
+        widths = [max((len(row[at]) for row in rows), default=0) for at in (0, 1)]
+        return [
+            f"{self.runs[0]} and {self.runs[1]}",
+            f"equal: {', '.join(self.equal) or 'nothing that is known'}",
+            "different:" if rows else "different: nothing that is known",
+            *(f"  {name:{widths[0]}}  {a:{widths[1]}}  {b}".rstrip() for name, a, b in rows),
+            self._in_steps(),
+            *(f"because of {one.name}: {one.rule}" for one in self.explained),
+            *([OPEN] if self.verdict == "unexplained" else []),
+        ]
+
+    def _in_steps(self) -> str:
+        found = self.parting
+        if found.first is not None and found.values is not None:
+            a, b = found.values
+            return (
+                f"traces: they part at step {found.first}, {found.series} {a!r} and {b!r}; "
+                f"the losses are within {found.within:.3g} over {found.steps} steps"
+            )
+        if not found.identical:
+            a, b = found.lengths
+            return f"traces: identical for {found.steps} steps; one ends at {a}, the other at {b}"
+        return f"traces: identical, bit for bit, over {found.steps} steps"
+
+
+def main(paths: Sequence[str], *, as_json: bool) -> int:
+    """Prints the comparison of the first run with each of the others. Raises BadInput for what cannot be
+    compared."""
+    runs = [load(Path(path)) for path in paths]
+    first, *others = runs
+    for other in others:
+        _check(first, other)
+    pairs = [_pair(first, other) for other in others]
+    if as_json:
+        print(json.dumps({"schema_version": 1, "pairs": [pair.to_json() for pair in pairs]}, indent=2))
+    else:
+        print("\n\n".join("\n".join(pair.in_words()) for pair in pairs))
+    return IDENTICAL if all(pair.parting.identical for pair in pairs) else DIFFERENT
+
+
+def load(path: Path) -> Run:
+    """Raises BadInput where there is no run that can be compared."""
+    try:
+        manifest = reading.read(path / reading.NAME)
+        trace = traces.read(path / traces.NAME)
+    except OSError as error:
+        raise BadInput(
+            f"{path} cannot be compared: {Path(str(error.filename)).name}: {error.strerror}: "
+            "give run directories of programs that write metrics.jsonl"
+        ) from None
+    except ValueError as error:
+        raise BadInput(f"{path}/{reading.NAME} is no manifest: {error}") from None
+    if not trace["loss"]:
+        raise BadInput(f"{path} cannot be compared: {traces.NAME} has no step")
+    return Run(path, manifest, trace)
+
+
+def _check(one: Run, other: Run) -> None:
+    names = [program(run.manifest["command"]) if run.manifest["command"] else "" for run in (one, other)]
+    if names[0] != names[1]:
+        raise BadInput(
+            f"{one.path} ran {names[0]} and {other.path} ran {names[1]}: give runs of the same program"
+        )
+
+
+def _pair(one: Run, other: Run) -> Pair:
+    equal, differ = causes.sort(one.manifest, other.manifest)
+    return Pair((str(one.path), str(other.path)), equal, differ, traces.compare(one.trace, other.trace))
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "unknown"
+    text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."

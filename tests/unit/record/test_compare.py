@@ -1,0 +1,212 @@
+"""What `apptrain compare` says of two runs, and which rule explains that their numbers part."""
+
+import copy
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint.errors import BadInput
+from entrypoint.record import causes, compare
+
+MANIFEST: dict[str, Any] = {
+    "schema_version": 2,
+    "image": {"id": "i", "stack": "cu132", "lock_sha256": "l"},
+    "code": {
+        "program": {"name": "train", "sha256": "p"},
+        "repository": {"commit": "c", "diff_sha256": "d"},
+        "apptrain": {"version": "0.1.0", "repository": None},
+    },
+    "command": ["-m", "train", "--config", "digits"],
+    "config": {"seed": 1, "batch_size": 64, "optimizer.lr": 0.1, "checkpoint.every": 0, "threads": 0},
+    "nodes": [{"name": "a", "plan": "plan.0.json"}],
+    "environment": {"values": {}, "names": ["HF_TOKEN"]},
+    "hardware": [{"nodes": ["a"], "cpu": {"model": "EPYC"}, "gpus": [], "driver": None}],
+    "seeds": {"seed": 1},
+    "attempts": [
+        {
+            "attempt": 0,
+            "scheduler": "slurm",
+            "began": "2026-01-01T00:00:00+00:00",
+            "world_size": 2,
+            "device": "cpu",
+            "threads": "4",
+            "transport": "gloo",
+            "versions": {"torch": "2.15.0", "python": "3.11.9"},
+            "identity": {"threads": 1, "processor": "AVX2"},
+            "checkpoint": None,
+        }
+    ],
+    "results": None,
+}
+
+
+def run(path: Path, losses: list[float], *changes: tuple[str, object]) -> str:
+    """A run directory whose manifest differs in these places, each a path of keys with dots for slashes."""
+    manifest = copy.deepcopy(MANIFEST)
+    for place, value in changes:
+        at: Any = manifest
+        *names, last = place.split("/")
+        for name in names:
+            at = at[int(name)] if isinstance(at, list) else at[name]
+        at[last] = value
+    path.mkdir()
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    rows = [{"step": step, "loss": loss, "lr": 0.1} for step, loss in enumerate(losses, 1)]
+    (path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+Compare = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Compare:
+    """What is said of a run and another one with these losses and changes."""
+
+    def pair(
+        losses: list[float], *changes: tuple[str, object], base: tuple[tuple[str, object], ...] = ()
+    ) -> dict[str, Any]:
+        paths = [run(tmp_path / "a", [2.0, 1.0], *base), run(tmp_path / "b", losses, *base, *changes)]
+        status = compare.main(paths, as_json=True)
+        found: dict[str, Any] = json.loads(capsys.readouterr().out)["pairs"][0]
+        assert status == (0 if found["verdict"] == "identical" else 1)
+        return found
+
+    return pair
+
+
+def test_equal_runs_elsewhere_are_identical_and_the_places_are_listed(compared: Compare) -> None:
+    found = compared(
+        [2.0, 1.0],
+        ("attempts/0/scheduler", "pbs"),
+        ("nodes", [{"name": "b", "plan": None}]),
+        ("attempts/0/began", "2026-01-02T00:00:00+00:00"),
+    )
+    assert found["verdict"] == "identical"
+    assert [one["name"] for one in found["differ"]] == ["scheduler", "nodes", "began"]
+    assert found["equal"][:3] == ["image", "lock", "torch"]
+
+
+CPU_RULES = {
+    "lock": ("image/lock_sha256", "m"),
+    "torch": ("attempts/0/versions", {"torch": "2.16.0", "python": "3.11.9"}),
+    "python": ("attempts/0/versions", {"torch": "2.15.0", "python": "3.12.0"}),
+    "code": ("code/program/sha256", "q"),
+    "commit": ("code/repository/commit", "e"),
+    "changes": ("code/repository/diff_sha256", "f"),
+    "optimizer.lr": ("config/optimizer.lr", 0.2),
+    "seed": ("seeds/seed", 2),
+    "world size": ("attempts/0/world_size", 4),
+    "batch per step": ("config/batch_size", 128),
+    "threads": ("attempts/0/identity", {"threads": 2, "processor": "AVX2"}),
+    "device": ("attempts/0/device", "cuda"),
+    "instruction set": ("attempts/0/identity", {"threads": 1, "processor": "AVX512"}),
+    "CPU": ("hardware", [{"cpu": {"model": "Xeon"}, "gpus": [], "driver": None}]),
+    "checkpoint": ("attempts/0/checkpoint", {"path": "/other/checkpoints/step-00000020", "step": 20}),
+}
+GPU_RULES = {
+    "GPUs": ("hardware", [{"cpu": {"model": "EPYC"}, "gpus": ["H100"], "driver": None}]),
+    "driver": ("hardware", [{"cpu": {"model": "EPYC"}, "gpus": [], "driver": "580"}]),
+    "transport": ("attempts/0/transport", "nccl over ib0"),
+}
+
+
+@pytest.mark.parametrize("name", CPU_RULES)
+def test_each_rule_explains_where_the_numbers_part(name: str, compared: Compare) -> None:
+    found = compared([2.0, 1.5], CPU_RULES[name])
+    assert (found["verdict"], found["causes"]) == ("explained", [name])
+    assert (found["traces"]["first"], found["traces"]["values"]) == (2, [1.0, 1.5])
+
+
+@pytest.mark.parametrize("name", GPU_RULES)
+def test_rules_of_gpus_hold_on_gpus_alone(name: str, compared: Compare) -> None:
+    assert compared([2.0, 1.5], GPU_RULES[name])["verdict"] == "unexplained"
+
+
+@pytest.mark.parametrize("name", GPU_RULES)
+def test_on_gpus_they_explain(name: str, compared: Compare) -> None:
+    found = compared([2.0, 1.5], GPU_RULES[name], base=(("attempts/0/device", "cuda"),))
+    assert found["causes"] == [name]
+
+
+def test_every_rule_is_tried_here() -> None:
+    named = {row.name for row in causes.ROWS if row.rule}
+    assert named - {"config", "arguments"} == {*CPU_RULES, *GPU_RULES} - {"optimizer.lr"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("image/id", "rebuilt"),
+        ("attempts/0/scheduler", "pbs"),
+        ("config/checkpoint.every", 20),
+        ("attempts/0/threads", "8"),
+        ("code", None),
+    ],
+)
+def test_what_no_rule_names_explains_nothing(change: tuple[str, object], compared: Compare) -> None:
+    assert compared([2.0, 1.5], change)["verdict"] == "unexplained"
+
+
+def test_a_run_that_ended_sooner_is_different_without_a_cause(compared: Compare) -> None:
+    found = compared([2.0])
+    assert (found["verdict"], found["traces"]["lengths"]) == ("one is longer", [2, 1])
+
+
+def test_arguments_count_where_the_config_is_not_known(compared: Compare) -> None:
+    base: tuple[tuple[str, object], ...] = (
+        ("config", None),
+        ("seeds", {}),
+        ("command", ["my.py", "--lr", "0.1"]),
+    )
+    assert compared([2.0, 1.5], ("command", ["my.py", "--lr", "0.2"]), base=base)["causes"] == ["arguments"]
+
+
+def test_the_comparison_is_a_page_to_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(Path("a"), [2.0, 1.0])
+    run(Path("b"), [2.0, 1.5], ("seeds/seed", 2), ("attempts/0/scheduler", "pbs"))
+    run(Path("c"), [2.0, 1.5])
+    assert compare.main(["a", "b", "c"], as_json=False) == 1
+    equal = (
+        "image, lock, torch, python, code, commit, changes, config, {}world size, batch per step, threads, device, "
+        "GPUs, instruction set, CPU, driver, transport, checkpoint, {}nodes, began"
+    )
+    assert capsys.readouterr().out.splitlines() == [
+        "a and b",
+        f"equal: {equal.format('', '')}",
+        "different:",
+        "  seed       1      2",
+        "  scheduler  slurm  pbs",
+        "traces: they part at step 2, loss 1.0 and 1.5; the losses are within 0.5 over 2 steps",
+        "because of seed: everything random is a function of the seed",
+        "",
+        "a and c",
+        f"equal: {equal.format('seed, ', 'scheduler, ')}",
+        "different: nothing that is known",
+        "traces: they part at step 2, loss 1.0 and 1.5; the losses are within 0.5 over 2 steps",
+        "unexplained: nothing that differs explains it (docs/compare.md)",
+    ]
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    good = run(tmp_path / "a", [2.0])
+    empty = run(tmp_path / "b", [])
+    other = run(tmp_path / "c", [2.0], ("command", ["my.py"]))
+    bare = tmp_path / "d"
+    bare.mkdir()
+    for path, why in (
+        (empty, "metrics.jsonl has no step"),
+        (other, "ran -m train and .* ran my.py: give runs of the same program"),
+        (bare, "manifest.json: No such file or directory"),
+    ):
+        with pytest.raises(BadInput, match=why):
+            compare.main([good, str(path)], as_json=False)
+    (bare / "manifest.json").write_text("[]")
+    with pytest.raises(BadInput, match="is no manifest: it has no attempts"):
+        compare.main([good, str(bare)], as_json=False)
