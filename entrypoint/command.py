@@ -30,6 +30,7 @@ COMMANDS = {
     "launch": "run this node's part of a job: one such task on each node",
     "check": "print torch, CUDA, NCCL and the devices here, and whether they fit",
     "doctor": "say what would keep jobs from working",
+    "rerun": "print the command that does a run again here, and what cannot be had",
     "compare": "say what differs between runs, and whether it explains their numbers",
 }
 MEANT = {
@@ -58,6 +59,7 @@ on a login node, from the checkout
 afterwards
   compare  {COMMANDS["compare"]}:
            apptrain compare RUN RUN
+  rerun    {COMMANDS["rerun"]}
 
 inside a job
   plan     {COMMANDS["plan"]}
@@ -127,6 +129,8 @@ def _run(arguments: list[str]) -> int:
         return _doctor(rest)
     if name == "compare":
         return _compare(rest)
+    if name == "rerun":
+        return _rerun(rest)
     if name == "image":
         return _image(rest)
     raise BadInput(_no_command(arguments))
@@ -255,6 +259,27 @@ def _compare(arguments: list[str]) -> int:
     from entrypoint.record import compare
 
     return compare.main(given.runs, as_json=given.json)
+
+
+def _rerun(arguments: list[str]) -> int:
+    parser = parser_class()(
+        prog="apptrain rerun",
+        usage="apptrain rerun RUN [--cluster NAME] [--go]",
+        description="Print the command that does this run again here: its image, code, config, world size "
+        "and threads. What cannot be had, and each secret that is not set, is a line on stderr.",
+        epilog="More: docs/compare.md",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", metavar="RUN", help="a run directory")
+    parser.add_argument(
+        "--cluster", default="", metavar="NAME", help="submit it, as this site's profile says"
+    )
+    parser.add_argument("--go", action="store_true", help="start it")
+    given = parser.parse_args(arguments)
+    from entrypoint.record import rerun
+
+    return rerun.main(Path(given.run), HOME, given.cluster, os.environ, _run if given.go else None)
 
 
 # --- the image ----------------------------------------------------------------------------------------------

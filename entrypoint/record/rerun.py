@@ -1,0 +1,184 @@
+"""`apptrain rerun RUN`: the one command that does the same again here, and what cannot be had for it.
+
+It knows how a manifest becomes a command line: `apptrain submit` where a site's profile is named and a
+scheduler is at hand, else `apptrain run`. Runs on a login node, with Python 3.9 and nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from entrypoint.errors import BadInput
+from entrypoint.record import reading, tokens
+
+PLACEHOLDER = re.compile(re.escape(tokens.HIDDEN[:-1]) + r"(?: (\w+))?>")
+SCHEDULERS = ("sbatch", "qsub")
+GIT = 10.0
+"""Seconds for one question to git."""
+
+
+@dataclass(frozen=True)
+class Again:
+    """What starts it, and in which way it is not the same: a line each."""
+
+    words: list[str]
+    lacks: list[str]
+    secrets: list[str]
+    """Names of variables that the run had, that hold secrets, and that are not set here."""
+
+
+def main(
+    run: Path, home: Path, cluster: str, env: Mapping[str, str], start: Callable[[list[str]], int] | None
+) -> int:
+    """Prints the command, and what cannot be had; `start`: starts it then. Raises BadInput."""
+    again = plan(run, home, cluster, env)
+    print(shlex.join(again.words))
+    for line in again.lacks:
+        print(f"apptrain: not the same: {line}", file=sys.stderr)
+    for name in again.secrets:
+        print(f"apptrain: {name} is not set here: the run had it", file=sys.stderr)
+    if start is None:
+        return 0
+    if missing := [name for name in again.secrets if placeholder_in(again.words, name)]:
+        raise BadInput(f"the command needs {missing[0]}: set it here")
+    return start(with_secrets(again.words, env)[1:])
+
+
+def placeholder_in(words: Sequence[str], name: str) -> bool:
+    return any(tokens.placeholder(name) in word for word in words)
+
+
+def plan(run: Path, home: Path, cluster: str, env: Mapping[str, str]) -> Again:
+    """`home`: the checkout. `cluster`: a site's profile; empty for this machine. Raises BadInput for what is
+    no run, or cannot be started again at all."""
+    manifest = _read(run)
+    if not manifest["attempts"] or not manifest["command"]:
+        raise BadInput(f"{run} cannot be run again: its manifest has no attempt with a command")
+    last = manifest["attempts"][-1]
+    command, asked = _command(list(manifest["command"]))
+    image, lacks = _image(manifest, home, env)
+    named = [name for name in manifest["environment"]["names"] if tokens.names_secret(name)]
+    secrets = [name for name in dict.fromkeys([*asked, *named]) if not env.get(name)]
+    words = ["apptrain", *_where(cluster, len(last["nodes"])), *([] if cluster else image)]
+    words += ["--nproc-per-node", str(last["nproc_per_node"]), "--device", last["device"]]
+    if threads := last.get("threads"):
+        words += ["--omp-num-threads", threads]
+    words += ["--mode", "exec"] if last.get("mode") == "exec" else []
+    words += ["--no-python"] if last.get("no_python") else []
+    lacks += [*_code(manifest, Path.cwd(), home), *_data(manifest), *_checkpoint(manifest)]
+    return Again([*words, "--", *command], lacks, secrets)
+
+
+def _read(run: Path) -> dict[str, Any]:
+    try:
+        return reading.read(run / reading.NAME)
+    except OSError as error:
+        raise BadInput(f"{run} cannot be run again: {reading.NAME}: {error.strerror}") from None
+    except ValueError as error:
+        raise BadInput(f"{run}/{reading.NAME} is no manifest: {error}") from None
+
+
+def _where(cluster: str, nodes: int) -> list[str]:
+    if not cluster:
+        return ["run", "--nodes", str(nodes)]
+    if not any(map(shutil.which, SCHEDULERS)):
+        raise BadInput(f"--cluster {cluster}: neither sbatch nor qsub is in PATH: leave --cluster out")
+    return ["submit", "--cluster", cluster, "--nodes", str(nodes)]
+
+
+def _command(words: list[str]) -> tuple[list[str], list[str]]:
+    """The command, and the names of the secrets in it. Raises BadInput for one that has no name."""
+    names = []
+    for word in words:
+        for found in PLACEHOLDER.finditer(word):
+            if not found[1]:
+                raise BadInput(
+                    f"the command holds a secret that no variable had: {word}: start it by hand, and "
+                    "give secrets in variables"
+                )
+            names.append(found[1])
+    return words, names
+
+
+def with_secrets(words: list[str], env: Mapping[str, str]) -> list[str]:
+    """The command as it is started, never as it is shown."""
+    return [PLACEHOLDER.sub(lambda found: env.get(found[1] or "", found[0]), word) for word in words]
+
+
+# --- what cannot be had -------------------------------------------------------------------------------------
+
+
+def _image(manifest: Mapping[str, Any], home: Path, env: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """The option that takes the image here, and in which way it is another."""
+    image = manifest["image"]
+    if not image:
+        return [], []
+    path = Path(env.get("APPTRAIN_IMAGE") or home / "containers" / "image.sif")
+    if not path.exists():
+        return [], [f"image: there is none at {path}: the run had {image['id']}; apptrain image build"]
+    here = _image_id(path)
+    if here == image["id"]:
+        return ["--image", str(path)], []
+    return ["--image", str(path)], [f"image: {path} is {here}, the run had {image['id']}: built anew since"]
+
+
+def _image_id(path: Path) -> str:
+    """Of the SIF's header."""
+    with path.open("rb") as file:
+        return str(uuid.UUID(bytes=file.read(64)[48:64]))
+
+
+def _code(manifest: Mapping[str, Any], here: Path, home: Path) -> list[str]:
+    code = manifest["code"] or {}
+    ours = (code.get("apptrain") or {}).get("repository")
+    parts = (("code", here, code.get("repository")), ("apptrain", home, ours))
+    return [line for name, folder, state in parts if state for line in _repository(name, folder, state)]
+
+
+def _repository(name: str, folder: Path, state: Mapping[str, Any]) -> list[str]:
+    commit = state.get("commit")
+    lines = []
+    if commit and _git(folder, "rev-parse", "HEAD") != commit:
+        if _git(folder, "cat-file", "-t", commit) == "commit":
+            lines.append(f"{name}: {folder} is not at commit {commit}: git checkout {commit}")
+        else:
+            lines.append(
+                f"{name}: {folder} lacks commit {commit}: git fetch {state.get('remote') or ''}".rstrip()
+            )
+    if state.get("diff"):
+        lines.append(f"{name}: the run had changes that no commit has: {state['diff']}")
+    return lines
+
+
+def _git(folder: Path, *words: str) -> str:
+    """What git says; empty where it says nothing."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=GIT, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def _data(manifest: Mapping[str, Any]) -> list[str]:
+    path = (manifest["config"] or {}).get("data.path")
+    if not path or Path(path).exists():
+        return []
+    return [f"data: {path} is not here: add data.path=DIR, where it is now"]
+
+
+def _checkpoint(manifest: Mapping[str, Any]) -> list[str]:
+    found = manifest["attempts"][0].get("checkpoint")
+    if not found or Path(found["path"]).exists():
+        return []
+    return [f"checkpoint: {found['path']}, from which the run began, is not here"]
