@@ -10,9 +10,10 @@ import pytest
 from tests.embedded.jobs import BOUND, CHECKOUT, clean_env, run
 
 SMALL = (
-    *("-m", "train", "--config", "digits-short", "model.name=shufflenet_v2_x0_5", "data.image_size=16"),
-    *("batch_size=16", "steps=2", "evaluate.every=0"),
+    *("-m", "train", "--config", "digits-short", "model.name=shufflenet_v2_x0_5", "data.image_size=32"),
+    *("batch_size=64", "steps=3", "evaluate.every=0"),
 )
+"""With less work for each thread, one and two agree."""
 
 
 def trained(folder: Path, *changes: str, nodes: int = 1, threads: int = 1) -> Path:
@@ -23,15 +24,19 @@ def trained(folder: Path, *changes: str, nodes: int = 1, threads: int = 1) -> Pa
     return ended.run
 
 
-def compared(*runs: Path) -> tuple[int, dict[str, Any]]:
-    done = subprocess.run(
-        [CHECKOUT / "apptrain", "compare", *runs, "--json"],
+def compare(*words: Path | str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [CHECKOUT / "apptrain", "compare", *words],
         env=clean_env(),
         capture_output=True,
         text=True,
         timeout=BOUND,
         check=False,
     )
+
+
+def compared(*runs: Path) -> tuple[int, dict[str, Any]]:
+    done = compare(*runs, "--json")
     (pair,) = json.loads(done.stdout)["pairs"]
     return done.returncode, pair
 
@@ -48,41 +53,65 @@ def test_the_same_training_twice_is_identical(first: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "options"),
+    ("name", "changes", "options", "step"),
     [
-        ("seed", ["seed=2"], {}),
-        ("batch per step", ["batch_size=24"], {}),
-        ("optimizer.lr", ["optimizer.lr=0.01"], {}),
-        ("world size", [], {"nodes": 2}),
+        ("seed", ["seed=2"], {}, 1),
+        ("batch per step", ["batch_size=96"], {}, 1),
+        ("optimizer.lr", ["optimizer.lr=0.01"], {}, 1),
+        ("world size", [], {"nodes": 2}, 1),
+        ("threads", [], {"threads": 2}, 2),
     ],
 )
-def test_what_was_changed_is_named_as_the_cause(
-    first: Path, tmp_path: Path, name: str, changes: list[str], options: dict[str, int]
+def test_what_was_changed_is_the_cause_from_the_first_step_that_differs(
+    first: Path, tmp_path: Path, name: str, changes: list[str], options: dict[str, int], step: int
 ) -> None:
     status, pair = compared(first, trained(tmp_path / "job", *changes, **options))
-    assert (status, pair["verdict"]) == (1, "explained")
-    assert pair["causes"] == [name]
+    assert (status, pair["verdict"], pair["causes"]) == (1, "explained", [name])
+    assert pair["traces"]["first"] == step
 
 
-def test_another_number_of_threads_is_named_where_the_numbers_part(first: Path, tmp_path: Path) -> None:
-    """So few steps of so small a model may agree all the same."""
-    status, pair = compared(first, trained(tmp_path / "job", threads=2))
-    assert "threads" in [one["name"] for one in pair["differ"]]
-    assert (status, pair["causes"]) in ((0, []), (1, ["threads"]))
+LINE = """\
+import json, os
+import torch
+torch.manual_seed({seed})
+model = torch.nn.Linear(8, 1)
+learner = torch.optim.SGD(model.parameters(), lr={lr})
+with open(os.environ["APPTRAIN_RUN_DIR"] + "/metrics.jsonl", "w") as file:
+    for step in (1, 2, 3):
+        loss = (model(torch.ones(4, 8)) - 1).square().mean()
+        learner.zero_grad()
+        loss.backward()
+        learner.step()
+        print(json.dumps({{"step": step, "loss": loss.item()}}), file=file)
+"""
+
+
+def ran(folder: Path, **parts: str) -> Path:
+    """The run directory of a script of somebody else's."""
+    folder.mkdir()
+    (folder / "script.py").write_text(LINE.format(**{"seed": "1", "lr": "0.1"} | parts))
+    ended = run(folder, "--nodes", "1", "--", "script.py")
+    assert ended.status == 0, ended.err
+    return ended.run
 
 
 def test_another_line_of_code_is_the_cause(tmp_path: Path) -> None:
-    runs = []
-    for number, text in enumerate(("1.0", "2.0")):
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        (folder / "script.py").write_text(
-            "import json, os\n"
-            "with open(os.environ['APPTRAIN_RUN_DIR'] + '/metrics.jsonl', 'w') as file:\n"
-            f"    print(json.dumps({{'step': 1, 'loss': {text}}}), file=file)\n"
-        )
-        ended = run(folder, "--nodes", "1", "--", "script.py")
-        assert ended.status == 0, ended.err
-        runs.append(ended.run)
-    status, pair = compared(*runs)
-    assert (status, pair["causes"]) == (1, ["code"])
+    status, pair = compared(ran(tmp_path / "a"), ran(tmp_path / "b", lr="0.2"))
+    assert (status, pair["verdict"], pair["causes"]) == (1, "explained", ["code"])
+    assert pair["traces"]["first"] == 2
+
+
+def test_runs_that_differ_in_nothing_stated_and_part_all_the_same_are_unexplained(tmp_path: Path) -> None:
+    drawn = "int.from_bytes(os.urandom(4), 'big')"
+    status, pair = compared(ran(tmp_path / "a", seed=drawn), ran(tmp_path / "b", seed=drawn))
+    assert (status, pair["verdict"], pair["causes"]) == (1, "unexplained", [])
+    assert pair["traces"]["first"] == 1
+
+
+def test_runs_of_different_programs_cannot_be_compared(first: Path, tmp_path: Path) -> None:
+    other = ran(tmp_path / "a")
+    done = compare(first, other)
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr == (
+        f"apptrain: {first} ran -m train and {other} ran script.py: give runs of the same program\n"
+    )
