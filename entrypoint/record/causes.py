@@ -8,11 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 Manifest = Mapping[str, Any]
 WITHOUT_NUMBERS = ("run_dir", "stop_at", "data.path", "data.workers", "evaluate.", "checkpoint.")
 """Beginnings of config keys on which no number depends."""
+OF_PLACES = (
+    *("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_DEBUG*"),
+    *("NCCL_IB_*", "UCX_NET_DEVICES", "FI_PROVIDER", "TZ"),
+)
+"""Variables of the environment that say where a run is, or that another row tells."""
 ROWS_OF_THEIR_OWN = ("seed", "batch_size", "threads", "device")
 
 
@@ -77,6 +83,16 @@ def _kinds(manifest: Manifest, *names: str) -> object:
     return sorted(found) or None
 
 
+def switches(manifest: Manifest) -> Mapping[str, str]:
+    """The values of its environment that are not those of the place."""
+    values: Mapping[str, str] = _at(manifest, "environment", "values") or {}
+    return {
+        name: value
+        for name, value in values.items()
+        if not any(fnmatchcase(name, pattern) for pattern in OF_PLACES)
+    }
+
+
 def _parent(manifest: Manifest) -> object:
     """The checkpoint from another run that the first attempt began from: to go on from one's own is no
     difference."""
@@ -121,6 +137,7 @@ ROWS = (
     Row("driver", lambda m: _kinds(m, "driver"), "on GPUs bit equality is not claimed", on="cuda"),
     Row("transport", lambda m: _attempts(m, "transport"), "on GPUs bit equality is not claimed", on="cuda"),
     Row("checkpoint", _parent, "another beginning is another training"),
+    Row("environment", switches),
     Row("scheduler", lambda m: _attempts(m, "scheduler")),
     Row("nodes", lambda m: [node["name"] for node in m["nodes"]]),
     Row("began", lambda m: _attempts(m, "began")),
@@ -136,7 +153,8 @@ def sort(one: Manifest, other: Manifest) -> tuple[list[str], list[Difference]]:
         pair = (row.value(one), row.value(other))
         if pair[0] != pair[1]:
             rule = row.rule if None not in pair and row.on in ("any", device) else ""
-            differ += _keys(row, pair, rule) if row.name == "config" else [Difference(row.name, pair, rule)]
+            by_key = row.name in ("config", "environment")
+            differ += _keys(row, pair, rule) if by_key else [Difference(row.name, pair, rule)]
         elif pair[0] not in (None, {}, []):
             equal.append(row.name)
     return equal, differ
@@ -145,7 +163,7 @@ def sort(one: Manifest, other: Manifest) -> tuple[list[str], list[Difference]]:
 def _keys(row: Row, pair: tuple[Any, Any], rule: str) -> Iterable[Difference]:
     """Key by key; without a config of one of them, as a whole."""
     one, other = pair
-    if not one or not other:
+    if row.name == "config" and not (one and other):
         yield Difference(row.name, ("known" if one else None, "known" if other else None))
         return
     for key in [*one, *(key for key in other if key not in one)]:

@@ -122,9 +122,12 @@ class Manifest:
 
     async def _look_at_code(self, plan: LaunchPlan) -> dict[str, Any] | None:
         def look() -> dict[str, Any]:
-            code, diff = source.look(plan.command, Path.cwd(), self._env)
-            if diff:
-                write_private(self._folder / source.DIFF, diff)
+            code, diffs = source.look(plan.command, Path.cwd(), self._env)
+            for name in (source.DIFF, source.OUR_DIFF):
+                if name in diffs:
+                    write_private(self._folder / name, diffs[name])
+                else:  # that of an earlier attempt
+                    (self._folder / name).unlink(missing_ok=True)
             return code
 
         try:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.errors import BadInput
-from entrypoint.record import reading, tokens
+from entrypoint.record import causes, reading, source, tokens
 
 PLACEHOLDER = re.compile(re.escape(tokens.HIDDEN[:-1]) + r"(?: (\w+))?>")
 SCHEDULERS = ("sbatch", "qsub")
@@ -41,7 +41,7 @@ def main(
 ) -> int:
     """Prints the command, and what cannot be had; `start`: starts it then. Raises BadInput."""
     again = plan(run, home, cluster, env)
-    print(shlex.join(again.words))
+    print(shlex.join(again.words), flush=True)  # what it starts prints too, or takes this process over
     for line in again.lacks:
         print(f"apptrain: not the same: {line}", file=sys.stderr)
     for name in again.secrets:
@@ -63,19 +63,29 @@ def plan(run: Path, home: Path, cluster: str, env: Mapping[str, str]) -> Again:
     manifest = _read(run)
     if not manifest["attempts"] or not manifest["command"]:
         raise BadInput(f"{run} cannot be run again: its manifest has no attempt with a command")
-    last = manifest["attempts"][-1]
+    begun = _beginning(manifest["attempts"])
     command, asked = _command(list(manifest["command"]))
     image, lacks = _image(manifest, home, env)
     named = [name for name in manifest["environment"]["names"] if tokens.names_secret(name)]
     secrets = [name for name in dict.fromkeys([*asked, *named]) if not env.get(name)]
-    words = ["apptrain", *_where(cluster, len(last["nodes"])), *([] if cluster else image)]
-    words += ["--nproc-per-node", str(last["nproc_per_node"]), "--device", last["device"]]
-    if threads := last.get("threads"):
-        words += ["--omp-num-threads", threads]
-    words += ["--mode", "exec"] if last.get("mode") == "exec" else []
-    words += ["--no-python"] if last.get("no_python") else []
+    nodes, nproc = str(len(begun["nodes"])), str(begun["nproc_per_node"])
+    words = ["apptrain", *_where(cluster, nodes), *([] if cluster else image)]
+    words += ["--nproc-per-node", nproc, "--device", begun["device"]]
+    words += ["--gpus-per-node", nproc] if begun["device"] == "cuda" and not cluster else []
+    for option, key in (("--omp-num-threads", "threads"), ("--venv", "venv")):
+        words += [option, begun[key]] if begun.get(key) else []
+    words += ["--mode", "exec"] if begun.get("mode") == "exec" else []
+    words += ["--no-python"] if begun.get("no_python") else []
     lacks += [*_code(manifest, Path.cwd(), home), *_data(manifest), *_checkpoint(manifest)]
+    lacks += [*_venv(begun), *_environment(manifest, env), *_world(manifest, begun)]
     return Again([*words, "--", *command], lacks, secrets)
+
+
+def _beginning(attempts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The attempt with which the numbers begin: the last that had no checkpoint. Of programs that do not say
+    what they began from, the last."""
+    fresh = [one for one in attempts if one.get("identity") and not one.get("checkpoint")]
+    return (fresh or attempts)[-1]
 
 
 def _read(run: Path) -> dict[str, Any]:
@@ -87,12 +97,12 @@ def _read(run: Path) -> dict[str, Any]:
         raise BadInput(f"{run}/{reading.NAME} is no manifest: {error}") from None
 
 
-def _where(cluster: str, nodes: int) -> list[str]:
+def _where(cluster: str, nodes: str) -> list[str]:
     if not cluster:
-        return ["run", "--nodes", str(nodes)]
+        return ["run", "--nodes", nodes]
     if not any(map(shutil.which, SCHEDULERS)):
         raise BadInput(f"--cluster {cluster}: neither sbatch nor qsub is in PATH: leave --cluster out")
-    return ["submit", "--cluster", cluster, "--nodes", str(nodes)]
+    return ["submit", "--cluster", cluster, "--nodes", nodes]
 
 
 def _command(words: list[str]) -> tuple[list[str], list[str]]:
@@ -123,25 +133,40 @@ def _image(manifest: Mapping[str, Any], home: Path, env: Mapping[str, str]) -> t
     if not image:
         return [], []
     path = Path(env.get("APPTRAIN_IMAGE") or home / "containers" / "image.sif")
-    if not path.exists():
+    here = {one: _image_id(one) for one in [path, *sorted(home.glob("containers/*.sif"))] if one.exists()}
+    if same := [one for one, number in here.items() if number == image["id"]]:
+        return ["--image", str(same[0])], []
+    if path not in here:
         return [], [f"image: there is none at {path}: the run had {image['id']}; apptrain image build"]
-    here = _image_id(path)
-    if here == image["id"]:
-        return ["--image", str(path)], []
-    return ["--image", str(path)], [f"image: {path} is {here}, the run had {image['id']}: built anew since"]
+    number = here[path] or "no SIF"
+    return ["--image", str(path)], [f"image: {path} is {number}, the run had {image['id']}: built anew since"]
 
 
 def _image_id(path: Path) -> str:
-    """Of the SIF's header."""
-    with path.open("rb") as file:
-        return str(uuid.UUID(bytes=file.read(64)[48:64]))
+    """Of the SIF's header; empty for what is none."""
+    try:
+        with path.open("rb") as file:
+            return str(uuid.UUID(bytes=file.read(64)[48:64]))
+    except (OSError, ValueError):
+        return ""
 
 
 def _code(manifest: Mapping[str, Any], here: Path, home: Path) -> list[str]:
     code = manifest["code"] or {}
     ours = (code.get("apptrain") or {}).get("repository")
     parts = (("code", here, code.get("repository")), ("apptrain", home, ours))
-    return [line for name, folder, state in parts if state for line in _repository(name, folder, state)]
+    lines = [line for name, folder, state in parts if state for line in _repository(name, folder, state)]
+    return lines + _program(manifest, code.get("program"), here)
+
+
+def _program(manifest: Mapping[str, Any], ran: Mapping[str, Any] | None, here: Path) -> list[str]:
+    """Of a module in an image the image tells."""
+    if not ran or (manifest["image"] and manifest["command"][0] == "-m"):
+        return []
+    found = source.program(manifest["command"], here)
+    if not found:
+        return [f"code: {ran['name']} is not here: go to the folder in which it lies"]
+    return [f"code: {ran['name']} is not as it was"] if found["sha256"] != ran["sha256"] else []
 
 
 def _repository(name: str, folder: Path, state: Mapping[str, Any]) -> list[str]:
@@ -156,6 +181,8 @@ def _repository(name: str, folder: Path, state: Mapping[str, Any]) -> list[str]:
             )
     if state.get("diff"):
         lines.append(f"{name}: the run had changes that no commit has: {state['diff']}")
+    if state.get("state"):
+        lines.append(f"{name}: whether the run had changes that no commit has is {state['state']}")
     return lines
 
 
@@ -182,3 +209,23 @@ def _checkpoint(manifest: Mapping[str, Any]) -> list[str]:
     if not found or Path(found["path"]).exists():
         return []
     return [f"checkpoint: {found['path']}, from which the run began, is not here"]
+
+
+def _venv(begun: Mapping[str, Any]) -> list[str]:
+    venv = begun.get("venv")
+    return [f"venv: {venv} is not here"] if venv and not Path(venv).exists() else []
+
+
+def _environment(manifest: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:
+    return [
+        f"environment: the run had {name}={value}: set it here, with APPTRAIN_PASS={name}"
+        for name, value in causes.switches(manifest).items()
+        if env.get(name) != value
+    ]
+
+
+def _world(manifest: Mapping[str, Any], begun: Mapping[str, Any]) -> list[str]:
+    attempts = manifest["attempts"]
+    later = {one.get("world_size") for one in attempts[attempts.index(begun) :]} - {begun.get("world_size")}
+    ranks = ", ".join(str(number) for number in sorted(filter(None, later)))
+    return [f"world size: the run went on with {ranks} ranks: this has all the same number"] if ranks else []

@@ -15,36 +15,50 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint import __version__
+from entrypoint.plan.rules import OURS
 from entrypoint.record import tokens
 
 HOME = Path(__file__).resolve().parents[2]
 """The checkout, where this is one."""
-DIFF = "code.diff"
+DIFF, OUR_DIFF = "code.diff", "apptrain.diff"
 MOST_DIFF, MOST_PROGRAM = 1 << 20, 16 << 20
 """Bytes of a diff that is kept, and of a program that is read."""
 GIT = 5.0
 """Seconds for one question to git."""
 
 
-def look(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[dict[str, Any], str]:
-    """What the manifest says of the code, and the changes since the commit; empty where they are not kept.
-    `folder`: where the ranks begin."""
+def look(
+    command: Sequence[str], folder: Path, env: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """What the manifest says of the code, and files with the changes since the commits: those that are kept,
+    by their names. `folder`: where the ranks begin."""
     path = _program(command, folder)
-    state, diff = _repository(path.parent if path and path.is_file() else path or folder, env)
-    checkout, _ = _repository(HOME, env) if (HOME / "Makefile").exists() else (None, "")
+    diffs: dict[str, str] = {}
+    state = _repository(path.parent if path and path.is_file() else path or folder, env, DIFF, diffs)
+    ours = _repository(HOME, env, OUR_DIFF, diffs) if (HOME / "Makefile").exists() else None
     code = {
-        "program": {"name": path.name, "sha256": _digest(path)} if path else None,
+        "program": program(command, folder),
         "repository": state,
-        "apptrain": {"version": __version__, "repository": checkout},
+        "apptrain": {"version": __version__, "repository": ours},
     }
-    return code, diff
+    return code, diffs
+
+
+def program(command: Sequence[str], folder: Path) -> dict[str, Any] | None:
+    """Its name and SHA-256; None for what is neither script nor module."""
+    path = _program(command, folder)
+    return {"name": path.name, "sha256": _digest(path)} if path else None
 
 
 def _program(command: Sequence[str], folder: Path) -> Path | None:
     """The script, or the folder of the package behind `-m`; None for what is neither."""
     if command[:1] == ["-m"] and len(command) > 1:
+        name = command[1].partition(".")[0]
+        for path in (folder / name, folder / f"{name}.py"):
+            if name not in OURS and path.exists():  # as Python's own -m finds it
+                return path
         with contextlib.suppress(ImportError, ValueError):
-            found = importlib.util.find_spec(command[1].partition(".")[0])
+            found = importlib.util.find_spec(name)
             if found and found.submodule_search_locations:
                 return Path(next(iter(found.submodule_search_locations)))
             if found and found.origin:
@@ -70,28 +84,32 @@ def _digest(path: Path) -> str | None:
     return digest.hexdigest()
 
 
-def _repository(folder: Path, env: Mapping[str, str]) -> tuple[dict[str, Any] | None, str]:
-    """What is known of the repository that a folder lies in, with the changes; None where it lies in none."""
+def _repository(
+    folder: Path, env: Mapping[str, str], name: str, diffs: dict[str, str]
+) -> dict[str, Any] | None:
+    """What is known of the repository that a folder lies in; None where it lies in none. Its changes are
+    added to `diffs`, under this name."""
     root = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
     if root is None:
-        return None, ""
+        return None
     try:
         commit = _git(root, "rev-parse", "HEAD").strip()
         status = _git(root, "status", "--porcelain", "-z").split("\0")
         remote = _git(root, "config", "--get", "remote.origin.url", may_fail=True).strip()
         changes = _git(root, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--")
     except (OSError, subprocess.SubprocessError):
-        return {"commit": _commit(root), "state": "unknown: git cannot be asked here"}, ""
-    kept = _why_not(changes, env)
-    found = {
+        return {"commit": _commit(root), "state": "unknown: git could not be asked where it ran"}
+    why_not = _why_not(changes, env)
+    if changes and not why_not:
+        diffs[name] = changes
+    return {
         "commit": commit,
         "remote": tokens.hide(remote, env) or None,
         "changed": sum(not entry.startswith("??") for entry in status if len(entry) > 3 and entry[2] == " "),
         "untracked": sum(entry.startswith("??") for entry in status),
         "diff_sha256": hashlib.sha256(changes.encode()).hexdigest() if changes else None,
-        "diff": (kept or DIFF) if changes else None,
+        "diff": (why_not or name) if changes else None,
     }
-    return found, "" if kept else changes
 
 
 def _why_not(changes: str, env: Mapping[str, str]) -> str:

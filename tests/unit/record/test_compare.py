@@ -144,11 +144,18 @@ def test_every_rule_is_tried_here() -> None:
         ("attempts/0/scheduler", "pbs"),
         ("config/checkpoint.every", 20),
         ("attempts/0/threads", "8"),
+        ("environment", {"values": {"MKL_CBWR": "COMPATIBLE"}, "names": []}),
         ("code", None),
     ],
 )
 def test_what_no_rule_names_explains_nothing(change: tuple[str, object], compared: Compare) -> None:
     assert compared([2.0, 1.5], change)["verdict"] == "unexplained"
+
+
+def test_switches_of_the_environment_are_listed_and_places_are_not(compared: Compare) -> None:
+    values = {"MKL_CBWR": "COMPATIBLE", "GLOO_SOCKET_IFNAME": "eth0", "NCCL_DEBUG": "INFO"}
+    found = compared([2.0, 1.0], ("environment", {"values": values, "names": []}))
+    assert found["differ"] == [{"name": "MKL_CBWR", "values": [None, "COMPATIBLE"], "rule": ""}]
 
 
 def test_a_run_that_ended_sooner_is_different_without_a_cause(compared: Compare) -> None:

@@ -123,6 +123,18 @@ def test_what_is_known_once_the_ranks_are_there_is_said_of_this_attempt_alone(tm
     assert kind == hardware.look()
 
 
+def test_changes_are_those_of_the_last_attempt_and_the_users_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(tmp_path, 1)
+    code = {"program": None, "repository": None, "apptrain": {"version": "1", "repository": None}}
+    for diffs in ({"code.diff": "+a\n"}, {"apptrain.diff": "+b\n"}):
+        monkeypatch.setattr(source, "look", lambda *_, diffs=diffs: (code, diffs))
+        during(run, lambda it: it.note(PLAN, start={}))
+        (found,) = tmp_path.glob("*.diff")
+        assert ({found.name: found.read_text()}, found.stat().st_mode & 0o777) == (diffs, 0o600)
+
+
 @pytest.mark.parametrize("alone", [False, True])
 def test_the_end_says_when_and_how(tmp_path: Path, alone: bool) -> None:
     run = RunDirectory(tmp_path, 1)

@@ -66,12 +66,58 @@ def test_the_same_again_is_one_command(home: Path, capsys: pytest.CaptureFixture
         ({"code": {"repository": {"commit": "c0ffee", "remote": "https://x/y"}}}, "code: {here} lacks commit c0ffee: git fetch https://x/y"),
         ({"code": {"repository": {"commit": None, "diff": "code.diff"}}}, "code: the run had changes that no commit has: code.diff"),
         ({"config": {"data.path": "/not/here"}}, "data: /not/here is not here: add data.path=DIR, where it is now"),
+        ({"code": {"repository": {"commit": None, "state": "unknown: git could not be asked where it ran"}}}, "code: whether the run had changes that no commit has is unknown: git could not be asked where it ran"),
         ({"attempts": [LAST | {"checkpoint": {"path": "/not/here"}}]}, "checkpoint: /not/here, from which the run began, is not here"),
+        ({"attempts": [LAST | {"venv": "/not/here"}]}, "venv: /not/here is not here"),
+        ({"command": ["my.py"], "code": {"program": {"name": "my.py", "sha256": "0"}}}, "code: my.py is not here: go to the folder in which it lies"),
+        ({"command": ["other.py"], "code": {"program": {"name": "other.py", "sha256": "0"}}}, "code: other.py is not as it was"),
+        ({"environment": {"values": {"MKL_CBWR": "COMPATIBLE", "TZ": "UTC"}, "names": []}}, "environment: the run had MKL_CBWR=COMPATIBLE: set it here, with APPTRAIN_PASS=MKL_CBWR"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_had_is_a_line(home: Path, keys: dict[str, object], said: str) -> None:
+    Path("other.py").touch()
     found = rerun.plan(run(**keys), home, "", {})
     assert found.lacks == [said.format(home=home, here=home.parent)]
+
+
+def test_the_image_is_found_by_its_id_whatever_its_name(home: Path) -> None:
+    another = home / "containers/image-cu126.sif"
+    another.write_bytes(bytes(48) + uuid.UUID(int=7).bytes)
+    found = rerun.plan(run(image={"id": str(uuid.UUID(int=7))}), home, "", {})
+    assert (found.words[4:6], found.lacks) == (["--image", str(another)], [])
+
+
+@pytest.mark.parametrize("content", [b"#!/bin/sh\n", b""])
+def test_what_is_no_image_is_said(home: Path, content: bytes) -> None:
+    path = home / "containers/image.sif"
+    path.write_bytes(content)
+    found = rerun.plan(run(image={"id": ID}), home, "", {})
+    assert found.lacks == [f"image: {path} is no SIF, the run had {ID}: built anew since"]
+
+
+def test_without_the_image_the_line_says_what_makes_one(home: Path) -> None:
+    (home / "containers/image.sif").unlink()
+    found = rerun.plan(run(image={"id": ID}), home, "", {})
+    assert found.lacks == [
+        f"image: there is none at {home}/containers/image.sif: the run had {ID}; apptrain image build"
+    ]
+
+
+def test_the_attempt_counts_with_which_the_numbers_begin(home: Path) -> None:
+    attempts = [
+        LAST | {"world_size": 8, "nodes": ["a", "b", "c", "d"]},
+        LAST | {"world_size": 4, "identity": {"threads": 1}, "threads": "3", "venv": "/"},
+        LAST | {"world_size": 2, "identity": {"threads": 1}, "nodes": ["a"], "checkpoint": {"path": "/"}},
+    ]
+    found = rerun.plan(run(attempts=attempts), home, "", {})
+    assert found.words[2:4] == ["--nodes", "2"]
+    assert found.words[8:12] == ["--omp-num-threads", "3", "--venv", "/"]
+    assert found.lacks == ["world size: the run went on with 2 ranks: this has all the same number"]
+
+
+def test_on_gpus_each_node_gets_its_own(home: Path) -> None:
+    found = rerun.plan(run(attempts=[LAST | {"device": "cuda"}]), home, "", {})
+    assert found.words[4:10] == ["--nproc-per-node", "2", "--device", "cuda", "--gpus-per-node", "2"]
 
 
 def test_secrets_are_asked_for_by_name_and_never_shown(

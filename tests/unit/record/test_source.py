@@ -13,6 +13,11 @@ def git(folder: Path, *words: str) -> str:
     return subprocess.check_output(["git", "-C", str(folder), *named, *words], text=True, timeout=30).strip()
 
 
+@pytest.fixture(autouse=True)
+def no_checkout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "HOME", Path("/nonexistent"))
+
+
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     folder = tmp_path / "project"
@@ -36,7 +41,7 @@ def test_a_clean_repository_is_its_commit(project: Path) -> None:
         "diff": None,
     }
     assert code["program"]["name"] == "script.py"
-    assert diff == ""
+    assert diff == {}
 
 
 def test_a_changed_line_changes_the_digests_and_is_kept(project: Path) -> None:
@@ -44,17 +49,33 @@ def test_a_changed_line_changes_the_digests_and_is_kept(project: Path) -> None:
     (project / "script.py").write_text("print(2)\n")
     (project / "new.py").touch()
     after, diff = source.look(["script.py"], project, {})
-    assert "+print(2)" in diff
+    assert diff.keys() == {"code.diff"}
+    assert "+print(2)" in diff["code.diff"]
     assert after["program"]["sha256"] != before["program"]["sha256"]
     state = after["repository"]
     assert (state["changed"], state["untracked"], state["diff"]) == (1, 1, "code.diff")
     assert len(state["diff_sha256"]) == 64
 
 
+def test_changes_of_apptrains_checkout_have_a_file_of_their_own(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = tmp_path / "apptrain"
+    git(tmp_path, "clone", "-q", str(project), str(ours))
+    monkeypatch.setattr(source, "HOME", ours)
+    (ours / "Makefile").write_text("all:\n")
+    for folder in (project, ours):
+        (folder / "script.py").write_text(f"print('{folder.name}')\n")
+    code, diffs = source.look(["script.py"], project, {})
+    assert code["apptrain"]["repository"]["diff"] == "apptrain.diff"
+    assert "+print('project')" in diffs["code.diff"]
+    assert "+print('apptrain')" in diffs["apptrain.diff"]
+
+
 def test_changes_with_a_secret_are_not_kept(project: Path) -> None:
     (project / "script.py").write_text("login('hf_abcdefghijkl')\n")
     code, diff = source.look(["script.py"], project, {})
-    assert diff == ""
+    assert diff == {}
     assert code["repository"]["diff"] == "not kept: it seems to hold a secret"
 
 
@@ -62,7 +83,7 @@ def test_too_many_changes_are_not_kept(project: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(source, "MOST_DIFF", 10)
     (project / "script.py").write_text("print(2)\n")
     code, diff = source.look(["script.py"], project, {})
-    assert diff == ""
+    assert diff == {}
     assert code["repository"]["diff"].endswith("characters, more than 10")
 
 
@@ -75,7 +96,7 @@ def test_without_git_the_commit_is_still_known(
         git(project, "pack-refs", "--all")
     monkeypatch.setenv("PATH", "")
     code, _ = source.look(["script.py"], project, {})
-    assert code["repository"] == {"commit": commit, "state": "unknown: git cannot be asked here"}
+    assert code["repository"] == {"commit": commit, "state": "unknown: git could not be asked where it ran"}
 
 
 def test_what_lies_in_no_repository_is_its_bytes_alone(tmp_path: Path) -> None:
@@ -98,3 +119,19 @@ def test_of_a_module_all_files_of_its_package_count(tmp_path: Path, monkeypatch:
     assert [one["name"] for one in found] == ["someones", "someones"]
     assert found[0]["sha256"] != found[1]["sha256"]
     assert source.look(["-m", "is_not_there"], tmp_path, {})[0]["program"] is None
+
+
+@pytest.mark.parametrize("name", ["mine.py", "mine/__main__.py"])
+def test_a_module_in_the_folder_of_the_ranks_comes_first_as_for_python(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).touch()
+    found = source.program(["-m", "mine"], tmp_path)
+    assert found is not None
+    assert found["name"] == name.partition("/")[0]
+
+
+def test_nothing_in_the_folder_of_the_ranks_is_taken_for_the_reference_program(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    found = source.program(["-m", "train"], tmp_path)
+    assert found is not None
+    assert found["name"] == "train"
