@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from entrypoint.record import tokens
 from train import checkpoint, metrics
 from train.checkpoint import Checkpoint
 from train.config import FREE_ON_RESUME, SAID_ON_RESUME, Config, changed, flatten
@@ -113,8 +114,8 @@ def identity(world: World) -> dict[str, Any]:
 
 
 def tell(run_dir: Path, name: str, config: Config, world: World, start: Start | None, attempt: int) -> None:
-    """Write config.json: what this attempt does, for those who compare runs. A disk that does not take it
-    ends no run."""
+    """Write config.json: what this attempt does, for those who compare runs, and no secret. A disk that does
+    not take it ends no run."""
     said = {
         "attempt": attempt,
         "name": name,
@@ -123,7 +124,7 @@ def tell(run_dir: Path, name: str, config: Config, world: World, start: Start | 
         "checkpoint": start and {"path": str(start.path), "step": start.checkpoint.step},
     }
     with suppress(OSError):
-        replace_json(run_dir / "config.json", said)
+        replace_json(run_dir / "config.json", tokens.hide_values(said, os.environ))
 
 
 def pedigree(start: Start | None, run_dir: Path) -> dict[str, Any]:
