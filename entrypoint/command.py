@@ -244,7 +244,7 @@ def _doctor(arguments: list[str]) -> int:
 def _compare(arguments: list[str]) -> int:
     parser = parser_class()(
         prog="apptrain compare",
-        usage="apptrain compare RUN RUN... [--json]",
+        usage="apptrain compare RUN RUN... [--json] [-o FILE.png]",
         description="Say what is equal and what differs between run directories, at which step their numbers "
         "part, and what explains that. The first is compared with each of the others.",
         epilog="exit status: 0 identical numbers, 1 other numbers, 64 not comparable. More: docs/compare.md",
@@ -253,12 +253,13 @@ def _compare(arguments: list[str]) -> int:
     )
     parser.add_argument("runs", nargs="*", metavar="RUN", help="a run directory")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("-o", dest="image", default="", metavar="FILE.png", help="draw it (needs matplotlib)")
     given = parser.parse_args(arguments)
     if len(given.runs) < 2:
         raise BadInput("compare: give two run directories or more: apptrain compare RUN RUN")
     from entrypoint.record import compare
 
-    return compare.main(given.runs, as_json=given.json)
+    return compare.main(given.runs, as_json=given.json, image=given.image)
 
 
 def _rerun(arguments: list[str]) -> int:

@@ -28,6 +28,7 @@ from entrypoint.node import processes
 from entrypoint.plan import mistakes, options, rendezvous, sources
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.resolve import resolve
+from entrypoint.record import manifest
 from entrypoint.run import launch
 from entrypoint.run.launch import HANDLED
 from entrypoint.schedulers import embedded as variables
@@ -297,7 +298,9 @@ class _Nodes:
         files = self._files(RunDirectory(self.job.run_dir, last))
         names = [self.job.names[int(_place(file).partition(".")[0])] for file in files]
         found = [self._outcome(file) for file in files]
-        return outcome.of_job(zip(names, found, strict=True), first=self.job.names[0]), last
+        ended = outcome.of_job(zip(names, found, strict=True), first=self.job.names[0])
+        manifest.close(self.job.run_dir, last, ended.status)
+        return ended, last
 
     def _outcome(self, file: Path) -> Outcome | None:
         """What the task left, or what its status says where the disk did not take that."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from entrypoint.errors import BadInput
 from entrypoint.plan.mistakes import program
-from entrypoint.record import causes, reading, traces
+from entrypoint.record import causes, picture, reading, traces
 from entrypoint.record.causes import Difference
 from entrypoint.record.traces import Parting, Trace
 
@@ -89,9 +89,11 @@ class Pair:
         return f"traces: identical, bit for bit, over {found.steps} steps"
 
 
-def main(paths: Sequence[str], *, as_json: bool) -> int:
-    """Prints the comparison of the first run with each of the others. Raises BadInput for what cannot be
-    compared."""
+def main(paths: Sequence[str], *, as_json: bool, image: str = "") -> int:
+    """Prints the comparison of the first run with each of the others. `image`: a file for its picture. Raises
+    BadInput for what cannot be compared."""
+    if image:
+        picture.check()
     runs = [load(Path(path)) for path in paths]
     first, *others = runs
     for other in others:
@@ -101,6 +103,8 @@ def main(paths: Sequence[str], *, as_json: bool) -> int:
         print(json.dumps({"schema_version": 1, "pairs": [pair.to_json() for pair in pairs]}, indent=2))
     else:
         print("\n\n".join("\n".join(pair.in_words()) for pair in pairs))
+    if image:
+        picture.draw([str(run.path) for run in runs], [run.trace for run in runs], Path(image))
     return IDENTICAL if all(pair.parting.identical for pair in pairs) else DIFFERENT
 
 

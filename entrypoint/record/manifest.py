@@ -104,10 +104,12 @@ class Manifest:
         def conclude(manifest: dict[str, Any]) -> dict[str, Any]:
             left = self._left(plan.attempt)
             said = found | {name: left[name] for name in ("identity", "checkpoint") if name in left}
+            manifest = _noted(manifest, said) | {"code": code or manifest["code"]}
+            if not left:  # what earlier attempts left is still that of the numbers
+                return manifest
             config = tokens.hide_values(left.get("config"), self._env)
-            results = self._json("result.json") if left and not status else None
-            return _noted(manifest, said) | {
-                "code": code or manifest["code"],
+            results = self._json("result.json") if not status else None
+            return manifest | {
                 "config": config,
                 "seeds": {"seed": config["seed"]} if isinstance(config, dict) and "seed" in config else {},
                 "results": tokens.hide_values(results, self._env),
@@ -166,6 +168,18 @@ class Manifest:
         with contextlib.suppress(OSError, ValueError):
             return json.loads((self._folder / name).read_text(encoding="utf-8"))
         return None
+
+
+def close(folder: Path, attempt: int, status: int) -> None:
+    """Says of an attempt how it ended, if its first node could not. A file system that does not take it, and
+    a manifest that is none, are left as they are."""
+    path = folder / reading.NAME
+    with contextlib.suppress(OSError, ValueError):
+        manifest = reading.read(path)
+        for one in manifest["attempts"]:
+            if one.get("attempt") == attempt and one.get("ended", "") is None:
+                one |= {"ended": _now(), "status": status}
+                write_private(path, json.dumps(manifest, indent=2) + "\n")
 
 
 def _noted(manifest: dict[str, Any], found: Mapping[str, object]) -> dict[str, Any]:

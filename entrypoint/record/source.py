@@ -52,7 +52,7 @@ def program(command: Sequence[str], folder: Path) -> dict[str, Any] | None:
 
 def _program(command: Sequence[str], folder: Path) -> Path | None:
     """The script, or the folder of the package behind `-m`; None for what is neither."""
-    if command[:1] == ["-m"] and len(command) > 1:
+    if command[0] == "-m" and len(command) > 1:
         name = command[1].partition(".")[0]
         for path in (folder / name, folder / f"{name}.py"):
             if name not in OURS and path.exists():  # as Python's own -m finds it

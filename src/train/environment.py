@@ -47,8 +47,9 @@ def read_rank_info(environment: Mapping[str, str]) -> RankInfo:
     node = environment.get("APPTRAIN_NODE") or socket.gethostname()
     run_dir = environment.get("APPTRAIN_RUN_DIR")
     path = Path(run_dir) if run_dir else None
+    attempt = _number(environment, "APPTRAIN_ATTEMPT") if environment.get("APPTRAIN_ATTEMPT") else 0
     if not environment.get("RANK") and not environment.get("WORLD_SIZE"):
-        return RankInfo(node=node, run_dir=path)
+        return RankInfo(node=node, run_dir=path, attempt=attempt)
     missing = [name for name in (*_RANK_NAMES, *_MASTER_NAMES) if not environment.get(name)]
     if missing:
         raise BadInput(f"{missing[0]} is not set beside RANK or WORLD_SIZE: start the ranks with torchrun")
@@ -67,7 +68,7 @@ def read_rank_info(environment: Mapping[str, str]) -> RankInfo:
         master=f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
         node=node,
         run_dir=path,
-        attempt=_number(environment, "APPTRAIN_ATTEMPT") if environment.get("APPTRAIN_ATTEMPT") else 0,
+        attempt=attempt,
         heartbeat=Path(heartbeat, str(rank)) if heartbeat else None,
     )
 

@@ -50,6 +50,7 @@ def test_the_same_training_twice_is_identical(first: Path, tmp_path: Path) -> No
     status, pair = compared(first, trained(tmp_path / "job"))
     assert (status, pair["verdict"]) == (0, "identical")
     assert {one["name"] for one in pair["differ"]} <= {"began"}
+    assert {"code", "config", "seed", "threads", "CPU"} <= {*pair["equal"]}
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,14 @@ def test_the_manifest_tells_what_each_attempt_ran_and_no_secret_of_the_environme
     assert "hf_secret" not in path.read_text()
 
 
+def test_the_manifest_says_how_an_attempt_ended_whose_launcher_was_killed(tmp_path: Path) -> None:
+    words = ("--nodes", "1", "--mode", "exec", "--no-python", "--", "sh", "-c", "kill -9 $PPID; sleep 60")
+    assert run(tmp_path, *words).status == 137
+    (attempt,) = json.loads((tmp_path / "run" / "manifest.json").read_text())["attempts"]
+    assert attempt["status"] == 137
+    assert datetime.fromisoformat(attempt["ended"]).tzinfo is not None
+
+
 def test_the_manifest_says_which_image_it_was(tmp_path: Path) -> None:
     image = image_env(tmp_path, "image-1", "0" * 64)
     ended = run_by_hand(tmp_path, "--no-python", "--mode", "exec", "--", "true", images=[image, image])

@@ -1,6 +1,7 @@
 """What follows an attempt: the rule, and who applies it."""
 
 import dataclasses
+import json
 import os
 import time
 from pathlib import Path
@@ -293,6 +294,15 @@ def test_it_leaves_to_the_host_what_slurm_may_know_more_of_and_what_is_missing(
     RunDirectory(of.run_dir, 0).outcome(1, None).unlink()
     assert not left(hand, dataclasses.replace(of, scheduler="pbs"))
     assert not left(hand, of, asked=143)
+
+
+def test_an_attempt_whose_first_node_could_not_tell_its_end_gets_it_here(tmp_path: Path, hand: Path) -> None:
+    of = job(tmp_path)
+    manifest = of.run_dir / "manifest.json"
+    manifest.write_text('{"attempts": [{"attempt": 0, "ended": null, "status": null}]}')
+    write(of, None, FAILED)
+    conclude.settle(hand, of, decided(of))
+    assert json.loads(manifest.read_text())["attempts"][0]["status"] == 7
 
 
 def test_who_is_asked_to_end_says_how_to_go_on(tmp_path: Path, hand: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node.gpu import Stack
 from entrypoint.record import hardware, source
-from entrypoint.record.manifest import Manifest
+from entrypoint.record.manifest import Manifest, close
 from tests.unit.scene import planned
 
 CU132 = Stack(name="cu132", cuda="13.2", lock="5e1f", driver="580", capabilities=())
@@ -143,6 +143,46 @@ def test_the_end_says_when_and_how(tmp_path: Path, alone: bool) -> None:
     assert datetime.fromisoformat(str(found["ended"])) >= datetime.fromisoformat(str(found["began"]))
     assert found["status"] == 75
     assert ("process_group" in found) == alone
+
+
+def test_an_end_that_the_first_node_could_not_tell_is_told_by_who_concludes(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path, 1)
+    record(run)
+    for attempt, status in ((0, 1), (1, 137), (1, 64)):
+        close(tmp_path, attempt, status)
+    (found,) = attempts(run)
+    assert found["status"] == 137
+    assert datetime.fromisoformat(str(found["ended"])).tzinfo is not None
+
+
+def test_an_end_that_the_first_node_has_told_stays(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path, 1)
+    during(run, lambda it: it.end(PLAN, 75, alone=False))
+    before = run.manifest.read_text()
+    close(tmp_path, 1, 1)
+    assert run.manifest.read_text() == before
+
+
+@pytest.mark.parametrize("text", [None, "[]", '{"attempts": [{"attempt": 1}]}'])
+def test_nothing_else_is_closed(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "manifest.json").write_text(text)
+    close(tmp_path, 1, 137)
+    assert [path.read_text() for path in tmp_path.iterdir()] == ([] if text is None else [text])
+
+
+def test_an_attempt_that_left_nothing_takes_nothing_from_those_before_it(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path, 1)
+    (tmp_path / "config.json").write_text('{"attempt": 1, "config": {"seed": 7}}')
+    (tmp_path / "result.json").write_text('{"accuracy": 0.5}')
+    during(run, lambda it: it.end(PLAN, 0, alone=False))
+    during(run, lambda it: it.end(replace(PLAN, attempt=2), 1, alone=False))
+    found = manifest(run)
+    assert (found["config"], found["seeds"], found["results"]) == (
+        {"seed": 7},
+        {"seed": 7},
+        {"accuracy": 0.5},
+    )
 
 
 @pytest.mark.parametrize("of", [0, 1])

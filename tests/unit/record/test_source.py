@@ -132,6 +132,6 @@ def test_a_module_in_the_folder_of_the_ranks_comes_first_as_for_python(tmp_path:
 
 def test_nothing_in_the_folder_of_the_ranks_is_taken_for_the_reference_program(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()
-    found = source.program(["-m", "train"], tmp_path)
+    found = source.program(("-m", "train"), tmp_path)
     assert found is not None
     assert found["name"] == "train"

@@ -18,6 +18,7 @@ TORCHRUN = {
 
 def test_the_ranks_place_is_what_torchrun_says() -> None:
     ours = {"APPTRAIN_NODE": "gpu-2", "APPTRAIN_RUN_DIR": "/runs/a", "APPTRAIN_HEARTBEAT": "/dev/shm/b"}
+    ours["APPTRAIN_ATTEMPT"] = "2"
     assert read_rank_info({**TORCHRUN, **ours}) == RankInfo(
         rank=3,
         local_rank=1,
@@ -26,12 +27,14 @@ def test_the_ranks_place_is_what_torchrun_says() -> None:
         master="n1:29500",
         node="gpu-2",
         run_dir=Path("/runs/a"),
+        attempt=2,
         heartbeat=Path("/dev/shm/b/3"),
     )
 
 
 def test_without_torchrun_the_process_is_a_world_of_its_own() -> None:
     assert read_rank_info({}) == RankInfo(node=socket.gethostname())
+    assert read_rank_info({"APPTRAIN_ATTEMPT": "3"}).attempt == 3
 
 
 def test_an_ipv6_address_stands_in_brackets() -> None:

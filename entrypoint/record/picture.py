@@ -1,0 +1,68 @@
+"""The picture of a comparison: the losses of all runs, and how far each is from the first.
+
+matplotlib is imported here alone, once a picture is asked for: a login node may have none.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from entrypoint.errors import BadInput
+from entrypoint.record.traces import Trace, compare
+
+COLOURS = ("#2f6db5", "#d9772b", "#4a9c5d", "#8f5fb0", "#5a5a5a")
+LEAST = 1e-8
+"""Below it the scale is linear, so that 0 is on it."""
+
+
+def check() -> None:
+    """Raises BadInput where nothing can draw."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise BadInput(
+            "compare -o: this Python has no matplotlib: give PYTHON=FILE with one that has it, such as that "
+            "of make venv, or leave -o out"
+        )
+
+
+def draw(names: Sequence[str], traces: Sequence[Trace], path: Path) -> None:
+    """Writes a PNG. Raises BadInput where it cannot be written."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+    from matplotlib.ticker import MaxNLocator
+
+    style: Any = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25}
+    with pyplot.rc_context({**style, "font.size": 10, "axes.titlelocation": "left"}):
+        figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), dpi=120, layout="constrained")
+        first, widest = traces[0]["loss"], 0.0
+        for at, trace in enumerate(traces):
+            name = names[at]
+            look: Any = {"color": COLOURS[at % len(COLOURS)], "linestyle": "-" if at == 0 else "--"}
+            losses = trace["loss"]
+            steps = sorted(losses)
+            left.plot(steps, [losses[step] for step in steps], label=name, **look)
+            if at == 0:
+                continue
+            parted = compare(traces[0], trace).first
+            apart = [(step, abs(first[step] - losses[step])) for step in steps if step in first]
+            said = "identical" if parted is None else f"parts at step {parted}"
+            far = [value for _, value in apart]
+            right.plot([step for step, _ in apart], far, label=f"{name}: {said}", **look)
+            widest = max(widest, *far, 0.0)
+        left.set(title="Loss", xlabel="step")
+        right.set(title=f"Distance of the loss from that of {names[0]}", xlabel="step")
+        right.set_yscale("symlog", linthresh=LEAST)
+        right.set_ylim(0, 10 * max(widest, LEAST))
+        for axes in (left, right):
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+            axes.legend(loc="best", frameon=False, fontsize=8)
+        try:
+            figure.savefig(path, format="png")
+        except OSError as error:
+            raise BadInput(f"compare -o: {path} cannot be written: {error.strerror}") from None
+        finally:
+            pyplot.close(figure)

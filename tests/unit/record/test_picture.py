@@ -1,0 +1,42 @@
+"""The picture of a comparison, and what is said where there can be none."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from entrypoint.errors import BadInput
+from entrypoint.record import compare, picture
+from tests.unit.record.test_compare import run
+
+PNG = b"\x89PNG"
+
+
+def test_the_runs_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [
+        run(tmp_path / name, losses) for name, losses in (("a", [2.0, 1.0]), ("b", [2.0, 1.5]), ("c", [2.0]))
+    ]
+    file = tmp_path / "compare.png"
+    assert compare.main([*runs, runs[0]], as_json=False, image=str(file)) == 1
+    assert file.read_bytes().startswith(PNG)
+    assert "they part at step 2" in capsys.readouterr().out
+
+
+def test_runs_that_have_no_step_in_common_are_drawn_too(tmp_path: Path) -> None:
+    traces = [{"loss": {1: 2.0}, "lr": {}, "accuracy": {}}, {"loss": {2: 2.0}, "lr": {}, "accuracy": {}}]
+    picture.draw(["a", "b"], traces, tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(PNG)
+
+
+def test_without_matplotlib_the_line_says_what_to_do_before_anything_is_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(BadInput, match="compare -o: this Python has no matplotlib: give PYTHON=FILE"):
+        compare.main(["/nonexistent", "/nonexistent"], as_json=False, image="a.png")
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    runs = [run(tmp_path / name, [2.0]) for name in "ab"]
+    with pytest.raises(BadInput, match=r"compare -o: /nonexistent/a\.png cannot be written: No such file"):
+        compare.main(runs, as_json=False, image="/nonexistent/a.png")
