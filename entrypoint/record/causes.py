@@ -78,8 +78,9 @@ def _threads(manifest: Manifest) -> object:
 
 
 def _kinds(manifest: Manifest, *names: str) -> object:
-    """Of each kind of node, the distinct values in a fixed order."""
-    found = {str(_at(kind, *names)) for kind in manifest["hardware"]}
+    """Of each kind of node that says it, the distinct values in a fixed order."""
+    values = [_at(kind, *names) for kind in manifest["hardware"]]
+    found = {", ".join(one) or "none" if isinstance(one, list) else one for one in values if one is not None}
     return sorted(found) or None
 
 

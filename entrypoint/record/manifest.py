@@ -92,9 +92,12 @@ class Manifest:
             )
         )
 
-    async def end(self, plan: LaunchPlan, status: int, *, alone: bool) -> None:
-        """Says how this attempt ended, and what the program left; `alone`: no rank joined a process group."""
+    async def end(self, plan: LaunchPlan, status: int, *, alone: bool, network: str = "") -> None:
+        """Says how this attempt ended, and what the program left; `alone`: no rank joined a process group;
+        `network`: that NCCL has taken by its own log, in its words; empty where nobody has looked."""
         found: dict[str, object] = {"ended": _now(), "status": status}
+        if network:
+            found["transport"] = f"nccl over {network}"
         if alone:
             found["process_group"] = None
         if self._code is None:
@@ -223,8 +226,10 @@ def _entry(
 
 
 def _transport(plan: LaunchPlan) -> str:
-    interface = plan.env.get("GLOO_SOCKET_IFNAME", "")
-    return " over ".join(filter(None, ["nccl" if plan.device == "cuda" else "gloo", interface]))
+    """As far as the plan tells: NCCL takes what it finds, whatever interface it is given for sockets."""
+    if plan.device == "cuda":
+        return "nccl"
+    return " over ".join(filter(None, ["gloo", plan.env.get("GLOO_SOCKET_IFNAME", "")]))
 
 
 def _plan_file(plan: LaunchPlan, place: int) -> str:

@@ -142,8 +142,8 @@ class Attempt:
             if self.supervisor is None:
                 self.link.fail(to_failure(self.plan, ended))
             await self.link.close()
-        if self.is_first:
-            await self._manifest.end(self.plan, ended.status, alone=ended.alone)
+        if self.is_first and self.ranks:
+            await self._manifest.end(self.plan, ended.status, alone=ended.alone, network=self.ranks.network)
         if refused:
             raise refused
         return ended

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from entrypoint.doctor.fabric import watch
+from entrypoint.doctor import fabric as proof
 from entrypoint.errors import BAD_INPUT, UNAVAILABLE, BadInput
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import processes
@@ -92,6 +92,8 @@ class Ranks:
         self.pids: dict[int, int] = {}
         self.started = asyncio.Event()
         """Set once all have."""
+        self.network = ""
+        """That NCCL has taken by its own log; empty where nobody looks."""
         self._why_spawned = ""
         self._env = dict(env)
         self._relay = relay
@@ -168,7 +170,9 @@ class Ranks:
             self._tasks.append(asyncio.create_task(self._prove_fabric()))
 
     async def _prove_fabric(self) -> None:
-        if why := await watch(self._scratch, self._fabric, len(self.ranks)):
+        why = await proof.watch(self._scratch, self._fabric, len(self.ranks))
+        self.network = ", ".join(sorted({proof.network(log) for log in proof.networks(self._scratch)}))
+        if why:
             self.events.put_nowait(StarterEnded(error=why, status=BAD_INPUT))
 
     def alive(self) -> list[int]:

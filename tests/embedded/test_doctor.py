@@ -165,4 +165,6 @@ def test_nobody_looks_where_nobody_asks_or_the_log_is_the_users(
 def test_a_job_that_uses_the_fabric_trains(tmp_path: Path) -> None:
     ended = train(tmp_path, IB, "3", "--fabric", "infiniband")
     assert ended.status == 0, ended.err
+    (attempt,) = json.loads((ended.run / "manifest.json").read_text())["attempts"]
+    assert attempt["transport"] == "nccl over IB"
     assert sorted(ended.out.splitlines()) == ["log True INFO"] * 2 + ["trained"] * 2

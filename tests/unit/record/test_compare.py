@@ -23,7 +23,7 @@ MANIFEST: dict[str, Any] = {
     "config": {"seed": 1, "batch_size": 64, "optimizer.lr": 0.1, "checkpoint.every": 0, "threads": 0},
     "nodes": [{"name": "a", "plan": "plan.0.json"}],
     "environment": {"values": {}, "names": ["HF_TOKEN"]},
-    "hardware": [{"nodes": ["a"], "cpu": {"model": "EPYC"}, "gpus": [], "driver": None}],
+    "hardware": [{"nodes": ["a"], "cpu": {"model": "EPYC"}, "gpus": [], "driver": "580"}],
     "seeds": {"seed": 1},
     "attempts": [
         {
@@ -104,12 +104,12 @@ CPU_RULES = {
     "threads": ("attempts/0/identity", {"threads": 2, "processor": "AVX2"}),
     "device": ("attempts/0/device", "cuda"),
     "instruction set": ("attempts/0/identity", {"threads": 1, "processor": "AVX512"}),
-    "CPU": ("hardware", [{"cpu": {"model": "Xeon"}, "gpus": [], "driver": None}]),
+    "CPU": ("hardware", [{"cpu": {"model": "Xeon"}, "gpus": [], "driver": "580"}]),
     "checkpoint": ("attempts/0/checkpoint", {"path": "/other/checkpoints/step-00000020", "step": 20}),
 }
 GPU_RULES = {
-    "GPUs": ("hardware", [{"cpu": {"model": "EPYC"}, "gpus": ["H100"], "driver": None}]),
-    "driver": ("hardware", [{"cpu": {"model": "EPYC"}, "gpus": [], "driver": "580"}]),
+    "GPUs": ("hardware", [{"cpu": {"model": "EPYC"}, "gpus": ["H100"], "driver": "580"}]),
+    "driver": ("hardware", [{"cpu": {"model": "EPYC"}, "gpus": [], "driver": "590"}]),
     "transport": ("attempts/0/transport", "nccl over ib0"),
 }
 

@@ -13,6 +13,7 @@ import pytest
 
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node.gpu import Stack
+from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.record import hardware, source
 from entrypoint.record.manifest import Manifest, close
 from tests.unit.scene import planned
@@ -133,6 +134,22 @@ def test_changes_are_those_of_the_last_attempt_and_the_users_alone(
         during(run, lambda it: it.note(PLAN, start={}))
         (found,) = tmp_path.glob("*.diff")
         assert ({found.name: found.read_text()}, found.stat().st_mode & 0o777) == (diffs, 0o600)
+
+
+def test_the_network_is_that_of_nccls_log_if_somebody_looked(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path, 1)
+    during(run, lambda it: it.end(PLAN, 0, alone=False, network="IB"))
+    assert attempts(run)[0]["transport"] == "nccl over IB"
+
+
+def test_of_gpus_no_network_is_claimed_that_nobody_has_seen(tmp_path: Path) -> None:
+    run, said = RunDirectory(tmp_path, 1), Manifest(tmp_path, {}, lambda _: None)
+    asyncio.run(record_on(said, replace(PLAN, device="cuda")))
+    assert attempts(run)[0]["transport"] == "nccl"
+
+
+async def record_on(it: Manifest, plan: LaunchPlan) -> None:
+    await it.record(plan, None, image_id="", versions={})
 
 
 @pytest.mark.parametrize("alone", [False, True])
