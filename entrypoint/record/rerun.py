@@ -154,7 +154,9 @@ def _image_id(path: Path) -> str:
 def _code(manifest: Mapping[str, Any], here: Path, home: Path) -> list[str]:
     code = manifest["code"] or {}
     ours = (code.get("apptrain") or {}).get("repository")
-    parts = (("code", here, code.get("repository")), ("apptrain", home, ours))
+    parts = [("apptrain", home, ours)]
+    if not source.is_ours(manifest["command"]):
+        parts = [("code", source.folder(manifest["command"], here), code.get("repository")), *parts]
     lines = [line for name, folder, state in parts if state for line in _repository(name, folder, state)]
     return lines + _program(manifest, code.get("program"), here)
 

@@ -28,33 +28,43 @@ GIT = 5.0
 
 
 def look(
-    command: Sequence[str], folder: Path, env: Mapping[str, str]
+    command: Sequence[str], begin: Path, env: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """What the manifest says of the code, and files with the changes since the commits: those that are kept,
-    by their names. `folder`: where the ranks begin."""
-    path = _program(command, folder)
+    by their names. `begin`: where the ranks do."""
     diffs: dict[str, str] = {}
-    state = _repository(path.parent if path and path.is_file() else path or folder, env, DIFF, diffs)
+    state = _repository(folder(command, begin), env, DIFF, diffs)
     ours = _repository(HOME, env, OUR_DIFF, diffs) if (HOME / "Makefile").exists() else None
     code = {
-        "program": program(command, folder),
+        "program": program(command, begin),
         "repository": state,
         "apptrain": {"version": __version__, "repository": ours},
     }
     return code, diffs
 
 
-def program(command: Sequence[str], folder: Path) -> dict[str, Any] | None:
+def program(command: Sequence[str], begin: Path) -> dict[str, Any] | None:
     """Its name and SHA-256; None for what is neither script nor module."""
-    path = _program(command, folder)
+    path = _program(command, begin)
     return {"name": path.name, "sha256": _digest(path)} if path else None
 
 
-def _program(command: Sequence[str], folder: Path) -> Path | None:
+def folder(command: Sequence[str], begin: Path) -> Path:
+    """Where the program lies; where the ranks `begin`, if it is not found."""
+    path = _program(command, begin)
+    return path.parent if path and path.is_file() else path or begin
+
+
+def is_ours(command: Sequence[str]) -> bool:
+    """Whether it is a module of this project."""
+    return command[0] == "-m" and len(command) > 1 and command[1].partition(".")[0] in OURS
+
+
+def _program(command: Sequence[str], begin: Path) -> Path | None:
     """The script, or the folder of the package behind `-m`; None for what is neither."""
     if command[0] == "-m" and len(command) > 1:
         name = command[1].partition(".")[0]
-        for path in (folder / name, folder / f"{name}.py"):
+        for path in (begin / name, begin / f"{name}.py"):
             if name not in OURS and path.exists():  # as Python's own -m finds it
                 return path
         with contextlib.suppress(ImportError, ValueError):
@@ -65,7 +75,7 @@ def _program(command: Sequence[str], folder: Path) -> Path | None:
                 return Path(found.origin)
         return None
     for word in command:
-        path = folder / word
+        path = begin / word
         if path.suffix in (".py", ".sh") and path.is_file():
             return path.resolve()
     return None
