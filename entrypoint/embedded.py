@@ -39,7 +39,7 @@ PASSED = (
     *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
     *("HF_*", "WANDB_*", "MLFLOW_*", "ACCELERATE_*"),
     # An image's own: what it is, what it holds, and where the host's driver is.
-    *("APPTRAIN_IMAGE_ID", "APPTRAIN_STACK", "LD_LIBRARY_PATH"),
+    *("APPTRAIN_IMAGE_ID", "APPTRAIN_IMAGE_PARTITION", "APPTRAIN_STACK", "LD_LIBRARY_PATH"),
 )
 """Variables that a node gets from this environment; APPTRAIN_PASS adds names or PREFIX_*."""
 OF_SESSIONS = """

@@ -105,6 +105,7 @@ def _parent(manifest: Manifest) -> object:
 
 ROWS = (
     Row("image", lambda m: _at(m, "image", "id")),
+    Row("partition", lambda m: _at(m, "image", "partition_sha256")),
     Row("lock", lambda m: _at(m, "image", "lock_sha256"), "bits are claimed for equal software alone"),
     Row("torch", lambda m: _attempts(m, "versions", "torch"), "another version of torch rounds otherwise"),
     Row("python", lambda m: _attempts(m, "versions", "python"), "bits are claimed for equal software alone"),

@@ -29,6 +29,8 @@ NOT_PROMISED = (
     "driver and GPUs were checked against the image",
 )
 """What does not hold in an image that was not made here: it has no description of its stack."""
+PARTITION = "APPTRAIN_IMAGE_PARTITION"
+"""The SHA-256 of what is in the image, from the host half, which finds it beside the image or not at all."""
 HARMLESS = (
     *("OMP_*", "MKL_NUM_THREADS", "MKL_CBWR", "OPENBLAS_NUM_THREADS", "ATEN_CPU_CAPABILITY", "KMP_AFFINITY"),
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG"),
@@ -65,6 +67,8 @@ class Manifest:
         entry = _entry(plan, stack, image_id, versions) | {
             "command": tokens.hide_words(plan.command, self._env)
         }
+        if entry["image"] and (partition := self._env.get(PARTITION)):
+            entry["image"]["partition_sha256"] = partition
 
         def add(manifest: dict[str, Any]) -> dict[str, Any]:
             return manifest | {

@@ -102,6 +102,19 @@ def test_the_image_is_found_by_its_id_whatever_its_name(home: Path) -> None:
     assert (found.words[4:6], found.lacks) == (["--image", str(another)], [])
 
 
+@pytest.mark.parametrize(
+    ("partition", "size", "same"), [("5e1f", 128, True), ("5e1e", 128, False), ("5e1f", 127, False)]
+)
+def test_an_image_that_was_built_anew_with_the_same_in_it_is_the_same(
+    home: Path, partition: str, size: int, same: bool
+) -> None:
+    said = {"partition_sha256": partition, "bytes": size}
+    (home / "containers/image.json").write_text(json.dumps(said))
+    found = rerun.plan(run(image={"id": "other", "partition_sha256": "5e1f"}), home, "", {})
+    assert (found.lacks == []) == same
+    assert found.words[4:6] == ["--image", f"{home}/containers/image.sif"]
+
+
 @pytest.mark.parametrize("content", [b"#!/bin/sh\n", b""])
 def test_what_is_no_image_is_said(home: Path, content: bytes) -> None:
     path = home / "containers/image.sif"
