@@ -18,6 +18,7 @@ from entrypoint import __version__, cli, spelling
 from entrypoint.errors import BadInput, Refusal
 from entrypoint.plan import mistakes
 from entrypoint.plan.sources import HelpFormatter, parser_class, split_command
+from entrypoint.record.partition import VARIABLE, partition
 
 HOME = Path(__file__).resolve().parents[1]
 """The checkout, where this is one."""
@@ -216,7 +217,9 @@ def _in_image(before: list[str], command: list[str]) -> int:
     if not image and at + 1 < len(before) and not before[at + 1].startswith("-"):
         image = before.pop(at + 1)
     del before[at]
-    start = [str(HOME / "containers" / "run.sh"), image or str(HOME / "containers" / "image.sif")]
+    image = image or str(HOME / "containers" / "image.sif")
+    os.environ[VARIABLE] = partition(Path(image))
+    start = [str(HOME / "containers" / "run.sh"), image]
     inside = ["python", "-P", "-m", "entrypoint.embedded", *before, *(["--", *command] if command else [])]
     _become([*start, *inside])
 

@@ -1,6 +1,7 @@
 # shellcheck shell=bash disable=SC2034 # what sources it uses REFUSED and status
 # What the scripts of the host have in common: the status of a refusal, an outcome in an entrypoint's place, a child
-# that gets its parent's signals. Sourced by host/job.sh, containers/run.sh, slurm/survivor.sh and pbs/task.sh.
+# that gets its parent's signals, the wait for one. Sourced by host/job.sh, containers/run.sh, slurm/survivor.sh,
+# pbs/task.sh and pbs/keep.sh.
 
 # The status of bad input. What other statuses mean, the image knows.
 readonly REFUSED=64
@@ -31,11 +32,23 @@ run_child() {
     child=$!
     set +m
     for name in ${held[@]+"${held[@]}"}; do pass_on "$name"; done
-    interrupted=yes
-    while [[ -n $interrupted ]]; do interrupted='' status=0; { wait "$child" || status=$?; } 2>/dev/null; done
+    await_end "$child" 143
+}
+
+# await_end CHILD UNKNOWN: waits until it has ended, through signals that are trapped; sets `status`. bash loses the
+# status of a child that ends at the very moment at which such a signal comes, and would wait for that child for ever:
+# it is gone, and yet among the jobs that run. Its status is UNKNOWN then.
+await_end() {
+    local told=0
+    while ((told < 3)); do # a signal may take the place of the status even then
+        status=0 && { wait "$1" || status=$?; } 2>/dev/null
+        if ((status <= 128)); then return; fi # else a signal came, or one has ended the child
+        if [[ $'\n'$(jobs -rp)$'\n' != *$'\n'"$1"$'\n'* ]]; then ((++told)); continue; fi
+        kill -0 "$1" 2>/dev/null || { status=$2; return; }
+    done
 }
 
 pass_on() {
-    interrupted=yes signalled=yes
+    signalled=yes
     if [[ -n $child ]]; then kill -s "$1" "$child" 2>/dev/null || true; else held+=("$1"); fi
 }

@@ -18,7 +18,7 @@ readonly NEVER=(
     PBS_JOBCOOKIE SLURM_JWT                              # with them one can act as the job or as the user
     'PYTHON*' 'LD_*' VIRTUAL_ENV 'CONDA_*'               # they would mix the host's software into the image's
     PATH PREPEND_PATH APPEND_PATH LANG 'LC_*' HOME PWD   # the image's own, or set here
-    APPTRAIN_STACK APPTRAIN_IMAGE_ID APPTRAIN_IMAGE_PARTITION APPTRAIN_OUTCOME TMPDIR
+    APPTRAIN_STACK APPTRAIN_IMAGE_ID APPTRAIN_OUTCOME TMPDIR
 )
 readonly CACHES=(TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR MPLCONFIGDIR XDG_CACHE_HOME)
 readonly FOREIGN='@(APPTAINER|SINGULARITY)@(_|ENV_)*' HARMLESS='@(APPTAINER|SINGULARITY)_@(CACHEDIR|TMPDIR|CONFIGDIR)'
@@ -80,7 +80,6 @@ pass_environment() {
     give_if_unset USER "$user" # PBS sets neither in a task
     give_if_unset LOGNAME "$user"
     if [[ -n $image_id ]]; then give APPTRAIN_IMAGE_ID "$image_id"; fi
-    if [[ -n $partition ]]; then give APPTRAIN_IMAGE_PARTITION "$partition"; fi
     if [[ -n $outcome ]]; then give APPTRAIN_OUTCOME "$outcome"; fi
     if [[ -n $compat ]]; then give LD_LIBRARY_PATH "$compat"; fi # Apptainer adds what --nv brings behind it
     give TMPDIR "$tmp"

@@ -48,12 +48,11 @@ check_user_namespaces() {
     done
 }
 
-# Checks IMAGE, and sets `image`, its `kind` (sif, directory), `bytes`, `image_id`, which every build makes anew, and
-# `partition`, the SHA-256 of what is in it, if its JSON lies beside it.
+# Checks IMAGE, and sets `image`, its `kind` (sif, directory), `bytes`, and `image_id`, which every build makes anew.
 # Nothing but a file is opened: a fifo would hang.
 check_image() {
     local header arch ours size
-    image=$(absolute "$1") image_id='' partition=''
+    image=$(absolute "$1") image_id=
     [[ -e $image ]] || refuse "there is no image $image on this node, or its directory may not be searched:" \
         "make image, or give a path that all nodes share"
     [[ -r $image ]] || refuse "the image $image may not be read: ask its owner for chmod a+r"
@@ -78,15 +77,6 @@ check_image() {
     read -r size header < <(od -An -v -tu8 -j112 -N16 -- "$image") || true
     ((size + header <= bytes)) ||
         refuse "the image $image is cut off: it has $bytes of $((size + header)) bytes: copy or make it again"
-    find_partition "${image%.sif}.json"
-}
-
-# Sets `partition` from what make image writes beside an image. A JSON of another length's image is an older one's.
-find_partition() {
-    local text
-    [[ -f $1 && -r $1 ]] && text=$(head -c 1000000 -- "$1" 2>/dev/null) || return 0
-    [[ $text =~ \"bytes\":\ ([0-9]+) && ${BASH_REMATCH[1]} == "$bytes" ]] || return 0
-    if [[ $text =~ \"partition_sha256\":\ \"([0-9a-f]{64})\" ]]; then partition=${BASH_REMATCH[1]}; fi
 }
 
 # Sets `unmounted` to why this node does not mount the image, and `mounters` to where Apptainer looks for the program

@@ -125,13 +125,9 @@ load_modules() {
         # shellcheck source=/dev/null
         if ! declare -F module >/dev/null && [[ -r $file ]]; then source "$file"; fi
     done
-    if ! declare -F module >/dev/null; then
-        status=127
-    elif ((${#paths[@]} == 0)) || module use "${paths[@]}"; then
-        module load "${modules[@]}" || status=$?
-    else
-        status=$?
-    fi
+    declare -F module >/dev/null || status=127
+    ((status || ${#paths[@]} == 0)) || module use "${paths[@]}" || status=$?
+    ((status)) || module load "${modules[@]}" || status=$?
     set -eu
     ((status == 0)) ||
         refuse "module load ${modules[*]} of the profile $profile ended with status $status:" \
@@ -203,8 +199,7 @@ await() {
     child=$!
     set +m
     if [[ $asked != "$1" ]]; then cut_short; fi
-    interrupted=yes
-    while [[ -n $interrupted ]]; do interrupted='' status=0; wait "$child" || status=$?; done
+    await_end "$child" 0 # what a program of ours has left says how it ended
     child=
 }
 
@@ -286,7 +281,7 @@ catch_signals() {
 }
 
 warn() {
-    warned=yes interrupted=yes
+    warned=yes
     if [[ -n $run_dir ]]; then
         say "warned of the end: asking the ranks to save and stop"
         ask_to_stop || say "$run_dir/stop cannot be written: they are not asked"
@@ -301,7 +296,7 @@ ask_to_stop() {
 }
 
 # In a batch job the scheduler sends TERM to the tasks itself.
-end() { asked=$1 interrupted=yes; if [[ $1 == 143 && -z $is_batch ]]; then cut_short; fi; }
+end() { asked=$1; if [[ $1 == 143 && -z $is_batch ]]; then cut_short; fi; }
 
 cut_short() { if [[ -n $child ]]; then "$cutter" "$child" 2>/dev/null || true; fi; }
 

@@ -8,6 +8,8 @@
 # What is left is found by its session, and by the mark in its environment: ranks lead sessions of their own, and the
 # image's FUSE process has no environment.
 set -uo pipefail
+# shellcheck source=host/common.sh
+source "$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")/host/common.sh"
 tmp=$1
 shift
 
@@ -33,7 +35,7 @@ sweep() {
 }
 
 # shellcheck disable=SC2329 # a trap
-end() { asked=yes interrupted=yes; if [[ -n $child ]]; then kill -TERM "$child" 2>/dev/null; fi; }
+end() { asked=yes; if [[ -n $child ]]; then kill -TERM "$child" 2>/dev/null; fi; }
 
 asked='' child=''
 trap end TERM
@@ -50,8 +52,7 @@ if [[ -n $asked ]]; then end; fi
 ) &
 watcher=$!
 exec 8<&-
-interrupted=yes
-while [[ -n $interrupted ]]; do interrupted='' status=0; wait "$child" || status=$?; done
+await_end "$child" 143
 disown "$watcher" # or bash would say that it was killed
 kill -KILL "$watcher"
 sweep

@@ -246,5 +246,6 @@ hear_answers() {
 }
 
 # For a task that cannot: its rank, the error, the status.
-tell_outcome() { write_outcome "$run_dir/outcome/$attempt.$1" "${3:-1}" "${hosts[$1]}" "$2" ||
-    say "${hosts[$1]}: $2 (not written)"; }
+tell_outcome() {
+    write_outcome "$run_dir/outcome/$attempt.$1" "${3:-1}" "${hosts[$1]}" "$2" || say "${hosts[$1]}: $2 (not written)"
+}

@@ -76,7 +76,6 @@ answer() {
 # shellcheck disable=SC2329 # traps
 pass_on() {
     trap '' TERM HUP INT
-    interrupted=yes
     kill -TERM "$child" 2>/dev/null
 }
 
@@ -114,8 +113,7 @@ if [[ $starter == ssh ]]; then
     ) 9>&- &
     listener=$!
 fi
-interrupted=yes
-while [[ -n $interrupted ]]; do interrupted='' status=0; wait "$child" || status=$?; done
+await_end "$child" 143
 trap '' TERM HUP INT
 if [[ -n $listener ]]; then
     disown "$listener" # or bash would say that it was killed

@@ -38,10 +38,8 @@ job_end() {
 # Where Slurm has begun to run it again by itself, it refuses, and that is as well.
 run_again() {
     local why
-    why=$(scontrol requeue "$SLURM_JOB_ID" 2>&1) || [[ $why == *'pending execution'* ]] || {
-        printf '%s' "$why"
-        return 1
-    }
+    why=$(scontrol requeue "$SLURM_JOB_ID" 2>&1) || [[ $why == *'pending execution'* ]] ||
+        { printf '%s' "$why"; return 1; }
 }
 
 # Nothing where it does not answer.

@@ -23,6 +23,7 @@ from entrypoint.plan.launch_plan import describe
 from entrypoint.plan.profile import Profile
 from entrypoint.plan.resolve import resolve
 from entrypoint.plan.sources import Settings
+from entrypoint.record.partition import VARIABLE, partition
 
 Entries = Iterator[tuple[str, str]]
 NEEDED = ("torch", "psutil")
@@ -53,7 +54,9 @@ class _Request:
     def exported(self) -> dict[str, str]:
         """Variables for the tasks."""
         of_site = {"APPTRAIN_PROFILE": self.site.path} if self.site.path else {}
-        return {**self.granted.env, "APPTRAIN_RUN_DIR": str(self.run.path), **of_site}
+        contents = partition(Path(self.facts.one("image")))
+        of_image = {VARIABLE: contents} if contents else {}
+        return {**self.granted.env, "APPTRAIN_RUN_DIR": str(self.run.path), **of_site, **of_image}
 
     @property
     def is_batch(self) -> bool:

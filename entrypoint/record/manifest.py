@@ -19,6 +19,7 @@ from entrypoint.node.gpu import Stack
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.private import write_private
 from entrypoint.record import hardware, reading, source, tokens
+from entrypoint.record.partition import VARIABLE
 
 RECORD = 10.0
 """Seconds for the file system to take it."""
@@ -29,8 +30,6 @@ NOT_PROMISED = (
     "driver and GPUs were checked against the image",
 )
 """What does not hold in an image that was not made here: it has no description of its stack."""
-PARTITION = "APPTRAIN_IMAGE_PARTITION"
-"""The SHA-256 of what is in the image, from the host half, which finds it beside the image or not at all."""
 HARMLESS = (
     *("OMP_*", "MKL_NUM_THREADS", "MKL_CBWR", "OPENBLAS_NUM_THREADS", "ATEN_CPU_CAPABILITY", "KMP_AFFINITY"),
     *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_DEVICE_MAX_CONNECTIONS", "CUBLAS_WORKSPACE_CONFIG"),
@@ -67,7 +66,7 @@ class Manifest:
         entry = _entry(plan, stack, image_id, versions) | {
             "command": tokens.hide_words(plan.command, self._env)
         }
-        if entry["image"] and (partition := self._env.get(PARTITION)):
+        if entry["image"] and (partition := self._env.get(VARIABLE)):
             entry["image"]["partition_sha256"] = partition
 
         def add(manifest: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ scheduler is at hand, else `apptrain run`. Runs on a login node, with Python 3.9
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import shutil
@@ -20,6 +19,7 @@ from typing import Any
 
 from entrypoint.errors import BadInput
 from entrypoint.record import causes, reading, source, tokens
+from entrypoint.record.partition import partition
 
 PLACEHOLDER = re.compile(re.escape(tokens.HIDDEN[:-1]) + r"(?: (\w+))?>")
 SCHEDULERS = ("sbatch", "qsub")
@@ -137,21 +137,12 @@ def _image(manifest: Mapping[str, Any], home: Path, env: Mapping[str, str]) -> t
     here = {one: _image_id(one) for one in [path, *sorted(home.glob("containers/*.sif"))] if one.exists()}
     wanted = image.get("partition_sha256")
     same = [one for one, number in here.items() if number == image["id"]]
-    if same := same or [one for one in here if wanted and wanted == _partition(one)]:
+    if same := same or [one for one in here if wanted and wanted == partition(one)]:
         return ["--image", str(same[0])], []
     if path not in here:
         return [], [f"image: there is none at {path}: the run had {image['id']}; apptrain image build"]
     number = here[path] or "no SIF"
     return ["--image", str(path)], [f"image: {path} is {number}, the run had {image['id']}: built anew since"]
-
-
-def _partition(image: Path) -> str:
-    """The SHA-256 of its contents, as `make image` writes it beside an image; empty where it does not say."""
-    try:
-        found = json.loads(image.with_suffix(".json").read_text(encoding="utf-8"))
-        return str(found["partition_sha256"]) if found["bytes"] == image.stat().st_size else ""
-    except (OSError, ValueError, LookupError, TypeError):
-        return ""
 
 
 def _image_id(path: Path) -> str:

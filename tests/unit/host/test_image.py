@@ -154,17 +154,6 @@ def test_an_unpacked_image_is_taken_and_another_directory_refused(node: Node) ->
     assert "--unsquash" not in node.argv()
 
 
-@pytest.mark.parametrize(
-    ("bytes_", "found"), [("1128", "5e" * 32), ("1127", "none"), ("11280", "none"), ("null", "none")]
-)
-def test_what_is_in_the_image_is_known_from_its_json_beside_it(node: Node, bytes_: str, found: str) -> None:
-    image = sif(node.path / "some.sif")
-    image.with_suffix(".json").write_text(
-        f'{{\n  "sif_sha256": "{"0" * 64}",\n  "partition_sha256": "{"5e" * 32}",\n  "bytes": {bytes_},\n}}\n'
-    )
-    assert node.inside(image=str(image)).get("APPTRAIN_IMAGE_PARTITION", "none") == found
-
-
 def test_the_image_is_unpacked_on_request(node: Node) -> None:
     ended = node.run("true", APPTRAIN_UNPACK="1")
     assert ended.returncode == 0

@@ -152,7 +152,7 @@ async def record_on(it: Manifest, plan: LaunchPlan) -> None:
     await it.record(plan, None, image_id="", versions={})
 
 
-def test_the_digest_of_what_is_in_the_image_is_the_host_halfs(tmp_path: Path) -> None:
+def test_the_digest_of_what_is_in_the_image_comes_by_its_variable(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path, 1)
     during(run, stack=CU132, image="7be444fb", APPTRAIN_IMAGE_PARTITION="5e" * 32)
     assert manifest(run)["image"]["partition_sha256"] == "5e" * 32
