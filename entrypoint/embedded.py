@@ -7,6 +7,7 @@ of any cluster.
     apptrain run [--nodes N] [options of launch] [-- CMD ...]
 """
 
+import argparse
 import contextlib
 import dataclasses
 import os
@@ -73,7 +74,8 @@ class Job:
 
     nodes: int
     tasks_per_node: int
-    gpus_per_node: int
+    gpus_per_node: int | None
+    """None: nobody said."""
     run_dir: Path
     job_id: str
     launch: tuple[str, ...]
@@ -124,8 +126,7 @@ def _run(job: Job) -> int:
         return 1
 
 
-def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> Job:
-    before, command = sources.split_command(argv)
+def _parser() -> argparse.ArgumentParser:
     parser = sources.parser_class()(
         prog="apptrain run",
         usage="apptrain run [options] [options of launch] [-- CMD ...]",
@@ -135,30 +136,27 @@ def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> Job:
         formatter_class=sources.HelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--nodes", default="2", metavar="N", help="nodes to start (default: 2)")
-    parser.add_argument(
-        "--tasks-per-node", default="1", metavar="N", help="tasks on each node (default: 1, a torchrun)"
-    )
-    parser.add_argument(
-        "--gpus-per-node", default="0", metavar="N", help="GPUs of this machine for each node (default: 0)"
-    )
-    parser.add_argument(
-        "--run-dir", metavar="DIR", help="run directory (default: runs/embedded-ID) [APPTRAIN_RUN_DIR]"
-    )
-    given, others = parser.parse_known_args(before)
-    numbers = {
-        name: _number(f"--{name.replace('_', '-')}", text, at_least=name != "gpus_per_node")
-        for name, text in vars(given).items()
-        if name != "run_dir"
-    }
-    if numbers["nodes"] > 254:
-        raise BadInput(f"--nodes {numbers['nodes']}: 254 at most on one machine")
+    add = parser.add_argument
+    add("--nodes", default="2", metavar="N", help="nodes to start (default: 2)")
+    add("--tasks-per-node", default="1", metavar="N", help="tasks on each node (default: 1, a torchrun)")
+    add("--gpus-per-node", metavar="N", help="GPUs of this machine for each node (default: 0)")
+    add("--run-dir", metavar="DIR", help="run directory (default: runs/embedded-ID) [APPTRAIN_RUN_DIR]")
+    return parser
+
+
+def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> Job:
+    before, command = sources.split_command(argv)
+    given, others = _parser().parse_known_args(before)
+    nodes = _number("--nodes", given.nodes, at_least=1)
+    gpus = given.gpus_per_node
+    if nodes > 254:
+        raise BadInput(f"--nodes {nodes}: 254 at most on one machine")
     job_id = time.strftime("%Y%m%d-%H%M%S-") + str(number)
     run_dir = given.run_dir or env.get("APPTRAIN_RUN_DIR") or f"runs/embedded-{job_id}"
     job = Job(
-        nodes=numbers["nodes"],
-        tasks_per_node=numbers["tasks_per_node"],
-        gpus_per_node=numbers["gpus_per_node"],
+        nodes=nodes,
+        tasks_per_node=_number("--tasks-per-node", given.tasks_per_node, at_least=1),
+        gpus_per_node=None if gpus is None else _number("--gpus-per-node", gpus, at_least=0),
         run_dir=Path(run_dir).absolute(),
         job_id=job_id,
         launch=(*others, "--", *command),
@@ -173,8 +171,7 @@ def _plan(job: Job, env: Mapping[str, str]) -> tuple[LaunchPlan, sources.Setting
     """The first node's plan: a wrong option is one message before anything starts. Raises BadInput."""
     before, command = sources.split_command(job.launch)
     node = node_env(job, 0, 0, 0, env, progress=False)
-    given = vars(cli.parser().parse_args(["launch", *before]))
-    plan, settings = resolve(node, given, command, hostname=None)
+    plan, settings = resolve(node, sources.of_launch(before, _parser()), command, hostname=None)
     launch.check(plan, settings)
     mistakes.check_training(plan.command, plan.world_size, Path.cwd())
     mistakes.check_run_dir(job.run_dir, plan.command)
@@ -183,7 +180,7 @@ def _plan(job: Job, env: Mapping[str, str]) -> tuple[LaunchPlan, sources.Setting
 
 def _number(name: str, text: str, *, at_least: int) -> int:
     if not text.isdecimal() or int(text) < at_least:
-        raise BadInput(f"{name}={text}: must be a number from {int(at_least)}")
+        raise BadInput(f"{name}={text}: must be a number from {at_least}")
     return int(text)
 
 
@@ -200,10 +197,11 @@ def node_env(
         variables.TASKS_PER_NODE: str(job.tasks_per_node),
         variables.LOCALID: str(local_id),
         variables.CPUS_ON_NODE: str(max(1, len(os.sched_getaffinity(0)) // job.nodes)),
-        variables.GPUS_ON_NODE: str(job.gpus_per_node),
         "APPTRAIN_RUN_DIR": str(job.run_dir),
         "APPTRAIN_ATTEMPT": str(attempt),
     }
+    if job.gpus_per_node is not None:
+        given[variables.GPUS_ON_NODE] = str(job.gpus_per_node)
     if job.gpus_per_node:
         first = index * job.gpus_per_node
         given["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(first, first + job.gpus_per_node)))

@@ -10,32 +10,37 @@ import difflib
 import sys
 from collections.abc import Iterable
 
+GPUS = ("--gpus-per-node", "--gpus", "--nproc-per-node")
 MEANT = {
-    "gpu": "cuda",
-    "--gpu": "--device cuda",
-    "--cpu": "--device cpu",
-    "--gpus": "--nproc-per-node",
-    "--ranks": "--nproc-per-node",
-    "--np": "--nproc-per-node",
-    "--ntasks-per-node": "--nproc-per-node",
-    "--image": "APPTRAIN_IMAGE",
-    "--output": "--run-dir",
-    "--cwd": "--run-dir",
+    "gpu": ("cuda",),
+    "--gpu": ("--gpus-per-node", "--gpus", "--device cuda"),
+    "--cpu": ("--device cpu",),
+    **dict.fromkeys(("--gpus", "--gpus-per-node", "--ngpus", "--num-gpus"), GPUS),
+    "--ranks": ("--nproc-per-node",),
+    "--np": ("--nproc-per-node",),
+    "--ntasks-per-node": ("--nproc-per-node",),
+    "--image": ("APPTRAIN_IMAGE",),
+    "--output": ("--run-dir",),
+    "--cwd": ("--run-dir",),
 }
-"""What other programs call it."""
+"""What other programs call it: the first that is known here."""
+LITERAL, VAGUE = 0.85, 0.7
+"""How alike two words are: a letter apart; perhaps the same."""
 
 
 def meant(word: str, known: Iterable[str]) -> str:
     """`: did you mean X?` with the known name (two, where they are as near), or nothing."""
     names = list(dict.fromkeys(known))
-    found = near(word, names)
-    other = MEANT.get(word, "")
-    if other.startswith("APPTRAIN_") or other.partition(" ")[0] in names:
-        found = [other]
+    others = [
+        other
+        for other in MEANT.get(word, ())
+        if other.startswith("APPTRAIN_") or other.partition(" ")[0] in names
+    ]
+    found = near(word, names, alike=LITERAL) or others[:1] or near(word, names)
     return f": did you mean {' or '.join(found)}?" if found else ""
 
 
-def near(word: str, known: Iterable[str], most: int = 2) -> list[str]:
+def near(word: str, known: Iterable[str], most: int = 2, alike: float = VAGUE) -> list[str]:
     """The known names that this is probably one of, the nearest first."""
     names = {_plain(name): name for name in known}
     plain = _plain(word)
@@ -43,8 +48,8 @@ def near(word: str, known: Iterable[str], most: int = 2) -> list[str]:
         return [names[plain]]
     last = [name for name in names if "." in name and name.rpartition(".")[2] == plain]
     begun = [name for name in names if len(plain) > 2 and name.startswith(plain)]
-    alike = difflib.get_close_matches(plain, names, n=most, cutoff=0.7)
-    found = list(dict.fromkeys([*last, *alike[:1], *begun, *alike]))
+    close = difflib.get_close_matches(plain, names, n=most, cutoff=alike)
+    found = list(dict.fromkeys([*last, *close[:1], *begun, *close]))
     return [names[name] for name in found[:most]]
 
 

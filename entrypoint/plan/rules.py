@@ -18,7 +18,6 @@ OURS = ("train", "entrypoint")
 """Top-level modules of ours: nothing in the user's folder may stand in for them."""
 REFERENCE_PRELOAD = ("torchvision.models", "train.loop")
 """What the reference job imports beside torch; torchvision's models take as long as torch itself."""
-CPU_OR_GPUS = "request GPUs, or give --device cpu to train on CPUs"
 
 
 def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, profile: Profile) -> LaunchPlan:
@@ -176,7 +175,13 @@ def _device(allocation: Allocation, settings: Settings) -> Setting:
         return Setting(value="cuda", source=_derived(allocation, "gpus"))
     if allocation.cpu_by_default:
         return Setting(value="cpu", source=_derived(allocation, "gpus"))
-    raise BadInput(f"job {allocation.job_id} was granted no GPU on this node: {CPU_OR_GPUS}")
+    raise BadInput(_no_gpu(allocation))
+
+
+def _no_gpu(allocation: Allocation) -> str:
+    ask = f"give {allocation.gpus_option}" if allocation.gpus_option else "request GPUs"
+    found = f"job {allocation.job_id} was granted no GPU on this node"
+    return f"{found}: {ask}, or give --device cpu to train on CPUs"
 
 
 def _nproc_per_node(
@@ -198,7 +203,8 @@ def _nproc_per_node(
     if device == "cpu" or seen is None:
         return setting, ()
     if nproc > seen:
-        remedy = "request more GPUs per node, or start fewer ranks"
+        ask = f"give {allocation.gpus_option}" if allocation.gpus_option else "request more GPUs per node"
+        remedy = f"{ask}, or start fewer ranks"
         if allocation.gpus_visible is not None:
             remedy = "request GPUs per node rather than per task (under srun also --gpu-bind=none), "
             remedy += "or start fewer ranks"
@@ -222,9 +228,7 @@ def _granted_processes(allocation: Allocation, device: str) -> Setting:
                 "--device cuda, but how many GPUs this node has for us is unknown: add --nproc-per-node N"
             )
         if allocation.gpus == 0:
-            raise BadInput(
-                f"--device cuda, but job {allocation.job_id} was granted no GPU on this node: {CPU_OR_GPUS}"
-            )
+            raise BadInput(f"--device cuda, but {_no_gpu(allocation)}")
         return Setting(value=allocation.gpus, source=_derived(allocation, "gpus"))
     slots = allocation.slots_per_node
     if slots is None:

@@ -65,6 +65,9 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 class _Parser(argparse.ArgumentParser):
+    taken_before: Sequence[str] = ()
+    """Options of the same command line that another parser has taken."""
+
     def error(self, message: str) -> NoReturn:
         unknown = message[len("unrecognized arguments: ") :].split()
         if not message.startswith("unrecognized arguments: ") or not unknown:
@@ -72,11 +75,22 @@ class _Parser(argparse.ArgumentParser):
         if not unknown[0].startswith("-"):
             raise BadInput(f"{message} (CMD comes behind --): see `{self.prog} --help`")
         names = [f"--{option.name}" for option in options.OPTIONS]
-        own = [
-            name for name in self._option_string_actions if name not in ("-h", "--help") and "_" not in name
-        ]
-        meant = spelling.meant(unknown[0].partition("=")[0], [*own, *names])
+        known = [*self.taken_before, *_own_names(self), *names]
+        meant = spelling.meant(unknown[0].partition("=")[0], known)
         raise BadInput(message + (meant or f": see `{self.prog} --help`"))
+
+
+def _own_names(parser: argparse.ArgumentParser) -> list[str]:
+    names = parser._option_string_actions
+    return [name for name in names if name not in ("-h", "--help") and "_" not in name]
+
+
+def of_launch(words: Sequence[str], front: argparse.ArgumentParser) -> dict[str, str | None]:
+    """The texts of the options of `launch` that the parser of another command has left."""
+    parser = _Parser(prog=front.prog, allow_abbrev=False, add_help=False)
+    parser.taken_before = _own_names(front)
+    add_to(parser)
+    return vars(parser.parse_args(words))
 
 
 def add_to(

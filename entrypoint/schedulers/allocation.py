@@ -71,6 +71,8 @@ class Allocation:
     """Why `gpus` is None: which variables would have told."""
     gpus_visible: int | None = None
     """GPUs that this task sees, where the scheduler limits it to fewer than `gpus`; else None."""
+    gpus_option: str = ""
+    """The option that asks for GPUs on each node, where it is one of ours; else the scheduler's words do."""
     cpu_by_default: bool = False
     """Whether a run without GPUs is meant for CPUs. On a cluster it is more likely a forgotten request."""
     cpus: int | None = None

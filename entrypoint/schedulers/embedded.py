@@ -65,6 +65,7 @@ def allocation(env: Mapping[str, str], request: Request) -> Allocation:  # noqa:
         tasks_per_node=(tasks,) * len(nodes),
         local_id=local_id,
         gpus=variables.optional_number(env, GPUS_ON_NODE, _REMEDY) or 0,
+        gpus_option="--gpus-per-node N",
         cpu_by_default=True,
         cpus=variables.optional_number(env, CPUS_ON_NODE, _REMEDY),
         sources={"job_id": JOB_ID, "nodes": NODELIST, "node_rank": NODENAME}

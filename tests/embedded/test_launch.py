@@ -1036,8 +1036,8 @@ def test_silence_of_all_ranks_is_a_hang_where_that_is_asked_for(tmp_path: Path) 
     ("arguments", "message"),
     [
         (("--device", "gpu"), "--device=gpu: must be one of auto, cpu, cuda: did you mean cuda?"),
-        (("--frobnicate",), "unrecognized arguments: --frobnicate: see `apptrain --help`"),
-        (("s.py",), "unrecognized arguments: s.py (CMD comes behind --): see `apptrain --help`"),
+        (("--frobnicate",), "unrecognized arguments: --frobnicate: see `apptrain run --help`"),
+        (("s.py",), "unrecognized arguments: s.py (CMD comes behind --): see `apptrain run --help`"),
         (("--", "--lr", "3"), "CMD begins with --lr: give a script with its arguments, or -m NAME; options come before --"),
         (("--", "-m"), "CMD begins with -m: give a script with its arguments, or -m NAME; options come before --"),
         (("--nodes", "0"), "--nodes=0: must be a number from 1"),

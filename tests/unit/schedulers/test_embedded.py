@@ -26,6 +26,7 @@ def test_the_least_that_a_node_is_told_is_read_whole() -> None:
         node_rank=1,
         tasks_per_node=(1, 1),
         gpus=0,
+        gpus_option="--gpus-per-node N",
         cpu_by_default=True,
         sources={
             "job_id": "APPTRAIN_EMBEDDED_JOB_ID",

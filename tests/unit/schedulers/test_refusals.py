@@ -211,6 +211,12 @@ OTHERS = [
         APPTRAIN_EMBEDDED_LOCALID="1",
     ),
     embedded(
+        "cuda on an embedded node without GPUs",
+        "--device cuda, but job embedded-4242 was granted no GPU on this node: give --gpus-per-node N, or give "
+        "--device cpu to train on CPUs",
+        APPTRAIN_DEVICE="cuda",
+    ),
+    embedded(
         "embedded CPUs that are no number",
         f"APPTRAIN_EMBEDDED_CPUS_ON_NODE=all is not a whole number: {OWN}",
         APPTRAIN_EMBEDDED_CPUS_ON_NODE="all",
