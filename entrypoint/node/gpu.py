@@ -24,6 +24,7 @@ from typing import Any
 from entrypoint.errors import BadInput
 from entrypoint.node import processes
 from entrypoint.plan.launch_plan import LaunchPlan
+from entrypoint.schedulers import embedded
 
 ANSWER = 20.0
 """Seconds that the driver has to answer."""
@@ -319,14 +320,17 @@ def _dotted(version: Version | None) -> str:
     return ".".join(map(str, version or ()))
 
 
-def check_gpus(plan: LaunchPlan, seen: int | None) -> None:
+def check_gpus(plan: LaunchPlan, seen: int | None, say: Callable[[str], None]) -> None:
     """Refuses what would train on the wrong device for a week; `seen`: GPUs that torch sees here, None where
-    it could not say (the ranks will)."""
+    it could not say (the ranks will). Somebody sits before an embedded job, who is told."""
     if seen is None:
         return
     source = plan.sources["nproc_per_node"]
     if plan.device == "cpu":
         if seen and plan.sources["device"] == "default":
+            if plan.allocation.scheduler == embedded.NAME:
+                say(_left_idle(plan, seen))
+                return
             raise BadInput(f"torch sees {seen} GPUs on {plan.node}: choose --device cuda or --device cpu")
     elif seen == 0:
         raise BadInput(
@@ -340,3 +344,12 @@ def check_gpus(plan: LaunchPlan, seen: int | None) -> None:
             f"nproc_per_node is {plan.nproc_per_node} ({source}), but torch sees {seen} GPUs on {plan.node}: "
             "give --nproc-per-node N, or correct the request"
         )
+
+
+def _left_idle(plan: LaunchPlan, seen: int) -> str:
+    each = seen // plan.allocation.nnodes
+    words = f"--gpus-per-node {each}" if each else f"--nodes {seen} --gpus-per-node 1"
+    return (
+        f"the plan is for CPUs, but torch sees {seen} GPU{'s' * (seen > 1)} here: give {words}, or --device "
+        "cpu if CPUs are meant"
+    )

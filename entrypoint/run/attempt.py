@@ -226,7 +226,7 @@ class Attempt:
             endpoint, ranks = await self._prepare()
             await self._hold()
         self._tell_restart()
-        gpu.check_gpus(self.plan, await ranks.gpus_seen())
+        gpu.check_gpus(self.plan, await ranks.gpus_seen(), self._say_once)
         if said := ranks.not_forked(self.settings.value("start-ranks")):
             self._say_once(said)
         self._say_once(in_brief(self.plan))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint import cli
+from entrypoint import embedded as ours
 from entrypoint.errors import BadInput
 from entrypoint.node import gpu
 from entrypoint.node.gpu import Found, Gpu, Stack
@@ -248,7 +249,7 @@ def gpu_check(seen: int, *options: str, gpus: str | None = None, mode: str = "to
     arguments = ["launch", "--nodes", "a,b", "--node-rank", "1", "--mode", mode, *options]
     plan, _ = resolve(env, vars(cli.parser().parse_args(arguments)), ["x.py"], hostname="b")
     try:
-        gpu.check_gpus(plan, seen)
+        gpu.check_gpus(plan, seen, pytest.fail)
     except BadInput as refused:
         return str(refused)
     return None
@@ -258,6 +259,26 @@ def test_gpus_that_nobody_asked_for_are_not_left_idle_in_silence() -> None:
     assert gpu_check(4) == "torch sees 4 GPUs on b: choose --device cuda or --device cpu"
     assert gpu_check(4, "--device", "cpu") is None
     assert gpu_check(0) is None
+
+
+def said_embedded(seen: int, *options: str, nodes: int = 2, **env: str) -> list[str]:
+    """What `apptrain run`, whose CMD is a script, says on its first node, where torch sees this many GPUs."""
+    job = ours._job(["--nodes", str(nodes), *options, "--", str(Path(__file__))], env, 7)
+    plan, _ = ours._plan(job, env)
+    said: list[str] = []
+    gpu.check_gpus(plan, seen, said.append)
+    return said
+
+
+def test_gpus_of_this_machine_are_not_left_idle_in_silence_by_an_embedded_job() -> None:
+    start, end = "the plan is for CPUs, but torch sees ", ", or --device cpu if CPUs are meant"
+    assert said_embedded(4) == [f"{start}4 GPUs here: give --gpus-per-node 2{end}"]
+    assert said_embedded(1) == [f"{start}1 GPU here: give --nodes 1 --gpus-per-node 1{end}"]
+    assert said_embedded(1, nodes=1) == [f"{start}1 GPU here: give --gpus-per-node 1{end}"]
+    assert said_embedded(0) == []
+    assert said_embedded(4, "--device", "cpu") == said_embedded(4, APPTRAIN_DEVICE="cpu") == []
+    assert said_embedded(4, "--gpus-per-node", "0") == []
+    assert said_embedded(2, "--gpus-per-node", "2") == []
 
 
 def test_a_plan_for_cuda_needs_a_gpu_that_torch_sees() -> None:
