@@ -64,6 +64,9 @@ OF_LAUNCH = """options of launch, such as
 Then, on a cluster: apptrain submit --cluster NAME --nodes 2 -- my_script.py --lr 0.1
 
 """
+WITHOUT_CMD = (
+    "no CMD given: trains the reference job, as apptrain demo; your own: apptrain run -- my_script.py"
+)
 KILL_AFTER = 35.0
 """Seconds after a signal in which nodes end by themselves: their ranks may save for 25."""
 
@@ -84,6 +87,8 @@ class Job:
     """Whether every task writes an outcome (mode `rank`), instead of every node."""
     port_by_hand: bool = False
     """A taken port that was chosen is not tried again."""
+    without_cmd: bool = False
+    """Nobody said what to run."""
 
     @property
     def names(self) -> list[str]:
@@ -163,7 +168,10 @@ def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> Job:
     )
     plan, settings = _plan(job, env)
     return dataclasses.replace(
-        job, outcome_per_task=plan.mode == "rank", port_by_hand=settings.given("master-port")
+        job,
+        outcome_per_task=plan.mode == "rank",
+        port_by_hand=settings.given("master-port"),
+        without_cmd=not command and plan.command == sources.REFERENCE_JOB,
     )
 
 
@@ -247,6 +255,8 @@ class _Nodes:
         run.create()
         run.make_key()
         run.forget_restarts()
+        if job.without_cmd:
+            self._say(WITHOUT_CMD)
         self._say(f"{job.nodes} node{'s' * (job.nodes > 1)} on this machine, run directory {job.run_dir}")
         self._say(f"to follow it from elsewhere: tail -f {job.run_dir / 'job.log'}")
         if names := dropped(os.environ):
