@@ -39,9 +39,9 @@ MEANT = {
     "start": "run",
     "exec": "run",
     "build": "image build",
-    "sbatch": "submit",
-    "qsub": "submit",
 }
+OF_CLUSTERS = ("slurm", "pbs", "srun", "salloc", "sbatch", "qsub")
+"""Words with which other commands bring a job to a cluster."""
 HELP = f"""usage: apptrain COMMAND [options] [-- CMD ...]
 
 Multi-node PyTorch training: one image, one command, on Slurm, on PBS and on this machine.
@@ -138,14 +138,36 @@ def _run(arguments: list[str]) -> int:
 
 
 def _no_command(arguments: Sequence[str]) -> str:
-    name = arguments[0]
-    if name.endswith(".py") or name == "--":
-        words = " ".join(word for word in arguments if word != "--")
-        return f"{name} is no command: did you mean `apptrain run -- {words}`?"
+    name, found = arguments[0], f"{arguments[0]} is no command: did you mean"
     if name in MEANT:
-        return f"{name} is no command: did you mean `apptrain {MEANT[name]}`? (see apptrain --help)"
-    meant = spelling.meant(name, COMMANDS) or f": give one of {', '.join(COMMANDS)}"
+        return f"{found} `apptrain {MEANT[name]}`? (see apptrain --help)"
+    if name in OF_CLUSTERS:
+        return f"{found} `apptrain submit --cluster NAME -- {shlex.join(mistakes.script(arguments))}`?"
+    if name == "-m" or name == "--" or name.endswith(".py"):
+        return f"{found} `apptrain run -- {shlex.join(word for word in arguments if word != '--')}`?"
+    if name in mistakes.SHELLS:
+        return f"{found} `apptrain run --no-python -- {shlex.join(arguments)}`?"
+    if mistakes.is_starter(name):
+        return f"{found} `apptrain run -- {shlex.join(mistakes.script(arguments))}`?"
+    meant = spelling.meant(name, [*COMMANDS, "--help", "--version"])
+    if name.startswith("--") and not meant:
+        return _no_option_first(arguments)
+    meant = meant or f": give one of {', '.join(COMMANDS)}"
     return f"{name} is no command{meant} (see apptrain --help)"
+
+
+def _no_option_first(arguments: Sequence[str]) -> str:
+    words = list(arguments)
+    script = [at for at, word in enumerate(words) if word == "-m" or word.endswith(".py")]
+    if script and "--" not in words:
+        words.insert(script[0], "--")
+    name, line = words[0].partition("=")[0], shlex.join(words)
+    if name == "--cluster":
+        return f"{name} stands before the command: did you mean `apptrain submit {line}`?"
+    return (
+        f"{name} stands before the command: did you mean `apptrain run {line}`, or on a login node "
+        f"`apptrain submit --cluster NAME {line}`?"
+    )
 
 
 def _need_checkout(name: str) -> None:

@@ -143,6 +143,23 @@ def check_torch(what: str) -> None:
 # --- words in front of a script -----------------------------------------------------------------------------
 
 
+def is_starter(name: str) -> bool:
+    """Whether it starts a script, and is no script itself."""
+    return name in LAUNCHERS or bool(_PYTHON.fullmatch(name))
+
+
+def script(words: Sequence[str]) -> list[str]:
+    """The script with its arguments in a line that begins with a starter; a guess, for a message."""
+    rest = [word for word in words[1:] if word != "--"]
+    if _PYTHON.fullmatch(words[0]):
+        rest = _behind_python(rest)
+        is_launcher = rest[:1] == ["-m"] and rest[1:2] and rest[1] in LAUNCHERS
+        if rest and rest[0] != "-c" and not is_launcher:
+            return rest
+        rest = rest[1:]
+    return _script(rest)
+
+
 def _check_starters(command: Sequence[str], name: str, mode: str, *, no_python: bool) -> None:
     rest = list(command[1:])
     if _PYTHON.fullmatch(name):

@@ -42,6 +42,25 @@ TRIED = [
     Mistake(given="apptrain train", found="train is no command: did you mean `apptrain demo`? (see apptrain --help)", who="apptrain"),
     Mistake(given="apptrain lanch", found="lanch is no command: did you mean launch? (see apptrain --help)", who="apptrain"),
     Mistake(given="apptrain my_script.py --lr 1", found="my_script.py is no command: did you mean `apptrain run -- my_script.py --lr 1`?", who="apptrain"),
+    Mistake(given="apptrain -- my_script.py", found="-- is no command: did you mean `apptrain run -- my_script.py`?", who="apptrain"),
+    Mistake(given="apptrain -m my.module", found="-m is no command: did you mean `apptrain run -- -m my.module`?", who="apptrain"),
+    Mistake(given="apptrain python -u my_script.py --lr 1", found="python is no command: did you mean `apptrain run -- my_script.py --lr 1`?", who="apptrain"),
+    Mistake(given="apptrain python3 -m my.module", found="python3 is no command: did you mean `apptrain run -- -m my.module`?", who="apptrain"),
+    Mistake(given="apptrain python -m torch.distributed.run --nproc-per-node 2 my_script.py", found="python is no command: did you mean `apptrain run -- my_script.py`?", who="apptrain"),
+    Mistake(given="apptrain python -c 'import torch'", found="python is no command: did you mean `apptrain run -- my_script.py`?", who="apptrain"),
+    Mistake(given="apptrain torchrun --nproc-per-node 2 my_script.py --lr 1", found="torchrun is no command: did you mean `apptrain run -- my_script.py --lr 1`?", who="apptrain"),
+    Mistake(given="apptrain mpirun -n 2 python my_script.py", found="mpirun is no command: did you mean `apptrain run -- my_script.py`?", who="apptrain"),
+    Mistake(given="apptrain bash run.sh", found="bash is no command: did you mean `apptrain run --no-python -- bash run.sh`?", who="apptrain"),
+    *(
+        Mistake(given=f"apptrain {name} -N 2 -- my_script.py --lr 1", found=f"{name} is no command: did you mean `apptrain submit --cluster NAME -- my_script.py --lr 1`?", who="apptrain")
+        for name in ("slurm", "pbs", "srun", "salloc", "sbatch", "qsub")
+    ),
+    Mistake(given="apptrain slurm", found="slurm is no command: did you mean `apptrain submit --cluster NAME -- my_script.py`?", who="apptrain"),
+    Mistake(given="apptrain --nodes 2 my_script.py", found="--nodes stands before the command: did you mean `apptrain run --nodes 2 -- my_script.py`, or on a login node `apptrain submit --cluster NAME --nodes 2 -- my_script.py`?", who="apptrain"),
+    Mistake(given="apptrain --nodes=2 -- my_script.py", found="--nodes stands before the command: did you mean `apptrain run --nodes=2 -- my_script.py`, or on a login node `apptrain submit --cluster NAME --nodes=2 -- my_script.py`?", who="apptrain"),
+    Mistake(given="apptrain --cluster delta my_script.py", found="--cluster stands before the command: did you mean `apptrain submit --cluster delta -- my_script.py`?", who="apptrain"),
+    Mistake(given="apptrain --hlep", found="--hlep is no command: did you mean --help? (see apptrain --help)", who="apptrain"),
+    Mistake(given="apptrain -v", found="-v is no command: give one of demo, run, submit, image, plan, launch, check, doctor, rerun, compare (see apptrain --help)", who="apptrain"),
     Mistake(given="apptrain image biuld", found="image biuld: give one of build, fetch, verify, inspect: did you mean build?", who="apptrain"),
     # words in front of a script
     Mistake(given="apptrain run -- python my_script.py --lr 1", found="CMD begins with python: leave it out, Python runs CMD anyway: -- my_script.py --lr 1"),
