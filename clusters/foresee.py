@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from entrypoint.checkout import make
 from entrypoint.errors import BadInput
 from entrypoint.plan import mistakes, rules, sources
 from entrypoint.plan.profile import Profile, expanded
@@ -79,7 +80,7 @@ def foresee(request: Request, env: Mapping[str, str], cwd: Path) -> list[str]:
         mistakes.check_training(plan.command, plan.world_size, cwd)
         nodes, ranks = _counted(plan.nnodes, "node"), _counted(plan.nproc_per_node, "rank")
         lines = [f"{nodes} x {ranks} on {plan.device}, mode {plan.mode}", *plan.notes]
-    there = "" if request.image.exists() else " (not there yet: make image)"
+    there = "" if request.image.exists() else f" (not there yet: {make('image')})"
     return [
         *lines,
         f"runs {shlex.join(settings.command)} in {cwd}",

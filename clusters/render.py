@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from containers import stacks
+from entrypoint.checkout import make
 from entrypoint.errors import BadInput
 from entrypoint.plan.profile import CLUSTERS, Profile, load
 
@@ -106,8 +107,8 @@ def host_file(file: Path) -> Path:
 def remedy(file: Path) -> str:
     """The command that makes a profile's host file."""
     if file.resolve().parent == CLUSTERS.resolve():
-        return "make profiles"
-    return f"make profiles PROFILE={quoted(str(file))}"
+        return make("profiles")
+    return make(f"profiles PROFILE={quoted(str(file.absolute()))}")
 
 
 def quoted(text: str) -> str:

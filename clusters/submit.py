@@ -22,6 +22,7 @@ from clusters import carry, follow, foresee
 from clusters.render import Parser, host_file, load_checked, remedy
 from containers import stacks
 from entrypoint import spelling
+from entrypoint.checkout import make
 from entrypoint.cli import EXIT_STATUS
 from entrypoint.errors import BadInput
 from entrypoint.plan.options import OPTIONS
@@ -191,7 +192,9 @@ def _check(profile: Profile, submission: Submission) -> None:
     image = _image(profile, os.environ)
     if not image.exists():
         stack = f" STACK={profile.container.stack}" if profile.container.stack else ""
-        raise BadInput(f"there is no image {image}: make image{stack}, or give another in APPTRAIN_IMAGE")
+        raise BadInput(
+            f"there is no image {image}: {make(f'image{stack}')}, or give another in APPTRAIN_IMAGE"
+        )
     program = submission.words[0]
     if not shutil.which(program):
         raise BadInput(f"{program} is not in PATH: submit on a login node of that cluster")

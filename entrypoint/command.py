@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from entrypoint import __version__, cli, spelling
+from entrypoint.checkout import HOME, make
 from entrypoint.errors import BadInput, Refusal
 from entrypoint.plan import mistakes
 from entrypoint.plan.sources import HelpFormatter, parser_class, split_command
 from entrypoint.record.partition import VARIABLE, partition
 
-HOME = Path(__file__).resolve().parents[1]
-"""The checkout, where this is one."""
 COMMANDS = {
     "demo": "train the reference job on two nodes of this machine",
     "run": "run your own script on nodes of this machine",
@@ -227,7 +226,7 @@ def _check_installed(name: str) -> None:
     except metadata.PackageNotFoundError:
         raise BadInput(
             f"{name}: {sys.executable} has torch, but not apptrain: {sys.executable} -m pip install "
-            f"-e {shlex.quote(str(HOME))}, or make venv there"
+            f"-e {shlex.quote(str(HOME))}, or {make('venv')}"
         ) from None
 
 

@@ -17,6 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePath
 
 from entrypoint import spelling
+from entrypoint.checkout import HOME, make
 from entrypoint.errors import BadInput
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.profile import STARTERS
@@ -127,17 +128,18 @@ def check_training(command: Sequence[str], ranks: int, folder: Path) -> None:
 
 def check_torch(what: str) -> None:
     """Raises BadInput where this Python cannot train, naming one that can."""
-    home = Path(__file__).resolve().parents[2]
     is_new = sys.version_info >= OLDEST
     if is_new and find_spec("torch") is not None:
         return
-    image = home / "containers" / "image.sif"
-    inside = "in the image (make image)"
+    image = HOME / "containers" / "image.sif"
+    inside = f"in the image ({make('image')})"
     if image.exists():
-        inside = f"{home}/containers/run.sh {image} apptrain {what}"
+        inside = f"{HOME}/containers/run.sh {image} apptrain {what}"
     found = f"this Python ({sys.executable}, {sys.version.split()[0]})"
     lack = "has none" if is_new else "is too old (3.11 is the oldest)"
-    raise BadInput(f"{what} needs torch, and {found} {lack}: make venv, which gets it, or run it {inside}")
+    raise BadInput(
+        f"{what} needs torch, and {found} {lack}: {make('venv')}, which gets it, or run it {inside}"
+    )
 
 
 # --- words in front of a script -----------------------------------------------------------------------------

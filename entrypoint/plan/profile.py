@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint import spelling
+from entrypoint.checkout import make
 from entrypoint.errors import BadInput
 
 CLUSTERS = Path(__file__).parents[2] / "clusters"
@@ -286,7 +287,7 @@ def _read(path: Path, asked: str) -> Mapping[Any, Any]:
         import yaml
     except ImportError:
         raise BadInput(
-            f"{asked} needs the Python package pyyaml: use the project's venv (make venv), "
+            f"{asked} needs the Python package pyyaml: use the project's venv ({make('venv')}), "
             "or python3 -m pip install --user pyyaml"
         ) from None
     try:

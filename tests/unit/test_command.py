@@ -44,6 +44,7 @@ def run(*command: str | Path, cwd: Path = CHECKOUT, **env: str) -> "subprocess.C
 
 def bare(python: Path, folder: Path, *, has_yaml: bool = False) -> dict[str, str]:
     """A login node's: this Python alone, without a venv."""
+    folder.mkdir(exist_ok=True)
     (folder / "python3").symlink_to(python)
     env = {"PATH": f"{folder}:/usr/bin:/bin", "VENV": "/none", "IMAGE_VENV": "/none", "PYTHON": str(python)}
     if has_yaml:  # PyYAML's own Python files serve every version
@@ -147,7 +148,9 @@ def test_what_needs_torch_says_where_to_run_it_where_there_is_none(command: str,
     asked = run(CHECKOUT / "apptrain", command, cwd=tmp_path, **bare(python, tmp_path))
     assert (asked.returncode, asked.stdout, asked.stderr.count("\n")) == (64, "", 1)
     assert "torch" in asked.stderr
-    assert "make venv, which gets it, or run it " in asked.stderr
+    assert f"make -C {CHECKOUT} venv, which gets it, or run it " in asked.stderr
+    asked = run(CHECKOUT / "apptrain", command, cwd=CHECKOUT, **bare(python, tmp_path / "again"))
+    assert ": make venv, which gets it, or run it " in asked.stderr
 
 
 def test_a_node_without_torch_cannot_launch(tmp_path: Path) -> None:
@@ -159,7 +162,7 @@ def test_a_node_without_torch_cannot_launch(tmp_path: Path) -> None:
     placed = ("--nodes", "a", "--node-rank", "0")
     asked = run(CHECKOUT / "apptrain", "launch", *placed, "--", "my.py", cwd=tmp_path, **env)
     assert (asked.returncode, asked.stdout, asked.stderr.count("\n")) == (64, "", 1)
-    assert "has none: make venv" in asked.stderr
+    assert f"has none: make -C {CHECKOUT} venv" in asked.stderr
 
 
 def test_without_a_python_that_is_new_enough_that_is_said(tmp_path: Path) -> None:

@@ -117,7 +117,8 @@ TRIED = [
     Mistake(given="apptrain submit --cluster generic --on-failure restat -- my_script.py", found="--on-failure=restat: must be one of stop, requeue, restart: did you mean restart?", who="submit"),
     Mistake(given="apptrain submit --cluster generic -- -m train --config digits step=2", found="train: override: unknown key 'step': did you mean steps? (python -m train --help lists the keys)", who="submit"),
     Mistake(given="apptrain submit --cluster my.yaml -- my_script.py", found="my.yaml: request: unknown key patition: did you mean partition?", who="submit"),
-    Mistake(given="apptrain submit --cluster generic -- my_script.py", found="there is no image {folder}/none.sif: make image, or give another in APPTRAIN_IMAGE", who="submit"),
+    Mistake(given="apptrain submit --cluster good.yaml -- my_script.py", found="--cluster good.yaml: good.host is not made from good.yaml as that is now: make -C {checkout} profiles PROFILE='{folder}/good.yaml'", who="submit"),
+    Mistake(given="apptrain submit --cluster generic -- my_script.py", found="there is no image {folder}/none.sif: make -C {checkout} image, or give another in APPTRAIN_IMAGE", who="submit"),
     Mistake(given="apptrain submit --follow my_job", found="--follow my_job: give a job's id, as sbatch or qsub has printed it", who="submit"),
     # make
     Mistake(given="make -C {checkout} submit CLUSTER=generic NODE=8", found="*** NODE: no target reads this: did you mean NODES?.  Stop.", who="Makefile", status=2),
@@ -161,6 +162,7 @@ def user(tmp_path: Path) -> Iterator[User]:
     (bin_ / "apptrain").symlink_to(CHECKOUT / "apptrain")
     for name in ("my_script.py", "run.sh"):
         (folder / name).touch()
+    (folder / "good.yaml").write_text(SITE)
     (folder / "my.yaml").write_text(SITE.replace("{time:", "{patition: gpu, time:"))
     before = {"attempts": [{"command": ["other.py", "--lr", "1"]}]}
     (folder / "of-another" / "manifest.json").write_text(json.dumps(before))

@@ -1,0 +1,18 @@
+"""The checkout that this is part of, where there is one: its folder, and how its make is called from here.
+
+Runs with Python 3.9.
+"""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+HOME = Path(__file__).resolve().parents[1]
+
+
+def make(words: str) -> str:
+    """`make WORDS`, as it works in the current directory too."""
+    if Path.cwd() == HOME or not (HOME / "Makefile").exists():
+        return f"make {words}"
+    return f"make -C {shlex.quote(str(HOME))} {words}"
