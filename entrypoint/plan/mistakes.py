@@ -225,19 +225,20 @@ def _missing(program: str, folder: Path) -> BadInput:
             f"CMD {program} is a program, no Python script: put --no-python before -- if each rank is to "
             "run it"
         )
-    where = (folder / program).parent
+    path = folder / program
     try:
-        beside = [path.name for path in where.iterdir() if path.suffix == ".py"]
+        beside = [file.name for file in path.parent.iterdir() if file.suffix == ".py"]
+    except (FileNotFoundError, NotADirectoryError):
+        return BadInput(f"CMD {program} does not exist: there is no directory {path.parent}: check the path")
     except OSError:
         beside = []
-    meant = spelling.meant(PurePath(program).name, beside)
+    near = spelling.near(path.name, beside)
+    if near:
+        meant = " or ".join(str(PurePath(program).with_name(name)) for name in near)
+        return BadInput(f"CMD {program} does not exist in {path.parent}: did you mean {meant}?")
     return BadInput(
-        f"CMD {program} does not exist in {folder}{meant or ': check the spelling'}"
-        + (
-            ""
-            if meant
-            else "; a module is given as -m NAME, a program that is no Python script needs --no-python"
-        )
+        f"CMD {program} does not exist in {path.parent}: check the spelling; a module is given as -m NAME, a "
+        "program that is no Python script needs --no-python"
     )
 
 

@@ -73,6 +73,10 @@ TRIED = [
     Mistake(given="apptrain run -- ./run.sh", found="CMD begins with ./run.sh, which is a shell's: give the Python script that it starts, or have each rank run it as it is: --no-python -- bash ./run.sh"),
     # the script
     Mistake(given="apptrain run -- my_scirpt.py", found="CMD my_scirpt.py does not exist in {folder}: did you mean my_script.py?"),
+    Mistake(given="apptrain run -- $PWD/my_scirpt.py", found="CMD {folder}/my_scirpt.py does not exist in {folder}: did you mean {folder}/my_script.py?"),
+    Mistake(given="apptrain run -- data/trian.py", found="CMD data/trian.py does not exist in {folder}/data: did you mean data/train.py?"),
+    Mistake(given="cd data && apptrain run -- ../my_scirpt.py", found="CMD ../my_scirpt.py does not exist in {folder}/data/..: did you mean ../my_script.py?"),
+    Mistake(given="apptrain run -- /none/my_script.py", found="CMD /none/my_script.py does not exist: there is no directory /none: check the path"),
     Mistake(given="apptrain run -- nothing.py", found="CMD nothing.py does not exist in {folder}: check the spelling; a module is given as -m NAME, a program that is no Python script needs --no-python"),
     Mistake(given="apptrain run -- -m my_script.py", found="-m my_script.py: -m takes a module's name: leave -m out for a file"),
     Mistake(given="apptrain run -- data", found="CMD data is a directory: give a script in it, with its arguments"),
@@ -160,7 +164,7 @@ def user(tmp_path: Path) -> Iterator[User]:
         (bin_ / name).write_text(RECORDS)
         (bin_ / name).chmod(0o755)
     (bin_ / "apptrain").symlink_to(CHECKOUT / "apptrain")
-    for name in ("my_script.py", "run.sh"):
+    for name in ("my_script.py", "run.sh", "data/train.py"):
         (folder / name).touch()
     (folder / "good.yaml").write_text(SITE)
     (folder / "my.yaml").write_text(SITE.replace("{time:", "{patition: gpu, time:"))
