@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -327,6 +328,11 @@ def _build(what: str, arguments: list[str]) -> NoReturn:
     for name in ("stack", "base", "extra", "offline", "image"):
         parser.add_argument(f"--{name}", default="auto" if name == "base" else "")
     given = parser.parse_args(arguments)
+    if what != "fetch" and not (shutil.which("apptainer") or shutil.which("singularity")):
+        raise BadInput(
+            f"image {what}: neither apptainer nor singularity is on PATH: load it (module avail apptainer), "
+            "or build on a node that has it"
+        )
     venv = HOME / (os.environ.get("IMAGE_VENV") or ".venv-image")
     made = subprocess.run([str(HOME / "tools" / "venv.sh"), str(venv), "image"], check=False).returncode
     if made:

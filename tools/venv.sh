@@ -175,7 +175,8 @@ add_up() {
     done < <(grep -v '^#' "$checkout/requirements/sizes")
 }
 
-gigabytes() { printf '%d.%d GB' $(($1 / 1000)) $(($1 % 1000 / 100)); }
+# MB in words.
+size() { if (($1 < 1000)); then printf '%d MB' "$1"; else printf '%d.%d GB' $(($1 / 1000)) $(($1 % 1000 / 100)); fi; }
 
 nearest_directory() {
     local path=$1
@@ -205,13 +206,13 @@ check_space() {
     if [[ -n $anew && -e $state ]]; then free=$((free + $(du -sm -- "$venv" | cut -f1))); fi
     need=$((installed + download))
     ((free >= need)) ||
-        refuse "$target has $(gigabytes "$free") free: $(gigabytes "$need") are needed ($(gigabytes "$installed") installed, $(gigabytes "$download") of downloads meanwhile): make VENV=DIR, on a larger file system"
+        refuse "$target has $(size "$free") free: $(size "$need") are needed ($(size "$installed") installed, $(size "$download") of downloads meanwhile): make VENV=DIR, on a larger file system"
     [[ -n $cache ]] || return 0
     target=$(nearest_directory "$cache")
     if [[ $(stat -c %d -- "$target") == $(stat -c %d -- "$(nearest_directory "$venv")") ]]; then shared=$need; fi
     ((shared)) || free=$(free_mb "$target")
     ((free >= shared + download)) ||
-        refuse "$target has $(gigabytes "$free") free: pip's cache $cache takes $(gigabytes "$download")$( ((shared)) && echo " beside the venv's $(gigabytes "$need")"): make PIP_NO_CACHE_DIR=1, which keeps no copy"
+        refuse "$target has $(size "$free") free: pip's cache $cache takes $(size "$download")$( ((shared)) && echo " beside the venv's $(size "$need")"): make PIP_NO_CACHE_DIR=1, which keeps no copy"
 }
 
 announce() {
@@ -224,7 +225,7 @@ announce() {
     if [[ -z $anew && $(field checkout) != "$checkout" ]]; then
         say "$venv served $(field checkout) until now; it serves $checkout from here on"
     fi
-    ((download == 0)) || say "pip downloads up to $(gigabytes "$download") and installs $(gigabytes "$installed") there${cache:+; it keeps a copy of the downloads in $cache (PIP_NO_CACHE_DIR=1: none)}"
+    ((download == 0)) || say "pip downloads up to $(size "$download") and installs $(size "$installed") there${cache:+; it keeps a copy of the downloads in $cache (PIP_NO_CACHE_DIR=1: none)}"
 }
 
 # --- making it -----------------------------------------------------------------------------------------------

@@ -176,11 +176,9 @@ def test_without_a_python_that_is_new_enough_that_is_said(tmp_path: Path) -> Non
     )
 
 
-@pytest.mark.parametrize(
-    "line", ["./apptrain image verify --stack cu126", "make --no-print-directory image-verify STACK=cu126"]
-)
-def test_the_image_is_built_with_a_venv_of_its_own_also_by_make(line: str, tmp_path: Path) -> None:
-    """A checkout with tools that only tell how they are called."""
+@pytest.fixture
+def builds(tmp_path: Path) -> dict[str, str]:
+    """The environment of a checkout with tools that only tell how they are called, and with no Apptainer."""
     for folder in ("tools", "containers"):
         (tmp_path / folder).mkdir()
     for name in ("Makefile", "containers/stacks.yaml"):
@@ -194,7 +192,21 @@ def test_the_image_is_built_with_a_venv_of_its_own_also_by_make(line: str, tmp_p
     (tmp_path / "v/bin/python").write_text('#!/bin/sh\necho "python $*"\n')
     for name in ("tools/login-python.sh", "tools/venv.sh", "v/bin/python"):
         (tmp_path / name).chmod(0o755)
-    built = run(*line.split(), cwd=tmp_path, IMAGE_VENV=f"{tmp_path}/v")
+    (tmp_path / "bin").mkdir()
+    for name in ("sh", "make", "env", "sed", "readlink", "dirname", "bash"):
+        (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
+    return {"PATH": str(tmp_path / "bin"), "IMAGE_VENV": f"{tmp_path}/v"}
+
+
+@pytest.mark.parametrize("program", ["apptainer", "singularity"])
+@pytest.mark.parametrize(
+    "line", ["./apptrain image verify --stack cu126", "make --no-print-directory image-verify STACK=cu126"]
+)
+def test_the_image_is_built_with_a_venv_of_its_own_also_by_make(
+    line: str, program: str, builds: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "bin" / program).symlink_to("/bin/true")
+    built = run(*line.split(), cwd=tmp_path, **builds)
     assert built.returncode == 0, built.stderr
     venv, python = built.stdout.splitlines()
     assert venv == f"venv {tmp_path}/v image"
@@ -213,3 +225,22 @@ def test_a_login_nodes_python_compares_runs(python: Path, tmp_path: Path) -> Non
     shown = run(CHECKOUT / "apptrain", "compare", "one", "two", cwd=tmp_path, **bare(python, tmp_path))
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.endswith("traces: identical, bit for bit, over 1 steps\n")
+
+
+@pytest.mark.parametrize("what", ["build", "verify", "inspect"])
+def test_without_apptainer_no_venv_is_made_for_the_image(
+    what: str, builds: dict[str, str], tmp_path: Path
+) -> None:
+    asked = run("./apptrain", "image", what, cwd=tmp_path, **builds)
+    assert (asked.returncode, asked.stdout) == (64, "")
+    assert asked.stderr == (
+        f"apptrain: image {what}: neither apptainer nor singularity is on PATH: load it (module avail apptainer), "
+        "or build on a node that has it\n"
+    )
+
+
+def test_what_an_image_is_made_from_is_fetched_without_apptainer(
+    builds: dict[str, str], tmp_path: Path
+) -> None:
+    fetched = run("./apptrain", "image", "fetch", cwd=tmp_path, **builds)
+    assert (fetched.returncode, fetched.stdout.count("\n")) == (0, 2)

@@ -21,7 +21,7 @@ def test_making_it_says_what_comes_and_where_to(quick: Checkout) -> None:
     tmp = quick.path.parent
     assert [line.replace(str(tmp), "TMP") for line in said] == [
         f"venv: making TMP/check out/.venv with Python {RUNNING} (TMP/bin/python3)",
-        "venv: pip downloads up to 0.0 GB and installs 0.0 GB there; it keeps a copy of the downloads in "
+        "venv: pip downloads up to 1 MB and installs 1 MB there; it keeps a copy of the downloads in "
         "TMP/home/.cache/pip (PIP_NO_CACHE_DIR=1: none)",
         "venv: TMP/check out/.venv is ready",
     ]
