@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint import cli
+from entrypoint import checkout, cli
 from entrypoint.errors import DONE, INTERRUPTED, SAVED, BadInput, Refusal
 from entrypoint.job import lock, outcome, rundir
 from entrypoint.job.outcome import Outcome
@@ -89,6 +89,8 @@ class Job:
     """A taken port that was chosen is not tried again."""
     without_cmd: bool = False
     """Nobody said what to run."""
+    is_demo: bool = False
+    """Of somebody who tries this out, and may be told what comes next."""
 
     @property
     def names(self) -> list[str]:
@@ -172,6 +174,7 @@ def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> Job:
         outcome_per_task=plan.mode == "rank",
         port_by_hand=settings.given("master-port"),
         without_cmd=not command and plan.command == sources.REFERENCE_JOB,
+        is_demo=plan.command[: len(sources.REFERENCE_JOB)] == sources.REFERENCE_JOB,
     )
 
 
@@ -276,6 +279,8 @@ class _Nodes:
             self._say(
                 f"the job ended with status {ended.status}" + (f": {ended.error}" if not ended.node else "")
             )
+        if job.is_demo and ended.status == DONE:
+            self._say(f"next: {checkout.apptrain()} run -- my_script.py")
         return ended.status
 
     def _attempt(self, attempt: int) -> tuple[Outcome, int]:

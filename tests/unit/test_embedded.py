@@ -1,4 +1,4 @@
-"""The embedded scheduler: what it says before its nodes start; tests/embedded has its jobs."""
+"""The embedded scheduler: what it says before its nodes start and after they end; tests/embedded has its jobs."""
 
 import subprocess
 import sys
@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint import checkout
+
+CHECKOUT = Path(__file__).resolve().parents[2]
 BOUND = 30  # s
 OURS = """
 import sys
@@ -15,13 +18,14 @@ embedded._Nodes._attempt = lambda self, attempt: (Outcome(status=0), attempt)
 sys.exit(embedded.main(sys.argv[1:]))
 """
 """With nodes that end at once."""
+NEXT = f"apptrain: next: {CHECKOUT}/apptrain run -- my_script.py"
 NO_CMD = "apptrain: no CMD given: trains the reference job, as apptrain demo; your own: apptrain run -- my_script.py"
 
 
-def said(folder: Path, *arguments: str, **env: str) -> list[str]:
-    """By `apptrain run` in this folder, where it succeeds."""
+def said(folder: Path, *arguments: str, status: int = 0, **env: str) -> list[str]:
+    """By `apptrain run` in this folder, whose nodes end with this status."""
     done = subprocess.run(
-        [sys.executable, "-P", "-c", OURS, *arguments],
+        [sys.executable, "-P", "-c", OURS.replace("status=0", f"status={status}"), *arguments],
         cwd=folder,
         env={"PATH": "/usr/bin:/bin", **env},
         stdin=subprocess.DEVNULL,
@@ -30,7 +34,7 @@ def said(folder: Path, *arguments: str, **env: str) -> list[str]:
         timeout=BOUND,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    assert (done.returncode, done.stdout) == (status, ""), done.stderr
     return done.stderr.splitlines()
 
 
@@ -42,17 +46,32 @@ def started(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "first"),
+    ("arguments", "first", "last"),
     [
-        ((), [NO_CMD]),
-        (("--",), [NO_CMD]),
-        (("--", "my_script.py"), []),
-        (("--", "-m", "train", "--config", "digits"), []),
-        (("--doctor",), []),
+        ((), [NO_CMD], [NEXT]),
+        (("--",), [NO_CMD], [NEXT]),
+        (("--", "my_script.py"), [], []),
+        (("--", "-m", "train", "--config", "digits", "steps=2"), [], [NEXT]),
+        (("--doctor",), [], []),
     ],
 )
-def test_without_a_cmd_the_reference_job_is_named_first(
-    arguments: tuple[str, ...], first: list[str], tmp_path: Path
+def test_the_reference_job_is_named_where_nobody_said_what_to_run_and_the_next_step_behind_it(
+    arguments: tuple[str, ...], first: list[str], last: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "my_script.py").touch()
-    assert said(tmp_path, "--run-dir", "run", *arguments) == [*first, *started(tmp_path)]
+    assert said(tmp_path, "--run-dir", "run", *arguments) == [*first, *started(tmp_path), *last]
+
+
+def test_after_a_failure_no_next_step_is_named(tmp_path: Path) -> None:
+    ended = ["apptrain: the job ended with status 3: "]
+    assert said(tmp_path, "--run-dir", "run", status=3) == [NO_CMD, *started(tmp_path), *ended]
+
+
+def test_the_next_step_is_spelled_as_it_works_from_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(CHECKOUT)
+    assert checkout.apptrain() == "./apptrain"
+    (tmp_path / "apptrain").symlink_to(CHECKOUT / "apptrain")
+    assert checkout.apptrain() == "apptrain"
