@@ -42,16 +42,20 @@ of_image = --stack "$$STACK" --base "$$BASE" --extra "$$EXTRA" --offline "$$OFFL
 settings = VENV PYTHON NODES CONFIG IMAGE_VENV STACK BASE EXTRA OFFLINE IMAGE IN DIR CLUSTER GPUS PARTITION ACCOUNT TIME OPTIONS \
 	PROFILE DRY_RUN FOLLOW TORCHVISION ARGS REGISTRY DEBIAN_MIRROR UV
 of_others = APPTRAIN_% PIP_% UV_% APPTAINER_% CUDA_% OMP_% %_proxy %_PROXY CI HOME PATH TMPDIR SHELL MAKEFLAGS
+near = $(shell cd '$(dir $(firstword $(MAKEFILE_LIST)))' && "$$(tools/login-python.sh any)" -m entrypoint.spelling '$(1)' $(2))
 given := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(firstword $(filter-out $(settings) $(of_others),$(given)))
 ifneq ($(unknown),)
-near := $(shell cd '$(dir $(lastword $(MAKEFILE_LIST)))' && "$$(tools/login-python.sh any)" -m entrypoint.spelling '$(unknown)' $(settings))
-$(error $(unknown): no target reads this$(or $(near),: make help lists what they read))
+$(error $(unknown): no target reads this$(or $(call near,$(unknown),$(settings)),: make help lists what they read))
 endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test test-unit test-cluster test-gpu test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell profiles submit faults mutants lint lock bench venv venv-image venv-dev clean clean-venv
+targets = help demo test test-unit test-cluster test-gpu test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell profiles submit faults mutants lint lock bench venv venv-image venv-dev clean clean-venv
+.PHONY: $(targets)
+
+.DEFAULT:
+	$(error $@: no target has this name$(or $(call near,$@,$(targets)),: make help lists them))
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
