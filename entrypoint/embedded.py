@@ -52,7 +52,7 @@ OF_SESSIONS = """
     JOURNAL_STREAM PYTEST_*
 """
 """Of shells, terminals, logins and make: nobody means them for ranks."""
-SHOWN = 8
+SHOWN = 3
 """Variables that are named of many."""
 ENTRYPOINT: Sequence[str] = (sys.executable, "-P", "-m", "entrypoint")
 """What is run on a node."""
