@@ -12,6 +12,7 @@ from typing import Any
 
 from entrypoint import spelling
 from entrypoint.plan.profile import FABRICS
+from entrypoint.schedulers import choice
 
 COMMON = (
     *("device", "nproc-per-node", "nnodes", "nodes", "node-rank", "mode", "no-python", "profile", "run-dir"),
@@ -135,10 +136,10 @@ class Option:
 OPTIONS: tuple[Option, ...] = (
     Option(
         name="scheduler",
-        parse=one_of("auto", "slurm", "pbs", "embedded", "manual"),
+        parse=one_of("auto", *choice.NAMES),
         metavar="NAME",
         default="auto",
-        help="auto, slurm, pbs, embedded or manual (default: auto, from the environment)",
+        help=f"one of auto, {', '.join(choice.NAMES)} (default: auto, from the environment)",
     ),
     Option(
         name="mode",

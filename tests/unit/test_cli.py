@@ -246,6 +246,7 @@ def test_help_lists_every_option_with_its_variable(capsys: pytest.CaptureFixture
     ("arguments", "message"),
     [
         (("--device", "gpu"), "--device=gpu: must be one of auto, cpu, cuda: did you mean cuda?"),
+        (("--scheduler", "slrum"), "--scheduler=slrum: must be one of auto, embedded, slurm, pbs, manual: did you mean slurm?"),
         (("--nproc-per-node", "two"), "--nproc-per-node=two: must be N, a number"),
         (("--nproc-per-node", "0"), "--nproc-per-node=0: must be at least 1"),
         (("--max-restarts", "-1"), "--max-restarts=-1: must not be negative"),
