@@ -26,6 +26,7 @@ COMMANDS = {
     "demo": "train the reference job on two nodes of this machine",
     "run": "run your own script on nodes of this machine",
     "submit": "submit a job to a cluster, as the site's profile says",
+    "site": "write a first profile of the cluster that this login node belongs to",
     "image": "build the image that jobs run in",
     "plan": "print what launch would run on this node, and why",
     "launch": "run this node's part of a job: one such task on each node",
@@ -54,6 +55,7 @@ on this machine
 on a login node, from the checkout
   image    {COMMANDS["image"]}:  apptrain image build
   doctor   {COMMANDS["doctor"]}; --doctor of any job examines its nodes
+  site     {COMMANDS["site"]}
   submit   {COMMANDS["submit"]}:
            apptrain submit --cluster NAME --nodes 4 -- my_script.py --lr 0.1
 
@@ -132,6 +134,11 @@ def _run(arguments: list[str]) -> int:
         return _compare(rest)
     if name == "rerun":
         return _rerun(rest)
+    if name == "site":
+        _need_checkout(name)
+        from clusters import site
+
+        return site.main(rest)
     if name == "image":
         return _image(rest)
     raise BadInput(_no_command(arguments))

@@ -21,6 +21,7 @@ BEGIN = (
     "entrypoint.command",
     "clusters.submit",
     "clusters.render",
+    "clusters.site",
     "entrypoint.schedulers.*",
     "containers.build",
 )

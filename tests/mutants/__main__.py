@@ -31,7 +31,7 @@ SOURCES = (
     "containers/*.py",
     "containers/image/ahead.py",
     "containers/image/imports.py",
-    "clusters/*.py",
+    "clusters/**/*.py",
     "containers/*.sh",
     "host/*.sh",
     "slurm/*",

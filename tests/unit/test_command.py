@@ -13,7 +13,7 @@ import yaml
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BOUND = 30  # s
-COMMANDS = ("demo", "run", "submit", "image", "plan", "launch", "check")
+COMMANDS = ("demo", "run", "submit", "site", "image", "plan", "launch", "check")
 NODES = ("--nodes", "a,b", "--node-rank", "1", "--json", "--", "my.py")
 
 
@@ -103,6 +103,18 @@ def test_with_pyyaml_that_python_reads_profiles_too(python: Path, tmp_path: Path
     assert (
         made.stdout == run(CHECKOUT / "apptrain", "plan", "--profile", "generic", *NODES, cwd=tmp_path).stdout
     )
+
+
+@pytest.mark.parametrize("python", list(pythons()), ids=lambda path: path.name)
+def test_with_pyyaml_that_python_writes_a_first_profile_too(python: Path, tmp_path: Path) -> None:
+    env = bare(python, tmp_path, has_yaml=True)
+    sinfo = tmp_path / "sinfo"
+    sinfo.write_text("#!/bin/sh\necho 'gpu* up 1-00:00:00 2 32 262144 NO gpu:a100:4 g[1-2]'\n")
+    sinfo.chmod(0o755)
+    made = run(CHECKOUT / "apptrain", "site", "-o", "lab.yaml", cwd=tmp_path, **env)
+    assert made.returncode == 0, made.stderr
+    assert made.stdout.startswith("sbatch --nodes=2 --partition=gpu --gpus-per-node=4 ")
+    assert "\n  gpus: 4 " in (tmp_path / "lab.yaml").read_text()
 
 
 def test_the_venv_has_it_too(tmp_path: Path) -> None:

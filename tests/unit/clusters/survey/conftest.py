@@ -1,0 +1,30 @@
+"""A login node."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from entrypoint.plan import profile
+from tests.unit.clusters.survey.login import Login
+
+
+@pytest.fixture
+def login(tmp_path: Path) -> Login:
+    return Login(tmp_path)
+
+
+@pytest.fixture(autouse=True)
+def fabric(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A profile that may say which network NCCL is to use."""
+    kind = profile._one_of("infiniband", "slingshot", "ethernet")
+    monkeypatch.setitem(profile.LAUNCH, "fabric", kind)  # type: ignore[arg-type]
+
+
+@pytest.fixture(autouse=True)
+def named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The name of this machine, and the day."""
+    uname = os.uname_result(("Linux", "login.example.org", "6", "#1", "x86_64"))
+    monkeypatch.setattr(os, "uname", lambda: uname)
+    monkeypatch.setattr(time, "strftime", lambda _: "2026-11-23")
