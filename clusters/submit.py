@@ -184,7 +184,13 @@ def _number(name: str, text: str) -> int:
 
 
 def _image(profile: Profile, env: Mapping[str, str]) -> Path:
-    return Path(env.get("APPTRAIN_IMAGE") or stacks.find(profile.container.stack).image)
+    given = env.get("APPTRAIN_IMAGE", "")
+    if "://" in given:
+        raise BadInput(
+            f"APPTRAIN_IMAGE={given}: an image is a file: apptainer pull image.sif {given}, then "
+            "APPTRAIN_IMAGE=$PWD/image.sif"
+        )
+    return Path(given or stacks.find(profile.container.stack).image)
 
 
 def _check(profile: Profile, submission: Submission) -> None:

@@ -163,22 +163,22 @@ named_paths() {
 
 # Writes what runs first inside: it alone can say what the image has of its own. It leaves `started`, or `lacking`. An
 # image that is not ours gets our packages from the checkout, which then has no more than those two names in PYTHONPATH.
+# It may have Python as python3 alone, as Debian does, and one older than 3.11, which does not know -P.
 write_start() {
-    local path
+    local path is_ours="[ -n \"\${APPTRAIN_STACK:-}\" ]"
+    # shellcheck disable=SC2016 # for the shell inside
     {
-        echo "[ -n \"\${APPTRAIN_STACK:-}\" ] || export PYTHONPATH=$OURS\"\${PYTHONPATH:+:\$PYTHONPATH}\""
+        echo "$is_ours || export PYTHONPATH=$OURS\"\${PYTHONPATH:+:\$PYTHONPATH}\""
         echo ": >$(quoted "$tmp/.started")"
         echo "lacks() { printf %s \"\$1\" >$(quoted "$tmp/.lacking"); exit $REFUSED; }"
-        echo "export HOME=$(quoted "$HOME")"
-        echo "cd $(quoted "$PWD"); unset OLDPWD" # Apptainer would say where its symlinks lead
-        if [[ -n $venv ]]; then
-            echo "[ -x $(quoted "$venv_python") ] || lacks venv"
-            echo "export VIRTUAL_ENV=$(quoted "$venv") PATH=$(quoted "$venv/bin"):\"\$PATH\""
-        fi
+        echo "export HOME=$(quoted "$HOME"); cd $(quoted "$PWD"); unset OLDPWD" # Apptainer's is where symlinks lead
+        [[ -z $venv ]] || echo "[ -x $(quoted "$venv_python") ] || lacks venv
+            export VIRTUAL_ENV=$(quoted "$venv") PATH=$(quoted "$venv/bin"):\"\$PATH\""
+        echo '[ "$1" != python ] || command -v python >/dev/null || { shift; set -- python3 "$@"; }'
+        echo "case \"\$2 \$3 \$4\" in '-P -m entrypoint'*) $is_ours ||" '"$1" -PSc "" 2>/dev/null || lacks python ;; esac'
         while IFS= read -r -d '' path; do
             echo "[ -e $(quoted "$path") ] || lacks $(quoted "path $path")"
         done < <(named_paths)
-        # shellcheck disable=SC2016 # for the shell inside
         echo 'command -v "$1" >/dev/null || lacks program; exec "$@"'
     } >"$tmp/.start"
 }
@@ -226,6 +226,7 @@ explain() {
     lacking=$(<"$tmp/.lacking")
     case $lacking in
         venv) refuse "APPTRAIN_VENV=$venv was made with $venv_python, which the image lacks: remove it, $make_venv" ;;
+        python) refuse "the image $image has no Python 3.11 or newer, as python or python3: give another image" ;;
         program) refuse "CMD ${command[0]} is no program in the image: check the spelling, or bind it: APPTRAIN_BIND" ;;
     esac
     lacking=${lacking#path }

@@ -54,7 +54,7 @@ check_image() {
     local header arch ours size
     image=$(absolute "$1") image_id=
     [[ -e $image ]] || refuse "there is no image $image on this node, or its directory may not be searched:" \
-        "make image, or give a path that all nodes share"
+        "make image, give a path that all nodes share, or for a URL the file that apptainer pull makes"
     [[ -r $image ]] || refuse "the image $image may not be read: ask its owner for chmod a+r"
     if [[ -d $image ]]; then
         [[ -d $image/.singularity.d ]] ||

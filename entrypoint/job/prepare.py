@@ -192,7 +192,10 @@ def _of_image(asked: _Request, inside: Mapping[str, str]) -> Entries:
             "or a venv on top of it (make venv DIR=DIR) and give that with --venv"
         )
     home = asked.facts.one("home")
-    lost = "no lock says what is in it, and driver and GPUs are not checked against it"
+    lost = (
+        "no lock says what is in it, driver and GPUs are not checked against it, "
+        "and it may lack InfiniBand's libraries"
+    )
     yield ("say", f"the image is not apptrain's, so apptrain itself comes from {home}: {lost}")
 
 

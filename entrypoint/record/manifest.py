@@ -28,6 +28,7 @@ CODE = 30.0
 NOT_PROMISED = (
     "the image's packages are locked",
     "driver and GPUs were checked against the image",
+    "the image has the libraries that NCCL needs for InfiniBand",
 )
 """What does not hold in an image that was not made here: it has no description of its stack."""
 HARMLESS = (

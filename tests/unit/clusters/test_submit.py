@@ -306,6 +306,11 @@ def test_a_job_that_could_not_start_is_not_submitted(site: Site) -> None:
     )
     (site.bin / "sbatch").unlink()
     image = str(site.checkout / "containers" / "image.sif")
+    url = "docker://nvcr.io/nvidia/pytorch:25.10-py3"
+    assert site.refused("--cluster", "lab", PROJECT="x", APPTRAIN_IMAGE=url) == (
+        f"submit: APPTRAIN_IMAGE={url}: an image is a file: apptainer pull image.sif {url}, then "
+        "APPTRAIN_IMAGE=$PWD/image.sif"
+    )
     assert site.refused("--cluster", "lab", PROJECT="x", APPTRAIN_IMAGE=image) == (
         "submit: sbatch is not in PATH: submit on a login node of that cluster"
     )

@@ -47,7 +47,7 @@ if os.environ.get("FAKE_MOUNT") == "fails" and "--unsquash" not in argv:
 if "FAKE_STATUS" in os.environ:
     print("FATAL:   something of Apptainer's own", file=sys.stderr)
     sys.exit(int(os.environ["FAKE_STATUS"]))
-env = {b"PATH": os.environb[b"PATH"], b"HOME": b"/of/the/password/file", **given}
+env = {b"PATH": os.environb.get(b"FAKE_PATH", os.environb[b"PATH"]), b"HOME": b"/of/the/password/file", **given}
 if stack := os.environb.get(b"FAKE_STACK"):
     env[b"APPTRAIN_STACK"] = stack
 env[b"PWD"] = os.fsencode(argv[argv.index("--pwd") + 1])
@@ -113,6 +113,15 @@ class Node:
     def python(self, script: str) -> None:
         """What `python` does: these lines of shell."""
         self.program("python", f"#!/bin/sh\n{script}\n")
+
+    def image_has(self, **programs: str) -> None:
+        """The image has these programs and no others: lines of shell."""
+        self.of_image = self.programs / "of image"
+        self.of_image.mkdir()
+        for name, script in programs.items():
+            (self.of_image / name).write_text(f"#!/bin/sh\n{script}\n")
+            (self.of_image / name).chmod(0o755)
+        self.env["FAKE_PATH"] = str(self.of_image)
 
     def run(
         self,

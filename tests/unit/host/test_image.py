@@ -22,6 +22,43 @@ def test_an_image_that_is_not_ours_finds_our_packages_in_the_checkout_and_nothin
     assert node.binds() == [bound(node.work)]
 
 
+TELL = '[ "$1" = -PSc ] || echo "$0 $*"'
+
+
+@pytest.mark.parametrize("name", ["python", "python3"])
+def test_an_image_that_is_not_ours_may_have_python_as_python3_alone(node: Node, name: str) -> None:
+    node.image_has(**{name: TELL})
+    line = ("-P", "-m", "entrypoint", "launch", "--", "a b.py")
+    assert node.run("python", *line).stdout == f"{node.of_image}/{name} {' '.join(line)}\n"
+
+
+def test_python_is_python_where_the_image_has_both(node: Node) -> None:
+    node.image_has(python=TELL, python3="exit 1")
+    assert node.run("python", "my.py").stdout == f"{node.of_image}/python my.py\n"
+
+
+@pytest.mark.parametrize("module", ["entrypoint", "entrypoint.embedded"])
+@pytest.mark.parametrize("name", ["python", "python3", "nothing"])
+def test_an_image_whose_python_is_too_old_or_missing_is_refused(node: Node, name: str, module: str) -> None:
+    node.image_has(**{name: 'echo "Unknown option: $1" >&2; exit 2'})
+    ended = node.run("python", "-P", "-m", module)
+    assert (ended.returncode, ended.stdout) == (64, "")
+    assert said(ended) == (
+        f"the image {node.image} has no Python 3.11 or newer, as python or python3: give another image"
+    )
+
+
+def test_an_image_of_ours_is_not_asked_how_old_its_python_is(node: Node) -> None:
+    node.image_has(python='echo "$*"')
+    ended = node.run("python", "-P", "-m", "entrypoint", FAKE_STACK="/opt/stack.json")
+    assert (ended.stdout, ended.stderr) == ("-P -m entrypoint\n", "")
+
+
+def test_a_program_of_the_users_is_not_taken_for_python(node: Node) -> None:
+    node.image_has(tell='echo "$*"')
+    assert node.run("tell", "-P", "-m", "x").stdout == "-P -m x\n"
+
+
 def test_the_command_line_is_this(node: Node) -> None:
     assert node.run("python3", "-V").returncode == 0
     argv = node.argv()
@@ -98,8 +135,8 @@ def test_singularity_without_setuid_unpacks_before_4_1(node: Node) -> None:
 def test_a_missing_image_is_refused(node: Node) -> None:
     ended = node.run("true", image=node.path / "none.sif")
     assert node.refused(ended) == (
-        f"there is no image {node.path}/none.sif on this node, or its directory may not be searched: make image, or "
-        "give a path that all nodes share"
+        f"there is no image {node.path}/none.sif on this node, or its directory may not be searched: make image, "
+        "give a path that all nodes share, or for a URL the file that apptainer pull makes"
     )
 
 

@@ -147,8 +147,8 @@ def test_an_image_that_is_not_ours_has_to_have_what_we_need(
 def test_that_the_image_is_not_ours_is_said(host: Host) -> None:
     host.inside = {}
     assert host.ask().all("say") == [
-        f"the image is not apptrain's, so apptrain itself comes from {host.home}: no lock says what is in it, and driver "
-        "and GPUs are not checked against it"
+        f"the image is not apptrain's, so apptrain itself comes from {host.home}: no lock says what is in it, driver and "
+        "GPUs are not checked against it, and it may lack InfiniBand's libraries"
     ]
 
 

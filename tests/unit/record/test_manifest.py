@@ -105,7 +105,11 @@ def test_each_attempt_adds_what_it_ran(tmp_path: Path) -> None:
     assert second == first | {
         "image": {"id": "7be444fb", "stack": "cu132", "cuda": "13.2", "lock_sha256": "5e1f"}
     }
-    not_promised = ["the image's packages are locked", "driver and GPUs were checked against the image"]
+    not_promised = [
+        "the image's packages are locked",
+        "driver and GPUs were checked against the image",
+        "the image has the libraries that NCCL needs for InfiniBand",
+    ]
     assert foreign == first | {"image": {"id": "7be444fb", "not_promised": not_promised}}
 
 
