@@ -9,6 +9,7 @@ import calendar
 import hashlib
 import json
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +19,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from tests.host import Bind, Host, up
+from containers import stacks, wheels
+from tests.host import Bind, Host, root, up
 from tests.host.places import cache, locked, remove
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -180,3 +182,47 @@ def built(
 
     asked = repr((digest(*inputs), words, sorted((files or {}).items())))
     return Built(folder=kept(name, hashlib.sha256(asked.encode()).hexdigest()[:16], build))
+
+
+OWN = """\
+Bootstrap: scratch
+
+%setup
+    cp -a /scratch/out/tree/. "${APPTAINER_ROOTFS:-$SINGULARITY_ROOTFS}/"
+"""
+"""Plain Debian as a user has it from a registry, without one: no variable, no command and no package of ours."""
+OWN_PACKAGES = ("python3", "ca-certificates")
+"""Debian's: Python as python3 alone. The others are wheels, as they come from PyPI."""
+
+
+def own() -> Built:
+    """An image that apptrain did not make: a plain Debian 13 with PyPI's torch, and what the reference training needs."""
+    stack = stacks.find("")
+    lock, python = stack.lock("amd64"), stack.base.python
+
+    def build(folder: Path) -> None:
+        tree, images = folder / "tree", cache() / "images"
+        downloads = images / ".downloads"
+        downloads.mkdir(parents=True, exist_ok=True)
+        root.plain(tree, OWN_PACKAGES)
+        remove(tree / "dev")
+        (tree / "dev").mkdir()
+        links = wheels.fetch(lock, python, "amd64", downloads, None)
+        target = tree / f"usr/local/lib/python{python}/dist-packages"
+        offline = ["--quiet", "--no-config", "--offline", "--no-index", "--no-cache", f"--find-links={links}"]
+        into = [f"--python-version={python}", "--python-platform=x86_64-manylinux_2_40", f"--target={target}"]
+        uv = [str(wheels.uv()), "pip", "install", *offline, *into, "--require-hashes", f"-r{lock}"]
+        subprocess.run(uv, check=True, timeout=BUILD_LIMIT)
+        # As pip does it; some modules are no Python 3.
+        compiled = f"python3 -m compileall -q /usr/local/lib/python{python}".split()
+        subprocess.run(["chroot", str(tree), *compiled], check=False, timeout=BUILD_LIMIT)
+        subprocess.run(["chmod", "-R", "a+rX", tree], check=True)
+        (folder / "own.def").write_text(OWN)
+        with up("build-own", binds=[Bind(source=folder, target=OUT, mode="rw")]) as host:
+            line: list[str | Path] = ["apptainer", "build", OUT / "image.sif", OUT / "own.def"]
+            ended = host.run(line, user="alice", timeout=BUILD_LIMIT)
+            assert ended.returncode == 0, ended.stderr[-3000:]
+        remove(tree)
+
+    inputs = repr((OWN, OWN_PACKAGES, wheels.digest(lock)))
+    return Built(folder=kept("own", hashlib.sha256(inputs.encode()).hexdigest()[:16], build))

@@ -1,6 +1,7 @@
 """The file tree that all test hosts start from: Debian 13 with Slurm, Apptainer from unstable, two users.
 
-mmdebstrap makes it, as root, once for each recipe. It is kept outside the checkout and never written to again.
+mmdebstrap makes it, as root, once for each recipe. It is kept outside the checkout and never written to again. A
+plain Debian can be had too.
 """
 
 import hashlib
@@ -8,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,8 @@ HOOKS = (
     """--customize-hook=cd "$1/etc/ssh" && printf '* %s\n' "$(cat ssh_host_ed25519_key.pub)" >ssh_known_hosts""",
     '--customize-hook=mkdir -m 1777 "$1/scratch"',
 )
-RECIPE = ("--mode=root", "--variant=minbase", f"--include={','.join(PACKAGES)}", *HOOKS, "trixie")
+PLAIN = ("--mode=root", "--variant=minbase")
+RECIPE = (*PLAIN, f"--include={','.join(PACKAGES)}", *HOOKS, "trixie")
 """mmdebstrap's arguments, less what the machine's administrator decides: options of apt, and the mirror."""
 BUILD_LIMIT = 1800.0
 """Seconds for making the root, and for waiting while another process does; it takes about a minute."""
@@ -61,20 +64,27 @@ def make() -> Path:
             print(f"host: making {root}, once; this takes about a minute", file=sys.stderr, flush=True)
             unfinished = root.with_suffix(".unfinished")
             remove(unfinished)
-            _mmdebstrap(unfinished, lock)
+            _mmdebstrap(unfinished, RECIPE, ("trixie", "sid"), [lock])
             unfinished.rename(root)
     return root
 
 
-def _mmdebstrap(target: Path, lock: int) -> None:
-    """Inherits the lock, and so holds it to its end, should this process be killed."""
+def plain(target: Path, packages: Sequence[str]) -> None:
+    """Makes a Debian 13 with these packages and nothing else."""
+    _mmdebstrap(target, (*PLAIN, f"--include={','.join(packages)}", "trixie"), ("trixie",))
+
+
+def _mmdebstrap(
+    target: Path, recipe: Sequence[str], suites: Sequence[str], locks: Sequence[int] = ()
+) -> None:
+    """Inherits the locks, and so holds them to its end, should this process be killed."""
     mirror = site.debian_mirror()
-    sources = [f"deb {mirror} {suite} main" for suite in ("trixie", "sid")]
+    sources = [f"deb {mirror} {suite} main" for suite in suites]
     options = [f"--aptopt={line}" for line in site.apt_options()]
-    argv = ["mmdebstrap", *options, *RECIPE, str(target), *sources]
+    argv = ["mmdebstrap", *options, *recipe, str(target), *sources]
     how: dict[str, Any] = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "umask": 0o022}
     try:
-        ended = subprocess.run(argv, **how, pass_fds=[lock], timeout=BUILD_LIMIT)
+        ended = subprocess.run(argv, **how, pass_fds=locks, timeout=BUILD_LIMIT)
     except FileNotFoundError:
         needed = Path(__file__).with_name("packages").read_text().split()
         raise Refused(f"there is no mmdebstrap: apt-get install {' '.join(needed)}") from None

@@ -1,0 +1,99 @@
+"""An image that apptrain did not make: a plain Debian with PyPI's torch, under `slurm/multinode.sbatch` and by hand.
+
+It has no variable and no package of ours, and Python as python3 alone. Needs root, for the test cluster.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.account import REPOSITORY, SCRIPT, SOFTWARE, WORK, Account, Ran, account, clear
+
+BOUND = 280.0
+"""Seconds for a job that takes 30 on two cores with nothing else to do: imports are not read from one file."""
+IMAGE = SOFTWARE / "image.sif"
+SMALL = ("--config", "digits-short", "model.name=shufflenet_v2_x0_5", "data.image_size=16", "batch_size=16")
+"""40 steps that take a few seconds."""
+LOST = (
+    f"apptrain: the image is not apptrain's, so apptrain itself comes from {REPOSITORY}: no lock says what is in it, "
+    "driver and GPUs are not checked against it, and it may lack InfiniBand's libraries"
+)
+NOT_PROMISED = [
+    "the image's packages are locked",
+    "driver and GPUs were checked against the image",
+    "the image has the libraries that NCCL needs for InfiniBand",
+]
+
+pytestmark = [
+    pytest.mark.ci_may_skip("a CI without root cannot make namespaces and users"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts, namespaces and users of its own"),
+]
+
+
+@pytest.fixture(scope="module")
+def all_tests_account(request: pytest.FixtureRequest) -> Iterator[Account]:
+    with account(request, "own") as found:
+        yield found
+
+
+@pytest.fixture
+def user(all_tests_account: Account) -> Iterator[Account]:
+    """The account, on a cluster that is idle before and after a test."""
+    clear(all_tests_account)
+    yield all_tests_account
+    clear(all_tests_account)
+
+
+def run(user: Account, *argv: Path | str) -> Ran:
+    """A job on two nodes that is to end well."""
+    number = user.submit("--nodes=2", *argv, env={"APPTRAIN_IMAGE": str(IMAGE)})
+    ran = user.end(number, BOUND)
+    assert ran.ended == ("COMPLETED", 0), ran.text
+    return ran
+
+
+def manifest(ran: Ran) -> dict[str, object]:
+    """The image of its one attempt."""
+    (attempt,) = json.loads((ran.folder / "manifest.json").read_text())["attempts"]
+    found: dict[str, object] = attempt["image"]
+    return found
+
+
+def test_the_image_has_nothing_of_ours_and_no_python_but_python3(user: Account) -> None:
+    script = "command -v python; python3 -c 'import torch; print(torch.__version__)'; python3 -c 'import entrypoint'"
+    ended = user.run("apptainer", "-q", "exec", IMAGE, "sh", "-c", script, timeout=BOUND)
+    assert ended.stdout.partition("+")[0].strip() == "2.15.0"
+    assert "No module named 'entrypoint'" in ended.stderr
+
+
+def test_every_rank_greets_and_what_is_lost_is_said(user: Account) -> None:
+    ran = run(
+        user, "--cpus-per-task=2", SCRIPT, "--device=cpu", "--nproc-per-node=2", "--", "-m", "train.hello"
+    )
+    assert f"image {IMAGE}" in ran.lines[2]
+    assert ran.lines.count(LOST) == 1
+    assert [line.partition("] ")[2] for line in ran.printed] == [
+        f"hello from [{node}:gloo] process {rank}/4"
+        for rank, node in enumerate(("gpu-a01",) * 2 + ("gpu-a02",) * 2)
+    ]
+    assert manifest(ran)["not_promised"] == NOT_PROMISED
+
+
+def test_the_reference_training_learns_saves_and_draws_its_curves(user: Account) -> None:
+    ran = run(user, "--cpus-per-task=1", SCRIPT, "--device=cpu", "--", "-m", "train", *SMALL)
+    assert LOST in ran.lines
+    result = json.loads((ran.folder / "result.json").read_text())
+    assert result["steps"] == 40
+    assert {"curves.png", "metrics.jsonl", "tensorboard", "checkpoints"} <= {
+        path.name for path in ran.folder.iterdir()
+    }
+    assert manifest(ran)["not_promised"] == NOT_PROMISED
+
+
+def test_a_task_by_hand_finds_apptrain_too(user: Account) -> None:
+    line = (REPOSITORY / "containers/run.sh", IMAGE, "python", "-P", "-m", "entrypoint", "--version")
+    ended = user.run(*line, cwd=WORK, timeout=BOUND)
+    assert (ended.returncode, ended.stdout) == (0, "0.1.0\n"), ended.stderr
