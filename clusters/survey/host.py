@@ -134,7 +134,7 @@ def _slingshot(fast: Sequence[Interface], cxi: Sequence[str], switch: str) -> It
 
 
 def _infiniband(found: Sequence[Interface], ports: Sequence[str], *, named: bool) -> Iterator[Line]:
-    yield from fabric("infiniband", f"active here: {', '.join(ports)}")
+    yield Line("launch.fabric", "infiniband", f"active here: {', '.join(ports)}")
     over = [one for one in found if one.is_infiniband and one.addresses]
     if over and not named:
         text = f"do the compute nodes have {over[0].name} too? ({NODE_HAS}; without it leave this out)"
@@ -143,7 +143,7 @@ def _infiniband(found: Sequence[Interface], ports: Sequence[str], *, named: bool
 
 def _ethernet(machine: Machine, found: Sequence[Interface], *, named: bool) -> Iterator[Line]:
     listed = ", ".join(map(str, found)) or "no interface"
-    yield from fabric("ethernet", f"no InfiniBand and no Slingshot here: {listed}")
+    yield Line("launch.fabric", "ethernet", f"no InfiniBand and no Slingshot here: {listed}")
     if machine.names("sys/class/infiniband"):
         yield Line("launch.fabric", questions=(ROCE,))
     addressed = sorted((one for one in found if one.addresses), key=lambda one: -one.speed)
@@ -156,14 +156,6 @@ def _ethernet(machine: Machine, found: Sequence[Interface], *, named: bool) -> I
     else:
         text = f"is one faster than that of the node's name, the default? Here are {listed} ({NODE_HAS})"
         yield Line("launch.interface", questions=(text,))
-
-
-def fabric(name: str, why: str) -> Iterator[Line]:
-    """What NCCL is to use: a key that not every version of a profile has."""
-    from entrypoint.plan.profile import LAUNCH
-
-    if "fabric" in LAUNCH:
-        yield Line("launch.fabric", name, why)
 
 
 def _suffix(machine: Machine, node: str, found: Sequence[Interface]) -> Iterator[Line]:

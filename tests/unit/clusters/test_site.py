@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from clusters import site
-from tests.unit.clusters.survey.conftest import fabric, login, named
+from tests.unit.clusters.survey.conftest import login, named
 from tests.unit.clusters.survey.login import Login, address, addresses
 
-__all__ = ["fabric", "login", "named"]  # fixtures
+__all__ = ["login", "named"]  # fixtures
 
 SLURM = {
     "sinfo": "gpu* up 1-00:00:00 2 32 262144 NO gpu:a100:4 gpu-a[01-02]\n"

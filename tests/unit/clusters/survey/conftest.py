@@ -6,20 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.plan import profile
 from tests.unit.clusters.survey.login import Login
 
 
 @pytest.fixture
 def login(tmp_path: Path) -> Login:
     return Login(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def fabric(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A profile that may say which network NCCL is to use."""
-    kind = profile._one_of("infiniband", "slingshot", "ethernet")
-    monkeypatch.setitem(profile.LAUNCH, "fabric", kind)  # type: ignore[arg-type]
 
 
 @pytest.fixture(autouse=True)

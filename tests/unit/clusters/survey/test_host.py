@@ -7,7 +7,6 @@ import pytest
 
 from clusters.survey import host
 from clusters.survey.draft import Line
-from entrypoint.plan import profile
 from tests.unit.clusters.survey.login import Login, address, addresses
 
 ETH0 = address("eth0", "10.1.0.1/16")
@@ -82,12 +81,6 @@ def test_infiniband_is_known_by_an_active_port(login: Login) -> None:
 def test_infiniband_without_addresses_needs_no_interface(login: Login) -> None:
     port(login, "mlx5_0")
     assert [line.key for line in network(login, ETH0, address("ib0", kind="infiniband"))] == ["launch.fabric"]
-
-
-def test_a_profile_without_the_key_fabric_gets_none(login: Login, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(profile.LAUNCH, "fabric")  # type: ignore[arg-type]
-    port(login, "mlx5_0")
-    assert network(login, ETH0) == []
 
 
 # --- Ethernet -------------------------------------------------------------------------------------------------

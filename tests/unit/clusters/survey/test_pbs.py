@@ -28,6 +28,10 @@ def values(found: pbs.Found) -> dict[str, object]:
     return {line.key: line.value for line in found.lines if line.value is not None}
 
 
+def why(found: pbs.Found, key: str) -> str:
+    return next(line.why for line in found.lines if line.key == key and line.value is not None)
+
+
 def asked(found: pbs.Found) -> dict[str, str]:
     return {line.key: line.questions[0] for line in found.lines if line.questions}
 
@@ -76,6 +80,12 @@ def test_a_queue_that_a_node_names_has_its_gpus(login: Login) -> None:
     assert (values(found)["request.partition"], values(found)["nodes.gpus"]) == ("b", 4)
 
 
+def test_amounts_that_a_chunk_asks_for_do_not_tell_where_it_runs(login: Login) -> None:
+    chunk = ("default_chunk.Qlist = x", "default_chunk.mem = 4gb", "default_chunk.ncpus = 1")
+    nodes = node("c1", 0) + node("g1", 4, "resources_available.Qlist = x")
+    assert values(survey(login, queue("a") + queue("b", *chunk), nodes))["request.partition"] == "b"
+
+
 def test_a_queue_without_gpus_is_not_taken_for_its_name(login: Login) -> None:
     found = survey(login, queue("gpu_old", "resources_max.ngpus = 0") + queue("gpu"), node("g1"))
     assert values(found)["request.partition"] == "gpu"
@@ -100,6 +110,21 @@ def test_open_queues_for_long_runs_come_first_and_the_others_are_named(login: Lo
 def test_where_all_nodes_have_gpus_any_queue_has_them(login: Login) -> None:
     found = survey(login, queue("debug") + queue("prod"), node("g1"))
     assert values(found)["request.partition"] == "prod"
+    assert why(found, "request.partition") == "qstat -Qf: all nodes have GPUs"
+
+
+def test_a_queue_that_is_taken_for_its_name_says_so_and_one_without_a_limit_too(login: Login) -> None:
+    found = survey(login, queue("gpu") + queue("cpu"), node("g1") + node("c1", 0))
+    assert why(found, "request.partition") == "qstat -Qf: its name"
+    assert why(found, "request.time") == "no limit was found"
+
+
+def test_a_queue_with_a_limit_names_it(login: Login) -> None:
+    found = survey(
+        login, queue("gpu", "resources_max.walltime = 12:00:00", "resources_min.ngpus = 1"), node("g1")
+    )
+    assert why(found, "request.partition") == "qstat -Qf: its resources, or its nodes have GPUs"
+    assert why(found, "request.time") == "qstat -Qf: resources_max.walltime is 12:00:00"
 
 
 def test_where_no_queue_is_known_to_have_gpus_they_are_named(login: Login) -> None:
