@@ -32,7 +32,7 @@ run_child() {
     child=$!
     set +m
     for name in ${held[@]+"${held[@]}"}; do pass_on "$name"; done
-    await_end "$child" 143
+    await_end "$child" 143 2>/dev/null # or bash would say which signal has ended it
 }
 
 # await_end CHILD UNKNOWN: waits until it has ended, through signals that are trapped; sets `status`. bash loses the
@@ -41,7 +41,7 @@ run_child() {
 await_end() {
     local told=0
     while ((told < 3)); do # a signal may take the place of the status even then
-        status=0 && { wait "$1" || status=$?; } 2>/dev/null
+        status=0 && wait "$1" || status=$?
         if ((status <= 128)); then return; fi # else a signal came, or one has ended the child
         if [[ $'\n'$(jobs -rp)$'\n' != *$'\n'"$1"$'\n'* ]]; then ((++told)); continue; fi
         kill -0 "$1" 2>/dev/null || { status=$2; return; }

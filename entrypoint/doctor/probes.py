@@ -21,7 +21,7 @@ SLICE = 0.1
 shows."""
 SLICES = 4
 """The best of them counts."""
-PATIENCE = 4.0
+PATIENCE = 8.0
 """Seconds for a node that stands out to catch up."""
 ALIKE = 0.8
 """Of the median of the others: a node that reaches so much is not measured again."""

@@ -1,12 +1,13 @@
 """The doctor on a real Slurm cluster: healthy as it is, and each fault by its node and its remedy.
 
-Needs root. The nodes share the cores of this machine: a test that makes one of them slow pins it to a core of its own,
-and lets nothing but its own hogs come before the two.
+Needs root. The nodes share the cores of this machine with other tests: a test that compares their speeds gives them
+shares of its own (cgroups of version 1, if this machine has them), so that a node has what its own hogs leave.
 """
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from clusters import render
 from tests.cluster.account import HOME, SCRIPT, SOFTWARE, Ran, account, clear
 from tests.cluster.test_network import FABRIC, Site
+from tests.host import Host
 
 pytestmark = [
     pytest.mark.ci_may_skip("a CI without root cannot make namespaces and users"),
@@ -21,11 +23,11 @@ pytestmark = [
 ]
 
 DOCTOR = ("-c1", SCRIPT, "--device", "cpu", "--doctor")
+NODES = ["gpu-a01", "gpu-a02", "gpu-b07"]
 RUNS = 20
 SLOWEST = 30.0
 """Seconds that the doctor may take once its ranks run."""
-FIRST = -15
-"""The niceness of what runs before all that other tests do."""
+CGROUPS = Path("/sys/fs/cgroup/cpu")
 SKEWED = """\
 import os, sys, time
 if os.environ["APPTRAIN_NODE"] == "gpu-a02":
@@ -59,6 +61,35 @@ def examine(site: Site, *request: str, options: tuple[str | Path, ...] = ()) -> 
     return site.user.ran(*(request or ("-N3",)), *DOCTOR, *options)
 
 
+@contextmanager
+def shares(site: Site, *groups: Sequence[str]) -> Iterator[None]:
+    """All that runs on the nodes of a group has one share of the processors, four times that of another test."""
+    made = []
+    for number, nodes in enumerate(groups if (CGROUPS / "cpu.shares").exists() else ()):
+        made.append(CGROUPS / f"apptrain.{site.user.cluster.plan.name}.{number}")
+        made[-1].mkdir()
+        (made[-1] / "cpu.shares").write_text("4096")
+        site.touched.update(nodes)
+        for pid in (pid for node in nodes for pid in processes_of(site.user.cluster[node])):
+            with suppress(ProcessLookupError):
+                (made[-1] / "cgroup.procs").write_text(str(pid))
+    try:
+        yield
+    finally:
+        site.repair()
+        for folder in made:
+            folder.rmdir()
+
+
+def processes_of(host: Host) -> Iterator[int]:
+    """By this machine's numbers, all of a host, which has numbers of its own."""
+    inside = Path(f"/proc/{host.pid}/ns/pid_for_children").stat().st_ino
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (folder / "ns/pid").stat().st_ino == inside:
+                yield int(folder.name)
+
+
 def seconds(ran: Ran) -> float:
     found = re.search(r"^doctor: .* ([0-9.]+) s$", ran.text, re.MULTILINE)
     assert found, ran.text
@@ -81,13 +112,14 @@ def refused(ran: Ran, status: int = 64) -> str:
 
 @pytest.mark.timeout(900, func_only=True)
 def test_a_whole_cluster_is_healthy_each_time(site: Site) -> None:
-    for _ in range(RUNS):
-        ran = examine(site)
-        assert ran.ended == ("COMPLETED", 0), ran.text
-        table = [line.split()[0] for line in ran.printed if line.startswith(("gpu-", "node "))]
-        assert table == ["gpu-a01", "gpu-a02", "gpu-b07", "node"]
-        assert "healthy" in ran.printed
-        assert seconds(ran) < SLOWEST
+    with shares(site, NODES):
+        for _ in range(RUNS):
+            ran = examine(site)
+            assert ran.ended == ("COMPLETED", 0), ran.text
+            table = [line.split()[0] for line in ran.printed if line.startswith(("gpu-", "node "))]
+            assert table == [*NODES, "node"]
+            assert "healthy" in ran.printed
+            assert seconds(ran) < SLOWEST
 
 
 def test_the_preflight_of_a_launch_takes_less_than_a_second(site: Site) -> None:
@@ -167,16 +199,14 @@ def test_a_link_that_is_throttled(site: Site) -> None:
 def test_another_program_that_takes_the_cpu_of_a_node(site: Site) -> None:
     first, second = sorted(os.sched_getaffinity(0))[:2]
     for node, core in (("gpu-a01", second), ("gpu-a02", first)):
-        site.sh(
-            node,
-            f"for pid in $(pgrep -x slurmd); do taskset -a -c -p {core} $pid; renice -n {FIRST} -p $(ls /proc/$pid/task); done",
-        )
+        site.sh(node, f"for pid in $(pgrep -x slurmd); do taskset -a -c -p {core} $pid; done")
     site.sh(
         "gpu-a02",
-        f"for _ in 1 2 3; do setsid nice -n {FIRST} taskset -c {first} sh -c 'while :; do :; done' >/dev/null 2>&1 & done",
+        f"for _ in 1 2 3; do setsid taskset -c {first} sh -c 'while :; do :; done' >/dev/null 2>&1 & done",
     )
-    ran = examine(site, "-N2", "--nodelist=gpu-a01,gpu-a02")
-    line = wrong(ran, "gpu-a02: it computes at ", " of the median of the other nodes")
+    with shares(site, ["gpu-a01"], ["gpu-a02"]):
+        ran = examine(site, "-N2", "--nodelist=gpu-a01,gpu-a02")
+        line = wrong(ran, "gpu-a02: it computes at ", " of the median of the other nodes")
     assert line.endswith("or leave the node out: it holds up all others")
     assert seconds(ran) < SLOWEST
 
