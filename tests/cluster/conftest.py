@@ -12,9 +12,9 @@ from tests.cluster.images import RECIPE, Built, built
 
 HERE = Path(__file__).parent
 LANES = (
-    ("test_cluster", "test_host", "test_run_sh", "test_slurm", "test_torque"),
-    ("test_faults", "test_restart", "test_network", "test_doctor", "test_compare", "test_pages"),
-    ("test_image_build", "test_third_party", "test_own_image", "test_image", "test_pbs"),
+    ("test_cluster", "test_host", "test_run_sh", "test_own_image", "test_slurm", "test_torque", "test_pages"),
+    ("test_faults", "test_restart", "test_network", "test_doctor", "test_compare"),
+    ("test_image_build", "test_third_party", "test_image", "test_pbs"),
 )
 """Files whose tests run one after another, beside those of the other lanes if there are workers (`-n 3 --dist
 loadgroup`), on clusters in namespaces of their own. They wait half of their time: three keep two cores busy, and each

@@ -24,7 +24,8 @@ pytestmark = [
 
 DOCTOR = ("-c1", SCRIPT, "--device", "cpu", "--doctor")
 NODES = ["gpu-a01", "gpu-a02", "gpu-b07"]
-RUNS = 20
+RUNS = 10
+"""Of 20 s each. It was healthy in 20 of 20, alone and beside other tests."""
 SLOWEST = 30.0
 """Seconds that the doctor may take once its ranks run."""
 CGROUPS = Path("/sys/fs/cgroup/cpu")
