@@ -84,7 +84,7 @@ def test_what_a_run_prints_otherwise_is_told_with_its_place(page: Path) -> None:
         ("preflight: 3 nodes, nothing found, 0.01 s", "preflight: 3 nodes, nothing found, 0.13 s"),
         ("the ranks started after 2.3 s: task 0.1, torch 2.1", "the ranks started after 9 s: task 0.1, nodes 0.0, torch 2.1"),
         ("runs/embedded-20261123-114627-25737/job.log", "runs/embedded-20261201-000000-1/job.log"),
-        ("gpu-a02  2     22 GiB  31 GiB", "gpu-a02  2      9 GiB    8.1 GiB"),
+        ("gpu-a02  2     22 GiB  31 GiB", "gpu-a02  16     9 GiB    8.1 GiB"),
     ],
 )  # fmt: skip
 def test_what_varies_from_run_to_run_makes_no_difference(one: str, other: str) -> None:
