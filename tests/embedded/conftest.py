@@ -13,6 +13,8 @@ LANES = {
     "test_launch": 3,
     "test_restart": 3,
     "test_security": 3,
+    "test_compare": 3,
+    "test_rerun": 3,
     "test_checkpoints": 1,
     "test_train_torchrun": 1,
 }

@@ -327,8 +327,19 @@ def test_a_rank_that_fails_is_named_and_shown_though_its_neighbours_end_before_i
     assert "Connection" in ended.log("0/127.0.0.1.rank0.err")
 
 
+ALL_AT_ONCE = """
+import os, pathlib, time
+here = pathlib.Path(os.environ["APPTRAIN_RUN_DIR"], "here")
+here.mkdir(exist_ok=True)
+(here / os.environ["RANK"]).touch()
+while len(list(here.iterdir())) < 4:
+    time.sleep(0.01)
+raise FileNotFoundError("no data")
+"""
+
+
 def test_one_error_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
-    script = write(tmp_path, "script.py", 'raise FileNotFoundError("no data")')
+    script = write(tmp_path, "script.py", ALL_AT_ONCE)
     ended = run(tmp_path, "--tasks-per-node", "2", "--", script)
     said = [line for line in ended.err.splitlines() if "Error: no data" in line]
     assert (ended.status, len(said)) == (1, 2), ended.err

@@ -154,14 +154,14 @@ async def test_a_node_that_never_comes_ends_the_join_for_everyone() -> None:
 @run
 async def test_who_began_first_waits_no_longer_than_the_join_timeout() -> None:
     place = Place()
-    early = asyncio.create_task(place.refusals(who(1, nnodes=3), timeouts=replace(SHORT, join=1)))
+    early = asyncio.create_task(place.refusals(who(1, nnodes=3), timeouts=replace(SHORT, join=4)))
     await asyncio.sleep(0.5)
     began = time.monotonic()
     async with place.hub(who(0, nnodes=3), timeouts=replace(SHORT, join=15)) as hub:
         assert (await early)[0].startswith("Unavailable: 1 of 3 nodes have not come: 2 (n2)")
         with pytest.raises(Unavailable):
             await hub
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 10
 
 
 @run

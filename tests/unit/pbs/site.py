@@ -207,13 +207,13 @@ def processes_gone(folder: Path, hosts: tuple[int, ...] = (0, 1)) -> bool:
     ]
 
 
-def busy(site: Site, **more: Any) -> str:
+def busy(site: Site, *options: str, **more: Any) -> str:
     """A job whose hosts work with an image and a rank each, until told."""
     what: What = {
         "0": {"wait": "go", "fuse": 1, "save": 0.3, **more},
         "1": {"wait": "told", "fuse": 1, "status": 143, **more},
     }
-    id = site.submit(what=what)
+    id = site.submit(*options, what=what)
     site.work(id)
     site.until(lambda: all((site.folder / f"{host}.pids").exists() for host in (0, 1)))
     return id

@@ -239,7 +239,7 @@ def test_what_a_host_that_is_cut_off_says_of_the_first_does_not_count(site: Site
 
 
 def test_a_deleted_job_saves_with_its_image_within_kill_delay_and_leaves_nothing(site: Site) -> None:
-    id = busy(site)
+    id = busy(site, "-q", "25")
     site.pbs.run("qdel", id)
     found = site.pbs.wait(id, limit=BOUND)
     lines = site.output(found).read_text().splitlines()

@@ -60,7 +60,7 @@ TRIED = [
     Mistake(given="apptrain --nodes=2 -- my_script.py", found="--nodes stands before the command: did you mean `apptrain run --nodes=2 -- my_script.py`, or on a login node `apptrain submit --cluster NAME --nodes=2 -- my_script.py`?", who="apptrain"),
     Mistake(given="apptrain --cluster delta my_script.py", found="--cluster stands before the command: did you mean `apptrain submit --cluster delta -- my_script.py`?", who="apptrain"),
     Mistake(given="apptrain --hlep", found="--hlep is no command: did you mean --help? (see apptrain --help)", who="apptrain"),
-    Mistake(given="apptrain -v", found="-v is no command: give one of demo, run, submit, image, plan, launch, check, doctor, rerun, compare (see apptrain --help)", who="apptrain"),
+    Mistake(given="apptrain -v", found="-v is no command: give one of demo, run, submit, site, image, plan, launch, check, doctor, rerun, compare (see apptrain --help)", who="apptrain"),
     Mistake(given="apptrain image biuld", found="image biuld: give one of build, fetch, verify, inspect: did you mean build?", who="apptrain"),
     # words in front of a script
     Mistake(given="apptrain run -- python my_script.py --lr 1", found="CMD begins with python: leave it out, Python runs CMD anyway: -- my_script.py --lr 1"),
