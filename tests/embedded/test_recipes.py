@@ -1,0 +1,93 @@
+"""The scripts of docs/recipes.md, under the launcher, as the page has them."""
+
+import json
+import re
+import socket
+import tarfile
+from pathlib import Path
+
+from tests.embedded.jobs import BOUND, CHECKOUT, Ended, run, start
+
+DEBUGGED = """\
+import os
+
+import attach
+
+answer = 6 * 7
+if os.environ["RANK"] == "1":
+    attach.attach()
+    print("goes on with", answer, flush=True)
+"""
+
+
+def script(folder: Path, name: str) -> str:
+    """Writes the page's script of this name there."""
+    text = (CHECKOUT / "docs/recipes.md").read_text()
+    (code,) = re.findall(rf'^```python\n("""{re.escape(name)}: .*?)^```$', text, re.M | re.S)
+    (folder / name).write_text(code)
+    return name
+
+
+def steps(folder: Path, number: int) -> Ended:
+    env = {"APPTRAIN_PASS": "PYTHONPATH STEPS", "STEPS": str(number)}
+    ended = run(folder, "--nodes", "2", "--", script(folder, "fsdp.py"), env=env)
+    assert ended.status == 0, ended.err
+    return ended
+
+
+def test_fsdp2_saves_and_goes_on(tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    for folder in (whole, parts):
+        folder.mkdir()
+    once, first, second = steps(whole, 20), steps(parts, 10), steps(parts, 20)
+    assert re.findall("goes on after step .*", once.out + first.out + second.out) == [
+        "goes on after step 0",
+        "goes on after step 0",
+        "goes on after step 10",
+    ]
+    losses = [re.findall(r"^step \d+: loss .*", ended.out, re.M) for ended in (once, first, second)]
+    assert len(losses[0]) == 2
+    assert losses[1] + losses[2] == losses[0]
+    saved = sorted(path.name for path in (second.run / "checkpoints").iterdir())
+    assert saved == ["step-00000010", "step-00000020"]
+
+
+def test_data_are_unpacked_once_on_each_node(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    with tarfile.open(tmp_path / "data.tar", "w") as packed:
+        for number in range(3):
+            (tmp_path / f"{number}.txt").write_text("data")
+            packed.add(tmp_path / f"{number}.txt", f"{number}.txt")
+    words = ("--nodes", "2", "--nproc-per-node", "2", "--", script(tmp_path, "staged.py"), "data.tar")
+    ended = run(tmp_path, *words, env={"TMPDIR": str(disk)})
+    assert ended.status == 0, ended.err
+    assert sorted(re.findall("rank .*", ended.out)) == [f"rank {rank} has 3 files" for rank in range(4)]
+    assert sorted(path.name for path in disk.glob("data-*")) == ["data-127.0.0.1", "data-127.0.0.2"]
+
+
+def test_a_debugger_stops_one_rank_and_lets_it_go_on(tmp_path: Path) -> None:
+    script(tmp_path, "attach.py")
+    (tmp_path / "debugged.py").write_text(DEBUGGED)
+    job = start(tmp_path, "--nodes", "2", "--hang-timeout", "0", "--", "debugged.py")
+    job.until(lambda: "waits: nc -U " in job.text(), "a rank that waits for the debugger")
+    (path,) = re.findall(r"rank 1 waits: nc -U (\S+)", job.text())
+    with socket.socket(socket.AF_UNIX) as debugger:
+        debugger.settimeout(BOUND)
+        debugger.connect(path)
+        debugger.sendall(b"p answer\nc\n")
+        with debugger.makefile() as told:
+            said = told.read()
+    assert "debugged.py" in said
+    assert "(Pdb) 42" in said
+    ended = job.end()
+    assert ended.status == 0, ended.err
+    assert "goes on with 42\n" in ended.out
+
+
+def test_a_profile_is_written_for_each_rank(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--nodes", "2", "--", script(tmp_path, "profiled.py"))
+    assert ended.status == 0, ended.err
+    for rank in range(2):
+        events = json.loads((ended.run / f"trace.rank{rank}.json").read_text())["traceEvents"]
+        assert {"ProfilerStep#2", "ProfilerStep#3"} <= {event.get("name") for event in events}

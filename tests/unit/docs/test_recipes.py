@@ -1,0 +1,34 @@
+"""docs/recipes.md: each recipe says which test runs it, and that test is there."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+TEXT = (CHECKOUT / "docs/recipes.md").read_text()
+RECIPES = dict(re.findall(r"^## (.+)\n((?:(?!^## ).*\n?)*)", TEXT, re.M))
+NAMED = re.findall(r"(tests/[\w/]+\.py)::(test_\w+)", TEXT)
+
+
+def test_the_recipes_are_found() -> None:
+    assert {"FSDP2", "Remove"} <= RECIPES.keys()
+    assert len(NAMED) > 20
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_says_which_test_runs_it_or_that_none_does(name: str) -> None:
+    *_, last = RECIPES[name].strip().split("\n\n")
+    assert re.search(r"tests/[\w/]+\.py::test_\w+|no\s+test\s+runs", last)
+
+
+@pytest.mark.parametrize(("file", "name"), NAMED)
+def test_a_test_that_a_recipe_names_is_there(file: str, name: str) -> None:
+    tree = ast.parse((CHECKOUT / file).read_text())
+    assert name in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+
+
+@pytest.mark.parametrize("code", re.findall(r"^```python\n(.*?)^```$", TEXT, re.M | re.S))
+def test_code_of_a_recipe_is_python(code: str) -> None:
+    ast.parse(code)
