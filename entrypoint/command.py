@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from entrypoint import __version__, cli, spelling
-from entrypoint.checkout import HOME, make
+from entrypoint.checkout import HOME, apptrain, make
 from entrypoint.errors import BadInput, Refusal
 from entrypoint.plan import mistakes
 from entrypoint.plan.sources import HelpFormatter, parser_class, split_command
@@ -145,17 +145,17 @@ def _run(arguments: list[str]) -> int:
 
 
 def _no_command(arguments: Sequence[str]) -> str:
-    name, found = arguments[0], f"{arguments[0]} is no command: did you mean"
+    name, found, us = arguments[0], f"{arguments[0]} is no command: did you mean", apptrain()
     if name in MEANT:
-        return f"{found} `apptrain {MEANT[name]}`? (see apptrain --help)"
+        return f"{found} `{us} {MEANT[name]}`? (see apptrain --help)"
     if name in OF_CLUSTERS:
-        return f"{found} `apptrain submit --cluster NAME -- {shlex.join(mistakes.script(arguments))}`?"
+        return f"{found} `{us} submit --cluster NAME -- {shlex.join(mistakes.script(arguments))}`?"
     if name == "-m" or name == "--" or name.endswith(".py"):
-        return f"{found} `apptrain run -- {shlex.join(word for word in arguments if word != '--')}`?"
+        return f"{found} `{us} run -- {shlex.join(word for word in arguments if word != '--')}`?"
     if name in mistakes.SHELLS:
-        return f"{found} `apptrain run --no-python -- {shlex.join(arguments)}`?"
+        return f"{found} `{us} run --no-python -- {shlex.join(arguments)}`?"
     if mistakes.is_starter(name):
-        return f"{found} `apptrain run -- {shlex.join(mistakes.script(arguments))}`?"
+        return f"{found} `{us} run -- {shlex.join(mistakes.script(arguments))}`?"
     meant = spelling.meant(name, [*COMMANDS, "--help", "--version"])
     if name.startswith("--") and not meant:
         return _no_option_first(arguments)
@@ -164,16 +164,16 @@ def _no_command(arguments: Sequence[str]) -> str:
 
 
 def _no_option_first(arguments: Sequence[str]) -> str:
-    words = list(arguments)
+    words, us = list(arguments), apptrain()
     script = [at for at, word in enumerate(words) if word == "-m" or word.endswith(".py")]
     if script and "--" not in words:
         words.insert(script[0], "--")
     name, line = words[0].partition("=")[0], shlex.join(words)
     if name == "--cluster":
-        return f"{name} stands before the command: did you mean `apptrain submit {line}`?"
+        return f"{name} stands before the command: did you mean `{us} submit {line}`?"
     return (
-        f"{name} stands before the command: did you mean `apptrain run {line}`, or on a login node "
-        f"`apptrain submit --cluster NAME {line}`?"
+        f"{name} stands before the command: did you mean `{us} run {line}`, or on a login node "
+        f"`{us} submit --cluster NAME {line}`?"
     )
 
 
@@ -216,8 +216,9 @@ def _embedded(name: str, arguments: list[str]) -> int:
     before, command = split_command(arguments)
     if any(word == "--image" or word.startswith("--image=") for word in before):
         return _in_image(before, command)
-    mistakes.check_torch(name)
-    _check_installed(name)
+    if not {"--help", "-h"} & set(before):
+        mistakes.check_torch(name)
+        _check_installed(name)
     from entrypoint import embedded
 
     return embedded.main(arguments)

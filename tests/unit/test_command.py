@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -256,3 +257,13 @@ def test_what_an_image_is_made_from_is_fetched_without_apptainer(
 ) -> None:
     fetched = run("./apptrain", "image", "fetch", cwd=tmp_path, **builds)
     assert (fetched.returncode, fetched.stdout.count("\n")) == (0, 2)
+
+
+def test_what_was_meant_is_told_as_it_works_from_here(tmp_path: Path) -> None:
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
+    for folder, us in ((CHECKOUT, "./apptrain"), (tmp_path, shlex.quote(str(CHECKOUT / "apptrain")))):
+        ended = subprocess.run(
+            [str(CHECKOUT / "apptrain"), "train.py"], cwd=folder, env=env, capture_output=True, text=True
+        )
+        found = f"apptrain: train.py is no command: did you mean `{us} run -- train.py`?\n"
+        assert (ended.returncode, ended.stderr) == (64, found)
