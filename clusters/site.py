@@ -29,8 +29,9 @@ from entrypoint.errors import BadInput
 from entrypoint.plan.sources import HelpFormatter
 
 PALS = "does the site start tasks with mpiexec (HPE's PALS)? Then start: mpiexec. Else pbsdsh starts them"
-NEXT = """Looks at this machine alone: sinfo, scontrol, qstat, pbsnodes, ip, module avail, /sys, $SCRATCH.
-Each command has 20 s. What could not be known stands in the profile as `# question:`.
+NEXT = """Looks at this machine alone: sinfo, scontrol, qstat, pbsnodes, ip, module avail,
+/sys, $SCRATCH.
+Each command has 20 s. What it could not know is a `# question:` there.
 
 Then: answer the questions, and apptrain submit --cluster NAME --dry-run
 """

@@ -33,11 +33,12 @@ CHECKOUT: Final = CLUSTERS.resolve().parent
 SCRIPTS: Final = {"slurm": "slurm/multinode.sbatch", "pbs": "pbs/multinode.pbs"}
 PROGRAMS: Final = {"slurm": "sbatch", "pbs": "qsub"}
 OF_JOB: Final = """options of the job, such as
-  --device cpu --nproc-per-node 2 --on-failure restart --run-dir DIR --stop-before 300
-  `apptrain launch --help` has them all.
+  --device cpu --nproc-per-node 2 --on-failure restart --run-dir DIR
+  `apptrain launch --help-all` has them all.
 
 First: apptrain submit --cluster NAME --dry-run -- my_script.py
-Then: the same with --follow. `make submit CLUSTER=NAME ARGS='-- my_script.py'` does it too,
+Then: the same with --follow. `make submit CLUSTER=NAME ARGS='-- my_script.py'`
+does it too,
 and ends with 2 if this ends with 64.
 """
 
@@ -104,7 +105,7 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...
     before, command = split_command(arguments)
     parser = Parser(
         prog="apptrain submit",
-        usage="apptrain submit --cluster NAME [options] [options of the job] [-- CMD ...]",
+        usage="apptrain submit --cluster NAME [options] [job options] [-- CMD ...]",
         description="Submit a job to a cluster, as the profile of its site says. CMD is a script with its "
         "arguments, or -m MODULE; without one, the reference job.",
         epilog=f"{OF_JOB}\n{EXIT_STATUS}",

@@ -28,8 +28,8 @@ CHECK = (
     "image's stack"
 )
 VARIABLES = (
-    "Each option --foo-bar also reads APPTRAIN_FOO_BAR: option > variable > profile > default.\n"
-    "CMD is a script with its arguments, or -m MODULE; without one, the reference job."
+    "--foo-bar also reads APPTRAIN_FOO_BAR: option > variable > profile > default.\n"
+    "CMD: a script with its arguments, or -m MODULE (default: reference job)."
 )
 NEXT = {
     "plan": "Then: apptrain launch with the same words, on each node, as the job scripts do.",

@@ -45,16 +45,18 @@ OF_CLUSTERS = ("slurm", "pbs", "srun", "salloc", "sbatch", "qsub")
 """Words with which other commands bring a job to a cluster."""
 HELP = f"""usage: apptrain COMMAND [options] [-- CMD ...]
 
-Multi-node PyTorch training: one image, one command, on Slurm, on PBS and on this machine.
+Multi-node PyTorch training: one image and one command, for Slurm, PBS and here.
 
 on this machine
   demo     {COMMANDS["demo"]}
-  run      {COMMANDS["run"]}:  apptrain run -- my_script.py --lr 0.1
+  run      {COMMANDS["run"]}:
+           apptrain run -- my_script.py --lr 0.1
   check    {COMMANDS["check"]}
 
 on a login node, from the checkout
   image    {COMMANDS["image"]}:  apptrain image build
-  doctor   {COMMANDS["doctor"]}; --doctor of any job examines its nodes
+  doctor   {COMMANDS["doctor"]};
+           --doctor of any job examines its nodes
   site     {COMMANDS["site"]}
   submit   {COMMANDS["submit"]}:
            apptrain submit --cluster NAME --nodes 4 -- my_script.py --lr 0.1
@@ -78,19 +80,19 @@ Begin with `apptrain demo`; on a cluster with `apptrain image build`.
 """
 IMAGE_HELP = """usage: apptrain image build|fetch|verify|inspect [options]
 
-Build the image that jobs run in: with Apptainer, from locked packages, without root.
+Build the image that jobs run in: Apptainer, locked packages, no root.
 
   build     build containers/image.sif
-  fetch     download and check what it is made from, for a node without a network
+  fetch     download what it is made from, for a node without a network
   verify    build it a second time and compare
   inspect   print what it is made of
 
 options
-  --stack NAME     which CUDA, of containers/stacks.yaml (default: the default one there)
-  --base NAME      where the Debian below comes from: auto, debootstrap or docker (default: auto)
+  --stack NAME     which CUDA: containers/stacks.yaml has them, and the default
+  --base NAME      source of Debian: auto, debootstrap, docker (default: auto)
   --extra FILE     a lock of further packages
   --offline DIR    take everything from here
-  --image FILE     the image (default: containers/image.sif, else image-STACK.sif)
+  --image FILE     the image (default: containers/image.sif, image-STACK.sif)
 
 Then: apptrain demo --image, and apptrain submit --cluster NAME -- my_script.py
 More: docs/containers.md
@@ -191,10 +193,10 @@ def _demo(arguments: list[str]) -> int:
     before, behind = split_command(arguments)
     parser = parser_class()(
         prog="apptrain demo",
-        usage="apptrain demo [options] [key=value ...] [-- further arguments of the training]",
+        usage="apptrain demo [options] [key=value ...] [-- arguments of the training]",
         description="Train ResNet-18 on handwritten digits, on nodes of this machine. No GPU is needed.",
-        epilog="Options of `apptrain run` may be given too. `key=value` changes the training: epochs=2;\n"
-        "`-- --help` lists the keys.\n\nThen: apptrain run -- my_script.py\n\n" + cli.EXIT_STATUS,
+        epilog="Options of `apptrain run` may be given too. `key=value` changes the training:\n"
+        "epochs=2; `-- --help` lists the keys.\n\nThen: apptrain run -- my_script.py\n\n" + cli.EXIT_STATUS,
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )

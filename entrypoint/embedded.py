@@ -58,10 +58,11 @@ ENTRYPOINT: Sequence[str] = (sys.executable, "-P", "-m", "entrypoint")
 """What is run on a node."""
 ATTEMPTS = 3
 OF_LAUNCH = """options of launch, such as
-  --device cpu --nproc-per-node 2 --mode exec --no-python --omp-num-threads 4 --on-failure restart
-  `apptrain launch --help` has them all. Example: apptrain run --nodes 2 -- my_script.py --lr 0.1
+  --device cpu --nproc-per-node 2 --mode exec --no-python --on-failure restart
+  `apptrain launch --help-all` has them all.
+Example: apptrain run --nodes 2 -- my_script.py --lr 0.1
 
-Then, on a cluster: apptrain submit --cluster NAME --nodes 2 -- my_script.py --lr 0.1
+Then, on a cluster: apptrain submit --cluster NAME --nodes 2 -- my_script.py
 
 """
 WITHOUT_CMD = (
