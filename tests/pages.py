@@ -47,6 +47,7 @@ VARIES: Mapping[str, tuple[str, str]] = {
     "the parts of a start": (r"(?<=the ranks started after AMOUNT: ).*", "PARTS"),
     "a date": (r"\b20\d\d-\d\d-\d\d(?:[T ]\d\d:\d\d(?::\d\d)?)?", "DATE"),
     "how wide a column is": (r" {2,}", "  "),
+    "which nodes are the slowest": (r"^(slowest pair: )\S+ to \S+,", r"\1NODES,"),
     "what the doctor finds of a node": (r"^([a-z]+-[a-z]\d+  )\d+  .*", r"\1FIGURES"),
 }
 """Name of what differs to its pattern, and what stands for it; in this order."""

@@ -307,13 +307,13 @@ def test_a_working_directory_of_the_image_is_the_images(shared: Node) -> None:
 UNFIT_IMAGES = {
     "missing": (
         "true",
-        "there is no image /scratch/unfit on this node, or its directory may not be searched: make image, or give a "
-        "path that all nodes share",
+        "there is no image /scratch/unfit on this node, or its directory may not be searched: make image, give a "
+        "path that all nodes share, or for a URL the file that apptainer pull makes",
     ),
     "behind a closed directory": (
         "cp /images/small.sif /scratch/closed; ln -s closed/small.sif /scratch/unfit",
-        "there is no image /scratch/unfit on this node, or its directory may not be searched: make image, or give a "
-        "path that all nodes share",
+        "there is no image /scratch/unfit on this node, or its directory may not be searched: make image, give a "
+        "path that all nodes share, or for a URL the file that apptainer pull makes",
     ),
     "not readable": (
         "cp /images/small.sif /scratch/unfit; chmod 600 /scratch/unfit",
