@@ -35,20 +35,20 @@ run_child() {
     await_end "$child" 143 2>/dev/null # or bash would say which signal has ended it
 }
 
-# await_end CHILD UNKNOWN: waits until it has ended, through signals that are trapped; sets `status`. bash loses the
-# status of a child that ends at the very moment at which such a signal comes, and would wait for that child for ever:
-# it is gone, and yet among the jobs that run. Its status is UNKNOWN then.
+# await_end CHILD UNKNOWN: waits until it has ended, through signals whose traps set `interrupted`; sets `status`. bash
+# loses the status of a child that ends at the very moment at which such a signal comes, and would wait for that child
+# for ever. So it is not waited for again once it is gone: its status is UNKNOWN then. (No $(...) here, on which bash
+# stumbles when a trap runs.)
 await_end() {
-    local told=0
-    while ((told < 3)); do # a signal may take the place of the status even then
-        status=0 && wait "$1" || status=$?
+    for ((;;)); do
+        interrupted='' status=0; wait "$1" || status=$?
         if ((status <= 128)); then return; fi # else a signal came, or one has ended the child
-        if [[ $'\n'$(jobs -rp)$'\n' != *$'\n'"$1"$'\n'* ]]; then ((++told)); continue; fi
-        kill -0 "$1" 2>/dev/null || { status=$2; return; }
+        if ! kill -0 "$1" 2>/dev/null; then break; fi
     done
+    if [[ -n $interrupted ]]; then status=$2; fi
 }
 
 pass_on() {
-    signalled=yes
+    interrupted=yes signalled=yes
     if [[ -n $child ]]; then kill -s "$1" "$child" 2>/dev/null || true; else held+=("$1"); fi
 }

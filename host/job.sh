@@ -281,7 +281,7 @@ catch_signals() {
 }
 
 warn() {
-    warned=yes
+    warned=yes interrupted=yes
     if [[ -n $run_dir ]]; then
         say "warned of the end: asking the ranks to save and stop"
         ask_to_stop || say "$run_dir/stop cannot be written: they are not asked"
@@ -296,7 +296,7 @@ ask_to_stop() {
 }
 
 # In a batch job the scheduler sends TERM to the tasks itself.
-end() { asked=$1; if [[ $1 == 143 && -z $is_batch ]]; then cut_short; fi; }
+end() { asked=$1 interrupted=yes; if [[ $1 == 143 && -z $is_batch ]]; then cut_short; fi; }
 
 cut_short() { if [[ -n $child ]]; then "$cutter" "$child" 2>/dev/null || true; fi; }
 

@@ -49,7 +49,7 @@ told_of_job() { :; } # nothing that would matter at the end
 # TERM reaches tasks of the first host only, and none where they were not started by PBS. INT and HUP have `cut_short`
 # in their traps.
 end() {
-    asked=$1
+    asked=$1 interrupted=yes
     if [[ $1 == 143 ]]; then cut_short; fi # once: a second one would end ranks that save
 }
 

@@ -35,7 +35,7 @@ sweep() {
 }
 
 # shellcheck disable=SC2329 # a trap
-end() { asked=yes; if [[ -n $child ]]; then kill -TERM "$child" 2>/dev/null; fi; }
+end() { asked=yes interrupted=yes; if [[ -n $child ]]; then kill -TERM "$child" 2>/dev/null; fi; }
 
 asked='' child=''
 trap end TERM

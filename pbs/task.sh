@@ -76,6 +76,7 @@ answer() {
 # shellcheck disable=SC2329 # traps
 pass_on() {
     trap '' TERM HUP INT
+    interrupted=yes
     kill -TERM "$child" 2>/dev/null
 }
 

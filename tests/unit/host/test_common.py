@@ -9,7 +9,7 @@ ROUNDS = 150
 WAITS = """
 set -uo pipefail
 source "$1/host/common.sh"
-trap : USR2
+trap interrupted=yes USR2
 sleep 100 &
 other=$!
 for ((i = 0; i < $2; i++)); do
@@ -29,5 +29,5 @@ def test_a_child_that_ends_as_a_signal_comes_is_not_waited_for_for_ever() -> Non
     )
     statuses = ended.stdout.split()
     assert (len(statuses), ended.stderr) == (ROUNDS, "")
-    assert set(statuses) <= {"7", "77"}
+    assert set(statuses) <= {"7", "77", "140"}, "or the signal's, which bash may tell late"
     assert "7" in statuses
