@@ -7,8 +7,9 @@
 # script's (setsid) and that ends when the tasks end; `end_NAME RANK` asks it to end before.
 #
 # Files in the run directory, of this attempt: tasks/N.argv, what to run, and in which directory; tasks/N.env, the
-# environment (from $hand/tasks.env, which `prepare` makes), removed at the end, or by the next attempt; tasks/N.RANK, the answer of a task: host, process, boot;
-# tasks/N.RANK.said, what its starter printed; logs/N/HOST.task.log, what it prints.
+# environment (from $hand/tasks.env, which `prepare` makes), removed at the end, or by the next attempt; tasks/N.RANK,
+# the answer of a task: host, process, boot; tasks/N.RANK.said, what its starter printed; logs/N/HOST.task.log, what it
+# prints.
 readonly POLL=0.3 # s
 readonly SETTLE=5 # s in which a shared file system may still show an answer,
 readonly SETTLE_ALL=2 # and where no starter is left

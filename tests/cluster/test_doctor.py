@@ -26,7 +26,7 @@ DOCTOR = ("-c1", SCRIPT, "--device", "cpu", "--doctor")
 PINNED = ["gpu-a01", "gpu-a02"]
 TWO = ("-N2", "--nodelist=gpu-a01,gpu-a02")
 RUNS = 10
-"""Of 20 s each. It was healthy in 20 of 20, alone and beside other tests."""
+"""Of 12 s each."""
 SLOWEST = 30.0
 """Seconds that the doctor may take once its ranks run."""
 CGROUPS = Path("/sys/fs/cgroup/cpu")
