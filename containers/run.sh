@@ -175,7 +175,7 @@ write_start() {
         [[ -z $venv ]] || echo "[ -x $(quoted "$venv_python") ] || lacks venv
             export VIRTUAL_ENV=$(quoted "$venv") PATH=$(quoted "$venv/bin"):\"\$PATH\""
         echo '[ "$1" != python ] || command -v python >/dev/null || { shift; set -- python3 "$@"; }'
-        echo "case \"\$2 \$3 \$4\" in '-P -m entrypoint'*) $is_ours ||" '"$1" -PSc "" 2>/dev/null || lacks python ;; esac'
+        echo "case \"\$2 \$3 \$4\" in '-P -m entrypoint'*)$is_ours ||" '"$1" -PSc "" 2>/dev/null || lacks python;; esac'
         while IFS= read -r -d '' path; do
             echo "[ -e $(quoted "$path") ] || lacks $(quoted "path $path")"
         done < <(named_paths)
