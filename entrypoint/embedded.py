@@ -29,7 +29,7 @@ from entrypoint.node import processes
 from entrypoint.plan import mistakes, options, rendezvous, sources
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.resolve import resolve
-from entrypoint.record import manifest
+from entrypoint.record import reading
 from entrypoint.run import launch
 from entrypoint.run.launch import HANDLED
 from entrypoint.schedulers import embedded as variables
@@ -313,7 +313,7 @@ class _Nodes:
         names = [self.job.names[int(_place(file).partition(".")[0])] for file in files]
         found = [self._outcome(file) for file in files]
         ended = outcome.of_job(zip(names, found, strict=True), first=self.job.names[0])
-        manifest.close(self.job.run_dir, last, ended.status)
+        reading.close(self.job.run_dir, last, ended.status)
         return ended, last
 
     def _outcome(self, file: Path) -> Outcome | None:

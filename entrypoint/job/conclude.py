@@ -18,7 +18,7 @@ from entrypoint.job.again import no_progress, too_many
 from entrypoint.job.batch import slurm
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
-from entrypoint.record import manifest
+from entrypoint.record import reading
 
 ATTEMPTS = 3
 """After a port or peer that was not available."""
@@ -242,7 +242,7 @@ def settle(where: Path, job: Job, found: Verdict, asked: str = "") -> None:
     """Does what the verdict means for the run directory, and leaves it for the host half. `asked`: the status
     of the signal that it is about."""
     attempt = RunDirectory(job.run_dir, job.attempt).later_attempts() + 1
-    manifest.close(job.run_dir, attempt - 1, found.status)
+    reading.close(job.run_dir, attempt - 1, found.status)
     following = RunDirectory(job.run_dir, attempt)
     if found.forgets_restarts:
         following.forget_restarts()

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import json
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -99,7 +98,7 @@ class Manifest:
     async def end(self, plan: LaunchPlan, status: int, *, alone: bool, network: str = "") -> None:
         """Says how this attempt ended, and what the program left; `alone`: no rank joined a process group;
         `network`: that NCCL has taken by its own log, in its words; empty where nobody has looked."""
-        found: dict[str, object] = {"ended": _now(), "status": status}
+        found: dict[str, object] = {"ended": reading.now(), "status": status}
         if network:
             found["transport"] = f"nccl over {network}"
         if alone:
@@ -177,18 +176,6 @@ class Manifest:
         return None
 
 
-def close(folder: Path, attempt: int, status: int) -> None:
-    """Says of an attempt how it ended, if its first node could not. A file system that does not take it, and
-    a manifest that is none, are left as they are."""
-    path = folder / reading.NAME
-    with contextlib.suppress(OSError, ValueError):
-        manifest = reading.read(path)
-        for one in manifest["attempts"]:
-            if one.get("attempt") == attempt and one.get("ended", "") is None:
-                one |= {"ended": _now(), "status": status}
-                write_private(path, json.dumps(manifest, indent=2) + "\n")
-
-
 def _noted(manifest: dict[str, Any], found: Mapping[str, object]) -> dict[str, Any]:
     if not manifest["attempts"]:
         raise ValueError("it has no attempts")
@@ -210,7 +197,7 @@ def _entry(
 ) -> dict[str, Any]:
     return {
         "attempt": plan.attempt,
-        "began": _now(),
+        "began": reading.now(),
         "ended": None,
         "status": None,
         "scheduler": plan.allocation.scheduler,
@@ -238,10 +225,6 @@ def _transport(plan: LaunchPlan) -> str:
 
 def _plan_file(plan: LaunchPlan, place: int) -> str:
     return f"plan.{place}.json" if plan.local_rank is None else f"plan.{place}.0.json"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _image(stack: Stack | None, image_id: str) -> dict[str, Any] | None:

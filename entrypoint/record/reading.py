@@ -1,13 +1,17 @@
-"""The manifest's format: where it lies, and how each of its versions is read.
+"""The manifest's format: where it lies, how each of its versions is read, and how an end is added later.
 
 Runs with the Python of a login node, from 3.9 on.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import time
 from pathlib import Path
 from typing import Any
+
+from entrypoint.private import write_private
 
 NAME = "manifest.json"
 SCHEMA_VERSION = 2
@@ -46,3 +50,20 @@ def in_todays_shape(found: Any) -> dict[str, Any]:
     }
     found = {name: value for name, value in found.items() if name != "schema_version"}
     return {name: found.get(name, value) for name, value in empty.items()}
+
+
+def close(folder: Path, attempt: int, status: int) -> None:
+    """Says of an attempt how it ended, if its first node could not. A file system that does not take it, and
+    a manifest that is none, are left as they are."""
+    path = folder / NAME
+    with contextlib.suppress(OSError, ValueError):
+        manifest = read(path)
+        for one in manifest["attempts"]:
+            if one.get("attempt") == attempt and one.get("ended", "") is None:
+                one |= {"ended": now(), "status": status}
+                write_private(path, json.dumps(manifest, indent=2) + "\n")
+
+
+def now() -> str:
+    """The time, in UTC, as the manifest has it."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -18,6 +17,7 @@ import pytest
 
 from entrypoint.node import processes
 from tests.embedded.ready import Training
+from tests.ports import free_port
 from train import checkpoint, metrics
 
 SMALL = [
@@ -42,12 +42,6 @@ def environment(run_dir: Path) -> dict[str, str]:
         "APPTRAIN_RUN_DIR": str(run_dir),
         "APPTRAIN_NODE": "node-a",
     }
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 class Started(ABC):

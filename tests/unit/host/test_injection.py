@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.bounds import shorten
+from tests.unit.bounds import IN_IMAGE, shorten
 from tests.unit.pbs.site import BOUNDS
 from tests.unit.slurm.cluster import Cluster
 
@@ -42,6 +42,10 @@ PBS = (
     ),
     *("PBS_O_WORKDIR", "PBS_O_QUEUE", "PBS_ARRAY_INDEX", "CUDA_VISIBLE_DEVICES", "NCPUS"),
 )
+FILES = (
+    "host/job.sh",
+    *(f"pbs/{name}" for name in ("multinode.pbs", "host.sh", "starters.sh", "task.sh")),
+)
 TOLD = """\
 Job Id: 7.lab
     Resource_List.walltime = {evil}
@@ -56,7 +60,7 @@ Job Id: 7.lab
 """Of qstat, which prints the job's own variables as they are."""
 IN_THE_IMAGE = (
     'for word; do if [[ $word == prepare || $word == conclude ]]; then exec env -i "PATH=$PATH" '
-    f'PYTHONPATH={shlex.quote(str(CHECKOUT))} {sys.executable} -P -m entrypoint "$word" "${{@: -1}}"; fi; done\n'
+    f'PYTHONPATH={shlex.quote(str(CHECKOUT))} {sys.executable} -Pc {shlex.quote(IN_IMAGE)} "$word" "${{@: -1}}"; fi; done\n'
 )
 STAND_INS = {
     "bin/ssh": "while [[ $1 != -- ]]; do shift; done\nexec /bin/bash -s\n",
@@ -70,13 +74,9 @@ STAND_INS = {
 
 
 def evils(canary: Path) -> list[str]:
-    """Texts that create the file when a shell runs them."""
+    """Texts that create the file when a shell runs them: as a number, and as words, quoted or not."""
     touch = f"touch {canary}"
-    return [
-        f"PATH[$({touch})]",
-        f"$({touch})`{touch}`;{touch};\n{touch}\n'\"; {touch} #",
-        f"() {{ :; }}; {touch}",
-    ]
+    return [f"PATH[$({touch})]", f"$({touch})`{touch}`;{touch};\n{touch}\n'\"; {touch} #"]
 
 
 def own_variables(*files: str) -> list[str]:
@@ -94,6 +94,15 @@ def test_the_job_script_of_slurm_runs_no_value(tmp_path: Path, name: str) -> Non
     for evil in evils(canary):
         cluster.run("--", "train.py", **{name: evil})
         assert not canary.exists(), evil
+
+
+def test_no_bash_takes_a_value_for_a_function_as_it_starts(tmp_path: Path) -> None:
+    canary = tmp_path / "ran"
+    own = own_variables("slurm/multinode.sbatch", "slurm/host.sh", *FILES)
+    evil = dict.fromkeys([*own, *SLURM, *PBS], f"() {{ :; }}; touch {canary}")
+    Cluster(tmp_path / "cluster").run("--", "train.py", **evil)
+    Pbs(tmp_path / "pbs").run("--", "train.py", **evil)
+    assert not canary.exists()
 
 
 def test_the_job_script_of_slurm_runs_no_argument(tmp_path: Path) -> None:
@@ -156,12 +165,6 @@ class Pbs:
                 with suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
         return subprocess.CompletedProcess(line, process.returncode, said)
-
-
-FILES = (
-    "host/job.sh",
-    *(f"pbs/{name}" for name in ("multinode.pbs", "host.sh", "starters.sh", "task.sh")),
-)
 
 
 def test_the_stand_ins_of_pbs_run_a_job_to_its_end(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import socket
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from entrypoint.meet.link import Link
 from entrypoint.meet.terms import Timeouts
 from entrypoint.meet.wire import Wire, WireError, greet
 from entrypoint.watch.reports import End, Failure, Sighting
+from tests.ports import free_port
 
 KEY = b"k" * 32
 PORT_ADVICE = "the next attempt uses another port; where it was chosen by hand, choose another --master-port"
@@ -41,13 +41,6 @@ def who(node_rank: int, **changes: Any) -> Identity:
         versions={"torch": "2.15.0"},
     )
     return replace(identity, **changes)
-
-
-def free_port(address: str = "127.0.0.1") -> int:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family) as sock:
-        sock.bind((address, 0))
-        return int(sock.getsockname()[1])
 
 
 @functools.cache

@@ -11,13 +11,13 @@ from entrypoint.errors import Unavailable
 from entrypoint.meet.join import meet
 from entrypoint.meet.link import Link
 from entrypoint.meet.terms import AllDone, Failed, Muster, Timeouts
+from tests.ports import free_port
 from tests.unit.meet.meeting import (
     KEY,
     SHORT,
     close,
     events,
     failure,
-    free_port,
     names,
     run,
     sighting,

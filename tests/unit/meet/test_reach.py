@@ -18,6 +18,7 @@ from entrypoint.meet.link import Link
 from entrypoint.meet.reach import Contact, Listener, Trial, partners
 from entrypoint.meet.terms import Timeouts
 from entrypoint.meet.wire import WireError
+from tests.ports import free_port
 
 SHORT = Timeouts(join=10, peer=5, handshake=0.4, remind=60, poll=0.05, reach=0.5)
 PATIENT = Timeouts(poll=0.05)
@@ -34,12 +35,6 @@ def contact(number: int, **changes: Any) -> Contact:
         "token": f"t{number}",
     }
     return Contact(**(values | changes))
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 # --- one way ------------------------------------------------------------------------------------------------

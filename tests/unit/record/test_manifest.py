@@ -15,7 +15,8 @@ from entrypoint.job.rundir import RunDirectory
 from entrypoint.node.gpu import Stack
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.record import hardware, source
-from entrypoint.record.manifest import Manifest, close
+from entrypoint.record.manifest import Manifest
+from entrypoint.record.reading import close
 from tests.unit.scene import planned
 
 CU132 = Stack(name="cu132", cuda="13.2", lock="5e1f", driver="580", capabilities=())

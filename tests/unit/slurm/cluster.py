@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from tests.unit.bounds import shorten
+from tests.unit.bounds import IN_IMAGE, shorten
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 BOUND = 60  # s, for anything started here
@@ -79,8 +79,7 @@ if word in ("prepare", "conclude"):
     if os.environ.get("FAKE_IMAGE") in (word, "all"):
         print("FATAL: no such image", file=sys.stderr)
         sys.exit(255)
-    code = "import sys; from entrypoint import cli; from entrypoint.job import conclude; conclude.LATE_PAUSE = 0.02; sys.exit(cli.main(sys.argv[1:]))"
-    os.execve("{python}", ["{python}", "-Pc", code, *sys.argv[-2:]], {{"PATH": os.environ["PATH"], "PYTHONPATH": "{packages}", "APPTRAIN_STACK": "/none"}})
+    os.execve("{python}", ["{python}", "-Pc", {in_image!r}, *sys.argv[-2:]], {{"PATH": os.environ["PATH"], "PYTHONPATH": "{packages}", "APPTRAIN_STACK": "/none"}})
 node, attempt = os.environ["SLURM_NODEID"], os.environ["APPTRAIN_ATTEMPT"]
 what = eval(os.environ.get("FAKE_TASKS", "{{}}"))
 what = what.get(attempt + "." + node, what.get(node, {{}}))
@@ -153,7 +152,9 @@ class Cluster:
             "check out/containers/run.sh": RUN_SH,
         }
         for name, text in programs.items():
-            (folder / name).write_text(text.format(python=sys.executable, here=folder, packages=CHECKOUT))
+            (folder / name).write_text(
+                text.format(python=sys.executable, here=folder, packages=CHECKOUT, in_image=IN_IMAGE)
+            )
             (folder / name).chmod(0o755)
         self.env = {
             "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
