@@ -13,6 +13,7 @@ The secret: NVIDIA's rules of what runs where.
 
 import asyncio
 import contextlib
+import ctypes
 import json
 import re
 import sys
@@ -318,6 +319,14 @@ def _numbers(version: str) -> Version:
 
 def _dotted(version: Version | None) -> str:
     return ".".join(map(str, version or ()))
+
+
+def can_be_there(libcuda: str = "libcuda.so.1", amd: Path = Path("/dev/kfd")) -> bool:
+    """Whether torch may see GPUs on this node: of NVIDIA's it needs libcuda, of AMD's the kernel's driver."""
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(libcuda)
+        return True
+    return amd.exists()
 
 
 def check_gpus(plan: LaunchPlan, seen: int | None, say: Callable[[str], None]) -> None:

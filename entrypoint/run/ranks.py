@@ -19,7 +19,7 @@ from typing import Any
 from entrypoint.doctor import fabric as proof
 from entrypoint.errors import BAD_INPUT, UNAVAILABLE, BadInput
 from entrypoint.job.rundir import RunDirectory
-from entrypoint.node import processes
+from entrypoint.node import gpu, processes
 from entrypoint.node.memory import Memory
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.run import forks
@@ -134,7 +134,7 @@ class Ranks:
             self._gpus.set_result(None)
         elif self.plan.mode == "torchrun":
             await self._spawn_agent()
-        elif self.plan.device == "cuda" or self.plan.sources["device"] == "default":
+        elif self.plan.device == "cuda" or (self.plan.sources["device"] == "default" and gpu.can_be_there()):
             self._tasks.append(asyncio.create_task(self._count_gpus()))
         else:
             self._gpus.set_result(None)

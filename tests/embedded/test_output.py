@@ -1,7 +1,9 @@
 """What ranks print, through a real launch: nothing that they do with it harms the launcher."""
 
+import _ctypes
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -69,7 +71,12 @@ def test_what_prints_while_torch_is_imported_does_not_hide_its_answer(
     (tmp_path / "torch").mkdir()
     fake = f"import types; print('noise'); cuda = types.SimpleNamespace(device_count=lambda: {gpus})"
     (tmp_path / "torch" / "__init__.py").write_text(fake)
-    path = {"PYTHONPATH": f"{tmp_path}:{CHECKOUT}", "APPTRAIN_DEVICE": "auto"}
+    shutil.copy(_ctypes.__file__, tmp_path / "libcuda.so.1")  # any library: without one nobody asks torch
+    path = {
+        "PYTHONPATH": f"{tmp_path}:{CHECKOUT}",
+        "APPTRAIN_DEVICE": "auto",
+        "LD_LIBRARY_PATH": str(tmp_path),
+    }
     job = launch(tmp_path, "--mode", "exec", "--no-python", "--", "/bin/sh", "-c", TOUCHES, env=path)
     ended = job.end(20)
     assert (ended.status, ended.err.startswith(says)) == (status, True), ended.err

@@ -1,5 +1,6 @@
 """The rules of what runs where, and the image's description of its stack."""
 
+import _ctypes
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -279,6 +280,13 @@ def test_gpus_of_this_machine_are_not_left_idle_in_silence_by_an_embedded_job() 
     assert said_embedded(4, "--device", "cpu") == said_embedded(4, APPTRAIN_DEVICE="cpu") == []
     assert said_embedded(4, "--gpus-per-node", "0") == []
     assert said_embedded(2, "--gpus-per-node", "2") == []
+
+
+def test_torch_is_asked_for_gpus_where_something_of_a_driver_is_there(tmp_path: Path) -> None:
+    library, none = _ctypes.__file__, tmp_path / "none"
+    assert gpu.can_be_there(library, none)
+    assert gpu.can_be_there(str(none), tmp_path)
+    assert not gpu.can_be_there(str(none), none)
 
 
 def test_a_plan_for_cuda_needs_a_gpu_that_torch_sees() -> None:
