@@ -10,13 +10,12 @@ from tests.embedded.disks import Disk
 
 HERE = Path(__file__).parent
 LANES = {
+    "test_checkpoints": 1,
+    "test_compare": 1,
+    "test_rerun": 1,
+    "test_train_torchrun": 1,
     "test_launch": 3,
     "test_restart": 3,
-    "test_security": 3,
-    "test_compare": 3,
-    "test_rerun": 3,
-    "test_checkpoints": 1,
-    "test_train_torchrun": 1,
 }
 """By file; all others are in lane 2. Each lane computes for about as long."""
 
