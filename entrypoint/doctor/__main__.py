@@ -93,8 +93,7 @@ def _examine(store: probes.Store, mine: dict[str, Any], device: torch.device, be
         *(finding for gpu in gpus for finding in judge.of_gpu(gpu)),
         *judge.of_granted(gpus, site),
         *judge.of_clocks(clocks, mine["node"], CLOCKS),
-        *judge.of_speeds(speeds),
-        *judge.of_ways(all_ways, nodes[0].speed),
+        *judge.of_differences(nodes, speeds, all_ways),
         *(Finding(**finding) for one in reports for finding in one["misused"]),
     ]
     return Report(

@@ -230,6 +230,14 @@ def of_clocks(clocks: Iterable[Clock], first: str, most: float) -> list[Finding]
     ]
 
 
+def of_differences(nodes: Sequence[Facts], speeds: Sequence[Speed], ways: Sequence[Way]) -> list[Finding]:
+    """Nodes that stand out by what they and their network do; none over loopback, where one machine plays
+    them all."""
+    if nodes[0].interface == "lo":
+        return []
+    return [*of_speeds(speeds), *of_ways(ways, nodes[0].speed)]
+
+
 def of_speeds(speeds: Sequence[Speed]) -> list[Finding]:
     """Nodes whose slowest rank is slower than those of the others."""
     remedy = "end what else runs there (top, nvidia-smi), or leave the node out: it holds up all others"

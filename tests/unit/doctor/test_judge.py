@@ -255,3 +255,14 @@ def test_the_same_finding_of_many_nodes_is_one_line() -> None:
 )
 def test_bytes_are_told_in_the_unit_that_fits(amount: float, text: str) -> None:
     assert judge.size(amount) == text
+
+
+def test_nodes_that_one_machine_plays_do_not_differ() -> None:
+    speeds = [
+        Speed(rank, name, compute, 1e9) for rank, (name, compute) in enumerate([("a", 1e9), ("b", 1e8)])
+    ]
+    ways = [Way("a", "b", 1.0), Way("b", "a", 1.0)]
+    assert judge.of_differences([node(interface="lo", speed=None)], speeds, ways) == []
+    assert [(one.node, one.check) for one in judge.of_differences([node()], speeds, ways)] == [
+        *(("b", "compute"), ("a", "link"), ("b", "link"))
+    ]
