@@ -447,7 +447,7 @@ def test_the_documented_script_loses_nothing_at_planned_ends(
     stopped = first.end()
     assert stopped.status == 75, stopped.err
     assert [stopped.outcome(f"0.{node}").status for node in (0, 1)] == [75, 75]
-    assert (first.run / "state.pt").is_file()
+    assert [path.name for path in (first.run / "checkpoints").iterdir()] == ["state.pt"]
     second = start(tmp_path, "--mode", "rank", "--", str(script), env=STEPS)
     pids = until(lambda: listening(script, second.run), "two ranks that listen")
     os.kill(pids[1], signal.SIGUSR2)
