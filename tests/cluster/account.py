@@ -30,7 +30,7 @@ REPOSITORY = HOME / "app train"
 SCRIPT = REPOSITORY / "slurm/multinode.sbatch"
 WORK = HOME / "my work"
 """Where jobs are submitted."""
-PARTS = ("slurm", "pbs", "host", "containers", "clusters", "entrypoint", "src")
+PARTS = ("slurm", "pbs", "host", "containers", "clusters", "entrypoint", "src", "tools")
 SOFTWARE = Path("/sw/images")
 PACKAGES = "/usr/local/lib/python3.13/dist-packages"
 BOUND = 150.0
@@ -158,6 +158,7 @@ def open_account(image: Path, *, patched: bool, **how: Any) -> Iterator[Account]
         for name in PARTS:
             skipped = shutil.ignore_patterns("image*.sif", "image*.json", "__pycache__")
             shutil.copytree(CHECKOUT / name, repository / name, ignore=skipped)
+        shutil.copy(CHECKOUT / "apptrain", repository)
         (repository / "containers/image.sif").symlink_to(SOFTWARE / "image.sif")
         (home / WORK.name).mkdir()
         for path in (home / WORK.name, repository, *repository.rglob("*")):
