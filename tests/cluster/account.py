@@ -17,6 +17,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.cluster.images import CHECKOUT, Built
 from tests.host import Bind
@@ -33,6 +34,8 @@ WORK = HOME / "my work"
 PARTS = ("slurm", "pbs", "host", "containers", "clusters", "entrypoint", "src", "tools")
 SOFTWARE = Path("/sw/images")
 PACKAGES = "/usr/local/lib/python3.13/dist-packages"
+PYYAML = Bind(source=Path(yaml.__file__).parent, target=Path("/usr/lib/python3/dist-packages/yaml"))
+"""As most login nodes have it."""
 BOUND = 150.0
 """Seconds for a job that takes a few, or 20 where all its ranks import torch on two busy cores."""
 

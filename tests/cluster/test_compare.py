@@ -5,6 +5,7 @@ Needs root, for a test cluster, which has both schedulers.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.account import REPOSITORY, SCRIPT, SOFTWARE, account
+from tests.cluster.account import PYYAML, REPOSITORY, SCRIPT, SOFTWARE, account
 from tests.cluster.images import CHECKOUT
 from tests.cluster.test_pbs import BOUND, SMALL, WORK, User
 from tests.pbs_double.cluster import BINDS
@@ -31,12 +32,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def user(request: pytest.FixtureRequest) -> Iterator[User]:
-    with account(request, binds=BINDS) as found, pbs_up(found.cluster) as pbs:
+    with account(request, binds=[*BINDS, PYYAML]) as found, pbs_up(found.cluster) as pbs:
         found.write(WORK / "here", "")
-        for name in ("apptrain", "Makefile", "tools/login-python.sh"):
-            copied = found.on_disk(REPOSITORY / name)
-            copied.parent.mkdir(exist_ok=True)
-            shutil.copy(CHECKOUT / name, copied)
+        shutil.copy(CHECKOUT / "Makefile", found.on_disk(REPOSITORY))
         yield User(account=found, pbs=pbs)
 
 
@@ -98,4 +96,16 @@ def test_slurms_run_is_done_again_on_one_machine_from_its_manifest(user: User, o
     assert "not the same" not in ended.stderr
     (again,) = user.account.on_disk(WORK / "runs").glob("embedded-*")
     status, (pair,) = compared(on_slurm, again)
+    assert (status, pair["verdict"]) == (0, "identical")
+
+
+def test_slurms_run_is_submitted_again_from_its_manifest(user: User, on_slurm: Path) -> None:
+    run = Path("/", on_slurm.relative_to(user.account.cluster.folder))
+    words = (REPOSITORY / "apptrain", "rerun", run, "--cluster", "generic", "--go")
+    ended = user.account.run(*words, cwd=WORK, timeout=BOUND)
+    number = re.search(r"^Submitted batch job (\d+)$", ended.stdout, re.M)
+    assert number, ended.stdout + ended.stderr
+    ran = user.account.end(int(number[1]), BOUND)
+    assert ran.ended == ("COMPLETED", 0), ran.text
+    status, (pair,) = compared(on_slurm, ran.folder)
     assert (status, pair["verdict"]) == (0, "identical")
