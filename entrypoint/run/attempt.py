@@ -310,7 +310,8 @@ class Attempt:
         self.heartbeats.mkdir(exist_ok=True)
         if not self.inside.exists():
             inside.install(self.inside)
-        added = {heartbeat.VARIABLE: str(self.heartbeats), "APPTRAIN_ATTEMPT": str(plan.attempt)}
+        added = {heartbeat.VARIABLE: str(self.heartbeats)}
+        added |= {"APPTRAIN_ATTEMPT": str(plan.attempt), "APPTRAIN_JOB_ID": plan.allocation.job_id}
         added |= fabric.variables(plan, self.settings, self.env, Path(self.scratch.name))
         added |= stacks.variables(
             plan.device, Path(self.scratch.name), self.run_dir, self.env, version("torch")

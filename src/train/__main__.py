@@ -9,16 +9,13 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 from train import config as configs
 from train.arguments import read
 from train.environment import RankInfo, read_rank_info, said_rank, says_threads
 from train.status import BAD_INPUT, DONE, FAILED, NOT_SAVED, BadInput
 from train.stop import StopRequest, die_of_interrupt, listen, save_when_terminated
-
-if TYPE_CHECKING:
-    from train.loop import Ending
 
 _OTHER_DIR = "give another in run_dir=DIR or APPTRAIN_RUN_DIR"
 
@@ -60,6 +57,7 @@ def run(
         datasets,
         distributed,
         evaluate,
+        figures,
         heartbeat,
         learner,
         loop,
@@ -161,6 +159,7 @@ def run(
     score = evaluate.evaluate(student.model, source, student.precision, world, size, beat=pulse.beat)
     recorder.evaluation(total, score, source.split)
     recorder.close()
+    ranks = world.gather_json(figures.of_rank(ending, config.batch_size // world.size, info, device))
     world.close()
     status = DONE
     if world.is_first:
@@ -171,7 +170,7 @@ def run(
             "evaluated_on": config.evaluate.split if config.evaluate.split == "train" else source.split,
             "steps": student.step,
             "weights_sha256": learner.weights_sha256(student.weights()),
-            **times(ending, config.batch_size),
+            **figures.of_run(ending, config.batch_size, info),
             "loss": ending.loss,
             "config": name,
             "model": config.model.name,
@@ -183,6 +182,7 @@ def run(
             "resumed_from": start and start.checkpoint.step,
             "checkpoints": {"saved": keeper.saved, "failed": keeper.failed, "held_s": keeper.held_s},
             **resume.identity(world),
+            **figures.of_ranks(ranks),
         }
         complete = report.finish(run_dir, result, troubles)
         troubles.summarise()
@@ -206,21 +206,6 @@ def _tell_stop(step: int, total: int, saved: bool, failure: str) -> None:
         )
 
 
-def times(ending: "Ending", batch_size: int) -> dict[str, float | None]:
-    """The times of result.json, in seconds since the process began; None for steps that it did not do.
-
-    `images_per_s` leaves out the first step, which warms up.
-    """
-    began = process_start()
-    rest, rest_s = ending.steps - 1, ending.train_s - ending.first_step_s
-    return {
-        "wall_s": time.monotonic() - began,
-        "first_step_s": None if ending.first_step_done is None else ending.first_step_done - began,
-        "train_s": ending.train_s,
-        "images_per_s": rest * batch_size / rest_s if rest > 0 else None,
-    }
-
-
 def make_run_dir(path: Path) -> None:
     """Make the run directory, mode 700. Raises BadInput where that cannot be."""
     from train.files import make_directory
@@ -231,13 +216,6 @@ def make_run_dir(path: Path) -> None:
         raise BadInput(f"run directory {path}: {error.strerror}: {_OTHER_DIR}") from None
     if not os.access(path, os.W_OK | os.X_OK):
         raise BadInput(f"run directory {path} is not writable: {_OTHER_DIR}")
-
-
-def process_start() -> float:
-    """When this process started, on the clock of time.monotonic: imports and the interpreter count too."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    return time.monotonic() - age
 
 
 def end(status: int) -> NoReturn:

@@ -1,7 +1,7 @@
 """What the surroundings tell a rank. The only module that knows by which environment variables.
 
 The secret: torchrun's names (RANK, WORLD_SIZE, ...) and ours (APPTRAIN_RUN_DIR, APPTRAIN_NODE,
-APPTRAIN_HEARTBEAT).
+APPTRAIN_ATTEMPT, APPTRAIN_JOB_ID, APPTRAIN_HEARTBEAT).
 """
 
 import socket
@@ -31,6 +31,8 @@ class RankInfo:
     """APPTRAIN_RUN_DIR; None where it is not set."""
     attempt: int = 0
     """APPTRAIN_ATTEMPT, the launcher's count."""
+    job_id: str | None = None
+    """APPTRAIN_JOB_ID, the scheduler's word for the job; None without a launcher."""
     heartbeat: Path | None = None
     """This rank's file in APPTRAIN_HEARTBEAT; None where it is not set."""
 
@@ -48,8 +50,9 @@ def read_rank_info(environment: Mapping[str, str]) -> RankInfo:
     run_dir = environment.get("APPTRAIN_RUN_DIR")
     path = Path(run_dir) if run_dir else None
     attempt = _number(environment, "APPTRAIN_ATTEMPT") if environment.get("APPTRAIN_ATTEMPT") else 0
+    job_id = environment.get("APPTRAIN_JOB_ID") or None
     if not environment.get("RANK") and not environment.get("WORLD_SIZE"):
-        return RankInfo(node=node, run_dir=path, attempt=attempt)
+        return RankInfo(node=node, run_dir=path, attempt=attempt, job_id=job_id)
     missing = [name for name in (*_RANK_NAMES, *_MASTER_NAMES) if not environment.get(name)]
     if missing:
         raise BadInput(f"{missing[0]} is not set beside RANK or WORLD_SIZE: start the ranks with torchrun")
@@ -69,6 +72,7 @@ def read_rank_info(environment: Mapping[str, str]) -> RankInfo:
         node=node,
         run_dir=path,
         attempt=attempt,
+        job_id=job_id,
         heartbeat=Path(heartbeat, str(rank)) if heartbeat else None,
     )
 

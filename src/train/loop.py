@@ -18,6 +18,7 @@ from train.config import Config
 from train.datasets import Source
 from train.distributed import SumLater, World
 from train.evaluate import evaluate
+from train.figures import Timed
 from train.heartbeat import Heartbeat
 from train.learner import Learner
 from train.report import Recorder
@@ -46,6 +47,8 @@ class Ending:
     """When the first step was done, by time.monotonic; None if there was none to do."""
     first_step_s: float
     """How long it took, which is in `train_s`."""
+    input_wait_s: float
+    """How long this rank waited for images, which is in `train_s`."""
     loss: float | None
     """Of the last step; None if there was none."""
 
@@ -81,19 +84,18 @@ def train(
     if 0 < begin < total_steps and _due(begin, config.evaluate.every):
         # The run that saved this state may have ended before the evaluation that was due.
         _measure(learner, source, config, world, recorder, saver, heartbeat)
-    batches = source.train_batches(
-        sampler.rank_batches(
-            seed=config.seed,
-            size=source.train_size,
-            position=learner.position,
-            batch_size=config.batch_size,
-            accumulation=config.accumulation,
-            rank=world.rank,
-            world_size=world.size,
-            steps=total_steps - begin,
-            device=source.key_device,
-        )
+    keys = sampler.rank_batches(
+        seed=config.seed,
+        size=source.train_size,
+        position=learner.position,
+        batch_size=config.batch_size,
+        accumulation=config.accumulation,
+        rank=world.rank,
+        world_size=world.size,
+        steps=total_steps - begin,
+        device=source.key_device,
     )
+    batches = Timed(source.train_batches(keys))
     underway: deque[_Underway] = deque()
     train_s = first_step_s = 0.0
     first_step_done = loss = None
@@ -146,6 +148,7 @@ def train(
         train_s=train_s,
         first_step_done=first_step_done,
         first_step_s=first_step_s,
+        input_wait_s=batches.waited_s,
         loss=loss,
     )
 

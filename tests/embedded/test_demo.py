@@ -99,6 +99,12 @@ def test_a_planned_end_loses_nothing(tmp_path: Path, two_nodes: Ended) -> None:
     assert second.status == 0, second.err
     assert [second.outcome(f"1.{node}.0").status for node in (0, 1)] == [0, 0]
     assert trace(second) == trace(two_nodes)
+    done = [(rank["node"], rank["images"]) for rank in result(second)["ranks"]]
+    left = 8 * (40 - checkpoint.load(saved).step)
+    assert done == [("127.0.0.1", left), ("127.0.0.2", left)]
+    told = json.loads((second.run / "manifest.json").read_text())
+    assert result(second)["job_id"] == told["attempts"][1]["job_id"]
+    assert (result(second)["attempt"], told["results"]) == (1, result(second))
 
 
 def test_interrupting_the_demo_ends_it_at_once(tmp_path: Path) -> None:

@@ -90,6 +90,15 @@ def test_equal_runs_elsewhere_are_identical_and_the_places_are_listed(compared: 
     assert found["equal"][:3] == ["image", "lock", "torch"]
 
 
+def test_times_and_memory_are_no_difference_of_the_numbers(compared: Compare) -> None:
+    def results(peak: int) -> dict[str, object]:
+        ranks = [{"rank": 0, "node": "a", "images_per_s": 5.0 * peak, "peak_memory_bytes": peak}]
+        return {"job_id": str(peak), "began": f"{peak}", "wall_s": 1.0 * peak, "ranks": ranks}
+
+    found = compared([2.0, 1.0], ("results", results(4)), base=(("results", results(3)),))
+    assert (found["verdict"], found["differ"]) == ("identical", [])
+
+
 CPU_RULES = {
     "lock": ("image/lock_sha256", "m"),
     "torch": ("attempts/0/versions", {"torch": "2.16.0", "python": "3.11.9"}),

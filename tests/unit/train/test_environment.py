@@ -18,7 +18,7 @@ TORCHRUN = {
 
 def test_the_ranks_place_is_what_torchrun_says() -> None:
     ours = {"APPTRAIN_NODE": "gpu-2", "APPTRAIN_RUN_DIR": "/runs/a", "APPTRAIN_HEARTBEAT": "/dev/shm/b"}
-    ours["APPTRAIN_ATTEMPT"] = "2"
+    ours |= {"APPTRAIN_ATTEMPT": "2", "APPTRAIN_JOB_ID": "10[3].pbssrv"}
     assert read_rank_info({**TORCHRUN, **ours}) == RankInfo(
         rank=3,
         local_rank=1,
@@ -28,6 +28,7 @@ def test_the_ranks_place_is_what_torchrun_says() -> None:
         node="gpu-2",
         run_dir=Path("/runs/a"),
         attempt=2,
+        job_id="10[3].pbssrv",
         heartbeat=Path("/dev/shm/b/3"),
     )
 
@@ -35,6 +36,7 @@ def test_the_ranks_place_is_what_torchrun_says() -> None:
 def test_without_torchrun_the_process_is_a_world_of_its_own() -> None:
     assert read_rank_info({}) == RankInfo(node=socket.gethostname())
     assert read_rank_info({"APPTRAIN_ATTEMPT": "3"}).attempt == 3
+    assert read_rank_info({"APPTRAIN_JOB_ID": "7"}).job_id == "7"
 
 
 def test_an_ipv6_address_stands_in_brackets() -> None:

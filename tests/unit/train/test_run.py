@@ -118,6 +118,11 @@ def test_a_run_leaves_metrics_checkpoint_result_picture_and_events(whole: Path) 
     assert (found["accuracy"], found["total"], found["steps"]) == (found["correct"] / 360, 360, 8)
     assert found["accuracy"] == rows[-1]["accuracy"]
     assert 0 < found["first_step_s"] < found["wall_s"]
+    (rank,) = found["ranks"]
+    assert (rank["node"], rank["images"], found["attempt"], found["job_id"]) == ("here", 64, 0, None)
+    assert rank["images_per_s"] == found["images_per_s"]
+    assert 0 < rank["input_wait_s"] < rank["train_s"] == found["train_s"]
+    assert rank["peak_memory_bytes"] == found["peak_memory_bytes"]
     saved = checkpoint.load(whole / "checkpoints" / "step-00000008")
     assert weights_sha256(saved.model) == found["weights_sha256"]
     assert saved.state["position"] == 64
@@ -446,6 +451,7 @@ def test_a_json_value_and_tensors_cross_without_pickle(monkeypatch: pytest.Monke
     world = World(RankInfo(node="here"), torch.device("cpu"))
     value = {"step": 3, "names": [["a", [1, 2], "float32"]], "text": "é\n", "none": None}
     assert world.broadcast_json(value) == value
+    assert world.gather_json(value) == [value]
     transposed = torch.arange(6.0).reshape(2, 3).t()
     world.broadcast([transposed])
     assert transposed.tolist() == [[0, 3], [1, 4], [2, 5]]
