@@ -46,6 +46,7 @@ EXIT_STATUS = """exit status:
   69  a port or a peer is not available: another attempt may help
   75  saved at a planned end, wants to go on
   124 a rank was stuck, and which one is said
+  130 interrupted by Ctrl-C; 143: cancelled by SIGTERM
   N   otherwise the first failing rank's own status (128+N: killed by signal N)"""
 
 

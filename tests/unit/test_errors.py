@@ -18,7 +18,9 @@ JOB_SCRIPT = [
     (r"^# Exit: .* (\d+) bad input", errors.BAD_INPUT),
     (r"^# Exit: .* (\d+) a port or peer not available", errors.UNAVAILABLE),
     (r"^# Exit: .* (\d+) saved, wants to go on", errors.SAVED),
-    (r"^# Exit: .* (\d+) interrupted", errors.INTERRUPTED),
+    (r"^# Exit: .*\n# .* (\d+) a rank was stuck", errors.STUCK),
+    (r"^# Exit: .*\n# .* (\d+) interrupted", errors.INTERRUPTED),
+    (r"^# Exit: .*\n# .* (\d+) (?:cancelled|deleted)", stop.TERMINATED),
 ]
 BASH = {
     "slurm/multinode.sbatch": JOB_SCRIPT,
@@ -54,4 +56,5 @@ def test_help_lists_the_statuses() -> None:
 
     listed = map(int, re.findall(r"^  (\d+) ", EXIT_STATUS, re.MULTILINE))
     wanted = (errors.DONE, errors.BAD_INPUT, errors.UNAVAILABLE, errors.SAVED, errors.STUCK)
-    assert tuple(listed) == wanted
+    assert tuple(listed) == (*wanted, errors.INTERRUPTED)
+    assert f"; {stop.TERMINATED}: cancelled" in EXIT_STATUS

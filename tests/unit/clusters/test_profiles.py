@@ -120,11 +120,8 @@ def test_no_cluster_has_two_profiles() -> None:
 
 def test_the_template_shows_every_key() -> None:
     content = yaml.safe_load((CHECKOUT / "clusters" / "generic.yaml").read_text())
-    under_pbs = {"chunk"}
     assert set(content) == set(profile.KEYS)
     assert set(content["nodes"]) == set(profile.NODES)
-    assert set(content["request"]) == set(profile.REQUEST) - under_pbs
+    assert set(content["request"]) == set(profile.REQUEST)
     assert set(content["container"]) == set(profile.CONTAINER)
     assert {name.replace("_", "-") for name in content["launch"]} == set(profile.LAUNCH)
-    pbs = yaml.safe_load((CHECKOUT / "clusters" / "generic-pbs.yaml").read_text())
-    assert under_pbs <= set(pbs["request"])
