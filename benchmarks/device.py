@@ -47,7 +47,7 @@ def environment(env: Mapping[str, str]) -> dict[str, str]:
     foreign = ("SLURM_", "PBS_", "TORCHELASTIC_", "PET_", "APPTRAIN_", "PYTHONSAFEPATH")
     image = ("APPTRAIN_STACK", "APPTRAIN_IMAGE_ID", "APPTRAIN_CUDA_COMPAT")
     kept = {name: value for name, value in env.items() if name in image or not name.startswith(foreign)}
-    ours = [str(CHECKOUT), str(CHECKOUT / "src")]
+    ours = [str(CHECKOUT / "src"), str(CHECKOUT)]
     known = {*ours, str(CHECKOUT / "tests")}
     others = [part for part in env.get("PYTHONPATH", "").split(":") if part and part not in known]
     return kept | {"PYTHONPATH": ":".join([*ours, *others])}

@@ -228,7 +228,7 @@ def _embedded(name: str, arguments: list[str]) -> int:
 
 def _check_installed(name: str) -> None:
     """Raises BadInput where the nodes' processes, which this Python starts anew, would not find us."""
-    if sys.path[0] != str(HOME) or sys.path.count(str(HOME)) > 1:
+    if sys.path[0] != str(HOME / "src") or sys.path.count(str(HOME)) > 1:
         return
     from importlib import metadata
 

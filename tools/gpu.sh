@@ -17,5 +17,5 @@ if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null
     exit 64
 fi
 # tests/ is no package: another one that is called so, in site-packages, would stand before it.
-export PYTHONPATH="$here:$here/src:$here/tests${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$here/src:$here:$here/tests${PYTHONPATH:+:$PYTHONPATH}"
 exec "$python" -P -m "$@"

@@ -54,7 +54,8 @@ why_anew() {
 is_ready() {
     anew=$(why_anew) add_dev=
     if [[ $level == dev ]] && [[ -n $anew || $(field dev) != "$(digest dev)" ]]; then add_dev=yes; fi
-    [[ -z $anew && -z $add_dev && $(field checkout) == "$checkout" && $venv/bin/apptrain -ef $checkout/apptrain ]]
+    [[ -z $anew && -z $add_dev && $(field checkout) == "$checkout" && $venv/bin/apptrain -ef $checkout/apptrain ]] &&
+        [[ $(head -qn1 -- "$venv"/lib/python*/site-packages/apptrain.pth 2>/dev/null) == "$checkout/src" ]]
 }
 
 # --- checks: nothing is created before they have passed ----------------------------------------------------
@@ -331,8 +332,9 @@ make_it() {
         install "$base" --only-binary :all:
     fi
     minor=$(minor_of "$venv/bin/python")
-    # Two paths in a .pth file start faster than the finder module of an editable install.
-    printf '%s\n' "$checkout" "$checkout/src" >"$venv/lib/python$minor/site-packages/apptrain.pth"
+    # Two paths in a .pth file start faster than the finder module of an editable install. A user's train.py may lie in
+    # the checkout, so src is the first.
+    printf '%s\n' "$checkout/src" "$checkout" >"$venv/lib/python$minor/site-packages/apptrain.pth"
     ln -sfr -- "$checkout/apptrain" "$venv/bin/apptrain"
     dev=$(field dev)
     if [[ -n $add_dev ]]; then dev=; fi

@@ -118,8 +118,10 @@ def check_training(command: Sequence[str], ranks: int, folder: Path) -> None:
     try:
         from train.arguments import check
         from train.status import BadInput as Refused
-    except ImportError:  # no PyYAML here: the ranks will say it
-        return
+    except ImportError as error:
+        if error.name != "yaml":
+            raise
+        return  # no PyYAML here: the ranks will say it
     try:
         check(command[2:], ranks, folder)
     except Refused as refused:

@@ -113,7 +113,8 @@ def _entries(folder: Path) -> list[Path]:
 
 def _module_file(name: str) -> Path | None:
     """The source of a module that `-m` runs, found without importing what it lies in."""
-    for folder in (Path.cwd(), *(Path(entry) for entry in sys.path)):
+    here = [] if os.environ.get("PYTHONSAFEPATH") else [Path.cwd()]
+    for folder in (*here, *(Path(entry) for entry in sys.path)):
         base = folder.joinpath(*name.split("."))
         for file in (base / "__main__.py", base.with_name(base.name + ".py")):
             if file.is_file():

@@ -15,6 +15,7 @@ import yaml
 CHECKOUT = Path(__file__).resolve().parents[2]
 BOUND = 30  # s
 COMMANDS = ("demo", "run", "submit", "site", "image", "plan", "launch", "check")
+NO_CONFIG = "submit: train: the following arguments are required: --config: see python -m train --help\n"
 NODES = ("--nodes", "a,b", "--node-rank", "1", "--json", "--", "my.py")
 
 
@@ -146,6 +147,16 @@ def test_nothing_of_the_users_folder_stands_in_for_ours(
     for profile in ((), ("--profile", "generic")):
         made = run(program, "plan", *profile, *NODES, cwd=tmp_path, **env)
         assert (made.returncode, made.stderr) == (0, "")
+
+
+def test_a_train_py_of_the_users_in_the_checkout_is_not_run(tmp_path: Path) -> None:
+    for name in ("entrypoint", "clusters", "containers", "slurm", "src", "tools"):
+        (tmp_path / name).symlink_to(CHECKOUT / name)
+    shutil.copy(CHECKOUT / "apptrain", tmp_path)
+    (tmp_path / "train.py").write_text("raise SystemExit('planted')\n")
+    line = ("submit", "--cluster", "generic", "--dry-run", "--", "-m", "train", "steps=2")
+    asked = run("./apptrain", *line, cwd=tmp_path, VENV=sys.prefix)
+    assert (asked.returncode, asked.stderr) == (64, NO_CONFIG)
 
 
 def test_the_long_spellings_go_on_working() -> None:

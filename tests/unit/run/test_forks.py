@@ -312,6 +312,8 @@ def test_of_a_module_the_working_directory_counts_and_its_own_source(
         "tool.py, line 2: it sets OMP_NUM_THREADS"
     )
     assert forks.why_not(["-m", "no.such"], {"torch"}) == ""  # Python will say so
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")
+    assert forks.why_not(["-m", "package.tool"], {"torch"}) == ""  # Python does not look there
 
 
 @pytest.mark.parametrize(

@@ -480,7 +480,7 @@ def test_what_is_started_finds_this_checkout_and_knows_no_scheduler() -> None:
         "APPTRAIN_CUDA_COMPAT": "/compat",
         "PYTHONPATH": f"{CHECKOUT / 'tests'}:/site:{CHECKOUT}",
     }
-    path = f"{CHECKOUT}:{CHECKOUT / 'src'}:/site"
+    path = f"{CHECKOUT / 'src'}:{CHECKOUT}:/site"
     assert device.environment(given) == {
         "PATH": "/bin",
         "APPTRAIN_CUDA_COMPAT": "/compat",

@@ -49,6 +49,7 @@ class Checkout:
         shutil.copytree(CHECKOUT / "tools", self.path / "tools", ignore=shutil.ignore_patterns("__pycache__"))
         for package in ("entrypoint", "src/train"):
             (self.path / package).mkdir(parents=True)
+            (self.path / package / "__init__.py").touch()
             (self.path / package / "__main__.py").write_text("print(__file__)\n")
         (self.path / "containers").mkdir()
         shutil.copy(CHECKOUT / "containers" / "stacks.yaml", self.path / "containers")

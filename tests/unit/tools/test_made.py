@@ -60,6 +60,18 @@ def test_our_modules_are_found_from_any_folder(
     assert found == f"{ready.path / file / '__main__.py'}\n"
 
 
+@VENV
+def test_a_train_py_of_the_users_in_the_checkout_stands_behind_ours(made: Checkout) -> None:
+    (made.path / "train.py").write_text("print('the user has one too')")
+    command = [str(made.venv / "bin" / "python"), "-P", "-m", "train"]
+    ours = f"{made.path}/src/train/__main__.py\n"
+    assert subprocess.check_output(command, text=True, timeout=BOUND) == ours
+    (path,) = made.venv.glob("lib/*/site-packages/apptrain.pth")
+    path.write_text(f"{made.path}\n{made.path}/src\n")  # as it was made before
+    assert made.script("run").stderr == f"venv: {made.venv} is ready\n"
+    assert subprocess.check_output(command, text=True, timeout=BOUND) == ours
+
+
 def copy_of(original: Checkout, folder: Path) -> Checkout:
     """The checkout, its venv too, copied to another place as a user would."""
     copied = copy.copy(original)
