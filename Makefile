@@ -48,20 +48,29 @@ unknown := $(firstword $(filter-out $(settings) $(of_others),$(given)))
 ifneq ($(unknown),)
 $(error $(unknown): no target reads this$(or $(call near,$(unknown),$(settings)),: make help lists what they read))
 endif
+ifneq ($(filter-out venv image,$(IN)),)
+$(error IN=$(IN): give IN=venv or IN=image)
+endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 targets = help demo test test-unit test-cluster test-gpu test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell profiles submit faults mutants lint lock bench venv venv-image venv-dev clean clean-venv
 .PHONY: $(targets)
 
-.DEFAULT:
-	$(error $@: no target has this name$(or $(call near,$@,$(targets)),: make help lists them))
+# So is a word that is no target, before anything is done: else `make submit CLUSTER=lab my_script.py` would submit
+# the reference job, and then find that make has nothing to do for my_script.py.
+other := $(firstword $(filter-out $(targets),$(MAKECMDGOALS)))
+as_script = $(if $(filter submit,$(MAKECMDGOALS)),make submit $(MAKEOVERRIDES) ARGS='-- $(other)',./apptrain run -- $(other))
+ifneq ($(filter %.py %.sh,$(other)),)
+$(error $(other): no target has this name: did you mean $(as_script)?)
+else ifneq ($(other),)
+$(error $(other): no target has this name$(or $(call near,$(other),$(targets)),: make help lists them))
+endif
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
 
 demo: $(if $(filter image,$(IN)),,venv) ## train on two embedded nodes on this machine (NODES=2 CONFIG=digits IN=venv|image ARGS=...)
-	$(if $(filter-out venv image,$(IN)),$(error IN=$(IN): give IN=venv or IN=image))
 	./apptrain demo $(if $(filter image,$(IN)),--image="$$image") --nodes "$$NODES" --config "$$CONFIG" -- $(ARGS)
 
 test: venv-dev ## all tests: unit, real torchrun processes and, as root on a Debian, real Apptainer and Slurm

@@ -129,6 +129,10 @@ TRIED = [
     Mistake(given="make -C {checkout} demo node=3", found="*** node: no target reads this: did you mean NODES?.  Stop.", who="Makefile", status=2),
     Mistake(given="make -C {checkout} demmo", found="*** demmo: no target has this name: did you mean demo?.  Stop.", who="Makefile", status=2),
     Mistake(given="make -C {checkout} frobnicate", found="*** frobnicate: no target has this name: make help lists them.  Stop.", who="Makefile", status=2),
+    Mistake(given="make -C {checkout} submit CLUSTER=generic my_script.py", found="*** my_script.py: no target has this name: did you mean make submit CLUSTER=generic ARGS='-- my_script.py'?.  Stop.", who="Makefile", status=2),
+    Mistake(given="make -C {checkout} demo my_script.py", found="*** my_script.py: no target has this name: did you mean ./apptrain run -- my_script.py?.  Stop.", who="Makefile", status=2),
+    Mistake(given="make -C {checkout} submit CLUSTER=generic README.md", found="*** README.md: no target has this name: make help lists them.  Stop.", who="Makefile", status=2),
+    Mistake(given="make -C {checkout} demo IN=imge", found="*** IN=imge: give IN=venv or IN=image.  Stop.", who="Makefile", status=2),
     Mistake(given="make -C {checkout} submit CLUSTER=generic ARGS=nothere.py", found="unrecognized arguments: nothere.py (CMD comes behind --): see `apptrain launch --help`", who="submit", status=2),
     Mistake(given="make -C {checkout} submit CLUSTER=generic ARGS='-- nothere.py'", found="CMD nothere.py does not exist in {checkout}: check the spelling; a module is given as -m NAME, a program that is no Python script needs --no-python", who="submit", status=2),
 ]  # fmt: skip
