@@ -7,6 +7,7 @@ with. Nothing here changes the job: whoever stops following leaves it running. R
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -24,6 +25,8 @@ LEAST, MOST = 1.0, 15.0
 """Seconds between two questions: at first, and for a job that stays as it is."""
 READ = 0.5
 """Seconds between two looks for new output."""
+PROGRAMS = {"slurm": "scontrol", "pbs": "qstat"}
+"""What tells of a job."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +43,24 @@ class Seen:
     """None while it is not over."""
 
 
-def follow(job: str, scheduler: str, scratch: str = "") -> int:
+def find(scheduler: str = "") -> str:
+    """This scheduler, or the one that is here. Raises BadInput where nobody here can tell of a job."""
+    for name in (scheduler,) if scheduler else PROGRAMS:
+        if shutil.which(PROGRAMS[name]):
+            return name
+    lacking = (
+        f"{PROGRAMS[scheduler]} is not" if scheduler else f"neither {' nor '.join(PROGRAMS.values())} is"
+    )
+    raise BadInput(f"--follow: {lacking} in PATH: follow a job on a login node of its cluster")
+
+
+def follow(job: str, scheduler: str = "", scratch: str = "") -> int:
     """Shows the job until it ends; returns its status, 130 after Ctrl-C. `scratch`: where the profile has run
-    directories. Raises BadInput for what is no job, Unavailable where the scheduler does not answer."""
+    directories. Raises BadInput for what is no job, or where nobody here can tell of one, Unavailable where
+    the scheduler does not answer."""
     if not re.fullmatch(r"[0-9]+(\[\d*\]|_\d+)?(\.[\w.-]+)?", job):
         raise BadInput(f"--follow {job}: give a job's id, as sbatch or qsub has printed it")
+    scheduler = find(scheduler)
     ask = _ASKED[scheduler]
     try:
         return _follow(job, lambda: ask(job, scratch))
@@ -60,6 +76,9 @@ def _follow(job: str, ask: Callable[[], Seen | None]) -> int:
     while True:
         seen = ask()
         if seen is None:
+            if not state:
+                state = "nobody tells of it yet"
+                _say(f"job {job}: {state}")
             if time.monotonic() - answered > SILENCE:
                 raise Unavailable(
                     f"nobody has told of job {job} for {SILENCE:.0f} s, it may go on: "

@@ -73,13 +73,16 @@ def main(arguments: Sequence[str]) -> int:
     try:
         options, job = _parse(arguments)
         if isinstance(options.follow, str):
-            return follow.follow(options.follow, _scheduler(options.cluster))
+            scheduler = _profile(options.cluster)[0].scheduler if options.cluster else ""
+            return follow.follow(options.follow, scheduler)
         profile, file = _profile(options.cluster or os.environ.get("APPTRAIN_PROFILE", ""))
         wish, cwd = _wish(options, job), Path.cwd()
         submission = plan(profile, file, wish, os.environ, cwd)
         lines = foresee.foresee(_request(profile, wish, os.environ), submission.env, cwd)
         if not options.dry_run:
             _check(profile, submission)
+            if options.follow:
+                follow.find(profile.scheduler)
         for line in lines:
             _say(line)
         if not profile.tested:
@@ -131,13 +134,6 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...
             meant = spelling.meant(name, [*own, *known]) or " (see apptrain submit --help)"
             raise BadInput(f"{word}: no option of submit, nor of a job{meant}")
     return options, (*job, *(["--", *command] if command else []))
-
-
-def _scheduler(cluster: str) -> str:
-    """Of a job that is there already."""
-    if cluster:
-        return _profile(cluster)[0].scheduler
-    return "slurm" if shutil.which("squeue") else "pbs"
 
 
 def _profile(name: str) -> tuple[Profile, Path]:

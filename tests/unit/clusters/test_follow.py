@@ -140,7 +140,7 @@ def test_a_job_of_pbs_that_was_refused_shows_its_output_file(
 
 
 def test_a_scheduler_that_no_longer_answers_is_not_waited_for_for_ever(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(follow, "SILENCE", 0.1)
     cluster.answers("scontrol", "")
@@ -148,6 +148,17 @@ def test_a_scheduler_that_no_longer_answers_is_not_waited_for_for_ever(
     with pytest.raises(
         Unavailable, match="nobody has told of job 7 for 0 s, it may go on: apptrain submit --follow 7"
     ):
+        follow.follow("7", "slurm")
+    assert capsys.readouterr().err == "submit: job 7: nobody tells of it yet\n"
+
+
+def test_where_nobody_can_tell_of_a_job_that_is_said_at_once(cluster: Cluster) -> None:
+    remedy = "follow a job on a login node of its cluster"
+    with pytest.raises(BadInput, match=f"^--follow: neither scontrol nor qstat is in PATH: {remedy}$"):
+        follow.follow("7")
+    cluster.answers("qstat", "")
+    assert follow.find() == "pbs"
+    with pytest.raises(BadInput, match=f"^--follow: scontrol is not in PATH: {remedy}$"):
         follow.follow("7", "slurm")
 
 
@@ -168,7 +179,6 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_go_on(cluster: Cluster, t
         "HOME": str(tmp_path),
         "PYTHONUNBUFFERED": "1",
     }
-    (cluster.bin / "squeue").symlink_to("/bin/true")
     program = [str(CHECKOUT / "apptrain"), "submit", "--follow", "7"]
     with subprocess.Popen(
         program,
@@ -189,6 +199,24 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_go_on(cluster: Cluster, t
             "submit: job 7 goes on; again: apptrain submit --follow 7; to cancel it: scancel 7",
         ]
     assert not (cluster.bin / "scancel.n").exists()
+
+
+def test_a_job_that_nobody_could_follow_is_not_submitted(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.answers("sbatch", "Submitted batch job 7\n")
+    (tmp_path / "my.py").touch()
+    (tmp_path / "image.sif").touch()
+    env = {
+        "PATH": f"{cluster.bin}:/usr/bin:/bin",
+        "VENV": sys.prefix,
+        "APPTRAIN_IMAGE": str(tmp_path / "image.sif"),
+    }
+    program = [str(CHECKOUT / "apptrain"), "submit", "--cluster", "generic", "--follow", "--", "my.py"]
+    done = subprocess.run(
+        program, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=BOUND, check=False
+    )
+    assert (done.returncode, done.stdout) == (64, "")
+    assert done.stderr.startswith("submit: --follow: scontrol is not in PATH: ")
+    assert not (cluster.bin / "sbatch.n").exists()
 
 
 def test_a_submission_is_followed_to_its_end(cluster: Cluster, tmp_path: Path) -> None:

@@ -124,6 +124,7 @@ TRIED = [
     Mistake(given="apptrain submit --cluster good.yaml -- my_script.py", found="--cluster good.yaml: good.host is not made from good.yaml as that is now: make -C {checkout} profiles PROFILE='{folder}/good.yaml'", who="submit"),
     Mistake(given="apptrain submit --cluster generic -- my_script.py", found="there is no image {folder}/none.sif: make -C {checkout} image, or give another in APPTRAIN_IMAGE", who="submit"),
     Mistake(given="apptrain submit --follow my_job", found="--follow my_job: give a job's id, as sbatch or qsub has printed it", who="submit"),
+    Mistake(given="apptrain submit --follow 123", found="--follow: neither scontrol nor qstat is in PATH: follow a job on a login node of its cluster", who="submit"),
     # make
     Mistake(given="make -C {checkout} submit CLUSTER=generic NODE=8", found="*** NODE: no target reads this: did you mean NODES?.  Stop.", who="Makefile", status=2),
     Mistake(given="make -C {checkout} demo node=3", found="*** node: no target reads this: did you mean NODES?.  Stop.", who="Makefile", status=2),
