@@ -114,6 +114,7 @@ def _run(argv: Sequence[str]) -> int:
     if name == "plan":
         return _print_plan(plan, as_json=settings.value("json"))
     if plan.mode == "torchrun" or sys.version_info < mistakes.OLDEST:
+        mistakes.check_command(plan.command, Path.cwd(), mode=plan.mode, no_python=plan.no_python)
         mistakes.check_torch(name)
     from entrypoint.run.launch import launch
 

@@ -218,16 +218,16 @@ def _embedded(name: str, arguments: list[str]) -> int:
     before, command = split_command(arguments)
     if any(word == "--image" or word.startswith("--image=") for word in before):
         return _in_image(before, command)
-    if not {"--help", "-h"} & set(before):
+    if sys.version_info < mistakes.OLDEST:
         mistakes.check_torch(name)
-        _check_installed(name)
     from entrypoint import embedded
 
-    return embedded.main(arguments)
+    return embedded.main(arguments, lambda: _check_python(name))
 
 
-def _check_installed(name: str) -> None:
-    """Raises BadInput where the nodes' processes, which this Python starts anew, would not find us."""
+def _check_python(name: str) -> None:
+    """Raises BadInput where the nodes' processes, started anew with this Python, lack torch or us."""
+    mistakes.check_torch(name)
     if sys.path[0] != str(HOME / "src") or sys.path.count(str(HOME)) > 1:
         return
     from importlib import metadata

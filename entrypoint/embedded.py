@@ -16,7 +16,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,11 +98,13 @@ class Job:
         return [f"127.0.0.{number}" for number in range(1, self.nodes + 1)]
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs one job and returns its status."""
+def main(argv: Sequence[str], check_python: Callable[[], None] = lambda: None) -> int:
+    """Runs one job and returns its status. `check_python` raises BadInput, after a mistake in `argv` has."""
     try:
         with own_number() as number:
-            return _run(_job(argv, os.environ, number))
+            job = _job(argv, os.environ, number)
+            check_python()
+            return _run(job)
     except Refusal as refusal:
         print(f"entrypoint: {refusal}", file=sys.stderr)
         return refusal.status

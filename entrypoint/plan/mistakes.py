@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePath
 
 from entrypoint import spelling
-from entrypoint.checkout import HOME, make
+from entrypoint.checkout import HOME, apptrain, make
 from entrypoint.errors import BadInput
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.profile import STARTERS
@@ -135,7 +135,10 @@ def check_torch(what: str) -> None:
         return
     image = HOME / "containers" / "image.sif"
     inside = f"in the image ({make('image')})"
-    if image.exists():
+    if what in ("demo", "run"):
+        begin = "" if image.exists() else f"{make('image')}, then "
+        inside = f"in the image: {begin}{apptrain()} {what} --image"
+    elif image.exists():
         inside = f"{HOME}/containers/run.sh {image} apptrain {what}"
     found = f"this Python ({sys.executable}, {sys.version.split()[0]})"
     lack = "has none" if is_new else "is too old (3.11 is the oldest)"

@@ -178,6 +178,28 @@ def test_what_needs_torch_says_where_to_run_it_where_there_is_none(command: str,
     assert ": make venv, which gets it, or run it " in asked.stderr
 
 
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("run --hlep", "unrecognized arguments: --hlep"),
+        ("run --nodes two", "--nodes=two: must be a number from 1"),
+        ("run -- nothere.py", "CMD nothere.py does not exist in "),
+        ("run -- python my.py", "CMD begins with python: leave it out"),
+        ("demo step=2", "train: override: unknown key 'step': did you mean steps?"),
+        ("demo --nodes 0", "--nodes=0: must be a number from 1"),
+        ("launch --nodes a --node-rank 0 -- nothere.py", "CMD nothere.py does not exist in "),
+        ("run -- my.py", "run needs torch, and this Python "),
+    ],
+)
+def test_a_mistake_is_told_before_torch_is_missed(line: str, found: str, tmp_path: Path) -> None:
+    env = bare(Path(sys.executable).resolve(), tmp_path, has_yaml=True)
+    (tmp_path / "my.py").touch()
+    asked = run(CHECKOUT / "apptrain", *line.split(), cwd=tmp_path, **env)
+    assert (asked.returncode, asked.stdout, asked.stderr.count("\n")) == (64, "", 1)
+    assert asked.stderr.startswith(f"entrypoint: {found}")
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_node_without_torch_cannot_launch(tmp_path: Path) -> None:
     env = bare(Path(sys.executable).resolve(), tmp_path)
     (tmp_path / "my.py").touch()
