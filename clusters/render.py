@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 from containers import stacks
+from entrypoint import spelling
 from entrypoint.checkout import make
 from entrypoint.errors import BadInput
 from entrypoint.plan.profile import CLUSTERS, Profile, load
@@ -27,7 +28,9 @@ class Parser(argparse.ArgumentParser):
     """One whose errors are ours: one line, and 64."""
 
     def error(self, message: str) -> NoReturn:
-        raise BadInput(f"{message} (see {self.prog} --help)")
+        word = message.partition("unrecognized arguments: ")[2].split(" ")[0].partition("=")[0]
+        meant = spelling.meant(word, self._option_string_actions) if word.startswith("-") else ""
+        raise BadInput(message + (meant or f" (see {self.prog} --help)"))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -129,9 +129,14 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...
     known = [f"--{option.name}" for option in OPTIONS if not option.plan_only]
     own = [f"--{name.replace('_', '-')}" for name in vars(options)]
     for word in job:
+        if word == "-m" or word.endswith(".py"):
+            break  # a script before --, and its own options
         name = word.partition("=")[0].replace("_", "-")
         if word.startswith("-") and name not in known:
-            meant = spelling.meant(name, [*own, *known]) or " (see apptrain submit --help)"
+            meant = (
+                spelling.meant(name, [*own, *known, "--help", "--help-all"])
+                or " (see apptrain submit --help)"
+            )
             raise BadInput(f"{word}: no option of submit, nor of a job{meant}")
     return options, (*job, *(["--", *command] if command else []))
 

@@ -91,7 +91,10 @@ def _run(argv: Sequence[str]) -> int:
     before, command = sources.split_command(argv)
     everything = HELP_ALL in before
     before = ["--help" if word == HELP_ALL else word for word in before]
-    given = vars(parser(everything=everything).parse_args(before))
+    whole = parser(everything=everything)
+    if before[:1] in (["plan"], ["launch"], ["check"]):
+        whole.prog = f"apptrain {before[0]}"  # in whose name it refuses words that its commands left
+    given = vars(whole.parse_args(before))
     name = given.pop("command_name")
     if name in ("prepare", "conclude"):
         from entrypoint.job import conclude, prepare

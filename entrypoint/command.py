@@ -19,6 +19,7 @@ from entrypoint import __version__, cli, spelling
 from entrypoint.checkout import HOME, apptrain, make
 from entrypoint.errors import BadInput, Refusal
 from entrypoint.plan import mistakes
+from entrypoint.plan.options import OPTIONS
 from entrypoint.plan.sources import HelpFormatter, parser_class, split_command
 from entrypoint.record.partition import VARIABLE, partition
 
@@ -43,6 +44,18 @@ MEANT = {
 }
 OF_CLUSTERS = ("slurm", "pbs", "srun", "salloc", "sbatch", "qsub")
 """Words with which other commands bring a job to a cluster."""
+FOR_SUBMIT = (
+    "--cluster",
+    "--gpus",
+    "--partition",
+    "--account",
+    "--time",
+    "--options",
+    "--dry-run",
+    "--follow",
+)
+FOR_BOTH = ("--nodes", "--run-dir", *(f"--{option.name}" for option in OPTIONS if not option.plan_only))
+"""Options that may stand behind `submit`, and those that may behind `run` too."""
 HELP = f"""usage: apptrain COMMAND [options] [-- CMD ...]
 
 Multi-node PyTorch training: one image and one command, for Slurm, PBS and here.
@@ -112,6 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    if arguments[:1] == ["help"] and arguments[1:2] and arguments[1] in COMMANDS:
+        arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("--help", "-h", "help", "--help-all"):
         print(HELP, end="")
         return 0
@@ -151,15 +166,17 @@ def _no_command(arguments: Sequence[str]) -> str:
     if name in MEANT:
         return f"{found} `{us} {MEANT[name]}`? (see apptrain --help)"
     if name in OF_CLUSTERS:
-        return f"{found} `{us} submit --cluster NAME -- {shlex.join(mistakes.script(arguments))}`?"
+        line, left = mistakes.instead(arguments, of_cluster=True)
+        return f"{found} `{us} submit --cluster NAME {line}`?{left}"
     if name == "-m" or name == "--" or name.endswith(".py"):
         return f"{found} `{us} run -- {shlex.join(word for word in arguments if word != '--')}`?"
     if name in mistakes.SHELLS:
         return f"{found} `{us} run --no-python -- {shlex.join(arguments)}`?"
     if mistakes.is_starter(name):
-        return f"{found} `{us} run -- {shlex.join(mistakes.script(arguments))}`?"
+        line, left = mistakes.instead(arguments, of_cluster=False)
+        return f"{found} `{us} run {line}`?{left}"
     meant = spelling.meant(name, [*COMMANDS, "--help", "--version"])
-    if name.startswith("--") and not meant:
+    if name.startswith("-") and not meant:
         return _no_option_first(arguments)
     meant = meant or f": give one of {', '.join(COMMANDS)}"
     return f"{name} is no command{meant} (see apptrain --help)"
@@ -167,12 +184,19 @@ def _no_command(arguments: Sequence[str]) -> str:
 
 def _no_option_first(arguments: Sequence[str]) -> str:
     words, us = list(arguments), apptrain()
+    name, equals, value = words[0].partition("=")
+    found = spelling.guesses(name, [*FOR_BOTH, *FOR_SUBMIT])
+    if not found:
+        return f"{name} is neither a command nor an option of one (see apptrain --help)"
+    words[0] = found[0] + equals + value
     script = [at for at, word in enumerate(words) if word == "-m" or word.endswith(".py")]
     if script and "--" not in words:
         words.insert(script[0], "--")
-    name, line = words[0].partition("=")[0], shlex.join(words)
-    if name == "--cluster":
+    line = shlex.join(words)
+    if found[0] == "--cluster":
         return f"{name} stands before the command: did you mean `{us} submit {line}`?"
+    if found[0] in FOR_SUBMIT:
+        return f"{name} stands before the command: did you mean `{us} submit --cluster NAME {line}`?"
     return (
         f"{name} stands before the command: did you mean `{us} run {line}`, or on a login node "
         f"`{us} submit --cluster NAME {line}`?"
@@ -332,7 +356,7 @@ def _build(what: str, arguments: list[str]) -> NoReturn:
     _need_checkout("image")
     commands = ("build", "fetch", "verify", "inspect")
     if what not in commands:
-        meant = spelling.meant(what, commands)
+        meant = spelling.meant(what, [*commands, "--help"])
         raise BadInput(f"image {what}: give one of {', '.join(commands)}{meant}")
     parser = parser_class()(prog="apptrain image", allow_abbrev=False, add_help=False)
     for name in ("stack", "base", "extra", "offline", "image"):

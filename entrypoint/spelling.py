@@ -22,22 +22,35 @@ MEANT = {
     "--image": ("APPTRAIN_IMAGE",),
     "--output": ("--run-dir",),
     "--cwd": ("--run-dir",),
+    "-N": ("--nodes",),
+    "-n": ("--nodes", "--nproc-per-node"),
+    **dict.fromkeys(("-p", "-q"), ("--partition",)),
+    "-A": ("--account",),
+    "-t": ("--time",),
+    **dict.fromkeys(("-v", "-V"), ("--version",)),
 }
-"""What other programs call it: the first that is known here."""
+"""What other programs call it: the first that is known here; of a short option, all."""
 LITERAL, VAGUE = 0.85, 0.7
 """How alike two words are: a letter apart; perhaps the same."""
 
 
 def meant(word: str, known: Iterable[str]) -> str:
     """`: did you mean X?` with the known name (two, where they are as near), or nothing."""
+    found = guesses(word, known)
+    return f": did you mean {' or '.join(found)}?" if found else ""
+
+
+def guesses(word: str, known: Iterable[str]) -> list[str]:
+    """The known names, the most probable first."""
     names = list(dict.fromkeys(known))
     others = [
         other
         for other in MEANT.get(word, ())
         if other.startswith("APPTRAIN_") or other.partition(" ")[0] in names
     ]
-    found = near(word, names, alike=LITERAL) or others[:1] or near(word, names)
-    return f": did you mean {' or '.join(found)}?" if found else ""
+    if word.startswith("-") and not word.startswith("--"):
+        return others or near(word, names, alike=LITERAL)
+    return near(word, names, alike=LITERAL) or others[:1] or near(word, names)
 
 
 def near(word: str, known: Iterable[str], most: int = 2, alike: float = VAGUE) -> list[str]:

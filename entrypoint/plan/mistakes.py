@@ -32,6 +32,21 @@ LAUNCHERS = {
 }
 """Programs that start ranks or jobs themselves."""
 SHELLS = ("sh", "bash", "zsh", "dash", "ksh")
+NUMBER, WORD, TIME = "[0-9]+", "[^-].*", "[0-9]+:[0-9]{2}:[0-9]{2}"
+CARRIED = {
+    **dict.fromkeys(("--nodes", "--nnodes"), ("--nodes", NUMBER)),
+    **dict.fromkeys(("--nproc-per-node", "--nproc_per_node"), ("--nproc-per-node", NUMBER)),
+}
+"""What a starter's option is called by `run` and `submit`, and the values that both take."""
+CARRIED_TO_CLUSTER = {
+    **CARRIED,
+    "--gpus-per-node": ("--gpus", NUMBER),
+    "--partition": ("--partition", WORD),
+    "--account": ("--account", WORD),
+    "--time": ("--time", TIME),
+}
+OF_SLURM = {"-N": "--nodes", "-p": "--partition", "-A": "--account", "-t": "--time"}
+"""Its short options; those of PBS mean something else."""
 _PYTHON = re.compile(r"python[0-9.]*|pypy3?|ipython3?")
 _PYTHON_TAKES_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 OLDEST = (3, 11)
@@ -165,6 +180,38 @@ def script(words: Sequence[str]) -> list[str]:
             return rest
         rest = rest[1:]
     return _script(rest)
+
+
+def instead(words: Sequence[str], *, of_cluster: bool) -> tuple[str, str]:
+    """For a line that begins with a starter: the options that are carried over, -- and the script; and what
+    to say of the options that are not. A guess, for a message."""
+    takes = CARRIED_TO_CLUSTER if of_cluster else CARRIED
+    short = OF_SLURM if words[0] in ("srun", "salloc", "sbatch", "slurm") else {}
+    command = script(words)
+    rest = [word for word in words if word != "--"]
+    if rest[-len(command) :] == command:
+        del rest[-len(command) :]
+    kept: dict[str, str] = {}
+    left: list[str] = []
+    while rest:
+        word = rest.pop(0)
+        if _PYTHON.fullmatch(word):
+            rest = [other for other in _behind_python(rest) if other not in ("-m", "-c", *LAUNCHERS)]
+        if not word.startswith("-") or word == "-m":
+            continue
+        if re.fullmatch("-[A-Za-z]..*", word) and word[:2] in short:
+            rest.insert(0, word[2:])
+            word = word[:2]
+        name, equals, value = word.partition("=")
+        to, values = takes.get(short.get(name, name), ("", ""))
+        if to and not equals and rest:
+            value = rest.pop(0)
+        if to and re.fullmatch(values, value):
+            kept.setdefault(to, value)
+        else:
+            left.append(name)
+    said = f" (left out: {', '.join(dict.fromkeys(left))})" if left else ""
+    return shlex.join([*(word for pair in kept.items() for word in pair), "--", *command]), said
 
 
 def _check_starters(command: Sequence[str], name: str, mode: str, *, no_python: bool) -> None:

@@ -9,18 +9,21 @@ from __future__ import annotations
 import argparse
 import shlex
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NoReturn
 
 from entrypoint import spelling
+from entrypoint.checkout import apptrain
 from entrypoint.errors import BadInput
 from entrypoint.plan import options
 from entrypoint.plan.options import Option, flag
 
 DOCTOR = ("-m", "entrypoint.doctor")
 REFERENCE_JOB = ("-m", "train", "--config", "digits")
+TAKE_CMD = ("demo", "run", "submit", "plan", "launch")
 COLUMNS = 100
 """Of help, at most."""
 
@@ -69,15 +72,43 @@ class _Parser(argparse.ArgumentParser):
     """Options of the same command line that another parser has taken."""
 
     def error(self, message: str) -> NoReturn:
+        page = f"see `{f'apptrain {typed()[0]}' if typed() else self.prog} --help`"
         unknown = message[len("unrecognized arguments: ") :].split()
         if not message.startswith("unrecognized arguments: ") or not unknown:
-            raise BadInput(f"{message}: see `{self.prog} --help`")
-        if not unknown[0].startswith("-"):
-            raise BadInput(f"{message} (CMD comes behind --): see `{self.prog} --help`")
+            raise BadInput(f"{message}: {page}")
+        if not unknown[0].startswith("-") or unknown[0] == "-m":
+            raise BadInput(_behind_dashes(unknown) or f"{message} (CMD comes behind --): {page}")
         names = [f"--{option.name}" for option in options.OPTIONS]
-        known = [*self.taken_before, *_own_names(self), *names]
+        known = [*self.taken_before, *_own_names(self), *names, "--help", "--help-all"]
         meant = spelling.meant(unknown[0].partition("=")[0], known)
-        raise BadInput(message + (meant or f": see `{self.prog} --help`"))
+        raise BadInput(message + (meant or f": {page}"))
+
+
+def typed() -> list[str]:
+    """The words behind `apptrain` where a user has typed them, from one that takes a CMD; else none."""
+    is_ours = PurePath(sys.argv[0]).name == "apptrain" and sys.argv[1:2]
+    return sys.argv[1:] if is_ours and sys.argv[1] in TAKE_CMD else []
+
+
+def _behind_dashes(unknown: Sequence[str]) -> str:
+    """What to say of a script before --: the line with it behind; empty if these words are none, or
+    nobody has typed them."""
+    name, is_script = (
+        unknown[0],
+        unknown[0] == "-m" or unknown[0].endswith(".py") or Path(unknown[0]).is_file(),
+    )
+    command, (before, behind) = typed()[:1], split_command(typed()[1:])
+    rest, ours = list(unknown), []
+    for word in before:
+        if rest and word == rest[0]:
+            del rest[0]
+        else:
+            ours.append(word)
+    if not command or not is_script or rest or "" in ours:
+        return ""
+    start = "run" if command == ["demo"] else command[0]
+    line = shlex.join([start, *ours, "--", *unknown, *behind])
+    return f"{name} stands before --: did you mean `{apptrain()} {line}`?"
 
 
 def _own_names(parser: argparse.ArgumentParser) -> list[str]:

@@ -261,7 +261,7 @@ def test_help_lists_every_option_with_its_variable(capsys: pytest.CaptureFixture
         (("--stop-signal", "chld"), "--stop-signal=chld: must be one that can ask a program to save, such as USR2: CHLD comes for other reasons, and is ignored by default"),
         (("--stop-signal", "SEGV"), "--stop-signal=SEGV: must be one that can ask a program to save, such as USR2: SEGV is for crashes"),
         (("--mode", "torchrum"), "--mode=torchrum: must be one of auto, torchrun, rank, exec: did you mean torchrun?"),
-        (("script.py",), "unrecognized arguments: script.py (CMD comes behind --): see `apptrain --help`"),
+        (("script.py",), "unrecognized arguments: script.py (CMD comes behind --): see `apptrain plan --help`"),
         (("--nproc", "2"), "unrecognized arguments: --nproc 2: did you mean --nproc-per-node?"),
         (("--interface",), "argument --interface: expected one argument: see `apptrain plan --help`"),
     ],

@@ -46,21 +46,44 @@ TRIED = [
     Mistake(given="apptrain -m my.module", found="-m is no command: did you mean `apptrain run -- -m my.module`?", who="apptrain"),
     Mistake(given="apptrain python -u my_script.py --lr 1", found="python is no command: did you mean `apptrain run -- my_script.py --lr 1`?", who="apptrain"),
     Mistake(given="apptrain python3 -m my.module", found="python3 is no command: did you mean `apptrain run -- -m my.module`?", who="apptrain"),
-    Mistake(given="apptrain python -m torch.distributed.run --nproc-per-node 2 my_script.py", found="python is no command: did you mean `apptrain run -- my_script.py`?", who="apptrain"),
+    Mistake(given="apptrain python -m torch.distributed.run --nproc-per-node 2 my_script.py", found="python is no command: did you mean `apptrain run --nproc-per-node 2 -- my_script.py`?", who="apptrain"),
     Mistake(given="apptrain python -c 'import torch'", found="python is no command: did you mean `apptrain run -- my_script.py`?", who="apptrain"),
-    Mistake(given="apptrain torchrun --nproc-per-node 2 my_script.py --lr 1", found="torchrun is no command: did you mean `apptrain run -- my_script.py --lr 1`?", who="apptrain"),
-    Mistake(given="apptrain mpirun -n 2 python my_script.py", found="mpirun is no command: did you mean `apptrain run -- my_script.py`?", who="apptrain"),
+    Mistake(given="apptrain torchrun --nproc-per-node 2 my_script.py --lr 1", found="torchrun is no command: did you mean `apptrain run --nproc-per-node 2 -- my_script.py --lr 1`?", who="apptrain"),
+    Mistake(given="apptrain torchrun --nnodes=2 --rdzv-backend c10d my_script.py", found="torchrun is no command: did you mean `apptrain run --nodes 2 -- my_script.py`? (left out: --rdzv-backend)", who="apptrain"),
+    Mistake(given="apptrain mpirun -n 2 python my_script.py", found="mpirun is no command: did you mean `apptrain run -- my_script.py`? (left out: -n)", who="apptrain"),
     Mistake(given="apptrain bash run.sh", found="bash is no command: did you mean `apptrain run --no-python -- bash run.sh`?", who="apptrain"),
     *(
-        Mistake(given=f"apptrain {name} -N 2 -- my_script.py --lr 1", found=f"{name} is no command: did you mean `apptrain submit --cluster NAME -- my_script.py --lr 1`?", who="apptrain")
-        for name in ("slurm", "pbs", "srun", "salloc", "sbatch", "qsub")
+        Mistake(given=f"apptrain {name} -N 2 -- my_script.py --lr 1", found=f"{name} is no command: did you mean `apptrain submit --cluster NAME --nodes 2 -- my_script.py --lr 1`?", who="apptrain")
+        for name in ("slurm", "srun", "salloc", "sbatch")
     ),
+    *(
+        Mistake(given=f"apptrain {name} -N 2 -- my_script.py --lr 1", found=f"{name} is no command: did you mean `apptrain submit --cluster NAME -- my_script.py --lr 1`? (left out: -N)", who="apptrain")
+        for name in ("pbs", "qsub")
+    ),
+    Mistake(given="apptrain srun -N8 --gpus-per-node=4 -n 32 --gres=gpu:4 -t 1:00:00 python -u my_script.py --lr 1", found="srun is no command: did you mean `apptrain submit --cluster NAME --nodes 8 --gpus 4 --time 1:00:00 -- my_script.py --lr 1`? (left out: -n, --gres)", who="apptrain"),
+    Mistake(given="apptrain srun --nodes 2-4 torchrun --nnodes 2 --nproc_per_node 4 my_script.py", found="srun is no command: did you mean `apptrain submit --cluster NAME --nodes 2 --nproc-per-node 4 -- my_script.py`? (left out: --nodes)", who="apptrain"),
     Mistake(given="apptrain slurm", found="slurm is no command: did you mean `apptrain submit --cluster NAME -- my_script.py`?", who="apptrain"),
     Mistake(given="apptrain --nodes 2 my_script.py", found="--nodes stands before the command: did you mean `apptrain run --nodes 2 -- my_script.py`, or on a login node `apptrain submit --cluster NAME --nodes 2 -- my_script.py`?", who="apptrain"),
     Mistake(given="apptrain --nodes=2 -- my_script.py", found="--nodes stands before the command: did you mean `apptrain run --nodes=2 -- my_script.py`, or on a login node `apptrain submit --cluster NAME --nodes=2 -- my_script.py`?", who="apptrain"),
     Mistake(given="apptrain --cluster delta my_script.py", found="--cluster stands before the command: did you mean `apptrain submit --cluster delta -- my_script.py`?", who="apptrain"),
     Mistake(given="apptrain --hlep", found="--hlep is no command: did you mean --help? (see apptrain --help)", who="apptrain"),
-    Mistake(given="apptrain -v", found="-v is no command: give one of demo, run, submit, site, image, plan, launch, check, doctor, rerun, compare (see apptrain --help)", who="apptrain"),
+    Mistake(given="apptrain frobnicate", found="frobnicate is no command: give one of demo, run, submit, site, image, plan, launch, check, doctor, rerun, compare (see apptrain --help)", who="apptrain"),
+    Mistake(given="apptrain -v", found="-v is no command: did you mean --version? (see apptrain --help)", who="apptrain"),
+    Mistake(given="apptrain -N 2 my_script.py", found="-N stands before the command: did you mean `apptrain run --nodes 2 -- my_script.py`, or on a login node `apptrain submit --cluster NAME --nodes 2 -- my_script.py`?", who="apptrain"),
+    Mistake(given="apptrain -p gpu my_script.py", found="-p stands before the command: did you mean `apptrain submit --cluster NAME --partition gpu -- my_script.py`?", who="apptrain"),
+    Mistake(given="apptrain --nodse 2 my_script.py", found="--nodse stands before the command: did you mean `apptrain run --nodes 2 -- my_script.py`, or on a login node `apptrain submit --cluster NAME --nodes 2 -- my_script.py`?", who="apptrain"),
+    Mistake(given="apptrain --frobnicate my_script.py", found="--frobnicate is neither a command nor an option of one (see apptrain --help)", who="apptrain"),
+    Mistake(given="apptrain image --hlep", found="image --hlep: give one of build, fetch, verify, inspect: did you mean --help?", who="apptrain"),
+    *(
+        Mistake(given=f"apptrain {name} --hlep", found="unrecognized arguments: --hlep: did you mean --help?", who=who)
+        for name, who in (("launch", "entrypoint"), ("plan", "entrypoint"), ("check", "entrypoint"), ("run", "entrypoint"), ("demo", "entrypoint"), ("doctor", "apptrain"), ("compare", "apptrain"), ("image build", "apptrain"), ("site", "site"))
+    ),
+    Mistake(given="apptrain submit --cluster generic --hlep", found="--hlep: no option of submit, nor of a job: did you mean --help?", who="submit"),
+    Mistake(given="apptrain launch --help-al", found="unrecognized arguments: --help-al: did you mean --help-all?"),
+    *(
+        Mistake(given=f"apptrain {name} frobnicate", found=f"unrecognized arguments: frobnicate (CMD comes behind --): see `apptrain {name.split()[0]} --help`", who=who)
+        for name, who in (("launch", "entrypoint"), ("plan", "entrypoint"), ("run", "entrypoint"), ("demo", "entrypoint"), ("submit --cluster generic", "submit"))
+    ),
     Mistake(given="apptrain image biuld", found="image biuld: give one of build, fetch, verify, inspect: did you mean build?", who="apptrain"),
     # words in front of a script
     Mistake(given="apptrain run -- python my_script.py --lr 1", found="CMD begins with python: leave it out, Python runs CMD anyway: -- my_script.py --lr 1"),
@@ -80,10 +103,17 @@ TRIED = [
     Mistake(given="apptrain run -- nothing.py", found="CMD nothing.py does not exist in {folder}: check the spelling; a module is given as -m NAME, a program that is no Python script needs --no-python"),
     Mistake(given="apptrain run -- -m my_script.py", found="-m my_script.py: -m takes a module's name: leave -m out for a file"),
     Mistake(given="apptrain run -- data", found="CMD data is a directory: give a script in it, with its arguments"),
-    Mistake(given="apptrain run my_script.py", found="unrecognized arguments: my_script.py (CMD comes behind --): see `apptrain run --help`"),
+    Mistake(given="apptrain run --nodes 2 my_script.py --lr 1", found="my_script.py stands before --: did you mean `apptrain run --nodes 2 -- my_script.py --lr 1`?"),
+    Mistake(given="apptrain run my_script.py --lr 1 --nodes 2", found="my_script.py stands before --: did you mean `apptrain run --nodes 2 -- my_script.py --lr 1`?"),
+    Mistake(given="apptrain run -m my.module -- --lr 1", found="-m stands before --: did you mean `apptrain run -- -m my.module --lr 1`?"),
+    Mistake(given="apptrain run data", found="unrecognized arguments: data (CMD comes behind --): see `apptrain run --help`"),
+    Mistake(given="apptrain plan --nodes a --node-rank 0 my_script.py", found="my_script.py stands before --: did you mean `apptrain plan --nodes a --node-rank 0 -- my_script.py`?"),
+    Mistake(given="apptrain launch run.sh", found="run.sh stands before --: did you mean `apptrain launch -- run.sh`?"),
+    Mistake(given="apptrain demo --nodes 3 my_script.py", found="my_script.py stands before --: did you mean `apptrain run --nodes 3 -- my_script.py`?"),
     Mistake(given="apptrain run -- --device cpu my_script.py", found="CMD begins with --device: give a script with its arguments, or -m NAME; options come before --"),
     # options and values
     Mistake(given="apptrain run --nproc 2 -- my_script.py", found="unrecognized arguments: --nproc 2: did you mean --nproc-per-node?"),
+    Mistake(given="apptrain run -n 2 -- my_script.py", found="unrecognized arguments: -n 2: did you mean --nodes or --nproc-per-node?"),
     Mistake(given="apptrain run --cpu -- my_script.py", found="unrecognized arguments: --cpu: did you mean --device cpu?"),
     Mistake(given="apptrain run --device gpu -- my_script.py", found="--device=gpu: must be one of auto, cpu, cuda: did you mean cuda?"),
     Mistake(given="apptrain run --nodes 2 --gpus 4 -- my_script.py", found="unrecognized arguments: --gpus 4: did you mean --gpus-per-node?"),
@@ -108,7 +138,9 @@ TRIED = [
     Mistake(given="apptrain submit --cluster generic --node 8 -- my_script.py", found="--node: no option of submit, nor of a job: did you mean --nodes or --node-rank?", who="submit"),
     Mistake(given="apptrain submit --cluster generic --gpu 4 -- my_script.py", found="--gpu: no option of submit, nor of a job: did you mean --gpus?", who="submit"),
     Mistake(given="apptrain submit --cluster generic --gpus-per-node 4 -- my_script.py", found="--gpus-per-node: no option of submit, nor of a job: did you mean --gpus?", who="submit"),
-    Mistake(given="apptrain submit --cluster generic my_script.py", found="unrecognized arguments: my_script.py (CMD comes behind --): see `apptrain launch --help`", who="submit"),
+    Mistake(given="apptrain submit --cluster generic --device cpu my_script.py --lr 1", found="my_script.py stands before --: did you mean `apptrain submit --cluster generic --device cpu -- my_script.py --lr 1`?", who="submit"),
+    Mistake(given="apptrain submit --cluster generic -N 4 -- my_script.py", found="-N: no option of submit, nor of a job: did you mean --nodes?", who="submit"),
+    Mistake(given="apptrain submit --cluster generic -q gpu -- my_script.py", found="-q: no option of submit, nor of a job: did you mean --partition?", who="submit"),
     Mistake(given="apptrain submit --cluster generic -- nothere.py", found="CMD nothere.py does not exist in {folder}: check the spelling; a module is given as -m NAME, a program that is no Python script needs --no-python", who="submit"),
     Mistake(given="apptrain submit --cluster generic -- torchrun my_script.py", found="CMD begins with torchrun: leave it and its options out, apptrain starts the ranks: -- my_script.py", who="submit"),
     Mistake(given="apptrain submit --cluster generic --nproc-per-node 8 -- my_script.py", found="8 ranks on a node, but this task sees 1 GPU (--gpus): request more GPUs per node, or start fewer ranks", who="submit"),
@@ -134,7 +166,7 @@ TRIED = [
     Mistake(given="make -C {checkout} demo my_script.py", found="*** my_script.py: no target has this name: did you mean ./apptrain run -- my_script.py?.  Stop.", who="Makefile", status=2),
     Mistake(given="make -C {checkout} submit CLUSTER=generic README.md", found="*** README.md: no target has this name: make help lists them.  Stop.", who="Makefile", status=2),
     Mistake(given="make -C {checkout} demo IN=imge", found="*** IN=imge: give IN=venv or IN=image.  Stop.", who="Makefile", status=2),
-    Mistake(given="make -C {checkout} submit CLUSTER=generic ARGS=nothere.py", found="unrecognized arguments: nothere.py (CMD comes behind --): see `apptrain launch --help`", who="submit", status=2),
+    Mistake(given="make -C {checkout} submit CLUSTER=generic ARGS=nothere.py", found="unrecognized arguments: nothere.py (CMD comes behind --): see `apptrain submit --help`", who="submit", status=2),
     Mistake(given="make -C {checkout} submit CLUSTER=generic ARGS='-- nothere.py'", found="CMD nothere.py does not exist in {checkout}: check the spelling; a module is given as -m NAME, a program that is no Python script needs --no-python", who="submit", status=2),
 ]  # fmt: skip
 
