@@ -15,6 +15,8 @@ esac
 if [[ $runs_in == batch ]]; then is_batch=yes; else is_batch=; fi
 
 describe_job() {
+    [[ -n ${SLURM_JOB_ID:-} ]] ||
+        refuse "this is no Slurm job: sbatch slurm/multinode.sbatch, or salloc and then bash slurm/multinode.sbatch"
     cluster=${SLURM_CLUSTER_NAME:-} facts=("runs_in=$runs_in")
     if [[ ${SLURM_RESTART_COUNT:-0} != 0 ]]; then facts+=("told=$(told_of_job)"); fi
 }
@@ -43,7 +45,4 @@ run_again() {
 }
 
 # Nothing where it does not answer.
-told_of_job() {
-    [[ -z ${SLURM_JOB_ID:-} ]] ||
-        SLURM_TIME_FORMAT=standard timeout 5 scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true
-}
+told_of_job() { SLURM_TIME_FORMAT=standard timeout 5 scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true; }

@@ -78,11 +78,6 @@ def _restarts(told: str, unknown: int) -> int:
 
 
 def _check(env: Mapping[str, str], facts: Facts, settings: Settings) -> None:
-    if not env.get("SLURM_JOB_ID"):
-        raise BadInput(
-            "this is no Slurm job: sbatch slurm/multinode.sbatch, or salloc and then bash "
-            "slurm/multinode.sbatch"
-        )
     if facts.one("runs_in") == "step":
         step = f"job {env['SLURM_JOB_ID']}, step {env.get('SLURM_STEP_ID', '')}"
         raise BadInput(f"{step}: start this script once, not with srun")

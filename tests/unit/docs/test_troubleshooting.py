@@ -15,7 +15,7 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parents[3]
 PAGE = CHECKOUT / "docs/troubleshooting.md"
 PYTHON = ("entrypoint", "src", "clusters", "containers")
-SHELL = ("host/*.sh", "slurm/*", "pbs/*", "containers/*.sh", "tools/*.sh", "Makefile")
+SHELL = ("host/*.sh", "slurm/*", "pbs/*", "containers/*.sh", "tools/*.sh", "Makefile", "apptrain")
 HOLE = "\0"
 """What the program fills in."""
 CAPITALS = re.compile(r"\b[A-Z][A-Z0-9_]*\b")

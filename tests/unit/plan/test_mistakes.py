@@ -157,6 +157,16 @@ TRIED = [
     Mistake(given="apptrain submit --cluster generic -- my_script.py", found="there is no image {folder}/none.sif: make -C {checkout} image, or give another in APPTRAIN_IMAGE", who="submit"),
     Mistake(given="apptrain submit --follow my_job", found="--follow my_job: give a job's id, as sbatch or qsub has printed it", who="submit"),
     Mistake(given="apptrain submit --follow 123", found="--follow: neither scontrol nor qstat is in PATH: follow a job on a login node of its cluster", who="submit"),
+    # a job script that nobody submitted, before an image is there
+    *(
+        Mistake(given=f"bash {{checkout}}/slurm/multinode.sbatch{words}", found="this is no Slurm job: sbatch slurm/multinode.sbatch, or salloc and then bash slurm/multinode.sbatch", who="apptrain")
+        for words in ("", " --help", " -- my_script.py")
+    ),
+    *(
+        Mistake(given=f"bash {{checkout}}/pbs/multinode.pbs{words}", found="this is no PBS job: qsub pbs/multinode.pbs, or give --start ssh and --nodes a,b", who="apptrain")
+        for words in ("", " --help", " -- my_script.py")
+    ),
+    Mistake(given="python3 {checkout}/apptrain run -- my_script.py", found="this is a program of its own: start it as ./apptrain, without python3", who="apptrain"),
     # make
     Mistake(given="make -C {checkout} submit CLUSTER=generic NODE=8", found="*** NODE: no target reads this: did you mean NODES?.  Stop.", who="Makefile", status=2),
     Mistake(given="make -C {checkout} demo node=3", found="*** node: no target reads this: did you mean NODES?.  Stop.", who="Makefile", status=2),
