@@ -115,6 +115,8 @@ def _run(argv: Sequence[str]) -> int:
 
     plan, settings = resolve(env, given, command, hostname=None if recorded else os.uname().nodename)
     if name == "plan":
+        if sources.typed() and not recorded:
+            _warn_of_command(plan)
         return _print_plan(plan, as_json=settings.value("json"))
     if plan.mode == "torchrun" or sys.version_info < mistakes.OLDEST:
         mistakes.check_command(plan.command, Path.cwd(), mode=plan.mode, no_python=plan.no_python)
@@ -184,6 +186,14 @@ def read_env_file(path: Path) -> dict[str, str]:
             raise BadInput(f"--env-file {path}, line {number}: {line!r} is not NAME=VALUE")
         env[name] = value
     return env
+
+
+def _warn_of_command(plan: LaunchPlan) -> None:
+    """Says what `launch` would refuse here: a plan may be wanted before its script is there."""
+    try:
+        mistakes.check_command(plan.command, Path.cwd(), mode=plan.mode, no_python=plan.no_python)
+    except BadInput as error:
+        print(f"entrypoint: launch would refuse this here: {error}", file=sys.stderr)
 
 
 def _print_plan(plan: LaunchPlan, *, as_json: bool) -> int:

@@ -88,7 +88,6 @@ options
 
 {cli.EXIT_STATUS}
 
-Begin with `apptrain demo`; on a cluster with `apptrain image build`.
 `apptrain COMMAND --help` has the options.
 """
 IMAGE_HELP = """usage: apptrain image build|fetch|verify|inspect [options]
@@ -128,7 +127,7 @@ def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["help"] and arguments[1:2] and arguments[1] in COMMANDS:
         arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("--help", "-h", "help", "--help-all"):
-        print(HELP, end="")
+        print(HELP + _first_step())
         return 0
     if arguments[0] == "--version":
         print(__version__)
@@ -159,6 +158,14 @@ def _run(arguments: list[str]) -> int:
     if name == "image":
         return _image(rest)
     raise BadInput(_no_command(arguments))
+
+
+def _first_step() -> str:
+    """As it works from here: make gets a torch first, where this Python has none."""
+    demo = f"{apptrain()} demo"
+    if not mistakes.has_torch() and (HOME / "Makefile").exists():
+        demo = make("demo")
+    return f"Begin with `{demo}`; on a cluster with `{apptrain()} image build`."
 
 
 def _no_command(arguments: Sequence[str]) -> str:
@@ -220,7 +227,8 @@ def _demo(arguments: list[str]) -> int:
         usage="apptrain demo [options] [key=value ...] [-- arguments of the training]",
         description="Train ResNet-18 on handwritten digits, on nodes of this machine. No GPU is needed.",
         epilog="Options of `apptrain run` may be given too. `key=value` changes the training:\n"
-        "epochs=2; `-- --help` lists the keys.\n\nThen: apptrain run -- my_script.py\n\n" + cli.EXIT_STATUS,
+        "epochs=2; `-- --help` lists the keys. `--image` trains in the image.\n\n"
+        f"Then: apptrain run -- my_script.py\n\n{cli.EXIT_STATUS}",
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
@@ -285,7 +293,8 @@ def _doctor(arguments: list[str]) -> int:
         prog="apptrain doctor",
         usage="apptrain doctor [--profile NAME] [--json]",
         description="Say what would keep jobs that are submitted here from working. 0: healthy, 1: not.",
-        epilog="On the nodes of a job: --doctor behind a job script, apptrain submit or apptrain run.",
+        epilog="On the nodes of a job: --doctor behind a job script, submit or run.\n\n"
+        "Then: apptrain submit --cluster NAME --dry-run -- my_script.py",
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
@@ -306,7 +315,8 @@ def _compare(arguments: list[str]) -> int:
         usage="apptrain compare RUN RUN... [--json] [-o FILE.png]",
         description="Say what is equal and what differs between run directories, at which step their numbers "
         "part, and what explains that. The first is compared with each of the others.",
-        epilog="exit status: 0 identical numbers, 1 other numbers, 64 not comparable. More: docs/compare.md",
+        epilog="exit status: 0 identical numbers, 1 other numbers, 64 not comparable\n\n"
+        "Then: apptrain rerun RUN, the same run again\nMore: docs/compare.md",
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
@@ -327,7 +337,7 @@ def _rerun(arguments: list[str]) -> int:
         usage="apptrain rerun RUN [--cluster NAME] [--go]",
         description="Print the command that does this run again here: its image, code, config, world size "
         "and threads. What cannot be had, and each secret that is not set, is a line on stderr.",
-        epilog="More: docs/compare.md",
+        epilog="Then: the same with --go, and apptrain compare RUN NEW_RUN\nMore: docs/compare.md",
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )

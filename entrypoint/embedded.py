@@ -3,8 +3,6 @@
 The secret: what a scheduler and a job script do around the entrypoint. Each node is a process with a
 loopback address of its own and an environment made from the table below; it resolves its plan like a node
 of any cluster.
-
-    apptrain run [--nodes N] [options of launch] [-- CMD ...]
 """
 
 import argparse
@@ -60,6 +58,7 @@ ATTEMPTS = 3
 OF_LAUNCH = """options of launch, such as
   --device cpu --nproc-per-node 2 --mode exec --no-python --on-failure restart
   `apptrain launch --help-all` has them all.
+--image [FILE]: in the image, by default the one of `apptrain image build`.
 Example: apptrain run --nodes 2 -- my_script.py --lr 0.1
 
 Then, on a cluster: apptrain submit --cluster NAME --nodes 2 -- my_script.py

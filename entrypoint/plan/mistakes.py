@@ -143,11 +143,15 @@ def check_training(command: Sequence[str], ranks: int, folder: Path) -> None:
         raise BadInput(f"train: {refused}") from None
 
 
+def has_torch() -> bool:
+    return sys.version_info >= OLDEST and find_spec("torch") is not None
+
+
 def check_torch(what: str) -> None:
     """Raises BadInput where this Python cannot train, naming one that can."""
-    is_new = sys.version_info >= OLDEST
-    if is_new and find_spec("torch") is not None:
+    if has_torch():
         return
+    is_new = sys.version_info >= OLDEST
     image = HOME / "containers" / "image.sif"
     inside = f"in the image ({make('image')})"
     if what in ("demo", "run"):

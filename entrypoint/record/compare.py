@@ -110,6 +110,7 @@ def main(paths: Sequence[str], *, as_json: bool, image: str = "") -> int:
 
 def load(path: Path) -> Run:
     """Raises BadInput where there is no run that can be compared."""
+    reading.check_folder(path)
     try:
         manifest = reading.read(path / reading.NAME)
         trace = traces.read(path / traces.NAME)

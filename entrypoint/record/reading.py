@@ -11,11 +11,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+from entrypoint.errors import BadInput
 from entrypoint.private import write_private
 
 NAME = "manifest.json"
 SCHEMA_VERSION = 2
 """1 was called `format` and had nothing but attempts."""
+
+
+def check_folder(run: Path) -> None:
+    """Raises BadInput where there is no such directory."""
+    if not run.is_dir():
+        raise BadInput(f"there is no directory {run}: give a run directory, such as runs/NAME-ID")
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -90,10 +90,14 @@ def _beginning(attempts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _read(run: Path) -> dict[str, Any]:
+    reading.check_folder(run)
     try:
         return reading.read(run / reading.NAME)
     except OSError as error:
-        raise BadInput(f"{run} cannot be run again: {reading.NAME}: {error.strerror}") from None
+        raise BadInput(
+            f"{run} cannot be run again: {reading.NAME}: {error.strerror}: give a run directory, such as "
+            "runs/NAME-ID"
+        ) from None
     except ValueError as error:
         raise BadInput(f"{run}/{reading.NAME} is no manifest: {error}") from None
 

@@ -16,7 +16,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 BOUND = 30  # s
 COMMANDS = ("demo", "run", "submit", "site", "image", "plan", "launch", "check")
 NO_CONFIG = "submit: train: the following arguments are required: --config: see python -m train --help\n"
-NODES = ("--nodes", "a,b", "--node-rank", "1", "--json", "--", "my.py")
+NODES = ("--nodes", "a,b", "--node-rank", "1", "--json", "--", "-m", "my")
 
 
 def pythons() -> Iterator[Path]:
@@ -59,7 +59,12 @@ def bare(python: Path, folder: Path, *, has_yaml: bool = False) -> dict[str, str
 @pytest.mark.parametrize("columns", ["80", "100", "250"])
 @pytest.mark.parametrize(
     "arguments",
-    [(), ("--help",), ("image", "build", "--help"), *((name, "--help") for name in COMMANDS)],
+    [
+        (),
+        ("--help",),
+        ("image", "build", "--help"),
+        *((name, "--help") for name in (*COMMANDS, "doctor", "compare", "rerun")),
+    ],
     ids=" ".join,
 )
 def test_help_fits_a_screen_and_names_the_next_step(arguments: tuple[str, ...], columns: str) -> None:
@@ -157,6 +162,34 @@ def test_a_train_py_of_the_users_in_the_checkout_is_not_run(tmp_path: Path) -> N
     line = ("submit", "--cluster", "generic", "--dry-run", "--", "-m", "train", "steps=2")
     asked = run("./apptrain", *line, cwd=tmp_path, VENV=sys.prefix)
     assert (asked.returncode, asked.stderr) == (64, NO_CONFIG)
+
+
+def test_the_first_step_is_one_that_works_here(tmp_path: Path) -> None:
+    env = bare(Path(sys.executable).resolve(), tmp_path)
+    first = [
+        line
+        for line in run("./apptrain", cwd=CHECKOUT, **env).stdout.splitlines()
+        if line.startswith("Begin")
+    ]
+    assert first == ["Begin with `make demo`; on a cluster with `./apptrain image build`."]
+    shown = run("./apptrain", "help", VENV=sys.prefix).stdout
+    assert "\nBegin with `./apptrain demo`; " in shown
+
+
+def test_the_help_of_a_command_has_two_spellings() -> None:
+    assert run("./apptrain", "help", "plan").stdout == run("./apptrain", "plan", "--help").stdout
+
+
+def test_a_plan_says_what_launch_would_refuse(tmp_path: Path) -> None:
+    words = ("--nodes", "a", "--node-rank", "0", "--", "my.py")
+    planned = run(CHECKOUT / "apptrain", "plan", *words, cwd=tmp_path)
+    assert (planned.returncode, planned.stderr.count("\n")) == (0, 1)
+    assert planned.stderr.startswith(
+        "entrypoint: launch would refuse this here: CMD my.py does not exist in "
+    )
+    assert planned.stdout.endswith(" my.py\n")
+    (tmp_path / "my.py").touch()
+    assert run(CHECKOUT / "apptrain", "plan", *words, cwd=tmp_path).stderr == ""
 
 
 def test_the_long_spellings_go_on_working() -> None:

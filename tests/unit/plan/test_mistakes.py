@@ -132,6 +132,10 @@ TRIED = [
     Mistake(given="apptrain demo --config digitz", found="train: --config digitz: no such file or shipped config: did you mean digits? give a path or one of cifar10-resnet18, digits, digits-short, imagenet-resnet50, synthetic-resnet50"),
     Mistake(given="apptrain demo --nodes 3 batch_size=128", found="train: batch_size is 128, no multiple of 3 ranks x accumulation 1 = 3: give a multiple of 3"),
     Mistake(given="apptrain run --run-dir of-another -- my_script.py", found="the run directory {folder}/of-another is that of other.py, not of my_script.py: give another with --run-dir, or, where that is its new name, remove {folder}/of-another/manifest.json"),
+    # runs of before
+    Mistake(given="apptrain compare nothere of-another", found="there is no directory nothere: give a run directory, such as runs/NAME-ID", who="apptrain"),
+    Mistake(given="apptrain rerun nothere", found="there is no directory nothere: give a run directory, such as runs/NAME-ID", who="apptrain"),
+    Mistake(given="apptrain rerun data", found="data cannot be run again: manifest.json: No such file or directory: give a run directory, such as runs/NAME-ID", who="apptrain"),
     # a submission
     Mistake(given="apptrain submit -- my_script.py", found="--cluster is missing: give one of delta, derecho, gadi, generic, generic-pbs, gwdg-grete, perlmutter, polaris, or the path of a profile", who="submit"),
     Mistake(given="apptrain submit --cluster perlmuter -- my_script.py", found="--cluster perlmuter: there is no {checkout}/clusters/perlmuter.yaml: did you mean perlmutter?", who="submit"),
