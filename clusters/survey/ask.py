@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from clusters.survey.limits import counted
 from entrypoint.plain import plain
 
 ANSWER = 20.0
@@ -50,7 +51,7 @@ class Machine:
             why = plain(wrong.strip().splitlines()[-1]) if wrong.strip() else "it says nothing"
             self.told.append(f"{name}: status {status}: {why}")
         else:
-            self.told.append(f"{name}: {len(said.splitlines())} lines")
+            self.told.append(f"{name}: {counted(len(said.splitlines()), 'line')}")
         return "" if status else said
 
     def _run(self, command: tuple[str, ...], out: int, errors: int) -> int | None:

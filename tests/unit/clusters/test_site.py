@@ -59,8 +59,8 @@ env:
 TOLD = """\
 site: sinfo: 3 lines
 site: scontrol show config: 4 lines
-site: scontrol show node gpu-a01: 1 lines
-site: ip -j addr: 1 lines
+site: scontrol show node gpu-a01: 1 line
+site: ip -j addr: 1 line
 site: module avail: 2 lines
 """
 PBS = {

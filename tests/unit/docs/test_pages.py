@@ -118,6 +118,6 @@ def test_every_example_of_a_page_is_run_or_says_why_not(page: Path) -> None:
     for example in examples(page):
         assert example.how, f"{example.place}: neither run nor not run: tests/pages.py says how to mark it"
         if example.how == "run":
-            assert example.what in ("here", "slurm", "pbs"), example.place
+            assert example.what in ("here", "slurm", "pbs", "site"), example.place
         else:
             assert len(example.what) > 9, f"{example.place}: say why"

@@ -156,7 +156,7 @@ def test_a_name_on_a_network_of_this_host_gives_the_suffix_and_no_interface(logi
     lines = list(host.network(machine, "g1", ""))
     assert [key for key, _, _ in told(lines)] == ["host_suffix", "launch.fabric"]
     assert told(lines)[0][1:] == ("-ib0", "g1-ib0 is 10.2.0.11, on the network of ib0 here")
-    assert machine.told == ["ip -j addr: 1 lines"]
+    assert machine.told == ["ip -j addr: 1 line"]
 
 
 def test_a_name_that_means_anything_gives_no_suffix(login: Login) -> None:
