@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from containers import debian, stacks, wheels
+from entrypoint import __version__
 from tests.cluster.images import (
     DOWNLOADS,
     HOME,
@@ -43,7 +44,7 @@ def locked_debian() -> dict[str, str]:
 
 
 def locked_python(stack: str) -> dict[str, str]:
-    return {**wheels.pinned(stacks.find(stack).lock("amd64")), "apptrain": "0.1.0"}
+    return {**wheels.pinned(stacks.find(stack).lock("amd64")), "apptrain": __version__}
 
 
 @pytest.fixture(scope="module")

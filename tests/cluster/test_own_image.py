@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint import __version__
 from tests.cluster.account import REPOSITORY, SCRIPT, SOFTWARE, WORK, Account, Ran, account, clear
 
 BOUND = 280.0
@@ -96,4 +97,4 @@ def test_the_reference_training_learns_saves_and_draws_its_curves(user: Account)
 def test_a_task_by_hand_finds_apptrain_too(user: Account) -> None:
     line = (REPOSITORY / "containers/run.sh", IMAGE, "python", "-P", "-m", "entrypoint", "--version")
     ended = user.run(*line, cwd=WORK, timeout=BOUND)
-    assert (ended.returncode, ended.stdout) == (0, "0.1.0\n"), ended.stderr
+    assert (ended.returncode, ended.stdout) == (0, f"{__version__}\n"), ended.stderr
