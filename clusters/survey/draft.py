@@ -23,7 +23,7 @@ ORDER = (
 )
 QUESTION = "# question: "
 WIDTH = 118
-_PLAIN = re.compile(r"[A-Za-z_/$-][A-Za-z0-9_./$+-]*(?: [A-Za-z0-9_./$+-]+)*")
+_PLAIN = re.compile(r"(?:[A-Za-z_/$]|-[A-Za-z])[A-Za-z0-9_./$+-]*(?: [A-Za-z0-9_./$+-]+)*")
 _TAKEN = ("true", "false", "yes", "no", "on", "off", "null", "y", "n")
 """Words that YAML takes for something else."""
 
@@ -89,5 +89,5 @@ def _spelled(value: bool | int | str | Sequence[str]) -> str:
 
 def _scalar(value: str) -> str:
     value = str(plain(value))
-    is_plain = _PLAIN.fullmatch(value) and value.lower() not in _TAKEN and not value.startswith("- ")
+    is_plain = _PLAIN.fullmatch(value) and value.lower() not in _TAKEN
     return value if is_plain or not value else json.dumps(value, ensure_ascii=False)

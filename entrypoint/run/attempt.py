@@ -307,15 +307,14 @@ class Attempt:
 
     def _watchable(self, plan: LaunchPlan) -> LaunchPlan:
         """The plan with what the ranks need to say that they go on, and for their stacks to be seen."""
+        scratch = Path(self.scratch.name)
         self.heartbeats.mkdir(exist_ok=True)
         if not self.inside.exists():
             inside.install(self.inside)
         added = {heartbeat.VARIABLE: str(self.heartbeats)}
         added |= {"APPTRAIN_ATTEMPT": str(plan.attempt), "APPTRAIN_JOB_ID": plan.allocation.job_id}
-        added |= fabric.variables(plan, self.settings, self.env, Path(self.scratch.name))
-        added |= stacks.variables(
-            plan.device, Path(self.scratch.name), self.run_dir, self.env, version("torch")
-        )
+        added |= fabric.variables(plan, self.settings, self.env, scratch)
+        added |= stacks.variables(plan.device, scratch, self.run_dir, self.env, version("torch"))
         return with_env(plan, added, "derived:hang-timeout")
 
     def _patience(self, ranks: Ranks) -> Patience:

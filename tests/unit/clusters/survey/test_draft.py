@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from clusters.survey.draft import WIDTH, Line, text
@@ -88,7 +88,11 @@ def test_what_is_empty_stays_to_be_filled_in() -> None:
 
 @settings(max_examples=40)
 @given(st.text(st.characters(codec="utf-8"), max_size=40))
+@example("-")
+@example("---")
+@example("-0")
 def test_what_a_machine_says_never_ends_its_line(said: str) -> None:
     read = yaml.safe_load(text([said], [Line("nodes.gpus", 4, said, (said,)), Line("title", said)]))
     assert read.keys() == {"title", "nodes"}
     assert read["nodes"] == {"gpus": 4}
+    assert read["title"] is None or isinstance(read["title"], str)
