@@ -31,7 +31,6 @@ from entrypoint.plan.sources import HelpFormatter, split_command
 
 CHECKOUT: Final = CLUSTERS.resolve().parent
 SCRIPTS: Final = {"slurm": "slurm/multinode.sbatch", "pbs": "pbs/multinode.pbs"}
-PROGRAMS: Final = {"slurm": "sbatch", "pbs": "qsub"}
 OF_JOB: Final = """options of the job, such as
   --device cpu --nproc-per-node 2 --on-failure restart --run-dir DIR
   `apptrain launch --help-all` has them all.

@@ -54,6 +54,7 @@ FOR_SUBMIT = (
     "--dry-run",
     "--follow",
 )
+FLAGS = ("--dry-run", "--follow")
 FOR_BOTH = ("--nodes", "--run-dir", *(f"--{option.name}" for option in OPTIONS if not option.plan_only))
 """Options that may stand behind `submit`, and those that may behind `run` too."""
 HELP = f"""usage: apptrain COMMAND [options] [-- CMD ...]
@@ -115,16 +116,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _run(arguments)
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
     except Refusal as refusal:
         print(f"apptrain: {refusal}", file=sys.stderr)
         return refusal.status
     except KeyboardInterrupt:
         return 130
+    except BrokenPipeError:  # as `| head` leaves it, at which the interpreter's end would print a traceback
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def _run(arguments: list[str]) -> int:
-    if arguments[:1] == ["help"] and arguments[1:2] and arguments[1] in COMMANDS:
+    if arguments[:1] == ["help"] and arguments[1:]:
         arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("--help", "-h", "help", "--help-all"):
         print(HELP + _first_step())
@@ -200,6 +207,8 @@ def _no_option_first(arguments: Sequence[str]) -> str:
     if script and "--" not in words:
         words.insert(script[0], "--")
     line = shlex.join(words)
+    if len(words) == 1 and not equals and found[0] not in FLAGS:
+        line += " VALUE"
     if found[0] == "--cluster":
         return f"{name} stands before the command: did you mean `{us} submit {line}`?"
     if found[0] in FOR_SUBMIT:

@@ -21,7 +21,7 @@ from entrypoint.checkout import HOME, apptrain, make
 from entrypoint.errors import BadInput
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.profile import STARTERS
-from entrypoint.plan.sources import Settings
+from entrypoint.plan.sources import Settings, typed
 
 LAUNCHERS = {
     **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), "torchrun"),
@@ -156,7 +156,7 @@ def check_torch(what: str) -> None:
     inside = f"in the image ({make('image')})"
     if what in ("demo", "run"):
         begin = "" if image.exists() else f"{make('image')}, then "
-        inside = f"in the image: {begin}{apptrain()} {what} --image"
+        inside = f"in the image: {begin}{apptrain()} {shlex.join([what, '--image', *typed()[1:]])}"
     elif image.exists():
         inside = f"{HOME}/containers/run.sh {image} apptrain {what}"
     found = f"this Python ({sys.executable}, {sys.version.split()[0]})"

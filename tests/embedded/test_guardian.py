@@ -47,9 +47,13 @@ def test_what_ignores_sigterm_or_has_a_session_of_its_own_ends_with_a_killed_lau
 
 def test_a_launch_that_ends_well_leaves_no_guardian(tmp_path: Path) -> None:
     env = {"TMPDIR": str(tmp_path), "APPTRAIN_DEVICE": "cpu"}
-    before = guardians()
-    assert launch(tmp_path, "--mode", "exec", "--no-python", "--", "/bin/true", env=env).end(20).status == 0
-    assert guardians() <= before
+    waits = f"touch {tmp_path}/begun; until [ -e {tmp_path}/go ]; do sleep 0.05; done"
+    job = launch(tmp_path, "--mode", "exec", "--no-python", "--", "/bin/sh", "-c", waits, env=env)
+    job.until((tmp_path / "begun").exists, "the rank")
+    (guardian,) = guardians(job.process.pid)
+    (tmp_path / "go").touch()
+    assert job.end(20).status == 0
+    assert not Path("/proc", guardian).exists()
 
 
 def test_a_job_that_a_failed_test_leaves_running_is_ended(tmp_path: Path) -> None:
@@ -60,15 +64,9 @@ def test_a_job_that_a_failed_test_leaves_running_is_ended(tmp_path: Path) -> Non
     assert job.process.returncode == -signal.SIGTERM
 
 
-def guardians() -> set[str]:
-    found = set()
-    for entry in Path("/proc").iterdir():
-        try:
-            if entry.name.isdecimal() and b"guardian.py" in (entry / "cmdline").read_bytes():
-                found.add(entry.name)
-        except OSError:
-            continue
-    return found
+def guardians(launcher: int) -> list[str]:
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    return [pid for pid in children if b"guardian.py" in Path("/proc", pid, "cmdline").read_bytes()]
 
 
 def test_a_guardian_that_is_killed_is_not_complained_of() -> None:

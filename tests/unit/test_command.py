@@ -233,6 +233,22 @@ def test_a_mistake_is_told_before_torch_is_missed(line: str, found: str, tmp_pat
     assert not (tmp_path / "runs").exists()
 
 
+def test_the_image_is_offered_with_the_whole_line(tmp_path: Path) -> None:
+    env = bare(Path(sys.executable).resolve(), tmp_path)
+    (tmp_path / "my.py").touch()
+    asked = run(CHECKOUT / "apptrain", "run", "--nodes", "2", "--", "my.py", "--lr", "1", cwd=tmp_path, **env)
+    assert asked.returncode == 64
+    assert asked.stderr.endswith("apptrain run --image --nodes 2 -- my.py --lr 1\n")
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("plan", "--help"), ("help", "run")], ids=" ".join)
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_nobody_who_reads_is_no_traceback(arguments: tuple[str, ...], unbuffered: str) -> None:
+    line = f"'{CHECKOUT}/apptrain' {shlex.join(arguments)} | true; exit ${{PIPESTATUS[0]}}"
+    asked = run("bash", "-c", line, PYTHONUNBUFFERED=unbuffered)
+    assert (asked.returncode in (0, 141), asked.stderr) == (True, "")
+
+
 def test_a_node_without_torch_cannot_launch(tmp_path: Path) -> None:
     env = bare(Path(sys.executable).resolve(), tmp_path)
     (tmp_path / "my.py").touch()
