@@ -15,11 +15,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from entrypoint import __version__, cli, spelling
+from entrypoint import __version__, cli, no_command, spelling
 from entrypoint.checkout import HOME, apptrain, make
 from entrypoint.errors import BadInput, Refusal
 from entrypoint.plan import mistakes
-from entrypoint.plan.options import OPTIONS
 from entrypoint.plan.sources import HelpFormatter, parser_class, split_command
 from entrypoint.record.partition import VARIABLE, partition
 
@@ -36,27 +35,6 @@ COMMANDS = {
     "rerun": "print the command that does a run again here, and what cannot be had",
     "compare": "say what differs between runs, and whether it explains their numbers",
 }
-MEANT = {
-    "train": "demo",
-    "start": "run",
-    "exec": "run",
-    "build": "image build",
-}
-OF_CLUSTERS = ("slurm", "pbs", "srun", "salloc", "sbatch", "qsub")
-"""Words with which other commands bring a job to a cluster."""
-FOR_SUBMIT = (
-    "--cluster",
-    "--gpus",
-    "--partition",
-    "--account",
-    "--time",
-    "--options",
-    "--dry-run",
-    "--follow",
-)
-FLAGS = ("--dry-run", "--follow")
-FOR_BOTH = ("--nodes", "--run-dir", *(f"--{option.name}" for option in OPTIONS if not option.plan_only))
-"""Options that may stand behind `submit`, and those that may behind `run` too."""
 HELP = f"""usage: apptrain COMMAND [options] [-- CMD ...]
 
 Multi-node PyTorch training: one image and one command, for Slurm, PBS and here.
@@ -164,7 +142,7 @@ def _run(arguments: list[str]) -> int:
         return site.main(rest)
     if name == "image":
         return _image(rest)
-    raise BadInput(_no_command(arguments))
+    raise BadInput(no_command.remedy(arguments, list(COMMANDS)))
 
 
 def _first_step() -> str:
@@ -173,50 +151,6 @@ def _first_step() -> str:
     if not mistakes.has_torch() and (HOME / "Makefile").exists():
         demo = make("demo")
     return f"Begin with `{demo}`; on a cluster with `{apptrain()} image build`."
-
-
-def _no_command(arguments: Sequence[str]) -> str:
-    name, found, us = arguments[0], f"{arguments[0]} is no command: did you mean", apptrain()
-    if name in MEANT:
-        return f"{found} `{us} {MEANT[name]}`? (see apptrain --help)"
-    if name in OF_CLUSTERS:
-        line, left = mistakes.instead(arguments, of_cluster=True)
-        return f"{found} `{us} submit --cluster NAME {line}`?{left}"
-    if name == "-m" or name == "--" or name.endswith(".py"):
-        return f"{found} `{us} run -- {shlex.join(word for word in arguments if word != '--')}`?"
-    if name in mistakes.SHELLS:
-        return f"{found} `{us} run --no-python -- {shlex.join(arguments)}`?"
-    if mistakes.is_starter(name):
-        line, left = mistakes.instead(arguments, of_cluster=False)
-        return f"{found} `{us} run {line}`?{left}"
-    meant = spelling.meant(name, [*COMMANDS, "--help", "--version"])
-    if name.startswith("-") and not meant:
-        return _no_option_first(arguments)
-    meant = meant or f": give one of {', '.join(COMMANDS)}"
-    return f"{name} is no command{meant} (see apptrain --help)"
-
-
-def _no_option_first(arguments: Sequence[str]) -> str:
-    words, us = list(arguments), apptrain()
-    name, equals, value = words[0].partition("=")
-    found = spelling.guesses(name, [*FOR_BOTH, *FOR_SUBMIT])
-    if not found:
-        return f"{name} is neither a command nor an option of one (see apptrain --help)"
-    words[0] = found[0] + equals + value
-    script = [at for at, word in enumerate(words) if word == "-m" or word.endswith(".py")]
-    if script and "--" not in words:
-        words.insert(script[0], "--")
-    line = shlex.join(words)
-    if len(words) == 1 and not equals and found[0] not in FLAGS:
-        line += " VALUE"
-    if found[0] == "--cluster":
-        return f"{name} stands before the command: did you mean `{us} submit {line}`?"
-    if found[0] in FOR_SUBMIT:
-        return f"{name} stands before the command: did you mean `{us} submit --cluster NAME {line}`?"
-    return (
-        f"{name} stands before the command: did you mean `{us} run {line}`, or on a login node "
-        f"`{us} submit --cluster NAME {line}`?"
-    )
 
 
 def _need_checkout(name: str) -> None:

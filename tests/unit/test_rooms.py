@@ -11,7 +11,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 ENTRYPOINT = CHECKOUT / "entrypoint"
 ROOMS = ["", "schedulers", "plan", "node", "record", "job", "watch", "meet", "doctor", "run"]
 """Each imports from those before it; the first are the modules beside the rooms."""
-FRONT = {"entrypoint.cli", "entrypoint.command", "entrypoint.embedded", "entrypoint.__main__"}
+FRONT = {f"entrypoint.{name}" for name in ("cli", "command", "no_command", "embedded", "__main__")}
 """The modules beside the rooms that stand in front of them all."""
 MOST_FILES, MOST_LINES = 12, 400
 CODE = ("entrypoint", "src/train", "containers", "clusters", "host", "slurm", "pbs", "tools")

@@ -1,0 +1,81 @@
+"""A line that begins with no command of ours: what was probably meant.
+
+What it alone knows: how other programs begin such a line. Runs with a login node's Python, from 3.9 on.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from entrypoint import spelling
+from entrypoint.checkout import apptrain
+from entrypoint.plan import mistakes
+from entrypoint.plan.options import OPTIONS
+
+MEANT = {
+    "train": "demo",
+    "start": "run",
+    "exec": "run",
+    "build": "image build",
+}
+OF_CLUSTERS = ("slurm", "pbs", "srun", "salloc", "sbatch", "qsub")
+"""Words with which other commands bring a job to a cluster."""
+FOR_SUBMIT = (
+    "--cluster",
+    "--gpus",
+    "--partition",
+    "--account",
+    "--time",
+    "--options",
+    "--dry-run",
+    "--follow",
+)
+FLAGS = ("--dry-run", "--follow")
+FOR_BOTH = ("--nodes", "--run-dir", *(f"--{option.name}" for option in OPTIONS if not option.plan_only))
+"""Options that may stand behind `submit`, and those that may behind `run` too."""
+
+
+def remedy(arguments: Sequence[str], commands: Sequence[str]) -> str:
+    """What to type instead. `arguments`: the words, of which the first is none of the commands."""
+    name, found, us = arguments[0], f"{arguments[0]} is no command: did you mean", apptrain()
+    if name in MEANT:
+        return f"{found} `{us} {MEANT[name]}`? (see apptrain --help)"
+    if name in OF_CLUSTERS:
+        line, left = mistakes.instead(arguments, of_cluster=True)
+        return f"{found} `{us} submit --cluster NAME {line}`?{left}"
+    if name == "-m" or name == "--" or name.endswith(".py"):
+        return f"{found} `{us} run -- {shlex.join(word for word in arguments if word != '--')}`?"
+    if name in mistakes.SHELLS:
+        return f"{found} `{us} run --no-python -- {shlex.join(arguments)}`?"
+    if mistakes.is_starter(name):
+        line, left = mistakes.instead(arguments, of_cluster=False)
+        return f"{found} `{us} run {line}`?{left}"
+    meant = spelling.meant(name, [*commands, "--help", "--version"])
+    if name.startswith("-") and not meant:
+        return _option_first(arguments)
+    meant = meant or f": give one of {', '.join(commands)}"
+    return f"{name} is no command{meant} (see apptrain --help)"
+
+
+def _option_first(arguments: Sequence[str]) -> str:
+    words, us = list(arguments), apptrain()
+    name, equals, value = words[0].partition("=")
+    found = spelling.guesses(name, [*FOR_BOTH, *FOR_SUBMIT])
+    if not found:
+        return f"{name} is neither a command nor an option of one (see apptrain --help)"
+    words[0] = found[0] + equals + value
+    script = [at for at, word in enumerate(words) if word == "-m" or word.endswith(".py")]
+    if script and "--" not in words:
+        words.insert(script[0], "--")
+    line = shlex.join(words)
+    if len(words) == 1 and not equals and found[0] not in FLAGS:
+        line += " VALUE"
+    if found[0] == "--cluster":
+        return f"{name} stands before the command: did you mean `{us} submit {line}`?"
+    if found[0] in FOR_SUBMIT:
+        return f"{name} stands before the command: did you mean `{us} submit --cluster NAME {line}`?"
+    return (
+        f"{name} stands before the command: did you mean `{us} run {line}`, or on a login node "
+        f"`{us} submit --cluster NAME {line}`?"
+    )
