@@ -1,12 +1,13 @@
 """A start of a job, from the job script's first line to the first sum over all ranks: who takes how long.
 
-The secret: which marks a job leaves anyway. The script and its step note when they begin
-(benchmarks/slurm.py); the launcher writes the node's plan once it knows its addresses, the manifest once the
-nodes have met; the ranks print the rest. The last node and the last rank count.
+The secret: which marks a job leaves anyway. The manifest has the parts of the start up to the ranks, as the
+first node has measured them; the script notes when it begins (benchmarks/slurm.py), and the ranks print when
+they have summed. The last rank counts.
 
 BENCH_OTHER=DIR, another checkout, with BENCH_OTHER_IMAGE=FILE, its image, alternates with this one.
 """
 
+import json
 import os
 import re
 import statistics
@@ -20,16 +21,17 @@ from tests.vcluster import Cluster, up
 
 OTHER: Final = Path("/sw/other")
 OTHER_IMAGE: Final = Path("/sw/images/other.sif")
-MARK: Final = re.compile(r"at (\d+\.\d+) \(began (\d+\.\d+), imported (\d+\.\d+)\)")
+SUMMED: Final = re.compile(r"at (\d+\.\d+) \(began")
 PARTS: Final = {
-    "step": "the job script: `prepare` in the image, and the log",
-    "planned": "srun, the container, the launcher's start and its addresses",
-    "met": "the nodes meet; torchrun's agent imports torch meanwhile",
-    "began": "torchrun starts the ranks",
-    "imported": "the ranks import torch",
+    "script": "the job script: `prepare` in the image, and the log",
+    "task": "srun, the container, Python",
+    "plan": "the launcher's start and its addresses",
+    "nodes": "the nodes meet; torch is imported meanwhile, once a node",
+    "torch": "what the import takes longer than that",
+    "ranks": "torchrun forks the ranks",
     "sum": "they meet in torch's store and sum",
 }
-"""The marks, each with what takes the time before it."""
+"""The parts by their names in the manifest (entrypoint/watch/start.py), and the last."""
 
 
 def start(pairs: int) -> dict[str, Any]:
@@ -51,16 +53,17 @@ def start(pairs: int) -> dict[str, Any]:
         print(f"{parts['ours'][mark]:6.2f} s  {what}")
     report: dict[str, Any] = {"seconds": found, "parts": parts}
     if other:
-        report["ratio"] = slurm.spread([one["ours"]["sum"] / one["other"]["sum"] for one in found])
+        totals = [{side: sum(one[side].values()) for side in sides} for one in found]
+        report["ratio"] = slurm.spread([one["ours"] / one["other"] for one in totals])
         print(f"from the first line to the first sum, this checkout / the other: {report['ratio']}")
     return report
 
 
 def _pair(cluster: Cluster, sides: dict[str, tuple[Path, Path]], number: int) -> dict[str, dict[str, float]]:
-    """Seconds from the job script's first line to each mark."""
+    """Seconds of each part."""
     order = list(sides)[:: 1 if number % 2 else -1]
     found = {side: _trace(cluster, *sides[side]) for side in order}
-    said = ", ".join(f"{found[side]['sum']:.2f}" for side in sides)
+    said = ", ".join(f"{sum(found[side].values()):.2f}" for side in sides)
     print(f"  start {number or '(warm-up)'}: {said} s", flush=True)
     return found
 
@@ -70,23 +73,12 @@ def _trace(cluster: Cluster, checkout: Path, image: Path) -> dict[str, float]:
     number, printed = slurm.run(cluster, "torchrun", image, checkout / "slurm/multinode.sbatch", *options)
     began = slurm.noted(cluster, number, "job")
     (run,) = (cluster.folder / str(slurm.WORK).lstrip("/") / "runs").glob(f"*-{number}")
-    ranks = [tuple(map(float, found)) for found in MARK.findall(printed)]
-    marks = {
-        "step": slurm.noted(cluster, number, "step"),
-        "planned": max(path.stat().st_mtime for path in run.glob("plan.*.json")),
-        "met": (run / "manifest.json").stat().st_mtime,
-        "began": max(rank[1] for rank in ranks),
-        "imported": max(rank[2] for rank in ranks),
-        "sum": max(rank[0] for rank in ranks),
-    }
-    return {mark: at - began for mark, at in marks.items()}
+    first_sum = max(float(at) for at in SUMMED.findall(printed)) - began
+    attempt = json.loads((run / "manifest.json").read_text())["attempts"][-1]
+    parts = {part: float(seconds) for part, seconds in attempt["start"].items()}
+    return parts | {"sum": first_sum - sum(parts.values())}
 
 
 def _parts(traces: list[dict[str, float]]) -> dict[str, float]:
-    """Median seconds between a mark and the one before it."""
-    marks = list(PARTS)
-    between = {
-        mark: [trace[mark] - (trace[marks[at - 1]] if at else 0.0) for trace in traces]
-        for at, mark in enumerate(marks)
-    }
-    return {mark: round(statistics.median(values), 3) for mark, values in between.items()}
+    """Median seconds of each."""
+    return {part: round(statistics.median(trace[part] for trace in traces), 3) for part in PARTS}
