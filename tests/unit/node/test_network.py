@@ -20,6 +20,7 @@ from entrypoint.node.network import Endpoint, Interface, ThisMachine
 from entrypoint.plan.launch_plan import LaunchPlan, with_local_addr, with_master_addr
 from entrypoint.plan.resolve import resolve
 from entrypoint.run import agent
+from tests.ports import free_port
 
 NODES = ("gpu-a01", "gpu-a02", "gpu-b07")
 
@@ -397,7 +398,7 @@ def test_a_store_port_that_is_taken_at_any_address_is_refused_with_its_holder(ad
 
 @pytest.mark.parametrize(("address", "taken"), [("127.0.0.2", False), ("127.0.0.1", True), ("0.0.0.0", True)])
 def test_a_store_port_is_taken_only_where_the_store_will_listen(address: str, taken: bool) -> None:
-    with socket.create_server((address, 0)) as stranger:
+    with socket.create_server((address, free_port(address))) as stranger:
         port = str(stranger.getsockname()[1])
         plan = with_local_addr(plan_of("gpu-a01", "--master-port", port), "127.0.0.1")
         with pytest.raises(Refusal) if taken else nullcontext():
