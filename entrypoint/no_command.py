@@ -19,6 +19,7 @@ MEANT = {
     "exec": "run",
     "build": "image build",
 }
+"""Words that mean one of our commands."""
 OF_CLUSTERS = ("slurm", "pbs", "srun", "salloc", "sbatch", "qsub")
 """Words with which other commands bring a job to a cluster."""
 FOR_SUBMIT = (
@@ -31,9 +32,11 @@ FOR_SUBMIT = (
     "--dry-run",
     "--follow",
 )
+"""Options of `submit` alone."""
 FLAGS = ("--dry-run", "--follow")
+"""Those that take no value."""
 FOR_BOTH = ("--nodes", "--run-dir", *(f"--{option.name}" for option in OPTIONS if not option.plan_only))
-"""Options that may stand behind `submit`, and those that may behind `run` too."""
+"""Options of `run` and of `submit`."""
 
 
 def remedy(arguments: Sequence[str], commands: Sequence[str]) -> str:

@@ -10,10 +10,6 @@ scheduler=pbs
 # shellcheck source=pbs/starters.sh
 source "$APPTRAIN_HOME/pbs/starters.sh"
 
-# What `prepare` would say too, once there is an image. --nodes may also stand in one of the variables.
-[[ -n ${PBS_JOBID:-}${SLURM_JOB_ID:-}${APPTRAIN_NODES:-}${APPTRAIN_ARGS:-}${APPTRAIN_ARGS_FILE:-} ]] ||
-    [[ $* == *--nodes* ]] ||
-    refuse "this is no PBS job: qsub pbs/multinode.pbs, or give --start ssh and --nodes a,b"
 readonly QSTAT=30         # s for an answer of the server
 
 job_script=$(absolute "$0")

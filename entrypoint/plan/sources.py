@@ -93,11 +93,10 @@ def typed() -> list[str]:
 def _behind_dashes(unknown: Sequence[str]) -> str:
     """What to say of a script before --: the line with it behind; empty if these words are none, or
     nobody has typed them."""
-    name, is_script = (
-        unknown[0],
-        unknown[0] == "-m" or unknown[0].endswith(".py") or Path(unknown[0]).is_file(),
-    )
-    command, (before, behind) = typed()[:1], split_command(typed()[1:])
+    name = unknown[0]
+    is_script = name == "-m" or name.endswith(".py") or Path(name).is_file()
+    command = typed()[:1]
+    before, behind = split_command(typed()[1:])
     rest, ours = list(unknown), []
     for word in before:
         if rest and word == rest[0]:

@@ -201,19 +201,24 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_go_on(cluster: Cluster, t
     assert not (cluster.bin / "scancel.n").exists()
 
 
-def test_a_job_that_nobody_could_follow_is_not_submitted(cluster: Cluster, tmp_path: Path) -> None:
-    cluster.answers("sbatch", "Submitted batch job 7\n")
-    (tmp_path / "my.py").touch()
-    (tmp_path / "image.sif").touch()
+def submitted(cluster: Cluster, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """A script of that folder, submitted and followed."""
+    (folder / "my.py").touch()
+    (folder / "image.sif").touch()
     env = {
         "PATH": f"{cluster.bin}:/usr/bin:/bin",
         "VENV": sys.prefix,
-        "APPTRAIN_IMAGE": str(tmp_path / "image.sif"),
+        "APPTRAIN_IMAGE": str(folder / "image.sif"),
     }
     program = [str(CHECKOUT / "apptrain"), "submit", "--cluster", "generic", "--follow", "--", "my.py"]
-    done = subprocess.run(
-        program, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=BOUND, check=False
+    return subprocess.run(
+        program, cwd=folder, env=env, capture_output=True, text=True, timeout=BOUND, check=False
     )
+
+
+def test_a_job_that_nobody_could_follow_is_not_submitted(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.answers("sbatch", "Submitted batch job 7\n")
+    done = submitted(cluster, tmp_path)
     assert (done.returncode, done.stdout) == (64, "")
     assert done.stderr.startswith("submit: --follow: scontrol is not in PATH: ")
     assert not (cluster.bin / "sbatch.n").exists()
@@ -223,18 +228,8 @@ def test_a_submission_is_followed_to_its_end(cluster: Cluster, tmp_path: Path) -
     cluster.answers("sbatch", "Submitted batch job 7\n")
     cluster.answers("scontrol", cluster.slurm("COMPLETED"))
     cluster.out.write_text("done\n")
-    (tmp_path / "my.py").touch()
-    (tmp_path / "image.sif").touch()
-    env = {
-        "PATH": f"{cluster.bin}:/usr/bin:/bin",
-        "VENV": sys.prefix,
-        "APPTRAIN_IMAGE": str(tmp_path / "image.sif"),
-    }
-    program = [str(CHECKOUT / "apptrain"), "submit", "--cluster", "generic", "--follow", "--", "my.py"]
     began = time.monotonic()
-    done = subprocess.run(
-        program, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=BOUND, check=False
-    )
+    done = submitted(cluster, tmp_path)
     assert time.monotonic() - began < BOUND
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1:] == ["Submitted batch job 7", "done"]

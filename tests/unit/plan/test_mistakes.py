@@ -166,10 +166,6 @@ TRIED = [
         Mistake(given=f"bash {{checkout}}/slurm/multinode.sbatch{words}", found="this is no Slurm job: sbatch slurm/multinode.sbatch, or salloc and then bash slurm/multinode.sbatch", who="apptrain")
         for words in ("", " --help", " -- my_script.py")
     ),
-    *(
-        Mistake(given=f"bash {{checkout}}/pbs/multinode.pbs{words}", found="this is no PBS job: qsub pbs/multinode.pbs, or give --start ssh and --nodes a,b", who="apptrain")
-        for words in ("", " --help", " -- my_script.py")
-    ),
     Mistake(given="python3 {checkout}/apptrain run -- my_script.py", found="this is a program of its own: start it as ./apptrain, without python3", who="apptrain"),
     # make
     Mistake(given="make -C {checkout} submit CLUSTER=generic NODE=8", found="*** NODE: no target reads this: did you mean NODES?.  Stop.", who="Makefile", status=2),
