@@ -94,6 +94,7 @@ while IFS= read -r -d '' word; do command+=("$word"); done <"$run_dir/tasks/$att
 cd -- "${command[0]}" 2>/dev/null ||
     refuse "the working directory ${command[0]} is not there on this node: submit from one that all nodes share"
 
+trap 'rm -rf -- "${tmp:-}" 2>/dev/null' EXIT # keep.sh, which does so, may end before it could
 tmp=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.XXXXXX" 2>/dev/null || mktemp -d /tmp/apptrain.XXXXXX) ||
     refuse "no temporary directory can be made: set TMPDIR to a directory of this node"
 mkfifo -m 600 "$tmp/held"

@@ -88,11 +88,14 @@ def hand(site: Site) -> Iterator[ByHand]:
     """A way to start tasks on any host that one may name; nothing of it is left afterwards."""
     first, stand_ins = site.folder / "first", site.folder / "stand-ins"
     path = f"{first}:{stand_ins}:{os.environ['PATH']}"
-    found = ByHand(site=site, env={"PATH": path, "HOME": str(site.pbs.home)})
+    disk = site.folder / "disk"
+    disk.mkdir()
+    found = ByHand(site=site, env={"PATH": path, "HOME": str(site.pbs.home), "TMPDIR": str(disk)})
     for name, text in (("ssh", SSH), ("uname", UNAME)):
         found.program(name, text, folder="stand-ins")
     yield found
     site.until(lambda: not found.left())
+    site.until(lambda: not list(disk.glob("apptrain.??????")))  # a task's directory
 
 
 def test_by_hand_each_host_has_a_task_and_the_first_failure_counts(hand: ByHand) -> None:
