@@ -36,7 +36,7 @@ SOFTWARE = Path("/sw/images")
 PACKAGES = "/usr/local/lib/python3.13/dist-packages"
 PYYAML = Bind(source=Path(yaml.__file__).parent, target=Path("/usr/lib/python3/dist-packages/yaml"))
 """As most login nodes have it."""
-BOUND = 150.0
+BOUND = 400.0
 """Seconds for a job that takes a few, or 20 where all its ranks import torch on two busy cores."""
 
 
