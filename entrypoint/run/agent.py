@@ -96,8 +96,6 @@ def _fit_for_forks(forks: Any, order: dict[str, Any], at_start: dict[str, Any]) 
         _import(order["preload"])
     except ImportError as error:
         return f"--preload {','.join(order['preload'])}: {error}: correct it", seen
-    gc.collect()
-    gc.freeze()
     loaded = {name.partition(".")[0] for name in sys.modules.keys() - at_start.keys()}
     if why := forks.why_not(order["command"], loaded):
         return why, seen
@@ -118,12 +116,14 @@ def _open_cuda() -> str:
 
 
 def _import(names: list[str]) -> None:
-    """torch, and these."""
+    """torch, and these. What they make stays, so the search for garbage leaves it out: now, when it would
+    take a seventh of torch's import, and later, when forks would have to copy what it writes to."""
     import importlib
 
-    gc.disable()  # an import makes little garbage, and the search for it takes a seventh of torch's
+    gc.disable()
     for name in ("torch", *names):
         importlib.import_module(name)
+    gc.freeze()
     gc.enable()
 
 

@@ -65,6 +65,13 @@ thread = threading.Thread(target=lambda: (time.sleep(0.1), print("thread")))
 thread.start()
 print("last line", threading.enumerate()[0].name, threading.active_count())
 """
+OF_C = """
+import ctypes
+libc = ctypes.CDLL(None)
+said = b"C is at its end"
+libc.__cxa_atexit(libc.puts, said, None)
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(said))
+"""
 HOOK = """
 import sys
 sys.excepthook = lambda kind, value, tb: print("mine", kind.__name__, value, tb.tb_next)
@@ -95,6 +102,9 @@ PROBES: dict[str, str | tuple[str, ...]] = {
     "a fault": "import ctypes\nctypes.string_at(0)\n",
     "its end": ATEXIT,
     "its own excepthook": HOOK,
+    "objects at its end": "class Last:\n    def __del__(self):\n        print('gone')\n\nlast = Last()\n",
+    "what C has buffered": "import ctypes\nctypes.CDLL(None).printf(b'from C\\n')\nraise SystemExit(3)\n",
+    "what C does at its end": OF_C,
     "multiprocessing": MULTIPROCESSING,
     "text that is no ASCII": "print('\\u00e4\\u20ac')\n",
     "a module": ("-m", "package.tool", "x"),
@@ -197,6 +207,19 @@ def test_a_sitecustomize_of_the_machine_is_imported(work: Path) -> None:
     (work / "script.py").write_text("import sitecustomize\nprint(of_the_machine, sitecustomize.__file__)\n")
     env = {**environment(), "PYTHONPATH": str(site)}
     assert forked(("script.py",), work, env) == plain(("script.py",), work, env)
+
+
+@pytest.mark.parametrize("preload", ["", "libm.so.6"])
+def test_a_fork_ends_without_what_libraries_of_the_template_do_at_their_end(work: Path, preload: str) -> None:
+    """But for one that was put under all, which may be there to say something at its end."""
+    site = work.parent / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(OF_C)
+    env = {**environment(), "PYTHONPATH": str(site), **({"LD_PRELOAD": preload} if preload else {})}
+    said = "C is at its end\n"
+    (work / "script.py").write_text("print('ran')\n")
+    assert plain(("script.py",), work, env) == (f"ran\n{said}", "", [0])
+    assert forked(("script.py",), work, env) == (f"ran\n{said if preload else ''}", "", [0])
 
 
 def test_forks_draw_different_numbers_and_trust_different_keys(work: Path) -> None:
