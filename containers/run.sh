@@ -29,7 +29,7 @@ set -euo pipefail
 # What passes is read before a name of ours covers one of it.
 _environment=(); while IFS= read -r -d '' _entry; do _environment+=("$_entry"); done < <(env -0)
 LC_ALL=C # bytes, not characters
-checkout=$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")
+checkout=$(readlink -f -- "${BASH_SOURCE[0]}") checkout=${checkout%/*/*}
 for part in common image binds environment driver share; do
     # shellcheck source=/dev/null
     source "$checkout/host/$part.sh"

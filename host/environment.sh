@@ -76,7 +76,7 @@ pass_environment() {
         if [[ $i =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]]; then unset "$i"; else cleared+=(-u "$i"); fi
     done
     for ((i = 0; i < ${#names[@]}; i++)); do give "${names[i]}" "${values[i]}"; done
-    user=$(id -un)
+    user=${LOGNAME:-${USER:-$(id -un)}}
     give_if_unset USER "$user" # PBS sets neither in a task
     give_if_unset LOGNAME "$user"
     if [[ -n $image_id ]]; then give APPTRAIN_IMAGE_ID "$image_id"; fi
