@@ -62,7 +62,7 @@ def main(arguments: Sequence[str]) -> int:
         return error.status
     except KeyboardInterrupt:
         print("image: stopped; nothing was changed", file=sys.stderr)
-        return 130
+        return 128 + signal.SIGINT
     return 0
 
 

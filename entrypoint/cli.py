@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from entrypoint import __version__
-from entrypoint.errors import BadInput, Refusal
+from entrypoint.errors import INTERRUPTED, BadInput, Refusal
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
 from entrypoint.plan import launch_plan, mistakes, sources
@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
             print(f"{who}: {refusal}", file=sys.stderr)
         return refusal.status
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except OSError as error:
         if error.errno == errno.ENOSPC:
             print(f"entrypoint: stdout cannot be written: {error.strerror}", file=sys.stderr)

@@ -12,7 +12,12 @@ from entrypoint.run import agent
 from train import status, stop
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-JOB_SCRIPT = [
+SHELL = (
+    *("host/*.sh", "slurm/*", "pbs/*", "containers/*.sh", "tools/*.sh"),
+    *("Makefile", "apptrain", ".ci/run"),
+)
+CODE = ("entrypoint", "clusters", "containers", "src/train", "tools")
+JOB_SCRIPT: list[tuple[object, ...]] = [
     (r"^trap 'exit (\d+)' INT", errors.INTERRUPTED),
     (r"exit (\d+) # as host/common.sh has it", errors.BAD_INPUT),
     (r"^# Exit: .* (\d+) bad input", errors.BAD_INPUT),
@@ -22,17 +27,57 @@ JOB_SCRIPT = [
     (r"^# Exit: .*\n# .* (\d+) interrupted", errors.INTERRUPTED),
     (r"^# Exit: .*\n# .* (\d+) (?:cancelled|deleted)", stop.TERMINATED),
 ]
-BASH = {
+KILLED = (r"\bawait_end \S+ (\d+)\b", stop.TERMINATED)
+REFUSES = (r"^ +exit (\d+)$", errors.BAD_INPUT)
+BASH: dict[str, list[tuple[object, ...]]] = {
     "slurm/multinode.sbatch": JOB_SCRIPT,
     "pbs/multinode.pbs": JOB_SCRIPT,
-    "host/common.sh": [(r"^readonly REFUSED=(\d+)$", errors.BAD_INPUT)],
-    "host/job.sh": [(r"trap 'end (\d+); cut_short' INT", errors.INTERRUPTED)],
+    "pbs/host.sh": [(r"\$1 == (\d+)", stop.TERMINATED)],
+    "pbs/keep.sh": [KILLED],
+    "pbs/task.sh": [KILLED, (r"^# Exit: .* (\d+) with an outcome", errors.BAD_INPUT)],
+    "host/common.sh": [(r"^readonly REFUSED=(\d+)$", errors.BAD_INPUT), KILLED],
+    "host/job.sh": [
+        (r"trap 'end (\d+)' TERM", stop.TERMINATED),
+        (r"trap 'end (\d+); cut_short' INT", errors.INTERRUPTED),
+        (r"\$1 == (\d+)", stop.TERMINATED),
+    ],
+    "host/share.sh": [
+        (r"== @\(0\|(\d+)\|\d+\)", errors.INTERRUPTED),
+        (r"== @\(0\|\d+\|(\d+)\)", stop.TERMINATED),
+    ],
+    "containers/run.sh": [(r"^# Exit: .* (\d+) it cannot run", errors.BAD_INPUT)],
     "tools/venv.sh": [
         (r"^refuse\(\) \{\n.*\n    exit (\d+)$", errors.BAD_INPUT),
-        (r"^fail\(\) \{\n.*\n    exit (\d+)$", errors.UNAVAILABLE),
+        (r"^# Exit: .* (\d+) it cannot be made", errors.BAD_INPUT),
+        (r"^ +exit (69)$", errors.UNAVAILABLE, errors.UNAVAILABLE),
+        (r"^# Exit: .* (\d+) pip failed", errors.UNAVAILABLE),
     ],
+    "tools/gpu.sh": [REFUSES, (r"^# Exit:  (\d+) no Python", errors.BAD_INPUT)],
+    "tools/image-venv.sh": [
+        (*REFUSES, errors.BAD_INPUT),
+        (r"^# Exit: .* (\d+) it cannot be made", errors.BAD_INPUT),
+    ],
+    "tools/login-python.sh": [REFUSES, (r"^# Exit: .* (\d+) no Python", errors.BAD_INPUT)],
+    ".ci/run": [
+        (*REFUSES, errors.BAD_INPUT),
+        (r"^# Exit: .* (\d+) a Debian package", errors.BAD_INPUT),
+    ],
+    "apptrain": [(r"^sys\.exit\((\d+)\)$", errors.BAD_INPUT)],
 }
-"""Where bash has a status, and which one it means."""
+"""Where bash has a status, and which one it means; as often as it stands there."""
+PYTHON = {
+    "entrypoint/errors.py",
+    "entrypoint/run/agent.py",
+    "src/train/status.py",
+    "src/train/stop.py",
+    "containers/stacks.py",
+    "containers/download.py",
+    "entrypoint/command.py",
+}
+"""Where Python has one; the others say it by its name."""
+_IN_BASH = r"(?:exit[ (]|end |await_end \S+ |REFUSED=|== |@\(0\|)(64|69|75|124|130|143)\b"
+_IN_PYTHON = r"(?:return|else|exit\(|(?:status|BAD_INPUT|UNAVAILABLE|SAVED|STUCK|INTERRUPTED|TERMINATED) =) ?(64|69|75|124|130|143)\b"
+"""What a status looks like, but for one in a comment."""
 
 
 def test_a_training_and_torchruns_agent_and_the_builder_of_images_mean_the_same_statuses() -> None:
@@ -47,8 +92,22 @@ def test_a_training_and_torchruns_agent_and_the_builder_of_images_mean_the_same_
 @pytest.mark.parametrize("file", BASH)
 def test_bash_means_the_same_statuses(file: str) -> None:
     text = (CHECKOUT / file).read_text()
-    found = [(place, *map(int, re.findall(place, text, re.MULTILINE))) for place, _ in BASH[file]]
+    found = [(place, *map(int, re.findall(str(place), text, re.MULTILINE))) for place, *_ in BASH[file]]
     assert found == BASH[file]
+
+
+def test_the_lists_above_have_every_place_with_a_status() -> None:
+    unlisted = []
+    for path in (path for pattern in SHELL for path in CHECKOUT.glob(pattern) if path.is_file()):
+        name, text = str(path.relative_to(CHECKOUT)), path.read_text()
+        places = [str(place) for place, *_ in BASH.get(name, ())]
+        known = {found.start(1) for place in places for found in re.finditer(place, text, re.MULTILINE)}
+        wrong = [found[0] for found in re.finditer(_IN_BASH, text) if found.start(1) not in known]
+        unlisted += [f"{name}: {text}" for text in wrong]
+    assert unlisted == []
+    files = [file for folder in CODE for file in (CHECKOUT / folder).rglob("*.py")]
+    found = {str(file.relative_to(CHECKOUT)) for file in files if re.search(_IN_PYTHON, file.read_text())}
+    assert found <= PYTHON
 
 
 def test_help_lists_the_statuses() -> None:
