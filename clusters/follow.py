@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint.errors import BadInput, Unavailable
+from entrypoint.errors import INTERRUPTED, BadInput, Unavailable
 
 ANSWER = 30.0
 """Seconds that a scheduler's command has to answer."""
@@ -27,6 +28,7 @@ READ = 0.5
 """Seconds between two looks for new output."""
 PROGRAMS = {"slurm": "scontrol", "pbs": "qstat"}
 """What tells of a job."""
+CANCEL = {"slurm": "scancel", "pbs": "qdel"}
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,9 @@ def follow(job: str, scheduler: str = "", scratch: str = "") -> int:
     try:
         return _follow(job, lambda: ask(job, scratch))
     except KeyboardInterrupt:
-        cancel = "scancel" if scheduler == "slurm" else "qdel"
-        _say(f"job {job} goes on; again: apptrain submit --follow {job}; to cancel it: {cancel} {job}")
-        return 130
+        cancel = f"{CANCEL[scheduler]} {job}"
+        _say(f"job {job} goes on; again: apptrain submit --follow {job}; to cancel it: {cancel}")
+        return INTERRUPTED
 
 
 def _follow(job: str, ask: Callable[[], Seen | None]) -> int:
@@ -181,7 +183,9 @@ def _status(state: str, code: str) -> int:
         return int(status)
     if signum.isdecimal() and int(signum):
         return 128 + int(signum)
-    return 0 if state.startswith("COMPLETED") else 143 if state.startswith("CANCELLED") else 1
+    if state.startswith("CANCELLED"):
+        return 128 + signal.SIGTERM
+    return 0 if state.startswith("COMPLETED") else 1
 
 
 # --- PBS ----------------------------------------------------------------------------------------------------

@@ -32,6 +32,10 @@ SLURM = {
 """Words of sbatch that change what is granted, with what they name."""
 UNCLEAR = ("--gpus", "-G", "--gres", "--gpus-per-task", "--ntasks", "-n")
 """Those after which nobody knows what a node gets before it is granted."""
+WARN_LATER = {
+    "slurm": "warn later with --options=--signal=B:USR2@SECONDS",
+    "pbs": "give a smaller --stop-before",
+}
 
 
 @dataclass(frozen=True)
@@ -111,8 +115,10 @@ def _run_dir(profile: Profile, settings: Settings, env: Mapping[str, str], cwd: 
 
 def _granted(request: Request) -> tuple[Request, str]:
     """(the request with what its further words change, the word that leaves open what is granted)."""
-    if request.profile.scheduler == "pbs":
-        return _granted_by_pbs(request)
+    return GRANTED[request.profile.scheduler](request)
+
+
+def _granted_by_slurm(request: Request) -> tuple[Request, str]:
     for name, value in _pairs(request.words):
         if name in UNCLEAR:
             return request, name
@@ -138,6 +144,9 @@ def _granted_by_pbs(request: Request) -> tuple[Request, str]:
         elif value.startswith(("select=", "ncpus=", "ngpus=", "nodes=")):
             return request, f"-l {value}"
     return request, ""
+
+
+GRANTED = {"slurm": _granted_by_slurm, "pbs": _granted_by_pbs}
 
 
 def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
@@ -181,14 +190,12 @@ def _allocation(request: Request) -> Allocation:
 def _check_time(request: Request, settings: Settings) -> None:
     """Raises BadInput where the ranks would be asked to save before they have begun."""
     whole = _seconds(request.time)
-    if request.profile.scheduler == "pbs":
-        warns, remedy = settings.value("stop-before") or 0, "give a smaller --stop-before"
-    else:
-        warns, remedy = request.warns, "warn later with --options=--signal=B:USR2@SECONDS"
+    scheduler = request.profile.scheduler
+    warns = {"slurm": request.warns, "pbs": settings.value("stop-before") or 0}[scheduler]
     if whole is not None and warns >= whole:
         raise BadInput(
             f"--time {request.time}: the ranks are asked to save {warns} s before its end, which is before "
-            f"it begins: ask for more time, or {remedy}"
+            f"it begins: ask for more time, or {WARN_LATER[scheduler]}"
         )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint import spelling
-from entrypoint.plan.profile import FABRICS
+from entrypoint.plan.profile import FABRICS, RDMA
 from entrypoint.schedulers import choice
 
 COMMON = (
@@ -278,8 +278,8 @@ OPTIONS: tuple[Option, ...] = (
         parse=one_of(*FABRICS),
         metavar="NAME",
         in_profile=True,
-        help="what NCCL is to use between nodes: infiniband, slingshot or ethernet. With one of the first "
-        "two a job of several nodes ends where NCCL uses sockets (default: unknown)",
+        help=f"what NCCL is to use between nodes: {', '.join(FABRICS)}. With {' or '.join(RDMA)} a job of "
+        "several nodes ends where NCCL uses sockets (default: unknown)",
     ),
     Option(
         name="no-python", parse=flag, metavar="", default=False, help="CMD is a program, not a Python script"

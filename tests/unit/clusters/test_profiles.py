@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clusters import render, submit
+from clusters import follow, foresee, render, submit
 from entrypoint.errors import BadInput
+from entrypoint.job import batch
 from entrypoint.plan import profile
 from entrypoint.plan.options import OPTIONS
 from tests.unit.clusters.site import CHECKOUT, SHIPPED
@@ -125,3 +126,15 @@ def test_the_template_shows_every_key() -> None:
     assert set(content["request"]) == set(profile.REQUEST)
     assert set(content["container"]) == set(profile.CONTAINER)
     assert {name.replace("_", "-") for name in content["launch"]} == set(profile.LAUNCH)
+
+
+def test_each_scheduler_of_a_profile_is_known_wherever_one_is_looked_up() -> None:
+    ours = (profile.GPUS_ASKED_FOR, submit.SCRIPTS, foresee.GRANTED, foresee.WARN_LATER, batch._MODULES)
+    for known in (*ours, follow.PROGRAMS, follow.CANCEL, follow._ASKED):
+        assert set(known) == set(profile.STARTERS)
+
+
+def test_generic_names_each_fabric() -> None:
+    text = (CHECKOUT / "clusters/generic.yaml").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("  fabric:"))
+    assert [name for name in profile.FABRICS if name not in line] == []

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from entrypoint.doctor import fabric
+from entrypoint.doctor import fabric, facts
+from entrypoint.plan.profile import RDMA
 
 PREFIX = "gpu-a01:1234:1260 [0] NCCL INFO "
 
@@ -145,3 +146,8 @@ def test_a_watch_ends_with_the_first_log_that_says_sockets_or_when_all_say_the_f
     assert found is not None
     assert found.startswith("NCCL uses sockets between the nodes, and is to use infiniband")
     assert found.endswith(", or let it train so with --no-preflight")
+
+
+def test_of_each_fabric_without_sockets_is_known_what_proves_it_and_what_a_node_must_have() -> None:
+    assert set(fabric.LACKS) == set(fabric._WHY) == set(RDMA)
+    assert [name for name in RDMA if not facts.libraries(name, {})] == []

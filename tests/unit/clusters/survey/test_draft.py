@@ -1,11 +1,15 @@
 """clusters/survey/draft.py: the profile's text, which YAML must read as it was meant."""
 
+import ast
+from pathlib import Path
+
 import pytest
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from clusters.survey.draft import WIDTH, Line, text
+from clusters.survey import draft
+from clusters.survey.draft import ORDER, WIDTH, Line, text
 
 
 def test_values_have_where_they_come_from_and_gaps_are_questions() -> None:
@@ -96,3 +100,14 @@ def test_what_a_machine_says_never_ends_its_line(said: str) -> None:
     assert read.keys() == {"title", "nodes"}
     assert read["nodes"] == {"gpus": 4}
     assert read["title"] is None or isinstance(read["title"], str)
+
+
+def test_no_key_is_dropped_for_want_of_a_place_in_the_order() -> None:
+    survey = Path(draft.__file__).parent
+    named = set()
+    for file in (survey.parent / "site.py", *survey.glob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Line":
+                named |= {word.value for word in ast.walk(node.args[0]) if isinstance(word, ast.Constant)}
+    assert len(named) > 15
+    assert named <= set(ORDER)
