@@ -6,35 +6,25 @@ without Python and run nothing; host/job.sh compares the YAML's digest with the 
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final
 
 from containers import stacks
-from entrypoint import spelling
 from entrypoint.checkout import make
 from entrypoint.errors import BadInput
 from entrypoint.plan.profile import CLUSTERS, Profile, load
+from entrypoint.plan.sources import parser_class
 
 HEADER: Final = "# Made from {name} by `make profiles`: change that file, not this one.\n"
 
 
-class Parser(argparse.ArgumentParser):
-    """One whose errors are ours: one line, and 64."""
-
-    def error(self, message: str) -> NoReturn:
-        word = message.partition("unrecognized arguments: ")[2].split(" ")[0].partition("=")[0]
-        meant = spelling.meant(word, self._option_string_actions) if word.startswith("-") else ""
-        raise BadInput(message + (meant or f" (see {self.prog} --help)"))
-
-
 def main(arguments: Sequence[str]) -> int:
-    parser = Parser(prog="clusters/render.py", description=__doc__.split("\n\n")[0])
+    parser = parser_class()(prog="clusters/render.py", description=__doc__.split("\n\n")[0])
     parser.add_argument("file", nargs="*", help="profiles (all of clusters/)")
     parser.add_argument(
         "--check", action="store_true", help="write nothing; fail where a host file would change"

@@ -11,6 +11,7 @@ import contextlib
 import io
 import os
 import re
+import shlex
 import sys
 import tempfile
 import time
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clusters import submit
-from clusters.render import Parser, host_file, load_checked, render
+from clusters.render import host_file, load_checked, render
 from clusters.survey import draft, host, pbs, slurm
 from clusters.survey.ask import Machine
 from clusters.survey.draft import QUESTION, Line
@@ -26,7 +27,7 @@ from clusters.survey.limits import counted
 from containers import stacks
 from entrypoint.cli import EXIT_STATUS
 from entrypoint.errors import BadInput
-from entrypoint.plan.sources import HelpFormatter
+from entrypoint.plan.sources import HelpFormatter, parser_class
 
 PALS = "does the site start tasks with mpiexec (HPE's PALS)? Then start: mpiexec. Else pbsdsh starts them"
 NEXT = """Looks at this machine alone: sinfo, scontrol, qstat, pbsnodes, ip, module avail,
@@ -71,7 +72,7 @@ def _say(text: str) -> None:
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(
+    parser = parser_class()(
         prog="apptrain site",
         usage="apptrain site [-o FILE]",
         description="Write a first profile of this cluster, on its login node, and check it by a dry run.",
@@ -81,6 +82,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     text = "NAME.yaml, which must not be there yet (default: print it)"
     parser.add_argument("-o", "--output", default="", metavar="FILE", help=text)
+    options, others = parser.parse_known_args(arguments)
+    if others and others[0].endswith((".yaml", ".yml")) and not options.output:
+        raise BadInput(f"unrecognized arguments: {others[0]}: did you mean -o {shlex.quote(others[0])}?")
     return parser.parse_args(arguments)
 
 

@@ -19,15 +19,16 @@ from pathlib import Path
 from typing import Final
 
 from clusters import carry, follow, foresee
-from clusters.render import Parser, host_file, load_checked, remedy
+from clusters.render import host_file, load_checked, remedy
 from containers import stacks
 from entrypoint import spelling
-from entrypoint.checkout import make
+from entrypoint.checkout import apptrain, make
 from entrypoint.cli import EXIT_STATUS
 from entrypoint.errors import BadInput
+from entrypoint.plan.commands import elsewhere, split_command, with_dashes
 from entrypoint.plan.options import OPTIONS
 from entrypoint.plan.profile import CLUSTERS, GPUS_ASKED_FOR, Profile, expanded, find
-from entrypoint.plan.sources import HelpFormatter, split_command
+from entrypoint.plan.sources import HelpFormatter, parser_class
 
 CHECKOUT: Final = CLUSTERS.resolve().parent
 SCRIPTS: Final = {"slurm": "slurm/multinode.sbatch", "pbs": "pbs/multinode.pbs"}
@@ -105,7 +106,7 @@ def _say(text: object) -> None:
 def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:
     """The options, and what is the job script's: all options that are not ours, and CMD behind --."""
     before, command = split_command(arguments)
-    parser = Parser(
+    parser = parser_class()(
         prog="apptrain submit",
         usage="apptrain submit --cluster NAME [options] [job options] [-- CMD ...]",
         description="Submit a job to a cluster, as the profile of its site says. CMD is a script with its "
@@ -127,27 +128,36 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...
     options, job = parser.parse_known_args(before)
     known = [f"--{option.name}" for option in OPTIONS if not option.plan_only]
     own = [f"--{name.replace('_', '-')}" for name in vars(options)]
-    for word in job:
+    for at, word in enumerate(job):
         if word == "-m" or word.endswith(".py"):
             break  # a script before --, and its own options
         name = word.partition("=")[0].replace("_", "-")
         if word.startswith("-") and name not in known:
-            meant = (
-                spelling.meant(name, [*own, *known, "--help", "--help-all"])
-                or " (see apptrain submit --help)"
-            )
+            if found := elsewhere("submit", job[at:]):
+                raise BadInput(found)
+            meant = spelling.meant(name, [*own, *known, "--help"]) or " (see apptrain submit --help)"
             raise BadInput(f"{word}: no option of submit, nor of a job{meant}")
+    if not options.cluster and job[:1] and job[0] in _known():
+        rest = [word for word in arguments if word != job[0]]
+        line = shlex.join(["submit", "--cluster", job[0], *with_dashes(rest)])
+        raise BadInput(f"{job[0]} stands without --cluster: did you mean `{apptrain()} {line}`?")
     return options, (*job, *(["--", *command] if command else []))
 
 
+def _known() -> list[str]:
+    return sorted(file.stem for file in CLUSTERS.glob("*.yaml"))
+
+
 def _profile(name: str) -> tuple[Profile, Path]:
-    known = sorted(file.stem for file in CLUSTERS.glob("*.yaml"))
+    known = _known()
     choice = f"give one of {', '.join(known)}, or the path of a profile"
     if not name:
-        raise BadInput(f"--cluster is missing: {choice}")
+        raise BadInput(f"--cluster is missing: {choice}; {_writes(CLUSTERS / 'mine.yaml')}")
     file = find(name)
     if not file.exists() and file.parent == CLUSTERS:
         raise BadInput(f"--cluster {name}: there is no {file}{spelling.meant(name, known) or f': {choice}'}")
+    if not file.exists():
+        raise BadInput(f"--cluster {name}: there is no {file}: check the path; {_writes(file)}")
     profile, text = load_checked(file, f"--cluster {name}")
     made = host_file(file)
     if not made.exists() or made.read_text(encoding="utf-8") != text:
@@ -155,6 +165,12 @@ def _profile(name: str) -> tuple[Profile, Path]:
             f"--cluster {name}: {made} is not made from {file.name} as that is now: {remedy(file)}"
         )
     return profile, file
+
+
+def _writes(file: Path) -> str:
+    shown = os.path.relpath(file) if file.is_absolute() and Path.cwd() in file.parents else file
+    line = f"{apptrain()} site -o {shlex.quote(str(shown))}"
+    return f"`{line}` writes one, on a login node of a cluster that is not listed"
 
 
 def _wish(options: argparse.Namespace, arguments: tuple[str, ...]) -> Wish:

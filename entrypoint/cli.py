@@ -18,7 +18,7 @@ from entrypoint import __version__
 from entrypoint.errors import INTERRUPTED, BadInput, Refusal
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
-from entrypoint.plan import launch_plan, mistakes, sources
+from entrypoint.plan import commands, launch_plan, mistakes, sources
 from entrypoint.plan.launch_plan import LaunchPlan
 
 PLAN = "print what launch would run, from this environment or a recorded one; runs and contacts nothing"
@@ -88,7 +88,7 @@ def _left_to_job_script(refusal: Refusal, env: Mapping[str, str]) -> bool:
 
 
 def _run(argv: Sequence[str]) -> int:
-    before, command = sources.split_command(argv)
+    before, command = commands.split_command(argv)
     everything = HELP_ALL in before
     before = ["--help" if word == HELP_ALL else word for word in before]
     whole = parser(everything=everything)
@@ -115,7 +115,7 @@ def _run(argv: Sequence[str]) -> int:
 
     plan, settings = resolve(env, given, command, hostname=None if recorded else os.uname().nodename)
     if name == "plan":
-        if sources.typed() and not recorded:
+        if commands.typed() and not recorded:
             _warn_of_command(plan)
         return _print_plan(plan, as_json=settings.value("json"))
     if plan.mode == "torchrun" or sys.version_info < mistakes.OLDEST:
@@ -137,11 +137,11 @@ def parser(*, everything: bool = False) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=__version__)
-    commands = top.add_subparsers(
+    subs = top.add_subparsers(
         dest="command_name", required=True, metavar="COMMAND", parser_class=parser_class
     )
     for name, text in (("plan", PLAN), ("launch", LAUNCH)):
-        sub = commands.add_parser(
+        sub = subs.add_parser(
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
@@ -153,7 +153,7 @@ def parser(*, everything: bool = False) -> argparse.ArgumentParser:
         sources.add_to(sub, plan=name == "plan", everything=everything)
         if not everything:
             sub.add_argument(HELP_ALL, action="store_true", help="all options, with their variables")
-    check = commands.add_parser(
+    check = subs.add_parser(
         "check",
         help=CHECK,
         description=f"{CHECK[0].upper()}{CHECK[1:]}.",
@@ -164,7 +164,7 @@ def parser(*, everything: bool = False) -> argparse.ArgumentParser:
     )
     check.add_argument("--json", action="store_true", help="print one JSON object")
     for name, text in (("prepare", PREPARE), ("conclude", CONCLUDE)):
-        sub = commands.add_parser(
+        sub = subs.add_parser(
             name, help=text, description=f"{text[0].upper()}{text[1:]}.", allow_abbrev=False
         )
         sub.add_argument("directory", metavar="DIR", help="where both halves leave what they tell each other")

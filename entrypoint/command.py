@@ -1,7 +1,7 @@
 """The command `apptrain`, which a user types: its commands, and what each of them starts.
 
-What it alone knows: the words that a user may type behind `apptrain`, and which of them need a checkout. It
-runs with a login node's Python, from 3.9 on, and imports the rest once a command is known.
+What it alone knows: what each command starts, and which of them need a checkout. It runs with a login node's
+Python, from 3.9 on, and imports the rest once a command is known.
 """
 
 from __future__ import annotations
@@ -19,22 +19,10 @@ from entrypoint import __version__, cli, no_command, spelling
 from entrypoint.checkout import HOME, apptrain, make
 from entrypoint.errors import BadInput, Refusal
 from entrypoint.plan import mistakes
-from entrypoint.plan.sources import HelpFormatter, parser_class, split_command
+from entrypoint.plan.commands import COMMANDS, split_command
+from entrypoint.plan.sources import HelpFormatter, parser_class
 from entrypoint.record.partition import VARIABLE, partition
 
-COMMANDS = {
-    "demo": "train the reference job on two nodes of this machine",
-    "run": "run your own script on nodes of this machine",
-    "submit": "submit a job to a cluster, as the site's profile says",
-    "site": "write a first profile of the cluster that this login node belongs to",
-    "image": "build the image that jobs run in",
-    "plan": "print what launch would run on this node, and why",
-    "launch": "run this node's part of a job: one such task on each node",
-    "check": "print torch, CUDA, NCCL and the devices here, and whether they fit",
-    "doctor": "say what would keep jobs from working",
-    "rerun": "print the command that does a run again here, and what cannot be had",
-    "compare": "say what differs between runs, and whether it explains their numbers",
-}
 HELP = f"""usage: apptrain COMMAND [options] [-- CMD ...]
 
 Multi-node PyTorch training: one image and one command, for Slurm, PBS and here.
@@ -142,7 +130,7 @@ def _run(arguments: list[str]) -> int:
         return site.main(rest)
     if name == "image":
         return _image(rest)
-    raise BadInput(no_command.remedy(arguments, list(COMMANDS)))
+    raise BadInput(no_command.remedy(arguments))
 
 
 def _first_step() -> str:

@@ -24,7 +24,7 @@ from entrypoint.job import lock, outcome, rundir
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import processes
-from entrypoint.plan import mistakes, options, rendezvous, sources
+from entrypoint.plan import commands, mistakes, options, rendezvous, sources
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.resolve import resolve
 from entrypoint.record import reading
@@ -154,7 +154,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> Job:
-    before, command = sources.split_command(argv)
+    before, command = commands.split_command(argv)
     given, others = _parser().parse_known_args(before)
     nodes = _number("--nodes", given.nodes, at_least=1)
     gpus = given.gpus_per_node
@@ -182,7 +182,7 @@ def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> Job:
 
 def _plan(job: Job, env: Mapping[str, str]) -> tuple[LaunchPlan, sources.Settings]:
     """The first node's plan: a wrong option is one message before anything starts. Raises BadInput."""
-    before, command = sources.split_command(job.launch)
+    before, command = commands.split_command(job.launch)
     node = node_env(job, 0, 0, 0, env, progress=False)
     plan, settings = resolve(node, sources.of_launch(before, _parser()), command, hostname=None)
     launch.check(plan, settings)

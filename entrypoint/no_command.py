@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from entrypoint import spelling
 from entrypoint.checkout import apptrain
 from entrypoint.plan import mistakes
-from entrypoint.plan.options import OPTIONS
+from entrypoint.plan.commands import COMMANDS, FLAGS, OF_JOBS, OF_SUBMIT, with_dashes
 
 MEANT = {
     "train": "demo",
@@ -22,25 +22,10 @@ MEANT = {
 """Words that mean one of our commands."""
 OF_CLUSTERS = ("slurm", "pbs", "srun", "salloc", "sbatch", "qsub")
 """Words with which other commands bring a job to a cluster."""
-FOR_SUBMIT = (
-    "--cluster",
-    "--gpus",
-    "--partition",
-    "--account",
-    "--time",
-    "--options",
-    "--dry-run",
-    "--follow",
-)
-"""Options of `submit` alone."""
-FLAGS = ("--dry-run", "--follow")
-"""Those that take no value."""
-FOR_BOTH = ("--nodes", "--run-dir", *(f"--{option.name}" for option in OPTIONS if not option.plan_only))
-"""Options of `run` and of `submit`."""
 
 
-def remedy(arguments: Sequence[str], commands: Sequence[str]) -> str:
-    """What to type instead. `arguments`: the words, of which the first is none of the commands."""
+def remedy(arguments: Sequence[str]) -> str:
+    """What to type instead. `arguments`: the words, of which the first is none of our commands."""
     name, found, us = arguments[0], f"{arguments[0]} is no command: did you mean", apptrain()
     if name in MEANT:
         return f"{found} `{us} {MEANT[name]}`? (see apptrain --help)"
@@ -54,29 +39,26 @@ def remedy(arguments: Sequence[str], commands: Sequence[str]) -> str:
     if mistakes.is_starter(name):
         line, left = mistakes.instead(arguments, of_cluster=False)
         return f"{found} `{us} run {line}`?{left}"
-    meant = spelling.meant(name, [*commands, "--help", "--version"])
+    meant = spelling.meant(name, [*COMMANDS, "--help", "--version"])
     if name.startswith("-") and not meant:
         return _option_first(arguments)
-    meant = meant or f": give one of {', '.join(commands)}"
+    meant = meant or f": give one of {', '.join(COMMANDS)}"
     return f"{name} is no command{meant} (see apptrain --help)"
 
 
 def _option_first(arguments: Sequence[str]) -> str:
     words, us = list(arguments), apptrain()
     name, equals, value = words[0].partition("=")
-    found = spelling.guesses(name, [*FOR_BOTH, *FOR_SUBMIT])
+    found = spelling.guesses(name, [*OF_JOBS, *OF_SUBMIT])
     if not found:
         return f"{name} is neither a command nor an option of one (see apptrain --help)"
     words[0] = found[0] + equals + value
-    script = [at for at, word in enumerate(words) if word == "-m" or word.endswith(".py")]
-    if script and "--" not in words:
-        words.insert(script[0], "--")
-    line = shlex.join(words)
+    line = shlex.join(with_dashes(words))
     if len(words) == 1 and not equals and found[0] not in FLAGS:
         line += " VALUE"
     if found[0] == "--cluster":
         return f"{name} stands before the command: did you mean `{us} submit {line}`?"
-    if found[0] in FOR_SUBMIT:
+    if found[0] in OF_SUBMIT:
         return f"{name} stands before the command: did you mean `{us} submit --cluster NAME {line}`?"
     return (
         f"{name} stands before the command: did you mean `{us} run {line}`, or on a login node "

@@ -19,9 +19,10 @@ from pathlib import Path, PurePath
 from entrypoint import spelling
 from entrypoint.checkout import HOME, apptrain, make
 from entrypoint.errors import BadInput
+from entrypoint.plan.commands import typed
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.profile import STARTERS
-from entrypoint.plan.sources import Settings, typed
+from entrypoint.plan.sources import Settings
 
 LAUNCHERS = {
     **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), "torchrun"),

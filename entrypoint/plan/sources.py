@@ -9,21 +9,18 @@ from __future__ import annotations
 import argparse
 import shlex
 import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, NoReturn
 
-from entrypoint import spelling
-from entrypoint.checkout import apptrain
 from entrypoint.errors import BadInput
-from entrypoint.plan import options
+from entrypoint.plan import commands, options
+from entrypoint.plan.commands import split_command, typed
 from entrypoint.plan.options import Option, flag
 
 DOCTOR = ("-m", "entrypoint.doctor")
 REFERENCE_JOB = ("-m", "train", "--config", "digits")
-TAKE_CMD = ("demo", "run", "submit", "plan", "launch")
 COLUMNS = 100
 """Of help, at most."""
 
@@ -72,46 +69,22 @@ class _Parser(argparse.ArgumentParser):
     """Options of the same command line that another parser has taken."""
 
     def error(self, message: str) -> NoReturn:
-        page = f"see `{f'apptrain {typed()[0]}' if typed() else self.prog} --help`"
-        unknown = message[len("unrecognized arguments: ") :].split()
-        if not message.startswith("unrecognized arguments: ") or not unknown:
-            raise BadInput(f"{message}: {page}")
-        if not unknown[0].startswith("-") or unknown[0] == "-m":
-            raise BadInput(_behind_dashes(unknown) or f"{message} (CMD comes behind --): {page}")
-        names = [f"--{option.name}" for option in options.OPTIONS]
-        known = [*self.taken_before, *_own_names(self), *names, "--help", "--help-all"]
-        meant = spelling.meant(unknown[0].partition("=")[0], known)
-        raise BadInput(message + (meant or f": {page}"))
-
-
-def typed() -> list[str]:
-    """The words behind `apptrain` where a user has typed them, from one that takes a CMD; else none."""
-    is_ours = PurePath(sys.argv[0]).name == "apptrain" and sys.argv[1:2]
-    return sys.argv[1:] if is_ours and sys.argv[1] in TAKE_CMD else []
-
-
-def _behind_dashes(unknown: Sequence[str]) -> str:
-    """What to say of a script before --: the line with it behind; empty if these words are none, or
-    nobody has typed them."""
-    name = unknown[0]
-    is_script = name == "-m" or name.endswith(".py") or Path(name).is_file()
-    command = typed()[:1]
-    before, behind = split_command(typed()[1:])
-    rest, ours = list(unknown), []
-    for word in before:
-        if rest and word == rest[0]:
-            del rest[0]
-        else:
-            ours.append(word)
-    if not command or not is_script or rest or "" in ours:
-        return ""
-    start = "run" if command == ["demo"] else command[0]
-    line = shlex.join([start, *ours, "--", *unknown, *behind])
-    return f"{name} stands before --: did you mean `{apptrain()} {line}`?"
+        start = "unrecognized arguments: "
+        if message.startswith(start) and (unknown := message[len(start) :].split()):
+            known = [*self.taken_before, *_own_names(self), "--help"]
+            raise BadInput(commands.refusal(unknown, known, self.prog))
+        raise BadInput(
+            f"{message}: see `{' '.join(['apptrain', *typed()[:1]]) if typed() else self.prog} --help`"
+        )
 
 
 def _own_names(parser: argparse.ArgumentParser) -> list[str]:
-    names = parser._option_string_actions
+    """Those of the command that stands in the parser's `prog`, too."""
+    names = [*parser._option_string_actions]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            chosen = action.choices.get(parser.prog.rpartition(" ")[2])
+            names += chosen._option_string_actions if chosen else []
     return [name for name in names if name not in ("-h", "--help") and "_" not in name]
 
 
@@ -149,14 +122,6 @@ def add_to(
 
 def parser_class() -> type[argparse.ArgumentParser]:
     return _Parser
-
-
-def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Options before the first `--`, CMD behind it."""
-    if "--" not in argv:
-        return list(argv), []
-    at = list(argv).index("--")
-    return list(argv[:at]), list(argv[at + 1 :])
 
 
 def inherited(env: Mapping[str, str], *, job: bool = False) -> tuple[dict[str, str], list[str]]:

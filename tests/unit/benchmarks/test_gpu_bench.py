@@ -18,7 +18,7 @@ from benchmarks import bounded, device
 from benchmarks import gpu as bench
 from benchmarks.bounded import Ended
 from entrypoint import cli
-from entrypoint.plan import sources
+from entrypoint.plan import commands
 from entrypoint.plan.resolve import resolve
 from entrypoint.run import launch
 from train import config
@@ -264,7 +264,7 @@ def test_what_the_time_does_not_reach_is_told(machine: Machine) -> None:
 def test_our_command_resolves_and_its_settings_are_the_programs(machine: Machine, tmp_path: Path) -> None:
     machine.bench.ours(RESNET, images=tmp_path)
     (argv,) = machine.ran
-    before, cmd = sources.split_command(argv[4:])
+    before, cmd = commands.split_command(argv[4:])
     plan, settings = resolve({}, vars(cli.parser().parse_args(before)), cmd, hostname=None)
     launch.check(plan, settings)
     assert (plan.device, plan.nproc_per_node) == ("cuda", 1)

@@ -207,4 +207,4 @@ def test_a_profile_that_cannot_be_submitted_is_shown_with_the_reason(
 
 def test_words_that_are_no_options_are_refused(slurm: Login, capsys: pytest.CaptureFixture[str]) -> None:
     assert site.main(["lab.yaml"], slurm.machine()) == 64
-    assert capsys.readouterr().err == "site: unrecognized arguments: lab.yaml (see apptrain site --help)\n"
+    assert capsys.readouterr().err == "site: unrecognized arguments: lab.yaml: did you mean -o lab.yaml?\n"

@@ -244,19 +244,23 @@ def test_a_file_of_arguments_that_the_user_gave_stays_as_it_is(site: Site) -> No
 
 
 KNOWN = "delta, derecho, gadi, generic, generic-pbs, gwdg-grete, lab, perlmutter, polaris, or the path of a profile"
+WRITES = "`apptrain site -o {}` writes one, on a login node of a cluster that is not listed"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--cluster", ""], f"--cluster is missing: give one of {KNOWN}"),
+        (
+            ["--cluster", ""],
+            f"--cluster is missing: give one of {KNOWN}; {WRITES.format('clusters/mine.yaml')}",
+        ),
         (
             ["--cluster", "nowhere"],
             f"--cluster nowhere: there is no {{clusters}}/nowhere.yaml: give one of {KNOWN}",
         ),
         (
             ["--cluster", "./no.yaml"],
-            "--cluster ./no.yaml: no.yaml cannot be read: No such file or directory",
+            f"--cluster ./no.yaml: there is no no.yaml: check the path; {WRITES.format('no.yaml')}",
         ),
         (["--nodes", "0"], "--nodes 0: give a whole number from 1"),
         (["--nodes", "2:4"], "--nodes 2:4: give a whole number from 1"),
@@ -329,7 +333,7 @@ def test_what_qsub_cannot_carry_is_refused(site: Site) -> None:
 def test_wrong_options_end_with_64_and_help_with_0(site: Site, program: str) -> None:
     name = program.removesuffix(".py").replace("render", "profiles")
     shown_as = f"clusters/{program}".replace("clusters/submit.py", "apptrain submit")
-    message = f"{name}: unrecognized arguments: --wrong (see {shown_as} --help)"
+    message = f"{name}: unrecognized arguments: --wrong: see `{shown_as} --help`"
     if program == "submit.py":
         message = "submit: --wrong: no option of submit, nor of a job (see apptrain submit --help)"
     assert site.refused("--wrong", program=program) == message

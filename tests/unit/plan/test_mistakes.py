@@ -85,6 +85,36 @@ TRIED = [
         for name, who in (("launch", "entrypoint"), ("plan", "entrypoint"), ("run", "entrypoint"), ("demo", "entrypoint"), ("submit --cluster generic", "submit"))
     ),
     Mistake(given="apptrain image biuld", found="image biuld: give one of build, fetch, verify, inspect: did you mean build?", who="apptrain"),
+    # what another command takes
+    *(
+        Mistake(given=f"apptrain {name} --help-all", found="all options: apptrain launch --help-all", who=who)
+        for name, who in (("run", "entrypoint"), ("demo", "entrypoint"), ("submit", "submit"))
+    ),
+    Mistake(given="apptrain doctor --help-all", found="unrecognized arguments: --help-all: see `apptrain doctor --help`", who="apptrain"),
+    *(
+        Mistake(given=f"apptrain {words}", found=f"{option} is an option of run, submit and launch, not of {words.split()[0]}: see `apptrain {words.split()[0]} --help`", who=who)
+        for words, option, who in (("doctor --nodes 2", "--nodes", "apptrain"), ("compare --nodes 2 a b", "--nodes", "apptrain"), ("image build --nodes 2", "--nodes", "apptrain"), ("check --device cpu", "--device", "entrypoint"), ("site --nodes 2", "--nodes", "site"))
+    ),
+    Mistake(given="apptrain check --gpu", found="unrecognized arguments: --gpu: see `apptrain check --help`"),
+    Mistake(given="apptrain plan --dry-run", found="plan starts nothing: leave --dry-run out"),
+    Mistake(given="apptrain launch --dry-run -- my_script.py", found="--dry-run is of submit: did you mean `apptrain plan -- my_script.py`?"),
+    Mistake(given="apptrain launch --follow", found="--follow is an option of submit, not of launch: see `apptrain launch --help`"),
+    Mistake(given="apptrain run --cluster lab -- my_script.py --lr 1", found="--cluster is of submit: did you mean `apptrain submit --cluster lab -- my_script.py --lr 1`?"),
+    Mistake(given="apptrain run --gpus-per-node 4 --cluster=lab my_script.py", found="--cluster is of submit: did you mean `apptrain submit --gpus 4 --cluster=lab -- my_script.py`?"),
+    Mistake(given="apptrain run --follow -- my_script.py", found="--follow is of submit: did you mean `apptrain submit --cluster NAME --follow -- my_script.py`?"),
+    Mistake(given="apptrain run --dry-run -- my_script.py", found="--dry-run is of submit: did you mean `apptrain submit --cluster NAME --dry-run -- my_script.py`? (plan shows what would run)"),
+    Mistake(given="apptrain demo --cluster lab", found="--cluster is of submit: did you mean `apptrain submit --cluster lab`?"),
+    Mistake(given="apptrain doctor --cluster lab", found="--cluster is of submit: did you mean --profile lab?", who="apptrain"),
+    Mistake(given="apptrain plan --cluster=lab", found="--cluster is of submit: did you mean --profile lab?"),
+    Mistake(given="apptrain submit --tasks-per-node 2", found="--tasks-per-node is an option of run, not of submit: see `apptrain submit --help`", who="submit"),
+    Mistake(given="apptrain doctor my_script.py", found="doctor takes no script: did you mean `apptrain run -- my_script.py`?", who="apptrain"),
+    Mistake(given="apptrain check my_script.py --lr 1", found="check takes no script: did you mean `apptrain run -- my_script.py --lr 1`?"),
+    Mistake(given="apptrain check frobnicate", found="unrecognized arguments: frobnicate: see `apptrain check --help`"),
+    Mistake(given="apptrain compare --x", found="unrecognized arguments: --x: see `apptrain compare --help`", who="apptrain"),
+    Mistake(given="apptrain site mine.yaml", found="unrecognized arguments: mine.yaml: did you mean -o mine.yaml?", who="site"),
+    Mistake(given="apptrain submit perlmutter my_script.py", found="perlmutter stands without --cluster: did you mean `apptrain submit --cluster perlmutter -- my_script.py`?", who="submit"),
+    Mistake(given="apptrain submit generic --nodes 4 -- my_script.py", found="generic stands without --cluster: did you mean `apptrain submit --cluster generic --nodes 4 -- my_script.py`?", who="submit"),
+    Mistake(given="apptrain submit --cluster ./x.yaml -- my_script.py", found="--cluster ./x.yaml: there is no x.yaml: check the path; `apptrain site -o x.yaml` writes one, on a login node of a cluster that is not listed", who="submit"),
     # words in front of a script
     Mistake(given="apptrain run -- python my_script.py --lr 1", found="CMD begins with python: leave it out, Python runs CMD anyway: -- my_script.py --lr 1"),
     Mistake(given="apptrain run -- python3 -u -m my.module", found="CMD begins with python3: leave it out, Python runs CMD anyway: -- -m my.module"),
@@ -137,7 +167,7 @@ TRIED = [
     Mistake(given="apptrain rerun nothere", found="there is no directory nothere: give a run directory, such as runs/NAME-ID", who="apptrain"),
     Mistake(given="apptrain rerun data", found="data cannot be run again: manifest.json: No such file or directory: give a run directory, such as runs/NAME-ID", who="apptrain"),
     # a submission
-    Mistake(given="apptrain submit -- my_script.py", found="--cluster is missing: give one of delta, derecho, gadi, generic, generic-pbs, gwdg-grete, perlmutter, polaris, or the path of a profile", who="submit"),
+    Mistake(given="apptrain submit -- my_script.py", found="--cluster is missing: give one of delta, derecho, gadi, generic, generic-pbs, gwdg-grete, perlmutter, polaris, or the path of a profile; `apptrain site -o {checkout}/clusters/mine.yaml` writes one, on a login node of a cluster that is not listed", who="submit"),
     Mistake(given="apptrain submit --cluster perlmuter -- my_script.py", found="--cluster perlmuter: there is no {checkout}/clusters/perlmuter.yaml: did you mean perlmutter?", who="submit"),
     Mistake(given="apptrain submit --cluster generic --node 8 -- my_script.py", found="--node: no option of submit, nor of a job: did you mean --nodes or --node-rank?", who="submit"),
     Mistake(given="apptrain submit --cluster generic --gpu 4 -- my_script.py", found="--gpu: no option of submit, nor of a job: did you mean --gpus?", who="submit"),

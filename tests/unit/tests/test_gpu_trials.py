@@ -17,7 +17,7 @@ from benchmarks.bounded import Ended
 from entrypoint import cli
 from entrypoint.node import gpu
 from entrypoint.node.gpu import Found, Gpu
-from entrypoint.plan import sources
+from entrypoint.plan import commands
 from entrypoint.plan.resolve import resolve
 from entrypoint.run import launch
 from tests.gpu import __main__ as command
@@ -223,7 +223,7 @@ def test_a_trial_passes_on_a_machine_that_is_right_and_its_commands_resolve(
 
 def resolves(argv: list[str]) -> None:
     """The launcher's own plan of it, as a node with two visible GPUs would make it."""
-    before, cmd = sources.split_command(argv)
+    before, cmd = commands.split_command(argv)
     given = vars(cli.parser().parse_args(before))
     env = {"CUDA_VISIBLE_DEVICES": "0,1"}
     plan, settings = resolve(env, given, cmd, hostname=None)

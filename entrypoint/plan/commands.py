@@ -1,0 +1,148 @@
+"""The commands of `apptrain` and whose options are whose: what was meant by a word that a command does not take.
+
+What it alone knows: the commands' names, which of them take a CMD, and which options are of one of them alone.
+make asks here for words that are none of its targets. Runs with Python 3.9.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+
+from entrypoint import spelling
+from entrypoint.checkout import apptrain
+from entrypoint.plan.options import OPTIONS
+
+COMMANDS = {
+    "demo": "train the reference job on two nodes of this machine",
+    "run": "run your own script on nodes of this machine",
+    "submit": "submit a job to a cluster, as the site's profile says",
+    "site": "write a first profile of the cluster that this login node belongs to",
+    "image": "build the image that jobs run in",
+    "plan": "print what launch would run on this node, and why",
+    "launch": "run this node's part of a job: one such task on each node",
+    "check": "print torch, CUDA, NCCL and the devices here, and whether they fit",
+    "doctor": "say what would keep jobs from working",
+    "rerun": "print the command that does a run again here, and what cannot be had",
+    "compare": "say what differs between runs, and whether it explains their numbers",
+}
+TAKE_CMD = ("demo", "run", "submit", "plan", "launch")
+OF_SUBMIT = (
+    "--cluster",
+    "--gpus",
+    "--partition",
+    "--account",
+    "--time",
+    "--options",
+    "--dry-run",
+    "--follow",
+)
+"""Options of `submit` alone."""
+FLAGS = ("--dry-run", "--follow")
+"""Those that take no value."""
+OF_JOBS = ("--nodes", "--run-dir", *(f"--{option.name}" for option in OPTIONS if not option.plan_only))
+"""Options of `run` and of `submit`."""
+OWNERS = {
+    "run": (*OF_JOBS, "--tasks-per-node", "--gpus-per-node", "--image"),
+    "submit": (*OF_JOBS, *OF_SUBMIT),
+    "launch": tuple(f"--{option.name}" for option in OPTIONS if not option.plan_only and not option.job_only),
+}
+SCRIPTS = (".py", ".sh", ".ipynb")
+
+
+def typed() -> list[str]:
+    """The words behind `apptrain` where a user has typed them, from one that takes a CMD; else none."""
+    is_ours = PurePath(sys.argv[0]).name == "apptrain" and sys.argv[1:2]
+    return sys.argv[1:] if is_ours and sys.argv[1] in TAKE_CMD else []
+
+
+def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Options before the first `--`, CMD behind it."""
+    if "--" not in argv:
+        return list(argv), []
+    at = list(argv).index("--")
+    return list(argv[:at]), list(argv[at + 1 :])
+
+
+def with_dashes(words: Sequence[str]) -> list[str]:
+    """The same with -- in front of the script, where there is none; a guess, for a message."""
+    found = list(words)
+    script = [at for at, word in enumerate(found) if word == "-m" or word.endswith(".py")]
+    if script and "--" not in found:
+        found.insert(script[0], "--")
+    return found
+
+
+def refusal(unknown: Sequence[str], known: Sequence[str], prog: str) -> str:
+    """What to say of words that a command does not take. `known`: its own options."""
+    command = typed()[0] if typed() else prog.rpartition(" ")[2]
+    found = f"unrecognized arguments: {' '.join(unknown)}"
+    page = f"see `{f'apptrain {command}' if typed() else prog} --help`"
+    if unknown[0].startswith("-") and unknown[0] != "-m":
+        name = unknown[0].partition("=")[0]
+        meant = elsewhere(command, unknown)
+        return meant or found + (spelling.meant(name, known) or f": {page}")
+    if command in TAKE_CMD:
+        return _behind_dashes(unknown) or f"{found} (CMD comes behind --): {page}"
+    if unknown[0] == "-m" or unknown[0].endswith(SCRIPTS):
+        return f"{command} takes no script: did you mean `{apptrain()} run -- {shlex.join(unknown)}`?"
+    return f"{found}: {page}"
+
+
+def elsewhere(command: str, unknown: Sequence[str]) -> str:
+    """What to say of an option that another command takes; empty if none does, or if one here may be meant."""
+    name, equals, value = unknown[0].partition("=")
+    name = name.replace("_", "-")
+    if name == "--help-all" and command in TAKE_CMD:
+        return f"all options: {apptrain()} launch --help-all"
+    owners = [owner for owner, names in OWNERS.items() if name in names and owner != command]
+    if not owners or name in spelling.MEANT:
+        return ""
+    if name == "--cluster" and command in ("doctor", "plan", "launch"):
+        given = value if equals else (*unknown, "NAME")[1]
+        return f"{name} is of submit: did you mean --profile {shlex.quote(given)}?"
+    before, behind = split_command(with_dashes(typed()[1:]))
+    rest = shlex.join(["--", *behind]) if behind else ""
+    if name == "--dry-run" and command == "plan":
+        return "plan starts nothing: leave --dry-run out"
+    if name == "--dry-run" and command == "launch" and unknown[0] in before:
+        line = shlex.join(["plan", *(word for word in before if word != unknown[0])])
+        return f"{name} is of submit: did you mean `{apptrain()} {' '.join([line, rest]).strip()}`?"
+    if owners == ["submit"] and command in ("run", "demo") and unknown[0] in before:
+        words = ["--gpus" if word == "--gpus-per-node" else word for word in before]
+        line = shlex.join(["submit", *([] if name == "--cluster" else ["--cluster", "NAME"]), *words])
+        shown = " (plan shows what would run)" if name == "--dry-run" else ""
+        return f"{name} is of submit: did you mean `{apptrain()} {' '.join([line, rest]).strip()}`?{shown}"
+    listed = " and ".join([", ".join(owners[:-1]), owners[-1]] if owners[1:] else owners)
+    return f"{name} is an option of {listed}, not of {command}: see `apptrain {command} --help`"
+
+
+def _behind_dashes(unknown: Sequence[str]) -> str:
+    """What to say of a script before --: the line with it behind; empty if these words are none, or
+    nobody has typed them."""
+    name = unknown[0]
+    is_script = name == "-m" or name.endswith(".py") or Path(name).is_file()
+    command = typed()[:1]
+    before, behind = split_command(typed()[1:])
+    rest, ours = list(unknown), []
+    for word in before:
+        if rest and word == rest[0]:
+            del rest[0]
+        else:
+            ours.append(word)
+    if not command or not is_script or rest or "" in ours:
+        return ""
+    start = "run" if command == ["demo"] else command[0]
+    line = shlex.join([start, *ours, "--", *unknown, *behind])
+    return f"{name} stands before --: did you mean `{apptrain()} {line}`?"
+
+
+def _of_make(word: str, targets: Sequence[str]) -> str:
+    """What to say of a word that is none of make's targets; empty if nothing is like it."""
+    return f": did you mean {apptrain()} {word}?" if word in COMMANDS else spelling.meant(word, targets)
+
+
+if __name__ == "__main__":
+    print(_of_make(sys.argv[1], sys.argv[2:]))
