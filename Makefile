@@ -42,7 +42,7 @@ of_image = --stack "$$STACK" --base "$$BASE" --extra "$$EXTRA" --offline "$$OFFL
 settings = VENV PYTHON NODES CONFIG IMAGE_VENV STACK BASE EXTRA OFFLINE IMAGE IN DIR CLUSTER GPUS PARTITION ACCOUNT TIME OPTIONS \
 	PROFILE DRY_RUN FOLLOW TORCHVISION ARGS REGISTRY DEBIAN_MIRROR UV
 of_others = APPTRAIN_% PIP_% UV_% APPTAINER_% CUDA_% OMP_% %_proxy %_PROXY CI HOME PATH TMPDIR SHELL MAKEFLAGS
-near = $(shell cd '$(dir $(firstword $(MAKEFILE_LIST)))' && "$$(tools/login-python.sh any)" -m entrypoint.spelling '$(1)' $(2))
+near = $(shell cd '$(dir $(firstword $(MAKEFILE_LIST)))' && "$$(tools/login-python.sh any)" -m entrypoint.$(or $(3),spelling) '$(1)' $(2))
 given := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(firstword $(filter-out $(settings) $(of_others),$(given)))
 ifneq ($(unknown),)
@@ -58,13 +58,13 @@ targets = help demo test test-unit test-cluster test-gpu test-host test-host-dow
 .PHONY: $(targets)
 
 # So is a word that is no target, before anything is done: else `make submit CLUSTER=lab my_script.py` would submit
-# the reference job, and then find that make has nothing to do for my_script.py.
+# the reference job, and then find that make has nothing to do for my_script.py. It may be a command of apptrain.
 other := $(firstword $(filter-out $(targets),$(MAKECMDGOALS)))
 as_script = $(if $(filter submit,$(MAKECMDGOALS)),make submit $(MAKEOVERRIDES) ARGS='-- $(other)',./apptrain run -- $(other))
 ifneq ($(filter %.py %.sh,$(other)),)
 $(error $(other): no target has this name: did you mean $(as_script)?)
 else ifneq ($(other),)
-$(error $(other): no target has this name$(or $(call near,$(other),$(targets)),: make help lists them))
+$(error $(other): no target has this name$(or $(call near,$(other),$(targets),plan.commands),: make help lists them))
 endif
 
 help: ## list the targets

@@ -18,7 +18,7 @@ from typing import NoReturn
 from entrypoint import __version__, cli, no_command, spelling
 from entrypoint.checkout import HOME, apptrain, make
 from entrypoint.errors import BadInput, Refusal
-from entrypoint.plan import mistakes
+from entrypoint.plan import commands, mistakes
 from entrypoint.plan.commands import COMMANDS, split_command
 from entrypoint.plan.sources import HelpFormatter, parser_class
 from entrypoint.record.partition import VARIABLE, partition
@@ -180,7 +180,7 @@ def _demo(arguments: list[str]) -> int:
 def _embedded(name: str, arguments: list[str]) -> int:
     before, command = split_command(arguments)
     if any(word == "--image" or word.startswith("--image=") for word in before):
-        return _in_image(before, command)
+        _in_image(before, command, is_demo=name == "demo")
     if sys.version_info < mistakes.OLDEST:
         mistakes.check_torch(name)
     from entrypoint import embedded
@@ -204,19 +204,34 @@ def _check_python(name: str) -> None:
         ) from None
 
 
-def _in_image(before: list[str], command: list[str]) -> int:
+def _in_image(before: list[str], command: list[str], *, is_demo: bool) -> NoReturn:
     """The same inside an image, by default the checkout's."""
     _need_checkout("run --image")
     at = next(i for i, word in enumerate(before) if word.partition("=")[0] == "--image")
-    image = before[at].partition("=")[2]
-    if not image and at + 1 < len(before) and not before[at + 1].startswith("-"):
-        image = before.pop(at + 1)
-    del before[at]
-    image = image or str(HOME / "containers" / "image.sif")
+    image, rest = before[at].partition("=")[2], [*before[:at], *before[at + 1 :]]
+    is_apart = not image and at < len(rest) and not rest[at].startswith("-")
+    if is_apart:
+        image = rest[at]
+    if commands.is_script(image) and not (Path(image) / ".singularity.d").is_dir():
+        words = rest if is_apart else [*rest, image]
+        raise BadInput(f"{image} is no image: {_behind_image(words, '', [] if is_demo else command)}")
+    if is_apart:
+        del rest[at]
+    _, others = commands.sorted_out(rest)
+    if others and commands.is_script(others[0]):
+        said = _behind_image(rest, image, [] if is_demo else command)
+        raise BadInput(f"{others[0]} stands before --: {said}")
+    image = image or os.environ.get("APPTRAIN_IMAGE") or str(HOME / "containers" / "image.sif")
     os.environ[VARIABLE] = partition(Path(image))
     start = [str(HOME / "containers" / "run.sh"), image]
-    inside = ["python", "-P", "-m", "entrypoint.embedded", *before, *(["--", *command] if command else [])]
+    inside = ["python", "-P", "-m", "entrypoint.embedded", *rest, *(["--", *command] if command else [])]
     _become([*start, *inside])
+
+
+def _behind_image(words: Sequence[str], image: str, command: Sequence[str]) -> str:
+    ours, others = commands.sorted_out(words)
+    given = f"--image={image}" if image else "--image"
+    return f"did you mean `{apptrain()} {shlex.join(['run', *ours, given, '--', *others, *command])}`?"
 
 
 def _doctor(arguments: list[str]) -> int:
@@ -295,10 +310,10 @@ def _image(arguments: list[str]) -> int:
 
 def _build(what: str, arguments: list[str]) -> NoReturn:
     _need_checkout("image")
-    commands = ("build", "fetch", "verify", "inspect")
-    if what not in commands:
-        meant = spelling.meant(what, [*commands, "--help"])
-        raise BadInput(f"image {what}: give one of {', '.join(commands)}{meant}")
+    known = ("build", "fetch", "verify", "inspect")
+    if what not in known:
+        meant = spelling.meant(what, [*known, "--help"])
+        raise BadInput(f"image {what}: give one of {', '.join(known)}{meant}")
     parser = parser_class()(prog="apptrain image", allow_abbrev=False, add_help=False)
     for name in ("stack", "base", "extra", "offline", "image"):
         parser.add_argument(f"--{name}", default="auto" if name == "base" else "")

@@ -1,7 +1,7 @@
-"""The commands of `apptrain` and whose options are whose: what was meant by a word that a command does not take.
+"""The commands of `apptrain`, and whose options are whose: what was meant by a word that one does not take.
 
-What it alone knows: the commands' names, which of them take a CMD, and which options are of one of them alone.
-make asks here for words that are none of its targets. Runs with Python 3.9.
+What it alone knows: the commands' names, which of them take a CMD, and which options are of one alone. make
+asks here for words that are none of its targets. Runs with Python 3.9.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path, PurePath
 
 from entrypoint import spelling
 from entrypoint.checkout import apptrain
-from entrypoint.plan.options import OPTIONS
+from entrypoint.plan.options import OPTIONS, flag
 
 COMMANDS = {
     "demo": "train the reference job on two nodes of this machine",
@@ -49,6 +49,7 @@ OWNERS = {
     "submit": (*OF_JOBS, *OF_SUBMIT),
     "launch": tuple(f"--{option.name}" for option in OPTIONS if not option.plan_only and not option.job_only),
 }
+SWITCHES = tuple(f"--{option.name}" for option in OPTIONS if option.parse is flag)
 SCRIPTS = (".py", ".sh", ".ipynb")
 
 
@@ -75,6 +76,26 @@ def with_dashes(words: Sequence[str]) -> list[str]:
     return found
 
 
+def sorted_out(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """(options of `run`, the script and its own arguments); a guess, for a message."""
+    ours, others, rest = [], [], list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, _ = word.replace("_", "-").partition("=")
+        if name not in OWNERS["run"]:
+            others.append(word)
+            continue
+        ours.append(word)
+        if not equals and name not in SWITCHES and rest:
+            ours.append(rest.pop(0))
+    return ours, others
+
+
+def is_script(word: str) -> bool:
+    """Whether a word looks like the beginning of a CMD."""
+    return word == "-m" or word.endswith(SCRIPTS)
+
+
 def refusal(unknown: Sequence[str], known: Sequence[str], prog: str) -> str:
     """What to say of words that a command does not take. `known`: its own options."""
     command = typed()[0] if typed() else prog.rpartition(" ")[2]
@@ -86,13 +107,13 @@ def refusal(unknown: Sequence[str], known: Sequence[str], prog: str) -> str:
         return meant or found + (spelling.meant(name, known) or f": {page}")
     if command in TAKE_CMD:
         return _behind_dashes(unknown) or f"{found} (CMD comes behind --): {page}"
-    if unknown[0] == "-m" or unknown[0].endswith(SCRIPTS):
+    if is_script(unknown[0]):
         return f"{command} takes no script: did you mean `{apptrain()} run -- {shlex.join(unknown)}`?"
     return f"{found}: {page}"
 
 
 def elsewhere(command: str, unknown: Sequence[str]) -> str:
-    """What to say of an option that another command takes; empty if none does, or if one here may be meant."""
+    """What to say of an option of another command; empty if it is none, or one here may be meant."""
     name, equals, value = unknown[0].partition("=")
     name = name.replace("_", "-")
     if name == "--help-all" and command in TAKE_CMD:

@@ -354,6 +354,29 @@ def test_what_an_image_is_made_from_is_fetched_without_apptainer(
     assert (fetched.returncode, fetched.stdout.count("\n")) == (0, 2)
 
 
+@pytest.mark.parametrize(
+    ("words", "given", "image"),
+    [
+        ("--image", "", "{here}/containers/image.sif"),
+        ("--image", "my.sif", "my.sif"),
+        ("--image other", "my.sif", "other"),
+        ("--image=other.sif", "my.sif", "other.sif"),
+        ("--image unpacked.py", "my.sif", "unpacked.py"),
+    ],
+)
+def test_a_run_is_in_the_image_that_is_given_else_in_that_of_the_variable_else_in_the_checkouts(
+    words: str, given: str, image: str, builds: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "containers/run.sh").write_text('#!/bin/sh\necho "$*"\n')
+    (tmp_path / "containers/run.sh").chmod(0o755)
+    (tmp_path / "unpacked.py/.singularity.d").mkdir(parents=True)
+    env = {**builds, **({"APPTRAIN_IMAGE": given} if given else {})}
+    ran = run("./apptrain", "run", *words.split(), "--nodes", "3", "--", "my.py", cwd=tmp_path, **env)
+    assert (ran.returncode, ran.stderr) == (0, "")
+    image = image.format(here=tmp_path)
+    assert ran.stdout == f"{image} python -P -m entrypoint.embedded --nodes 3 -- my.py\n"
+
+
 def test_what_was_meant_is_told_as_it_works_from_here(tmp_path: Path) -> None:
     env = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path)}
     for folder, us in ((CHECKOUT, "./apptrain"), (tmp_path, shlex.quote(str(CHECKOUT / "apptrain")))):

@@ -19,7 +19,7 @@ SHELL = (
 CODE = ("entrypoint", "clusters", "containers", "src/train", "tools")
 JOB_SCRIPT: list[tuple[object, ...]] = [
     (r"^trap 'exit (\d+)' INT", errors.INTERRUPTED),
-    (r"exit (\d+) # as host/common.sh has it", errors.BAD_INPUT),
+    (r"exit (\d+); \} # as host/common.sh has it", errors.BAD_INPUT),
     (r"^# Exit: .* (\d+) bad input", errors.BAD_INPUT),
     (r"^# Exit: .* (\d+) a port or peer not available", errors.UNAVAILABLE),
     (r"^# Exit: .* (\d+) saved, wants to go on", errors.SAVED),

@@ -115,6 +115,11 @@ TRIED = [
     Mistake(given="apptrain submit perlmutter my_script.py", found="perlmutter stands without --cluster: did you mean `apptrain submit --cluster perlmutter -- my_script.py`?", who="submit"),
     Mistake(given="apptrain submit generic --nodes 4 -- my_script.py", found="generic stands without --cluster: did you mean `apptrain submit --cluster generic --nodes 4 -- my_script.py`?", who="submit"),
     Mistake(given="apptrain submit --cluster ./x.yaml -- my_script.py", found="--cluster ./x.yaml: there is no x.yaml: check the path; `apptrain site -o x.yaml` writes one, on a login node of a cluster that is not listed", who="submit"),
+    Mistake(given="apptrain run --image my_script.py", found="my_script.py is no image: did you mean `apptrain run --image -- my_script.py`?", who="apptrain"),
+    Mistake(given="apptrain run --image my_script.py --lr 1 --nodes 2", found="my_script.py is no image: did you mean `apptrain run --nodes 2 --image -- my_script.py --lr 1`?", who="apptrain"),
+    Mistake(given="apptrain run --no-python --image=run.sh -- a", found="run.sh is no image: did you mean `apptrain run --no-python --image -- run.sh a`?", who="apptrain"),
+    Mistake(given="apptrain run my_script.py --image", found="my_script.py stands before --: did you mean `apptrain run --image -- my_script.py`?", who="apptrain"),
+    Mistake(given="apptrain run -m my.module --image my.sif", found="-m stands before --: did you mean `apptrain run --image=my.sif -- -m my.module`?", who="apptrain"),
     # words in front of a script
     Mistake(given="apptrain run -- python my_script.py --lr 1", found="CMD begins with python: leave it out, Python runs CMD anyway: -- my_script.py --lr 1"),
     Mistake(given="apptrain run -- python3 -u -m my.module", found="CMD begins with python3: leave it out, Python runs CMD anyway: -- -m my.module"),
@@ -197,10 +202,14 @@ TRIED = [
         for words in ("", " --help", " -- my_script.py")
     ),
     Mistake(given="python3 {checkout}/apptrain run -- my_script.py", found="this is a program of its own: start it as ./apptrain, without python3", who="apptrain"),
+    Mistake(given="dash {checkout}/slurm/multinode.sbatch", found="this is for bash: sbatch slurm/multinode.sbatch, or salloc and then bash {checkout}/slurm/multinode.sbatch", who="apptrain"),
+    Mistake(given="dash {checkout}/pbs/multinode.pbs", found="this is for bash: qsub pbs/multinode.pbs, or qsub -I and then bash {checkout}/pbs/multinode.pbs", who="apptrain"),
     # make
     Mistake(given="make -C {checkout} submit CLUSTER=generic NODE=8", found="*** NODE: no target reads this: did you mean NODES?.  Stop.", who="Makefile", status=2),
     Mistake(given="make -C {checkout} demo node=3", found="*** node: no target reads this: did you mean NODES?.  Stop.", who="Makefile", status=2),
     Mistake(given="make -C {checkout} demmo", found="*** demmo: no target has this name: did you mean demo?.  Stop.", who="Makefile", status=2),
+    Mistake(given="make -C {checkout} run", found="*** run: no target has this name: did you mean apptrain run?.  Stop.", who="Makefile", status=2),
+    Mistake(given="make -C {checkout} doctor", found="*** doctor: no target has this name: did you mean apptrain doctor?.  Stop.", who="Makefile", status=2),
     Mistake(given="make -C {checkout} frobnicate", found="*** frobnicate: no target has this name: make help lists them.  Stop.", who="Makefile", status=2),
     Mistake(given="make -C {checkout} submit CLUSTER=generic my_script.py", found="*** my_script.py: no target has this name: did you mean make submit CLUSTER=generic ARGS='-- my_script.py'?.  Stop.", who="Makefile", status=2),
     Mistake(given="make -C {checkout} demo my_script.py", found="*** my_script.py: no target has this name: did you mean ./apptrain run -- my_script.py?.  Stop.", who="Makefile", status=2),
