@@ -6,11 +6,10 @@ The secret: the file's layout, and where a stack's locks and images lie.
 from __future__ import annotations
 
 import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-
-import yaml
 
 CONTAINERS: Final = Path(__file__).resolve().parent
 FILE: Final = CONTAINERS / "stacks.yaml"
@@ -89,6 +88,8 @@ def debian_architecture() -> str:
 
 def read(file: Path = FILE) -> dict[str, Stack]:
     """All stacks by name, in the file's order."""
+    import yaml  # a login node may lack it, and ask for no more than the names
+
     content = yaml.safe_load(file.read_text(encoding="utf-8"))
     base = Base(**content["base"])
     return {
@@ -99,11 +100,19 @@ def read(file: Path = FILE) -> dict[str, Stack]:
     }
 
 
+def names(file: Path = FILE) -> list[str]:
+    """Of all stacks, in the file's order."""
+    return re.findall(r"^  ([\w.-]+):.*\n    torch:", file.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def check_name(name: str) -> None:
+    """Raises BadInput for one that no stack has."""
+    if name and name not in names():
+        raise BadInput(f"STACK={name}: there is no such stack: give one of {', '.join(names())}")
+
+
 def find(name: str) -> Stack:
     """The stack of this name, or the default for ''."""
+    check_name(name)
     stacks = read()
-    if not name:
-        return next(stack for stack in stacks.values() if stack.is_default)
-    if name not in stacks:
-        raise BadInput(f"STACK={name}: there is no such stack: give one of {', '.join(stacks)}")
-    return stacks[name]
+    return stacks[name] if name else next(stack for stack in stacks.values() if stack.is_default)

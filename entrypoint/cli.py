@@ -176,7 +176,11 @@ def read_env_file(path: Path) -> dict[str, str]:
     try:
         lines = path.read_text().split("\n")
     except (OSError, UnicodeError) as error:
-        raise BadInput(f"--env-file {path} cannot be read: {error}") from None
+        why = error.strerror if isinstance(error, OSError) else "no text"
+        raise BadInput(
+            f"--env-file {path} cannot be read ({why}): give a file with one NAME=VALUE a line, as `env "
+            ">FILE` in a job writes it"
+        ) from None
     env = {}
     for number, line in enumerate(lines, 1):
         if not line or line.startswith("#"):

@@ -318,6 +318,12 @@ def _build(what: str, arguments: list[str]) -> NoReturn:
     for name in ("stack", "base", "extra", "offline", "image"):
         parser.add_argument(f"--{name}", default="auto" if name == "base" else "")
     given = parser.parse_args(arguments)
+    from containers import stacks
+
+    try:
+        stacks.check_name(given.stack)
+    except stacks.BadInput as error:
+        raise BadInput(f"image {what}: {error}") from None
     if what != "fetch" and not (shutil.which("apptainer") or shutil.which("singularity")):
         raise BadInput(
             f"image {what}: neither apptainer nor singularity is on PATH: load it (module avail apptainer), "

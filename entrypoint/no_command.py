@@ -22,6 +22,11 @@ MEANT = {
 """Words that mean one of our commands."""
 OF_CLUSTERS = ("slurm", "pbs", "srun", "salloc", "sbatch", "qsub")
 """Words with which other commands bring a job to a cluster."""
+OF_RUNNING = (
+    *("status", "logs", "log", "follow", "tail", "queue", "squeue", "qstat"),
+    *("stop", "cancel", "kill", "scancel", "qdel"),
+)
+"""Words for a job that is there."""
 
 
 def remedy(arguments: Sequence[str]) -> str:
@@ -32,6 +37,11 @@ def remedy(arguments: Sequence[str]) -> str:
     if name in OF_CLUSTERS:
         line, left = mistakes.instead(arguments, of_cluster=True)
         return f"{found} `{us} submit --cluster NAME {line}`?{left}"
+    if name in OF_RUNNING:
+        return (
+            f"{name} is no command: a job is followed with `{us} submit --follow JOB` or tail -f RUN/job.log"
+            ", and ended with scancel JOB or qdel JOB"
+        )
     if name == "-m" or name == "--" or name.endswith(".py"):
         return f"{found} `{us} run -- {shlex.join(word for word in arguments if word != '--')}`?"
     if name in mistakes.SHELLS:

@@ -144,7 +144,7 @@ def _behind_dashes(unknown: Sequence[str]) -> str:
     """What to say of a script before --: the line with it behind; empty if these words are none, or
     nobody has typed them."""
     name = unknown[0]
-    is_script = name == "-m" or name.endswith(".py") or Path(name).is_file()
+    is_cmd = is_script(name) or Path(name).is_file()
     command = typed()[:1]
     before, behind = split_command(typed()[1:])
     rest, ours = list(unknown), []
@@ -153,7 +153,7 @@ def _behind_dashes(unknown: Sequence[str]) -> str:
             del rest[0]
         else:
             ours.append(word)
-    if not command or not is_script or rest or "" in ours:
+    if not command or not is_cmd or rest or "" in ours:
         return ""
     start = "run" if command == ["demo"] else command[0]
     line = shlex.join([start, *ours, "--", *unknown, *behind])

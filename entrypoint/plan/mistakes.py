@@ -72,6 +72,11 @@ def check_command(
         return
     if name.endswith((".sh", ".bash", ".sbatch", ".pbs")):
         raise _shell(program, command)
+    if name.endswith(".ipynb"):
+        raise BadInput(
+            f"CMD {program} is a notebook: jupyter nbconvert --to script {shlex.quote(program)}, and give "
+            f"the script that this makes: -- {shlex.quote(program.removesuffix('.ipynb') + '.py')}"
+        )
     if program.startswith("-"):
         _check_module(command)
         return

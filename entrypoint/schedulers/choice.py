@@ -62,7 +62,7 @@ def find(env: Mapping[str, str], choice: str, request: Request) -> Scheduler:
     raise BadInput(
         "no scheduler's job id is in the environment: start this inside a job (a cleaned environment drops "
         "the variables; from a login node: apptrain submit), name it with --scheduler, or list the machines "
-        "with --nodes a,b --node-rank I"
+        "with --nodes a,b --node-rank I; on this machine: apptrain run -- CMD"
     )
 
 

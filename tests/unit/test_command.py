@@ -289,7 +289,7 @@ def builds(tmp_path: Path) -> dict[str, str]:
     """The environment of a checkout with tools that only tell how they are called, and with no Apptainer."""
     for folder in ("tools", "containers"):
         (tmp_path / folder).mkdir()
-    for name in ("Makefile", "containers/stacks.yaml"):
+    for name in ("Makefile", "containers/stacks.yaml", "containers/stacks.py"):
         shutil.copy(CHECKOUT / name, tmp_path / name)
     shutil.copytree(CHECKOUT / "entrypoint", tmp_path / "entrypoint")
     (tmp_path / "apptrain").write_text((CHECKOUT / "apptrain").read_text())
@@ -375,6 +375,16 @@ def test_a_run_is_in_the_image_that_is_given_else_in_that_of_the_variable_else_i
     assert (ran.returncode, ran.stderr) == (0, "")
     image = image.format(here=tmp_path)
     assert ran.stdout == f"{image} python -P -m entrypoint.embedded --nodes 3 -- my.py\n"
+
+
+@pytest.mark.parametrize("python", list(pythons()), ids=lambda path: path.name)
+def test_a_stack_that_is_not_there_is_refused_before_a_venv_is_made(python: Path, tmp_path: Path) -> None:
+    """Also without PyYAML."""
+    words = ("image", "fetch", "--stack", "cu999")
+    asked = run("./apptrain", *words, cwd=CHECKOUT, **bare(python, tmp_path))
+    assert (asked.returncode, asked.stdout) == (64, "")
+    said = "image fetch: STACK=cu999: there is no such stack: give one of cu132, cu126\n"
+    assert asked.stderr == f"apptrain: {said}"
 
 
 def test_what_was_meant_is_told_as_it_works_from_here(tmp_path: Path) -> None:

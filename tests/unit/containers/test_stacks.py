@@ -18,6 +18,7 @@ def test_the_stacks_are_the_newest_cuda_13_and_a_cuda_12_for_older_gpus() -> Non
         "cu132": ("13.2", True),
         "cu126": ("12.6", False),
     }
+    assert stacks.names() == list(found)
     assert stacks.find("").name == "cu132"
     assert stacks.find("cu126").image.name == "image-cu126.sif"
     assert stacks.find("cu132").image.name == "image.sif"

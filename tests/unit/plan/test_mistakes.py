@@ -66,6 +66,10 @@ TRIED = [
     Mistake(given="apptrain --nodes 2 my_script.py", found="--nodes stands before the command: did you mean `apptrain run --nodes 2 -- my_script.py`, or on a login node `apptrain submit --cluster NAME --nodes 2 -- my_script.py`?", who="apptrain"),
     Mistake(given="apptrain --nodes=2 -- my_script.py", found="--nodes stands before the command: did you mean `apptrain run --nodes=2 -- my_script.py`, or on a login node `apptrain submit --cluster NAME --nodes=2 -- my_script.py`?", who="apptrain"),
     Mistake(given="apptrain --cluster delta my_script.py", found="--cluster stands before the command: did you mean `apptrain submit --cluster delta -- my_script.py`?", who="apptrain"),
+    *(
+        Mistake(given=f"apptrain {name} 123", found=f"{name} is no command: a job is followed with `apptrain submit --follow JOB` or tail -f RUN/job.log, and ended with scancel JOB or qdel JOB", who="apptrain")
+        for name in ("status", "logs", "stop")
+    ),
     Mistake(given="apptrain --hlep", found="--hlep is no command: did you mean --help? (see apptrain --help)", who="apptrain"),
     Mistake(given="apptrain frobnicate", found="frobnicate is no command: give one of demo, run, submit, site, image, plan, launch, check, doctor, rerun, compare (see apptrain --help)", who="apptrain"),
     Mistake(given="apptrain -v", found="-v is no command: did you mean --version? (see apptrain --help)", who="apptrain"),
@@ -84,6 +88,7 @@ TRIED = [
         Mistake(given=f"apptrain {name} frobnicate", found=f"unrecognized arguments: frobnicate (CMD comes behind --): see `apptrain {name.split()[0]} --help`", who=who)
         for name, who in (("launch", "entrypoint"), ("plan", "entrypoint"), ("run", "entrypoint"), ("demo", "entrypoint"), ("submit --cluster generic", "submit"))
     ),
+    Mistake(given="apptrain image fetch --stack cu999", found="image fetch: STACK=cu999: there is no such stack: give one of cu132, cu126", who="apptrain"),
     Mistake(given="apptrain image biuld", found="image biuld: give one of build, fetch, verify, inspect: did you mean build?", who="apptrain"),
     # what another command takes
     *(
@@ -136,6 +141,7 @@ TRIED = [
     Mistake(given="cd data && apptrain run -- ../my_scirpt.py", found="CMD ../my_scirpt.py does not exist in {folder}/data/..: did you mean ../my_script.py?"),
     Mistake(given="apptrain run -- /none/my_script.py", found="CMD /none/my_script.py does not exist: there is no directory /none: check the path"),
     Mistake(given="apptrain run -- nothing.py", found="CMD nothing.py does not exist in {folder}: check the spelling; a module is given as -m NAME, a program that is no Python script needs --no-python"),
+    Mistake(given="apptrain run -- 'my book.ipynb' --lr 1", found="CMD my book.ipynb is a notebook: jupyter nbconvert --to script 'my book.ipynb', and give the script that this makes: -- 'my book.py'"),
     Mistake(given="apptrain run -- -m my_script.py", found="-m my_script.py: -m takes a module's name: leave -m out for a file"),
     Mistake(given="apptrain run -- data", found="CMD data is a directory: give a script in it, with its arguments"),
     Mistake(given="apptrain run --nodes 2 my_script.py --lr 1", found="my_script.py stands before --: did you mean `apptrain run --nodes 2 -- my_script.py --lr 1`?"),
@@ -160,8 +166,10 @@ TRIED = [
     Mistake(given="apptrain run --device cuda --nproc-per-node 2 -- my_script.py", found="2 ranks on a node, but this task sees 0 GPUs (none was granted): give --gpus-per-node N, or start fewer ranks"),
     Mistake(given="apptrain run --nodes two -- my_script.py", found="--nodes=two: must be a number from 1"),
     Mistake(given="apptrain plan --profile perlmuter --nodes a --node-rank 0", found="--profile perlmuter: there is no {checkout}/clusters/perlmuter.yaml: did you mean perlmutter?"),
+    Mistake(given="apptrain plan --env-file nothere", found="--env-file nothere cannot be read (No such file or directory): give a file with one NAME=VALUE a line, as `env >FILE` in a job writes it"),
+    Mistake(given="apptrain plan -- my_script.py", found="no scheduler's job id is in the environment: start this inside a job (a cleaned environment drops the variables; from a login node: apptrain submit), name it with --scheduler, or list the machines with --nodes a,b --node-rank I; on this machine: apptrain run -- CMD"),
     Mistake(given="apptrain plan --profile my.yaml --nodes a --node-rank 0", found="my.yaml: request: unknown key patition: did you mean partition?"),
-    Mistake(given="apptrain launch -- my_script.py", found="no scheduler's job id is in the environment: start this inside a job (a cleaned environment drops the variables; from a login node: apptrain submit), name it with --scheduler, or list the machines with --nodes a,b --node-rank I"),
+    Mistake(given="apptrain launch -- my_script.py", found="no scheduler's job id is in the environment: start this inside a job (a cleaned environment drops the variables; from a login node: apptrain submit), name it with --scheduler, or list the machines with --nodes a,b --node-rank I; on this machine: apptrain run -- CMD"),
     # the training
     Mistake(given="apptrain demo step=2", found="train: override: unknown key 'step': did you mean steps? (python -m train --help lists the keys)"),
     Mistake(given="apptrain demo --config digitz", found="train: --config digitz: no such file or shipped config: did you mean digits? give a path or one of cifar10-resnet18, digits, digits-short, imagenet-resnet50, synthetic-resnet50"),

@@ -70,7 +70,7 @@ CHOICE = [
         recording=NO_JOB,
         says="no scheduler's job id is in the environment: start this inside a job (a cleaned environment "
         "drops the variables; from a login node: apptrain submit), name it with --scheduler, or list the machines with --nodes a,b --node-rank "
-        "I",
+        "I; on this machine: apptrain run -- CMD",
     ),
     slurm(
         "a scheduler that is named but not there",
