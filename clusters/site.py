@@ -25,7 +25,7 @@ from clusters.survey.ask import Machine
 from clusters.survey.draft import QUESTION, Line
 from clusters.survey.limits import counted
 from containers import stacks
-from entrypoint.cli import EXIT_STATUS
+from entrypoint.cli import exit_status
 from entrypoint.errors import BadInput
 from entrypoint.plan.sources import HelpFormatter, parser_class
 
@@ -34,7 +34,8 @@ NEXT = """Looks at this machine alone: sinfo, scontrol, qstat, pbsnodes, ip, mod
 /sys, $SCRATCH.
 Each command has 20 s. What it could not know is a `# question:` there.
 
-Then: answer the questions, and apptrain submit --cluster NAME --dry-run
+Then: answer the questions in FILE, make profiles PROFILE=FILE, and
+apptrain submit --cluster FILE --dry-run -- my_script.py
 """
 
 
@@ -76,7 +77,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         prog="apptrain site",
         usage="apptrain site [-o FILE]",
         description="Write a first profile of this cluster, on its login node, and check it by a dry run.",
-        epilog=f"{NEXT}\n{EXIT_STATUS}",
+        epilog=f"{NEXT}\n{exit_status('0', '64')}",
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )

@@ -37,9 +37,9 @@ OF_JOB: Final = """options of the job, such as
   `apptrain launch --help-all` has them all.
 
 First: apptrain submit --cluster NAME --dry-run -- my_script.py
-Then: the same with --follow. `make submit CLUSTER=NAME ARGS='-- my_script.py'`
-does it too,
-and ends with 2 if this ends with 64.
+Then: the same with --follow.
+`make submit CLUSTER=NAME ARGS='-- my_script.py'` ends with 2 where this ends
+with 64.
 """
 
 
@@ -116,7 +116,12 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--cluster", default="", metavar="NAME", help="a profile of clusters/, or its path")
+    add(
+        "--cluster",
+        default="",
+        metavar="NAME",
+        help="a profile of clusters/, or its path; apptrain site writes one",
+    )
     add("--nodes", default="2", metavar="N", help="(default: 2)")
     add("--gpus", default="", metavar="N", help="of each node (default: all that it has)")
     add("--partition", default="", metavar="NAME", help="of Slurm, or a queue of PBS")

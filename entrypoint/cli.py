@@ -50,6 +50,12 @@ EXIT_STATUS = """exit status:
   N   otherwise the first failing rank's own status (128+N: killed by signal N)"""
 
 
+def exit_status(*only: str) -> str:
+    """That list, with these statuses alone."""
+    head, *rows = EXIT_STATUS.splitlines()
+    return "\n".join([head, *(row for row in rows if row.split()[0] in only)])
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs one command and returns its exit status."""
     try:
@@ -145,7 +151,8 @@ def parser(*, everything: bool = False) -> argparse.ArgumentParser:
             name,
             help=text,
             description=f"{text[0].upper()}{text[1:]}.",
-            epilog=f"{VARIABLES}\n{NEXT[name]}\n\n{EXIT_STATUS}",
+            epilog=f"{VARIABLES}\n{NEXT[name]}\n\n"
+            + (exit_status("0", "64") if name == "plan" else EXIT_STATUS),
             usage=f"apptrain {name} [options] [-- CMD ...]",
             formatter_class=sources.HelpFormatter,
             allow_abbrev=False,

@@ -23,39 +23,39 @@ from entrypoint.plan.commands import COMMANDS, split_command
 from entrypoint.plan.sources import HelpFormatter, parser_class
 from entrypoint.record.partition import VARIABLE, partition
 
-HELP = f"""usage: apptrain COMMAND [options] [-- CMD ...]
+HELP = """usage: apptrain COMMAND [options] [-- CMD ...]
 
 Multi-node PyTorch training: one image and one command, for Slurm, PBS and here.
 
 on this machine
-  demo     {COMMANDS["demo"]}
-  run      {COMMANDS["run"]}:
-           apptrain run -- my_script.py --lr 0.1
-  check    {COMMANDS["check"]}
+  demo     {demo}
+  run      {run}:
+           {us} run -- my_script.py --lr 0.1
+  check    {check}
 
 on a login node, from the checkout
-  image    {COMMANDS["image"]}:  apptrain image build
-  doctor   {COMMANDS["doctor"]};
+  image    {image}:  {us} image build
+  doctor   {doctor};
            --doctor of any job examines its nodes
-  site     {COMMANDS["site"]}
-  submit   {COMMANDS["submit"]}:
-           apptrain submit --cluster NAME --nodes 4 -- my_script.py --lr 0.1
+  site     {site}
+  submit   {submit}:
+           {us} submit --cluster NAME --nodes 4 -- my_script.py --lr 0.1
 
 afterwards
-  compare  {COMMANDS["compare"]}:
-           apptrain compare RUN RUN
-  rerun    {COMMANDS["rerun"]}
+  compare  {compare}:
+           {us} compare RUN RUN
+  rerun    {rerun}
 
 inside a job
-  plan     {COMMANDS["plan"]}
-  launch   {COMMANDS["launch"]}
+  plan     {plan}
+  launch   {launch}
 
 options
   --help, --version
 
-{cli.EXIT_STATUS}
+{status}
 
-`apptrain COMMAND --help` has the options.
+`{us} COMMAND --help` has the options.
 """
 IMAGE_HELP = """usage: apptrain image build|fetch|verify|inspect [options]
 
@@ -67,9 +67,9 @@ Build the image that jobs run in: Apptainer, locked packages, no root.
   inspect   print what it is made of
 
 options
-  --stack NAME     which CUDA: containers/stacks.yaml has them, and the default
+  --stack NAME     which CUDA{stacks} (containers/stacks.yaml)
   --base NAME      source of Debian: auto, debootstrap, docker (default: auto)
-  --extra FILE     a lock of further packages
+  --extra FILE     further packages, a requirements file
   --offline DIR    take everything from here
   --image FILE     the image (default: containers/image.sif, image-STACK.sif)
 
@@ -100,7 +100,7 @@ def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["help"] and arguments[1:]:
         arguments = [arguments[1], "--help"]
     if not arguments or arguments[0] in ("--help", "-h", "help", "--help-all"):
-        print(HELP + _first_step())
+        print(HELP.format(**COMMANDS, us=apptrain(), status=cli.EXIT_STATUS) + _first_step())
         return 0
     if arguments[0] == "--version":
         print(__version__)
@@ -238,9 +238,10 @@ def _doctor(arguments: list[str]) -> int:
     parser = parser_class()(
         prog="apptrain doctor",
         usage="apptrain doctor [--profile NAME] [--json]",
-        description="Say what would keep jobs that are submitted here from working. 0: healthy, 1: not.",
+        description="Say what would keep jobs that are submitted here from working.",
         epilog="On the nodes of a job: --doctor behind a job script, submit or run.\n\n"
-        "Then: apptrain submit --cluster NAME --dry-run -- my_script.py",
+        "Then: apptrain submit --cluster NAME --dry-run -- my_script.py\n\n"
+        "exit status: 0 healthy, 1 not, 64 bad input",
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
@@ -304,7 +305,13 @@ def _rerun(arguments: list[str]) -> int:
 def _image(arguments: list[str]) -> int:
     if arguments and not {"--help", "-h", "--help-all"} & set(arguments):
         _build(arguments[0], arguments[1:])
-    print(IMAGE_HELP, end="")
+    names = ""
+    if (HOME / "Makefile").exists():
+        from containers import stacks
+
+        first, *others = stacks.names()
+        names = f": {', '.join([f'{first} (default)', *others])}"
+    print(IMAGE_HELP.format(stacks=names), end="")
     return 0
 
 

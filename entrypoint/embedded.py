@@ -58,8 +58,7 @@ ATTEMPTS = 3
 OF_LAUNCH = """options of launch, such as
   --device cpu --nproc-per-node 2 --mode exec --no-python --on-failure restart
   `apptrain launch --help-all` has them all.
---image [FILE]: in the image; by default APPTRAIN_IMAGE, or what
-  `apptrain image build` makes.
+--image [FILE]: in the image (default: APPTRAIN_IMAGE, else the checkout's).
 Example: apptrain run --nodes 2 -- my_script.py --lr 0.1
 
 Then, on a cluster: apptrain submit --cluster NAME --nodes 2 -- my_script.py

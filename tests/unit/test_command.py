@@ -82,9 +82,14 @@ def test_help_fits_a_screen_and_names_the_next_step(arguments: tuple[str, ...], 
     "arguments", [("--help",), *((name, "--help") for name in COMMANDS if name != "image")]
 )
 def test_each_help_has_the_one_list_of_exit_statuses(arguments: tuple[str, ...]) -> None:
+    """Those that start nothing have the part that they can end with."""
     from entrypoint.cli import EXIT_STATUS
 
-    assert EXIT_STATUS in run(CHECKOUT / "apptrain", *arguments).stdout
+    shown = run(CHECKOUT / "apptrain", *arguments).stdout
+    if arguments[0] in ("plan", "site"):
+        assert shown.endswith("\n".join(EXIT_STATUS.splitlines()[:3]) + "\n")
+    else:
+        assert EXIT_STATUS in shown
 
 
 def test_a_line_that_begins_with_an_option_of_submit_is_known_as_one() -> None:
@@ -186,6 +191,11 @@ def test_the_first_step_is_one_that_works_here(tmp_path: Path) -> None:
     assert first == ["Begin with `make demo`; on a cluster with `./apptrain image build`."]
     shown = run("./apptrain", "help", VENV=sys.prefix).stdout
     assert "\nBegin with `./apptrain demo`; " in shown
+    assert "\n           ./apptrain submit --cluster NAME --nodes 4 -- my_script.py --lr 0.1\n" in shown
+
+
+def test_the_images_help_names_the_stacks() -> None:
+    assert "which CUDA: cu132 (default), cu126 (" in run("./apptrain", "image", "--help").stdout
 
 
 def test_the_help_of_a_command_has_two_spellings() -> None:
