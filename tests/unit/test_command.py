@@ -94,13 +94,13 @@ def test_each_help_has_the_one_list_of_exit_statuses(arguments: tuple[str, ...])
 
 def test_a_line_that_begins_with_an_option_of_submit_is_known_as_one() -> None:
     """The help has each of its options, with what it takes."""
-    from entrypoint import no_command
+    from entrypoint.plan import commands
 
     shown = run(CHECKOUT / "apptrain", "submit", "--help").stdout.partition("options of the job")[0]
     options = dict(re.findall(r"^  (--[a-z-]+)(?: ([A-Z:]+))?(?: |$)", shown, re.M))
     del options["--nodes"]  # `run` has it too
-    assert set(options) == set(no_command.FOR_SUBMIT)
-    assert {name for name, value in options.items() if not value} == set(no_command.FLAGS)
+    assert set(options) == set(commands.OF_SUBMIT)
+    assert {name for name, value in options.items() if not value} == set(commands.FLAGS)
 
 
 def test_all_options_are_in_help_all_alone() -> None:
