@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from entrypoint import __version__, cli, no_command, spelling
 from entrypoint.checkout import HOME, apptrain, make
-from entrypoint.errors import BadInput, Refusal
+from entrypoint.errors import INTERRUPTED, BadInput, Refusal
 from entrypoint.plan import commands, mistakes
 from entrypoint.plan.commands import COMMANDS, split_command
 from entrypoint.plan.sources import HelpFormatter, parser_class
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"apptrain: {refusal}", file=sys.stderr)
         return refusal.status
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:  # as `| head` leaves it, at which the interpreter's end would print a traceback
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
