@@ -101,8 +101,9 @@ def read(file: Path = FILE) -> dict[str, Stack]:
 
 
 def names(file: Path = FILE) -> list[str]:
-    """Of all stacks, in the file's order."""
-    return re.findall(r"^  ([\w.-]+):.*\n    torch:", file.read_text(encoding="utf-8"), re.MULTILINE)
+    """Of all stacks, in the file's order, without the package that reads the rest."""
+    _, _, listed = file.read_text(encoding="utf-8").partition("\nstacks:\n")
+    return re.findall(r"^  ([\w.-]+):", listed, re.MULTILINE)
 
 
 def check_name(name: str) -> None:

@@ -1,6 +1,7 @@
 """The pinned stacks and their locks."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -18,11 +19,17 @@ def test_the_stacks_are_the_newest_cuda_13_and_a_cuda_12_for_older_gpus() -> Non
         "cu132": ("13.2", True),
         "cu126": ("12.6", False),
     }
-    assert stacks.names() == list(found)
     assert stacks.find("").name == "cu132"
     assert stacks.find("cu126").image.name == "image-cu126.sif"
     assert stacks.find("cu132").image.name == "image.sif"
     assert "7.0" in stacks.find("cu126").compute_capability
+
+
+def test_the_names_alone_are_those_of_all_stacks_however_an_entry_is_written(tmp_path: Path) -> None:
+    assert stacks.names() == list(stacks.read())
+    added = "\n  a.third-1:  # with a remark\n    cuda: '13.3'\n    megabytes: {image: 1}\n    torch: '3.0'\n"
+    (tmp_path / "stacks.yaml").write_text(stacks.FILE.read_text() + added)
+    assert stacks.names(tmp_path / "stacks.yaml") == [*stacks.read(), "a.third-1"]
 
 
 def test_an_unknown_stack_is_refused() -> None:
