@@ -1,13 +1,16 @@
-"""Run in an image: which parts of which libraries `import torch` touches, in the order of loading.
+"""Run in an image: what a start reads of it, in that order: the launcher's modules, and what torch touches.
 
 What this module alone knows: how to ask the kernel. It prints a line `SIZE BLOCKS PATH` for each library:
-SIZE in bytes, BLOCKS as in `0-3,7`, of 128 KiB each. They differ a little from machine to machine. So the
-lines are kept with the locks, and a build copies them: the image is the same wherever it is built.
+SIZE in bytes, BLOCKS as in `0-3,7`, of 128 KiB each; then a line `PATH` for each module's source. They differ
+a little from machine to machine. So the lines are kept with the locks, and a build copies them: the image is
+the same wherever it is built.
 """
 
 import ctypes
+import importlib
 import os
 import struct
+import sys
 from pathlib import Path
 
 BLOCK = 128 * 1024
@@ -59,13 +62,22 @@ def spelled(numbers: set[int]) -> str:
     return ",".join(f"{begin}-{end}" if begin < end else f"{begin}" for begin, end in runs)
 
 
+def sources() -> list[str]:
+    """Of this process's modules, in the order of their import."""
+    specs = (getattr(module, "__spec__", None) for module in sys.modules.values())
+    origins = (str(getattr(spec, "origin", None)) for spec in specs)
+    return [origin for origin in origins if origin.startswith("/") and origin.endswith(".py")]
+
+
 def main() -> None:
-    import torch  # noqa: F401
+    for name in ("entrypoint.job.prepare", "entrypoint.run.launch", "torch"):
+        importlib.import_module(name)
 
     blocks = touched()
     for path in loaded():
         if blocks.get(path):
             print(Path(path).stat().st_size, spelled(blocks[path]), path)
+    print(*sources(), sep="\n")
 
 
 if __name__ == "__main__":

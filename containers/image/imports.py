@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
 
 FILE = "/opt/apptrain/bytecode"
-"""MAGIC_NUMBER and the size of the table, WORD bytes each; the table; one module's code after the other."""
+"""MAGIC_NUMBER and the size of the table, WORD bytes each; the table, and how many bytes of code are those of
+AHEAD; one module's code after the other, first those, in their order."""
 WORD = 8
 PYC_HEAD = 16
 AHEAD = "/opt/apptrain/ahead"
@@ -50,9 +51,9 @@ Names = dict[str, tuple[int, int, bool]]
 class Bytecode:
     """The file, mapped once something of it is needed; forks share it."""
 
-    def __init__(self, file: str, begin: int):
+    def __init__(self, file: str, begin: int, listed: int):
         self.time = os.stat(file).st_mtime
-        self._file, self._begin = file, begin
+        self._file, self._begin, self._listed = file, begin, listed
         self._view: memoryview | None = None
 
     def code(self, begin: int, size: int) -> "CodeType":
@@ -63,6 +64,12 @@ class Bytecode:
                 self._view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[self._begin :]
         found: CodeType = marshal.loads(self._view[begin : begin + size])
         return found
+
+    def read_ahead(self) -> None:
+        """The same for the code that an import of torch needs."""
+        with open(self._file, "rb", buffering=0) as file:
+            for begin in range(0, self._begin + self._listed, BLOCK):
+                os.posix_fadvise(file.fileno(), begin, BLOCK, os.POSIX_FADV_WILLNEED)
 
 
 class Loader(SourceFileLoader):
@@ -94,6 +101,7 @@ class Finder(FileFinder):
         loader = Loader(fullname, path, self._bytecode, begin, size)
         if fullname == "torch":
             read_ahead()
+            self._bytecode.read_ahead()
         below = [base] if package else None
         return spec_from_file_location(fullname, path, loader=loader, submodule_search_locations=below)
 
@@ -116,8 +124,9 @@ def install(file: str = FILE) -> None:
             if stream.read(WORD) != MAGIC_NUMBER.ljust(WORD):
                 return
             size = int.from_bytes(stream.read(WORD))
-            folders: dict[str, Names] = marshal.loads(stream.read(size))
-        bytecode = Bytecode(file, 2 * WORD + size)
+            folders: dict[str, Names]
+            folders, listed = marshal.loads(stream.read(size))
+        bytecode = Bytecode(file, 2 * WORD + size, listed)
     except (OSError, EOFError):
         return
 
@@ -138,6 +147,8 @@ def read_ahead(file: str = AHEAD) -> None:
     try:
         with open(file) as stream:
             for line in stream:
+                if line.startswith("/"):
+                    break  # what follows is for `gather`
                 size, blocks, path = line.rstrip("\n").split(" ", 2)
                 _will_need(path, int(size), blocks)
     except OSError:
@@ -154,27 +165,34 @@ def _will_need(path: str, size: int, blocks: str) -> None:
                 os.posix_fadvise(library.fileno(), block * BLOCK, BLOCK, os.POSIX_FADV_WILLNEED)
 
 
-def gather(file: str, tops: list[str]) -> None:
-    """Writes the file, with what lies compiled in these folders and below."""
-    folders: dict[str, Names] = {}
-    codes: list[bytes] = []
-    end = 0
+def gather(file: str, ahead: str, tops: list[str]) -> None:
+    """Writes the file, with what lies compiled in these folders and below. `ahead`: where AHEAD lies now."""
+    with open(ahead) as stream:
+        listed = [line.rstrip("\n") for line in stream if line.startswith("/")]
+    order = {path: place for place, path in enumerate(listed)}
+    modules: list[tuple[int, str, bytes]] = []
     for top in tops:
         for folder, below, files in os.walk(top):
             below.sort()
             for name in sorted(file for file in files if file.endswith(".py")):
-                module = name.removesuffix(".py")
-                code = _compiled(folder, module)
-                if code:
-                    package = module == "__init__"
-                    where, module = os.path.split(folder) if package else (folder, module)
-                    folders.setdefault(where, {})[module] = end, len(code), package
-                    codes.append(code)
-                    end += len(code)
-    table = marshal.dumps(folders)
-    with open(file, "wb") as stream:
-        stream.write(MAGIC_NUMBER.ljust(WORD) + len(table).to_bytes(WORD) + table)
-        stream.writelines(codes)
+                path = f"{folder}/{name}"
+                if code := _compiled(folder, name.removesuffix(".py")):
+                    modules.append((order.get(path, len(order)), path, code))
+    modules.sort(key=lambda module: module[0])  # those that are not listed stay in their order
+    folders: dict[str, Names] = {}
+    end = end_of_listed = 0
+    for place, path, code in modules:
+        where, name = os.path.split(path.removesuffix(".py"))
+        package = name == "__init__"
+        where, name = os.path.split(where) if package else (where, name)
+        folders.setdefault(where, {})[name] = end, len(code), package
+        end += len(code)
+        if place < len(order):
+            end_of_listed = end
+    table = marshal.dumps((folders, end_of_listed))
+    with open(file, "wb") as out:
+        out.write(MAGIC_NUMBER.ljust(WORD) + len(table).to_bytes(WORD) + table)
+        out.writelines(code for _, _, code in modules)
 
 
 def _compiled(folder: str, module: str) -> bytes:
@@ -189,4 +207,4 @@ def _compiled(folder: str, module: str) -> bytes:
 
 
 if __name__ == "__main__":
-    gather(sys.argv[1], sys.argv[2:])
+    gather(sys.argv[1], sys.argv[2], sys.argv[3:])

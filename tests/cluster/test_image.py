@@ -206,13 +206,20 @@ print(len(cached), torch.nn.__file__, torch.nn.__cached__, inspect.getsource(tor
     assert rest == f"{nn}__init__.py {nn}__pycache__/__init__.cpython-313.pyc def relu"
 
 
-def test_what_is_read_ahead_is_of_this_images_libraries(host: Host) -> None:
+def test_what_is_read_ahead_is_of_this_images_libraries_and_modules(host: Host) -> None:
     """Else it is time for `ahead.py` again, as CONTRIBUTING.md says."""
-    code = "import os; lines = [line.split(' ', 2) for line in open('/opt/apptrain/ahead').read().splitlines()]\n"
-    code += "print(len(lines), sum(os.stat(path).st_size == int(size) for size, _, path in lines))"
-    listed, fitting = inside(host, "python", "-c", code).split()
-    assert int(listed) > 50
-    assert listed == fitting
+    code = """if True:
+        import os
+        lines = open('/opt/apptrain/ahead').read().splitlines()
+        libraries = [line.split(' ', 2) for line in lines if not line.startswith('/')]
+        modules = [line for line in lines if line.startswith('/') and '/entrypoint/' not in line]
+        print(len(libraries), sum(os.stat(path).st_size == int(size) for size, _, path in libraries))
+        print(len(modules), sum(map(os.path.exists, modules)))
+    """
+    libraries, modules = (line.split() for line in inside(host, "python", "-c", code).splitlines())
+    assert (int(libraries[0]) > 50, int(modules[0]) > 1000) == (True, True)
+    assert libraries[0] == libraries[1]
+    assert modules[0] == modules[1]
 
 
 def test_a_shell_in_it(host: Host) -> None:

@@ -1,5 +1,6 @@
 """Imports from the image's one file of bytecode, beside Python's own of the same modules."""
 
+import marshal
 import os
 import subprocess
 import sys
@@ -43,8 +44,11 @@ def image(tmp_path: Path) -> Path:
         (folder / name).write_text(text)
     (folder / "apptrain_imports.py").write_bytes(Path(imports.__file__).read_bytes())
     compile_dir(folder, quiet=1, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
-    file = tmp_path / "bytecode"
-    subprocess.run([sys.executable, imports.__file__, file, folder], check=True)
+    file, listed = tmp_path / "bytecode", tmp_path / "listed"
+    listed.write_text(
+        f"4 0 /lib/no-module.so\n{folder}/torch.py\n{folder}/pack/__init__.py\n{folder}/gone.py\n"
+    )
+    subprocess.run([sys.executable, imports.__file__, file, listed, folder], check=True)
     (folder / "apptrain_imports.pth").write_text(
         f"import apptrain_imports; apptrain_imports.install({str(file)!r})"
     )
@@ -179,11 +183,23 @@ def test_a_folder_with_other_files_than_in_the_image_is_read_itself(image: Path)
 
 def test_only_what_lies_compiled_is_gathered(image: Path, tmp_path: Path) -> None:
     (image / "pack/__pycache__" / f"below.{sys.implementation.cache_tag}.pyc").unlink()
-    imports.gather(str(tmp_path / "again"), [str(image)])
+    listed = str(tmp_path / "listed")
+    imports.gather(str(tmp_path / "again"), listed, [str(image)])
     found, whole = (tmp_path / name for name in ("again", "bytecode"))
     assert 0 < found.stat().st_size < whole.stat().st_size
-    imports.gather(str(tmp_path / "third"), [str(image)])
+    imports.gather(str(tmp_path / "third"), listed, [str(image)])
     assert (tmp_path / "third").read_bytes() == found.read_bytes()
+
+
+def test_the_modules_that_are_listed_come_first_in_their_order(image: Path, tmp_path: Path) -> None:
+    head = (tmp_path / "bytecode").read_bytes()
+    size = int.from_bytes(head[imports.WORD : 2 * imports.WORD])
+    folders, end_of_listed = marshal.loads(head[2 * imports.WORD :][:size])
+    places = {f"{folder}/{name}": place for folder, names in folders.items() for name, place in names.items()}
+    begin, torch, _ = places.pop(f"{image}/torch")
+    assert begin == 0
+    assert places.pop(f"{image}/pack") == (torch, end_of_listed - torch, True)
+    assert min(begin for begin, _, _ in places.values()) == end_of_listed
 
 
 # --- reading ahead ----------------------------------------------------------------------------------------------
@@ -199,6 +215,7 @@ def test_what_is_listed_is_read_ahead_in_its_order(tmp_path: Path, monkeypatch: 
     for name in ("first lib.so", "second.so", "changed.so"):
         (tmp_path / name).write_bytes(b"1234")
     listed = [f"4 3,5-6 {tmp_path}/first lib.so", f"5 0 {tmp_path}/changed.so", f"4 0 {tmp_path}/second.so"]
+    listed += [f"{tmp_path}/a module.py"]
     (tmp_path / "ahead").write_text("".join(f"{line}\n" for line in listed))
     imports.read_ahead(str(tmp_path / "ahead"))
     first = [("first lib.so", block, imports.BLOCK) for block in (3, 5, 6)]
@@ -216,6 +233,12 @@ def test_it_is_read_ahead_when_torch_is_found_in_the_image(image: Path) -> None:
     assert python(image, code) == "ahead\n"
 
 
+def test_the_code_that_torch_needs_is_read_ahead_too(image: Path, tmp_path: Path) -> None:
+    code = "import os; os.posix_fadvise = lambda fd, *what: print(os.readlink(f'/proc/self/fd/{fd}'), what)\n"
+    found = python(image, code + "import alone, torch")
+    assert found == f"{tmp_path}/bytecode {(0, imports.BLOCK, os.POSIX_FADV_WILLNEED)}\n"
+
+
 def test_the_list_is_of_the_blocks_that_a_process_has_touched() -> None:
     assert ahead.spelled({0, 1, 2, 3, 7, 9, 10}) == "0-3,7,9-10"
     found, blocks = ahead.loaded(), ahead.touched()
@@ -223,3 +246,4 @@ def test_the_list_is_of_the_blocks_that_a_process_has_touched() -> None:
     assert 0 in blocks[libc]
     assert max(blocks[libc]) <= Path(libc).stat().st_size // ahead.BLOCK
     assert ahead.BLOCK == imports.BLOCK
+    assert ahead.__file__ in ahead.sources()
