@@ -157,12 +157,12 @@ def _profile(name: str) -> tuple[Profile, Path]:
     known = _known()
     choice = f"give one of {', '.join(known)}, or the path of a profile"
     if not name:
-        raise BadInput(f"--cluster is missing: {choice}; {_writes(CLUSTERS / 'mine.yaml')}")
+        raise BadInput(f"--cluster is missing: {choice}, {_or_write(CLUSTERS / 'mine.yaml')}")
     file = find(name)
     if not file.exists() and file.parent == CLUSTERS:
         raise BadInput(f"--cluster {name}: there is no {file}{spelling.meant(name, known) or f': {choice}'}")
     if not file.exists():
-        raise BadInput(f"--cluster {name}: there is no {file}: check the path; {_writes(file)}")
+        raise BadInput(f"--cluster {name}: there is no {file}: check the path, {_or_write(file)}")
     profile, text = load_checked(file, f"--cluster {name}")
     made = host_file(file)
     if not made.exists() or made.read_text(encoding="utf-8") != text:
@@ -172,10 +172,10 @@ def _profile(name: str) -> tuple[Profile, Path]:
     return profile, file
 
 
-def _writes(file: Path) -> str:
+def _or_write(file: Path) -> str:
     shown = os.path.relpath(file) if file.is_absolute() and Path.cwd() in file.parents else file
     line = f"{apptrain()} site -o {shlex.quote(str(shown))}"
-    return f"`{line}` writes one, on a login node of a cluster that is not listed"
+    return f"or run `{line}` on your cluster's login node, which writes one"
 
 
 def _wish(options: argparse.Namespace, arguments: tuple[str, ...]) -> Wish:

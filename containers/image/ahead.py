@@ -63,7 +63,7 @@ def spelled(numbers: set[int]) -> str:
 
 
 def sources() -> list[str]:
-    """Of this process's modules, in the order of their import."""
+    """Of this process's modules, in the order in which their imports ended."""
     specs = (getattr(module, "__spec__", None) for module in sys.modules.values())
     origins = (str(getattr(spec, "origin", None)) for spec in specs)
     return [origin for origin in origins if origin.startswith("/") and origin.endswith(".py")]

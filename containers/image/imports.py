@@ -66,10 +66,9 @@ class Bytecode:
         return found
 
     def read_ahead(self) -> None:
-        """The same for the code that an import of torch needs."""
+        """Has the kernel read the code that an import of torch needs; waits for nothing."""
         with open(self._file, "rb", buffering=0) as file:
-            for begin in range(0, self._begin + self._listed, BLOCK):
-                os.posix_fadvise(file.fileno(), begin, BLOCK, os.POSIX_FADV_WILLNEED)
+            _will_need(file.fileno(), range((self._begin + self._listed) // BLOCK + 1))
 
 
 class Loader(SourceFileLoader):
@@ -150,19 +149,23 @@ def read_ahead(file: str = AHEAD) -> None:
                 if line.startswith("/"):
                     break  # what follows is for `gather`
                 size, blocks, path = line.rstrip("\n").split(" ", 2)
-                _will_need(path, int(size), blocks)
+                _library_will_be_needed(path, int(size), blocks)
     except OSError:
         pass  # then they are read as they are needed
 
 
-def _will_need(path: str, size: int, blocks: str) -> None:
+def _library_will_be_needed(path: str, size: int, blocks: str) -> None:
     with open(path, "rb", buffering=0) as library:
         if os.fstat(library.fileno()).st_size != size:
             return
         for run in blocks.split(","):
             begin, _, end = run.partition("-")
-            for block in range(int(begin), int(end or begin) + 1):
-                os.posix_fadvise(library.fileno(), block * BLOCK, BLOCK, os.POSIX_FADV_WILLNEED)
+            _will_need(library.fileno(), range(int(begin), int(end or begin) + 1))
+
+
+def _will_need(fd: int, blocks: range) -> None:
+    for block in blocks:
+        os.posix_fadvise(fd, block * BLOCK, BLOCK, os.POSIX_FADV_WILLNEED)
 
 
 def gather(file: str, ahead: str, tops: list[str]) -> None:

@@ -244,7 +244,7 @@ def test_a_file_of_arguments_that_the_user_gave_stays_as_it_is(site: Site) -> No
 
 
 KNOWN = "delta, derecho, gadi, generic, generic-pbs, gwdg-grete, lab, perlmutter, polaris, or the path of a profile"
-WRITES = "`apptrain site -o {}` writes one, on a login node of a cluster that is not listed"
+WRITES = "or run `apptrain site -o {}` on your cluster's login node, which writes one"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ WRITES = "`apptrain site -o {}` writes one, on a login node of a cluster that is
     [
         (
             ["--cluster", ""],
-            f"--cluster is missing: give one of {KNOWN}; {WRITES.format('clusters/mine.yaml')}",
+            f"--cluster is missing: give one of {KNOWN}, {WRITES.format('clusters/mine.yaml')}",
         ),
         (
             ["--cluster", "nowhere"],
@@ -260,7 +260,7 @@ WRITES = "`apptrain site -o {}` writes one, on a login node of a cluster that is
         ),
         (
             ["--cluster", "./no.yaml"],
-            f"--cluster ./no.yaml: there is no no.yaml: check the path; {WRITES.format('no.yaml')}",
+            f"--cluster ./no.yaml: there is no no.yaml: check the path, {WRITES.format('no.yaml')}",
         ),
         (["--nodes", "0"], "--nodes 0: give a whole number from 1"),
         (["--nodes", "2:4"], "--nodes 2:4: give a whole number from 1"),

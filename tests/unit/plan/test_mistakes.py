@@ -119,7 +119,7 @@ TRIED = [
     Mistake(given="apptrain site mine.yaml", found="unrecognized arguments: mine.yaml: did you mean -o mine.yaml?", who="site"),
     Mistake(given="apptrain submit perlmutter my_script.py", found="perlmutter stands without --cluster: did you mean `apptrain submit --cluster perlmutter -- my_script.py`?", who="submit"),
     Mistake(given="apptrain submit generic --nodes 4 -- my_script.py", found="generic stands without --cluster: did you mean `apptrain submit --cluster generic --nodes 4 -- my_script.py`?", who="submit"),
-    Mistake(given="apptrain submit --cluster ./x.yaml -- my_script.py", found="--cluster ./x.yaml: there is no x.yaml: check the path; `apptrain site -o x.yaml` writes one, on a login node of a cluster that is not listed", who="submit"),
+    Mistake(given="apptrain submit --cluster ./x.yaml -- my_script.py", found="--cluster ./x.yaml: there is no x.yaml: check the path, or run `apptrain site -o x.yaml` on your cluster's login node, which writes one", who="submit"),
     Mistake(given="apptrain run --image my_script.py", found="my_script.py is no image: did you mean `apptrain run --image -- my_script.py`?", who="apptrain"),
     Mistake(given="apptrain run --image my_script.py --lr 1 --nodes 2", found="my_script.py is no image: did you mean `apptrain run --nodes 2 --image -- my_script.py --lr 1`?", who="apptrain"),
     Mistake(given="apptrain run --no-python --image=run.sh -- a", found="run.sh is no image: did you mean `apptrain run --no-python --image -- run.sh a`?", who="apptrain"),
@@ -180,7 +180,7 @@ TRIED = [
     Mistake(given="apptrain rerun nothere", found="there is no directory nothere: give a run directory, such as runs/NAME-ID", who="apptrain"),
     Mistake(given="apptrain rerun data", found="data cannot be run again: manifest.json: No such file or directory: give a run directory, such as runs/NAME-ID", who="apptrain"),
     # a submission
-    Mistake(given="apptrain submit -- my_script.py", found="--cluster is missing: give one of delta, derecho, gadi, generic, generic-pbs, gwdg-grete, perlmutter, polaris, or the path of a profile; `apptrain site -o {checkout}/clusters/mine.yaml` writes one, on a login node of a cluster that is not listed", who="submit"),
+    Mistake(given="apptrain submit -- my_script.py", found="--cluster is missing: give one of delta, derecho, gadi, generic, generic-pbs, gwdg-grete, perlmutter, polaris, or the path of a profile, or run `apptrain site -o {checkout}/clusters/mine.yaml` on your cluster's login node, which writes one", who="submit"),
     Mistake(given="apptrain submit --cluster perlmuter -- my_script.py", found="--cluster perlmuter: there is no {checkout}/clusters/perlmuter.yaml: did you mean perlmutter?", who="submit"),
     Mistake(given="apptrain submit --cluster generic --node 8 -- my_script.py", found="--node: no option of submit, nor of a job: did you mean --nodes or --node-rank?", who="submit"),
     Mistake(given="apptrain submit --cluster generic --gpu 4 -- my_script.py", found="--gpu: no option of submit, nor of a job: did you mean --gpus?", who="submit"),
