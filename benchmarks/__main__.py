@@ -26,11 +26,11 @@ from benchmarks.output import output
 from benchmarks.ranks import ranks
 from benchmarks.selection import selection
 from benchmarks.threads import threads
+from entrypoint.errors import BAD_INPUT
 
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parent
 NODES = 16384
-BAD_INPUT = 64
 
 
 def main() -> None:

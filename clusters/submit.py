@@ -24,7 +24,7 @@ from containers import stacks
 from entrypoint import spelling
 from entrypoint.checkout import apptrain, make
 from entrypoint.cli import EXIT_STATUS
-from entrypoint.errors import BadInput
+from entrypoint.errors import BAD_INPUT, BadInput
 from entrypoint.plan.commands import elsewhere, split_command, with_dashes
 from entrypoint.plan.options import OPTIONS
 from entrypoint.plan.profile import CLUSTERS, GPUS_ASKED_FOR, Profile, expanded, find
@@ -32,14 +32,14 @@ from entrypoint.plan.sources import HelpFormatter, parser_class
 
 CHECKOUT: Final = CLUSTERS.resolve().parent
 SCRIPTS: Final = {"slurm": "slurm/multinode.sbatch", "pbs": "pbs/multinode.pbs"}
-OF_JOB: Final = """options of the job, such as
+OF_JOB: Final = f"""options of the job, such as
   --device cpu --nproc-per-node 2 --on-failure restart --run-dir DIR
   `apptrain launch --help-all` has them all.
 
 First: apptrain submit --cluster NAME --dry-run -- my_script.py
 Then: the same with --follow.
 `make submit CLUSTER=NAME ARGS='-- my_script.py'` ends with 2 where this ends
-with 64.
+with {BAD_INPUT}.
 """
 
 

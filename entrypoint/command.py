@@ -17,7 +17,7 @@ from typing import NoReturn
 
 from entrypoint import __version__, cli, no_command, spelling
 from entrypoint.checkout import HOME, apptrain, make
-from entrypoint.errors import INTERRUPTED, BadInput, Refusal
+from entrypoint.errors import BAD_INPUT, INTERRUPTED, BadInput, Refusal
 from entrypoint.plan import commands, mistakes
 from entrypoint.plan.commands import COMMANDS, split_command
 from entrypoint.plan.sources import HelpFormatter, parser_class
@@ -241,7 +241,7 @@ def _doctor(arguments: list[str]) -> int:
         description="Say what would keep jobs that are submitted here from working.",
         epilog="On the nodes of a job: --doctor behind a job script, submit or run.\n\n"
         "Then: apptrain submit --cluster NAME --dry-run -- my_script.py\n\n"
-        "exit status: 0 healthy, 1 not, 64 bad input",
+        f"exit status: 0 healthy, 1 not, {BAD_INPUT} bad input",
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
@@ -262,7 +262,7 @@ def _compare(arguments: list[str]) -> int:
         usage="apptrain compare RUN RUN... [--json] [-o FILE.png]",
         description="Say what is equal and what differs between run directories, at which step their numbers "
         "part, and what explains that. The first is compared with each of the others.",
-        epilog="exit status: 0 identical numbers, 1 other numbers, 64 not comparable\n\n"
+        epilog=f"exit status: 0 identical numbers, 1 other numbers, {BAD_INPUT} not comparable\n\n"
         "Then: apptrain rerun RUN, the same run again\nMore: docs/compare.md",
         formatter_class=HelpFormatter,
         allow_abbrev=False,

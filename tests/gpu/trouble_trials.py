@@ -4,12 +4,12 @@ from pathlib import Path
 
 from benchmarks.bounded import Ended
 from benchmarks.device import NODE
+from entrypoint.errors import STUCK
 
 from .trial import SCRIPTS, Bench, expect
 
 PATIENCE = "5"
 """Of the hang detector, in seconds."""
-STUCK = 124
 
 
 def hang(bench: Bench) -> str:
