@@ -301,7 +301,8 @@ def builds(tmp_path: Path) -> dict[str, str]:
         (tmp_path / folder).mkdir()
     for name in ("Makefile", "containers/stacks.yaml", "containers/stacks.py"):
         shutil.copy(CHECKOUT / name, tmp_path / name)
-    shutil.copytree(CHECKOUT / "entrypoint", tmp_path / "entrypoint")
+    unfinished = shutil.ignore_patterns("*.pyc.*")  # bytecode that another test's Python writes just now
+    shutil.copytree(CHECKOUT / "entrypoint", tmp_path / "entrypoint", ignore=unfinished)
     (tmp_path / "apptrain").write_text((CHECKOUT / "apptrain").read_text())
     (tmp_path / "apptrain").chmod(0o755)
     (tmp_path / "tools/login-python.sh").write_text(f"#!/bin/sh\necho {sys.executable}\n")

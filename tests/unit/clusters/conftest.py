@@ -43,9 +43,10 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forks]:
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What submits, compiled."""
     folder = tmp_path_factory.mktemp("checkout") / "check out"
-    shutil.copytree(CHECKOUT / "clusters", folder / "clusters")
+    unfinished = shutil.ignore_patterns("*.pyc.*")  # bytecode that another test's Python writes just now
+    for part in ("clusters", "entrypoint"):
+        shutil.copytree(CHECKOUT / part, folder / part, ignore=unfinished)
     (folder / "containers").mkdir()
-    shutil.copytree(CHECKOUT / "entrypoint", folder / "entrypoint")
     for name in ("containers/__init__.py", "containers/stacks.py", "containers/stacks.yaml"):
         shutil.copy(CHECKOUT / name, folder / name)
     for name, text in (("slurm/multinode.sbatch", "#!/bin/bash\n"), ("pbs/multinode.pbs", PBS_SCRIPT)):
