@@ -76,7 +76,20 @@ STAND_INS = {
 def evils(canary: Path) -> list[str]:
     """Texts that create the file when a shell runs them: as a number, and as words, quoted or not."""
     touch = f"touch {canary}"
-    return [f"PATH[$({touch})]", f"$({touch})`{touch}`;{touch};\n{touch}\n'\"; {touch} #"]
+    return [f"PATH[$({touch})]", f"$({touch})`{touch}`;{touch};\n{touch}\n';{touch} #\";{touch} #"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("((x))", "[[ $x -gt 1 ]]", ": $((x + 1))", "declare -i n; n=$x", "a[$x]=1", ": ${PATH:$x:1}"),
+        *('eval "$x"', "eval \"y='$x'\"", 'eval "y=\\"$x\\""', 'bash -c "$x"', "bash -c \"y='$x'\""),
+    ],
+)
+def test_these_texts_are_run_by_a_shell_that_evaluates_them(tmp_path: Path, line: str) -> None:
+    for evil in evils(tmp_path / "ran"):
+        subprocess.run(["bash", "-c", line], env={**os.environ, "x": evil}, capture_output=True, check=False)
+    assert (tmp_path / "ran").exists()
 
 
 def own_variables(*files: str) -> list[str]:
