@@ -50,7 +50,7 @@ class Site:
     def sh(self, node: str, line: str) -> str:
         """Runs a line as root on a node, which is a fresh one for the next test."""
         self.touched.add(node)
-        ended = self.user.cluster[node].run(["bash", "-euo", "pipefail", "-c", line])
+        ended = self.user.cluster[node].run(["bash", "-euo", "pipefail", "-c", line], timeout=BOUND)
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 

@@ -831,6 +831,7 @@ import torch
 import torch.distributed as dist
 dist.init_process_group("gloo")
 rank, total = dist.get_rank(), torch.zeros(1)
+beat = os.open(os.path.join(os.environ["APPTRAIN_HEARTBEAT"], str(rank)), os.O_CREAT | os.O_WRONLY)
 
 def load(step):
     if step == 5 and sys.argv[1:] == [str(rank)]:
@@ -839,7 +840,7 @@ def load(step):
 for step in range(1, 1000000):
     load(step)
     dist.all_reduce(total)
-    Path(os.environ["APPTRAIN_HEARTBEAT"], str(rank)).write_text(str(step))
+    os.pwrite(beat, str(step).encode(), 0)  # in one call: whenever it is stopped, there is a number
     if step == 20:
         Path(f"pid.{rank}").write_text(str(os.getpid()))
     time.sleep(0.01)
@@ -864,7 +865,7 @@ def test_a_stopped_rank_is_named_with_the_stacks_of_all_while_the_others_wait(tm
     begin = "entrypoint: rank 3 on 127.0.0.2, status 124: stuck, no step for 3 s after step "
     assert message.startswith(begin), message
     assert ": it is stopped by a signal in script.py:" in message
-    assert message.endswith(", while 3 of 4 ranks wait in all_reduce, script.py:15 <module>")
+    assert message.endswith(", while 3 of 4 ranks wait in all_reduce, script.py:16 <module>")
     assert where == f"entrypoint: where each rank was: {ended.run / 'stacks' / '0'}"
     for rank in range(4):
         stack = (ended.run / "stacks" / "0" / f"127.0.0.{1 + rank // 2}.rank{rank}.txt").read_text()
@@ -881,7 +882,7 @@ def test_a_rank_that_holds_the_interpreters_lock_is_named_by_its_line(tmp_path: 
     ended = run(tmp_path, "--hang-timeout", "3", "--mode", "rank", "--", script, "0")
     assert stuck(ended)[0] == (
         "entrypoint: rank 0 on 127.0.0.1, status 124: stuck, no step for 3 s after step 4: it waits for no "
-        "other rank, and is in script.py:11 load, while 1 of 2 ranks wait in all_reduce, script.py:15 <module>"
+        "other rank, and is in script.py:12 load, while 1 of 2 ranks wait in all_reduce, script.py:16 <module>"
     )
 
 
