@@ -289,12 +289,14 @@ def test_damaged_checkpoints_and_a_cut_log_cost_the_steps_since_the_one_before(
 
 # --- under the launcher -----------------------------------------------------------------------------------
 
-JOB = ["--mode", "rank", "--", "-m", "train", *SMALL, "checkpoint.every=5", "checkpoint.keep=2"]
+TWO_RANKS = ("--nodes", "1", "--nproc-per-node", "2")
+"""Of one node: forks of one process, which has imported torch for both."""
+JOB = [*TWO_RANKS, "--", "-m", "train", *SMALL, "checkpoint.every=5", "checkpoint.keep=2"]
 
 
 @pytest.fixture(scope="module")
 def whole_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """40 steps on two nodes without a disturbance."""
+    """40 steps of two ranks without a disturbance."""
     folder = tmp_path_factory.mktemp("job")
     ended = run(folder, *JOB)
     assert ended.status == 0, ended.err
@@ -355,7 +357,7 @@ def test_killed_workers_cost_no_more_than_the_steps_since_the_last_save(
         os.kill(pid, signal.SIGKILL)
         ended = job.end()
         assert ended.status == 137, ended.err
-        found = ended.outcome(f"{attempt}.{victim}.0")
+        found = ended.outcome(f"{attempt}.0")
         assert (found.rank, found.signal) == (victim, 9)
         if moment == "during a save":
             assert saving(run_dir), "the save was over before the kill"
@@ -431,7 +433,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole_script(script: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    ended = run(tmp_path_factory.mktemp("script"), "--mode", "rank", "--", str(script), env=STEPS)
+    ended = run(tmp_path_factory.mktemp("script"), *TWO_RANKS, "--", str(script), env=STEPS)
     assert ended.status == 0, ended.err
     assert len(sums(ended)) == 2
     return sums(ended)
@@ -454,7 +456,7 @@ def test_the_documented_script_loses_nothing_at_planned_ends(
     stopped = second.end()
     assert stopped.status == 75, stopped.err
     assert [stopped.outcome(f"1.{node}.0").status for node in (0, 1)] == [75, 75]
-    last = run(tmp_path, "--mode", "rank", "--", str(script), env=STEPS)
+    last = run(tmp_path, *TWO_RANKS, "--", str(script), env=STEPS)
     assert last.status == 0, last.err
     assert sums(last) == whole_script
 

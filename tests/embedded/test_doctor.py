@@ -124,12 +124,12 @@ print("trained", flush=True)
 
 
 def train(tmp_path: Path, second: str, seconds: str, *options: str, **env: str) -> Ended:
-    """Two ranks that write these logs where NCCL would, and train for so long."""
+    """Two ranks that write these logs where NCCL would, and train for so long; no launcher imports torch for them."""
     (tmp_path / "rank.py").write_text(RANK)
     for name, text in {"first": IB, "second": second}.items():
         (tmp_path / name).write_text(text)
     passed = {"APPTRAIN_PASS": "PYTHONPATH NCCL_DEBUG"} | env
-    return run(tmp_path, "--nodes", "2", *options, "--", "rank.py", "first", "second", seconds, env=passed)
+    return run(tmp_path, "--mode", "rank", *options, "--", "rank.py", "first", "second", seconds, env=passed)
 
 
 def test_sockets_where_the_site_has_infiniband_end_the_job_before_it_trains(tmp_path: Path) -> None:

@@ -73,7 +73,8 @@ def test_the_reference_training_is_the_same_bit_for_bit(tmp_path: Path) -> None:
     results = []
     for way in WAYS:
         (tmp_path / way).mkdir()
-        ended = run(tmp_path / way, "--start-ranks", way, "--", *TRAINING, "batch_size=16", "steps=3")
+        options = ("--nodes", "1", "--nproc-per-node", "2", "--start-ranks", way)
+        ended = run(tmp_path / way, *options, "--", *TRAINING, "batch_size=16", "steps=3")
         assert ended.status == 0, ended.err
         assert "imports torch for itself" not in ended.err
         results.append(json.loads((ended.run / "result.json").read_text())["weights_sha256"])

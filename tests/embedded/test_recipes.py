@@ -30,7 +30,7 @@ def script(folder: Path, name: str) -> str:
 
 def steps(folder: Path, number: int) -> Ended:
     env = {"APPTRAIN_PASS": "PYTHONPATH STEPS", "STEPS": str(number)}
-    ended = run(folder, "--nodes", "2", "--", script(folder, "fsdp.py"), env=env)
+    ended = run(folder, "--nodes", "1", "--nproc-per-node", "2", "--", script(folder, "fsdp.py"), env=env)
     assert ended.status == 0, ended.err
     return ended
 

@@ -18,13 +18,13 @@ def again(ended: Ended, folder: Path, *options: str, **env: str) -> Ended:
 
 
 def test_it_gives_the_same_trace_bit_for_bit(tmp_path: Path) -> None:
-    options = ("--nodes", "2", "--omp-num-threads", "2")
+    options = ("--nodes", "1", "--nproc-per-node", "2", "--omp-num-threads", "1")
     first = run(tmp_path, *options, "--", "-m", "train", *SMALL, "steps=4", "seed=3")
     assert first.status == 0, first.err
     second = again(first, tmp_path / "elsewhere", "--go")
     assert second.status == 0, second.err
     line = (
-        "apptrain run --nodes 2 --nproc-per-node 1 --device cpu --omp-num-threads 2 -- "
+        "apptrain run --nodes 1 --nproc-per-node 2 --device cpu --omp-num-threads 1 -- "
         f"-m train {' '.join(SMALL)} steps=4 seed=3"
     )
     assert second.out.splitlines()[0] == line

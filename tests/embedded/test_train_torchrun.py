@@ -208,7 +208,8 @@ def test_20_steps_on_two_nodes_and_20_more_on_one_equal_40_bit_for_bit(
     assert first.loss == {step: expected.loss[step] for step in range(1, 21)}
     with (parts / "metrics.jsonl").open("a") as file:
         file.write('{"step": 21, "loss": 1.2, "lr"')
-    (second,) = train(parts)
+    second, other = Ranks(parts).wait()
+    assert (second.returncode, other.returncode) == (0, 0), second.stderr
     assert f"resumed from {parts}/checkpoints/step-00000020: step 20 of 40\n" in second.stdout
     found = metrics.read(parts / "metrics.jsonl")
     assert (found.loss, found.lr, found.accuracy) == (expected.loss, expected.lr, expected.accuracy)
