@@ -36,10 +36,14 @@ FILES = {
 """What the reader has written there."""
 
 VARIES: Mapping[str, tuple[str, str]] = {
+    "the id of a run on one machine": (r"\b\d{8}-\d{6}-\d+\b", "ID"),
     "a job's number": (r"(\bapptrain-|\bapptrain\.o|\bjob |--rdzv-id=)\d+(?:_\d+)?", r"\1N"),
     "PBS's id of a job": (r"\b\d+\.pbssrv\b", "N.pbssrv"),
-    "the id of a run on one machine": (r"\b\d{8}-\d{6}-\d+\b", "ID"),
     "a port": (r"(?<=[a-z0-9]:)\d{5}\b|(?<=master_port  )( +)\d{5}|(?<=join_port  )( +)\d{5}", "PORT"),
+    "how many images are right": (r"\d+\.\d+% \(\d+ of 360\)", "ACCURACY"),
+    "how many cores a rank has": (r"(?<=, OMP_NUM_THREADS=)\d+$", "N"),
+    "the end of a bar": (r"(?<=\d \[)\d\d:\d\d<\d\d:\d\d, .*(?=\]$)", "AS FAST AS IT IS"),
+    "a mean of all steps": (r"\d+(?= \(mean )", "N"),
     "a time, a rate, a size": (
         r"(?<![\w.])[+-]?\d+(?:\.\d+)?(?:e-?\d+)? ?(?:s|GB/s|MB/s|Gflop/s|MB|GB|GiB|MiB|KiB|images/s|step/s)\b",
         "AMOUNT",

@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 LANES = (
     (
         *("test_cluster", "test_host", "test_run_sh", "test_own_image", "test_slurm", "test_torque"),
-        *("test_pages", "test_site"),
+        *("test_pages", "test_site", "test_clone"),
     ),
     ("test_faults", "test_restart", "test_network", "test_doctor", "test_compare"),
     ("test_image_build", "test_third_party", "test_image", "test_pbs"),

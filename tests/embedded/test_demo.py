@@ -1,7 +1,6 @@
-"""The reference job under the launcher: what `make demo` promises."""
+"""The reference job under the launcher: what `make demo` promises, but for its accuracy (tests/cluster/test_clone.py)."""
 
 import json
-import re
 import signal
 import subprocess
 import sys
@@ -11,8 +10,7 @@ from typing import Any
 import pytest
 
 from entrypoint import cli
-from tests.embedded.jobs import Ended, Job, clean_env, gone, processes_with, run, start
-from tests.pages import PAGES, differences
+from tests.embedded.jobs import Ended, gone, processes_with, run, start
 from train import checkpoint, metrics
 
 SMALL = ["model.name=shufflenet_v2_x0_5", "data.image_size=16", "batch_size=16", "evaluate.every=10"]
@@ -33,37 +31,9 @@ def result(ended: Ended) -> dict[str, Any]:
 
 def job(folder: Path, *options: str) -> Ended:
     folder.mkdir()
-    ended = start(folder, *options).end(840)
+    ended = start(folder, *options).end(240)
     assert ended.status == 0, ended.err
     return ended
-
-
-@pytest.mark.timeout(900)  # beside the other lanes
-def test_the_demo_reaches_97_percent_on_digits_that_it_has_not_seen(tmp_path: Path) -> None:
-    command, folder = Path(sys.executable).with_name("apptrain"), tmp_path / "run"
-    ended = Job([str(command), "demo"], tmp_path, folder, clean_env(APPTRAIN_RUN_DIR=str(folder))).end(840)
-    assert ended.status == 0, ended.err
-    found = result(ended)
-    assert found["total"] == 360
-    assert found["split"] == "test"
-    assert found["accuracy"] >= 0.97
-    assert found["accuracy"] == found["correct"] / 360
-    assert (ended.run / "curves.png").read_bytes().startswith(b"\x89PNG")
-    names = {path.name for path in ended.run.iterdir()}
-    assert {"plan.0.json", "plan.1.json", "logs", "outcome", "job.log", "tensorboard", "checkpoints"} <= names
-
-    shown = re.search(r"```\n(apptrain: 2 nodes on this machine.*?)\n```", PAGES[0].read_text(), re.S)
-    assert shown
-    on_the_page = re.sub(r"\S+/runs/embedded-[\d-]+", "RUN", shown[1])
-    printed = (ended.out + ended.err).replace(str(folder), "RUN")
-    assert "\n".join(differences(usual(on_the_page), usual(printed))) == ""
-
-
-def usual(text: str) -> list[str]:
-    """The lines, of a progress bar the last, without the numbers of a machine and the path of the command."""
-    lines = [line.rpartition("\r")[2] for line in text.splitlines()]
-    lines = [re.sub(r"(?<=next: )\S+|, +\S+(?:step/s|s/step)", "", line) for line in lines]
-    return [re.sub(r"\d+(?:\.\d+)?", "N", line) for line in lines]
 
 
 @pytest.fixture(scope="module")

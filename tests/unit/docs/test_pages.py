@@ -115,9 +115,10 @@ def test_lines_may_come_in_any_order_and_dots_stand_for_any_lines() -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_example_of_a_page_is_run_or_says_why_not(page: Path) -> None:
+    scenes = ("here", "slurm", "pbs", "site") + (("clone",) if page == PAGES[0] else ())
     for example in examples(page):
         assert example.how, f"{example.place}: neither run nor not run: tests/pages.py says how to mark it"
         if example.how == "run":
-            assert example.what in ("here", "slurm", "pbs", "site"), example.place
+            assert example.what in scenes, example.place
         else:
             assert len(example.what) > 9, f"{example.place}: say why"
