@@ -57,7 +57,7 @@ VARIES: Mapping[str, tuple[str, str]] = {
 """Name of what differs to its pattern, and what stands for it; in this order."""
 
 
-SLOW = re.compile("have not come")
+SLOW = re.compile("have not come|has not started yet|all nodes have come")
 """Lines that a job prints too if the machine is slow."""
 
 

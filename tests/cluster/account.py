@@ -22,6 +22,7 @@ import yaml
 from tests.cluster.images import CHECKOUT, Built
 from tests.host import Bind
 from tests.loud import explain
+from tests.pages import SLOW
 from tests.vcluster import Cluster, Job, up
 
 USER = "alice"
@@ -56,7 +57,8 @@ class Ran:
 
     @property
     def lines(self) -> list[str]:
-        return self.text.splitlines()
+        """Without those on nodes that wait for each other, as a busy machine has them do."""
+        return [line for line in self.text.splitlines() if not SLOW.search(line)]
 
     def said(self, who: str) -> list[str]:
         """The lines of `apptrain`, `entrypoint`, `run.sh`, `srun`, or of ranks that begin likewise."""
@@ -98,6 +100,7 @@ class Account:
     def run(self, *argv: Path | str, cwd: Path = WORK, **how: Any) -> CompletedProcess[str]:
         """Runs a command on the login host."""
         env = {**self.env, **how.pop("env", {})}
+        how.setdefault("timeout", BOUND)
         return self.cluster.login.run(argv, user=USER, cwd=cwd, env=env, **how)
 
     def submit(self, *argv: Path | str, cwd: Path = WORK, env: Mapping[str, str] | None = None) -> int:

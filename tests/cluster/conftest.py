@@ -33,8 +33,9 @@ def tell(record_property: Callable[[str, object], None]) -> Callable[[str], None
 
 @pytest.hookimpl(tryfirst=True)  # before xdist, which writes each test's group into its name
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A build has a bound of its own: it does not count for the test that happens to need the image first."""
-    seconds = float(config.getini("timeout"))
+    """A build has a bound of its own: it does not count for the test that happens to need the image first. A test may
+    run several jobs, each with a bound of its own."""
+    seconds = 4 * float(config.getini("timeout"))
     lanes = {file: lane for lane, files in enumerate(LANES, 1) for file in files}
     places = {file: place for place, file in enumerate(lanes)}
     if "APPTRAIN_TEST_ORDER" not in os.environ:

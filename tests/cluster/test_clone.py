@@ -36,7 +36,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(tmp_path / "apptrain/.venv", ignore_errors=True)
 
 
-@pytest.mark.timeout(1500)  # making that venv, and the demo, beside other lanes
+@pytest.mark.timeout(3600)  # making that venv, and the demo, beside other lanes
 def test_from_the_clone_to_a_script_of_ones_own_it_prints_what_readme_shows(
     tmp_path: Path, place: Path
 ) -> None:

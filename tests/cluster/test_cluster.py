@@ -225,7 +225,7 @@ def test_a_job_on_a_node_that_dies_is_requeued_and_runs_once_the_node_is_back(cl
     with pytest.raises(Refused, match="is off: turn it on"):
         cluster.cut("gpu-a02")
     assert not answers(cluster, "gpu-a02", tries=1)
-    cluster.until(lambda: cluster.node_states()["gpu-a02"] == "down*", "the node to be down", BOUND)
+    cluster.until(lambda: cluster.node_states()["gpu-a02"] == "down*", "the node to be down", 3 * BOUND)
     cluster.power_on("gpu-a02")
     cluster.start_requeued(number, BOUND)
     job = cluster.wait(number, BOUND)
@@ -354,7 +354,7 @@ def test_a_cluster_brought_up_by_hand_is_everyones_until_it_is_taken_down(tmp_pa
 
     def tool(command: str, *argv: str) -> tuple[int, str, str]:
         line = [sys.executable, "-m", "tests.vcluster", command, "--name", name, *argv]
-        ended = subprocess.run(line, cwd=CHECKOUT, capture_output=True, text=True, timeout=BOUND)
+        ended = subprocess.run(line, cwd=CHECKOUT, capture_output=True, text=True, timeout=10 * BOUND)
         return ended.returncode, ended.stdout, ended.stderr
 
     not_up = f"cluster: cluster {name} is not up: python -m tests.vcluster up --name {name}\n"

@@ -113,7 +113,8 @@ def test_what_is_bound_is_there_and_is_written_only_where_that_was_asked_for(hos
 @pytest.mark.parametrize("user", ["alice", "bob"])
 def test_a_user_builds_an_image_and_runs_it_with_and_without_subordinate_ids(host: Host, user: str) -> None:
     ran = host.run(["apptainer", "exec", build(host, user), "id", "-un"], user=user)
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"{user}\n", NO_GOCRYPTFS)
+    assert (ran.returncode, ran.stdout) == (0, f"{user}\n")
+    assert NO_GOCRYPTFS in ran.stderr
 
 
 def test_without_user_namespaces_apptainer_cannot_start(host: Host, image: str) -> None:
@@ -135,7 +136,7 @@ def test_what_root_does_to_a_host_is_gone_with_it(image: str, host: Host, tmp_pa
         ran = other.run(["apptainer", "exec", "/tiny.sif", "id", "-un"], user="alice")
         assert (ran.returncode, ran.stdout) == (0, "alice\n")
         assert "INFO:    Converting SIF file to temporary sandbox..." in ran.stderr
-        assert host.run(["apptainer", "exec", image, "id"], user="alice").stderr == NO_GOCRYPTFS
+        assert NO_GOCRYPTFS in host.run(["apptainer", "exec", image, "id"], user="alice").stderr
     assert not other.folder.exists()
     assert processes(str(other.folder)) == []
     with pytest.raises(Refused, match=rf"host node2\.{os.getpid()} is down: bring it up again"):
@@ -179,7 +180,7 @@ def test_a_host_whose_test_run_was_killed_ends_and_the_next_start_removes_its_fo
 def test_a_host_brought_up_by_hand_stays_until_it_is_taken_down(tmp_path: Path) -> None:
     def tool(*argv: str) -> tuple[int, str, str]:
         line = [sys.executable, "-m", "tests.host", *argv]
-        ended = subprocess.run(line, cwd=CHECKOUT, capture_output=True, text=True, timeout=BOUND)
+        ended = subprocess.run(line, cwd=CHECKOUT, capture_output=True, text=True, timeout=10 * BOUND)
         return ended.returncode, ended.stdout, ended.stderr
 
     name = f"byhand{os.getpid()}"

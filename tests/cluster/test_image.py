@@ -16,6 +16,7 @@ import pytest
 from containers import debian, stacks, wheels
 from entrypoint import __version__
 from tests.cluster.images import (
+    BUILD_LIMIT,
     DOWNLOADS,
     HOME,
     OUT,
@@ -300,7 +301,7 @@ def test_the_demo_in_it_gives_the_trace_of_a_venv_from_the_same_lock_bit_for_bit
     # On the venv's own file system, where what is unpacked is linked, not copied.
     linked = {"UV_CACHE_DIR": str(OUT / "uv"), "UV_LINK_MODE": "hardlink"}
     for line in lines:
-        done = host.run(line, user="alice", cwd=HOME, env=linked, timeout=BOUND)
+        done = host.run(line, user="alice", cwd=HOME, env=linked, timeout=BUILD_LIMIT)
         assert done.returncode == 0, done.stderr
     demo: list[str | Path] = [venv / "bin/python", "-P", "-m", "entrypoint.embedded", "--nodes", "2", "--", "-m", "train", "--config", "digits-short", *SHORT]  # fmt: skip
     outside = {

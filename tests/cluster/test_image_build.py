@@ -179,7 +179,7 @@ def test_the_base_from_a_registry_gives_the_same_packages(first: Built) -> None:
     def build(folder: Path) -> None:
         with small_builder("docker", folder) as host:
             env = {"REGISTRY": "127.0.0.1:5000/mirror", "APPTAINER_NOHTTPS": "1", **wheels_of(host)}
-            fill = host.run(["bash", "-euc", REGISTRY], timeout=BOUND)
+            fill = host.run(["bash", "-euc", REGISTRY], timeout=BUILD_LIMIT)
             assert fill.returncode == 0, fill.stderr
             write = (
                 "import sys; sys.path[:0] = ['.', 'tools']; import lock; from containers import stacks;"

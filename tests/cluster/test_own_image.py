@@ -13,7 +13,7 @@ import pytest
 from entrypoint import __version__
 from tests.cluster.account import REPOSITORY, SCRIPT, SOFTWARE, WORK, Account, Ran, account, clear
 
-BOUND = 280.0
+BOUND = 400.0
 """Seconds for a job that takes 30 on two cores with nothing else to do: imports are not read from one file."""
 IMAGE = SOFTWARE / "image.sif"
 SMALL = ("--config", "digits-short", "model.name=shufflenet_v2_x0_5", "data.image_size=16", "batch_size=16")

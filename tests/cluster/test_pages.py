@@ -61,7 +61,7 @@ def differs(user: Account, page: Path, scene: str, path: str) -> list[str]:
     return told
 
 
-@pytest.mark.timeout(900, func_only=True)
+@pytest.mark.timeout(2400, func_only=True)
 @pytest.mark.parametrize("page", pages("slurm"), ids=lambda page: page.name)
 def test_the_examples_on_slurm_print_what_the_page_shows(reader: Account, page: Path) -> None:
     told = differs(reader, page, "slurm", "/usr/local/bin:/usr/bin:/bin")
@@ -69,7 +69,7 @@ def test_the_examples_on_slurm_print_what_the_page_shows(reader: Account, page: 
     assert not told, "\n\n".join(told)
 
 
-@pytest.mark.timeout(900, func_only=True)
+@pytest.mark.timeout(2400, func_only=True)
 @pytest.mark.parametrize("page", pages("pbs"), ids=lambda page: page.name)
 def test_the_examples_under_pbs_print_what_the_page_shows(reader: Account, page: Path) -> None:
     with pbs_up(reader.cluster):

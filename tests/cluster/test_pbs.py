@@ -19,14 +19,15 @@ import pytest
 
 from tests.cluster.account import HOME, REPOSITORY, SOFTWARE, Account, account
 from tests.loud import explain
+from tests.pages import SLOW
 from tests.pbs_double.cluster import BINDS, HOSTS, Pbs, left_behind
 from tests.pbs_double.cluster import up as pbs_up
 from train import metrics
 
 SCRIPT = REPOSITORY / "pbs/multinode.pbs"
 WORK = HOME / "my [work], 1"
-BOUND = 240.0  # s, for a job that takes a few, or 20 where all its ranks import torch on two busy cores
-KILL_DELAY = 40.0  # s, so that a save ends on busy cores
+BOUND = 400.0  # s, for a job that takes a few, or 20 where all its ranks import torch on two busy cores
+KILL_DELAY = 120.0  # s, so that a save ends on busy cores
 SMALL = ("--config", "digits-short", "model.name=shufflenet_v2_x0_5", "data.image_size=16", "batch_size=16")
 """40 steps that take a few seconds."""
 ONCE = ("--device", "cpu", "--mode", "exec")
@@ -45,6 +46,7 @@ signal.signal(signal.SIGTERM, lambda *_: terms.append(1))
 (here / f"began.{rank}").touch()
 while not terms:
     time.sleep(0.1)
+time.sleep(1)  # in which what shows the image ends, if it is asked to as well
 import wave, xml.dom.pulldom  # from the image, for the first time
 time.sleep(1)
 (here / f"saved.{rank}").write_text(f"{len(terms)} {wave.__name__}")
@@ -116,7 +118,7 @@ class User:
         except TimeoutError as error:
             log = self.run_dir(id) / "job.log"
             raise TimeoutError(f"{id}: {log.read_text() if log.exists() else error}") from None
-        lines = self.pbs.printed(id).splitlines()
+        lines = [line for line in self.pbs.printed(id).splitlines() if not SLOW.search(line)]
         return Ran(id=id, status=int(found["Exit_status"]), lines=lines, folder=self.run_dir(id))
 
     def ran(self, *options: Path | str, **how: object) -> Ran:
@@ -126,8 +128,9 @@ class User:
         number = id.split(".")[0].replace("[", "_").replace("]", "")
         return self.account.on_disk(WORK / f"runs/apptrain-{number}")
 
-    def until(self, file: Path) -> None:
-        self.account.cluster.until(file.exists, str(file), BOUND)
+    def until(self, file: Path, words: str = "") -> None:
+        there = lambda: file.exists() and words in file.read_text()  # noqa: E731
+        self.account.cluster.until(there, str(file), BOUND)
 
     def by_hand(self, *arguments: Path | str, host: str = "login1") -> "subprocess.Popen[str]":
         """Starts the job script on a host without a scheduler."""
@@ -141,7 +144,7 @@ class User:
         """All processes of the user are gone from all nodes."""
         gone = lambda: not left_behind(self.account.cluster)  # noqa: E731
         try:
-            self.account.cluster.until(gone, "the nodes to be free", 30)
+            self.account.cluster.until(gone, "the nodes to be free", BOUND)
         except TimeoutError:
             assert left_behind(self.account.cluster) == {}
 
@@ -194,7 +197,7 @@ def test_every_rank_of_three_nodes_greets_and_the_first_lines_say_where_the_run_
         f"job {ran.id}, attempt 0: 3 nodes x 2 ranks on cpu, mode torchrun, rendezvous gpu-a01:"
     )
     assert network == "network: rendezvous at gpu-a01 (10.77.42.11) [derived:--nodefile], gloo on eth0"
-    assert preflight.startswith("preflight: 3 nodes, nothing found, 0.")
+    assert preflight.startswith("preflight: 3 nodes, nothing found, ")
     places = enumerate(node for node in HOSTS for _ in range(2))
     greeted = sorted(f"hello from [{node}:gloo] process {rank}/6" for rank, node in places)
     assert [line.partition("] ")[2] for line in ran.printed] == greeted
@@ -264,7 +267,7 @@ def test_a_training_that_pbs_ends_leaves_a_checkpoint_and_no_process(user: User,
     more = ("--device=cpu", "--nproc-per-node=2", "--", "-m", "train", *SMALL, "steps=4000")
     id = user.submit("-l", "select=2:ncpus=2", "-l", "walltime=3600", args=more, APPTRAIN_STOP_BEFORE="0")
     run = user.run_dir(id)
-    user.until(run / "metrics.jsonl")
+    user.until(run / "metrics.jsonl", "\n")  # by its first step each rank saves when it is asked to end
     if how == "qdel":
         user.pbs.delete(id)
     else:

@@ -797,7 +797,7 @@ def test_where_the_first_task_is_killed_the_shared_mount_goes_with_it(shared: No
         tasks.seen(second)
         shared.as_root("kill -KILL $(pgrep -of '[r]un.sh --outcome')")
         first.wait(timeout=BOUND)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + BOUND
         while tasks.mounts() and time.monotonic() < deadline:
             time.sleep(0.1)
         assert tasks.mounts() == 0

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster.account import SCRIPT, Account, Ran, account, clear
 
-BOUND = 280.0
+BOUND = 400.0
 """Seconds for a job that takes 20 on two cores with nothing else to do."""
 TWO_RANKS: Mapping[str, tuple[Path | str, ...]] = {
     "torchrun": ("--cpus-per-task=2", SCRIPT, "--device=cpu", "--nproc-per-node=2"),

@@ -431,7 +431,7 @@ class Run:
         """Processes of the user that are still on a node some seconds after the end."""
         problems = []
         for name, host in self.account.cluster.nodes.items():
-            deadline = time.monotonic() + 10.0
+            deadline = time.monotonic() + 60.0
             while left := nodes.of_user(host, UID):
                 if time.monotonic() > deadline:
                     lines = [" ".join(one.argv)[:100] for one in left]

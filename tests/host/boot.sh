@@ -10,9 +10,10 @@ set -euo pipefail
 dir=$1 name=$2 title=$3
 shift 3
 
-# Relative paths: overlayfs would read a comma or a colon in DIR as the end of a value.
+# Relative paths: overlayfs would read a comma or a colon in DIR as the end of a value. Volatile: what a host writes is
+# thrown away with it, and need not reach the disk first, nor what others write there meanwhile, when the host ends.
 cd "$dir"
-mount -t overlay -o lowerdir=lower,upperdir=upper,workdir=work overlay root
+mount -t overlay -o volatile,lowerdir=lower,upperdir=upper,workdir=work overlay root
 cd root
 
 mount -t proc -o nosuid,nodev,noexec proc proc

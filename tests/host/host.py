@@ -118,7 +118,7 @@ class Host:
             _kill(self.pid, self.folder)
             cgroups.thaw(self.folder)
             for helper in self.helpers:
-                helper.communicate(timeout=LIMIT)
+                helper.communicate(timeout=10 * LIMIT)
             with locked(self.folder / "lock", LIMIT):
                 _remove(self.folder)
 
@@ -268,7 +268,7 @@ def _all_hosts() -> Iterator[Path]:
     """The folder of the hosts, in which nobody else makes or removes one for that time."""
     hosts = cache() / "hosts"
     hosts.mkdir(parents=True, exist_ok=True)
-    with locked(hosts / ".lock", 2 * LIMIT):
+    with locked(hosts / ".lock", 12 * LIMIT):
         yield hosts
 
 

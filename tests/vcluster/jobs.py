@@ -82,8 +82,16 @@ def _job(found: dict[str, Any]) -> Job:
     )
 
 
+TRIES = 3
+"""As often a busy controller is asked: Slurm's own commands wait 10 s for an answer."""
+
+
 def _output(host: Host, argv: list[str], **how: Unpack[As]) -> str:
     ended = host.run(argv, **how)
+    for _ in range(TRIES - 1):
+        if "timed out" not in ended.stderr or argv[0] == "sbatch":  # which might submit the job twice
+            break
+        ended = host.run(argv, **how)
     if ended.returncode:
         raise Refused(f"{argv[0]} ended with {ended.returncode}: {ended.stderr.strip()}")
     return ended.stdout

@@ -34,6 +34,7 @@ SETTINGS: Mapping[str, str] = {
     "ReturnToService": "2",  # a node that comes back is used again, whatever took it down
     "SlurmdTimeout": "30",
     "KillWait": "30",
+    "UnkillableStepTimeout": "600",  # a process that waits for a slow disk drains no node
     "MinJobAge": "86400",  # without a database, the controller's memory tells how a job ended
     "JobCompType": "jobcomp/filetxt",
     "JobCompLoc": f"{LOGS}/jobs.log",
