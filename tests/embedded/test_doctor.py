@@ -11,9 +11,6 @@ from tests.embedded import disks
 from tests.embedded.jobs import Ended, Job, clean_env, run
 from tests.unit.doctor.test_fabric import IB, SOCKETS
 
-BOUND = 60.0
-"""Seconds for a doctor on two busy cores; it promises 30 on nodes of their own."""
-
 
 def test_two_nodes_of_this_machine_are_healthy(tmp_path: Path) -> None:
     ended = run(tmp_path, "--nodes", "2", "--doctor")
@@ -26,7 +23,6 @@ def test_two_nodes_of_this_machine_are_healthy(tmp_path: Path) -> None:
     assert lines[5].startswith("all_gather, bus bandwidth: 64 KiB ")
     assert lines[6].startswith("slowest pair: 127.0.0.")
     assert lines[7:] == ["healthy"]
-    assert ended.seconds < BOUND
 
 
 def report(ended: Ended) -> dict[str, Any]:
@@ -142,7 +138,6 @@ def test_sockets_where_the_site_has_infiniband_end_the_job_before_it_trains(tmp_
         "found.): show the image libibverbs and the devices in /dev/infiniband (APPTRAIN_BIND, binds of the "
         "profile), or let it train so with --no-preflight" in ended.err
     )
-    assert ended.seconds < BOUND
 
 
 @pytest.mark.parametrize(

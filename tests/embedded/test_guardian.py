@@ -52,7 +52,7 @@ def test_a_launch_that_ends_well_leaves_no_guardian(tmp_path: Path) -> None:
     job.until((tmp_path / "begun").exists, "the rank")
     (guardian,) = guardians(job.process.pid)
     (tmp_path / "go").touch()
-    assert job.end(20).status == 0
+    assert job.end().status == 0
     assert not Path("/proc", guardian).exists()
 
 

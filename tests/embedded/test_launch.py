@@ -395,9 +395,9 @@ for batch in range(8 if dist.get_rank() == 1 else 10):
 """
 EXIT = """
 import datetime, sys, os
-import torch.distributed as dist
 if os.environ["RANK"] == "0":
     sys.exit()
+import torch.distributed as dist
 dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
 """
 
@@ -438,7 +438,7 @@ def test_a_failure_ends_ranks_that_ignore_sigterm_within_its_bound(tmp_path: Pat
     assert gone(str(ended.run))
     failed_at = float((tmp_path / "failed").read_text())
     ended_at = (ended.run / "outcome" / "0.1.0").stat().st_mtime
-    assert ended_at - failed_at < 5
+    assert ended_at - failed_at < 30, "they would sleep for a minute"
 
 
 def test_a_rank_killed_by_a_signal_gives_128_plus_its_number(tmp_path: Path) -> None:
@@ -493,7 +493,7 @@ def test_interrupting_ends_both_nodes_at_once(tmp_path: Path) -> None:
     job.signal(signal.SIGINT)
     ended = job.end()
     assert ended.status == 130
-    assert ended.seconds < 5
+    assert ended.seconds < 50, "they would sleep for 100 s"
     assert "entrypoint: 127.0.0.1: interrupted" in ended.err
     assert "Traceback" not in ended.err
     assert gone(str(ended.run))
@@ -577,10 +577,12 @@ def test_an_earlier_runs_stop_does_not_stop_a_launch_without_a_job_script(tmp_pa
 
 
 def test_another_stop_signal_can_be_chosen_and_a_deaf_rank_is_told(tmp_path: Path) -> None:
-    script = 'if [ $RANK = 0 ]; then trap "exit 75" USR1; fi; touch ready.$RANK; for i in $(seq 140); do sleep 0.1; done; exit 75'
+    script = 'if [ $RANK = 0 ]; then trap "exit 75" USR1; fi; touch ready.$RANK; until [ -e told ]; do sleep 0.1; done; exit 75'
     job = start(tmp_path, "--stop-signal", "USR1", *SHELL, script)
     job.until(lambda: len(list(tmp_path.glob("ready.*"))) == 2, "both ranks run")
     (job.run / "stop").touch()
+    job.until(lambda: "catches no SIGUSR1" in job.text(), "it is told")
+    (tmp_path / "told").touch()
     ended = job.end()
     assert ended.status == 75, ended.err
     assert (
@@ -647,7 +649,7 @@ def test_a_killed_entrypoint_takes_its_ranks_along_and_the_other_node_hears_of_i
     os.kill(nodes["127.0.0.2"], signal.SIGKILL)
     ended = job.end()
     assert ended.status != 0
-    assert ended.seconds < 15
+    assert ended.seconds < 50
     assert ended.outcome("0.0").node == "127.0.0.2"
     assert gone(str(ended.run))
 
@@ -659,11 +661,11 @@ def test_a_node_that_dies_before_it_joins_ends_the_others_wait(tmp_path: Path) -
         found = [pid for pid in processes_with(str(job.run)) if " launch " in command_line(pid)]
         return [pid for pid in found if node_name(pid) == "127.0.0.2"]
 
-    job.until(second, "the second node has started", seconds=20)
+    job.until(second, "the second node has started")
     os.kill(second()[0], signal.SIGKILL)
     ended = job.end()
     assert ended.status == 137, ended.err
-    assert ended.seconds < 30
+    assert ended.seconds < 90
     assert gone(str(ended.run))
 
 
@@ -790,21 +792,30 @@ def test_an_agent_whose_ranks_have_ended_leaves_at_once(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("script.py.*.end"))) == 1
 
 
+def number_of(scheduler: int) -> int | None:
+    """The number that an embedded scheduler has taken, by the name of its socket; None before."""
+    open_files = set()
+    for file in Path(f"/proc/{scheduler}/fd").iterdir():
+        with contextlib.suppress(OSError):  # it was just closed
+            open_files.add(file.stat().st_ino)
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        *_, inode, name = (line + " -").split()[:8]
+        if name.startswith("@apptrain-embedded-") and int(inode) in open_files:
+            return int(name.rpartition("-")[2])
+    return None
+
+
 def test_a_taken_join_port_is_met_with_the_next_attempts_ports(tmp_path: Path) -> None:
     job = start(tmp_path, *SHELL, "echo attempt $MASTER_PORT")
-    # The ports follow from the scheduler's process id, or from one of the next numbers if another job of this machine
-    # has the same ports. It is known only now: taken before any node listens.
-    numbers = {}
-    with contextlib.ExitStack() as taken:
-        for number in range(job.process.pid, job.process.pid + 5):
-            _, join_port = port_pair(job_number=number, array_index=0, step=0, attempt=0)
-            sock = taken.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
-                sock.bind(("127.0.0.1", join_port))  # nobody answers there, or node 1 would wait for words
-                numbers[join_port] = number
+    job.until(lambda: number_of(job.process.pid) is not None, "it has its number")
+    number = number_of(job.process.pid)
+    assert number is not None
+    _, join_port = port_pair(job_number=number, array_index=0, step=0, attempt=0)
+    with socket.socket() as taken:  # before any node listens
+        taken.bind(("127.0.0.1", join_port))  # nobody answers there, or node 1 would wait for words
         ended = job.end()
-    (join_port,) = {int(port) for port in re.findall(r"127\.0\.0\.1:(\d+) is taken", ended.err)}
-    second, _ = port_pair(job_number=numbers[join_port], array_index=0, step=0, attempt=1)
+    assert {int(port) for port in re.findall(r"127\.0\.0\.1:(\d+) is taken", ended.err)} == {join_port}
+    second, _ = port_pair(job_number=number, array_index=0, step=0, attempt=1)
     assert (ended.status, ended.out) == (0, f"attempt {second}\n" * 2), ended.err
     assert ended.outcome("0.0.0").status == 69
 
@@ -842,7 +853,8 @@ for step in range(1, 1000000):
     dist.all_reduce(total)
     os.pwrite(beat, str(step).encode(), 0)  # in one call: whenever it is stopped, there is a number
     if step == 20:
-        Path(f"pid.{rank}").write_text(str(os.getpid()))
+        Path(f".pid.{rank}").write_text(str(os.getpid()))
+        Path(f".pid.{rank}").rename(f"pid.{rank}")
     time.sleep(0.01)
 """
 
@@ -922,7 +934,7 @@ def start_hastily(tmp_path: Path, script: str, ranks: int, first_step: float, ha
     return Job([*argv, write(tmp_path, "script.py", script)], tmp_path, tmp_path / "run", clean_env())
 
 
-APART = f"""{PAUSE.replace("1000", "6").rstrip()}
+APART = f"""{PAUSE.replace("1000", "9").rstrip()}
 optimizer.step()
 groups = [dist.new_group([0, 1]) for _ in range(2)]
 dist.all_reduce(torch.zeros(1), group=groups[dist.get_rank()])
@@ -986,10 +998,10 @@ def test_a_hang_of_a_single_participant_is_ended(tmp_path: Path) -> None:
         "script.py",
         "import os, time\nopen(f\"{os.environ['APPTRAIN_HEARTBEAT']}/0\", 'w').write('3')\ntime.sleep(1000)",
     )
-    ended = run(tmp_path, "--nodes", "1", "--hang-timeout", "1", "--", script)
+    ended = run(tmp_path, "--nodes", "1", "--hang-timeout", "3", "--", script)
     assert (ended.status, stuck(ended)[0]) == (
         124,
-        "entrypoint: rank 0 on 127.0.0.1, status 124: stuck, no step for 1 s after step 3: it gave its last "
+        "entrypoint: rank 0 on 127.0.0.1, status 124: stuck, no step for 3 s after step 3: it gave its last "
         "sign first, and is in script.py:3 <module>",
     )
 
@@ -1014,8 +1026,8 @@ def test_a_file_system_that_does_not_take_the_stacks_neither_holds_the_job_up_no
         (folder / "0").mkdir(parents=True)
         for node in (1, 2):
             os.mkfifo(folder / "0" / f"127.0.0.{node}.rank{node - 1}.txt")
-    script = 'trap "echo dumped >&2; exit 134" ABRT; echo 7 >$APPTRAIN_HEARTBEAT/$RANK; while :; do sleep 0.1; done'
-    ended = start(tmp_path, "--hang-timeout", "1", *SHELL, script).end(40)
+    script = 'trap "echo dumped >&2; exit 134" ABRT; touch here.$RANK; until [ -e here.0 -a -e here.1 ]; do sleep 0.1; done; echo 7 >$APPTRAIN_HEARTBEAT/$RANK; while :; do sleep 0.1; done'
+    ended = run(tmp_path, "--hang-timeout", "1", *SHELL, script)
     assert ended.status == 124, ended.err
     why = {"cannot be made": "Not a directory", "takes nothing": "no answer within 4 s"}[way]
     for node in (1, 2):
@@ -1032,16 +1044,16 @@ def test_ranks_that_never_tell_a_step_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_has_ended_does_not_hang(tmp_path: Path) -> None:
-    script = "if [ $RANK = 0 ]; then echo 7 >$APPTRAIN_HEARTBEAT/0; sleep 0.5; else sleep 4; fi"
-    ended = run(tmp_path, "--hang-timeout", "1.5", *SHELL, script)
+    script = "if [ $RANK = 0 ]; then echo 7 >$APPTRAIN_HEARTBEAT/0; sleep 0.5; else sleep 6; fi"
+    ended = run(tmp_path, "--hang-timeout", "4", *SHELL, script)
     assert ended.status == 0, ended.err
 
 
 def test_silence_of_all_ranks_is_a_hang_where_that_is_asked_for(tmp_path: Path) -> None:
     script = "[ $RANK = 0 ] || sleep 1000; for i in $(seq 20); do echo $i; sleep 0.1; done; sleep 1000"
-    ended = run(tmp_path, "--silence-timeout", "1.5", *SHELL, script)
+    ended = run(tmp_path, "--silence-timeout", "4", *SHELL, script)
     assert (ended.status, ended.out.splitlines()[-1]) == (124, "20")
-    assert "stuck, no rank has written anything for 1.5 s (--silence-timeout)" in stuck(ended)[0]
+    assert "stuck, no rank has written anything for 4 s (--silence-timeout)" in stuck(ended)[0]
 
 
 @pytest.mark.parametrize(
@@ -1084,7 +1096,10 @@ def command_line(pid: int) -> str:
 
 
 def node_name(pid: int) -> str:
-    environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    return next(
-        line.decode().partition("=")[2] for line in environ if line.startswith(b"APPTRAIN_EMBEDDED_NODENAME=")
-    )
+    """Empty for one that has just ended, or starts another program."""
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    names = (line for line in environ if line.startswith(b"APPTRAIN_EMBEDDED_NODENAME="))
+    return next(names, b"").decode().partition("=")[2]

@@ -5,7 +5,8 @@ import signal
 import time
 from pathlib import Path
 
-from tests.embedded.jobs import Job, start
+from entrypoint.job import lock
+from tests.embedded.jobs import Job, gone, start
 from tests.embedded.test_launch import SHELL
 from tests.embedded.test_output import launch
 
@@ -37,7 +38,7 @@ def test_a_second_job_on_a_run_directory_is_refused_at_once_and_the_first_is_not
         launch(folder(tmp_path, "third"), "--mode", "exec", *SHELL[2:], "true"),
     )
     for job, command in ((second, "entrypoint"), (third, "entrypoint")):
-        ended = job.end(20)
+        ended = job.end()
         assert (ended.status, ended.out) == (64, "")
         (line,) = ended.err.splitlines()
         assert line.startswith(f"{command}: the run directory {job.run} is in use by job 20"), line
@@ -57,9 +58,10 @@ def test_a_job_that_was_killed_leaves_its_run_directory_to_the_next(tmp_path: Pa
     assert (run / "lock").exists()
     os.killpg(first.process.pid, signal.SIGKILL)
     first.process.wait()
+    assert gone(str(run), 60)  # its nodes, which end by themselves
     begun = time.monotonic()
     (run / "go").touch()
-    second = begin(tmp_path, "second").end(60)
+    second = begin(tmp_path, "second").end()
     assert second.status == 0, second.err
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < lock.LEASE
     assert (run / "outcome" / "1.0.0").exists()

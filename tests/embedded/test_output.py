@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.embedded.jobs import CHECKOUT, Job, clean_env, master_port
+from tests.embedded.jobs import BOUND, CHECKOUT, Job, clean_env, master_port
 
 TOUCHES = 'touch "$APPTRAIN_RUN_DIR/begun"'
 ONE_NODE = ("--nodes", "127.0.0.1", "--node-rank", "0", "--nproc-per-node", "1")
@@ -48,12 +48,12 @@ def test_a_reader_who_has_stopped_keeps_no_rank_from_starting_and_no_outcome_fro
         stderr=writer,
     )
     os.close(writer)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + BOUND
     while not (ended := (tmp_path / "run/outcome/0.0").exists()) and time.monotonic() < deadline:
         time.sleep(0.02)
     with os.fdopen(reader, "rb") as file:
         text = file.read()
-    assert process.wait(20) == 0
+    assert process.wait(BOUND) == 0
     assert (ended, (tmp_path / "run/begun").exists()) == (True, True)
     assert text[filled:].startswith(b"entrypoint: job manual, attempt 0: 1 node x 1 rank")
 
@@ -78,7 +78,7 @@ def test_what_prints_while_torch_is_imported_does_not_hide_its_answer(
         "LD_LIBRARY_PATH": str(tmp_path),
     }
     job = launch(tmp_path, "--mode", "exec", "--no-python", "--", "/bin/sh", "-c", TOUCHES, env=path)
-    ended = job.end(20)
+    ended = job.end()
     assert (ended.status, ended.err.startswith(says)) == (status, True), ended.err
     assert (ended.run / "begun").exists() == (status == 0)
 

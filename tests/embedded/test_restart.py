@@ -17,7 +17,7 @@ WORK = """
 cd $APPTRAIN_RUN_DIR
 echo "attempt $APPTRAIN_ATTEMPT: node $NODE_RANK of $NNODES on $APPTRAIN_NODE at $MASTER_ADDR"
 if [ $NODE_RANK = 0 ]; then mkdir -p checkpoints/step-$APPTRAIN_ATTEMPT; fi
-echo $$ >up.$APPTRAIN_ATTEMPT.$APPTRAIN_NODE
+echo $$ >.up.$APPTRAIN_NODE; mv .up.$APPTRAIN_NODE up.$APPTRAIN_ATTEMPT.$APPTRAIN_NODE
 while [ ! -e end ]; do sleep 0.05; done
 """
 """Works until it is told to end; without torch, so that a node is up in a fraction of a second."""
@@ -45,7 +45,9 @@ for step in range(begin + 1, 41):
         (run / "checkpoints" / f"step-{step:08}").mkdir()
     attempt = int(os.environ["APPTRAIN_ATTEMPT"])
     if step == 15 + 10 * attempt:
-        Path(f"pid.{attempt}.{os.environ['APPTRAIN_NODE']}").write_text(str(os.getpid()))
+        told = Path(f".pid.{os.environ['APPTRAIN_NODE']}")
+        told.write_text(str(os.getpid()))
+        told.rename(f"pid.{attempt}.{os.environ['APPTRAIN_NODE']}")
         while attempt < 2:
             dist.all_reduce(total)  # until the test breaks something
 dist.destroy_process_group()
@@ -139,7 +141,9 @@ def test_a_killed_agent_is_followed_by_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_stopped_rank_is_named_and_followed_by_a_restart(tmp_path: Path) -> None:
-    work = "[ $APPTRAIN_ATTEMPT = 1 ] || echo 15 >$APPTRAIN_HEARTBEAT/$NODE_RANK" + WORK
+    # Each gives a sign until it is stopped, without ever emptying the file.
+    sign = "[ $APPTRAIN_ATTEMPT = 1 ] || echo 15 1<>$APPTRAIN_HEARTBEAT/$NODE_RANK"
+    work = sign + WORK.replace("do sleep", f"do {sign}; sleep")
     job = start(tmp_path, "--hang-timeout", "3", *RESTART, *SHELL, work)
     up(job, 0, 1, 2)
     os.kill(int((job.run / "up.0.127.0.0.2").read_text()), signal.SIGSTOP)
@@ -173,7 +177,7 @@ def test_a_lost_node_is_left_behind_where_enough_remain(tmp_path: Path) -> None:
 def test_two_nodes_that_are_lost_at_once_are_replaced(tmp_path: Path) -> None:
     shape = ("--nodes", "5", "--nnodes", "2:3")
     # Nobody is told that the second is lost too: the others give it up as the first of them, then as a member.
-    job = start(tmp_path, *shape, *RESTART, *SHELL, WORK, answer=4.0, window=8.0)
+    job = start(tmp_path, *shape, *RESTART, *SHELL, WORK, answer=8.0, window=16.0)
     up(job, 0, 1, 2, 3)
     lose(job, 1, 2)
     up(job, 1, 3, 4, 5)

@@ -16,7 +16,7 @@ import re
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,7 @@ import pytest
 from entrypoint.meet import wire
 from entrypoint.meet.claims import Identity
 from tests.embedded.jobs import CHECKOUT, Ended, Job, clean_env, processes_with, start
+from tests.ports import free_port
 
 WAITING = """
 import os, time
@@ -134,10 +135,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
             planted=[found.removeprefix(name) for found in elastic],
             key=key,
             key_mode=file.stat().st_mode & 0o777,
-            processes={
-                pid: b"".join(Path(f"/proc/{pid}/{what}").read_bytes() for what in ("cmdline", "environ"))
-                for pid in pids
-            },
+            processes={pid: said_of(pid) for pid in pids},
             holders=holding(job.run, key),
         )
         evil = pickle.dumps(Planted(job.run / "ran"))
@@ -156,8 +154,19 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> Seen:
 
 def holding(folder: Path, *texts: bytes) -> set[Path]:
     """The files below this folder that hold any of the texts."""
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    return {path for path in files if any(text in path.read_bytes() for text in texts)}
+    found = set()
+    for path in folder.rglob("*"):
+        with suppress(FileNotFoundError):  # one that was just renamed
+            if path.is_file() and any(text in path.read_bytes() for text in texts):
+                found.add(path)
+    return found
+
+
+def said_of(pid: int) -> bytes:
+    """A process's arguments and environment; empty if it has just ended."""
+    with suppress(OSError):
+        return b"".join(Path(f"/proc/{pid}/{what}").read_bytes() for what in ("cmdline", "environ"))
+    return b""
 
 
 def test_torchs_store_is_at_the_rendezvous_address_alone_where_it_runs_nothing(seen: Seen) -> None:
@@ -234,18 +243,6 @@ def test_an_error_of_a_rank_that_is_quoted_cannot_write_to_the_terminal(tmp_path
 # --- while the nodes meet --------------------------------------------------------------------------------------------
 
 
-def two_ports() -> int:
-    """The first of two neighbouring ports that nobody uses."""
-    while True:
-        with ExitStack() as stack:
-            first = stack.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
-            try:
-                stack.enter_context(socket.create_server(("127.0.0.1", first + 1)))
-            except (OSError, OverflowError):
-                continue
-            return int(first)
-
-
 def node(folder: Path, rank: int, port: int) -> Job:
     """`launch` of one of two nodes by hand, whose ranks need no torch."""
     here = folder / f"node{rank}"
@@ -288,7 +285,7 @@ def test_a_stranger_neither_joins_nor_disturbs_the_meeting(tmp_path: Path) -> No
     evil = pickle.dumps(Planted(canary))
     (tmp_path / "key").write_text("0123456789abcdef0123456789abcdef\n")
     (tmp_path / "key").chmod(0o600)
-    port = two_ports()
+    port = free_port()
     first = node(tmp_path, 0, port)
     first.until(lambda: is_open("127.0.0.1", port + 1), "the hub to listen")
     assert listeners(port + 1) == {"127.0.0.1"}

@@ -5,7 +5,6 @@ The real command on two hosts for the ports of a job; the join alone for 600 par
 
 import os
 import re
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ import pytest
 
 from tests.embedded.hosts import MANAGEMENT, address, hosts, listening
 from tests.embedded.jobs import Job, clean_env
+from tests.ports import free_port
 
 FEW_FILES = ("sh", "-c", 'ulimit -Sn 1024; exec "$0" "$@"')
 """Before a command line: no more files may be open, unless it raises that itself."""
@@ -148,8 +148,7 @@ def test_hundreds_of_participants_meet_while_they_hold_thousands_of_connections(
     tmp_path: Path, participants: int, limit: str, few: list[str]
 ) -> None:
     """Node 0, which may have 1024 open files, in a process of its own; the others in another one."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
 
     def meeting(first: int, last: int, *before: str) -> Job:
         numbers = map(str, (first, last, participants, port))

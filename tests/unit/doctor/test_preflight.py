@@ -49,7 +49,7 @@ def test_nobody_looks(monkeypatch: pytest.MonkeyPatch, plan: Any, settings: Any)
 def test_a_node_without_a_fault_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     found, asked = look(monkeypatch, WHOLE, plan(local_rank=0), settings(fabric="infiniband"))
     assert found.findings == {}
-    assert 0 <= found.seconds < 1
+    assert 0 <= found.seconds < 60
     ((name, folders, fabric, env),) = asked
     assert (name, fabric, env) == ("a", "infiniband", {})
     assert list(folders) == ["run directory", "TMPDIR", "/dev/shm"]

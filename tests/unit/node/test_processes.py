@@ -57,7 +57,7 @@ nap = "import os, time; open({str(pids)!r}, 'a').write(str(os.getpid()) + chr(10
 # A child that starts a session with a grandchild, and dies: what an agent leaves behind.
 middle = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {{nap!r}}], start_new_session=True)"
 subprocess.run([sys.executable, "-c", middle], check=True)
-while not os.path.exists({str(pids)!r}): time.sleep(0.02)
+while not os.path.exists({str(pids)!r}) or not os.path.getsize({str(pids)!r}): time.sleep(0.02)
 processes.kill_descendants()
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=30)

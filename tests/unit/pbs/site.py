@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from entrypoint.node import processes
 from tests.pbs_double import config
 from tests.pbs_double.local import Local
 from tests.unit.bounds import IN_IMAGE, shorten
@@ -202,10 +203,7 @@ LOST = {"status": 1, "node": "pbsn2", "error": "lost: nothing was heard from it 
 
 def processes_gone(folder: Path, hosts: tuple[int, ...] = (0, 1)) -> bool:
     pids = [int(pid) for host in hosts for pid in (folder / f"{host}.pids").read_text().split()]
-    alive = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
-    return not [
-        pid for pid in alive if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    ]
+    return not any(processes.is_running(pid) for pid in pids)
 
 
 def busy(site: Site, *options: str, **more: Any) -> str:

@@ -61,7 +61,7 @@ if __name__ == "__main__":
 ATEXIT = """
 import atexit, threading, time
 atexit.register(print, "at exit")
-thread = threading.Thread(target=lambda: (time.sleep(0.1), print("thread")))
+thread = threading.Thread(target=lambda: (time.sleep(1), print("thread")))
 thread.start()
 print("last line", threading.enumerate()[0].name, threading.active_count())
 """

@@ -82,6 +82,11 @@ reads()
 """
 
 
+def kept(run: RunDirectory) -> bool:
+    """Whether the last look's stacks are in their files."""
+    return run.stack("b", 4).exists() and "in reads" in run.stack("b", 3).read_text()
+
+
 def test_ranks_are_looked_at_and_go_on(tmp_path: Path) -> None:
     inside.install(tmp_path / "inside")
     signs, run = tmp_path / "signs", RunDirectory(tmp_path / "run", 3)
@@ -113,9 +118,9 @@ def test_ranks_are_looked_at_and_go_on(tmp_path: Path) -> None:
             ]
         assert [process.poll() for process in started] == [None] * 3
         deadline = time.monotonic() + 10
-        while not run.stack("b", 4).exists() and time.monotonic() < deadline:
+        while not kept(run) and time.monotonic() < deadline:
             time.sleep(0.01)
-        assert "in reads" in run.stack("b", 3).read_text()
+        assert kept(run)
     finally:
         for process in started:
             os.killpg(process.pid, signal.SIGKILL)

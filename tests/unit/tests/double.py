@@ -4,12 +4,11 @@ What a request becomes and which variables there are is compared with every reco
 with the transcripts under tests/recordings/openpbs/logs.
 """
 
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.pbs_double import mom
+from entrypoint.node import processes
 from tests.pbs_double.local import Local
 
 RECORDINGS = Path(__file__).parents[2] / "recordings/openpbs"
@@ -30,8 +29,7 @@ for ((i = 0; i < 1800; i++)); do echo $EPOCHREALTIME alive >>{log}.$PBS_NODENUM;
 
 
 def runs(pid: int) -> bool:
-    """Whether there is such a process, and it is more than a zombie."""
-    return pid in mom.alive([os.getsid(pid)]) if Path(f"/proc/{pid}").exists() else False
+    return processes.is_running(pid)
 
 
 def until(condition: Callable[[], object], what: str) -> None:

@@ -36,8 +36,11 @@ def relay(
     writer = reading.add("rank0", "err", tmp_path / "log", show=show)
     reading.start()
     for data in writes:
+        before = reading.heard
         os.write(writer, data)
-        time.sleep(0.02)
+        deadline = time.monotonic() + 5
+        while reading.heard == before and time.monotonic() < deadline:  # each is read by itself
+            time.sleep(0.001)
     os.close(writer)
     reading.finish(5)
     return screen.text(), (tmp_path / "log").read_bytes(), reading.first_error("rank0")
@@ -477,12 +480,10 @@ def test_diverted_errors_are_neither_shown_nor_logged(tmp_path: Path) -> None:
     reading = Relay({"out": screen.console, "err": screen.console})
     writer = reading.add("rank0", "err", tmp_path / "log", show=True)
     reading.start()
-    before = reading.heard
     os.write(writer, b"before\n")
     deadline = time.monotonic() + 5
-    while reading.heard == before and time.monotonic() < deadline:
+    while (tmp_path / "log").read_bytes() != b"before\n" and time.monotonic() < deadline:
         time.sleep(0.01)
-    time.sleep(0.05)
     assert reading.diverted("rank0") == b""
     reading.divert_errors("rank0")
     os.write(writer, b"after\n")
