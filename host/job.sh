@@ -282,10 +282,13 @@ catch_signals() {
 
 warn() {
     warned=yes interrupted=yes
-    if [[ -n $run_dir ]]; then
-        say "warned of the end: asking the ranks to save and stop"
-        ask_to_stop || say "$run_dir/stop cannot be written: they are not asked"
-    fi
+    if [[ -n $run_dir ]]; then heed; fi
+}
+
+heed() {
+    if [[ -z $heeded ]]; then say "warned of the end: asking the ranks to save and stop"; fi
+    heeded=yes
+    ask_to_stop || say "$run_dir/stop cannot be written: they are not asked"
 }
 
 # With when the job ends, if it is to go on as another: ranks that do not stop are ended before the scheduler does it.
@@ -302,7 +305,7 @@ cut_short() { if [[ -n $child ]]; then "$cutter" "$child" 2>/dev/null || true; f
 
 run_attempt() {
     rm -f -- "$hand/verdict" "$hand/over"
-    if [[ -n $warned ]]; then ask_to_stop || true; fi
+    if [[ -n $warned ]]; then heed; fi
     if [[ -z $asked ]]; then await '' start launch; fi
 }
 
@@ -346,7 +349,7 @@ show() { printf '%q ' "$@" && echo; }
 
 run_job() {
     local status=0
-    asked='' warned='' child='' run_dir='' attempt='' show_only='' cluster='' given_image=${APPTRAIN_IMAGE:-}
+    asked='' warned='' heeded='' child='' run_dir='' attempt='' show_only='' cluster='' given_image=${APPTRAIN_IMAGE:-}
     goes_on='' tells_end='' over='' dry_run='' by_hand='' outcome='' starter='' stop_at='' end_at='' no_chain=''
     hosts=() host_lines=() start_words=() plan_words=() task=() launch_words=() chain_words=() facts=() loggers=()
     hand=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.$(uname -n).XXXXXX") ||

@@ -51,7 +51,7 @@ async def test_a_failure_reaches_everyone(node: int) -> None:
 
 @run
 async def test_the_earliest_failure_wins_whoever_reports_first() -> None:
-    links = await three(Place())
+    links = await three(Place(), timeouts=replace(SHORT, settle=1))
     links[0].fail(failure(0, 7.0))
     links[2].fail(failure(2, 6.0))
     await asyncio.sleep(0.05)
