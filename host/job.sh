@@ -139,7 +139,8 @@ load_modules() {
 # Leaves NAME=VALUE entries for the image.
 ask() {
     (umask 077 && printf '%s\0' "scheduler=$scheduler" "home=$APPTRAIN_HOME" "image=$APPTRAIN_IMAGE" \
-        "profile=$profile" "batch=$is_batch" "script=$$" ${facts[@]+"${facts[@]}"} "$@" >"$hand/ask")
+        "profile=$profile" "batch=$is_batch" "script=$$" "attempt=${APPTRAIN_ATTEMPT-}" \
+        ${facts[@]+"${facts[@]}"} "$@" >"$hand/ask")
 }
 
 # Reads what the image has left in this file; false where there is nothing. Nothing of it is run, and only a number is
@@ -286,8 +287,7 @@ warn() {
 }
 
 heed() {
-    if [[ -z $heeded ]]; then say "warned of the end: asking the ranks to save and stop"; fi
-    heeded=yes
+    if [[ -z $heeded ]]; then heeded=yes && say "warned of the end: asking the ranks to save and stop"; fi
     ask_to_stop || say "$run_dir/stop cannot be written: they are not asked"
 }
 

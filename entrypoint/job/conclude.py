@@ -67,12 +67,12 @@ class Job:
             value = getattr(self, field.name)
             if field.name != "hosts" and value is not None:
                 entries.append((field.name, str(int(value)) if isinstance(value, int) else str(value)))
-        handover.write(where / handover.STATE, entries)
+        handover.write(_state(where, self.attempt), entries)
 
     @classmethod
-    def read(cls, where: Path) -> "Job":
-        """Raises BadInput where nothing was prepared."""
-        facts = handover.read(where / handover.STATE, _STATE)
+    def read(cls, where: Path, attempt: int) -> "Job":
+        """As it was when this attempt began. Raises BadInput where nothing was prepared."""
+        facts = handover.read(_state(where, attempt), _STATE)
         return cls(
             run_dir=Path(facts.one("run_dir")),
             attempt=int(facts.one("attempt")),
@@ -100,6 +100,10 @@ class Job:
         return f"to go on: the same line again with APPTRAIN_RUN_DIR={shlex.quote(str(self.run_dir))}"
 
 
+def _state(where: Path, attempt: int) -> Path:
+    return where / f"{handover.STATE}.{attempt}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     follows: Literal["end", "again", "requeue"]
@@ -117,7 +121,7 @@ class Verdict:
 def conclude(where: Path) -> int:
     """Leaves the verdict in this directory. Raises BadInput."""
     facts = handover.read(where / handover.ASK, handover.ASKED)
-    job, signum = Job.read(where), facts.one("asked")
+    job, signum = Job.read(where, int(facts.one("attempt"))), facts.one("asked")
     if signum:
         settle(where, job, ended(job, int(signum), facts.one("told")), asked=signum)
     else:
@@ -127,16 +131,18 @@ def conclude(where: Path) -> int:
     return 0
 
 
-def leave(where: Path, run: RunDirectory, place: int, asked: int | None, lost: Iterable[int]) -> None:
+def leave(
+    where: Path, attempt: int, run: RunDirectory, place: int, asked: int | None, lost: Iterable[int]
+) -> None:
     """The last act of a node's `launch`, in this directory of its own: says that it is over and, on the first
-    node, where nobody knows more, what follows. `run`: of the last attempt; `place`: this node's; `asked`:
-    the status of the signal that ended it; `lost`: nodes, by their places."""
+    node, where nobody knows more, what follows. `attempt`: its first; `run`: of the last; `place`: this
+    node's; `asked`: the status of the signal that ended it; `lost`: nodes, by their places."""
     if place != 0:
         last_of_all = RunDirectory(run.path, run.later_attempts())
         has_ended = last_of_all.outcome(0, None).exists()
         handover.write(where / handover.OVER, [("first", "ended")] * has_ended)
         return
-    job = Job.read(where)
+    job = Job.read(where, attempt)
     over = [("lost", str(node)) for node in lost] + [("asked", "yes")] * bool(asked)
     handover.write(where / handover.OVER, over)
     if asked:

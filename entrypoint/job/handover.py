@@ -10,7 +10,8 @@ The directory, APPTRAIN_HAND, is the user's alone and lies on the first node's o
     environment   the job script's variables, for `prepare`, which removes the file
     ask           what only the host knows, for `prepare` and `conclude`
     answer        what `prepare` made of it
-    state         what `conclude` needs of that
+    state.N       what `conclude` needs of that, for attempt N. The next one's is there before the verdict:
+                  whoever is killed in between has decided nothing
     verdict       what follows an attempt: from the first node's `launch`, else from `conclude`
     over          the first node's `launch` has come to its end; which nodes it has lost
     tasks.env     under PBS, the variables of the tasks
@@ -29,12 +30,12 @@ ASK, ENVIRONMENT, ANSWER, STATE, VERDICT, OVER = "ask", "environment", "answer",
 ASKED = (
     *("scheduler", "home", "image", "profile", "batch", "script", "arg"),
     *("runs_in", "told", "queue", "nodefile", "began", "zone", "mpiexec", "carried"),
-    *("asked", "warned"),
+    *("attempt", "asked", "warned"),
 )
 """`script`: the job script's process id; `runs_in`: what of Slurm runs it; `told`: what the scheduler says
 of the job, `queue` of its queue; `began`: Unix seconds, `zone` of the host as +0100; `mpiexec`: what that
-says of its version; `carried`: a variable from an earlier job of a chain; `asked`: the status of the signal
-that the job script got; `warned`: whether it was told of a planned end."""
+says of its version; `carried`: a variable from an earlier job of a chain; `attempt`: the one that has ended;
+`asked`: the status of the signal that the job script got; `warned`: whether it was told of a planned end."""
 
 
 class Facts:

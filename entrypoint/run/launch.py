@@ -177,7 +177,7 @@ class _Session:
         run = last.run_dir if last is not None else RunDirectory(Path(self._plan.run_dir), self._plan.attempt)
         lost = last.lost if last is not None else ()
         try:
-            conclude.leave(where, run, self._plan.place, asked, lost)
+            conclude.leave(where, self._plan.attempt, run, self._plan.place, asked, lost)
         except (OSError, Refusal, ValueError) as error:
             self._say(f"what follows is left to the job script: {error}")
 

@@ -48,7 +48,7 @@ def of_launch(env: Mapping[str, str]) -> Start:
     start = Start(time.time() - (processes.age(os.getpid()) or 0.0))
     if where := handover.folder(env):
         with contextlib.suppress(Refusal, ValueError):
-            job = Job.read(where)
+            job = Job.read(where, int(env.get("APPTRAIN_ATTEMPT", "")))
             if job.script is not None:
                 start = Start(job.script)
                 start.mark("script", job.began)

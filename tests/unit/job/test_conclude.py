@@ -262,7 +262,7 @@ def left(hand: Path, of: Job, place: int = 0, asked: int | None = None, lost: tu
     """Whether a node's `launch` leaves a verdict."""
     of.write(hand)
     (hand / handover.VERDICT).unlink(missing_ok=True)
-    conclude.leave(hand, RunDirectory(of.run_dir, of.attempt), place, asked, lost)
+    conclude.leave(hand, of.attempt, RunDirectory(of.run_dir, of.attempt), place, asked, lost)
     return (hand / handover.VERDICT).exists()
 
 
@@ -333,8 +333,8 @@ def test_another_node_says_only_whether_the_first_has_ended(tmp_path: Path, hand
     assert (hand / handover.OVER).read_bytes() == b"first=ended\0"
 
 
-def ask(hand: Path, **facts: str) -> None:
-    handover.write(hand / handover.ASK, facts.items())
+def ask(hand: Path, attempt: int = 0, **facts: str) -> None:
+    handover.write(hand / handover.ASK, [("attempt", str(attempt)), *facts.items()])
 
 
 @pytest.mark.parametrize(("told", "again"), [(" Restarts=3 x", True), (" Restarts=2 x", False), ("", False)])
@@ -368,10 +368,38 @@ def test_the_next_attempt_begins_where_this_one_could_not(tmp_path: Path, hand: 
     ask(hand)
     conclude.conclude(hand)
     assert (heard(hand)["follows"], heard(hand)["attempt"]) == (["again"], ["1"])
-    assert Job.read(hand) == dataclasses.replace(of, attempt=1, tries=2)
+    assert Job.read(hand, 1) == dataclasses.replace(of, attempt=1, tries=2)
     following = RunDirectory(of.run_dir, 1)
     assert (following.logs.is_dir(), following.is_closed(), following.unfinished()) == (True, True, 1)
     assert not following.stop.exists()
+
+
+def test_who_is_killed_before_the_verdict_is_there_has_decided_nothing(
+    tmp_path: Path, hand: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the first node's `launch` is, where Slurm ends the step because another node has left it."""
+    of = job(tmp_path)
+    of.write(hand)
+    write(of, TAKEN, TAKEN)
+    written = handover.write
+
+    def killed(path: Path, entries: Any) -> None:
+        if path.name == handover.VERDICT:
+            raise KeyboardInterrupt
+        written(path, entries)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(handover, "write", killed)
+        with pytest.raises(KeyboardInterrupt):
+            conclude.leave(hand, 0, RunDirectory(of.run_dir, 0), 0, None, ())
+    ask(hand)
+    conclude.conclude(hand)
+    assert (heard(hand)["follows"], heard(hand)["status"]) == (["again"], ["69"])
+    assert heard(hand)["say"] == [
+        "attempt 0: a: the port is taken",
+        "trying again: attempt 1, with other ports",
+    ]
+    assert Job.read(hand, 1) == dataclasses.replace(of, attempt=1, tries=2)
 
 
 def test_a_run_that_its_own_job_script_could_not_conclude_has_come_to_its_end_or_not(tmp_path: Path) -> None:
@@ -385,10 +413,10 @@ def test_a_run_that_its_own_job_script_could_not_conclude_has_come_to_its_end_or
 def test_a_job_is_the_same_after_it_was_written(tmp_path: Path, hand: Path) -> None:
     for of in (job(tmp_path), job(tmp_path, bound=0, port_by_hand=True, batch=False, restarts=4, tries=3)):
         of.write(hand)
-        assert Job.read(hand) == of
-        assert (hand / handover.STATE).stat().st_mode & 0o777 == 0o600
-    with pytest.raises(BadInput, match="state cannot be read"):
-        Job.read(tmp_path)
+        assert Job.read(hand, of.attempt) == of
+        assert (hand / "state.0").stat().st_mode & 0o777 == 0o600
+    with pytest.raises(BadInput, match=r"state\.0 cannot be read"):
+        Job.read(tmp_path, 0)
 
 
 # --- the files ----------------------------------------------------------------------------------------------------

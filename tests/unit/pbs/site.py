@@ -81,7 +81,7 @@ if status != "none":
         put(f"{{run}}/outcome/{{number}}.{{host}}", text.encode())
     hand = os.environ["APPTRAIN_HAND"]
     if host == "0" and os.path.isdir(hand):
-        with open(f"{{hand}}/state", "rb") as file:
+        with open(f"{{hand}}/state.{{attempt}}", "rb") as file:
             hosts = [entry[5:].decode() for entry in file.read().split(bytes(1)) if entry[:5] == b"host="]
         crew = [int(line.split()[0]) for crew in what.get("crews", {{}}).values() for line in crew.splitlines()]
         gone = [at for at in range(len(hosts)) if crew and at not in crew]

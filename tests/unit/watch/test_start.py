@@ -48,7 +48,7 @@ def job(hand: Path, **known: float | None) -> dict[str, str]:
     """The variables of a task of a job that was prepared."""
     of = {"attempt": 0, "hosts": ("n1",), "tasks": 1, "policy": "stop", "bound": None, "port_by_hand": False}
     Job(run_dir=hand, scheduler="slurm", batch=True, **of, **known).write(hand)  # type: ignore[arg-type]
-    return {handover.VARIABLE: str(hand)}
+    return {handover.VARIABLE: str(hand), "APPTRAIN_ATTEMPT": "0"}
 
 
 def test_in_a_job_the_start_began_with_the_job_script(hand: Path) -> None:
