@@ -67,18 +67,20 @@ async def look(
     ranks: Ranks, run: RunDirectory, scratch: Path, beats: Heartbeats, say: Callable[[str], None]
 ) -> list[Sighting]:
     """Dumps the stacks of this node's ranks, which ends those that are Python. They are kept in the run
-    directory, whose file system may be what hangs: nothing else waits for that."""
+    directory, whose file system may be what hangs: nothing else waits for that, but for NCCL's flight
+    recorder. Ranks of other nodes find the connections closed then, and are to be seen before."""
     alive = {rank: pid for rank, pid in ranks.pids.items() if processes.is_running(pid)}
     states = {rank: processes.state(pid) for rank, pid in alive.items()}
     ranks.freeze_starter()
-    trouble = await _kept(partial(run.stacks.mkdir, mode=0o700, exist_ok=True, parents=True))
-    if not trouble:
-        await _dump_recorders(alive, scratch, run)
+    make = partial(run.stacks.mkdir, mode=0o700, exist_ok=True, parents=True)
+    recorders = [rank for rank in alive if (scratch / f"nccl.rank{rank}.pipe").exists()]
+    if recorders and not await _kept(make):
+        await _dump_recorders(recorders, scratch, run)
     dumps = await asyncio.gather(*(_dump(ranks, rank, pid) for rank, pid in alive.items()))
     texts = dict(zip(alive, dumps, strict=True))
     plan = ranks.plan
     files = {run.stack(plan.node, rank): text for rank, text in texts.items() if text}
-    if trouble := trouble or await _kept(partial(_write, files)):
+    if trouble := await _kept(make) or await _kept(partial(_write, files)):
         say(f"{plan.node}: the stacks cannot be kept in {run.stacks}: {trouble}")
     return [
         sighting(beats, rank=rank, node_rank=plan.place, node=plan.node, state=states[rank], dump=texts[rank])
