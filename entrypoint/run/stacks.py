@@ -67,8 +67,8 @@ async def look(
     ranks: Ranks, run: RunDirectory, scratch: Path, beats: Heartbeats, say: Callable[[str], None]
 ) -> list[Sighting]:
     """Dumps the stacks of this node's ranks, which ends those that are Python. They are kept in the run
-    directory, whose file system may be what hangs: nothing else waits for that, but for NCCL's flight
-    recorder. Ranks of other nodes find the connections closed then, and are to be seen before."""
+    directory, whose file system may be what hangs: only NCCL's flight recorder waits for that. All nodes do
+    this at once: a rank that is looked at late has lost the others, and is no longer where it waited."""
     alive = {rank: pid for rank, pid in ranks.pids.items() if processes.is_running(pid)}
     states = {rank: processes.state(pid) for rank, pid in alive.items()}
     ranks.freeze_starter()
