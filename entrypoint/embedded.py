@@ -308,7 +308,7 @@ class _Nodes:
             self._pass_on(signum)
         files = self._files(run)
         self._wait(files)
-        relay.finish(5.0)
+        relay.finish(5.0, 10.0)
         last = run.later_attempts()
         files = self._files(RunDirectory(self.job.run_dir, last))
         names = [self.job.names[int(_place(file).partition(".")[0])] for file in files]

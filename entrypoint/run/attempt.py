@@ -44,8 +44,8 @@ OUTCOME = 60.0
 """Seconds for the file system to take how this node ended."""
 FIRST_STEP = 60.0
 """Seconds after which a rank without a step is looked at for processes of its own that wait."""
-LAST_OUTPUT = 2.0
-"""Seconds to read what the ranks wrote before they ended."""
+LAST_OUTPUT = 2.0, 6.0
+"""Seconds in which nothing comes any more of what the ranks wrote before they ended; seconds in all."""
 
 
 class Attempt:
@@ -204,7 +204,7 @@ class Attempt:
     async def _finish_output(self) -> None:
         """As far as whoever reads it, and the file system of the logs, let us."""
         with contextlib.suppress(TimeoutError):
-            await aside(lambda: self.relay.finish(LAST_OUTPUT), LAST_OUTPUT + 6)
+            await aside(lambda: self.relay.finish(*LAST_OUTPUT), LAST_OUTPUT[1] + 2)
 
     async def _get_ready(self) -> Ranks:
         """Everything up to the start of the ranks; a signal cancels it."""

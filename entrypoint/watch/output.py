@@ -163,7 +163,8 @@ class Relay(threading.Thread):
         self._consoles = dict(consoles)
         self._selector = selectors.DefaultSelector()
         self._streams: dict[tuple[str, str], _Stream] = {}
-        self._deadline = float("inf")
+        self._deadline = self._last_deadline = float("inf")
+        self._quiet = 0.0
         self._heard = time.monotonic()
         self._failed = False
         self._error = self._blamed = ""
@@ -186,9 +187,12 @@ class Relay(threading.Thread):
     def run(self) -> None:
         while self._selector.get_map() and time.monotonic() < self._deadline:
             holding = any(stream.held is not None for stream in self._streams.values())
-            for key, _ in self._selector.select(timeout=0.02 if holding else 0.2):
+            ready = self._selector.select(timeout=0.02 if holding else 0.2)
+            for key, _ in ready:
                 self._read(key.data)
             now = time.monotonic()
+            if ready and self._quiet:  # a log may have taken long to be written
+                self._deadline = min(now + self._quiet, self._last_deadline)
             for stream in self._streams.values():
                 if stream.held is not None and (now > stream.held.shown_at or self._is_to_blame(stream)):
                     self._show_held(stream)
@@ -202,11 +206,13 @@ class Relay(threading.Thread):
             self._error, self._blamed = error, blamed
         self._failed = True
 
-    def finish(self, seconds: float) -> None:
-        """Reads what is left, for `seconds` at most: what outlives the ranks may hold a pipe open."""
-        self._deadline = time.monotonic() + seconds
+    def finish(self, quiet: float, seconds: float) -> None:
+        """Reads what is left, until nothing comes for `quiet` seconds, and for `seconds` at most: what
+        outlives the ranks may hold a pipe open."""
+        now = time.monotonic()
+        self._last_deadline, self._quiet, self._deadline = now + seconds, quiet, now + quiet
         if self.ident is not None:
-            self.join(seconds + 5)
+            self.join(seconds + 1)
         for stream in self._streams.values():
             self._show_held(stream)
 

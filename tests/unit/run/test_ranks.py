@@ -43,7 +43,7 @@ async def tell(folder: Path, reports: Sequence[dict[str, Any]]) -> tuple[list[Ev
                 found.append(await ranks.events.get())
         left = ranks.alive()
         await ranks.wait(30)
-    relay.finish(5)
+    relay.finish(5, 5)
     return found, left
 
 

@@ -1,6 +1,7 @@
 """The relay of the ranks' output: whole lines, logs, progress bars."""
 
 import os
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -39,10 +40,10 @@ def relay(
         before = reading.heard
         os.write(writer, data)
         deadline = time.monotonic() + 5
-        while reading.heard == before and time.monotonic() < deadline:  # each is read by itself
+        while data and reading.heard == before and time.monotonic() < deadline:  # each is read by itself
             time.sleep(0.001)
     os.close(writer)
-    reading.finish(5)
+    reading.finish(5, 5)
     return screen.text(), (tmp_path / "log").read_bytes(), reading.first_error("rank0")
 
 
@@ -118,7 +119,7 @@ def test_a_line_without_an_end_is_passed_on_in_pieces(tmp_path: Path) -> None:
         time.sleep(0.01)
     shown.append((tmp_path / "log").read_bytes())
     os.close(writer)
-    reading.finish(5)
+    reading.finish(5, 5)
     assert len(shown[0]) >= 1 << 20
     assert (tmp_path / "log").stat().st_size == 40 * 65536 + 1
 
@@ -138,7 +139,7 @@ def test_many_streams_share_the_memory_that_one_may_take(
     passed_on = (tmp_path / "log3").read_bytes()
     for writer in writers:
         os.close(writer)
-    reading.finish(5)
+    reading.finish(5, 5)
     assert passed_on == b"ValueError: the reason\n" + b"x" * 101
     assert reading.first_error("rank3") == "x" * 50
 
@@ -149,10 +150,50 @@ def test_a_process_that_keeps_the_pipe_open_is_not_waited_for(tmp_path: Path) ->
     writer = reading.add("rank0", "out", tmp_path / "log", show=True)
     reading.start()
     os.write(writer, b"whole\nrest")
-    reading.finish(0.5)
+    reading.finish(0.5, 5)
     assert not reading.is_alive()
     assert (tmp_path / "log").read_bytes() == b"whole\nrest\n"
     os.close(writer)
+
+
+def test_what_a_slow_file_system_holds_up_is_read_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on, really = threading.Event(), threading.Event(), output._write_all
+
+    def slowly(fd: int, data: bytes) -> bool:
+        begun.set()
+        goes_on.wait(10)
+        return really(fd, data)
+
+    monkeypatch.setattr(output, "_write_all", slowly)
+    reading = Relay({"out": Screen().console})
+    writer = reading.add("rank0", "out", tmp_path / "log", show=False)
+    reading.start()
+    os.write(writer, b"first\n")
+    assert begun.wait(10)
+    os.write(writer, b"last\n")
+    ending = threading.Thread(target=reading.finish, args=(0.1, 10))
+    ending.start()
+    time.sleep(0.2)  # longer than nothing may come
+    goes_on.set()
+    ending.join()
+    os.close(writer)
+    assert (tmp_path / "log").read_bytes() == b"first\nlast\n"
+
+
+def test_a_process_that_writes_for_ever_is_not_read_for_ever(tmp_path: Path) -> None:
+    reading = Relay({"out": Screen().console})
+    writer = reading.add("rank0", "out", tmp_path / "log", show=False)
+    with subprocess.Popen(["yes"], stdout=writer) as endless:
+        try:
+            os.close(writer)
+            reading.start()
+            reading.finish(0.1, 0.3)
+            reading.join(10)
+            assert not reading.is_alive()
+        finally:
+            endless.kill()
 
 
 def test_a_closed_console_ends_neither_the_relay_nor_the_log(tmp_path: Path) -> None:
@@ -163,7 +204,7 @@ def test_a_closed_console_ends_neither_the_relay_nor_the_log(tmp_path: Path) -> 
     reading.start()
     os.write(writer, b"line\n")
     os.close(writer)
-    reading.finish(5)
+    reading.finish(5, 5)
     os.close(fd)
     assert (tmp_path / "log").read_bytes() == b"line\n"
 
@@ -190,7 +231,7 @@ def test_a_full_disk_ends_nothing_and_the_line_is_shown_even_if_hidden() -> None
     reading.start()
     os.write(writer, b"line\n")
     os.close(writer)
-    reading.finish(5)
+    reading.finish(5, 5)
     assert screen.text() == b"line\n"
 
 
@@ -242,7 +283,7 @@ def test_where_a_ranks_script_was_is_told_from_its_last_traceback(tmp_path: Path
     os.write(writers[0], b"".join(prefix + line + b"\n" for line in CAUSE.splitlines()))
     for writer in writers:
         os.close(writer)
-    reading.finish(5)
+    reading.finish(5, 5)
     places = [reading.last_place(name) for name in ("rank3", "rank4", "none")]
     assert places == ["at train.py:41", "", ""]
 
@@ -257,7 +298,7 @@ def echoing(tmp_path: Path, written: bytes, *, failed: bool) -> tuple[bytes, byt
     os.close(writer)
     if failed:
         reading.failed()
-    reading.finish(5)
+    reading.finish(5, 5)
     return screen.text(), (tmp_path / "log").read_bytes(), reading.echoes
 
 
@@ -310,7 +351,7 @@ def test_of_one_error_on_several_ranks_the_traceback_of_the_one_to_blame_is_show
     os.close(writer)
     reading.failed(error, blamed)
     reading.failed()
-    reading.finish(5)
+    reading.finish(5, 5)
     assert screen.text() == ((tmp_path / "log").read_bytes() if shown else b"")
 
 
@@ -328,7 +369,7 @@ def test_a_traceback_is_shown_where_no_failure_follows(
     while len(shown) < len(text):
         shown += os.read(screen._reader, len(text))
     os.close(writer)
-    reading.finish(5)
+    reading.finish(5, 5)
     assert (shown, screen.text()) == (text, b"")
 
 
@@ -354,7 +395,7 @@ def test_a_traceback_that_the_log_does_not_take_is_shown() -> None:
     reading.start()
     os.write(writer, LOST)
     os.close(writer)
-    reading.finish(5)
+    reading.finish(5, 5)
     assert (screen.text(), reading.echoes) == (LOST, 0)
 
 
@@ -424,7 +465,7 @@ def test_many_writers_do_not_tear_each_others_lines(tmp_path: Path) -> None:
         thread.join()
     for writer in writers:
         os.close(writer)
-    reading.finish(5)
+    reading.finish(5, 5)
     os.close(screen_writer)
     collector.join()
     lines = b"".join(collected).splitlines()
@@ -488,6 +529,6 @@ def test_diverted_errors_are_neither_shown_nor_logged(tmp_path: Path) -> None:
     reading.divert_errors("rank0")
     os.write(writer, b"after\n")
     os.close(writer)
-    reading.finish(5)
+    reading.finish(5, 5)
     assert screen.text() == (tmp_path / "log").read_bytes() == b"before\n"
     assert reading.diverted("rank0") == b"after\n"
