@@ -58,8 +58,12 @@ class Judge:
     _looking: str = field(init=False, default="")
     """Why everyone was asked to look; empty before."""
     _looked: float = field(init=False, default=0.0)
-    _sightings: list[Sighting] = field(init=False, default_factory=list)
+    _sightings: dict[int, Sighting] = field(init=False, default_factory=dict)
+    """By rank."""
     _answered: set[Place] = field(init=False, default_factory=set)
+    _unclear: set[Place] = field(init=False, default_factory=set)
+    """Whose ranks are there and have shown no stack, up to the closer look at them."""
+    _looks_closer: bool = field(init=False, default=False)
     _pauses: Pauses = field(init=False)
 
     def __post_init__(self) -> None:
@@ -110,10 +114,7 @@ class Judge:
             case {"type": "peeked", "sightings": list(raw), "last": bool(last)}:
                 self._pauses.seen(place, [load(Sighting, one) for one in raw], last=last)
             case {"type": "seen", "sightings": list(raw), "last": bool(last)} if self._looking:
-                self._sightings += [load(Sighting, one) for one in raw]
-                if last:
-                    self._answered.add(place)
-                self._judge_if_complete()
+                self._take_sightings(place, [load(Sighting, one) for one in raw], last)
             case _:
                 raise WireError("it sent a message that has no meaning here")
 
@@ -149,18 +150,33 @@ class Judge:
             self.tell({"type": "look", "why": why})
             asyncio.get_running_loop().call_later(self.timeouts.look, self._judge)
 
+    def _take_sightings(self, place: Place, sightings: Sequence[Sighting], last: bool) -> None:
+        self._sightings |= {one.rank: one for one in sightings}
+        if any(one.state and not one.stack for one in sightings):
+            self._unclear.add(place)
+        if last:
+            self._answered.add(place)
+        self._judge_if_complete()
+
     def _take_deadlock(self, failure: Failure) -> None:
         if not self._looking and not self._failures:
             self._tell_failure(load(Failure, asdict(failure)))
 
     def _judge_if_complete(self) -> None:
-        if self._looking and self.active <= self._answered | self._finished:
+        if not self._looking or not self.active <= self._answered | self._finished:
+            return
+        if self._looks_closer or not self._unclear - self._finished:
             self._judge()
+            return
+        # Only now: a rank that is ended for its stack is missing to those that wait for it.
+        self._looks_closer = True
+        self._answered -= self._unclear
+        self.tell({"type": "look closer"})
 
     def _judge(self) -> None:
         """Name the rank that the others wait for."""
         unseen = [self.nodes[node] for node, _ in sorted(set(self.present) - self._answered - self._finished)]
-        found = blame.verdict(self._sightings, self._looking, unseen=unseen, now=time.time())
+        found = blame.verdict(list(self._sightings.values()), self._looking, unseen=unseen, now=time.time())
         if found is not None:
             self._tell_failure(load(Failure, asdict(found)))
         elif not self._failures:

@@ -15,7 +15,7 @@ from entrypoint.errors import BAD_INPUT, BadInput, Refusal, Unavailable
 from entrypoint.job import outcome
 from entrypoint.meet import reach
 from entrypoint.meet.claims import Identity, Place, load, unpack
-from entrypoint.meet.terms import AllDone, Event, Failed, Look, Muster, Peek, Stopped, Timeouts
+from entrypoint.meet.terms import AllDone, Event, Failed, Look, LookCloser, Muster, Peek, Stopped, Timeouts
 from entrypoint.meet.waiting import Waiting
 from entrypoint.meet.wire import Wire, WireError
 from entrypoint.plain import plain
@@ -103,7 +103,7 @@ class Link(ABC):
         self._report({"type": "paused", "why": why})
 
     def seen(self, sightings: Sequence[Sighting]) -> None:
-        """Answer a Look."""
+        """Answer a Look, or a LookCloser."""
         self._answer("seen", sightings)
 
     def peeked(self, sightings: Sequence[Sighting]) -> None:
@@ -155,6 +155,8 @@ class Link(ABC):
                 self._events.put_nowait(Stopped(left))
             case {"type": "look", "why": str(why)}:
                 self._events.put_nowait(Look(plain(why)))
+            case {"type": "look closer"}:
+                self._events.put_nowait(LookCloser())
             case {"type": "peek"}:
                 self._events.put_nowait(Peek())
             case {"type": "failed", "failure": failure, "lost": str(lost)}:

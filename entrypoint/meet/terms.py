@@ -54,9 +54,15 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Look:
-    """The job seems to hang: say where your ranks are, with `seen`. `Failed` follows."""
+    """The job seems to hang: say where your ranks are, with `seen`, and end none yet. `Failed` follows."""
 
     why: str
+
+
+@dataclass(frozen=True)
+class LookCloser:
+    """Everyone has answered a Look: say with `seen` again where your ranks are; those that show nothing
+    otherwise may be ended for it."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +87,7 @@ class AllDone:
     """Whether there are several ranks, and each has trained without the others."""
 
 
-Event = Stopped | Look | Peek | Failed | AllDone
+Event = Stopped | Look | LookCloser | Peek | Failed | AllDone
 
 
 @dataclass(frozen=True, kw_only=True)

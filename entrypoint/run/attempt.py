@@ -318,7 +318,7 @@ class Attempt:
         return with_env(plan, added, "derived:hang-timeout")
 
     def _patience(self, ranks: Ranks) -> Patience:
-        beats = Heartbeats(self.heartbeats)
+        beats, scratch = Heartbeats(self.heartbeats), Path(self.scratch.name)
         return Patience(
             heartbeats=beats,
             step=self.settings.value("hang-timeout"),
@@ -328,7 +328,7 @@ class Attempt:
             is_chosen=self.settings.given("hang-timeout"),
             again=self._again,
             peek=lambda: stacks.peek(ranks, self.run_dir, self.heartbeats, beats),
-            look=lambda: stacks.look(ranks, self.run_dir, Path(self.scratch.name), beats, self._say),
+            look=lambda: stacks.LastLook(ranks, self.run_dir, scratch, self.heartbeats, beats),
         )
 
     @property

@@ -5,6 +5,7 @@ The node's outcome, what the other nodes are told, and what the user reads.
 
 import signal
 import time
+from collections.abc import Sequence
 
 from entrypoint.errors import DONE, SAVED, STUCK
 from entrypoint.job.outcome import Outcome
@@ -96,3 +97,9 @@ def in_words(ended: Outcome, plan: LaunchPlan, run: RunDirectory) -> list[str]:
 def signal_name(signum: int) -> str:
     """SIGTERM for 15; `signal 99` for a number that has no name."""
     return signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """`rank 3`, `each of the ranks 3, 4`; at most eight numbers."""
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"each of the ranks {shown}"

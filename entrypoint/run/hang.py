@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from entrypoint.meet.terms import Failed, Look, Peek, Stopped, Timeouts
 from entrypoint.run.ranks import Ranks
+from entrypoint.run.stacks import LastLook
 from entrypoint.watch.heartbeat import Heartbeats
 from entrypoint.watch.pauses import Pauses
 from entrypoint.watch.reports import End, Sighting
@@ -27,8 +28,8 @@ class Patience:
     """Seconds without a step of a rank that tells its steps; 0: any."""
     silence: float
     """Seconds in which no rank of the job writes anything; 0: any."""
-    look: Callable[[], Awaitable[list[Sighting]]]
-    """Finds out where the ranks of this node are, which may end them."""
+    look: Callable[[], LastLook]
+    """Finds out where the ranks of this node are, for the end of the job."""
     peek: Callable[[], Awaitable[list[Sighting]]]
     """Finds out where they are, and lets them go on."""
     workers: Callable[[], Awaitable[str]]

@@ -1,9 +1,9 @@
 """Where the ranks of this node are: their Python stacks, their state, NCCL's flight recorder.
 
-The secret: how to see into a script that knows nothing of it. Python's faulthandler, switched on by a
-variable, prints every thread's stack when the process gets SIGABRT, in C and without the interpreter's lock,
-and then ends it, which is what follows a hang anyway; a debugger would need a right that many sites deny.
-NCCL's flight recorder dumps when something is written into a pipe that torch made.
+The secret: how to see into a script that knows nothing of it. Python's faulthandler prints every thread's
+stack in C and without the interpreter's lock: at a signal of ours, and the process goes on (inside.py), or,
+where only a variable switched it on, at SIGABRT, which ends it; a debugger would need a right that many sites
+deny. NCCL's flight recorder dumps when something is written into a pipe that torch made.
 """
 
 import asyncio
@@ -32,9 +32,11 @@ from entrypoint.watch.reports import Sighting
 RECORDER = 3.0
 """Seconds for torch to dump its flight recorder: it looks at its pipe about once a second."""
 KEEP = 4.0
-"""Seconds for the file system to take what was found: with the other bounds, less than the hub's for all."""
+"""Seconds for the file system to take what was found."""
 DUMP = 5.0
-"""Seconds for a rank to print its stacks and end."""
+"""Seconds for a rank to print its stacks: both looks together take less than the hub's bound for all."""
+STOPPED = ("T", "t")
+"""States of a process that prints nothing at a signal of ours."""
 _RECORDER_NAMES = {
     "BUFFER_SIZE": ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
     "DUMP_TEMP_FILE": ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
@@ -63,50 +65,78 @@ def _is_old(torch: str) -> bool:
     return numbers is not None and (int(numbers[1]), int(numbers[2])) < (2, 9)
 
 
-async def look(
-    ranks: Ranks, run: RunDirectory, scratch: Path, beats: Heartbeats, say: Callable[[str], None]
-) -> list[Sighting]:
-    """Dumps the stacks of this node's ranks, which ends those that are Python. They are kept in the run
-    directory, whose file system may be what hangs: only NCCL's flight recorder waits for that. All nodes do
-    this at once: a rank that is looked at late has lost the others, and is no longer where it waited."""
-    alive = {rank: pid for rank, pid in ranks.pids.items() if processes.is_running(pid)}
-    states = {rank: processes.state(pid) for rank, pid in alive.items()}
-    ranks.freeze_starter()
-    make = partial(run.stacks.mkdir, mode=0o700, exist_ok=True, parents=True)
-    recorders = [rank for rank in alive if (scratch / f"nccl.rank{rank}.pipe").exists()]
-    if recorders and not await _kept(make):
-        await _dump_recorders(recorders, scratch, run)
-    dumps = await asyncio.gather(*(_dump(ranks, rank, pid) for rank, pid in alive.items()))
-    texts = dict(zip(alive, dumps, strict=True))
-    plan = ranks.plan
-    files = {run.stack(plan.node, rank): text for rank, text in texts.items() if text}
-    if trouble := await _kept(make) or await _kept(partial(_write, files)):
-        say(f"{plan.node}: the stacks cannot be kept in {run.stacks}: {trouble}")
-    return [
-        sighting(beats, rank=rank, node_rank=plan.place, node=plan.node, state=states[rank], dump=texts[rank])
-        for rank in sorted(alive)
-    ]
+class LastLook:
+    """Where the ranks of this node are when the job hangs, and is to end with that."""
+
+    def __init__(self, ranks: Ranks, run: RunDirectory, scratch: Path, signs: Path, beats: Heartbeats):
+        self._ranks = ranks
+        self._run = run
+        self._scratch = scratch
+        self._signs = signs
+        self._beats = beats
+        self._states: dict[int, str] = {}
+        self._texts: dict[int, str] = {}
+
+    async def first(self) -> list[Sighting]:
+        """Of ranks that show it and go on. None is ended before all nodes have looked: whoever loses a rank
+        is no longer where it waited. NCCL's flight recorder dumps meanwhile."""
+        alive = _alive(self._ranks)
+        self._states = {rank: processes.state(pid) for rank, pid in alive.items()}
+        self._texts = dict.fromkeys(alive, "")
+        self._ranks.freeze_starter()
+        able = {rank: pid for rank, pid in alive.items() if self._states[rank] not in STOPPED}
+        shown, _ = await asyncio.gather(_shown_by(able, self._signs), self._dump_recorders(alive))
+        self._texts |= shown
+        return self._sightings()
+
+    async def closer(self) -> list[Sighting]:
+        """The same with those that have shown nothing, as all nodes have looked by now: faulthandler shows
+        them, which ends them."""
+        silent = {rank: pid for rank, pid in _alive(self._ranks).items() if not self._texts.get(rank)}
+        dumps = await asyncio.gather(*(_dump(self._ranks, rank, pid) for rank, pid in silent.items()))
+        self._texts |= dict(zip(silent, dumps, strict=True))
+        return self._sightings()
+
+    async def keep(self, say: Callable[[str], None]) -> None:
+        """Writes the stacks into the run directory, whose file system may be what hangs."""
+        if not self._texts:
+            return
+        node = self._ranks.plan.node
+        files = {self._run.stack(node, rank): text for rank, text in self._texts.items() if text}
+        if trouble := await _kept(partial(_make, self._run)) or await _kept(partial(_write, files)):
+            say(f"{node}: the stacks cannot be kept in {self._run.stacks}: {trouble}")
+
+    def _sightings(self) -> list[Sighting]:
+        return [
+            _seen(self._ranks, self._beats, rank, state=self._states.get(rank, ""), dump=text)
+            for rank, text in sorted(self._texts.items())
+        ]
+
+    async def _dump_recorders(self, ranks: Iterable[int]) -> None:
+        pipes = {rank: self._scratch / f"nccl.rank{rank}.pipe" for rank in ranks}
+        pipes = {rank: pipe for rank, pipe in pipes.items() if pipe.exists()}
+        if not pipes or await _kept(partial(_make, self._run)):
+            return
+        asked = []
+        for rank, path in pipes.items():
+            with contextlib.suppress(OSError):
+                pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+                os.write(pipe, b"dump\n")
+                os.close(pipe)
+                asked.append(self._run.stacks / f"nccl.rank{rank}")
+        if asked:
+            await _kept(partial(_await_files, asked, time.monotonic() + RECORDER))
 
 
 async def peek(ranks: Ranks, run: RunDirectory, signs: Path, beats: Heartbeats) -> list[Sighting]:
-    """The same of ranks that import torch, which go on (inside.py)."""
-    alive = {rank: pid for rank, pid in ranks.pids.items() if processes.is_running(pid)}
-    texts = await asyncio.gather(*(_ask(signs, pid) for pid in alive.values()))
-    dumps = dict(zip(alive, texts, strict=True))
-    plan = ranks.plan
-    files = {run.stack(plan.node, rank): text for rank, text in dumps.items()}
+    """Where the ranks of this node are; all go on."""
+    alive = _alive(ranks)
+    texts = await _shown_by(alive, signs)
+    files = {run.stack(ranks.plan.node, rank): text for rank, text in texts.items()}
     # The file system may be what the ranks wait for.
     threading.Thread(target=_keep, args=(run, files), daemon=True).start()
     return [
-        sighting(
-            beats,
-            rank=rank,
-            node_rank=plan.place,
-            node=plan.node,
-            state=processes.state(pid),
-            dump=dumps[rank],
-            cpu=processes.cpu(pid),
-        )
+        _seen(ranks, beats, rank, state=processes.state(pid), dump=texts[rank], cpu=processes.cpu(pid))
         for rank, pid in sorted(alive.items())
     ]
 
@@ -120,6 +150,22 @@ async def workers(ranks: Ranks, signs: Path) -> str:
                 who, where = f"rank {rank} on {ranks.plan.node}", plain(frames.in_words(stack))
                 return f"{who} has started processes of its own, and they wait {where}"
     return ""
+
+
+def _alive(ranks: Ranks) -> dict[int, int]:
+    """Process ids by rank."""
+    return {rank: pid for rank, pid in ranks.pids.items() if processes.is_running(pid)}
+
+
+def _seen(ranks: Ranks, beats: Heartbeats, rank: int, *, state: str, dump: str, cpu: float = 0.0) -> Sighting:
+    plan = ranks.plan
+    return sighting(beats, rank=rank, node_rank=plan.place, node=plan.node, state=state, dump=dump, cpu=cpu)
+
+
+async def _shown_by(pids: Mapping[int, int], signs: Path) -> dict[int, str]:
+    """The stacks that processes show and go on, by rank."""
+    texts = await asyncio.gather(*(_ask(signs, pid) for pid in pids.values()))
+    return dict(zip(pids, texts, strict=True))
 
 
 async def _ask(signs: Path, pid: int) -> str:
@@ -144,22 +190,14 @@ async def _shown(file: Path, pid: int) -> str:
     return file.read_text(errors="replace")[before:]
 
 
+def _make(run: RunDirectory) -> None:
+    run.stacks.mkdir(mode=0o700, exist_ok=True, parents=True)
+
+
 def _keep(run: RunDirectory, files: Mapping[Path, str]) -> None:
     with contextlib.suppress(OSError):
-        run.stacks.mkdir(mode=0o700, exist_ok=True, parents=True)
+        _make(run)
         _write(files)
-
-
-async def _dump_recorders(ranks: Iterable[int], scratch: Path, run: RunDirectory) -> None:
-    asked = []
-    for rank in ranks:
-        with contextlib.suppress(OSError):
-            pipe = os.open(scratch / f"nccl.rank{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
-            os.write(pipe, b"dump\n")
-            os.close(pipe)
-            asked.append(run.stacks / f"nccl.rank{rank}")
-    if asked:
-        await _kept(partial(_await_files, asked, time.monotonic() + RECORDER))
 
 
 def _await_files(paths: Sequence[Path], deadline: float) -> None:

@@ -24,9 +24,10 @@ from entrypoint.meet import terms
 from entrypoint.meet.link import Link
 from entrypoint.node import processes
 from entrypoint.plan.launch_plan import LaunchPlan
-from entrypoint.run.endings import asked_to_end, failure_of, to_failure, to_outcome
+from entrypoint.run.endings import asked_to_end, failure_of, listed, to_failure, to_outcome
 from entrypoint.run.hang import Alone, Patience, watch_for_hang, watch_for_workers
 from entrypoint.run.ranks import RankEnded, Ranks, RankStarted, StarterEnded
+from entrypoint.run.stacks import LastLook
 from entrypoint.watch import blame
 from entrypoint.watch.reports import End, Failure
 
@@ -36,8 +37,8 @@ SETTLE = 0.25
 """Seconds in which the ranks of a node that fail together are told apart by their times."""
 SETTLE_ECHO = 1.25
 """Seconds more where a rank has only lost another one, and nobody else is asked."""
-VERDICT = 3.0
-"""Seconds for all nodes to agree on the first failure."""
+VERDICT = 10.0
+"""Seconds for all nodes to agree on the first failure; their ranks are ended meanwhile."""
 AGENT_EXIT = 10.0
 """Seconds for torchrun's agents to leave their exit barrier once every node is done."""
 LOOK = 5.0
@@ -287,20 +288,22 @@ class Supervisor:
         if self._link is not None:
             self._link.fail(mine)
         ending = asyncio.ensure_future(self._end_ranks(FAILURE_GRACE))
-        first = (await self._told(VERDICT) if self._link is not None else None) or mine
+        first = (await self._told(self._link, VERDICT) if self._link is not None else None) or mine
         self._ranks.failed(first)
         await ending
         return to_outcome(first)
 
-    async def _told(self, bound: float) -> Failure | None:
+    async def _told(self, link: Link, bound: float, look: LastLook | None = None) -> Failure | None:
         """The first failure as all nodes are told it; None where nothing is told in `bound` seconds."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(bound):
                 while True:
-                    event = await self._events.get()
-                    if isinstance(event, terms.Failed):
-                        self.lost = event.lost
-                        return event.failure
+                    match await self._events.get():
+                        case terms.Failed() as failed:
+                            self.lost = failed.lost
+                            return failed.failure
+                        case terms.LookCloser() if look is not None:
+                            link.seen(await look.closer())
         return None
 
     async def _peek(self) -> None:
@@ -309,12 +312,16 @@ class Supervisor:
 
     async def _hung(self, why: str) -> Outcome:
         """Tells where our ranks are, and ends them with what all nodes say of it."""
-        sightings = [] if self._all_ended() else await self._patience.look()
-        failure = blame.verdict(sightings, why, unseen=(), now=time.time())
-        if self._link is not None:
-            self._link.seen(sightings)
-            failure = await self._told(self._link.timeouts.look + LOOK) or failure
+        look, link = self._patience.look(), self._link
+        found = [] if self._all_ended() else await look.first()
+        if link is None and found:
+            found = await look.closer()
+        failure = blame.verdict(found, why, unseen=(), now=time.time())
+        if link is not None:
+            link.seen(found)
+            failure = await self._told(link, link.timeouts.look + LOOK, look) or failure
         await self._end_ranks(0)
+        await look.keep(self._say)
         if failure is None:
             return Outcome(status=STUCK, node=self._plan.node, time=time.time(), error=f"stuck, {why}")
         return to_outcome(failure)
@@ -332,7 +339,7 @@ class Supervisor:
     async def _time_up(self, ranks: list[int]) -> Outcome:
         """The job goes on as another: this one ends as by SIGTERM before the scheduler ends it for good."""
         name = self._stop_signal.name
-        why = f"the job's time is up, and {_listed(ranks)} on {self._plan.node} catches no {name}"
+        why = f"the job's time is up, and {listed(ranks)} on {self._plan.node} catches no {name}"
         mine = asked_to_end(self._plan, int(signal.SIGTERM))
         return await self._end_for(replace(mine, error=f"{why}: {mine.error}"))
 
@@ -373,7 +380,7 @@ class Supervisor:
             elif now - since > SILENT_STOP:
                 since = float("inf")
                 name = self._stop_signal.name
-                silent = _listed(untold)
+                silent = listed(untold)
                 self._say(
                     f"a stop was asked for, but {silent} on {self._plan.node} catches no {name} and runs on"
                 )
@@ -389,8 +396,3 @@ def _is_there(path: Path) -> bool:
 
 def _now() -> float:
     return asyncio.get_running_loop().time()
-
-
-def _listed(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"each of the ranks {shown}"

@@ -21,7 +21,7 @@ import pytest
 
 from entrypoint import cli
 from entrypoint.meet import terms
-from entrypoint.meet.terms import AllDone, Failed, Look, Peek, Stopped
+from entrypoint.meet.terms import AllDone, Failed, Look, LookCloser, Peek, Stopped
 from entrypoint.node import processes
 from entrypoint.plan.launch_plan import LaunchPlan, with_members
 from entrypoint.plan.resolve import resolve
@@ -280,6 +280,26 @@ class FakeHeartbeats:
         self.scene.note("forget", rank)
 
 
+class FakeLook:
+    """A last look that finds what the scene has; closer it finds that, and ranks that showed nothing."""
+
+    def __init__(self, scene: "Scene") -> None:
+        self.scene = scene
+
+    async def first(self) -> list[Sighting]:
+        self.scene.note("look")
+        await asyncio.sleep(self.scene.look_takes)
+        return self.scene.sightings
+
+    async def closer(self) -> list[Sighting]:
+        self.scene.note("look closer")
+        await asyncio.sleep(self.scene.look_takes)
+        return [*self.scene.sightings, *self.scene.closer]
+
+    async def keep(self, say: Callable[[str], None]) -> None:
+        say("kept")
+
+
 class Scene:
     """One node's supervisor among the fakes."""
 
@@ -307,6 +327,7 @@ class Scene:
         self.link = FakeLink(self)
         self.heartbeats = FakeHeartbeats(self)
         self.sightings = SIGHTINGS
+        self.closer: list[Sighting] = []
         self.look_takes = 0.0
         self.workers = ""
         """What the processes that a rank started look like."""
@@ -373,7 +394,7 @@ class Scene:
             match step:
                 case RankStarted() | RankEnded() | StarterEnded():
                     self.ranks.take(step)
-                case Stopped() | Look() | Peek() | Failed() | AllDone():
+                case Stopped() | Look() | LookCloser() | Peek() | Failed() | AllDone():
                     self.link.events.put_nowait(step)
                 case signal.Signals():
                     self.supervisor.signalled(step)
@@ -384,10 +405,8 @@ class Scene:
                         await work
             await asyncio.sleep(1e-6)
 
-    async def _look(self) -> list[Sighting]:
-        self.note("look")
-        await asyncio.sleep(self.look_takes)
-        return self.sightings
+    def _look(self) -> Any:
+        return FakeLook(self)
 
     async def _workers(self) -> str:
         self.note("looks for workers")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from entrypoint.meet.link import Link
-from entrypoint.meet.terms import AllDone, Failed, Look, Peek, Stopped
+from entrypoint.meet.terms import AllDone, Failed, Look, LookCloser, Peek, Stopped
 from entrypoint.watch.reports import Sighting
 from tests.unit.meet.meeting import (
     SHORT,
@@ -173,6 +173,45 @@ async def test_a_hang_that_anyone_notices_is_looked_into_by_everyone_and_the_stu
     found = await events(*links)
     assert found == [found[0]] * 3
     assert (found[0].failure.rank, found[0].failure.node, found[0].failure.status) == (4, "n1", 124)
+    await close(*links)
+
+
+@run
+async def test_ranks_that_show_no_stack_are_looked_at_closer_only_once_everyone_has_looked() -> None:
+    links = await three(Place())
+    links[0].stalled("no step for 30 s")
+    await events(*links)
+    stopped = sighting(4, state="T", at="", waits_in="", stack="")
+    links[1].seen([stopped, sighting(5)])
+    links[0].seen([sighting(0)])
+    await asyncio.sleep(0.1)
+    assert [link._events.empty() for link in links] == [True] * 3
+    gone = sighting(9, state="", at="", waits_in="", stack="")
+    links[2].seen([gone])
+    assert await events(*links) == [LookCloser()] * 3
+    links[0].seen([sighting(0)])
+    links[2].seen([gone])
+    await asyncio.sleep(0.1)
+    assert [link._events.empty() for link in links] == [True] * 3
+    links[1].seen([replace(stopped, at="train.py:31 load"), sighting(5)])
+    found = await events(*links)
+    reason = "it is stopped by a signal in train.py:31 load, while 2 of 4 ranks wait in all_reduce"
+    assert [event.failure.rank for event in found] == [4] * 3
+    assert reason in found[0].failure.error
+    await close(*links)
+
+
+@run
+async def test_a_node_that_is_lost_before_the_closer_look_is_not_waited_for() -> None:
+    links = await three(Place())
+    links[0].stalled("no step for 30 s")
+    await events(*links)
+    links[1].seen([sighting(4, stack="")])
+    links[1].fail(failure(1, time.time()))
+    links[0].seen([sighting(0)])
+    links[2].seen([sighting(8, quiet=31.0)])
+    found = await events(*links)
+    assert [event.failure.status for event in found] == [124] * 3
     await close(*links)
 
 

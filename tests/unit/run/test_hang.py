@@ -144,7 +144,13 @@ def test_a_rank_without_a_step_for_too_long_makes_all_nodes_look() -> None:
     scene.lasts = 60.0
     assert scene.play(*BOTH, quiet) == [
         *[(30.0, "stalled", NO_STEP), (30.0, "look"), (30.0, "seen", SIGHTINGS)],
-        *[(30.3, "SIGTERM", 0), (30.3, "SIGTERM", 1), (30.3, "kill"), ends(30.3, STUCK)],
+        *[
+            (30.3, "SIGTERM", 0),
+            (30.3, "SIGTERM", 1),
+            (30.3, "kill"),
+            (30.3, "says", "kept"),
+            ends(30.3, STUCK),
+        ],
     ]
 
 
@@ -152,7 +158,8 @@ def test_alone_a_rank_without_a_step_is_sought_here() -> None:
     scene = Scene(step=30.0, alone=True)
     scene.lasts = 60.0
     assert scene.play(*BOTH, quiet) == [
-        *[(30.0, "look"), (30.0, "SIGTERM", 0), (30.0, "SIGTERM", 1), (30.0, "kill")],
+        *[(30.0, "look"), (30.0, "look closer"), (30.0, "SIGTERM", 0), (30.0, "SIGTERM", 1), (30.0, "kill")],
+        *[(30.0, "says", "kept")],
         ends(30.0, replace(HERE, time=1030.0)),
     ]
 
@@ -180,7 +187,9 @@ def test_the_verdict_on_a_hang_has_five_seconds_beyond_the_hubs_own_bound(
     scene.link.answers_after = answers_after
     scene.link.verdict = Failed(STUCK, lost=(2,))
     scene.lasts = 60.0
-    assert scene.after(BOTH, Look(NO_STEP))[-2:] == [(after, "kill"), ends(after, found)]
+    assert scene.after(BOTH, Look(NO_STEP))[-3:] == [
+        *[(after, "kill"), (after, "says", "kept"), ends(after, found)],
+    ]
     assert scene.supervisor.lost == ((2,) if found is STUCK else ())
 
 
@@ -190,7 +199,7 @@ def test_without_a_verdict_and_a_rank_the_hang_is_the_outcome() -> None:
     scene.lasts = 60.0
     stuck = Outcome(status=124, node="127.0.0.2", time=1025.51, error="stuck, no step for 30 s")
     assert scene.after(STATES[DONE], Look(NO_STEP)) == [
-        *[(0, "seen", []), (25.0, "kill"), (25.0, "ends", stuck)],
+        *[(0, "seen", []), (25.0, "kill"), (25.0, "says", "kept"), (25.0, "ends", stuck)],
     ]
 
 
@@ -267,14 +276,16 @@ def test_alone_silence_is_a_hang() -> None:
     why = QUIET
     failure = replace(HERE, time=1011.0, error=f"stuck, {why} after step 7: {LIKE_ALL}")
     assert scene.play(*BOTH, output) == [
-        *[(11.0, "look"), (11.0, "SIGTERM", 0), (11.0, "SIGTERM", 1), (11.0, "kill")],
+        *[(11.0, "look"), (11.0, "look closer"), (11.0, "SIGTERM", 0), (11.0, "SIGTERM", 1), (11.0, "kill")],
+        *[(11.0, "says", "kept")],
         ends(11.0, failure),
     ]
 
 
 def test_alone_output_that_comes_while_the_ranks_are_sought_does_not_end_the_search() -> None:
     scene = Scene(silence=10.0, alone=True)
-    scene.look_takes = 5.0
+    scene.look_takes, scene.lasts = 5.0, 15.0
     assert [(after, what) for after, what, *_ in scene.after([*BOTH, output], 12.0, output)] == [
-        *[(10.49, "look"), (15.49, "SIGTERM"), (15.49, "SIGTERM"), (15.49, "kill"), (15.49, "ends")],
+        *[(10.49, "look"), (15.49, "look closer"), (20.49, "SIGTERM"), (20.49, "SIGTERM"), (20.49, "kill")],
+        *[(20.49, "says"), (20.49, "ends")],
     ]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from entrypoint.job.rundir import RunDirectory
-from entrypoint.run.stacks import look, peek, sighting, variables, workers
+from entrypoint.run.stacks import LastLook, peek, sighting, variables, workers
 from entrypoint.watch import inside
 from entrypoint.watch.heartbeat import Heartbeats
 from entrypoint.watch.output import Relay, own_consoles
@@ -136,7 +136,10 @@ reads()
 """
 
 
-def test_a_look_at_ranks_that_hang_ends_those_that_are_python_and_keeps_their_stacks(tmp_path: Path) -> None:
+def test_the_last_look_ends_only_ranks_that_show_nothing_otherwise_and_keeps_all_stacks(
+    tmp_path: Path,
+) -> None:
+    inside.install(tmp_path / "inside")
     run, frozen = RunDirectory(tmp_path / "run", 3), []
     (tmp_path / "2").write_text("9")
     recorder = tmp_path / "nccl.rank2.pipe"
@@ -144,12 +147,13 @@ def test_a_look_at_ranks_that_hang_ends_those_that_are_python_and_keeps_their_st
     pipe = os.open(recorder, os.O_RDWR)  # as torch has it
     run.stacks.mkdir(parents=True)
     (run.stacks / "nccl.rank2").touch()  # torch's answer
-    argv = [sys.executable, "-P", "-S", "-c", STUCK]
-    commands = [argv, ["/bin/sh", "-c", '"$@"; exit', "sh", *argv], ["/bin/sh", "-c", "echo; exec sleep 30"]]
+    shows = [sys.executable, "-P", "-S", "-c", SCRIPT, str(tmp_path / "inside")]
+    knows_nothing = ["/bin/sh", "-c", '"$@"; exit', "sh", sys.executable, "-P", "-S", "-c", STUCK]
+    commands = [shows, shows, knows_nothing, ["/bin/sh", "-c", "echo; exec sleep 30"]]
     relay, started = Relay(own_consoles({})), []
     for rank, command in enumerate(commands, 2):
         err = relay.add(f"rank{rank}", "err", tmp_path / f"{rank}.err", show=False)
-        env = {"PYTHONFAULTHANDLER": "1"}
+        env = {"PYTHONFAULTHANDLER": "1", inside.FOLDER: str(tmp_path)}
         started.append(
             subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=err, start_new_session=True)
         )
@@ -159,6 +163,8 @@ def test_a_look_at_ranks_that_hang_ends_those_that_are_python_and_keeps_their_st
         for process in started:
             assert process.stdout is not None
             process.stdout.readline()
+        started[1].send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, started[1].pid, os.WSTOPPED)
         ranks: Any = SimpleNamespace(
             pids={rank: process.pid for rank, process in enumerate(started, 2)},
             plan=SimpleNamespace(place=1, node="b"),
@@ -166,17 +172,35 @@ def test_a_look_at_ranks_that_hang_ends_those_that_are_python_and_keeps_their_st
             divert_errors=lambda rank: relay.divert_errors(f"rank{rank}"),
             diverted=lambda rank: relay.diverted(f"rank{rank}").decode(),
         )
-        said: list[str] = []
-        found = asyncio.run(look(ranks, run, tmp_path, Heartbeats(tmp_path), said.append))
-        assert [(one.rank, one.node, one.at.partition(" ")[2], one.step) for one in found] == [
-            (2, "b", "reads", 9),
-            (3, "b", "reads", None),
-            (4, "b", "", None),
+        look = LastLook(ranks, run, tmp_path, tmp_path, Heartbeats(tmp_path))
+        found = asyncio.run(look.first())
+        assert [(one.rank, one.node, one.state == "T", one.at.partition(" ")[2]) for one in found] == [
+            (2, "b", False, "reads"),
+            (3, "b", True, ""),
+            (4, "b", False, ""),
+            (5, "b", False, ""),
         ]
-        assert (started[0].wait(10), started[1].wait(10), started[2].poll()) == (-6, 134, None)
-        assert (frozen, said, os.read(pipe, 100)) == ([True], [], b"dump\n")
-        assert {path.name for path in run.stacks.iterdir()} == {"nccl.rank2", "b.rank2.txt", "b.rank3.txt"}
-        for rank in (2, 3):
+        assert (found[0].step, found[1].step) == (9, None)
+        assert [process.poll() for process in started] == [None] * 4
+        assert (frozen, os.read(pipe, 100)) == ([True], b"dump\n")
+        assert {path.name for path in run.stacks.iterdir()} == {"nccl.rank2"}
+
+        closer = asyncio.run(look.closer())
+        assert [(one.rank, one.state == "T", one.at.partition(" ")[2]) for one in closer] == [
+            (2, False, "reads"),
+            (3, True, "reads"),
+            (4, False, "reads"),
+            (5, False, ""),
+        ]
+        assert (started[1].wait(10), started[2].wait(10)) == (-6, 134)
+        assert (started[0].poll(), started[3].poll()) == (None, None)
+
+        said: list[str] = []
+        asyncio.run(look.keep(said.append))
+        assert said == []
+        names = {f"b.rank{rank}.txt" for rank in (2, 3, 4)}
+        assert {path.name for path in run.stacks.iterdir()} == {"nccl.rank2", *names}
+        for rank in (2, 3, 4):
             assert "in reads" in run.stack("b", rank).read_text()
             assert (tmp_path / f"{rank}.err").read_text() == ""
     finally:
@@ -184,15 +208,23 @@ def test_a_look_at_ranks_that_hang_ends_those_that_are_python_and_keeps_their_st
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-        relay.finish(5)
+        relay.finish(5, 5)
         os.close(pipe)
 
 
 def test_a_run_directory_that_takes_no_stacks_is_told(tmp_path: Path) -> None:
     run, said = RunDirectory(tmp_path, 3), list[str]()
     (tmp_path / "stacks").touch()
-    ranks: Any = SimpleNamespace(pids={}, plan=SimpleNamespace(node="b"), freeze_starter=lambda: None)
-    assert asyncio.run(look(ranks, run, tmp_path, Heartbeats(tmp_path), said.append)) == []
+    with subprocess.Popen(["sleep", "30"]) as process:
+        try:
+            ranks: Any = SimpleNamespace(
+                pids={0: process.pid}, plan=SimpleNamespace(place=1, node="b"), freeze_starter=lambda: None
+            )
+            look = LastLook(ranks, run, tmp_path, tmp_path, Heartbeats(tmp_path))
+            asyncio.run(look.first())
+            asyncio.run(look.keep(said.append))
+        finally:
+            process.kill()
     assert said == [f"b: the stacks cannot be kept in {tmp_path}/stacks/3: Not a directory"]
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from entrypoint.job.outcome import Outcome
 from entrypoint.meet.link import Link
-from entrypoint.meet.terms import AllDone, Failed, Look, Stopped
+from entrypoint.meet.terms import AllDone, Failed, Look, LookCloser, Stopped
 from entrypoint.node import processes
 from entrypoint.run import ranks
 from entrypoint.run.endings import asked_to_end, to_failure
@@ -139,15 +139,28 @@ BESIDE_OTHERS: dict[str, tuple[Step, Logs]] = {
     "the job seems to hang": (
         Look(NO_STEP),
         {
-            (NONE,): [(0, "look"), (0, "seen", SIGHTINGS), (0.3, "kill"), ends(0.3, STUCK)],
+            (NONE,): [
+                (0, "look"),
+                (0, "seen", SIGHTINGS),
+                (0.3, "kill"),
+                (0.3, "says", "kept"),
+                ends(0.3, STUCK),
+            ],
             (RUN, STOP): [
                 *[(0, "look"), (0, "seen", SIGHTINGS), (0.3, "SIGTERM", 0), (0.3, "SIGTERM", 1)],
-                *[(0.3, "kill"), ends(0.3, STUCK)],
+                *[(0.3, "kill"), (0.3, "says", "kept"), ends(0.3, STUCK)],
             ],
             (PART, SAVED): [
-                *[(0, "look"), (0, "seen", SIGHTINGS), (0.3, "SIGTERM", 1), (0.3, "kill"), ends(0.3, STUCK)],
+                *[
+                    (0, "look"),
+                    (0, "seen", SIGHTINGS),
+                    (0.3, "SIGTERM", 1),
+                    (0.3, "kill"),
+                    (0.3, "says", "kept"),
+                    ends(0.3, STUCK),
+                ],
             ],
-            (DONE,): [(0, "seen", []), (0.3, "kill"), ends(0.3, STUCK)],
+            (DONE,): [(0, "seen", []), (0.3, "kill"), (0.3, "says", "kept"), ends(0.3, STUCK)],
         },
     ),
     "all nodes are done": (
@@ -277,24 +290,37 @@ def test_with_restarts_left_torchruns_agent_decides(state: str, step: Step, log:
 
 @pytest.mark.parametrize(
     ("answers_after", "found"),
-    [(0.0, ELSEWHERE), (2.9, ELSEWHERE), (3.1, CRASH), (NEVER, CRASH)],
+    [(0.0, ELSEWHERE), (9.9, ELSEWHERE), (10.1, CRASH), (NEVER, CRASH)],
     ids=["that comes at once", "that comes late", "that comes too late", "that never comes"],
 )
-def test_the_verdict_of_all_nodes_has_three_seconds(answers_after: float, found: Failure) -> None:
+def test_the_verdict_of_all_nodes_has_ten_seconds(answers_after: float, found: Failure) -> None:
     scene = Scene(errors={1: "ValueError: x"})
     scene.ranks.saving[0] = 0.0
+    scene.lasts = 12.0
     scene.link.answers_after = answers_after
     scene.link.verdict = Failed(ELSEWHERE, lost=(0, 2))
     scene.after(BOTH, ended(1, 9))
     assert scene.log[:3] == [(0.25, "fail", CRASH), (0.25, "SIGTERM", 0), (0.27, "kill")]
-    assert scene.log[3:] == [ends(max(0.27, 0.25 + min(answers_after, 3.0)), found)]
+    assert scene.log[3:] == [ends(max(0.27, 0.25 + min(answers_after, 10.0)), found)]
     assert scene.supervisor.lost == ((0, 2) if found is ELSEWHERE else ())
+
+
+def test_ranks_that_show_nothing_are_looked_at_closer_once_everyone_has_looked() -> None:
+    scene = Scene()
+    scene.link.answers_after = NEVER
+    scene.closer = [replace(SIGHTINGS[0], rank=9)]
+    scene.after(BOTH, Look(NO_STEP), 2.0, LookCloser(), 1.0, Failed(STUCK))
+    assert scene.log == [
+        *[(0, "look"), (0, "seen", SIGHTINGS)],
+        *[(2.0, "look closer"), (2.0, "seen", [*SIGHTINGS, *scene.closer])],
+        *[(3.0, "SIGTERM", 0), (3.0, "SIGTERM", 1), (3.0, "kill"), (3.0, "says", "kept"), ends(3.0, STUCK)],
+    ]
 
 
 def test_only_a_failure_is_the_verdict() -> None:
     scene = Scene(errors={1: "ValueError: x"})
     scene.link.answers_after = NEVER
-    others: list[Step] = [Stopped(), Look(NO_STEP), signal.SIGTERM, ended(0, 3), StarterEnded()]
+    others: list[Step] = [Stopped(), Look(NO_STEP), LookCloser(), signal.SIGTERM, ended(0, 3), StarterEnded()]
     scene.after(BOTH, ended(1, 9), 0.3, *others, 0.1, Failed(ELSEWHERE))
     assert scene.log == [
         *[(0.25, "fail", CRASH), (0.25, "SIGTERM", 0), (0.31, "kill")],
@@ -414,7 +440,7 @@ def test_an_outcome_is_told_with_the_nodes_place_which_is_not_its_node_rank() ->
     [
         (AllDone(), [(0, "wait", 10.0), well(0, None, at=1000.51)]),
         (Failed(ELSEWHERE), [(0, "kill"), ends(0, ELSEWHERE)]),
-        (Look(NO_STEP), [(0, "seen", []), (0.3, "kill"), ends(0.3, STUCK)]),
+        (Look(NO_STEP), [(0, "seen", []), (0.3, "kill"), (0.3, "says", "kept"), ends(0.3, STUCK)]),
         (signal.SIGTERM, [(0, "fail", TERMINATED), (0, "kill"), ends(0, TERMINATED)]),
     ],
     ids=["all are done", "a rank fails", "the job hangs", "SIGTERM comes"],
