@@ -1,7 +1,8 @@
 """`make mutants`: changes the code in small ways, and prints the changes that no test noticed.
 
 The changes are drawn by a seed. With --at they are drawn on another revision, and each is looked for in the tree that
-is tried by its function and its lines: so two revisions' tests can be compared on the very same changes.
+is tried by its function and its lines, also in another file if there is one such place: so two revisions' tests can be
+compared on the very same changes.
 """
 
 import argparse
@@ -87,9 +88,10 @@ def _go(options: argparse.Namespace, folder: Path) -> int:
         return 0
     tree = origin if options.on == options.at else lay_out(options.on, folder / "on")
     present = sources(tree, options.files)
-    there = [mutant for mutant in drawn if mutant.applied_to(present.get(mutant.file, "")) is not None]
-    for mutant in drawn:
-        if mutant not in there:
+    sought = {mutant: mutant.sought_in(present) for mutant in drawn}
+    there = [found for found in sought.values() if found is not None]
+    for mutant, found in sought.items():
+        if found is None:
             print(f"gone     {shown(mutant)}", flush=True)
     tests = {mutant.file: noticing(mutant.file, tree) for mutant in there}
     bench = Bench(tree=tree, folder=folder, bound=options.bound, test_bound=options.bound / 2)

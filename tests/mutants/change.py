@@ -5,7 +5,8 @@ A change replaces a few characters, and the rest stays as it is. `python` and `b
 
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from types import ModuleType
 
 from tests.mutants import bash, python
@@ -34,6 +35,16 @@ class Mutant:
             return None
         at = places[self.nth]
         return "\n".join([*lines[:at], self.after, *lines[at + len(old) :]])
+
+    def sought_in(self, sources: Mapping[str, str]) -> "Mutant | None":
+        """The same change to other sources: in its own file, else in the only one that has such a place, as code
+        moves. None where there is none, or several."""
+        if self.applied_to(sources.get(self.file, "")) is not None:
+            return self
+        suffix = Path(self.file).suffix
+        moved = [replace(self, file=file) for file in sources if Path(file).suffix == suffix]
+        found = [one for one in moved if one.applied_to(sources[one.file]) is not None]
+        return found[0] if len(found) == 1 else None
 
 
 def draw(sources: Mapping[str, str], seed: int, count: int) -> list[Mutant]:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -166,6 +167,15 @@ def test_a_change_is_found_again_by_its_function_and_its_lines() -> None:
     assert set(found) == {("f", 0), ("A.f", 0), ("A.f", 1)}
     assert found["A.f", 1].applied_to(new) == new.replace("y()\n        x()", "y()\n        pass")
     assert found["f", 0].applied_to(new) is None
+
+
+def test_a_change_is_sought_where_its_function_has_moved_to_unless_there_are_two_such_places() -> None:
+    old, other = "def f():\n    return g(0)\n", "def h():\n    return g(0)\n"
+    (mutant,) = draw({"a.py": old}, 1, 1)
+    assert mutant.sought_in({"a.py": f"{other}\n{old}", "b.py": old}) == mutant
+    assert mutant.sought_in({"a.py": other, "b/c.py": old, "c.sh": old}) == replace(mutant, file="b/c.py")
+    assert mutant.sought_in({"b.py": old, "c.py": old}) is None
+    assert mutant.sought_in({"a.py": other}) is None
 
 
 def test_a_function_of_bash_is_known_by_its_name() -> None:
