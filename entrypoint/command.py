@@ -321,7 +321,7 @@ def _build(what: str, arguments: list[str]) -> NoReturn:
     if what not in known:
         meant = spelling.meant(what, [*known, "--help"])
         raise BadInput(f"image {what}: give one of {', '.join(known)}{meant}")
-    parser = parser_class()(prog="apptrain image", allow_abbrev=False, add_help=False)
+    parser = parser_class()(prog="apptrain image", allow_abbrev=False)
     for name in ("stack", "base", "extra", "offline", "image"):
         parser.add_argument(f"--{name}", default="auto" if name == "base" else "")
     given = parser.parse_args(arguments)
