@@ -2,14 +2,15 @@
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
-import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 from containers import bom, build, builder, debian, stacks
 from containers.stacks import BadInput
@@ -107,11 +108,13 @@ def test_an_image_comes_with_what_describes_it(
     assert {name: said[name] for name in expected} == expected
     bill = json.loads(found["image.cdx.json"])
     assert {part["name"] for part in bill["components"]} == {"libc6", "torch", "torchvision"}
-    partition = expected["partition_sha256"]
-    assert (
-        f"image: {target} is ready: 0.00 GB in {said['seconds']} s, identity {partition[:12]}\n"
-        in capsys.readouterr().out
+    partition, printed = expected["partition_sha256"], capsys.readouterr().out
+    assert printed.startswith(
+        f"image: stack cu132: torch {stack.torch}, CUDA {stack.cuda}; base by debootstrap\n"
+        f"image: target {target}\nimage: temporary files in {tmp_path} (APPTAINER_TMPDIR)\n"
+        "image: downloads in "
     )
+    assert f"image: {target} is ready: 0.00 GB in {said['seconds']} s, identity {partition[:12]}\n" in printed
 
 
 @pytest.mark.parametrize(
@@ -188,7 +191,7 @@ def test_an_image_that_is_not_there_cannot_be_inspected(
 def test_the_build_runs_anywhere_with_a_python_that_knows_nothing_of_the_checkout(tmp_path: Path) -> None:
     # -S: the .pth files of a venv, which may name the checkout, are not read.
     command = [sys.executable, "-S", build.__file__, "inspect", "--image", "image.sif"]
-    packages = {"PYTHONPATH": sysconfig.get_path("purelib")}
+    packages = {"PYTHONPATH": str(Path(yaml.__file__).parents[1])}
     done = subprocess.run(command, cwd=tmp_path, env=packages, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (
         64,
@@ -216,7 +219,11 @@ def test_the_recipe_names_no_mirror_and_no_index() -> None:
 
 def test_what_the_build_binds_holds_our_packages_and_the_stacks_facts(tmp_path: Path) -> None:
     stack = stacks.find("")
-    build.lay_out(tmp_path, stack, [stack.lock("amd64"), stacks.debian_lock("amd64")])
+    of_user = os.umask(0o077)
+    try:
+        build.lay_out(tmp_path, stack, [stack.lock("amd64"), stacks.debian_lock("amd64")])
+    finally:
+        os.umask(of_user)
     said = json.loads((tmp_path / "stack.json").read_text())
     assert said["name"] == "cu132"
     assert said["driver"] == "580"
@@ -224,7 +231,8 @@ def test_what_the_build_binds_holds_our_packages_and_the_stacks_facts(tmp_path: 
     assert len(said["lock_sha256"]) == 64
     assert (tmp_path / "source/entrypoint/cli.py").exists()
     assert (tmp_path / "source/src/train/data/digits.csv.gz").exists()
-    assert (tmp_path / "source/trim.sh").stat().st_mode & 0o777 == 0o755
+    modes = {"source/trim.sh": 0o755, "source/entrypoint": 0o755, "stack.json": 0o644}
+    assert {name: (tmp_path / name).stat().st_mode & 0o777 for name in modes} == modes
 
 
 def test_the_bill_of_materials_names_packages_of_both_kinds_with_their_hashes() -> None:
