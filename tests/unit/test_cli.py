@@ -1,5 +1,6 @@
 """The command line: precedence, refusals, what a plan reads and what it leaves alone."""
 
+import argparse
 import itertools
 import json
 import os
@@ -15,8 +16,10 @@ import pytest
 
 import entrypoint
 from entrypoint.cli import main
+from entrypoint.errors import BadInput
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
+from entrypoint.plan import sources
 from entrypoint.plan.options import OPTIONS
 from entrypoint.schedulers import choice
 
@@ -537,3 +540,31 @@ def test_ports_differ_over_the_attempts(cli: Cli) -> None:
     used = [cli.plan(NODE | {"APPTRAIN_ATTEMPT": str(attempt)})["master_port"] for attempt in range(3)]
     assert len(set(used)) == 3
     assert all(abs(one - other) >= 2 for one, other in itertools.combinations(used, 2))
+
+
+def test_only_the_doctor_is_told_the_device_the_fabric_and_the_profile(cli: Cli) -> None:
+    def told(*arguments: str) -> dict[str, str]:
+        env = cli.plan(NODE, *arguments)["env"]
+        return {
+            name: env[name]
+            for name in ("APPTRAIN_DEVICE", "APPTRAIN_FABRIC", "APPTRAIN_PROFILE")
+            if name in env
+        }
+
+    assert told("--fabric", "infiniband") == {}
+    assert told("--doctor") == {"APPTRAIN_DEVICE": "cpu"}
+    assert told("--doctor", "--fabric", "infiniband") == {
+        "APPTRAIN_DEVICE": "cpu",
+        "APPTRAIN_FABRIC": "infiniband",
+    }
+    generic = str(CHECKOUT / "clusters/generic.yaml")
+    assert told("--doctor", "--profile", generic)["APPTRAIN_PROFILE"] == generic
+
+
+def test_an_option_that_the_command_itself_takes_is_meant_too() -> None:
+    front = argparse.ArgumentParser(prog="apptrain run")
+    front.add_argument("--tasks-per-node")
+    with pytest.raises(
+        BadInput, match=r"^unrecognized .* --task-per-node 2: did you mean --tasks-per-node\?$"
+    ):
+        sources.of_launch(["--task-per-node", "2"], front)

@@ -3,10 +3,12 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from entrypoint import checkout
+from entrypoint import checkout, embedded
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BOUND = 30  # s
@@ -60,6 +62,45 @@ def test_the_reference_job_is_named_where_nobody_said_what_to_run_and_the_next_s
 ) -> None:
     (tmp_path / "my_script.py").touch()
     assert said(tmp_path, "--run-dir", "run", *arguments) == [*first, *started(tmp_path), *last]
+
+
+class Task:
+    """A process that ends when it has been asked `polls` times, or is killed."""
+
+    def __init__(self, polls: int) -> None:
+        self.polls, self.killed = polls, False
+
+    def poll(self) -> int | None:
+        self.polls -= 1
+        return -9 if self.killed else 0 if self.polls < 0 else None
+
+    def kill(self) -> None:
+        self.killed = True
+
+
+class Clock:
+    """One that never waits."""
+
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.mark.parametrize(("signals", "killed"), [([], False), ([15], True)])
+def test_tasks_are_killed_only_after_a_signal_and_the_time_that_their_ranks_may_save(
+    signals: list[int], killed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(embedded, "time", clock)
+    task, ended = Task(polls=1000), list[tuple[Path, object]]()
+    nodes: Any = SimpleNamespace(tasks=[task], signals=signals, _complete=lambda *what: ended.append(what))
+    embedded._Nodes._wait(nodes, [Path("0.0")])
+    assert (task.killed, ended) == (killed, [(Path("0.0"), task)])
+    assert clock.now == pytest.approx(embedded.KILL_AFTER if killed else 50.0, abs=0.2)
 
 
 def test_after_a_failure_no_next_step_is_named(tmp_path: Path) -> None:

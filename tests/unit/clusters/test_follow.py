@@ -139,6 +139,13 @@ def test_a_job_of_pbs_that_was_refused_shows_its_output_file(
     assert capsys.readouterr().out == "apptrain: there is no profile\n"
 
 
+@pytest.mark.parametrize(
+    ("said", "status"), [("0", 0), ("255", 255), ("256", 128), ("271", 143), ("-29", 1), ("none", 1)]
+)
+def test_the_status_of_a_job_of_pbs_is_that_of_a_shell(said: str, status: int) -> None:
+    assert follow._of_pbs({"Exit_status": said}) == status
+
+
 def test_a_scheduler_that_no_longer_answers_is_not_waited_for_for_ever(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

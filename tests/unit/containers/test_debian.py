@@ -4,9 +4,12 @@ import functools
 import hashlib
 import http.server
 import lzma
+import subprocess
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -154,3 +157,49 @@ def test_without_apt_get_no_debian_is_locked(monkeypatch: pytest.MonkeyPatch) ->
         BadInput, match=r"^apt-get and /dev/null are needed to lock Debian's packages: run .make lock."
     ):
         debian.resolve(stacks.find("").base, "amd64")
+
+
+PACKED = {"Priority": "required", "Architecture": "amd64", "Version": "1", "Description": "left out"}
+
+
+def test_the_lock_has_the_packages_that_apt_would_fetch_and_no_field_that_nobody_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """apt-get and apt-helper answer here as they do on a Debian."""
+    entries = {name: {"Package": name, **PACKED} for name in ("dash", "libc6", "torque")}
+    del entries["torque"]["Priority"]
+    text = "\n".join("".join(f"{k}: {v}\n" for k, v in one.items()) for one in entries.values())
+    asked = []
+
+    def answers(command: list[str], *, text: bool, **_: object) -> subprocess.CompletedProcess[Any]:
+        root = next((Path(word[4:]) for word in command if word.startswith("Dir=")), Path())
+        words = [word for word in command[1:] if "=" not in word and word not in ("-o", "-qq")]
+        asked.append([Path(command[0]).name, *words])
+        said = ""
+        if words[0] == "update":
+            (root / "var/lib/apt/lists/mirror_main_binary-amd64_Packages.lz4").touch()
+        elif words[0] == "cat-file":
+            said = index
+            asked[-1][-1] = "FILE"
+        else:
+            said = "".join(
+                f"'http://mirror/{name}.deb' {name}_1_amd64.deb 9 SHA256:aa\n" for name in ("libc6", "dash")
+            )
+        return subprocess.CompletedProcess(command, 0, said if text else said.encode(), "")
+
+    index = text
+    monkeypatch.setenv("DEBIAN_MIRROR", "http://mirror")
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    monkeypatch.setattr(debian, "KEYRING", Path("/dev/null"))  # it exists
+    monkeypatch.setattr(subprocess, "run", answers)
+    base = replace(BASE, packages=["python3"])
+    lines = ["Architecture: amd64", "Priority: required"]
+    assert debian.resolve(base, "amd64") == "\n".join(
+        f"Package: {name}\nVersion: 1\n" + "".join(f"{line}\n" for line in lines)
+        for name in ("dash", "libc6")
+    )
+    assert asked == [
+        ["apt-get", "update"],
+        ["apt-helper", "cat-file", "FILE"],
+        ["apt-get", "install", "--print-uris", "apt", "dash", "libc6", "python3"],
+    ]

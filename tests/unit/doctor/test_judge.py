@@ -247,6 +247,8 @@ def test_the_same_finding_of_many_nodes_is_one_line() -> None:
         (0, "0 B"),
         (1023, "1023 B"),
         (1024, "1.0 KiB"),
+        (10239, "10.0 KiB"),
+        (10240, "10 KiB"),
         (65536, "64 KiB"),
         (1.5 * GIB, "1.5 GiB"),
         (2048 * GIB, "2.0 TiB"),

@@ -99,6 +99,20 @@ def test_another_program_of_that_name_is_refused(node: Node) -> None:
     )
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="others may not make user namespaces everywhere")
+@pytest.mark.parametrize("user", [0, 1000])
+def test_without_user_namespaces_and_setuid_only_root_runs_an_image(node: Node, user: int) -> None:
+    (node.programs / "libexec/apptainer/bin/starter-suid").unlink()
+    none_left = 'echo 0 >/proc/sys/user/max_user_namespaces && exec "$@"'
+    inside = ["unshare", "--user", f"--map-user={user}", "--keep-caps", "sh", "-c", none_left, "sh"]
+    line = [*inside, str(RUN_SH), str(node.image), "echo", "ran"]
+    ended = subprocess.run(line, cwd=node.work, env=node.env, capture_output=True, text=True, timeout=BOUND)
+    if user == 0:
+        assert (ended.returncode, ended.stdout) == (0, "ran\n"), ended.stderr
+    else:
+        assert "this node allows no user namespaces (/proc/sys/user/max_user_namespaces is 0)" in said(ended)
+
+
 @pytest.mark.parametrize(
     ("name", "version", "least"), [("apptainer", "1.1.9-1.el8", "1.2"), ("singularity-ce", "3.9.9", "3.10")]
 )

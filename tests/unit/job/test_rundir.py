@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.errors import BadInput
-from entrypoint.job.rundir import RunDirectory, read_key
+from entrypoint.job.rundir import RunDirectory, next_attempt, read_key
 
 
 @pytest.mark.parametrize(
@@ -76,3 +76,12 @@ def test_a_key_that_is_missing_open_or_short_is_refused(tmp_path: Path) -> None:
     path.write_text("short\n")
     with pytest.raises(BadInput, match="holds 5 bytes, 16 at least"):
         read_key(path)
+
+
+def test_the_next_attempt_counts_numbers_of_nine_digits_and_nothing_else(tmp_path: Path) -> None:
+    assert next_attempt(tmp_path) == 0
+    for name in ("outcome/2.0", "logs/7", "outcome/9999999999.0", "logs/12x"):
+        (tmp_path / name).mkdir(parents=True)
+    assert next_attempt(tmp_path) == 8
+    (tmp_path / "logs/123456789").mkdir()
+    assert next_attempt(tmp_path) == 123456790

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -359,6 +360,19 @@ def test_what_may_open_a_device_is_asked_in_a_fork_that_ends() -> None:
     pid = os.getpid()
     assert forks.asked_in_fork(lambda: os.getpid() != pid) == "True"
     assert forks.asked_in_fork(lambda: os.kill(os.getpid(), signal.SIGKILL)) == ""
+
+
+def test_pythons_warning_of_threads_at_a_fork_reaches_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python 3.12 and newer give it."""
+
+    def forked() -> int:
+        warnings.warn("multi-threaded, use of fork() may lead to deadlocks", DeprecationWarning, stacklevel=2)
+        return 7
+
+    monkeypatch.setattr(os, "fork", forked)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert forks.fork() == 7
 
 
 def test_a_fork_answers_as_a_popen_does() -> None:

@@ -251,10 +251,13 @@ def test_files_and_directories_are_on_the_disk_before_the_name_and_the_name_befo
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
+    sizes: dict[str, int] = {}
     fsync, rename = os.fsync, Path.rename
 
     def spy(descriptor: int) -> None:
-        events.append(f"sync {Path(f'/proc/self/fd/{descriptor}').readlink().name}")
+        file = Path(f"/proc/self/fd/{descriptor}").readlink()
+        events.append(f"sync {file.name}")
+        sizes[file.name] = os.fstat(descriptor).st_size
         fsync(descriptor)
 
     def name(self: Path, target: Path) -> Path:
@@ -277,6 +280,9 @@ def test_files_and_directories_are_on_the_disk_before_the_name_and_the_name_befo
         "rename step-00000040",
         "sync checkpoints",
     ]
+    files = list((tmp_path / "checkpoints/step-00000040").iterdir())
+    assert len(files) == 4
+    assert {file.name: file.stat().st_size for file in files}.items() <= sizes.items()
 
 
 def test_a_rehearsal_leaves_nothing_and_fails_where_a_save_would(tmp_path: Path) -> None:

@@ -280,6 +280,23 @@ def test_a_folder_of_images_gives_the_keyed_samples_in_order(pictures: Path, wor
     assert [labels.tolist() for _, labels in tests] == [[0, 0, 1], [1]]
 
 
+@pytest.mark.parametrize(("device", "pinned"), [("cpu", False), ("cuda", True)])
+def test_pictures_for_a_gpu_alone_are_loaded_into_memory_that_it_reads_itself(
+    pictures: Path, device: str, pinned: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, object]] = []
+
+    def loader(*_: object, **options: object) -> list[object]:
+        asked.append(options)
+        return []
+
+    monkeypatch.setattr(torch.utils.data, "DataLoader", loader)
+    data = Data(name="imagefolder", path=str(pictures), image_size=8, workers=0)
+    source = open_source(data, seed=1, device=torch.device(device))
+    assert list(source.plain_batches([range(2)], "test")) == []
+    assert [options["pin_memory"] for options in asked] == [pinned]
+
+
 def test_a_folder_without_classes_or_images_is_refused_with_its_path(pictures: Path) -> None:
     (pictures / "val" / "bee" / "0.png").unlink()
     (pictures / "val" / "bee" / "1.png").unlink()

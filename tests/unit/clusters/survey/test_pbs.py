@@ -57,6 +57,16 @@ def test_values_are_those_of_the_hosts_with_gpus(login: Login) -> None:
     }
 
 
+def test_the_model_is_that_of_a_hosts_part_with_gpus_wherever_it_is_listed() -> None:
+    available = "resources_available."
+    several = {
+        "g1[0]": {f"{available}host": "g1", f"{available}ngpus": "0", f"{available}gpu_type": "none"},
+        "g1[1]": {f"{available}host": "g1", f"{available}ngpus": "4", f"{available}gpu_type": "a100"},
+    }
+    (found,) = pbs.hosts(several)
+    assert (found.name, found.gpus, found.model, found.model_by) == ("g1", 4, "a100", "gpu_type")
+
+
 @pytest.mark.parametrize(
     "sign",
     [
