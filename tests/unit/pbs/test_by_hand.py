@@ -9,6 +9,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,23 @@ if [[ $2 == deaf ]]; then exec sleep 600; fi
 if [[ $2 != twin* ]]; then export STANDS_FOR=$2; fi
 exec /bin/bash -s
 """
+
+
+END_TWICE = """
+held=()
+exec {first}</dev/null
+held[3]=$first
+end_ssh 3
+exec {other}</dev/null # it takes the number that is free
+end_ssh 3
+[[ $first == "$other" && -e /proc/self/fd/$other && -z ${held[*]-} ]]
+"""
+
+
+def test_a_task_that_is_ended_twice_does_not_take_anothers_pipe_with_it() -> None:
+    starters = Path(__file__).resolve().parents[3] / "pbs/starters.sh"
+    line = ["bash", "-c", f'set -euo pipefail\nsource "$1"\n{END_TWICE}', "bash", str(starters)]
+    assert subprocess.run(line, timeout=BOUND).returncode == 0
 
 
 @dataclass(frozen=True, kw_only=True)
