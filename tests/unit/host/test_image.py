@@ -99,6 +99,7 @@ def test_another_program_of_that_name_is_refused(node: Node) -> None:
     )
 
 
+@pytest.mark.ci_may_skip("it is about root")
 @pytest.mark.skipif(os.geteuid() != 0, reason="others may not make user namespaces everywhere")
 @pytest.mark.parametrize("user", [0, 1000])
 def test_without_user_namespaces_and_setuid_only_root_runs_an_image(node: Node, user: int) -> None:

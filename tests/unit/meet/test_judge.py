@@ -158,6 +158,14 @@ async def test_a_failure_after_the_own_end_reaches_who_is_done() -> None:
     await close(*links)
 
 
+async def looking() -> list[Link]:
+    """Three nodes that were asked where their ranks are."""
+    links = await three(Place())
+    links[0].stalled("no step for 30 s")
+    assert await events(*links) == [Look("no step for 30 s")] * 3
+    return links
+
+
 @pytest.mark.parametrize("node", [0, 1])
 @run
 async def test_a_hang_that_anyone_notices_is_looked_into_by_everyone_and_the_stuck_rank_named(
@@ -178,9 +186,7 @@ async def test_a_hang_that_anyone_notices_is_looked_into_by_everyone_and_the_stu
 
 @run
 async def test_ranks_that_show_no_stack_are_looked_at_closer_only_once_everyone_has_looked() -> None:
-    links = await three(Place())
-    links[0].stalled("no step for 30 s")
-    await events(*links)
+    links = await looking()
     stopped = sighting(4, state="T", at="", waits_in="", stack="")
     links[1].seen([stopped, sighting(5)])
     links[0].seen([sighting(0)])
@@ -203,9 +209,7 @@ async def test_ranks_that_show_no_stack_are_looked_at_closer_only_once_everyone_
 
 @run
 async def test_a_node_that_is_lost_before_the_closer_look_is_not_waited_for() -> None:
-    links = await three(Place())
-    links[0].stalled("no step for 30 s")
-    await events(*links)
+    links = await looking()
     links[1].seen([sighting(4, stack="")])
     links[1].fail(failure(1, time.time()))
     links[0].seen([sighting(0)])
@@ -218,9 +222,7 @@ async def test_a_node_that_is_lost_before_the_closer_look_is_not_waited_for() ->
 @pytest.mark.parametrize("letter", ["x", "训", "\N{GRINNING FACE}"])
 @run
 async def test_sightings_of_more_ranks_than_a_frame_holds_arrive(letter: str) -> None:
-    links = await three(Place())
-    links[0].stalled("no step for 30 s")
-    await events(*links)
+    links = await looking()
     links[0].seen([])
     links[1].seen([sighting(rank, at=letter * 200, node="n1") for rank in range(400)])
     links[2].seen([sighting(400, state="T")])
