@@ -1,4 +1,4 @@
-"""Inside each rank: its steps, how many ranks its group has, and its stacks, without a change to the script.
+"""Inside each rank, without a change to the script: its steps, the ranks of its group, its stacks, its end.
 
 The secret: torch's entry point for extensions. `import torch` calls what a package in its path offers, so a
 folder in PYTHONPATH with a package of ours is enough, under any Python; it imports nothing that the script
@@ -8,8 +8,11 @@ any Python from 3.8.
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +24,10 @@ STACKS = "stack"
 """stack.PID takes the stacks of all threads."""
 STACK_SIGNAL = 48
 """A real-time signal that prints them there: frameworks use SIGUSR1 and SIGUSR2 themselves."""
+REST = 5.0
+"""Seconds that the end waits for torch's threads, at most."""
+_OF_TORCH = "pt_"
+"""How the names of torch's threads begin."""
 _NAME = "apptrain_inside"
 
 
@@ -38,7 +45,7 @@ def start() -> None:
     folder = os.environ.get(FOLDER)
     if not folder:
         return
-    for part in (_show_stacks, _tell_steps):
+    for part in (_show_stacks, _tell_steps, _end_in_order):
         try:
             part(folder)
         except Exception:  # the script goes on without
@@ -48,7 +55,6 @@ def start() -> None:
 def _show_stacks(folder: str) -> None:
     import faulthandler
     import signal
-    import threading
 
     def takes_the_signal() -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [STACK_SIGNAL])
@@ -72,6 +78,42 @@ def _tell_steps(folder: str) -> None:
 
     # torch.optim.optimizer is no attribute of torch.optim.
     sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(hook)
+
+
+def _end_in_order(_folder: str) -> None:
+    atexit.register(_let_torch_rest)
+
+
+def _let_torch_rest() -> None:
+    """Wait until no thread of torch has anything to do.
+
+    gloo's threads tell that a collective is done before they let go of its tensors. One that is so late that
+    the interpreter ends meanwhile aborts the process, all of whose work is done (pytorch/pytorch#190489).
+    `destroy_process_group` does not prevent it: once a model was wrapped in DDP, torch keeps the group.
+    """
+    deadline = time.monotonic() + REST
+    quiet = 0
+    while quiet < 2 and time.monotonic() < deadline:
+        states = _states_of_torch()
+        if not states:
+            return
+        time.sleep(0.01)  # and one that waits for the interpreter's lock, asleep, gets it
+        quiet = 0 if {"R", "D"} & set(states) else quiet + 1
+
+
+def _states_of_torch() -> list[str]:
+    """Of torch's threads in this process, as in proc(5), but for the one that asks."""
+    mine = str(threading.get_native_id())
+    found = []
+    for thread in Path("/proc/self/task").iterdir():
+        try:
+            text = (thread / "stat").read_text()
+        except OSError:
+            continue  # It has ended.
+        name, _, numbers = text.partition("(")[2].rpartition(")")
+        if thread.name != mine and name.startswith(_OF_TORCH):
+            found.append(numbers.split()[0])
+    return found
 
 
 class _Steps:

@@ -15,16 +15,11 @@ from __future__ import annotations
 
 import signal
 import sys
-import threading
-import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NoReturn
 
 SAVED = 75  # EX_TEMPFAIL of sysexits.h: saved at a planned end, wants to go on
 TERMINATED = 143  # 128 + SIGTERM
-REST_S = 5.0
-"""How long the end waits for threads that have something to do."""
 
 
 @dataclass
@@ -84,7 +79,6 @@ def leave(status: int) -> NoReturn:
 
     if dist.is_available() and dist.is_initialized():
         dist.destroy_process_group()
-    _let_threads_rest()
     sys.exit(status)
 
 
@@ -100,32 +94,6 @@ def ignore_in_loader_worker(_worker_id: int = 0) -> None:
     """
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
-def _let_threads_rest() -> None:
-    """Wait until no other thread has anything to do.
-
-    gloo's threads let go of a collective's tensors after they have told that it is done, and one that is so
-    late that the interpreter ends meanwhile aborts the process (pytorch/pytorch#179291).
-    """
-    deadline = time.monotonic() + REST_S
-    quiet = 0
-    while quiet < 2 and time.monotonic() < deadline:  # one that needs the interpreter's lock sleeps too
-        time.sleep(0.01)
-        quiet = 0 if _threads_that_run() else quiet + 1
-
-
-def _threads_that_run() -> list[str]:
-    mine = str(threading.get_native_id())
-    found = []
-    for task in Path("/proc/self/task").glob("[0-9]*"):
-        try:
-            state = (task / "stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue  # It has ended.
-        if task.name != mine and state in "RD":
-            found.append(task.name)
-    return found
 
 
 def _sum(*values: float) -> list[float]:

@@ -1,10 +1,13 @@
 """What a rank tells of itself without a change to its script."""
 
 import importlib.metadata
+import itertools
 import os
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -132,3 +135,93 @@ def test_a_signal_shows_the_stacks_and_ends_and_interrupts_nothing(tmp_path: Pat
         process.kill()
     assert alive
     assert file.read_text().count("line 10 in waits") >= 2
+
+
+# --- the end --------------------------------------------------------------------------------------------------
+
+# gloo's threads get the processor only when nobody else wants it, as if the node were busy. Whoever keeps the
+# group, as DDP does, has them beyond destroy_process_group.
+ENDS = """
+import os, sys
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+import torch, torch.distributed as dist
+
+def end_as_rank(rank, file):
+    global kept
+    dist.init_process_group("gloo", store=dist.FileStore(file, 2), rank=rank, world_size=2)
+    kept = dist.group.WORLD
+    for times in (1, 3):
+        for _ in range(times):
+            dist.all_reduce(torch.zeros(1))
+        for thread in os.listdir("/proc/self/task"):
+            if "(pt_gloo" in open(f"/proc/self/task/{thread}/stat").read():
+                os.sched_setscheduler(int(thread), os.SCHED_IDLE, os.sched_param(0))
+    dist.destroy_process_group()
+    sys.exit()
+
+ended = []
+for time in range(5):
+    ranks = []
+    for rank in range(2):
+        if not (pid := os.fork()):
+            end_as_rank(rank, f"{sys.argv[1]}/store{time}")
+        ranks.append(pid)
+    ended += [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
+print(*ended)
+"""
+
+
+def test_a_rank_that_ends_while_gloos_threads_have_something_to_do_is_not_aborted(tmp_path: Path) -> None:
+    """About one end in three is, without this."""
+    inside.install(tmp_path / "inside")
+    argv = [sys.executable, "-P", "-c", ENDS, str(tmp_path)]
+    env = {inside.FOLDER: str(tmp_path), "PYTHONPATH": str(tmp_path / "inside"), "OMP_NUM_THREADS": "1"}
+    ran = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=100, check=False)
+    assert ran.stdout.split() == ["0"] * 10, ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("states", "seconds"),
+    [
+        ([[]], 0.0),
+        ([["S"], ["S", "S"]], 0.02),
+        ([["S", "R"], ["S", "S"], ["D", "S"], ["S", "S"], ["S", "S"]], 0.05),
+        ([["R"], []], 0.01),
+        (itertools.repeat(["R"]), inside.REST),
+    ],
+    ids=["none", "asleep", "busy", "gone", "for-ever"],
+)
+def test_the_end_waits_until_torchs_threads_rest_but_not_for_ever(
+    monkeypatch: pytest.MonkeyPatch, states: Iterable[list[str]], seconds: float
+) -> None:
+    now = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    found = iter(states)
+    monkeypatch.setattr(inside, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    monkeypatch.setattr(inside, "_states_of_torch", lambda: next(found))
+    inside._let_torch_rest()
+    assert now == pytest.approx(seconds, abs=0.011)
+    assert not list(itertools.islice(found, 1)) or seconds == inside.REST
+
+
+@pytest.mark.parametrize(("name", "found"), [("pt_gloo_runloop", 1), ("pt_x) R (", 1), ("loader", 0)])
+def test_torchs_threads_are_known_by_their_names(name: str, found: int) -> None:
+    before, begun, over = inside._states_of_torch(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        Path(f"/proc/self/task/{threading.get_native_id()}/comm").write_text(name)
+        begun.set()
+        over.wait()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert begun.wait(10)
+        assert len(inside._states_of_torch()) == len(before) + found
+    finally:
+        over.set()
+        thread.join()
