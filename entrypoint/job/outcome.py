@@ -29,6 +29,7 @@ class Outcome:
     rank: int | None = None
     """The global rank that the status is of; None where no rank is to blame."""
     node: str = ""
+    """Empty where whoever started the task says it, and knows its status alone."""
     signal: int = 0
     """The signal that ended the rank; 0 for none."""
     time: float = 0.0
@@ -119,13 +120,16 @@ def of_job(outcomes: Iterable[tuple[str, Outcome | None]], first: str = "") -> O
 
     0 if all say 0; 75 only if all say 75; else the failure with the earliest time. A missing file is a
     failure with status 1, later than any written one; 0 beside 75 is 1. Nodes that are cut off take the first
-    one for lost: where that has failed itself, it knows better.
+    one for lost: where that has failed itself, it knows better. Of any other node that is taken for lost, the
+    status of its task alone says less, whoever noticed it first.
     """
     found = list(outcomes)
     written = [(name, outcome) for name, outcome in found if outcome is not None]
     failures = [(name, outcome) for name, outcome in written if outcome.status not in (DONE, SAVED)]
     if any(name == first for name, _ in failures):
         failures = [(name, ended) for name, ended in failures if name == first or not _lost(ended, first)]
+    lost = {ended.node for _, ended in failures if _lost(ended, ended.node)}
+    failures = [(name, ended) for name, ended in failures if ended.node or name not in lost]
     if failures:
         return min((outcome for _, outcome in failures), key=lambda outcome: outcome.time)
     if missing := [name for name, outcome in found if outcome is None]:

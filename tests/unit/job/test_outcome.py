@@ -1,5 +1,6 @@
 """Outcome files, and the job's status that they make."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,20 @@ def at(time: float, status: int) -> Outcome:
 def test_the_jobs_status_follows_the_files(files: list[Outcome | None], status: int) -> None:
     job = outcome.of_job((f"0.{index}", found) for index, found in enumerate(files))
     assert job.status == status
+
+
+@pytest.mark.parametrize("noticed", [4.0, 6.0])
+def test_of_a_node_that_is_taken_for_lost_its_tasks_status_alone_says_less(noticed: float) -> None:
+    lost = Outcome(status=1, node="b", time=5.0, error="lost: it closed the connection")
+    task = Outcome(status=137, time=noticed, error="0.1 ended with status 137")
+    assert outcome.of_job([("a", lost), ("b", task)], first="a") == lost
+    assert outcome.of_job([("b", task), ("a", lost)]) == lost
+    # Where another node is missed, the earliest says why.
+    another = replace(lost, node="c")
+    assert outcome.of_job([("a", another), ("b", task)], first="a") == (task if noticed < 5 else another)
+    assert outcome.of_job([("a", Outcome(status=0, node="a", time=9.0)), ("b", task)], first="a") == task
+    # The first node has failed itself: the others only miss it.
+    assert outcome.of_job([("b", task), ("a", lost)], first="b") == task
 
 
 def test_missing_files_are_named() -> None:
