@@ -1,9 +1,13 @@
 """The rules of what runs where, and the image's description of its stack."""
 
 import _ctypes
+import asyncio
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -244,13 +248,57 @@ def test_a_file_that_describes_no_stack_is_refused(tmp_path: Path, text: str, wh
     )
 
 
-def gpu_check(seen: int, *options: str, gpus: str | None = None, mode: str = "torchrun") -> str | None:
+STACK_CHECKS: dict[str, tuple[str, bool, Found, list[str], str]] = {
+    "fits": ("cuda", True, healthy(H100), [], ""),
+    "too old a GPU": ("cuda", True, healthy(V100), [], "the stack cu132 .* has no kernels for GPU 0 "),
+    "no answer": (
+        "cuda",
+        True,
+        Found(failed="no answer for 60 s"),
+        ["the NVIDIA driver on b could not be asked (no answer for 60 s): going on without"],
+        "",
+    ),
+    "for CPUs": ("cpu", True, healthy(V100), [], ""),
+    "outside an image": ("cuda", False, healthy(V100), [], ""),
+}
+
+
+@pytest.mark.parametrize("case", STACK_CHECKS)
+def test_a_node_is_checked_where_its_ranks_use_the_gpus_of_an_images_stack(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    device, in_image, found, says, refused = STACK_CHECKS[case]
+    file = tmp_path / "stack.json"
+    env = {"APPTRAIN_STACK": str(file), "CUDA_VISIBLE_DEVICES": "0"}
+    if in_image:
+        facts = {"name": "cu132", "cuda": "13.2", "driver": "580", "compute_capability": ["7.5", "9.0"]}
+        file.write_text(json.dumps(facts))
+    asked: list[Mapping[str, str]] = []
+
+    async def ask(env: Mapping[str, str]) -> Found:
+        asked.append(env)
+        return found
+
+    monkeypatch.setattr(gpu, "ask_driver", ask)
+    plan: Any = replace(planned(), device=device, nproc_per_node=1)
+    said: list[str] = []
+    with pytest.raises(BadInput, match=f"^{refused}") if refused else nullcontext():
+        asyncio.run(gpu.check_stack(plan, env, said.append))
+    assert said == says
+    assert asked == ([env] if device == "cuda" and in_image else [])
+
+
+def planned(*options: str, mode: str = "torchrun", **env: str) -> Any:
+    """The plan of node b of two that are listed by hand."""
+    arguments = ["launch", "--nodes", "a,b", "--node-rank", "1", "--mode", mode, *options]
+    return resolve(env, vars(cli.parser().parse_args(arguments)), ["x.py"], hostname="b")[0]
+
+
+def gpu_check(seen: int | None, *options: str, gpus: str | None = None, mode: str = "torchrun") -> str | None:
     """The refusal of a node listed by hand on which torch sees this many GPUs; None where it may start."""
     env = {} if gpus is None else {"CUDA_VISIBLE_DEVICES": gpus}
-    arguments = ["launch", "--nodes", "a,b", "--node-rank", "1", "--mode", mode, *options]
-    plan, _ = resolve(env, vars(cli.parser().parse_args(arguments)), ["x.py"], hostname="b")
     try:
-        gpu.check_gpus(plan, seen, pytest.fail)
+        gpu.check_gpus(planned(*options, mode=mode, **env), seen, pytest.fail)
     except BadInput as refused:
         return str(refused)
     return None
@@ -260,6 +308,7 @@ def test_gpus_that_nobody_asked_for_are_not_left_idle_in_silence() -> None:
     assert gpu_check(4) == "torch sees 4 GPUs on b: choose --device cuda or --device cpu"
     assert gpu_check(4, "--device", "cpu") is None
     assert gpu_check(0) is None
+    assert gpu_check(None) is None
 
 
 def said_embedded(seen: int, *options: str, nodes: int = 2, **env: str) -> list[str]:

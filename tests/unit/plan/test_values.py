@@ -1,0 +1,60 @@
+"""What an option's value may be, and what comes of it."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from entrypoint.plan import options
+
+GOOD: list[tuple[Callable[[str], Any], str, Any]] = [
+    (options.count, "0", 0),
+    (options.port, "1024", 1024),
+    (options.port, "65534", 65534),
+    (options.seconds, "0.5", 0.5),
+    (options.seconds_or_0, "0", 0.0),
+    (options.seconds_or_0, "604799", 604799.0),
+    (options.seconds_before, "0", 0),
+    (options.seconds_before, "9999999", 9999999),
+    (options.one_of("cpu", "cuda"), "cuda", "cuda"),
+    (options.flag, "1", True),
+    (options.flag, "true", True),
+    (options.flag, "0", False),
+    (options.flag, "false", False),
+    (options.node_count, "3", (3, 3)),
+    (options.node_count, "2:3", (2, 3)),
+    (options.module_names, "torchvision,a.b", ("torchvision", "a.b")),
+    (options.stop_signal, "sigusr2", "USR2"),
+    (options.stop_signal, "TERM", "TERM"),
+]
+BAD: list[tuple[Callable[[str], Any], str, str]] = [
+    (options.count, "-1", "must not be negative"),
+    (options.port, "1023", "must be from 1024 to 65534: the join takes the next higher port"),
+    (options.port, "65535", "must be from 1024 to 65534: the join takes the next higher port"),
+    (options.seconds, "0", "must be seconds, more than 0 and less than a week"),
+    (options.seconds, "nan", "must be seconds, more than 0 and less than a week"),
+    (options.seconds_or_0, "-0.1", "must be seconds, less than a week, or 0"),
+    (options.seconds_or_0, "604800", "must be seconds, less than a week, or 0"),
+    (options.seconds_before, "1.5", "must be seconds; 0 leaves it out"),
+    (options.seconds_before, "10000000", "must be seconds; 0 leaves it out"),
+    (options.one_of("cpu", "cuda"), "gpu", "must be one of cpu, cuda"),
+    (options.flag, "yes", "must be 1 or 0"),
+    (options.node_count, "3:2", "MIN is more than MAX"),
+    (options.module_names, "a,,b", "must be names of modules with commas between them"),
+    (options.module_names, "a-b", "must be names of modules with commas between them"),
+    (options.stop_signal, "USR3", "must be a signal's name, such as USR2"),
+    (options.stop_signal, "KILL", "must be one that can ask a program to save, such as USR2: KILL cannot be caught"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("parse", "text", "value"), GOOD)
+def test_a_value_is_what_its_text_says(parse: Callable[[str], Any], text: str, value: object) -> None:
+    assert parse(text) == value
+    assert type(parse(text)) is type(value)
+
+
+@pytest.mark.parametrize(("parse", "text", "why"), BAD)
+def test_any_other_text_is_refused(parse: Callable[[str], Any], text: str, why: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(why)}"):
+        parse(text)
