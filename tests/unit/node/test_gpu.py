@@ -355,3 +355,16 @@ def test_a_derived_number_of_ranks_must_be_what_torch_sees() -> None:
     assert gpu_check(1, "--device", "cuda", "--nproc-per-node", "2") == (
         "nproc_per_node is 2 (flag), but torch sees 1 GPUs on b: give --nproc-per-node N, or correct the request"
     )
+
+
+@pytest.mark.parametrize(
+    ("mode", "seen", "starts"), [("rank", 4, True), ("rank", 1, False), ("torchrun", 4, False)]
+)
+def test_a_task_that_is_one_rank_may_see_more_gpus_than_its_node_has_ranks(
+    mode: str, seen: int, starts: bool
+) -> None:
+    plan = planned("--device", "cuda", mode=mode, CUDA_VISIBLE_DEVICES="0,1")
+    derived = {**plan.sources, "nproc_per_node": "derived:SLURM_NTASKS_PER_NODE"}
+    plan = replace(plan, nproc_per_node=2, sources=derived)
+    with nullcontext() if starts else pytest.raises(BadInput, match=f"torch sees {seen} GPUs on b"):
+        gpu.check_gpus(plan, seen, pytest.fail)
