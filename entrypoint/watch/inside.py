@@ -25,9 +25,7 @@ STACKS = "stack"
 STACK_SIGNAL = 48
 """A real-time signal that prints them there: frameworks use SIGUSR1 and SIGUSR2 themselves."""
 REST = 5.0
-"""Seconds that the end waits for torch's threads, at most."""
-_OF_TORCH = "pt_"
-"""How the names of torch's threads begin."""
+"""Seconds that the end waits for threads of libraries, at most."""
 _NAME = "apptrain_inside"
 
 
@@ -81,11 +79,11 @@ def _tell_steps(folder: str) -> None:
 
 
 def _end_in_order(_folder: str) -> None:
-    atexit.register(_let_torch_rest)
+    atexit.register(_let_libraries_rest)
 
 
-def _let_torch_rest() -> None:
-    """Wait until no thread of torch has anything to do.
+def _let_libraries_rest() -> None:
+    """Wait until no thread of torch, or of another library, has anything to do.
 
     gloo's threads tell that a collective is done before they let go of its tensors. One that is so late that
     the interpreter ends meanwhile aborts the process, all of whose work is done (pytorch/pytorch#190489).
@@ -94,25 +92,25 @@ def _let_torch_rest() -> None:
     deadline = time.monotonic() + REST
     quiet = 0
     while quiet < 2 and time.monotonic() < deadline:
-        states = _states_of_torch()
+        states = _states_of_libraries()
         if not states:
             return
         time.sleep(0.01)  # and one that waits for the interpreter's lock, asleep, gets it
         quiet = 0 if {"R", "D"} & set(states) else quiet + 1
 
 
-def _states_of_torch() -> list[str]:
-    """Of torch's threads in this process, as in proc(5), but for the one that asks."""
-    mine = str(threading.get_native_id())
+def _states_of_libraries() -> list[str]:
+    """Of the threads of this process that Python did not start, as in proc(5); torch of old names none."""
+    of_python = {str(thread.native_id) for thread in threading.enumerate()} | {str(threading.get_native_id())}
     found = []
     for thread in Path("/proc/self/task").iterdir():
+        if thread.name in of_python:
+            continue
         try:
             text = (thread / "stat").read_text()
         except OSError:
             continue  # It has ended.
-        name, _, numbers = text.partition("(")[2].rpartition(")")
-        if thread.name != mine and name.startswith(_OF_TORCH):
-            found.append(numbers.split()[0])
+        found.append(text.rpartition(")")[2].split()[0])
     return found
 
 
