@@ -311,6 +311,12 @@ def test_a_folder_without_classes_or_images_is_refused_with_its_path(pictures: P
         f"{pictures}/nowhere/train: no such folder: "
         "expected one folder per class with images in it (data.path)"
     )
+    (pictures / "none" / "train").mkdir(parents=True)
+    with pytest.raises(BadInput) as refusal:
+        opened(name="imagefolder", path=str(pictures / "none"))
+    assert str(refusal.value) == (
+        f"{pictures}/none/train: no folders: expected one folder per class with images in it (data.path)"
+    )
     (pictures / "train" / "cat").mkdir()
     Image.new("RGB", (4, 4)).save(pictures / "train" / "cat" / "0.png")
     Image.new("RGB", (4, 4)).save(pictures / "val" / "bee" / "0.png")
