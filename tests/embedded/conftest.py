@@ -12,7 +12,6 @@ HERE = Path(__file__).parent
 LANES = {
     "test_checkpoints": 1,
     "test_compare": 1,
-    "test_rerun": 1,
     "test_train_torchrun": 1,
     "test_launch": 3,
     "test_restart": 3,

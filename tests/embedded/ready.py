@@ -3,7 +3,6 @@
 They are forked from one process that imports it once; all else is as in a process of their own.
 """
 
-import ctypes
 import multiprocessing
 import os
 import runpy
@@ -16,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from tests import spaces
+
 PRELOAD = ["torchvision.models", "torch.distributed.elastic.multiprocessing.errors", "train.report"]
-SPACES = ("user", "mnt")
 
 
 class Training:
@@ -71,18 +71,9 @@ def _train(
     for number, path in enumerate(texts, start=1):
         os.dup2(os.open(path, os.O_WRONLY), number)
     if inside is not None:
-        for name in SPACES:
-            _enter(Path(f"/proc/{inside}/ns/{name}"))
+        spaces.enter(inside)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
     sys.argv = ["train", *arguments]
     runpy.run_module("train", run_name="__main__", alter_sys=True)
-
-
-def _enter(space: Path) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    found = os.open(space, os.O_RDONLY)
-    if libc.setns(found, 0):
-        raise OSError(ctypes.get_errno(), f"cannot enter {space}")
-    os.close(found)

@@ -33,11 +33,11 @@ def digest(run_dir: Path) -> str:
     return str(json.loads((run_dir / "result.json").read_text())["weights_sha256"])
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = BOUND_S) -> Any:
-    deadline = time.monotonic() + seconds
+def until(condition: Callable[[], Any], what: str, pause: float = 0.02) -> Any:
+    deadline = time.monotonic() + BOUND_S
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
-        time.sleep(0.001)
+        assert time.monotonic() < deadline, f"waited {BOUND_S} s for {what}"
+        time.sleep(pause)
     return found
 
 
@@ -325,6 +325,13 @@ def rank_process(run_dir: Path, rank: int) -> int | None:
     return None
 
 
+def at_start_up(run_dir: Path, done: int, seconds: float) -> Callable[[], bool]:
+    """Whether so much time has passed from now on, or the first step is over."""
+    late = time.monotonic() + seconds
+    began = step_after(run_dir, done)
+    return lambda: time.monotonic() > late or began()
+
+
 def saving(run_dir: Path) -> list[Path]:
     return list((run_dir / "checkpoints").glob(".step-*.tmp"))
 
@@ -357,13 +364,13 @@ def test_killed_workers_cost_no_more_than_the_steps_since_the_last_save(
         run_dir = job.run
         pid = until(partial(rank_process, run_dir, victim), "a rank")
         if moment == "at start-up":
-            time.sleep(draw.uniform(0, 2))
+            job.until(at_start_up(run_dir, done, draw.uniform(0, 2)), "a drawn moment")
         else:
             begin = max(done, 5) + 1
             last = begin + 1 if moment == "during a save" else max(begin + 1, 12)  # of 40: some are left
             job.until(step_after(run_dir, draw.randrange(begin, last)), "a drawn step")
         if moment == "during a save":
-            until(partial(stopped_in_a_save, pid, run_dir), "a save")
+            until(partial(stopped_in_a_save, pid, run_dir), "a save", pause=0.001)
         os.kill(pid, signal.SIGKILL)
         ended = job.end()
         assert ended.status == 137, ended.err

@@ -1,14 +1,7 @@
-"""Copies of shell scripts with other bounds than their own, so that a rule about seconds is tried in a part of one;
-and the program in the image with a shorter one."""
+"""Copies of shell scripts with other bounds than their own, so that a rule about seconds is tried in a part of one."""
 
 import re
 from pathlib import Path
-
-IN_IMAGE = (
-    "import sys; from entrypoint import cli; from entrypoint.job import conclude; "
-    "conclude.LATE_PAUSE = 0.02; sys.exit(cli.main(sys.argv[1:]))"
-)
-"""For `python -Pc`, with the words of its command: it waits less for what a shared file system shows late."""
 
 
 def shorten(script: Path, **bounds: float) -> None:

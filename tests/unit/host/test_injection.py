@@ -17,7 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.bounds import IN_IMAGE, shorten
+from tests.unit import in_image
+from tests.unit.bounds import shorten
 from tests.unit.pbs.site import BOUNDS
 from tests.unit.slurm.cluster import Cluster
 
@@ -58,16 +59,20 @@ Job Id: 7.lab
     Variable_List = A={evil}
 """
 """Of qstat, which prints the job's own variables as they are."""
-IN_THE_IMAGE = (
-    'for word; do if [[ $word == prepare || $word == conclude ]]; then exec env -i "PATH=$PATH" '
-    f'PYTHONPATH={shlex.quote(str(CHECKOUT))} {sys.executable} -Pc {shlex.quote(IN_IMAGE)} "$word" "${{@: -1}}"; fi; done\n'
-)
+
+
+def in_the_image() -> str:
+    """Of a stand-in for run.sh: it starts the program in the image where a job script asks for it."""
+    program = f"exec {sys.executable} -ISc {shlex.quote(in_image.client())}"
+    found = "[[ $word == prepare || $word == conclude ]]"
+    return f'#!/bin/bash\nfor word; do if {found}; then {program} "$word" "${{@: -1}}"; fi; done\n'
+
+
 STAND_INS = {
     "bin/ssh": "while [[ $1 != -- ]]; do shift; done\nexec /bin/bash -s\n",
     "bin/pbsdsh": 'shift 3\nPBS_NODENUM=0 exec "$@"\n',
     "bin/qstat": "cat $FOLDER/told\n",
     "check/containers/run.sh": (
-        f"{IN_THE_IMAGE}"
         "printf 'status=0\\nrank=\\nnode=\\nsignal=0\\ntime=1.000000\\nerror=\\n' >\"$APPTRAIN_RUN_DIR/outcome/$APPTRAIN_ATTEMPT.0\"\n"
     ),
 }
@@ -143,7 +148,8 @@ class Pbs:
         for name, values in BOUNDS.items():
             shorten(folder / "check" / name, **values)
         for name, text in STAND_INS.items():
-            (folder / name).write_text("#!/bin/bash\n" + text)
+            begin = in_the_image() if name.endswith("run.sh") else "#!/bin/bash\n"
+            (folder / name).write_text(begin + text)
             (folder / name).chmod(0o755)
         (folder / "told").write_text("")
         (folder / "nodes").write_text("node1\n")
@@ -227,7 +233,7 @@ def test_the_job_scripts_run_nothing_that_stands_in_the_run_directory(tmp_path: 
         program = pbs.folder / "check/containers/run.sh"
         (pbs.folder / "outcome").write_text(text)
         program.write_text(
-            f'#!/bin/bash\n{IN_THE_IMAGE}cp "$FOLDER/outcome" "$APPTRAIN_RUN_DIR/outcome/$APPTRAIN_ATTEMPT.0"\n'
+            f'{in_the_image()}cp "$FOLDER/outcome" "$APPTRAIN_RUN_DIR/outcome/$APPTRAIN_ATTEMPT.0"\n'
         )
         pbs.run("--on-failure", "requeue", "--", "train.py", APPTRAIN_RUN_DIR=str(run))
         assert not canary.exists(), evil

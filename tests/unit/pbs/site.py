@@ -18,7 +18,8 @@ from typing import Any
 from entrypoint.node import processes
 from tests.pbs_double import config
 from tests.pbs_double.local import Local
-from tests.unit.bounds import IN_IMAGE, shorten
+from tests.unit import in_image
+from tests.unit.bounds import shorten
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 HOSTS = ("pbsn1", "pbsn2", "pbsn3")
@@ -30,7 +31,7 @@ RUN_SH = """#!{python} -IS
 import _signal, marshal, os, sys, time  # which take no time to import
 word = sys.argv[sys.argv.index("entrypoint") + 1]
 if word in ("prepare", "conclude"):
-    os.execve("{python}", ["{python}", "-Pc", {in_image!r}, *sys.argv[-2:]], {{"PATH": os.environ["PATH"], "PYTHONPATH": "{packages}", "APPTRAIN_STACK": "/none"}})
+    exec({in_image!r})
 host, attempt = os.environ.get("PBS_NODENUM", os.environ.get("APPTRAIN_NODE_RANK")), os.environ.get("APPTRAIN_ATTEMPT", "0")
 with open("{here}/what", "rb") as file:
     what = marshal.load(file)
@@ -119,9 +120,7 @@ class Site:
         for name in ("job.sh", "common.sh"):
             shutil.copy(CHECKOUT / "host" / name, self.checkout / "host")
         run_sh = self.checkout / "containers/run.sh"
-        run_sh.write_text(
-            RUN_SH.format(python=sys.executable, here=folder, packages=CHECKOUT, in_image=IN_IMAGE)
-        )
+        run_sh.write_text(RUN_SH.format(python=sys.executable, here=folder, in_image=in_image.client()))
         run_sh.chmod(0o755)
         for name, values in BOUNDS.items():
             self.bounds(name, **values)

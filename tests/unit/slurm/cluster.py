@@ -16,7 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from tests.unit.bounds import IN_IMAGE, shorten
+from tests.unit import in_image
+from tests.unit.bounds import shorten
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 BOUND = 60  # s, for anything started here
@@ -81,7 +82,7 @@ if word in ("prepare", "conclude"):
     if os.environ.get("FAKE_IMAGE") in (word, "all"):
         print("FATAL: no such image", file=sys.stderr)
         sys.exit(255)
-    os.execve("{python}", ["{python}", "-Pc", {in_image!r}, *sys.argv[-2:]], {{"PATH": os.environ["PATH"], "PYTHONPATH": "{packages}", "APPTRAIN_STACK": "/none"}})
+    exec({in_image!r})
 node, attempt = os.environ["SLURM_NODEID"], os.environ["APPTRAIN_ATTEMPT"]
 what = eval(os.environ.get("FAKE_TASKS", "{{}}"))
 what = what.get(attempt + "." + node, what.get(node, {{}}))
@@ -155,7 +156,7 @@ class Cluster:
         }
         for name, text in programs.items():
             (folder / name).write_text(
-                text.format(python=sys.executable, here=folder, packages=CHECKOUT, in_image=IN_IMAGE)
+                text.format(python=sys.executable, here=folder, in_image=in_image.client())
             )
             (folder / name).chmod(0o755)
         self.env = {
