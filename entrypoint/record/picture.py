@@ -30,14 +30,13 @@ def check() -> None:
 def draw(names: Sequence[str], traces: Sequence[Trace], path: Path) -> None:
     """Writes a PNG. Raises BadInput where it cannot be written."""
     import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     style: Any = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25}
-    with pyplot.rc_context({**style, "font.size": 10, "axes.titlelocation": "left"}):
-        figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), dpi=120, layout="constrained")
+    with mpl.rc_context({**style, "font.size": 10, "axes.titlelocation": "left"}):
+        figure = Figure(figsize=(11, 4), dpi=120, layout="constrained")
+        left, right = figure.subplots(1, 2)
         first, widest = traces[0]["loss"], 0.0
         for at, trace in enumerate(traces):
             name = names[at]
@@ -64,5 +63,3 @@ def draw(names: Sequence[str], traces: Sequence[Trace], path: Path) -> None:
             figure.savefig(path, format="png")
         except OSError as error:
             raise BadInput(f"compare -o: {path} cannot be written: {error.strerror}") from None
-        finally:
-            pyplot.close(figure)

@@ -159,15 +159,14 @@ def table(run_dir: Path, result: dict[str, Any]) -> str:
 def draw(history: History, result: dict[str, Any], path: Path) -> None:
     """Draw loss, accuracy and throughput over the steps as a PNG."""
     import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
     blue, orange, grey = "#2f6db5", "#d9772b", "#5a5a5a"
     style: Any = {"axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.25}
-    with pyplot.rc_context({**style, "font.size": 10, "axes.edgecolor": grey, "axes.titlelocation": "left"}):
-        figure, (left, right, last) = pyplot.subplots(1, 3, figsize=(13, 4), dpi=120, layout="constrained")
+    with mpl.rc_context({**style, "font.size": 10, "axes.edgecolor": grey, "axes.titlelocation": "left"}):
+        figure = Figure(figsize=(13, 4), dpi=120, layout="constrained")
+        left, right, last = figure.subplots(1, 3)
         for axes, series, title in (
             (left, history.loss, "Training loss"),
             (last, history.images_per_s, "Throughput in images/s"),
@@ -200,7 +199,6 @@ def draw(history: History, result: dict[str, Any], path: Path) -> None:
             x=0.01, ha="left", weight="bold",
         )  # fmt: skip
         figure.savefig(path, format="png", metadata={"Software": None})
-        pyplot.close(figure)
 
 
 def window_of(series: Sized) -> int:

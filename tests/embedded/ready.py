@@ -17,7 +17,10 @@ import pytest
 
 from tests import spaces
 
-PRELOAD = ["torchvision.models", "torch.distributed.elastic.multiprocessing.errors", "train.report"]
+PRELOAD = [
+    *("torchvision.models", "torch.distributed.elastic.multiprocessing.errors", "train.report"),
+    *("matplotlib.figure", "matplotlib.backends.backend_agg"),
+]
 
 
 class Training:

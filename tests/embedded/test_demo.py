@@ -45,11 +45,13 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Ended:
 def test_every_way_to_start_the_same_world_gives_the_same_trace_bit_for_bit(
     tmp_path: Path, two_nodes: Ended
 ) -> None:
+    """As forks, which is the default, as processes that torchrun starts afresh, and as tasks of a scheduler."""
     node = ("--nodes", "1", "--omp-num-threads", "1")
-    under_torchrun = job(tmp_path / "1x2", *node, "--nproc-per-node", "2", *PROGRAM)
+    afresh = job(tmp_path / "1x2", *node, "--nproc-per-node", "2", "--start-ranks", "spawn", *PROGRAM)
     per_rank = job(tmp_path / "rank", *node, "--tasks-per-node", "2", *PROGRAM)
+    assert "imports torch for itself" not in two_nodes.err
     assert len(trace(two_nodes)[0]) == 40
-    assert trace(two_nodes) == trace(under_torchrun) == trace(per_rank)
+    assert trace(two_nodes) == trace(afresh) == trace(per_rank)
 
 
 def test_a_planned_end_loses_nothing(tmp_path: Path, two_nodes: Ended) -> None:

@@ -109,14 +109,16 @@ class Torchrun(Started):
 
 
 class Ranks(Started):
-    """Ranks of one node without an agent, as where a scheduler starts a task for each."""
+    """Ranks without an agent, as where a scheduler starts a task for each; so many on each node."""
 
-    def __init__(self, run_dir: Path, *arguments: str, ranks: int = 2) -> None:
+    def __init__(self, run_dir: Path, *arguments: str, nodes: int = 1, ranks: int = 2) -> None:
         self.ranks: list[Training] = []
-        world = {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        world = {"WORLD_SIZE": str(nodes * ranks), "LOCAL_WORLD_SIZE": str(ranks)}
         world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-        for rank in range(ranks):
-            env = environment(run_dir) | world | {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        for rank in range(nodes * ranks):
+            node, local_rank = divmod(rank, ranks)
+            here = {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "APPTRAIN_NODE": f"node-{node}"}
+            env = environment(run_dir) | world | here
             self.ranks.append(Training(*SMALL, *arguments, cwd=run_dir.parent, env=env))
 
     def is_running(self) -> bool:
@@ -193,8 +195,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The first 20 of these steps, on two nodes with a rank each, with checkpoints by time."""
     run_dir = tmp_path_factory.mktemp("runs") / "half"
-    for agent in train(run_dir, "stop_at=20", "checkpoint.minutes=0.005", nodes=2, ranks=1, status=1):
-        assert 75 in rank_statuses(agent.stderr)
+    for rank in Ranks(run_dir, "stop_at=20", "checkpoint.minutes=0.005", nodes=2, ranks=1).wait():
+        assert rank.returncode == 75, rank.stderr
     return run_dir
 
 

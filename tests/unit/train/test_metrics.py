@@ -315,17 +315,15 @@ def test_what_happens_is_said_by_rank_0_alone(
 def test_a_picture_says_what_is_pale_and_what_is_bold_and_how_fast_it_went(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from matplotlib import pyplot
-
     drawn: list[tuple[str, list[str]]] = []
 
-    def keep(figure: Figure) -> None:
+    def keep(figure: Figure, *_: object, **__: object) -> None:
         for axes in figure.axes:
             legend = axes.get_legend()
             texts = legend.get_texts() if legend else []
             drawn.append((axes.get_title("left"), [text.get_text() for text in texts]))
 
-    monkeypatch.setattr(pyplot, "close", keep)
+    monkeypatch.setattr(Figure, "savefig", keep)
     history = History(loss={1: 2.0, 2: 1.0}, images_per_s={1: 10.0, 2: 420.0}, accuracy={1: 0.5})
     report.draw(history, RESULT, tmp_path / "curves.png")
     shown = ["each step", "mean of the 3 around"]
