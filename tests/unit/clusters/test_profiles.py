@@ -82,6 +82,12 @@ def test_every_key_is_optional_and_an_empty_one_counts_as_absent(tmp_path: Path)
     assert profile.load(str(file)) == profile.Profile(name="lab.yaml", path=str(file))
 
 
+def test_bounds_are_seconds_also_parts_of_one(tmp_path: Path) -> None:
+    file = tmp_path / "lab.yaml"
+    file.write_text("launch: {join_timeout: 2.5, peer_timeout: 604799}")
+    assert profile.load(str(file)).launch == {"join-timeout": 2.5, "peer-timeout": 604799}
+
+
 def test_the_options_that_a_profile_may_set_are_those_of_the_entrypoint() -> None:
     assert list(profile.LAUNCH) == [option.name for option in OPTIONS if option.in_profile]
 

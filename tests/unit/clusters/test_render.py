@@ -2,6 +2,7 @@
 
 import hashlib
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -138,15 +139,16 @@ def test_a_host_file_is_data_and_a_line_that_has_no_meaning_is_refused(tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["x.host", "x.yaml"]
 
 
-def test_making_a_host_file_says_what_was_made_and_twice_changes_nothing(site: Site) -> None:
-    site.lab.write_text("scheduler: slurm\ntitle: The lab\n")
-    first = site.run("render.py", "clusters/lab.yaml")
-    second = site.run("render.py", "clusters/lab.yaml")
-    assert (first.returncode, first.stdout) == (
-        0,
-        "profiles: lab: The lab (never run there): lab.host written\n",
-    )
-    assert (second.returncode, second.stdout) == (0, "profiles: lab: The lab (never run there): unchanged\n")
+def test_making_a_host_file_says_what_was_made_and_twice_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "lab.yaml"
+    file.write_text("scheduler: slurm\ntitle: The lab\n")
+    assert [render.main([str(file)]) for _ in range(2)] == [0, 0]
+    assert capsys.readouterr().out.splitlines() == [
+        "profiles: lab: The lab (never run there): lab.host written",
+        "profiles: lab: The lab (never run there): unchanged",
+    ]
 
 
 def test_without_a_name_all_profiles_are_made(site: Site) -> None:
@@ -173,11 +175,52 @@ def test_without_a_name_all_profiles_are_made(site: Site) -> None:
         ("lab.yaml", "{", "PROFILE=lab.yaml: lab.yaml is not YAML: while parsing a flow node expected the node content, but found '<stream end>' in \"<unicode string>\", line 1, column 2: { ^"),
     ],
 )  # fmt: skip
-def test_what_makes_no_host_file_is_refused(site: Site, name: str, text: str | None, message: str) -> None:
+def test_what_makes_no_host_file_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    text: str | None,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
     if text is not None:
-        (site.checkout / name).write_text(text)
-    assert site.refused(name, program="render.py") == f"profiles: {message}"
-    assert not (site.checkout / name).with_suffix(".host").exists()
+        Path(name).write_text(text)
+    assert render.main([name]) == 64
+    assert tuple(capsys.readouterr()) == ("", f"profiles: {message}\n")
+    assert not Path(name).with_suffix(".host").exists()
+
+
+def test_a_host_file_that_cannot_be_written_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lab.yaml").write_text("scheduler: slurm")
+    (tmp_path / "lab.host").mkdir()
+    assert render.main([str(tmp_path / "lab.yaml")]) == 64
+    _, err = capsys.readouterr()
+    assert err.startswith(f"profiles: {tmp_path}/lab.host cannot be written: ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["lab.host", "lab.yaml"]
+
+
+def test_options_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert render.main(["--chekc"]) == 64
+    assert tuple(capsys.readouterr()) == (
+        "",
+        "profiles: unrecognized arguments: --chekc: did you mean --check?\n",
+    )
+
+
+def test_without_pyyaml_what_it_needs_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    file = tmp_path / "lab.yaml"
+    file.write_text("scheduler: slurm")
+    assert render.main([str(file)]) == 64
+    _, err = capsys.readouterr()
+    assert err.startswith(
+        f"profiles: PROFILE={file} needs the Python package pyyaml: use the project's venv (make "
+    )
 
 
 def test_a_check_writes_nothing_and_names_the_remedy(site: Site) -> None:

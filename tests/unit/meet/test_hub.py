@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from entrypoint.errors import BadInput
-from entrypoint.meet import door
+from entrypoint.meet import door, terms
 from entrypoint.meet.wire import PROTOCOL
 from entrypoint.node import processes
 from tests.unit.meet.meeting import (
@@ -349,3 +349,39 @@ async def test_more_participants_than_files_may_be_open_are_bad_input(
         "BadInput: node 0 needs 930 open files to meet all others and may have 900 (ulimit -Hn): have the hard limit "
         "raised on the nodes"
     ]
+
+
+@run
+async def test_a_participant_that_says_what_has_no_meaning_before_the_start_is_waited_for_again() -> None:
+    place = Place()
+    async with place.hub(who(0, nnodes=3)) as hub:
+        wire, _ = await place.spoke()
+        wire.send(hello(who(1, nnodes=3)))
+        wire.send({"type": "looked", "x": 1})
+        await until(lambda: bool(place.said))
+        assert place.said == [
+            "node 1 (n1) left before the start (it sent a message that has no meaning here): waiting for it again"
+        ]
+        await close(*await place.all(*(who(node, nnodes=3) for node in (1, 2))), await hub)
+
+
+@run
+async def test_what_the_nodes_found_is_known_to_node_0_by_their_names() -> None:
+    place = Place()
+    found = {"NCCL_NET": "Socket"}
+    links = await place.all(who(0), who(1, findings=found))
+    assert [link.findings for link in links] == [{"n1": found}, {}]
+    await close(*links)
+
+
+@run
+async def test_the_bound_of_a_trial_that_is_over_changes_nothing() -> None:
+    place = Place()
+    links = await place.all(who(0), who(1), timeouts=replace(SHORT, reach=0.05, handshake=0.2))
+    loop = asyncio.get_running_loop()
+    over = loop.time() + 0.3
+    await until(lambda: loop.time() > over)  # the bound is real time
+    hub, spoke = links
+    hub.stop(None)
+    assert await spoke.next() == terms.Stopped()
+    await close(*links)

@@ -2,8 +2,12 @@
 
 import json
 import os
+import signal
 import subprocess
+import sys
 import time
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -34,3 +38,118 @@ def test_an_error_of_many_lines_is_told_as_one_of_bounded_length() -> None:
     said = agent._one_line(error)
     assert said.startswith("RuntimeError: the server socket has failed to listen port: 29500 xxx")
     assert len(said) == 500
+
+
+def test_an_order_is_read_to_its_end_and_no_further() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, b'{"a": 1}\ngo')
+    os.close(writer)
+    assert [agent._line(reader) for _ in range(3)] == [b'{"a": 1}', b"go", b""]
+    os.close(reader)
+
+
+class Left(Exception):
+    """In place of the end of this process."""
+
+
+def test_without_its_parent_it_ends_all_ranks_also_those_that_do_not_heed_sigterm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def leave(status: int) -> None:
+        raise Left(status)
+
+    monkeypatch.setattr(agent, "ORPHANS_GRACE", 0.05)
+    monkeypatch.setattr(os, "_exit", leave)
+    heedless = "trap '' TERM; echo ready; while :; do sleep 0.01; done"
+    ranks = [
+        subprocess.Popen(["sh", "-c", text], start_new_session=True, stdout=subprocess.PIPE)
+        for text in ("echo ready; exec sleep 60", heedless, "echo ready")
+    ]
+    for rank in ranks:
+        assert rank.stdout is not None
+        assert rank.stdout.read(6) == b"ready\n"
+    assert ranks[2].wait() == 0
+    reader, writer = os.pipe()
+    os.close(writer)
+    with pytest.raises(Left, match="1"):
+        agent._end_with_parent(reader, {number: rank.pid for number, rank in enumerate(ranks)})
+    assert [rank.wait() for rank in ranks] == [-signal.SIGTERM, -signal.SIGKILL, 0]
+    for rank in ranks:
+        assert rank.stdout is not None
+        rank.stdout.close()
+    os.close(reader)
+
+
+class Forks:
+    """What a template finds out in forks of itself."""
+
+    def __init__(
+        self, *, gpus: str = "0", threads: tuple[int, ...] = (1,), cuda: str = "open", why: str = ""
+    ) -> None:
+        self._gpus, self._cuda, self._why = gpus, cuda, why
+        self._threads = list(threads)
+        self.loaded: set[str] = set()
+
+    def asked_in_fork(self, question: Any) -> str:
+        return self._cuda if question is agent._open_cuda else self._gpus
+
+    def threads(self) -> int:
+        """The last number stays."""
+        return self._threads.pop(0) if len(self._threads) > 1 else self._threads[0]
+
+    def why_not(self, _: list[str], loaded: set[str]) -> str:
+        self.loaded = loaded
+        return self._why
+
+
+def stand_in() -> ModuleType:
+    """For torch, of which a template asks one question here."""
+    found = ModuleType("torch")
+    found.cuda = SimpleNamespace(device_count=int)  # type: ignore[attr-defined]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("forks", "why"),
+    [
+        (Forks(), ""),
+        (Forks(gpus=""), ""),
+        (Forks(gpus="4"), ""),
+        (
+            Forks(gpus="4", cuda="RuntimeError: x"),
+            "a fork of a process that has imported torch cannot open CUDA here",
+        ),
+        (Forks(gpus="0", cuda="RuntimeError: x"), ""),
+        (Forks(threads=(1, 3)), "--preload mine starts threads: leave it out"),
+        (Forks(threads=(1, 3, 1)), ""),
+        (Forks(threads=(3, 3)), ""),
+        (Forks(why="options of Python stand before the script"), "options of Python stand before the script"),
+    ],
+)
+def test_what_speaks_against_forks_of_this_process(
+    monkeypatch: pytest.MonkeyPatch, forks: Forks, why: str
+) -> None:
+    imported: list[list[str]] = []
+    monkeypatch.setattr(agent, "_import", imported.append)
+    at_start = dict(sys.modules)
+    at_start.pop("torch", None)
+    monkeypatch.setitem(sys.modules, "torch", stand_in())
+    order = {"preload": ["mine"], "command": ["script.py"]}
+    found, seen = agent._fit_for_forks(forks, order, at_start)
+    assert (found, seen) == (why, forks._gpus)
+    assert imported == [[], ["mine"]]  # torch, and then these
+    assert forks.loaded == {"torch"}
+
+
+def test_a_preload_that_cannot_be_imported_speaks_against_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def imports(names: list[str]) -> None:
+        if names:
+            raise ImportError(f"No module named {names[0]!r}")
+
+    monkeypatch.setattr(agent, "_import", imports)
+    monkeypatch.setitem(sys.modules, "torch", stand_in())
+    order = {"preload": ["mine", "yours"], "command": ["script.py"]}
+    assert agent._fit_for_forks(Forks(gpus="2"), order, {}) == (
+        "--preload mine,yours: No module named 'mine': correct it",
+        "2",
+    )
