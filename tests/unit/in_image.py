@@ -49,6 +49,7 @@ def client() -> str:
         env=env,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for the tests, which end it
     )
     assert server.stdout is not None
     assert server.stdout.readline() == b"listens\n"
