@@ -9,6 +9,7 @@ import json
 import math
 import shutil
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -494,3 +495,27 @@ def test_garbage_is_sought_from_the_first_step_on_and_not_in_what_was_there_befo
     before, then, set_aside = found
     assert (before, then) == (False, True)
     assert set_aside > 100_000
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_what_is_wrong_is_said_by_one_rank_and_the_others_leave_it_the_word(
+    rank: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    naps: list[float] = []
+    monkeypatch.setattr(time, "sleep", naps.append)
+    for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "1")
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGUSR2, signal.SIGINT)]
+    try:
+        assert program.main(["--config", "none"]) == 64
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+    said = capsys.readouterr().err
+    if rank == 0:
+        assert said.startswith("train: --config none: no such file or shipped config: ")
+        assert (said.count("\n"), naps) == (1, [])
+    else:
+        assert (said, naps) == ("", [program.HEAD_START_S])

@@ -1,0 +1,56 @@
+"""A plan in one line, and numbers of ranks that contradict what was granted."""
+
+from dataclasses import replace
+
+import pytest
+
+from entrypoint import cli
+from entrypoint.errors import BadInput
+from entrypoint.plan import launch_plan, rules
+from entrypoint.plan.resolve import resolve
+from entrypoint.plan.sources import Settings
+from tests.unit.scene import planned
+
+
+def settings(*options: str) -> Settings:
+    given = vars(cli.parser().parse_args(["launch", "--nodes", "127.0.0.1", "--node-rank", "0", *options]))
+    return resolve({}, given, ["script.py"], hostname=None)[1]
+
+
+@pytest.mark.parametrize(
+    ("members", "ranks", "size"),
+    [([1, 2], 2, "2 nodes x 2 ranks"), ([1, 2], 1, "2 nodes x 1 rank"), ([1], 4, "1 node x 4 ranks")],
+)
+def test_a_plan_in_one_line_counts_as_one_speaks(members: list[int], ranks: int, size: str) -> None:
+    plan = replace(launch_plan.with_members(planned(), members, 1), nproc_per_node=ranks)
+    threads = plan.env["OMP_NUM_THREADS"]
+    assert launch_plan.in_brief(plan) == (
+        f"job 7, attempt 1: {size} on cpu, mode torchrun, rendezvous {plan.rendezvous.endpoint}, "
+        f"OMP_NUM_THREADS={threads}"
+    )
+
+
+def test_another_number_of_ranks_than_that_of_the_tasks_which_are_one_each_is_refused() -> None:
+    granted = replace(planned().allocation, tasks_per_node=(2, 2))
+    found, _ = rules._nproc_per_node(granted, settings("--nproc-per-node", "2"), "rank", "cpu")
+    assert found.value == 2
+    text = (
+        r"--nproc-per-node 3, but each of the 2 tasks on a node is one rank: leave it out, or start 3 tasks"
+    )
+    with pytest.raises(BadInput, match=text):
+        rules._nproc_per_node(granted, settings("--nproc-per-node", "3"), "rank", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "text"),
+    [
+        (None, "how many GPUs this node has for us is unknown: add --nproc-per-node N"),
+        (0, "job 7 was granted no GPU on this node: give --gpus-per-node N, or give --device cpu"),
+    ],
+)
+def test_gpus_are_not_counted_where_nobody_said_how_many_or_there_are_none(
+    gpus: int | None, text: str
+) -> None:
+    granted = replace(planned().allocation, gpus=gpus)
+    with pytest.raises(BadInput, match=f"--device cuda, but {text}"):
+        rules._nproc_per_node(granted, settings(), "torchrun", "cuda")
