@@ -170,8 +170,7 @@ def lay_out(work: Path, stack: Stack, locks: list[Path]) -> str:
             shutil.copytree(origin, target, ignore=skip)
         else:
             shutil.copyfile(origin, target)
-    for file in (CONTAINERS / "image").iterdir():
-        shutil.copy(file, source)
+    shutil.copytree(CONTAINERS / "image", source, ignore=skip, copy_function=shutil.copy, dirs_exist_ok=True)
     ahead = locks[0].with_suffix(".ahead")
     (source / "ahead").write_text(ahead.read_text() if ahead.exists() else "")
     for wheel in (WHEELS, EXTRA_WHEELS):

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -233,6 +234,22 @@ def test_what_the_build_binds_holds_our_packages_and_the_stacks_facts(tmp_path: 
     assert (tmp_path / "source/src/train/data/digits.csv.gz").exists()
     modes = {"source/trim.sh": 0o755, "source/entrypoint": 0o755, "stack.json": 0o644}
     assert {name: (tmp_path / name).stat().st_mode & 0o777 for name in modes} == modes
+
+
+def test_bytecode_beside_what_goes_into_an_image_stays_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python leaves it there, unless it is told not to."""
+    containers, stack = tmp_path / "containers", stacks.find("")
+    shutil.copytree(Path(build.__file__).parent / "image", containers / "image")
+    (containers / "image" / "__pycache__").mkdir(exist_ok=True)
+    (containers / "image" / "__pycache__" / "tree.pyc").write_bytes(b"x")
+    monkeypatch.setattr(build, "CONTAINERS", containers)
+    (tmp_path / "work").mkdir()
+    build.lay_out(tmp_path / "work", stack, [stack.lock("amd64"), stacks.debian_lock("amd64")])
+    source = tmp_path / "work" / "source"
+    assert (source / "tree.py").read_bytes() == (containers / "image" / "tree.py").read_bytes()
+    assert not list(source.rglob("__pycache__"))
 
 
 def test_the_bill_of_materials_names_packages_of_both_kinds_with_their_hashes() -> None:
