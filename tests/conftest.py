@@ -15,6 +15,8 @@ import gc
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Generator
 
 import hypothesis
@@ -40,6 +42,14 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     of the embedded tests, which keeps a worker for as long as all others take."""
     lanes = 0 if all("unit" in argument for argument in config.args) else 3
     return 2 * len(os.sched_getaffinity(0)) + lanes
+
+
+def pytest_xdist_setupnodes(config: pytest.Config) -> None:
+    """Compiles the tests, which all workers would do at once: it is most of what collecting them takes."""
+    collect = [sys.executable, "-P", "-m", "pytest", "--collect-only", "-qq", *config.args]
+    env = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
+    # The workers say what is wrong, if anything is.
+    subprocess.run(collect, env=env, capture_output=True, check=False, timeout=300)
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist, which writes each test's group into its name
