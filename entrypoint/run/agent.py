@@ -17,6 +17,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -138,15 +139,15 @@ def _act(order: dict[str, Any], report: Reporter, control: int, waiting: dict[in
     pids: dict[int, int] = {}
     threading.Thread(target=_end_with_parent, args=(control, pids), daemon=True).start()
     try:
-        failures = _run(order, report, pids, waiting)
+        _run(order, report, pids, waiting)
     except (torch.distributed.DistNetworkError, torch.distributed.DistStoreError, RendezvousError) as error:
-        report("finished", error=_one_line(error), unavailable=True, failures={})
+        report("finished", error=_one_line(error), unavailable=True)
         raise
     except Exception as error:
         taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        report("finished", error=_one_line(error), unavailable=taken, failures={})
+        report("finished", error=_one_line(error), unavailable=taken)
         raise
-    report("finished", error="", unavailable=False, failures=failures)
+    report("finished", error="", unavailable=False)
 
 
 def _take_stdin() -> int:
@@ -170,20 +171,64 @@ def _end_with_parent(control: int, pids: dict[int, int]) -> None:
     """Ranks outlive their agent; without our parent nobody would end them."""
     _line(control)
     for signum in (signal.SIGTERM, signal.SIGKILL):
-        for pid in pids.values():
+        for pid in list(pids.values()):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signum)
         time.sleep(ORPHANS_GRACE if signum == signal.SIGTERM else 0)
     os._exit(1)
 
 
-def _run(
-    order: dict[str, Any], report: Reporter, running: dict[int, int], waiting: dict[int, Any]
-) -> dict[int, int]:
-    """Runs the ranks to their end, their pids in `running`. Returns the exit code (negative: signal) of each
-    failed global rank."""
+class Watched:
+    """A rank's process; for torch's agent the same as a subprocess.Popen.
+
+    How and when it ended is told as soon as it has, and at the latest when the agent, which looks ten times a
+    second, reaps it: else a rank that the agent ends because of this one would seem to be the first."""
+
+    def __init__(self, process: Any, rank: int, report: Reporter):
+        """`process`: a subprocess.Popen or a Fork."""
+        self.pid: int = process.pid
+        self._process = process
+        self._rank = rank
+        self._report = report
+        self._lock = threading.Lock()
+        self._told = threading.Event()
+        threading.Thread(target=self._watch, daemon=True).start()
+
+    def poll(self) -> int | None:
+        if not self._told.is_set():
+            self._look(os.WNOHANG)
+        return self._reap() if self._told.is_set() else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises subprocess.TimeoutExpired."""
+        if not self._told.wait(timeout):
+            raise subprocess.TimeoutExpired(f"rank {self._rank}", timeout or 0)
+        return self._reap()
+
+    def _reap(self) -> int:
+        status: int = self._process.poll()
+        return status
+
+    def _watch(self) -> None:
+        with contextlib.suppress(ChildProcessError):  # the agent has seen it first
+            self._look(0)
+
+    def _look(self, flags: int) -> None:
+        """Tells the end where there is one; without WNOHANG it waits for it."""
+        end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | flags)
+        with self._lock:
+            if end is None or self._told.is_set():
+                return
+            signum = 0 if end.si_code == os.CLD_EXITED else end.si_status
+            status = 128 + signum if signum else end.si_status
+            self._report("ended", rank=self._rank, status=status, signal=signum, time=time.time())
+            self._told.set()
+
+
+def _run(order: dict[str, Any], report: Reporter, running: dict[int, int], waiting: dict[int, Any]) -> None:
+    """Runs the ranks to their end, their pids in `running`."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
-    from torch.distributed.elastic.agent.server.api import WorkerSpec, WorkerState
+    from torch.distributed.elastic.agent.server.api import WorkerSpec
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing import LogsDest, LogsSpecs
     from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
@@ -222,17 +267,7 @@ def _run(
             return super().next_rendezvous()
 
     class Agent(LocalElasticAgent):
-        """torchrun's agent, which says what it knows."""
-
-        def _start_workers(self, worker_group: Any) -> dict[int, Any]:
-            pids: dict[int, Any] = super()._start_workers(worker_group)
-            running.update(pids)
-            for worker in worker_group.workers:
-                pid = pids[worker.local_rank]
-                report("started", rank=worker.global_rank, local_rank=worker.local_rank, pid=pid)
-                watch = threading.Thread(target=_watch, args=(worker.global_rank, pid, report), daemon=True)
-                watch.start()
-            return pids
+        """torchrun's agent, which starts no rank again once one has saved."""
 
         def _monitor_workers(self, worker_group: Any) -> Any:
             result = super()._monitor_workers(worker_group)
@@ -244,11 +279,15 @@ def _run(
 
     def popen(handler: Any, argv: tuple[str, ...], env: dict[str, str]) -> Any:
         """The rank that is there already; one that torchrun starts again is started afresh."""
-        rank = waiting.pop(handler.local_rank_id, None)
-        if rank is None:
-            return fresh(handler, argv, env)
-        rank.begin(env)
-        return rank
+        process = waiting.pop(handler.local_rank_id, None)
+        if process is None:
+            process = fresh(handler, argv, env)
+        else:
+            process.begin(env)
+        running[handler.local_rank_id] = process.pid
+        rank = int(env["RANK"])
+        report("started", rank=rank, local_rank=handler.local_rank_id, pid=process.pid)
+        return Watched(process, rank, report)
 
     SubprocessHandler._popen = popen  # type: ignore[method-assign,assignment]
     # CMD does not pass through torchrun's parser, which drops a `--` in it, nor unescaped to its macros.
@@ -289,10 +328,7 @@ def _run(
     )
     # The parents know when every node is done and end agents that wait for one another in vain.
     agent = Agent(spec, logs_specs=Pipes(), exit_barrier_timeout=7 * 86400)
-    result = agent.run()
-    if result.state is WorkerState.SUCCEEDED:
-        return {}
-    return {rank: failure.exitcode for rank, failure in result.failures.items()}
+    agent.run()
 
 
 def listen(address: str, port: int) -> socket.socket:
@@ -329,24 +365,6 @@ def name_of(address: str, name: str) -> str:
         if found[0][4] == wanted[0][4]:
             return name
     return address
-
-
-def _watch(rank: int, pid: int, report: Reporter) -> None:
-    """Reports how and when a rank ended. The agent, which looks ten times a second, reaps it."""
-    try:
-        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-    except ChildProcessError:
-        return
-    if end is not None:
-        killed = end.si_code != os.CLD_EXITED
-        signum = end.si_status if killed else 0
-        report(
-            "ended",
-            rank=rank,
-            status=128 + signum if killed else end.si_status,
-            signal=signum,
-            time=time.time(),
-        )
 
 
 def _one_line(error: BaseException) -> str:

@@ -13,7 +13,6 @@ import os
 import select
 import signal
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -199,7 +198,7 @@ def asked_in_fork(question: Any) -> str:
 
 
 class Fork:
-    """A rank that waits for its environment; for torch's agent the same as a subprocess.Popen."""
+    """A rank that waits for its environment."""
 
     def __init__(self, pid: int, orders: int):
         self.pid = pid
@@ -214,25 +213,8 @@ class Fork:
         os.close(self._orders)
 
     def poll(self) -> int | None:
-        return self._reap(os.WNOHANG)
-
-    def wait(self, timeout: float | None = None) -> int:
-        import subprocess
-
-        end = None if timeout is None else time.monotonic() + timeout
-        while self._reap(0 if end is None else os.WNOHANG) is None:
-            if end is not None and time.monotonic() >= end:
-                raise subprocess.TimeoutExpired(f"rank with pid {self.pid}", timeout or 0)
-            time.sleep(0.02)
-        assert self.returncode is not None
-        return self.returncode
-
-    def _reap(self, flags: int) -> int | None:
         if self.returncode is None:
-            try:
-                pid, status = os.waitpid(self.pid, flags)
-            except ChildProcessError:
-                pid, status = self.pid, 0
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode

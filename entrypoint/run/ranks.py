@@ -325,12 +325,6 @@ class Ranks:
             case "ended":
                 self._rank_ended(report["rank"], report["status"], report["signal"], report["time"])
             case "finished":
-                # The agent may have reaped a rank before its end was seen.
-                codes = {int(rank): code for rank, code in report["failures"].items()}
-                if not codes and not report["error"]:
-                    codes = dict.fromkeys(self.pids, 0)
-                for rank in codes.keys() - self._ended:
-                    self._rank_ended(rank, *_status(codes[rank]), time.time())
                 status = UNAVAILABLE if report["unavailable"] else 1
                 self.events.put_nowait(StarterEnded(error=report["error"], status=status))
                 return True

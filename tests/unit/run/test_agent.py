@@ -1,6 +1,5 @@
 """What the process around torchrun's agent tells of its ranks, without torch."""
 
-import json
 import os
 import signal
 import subprocess
@@ -14,23 +13,72 @@ import pytest
 from entrypoint.run import agent
 
 
+class Said(list[dict[str, Any]]):
+    """What is told of ranks, instead of a pipe."""
+
+    def __call__(self, event: str, **fields: Any) -> None:
+        self.append({"event": event, **fields})
+
+
+def watched(script: str, said: Said) -> agent.Watched:
+    """A rank that runs a shell script."""
+    return agent.Watched(subprocess.Popen(["sh", "-c", script]), 5, said)  # type: ignore[arg-type]
+
+
+def told(status: int, signum: int = 0) -> dict[str, Any]:
+    return {"event": "ended", "rank": 5, "status": status, "signal": signum}
+
+
 @pytest.mark.parametrize(("script", "status", "signum"), [("exit 3", 3, 0), ("kill -9 $$", 137, 9)])
-def test_how_a_rank_ended_is_told_and_the_rank_left_to_the_agent(
-    script: str, status: int, signum: int
-) -> None:
-    reader, writer = os.pipe()
-    report = agent.Reporter(writer)
-    began = time.time()
-    rank = subprocess.Popen(["sh", "-c", script])
-    agent._watch(5, rank.pid, report)
-    assert rank.wait() == (-signum or status)
-    agent._watch(5, rank.pid, report)  # which nothing is known of any more
-    os.close(writer)
-    with os.fdopen(reader) as said:
-        (line,) = said
-    event = json.loads(line)
+def test_how_a_rank_ended_is_told_once(script: str, status: int, signum: int) -> None:
+    said, began = Said(), time.time()
+    rank = watched(script, said)
+    code = -signum or status
+    assert (rank.wait(30), rank.wait(), rank.poll()) == (code, code, code)
+    (event,) = said
     assert began <= event.pop("time") <= time.time()
-    assert event == {"event": "ended", "rank": 5, "status": status, "signal": signum}
+    assert event == told(status, signum)
+
+
+def test_a_rank_that_runs_has_no_status() -> None:
+    said = Said()
+    rank = watched("exec sleep 60", said)
+    assert rank.poll() is None
+    with pytest.raises(subprocess.TimeoutExpired, match="rank 5"):
+        rank.wait(0.05)
+    assert said == []
+    os.kill(rank.pid, signal.SIGTERM)
+    assert rank.wait(30) == -signal.SIGTERM
+
+
+def test_a_rank_that_ends_is_told_before_it_is_reaped_also_where_its_watch_is_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else torchrun's agent would end the others, and one of these would seem to have failed first."""
+    monkeypatch.setattr(agent.Watched, "_watch", lambda _: None)
+    said = Said()
+    rank = watched("kill -9 $$", said)
+    reaped = rank._process.poll
+    order: list[str] = []
+
+    def reap() -> int | None:
+        order.extend(event["event"] for event in said)
+        status: int | None = reaped()
+        return status
+
+    monkeypatch.setattr(rank._process, "poll", reap)
+    os.waitid(os.P_PID, rank.pid, os.WEXITED | os.WNOWAIT)
+    assert rank.poll() == -9
+    assert order == ["ended"]
+    assert [event | {"time": 0} for event in said] == [told(137, 9) | {"time": 0}]
+
+
+def test_a_watch_that_comes_after_the_agent_says_nothing_more() -> None:
+    said = Said()
+    rank = watched("exit 4", said)
+    assert rank.wait(30) == 4
+    rank._watch()
+    assert len(said) == 1
 
 
 def test_an_error_of_many_lines_is_told_as_one_of_bounded_length() -> None:
