@@ -6,6 +6,7 @@ It knows how each is measured in a bounded time. All ranks call the same functio
 
 import contextlib
 import ctypes
+import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
@@ -241,21 +242,38 @@ def _everyones(value: float, device: torch.device) -> list[torch.Tensor]:
 
 def ways(device: torch.device, firsts: Mapping[int, str]) -> list[Way]:
     """What passes from this rank's node to the others, measured by the first rank of each node: in each round
-    every node with one other, all of them SWEEPS times, the best of which counts, if WAYS is enough."""
+    every node with one other, all of them SWEEPS times and as often as it takes until the nodes are alike, if
+    WAYS is enough. The best counts."""
     began, mine = time.perf_counter(), dist.get_rank()
     best: dict[int, float] = {}
-    for pairs in SWEEPS * list(rounds(list(firsts))):
-        for source, target in pairs:
-            other = target if mine == source else source
-            if mine == target:
-                _receive(device, source)
-            if mine in (source, target):
-                best[other] = max(_send(device, other), best.get(other, 0.0))
-            if mine == source:
-                _receive(device, target)
-        if max(_everyones(time.perf_counter() - began, device)) > WAYS:
+    for sweep in itertools.count(1):
+        for pairs in rounds(list(firsts)):
+            for source, target in pairs:
+                other = target if mine == source else source
+                if mine == target:
+                    _receive(device, source)
+                if mine in (source, target):
+                    best[other] = max(_send(device, other), best.get(other, 0.0))
+                if mine == source:
+                    _receive(device, target)
+            time_is_up = max(_everyones(time.perf_counter() - began, device)) > WAYS
+            if time_is_up:
+                break
+        if time_is_up or (sweep >= SWEEPS and _are_alike(best, device, firsts)):
             break
     return [Way(firsts[mine], firsts[other], bandwidth) for other, bandwidth in best.items()]
+
+
+def _are_alike(best: Mapping[int, float], device: torch.device, firsts: Mapping[int, str]) -> bool:
+    """Whether the best way from each node, and the best to it, reaches what those of the others do. `best`:
+    from this rank to others."""
+    places = {rank: place for place, rank in enumerate(firsts)}
+    ends = torch.zeros(2, len(firsts), dtype=torch.float64, device=device)
+    for target, bandwidth in best.items():
+        ends[0, places[dist.get_rank()]] = max(best.values())
+        ends[1, places[target]] = bandwidth
+    dist.all_reduce(ends, dist.ReduceOp.MAX)
+    return not any(standing_out(zip(firsts.values(), end, strict=True), ALIKE) for end in ends.tolist())
 
 
 def rounds(players: Sequence[int]) -> Iterator[list[tuple[int, int]]]:

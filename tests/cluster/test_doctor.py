@@ -6,8 +6,7 @@ shares of its own (cgroups of version 1, if this machine has them), so that a no
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +14,7 @@ import pytest
 from clusters import render
 from tests.cluster.account import HOME, SCRIPT, SOFTWARE, Ran, account, clear
 from tests.cluster.test_network import FABRIC, Site
-from tests.host import Host
+from tests.vcluster.shares import shares
 
 pytestmark = [
     pytest.mark.ci_may_skip("a CI without root cannot make namespaces and users"),
@@ -29,7 +28,6 @@ RUNS = 10
 """Of 12 s each."""
 SLOWEST = 30.0
 """Seconds that the doctor may take once its ranks run."""
-CGROUPS = Path("/sys/fs/cgroup/cpu")
 SKEWED = """\
 import os, sys, time
 if os.environ["APPTRAIN_NODE"] == "gpu-a02":
@@ -61,35 +59,6 @@ def site(all_tests_site: Site) -> Iterator[Site]:
 
 def examine(site: Site, *request: str, options: tuple[str | Path, ...] = ()) -> Ran:
     return site.user.ran(*(request or ("-N3",)), *DOCTOR, *options)
-
-
-@contextmanager
-def shares(site: Site, *groups: Sequence[str]) -> Iterator[None]:
-    """All that runs on the nodes of a group has one share of the processors, far more than that of another test."""
-    made = []
-    for number, nodes in enumerate(groups if os.access(CGROUPS / "cpu.shares", os.W_OK) else ()):
-        made.append(CGROUPS / f"apptrain.{site.user.cluster.plan.name}.{number}")
-        made[-1].mkdir()
-        (made[-1] / "cpu.shares").write_text("65536")
-        site.touched.update(nodes)
-        for pid in (pid for node in nodes for pid in processes_of(site.user.cluster[node])):
-            with suppress(ProcessLookupError):
-                (made[-1] / "cgroup.procs").write_text(str(pid))
-    try:
-        yield
-    finally:
-        site.repair()
-        for folder in made:
-            folder.rmdir()
-
-
-def processes_of(host: Host) -> Iterator[int]:
-    """By this machine's numbers, all of a host, which has numbers of its own."""
-    inside = Path(f"/proc/{host.pid}/ns/pid_for_children").stat().st_ino
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if (folder / "ns/pid").stat().st_ino == inside:
-                yield int(folder.name)
 
 
 def seconds(ran: Ran) -> float:
@@ -124,7 +93,7 @@ def give_each_a_core(site: Site) -> str:
 def test_nodes_that_have_a_core_each_are_healthy_each_time(site: Site) -> None:
     give_each_a_core(site)
     took = []
-    with shares(site, *([node] for node in PINNED)):
+    with shares(site.user.cluster, *([node] for node in PINNED)):
         for _ in range(RUNS):
             ran = examine(site, *TWO)
             assert ran.ended == ("COMPLETED", 0), ran.text
@@ -213,7 +182,7 @@ def test_another_program_that_takes_the_cpu_of_a_node(site: Site) -> None:
         "gpu-a02",
         f"for _ in 1 2 3; do setsid taskset -c {core} sh -c 'while :; do :; done' >/dev/null 2>&1 & done",
     )
-    with shares(site, *([node] for node in PINNED)):
+    with shares(site.user.cluster, *([node] for node in PINNED)):
         ran = examine(site, *TWO)
         line = wrong(ran, "gpu-a02: it computes at ", " of the median of the other nodes")
     assert line.endswith("or leave the node out: it holds up all others")

@@ -4,6 +4,7 @@ from itertools import combinations
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from entrypoint.doctor import probes
 from entrypoint.doctor.probes import rounds
@@ -28,3 +29,50 @@ def test_a_product_of_matrices_has_two_operations_for_each_factor_and_a_copy_rea
     monkeypatch.setattr(probes, "COPY", {"cpu": 4000})
     assert probes.compute(torch.device("cpu"))() == 3 * 2 * 10 * 10 * 10
     assert probes.copy(torch.device("cpu"))() == 3 * 2 * 4000
+
+
+OTHERS = [[0.0, 9.0, 9.0], [9.0, 0.0, 0.0]]
+"""The best way from each of three nodes and to each, as the second and the third have measured them."""
+
+
+def ways(monkeypatch: pytest.MonkeyPatch, sent: list[float], in_time: int = 10_000) -> int:
+    """How many ways the first of three nodes measures. `sent`: bytes per second of each in turn, the last of which
+    stays; `in_time`: rounds after which the time is up."""
+    times = [0.0] * in_time
+    count = 0
+
+    def send(_device: torch.device, _target: int) -> float:
+        nonlocal count
+        count += 1
+        return sent.pop(0) if len(sent) > 1 else sent[0]
+
+    def everyones(_value: float, _device: torch.device) -> list[torch.Tensor]:
+        return [torch.tensor(times.pop() if times else probes.WAYS + 1)]
+
+    def all_reduce(mine: torch.Tensor, _op: object) -> None:
+        mine.copy_(torch.maximum(mine, torch.tensor(OTHERS, dtype=mine.dtype)))
+
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    monkeypatch.setattr(probes, "_send", send)
+    monkeypatch.setattr(probes, "_receive", lambda _device, _source: None)
+    monkeypatch.setattr(probes, "_everyones", everyones)
+    found = probes.ways(torch.device("cpu"), {0: "a", 4: "b", 8: "c"})
+    assert {(way.source, way.target) for way in found} == {("a", "b"), ("a", "c")}
+    return count
+
+
+def test_ways_that_are_alike_are_measured_so_often_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert ways(monkeypatch, [9.0]) == 2 * probes.SWEEPS
+
+
+def test_a_node_whose_ways_are_slow_for_a_moment_catches_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = [1.0] * 2 * (probes.SWEEPS + 2)
+    assert ways(monkeypatch, [*slow, 9.0]) == len(slow) + 2
+
+
+@pytest.mark.parametrize("sweeps", [2, probes.SWEEPS + 5])
+def test_the_ways_of_one_that_stays_slow_are_measured_until_the_time_is_up(
+    monkeypatch: pytest.MonkeyPatch, sweeps: int
+) -> None:
+    assert ways(monkeypatch, [1.0], in_time=3 * sweeps - 1) == 2 * sweeps
