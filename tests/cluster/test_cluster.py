@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests import procs
-from tests.host import Bind, Refused
+from tests.host import Bind, Refused, root
 from tests.host.places import cache, locked
 from tests.vcluster import Cluster, Job, find, up
 from tests.vcluster.layout import HIGH_SPEED, MEMBERS, Style
@@ -357,6 +357,7 @@ def test_a_cluster_brought_up_by_hand_is_everyones_until_it_is_taken_down(tmp_pa
         ended = subprocess.run(line, cwd=CHECKOUT, capture_output=True, text=True, timeout=10 * BOUND)
         return ended.returncode, ended.stdout, ended.stderr
 
+    root.make()  # `up` would, and would say so
     not_up = f"cluster: cluster {name} is not up: python -m tests.vcluster up --name {name}\n"
     assert tool("status") == (64, "", not_up)
     is_up = (0, f"{name} is up: python -m tests.vcluster shell --name {name}\n", "")

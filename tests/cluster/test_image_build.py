@@ -298,6 +298,8 @@ def test_places_that_will_not_do_are_refused(host: Host) -> None:
 
 def test_a_machine_without_the_tools_is_refused(tmp_path: Path) -> None:
     with builder("bare", tmp_path) as host:
+        status, said = make(host, "venv-image")
+        assert status == 0, said
         image = ["build", "--image", f"{OUT}/x.sif"]
         assert refused(host, *image, "--base", "docker") == (
             "image: BASE=docker: stacks.yaml has no digest of debian:trixie-slim for amd64: run `make lock` with "
