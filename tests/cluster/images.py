@@ -188,7 +188,18 @@ OWN = """\
 Bootstrap: scratch
 
 %setup
-    cp -a /scratch/out/tree/. "${APPTAINER_ROOTFS:-$SINGULARITY_ROOTFS}/"
+    rootfs=${APPTAINER_ROOTFS:-$SINGULARITY_ROOTFS}
+    cp -a /scratch/out/tree/. "$rootfs/"
+    # On one file system with the target, where what is unpacked is linked, not copied.
+    export UV_CACHE_DIR="$rootfs/tmp/uv" UV_LINK_MODE=hardlink
+    /scratch/out/uv pip install --quiet --no-config --offline --no-index --find-links=/scratch/wheels \\
+        --python-version=PYTHON --python-platform=x86_64-manylinux_2_40 \\
+        --target="$rootfs/usr/local/lib/pythonPYTHON/dist-packages" --require-hashes -r /scratch/out/lock.txt
+    rm -r "$rootfs/tmp/uv"
+
+%post
+    # As pip does it; some modules are no Python 3.
+    python3 -m compileall -q /usr/local/lib/pythonPYTHON || true
 """
 """Plain Debian as a user has it from a registry, without one: no variable, no command and no package of ours."""
 OWN_PACKAGES = ("python3", "ca-certificates")
@@ -199,31 +210,31 @@ def own() -> Built:
     """An image that apptrain did not make: a plain Debian 13 with PyPI's torch, and what the reference training needs."""
     stack = stacks.find("")
     lock, python = stack.lock("amd64"), stack.base.python
+    recipe = OWN.replace("PYTHON", python)
 
     def build(folder: Path) -> None:
-        tree, images = folder / "tree", cache() / "images"
-        downloads = images / ".downloads"
+        downloads = cache() / "images" / ".downloads"
         downloads.mkdir(parents=True, exist_ok=True)
+        links = wheels.fetch(lock, python, "amd64", downloads, None)
+        tree = folder / "tree"
         root.plain(tree, OWN_PACKAGES)
         remove(tree / "dev")
         (tree / "dev").mkdir()
-        links = wheels.fetch(lock, python, "amd64", downloads, None)
-        target = tree / f"usr/local/lib/python{python}/dist-packages"
-        offline = ["--quiet", "--no-config", "--offline", "--no-index", "--no-cache", f"--find-links={links}"]
-        into = [f"--python-version={python}", "--python-platform=x86_64-manylinux_2_40", f"--target={target}"]
-        uv = [str(wheels.uv()), "pip", "install", *offline, *into, "--require-hashes", f"-r{lock}"]
-        subprocess.run(uv, check=True, timeout=BUILD_LIMIT)
-        # As pip does it; some modules are no Python 3.
-        compiled = f"python3 -m compileall -q /usr/local/lib/python{python}".split()
-        subprocess.run(["chroot", str(tree), *compiled], check=False, timeout=BUILD_LIMIT)
         subprocess.run(["chmod", "-R", "a+rX", tree], check=True)
-        (folder / "own.def").write_text(OWN)
-        with up("build-own", binds=[Bind(source=folder, target=OUT, mode="rw")]) as host:
+        shutil.copy(wheels.uv(), folder / "uv")
+        shutil.copy(lock, folder / "lock.txt")
+        (folder / "own.def").write_text(recipe)
+        shown = [
+            Bind(source=folder, target=OUT, mode="rw"),
+            Bind(source=links, target=Path("/scratch/wheels")),
+        ]
+        with up("build-own", binds=shown) as host:
             packing = ["--mksquashfs-args", "-comp zstd -Xcompression-level 1"]  # gzip takes 8 minutes
             line: list[str | Path] = ["apptainer", "build", *packing, OUT / "image.sif", OUT / "own.def"]
             ended = host.run(line, user="alice", timeout=BUILD_LIMIT)
             assert ended.returncode == 0, ended.stderr[-3000:]
         remove(tree)
+        (folder / "uv").unlink()
 
-    inputs = repr((OWN, OWN_PACKAGES, wheels.digest(lock)))
+    inputs = repr((recipe, OWN_PACKAGES, wheels.digest(lock)))
     return Built(folder=kept("own", hashlib.sha256(inputs.encode()).hexdigest()[:16], build))
