@@ -468,7 +468,7 @@ def test_a_torch_that_takes_a_socket_only_without_libuv_gets_it_so() -> None:
         with socket.socket(fileno=master_listen_fd) as taken:
             listening.append((use_libuv, taken.getsockname()[0]))
         if use_libuv:
-            raise NotImplementedError
+            raise NotImplementedError  # what torch 2.7 says
         return where
 
     sock = agent.listen("127.0.0.2", 0)
