@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -23,8 +22,6 @@ from entrypoint.record.partition import partition
 
 PLACEHOLDER = re.compile(re.escape(tokens.HIDDEN[:-1]) + r"(?: (\w+))?>")
 SCHEDULERS = ("sbatch", "qsub")
-GIT = 10.0
-"""Seconds for one question to git."""
 
 
 @dataclass(frozen=True)
@@ -179,31 +176,19 @@ def _program(manifest: Mapping[str, Any], ran: Mapping[str, Any] | None, here: P
 
 
 def _repository(name: str, folder: Path, state: Mapping[str, Any]) -> list[str]:
-    commit = state.get("commit")
+    """git itself is never started: the manifest names the folder, and its repository may name programs."""
+    commit, here = state.get("commit"), source.commit_of(folder)
     lines = []
-    if commit and _git(folder, "rev-parse", "HEAD") != commit:
-        if _git(folder, "cat-file", "-t", commit) == "commit":
-            lines.append(f"{name}: {folder} is not at commit {commit}: git checkout {commit}")
-        else:
-            lines.append(
-                f"{name}: {folder} lacks commit {commit}: git fetch {state.get('remote') or ''}".rstrip()
-            )
+    if commit and here != commit:
+        nothing = "tells no commit in its .git" if source.root_of(folder) else "is in no git repository"
+        found = f"is at commit {here}" if here else nothing
+        had = f"{commit} of {state['remote']}" if state.get("remote") else commit
+        lines.append(f"{name}: {folder} {found}, the run had {had}: fetch it and check it out")
     if state.get("diff"):
         lines.append(f"{name}: the run had changes that no commit has: {state['diff']}")
     if state.get("state"):
         lines.append(f"{name}: whether the run had changes that no commit has is {state['state']}")
     return lines
-
-
-def _git(folder: Path, *words: str) -> str:
-    """What git says; empty where it says nothing."""
-    try:
-        done = subprocess.run(
-            ["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=GIT, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def _data(manifest: Mapping[str, Any]) -> list[str]:

@@ -9,12 +9,13 @@ import contextlib
 import hashlib
 import importlib.util
 import os
+import re
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from entrypoint import __version__
+from entrypoint import __version__, files
 from entrypoint.plan.rules import OURS
 from entrypoint.record import tokens
 
@@ -23,8 +24,23 @@ HOME = Path(__file__).resolve().parents[2]
 DIFF, OUR_DIFF = "code.diff", "apptrain.diff"
 MOST_DIFF, MOST_PROGRAM = 1 << 20, 16 << 20
 """Bytes of a diff that is kept, and of a program that is read."""
+MOST_LINE, MOST_REFS = 4096, 64 << 20
+"""Bytes that are read of a file of git that has one line, and of its packed references."""
 GIT = 5.0
 """Seconds for one question to git."""
+NO_DRIVERS = ("--no-ext-diff", "--no-textconv", "--no-color")
+NO_SUBMODULES = ("--ignore-submodules=dirty",)
+"""Their commits are compared; git would be started again in each to look for changes."""
+_NO_PROGRAMS = (
+    *("--no-pager", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"),
+    *("-c", "core.sshCommand=false", "-c", "credential.helper=", "-c", "diff.external=", "-c", "gc.auto=0"),
+)
+_NOTHING_FETCHED = {
+    "GIT_OPTIONAL_LOCKS": "0",
+    "GIT_TERMINAL_PROMPT": "0",
+    "GIT_NO_LAZY_FETCH": "1",
+    "GIT_ALLOW_PROTOCOL": "none",  # also for a git that does not know the line above (before 2.44)
+}
 
 
 def look(
@@ -99,14 +115,15 @@ def _repository(
 ) -> dict[str, Any] | None:
     """What is known of the repository that a folder lies in; None where it lies in none. Its changes are
     added to `diffs`, under this name."""
-    root = next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
+    root = root_of(folder)
     if root is None:
         return None
     try:
         commit = _git(root, "rev-parse", "HEAD").strip()
-        status = _git(root, "status", "--porcelain", "-z").split("\0")
+        plain = _without_filters(root)
+        status = _git(root, *plain, "status", "--porcelain", "-z", *NO_SUBMODULES).split("\0")
         remote = _git(root, "config", "--get", "remote.origin.url", may_fail=True).strip()
-        changes = _git(root, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--")
+        changes = _git(root, *plain, "diff", *NO_DRIVERS, *NO_SUBMODULES, "HEAD", "--")
     except (OSError, subprocess.SubprocessError):
         return {"commit": _commit(root), "state": "unknown: git could not be asked where it ran"}
     why_not = _why_not(changes, env)
@@ -130,10 +147,11 @@ def _why_not(changes: str, env: Mapping[str, str]) -> str:
 
 
 def _git(root: Path, *words: str, may_fail: bool = False) -> str:
-    """What git prints. It takes no lock and asks nobody. Raises OSError or SubprocessError."""
+    """What git prints. It takes no lock, starts no program that the repository's configuration names, and
+    fetches nothing. Raises OSError or SubprocessError."""
     done = subprocess.run(
-        ["git", "-C", str(root), "-c", "core.fsmonitor=false", *words],
-        env={**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0"},
+        ["git", "-C", str(root), *_NO_PROGRAMS, *words],
+        env={**os.environ, **_NOTHING_FETCHED},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=GIT,
@@ -142,21 +160,57 @@ def _git(root: Path, *words: str, may_fail: bool = False) -> str:
     return done.stdout.decode(errors="replace")
 
 
+def _without_filters(root: Path) -> list[str]:
+    """Options of git that turn off the filters of the repository's own configuration: `git status` and `git
+    diff` would run them. Those of the user's configuration (Git LFS) stay."""
+    listed = _git(
+        root,
+        *("config", "--local", "--includes", "--null", "--name-only", "--get-regexp", r"^filter\..*"),
+        may_fail=True,
+    )
+    drivers = {name.rpartition(".")[0] for name in listed.split("\0") if name}
+    keys = ("clean=", "smudge=", "process=", "required=false")
+    return [word for driver in sorted(drivers) for key in keys for word in ("-c", f"{driver}.{key}")]
+
+
+def commit_of(folder: Path) -> str | None:
+    """The commit that is checked out in the repository that a folder lies in; None if none can be read.
+
+    It is read from git's own files. git is not started, as the repository's configuration can name programs.
+    """
+    root = root_of(folder)
+    return _commit(root) if root else None
+
+
+def root_of(folder: Path) -> Path | None:
+    """The top folder of the repository that a folder lies in; None outside any."""
+    return next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
+
+
 def _commit(root: Path) -> str | None:
     """HEAD's, from git's own files."""
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, ValueError):
         git = root / ".git"
         if git.is_file():  # a worktree: it names its folder
-            git = root / git.read_text().partition(":")[2].strip()
-        head = (git / "HEAD").read_text().strip()
+            git = root / _line(git).partition(":")[2].strip()
+        head = _line(git / "HEAD")
         if not head.startswith("ref: "):
-            return head
-        common = git / (git / "commondir").read_text().strip() if (git / "commondir").exists() else git
+            return _hash(head)
+        common = git / _line(git / "commondir") if (git / "commondir").exists() else git
         with contextlib.suppress(OSError):
-            return (common / head[5:]).read_text().strip()
-        return _packed((common / "packed-refs").read_text().splitlines(), head[5:])
+            return _hash(_line(common / head[5:]))
+        return _packed(files.read_text(common / "packed-refs", MOST_REFS).splitlines(), head[5:])
     return None
 
 
+def _line(path: Path) -> str:
+    return files.read_text(path, MOST_LINE).strip()
+
+
+def _hash(text: str) -> str | None:
+    """The text, if it is the name of a commit: a planted file must not bring anything else into a message."""
+    return text if re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", text) else None
+
+
 def _packed(lines: Iterable[str], name: str) -> str | None:
-    return next((line.split()[0] for line in lines if line.endswith(f" {name}")), None)
+    return next((_hash(line.split()[0]) for line in lines if line.endswith(f" {name}")), None)

@@ -1,5 +1,6 @@
 """`apptrain rerun --go`: a run of this machine, again from its manifest alone."""
 
+import json
 import subprocess
 import sys
 import uuid
@@ -84,10 +85,41 @@ def test_a_commit_that_is_missing_an_image_built_anew_and_data_that_moved_are_a_
     git(project, "branch", "-qD", git(project, "branch", "--format=%(refname:short)").split()[0])
     git(project, "reflog", "expire", "--expire=now", "--all")
     git(project, "gc", "-q", "--prune=now")
+    now = git(project, "rev-parse", "HEAD")
     said = again(first, project, APPTRAIN_IMAGE=str(image)).err
     of_ours = "apptrain: not the same: apptrain: "  # this checkout's own state, whatever it is
     assert [line for line in said.splitlines() if not line.startswith(of_ours)] == [
         f"apptrain: not the same: image: {image} is {has}, the run had {had}: built anew since",
-        f"apptrain: not the same: code: {project} lacks commit {commit}: git fetch https://example.org/x.git",
+        f"apptrain: not the same: code: {project} is at commit {now}, the run had {commit} of "
+        "https://example.org/x.git: fetch it and check it out",
         f"apptrain: not the same: data: {data} is not here: add data.path=DIR, where it is now",
     ]
+
+
+def test_a_repository_that_the_run_directory_brings_starts_no_program(tmp_path: Path) -> None:
+    trap = tmp_path / "run/trap"
+    trap.mkdir(parents=True)
+    git(trap, "init", "-q")
+    (trap / "x.py").touch()
+    git(trap, "add", ".")
+    git(trap, "commit", "-qm", "Begin")
+    with (trap / ".git/config").open("a") as config:
+        config.write(
+            "[core]\n\trepositoryformatversion = 1\n"
+            f'\tsshCommand = "touch {tmp_path}/ran; false"\n\tfsmonitor = "touch {tmp_path}/ran"\n'
+            "[extensions]\n\tpartialClone = origin\n"
+            '[remote "origin"]\n\turl = ssh://127.0.0.1/x\n\tpromisor = true\n'
+        )
+    attempts = [{"nodes": ["a"], "nproc_per_node": 1, "device": "cpu"}]
+    code = {"repository": {"commit": "1234567890" * 4}}
+    manifest = {"attempts": attempts, "command": ["run/trap/x.py"], "code": code}
+    (tmp_path / "run/manifest.json").write_text(json.dumps(manifest))
+    argv = [sys.executable, "-P", "-m", "entrypoint.command", "rerun", "run"]
+    ended = Job(argv, tmp_path, tmp_path / "runs", clean_env(APPTRAIN_PASS="PYTHONPATH")).end()
+    now = git(tmp_path, "--git-dir", str(trap / ".git"), "-c", "core.fsmonitor=false", "rev-parse", "HEAD")
+    assert (ended.status, ended.err) == (
+        0,
+        f"apptrain: not the same: code: {trap} is at commit {now}, the run had {'1234567890' * 4}: "
+        "fetch it and check it out\n",
+    )
+    assert not (tmp_path / "ran").exists()

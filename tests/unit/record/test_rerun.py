@@ -63,7 +63,7 @@ def test_the_same_again_is_one_command(home: Path, capsys: pytest.CaptureFixture
     ("keys", "said"),
     [
         ({"image": {"id": "other"}}, f"image: {{home}}/containers/image.sif is {ID}, the run had other: built anew since"),
-        ({"command": ["other.py"], "code": {"repository": {"commit": "c0ffee", "remote": "https://x/y"}}}, "code: {here} lacks commit c0ffee: git fetch https://x/y"),
+        ({"command": ["other.py"], "code": {"repository": {"commit": "c0ffee", "remote": "https://x/y"}}}, "code: {here} is in no git repository, the run had c0ffee of https://x/y: fetch it and check it out"),
         ({"command": ["other.py"], "code": {"repository": {"commit": None, "diff": "code.diff"}}}, "code: the run had changes that no commit has: code.diff"),
         ({"config": {"data.path": "/not/here"}}, "data: /not/here is not here: add data.path=DIR, where it is now"),
         ({"command": ["other.py"], "code": {"repository": {"commit": None, "state": "unknown: git could not be asked where it ran"}}}, "code: whether the run had changes that no commit has is unknown: git could not be asked where it ran"),
@@ -83,7 +83,9 @@ def test_what_cannot_be_had_is_a_line(home: Path, keys: dict[str, object], said:
 def test_the_reference_program_is_apptrains_own_wherever_one_stands(home: Path) -> None:
     state = {"commit": "c0ffee", "remote": None}
     found = rerun.plan(run(code={"repository": state, "apptrain": {"repository": state}}), home, "", {})
-    assert found.lacks == [f"apptrain: {home} lacks commit c0ffee: git fetch"]
+    assert found.lacks == [
+        f"apptrain: {home} is in no git repository, the run had c0ffee: fetch it and check it out"
+    ]
 
 
 def test_a_script_that_lies_elsewhere_is_asked_for_its_own_commit(home: Path, tmp_path: Path) -> None:
@@ -92,7 +94,10 @@ def test_a_script_that_lies_elsewhere_is_asked_for_its_own_commit(home: Path, tm
     script.touch()
     keys = {"command": [str(script)], "code": {"repository": {"commit": "c0ffee", "remote": "https://x/y"}}}
     found = rerun.plan(run(**keys), home, "", {})
-    assert found.lacks == [f"code: {script.parent} lacks commit c0ffee: git fetch https://x/y"]
+    assert found.lacks == [
+        f"code: {script.parent} is in no git repository, the run had c0ffee of https://x/y: "
+        "fetch it and check it out"
+    ]
 
 
 def test_the_image_is_found_by_its_id_whatever_its_name(home: Path) -> None:

@@ -1,5 +1,6 @@
 """The code of a command: its bytes, its commit, its changes, and no secret."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -97,6 +98,57 @@ def test_without_git_the_commit_is_still_known(
     monkeypatch.setenv("PATH", "")
     code, _ = source.look(["script.py"], project, {})
     assert code["repository"] == {"commit": commit, "state": "unknown: git could not be asked where it ran"}
+
+
+TRAPS = {
+    "monitor": "[core]\n\tfsmonitor = {trap}\n",
+    "hooks": "[core]\n\thooksPath = {folder}/hooks\n",
+    "filter": '[filter "x"]\n\tclean = {trap}\n\tprocess = {trap}\n\trequired = true\n',
+    "external diff": "[diff]\n\texternal = {trap}\n",
+    "diff driver": '[diff "x"]\n\tcommand = {trap}\n\ttextconv = {trap}\n',
+    "pager": "[core]\n\tpager = {trap}\n[pager]\n\tstatus = {trap}\n\tdiff = {trap}\n",
+    "alias": "[alias]\n\tstatus = !{trap}\n\tdiff = !{trap}\n",
+    "lazy fetch": (
+        "[core]\n\trepositoryformatversion = 1\n\tsshCommand = {trap}\n[extensions]\n\tpartialClone = origin\n"
+        '[remote "origin"]\n\turl = ssh://127.0.0.1/x\n\tpromisor = true\n\tuploadpack = {trap}\n'
+    ),
+    "included": "[include]\n\tpath = {folder}/included\n",
+}
+"""Parts of a repository's own configuration; `trap` is a program that must not run."""
+
+
+@pytest.mark.parametrize("name", TRAPS)
+def test_no_program_runs_that_a_repository_names(project: Path, tmp_path: Path, name: str) -> None:
+    trap, ran = tmp_path / "trap", tmp_path / "ran"
+    trap.write_text(f"#!/bin/sh\ntouch {ran}\ncat\n")
+    trap.chmod(0o755)
+    (tmp_path / "hooks").mkdir()
+    (tmp_path / "hooks/post-index-change").symlink_to(trap)
+    (tmp_path / "included").write_text(TRAPS["filter"].format(trap=trap))
+    (project / ".gitattributes").write_text("*.py filter=x diff=x\n")
+    if name == "lazy fetch":  # the file's blob is gone, so that `git diff` would fetch it
+        digest = git(project, "rev-parse", "HEAD:script.py")
+        (project / ".git/objects" / digest[:2] / digest[2:]).unlink()
+    with (project / ".git/config").open("a") as config:
+        config.write(TRAPS[name].format(trap=trap, folder=tmp_path))
+    (project / "script.py").write_text("print(2)\n")
+    code, _ = source.look(["script.py"], project, {})
+    assert code["repository"]["commit"]
+    assert not ran.exists()
+
+
+@pytest.mark.parametrize("head", ["ref: ../../secret", "ref: refs/heads/main", "no commit\x1b[31m", ""])
+def test_only_a_commit_is_taken_from_a_planted_head(tmp_path: Path, head: str) -> None:
+    (tmp_path / "secret").write_text("hunter22\n")
+    (tmp_path / "x/.git").mkdir(parents=True)
+    (tmp_path / "x/.git/HEAD").write_text(head)
+    assert source.commit_of(tmp_path / "x") is None
+
+
+def test_a_planted_head_that_is_a_fifo_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    os.mkfifo(tmp_path / ".git/HEAD")
+    assert source.commit_of(tmp_path) is None
 
 
 def test_what_lies_in_no_repository_is_its_bytes_alone(tmp_path: Path) -> None:
