@@ -22,7 +22,7 @@ from entrypoint.doctor import fabric, facts, judge, preflight, probes
 from entrypoint.doctor.facts import Facts
 from entrypoint.doctor.judge import Finding, Gpu, Speed, Way
 from entrypoint.doctor.table import Report
-from entrypoint.meet.judge import CLOCKS
+from entrypoint.meet.hub import CLOCKS
 from entrypoint.plan.profile import Profile, load
 
 

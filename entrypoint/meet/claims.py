@@ -1,20 +1,13 @@
-"""What the participants of a join tell about themselves, and whether it fits together.
+"""Who a participant of a join claims to be, and whether two of them fit together.
 
-The secret: the shape of these values on the wire, and what counts as a disagreement. Pure functions.
+`disagreement` is what refuses a job whose nodes differ. Pure functions.
 """
 
-import string
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, get_type_hints
-
-from entrypoint.meet.wire import WireError
-from entrypoint.plain import plain
-from entrypoint.watch.reports import End, Failure, Sighting
 
 Place = tuple[int, int | None]
 """Node rank, and local rank where each task is a participant."""
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,44 +75,3 @@ def missing(absent: Sequence[Place], expected: int, nodes: Sequence[str], shown:
     more = f" and {len(absent) - shown} more" if len(absent) > shown else ""
     kind = "nodes" if absent and absent[0][1] is None else "tasks"
     return f"{len(absent)} of {expected} {kind} have not come: {', '.join(labels)}{more}"
-
-
-def pack(nodes: Iterable[int]) -> str:
-    """A set of nodes as one hexadecimal number with a bit for each: 4 KiB for 16,384, whichever they are."""
-    return f"{sum(1 << node for node in nodes):x}"
-
-
-def unpack(text: str, nnodes: int) -> tuple[int, ...]:
-    """The nodes of that number, in order. WireError: it is none, or names nodes that there are not."""
-    if text and set(text) <= set(string.hexdigits) and len(text) <= nnodes // 4 + 1:
-        bits = f"{int(text, 16):b}"
-        if len(bits) <= nnodes:
-            return tuple(node for node, bit in enumerate(reversed(bits)) if bit == "1")
-    raise WireError("it sent nodes that are none")
-
-
-_FITS: Mapping[Any, Callable[[Any], bool]] = {
-    str: lambda value: isinstance(value, str),
-    int: lambda value: type(value) is int,
-    bool: lambda value: type(value) is bool,
-    int | None: lambda value: value is None or type(value) is int,
-    float: lambda value: type(value) in (int, float) and abs(value) < 1e15,  # no NaN either
-    Mapping[str, str]: lambda value: (
-        isinstance(value, dict) and all(isinstance(item, str) for item in value.values())
-    ),
-}
-
-
-_HINTS: Mapping[Any, Mapping[str, Any]] = {
-    kind: get_type_hints(kind) for kind in (Identity, Failure, End, Sighting)
-}
-
-
-def load(kind: type[T], raw: object) -> T:
-    """One of these values as a peer sent it, its texts fit for a terminal. WireError: another shape."""
-    hints = _HINTS[kind]
-    if not isinstance(raw, dict) or raw.keys() != hints.keys():
-        raise WireError(f"it sent no {kind.__name__}")
-    if wrong := [name for name, hint in hints.items() if not _FITS[hint](raw[name])]:
-        raise WireError(f"it sent a wrong {wrong[0]}")
-    return kind(**{name: plain(value) for name, value in raw.items()})

@@ -1,7 +1,7 @@
 """Node 0's end of the meeting: it listens, hears newcomers out, has all try their ways, and says go.
 
-It knows who may be one of us, and that everyone must have node 0 at the same address. What it makes of the
-reports that follow is judge.py's.
+It knows who may be one of us, and that everyone must have node 0 at the same address. How the job ends, from
+the reports that follow, is decided in job_state.py; `_step` carries out what it says.
 """
 
 import asyncio
@@ -10,25 +10,46 @@ import errno
 import os
 import resource
 import socket
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar, get_args
 
+from entrypoint.bitset import NONE, Bits
 from entrypoint.errors import BadInput, Refusal, Unavailable
-from entrypoint.meet import door, reach
-from entrypoint.meet.claims import Identity, Place, disagreement, load, missing, pack
+from entrypoint.meet import door, job_state, messages, reach
+from entrypoint.meet.claims import Identity, Place, disagreement, missing
 from entrypoint.meet.door import Door, Guest
-from entrypoint.meet.judge import Judge
-from entrypoint.meet.link import VISIT, WELCOME, Link, Message, end_of
+from entrypoint.meet.job_state import After, JobState, Lost, Now, Say, Settle, Tell
+from entrypoint.meet.link import Link
+from entrypoint.meet.messages import (
+    Beat,
+    Ended,
+    Fail,
+    Go,
+    Hello,
+    Message,
+    Move,
+    Moved,
+    Refused,
+    Report,
+    Told,
+    Tried,
+    Visit,
+    Welcome,
+)
 from entrypoint.meet.terms import NAME_ADVICE, PORT_ADVICE
 from entrypoint.meet.wire import Wire, WireError, greet
 from entrypoint.plain import plain
+from entrypoint.watch.reports import End, Failure
 
 REPORTS = 16
 """Addresses of strangers that the hub names."""
-FAR = 1e15
-"""Seconds: no clock is there."""
+CLOCKS = 1.0
+"""Seconds by which the nodes' clocks may differ and still be believed."""
+REPORT_KINDS = get_args(Report)
+Timed = TypeVar("Timed", Failure, End)
 LIST_ADVICE = "start every node with the same list of nodes"
 
 
@@ -45,21 +66,14 @@ class Hub(Link):
     _trial: reach.Trial = field(init=False, default_factory=reach.Trial)
     _trying: frozenset[Place] = field(init=False, default=frozenset())
     """Who takes part in the trial."""
-    _judge: Judge = field(init=False)
+    _job: JobState | None = field(init=False, default=None)
+    """Known when all have met; remade by `_step` alone."""
+    _behind: dict[Place, float] = field(init=False, default_factory=dict)
+    """How far each participant's clock is behind ours, in seconds, by its last heartbeat."""
 
     def __post_init__(self) -> None:
         self._members = {self.me.place: (self.me, self.endpoint)}
         self._reached = {self.me.place: str(self.found[1][0])}
-        self._judge = Judge(
-            hub=self.hub,
-            nodes=self.nodes,
-            present=self._members.keys(),
-            timeouts=self.timeouts,
-            say=self.say,
-            tell=self._tell_all,
-            is_over=lambda: self._over,
-            start=self._start,
-        )
 
     async def meet(self) -> None:
         room = self._room()
@@ -80,11 +94,12 @@ class Hub(Link):
                     await asyncio.wait([self._met], timeout=self.waiting.nap())
             self._met.result()
         except Refusal as refusal:
-            self._send_all(end_of(refusal))
+            self._send_all(messages.end_of(refusal))
             raise
 
     async def close(self) -> None:
-        self._judge.decide()
+        if self._job:
+            self._step(self.me.place, Settle())
         if self._door:
             await self._door.end()
         await asyncio.gather(super().close(), *(wire.close() for wire in self._refused))
@@ -147,19 +162,21 @@ class Hub(Link):
         """Hear a newcomer out: a participant stays, a stranger is named and sent away."""
         wire = await greet(reader, writer, self.key, hub=True)
         try:
-            message = await wire.receive()
-            if message == VISIT:
-                wire.send(WELCOME)
+            message = messages.load(await wire.receive(), len(self.nodes))
+            if isinstance(message, Visit):
+                wire.send(messages.pack(Welcome()))
                 await wire.close()
                 return
-            claim, left = _hello(message)
+            if not isinstance(message, Hello):
+                raise WireError("it did not say who it is")
+            claim, left = message.identity, message.left
             reach.check(claim.contact)
             if (claim.job_id, claim.attempt) != (self.me.job_id, self.me.attempt):
-                wire.send(end_of(Unavailable(self._other_run(claim))))
+                wire.send(messages.pack(messages.end_of(Unavailable(self._other_run(claim)))))
                 raise WireError(f"it is of job {claim.job_id}, attempt {claim.attempt}")
         except WireError as error:
             self._refuse(guest.address, str(error))
-            wire.send({"type": "refused"})  # does not verify with another key, and so tells it why
+            wire.send(messages.pack(Refused()))
             await wire.close()
             return
         guest.welcome()
@@ -174,7 +191,7 @@ class Hub(Link):
         self.waiting.shorten(left)
         self._members[claim.place], self._peers[claim.place] = (claim, guest.address), wire
         self._reached[claim.place] = guest.came_to
-        wire.send(WELCOME)
+        wire.send(messages.pack(Welcome()))
         self._go_if_complete()
         await self._listen(claim.place, wire)
 
@@ -241,7 +258,7 @@ class Hub(Link):
             if place == self.me.place:
                 self._start(self._move_ourselves(address))
             else:
-                self._peers[place].send({"type": "move", "address": address})
+                self._peers[place].send(messages.pack(Move(address)))
             bound = self.timeouts.reach + self.timeouts.handshake
             why = "it does not say how that went"
             asyncio.get_running_loop().call_later(bound, self._give_up, place, address, why)
@@ -293,7 +310,7 @@ class Hub(Link):
                 if place == self.me.place:
                     self._start(self._try(order))
                 else:
-                    self._peers[place].send(order)
+                    self._peers[place].send(messages.pack(order))
         bound = self.timeouts.reach + self.timeouts.handshake
         asyncio.get_running_loop().call_later(bound, self._go_if_tried, trial, True)
         self._go_if_tried(trial)
@@ -319,11 +336,25 @@ class Hub(Link):
             return
         self.members = members
         ranks = 1 if self.me.mode == "exec" else self.me.nproc_per_node
-        self._judge.begin({place for place in self._members if place[0] in members}, len(members) * ranks)
+        self._job = self._state_of(members, world=len(members) * ranks)
         self._met.set_result(None)
-        self._send_all({"type": "go", "members": pack(members)})
+        self._send_all(Go(members))
         if self._door:
             self._door.close()
+
+    def _state_of(self, members: Sequence[int], world: int) -> JobState:
+        state = JobState(
+            nodes=self.nodes,
+            hub=self.hub,
+            local_ranks=len(self.me.local_ranks),
+            bounds=self.timeouts,
+            present=NONE,
+            active=NONE,
+            world=world,
+        )
+        present = Bits.of(state.index(place) for place in self._members)
+        active = Bits.of(state.index(place) for place in self._members if place[0] in members)
+        return replace(state, present=present, active=active)
 
     def _missing(self) -> str:
         if self._trying == self._members.keys():
@@ -343,51 +374,69 @@ class Hub(Link):
             self.say(f"refused a stranger from {address} on {self.endpoint}: {why}")
 
     def _send_all(self, message: Message) -> None:
+        packed = messages.pack(message)
         for wire in [*self._peers.values(), *self._refused]:
-            wire.send(message)
+            wire.send(packed)
 
-    def _tell_all(self, message: Message) -> None:
-        if not self._over:
-            self._send_all(message)
-            self._told(message)
-
-    def _report(self, message: Message) -> None:
+    def _report(self, message: Report | Tried | Moved) -> None:
         self._hear(self.me.place, message)
 
     def _hear(self, place: Place, /, message: Message) -> None:
         match message:
-            case {"type": "beat", "time": float(then)} if abs(then) < FAR:
-                self._judge.beat(place, then)
-            case {"type": "tried"}:
+            case Beat(time=then):
+                self._behind[place] = time.time() - then
+            case Tried():
                 if not self._met.done():  # or it is late: whether they meet is decided
                     self._trial.take(place[0], message)
                     self._go_if_tried(self._trial)
-            case {"type": "moved", "address": str(address), "contact": str(contact), "why": str(why)}:
+            case Moved(address=address, contact=contact, why=why):
                 reach.check(contact)
                 if why:
-                    self._give_up(place, address, plain(why))
+                    self._give_up(place, address, why)
                 else:
                     self._take_move(place, address, contact)
-            case _ if self._met.done():
-                self._judge.hear(place, message)
+            case Ended(end=end) if self._job:
+                self._step(place, Ended(self._by_our_clock(place, end)))
+            case Fail(failure=failure) if self._job:
+                self._step(place, Fail(self._by_our_clock(place, failure)))
+            case _ if self._job and isinstance(message, REPORT_KINDS):
+                self._step(place, message)
             case _:
-                raise WireError("it sent a message that has no meaning here")
+                raise WireError(messages.UNKNOWN)
 
     def _lose(self, place: Place, /, why: str, at: float) -> None:
         if place not in self._members:
             return
         lost, _ = self._members[place]
         if self._met.done():
-            self._judge.lose(lost, why, at)
+            self._step(place, Lost(name=lost.name, who=str(lost), why=why, at=at))
         else:
             del self._members[place], self._reached[place]
             self._sent.pop(place, None)
             self._peers.pop(place).abort()
             self.say(f"{lost} left before the start ({why}): waiting for it again")
 
+    def _step(self, place: Place, event: job_state.Event) -> None:
+        """Takes what happened to the job into its state, and carries out what follows."""
+        if self._job is None:
+            return
+        loop = asyncio.get_running_loop()
+        now = Now(wall=time.time(), steady=loop.time())
+        self._job, effects = job_state.step(self._job, place, event, now)
+        for effect in effects:
+            match effect:
+                case Tell(message):
+                    self._tell_all(message)
+                case Say(text):
+                    self.say(text)
+                case After(seconds, timer):
+                    loop.call_later(seconds, self._step, self.me.place, timer)
 
-def _hello(message: Message) -> tuple[Identity, float]:
-    match message:
-        case {"type": "hello", "identity": identity, "left": float(left)}:
-            return load(Identity, identity), left
-    raise WireError("it did not say who it is")
+    def _tell_all(self, message: Told) -> None:
+        self._send_all(message)
+        self._told(message)
+
+    def _by_our_clock(self, place: Place, what: Timed) -> Timed:
+        """With its time by our clock, if the participant's differs: what came first is the cause."""
+        behind = self._behind.get(place, 0.0)
+        return replace(what, time=what.time + behind) if abs(behind) > CLOCKS else what

@@ -14,12 +14,11 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
-from typing import Any
 
 from entrypoint.meet import door
 from entrypoint.meet.door import Door, Guest
+from entrypoint.meet.messages import Tried, Try
 from entrypoint.meet.wire import WireError
-from entrypoint.plain import plain
 
 TOKEN_BYTES = 16
 PROOF_BYTES = 32
@@ -132,22 +131,21 @@ class Trial:
         names = {self._nodes[node]: contact.interface for node, contact in self._contacts.items()}
         return {node: name for node, name in names.items() if name != next(iter(names.values()))}
 
-    def order(self, node: int) -> dict[str, Any]:
+    def order(self, node: int) -> Try:
         """The message that asks a node to try its ways."""
-        there = [[other, str(self._contacts[other])] for other in self._chosen(node)]
-        return {"type": "try", "number": self.number, "ways": there}
+        there = tuple((other, str(self._contacts[other])) for other in self._chosen(node))
+        return Try(number=self.number, ways=there)
 
     def _chosen(self, node: int) -> list[int]:
         return [other for other in partners(node, len(self._nodes)) if other in self._contacts]
 
-    def take(self, node: int, answer: Mapping[str, Any]) -> None:
-        """A node's answer; one of an earlier trial counts for nothing. WireError: it makes no sense."""
-        match answer:
-            case {"number": int(number), "failed": list(failed)} if all(map(self._is_way, failed)):
-                if number == self.number:
-                    self._failed[node] = [(other, plain(why)) for other, why in failed]
-            case _:
-                raise WireError("it said which nodes it reaches in a form that has no meaning here")
+    def take(self, node: int, answer: Tried) -> None:
+        """A node's answer; one of an earlier trial counts for nothing. WireError: it names a node that takes
+        no part."""
+        if not all(other in self._contacts for other, _ in answer.failed):
+            raise WireError("it said which nodes it reaches in a form that has no meaning here")
+        if answer.number == self.number:
+            self._failed[node] = list(answer.failed)
 
     @property
     def complete(self) -> bool:
@@ -171,29 +169,18 @@ class Trial:
             f"{why}{more}: {ADVICE}"
         )
 
-    def _is_way(self, raw: object) -> bool:
-        match raw:
-            case [int(node), str()]:
-                return node in self._contacts
-        return False
 
-
-def ways(order: Mapping[str, Any]) -> dict[int, Contact]:
+def ways(order: Try) -> dict[int, Contact]:
     """Node to where it listens, of a Trial's order. WireError: it makes no sense."""
-    match order:
-        case {"number": int(), "ways": list(found)} if all(
-            isinstance(way, list) and list(map(type, way)) == [int, str] for way in found
-        ):
-            return {node: Contact.parse(text) for node, text in found}
-    raise WireError("it asked which nodes are reached in a form that has no meaning here")
+    return {node: Contact.parse(text) for node, text in order.ways}
 
 
-async def carry_out(order: Mapping[str, Any], limit: float) -> dict[str, Any]:
+async def carry_out(order: Try, limit: float) -> Tried:
     """Tries the ways of a Trial's order, each within `limit` seconds; returns the answer."""
     contacts = ways(order)
     found = await asyncio.gather(*(_try(contact, limit) for contact in contacts.values()))
-    failed = [[node, why] for node, why in zip(contacts, found, strict=True) if why]
-    return {"type": "tried", "number": order["number"], "failed": failed}
+    failed = tuple((node, why) for node, why in zip(contacts, found, strict=True) if why)
+    return Tried(number=order.number, failed=failed)
 
 
 def check(contact: str) -> None:

@@ -8,16 +8,37 @@ import errno
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from entrypoint.errors import BadInput, Refusal, Unavailable
-from entrypoint.meet import reach
-from entrypoint.meet.claims import Place, load, unpack
-from entrypoint.meet.link import VISIT, WELCOME, Link, Message, loss, refusal_in
-from entrypoint.meet.terms import NAME_ADVICE, PORT_ADVICE, Failed
+from entrypoint.meet import messages, reach
+from entrypoint.meet.claims import Place
+from entrypoint.meet.job_state import loss
+from entrypoint.meet.link import Link
+from entrypoint.meet.messages import (
+    AllDone,
+    Beat,
+    EndMeeting,
+    Fail,
+    Failed,
+    Go,
+    Hello,
+    Look,
+    LookCloser,
+    Message,
+    Move,
+    Moved,
+    Peek,
+    Report,
+    Stopped,
+    Tried,
+    Try,
+    Visit,
+    Welcome,
+)
+from entrypoint.meet.terms import NAME_ADVICE, PORT_ADVICE
 from entrypoint.meet.wire import Closed, Wire, WireError, WrongKey, greet, set_options
-from entrypoint.plain import plain
 from entrypoint.watch.reports import Failure
 
 
@@ -82,10 +103,12 @@ class Spoke(Link):
         try:
             async with asyncio.timeout_at(until):
                 wire = await greet(reader, writer, self.key, hub=False)
-                wire.send({"type": "hello", "identity": asdict(self.me), "left": self.waiting.left()})
-                answer = await wire.receive()
-            if answer != WELCOME:
-                raise refusal_in(answer)
+                wire.send(messages.pack(Hello(self.me, self.waiting.left())))
+                answer = messages.load(await wire.receive(), len(self.nodes))
+            if isinstance(answer, EndMeeting):
+                raise messages.refusal_of(answer)
+            if not isinstance(answer, Welcome):
+                raise WireError(messages.UNKNOWN)
             return wire
         except BaseException as error:
             writer.transport.abort()
@@ -116,27 +139,29 @@ class Spoke(Link):
             f"({self.nodes[self.hub]}) should: {why}: {PORT_ADVICE}"
         )
 
-    def _report(self, message: Message) -> None:
-        if failure := message.get("failure"):
-            self._own.append(load(Failure, failure))
+    def _report(self, message: Report | Tried | Moved) -> None:
+        if isinstance(message, Fail):
+            self._own.append(message.failure)
         for hub in self._peers.values():
-            hub.send(message)
+            hub.send(messages.pack(message))
 
     def _hear(self, _: Place, /, message: Message) -> None:
         match message:
-            case {"type": "beat"}:
+            case Beat():
                 pass
-            case {"type": "try"} if not self._met.done() and reach.ways(message):
+            case Try() if not self._met.done() and reach.ways(message):
                 self._start(self._try(message))
-            case {"type": "move", "address": str(address)} if not self._met.done():
-                self._start(self._move(plain(address)))
-            case {"type": "go", "members": str(members)} if not self._met.done():
-                self.members = self._ordered(unpack(members, len(self.nodes)))
+            case Move(address=address) if not self._met.done():
+                self._start(self._move(address))
+            case Go(members=members) if not self._met.done():
+                self.members = self._ordered(members)
                 self._met.set_result(None)
-            case {"type": "end"} if not self._met.done():
-                self._met.set_exception(refusal_in(message))
-            case _:
+            case EndMeeting() if not self._met.done():
+                self._met.set_exception(messages.refusal_of(message))
+            case Stopped() | Look() | LookCloser() | Peek() | Failed() | AllDone():
                 self._told(message)
+            case _:
+                raise WireError(messages.UNKNOWN)
 
     async def _move(self, address: str) -> None:
         """Take the hub's address for this one, if the hub is there, and say how that went."""
@@ -150,23 +175,23 @@ class Spoke(Link):
             why = _reason(error)
         except (Refusal, WireError) as error:
             why = str(error)
-        self._report({"type": "moved", "address": address, "contact": contact, "why": why})
+        self._report(Moved(address, contact, why))
 
     async def _visit(self, address: str) -> None:
         found = await resolve(address, self.found[1][1])
         reader, writer = await _dial(found, asyncio.get_running_loop().time() + self.timeouts.reach)
         try:
             wire = await greet(reader, writer, self.key, hub=False)
-            wire.send(VISIT)
-            if await wire.receive() != WELCOME:
-                raise WireError("it sent a message that has no meaning here")
+            wire.send(messages.pack(Visit()))
+            if messages.load(await wire.receive(), len(self.nodes)) != Welcome():
+                raise WireError(messages.UNKNOWN)
         finally:
             writer.transport.abort()
 
     def _lose(self, _: Place, /, why: str, at: float) -> None:
         if self._met.done():
             lost = loss(self.hub, self.nodes[self.hub], why, at)
-            self._end(Failed(min([*self._own, lost], key=lambda failure: failure.time), (self.hub,)))
+            self._told(Failed(min([*self._own, lost], key=lambda failure: failure.time), (self.hub,)))
         else:
             text = f"{self._hub} was lost before the start: {why}: see its output"
             self._met.set_exception(NoHub(text))

@@ -1,9 +1,7 @@
-"""What a meeting is given, its bounds and who may be missing, and what it tells afterwards: the events."""
+"""What a meeting is given: its bounds in seconds, and who may be missing."""
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-
-from entrypoint.watch.reports import Failure
 
 PORT_ADVICE = "the next attempt uses another port; where it was chosen by hand, choose another --master-port"
 NAME_ADVICE = "correct DNS or /etc/hosts, so that it is the same on all nodes, or give --master-addr"
@@ -42,52 +40,6 @@ class Timeouts:
 
 
 DEFAULTS = Timeouts()
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """A planned end was announced; who announced it gets this too."""
-
-    left: float | None = None
-    """Seconds to the end of the job that is to go on as another; None where nothing is known of that."""
-
-
-@dataclass(frozen=True)
-class Look:
-    """The job seems to hang: say where your ranks are, with `seen`, and end none yet. `Failed` follows."""
-
-    why: str
-
-
-@dataclass(frozen=True)
-class LookCloser:
-    """Everyone has answered a Look: say with `seen` again where your ranks are; those that show nothing
-    otherwise may be ended for it."""
-
-
-@dataclass(frozen=True)
-class Peek:
-    """The job makes no step: say where your ranks are, with `peeked`, and let them go on."""
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The first failure of all, the same for everyone. The last event."""
-
-    failure: Failure
-    lost: tuple[int, ...] = ()
-    """The node ranks of the participants that are known to be lost."""
-
-
-@dataclass(frozen=True)
-class AllDone:
-    """Every participant is done. The last event."""
-
-    alone: bool = False
-    """Whether there are several ranks, and each has trained without the others."""
-
-
-Event = Stopped | Look | LookCloser | Peek | Failed | AllDone
 
 
 @dataclass(frozen=True, kw_only=True)

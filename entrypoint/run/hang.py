@@ -4,15 +4,19 @@ It knows how long each silence may last, and that the seconds in which nothing o
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+import time
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
-from entrypoint.meet.terms import Failed, Look, Peek, Stopped, Timeouts
+from entrypoint.bitset import Bits
+from entrypoint.meet import job_state
+from entrypoint.meet.job_state import After, JobState, Now, Say, Tell
+from entrypoint.meet.messages import Ended, Paused, Peeked, Silent, Stalled, Stopped, Told
+from entrypoint.meet.terms import Timeouts
 from entrypoint.run.ranks import Ranks
 from entrypoint.run.stacks import LastLook
 from entrypoint.watch.heartbeat import Heartbeats
-from entrypoint.watch.pauses import Pauses
 from entrypoint.watch.reports import End, Sighting
 
 WORKERS_LOOKS = 3
@@ -42,7 +46,7 @@ class Patience:
     """Seconds between the first two looks at ranks that make no step."""
 
 
-class Tell(Protocol):
+class Reports(Protocol):
     """Whom it is told: the link to all others, or who stands for it."""
 
     def stalled(self, why: str) -> None: ...
@@ -53,50 +57,57 @@ class Tell(Protocol):
 
 
 class Alone:
-    """What stands for the link of a single participant: nobody else is asked."""
+    """What stands for the link of a single participant: the same rules for one node, and no network."""
 
     def __init__(
-        self,
-        *,
-        post: Callable[[object], None],
-        ends: Callable[[], Sequence[End]],
-        world: int,
-        say: Callable[[str], None],
-        start: Callable[[Coroutine[Any, Any, None]], None],
-        again: float,
+        self, node: str, world: int, *, post: Callable[[Told], None], say: Callable[[str], None], again: float
     ):
-        """`post` takes the events that a link would have. The others are as of Pauses."""
+        """`post` takes what a link would have been told. `again`: as of Patience."""
         self._post = post
-        self._pauses = Pauses(
-            ask=lambda: post(Peek()),
-            everyone=lambda: [None],
-            ends=ends,
-            world=lambda: world,
-            say=say,
-            end=lambda failure: post(Failed(failure)),
-            start=start,
-            again=again,
-            bound=Timeouts.look,
+        self._say = say
+        self._job = JobState(
+            nodes=[node],
+            hub=0,
+            local_ranks=1,
+            bounds=Timeouts(again=again),
+            present=Bits.of([0]),
+            active=Bits.of([0]),
+            world=world,
         )
 
     def stop(self, left: float | None) -> None:
-        self._post(Stopped(left))
+        self._step(Stopped(left))
+
+    def ended(self, end: End) -> None:
+        self._step(Ended(end))
 
     def stalled(self, why: str) -> None:
-        self._post(Look(why))
+        self._step(Stalled(why))
 
     def silent(self, why: str) -> None:
-        if why:
-            self._post(Look(why))
+        self._step(Silent(why))
 
     def paused(self, why: str | None) -> None:
-        self._pauses.report(None, why)
+        self._step(Paused(why))
 
     def peeked(self, sightings: Sequence[Sighting]) -> None:
-        self._pauses.seen(None, sightings)
+        self._step(Peeked(tuple(sightings), last=True))
+
+    def _step(self, event: job_state.Event) -> None:
+        loop = asyncio.get_running_loop()
+        now = Now(wall=time.time(), steady=loop.time())
+        self._job, effects = job_state.step(self._job, (0, None), event, now)
+        for effect in effects:
+            match effect:
+                case Tell(message):
+                    self._post(message)
+                case Say(text):
+                    self._say(text)
+                case After(seconds, timer):
+                    loop.call_later(seconds, self._step, timer)
 
 
-async def watch_for_hang(patience: Patience, ranks: Ranks, ended: Collection[int], tell: Tell) -> None:
+async def watch_for_hang(patience: Patience, ranks: Ranks, ended: Collection[int], tell: Reports) -> None:
     """Tells of ranks that do not go on, those in `ended` left out. Counts the seconds in which this process
     ran, so that a suspended job does not seem to hang."""
     loop = asyncio.get_running_loop()

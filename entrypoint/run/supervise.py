@@ -20,8 +20,8 @@ from entrypoint.errors import DONE, SAVED, STUCK
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import job_end
-from entrypoint.meet import terms
 from entrypoint.meet.link import Link
+from entrypoint.meet.messages import AllDone, Failed, Look, LookCloser, Peek, Stopped
 from entrypoint.node import processes
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.run.endings import asked_to_end, failure_of, listed, to_failure, to_outcome
@@ -29,7 +29,7 @@ from entrypoint.run.hang import Alone, Patience, watch_for_hang, watch_for_worke
 from entrypoint.run.ranks import RankEnded, Ranks, RankStarted, StarterEnded
 from entrypoint.run.stacks import LastLook
 from entrypoint.watch import blame
-from entrypoint.watch.reports import End, Failure
+from entrypoint.watch.reports import NO_ENDS, End, Ends, Failure
 
 FAILURE_GRACE = 3.0
 """Seconds from SIGTERM to SIGKILL for ranks whose job has failed: a failure ends all within 5 s."""
@@ -97,12 +97,7 @@ class Supervisor:
         self._at_once = False
         self._over = False
         self._tell = link or Alone(
-            post=self._events.put_nowait,
-            ends=self._ends,
-            world=len(ranks.ranks),
-            say=say,
-            start=self._watch,
-            again=patience.again,
+            plan.node, len(ranks.ranks), post=self._events.put_nowait, say=say, again=patience.again
         )
 
     def signalled(self, signum: int) -> None:
@@ -142,7 +137,7 @@ class Supervisor:
         while True:
             event = await source()
             self._events.put_nowait(event)
-            if isinstance(event, (terms.Failed, terms.AllDone)):
+            if isinstance(event, Failed | AllDone):
                 return
 
     def _watch_for(self, stop_file: Path, interval: float) -> None:
@@ -181,16 +176,16 @@ class Supervisor:
                         return await self._failed(await self._first_failure())
                 case StarterEnded() as starter if not done:
                     return await self._failed(await self._first_failure(starter))
-                case terms.Failed() as failed:
+                case Failed() as failed:
                     self.lost = failed.lost
                     return await self._end_with(failed.failure)
-                case terms.Peek():
+                case Peek():
                     self._watch(self._peek())
-                case terms.Look() as look:
+                case Look() as look:
                     return await self._hung(look.why)
-                case terms.AllDone() as all_done:
+                case AllDone() as all_done:
                     return replace(await self._ended_well(), alone=all_done.alone)
-                case terms.Stopped() as stopped if not self._stopping:
+                case Stopped() as stopped if not self._stopping:
                     self._stopping = True
                     self._watch(self._stop_ranks(stopped.left))
                 case TimeUp() as up:
@@ -208,8 +203,8 @@ class Supervisor:
 
     def _take_end(self, ended: RankEnded) -> None:
         self._ended[ended.rank] = ended
-        if self._link is not None and self._plan.max_restarts == 0 and ended.status in (DONE, SAVED):
-            self._link.ended(self._end_of(ended))
+        if self._plan.max_restarts == 0 and ended.status in (DONE, SAVED):
+            self._tell.ended(self._end_of(ended))
 
     def _end_of(self, ended: RankEnded) -> End:
         return End(
@@ -222,9 +217,9 @@ class Supervisor:
             alone=self._patience.heartbeats.trained_alone(ended.rank),
         )
 
-    def _ends(self) -> list[End]:
+    def _ends(self) -> Ends:
         """Of the ranks here that have ended well."""
-        return [self._end_of(ended) for ended in self._ended.values() if ended.status in (DONE, SAVED)]
+        return Ends.of(self._end_of(ended) for ended in self._ended.values() if ended.status in (DONE, SAVED))
 
     def _all_ended(self) -> bool:
         return len(self._ended) == len(self._ranks.ranks)
@@ -250,7 +245,7 @@ class Supervisor:
             failures = [failure_of(self._plan, self._ranks, ended) for ended in self._failures()]
         starter = starter or StarterEnded()
         if failures:
-            ends = self._ends() if self._link is None else []
+            ends = self._ends() if self._link is None else NO_ENDS
             first = blame.first(failures, ends, world=len(self._ranks.ranks))
             return replace(first, error=first.error or starter.error)
         error = starter.error or "the ranks ended without a status"
@@ -299,10 +294,10 @@ class Supervisor:
             async with asyncio.timeout(bound):
                 while True:
                     match await self._events.get():
-                        case terms.Failed() as failed:
+                        case Failed() as failed:
                             self.lost = failed.lost
                             return failed.failure
-                        case terms.LookCloser() if look is not None:
+                        case LookCloser() if look is not None:
                             link.seen(await look.closer())
         return None
 

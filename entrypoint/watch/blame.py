@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from entrypoint.errors import BAD_INPUT, STUCK
-from entrypoint.watch.reports import End, Failure, Sighting
+from entrypoint.watch.reports import NO_ENDS, Ends, Failure, Sighting
 
 _ECHO = re.compile(
     r"(RuntimeError|(torch\.distributed\.)?Dist\w+Error): .*"
@@ -51,7 +51,7 @@ def has_left_early(error: str) -> bool:
     return _LEFT_EARLY.match(error) is not None
 
 
-def first(failures: Sequence[Failure], ends: Sequence[End] = (), *, world: int = 0) -> Failure:
+def first(failures: Sequence[Failure], ends: Ends = NO_ENDS, *, world: int = 0) -> Failure:
     """Of failures that came close together (at least one) the one that the others follow from: the earliest,
     or if that is an echo, the earliest of another kind that was not ended in consequence. Of ranks that
     refuse the same input one that says why. It counts those that failed alike.
@@ -79,7 +79,7 @@ def _same(found: Failure, failures: Iterable[Failure]) -> int:
     return sum(1 + one.same for one in alike if (one.error, one.status) == (found.error, found.status)) - 1
 
 
-def _left_early(failures: Sequence[Failure], ends: Sequence[End], world: int) -> Failure:
+def _left_early(failures: Sequence[Failure], ends: Ends, world: int) -> Failure:
     """The failure of a rank that has ended well while others needed it."""
     failed = min((one for one in failures if is_consequence(one.error)), key=lambda one: one.time)
     places = Counter(one.at for one in failures if one.at and is_consequence(one.error))
@@ -87,9 +87,10 @@ def _left_early(failures: Sequence[Failure], ends: Sequence[End], world: int) ->
     return _of_end(ends, world - len(ends), where, failed.status, failed.time)
 
 
-def _of_end(ends: Sequence[End], others: int, where: str, status: int, time: float) -> Failure:
-    """`where`: the others were then."""
-    one = min(ends, key=lambda end: (end.time, end.rank))
+def _of_end(ends: Ends, others: int, where: str, status: int, time: float) -> Failure:
+    """`ends`: at least one. `where`: the others were then."""
+    one = ends.first
+    assert one is not None
     after = f" after {count(one.step, 'step')}" if one.step is not None else ""
     too = f" ({count(len(ends) - 1, 'other rank')} too)" if len(ends) > 1 else ""
     rest = f"{others} other{'s were' if others > 1 else ' was'}" if others > 0 else "others were"
@@ -149,7 +150,7 @@ def deadlock(
     sightings: Sequence[Sighting],
     elapsed: float,
     why: str,
-    ends: Sequence[End],
+    ends: Ends,
     *,
     world: int,
     now: float,
@@ -157,9 +158,8 @@ def deadlock(
     """The failure of a job of `world` ranks in which each that has not ended well waits for others, as it did
     in the look `before`, `elapsed` seconds ago, and has used no CPU since; None where that is not so."""
     earlier = {one.rank: one for one in before}
-    ended = {one.rank for one in ends}
-    alive = [one for one in sightings if one.rank not in ended]
-    if not alive or len(alive) + len(ended) != world:
+    alive = [one for one in sightings if one.rank not in ends.ranks]
+    if not alive or len(alive) + len(ends) != world:
         return None
     if not all(_waits_on(earlier.get(one.rank), one, elapsed) for one in alive):
         return None

@@ -1,25 +1,51 @@
-"""What a node says of its ranks: one that failed, one that ended well, where one was found."""
+"""What a node says of its ranks: one that failed, one that ended well, where one was found.
 
+The types of the fields say what a peer may send (meet/messages.py checks it).
+"""
+
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated
+
+from entrypoint.bitset import NONE, Bits
+
+
+@dataclass(frozen=True)
+class Range:
+    """The bounds of a number that a peer may send, both included; in an `Annotated` type."""
+
+    least: float
+    most: float
+
+
+NodeRank = Annotated[int, "node"]
+"""A place in the allocation's list of nodes."""
+Rank = Annotated[int, Range(0, 1 << 24)]
+Count = Annotated[int, Range(0, 1 << 62)]
+Status = Annotated[int, Range(1, 255)]
+"""Of something that failed: 0 would end a failed job well."""
+Signal = Annotated[int, Range(0, 128)]
+UnixTime = Annotated[float, Range(0, 1e10)]
+"""Seconds, up to the year 2286."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """The first failure of a node, or a lost node."""
 
-    node_rank: int
+    node_rank: NodeRank
     node: str
-    rank: int | None
+    rank: Rank | None
     """None: no rank's failure."""
-    status: int
-    signal: int
+    status: Status
+    signal: Signal
     """0: none."""
-    time: float
+    time: UnixTime
     """Unix seconds; of a node that fell silent, when it was last heard."""
     error: str
     at: str = ""
     """Where the rank's script was, `in backward (train.py:31)`; empty where that is not known."""
-    same: int = 0
+    same: Rank = 0
     """How many other ranks failed with the same error."""
 
 
@@ -27,14 +53,14 @@ class Failure:
 class End:
     """A rank that ended well, which is no failure unless others still needed it."""
 
-    rank: int
-    node_rank: int
+    rank: Rank
+    node_rank: NodeRank
     node: str
-    status: int
+    status: Annotated[int, Range(0, 255)]
     """0 or 75."""
-    time: float
+    time: UnixTime
     """Unix seconds."""
-    step: int | None
+    step: Count | None
     """The last one that it told; None where it told none."""
     alone: bool = False
     """Whether it trained, and was in no process group with others."""
@@ -44,12 +70,12 @@ class End:
 class Sighting:
     """Where a rank was found when the job seemed to hang."""
 
-    rank: int
-    node_rank: int
+    rank: Rank
+    node_rank: NodeRank
     node: str
-    step: int | None
+    step: Count | None
     """The last one that it told; None where it tells none."""
-    quiet: float
+    quiet: Annotated[float, Range(-1, 1e10)]
     """Seconds since its last sign; -1 where it has never given one."""
     state: str
     """The letter of /proc/PID/stat; empty where the process is gone."""
@@ -59,5 +85,35 @@ class Sighting:
     """torch's function below that line which waits for other ranks; empty where there is none."""
     stack: str
     """A digest of the functions of the main thread: the same for ranks that do the same; empty: no stack."""
-    cpu: float = 0.0
+    cpu: Annotated[float, Range(0, 1e12)] = 0.0
     """Seconds of CPU that the process has used so far."""
+
+
+@dataclass(frozen=True)
+class Ends:
+    """The ranks that have ended well so far, as far as it matters who they are."""
+
+    ranks: Bits = NONE
+    first: End | None = None
+    """The earliest; None if there is none."""
+    alone: bool = True
+    """Whether each of them trained for itself."""
+
+    @classmethod
+    def of(cls, ends: Iterable[End]) -> "Ends":
+        found = cls()
+        for end in ends:
+            found = found.with_(end)
+        return found
+
+    def with_(self, end: End) -> "Ends":
+        if end.rank in self.ranks:
+            return self
+        first = min([one for one in (self.first, end) if one], key=lambda one: (one.time, one.rank))
+        return Ends(self.ranks.with_(end.rank), first, self.alone and end.alone)
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+
+NO_ENDS = Ends()

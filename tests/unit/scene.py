@@ -20,8 +20,8 @@ from typing import Any
 import pytest
 
 from entrypoint import cli
-from entrypoint.meet import terms
-from entrypoint.meet.terms import AllDone, Failed, Look, LookCloser, Peek, Stopped
+from entrypoint.meet import messages, terms
+from entrypoint.meet.messages import AllDone, Failed, Look, LookCloser, Peek, Stopped
 from entrypoint.node import processes
 from entrypoint.plan.launch_plan import LaunchPlan, with_members
 from entrypoint.plan.resolve import resolve
@@ -33,7 +33,7 @@ from entrypoint.watch.reports import End, Failure, Sighting
 Entry = tuple[Any, ...]
 """(seconds, what was done, with what)."""
 Do = Callable[["Scene"], Awaitable[None] | None]
-Step = RankStarted | RankEnded | StarterEnded | terms.Event | signal.Signals | float | Do
+Step = RankStarted | RankEnded | StarterEnded | messages.Told | signal.Signals | float | Do
 """What happens next; a number: so many seconds pass."""
 AGENT = 5_000_000
 """Its process id. No process has one above 2**22: nothing real can be hit."""
@@ -195,14 +195,14 @@ class FakeLink:
 
     def __init__(self, scene: "Scene") -> None:
         self.scene = scene
-        self.events: asyncio.Queue[terms.Event] = asyncio.Queue()
+        self.events: asyncio.Queue[messages.Told] = asyncio.Queue()
         self.answers_after = 0.3
         self.verdict: Failed | None = None
         self.ends: list[End] = []
         """Which ranks were said to have ended well."""
         self._over = False
 
-    async def next(self) -> terms.Event:
+    async def next(self) -> messages.Told:
         if self._over:
             self.scene.note("asks for more than the last event")
         event = await self.events.get()

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from entrypoint.errors import BadInput
-from entrypoint.meet import door, terms
+from entrypoint.meet import door
+from entrypoint.meet.messages import Stopped
 from entrypoint.meet.wire import PROTOCOL
 from entrypoint.node import processes
 from tests.unit.meet.meeting import (
@@ -117,9 +118,9 @@ async def test_strangers_are_reported_once_an_address_and_only_so_many() -> None
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        ({"type": "go"}, "it did not say who it is"),
+        ({"type": "go", "members": "1"}, "it did not say who it is"),
         ({"type": "hello", "identity": {}, "left": 1.0}, "it sent no Identity"),
-        (hello(who(1)) | {"left": "x"}, "it did not say who it is"),
+        (hello(who(1)) | {"left": "x"}, "it sent a wrong left"),
         (
             {**hello(who(1)), "identity": {**hello(who(1))["identity"], "nnodes": "2"}},
             "it sent a wrong nnodes",
@@ -383,5 +384,5 @@ async def test_the_bound_of_a_trial_that_is_over_changes_nothing() -> None:
     await until(lambda: loop.time() > over)  # the bound is real time
     hub, spoke = links
     hub.stop(None)
-    assert await spoke.next() == terms.Stopped()
+    assert await spoke.next() == Stopped()
     await close(*links)

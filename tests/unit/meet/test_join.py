@@ -10,7 +10,8 @@ from dataclasses import replace
 import pytest
 
 from entrypoint.errors import Unavailable
-from entrypoint.meet.terms import AllDone, Failed, Timeouts
+from entrypoint.meet.messages import AllDone, Failed
+from entrypoint.meet.terms import Timeouts
 from tests.unit.meet.meeting import (
     SHORT,
     Place,

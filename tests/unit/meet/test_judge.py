@@ -3,12 +3,11 @@
 import asyncio
 import time
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from entrypoint.meet.link import Link
-from entrypoint.meet.terms import AllDone, Failed, Look, LookCloser, Peek, Stopped
+from entrypoint.meet.messages import AllDone, Failed, Look, LookCloser, Moved, Peek, Stopped, Tried
 from entrypoint.watch.reports import Sighting
 from tests.unit.meet.meeting import (
     SHORT,
@@ -60,16 +59,9 @@ async def test_the_earliest_failure_wins_whoever_reports_first() -> None:
     await close(*links)
 
 
-@pytest.mark.parametrize(
-    "late",
-    [
-        {"type": "tried"},
-        {"type": "moved", "address": "127.0.0.9", "contact": "lo 127.0.0.9 9 token", "why": ""},
-    ],
-    ids=["tried", "moved"],
-)
+@pytest.mark.parametrize("late", [Tried(1, ()), Moved("127.0.0.9", "lo 127.0.0.9 9 token", "")])
 @run
-async def test_an_answer_that_comes_when_the_meeting_is_over_changes_nothing(late: dict[str, Any]) -> None:
+async def test_an_answer_that_comes_when_the_meeting_is_over_changes_nothing(late: Tried | Moved) -> None:
     links = await three(Place())
     for link in links:
         link._report(late)
@@ -224,8 +216,8 @@ async def test_a_node_that_is_lost_before_the_closer_look_is_not_waited_for() ->
 async def test_sightings_of_more_ranks_than_a_frame_holds_arrive(letter: str) -> None:
     links = await looking()
     links[0].seen([])
-    links[1].seen([sighting(rank, at=letter * 200, node="n1") for rank in range(400)])
-    links[2].seen([sighting(400, state="T")])
+    links[1].seen([sighting(rank, at=letter * 200, node="n1", node_rank=1) for rank in range(400)])
+    links[2].seen([sighting(400, state="T", node_rank=2)])
     found = await events(*links)
     assert found[1].failure.rank == 400
     assert "400 of 401 ranks wait" in found[1].failure.error

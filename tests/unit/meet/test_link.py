@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 from entrypoint.meet import wire as wire_module
-from entrypoint.meet.terms import AllDone, Failed
+from entrypoint.meet.messages import AllDone, Failed
 from entrypoint.meet.wire import Wire
 from tests.unit.meet.meeting import SHORT, Place, close, events, failure, hello, run, three, until, who
 

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from entrypoint.bitset import Bits
 from entrypoint.errors import Unavailable
 from entrypoint.meet.join import meet
 from entrypoint.meet.link import Link
-from entrypoint.meet.terms import AllDone, Failed, Muster, Timeouts
+from entrypoint.meet.messages import AllDone, Failed
+from entrypoint.meet.terms import Muster, Timeouts
 from tests.ports import free_port
 from tests.unit.meet.meeting import (
     KEY,
@@ -191,7 +193,8 @@ async def test_of_16384_nodes_most_may_be_lost() -> None:
     links = await field.all(0, 16_383)
     assert crews(links) == {(0, 16_383)}
     gone = tuple(range(1, 16_383))
-    vars(vars(links[0])["_judge"])["_gone"] |= set(gone)
+    state = vars(links[0])["_job"]
+    vars(links[0])["_job"] = replace(state, gone=state.gone | Bits.of(gone))
     links[1].fail(failure(16_383, 5.0))
     assert [event.lost for event in await events(*links)] == [gone] * 2
     await close(*links)

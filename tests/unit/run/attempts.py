@@ -7,7 +7,7 @@ import signal
 from dataclasses import replace
 
 from entrypoint.job.outcome import Outcome
-from entrypoint.meet.terms import Stopped
+from entrypoint.meet.messages import Stopped
 from entrypoint.run.ranks import RankEnded, RankStarted
 from entrypoint.watch.reports import Failure
 from tests.unit.scene import (

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from entrypoint.job.outcome import Outcome
-from entrypoint.meet.terms import AllDone, Failed, Stopped
+from entrypoint.meet.messages import AllDone, Failed, Stopped
 from entrypoint.run.ranks import StarterEnded
 from entrypoint.watch.reports import End
 from tests.unit.run.attempts import (

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from entrypoint.job.outcome import Outcome
-from entrypoint.meet.terms import Failed, Look, Peek
+from entrypoint.meet.messages import Failed, Look, Peek
 from entrypoint.watch.reports import Failure
 from tests.unit.run.attempts import BOTH, DONE, NO_STEP, STATES, STAYS, ended, ends, started
 from tests.unit.scene import (

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint.meet.terms import AllDone, Stopped
+from entrypoint.meet.messages import AllDone, Stopped
 from entrypoint.run.ranks import StarterEnded
 from tests.unit.run.attempts import BOTH, RUNS_ON, STATES, STOP, TERMINATED, ended, ends, started, well
 from tests.unit.scene import (

@@ -12,7 +12,7 @@ import pytest
 
 from entrypoint.job.outcome import Outcome
 from entrypoint.meet.link import Link
-from entrypoint.meet.terms import AllDone, Failed, Look, LookCloser, Stopped
+from entrypoint.meet.messages import AllDone, Failed, Look, LookCloser, Stopped
 from entrypoint.node import processes
 from entrypoint.run import ranks
 from entrypoint.run.endings import asked_to_end, to_failure

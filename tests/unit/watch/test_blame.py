@@ -16,7 +16,7 @@ from entrypoint.watch.blame import (
     pause,
     verdict,
 )
-from entrypoint.watch.reports import End, Failure, Sighting
+from entrypoint.watch.reports import NO_ENDS, End, Ends, Failure, Sighting
 
 
 def sighting(rank: int, **changes: Any) -> Sighting:
@@ -262,7 +262,7 @@ STEPS = "do all ranks make the same number of steps?"
 def test_a_rank_that_ended_well_while_others_needed_it_is_named(
     failures: list[Failure], ends: list[End], rank: int, error: str
 ) -> None:
-    found = first(failures, ends, world=4)
+    found = first(failures, Ends.of(ends), world=4)
     node = f"n{rank // 2}"
     earliest = min(one.time for one in failures if one.at or one.error == WATCHDOG)
     assert found == Failure(
@@ -275,7 +275,7 @@ def test_a_rank_that_ended_well_while_others_needed_it_is_named(
     "cause", [CAUSE, KILLED, replace(CAUSE, error="", status=9), replace(CAUSE, rank=None)]
 )
 def test_a_rank_that_ended_well_is_not_named_where_another_failed_by_itself(cause: Failure) -> None:
-    assert replace(first([ECHO, TERMINATED, cause], [left(1)], world=4), same=0) == cause
+    assert replace(first([ECHO, TERMINATED, cause], Ends.of([left(1)]), world=4), same=0) == cause
 
 
 def test_without_a_rank_that_ended_well_the_first_that_waited_in_vain_is_named() -> None:
@@ -291,7 +291,7 @@ def again(rank: int, **changes: Any) -> tuple[Sighting, Sighting]:
 
 def proven(*ranks: tuple[Sighting, Sighting], ends: Sequence[End] = (), world: int = 2) -> Failure | None:
     before, after = zip(*ranks, strict=True)
-    return deadlock(before, after, 10.0, "no step for 30 s", ends, world=world, now=9.0)
+    return deadlock(before, after, 10.0, "no step for 30 s", Ends.of(ends), world=world, now=9.0)
 
 
 def test_ranks_that_all_wait_for_one_another_without_using_the_cpu_are_a_deadlock() -> None:
@@ -335,8 +335,8 @@ def test_a_rank_that_uses_the_cpu_is_no_deadlock() -> None:
 
 def test_without_a_word_of_every_rank_nothing_is_proven() -> None:
     assert proven(again(0), again(1), world=3) is None
-    assert deadlock([], [sighting(0)], 10.0, "", (), world=1, now=9.0) is None
-    assert deadlock([], [], 10.0, "", [left(0)], world=1, now=9.0) is None
+    assert deadlock([], [sighting(0)], 10.0, "", NO_ENDS, world=1, now=9.0) is None
+    assert deadlock([], [], 10.0, "", Ends.of([left(0)]), world=1, now=9.0) is None
 
 
 def test_a_rank_that_ended_well_and_is_waited_for_is_to_blame() -> None:

@@ -1,0 +1,432 @@
+"""The messages between the participants of a job: one frozen dataclass each, which checks itself.
+
+`load` is the entry for what comes from the wire, `pack` for what goes there. A loaded message has the right
+kinds of values within their bounds, and its texts are fit for a terminal. Anything else is a WireError, and
+the peer that sent it is lost. Who sends which to whom: `Meeting` before the ranks start, `Report` from a
+participant to node 0 after that, `Told` from node 0 to all.
+"""
+
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+from entrypoint.bitset import Bits
+from entrypoint.errors import BAD_INPUT, BadInput, Refusal, Unavailable
+from entrypoint.meet.claims import Identity
+from entrypoint.meet.wire import WireError
+from entrypoint.plain import plain
+from entrypoint.watch.reports import End, Failure, NodeRank, Range, Sighting, UnixTime
+
+Nodes = Annotated[tuple[int, ...], "nodes"]
+"""Places in the allocation's list of nodes, in ascending order; on the wire one hexadecimal number."""
+MOST_SECONDS = 1e9
+Seconds = Annotated[float, Range(0, MOST_SECONDS)]
+
+# --- while the nodes meet -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Hello:
+    """The first message of a participant: who it is."""
+
+    identity: Identity
+    left: Seconds
+    """Seconds for which it still waits for the others."""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """The first message of a participant that only tries whether node 0 is at another address."""
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """The answer of a hub that takes a participant in, or is visited."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The answer to a stranger. It does not verify under another key, and so tells who holds one."""
+
+
+@dataclass(frozen=True)
+class Beat:
+    """A sign of life, each way, from the first message to the end."""
+
+    time: UnixTime
+    """By the sender's clock."""
+
+
+@dataclass(frozen=True)
+class Try:
+    """Node 0 asks a node to try its ways to others."""
+
+    number: int
+    """Of the trial: an answer to an earlier one counts for nothing."""
+    ways: tuple[tuple[int, str], ...]
+    """Each node with where it listens (the text of reach.Contact)."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """The answer: the nodes that were not reached, each with the reason."""
+
+    number: int
+    failed: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True)
+class Move:
+    """Node 0 asks a participant to take this address for node 0's."""
+
+    address: str
+
+
+@dataclass(frozen=True)
+class Moved:
+    """The answer: where it listens now, or why it cannot have node 0 there."""
+
+    address: str
+    contact: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Go:
+    """All have met, and the ranks start."""
+
+    members: Nodes
+    """The nodes that take part."""
+
+
+@dataclass(frozen=True)
+class EndMeeting:
+    """The meeting has failed; everyone ends with the same refusal."""
+
+    status: int
+    text: str
+
+
+# --- what a participant reports while ranks run -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A planned end was announced. To node 0, and from there to everyone, who announced it included."""
+
+    left: Seconds | None = None
+    """Seconds to the end of the job that is to go on as another; None if nothing is known of that."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A rank of this participant ended well."""
+
+    end: End
+
+
+@dataclass(frozen=True)
+class Done:
+    """All ranks of this participant ended well."""
+
+
+@dataclass(frozen=True)
+class Fail:
+    """This participant's first failure."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class Stalled:
+    """A rank of this participant does not go on."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Silent:
+    """All ranks of this participant have written nothing for too long; empty: they write again."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class Paused:
+    """Ranks of this participant make no step; None: they go on. Empty: they make none, but saying so would
+    be wrong."""
+
+    why: str | None
+
+
+@dataclass(frozen=True)
+class Peeked:
+    """The answer to a Peek, in parts of a frame each."""
+
+    sightings: tuple[Sighting, ...]
+    last: bool
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The answer to a Look or a LookCloser, in parts of a frame each."""
+
+    sightings: tuple[Sighting, ...]
+    last: bool
+
+
+# --- what node 0 tells everyone -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Look:
+    """The job seems to hang: say where your ranks are, with Seen, and end none yet. `Failed` follows."""
+
+    why: str
+
+
+@dataclass(frozen=True)
+class LookCloser:
+    """Everyone has answered a Look: say with Seen again where your ranks are; those that show nothing
+    otherwise may be ended for it."""
+
+
+@dataclass(frozen=True)
+class Peek:
+    """The job makes no step: say where your ranks are, with Peeked, and let them go on."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The first failure of all, the same for everyone. The last message."""
+
+    failure: Failure
+    lost: Nodes = ()
+    """The nodes that are known to be lost."""
+
+
+@dataclass(frozen=True)
+class AllDone:
+    """Every participant is done. The last message."""
+
+    alone: bool = False
+    """Whether there are several ranks, and each has trained without the others."""
+
+
+Meeting = Hello | Visit | Welcome | Refused | Beat | Try | Tried | Move | Moved | Go | EndMeeting
+Report = Stopped | Ended | Done | Fail | Stalled | Silent | Paused | Peeked | Seen
+Told = Stopped | Look | LookCloser | Peek | Failed | AllDone
+Message = Meeting | Report | Told
+KINDS: Mapping[str, type[Message]] = {
+    "hello": Hello,
+    "visit": Visit,
+    "welcome": Welcome,
+    "refused": Refused,
+    "beat": Beat,
+    "try": Try,
+    "tried": Tried,
+    "move": Move,
+    "moved": Moved,
+    "go": Go,
+    "end": EndMeeting,
+    "stop": Stopped,
+    "ended": Ended,
+    "done": Done,
+    "fail": Fail,
+    "stalled": Stalled,
+    "silent": Silent,
+    "paused": Paused,
+    "peeked": Peeked,
+    "seen": Seen,
+    "look": Look,
+    "look closer": LookCloser,
+    "peek": Peek,
+    "failed": Failed,
+    "all done": AllDone,
+}
+"""Each message by its name on the wire."""
+_NAMES: Mapping[type[Message], str] = {kind: name for name, kind in KINDS.items()}
+
+
+def pack(message: Message) -> dict[str, Any]:
+    """The message as a JSON object."""
+    return {"type": _NAMES[type(message)], **_fields(message)}
+
+
+def load(raw: Mapping[str, Any], nnodes: int) -> Message:
+    """A message as a peer of a job with so many nodes sent it. WireError: it is none."""
+    name = raw.get("type")
+    kind = KINDS.get(name) if isinstance(name, str) else None
+    if kind is None:
+        raise WireError(UNKNOWN)
+    values = {key: value for key, value in raw.items() if key != "type"}
+    if values.keys() != _loaders(kind).keys():
+        raise WireError(UNKNOWN)
+    loaded: Message = _object(kind, values, nnodes)
+    return loaded
+
+
+UNKNOWN = "it sent a message that has no meaning here"
+
+
+def end_of(refusal: Refusal) -> EndMeeting:
+    """What ends the meeting for everyone."""
+    return EndMeeting(status=refusal.status, text=str(refusal))
+
+
+def refusal_of(end: EndMeeting) -> Refusal:
+    """The refusal that `end_of` has packed."""
+    refusal = BadInput(end.text) if end.status == BAD_INPUT else Unavailable(end.text)
+    refusal.told = True
+    return refusal
+
+
+# --- values as JSON has them --------------------------------------------------------------------------------
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    kind = type(value)
+    hints = _hints(kind)
+    return {one.name: _packed(getattr(value, one.name), hints[one.name]) for one in fields(value)}
+
+
+def _packed(value: Any, hint: Any = None) -> Any:
+    if hint == Nodes:
+        return Bits.of(value).hex()
+    if is_dataclass(value):
+        return _fields(value)
+    if isinstance(value, tuple):
+        return [_packed(item) for item in value]
+    return value
+
+
+def _object(kind: Any, raw: object, nnodes: int) -> Any:
+    loaders = _loaders(kind)
+    if not isinstance(raw, dict) or raw.keys() != loaders.keys():
+        raise WireError(f"it sent no {kind.__name__}")
+    loaded = {}
+    for name, loader in loaders.items():
+        try:
+            loaded[name] = loader(raw[name], nnodes)
+        except _Wrong:
+            raise WireError(f"it sent a wrong {name}") from None
+    return kind(**loaded)
+
+
+class _Wrong(Exception):
+    """A value that is not of its kind, or out of its bounds."""
+
+
+Loader = Callable[[Any, int], Any]
+"""Makes a field's value of JSON's, in a job of so many nodes. _Wrong: it is none."""
+
+
+def _loaders(kind: Any) -> Mapping[str, Loader]:
+    if kind not in _LOADERS:
+        _LOADERS[kind] = {name: _loader(hint) for name, hint in _hints(kind).items()}
+    return _LOADERS[kind]
+
+
+_LOADERS: dict[Any, Mapping[str, Loader]] = {}
+
+
+def _hints(kind: Any) -> Mapping[str, Any]:
+    if kind not in _HINTS:
+        _HINTS[kind] = get_type_hints(kind, include_extras=True)
+    return _HINTS[kind]
+
+
+_HINTS: dict[Any, Mapping[str, Any]] = {}
+
+
+def _loader(hint: Any) -> Loader:
+    if hint in _SIMPLE:
+        return _SIMPLE[hint]
+    if get_origin(hint) is Annotated:
+        base, bounds = get_args(hint)
+        return _within(_loader(base), bounds)
+    if get_origin(hint) in (Union, types.UnionType):
+        (inner,) = (one for one in get_args(hint) if one is not types.NoneType)
+        return _or_none(_loader(inner))
+    if get_origin(hint) is tuple:
+        return _sequence([_loader(one) for one in get_args(hint) if one is not Ellipsis], hint)
+    return lambda raw, nnodes: _object(hint, raw, nnodes)
+
+
+def _text(raw: Any, _: int) -> str:
+    if not isinstance(raw, str):
+        raise _Wrong
+    return str(plain(raw))
+
+
+def _exactly(kind: type) -> Loader:
+    def load_one(raw: Any, _: int) -> Any:
+        if type(raw) is not kind:
+            raise _Wrong
+        return raw
+
+    return load_one
+
+
+def _node(raw: Any, nnodes: int) -> int:
+    if type(raw) is not int or raw not in range(nnodes):
+        raise _Wrong
+    return raw
+
+
+def _number(raw: Any, _: int) -> float:
+    if type(raw) not in (int, float):
+        raise _Wrong
+    return raw  # type: ignore[no-any-return]
+
+
+def _texts(raw: Any, nnodes: int) -> dict[str, str]:
+    if not isinstance(raw, dict):
+        raise _Wrong
+    return {_text(name, nnodes): _text(value, nnodes) for name, value in raw.items()}
+
+
+def _nodes(raw: Any, nnodes: int) -> tuple[int, ...]:
+    found = Bits.from_hex(raw) if isinstance(raw, str) and len(raw) <= nnodes // 4 + 1 else None
+    if found is None or found.value >> nnodes:
+        raise _Wrong
+    return tuple(found)
+
+
+def _within(inner: Loader, bounds: Range) -> Loader:
+    def load_one(raw: Any, nnodes: int) -> Any:
+        value = inner(raw, nnodes)
+        if not bounds.least <= value <= bounds.most:  # NaN is in no range
+            raise _Wrong
+        return value
+
+    return load_one
+
+
+def _or_none(inner: Loader) -> Loader:
+    return lambda raw, nnodes: None if raw is None else inner(raw, nnodes)
+
+
+def _sequence(inner: list[Loader], hint: Any) -> Loader:
+    """Of as many as there come, or of just these."""
+    any_number = get_args(hint)[-1] is Ellipsis
+
+    def load_all(raw: Any, nnodes: int) -> tuple[Any, ...]:
+        if not isinstance(raw, list) or not (any_number or len(raw) == len(inner)):
+            raise _Wrong
+        loaders = inner * len(raw) if any_number else inner
+        return tuple(loader(item, nnodes) for loader, item in zip(loaders, raw, strict=True))
+
+    return load_all
+
+
+_SIMPLE: Mapping[Any, Loader] = {
+    str: _text,
+    int: _exactly(int),
+    bool: _exactly(bool),
+    NodeRank: _node,
+    float: _number,
+    Nodes: _nodes,
+    Mapping[str, str]: _texts,
+}
