@@ -1,7 +1,7 @@
 """A participant's connection to all others: what it may report, and what it is told.
 
-What hub and spokes have in common: `next` gives what is told, the other public methods report. One event
-loop, no torch.
+What hub and spokes have in common: `next` gives what is told, `report` tells node 0. One event loop, no
+torch.
 """
 
 import asyncio
@@ -18,17 +18,13 @@ from entrypoint.meet.messages import (
     MOST_SECONDS,
     AllDone,
     Beat,
-    Done,
-    Ended,
     Fail,
     Failed,
     Message,
     Moved,
-    Paused,
     Peeked,
     Report,
     Seen,
-    Silent,
     Stalled,
     Stopped,
     Told,
@@ -39,7 +35,6 @@ from entrypoint.meet.terms import Muster, Timeouts
 from entrypoint.meet.waiting import Waiting
 from entrypoint.meet.wire import Wire, WireError
 from entrypoint.plain import plain
-from entrypoint.watch.reports import End, Failure, Sighting
 
 SIGHTINGS = 16
 """In one frame, whatever letters the names in them have."""
@@ -88,47 +83,22 @@ class Link(ABC):
         """Node to what it has found wrong with itself; known to node 0 alone."""
         return {}
 
-    def stop(self, left: float | None) -> None:
-        """Announce a planned end to everyone; `left` as in Stopped."""
-        self._report(Stopped(None if left is None else min(left, MOST_SECONDS)))
-
-    def fail(self, failure: Failure) -> None:
-        """Report this participant's first failure; its error is told as one line."""
-        self._report(Fail(replace(failure, error=plain(failure.error), at=plain(failure.at))))
-
-    def ended(self, end: End) -> None:
-        """Report that a rank of this participant ended well."""
-        self._report(Ended(end))
-
-    def done(self) -> None:
-        """Report that this participant's ranks ended well."""
-        self._report(Done())
-
-    def stalled(self, why: str) -> None:
-        """Report that a rank of this participant does not go on."""
-        self._report(Stalled(plain(why)))
-
-    def silent(self, why: str) -> None:
-        """Report that all ranks of this participant have said nothing for too long; empty: they speak again.
-        When this is so of everyone, the job seems to hang."""
-        self._report(Silent(why))
-
-    def paused(self, why: str | None) -> None:
-        """Report that ranks of this participant make no step, or with None that they go on."""
-        self._report(Paused(why))
-
-    def seen(self, sightings: Sequence[Sighting]) -> None:
-        """Answer a Look, or a LookCloser."""
-        self._answer(Seen, sightings)
-
-    def peeked(self, sightings: Sequence[Sighting]) -> None:
-        """Answer a Peek."""
-        self._answer(Peeked, sightings)
-
-    def _answer(self, kind: type[Seen | Peeked], sightings: Sequence[Sighting]) -> None:
-        begins = range(0, max(1, len(sightings)), SIGHTINGS)
-        for begin in begins:
-            self._report(kind(tuple(sightings[begin : begin + SIGHTINGS]), last=begin == begins[-1]))
+    def report(self, report: Report) -> None:
+        """Tell the hub, in as many frames as it needs; texts are told as one line of bounded length."""
+        match report:
+            case Stopped(left=left):
+                self._report(Stopped(None if left is None else min(max(left, 0.0), MOST_SECONDS)))
+            case Fail(failure=failure):
+                self._report(Fail(replace(failure, error=plain(failure.error), at=plain(failure.at))))
+            case Stalled(why=why):
+                self._report(Stalled(plain(why)))
+            case Seen(sightings=sightings) | Peeked(sightings=sightings):
+                begins = range(0, max(1, len(sightings)), SIGHTINGS)
+                for begin in begins:
+                    part = sightings[begin : begin + SIGHTINGS]
+                    self._report(type(report)(part, last=begin == begins[-1]))
+            case _:
+                self._report(report)
 
     async def close(self) -> None:
         """Leave once the others have read what was sent. Without done or fail before it, this is a loss."""

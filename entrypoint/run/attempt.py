@@ -25,6 +25,7 @@ from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.meet import terms
 from entrypoint.meet.link import Link
+from entrypoint.meet.messages import Fail
 from entrypoint.node import gpu, network
 from entrypoint.plain import plain
 from entrypoint.plan.launch_plan import LaunchPlan, in_brief, with_env
@@ -32,13 +33,12 @@ from entrypoint.plan.sources import Settings
 from entrypoint.record.manifest import Manifest
 from entrypoint.run import endings, stacks
 from entrypoint.run.endings import asked_to_end, to_failure
-from entrypoint.run.hang import Patience
+from entrypoint.run.hang import HangPolicy
 from entrypoint.run.peers import Peers, identity, version
 from entrypoint.run.ranks import Ranks, stale
 from entrypoint.run.restart import Restarts
 from entrypoint.run.supervise import Supervisor
 from entrypoint.watch import heartbeat, inside, output, start
-from entrypoint.watch.heartbeat import Heartbeats
 
 OUTCOME = 60.0
 """Seconds for the file system to take how this node ended."""
@@ -140,7 +140,7 @@ class Attempt:
                 await aside(lambda: outcome.release(file), OUTCOME)
         if self.link is not None:
             if self.supervisor is None:
-                self.link.fail(to_failure(self.plan, ended))
+                self.link.report(Fail(to_failure(self.plan.place, ended)))
             await self.link.close()
         if self.is_first and self.ranks:
             await self._manifest.end(self.plan, ended.status, alone=ended.alone, network=self.ranks.network)
@@ -166,11 +166,11 @@ class Attempt:
     @property
     def lost(self) -> tuple[int, ...]:
         """The nodes that are known to be lost."""
-        return self.supervisor.lost if self.supervisor else ()
+        return self.supervisor.state.lost if self.supervisor else ()
 
     async def _run(self) -> Outcome:
         if self.asked is not None:
-            return asked_to_end(self.plan, self.asked)
+            return asked_to_end(self.plan.node, self.asked, time.time())
         try:
             self.getting_ready = asyncio.create_task(self._get_ready())
             try:
@@ -178,7 +178,7 @@ class Attempt:
             except asyncio.CancelledError:
                 if self.asked is None:
                     raise
-                return asked_to_end(self.plan, self.asked)
+                return asked_to_end(self.plan.node, self.asked, time.time())
             stop_signal = signal.Signals["SIG" + self.settings.value("stop-signal")]
             self.supervisor = Supervisor(
                 self.plan,
@@ -186,7 +186,8 @@ class Attempt:
                 self.link,
                 self._say,
                 stop_signal,
-                self._patience(ranks),
+                self._hang_policy(),
+                stacks.StackCollector(ranks, self.run_dir, Path(self.scratch.name), self.heartbeats),
                 self.settings.value("term-grace"),
             )
             if self.asked is not None:
@@ -317,18 +318,13 @@ class Attempt:
         added |= stacks.variables(plan.device, scratch, self.run_dir, self.env, version("torch"))
         return with_env(plan, added, "derived:hang-timeout")
 
-    def _patience(self, ranks: Ranks) -> Patience:
-        beats, scratch = Heartbeats(self.heartbeats), Path(self.scratch.name)
-        return Patience(
-            heartbeats=beats,
+    def _hang_policy(self) -> HangPolicy:
+        return HangPolicy(
             step=self.settings.value("hang-timeout"),
             silence=self.settings.value("silence-timeout"),
-            workers=lambda: stacks.workers(ranks, self.heartbeats),
             start=FIRST_STEP,
             is_chosen=self.settings.given("hang-timeout"),
             again=self._again,
-            peek=lambda: stacks.peek(ranks, self.run_dir, self.heartbeats, beats),
-            look=lambda: stacks.LastLook(ranks, self.run_dir, scratch, self.heartbeats, beats),
         )
 
     @property

@@ -4,14 +4,14 @@ The node's outcome, what the other nodes are told, and what the user reads.
 """
 
 import signal
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from entrypoint.errors import DONE, SAVED, STUCK
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.plan.launch_plan import LaunchPlan
-from entrypoint.run.ranks import RankEnded, Ranks
+from entrypoint.run.ranks import RankEnded
 from entrypoint.watch import blame
 from entrypoint.watch.reports import Failure
 
@@ -21,35 +21,47 @@ ALONE = (
 )
 
 
-def asked_to_end(plan: LaunchPlan, signum: int) -> Outcome:
-    """The outcome of a node that was signalled."""
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """What a rank that has failed left behind; each is empty if there is nothing."""
+
+    error: str
+    """The line on its stderr that tells best why."""
+    at: str
+    """Where its script was, `in backward (train.py:31)`."""
+    shortage: str
+    """That a process of this node was ended for want of memory."""
+
+
+def asked_to_end(node: str, signum: int, at: float) -> Outcome:
+    """The outcome of a node that was signalled at that time, in Unix seconds."""
     error = "interrupted" if signum == signal.SIGINT else f"ended by {signal_name(signum)}"
-    return Outcome(status=128 + signum, signal=signum, node=plan.node, time=time.time(), error=error)
+    return Outcome(status=128 + signum, signal=signum, node=node, time=at, error=error)
 
 
-def failure_of(plan: LaunchPlan, ranks: Ranks, ended: RankEnded) -> Failure:
-    """A rank's failure, with what it said of it."""
-    said = [ranks.first_error(ended.rank)]
-    if ended.signal == signal.SIGKILL or "Killed" in said[0]:  # of DataLoader's workers torch says that
-        said.insert(0 if ended.signal else 1, ranks.shortage())
+def failure_of(node: str, place: int, ended: RankEnded, said: Said) -> Failure:
+    """A rank's failure, with what it said of it. `place`: of its node in the allocation."""
+    parts = [said.error]
+    if ended.signal == signal.SIGKILL or "Killed" in said.error:  # of DataLoader's workers torch says that
+        parts.insert(0 if ended.signal else 1, said.shortage)
     if ended.signal:
-        said.insert(0, f"killed by {signal_name(ended.signal)}")
+        parts.insert(0, f"killed by {signal_name(ended.signal)}")
     return Failure(
-        node_rank=plan.place,
-        node=plan.node,
+        node_rank=place,
+        node=node,
         rank=ended.rank,
         status=ended.status,
         signal=ended.signal,
         time=ended.time,
-        error=": ".join(part for part in said if part),
-        at=ranks.last_place(ended.rank),
+        error=": ".join(part for part in parts if part),
+        at=said.at,
     )
 
 
-def to_failure(plan: LaunchPlan, ended: Outcome) -> Failure:
+def to_failure(place: int, ended: Outcome) -> Failure:
     """A node's outcome as the others are told it."""
     return Failure(
-        node_rank=plan.place,
+        node_rank=place,
         node=ended.node,
         rank=ended.rank,
         status=ended.status,

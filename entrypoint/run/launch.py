@@ -224,7 +224,7 @@ class _Session:
         if self._asked is not None or (ended.rank is None and ended.signal):
             why = "the job was asked to end"
         else:
-            why = attempt.supervisor.why_final if attempt.supervisor else ""
+            why = attempt.supervisor.state.why_final if attempt.supervisor else ""
         if why:
             for number in (attempt.plan.attempt, attempt.plan.attempt + 1):
                 with contextlib.suppress(TimeoutError):

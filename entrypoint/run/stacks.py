@@ -128,28 +128,49 @@ class LastLook:
             await _kept(partial(_await_files, asked, time.monotonic() + RECORDER))
 
 
-async def peek(ranks: Ranks, run: RunDirectory, signs: Path, beats: Heartbeats) -> list[Sighting]:
-    """Where the ranks of this node are; all go on."""
-    alive = _alive(ranks)
-    texts = await _shown_by(alive, signs)
-    files = {run.stack(ranks.plan.node, rank): text for rank, text in texts.items()}
-    # The file system may be what the ranks wait for.
-    threading.Thread(target=_keep, args=(run, files), daemon=True).start()
-    return [
-        _seen(ranks, beats, rank, state=processes.state(pid), dump=texts[rank], cpu=processes.cpu(pid))
-        for rank, pid in sorted(alive.items())
-    ]
+class StackCollector:
+    """Finds out where the ranks of this node are."""
 
+    def __init__(self, ranks: Ranks, run: RunDirectory, scratch: Path, signs: Path):
+        """`signs`: where the ranks leave their signs of life and their stacks."""
+        self._ranks = ranks
+        self._run = run
+        self._scratch = scratch
+        self._signs = signs
+        self.heartbeats = Heartbeats(signs)
 
-async def workers(ranks: Ranks, signs: Path) -> str:
-    """What it looks like if a rank has started processes that wait for a process group; else empty."""
-    for rank, pid in sorted(ranks.pids.items()):
-        for child in processes.catching_below(pid, inside.STACK_SIGNAL):
-            stack = frames.main_thread(await _ask(signs, child))
-            if frames.waits_in(stack) == "init_process_group":
-                who, where = f"rank {rank} on {ranks.plan.node}", plain(frames.in_words(stack))
-                return f"{who} has started processes of its own, and they wait {where}"
-    return ""
+    def last_look(self) -> LastLook:
+        """For the end of the job."""
+        return LastLook(self._ranks, self._run, self._scratch, self._signs, self.heartbeats)
+
+    async def peek(self) -> list[Sighting]:
+        """Where they are; all go on."""
+        alive = _alive(self._ranks)
+        texts = await _shown_by(alive, self._signs)
+        files = {self._run.stack(self._ranks.plan.node, rank): text for rank, text in texts.items()}
+        # The file system may be what the ranks wait for.
+        threading.Thread(target=_keep, args=(self._run, files), daemon=True).start()
+        return [
+            _seen(
+                self._ranks,
+                self.heartbeats,
+                rank,
+                state=processes.state(pid),
+                dump=texts[rank],
+                cpu=processes.cpu(pid),
+            )
+            for rank, pid in sorted(alive.items())
+        ]
+
+    async def workers(self) -> str:
+        """What it looks like if a rank has started processes that wait for a process group; else empty."""
+        for rank, pid in sorted(self._ranks.pids.items()):
+            for child in processes.catching_below(pid, inside.STACK_SIGNAL):
+                stack = frames.main_thread(await _ask(self._signs, child))
+                if frames.waits_in(stack) == "init_process_group":
+                    who, where = f"rank {rank} on {self._ranks.plan.node}", plain(frames.in_words(stack))
+                    return f"{who} has started processes of its own, and they wait {where}"
+        return ""
 
 
 def _alive(ranks: Ranks) -> dict[int, int]:

@@ -1,8 +1,8 @@
-"""From started ranks to this node's outcome: what follows from what.
+"""Stays with the ranks of one node until the job has ended.
 
-The secret: the answers to everything that can happen while ranks run (one ends, another node fails, a stop
-is asked for, a signal comes). It all arrives in one queue and is answered here and nowhere else. Seconds are
-counted on the event loop's clock.
+`Supervisor.run` is the entry. What follows from what is decided in node_state.py; this is the shell around
+it, which owns the event loop, timers, threads and files: it turns what happens into events, looks at the
+ranks when a timer asks for it, and carries out what is to be done.
 """
 
 import asyncio
@@ -12,60 +12,59 @@ import signal
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from entrypoint.errors import DONE, SAVED, STUCK
-from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import job_end
+from entrypoint.meet.job_state import Now
 from entrypoint.meet.link import Link
-from entrypoint.meet.messages import AllDone, Failed, Look, LookCloser, Peek, Stopped
+from entrypoint.meet.messages import AllDone, Failed, Report
 from entrypoint.node import processes
 from entrypoint.plan.launch_plan import LaunchPlan
-from entrypoint.run.endings import asked_to_end, failure_of, listed, to_failure, to_outcome
-from entrypoint.run.hang import Alone, Patience, watch_for_hang, watch_for_workers
-from entrypoint.run.ranks import RankEnded, Ranks, RankStarted, StarterEnded
-from entrypoint.run.stacks import LastLook
-from entrypoint.watch import blame
-from entrypoint.watch.reports import NO_ENDS, End, Ends, Failure
+from entrypoint.run import node_state
+from entrypoint.run.endings import Said
+from entrypoint.run.hang import Alone, HangPolicy, HangWatch, Signs
+from entrypoint.run.node_state import (
+    After,
+    AgentLeft,
+    AwaitAgent,
+    Catching,
+    CollectPeek,
+    CollectStacks,
+    Effect,
+    Event,
+    Exited,
+    Finish,
+    ForgetBeats,
+    Found,
+    KeepStacks,
+    KillRanks,
+    NodeState,
+    Peeped,
+    RanksKilled,
+    RanksSeen,
+    Say,
+    Settled,
+    ShowFailure,
+    Signalled,
+    SignalRank,
+    StacksKept,
+    StopAsked,
+    Tell,
+    TerminateRanks,
+    VerdictIsLate,
+)
+from entrypoint.run.ranks import RankEnded, Ranks
+from entrypoint.run.stacks import StackCollector
 
-FAILURE_GRACE = 3.0
-"""Seconds from SIGTERM to SIGKILL for ranks whose job has failed: a failure ends all within 5 s."""
-SETTLE = 0.25
-"""Seconds in which the ranks of a node that fail together are told apart by their times."""
-SETTLE_ECHO = 1.25
-"""Seconds more where a rank has only lost another one, and nobody else is asked."""
-VERDICT = 10.0
-"""Seconds for all nodes to agree on the first failure; their ranks are ended meanwhile."""
-AGENT_EXIT = 10.0
-"""Seconds for torchrun's agents to leave their exit barrier once every node is done."""
-LOOK = 5.0
-"""Seconds beyond the hub's own bound for its verdict on a hang."""
-SILENT_STOP = 10.0
-"""Seconds after which a rank that does not catch the stop signal is told to the user."""
-LAST_CALL = 30.0
-"""Seconds before the end of a job that is to go on as another, at which ranks that catch no stop signal are
-ended: the scheduler's own end would be the last. Half of what is left, where that is less."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Signalled:
-    """Somebody signalled this process."""
-
-    signum: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimeUp:
-    """The job is about to end, and these ranks of this node were never asked to stop."""
-
-    ranks: list[int]
+WORKERS_LOOKS = 3
+"""How often, at growing intervals, a rank is looked at that has never made a step."""
 
 
 class Supervisor:
-    """Stays with the ranks of one node until the job has ended."""
+    """Stays with the ranks of one node until the job has ended. `state` is remade for each event, and nothing
+    else changes but the queue and the background tasks."""
 
     def __init__(
         self,
@@ -74,7 +73,8 @@ class Supervisor:
         link: Link | None,
         say: Callable[[str], None],
         stop_signal: signal.Signals,
-        patience: Patience,
+        policy: HangPolicy,
+        stacks: StackCollector,
         term_grace: float,
     ):
         """`link` is None for a single participant. `term_grace`: seconds that ranks have to save after a
@@ -84,54 +84,61 @@ class Supervisor:
         self._link = link
         self._say = say
         self._stop_signal = stop_signal
-        self._patience = patience
-        self._term_grace = term_grace
+        self._policy = policy
+        self._stacks = stacks
+        self._look = stacks.last_look()
         self._events: asyncio.Queue[object] = asyncio.Queue()
-        self._begun: set[int] = set()
-        self._ended: dict[int, RankEnded] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self.lost: tuple[int, ...] = ()
-        """Nodes that are known to be lost, by their places in the allocation."""
-        self._stopping = False
-        self._ending = False
-        self._at_once = False
-        self._over = False
-        self._tell = link or Alone(
-            plan.node, len(ranks.ranks), post=self._events.put_nowait, say=say, again=patience.again
+        self._is_over = threading.Event()
+        self._hub = link or Alone(
+            plan.node, len(ranks.ranks), post=self._events.put_nowait, say=say, again=policy.again
+        )
+        self.state = NodeState(
+            node=plan.node,
+            place=plan.place,
+            ranks=tuple(ranks.ranks),
+            is_alone=link is None,
+            may_restart=plan.max_restarts > 0,
+            stop_signal=stop_signal.name,
+            term_grace=term_grace,
+            verdict_bound=(link.timeouts.look if link else 0.0) + node_state.LOOK,
         )
 
     def signalled(self, signum: int) -> None:
         """A signal to this process; Ctrl-C a second time ends the grace of the first."""
-        self._at_once |= self._ending and signum == signal.SIGINT
         self._events.put_nowait(Signalled(signum=int(signum)))
 
-    @property
-    def why_final(self) -> str:
-        """Why nothing may follow in this allocation, whatever has failed; empty where something may."""
-        if any(ended.status == SAVED for ended in self._ended.values()):
-            return "a rank has saved at a planned end"
-        return "a planned end was asked for" if self._stopping else ""
-
     async def run(self, stop_file: Path | None, interval: float = 1.0) -> Outcome:
-        """Returns this node's outcome. `stop_file`: looked for every `interval` seconds where it is given."""
-        self._watch(self._pass_on(self._ranks.events.get))
+        """Returns this node's outcome. `stop_file`: looked for every `interval` seconds if it is given."""
+        self._start(self._pass_on(self._ranks.events.get))
         if self._link is not None:
-            self._watch(self._pass_on(self._link.next))
+            self._start(self._pass_on(self._link.next))
         if stop_file is not None:
             self._watch_for(stop_file, interval)
-        if self._patience.step or self._patience.silence:
-            self._watch(watch_for_hang(self._patience, self._ranks, self._ended, self._tell))
+        if self._policy.interval is not None:
+            self._start(self._watch_for_hang(self._policy.interval))
         if self._plan.mode == "torchrun" and self._plan.node_rank == 0:
-            self._watch(watch_for_workers(self._patience, self._ranks, self._say))
+            self._start(self._watch_for_workers())
         try:
-            return await self._stay()
+            while True:
+                event = self._observed(await self._events.get())
+                self.state, effects = node_state.step(self.state, event, self._now())
+                for effect in effects:
+                    if isinstance(effect, Finish):
+                        return effect.outcome
+                    self._carry_out(effect)
         finally:
-            self._over = True
+            self._is_over.set()
             for task in self._tasks:
                 task.cancel()
 
-    def _watch(self, work: Coroutine[Any, Any, None]) -> None:
+    def _now(self) -> Now:
+        return Now(wall=time.time(), steady=asyncio.get_running_loop().time())
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
         self._tasks.append(asyncio.create_task(work))
+
+    # --- what happens ---------------------------------------------------------------------------------------
 
     async def _pass_on(self, source: Callable[[], Awaitable[object]]) -> None:
         while True:
@@ -146,248 +153,126 @@ class Supervisor:
 
         def look() -> None:
             while not _is_there(stop_file):
-                if self._over:
+                if self._is_over.wait(interval):
                     return
-                time.sleep(interval)
             end = job_end(stop_file)
+            left = None if end is None else max(0.0, end - time.time())
             with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
-                loop.call_soon_threadsafe(self._ask_all_to_stop, end)
+                loop.call_soon_threadsafe(self._events.put_nowait, StopAsked(left))
 
         threading.Thread(target=look, daemon=True).start()
 
-    def _ask_all_to_stop(self, end: float | None = None) -> None:
-        """`end`: of the job, in Unix seconds."""
-        left = None if end is None else max(0.0, end - time.time())
-        self._tell.stop(left)
+    async def _watch_for_hang(self, interval: float) -> None:
+        loop = asyncio.get_running_loop()
+        beats, step = self._stacks.heartbeats, self._policy.step
+        watch, before = HangWatch(policy=self._policy), loop.time()
+        while not watch.is_over:
+            await asyncio.sleep(interval)
+            now = loop.time()
+            passed = min(now - before, 2 * interval)
+            before = now
+            watched = [rank for rank in self._ranks.pids if rank not in self.state.ended]
+            beats.observe(watched, passed)
+            signs = Signs(
+                passed=passed,
+                is_stalled=bool(step) and beats.stalled(step),
+                is_paused=bool(step) and beats.paused(watched, step),
+                heard=self._ranks.heard,
+                any_ended=bool(self.state.ended),
+            )
+            watch, reports = watch.observe(signs)
+            for report in reports:
+                self._report(report)
 
-    async def _stay(self) -> Outcome:
-        done = False
-        while True:
-            match await self._events.get():
-                case RankStarted() as started:
-                    self._ended.pop(started.rank, None)
-                    if started.rank in self._begun:  # else its first sign may be there already
-                        self._patience.heartbeats.forget(started.rank)
-                    self._begun.add(started.rank)
-                case RankEnded() as ended:
-                    self._take_end(ended)
-                    # With restarts left, torchrun's agent decides what a failure means.
-                    if self._plan.max_restarts == 0 and ended in self._failures():
-                        return await self._failed(await self._first_failure())
-                case StarterEnded() as starter if not done:
-                    return await self._failed(await self._first_failure(starter))
-                case Failed() as failed:
-                    self.lost = failed.lost
-                    return await self._end_with(failed.failure)
-                case Peek():
-                    self._watch(self._peek())
-                case Look() as look:
-                    return await self._hung(look.why)
-                case AllDone() as all_done:
-                    return replace(await self._ended_well(), alone=all_done.alone)
-                case Stopped() as stopped if not self._stopping:
-                    self._stopping = True
-                    self._watch(self._stop_ranks(stopped.left))
-                case TimeUp() as up:
-                    return await self._time_up(up.ranks)
-                case Signalled(signum=signal.SIGUSR2):
-                    self._ask_all_to_stop()
-                case Signalled() as signalled:
-                    return await self._asked_to_end(signalled.signum)
-            if not done and self._all_ended() and not self._failures():
-                done = True
-                if self._link is None:
-                    alone = [self._end_of(ended).alone for ended in self._ended.values()]
-                    return replace(await self._ended_well(), alone=len(alone) > 1 and all(alone))
-                self._link.done()
+    async def _watch_for_workers(self) -> None:
+        """A rank that starts its workers itself waits for ever: torchrun has them look for its own store."""
+        nap = self._policy.start
+        for _ in range(WORKERS_LOOKS):
+            await asyncio.sleep(nap)
+            if any(self._stacks.heartbeats.step(rank) is not None for rank in self._ranks.ranks):
+                return
+            if what := await self._stacks.workers():
+                why = "torchrun starts one process for each rank, and a script that starts its own (mp.spawn)"
+                self._say(f"{what}: {why} needs --mode exec")
+                return
+            nap *= 2
 
-    def _take_end(self, ended: RankEnded) -> None:
-        self._ended[ended.rank] = ended
-        if self._plan.max_restarts == 0 and ended.status in (DONE, SAVED):
-            self._tell.ended(self._end_of(ended))
+    def _observed(self, event: object) -> Event:
+        """The event with what is to be seen now; a timer asks for a look by the kind of its event."""
+        if isinstance(event, RankEnded):
+            beats = self._stacks.heartbeats
+            return Exited(ended=event, step=beats.step(event.rank), alone=beats.trained_alone(event.rank))
+        if event is Settled:
+            return Settled({one.rank: self._said(one.rank) for one in self.state.failures})
+        if event is RanksSeen:
+            return RanksSeen(alive=bool(self._ranks.alive()))
+        if event is Catching:
+            pids = {
+                rank: self._ranks.pids.get(rank) for rank in self._ranks.ranks if rank not in self.state.ended
+            }
+            return Catching({rank: (pid, self._catches(pid)) for rank, pid in pids.items()})
+        if event is VerdictIsLate:
+            return VerdictIsLate()
+        return event  # type: ignore[return-value]
 
-    def _end_of(self, ended: RankEnded) -> End:
-        return End(
-            rank=ended.rank,
-            node_rank=self._plan.place,
-            node=self._plan.node,
-            status=ended.status,
-            time=ended.time,
-            step=self._patience.heartbeats.step(ended.rank),
-            alone=self._patience.heartbeats.trained_alone(ended.rank),
+    def _said(self, rank: int) -> Said:
+        return Said(
+            error=self._ranks.first_error(rank),
+            at=self._ranks.last_place(rank),
+            shortage=self._ranks.shortage(),
         )
 
-    def _ends(self) -> Ends:
-        """Of the ranks here that have ended well."""
-        return Ends.of(self._end_of(ended) for ended in self._ended.values() if ended.status in (DONE, SAVED))
+    def _catches(self, pid: int | None) -> bool:
+        return pid is not None and processes.catches(pid, self._stop_signal)
 
-    def _all_ended(self) -> bool:
-        return len(self._ended) == len(self._ranks.ranks)
+    # --- what is to be done ---------------------------------------------------------------------------------
 
-    def _failures(self) -> list[RankEnded]:
-        """Failed ranks, the first one first; a rank ended by signal after another's 75 has saved too."""
-        saved = min((ended.time for ended in self._ended.values() if ended.status == SAVED), default=None)
-        failed = [
-            ended
-            for ended in self._ended.values()
-            if ended.status not in (DONE, SAVED)
-            and not (saved is not None and ended.signal and ended.time >= saved)
-        ]
-        return sorted(failed, key=lambda ended: ended.time)
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Tell(report):
+                self._report(report)
+            case Say(text):
+                self._say(text)
+            case After(seconds, kind) if seconds:
+                asyncio.get_running_loop().call_later(seconds, self._events.put_nowait, kind)
+            case After(_, kind):
+                self._events.put_nowait(kind)
+            case SignalRank(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, self._stop_signal)
+            case TerminateRanks():
+                processes.signal_groups(self._ranks.alive(), signal.SIGTERM)
+            case ForgetBeats(rank):
+                self._stacks.heartbeats.forget(rank)
+            case ShowFailure(failure):
+                self._ranks.failed(failure)
+            case _:
+                self._start(self._carry_out_slowly(effect))
 
-    async def _first_failure(self, starter: StarterEnded | None = None) -> Failure:
-        """The failure of this node: its first failed rank's, else what kept the ranks from starting."""
-        late = await self._settled(SETTLE)
-        starter = starter or late
-        failures = [failure_of(self._plan, self._ranks, ended) for ended in self._failures()]
-        if failures and self._link is None and blame.is_consequence(blame.first(failures).error):
-            await self._settled(SETTLE_ECHO)
-            failures = [failure_of(self._plan, self._ranks, ended) for ended in self._failures()]
-        starter = starter or StarterEnded()
-        if failures:
-            ends = self._ends() if self._link is None else NO_ENDS
-            first = blame.first(failures, ends, world=len(self._ranks.ranks))
-            return replace(first, error=first.error or starter.error)
-        error = starter.error or "the ranks ended without a status"
-        ended = Outcome(status=starter.status, node=self._plan.node, time=time.time(), error=error)
-        return to_failure(self._plan, ended)
+    async def _carry_out_slowly(self, effect: Effect) -> None:
+        """What takes time, and ends with an event."""
+        match effect:
+            case KillRanks():
+                await self._ranks.kill()
+                self._events.put_nowait(RanksKilled())
+            case AwaitAgent(seconds):
+                await self._ranks.wait(seconds)
+                self._events.put_nowait(AgentLeft())
+            case CollectPeek():
+                self._events.put_nowait(Peeped(tuple(await self._stacks.peek())))
+            case CollectStacks(closer):
+                found = await (self._look.closer() if closer else self._look.first())
+                self._events.put_nowait(Found(tuple(found)))
+            case KeepStacks():
+                await self._look.keep(self._say)
+                self._events.put_nowait(StacksKept())
 
-    async def _settled(self, seconds: float) -> StarterEnded | None:
-        """Takes what is said of the ranks meanwhile; other events stay. Returns the end of the starter."""
-        await asyncio.sleep(seconds)
-        starter, others = None, []
-        while not self._events.empty():
-            match self._events.get_nowait():
-                case RankEnded() as ended:
-                    self._take_end(ended)
-                case StarterEnded() as late:
-                    starter = starter or late
-                case other:
-                    others.append(other)
-        for other in others:
-            self._events.put_nowait(other)
-        return starter
-
-    async def _ended_well(self) -> Outcome:
-        await self._ranks.wait(AGENT_EXIT)
-        if not self._ended:
-            return Outcome(status=DONE, node=self._plan.node, time=time.time())
-        return outcome.of_job((f"rank {rank}", self._well(ended)) for rank, ended in self._ended.items())
-
-    def _well(self, ended: RankEnded) -> Outcome:
-        status = DONE if ended.status == DONE else SAVED
-        return Outcome(status=status, rank=ended.rank, node=self._plan.node, time=ended.time)
-
-    async def _failed(self, mine: Failure) -> Outcome:
-        """Tells the others, ends our ranks, and returns the failure that all nodes call the first."""
-        if self._link is not None:
-            self._link.fail(mine)
-        ending = asyncio.ensure_future(self._end_ranks(FAILURE_GRACE))
-        first = (await self._told(self._link, VERDICT) if self._link is not None else None) or mine
-        self._ranks.failed(first)
-        await ending
-        return to_outcome(first)
-
-    async def _told(self, link: Link, bound: float, look: LastLook | None = None) -> Failure | None:
-        """The first failure as all nodes are told it; None where nothing is told in `bound` seconds."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(bound):
-                while True:
-                    match await self._events.get():
-                        case Failed() as failed:
-                            self.lost = failed.lost
-                            return failed.failure
-                        case LookCloser() if look is not None:
-                            link.seen(await look.closer())
-        return None
-
-    async def _peek(self) -> None:
-        sightings = [] if self._all_ended() else await self._patience.peek()
-        self._tell.peeked(sightings)
-
-    async def _hung(self, why: str) -> Outcome:
-        """Tells where our ranks are, and ends them with what all nodes say of it."""
-        look, link = self._patience.look(), self._link
-        found = [] if self._all_ended() else await look.first()
-        if link is None and found:
-            found = await look.closer()
-        failure = blame.verdict(found, why, unseen=(), now=time.time())
-        if link is not None:
-            link.seen(found)
-            failure = await self._told(link, link.timeouts.look + LOOK, look) or failure
-        await self._end_ranks(0)
-        await look.keep(self._say)
-        if failure is None:
-            return Outcome(status=STUCK, node=self._plan.node, time=time.time(), error=f"stuck, {why}")
-        return to_outcome(failure)
-
-    async def _end_with(self, failure: Failure) -> Outcome:
-        self._ranks.failed(failure)
-        terminated = failure.rank is None and failure.signal == signal.SIGTERM
-        await self._end_ranks(self._term_grace if terminated else FAILURE_GRACE)
-        return to_outcome(failure)
-
-    async def _asked_to_end(self, signum: int) -> Outcome:
-        """SIGTERM (scancel, qdel) lets ranks save if time allows, Ctrl-C does not; no requeue follows."""
-        return await self._end_for(asked_to_end(self._plan, signum))
-
-    async def _time_up(self, ranks: list[int]) -> Outcome:
-        """The job goes on as another: this one ends as by SIGTERM before the scheduler ends it for good."""
-        name = self._stop_signal.name
-        why = f"the job's time is up, and {listed(ranks)} on {self._plan.node} catches no {name}"
-        mine = asked_to_end(self._plan, int(signal.SIGTERM))
-        return await self._end_for(replace(mine, error=f"{why}: {mine.error}"))
-
-    async def _end_for(self, mine: Outcome) -> Outcome:
-        self._ending = True
-        if self._link is not None:
-            self._link.fail(to_failure(self._plan, mine))
-        await self._end_ranks(self._term_grace if mine.signal == signal.SIGTERM else FAILURE_GRACE)
-        return mine
-
-    async def _end_ranks(self, grace: float) -> None:
-        processes.signal_groups(self._ranks.alive(), signal.SIGTERM)
-        deadline = _now() + grace
-        while self._ranks.alive() and _now() < deadline and not self._at_once:
-            await asyncio.sleep(0.02)
-        await self._ranks.kill()
-
-    async def _stop_ranks(self, left: float | None) -> None:
-        """Sends the stop signal to each rank once it catches it, never to torchrun's agent: it would die. A
-        rank that torchrun starts anew has another process id, and is told too."""
-        since = _now()
-        time_up = since + left - min(LAST_CALL, left / 2) if left is not None else float("inf")
-        told: set[int | None] = set()
-        while True:
-            pids = {rank: self._ranks.pids.get(rank) for rank in self._ranks.ranks if rank not in self._ended}
-            for pid in pids.values():
-                if pid is not None and pid not in told and processes.catches(pid, self._stop_signal):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, self._stop_signal)
-                    told.add(pid)
-            untold = [rank for rank, pid in pids.items() if pid not in told]
-            now = _now()
-            if not untold:
-                since = now
-            elif now > time_up:
-                self._events.put_nowait(TimeUp(ranks=untold))
-                return
-            elif now - since > SILENT_STOP:
-                since = float("inf")
-                name = self._stop_signal.name
-                silent = listed(untold)
-                self._say(
-                    f"a stop was asked for, but {silent} on {self._plan.node} catches no {name} and runs on"
-                )
-            await asyncio.sleep(0.2)
+    def _report(self, report: Report) -> None:
+        self._hub.report(report)
 
 
 def _is_there(path: Path) -> bool:
-    """False as well where a shared file system cannot tell at the moment (ESTALE, EIO)."""
+    """False as well if a shared file system cannot tell at the moment (ESTALE, EIO)."""
     with contextlib.suppress(OSError):
         return path.exists()
     return False
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

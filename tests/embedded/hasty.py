@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from entrypoint import cli, embedded
 from entrypoint.meet import terms
 from entrypoint.plan import options
-from entrypoint.run import attempt, hang, restart
+from entrypoint.run import attempt, restart, supervise
 
 
 def first_step(seconds: float) -> None:
     attempt.FIRST_STEP = seconds
-    hang.WORKERS_LOOKS = 6  # they go on for as long as two imports of torch may take on a busy machine
+    supervise.WORKERS_LOOKS = 6  # they go on for as long as two imports of torch may take on a busy machine
 
 
 def hang_timeout(seconds: float) -> None:

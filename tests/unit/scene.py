@@ -20,12 +20,29 @@ from typing import Any
 import pytest
 
 from entrypoint import cli
-from entrypoint.meet import messages, terms
-from entrypoint.meet.messages import AllDone, Failed, Look, LookCloser, Peek, Stopped
+from entrypoint.meet import terms
+from entrypoint.meet.messages import (
+    AllDone,
+    Done,
+    Ended,
+    Fail,
+    Failed,
+    Look,
+    LookCloser,
+    Paused,
+    Peek,
+    Peeked,
+    Report,
+    Seen,
+    Silent,
+    Stalled,
+    Stopped,
+    Told,
+)
 from entrypoint.node import processes
 from entrypoint.plan.launch_plan import LaunchPlan, with_members
 from entrypoint.plan.resolve import resolve
-from entrypoint.run.hang import Patience
+from entrypoint.run.hang import HangPolicy
 from entrypoint.run.ranks import RankEnded, RankStarted, StarterEnded
 from entrypoint.run.supervise import Supervisor
 from entrypoint.watch.reports import End, Failure, Sighting
@@ -33,7 +50,7 @@ from entrypoint.watch.reports import End, Failure, Sighting
 Entry = tuple[Any, ...]
 """(seconds, what was done, with what)."""
 Do = Callable[["Scene"], Awaitable[None] | None]
-Step = RankStarted | RankEnded | StarterEnded | messages.Told | signal.Signals | float | Do
+Step = RankStarted | RankEnded | StarterEnded | Told | signal.Signals | float | Do
 """What happens next; a number: so many seconds pass."""
 AGENT = 5_000_000
 """Its process id. No process has one above 2**22: nothing real can be hit."""
@@ -195,50 +212,44 @@ class FakeLink:
 
     def __init__(self, scene: "Scene") -> None:
         self.scene = scene
-        self.events: asyncio.Queue[messages.Told] = asyncio.Queue()
+        self.events: asyncio.Queue[Told] = asyncio.Queue()
         self.answers_after = 0.3
         self.verdict: Failed | None = None
         self.ends: list[End] = []
         """Which ranks were said to have ended well."""
         self._over = False
 
-    async def next(self) -> messages.Told:
+    async def next(self) -> Told:
         if self._over:
             self.scene.note("asks for more than the last event")
         event = await self.events.get()
         self._over = isinstance(event, (Failed, AllDone))
         return event
 
-    def stop(self, left: float | None) -> None:
-        self.scene.note("stop", left)
-        self.events.put_nowait(Stopped(left))
-
-    def fail(self, failure: Failure) -> None:
-        self.scene.note("fail", failure)
-        self._answer(Failed(failure))
-
-    def ended(self, end: End) -> None:
-        self.ends.append(end)
-
-    def done(self) -> None:
-        self.scene.note("done")
-
-    def stalled(self, why: str) -> None:
-        self.scene.note("stalled", why)
-        self.events.put_nowait(Look(why))
-
-    def silent(self, why: str) -> None:
-        self.scene.note("silent", why)
-
-    def paused(self, why: str | None) -> None:
-        self.scene.note("paused", why)
-
-    def peeked(self, sightings: Sequence[Sighting]) -> None:
-        self.scene.note("peeked", list(sightings))
-
-    def seen(self, sightings: Sequence[Sighting]) -> None:
-        self.scene.note("seen", list(sightings))
-        self._answer(Failed(STUCK))
+    def report(self, report: Report) -> None:
+        match report:
+            case Stopped(left=left):
+                self.scene.note("stop", left)
+                self.events.put_nowait(report)
+            case Fail(failure=failure):
+                self.scene.note("fail", failure)
+                self._answer(Failed(failure))
+            case Ended(end=end):
+                self.ends.append(end)
+            case Done():
+                self.scene.note("done")
+            case Stalled(why=why):
+                self.scene.note("stalled", why)
+                self.events.put_nowait(Look(why))
+            case Silent(why=why):
+                self.scene.note("silent", why)
+            case Paused(why=why):
+                self.scene.note("paused", why)
+            case Peeked(sightings=sightings):
+                self.scene.note("peeked", list(sightings))
+            case Seen(sightings=sightings):
+                self.scene.note("seen", list(sightings))
+                self._answer(Failed(STUCK))
 
     def _answer(self, event: Failed) -> None:
         if self.answers_after < NEVER:
@@ -300,6 +311,25 @@ class FakeLook:
         say("kept")
 
 
+class FakeStacks:
+    """Finds what the scene has."""
+
+    def __init__(self, scene: "Scene") -> None:
+        self.scene = scene
+        self.heartbeats = scene.heartbeats
+
+    def last_look(self) -> FakeLook:
+        return FakeLook(self.scene)
+
+    async def workers(self) -> str:
+        self.scene.note("looks for workers")
+        return self.scene.workers
+
+    async def peek(self) -> list[Sighting]:
+        self.scene.note("peek")
+        return self.scene.sightings
+
+
 class Scene:
     """One node's supervisor among the fakes."""
 
@@ -337,22 +367,12 @@ class Scene:
         self.lasts = 8.0
         """Seconds for which the supervisor is watched after the last step."""
         self._since = 0.0
-        beats: Any = self.heartbeats
         fakes: Any = self.ranks
         link: Any = None if alone else self.link
-        patience = Patience(
-            heartbeats=beats,
-            step=step,
-            silence=silence,
-            look=self._look,
-            peek=self._peek,
-            workers=self._workers,
-            start=20.0,
-            is_chosen=is_chosen,
-            again=6.0,
-        )
+        policy = HangPolicy(step=step, silence=silence, start=20.0, is_chosen=is_chosen, again=6.0)
+        stacks: Any = FakeStacks(self)
         say = functools.partial(self.note, "says")
-        self.supervisor = Supervisor(self.plan, fakes, link, say, stop_signal, patience, 7.0)
+        self.supervisor = Supervisor(self.plan, fakes, link, say, stop_signal, policy, stacks, 7.0)
 
     def note(self, what: str, *with_what: object) -> None:
         self.clock.patient = False
@@ -404,17 +424,6 @@ class Scene:
                     if (work := step(self)) is not None:
                         await work
             await asyncio.sleep(1e-6)
-
-    def _look(self) -> Any:
-        return FakeLook(self)
-
-    async def _workers(self) -> str:
-        self.note("looks for workers")
-        return self.workers
-
-    async def _peek(self) -> list[Sighting]:
-        self.note("peek")
-        return self.sightings
 
     @contextlib.contextmanager
     def _fake_system(self) -> Iterator[None]:

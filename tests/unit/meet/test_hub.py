@@ -383,6 +383,6 @@ async def test_the_bound_of_a_trial_that_is_over_changes_nothing() -> None:
     over = loop.time() + 0.3
     await until(lambda: loop.time() > over)  # the bound is real time
     hub, spoke = links
-    hub.stop(None)
+    hub.report(Stopped())
     assert await spoke.next() == Stopped()
     await close(*links)

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from entrypoint.errors import Unavailable
-from entrypoint.meet.messages import AllDone, Failed
+from entrypoint.meet.messages import AllDone, Done, Fail, Failed
 from entrypoint.meet.terms import Timeouts
 from tests.unit.meet.meeting import (
     SHORT,
@@ -47,7 +47,7 @@ async def test_a_name_that_resolves_is_as_good_as_an_address() -> None:
 async def test_a_single_participant_meets_itself() -> None:
     place = Place()
     (link,) = await place.all(who(0, nnodes=1))
-    link.done()
+    link.report(Done())
     assert await events(link) == [AllDone()]
     await link.close()
 
@@ -60,7 +60,7 @@ async def test_in_rank_mode_every_task_meets() -> None:
     ]
     links = await place.all(*reversed(tasks))
     for link in links:
-        link.done()
+        link.report(Done())
     assert await events(*links) == [AllDone()] * 4
     await close(*links)
 
@@ -79,7 +79,7 @@ async def test_five_hundred_and_twelve_nodes_meet_and_hear_of_one_failure() -> N
         place = Place()
         bounds = Timeouts(join=15)
         links = await place.all(*(who(node, nnodes=512) for node in range(512)), timeouts=bounds)
-        links[300].fail(failure(300, 1.0))
+        links[300].report(Fail(failure(300, 1.0)))
         assert await events(*links) == [Failed(failure(300, 1.0))] * 512
         await close(*links)
         assert place.said == []

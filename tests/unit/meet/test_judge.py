@@ -7,7 +7,24 @@ from dataclasses import replace
 import pytest
 
 from entrypoint.meet.link import Link
-from entrypoint.meet.messages import AllDone, Failed, Look, LookCloser, Moved, Peek, Stopped, Tried
+from entrypoint.meet.messages import (
+    AllDone,
+    Done,
+    Ended,
+    Fail,
+    Failed,
+    Look,
+    LookCloser,
+    Moved,
+    Paused,
+    Peek,
+    Peeked,
+    Seen,
+    Silent,
+    Stalled,
+    Stopped,
+    Tried,
+)
 from entrypoint.watch.reports import Sighting
 from tests.unit.meet.meeting import (
     SHORT,
@@ -28,11 +45,11 @@ from tests.unit.meet.meeting import (
 @run
 async def test_a_planned_end_reaches_everyone_once(node: int) -> None:
     links = await three(Place())
-    links[node].stop(12.5)
-    links[node].stop(None)
+    links[node].report(Stopped(12.5))
+    links[node].report(Stopped())
     assert await events(*links) == [Stopped(left=12.5)] * 3
     for link in links:
-        link.done()
+        link.report(Done())
     assert await events(*links) == [AllDone()] * 3
     await close(*links)
 
@@ -41,7 +58,7 @@ async def test_a_planned_end_reaches_everyone_once(node: int) -> None:
 @run
 async def test_a_failure_reaches_everyone(node: int) -> None:
     links = await three(Place())
-    links[node].fail(failure(node, 5.0))
+    links[node].report(Fail(failure(node, 5.0)))
     async with asyncio.timeout(2):
         assert await events(*links) == [Failed(failure(node, 5.0))] * 3
     assert await events(*links) == [Failed(failure(node, 5.0))] * 3
@@ -51,10 +68,10 @@ async def test_a_failure_reaches_everyone(node: int) -> None:
 @run
 async def test_the_earliest_failure_wins_whoever_reports_first() -> None:
     links = await three(Place(), timeouts=replace(SHORT, settle=1))
-    links[0].fail(failure(0, 7.0))
-    links[2].fail(failure(2, 6.0))
+    links[0].report(Fail(failure(0, 7.0)))
+    links[2].report(Fail(failure(2, 6.0)))
     await asyncio.sleep(0.05)
-    links[1].fail(failure(1, 5.0, signal=9, rank=None))
+    links[1].report(Fail(failure(1, 5.0, signal=9, rank=None)))
     assert await events(*links) == [Failed(failure(1, 5.0, signal=9, rank=None))] * 3
     await close(*links)
 
@@ -65,7 +82,7 @@ async def test_an_answer_that_comes_when_the_meeting_is_over_changes_nothing(lat
     links = await three(Place())
     for link in links:
         link._report(late)
-        link.done()
+        link.report(Done())
     assert await events(*links) == [AllDone()] * 3
     await close(*links)
 
@@ -76,10 +93,10 @@ async def test_of_failures_on_nodes_whose_clocks_disagree_the_first_to_come_is_t
     links = await three(Place())
     links[1]._peers[0, None].send({"type": "beat", "time": time.time() + apart})
     now = time.time()
-    links[2].fail(failure(2, now))
+    links[2].report(Fail(failure(2, now)))
     await asyncio.sleep(0.02)
     late = now + 0.02
-    links[1].fail(failure(1, late + apart, error="KeyError: 'followed'"))
+    links[1].report(Fail(failure(1, late + apart, error="KeyError: 'followed'")))
     assert await events(*links) == [Failed(failure(2, now))] * 3
     await close(*links)
 
@@ -87,9 +104,9 @@ async def test_of_failures_on_nodes_whose_clocks_disagree_the_first_to_come_is_t
 @run
 async def test_of_failures_alike_the_first_that_says_why_is_told() -> None:
     links = await three(Place())
-    links[0].fail(failure(0, 7.0, status=64, error="train: unknown key"))
-    links[1].fail(failure(1, 5.0, status=64, error=""))
-    links[2].fail(failure(2, 6.0, status=1, error="another reason"))
+    links[0].report(Fail(failure(0, 7.0, status=64, error="train: unknown key")))
+    links[1].report(Fail(failure(1, 5.0, status=64, error="")))
+    links[2].report(Fail(failure(2, 6.0, status=1, error="another reason")))
     assert await events(*links) == [Failed(failure(0, 7.0, status=64, error="train: unknown key"))] * 3
     await close(*links)
 
@@ -103,11 +120,11 @@ async def test_a_rank_that_ended_well_while_others_needed_it_is_to_blame(late: b
     links = await three(Place(), timeouts=replace(SHORT, settle_echo=0.3))
     fails = replace(failure(0, 5.0, rank=0, status=1, error=RESET), at="in backward (train.py:31)")
     if late:
-        links[0].fail(fails)
+        links[0].report(Fail(fails))
         await asyncio.sleep(0.05)
-    links[1].ended(left(3))
-    links[2].ended(left(5, time=3.9, step=7))
-    links[0].fail(fails)
+    links[1].report(Ended(left(3)))
+    links[2].report(Ended(left(5, time=3.9, step=7)))
+    links[0].report(Fail(fails))
     early = (
         "ended with 0 after 7 steps (1 other rank too) while 10 others were still in backward (train.py:31): "
         "do all ranks make the same number of steps?"
@@ -120,7 +137,7 @@ async def test_a_rank_that_ended_well_while_others_needed_it_is_to_blame(late: b
 @run
 async def test_an_error_of_many_lines_and_any_length_is_told_as_one_line() -> None:
     links = await three(Place())
-    links[1].fail(failure(1, 5.0, error="a\nb\x1b" + "x" * 200_000))
+    links[1].report(Fail(failure(1, 5.0, error="a\nb\x1b" + "x" * 200_000)))
     found = await events(*links)
     assert [event.failure.error for event in found] == ["a b?" + "x" * 996] * 3
     await close(*links)
@@ -133,9 +150,9 @@ async def test_an_error_of_many_lines_and_any_length_is_told_as_one_line() -> No
 async def test_that_each_rank_trained_alone_is_told_at_the_end(alone: tuple[bool, ...], said: bool) -> None:
     links = await Place().all(*(who(node, nnodes=3, nproc_per_node=1) for node in range(3)))
     for rank, one in enumerate(alone):
-        links[rank].ended(left(rank, alone=one))
+        links[rank].report(Ended(left(rank, alone=one)))
     for link in links:
-        link.done()
+        link.report(Done())
     assert await events(*links) == [AllDone(said)] * 3
     await close(*links)
 
@@ -143,9 +160,9 @@ async def test_that_each_rank_trained_alone_is_told_at_the_end(alone: tuple[bool
 @run
 async def test_a_failure_after_the_own_end_reaches_who_is_done() -> None:
     links = await three(Place())
-    links[0].done()
-    links[1].done()
-    links[2].fail(failure(2, 5.0))
+    links[0].report(Done())
+    links[1].report(Done())
+    links[2].report(Fail(failure(2, 5.0)))
     assert await events(*links) == [Failed(failure(2, 5.0))] * 3
     await close(*links)
 
@@ -153,7 +170,7 @@ async def test_a_failure_after_the_own_end_reaches_who_is_done() -> None:
 async def looking() -> list[Link]:
     """Three nodes that were asked where their ranks are."""
     links = await three(Place())
-    links[0].stalled("no step for 30 s")
+    links[0].report(Stalled("no step for 30 s"))
     assert await events(*links) == [Look("no step for 30 s")] * 3
     return links
 
@@ -164,12 +181,30 @@ async def test_a_hang_that_anyone_notices_is_looked_into_by_everyone_and_the_stu
     node: int,
 ) -> None:
     links = await three(Place())
-    links[node].stalled("no step for 30 s")
-    links[2].stalled("no step for 30 s")
+    links[node].report(Stalled("no step for 30 s"))
+    links[2].report(Stalled("no step for 30 s"))
     assert await events(*links) == [Look("no step for 30 s")] * 3
-    links[2].fail(failure(2, time.time()))  # A rank whose neighbours were ended to print their stacks.
-    links[0].seen([sighting(0), sighting(1)])
-    links[1].seen([sighting(4, state="T"), sighting(5)])
+    links[2].report(
+        Fail(failure(2, time.time()))
+    )  # A rank whose neighbours were ended to print their stacks.
+    links[0].report(
+        Seen(
+            (
+                sighting(0),
+                sighting(1),
+            ),
+            last=True,
+        )
+    )
+    links[1].report(
+        Seen(
+            (
+                sighting(4, state="T"),
+                sighting(5),
+            ),
+            last=True,
+        )
+    )
     found = await events(*links)
     assert found == [found[0]] * 3
     assert (found[0].failure.rank, found[0].failure.node, found[0].failure.status) == (4, "n1", 124)
@@ -180,18 +215,34 @@ async def test_a_hang_that_anyone_notices_is_looked_into_by_everyone_and_the_stu
 async def test_ranks_that_show_no_stack_are_looked_at_closer_only_once_everyone_has_looked() -> None:
     links = await looking()
     stopped = sighting(4, state="T", at="", waits_in="", stack="")
-    links[1].seen([stopped, sighting(5)])
-    links[0].seen([sighting(0)])
+    links[1].report(
+        Seen(
+            (
+                stopped,
+                sighting(5),
+            ),
+            last=True,
+        )
+    )
+    links[0].report(Seen((sighting(0),), last=True))
     await asyncio.sleep(0.1)
     assert [link._events.empty() for link in links] == [True] * 3
     gone = sighting(9, state="", at="", waits_in="", stack="")
-    links[2].seen([gone])
+    links[2].report(Seen((gone,), last=True))
     assert await events(*links) == [LookCloser()] * 3
-    links[0].seen([sighting(0)])
-    links[2].seen([gone])
+    links[0].report(Seen((sighting(0),), last=True))
+    links[2].report(Seen((gone,), last=True))
     await asyncio.sleep(0.1)
     assert [link._events.empty() for link in links] == [True] * 3
-    links[1].seen([replace(stopped, at="train.py:31 load"), sighting(5)])
+    links[1].report(
+        Seen(
+            (
+                replace(stopped, at="train.py:31 load"),
+                sighting(5),
+            ),
+            last=True,
+        )
+    )
     found = await events(*links)
     reason = "it is stopped by a signal in train.py:31 load, while 2 of 4 ranks wait in all_reduce"
     assert [event.failure.rank for event in found] == [4] * 3
@@ -202,10 +253,10 @@ async def test_ranks_that_show_no_stack_are_looked_at_closer_only_once_everyone_
 @run
 async def test_a_node_that_is_lost_before_the_closer_look_is_not_waited_for() -> None:
     links = await looking()
-    links[1].seen([sighting(4, stack="")])
-    links[1].fail(failure(1, time.time()))
-    links[0].seen([sighting(0)])
-    links[2].seen([sighting(8, quiet=31.0)])
+    links[1].report(Seen((sighting(4, stack=""),), last=True))
+    links[1].report(Fail(failure(1, time.time())))
+    links[0].report(Seen((sighting(0),), last=True))
+    links[2].report(Seen((sighting(8, quiet=31.0),), last=True))
     found = await events(*links)
     assert [event.failure.status for event in found] == [124] * 3
     await close(*links)
@@ -215,9 +266,13 @@ async def test_a_node_that_is_lost_before_the_closer_look_is_not_waited_for() ->
 @run
 async def test_sightings_of_more_ranks_than_a_frame_holds_arrive(letter: str) -> None:
     links = await looking()
-    links[0].seen([])
-    links[1].seen([sighting(rank, at=letter * 200, node="n1", node_rank=1) for rank in range(400)])
-    links[2].seen([sighting(400, state="T", node_rank=2)])
+    links[0].report(Seen((), last=True))
+    links[1].report(
+        Seen(
+            tuple([sighting(rank, at=letter * 200, node="n1", node_rank=1) for rank in range(400)]), last=True
+        )
+    )
+    links[2].report(Seen((sighting(400, state="T", node_rank=2),), last=True))
     found = await events(*links)
     assert found[1].failure.rank == 400
     assert "400 of 401 ranks wait" in found[1].failure.error
@@ -227,10 +282,10 @@ async def test_sightings_of_more_ranks_than_a_frame_holds_arrive(letter: str) ->
 @run
 async def test_a_node_that_does_not_say_where_its_ranks_are_is_named_in_the_verdict() -> None:
     links = await three(Place(), timeouts=replace(SHORT, look=0.3))
-    links[1].stalled("no step for 30 s")
+    links[1].report(Stalled("no step for 30 s"))
     await events(*links)
-    links[0].seen([sighting(0)])
-    links[1].seen([sighting(4, quiet=31.0)])
+    links[0].report(Seen((sighting(0),), last=True))
+    links[1].report(Seen((sighting(4, quiet=31.0),), last=True))
     found = await events(*links)
     assert found[2].failure.rank == 4
     assert found[2].failure.error.endswith("; nothing was heard from n2")
@@ -240,10 +295,10 @@ async def test_a_node_that_does_not_say_where_its_ranks_are_is_named_in_the_verd
 @run
 async def test_a_hang_without_any_rank_is_a_failure_all_the_same() -> None:
     links = await three(Place())
-    links[1].stalled("no step for 30 s")
+    links[1].report(Stalled("no step for 30 s"))
     await events(*links)
     for link in links:
-        link.seen([])
+        link.report(Seen((), last=True))
     found = await events(*links)
     assert {event.failure.error for event in found} == {"lost: no step for 30 s, and no rank was found"}
     await close(*links)
@@ -252,9 +307,9 @@ async def test_a_hang_without_any_rank_is_a_failure_all_the_same() -> None:
 @run
 async def test_a_failure_before_a_hang_is_the_failure() -> None:
     links = await three(Place())
-    links[1].fail(failure(1, 5.0))
-    links[2].fail(failure(2, 6.0))
-    links[0].stalled("no step for 30 s")
+    links[1].report(Fail(failure(1, 5.0)))
+    links[2].report(Fail(failure(2, 6.0)))
+    links[0].report(Stalled("no step for 30 s"))
     found = await events(*links)
     while isinstance(found[0], Look):
         found = await events(*links)
@@ -266,7 +321,7 @@ async def peeked(links: list[Link], sightings: list[list[Sighting]]) -> None:
     """Everyone is asked, and answers."""
     assert await events(*links) == [Peek()] * 3
     for link, found in zip(links, sightings, strict=True):
-        link.peeked(found)
+        link.report(Peeked(tuple(found), last=True))
 
 
 @pytest.mark.parametrize("node", [0, 2])
@@ -276,7 +331,7 @@ async def test_a_pause_that_anyone_reports_has_everyone_looked_at_and_a_deadlock
     changed = {"nnodes": 3, "nproc_per_node": 1}
     links = await place.all(*(who(one, **changed) for one in range(3)), timeouts=replace(SHORT, again=0.2))
     busy = [[sighting(0)], [sighting(1, waits_in="", stack="77aa", at="data.py:3 read")], [sighting(2)]]
-    links[node].paused("no step for 30 s")
+    links[node].report(Paused("no step for 30 s"))
     await peeked(links, busy)
     await until(lambda: any("data.py:3 read" in line for line in place.said))
     for _ in range(2):
@@ -291,15 +346,15 @@ async def test_a_pause_that_anyone_reports_has_everyone_looked_at_and_a_deadlock
 @run
 async def test_a_pause_that_is_over_is_looked_at_no_more() -> None:
     links = await Place().all(who(0), who(1), timeouts=replace(SHORT, again=0.05))
-    links[1].paused("no step for 30 s")
+    links[1].report(Paused("no step for 30 s"))
     assert await events(*links) == [Peek()] * 2
     for link in links:
-        link.peeked([])
-    links[1].paused(None)
-    links[1].stop(None)
+        link.report(Peeked((), last=True))
+    links[1].report(Paused(None))
+    links[1].report(Stopped())
     assert await events(*links) == [Stopped()] * 2
     for link in links:
-        link.done()
+        link.report(Done())
     assert await events(*links) == [AllDone()] * 2
     await close(*links)
 
@@ -310,15 +365,15 @@ QUIET = "no rank has written anything for 30 s (--silence-timeout)"
 @run
 async def test_silence_counts_when_everyone_is_silent() -> None:
     links = await three(Place())
-    links[0].silent(QUIET)
-    links[1].silent(QUIET)
-    links[0].silent("")
-    links[2].silent(QUIET)
+    links[0].report(Silent(QUIET))
+    links[1].report(Silent(QUIET))
+    links[0].report(Silent(""))
+    links[2].report(Silent(QUIET))
     await asyncio.sleep(0.1)
-    links[0].silent(QUIET)
+    links[0].report(Silent(QUIET))
     assert await events(*links) == [Look(QUIET)] * 3
     for link in links:
-        link.fail(failure(0, 1.0, rank=None))
+        link.report(Fail(failure(0, 1.0, rank=None)))
     await events(*links)
     await close(*links)
 
@@ -326,15 +381,15 @@ async def test_silence_counts_when_everyone_is_silent() -> None:
 @run
 async def test_silence_that_is_taken_back_does_not_count_nor_do_those_that_are_done() -> None:
     links = await three(Place())
-    links[2].done()
+    links[2].report(Done())
     await links[2].close()
-    links[0].silent("too early")
-    links[0].silent("")
-    links[1].silent("too early")
-    links[1].stop(None)
+    links[0].report(Silent("too early"))
+    links[0].report(Silent(""))
+    links[1].report(Silent("too early"))
+    links[1].report(Stopped())
     assert await events(*links[:2]) == [Stopped(left=None)] * 2
-    links[0].silent(QUIET)
+    links[0].report(Silent(QUIET))
     assert await events(*links[:2]) == [Look(QUIET)] * 2
-    links[0].fail(failure(0, 1.0, rank=None))
+    links[0].report(Fail(failure(0, 1.0, rank=None)))
     await events(*links[:2])
     await close(*links[:2])

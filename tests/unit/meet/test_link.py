@@ -5,7 +5,7 @@ import time
 from dataclasses import replace
 
 from entrypoint.meet import wire as wire_module
-from entrypoint.meet.messages import AllDone, Failed
+from entrypoint.meet.messages import AllDone, Done, Fail, Failed
 from entrypoint.meet.wire import Wire
 from tests.unit.meet.meeting import SHORT, Place, close, events, failure, hello, run, three, until, who
 
@@ -19,11 +19,11 @@ def mute(*wires: Wire) -> None:
 @run
 async def test_leaving_after_done_is_no_loss() -> None:
     links = await three(Place())
-    links[1].done()
+    links[1].report(Done())
     await links[1].close()
     await asyncio.sleep(0.5)
-    links[0].done()
-    links[2].done()
+    links[0].report(Done())
+    links[2].report(Done())
     assert await events(links[0], links[2]) == [AllDone()] * 2
     await close(*links)
 
@@ -71,7 +71,7 @@ async def test_heartbeats_keep_a_quiet_run_together() -> None:
     links = await three(Place(), timeouts=replace(SHORT, peer=0.6))
     await asyncio.sleep(1.5)
     for link in links:
-        link.done()
+        link.report(Done())
     assert await events(*links) == [AllDone()] * 3
     await close(*links)
 
@@ -82,7 +82,7 @@ async def test_a_suspension_of_this_process_is_not_the_others_silence() -> None:
     time.sleep(1.0)
     await asyncio.sleep(0.3)
     for link in links:
-        link.done()
+        link.report(Done())
     assert await events(*links) == [AllDone()] * 3
     await close(*links)
 
@@ -126,7 +126,7 @@ async def test_a_silent_hub_is_lost_within_its_bound() -> None:
 async def test_the_own_failure_counts_where_the_hub_is_lost_before_its_verdict() -> None:
     links = await three(Place())
     mute(*links[0]._peers.values())
-    links[1].fail(failure(1, 5.0))
+    links[1].report(Fail(failure(1, 5.0)))
     for peer in links[0]._peers.values():
         peer.abort()
     assert await events(links[1]) == [Failed(failure(1, 5.0), lost=(0,))]
@@ -136,7 +136,7 @@ async def test_the_own_failure_counts_where_the_hub_is_lost_before_its_verdict()
 @run
 async def test_a_hub_that_leaves_right_after_its_failure_tells_it_first() -> None:
     links = await three(Place())
-    links[0].fail(failure(0, 5.0))
+    links[0].report(Fail(failure(0, 5.0)))
     await links[0].close()
     assert await events(links[1], links[2]) == [Failed(failure(0, 5.0))] * 2
     await close(*links)
@@ -145,7 +145,7 @@ async def test_a_hub_that_leaves_right_after_its_failure_tells_it_first() -> Non
 @run
 async def test_a_hub_may_leave_at_once_after_the_last_event_while_spokes_end_their_ranks() -> None:
     links = await three(Place())
-    links[1].fail(failure(1, 5.0))
+    links[1].report(Fail(failure(1, 5.0)))
     await events(links[0])
     async with asyncio.timeout(0.8 * wire_module.LINGER):
         await links[0].close()
@@ -156,7 +156,7 @@ async def test_a_hub_may_leave_at_once_after_the_last_event_while_spokes_end_the
 @run
 async def test_a_spoke_that_leaves_right_after_its_failure_is_not_lost() -> None:
     links = await three(Place())
-    links[1].fail(failure(1, time.time() + 100))
+    links[1].report(Fail(failure(1, time.time() + 100)))
     await links[1].close()
     found = await events(links[0], links[2])
     assert {event.failure.error for event in found} == {"ValueError: x"}
@@ -170,7 +170,7 @@ async def test_who_comes_after_the_start_finds_nobody() -> None:
     (text,) = await place.refusals(who(1), timeouts=replace(SHORT, join=0.4))
     assert text.startswith(f"Unavailable: node 0 (n0) at {place.endpoint} has not started yet within 0.4 s")
     for link in links:
-        link.done()
+        link.report(Done())
     assert await events(*links) == [AllDone()] * 2
     await close(*links)
 

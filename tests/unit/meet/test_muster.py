@@ -11,7 +11,7 @@ from entrypoint.bitset import Bits
 from entrypoint.errors import Unavailable
 from entrypoint.meet.join import meet
 from entrypoint.meet.link import Link
-from entrypoint.meet.messages import AllDone, Failed
+from entrypoint.meet.messages import AllDone, Done, Fail, Failed, Seen, Stalled
 from entrypoint.meet.terms import Muster, Timeouts
 from tests.ports import free_port
 from tests.unit.meet.meeting import (
@@ -90,7 +90,7 @@ async def test_the_next_listed_node_takes_over_when_the_first_is_lost() -> None:
     field = Field(4, absent=(0,))
     links = await field.all(3, 2, 1)
     assert (crews(links), links[0].hub) == ({(1, 2, 3)}, 1)
-    links[2].fail(failure(1, 5.0))
+    links[2].report(Fail(failure(1, 5.0)))
     assert await events(*links) == [Failed(failure(1, 5.0))] * 3
     await close(*links)
 
@@ -149,7 +149,7 @@ async def test_spare_nodes_stand_by_and_their_loss_is_no_failure() -> None:
     links[3]._peers[0, None].abort()
     await until(lambda: bool(field.said))
     assert field.said == ["the spare node 3 (n3) is lost: it closed the connection"]
-    links[1].fail(failure(1, 5.0))
+    links[1].report(Fail(failure(1, 5.0)))
     assert await events(*links[:3]) == [Failed(failure(1, 5.0), lost=(3,))] * 3
     await close(*links)
 
@@ -158,8 +158,8 @@ async def test_spare_nodes_stand_by_and_their_loss_is_no_failure() -> None:
 async def test_a_job_is_done_when_those_that_take_part_are() -> None:
     field = Field(3, most=2)
     links = await field.all(0, 1, 2)
-    links[1].done()
-    links[0].done()
+    links[1].report(Done())
+    links[0].report(Done())
     assert await events(*links) == [AllDone()] * 3
     await close(*links)
 
@@ -168,10 +168,10 @@ async def test_a_job_is_done_when_those_that_take_part_are() -> None:
 async def test_a_hang_is_looked_into_without_the_spares() -> None:
     field = Field(3, most=2)
     links = await field.all(0, 1, 2)
-    links[1].stalled("no step for 30 s")
+    links[1].report(Stalled("no step for 30 s"))
     await events(*links)
-    links[0].seen([sighting(0)])
-    links[1].seen([sighting(4, state="T")])
+    links[0].report(Seen((sighting(0),), last=True))
+    links[1].report(Seen((sighting(4, state="T"),), last=True))
     found = await events(*links)
     assert [event.failure.rank for event in found] == [4] * 3
     await close(*links)
@@ -195,7 +195,7 @@ async def test_of_16384_nodes_most_may_be_lost() -> None:
     gone = tuple(range(1, 16_383))
     state = vars(links[0])["_job"]
     vars(links[0])["_job"] = replace(state, gone=state.gone | Bits.of(gone))
-    links[1].fail(failure(16_383, 5.0))
+    links[1].report(Fail(failure(16_383, 5.0)))
     assert [event.lost for event in await events(*links)] == [gone] * 2
     await close(*links)
 

@@ -229,7 +229,7 @@ def test_what_else_happens_while_failures_are_told_apart_is_not_lost() -> None:
     scene = Scene()
     scene.after(BOTH, ended(1, 9), 0.1, Failed(ELSEWHERE, lost=(2,)))
     assert scene.log[-2:] == [(1.27, "kill"), ends(1.27, ELSEWHERE)]
-    assert scene.supervisor.lost == (2,)
+    assert scene.supervisor.state.lost == (2,)
 
 
 def test_why_a_command_cannot_be_started_is_the_error_of_its_rank() -> None:

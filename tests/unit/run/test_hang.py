@@ -190,7 +190,7 @@ def test_the_verdict_on_a_hang_has_five_seconds_beyond_the_hubs_own_bound(
     assert scene.after(BOTH, Look(NO_STEP))[-3:] == [
         *[(after, "kill"), (after, "says", "kept"), ends(after, found)],
     ]
-    assert scene.supervisor.lost == ((2,) if found is STUCK else ())
+    assert scene.supervisor.state.lost == ((2,) if found is STUCK else ())
 
 
 def test_without_a_verdict_and_a_rank_the_hang_is_the_outcome() -> None:

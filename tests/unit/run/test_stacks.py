@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from entrypoint.job.rundir import RunDirectory
-from entrypoint.run.stacks import LastLook, peek, sighting, variables, workers
+from entrypoint.run.stacks import LastLook, StackCollector, sighting, variables
 from entrypoint.watch import inside
 from entrypoint.watch.heartbeat import Heartbeats
 from entrypoint.watch.output import Relay, own_consoles
@@ -110,7 +110,7 @@ def test_ranks_are_looked_at_and_go_on(tmp_path: Path) -> None:
         pids = {rank: process.pid for rank, process in enumerate(started, 2)}
         ranks: Any = SimpleNamespace(pids=pids, plan=SimpleNamespace(place=1, node="b"))
         for _ in range(2):
-            found = asyncio.run(peek(ranks, run, signs, Heartbeats(signs)))
+            found = asyncio.run(StackCollector(ranks, run, tmp_path, signs).peek())
             assert [(one.rank, one.at.partition(" ")[2], one.step) for one in found] == [
                 (2, "reads", 9),
                 (3, "reads", None),
@@ -288,7 +288,10 @@ def test_processes_that_a_rank_started_and_that_wait_for_a_group_are_found(
             assert process.stdout is not None
             process.stdout.readline()
             ranks: Any = SimpleNamespace(pids={2: process.pid}, plan=SimpleNamespace(node="b"))
-            assert asyncio.run(workers(ranks, signs)) == said
+            assert (
+                asyncio.run(StackCollector(ranks, RunDirectory(tmp_path, 0), tmp_path, signs).workers())
+                == said
+            )
         finally:
             os.killpg(process.pid, signal.SIGKILL)
 

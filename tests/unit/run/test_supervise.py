@@ -17,6 +17,7 @@ from entrypoint.node import processes
 from entrypoint.run import ranks
 from entrypoint.run.endings import asked_to_end, to_failure
 from entrypoint.run.ranks import StarterEnded
+from entrypoint.run.stacks import LastLook, StackCollector
 from entrypoint.watch import heartbeat
 from entrypoint.watch.reports import Failure
 from tests.unit.run.attempts import (
@@ -52,7 +53,9 @@ from tests.unit.scene import (
     Entry,
     FakeHeartbeats,
     FakeLink,
+    FakeLook,
     FakeRanks,
+    FakeStacks,
     Scene,
     Step,
     planned,
@@ -302,7 +305,7 @@ def test_the_verdict_of_all_nodes_has_ten_seconds(answers_after: float, found: F
     scene.after(BOTH, ended(1, 9))
     assert scene.log[:3] == [(0.25, "fail", CRASH), (0.25, "SIGTERM", 0), (0.27, "kill")]
     assert scene.log[3:] == [ends(max(0.27, 0.25 + min(answers_after, 10.0)), found)]
-    assert scene.supervisor.lost == ((0, 2) if found is ELSEWHERE else ())
+    assert scene.supervisor.state.lost == ((0, 2) if found is ELSEWHERE else ())
 
 
 def test_ranks_that_show_nothing_are_looked_at_closer_once_everyone_has_looked() -> None:
@@ -354,7 +357,7 @@ def test_ranks_may_save_where_another_node(failure: Failure, grace: float) -> No
     scene.lasts = 30.0
     scene.after(BOTH, Failed(failure, lost=(0,)))
     assert scene.log == [(0, "SIGTERM", 0), (0, "SIGTERM", 1), (grace, "kill"), ends(grace, failure)]
-    assert scene.supervisor.lost == (0,)
+    assert scene.supervisor.state.lost == (0,)
 
 
 @pytest.mark.parametrize(
@@ -419,20 +422,20 @@ def test_what_the_others_say_during_the_grace_is_not_the_outcome() -> None:
     scene.link.verdict = Failed(ELSEWHERE, lost=(2,))
     scene.after(BOTH, signal.SIGTERM)
     assert scene.log[-1] == ends(1.02, TERMINATED)
-    assert scene.supervisor.lost == ()
+    assert scene.supervisor.state.lost == ()
 
 
 def test_a_node_that_was_signalled_before_its_ranks_started_has_this_outcome() -> None:
     before = time.time()
-    found = asked_to_end(planned(), signal.SIGHUP)
+    found = asked_to_end(planned().node, signal.SIGHUP, time.time())
     assert before <= found.time <= time.time()
     assert found == Outcome(status=129, signal=1, node="127.0.0.2", time=found.time, error="ended by SIGHUP")
-    assert asked_to_end(planned(), signal.SIGINT).error == "interrupted"
+    assert asked_to_end(planned().node, signal.SIGINT, 0.0).error == "interrupted"
 
 
 def test_an_outcome_is_told_with_the_nodes_place_which_is_not_its_node_rank() -> None:
     assert planned().node_rank == 0
-    assert to_failure(planned(), as_outcome(CRASH)) == CRASH
+    assert to_failure(planned().place, as_outcome(CRASH)) == CRASH
 
 
 @pytest.mark.parametrize(
@@ -463,7 +466,7 @@ def test_nothing_may_follow_a_planned_end_whatever_failed(steps: list[Step], why
     scene = Scene()
     scene.play(*BOTH, *steps)
     assert scene.log[-1][1] == "ends"
-    assert scene.supervisor.why_final == why
+    assert scene.supervisor.state.why_final == why
 
 
 AGENT_OF_TWO = """
@@ -528,8 +531,10 @@ def test_sigterm_reaches_the_processes_of_each_rank_and_not_the_agent(real: Proc
         (
             FakeLink,
             Link,
-            ["next", "stop", "fail", "done", "stalled", "silent", "seen", "ended", "paused", "peeked"],
+            ["next", "report"],
         ),
+        (FakeStacks, StackCollector, ["last_look", "peek", "workers"]),
+        (FakeLook, LastLook, ["first", "closer", "keep"]),
         (
             FakeHeartbeats,
             heartbeat.Heartbeats,

@@ -1,0 +1,718 @@
+"""What one node does while its ranks run: a pure function of all that can happen to it.
+
+`step` is the entry: it takes the state, an event and the time, and returns the new state and what is to be
+done. What happens if a rank ends, another node fails, a stop is asked for, a signal comes or the job hangs
+depends on the phase that the node is in; each phase has one function below. It reads no clock, file or
+process: supervise.py looks at those, and carries the effects out.
+"""
+
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+from entrypoint.errors import DONE, SAVED, STUCK
+from entrypoint.job import outcome
+from entrypoint.job.outcome import Outcome
+from entrypoint.meet.job_state import Now
+from entrypoint.meet.messages import (
+    AllDone,
+    Done,
+    Ended,
+    Fail,
+    Failed,
+    Look,
+    LookCloser,
+    Peek,
+    Peeked,
+    Report,
+    Seen,
+    Stopped,
+)
+from entrypoint.run.endings import Said, asked_to_end, failure_of, listed, to_failure, to_outcome
+from entrypoint.run.ranks import RankEnded, RankStarted, StarterEnded
+from entrypoint.watch import blame
+from entrypoint.watch.reports import NO_ENDS, End, Ends, Failure, Sighting
+
+FAILURE_GRACE = 3.0
+"""Seconds from SIGTERM to SIGKILL for ranks whose job has failed: a failure ends all within 5 s."""
+SETTLE = 0.25
+"""Seconds in which the ranks of a node that fail together are told apart by their times."""
+SETTLE_ECHO = 1.25
+"""Seconds more if a rank has only lost another one, and nobody else is asked."""
+VERDICT = 10.0
+"""Seconds for all nodes to agree on the first failure; their ranks are ended meanwhile."""
+AGENT_EXIT = 10.0
+"""Seconds for torchrun's agents to leave their exit barrier once every node is done."""
+LOOK = 5.0
+"""Seconds beyond the hub's own bound for its verdict on a hang."""
+SILENT_STOP = 10.0
+"""Seconds after which a rank that does not catch the stop signal is told to the user."""
+LAST_CALL = 30.0
+"""Seconds before the end of a job that is to go on as another, at which ranks that catch no stop signal are
+ended: the scheduler's own end would be the last. Half of what is left, if that is less."""
+CATCHES = 0.2
+"""Seconds between two looks at which ranks catch the stop signal."""
+ALIVE = 0.02
+"""Seconds between two looks at whether ranks have ended after SIGTERM."""
+
+# --- what happens -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exited:
+    """A rank ended."""
+
+    ended: RankEnded
+    step: int | None
+    """The last one that it told; None if it told none."""
+    alone: bool
+    """Whether it trained, and was in no process group with others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Signalled:
+    """Somebody signalled this process."""
+
+    signum: int
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """The stop file is there."""
+
+    left: float | None
+    """Seconds to the end of the job; None if it does not say."""
+
+
+@dataclass(frozen=True)
+class Settled:
+    """The time in which failing ranks are told apart is over."""
+
+    said: Mapping[int, Said]
+    """What each rank that has failed left behind."""
+
+
+@dataclass(frozen=True)
+class RanksSeen:
+    """A look at the ranks after SIGTERM."""
+
+    alive: bool
+    """Whether any process is left."""
+
+
+@dataclass(frozen=True)
+class RanksKilled:
+    """Nothing of the ranks is left."""
+
+
+@dataclass(frozen=True)
+class VerdictIsLate:
+    """The time for all nodes to agree is over."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """Where the ranks are: the answer to CollectStacks."""
+
+    sightings: tuple[Sighting, ...]
+
+
+@dataclass(frozen=True)
+class Peeped:
+    """Where the ranks are: the answer to CollectPeek."""
+
+    sightings: tuple[Sighting, ...]
+
+
+@dataclass(frozen=True)
+class StacksKept:
+    """The stacks are in the run directory, as far as it took them."""
+
+
+@dataclass(frozen=True)
+class AgentLeft:
+    """torchrun's agent has ended, or its time is up."""
+
+
+@dataclass(frozen=True)
+class Catching:
+    """A look at who catches the stop signal: (process id, whether it does) of each rank that runs."""
+
+    ranks: Mapping[int, tuple[int | None, bool]]
+
+
+Event = (
+    RankStarted
+    | Exited
+    | StarterEnded
+    | Signalled
+    | StopAsked
+    | Stopped
+    | Failed
+    | AllDone
+    | Look
+    | LookCloser
+    | Peek
+    | Settled
+    | RanksSeen
+    | RanksKilled
+    | VerdictIsLate
+    | Found
+    | Peeped
+    | StacksKept
+    | AgentLeft
+    | Catching
+)
+
+# --- what is to be done -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tell:
+    """Report this to node 0."""
+
+    report: Report
+
+
+@dataclass(frozen=True)
+class Say:
+    """Print a line for the user."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class TerminateRanks:
+    """SIGTERM to the process groups of all ranks."""
+
+
+@dataclass(frozen=True)
+class KillRanks:
+    """End what is left of them. RanksKilled follows."""
+
+
+@dataclass(frozen=True)
+class SignalRank:
+    """The stop signal to one rank's process."""
+
+    pid: int
+
+
+@dataclass(frozen=True)
+class ForgetBeats:
+    """A rank was started again: the signs of life of the earlier one do not count."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class CollectStacks:
+    """Find out where the ranks are, for the job's end. Found follows."""
+
+    closer: bool
+    """Ranks that show nothing otherwise may be ended for it."""
+
+
+@dataclass(frozen=True)
+class CollectPeek:
+    """Find out where they are, and let them go on. Peeped follows."""
+
+
+@dataclass(frozen=True)
+class KeepStacks:
+    """Write the stacks that were found into the run directory. StacksKept follows."""
+
+
+@dataclass(frozen=True)
+class ShowFailure:
+    """The output shows what belongs to this failure."""
+
+    failure: Failure
+
+
+@dataclass(frozen=True)
+class AwaitAgent:
+    """Wait for torchrun's agent, so many seconds at most. AgentLeft follows."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class After:
+    """Look at the world after so many seconds: an event of this kind follows."""
+
+    seconds: float
+    kind: type[Settled | RanksSeen | VerdictIsLate | Catching]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """The end, with this node's outcome."""
+
+    outcome: Outcome
+
+
+Effect = (
+    Tell
+    | Say
+    | TerminateRanks
+    | KillRanks
+    | SignalRank
+    | ForgetBeats
+    | CollectStacks
+    | CollectPeek
+    | KeepStacks
+    | ShowFailure
+    | AwaitAgent
+    | After
+    | Finish
+)
+Step = tuple["NodeState", list[Effect]]
+
+# --- the state ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Running:
+    """The ranks run, or have ended well and the others are waited for."""
+
+    is_done: bool = False
+    """Whether all ranks here have ended well, and node 0 was told."""
+
+
+@dataclass(frozen=True)
+class Settling:
+    """A rank has failed, or the ranks could not be started: which one was the first shows in a moment."""
+
+    starter: StarterEnded | None = None
+    verdict: Failed | None = None
+    """What was told meanwhile."""
+    is_longer: bool = False
+    """Whether this is the longer time for a rank that has only lost another one."""
+
+
+@dataclass(frozen=True)
+class Failing:
+    """This node has told its failure. Its ranks are being ended, and the nodes agree on the first one."""
+
+    mine: Failure
+    first: Failure | None = None
+    are_ended: bool = False
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The ranks are being ended, and the outcome is known."""
+
+    outcome: Outcome
+    may_hurry: bool = False
+    """Whether Ctrl-C ends their grace."""
+    keeps_stacks: bool = False
+
+
+@dataclass(frozen=True)
+class Looking:
+    """The job seems to hang: this node says where its ranks are, and waits for what all make of it."""
+
+    why: str
+    is_busy: bool = True
+    """Whether the ranks are being looked at."""
+    is_closer: bool = False
+    """Whether that is the closer look."""
+    wants_closer: bool = False
+    """Whether it was asked for meanwhile."""
+    own: Failure | None = None
+    """What this node alone would make of it."""
+    verdict: Failed | None = None
+    """What was told meanwhile."""
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """All is done; torchrun's agent is waited for."""
+
+    alone: bool
+
+
+Phase = Running | Settling | Failing | Ending | Looking | Leaving
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """A planned end was asked for."""
+
+    since: float
+    """When all ranks had been told last, on the steady clock; infinite once the user knows of the others."""
+    time_up: float
+    """When ranks that were not told are ended; infinite if nothing is known of the job's end."""
+    told: frozenset[int] = frozenset()
+    """Process ids."""
+    is_over: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeState:
+    """All that a node knows of its ranks, from their start to its outcome."""
+
+    node: str
+    place: int
+    """In the allocation."""
+    ranks: tuple[int, ...]
+    is_alone: bool
+    """Whether it is the job's only participant: then nobody is asked, and nobody is told."""
+    may_restart: bool
+    """Whether torchrun's agent decides what a failure means."""
+    stop_signal: str
+    term_grace: float
+    """Seconds that ranks have to save after a SIGTERM of ours."""
+    verdict_bound: float
+    """Seconds for the verdict on a hang."""
+    phase: Phase = Running()
+    begun: frozenset[int] = frozenset()
+    ended: Mapping[int, Exited] = field(default_factory=lambda: MappingProxyType({}))
+    stop: Stop | None = None
+    deadline: float = 0.0
+    """When ranks that were terminated are killed, on the steady clock."""
+    lost: tuple[int, ...] = ()
+    """Nodes that are known to be lost, by their places in the allocation."""
+
+    @property
+    def failures(self) -> list[RankEnded]:
+        """Failed ranks, the first one first; a rank ended by signal after another's 75 has saved too."""
+        ends = [one.ended for one in self.ended.values()]
+        saved = min((one.time for one in ends if one.status == SAVED), default=None)
+        failed = [
+            one
+            for one in ends
+            if one.status not in (DONE, SAVED)
+            and not (saved is not None and one.signal and one.time >= saved)
+        ]
+        return sorted(failed, key=lambda one: one.time)
+
+    @property
+    def all_have_ended(self) -> bool:
+        return len(self.ended) == len(self.ranks)
+
+    @property
+    def why_final(self) -> str:
+        """Why nothing may follow in this allocation, whatever has failed; empty if something may."""
+        if any(one.ended.status == SAVED for one in self.ended.values()):
+            return "a rank has saved at a planned end"
+        return "a planned end was asked for" if self.stop else ""
+
+    def end_of(self, exited: Exited) -> End:
+        ended = exited.ended
+        return End(
+            rank=ended.rank,
+            node_rank=self.place,
+            node=self.node,
+            status=ended.status,
+            time=ended.time,
+            step=exited.step,
+            alone=exited.alone,
+        )
+
+    @property
+    def ends(self) -> Ends:
+        """Of the ranks here that have ended well."""
+        well = [one for one in self.ended.values() if one.ended.status in (DONE, SAVED)]
+        return Ends.of(map(self.end_of, well))
+
+
+def step(state: NodeState, event: Event, now: Now) -> Step:
+    """What follows from an event."""
+    match event:
+        case Catching(ranks=ranks):
+            return _signal_who_catches(state, ranks, now)
+        case Peeped(sightings=sightings):
+            return state, [Tell(Peeked(sightings, last=True))]
+    match state.phase:
+        case Running() as phase:
+            return _running(state, phase, event, now)
+        case Settling() as phase:
+            return _settling(state, phase, event, now)
+        case Failing() as phase:
+            return _failing(state, phase, event, now)
+        case Ending() as phase:
+            return _ending(state, phase, event, now)
+        case Looking() as phase:
+            return _looking(state, phase, event, now)
+        case Leaving() as phase:
+            return _leaving(state, phase, event, now)
+
+
+def _then(effects: Sequence[Effect], following: Step) -> Step:
+    state, more = following
+    return state, [*effects, *more]
+
+
+# --- while the ranks run ------------------------------------------------------------------------------------
+
+
+def _running(state: NodeState, phase: Running, event: Event, now: Now) -> Step:
+    match event:
+        case RankStarted(rank=rank):
+            return _if_done(*_rank_started(state, rank))
+        case Exited() as exited:
+            state, effects = _rank_exited(state, exited)
+            # With restarts left, torchrun's agent decides what a failure means.
+            if not state.may_restart and exited.ended in state.failures:
+                return _then(effects, _settle(state, None))
+            return _if_done(state, effects)
+        case StarterEnded() as starter if not phase.is_done:
+            return _settle(state, starter)
+        case Failed(failure=failure, lost=lost):
+            terminated = failure.rank is None and failure.signal == signal.SIGTERM
+            grace = state.term_grace if terminated else FAILURE_GRACE
+            ending = _end_ranks(replace(state, lost=lost), Ending(to_outcome(failure)), grace, now)
+            return _then([ShowFailure(failure)], ending)
+        case AllDone(alone=alone):
+            return replace(state, phase=Leaving(alone)), [AwaitAgent(AGENT_EXIT)]
+        case Peek():
+            return state, [Tell(Peeked((), last=True)) if state.all_have_ended else CollectPeek()]
+        case Look(why=why):
+            looking = replace(state, phase=Looking(why))
+            if state.all_have_ended:
+                return _found(looking, Looking(why), (), now)
+            return looking, [CollectStacks(closer=False)]
+        case Stopped(left=left) if state.stop is None:
+            return _stop(state, left, now)
+        case StopAsked(left=left):
+            return state, [Tell(Stopped(left))]
+        case Signalled(signum=signal.SIGUSR2):
+            return state, [Tell(Stopped(None))]
+        case Signalled(signum=signum):
+            return _end_for(state, asked_to_end(state.node, signum, now.wall), now)
+    return state, []
+
+
+def _rank_started(state: NodeState, rank: int) -> Step:
+    ended = MappingProxyType({one: exited for one, exited in state.ended.items() if one != rank})
+    # Of a rank that starts for the first time a sign of life may be there already.
+    effects: list[Effect] = [ForgetBeats(rank)] if rank in state.begun else []
+    return replace(state, ended=ended, begun=state.begun | {rank}), effects
+
+
+def _rank_exited(state: NodeState, exited: Exited) -> Step:
+    state = replace(state, ended=MappingProxyType({**state.ended, exited.ended.rank: exited}))
+    is_end = not state.may_restart and exited.ended.status in (DONE, SAVED)
+    return state, [Tell(Ended(state.end_of(exited)))] if is_end else []
+
+
+def _if_done(state: NodeState, effects: list[Effect]) -> Step:
+    """Once all ranks here have ended well, node 0 is told; a single participant leaves."""
+    if state.phase != Running() or not state.all_have_ended or state.failures:
+        return state, effects
+    if not state.is_alone:
+        return replace(state, phase=Running(is_done=True)), [*effects, Tell(Done())]
+    alone = len(state.ended) > 1 and all(one.alone for one in state.ended.values())
+    return replace(state, phase=Leaving(alone)), [*effects, AwaitAgent(AGENT_EXIT)]
+
+
+def _leaving(state: NodeState, phase: Leaving, event: Event, now: Now) -> Step:
+    if not isinstance(event, AgentLeft):
+        return state, []
+    if not state.ended:
+        return state, [Finish(Outcome(status=DONE, node=state.node, time=now.wall, alone=phase.alone))]
+    wells = ((f"rank {one.ended.rank}", _well(state, one.ended)) for one in state.ended.values())
+    return state, [Finish(replace(outcome.of_job(wells), alone=phase.alone))]
+
+
+def _well(state: NodeState, ended: RankEnded) -> Outcome:
+    status = DONE if ended.status == DONE else SAVED
+    return Outcome(status=status, rank=ended.rank, node=state.node, time=ended.time)
+
+
+# --- a failure of this node ---------------------------------------------------------------------------------
+
+
+def _settle(state: NodeState, starter: StarterEnded | None) -> Step:
+    return replace(state, phase=Settling(starter)), [After(SETTLE, Settled)]
+
+
+def _settling(state: NodeState, phase: Settling, event: Event, now: Now) -> Step:
+    match event:
+        case Exited() as exited:
+            return _rank_exited(state, exited)
+        case StarterEnded() as starter:
+            return replace(state, phase=replace(phase, starter=phase.starter or starter)), []
+        case Failed() as failed:
+            return replace(state, phase=replace(phase, verdict=failed)), []
+        case Settled(said=said):
+            return _settled(state, phase, said, now)
+    return state, []
+
+
+def _settled(state: NodeState, phase: Settling, said: Mapping[int, Said], now: Now) -> Step:
+    failures = [failure_of(state.node, state.place, one, said[one.rank]) for one in state.failures]
+    is_echo = bool(failures) and blame.is_consequence(blame.first(failures).error)
+    if is_echo and state.is_alone and not phase.is_longer:
+        return replace(state, phase=replace(phase, is_longer=True)), [After(SETTLE_ECHO, Settled)]
+    mine = _first_failure(state, failures, phase.starter or StarterEnded(), now)
+    state, effects = _end_ranks(state, Failing(mine), FAILURE_GRACE, now)
+    if state.is_alone:
+        return _agree(state, Failing(mine), mine, effects)
+    effects = [Tell(Fail(mine)), *effects]
+    if phase.verdict:
+        return _agree(replace(state, lost=phase.verdict.lost), Failing(mine), phase.verdict.failure, effects)
+    return state, [*effects, After(VERDICT, VerdictIsLate)]
+
+
+def _first_failure(state: NodeState, failures: Sequence[Failure], starter: StarterEnded, now: Now) -> Failure:
+    """The failure of this node: its first failed rank's, else what kept the ranks from starting."""
+    if failures:
+        ends = state.ends if state.is_alone else NO_ENDS
+        first = blame.first(failures, ends, world=len(state.ranks))
+        return replace(first, error=first.error or starter.error)
+    error = starter.error or "the ranks ended without a status"
+    ended = Outcome(status=starter.status, node=state.node, time=now.wall, error=error)
+    return to_failure(state.place, ended)
+
+
+def _failing(state: NodeState, phase: Failing, event: Event, now: Now) -> Step:
+    match event:
+        case Failed(failure=failure, lost=lost) if phase.first is None:
+            return _agree(replace(state, lost=lost), phase, failure, [])
+        case VerdictIsLate() if phase.first is None:
+            return _agree(state, phase, phase.mine, [])
+        case RanksSeen(alive=alive):
+            return _kill_if_due(state, alive, now)
+        case RanksKilled() if phase.first is not None:
+            return state, [Finish(to_outcome(phase.first))]
+        case RanksKilled():
+            return replace(state, phase=replace(phase, are_ended=True)), []
+    return state, []
+
+
+def _agree(state: NodeState, phase: Failing, first: Failure, effects: list[Effect]) -> Step:
+    """The first failure of the whole job is known."""
+    state = replace(state, phase=replace(phase, first=first))
+    ends: list[Effect] = [Finish(to_outcome(first))] if phase.are_ended else []
+    return state, [*effects, ShowFailure(first), *ends]
+
+
+# --- ranks are ended ----------------------------------------------------------------------------------------
+
+
+def _end_ranks(state: NodeState, phase: Failing | Ending, grace: float, now: Now) -> Step:
+    """SIGTERM to all, and SIGKILL when none is left or their grace is over."""
+    return (
+        replace(state, phase=phase, deadline=now.steady + grace),
+        [TerminateRanks(), After(0.0, RanksSeen)],
+    )
+
+
+def _kill_if_due(state: NodeState, alive: bool, now: Now) -> Step:
+    if alive and now.steady < state.deadline:
+        return state, [After(ALIVE, RanksSeen)]
+    return state, [KillRanks()]
+
+
+def _ending(state: NodeState, phase: Ending, event: Event, now: Now) -> Step:
+    match event:
+        case RanksSeen(alive=alive):
+            return _kill_if_due(state, alive, now)
+        case RanksKilled() if phase.keeps_stacks:
+            return state, [KeepStacks()]
+        case RanksKilled() | StacksKept():
+            return state, [Finish(phase.outcome)]
+        case Signalled(signum=signal.SIGINT) if phase.may_hurry:
+            return replace(state, deadline=now.steady), []
+    return state, []
+
+
+def _end_for(state: NodeState, mine: Outcome, now: Now) -> Step:
+    """SIGTERM (scancel, qdel) lets ranks save if time allows, Ctrl-C does not; no requeue follows."""
+    grace = state.term_grace if mine.signal == signal.SIGTERM else FAILURE_GRACE
+    told: list[Effect] = [] if state.is_alone else [Tell(Fail(to_failure(state.place, mine)))]
+    return _then(told, _end_ranks(state, Ending(mine, may_hurry=True), grace, now))
+
+
+# --- a hang -------------------------------------------------------------------------------------------------
+
+
+def _looking(state: NodeState, phase: Looking, event: Event, now: Now) -> Step:
+    match event:
+        case Found(sightings=sightings):
+            return _found(state, phase, sightings, now)
+        case LookCloser() if phase.is_busy:
+            return replace(state, phase=replace(phase, wants_closer=True)), []
+        case LookCloser():
+            return _look_closer(state, phase)
+        case Failed() as failed if phase.is_busy:
+            return replace(state, phase=replace(phase, verdict=failed)), []
+        case Failed(failure=failure, lost=lost):
+            return _end_hang(replace(state, lost=lost), phase, failure, now)
+        case VerdictIsLate():
+            return _end_hang(state, phase, phase.own, now)
+    return state, []
+
+
+def _look_closer(state: NodeState, phase: Looking) -> Step:
+    closer = replace(phase, is_busy=True, is_closer=True, wants_closer=False)
+    return replace(state, phase=closer), [CollectStacks(closer=True)]
+
+
+def _found(state: NodeState, phase: Looking, sightings: tuple[Sighting, ...], now: Now) -> Step:
+    """The ranks were looked at: node 0 is told, a single participant looks closer and judges by itself."""
+    if state.is_alone:
+        if sightings and not phase.is_closer:
+            return _look_closer(state, phase)
+        return _end_hang(state, phase, blame.verdict(sightings, phase.why, unseen=(), now=now.wall), now)
+    effects: list[Effect] = [Tell(Seen(sightings, last=True))]
+    if not phase.is_closer:
+        own = blame.verdict(sightings, phase.why, unseen=(), now=now.wall)
+        phase = replace(phase, own=own)
+        effects.append(After(state.verdict_bound, VerdictIsLate))
+    phase = replace(phase, is_busy=False)
+    if phase.verdict:
+        verdict = phase.verdict
+        return _then(effects, _end_hang(replace(state, lost=verdict.lost), phase, verdict.failure, now))
+    if phase.wants_closer:
+        return _then(effects, _look_closer(state, phase))
+    return replace(state, phase=phase), effects
+
+
+def _end_hang(state: NodeState, phase: Looking, failure: Failure | None, now: Now) -> Step:
+    stuck = Outcome(status=STUCK, node=state.node, time=now.wall, error=f"stuck, {phase.why}")
+    ending = Ending(to_outcome(failure) if failure else stuck, keeps_stacks=True)
+    return _end_ranks(state, ending, 0.0, now)
+
+
+# --- the planned end ----------------------------------------------------------------------------------------
+
+
+def _stop(state: NodeState, left: float | None, now: Now) -> Step:
+    time_up = float("inf") if left is None else now.steady + left - min(LAST_CALL, left / 2)
+    stop = Stop(since=now.steady, time_up=time_up)
+    return replace(state, stop=stop), [After(0.0, Catching)]
+
+
+def _signal_who_catches(state: NodeState, ranks: Mapping[int, tuple[int | None, bool]], now: Now) -> Step:
+    """Sends the stop signal to each rank once it catches it, never to torchrun's agent: it would die. A rank
+    that torchrun starts anew has another process id, and is told too."""
+    stop = state.stop
+    assert stop is not None
+    news = [pid for pid, catches in ranks.values() if pid is not None and catches and pid not in stop.told]
+    effects: list[Effect] = [SignalRank(pid) for pid in news]
+    stop = replace(stop, told=stop.told | {*news})
+    untold = [rank for rank, (pid, _) in ranks.items() if pid not in stop.told]
+    if not untold:
+        stop = replace(stop, since=now.steady)
+    elif now.steady > stop.time_up:
+        return _then(effects, _time_up(replace(state, stop=stop), untold, now))
+    elif now.steady - stop.since > SILENT_STOP:
+        stop = replace(stop, since=float("inf"))
+        silent, node, name = listed(untold), state.node, state.stop_signal
+        effects.append(Say(f"a stop was asked for, but {silent} on {node} catches no {name} and runs on"))
+    return replace(state, stop=stop), [*effects, After(CATCHES, Catching)]
+
+
+def _time_up(state: NodeState, ranks: Sequence[int], now: Now) -> Step:
+    """The job goes on as another: this one ends as by SIGTERM before the scheduler ends it for good."""
+    if not isinstance(state.phase, Running):
+        return state, []
+    why = f"the job's time is up, and {listed(ranks)} on {state.node} catches no {state.stop_signal}"
+    mine = asked_to_end(state.node, int(signal.SIGTERM), now.wall)
+    return _end_for(state, replace(mine, error=f"{why}: {mine.error}"), now)
