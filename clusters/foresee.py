@@ -81,7 +81,7 @@ def foresee(request: Request, env: Mapping[str, str], cwd: Path) -> list[str]:
     if not unclear:
         plan = rules.build(env, _allocation(said), settings, replace(profile, scratch=""))
         mistakes.check_plan(plan, settings)
-        mistakes.check_training(plan.command, plan.world_size, cwd)
+        mistakes.check_training(plan.program, plan.world_size, cwd)
         nodes, ranks = _counted(plan.nnodes, "node"), _counted(plan.nproc_per_node, "rank")
         lines = [f"{nodes} x {ranks} on {plan.device}, mode {plan.mode}", *plan.notes]
     there = "" if request.image.exists() else f" (not there yet: {make('image')})"

@@ -186,7 +186,7 @@ def _plan(job: Job, env: Mapping[str, str]) -> tuple[LaunchPlan, sources.Setting
     node = node_env(job, 0, 0, 0, env, progress=False)
     plan, settings = resolve(node, sources.of_launch(before, _parser()), command, hostname=None)
     launch.check(plan, settings)
-    mistakes.check_training(plan.command, plan.world_size, Path.cwd())
+    mistakes.check_training(plan.program, plan.world_size, Path.cwd())
     mistakes.check_run_dir(job.run_dir, plan.command)
     return plan, settings
 

@@ -18,7 +18,7 @@ from entrypoint.job.conclude import DONE_LINE, Job, came_to_its_end
 from entrypoint.job.handover import Facts
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import processes
-from entrypoint.plan import mistakes, options, profile, rules, sources
+from entrypoint.plan import commands, mistakes, options, profile, rules, sources
 from entrypoint.plan.launch_plan import describe
 from entrypoint.plan.profile import Profile
 from entrypoint.plan.resolve import resolve
@@ -111,7 +111,8 @@ def _check(env: Mapping[str, str], facts: Facts, settings: Settings, granted: Gr
     folder = Path((granted.job.submit_dir if is_pbs_job else None) or env["PWD"])
     mode, no_python = settings.value("mode"), settings.value("no-python")
     mistakes.check_command(command, folder, mode=mode, no_python=no_python, here=False)
-    mistakes.check_training(command, 1, folder)
+    program = commands.program(command, mode=mode, no_python=no_python)
+    mistakes.check_training(program, 1, folder)
     mistakes.check_run_dir(run_dir, command)
 
 

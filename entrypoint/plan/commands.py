@@ -67,6 +67,16 @@ def split_command(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(argv[:at]), list(argv[at + 1 :])
 
 
+def program(command: Sequence[str], *, mode: str, no_python: bool) -> list[str]:
+    """CMD as it is started. torchrun's parser takes a first `--` behind the script or module as its own; so
+    the program does not get it, in mode `rank` neither. In mode `exec` no torchrun is meant."""
+    words = list(command)
+    behind = 2 if words[0] == "-m" and not no_python else 1
+    if mode != "exec" and words[behind : behind + 1] == ["--"]:
+        del words[behind]
+    return words
+
+
 def with_dashes(words: Sequence[str]) -> list[str]:
     """The same with -- in front of the script, where there is none; a guess, for a message."""
     found = list(words)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
+import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from entrypoint.plan import commands
 from entrypoint.plan.rendezvous import Rendezvous, port_pair
 from entrypoint.schedulers.allocation import Allocation, Context
 
@@ -97,10 +99,15 @@ class LaunchPlan:
         return self.node_rank * self.nproc_per_node + self.local_rank
 
     @property
+    def program(self) -> list[str]:
+        """CMD as it is started."""
+        return commands.program(self.command, mode=self.mode, no_python=self.no_python)
+
+    @property
     def argv(self) -> list[str]:
         """The command line that a person could paste."""
         if self.mode != "torchrun":
-            return [*([] if self.no_python else ["python"]), *self.command]
+            return [*([] if self.no_python else ["python"]), *self.program]
         rendezvous = self.rendezvous
         argv = [
             "torchrun",
@@ -117,7 +124,7 @@ class LaunchPlan:
             argv.append(f"--rdzv-conf=is_host={int(rendezvous.is_host)}")
         if self.no_python:
             argv.append("--no-python")
-        return [*argv, *self.command]
+        return [*argv, *(_as_torchrun_reads(word) for word in self.command)]
 
     def to_json(self) -> dict[str, Any]:
         """The object that `plan --json` prints (plan.schema.json)."""
@@ -155,6 +162,12 @@ class LaunchPlan:
             "env": dict(self.env),
             "sources": dict(self.sources),
         }
+
+
+def _as_torchrun_reads(word: str) -> str:
+    """The word that torchrun makes this one of: it puts numbers in for ${local_rank}, and makes $ of $$."""
+    is_read_otherwise = string.Template(word).safe_substitute(local_rank="") != word
+    return word.replace("$", "$$") if is_read_otherwise else word
 
 
 def describe(plan: LaunchPlan) -> str:

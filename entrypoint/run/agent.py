@@ -290,7 +290,7 @@ def _run(order: dict[str, Any], report: Reporter, running: dict[int, int], waiti
         return Watched(process, rank, report)
 
     SubprocessHandler._popen = popen  # type: ignore[method-assign,assignment]
-    # CMD does not pass through torchrun's parser, which drops a `--` in it, nor unescaped to its macros.
+    # CMD has lost the `--` that torchrun's parser drops; its macros get it escaped.
     options = parse_args([*order["options"], "CMD"])  # type: ignore[no-untyped-call]
     config, program, _ = config_from_args(options)
     words = [word.replace("$", "$$") for word in order["command"]]

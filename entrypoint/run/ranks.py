@@ -266,7 +266,7 @@ class Ranks:
             os.close(fd)
         order = {
             "options": self.plan.argv[1 : -len(self.plan.command)],
-            "command": self.plan.command,
+            "command": self.plan.program,
             "master_addr": self.plan.rendezvous.master_addr,
             "master_port": self.plan.rendezvous.master_port,
             "listen": self._store_address(),
@@ -285,7 +285,7 @@ class Ranks:
             return ["-P", str(Path(__file__).with_name("agent.py")), str(report)], self._env
         folder = self._scratch / "template"
         forks.install(folder)
-        return ["-u", *self.plan.command], forks.environment(self._env, folder, report)
+        return ["-u", *self.plan.program], forks.environment(self._env, folder, report)
 
     def _store_address(self) -> str:
         """Where torch's store listens on this node; empty where it does not, or chooses itself."""

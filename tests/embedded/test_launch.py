@@ -721,8 +721,7 @@ def test_a_script_imports_what_lies_beside_it_and_gets_its_arguments_unchanged(t
         "-m",
         "*",
     ]
-    arguments = ["--", *arguments]
-    ended = run(tmp_path, "--nodes", "1", "--", script, *arguments)
+    ended = run(tmp_path, "--nodes", "1", "--", script, "--", *arguments)  # as torchrun takes it
     assert ended.status == 0, ended.err
     assert json.loads(ended.out) == ["model beside the script", *arguments]
 

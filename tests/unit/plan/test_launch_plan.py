@@ -1,8 +1,11 @@
 """A plan in one line, and numbers of ranks that contradict what was granted."""
 
+import string
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+from torch.distributed.run import config_from_args, parse_args
 
 from entrypoint import cli
 from entrypoint.errors import BadInput
@@ -54,3 +57,42 @@ def test_gpus_are_not_counted_where_nobody_said_how_many_or_there_are_none(
     granted = replace(planned().allocation, gpus=gpus)
     with pytest.raises(BadInput, match=f"--device cuda, but {text}"):
         rules._nproc_per_node(granted, settings(), "torchrun", "cuda")
+
+
+WORDS = [
+    [],
+    ["--"],
+    ["--", "--"],
+    ["--", "--lr", "0.1"],
+    ["--", "--", "--lr", "0.1"],
+    ["--lr", "0.1", "--", "rest"],
+    ["first", "--", "--", "rest"],
+    ["", "--", ""],
+    ["--", "-m", "--", "--nnodes", "9"],
+    ["--no-python", "-m", "--help"],
+    ["$HOME", "$$", "${rank}", "${local_rank}", "a$", "$local_rank$$"],
+]
+"""What stands behind a script or a module."""
+
+
+@pytest.mark.parametrize("words", WORDS, ids=" ".join)
+@pytest.mark.parametrize("begin", [["script.py"], ["-m", "package.module"], ["--no-python", "tool"]])
+def test_a_program_gets_from_us_what_torchrun_gives_it_for_the_line_that_plan_prints(
+    begin: Sequence[str], words: Sequence[str]
+) -> None:
+    no_python = begin[0] == "--no-python"
+    command = (*begin[no_python:], *words)
+    plan = replace(planned(), command=command, no_python=no_python)
+    config, program, arguments = config_from_args(parse_args(plan.argv[1:]))  # type: ignore[no-untyped-call]
+    assert (config.min_nodes, program == "tool") == (plan.nnodes, no_python)
+    given = [string.Template(word).safe_substitute(local_rank="3") for word in arguments]
+    started = plan.program[1:] if no_python else ["-u", *plan.program]
+    assert given == started
+    as_rank = replace(plan, mode="rank")
+    assert as_rank.argv[0 if no_python else 1 :] == plan.program
+
+
+@pytest.mark.parametrize("words", WORDS, ids=" ".join)
+def test_in_mode_exec_no_torchrun_is_meant_and_the_program_gets_every_word(words: Sequence[str]) -> None:
+    plan = replace(planned(), mode="exec", command=("tool", *words), no_python=True)
+    assert plan.argv == ["tool", *words]
