@@ -8,11 +8,12 @@ Python 3.9.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 
@@ -67,7 +68,7 @@ def check_command(
     if not (folder / program).is_file() or "/" in program:
         _check_starters(command, name, mode, no_python=no_python)
     if no_python:
-        if here and not shutil.which(program):
+        if here and not shutil.which(program, path=search_path(os.environ)):
             raise BadInput(f"CMD {program} is no program in PATH: check the spelling, or give its path")
         return
     if name.endswith((".sh", ".bash", ".sbatch", ".pbs")):
@@ -147,6 +148,16 @@ def check_training(command: Sequence[str], ranks: int, folder: Path) -> None:
         check(command[2:], ranks, folder)
     except Refused as refused:
         raise BadInput(f"train: {refused}") from None
+
+
+def search_path(env: Mapping[str, str]) -> str:
+    """The ranks' PATH: the directory of this Python stands first, unless its names are found there anyway.
+    So `python`, and what else a venv holds, are those of the venv that was chosen."""
+    path = env.get("PATH", os.defpath)
+    python = Path(sys.executable)
+    names = [name for name in ("python", "python3", python.name) if python.with_name(name).exists()]
+    found = {Path(shutil.which(name, path=path) or "").parent for name in names}
+    return path if found == {python.parent} else os.pathsep.join([str(python.parent), path])
 
 
 def has_torch() -> bool:
@@ -282,7 +293,7 @@ def _check_module(command: Sequence[str]) -> None:
 
 
 def _missing(program: str, folder: Path) -> BadInput:
-    if shutil.which(program):
+    if shutil.which(program, path=search_path(os.environ)):
         return BadInput(
             f"CMD {program} is a program, no Python script: put --no-python before -- if each rank is to "
             "run it"

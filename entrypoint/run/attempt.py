@@ -28,6 +28,7 @@ from entrypoint.meet.link import Link
 from entrypoint.meet.messages import Fail
 from entrypoint.node import gpu, network
 from entrypoint.plain import plain
+from entrypoint.plan import mistakes
 from entrypoint.plan.launch_plan import LaunchPlan, in_brief, with_env
 from entrypoint.plan.sources import Settings
 from entrypoint.record.manifest import Manifest
@@ -347,6 +348,7 @@ class Attempt:
         if dropped:
             self._say_once(f"not passed on to the ranks, meant for another torchrun: {', '.join(dropped)}")
         env = {name: value for name, value in self.env.items() if name not in dropped} | dict(self.plan.env)
+        env["PATH"] = mistakes.search_path(env)
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), str(self.inside)]))
         return env
 

@@ -25,3 +25,17 @@ def test_torchruns_ranks_run_under_the_venvs_python_and_see_what_it_holds(tmp_pa
     ended = Job(argv, tmp_path, tmp_path / "run", clean_env(PYTHONPATH=paths)).end()
     line = f"{folder} {folder}/bin/python has a package of mine\n"
     assert (ended.status, ended.out) == (0, line * 2), ended.err
+
+
+def test_the_programs_of_the_chosen_venv_come_first_for_the_ranks(tmp_path: Path) -> None:
+    folder = tmp_path / "venv"
+    venv.create(folder, symlinks=True)
+    tool = folder / "bin" / "my-tool"
+    tool.write_text("#!/bin/sh\ncommand -v my-tool\ncommand -v python\n")
+    tool.chmod(0o755)
+    paths = os.pathsep.join([str(CHECKOUT), str(CHECKOUT / "src"), *filter(None, sys.path)])
+    argv = [str(folder / "bin" / "python"), "-P", "-m", "entrypoint.embedded", "--nodes", "1"]
+    argv += ["--mode", "exec", "--run-dir", str(tmp_path / "run"), "--no-python", "--", "my-tool"]
+    env = clean_env(PYTHONPATH=paths, APPTRAIN_PASS="PYTHONPATH")
+    ended = Job(argv, tmp_path, tmp_path / "run", env).end()
+    assert (ended.status, ended.out) == (0, f"{tool}\n{folder}/bin/python\n"), ended.err

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.plan import mistakes
+
 CHECKOUT = Path(__file__).resolve().parents[3]
 BOUND = 60  # s; 2 on a machine that does nothing else
 RECORDS = '#!/bin/sh\necho "$0 $*" >>"$CALLS"\n'
@@ -346,3 +348,23 @@ def test_what_the_embedded_scheduler_drops_is_told(env: dict[str, str], said: st
     from entrypoint import embedded
 
     assert embedded.dropped(env) == said
+
+
+def test_the_bin_of_this_python_is_first_in_the_ranks_path_unless_its_python_is_found_anyway(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("chosen", "other", "empty"):
+        (tmp_path / name).mkdir()
+    for name in ("chosen/python", "chosen/python3", "other/python3"):
+        (tmp_path / name).touch(mode=0o755)
+    chosen, other, empty = (str(tmp_path / name) for name in ("chosen", "other", "empty"))
+    monkeypatch.setattr(sys, "executable", f"{chosen}/python3")
+
+    def path_for(*folders: str) -> list[str]:
+        return mistakes.search_path({"PATH": ":".join(folders)}).split(":")
+
+    assert path_for(other, chosen) == [chosen, other, chosen]
+    assert path_for(empty) == [chosen, empty]
+    assert path_for(empty, chosen, other) == [empty, chosen, other]
+    (tmp_path / "other" / "python").touch(mode=0o755)
+    assert path_for(other, chosen) == [chosen, other, chosen]
