@@ -24,6 +24,7 @@ from typing import Any
 
 from entrypoint.errors import BadInput
 from entrypoint.node import processes
+from entrypoint.plan import rules
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.schedulers import embedded
 
@@ -346,13 +347,24 @@ def check_gpus(plan: LaunchPlan, seen: int | None, say: Callable[[str], None]) -
             f"torch sees no GPU on {plan.node}, but the plan is for cuda: run `apptrain check` "
             "there (driver, --nv, CUDA_VISIBLE_DEVICES), or give --device cpu"
         )
-    elif seen < plan.nproc_per_node or (source.startswith("derived") and seen != plan.nproc_per_node):
+    elif seen < plan.nproc_per_node or (_is_number_of_gpus(plan) and seen != plan.nproc_per_node):
         if plan.mode == "rank" and seen > plan.nproc_per_node:
             return
+        site = plan.allocation.gpus_of_site
+        of_site = f", or nodes gpus of {site}" if site else ""
         raise BadInput(
             f"nproc_per_node is {plan.nproc_per_node} ({source}), but torch sees {seen} GPUs on {plan.node}: "
-            "give --nproc-per-node N, or correct the request"
+            f"give --nproc-per-node N, or correct the request{of_site}"
         )
+    elif seen > plan.nproc_per_node and plan.allocation.gpus is None:
+        say(rules.unused_gpus(plan.nproc_per_node, seen))
+
+
+def _is_number_of_gpus(plan: LaunchPlan) -> bool:
+    """Whether nobody chose the number of ranks: it is that of the GPUs that a scheduler or profile named."""
+    allocation = plan.allocation
+    of_site = bool(allocation.gpus_of_site) and plan.nproc_per_node == allocation.gpus
+    return plan.sources["nproc_per_node"].startswith("derived") or of_site
 
 
 def _left_idle(plan: LaunchPlan, seen: int) -> str:

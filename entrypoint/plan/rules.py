@@ -5,6 +5,7 @@ Pure: the same environment and options give the same plan anywhere, so a plan ca
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 from entrypoint.errors import BadInput
@@ -13,6 +14,7 @@ from entrypoint.plan.profile import Profile, expanded
 from entrypoint.plan.rendezvous import MANUAL_PORT, Rendezvous
 from entrypoint.plan.sources import REFERENCE_JOB, Setting, Settings
 from entrypoint.schedulers.allocation import Allocation
+from entrypoint.schedulers.variables import CUDA_DEVICES
 
 OURS = ("train", "entrypoint")
 """Top-level modules of ours: nothing in the user's folder may stand in for them."""
@@ -22,6 +24,7 @@ REFERENCE_PRELOAD = ("torchvision.models", "train.loop")
 
 def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, profile: Profile) -> LaunchPlan:
     """Composes the plan. Raises BadInput where what was granted and what was asked for do not fit."""
+    allocation = _with_gpus_of_site(env, allocation, profile)
     on_failure = settings.value("on-failure")
     members = tuple(range(_members(allocation, settings, spares=on_failure == "restart")))
     attempt = _attempt(env, allocation)
@@ -160,6 +163,15 @@ def _start_ranks(settings: Settings, mode: Mode) -> tuple[Setting, Setting]:
     return Setting(value="spawn", source=source if setting.value == "auto" else setting.source), preload
 
 
+def _with_gpus_of_site(env: Mapping[str, str], allocation: Allocation, profile: Profile) -> Allocation:
+    """With the GPUs of the profile's whole nodes, if the scheduler says nothing of GPUs."""
+    nodes = profile.nodes
+    is_its_job = profile.scheduler == allocation.scheduler
+    if allocation.gpus is not None or CUDA_DEVICES in env or not (is_its_job and nodes.whole and nodes.gpus):
+        return allocation
+    return dataclasses.replace(allocation, gpus=nodes.gpus, gpus_unnamed=False, gpus_of_site=profile.name)
+
+
 def _device(allocation: Allocation, settings: Settings) -> Setting:
     setting = settings["device"]
     if setting.value != "auto":
@@ -167,15 +179,34 @@ def _device(allocation: Allocation, settings: Settings) -> Setting:
     if allocation.gpus is None and allocation.cpu_by_default:
         return Setting(value="cpu", source="default")
     if allocation.gpus is None:
-        raise BadInput(
-            f"how many GPUs {allocation.scheduler} granted is unknown ({allocation.gpus_unknown}): "
-            "give --device cuda --nproc-per-node N, or --device cpu"
-        )
+        raise BadInput(_unknown_gpus(allocation))
     if allocation.gpus > 0:
-        return Setting(value="cuda", source=_derived(allocation, "gpus"))
+        return Setting(value="cuda", source=_gpus_from(allocation))
     if allocation.cpu_by_default:
         return Setting(value="cpu", source=_derived(allocation, "gpus"))
     raise BadInput(_no_gpu(allocation))
+
+
+def _gpus_from(allocation: Allocation) -> str:
+    return f"profile:{allocation.gpus_of_site}" if allocation.gpus_of_site else _derived(allocation, "gpus")
+
+
+def _unknown_gpus(allocation: Allocation) -> str:
+    by_hand = "give --device cuda --nproc-per-node N"
+    if allocation.gpus_unnamed:
+        return _unnamed_gpus(allocation, by_hand)
+    found = f"how many GPUs {allocation.scheduler} granted is unknown ({allocation.gpus_unknown})"
+    return f"{found}: {by_hand}, or --device cpu"
+
+
+def _unnamed_gpus(allocation: Allocation, by_hand: str) -> str:
+    """None was requested, or this site does not count them: no variable tells the two apart."""
+    scheduler = allocation.scheduler
+    return (
+        f"job {allocation.job_id} was granted no GPU on this node that {scheduler} tells of: request GPUs, "
+        f"or give --device cpu to train on CPUs; if {scheduler} does not count GPUs at this site, {by_hand}, "
+        "or --profile with one that has nodes: {gpus: N, whole: true}"
+    )
 
 
 def _no_gpu(allocation: Allocation) -> str:
@@ -209,27 +240,30 @@ def _nproc_per_node(
             remedy = "request GPUs per node rather than per task (under srun also --gpu-bind=none), "
             remedy += "or start fewer ranks"
         where = allocation.sources.get("gpus_visible") or allocation.sources.get("gpus", "none was granted")
+        if allocation.gpus_of_site:
+            where = f"nodes gpus of {allocation.gpus_of_site}"
         raise BadInput(
             f"{nproc} rank{'s' * (nproc > 1)} on a node, but this task sees "
             f"{seen} GPU{'s' * (seen != 1)} ({where}): {remedy}"
         )
-    unused = (
-        (f"{nproc} ranks on each node leave {seen - nproc} of its {seen} GPUs unused",)
-        if nproc < seen
-        else ()
-    )
-    return setting, unused
+    return setting, (unused_gpus(nproc, seen),) if nproc < seen else ()
+
+
+def unused_gpus(nproc: int, seen: int) -> str:
+    return f"{nproc} ranks on each node leave {seen - nproc} of its {seen} GPUs unused"
 
 
 def _granted_processes(allocation: Allocation, device: str) -> Setting:
     if device == "cuda":
+        if allocation.gpus_unnamed:
+            raise BadInput(f"--device cuda, but {_unnamed_gpus(allocation, 'add --nproc-per-node N')}")
         if allocation.gpus is None:
             raise BadInput(
                 "--device cuda, but how many GPUs this node has for us is unknown: add --nproc-per-node N"
             )
         if allocation.gpus == 0:
             raise BadInput(f"--device cuda, but {_no_gpu(allocation)}")
-        return Setting(value=allocation.gpus, source=_derived(allocation, "gpus"))
+        return Setting(value=allocation.gpus, source=_gpus_from(allocation))
     slots = allocation.slots_per_node
     if slots is None:
         return Setting(value=1, source="default")

@@ -69,6 +69,11 @@ class Allocation:
     """GPUs granted to this node's tasks together. 0: none. None: the scheduler does not tell."""
     gpus_unknown: str = ""
     """Why `gpus` is None: which variables would have told."""
+    gpus_unnamed: bool = False
+    """Of `gpus` None: no variable names a GPU. Either none was requested, or this site's scheduler does not
+    count them."""
+    gpus_of_site: str = ""
+    """The profile whose word for its whole nodes `gpus` is; empty: the scheduler's own word."""
     gpus_visible: int | None = None
     """GPUs that this task sees, where the scheduler limits it to fewer than `gpus`; else None."""
     gpus_option: str = ""

@@ -11,7 +11,9 @@ What comes from where (step / before a step):
     tasks_per_node  SLURM_STEP_TASKS_PER_NODE / SLURM_TASKS_PER_NODE
     local_id        SLURM_LOCALID / 0
     gpus            SLURM_GPUS_ON_NODE, the step's / the job's on the first node; salloc's command has
-                    only SLURM_GPUS_PER_NODE. SLURM_JOB_GPUS, the first node's everywhere, is not read
+                    only SLURM_GPUS_PER_NODE. SLURM_JOB_GPUS, the first node's everywhere, is not counted.
+                    0 if another variable says that Slurm counts GPUs here; unknown if none does: a site
+                    that gives out whole nodes may have no GRES
     gpus_visible    CUDA_VISIBLE_DEVICES, where it names fewer (--gpus-per-task)
     cpus            SLURM_CPUS_ON_NODE, the step's on this node / the first of SLURM_JOB_CPUS_PER_NODE;
                     SLURM_CPUS_PER_TASK x tasks where that is less (an exclusive node has more CPUs than
@@ -34,6 +36,8 @@ NAME = "slurm"
 _INTERACTIVE_STEP = "4294967290"
 _CLEANED = "pass all of the step's variables on (a cleaned environment drops them)"
 _CORRECT = "correct it, or unset it if you set it yourself"
+_COUNTED = ("SLURM_GPU", "SLURM_JOB_GPUS", "SLURM_STEP_GPUS")
+"""Beginnings of variables that a job has only where Slurm counts GPUs."""
 _REPEATED = re.compile(r"(\d{1,9})(?:\(x(\d{1,9})\))?", re.ASCII)
 
 
@@ -70,7 +74,7 @@ def allocation(env: Mapping[str, str], request: Request) -> Allocation:  # noqa:
     nodes = _nodes(env, scope)
     tasks = _tasks(env, scope, nodes)
     node_rank, local_id = (0, 0) if scope is _JOB else _place(env, scope, nodes, tasks)
-    gpus, gpus_from = _gpus(env, scope)
+    gpus, gpus_from = _gpus(env)
     _refuse_uneven_gpus(env, nodes, node_rank, gpus)
     gpus_visible = None if scope is _JOB else _visible(env, gpus)
     cpus, cpus_from = _cpus(env, scope, nodes, tasks[node_rank])
@@ -91,7 +95,8 @@ def allocation(env: Mapping[str, str], request: Request) -> Allocation:  # noqa:
         tasks_per_node=tasks,
         local_id=local_id,
         gpus=gpus,
-        gpus_unknown=f"{gpus_from} is not set" if gpus is None else "",
+        gpus_unknown=f"{gpus_from} is not set" if gpus is None and gpus_from else "",
+        gpus_unnamed=gpus is None and not gpus_from,
         gpus_visible=gpus_visible,
         cpus=cpus,
         start_line="srun --ntasks-per-node=1 apptrain launch -- CMD",
@@ -211,18 +216,23 @@ def _place(
     return node_rank, local_id
 
 
-def _gpus(env: Mapping[str, str], scope: _Scope) -> tuple[int | None, str]:
-    """The GPUs granted on this node and the variable that tells, or would have told."""
+def _gpus(env: Mapping[str, str]) -> tuple[int | None, str]:
+    """The GPUs granted on this node and the variable that tells, or would have told. (None, ''): nothing
+    says whether Slurm counts GPUs here at all."""
     granted = variables.optional_number(env, "SLURM_GPUS_ON_NODE", _CORRECT)
     if granted is not None:
         return granted, "SLURM_GPUS_ON_NODE"
     if "SLURM_NODEID" not in env:
         name = "SLURM_GPUS_PER_NODE"
         return (_typed(env, name) if name in env else None), name
-    if scope is not _JOB and variables.visible_devices(env):
-        # Shared GPUs (shard, mps) and old releases: devices, but no number.
+    visible = variables.visible_devices(env)
+    if visible:
+        # Shared GPUs (shard, mps), old releases, and a number that the user set: devices that nobody counted.
         return None, "SLURM_GPUS_ON_NODE"
-    return 0, ""
+    if visible == 0:
+        return 0, variables.CUDA_DEVICES
+    counted = next((name for name in env if name.startswith(_COUNTED)), "")
+    return (0 if counted else None), counted
 
 
 def _visible(env: Mapping[str, str], gpus: int | None) -> int | None:

@@ -573,7 +573,9 @@ REFUSED_BY_A_NODE = {
     "no GPU, and no --device cpu": (
         ("--gpus-per-node=0",),
         (),
-        "{node}: job {job} was granted no GPU on this node: request GPUs, or give --device cpu to train on CPUs",
+        "{node}: job {job} was granted no GPU on this node that slurm tells of: request GPUs, or give --device cpu to train "
+        "on CPUs; if slurm does not count GPUs at this site, give --device cuda --nproc-per-node N, or --profile with one "
+        "that has nodes: {{gpus: N, whole: true}}",
     ),
     "fewer GPUs than ranks": (
         ("--gpus-per-node=2",),
@@ -657,7 +659,7 @@ def test_a_dry_run_of_what_a_node_refuses_ends_with_64(user: Account) -> None:
     ran = user.ran("--gpus-per-node=0", SCRIPT, "--dry-run")
     assert ran.ended == ("FAILED", 64), ran.text
     refusal = (
-        f"entrypoint: job {ran.job.id} was granted no GPU on this node: request GPUs, or give --device cpu to"
+        f"entrypoint: job {ran.job.id} was granted no GPU on this node that slurm tells of: request GPUs, or give --device"
     )
     assert [ran.text.count(f"{rank}: {refusal}") for rank in (0, 1)] == [1, 1]
 

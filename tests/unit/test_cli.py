@@ -98,6 +98,27 @@ def test_a_flag_beats_the_variable_which_beats_the_profile_which_beats_the_defau
     ]
 
 
+WHOLE = Path(__file__).parents[1] / "recordings/slurm/whole-nodes.task0.env"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "ranks"), [("{gpus: 4, whole: true}", 4), ("{gpus: 0, whole: true}", None), ("{gpus: 4}", None)]
+)
+def test_the_gpus_of_a_profiles_whole_nodes_are_believed_if_slurm_counts_none(
+    cli: Cli, tmp_path: Path, nodes: str, ranks: int | None
+) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text(f"scheduler: slurm\nnodes: {nodes}\n")
+    env = dict(line.split("=", 1) for line in WHOLE.read_text().splitlines() if not line.startswith("#"))
+    given = env | {"APPTRAIN_PROFILE": str(path)}
+    if ranks is None:
+        assert "was granted no GPU on this node that slurm tells of" in cli.refusal(given)
+        return
+    plan = cli.plan(given)
+    assert (plan["device"], plan["nproc_per_node"]) == ("cuda", ranks)
+    assert {plan["sources"][name] for name in ("device", "nproc_per_node")} == {"profile:site.yaml"}
+
+
 @pytest.mark.parametrize(
     ("arguments", "profile", "start", "preload"),
     [

@@ -60,8 +60,6 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
     if not told:
         notes.append(f"qstat -f {env['PBS_JOBID']} does not answer: walltime and GPUs are unknown")
     gpus, shared = _gpus(env, told, hosts, len(lines))
-    if gpus is None and "APPTRAIN_NGPUS" not in env and site.nodes.whole:
-        gpus = site.nodes.gpus  # the request names none, and whole nodes come with theirs
     added = {} if gpus is None else {"APPTRAIN_NGPUS": str(gpus)}
     if settings["term-grace"].source == "default":
         added["APPTRAIN_TERM_GRACE"] = str(_grace(attributes(facts.one("queue"))))

@@ -39,7 +39,7 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
         "--mem=0",
     ]
     gpus = (env.get(name) for name in ("SLURM_JOB_GPUS", "SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"))
-    if any(gpus):
+    if any(found not in (None, "", "0") for found in gpus):  # a Slurm that counts no GPUs refuses the word
         words.append("--gpu-bind=none")
     if facts.one("runs_in") == "shell" and env.get("SLURM_STEP_ID"):
         words.append("--overlap")  # the shell's own step holds all

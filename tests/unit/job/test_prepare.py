@@ -296,17 +296,18 @@ def test_the_walltime_counts_from_where_the_job_began(host: Host, stime: str, zo
     assert int(host.ask_pbs(told=told, zone=zone).one("end_at")) == end
 
 
-@pytest.mark.parametrize(
-    ("gpus", "env", "found"),
-    [(True, {}, "2"), (False, {}, "4"), (False, {"APPTRAIN_NGPUS": "1"}, None)],
-)
-def test_whole_nodes_come_with_the_gpus_of_the_profile_where_pbs_says_none(
-    host: Host, gpus: bool, env: dict[str, str], found: str | None
+@pytest.mark.parametrize(("gpus", "ranks"), [("ngpus", "2"), ("nothing", "4")])
+def test_whole_nodes_come_with_the_gpus_of_the_profile_if_pbs_names_none(
+    host: Host, gpus: str, ranks: str
 ) -> None:
     path = host.profile("scheduler: pbs\nnodes: {gpus: 4, whole: true}\n")
-    told = TOLD if gpus else TOLD.replace("ngpus", "nothing")
-    exported = host.ask_pbs(env=env, told=told, profile=path).all("export")
-    assert [word for word in exported if "NGPUS" in word] == ([f"APPTRAIN_NGPUS={found}"] if found else [])
+    nodefile = host.work / "nodefile"
+    nodefile.write_text("n1\nn2\n")
+    env = {"PBS_NODEFILE": str(nodefile)}
+    answer = host.ask_pbs("--dry-run", told=TOLD.replace("ngpus", gpus), profile=path, env=env)
+    source = "profile:lab.yaml" if gpus == "nothing" else "derived:APPTRAIN_NGPUS"
+    for rank in (0, 1):
+        assert f"{rank}: {'nproc_per_node':<24} {ranks}  [{source}]" in answer.all("plan")
 
 
 def test_a_server_that_does_not_answer_is_said(host: Host) -> None:

@@ -351,10 +351,33 @@ def test_a_derived_number_of_ranks_must_be_what_torch_sees() -> None:
         "nproc_per_node is 2 (derived:CUDA_VISIBLE_DEVICES), but torch sees 1 GPUs on b: "
         "give --nproc-per-node N, or correct the request"
     )
-    assert gpu_check(4, "--device", "cuda", "--nproc-per-node", "2") is None
+    assert gpu_check(4, "--device", "cuda", "--nproc-per-node", "4") is None
     assert gpu_check(1, "--device", "cuda", "--nproc-per-node", "2") == (
         "nproc_per_node is 2 (flag), but torch sees 1 GPUs on b: give --nproc-per-node N, or correct the request"
     )
+
+
+def test_fewer_ranks_than_gpus_are_said_by_the_node_if_no_scheduler_counted_the_gpus() -> None:
+    said: list[str] = []
+    gpu.check_gpus(planned("--device", "cuda", "--nproc-per-node", "2"), 4, said.append)
+    assert said == ["2 ranks on each node leave 2 of its 4 GPUs unused"]
+    gpu.check_gpus(
+        planned("--device", "cuda", "--nproc-per-node", "2", CUDA_VISIBLE_DEVICES="0,1,2,3"), 4, pytest.fail
+    )
+
+
+@pytest.mark.parametrize("seen", [1, 4])
+def test_whole_nodes_must_have_the_gpus_that_the_profile_says(seen: int) -> None:
+    plan = planned("--device", "cuda", "--nproc-per-node", "2")
+    site = replace(plan.allocation, gpus=2, gpus_of_site="lab.yaml")
+    plan = replace(plan, allocation=site, sources={**plan.sources, "nproc_per_node": "profile:lab.yaml"})
+    gpu.check_gpus(plan, 2, pytest.fail)
+    text = (
+        rf"^nproc_per_node is 2 \(profile:lab.yaml\), but torch sees {seen} GPUs on b: give --nproc-per-node N, or "
+        "correct the request, or nodes gpus of lab.yaml$"
+    )
+    with pytest.raises(BadInput, match=text):
+        gpu.check_gpus(plan, seen, pytest.fail)
 
 
 @pytest.mark.parametrize(

@@ -212,9 +212,7 @@ def test_tasks_start_with_pbs_tmrsh_too(site: Site) -> None:
     assert sorted(line for line in lines if line.startswith("host")) == ["host 0 ", "host 1 "]
 
 
-def test_a_profile_is_found_by_the_servers_name_and_says_how_to_start_and_what_gpus_whole_nodes_have(
-    site: Site,
-) -> None:
+def test_a_profile_is_found_by_the_servers_name_says_how_to_start_and_is_each_tasks(site: Site) -> None:
     file = site.checkout / "clusters/lab.yaml"
     file.write_text("scheduler: pbs\nclusters: [pbssrv]\nstart: pbs_tmrsh\nnodes: {gpus: 4, whole: true}\n")
     file.with_suffix(".host").write_text(render.load_checked(file)[1])
@@ -226,7 +224,7 @@ def test_a_profile_is_found_by_the_servers_name_and_says_how_to_start_and_what_g
         ["setsid", "pbs_tmrsh", "pbsn2"],
     ]
     assert site.ran(*request)[0] == "0"
-    assert [site.seen(host)["env"]["APPTRAIN_NGPUS"] for host in (0, 1)] == ["4", "4"]
+    assert [site.seen(host)["env"]["APPTRAIN_PROFILE"] for host in (0, 1)] == [str(file)] * 2
     _, lines = site.ran(*request, APPTRAIN_DRY_RUN="1", APPTRAIN_START="pbsdsh")
     assert [shlex.split(line)[1] for line in lines if line.startswith("setsid")] == ["pbsdsh", "pbsdsh"]
 

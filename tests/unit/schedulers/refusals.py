@@ -262,7 +262,8 @@ SLURM_JOB = [
 SLURM_DEVICES = [
     slurm(
         "a job without GPUs",
-        f"job 12 was granted no GPU on this node: {TO_GPUS_OR_CPU}",
+        f"job 12 was granted no GPU on this node that slurm tells of: {TO_GPUS_OR_CPU}; if slurm does not count GPUs at "
+        "this site, give --device cuda --nproc-per-node N, or --profile with one that has nodes: {gpus: N, whole: true}",
         recording="slurm/cpu-only.task2",
     ),
     slurm(

@@ -126,6 +126,22 @@ def test_a_step_without_gpus_has_none_whatever_the_job_has() -> None:
     assert granted("gres-step-none.batch").gpus == 2
 
 
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("CUDA_VISIBLE_DEVICES", "NoDevFiles"), ("SLURM_GPUS_PER_NODE", "0"), ("SLURM_JOB_GPUS", "0,1")],
+)
+def test_a_variable_of_gpus_without_a_number_means_none(variable: str, value: str) -> None:
+    task = granted("whole-nodes.task0", **{variable: value})
+    assert (task.gpus, task.gpus_unnamed, task.sources["gpus"]) == (0, False, variable)
+
+
+def test_without_any_variable_of_gpus_it_is_unknown_whether_there_are_some() -> None:
+    for place in ("batch", "task0"):
+        found = granted(f"whole-nodes.{place}")
+        assert (found.gpus, found.gpus_unnamed, found.gpus_unknown) == (None, True, "")
+    assert granted("cpu-only.task0").gpus is None
+
+
 def test_visible_devices_without_a_number_of_gpus_leave_it_unknown() -> None:
     shared = granted("gres.task0", SLURM_GPUS_ON_NODE=None)
     assert (shared.gpus, shared.gpus_unknown) == (None, "SLURM_GPUS_ON_NODE is not set")

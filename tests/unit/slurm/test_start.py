@@ -121,8 +121,10 @@ def test_in_the_shell_of_a_step_our_step_shares_its_resources(cluster: Cluster) 
     assert "--overlap" in cluster.srun()
 
 
-def test_gpus_are_not_bound_to_tasks_where_there_are_none(cluster: Cluster) -> None:
-    cluster.run(SLURM_GPUS_ON_NODE=None)
+@pytest.mark.parametrize("asked", [None, "0"])
+def test_gpus_are_not_bound_to_tasks_where_there_are_none(cluster: Cluster, asked: str | None) -> None:
+    """A Slurm that counts no GPUs refuses that word."""
+    cluster.run(SLURM_GPUS_ON_NODE=None, SLURM_GPUS_PER_NODE=asked)
     assert "--gpu-bind=none" not in cluster.srun()
 
 
