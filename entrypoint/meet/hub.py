@@ -70,6 +70,8 @@ class Hub(Link):
     """Known when all have met; remade by `_step` alone."""
     _behind: dict[Place, float] = field(init=False, default_factory=dict)
     """How far each participant's clock is behind ours, in seconds, by its last heartbeat."""
+    _began: float = field(init=False, default=0.0)
+    """When all had met, in Unix seconds."""
 
     def __post_init__(self) -> None:
         self._members = {self.me.place: (self.me, self.endpoint)}
@@ -162,7 +164,7 @@ class Hub(Link):
         """Hear a newcomer out: a participant stays, a stranger is named and sent away."""
         wire = await greet(reader, writer, self.key, hub=True)
         try:
-            message = messages.load(await wire.receive(), len(self.nodes))
+            message = messages.load(await wire.receive(), self._extent)
             if isinstance(message, Visit):
                 wire.send(messages.pack(Welcome()))
                 await wire.close()
@@ -337,6 +339,7 @@ class Hub(Link):
         self.members = members
         ranks = 1 if self.me.mode == "exec" else self.me.nproc_per_node
         self._job = self._state_of(members, world=len(members) * ranks)
+        self._began = time.time()
         self._met.set_result(None)
         self._send_all(Go(members))
         if self._door:
@@ -437,6 +440,9 @@ class Hub(Link):
         self._told(message)
 
     def _by_our_clock(self, place: Place, what: Timed) -> Timed:
-        """With its time by our clock, if the participant's differs: what came first is the cause."""
+        """With its time by our clock, if the participant's differs: what came first is the cause. No rank
+        ended before all had met."""
         behind = self._behind.get(place, 0.0)
-        return replace(what, time=what.time + behind) if abs(behind) > CLOCKS else what
+        if abs(behind) <= CLOCKS:
+            return what
+        return replace(what, time=max(what.time + behind, self._began))

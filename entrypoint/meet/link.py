@@ -18,6 +18,7 @@ from entrypoint.meet.messages import (
     MOST_SECONDS,
     AllDone,
     Beat,
+    Extent,
     Fail,
     Failed,
     Message,
@@ -82,6 +83,10 @@ class Link(ABC):
     def findings(self) -> dict[str, Mapping[str, str]]:
         """Node to what it has found wrong with itself; known to node 0 alone."""
         return {}
+
+    @property
+    def _extent(self) -> Extent:
+        return Extent(nodes=self.me.nnodes, ranks=self.me.nnodes * self.me.nproc_per_node)
 
     def report(self, report: Report) -> None:
         """Tell the hub, in as many frames as it needs; texts are told as one line of bounded length."""
@@ -150,7 +155,7 @@ class Link(ABC):
     async def _listen(self, place: Place, wire: Wire) -> None:
         try:
             while True:
-                self._hear(place, messages.load(await wire.receive(), len(self.nodes)))
+                self._hear(place, messages.load(await wire.receive(), self._extent))
         except WireError as error:
             self._lose(place, str(error), time.time())
         except Exception as error:  # a bug of ours must not leave a participant that nobody listens to

@@ -16,12 +16,23 @@ from entrypoint.errors import BAD_INPUT, BadInput, Refusal, Unavailable
 from entrypoint.meet.claims import Identity
 from entrypoint.meet.wire import WireError
 from entrypoint.plain import plain
-from entrypoint.watch.reports import End, Failure, NodeRank, Range, Sighting, UnixTime
+from entrypoint.watch.reports import End, Failure, NodeRank, Range, Rank, Sighting, UnixTime
 
 Nodes = Annotated[tuple[int, ...], "nodes"]
 """Places in the allocation's list of nodes, in ascending order; on the wire one hexadecimal number."""
 MOST_SECONDS = 1e9
+SHOWN = 40
+"""Characters of a wrong value that are shown."""
 Seconds = Annotated[float, Range(0, MOST_SECONDS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Extent:
+    """How many there are in a job: what a message may name."""
+
+    nodes: int
+    ranks: int
+
 
 # --- while the nodes meet -----------------------------------------------------------------------------------
 
@@ -254,8 +265,8 @@ def pack(message: Message) -> dict[str, Any]:
     return {"type": _NAMES[type(message)], **_fields(message)}
 
 
-def load(raw: Mapping[str, Any], nnodes: int) -> Message:
-    """A message as a peer of a job with so many nodes sent it. WireError: it is none."""
+def load(raw: Mapping[str, Any], extent: Extent) -> Message:
+    """A message as a peer of a job of this extent sent it. WireError: it is none."""
     name = raw.get("type")
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
@@ -263,7 +274,7 @@ def load(raw: Mapping[str, Any], nnodes: int) -> Message:
     values = {key: value for key, value in raw.items() if key != "type"}
     if values.keys() != _loaders(kind).keys():
         raise WireError(UNKNOWN)
-    loaded: Message = _object(kind, values, nnodes)
+    loaded: Message = _object(kind, values, extent)
     return loaded
 
 
@@ -301,25 +312,34 @@ def _packed(value: Any, hint: Any = None) -> Any:
     return value
 
 
-def _object(kind: Any, raw: object, nnodes: int) -> Any:
+def _object(kind: Any, raw: object, extent: Extent) -> Any:
     loaders = _loaders(kind)
     if not isinstance(raw, dict) or raw.keys() != loaders.keys():
         raise WireError(f"it sent no {kind.__name__}")
     loaded = {}
     for name, loader in loaders.items():
         try:
-            loaded[name] = loader(raw[name], nnodes)
+            loaded[name] = loader(raw[name], extent)
         except _Wrong:
-            raise WireError(f"it sent a wrong {name}") from None
+            raise WireError(f"it sent a wrong {name}: {_shown(raw[name])}") from None
     return kind(**loaded)
+
+
+def _shown(value: object) -> str:
+    """What was sent, as far as a line has room for it."""
+    try:
+        text = str(plain(repr(value)))
+    except ValueError:  # a number of more digits than Python writes out
+        return "a number without end"
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
 class _Wrong(Exception):
     """A value that is not of its kind, or out of its bounds."""
 
 
-Loader = Callable[[Any, int], Any]
-"""Makes a field's value of JSON's, in a job of so many nodes. _Wrong: it is none."""
+Loader = Callable[[Any, Extent], Any]
+"""Makes a field's value of JSON's, in a job of this extent. _Wrong: it is none."""
 
 
 def _loaders(kind: Any) -> Mapping[str, Loader]:
@@ -351,17 +371,17 @@ def _loader(hint: Any) -> Loader:
         return _or_none(_loader(inner))
     if get_origin(hint) is tuple:
         return _sequence([_loader(one) for one in get_args(hint) if one is not Ellipsis], hint)
-    return lambda raw, nnodes: _object(hint, raw, nnodes)
+    return lambda raw, extent: _object(hint, raw, extent)
 
 
-def _text(raw: Any, _: int) -> str:
+def _text(raw: Any, _: Extent) -> str:
     if not isinstance(raw, str):
         raise _Wrong
     return str(plain(raw))
 
 
 def _exactly(kind: type) -> Loader:
-    def load_one(raw: Any, _: int) -> Any:
+    def load_one(raw: Any, _: Extent) -> Any:
         if type(raw) is not kind:
             raise _Wrong
         return raw
@@ -369,34 +389,40 @@ def _exactly(kind: type) -> Loader:
     return load_one
 
 
-def _node(raw: Any, nnodes: int) -> int:
-    if type(raw) is not int or raw not in range(nnodes):
+def _node(raw: Any, extent: Extent) -> int:
+    if type(raw) is not int or raw not in range(extent.nodes):
         raise _Wrong
     return raw
 
 
-def _number(raw: Any, _: int) -> float:
+def _rank(raw: Any, extent: Extent) -> int:
+    if type(raw) is not int or raw not in range(extent.ranks):
+        raise _Wrong
+    return raw
+
+
+def _number(raw: Any, _: Extent) -> float:
     if type(raw) not in (int, float):
         raise _Wrong
     return raw  # type: ignore[no-any-return]
 
 
-def _texts(raw: Any, nnodes: int) -> dict[str, str]:
+def _texts(raw: Any, extent: Extent) -> dict[str, str]:
     if not isinstance(raw, dict):
         raise _Wrong
-    return {_text(name, nnodes): _text(value, nnodes) for name, value in raw.items()}
+    return {_text(name, extent): _text(value, extent) for name, value in raw.items()}
 
 
-def _nodes(raw: Any, nnodes: int) -> tuple[int, ...]:
-    found = Bits.from_hex(raw) if isinstance(raw, str) and len(raw) <= nnodes // 4 + 1 else None
-    if found is None or found.value >> nnodes:
+def _nodes(raw: Any, extent: Extent) -> tuple[int, ...]:
+    found = Bits.from_hex(raw) if isinstance(raw, str) and len(raw) <= extent.nodes // 4 + 1 else None
+    if found is None or found.value >> extent.nodes:
         raise _Wrong
     return tuple(found)
 
 
 def _within(inner: Loader, bounds: Range) -> Loader:
-    def load_one(raw: Any, nnodes: int) -> Any:
-        value = inner(raw, nnodes)
+    def load_one(raw: Any, extent: Extent) -> Any:
+        value = inner(raw, extent)
         if not bounds.least <= value <= bounds.most:  # NaN is in no range
             raise _Wrong
         return value
@@ -405,18 +431,18 @@ def _within(inner: Loader, bounds: Range) -> Loader:
 
 
 def _or_none(inner: Loader) -> Loader:
-    return lambda raw, nnodes: None if raw is None else inner(raw, nnodes)
+    return lambda raw, extent: None if raw is None else inner(raw, extent)
 
 
 def _sequence(inner: list[Loader], hint: Any) -> Loader:
     """Of as many as there come, or of just these."""
     any_number = get_args(hint)[-1] is Ellipsis
 
-    def load_all(raw: Any, nnodes: int) -> tuple[Any, ...]:
+    def load_all(raw: Any, extent: Extent) -> tuple[Any, ...]:
         if not isinstance(raw, list) or not (any_number or len(raw) == len(inner)):
             raise _Wrong
         loaders = inner * len(raw) if any_number else inner
-        return tuple(loader(item, nnodes) for loader, item in zip(loaders, raw, strict=True))
+        return tuple(loader(item, extent) for loader, item in zip(loaders, raw, strict=True))
 
     return load_all
 
@@ -426,6 +452,7 @@ _SIMPLE: Mapping[Any, Loader] = {
     int: _exactly(int),
     bool: _exactly(bool),
     NodeRank: _node,
+    Rank: _rank,
     float: _number,
     Nodes: _nodes,
     Mapping[str, str]: _texts,

@@ -104,7 +104,7 @@ class Spoke(Link):
             async with asyncio.timeout_at(until):
                 wire = await greet(reader, writer, self.key, hub=False)
                 wire.send(messages.pack(Hello(self.me, self.waiting.left())))
-                answer = messages.load(await wire.receive(), len(self.nodes))
+                answer = messages.load(await wire.receive(), self._extent)
             if isinstance(answer, EndMeeting):
                 raise messages.refusal_of(answer)
             if not isinstance(answer, Welcome):
@@ -183,7 +183,7 @@ class Spoke(Link):
         try:
             wire = await greet(reader, writer, self.key, hub=False)
             wire.send(messages.pack(Visit()))
-            if messages.load(await wire.receive(), len(self.nodes)) != Welcome():
+            if messages.load(await wire.receive(), self._extent) != Welcome():
                 raise WireError(messages.UNKNOWN)
         finally:
             writer.transport.abort()

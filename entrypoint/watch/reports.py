@@ -20,7 +20,8 @@ class Range:
 
 NodeRank = Annotated[int, "node"]
 """A place in the allocation's list of nodes."""
-Rank = Annotated[int, Range(0, 1 << 24)]
+Rank = Annotated[int, "rank"]
+"""A rank of the job."""
 Count = Annotated[int, Range(0, 1 << 62)]
 Status = Annotated[int, Range(1, 255)]
 """Of something that failed: 0 would end a failed job well."""

@@ -19,10 +19,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from entrypoint import __version__
 from entrypoint.meet import wire
 from entrypoint.meet.claims import Identity
 from tests.embedded.jobs import CHECKOUT, Ended, Job, clean_env, processes_with, start
@@ -243,14 +245,14 @@ def test_an_error_of_a_rank_that_is_quoted_cannot_write_to_the_terminal(tmp_path
 # --- while the nodes meet --------------------------------------------------------------------------------------------
 
 
-def node(folder: Path, rank: int, port: int) -> Job:
+def node(folder: Path, rank: int, port: int, *command: str) -> Job:
     """`launch` of one of two nodes by hand, whose ranks need no torch."""
     here = folder / f"node{rank}"
     here.mkdir()
     argv = [sys.executable, "-P", "-m", "entrypoint", "launch", "--nodes", "127.0.0.1,127.0.0.2"]
     argv += ["--node-rank", str(rank), "--master-port", str(port), "--device", "cpu", "--mode", "rank"]
     argv += ["--join-key-file", str(folder / "key"), "--run-dir", str(folder / "run"), "--no-python"]
-    return Job([*argv, "--", "true"], here, folder / "run", clean_env())
+    return Job([*argv, "--", *(command or ("true",))], here, folder / "run", clean_env())
 
 
 async def pretend(port: int, key: bytes, evil: bytes) -> str:
@@ -313,6 +315,69 @@ def test_a_stranger_neither_joins_nor_disturbs_the_meeting(tmp_path: Path) -> No
     strangers = [line for line in ended[0].err.splitlines() if "stranger" in line]
     assert 1 <= len(strangers) <= 17, "one line an address"
     assert not canary.exists()
+
+
+# --- while ranks run -------------------------------------------------------------------------------------------------
+
+
+async def join_and_say(port: int, key: bytes, message: dict[str, object]) -> None:
+    """What a participant does that holds the key and says something wrong as soon as all have met."""
+    spoken = await wire.greet(*await asyncio.open_connection("127.0.0.1", port), key, hub=False)
+    claim = Identity(
+        job_id="manual",
+        attempt=0,
+        node_rank=1,
+        local_rank=0,
+        name="127.0.0.2",
+        nnodes=2,
+        nproc_per_node=1,
+        mode="rank",
+        device="cpu",
+        image_id="",
+        lock_digest="",
+        versions={"python": sys.version.split()[0], "apptrain": __version__, "torch": version("torch")},
+    )
+    spoken.send({"type": "hello", "identity": asdict(claim), "left": 100.0})
+    async with asyncio.timeout(20):
+        while (await spoken.receive())["type"] != "go":
+            pass
+        spoken.send(message)
+        with suppress(wire.WireError):
+            while True:
+                await spoken.receive()
+    spoken.abort()
+
+
+def failing(**changes: object) -> dict[str, object]:
+    """A rank's failure as it goes over the wire."""
+    known: dict[str, object] = {"node_rank": 1, "node": "127.0.0.2", "rank": 1, "status": 9, "signal": 0}
+    return {**known, "time": 1e9, "error": "planted", "at": "", "same": 0, **changes}
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ({"type": "fail", "failure": failing(status=0)}, "status: 0"),
+        ({"type": "fail", "failure": failing(status=256)}, "status: 256"),
+        ({"type": "stop", "left": 10**4000}, f"left: 1{'0' * 39}..."),
+        ({"type": "beat", "time": 1e14}, "time: 100000000000000.0"),
+    ],
+    ids=["fail 0", "fail 256", "stop", "beat"],
+)
+def test_a_participant_that_holds_the_key_cannot_make_a_failed_job_end_well(
+    tmp_path: Path, message: dict[str, object], why: str
+) -> None:
+    key = b"0123456789abcdef0123456789abcdef"
+    (tmp_path / "key").write_bytes(key)
+    (tmp_path / "key").chmod(0o600)
+    port = free_port()
+    first = node(tmp_path, 0, port, "sleep", "60")
+    first.until(lambda: is_open("127.0.0.1", port + 1), "the hub to listen")
+    asyncio.run(join_and_say(port + 1, key, message))
+    ended = first.end()
+    assert ended.status == 1, ended.err
+    assert f"entrypoint: 127.0.0.2: lost: it sent a wrong {why}\n" in ended.err
+    assert "Traceback" not in ended.err
 
 
 # --- our own code ----------------------------------------------------------------------------------------------------

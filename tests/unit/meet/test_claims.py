@@ -1,7 +1,7 @@
 """What participants say of themselves, and whether it fits together."""
 
 from entrypoint.meet.claims import disagreement, missing
-from entrypoint.meet.messages import Hello, load
+from entrypoint.meet.messages import Extent, Hello, load
 from tests.unit.meet.meeting import hello, who
 
 
@@ -23,7 +23,7 @@ def test_more_than_five_differences_are_counted() -> None:
 
 
 def test_what_a_peer_claims_cannot_write_to_the_terminal() -> None:
-    said = load(hello(who(1, device="cu\x1b[2Jda\nroot")), 2)
+    said = load(hello(who(1, device="cu\x1b[2Jda\nroot")), Extent(nodes=2, ranks=8))
     assert isinstance(said, Hello)
     assert disagreement(who(0), said.identity).startswith(
         "the nodes do not agree: device is cpu on node 0 (n0) and cu?[2Jda root on node 1 (n1): "

@@ -120,14 +120,14 @@ async def test_strangers_are_reported_once_an_address_and_only_so_many() -> None
     [
         ({"type": "go", "members": "1"}, "it did not say who it is"),
         ({"type": "hello", "identity": {}, "left": 1.0}, "it sent no Identity"),
-        (hello(who(1)) | {"left": "x"}, "it sent a wrong left"),
+        (hello(who(1)) | {"left": "x"}, "it sent a wrong left: 'x'"),
         (
             {**hello(who(1)), "identity": {**hello(who(1))["identity"], "nnodes": "2"}},
-            "it sent a wrong nnodes",
+            "it sent a wrong nnodes: '2'",
         ),
         (
             {**hello(who(1)), "identity": {**hello(who(1))["identity"], "versions": {"torch": 2}}},
-            "it sent a wrong versions",
+            "it sent a wrong versions: {'torch': 2}",
         ),
     ],
 )

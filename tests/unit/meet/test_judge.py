@@ -167,9 +167,9 @@ async def test_a_failure_after_the_own_end_reaches_who_is_done() -> None:
     await close(*links)
 
 
-async def looking() -> list[Link]:
-    """Three nodes that were asked where their ranks are."""
-    links = await three(Place())
+async def looking(ranks: int = 4) -> list[Link]:
+    """Three nodes with so many ranks each that were asked where these are."""
+    links = await Place().all(*(who(node, nnodes=3, nproc_per_node=ranks) for node in range(3)))
     links[0].report(Stalled("no step for 30 s"))
     assert await events(*links) == [Look("no step for 30 s")] * 3
     return links
@@ -265,7 +265,7 @@ async def test_a_node_that_is_lost_before_the_closer_look_is_not_waited_for() ->
 @pytest.mark.parametrize("letter", ["x", "训", "\N{GRINNING FACE}"])
 @run
 async def test_sightings_of_more_ranks_than_a_frame_holds_arrive(letter: str) -> None:
-    links = await looking()
+    links = await looking(400)
     links[0].report(Seen((), last=True))
     links[1].report(
         Seen(

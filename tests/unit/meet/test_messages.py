@@ -15,6 +15,7 @@ from entrypoint.meet.messages import (
     Done,
     Ended,
     EndMeeting,
+    Extent,
     Fail,
     Failed,
     Go,
@@ -42,6 +43,7 @@ from entrypoint.meet.messages import (
 from entrypoint.meet.wire import FIRST_BODY, MAX_BODY, WireError
 from tests.unit.meet.meeting import failure, left, sighting, who
 
+FOUR = Extent(nodes=4, ranks=16)
 ALL: list[Message] = [
     Hello(who(1, versions={"torch": "2.15.0"}, findings={"gpu": "hot"}), 10.0),
     Visit(),
@@ -81,7 +83,7 @@ def test_there_is_an_example_of_every_message() -> None:
 
 @pytest.mark.parametrize("message", ALL, ids=lambda one: type(one).__name__)
 def test_a_message_arrives_as_it_was_sent(message: Message) -> None:
-    assert load(json.loads(json.dumps(pack(message), allow_nan=False)), 4) == message
+    assert load(json.loads(json.dumps(pack(message), allow_nan=False)), FOUR) == message
 
 
 NAN, INF = float("nan"), float("inf")
@@ -108,7 +110,7 @@ def test_a_message_with_any_wrong_value_is_refused_or_means_what_it_says(message
     for path in places(raw):
         for value in ODD:
             with contextlib.suppress(WireError):
-                json.dumps(pack(load(changed(raw, path, value), 4)), allow_nan=False)
+                json.dumps(pack(load(changed(raw, path, value), FOUR)), allow_nan=False)
 
 
 @pytest.mark.parametrize("message", ALL, ids=lambda one: type(one).__name__)
@@ -116,7 +118,7 @@ def test_a_message_that_lacks_a_part_or_has_one_more_is_refused(message: Message
     raw = pack(message)
     for other in [raw | {"more": 1}, *({k: v for k, v in raw.items() if k != name} for name in raw)]:
         with pytest.raises(WireError, match=r"^it sent a message that has no meaning here$"):
-            load(other, 4)
+            load(other, FOUR)
 
 
 BOUNDS = [
@@ -125,7 +127,8 @@ BOUNDS = [
     (Fail, "failure.status", 10**300),
     (Fail, "failure.rank", True),
     (Fail, "failure.rank", 1.0),
-    (Fail, "failure.node_rank", 4),
+    (Fail, "failure.rank", 16),
+    (Fail, "failure.node_rank", FOUR),
     (Fail, "failure.signal", 129),
     (Fail, "failure.time", 1e14),
     (Failed, "failure.status", 0),
@@ -144,13 +147,20 @@ BOUNDS = [
 @pytest.mark.parametrize(("kind", "where", "value"), BOUNDS)
 def test_a_number_out_of_its_bounds_is_refused(kind: type[Message], where: str, value: object) -> None:
     path = tuple(where.split("."))
-    with pytest.raises(WireError, match=rf"^it sent a wrong {path[-1]}$"):
-        load(changed(pack(of(kind)), path, value), 4)
+    with pytest.raises(WireError, match=rf"^it sent a wrong {path[-1]}: "):
+        load(changed(pack(of(kind)), path, value), FOUR)
+
+
+def test_the_line_has_the_value_as_far_as_there_is_room() -> None:
+    for value, shown in ((256, "256"), ("x\x1b[2J" * 20, "'" + "x\\x1b[2J" * 4 + "x\\x1b[2...")):
+        with pytest.raises(WireError) as caught:
+            load(changed(pack(of(Fail)), ("failure", "status"), value), FOUR)
+        assert str(caught.value) == f"it sent a wrong status: {shown}"
 
 
 def test_texts_arrive_as_one_printable_line() -> None:
     sent = replace(failure(1, 5.0), error="a\nb\x1b[2J" + "x" * 5000)
-    found = load(pack(Fail(sent)), 2)
+    found = load(pack(Fail(sent)), FOUR)
     assert isinstance(found, Fail)
     assert found.failure.error == "a b?[2J" + "x" * 993
 
@@ -158,19 +168,19 @@ def test_texts_arrive_as_one_printable_line() -> None:
 @pytest.mark.parametrize("name", ["nothing of ours", 7, None, [], "Done"])
 def test_a_message_of_an_unknown_name_is_refused(name: object) -> None:
     with pytest.raises(WireError, match="it sent a message that has no meaning here"):
-        load({"type": name}, 4)
+        load({"type": name}, FOUR)
 
 
 @pytest.mark.parametrize("nodes", [range(16_384), range(0, 16_384, 2), range(16_383, 16_384)])
 def test_which_of_16384_nodes_take_part_fits_into_a_frame(nodes: range) -> None:
     sent = pack(Go(tuple(nodes)))
     assert len(json.dumps(sent)) < FIRST_BODY < MAX_BODY
-    assert load(sent, 16_384) == Go(tuple(nodes))
+    assert load(sent, Extent(nodes=16_384, ranks=16_384)) == Go(tuple(nodes))
 
 
 @pytest.mark.parametrize("text", ["", "10", "g", " 1", "0x1", "1_0", "-1", "f" * 5000])
 def test_nodes_that_there_are_not_are_refused(text: str) -> None:
-    assert load({"type": "go", "members": "b"}, 4) == Go((0, 1, 3))
-    assert load({"type": "go", "members": "0"}, 4) == Go(())
-    with pytest.raises(WireError, match=r"^it sent a wrong members$"):
-        load({"type": "go", "members": text}, 4)
+    assert load({"type": "go", "members": "b"}, FOUR) == Go((0, 1, 3))
+    assert load({"type": "go", "members": "0"}, FOUR) == Go(())
+    with pytest.raises(WireError, match=r"^it sent a wrong members: "):
+        load({"type": "go", "members": text}, FOUR)
