@@ -15,6 +15,7 @@ from typing import Any
 
 from clusters.survey.ask import Machine
 from clusters.survey.draft import Line
+from entrypoint.schedulers import hostnames
 
 VIRTUAL = re.compile(r"(lo|docker|veth|virbr|br-|cni|tun|tap|ifb|dummy|vnet|podman|cali|flannel).*")
 """Interfaces that lead to no other node."""
@@ -162,10 +163,11 @@ def _suffix(machine: Machine, node: str, found: Sequence[Interface]) -> Iterator
     """What turns a node's name into that of an address on a network that this host is on, too."""
     own = _addresses(machine, node)
     for suffix in SUFFIXES if own else ():
-        for address in _addresses(machine, node + suffix) - own:
+        name = hostnames.with_suffix(node, suffix)
+        for address in _addresses(machine, name) - own:
             on = [one for one in found if any(_holds(network, address) for network in one.addresses)]
             if on:
-                why = f"{node}{suffix} is {address}, on the network of {on[0].name} here"
+                why = f"{name} is {address}, on the network of {on[0].name} here"
                 yield Line("host_suffix", suffix, why)
                 return
 

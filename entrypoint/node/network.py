@@ -201,10 +201,11 @@ def _first_nodes_own(plan: LaunchPlan, machine: Machine) -> tuple[str, tuple[str
     try:
         return _lookup(plan, name, FIRST, machine), ()
     except _Loopback as loopback:
-        suffix = plan.rendezvous.local_addr.removeprefix(plan.node)
-        for other in plan.allocation.nodes[1:]:
+        for place, other in enumerate(plan.allocation.nodes):
+            if place == plan.place:
+                continue
             try:
-                address = _on_the_way(plan, _lookup(plan, other + suffix, FIRST, machine), machine)
+                address = _on_the_way(plan, _lookup(plan, plan.hosts[place], FIRST, machine), machine)
             except (BadInput, Unavailable):
                 continue
             note = (

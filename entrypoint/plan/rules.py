@@ -13,6 +13,7 @@ from entrypoint.plan.launch_plan import LaunchPlan, Mode, placement, port_of
 from entrypoint.plan.profile import Profile, expanded
 from entrypoint.plan.rendezvous import MANUAL_PORT, Rendezvous
 from entrypoint.plan.sources import REFERENCE_JOB, Setting, Settings
+from entrypoint.schedulers import hostnames
 from entrypoint.schedulers.allocation import Allocation
 from entrypoint.schedulers.variables import CUDA_DEVICES
 
@@ -283,14 +284,14 @@ def _rendezvous(
     backend, address, port = settings["rdzv-backend"], settings["master-addr"], settings["master-port"]
     nodes_from = _derived(allocation, "nodes")
     suffix_from = f"profile:{profile.name}" if profile.host_suffix else nodes_from
+    names = [hostnames.with_suffix(name, profile.host_suffix) for name in allocation.nodes]
     if address.value is None:
-        address = Setting(value=allocation.nodes[0] + profile.host_suffix, source=suffix_from)
+        address = Setting(value=names[0], source=suffix_from)
     if port.value is None and allocation.job_number is None:
         port = Setting(value=MANUAL_PORT, source="default")
     elif port.value is None:
         port = Setting(value=port_of(allocation, attempt), source=_derived(allocation, "job_id"))
-    hosts = [name + profile.host_suffix for name in allocation.nodes]
-    hosts[0] = address.value.strip("[]")
+    hosts = [address.value.strip("[]"), *names[1:]]
     rendezvous = Rendezvous(
         backend=backend.value,
         master_addr=hosts[0],
@@ -298,7 +299,7 @@ def _rendezvous(
         join_port=port.value + 1,
         id=f"{allocation.job_id}.{attempt}",
         is_host=allocation.node_rank == 0,
-        local_addr=allocation.nodes[allocation.node_rank] + profile.host_suffix,
+        local_addr=names[allocation.node_rank],
     )
     return (
         rendezvous,

@@ -1,4 +1,5 @@
-"""When two spellings name one host: `pbsn1` and `pbsn1.cluster.org`. The only module that compares names.
+"""When two spellings name one host: `pbsn1` and `pbsn1.cluster.org`. The only module that compares names, and
+the one that makes the name of a host's fast network (`with_suffix`).
 
 A short name stands for the one host of its list whose first label it is. Two full names are two hosts
 wherever they differ, and a short name beside two such hosts is refused, not guessed at.
@@ -39,6 +40,19 @@ def find(hostname: str, hosts: Sequence[str]) -> list[int]:
     wanted = hostname.lower()
     exact = [at for at, host in enumerate(hosts) if host.lower() == wanted]
     return exact or [at for at, host in enumerate(hosts) if _alike(host, hostname)]
+
+
+def with_suffix(name: str, suffix: str) -> str:
+    """The name of this host's address on the network whose names end with `suffix`: `n1-ib0.cluster.org` for
+    `n1.cluster.org` and `-ib0`. A suffix that brings a domain takes the place of the name's own.
+
+    A name that has the suffix stays as it is.
+    """
+    label = _label(name)
+    if name.lower().endswith(suffix.lower()) or label.endswith(suffix.lower()):
+        return name
+    domain = "" if "." in suffix else name[len(label) :]
+    return f"{name[: len(label)]}{suffix}{domain}"
 
 
 def _alike(one: str, other: str) -> bool:

@@ -98,6 +98,17 @@ def test_a_flag_beats_the_variable_which_beats_the_profile_which_beats_the_defau
     ]
 
 
+def test_the_suffix_of_a_fast_network_goes_before_the_domain(cli: Cli, tmp_path: Path) -> None:
+    nodes, site = tmp_path / "nodes", tmp_path / "site.yaml"
+    nodes.write_text("r1i0n0.ice.example.org\nr1i0n1-ib0.ice.example.org\n")
+    site.write_text("scheduler: pbs\nhost_suffix: -ib0\n")
+    env = {"PBS_JOBID": "7.ice", "PBS_NODENUM": "1", "PBS_NODEFILE": str(nodes)}
+    plan = cli.plan(env | {"APPTRAIN_PROFILE": str(site)}, "--device", "cpu")
+    assert plan["master_addr"] == "r1i0n0-ib0.ice.example.org"
+    assert plan["rendezvous"]["local_addr"] == "r1i0n1-ib0.ice.example.org"
+    assert plan["sources"]["master_addr"] == "profile:site.yaml"
+
+
 WHOLE = Path(__file__).parents[1] / "recordings/slurm/whole-nodes.task0.env"
 
 

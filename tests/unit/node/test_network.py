@@ -174,6 +174,12 @@ def test_a_first_node_that_is_127_0_1_1_to_itself_takes_its_address_on_the_way_t
     )
 
 
+def test_under_a_suffix_that_way_leads_to_the_longer_name_of_another_node(profile: str) -> None:
+    machine = changed(host(11), gpu_a01_hsn=["127.0.1.1"])
+    endpoint = find(machine, "gpu-a01", "--profile", profile)
+    assert seen(endpoint)[:3] == ("10.77.43.11", "10.77.43.11", "hsn0")
+
+
 def test_a_first_node_that_is_127_0_1_1_to_all_is_refused() -> None:
     text = (
         "the first node's name 'gpu-a01' resolves to 127.0.1.1 on {}, which no other node can reach: correct "

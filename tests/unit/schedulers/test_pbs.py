@@ -192,3 +192,22 @@ def test_every_host_is_found_at_its_own_place(hosts: list[str]) -> None:
     for at, host in enumerate(hosts):
         assert hostnames.find(host, full) == hostnames.find(f"{host}.cluster.org", hosts) == [at]
         assert hostnames.find(f"{host}.cloud.org", full) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "suffix", "found"),
+    [
+        ("n1", "-ib0", "n1-ib0"),
+        ("n1.ice.example.org", "-ib0", "n1-ib0.ice.example.org"),
+        ("n1-ib0", "-ib0", "n1-ib0"),
+        ("N1-IB0.ice.example.org", "-ib0", "N1-IB0.ice.example.org"),
+        ("n1.ice.example.org", "-ib0.fast.example.org", "n1-ib0.fast.example.org"),
+        ("n1-ib0.fast.example.org", "-ib0.fast.example.org", "n1-ib0.fast.example.org"),
+        ("n1", ".hsn", "n1.hsn"),
+        ("n1.ice.example.org", "", "n1.ice.example.org"),
+    ],
+)
+def test_the_name_on_the_fast_network_keeps_its_domain_and_has_the_suffix_once(
+    name: str, suffix: str, found: str
+) -> None:
+    assert hostnames.with_suffix(name, suffix) == found
