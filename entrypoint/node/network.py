@@ -28,6 +28,7 @@ GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 DERIVED = "derived:rendezvous.local_addr"
 FIRST = "the first node's name"
 OWN = "this node's name"
+OTHERS = "name one that every node has, or none, to take the one on the way to the first node"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,10 +279,12 @@ def _rendezvous_name(plan: LaunchPlan) -> str:
 
 def _check_chosen(plan: LaunchPlan, env: Mapping[str, str], interfaces: Mapping[str, Interface]) -> None:
     """Refuses interfaces that were asked for and that gloo or NCCL would not find."""
-    for name in filter(None, _chosen(plan, env, GLOO).split(",")):
-        given = _given(plan, GLOO, name)
+    value = _chosen(plan, env, GLOO)
+    names = value.split(",") if value else []
+    for name in names:
+        given = _given(plan, GLOO, value)
         if name not in interfaces:
-            raise _absent(plan, given, interfaces.values())
+            raise _not_of_gloo(plan, value, name, interfaces.values())
         if not interfaces[name].addresses:
             raise BadInput(
                 f"{given}: it has no address on {plan.node}, which has {_listed(interfaces.values())}"
@@ -294,11 +297,24 @@ def _check_chosen(plan: LaunchPlan, env: Mapping[str, str], interfaces: Mapping[
             raise _absent(plan, _given(plan, NCCL, spec), interfaces.values())
 
 
+def _not_of_gloo(plan: LaunchPlan, value: str, name: str, interfaces: Iterable[Interface]) -> BadInput:
+    """What is wrong with a name of gloo's that this node does not have."""
+    given, has = _given(plan, GLOO, value), _listed(interfaces)
+    if value[0] in "^=" or any(one.name.startswith(name) for one in interfaces):
+        taken = (one for one in interfaces if one.addresses and one.name != "lo")
+        fitting = [one.name for one in taken if _nccl_takes(value, one.name)]
+        remedy = f"did you mean {_given(plan, GLOO, fitting[0])}?" if len(fitting) == 1 else OTHERS
+        return BadInput(
+            f"{given}: gloo takes whole names of interfaces alone (^, = and beginnings of names are NCCL's), "
+            f"and {plan.node} has {has}: {remedy}"
+        )
+    if name == value:
+        return _absent(plan, given, interfaces)
+    return BadInput(f"{given}: {plan.node} has no interface {name}, it has {has}: {OTHERS}")
+
+
 def _absent(plan: LaunchPlan, given: str, interfaces: Iterable[Interface]) -> BadInput:
-    return BadInput(
-        f"{given}: {plan.node} has no such interface, it has {_listed(interfaces)}: name one that every node "
-        "has, or none, to take the one on the way to the first node"
-    )
+    return BadInput(f"{given}: {plan.node} has no such interface, it has {_listed(interfaces)}: {OTHERS}")
 
 
 def _check_up(plan: LaunchPlan, interface: Interface, given: str) -> None:
@@ -320,7 +336,8 @@ def _given(plan: LaunchPlan, name: str, value: str) -> str:
     """How the user or the site asked for it."""
     source = plan.sources.get(f"env.{name}", "")
     kind, _, origin = source.partition(":")
-    value = value.removeprefix("=")
+    if name == NCCL and source:
+        value = value.removeprefix("=")  # ours, in front of an interface's name
     match kind:
         case "flag":
             return f"--interface {value}"

@@ -256,13 +256,17 @@ def test_variables_that_the_user_set_stay_and_the_other_is_still_set() -> None:
         (("--interface", "ib0"), {}, "--interface ib0"),
         ((), {"APPTRAIN_INTERFACE": "ib0"}, "APPTRAIN_INTERFACE=ib0"),
         ((), {"GLOO_SOCKET_IFNAME": "ib0"}, "GLOO_SOCKET_IFNAME=ib0"),
-        ((), {"GLOO_SOCKET_IFNAME": "eth0,ib0"}, "GLOO_SOCKET_IFNAME=ib0"),
         (("--profile", "launch: {interface: ib0}"), {}, "interface ib0 of the profile site.yaml"),
         (("--profile", "env: {GLOO_SOCKET_IFNAME: ib0}"), {}, "interface ib0 of the profile site.yaml"),
         (
             ("--device", "cuda", "--nproc-per-node", "1"),
             {"NCCL_SOCKET_IFNAME": "ib"},
             "NCCL_SOCKET_IFNAME=ib",
+        ),
+        (
+            ("--device", "cuda", "--nproc-per-node", "1"),
+            {"NCCL_SOCKET_IFNAME": "=ib0"},
+            "NCCL_SOCKET_IFNAME==ib0",
         ),
     ],
 )
@@ -277,6 +281,53 @@ def test_an_interface_that_is_not_there_is_refused_as_it_was_asked_for(
         f"{given}: gpu-b07 has no such interface, it has eth0 (10.77.42.27), hsn0 (10.77.43.27): name one that "
         "every node has, or none, to take the one on the way to the first node",
     )
+
+
+def test_of_several_interfaces_the_one_that_is_not_there_is_named() -> None:
+    status, said = refusal(host(27), "gpu-b07", env={"GLOO_SOCKET_IFNAME": "eth0,ib0"})
+    assert status == 64
+    assert said.startswith(
+        "GLOO_SOCKET_IFNAME=eth0,ib0: gpu-b07 has no interface ib0, it has eth0 (10.77.42.27), hsn0 "
+    )
+
+
+RAILS = [interface("lo", "127.0.0.1"), interface("eth0", "10.77.42.27"), interface("hsn0", "10.77.43.27")]
+RAILS += [interface("hsn1", "10.77.43.28"), interface("ib0")]
+
+
+@pytest.mark.parametrize(
+    ("value", "meant"),
+    [
+        ("=hsn0", "hsn0"),
+        ("=hsn0,hsn1", ""),
+        ("hsn", ""),
+        ("et", "eth0"),
+        ("^lo,docker,veth,eni", ""),
+        ("^lo,hsn", "eth0"),
+        ("^=eth0,hsn1", "hsn0"),
+        (",eth0", "eth0"),
+        ("ib", ""),
+    ],
+)
+def test_ncclss_own_way_to_name_interfaces_is_not_gloos_and_the_one_that_was_meant_is_named(
+    tmp_path: Path, value: str, meant: str
+) -> None:
+    profile = tmp_path / "site.yaml"
+    profile.write_text(f"env: {{GLOO_SOCKET_IFNAME: '{value}'}}\n")
+    for options, env, given in (
+        ((), {"GLOO_SOCKET_IFNAME": value}, "GLOO_SOCKET_IFNAME={}"),
+        ((f"--interface={value}",), {}, "--interface {}"),
+        (("--profile", str(profile)), {}, "interface {} of the profile site.yaml"),
+    ):
+        remedy = f"did you mean {given.format(meant)}?"
+        if not meant:
+            remedy = "name one that every node has, or none, to take the one on the way to the first node"
+        assert refusal(host(27, table=RAILS), "gpu-b07", *options, env=env) == (
+            64,
+            f"{given.format(value)}: gloo takes whole names of interfaces alone (^, = and beginnings of names are NCCL's), "
+            "and gpu-b07 has eth0 (10.77.42.27), hsn0 (10.77.43.27), hsn1 (10.77.43.28), ib0 (without address): "
+            f"{remedy}",
+        )
 
 
 def test_a_node_alone_needs_the_interface_that_was_asked_for_too() -> None:
