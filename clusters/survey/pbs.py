@@ -14,9 +14,8 @@ from clusters.survey import gpus, limits
 from clusters.survey.ask import Machine
 from clusters.survey.draft import Line
 from entrypoint.errors import BadInput
+from entrypoint.schedulers.pbs import COUNTED
 
-GPUS = ("ngpus", "naccelerators", "gpus", "ngpu")
-"""Resources that count them; the first is the usual one."""
 MODEL = re.compile(r"(gpu|accel)\w*_?(type|model|name|mod)")
 """A resource that names them."""
 NAMED = re.compile(r"gpu|[vahbp][1-9]00|cuda|volta|ampere|hopper")
@@ -111,7 +110,7 @@ def hosts(vnodes: Mapping[str, Attributes]) -> list[Host]:
         by_host.setdefault(attributes.get(f"{AVAILABLE}host", name), []).append(attributes)
     found = []
     for name, several in by_host.items():
-        counted = next((each for each in GPUS if _sum(several, each)), GPUS[0])
+        counted = next((each for each in COUNTED if _sum(several, each)), COUNTED[0])
         first = next((each for each in several if each.get(AVAILABLE + counted, "0") != "0"), several[0])
         model_by = next((key for key in first if key.startswith(AVAILABLE) and MODEL.search(key)), "")
         found.append(
@@ -171,12 +170,12 @@ def _has_gpus(has: Attributes, name: str, with_gpus: Sequence[Host]) -> bool:
     if _has_none(has):
         return False
     kinds = ("resources_min.", "resources_default.", "default_chunk.", "resources_max.", AVAILABLE)
-    counts = (has.get(kind + resource, "0") for kind in kinds for resource in GPUS)
+    counts = (has.get(kind + resource, "0") for kind in kinds for resource in COUNTED)
     return any(text.isdecimal() and int(text) for text in counts) or bool(_of_queue(has, name, with_gpus))
 
 
 def _has_none(has: Attributes) -> bool:
-    return any(has.get(f"resources_max.{resource}") == "0" for resource in GPUS)
+    return any(has.get(f"resources_max.{resource}") == "0" for resource in COUNTED)
 
 
 def _of_queue(has: Attributes, name: str, with_gpus: Sequence[Host]) -> list[Host]:

@@ -42,6 +42,17 @@ def find(hostname: str, hosts: Sequence[str]) -> list[int]:
     return exact or [at for at, host in enumerate(hosts) if _alike(host, hostname)]
 
 
+def find_interface(hostname: str, hosts: Sequence[str]) -> list[int]:
+    """The same, where one of the names may be that of another network of the host: `n1` and `n1-ib0`. For
+    lists that one scheduler has made of one job."""
+    label = _label(hostname)
+    return find(hostname, hosts) or [
+        at
+        for at, host in enumerate(hosts)
+        if _label(host).startswith(f"{label}-") or label.startswith(f"{_label(host)}-")
+    ]
+
+
 def with_suffix(name: str, suffix: str) -> str:
     """The name of this host's address on the network whose names end with `suffix`: `n1-ib0.cluster.org` for
     `n1.cluster.org` and `-ib0`. A suffix that brings a domain takes the place of the name's own.

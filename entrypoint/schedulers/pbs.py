@@ -28,6 +28,8 @@ from entrypoint.schedulers.request import Request
 
 NAME = "pbs"
 GPUS = "APPTRAIN_NGPUS"
+COUNTED = ("ngpus", "naccelerators", "gpus", "ngpu")
+"""Resources by which sites count GPUs; the first is the usual one."""
 
 _JOB_ID = re.compile(r"(\d{1,18})(?:\[(\d{1,9})\])?(?:\.\S+)?", re.ASCII)
 _TASK = re.compile(r"[0-9A-Fa-f]{1,8}", re.ASCII)

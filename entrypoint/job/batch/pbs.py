@@ -16,6 +16,7 @@ from entrypoint.errors import BadInput
 from entrypoint.job import handover
 from entrypoint.job.batch.granted import Granted
 from entrypoint.job.handover import Facts
+from entrypoint.plain import plain
 from entrypoint.plan import mistakes
 from entrypoint.plan.profile import Profile
 from entrypoint.plan.sources import Settings
@@ -149,15 +150,8 @@ def _lines(env: Mapping[str, str], facts: Facts) -> list[str]:
 def _gpus(
     env: Mapping[str, str], told: Mapping[str, str], hosts: Sequence[str], lines: int
 ) -> tuple[int | None, list[str]]:
-    """(how many GPUs each host has for us, None where the request does not say; what to say of it)."""
+    """(how many GPUs each host has for us, None where PBS does not say; what to say of it)."""
     places = told.get("exec_host", "").split("+")
-    # A chunk may span vnodes, with a + between them: (a[0]:ngpus=2+a[1]:ngpus=2)+(b[0]:ngpus=4)
-    chunks = told.get("exec_vnode", "").split(")+(")
-    sums: Counter[str] = Counter()
-    for place, chunk in zip(places, chunks, strict=False):
-        found = hostnames.find(place.partition("/")[0], hosts)
-        if len(found) == 1:
-            sums[hosts[found[0]]] += sum(int(n) for n in re.findall(r":ngpus=(\d{1,9})", chunk))
     notes = []
     if lines > len(hosts) and len(places) > len(hosts):
         where = "one host" if len(hosts) == 1 else f"{len(hosts)} hosts"
@@ -165,8 +159,9 @@ def _gpus(
             f"{len(places)} chunks share {where}, as they may without -l place=scatter: each host gets one "
             "task, with the GPUs of all its chunks"
         )
-    if "Resource_List.ngpus" not in told:
-        return None, notes
+    sums, why_unknown = _gpus_by_host(told, places, hosts)
+    if not sums:
+        return None, [*notes, *why_unknown]
     each = sums[hosts[0]]
     if any(sums[host] != each for host in hosts):
         listed = ", ".join(f"{sums[host]} on {host}" for host in hosts)
@@ -185,6 +180,30 @@ def _gpus(
             "leave it out"
         )
     return each, notes
+
+
+def _gpus_by_host(
+    told: Mapping[str, str], places: Sequence[str], hosts: Sequence[str]
+) -> tuple[Mapping[str, int], list[str]]:
+    """(the GPUs of each host, by name; empty: unknown, then with what to say of it)."""
+    # A chunk may span vnodes, with a + between them: (a[0]:ngpus=2+a[1]:ngpus=2)+(b[0]:ngpus=4)
+    chunks = told.get("exec_vnode", "").split(")+(")
+    counted = [name for name in pbs.COUNTED if any(f":{name}=" in chunk for chunk in chunks)]
+    requested = [name for name in pbs.COUNTED if f"Resource_List.{name}" in told]
+    if not (counted or requested):
+        return {}, []
+    name = (counted or requested)[0]
+    sums: Counter[str] = Counter()
+    for place, chunk in zip(places, chunks, strict=False):
+        found = hostnames.find_interface(place.partition("/")[0], hosts)
+        if len(found) == 1:
+            sums[hosts[found[0]]] += sum(int(n) for n in re.findall(rf":{name}=(\d{{1,9}})", chunk))
+    is_told = counted or told[f"Resource_List.{name}"] == "0"
+    if is_told and all(host in sums for host in hosts):
+        return sums, []
+    host, vnode = (plain(told.get(name, ""))[:200] for name in ("exec_host", "exec_vnode"))
+    what = f"qstat -f says exec_host={host} and exec_vnode={vnode}, and the node file {_shown(hosts)}"
+    return {}, [f"how many GPUs each host has is unknown: {what}"]
 
 
 def _grace(queue: Mapping[str, str]) -> int:

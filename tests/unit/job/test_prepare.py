@@ -310,6 +310,53 @@ def test_whole_nodes_come_with_the_gpus_of_the_profile_if_pbs_names_none(
         assert f"{rank}: {'nproc_per_node':<24} {ranks}  [{source}]" in answer.all("plan")
 
 
+@pytest.mark.parametrize(
+    ("exec_host", "exec_vnode", "gpus"),
+    [
+        ("n1/0*2+n2/0*2", "(n1:ncpus=2:naccelerators=2)+(n2:ncpus=2:naccelerators=2)", "2"),
+        ("n1/0*2+n2/0*2", "(n1:ncpus=2:ngpus=8)+(n2:ncpus=2:ngpus=8)", "8"),
+        ("n1-ib0/0*2+n2-ib0/0*2", "(n1:ngpus=2)+(n2:ngpus=2)", "2"),
+        ("n1-ib0.x.org/0*2+n2-ib0.x.org/0*2", "(n1:ngpus=2)+(n2:ngpus=2)", "2"),
+        ("n1/0*2+n2/0*2", "(n1:ncpus=2)+(n2:ncpus=2)", None),
+    ],
+)
+def test_gpus_are_counted_by_what_was_granted_also_if_the_request_names_none(
+    host: Host, exec_host: str, exec_vnode: str, gpus: str | None
+) -> None:
+    told = f"Job Id: 10.srv\n    exec_host = {exec_host}\n    exec_vnode = {exec_vnode}\n"
+    answer = host.ask_pbs(told=told)
+    assert [word for word in answer.all("export") if "NGPUS" in word] == [f"APPTRAIN_NGPUS={gpus}"] * bool(
+        gpus
+    )
+    assert answer.all("say") == []
+
+
+@pytest.mark.parametrize(
+    ("exec_host", "exec_vnode"),
+    [
+        ("a1/0*2+a2/0*2", "(a1:ncpus=2:ngpus=2)+(a2:ncpus=2:ngpus=2)"),
+        ("n1/0*2+n2/0*2", "(n1:ncpus=2)+(n2:ncpus=2)"),
+        ("n1/0*2", "(n1:ncpus=2:ngpus=2)"),
+        ("", ""),
+    ],
+)
+def test_gpus_that_qstat_gives_to_none_of_the_hosts_are_unknown_not_none(
+    host: Host, exec_host: str, exec_vnode: str
+) -> None:
+    told = f"Job Id: 10.srv\n    Resource_List.ngpus = 4\n    exec_host = {exec_host}\n    exec_vnode = {exec_vnode}\n"
+    answer = host.ask_pbs(told=told)
+    assert [word for word in answer.all("export") if "NGPUS" in word] == []
+    assert answer.all("say") == [
+        f"how many GPUs each host has is unknown: qstat -f says exec_host={exec_host} and exec_vnode={exec_vnode}, and the "
+        "node file n1,n2"
+    ]
+
+
+def test_a_request_for_no_gpus_gets_none(host: Host) -> None:
+    told = "Job Id: 10.srv\n    Resource_List.ngpus = 0\n    exec_host = n1/0+n2/0\n    exec_vnode = (n1:ncpus=2)+(n2:ncpus=2)\n"
+    assert "APPTRAIN_NGPUS=0" in host.ask_pbs(told=told).all("export")
+
+
 def test_a_server_that_does_not_answer_is_said(host: Host) -> None:
     answer = host.ask_pbs(told="")
     assert answer.all("say") == ["qstat -f 10.srv does not answer: walltime and GPUs are unknown"]
