@@ -19,6 +19,9 @@ from entrypoint.schedulers.variables import CUDA_DEVICES
 
 OURS = ("train", "entrypoint")
 """Top-level modules of ours: nothing in the user's folder may stand in for them."""
+FEW_LINES = 8
+"""Up to so many lines of a node file for each host are ranks that somebody asked for, even if they are as
+many as its CPUs."""
 REFERENCE_PRELOAD = ("torchvision.models", "train.loop")
 """What the reference job imports beside torch; torchvision's models take as long as torch itself."""
 
@@ -26,12 +29,15 @@ REFERENCE_PRELOAD = ("torchvision.models", "train.loop")
 def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, profile: Profile) -> LaunchPlan:
     """Composes the plan. Raises BadInput where what was granted and what was asked for do not fit."""
     allocation = _with_gpus_of_site(env, allocation, profile)
+    allocation, lines_of_cores = _without_lines_of_cores(allocation, profile)
     on_failure = settings.value("on-failure")
     members = tuple(range(_members(allocation, settings, spares=on_failure == "restart")))
     attempt = _attempt(env, allocation)
     mode = _mode(allocation, settings)
     device = _device(allocation, settings)
     nproc, notes = _nproc_per_node(allocation, settings, mode.value, device.value)
+    if nproc.source == "default":
+        notes += lines_of_cores
     rendezvous, hosts, rendezvous_sources = _rendezvous(allocation, settings, profile, attempt.value)
     run_dir = _run_dir(env, allocation, settings, profile)
     workers, worker_sources, thread_notes = _workers_env(
@@ -171,6 +177,21 @@ def _with_gpus_of_site(env: Mapping[str, str], allocation: Allocation, profile: 
     if allocation.gpus is not None or CUDA_DEVICES in env or not (is_its_job and nodes.whole and nodes.gpus):
         return allocation
     return dataclasses.replace(allocation, gpus=nodes.gpus, gpus_unnamed=False, gpus_of_site=profile.name)
+
+
+def _without_lines_of_cores(allocation: Allocation, profile: Profile) -> tuple[Allocation, tuple[str, ...]]:
+    """(without a node file's number of lines that is only that of the CPUs, what to say if it would have
+    counted). Some sites list each core there, and nothing tells that from mpiprocs that were asked for."""
+    slots = set(allocation.slots_per_node or ())
+    lines = min(slots, default=0)
+    if len(slots) != 1 or lines <= FEW_LINES or lines not in (allocation.cpus, profile.nodes.cpus):
+        return allocation, ()
+    source = allocation.sources.get("slots_per_node", "the node file")
+    note = (
+        f"{source} has a line for each of the {lines} CPUs of a node, so its lines do not count as ranks: "
+        "1 rank on each node (more: --nproc-per-node N)"
+    )
+    return dataclasses.replace(allocation, slots_per_node=None), (note,)
 
 
 def _device(allocation: Allocation, settings: Settings) -> Setting:

@@ -109,6 +109,36 @@ def test_the_suffix_of_a_fast_network_goes_before_the_domain(cli: Cli, tmp_path:
     assert plan["sources"]["master_addr"] == "profile:site.yaml"
 
 
+@pytest.mark.parametrize(
+    ("lines", "env", "arguments", "ranks"),
+    [
+        (48, {"NCPUS": "48"}, (), None),
+        (48, {"APPTRAIN_PROFILE": "gadi"}, (), None),
+        (48, {"NCPUS": "48"}, ("--nproc-per-node", "2"), 2),
+        (48, {"NCPUS": "96"}, (), 48),
+        (16, {"NCPUS": "48", "APPTRAIN_PROFILE": "gadi"}, (), 16),
+        (2, {"NCPUS": "2"}, (), 2),
+    ],
+)
+def test_a_node_file_with_a_line_a_core_gives_one_rank_a_node_on_cpus(
+    cli: Cli, tmp_path: Path, lines: int, env: dict[str, str], arguments: tuple[str, ...], ranks: int | None
+) -> None:
+    nodes = tmp_path / "nodes"
+    nodes.write_text("".join(f"gadi-gpu-v100-00{node}.gadi.nci.org.au\n" * lines for node in (1, 2)))
+    job = {
+        "PBS_JOBID": "7.gadi-pbs",
+        "PBS_NODENUM": "1",
+        "PBS_NODEFILE": str(nodes),
+        "PROJECT": "ab12",
+        "USER": "u",
+    }
+    status, out, err = cli.run(job | env, "--json", "--device", "cpu", *arguments, "--", "x.py")
+    plan = json.loads(out)
+    said = "PBS_NODEFILE has a line for each of the 48 CPUs of a node, so its lines do not count as ranks: 1 rank on "
+    said = f"entrypoint: {said}each node (more: --nproc-per-node N)\n" if ranks is None else ""
+    assert (status, plan["nproc_per_node"], err) == (0, ranks or 1, said)
+
+
 WHOLE = Path(__file__).parents[1] / "recordings/slurm/whole-nodes.task0.env"
 
 
