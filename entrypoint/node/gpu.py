@@ -348,7 +348,7 @@ def check_gpus(plan: LaunchPlan, seen: int | None, say: Callable[[str], None]) -
             "there (driver, --nv, CUDA_VISIBLE_DEVICES), or give --device cpu"
         )
     elif seen < plan.nproc_per_node or (_is_number_of_gpus(plan) and seen != plan.nproc_per_node):
-        if plan.mode == "rank" and seen > plan.nproc_per_node:
+        if plan.mode == "rank" and (seen > plan.nproc_per_node or plan.allocation.slices == 1):
             return
         site = plan.allocation.gpus_of_site
         of_site = f", or nodes gpus of {site}" if site else ""

@@ -253,7 +253,12 @@ def _nproc_per_node(
     elif setting.value is None:
         setting = _granted_processes(allocation, device)
     nproc = setting.value
-    if device == "cpu" or seen is None:
+    if device == "cpu":
+        return setting, ()
+    _check_slices(allocation, mode, nproc)
+    if mode == "rank" and allocation.slices == 1:
+        seen = allocation.gpus  # each task sees its own
+    if seen is None:
         return setting, ()
     if nproc > seen:
         ask = f"give {allocation.gpus_option}" if allocation.gpus_option else "request more GPUs per node"
@@ -269,6 +274,19 @@ def _nproc_per_node(
             f"{seen} GPU{'s' * (seen != 1)} ({where}): {remedy}"
         )
     return setting, (unused_gpus(nproc, seen),) if nproc < seen else ()
+
+
+def _check_slices(allocation: Allocation, mode: Mode, nproc: int) -> None:
+    """Raises BadInput where ranks would share the one slice of a GPU that CUDA shows to each of them."""
+    slices = allocation.slices
+    if slices > 1 and nproc > 1:
+        start = "start one rank on each node (--nproc-per-node 1)"
+        if mode == "rank":
+            start = "start one task on each node, or give each its own (srun --gpus-per-task=1)"
+        raise BadInput(
+            f"the {slices} devices in {CUDA_DEVICES} are slices of GPUs (MIG), and a process sees one of "
+            f"them: {start}, or request whole GPUs"
+        )
 
 
 def unused_gpus(nproc: int, seen: int) -> str:

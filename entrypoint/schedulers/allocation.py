@@ -76,6 +76,8 @@ class Allocation:
     """The profile whose word for its whole nodes `gpus` is; empty: the scheduler's own word."""
     gpus_visible: int | None = None
     """GPUs that this task sees, where the scheduler limits it to fewer than `gpus`; else None."""
+    slices: int = 0
+    """Of the devices that this task sees, those that are slices of GPUs (MIG). A process sees one of them."""
     gpus_option: str = ""
     """The option that asks for GPUs on each node, where it is one of ours; else the scheduler's words do."""
     cpu_by_default: bool = False

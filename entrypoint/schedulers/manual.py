@@ -43,6 +43,7 @@ def allocation(env: Mapping[str, str], request: Request) -> Allocation:
         node_rank=node_rank,
         tasks_per_node=(1,) * len(nodes),
         gpus=gpus,
+        slices=variables.visible_slices(env),
         cpu_by_default=True,
         sources=sources,
     )

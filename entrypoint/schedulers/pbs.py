@@ -85,6 +85,7 @@ def allocation(env: Mapping[str, str], request: Request) -> Allocation:
         slots_per_node=slots,
         gpus=gpus,
         gpus_unknown=f"neither {variables.CUDA_DEVICES} nor {GPUS} is set" if gpus is None else "",
+        slices=variables.visible_slices(env),
         cpus=cpus,
         start_line="pbsdsh -n I -- apptrain launch -- CMD, I being the line of the node file, "
         "from 0, on which a host first stands",

@@ -98,6 +98,8 @@ def allocation(env: Mapping[str, str], request: Request) -> Allocation:  # noqa:
         gpus_unknown=f"{gpus_from} is not set" if gpus is None and gpus_from else "",
         gpus_unnamed=gpus is None and not gpus_from,
         gpus_visible=gpus_visible,
+        # Each task has its own, where there are several; before the step that does not show.
+        slices=0 if scope is _JOB and tasks[0] > 1 else variables.visible_slices(env),
         cpus=cpus,
         start_line="srun --ntasks-per-node=1 apptrain launch -- CMD",
         sources=_sources(env, scope, {"gpus": gpus_from, "gpus_visible": visible_from, "cpus": cpus_from}),

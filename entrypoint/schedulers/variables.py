@@ -51,10 +51,18 @@ def whole(value: str, name: str, remedy: str) -> int:
 
 
 def visible_devices(env: Mapping[str, str]) -> int | None:
-    """How many devices CUDA_VISIBLE_DEVICES names (numbers, GPU-UUID or MIG-UUID); None where it is not set.
+    """How many devices CUDA_VISIBLE_DEVICES names (numbers, GPU-UUID or MIG-UUID); None: it is not set."""
+    names = _devices(env)
+    return None if names is None else len(names)
 
-    As CUDA reads it: nothing behind -1 counts.
-    """
+
+def visible_slices(env: Mapping[str, str]) -> int:
+    """How many of them are slices of GPUs (MIG): of several, CUDA shows a process the first one alone."""
+    return sum(name.startswith("MIG-") for name in _devices(env) or ())
+
+
+def _devices(env: Mapping[str, str]) -> list[str] | None:
+    """As CUDA reads them: nothing behind -1 counts."""
     value = env.get(CUDA_DEVICES)
     if value is None:
         return None
@@ -70,4 +78,4 @@ def visible_devices(env: Mapping[str, str]) -> int | None:
         if name in names:
             raise BadInput(f"{shown(CUDA_DEVICES, value)}: device {name} twice: give each once, or unset it")
         names.append(name)
-    return len(names)
+    return names

@@ -139,7 +139,25 @@ def test_a_node_file_with_a_line_a_core_gives_one_rank_a_node_on_cpus(
     assert (status, plan["nproc_per_node"], err) == (0, ranks or 1, said)
 
 
-WHOLE = Path(__file__).parents[1] / "recordings/slurm/whole-nodes.task0.env"
+def recorded(name: str) -> dict[str, str]:
+    text = (Path(__file__).parents[1] / f"recordings/slurm/{name}.env").read_text()
+    return dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#"))
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "mode", "ranks"),
+    [
+        ("gpus-per-node.task0", ("--nproc-per-node", "1"), "torchrun", 1),
+        ("two-tasks-step-gpus-per-task.task5", (), "rank", 2),
+    ],
+)
+def test_a_slice_of_a_gpu_for_each_process_is_enough(
+    cli: Cli, name: str, arguments: tuple[str, ...], mode: str, ranks: int
+) -> None:
+    given = recorded(name) | {"CUDA_VISIBLE_DEVICES": "MIG-11111111-0000-0000-0000-000000000001"}
+    status, out, _ = cli.run(given, "--json", *arguments)
+    plan = json.loads(out)
+    assert (status, plan["mode"], plan["device"], plan["nproc_per_node"]) == (0, mode, "cuda", ranks)
 
 
 @pytest.mark.parametrize(
@@ -150,8 +168,7 @@ def test_the_gpus_of_a_profiles_whole_nodes_are_believed_if_slurm_counts_none(
 ) -> None:
     path = tmp_path / "site.yaml"
     path.write_text(f"scheduler: slurm\nnodes: {nodes}\n")
-    env = dict(line.split("=", 1) for line in WHOLE.read_text().splitlines() if not line.startswith("#"))
-    given = env | {"APPTRAIN_PROFILE": str(path)}
+    given = recorded("whole-nodes.task0") | {"APPTRAIN_PROFILE": str(path)}
     if ranks is None:
         assert "was granted no GPU on this node that slurm tells of" in cli.refusal(given)
         return

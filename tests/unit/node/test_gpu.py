@@ -366,6 +366,11 @@ def test_fewer_ranks_than_gpus_are_said_by_the_node_if_no_scheduler_counted_the_
     )
 
 
+def test_a_task_that_is_one_rank_may_see_one_slice_of_its_own() -> None:
+    plan = replace(planned("--device", "cuda", mode="rank", CUDA_VISIBLE_DEVICES="MIG-1"), nproc_per_node=4)
+    gpu.check_gpus(plan, 1, pytest.fail)
+
+
 @pytest.mark.parametrize("seen", [1, 4])
 def test_whole_nodes_must_have_the_gpus_that_the_profile_says(seen: int) -> None:
     plan = planned("--device", "cuda", "--nproc-per-node", "2")

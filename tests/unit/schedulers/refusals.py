@@ -296,6 +296,26 @@ SLURM_DEVICES = [
         CUDA_VISIBLE_DEVICES="",
     ),
     slurm(
+        "slices of GPUs, of which each rank would see the same one",
+        "the 2 devices in CUDA_VISIBLE_DEVICES are slices of GPUs (MIG), and a process sees one of them: start one rank on "
+        "each node (--nproc-per-node 1), or request whole GPUs",
+        CUDA_VISIBLE_DEVICES="MIG-11111111-0000-0000-0000-000000000001,MIG-11111111-0000-0000-0000-000000000002",
+    ),
+    slurm(
+        "slices of GPUs in the job script, before there are tasks",
+        "the 2 devices in CUDA_VISIBLE_DEVICES are slices of GPUs (MIG), and a process sees one of them: start one rank on "
+        "each node (--nproc-per-node 1), or request whole GPUs",
+        recording=SLURM_BATCH,
+        CUDA_VISIBLE_DEVICES="MIG-11111111-0000-0000-0000-000000000001,MIG-11111111-0000-0000-0000-000000000002",
+    ),
+    slurm(
+        "slices of GPUs that all tasks of a node see",
+        "the 2 devices in CUDA_VISIBLE_DEVICES are slices of GPUs (MIG), and a process sees one of them: start one task "
+        "on each node, or give each its own (srun --gpus-per-task=1), or request whole GPUs",
+        recording="slurm/two-tasks-gpus-per-node.task0",
+        CUDA_VISIBLE_DEVICES="MIG-11111111-0000-0000-0000-000000000001,MIG-11111111-0000-0000-0000-000000000002",
+    ),
+    slurm(
         "a visible device that is none",
         "CUDA_VISIBLE_DEVICES=0,all: 'all' is no device: give numbers or UUIDs between commas, or unset it",
         CUDA_VISIBLE_DEVICES="0,all",
