@@ -24,7 +24,7 @@ from entrypoint.job import lock, outcome, rundir
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import processes
-from entrypoint.plan import commands, mistakes, options, rendezvous, sources
+from entrypoint.plan import commands, mistakes, options, passed, rendezvous, sources
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.resolve import resolve
 from entrypoint.record import reading
@@ -33,25 +33,6 @@ from entrypoint.run.launch import HANDLED
 from entrypoint.schedulers import embedded as variables
 from entrypoint.watch import output
 
-PASSED = (
-    *("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "USER", "COLUMNS"),
-    *("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
-    *("HF_*", "WANDB_*", "MLFLOW_*", "ACCELERATE_*"),
-    # An image's own: what it is, what it holds, and where the host's driver is.
-    *("APPTRAIN_IMAGE_ID", "APPTRAIN_IMAGE_PARTITION", "APPTRAIN_STACK", "LD_LIBRARY_PATH"),
-)
-"""Variables that a node gets from this environment; APPTRAIN_PASS adds names or PREFIX_*."""
-OF_SESSIONS = """
-    PWD OLDPWD SHLVL _ HOSTNAME MAIL EDITOR PAGER LESS* LS_COLORS COLORTERM LINES SSH_* XDG_* DBUS_*
-    DISPLAY WINDOWID TERM_* VTE_* GPG_* DEBIAN_* LOGNAME HIST* MAKE* MFLAGS VENV PYTHON NODES CONFIG
-    IMAGE_VENV STACK BASE EXTRA OFFLINE IMAGE image DIR CLUSTER GPUS PARTITION ACCOUNT TIME OPTIONS
-    PROFILE TZ PS1 MODULE* LMOD_* LOADEDMODULES _LMFILES_ BASH_* MANPATH INFOPATH CONDA_*
-    VIRTUAL_ENV* PYENV_* NVM_* SUDO_* USERNAME TMUX* STY LC_* LANGUAGE INVOCATION_ID SYSTEMD_*
-    JOURNAL_STREAM PYTEST_*
-"""
-"""Of shells, terminals, logins and make: nobody means them for ranks."""
-SHOWN = 3
-"""Variables that are named of many."""
 ENTRYPOINT: Sequence[str] = (sys.executable, "-P", "-m", "entrypoint")
 """What is run on a node."""
 ATTEMPTS = 3
@@ -201,8 +182,8 @@ def node_env(
     job: Job, index: int, local_id: int, attempt: int, env: Mapping[str, str], *, progress: bool
 ) -> dict[str, str]:
     """The whole environment of one task of node `index`."""
-    wanted = [*PASSED, *env.get("APPTRAIN_PASS", "").split()]
-    passed = {name: value for name, value in env.items() if _matches(name, wanted) or _is_option(name)}
+    reached = passed.reaches(env, env)
+    kept = {name: value for name, value in env.items() if name in reached or _is_option(name)}
     given = {
         variables.JOB_ID: job.job_id,
         variables.NODELIST: f"127.0.0.[1-{job.nodes}]" if job.nodes > 1 else "127.0.0.1",
@@ -212,6 +193,7 @@ def node_env(
         variables.CPUS_ON_NODE: str(max(1, len(os.sched_getaffinity(0)) // job.nodes)),
         "APPTRAIN_RUN_DIR": str(job.run_dir),
         "APPTRAIN_ATTEMPT": str(attempt),
+        passed.NOT_PASSED: " ".join(passed.left_out(env)),
     }
     if job.gpus_per_node is not None:
         given[variables.GPUS_ON_NODE] = str(job.gpus_per_node)
@@ -220,19 +202,7 @@ def node_env(
         given["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(first, first + job.gpus_per_node)))
     if progress:
         given[output.TERMINAL_BEHIND_PIPE] = "1"
-    return {**passed, **given}
-
-
-def dropped(env: Mapping[str, str]) -> str:
-    """The variables that may have been meant for the ranks and do not reach them; empty for none."""
-    passed = [*PASSED, *env.get("APPTRAIN_PASS", "").split(), *OF_SESSIONS.split()]
-    names = sorted(name for name in env if not (_matches(name, passed) or name.startswith("APPTRAIN_")))
-    told = [f"{name} (--omp-num-threads)" if name == "OMP_NUM_THREADS" else name for name in names[:SHOWN]]
-    return ", ".join(told) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-
-
-def _matches(name: str, wanted: Sequence[str]) -> bool:
-    return any(name.startswith(w[:-1]) if w.endswith("*") else name == w for w in wanted)
+    return {**kept, **given}
 
 
 def _is_option(name: str) -> bool:
@@ -264,8 +234,6 @@ class _Nodes:
             self._say(WITHOUT_CMD)
         self._say(f"{job.nodes} node{'s' * (job.nodes > 1)} on this machine, run directory {job.run_dir}")
         self._say(f"to follow it from elsewhere: tail -f {job.run_dir / 'job.log'}")
-        if names := dropped(os.environ):
-            self._say(f"the ranks do not get {names} (APPTRAIN_PASS='NAME PREFIX_*' passes more)")
         processes.adopt_orphans()
         processes.allow_open_files(256 + 8 * job.nodes * job.tasks_per_node)
         ended = Outcome(status=INTERRUPTED, error="interrupted")

@@ -1,27 +1,30 @@
 # shellcheck shell=bash disable=SC2034,SC2154 # containers/run.sh reads and sets some
 # Which variables pass into the image: the tables, and how a value gets there unread. Sourced by containers/run.sh.
 
-readonly PASSED=(
-    # The allocation, and our own options.
-    'SLURM_*' 'SLURMD_*' 'PBS_*' NCPUS 'APPTRAIN_*'
-    # Which GPUs, and how CUDA treats them. Not CUDA_*: modules set CUDA_HOME and the like to paths of the host.
-    CUDA_VISIBLE_DEVICES CUDA_DEVICE_ORDER CUDA_DEVICE_MAX_CONNECTIONS CUDA_LAUNCH_BLOCKING CUDA_MODULE_LOADING
-    'CUDA_MPS_*' NVIDIA_VISIBLE_DEVICES NVIDIA_DRIVER_CAPABILITIES NVIDIA_TF32_OVERRIDE
-    # Communication, threads, kernels, torch.
-    'NCCL_*' 'GLOO_*' 'UCX_*' 'FI_*' 'OMP_*' 'GOMP_*' 'KMP_*' 'MKL_*' 'OPENBLAS_*' 'DNNL_*' 'ONEDNN_*'
-    ATEN_CPU_CAPABILITY 'TORCH_*' 'PYTORCH_*' 'TORCHDYNAMO_*' 'TORCHINDUCTOR_*' 'TRITON_*'
-    # Services that training scripts talk to, who and where the user is, and the way out.
-    'HF_*' 'WANDB_*' 'MLFLOW_*' 'ACCELERATE_*' USER LOGNAME TZ TERM COLUMNS LINES
-    http_proxy https_proxy ftp_proxy all_proxy no_proxy HTTP_PROXY HTTPS_PROXY FTP_PROXY ALL_PROXY NO_PROXY
-)
-readonly NEVER=(
-    PBS_JOBCOOKIE SLURM_JWT                              # with them one can act as the job or as the user
+# The rest of both tables, and FILES, is in passed.txt, which Python reads too.
+readonly TABLE=$checkout/entrypoint/plan/passed.txt
+PASSED=('SLURM_*' 'SLURMD_*' 'PBS_*' NCPUS 'APPTRAIN_*') # the allocation, and our own options
+NEVER=(
     'PYTHON*' 'LD_*' VIRTUAL_ENV 'CONDA_*'               # they would mix the host's software into the image's
     PATH PREPEND_PATH APPEND_PATH LANG 'LC_*' HOME PWD   # the image's own, or set here
-    APPTRAIN_STACK APPTRAIN_IMAGE_ID APPTRAIN_OUTCOME TMPDIR
+    APPTRAIN_STACK APPTRAIN_IMAGE_ID APPTRAIN_OUTCOME APPTRAIN_NOT_PASSED TMPDIR
 )
+FILES=() # paths, which pass if the image shows what is there
 readonly CACHES=(TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR MPLCONFIGDIR XDG_CACHE_HOME)
 readonly FOREIGN='@(APPTAINER|SINGULARITY)@(_|ENV_)*' HARMLESS='@(APPTAINER|SINGULARITY)_@(CACHEDIR|TMPDIR|CONFIGDIR)'
+
+# Adds what the file has to PASSED, NEVER and FILES.
+read_table() {
+    local words
+    [[ -r $TABLE ]] || refuse "$TABLE is not there or cannot be read: use a whole checkout"
+    while read -r -a words; do
+        case ${words[0]-} in
+            pass) PASSED+=("${words[@]:1}") ;;
+            file) FILES+=("${words[@]:1}") ;;
+            never) NEVER+=("${words[@]:1}") ;;
+        esac
+    done <"$TABLE"
+}
 
 is_utf8() {
     local two=$'[\xc2-\xdf]' more=$'[\x80-\xbf]' bytes
@@ -34,19 +37,21 @@ is_utf8() {
 
 any_of() { local IFS='|'; printf '@(%s)' "$*"; }
 
-# Sets `names` and `values` that pass, and `foreign`, those that would steer Apptainer.
+# Sets `names` and `values` that pass, `left_out`, the names of those that do not, and `foreign`, those that would
+# steer Apptainer.
 read_environment() {
-    local entry name value word asked passed never caches kept refused='' replaced=''
+    local entry name value word asked passed never caches kept files refused='' replaced='' unseen=''
+    read_table
     read -r -d '' -a asked < <(printf '%s\0' "${passes[*]-} ${APPTRAIN_PASS:-}")
-    passed=$(any_of "${PASSED[@]}" ${asked[@]+"${asked[@]}"}) never=$(any_of "${NEVER[@]}")
-    caches=$(any_of "${CACHES[@]}") kept=$(any_of ${asked[@]+"${asked[@]}"})
+    passed=$(any_of "${PASSED[@]}" "${FILES[@]}" ${asked[@]+"${asked[@]}"}) never=$(any_of "${NEVER[@]}")
+    files=$(any_of "${FILES[@]}") caches=$(any_of "${CACHES[@]}") kept=$(any_of ${asked[@]+"${asked[@]}"})
     # shellcheck disable=SC2053 # the right sides are patterns
     for word in ${asked[@]+"${asked[@]}"}; do
         [[ $word =~ ^[A-Za-z_][A-Za-z0-9_]*\*?$ ]] ||
             refuse "APPTRAIN_PASS: $word is not NAME or PREFIX_*: give names with blanks between them"
         [[ $word != $never ]] || refuse "APPTRAIN_PASS: $word never passes: set it in CMD, with env NAME=VALUE"
     done
-    names=() values=() foreign=()
+    names=() values=() left_out=() foreign=()
     # shellcheck disable=SC2053
     for entry in "${_environment[@]}"; do
         name=${entry%%=*} value=${entry#*=}
@@ -54,12 +59,18 @@ read_environment() {
             [[ $name == $HARMLESS ]] || foreign+=("$name")
         elif [[ $name == $caches && $name != $kept ]]; then
             replaced+=" $name"
+        elif [[ $name == $files && $name != $kept ]] && ! is_shown "$(readlink -f -- "$value")"; then
+            unseen+=" $name"
         elif [[ $name == $passed && $name != $never && $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ ]]; then
             if is_utf8 "$value"; then names+=("$name") values+=("$value"); else refused+=" $name"; fi
+        elif [[ $name =~ ^[A-Za-z_][A-Za-z0-9_]*$ && $name != APPTRAIN_* ]]; then
+            left_out+=("$name")
         fi
     done
     [[ -z $refused ]] || say_for_node "not passed, the value is not UTF-8:$refused"
     [[ -z $replaced ]] || say_for_job "set to directories on each node's disk:$replaced (APPTRAIN_PASS keeps yours)"
+    [[ -z $unseen ]] ||
+        say_for_job "not passed, the image does not show their files:$unseen (APPTRAIN_BIND shows them)"
     ((${#foreign[@]} == 0)) || say_for_job "not obeyed: ${foreign[*]} (APPTRAIN_BIND and APPTRAIN_PASS are for that)"
 }
 
@@ -82,6 +93,7 @@ pass_environment() {
     if [[ -n $image_id ]]; then give APPTRAIN_IMAGE_ID "$image_id"; fi
     if [[ -n $outcome ]]; then give APPTRAIN_OUTCOME "$outcome"; fi
     if [[ -n $compat ]]; then give LD_LIBRARY_PATH "$compat"; fi # Apptainer adds what --nv brings behind it
+    give APPTRAIN_NOT_PASSED "${left_out[*]+${left_out[*]:0:1000}}" # names alone
     give TMPDIR "$tmp"
     give PYTHONNOUSERSITE 1
     for i in "${CACHES[@]}"; do give_if_unset "$i" "$tmp/${i,,}"; done

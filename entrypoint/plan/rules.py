@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from entrypoint.errors import BadInput
+from entrypoint.plan import passed
 from entrypoint.plan.launch_plan import LaunchPlan, Mode, placement, port_of
 from entrypoint.plan.profile import Profile, expanded
 from entrypoint.plan.rendezvous import MANUAL_PORT, Rendezvous
@@ -50,6 +51,8 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
             "--rdzv-backend c10d: whoever reaches the store's port can run code in torchrun's agents, "
             "and ranks follow addresses, not node ranks; static has neither fault",
         )
+    if preset := passed.preset(env):
+        notes += (f"not passed on to the ranks, meant for another launcher: {', '.join(preset)}",)
     return LaunchPlan(
         allocation=allocation,
         members=members,

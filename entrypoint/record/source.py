@@ -97,6 +97,18 @@ def _program(command: Sequence[str], begin: Path) -> Path | None:
     return None
 
 
+def script(command: Sequence[str], begin: Path) -> Path | None:
+    """The file that Python runs, of a package's module too; None for what is no Python."""
+    path = _program(command, begin)
+    if path is None or not path.is_dir():
+        return path
+    inside = path.joinpath(*command[1].split(".")[1:])
+    for file in (inside / "__main__.py", inside.with_name(f"{inside.name}.py")):
+        if file.is_file():
+            return file
+    return None
+
+
 def _digest(path: Path) -> str | None:
     """SHA-256 of a file, or of all Python files of a folder with their names; None for too much."""
     files = [path] if path.is_file() else sorted(path.rglob("*.py"))

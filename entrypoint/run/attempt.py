@@ -28,15 +28,17 @@ from entrypoint.meet.link import Link
 from entrypoint.meet.messages import Fail
 from entrypoint.node import gpu, network
 from entrypoint.plain import plain
-from entrypoint.plan import mistakes
+from entrypoint.plan import mistakes, passed
 from entrypoint.plan.launch_plan import LaunchPlan, in_brief, with_env
 from entrypoint.plan.sources import Settings
+from entrypoint.private import write_private
+from entrypoint.record import source
 from entrypoint.record.manifest import Manifest
 from entrypoint.run import endings, stacks
 from entrypoint.run.endings import asked_to_end, to_failure
 from entrypoint.run.hang import HangPolicy
 from entrypoint.run.peers import Peers, identity, version
-from entrypoint.run.ranks import Ranks, stale
+from entrypoint.run.ranks import Ranks
 from entrypoint.run.restart import Restarts
 from entrypoint.run.supervise import Supervisor
 from entrypoint.watch import heartbeat, inside, output, start
@@ -65,7 +67,9 @@ class Attempt:
         self.plan = plan
         """Completed step by step."""
         self.settings = settings
-        self.env = env
+        names = env.get(passed.NOT_PASSED, "").split()
+        self.env = env = {name: value for name, value in env.items() if name != passed.NOT_PASSED}
+        self._not_passed = sorted(set(names))
         self.run_dir = RunDirectory(Path(plan.run_dir), plan.attempt)
         self._manifest = Manifest(self.run_dir.path, env, self._say_once)
         self.restarts = restarts
@@ -228,6 +232,8 @@ class Attempt:
             endpoint, ranks = await self._prepare()
             await self._hold()
         self._tell_restart()
+        if self.is_first and self.before is None:
+            await self._tell_not_passed()
         gpu.check_gpus(self.plan, await ranks.gpus_seen(), self._say_once)
         if said := ranks.not_forked(self.settings.value("start-ranks")):
             self._say_once(said)
@@ -241,6 +247,19 @@ class Attempt:
             self._telling = asyncio.create_task(self._tell_start(ranks))
         await ranks.start()
         return ranks
+
+    async def _tell_not_passed(self) -> None:
+        """Says which variables of the user do not reach the ranks; a file has all of their names."""
+        if self._not_passed:
+            with contextlib.suppress(OSError, TimeoutError):
+                if line := await aside(self._note_not_passed, OUTCOME):
+                    self._say(line)
+
+    def _note_not_passed(self) -> str:
+        file = self.run_dir.path / passed.FILE
+        write_private(file, "\n".join([*self._not_passed, ""]))
+        script = source.script(self.plan.command, Path.cwd())
+        return passed.said(passed.meant(self._not_passed), script, file)
 
     async def _tell_start(self, ranks: Ranks) -> None:
         await ranks.started.wait()
@@ -344,9 +363,7 @@ class Attempt:
         return endpoint
 
     def _rank_env(self) -> dict[str, str]:
-        dropped = stale(self.env)
-        if dropped:
-            self._say_once(f"not passed on to the ranks, meant for another torchrun: {', '.join(dropped)}")
+        dropped = passed.stale(self.env)
         env = {name: value for name, value in self.env.items() if name not in dropped} | dict(self.plan.env)
         env["PATH"] = mistakes.search_path(env)
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), str(self.inside)]))

@@ -26,22 +26,10 @@ from entrypoint.run import forks
 from entrypoint.watch.output import Relay
 from entrypoint.watch.reports import Failure
 
-STALE = (
-    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE"),
-    "PYTHON_EXEC",
-)
-"""With TORCHELASTIC_* and PET_*: what an outer torchrun left behind, or was told. An inherited
-TORCHELASTIC_USE_AGENT_STORE hangs every rank, PET_* change torchrun's options unseen, PYTHON_EXEC the Python
-of its ranks."""
 COUNT_GPUS = "import sys, torch; count = torch.cuda.device_count(); print(count, file=open(sys.argv[1], 'w'))"
 """The answer goes into a file: anything may print while torch is imported."""
 COUNT = 300.0
 """Seconds for it: a slow file system takes minutes for torch."""
-
-
-def stale(env: Mapping[str, str]) -> list[str]:
-    """The variables that no rank may inherit."""
-    return sorted(name for name in env if name in STALE or name.startswith(("TORCHELASTIC_", "PET_")))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -759,10 +759,28 @@ def test_what_an_outer_launcher_left_behind_does_not_reach_the_ranks(tmp_path: P
     )
     assert (ended.status, ended.out) == (0, "")
     message = (
-        "not passed on to the ranks, meant for another torchrun: PET_NNODES, PYTHON_EXEC, RANK, "
+        "not passed on to the ranks, meant for another launcher: PET_NNODES, PYTHON_EXEC, RANK, "
         "TORCHELASTIC_USE_AGENT_STORE"
     )
     assert ended.err.count(message) == 1
+
+
+def test_variables_that_do_not_reach_the_ranks_are_named_and_no_rank_sees_the_list(tmp_path: Path) -> None:
+    script = write(
+        tmp_path,
+        "script.py",
+        "import os\nprint(*(n for n in ('FSDP_X', 'MY_DATA', 'APPTRAIN_NOT_PASSED') if n in os.environ))",
+    )
+    env = {"FSDP_X": "1", "MY_DATA": "secret", "ANOTHER": "", "A": "", "B": "", "APPTRAIN_PASS": "PYTHONPATH"}
+    ended = run(tmp_path, "--nodes", "1", "--", script, env=env)
+    assert (ended.status, ended.out) == (0, "FSDP_X\n"), ended.err
+    assert (
+        "the ranks do not get MY_DATA, which script.py mentions, A, ANOTHER and 1 more, all in" in ended.err
+    )
+    file = ended.run / "not-passed.txt"
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert {"MY_DATA", "ANOTHER", "A", "B"} <= set(file.read_text().split())
+    assert "secret" not in file.read_text()
 
 
 def test_what_an_image_says_of_itself_reaches_the_nodes(tmp_path: Path) -> None:

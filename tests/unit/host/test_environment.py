@@ -46,6 +46,10 @@ def test_only_what_the_table_names_passes(node: Node) -> None:
         "ANYTHING": "else",
     }
     inside = node.inside(**host, **kept_out)
+    not_passed = inside.pop("APPTRAIN_NOT_PASSED").split()
+    of_image = {name for name in kept_out if name.startswith("APPTRAIN_")}
+    assert set(not_passed) >= kept_out.keys() - of_image
+    assert set(not_passed).isdisjoint({*host, *of_image})
     tmp = Path(inside["TMPDIR"])
     assert tmp.parent == node.disk
     assert inside == host | {
@@ -112,6 +116,25 @@ def test_a_variable_passes_as_it_is_whatever_run_sh_calls_its_own(node: Node) ->
 
 def test_what_never_passes_is_left_out_of_a_prefix(node: Node) -> None:
     assert "SLURM_JWT" not in node.inside(APPTRAIN_PASS="S*", SLURM_JWT="secret")
+
+
+def test_certificates_pass_if_the_image_shows_their_file(node: Node) -> None:
+    seen = node.home / "ca.pem"
+    unseen = node.path / "site.pem"
+    seen.touch()
+    unseen.touch()
+    host = {"SSL_CERT_FILE": str(seen), "SSL_CERT_DIR": "/etc/site/certs", "REQUESTS_CA_BUNDLE": str(unseen)}
+    ended = node.run(sys.executable, "-c", "import os; print(sorted(os.environ))", **host)
+    assert "SSL_CERT_FILE" in ended.stdout
+    assert "SSL_CERT_DIR" not in ended.stdout
+    assert "REQUESTS_CA_BUNDLE" not in ended.stdout
+    begin, names, remedy = said(ended).replace(": ", "|").replace(" (", "|").split("|")
+    assert begin == "not passed, the image does not show their files"
+    assert sorted(names.split()) == ["REQUESTS_CA_BUNDLE", "SSL_CERT_DIR"]
+    assert remedy == "APPTRAIN_BIND shows them)"
+    del host["SSL_CERT_DIR"]
+    bound = node.inside(**host, APPTRAIN_BIND=str(unseen))
+    assert {name: bound.get(name) for name in host} == host
 
 
 @pytest.mark.parametrize("word", ["*", "A-B", "A=1", "1A", "*_A", "A*B"])

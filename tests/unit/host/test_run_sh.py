@@ -234,6 +234,7 @@ def test_show_prints_what_would_run_and_starts_nothing(node: Node) -> None:
             "APPTRAIN_ATTEMPT",
             "APPTRAIN_BIND",
             "APPTRAIN_IMAGE_ID",
+            "APPTRAIN_NOT_PASSED",
             "APPTRAIN_RUN_DIR",
             "HF_HOME",
             "HF_TOKEN",
@@ -282,8 +283,8 @@ def test_show_prints_what_would_run_and_starts_nothing(node: Node) -> None:
 
 
 def test_the_documentation_names_what_passes_and_what_never_does() -> None:
-    script = f"""source <(sed -n '/^readonly [A-Z]*=($/,/^)/p; /^readonly CACHES/p' '{RUN_SH.parents[1]}/host/environment.sh')
-        printf '%s\\n' "${{PASSED[@]}}" "${{NEVER[@]}}" "${{CACHES[@]}}" """
+    script = f"""checkout={RUN_SH.parents[1]}; source "$checkout/host/environment.sh"; read_table
+        printf '%s\\n' "${{PASSED[@]}}" "${{FILES[@]}}" "${{NEVER[@]}}" "${{CACHES[@]}}" """
     ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     names = ended.stdout.split()
     assert len(names) > 60

@@ -332,24 +332,6 @@ def test_what_may_be_meant_is_not_refused(user: User) -> None:
         assert (done.returncode, done.stdout.count("\n")) == (0, 1), done.stderr
 
 
-@pytest.mark.parametrize(
-    ("env", "said"),
-    [
-        ({}, ""),
-        ({"PYTHONPATH": "/x"}, "PYTHONPATH"),
-        ({"DATA": "/d", "OMP_NUM_THREADS": "4"}, "DATA, OMP_NUM_THREADS (--omp-num-threads)"),
-        ({"DATA": "/d", "PYTHONPATH": "/x", "APPTRAIN_PASS": "DATA"}, "PYTHONPATH"),
-        ({"HOME": "/h", "HF_HOME": "/h", "SSH_TTY": "/dev/pts/0", "APPTRAIN_DEVICE": "cpu"}, ""),
-        ({f"V{n}": "" for n in range(3)}, "V0, V1, V2"),
-        ({f"V{n}": "" for n in range(10)}, "V0, V1, V2 and 7 more"),
-    ],
-)
-def test_what_the_embedded_scheduler_drops_is_told(env: dict[str, str], said: str) -> None:
-    from entrypoint import embedded
-
-    assert embedded.dropped(env) == said
-
-
 def test_the_bin_of_this_python_is_first_in_the_ranks_path_unless_its_python_is_found_anyway(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
