@@ -461,11 +461,19 @@ def test_75_of_all_ranks_is_75(tmp_path: Path) -> None:
     assert [ended.outcome(f"0.{node}.0").status for node in (0, 1)] == [75, 75]
 
 
-def test_a_neighbour_that_the_agent_ends_after_a_75_has_saved_too(tmp_path: Path) -> None:
-    script = "import os, sys, time\nif os.environ['LOCAL_RANK'] == '0': sys.exit(75)\ntime.sleep(60)"
+def test_a_neighbour_that_the_agent_ends_after_a_75_has_saved_too_and_none_is_started_again(
+    tmp_path: Path,
+) -> None:
+    script = """
+import os, sys, time
+if os.environ["LOCAL_RANK"] == "0":
+    print("saves", flush=True)
+    sys.exit(75)
+time.sleep(60)
+"""
     node = ("--nodes", "1", "--nproc-per-node", "2")
     ended = run(tmp_path, *node, "--max-restarts", "1", "--", write(tmp_path, "script.py", script))
-    assert ended.status == 75, ended.err
+    assert (ended.status, ended.out) == (75, "saves\n"), ended.err
     assert ended.outcome("0.0").status == 75
 
 

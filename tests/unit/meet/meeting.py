@@ -14,6 +14,7 @@ import pytest
 from entrypoint.meet.claims import Identity
 from entrypoint.meet.join import meet
 from entrypoint.meet.link import Link
+from entrypoint.meet.messages import Peeked, Seen
 from entrypoint.meet.terms import Timeouts
 from entrypoint.meet.wire import Wire, WireError, greet
 from entrypoint.watch.reports import End, Failure, Sighting
@@ -170,6 +171,14 @@ def sighting(rank: int, **changes: Any) -> Sighting:
         stack="5f0a",
     )
     return replace(waiting, **changes)
+
+
+def seen(*sightings: Sighting) -> Seen:
+    return Seen(sightings, last=True)
+
+
+def peeked(*sightings: Sighting) -> Peeked:
+    return Peeked(sightings, last=True)
 
 
 async def one_after_another(

@@ -18,8 +18,6 @@ from entrypoint.meet.messages import (
     Moved,
     Paused,
     Peek,
-    Peeked,
-    Seen,
     Silent,
     Stalled,
     Stopped,
@@ -33,7 +31,9 @@ from tests.unit.meet.meeting import (
     events,
     failure,
     left,
+    peeked,
     run,
+    seen,
     sighting,
     three,
     until,
@@ -184,27 +184,11 @@ async def test_a_hang_that_anyone_notices_is_looked_into_by_everyone_and_the_stu
     links[node].report(Stalled("no step for 30 s"))
     links[2].report(Stalled("no step for 30 s"))
     assert await events(*links) == [Look("no step for 30 s")] * 3
-    links[2].report(
-        Fail(failure(2, time.time()))
-    )  # A rank whose neighbours were ended to print their stacks.
-    links[0].report(
-        Seen(
-            (
-                sighting(0),
-                sighting(1),
-            ),
-            last=True,
-        )
-    )
-    links[1].report(
-        Seen(
-            (
-                sighting(4, state="T"),
-                sighting(5),
-            ),
-            last=True,
-        )
-    )
+    # A rank whose neighbours were ended to print their stacks.
+    links[2].report(Fail(failure(2, time.time())))
+    await asyncio.sleep(2 * SHORT.settle)
+    links[0].report(seen(sighting(0), sighting(1)))
+    links[1].report(seen(sighting(4, state="T"), sighting(5)))
     found = await events(*links)
     assert found == [found[0]] * 3
     assert (found[0].failure.rank, found[0].failure.node, found[0].failure.status) == (4, "n1", 124)
@@ -215,34 +199,18 @@ async def test_a_hang_that_anyone_notices_is_looked_into_by_everyone_and_the_stu
 async def test_ranks_that_show_no_stack_are_looked_at_closer_only_once_everyone_has_looked() -> None:
     links = await looking()
     stopped = sighting(4, state="T", at="", waits_in="", stack="")
-    links[1].report(
-        Seen(
-            (
-                stopped,
-                sighting(5),
-            ),
-            last=True,
-        )
-    )
-    links[0].report(Seen((sighting(0),), last=True))
+    links[1].report(seen(stopped, sighting(5)))
+    links[0].report(seen(sighting(0)))
     await asyncio.sleep(0.1)
     assert [link._events.empty() for link in links] == [True] * 3
     gone = sighting(9, state="", at="", waits_in="", stack="")
-    links[2].report(Seen((gone,), last=True))
+    links[2].report(seen(gone))
     assert await events(*links) == [LookCloser()] * 3
-    links[0].report(Seen((sighting(0),), last=True))
-    links[2].report(Seen((gone,), last=True))
+    links[0].report(seen(sighting(0)))
+    links[2].report(seen(gone))
     await asyncio.sleep(0.1)
     assert [link._events.empty() for link in links] == [True] * 3
-    links[1].report(
-        Seen(
-            (
-                replace(stopped, at="train.py:31 load"),
-                sighting(5),
-            ),
-            last=True,
-        )
-    )
+    links[1].report(seen(replace(stopped, at="train.py:31 load"), sighting(5)))
     found = await events(*links)
     reason = "it is stopped by a signal in train.py:31 load, while 2 of 4 ranks wait in all_reduce"
     assert [event.failure.rank for event in found] == [4] * 3
@@ -253,10 +221,10 @@ async def test_ranks_that_show_no_stack_are_looked_at_closer_only_once_everyone_
 @run
 async def test_a_node_that_is_lost_before_the_closer_look_is_not_waited_for() -> None:
     links = await looking()
-    links[1].report(Seen((sighting(4, stack=""),), last=True))
+    links[1].report(seen(sighting(4, stack="")))
     links[1].report(Fail(failure(1, time.time())))
-    links[0].report(Seen((sighting(0),), last=True))
-    links[2].report(Seen((sighting(8, quiet=31.0),), last=True))
+    links[0].report(seen(sighting(0)))
+    links[2].report(seen(sighting(8, quiet=31.0)))
     found = await events(*links)
     assert [event.failure.status for event in found] == [124] * 3
     await close(*links)
@@ -266,13 +234,9 @@ async def test_a_node_that_is_lost_before_the_closer_look_is_not_waited_for() ->
 @run
 async def test_sightings_of_more_ranks_than_a_frame_holds_arrive(letter: str) -> None:
     links = await looking(400)
-    links[0].report(Seen((), last=True))
-    links[1].report(
-        Seen(
-            tuple([sighting(rank, at=letter * 200, node="n1", node_rank=1) for rank in range(400)]), last=True
-        )
-    )
-    links[2].report(Seen((sighting(400, state="T", node_rank=2),), last=True))
+    links[0].report(seen())
+    links[1].report(seen(*[sighting(rank, at=letter * 200, node="n1", node_rank=1) for rank in range(400)]))
+    links[2].report(seen(sighting(400, state="T", node_rank=2)))
     found = await events(*links)
     assert found[1].failure.rank == 400
     assert "400 of 401 ranks wait" in found[1].failure.error
@@ -284,8 +248,8 @@ async def test_a_node_that_does_not_say_where_its_ranks_are_is_named_in_the_verd
     links = await three(Place(), timeouts=replace(SHORT, look=0.3))
     links[1].report(Stalled("no step for 30 s"))
     await events(*links)
-    links[0].report(Seen((sighting(0),), last=True))
-    links[1].report(Seen((sighting(4, quiet=31.0),), last=True))
+    links[0].report(seen(sighting(0)))
+    links[1].report(seen(sighting(4, quiet=31.0)))
     found = await events(*links)
     assert found[2].failure.rank == 4
     assert found[2].failure.error.endswith("; nothing was heard from n2")
@@ -298,7 +262,7 @@ async def test_a_hang_without_any_rank_is_a_failure_all_the_same() -> None:
     links[1].report(Stalled("no step for 30 s"))
     await events(*links)
     for link in links:
-        link.report(Seen((), last=True))
+        link.report(seen())
     found = await events(*links)
     assert {event.failure.error for event in found} == {"lost: no step for 30 s, and no rank was found"}
     await close(*links)
@@ -317,11 +281,11 @@ async def test_a_failure_before_a_hang_is_the_failure() -> None:
     await close(*links)
 
 
-async def peeked(links: list[Link], sightings: list[list[Sighting]]) -> None:
+async def all_peek(links: list[Link], sightings: list[list[Sighting]]) -> None:
     """Everyone is asked, and answers."""
     assert await events(*links) == [Peek()] * 3
     for link, found in zip(links, sightings, strict=True):
-        link.report(Peeked(tuple(found), last=True))
+        link.report(peeked(*found))
 
 
 @pytest.mark.parametrize("node", [0, 2])
@@ -332,10 +296,10 @@ async def test_a_pause_that_anyone_reports_has_everyone_looked_at_and_a_deadlock
     links = await place.all(*(who(one, **changed) for one in range(3)), timeouts=replace(SHORT, again=0.2))
     busy = [[sighting(0)], [sighting(1, waits_in="", stack="77aa", at="data.py:3 read")], [sighting(2)]]
     links[node].report(Paused("no step for 30 s"))
-    await peeked(links, busy)
+    await all_peek(links, busy)
     await until(lambda: any("data.py:3 read" in line for line in place.said))
     for _ in range(2):
-        await peeked(links, [[sighting(rank)] for rank in range(3)])
+        await all_peek(links, [[sighting(rank)] for rank in range(3)])
     verdicts = await events(*links)
     assert verdicts == verdicts[:1] * 3
     assert isinstance(verdicts[0], Failed)
@@ -349,7 +313,7 @@ async def test_a_pause_that_is_over_is_looked_at_no_more() -> None:
     links[1].report(Paused("no step for 30 s"))
     assert await events(*links) == [Peek()] * 2
     for link in links:
-        link.report(Peeked((), last=True))
+        link.report(peeked())
     links[1].report(Paused(None))
     links[1].report(Stopped())
     assert await events(*links) == [Stopped()] * 2

@@ -67,6 +67,18 @@ async def test_a_silent_spoke_is_lost_within_its_bound_and_told_so() -> None:
 
 
 @run
+async def test_a_spoke_that_was_silent_for_longer_than_its_bound_is_lost_at_the_next_heartbeat() -> None:
+    links = await three(Place(), timeouts=replace(SHORT, peer=18))  # heartbeats come every 3 s
+    mute(links[1]._peers[0, None])
+    links[0]._peers[1, None].heard -= 1.5 * 18
+    async with asyncio.timeout(8):
+        event = await links[0].next()
+    assert isinstance(event, Failed)
+    assert event.failure.error == "lost: nothing was heard from it for 18 s"
+    await close(*links)
+
+
+@run
 async def test_heartbeats_keep_a_quiet_run_together() -> None:
     links = await three(Place(), timeouts=replace(SHORT, peer=0.6))
     await asyncio.sleep(1.5)

@@ -11,7 +11,7 @@ from entrypoint.bitset import Bits
 from entrypoint.errors import Unavailable
 from entrypoint.meet.join import meet
 from entrypoint.meet.link import Link
-from entrypoint.meet.messages import AllDone, Done, Fail, Failed, Seen, Stalled
+from entrypoint.meet.messages import AllDone, Done, Fail, Failed, Stalled
 from entrypoint.meet.terms import Muster, Timeouts
 from tests.ports import free_port
 from tests.unit.meet.meeting import (
@@ -22,6 +22,7 @@ from tests.unit.meet.meeting import (
     failure,
     names,
     run,
+    seen,
     sighting,
     until,
     who,
@@ -170,8 +171,8 @@ async def test_a_hang_is_looked_into_without_the_spares() -> None:
     links = await field.all(0, 1, 2)
     links[1].report(Stalled("no step for 30 s"))
     await events(*links)
-    links[0].report(Seen((sighting(0),), last=True))
-    links[1].report(Seen((sighting(4, state="T"),), last=True))
+    links[0].report(seen(sighting(0)))
+    links[1].report(seen(sighting(4, state="T")))
     found = await events(*links)
     assert [event.failure.rank for event in found] == [4] * 3
     await close(*links)

@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import json
+import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -70,3 +72,35 @@ def test_a_file_system_that_fails_is_the_outcome_of_the_node(tmp_path: Path) -> 
     assert written is not None
     for one in (ended, written):
         assert (one.status, one.node, one.error) == (1, "127.0.0.1", "No space left on device: lock")
+
+
+def signalled_while_meeting(one: Attempt, signum: int, monkeypatch: pytest.MonkeyPatch) -> outcome.Outcome:
+    """How it ends if this signal comes then, and the others do not."""
+
+    async def meet(*_: object, **__: Any) -> None:
+        one.signalled(signum)
+        await asyncio.sleep(2.0)
+        raise Unavailable("nobody came")
+
+    monkeypatch.setattr(join, "meet", meet)
+    return asyncio.run(one.run())
+
+
+def test_a_stop_that_comes_while_the_nodes_meet_is_kept_for_the_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = attempt(tmp_path, {})
+    with pytest.raises(Unavailable, match="nobody came"):
+        signalled_while_meeting(one, signal.SIGUSR2, monkeypatch)
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "stop").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert (tmp_path / "stop").exists()
+
+
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_that_comes_while_the_nodes_meet_ends_this_one_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: int, status: int
+) -> None:
+    ended = signalled_while_meeting(attempt(tmp_path, {}), signum, monkeypatch)
+    assert (ended.status, ended.signal) == (status, signum)
