@@ -1,23 +1,23 @@
 """Check site profiles and write the host files that the job scripts read: `make profiles`.
 
-The secret: the host file's names and form: lines NAME=VALUE, of which a repeated name makes a list. It has
-what must be known before there is an image; all else the image reads in the YAML. The job scripts read it
-without Python and run nothing; host/job.sh compares the YAML's digest with the one there."""
+`render` is the entry. A host file has lines NAME=VALUE, of which a repeated name makes a list: what must be
+known before there is an image, and last the whole profile as JSON, for an image without PyYAML. The job
+scripts read it without Python and run nothing; host/job.sh compares the YAML's digest with the one there."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import re
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from containers import stacks
-from entrypoint.checkout import make
 from entrypoint.errors import BadInput
-from entrypoint.plan.profile import CLUSTERS, Profile, load
+from entrypoint.plan.profile import CLUSTERS, CONTENT, Profile, checked, host_file, read, remedy
 from entrypoint.plan.sources import parser_class
 
 HEADER: Final = "# Made from {name} by `make profiles`: change that file, not this one.\n"
@@ -64,7 +64,8 @@ def load_checked(file: Path, asked: str = "") -> tuple[Profile, str]:
     """A profile that job scripts can use, and its host file's text. Raises BadInput."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.yaml", file.name):
         raise BadInput(f"{file}: a profile is named NAME.yaml, of letters, digits, _ . and -: rename it")
-    profile = load(str(file), asked=asked or f"PROFILE={file}")
+    content = read(file, asked or f"PROFILE={file}")
+    profile = checked(content, file)
     if not profile.scheduler:
         raise BadInput(f"{file}: scheduler is missing: give slurm or pbs")
     known = stacks.read()
@@ -72,11 +73,12 @@ def load_checked(file: Path, asked: str = "") -> tuple[Profile, str]:
         raise BadInput(
             f"{file}: container stack is {profile.container.stack!r}: give one of {', '.join(known)}"
         )
-    return profile, lines(profile, hashlib.sha256(file.read_bytes()).hexdigest())
+    return profile, lines(profile, content, hashlib.sha256(file.read_bytes()).hexdigest())
 
 
-def lines(profile: Profile, digest: str) -> str:
-    """The host file of a profile whose YAML has this digest. No value of a profile holds a line break."""
+def lines(profile: Profile, content: Any, digest: str) -> str:
+    """The host file of a profile with this content, whose YAML has this digest. No value of a profile holds a
+    line break, and JSON has none."""
     container = profile.container
     values: dict[str, str | Iterable[str]] = {
         "digest": digest,
@@ -85,6 +87,7 @@ def lines(profile: Profile, digest: str) -> str:
         "module": container.modules,
         "apptainer": container.program,
         "image": stacks.find(container.stack).image.name,
+        CONTENT: json.dumps(_named(content)),
     }
     found = [HEADER.format(name=profile.name)]
     for name, value in values.items():
@@ -93,20 +96,11 @@ def lines(profile: Profile, digest: str) -> str:
     return "".join(found)
 
 
-def host_file(file: Path) -> Path:
-    return file.with_suffix(".host")
-
-
-def remedy(file: Path) -> str:
-    """The command that makes a profile's host file."""
-    if file.resolve().parent == CLUSTERS.resolve():
-        return make("profiles")
-    return make(f"profiles PROFILE={quoted(str(file.absolute()))}")
-
-
-def quoted(text: str) -> str:
-    """A word of bash that stands for the text, whatever it holds."""
-    return "'" + text.replace("'", "'\\''") + "'"
+def _named(value: Any) -> Any:
+    """With texts as keys, as the profile's readers take them."""
+    if isinstance(value, dict):
+        return {str(name): _named(one) for name, one in value.items()}
+    return [_named(one) for one in value] if isinstance(value, list) else value
 
 
 def _line(file: Path, profile: Profile, changed: bool) -> str:

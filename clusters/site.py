@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from clusters import submit
-from clusters.render import host_file, load_checked, render
+from clusters.render import load_checked, render
 from clusters.survey import draft, host, pbs, slurm
 from clusters.survey.ask import Machine
 from clusters.survey.draft import QUESTION, Line
@@ -27,6 +27,7 @@ from clusters.survey.limits import counted
 from containers import stacks
 from entrypoint.cli import exit_status
 from entrypoint.errors import BadInput
+from entrypoint.plan.profile import host_file
 from entrypoint.plan.sources import HelpFormatter, parser_class
 
 PALS = "does the site start tasks with mpiexec (HPE's PALS)? Then start: mpiexec. Else pbsdsh starts them"

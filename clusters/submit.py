@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Final
 
 from clusters import carry, follow, foresee
-from clusters.render import host_file, load_checked, remedy
+from clusters.render import load_checked
 from containers import stacks
 from entrypoint import spelling
 from entrypoint.checkout import apptrain, make
@@ -27,7 +27,15 @@ from entrypoint.cli import EXIT_STATUS
 from entrypoint.errors import BAD_INPUT, BadInput
 from entrypoint.plan.commands import elsewhere, split_command, with_dashes
 from entrypoint.plan.options import OPTIONS
-from entrypoint.plan.profile import CLUSTERS, GPUS_ASKED_FOR, Profile, expanded, find
+from entrypoint.plan.profile import (
+    CLUSTERS,
+    GPUS_ASKED_FOR,
+    Profile,
+    expanded,
+    find,
+    host_file,
+    remedy,
+)
 from entrypoint.plan.sources import HelpFormatter, parser_class
 
 CHECKOUT: Final = CLUSTERS.resolve().parent

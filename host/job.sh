@@ -79,7 +79,7 @@ use_site() {
         while IFS= read -r line || [[ -n $line ]]; do
             value=${line#*=}
             case $line in
-                '#'* | cluster=*) ;; # for who looks for it
+                '#'* | cluster=* | profile=*) ;; # for who looks for it, and for the image
                 digest=*) digest=$value ;;
                 image=*) image=$value ;;
                 apptainer=*) program=$value ;;

@@ -168,6 +168,7 @@ def _run_words(asked: _Request) -> Iterator[str]:
         yield from ("--bind", "the run directory", str(run))
     if site.path and not site.path.startswith(f"{asked.facts.one('home')}/"):
         yield from ("--bind", "the profile", site.path)
+        yield from ("--bind", "the profile's host file", str(profile.host_file(Path(site.path))))
     if key := asked.flags.get("join-key-file"):
         yield from ("--bind", "--join-key-file", _absolute(key, asked.env))
     for name in site.container.passed:

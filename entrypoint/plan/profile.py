@@ -4,22 +4,29 @@ The secret: the file's layout, and what each value may be. The entrypoint takes 
 and `scratch`; what the job scripts take, clusters/render.py writes into a host file; clusters/submit.py
 takes `nodes` and `request`. clusters/generic.yaml says what each key means.
 
-Those two run with the Python of a login node, from 3.9 on: this module uses nothing newer.
+Those two run with the Python of a login node, from 3.9 on: this module uses nothing newer. An image of one's
+own may lack PyYAML. Its Python reads the same content in the host file, as JSON.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from entrypoint import spelling
+from entrypoint import files, spelling
 from entrypoint.checkout import make
 from entrypoint.errors import BadInput
 
 CLUSTERS = Path(__file__).parents[2] / "clusters"
+CONTENT = "profile"
+"""The line of a host file that has all of the profile."""
+LARGEST = 1 << 20
+"""Bytes of a profile, and of its host file."""
 VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 """What is replaced in a path, an account or an option: nothing else of a shell's syntax is."""
 STARTERS = {"slurm": ("srun",), "pbs": ("pbsdsh", "pbs_tmrsh", "mpiexec", "ssh")}
@@ -265,7 +272,12 @@ def load(name: str, clusters: Path = CLUSTERS, asked: str = "") -> Profile:
         known = sorted(file.stem for file in clusters.glob("*.yaml"))
         meant = spelling.meant(name, known) or f": give one of {', '.join(known)}, or the path of a profile"
         raise BadInput(f"{asked or f'--profile {name}'}: there is no {path}{meant}")
-    content = _read(path, asked or f"--profile {name}")
+    return checked(read(path, asked or f"--profile {name}"), path)
+
+
+def checked(content: Mapping[Any, Any], path: Path) -> Profile:
+    """The profile that was read at `path`. Raises BadInput, naming the key whose value may not stand
+    there."""
     _only(content, KEYS, f"{path}:")
     passed = _section(content, "container", CONTAINER, path)
     profile = Profile(
@@ -282,14 +294,29 @@ def load(name: str, clusters: Path = CLUSTERS, asked: str = "") -> Profile:
     return profile
 
 
-def _read(path: Path, asked: str) -> Mapping[Any, Any]:
+def host_file(path: Path) -> Path:
+    """What clusters/render.py makes of a profile."""
+    return path.with_suffix(".host")
+
+
+def remedy(path: Path) -> str:
+    """The command that makes a profile's host file."""
+    if path.resolve().parent == CLUSTERS.resolve():
+        return make("profiles")
+    return make(f"profiles PROFILE={_quoted(str(path.absolute()))}")
+
+
+def _quoted(text: str) -> str:
+    """A word of bash that stands for the text, whatever it holds."""
+    return "'" + text.replace("'", "'\\''") + "'"
+
+
+def read(path: Path, asked: str) -> Mapping[Any, Any]:
+    """What a profile holds, not yet checked; `asked` is how it was given. Raises BadInput."""
     try:
         import yaml
     except ImportError:
-        raise BadInput(
-            f"{asked} needs the Python package pyyaml: use the project's venv ({make('venv')}), "
-            "or python3 -m pip install --user pyyaml"
-        ) from None
+        return _read_host_file(path, asked)
     try:
         text = path.read_text(encoding="utf-8")
         content = yaml.safe_load(text)
@@ -302,6 +329,29 @@ def _read(path: Path, asked: str) -> Mapping[Any, Any]:
         raise BadInput(f"{asked}: {path} must hold a mapping with the keys {', '.join(KEYS)}")
     if twice:
         raise BadInput(f"{path}: the key {twice} stands twice, and only the last would count: make it one")
+    return content
+
+
+def _read_host_file(path: Path, asked: str) -> Mapping[Any, Any]:
+    """The same, from the host file. Raises BadInput if that is not made from this profile."""
+    made = host_file(path)
+    try:
+        digest = hashlib.sha256(files.read(path, LARGEST)).hexdigest()
+    except (OSError, files.Unfit) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise BadInput(f"{asked}: {path} cannot be read: {why}") from None
+    try:
+        lines = files.read_text(made, LARGEST).split("\n")
+        found = dict(line.partition("=")[::2] for line in lines)
+        content = json.loads(found[CONTENT]) if found.get("digest") == digest else None
+    except (OSError, ValueError, KeyError, RecursionError):
+        content = None
+    if not isinstance(content, dict):
+        raise BadInput(
+            f"{asked} needs the Python package pyyaml: use the project's venv ({make('venv')}), "
+            "or python3 -m pip install --user pyyaml; "
+            f"an image without it needs {made}, made from {path.name} as that is now: {remedy(path)}"
+        )
     return content
 
 

@@ -5,11 +5,12 @@ It has no variable and no package of ours, and Python as python3 alone. Needs ro
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
+from clusters import render
 from entrypoint import __version__
 from tests.cluster.account import REPOSITORY, SCRIPT, SOFTWARE, WORK, Account, Ran, account, clear
 
@@ -48,9 +49,9 @@ def user(all_tests_account: Account) -> Iterator[Account]:
     clear(all_tests_account)
 
 
-def run(user: Account, *argv: Path | str) -> Ran:
+def run(user: Account, *argv: Path | str, env: Mapping[str, str] | None = None) -> Ran:
     """A job on two nodes that is to end well."""
-    number = user.submit("--nodes=2", *argv, env={"APPTRAIN_IMAGE": str(IMAGE)})
+    number = user.submit("--nodes=2", *argv, env={"APPTRAIN_IMAGE": str(IMAGE), **(env or {})})
     ran = user.end(number, BOUND)
     assert ran.ended == ("COMPLETED", 0), ran.text
     return ran
@@ -92,6 +93,33 @@ def test_the_reference_training_learns_saves_and_draws_its_curves(user: Account)
         path.name for path in ran.folder.iterdir()
     }
     assert manifest(ran)["not_promised"] == NOT_PROMISED
+
+
+def test_an_image_without_pyyaml_works_with_a_profile(user: Account, tmp_path: Path) -> None:
+    """The host half finds it by the cluster's name or by --profile; each task in the image reads it again."""
+    profile = "scheduler: slurm\nlaunch: {omp_num_threads: 3}\nenv: {FROM_SITE: 'yes: it is'}\n"
+    here = tmp_path / "lab.yaml"
+    here.write_text(profile)
+    render.render(here, write=True)
+    there = user.write("else where/lab.yaml", profile)
+    user.write("else where/lab.host", here.with_suffix(".host").read_text())
+    broken = user.write("no yaml.py", "raise ImportError('there is no PyYAML here')\n")
+    script = user.write(
+        "tells.py",
+        "import os\ntry:\n    import yaml\nexcept ImportError:\n"
+        "    print('[told] no yaml', os.environ['FROM_SITE'], os.environ['OMP_NUM_THREADS'])\n",
+    )
+    ended = user.run("apptainer", "-q", "exec", IMAGE, "python3", "-c", "import yaml; print(yaml.__file__)")
+    inside = ended.stdout.strip()
+    assert inside.endswith("/yaml/__init__.py"), ended.stderr
+    ran = run(
+        user,
+        *("--cpus-per-task=1", SCRIPT, "--device=cpu", "--profile", there, "--", script),
+        env={"APPTRAIN_BIND": f"{broken}:{inside}:ro"},
+    )
+    assert f"profile {there}, image {IMAGE}" in ran.text
+    assert [line for line in ran.lines if "[told]" in line] != []
+    assert ran.text.count("[told] no yaml yes: it is 3") == 2
 
 
 def test_a_task_by_hand_finds_apptrain_too(user: Account) -> None:

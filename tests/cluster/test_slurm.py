@@ -382,7 +382,7 @@ def profile_file(folder: Path, user: Account, text: str) -> tuple[Path, Path]:
     here.write_text(text)
     render.render(here, write=True)
     there = user.write("else where/lab.yaml", text)
-    user.write("else where/lab.host", render.host_file(here).read_text())
+    user.write("else where/lab.host", here.with_suffix(".host").read_text())
     return here, there
 
 

@@ -1,6 +1,7 @@
 """clusters/render.py: the shell's file of a profile."""
 
 import hashlib
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusters import render
+from entrypoint.errors import BadInput
 from entrypoint.plan import profile
 from tests.unit.clusters.site import CHECKOUT, SHIPPED, Site
 
@@ -41,6 +43,12 @@ module=spack/1
 module=apptainer
 apptainer=$HOME/bin/apptainer
 image=image-cu126.sif
+profile={{"title": "The lab", "scheduler": "pbs", "clusters": ["lab", "lab.example.org"], "start": "mpiexec", \
+"launcher_args": ["--cpu-bind", "none"], "scratch": "$WORK/runs", "host_suffix": "-hsn", \
+"nodes": {{"gpus": 4, "cpus": 64, "whole": true}}, "request": {{"partition": "gpu"}}, \
+"container": {{"module_paths": ["/soft/modules"], "modules": ["spack/1", "apptainer"], \
+"program": "$HOME/bin/apptainer", "stack": "cu126", "binds": ["/data", "/a:/b:ro"], "pass": ["MY_*", "TOKEN"]}}, \
+"env": {{"NCCL_DEBUG": "INFO"}}}}
 """
 
 
@@ -83,7 +91,7 @@ def test_a_job_script_takes_all_of_a_host_file_but_whom_it_is_for(file: Path) ->
     done = read_by_bash(file)
     assert done.returncode == 0, done.stderr
     found = [line for line in done.stdout.split("\0") if line.partition("=")[2]]
-    assert sorted(found) == sorted(line for line in lines if not line.startswith(("cluster=", "digest=")))
+    assert sorted(found) == sorted(line for line in lines if not line.startswith(NOT_OF_BASH))
 
 
 HOSTILE = [
@@ -105,6 +113,9 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+NOT_OF_BASH = ("cluster=", "digest=", "profile=")
+
+
 def digest(file: Path) -> str:
     return hashlib.sha256(file.read_bytes()).hexdigest()
 
@@ -115,7 +126,8 @@ def test_a_value_is_what_it_says_whatever_it_holds_and_nothing_of_it_is_run(tmp_
     file.touch()
     container = profile.Container(program=words[1], modules=tuple(words))
     made = profile.Profile(name="x.yaml", title=words[0], scheduler="slurm", container=container)
-    (tmp_path / "x.host").write_text(render.lines(made, digest(file)))
+    content = {"title": " ".join(words), "env": dict.fromkeys(HOSTILE, "\n")}
+    (tmp_path / "x.host").write_text(render.lines(made, content, digest(file)))
     done = read_by_bash(file)
     assert done.returncode == 0, done.stderr
     found = done.stdout.split("\0")
@@ -221,6 +233,68 @@ def test_without_pyyaml_what_it_needs_is_said(
     assert err.startswith(
         f"profiles: PROFILE={file} needs the Python package pyyaml: use the project's venv (make "
     )
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_without_pyyaml_a_profile_is_read_from_its_host_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = profile.load(file.stem)
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert profile.load(file.stem) == expected
+    assert profile.load(str(file)) == expected
+
+
+def test_what_a_host_file_has_of_a_profile_is_checked_as_the_profile_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "lab.yaml"
+    file.write_text(f"{WHOLE}launch: {{omp_num_threads: 3, join-timeout: 12.5}}\n")
+    expected = render.render(file, write=True)[0]
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    assert profile.load(str(file)) == expected
+    made = file.with_suffix(".host")
+    made.write_text(made.read_text().replace('"whole": true', '"whole": "yes"'))
+    with pytest.raises(BadInput, match=r"lab.yaml: nodes whole is 'yes': give true or false"):
+        profile.load(str(file))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [None, "", "digest={digest}\n", "digest={digest}\nprofile=\n", "digest={digest}\nprofile=[]\n",
+     "digest={digest}\nprofile={{\n", 'digest=0\nprofile={{"scheduler": "slurm"}}\n', "\udcff",
+     "digest={digest}\nprofile=" + 100_000 * "["],
+    ids=["missing", "empty", "older", "none", "list", "cut", "stale", "bytes", "deep"],
+)  # fmt: skip
+def test_without_pyyaml_and_a_host_file_of_this_profile_what_helps_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None
+) -> None:
+    file = tmp_path / "lab.yaml"
+    file.write_text("scheduler: slurm")
+    made = file.with_suffix(".host")
+    if text is not None:
+        made.write_bytes(text.format(digest=digest(file)).encode(errors="surrogateescape"))
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(BadInput) as caught:
+        profile.load(str(file))
+    needs, helps, image = str(caught.value).split("; ")[0], "pip install --user pyyaml", str(caught.value)
+    assert needs.startswith(
+        f"--profile {file} needs the Python package pyyaml: use the project's venv (make "
+    )
+    assert needs.endswith(helps)
+    assert f"; an image without it needs {made}, made from lab.yaml as that is now: make " in image
+    assert image.endswith(f"profiles PROFILE='{file}'")
+
+
+def test_without_pyyaml_a_profile_that_is_no_file_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    os.mkfifo(tmp_path / "lab.yaml")
+    with pytest.raises(BadInput, match="cannot be read: it is a FIFO, not a regular file"):
+        profile.load(str(tmp_path / "lab.yaml"))
+    with pytest.raises(BadInput, match="cannot be read: No such file or directory"):
+        profile.load(str(tmp_path / "no.yaml"))
 
 
 def test_a_check_writes_nothing_and_names_the_remedy(site: Site) -> None:

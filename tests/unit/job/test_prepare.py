@@ -264,6 +264,7 @@ def test_a_profile_of_ones_own_is_shown_inside(host: Host) -> None:
     mine.write_text("scheduler: slurm\n")
     words = host.ask("--profile", "mine.yaml", profile=str(mine)).all("run")
     assert words[words.index("the profile") + 1] == str(mine)
+    assert words[words.index("the profile's host file") + 1] == str(mine.with_suffix(".host"))
 
 
 # --- PBS --------------------------------------------------------------------------------------------------------
