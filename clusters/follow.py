@@ -6,6 +6,8 @@ with. Nothing here changes the job: whoever stops following leaves it running. R
 
 from __future__ import annotations
 
+import contextlib
+import os
 import re
 import shutil
 import signal
@@ -16,7 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from entrypoint import files
 from entrypoint.errors import INTERRUPTED, BadInput, Unavailable
+from entrypoint.plan import profile, rules, sources
+from entrypoint.plan.profile import CLUSTERS, Profile
+from entrypoint.schedulers import pbs
+from entrypoint.schedulers.qstat import attributes, variables
 
 ANSWER = 30.0
 """Seconds that a scheduler's command has to answer."""
@@ -29,6 +36,8 @@ READ = 0.5
 PROGRAMS = {"slurm": "scontrol", "pbs": "qstat"}
 """What tells of a job."""
 CANCEL = {"slurm": "scancel", "pbs": "qdel"}
+CARRIED = 1 << 20
+"""Bytes of what a job of a chain is given in a file."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +65,16 @@ def find(scheduler: str = "") -> str:
     raise BadInput(f"--follow: {lacking} in PATH: follow a job on a login node of its cluster")
 
 
-def follow(job: str, scheduler: str = "", scratch: str = "") -> int:
-    """Shows the job until it ends; returns its status, 130 after Ctrl-C. `scratch`: where the profile has run
-    directories. Raises BadInput for what is no job, or where nobody here can tell of one, Unavailable where
-    the scheduler does not answer."""
+def follow(job: str, scheduler: str = "", site: Profile | None = None) -> int:
+    """Shows the job until it ends; returns its status, 130 after Ctrl-C. `site`: the profile that the job was
+    submitted with, if that is known here. Raises BadInput for what is no job, or where nobody here can tell
+    of one, Unavailable where the scheduler does not answer."""
     if not re.fullmatch(r"[0-9]+(\[\d*\]|_\d+)?(\.[\w.-]+)?", job):
         raise BadInput(f"--follow {job}: give a job's id, as sbatch or qsub has printed it")
     scheduler = find(scheduler)
     ask = _ASKED[scheduler]
     try:
-        return _follow(job, lambda: ask(job, scratch))
+        return _follow(job, lambda: ask(job, site))
     except KeyboardInterrupt:
         cancel = f"{CANCEL[scheduler]} {job}"
         _say(f"job {job} goes on; again: apptrain submit --follow {job}; to cancel it: {cancel}")
@@ -150,7 +159,7 @@ GOES_ON = (
 MORE = ("RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 
-def _ask_slurm(job: str, _scratch: str) -> Seen | None:
+def _ask_slurm(job: str, _site: Profile | None) -> Seen | None:
     told = _run("scontrol", "--oneliner", "show", "job", job)
     if not told:
         return _ask_accounting(job)
@@ -191,9 +200,9 @@ def _status(state: str, code: str) -> int:
 # --- PBS ----------------------------------------------------------------------------------------------------
 
 
-def _ask_pbs(job: str, scratch: str) -> Seen | None:
+def _ask_pbs(job: str, site: Profile | None) -> Seen | None:
     told = _run("qstat", "-x", "-f", job) or _run("qstat", "-f", job)
-    found = _attributes(told)
+    found = attributes(told)
     if "job_state" not in found:
         return None
     names = {
@@ -208,18 +217,10 @@ def _ask_pbs(job: str, scratch: str) -> Seen | None:
     letter = found["job_state"]
     comment = f" ({found['comment']})" if letter == "Q" and "comment" in found else ""
     over = letter in ("F", "C")
-    variables = dict(item.partition("=")[::2] for item in found.get("Variable_List", "").split(","))
-    number, _, index = job.partition(".")[0].rstrip("]").partition("[")
-    name = re.sub(
-        "[^A-Za-z0-9._-]", "_", f"{found.get('Job_Name', 'job')}-{number}{'_' * bool(index)}{index}"
-    )
-    folders = [scratch, variables.get("PBS_O_WORKDIR", "")]
-    logs = [Path(folder, "runs", name, "job.log") for folder in folders if folder]
-    if "APPTRAIN_RUN_DIR" in variables:
-        logs.insert(0, Path(variables["APPTRAIN_RUN_DIR"], "job.log"))
+    folder = _run_directory(job, found, site)
     return Seen(
         state=names.get(letter, letter) + comment,
-        output=logs,
+        output=[folder / "job.log"] if folder else (),
         late=Path(found["Output_Path"].partition(":")[2]) if "Output_Path" in found else None,
         status=_of_pbs(found) if over else None,
     )
@@ -234,9 +235,51 @@ def _of_pbs(found: Mapping[str, str]) -> int:
     return 1 if status < 0 else 128 + status % 256 if status > 255 else status
 
 
-def _attributes(text: str) -> dict[str, str]:
-    pairs = (line.strip().partition(" = ") for line in text.replace("\n\t", "").splitlines())
-    return {name: value for name, equals, value in pairs if equals}
+def _run_directory(job: str, found: Mapping[str, str], site: Profile | None) -> Path | None:
+    """Where the job's files are, by the rules that it goes by itself; None if that cannot be told here."""
+    env = _environment(job, found)
+    folder = env.get("PBS_O_WORKDIR")
+    if not folder:
+        return None
+    try:
+        flags, _ = sources.inherited(env, job=True)
+        given = flags.get("run-dir") or env.get("APPTRAIN_RUN_DIR")
+        if given:
+            return Path(folder, given)
+        site = site or _profile(flags.get("profile") or env.get("APPTRAIN_PROFILE", ""), job, env)
+        one = pbs.job(env)
+        # What qsub was not told to carry, the site may set on all its machines.
+        known = {**os.environ, **env}
+        return Path(rules.run_directory(known, one.name, one.run_id, one.submit_dir, site))
+    except BadInput:
+        return None
+
+
+def _environment(job: str, found: Mapping[str, str]) -> dict[str, str]:
+    """The job's variables, as far as PBS tells them."""
+    env = variables(found)
+    user = found.get("Job_Owner", "").partition("@")[0]
+    of_login = {"HOME": env.get("PBS_O_HOME"), "USER": user, "LOGNAME": user}
+    env = {**{name: value for name, value in of_login.items() if value}, **env}
+    chain = env.get("APPTRAIN_CHAIN_FILE", "")
+    with contextlib.suppress(OSError, ValueError):
+        entries = files.read_text(Path(chain), CARRIED).split("\0") if chain else []
+        env.update(entry.partition("=")[::2] for entry in entries if entry)
+    return {**env, "PBS_JOBID": job, "PBS_JOBNAME": found.get("Job_Name", "job")}
+
+
+def _profile(name: str, job: str, env: Mapping[str, str]) -> Profile:
+    """The one of that name or path, else the one for the job's server, as the job script finds it; an empty
+    one if there is none, or it cannot be read here."""
+    clusters = Path(env["APPTRAIN_HOME"], "clusters") if env.get("APPTRAIN_HOME") else CLUSTERS
+    server = job.partition(".")[2]
+    with contextlib.suppress(BadInput):
+        if name:
+            return profile.load(str(Path(env["PBS_O_WORKDIR"], profile.find(name, clusters))))
+        for file in sorted(clusters.glob("*.yaml")) if server else ():
+            if server in (one := profile.load(str(file))).clusters:
+                return one
+    return Profile()
 
 
 _ASKED = {"slurm": _ask_slurm, "pbs": _ask_pbs}

@@ -6,7 +6,6 @@ rules of every launch. Runs with a login node's Python, from 3.9 on.
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,7 +15,7 @@ from pathlib import Path
 from entrypoint.checkout import make
 from entrypoint.errors import BadInput
 from entrypoint.plan import mistakes, rules, sources
-from entrypoint.plan.profile import Profile, expanded
+from entrypoint.plan.profile import Profile
 from entrypoint.plan.sources import Settings
 from entrypoint.schedulers.allocation import Allocation
 
@@ -104,10 +103,10 @@ def _run_dir(profile: Profile, settings: Settings, env: Mapping[str, str], cwd: 
         path = cwd / given
         mistakes.check_run_dir(path, settings.command)
         return str(path)
-    where = profile.scratch or str(cwd)
-    with contextlib.suppress(BadInput):  # of a variable that the site sets inside jobs alone
-        where = expanded(where, env, profile.path) if profile.scratch else where
-    return f"{where.rstrip('/')}/runs/NAME-JOB"
+    try:
+        return rules.run_directory(env, "NAME", "JOB", str(cwd), profile)
+    except BadInput:  # of a variable that the site sets inside jobs alone
+        return f"{profile.scratch}/runs/NAME-JOB"
 
 
 # --- what is granted ----------------------------------------------------------------------------------------

@@ -81,8 +81,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         options, job = _parse(arguments)
         if isinstance(options.follow, str):
-            scheduler = _profile(options.cluster)[0].scheduler if options.cluster else ""
-            return follow.follow(options.follow, scheduler)
+            site = _profile(options.cluster)[0] if options.cluster else None
+            return follow.follow(options.follow, site.scheduler if site else "", site)
         profile, file = _profile(options.cluster or os.environ.get("APPTRAIN_PROFILE", ""))
         wish, cwd = _wish(options, job), Path.cwd()
         submission = plan(profile, file, wish, os.environ, cwd)
@@ -101,7 +101,7 @@ def main(arguments: Sequence[str]) -> int:
         status, job_id = _submit(job, submission)
         if status or options.follow is None:
             return status
-        return follow.follow(job_id, profile.scheduler)
+        return follow.follow(job_id, profile.scheduler, profile)
     except (BadInput, stacks.BadInput) as error:
         _say(error)
         return error.status

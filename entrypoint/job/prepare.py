@@ -24,6 +24,7 @@ from entrypoint.plan.profile import Profile
 from entrypoint.plan.resolve import resolve
 from entrypoint.plan.sources import Settings
 from entrypoint.record.partition import VARIABLE, partition
+from entrypoint.schedulers.qstat import attributes
 
 Entries = Iterator[tuple[str, str]]
 NEEDED = ("torch", "psutil")
@@ -276,5 +277,5 @@ def _chain(where: Path, asked: _Request) -> Entries:
         added["APPTRAIN_PROFILE"] = asked.site.path
     arguments = sources.words(_not_exported(asked), asked.command, job=True)
     pbs.write_chain(where, asked.env, asked.facts, arguments, added)
-    told = pbs.attributes(asked.facts.one("told"))
+    told = attributes(asked.facts.one("told"))
     yield from (("chain", word) for word in pbs.qsub(asked.env, told, asked.granted.job))

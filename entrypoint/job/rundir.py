@@ -15,6 +15,7 @@ from typing import Any
 
 from entrypoint.errors import BadInput
 from entrypoint.job.outcome import file_name
+from entrypoint.plain import file_part
 from entrypoint.private import write_private
 
 PROBE = 1 << 16
@@ -78,7 +79,7 @@ class RunDirectory:
 
     def log(self, node: str, who: str, stream: str) -> Path:
         """A log of this attempt; `who` is `rank3` or `agent`, `stream` `out` or `err`."""
-        return self.logs / f"{_file_part(node)}.{who}.{stream}"
+        return self.logs / f"{file_part(node)}.{who}.{stream}"
 
     def outcome(self, place: int, local_rank: int | None) -> Path:
         """`place` is the node's in the allocation, which is its node rank unless nodes were replaced."""
@@ -90,7 +91,7 @@ class RunDirectory:
         return self.path / "stacks" / str(self.attempt)
 
     def stack(self, node: str, rank: int) -> Path:
-        return self.stacks / f"{_file_part(node)}.rank{rank}.txt"
+        return self.stacks / f"{file_part(node)}.rank{rank}.txt"
 
     def claim(self, nodes: Sequence[tuple[int, str]], *, exclusive: bool) -> None:
         """Writes who takes part in this attempt: `PLACE NAME` a line, in node-rank order; nobody closes it.
@@ -283,7 +284,3 @@ def read_key(path: Path) -> bytes:
             f"--join-key-file {path} holds {len(key)} bytes, 16 at least: head -c 32 /dev/urandom | base64"
         )
     return key
-
-
-def _file_part(name: str) -> str:
-    return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)

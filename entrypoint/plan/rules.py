@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from entrypoint.errors import BadInput
+from entrypoint.plain import file_part
 from entrypoint.plan import passed
 from entrypoint.plan.launch_plan import LaunchPlan, Mode, placement, port_of
 from entrypoint.plan.profile import Profile, expanded
@@ -369,7 +370,7 @@ def run_directory(
     env: Mapping[str, str], job_name: str, run_id: str, submit_dir: str | None, profile: Profile
 ) -> str:
     """Where a job's files go if nobody says."""
-    name = "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in f"{job_name}-{run_id}")
+    name = file_part(f"{job_name}-{run_id}")
     scratch = expanded(profile.scratch, env, profile.path)
     return f"{(scratch or submit_dir or env.get('PWD') or '.').rstrip('/')}/runs/{name}"
 

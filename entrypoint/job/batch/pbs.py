@@ -22,6 +22,7 @@ from entrypoint.plan.profile import Profile
 from entrypoint.plan.sources import Settings
 from entrypoint.schedulers import hostlist, hostnames, pbs
 from entrypoint.schedulers.allocation import Job
+from entrypoint.schedulers.qstat import attributes
 
 STOP_BEFORE = 300
 """Seconds before the end of the walltime at which ranks are asked to save, and at most a tenth of it."""
@@ -80,16 +81,6 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
         ),
         notes=(*notes, *shared),
     )
-
-
-def attributes(text: str) -> dict[str, str]:
-    """What qstat -f (or -Q -f) says, by name; of several jobs or queues the last counts."""
-    found = {}
-    for line in text.replace("\n\t", "").splitlines():
-        name, equals, value = line.strip().partition(" = ")
-        if equals:
-            found[name] = value
-    return found
 
 
 def _by_hand(env: Mapping[str, str], settings: Settings, site: Profile, facts: Facts) -> Granted:

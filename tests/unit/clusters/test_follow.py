@@ -11,6 +11,7 @@ import pytest
 
 from clusters import follow
 from entrypoint.errors import BadInput, Unavailable
+from entrypoint.plan.profile import Profile, load
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 BOUND = 60  # s
@@ -128,6 +129,85 @@ def test_under_pbs_the_run_directorys_log_is_shown(
     shown = capsys.readouterr()
     assert shown.out == "step 1\n"
     assert "submit: job 10.server: queued (Not Running: no nodes)\n" in shown.err
+
+
+def ran_where(
+    cluster: Cluster, variables: str, log: Path, name: str = "apptrain", site: Profile | None = None
+) -> None:
+    """Follows job 10 of PBS, which has these variables and wrote this log."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text("step 1\n")
+    text = f"Job Id: 10.server\n    Job_Name = {name}\n    Job_Owner = alice@login\n    job_state = F\n    Exit_status = 0\n"
+    cluster.answers("qstat", f"{text}    Variable_List = {variables}\n")
+    assert follow.follow("10.server", "pbs", site) == 0
+
+
+@pytest.mark.parametrize("how", ["given", "variable", "option", "path", "server"])
+@pytest.mark.parametrize("known", ["to the job", "here"])
+def test_under_pbs_the_log_is_looked_for_where_the_profile_has_run_directories(
+    cluster: Cluster,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    how: str,
+    known: str,
+) -> None:
+    site = tmp_path / "sites" / "lab.yaml"
+    site.parent.mkdir()
+    (tmp_path / "work").mkdir()
+    site.write_text("scheduler: pbs\nclusters: [server]\nscratch: $SCRATCH/${USER}\n")
+    monkeypatch.setattr(follow, "CLUSTERS", site.parent if how == "server" else tmp_path)
+    said = {
+        "variable": f",APPTRAIN_PROFILE={site}",
+        "path": ",APPTRAIN_PROFILE=../sites/lab.yaml",
+        "option": f",APPTRAIN_ARGS=--profile {site} --device cpu -- x.py --run-dir /no",
+    }
+    if known == "here":
+        monkeypatch.setenv("SCRATCH", f"{tmp_path}/large")
+        monkeypatch.setenv("USER", "nobody")
+    scratch = f",SCRATCH={tmp_path}/large" if known == "to the job" else ""
+    given = f"PBS_O_WORKDIR={tmp_path}/work{scratch}{said.get(how, '')}"
+    log = tmp_path / "large" / "alice" / "runs" / "my_job-10" / "job.log"
+    ran_where(cluster, given, log, "my job", load(str(site)) if how == "given" else None)
+    assert capsys.readouterr().out == "step 1\n"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "APPTRAIN_RUN_DIR={run}",
+        "APPTRAIN_RUN_DIR=run/x,y,z=1",
+        "APPTRAIN_ARGS=--run-dir='{run}' -- x.py,APPTRAIN_RUN_DIR=/no",
+        "APPTRAIN_ARGS_FILE={folder}/args",
+        "APPTRAIN_CHAIN_FILE={folder}/chain.env",
+    ],
+    ids=["variable", "relative", "argument", "file", "chain"],
+)
+def test_under_pbs_a_run_directory_that_was_given_is_the_one(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    run = tmp_path / "run" / "x,y"
+    (tmp_path / "args").write_text(f"--run-dir\0{run}\0--\0x.py\0")
+    (tmp_path / "chain.env").write_text(f"APPTRAIN_CHAIN=2\0APPTRAIN_RUN_DIR={run}\0")
+    variables = f"PBS_O_WORKDIR={tmp_path},{given.format(run=run, folder=tmp_path)}"
+    ran_where(cluster, variables, run / "job.log")
+    assert capsys.readouterr().out == "step 1\n"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "APPTRAIN_PROFILE=/no/lab.yaml",
+        "APPTRAIN_ARGS_FILE=/no/args",
+        "APPTRAIN_ARGS=--no-such",
+        "APPTRAIN_ARGS='",
+        "APPTRAIN_CHAIN_FILE=/dev/zero",
+    ],
+)
+def test_under_pbs_a_run_directory_that_cannot_be_told_costs_only_what_is_shown_meanwhile(
+    cluster: Cluster, tmp_path: Path, given: str
+) -> None:
+    ran_where(cluster, f"PBS_O_WORKDIR={tmp_path}/work,{given}", tmp_path / "job.log")
 
 
 def test_a_job_of_pbs_that_was_refused_shows_its_output_file(

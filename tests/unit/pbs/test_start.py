@@ -5,10 +5,11 @@ import stat
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from clusters import render
+from clusters import follow, render
 from tests.pbs_double import local
 from tests.unit.pbs.site import HOSTS, Site, What, busy, mpiexec, ours, processes_gone, quoted
 
@@ -385,3 +386,35 @@ def test_outside_a_job_hosts_must_be_given_and_a_way_to_reach_them(site: Site) -
         "apptrain: this is a job of Slurm, even where its qsub has started it: sbatch (or that qsub) "
         "slurm/multinode.sbatch, in salloc bash slurm/multinode.sbatch\n",
     )
+
+
+def test_a_job_of_a_profile_with_scratch_is_followed_while_it_runs(
+    site: Site, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its output lies in PBS's spool until its end; what is shown before is the run directory's log."""
+    lab = site.folder / "lab.yaml"
+    lab.write_text("scheduler: pbs\nscratch: $LARGE/of $USER\n")
+    render.render(lab, write=True)
+    large = site.folder / "large"
+    what: What = {"0": {"wait": "go", "print": "trains"}, "1": {"wait": "go"}}
+    id = site.submit(what=what, LARGE=str(large), APPTRAIN_PROFILE=str(lab))
+    (log,) = found_by(site, lambda: list(large.glob("of */runs/apptrain-*/job.log")))
+    found_by(site, lambda: "trains" in log.read_text())
+
+    def qstat(*words: str) -> str:
+        shown = site.pbs.run(*words)
+        if "trains" in capsys.readouterr().out:  # which it has shown while the job runs
+            (log.parent / "go").touch()
+        return shown.stdout
+
+    monkeypatch.setattr(follow, "find", lambda _: "pbs")
+    monkeypatch.setattr(follow, "_run", qstat)
+    monkeypatch.setattr(follow, "LEAST", 0.1)
+    monkeypatch.setattr(follow, "MOST", 0.5)
+    assert follow.follow(id) == 0
+    assert (log.parent / "go").exists()
+
+
+def found_by(site: Site, find: Callable[[], Any]) -> Any:
+    site.until(find)
+    return find()
