@@ -40,6 +40,8 @@ from entrypoint.plan.sources import HelpFormatter, parser_class
 
 CHECKOUT: Final = CLUSTERS.resolve().parent
 SCRIPTS: Final = {"slurm": "slurm/multinode.sbatch", "pbs": "pbs/multinode.pbs"}
+BY_HAND: Final = {"gpus": r"--gres[=\s]\S*gpu", "memory": r"--mem-per-[cg]pu[=\s]"}
+"""Words of sbatch that ask for something in another way than ours, which it refuses beside them."""
 OF_JOB: Final = f"""options of the job, such as
   --device cpu --nproc-per-node 2 --on-failure restart --run-dir DIR
   `apptrain launch --help-all` has them all.
@@ -270,10 +272,13 @@ def plan(profile: Profile, file: Path, wish: Wish, env: Mapping[str, str], cwd: 
     if profile.scheduler == "slurm":
         job = ["--profile", name, *wish.arguments]
         seen = {key: value for key, value in env.items() if not key.startswith(("SLURM_", "PBS_"))}
-        if profile.request.form != "wrapped":
+        if not _is_wrapped(profile, wish):
             return Submission(["sbatch", *_slurm(profile, wish), path, *job], seen)
         wrap = "exec " + shlex.join(["bash", str(script), *job])
-        return Submission(["sbatch", *_directives(script), *_slurm(profile, wish), f"--wrap={wrap}"], seen)
+        memory = ["--mem="] if profile.request.nodes_only or _is_asked_by_hand(wish, "memory") else []
+        cpus = ["--cpus-per-task="] if profile.request.nodes_only else []
+        directives = _directives(script, *memory, *cpus)
+        return Submission(["sbatch", *directives, *_slurm(profile, wish), f"--wrap={wrap}"], seen)
     if not script.exists():
         raise BadInput(f"there is no {script}: use a whole checkout")
     directives = ["-C", "", *_directives(script)] if profile.request.form == "totals" else []
@@ -335,9 +340,23 @@ def _share(all_of_it: int | None, profile: Profile, gpus: int) -> int | None:
     return max(1, all_of_it * gpus // profile.nodes.gpus)
 
 
+def _is_wrapped(profile: Profile, wish: Wish) -> bool:
+    """Whether the script is submitted without its directives. A word of the command line does not take a
+    directive away, and sbatch refuses memory that is asked for in two ways, and from 26.05 on GPUs."""
+    request = profile.request
+    asks_otherwise = bool(request.gpus and wish.gpus) and not request.gpus.startswith("--gpus-per-node=")
+    is_own = any(_is_asked_by_hand(wish, what) for what in BY_HAND)
+    return request.form == "wrapped" or request.nodes_only or asks_otherwise or is_own
+
+
+def _is_asked_by_hand(wish: Wish, what: str) -> bool:
+    """Whether the further words ask for the GPUs, or the memory, in a way that excludes ours."""
+    return re.search(rf"(^|\s)({BY_HAND[what]})", " ".join(wish.options)) is not None
+
+
 def _slurm(profile: Profile, wish: Wish) -> list[str]:
     """Options that win over each of the script's own directives that are of a site."""
-    gpus = wish.gpus or 0
+    gpus, nodes_only = wish.gpus or 0, profile.request.nodes_only
     cpus, memory = _share(profile.nodes.cpus, profile, gpus), _share(profile.nodes.memory_gib, profile, gpus)
     asked = (profile.request.gpus or GPUS_ASKED_FOR["slurm"]).format(gpus=gpus)
     words = [f"--nodes={wish.nodes}"]
@@ -345,13 +364,13 @@ def _slurm(profile: Profile, wish: Wish) -> list[str]:
         words.append(f"--partition={wish.partition}")
     if wish.account:
         words.append(f"--account={wish.account}")
-    given = [asked] if gpus and not profile.request.nodes_only else []
-    if profile.request.form != "wrapped" and not any(word.startswith("--gpus-per-node=") for word in given):
+    if gpus and not nodes_only and not _is_asked_by_hand(wish, "gpus"):
+        words.append(asked)
+    elif not _is_wrapped(profile, wish):
         words.append("--gpus-per-node=0")  # in place of the script's own
-    words += given
-    if cpus:
+    if cpus and not nodes_only:
         words.append(f"--cpus-per-task={cpus}")
-    if memory or profile.nodes.whole:
+    if (memory or profile.nodes.whole) and not nodes_only and not _is_asked_by_hand(wish, "memory"):
         words.append(f"--mem={memory}G" if memory else "--mem=0")
     if wish.time:
         words.append(f"--time={wish.time}")
@@ -384,14 +403,15 @@ def _pbs(profile: Profile, wish: Wish) -> list[str]:
     return [*words, *wish.options]
 
 
-def _directives(script: Path) -> list[str]:
+def _directives(script: Path, *left_out: str) -> list[str]:
     """The script's own directives but those that name resources, for where they do not count as such: where
     -l ncpus= stands on the command line, qsub refuses a select in the script."""
+    resources = ("-l", "--nodes=", "--gpus-per-node=", *left_out)
     words = []
     for text in script.read_text(encoding="utf-8").splitlines():
         if text.startswith(("#PBS ", "#SBATCH ")):
             found = shlex.split(text.partition(" ")[2], comments=True)
-            if found and not found[0].startswith(("-l", "--nodes=", "--gpus-per-node=")):
+            if found and not found[0].startswith(resources):
                 words += found
     return words
 

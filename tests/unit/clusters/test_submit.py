@@ -84,7 +84,7 @@ SLURM = """\
 scheduler: slurm
 tested: on two nodes
 nodes: {gpus: 4, cpus: 64, memory_gib: 400}
-request: {partition: gpu, account: $PROJECT, time: "02:00:00", stop_before: 300, gpus: '--gres=gpu:a100:{gpus}', options: [--qos=short]}
+request: {partition: gpu, account: $PROJECT, time: "02:00:00", stop_before: 300, gpus: '--gpus-per-node=a100:{gpus}', options: [--qos=short]}
 """
 PBS = """\
 scheduler: pbs
@@ -104,7 +104,7 @@ def test_what_is_wished_for_wins_over_the_profile(site: Site) -> None:
     )
     assert line == [
         *("sbatch", "--nodes=8", "--partition=big", "--account=other"),
-        *("--gpus-per-node=0", "--gres=gpu:a100:4", "--cpus-per-task=64", "--mem=400G"),
+        *("--gpus-per-node=a100:4", "--cpus-per-task=64", "--mem=400G"),
         *("--time=00:10:00", "--signal=B:USR2@300", "--qos=short", "--qos=long", "--comment=two words"),
         *("slurm/multinode.sbatch", "--profile", "lab", "--device=cuda"),
     ]
@@ -120,10 +120,47 @@ def test_an_empty_wish_is_none(site: Site) -> None:
 def test_fewer_gpus_of_a_shared_node_come_with_their_share_of_it(site: Site) -> None:
     site.write(SLURM)
     line = site.submit("--gpus", "1", PROJECT="ab12")
-    assert line[4:8] == ["--gpus-per-node=0", "--gres=gpu:a100:1", "--cpus-per-task=16", "--mem=100G"]
+    assert line[4:7] == ["--gpus-per-node=a100:1", "--cpus-per-task=16", "--mem=100G"]
     site.write(PBS)
     line = site.submit("--gpus", "1", WORK="/w", DATA="/d")
     assert line[:3] == ["qsub", "-l", "select=2:ncpus=12:ngpus=1:gpu_type=v100:mem=95gb"]
+
+
+DIRECTIVES = """#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --gpus-per-node=1  # SITE
+#SBATCH --cpus-per-task=8
+#SBATCH --mem=32G
+##SBATCH -p gpu
+#SBATCH --requeue
+"""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "request_", "wishes", "words"),
+    [
+        ("gpus: 4", "gpus: '--gpus-per-node={gpus}'", (), None),
+        ("gpus: 0", "gpus: '--gres=gpu:{gpus}'", ("--device=cpu",), None),
+        ("gpus: 4", "gpus: '--gres=gpu:{gpus}'", (), ["--cpus-per-task=8", "--mem=32G", "--requeue", "--nodes=2", "--gres=gpu:4"]),
+        ("gpus: 4", "", ("--options=--gres=gpu:a100:2",), ["--cpus-per-task=8", "--mem=32G", "--requeue", "--nodes=2", "--gres=gpu:a100:2"]),
+        ("gpus: 4", "", ("--options=--gres=nvme:1",), None),
+        ("gpus: 4, memory_gib: 9", "options: [--mem-per-cpu=4G]", (), ["--cpus-per-task=8", "--requeue", "--nodes=2", "--gpus-per-node=4", "--mem-per-cpu=4G"]),
+        ("gpus: 4, cpus: 9, whole: true", "nodes_only: true", (), ["--requeue", "--nodes=2"]),
+    ],
+)  # fmt: skip
+def test_nothing_is_asked_for_in_two_ways(
+    site: Site, nodes: str, request_: str, wishes: tuple[str, ...], words: list[str] | None
+) -> None:
+    """sbatch refuses --gres beside --gpus-per-node, --mem beside --mem-per-cpu, also if one is the script's own line."""
+    (site.checkout / "slurm/multinode.sbatch").write_text(DIRECTIVES)
+    site.write(f"scheduler: slurm\ntested: x\nnodes: {{{nodes}}}\nrequest: {{{request_}}}\n")
+    line = site.submit(*wishes)
+    assert any(word.startswith("--wrap=exec bash ") for word in line) == (words is not None)
+    if words is not None:
+        assert line[1:-1] == words
+    assert len([word for word in line if word.startswith(("--gpus-per-node=", "--gres=gpu"))]) == int(
+        "whole" not in nodes
+    )
 
 
 def test_where_sbatch_knows_no_gpus_per_node_the_script_is_wrapped_without_its_line(site: Site) -> None:
@@ -168,7 +205,7 @@ def test_nodes_without_gpus_are_asked_for_without(site: Site) -> None:
 
 def test_whole_nodes_that_a_request_must_not_describe_are_only_counted(site: Site) -> None:
     site.write("scheduler: slurm\nnodes: {gpus: 4, cpus: 16, whole: true}\nrequest: {nodes_only: true}\n")
-    assert site.submit()[:5] == ["sbatch", "--nodes=2", "--gpus-per-node=0", "--cpus-per-task=16", "--mem=0"]
+    assert site.submit()[:-1] == ["sbatch", "--nodes=2"]
 
 
 def test_the_line_that_is_printed_is_the_one_that_is_run(site: Site) -> None:
