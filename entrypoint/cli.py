@@ -121,8 +121,7 @@ def _run(argv: Sequence[str]) -> int:
 
     plan, settings = resolve(env, given, command, hostname=None if recorded else os.uname().nodename)
     if name == "plan":
-        if commands.typed() and not recorded:
-            _warn_of_command(plan)
+        _check_command(plan, is_recorded=bool(recorded))
         return _print_plan(plan, as_json=settings.value("json"))
     if plan.mode == "torchrun" or sys.version_info < mistakes.OLDEST:
         mistakes.check_command(plan.command, Path.cwd(), mode=plan.mode, no_python=plan.no_python)
@@ -199,12 +198,13 @@ def read_env_file(path: Path) -> dict[str, str]:
     return env
 
 
-def _warn_of_command(plan: LaunchPlan) -> None:
-    """Says what `launch` would refuse here: a plan may be wanted before its script is there."""
+def _check_command(plan: LaunchPlan, *, is_recorded: bool) -> None:
+    """Refuses what `launch` would; of a CMD that is not there it only tells: a plan may be wanted first."""
     try:
         mistakes.check_command(plan.command, Path.cwd(), mode=plan.mode, no_python=plan.no_python)
-    except BadInput as error:
-        print(f"entrypoint: launch would refuse this here: {error}", file=sys.stderr)
+    except mistakes.Missing as error:
+        if commands.typed() and not is_recorded:
+            print(f"entrypoint: launch would refuse this here: {error}", file=sys.stderr)
 
 
 def _print_plan(plan: LaunchPlan, *, as_json: bool) -> int:

@@ -51,6 +51,32 @@ OWNERS = {
 }
 SWITCHES = tuple(f"--{option.name}" for option in OPTIONS if option.parse is flag)
 SCRIPTS = (".py", ".sh", ".ipynb")
+DATA = (".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".txt", ".csv")
+"""Endings of files that no Python runs."""
+_LOGS = "each rank's output is shown, and kept in RUN/logs (--run-dir); --show-ranks 0 shows rank 0's alone"
+_STORE = "apptrain brings the nodes together; --master-addr and --master-port say where"
+_NODES = "which network the nodes use is found, or given with --interface"
+_OWN = "nothing here needs it"
+OF_TORCHRUN = {
+    "--standalone": "apptrain run --nodes 1 starts one node, and brings its ranks together",
+    **dict.fromkeys(("--rdzv-endpoint", "--rdzv-id"), _STORE),
+    "--rdzv-conf": "the time to wait for the nodes is --join-timeout",
+    "--local-addr": _NODES,
+    "--local-ranks-filter": "--show-ranks 0 shows rank 0's output alone",
+    **dict.fromkeys(("--tee", "--redirects", "--log-dir"), _LOGS),
+    **dict.fromkeys(("--duplicate-stdout-filters", "--duplicate-stderr-filters"), _LOGS),
+    "--log-line-prefix-template": _LOGS,
+    "--monitor-interval": "the end of a rank is seen at once",
+    "--start-method": "how ranks start is --start-ranks",
+    "--signals-to-handle": "ranks get SIGTERM, SIGINT and SIGHUP; the planned end is --stop-signal",
+    "--shutdown-timeout": "the time to save after SIGTERM is --term-grace",
+    "--numa-binding": "start CMD with a tool that binds it: --no-python -- numactl",
+    "--module": "a module is given as CMD: -- -m NAME",
+    "--run-path": "a script is given as CMD: -- my_script.py",
+    **dict.fromkeys(("--role", "--event-log-handler", "--logs-specs"), _OWN),
+    **dict.fromkeys(("--virtual-local-rank", "--print-completion"), _OWN),
+}
+"""Options of torchrun that we have not, and what does the same here."""
 
 
 def typed() -> list[str]:
@@ -126,6 +152,8 @@ def elsewhere(command: str, unknown: Sequence[str]) -> str:
     """What to say of an option of another command; empty if it is none, or one here may be meant."""
     name, equals, value = unknown[0].partition("=")
     name = name.replace("_", "-")
+    if name in OF_TORCHRUN and command in TAKE_CMD:
+        return f"{unknown[0].partition('=')[0]} is torchrun's: leave it out: {OF_TORCHRUN[name]}"
     if name == "--help-all" and command in TAKE_CMD:
         return f"all options: {apptrain()} launch --help-all"
     owners = [owner for owner, names in OWNERS.items() if name in names and owner != command]
@@ -154,7 +182,7 @@ def _behind_dashes(unknown: Sequence[str]) -> str:
     """What to say of a script before --: the line with it behind; empty if these words are none, or
     nobody has typed them."""
     name = unknown[0]
-    is_cmd = is_script(name) or Path(name).is_file()
+    is_cmd = is_script(name) or (Path(name).is_file() and not name.endswith(DATA))
     command = typed()[:1]
     before, behind = split_command(typed()[1:])
     rest, ours = list(unknown), []

@@ -20,19 +20,23 @@ from pathlib import Path, PurePath
 from entrypoint import spelling
 from entrypoint.checkout import HOME, apptrain, make
 from entrypoint.errors import BadInput
-from entrypoint.plan.commands import typed
+from entrypoint.plan.commands import DATA, typed
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.profile import STARTERS
 from entrypoint.plan.sources import Settings
 
-LAUNCHERS = {
-    **dict.fromkeys(("torchrun", "torch.distributed.run", "torch.distributed.launch"), "torchrun"),
-    **dict.fromkeys(("accelerate", "deepspeed", "horovodrun", "colossalai"), "a launcher"),
-    **dict.fromkeys(
-        ("srun", "sbatch", "qsub", "mpirun", "mpiexec", "aprun", "jsrun", "pbsdsh"), "a launcher"
-    ),
-}
+LAUNCHERS = (
+    *("torchrun", "accelerate", "deepspeed", "lightning", "fabric", "composer", "tune", "yolo", "horovodrun"),
+    *("colossalai", "srun", "sbatch", "qsub", "mpirun", "mpiexec", "aprun", "jsrun", "pbsdsh"),
+)
 """Programs that start ranks or jobs themselves."""
+LAUNCHER_MODULES = (
+    *("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"),
+    *("accelerate.commands.accelerate_cli", "deepspeed.launcher.runner", "deepspeed.launcher.launch"),
+    *("lightning.fabric.cli", "lightning_fabric.cli", "composer.cli.launcher", "torchtune._cli.tune"),
+    *("horovod.runner.launch", "colossalai.cli"),
+)
+"""The same behind -m."""
 SHELLS = ("sh", "bash", "zsh", "dash", "ksh")
 NUMBER, WORD, TIME = "[0-9]+", "[^-].*", "[0-9]+:[0-9]{2}:[0-9]{2}"
 CARRIED = {
@@ -55,10 +59,15 @@ OLDEST = (3, 11)
 """The Python of what trains."""
 
 
+class Missing(BadInput):
+    """CMD is not there."""
+
+
 def check_command(
     command: Sequence[str], folder: Path, *, mode: str, no_python: bool, here: bool = True
 ) -> None:
-    """Raises BadInput where the ranks, started in this folder, could not run this CMD.
+    """Raises BadInput where the ranks, started in this folder, could not run this CMD; Missing where it is
+    not there.
 
     `here`: whether they see the files that we see; else what is out of sight is left to them.
     """
@@ -69,7 +78,7 @@ def check_command(
         _check_starters(command, name, mode, no_python=no_python)
     if no_python:
         if here and not shutil.which(program, path=search_path(os.environ)):
-            raise BadInput(f"CMD {program} is no program in PATH: check the spelling, or give its path")
+            raise Missing(f"CMD {program} is no program in PATH: check the spelling, or give its path")
         return
     if name.endswith((".sh", ".bash", ".sbatch", ".pbs")):
         raise _shell(program, command)
@@ -78,6 +87,8 @@ def check_command(
             f"CMD {program} is a notebook: jupyter nbconvert --to script {shlex.quote(program)}, and give "
             f"the script that this makes: -- {shlex.quote(program.removesuffix('.ipynb') + '.py')}"
         )
+    if name.endswith(DATA):
+        raise BadInput(f"CMD {program} is no Python script: give the script that reads it, as its argument")
     if program.startswith("-"):
         _check_module(command)
         return
@@ -193,14 +204,24 @@ def is_starter(name: str) -> bool:
 
 def script(words: Sequence[str]) -> list[str]:
     """The script with its arguments in a line that begins with a starter; a guess, for a message."""
-    rest = [word for word in words[1:] if word != "--"]
-    if _PYTHON.fullmatch(words[0]):
+    launcher, rest = _launcher([word for word in words if word != "--"])
+    is_of_python = _PYTHON.fullmatch(words[0]) and not launcher and rest[:1] not in ([], ["-c"])
+    return rest if is_of_python else _script(rest)
+
+
+def _launcher(command: Sequence[str]) -> tuple[str, list[str]]:
+    """(the launcher that a line begins with, also as a module, else empty; what stands behind that, or behind
+    Python and its options)."""
+    begin, rest = command[0], list(command[1:])
+    if PurePath(begin).name in LAUNCHERS:
+        return begin, rest
+    if _PYTHON.fullmatch(PurePath(begin).name):
         rest = _behind_python(rest)
-        is_launcher = rest[:1] == ["-m"] and rest[1:2] and rest[1] in LAUNCHERS
-        if rest and rest[0] != "-c" and not is_launcher:
-            return rest
-        rest = rest[1:]
-    return _script(rest)
+    elif begin == "-m":
+        rest = list(command)
+    if rest[:1] == ["-m"] and rest[1:2] and rest[1] in LAUNCHER_MODULES:
+        return f"-m {rest[1]}" if begin == "-m" else rest[1], rest[2:]
+    return "", rest
 
 
 def instead(words: Sequence[str], *, of_cluster: bool) -> tuple[str, str]:
@@ -217,7 +238,11 @@ def instead(words: Sequence[str], *, of_cluster: bool) -> tuple[str, str]:
     while rest:
         word = rest.pop(0)
         if _PYTHON.fullmatch(word):
-            rest = [other for other in _behind_python(rest) if other not in ("-m", "-c", *LAUNCHERS)]
+            rest = [
+                other
+                for other in _behind_python(rest)
+                if other not in ("-m", "-c", *LAUNCHERS, *LAUNCHER_MODULES)
+            ]
         if not word.startswith("-") or word == "-m":
             continue
         if re.fullmatch("-[A-Za-z]..*", word) and word[:2] in short:
@@ -236,25 +261,22 @@ def instead(words: Sequence[str], *, of_cluster: bool) -> tuple[str, str]:
 
 
 def _check_starters(command: Sequence[str], name: str, mode: str, *, no_python: bool) -> None:
-    rest = list(command[1:])
-    if _PYTHON.fullmatch(name):
-        rest = _behind_python(rest)
-        if rest[:1] == ["-m"] and rest[1:2] and rest[1] in LAUNCHERS:
-            command, name, rest = rest[1:], rest[1], rest[2:]
-        elif no_python:
+    launcher, rest = _launcher(command)
+    if launcher:
+        if mode == "exec" and (no_python or command[0] == "-m"):
             return
-        elif rest[:1] == ["-c"]:
-            raise BadInput("CMD is python -c: put the code in a file, and give that: -- my_script.py")
-        else:
-            given = shlex.join(rest or ["my_script.py"])
-            raise BadInput(f"CMD begins with {command[0]}: leave it out, Python runs CMD anyway: -- {given}")
-    if name in LAUNCHERS and not (no_python and mode == "exec"):
-        script = shlex.join(_script(rest))
         raise BadInput(
-            f"CMD begins with {command[0]}: leave it and its options out, apptrain starts the ranks: "
-            f"-- {script}"
+            f"CMD begins with {launcher}: leave it and its options out, apptrain starts the ranks: "
+            f"-- {shlex.join(_script(rest))}"
         )
-    if name in SHELLS and not no_python:
+    if no_python:
+        return
+    if _PYTHON.fullmatch(name):
+        if rest[:1] == ["-c"]:
+            raise BadInput("CMD is python -c: put the code in a file, and give that: -- my_script.py")
+        given = shlex.join(rest or ["my_script.py"])
+        raise BadInput(f"CMD begins with {command[0]}: leave it out, Python runs CMD anyway: -- {given}")
+    if name in SHELLS:
         raise _shell(command[0], command)
 
 
@@ -292,9 +314,9 @@ def _check_module(command: Sequence[str]) -> None:
         raise BadInput(f"-m {command[1]}: -m takes a module's name: leave -m out for a file")
 
 
-def _missing(program: str, folder: Path) -> BadInput:
+def _missing(program: str, folder: Path) -> Missing:
     if shutil.which(program, path=search_path(os.environ)):
-        return BadInput(
+        return Missing(
             f"CMD {program} is a program, no Python script: put --no-python before -- if each rank is to "
             "run it"
         )
@@ -302,14 +324,14 @@ def _missing(program: str, folder: Path) -> BadInput:
     try:
         beside = [file.name for file in path.parent.iterdir() if file.suffix == ".py"]
     except (FileNotFoundError, NotADirectoryError):
-        return BadInput(f"CMD {program} does not exist: there is no directory {path.parent}: check the path")
+        return Missing(f"CMD {program} does not exist: there is no directory {path.parent}: check the path")
     except OSError:
         beside = []
     near = spelling.near(path.name, beside)
     if near:
         meant = " or ".join(str(PurePath(program).with_name(name)) for name in near)
-        return BadInput(f"CMD {program} does not exist in {path.parent}: did you mean {meant}?")
-    return BadInput(
+        return Missing(f"CMD {program} does not exist in {path.parent}: did you mean {meant}?")
+    return Missing(
         f"CMD {program} does not exist in {path.parent}: check the spelling; a module is given as -m NAME, a "
         "program that is no Python script needs --no-python"
     )

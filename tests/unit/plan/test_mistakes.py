@@ -29,6 +29,15 @@ request: {time: "01:00:00"}
 """
 
 
+COMMANDS = {
+    "run": "entrypoint",
+    "plan --nodes a --node-rank 0 --device cpu": "entrypoint",
+    "launch --nodes a --node-rank 0 --device cpu": "entrypoint",
+    "submit --cluster generic": "submit",
+}
+"""What takes a CMD, and in whose name it refuses one."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mistake:
     given: str
@@ -136,6 +145,20 @@ TRIED = [
     Mistake(given="apptrain run -- mpirun -n 4 my_script.py", found="CMD begins with mpirun: leave it and its options out, apptrain starts the ranks: -- my_script.py"),
     Mistake(given="apptrain run -- bash run.sh", found="CMD begins with bash, which is a shell's: give the Python script that it starts, or have each rank run it as it is: --no-python -- bash run.sh"),
     Mistake(given="apptrain run -- ./run.sh", found="CMD begins with ./run.sh, which is a shell's: give the Python script that it starts, or have each rank run it as it is: --no-python -- bash ./run.sh"),
+    *(
+        Mistake(given=f"apptrain {command} -- {given} my_script.py --lr 1", found=f"CMD begins with {given.partition(' ')[0]}: leave it and its options out, apptrain starts the ranks: -- my_script.py --lr 1", who=who)
+        for command, who in COMMANDS.items()
+        for given in ("accelerate launch", "composer -n 4", "fabric run --devices 2", "lightning run model", "tune run", "yolo train")
+        if command == "run" or given.startswith("acc")
+    ),
+    *(
+        Mistake(given=f"apptrain run -- -m {module} {options} my_script.py", found=f"CMD begins with -m {module}: leave it and its options out, apptrain starts the ranks: -- my_script.py")
+        for module, options in (("torch.distributed.run", "--standalone"), ("torch.distributed.launch", "--use-env"), ("accelerate.commands.launch", ""), ("lightning.fabric.cli", "run"), ("deepspeed.launcher.runner", "--num_gpus 4"))
+    ),
+    Mistake(given="apptrain run -- python -u -m accelerate.commands.launch my_script.py", found="CMD begins with accelerate.commands.launch: leave it and its options out, apptrain starts the ranks: -- my_script.py"),
+    Mistake(given="apptrain run --mode exec -- torchrun my_script.py", found="CMD begins with torchrun: leave it and its options out, apptrain starts the ranks: -- my_script.py"),
+    Mistake(given="apptrain run -- my.yaml", found="CMD my.yaml is no Python script: give the script that reads it, as its argument"),
+    Mistake(given="apptrain run my.yaml", found="unrecognized arguments: my.yaml (CMD comes behind --): see `apptrain run --help`"),
     # the script
     Mistake(given="apptrain run -- my_scirpt.py", found="CMD my_scirpt.py does not exist in {folder}: did you mean my_script.py?"),
     Mistake(given="apptrain run -- $PWD/my_scirpt.py", found="CMD {folder}/my_scirpt.py does not exist in {folder}: did you mean {folder}/my_script.py?"),
@@ -154,6 +177,11 @@ TRIED = [
     Mistake(given="apptrain launch run.sh", found="run.sh stands before --: did you mean `apptrain launch -- run.sh`?"),
     Mistake(given="apptrain demo --nodes 3 my_script.py", found="my_script.py stands before --: did you mean `apptrain run --nodes 3 -- my_script.py`?"),
     Mistake(given="apptrain run -- --device cpu my_script.py", found="CMD begins with --device: give a script with its arguments, or -m NAME; options come before --"),
+    # options of torchrun
+    Mistake(given="apptrain run --standalone -- my_script.py", found="--standalone is torchrun's: leave it out: apptrain run --nodes 1 starts one node, and brings its ranks together"),
+    Mistake(given="apptrain run --local_ranks_filter=0 -- my_script.py", found="--local_ranks_filter is torchrun's: leave it out: --show-ranks 0 shows rank 0's output alone"),
+    Mistake(given="apptrain plan --role trainer -- my_script.py", found="--role is torchrun's: leave it out: nothing here needs it"),
+    Mistake(given="apptrain submit --cluster generic --tee 3 -- my_script.py", found="--tee is torchrun's: leave it out: each rank's output is shown, and kept in RUN/logs (--run-dir); --show-ranks 0 shows rank 0's alone", who="submit"),
     # options and values
     Mistake(given="apptrain run --nproc 2 -- my_script.py", found="unrecognized arguments: --nproc 2: did you mean --nproc-per-node?"),
     Mistake(given="apptrain run -n 2 -- my_script.py", found="unrecognized arguments: -n 2: did you mean --nodes or --nproc-per-node?"),
@@ -322,6 +350,7 @@ def test_what_may_be_meant_is_not_refused(user: User) -> None:
         "--no-python -- bash run.sh",
         "--no-python -- python my_script.py",
         "--mode exec --no-python -- torchrun my_script.py",
+        "--mode exec -- -m torch.distributed.run my_script.py",
         "--options=--gres=gpu:h100:4 --nproc-per-node 4 -- my_script.py",
         "--run-dir of-another -- ./other.py",
         "-- /not/on/this/node.py",
