@@ -57,7 +57,7 @@ class Mount:
     @classmethod
     def of(cls, path: Path, table: str | None = None) -> Mount:
         """By the longest mount point above `path`; `table` is /proc/self/mountinfo's text."""
-        text = Path("/proc/self/mountinfo").read_text() if table is None else table
+        text = Path("/proc/self/mountinfo").read_text(errors="surrogateescape") if table is None else table
         best = cls("", "unknown", frozenset())
         for line in text.splitlines():
             fields, _, source = line.partition(" - ")

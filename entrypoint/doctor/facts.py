@@ -152,7 +152,13 @@ def _unloadable(names: Sequence[str], env: Mapping[str, str]) -> str:
         line = [sys.executable, "-I", "-S", "-c", LOAD, name]
         try:
             done = subprocess.run(
-                line, env=dict(env), capture_output=True, text=True, timeout=LOADING, check=False
+                line,
+                env=dict(env),
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=LOADING,
+                check=False,
             )
         except subprocess.TimeoutExpired:
             return f"{name} does not load within {LOADING:.0f} s"

@@ -7,6 +7,7 @@ limit; a killed process itself says nothing.
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -52,7 +53,7 @@ def _folders(groups: Path, mine: Path) -> list[Path]:
     """Of this process's group and those around it, the innermost first; a container may show some of them."""
     paths = []
     with contextlib.suppress(OSError):
-        for line in mine.read_text().splitlines():
+        for line in filter(None, os.fsdecode(mine.read_bytes()).split("\n")):  # a group's name is any bytes
             _, controllers, path = line.split(":", 2)
             if not controllers or "memory" in controllers.split(","):
                 root = groups / "memory" if controllers else groups

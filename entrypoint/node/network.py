@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Protocol
 
 from entrypoint.errors import BadInput, Unavailable
+from entrypoint.node import processes
 from entrypoint.plan.launch_plan import LaunchPlan, with_env, with_local_addr
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
@@ -380,7 +381,7 @@ def _owner(uid: int, inode: str) -> str:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if any(str(file.readlink()) == f"socket:[{inode}]" for file in (folder / "fd").iterdir()):
-                return f" by process {folder.name} ({(folder / 'comm').read_text().strip()})"
+                return f" by process {folder.name} ({processes.name(int(folder.name))})"
         except OSError:
             continue
     return " by a process of yours" if uid == os.getuid() else " by another user's process"

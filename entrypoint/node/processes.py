@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from entrypoint.plain import plain
+
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 
@@ -30,11 +32,8 @@ def die_with_parent() -> None:
 
 def catches(pid: int, signum: int) -> bool:
     """Whether the process has a handler for the signal (SigCgt in /proc/PID/status); False if gone."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-    caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt:"))
+    lines = _read(pid, "status").split(b"\n")
+    caught = next((int(line.split()[1], 16) for line in lines if line.startswith(b"SigCgt:")), 0)
     return bool(caught >> (signum - 1) & 1)
 
 
@@ -48,19 +47,13 @@ def catching_below(pid: int, signum: int) -> list[int]:
 
 def state(pid: int) -> str:
     """The letter of the process's state, such as S, R, D or T; empty if gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
+    return _stat(pid)[0]
 
 
 def begun(pid: int) -> str:
     """When the process began, in ticks since the boot: with its id, its own alone. Empty if gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return fields[19] if fields[0] not in ("Z", "X") else ""
+    fields = _stat(pid)
+    return fields[19] if fields[0] not in ("", "Z", "X") else ""
 
 
 def age(pid: int) -> float | None:
@@ -72,11 +65,27 @@ def age(pid: int) -> float | None:
 
 def cpu(pid: int) -> float:
     """Seconds of CPU that the process's threads have used so far; 0 if gone."""
+    fields = _stat(pid)
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields[0] else 0.0
+
+
+def name(pid: int) -> str:
+    """The process's name, of 15 bytes at most, as printable text; empty if gone. A program gives itself any
+    bytes, and the kernel cuts a name inside a letter."""
+    return str(plain(_read(pid, "comm").decode(errors="replace")))
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on; one empty field if gone."""
+    return _read(pid, "stat").rpartition(b")")[2].decode("ascii").split() or [""]
+
+
+def _read(pid: int, what: str) -> bytes:
+    """A file of the process in /proc, which holds its name and so any bytes; empty if gone."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return Path(f"/proc/{pid}/{what}").read_bytes()
     except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        return b""
 
 
 def signal_groups(pids: Iterable[int], signum: int) -> None:

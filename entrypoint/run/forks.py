@@ -251,7 +251,7 @@ def _show_environment() -> None:
     looks at that memory any more."""
     import ctypes
 
-    numbers = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+    numbers = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
     start, end = int(numbers[47]), int(numbers[48])  # env_start and env_end of proc(5)
     block = b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in os.environ.items())
     if start and len(block) <= end - start:

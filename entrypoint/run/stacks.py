@@ -208,7 +208,7 @@ async def _shown(file: Path, pid: int) -> str:
         last, size = size, file.stat().st_size
         if size == last > before:
             break
-    return file.read_text(errors="replace")[before:]
+    return file.read_bytes()[before:].decode(errors="replace")
 
 
 def _make(run: RunDirectory) -> None:

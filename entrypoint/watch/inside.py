@@ -107,10 +107,10 @@ def _states_of_libraries() -> list[str]:
         if thread.name in of_python:
             continue
         try:
-            text = (thread / "stat").read_text()
+            text = (thread / "stat").read_bytes()  # which holds the thread's name, so any bytes
         except OSError:
             continue  # It has ended.
-        found.append(text.rpartition(")")[2].split()[0])
+        found.append(text.rpartition(b")")[2].split()[0].decode())
     return found
 
 

@@ -448,6 +448,17 @@ def test_a_rank_killed_by_a_signal_gives_128_plus_its_number(tmp_path: Path) -> 
     assert outcome.error == "killed by SIGKILL"
 
 
+def test_a_program_whose_name_the_kernel_cuts_inside_a_letter_fails_like_any_other(tmp_path: Path) -> None:
+    program = Path(
+        write(tmp_path, "обучение_модели.sh", '#!/bin/sh\n[ "$NODE_RANK" = 1 ] && exit 7\nsleep 100\n')
+    )
+    program.chmod(0o700)
+    ended = run(tmp_path, "--mode", "exec", "--no-python", "--", str(program))
+    assert ended.status == 7, ended.err
+    assert "rank 1 on 127.0.0.2 failed first, status 7: nothing on stderr" in ended.err
+    assert "Traceback" not in ended.err
+
+
 def test_a_torchrun_rank_killed_by_a_signal_gives_128_plus_its_number(tmp_path: Path) -> None:
     script = "import os, signal, time\nif os.environ['RANK'] == '0': os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)"
     ended = run(tmp_path, "--nodes", "1", "--", write(tmp_path, "script.py", script))

@@ -37,6 +37,30 @@ def test_a_caught_signal_is_told_from_an_ignored_and_a_default_one() -> None:
     assert not processes.catches(process.pid, signal.SIGUSR2)
 
 
+def test_a_process_whose_name_is_no_text_is_seen_like_any_other() -> None:
+    """The kernel cuts a name after 15 bytes, so inside a letter; and a name may have any bytes of its own."""
+    for given, shown in (
+        ("обучение".encode()[:15], "обучени\ufffd"),
+        (b"a) R 1\n\xff", "a) R 1 \ufffd"),
+    ):
+        process = child(
+            f"import ctypes, signal\nctypes.CDLL(None).prctl(15, {given!r}, 0, 0, 0)\n"
+            "signal.signal(signal.SIGUSR2, lambda *_: None)\nprint('ready', flush=True)\ninput()"
+        )
+        pid = process.pid
+        assert processes.catches(pid, signal.SIGUSR2)
+        assert processes.is_running(pid)
+        assert processes.state(pid) in ("S", "R")
+        assert int(processes.begun(pid)) > 0
+        assert processes.age(pid) is not None
+        assert processes.cpu(pid) > 0
+        assert processes.name(pid) == shown
+        process.kill()
+        process.communicate()
+        assert (processes.state(pid), processes.begun(pid), processes.age(pid)) == ("", "", None)
+        assert (processes.cpu(pid), processes.name(pid)) == (0.0, "")
+
+
 def test_a_zombie_is_not_running() -> None:
     process = child("print('ready', flush=True)\ninput()")
     assert processes.is_running(process.pid)
