@@ -6,16 +6,19 @@ matplotlib is imported here alone, once a picture is asked for: a login node may
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from entrypoint.errors import BadInput
-from entrypoint.record.traces import Trace, compare
+from entrypoint.record.traces import Trace, common, compare
 
 COLOURS = ("#2f6db5", "#d9772b", "#4a9c5d", "#8f5fb0", "#5a5a5a")
 LEAST = 1e-8
 """Below it the scale is linear, so that 0 is on it."""
+MOST = 1e100
+"""What is further from 0 is left out: no axis has it."""
 
 
 def check() -> None:
@@ -39,21 +42,23 @@ def draw(names: Sequence[str], traces: Sequence[Trace], path: Path) -> None:
         left, right = figure.subplots(1, 2)
         first, widest = traces[0]["loss"], 0.0
         for at, trace in enumerate(traces):
-            name = names[at]
+            name = names[at].replace("$", r"\$")  # a pair of them would begin a formula
             look: Any = {"color": COLOURS[at % len(COLOURS)], "linestyle": "-" if at == 0 else "--"}
             losses = trace["loss"]
-            steps = sorted(losses)
-            left.plot(steps, [losses[step] for step in steps], label=name, **look)
+            left.plot(losses.steps, _on_paper(losses.floats), label=name, **look)
             if at == 0:
                 continue
             parted = compare(traces[0], trace).first
-            apart = [(step, abs(first[step] - losses[step])) for step in steps if step in first]
+            apart = [
+                (first.steps[one], abs(first.floats[one] - losses.floats[other]))
+                for one, other in common(first, losses)
+            ]
             said = "identical" if parted is None else f"parts at step {parted}"
-            far = [value for _, value in apart]
+            far = _on_paper([value for _, value in apart])
             right.plot([step for step, _ in apart], far, label=f"{name}: {said}", **look)
-            widest = max(widest, *far, 0.0)
+            widest = max(widest, *filter(math.isfinite, far), 0.0)
         left.set(title="Loss", xlabel="step")
-        right.set(title=f"Distance of the loss from that of {names[0]}", xlabel="step")
+        right.set(title="Distance of the loss from that of " + names[0].replace("$", r"\$"), xlabel="step")
         right.set_yscale("symlog", linthresh=LEAST)
         right.set_ylim(0, 10 * max(widest, LEAST))
         for axes in (left, right):
@@ -63,3 +68,7 @@ def draw(names: Sequence[str], traces: Sequence[Trace], path: Path) -> None:
             figure.savefig(path, format="png")
         except OSError as error:
             raise BadInput(f"compare -o: {path} cannot be written: {error.strerror}") from None
+
+
+def _on_paper(values: Iterable[float]) -> list[float]:
+    return [value if abs(value) <= MOST else math.nan for value in values]

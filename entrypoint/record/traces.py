@@ -1,47 +1,161 @@
 """The numbers of a run step by step, and from which step those of two runs part.
 
-What it alone knows: which lines of `metrics.jsonl` count. Runs with the Python of a login node, from 3.9 on.
+`read` and `compare` are the entries. `metrics.jsonl` is read line by line: its size has no bound, and each of
+its lines has one. Runs with the Python of a login node, from 3.9 on.
 """
 
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Mapping
+import math
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
+
+from entrypoint import files
 
 NAME = "metrics.jsonl"
 SERIES = ("loss", "lr", "accuracy")
 """What is compared. `images_per_s` is a time."""
-Trace = Mapping[str, Mapping[int, float]]
-"""Each series' values by step."""
+MOST_LINE = 1 << 20
+"""Bytes of a line that is read; a longer one is skipped."""
+MOST_ODD = 1_000_000
+"""Lines without a step in a file; with more it is no trace."""
+MOST_DIGITS = 300
+"""Of a whole number: a float takes no more than 308."""
+LAST_STEP = 2**63 - 1
+MOST_MOVED = 100_000_000
+"""Values that are moved to put earlier steps in their place; 1 is enough if the steps ascend."""
+
+
+class Series(Mapping[int, float]):
+    """Values by step, in ascending order: 16 bytes for each."""
+
+    def __init__(self) -> None:
+        self.steps = array("q")
+        self.floats = array("d")
+        self._moved = 0
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.steps)
+
+    def __getitem__(self, step: int) -> float:
+        at = bisect_left(self.steps, step)
+        if at == len(self.steps) or self.steps[at] != step:
+            raise KeyError(step)
+        return self.floats[at]
+
+    @property
+    def last(self) -> int:
+        """The last step; 0 if there is none."""
+        return self.steps[-1] if self.steps else 0
+
+    def bits(self) -> memoryview:
+        """Each value as the integer that has the same 64 bits."""
+        return memoryview(self.floats).cast("B").cast("q")
+
+    def put(self, step: int, value: float) -> None:
+        """Adds a value, or replaces that of the step. Raises ValueError if the steps are in no order."""
+        if not self.steps or step > self.steps[-1]:
+            self.steps.append(step)
+            self.floats.append(value)
+            return
+        at = bisect_left(self.steps, step)
+        if self.steps[at] == step:
+            self.floats[at] = value
+            return
+        self._moved += len(self.steps) - at
+        if self._moved > MOST_MOVED:
+            raise ValueError("its steps are in no order")
+        self.steps.insert(at, step)
+        self.floats.insert(at, value)
+
+    def forget_from(self, step: int) -> None:
+        """Removes this step and all later ones."""
+        if self.steps and self.steps[-1] >= step:
+            at = bisect_left(self.steps, step)
+            del self.steps[at:]
+            del self.floats[at:]
+
+
+Trace = Mapping[str, Series]
 
 
 def read(path: Path) -> Trace:
-    """Raises OSError where there is none. A step may appear again, after a resume: its last line counts, and
-    what an earlier attempt wrote beyond it is forgotten. What is no line of ours is skipped."""
-    found: dict[str, dict[int, float]] = {name: {} for name in SERIES}
-    for line in path.read_bytes().splitlines(keepends=True):
-        row = _row(line)
-        step = row.get("step")
-        if type(step) is not int:
-            continue
-        if "loss" in row:
-            found = {name: {at: v for at, v in one.items() if at < step} for name, one in found.items()}
-        for name in SERIES:
-            if type(row.get(name)) in (int, float):
-                found[name][step] = float(row[name])
+    """The trace that a file holds. A step may appear again, after a resume: its last line counts, and what an
+    earlier attempt wrote beyond it is forgotten. Lines that are no JSON object with a step are skipped.
+
+    Raises OSError if the file cannot be read, and ValueError if it is no trace.
+    """
+    found = {name: Series() for name in SERIES}
+    odd = 0
+    with files.open_regular(path) as file:
+        for number, line in enumerate(_lines(file), 1):
+            try:
+                row = _row(line)
+                if row is None:
+                    odd += 1
+                    if odd > MOST_ODD:
+                        raise ValueError(f"more than {MOST_ODD} lines have no step")
+                    continue
+                _add(found, row)
+            except ValueError as error:
+                raise ValueError(f"line {number}: {error}") from None
     return found
 
 
-def _row(line: bytes) -> dict[str, Any]:
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Each whole line; an empty one in place of one that is too long. The last one may be unfinished."""
+    while line := file.readline(MOST_LINE):
+        if line.endswith(b"\n"):
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(MOST_LINE)
+        yield b""
+
+
+def _add(found: Trace, row: Mapping[str, Any]) -> None:
+    step = row["step"]
+    if not -LAST_STEP <= step <= LAST_STEP:
+        raise ValueError("step has more than 63 bits")
+    if "loss" in row:
+        for series in found.values():
+            series.forget_from(step)
+    for name, series in found.items():
+        value: Any = row.get(name)
+        if type(value) in (int, float):
+            series.put(step, float(value))
+
+
+def _row(line: bytes) -> dict[str, Any] | None:
+    """The object in a line, if it has a step. Raises ValueError for a number that no float can hold."""
     try:
-        row = json.loads(line) if line.endswith(b"\n") else None
+        row = _JSON.decode(line.decode("utf-8"))
+    except _TooLong:
+        raise
     except (ValueError, RecursionError):
-        return {}
-    return row if isinstance(row, dict) else {}
+        return None
+    return row if isinstance(row, dict) and type(row.get("step")) is int else None
+
+
+class _TooLong(ValueError):
+    """A whole number with too many digits."""
+
+
+def _whole(text: str) -> int:
+    if len(text) > MOST_DIGITS:
+        raise _TooLong(f"a number has {len(text)} digits")
+    return int(text)
+
+
+_JSON = json.JSONDecoder(parse_int=_whole)
 
 
 @dataclass(frozen=True)
@@ -51,12 +165,12 @@ class Parting:
     steps: int
     """Steps that both have."""
     first: int | None
-    """The first one with another value; None where there is none."""
+    """The first one with another value; None if there is none."""
     series: str
     """Which value that is; empty for none."""
     values: tuple[float, float] | None
     within: float
-    """The largest difference of any loss that both have."""
+    """The largest difference of any loss that both have; infinite if one is no number, and the other is."""
     lengths: tuple[int, int]
     """The last step of each."""
 
@@ -68,23 +182,49 @@ class Parting:
 def compare(one: Trace, other: Trace) -> Parting:
     """Bit for bit."""
     partings = [
-        (step, at)
-        for at, name in enumerate(SERIES)
-        for step in one[name].keys() & other[name].keys()
-        if _bits(one[name][step]) != _bits(other[name][step])
+        (step, at) for at, name in enumerate(SERIES) if (step := _parts(one[name], other[name])) is not None
     ]
-    both = one["loss"].keys() & other["loss"].keys()
+    steps, within = _distance(one["loss"], other["loss"])
     first, at = min(partings, default=(None, 0))
     name = SERIES[at] if first is not None else ""
     return Parting(
-        steps=len(both),
+        steps=steps,
         first=first,
         series=name,
         values=None if first is None else (one[name][first], other[name][first]),
-        within=max((abs(one["loss"][step] - other["loss"][step]) for step in both), default=0.0),
-        lengths=(max(one["loss"], default=0), max(other["loss"], default=0)),
+        within=within,
+        lengths=(one["loss"].last, other["loss"].last),
     )
 
 
-def _bits(value: float) -> bytes:
-    return struct.pack("<d", value)
+def common(one: Series, other: Series) -> Iterator[tuple[int, int]]:
+    """The places in both of each step that both have, in ascending order."""
+    a, b = one.steps, other.steps
+    at = to = 0
+    while at < len(a) and to < len(b):
+        if a[at] == b[to]:
+            yield at, to
+            at += 1
+            to += 1
+        elif a[at] < b[to]:
+            at += 1
+        else:
+            to += 1
+
+
+def _parts(one: Series, other: Series) -> int | None:
+    """The first step at which two series have other bits."""
+    a, b = one.bits(), other.bits()
+    return next((one.steps[at] for at, to in common(one, other) if a[at] != b[to]), None)
+
+
+def _distance(one: Series, other: Series) -> tuple[int, float]:
+    """How many steps both have, and the largest difference there."""
+    a, b = one.bits(), other.bits()
+    steps, within = 0, 0.0
+    for at, to in common(one, other):
+        steps += 1
+        if a[at] != b[to]:
+            apart = abs(one.floats[at] - other.floats[to])
+            within = max(within, math.inf if math.isnan(apart) else apart)
+    return steps, within

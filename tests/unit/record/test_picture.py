@@ -1,6 +1,7 @@
 """The picture of a comparison, and what is said where there can be none."""
 
 import importlib.util
+import math
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,16 @@ def test_the_runs_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_runs_that_have_no_step_in_common_are_drawn_too(tmp_path: Path) -> None:
-    traces = [{"loss": {1: 2.0}, "lr": {}, "accuracy": {}}, {"loss": {2: 2.0}, "lr": {}, "accuracy": {}}]
-    picture.draw(["a", "b"], traces, tmp_path / "a.png")
+    paths = [run(tmp_path / name, [2.0]) for name in "ab"]
+    (tmp_path / "b/metrics.jsonl").write_text('{"step": 2, "loss": 2.0}\n')
+    picture.draw(["a", "b"], [compare.load(Path(path)).trace for path in paths], tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(PNG)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1.7e308])
+def test_numbers_that_no_axis_has_and_names_like_formulas_are_drawn_too(tmp_path: Path, value: float) -> None:
+    runs = [run(tmp_path / name, losses) for name, losses in (("$a^", [2.0, 1e308]), ("$b_", [1.0, value]))]
+    compare.main(runs, as_json=False, image=str(tmp_path / "a.png"))
     assert (tmp_path / "a.png").read_bytes().startswith(PNG)
 
 

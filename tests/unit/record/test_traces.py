@@ -1,6 +1,9 @@
 """Which lines of a trace count, and where two of them part."""
 
 import json
+import math
+import tracemalloc
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -48,3 +51,92 @@ def test_traces_part_at_the_first_other_bit(
 def test_zero_and_its_negative_are_other_bits(tmp_path: Path) -> None:
     found = traces.compare(written(tmp_path, loss(1, 0.0)), written(tmp_path, loss(1, -0.0)))
     assert (found.first, found.values, found.within) == (1, (0.0, -0.0), 0.0)
+
+
+def of(folder: Path, text: str) -> traces.Trace:
+    path = folder / "metrics.jsonl"
+    path.write_text(text)
+    return traces.read(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"step": 1, "loss": 1' + 400 * "0" + "}", "line 2: a number has 401 digits"),
+        ('{"step": 9' + 18 * "9" + ', "loss": 1}', "line 2: step has more than 63 bits"),
+        ('{"step": -9' + 18 * "9" + ', "loss": 1}', "line 2: step has more than 63 bits"),
+    ],
+)
+def test_a_number_that_nothing_can_hold_is_no_trace(tmp_path: Path, line: str, why: str) -> None:
+    with pytest.raises(ValueError, match=f"^{why}$"):
+        of(tmp_path, f'{{"step": 1, "loss": 1}}\n{line}\n')
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "7", "[" * 100_000, '{"step": true}', '{"step": 1.5}', "\x00", '{"loss": 1}', "x" * (3 << 20)],
+)
+def test_a_line_without_a_step_is_skipped(tmp_path: Path, line: str) -> None:
+    assert of(tmp_path, f'{{"step": 1, "loss": 1}}\n{line}\n{{"step": 2, "loss": 2}}\n')["loss"] == {
+        1: 1.0,
+        2: 2.0,
+    }
+
+
+def test_a_file_with_nothing_but_such_lines_is_not_read_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(traces, "MOST_ODD", 3)
+    with pytest.raises(ValueError, match=r"^line 4: more than 3 lines have no step$"):
+        of(tmp_path, "\n\n\n\n\n")
+
+
+def test_values_of_earlier_steps_take_their_place(tmp_path: Path) -> None:
+    found = of(
+        tmp_path, "".join(f'{{"step": {step}, "lr": {value}}}\n' for value, step in enumerate((5, 2, 9, 2)))
+    )
+    assert found["lr"] == {2: 3.0, 5: 0.0, 9: 2.0}
+
+
+def test_steps_in_no_order_at_all_are_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traces, "MOST_MOVED", 10)
+    with pytest.raises(ValueError, match=r"^line 6: its steps are in no order$"):
+        of(tmp_path, "".join(f'{{"step": {step}, "lr": 1}}\n' for step in range(9, 0, -1)))
+
+
+def test_numbers_that_are_none_are_compared_too(tmp_path: Path) -> None:
+    rows = [[loss(1, math.nan), loss(2, math.inf)], [loss(1, math.nan), loss(2, 1.0)]]
+    one, other = (written(tmp_path, *some) for some in rows)
+    found = traces.compare(one, other)
+    assert (found.first, found.values, found.within) == (2, (math.inf, 1.0), math.inf)
+    assert traces.compare(one, one).identical
+
+
+def test_a_resume_does_no_work_for_the_steps_before_it(tmp_path: Path) -> None:
+    """Copying them at each line took minutes for 100,000 steps."""
+    copied = 0
+
+    class Watched(traces.Series):
+        def __iter__(self) -> Iterator[int]:
+            nonlocal copied
+            copied += 1
+            return super().__iter__()
+
+    text = "".join(f'{{"step": {step}, "loss": 1}}\n' for step in (*range(1, 200), *range(100, 300)))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(traces, "Series", Watched)
+        found = of(tmp_path, text)
+    assert copied == 0
+    assert list(found["loss"]) == list(range(1, 300))
+
+
+def test_a_million_steps_take_little_memory(tmp_path: Path) -> None:
+    text = "".join(f'{{"step": {step}, "loss": {step / 7}, "lr": 0.1}}\n' for step in range(1, 100_001))
+    (tmp_path / "metrics.jsonl").write_text(text)
+    del text
+    tracemalloc.start()
+    found = traces.read(tmp_path / "metrics.jsonl")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(found["loss"]) == 100_000
+    assert peak < 60 * 100_000
