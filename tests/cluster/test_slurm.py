@@ -658,9 +658,7 @@ def test_a_dry_run_prints_the_plan_of_every_node_and_starts_nothing(user: Accoun
 def test_a_dry_run_of_what_a_node_refuses_ends_with_64(user: Account) -> None:
     ran = user.ran("--gpus-per-node=0", SCRIPT, "--dry-run")
     assert ran.ended == ("FAILED", 64), ran.text
-    refusal = (
-        f"entrypoint: job {ran.job.id} was granted no GPU on this node that slurm tells of: request GPUs, or give --device"
-    )
+    refusal = f"entrypoint: job {ran.job.id} was granted no GPU on this node that slurm tells of: request GPUs, or give --device"
     assert [ran.text.count(f"{rank}: {refusal}") for rank in (0, 1)] == [1, 1]
 
 
