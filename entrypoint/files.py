@@ -1,7 +1,8 @@
 """Reads files that others may have written: a regular file of bounded size, or an error at once.
 
-`read`, `read_text`, `read_json` and `open_regular` are the entries. A FIFO would make `open` wait for ever, and
-a device never ends: both are refused before a byte is read. Runs with the Python of a login node, from 3.9 on.
+`read`, `read_text`, `read_json` and `open_regular` are the entries. A FIFO would make `open` wait for ever,
+and a device never ends: both are refused before a byte is read. Runs with the Python of a login node, from
+3.9 on.
 """
 
 from __future__ import annotations
@@ -50,7 +51,11 @@ def read_json(path: Path, most: int) -> Any:
     Raises OSError, or a ValueError that says what is wrong: no UTF-8, no JSON (NaN and infinities are none),
     too many values, nested too deep, or a number with too many digits.
     """
-    text = read_text(path, most)
+    return parse_json(read_text(path, most))
+
+
+def parse_json(text: str) -> Any:
+    """The value in a JSON text. Raises a ValueError, as `read_json`."""
     if text.count(",") + text.count("[") + text.count("{") > MOST_VALUES:  # before they take memory
         raise Unfit(f"it has more than {MOST_VALUES} values")
     try:

@@ -11,22 +11,22 @@ own may lack PyYAML. Its Python reads the same content in the host file, as JSON
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from entrypoint import files, spelling
+from entrypoint import files, spelling, yaml_files
 from entrypoint.checkout import make
 from entrypoint.errors import BadInput
+from entrypoint.plain import plain
 
 CLUSTERS = Path(__file__).parents[2] / "clusters"
 CONTENT = "profile"
 """The line of a host file that has all of the profile."""
 LARGEST = 1 << 20
-"""Bytes of a profile, and of its host file."""
+"""Bytes of a host file."""
 VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 """What is replaced in a path, an account or an option: nothing else of a shell's syntax is."""
 STARTERS = {"slurm": ("srun",), "pbs": ("pbsdsh", "pbs_tmrsh", "mpiexec", "ssh")}
@@ -125,7 +125,13 @@ Kind = Callable[[str, Any], Any]
 
 
 def _wrong(where: str, value: Any, what: str) -> BadInput:
-    return BadInput(f"{where} is {value!r}: give {what}")
+    return BadInput(f"{where} is {_shown(value)}: give {what}")
+
+
+def _shown(value: Any) -> str:
+    """A value of a profile, short enough for a line."""
+    text = str(plain(repr(value)))
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 def _text(where: str, value: Any) -> str:
@@ -314,21 +320,15 @@ def _quoted(text: str) -> str:
 def read(path: Path, asked: str) -> Mapping[Any, Any]:
     """What a profile holds, not yet checked; `asked` is how it was given. Raises BadInput."""
     try:
-        import yaml
+        content = yaml_files.read(path)
     except ImportError:
         return _read_host_file(path, asked)
-    try:
-        text = path.read_text(encoding="utf-8")
-        content = yaml.safe_load(text)
-        twice = _twice(yaml.compose(text, Loader=yaml.SafeLoader))
     except OSError as error:
         raise BadInput(f"{asked}: {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError) as error:
-        raise BadInput(f"{asked}: {path} is not YAML: {' '.join(str(error).split())}") from None
+    except ValueError as error:
+        raise BadInput(f"{path}: {plain(str(error))}") from None
     if not isinstance(content, dict):
         raise BadInput(f"{asked}: {path} must hold a mapping with the keys {', '.join(KEYS)}")
-    if twice:
-        raise BadInput(f"{path}: the key {twice} stands twice, and only the last would count: make it one")
     return content
 
 
@@ -336,15 +336,15 @@ def _read_host_file(path: Path, asked: str) -> Mapping[Any, Any]:
     """The same, from the host file. Raises BadInput if that is not made from this profile."""
     made = host_file(path)
     try:
-        digest = hashlib.sha256(files.read(path, LARGEST)).hexdigest()
+        digest = hashlib.sha256(files.read(path, yaml_files.LARGEST)).hexdigest()
     except (OSError, files.Unfit) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise BadInput(f"{asked}: {path} cannot be read: {why}") from None
     try:
         lines = files.read_text(made, LARGEST).split("\n")
         found = dict(line.partition("=")[::2] for line in lines)
-        content = json.loads(found[CONTENT]) if found.get("digest") == digest else None
-    except (OSError, ValueError, KeyError, RecursionError):
+        content = files.parse_json(found[CONTENT]) if found.get("digest") == digest else None
+    except (OSError, ValueError, KeyError):
         content = None
     if not isinstance(content, dict):
         raise BadInput(
@@ -353,17 +353,6 @@ def _read_host_file(path: Path, asked: str) -> Mapping[Any, Any]:
             f"an image without it needs {made}, made from {path.name} as that is now: {remedy(path)}"
         )
     return content
-
-
-def _twice(node: Any) -> str:
-    """A key that stands twice in one mapping of a YAML tree, else ''."""
-    if node is None or node.id == "scalar":
-        return ""
-    if node.id == "sequence":
-        return next(filter(None, map(_twice, node.value)), "")
-    keys = [key.value for key, _ in node.value]
-    repeated = [str(key) for key in keys if keys.count(key) > 1]
-    return next(iter(repeated), "") or next(filter(None, (_twice(value) for _, value in node.value)), "")
 
 
 def expanded(text: str, env: Mapping[str, str], path: str) -> str:
@@ -400,7 +389,7 @@ def _values(given: Mapping[Any, Any], kinds: Mapping[str, Kind], where: str) -> 
 def _variables(given: Mapping[Any, Any], path: Path) -> dict[str, str]:
     for name in given:
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", str(name)):
-            raise BadInput(f"{path}: env has {name!r}: give a variable's name, letters, digits and _")
+            raise BadInput(f"{path}: env has {_shown(name)}: give a variable's name, letters, digits and _")
     if "OMP_NUM_THREADS" in given:
         raise BadInput(f"{path}: env sets OMP_NUM_THREADS: set omp_num_threads under launch")
     return {str(name): _variable(f"{path}: env {name}", value) for name, value in given.items()}
@@ -409,15 +398,15 @@ def _variables(given: Mapping[Any, Any], path: Path) -> dict[str, str]:
 def _mapping(content: Mapping[Any, Any], key: str, path: Path) -> Mapping[Any, Any]:
     value = content.get(key) or {}
     if not isinstance(value, dict):
-        raise BadInput(f"{path}: {key} must be a mapping, found {value!r}")
+        raise BadInput(f"{path}: {key} must be a mapping, found {_shown(value)}")
     return value
 
 
 def _only(content: Mapping[Any, Any], known: Mapping[str, Any] | Sequence[str], where: str) -> None:
-    if unknown := [str(key) for key in content if key not in known]:
+    if unknown := [str(plain(str(key))) for key in content if key not in known]:
         meant = spelling.meant(unknown[0], known) if len(unknown) == 1 else ""
         valid = f": valid are {', '.join(known)}"
-        raise BadInput(f"{where} unknown key {', '.join(unknown)}{meant or valid}")
+        raise BadInput(f"{where} unknown key {', '.join(unknown[:5])}{meant or valid}")
 
 
 def _agrees(profile: Profile, path: Path) -> None:

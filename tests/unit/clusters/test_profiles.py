@@ -55,8 +55,8 @@ GENERIC = ("generic", "generic-pbs")
         ("launch: {rdzv_backend: etcd}", "launch rdzv-backend is 'etcd': give one of static, c10d"),
         ("env: {A-B: x}", "env has 'A-B': give a variable's name, letters, digits and _"),
         ("env: {A: [x]}", "env A is ['x']: give text in quotes, or a number"),
-        ("env: {A: x, B: y, A: z}", "the key A stands twice, and only the last would count: make it one"),
-        ("env: {A: x}\nnodes: {gpus: 1}\nenv: {B: y}", "the key env stands twice, and only the last would count: make it one"),
+        ("env: {A: x, B: y, A: z}", "line 1: the key A stands twice, and only the last would count: make it one"),
+        ("env: {A: x}\nnodes: {gpus: 1}\nenv: {B: y}", "line 3: the key env stands twice, and only the last would count: make it one"),
     ],
 )  # fmt: skip
 def test_what_may_not_stand_in_a_profile_is_refused(tmp_path: Path, text: str, message: str) -> None:
