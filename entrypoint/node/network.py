@@ -24,6 +24,7 @@ from typing import Protocol
 from entrypoint.errors import BadInput, Unavailable
 from entrypoint.node import processes
 from entrypoint.plan.launch_plan import LaunchPlan, with_env, with_local_addr
+from entrypoint.schedulers import slurm
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 DERIVED = "derived:rendezvous.local_addr"
@@ -232,9 +233,11 @@ def _lookup(plan: LaunchPlan, name: str, whose: str, machine: Machine, *, alone:
         if not found:
             raise OSError(errno.EADDRNOTAVAIL, "link-local addresses only")
     except OSError as error:
+        by_slurm = whose == FIRST and plan.allocation.scheduler == slurm.NAME
+        address = f" with what scontrol show node {plan.nodes[0]} has as NodeAddr" if by_slurm else ""
         raise BadInput(
             f"{whose} {name!r} does not resolve on {plan.node} ({_reason(error)}): "
-            "check the name, DNS and /etc/hosts, or give --master-addr"
+            f"check the name, DNS and /etc/hosts, or give --master-addr{address}"
         ) from None
     usable = [text for text in found if alone or not _parsed(text).is_loopback]
     if not usable:

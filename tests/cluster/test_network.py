@@ -328,7 +328,7 @@ def test_a_name_that_does_not_resolve_on_one_node(site: Site) -> None:
     assert ran.ended == ("FAILED", 64), ran.text
     assert refusal(ran) == (
         "the first node's name 'gpu-a01' does not resolve on gpu-b07 (Temporary failure in name resolution): "
-        "check the name, DNS and /etc/hosts, or give --master-addr"
+        "check the name, DNS and /etc/hosts, or give --master-addr with what scontrol show node gpu-a01 has as NodeAddr"
     )
     assert took(ran) < AT_ONCE
 

@@ -232,6 +232,18 @@ def test_a_node_without_a_route_to_the_first_is_not_available() -> None:
     )
 
 
+def test_slurm_has_the_address_of_a_node_whose_name_nobody_resolves() -> None:
+    plan = plan_of("gpu-a02")
+    plan = dataclasses.replace(plan, allocation=dataclasses.replace(plan.allocation, scheduler="slurm"))
+    with pytest.raises(Refusal) as refused:
+        network.find(plan, {}, host(12, names={"gpu-a02": ["10.77.42.12"]}))
+    assert (refused.value.status, str(refused.value)) == (
+        64,
+        "the first node's name 'gpu-a01' does not resolve on gpu-a02 (Name or service not known): check the name, DNS and "
+        "/etc/hosts, or give --master-addr with what scontrol show node gpu-a01 has as NodeAddr",
+    )
+
+
 # --- the interfaces -----------------------------------------------------------------------------------------
 
 
