@@ -8,7 +8,7 @@ says once for each communicator, in all versions since 2.4:
     node:1234:1260 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>
     node:1234:1260 [0] NCCL INFO Using network Socket
 
-and IB, IBext_v8, AWS Libfabric, OFI ... in place of Socket.
+and IB, IBext_v8, AWS Libfabric, Libfabric (its newer plugin), OFI ... in place of Socket.
 """
 
 import asyncio

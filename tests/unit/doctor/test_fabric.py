@@ -43,6 +43,7 @@ IB = log(
     "Channel 00/0 : 0[0] -> 1[0] [send] via NET/IB/0/GDRDMA",
 )
 OFI = log("NET/OFI Selected Provider is cxi (found 4 nics)", "Using network AWS Libfabric")
+NEWER_OFI = log("NET/OFI Selected provider is cxi, fabric is cxi (found 4 nics)", "Using network Libfabric")
 HALF = log("Bootstrap: Using eth0:10.77.42.11<0>", "NET/Socket : Using [0]eth0:10.77.42.11<0>")
 
 
@@ -53,6 +54,7 @@ HALF = log("Bootstrap: Using eth0:10.77.42.11<0>", "NET/Socket : Using [0]eth0:1
         (OLDER_SOCKETS, "Socket"),
         (IB, "IB"),
         (OFI, "AWS Libfabric"),
+        (NEWER_OFI, "Libfabric"),
         (HALF, ""),
         ("", ""),
     ],
@@ -71,6 +73,7 @@ def test_the_network_is_the_one_that_nccl_says_it_uses(text: str, name: str) -> 
         (SOCKETS, "", None),
         (IB, "infiniband", None),
         (OFI, "slingshot", None),
+        (NEWER_OFI, "slingshot", None),
         (HALF, "infiniband", None),
     ],
 )  # fmt: skip
