@@ -122,6 +122,7 @@ shell: ## a shell in the image (STACK=NAME IMAGE=FILE)
 profiles: ## check the site profiles of clusters/ and write their host files (PROFILE=FILE)
 	@python=$$(tools/login-python.sh) && "$$python" -m clusters.render $(if $(PROFILE),"$$PROFILE")
 
+submit: export CALLED_FROM := $(value PWD)
 submit: ## submit the job script as a site's profile says (CLUSTER=NAME NODES=2 ARGS='-- CMD' DRY_RUN=1 ...)
 	@./apptrain submit $(if $(DRY_RUN),--dry-run) $(if $(FOLLOW),--follow) --cluster "$$CLUSTER" --nodes "$$NODES" --gpus "$$GPUS" \
 		--partition "$$PARTITION" --account "$$ACCOUNT" --time "$$TIME" --options="$$OPTIONS" $(ARGS)

@@ -87,6 +87,7 @@ def main(arguments: Sequence[str]) -> int:
             return follow.follow(options.follow, site.scheduler if site else "", site)
         profile, file = _profile(options.cluster or os.environ.get("APPTRAIN_PROFILE", ""))
         wish, cwd = _wish(options, job), Path.cwd()
+        _check_folder(arguments, job, cwd, os.environ.get("CALLED_FROM", ""))
         submission = plan(profile, file, wish, os.environ, cwd)
         lines = foresee.foresee(_request(profile, wish, os.environ), submission.env, cwd)
         if not options.dry_run:
@@ -157,6 +158,24 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...
         line = shlex.join(["submit", "--cluster", job[0], *with_dashes(rest)])
         raise BadInput(f"{job[0]} stands without --cluster: did you mean `{apptrain()} {line}`?")
     return options, (*job, *(["--", *command] if command else []))
+
+
+def _check_folder(arguments: Sequence[str], job: Sequence[str], cwd: Path, called_from: str) -> None:
+    """Raises BadInput if make, which submits from the checkout, was called in another folder, and CMD is a
+    script there. The line that is shown submits from that folder, where a user expects the run to be."""
+    _, command = split_command(job)
+    script = command[0] if command else next((word for word in job if word.endswith(".py")), "")
+    if not script or not called_from or (cwd / script).exists() or not Path(called_from, script).is_file():
+        return
+    given = [
+        word
+        for at, word in enumerate(arguments)
+        if word not in ("", "--options=") and arguments[at + 1 : at + 2] != [""]
+    ]
+    raise BadInput(
+        f"CMD {script} is in {called_from} and not in {cwd}, where make submits from: there, "
+        f"`{shlex.join([str(CHECKOUT / 'apptrain'), 'submit', *given])}`"
+    )
 
 
 def _known() -> list[str]:

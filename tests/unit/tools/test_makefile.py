@@ -93,3 +93,39 @@ def test_where_no_python_has_pyyaml_the_venv_is_made_and_that_is_said(tmp_path: 
     assert (ended.returncode, ended.stdout) == (0, f"{tmp_path}/.venv-image/bin/python\n")
     assert "no python3 here has PyYAML" in ended.stderr
     assert "made .venv-image image" in ended.stderr
+
+
+def submitted(folder: Path, words: str) -> "subprocess.CompletedProcess[str]":
+    """`make -C CHECKOUT submit` from this folder, whose name has a $ for make to leave alone."""
+    line = ["make", "-s", "-C", str(CHECKOUT), "submit", "CLUSTER=generic", "DRY_RUN=1", f"ARGS={words}"]
+    env = {"PATH": os.environ["PATH"], "PWD": str(folder), "VENV": sys.prefix, "HOME": str(folder)}
+    return subprocess.run(line, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_script_beside_which_make_was_called_is_not_looked_for_in_the_checkout(tmp_path: Path) -> None:
+    folder = tmp_path / "my $(touch planted) work"
+    folder.mkdir()
+    (folder / "my_script.py").touch()
+    done = submitted(folder, "--device cpu -- my_script.py --lr 0.1")
+    line = f"{CHECKOUT}/apptrain submit --dry-run --cluster generic --nodes 2 --device cpu -- my_script.py --lr 0.1"
+    message = f"submit: CMD my_script.py is in {folder} and not in {CHECKOUT}, where make submits from: there, `{line}`"
+    assert (done.returncode, done.stdout, done.stderr.splitlines()[0]) == (2, "", message)
+    shown = subprocess.run(
+        ["bash", "-c", done.stderr.split("`")[1]],
+        cwd=folder,
+        env={"PATH": os.environ["PATH"], "VENV": sys.prefix, "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert f"submit: runs my_script.py --lr 0.1 in {folder}" in shown.stderr.splitlines()
+    assert not (folder / "planted").exists()
+
+
+def test_a_script_that_is_nowhere_is_said_to_be_missing_in_the_checkout(tmp_path: Path) -> None:
+    done = submitted(tmp_path, "-- no_script.py")
+    assert (done.returncode, done.stderr.partition(": check")[0]) == (
+        2,
+        f"submit: CMD no_script.py does not exist in {CHECKOUT}",
+    )
