@@ -43,6 +43,8 @@ SAME_WAIT = 2.0
 """Seconds for which any other does: it may be the same on many ranks."""
 TERMINAL_BEHIND_PIPE = "APPTRAIN_PROGRESS"
 """Set to 1 by a parent that shows our output on a terminal: progress bars are passed on to it."""
+_UP = b"\x1b[A"
+_MOVES = re.compile(rb"(\n|\x1b\[A)")
 _TORCH_PREFIX = re.compile(rb"^\[rank\d+\]: ")
 _TRACEBACK = b"Traceback (most recent call last):"
 _CRASH = b"Fatal Python error: "
@@ -59,6 +61,13 @@ class _Stream:
     diverted: bytearray | None = None
     """Where the rest goes instead of log and console; not more than its end is kept."""
     rest: bytes = b""
+    """Of a line without an end."""
+    cut: bytes = b""
+    """Of a sequence that moves the cursor."""
+    blank: int = 0
+    """Empty lines that are not passed on yet: a bar further down may begin with them."""
+    up: int = 0
+    """Lines that the cursor has moved up since anything was written."""
     tail: bytearray | None
     """The last of what it wrote, for stderr alone."""
     held: "_Held | None" = None
@@ -255,15 +264,51 @@ class Relay(threading.Thread):
         if not data:
             self._close(stream)
             return
-        *lines, rest = (stream.rest + data).split(b"\n")
-        for line in lines:
-            self._emit(stream, _visible(line) + b"\n")
-        stream.rest = _not_overwritten(rest)
+        data = stream.cut + data
+        stream.cut = next((cut for cut in (b"\x1b[", b"\x1b") if data.endswith(cut)), b"")
+        for part in _MOVES.split(data.removesuffix(stream.cut)):
+            if part == b"\n":
+                self._end_line(stream)
+            elif part == _UP:
+                self._move_up(stream)
+            elif part:
+                self._take_text(stream, part)
+        stream.rest = _not_overwritten(stream.rest)
         if len(stream.rest) > self._share(LONGEST_LINE):
+            self._emit_blank(stream)
             self._emit(stream, stream.rest)
             stream.rest = b""
         elif b"\r" in stream.rest and stream.show:
             stream.console.unfinished(_visible(stream.rest))
+
+    def _take_text(self, stream: _Stream, text: bytes) -> None:
+        if not text.startswith(b"\r"):
+            self._emit_blank(stream)
+        stream.rest += text
+        stream.up = 0
+
+    def _end_line(self, stream: _Stream) -> None:
+        """A program that draws a bar further down than its cursor (tqdm's `position`) goes down, draws it
+        and goes up again, every time. Where it only goes down again, no line has ended."""
+        if stream.up:
+            stream.up -= 1
+            return
+        if not stream.rest.strip():
+            stream.blank += 1
+        else:
+            self._emit_blank(stream)
+            self._emit(stream, _visible(stream.rest) + b"\n")
+        stream.rest = b""
+
+    def _move_up(self, stream: _Stream) -> None:
+        stream.blank = max(0, stream.blank - 1)
+        stream.up += 1
+        stream.rest += b"\r"  # what is written next replaces the bar
+
+    def _emit_blank(self, stream: _Stream) -> None:
+        for _ in range(stream.blank):
+            self._emit(stream, b"\n")
+        stream.blank = 0
 
     def _emit(self, stream: _Stream, data: bytes) -> None:
         if stream.diverted is not None:
@@ -310,7 +355,8 @@ class Relay(threading.Thread):
         return min(wanted, MEMORY // len(self._streams))
 
     def _close(self, stream: _Stream) -> None:
-        if rest := _visible(stream.rest):
+        self._emit_blank(stream)
+        if rest := _visible(stream.rest + stream.cut):
             self._emit(stream, rest + b"\n")
         self._selector.unregister(stream.source)
         os.close(stream.source)

@@ -101,6 +101,35 @@ def test_a_progress_bar_that_is_longer_than_any_line_may_be_is_one_line(
     assert logged == b"c%" + b" " * 70 + b"\n"
 
 
+def bar(percent: int, position: int) -> list[bytes]:
+    """What tqdm writes for a bar at a position, in its own pieces."""
+    return [b"\n" * position, b"\rbar %d%%" % percent, b"\x1b[A" * position]
+
+
+@pytest.mark.parametrize("position", [1, 3])
+def test_a_bar_further_down_is_one_line_too(tmp_path: Path, position: int) -> None:
+    pieces = [piece for percent in range(5) for piece in bar(percent, position)]
+    end = [b"\rbar 100%", b"\n"]
+    for writes in ([*pieces, *end], [b"".join([*pieces, *end])], [*pieces, b"\x1b", b"[A\rbar 100%\n"]):
+        shown, logged, _ = relay(tmp_path, *writes)
+        assert shown == b"bar 100%\n"
+        assert logged.endswith(shown)
+        (tmp_path / "log").unlink()
+
+
+def test_what_is_printed_between_such_bars_is_lost_nowhere(tmp_path: Path) -> None:
+    text = [b"first\n\n", *bar(1, 2), b"Traceback:\n", b"  line\n", *bar(2, 2), b"\rlast\n\nend\n\n"]
+    shown, _, _ = relay(tmp_path, *text)
+    assert shown == b"first\n\nTraceback:\n  line\nlast\n\nend\n\n"
+
+
+def test_bars_one_below_the_other_keep_their_last_words(tmp_path: Path) -> None:
+    inner = [piece for percent in (10, 50, 100) for piece in bar(percent, 1)]
+    shown, _, _ = relay(tmp_path, b"\router 0%", *inner, b"\router 50%", *inner, b"\router 100%", b"\n")
+    assert shown.endswith(b"outer 100%\n")
+    assert shown.count(b"\n") <= 3
+
+
 def test_windows_line_ends_lose_nothing(tmp_path: Path) -> None:
     assert relay(tmp_path, b"text\r\nmore\r\n")[1] == b"text\nmore\n"
 
