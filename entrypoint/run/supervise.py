@@ -201,7 +201,9 @@ class Supervisor:
         """The event with what is to be seen now; a timer asks for a look by the kind of its event."""
         if isinstance(event, RankEnded):
             beats = self._stacks.heartbeats
-            return Exited(ended=event, step=beats.step(event.rank), alone=beats.trained_alone(event.rank))
+            apart = self._plan.nnodes > 1 and beats.trained_apart(self._ranks.pids.values())
+            alone = apart or beats.trained_alone(event.rank)
+            return Exited(ended=event, step=beats.step(event.rank), alone=alone)
         if event is Settled:
             return Settled({one.rank: self._said(one.rank) for one in self.state.failures})
         if event is RanksSeen:

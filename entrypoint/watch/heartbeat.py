@@ -9,7 +9,7 @@ steps of torch's optimizers are such a sign (inside.py), which says less: nothin
 saves. A rank that has given no sign is not watched.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from entrypoint.watch import inside
@@ -41,12 +41,11 @@ class _Signs:
 
     def numbers(self, rank: int) -> list[int]:
         """What the file holds; empty where there is none, or something else in it."""
-        try:
-            words = self._path(rank).read_text().split()
-        except (OSError, UnicodeError):
-            return []
-        fit = all(word.isascii() and word.isdecimal() and len(word) < 16 for word in words)
-        return [int(word) for word in words] if fit else []
+        return _numbers(self._path(rank))
+
+    def all_numbers(self) -> list[list[int]]:
+        """What all files hold, also those of processes that call themselves another rank."""
+        return [_numbers(path) for path in self._folder.glob(f"*{self._suffix}")]
 
     def _path(self, rank: int) -> Path:
         return self._folder / f"{rank}{self._suffix}"
@@ -57,6 +56,15 @@ class _Signs:
             return self._path(rank).stat().st_mtime_ns
         except OSError:
             return 0
+
+
+def _numbers(path: Path) -> list[int]:
+    try:
+        words = path.read_text().split()
+    except (OSError, UnicodeError):
+        return []
+    fit = all(word.isascii() and word.isdecimal() and len(word) < 16 for word in words)
+    return [int(word) for word in words] if fit else []
 
 
 class Heartbeats:
@@ -97,4 +105,12 @@ class Heartbeats:
 
     def trained_alone(self, rank: int) -> bool:
         """Whether the rank has made optimizer steps, and none of them in a process group with others."""
-        return self._steps.numbers(rank)[1:] == [1]
+        return self._steps.numbers(rank)[1:2] == [1]
+
+    def trained_apart(self, pids: Collection[int]) -> bool:
+        """Whether steps were made here, all of them by other processes than the ranks, with these process
+        ids, and in groups that a launcher on this node has started alone."""
+        found = self._steps.all_numbers()
+        return bool(found) and all(
+            len(numbers) == 4 and 0 < numbers[1] <= numbers[2] and numbers[3] not in pids for numbers in found
+        )

@@ -19,7 +19,8 @@ from typing import Any
 FOLDER = "APPTRAIN_HEARTBEAT"
 """Where a rank's signs are, in the environment of every rank."""
 STEPS = "optimizer"
-"""RANK.optimizer holds the number of optimizer steps, and how many ranks the process group has, at most."""
+"""RANK.optimizer holds the number of optimizer steps, how many ranks the process group has, at most, how many
+of them a launcher has started on this node (0: none did), and the process id."""
 STACKS = "stack"
 """stack.PID takes the stacks of all threads."""
 STACK_SIGNAL = 48
@@ -121,6 +122,7 @@ class _Steps:
         self._file = -1
         self._steps = 0
         self._size = 1
+        self._who = b""
         self._first: int | None = None
         self._failed = False
 
@@ -138,10 +140,12 @@ class _Steps:
             self._first = id(optimizer)
             name = f"{self._folder}/{_rank()}.{STEPS}"
             self._file = os.open(name, os.O_WRONLY | os.O_CREAT, 0o600)
+            local = os.environ.get("LOCAL_WORLD_SIZE", "")
+            self._who = b"%d %d" % (int(local) if local.isdecimal() else 0, os.getpid())
         self._steps += id(optimizer) == self._first
         if self._size == 1 and self._distributed.is_available() and self._distributed.is_initialized():
             self._size = self._distributed.get_world_size()
-        os.pwrite(self._file, b"%d %d" % (self._steps, self._size), 0)
+        os.pwrite(self._file, b"%d %d %s" % (self._steps, self._size, self._who), 0)
 
 
 def _rank() -> int:

@@ -382,6 +382,26 @@ def test_a_job_in_which_no_rank_joined_a_process_group_says_so_and_ends_well(tmp
     assert (attempt["attempt"], attempt["process_group"]) == (0, None)
 
 
+LAUNCHES = """
+import subprocess, sys
+start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+sys.exit(subprocess.call([*start, sys.argv[1]]))
+"""
+STEP = """
+import torch
+torch.distributed.init_process_group("gloo")
+torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1).step()
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_ranks_that_start_a_launcher_of_their_own_train_once_for_each_node(tmp_path: Path) -> None:
+    step = write(tmp_path, "step.py", STEP)
+    ended = run(tmp_path, "--", write(tmp_path, "script.py", LAUNCHES), step)
+    assert ended.status == 0, ended.err
+    assert "no rank joined a process group: each of the 2 ranks trained for itself" in ended.err
+
+
 UNEVEN = """
 import torch
 import torch.distributed as dist

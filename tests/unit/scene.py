@@ -12,7 +12,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -265,6 +265,7 @@ class FakeHeartbeats:
         self.beating = True
         self.quiet = 0.0
         self.alone: set[int] = set()
+        self.apart = False
         self.steps: int | None = 7
         self.pauses_from = NEVER
         """When the optimizers make their last step."""
@@ -280,6 +281,9 @@ class FakeHeartbeats:
 
     def trained_alone(self, rank: int) -> bool:
         return rank in self.alone
+
+    def trained_apart(self, pids: Collection[int]) -> bool:
+        return self.apart and set(pids) == set(self.scene.ranks.pids.values())
 
     def stalled(self, bound: float) -> bool:
         return self.quiet > bound

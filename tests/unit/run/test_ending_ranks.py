@@ -162,6 +162,16 @@ def test_the_others_are_told_of_ranks_that_trained_alone() -> None:
     assert scene.link.ends == [replace(WELL, alone=True), replace(WELL, rank=1, time=1000.5)]
 
 
+@pytest.mark.parametrize(("members", "said"), [((1, 2), True), ((1,), False)])
+def test_what_ranks_started_trains_apart_only_if_there_are_other_nodes(
+    members: tuple[int, ...], *, said: bool
+) -> None:
+    scene = Scene(changes={"members": members})
+    scene.heartbeats.apart = True
+    scene.play(*BOTH, ended(0), ended(1))
+    assert [end.alone for end in scene.link.ends] == [said, said]
+
+
 def test_that_each_rank_of_the_job_trained_alone_is_in_the_outcome() -> None:
     scene = Scene()
     scene.play(*BOTH, ended(0), ended(1), AllDone(alone=True))

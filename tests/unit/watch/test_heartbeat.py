@@ -3,6 +3,8 @@
 import os
 from pathlib import Path
 
+import pytest
+
 from entrypoint.watch.heartbeat import Heartbeats
 
 
@@ -84,6 +86,28 @@ def test_a_rank_trained_alone_whose_steps_were_in_no_group_with_others(tmp_path:
         (tmp_path / "0.optimizer").write_text(text)
         assert Heartbeats(tmp_path).trained_alone(0) == alone
     assert not Heartbeats(tmp_path).trained_alone(1)
+
+
+@pytest.mark.parametrize(
+    ("files", "apart"),
+    [
+        ({}, False),
+        ({0: "9 2 2 700", 1: "9 2 2 701"}, True),
+        ({0: "9 1 2 700"}, True),
+        ({0: "9 4 2 700", 1: "9 4 2 701"}, False),  # the group has ranks of other nodes
+        ({0: "9 2 2 700", 1: "9 4 2 701"}, False),
+        ({0: "9 2 2 50"}, False),  # the rank itself
+        ({0: "9 2 0 700"}, False),  # no launcher has started it
+        ({0: "9 2"}, False),
+        ({0: "9 2 2 700", 1: ""}, False),
+    ],
+)
+def test_processes_that_ranks_have_started_train_apart_if_all_their_groups_end_at_the_node(
+    tmp_path: Path, files: dict[int, str], *, apart: bool
+) -> None:
+    for rank, text in files.items():
+        (tmp_path / f"{rank}.optimizer").write_text(text)
+    assert Heartbeats(tmp_path).trained_apart([50, 51]) == apart
 
 
 def test_what_is_no_number_is_a_sign_without_a_step(tmp_path: Path) -> None:

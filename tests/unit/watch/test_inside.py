@@ -35,7 +35,10 @@ class Group:
 
 
 def told(folder: Path, name: str = "3.optimizer") -> str:
-    return (folder / name).read_text()
+    """The steps and the size of the group; the process itself stands behind."""
+    steps, size, _, pid = (folder / name).read_text().split()
+    assert int(pid) == os.getpid()
+    return f"{steps} {size}"
 
 
 @pytest.fixture
@@ -53,6 +56,16 @@ def test_the_steps_of_the_first_optimizer_are_counted_and_those_of_others_are_si
     steps.count(two)
     assert told(tmp_path) == "3 1"
     assert (tmp_path / "3.optimizer").stat().st_mtime > 1
+
+
+@pytest.mark.usefixtures("rank")
+@pytest.mark.parametrize(("local", "told"), [("4", "4"), ("", "0"), ("x", "0")])
+def test_how_many_ranks_a_launcher_started_here_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, local: str, told: str
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", local)
+    inside._Steps(str(tmp_path), Group()).count(self)
+    assert (tmp_path / "3.optimizer").read_text() == f"1 1 {told} {os.getpid()}"
 
 
 @pytest.mark.usefixtures("rank")
