@@ -94,21 +94,27 @@ def in_words(ended: Outcome, plan: LaunchPlan, run: RunDirectory) -> list[str]:
         return ["saved at a planned end: the same run directory continues"]
     if ended.rank is None:
         return [f"{ended.node + ': ' if ended.node else ''}{ended.error}"]
+    who = named(plan, ended.rank)
     if blame.has_left_early(ended.error):
-        return [f"rank {ended.rank} on {ended.node} {ended.error}"]
+        return [f"{who} on {ended.node} {ended.error}"]
     if ended.status == STUCK:
         return [
-            f"rank {ended.rank} on {ended.node}, status {ended.status}: {ended.error}",
+            f"{who} on {ended.node}, status {ended.status}: {ended.error}",
             f"where each rank was: {run.stacks}",
         ]
     log = run.log(ended.node, f"rank{ended.rank}", "err")
-    failed = f"rank {ended.rank} on {ended.node} failed first, status {ended.status}"
+    failed = f"{who} on {ended.node} failed first, status {ended.status}"
     return [f"{failed}: {ended.error or 'nothing on stderr'} ({log})"]
 
 
 def signal_name(signum: int) -> str:
     """SIGTERM for 15; `signal 99` for a number that has no name."""
     return signal.Signals(signum).name if signum in set(signal.Signals) else f"signal {signum}"
+
+
+def named(plan: LaunchPlan, rank: int) -> str:
+    """This rank; in mode `exec`, where one stands for the whole CMD of a node, that CMD."""
+    return f"CMD of node {rank // plan.nproc_per_node}" if plan.mode == "exec" else f"rank {rank}"
 
 
 def listed(ranks: Sequence[int]) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ import pytest
 
 from entrypoint.plan.rendezvous import port_pair
 from tests.embedded.jobs import (
+    CHECKOUT,
     Ended,
     Job,
     agents,
@@ -194,6 +196,21 @@ def test_one_task_per_rank_forms_the_same_world(tmp_path: Path) -> None:
     assert ended.status == 0, ended.err
     assert set(ended.out.splitlines()) == {f"rank {rank} of 4 local {rank % 2} of 2" for rank in range(4)}
     assert {ended.outcome(f"0.{node}.{local}").rank for node in (0, 1) for local in (0, 1)} == {0, 1, 2, 3}
+
+
+def test_a_launcher_of_the_users_own_is_started_once_per_node_as_the_page_says(tmp_path: Path) -> None:
+    page = (CHECKOUT / "docs" / "own-script.md").read_text()
+    (line,) = re.findall("^apptrain run (--mode exec .* my_script.py')$", page, re.MULTILINE)
+    write(tmp_path, "my_script.py", ALL_REDUCE)
+    ended = run(tmp_path, *shlex.split(line))
+    assert ended.status == 0, ended.err
+    assert sorted(ended.out.splitlines()) == [f"rank {n} of 4 local {n % 2} of 2" for n in range(4)]
+
+
+def test_in_mode_exec_a_failure_is_told_of_its_node(tmp_path: Path) -> None:
+    ended = run(tmp_path, *EXEC[:2], "--nproc-per-node", "2", *EXEC[2:], "exit $((NODE_RANK * 7))")
+    assert ended.status == 7
+    assert "entrypoint: CMD of node 1 on 127.0.0.2 failed first, status 7: " in ended.err
 
 
 def test_a_script_that_spawns_its_own_workers_runs_once_per_node(tmp_path: Path) -> None:
