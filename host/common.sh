@@ -1,12 +1,40 @@
 # shellcheck shell=bash disable=SC2034 # what sources it uses REFUSED and status
-# What the scripts of the host have in common: the status of a refusal, an outcome in an entrypoint's place, a child
-# that gets its parent's signals, the wait for one. Sourced by host/job.sh, containers/run.sh, slurm/survivor.sh,
+# What the scripts of the host have in common: the status of a refusal, a clock, an outcome in an entrypoint's place, a
+# child that gets its parent's signals, the wait for one. Sourced by host/job.sh, containers/run.sh, slurm/survivor.sh,
 # pbs/task.sh and pbs/keep.sh.
 
 # The status of bad input. What other statuses mean, the image knows.
 readonly REFUSED=64
 
 absolute() { if [[ $1 == /* ]]; then printf '%s' "$1"; else printf '%s' "${PWD%/}/$1"; fi; }
+
+# Sets `seconds`, since this node has started. All waits count these: bash's own SECONDS follows the
+# wall clock, which may be set at any time.
+read_clock() {
+    read -r seconds _ </proc/uptime
+    seconds=${seconds%.*}
+}
+
+# Sets `members`, the processes of this session that have not ended. A process chooses its name, which stands in
+# parentheses: with blanks, newlines, parentheses and bytes that are no characters in it.
+find_session() {
+    local LC_ALL=C file text
+    local fields='.*\) ([^ ]) -?[0-9]+ -?[0-9]+ ([0-9]+) '
+    members=()
+    for file in /proc/[0-9]*/stat; do
+        text=''
+        IFS= read -r -d '' text 2>/dev/null <"$file" || true # up to the end of the file
+        [[ $text =~ $fields && ${BASH_REMATCH[2]} == "$1" && ${BASH_REMATCH[1]} != [ZX] ]] || continue
+        file=${file#/proc/}
+        members+=("${file%/stat}")
+    done 2>/dev/null
+}
+
+# Sends a signal that ends a process. One that was stopped would not hear it: it goes on to do so.
+end_process() {
+    kill -s "$1" "$2" || return
+    kill -s CONT "$2" || true
+}
 
 # write_outcome FILE STATUS NODE ERROR: how a task ended whose entrypoint cannot say so, in the file that
 # entrypoint/job/outcome.py reads; one that is there already stays. False if it cannot be written.
@@ -50,5 +78,11 @@ await_end() {
 
 pass_on() {
     interrupted=yes signalled=yes
-    if [[ -n $child ]]; then kill -s "$1" "$child" 2>/dev/null || true; else held+=("$1"); fi
+    if [[ -z $child ]]; then
+        held+=("$1")
+    elif [[ $1 == USR? ]]; then
+        kill -s "$1" "$child" 2>/dev/null || true
+    else
+        end_process "$1" "$child" 2>/dev/null || true
+    fi
 }

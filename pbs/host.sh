@@ -30,6 +30,8 @@ describe_job() {
     local now
     [[ $ANSWER =~ ^[1-9][0-9]{0,6}$ ]] || refuse "APPTRAIN_ANSWER_TIMEOUT=$ANSWER: must be seconds (without it 120)"
     printf -v now '%(%s)T %(%z)T' -1 -1
+    read_clock
+    wall=${now% *} wall_at=$seconds
     facts+=("began=$((${now% *} - SECONDS))" "zone=${now#* }" ${carried[@]+"${carried[@]}"})
     if [[ -n ${PBS_JOBID:-} && ${PBS_TASKNUM:-1} == 1 && (-z ${SLURM_JOB_ID:-} || -n ${PBS_ENVIRONMENT:-}) ]]; then
         if [[ $PBS_JOBID == *.* ]]; then cluster=${PBS_JOBID#*.}; fi
@@ -42,7 +44,21 @@ describe_job() {
 # What the profile's modules bring: asked once they are loaded.
 ask_site() { ! type -P mpiexec >/dev/null || facts+=("mpiexec=$(timeout "$QSTAT" mpiexec --version 2>&1 || true)"); }
 
-job_end() { printf '%s' "$end_at"; }
+# Sets `now`, in Unix seconds as the wall clock was when the job began, whatever it was set to since: `prepare` has
+# calculated stop_at and end_at from that.
+read_job_time() {
+    read_clock
+    now=$((wall + seconds - wall_at))
+}
+
+# As the wall clock is now, which the ranks read.
+job_end() {
+    local now today
+    [[ -n $end_at ]] || return 0
+    read_job_time
+    printf -v today '%(%s)T' -1
+    printf '%s' "$((end_at + today - now))"
+}
 
 told_of_job() { :; } # nothing that would matter at the end
 
@@ -56,8 +72,8 @@ end() {
 # Has the first node's entrypoint end, which tells all others; where it is not there (any more), all that are.
 interrupt() {
     local name='' pid=''
-    if { read -r name pid _; } 2>/dev/null <"$run_dir/tasks/$attempt.0" && [[ $name == "$(uname -n)" ]] &&
-        kill -TERM "$pid" 2>/dev/null; then return; fi
+    { read -r name pid _ <"$run_dir/tasks/$attempt.0"; } 2>/dev/null || true
+    if [[ $name == "$(uname -n)" && $pid =~ ^[1-9][0-9]*$ ]] && end_process TERM "$pid" 2>/dev/null; then return; fi
     (umask 077 && mkdir -p -- "$run_dir/tasks" && touch -- "$run_dir/tasks/$attempt.end")
 }
 

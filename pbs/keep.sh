@@ -15,17 +15,15 @@ shift
 
 # Kills what is left. It looks only when what it started for that has ended, which it would find.
 sweep() {
-    local file line pid tries marked
-    local -a found fields
+    local file pid tries marked
+    local -a found members
     for ((tries = 0; tries < 100; tries++)); do
         found=()
         marked=$(grep -slzxF -- "APPTRAIN_TASK=$tmp" /proc/[0-9]*/environ)
         for file in $marked; do pid=${file#/proc/}; found+=("${pid%/environ}"); done
-        for file in /proc/[0-9]*/stat; do
-            { read -r line <"$file"; } 2>/dev/null || continue
-            read -r -a fields <<<"${line##*) }"
-            pid=${file#/proc/} pid=${pid%/stat}
-            [[ ${fields[3]} != "$$" || ${fields[0]} == [ZX] || $pid == "$$" || $pid == "$BASHPID" ]] || found+=("$pid")
+        find_session "$$"
+        for pid in ${members[@]+"${members[@]}"}; do
+            if [[ $pid != "$$" && $pid != "$BASHPID" ]]; then found+=("$pid"); fi
         done
         if ((${#found[@]} == 0)); then break; fi
         kill -KILL "${found[@]}" 2>/dev/null
@@ -35,7 +33,11 @@ sweep() {
 }
 
 # shellcheck disable=SC2329 # a trap
-end() { asked=yes interrupted=yes; if [[ -n $child ]]; then kill -TERM "$child" 2>/dev/null; fi; }
+end() {
+    asked=yes
+    interrupted=yes
+    if [[ -n $child ]]; then end_process TERM "$child" 2>/dev/null; fi
+}
 
 asked='' child=''
 trap end TERM

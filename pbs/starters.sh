@@ -16,6 +16,9 @@ readonly SETTLE_ALL=2 # and where no starter is left
 readonly LOST=5 # s that a starter has to notice that its host is gone, once the first one's launch says so
 readonly LINGER=120 # s that a starter has once the first host has ended: all hosts end together
 readonly TO_END=10 # s from asking a starter to end to SIGKILL,
+readonly PIECE=16384 # bytes of a line that are kept for its rest: a longer one is shown in pieces
+readonly PIECES=256 # of all hosts together in one look
+readonly DRAIN=60 # s for what has not been shown when all have ended
 readonly LONG=999999 # and where ranks may save meanwhile, whose entrypoint has a bound of its own
 
 start_pbsdsh() { begin "$1" setsid pbsdsh -n "${host_lines[$1]}" -- "${task[@]}" "$1" "${hosts[$1]}"; }
@@ -51,11 +54,12 @@ start_mpiexec() {
     begin 0 setsid /bin/bash "$APPTRAIN_HOME/pbs/keep.sh" "$tmp/kept" "${line[@]}" 8<"$pipe"
 }
 
-end_pbsdsh() { kill -TERM "${pids[$1]}"; } # it passes that on to its task
+end_pbsdsh() { end_process TERM "${pids[$1]}"; } # it passes that on to its task
 end_pbs_tmrsh() { kill -KILL "${pids[$1]}"; } # nothing reaches its task; the first node's does not wait for it
-end_mpiexec() { kill -TERM "${pids[$1]}"; }
+end_mpiexec() { end_process TERM "${pids[$1]}"; }
 end_ssh() {
     local fd=${held[$1]:-}
+    if [[ -n ${pids[$1]:-} ]]; then kill -CONT "${pids[$1]}" 2>/dev/null || true; fi
     if [[ -n $fd ]]; then exec {fd}>&-; fi
     unset "held[$1]"
 }
@@ -118,7 +122,8 @@ write_task_files() {
 # Shows what the tasks print, in whole lines, and looks after them, until no starter is left. PBS warns nobody of the
 # end of the walltime: this clock does, by the time that `prepare` has set.
 stay() {
-    local alive=yes rank since=$SECONDS now rang=$warned clock ended='' linger=$LINGER patience=$LONG
+    local alive=yes rank since seconds now rang=$warned clock ended='' linger=$LINGER patience=$LONG
+    local more='' unfinished=''
     local -a files=() fds=() rests=() answered=() gone=() lost=() ending=()
     for ((rank = 0; rank < nnodes; rank++)); do
         files[rank]=$run_dir/logs/$attempt/${hosts[rank]//[^A-Za-z0-9._-]/_}.task.log
@@ -126,16 +131,19 @@ stay() {
     mkfifo -m 600 "$tmp/clock"
     exec {clock}<>"$tmp/clock"
     if ((nnodes > 100)); then ulimit -Sn "$(ulimit -Hn)" || true; fi
+    read_clock
+    since=$seconds
     while [[ -n $alive ]]; do
-        rest
+        if [[ -z $more ]]; then rest; fi
+        read_clock
         alive=
         for rank in "${!pids[@]}"; do
             if [[ -n ${gone[rank]:-} ]]; then continue; fi
-            if kill -0 "${pids[rank]}" 2>/dev/null; then alive=yes; else gone[rank]=$SECONDS; fi
+            if kill -0 "${pids[rank]}" 2>/dev/null; then alive=yes; else gone[rank]=$seconds; fi
         done
         show_lines
         hear_answers
-        printf -v now '%(%s)T' -1
+        read_job_time
         if [[ -n $stop_at && -z $rang ]] && ((now >= stop_at)); then rang=yes; kill -USR2 $$ || true; fi
         if [[ -e $run_dir/tasks/$attempt.end ]]; then
             rm -f -- "$run_dir/tasks/$attempt.end"
@@ -149,13 +157,14 @@ stay() {
             exit 1
         fi
     done
-    since=$SECONDS
-    while ((${#answered[@]} < nnodes && SECONDS - since <= SETTLE)); do
+    read_clock
+    since=$seconds
+    while ((${#answered[@]} < nnodes && seconds - since <= SETTLE)); do
         hear_answers
         if ((${#answered[@]} < nnodes)); then rest; fi
+        read_clock
     done
-    show_lines
-    for rank in "${!rests[@]}"; do if [[ -n ${rests[rank]} ]]; then printf '%s\n' "${rests[rank]}"; fi; done
+    show_rest
     rm -f -- "$run_dir/tasks/$attempt.env"
 }
 
@@ -166,14 +175,14 @@ rest() { read -r -t "$POLL" -u "$clock" || true; }
 end_waiting() {
     local rank entry
     for rank in "${!ending[@]}"; do
-        [[ -n ${gone[rank]:-} ]] || ((SECONDS < ending[rank])) || kill -KILL "${pids[rank]}" 2>/dev/null || true
+        [[ -n ${gone[rank]:-} ]] || ((seconds < ending[rank])) || kill -KILL "${pids[rank]}" 2>/dev/null || true
     done
     for rank in "${!gone[@]}"; do # for the others, which may wait for it
-        [[ -n $goes_on ]] || ((SECONDS - gone[rank] < SETTLE)) ||
+        [[ -n $goes_on ]] || ((seconds - gone[rank] < SETTLE)) ||
             tell_outcome "$rank" "its task ended and left no outcome"
     done
     if [[ -z $ended && -e $hand/over ]]; then
-        ended=$SECONDS
+        ended=$seconds
         while IFS= read -r -d '' entry; do
             if [[ $entry =~ ^lost=(0|[1-9][0-9]{0,5})$ ]]; then lost[BASH_REMATCH[1]]=$LOST; fi
             if [[ $entry == asked=yes ]]; then linger=$LONG; fi # ranks have as long as --term-grace says
@@ -183,32 +192,76 @@ end_waiting() {
     fi
     [[ -n $ended ]] || return 0
     for rank in "${!pids[@]}"; do
-        if ((SECONDS - ended >= ${lost[rank]:-linger})); then ask_to_end "$rank"; fi
+        if ((seconds - ended >= ${lost[rank]:-linger})); then ask_to_end "$rank"; fi
     done
 }
 
 # Asks the starter of this rank to end, which is killed after so many seconds.
 ask_to_end() {
-    local until=$((SECONDS + ${2:-$TO_END}))
+    local until=$((seconds + ${2:-$TO_END}))
     if [[ -z ${pids[$1]:-} || -n ${gone[$1]:-} ]]; then return; fi
     if [[ -z ${ending[$1]:-} ]]; then "end_$starter" "$1" 2>/dev/null || true; fi
     if ((until < ${ending[$1]:-until + 1})); then ending[$1]=$until; fi
 }
 
-# A line that is not complete waits for its rest.
+# Shows what the tasks have printed since the last look, but of a flood only a part: the clock of the walltime and the
+# ends of tasks are looked at in between. Sets `more` if there is more.
 show_lines() {
-    local rank last fd
-    local -a got
+    local rank fd piece left
+    more=''
     for rank in "${!files[@]}"; do
         { : <"${files[rank]}"; } 2>/dev/null || continue # NFS looks anew when a file is opened
-        if [[ -z ${fds[rank]:-} ]]; then exec {fd}<"${files[rank]}"; fds[rank]=$fd; fi
-        mapfile -u "${fds[rank]}" got
-        ((${#got[@]})) || continue
-        got[0]=${rests[rank]:-}${got[0]} rests[rank]=''
-        last=$((${#got[@]} - 1))
-        if [[ ${got[last]} != *$'\n' ]]; then rests[rank]=${got[last]}; unset "got[$last]"; fi
-        if ((${#got[@]})); then printf '%s' "${got[@]}"; fi
+        if [[ -z ${fds[rank]:-} ]]; then
+            exec {fd}<"${files[rank]}"
+            fds[rank]=$fd
+        fi
+        left=$((PIECES / nnodes + 1))
+        while IFS= read -r -N "$PIECE" -u "${fds[rank]}" piece || [[ -n $piece ]]; do
+            show_piece "$rank" "$piece"
+            if ((${#piece} < PIECE)); then break; fi # the end of the file
+            if ((--left == 0)); then
+                more=yes
+                break
+            fi
+        done
     done
+}
+
+# show_piece RANK TEXT: whole lines. One that is not complete waits for its rest, unless it is long: then it is shown as
+# it comes, and `unfinished` is its rank.
+show_piece() {
+    local text=${rests[$1]:-}$2 shown newline=$'\n'
+    if [[ $text == *"$newline"* ]]; then
+        shown=${text%"$newline"*}$newline
+        rests[$1]=${text:${#shown}}
+    elif ((${#text} < PIECE)); then
+        rests[$1]=$text
+        return
+    else
+        shown=$text
+        rests[$1]=''
+    fi
+    if [[ -n $unfinished && $unfinished != "$1" ]]; then printf '\n'; fi
+    printf '%s' "$shown"
+    unfinished=''
+    if [[ $shown != *"$newline" ]]; then unfinished=$1; fi
+}
+
+# What the tasks that have ended printed last. One that was not to be ended may print for ever.
+show_rest() {
+    local rank until
+    read_clock
+    until=$((seconds + DRAIN))
+    show_lines
+    while [[ -n $more ]] && ((seconds < until)); do
+        show_lines
+        read_clock
+    done
+    for rank in "${!rests[@]}"; do
+        if [[ -n ${rests[rank]} ]]; then show_piece "$rank" $'\n'; fi
+    done
+    if [[ -n $unfinished ]]; then printf '\n'; fi
+    if [[ -n $more ]]; then say "not all that the tasks printed is shown: it is in $run_dir/logs/$attempt"; fi
 }
 
 # Reads who has answered, and gives an outcome to those that will not.
@@ -219,6 +272,7 @@ hear_answers() {
     for path in "$run_dir/tasks/$attempt".*; do
         rank=${path##*.}
         [[ $rank =~ ^(0|[1-9][0-9]{0,5})$ && -z ${answered[rank]:-} ]] || continue
+        ((rank < nnodes)) || continue
         read -r host _ other <"$path" || continue
         host+=" $other"
         for other in "${!answered[@]}"; do
@@ -232,9 +286,9 @@ hear_answers() {
         why='' file=$run_dir/tasks/$attempt.$rank.said
         if [[ -n ${answered[rank]:-} ]]; then
             continue
-        elif [[ -n ${gone[rank]:-} ]] && ((SECONDS - gone[rank] >= settle)); then
+        elif [[ -n ${gone[rank]:-} ]] && ((seconds - gone[rank] >= settle)); then
             why="its task ended before it said that it had started"
-        elif ((SECONDS - since >= ANSWER)); then
+        elif ((seconds - since >= ANSWER)); then
             why="no task has answered there for $ANSWER s"
         fi
         [[ -n $why ]] || continue

@@ -77,7 +77,7 @@ answer() {
 pass_on() {
     trap '' TERM HUP INT
     interrupted=yes
-    kill -TERM "$child" 2>/dev/null
+    end_process TERM "$child" 2>/dev/null
 }
 
 umask 077

@@ -3,6 +3,7 @@
 # What the job script must do with Slurm, in the words of host/job.sh, which is sourced before this.
 # Reads: SLURM_*, as sbatch, salloc and slurmd set them
 scheduler=slurm
+readonly ASKED=120 # s for Slurm to do what it is asked
 
 # Where this script runs: slurmstepd names the batch script and the tasks of steps differently. SLURM_STEP_ID does
 # not tell: a job that was submitted from a step has that step's.
@@ -28,7 +29,7 @@ only_the_jobs_own() {
         "${!SLURM_STEP@}" SLURM_GRES SLURM_GPU_BIND SLURM_DISTRIBUTION SLURM_EXACT SLURM_EXCLUSIVE
 }
 
-interrupt() { kill -INT "$1"; } # to srun; TERM would kill the tasks
+interrupt() { end_process INT "$1"; } # to srun; TERM would kill the tasks
 
 # Not the environment's SLURM_JOB_END_TIME: limits are changed, and preemption ends a job earlier.
 job_end() {
@@ -40,7 +41,7 @@ job_end() {
 # Where Slurm has begun to run it again by itself, it refuses, and that is as well.
 run_again() {
     local why
-    why=$(scontrol requeue "$SLURM_JOB_ID" 2>&1) || [[ $why == *'pending execution'* ]] ||
+    why=$(timeout "$ASKED" scontrol requeue "$SLURM_JOB_ID" 2>&1) || [[ $why == *'pending execution'* ]] ||
         { printf '%s' "$why"; return 1; }
 }
 

@@ -10,6 +10,7 @@ set -uo pipefail
 # shellcheck source=host/common.sh
 source "$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")/host/common.sh"
 readonly ANSWER=10        # s for srun to answer
+readonly ASKED=120        # s for Slurm to do what it is asked
 readonly NOTICED=3600     # s for Slurm to notice a lost node (SlurmdTimeout, mostly 300)
 readonly POLL=5           # s
 
@@ -24,16 +25,22 @@ srun_answers() {
 
 # Waits until Slurm knows that the job script is lost; false where it is not.
 script_is_lost() {
-    local first nodes
-    while ((SECONDS < NOTICED)); do
+    local first nodes until
+    read_clock
+    until=$((seconds + NOTICED))
+    while ((seconds < until)); do
         told=$(timeout "$ANSWER" scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null) || told=
         [[ -z $told || $told == *' JobState=RUNNING '* ]] || return 1
         if [[ $told =~ \ BatchHost=([^ ]+) ]]; then
             first=${BASH_REMATCH[1]}
-            [[ $told =~ \ NodeList=([^ ]+) ]] && nodes=$(scontrol show hostnames "${BASH_REMATCH[1]}") || nodes=$first
+            nodes=$first
+            if [[ $told =~ \ NodeList=([^ ]+) ]]; then
+                nodes=$(timeout "$ANSWER" scontrol show hostnames "${BASH_REMATCH[1]}") || nodes=$first
+            fi
             [[ $'\n'$nodes$'\n' == *$'\n'"$first"$'\n'* ]] || return 0
         fi
         sleep "$POLL"
+        read_clock
     done
     return 1
 }
@@ -41,11 +48,10 @@ script_is_lost() {
 # Every task that is left does this, and Slurm refuses the second one.
 run_again() {
     local told=
-    SECONDS=0
     script_is_lost || return 0
     echo "apptrain: the first node and its job script are lost: Slurm runs the job again, or ends it if Requeue=0" >&2
-    if [[ $told == *' Requeue=0 '* ]]; then scancel "$SLURM_JOB_ID" && return; fi
-    scontrol requeue "$SLURM_JOB_ID" 2>/dev/null
+    if [[ $told == *' Requeue=0 '* ]]; then timeout "$ASKED" scancel "$SLURM_JOB_ID" && return; fi
+    timeout "$ASKED" scontrol requeue "$SLURM_JOB_ID" 2>/dev/null
 }
 
 # Where `launch` says whether it knew of the first node's end (entrypoint/job/handover.py).

@@ -1,7 +1,13 @@
-"""host/common.sh: the wait for a child, through signals."""
+"""host/common.sh: the clock, the processes of a session, the wait for a child, through signals."""
 
+import os
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
+
+import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 ROUNDS = 150
@@ -31,3 +37,55 @@ def test_a_child_that_ends_as_a_signal_comes_is_not_waited_for_for_ever() -> Non
     assert (len(statuses), ended.stderr) == (ROUNDS, "")
     assert set(statuses) <= {"7", "77", "140"}, "or the signal's, which bash may tell late"
     assert "7" in statuses
+
+
+def bash(script: str, *arguments: object) -> str:
+    line = ["bash", "-c", f'set -euo pipefail; source "$1/host/common.sh"; {script}', "bash", CHECKOUT]
+    return subprocess.run(
+        [*line, *map(str, arguments)], capture_output=True, text=True, timeout=90, check=True
+    ).stdout
+
+
+def test_the_clock_does_not_follow_the_wall_clock() -> None:
+    """Setting SECONDS is what a wall clock that is set does to it."""
+    told = bash("SECONDS=0; read_clock; first=$seconds; SECONDS=5000; read_clock; echo $((seconds - first))")
+    assert int(told) < 60
+
+
+NAMED = """
+import ctypes, os, time
+ctypes.CDLL(None).prctl(15, {name!r}, 0, 0, 0)
+print(os.getpid(), flush=True)
+time.sleep(80)
+"""
+
+
+@pytest.mark.parametrize(
+    "name", [b"a\nb", b"a b) S 1 1", b") Z 1 2 3 4", b"(((", b"", b"\xd0\xbe\xd0", b"\n\n", b"%s$(x)`x`"]
+)
+def test_a_session_is_found_whatever_its_processes_are_called(name: bytes) -> None:
+    line = [sys.executable, "-ISc", NAMED.format(name=name)]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            assert process.stdout
+            process.stdout.readline()
+            assert bash('find_session "$2"; printf "%s " "${members[@]}"', process.pid).split() == [
+                str(process.pid)
+            ]
+        finally:
+            process.kill()
+
+
+def test_a_process_that_was_stopped_is_ended_too() -> None:
+    with subprocess.Popen(["sleep", "80"]) as process:
+        try:
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+            bash('end_process TERM "$2"', process.pid)
+            deadline = time.monotonic() + 60
+            while process.poll() is None:
+                assert time.monotonic() < deadline
+                time.sleep(0.02)
+            assert process.returncode == -signal.SIGTERM
+        finally:
+            process.kill()
