@@ -187,7 +187,7 @@ write_start() {
 assemble() {
     local i field q='"'
     line=(${cleared[@]+env "${cleared[@]}"} ${shield:+env "PATH=$shield:$PATH"} "$apptainer" -q exec --cleanenv
-        --no-eval --no-mount 'home,cwd,tmp' ${nv:+"$nv"} ${unpack:+"$unpack"})
+        --no-eval --no-mount 'home,cwd,tmp' ${userns:+"$userns"} ${nv:+"$nv"} ${unpack:+"$unpack"})
     for ((i = 0; i < ${#targets[@]}; i++)); do
         field="type=bind,\"source=${sources[i]//$q/$q$q}\",\"destination=${targets[i]//$q/$q$q}\""
         if [[ ${modes[i]} == ro ]]; then field+=,ro; fi
@@ -211,9 +211,12 @@ show_all() {
     printf '\n'
 }
 
-# Runs `line` and sets `status`. From a terminal in the foreground, where Ctrl-C reaches CMD by itself.
+# Runs `line` and sets `status`, and when it began (`run_at`). From a terminal in the foreground, where Ctrl-C reaches
+# CMD by itself.
 run() {
     status=0
+    read_clock
+    run_at=$seconds
     if [[ ! -t 0 ]]; then run_child "${line[@]}"; return; fi
     trap : HUP INT TERM USR1 USR2
     { "${line[@]}" 2>&3 3>&- || status=$?; } 3>&2 2>/dev/null
@@ -256,7 +259,7 @@ main() {
     local name
     node=$(uname -n) # not HOSTNAME, which Slurm carries over from the login node
     node=${SLURMD_NODENAME:-${node%%.*}}
-    tmp='' node_rank='' unpack='' signalled='' opened=''
+    tmp='' node_rank='' unpack='' signalled='' opened='' mount_tried=''
     trap clean_up EXIT
     for name in HUP:1 INT:2 TERM:15 USR1:10 USR2:12; do
         # shellcheck disable=SC2064
@@ -276,6 +279,7 @@ main() {
     check_image "$1"
     find_apptainer
     check_user_namespaces
+    [[ -z $userns ]] || say_for_job "$libexec/starter-suid has no setuid bit: $package is called with $userns"
     find_mount
     make_tmp
     find_share
@@ -297,7 +301,11 @@ main() {
     fi
     run
     if share_failed; then entry='' && assemble && run; fi
-    if mount_failed; then choose_unpacking && assemble && run; fi
+    while mount_failed; do
+        if [[ -z $again ]]; then choose_unpacking; fi
+        assemble
+        run
+    done
     explain
     conclude
     exit "$status"

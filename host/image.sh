@@ -2,11 +2,16 @@
 # Apptainer and the image on this node: whether that program can run it, and how it comes to be mounted. Sourced by
 # containers/run.sh. Nothing else here knows Apptainer's versions, or what a SIF file looks like.
 
+readonly MOUNT_LIMIT=9 # s: a start that failed later may have waited for the mount; Apptainer does so for 10
+readonly MOUNT_BOUND=60 # s for a mount that is only tried
+readonly BUILDCFG=60 # s for Apptainer to say what it is
 readonly UNPACKED=2  # times its packed size; measured: 1.7
 
-# Sets `apptainer`, its `package`, `version` and `libexec`, the `prefix` of its variables, and `setuid`.
+# Sets `apptainer`, its `package`, `version` and `libexec`, the `prefix` of its variables, `setuid`, and `userns`, the
+# option without which it would ask for the setuid bit of a starter that has none. A build of SingularityCE or
+# SingularityPRO has its edition in its name.
 find_apptainer() {
-    local name value least=1.2
+    local name value called='' least=1.2
     if [[ -n ${APPTRAIN_APPTAINER:-} ]]; then
         apptainer=$(type -P -- "$APPTRAIN_APPTAINER") ||
             refuse "APPTRAIN_APPTAINER=$APPTRAIN_APPTAINER is no program here: give apptainer's or singularity's path"
@@ -14,22 +19,28 @@ find_apptainer() {
         apptainer=$(type -P apptainer || type -P singularity) ||
             refuse "neither apptainer nor singularity is in PATH: load the site's module, or set APPTRAIN_APPTAINER"
     fi
-    package='' version='' libexec='' setuid=''
+    package='' version='' libexec='' setuid='' userns=''
     while IFS='=' read -r name value; do
         case $name in
-            PACKAGE_NAME) package=${value%-ce} ;;
+            PACKAGE_NAME) called=$value package=${value%%-*} ;;
             PACKAGE_VERSION) version=$value ;;
             LIBEXECDIR) libexec=$value ;;
         esac
-    done < <("$apptainer" buildcfg 2>/dev/null)
-    [[ $package == @(apptainer|singularity) ]] ||
+    done < <(timeout "$BUILDCFG" "$apptainer" buildcfg 2>/dev/null)
+    [[ -n $package ]] ||
         refuse "$apptainer does not say what it is (\`buildcfg\`): set APPTRAIN_APPTAINER to apptainer or singularity"
+    [[ $package == @(apptainer|singularity) ]] ||
+        refuse "$apptainer says that it is $called (\`buildcfg\`): set APPTRAIN_APPTAINER to apptainer or singularity"
     if [[ $package == singularity ]]; then least=3.10; fi
     is_at_least "$least" ||
-        refuse "$apptainer is $package $version: $least or newer is needed, for --no-eval: load a newer module," \
+        refuse "$apptainer is $called $version: $least or newer is needed, for --no-eval: load a newer module," \
             "or give another in APPTRAIN_APPTAINER"
     libexec+=/$package/bin prefix=${package^^}
-    if [[ -u $libexec/starter-suid ]]; then setuid=yes; fi
+    if [[ -u $libexec/starter-suid ]]; then
+        setuid=yes
+    elif [[ -e $libexec/starter-suid ]] && ((EUID)); then
+        userns=--userns
+    fi
 }
 
 is_at_least() {
@@ -109,7 +120,9 @@ choose_unpacking() {
     ((free >= need)) ||
         refuse "this node does not mount the image ($unmounted), and $place, where it would be unpacked, has $free MB" \
             "free of the $need MB needed: give a larger node-local directory in APPTAINER_TMPDIR"
-    say_for_node "this node does not mount the image ($unmounted): unpacking it to $place, about $need MB, for this run"
+    say_for_node "this node does not mount the image ($unmounted):" \
+        "unpacking it to $place, about $need MB, for this run" \
+        ${mount_tried:+"(APPTRAIN_UNPACK=1 does so without trying)"}
     export "${prefix}_TMPDIR=$place"
     unpack=--unsquash
     if [[ $package == singularity ]]; then unpack=--tmp-sandbox; fi
@@ -132,10 +145,48 @@ shield_mount() {
     chmod 700 -- "$shield/${program##*/}"
 }
 
-# Whether the image could not be mounted after all: a kernel that gives FUSE to root alone shows only now.
+# Whether the image could not be mounted after all; sets `unmounted`, or `again` if the mount may work now. Only of a
+# start at which CMD did not begin: what CMD says, and how it ends, is not looked at. A kernel that gives FUSE to root
+# alone shows only now; a slow file system fails once, for then the pages are in memory.
 mount_failed() {
+    local told lasted tried=0
+    again=''
     [[ ! -e $tmp/.started && $status != 0 && -z $signalled && $kind == sif && -z $unmounted ]] || return 1
-    unmounted=$("$apptainer" -q exec --cleanenv --no-mount home,cwd,tmp "$image" true 2>&1 >/dev/null) || true
-    [[ $unmounted == *"image driver mount failure"* ]] || return 1
-    unmounted=${unmounted##*exited: }
+    read_clock
+    lasted=$((seconds - run_at))
+    if [[ -n $mount_tried ]]; then
+        ((lasted >= MOUNT_LIMIT)) || return 1
+        unmounted="it took $package too long, twice"
+        return
+    fi
+    mount_tried=yes
+    timeout --kill-after=5 "$MOUNT_BOUND" "$apptainer" -q exec ${userns:+"$userns"} --cleanenv \
+        --no-mount home,cwd,tmp "$image" true </dev/null >"$tmp/.told" 2>&1 || tried=$?
+    [[ -z $signalled ]] || return 1
+    told=$(tail -c 4000 -- "$tmp/.told" | tr -d '\0')
+    if ((tried == 0)); then
+        ((lasted >= MOUNT_LIMIT)) || return 1
+        again=yes
+        say_for_node "the image was not mounted in time: it is tried once more (APPTRAIN_UNPACK=1 unpacks it instead)"
+    elif ((tried == 124 || tried == 137)); then
+        unmounted="it takes more than $MOUNT_BOUND s"
+    else
+        why_unmounted "$told"
+    fi
+}
+
+# Sets `unmounted` by what Apptainer says; false if that is not about the image. Its versions have different words:
+#   1.2    ... while mounting image /proc/self/fd/3: squashfuse_ll exited with status 255: fusermount: WHY
+#   1.3    ... image driver mount failure: image driver squashfuse_ll instance exited with error: ... exited: WHY
+#   all    ... while mounting image /proc/self/fd/3: squashfuse_ll failed to mount /proc/self/fd/3 in 10s
+why_unmounted() {
+    local why
+    [[ $1 == *@("image driver mount failure"|"while mounting image"|"failed to mount /proc/self/fd/")* ]] || return 1
+    case $1 in
+        *'exited: '*) why=${1##*exited: } ;;
+        *'exited with status '*) why=${1##*exited with status } why=${why#*: } ;;
+        *'failed to mount '*) why="not done in ${1##*failed to mount * }" ;;
+        *) why=${1##*: } ;;
+    esac
+    unmounted=${why%%$'\n'*}
 }

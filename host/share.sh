@@ -16,6 +16,7 @@
 # Where anything of this cannot be had, each task mounts the image itself, as one that is alone does.
 
 readonly SHARE_WAIT=30 # s for the container to be there
+readonly ENTRY=10 # s to enter it
 readonly INTO=(--user --preserve-credentials --mount --root --wd)
 readonly LINGER=10     # s that a first task that failed waits for the others
 
@@ -63,7 +64,7 @@ open_share() {
 try_entry() {
     local pid why
     pid=$(cat "$share/.entry")
-    if is_waiting "$pid" && why=$("$nsenter" "${INTO[@]}" --target "$pid" /bin/sh -c : 2>&1); then
+    if is_waiting "$pid" && why=$(timeout "$ENTRY" "$nsenter" "${INTO[@]}" --target "$pid" /bin/sh -c : 2>&1); then
         mv -- "$share/.entry" "$share/entry"
     else
         : >"$share/closed"

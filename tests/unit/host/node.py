@@ -41,15 +41,27 @@ command = argv[argv.index("/bin/sh"):] if "/bin/sh" in argv else ["true"]
 with open(here + "/calls", "ab") as calls:
     decoded = {k.decode(errors="replace"): v.decode(errors="replace") for k, v in own.items()}
     marshal.dump({"argv": argv, "own": decoded, "pid": os.getpid(), "group": os.getpgrp()}, calls)
-if os.environ.get("FAKE_MOUNT") == "fails" and "--unsquash" not in argv:
-    print("FATAL:   container creation failed: image driver mount failure: squashfuse_ll exited: fuse: no luck", file=sys.stderr)
-    sys.exit(255)
+if (mount := os.environ.get("FAKE_MOUNT")) and "--unsquash" not in argv:  # "1,3": the first and the third fail
+    with open(here + "/calls", "rb") as calls:
+        number = 0
+        while calls.peek(1):
+            marshal.load(calls)
+            number += 1
+    if str(number) in mount.split(",") or mount == "fails":
+        if takes := os.environ.get("FAKE_TAKES"):
+            import time
+            time.sleep(float((takes.split(",") * 9)[number - 1]))
+        no_luck = "FATAL:   container creation failed: image driver mount failure: squashfuse_ll exited: fuse: no luck"
+        print(os.environ.get("FAKE_SAYS", no_luck), file=sys.stderr)
+        sys.exit(255)
 if "FAKE_STATUS" in os.environ:
     print("FATAL:   something of Apptainer's own", file=sys.stderr)
     sys.exit(int(os.environ["FAKE_STATUS"]))
 env = {b"PATH": os.environb.get(b"FAKE_PATH", os.environb[b"PATH"]), b"HOME": b"/of/the/password/file", **given}
 if stack := os.environb.get(b"FAKE_STACK"):
     env[b"APPTRAIN_STACK"] = stack
+if "--pwd" not in argv:  # whether the image is mounted
+    sys.exit(0)
 env[b"PWD"] = os.fsencode(argv[argv.index("--pwd") + 1])
 os.chdir(env[b"PWD"])
 if hidden := os.environ.get("FAKE_HIDDEN"):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.unit.bounds import shorten
 from tests.unit.host.node import BOUND, HAS_DRIVER, NODE, NV, OF_CHECKOUT, RUN_SH, Node, bound, said, sif
 
 
@@ -115,14 +116,42 @@ def test_without_user_namespaces_and_setuid_only_root_runs_an_image(node: Node, 
 
 
 @pytest.mark.parametrize(
-    ("name", "version", "least"), [("apptainer", "1.1.9-1.el8", "1.2"), ("singularity-ce", "3.9.9", "3.10")]
+    ("name", "version", "least"),
+    [
+        ("apptainer", "1.1.9-1.el8", "1.2"),
+        ("singularity-ce", "3.9.9", "3.10"),
+        ("singularity-pro", "3.9-4", "3.10"),
+    ],
 )
 def test_an_old_version_is_refused(node: Node, name: str, version: str, least: str) -> None:
-    package = name.removesuffix("-ce")
     assert node.refused(node.run("true", FAKE_NAME=name, FAKE_VERSION=version)) == (
-        f"{node.apptainer} is {package} {version}: {least} or newer is needed, for --no-eval: load a newer module, "
+        f"{node.apptainer} is {name} {version}: {least} or newer is needed, for --no-eval: load a newer module, "
         "or give another in APPTRAIN_APPTAINER"
     )
+
+
+def test_a_program_that_says_it_is_another_is_refused_with_what_it_says(node: Node) -> None:
+    assert node.refused(node.run("true", FAKE_NAME="charliecloud")) == (
+        f"{node.apptainer} says that it is charliecloud (`buildcfg`): set APPTRAIN_APPTAINER to apptainer or singularity"
+    )
+
+
+@pytest.mark.parametrize("name", ["singularity", "singularity-ce", "singularity-pro"])
+def test_every_edition_of_singularity_is_known(node: Node, name: str) -> None:
+    node.setuid("singularity")
+    ended = node.run("true", FAKE_NAME=name, FAKE_VERSION="4.1.6-pro1.el9")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_a_starter_without_its_setuid_bit_is_not_asked_for(node: Node) -> None:
+    (node.programs / "libexec/apptainer/bin/starter-suid").chmod(0o755)
+    as_another = ["unshare", "--user", "--map-user=1000", "--keep-caps"] if os.geteuid() == 0 else []
+    line = [*as_another, str(RUN_SH), str(node.image), "echo", "ran"]
+    env = {**node.env, "APPTRAIN_UNPACK": "1"}
+    ended = subprocess.run(line, cwd=node.work, env=env, capture_output=True, text=True, timeout=BOUND)
+    assert (ended.returncode, ended.stdout) == (0, "ran\n"), ended.stderr
+    assert "starter-suid has no setuid bit: apptainer is called with --userns\n" in ended.stderr
+    assert "--userns" in node.argv()
 
 
 @pytest.mark.parametrize(("version", "options"), [("4.1.0", ["--tmp-sandbox"]), ("3.11.4-1.el8", [])])
@@ -258,10 +287,96 @@ def test_a_mount_that_fails_is_followed_by_unpacking(node: Node) -> None:
     assert (ended.returncode, ended.stdout) == (0, "it ran\n")
     assert re.fullmatch(
         "FATAL:   container creation failed: image driver mount failure: squashfuse_ll exited: fuse: no luck\n"
-        rf"run\.sh: {NODE}: this node does not mount the image \(fuse: no luck\): unpacking it to \S+, about 1 MB, for this run\n",
+        rf"run\.sh: {NODE}: this node does not mount the image \(fuse: no luck\): unpacking it to \S+, about 1 MB, for this run "
+        r"\(APPTRAIN_UNPACK=1 does so without trying\)\n",
         ended.stderr,
     )
     assert ["--unsquash" in call["argv"] for call in node.calls()] == [False, False, True]
+
+
+IN_10_S = (
+    "FATAL:   container creation failed: mount hook function failure: mount /proc/self/fd/3->/rootfs error: "
+    "while mounting image /proc/self/fd/3: squashfuse_ll failed to mount /proc/self/fd/3 in 10s"
+)
+REFUSED_BY_1_2 = (
+    "FATAL:   container creation failed: mount hook function failure: mount /proc/self/fd/3->/rootfs error: "
+    "while mounting image /proc/self/fd/3: squashfuse_ll exited with status 255: fusermount: mount failed: "
+    "Operation not permitted"
+)
+
+
+@pytest.mark.parametrize(
+    ("says", "why"),
+    [(REFUSED_BY_1_2, "fusermount: mount failed: Operation not permitted"), (IN_10_S, "not done in 10s")],
+)
+def test_a_mount_that_fails_twice_is_followed_by_unpacking_in_the_words_of_all_versions(
+    node: Node, says: str, why: str
+) -> None:
+    ended = node.run("echo", "it ran", FAKE_MOUNT="fails", FAKE_SAYS=says)
+    assert (ended.returncode, ended.stdout) == (0, "it ran\n")
+    first, second = ended.stderr.splitlines()
+    assert first == says
+    assert f": this node does not mount the image ({why}): unpacking it to " in second
+    assert ["--unsquash" in call["argv"] for call in node.calls()] == [False, False, True]
+
+
+@pytest.fixture
+def hasty(node: Node, tmp_path: Path) -> Path:
+    """run.sh of a checkout in which a mount may take a second."""
+    checkout = tmp_path / "hasty"
+    for name in ("host", "containers"):
+        (checkout / name).mkdir(parents=True)
+    for file in (RUN_SH.parents[1] / "host").glob("*.sh"):
+        shutil.copy(file, checkout / "host")
+    shutil.copy(RUN_SH, checkout / "containers")
+    shorten(checkout / "host/image.sh", MOUNT_LIMIT=1, MOUNT_BOUND=2)
+    node.env["FAKE_SAYS"] = IN_10_S
+    return checkout / "containers/run.sh"
+
+
+def hasty_run(node: Node, run_sh: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [run_sh, node.image, "echo", "it ran"],
+        cwd=node.work,
+        env={**node.env, **env},
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+    )
+
+
+def test_a_mount_that_took_too_long_is_tried_once_more(node: Node, hasty: Path) -> None:
+    ended = hasty_run(node, hasty, FAKE_MOUNT="1", FAKE_TAKES="2.5")
+    assert (ended.returncode, ended.stdout) == (0, "it ran\n")
+    assert (
+        "the image was not mounted in time: it is tried once more (APPTRAIN_UNPACK=1 unpacks" in ended.stderr
+    )
+    assert ["--unsquash" in call["argv"] for call in node.calls()] == [False, False, False]
+
+
+def test_a_mount_that_takes_too_long_again_is_followed_by_unpacking(node: Node, hasty: Path) -> None:
+    ended = hasty_run(node, hasty, FAKE_MOUNT="1,3", FAKE_TAKES="2.5")
+    assert (ended.returncode, ended.stdout) == (0, "it ran\n")
+    assert "does not mount the image (it took apptainer too long, twice): unpacking it to " in ended.stderr
+    assert ["--unsquash" in call["argv"] for call in node.calls()] == [False, False, False, True]
+
+
+def test_a_mount_that_does_not_end_is_not_waited_for(node: Node, hasty: Path) -> None:
+    ended = hasty_run(node, hasty, FAKE_MOUNT="1,2", FAKE_TAKES="1.2,60")
+    assert (ended.returncode, ended.stdout) == (0, "it ran\n")
+    assert "does not mount the image (it takes more than 2 s): unpacking it to " in ended.stderr
+
+
+def test_what_cmd_says_of_a_mount_starts_nothing_again(node: Node) -> None:
+    ended = node.run("sh", "-c", f"echo '{IN_10_S}' >&2; exit 255")
+    assert (ended.returncode, ended.stderr) == (255, f"{IN_10_S}\n")
+    assert len(node.calls()) == 1
+
+
+def test_unpacking_that_fails_is_the_end(node: Node) -> None:
+    ended = node.run("true", APPTRAIN_UNPACK="1", FAKE_STATUS="255")
+    assert ended.returncode == 255
+    assert len(node.calls()) == 1
 
 
 def test_apptainers_own_failure_keeps_its_status(node: Node) -> None:
