@@ -184,7 +184,7 @@ def verdict(job: Job, run: RunDirectory, of_job: Outcome, *, is_planned: bool, t
     who = (f"rank {of_job.rank} on " if of_job.rank is not None else "") + (
         f"{of_job.node}: " if of_job.node else ""
     )
-    error = f"{who}{of_job.error}"
+    error = f"{who}{of_job.reason}"
     if of_job.is_unavailable and job.tries < ATTEMPTS and not job.port_by_hand:
         again = f"trying again: attempt {run.attempt + 1}, with other ports"
         said = (("say", f"attempt {run.attempt}: {error}"), ("say", again))

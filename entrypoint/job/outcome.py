@@ -40,6 +40,11 @@ class Outcome:
     """Whether the job's ranks, of which there are several, trained without a process group."""
 
     @property
+    def reason(self) -> str:
+        """The first error, as a message has it: some ranks say nothing."""
+        return self.error or ("nothing on stderr" if self.rank is not None else "no reason was told")
+
+    @property
     def is_unavailable(self) -> bool:
         """Whether a port or a peer kept the ranks from starting: another attempt may help. A rank that ends
         with this status means something of its own."""

@@ -93,7 +93,7 @@ def in_words(ended: Outcome, plan: LaunchPlan, run: RunDirectory) -> list[str]:
     if ended.status == SAVED:
         return ["saved at a planned end: the same run directory continues"]
     if ended.rank is None:
-        return [f"{ended.node + ': ' if ended.node else ''}{ended.error}"]
+        return [f"{ended.node + ': ' if ended.node else ''}{ended.reason}"]
     who = named(plan, ended.rank)
     if blame.has_left_early(ended.error):
         return [f"{who} on {ended.node} {ended.error}"]
@@ -104,7 +104,7 @@ def in_words(ended: Outcome, plan: LaunchPlan, run: RunDirectory) -> list[str]:
         ]
     log = run.log(ended.node, f"rank{ended.rank}", "err")
     failed = f"{who} on {ended.node} failed first, status {ended.status}"
-    return [f"{failed}: {ended.error or 'nothing on stderr'} ({log})"]
+    return [f"{failed}: {ended.reason} ({log})"]
 
 
 def signal_name(signum: int) -> str:

@@ -129,7 +129,7 @@ class Peers:
         for path in (self.run_dir.path / "outcome").glob(f"{plan.attempt}.*"):
             if (ended := outcome.read(path)) is not None:
                 return (
-                    f"{ended.node or path.name} ended before it joined, status {ended.status}: {ended.error}"
+                    f"{ended.node or path.name} ended before it joined, status {ended.status}: {ended.reason}"
                 )
         return None
 

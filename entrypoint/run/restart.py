@@ -52,8 +52,8 @@ class Restarts:
         nodes, ranks = self._active, self._active * self._plan.nproc_per_node
         if self.count == 0 or ended.rank is None or ended.status != BAD_INPUT or nodes >= self._plan.nnodes:
             return ""
-        refusal = ended.error or "nothing on stderr"
-        return f"with {count(ranks, 'rank')} on {count(nodes, 'node')} the program refuses to run: {refusal}"
+        left = f"with {count(ranks, 'rank')} on {count(nodes, 'node')}"
+        return f"{left} the program refuses to run: {ended.reason}"
 
     def begin(self) -> None:
         """A restart is tried."""
