@@ -23,12 +23,12 @@ from entrypoint.errors import DONE, INTERRUPTED, SAVED, BadInput, Refusal
 from entrypoint.job import lock, outcome, rundir
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
-from entrypoint.node import processes
+from entrypoint.node import guardian, processes
 from entrypoint.plan import commands, mistakes, options, passed, rendezvous, sources
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.resolve import resolve
 from entrypoint.record import reading
-from entrypoint.run import launch
+from entrypoint.run import endings, launch
 from entrypoint.run.launch import HANDLED
 from entrypoint.schedulers import embedded as variables
 from entrypoint.watch import output
@@ -48,8 +48,14 @@ Then, on a cluster: apptrain submit --cluster NAME --nodes 2 -- my_script.py
 WITHOUT_CMD = (
     "no CMD given: trains the reference job, as apptrain demo; your own: apptrain run -- my_script.py"
 )
-KILL_AFTER = 35.0
-"""Seconds after a signal in which nodes end by themselves: their ranks may save for 25."""
+AFTER_SIGNAL = 10.0
+"""Seconds, beyond those in which ranks may save, that tasks have to end after a signal."""
+AFTER_END = 180.0
+"""The same after the end of a task with which all others end: a slow file system may hold their outcome."""
+STOPPED = 10.0
+"""Seconds after which tasks are killed that somebody has stopped (SIGSTOP), if all others have ended."""
+TO_DIE = 5.0
+"""Seconds that the kernel has to end a task that was killed: one in the middle of I/O may not end at all."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +72,10 @@ class Job:
     """Arguments of `entrypoint launch`."""
     outcome_per_task: bool = False
     """Whether every task writes an outcome (mode `rank`), instead of every node."""
+    term_grace: float = 25.0
+    """Seconds that ranks have to save after SIGTERM."""
+    may_restart: bool = False
+    """Whether tasks may go on after one has failed."""
     port_by_hand: bool = False
     """A taken port that was chosen is not tried again."""
     without_cmd: bool = False
@@ -155,6 +165,8 @@ def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> Job:
     return dataclasses.replace(
         job,
         outcome_per_task=plan.mode == "rank",
+        term_grace=settings.value("term-grace"),
+        may_restart=settings.value("on-failure") == "restart",
         port_by_hand=settings.given("master-port"),
         without_cmd=not command and plan.command == sources.REFERENCE_JOB,
         is_demo=plan.command[: len(sources.REFERENCE_JOB)] == sources.REFERENCE_JOB,
@@ -244,11 +256,11 @@ class _Nodes:
             first = last + 1
             if not ended.is_unavailable or self.signals or job.port_by_hand:
                 break
-        processes.kill_descendants()
+        guardian.end_all_below()
         if ended.status not in (DONE, SAVED):
-            self._say(
-                f"the job ended with status {ended.status}" + (f": {ended.error}" if not ended.node else "")
-            )
+            # What a node says of its end, it has said.
+            error = f": {ended.error}" if ended.error and not ended.node else ""
+            self._say(f"the job ended with status {ended.status}{error}")
         if job.is_demo and ended.status == DONE:
             self._say(f"next: {checkout.apptrain()} run -- my_script.py")
         return ended.status
@@ -297,14 +309,17 @@ class _Nodes:
             for local_id in range(self.job.tasks_per_node)
         ]
 
-    def _complete(self, file: Path, task: subprocess.Popen[bytes]) -> None:
-        """Writes the outcome of a task that failed before it could write its own: the others wait for it."""
-        status = task.returncode if task.returncode >= 0 else 128 - task.returncode
-        error = f"{file.name} ended with status {status}" if status else ""
-        self.ended[_place(file)] = ended = Outcome(status=status, time=time.time(), error=error)
-        if status and outcome.read(file) is None:
+    def _complete(self, file: Path, ended: Outcome) -> None:
+        """Writes the outcome of a task that ended before it could write its own: the others wait for it."""
+        self.ended[_place(file)] = ended
+        if ended.status and outcome.read(file) is None:
             with contextlib.suppress(OSError):
                 outcome.write(file, ended)
+
+    def _who(self, file: Path) -> str:
+        """Whose outcome this is, as a message names it."""
+        index, _, local_id = _place(file).partition(".")
+        return f"the launch of {self.job.names[int(index)]}" + (f", task {local_id}" if local_id else "")
 
     def _start(self, index: int, local_id: int, attempt: int, out: int, err: int) -> subprocess.Popen[bytes]:
         progress = self.consoles["err"].progress
@@ -319,19 +334,41 @@ class _Nodes:
         )
 
     def _wait(self, files: Sequence[Path]) -> None:
-        """Waits for all tasks; after a signal only as long as their ranks may save."""
-        deadline = float("inf")
+        """Waits for all tasks. They have a bound from the moment on at which the job is decided: after a
+        signal, and after the end of a task with which the others end. One that was stopped by SIGSTOP would
+        never end by itself."""
         running = dict(zip(files, self.tasks, strict=True))
+        deadline, stopped_until = float("inf"), 0.0
         while running:
+            now = time.monotonic()
             for file, task in list(running.items()):
                 if task.poll() is not None:
-                    self._complete(file, running.pop(file))
-            if self.signals and deadline == float("inf"):
-                deadline = time.monotonic() + KILL_AFTER
-            if time.monotonic() > deadline:
-                for task in self.tasks:
-                    task.kill()
+                    self._complete(file, _of_task(self._who(file), running.pop(file).returncode))
+                    if task.returncode == DONE or not self.job.may_restart:
+                        deadline = min(deadline, now + self.job.term_grace + AFTER_END)
+            if self.signals:
+                deadline = min(deadline, now + self.job.term_grace + AFTER_SIGNAL)
+            is_decided = bool(self.signals) or len(running) < len(files)
+            if not (stopped_until and is_decided and all(_is_stopped(task) for task in running.values())):
+                stopped_until = now + STOPPED
+            if now > min(deadline, stopped_until):
+                self._kill(running)
+                return
             time.sleep(0.05)
+
+    def _kill(self, running: Mapping[Path, subprocess.Popen[bytes]]) -> None:
+        """Ends tasks that do not end with the job."""
+        errors = {}
+        for file, task in running.items():
+            why = "was stopped by a signal" if _is_stopped(task) else "did not end with the job"
+            errors[file] = f"{self._who(file)} (process {task.pid}) {why}, and was killed"
+            self._say(errors[file])
+            task.kill()
+        deadline = time.monotonic() + TO_DIE
+        for file, task in running.items():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                task.wait(max(0.0, deadline - time.monotonic()))
+            self._complete(file, Outcome(status=1, time=time.time(), error=errors[file]))
 
     def _signalled(self, signum: int, _frame: object) -> None:
         if signum == signal.SIGUSR2:
@@ -356,6 +393,19 @@ def _before_exec() -> None:
     """In a node's process: signals wait until the entrypoint handles them, so that none is a traceback."""
     processes.die_with_parent()
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
+
+
+def _of_task(who: str, returncode: int) -> Outcome:
+    """What the status of a task says, where it could say nothing itself."""
+    if returncode < 0:
+        error = f"{who} was killed by {endings.signal_name(-returncode)}"
+        return Outcome(status=128 - returncode, time=time.time(), error=error)
+    error = f"{who} ended with status {returncode}" if returncode else ""
+    return Outcome(status=returncode, time=time.time(), error=error)
+
+
+def _is_stopped(task: subprocess.Popen[bytes]) -> bool:
+    return processes.state(task.pid) in processes.STOPPED
 
 
 def _place(file: Path) -> str:

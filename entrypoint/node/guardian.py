@@ -45,8 +45,9 @@ class Guardian:
             )
 
     @property
-    def pid(self) -> int | None:
-        return self._process.pid if self._process else None
+    def pids(self) -> list[int]:
+        """Its process; none if none could be started."""
+        return [self._process.pid] if self._process else []
 
     def watch(self, folder: Path) -> None:
         """What has this directory in its environment is to end with us, and so is the directory."""
@@ -63,6 +64,24 @@ class Guardian:
         if self._process is not None and self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.write(os.fsencode(line) + b"\n")
+
+
+def end_all_below() -> None:
+    """Kills everything below this process, a guardian last: one whose launcher was killed finds nobody left,
+    and removes what the launcher made."""
+    import psutil
+
+    from entrypoint.node import processes
+
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            found += [child.pid] if __file__ in child.cmdline() else []
+    processes.kill_descendants(spare=found)
+    deadline = time.monotonic() + KILL
+    while any(processes.is_running(pid) for pid in found) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    processes.kill_descendants()
 
 
 def main() -> None:

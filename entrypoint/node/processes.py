@@ -11,13 +11,15 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from entrypoint.plain import plain
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+STOPPED = ("T", "t")
+"""States of a process that a signal has stopped, or a debugger."""
 
 
 def adopt_orphans() -> None:
@@ -95,7 +97,7 @@ def signal_groups(pids: Iterable[int], signum: int) -> None:
             os.killpg(pid, signum)
 
 
-def kill_descendants(seconds: float = 5.0, *, spare: int | None = None) -> None:
+def kill_descendants(seconds: float = 5.0, *, spare: Collection[int] = ()) -> None:
     """SIGKILL to everything below this process but `spare`, again until nothing is left, at most for
     `seconds`."""
     import psutil
@@ -103,7 +105,7 @@ def kill_descendants(seconds: float = 5.0, *, spare: int | None = None) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         below = psutil.Process().children(recursive=True)
-        left = [child for child in below if child.pid != spare and is_running(child.pid)]
+        left = [child for child in below if child.pid not in spare and is_running(child.pid)]
         if not left:
             break
         for child in left:

@@ -291,7 +291,8 @@ def _run(order: dict[str, Any], report: Reporter, running: dict[int, int], waiti
 
     SubprocessHandler._popen = popen  # type: ignore[method-assign,assignment]
     # CMD has lost the `--` that torchrun's parser drops; its macros get it escaped.
-    options = parse_args([*order["options"], "CMD"])  # type: ignore[no-untyped-call]
+    # Without a folder for logs torch would make one in TMPDIR, and leave it there.
+    options = parse_args(["--log-dir", order["errors"], *order["options"], "CMD"])  # type: ignore[no-untyped-call]
     config, program, _ = config_from_args(options)
     words = [word.replace("$", "$$") for word in order["command"]]
     arguments = ["-u", *words]

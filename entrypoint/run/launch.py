@@ -54,7 +54,7 @@ def launch(plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> int:
     try:
         last = asyncio.run(session.run())
     finally:
-        processes.kill_descendants(spare=guardian.pid)
+        processes.kill_descendants(spare=guardian.pids)
         guardian.dismiss()
         session.leave(last)
     # The host half reads the file; with another status here the scheduler would kill nodes that still save.
@@ -164,7 +164,7 @@ class _Session:
                 attempt.tell(why if attempt.speaks else "")
                 return attempt
             self._restarts.begin()
-            await aside(lambda: processes.kill_descendants(spare=self._guardian.pid))
+            await aside(lambda: processes.kill_descendants(spare=self._guardian.pids))
             attempt = self._next(attempt)
 
     def leave(self, last: Attempt | None) -> None:

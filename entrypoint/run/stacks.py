@@ -35,8 +35,6 @@ KEEP = 4.0
 """Seconds for the file system to take what was found."""
 DUMP = 5.0
 """Seconds for a rank to print its stacks: both looks together take less than the hub's bound for all."""
-STOPPED = ("T", "t")
-"""States of a process that prints nothing at a signal of ours."""
 _RECORDER_NAMES = {
     "BUFFER_SIZE": ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
     "DUMP_TEMP_FILE": ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
@@ -84,7 +82,7 @@ class LastLook:
         self._states = {rank: processes.state(pid) for rank, pid in alive.items()}
         self._texts = dict.fromkeys(alive, "")
         self._ranks.freeze_starter()
-        able = {rank: pid for rank, pid in alive.items() if self._states[rank] not in STOPPED}
+        able = {rank: pid for rank, pid in alive.items() if self._states[rank] not in processes.STOPPED}
         shown, _ = await asyncio.gather(_shown_by(able, self._signs), self._dump_recorders(alive))
         self._texts |= shown
         return self._sightings()

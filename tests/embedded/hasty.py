@@ -34,6 +34,10 @@ def window(seconds: float) -> None:
     restart.WINDOW = seconds
 
 
+def stopped(seconds: float) -> None:
+    embedded.STOPPED = seconds
+
+
 def answer(seconds: float) -> None:
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Timeouts(terms.Timeouts):
@@ -42,7 +46,7 @@ def answer(seconds: float) -> None:
     terms.Timeouts = Timeouts  # type: ignore[misc]
 
 
-BOUNDS = {shorten.__name__: shorten for shorten in (first_step, hang_timeout, window, answer)}
+BOUNDS = {shorten.__name__: shorten for shorten in (first_step, hang_timeout, window, stopped, answer)}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.embedded.jobs import Job, clean_env, give_up_all, gone, processes_with
+from tests.embedded.jobs import Job, clean_env, give_up_all, gone, processes_with, start
 from tests.embedded.test_output import launch
 
 STRAYS = """
@@ -45,6 +45,70 @@ def test_what_ignores_sigterm_or_has_a_session_of_its_own_ends_with_a_killed_lau
             os.kill(pid, signal.SIGKILL)
 
 
+def launches(job: Job) -> list[int]:
+    """The launchers of a job's nodes, in their order."""
+    below = Path(f"/proc/{job.process.pid}/task/{job.process.pid}/children").read_text().split()
+    named = {Path("/proc", pid, "environ").read_bytes(): int(pid) for pid in below}
+    return [
+        next(pid for held, pid in named.items() if f"NODENAME=127.0.0.{node}\0".encode() in held)
+        for node in (1, 2)
+    ]
+
+
+RANK = (
+    "--mode",
+    "rank",
+    "--peer-timeout",
+    "4",
+    "--no-python",
+    "--",
+    "/bin/sh",
+    "-c",
+    STRAYS.replace("begun", "$RANK"),
+)
+
+
+@pytest.mark.parametrize(
+    ("signum", "node", "status", "said"),
+    [
+        (signal.SIGKILL, 0, 137, "the launch of 127.0.0.1, task 0 was killed by SIGKILL"),
+        (signal.SIGKILL, 1, 1, ""),
+        (
+            signal.SIGSTOP,
+            0,
+            1,
+            "the launch of 127.0.0.1, task 0 (process {}) was stopped by a signal, and was killed",
+        ),
+        (signal.SIGSTOP, 1, 1, ""),
+    ],
+)
+def test_a_job_ends_with_a_launcher_that_is_killed_or_stopped_and_leaves_nothing(
+    tmp_path: Path, signum: int, node: int, status: int, said: str
+) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    job = start(tmp_path, *RANK, env={"TMPDIR": str(temporary), "APPTRAIN_DEVICE": "cpu"}, stopped=1)
+    job.until(lambda: all((job.run / name).exists() for name in ("0", "1", "stray")), "the ranks")
+    pid = launches(job)[node]
+    os.kill(pid, signum)
+    ended = job.end()
+    assert ended.status == status, ended.err
+    last = f"apptrain: the job ended with status {status}"
+    assert ended.err.splitlines()[-1] == last + (f": {said.format(pid)}" if said else "")
+    assert (f"(process {pid}) was stopped" in ended.err) == (signum == signal.SIGSTOP)
+    assert gone(str(job.run))
+    assert list(temporary.iterdir()) == []
+
+
+def test_torchruns_agent_leaves_no_folder(tmp_path: Path) -> None:
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    env = {"TMPDIR": str(temporary), "APPTRAIN_DEVICE": "cpu"}
+    job = start(tmp_path, "--nodes", "1", "--no-python", "--", "/bin/true", env=env)
+    assert job.end().status == 0
+    assert list(temporary.glob("torchelastic_*")) == list(temporary.glob("apptrain-*")) == []
+
+
 def test_a_launch_that_ends_well_leaves_no_guardian(tmp_path: Path) -> None:
     env = {"TMPDIR": str(tmp_path), "APPTRAIN_DEVICE": "cpu"}
     waits = f"touch {tmp_path}/begun; until [ -e {tmp_path}/go ]; do sleep 0.05; done"
@@ -76,8 +140,9 @@ import os, signal, sys
 from pathlib import Path
 from entrypoint.node.guardian import Guardian
 guardian = Guardian()
-os.kill(guardian.pid, signal.SIGKILL)
-os.waitid(os.P_PID, guardian.pid, os.WEXITED | os.WNOWAIT)
+(pid,) = guardian.pids
+os.kill(pid, signal.SIGKILL)
+os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
 guardian.watch(Path("/nowhere"))
 guardian.dismiss()
 """

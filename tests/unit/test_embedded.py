@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -65,17 +64,24 @@ def test_the_reference_job_is_named_where_nobody_said_what_to_run_and_the_next_s
 
 
 class Task:
-    """A process that ends when it has been asked `polls` times, or is killed."""
+    """A process that ends with this status when it has been asked `polls` times, or is killed."""
 
-    def __init__(self, polls: int) -> None:
-        self.polls, self.killed = polls, False
+    def __init__(self, polls: int, status: int = 0, state: str = "S") -> None:
+        self.polls, self.status, self.state = polls, status, state
+        self.pid = id(self)
+        self.returncode: int | None = None
 
     def poll(self) -> int | None:
         self.polls -= 1
-        return -9 if self.killed else 0 if self.polls < 0 else None
+        if self.returncode is None and self.polls < 0:
+            self.returncode = self.status
+        return self.returncode
 
     def kill(self) -> None:
-        self.killed = True
+        self.returncode = -9
+
+    def wait(self, seconds: float) -> None:
+        assert (self.returncode, seconds) == (-9, embedded.TO_DIE)
 
 
 class Clock:
@@ -86,25 +92,84 @@ class Clock:
     def monotonic(self) -> float:
         return self.now
 
+    def time(self) -> float:
+        return self.now
+
     def sleep(self, seconds: float) -> None:
         self.now += seconds
 
 
-@pytest.mark.parametrize(("signals", "killed"), [([], False), ([15], True)])
-def test_tasks_are_killed_only_after_a_signal_and_the_time_that_their_ranks_may_save(
-    signals: list[int], killed: bool, monkeypatch: pytest.MonkeyPatch
+NEVER = 10**9
+LOST = "the launch of 127.0.0.1 (process {}) "
+
+
+@pytest.mark.parametrize(
+    ("tasks", "signals", "may_restart", "seconds", "why"),
+    [
+        ([Task(6000)], [], False, 300, ""),
+        ([Task(6000), Task(6000)], [], False, 300, ""),
+        ([Task(NEVER)], [15], False, 35, "did not end with the job"),
+        ([Task(NEVER), Task(20, status=1)], [], False, 206, "did not end with the job"),
+        ([Task(6000), Task(20, status=1)], [], True, 300, ""),
+        ([Task(NEVER), Task(20)], [], True, 206, "did not end with the job"),
+        ([Task(NEVER, state="T"), Task(20, status=1)], [], True, 11, "was stopped by a signal"),
+        ([Task(NEVER, state="T")], [2], False, 10, "was stopped by a signal"),
+        ([Task(6000, state="T")], [], False, 300, ""),
+    ],
+    ids=[
+        "one",
+        "two",
+        "signal",
+        "failure",
+        "restart",
+        "restart-done",
+        "stopped",
+        "stopped-signal",
+        "all-stopped",
+    ],
+)
+def test_tasks_are_killed_that_do_not_end_with_the_job(
+    tasks: list[Task],
+    signals: list[int],
+    may_restart: bool,
+    seconds: float,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    clock = Clock()
+    clock, lines = Clock(), list[str]()
     monkeypatch.setattr(embedded, "time", clock)
-    task, ended = Task(polls=1000), list[tuple[Path, object]]()
-    nodes: Any = SimpleNamespace(tasks=[task], signals=signals, _complete=lambda *what: ended.append(what))
-    embedded._Nodes._wait(nodes, [Path("0.0")])
-    assert (task.killed, ended) == (killed, [(Path("0.0"), task)])
-    assert clock.now == pytest.approx(embedded.KILL_AFTER if killed else 50.0, abs=0.2)
+    states = {task.pid: task.state for task in tasks}
+    monkeypatch.setattr(embedded.processes, "state", states.__getitem__)
+    job = embedded.Job(
+        nodes=2,
+        tasks_per_node=1,
+        gpus_per_node=None,
+        run_dir=tmp_path,
+        job_id="1",
+        launch=(),
+        may_restart=may_restart,
+    )
+    nodes: Any = embedded._Nodes(job)
+    nodes.tasks, nodes.signals, nodes._say = tasks, signals, lines.append
+    nodes._wait([tmp_path / f"outcome/0.{index}" for index in range(len(tasks))])
+    killed = LOST.format(tasks[0].pid) + f"{why}, and was killed"
+    assert lines == ([killed] if why else [])
+    assert clock.now == pytest.approx(seconds, abs=1)
+    assert (nodes.ended["0"].status, nodes.ended["0"].error) == ((1, killed) if why else (0, ""))
+
+
+def test_a_task_that_could_say_nothing_is_named_with_what_ended_it() -> None:
+    told = [embedded._of_task("the launch of 127.0.0.1", code) for code in (-9, 3, 0)]
+    assert [(ended.status, ended.error) for ended in told] == [
+        (137, "the launch of 127.0.0.1 was killed by SIGKILL"),
+        (3, "the launch of 127.0.0.1 ended with status 3"),
+        (0, ""),
+    ]
 
 
 def test_after_a_failure_no_next_step_is_named(tmp_path: Path) -> None:
-    ended = ["apptrain: the job ended with status 3: "]
+    ended = ["apptrain: the job ended with status 3"]
     assert said(tmp_path, "--run-dir", "run", status=3) == [NO_CMD, *started(tmp_path), *ended]
 
 
