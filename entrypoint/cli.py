@@ -7,14 +7,13 @@ torch.
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from entrypoint import __version__
+from entrypoint import __version__, streams
 from entrypoint.errors import INTERRUPTED, BadInput, Refusal
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
@@ -58,8 +57,13 @@ def exit_status(*only: str) -> str:
 
 def main(argv: Sequence[str]) -> int:
     """Runs one command and returns its exit status."""
+    streams.make_usable()
     try:
-        return _run(argv)
+        check_here()
+        try:
+            return _run(argv)
+        finally:
+            sys.stdout.flush()
     except Refusal as refusal:
         if not _left_to_job_script(refusal, os.environ):
             who = "apptrain" if argv[:1] in (["prepare"], ["conclude"]) else "entrypoint"
@@ -68,13 +72,17 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except OSError as error:
-        if error.errno == errno.ENOSPC:
-            print(f"entrypoint: stdout cannot be written: {error.strerror}", file=sys.stderr)
-            return 1
-        if error.errno != errno.EPIPE:
-            raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+        return streams.lost(error)
+
+
+def check_here() -> None:
+    """Raises BadInput if the current directory was removed."""
+    try:
+        Path.cwd()
+    except OSError as error:
+        raise BadInput(
+            f"the current directory cannot be found ({error.strerror}): cd to one that exists"
+        ) from None
 
 
 def _left_to_job_script(refusal: Refusal, env: Mapping[str, str]) -> bool:

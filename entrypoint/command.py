@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from entrypoint import __version__, cli, no_command, spelling
+from entrypoint import __version__, cli, no_command, spelling, streams
 from entrypoint.checkout import HOME, apptrain, make
 from entrypoint.errors import BAD_INPUT, INTERRUPTED, BadInput, Refusal
 from entrypoint.plan import commands, mistakes
@@ -81,7 +81,9 @@ More: docs/containers.md
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    streams.make_usable()
     try:
+        cli.check_here()
         try:
             return _run(arguments)
         finally:
@@ -91,9 +93,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return refusal.status
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # as `| head` leaves it, at which the interpreter's end would print a traceback
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
+    except OSError as error:
+        return streams.lost(error)
 
 
 def _run(arguments: list[str]) -> int:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint import checkout, cli
+from entrypoint import checkout, cli, streams
 from entrypoint.errors import DONE, INTERRUPTED, SAVED, BadInput, Refusal
 from entrypoint.job import lock, outcome, rundir
 from entrypoint.job.outcome import Outcome
@@ -30,6 +30,7 @@ from entrypoint.plan.resolve import resolve
 from entrypoint.record import reading
 from entrypoint.run import endings, launch
 from entrypoint.run.launch import HANDLED
+from entrypoint.run.supervise import PLANNED
 from entrypoint.schedulers import embedded as variables
 from entrypoint.watch import output
 
@@ -90,7 +91,9 @@ class Job:
 
 def main(argv: Sequence[str], check_python: Callable[[], None] = lambda: None) -> int:
     """Runs one job and returns its status. `check_python` raises BadInput, after a mistake in `argv` has."""
+    streams.make_usable()
     try:
+        cli.check_here()
         with own_number() as number:
             job = _job(argv, os.environ, number)
             check_python()
@@ -371,7 +374,7 @@ class _Nodes:
             self._complete(file, Outcome(status=1, time=time.time(), error=errors[file]))
 
     def _signalled(self, signum: int, _frame: object) -> None:
-        if signum == signal.SIGUSR2:
+        if signum in PLANNED:
             try:
                 RunDirectory(self.job.run_dir, 0).stop.touch(mode=0o600)
             except OSError as error:

@@ -140,7 +140,7 @@ def test_tasks_are_killed_that_do_not_end_with_the_job(
     clock, lines = Clock(), list[str]()
     monkeypatch.setattr(embedded, "time", clock)
     states = {task.pid: task.state for task in tasks}
-    monkeypatch.setattr(embedded.processes, "state", states.__getitem__)
+    monkeypatch.setattr("entrypoint.node.processes.state", states.__getitem__)
     job = embedded.Job(
         nodes=2,
         tasks_per_node=1,

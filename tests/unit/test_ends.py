@@ -38,7 +38,7 @@ def test_ctrl_c_ends_with_130_and_without_a_word(raises: Any, capsys: pytest.Cap
 def test_a_full_disk_behind_stdout_is_said(raises: Any, capsys: pytest.CaptureFixture[str]) -> None:
     raises(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     assert cli.main(["plan"]) == 1
-    assert capsys.readouterr().err == "entrypoint: stdout cannot be written: No space left on device\n"
+    assert capsys.readouterr().err == "apptrain: stdout cannot be written: No space left on device\n"
 
 
 def test_who_reads_no_further_ends_the_command_and_what_is_left_goes_nowhere(
@@ -47,7 +47,7 @@ def test_who_reads_no_further_ends_the_command_and_what_is_left_goes_nowhere(
     reader, writer = os.pipe()
     os.close(reader)
     raises(BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE)))
-    monkeypatch.setattr(sys, "stdout", SimpleNamespace(fileno=lambda: writer))
+    monkeypatch.setattr(sys, "stdout", SimpleNamespace(fileno=lambda: writer, flush=lambda: None))
     try:
         assert cli.main(["plan"]) == 141
         assert os.write(writer, b"left") == 4  # /dev/null now
