@@ -30,7 +30,7 @@ from entrypoint.plan.resolve import resolve
 from entrypoint.record import reading
 from entrypoint.run import endings, launch
 from entrypoint.run.launch import HANDLED
-from entrypoint.run.supervise import PLANNED
+from entrypoint.run.node_state import PLANNED
 from entrypoint.schedulers import embedded as variables
 from entrypoint.watch import output
 

@@ -27,7 +27,7 @@ def make_usable() -> None:
     if sys.stdout is None:
         sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
     if sys.stderr is sys.__stderr__:  # else a test has replaced it
-        raw = io.BufferedWriter(_Forgiving(2, "wb", closefd=False))
+        raw = io.BufferedWriter(_Forgiving(2, "wb", closefd=False))  # type: ignore[type-var]
         sys.stderr = io.TextIOWrapper(raw, errors="backslashreplace", line_buffering=True)
 
 

@@ -273,9 +273,9 @@ clean_up() {
 
 # --- the run ------------------------------------------------------------------------------------------------------
 
-# USR2 is the scheduler's warning. CONT, which Slurm sends beside it, must not be trapped: bash loses one of the two.
+# USR2, or a job's own USR1, is the scheduler's warning. CONT, which Slurm sends beside it, must not be trapped: bash loses one of the two.
 catch_signals() {
-    trap warn USR2
+    trap warn USR1 USR2
     trap 'end 143' TERM
     trap 'end 130; cut_short' INT
     trap 'end 129; cut_short' HUP

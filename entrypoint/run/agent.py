@@ -136,6 +136,8 @@ def _act(order: dict[str, Any], report: Reporter, control: int, waiting: dict[in
 
     if _line(control) != b"go":
         return
+    for signum in (signal.SIGUSR1, signal.SIGUSR2):  # a scheduler's warning to all processes of the job
+        signal.signal(signum, _take_no_notice)
     pids: dict[int, int] = {}
     threading.Thread(target=_end_with_parent, args=(control, pids), daemon=True).start()
     try:
@@ -148,6 +150,10 @@ def _act(order: dict[str, Any], report: Reporter, control: int, waiting: dict[in
         report("finished", error=_one_line(error), unavailable=taken)
         raise
     report("finished", error="", unavailable=False)
+
+
+def _take_no_notice(_signum: int, _frame: Any) -> None:
+    """A handler of Python's: one that ignores would be inherited by the ranks."""
 
 
 def _take_stdin() -> int:
@@ -242,12 +248,16 @@ def _run(order: dict[str, Any], report: Reporter, running: dict[int, int], waiti
 
         def reify(self, envs: dict[int, dict[str, str]]) -> Any:
             streams = {int(local_rank): fds for local_rank, fds in order["streams"].items()}
+            files = {local_rank: f"{order['errors']}/{local_rank}.json" for local_rank in envs}
+            for local_rank, file in files.items():
+                Path(file).unlink(missing_ok=True)  # of a rank that torchrun starts again
+                envs[local_rank]["TORCHELASTIC_ERROR_FILE"] = file
             return LogsDest(
                 stdouts={local_rank: f"/proc/self/fd/{out}" for local_rank, (out, _) in streams.items()},
                 stderrs={local_rank: f"/proc/self/fd/{err}" for local_rank, (_, err) in streams.items()},
                 tee_stdouts=dict.fromkeys(envs, ""),
                 tee_stderrs=dict.fromkeys(envs, ""),
-                error_files={local_rank: f"{order['errors']}/{local_rank}.json" for local_rank in envs},
+                error_files=files,
             )
 
         @property

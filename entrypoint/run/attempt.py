@@ -37,6 +37,7 @@ from entrypoint.record.manifest import Manifest
 from entrypoint.run import endings, stacks
 from entrypoint.run.endings import asked_to_end, to_failure
 from entrypoint.run.hang import HangPolicy
+from entrypoint.run.node_state import PLANNED
 from entrypoint.run.peers import Peers, identity, version
 from entrypoint.run.ranks import Ranks
 from entrypoint.run.restart import Restarts
@@ -370,11 +371,11 @@ class Attempt:
         return env
 
     def signalled(self, signum: int) -> None:
-        if signum != signal.SIGUSR2:
+        if signum not in PLANNED:
             self.asked = signum
         if self.supervisor is not None:
             self.supervisor.signalled(signum)
-        elif signum == signal.SIGUSR2:  # read once there are ranks to stop
+        elif signum in PLANNED:  # read once there are ranks to stop
             threading.Thread(target=self.run_dir.ask_to_stop, daemon=True).start()
         elif self.getting_ready is not None:
             self.getting_ready.cancel()

@@ -27,12 +27,13 @@ from entrypoint.plan import mistakes
 from entrypoint.plan.launch_plan import LaunchPlan, with_members
 from entrypoint.plan.sources import Settings
 from entrypoint.run.attempt import Attempt
+from entrypoint.run.node_state import PLANNED
 from entrypoint.run.restart import Restarts
 from entrypoint.schedulers import hostnames
 from entrypoint.watch import output
 
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
-"""SIGUSR2 asks for a planned end, the others end the launch."""
+HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *PLANNED)
+"""All but PLANNED end the launch."""
 LAST_WORDS = 30.0
 """Seconds at the end for a reader who has stopped to take what was said."""
 RELEASE = 5.0
@@ -239,7 +240,7 @@ class _Session:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
 
     def _signalled(self, signum: int) -> None:
-        if signum != signal.SIGUSR2:
+        if signum not in PLANNED:
             self._asked = int(signum)
         if self._attempt is not None:
             self._attempt.signalled(signum)

@@ -34,6 +34,8 @@ from entrypoint.run.ranks import RankEnded, RankStarted, StarterEnded
 from entrypoint.watch import blame
 from entrypoint.watch.reports import NO_ENDS, End, Ends, Failure, Sighting
 
+PLANNED = (signal.SIGUSR1, signal.SIGUSR2)
+"""They ask for a planned end: a job's warning before its end is one of the two."""
 FAILURE_GRACE = 3.0
 """Seconds from SIGTERM to SIGKILL for ranks whose job has failed: a failure ends all within 5 s."""
 SETTLE = 0.25
@@ -480,7 +482,7 @@ def _running(state: NodeState, phase: Running, event: Event, now: Now) -> Step:
             return _stop(state, left, now)
         case StopAsked(left=left):
             return state, [Tell(Stopped(left))]
-        case Signalled(signum=signal.SIGUSR2):
+        case Signalled(signum=signum) if signum in PLANNED:
             return state, [Tell(Stopped(None))]
         case Signalled(signum=signum):
             return _end_for(state, asked_to_end(state.node, signum, now.wall), now)

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from entrypoint import files
 from entrypoint.doctor import fabric as proof
 from entrypoint.errors import BAD_INPUT, UNAVAILABLE, BadInput
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import gpu, processes
 from entrypoint.node.memory import Memory
+from entrypoint.plain import plain
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.run import forks
 from entrypoint.watch.output import Relay
@@ -28,6 +30,8 @@ from entrypoint.watch.reports import Failure
 
 COUNT_GPUS = "import sys, torch; count = torch.cuda.device_count(); print(count, file=open(sys.argv[1], 'w'))"
 """The answer goes into a file: anything may print while torch is imported."""
+MOST_RECORDED = 1 << 20
+"""Bytes of a file of torch's @record."""
 COUNT = 300.0
 """Seconds for it: a slow file system takes minutes for torch."""
 
@@ -170,7 +174,14 @@ class Ranks:
 
     def first_error(self, rank: int) -> str:
         """The line on its stderr that tells best why a rank failed; empty where there is none."""
-        return self._relay.first_error(self._names.get(rank, f"rank{rank}"))
+        return self._relay.first_error(self._names.get(rank, f"rank{rank}")) or self._recorded(rank)
+
+    def _recorded(self, rank: int) -> str:
+        """What torch's @record has written of the rank's exception, which counts if stderr has nothing."""
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+            text = files.read(self._scratch / f"{self.ranks.index(rank)}.json", MOST_RECORDED)
+            return str(plain(json.loads(text)["message"]["message"]))
+        return ""
 
     def failed(self, failure: Failure) -> None:
         """What only follows from this failure, or repeats it, is not shown any more."""

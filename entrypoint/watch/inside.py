@@ -8,6 +8,7 @@ any Python from 3.8.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import os
 import sys
@@ -28,6 +29,8 @@ STACK_SIGNAL = 48
 REST = 5.0
 """Seconds that the end waits for threads of libraries, at most."""
 _NAME = "apptrain_inside"
+_ours: set[int] = set()
+"""The kernel's ids of threads that start here."""
 
 
 def install(folder: Path) -> None:
@@ -56,14 +59,18 @@ def _show_stacks(folder: str) -> None:
     import signal
 
     def takes_the_signal() -> None:
+        _ours.add(threading.get_native_id())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [STACK_SIGNAL])
-        threading.Event().wait()
+        never = _thread.allocate_lock()
+        never.acquire()
+        never.acquire()
 
     file = os.open(f"{folder}/{STACKS}.{os.getpid()}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     faulthandler.register(STACK_SIGNAL, file=file, all_threads=True)
     # In the script's own thread it would interrupt a system call, which torch's store takes for an error.
     signal.pthread_sigmask(signal.SIG_BLOCK, [STACK_SIGNAL])
-    threading.Thread(target=takes_the_signal, name=_NAME, daemon=True).start()
+    # Not by threading, which would count it among the script's own.
+    _thread.start_new_thread(takes_the_signal, ())
 
 
 def _tell_steps(folder: str) -> None:
@@ -102,7 +109,8 @@ def _let_libraries_rest() -> None:
 
 def _states_of_libraries() -> list[str]:
     """Of the threads of this process that Python did not start, as in proc(5); torch of old names none."""
-    of_python = {str(thread.native_id) for thread in threading.enumerate()} | {str(threading.get_native_id())}
+    threads = [thread.native_id for thread in threading.enumerate()]
+    of_python = {str(one) for one in (*threads, *_ours, threading.get_native_id())}
     found = []
     for thread in Path("/proc/self/task").iterdir():
         if thread.name in of_python:

@@ -632,6 +632,46 @@ def test_an_earlier_runs_stop_does_not_stop_a_launch_without_a_job_script(tmp_pa
     assert ended.status == 0, ended.err
 
 
+def test_usr1_for_every_process_of_the_job_is_a_planned_end(tmp_path: Path) -> None:
+    """As Slurm sends it to all steps with --signal=USR1@90, which Lightning's users bring: the ranks, the agents and
+    the launchers have it."""
+    script = """
+import os, signal, sys, threading, time
+from pathlib import Path
+signal.signal(signal.SIGUSR1, lambda *_: Path(f"warned.{os.environ['RANK']}").touch())
+stop = threading.Event()
+signal.signal(signal.SIGUSR2, lambda *_: stop.set())
+Path(f"ready.{os.environ['RANK']}").touch()
+while not stop.wait(0.05):
+    pass
+sys.exit(75)
+"""
+    job = start(tmp_path, "--", write(tmp_path, "script.py", script))
+    job.until(lambda: len(list(tmp_path.glob("ready.*"))) == 2, "all ranks run")
+    for pid in set(processes_with(str(job.run))) - {job.process.pid}:
+        os.kill(pid, signal.SIGUSR1)
+    ended = job.end()
+    assert ended.status == 75, ended.err
+    assert len(list(tmp_path.glob("warned.*"))) == 2
+
+
+def test_a_rank_finds_what_torchrun_gives_it(tmp_path: Path) -> None:
+    """No thread of ours among its own, and a file for the error that @record writes."""
+    script = """
+import os, sys, threading
+from torch.distributed.elastic.multiprocessing.errors import record
+@record
+def main():
+    print(threading.active_count(), flush=True)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    raise ValueError("from the file")
+main()
+"""
+    ended = run(tmp_path, "--nodes", "1", "--", write(tmp_path, "script.py", script))
+    assert (ended.status, ended.out) == (1, "1\n")
+    assert "rank 0 on 127.0.0.1 failed first, status 1: ValueError: from the file (" in ended.err
+
+
 def test_another_stop_signal_can_be_chosen_and_a_deaf_rank_is_told(tmp_path: Path) -> None:
     script = 'if [ $RANK = 0 ]; then trap "exit 75" USR1; fi; touch ready.$RANK; until [ -e told ]; do sleep 0.1; done; exit 75'
     job = start(tmp_path, "--stop-signal", "USR1", *SHELL, script)

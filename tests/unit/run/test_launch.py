@@ -31,7 +31,7 @@ def test_a_terminal_that_goes_away_ends_a_launch_but_under_nohup(
     handler: signal.Handlers, heeded: bool
 ) -> None:
     signal.signal(signal.SIGHUP, handler)
-    always = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR2}
+    always = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2}
     assert set(launch.handled_signals()) == always | ({signal.SIGHUP} if heeded else set())
 
 

@@ -25,11 +25,12 @@ from tests.unit.scene import (
 BOTH_SAVE: list[Step] = [ended(0, 75), ended(1, 75)]
 
 
+@pytest.mark.parametrize("asked", [signal.SIGUSR1, signal.SIGUSR2])
 @pytest.mark.parametrize("alone", [False, True], ids=["beside others", "alone"])
-def test_a_rank_is_told_once_as_soon_as_it_catches_the_signal(alone: bool) -> None:
+def test_a_rank_is_told_once_as_soon_as_it_catches_the_signal(alone: bool, asked: signal.Signals) -> None:
     scene = Scene(alone=alone, stop_signal=signal.SIGUSR1)
     scene.ranks.catching[1] = 1.1
-    log = scene.play(*BOTH, signal.SIGUSR2, 3.0, signal.SIGUSR2)
+    log = scene.play(*BOTH, asked, 3.0, asked)
     assert [entry for entry in log if entry[1] == "SIGUSR1"] == [(0, "SIGUSR1", 0), (1.2, "SIGUSR1", 1)]
     assert log[-1][1] != "ends"
 
