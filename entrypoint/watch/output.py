@@ -400,12 +400,25 @@ def _place(lines: Sequence[str]) -> str:
 
 
 def _visible(line: bytes) -> bytes:
-    """What a terminal would show of a line: its last part between carriage returns that is not blank."""
+    """What a terminal would show of a line: its last part between carriage returns that is not blank. An
+    exception is no progress bar: what it says before and after them stays."""
+    if b"\r" in line and (whole := _exception(line)):
+        return b" ".join(part for part in whole.split(b"\r") if part.strip())
     return next((part for part in reversed(line.split(b"\r")) if part.strip()), b"")
+
+
+def _exception(line: bytes) -> bytes:
+    """From the part between carriage returns on that begins like an exception; empty if none does."""
+    parts = line.split(b"\r")
+    texts = (_TORCH_PREFIX.sub(b"", part) for part in parts)
+    begin = next((at for at, text in enumerate(texts) if _EXCEPTION.match(text)), len(parts))
+    return b"\r".join(parts[begin:])
 
 
 def _not_overwritten(line: bytes) -> bytes:
     """An unfinished line from the part on that a terminal shows: a progress bar has no end for hours."""
+    if b"\r" in line and (whole := _exception(line)):
+        return whole
     begin = line.rfind(b"\r", 0, len(line.rstrip()))
     return line[max(begin, 0) :]
 

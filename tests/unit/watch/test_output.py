@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.plain import plain
 from entrypoint.watch import output
 from entrypoint.watch.output import Console, Relay, own_consoles, wants_progress
 
@@ -271,6 +272,37 @@ ValueError: the reason
 Exception ignored in: <function>
 some noise at exit
 """
+
+
+@pytest.mark.parametrize(
+    ("written", "logged", "shown"),
+    [
+        (
+            [b"ValueError: bad \r overwritten\n"],
+            b"ValueError: bad   overwritten\n",
+            "ValueError: bad overwritten",
+        ),
+        (
+            [b"ValueError: bad \r", b" overwritten\n"],
+            b"ValueError: bad   overwritten\n",
+            "ValueError: bad overwritten",
+        ),
+        ([b" 10%\r 20%\rValueError: bad\rmore\r\n"], b"ValueError: bad more\n", "ValueError: bad more"),
+        ([b"[rank0]: ValueError: a\rb\n"], b"[rank0]: ValueError: a b\n", "ValueError: a b"),
+        ([b"ValueError: a\vb\fc\x08d\n"], b"ValueError: a\vb\fc\x08d\n", "ValueError: a b c?d"),
+        (
+            ["ValueError: a\x85b\u2028c\n".encode()],
+            "ValueError: a\x85b\u2028c\n".encode(),
+            "ValueError: a b c",
+        ),
+    ],
+)
+def test_what_an_exception_says_is_kept_whole_whatever_control_characters_are_in_it(
+    tmp_path: Path, written: list[bytes], logged: bytes, shown: str
+) -> None:
+    """A line ends with a newline, and with nothing else."""
+    _, log, error = relay(tmp_path, *written)
+    assert (log, plain(error)) == (logged, shown)
 
 
 @pytest.mark.parametrize(
