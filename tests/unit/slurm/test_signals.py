@@ -40,16 +40,17 @@ def test_the_next_job_script_learns_of_an_attempt_whose_own_was_lost(
     assert not (cluster.run_dir / "unfinished").exists()
 
 
-@pytest.mark.parametrize("when", ["while the tasks run", "before they start"])
+@pytest.mark.parametrize("warning", [signal.SIGUSR2, signal.SIGUSR1, None])
 def test_the_warning_becomes_the_stop_file(
-    cluster: Cluster, waiting: Callable[..., "subprocess.Popen[str]"], when: str
+    cluster: Cluster, waiting: Callable[..., "subprocess.Popen[str]"], warning: "signal.Signals | None"
 ) -> None:
-    if when == "before they start":
+    """None: it comes before the tasks start."""
+    if warning is None:
         process = waiting(FAKE_WARNED="1")
     else:
         process = waiting()
         process.send_signal(signal.SIGCONT)
-        process.send_signal(signal.SIGUSR2)
+        process.send_signal(warning)
     _, err = process.communicate(timeout=BOUND)
     assert (process.returncode, cluster.scontrol()) == (75, ["requeue 7"])
     assert err.splitlines() == [
