@@ -1,6 +1,7 @@
 """Text of others, fit for a line of ours or a file's name: what a rank, a peer or a file said may hold
 anything."""
 
+import shlex
 from typing import Any
 
 
@@ -17,3 +18,24 @@ def plain(value: Any) -> Any:
 def file_part(name: str) -> str:
     """A job's, a node's or another name, as the name of a file has it."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-") else "_" for c in name)
+
+
+def shell_word(word: str) -> str:
+    """The word as a person can paste it into bash, without a control character.
+
+    Raises ValueError for one that no command line can have: with a NUL, or with a half of a character.
+    """
+    if "\0" in word:
+        raise ValueError("it has a NUL")
+    word.encode("utf-8", "surrogateescape")
+    if word.isprintable():
+        return shlex.quote(word)
+    return "$'" + "".join(map(_in_ansi_c, word)) + "'"
+
+
+def _in_ansi_c(letter: str) -> str:
+    if letter in "\\'":
+        return "\\" + letter
+    if letter.isprintable():
+        return letter
+    return "".join(f"\\{byte:03o}" for byte in letter.encode("utf-8", "surrogateescape"))

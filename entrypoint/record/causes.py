@@ -6,6 +6,7 @@ the Python of a login node, from 3.9 on.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -42,14 +43,13 @@ class Difference:
 
 def _attempts(manifest: Manifest, *names: str) -> object:
     """What the attempts say, from outside inwards; a list where they do not all say the same."""
-    found: list[object] = []
+    found: dict[str, object] = {}
     for attempt in manifest["attempts"]:
-        value: Any = attempt
-        for name in names:
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if value is not None and value not in found:
-            found.append(value)
-    return found[0] if len(found) == 1 else found or None
+        value = _at(attempt, *names)
+        if value is not None:
+            found.setdefault(json.dumps(value, sort_keys=True), value)
+    values = list(found.values())
+    return values[0] if len(values) == 1 else values or None
 
 
 def _at(manifest: Manifest, *names: str) -> Any:
@@ -141,7 +141,7 @@ ROWS = (
     Row("checkpoint", _parent, "another beginning is another training"),
     Row("environment", switches),
     Row("scheduler", lambda m: _attempts(m, "scheduler")),
-    Row("nodes", lambda m: [node["name"] for node in m["nodes"]]),
+    Row("nodes", lambda m: [node.get("name") for node in m["nodes"]]),
     Row("began", lambda m: _attempts(m, "began")),
 )
 

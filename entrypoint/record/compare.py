@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from entrypoint.errors import BadInput
+from entrypoint.plain import plain
 from entrypoint.plan.mistakes import program
 from entrypoint.record import causes, picture, reading, traces
 from entrypoint.record.causes import Difference
@@ -28,6 +30,11 @@ class Run:
     path: Path
     manifest: dict[str, Any]
     trace: Trace
+
+    @property
+    def name(self) -> str:
+        """Its path, as it is shown."""
+        return str(plain(str(self.path)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,12 +65,12 @@ class Pair:
             "verdict": self.verdict,
             "equal": self.equal,
             "differ": [dataclasses.asdict(one) for one in self.differ],
-            "traces": dataclasses.asdict(self.parting),
+            "traces": _finite(dataclasses.asdict(self.parting)),
             "causes": [one.name for one in self.explained],
         }
 
     def in_words(self) -> list[str]:
-        rows = [(one.name, *map(_shown, one.values)) for one in self.differ]
+        rows = [(_shown(one.name), *map(_shown, one.values)) for one in self.differ]
         widths = [max((len(row[at]) for row in rows), default=0) for at in (0, 1)]
         return [
             f"{self.runs[0]} and {self.runs[1]}",
@@ -71,7 +78,7 @@ class Pair:
             "different:" if rows else "different: nothing that is known",
             *(f"  {name:{widths[0]}}  {a:{widths[1]}}  {b}".rstrip() for name, a, b in rows),
             self._in_steps(),
-            *(f"because of {one.name}: {one.rule}" for one in self.explained),
+            *(f"because of {_shown(one.name)}: {one.rule}" for one in self.explained),
             *([OPEN] if self.verdict == "unexplained" else []),
         ]
 
@@ -100,29 +107,30 @@ def main(paths: Sequence[str], *, as_json: bool, image: str = "") -> int:
         _check(first, other)
     pairs = [_pair(first, other) for other in others]
     if as_json:
-        print(json.dumps({"schema_version": 1, "pairs": [pair.to_json() for pair in pairs]}, indent=2))
+        text = json.dumps({"schema_version": 1, "pairs": [pair.to_json() for pair in pairs]}, indent=2)
+        print(text.replace("\x7f", "\\u007f"))  # the one control character that JSON lets pass
     else:
         print("\n\n".join("\n".join(pair.in_words()) for pair in pairs))
     if image:
-        picture.draw([str(run.path) for run in runs], [run.trace for run in runs], Path(image))
+        picture.draw([run.name for run in runs], [run.trace for run in runs], Path(image))
     return IDENTICAL if all(pair.parting.identical for pair in pairs) else DIFFERENT
 
 
 def load(path: Path) -> Run:
     """Raises BadInput where there is no run that can be compared."""
-    reading.check_folder(path)
+    name = plain(str(path))
+    manifest = reading.of_run(path, "compared")
     try:
-        manifest = reading.read(path / reading.NAME)
         trace = traces.read(path / traces.NAME)
     except OSError as error:
         raise BadInput(
-            f"{path} cannot be compared: {Path(str(error.filename)).name}: {error.strerror}: "
+            f"{name} cannot be compared: {traces.NAME}: {error.strerror}: "
             "give run directories of programs that write metrics.jsonl"
         ) from None
     except ValueError as error:
-        raise BadInput(f"{path}/{reading.NAME} is no manifest: {error}") from None
+        raise BadInput(f"{name}/{traces.NAME} is no trace: {error}") from None
     if not trace["loss"]:
-        raise BadInput(f"{path} cannot be compared: {traces.NAME} has no step")
+        raise BadInput(f"{name} cannot be compared: {traces.NAME} has no step")
     return Run(path, manifest, trace)
 
 
@@ -130,17 +138,27 @@ def _check(one: Run, other: Run) -> None:
     names = [program(run.manifest["command"]) if run.manifest["command"] else "" for run in (one, other)]
     if names[0] != names[1]:
         raise BadInput(
-            f"{one.path} ran {names[0]} and {other.path} ran {names[1]}: give runs of the same program"
+            f"{one.name} ran {plain(names[0])} and {other.name} ran {plain(names[1])}: "
+            "give runs of the same program"
         )
 
 
 def _pair(one: Run, other: Run) -> Pair:
     equal, differ = causes.sort(one.manifest, other.manifest)
-    return Pair((str(one.path), str(other.path)), equal, differ, traces.compare(one.trace, other.trace))
+    return Pair((one.name, other.name), equal, differ, traces.compare(one.trace, other.trace))
+
+
+def _finite(value: Any) -> Any:
+    """The value with a text for each number that JSON does not have."""
+    if isinstance(value, dict):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, tuple):
+        return [_finite(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _shown(value: object) -> str:
     if value is None:
         return "unknown"
-    text = ", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)
+    text = plain(", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value))
     return text if len(text) <= WIDEST else f"{text[: WIDEST - 3]}..."

@@ -11,10 +11,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from entrypoint import files
 from entrypoint.errors import BadInput
+from entrypoint.plain import plain
 from entrypoint.private import write_private
+from entrypoint.record import shape
 
 NAME = "manifest.json"
+MOST = 8 << 20
+"""Bytes of a manifest, and of each other JSON file of a run directory."""
 SCHEMA_VERSION = 2
 """1 was called `format` and had nothing but attempts."""
 
@@ -22,7 +27,21 @@ SCHEMA_VERSION = 2
 def check_folder(run: Path) -> None:
     """Raises BadInput where there is no such directory."""
     if not run.is_dir():
-        raise BadInput(f"there is no directory {run}: give a run directory, such as runs/NAME-ID")
+        raise BadInput(f"there is no directory {plain(str(run))}: give a run directory, such as runs/NAME-ID")
+
+
+def of_run(run: Path, cannot: str) -> dict[str, Any]:
+    """The manifest of a run directory. `cannot`: what is not possible without one. Raises BadInput."""
+    check_folder(run)
+    name = plain(str(run))
+    try:
+        return read(run / NAME)
+    except OSError as error:
+        raise BadInput(
+            f"{name} cannot be {cannot}: {NAME}: {error.strerror}: give a run directory, such as runs/NAME-ID"
+        ) from None
+    except ValueError as error:
+        raise BadInput(f"{name}/{NAME} is no manifest: {plain(str(error))}") from None
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -30,17 +49,20 @@ def read(path: Path) -> dict[str, Any]:
 
     Raises OSError where it cannot be read and ValueError where it is none.
     """
-    return in_todays_shape(json.loads(path.read_text(encoding="utf-8")))
+    return in_todays_shape(files.read_json(path, MOST))
 
 
 def in_todays_shape(found: Any) -> dict[str, Any]:
     """The same of what was read. Raises ValueError where it is no manifest."""
-    attempts = found.get("attempts") if isinstance(found, dict) else None
-    if not isinstance(attempts, list) or not all(isinstance(one, dict) for one in attempts):
+    if not isinstance(found, dict) or "attempts" not in found:
         raise ValueError("it has no attempts")
     newest = found.get("schema_version", SCHEMA_VERSION)
-    if not isinstance(newest, int) or newest > SCHEMA_VERSION:
-        raise ValueError(f"it is of format {newest}, and this apptrain reads up to {SCHEMA_VERSION}")
+    if type(newest) is int and newest > SCHEMA_VERSION:
+        raise ValueError(
+            f"it is of format {shape.shown(newest)}, and this apptrain reads up to {SCHEMA_VERSION}"
+        )
+    shape.check(found)
+    attempts = found["attempts"]
     last = attempts[-1] if attempts else {}
     empty: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,

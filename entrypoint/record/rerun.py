@@ -7,7 +7,6 @@ scheduler is at hand, else `apptrain run`. Runs on a login node, with Python 3.9
 from __future__ import annotations
 
 import re
-import shlex
 import shutil
 import sys
 import uuid
@@ -16,8 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from entrypoint import files
 from entrypoint.errors import BadInput
-from entrypoint.record import causes, reading, source, tokens
+from entrypoint.plain import plain, shell_word
+from entrypoint.record import causes, reading, shape, source, tokens
 from entrypoint.record.partition import partition
 
 PLACEHOLDER = re.compile(re.escape(tokens.HIDDEN[:-1]) + r"(?: (\w+))?>")
@@ -39,15 +40,17 @@ def main(
 ) -> int:
     """Prints the command, and what cannot be had; `start`: starts it then. Raises BadInput."""
     again = plan(run, home, cluster, env)
-    print(shlex.join(again.words), flush=True)  # what it starts prints too, or takes this process over
+    print(
+        " ".join(map(shell_word, again.words)), flush=True
+    )  # what it starts prints too, or takes this process over
     for line in again.lacks:
-        print(f"apptrain: not the same: {line}", file=sys.stderr)
+        print(f"apptrain: not the same: {plain(line)}", file=sys.stderr)
     for name in again.secrets:
-        print(f"apptrain: {name} is not set here: the run had it", file=sys.stderr)
+        print(f"apptrain: {plain(name)} is not set here: the run had it", file=sys.stderr)
     if start is None:
         return 0
     if missing := [name for name in again.secrets if placeholder_in(again.words, name)]:
-        raise BadInput(f"the command needs {missing[0]}: set it here")
+        raise BadInput(f"the command needs {plain(missing[0])}: set it here")
     return start(with_secrets(again.words, env)[1:])
 
 
@@ -58,13 +61,14 @@ def placeholder_in(words: Sequence[str], name: str) -> bool:
 def plan(run: Path, home: Path, cluster: str, env: Mapping[str, str]) -> Again:
     """`home`: the checkout. `cluster`: a site's profile; empty for this machine. Raises BadInput for what is
     no run, or cannot be started again at all."""
-    manifest = _read(run)
+    manifest = reading.of_run(run, "run again")
     if not manifest["attempts"] or not manifest["command"]:
-        raise BadInput(f"{run} cannot be run again: its manifest has no attempt with a command")
+        raise _cannot(run, "its manifest has no attempt with a command")
     begun = _beginning(manifest["attempts"])
+    _check(run, begun)
     command, asked = _command(list(manifest["command"]))
     image, lacks = _image(manifest, home, env)
-    named = [name for name in manifest["environment"]["names"] if tokens.names_secret(name)]
+    named = [name for name in manifest["environment"].get("names", []) if tokens.names_secret(name)]
     secrets = [name for name in dict.fromkeys([*asked, *named]) if not env.get(name)]
     nodes, nproc = str(len(begun["nodes"])), str(begun["nproc_per_node"])
     words = ["apptrain", *_where(cluster, nodes), *([] if cluster else image)]
@@ -76,7 +80,27 @@ def plan(run: Path, home: Path, cluster: str, env: Mapping[str, str]) -> Again:
     words += ["--no-python"] if begun.get("no_python") else []
     lacks += [*_code(manifest, Path.cwd(), home), *_data(manifest), *_checkpoint(manifest)]
     lacks += [*_venv(begun), *_environment(manifest, env), *_world(manifest, begun)]
-    return Again([*words, "--", *command], lacks, secrets)
+    words += ["--", *command]
+    for word in words:
+        try:
+            shell_word(word)
+        except ValueError:
+            why = f'no command line can have the word "{plain(word)[:40]}" of its manifest'
+            raise _cannot(run, why) from None
+    return Again(words, lacks, secrets)
+
+
+def _cannot(run: Path, why: str) -> BadInput:
+    return BadInput(f"{plain(str(run))} cannot be run again: {why}")
+
+
+def _check(run: Path, begun: Mapping[str, Any]) -> None:
+    """Raises BadInput for an attempt that does not say on what it ran: the first versions did not."""
+    for name in ("nodes", "nproc_per_node", "device"):
+        if not begun.get(name):
+            raise _cannot(run, f"its manifest does not say {name} of the attempt")
+    if begun["device"] not in ("cpu", "cuda"):
+        raise _cannot(run, f"device is {shape.shown(begun['device'])}, not cpu or cuda")
 
 
 def _beginning(attempts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
@@ -84,19 +108,6 @@ def _beginning(attempts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     what they began from, the last."""
     fresh = [one for one in attempts if one.get("identity") and not one.get("checkpoint")]
     return (fresh or attempts)[-1]
-
-
-def _read(run: Path) -> dict[str, Any]:
-    reading.check_folder(run)
-    try:
-        return reading.read(run / reading.NAME)
-    except OSError as error:
-        raise BadInput(
-            f"{run} cannot be run again: {reading.NAME}: {error.strerror}: give a run directory, such as "
-            "runs/NAME-ID"
-        ) from None
-    except ValueError as error:
-        raise BadInput(f"{run}/{reading.NAME} is no manifest: {error}") from None
 
 
 def _where(cluster: str, nodes: str) -> list[str]:
@@ -114,7 +125,7 @@ def _command(words: list[str]) -> tuple[list[str], list[str]]:
         for found in PLACEHOLDER.finditer(word):
             if not found[1]:
                 raise BadInput(
-                    f"the command holds a secret that no variable had: {word}: start it by hand, and "
+                    f"the command holds a secret that no variable had: {plain(word)}: start it by hand, and "
                     "give secrets in variables"
                 )
             names.append(found[1])
@@ -135,21 +146,23 @@ def _image(manifest: Mapping[str, Any], home: Path, env: Mapping[str, str]) -> t
     if not image:
         return [], []
     path = Path(env.get("APPTRAIN_IMAGE") or home / "containers" / "image.sif")
-    here = {one: _image_id(one) for one in [path, *sorted(home.glob("containers/*.sif"))] if one.exists()}
-    wanted = image.get("partition_sha256")
-    same = [one for one, number in here.items() if number == image["id"]]
+    here = {
+        one: _image_id(one) for one in [path, *sorted(home.glob("containers/*.sif"))] if files.exists(one)
+    }
+    wanted, had = image.get("partition_sha256"), image.get("id", "unknown")
+    same = [one for one, number in here.items() if number == had]
     if same := same or [one for one in here if wanted and wanted == partition(one)]:
         return ["--image", str(same[0])], []
     if path not in here:
-        return [], [f"image: there is none at {path}: the run had {image['id']}; apptrain image build"]
+        return [], [f"image: there is none at {path}: the run had {had}; apptrain image build"]
     number = here[path] or "no SIF"
-    return ["--image", str(path)], [f"image: {path} is {number}, the run had {image['id']}: built anew since"]
+    return ["--image", str(path)], [f"image: {path} is {number}, the run had {had}: built anew since"]
 
 
 def _image_id(path: Path) -> str:
     """Of the SIF's header; empty for what is none."""
     try:
-        with path.open("rb") as file:
+        with files.open_regular(path) as file:
             return str(uuid.UUID(bytes=file.read(64)[48:64]))
     except (OSError, ValueError):
         return ""
@@ -167,12 +180,12 @@ def _code(manifest: Mapping[str, Any], here: Path, home: Path) -> list[str]:
 
 def _program(manifest: Mapping[str, Any], ran: Mapping[str, Any] | None, here: Path) -> list[str]:
     """Of a module in an image the image tells."""
-    if not ran or (manifest["image"] and manifest["command"][0] == "-m"):
+    if not ran or "name" not in ran or (manifest["image"] and manifest["command"][0] == "-m"):
         return []
     found = source.program(manifest["command"], here)
     if not found:
         return [f"code: {ran['name']} is not here: go to the folder in which it lies"]
-    return [f"code: {ran['name']} is not as it was"] if found["sha256"] != ran["sha256"] else []
+    return [f"code: {ran['name']} is not as it was"] if found["sha256"] != ran.get("sha256") else []
 
 
 def _repository(name: str, folder: Path, state: Mapping[str, Any]) -> list[str]:
@@ -193,21 +206,23 @@ def _repository(name: str, folder: Path, state: Mapping[str, Any]) -> list[str]:
 
 def _data(manifest: Mapping[str, Any]) -> list[str]:
     path = (manifest["config"] or {}).get("data.path")
-    if not path or Path(path).exists():
+    if not isinstance(path, str):
+        return []
+    if not path or files.exists(Path(path)):
         return []
     return [f"data: {path} is not here: add data.path=DIR, where it is now"]
 
 
 def _checkpoint(manifest: Mapping[str, Any]) -> list[str]:
     found = manifest["attempts"][0].get("checkpoint")
-    if not found or Path(found["path"]).exists():
+    if not found or files.exists(Path(found.get("path", ""))):
         return []
-    return [f"checkpoint: {found['path']}, from which the run began, is not here"]
+    return [f"checkpoint: {found.get('path')}, from which the run began, is not here"]
 
 
 def _venv(begun: Mapping[str, Any]) -> list[str]:
     venv = begun.get("venv")
-    return [f"venv: {venv} is not here"] if venv and not Path(venv).exists() else []
+    return [f"venv: {venv} is not here"] if venv and not files.exists(Path(venv)) else []
 
 
 def _environment(manifest: Mapping[str, Any], env: Mapping[str, str]) -> list[str]:

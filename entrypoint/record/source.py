@@ -24,6 +24,8 @@ HOME = Path(__file__).resolve().parents[2]
 DIFF, OUR_DIFF = "code.diff", "apptrain.diff"
 MOST_DIFF, MOST_PROGRAM = 1 << 20, 16 << 20
 """Bytes of a diff that is kept, and of a program that is read."""
+MOST_FILES = 100_000
+"""Files of any kind in the folder of a package that is looked through."""
 MOST_LINE, MOST_REFS = 4096, 64 << 20
 """Bytes that are read of a file of git that has one line, and of its packed references."""
 GIT = 5.0
@@ -68,7 +70,7 @@ def program(command: Sequence[str], begin: Path) -> dict[str, Any] | None:
 def folder(command: Sequence[str], begin: Path) -> Path:
     """Where the program lies; where the ranks `begin`, if it is not found."""
     path = _program(command, begin)
-    return path.parent if path and path.is_file() else path or begin
+    return path.parent if path and not path.is_dir() else path or begin
 
 
 def is_ours(command: Sequence[str]) -> bool:
@@ -80,10 +82,12 @@ def _program(command: Sequence[str], begin: Path) -> Path | None:
     """The script, or the folder of the package behind `-m`; None for what is neither."""
     if command[0] == "-m" and len(command) > 1:
         name = command[1].partition(".")[0]
+        if not name or "/" in name:  # such as all of the file system
+            return None
         for path in (begin / name, begin / f"{name}.py"):
-            if name not in OURS and path.exists():  # as Python's own -m finds it
+            if name not in OURS and files.exists(path):  # as Python's own -m finds it
                 return path
-        with contextlib.suppress(ImportError, ValueError):
+        with contextlib.suppress(ImportError, ValueError, OSError):
             found = importlib.util.find_spec(name)
             if found and found.submodule_search_locations:
                 return Path(next(iter(found.submodule_search_locations)))
@@ -92,7 +96,7 @@ def _program(command: Sequence[str], begin: Path) -> Path | None:
         return None
     for word in command:
         path = begin / word
-        if path.suffix in (".py", ".sh") and path.is_file():
+        if path.suffix in (".py", ".sh") and files.is_regular(path):
             return path.resolve()
     return None
 
@@ -110,16 +114,30 @@ def script(command: Sequence[str], begin: Path) -> Path | None:
 
 
 def _digest(path: Path) -> str | None:
-    """SHA-256 of a file, or of all Python files of a folder with their names; None for too much."""
-    files = [path] if path.is_file() else sorted(path.rglob("*.py"))
+    """SHA-256 of a file, or of all Python files of a folder with their names; None for too much, and if one
+    of them cannot be read as a regular file."""
     digest, left = hashlib.sha256(), MOST_PROGRAM
-    for file in files:
-        left -= file.stat().st_size
-        if left < 0:
-            return None
-        name = "" if file == path else str(file.relative_to(path))
-        digest.update(f"{name}\0{file.stat().st_size}\0".encode() + file.read_bytes())
+    try:
+        for file in sorted(_python_files(path)) if path.is_dir() else [path]:
+            content = files.read(file, left)
+            left -= len(content)
+            name = "" if file == path else str(file.relative_to(path))
+            digest.update(f"{name}\0{len(content)}\0".encode("utf-8", "surrogateescape") + content)
+    except (OSError, ValueError, RecursionError):
+        return None
     return digest.hexdigest()
+
+
+def _python_files(folder: Path) -> list[Path]:
+    """All below a folder. Raises ValueError if it holds too many files of any kind."""
+    found: list[Path] = []
+    seen = 0
+    for at, folders, names in os.walk(folder):
+        seen += len(folders) + len(names)
+        if seen > MOST_FILES:
+            raise ValueError(f"more than {MOST_FILES} files")
+        found += [Path(at, name) for name in names if name.endswith(".py")]
+    return found
 
 
 def _repository(
@@ -196,7 +214,7 @@ def commit_of(folder: Path) -> str | None:
 
 def root_of(folder: Path) -> Path | None:
     """The top folder of the repository that a folder lies in; None outside any."""
-    return next((one for one in (folder, *folder.parents) if (one / ".git").exists()), None)
+    return next((one for one in (folder, *folder.parents) if files.exists(one / ".git")), None)
 
 
 def _commit(root: Path) -> str | None:

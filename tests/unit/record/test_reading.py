@@ -1,6 +1,7 @@
 """Manifests of every format, in today's shape."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,27 @@ def test_the_first_format_is_read_in_todays_shape(tmp_path: Path) -> None:
     assert [node["name"] for node in found["nodes"]] == ["a", "b"]
     assert found["attempts"] == [FIRST]
     assert (found["code"], found["config"], found["results"]) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("keys", "why"),
+    [
+        ({"command": 1}, "command is 1, not a list"),
+        ({"command": ["x", None]}, "command[1] is null, not a text"),
+        ({"config": []}, "config is a list, not an object"),
+        ({"attempts": 7}, "attempts is 7, not a list"),
+        ({"attempts": [FIRST, 7]}, "attempts[1] is 7, not an object"),
+        ({"attempts": [FIRST | {"nodes": "a\x1b"}]}, 'attempts[0].nodes is "a?", not a list'),
+        ({"attempts": [FIRST | {"world_size": True}]}, "attempts[0].world_size is true, not a whole number"),
+        ({"environment": {"values": {"TZ": 1}}}, "environment.values.TZ is 1, not a text"),
+        ({"schema_version": "2"}, 'schema_version is "2", not a whole number'),
+    ],
+)
+def test_a_field_of_another_kind_is_named(tmp_path: Path, keys: dict[str, object], why: str) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps({"attempts": [FIRST], **keys}))
+    with pytest.raises(ValueError, match=re.escape(why)):
+        reading.read(path)
 
 
 def test_a_later_format_is_refused(tmp_path: Path) -> None:
