@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from entrypoint import files
 from entrypoint.aside import aside
 from entrypoint.node.gpu import Stack
 from entrypoint.plan.launch_plan import LaunchPlan
@@ -172,7 +173,7 @@ class Manifest:
 
     def _json(self, name: str) -> Any:
         with contextlib.suppress(OSError, ValueError):
-            return json.loads((self._folder / name).read_text(encoding="utf-8"))
+            return files.read_json(self._folder / name, reading.MOST)
         return None
 
 
@@ -187,9 +188,22 @@ def _environment(env: Mapping[str, str]) -> dict[str, Any]:
     values = {
         name: value
         for name, value in sorted(env.items())
-        if any(fnmatchcase(name, pattern) for pattern in HARMLESS) and tokens.hide(value, env) == value
+        if any(fnmatchcase(name, pattern) for pattern in HARMLESS) and not _is_secret(name, value, env)
     }
     return {"values": values, "names": sorted(env.keys() - values.keys())}
+
+
+def _is_secret(name: str, value: str, env: Mapping[str, str]) -> bool:
+    return tokens.names_secret(name) or tokens.found_in(value, env) or tokens.hide(value, env) != value
+
+
+def kept_plan(plan: LaunchPlan, env: Mapping[str, str]) -> dict[str, Any]:
+    """The plan as it is written down: without its secrets, as the manifest. What runs keeps them."""
+    fields = plan.to_json()
+    before = fields["argv"][: len(fields["argv"]) - len(plan.command)]
+    fields["argv"] = [*before, *tokens.hide_words(plan.command, env)]
+    fields["env"] = tokens.hide_values(fields["env"], env)
+    return fields
 
 
 def _entry(

@@ -1,7 +1,7 @@
-"""What a secret looks like: the shapes of tokens, and the names of variables and options that hold some.
+"""What a secret looks like: the shapes of tokens, the names that hold some, and the places where they stand.
 
-Nothing else decides that. A text is written down without its secrets, or not at all. Runs with the Python of
-a login node, from 3.9 on.
+Nothing else decides that. `hide_words` is for a command, `hide_values` for JSON, `hide` for a text, and
+`found_in` says whether program text holds one. Runs with the Python of a login node, from 3.9 on.
 """
 
 from __future__ import annotations
@@ -12,18 +12,124 @@ from collections.abc import Iterable, Mapping, Sequence
 SHAPES = re.compile(
     r"hf_[A-Za-z0-9]{6,}"  # Hugging Face
     r"|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"  # GitHub, GitLab
-    r"|sk-[A-Za-z0-9_-]{16,}"  # services for language models
+    r"|\bsk[-_][A-Za-z0-9_-]{16,}"  # services for language models, and for payment
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}"  # AWS
     r"|AIza[\w-]{30,}|ya29\.[\w-]{20,}"  # Google
     r"|xox[abeprs]-[A-Za-z0-9-]{10,}"  # Slack
     r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*"  # JSON web tokens
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[^-]*-----END [A-Z ]*PRIVATE KEY-----)?"
 )
-_WORDS = ("token", "secret", "passwd", "password", "apikey", "credential", "credentials")
-_ASSIGNED = re.compile(r"([\w.-]+)=([^\s\"'&;,<]+)")
-_QUOTED = re.compile(r"([\w.-]+)([\"']?\s*[=:]\s*[\"'])([^\"'<]{8,})(?=[\"'])")
-_EXPORTED = re.compile(r"^[+ -]?\s*(?:export\s+)?([A-Z][A-Z0-9_]*)=[^\s$<]{6,}", re.M)
-_LOGIN = re.compile(r"(?<=://)[^/\s@<]+(?=@)")
+_STRONG = ("secret", "secrets", "passwd", "password", "passphrase", "passcode", "apikey")
+_STRONG += ("credential", "credentials", "authorization")
+"""A part of a name that is one of these says that it holds a secret, or one that ends with it."""
+_OF_A_FILE = ("file", "path", "dir", "folder", "name", "id", "type", "length", "len", "env", "var", "helper")
+"""Last parts of names that hold something about a secret."""
+_LAST = ("key", "pat", "auth", "token", "pass", "pwd", "cookie", "cookies", "jwt", "bearer", "webhook")
+"""Last parts of names that hold one."""
+_NO_SECRETS = {
+    "token": (
+        *(
+            "pad",
+            "eos",
+            "bos",
+            "mask",
+            "unk",
+            "sep",
+            "cls",
+            "image",
+            "audio",
+            "video",
+            "vision",
+            "special",
+            "per",
+        ),
+        *(
+            "start",
+            "end",
+            "stop",
+            "max",
+            "min",
+            "num",
+            "n",
+            "new",
+            "tool",
+            "prefix",
+            "suffix",
+            "next",
+            "extra",
+        ),
+        *("begin", "decoder", "forced", "fim", "class", "register", "boi", "eoi"),
+    ),
+    "key": (
+        *("image", "text", "label", "input", "output", "prompt", "sort", "group", "data", "target", "column"),
+        *(
+            "field",
+            "response",
+            "question",
+            "answer",
+            "query",
+            "value",
+            "primary",
+            "metric",
+            "monitor",
+            "cache",
+        ),
+        *("index", "batch", "state", "model", "caption", "audio", "video", "public", "chosen", "rejected"),
+    ),
+    "pass": (
+        "two",
+        "single",
+        "multi",
+        "first",
+        "second",
+        "forward",
+        "backward",
+        "one",
+        "n",
+        "num",
+        "per",
+        "full",
+    ),
+}
+"""What stands before such a part if it is the field's other word: a token of a text, a key of a table."""
+_PLACES = (
+    "PWD",
+    "OLDPWD",
+    "APPTAINER_PWD",
+    "SINGULARITY_PWD",
+    "APPTRAIN_PASS",
+    "SSH_AUTH_SOCK",
+    "XAUTHORITY",
+)
+"""Variables that sound like it and hold folders and names."""
+_HARMLESS = re.compile(r"(?i)|none|null|true|false|yes|no|on|off|auto|basic|digest|[+-]?[\d.]{1,5}(e-?\d+)?")
+"""Values that are no secret, unless the name says it loudly."""
+_WORD = re.compile(r"([-+~/]*[\w.-]+)(\s*[=:]\s*)(.+)", re.S)
+_ASSIGNED = re.compile(r"(?<![/\w.-])([\w.-]+)=([^\s\"'&;,<]+)")
+_QUOTED = re.compile(r"([\w.-]+)([\"']?\s*[=:]\s*[rbfuRBFU]*(?:\"\"\"|'''|[\"']))([^\"'<]+)(?=[\"'])")
+_LOGIN = re.compile(r"(?<=://)[^/\s?#<\"']+(?=@)")
+_HEADER = re.compile(
+    r"(?i)\b((?:proxy-)?authorization|(?:x-)?api-key|(?:set-)?cookie|private-token|x-[\w-]*token)"
+    r"([\"']?\s*:\s*[\"']?)([^\s\"'<][^\"'\n]*)"
+)
+_BEARER = re.compile(r"\b([Bb]earer\s+)([^\s\"'<{$%]+)")
+_SIGNED = re.compile(
+    r"(?i)([?&](?:sig|signature|x-(?:amz|goog)-(?:signature|credential|security-token)|access_token|token|key)=)"
+    r"([^\s&\"'<]+)"
+)
+_WEBHOOK = re.compile(
+    r"(?i)(https://(?:hooks\.slack\.com/(?:services|workflows)|discord(?:app)?\.com/api/webhooks"
+    r"|[\w.-]*webhook\.office\.com)/)([^\s\"'<]+)"
+)
+_LOGS_IN = re.compile(r"(\bwandb(?:\.login\s*\(\s*(?:key\s*=\s*)?[\"']|\s+login\s+(?:--\S+\s+)*))(\w{8,})")
+_PLACES_IN_TEXT = (_HEADER, _BEARER, _SIGNED, _WEBHOOK, _LOGS_IN)
+"""Each with what it keeps, and last what it hides."""
+_EXPORTED = re.compile(r"^[+ -]?\s*(?:export\s+|set\s+|ENV\s+)?([A-Z][A-Z0-9_]*)=[^\s$<(\[{]+", re.M)
+_COMMENTED = re.compile(r"(?:#|//|--|;)[^\n]*?\b([\w.-]+)\s*[=:]\s*[^\s$<]+")
+_LISTED = re.compile(r"^[+ -]\s*(?:-\s+)?([\w.-]+):[ \t]+([^\s$<{\[|>#(,\"']+)[ \t]*$", re.M)
+_TYPES = ("str", "int", "bytes", "bool", "float", "None", "Any", "object", "dict", "list", "SecretStr")
+_HEX = re.compile(r"(?<![\w:.-])(?!sha256)[0-9a-f]{32,}(?![\w-])")
+_HEADS = re.compile(r"^(?:index|From|commit|diff) .*$", re.M)
 HIDDEN = "<secret>"
 SHORTEST = 6
 """Characters of a variable's value that is looked for in other texts."""
@@ -31,8 +137,30 @@ SHORTEST = 6
 
 def names_secret(name: str) -> bool:
     """Whether a variable or an option of this name holds one."""
-    parts = re.split(r"[_.-]+", name.lower().strip("-_."))
-    return parts[-1] in ("key", "pat", "auth") or any(part.endswith(_WORDS) for part in parts)
+    if name in _PLACES:
+        return False
+    in_words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    parts = [part.rstrip("0123456789") for part in re.split(r"[_.-]+", in_words)]
+    parts = [part for part in parts if part]
+    if not parts:
+        return False
+    last, before = parts[-1], parts[-2] if len(parts) > 1 else ""
+    if last in _OF_A_FILE:
+        return False
+    if _is_strong(parts) or (name.isupper() and "token" in parts):
+        return True
+    return (last in _LAST or last.endswith("token")) and before not in _NO_SECRETS.get(last, ())
+
+
+def _is_strong(parts: Iterable[str]) -> bool:
+    return any(part.endswith(_STRONG) for part in parts)
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Whether this is the value of a secret of this name."""
+    if not value or value.startswith("<secret") or not names_secret(name):
+        return False
+    return not _HARMLESS.fullmatch(value) or _is_strong(re.split(r"[_.-]+", name.lower()))
 
 
 def placeholder(name: str) -> str:
@@ -44,12 +172,19 @@ def hide(text: str, env: Mapping[str, str]) -> str:
     these by their names."""
     text = _hide_values_of(env, text)
     text = _LOGIN.sub(HIDDEN, SHAPES.sub(HIDDEN, text))
-    text = _QUOTED.sub(lambda m: m[1] + m[2] + HIDDEN if names_secret(m[1]) else m[0], text)
-    return _ASSIGNED.sub(lambda m: f"{m[1]}={HIDDEN}" if names_secret(m[1]) else m[0], text)
+    for place in _PLACES_IN_TEXT:
+        text = place.sub(_hide_last, text)
+    text = _QUOTED.sub(lambda m: m[1] + m[2] + HIDDEN if _is_secret(m[1], m[3]) else m[0], text)
+    return _ASSIGNED.sub(lambda m: f"{m[1]}={HIDDEN}" if _is_secret(m[1], m[2]) else m[0], text)
+
+
+def _hide_last(found: re.Match[str]) -> str:
+    *kept, _ = found.groups()
+    return "".join(kept) + HIDDEN
 
 
 def _hide_values_of(env: Mapping[str, str], text: str) -> str:
-    held = {value: name for name, value in env.items() if names_secret(name) and len(value) >= SHORTEST}
+    held = {value: name for name, value in env.items() if len(value) >= SHORTEST and _is_secret(name, value)}
     for value in sorted(held, key=len, reverse=True):
         text = text.replace(value, placeholder(held[value]))
     return text
@@ -58,20 +193,37 @@ def _hide_values_of(env: Mapping[str, str], text: str) -> str:
 def hide_words(words: Iterable[str], env: Mapping[str, str]) -> list[str]:
     """The same of a command; the word behind an option that names one is hidden too."""
     hidden: list[str] = []
-    follows = False
+    option = ""
     for word in words:
-        hidden.append(HIDDEN if follows and not word.startswith("-") else hide(word, env))
-        follows = word.startswith("-") and "=" not in word and names_secret(word)
+        hidden.append(_hide_word(word, option, env))
+        option = word if re.fullmatch(r"--?[\w.-]+", word) and names_secret(word) else ""
     return hidden
 
 
+def _hide_word(word: str, option: str, env: Mapping[str, str]) -> str:
+    """`option`: that stands before it, if it names a secret."""
+    known = _hide_values_of(env, word)
+    if known != word:
+        return hide(known, env)
+    if option and _is_secret(option, word) and not re.fullmatch(r"-[A-Za-z]|--[a-z][\w.-]*(=.*)?", word):
+        return HIDDEN
+    whole = _WORD.fullmatch(word)
+    if whole and _is_secret(whole[1], whole[3]):
+        return whole[1] + whole[2] + HIDDEN
+    return hide(word, env)
+
+
 def found_in(text: str, env: Mapping[str, str]) -> bool:
-    """Whether program text holds a secret. Less counts than `hide` hides: `token = read(path)` is none."""
-    named = [*_QUOTED.finditer(text), *_EXPORTED.finditer(text)]
+    """Whether program text holds a secret. `token = read(path)` is none: what counts is quoted, given to a
+    variable of a shell or a key of YAML, or said by a comment."""
+    text = _HEADS.sub("", text)
+    named = [match[1] for match in (*_QUOTED.finditer(text), *_EXPORTED.finditer(text))]
+    named += [match[1] for match in _COMMENTED.finditer(text)]
+    named += [match[1] for match in _LISTED.finditer(text) if match[2] not in _TYPES]
     return (
-        bool(SHAPES.search(text) or _LOGIN.search(text))
+        any(place.search(text) for place in (SHAPES, _LOGIN, _HEX, *_PLACES_IN_TEXT))
         or _hide_values_of(env, text) != text
-        or any(names_secret(match[1]) for match in named)
+        or any(map(names_secret, named))
     )
 
 
@@ -82,5 +234,5 @@ def hide_values(value: object, env: Mapping[str, str], name: str = "") -> object
     if isinstance(value, Sequence) and not isinstance(value, str):
         return [hide_values(item, env, name) for item in value]
     if isinstance(value, str):
-        return HIDDEN if value and names_secret(name) else hide(value, env)
+        return HIDDEN if _is_secret(name, value) else hide(value, env)
     return value

@@ -33,7 +33,7 @@ from entrypoint.plan.launch_plan import LaunchPlan, in_brief, with_env
 from entrypoint.plan.sources import Settings
 from entrypoint.private import write_private
 from entrypoint.record import source
-from entrypoint.record.manifest import Manifest
+from entrypoint.record.manifest import Manifest, kept_plan
 from entrypoint.run import endings, stacks
 from entrypoint.run.endings import asked_to_end, to_failure
 from entrypoint.run.hang import HangPolicy
@@ -298,7 +298,7 @@ class Attempt:
         """What the ranks need and takes time, for the nodes of the plan."""
         endpoint = await self._find_endpoint(self.plan)
         self.plan = self._watchable(endpoint.plan)
-        await aside(lambda: self.run_dir.write_plan(self.plan.to_json(), self.plan.place))
+        await aside(lambda: self.run_dir.write_plan(kept_plan(self.plan, self.env), self.plan.place))
         await self._manifest.tell_node(self.plan)
         if self.before is None:
             for note in self.plan.notes:

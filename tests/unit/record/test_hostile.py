@@ -176,7 +176,8 @@ def changed(place: tuple[str | int, ...], value: Any) -> Any:
     return manifest
 
 
-def test_the_honest_run_is_taken(here: Path) -> None:
+@pytest.mark.usefixtures("here")
+def test_the_honest_run_is_taken() -> None:
     assert stands("compare", "honest", "honest") == 0
     assert stands("rerun", "honest") == 0
 

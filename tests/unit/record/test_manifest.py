@@ -15,7 +15,7 @@ from entrypoint.job.rundir import RunDirectory
 from entrypoint.node.gpu import Stack
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.record import hardware, source
-from entrypoint.record.manifest import Manifest
+from entrypoint.record.manifest import Manifest, kept_plan
 from entrypoint.record.reading import close
 from tests.unit.scene import planned
 
@@ -257,6 +257,22 @@ def test_no_secret_is_written(tmp_path: Path) -> None:
     assert found["environment"]["values"]["OMP_NUM_THREADS"] == PLAN.env["OMP_NUM_THREADS"]
     assert {"HF_TOKEN", "NCCL_DEBUG", "WANDB_API_KEY"} <= {*found["environment"]["names"]}
     assert found["command"][-1] == "--wandb=<secret WANDB_API_KEY>"
+
+
+def test_the_plan_is_kept_with_the_command_of_the_manifest_and_runs_as_it_was(tmp_path: Path) -> None:
+    words = ("my.py", "--password", "xyz-7-xyz", "--lr=0.1", "--token", "-pqr-8-pqr", "pqr-8-pqr")
+    env = {"HF_TOKEN": "pqr-8-pqr", "NCCL_AUTH_TOKEN": "stu-9-stu"}
+    plan = replace(PLAN, command=words, env=PLAN.env | {"X_SECRET": "vwx-1-vwx"})
+    kept = kept_plan(plan, env)
+    asyncio.run(record_on(Manifest(tmp_path, env, print), plan))
+    found = manifest(RunDirectory(tmp_path, 1))
+    assert kept["argv"] == [*plan.argv[: -len(words)], *found["command"]]
+    assert kept["env"] == dict(PLAN.env) | {"X_SECRET": "<secret>"}
+    assert kept | {"argv": plan.argv, "env": dict(plan.env)} == plan.to_json()
+    assert plan.argv[-len(words) :] == list(words)
+    for secret in ("xyz-7-xyz", "pqr-8-pqr", "stu-9-stu", "vwx-1-vwx"):
+        assert secret not in json.dumps(kept) + json.dumps(found)
+    assert "NCCL_AUTH_TOKEN" in found["environment"]["names"]
 
 
 @pytest.mark.parametrize(

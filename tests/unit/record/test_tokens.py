@@ -1,10 +1,13 @@
-"""What counts as a secret, and what stands in its place."""
+"""What counts as a secret, and what is written in its place."""
+
+import shlex
 
 import pytest
 
 from entrypoint.record import tokens
 
-ENV = {"WANDB_API_KEY": "0123456789abcdef", "HOME": "/home/a", "SHORT_TOKEN": "a"}
+ENV = {"WANDB_API_KEY": "0123456789abcdef", "HOME": "/home/a", "SHORT_TOKEN": "a", "PWD": "/home/a/project"}
+ENV |= {"APPTRAIN_PASS": "PYTHONPATH", "APPTRAIN_IMAGE": "/image.sif"}
 
 
 @pytest.mark.parametrize(
@@ -15,7 +18,6 @@ ENV = {"WANDB_API_KEY": "0123456789abcdef", "HOME": "/home/a", "SHORT_TOKEN": "a
         ("use 0123456789abcdef", "use <secret WANDB_API_KEY>"),
         ("https://me:ghs@host/x.git", "https://<secret>@host/x.git"),
         ("git@host:x.git", "git@host:x.git"),
-        ("lr=0.1 max_tokens=4096 tokenizer=gpt2-large", "lr=0.1 max_tokens=4096 tokenizer=gpt2-large"),
         ("api_key=abc", "api_key=<secret>"),
         ('password: "correct horse"', 'password: "<secret>"'),
         ("/home/a/script.py", "/home/a/script.py"),
@@ -24,6 +26,104 @@ ENV = {"WANDB_API_KEY": "0123456789abcdef", "HOME": "/home/a", "SHORT_TOKEN": "a
 def test_a_text_is_written_without_its_secrets(text: str, hidden: str) -> None:
     assert tokens.hide(text, ENV) == hidden
     assert tokens.hide(hidden, ENV) == hidden
+
+
+SECRET = "Zq7-pLum"
+COMMANDS = (
+    *(
+        "--password {}",
+        "--token={}",
+        "--api-key={}",
+        "--api_key {}",
+        "--apiKey={}",
+        "--pass {}",
+        "--pwd={}",
+        "--hub-token {}",
+    ),
+    *(
+        "--passphrase {}",
+        "--cookie {}",
+        "--hf-token -{}",
+        "--token -{}",
+        "--secret {}",
+        "--auth {}",
+        "--db.password {}",
+    ),
+    *(
+        "postgresql://u:{}@h/db",
+        "postgresql://u:p@{}@h/db",
+        "https://{}@github.com/x",
+        "--db=mysql://u:{}@h",
+    ),
+    *(
+        "--header 'Authorization: Bearer {}'",
+        "-H 'Authorization: Basic {}'",
+        "-H 'X-API-Key: {}'",
+        "-H 'Cookie: a={}'",
+    ),
+    *(
+        "--header=Authorization:{}",
+        "https://h/x?sig={}&se=1",
+        "https://h/x?a=1&X-Amz-Signature={}",
+        "https://h?token={}",
+    ),
+    *("https://hooks.slack.com/services/T0/B0/{}", "https://discord.com/api/webhooks/1/{}", "+hub.token={}"),
+    *(
+        "token='{} and more'",
+        "logger.wandb_api_key={}",
+        "env.AWS_SECRET_ACCESS_KEY={}",
+        "bash -c 'HF_TOKEN={} python x.py'",
+    ),
+    *(
+        "bash -c 'wandb login {}{}'",
+        '\'{{"password": "{}"}}\'',
+        "'password: {}'",
+        "--mysql-pwd {}",
+        "--access_token_2 {}",
+    ),
+)
+
+
+@pytest.mark.parametrize("form", COMMANDS)
+def test_no_form_of_a_command_keeps_its_secret(form: str) -> None:
+    words = shlex.split(
+        form.replace("{}{}", 2 * SECRET.replace("-", ""))
+        .replace("{}", SECRET)
+        .replace("{{", "{")
+        .replace("}}", "}")
+    )
+    hidden = tokens.hide_words(["my.py", *words, "--lr", "0.1"], ENV)
+    assert "pLum" not in " ".join(hidden)
+    assert "<secret>" in " ".join(hidden)
+    assert (hidden[0], hidden[-2:]) == ("my.py", ["--lr", "0.1"])
+    assert tokens.hide_words(hidden, ENV) == hidden
+
+
+PLAIN = (
+    "train.py config/train_gpt2.py --batch_size=32 --compile=False --init_from=gpt2-xl --device=cpu",  # nanoGPT
+    "train.py /data/imagenet --model vit_base_patch16_224 --pretrained-path /w@2/x.bin --class-map a.txt --amp -j 8 -p 8",
+    "train.py --input-key jpg --target-key cls --mixup 0.8 --aa rand-m9-mstd0.5-inc1 --opt adamw --num-classes 10",
+    "run_clm.py --tokenizer_name gpt2 --model_name_or_path gpt2 --use_auth_token True --push_to_hub --fp16 --block_size 1024",
+    "run_glue.py --max_seq_length 128 --token False --pad_token <pad> --eos-token </s> --text_key content --model_revision main",
+    "sft.py --dataset_text_field text --max_new_tokens 256 --max_tokens=4096 --num-tokens 1024 --per_token_loss",
+    "main.py fit --trainer.devices 8 --trainer.max_epochs=3 --data.init_args.key_dim 64 --model.token_dropout 0.1",
+    "ds.py --deepspeed --deepspeed_config ds_config.json --local_rank -1 --zero-stage 3 --hostfile /job/hostfile",
+    "train.py +experiment=vit optimizer.token_lr=1e-4 model.head.key_proj=true data=imagenet@small trainer.max_steps=10 ~logger",
+    "train.py hydra.run.dir=/out/${now:%Y-%m-%d} model.mask_token=learned model.cls_token=true hydra/launcher=basic",
+    "main.py -a resnet50 --dist-url tcp://127.0.0.1:29500 --dist-backend nccl --multiprocessing-distributed /data",
+    "x.py --header-size 80 --pass-through --cookie-cutter x --auth none --key 64 --token-level --n-pass 2 --keys a,b",
+    "x.py --password-file /run/pw --token_file=/run/t --secret-name s3 --key-value --monkey banana --hotkey=ctrl",
+    "x.py --compass north --bypass x --author me --authors=a,b --patience 5 --pathology yes --signature serving_default",
+    "x.py --revision 0123456789012345678901234567890123456789 --wandb-mode offline user@host:/x /a@b/c s3://bucket/key=1/",
+    "-m train --config digits-short steps=10 data.path=/data seed=1",
+    'bash -c "cd /x && python y.py --lr 0.1"',
+)
+
+
+@pytest.mark.parametrize("command", PLAIN)
+def test_the_arguments_of_ordinary_programs_stay(command: str) -> None:
+    words = shlex.split(command)
+    assert tokens.hide_words(words, ENV) == words
 
 
 def test_the_word_behind_an_option_that_names_a_secret_is_hidden() -> None:
@@ -37,15 +137,83 @@ def test_values_are_hidden_by_their_keys_too() -> None:
     assert found == {"a": {"token": "<secret>", "list": ["<secret>", 7]}, "lr": 0.1}
 
 
-@pytest.mark.parametrize(
-    "text", ["+token = 'abcdefghijk'", "+API_KEY=abcdefghijk", "+x = hf_abcdefgh", "+0123456789abcdef"]
+WITH_SECRETS = (
+    *(
+        "+token = 'abcdefghijk'",
+        "+API_KEY=abcdefghijk",
+        "+x = hf_abcdefgh",
+        "+0123456789abcdef",
+        'DB_PASS = "x"',
+    ),
+    *(
+        'pwd = "x"',
+        "passphrase = 'x'",
+        "token = '''x'''",
+        'token = """x"""',
+        "# password: x",
+        "# password=x",
+        "// token: x",
+    ),
+    *(
+        "# WANDB_API_KEY=x",
+        '"Bearer x"',
+        'wandb.login("' + 4 * "0123456789" + '")',
+        "wandb.login(key='abcdefgh')",
+    ),
+    *(
+        "https://hooks.slack.com/services/T0/B0/x",
+        "get('https://h/x?sig=x')",
+        "https://u:x@h/",
+        "'Authorization': 'x'",
+    ),
+    *(
+        "password: hunter",
+        "  token: abc",
+        "export DB_PASS=x",
+        "ENV HF_TOKEN=x",
+        '"api_key": "x"',
+        "apiKey: 'x'",
+        "PASSWORD = r'x'",
+    ),
+    *(
+        "key = '" + 8 * "89abcdef" + "'",
+        "-----BEGIN RSA PRIVATE KEY-----",
+        "login(password='x')",
+        "sk_live_0123456789abcdefgh",
+    ),
 )
+
+
+@pytest.mark.parametrize("text", WITH_SECRETS)
 def test_program_text_with_a_secret_is_known(text: str) -> None:
-    assert tokens.found_in(f"--- a\n+++ b\n{text}\n", ENV)
+    assert tokens.found_in(f"--- a\n+++ b\n+{text.removeprefix('+')}\n", ENV)
+    assert tokens.found_in(f"index 0123456..89abcde 100644\n {text.removeprefix('+')}\n", ENV)
 
 
 @pytest.mark.parametrize(
-    "text", ["+token = read(path)", "+key = lambda pair: pair[0]", "+API_KEY=$OTHER_KEY"]
+    "text",
+    [
+        *(
+            "+token = read(path)",
+            "+key = lambda pair: pair[0]",
+            "+API_KEY=$OTHER_KEY",
+            "+def login(token: str) -> None:",
+        ),
+        *(
+            "+    password: str",
+            "+lr = 0.1  # a note",
+            "+tokenizer = load('gpt2')",
+            "+for key in keys:",
+            "+pad_token = '<pad>'",
+        ),
+        *(
+            "+# the key is a pair",
+            "+    return self.token",
+            "+image_key = 'jpg'",
+            "+token = os.environ['HF_TOKEN']",
+        ),
+    ],
 )
 def test_program_text_without_one_is_kept(text: str) -> None:
-    assert not tokens.found_in(f"--- a\n+++ b\n{text}\n", ENV)
+    head = "diff --git a/x.py b/x.py\nindex 0123456789012345678901234567890123456789..89abcde 100644\n--- a/x.py\n+++ b/x.py\n"
+    assert not tokens.found_in(f"{head}{text}\n", ENV)
