@@ -88,9 +88,9 @@ def debian_architecture() -> str:
 
 def read(file: Path = FILE) -> dict[str, Stack]:
     """All stacks by name, in the file's order."""
-    import yaml  # a login node may lack it, and ask for no more than the names
+    from entrypoint import strict_yaml  # a login node may lack PyYAML, and ask for no more than the names
 
-    content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    content = strict_yaml.load(file)
     base = Base(**content["base"])
     return {
         name: Stack(

@@ -4,6 +4,8 @@ Nothing else in the package calls sys.exit with a number of its own: a refusal i
 these, and the command line prints its one line and ends with its status.
 """
 
+from entrypoint.plain import one_line
+
 DONE = 0
 BAD_INPUT = 64  # EX_USAGE of sysexits.h: trying again will not help
 UNAVAILABLE = 69  # EX_UNAVAILABLE: a port or a peer; another attempt may help
@@ -15,12 +17,15 @@ INTERRUPTED = 130  # 128 + SIGINT
 class Refusal(Exception):
     """An end with a message for the user: what was given, what was found, what to do.
 
-    The text is one line without the leading `entrypoint: `.
+    The text is one line without the leading `entrypoint: `. What it quotes may be anything.
     """
 
     status = BAD_INPUT
     told = False
     """Whether another node has said it already, to all."""
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class BadInput(Refusal):

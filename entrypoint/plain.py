@@ -4,6 +4,11 @@ anything."""
 import shlex
 from typing import Any
 
+LONGEST = 2000
+"""Characters of a message."""
+_END = 600
+"""How many of them are the message's end, which says what to do."""
+
 
 def plain(value: Any) -> Any:
     """The value with each text as one printable line of bounded length."""
@@ -39,3 +44,11 @@ def _in_ansi_c(letter: str) -> str:
     if letter.isprintable():
         return letter
     return "".join(f"\\{byte:03o}" for byte in letter.encode("utf-8", "surrogateescape"))
+
+
+def one_line(message: str) -> str:
+    """A message of ours as one printable line, of which the middle is left out if it is too long: what it
+    quotes may hold anything."""
+    if len(message) > LONGEST:
+        message = f"{message[: LONGEST - _END]} ... {message[-_END:]}"
+    return "".join(letter if letter.isprintable() else " " if letter in "\n\t" else "?" for letter in message)

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from entrypoint import files, spelling, yaml_files
+from entrypoint import files, spelling
 from entrypoint.checkout import make
 from entrypoint.errors import BadInput
 from entrypoint.plain import plain
@@ -26,7 +26,7 @@ CLUSTERS = Path(__file__).parents[2] / "clusters"
 CONTENT = "profile"
 """The line of a host file that has all of the profile."""
 LARGEST = 1 << 20
-"""Bytes of a host file."""
+"""Bytes of a profile, and of its host file."""
 VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 """What is replaced in a path, an account or an option: nothing else of a shell's syntax is."""
 STARTERS = {"slurm": ("srun",), "pbs": ("pbsdsh", "pbs_tmrsh", "mpiexec", "ssh")}
@@ -320,13 +320,15 @@ def _quoted(text: str) -> str:
 def read(path: Path, asked: str) -> Mapping[Any, Any]:
     """What a profile holds, not yet checked; `asked` is how it was given. Raises BadInput."""
     try:
-        content = yaml_files.read(path)
+        from entrypoint import strict_yaml
     except ImportError:
         return _read_host_file(path, asked)
+    try:
+        content = strict_yaml.load(path)
     except OSError as error:
         raise BadInput(f"{asked}: {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise BadInput(f"{path}: {plain(str(error))}") from None
+    except files.Unfit as error:
+        raise BadInput(f"{path}: {error}") from None
     if not isinstance(content, dict):
         raise BadInput(f"{asked}: {path} must hold a mapping with the keys {', '.join(KEYS)}")
     return content
@@ -336,7 +338,7 @@ def _read_host_file(path: Path, asked: str) -> Mapping[Any, Any]:
     """The same, from the host file. Raises BadInput if that is not made from this profile."""
     made = host_file(path)
     try:
-        digest = hashlib.sha256(files.read(path, yaml_files.LARGEST)).hexdigest()
+        digest = hashlib.sha256(files.read(path, LARGEST)).hexdigest()
     except (OSError, files.Unfit) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise BadInput(f"{asked}: {path} cannot be read: {why}") from None

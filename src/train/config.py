@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
-from entrypoint import yaml_files
-from entrypoint.plain import plain
+from entrypoint import strict_yaml
+from entrypoint.files import Unfit
 from train.status import BadInput
 
 SHIPPED: Final = Path(__file__).parent / "configs"
@@ -212,11 +212,11 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
     Raises BadInput for what is not YAML, an unknown key, a wrong type, or a value out of bounds.
     """
     try:
-        content = yaml_files.read(path)
+        content = strict_yaml.load(path)
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise BadInput(f"{path}: {plain(str(error))}") from None
+    except Unfit as error:
+        raise BadInput(f"{path}: {error}") from None
     config: Config = _build(Config, {} if content is None else content, "", str(path))
     for override in overrides:
         config = _override(config, override)

@@ -1,5 +1,6 @@
 """The exit statuses of a training process, and the error that carries a refusal."""
 
+from entrypoint.plain import one_line
 from train.stop import SAVED, TERMINATED
 
 __all__ = ["BAD_INPUT", "DONE", "FAILED", "NOT_SAVED", "SAVED", "TERMINATED", "BadInput"]
@@ -20,3 +21,6 @@ class BadInput(Exception):
     def __init__(self, message: str, *, rank: int = 0) -> None:
         super().__init__(message)
         self.rank = rank
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())

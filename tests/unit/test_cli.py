@@ -500,8 +500,8 @@ def test_an_ipv6_rendezvous_is_in_brackets(cli: Cli) -> None:
         ("env: {OMP_NUM_THREADS: 2}", "env sets OMP_NUM_THREADS: set omp_num_threads under launch"),
         ("launch: 4", "launch must be a mapping, found 4"),
         ("launch: {nproc_per_node: four}", "site.yaml: launch nproc-per-node is 'four': give a whole number from 1"),
-        ("{", "is not YAML: while parsing a flow node expected the node content, but found '<stream end>'"),
-        ("x: !!python/object/apply:os.system [id]", "is not YAML: could not determine a constructor for the tag 'tag:yaml.org,2002:python/object/apply:os.system'"),
+        ("{", "site.yaml: line 1: it is not YAML: while parsing a flow node expected the node content, but found '<stream end>'"),
+        ("x: !!python/object/apply:os.system [id]", "site.yaml: line 1: the tag tag:yaml.org,2002:python/object/apply:os.system is not taken: leave tags out"),
     ],
 )  # fmt: skip
 def test_a_wrong_profile_is_refused(cli: Cli, tmp_path: Path, text: str, message: str) -> None:

@@ -116,3 +116,12 @@ def test_help_lists_the_statuses() -> None:
     wanted = (errors.DONE, errors.BAD_INPUT, errors.UNAVAILABLE, errors.SAVED, errors.STUCK)
     assert tuple(listed) == (*wanted, errors.INTERRUPTED)
     assert f"; {stop.TERMINATED}: cancelled" in EXIT_STATUS
+
+
+@pytest.mark.parametrize("error", [errors.BadInput, errors.Unavailable, status.BadInput])
+def test_what_a_refusal_quotes_stays_in_its_line(error: type[Exception]) -> None:
+    assert str(error("x is 'a\x1b[31m\nb\udcc3': give é")) == "x is 'a?[31m b?': give é"
+    said = str(error("x is '" + "a" * 10**6 + "': give a word"))
+    assert len(said) < 2100
+    assert said.startswith("x is 'aaa")
+    assert said.endswith("aaa': give a word")

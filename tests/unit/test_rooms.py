@@ -79,3 +79,10 @@ def test_every_folder_is_installed() -> None:
 @pytest.mark.parametrize("name", ROOMS)
 def test_a_room_says_at_its_door_what_it_knows(name: str) -> None:
     assert ast.get_docstring(ast.parse((ENTRYPOINT / name / "__init__.py").read_text()))
+
+
+def test_train_imports_only_what_it_shares_with_the_entrypoint() -> None:
+    known = modules()
+    found = {other for path in (CHECKOUT / "src" / "train").glob("*.py") for other in imports(path, known)}
+    shared = {f"entrypoint.{name}" for name in ("files", "plain", "strict_yaml", "record.tokens")}
+    assert found - {"entrypoint"} <= shared

@@ -36,7 +36,7 @@ GENERIC = ("generic", "generic-pbs")
         ("nodes: {whole: maybe}", "nodes whole is 'maybe': give true or false"),
         ("nodes: [4]", "nodes must be a mapping, found [4]"),
         ("nodes: {gpu: 4}", "nodes: unknown key gpu: did you mean gpus?"),
-        ("request: {time: 10:00:00}", "request time is 36000: give text, in quotes where YAML takes it for something else"),
+        ("request: {time: 10:00:00}", "line 1: 10:00:00 without quotes is a number in base 60: write \"10:00:00\""),
         ("request: {time: '60'}", "request time is '60': give HH:MM:SS in quotes, as in \"01:00:00\""),
         ("request: {account_option: --project}", "request account_option is '--project': give one of -A, -P"),
         ("request: {chunk: ['a=b:c=d']}", "request chunk, entry 1, is 'a=b:c=d': give NAME=VALUE, a resource of a chunk"),

@@ -184,7 +184,7 @@ def test_without_a_name_all_profiles_are_made(site: Site) -> None:
         ("lab.yml", "scheduler: slurm", "lab.yml: a profile is named NAME.yaml, of letters, digits, _ . and -: rename it"),
         ("a b.yaml", "scheduler: slurm", "a b.yaml: a profile is named NAME.yaml, of letters, digits, _ . and -: rename it"),
         ("no.yaml", None, "PROFILE=no.yaml: no.yaml cannot be read: No such file or directory"),
-        ("lab.yaml", "{", "lab.yaml: line 1: expected the node content, but found '<stream end>'"),
+        ("lab.yaml", "{", "lab.yaml: line 1: it is not YAML: while parsing a flow node expected the node content, but found '<stream end>'"),
     ],
 )  # fmt: skip
 def test_what_makes_no_host_file_is_refused(
@@ -226,6 +226,8 @@ def test_without_pyyaml_what_it_needs_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
+    monkeypatch.delitem(sys.modules, "entrypoint.strict_yaml", raising=False)
+    monkeypatch.delattr("entrypoint.strict_yaml", raising=False)
     file = tmp_path / "lab.yaml"
     file.write_text("scheduler: slurm")
     assert render.main([str(file)]) == 64
@@ -241,6 +243,8 @@ def test_without_pyyaml_a_profile_is_read_from_its_host_file(
 ) -> None:
     expected = profile.load(file.stem)
     monkeypatch.setitem(sys.modules, "yaml", None)
+    monkeypatch.delitem(sys.modules, "entrypoint.strict_yaml", raising=False)
+    monkeypatch.delattr("entrypoint.strict_yaml", raising=False)
     assert profile.load(file.stem) == expected
     assert profile.load(str(file)) == expected
 
@@ -252,6 +256,8 @@ def test_what_a_host_file_has_of_a_profile_is_checked_as_the_profile_is(
     file.write_text(f"{WHOLE}launch: {{omp_num_threads: 3, join-timeout: 12.5}}\n")
     expected = render.render(file, write=True)[0]
     monkeypatch.setitem(sys.modules, "yaml", None)
+    monkeypatch.delitem(sys.modules, "entrypoint.strict_yaml", raising=False)
+    monkeypatch.delattr("entrypoint.strict_yaml", raising=False)
     assert profile.load(str(file)) == expected
     made = file.with_suffix(".host")
     made.write_text(made.read_text().replace('"whole": true', '"whole": "yes"'))
@@ -275,6 +281,8 @@ def test_without_pyyaml_and_a_host_file_of_this_profile_what_helps_is_said(
     if text is not None:
         made.write_bytes(text.format(digest=digest(file)).encode(errors="surrogateescape"))
     monkeypatch.setitem(sys.modules, "yaml", None)
+    monkeypatch.delitem(sys.modules, "entrypoint.strict_yaml", raising=False)
+    monkeypatch.delattr("entrypoint.strict_yaml", raising=False)
     with pytest.raises(BadInput) as caught:
         profile.load(str(file))
     needs, helps, image = str(caught.value).split("; ")[0], "pip install --user pyyaml", str(caught.value)
@@ -290,6 +298,8 @@ def test_without_pyyaml_a_profile_that_is_no_file_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
+    monkeypatch.delitem(sys.modules, "entrypoint.strict_yaml", raising=False)
+    monkeypatch.delattr("entrypoint.strict_yaml", raising=False)
     os.mkfifo(tmp_path / "lab.yaml")
     with pytest.raises(BadInput, match="cannot be read: it is a FIFO, not a regular file"):
         profile.load(str(tmp_path / "lab.yaml"))

@@ -153,7 +153,7 @@ def test_each_number_has_a_least_value(tmp_path: Path, least: int, keys: str) ->
 
 def test_yaml_that_names_a_python_object_is_refused_and_does_not_run(tmp_path: Path) -> None:
     path = written(tmp_path, f"seed: !!python/object/apply:os.mkdir ['{tmp_path / 'made'}']")
-    with pytest.raises(BadInput, match="line 1: could not determine a constructor"):
+    with pytest.raises(BadInput, match=r"line 1: the tag .*python/object/apply:os.mkdir is not taken"):
         load(path)
     assert not (tmp_path / "made").exists()
 
