@@ -19,8 +19,10 @@ SHAPES = re.compile(
     r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*"  # JSON web tokens
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[^-]*-----END [A-Z ]*PRIVATE KEY-----)?"
 )
-_STRONG = ("secret", "secrets", "passwd", "password", "passphrase", "passcode", "apikey")
-_STRONG += ("credential", "credentials", "authorization")
+_STRONG = (
+    *("secret", "secrets", "passwd", "password", "passphrase", "passcode", "apikey"),
+    *("credential", "credentials", "authorization"),
+)
 """A part of a name that is one of these says that it holds a secret, or one that ends with it."""
 _OF_A_FILE = ("file", "path", "dir", "folder", "name", "id", "type", "length", "len", "env", "var", "helper")
 """Last parts of names that hold something about a secret."""

@@ -350,7 +350,8 @@ class Stop:
     """When ranks that were not told are ended; infinite if nothing is known of the job's end."""
     told: frozenset[int] = frozenset()
     """Process ids."""
-    is_over: bool = False
+    deaf: frozenset[int] = frozenset()
+    """Ranks that have not caught the signal, and of which the user was not told yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -515,10 +516,15 @@ def _if_done(state: NodeState, effects: list[Effect]) -> Step:
 def _leaving(state: NodeState, phase: Leaving, event: Event, now: Now) -> Step:
     if not isinstance(event, AgentLeft):
         return state, []
+    said: list[Effect] = []
+    if state.stop and state.stop.deaf:
+        who = f"{listed(sorted(state.stop.deaf))} on {state.node}"
+        said = [Say(f"a stop was asked for, but {who} caught no {state.stop_signal} and has ended")]
     if not state.ended:
-        return state, [Finish(Outcome(status=DONE, node=state.node, time=now.wall, alone=phase.alone))]
+        done = Outcome(status=DONE, node=state.node, time=now.wall, alone=phase.alone)
+        return state, [*said, Finish(done)]
     wells = ((f"rank {one.ended.rank}", _well(state, one.ended)) for one in state.ended.values())
-    return state, [Finish(replace(outcome.of_job(wells), alone=phase.alone))]
+    return state, [*said, Finish(replace(outcome.of_job(wells), alone=phase.alone))]
 
 
 def _well(state: NodeState, ended: RankEnded) -> Outcome:
@@ -700,12 +706,14 @@ def _signal_who_catches(state: NodeState, ranks: Mapping[int, tuple[int | None, 
     effects: list[Effect] = [SignalRank(pid) for pid in news]
     stop = replace(stop, told=stop.told | {*news})
     untold = [rank for rank, (pid, _) in ranks.items() if pid not in stop.told]
+    is_said = stop.since == float("inf")
+    stop = replace(stop, deaf=stop.deaf - ranks.keys() | (set() if is_said else {*untold}))
     if not untold:
         stop = replace(stop, since=now.steady)
     elif now.steady > stop.time_up:
         return _then(effects, _time_up(replace(state, stop=stop), untold, now))
     elif now.steady - stop.since > SILENT_STOP:
-        stop = replace(stop, since=float("inf"))
+        stop = replace(stop, since=float("inf"), deaf=stop.deaf - {*untold})
         silent, node, name = listed(untold), state.node, state.stop_signal
         effects.append(Say(f"a stop was asked for, but {silent} on {node} catches no {name} and runs on"))
     return replace(state, stop=stop), [*effects, After(CATCHES, Catching)]

@@ -112,6 +112,14 @@ def test_a_rank_that_has_ended_is_not_said_to_run_on() -> None:
     assert scene.after(BOTH, Stopped(), 5.0, ended(0)) == [(4.6, "SIGUSR2", 1)]
 
 
+def test_ranks_that_end_before_it_is_said_that_they_catch_no_stop_signal_are_named_at_the_end() -> None:
+    scene = Scene()
+    scene.ranks.catching = {0: 1.0, 1: NEVER}
+    log = scene.after(BOTH, Stopped(), 5.0, ended(0), ended(1), AllDone())
+    said = [entry[2] for entry in log if entry[1] == "says"]
+    assert said == ["a stop was asked for, but rank 1 on 127.0.0.2 caught no SIGUSR2 and has ended"]
+
+
 @pytest.mark.parametrize(
     ("left", "after"),
     [(0.0, 0.2), (2.0, 1.0), (20.0, 10.0), (60.0, 30.0), (100.0, 70.0)],
