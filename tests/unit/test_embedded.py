@@ -181,3 +181,22 @@ def test_the_next_step_is_spelled_as_it_works_from_here(
     assert checkout.apptrain() == "./apptrain"
     (tmp_path / "apptrain").symlink_to(CHECKOUT / "apptrain")
     assert checkout.apptrain() == "apptrain"
+
+
+def test_each_node_gets_gpus_of_its_own(tmp_path: Path) -> None:
+    job = embedded.Job(
+        nodes=2, tasks_per_node=1, gpus_per_node=2, run_dir=tmp_path, job_id="embedded-1", launch=()
+    )
+    envs = [embedded.node_env(job, node, 0, 0, {}, progress=False) for node in (0, 1)]
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in envs] == ["0,1", "2,3"]
+
+
+def test_a_signal_reaches_the_tasks_that_run() -> None:
+    got: dict[str, list[int]] = {"runs": [], "has ended": []}
+    tasks = [
+        SimpleNamespace(poll=lambda: None, send_signal=got["runs"].append),
+        SimpleNamespace(poll=lambda: 0, send_signal=got["has ended"].append),
+    ]
+    nodes: Any = SimpleNamespace(tasks=tasks)
+    embedded._Nodes._pass_on(nodes, 15)
+    assert got == {"runs": [15], "has ended": []}

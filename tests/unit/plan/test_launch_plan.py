@@ -1,8 +1,9 @@
-"""A plan in one line, and numbers of ranks that contradict what was granted."""
+"""A plan in one line, numbers of ranks that contradict what was granted, and variables of the ranks."""
 
 import string
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from torch.distributed.run import config_from_args, parse_args
@@ -96,3 +97,24 @@ def test_a_program_gets_from_us_what_torchrun_gives_it_for_the_line_that_plan_pr
 def test_in_mode_exec_no_torchrun_is_meant_and_the_program_gets_every_word(words: Sequence[str]) -> None:
     plan = replace(planned(), mode="exec", command=("tool", *words), no_python=True)
     assert plan.argv == ["tool", *words]
+
+
+def ranks_env(command: Sequence[str], *options: str, **env: str) -> dict[str, str]:
+    """What a plan adds for the ranks, on a node with four CPUs."""
+    given = vars(cli.parser().parse_args(["launch", "--run-dir", "run", *options]))
+    job = {"APPTRAIN_EMBEDDED_JOB_ID": "7", "APPTRAIN_EMBEDDED_NODELIST": "127.0.0.1"}
+    node = job | {"APPTRAIN_EMBEDDED_NODENAME": "127.0.0.1", "APPTRAIN_EMBEDDED_CPUS_ON_NODE": "4"}
+    return dict(resolve(node | env, given, command, hostname=None)[0].env)
+
+
+def test_the_reference_job_has_one_thread_everywhere_and_a_script_its_share_of_the_cpus() -> None:
+    assert ranks_env(["-m", "train", "steps=2"])["OMP_NUM_THREADS"] == "1"
+    assert ranks_env(["script.py"])["OMP_NUM_THREADS"] == "4"
+    assert ranks_env(["script.py"], "--nproc-per-node", "2")["OMP_NUM_THREADS"] == "2"
+
+
+def test_a_variable_of_the_profile_counts_unless_the_user_has_set_it(tmp_path: Path) -> None:
+    site = tmp_path / "lab.yaml"
+    site.write_text("title: The lab\nenv: {NCCL_DEBUG: INFO}\n")
+    assert ranks_env(["script.py"], "--profile", str(site))["NCCL_DEBUG"] == "INFO"
+    assert "NCCL_DEBUG" not in ranks_env(["script.py"], "--profile", str(site), NCCL_DEBUG="WARN")
