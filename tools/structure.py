@@ -81,6 +81,7 @@ class Class:
     name: str
     file: str
     bases: tuple[str, ...] = ()
+    is_frozen: bool = False
     own: set[str] = field(default_factory=set)
     """Attributes."""
     changed: set[str] = field(default_factory=set)
@@ -93,6 +94,8 @@ class State:
     classes: int
     attributes: int
     """Of all classes, inherited ones once."""
+    of_frozen: int
+    """Those of dataclasses that are frozen."""
     changed: int
     elsewhere: tuple[str, ...]
     """Assignments to attributes of other objects whose class is not known."""
@@ -246,8 +249,10 @@ def _classes(trees: Mapping[str, ast.Module]) -> list[Class]:
 
 
 def _class(file: str, node: ast.ClassDef) -> Class:
-    made = Class(name=node.name, file=file, bases=tuple(_last_name(base) for base in node.bases))
-    if any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+    bases = tuple(_last_name(base) for base in node.bases)
+    decorated = " ".join(map(ast.unparse, node.decorator_list))
+    made = Class(name=node.name, file=file, bases=bases, is_frozen="frozen=True" in decorated)
+    if "dataclass" in decorated:
         made.own = {
             item.target.id
             for item in node.body
@@ -351,6 +356,7 @@ def _state(trees: Mapping[str, ast.Module], classes: list[Class]) -> State:
     return State(
         classes=len(classes),
         attributes=sum(len(one.own) for one in classes),
+        of_frozen=sum(len(one.own) for one in classes if one.is_frozen),
         changed=sum(len(one.changed) for one in classes),
         elsewhere=tuple(elsewhere),
         rebound=rebound,
@@ -667,7 +673,8 @@ def in_words(report: Structure) -> Iterable[str]:
     state, calls, messages = report.state, report.callables, report.messages
     rooms = f"entrypoint/{{{','.join(ROOMS)}}}"
     yield f"State of the {state.classes} classes in {rooms}"
-    yield f"  attributes {state.attributes}, of which {state.changed} change after construction"
+    yield f"  attributes {state.attributes}, of which {state.of_frozen} are of frozen dataclasses"
+    yield f"  and {state.changed} change after construction"
     yield f"  assigned to another object whose class is not known: {len(state.elsewhere)}"
     yield from (f"    {one}" for one in state.elsewhere)
     yield f"  names that global or nonlocal rebinds: {state.rebound}"
