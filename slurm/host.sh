@@ -22,11 +22,33 @@ describe_job() {
     if [[ ${SLURM_RESTART_COUNT:-0} != 0 ]]; then facts+=("told=$(told_of_job)"); fi
 }
 
-# What was asked of sbatch or salloc, srun takes from variables, also what was asked of a job from which this one
-# was submitted. Without them a step has all that the job has.
+# What was asked of sbatch or salloc, srun takes from variables, also what was asked of a job from which
+# this one was submitted. Without them a step has all that the job has. Some contradict the words that we
+# give: srun refuses --ntasks-per-node beside SLURM_NTASKS_PER_GPU, and --nodes beside SLURM_HOSTFILE.
+# SLURM_THREADS_PER_CORE stays: it says how the job's CPUs are counted. So do names like SLURM_MPI_TYPE,
+# which are about how a step runs and not about what it gets.
+readonly NOT_FOR_SRUN=(
+    # what a task gets
+    "SLURM_GPUS*" "SLURM_TRES_*" "SLURM_MEM_PER_*" SLURM_GRES SLURM_CPUS_PER_GPU SRUN_CPUS_PER_TASK
+    # how many tasks there are; the words have --ntasks and --ntasks-per-node
+    SLURM_NTASKS_PER_GPU SLURM_NTASKS_PER_TRES SLURM_NTASKS_PER_SOCKET SLURM_NTASKS_PER_CORE
+    # on which nodes, in which order, and bound to what
+    SLURM_HOSTFILE "SLURM_DIST*" SLURM_ARBITRARY_NODELIST
+    SLURM_GPU_BIND "SLURM_CPU_BIND*" "SLURM_MEM_BIND*"
+    # beside which other steps
+    "SLURM_STEP*" SLURM_EXACT SLURM_EXCLUSIVE SLURM_OVERLAP
+    # what the words say only if it is wanted
+    SLURM_NO_KILL SLURM_SRUN_MULTI
+)
+
 only_the_jobs_own() {
-    unset "${!SLURM_GPUS@}" "${!SLURM_TRES_@}" "${!SLURM_MEM_PER_@}" "${!SLURM_CPU_BIND@}" "${!SLURM_MEM_BIND@}" \
-        "${!SLURM_STEP@}" SLURM_GRES SLURM_GPU_BIND SLURM_DISTRIBUTION SLURM_EXACT SLURM_EXCLUSIVE
+    local name pattern
+    for name in "${!SLURM_@}" "${!SRUN_@}"; do
+        for pattern in "${NOT_FOR_SRUN[@]}"; do
+            # shellcheck disable=SC2053 # a pattern
+            if [[ $name == $pattern ]]; then unset "$name"; fi
+        done
+    done
 }
 
 interrupt() { end_process INT "$1"; } # to srun; TERM would kill the tasks

@@ -40,9 +40,8 @@ def edits(text: str) -> Iterator[Edit]:
             yield test.start() + found.start(), test.start() + found.end(), SWAPPED[found[0]]
     for sum_ in re.finditer(r"\(\(.*?\)\)", seen):
         for found in re.finditer(r"[=!<>]=|(?<!<)<(?!<)|(?<!>)>(?!>)|(?<![\w#$.])\d+\b", sum_[0]):
-            if (
-                "seconds" in sum_[0].lower() and not found[0].isdigit()
-            ):  # whether a moment is the last or past
+            is_time = "seconds" in sum_[0].lower()  # whether a moment is the last or past
+            if is_time and not found[0].isdigit():
                 continue
             new = SWAPPED.get(found[0]) or str(int(found[0]) + 1)
             yield sum_.start() + found.start(), sum_.start() + found.end(), new

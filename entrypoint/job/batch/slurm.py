@@ -4,11 +4,12 @@ srun takes from variables what was asked of sbatch or salloc, also what was aske
 was submitted: so every word is given. A step then has all that the job has."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from entrypoint.errors import BadInput
 from entrypoint.job.batch.granted import Granted
 from entrypoint.job.handover import Facts
+from entrypoint.plain import plain
 from entrypoint.plan import mistakes
 from entrypoint.plan.profile import Profile
 from entrypoint.plan.sources import Settings
@@ -58,7 +59,16 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
         restarts=_restarts(facts.one("told"), count) if count else 0,
         start=(*words, *launch, *after, *survivor),
         plan=(*words, *plan, *after),
+        notes=tuple(_notes(env)),
     )
+
+
+def _notes(env: Mapping[str, str]) -> Iterator[str]:
+    """Of what the user set and we do not use. srun refuses --nodes beside a file of nodes."""
+    if file := env.get("SLURM_HOSTFILE"):
+        yield (
+            f"SLURM_HOSTFILE={plain(file)} is not used: nodes are numbered in the order of SLURM_JOB_NODELIST"
+        )
 
 
 def is_requeued(told: str, restarts: int) -> bool:

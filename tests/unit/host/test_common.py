@@ -40,7 +40,7 @@ def test_a_child_that_ends_as_a_signal_comes_is_not_waited_for_for_ever() -> Non
 
 
 def bash(script: str, *arguments: object) -> str:
-    line = ["bash", "-c", f'set -euo pipefail; source "$1/host/common.sh"; {script}', "bash", CHECKOUT]
+    line = ["bash", "-c", f'set -euo pipefail; source "$1/host/common.sh"; {script}', "bash", str(CHECKOUT)]
     return subprocess.run(
         [*line, *map(str, arguments)], capture_output=True, text=True, timeout=90, check=True
     ).stdout

@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,36 @@ def test_a_checkout_that_cannot_be_found_is_said(site: Site) -> None:
         "64",
         [f"apptrain: {site.submit_dir} is no checkout of apptrain: set APPTRAIN_HOME to it, with qsub -v"],
     )
+
+
+STRANGER = """
+import ctypes, time
+ctypes.CDLL(None).prctl(15, b"a\\nb) S", 0, 0, 0)
+print(flush=True)
+time.sleep(80)
+"""
+
+
+def test_a_task_ends_well_beside_a_process_with_a_newline_in_its_name(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    keep = CHECKOUT / "pbs/keep.sh"
+    stranger = [sys.executable, "-ISc", STRANGER]
+    with subprocess.Popen(stranger, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            process.stdout.readline()
+            held, writer = os.pipe()
+            line = f'exec setsid bash "$1" "$2" true 8<&{held}'
+            ended = subprocess.run(
+                ["bash", "-c", line, "bash", keep, own],
+                pass_fds=[held],
+                capture_output=True,
+                text=True,
+                timeout=BOUND,
+            )
+            os.close(held)
+            os.close(writer)
+            assert (ended.returncode, ended.stderr, own.exists()) == (0, "", False)
+        finally:
+            process.kill()

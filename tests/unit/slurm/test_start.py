@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.slurm.cluster import BOUND, Cluster, Tasks
+from tests.unit.slurm.cluster import BOUND, Cluster, Tasks, said
 
 
 def test_one_task_starts_on_each_node_with_all_that_srun_would_take_from_elsewhere(cluster: Cluster) -> None:
@@ -114,6 +114,58 @@ def test_what_another_job_has_asked_for_does_not_reach_srun(cluster: Cluster) ->
     assert cluster.run(parent="slurmstepd: [7.batch]", **outer).returncode == 0
     assert [name for name in outer if cluster.handed(name) and name != "SLURM_STEP_ID"] == []
     assert "--overlap" not in cluster.srun()
+
+
+NOT_FOR_SRUN = (
+    *("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK", "SLURM_GRES"),
+    *(
+        "SLURM_TRES_PER_TASK",
+        "SLURM_TRES_PER_NODE",
+        "SLURM_TRES_BIND",
+        "SLURM_CPUS_PER_GPU",
+        "SRUN_CPUS_PER_TASK",
+    ),
+    *(
+        "SLURM_MEM_PER_CPU",
+        "SLURM_MEM_PER_GPU",
+        "SLURM_MEM_PER_NODE",
+        "SLURM_MEM_BIND",
+        "SLURM_MEM_BIND_TYPE",
+    ),
+    *("SLURM_NTASKS_PER_GPU", "SLURM_NTASKS_PER_TRES", "SLURM_NTASKS_PER_SOCKET", "SLURM_NTASKS_PER_CORE"),
+    *(
+        "SLURM_DISTRIBUTION",
+        "SLURM_DIST_PLANESIZE",
+        "SLURM_GPU_BIND",
+        "SLURM_CPU_BIND",
+        "SLURM_CPU_BIND_LIST",
+    ),
+    *("SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_OVERLAP", "SLURM_NO_KILL", "SLURM_SRUN_MULTI"),
+)
+FOR_SRUN = (
+    *("SLURM_THREADS_PER_CORE", "SLURM_HINT", "SLURM_MPI_TYPE", "SLURM_NETWORK", "SLURM_DEBUG"),
+    *("SLURM_TASK_PROLOG", "SLURM_TASK_EPILOG", "SLURM_UNBUFFEREDIO", "SLURM_STDINMODE", "SLURM_CONF"),
+    *("SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_CPUS_PER_TASK", "SLURM_NTASKS_PER_NODE"),
+)
+
+
+def test_every_variable_by_which_srun_would_lay_the_step_out_otherwise_is_kept_from_it(
+    cluster: Cluster,
+) -> None:
+    given = {name: cluster.env.get(name, "1") for name in NOT_FOR_SRUN + FOR_SRUN}
+    assert cluster.run(**given).returncode == 0
+    assert [name for name in NOT_FOR_SRUN if cluster.handed(name) is not None] == []
+    assert [name for name in FOR_SRUN if cluster.handed(name) is None] == []
+
+
+def test_a_file_of_nodes_is_not_used_and_that_is_said(cluster: Cluster) -> None:
+    ended = cluster.run(SLURM_HOSTFILE="/of the user/hosts", SLURM_DISTRIBUTION="arbitrary")
+    assert ended.returncode == 0
+    assert said(ended) == [
+        "SLURM_HOSTFILE=/of the user/hosts is not used: nodes are numbered in the order of SLURM_JOB_NODELIST"
+    ]
+    assert cluster.handed("SLURM_HOSTFILE") is None
+    assert "--nodes=2" in cluster.srun()
 
 
 def test_in_the_shell_of_a_step_our_step_shares_its_resources(cluster: Cluster) -> None:
