@@ -93,6 +93,8 @@ class Attempt:
         self.ranks: Ranks | None = None
         self.getting_ready: asyncio.Task[Ranks] | None = None
         self.supervisor: Supervisor | None = None
+        self._made = (0, 0)
+        """Device and inode of the run directory."""
         self._start = start.of_launch(env) if before is None else start.Start(time.time())
         self._telling: asyncio.Task[None] | None = None
         self.scratch = tempfile.TemporaryDirectory(prefix="apptrain-", ignore_cleanup_errors=True)
@@ -135,6 +137,7 @@ class Attempt:
             ended = self.before.ended if self.misfit else ended
         self.ended = ended
         await self._end_of_start()
+        is_gone = self.has_met and self.is_first and await self._lost_run_dir()
         if self._takes_part:
             try:
                 await aside(lambda: outcome.write(file, ended), OUTCOME)
@@ -148,7 +151,7 @@ class Attempt:
             if self.supervisor is None:
                 self.link.report(Fail(to_failure(self.plan.place, ended)))
             await self.link.close()
-        if self.is_first and self.ranks:
+        if self.is_first and self.ranks and not is_gone:
             await self._manifest.end(self.plan, ended.status, alone=ended.alone, network=self.ranks.network)
         if refused:
             raise refused
@@ -158,6 +161,27 @@ class Attempt:
         if self.before is not None and not self.run_dir.path.exists():
             raise BadInput(f"the run directory {self.run_dir.path} is gone")
         self.run_dir.create()
+        self._made = self._inode()
+
+    async def _lost_run_dir(self) -> bool:
+        """Says so if somebody removed the run directory while the job ran; another node may have made it anew
+        for its outcome."""
+        try:
+            is_gone = await aside(self._inode, OUTCOME) != self._made
+        except FileNotFoundError:
+            is_gone = True
+        except OSError:
+            is_gone = False
+        if is_gone:
+            self._say(
+                f"the run directory {self.run_dir.path} was removed while the job ran: its logs, "
+                "its manifest and what else was there are gone"
+            )
+        return is_gone
+
+    def _inode(self) -> tuple[int, int]:
+        found = self.run_dir.path.stat()
+        return found.st_dev, found.st_ino
 
     @property
     def _takes_part(self) -> bool:

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import sys
@@ -630,6 +631,17 @@ def test_an_earlier_runs_stop_does_not_stop_a_launch_without_a_job_script(tmp_pa
     script = 'trap "exit 75" USR2; sleep 1.5 & wait'
     ended = Job([*argv, "bash", "-c", script], tmp_path, tmp_path / "run", clean_env()).end()
     assert ended.status == 0, ended.err
+
+
+def test_a_run_directory_that_is_removed_while_the_job_runs_is_said_to_be_gone(tmp_path: Path) -> None:
+    script = "touch ready.$RANK; until [ -e go ]; do sleep 0.05; done"
+    job = start(tmp_path, *SHELL, script)
+    job.until(lambda: len(list(tmp_path.glob("ready.*"))) == 2, "both ranks run")
+    shutil.rmtree(job.run)
+    (tmp_path / "go").touch()
+    ended = job.end()
+    assert ended.status == 0, ended.err
+    assert f"entrypoint: the run directory {job.run} was removed while the job ran: its logs" in ended.err
 
 
 def test_usr1_for_every_process_of_the_job_is_a_planned_end(tmp_path: Path) -> None:
