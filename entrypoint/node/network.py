@@ -13,7 +13,6 @@ back to localhost, and what torch would only wait for is refused.
 import dataclasses
 import errno
 import ipaddress
-import json
 import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from entrypoint import files
 from entrypoint.errors import BadInput, Unavailable
 from entrypoint.node import processes
 from entrypoint.plan.launch_plan import LaunchPlan, with_env, with_local_addr
@@ -155,7 +155,7 @@ def has_name(plan: LaunchPlan) -> bool:
 def first_waits_at(plan: LaunchPlan, first_plan: Path) -> str | None:
     """The address at which node 0 waits, once its plan of this attempt is seen here."""
     try:
-        first = json.loads(first_plan.read_text())
+        first = files.read_json(first_plan, 8 << 20)
         attempt, there = first["attempt"], first["rendezvous"]["local_addr"]
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -7,7 +7,6 @@ Python 3.9.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shlex
@@ -17,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 
-from entrypoint import spelling
+from entrypoint import files, spelling
 from entrypoint.checkout import HOME, apptrain, make
 from entrypoint.errors import BadInput
 from entrypoint.plan.commands import DATA, typed
@@ -102,7 +101,7 @@ def check_command(
 def check_run_dir(path: Path, command: Sequence[str]) -> None:
     """Raises BadInput where another program has run in this run directory."""
     try:
-        attempts = json.loads((path / "manifest.json").read_text(encoding="utf-8"))["attempts"]
+        attempts = files.read_json(path / "manifest.json", 8 << 20)["attempts"]
         before = [str(word) for word in attempts[-1]["command"]]
     except (OSError, ValueError, LookupError, TypeError):
         return

@@ -286,8 +286,8 @@ FILES = {
     "most values": ("manifest", b'{"attempts":[' + b"{}," * 390_000 + b"{}]}"),
     "empty lines": ("metrics", b"\n" * LARGE),
     "one line": ("metrics", b'{"step": 1, "loss": ' + b"1" * LARGE),
-    "honest": ("metrics", b"".join(b'{"step": %d, "loss": 1.5}\n' % step for step in range(1_000_000))),
-    "the same step": ("metrics", b'{"step": 1, "loss": 1.5}\n' * (LARGE // 25)),
+    "honest": ("metrics", b"".join(b'{"step": %d, "loss": 1.5}\n' % step for step in range(300_000))),
+    "the same step": ("metrics", b'{"step": 1, "loss": 1.5}\n' * 300_000),
     "steps that fall": ("metrics", b"".join(b'{"step": %d, "lr": 1}\n' % -step for step in range(1_000_000))),
     "objects": ("metrics", b"{}\n" * (LARGE // 3)),
 }
@@ -304,7 +304,7 @@ def test_a_large_file_takes_little_memory_and_time(here: Path, name: str) -> Non
     code = f"import resource; [resource.setrlimit(what, (most, most)) for what, most in {limits}.items()]; "
     code += "import sys; from entrypoint import command; sys.exit(command.main(sys.argv[1:]))"
     ran = subprocess.run(
-        [sys.executable, "-c", code, "compare", "hostile", "hostile"],
+        [sys.executable, "-c", code, "compare", "honest", "hostile"],
         cwd=here,
         env={"PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -312,5 +312,5 @@ def test_a_large_file_takes_little_memory_and_time(here: Path, name: str) -> Non
         timeout=300,
         check=False,
     )
-    assert ran.returncode in (0, 64), ran.stderr[-2000:]
+    assert ran.returncode in (0, 1, 64), ran.stderr[-2000:]
     assert ran.stderr.count("\n") == (ran.returncode == 64)
