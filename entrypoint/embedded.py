@@ -272,7 +272,7 @@ class _Nodes:
         """(how it ended, the last attempt: nodes may have gone on without a pause)."""
         run = RunDirectory(self.job.run_dir, attempt)
         run.create()
-        run.stop.unlink(missing_ok=True)
+        run.forget_stop()
         relay = output.Relay(self.consoles)
         self.tasks = []
         writers = []

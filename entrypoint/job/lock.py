@@ -8,6 +8,7 @@ A job that the scheduler runs again has its own lock at once: the scheduler has 
 
 import contextlib
 import dataclasses
+import errno
 import json
 import os
 import secrets
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from entrypoint import files
 from entrypoint.errors import BadInput
 from entrypoint.node import processes
 from entrypoint.plain import plain
@@ -31,6 +33,10 @@ BEAT = 5.0
 LEASE = 60.0
 """Seconds without that, watched by whoever wants the lock, after which a holder elsewhere counts as dead."""
 GLANCE = 0.5
+MOST = 1 << 16
+"""Bytes of the file. What is none of ours, whatever it is, is replaced; a directory cannot be."""
+NO_FILE = (errno.ENOENT, errno.ENXIO, errno.ELOOP)
+"""What `open` says of what is not there, of a socket, and of links in a circle."""
 SETTLE = 1.0
 """Seconds after which a lock that was taken over is looked at again: of two at once, the last has it."""
 
@@ -182,10 +188,12 @@ def _in_use(run_dir: Path, holder: Holder) -> InUse:
 def _read(path: Path) -> Holder | None:
     """None where there is none, or no whole one. OSError where the file system does not say."""
     try:
-        found: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        found: Mapping[str, Any] = files.read_json(path, MOST)
         holder = Holder(**{field.name: found[field.name] for field in dataclasses.fields(Holder)})
-    except FileNotFoundError:
-        return None
+    except OSError as error:
+        if error.errno in NO_FILE:
+            return None
+        raise
     except (ValueError, KeyError, TypeError):
         return None
     kinds = {"pid": int, "is_unique": bool}
@@ -194,12 +202,18 @@ def _read(path: Path) -> Holder | None:
 
 
 def _touched(path: Path) -> int | None:
-    """When, by the file system's clock; opened, because NFS then asks the server."""
+    """When, by the file system's clock; opened, because NFS then asks the server. None: nothing has the
+    name, not even a link to nowhere."""
     try:
-        with path.open("rb") as file:
-            return os.fstat(file.fileno()).st_mtime_ns
-    except FileNotFoundError:
-        return None
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in NO_FILE:
+            raise
+        return path.lstat().st_mtime_ns if path.is_symlink() or path.exists() else None
+    try:
+        return os.fstat(descriptor).st_mtime_ns
+    finally:
+        os.close(descriptor)
 
 
 def _lives_here(holder: Holder) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from entrypoint import files
 from entrypoint.errors import DONE, SAVED, UNAVAILABLE
 
 SPACE = 4096
@@ -101,8 +102,8 @@ def _partial(path: Path) -> Path:
 def read(path: Path) -> Outcome | None:
     """The outcome in a file; None where it does not exist or is not one."""
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
+        lines = files.read(path, 4 * SPACE).decode("utf-8", errors="replace").splitlines()
+    except (OSError, ValueError):
         return None
     found = dict(line.partition("=")[::2] for line in lines)
     try:

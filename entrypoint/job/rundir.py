@@ -7,19 +7,26 @@ import contextlib
 import errno
 import json
 import os
+import re
 import secrets
 import stat
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from entrypoint import files
 from entrypoint.errors import BadInput
 from entrypoint.job.outcome import file_name
-from entrypoint.plain import file_part
+from entrypoint.plain import file_part, plain
 from entrypoint.private import write_private
 
 PROBE = 1 << 16
 """Bytes that it must take before anything starts: outcomes, plans and logs begin with less."""
+MOST = 1 << 22
+"""Bytes of a file of ours in it that is read: a line for each of 10,000 nodes has less."""
+FAR = 366 * 86400.0
+"""Seconds from now within which a job ends."""
 
 
 class RunDirectory:
@@ -115,8 +122,8 @@ class RunDirectory:
     def crew(self) -> list[int] | None:
         """The places of the nodes that take part in this attempt; None where nobody has claimed it."""
         try:
-            lines = self._crew(self.attempt).read_text(errors="replace").splitlines()
-        except OSError:
+            lines = _lines(self._crew(self.attempt))
+        except (OSError, ValueError):
             return None
         places = [line.partition(" ")[0] for line in lines]
         return [int(place) for place in places if _is_number(place)] or None
@@ -129,13 +136,20 @@ class RunDirectory:
         if restarts:
             write_private(self._crew(self.attempt), "")
             write_private(self._unfinished, f"{self.attempt}\n")
-        self.stop.unlink(missing_ok=True)
+        self.forget_stop()
+
+    def forget_stop(self) -> None:
+        """Nobody has asked this attempt for a planned end yet. Raises BadInput, OSError."""
+        try:
+            self.stop.unlink(missing_ok=True)
+        except IsADirectoryError:
+            raise BadInput(f"{self.stop} is a directory, not a wish to stop: remove it") from None
 
     def unfinished(self) -> int | None:
         """The attempt of a job that went on inside its allocation and told nobody how it ended; else None."""
         try:
-            text = self._unfinished.read_text(errors="replace").strip()
-        except OSError:
+            text = "".join(_lines(self._unfinished)).strip()
+        except (OSError, ValueError):
             return None
         return int(text) if _is_number(text) else None
 
@@ -249,10 +263,15 @@ def next_attempt(path: Path) -> int:
 def _last_words(path: Path) -> list[str]:
     """Of each line that is not blank; none where the file is not there."""
     try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
+        lines = _lines(path)
+    except (OSError, ValueError):
         return []
     return [line.split()[-1] for line in lines if line.strip()]
+
+
+def _lines(path: Path) -> list[str]:
+    """Of a small file. Raises OSError, Unfit."""
+    return files.read(path, MOST).decode("utf-8", errors="replace").splitlines()
 
 
 def _is_number(text: str) -> bool:
@@ -260,23 +279,38 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 9
 
 
-def job_end(stop_file: Path) -> float | None:
-    """When the job ends that is to go on as another, in Unix seconds, as whoever asked for the planned end
-    wrote it; None where that is not known, or the job does not go on."""
+def job_end(stop_file: Path) -> tuple[float | None, str]:
+    """(when the job ends that is to go on as another, in Unix seconds, as whoever asked for the planned end
+    wrote it; what to say of a file that is neither empty nor says when).
+
+    None if that is not known, or the job does not go on. A stop was asked for whatever the file holds.
+    """
     try:
-        name, _, value = stop_file.read_text(encoding="utf-8").strip().partition("=")
-        return float(value) if name == "end" else None
-    except (OSError, ValueError):
-        return None
+        text = files.read_text(stop_file, 4096).strip()
+    except OSError:
+        return None, ""
+    except ValueError as error:
+        return None, f"{stop_file} was taken as a wish to stop, but {error}"
+    if not text:
+        return None, ""
+    name, _, value = text.partition("=")
+    if name == "end" and re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,9})?", value):
+        end = float(value)
+        if abs(end - time.time()) <= FAR:
+            return end, ""
+    shown = str(plain(text))[:60]
+    found = f"{stop_file} was taken as a wish to stop, but it holds {shown!r}"
+    return None, f"{found}: it is empty, or has end=UNIX_SECONDS"
 
 
 def read_key(path: Path) -> bytes:
     """The join's secret. Raises BadInput when it cannot be read, is too short, or is open to others."""
     try:
         mode = path.stat().st_mode
-        key = path.read_bytes().strip()
-    except OSError as error:
-        raise BadInput(f"--join-key-file {path} cannot be read: {error.strerror}") from None
+        key = files.read(path, 4096).strip()
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise BadInput(f"--join-key-file {path} cannot be read: {why}") from None
     if mode & 0o077:
         raise BadInput(f"--join-key-file {path} is open to others (mode {mode & 0o777:o}): chmod 600 {path}")
     if len(key) < 16:

@@ -314,7 +314,7 @@ class Attempt:
         file.unlink(missing_ok=True)
         outcome.reserve(file)
         if self.is_first and self.before is None and not has_host_half(self.env):  # Nobody else does.
-            self.run_dir.stop.unlink(missing_ok=True)
+            self.run_dir.forget_stop()
             self.run_dir.forget_claims()
             self.run_dir.forget_restarts()
 

@@ -155,9 +155,11 @@ class Supervisor:
             while not _is_there(stop_file):
                 if self._is_over.wait(interval):
                     return
-            end = job_end(stop_file)
+            end, wrong = job_end(stop_file)
             left = None if end is None else max(0.0, end - time.time())
             with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
+                if wrong:
+                    loop.call_soon_threadsafe(self._say, wrong)
                 loop.call_soon_threadsafe(self._events.put_nowait, StopAsked(left))
 
         threading.Thread(target=look, daemon=True).start()

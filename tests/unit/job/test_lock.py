@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import queue
+import socket
 import subprocess
 import sys
 import threading
@@ -120,11 +121,29 @@ def test_the_same_job_does_not_follow_its_own_process_that_lives_unless_it_resta
     assert has(tmp_path) == "restart"
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"job": 7}', "\xff"])
+@pytest.mark.parametrize("text", ["", "{}", "[1]", '{"job": 7}', "\xff", "[" * 200_000, " " * 200_000])
 def test_a_file_that_is_no_lock_is_replaced(tmp_path: Path, text: str) -> None:
     (tmp_path / "lock").write_text(text, encoding="latin-1")
     locked(tmp_path, job="8").take()
     assert has(tmp_path) == "8"
+
+
+@pytest.mark.parametrize("kind", ["fifo", "socket", "/dev/zero", "/nowhere", "lock"])
+def test_what_is_no_file_is_replaced_at_once(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "lock"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as server:
+            server.bind(str(path))
+    else:
+        path.symlink_to(kind)
+    done = threading.Thread(target=locked(tmp_path, job="8").take, daemon=True)
+    done.start()
+    done.join(30)
+    assert not done.is_alive()
+    assert has(tmp_path) == "8"
+    assert not path.is_symlink()
 
 
 def test_a_value_of_another_kind_is_no_lock(tmp_path: Path) -> None:

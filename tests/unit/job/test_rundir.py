@@ -1,11 +1,13 @@
 """What lies where in the run directory, and who may see it."""
 
+import os
+import time
 from pathlib import Path
 
 import pytest
 
 from entrypoint.errors import BadInput
-from entrypoint.job.rundir import RunDirectory, next_attempt, read_key
+from entrypoint.job.rundir import RunDirectory, job_end, next_attempt, read_key
 
 
 @pytest.mark.parametrize(
@@ -85,3 +87,62 @@ def test_the_next_attempt_counts_numbers_of_nine_digits_and_nothing_else(tmp_pat
     assert next_attempt(tmp_path) == 8
     (tmp_path / "logs/123456789").mkdir()
     assert next_attempt(tmp_path) == 123456790
+
+
+def test_a_wish_to_stop_says_when_the_job_ends_or_nothing(tmp_path: Path) -> None:
+    stop, soon = tmp_path / "stop", int(time.time()) + 60
+    assert job_end(stop) == (None, "")
+    for text, end in {"": None, f"end={soon}": soon, f"end={soon}.25\n": soon + 0.25}.items():
+        stop.write_text(text)
+        assert job_end(stop) == (end, "")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "end=inf",
+        "end=nan",
+        "end=-1",
+        "end=1e9",
+        "end=0",
+        "end=" + "9" * 12,
+        "end=\x1b[2J",
+        "now",
+        "end=\u0661",
+    ],
+)
+def test_any_other_wish_to_stop_counts_and_is_told(tmp_path: Path, text: str) -> None:
+    (tmp_path / "stop").write_text(text, encoding="utf-8")
+    end, said = job_end(tmp_path / "stop")
+    assert end is None
+    assert said.startswith(f"{tmp_path}/stop was taken as a wish to stop, but it holds '{text[:3]}")
+    assert said.isprintable()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "directory", "device"])
+def test_a_wish_to_stop_may_be_no_file(tmp_path: Path, kind: str) -> None:
+    stop = tmp_path / "stop"
+    if kind == "fifo":
+        os.mkfifo(stop)
+    elif kind == "directory":
+        stop.mkdir()
+    else:
+        stop.symlink_to("/dev/zero")
+    end, said = job_end(stop)
+    assert end is None
+    assert said.startswith(f"{stop} was taken as a wish to stop, but it is a ")
+    assert "regular file" in said
+
+
+def test_a_directory_in_place_of_the_stop_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "stop").mkdir()
+    with pytest.raises(BadInput, match=r"/stop is a directory, not a wish to stop: remove it$"):
+        RunDirectory(tmp_path, 0).forget_stop()
+
+
+def test_what_is_no_file_says_nothing_of_the_run(tmp_path: Path) -> None:
+    (tmp_path / "outcome").mkdir()
+    for name in ("restarts", "unfinished", "outcome/0.nodes"):
+        os.mkfifo(tmp_path / name)
+    run = RunDirectory(tmp_path, 0)
+    assert (run.restarts(), run.unfinished(), run.crew()) == ([], None, None)
