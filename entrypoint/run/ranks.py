@@ -30,6 +30,9 @@ from entrypoint.watch.reports import Failure
 
 COUNT_GPUS = "import sys, torch; count = torch.cuda.device_count(); print(count, file=open(sys.argv[1], 'w'))"
 """The answer goes into a file: anything may print while torch is imported."""
+AGENT_STOPPED = 10.0
+"""Seconds after which an agent that somebody has stopped is given up, once none of its ranks runs: it would
+never say how they ended."""
 MOST_RECORDED = 1 << 20
 """Bytes of a file of torch's @record."""
 COUNT = 300.0
@@ -277,6 +280,7 @@ class Ranks:
         assert self._child.stdin is not None
         self._child.stdin.write(json.dumps(order).encode() + b"\n")
         self._tasks.append(asyncio.create_task(self._read_reports(reader)))
+        self._tasks.append(asyncio.create_task(self._watch_agent(self._child.pid)))
 
     def _agent_line(self, report: int) -> tuple[list[str], dict[str, str]]:
         """(what the agent's Python is to run, its environment)."""
@@ -290,6 +294,17 @@ class Ranks:
         """Where torch's store listens on this node; empty where it does not, or chooses itself."""
         rendezvous = self.plan.rendezvous
         return rendezvous.local_addr if rendezvous.is_host and rendezvous.backend == "static" else ""
+
+    async def _watch_agent(self, pid: int) -> None:
+        stopped = 0.0
+        while stopped < AGENT_STOPPED:
+            await asyncio.sleep(1)
+            idle = not any(processes.is_running(rank) for rank in self.pids.values())
+            stopped = stopped + 1 if idle and processes.state(pid) in processes.STOPPED else 0.0
+        error = f"torchrun's agent (process {pid}) was stopped by a signal"
+        self.events.put_nowait(StarterEnded(error=error))
+        if self._gpus is not None and not self._gpus.done():
+            self._gpus.set_result(None)
 
     async def _read_reports(self, fd: int) -> None:
         stream = asyncio.StreamReader(limit=1 << 20)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from entrypoint import cli, embedded
 from entrypoint.meet import terms
 from entrypoint.plan import options
-from entrypoint.run import attempt, restart, supervise
+from entrypoint.run import attempt, ranks, restart, supervise
 
 
 def first_step(seconds: float) -> None:
@@ -38,6 +38,10 @@ def stopped(seconds: float) -> None:
     embedded.STOPPED = seconds
 
 
+def agent_stopped(seconds: float) -> None:
+    ranks.AGENT_STOPPED = seconds
+
+
 def answer(seconds: float) -> None:
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Timeouts(terms.Timeouts):
@@ -46,7 +50,10 @@ def answer(seconds: float) -> None:
     terms.Timeouts = Timeouts  # type: ignore[misc]
 
 
-BOUNDS = {shorten.__name__: shorten for shorten in (first_step, hang_timeout, window, stopped, answer)}
+BOUNDS = {
+    shorten.__name__: shorten
+    for shorten in (first_step, hang_timeout, window, stopped, agent_stopped, answer)
+}
 
 
 def main(argv: Sequence[str]) -> int:

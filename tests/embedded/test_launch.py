@@ -644,6 +644,20 @@ def test_a_run_directory_that_is_removed_while_the_job_runs_is_said_to_be_gone(t
     assert f"entrypoint: the run directory {job.run} was removed while the job ran: its logs" in ended.err
 
 
+def test_an_agent_that_is_stopped_is_given_up_once_its_ranks_have_ended(tmp_path: Path) -> None:
+    script = 'import time\nfrom pathlib import Path\nPath("ready").touch()\n'
+    script += 'while not Path("go").exists(): time.sleep(0.05)\n'
+    command = ("--nodes", "1", "--", write(tmp_path, "script.py", script))
+    job = start(tmp_path, *command, agent_stopped=2)
+    job.until((tmp_path / "ready").exists, "the rank")
+    (agent,) = agents(job.run)
+    os.kill(agent, signal.SIGSTOP)
+    (tmp_path / "go").touch()
+    ended = job.end()
+    assert ended.status == 1, ended.err
+    assert f"127.0.0.1: torchrun's agent (process {agent}) was stopped by a signal" in ended.err
+
+
 def test_usr1_for_every_process_of_the_job_is_a_planned_end(tmp_path: Path) -> None:
     """As Slurm sends it to all steps with --signal=USR1@90, which Lightning's users bring: the ranks, the agents and
     the launchers have it."""
