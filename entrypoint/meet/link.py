@@ -5,13 +5,15 @@ torch.
 """
 
 import asyncio
+import contextlib
 import socket
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from entrypoint.aside import aside
 from entrypoint.meet import messages, reach
 from entrypoint.meet.claims import Identity, Place
 from entrypoint.meet.messages import (
@@ -40,6 +42,9 @@ from entrypoint.plain import plain
 SIGHTINGS = 16
 """In one frame, whatever letters the names in them have."""
 
+SILENT_BEATS = 3
+"""Heartbeats that do not come from a node which the scheduler has given up: then it is lost."""
+
 
 @dataclass(eq=False, kw_only=True)
 class Link(ABC):
@@ -66,6 +71,8 @@ class Link(ABC):
     _events: asyncio.Queue[Told] = field(init=False, default_factory=asyncio.Queue)
     _met: asyncio.Future[None] = field(init=False, default_factory=lambda: asyncio.Future())
     _over: bool = field(init=False, default=False)
+    _given_up: set[int] = field(init=False, default_factory=set)
+    """Nodes that the scheduler takes for lost; grows."""
 
     async def next(self) -> Told:
         """The next event; the last one again and again."""
@@ -104,6 +111,19 @@ class Link(ABC):
                     self._report(type(report)(part, last=begin == begins[-1]))
             case _:
                 self._report(report)
+
+    def watch(self, given_up: Callable[[], Collection[int]]) -> None:
+        """Ask once a second which nodes the scheduler has given up since. Who is among them and silent too is
+        lost sooner than others; who is not silent is not."""
+        self._start(self._watch(given_up))
+
+    async def _watch(self, given_up: Callable[[], Collection[int]]) -> None:
+        found: set[int] = set()
+        while not self._over:
+            with contextlib.suppress(OSError, ValueError):
+                await aside(lambda: found.update(given_up()), self.timeouts.peer)
+            self._given_up |= found
+            await asyncio.sleep(self.timeouts.poll)
 
     async def close(self) -> None:
         """Leave once the others have read what was sent. Without done or fail before it, this is a loss."""
@@ -177,4 +197,8 @@ class Link(ABC):
                     wire.heard = now
                 elif now - wire.heard > bound:
                     why = f"nothing was heard from it for {bound:g} s"
+                    self._lose(place, why, time.time() - (now - wire.heard))
+                elif place[0] in self._given_up and now - wire.heard > SILENT_BEATS * interval:
+                    silent = f"nothing was heard from it for {SILENT_BEATS * interval:g} s"
+                    why = f"the scheduler reports that the node failed, and {silent}"
                     self._lose(place, why, time.time() - (now - wire.heard))

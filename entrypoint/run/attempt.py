@@ -43,6 +43,7 @@ from entrypoint.run.ranks import Ranks
 from entrypoint.run.restart import Restarts
 from entrypoint.run.supervise import Supervisor
 from entrypoint.watch import heartbeat, inside, output, start
+from entrypoint.watch.node_failures import NodeFailures
 
 OUTCOME = 60.0
 """Seconds for the file system to take how this node ended."""
@@ -222,6 +223,9 @@ class Attempt:
             )
             if self.asked is not None:
                 self.supervisor.signalled(self.asked)
+            if self.link and self.is_first and self.plan.allocation.scheduler == "slurm":
+                log = self.run_dir.path / "job.log"  # of a job script, else srun's words are not there
+                self.link.watch(NodeFailures(log, self.plan.allocation.nodes).look)
             ended = await self.supervisor.run(self.run_dir.stop if self.is_first else None)
             if ended.status not in (DONE, SAVED):
                 self.relay.failed()

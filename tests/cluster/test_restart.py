@@ -5,6 +5,7 @@ Needs root, for the test cluster. All jobs have a spare node. Nodes are lost by 
 
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -117,6 +118,28 @@ def test_where_the_first_node_loses_power_the_others_go_on_and_the_job_is_run_ag
     assert (run / "outcome/1.nodes").read_text() == "1 gpu-a02\n2 gpu-b07\n"
     assert ran.lines[-1] == f"apptrain: done: {WORK}/runs/apptrain-{number}"
     assert sorted(file.name for file in (run / "logs").iterdir()) == ["0", "1"]
+
+
+def test_what_slurm_says_of_a_lost_node_counts_before_its_silence_has_lasted_for_the_peer_timeout(
+    user: Account,
+) -> None:
+    """The last --peer-timeout counts: with 240 s, only Slurm's own 30 s can be what makes them go on in time."""
+    number, run = submit(user, *ONCE, "--peer-timeout", "240", "--", "/home/alice/else where/worker.py")
+    up(user, run, 0, "gpu-a01", "gpu-a02")
+    began = time.monotonic()
+    user.cluster.power_off("gpu-a02")
+    user.until_printed(number, "srun: error: Node failure on gpu-a02")
+    said = time.monotonic()
+    up(user, run, 1, "gpu-a01", "gpu-b07")
+    after = time.monotonic()
+    print(
+        f"\nSlurm says it {said - began:.1f} s after the loss, the ranks work again after {after - began:.1f} s"
+    )
+    (run / "end").touch()
+    ran = done(user.end(number))
+    lost = "the scheduler reports that the node failed, and nothing was heard from it for 15 s"
+    assert f"gpu-a02: lost: {lost}" in ran.said("entrypoint"), ran.text
+    assert worked(ran, 1) == ["gpu-a01 0 2 gpu-a01", "gpu-b07 1 2 gpu-a01"]
 
 
 @pytest.mark.usefixtures("patient_slurm")

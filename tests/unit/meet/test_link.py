@@ -192,3 +192,37 @@ async def test_the_port_can_be_bound_again_right_after_the_end() -> None:
     place = Place()
     await close(*await place.all(who(0), who(1)))
     await close(*await place.all(who(0), who(1)))
+
+
+@run
+async def test_a_node_that_the_scheduler_gives_up_is_lost_sooner_if_it_is_silent_and_only_then() -> None:
+    links = await three(Place(), timeouts=replace(SHORT, peer=12))
+    links[0].watch(lambda: [1, 2])
+    mute(links[1]._peers[0, None])
+    async with asyncio.timeout(11):  # without the scheduler's word it would take 12 s and more
+        event = await links[0].next()
+    assert isinstance(event, Failed)
+    assert (event.failure.node_rank, event.lost) == (1, (1,))
+    why = "the scheduler reports that the node failed, and nothing was heard from it for 6 s"
+    assert event.failure.error == f"lost: {why}"
+    await close(*links)
+
+
+@run
+async def test_a_node_that_the_scheduler_gives_up_wrongly_stays_while_it_is_heard() -> None:
+    links = await three(Place(), timeouts=replace(SHORT, peer=1.2))
+    looks = []
+
+    def given_up() -> list[int]:
+        looks.append(1)
+        if len(looks) == 1:
+            raise OSError("a file system that cannot tell")
+        return [1, 2]
+
+    links[0].watch(given_up)
+    await asyncio.sleep(2.5)
+    assert len(looks) > 2
+    for link in links:
+        link.report(Done())
+    assert await events(*links) == [AllDone()] * 3
+    await close(*links)
