@@ -27,6 +27,7 @@ from entrypoint.meet.messages import (
     Beat,
     Ended,
     Fail,
+    Failed,
     Go,
     Hello,
     Message,
@@ -420,12 +421,19 @@ class Hub(Link):
             self.say(f"{lost} left before the start ({why}): waiting for it again")
 
     def _step(self, place: Place, event: job_state.Event) -> None:
-        """Takes what happened to the job into its state, and carries out what follows."""
-        if self._job is None:
+        """Takes what happened to the job into its state, and carries out what follows. WireError: the
+        participant may not say that now."""
+        if self._job is None or self._over:
             return
         loop = asyncio.get_running_loop()
         now = Now(wall=time.time(), steady=loop.time())
-        self._job, effects = job_state.step(self._job, place, event, now)
+        try:
+            self._job, effects = job_state.step(self._job, place, event, now)
+        except WireError:
+            raise
+        except Exception as error:  # nobody could decide anything any more: all end, and say why
+            bug = job_state.loss(self.hub, self.nodes[self.hub], self._own_bug(error), now.wall)
+            return self._tell_all(Failed(bug))
         for effect in effects:
             match effect:
                 case Tell(message):

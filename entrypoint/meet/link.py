@@ -8,14 +8,17 @@ import asyncio
 import contextlib
 import socket
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from entrypoint.aside import aside
 from entrypoint.meet import messages, reach
 from entrypoint.meet.claims import Identity, Place
+from entrypoint.meet.job_state import loss
 from entrypoint.meet.messages import (
     MOST_SECONDS,
     AllDone,
@@ -170,7 +173,27 @@ class Link(ABC):
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended_work)
+
+    def _ended_work(self, task: asyncio.Task[None]) -> None:
+        """If it ended by a bug of ours, says so and ends the job: nobody waits for this work."""
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if not isinstance(error, Exception):
+            return
+        why = self._own_bug(error)
+        if not self._met.done():
+            self._met.set_exception(error)
+        elif not self._over:
+            self.report(Fail(loss(self.me.node_rank, self.me.name, why, time.time())))
+
+    def _own_bug(self, error: Exception) -> str:
+        """Says what no message of a peer should cause, with where that was; returns it in short."""
+        trace = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(trace.filename).name}:{trace.lineno}"
+        why = str(plain(f"a bug of apptrain: {type(error).__name__} in {where}: {error}"))
+        self.say(f"{why}: please report it")
+        return why
 
     async def _listen(self, place: Place, wire: Wire) -> None:
         try:
@@ -179,8 +202,7 @@ class Link(ABC):
         except WireError as error:
             self._lose(place, str(error), time.time())
         except Exception as error:  # a bug of ours must not leave a participant that nobody listens to
-            self._lose(place, f"apptrain failed on what it sent: {error!r}", time.time())
-            raise
+            self._lose(place, self._own_bug(error), time.time())
 
     async def _beat(self) -> None:
         """Tell every peer that we are here, and find those that fell silent."""

@@ -8,7 +8,9 @@ byte.
 
 import asyncio
 import hmac
+import ipaddress
 import os
+import re
 import secrets
 import socket
 from collections.abc import Mapping, Sequence
@@ -53,9 +55,18 @@ class Contact:
     def parse(cls, text: str) -> "Contact":
         """From its text. WireError: it is none."""
         match text.split(" "):
-            case [interface, address, port, token] if port.isdecimal() and int(port) < 1 << 16:
+            case [interface, address, port, token] if _is_place(address, port):
                 return cls(interface=interface, address=address, port=int(port), token=token)
         raise WireError("it said where it listens in a form that has no meaning here")
+
+
+def _is_place(address: str, port: str) -> bool:
+    """Whether this is an IP address and a port: a name would be looked up by whoever is sent there."""
+    try:
+        ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    return re.fullmatch("[0-9]{1,5}", port) is not None and 0 < int(port) < 1 << 16
 
 
 class Listener:

@@ -153,7 +153,7 @@ class Spoke(Link):
                 self._start(self._try(message))
             case Move(address=address) if not self._met.done():
                 self._start(self._move(address))
-            case Go(members=members) if not self._met.done():
+            case Go(members=members) if not self._met.done() and self.hub in members:
                 self.members = self._ordered(members)
                 self._met.set_result(None)
             case EndMeeting() if not self._met.done():

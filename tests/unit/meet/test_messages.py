@@ -1,15 +1,17 @@
 """Every message, and what of it a peer may not send."""
 
+import asyncio
 import contextlib
 import json
 import typing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 
-from entrypoint.meet import messages
+from entrypoint.meet import job_state, messages
 from entrypoint.meet.messages import (
+    MOST_SECONDS,
     AllDone,
     Beat,
     Done,
@@ -41,7 +43,18 @@ from entrypoint.meet.messages import (
     pack,
 )
 from entrypoint.meet.wire import FIRST_BODY, MAX_BODY, WireError
-from tests.unit.meet.meeting import failure, left, sighting, who
+from tests.unit.meet.meeting import (
+    Place,
+    close,
+    events,
+    failure,
+    left,
+    one_after_another,
+    run,
+    sighting,
+    until,
+    who,
+)
 
 FOUR = Extent(nodes=4, ranks=16)
 ALL: list[Message] = [
@@ -184,3 +197,153 @@ def test_nodes_that_there_are_not_are_refused(text: str) -> None:
     assert load({"type": "go", "members": "0"}, FOUR) == Go(())
     with pytest.raises(WireError, match=r"^it sent a wrong members: "):
         load({"type": "go", "members": text}, FOUR)
+
+
+# --- through real connections -----------------------------------------------------------------------------
+
+
+def of_failure(**changes: Any) -> dict[str, Any]:
+    return {"type": "fail", "failure": {**asdict(failure(1, 5.0)), **changes}}
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        (of_failure(status=0), "status: 0"),
+        (of_failure(status=256), "status: 256"),
+        (of_failure(status=10**299), f"status: 1{'0' * 39}..."),
+        (of_failure(rank=True), "rank: True"),
+        (of_failure(rank=1.5), "rank: 1.5"),
+        ({"type": "stop", "left": 10**4000}, f"left: 1{'0' * 39}..."),
+        ({"type": "stop", "left": MOST_SECONDS * 2}, f"left: {MOST_SECONDS * 2}"),
+        ({"type": "beat", "time": 1e14}, "time: 100000000000000.0"),
+    ],
+)
+@run
+async def test_the_hub_loses_a_spoke_that_says_what_may_not_be_and_tells_everyone(
+    message: dict[str, Any], why: str
+) -> None:
+    links = await Place().all(who(0), who(1))
+    links[1]._peers[0, None].send(message)
+    first, second = await events(*links)
+    assert (first.failure.node_rank, first.failure.status) == (1, 1)
+    assert first.failure.error == f"lost: it sent a wrong {why}"
+    assert first == second
+    await close(*links)
+
+
+@pytest.mark.parametrize("number", ["Infinity", "-Infinity", "NaN", "1e999"])
+@run
+async def test_a_number_that_is_none_ends_a_connection(number: str) -> None:
+    links = await Place().all(who(0), who(1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json, "dumps", lambda *_, **__: f'{{"type":"stop","left":{number}}}')
+        links[1]._peers[0, None].send({})
+    (event,) = await events(links[0])
+    assert event.failure.error.startswith("lost: it sent a wrong left: ")
+    await close(*links)
+
+
+@pytest.mark.parametrize(
+    ("message", "why"),
+    [
+        ({"type": "failed", "failure": {**asdict(failure(0, 5.0)), "status": 0}, "lost": "0"}, "status: 0"),
+        ({"type": "failed", "failure": {**asdict(failure(0, 5.0)), "node_rank": 2}, "lost": "0"}, "node_rank: 2"),
+        ({"type": "stop", "left": -1}, "left: -1"),
+        ({"type": "all done", "alone": 1}, "alone: 1"),
+    ],
+)  # fmt: skip
+@run
+async def test_a_spoke_takes_nothing_from_a_hub_that_says_what_may_not_be(
+    message: dict[str, Any], why: str
+) -> None:
+    links = await Place().all(who(0), who(1))
+    for wire in links[0]._peers.values():
+        wire.send(message)
+    (event,) = await events(links[1])
+    assert (event.failure.node_rank, event.failure.status) == (0, 1)
+    assert event.failure.error == f"lost: it sent a wrong {why}"
+    await close(*links)
+
+
+@pytest.mark.parametrize("members", ["0", "2"])
+@run
+async def test_a_hub_that_says_go_without_itself_is_lost(members: str) -> None:
+    orders: list[dict[str, Any]] = [{"type": "welcome"}, {"type": "go", "members": members}]
+    text, _ = await one_after_another(Place(), *orders)
+    assert text.startswith("Unavailable: node 0 (n0) at ")
+    assert text.endswith(
+        " was lost before the start: it sent a message that has no meaning here: see its output"
+    )
+
+
+@run
+async def test_a_planned_end_of_a_job_without_end_has_the_longest_time() -> None:
+    links = await Place().all(who(0), who(1))
+    links[1].report(Stopped(1e300))
+    assert [event.left for event in await events(*links)] == [MOST_SECONDS, MOST_SECONDS]
+    await close(*links)
+
+
+@run
+async def test_no_clock_makes_a_failure_come_before_the_meeting() -> None:
+    links = await Place().all(who(0), who(1))
+    began = links[0]._began  # type: ignore[attr-defined]
+    links[1]._peers[0, None].send({"type": "beat", "time": 1e9 * 9})
+    links[1].report(Fail(failure(1, began)))
+    first, second = await events(*links)
+    assert first == second
+    assert first.failure.time == began
+    await close(*links)
+
+
+def broken(*_: object) -> None:
+    raise ZeroDivisionError("of ours")
+
+
+@run
+async def test_a_bug_of_ours_loses_the_participant_and_is_said_as_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    place = Place()
+    links = await place.all(who(0), who(1))
+    monkeypatch.setattr(links[0], "_by_our_clock", broken)
+    links[1].report(Fail(failure(1, 5.0)))
+    (event,) = await events(links[0])
+    assert event.failure.node_rank == 1
+    assert event.failure.error.startswith("lost: a bug of apptrain: ZeroDivisionError in test_messages.py:")
+    assert [line.partition(" in ")[0] for line in place.said] == ["a bug of apptrain: ZeroDivisionError"]
+    assert place.said[0].endswith(": of ours: please report it")
+    await close(*links)
+
+
+@run
+async def test_a_bug_of_ours_in_what_decides_ends_the_job_everywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    links = await Place().all(who(0), who(1))
+    monkeypatch.setattr(job_state, "step", broken)
+    links[1].report(Done())
+    first, second = await events(*links)
+    assert first == second
+    assert (first.failure.node_rank, first.failure.status) == (0, 1)
+    assert first.failure.error.startswith("lost: a bug of apptrain: ZeroDivisionError in test_messages.py:")
+    await close(*links)
+
+
+@run
+async def test_a_bug_of_ours_in_what_nobody_waits_for_ends_the_job_with_a_word() -> None:
+    place = Place()
+    links = await place.all(who(0), who(1))
+
+    async def broken() -> None:
+        await asyncio.sleep(0)
+        raise ZeroDivisionError("of ours")
+
+    links[1]._start(broken())
+    found = await events(*links)
+    assert {event.failure.node_rank for event in found} == {1}
+    assert len(place.said) == 1
+    assert replace(found[0].failure, time=0.0) == replace(found[1].failure, time=0.0)
+    assert AllDone() not in found
+    await close(*links)
