@@ -30,6 +30,7 @@ JOB_SCRIPT: list[tuple[object, ...]] = [
 KILLED = (r"\bawait_end \S+ (\d+)\b", stop.TERMINATED)
 REFUSES = (r"^ +exit (\d+)$", errors.BAD_INPUT)
 BASH: dict[str, list[tuple[object, ...]]] = {
+    "host/image.sh": [(r"tried == (\d+) ", errors.STUCK)],  # timeout's own
     "slurm/multinode.sbatch": JOB_SCRIPT,
     "pbs/multinode.pbs": JOB_SCRIPT,
     "pbs/host.sh": [(r"\$1 == (\d+)", stop.TERMINATED)],
