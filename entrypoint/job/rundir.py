@@ -25,6 +25,11 @@ PROBE = 1 << 16
 """Bytes that it must take before anything starts: outcomes, plans and logs begin with less."""
 MOST = 1 << 22
 """Bytes of a file of ours in it that is read: a line for each of 10,000 nodes has less."""
+FOLDERS = ("outcome", "logs", "stacks", "tasks")
+TRUSTED = (*FOLDERS, "job.log", "join.key")
+"""What we write into, or believe, and so must be no link and nobody else's."""
+OURS = {*TRUSTED, "manifest.json", "checkpoints"}
+"""By any of which a run directory is known."""
 FAR = 366 * 86400.0
 """Seconds from now within which a job ends."""
 
@@ -68,10 +73,22 @@ class RunDirectory:
             probe.unlink(missing_ok=True)
 
     def _make_private(self) -> None:
-        """Whatever mode somebody made it with: logs and key lie in it."""
+        """Whatever mode somebody made it with: logs and key lie in it. Raises BadInput, OSError."""
         mode = stat.S_IMODE(self.path.stat().st_mode)
         if not mode & 0o077:
+            self._check_planted()
             return
+        names = {path.name for path in self.path.iterdir()}
+        if names and mode & 0o022:
+            raise BadInput(
+                f"the run directory {self.path} was writable by others (mode {mode:o}), who may have put "
+                "files in it: look at it and move it away, or give another with --run-dir"
+            )
+        if names and not names & OURS:
+            raise BadInput(
+                f"the run directory {self.path} has files and is no run directory, and it would be closed to "
+                "others: give another with --run-dir, such as a new folder in it"
+            )
         try:
             self.path.chmod(mode & ~0o077)
         except PermissionError:
@@ -79,6 +96,26 @@ class RunDirectory:
                 f"the run directory {self.path} is open to others (mode {mode & 0o777:o}) and not yours to "
                 "close: give --run-dir a directory of your own"
             ) from None
+        self._check_planted()
+
+    def _check_planted(self) -> None:
+        """Raises BadInput if what is written into or trusted is a link, or of another owner than we and the
+        directory have. The directory's owner too: root may run in that of a user."""
+        owners = {self.path.stat().st_uid, os.geteuid()}
+        for name in TRUSTED:
+            path = self.path / name
+            try:
+                found = path.lstat()
+            except FileNotFoundError:
+                continue
+            is_folder = name in FOLDERS
+            right = stat.S_ISDIR(found.st_mode) if is_folder else stat.S_ISREG(found.st_mode)
+            if not right or found.st_uid not in owners:
+                what = "a folder" if is_folder else "a regular file"
+                raise BadInput(
+                    f"{path} is not {what} of yours: look at it and remove it, or give another run directory "
+                    "with --run-dir"
+                )
 
     @property
     def logs(self) -> Path:

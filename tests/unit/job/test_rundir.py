@@ -146,3 +146,45 @@ def test_what_is_no_file_says_nothing_of_the_run(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / name)
     run = RunDirectory(tmp_path, 0)
     assert (run.restarts(), run.unfinished(), run.crew()) == ([], None, None)
+
+
+def test_a_directory_that_others_could_write_is_refused_unless_it_is_empty(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
+    RunDirectory(tmp_path, 0).create()
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
+    tmp_path.chmod(0o770)
+    with pytest.raises(
+        BadInput, match=r"was writable by others \(mode 770\), who may have put files in it: "
+    ):
+        RunDirectory(tmp_path, 1).create()
+    assert tmp_path.stat().st_mode & 0o777 == 0o770
+
+
+def test_a_directory_of_other_files_is_not_closed_to_others(tmp_path: Path) -> None:
+    (tmp_path / "paper.tex").touch()
+    tmp_path.chmod(0o755)
+    with pytest.raises(BadInput, match="has files and is no run directory"):
+        RunDirectory(tmp_path, 0).create()
+    assert tmp_path.stat().st_mode & 0o777 == 0o755
+    (tmp_path / "manifest.json").touch()
+    RunDirectory(tmp_path, 0).create()
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_link_to_ones_own_directory_is_a_run_directory(tmp_path: Path) -> None:
+    (tmp_path / "scratch").mkdir(mode=0o755)
+    (tmp_path / "run").symlink_to("scratch")
+    for attempt in (0, 1):
+        RunDirectory(tmp_path / "run", attempt).create()
+    assert (tmp_path / "scratch" / "logs" / "1").is_dir()
+
+
+@pytest.mark.parametrize("name", ["outcome", "logs", "stacks", "tasks", "job.log", "join.key"])
+def test_a_planted_link_is_not_followed(tmp_path: Path, name: str) -> None:
+    run = tmp_path / "run"
+    run.mkdir(mode=0o700)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.touch() if "." in name else elsewhere.mkdir()
+    (run / name).symlink_to(elsewhere)
+    with pytest.raises(BadInput, match=rf"run/{name} is not a .* of yours: look at it and remove it"):
+        RunDirectory(run, 0).create()
