@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from entrypoint import __version__, streams
+from entrypoint import __version__, files, streams
 from entrypoint.errors import INTERRUPTED, BadInput, Refusal
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
@@ -37,6 +37,8 @@ NEXT = {
     "Then: apptrain run -- my_script.py",
 }
 HELP_ALL = "--help-all"
+MOST_ENV = 1 << 23
+"""Bytes of a recorded environment: a kernel passes 6 MB at most."""
 PREPARE = "for the job scripts: decide what a job's tasks are, before they start"
 CONCLUDE = "for the job scripts: decide what follows an attempt of a job"
 EXIT_STATUS = """exit status:
@@ -188,9 +190,9 @@ def parser(*, everything: bool = False) -> argparse.ArgumentParser:
 def read_env_file(path: Path) -> dict[str, str]:
     """A recorded environment: one NAME=VALUE a line, verbatim to the line's end; # lines are skipped."""
     try:
-        lines = path.read_text().split("\n")
-    except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else "no text"
+        lines = files.read_text(path, MOST_ENV).split("\n")
+    except (OSError, ValueError) as error:
+        why = "no text" if isinstance(error, UnicodeError) else getattr(error, "strerror", None) or error
         raise BadInput(
             f"--env-file {path} cannot be read ({why}): give a file with one NAME=VALUE a line, as `env "
             ">FILE` in a job writes it"

@@ -187,7 +187,7 @@ def describe(plan: LaunchPlan) -> str:
     lines.append("environment added for the workers:")
     lines += [f"  {name}={shlex.quote(value)}  [{sources[f'env.{name}']}]" for name, value in env.items()]
     lines += ["command:", f"  {shlex.join(argv)}"]
-    return "\n".join(lines)
+    return "\n".join("".join(c if c.isprintable() else "?" for c in line) for line in lines)
 
 
 def in_brief(plan: LaunchPlan) -> str:

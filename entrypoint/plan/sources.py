@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from entrypoint import files
 from entrypoint.errors import BadInput
 from entrypoint.plan import commands, options
 from entrypoint.plan.commands import split_command, typed
@@ -22,6 +23,8 @@ from entrypoint.plan.options import Option, flag
 DOCTOR = ("-m", "entrypoint.doctor")
 REFERENCE_JOB = ("-m", "train", "--config", "digits")
 COLUMNS = 100
+MOST_ARGUMENTS = 1 << 23
+"""Bytes: a kernel passes 6 MB at most."""
 """Of help, at most."""
 
 
@@ -131,8 +134,8 @@ def inherited(env: Mapping[str, str], *, job: bool = False) -> tuple[dict[str, s
     if path := env.get("APPTRAIN_ARGS_FILE"):
         name = "APPTRAIN_ARGS_FILE"
         try:
-            text = Path(path).read_text()
-        except (OSError, UnicodeError) as error:
+            text = files.read_text(Path(path), MOST_ARGUMENTS)
+        except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise BadInput(f"{name}={path} cannot be read ({why}): give a path that exists") from None
         arguments = text.removesuffix("\0").split("\0") if text else []

@@ -21,12 +21,15 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from entrypoint import files
 from entrypoint.errors import BadInput
 from entrypoint.schedulers import hostnames, variables
 from entrypoint.schedulers.allocation import Allocation, Context, Job
 from entrypoint.schedulers.request import Request
 
 NAME = "pbs"
+MOST = 1 << 23
+"""Bytes of a node file: 100,000 lines of 80."""
 GPUS = "APPTRAIN_NGPUS"
 COUNTED = ("ngpus", "naccelerators", "gpus", "ngpu")
 """Resources by which sites count GPUs; the first is the usual one."""
@@ -123,10 +126,11 @@ def _nodefile(env: Mapping[str, str], request: Request) -> tuple[Path, str]:
 def _lines(path: Path, source: str) -> list[str]:
     """The host of every line that is not blank."""
     try:
-        lines = path.read_text().splitlines()
-    except OSError as error:
+        lines = files.read_text(path, MOST).splitlines()
+    except (OSError, files.Unfit) as error:
+        why = error.strerror if isinstance(error, OSError) else error
         raise BadInput(
-            f"{source} {path} cannot be read ({error.strerror}): copy the file in the job script to where "
+            f"{source} {path} cannot be read ({why}): copy the file in the job script to where "
             "this node and container see it, and name the copy in APPTRAIN_NODEFILE (plan: --nodefile)"
         ) from None
     except UnicodeError:

@@ -19,6 +19,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from entrypoint import files
 from train.files import is_left_behind, make_directory, private, sync_directory, temporary, write_bytes
 from train.staging import Buffer
 
@@ -184,7 +185,10 @@ def prune(directory: Path, keep: int, scores: Mapping[int, float] | None = None)
         if path != best:
             # Renamed first, so that a half-deleted one is not taken for a checkpoint.
             doomed = temporary(path, "deleted")
-            path.rename(doomed)
+            try:
+                path.rename(doomed)
+            except FileNotFoundError:  # somebody else removes it at the same time
+                continue
             shutil.rmtree(doomed)
 
 
@@ -272,7 +276,9 @@ def _checked_state(state: Any, path: Path) -> dict[str, Any]:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return files.read(path, path.stat().st_size)
+    except files.Unfit as error:
+        raise Damaged(f"{path.name}: {error}") from None
     except OSError as error:
         raise Damaged(f"{path.name}: {error.strerror}") from None
 

@@ -647,3 +647,17 @@ def test_an_option_that_the_command_itself_takes_is_meant_too() -> None:
         BadInput, match=r"^unrecognized .* --task-per-node 2: did you mean --tasks-per-node\?$"
     ):
         sources.of_launch(["--task-per-node", "2"], front)
+
+
+@pytest.mark.parametrize("kind", ["fifo", "/dev/zero", "large"])
+def test_a_recorded_environment_that_is_no_file_is_refused_at_once(
+    cli: Cli, tmp_path: Path, kind: str
+) -> None:
+    path = tmp_path / "env"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "large":
+        path.write_bytes(b"A=b\n" * (1 << 22))
+    else:
+        path.symlink_to(kind)
+    assert f"--env-file {path} cannot be read (it " in cli.refusal({}, "--env-file", str(path))

@@ -44,7 +44,7 @@ PBS_FILE = [
     Refusal(
         name="a node file that is a directory",
         recording=PBS_TASK,
-        says="PBS_NODEFILE / cannot be read (Is a directory): copy the file in the job script to where "
+        says="PBS_NODEFILE / cannot be read (it is a directory, not a regular file): copy the file in the job script to where "
         "this node and container see it, and name the copy in APPTRAIN_NODEFILE (plan: --nodefile)",
         change={"PBS_NODEFILE": "/"},
     ),

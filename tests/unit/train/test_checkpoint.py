@@ -349,3 +349,26 @@ def test_a_damaged_checkpoint_is_deleted_once_it_is_older_than_those_that_stay(t
     assert len(list(tmp_path.iterdir())) == 3
     checkpoint.prune(tmp_path, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["step-00000040"]
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "state.json", "complete.json"])
+def test_what_is_no_file_in_a_checkpoint_is_damage_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    path = checkpoint.save(tmp_path, sample())
+    (path / name).unlink()
+    os.mkfifo(path / name)
+    with pytest.raises(Damaged, match=f"^{name}: it is a FIFO, not a regular file$"):
+        checkpoint.load(path)
+    checkpoint.prune(tmp_path, 1)
+    assert path.exists()
+
+
+def test_what_another_process_removes_meanwhile_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (1, 2, 3):
+        checkpoint.save(tmp_path, sample(step))
+    listed = list(checkpoint.newest_first(tmp_path))
+    monkeypatch.setattr(checkpoint, "newest_first", lambda _: iter(listed))
+    shutil.rmtree(listed[1])
+    checkpoint.prune(tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir()] == [listed[0].name]
