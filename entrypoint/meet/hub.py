@@ -433,7 +433,8 @@ class Hub(Link):
             raise
         except Exception as error:  # nobody could decide anything any more: all end, and say why
             bug = job_state.loss(self.hub, self.nodes[self.hub], self._own_bug(error), now.wall)
-            return self._tell_all(Failed(bug))
+            self._tell_all(Failed(bug))
+            return
         for effect in effects:
             match effect:
                 case Tell(message):

@@ -52,7 +52,6 @@ from tests.unit.meet.meeting import (
     one_after_another,
     run,
     sighting,
-    until,
     who,
 )
 

@@ -262,7 +262,7 @@ def test_no_secret_is_written(tmp_path: Path) -> None:
 def test_the_plan_is_kept_with_the_command_of_the_manifest_and_runs_as_it_was(tmp_path: Path) -> None:
     words = ("my.py", "--password", "xyz-7-xyz", "--lr=0.1", "--token", "-pqr-8-pqr", "pqr-8-pqr")
     env = {"HF_TOKEN": "pqr-8-pqr", "NCCL_AUTH_TOKEN": "stu-9-stu"}
-    plan = replace(PLAN, command=words, env=PLAN.env | {"X_SECRET": "vwx-1-vwx"})
+    plan = replace(PLAN, command=words, env={**PLAN.env, "X_SECRET": "vwx-1-vwx"})
     kept = kept_plan(plan, env)
     asyncio.run(record_on(Manifest(tmp_path, env, print), plan))
     found = manifest(RunDirectory(tmp_path, 1))
