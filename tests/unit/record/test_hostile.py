@@ -291,7 +291,7 @@ FILES = {
     "steps that fall": ("metrics", b"".join(b'{"step": %d, "lr": 1}\n' % -step for step in range(1_000_000))),
     "objects": ("metrics", b"{}\n" * (LARGE // 3)),
 }
-"""What is given in place of a file, and how it begins; each is of some 50 MB, or of the most that is read."""
+"""What is given in place of a file, and how it begins; some have 50 MB, the traces of valid lines 8 MB."""
 MEMORY, SECONDS = 200 << 20, 30
 """Bytes, and seconds of a core that is slow and busy: here each takes less than 5."""
 
