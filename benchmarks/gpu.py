@@ -240,7 +240,7 @@ class Bench:
             raise Failed(f"it was ended after {ended.seconds:.0f} s")
         if ended.status:
             said = [
-                line for line in ended.err.splitlines() if "Error" in line or line.startswith("entrypoint: ")
+                line for line in ended.err.splitlines() if "Error" in line or line.startswith("apptrain: ")
             ]
             raise Failed(
                 f"it ended with {ended.status}: {(said or ended.err.splitlines() or [''])[-1][:300]}"

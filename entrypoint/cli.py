@@ -68,8 +68,7 @@ def main(argv: Sequence[str]) -> int:
             sys.stdout.flush()
     except Refusal as refusal:
         if not _left_to_job_script(refusal, os.environ):
-            who = "apptrain" if argv[:1] in (["prepare"], ["conclude"]) else "entrypoint"
-            print(f"{who}: {refusal}", file=sys.stderr)
+            print(f"apptrain: {refusal}", file=sys.stderr)
         return refusal.status
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -214,12 +213,12 @@ def _check_command(plan: LaunchPlan, *, is_recorded: bool) -> None:
         mistakes.check_command(plan.command, Path.cwd(), mode=plan.mode, no_python=plan.no_python)
     except mistakes.Missing as error:
         if commands.typed() and not is_recorded:
-            print(f"entrypoint: launch would refuse this here: {error}", file=sys.stderr)
+            print(f"apptrain: launch would refuse this here: {error}", file=sys.stderr)
 
 
 def _print_plan(plan: LaunchPlan, *, as_json: bool) -> int:
     for note in plan.notes:
-        print(f"entrypoint: {note}", file=sys.stderr)
+        print(f"apptrain: {note}", file=sys.stderr)
     if as_json:
         import json
 

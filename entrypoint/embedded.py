@@ -99,7 +99,7 @@ def main(argv: Sequence[str], check_python: Callable[[], None] = lambda: None) -
             check_python()
             return _run(job)
     except Refusal as refusal:
-        print(f"entrypoint: {refusal}", file=sys.stderr)
+        print(f"apptrain: {refusal}", file=sys.stderr)
         return refusal.status
 
 
@@ -125,7 +125,7 @@ def _run(job: Job) -> int:
         finally:
             nodes.consoles["err"].flush(launch.LAST_WORDS)
     except OSError as error:
-        print(f"entrypoint: {error.strerror}: {error.filename or job.run_dir}", file=sys.stderr)
+        print(f"apptrain: {error.strerror}: {error.filename or job.run_dir}", file=sys.stderr)
         return 1
 
 

@@ -17,7 +17,7 @@ INTERRUPTED = 130  # 128 + SIGINT
 class Refusal(Exception):
     """An end with a message for the user: what was given, what was found, what to do.
 
-    The text is one line without the leading `entrypoint: `. What it quotes may be anything.
+    The text is one line without the leading `apptrain: `. What it quotes may be anything.
     """
 
     status = BAD_INPUT

@@ -260,7 +260,7 @@ def _plans(asked: _Request) -> Iterator[str]:
     for rank, host in enumerate(asked.granted.hosts):
         env = pbs.as_task(asked.env, added, rank, host)
         found, _ = resolve(env, given, asked.command, hostname=None)
-        yield from (f"{rank}: entrypoint: {note}" for note in found.notes)
+        yield from (f"{rank}: apptrain: {note}" for note in found.notes)
         yield from (f"{rank}: {line}" for line in describe(found).splitlines())
 
 

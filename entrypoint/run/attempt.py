@@ -409,7 +409,7 @@ class Attempt:
             self.getting_ready.cancel()
 
     def _say(self, text: str) -> None:
-        self.consoles["err"].say(f"entrypoint: {text}")
+        self.consoles["err"].say(f"apptrain: {text}")
 
     def _say_once(self, text: str) -> None:
         """Says what is the same for all nodes: on the first only."""

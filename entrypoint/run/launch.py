@@ -216,7 +216,7 @@ class _Session:
         self._signalled(signal.SIGTERM)
 
     def _say(self, text: str) -> None:
-        self._consoles["err"].say(f"entrypoint: {text}")
+        self._consoles["err"].say(f"apptrain: {text}")
 
     async def _why_final(self, attempt: Attempt) -> str:
         """Why nothing may follow this failure; empty where something may. This node may be the only one that

@@ -289,7 +289,7 @@ def test_the_directory_of_a_launched_script_is_shown(shared: Node) -> None:
     line = [RUN_SH, "--script", script, IMAGE, *LAUNCH, script]
     ended = shared.host.run(line, user="alice", cwd="/scratch/w", timeout=BOUND)
     assert (ended.returncode, "does not show" in ended.stderr) == (64, False)
-    assert ended.stderr.startswith("entrypoint: no scheduler's job id is in the environment: ")
+    assert ended.stderr.startswith("apptrain: no scheduler's job id is in the environment: ")
 
 
 def test_a_path_that_the_image_has_of_its_own_is_left_alone(shared: Node) -> None:
@@ -507,7 +507,7 @@ def test_nodes_that_start_from_different_builds_of_an_image_are_refused(shared: 
         (0, "ran 1\n"),
     ]
     line = (
-        f"entrypoint: the nodes do not agree: image_id is {ids[IMAGE]} on node 0 (127.0.0.1) and "
+        f"apptrain: the nodes do not agree: image_id is {ids[IMAGE]} on node 0 (127.0.0.1) and "
         f"{ids['/scratch/other.sif']} on node 1 (127.0.0.2): start every node with the same options, profile and image\n"
     )
     for status, out, err in launched(shared, IMAGE, "/scratch/other.sif"):

@@ -97,15 +97,15 @@ def test_every_rank_of_three_nodes_greets_and_the_first_lines_say_where_the_run_
         f"apptrain: to follow it: tail -f {shlex.quote(f'{run}/job.log')}",
         f"apptrain: job {ran.job.id}, attempt 0, 3 nodes (gpu-a[01-02],gpu-b07), profile none, "
         f"image {REPOSITORY}/containers/image.sif",
-        f"entrypoint: job {ran.job.id}, attempt 0: 3 nodes x 2 ranks on cpu, mode torchrun, "
+        f"apptrain: job {ran.job.id}, attempt 0: 3 nodes x 2 ranks on cpu, mode torchrun, "
         f"rendezvous gpu-a01:{port}, OMP_NUM_THREADS=3",
-        "entrypoint: network: rendezvous at gpu-a01 (10.77.42.11) [derived:SLURM_STEP_NODELIST], gloo on eth0",
+        "apptrain: network: rendezvous at gpu-a01 (10.77.42.11) [derived:SLURM_STEP_NODELIST], gloo on eth0",
     ]
     places = enumerate(node for node in ("gpu-a01", "gpu-a02", "gpu-b07") for _ in range(2))
     greetings = [f"[tcp://gpu-a01:{port}] hello from [{node}:gloo] process {rank}/6" for rank, node in places]
     assert ran.printed == sorted(greetings)
-    assert re.fullmatch("entrypoint: preflight: 3 nodes, nothing found, [0-9.]+ s", ran.lines[5])
-    (start,) = (line for line in ran.lines[6:] if line.startswith("entrypoint: the ranks started after "))
+    assert re.fullmatch("apptrain: preflight: 3 nodes, nothing found, [0-9.]+ s", ran.lines[5])
+    (start,) = (line for line in ran.lines[6:] if line.startswith("apptrain: the ranks started after "))
     assert re.search(
         r" s: job script [\d.]+, task [\d.]+, plan and addresses [\d.]+, nodes [\d.]+, .*torch ", start
     )
@@ -658,7 +658,7 @@ def test_a_dry_run_prints_the_plan_of_every_node_and_starts_nothing(user: Accoun
 def test_a_dry_run_of_what_a_node_refuses_ends_with_64(user: Account) -> None:
     ran = user.ran("--gpus-per-node=0", SCRIPT, "--dry-run")
     assert ran.ended == ("FAILED", 64), ran.text
-    refusal = f"entrypoint: job {ran.job.id} was granted no GPU on this node that slurm tells of: request GPUs, or give --device"
+    refusal = f"apptrain: job {ran.job.id} was granted no GPU on this node that slurm tells of: request GPUs, or give --device"
     assert [ran.text.count(f"{rank}: {refusal}") for rank in (0, 1)] == [1, 1]
 
 

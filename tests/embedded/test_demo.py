@@ -96,7 +96,7 @@ def test_a_wrong_config_is_one_line_and_64_before_anything_starts(tmp_path: Path
     ended = run(tmp_path, "--mode", "rank", "--", "-m", "train", "--config", "digits", "learning_rate=1")
     assert (ended.status, ended.err) == (
         64,
-        "entrypoint: train: override: unknown key 'learning_rate': did you mean optimizer.lr? (python -m train --help lists the keys)\n",
+        "apptrain: train: override: unknown key 'learning_rate': did you mean optimizer.lr? (python -m train --help lists the keys)\n",
     )
     assert not ended.run.exists()
 

@@ -67,7 +67,7 @@ def test_without_ranks_there_is_nothing_to_examine(tmp_path: Path) -> None:
     ended = run(tmp_path, "--mode", "exec", "--doctor")
     assert (ended.status, ended.err) == (
         64,
-        "entrypoint: --doctor starts a rank on each device, and --mode exec does not: leave --mode exec out\n",
+        "apptrain: --doctor starts a rank on each device, and --mode exec does not: leave --mode exec out\n",
     )
 
 
@@ -81,7 +81,7 @@ def test_a_run_directory_that_is_full_ends_a_launch_with_what_to_do(tmp_path: Pa
     ended = disk_job(tmp_path, disk, "2")
     (line,) = ended.err.splitlines()
     assert ended.status == 64
-    assert line.startswith(f"entrypoint: the run directory {tmp_path / 'disk' / 'run'} is full on ")
+    assert line.startswith(f"apptrain: the run directory {tmp_path / 'disk' / 'run'} is full on ")
     assert line.endswith(
         " (No space left on device): remove what is not needed there (df -h, df -i, quota), or give another with "
         "--run-dir"
@@ -134,7 +134,7 @@ def test_sockets_where_the_site_has_infiniband_end_the_job_before_it_trains(tmp_
     assert "trained" not in ended.out
     assert ended.err.count("NCCL uses sockets") == 1
     assert (
-        "entrypoint: 127.0.0.2: NCCL uses sockets between the nodes, and is to use infiniband (NET/IB : No device "
+        "apptrain: 127.0.0.2: NCCL uses sockets between the nodes, and is to use infiniband (NET/IB : No device "
         "found.): show the image libibverbs and the devices in /dev/infiniband (APPTRAIN_BIND, binds of the "
         "profile), or let it train so with --no-preflight" in ended.err
     )

@@ -79,7 +79,7 @@ def test_a_script_that_sets_threads_imports_torch_itself_and_that_is_said(tmp_pa
     why = "script.py, line 2: it sets OMP_NUM_THREADS, which is read as torch is imported"
     ended = run(tmp_path, "--nodes", "1", "--omp-num-threads", "2", "--", str(script))
     assert (ended.status, ended.out) == (0, "threads 1\n"), ended.err
-    assert f"entrypoint: each rank imports torch for itself: {why}\n" in ended.err
+    assert f"apptrain: each rank imports torch for itself: {why}\n" in ended.err
     ended = run(tmp_path, "--nodes", "1", "--start-ranks", "fork", "--", str(script))
     assert (ended.status, ended.out) == (64, "")
     assert f"--start-ranks fork, but {why}: leave it out" in ended.err

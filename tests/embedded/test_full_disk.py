@@ -47,9 +47,7 @@ def test_where_the_disk_takes_no_outcome_the_status_of_the_task_counts(
         disk = small_disk(tmp_path / str(status) / "disk", "256k,nr_inodes=64")
         ended = run(tmp_path / str(status), disk, f"{full}; exit {status}")
         assert ended.status == status, ended.err
-        assert (
-            f"entrypoint: the outcome (status {status}) cannot be written: [Errno 28] No space" in ended.err
-        )
+        assert f"apptrain: the outcome (status {status}) cannot be written: [Errno 28] No space" in ended.err
         assert "Traceback" not in ended.err
 
 
@@ -61,7 +59,7 @@ def test_a_disk_that_is_full_from_the_start_is_one_line(tmp_path: Path, small_di
     inside = tmp_path / "disk" / "run"
     assert ended.status == 64
     assert ended.err == (
-        f"entrypoint: the run directory {inside} is full on {os.uname().nodename} (No space left on device): remove "
+        f"apptrain: the run directory {inside} is full on {os.uname().nodename} (No space left on device): remove "
         "what is not needed there (df -h, df -i, quota), or give another with --run-dir\n"
     )
     disk.free()

@@ -187,7 +187,7 @@ def test_what_is_no_manifest_stays_and_ends_no_run(tmp_path: Path) -> None:
     ended = run(tmp_path, *SHELL, "true")
     assert ended.status == 0
     assert path.read_text() == '{"format": 1, "att'
-    assert f"entrypoint: {path} does not tell of this attempt: " in ended.err
+    assert f"apptrain: {path} does not tell of this attempt: " in ended.err
 
 
 def test_one_task_per_rank_forms_the_same_world(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_launcher_of_the_users_own_is_started_once_per_node_as_the_page_says(t
 def test_in_mode_exec_a_failure_is_told_of_its_node(tmp_path: Path) -> None:
     ended = run(tmp_path, *EXEC[:2], "--nproc-per-node", "2", *EXEC[2:], "exit $((NODE_RANK * 7))")
     assert ended.status == 7
-    assert "entrypoint: CMD of node 1 on 127.0.0.2 failed first, status 7: " in ended.err
+    assert "apptrain: CMD of node 1 on 127.0.0.2 failed first, status 7: " in ended.err
 
 
 def test_a_script_that_spawns_its_own_workers_runs_once_per_node(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_nodes_in_different_images_are_refused_with_both_named(tmp_path: Path) -
     images = [image_env(tmp_path, "7be444fb", "5e1f"), image_env(tmp_path, "090607d9", "8a02")]
     ended = run_by_hand(tmp_path, *SHELL, "echo started", images=images)
     line = (
-        "entrypoint: the nodes do not agree: image_id is 7be444fb on {0} and 090607d9 on {1}; lock_digest is 5e1f on "
+        "apptrain: the nodes do not agree: image_id is 7be444fb on {0} and 090607d9 on {1}; lock_digest is 5e1f on "
         "{0} and 8a02 on {1}: start every node with the same options, profile and image\n"
     ).format("node 0 (127.0.0.1, local rank 0)", "node 1 (127.0.0.2, local rank 0)")
     assert [(one.status, one.out, one.err) for one in ended] == [(64, "", line)] * 2
@@ -297,7 +297,7 @@ time.sleep(60)
     ended = run(tmp_path, "--", write(tmp_path, "script.py", script))
     assert ended.status == 7
     log = ended.run / "logs" / "0" / "127.0.0.2.rank1.err"
-    message = f"entrypoint: rank 1 on 127.0.0.2 failed first, status 7: ValueError: the real reason ({log})"
+    message = f"apptrain: rank 1 on 127.0.0.2 failed first, status 7: ValueError: the real reason ({log})"
     assert [line for line in ended.err.splitlines() if "failed first" in line] == [message]
     for node in (0, 1):
         outcome = ended.outcome(f"0.{node}")
@@ -332,11 +332,11 @@ def test_a_rank_that_fails_is_named_and_shown_though_its_neighbours_end_before_i
     script = NEIGHBOURS.replace("FAIL", 'raise ValueError("no such label")')
     ended = run(tmp_path, "--mode", "rank", "--", write(tmp_path, "script.py", script))
     logs = ended.run / "logs" / "0"
-    ours = [line for line in ended.err.splitlines() if line.startswith(("entrypoint: ", "apptrain: "))]
+    ours = [line for line in ended.err.splitlines() if line.startswith(("apptrain: ", "apptrain: "))]
     assert ours[-3:] == [
-        "entrypoint: rank 1 on 127.0.0.2 failed first, status 1: ValueError: no such label "
+        "apptrain: rank 1 on 127.0.0.2 failed first, status 1: ValueError: no such label "
         f"({logs}/127.0.0.2.rank1.err)",
-        f"entrypoint: tracebacks of lost connections are in {logs} alone",
+        f"apptrain: tracebacks of lost connections are in {logs} alone",
         "apptrain: the job ended with status 1",
     ]
     assert ended.err.count("Traceback (most recent call last)") == 1
@@ -391,7 +391,7 @@ def test_a_job_in_which_no_rank_joined_a_process_group_says_so_and_ends_well(tmp
     ended = run(tmp_path, "--mode", "rank", "--", write(tmp_path, "script.py", ALONE))
     assert ended.status == 0, ended.err
     assert [line for line in ended.err.splitlines() if "group" in line] == [
-        "entrypoint: no rank joined a process group: each of the 2 ranks trained for itself, on what it took for "
+        "apptrain: no rank joined a process group: each of the 2 ranks trained for itself, on what it took for "
         "all data (docs/own-script.md, Each rank for itself)"
     ]
     assert [ended.outcome(f"0.{node}.0").alone for node in (0, 1)] == [True, True]
@@ -455,8 +455,8 @@ def test_a_rank_that_ends_well_while_others_need_it_is_named(
     error = (
         f"ended with 0{after} while 1 other was still {others}: do all ranks make the same number of steps?"
     )
-    assert [line for line in ended.err.splitlines() if "entrypoint: rank" in line] == [
-        f"entrypoint: rank {rank} on {node} {error}"
+    assert [line for line in ended.err.splitlines() if "apptrain: rank" in line] == [
+        f"apptrain: rank {rank} on {node} {error}"
     ]
     for outcome in (ended.outcome("0.0.0"), ended.outcome("0.1.0")):
         assert (ended.status, outcome.status, outcome.rank, outcome.node, outcome.error) == (
@@ -550,7 +550,7 @@ def test_interrupting_ends_both_nodes_at_once(tmp_path: Path) -> None:
     ended = job.end()
     assert ended.status == 130
     assert ended.seconds < 50, "they would sleep for 100 s"
-    assert "entrypoint: 127.0.0.1: interrupted" in ended.err
+    assert "apptrain: 127.0.0.1: interrupted" in ended.err
     assert "Traceback" not in ended.err
     assert gone(str(ended.run))
 
@@ -640,7 +640,7 @@ def test_a_run_directory_that_is_removed_while_the_job_runs_is_said_to_be_gone(t
     (tmp_path / "go").touch()
     ended = job.end()
     assert ended.status == 0, ended.err
-    assert f"entrypoint: the run directory {job.run} was removed while the job ran: its logs" in ended.err
+    assert f"apptrain: the run directory {job.run} was removed while the job ran: its logs" in ended.err
 
 
 def test_an_agent_that_is_stopped_is_given_up_once_its_ranks_have_ended(tmp_path: Path) -> None:
@@ -707,7 +707,7 @@ def test_another_stop_signal_can_be_chosen_and_a_deaf_rank_is_told(tmp_path: Pat
     ended = job.end()
     assert ended.status == 75, ended.err
     assert (
-        "entrypoint: a stop was asked for, but rank 1 on 127.0.0.2 catches no SIGUSR1 and runs on\n"
+        "apptrain: a stop was asked for, but rank 1 on 127.0.0.2 catches no SIGUSR1 and runs on\n"
         in ended.err
     )
 
@@ -726,7 +726,7 @@ def test_a_rank_that_catches_no_stop_is_ended_before_the_job_that_goes_on_as_ano
     ended = job.end()
     assert ended.status == 143, ended.err
     why = "the job's time is up, and rank 1 on 127.0.0.2 catches no SIGUSR2: ended by SIGTERM"
-    assert f"entrypoint: 127.0.0.2: {why}\n" in ended.err
+    assert f"apptrain: 127.0.0.2: {why}\n" in ended.err
 
 
 def test_ranks_that_were_asked_to_stop_may_save_until_the_job_ends(tmp_path: Path) -> None:
@@ -1012,11 +1012,11 @@ def test_a_stopped_rank_is_named_with_the_stacks_of_all_while_the_others_wait(tm
     ended = job.end()
     assert ended.status == 124
     message, where = stuck(ended)
-    begin = "entrypoint: rank 3 on 127.0.0.2, status 124: stuck, no step for 3 s after step "
+    begin = "apptrain: rank 3 on 127.0.0.2, status 124: stuck, no step for 3 s after step "
     assert message.startswith(begin), message
     assert ": it is stopped by a signal in script.py:" in message
     assert message.endswith(", while 3 of 4 ranks wait in all_reduce, script.py:16 <module>")
-    assert where == f"entrypoint: where each rank was: {ended.run / 'stacks' / '0'}"
+    assert where == f"apptrain: where each rank was: {ended.run / 'stacks' / '0'}"
     for rank in range(4):
         stack = (ended.run / "stacks" / "0" / f"127.0.0.{1 + rank // 2}.rank{rank}.txt").read_text()
         assert 'script.py", line ' in stack, stack
@@ -1031,7 +1031,7 @@ def test_a_rank_that_holds_the_interpreters_lock_is_named_by_its_line(tmp_path: 
     script = write(tmp_path, "script.py", STEPS)
     ended = run(tmp_path, "--hang-timeout", "3", "--mode", "rank", "--", script, "0")
     assert stuck(ended)[0] == (
-        "entrypoint: rank 0 on 127.0.0.1, status 124: stuck, no step for 3 s after step 4: it waits for no "
+        "apptrain: rank 0 on 127.0.0.1, status 124: stuck, no step for 3 s after step 4: it waits for no "
         "other rank, and is in script.py:12 load, while 1 of 2 ranks wait in all_reduce, script.py:16 <module>"
     )
 
@@ -1058,7 +1058,7 @@ def test_a_script_that_tells_nothing_is_ended_where_the_user_chose_the_bound(tmp
     ended = run(tmp_path, "--nodes", "1", "--tasks-per-node", "2", "--hang-timeout", "2", "--", script)
     assert (ended.status, stuck(ended)[0]) == (
         124,
-        "entrypoint: rank 1 on 127.0.0.1, status 124: stuck, no step for 2 s after step 8: it waits for no other "
+        "apptrain: rank 1 on 127.0.0.1, status 124: stuck, no step for 2 s after step 8: it waits for no other "
         "rank, and is in script.py:8 evaluate, while 1 of 2 ranks wait in all_reduce, script.py:14 <module>",
     )
 
@@ -1089,10 +1089,10 @@ def test_with_nothing_set_a_pause_is_said_once_and_only_a_proven_deadlock_ends_t
     assert (ended.status, [*told[:-1], last]) == (
         124,
         [
-            "entrypoint: rank 1 on 127.0.0.1: no step for 3 s after step 8: it waits for no other rank, and is in "
+            "apptrain: rank 1 on 127.0.0.1: no step for 3 s after step 8: it waits for no other rank, and is in "
             "script.py:8 evaluate, while 1 of 2 ranks wait in all_reduce, script.py:14 <module>: the job goes on, "
             "and stacks/ of the run directory has where each rank is (--hang-timeout)",
-            "entrypoint: rank 0 on 127.0.0.1, status 124: stuck, no step for 3 s after step 9: it gave its last "
+            "apptrain: rank 0 on 127.0.0.1, status 124: stuck, no step for 3 s after step 9: it gave its last "
             "sign first, and is in script.py:17 <module> like all others",
         ],
     )
@@ -1123,7 +1123,7 @@ def test_a_script_that_spawns_its_own_workers_under_torchrun_is_told_of_the_mode
     assert (ended.status, told) == (
         130,
         [
-            "entrypoint: rank 0 on 127.0.0.1 has started processes of its own, and they wait in init_process_group "
+            "apptrain: rank 0 on 127.0.0.1 has started processes of its own, and they wait in init_process_group "
             "(script.py:8): torchrun starts one process for each rank, and a script that starts its own (mp.spawn) "
             "needs --mode exec"
         ],
@@ -1139,7 +1139,7 @@ def test_a_hang_of_a_single_participant_is_ended(tmp_path: Path) -> None:
     ended = run(tmp_path, "--nodes", "1", "--hang-timeout", "3", "--", script)
     assert (ended.status, stuck(ended)[0]) == (
         124,
-        "entrypoint: rank 0 on 127.0.0.1, status 124: stuck, no step for 3 s after step 3: it gave its last "
+        "apptrain: rank 0 on 127.0.0.1, status 124: stuck, no step for 3 s after step 3: it gave its last "
         "sign first, and is in script.py:3 <module>",
     )
 
@@ -1169,9 +1169,7 @@ def test_a_file_system_that_does_not_take_the_stacks_neither_holds_the_job_up_no
     assert ended.status == 124, ended.err
     why = {"cannot be made": "Not a directory", "takes nothing": "no answer within 4 s"}[way]
     for node in (1, 2):
-        assert (
-            f"entrypoint: 127.0.0.{node}: the stacks cannot be kept in {folder / '0'}: {why}\n" in ended.err
-        )
+        assert f"apptrain: 127.0.0.{node}: the stacks cannot be kept in {folder / '0'}: {why}\n" in ended.err
     assert stuck(ended)[0].endswith("stuck, no step for 1 s after step 7: it gave its last sign first")
     assert gone(str(ended.run))
 
@@ -1213,7 +1211,7 @@ def test_bad_input_is_one_line_and_64_before_anything_starts(
     tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     ended = run(tmp_path, *arguments)
-    assert (ended.status, ended.out, ended.err) == (64, "", f"entrypoint: {message}\n")
+    assert (ended.status, ended.out, ended.err) == (64, "", f"apptrain: {message}\n")
     assert not ended.run.exists()
 
 
@@ -1221,7 +1219,7 @@ def test_a_script_that_does_not_exist_is_told_with_the_folder_it_was_sought_in(t
     ended = run(tmp_path, "--", "trian.py")
     assert (ended.status, ended.err) == (
         64,
-        f"entrypoint: CMD trian.py does not exist in {tmp_path}: check the spelling; a module is given as -m NAME, "
+        f"apptrain: CMD trian.py does not exist in {tmp_path}: check the spelling; a module is given as -m NAME, "
         "a program that is no Python script needs --no-python\n",
     )
 

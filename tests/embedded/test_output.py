@@ -55,14 +55,14 @@ def test_a_reader_who_has_stopped_keeps_no_rank_from_starting_and_no_outcome_fro
         text = file.read()
     assert process.wait(BOUND) == 0
     assert (ended, (tmp_path / "run/begun").exists()) == (True, True)
-    assert text[filled:].startswith(b"entrypoint: job manual, attempt 0: 1 node x 1 rank")
+    assert text[filled:].startswith(b"apptrain: job manual, attempt 0: 1 node x 1 rank")
 
 
 @pytest.mark.parametrize(
     ("gpus", "status", "says"),
     [
-        (0, 0, "entrypoint: job manual, attempt 0"),
-        (2, 64, "entrypoint: torch sees 2 GPUs on 127.0.0.1: choose --device"),
+        (0, 0, "apptrain: job manual, attempt 0"),
+        (2, 64, "apptrain: torch sees 2 GPUs on 127.0.0.1: choose --device"),
     ],
 )
 def test_what_prints_while_torch_is_imported_does_not_hide_its_answer(

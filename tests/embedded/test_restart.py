@@ -82,9 +82,7 @@ def said(ended: Ended) -> list[str]:
     """What the entrypoint says, without the run directory and the lines on each start, and on tracebacks,
     which a rank that is ended at once does not print."""
     lines = [
-        line.removeprefix("entrypoint: ")
-        for line in ended.err.splitlines()
-        if line.startswith("entrypoint: ")
+        line.removeprefix("apptrain: ") for line in ended.err.splitlines() if line.startswith("apptrain: ")
     ]
     usual = ("job ", "the ranks started after ", "tracebacks of lost connections are in ")
     return [line.replace(str(ended.run), "RUN") for line in lines if not line.startswith(usual)]

@@ -376,7 +376,7 @@ def test_a_participant_that_holds_the_key_cannot_make_a_failed_job_end_well(
     asyncio.run(join_and_say(port + 1, key, message))
     ended = first.end()
     assert ended.status == 1, ended.err
-    assert f"entrypoint: 127.0.0.2: lost: it sent a wrong {why}\n" in ended.err
+    assert f"apptrain: 127.0.0.2: lost: it sent a wrong {why}\n" in ended.err
     assert "Traceback" not in ended.err
 
 

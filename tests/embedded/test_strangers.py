@@ -89,8 +89,8 @@ def strangers(count: int, where: str, *ports: int, before: Sequence[str] = ()) -
 def but_for_strangers(text: str) -> list[str]:
     """What a job says beside what it always says, and while it waits for a slow machine."""
     usual = (
-        *("entrypoint: job ", "entrypoint: network: ", "entrypoint: the ranks started after "),
-        "entrypoint: preflight: 2 nodes, nothing found, ",
+        *("apptrain: job ", "apptrain: network: ", "apptrain: the ranks started after "),
+        "apptrain: preflight: 2 nodes, nothing found, ",
     )
     lines = text.splitlines()
     return [line for line in lines if not line.startswith(usual) and "have not come" not in line]
@@ -123,7 +123,7 @@ def test_a_job_begins_while_they_hold_a_thousand_connections_to_every_port_of_it
     assert [but_for_strangers(one.err) for one in ended] == [
         [],
         [
-            "entrypoint: refused a stranger from 10.77.42.2 on 10.77.42.1:29501: too many connections that prove "
+            "apptrain: refused a stranger from 10.77.42.2 on 10.77.42.1:29501: too many connections that prove "
             "nothing"
         ],
     ]

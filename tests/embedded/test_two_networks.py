@@ -67,7 +67,7 @@ def lines(ended: Sequence[Ended]) -> list[str]:
 
 def said(one: Ended) -> list[str]:
     """Without torch's own warning of an address that has no name."""
-    return [line for line in one.err.splitlines() if line.startswith("entrypoint: ")]
+    return [line for line in one.err.splitlines() if line.startswith("apptrain: ")]
 
 
 def test_a_host_whose_own_name_means_another_address_to_it_than_to_the_others(
@@ -81,12 +81,12 @@ def test_a_host_whose_own_name_means_another_address_to_it_than_to_the_others(
     ended = run(tmp_path, both, "--no-python", "--", "sh", "-c", script)
     assert [one.status for one in ended] == [0, 0], [one.err for one in ended]
     *found, preflight, _ = said(ended[0])
-    assert preflight.startswith("entrypoint: preflight: 2 nodes, nothing found, ")
+    assert preflight.startswith("apptrain: preflight: 2 nodes, nothing found, ")
     assert found == [
-        "entrypoint: n0 is 10.77.43.1 on n0, and 10.77.42.1 on n1: 10.77.42.1 is taken",
-        "entrypoint: job manual, attempt 0: 2 nodes x 1 rank on cpu, mode torchrun, rendezvous 10.77.42.1:29500, "
+        "apptrain: n0 is 10.77.43.1 on n0, and 10.77.42.1 on n1: 10.77.42.1 is taken",
+        "apptrain: job manual, attempt 0: 2 nodes x 1 rank on cpu, mode torchrun, rendezvous 10.77.42.1:29500, "
         "OMP_NUM_THREADS=1",
-        "entrypoint: network: rendezvous at 10.77.42.1 [derived:join], gloo on eth0",
+        "apptrain: network: rendezvous at 10.77.42.1 [derived:join], gloo on eth0",
     ]
     assert lines(ended) == [
         "rank 0: the store is at 10.77.42.1, gloo on eth0",
@@ -110,9 +110,7 @@ def test_a_host_to_which_node_0s_name_means_another_address_than_to_most(
     mean(three[2], n0=FAST)
     ended = run(tmp_path, three, *TELL, ADDRESSES)
     assert [one.status for one in ended] == [0, 0, 0], [one.err for one in ended]
-    assert (
-        said(ended[0])[0] == "entrypoint: n0 is 10.77.43.1 on n2, and 10.77.42.1 on n0: 10.77.42.1 is taken"
-    )
+    assert said(ended[0])[0] == "apptrain: n0 is 10.77.43.1 on n2, and 10.77.42.1 on n0: 10.77.42.1 is taken"
     assert lines(ended) == [
         "n0: node 0 is n0, gloo on eth0",
         "n1: node 0 is n0, gloo on eth0",
@@ -144,7 +142,7 @@ def test_a_host_that_cannot_use_the_address_that_most_reach_is_named_to_everyone
         "/etc/hosts, so that it is the same on all nodes, or give --master-addr with an address that all nodes reach"
     )
     assert [one.status for one in ended] == [64, 64, 64], [one.err for one in ended]
-    assert [said(one)[-1] for one in ended] == [f"entrypoint: {text}"] * 3
+    assert [said(one)[-1] for one in ended] == [f"apptrain: {text}"] * 3
 
 
 def test_an_address_that_was_given_is_the_only_one(tmp_path: Path, three: list[Host]) -> None:

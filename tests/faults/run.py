@@ -51,7 +51,7 @@ ASKED = 0.2
 """Seconds between two questions to Slurm, each of which costs a tenth of that on a busy core."""
 ROUTINE = re.compile(
     r"apptrain: (run directory|to follow it|job \d|this run directory has been used|the job will run again|done)"
-    r"|entrypoint: (job \d|network: rendezvous|preflight: \d+ nodes, nothing found)|digits-short: |resumed from |step \d+: (saved|test)|moved step-"
+    r"|apptrain: (job \d|network: rendezvous|preflight: \d+ nodes, nothing found)|digits-short: |resumed from |step \d+: (saved|test)|moved step-"
     r"|.*\d%\||(test accuracy|images/s|time to first step|training time|wall time|run directory) |$"
 )
 """Lines that a run prints without a fault too."""

@@ -151,7 +151,7 @@ def _shows(bench: Bench, value: str, expected: Sequence[object]) -> None:
 def _refused(ended: Ended, words: str) -> None:
     """`words`: a pattern; inside an image the driver is asked before torch, and what is said is another line."""
     lines = ended.err.splitlines()
-    said = [line for line in lines if line.startswith("entrypoint: ") and re.search(words, line)]
+    said = [line for line in lines if line.startswith("apptrain: ") and re.search(words, line)]
     expect(
         ended.status == 64 and len(said) == 1, f"not refused with 64 and a line that says {words!r}", ended
     )

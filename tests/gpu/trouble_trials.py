@@ -20,9 +20,7 @@ def hang(bench: Bench) -> str:
     ranks = ("--device", bench.device, "--nproc-per-node", str(bench.ranks), "--hang-timeout", PATIENCE)
     ended = bench.launch("hang", str(SCRIPTS / script), bench.device, options=ranks)
     expect(ended.status == STUCK, f"the launcher ended with {ended.status}, not {STUCK}", ended)
-    begin = (
-        f"entrypoint: rank {rank} on {NODE}, status {STUCK}: stuck, no step for {PATIENCE} s after step 3: "
-    )
+    begin = f"apptrain: rank {rank} on {NODE}, status {STUCK}: stuck, no step for {PATIENCE} s after step 3: "
     said = _said(ended, begin)
     expect(f"{script}:" in said, f"where it is is not said: {said}", ended)
     folder = bench.folder / "hang" / "stacks" / "0"
@@ -38,16 +36,16 @@ def hang(bench: Bench) -> str:
         if alone
         else f"one of {bench.ranks} ranks skips an all_reduce"
     )
-    return f"{form}: {said.removeprefix('entrypoint: ')}"
+    return f"{form}: {said.removeprefix('apptrain: ')}"
 
 
 def memory(bench: Bench) -> str:
     """A GPU's memory that runs out is one line, with the rank and CUDA's own words."""
     ended = bench.launch("memory", str(SCRIPTS / "oom.py"))
     expect(ended.status == 1, f"the launcher ended with {ended.status}, not 1", ended)
-    said = _said(ended, f"entrypoint: rank {bench.ranks - 1} on {NODE}, status 1: ")
+    said = _said(ended, f"apptrain: rank {bench.ranks - 1} on {NODE}, status 1: ")
     expect("CUDA out of memory" in said, f"no word of memory: {said}", ended)
-    return said.removeprefix("entrypoint: ")[:160]
+    return said.removeprefix("apptrain: ")[:160]
 
 
 def _said(ended: Ended, begin: str) -> str:

@@ -56,9 +56,9 @@ class Cli:
     def refusal(self, env: dict[str, str], *arguments: str) -> str:
         status, out, err = self.run(env, *arguments)
         assert (status, out) == (64, "")
-        assert err.startswith("entrypoint: ")
+        assert err.startswith("apptrain: ")
         assert err.count("\n") == 1
-        return err.removeprefix("entrypoint: ").removesuffix("\n")
+        return err.removeprefix("apptrain: ").removesuffix("\n")
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_a_node_file_with_a_line_a_core_gives_one_rank_a_node_on_cpus(
     status, out, err = cli.run(job | env, "--json", "--device", "cpu", *arguments, "--", "x.py")
     plan = json.loads(out)
     said = "PBS_NODEFILE has a line for each of the 48 CPUs of a node, so its lines do not count as ranks: 1 rank on "
-    said = f"entrypoint: {said}each node (more: --nproc-per-node N)\n" if ranks is None else ""
+    said = f"apptrain: {said}each node (more: --nproc-per-node N)\n" if ranks is None else ""
     assert (status, plan["nproc_per_node"], err) == (0, ranks or 1, said)
 
 
@@ -371,7 +371,7 @@ def test_a_wrong_variable_is_named_as_the_variable(cli: Cli) -> None:
 def test_no_command_is_exit_64(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 64
     assert capsys.readouterr().err == (
-        "entrypoint: the following arguments are required: COMMAND: see `apptrain --help`\n"
+        "apptrain: the following arguments are required: COMMAND: see `apptrain --help`\n"
     )
 
 
@@ -459,7 +459,7 @@ def test_a_line_that_is_no_assignment_is_named(tmp_path: Path, capsys: pytest.Ca
     assert main(["plan", "--env-file", str(path)]) == 64
     assert (
         capsys.readouterr().err
-        == f"entrypoint: --env-file {path}, line 3: 'no equals sign' is not NAME=VALUE\n"
+        == f"apptrain: --env-file {path}, line 3: 'no equals sign' is not NAME=VALUE\n"
     )
 
 
@@ -522,7 +522,7 @@ REFUSAL = "APPTRAIN_JOIN_TIMEOUT=soon: must be S, a number"
 
 @pytest.mark.parametrize(
     ("env", "said"),
-    [({"APPTRAIN_ATTEMPT": "0"}, ""), ({}, f"entrypoint: {REFUSAL}\n")],
+    [({"APPTRAIN_ATTEMPT": "0"}, ""), ({}, f"apptrain: {REFUSAL}\n")],
     ids=["with a job script, which says it", "without one"],
 )
 def test_a_refused_launch_leaves_its_outcome_where_it_is_told_to(
@@ -557,7 +557,7 @@ def test_an_outcome_that_is_there_is_kept_and_one_that_cannot_be_written_is_said
     assert (capsys.readouterr().err, (tmp_path / "0.3").read_text()) == ("", "status=5\n")
     monkeypatch.setenv("APPTRAIN_OUTCOME", "/proc/none/0.3")
     assert main(["launch", "--device", "tpu"]) == 64
-    assert capsys.readouterr().err.startswith("entrypoint: --device=tpu: must be one of ")
+    assert capsys.readouterr().err.startswith("apptrain: --device=tpu: must be one of ")
 
 
 def imported(*arguments: str) -> set[str]:

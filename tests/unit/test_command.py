@@ -206,9 +206,7 @@ def test_a_plan_says_what_launch_would_refuse(tmp_path: Path) -> None:
     words = ("--nodes", "a", "--node-rank", "0", "--", "my.py")
     planned = run(CHECKOUT / "apptrain", "plan", *words, cwd=tmp_path)
     assert (planned.returncode, planned.stderr.count("\n")) == (0, 1)
-    assert planned.stderr.startswith(
-        "entrypoint: launch would refuse this here: CMD my.py does not exist in "
-    )
+    assert planned.stderr.startswith("apptrain: launch would refuse this here: CMD my.py does not exist in ")
     assert planned.stdout.endswith(" my.py\n")
     (tmp_path / "my.py").touch()
     assert run(CHECKOUT / "apptrain", "plan", *words, cwd=tmp_path).stderr == ""
@@ -251,7 +249,7 @@ def test_a_mistake_is_told_before_torch_is_missed(line: str, found: str, tmp_pat
     (tmp_path / "my.py").touch()
     asked = run(CHECKOUT / "apptrain", *line.split(), cwd=tmp_path, **env)
     assert (asked.returncode, asked.stdout, asked.stderr.count("\n")) == (64, "", 1)
-    assert asked.stderr.startswith(f"entrypoint: {found}")
+    assert asked.stderr.startswith(f"apptrain: {found}")
     assert not (tmp_path / "runs").exists()
 
 

@@ -111,6 +111,6 @@ def test_a_recorded_environment_that_cannot_be_read_is_refused(
         file.write_bytes(content)
     assert cli.main(["plan", "--env-file", str(file)]) == 64
     assert capsys.readouterr().err == (
-        f"entrypoint: --env-file {file} cannot be read ({why}): give a file with one NAME=VALUE a line, as "
+        f"apptrain: --env-file {file} cannot be read ({why}): give a file with one NAME=VALUE a line, as "
         "`env >FILE` in a job writes it\n"
     )

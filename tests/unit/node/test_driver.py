@@ -286,7 +286,7 @@ def test_a_launch_is_refused_before_torch_is_imported(libcuda: Path, tmp_path: P
         "(containers/stacks.yaml), or request other GPUs"
     )
     assert (status, out) == (64, "")
-    assert err.splitlines()[-1] == f"entrypoint: {message}"
+    assert err.splitlines()[-1] == f"apptrain: {message}"
     assert not launch.imported.exists()
     ended = outcome.read(tmp_path / "run" / "outcome" / "0.0")
     assert ended is not None
@@ -303,7 +303,7 @@ def test_a_launch_goes_on_where_the_stack_fits(libcuda: Path, tmp_path: Path) ->
 def test_a_launch_says_that_the_driver_could_not_be_asked_and_goes_on(libcuda: Path, tmp_path: Path) -> None:
     status, out, err = Launch(tmp_path, libcuda).run("cuda", FAKE_INIT="crash")
     assert (status, out) == (0, "ran\n"), err
-    message = "entrypoint: the NVIDIA driver on 127.0.0.1 could not be asked (status -9): going on without"
+    message = "apptrain: the NVIDIA driver on 127.0.0.1 could not be asked (status -9): going on without"
     assert err.splitlines().count(message) == 1
 
 

@@ -30,9 +30,9 @@ def test_a_recording_gives_the_plan_or_the_refusal_written_for_it(
     env_file.write_text(one.text)
     status, out, err = printed(capsys, env_file, one.arguments, plans.CMD)
     if one.plan is None:
-        assert (status, out, err) == (64, "", f"entrypoint: {one.refused}\n")
+        assert (status, out, err) == (64, "", f"apptrain: {one.refused}\n")
     else:
-        assert err == "".join(f"entrypoint: {line}\n" for line in one.said)
+        assert err == "".join(f"apptrain: {line}\n" for line in one.said)
         assert (status, json.loads(out)) == (0, one.plan)
 
 

@@ -82,5 +82,5 @@ def test_what_the_host_half_cannot_be_told_is_said_and_harms_nothing(
     ((where, attempt, run, place, asked, lost),) = calls
     assert (where, run.path) == (hand, tmp_path)
     assert (attempt, place, asked, lost) == (plan.attempt, plan.place, 143, ())
-    told = f"entrypoint: what follows is left to the job script: {error}\n"
+    told = f"apptrain: what follows is left to the job script: {error}\n"
     assert capfd.readouterr().err == (told if error else "")

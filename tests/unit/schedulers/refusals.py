@@ -31,7 +31,7 @@ class Refusal:
     """A sentence."""
     recording: str
     says: str
-    """The whole line behind `entrypoint: `; `--nodefile NODEFILE` stands for the node file's path."""
+    """The whole line behind `apptrain: `; `--nodefile NODEFILE` stands for the node file's path."""
     change: dict[str, str | None] = field(default_factory=dict)
     """Variables set in the recording; None takes one away."""
     options: tuple[str, ...] = ()

@@ -300,7 +300,7 @@ def test_refused_with_one_line(refusal: Refusal, tmp_path: Path, capsys: pytest.
     status = main(["plan", "--env-file", str(env_file), "--json", *options, "--", "train.py"])
     captured = capsys.readouterr()
     says = refusal.says.replace("--nodefile NODEFILE", f"--nodefile {nodefile}")
-    assert (status, captured.out, captured.err) == (64, "", f"entrypoint: {says}\n")
+    assert (status, captured.out, captured.err) == (64, "", f"apptrain: {says}\n")
 
 
 def test_every_refusal_has_a_name_of_its_own() -> None:

@@ -23,7 +23,7 @@ def test_an_image_that_does_not_start_is_said_once_and_nothing_is_requeued(clust
 def test_an_image_of_before_is_told_by_what_it_lacks(cluster: Cluster) -> None:
     program = cluster.checkout / "containers" / "run.sh"
     program.write_text(
-        "#!/bin/sh\necho \"entrypoint: argument COMMAND: invalid choice: 'prepare' (choose)\" >&2; exit 64\n"
+        "#!/bin/sh\necho \"apptrain: argument COMMAND: invalid choice: 'prepare' (choose)\" >&2; exit 64\n"
     )
     assert cluster.refused() == (
         f"the image {cluster.checkout}/containers/image.sif is of another version than the checkout "

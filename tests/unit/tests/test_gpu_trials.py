@@ -115,11 +115,11 @@ CHECKED = {
 }
 HELLO = "[tcp://127.0.0.1:29500] hello from [127.0.0.1:nccl] process {}/{}\n"
 STUCK = (
-    "entrypoint: rank 1 on 127.0.0.1, status 124: stuck, no step for 5 s after step 3: it waits for no other rank, and "
+    "apptrain: rank 1 on 127.0.0.1, status 124: stuck, no step for 5 s after step 3: it waits for no other rank, and "
     "is in skip.py:13 read_more_data, while 1 of 2 ranks wait in synchronize, skip.py:27 <module>\n"
 )
 OOM = (
-    "entrypoint: rank 1 on 127.0.0.1, status 1: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 634.62 "
+    "apptrain: rank 1 on 127.0.0.1, status 1: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 634.62 "
     "GiB. GPU 1 has a total capacity of 79.32 GiB of which 78.41 GiB is free.\n"
 )
 
@@ -137,13 +137,13 @@ LAUNCHED: dict[str, Callable[[Path], Ended]] = {
     "hello": lambda _: ended(out=HELLO.format(0, 2) + HELLO.format(1, 2)),
     "uuid": lambda _: ended(out=HELLO.format(0, 1)),
     "none": lambda _: ended(
-        64, err="entrypoint: --device cuda, but job manual was granted no GPU on this node: ...\n"
+        64, err="apptrain: --device cuda, but job manual was granted no GPU on this node: ...\n"
     ),
     "beyond": lambda _: ended(
-        64, err="entrypoint: torch sees no GPU on 127.0.0.1, but the plan is for cuda: ...\n"
+        64, err="apptrain: torch sees no GPU on 127.0.0.1, but the plan is for cuda: ...\n"
     ),
     "unset": lambda _: ended(
-        64, err="entrypoint: torch sees 2 GPUs on 127.0.0.1: choose --device cuda or --device cpu\n"
+        64, err="apptrain: torch sees 2 GPUs on 127.0.0.1: choose --device cuda or --device cpu\n"
     ),
     "hang": hung,
     "memory": lambda _: ended(1, err="Traceback (most recent call last):\n" + OOM),
@@ -203,8 +203,8 @@ SAYS: dict[Callable[[Bench], str], str] = {
     training_trials.mixed: "the loss falls from 2.250 to 0.500 in 40 steps, first step after 6.5 s, then 4000 images/s",
     training_trials.resume: "20 + 20 steps equal 40, weights abababababababab",
     training_trials.saves: "6 saves equal; training was held up 0.25 s by them, 0.25 s where it waits",
-    trouble_trials.hang: "one of 2 ranks skips an all_reduce: " + STUCK.removeprefix("entrypoint: ").strip(),
-    trouble_trials.memory: OOM.removeprefix("entrypoint: ")[:160],
+    trouble_trials.hang: "one of 2 ranks skips an all_reduce: " + STUCK.removeprefix("apptrain: ").strip(),
+    trouble_trials.memory: OOM.removeprefix("apptrain: ")[:160],
 }
 
 
@@ -252,8 +252,8 @@ def test_a_hang_that_names_another_rank_fails_with_what_was_printed(bench: Recor
     other = fails(
         bench, trouble_trials.hang, hang=lambda _: ended(124, err=STUCK.replace("rank 1", "rank 0"))
     )
-    assert other.startswith("0 lines begin with 'entrypoint: rank 1 on 127.0.0.1, status 124: stuck")
-    assert "    entrypoint: rank 0 on 127.0.0.1, status 124: stuck" in other
+    assert other.startswith("0 lines begin with 'apptrain: rank 1 on 127.0.0.1, status 124: stuck")
+    assert "    apptrain: rank 0 on 127.0.0.1, status 124: stuck" in other
 
 
 def test_a_hang_without_the_flight_recorders_file_fails(bench: Recorded) -> None:
@@ -267,7 +267,7 @@ def test_a_hang_without_the_flight_recorders_file_fails(bench: Recorded) -> None
 
 def test_a_message_of_memory_that_is_shown_twice_fails(bench: Recorded) -> None:
     found = fails(bench, trouble_trials.memory, memory=lambda _: ended(1, err=2 * OOM))
-    assert found.startswith("2 lines begin with 'entrypoint: rank 1 on 127.0.0.1, status 1: '")
+    assert found.startswith("2 lines begin with 'apptrain: rank 1 on 127.0.0.1, status 1: '")
 
 
 def test_weights_that_differ_after_a_resume_fail(bench: Recorded) -> None:
