@@ -94,7 +94,7 @@ on_each_host() {
     fi
     task=(/bin/bash "$APPTRAIN_HOME/pbs/task.sh" "$run_dir" "$attempt" "$starter")
     if [[ -z $show_only ]]; then
-        trap : TERM INT HUP USR2 # what runs ends by itself, or through `interrupt`
+        trap : TERM INT HUP USR1 USR2 # what runs ends by itself, or through `interrupt`
         tmp=$hand/$attempt
         mkdir -- "$tmp"
         write_task_files "$@"

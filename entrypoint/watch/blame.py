@@ -155,18 +155,25 @@ def deadlock(
     world: int,
     now: float,
 ) -> Failure | None:
-    """The failure of a job of `world` ranks in which each that has not ended well waits for others, as it did
-    in the look `before`, `elapsed` seconds ago, and has used no CPU since; None where that is not so."""
+    """The failure of a job of `world` ranks that will never go on; None if that is not proven. Each rank has
+    ended well, or waits for others as it did in the look `before`, `elapsed` seconds ago, and has used no CPU
+    since, or is stopped by a signal as it was then."""
     earlier = {one.rank: one for one in before}
     alive = [one for one in sightings if one.rank not in ends.ranks]
     if not alive or len(alive) + len(ends) != world:
         return None
-    if not all(_waits_on(earlier.get(one.rank), one, elapsed) for one in alive):
+    stopped = [one for one in alive if _stays_stopped(earlier.get(one.rank), one)]
+    if not all(_waits_on(earlier.get(one.rank), one, elapsed) for one in alive if one not in stopped):
         return None
-    if not ends:
+    if stopped or not ends:
         return verdict(alive, why, unseen=(), now=now)
     (at, waits_in), _ = Counter((one.at, one.waits_in) for one in alive).most_common(1)[0]
     return _of_end(ends, len(alive), f"in {waits_in} ({at.partition(' ')[0]})", STUCK, now)
+
+
+def _stays_stopped(before: Sighting | None, one: Sighting) -> bool:
+    """Whether somebody has stopped the rank and let it be: it goes on only by another signal."""
+    return before is not None and before.state == one.state == "T"
 
 
 def _waits_on(before: Sighting | None, one: Sighting, elapsed: float) -> bool:

@@ -1098,6 +1098,18 @@ def test_with_nothing_set_a_pause_is_said_once_and_only_a_proven_deadlock_ends_t
     )
 
 
+def test_with_nothing_set_a_rank_that_stays_stopped_ends_the_job_and_is_named(tmp_path: Path) -> None:
+    stops = PAUSE.replace("import ", "import os, signal, ", 1)
+    stops = re.sub(r"(?m)^( *)time\.sleep\(1000\)$", r"\1os.kill(os.getpid(), signal.SIGSTOP)", stops)
+    assert "SIGSTOP" in stops
+    ended = start_hastily(tmp_path, script=stops, ranks=2, first_step=60, hang_timeout=3).end()
+    assert ended.status == 124, ended.err
+    last = [line for line in ended.err.splitlines() if "status 124" in line]
+    assert last[-1].startswith(
+        "apptrain: rank 1 on 127.0.0.1, status 124: stuck, no step for 3 s after step 8: it is stopped by a signal"
+    )
+
+
 SPAWNS = """
 import os
 import torch.distributed as dist

@@ -326,6 +326,17 @@ def test_one_rank_that_may_go_on_is_no_deadlock(changes: dict[str, Any]) -> None
     assert proven(again(0), again(1, **changes)) is None
 
 
+def test_a_rank_that_stays_stopped_by_a_signal_is_one_whoever_else_waits_or_has_ended() -> None:
+    stopped = sighting(1, state="T", at="", waits_in="", stack="")
+    for others, ends, world in (((again(0), again(2)), (), 3), ((again(0),), [left(2)], 3), ((), (), 1)):
+        found = proven((stopped, stopped), *others, ends=ends, world=world)
+        assert found is not None
+        assert (found.rank, found.status) == (1, STUCK)
+        assert "it is stopped by a signal" in found.error
+    assert proven((sighting(1), stopped), again(0)) is None
+    assert proven((replace(stopped, state="t"), replace(stopped, state="t")), again(0)) is None  # a debugger
+
+
 def test_a_rank_that_uses_the_cpu_is_no_deadlock() -> None:
     one, two = again(1)
     assert proven(again(0), (one, replace(two, cpu=50.5))) is not None
