@@ -1,10 +1,11 @@
-"""`make bench ARGS="[WHAT ...] [--pairs N]"`: measure, print, keep figures as JSON.
+"""`make bench ARGS="[WHAT ...] [--pairs N]"`: measures, prints, and keeps the figures as JSON.
 
-The secret: how a figure becomes a claim. Two commands alternate, the ratio is taken pair by pair, and the
-median and the spread of the ratios are what is reported; single times are shown for orientation. Only
-`selection`, which chooses the settings of the demo in about 20 minutes, measures no time. `image`, `imports`,
-`packing`, `slurm` and `start` need root, and `gpu` a GPU; its Python is the machine's own, so nothing here
-may import what only the tests' venv has before it is measured."""
+Two commands alternate, and the ratio is taken pair by pair. The median and the spread of the ratios are
+reported; single times are only shown for orientation. `selection`, which chooses the settings of the demo in
+about 20 minutes, measures no time. `image`, `imports`, `packing`, `slurm` and `start` need root, and `gpu` a
+GPU. The Python of `gpu` is the machine's own: before that is measured, nothing here may import a package that
+only the tests' venv has.
+"""
 
 import argparse
 import importlib

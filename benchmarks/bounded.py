@@ -1,7 +1,6 @@
-"""A command with a bound, of which nothing is left when it has ended.
+"""Runs a command with a time limit, and ends everything that it started. `run` is the entry.
 
-The secret: how everything that it started is found. The process that calls this adopts orphans, so what is
-left of a command is below it.
+The calling process adopts orphans, so that all that is left of a command is below it.
 """
 
 import contextlib

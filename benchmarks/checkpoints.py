@@ -1,9 +1,9 @@
-"""What checkpoints cost a training: written beside it or in its way, and with them or without.
+"""Measures what checkpoints cost a training: `saves` compares saves in the background with blocking ones,
+`checkpoints` a training with checkpoints and one without.
 
-The secret: what is counted. `held` is the time that the training loop stands still for a save, as the
-program itself counts it. The rate is images per second over the steps and these waits together, from the
-second step on: what the writing thread takes from the steps counts too. Waiting for the last save, which
-every run has, does not.
+`held` is the time for which the training loop stands still for a save, as the program itself counts it. The
+rate is images per second over the steps and these waits together, from the second step on, so it includes
+what the writing thread takes from the steps. Waiting for the last save, which every run does, is left out.
 """
 
 import json

@@ -1,6 +1,7 @@
-"""What this machine's GPUs are, as torch, the driver and NVML say, and how fast they multiply.
+"""Describes this machine's GPUs as torch, the driver and NVML see them, and how fast they multiply. `ask` is
+the entry.
 
-The secret: that it is asked in a process of its own, with a bound: a driver that hangs, hangs there.
+The answers come from a process of its own, with a time limit: if a driver hangs, that process hangs.
 
     python -P -m benchmarks.device [--matmul]     prints one JSON object
 """

@@ -1,8 +1,9 @@
-"""Training on GPUs: images/s, their share of the GPUs' peak, and torchvision's own script beside ours.
+"""Measures training on GPUs: images/s, their share of the GPUs' peak, and torchvision's own script beside
+ours. `gpu` is the entry.
 
-The secret: what is measured, and what of it is compared. ResNet-50 and ViT-B/16 in bf16 on images made on the
-device, compiled and not, for the share of the peak; then the same models on a folder of JPEGs, alternating
-with references/classification/train.py of a checkout of pytorch/vision (TORCHVISION=DIR), which no wheel has.
+ResNet-50 and ViT-B/16 run in bf16 on images made on the device, compiled and not, for the share of the peak.
+Then the same models train on a folder of JPEGs, alternating with references/classification/train.py of a
+checkout of pytorch/vision (TORCHVISION=DIR), which no wheel has.
 """
 
 import json

@@ -1,8 +1,9 @@
-"""The image beside one from the usual recipe: size, time to build, start and `import torch`.
+"""Compares our image with one from the usual recipe: size, time to build, start and `import torch`. `image`
+is the entry.
 
-The secret: what is compared with what. Both are built by the same ordinary user on a test host, from the same
-Debian and the same wheels, which lie on its disk. Imports are timed by Python itself, warm: through FUSE,
-from the unpacked image, and from a venv of the same lock on the same disk; they alternate.
+The same ordinary user builds both on a test host, from the same Debian and the same wheels, which lie on its
+disk. Python itself times the imports, warm and alternating: through FUSE, from the unpacked image, and from a
+venv of the same lock on the same disk.
 """
 
 import json

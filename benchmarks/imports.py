@@ -1,7 +1,8 @@
-"""`import torch` in the image through FUSE over the same from its unpacked tree, and what each help brings.
+"""Measures `import torch` in the image through FUSE against the same from its unpacked tree, and what each of
+our measures brings. `imports` is the entry.
 
-The secret: that each import meets a mount of its own. The image's pages in the host's memory are warm, those
-that FUSE hands out are not. All ways alternate. An empty file over one of the image's leaves a help out.
+Each import gets a mount of its own: the image's pages in the host's memory are warm, those that FUSE hands
+out are not. All ways alternate. To leave a measure out, its file in the image is covered by an empty one.
 """
 
 import os

@@ -1,8 +1,7 @@
-"""The launcher's memory while its ranks print: the most that was resident, for each kind of output.
+"""Measures the launcher's peak memory while its ranks print, for each kind of output. `output` is the entry.
 
-The secret: where it is read. The kernel keeps the peak of a process (VmHWM), so it is looked at until the
-launcher ends; what the launcher starts (torchrun's agent, the ranks) is not in it. Each rank writes the same
-to stdout and to stderr.
+The kernel keeps the peak of a process (VmHWM), which is read until the launcher ends. What the launcher
+starts (torchrun's agent, the ranks) is not included. Each rank writes the same to stdout and to stderr.
 """
 
 import subprocess

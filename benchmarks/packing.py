@@ -1,8 +1,8 @@
-"""The image packed in other ways: size, and `import torch` straight through FUSE over that of its unpacked
-tree.
+"""Compares other ways to pack the image: size, and `import torch` through FUSE against the unpacked tree.
+`packing` is the entry.
 
-The secret: which ways are worth a look. Each holds the same tree, repacked by the same ordinary user on a
-test host and removed after its rounds, since a machine may not have room for all.
+Each way holds the same tree, repacked by the same ordinary user on a test host, and is removed after its
+rounds, since a machine may not have room for all.
 """
 
 import os

@@ -1,7 +1,8 @@
-"""Ranks that are forks of one process beside ranks that each import torch: memory, time to the first sum.
+"""Compares ranks that are forks of one process with ranks that each import torch: memory, and time to the
+first sum. `ranks` is the entry.
 
-The secret: what memory costs. Pages that several processes share count in parts (Pss of smaps_rollup in
-proc(5)), read by every rank while all are there; the process that they are forks of counts too.
+Every rank reads its memory while all are there. Pages that several processes share count in parts (Pss of
+smaps_rollup in proc(5)). The process that was forked counts too.
 """
 
 import os

@@ -1,9 +1,10 @@
-"""How the settings of the `digits` config are chosen: cross-validation on its 1,437 training images.
+"""Chooses the settings of the `digits` config, by cross-validation on its 1,437 training images. `selection`
+is the entry.
 
-The secret: the candidates and the rule. The training images fall into five consecutive blocks; the file
-is in order of collection, so a block stands for writers that were not seen. Each candidate is trained
-five times, each time without one block, and judged by the images of all five blocks that it then gets
-wrong. The fewest win; where two are equal, the one that stands first. No test image is read.
+The training images are cut into five consecutive blocks. The file is in order of collection, so a block
+stands for writers that were not seen. Each candidate trains five times, each time without one block, and is
+judged by how many images of all five blocks it then gets wrong. The fewest win; of two that are equal, the
+first in the list. No test image is read.
 """
 
 import json

@@ -1,10 +1,9 @@
-"""The Slurm job script beside the tutorials' one, and beside the least that a start can take (floor.sbatch):
-time to the first all_reduce, and CPU seconds.
+"""Compares the start of our Slurm job script with the tutorials' one and with the least that a start can take
+(floor.sbatch): time to the first all_reduce, and CPU seconds. `slurm` is the entry.
 
-The secret: what counts as the start. All scripts run the same program in the same image on the same test
-cluster. All find the same `srun` first in PATH, which notes the time and becomes Slurm's own. When the job's
-script began is noted by a file that bash reads before any script (BASH_ENV). The end is when the last rank
-has its sum; all nodes have this machine's clock.
+All scripts run the same program in the same image on the same test cluster. First in PATH they find an `srun`
+that notes the time and becomes Slurm's own. A file that bash reads before any script (BASH_ENV) notes when
+the job's script began. The end is when the last rank has its sum; all nodes have this machine's clock.
 """
 
 import os

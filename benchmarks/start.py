@@ -1,8 +1,8 @@
-"""A start of a job, from the job script's first line to the first sum over all ranks: who takes how long.
+"""Measures how long each part of a job's start takes, from the job script's first line to the first sum over
+all ranks. `start` is the entry.
 
-The secret: which marks a job leaves anyway. The manifest has the parts of the start up to the ranks, as the
-first node has measured them; the script notes when it begins (benchmarks/slurm.py), and the ranks print when
-they have summed. The last rank counts.
+The manifest has the parts up to the ranks, as the first node measured them. The script notes when it begins
+(benchmarks/slurm.py), and the ranks print when they have summed; the last rank counts.
 
 BENCH_OTHER=DIR, another checkout, with BENCH_OTHER_IMAGE=FILE, its image, alternates with this one.
 """

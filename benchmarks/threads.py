@@ -1,8 +1,9 @@
-"""What one thread a rank costs where a rank has more CPUs: images per second of the reference training.
+"""Measures what one thread a rank costs if a rank has more CPUs: images per second of the reference training.
+`threads` is the entry.
 
-The secret: what is compared. One node with one rank, which has all CPUs of this machine: once with one
-thread, as the reference program has everywhere so that runs agree bit for bit, and once with a thread for
-each CPU."""
+One node with one rank has all CPUs of this machine. It trains once with one thread, as the reference program
+does everywhere so that runs agree bit for bit, and once with a thread for each CPU.
+"""
 
 import json
 import os

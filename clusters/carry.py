@@ -1,6 +1,6 @@
-"""What crosses to a job of PBS, which carries no variable that it is not told to.
-
-What it alone knows: which variables a job has to know, and what the list of `qsub -v` can hold.
+"""Chooses the variables that a PBS job gets from whoever submits it, for PBS carries none that is not named.
+`needed` chooses them, `arguments` hands over the job script's arguments, `listed` spells the list of `qsub
+-v`, which cannot hold every value.
 """
 
 from __future__ import annotations

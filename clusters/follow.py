@@ -1,7 +1,8 @@
-"""Show a job from the queue to its end: `apptrain submit --follow`.
+"""`apptrain submit --follow`: shows a job from the queue to its end, and ends with its status. `follow` is
+the entry.
 
-What it alone knows: how a scheduler tells of one job, where the job's output is, and which status it ended
-with. Nothing here changes the job: whoever stops following leaves it running. Runs with Python 3.9.
+It asks the scheduler and reads the job's output. It does not change the job: whoever stops following leaves
+it running. Runs with Python 3.9.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What a job that is about to be submitted will run, and whether it can.
+"""Works out what a job that is about to be submitted will run, and refuses a request that cannot hold it.
+`foresee` is the entry.
 
-What it alone knows: the allocation that a scheduler would give a request. The plan is then made of it by the
-rules of every launch. Runs with a login node's Python, from 3.9 on.
+It makes the allocation that the scheduler would give, and the plan of that by the rules of every launch. Runs
+with a login node's Python, from 3.9 on.
 """
 
 from __future__ import annotations

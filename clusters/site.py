@@ -1,7 +1,7 @@
-"""Write a first profile of the site that this machine belongs to: `apptrain site -o NAME.yaml`.
+"""`apptrain site -o NAME.yaml`: writes a first profile of the site that this machine belongs to. Begin at
+`survey`, which says who is asked in which order.
 
-What it alone knows: who is asked, in which order, and what becomes of the answers. It changes nothing on the
-machine but the file it is told to write. Runs with Python 3.9.
+It changes nothing on the machine but the file it is told to write. Runs with Python 3.9.
 """
 
 from __future__ import annotations

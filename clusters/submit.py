@@ -1,7 +1,7 @@
-"""Submit the job script to a cluster, as its profile says: `make submit CLUSTER=NAME NODES=N [ARGS=...]`.
+"""`apptrain submit` and `make submit CLUSTER=NAME NODES=N [ARGS=...]`: submits a job to a cluster as its
+profile says. Begin at `main`; `plan` makes the command line of sbatch or qsub.
 
-The secret: how a request for nodes is spelled for sbatch and for qsub. The command line that `plan` returns
-is what is printed and what is run.
+The command line that is printed is the one that is run.
 """
 
 from __future__ import annotations

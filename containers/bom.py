@@ -1,6 +1,5 @@
-"""The bill of materials of an image, in CycloneDX's JSON.
-
-The secret: how packages of Debian and of PyPI are named there, and where their hashes come from.
+"""Writes the bill of materials of an image, in CycloneDX's JSON: its Debian and PyPI packages with their
+hashes. `text` is the entry.
 """
 
 from __future__ import annotations

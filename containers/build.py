@@ -1,7 +1,7 @@
-"""Build, verify and inspect the image: `make image`, `make image-verify`, `make image-inspect`.
+"""Builds, verifies and inspects the image: `make image`, `make image-verify`, `make image-inspect`.
 
-It knows the order of things: everything from the network is fetched and checked against the locks before a
-build begins, so a build itself needs none. How Apptainer is called is builder.py's.
+Begin at `main`; `build` has the order of things. Everything from the network is fetched and checked against
+the locks before a build begins, so a build itself needs none. builder.py calls Apptainer.
 """
 
 from __future__ import annotations

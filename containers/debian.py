@@ -1,9 +1,10 @@
-"""Debian's packages for the image: which ones, from where, and as a repository on disk.
+"""Resolves, locks and fetches the Debian packages of the image. `resolve` makes the lock, `repository` lays
+it out as a mirror on disk.
 
-The secret: Debian's index format. The lock is a list of the index entries (`Packages` paragraphs) of every
-package of the base, so it can be served again as an index: `repository` gives a directory that debootstrap
-and apt take for a mirror, which offers the locked files and nothing else. Signatures are checked once, by
-apt, when the lock is made; from there on the hashes in the lock are what is trusted.
+The lock is a list of entries of Debian's index (`Packages` paragraphs), one for every package of the base. So
+it can be served again as an index: debootstrap and apt take the directory for a mirror that offers the locked
+files and nothing else. apt checks signatures once, when the lock is made; from then on the hashes in the lock
+are trusted.
 """
 
 from __future__ import annotations

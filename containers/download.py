@@ -1,7 +1,7 @@
-"""Files from the network, each with a known hash, into a cache.
+"""Downloads files with known hashes into a cache. `fetch` is the entry.
 
-The secret: how a file arrives whole: under a temporary name, hashed on the way, renamed when it is the one
-that was meant. Proxies and certificates come from the environment (HTTPS_PROXY, REQUESTS_CA_BUNDLE).
+A file is written under a temporary name, hashed on the way, and renamed only if the hash is right. Proxies
+and certificates come from the environment (HTTPS_PROXY, REQUESTS_CA_BUNDLE).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Where a build works, and whether it can work there: checked before anything is fetched or written.
+"""Checks that a build can work in its directories, before anything is fetched or written. `check` is the
+entry.
 
-The secret: what file systems at centres refuse: too little room, a quota that only a write finds, noexec, and
-network file systems on which a user's subordinate ids own nothing.
+It knows what file systems at computing centres refuse: too little room, a quota that only a write finds,
+noexec, and network file systems on which a user's subordinate ids own nothing.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Digests of images in a registry, for the lock of BASE=docker.
+"""Asks a registry for the digests of an image, for the lock of BASE=docker. `digests` is the entry.
 
-The secret: the registry's HTTP API: tokens, and that a tag names a list of images, one for each architecture.
+It speaks the registry's HTTP API: tokens, and lists of images behind a tag, one for each architecture.
 """
 
 from __future__ import annotations

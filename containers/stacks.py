@@ -1,6 +1,5 @@
-"""The stacks of containers/stacks.yaml as values.
-
-The secret: the file's layout, and where a stack's locks and images lie.
+"""Reads containers/stacks.yaml: the pinned sets of CUDA and torch, and where their locks and images lie.
+`find` and `read` are the entries.
 """
 
 from __future__ import annotations

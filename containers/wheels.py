@@ -1,6 +1,7 @@
-"""The locked wheels of an image, and the lock of a user's own packages.
+"""Fetches the locked wheels of an image, and locks the packages that a user adds. `fetch` and `lock_extra`
+are the entries.
 
-The secret: how pip is asked for another Python's wheels, and uv for a lock that fits a stack. Indexes,
+pip is asked for wheels of the image's Python rather than its own, uv for a lock that fits a stack. Indexes,
 proxies, certificates and caches are pip's and uv's own settings: PIP_INDEX_URL, PIP_CERT, UV_INDEX_URL, ...
 """
 

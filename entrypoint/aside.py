@@ -1,7 +1,7 @@
-"""Work that may never end, done beside the event loop: a shared file system can hold whoever touches it.
+"""Runs work in a thread beside the event loop, with a bound: a shared file system can hold whoever touches
+it. `aside` is the entry.
 
-The secret: the thread. It is a daemon, so that a process whose thread is held for ever still ends, which
-asyncio's own threads would not let it.
+The thread is a daemon. So the process ends even if the work never does; asyncio's own threads would keep it.
 """
 
 import asyncio

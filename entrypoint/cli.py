@@ -1,6 +1,7 @@
-"""The command line: its commands, their help, and how a refusal ends.
+"""The command line in the image and the venv: its commands, their help, and how a refusal ends. Begin at
+`main`.
 
-It knows how errors become one line and an exit status, and which command needs which imports: `plan` needs no
+Errors become one line and an exit status here. Each command imports only what it needs: `plan` needs no
 torch.
 """
 

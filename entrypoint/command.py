@@ -1,7 +1,7 @@
-"""The command `apptrain`, which a user types: its commands, and what each of them starts.
+"""The command `apptrain`, which a user types: its commands, and what each of them starts. Begin at `main`.
 
-What it alone knows: what each command starts, and which of them need a checkout. It runs with a login node's
-Python, from 3.9 on, and imports the rest once a command is known.
+Some commands need a checkout, and say so. It runs with a login node's Python, from 3.9 on, and imports the
+rest once a command is known.
 """
 
 from __future__ import annotations

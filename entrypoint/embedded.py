@@ -1,8 +1,8 @@
-"""The embedded scheduler: nodes on this machine, for a job without a cluster.
+"""`apptrain run`: runs a job of one or more nodes on this machine, without a cluster. Begin at `main`;
+`_Nodes` starts the nodes and waits for them.
 
-The secret: what a scheduler and a job script do around the entrypoint. Each node is a process with a
-loopback address of its own and an environment made from the table below; it resolves its plan like a node
-of any cluster.
+It does what a scheduler and a job script do elsewhere. Each node is a process with a loopback address of its
+own and an environment of its own (`node_env`), and resolves its plan as on any cluster.
 """
 
 import argparse

@@ -1,6 +1,5 @@
-"""A line that begins with no command of ours: what was probably meant.
-
-What it alone knows: how other programs begin such a line. Runs with a login node's Python, from 3.9 on.
+"""Says what was probably meant by a line that begins with no command of ours, such as another launcher's.
+`remedy` is the entry. Runs with a login node's Python, from 3.9 on.
 """
 
 from __future__ import annotations

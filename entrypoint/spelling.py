@@ -1,7 +1,5 @@
-"""What a misspelled word was probably meant to be.
-
-What it alone knows, of the launcher and a login node: when two names are near enough to be taken for each
-other. Runs with Python 3.9.
+"""Finds what a misspelled word was probably meant to be. `near` is the rule; the launcher and the commands of
+a login node use it. Runs with Python 3.9.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Write all hash locks anew: requirements/*.txt, and containers/locks/ for the images.
+"""Writes all hash locks anew: requirements/*.txt, and containers/locks/ for the images. Begin at `main`; uv
+is called so that a lock names no index.
 
-The secret: how uv is called so that a lock names no index. Usage:
-`python tools/lock.py [--upgrade | --upgrade-package NAME ...]`; without arguments the Python packages that
-still fit stay. Debian's packages are always the mirror's newest. With REGISTRY=HOST the digests for
+Usage: `python tools/lock.py [--upgrade | --upgrade-package NAME ...]`; without arguments the Python packages
+that still fit stay. Debian's packages are always the mirror's newest. With REGISTRY=HOST the digests for
 BASE=docker are those of its image; without it they stay. UV, if set, is the uv to use; indexes, proxies and
 certificates come from uv's and apt's own settings, the mirror from DEBIAN_MIRROR or from apt's.
 """

@@ -1,8 +1,9 @@
-"""Check that what runs with a login node's Python needs none newer than 3.9: `make lint`.
+"""Checks that what runs with a login node's Python needs none newer than 3.9: `make lint`. Begin at
+`closure`, which finds the files.
 
-What it alone knows: where `apptrain plan`, `submit` and the refusals of the others begin, and what they
-import only in the image or in the venv. All that is imported from there, also inside functions, is read by
-vermin, and for types like `int | None` in code that runs, which it takes for annotations, by us.
+`BEGIN` names where `apptrain plan`, `submit` and the refusals of the others begin, `NEWER` what they import
+only in the image or in the venv. All that is imported from there, also inside functions, is read by vermin,
+and for types like `int | None` in code that runs, which it takes for annotations, by us.
 
 Usage: tools/oldest.py [--list]    --list: print the files, read nothing
 """

@@ -1,6 +1,5 @@
-"""Asking a machine what it is: commands that are bounded in time, and files of its kernel.
-
-What it alone knows: how a command is ended that does not answer. Nothing here changes the machine.
+"""Asks a machine what it is: commands with a time limit, and files of its kernel. Begin at `Machine`. Nothing
+here changes the machine.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The text of a first profile: each value with where it comes from, each gap as a question.
-
-What it alone knows: the order of the keys, and how a value is spelled in YAML.
+"""Writes the text of a first profile in YAML: each value with its origin, each gap as a question. `text` is
+the entry.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What a login node itself shows: networks, the program that starts images, a scratch file system.
+"""Reads what a login node itself shows: networks, the program that starts images, a scratch file system. Each
+public function finds one of these.
 
-What it alone knows: by which signs a network is known, and which of them say little, because the compute
-nodes may have others.
+A network is known by signs on the login node. Some of them say little, because the compute nodes may have
+others.
 """
 
 from __future__ import annotations

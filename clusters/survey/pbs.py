@@ -1,8 +1,4 @@
-"""A site's nodes and queues, as PBS tells of them.
-
-What it alone knows: the answers of pbsnodes and qstat, how a queue and its nodes belong together, and which
-queue is taken.
-"""
+"""Reads a site's nodes and queues from pbsnodes and qstat, and chooses a queue. `survey` is the entry."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""A site's nodes and partitions, as Slurm tells of them.
-
-What it alone knows: the answers of sinfo and scontrol, and which partition is taken.
+"""Reads a site's nodes and partitions from sinfo and scontrol, and chooses a partition. `survey` is the
+entry.
 """
 
 from __future__ import annotations

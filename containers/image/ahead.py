@@ -1,9 +1,10 @@
-"""Run in an image: what a start reads of it, in that order: the launcher's modules, and what torch touches.
+"""Lists what a start reads of the image, in that order: the launcher's modules, and what torch touches. It
+runs in an image; begin at `main`.
 
-What this module alone knows: how to ask the kernel. It prints a line `SIZE BLOCKS PATH` for each library:
-SIZE in bytes, BLOCKS as in `0-3,7`, of 128 KiB each; then a line `PATH` for each module's source. They differ
-a little from machine to machine. So the lines are kept with the locks, and a build copies them: the image is
-the same wherever it is built.
+It asks the kernel, and prints a line `SIZE BLOCKS PATH` for each library: SIZE in bytes, BLOCKS as in
+`0-3,7`, of 128 KiB each; then a line `PATH` for each module's source. They differ a little from machine to
+machine. So the lines are kept with the locks, and a build copies them: the image is the same wherever it is
+built.
 """
 
 import ctypes

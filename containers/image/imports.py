@@ -1,9 +1,9 @@
-"""Imports in the image from one file that holds the bytecode of all its modules.
+"""Makes imports in the image fast: the bytecode of all its modules is in one file. `gather` writes the file;
+`install` puts our finders in place, called by a `.pth` file in every Python of the image.
 
-What this module alone knows: that file's format, and when it stands for the modules' own. Through FUSE each
-module costs several round trips; the file is opened once. A `.pth` file has every Python of the image call
-`install`, which gives the modules' folders finders of ours at their usual place in sys.path: what stands
-before them there still wins. Specs, sources, resources and tracebacks are as ever.
+Through FUSE each module costs several round trips, and this file is opened once. The finders stand at the
+modules' usual place in sys.path: what stands before them there still wins. Specs, sources, resources and
+tracebacks are as ever.
 
 The file is not used if Python would not take the modules' own bytecode as it is (-O, another version), nor
 for a folder in which something was added or replaced since then: by pip in an overlay, by a bind.

@@ -1,7 +1,7 @@
-"""The doctor on each rank of a job: `--doctor`, which launches this as it launches any training.
+"""The doctor on each rank of a job: `--doctor` launches this as it launches any training. Begin at `main`,
+which has the order in which ranks measure.
 
-It knows the order in which ranks measure, and that their reports meet on rank 0 as JSON in torch's store:
-nothing here unpickles what came over a network.
+Their reports meet on rank 0 as JSON in torch's store: nothing here unpickles what came over a network.
 """
 
 import argparse

@@ -1,14 +1,14 @@
-"""Which network NCCL has taken between the nodes, by its own log.
+"""Finds out from NCCL's own log which network it uses between the nodes. `watch` is what a launch runs beside
+its ranks; `objection` is the rule for the doctor.
 
-The secret: the words of that log. NCCL falls back to sockets without a word where InfiniBand's library or
-Slingshot's plugin does not load, and a job then trains many times slower for a week. With NCCL_DEBUG=INFO it
-says once for each communicator, in all versions since 2.4:
+If InfiniBand's library or Slingshot's plugin does not load, NCCL silently uses sockets, and the job trains
+many times slower. With NCCL_DEBUG=INFO it logs, once for each communicator and in all versions since 2.4:
 
     node:1234:1260 [0] NCCL INFO NET/IB : No device found.
     node:1234:1260 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>
     node:1234:1260 [0] NCCL INFO Using network Socket
 
-and IB, IBext_v8, AWS Libfabric, Libfabric (its newer plugin), OFI ... in place of Socket.
+or IB, IBext_v8, AWS Libfabric, Libfabric (its newer plugin), OFI ... in place of Socket.
 """
 
 import asyncio

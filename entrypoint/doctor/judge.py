@@ -1,8 +1,8 @@
-"""What is wrong with nodes, from facts and measurements of them: pure functions.
+"""Judges facts and measurements of nodes: what is enough, what is slow, and the remedy for each. Pure
+functions; `of_facts` judges one node, `of_speeds` and `of_ways` compare nodes.
 
-It alone knows how much is enough, what counts as slow, and the remedy for each. Nothing is compared with a
-number that a healthy site must reach: a node stands out against the others, or lacks what its profile says.
-Runs with the Python of a login node, from 3.9 on.
+Nothing is compared with a number that a healthy site must reach: a node stands out against the others, or
+lacks what its profile says. Runs with the Python of a login node, from 3.9 on.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`apptrain doctor` on a login node: what can be known without a job, a GPU and torch.
+"""`apptrain doctor` on a login node: what can be known without a job, a GPU and torch. Begin at `main`.
 
-It knows what a submission needs there: a program that starts the image, the image, a scheduler, and room.
+It looks for what a submission needs there: a program that starts the image, the image, a scheduler, and room.
 Runs with the Python of a login node, from 3.9 on.
 """
 

@@ -1,7 +1,7 @@
-"""The cheap part of the doctor, before each launch of several nodes: no torch, no NCCL, no packet.
+"""The cheap part of the doctor, before each launch of several nodes: no torch, no NCCL, no packet. `look`
+examines this node, `in_words` sums up what many nodes found.
 
-It knows what is looked at while torch is imported and the nodes meet, and how what was found on many nodes is
-said.
+It runs while torch is imported and the nodes meet.
 """
 
 import tempfile

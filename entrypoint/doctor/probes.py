@@ -1,7 +1,7 @@
-"""What is measured on a rank and among ranks, with torch: how fast it computes and copies, how its clock
-goes, and what passes between nodes.
+"""Measures, with torch, a rank and what passes between nodes: how fast it computes and copies, how its clock
+goes, and the network. Each public function is one measurement, bounded in time.
 
-It knows how each is measured in a bounded time. All ranks call the same functions in the same order.
+All ranks call the same functions in the same order.
 """
 
 import contextlib

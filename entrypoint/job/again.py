@@ -1,7 +1,7 @@
-"""How often a run may start again, in its job or in another: after failures, and after planned ends.
+"""Decides how often a run may start again: `too_many` after failures, `no_progress` after planned ends.
 
-The secret: the bounds. They are counted in the run directory, so that restarts and requeues are one row. The
-job script waits for whoever asks: nothing here takes long to import.
+Both count in the run directory, so restarts inside a job and requeues add up. The job script waits for this,
+so the imports here are quick.
 """
 
 import itertools

@@ -1,7 +1,9 @@
-"""After an attempt of a job: how it ended, what to say, and whether anything follows.
+"""Decides what follows an attempt of a job: the end, another try, or a requeue, and what the user is told.
+`verdict` is the rule.
 
-The secret: that rule. It is applied once, on the first node: by its `launch` as the last act where nothing
-more has to be known, else by `conclude`, which the job script starts with what only a host can ask."""
+It is applied once, on the first node. `leave` does so as the last act of that node's `launch`; if more must
+be known that only the host can ask, the job script starts `conclude`.
+"""
 
 import contextlib
 import dataclasses

@@ -1,21 +1,20 @@
-"""What the host half of a job and the image tell each other, through files in a directory of the node.
+"""Passes facts between a job's bash half on the host and its Python half in the image. `read` and `write` are
+the entries; host/job.sh is the other side.
 
-The secret: the files' form and the names in them. A file holds NAME=VALUE entries, each ended by NUL; a
-repeated name makes a list. Neither side runs what it reads, nor calculates with what is no number. A name
-that is not listed here is refused: the two halves are then of different versions. host/job.sh is the
-host's side.
-
-The directory, APPTRAIN_HAND, is the user's alone and lies on the first node's own disk:
+They are files in APPTRAIN_HAND, a directory on the first node's own disk that is private to the user. A file
+holds NAME=VALUE entries, each ended by NUL; a repeated name makes a list. Neither side runs what it reads,
+and calculates only with numbers. A name that is not listed here is refused: then the two halves are of
+different versions.
 
     environment   the job script's variables, for `prepare`, which removes the file
     ask           what only the host knows, for `prepare` and `conclude`
-    answer        what `prepare` made of it
-    state.N       what `conclude` needs of that, for attempt N. The next one's is there before the verdict:
-                  whoever is killed in between has decided nothing
+    answer        what `prepare` decided
+    state.N       what `conclude` must know for attempt N. The next attempt's is written before the verdict:
+                  if we are killed in between, nothing is decided
     verdict       what follows an attempt: from the first node's `launch`, else from `conclude`
-    over          the first node's `launch` has come to its end; which nodes it has lost
+    over          the first node's `launch` has ended, and which nodes it has lost
     tasks.env     under PBS, the variables of the tasks
-    chain.*       what a job that follows by itself gets
+    chain.*       under PBS, what the next job of a chain gets
 """
 
 import contextlib

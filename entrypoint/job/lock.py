@@ -1,9 +1,9 @@
-"""One job at a time in a run directory: the file RUN/lock names the job that has it.
+"""Lets one job at a time use a run directory: the file RUN/lock names its holder. Begin at `Lock.take`.
 
-The secret: who still lives. No lock of a file system is relied on, which not every shared one has. The
-holder's process is looked for where that can be done: on the same host, in the same namespace of process ids.
-Elsewhere the holder lives if the time of the file changes, which the holder sees to; no clocks are compared.
-A job that the scheduler runs again has its own lock at once: the scheduler has ended it before.
+It relies on no lock of the file system, as not every shared one has any. On the same host, and in the same
+namespace of process ids, it looks for the holder's process. Elsewhere the holder is alive if it still touches
+the file; clocks are not compared. A job that the scheduler runs again takes over its own lock at once: the
+scheduler has ended it before.
 """
 
 import contextlib

@@ -1,7 +1,8 @@
-"""How an attempt ended: a small file a node (or task), and what all of them make of the job.
+"""Writes and reads how a task of an attempt ended, and makes the job's outcome of all of them. `write` and
+`read` are for one task, `of_job` is the rule for the job.
 
-The secret: the files' format and the rule. torchrun turns every failure into 1 and srun returns the highest
-status of all tasks, so statuses travel by file. Files are read, never sourced.
+Statuses travel in small files, since torchrun turns every failure into 1 and srun returns the highest status
+of all tasks. Files are read, never sourced.
 """
 
 from __future__ import annotations

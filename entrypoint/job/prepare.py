@@ -1,8 +1,9 @@
-"""Before the first attempt of a job: all that is decided once for it, in the image on the first node.
+"""Decides everything about a job before its first attempt, in the image on the first node. `prepare` is the
+entry; the job script starts it and reads its answer.
 
-The secret: which of the job script's arguments, files and variables, of the profile and of what the scheduler
-says becomes what the host half is told: the run directory, what starts the tasks, what each is shown and
-gets."""
+From the job script's arguments, files and variables, the profile, and what the scheduler says, it makes the
+run directory, the command that starts the tasks, and what each task is shown and gets.
+"""
 
 import importlib.util
 import shlex

@@ -1,6 +1,7 @@
-"""The run directory: what lies where in it, made so that only its owner can read it.
+"""Knows the run directory: which file lies where, made so that only its owner can read it. Begin at
+`RunDirectory`.
 
-The secret: the layout. One directory a run on the shared file system, the same over requeues.
+A run has one directory on the shared file system. It stays the same over restarts and requeues.
 """
 
 import contextlib

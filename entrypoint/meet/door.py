@@ -1,9 +1,10 @@
-"""A port that anyone may reach, kept open for those who belong.
+"""Listens on a port that anybody can reach, and protects it from strangers. Begin at `Door`; hub.py and
+reach.py say what is done with a connection.
 
-The secret: how strangers are held off. Whoever connects has a short time to prove that he belongs. Few may be
-at it at once: when one more comes, the oldest goes of those from the address that holds most, and so nobody
-is kept out by what others hold. Little is read at a time of what they send. Where open files run out
-strangers go, and nothing is printed.
+Whoever connects has a short time to prove who they are. The number of unproven connections is bounded. If one
+more comes, the oldest of the address with the most connections is closed, so nobody can keep others out.
+Little is read at a time of what they send. If the process runs out of open files, strangers are closed, and
+nothing is printed.
 """
 
 import asyncio

@@ -1,8 +1,9 @@
-"""All nodes of a job meet before any rank starts, and stay in touch until the end.
+"""Has all nodes of a job meet before any rank starts, and stay in touch until the end. `meet` is the entry;
+it also chooses which node is the hub, and which one follows if that cannot be reached.
 
 Node 0 is the hub: it listens (hub.py), every other participant connects (spoke.py), proves who it is and
 waits for the answer that all get. Afterwards the connections carry heartbeats, the planned end, the first
-failure and the end. It knows which node is the hub, and which one follows if that cannot be had.
+failure and the end.
 """
 
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,9 +1,9 @@
-"""Whether data passes between the nodes where gloo and NCCL will send theirs, tried before any rank starts.
+"""Tests before any rank starts whether data passes between the nodes, on the network that gloo and NCCL will
+use. `Trial` is node 0's side; `Listener` and `carry_out` are those of every node.
 
-The secret: how a way from one node to another is tried. Every node listens as gloo will: on the same address,
-on a port that the system picks. The nodes 1, 2, 4, 8 ... places before it connect, prove that they were sent,
-and send and get more than any single packet holds: some networks lose large packets only. Nobody else gets a
-byte.
+Every node listens as gloo will, on the same address and a port that the system picks. The nodes 1, 2, 4, 8
+... places before it connect, prove that node 0 sent them, and exchange more data than fits in one packet, as
+some networks lose only large packets. Nobody else gets a byte.
 """
 
 import asyncio

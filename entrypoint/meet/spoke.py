@@ -1,6 +1,7 @@
-"""A participant that is not the hub: it finds the hub, proves itself, and then hears what all are told.
+"""The side of a participant that is not the hub: it finds the hub, proves itself, and then hears what all are
+told. Begin at `Spoke.meet`.
 
-It knows how a hub is told from a stranger at its address, and which one to give up.
+`_reach` tells a hub from a stranger at its address, and decides when to give one up.
 """
 
 import asyncio

@@ -1,13 +1,13 @@
-"""Authenticated frames over a TCP stream.
+"""Sends and receives authenticated messages over TCP: the protocol `apptrain-join/1`. `greet` opens a
+connection, `Wire` is one of its ends.
 
-The secret: the bytes of `apptrain-join/1`. The hub greets with the protocol's name and a nonce, the
-spoke answers with the same and its own nonce. From both nonces and the key each direction gets a key
-of its own, under which every frame carries a MAC over its sequence number and body. So the first frame
-of either side proves that it holds the key, and a frame that is replayed, reflected, moved or changed
-does not verify. Nothing is encrypted.
+The hub greets with the protocol's name and a nonce; the spoke answers with the same and a nonce of its own.
+Each direction gets a key, made of both nonces and the join key. Every frame carries a MAC over its sequence
+number and body. So the first frame proves that the sender holds the key, and a replayed, reflected, moved or
+changed frame does not verify. Nothing is encrypted.
 
-A frame is 4 bytes of body length (big-endian), 32 bytes of HMAC-SHA256, and a JSON object. The first one, by
-which a peer proves itself, is small: a stranger is not read any further.
+A frame is 4 bytes of body length (big-endian), 32 bytes of HMAC-SHA256, and a JSON object. The first frame
+must be small: a stranger's is not read any further.
 """
 
 import asyncio

@@ -1,4 +1,5 @@
 """What one machine is and has: its processes, addresses, GPUs, driver and memory.
 
-Here the kernel and NVIDIA's libraries are asked; what their answers mean for a job is decided elsewhere.
+The kernel and NVIDIA's libraries are asked here. gpu.py and network.py also refuse what cannot work on this
+node.
 """

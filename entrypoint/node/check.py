@@ -1,7 +1,6 @@
-"""What this machine offers to torch, for `apptrain check`.
+"""`apptrain check`: prints what this machine offers to torch, and whether it fits. `check` is the entry.
 
-The secret: where torch keeps its versions. Nothing is started, but for what asks the driver, and nothing is
-contacted.
+It asks the driver in a process of its own, starts nothing else, and contacts nobody.
 """
 
 import asyncio

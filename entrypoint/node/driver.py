@@ -1,9 +1,8 @@
-"""What NVIDIA's driver says of this machine, asked through its own libraries.
+"""Asks NVIDIA's driver about this machine, through its C libraries. gpu.py runs it as a file, so that a
+driver that hangs or crashes does so in another process; `ask` is the entry.
 
-The secret: their C interfaces. libcuda is asked first, for it is what torch will load: it lists the GPUs that
-CUDA_VISIBLE_DEVICES leaves (as numbers, UUIDs or MIG instances), in CUDA's order. Where it does not start,
-NVML lists every GPU of the node. Run as a file, by gpu.py alone: a driver that hangs or crashes does so in a
-process that can be spared.
+libcuda is asked first, as torch will load it: it lists the GPUs that CUDA_VISIBLE_DEVICES leaves (numbers,
+UUIDs or MIG instances), in CUDA's order. If it does not start, NVML lists every GPU of the node.
 
     driver.py [FILE]    FILE stands for /proc/driver/nvidia/version; prints one JSON object:
                         driver  its version, or null

@@ -1,13 +1,14 @@
-"""Whether this node's NVIDIA driver and GPUs run the stack in the image, asked before torch is imported.
+"""Checks that this node's NVIDIA driver and GPUs can run the stack in the image. `check_stack` does so before
+torch is imported; `check_gpus` compares the plan with the GPUs that torch sees.
 
-The secret: NVIDIA's rules of what runs where.
+NVIDIA's rules of what runs where:
 
-- A driver is new enough for a stack when its version is the stack's lowest or a later one, or when the
-  libcuda that torch will load is of the stack's CUDA major version. Forward compatibility (the package
+- A driver is new enough for a stack if its version is the stack's lowest or a later one, or if the libcuda
+  that torch will load is of the stack's CUDA major version. Forward compatibility (the package
   cuda-compat-MAJOR-MINOR, its libraries first in LD_LIBRARY_PATH, where containers/run.sh puts the directory
   APPTRAIN_CUDA_COMPAT) brings such a libcuda to an older driver: on data-centre GPUs, certified servers with
   RTX cards and Jetson boards, with the driver branches that NVIDIA lists for the package.
-- A GPU of compute capability X.Y runs what was compiled for X.y with y <= Y. Nothing else counts: torch's
+- A GPU of compute capability X.Y runs what was compiled for X.y with y <= Y, and nothing else: torch's
   wheels bring no PTX, which the driver could compile for a GPU of another X.
 """
 

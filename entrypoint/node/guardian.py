@@ -1,8 +1,8 @@
-"""A process that ends what a launcher leaves behind when it is killed and can do nothing itself any more.
+"""A small process that cleans up after a launcher that was killed: it ends what is left of the ranks, and
+removes the launch's directory. `Guardian` is the launcher's side, `main` the process.
 
-The secret: how strays are known. What a rank starts may have a session of its own and another parent, but it
-has inherited the environment, in which the launch's own directory is named. Run as a file, by `Guardian`
-alone, with Python's standard library:
+It finds them by their environment, in which the launch's own directory is named; a rank's children may have
+another session and parent, but they inherit this. It runs as a file, with Python's standard library alone:
 
     stdin   a line for each attempt: its directory, in the environment of its ranks; then `done`;
             closed without it: the launcher was killed

@@ -1,7 +1,8 @@
-"""Whether the kernel has ended processes of this node's part of the job for want of memory.
+"""Tells whether the kernel has killed processes of this node's part of the job for want of memory. Begin at
+`Memory`.
 
-The secret: control groups, of both versions. Their counter counts the kills inside a group, whoever set the
-limit; a killed process itself says nothing.
+It reads the counters of control groups, versions 1 and 2. They count the kills inside a group, whoever set
+the limit; a killed process itself says nothing.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""This node's endpoint in the network: its address for the rendezvous, and the interfaces of gloo and NCCL.
+"""Finds this node's place in the network: its address for the rendezvous, and the interfaces for gloo and
+NCCL. `find` is the entry.
 
-The secret: how they are chosen, and the resolver and interface table that they are chosen from. Nothing falls
-back to localhost, and what torch would only wait for is refused.
+Nothing falls back to localhost, and what torch would wait for in vain is refused.
 
     address     node 0: of --master-addr, else of its name (under a profile's host_suffix NAME + suffix);
-                of two that it means to different nodes the one that most others reach. The others: of NAME +
-                suffix, else the one from which the route to node 0's address starts
+                if the name means two addresses to different nodes, the one that most others reach. The
+                others: of NAME + suffix, else the one from which the route to node 0's address starts
     interfaces  of --interface, else of GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME as set, else the profile's,
                 else the one that has the address
 """

@@ -1,7 +1,8 @@
-"""Processes below this one: what they catch, and how every one of them is ended.
+"""Looks at processes below this one through /proc, and ends all of them. `signal_groups` and
+`kill_descendants` end processes, `adopt_orphans` keeps them in reach.
 
-The secret: Linux. Ranks lead sessions of their own and are children of an agent that may die before them,
-so this process adopts orphans (PR_SET_CHILD_SUBREAPER) and finds what is left by walking the process tree.
+Ranks lead sessions of their own, and their parent, the agent, may die before them. So this process adopts
+orphans (PR_SET_CHILD_SUBREAPER), and finds what is left by walking the process tree. Linux only.
 """
 
 import contextlib

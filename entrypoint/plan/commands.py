@@ -1,7 +1,7 @@
-"""The commands of `apptrain`, and whose options are whose: what was meant by a word that one does not take.
+"""The names of `apptrain`'s commands, which of them take a CMD, and which options belong to which.
+`split_command` cuts a line in two; `refusal` says what was meant by a word that a command does not take.
 
-What it alone knows: the commands' names, which of them take a CMD, and which options are of one alone. make
-asks here for words that are none of its targets. Runs with Python 3.9.
+make asks here for words that are none of its targets. Runs with Python 3.9.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What will run on one node: a value, what it prints, and what it becomes once more is known.
+"""`LaunchPlan`: what will run on one node. It is a value; here are also what it prints (`describe`), and what
+it becomes once more is known (`with_...`).
 
-It knows torchrun's command line and the variables that stand for it in the modes without torchrun.
+torchrun's command line is made here, and the variables that replace it in the modes without torchrun.
 """
 
 from __future__ import annotations

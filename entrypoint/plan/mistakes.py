@@ -1,8 +1,8 @@
-"""What people try first and cannot have meant: refused before anything starts, with what they probably meant.
+"""Refuses what people try first and cannot have meant, before anything starts, and says what they probably
+meant. `check_command` and `check_plan` are where to begin.
 
-What it alone knows: which words in front of a script are to be left out, and that a run directory belongs
-to one program. `launch`, `prepare` (in a job script's first second) and `submit` all ask here. Runs with
-Python 3.9.
+Such as a launcher's name in front of a script, or a run directory that belongs to another program. `launch`,
+`prepare` (in a job script's first second) and `submit` all ask here. Runs with Python 3.9.
 """
 
 from __future__ import annotations

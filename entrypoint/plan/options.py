@@ -1,6 +1,5 @@
-"""Every option of the entrypoint and of a job: its name, its type, its help, its default.
-
-It knows the table below alone; where a value comes from is sources.py's.
+"""The table of every option of the entrypoint and of a job: its name, type, help and default. Begin at
+`OPTIONS`; sources.py decides where a value comes from.
 """
 
 from __future__ import annotations

@@ -1,11 +1,9 @@
-"""A site's profile: clusters/NAME.yaml, one layout for the entrypoint, the job scripts and `make submit`.
+"""Reads and checks a site's profile, clusters/NAME.yaml. `load` is the entry; clusters/generic.yaml says what
+each key means.
 
-The secret: the file's layout, and what each value may be. The entrypoint takes `launch`, `env`, `host_suffix`
-and `scratch`; what the job scripts take, clusters/render.py writes into a host file; clusters/submit.py
-takes `nodes` and `request`. clusters/generic.yaml says what each key means.
-
-Those two run with the Python of a login node, from 3.9 on: this module uses nothing newer. An image of one's
-own may lack PyYAML. Its Python reads the same content in the host file, as JSON.
+The entrypoint uses `launch`, `env`, `host_suffix` and `scratch`, clusters/submit.py `nodes` and `request`.
+clusters/render.py writes what the job scripts use into a host file. An image of one's own may lack PyYAML:
+then the same content is read from that file, as JSON. Runs with the Python of a login node, from 3.9 on.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Where the ranks of a run find each other: the store's address and port, the join's port, the id.
+`port_pair` has the formula for ports.
 
-The secret: the port formula. Ports lie above Linux's default ephemeral range (32768-60999) and come in
-pairs: torch's store, and the join on the next higher one. A pair's number is
+Ports lie above Linux's default ephemeral range (32768-60999) and come in pairs: torch's store, and the join
+on the next higher one. A pair's number is
 
     ((job number + 37 * array index) mod 94) * 24 + (step mod 8) * 3 + attempt mod 3
 
-so that within 94 neighbouring job ids, or 94 neighbouring elements of an array, no two combinations of
-job, step (0 to 7) and attempt (three in a row) share a port. 37 is coprime to 94, and far from 1, so that
-small differences of both do not cancel out.
+So within 94 neighbouring job ids, or 94 neighbouring elements of an array, no two combinations of job, step
+(0 to 7) and attempt (three in a row) share a port. 37 is coprime to 94, and far from 1, so that small
+differences of both do not cancel out.
 """
 
 from __future__ import annotations

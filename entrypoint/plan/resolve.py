@@ -1,6 +1,5 @@
-"""From an environment and a command line to the plan: who is asked in which order.
-
-It knows that the profile comes before the other options, and they before the scheduler.
+"""Makes the plan of an environment and a command line. `resolve` is the entry: it reads the profile first,
+then the other options, then the scheduler.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """`apptrain compare RUN RUN...`: what is equal, what differs, where the numbers part, and what explains it.
+Begin at `main`; the words and exit statuses are here, the rules in causes.py and traces.py.
 
-It knows the words and the exit statuses. Runs on a login node, with Python 3.9 and nothing else.
+Runs on a login node, with Python 3.9 and nothing else.
 """
 
 from __future__ import annotations

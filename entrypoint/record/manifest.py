@@ -1,8 +1,9 @@
-"""What ran: `manifest.json` of the run directory, with an entry for each attempt that started its ranks.
+"""Writes `manifest.json` of the run directory: what each attempt that started its ranks ran, and how it
+ended. Begin at `Manifest`; reading.py reads the file.
 
-The secret: what is written, and when. At the start from the plan that all nodes agreed on, from the code and
-from each node's hardware; at the end from what the reference program leaves. Of the environment the values of
-a known harmless list are written, and of the rest the names, so none of its secrets.
+The start comes from the plan that all nodes agreed on, the code, and each node's hardware; the end from what
+the reference program leaves. Of the environment, values are written for a list of harmless variables, and
+only the names of all others, so that no secret is in it.
 """
 
 import asyncio

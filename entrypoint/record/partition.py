@@ -1,6 +1,5 @@
-"""Which contents an image has, by the JSON that `make image` writes beside it.
-
-It knows that file's words. Runs on a login node, with Python 3.9.
+"""Reads which contents an image has, from the JSON that `make image` writes beside it. `partition` is the
+entry. Runs on a login node, with Python 3.9.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""`apptrain rerun RUN`: the one command that does the same again here, and what cannot be had for it.
+"""`apptrain rerun RUN`: makes the one command that does the same again here, and says what cannot be had for
+it. Begin at `main`.
 
-It knows how a manifest becomes a command line: `apptrain submit` where a site's profile is named and a
-scheduler is at hand, else `apptrain run`. Runs on a login node, with Python 3.9 and nothing else.
+A manifest becomes a line of `apptrain submit` if a site's profile is named and a scheduler is at hand, else
+of `apptrain run`. Runs on a login node, with Python 3.9 and nothing else.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Which code a command runs: the bytes of its program, and the state of the repositories that it lies in.
+"""Finds which code a command runs: the bytes of its program, and the state of the repositories that it lies
+in. `look` is the entry.
 
-What it alone knows: how git is asked, and that an image has no git; `.git` itself then still says the commit.
+It asks git. An image has no git; then `.git` itself still says the commit.
 """
 
 from __future__ import annotations

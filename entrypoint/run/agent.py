@@ -1,9 +1,10 @@
-"""torchrun in a process of our own: the plan's command line, read by torchrun's parser, run by its agent.
+"""Runs torchrun's agent in a process of our own, with the plan's options read by torchrun's own parser. Begin
+at `main`; ranks.py starts it and reads its reports.
 
-The secret: torch's launcher API. What we add to it is knowledge: each rank's pid when it starts, its status
-at the moment when it ends, and pipes for its output. Run as a file, by ranks.py alone, which imports no
-torch: it speaks to this process over two pipes. Or run as the template of forks.py, which forks the ranks
-once it has imported torch, and then becomes this.
+Beyond what torchrun does, it reports each rank's pid when it starts and its status at the moment when it
+ends, and connects its output to pipes. It runs in one of two ways: as a file, started by ranks.py, which
+imports no torch; or as the template of forks.py, which imports torch, forks the ranks, and then becomes the
+agent.
 
     stdin   one JSON line (options, command, master_addr, master_port, listen, streams, errors, preload);
             then `go`; closed: end the ranks

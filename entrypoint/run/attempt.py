@@ -1,7 +1,8 @@
-"""One attempt on this node, from the plan to the outcome.
+"""One attempt on this node, from the plan to the outcome. Begin at `Attempt.run`; the order of its steps
+before the ranks start is in `_get_ready`.
 
-The secret: the order of things. Find the addresses; ask the driver; prepare the ranks while the nodes meet;
-start them; stay with them (supervise.py); end what is left; write the outcome; say once what happened.
+It finds the addresses, asks the driver, prepares the ranks while the nodes meet, starts them and stays with
+them (supervise.py). Then it ends what is left, writes the outcome, and says once what happened.
 """
 
 import asyncio

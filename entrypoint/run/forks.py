@@ -1,9 +1,10 @@
-"""Ranks that are forks of a process that has imported torch, so that a node imports it once.
+"""Makes ranks that are forks of a process that has imported torch, so that a node imports it once. `install`
+prepares the template, `fork_rank` makes a rank, `why_not` says if a script must not be forked.
 
-What this module alone knows: how a fork becomes what `python -u script.py` would be. The template is started
-as exactly that, and forks while its interpreter starts, from a `sitecustomize` of ours. Each fork returns
-from there, and the interpreter goes on with the script by itself: `__main__`, sys.argv, sys.flags, sys.path,
-tracebacks, the end of the process and what ps shows are Python's own, and no frame of ours is on the stack.
+A fork becomes what `python -u script.py` would be. The template is started as exactly that, and forks while
+its interpreter starts, from a `sitecustomize` of ours. Each fork returns from there, and the interpreter goes
+on with the script by itself: `__main__`, sys.argv, sys.flags, sys.path, tracebacks, the end of the process
+and what ps shows are Python's own, and no frame of ours is on the stack.
 """
 
 from __future__ import annotations

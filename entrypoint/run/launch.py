@@ -1,7 +1,7 @@
-"""One launch on this node: what is refused before it, and which attempts follow one another.
+"""Runs this node's part of a job. `launch` is the entry: it refuses what cannot run, then goes through the
+attempts, one after another.
 
-The secret: the sequence of attempts (attempt.py is a single one, restart.py has the rules for the next). A
-signal reaches whichever there is.
+attempt.py is one attempt, restart.py has the rules for the next one. A signal reaches whichever is running.
 """
 
 import asyncio

@@ -1,6 +1,7 @@
-"""How this node meets the others of its job: what it says of itself, where it listens, what it may wait for.
+"""Has this node meet the others of its job: what it says of itself, where it listens, what it may wait for.
+Begin at `Peers.meet`.
 
-It knows which files of the run directory tell of nodes that have not come.
+It reads in the run directory if a node that has not come has ended already.
 """
 
 import asyncio

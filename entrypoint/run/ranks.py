@@ -1,7 +1,8 @@
-"""What starts this node's ranks: torchrun's agent in a child process, or CMD itself.
+"""Starts this node's ranks, and says what becomes of them: through torchrun's agent in a child process, or
+CMD itself. Begin at `Ranks`.
 
-The secret: the two ways of starting, behind one class. Starting is in two steps, so that the agent can
-import torch while the nodes still meet: `prepare` spawns what takes time, `start` lets the ranks run.
+Starting takes two steps, so that the agent can import torch while the nodes still meet: `prepare` spawns what
+takes time, `start` lets the ranks run.
 """
 
 import asyncio

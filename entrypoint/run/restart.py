@@ -1,8 +1,9 @@
-"""Going on inside the allocation after a failure: after which, how often, and with which nodes.
+"""Decides whether a job goes on inside its allocation after a failure, how often, and with which nodes. Begin
+at `Restarts`.
 
-The secret: the rules. The nodes that are left meet again under the next attempt's number and ports; the first
-of them in the list is node 0. Two halves of a job that are cut off from each other must not both go on: the
-attempt is claimed by a file in the run directory, which one of them can make.
+The nodes that are left meet again, with the next attempt's number and ports; the first of them in the list is
+node 0. If two halves of a job are cut off from each other, only one may go on: it claims the attempt with a
+file in the run directory, which only one of them can make.
 """
 
 import dataclasses

@@ -1,9 +1,11 @@
-"""Where the ranks of this node are: their Python stacks, their state, NCCL's flight recorder.
+"""Finds out where this node's ranks are: their Python stacks, their state, NCCL's flight recorder. Begin at
+`StackCollector`.
 
-The secret: how to see into a script that knows nothing of it. Python's faulthandler prints every thread's
-stack in C and without the interpreter's lock: at a signal of ours, and the process goes on (inside.py), or,
-where only a variable switched it on, at SIGABRT, which ends it; a debugger would need a right that many sites
-deny. NCCL's flight recorder dumps when something is written into a pipe that torch made.
+The scripts need not be changed. Python's faulthandler prints the stacks of all threads, in C and without the
+interpreter's lock. A signal of ours makes it print and the process goes on (inside.py). If only an
+environment variable has switched faulthandler on, SIGABRT makes it print, and the process ends. A debugger
+would need a right that many sites deny. NCCL's flight recorder dumps if something is written into a pipe that
+torch made.
 """
 
 import asyncio

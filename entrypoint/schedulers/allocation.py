@@ -1,7 +1,8 @@
-"""What a scheduler granted, in one vocabulary: the value that every scheduler's module returns.
+"""What a scheduler granted, in one vocabulary: `Allocation` is what each scheduler's module returns, and what
+the plan is made of.
 
-The secret: that Slurm, PBS and the others say the same few things in different words. Behind this
-value nothing knows which scheduler there was, except by the names in `sources`.
+Slurm, PBS and the others say the same few things in different words. `sources` keeps the scheduler's own
+names, for messages and for what depends on where a value comes from.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Which scheduler this environment belongs to, and what it granted.
-
-It knows the list of schedulers and the order in which `auto` tries them: a new one is a file and a line in
-`NAMES`.
+"""Chooses the scheduler that an environment belongs to, and reads what it granted. `allocation` is the entry;
+`NAMES` is the list, in the order in which `auto` tries them.
 """
 
 from __future__ import annotations

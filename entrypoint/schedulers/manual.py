@@ -1,6 +1,7 @@
-"""Make an allocation of `--nodes` and `--node-rank`, for machines that one reaches by ssh.
+"""Makes an allocation of `--nodes` and `--node-rank`, for machines that are reached by ssh. `allocation` is
+the entry.
 
-The secret: what stands in for a scheduler. Nothing counts the jobs here, so every run is job `manual`.
+There is no scheduler that counts jobs, so every run is the job `manual`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""How a scheduler's variable is read, and refused.
+"""Reads a variable of a scheduler, or refuses it with its name and value. Each scheduler's module uses it;
+`text` and `number` are where to begin.
 
-The secret: that missing, empty and malformed are three different mistakes, each named with the variable
-and its value. Shared by the schedulers' modules; knows none of their variables, only CUDA's.
+A missing, an empty and a malformed variable are three different mistakes, and are told apart. It names no
+scheduler's variable, only CUDA_VISIBLE_DEVICES.
 """
 
 from __future__ import annotations

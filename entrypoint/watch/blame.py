@@ -1,8 +1,9 @@
-"""Which rank is to blame: for a job that hangs, and of several failures for the first.
+"""Names the rank to blame. `first` does so for several failures, `verdict` and `deadlock` for a job that
+hangs. Pure functions.
 
-The secret: the rules. In a collective all ranks but one wait, and the one that does not is sought; the ranks
-that wait are as silent as it is. Where one fails, the others find their connections to it closed, some of
-them before it has ended itself. Where one ends well too early, they do so too, and only they fail. Pure.
+In a collective all ranks but one wait; the rank that does not wait is sought, though the others are as silent
+as it is. If a rank fails, the others lose their connection to it, and some of them fail before it has ended.
+If a rank ends well too early, only the others fail.
 """
 
 import re

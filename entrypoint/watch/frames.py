@@ -1,7 +1,8 @@
-"""Where a script is, from what Python prints of it: tracebacks, and the stacks of faulthandler.
+"""Reads the frames that Python prints, of tracebacks and of faulthandler, and picks the line that a person
+wants to see. `own` and `waits_in` are the rules. Pure functions.
 
-The secret: which of many frames a person wants to read. The line is the script's own, not that of a library
-below it; what the script waits for is torch's function that this line led to. Pure.
+The line is the script's own, not one of a library below it. What the script waits for is the function of
+torch to which this line led.
 """
 
 import re

@@ -1,12 +1,13 @@
-"""How ranks say that they go on, and which of them have stopped to.
+"""Watches the signs that ranks give of going on, and tells which ranks have stopped to. Begin at
+`Heartbeats`.
 
-The secret: the signs. A rank may write its step's number into a file of its own after every step:
+A rank may write the number of its step into a file of its own after every step:
 
     Path(os.environ["APPTRAIN_HEARTBEAT"], os.environ["RANK"]).write_text(str(step))
 
-That the file changes counts, not what it holds; the number is for the message. Of a script that does not, the
-steps of torch's optimizers are such a sign (inside.py), which says less: nothing is known of evaluations and
-saves. A rank that has given no sign is not watched.
+It counts that the file changes, not what it holds; the number is for the message. If a script writes no such
+file, the steps of torch's optimizers are its sign (inside.py). They say less: nothing is known of evaluations
+and saves. A rank that has never given a sign is not watched.
 """
 
 from collections.abc import Collection, Iterable

@@ -1,9 +1,10 @@
-"""Inside each rank, without a change to the script: its steps, the ranks of its group, its stacks, its end.
+"""Runs inside each rank, without a change to the script: it reports steps and stacks, and lets the rank end
+cleanly. `install` is the launcher's side, `start` the rank's.
 
-The secret: torch's entry point for extensions. `import torch` calls what a package in its path offers, so a
-folder in PYTHONPATH with a package of ours is enough, under any Python; it imports nothing that the script
-does not. What fails here fails silently: the script comes first. Copied into that folder and run there; for
-any Python from 3.8.
+torch calls it: `import torch` runs what a package in its path offers as an extension, so a folder in
+PYTHONPATH that holds such a package is enough, under any Python. It imports nothing that the script does not
+import. If something fails here, it fails silently, as the script comes first. This file is copied into that
+folder and runs there, under any Python from 3.8 on.
 """
 
 from __future__ import annotations

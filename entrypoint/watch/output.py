@@ -1,11 +1,11 @@
-"""What the ranks print: whole lines to the job's output, everything to a log of each rank.
+"""Passes on what the ranks print: whole lines to the job's output, everything to a log for each rank. Begin
+at `Relay`; `Console` is one of our own streams.
 
-The secret: how bytes travel. Ranks write into pipes; one thread reads them all, so that a slow terminal
-or file system delays the ranks' output and never the node's heartbeats. What the launcher says itself is
-written by another thread for the same reason. Text that a program overwrites
-with carriage returns (a progress bar) reaches terminals only; logs keep what remained of the line.
-Tracebacks of ranks that only lost another one wait until it is known whether the job has failed: then the
-logs alone have them, or a thousand ranks would bury the one that tells why.
+Ranks write into pipes, which one thread reads. So a slow terminal or file system holds up the ranks' output,
+and never the node's heartbeats. For the same reason another thread writes the launcher's own lines. Text that
+is overwritten with carriage returns (a progress bar) is shown on terminals only; logs keep what remains of
+the line. The traceback of a rank that only lost another one waits until it is known whether the job has
+failed. If it has, only the log has it: a thousand of them would bury the one that tells why.
 """
 
 import os

@@ -1,6 +1,8 @@
-"""Where the time of a start goes, from the job script's first line to the first node's ranks.
+"""Measures where the time of a start goes, from the job script's first line to the first node's ranks. Begin
+at `Start`.
 
-The secret: the parts. One ends where the next begins, so together they are the whole."""
+`PARTS` names the parts. Each ends where the next begins, so together they are the whole.
+"""
 
 import contextlib
 import os

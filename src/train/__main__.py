@@ -1,4 +1,6 @@
-"""The command: parse, build, run, close."""
+"""`python -m train`: reads the arguments, builds a training, runs it and writes its result. Begin at `main`;
+`run` is the whole story on one rank.
+"""
 
 import dataclasses
 import gc

@@ -1,7 +1,8 @@
-"""The command line of a training: what it may hold, and the config that it gives.
+"""Reads the command line of a training, and makes the config of it. `read` is the entry, for the training
+itself and for whoever checks a line before a job is submitted.
 
-What it alone knows: the options, and that a shipped config runs on any number of ranks. Imports no torch, and
-needs Python 3.9 alone, so that a mistake is told before a job is submitted.
+A shipped config runs on any number of ranks. Imports no torch, and needs Python 3.9 alone, so that a mistake
+is told at once.
 """
 
 from __future__ import annotations

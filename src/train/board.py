@@ -1,7 +1,7 @@
-"""TensorBoard's event files.
+"""Writes scalars to TensorBoard's event files. Begin at `Board`.
 
-The secret: their format, through TensorBoard's own record and message types. Its writer would do the same
-in a thread of its own, which dies with a traceback when the disk is full.
+It uses TensorBoard's own record and message types. TensorBoard's writer would do the same in a thread of its
+own, which dies with a traceback if the disk is full.
 """
 
 import itertools

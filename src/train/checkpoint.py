@@ -1,8 +1,9 @@
-"""Checkpoints: directories that are complete or not there, and that cannot execute code when loaded.
+"""Saves, loads and removes checkpoints: directories that are complete or not there, and that cannot execute
+code when loaded. `save` and `load` are the entries.
 
-The secret: the layout. CHECKPOINTS/step-00000040/ holds model.safetensors, optimizer.safetensors and
-state.json; complete.json, written last, lists the SHA-256 and the size of each. Nothing else in it is ever
-opened. What is being written, replaced or deleted has a name with a leading dot.
+CHECKPOINTS/step-00000040/ holds model.safetensors, optimizer.safetensors and state.json. complete.json,
+written last, lists the SHA-256 and the size of each. Nothing else in it is ever opened. What is being
+written, replaced or deleted has a name with a leading dot.
 """
 
 import hashlib

@@ -1,7 +1,7 @@
-"""What a run can be told, and how it is read: YAML plus `key=value` overrides, strictly.
+"""Reads the config of a run, strictly: YAML plus `key=value` overrides. `load` is the entry; the dataclasses
+say each key's type, bounds and meaning, and whether a resumed run may change it.
 
-The secret: the keys, their types and bounds, and which of them a resumed run may change. Nothing here
-imports torch, so that a mistake costs no time.
+Nothing here imports torch, so a mistake costs no time.
 """
 
 from __future__ import annotations

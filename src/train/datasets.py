@@ -1,8 +1,7 @@
-"""The data sets: where they lie, how they are read, and how a sample becomes a model's input.
+"""Reads the data sets, and turns samples into a model's input. `open_source` is the entry.
 
-The secret: file formats and augmentation. Images that fit in memory stay on the device as bytes, and a
-batch is a few vectorised operations; a folder of images is read by DataLoader workers. Augmentation is
-a pure function of (seed, epoch, sample index).
+Images that fit in memory stay on the device as bytes, and a batch is a few vectorised operations. DataLoader
+workers read a folder of images. Augmentation is a pure function of (seed, epoch, sample index).
 """
 
 import gzip

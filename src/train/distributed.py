@@ -1,7 +1,7 @@
-"""The ranks together. Beside stop.py, which any program may copy, only this module calls torch.distributed.
+"""What a rank does together with the others: `World` has its device and its collectives. Only this module and
+stop.py, which any program may copy, call torch.distributed.
 
-The secret: the process group, its device and backend, and the rule that no collective here pickles:
-what is not a tensor crosses as JSON in a tensor of bytes.
+No collective here pickles: what is not a tensor crosses as JSON in a tensor of bytes.
 """
 
 import json

@@ -1,7 +1,6 @@
-"""What the surroundings tell a rank. The only module that knows by which environment variables.
-
-The secret: torchrun's names (RANK, WORLD_SIZE, ...) and ours (APPTRAIN_RUN_DIR, APPTRAIN_NODE,
-APPTRAIN_ATTEMPT, APPTRAIN_JOB_ID, APPTRAIN_HEARTBEAT).
+"""Reads what a rank is told by environment variables: torchrun's (RANK, WORLD_SIZE, ...) and ours
+(APPTRAIN_RUN_DIR, APPTRAIN_NODE, APPTRAIN_ATTEMPT, APPTRAIN_JOB_ID, APPTRAIN_HEARTBEAT). `read_rank_info` is
+the entry. No other module of the training names them.
 """
 
 import socket

@@ -1,7 +1,7 @@
-"""Accuracy over all ranks, each sample counted once.
+"""Computes the accuracy over all ranks; each sample counts once. `evaluate` is the entry.
 
-The secret: whole batches are dealt out in turn and integers are summed, so the figure is that of a
-single process to the last digit. All ranks use rank 0's BatchNorm statistics, which are also the saved ones.
+Whole batches are dealt out in turn and integers are summed, so the figure is that of a single process to the
+last digit. All ranks use rank 0's BatchNorm statistics, which are also the saved ones.
 """
 
 from collections.abc import Callable

@@ -1,6 +1,7 @@
-"""What a run has cost: when it was, how long its parts took, and each rank's work and memory.
+"""Measures what a run has cost: when it ran, how long its parts took, and each rank's work and memory.
+`of_run` and `of_rank` are the entries.
 
-The secret: where the kernel and torch keep these numbers. None of them is one in which equal runs are equal.
+The figures come from the kernel and from torch. They differ between runs that are otherwise equal.
 """
 
 import os

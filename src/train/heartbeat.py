@@ -1,6 +1,5 @@
-"""The sign that this rank goes on, for whoever watches it.
-
-The secret: the sign is a file that changes; it holds the number of the last step.
+"""Tells whoever watches that this rank goes on: `Heartbeat` writes the number of the last step into a file
+after each step.
 """
 
 from pathlib import Path

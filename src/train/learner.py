@@ -1,7 +1,8 @@
-"""What training changes: weights, optimizer, loss scale and step, and how one step changes them.
+"""Holds what training changes: weights, optimizer, loss scale and step, and how one step changes them. Begin
+at `Learner`.
 
-The secret: the parts of the state that must be saved, by name, so that going on is going on bit for bit.
-Everything else (learning rate, data order, random numbers) is a function of the step.
+It names the parts of the state that must be saved, so that a resumed run goes on bit for bit. Everything else
+(learning rate, data order, random numbers) is a function of the step.
 """
 
 import hashlib

@@ -1,9 +1,9 @@
-"""The training loop: steps, metrics, checkpoints, evaluations and the planned end, as one story.
+"""The training loop: steps, metrics, checkpoints, evaluations and the planned end, in one function, `train`.
 
-The secret: when things happen. A step's sums over the ranks (loss, wishes to stop) are started at its
-end and read after the next step, or at once where something is about to be written that must agree
-with them. So all ranks learn of a wish to stop or to save at the same step, and none ever waits for the
-news. A save is begun and training goes on; at the end all wait until it is on the disk.
+A step's sums over the ranks (loss, wishes to stop) are started at its end and read after the next step, or at
+once if something is about to be written that must agree with them. So all ranks learn at the same step of a
+wish to stop or to save, and none waits for the news. Training goes on while a checkpoint is written; at the
+end all wait until it is on the disk.
 """
 
 import math

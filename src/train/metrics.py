@@ -1,6 +1,7 @@
-"""metrics.jsonl: a line per step and per evaluation, and how a file with restarts and damage in it is read.
+"""Writes and reads metrics.jsonl: a line for each step and evaluation. Begin at `MetricsFile`; `read` also
+understands a file with restarts and damage in it.
 
-The secret: how the log outlives its file. Lines that cannot be written wait until they can be.
+If the disk takes no lines, they are kept until it does.
 """
 
 import json

@@ -1,8 +1,8 @@
-"""What a person and other programs get to see of a run, all on rank 0.
+"""Shows a run to people and to other programs, on rank 0: progress bar, lines, TensorBoard, result.json,
+curves.png and the final table. Begin at `Recorder`; `finish` is the end.
 
-The secret: the bar, the lines, TensorBoard, result.json, curves.png and the final table. TensorBoard's
-events are written at evaluations, once a minute and at the end: importing it takes as long as a few steps.
-Nothing here ends a run: what cannot be written is told to the `Troubles`.
+TensorBoard's events are written at evaluations, once a minute and at the end, since its import takes as long
+as a few steps. Nothing here ends a run: what cannot be written is told to the `Troubles`.
 """
 
 import itertools

@@ -1,6 +1,7 @@
-"""Where a run begins: anew, or at a checkpoint, and what may differ from the run that wrote it.
+"""Decides where a run begins: anew, or at a checkpoint, and what may differ from the run that wrote it.
+`find_start` has the rules of `--resume`, `check_same` compares.
 
-The secret: the rules of `--resume`. Only rank 0 looks at the run directory; it tells the others.
+Only rank 0 looks at the run directory; it tells the others (`share`).
 """
 
 import os

@@ -1,9 +1,10 @@
-"""Random numbers that are functions of what they are for, not of when they are drawn.
+"""Draws random numbers that depend on what they are for, not on when they are drawn. `uniform` and `seed_for`
+are the entries.
 
-The secret: the hash. Every draw is keyed by the seed, a purpose and counters (epoch, sample, draw
-number; or step and rank), so that no generator's state has to be carried along, saved, or kept equal
-between ranks. The hash applies a 32-bit mixing function (constants found by the
-hash-prospector project, Unlicense) for each key; integer arithmetic, so equal on every device.
+Every draw is keyed by the seed, a purpose and counters (epoch, sample, draw number; or step and rank). So no
+generator's state has to be saved, carried along, or kept equal between ranks. The hash applies a 32-bit
+mixing function (constants found by the hash-prospector project, Unlicense) for each key. It is integer
+arithmetic, so equal on every device.
 """
 
 from collections.abc import Iterable

@@ -1,10 +1,11 @@
-"""Which samples a step sees: a pure function of seed, data set size and position.
+"""Decides which samples a step sees: a pure function of seed, data set size and position. `rank_batches` is
+the entry for training, `evaluation_batches` for evaluation.
 
-The secret: the stream. The training data are an endless stream: the samples of epoch 0 in an order of
-their own, then those of epoch 1 in another, and so on. The position is the number of samples consumed;
-a global batch is the next `batch_size` of the stream, and each rank takes its consecutive share. A batch
-at the end of an epoch is filled up from the next one, so every batch is whole and every sample is seen
-exactly once an epoch, whatever the batch size and the number of ranks.
+The training data are an endless stream: the samples of epoch 0 in an order of their own, then those of epoch
+1 in another, and so on. The position is the number of samples consumed. A global batch is the next
+`batch_size` of the stream, and each rank takes its consecutive share. A batch at the end of an epoch is
+filled up from the next one. So every batch is whole, and every sample is seen exactly once an epoch, whatever
+the batch size and the number of ranks.
 """
 
 from collections.abc import Iterator

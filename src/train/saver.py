@@ -1,8 +1,8 @@
-"""Saving while training goes on.
+"""Saves checkpoints while training goes on. Begin at `Saver`.
 
-The secret: who waits for whom. A save copies the state, which training waits for, and then a thread writes
-the copy. There is one copy and one thread, so memory is bounded: the next save waits for the one before.
-Only rank 0 saves; on the other ranks nothing here does anything.
+Training waits while the state is copied; then a thread writes the copy. There is one copy and one thread, so
+memory is bounded: the next save waits for the one before. Only rank 0 saves; on the other ranks nothing
+happens here.
 """
 
 import time

@@ -1,8 +1,8 @@
-"""Tensors copied to memory that is kept, laid out as a safetensors file.
+"""Copies tensors to memory that is kept, laid out as a safetensors file. Begin at `Buffer`; checkpoint.py
+keeps its drafts in it.
 
-The secret: the format. A file is the length of a header (8 bytes, little-endian), the header (JSON: dtype,
-shape and place of each tensor), and the tensors' bytes in row-major order without a gap. Only writing is
-here; what reads these files is the safetensors library.
+A file is the length of a header (8 bytes, little-endian), the header (JSON: dtype, shape and place of each
+tensor), and the tensors' bytes in row-major order without a gap. Reading is left to the safetensors library.
 """
 
 import json

@@ -1,6 +1,5 @@
-"""What goes wrong without ending the run: said when it first happens, counted, and said again at the end.
-
-The secret: what is a cause of its own (what could not be done, and the error), and that it is said once.
+"""Collects what goes wrong without ending the run. Each cause (what could not be done, and the error) is
+printed when it first happens, counted, and printed again at the end. Begin at `Troubles`.
 """
 
 import threading

@@ -1,7 +1,8 @@
-"""An account on a test cluster, as a user of this project has one: a checkout, the image, a folder to work in, jobs.
+"""An account on a test cluster, as a user of this project has one: a checkout, the image, a folder to work
+in, jobs. `account` is the entry.
 
-The secret: where things lie. The checkout's path has a space, jobs are submitted from somewhere else, and the image
-is read-only software of the site.
+The checkout's path has a space, jobs are submitted from somewhere else, and the image is read-only software
+of the site.
 
 APPTRAIN_TEST_IMAGE=FILE takes an image that exists instead of building one, for trying changes quickly; the
 checkout's two packages are then shown in place of the image's own. A job with --export=NONE still runs those.

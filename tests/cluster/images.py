@@ -1,8 +1,9 @@
-"""Images that the tests need, each built for real by an ordinary user on a test host, and kept.
+"""Images that the tests need, each built for real by an ordinary user on a test host, and kept. Begin at
+`built`.
 
-The secret: when an image can be kept. It lies outside the checkout, in the test hosts' cache, under a digest of all
-files that go into it, together with all that was printed while it was built; tests look at both. Downloads are kept,
-too. Whatever is there may be removed at any time.
+An image lies outside the checkout, in the test hosts' cache, under a digest of all files that go into it,
+together with all that was printed while it was built; tests look at both. Downloads are kept, too. Whatever
+is there may be removed at any time.
 """
 
 import calendar

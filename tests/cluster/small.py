@@ -1,7 +1,5 @@
-"""A stack that builds in a minute: the real recipe and Debian below two wheels that only look like torch's.
-
-The secret: what a build asks of a stack's packages. For tests of how an image is built, where what is in it does not
-matter.
+"""A stack that builds in a minute: the real recipe and Debian, with two wheels that only look like torch's.
+`lay_out` is the entry. For tests of how an image is built that do not care what is in it.
 """
 
 import hashlib

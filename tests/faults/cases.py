@@ -1,7 +1,7 @@
-"""What can break, how it is broken, and what must show it.
+"""What can break, how it is broken, and what must show it: each subclass of `Fault` is a case.
 
-The secret: each fault's ways. A fault is real: a signal to a process that is there, a host without power, a switch
-that drops packets, a file system without room. `inflict` returns when it has happened, with a few words on what.
+A fault is real: a signal to a process that is there, a host without power, a switch that drops packets, a
+file system without room. `inflict` returns when it has happened, with a few words on what.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""The processes of a node.
+"""Finds the processes of a node: ranks, agent, launcher. `processes` is the entry.
 
-The secret: a process of a node is one of this machine's too, with a number of its own here. So a signal reaches it at
-the very moment that a case has waited for, without a command that first has to start over there.
+A process of a node is one of this machine's too, with a number of its own here. So a signal reaches it at the
+very moment that a case has waited for, without a command that first has to start over there.
 """
 
 from collections.abc import Callable, Iterator

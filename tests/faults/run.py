@@ -1,8 +1,9 @@
-"""One run of the reference training that goes through faults, with the job script that users submit.
+"""Takes one run of the reference training through faults, with the job script that users submit. `go_through`
+is the entry.
 
-The secret: the order of a case. Reach the moment that was drawn; break something; see the run go on, whoever has it
-go on; note how long that took, what it cost and what was said. Every wait has a bound, and a run that has gone
-through its faults is compared with the one that met none.
+It reaches the moment that was drawn, breaks something, and sees the run go on; it notes how long that took,
+what it cost and what was said. Every wait has a bound. In the end the run is compared with one that met no
+fault.
 """
 
 import json

@@ -1,7 +1,8 @@
-"""What faults did, for people: a line, and the table of docs/reliability.md.
+"""Shows what faults did: a line each, and the table of docs/reliability.md. `rows` and `fill_in` are the
+entries.
 
-The secret: the words and the columns. The figures of the tutorials' job script are of one measurement each, of the same
-faults on a like cluster (3 nodes with 2 ranks, SlurmdTimeout 30 s; benchmarks/tutorial.sbatch is that script).
+The figures of the tutorials' job script are of one measurement each, of the same faults on a like cluster (3
+nodes with 2 ranks, SlurmdTimeout 30 s; benchmarks/tutorial.sbatch is that script).
 """
 
 import re

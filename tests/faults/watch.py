@@ -1,7 +1,6 @@
-"""When what appeared in a run's files.
+"""Notes when what appeared in a run's files. Begin at `Watch`, which looks in a thread 50 times a second.
 
-The secret: the looking, which is done by a thread 50 times a second. Times are Unix seconds of this machine, which is
-all nodes' clock.
+Times are Unix seconds of this machine, which is all nodes' clock.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""`make test-gpu`: look at the machine, try everything, print what was found, and keep it as JSON.
+"""`make test-gpu`: looks at the machine, tries everything, prints what was found, and keeps it as JSON.
 
-The secret: the table of trials and their time. A trial that fails stops nothing; what the time does not reach
-is told. Nothing is ever skipped: without a GPU the command is refused.
+A trial that fails stops nothing, and what the time does not reach is named. Nothing is ever skipped: without
+a GPU the command is refused.
 """
 
 import argparse

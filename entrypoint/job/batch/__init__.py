@@ -1,8 +1,9 @@
-"""What a job script's scheduler granted, and what it takes to start tasks there.
+"""Reads what a scheduler granted to a job script, and what starts tasks there. `granted` is the entry; each
+scheduler has a module.
 
-The secret: that the job scripts of all schedulers need the same few things. One module a scheduler, which
-reads what that says of a job; it sees the job script's variables, before there are tasks. What a task sees is
-entrypoint/schedulers, and what a login node is told clusters/follow.py."""
+These modules see the job script's variables, before there are tasks. What a task sees is in
+entrypoint/schedulers, what a login node is told in clusters/follow.py.
+"""
 
 from collections.abc import Mapping
 

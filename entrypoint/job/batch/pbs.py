@@ -1,8 +1,10 @@
-"""What a PBS job script must know: its hosts, how their tasks start, its end, and how another job follows it.
+"""Finds out what a PBS job script must know: its hosts, how their tasks start, its end, and how another job
+follows it. `granted` is the entry.
 
 pbsdsh runs one task for each line of the node file, so each host gets one task, by the index of its first
 line. qstat -f has what no variable tells: the chunks with their GPUs, the walltime, when the job began, and
-what was asked for. A job that follows by itself is submitted anew with the same."""
+what was asked for. A job that follows by itself is submitted anew with the same.
+"""
 
 import os
 import re

@@ -1,7 +1,9 @@
-"""What a Slurm job script must know: its nodes and tasks, srun's words, and what scontrol says of the job.
+"""Finds out what a Slurm job script must know: its nodes and tasks, srun's words, and what scontrol says of
+the job. `granted` is the entry.
 
 srun takes from variables what was asked of sbatch or salloc, also what was asked of a job from which this one
-was submitted: so every word is given. A step then has all that the job has."""
+was submitted: so every word is given. A step then has all that the job has.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
