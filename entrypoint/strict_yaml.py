@@ -100,8 +100,10 @@ class _Loader(yaml.SafeLoader):
             if not key.value.isprintable():
                 raise _unfit(line, f"the key {_shown(key.value)} is not one line of printable characters")
             if key.value in seen:
-                why = "stands twice, and only the last would count: make it one"
-                raise _unfit(line, f"the key {_shown(key.value)} {why}")
+                raise _unfit(
+                    line,
+                    f"the key {_shown(key.value)} stands twice, and only the last would count: make it one",
+                )
             seen.add(key.value)
 
     def number(self, node: yaml.ScalarNode) -> Any:
