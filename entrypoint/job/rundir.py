@@ -29,7 +29,7 @@ MOST = 1 << 22
 FOLDERS = ("outcome", "logs", "stacks", "tasks")
 TRUSTED = (*FOLDERS, "job.log", "join.key")
 """What we write into, or believe, and so must be no link and nobody else's."""
-OURS = {*TRUSTED, "manifest.json", "checkpoints"}
+OURS = {*TRUSTED, "manifest.json", "checkpoints", "restarts", "planned", "unfinished", "stop", "lock"}
 """By any of which a run directory is known."""
 FAR = 366 * 86400.0
 """Seconds from now within which a job ends."""
@@ -79,16 +79,18 @@ class RunDirectory:
         if not mode & 0o077:
             self._check_planted()
             return
-        names = {path.name for path in self.path.iterdir()}
+        inside = list(self.path.iterdir())
+        names = {path.name for path in inside}
         if names and mode & 0o022:
             raise BadInput(
                 f"the run directory {self.path} was writable by others (mode {mode:o}), who may have put "
                 "files in it: look at it and move it away, or give another with --run-dir"
             )
-        if names and not names & OURS:
+        folders = sorted(path.name for path in self.path.iterdir() if path.is_dir())
+        if folders and not names & OURS:
             raise BadInput(
-                f"the run directory {self.path} has files and is no run directory, and it would be closed to "
-                "others: give another with --run-dir, such as a new folder in it"
+                f"the run directory {self.path} has other folders ({folders[0]}) and is no run directory, and "
+                "it would be closed to others: give another with --run-dir, such as a new folder in it"
             )
         try:
             self.path.chmod(mode & ~0o077)

@@ -160,13 +160,20 @@ def test_a_directory_that_others_could_write_is_refused_unless_it_is_empty(tmp_p
     assert tmp_path.stat().st_mode & 0o777 == 0o770
 
 
-def test_a_directory_of_other_files_is_not_closed_to_others(tmp_path: Path) -> None:
-    (tmp_path / "paper.tex").touch()
+def test_a_directory_with_folders_of_something_else_is_not_closed_to_others(tmp_path: Path) -> None:
+    (tmp_path / "paper").mkdir()
     tmp_path.chmod(0o755)
-    with pytest.raises(BadInput, match="has files and is no run directory"):
+    with pytest.raises(BadInput, match=r"has other folders \(paper\) and is no run directory"):
         RunDirectory(tmp_path, 0).create()
     assert tmp_path.stat().st_mode & 0o777 == 0o755
     (tmp_path / "manifest.json").touch()
+    RunDirectory(tmp_path, 0).create()
+    assert tmp_path.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_into_which_the_scheduler_has_begun_to_write_is_a_run_directory(tmp_path: Path) -> None:
+    (tmp_path / "slurm-7.out").touch()
+    tmp_path.chmod(0o755)
     RunDirectory(tmp_path, 0).create()
     assert tmp_path.stat().st_mode & 0o777 == 0o700
 

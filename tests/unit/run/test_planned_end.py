@@ -197,7 +197,9 @@ def test_the_stop_file_asks_all_nodes_to_stop(tmp_path: Path, text: str, left: f
     scene = Scene()
     scene.stop_file = tmp_path / "stop"
     log = scene.after(BOTH, written(text))
-    assert log == [(0, "stop", left), (0, "SIGUSR2", 0), (0, "SIGUSR2", 1)]
+    told = [entry for entry in log if entry[1] == "says"]
+    assert len(told) == (text in ("end=soon", "begin=1600"))
+    assert log[len(told) :] == [(0, "stop", left), (0, "SIGUSR2", 0), (0, "SIGUSR2", 1)]
 
 
 def test_the_stop_file_asks_a_single_node_to_stop(tmp_path: Path) -> None:
