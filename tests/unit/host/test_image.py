@@ -320,15 +320,20 @@ def test_a_mount_that_fails_twice_is_followed_by_unpacking_in_the_words_of_all_v
     assert ["--unsquash" in call["argv"] for call in node.calls()] == [False, False, True]
 
 
+def copy_of_host_half(checkout: Path) -> None:
+    """What run.sh needs of a checkout."""
+    ours = RUN_SH.parents[1]
+    shutil.copytree(ours / "host", checkout / "host")
+    for name in ("containers/run.sh", "entrypoint/plan/passed.txt"):
+        (checkout / name).parent.mkdir(parents=True)
+        shutil.copy(ours / name, checkout / name)
+
+
 @pytest.fixture
 def hasty(node: Node, tmp_path: Path) -> Path:
     """run.sh of a checkout in which a mount may take a second."""
     checkout = tmp_path / "hasty"
-    for name in ("host", "containers"):
-        (checkout / name).mkdir(parents=True)
-    for file in (RUN_SH.parents[1] / "host").glob("*.sh"):
-        shutil.copy(file, checkout / "host")
-    shutil.copy(RUN_SH, checkout / "containers")
+    copy_of_host_half(checkout)
     shorten(checkout / "host/image.sh", MOUNT_LIMIT=1, MOUNT_BOUND=2)
     node.env["FAKE_SAYS"] = IN_10_S
     return checkout / "containers/run.sh"
@@ -435,9 +440,7 @@ def test_a_quiet_run_says_only_why_it_cannot_run(node: Node) -> None:
 
 def test_all_of_the_host_is_what_the_image_lacks_and_no_automounter(node: Node, tmp_path: Path) -> None:
     copy = tmp_path / "check" / "containers" / "run.sh"
-    shutil.copytree(RUN_SH.parents[1] / "host", tmp_path / "check" / "host")
-    copy.parent.mkdir()
-    shutil.copy(RUN_SH, copy)
+    copy_of_host_half(tmp_path / "check")
     binds = tmp_path / "check" / "host" / "binds.sh"
     binds.write_text(binds.read_text().replace("/proc/self/mountinfo", f"{tmp_path}/mounts"))
     top = [

@@ -30,9 +30,9 @@ request: {time: "01:00:00"}
 
 
 COMMANDS = {
-    "run": "entrypoint",
-    "plan --nodes a --node-rank 0 --device cpu": "entrypoint",
-    "launch --nodes a --node-rank 0 --device cpu": "entrypoint",
+    "run": "apptrain",
+    "plan --nodes a --node-rank 0 --device cpu": "apptrain",
+    "launch --nodes a --node-rank 0 --device cpu": "apptrain",
     "submit --cluster generic": "submit",
 }
 """What takes a CMD, and in whose name it refuses one."""
@@ -44,7 +44,7 @@ class Mistake:
     """Of a shell."""
     found: str
     """The whole line, without who says it; {folder} and {checkout} stand for those."""
-    who: str = "entrypoint"
+    who: str = "apptrain"
     status: int = 64
 
 
@@ -91,25 +91,25 @@ TRIED = [
     Mistake(given="apptrain image --hlep", found="image --hlep: give one of build, fetch, verify, inspect: did you mean --help?", who="apptrain"),
     *(
         Mistake(given=f"apptrain {name} --hlep", found="unrecognized arguments: --hlep: did you mean --help?", who=who)
-        for name, who in (("launch", "entrypoint"), ("plan", "entrypoint"), ("check", "entrypoint"), ("run", "entrypoint"), ("demo", "entrypoint"), ("doctor", "apptrain"), ("compare", "apptrain"), ("image build", "apptrain"), ("site", "site"))
+        for name, who in (("launch", "apptrain"), ("plan", "apptrain"), ("check", "apptrain"), ("run", "apptrain"), ("demo", "apptrain"), ("doctor", "apptrain"), ("compare", "apptrain"), ("image build", "apptrain"), ("site", "site"))
     ),
     Mistake(given="apptrain submit --cluster generic --hlep", found="--hlep: no option of submit, nor of a job: did you mean --help?", who="submit"),
     Mistake(given="apptrain launch --help-al", found="unrecognized arguments: --help-al: did you mean --help-all?"),
     *(
         Mistake(given=f"apptrain {name} frobnicate", found=f"unrecognized arguments: frobnicate (CMD comes behind --): see `apptrain {name.split()[0]} --help`", who=who)
-        for name, who in (("launch", "entrypoint"), ("plan", "entrypoint"), ("run", "entrypoint"), ("demo", "entrypoint"), ("submit --cluster generic", "submit"))
+        for name, who in (("launch", "apptrain"), ("plan", "apptrain"), ("run", "apptrain"), ("demo", "apptrain"), ("submit --cluster generic", "submit"))
     ),
     Mistake(given="apptrain image fetch --stack cu999", found="image fetch: STACK=cu999: there is no such stack: give one of cu132, cu126", who="apptrain"),
     Mistake(given="apptrain image biuld", found="image biuld: give one of build, fetch, verify, inspect: did you mean build?", who="apptrain"),
     # what another command takes
     *(
         Mistake(given=f"apptrain {name} --help-all", found="all options: apptrain launch --help-all", who=who)
-        for name, who in (("run", "entrypoint"), ("demo", "entrypoint"), ("submit", "submit"))
+        for name, who in (("run", "apptrain"), ("demo", "apptrain"), ("submit", "submit"))
     ),
     Mistake(given="apptrain doctor --help-all", found="unrecognized arguments: --help-all: see `apptrain doctor --help`", who="apptrain"),
     *(
         Mistake(given=f"apptrain {words}", found=f"{option} is an option of run, submit and launch, not of {words.split()[0]}: see `apptrain {words.split()[0]} --help`", who=who)
-        for words, option, who in (("doctor --nodes 2", "--nodes", "apptrain"), ("compare --nodes 2 a b", "--nodes", "apptrain"), ("image build --nodes 2", "--nodes", "apptrain"), ("check --device cpu", "--device", "entrypoint"), ("site --nodes 2", "--nodes", "site"))
+        for words, option, who in (("doctor --nodes 2", "--nodes", "apptrain"), ("compare --nodes 2 a b", "--nodes", "apptrain"), ("image build --nodes 2", "--nodes", "apptrain"), ("check --device cpu", "--device", "apptrain"), ("site --nodes 2", "--nodes", "site"))
     ),
     Mistake(given="apptrain check --gpu", found="unrecognized arguments: --gpu: see `apptrain check --help`"),
     Mistake(given="apptrain plan --dry-run", found="plan starts nothing: leave --dry-run out"),
