@@ -25,7 +25,7 @@ MOST: Final = 4 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
+class CommandResult:
     status: int | None
     """128+N for a signal N; None where it overran."""
     out: str
@@ -38,7 +38,7 @@ class Ended:
         return "\n".join(f"    {line}" for line in text)
 
 
-def run(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], seconds: float) -> Ended:
+def run(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], seconds: float) -> CommandResult:
     """Runs a command to its end or its bound, and ends whatever this process has below it."""
     processes.adopt_orphans()
     with TemporaryFile() as out, TemporaryFile() as err:
@@ -66,7 +66,7 @@ def run(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], seconds: floa
             _end(process)
         code = process.returncode
         status = None if overran or code is None else 128 - code if code < 0 else code
-        return Ended(status=status, out=_text(out), err=_text(err), seconds=passed)
+        return CommandResult(status=status, out=_text(out), err=_text(err), seconds=passed)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

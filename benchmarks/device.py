@@ -200,7 +200,7 @@ def _clocks(uuid: str) -> dict[str, int | None]:
     found: dict[str, int | None] = dict.fromkeys(
         ("sm_clock_mhz", "sm_clock_max_mhz", "memory_clock_mhz", "power_limit_w")
     )
-    with suppress(OSError, AttributeError, driver.Failed):
+    with suppress(OSError, AttributeError, driver.DriverError):
         call = driver.library("libnvidia-ml.so.1")
         device, value = ctypes.c_void_p(), ctypes.c_uint()
         call("nvmlInit_v2")

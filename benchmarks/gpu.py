@@ -51,7 +51,7 @@ DIFFERS: Final = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class BenchModel:
     name: str
     gmacs: float
     """Multiply-adds of a forward pass of an image in 1e9: torchvision's own figure, its weights' GFLOPS."""
@@ -66,15 +66,15 @@ class Model:
 
 
 MODELS: Final = (
-    Model(name="resnet50", gmacs=4.089, batch=256, channels_last=True),
-    Model(name="vit_b_16", gmacs=17.564, batch=128, channels_last=False),
+    BenchModel(name="resnet50", gmacs=4.089, batch=256, channels_last=True),
+    BenchModel(name="vit_b_16", gmacs=17.564, batch=128, channels_last=False),
 )
 
 
 T = TypeVar("T")
 
 
-class Failed(Exception):
+class NoFigure(Exception):
     """A training that gives no figure."""
 
 
@@ -146,7 +146,7 @@ class Bench:
             "failed": self.failed,
         }
 
-    def _alone(self, model: Model) -> Iterator[tuple[str, dict[str, float | None]]]:
+    def _alone(self, model: BenchModel) -> Iterator[tuple[str, dict[str, float | None]]]:
         for name, compiled in (("eager", False), ("compiled", True)):
             what = f"{model.name}, {name}"
             if rate := self._try(what, lambda: self.ours(model, compiled=compiled)):  # noqa: B023
@@ -157,7 +157,7 @@ class Bench:
                 )
                 yield name, found
 
-    def _pair(self, model: Model, number: int) -> dict[str, float]:
+    def _pair(self, model: BenchModel, number: int) -> dict[str, float]:
         """Rates of both; their order turns, so that a drift of the machine falls on both."""
         images = self.folder / model.name
         if number % 2:
@@ -179,17 +179,17 @@ class Bench:
         else:
             try:
                 return measure()
-            except Failed as why:
+            except NoFigure as why:
                 self.failed.append(f"{what}: {why}")
         print(self.failed[-1], file=sys.stderr, flush=True)
         return None
 
-    def batch(self, model: Model) -> int:
+    def batch(self, model: BenchModel) -> int:
         """Images a GPU."""
         least = min(gpu["memory_bytes"] for gpu in self.facts["gpus"]) / 2**30
         return model.batch if least >= SMALL_GIB else model.batch // 2
 
-    def make_images(self, model: Model) -> None:
+    def make_images(self, model: BenchModel) -> None:
         """A folder of just so many JPEGs that a pass over them has STEPS steps."""
         pool = self.folder / "pool"
         if not pool.exists():
@@ -197,7 +197,7 @@ class Bench:
             write_jpegs(pool, DISTINCT)
         link_images(pool, self.folder / model.name, train=self.batch(model) * self.ranks * STEPS, test=TESTED)
 
-    def ours(self, model: Model, *, compiled: bool = False, images: Path | None = None) -> float:
+    def ours(self, model: BenchModel, *, compiled: bool = False, images: Path | None = None) -> float:
         """Images/s of the training program under the launcher; without `images` on synthetic ones."""
         with TemporaryDirectory(dir=self.folder) as folder:
             run = Path(folder) / "run"
@@ -205,7 +205,7 @@ class Bench:
             self._run([*device.launcher(run), *ranks, "--", *self.arguments(model, compiled, images)])
             return rate(run / "metrics.jsonl")
 
-    def arguments(self, model: Model, compiled: bool, images: Path | None) -> list[str]:
+    def arguments(self, model: BenchModel, compiled: bool, images: Path | None) -> list[str]:
         """Of the training program."""
         data = ["data.name=synthetic"]
         if images:
@@ -218,13 +218,13 @@ class Bench:
             *("optimizer.lr=0.01", "optimizer.warmup_steps=10", "checkpoint.minutes=0"),
         ]
 
-    def theirs(self, model: Model, images: Path) -> dict[str, float]:
+    def theirs(self, model: BenchModel, images: Path) -> dict[str, float]:
         """Images/s of torchvision's script under torchrun, as it counts them, and those of whole steps."""
         with TemporaryDirectory(dir=self.folder) as folder:
             ended = self._run(self.their_command(model, images), Path(folder))
         return their_rates(ended.out, self.batch(model), self.ranks)
 
-    def their_command(self, model: Model, images: Path) -> list[str]:
+    def their_command(self, model: BenchModel, images: Path) -> list[str]:
         torchrun = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1")
         return [
             *(sys.executable, *torchrun, "--nproc-per-node", str(self.ranks), str(self.script)),
@@ -233,17 +233,17 @@ class Bench:
             *("--amp", "--output-dir", ""),
         ]
 
-    def _run(self, argv: Sequence[str], cwd: Path | None = None) -> bounded.Ended:
+    def _run(self, argv: Sequence[str], cwd: Path | None = None) -> bounded.CommandResult:
         env = device.environment(os.environ) | {"OMP_NUM_THREADS": "1"}
         left = min(RUN_S, self.end - time.monotonic())
         ended = bounded.run(argv, cwd=cwd or self.folder, env=env, seconds=left)
         if ended.status is None:
-            raise Failed(f"it was ended after {ended.seconds:.0f} s")
+            raise NoFigure(f"it was ended after {ended.seconds:.0f} s")
         if ended.status:
             said = [
                 line for line in ended.err.splitlines() if "Error" in line or line.startswith("apptrain: ")
             ]
-            raise Failed(
+            raise NoFigure(
                 f"it ended with {ended.status}: {(said or ended.err.splitlines() or [''])[-1][:300]}"
             )
         return ended
@@ -254,7 +254,7 @@ def rate(metrics: Path) -> float:
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
     rates = [row["images_per_s"] for row in rows if "loss" in row][-MEASURED:]
     if len(rates) < MEASURED:
-        raise Failed(f"it did {len(rates)} steps only")
+        raise NoFigure(f"it did {len(rates)} steps only")
     return float(statistics.harmonic_mean(rates))
 
 
@@ -264,12 +264,12 @@ def their_rates(out: str, batch: int, ranks: int) -> dict[str, float]:
     Raises Failed where too little is printed."""
     lines = LINE.findall(out)
     if len(lines) < MEASURED:
-        raise Failed(f"it printed 'img/s' {len(lines)} times only")
+        raise NoFigure(f"it printed 'img/s' {len(lines)} times only")
     own = statistics.harmonic_mean([float(img_s) for img_s, _ in lines[-MEASURED:]])
     return {"img_s": own * ranks, "images_per_s": batch * ranks / float(lines[-1][1])}
 
 
-def shares(rate: float, model: Model, gpus: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+def shares(rate: float, model: BenchModel, gpus: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """A rate with its share of the datasheets' peaks, None where one is not known, and of the products'."""
     done = rate * model.gflop / 1e3
     peaks = [gpu["bf16_peak_tflops"] for gpu in gpus]

@@ -42,7 +42,7 @@ CARRIED = 1 << 20
 
 
 @dataclass(frozen=True)
-class Seen:
+class JobStatus:
     """A job, as its scheduler tells of it."""
 
     state: str
@@ -82,7 +82,7 @@ def follow(job: str, scheduler: str = "", site: Profile | None = None) -> int:
         return INTERRUPTED
 
 
-def _follow(job: str, ask: Callable[[], Seen | None]) -> int:
+def _follow(job: str, ask: Callable[[], JobStatus | None]) -> int:
     shown, at, state, pause = None, 0, "", LEAST
     answered = time.monotonic()
     while True:
@@ -160,7 +160,7 @@ GOES_ON = (
 MORE = ("RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
 
 
-def _ask_slurm(job: str, _site: Profile | None) -> Seen | None:
+def _ask_slurm(job: str, _site: Profile | None) -> JobStatus | None:
     told = _run("scontrol", "--oneliner", "show", "job", job)
     if not told:
         return _ask_accounting(job)
@@ -170,20 +170,20 @@ def _ask_slurm(job: str, _site: Profile | None) -> Seen | None:
     shown = state if reason in ("None", "") or state == "RUNNING" else f"{state} ({reason})"
     if state == "RUNNING":
         shown = f"RUNNING on {found.get('NodeList', '')}"
-    return Seen(
+    return JobStatus(
         state=shown,
         output=[Path(output[1])] if output and output[1] else (),
         status=None if state in (*GOES_ON, *MORE) else _status(state, found.get("ExitCode", "")),
     )
 
 
-def _ask_accounting(job: str) -> Seen | None:
+def _ask_accounting(job: str) -> JobStatus | None:
     """Of a job that the controller has forgotten; None where nobody knows it."""
     line = _run("sacct", "-X", "-n", "-P", "-j", job, "-o", "State,ExitCode").strip().partition("\n")[0]
     state, bar, code = line.partition("|")
     if not bar or state.split()[0] in (*GOES_ON, *MORE):
         return None
-    return Seen(state=state, status=_status(state, code))
+    return JobStatus(state=state, status=_status(state, code))
 
 
 def _status(state: str, code: str) -> int:
@@ -201,7 +201,7 @@ def _status(state: str, code: str) -> int:
 # --- PBS ----------------------------------------------------------------------------------------------------
 
 
-def _ask_pbs(job: str, site: Profile | None) -> Seen | None:
+def _ask_pbs(job: str, site: Profile | None) -> JobStatus | None:
     told = _run("qstat", "-x", "-f", job) or _run("qstat", "-f", job)
     found = attributes(told)
     if "job_state" not in found:
@@ -219,7 +219,7 @@ def _ask_pbs(job: str, site: Profile | None) -> Seen | None:
     comment = f" ({found['comment']})" if letter == "Q" and "comment" in found else ""
     over = letter in ("F", "C")
     folder = _run_directory(job, found, site)
-    return Seen(
+    return JobStatus(
         state=names.get(letter, letter) + comment,
         output=[folder / "job.log"] if folder else (),
         late=Path(found["Output_Path"].partition(":")[2]) if "Output_Path" in found else None,

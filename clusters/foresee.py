@@ -39,7 +39,7 @@ WARN_LATER = {
 
 
 @dataclass(frozen=True)
-class Request:
+class JobRequest:
     """What is asked of the scheduler, with the site's own where nothing was wished for."""
 
     profile: Profile
@@ -59,7 +59,7 @@ class Request:
     tasks: int = 1
 
 
-def foresee(request: Request, env: Mapping[str, str], cwd: Path) -> list[str]:
+def foresee(request: JobRequest, env: Mapping[str, str], cwd: Path) -> list[str]:
     """What will run, a line each, for who submits from `cwd`; the job sees `env`. Raises BadInput where it
     could not run, or cannot be meant."""
     profile = request.profile
@@ -113,12 +113,12 @@ def _run_dir(profile: Profile, settings: Settings, env: Mapping[str, str], cwd: 
 # --- what is granted ----------------------------------------------------------------------------------------
 
 
-def _granted(request: Request) -> tuple[Request, str]:
+def _granted(request: JobRequest) -> tuple[JobRequest, str]:
     """(the request with what its further words change, the word that leaves open what is granted)."""
     return GRANTED[request.profile.scheduler](request)
 
 
-def _granted_by_slurm(request: Request) -> tuple[Request, str]:
+def _granted_by_slurm(request: JobRequest) -> tuple[JobRequest, str]:
     for name, value in _pairs(request.words):
         if name in UNCLEAR:
             return request, name
@@ -135,7 +135,7 @@ def _granted_by_slurm(request: Request) -> tuple[Request, str]:
     return request, ""
 
 
-def _granted_by_pbs(request: Request) -> tuple[Request, str]:
+def _granted_by_pbs(request: JobRequest) -> tuple[JobRequest, str]:
     for name, value in _pairs(request.words):
         if name != "-l":
             continue
@@ -165,7 +165,7 @@ def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-def _allocation(request: Request) -> Allocation:
+def _allocation(request: JobRequest) -> Allocation:
     """As the scheduler's module would read it in the first task."""
     profile, nnodes = request.profile, request.nodes
     slots = [item.partition("=")[2] for item in profile.request.chunk if item.startswith("mpiprocs=")]
@@ -187,7 +187,7 @@ def _allocation(request: Request) -> Allocation:
 # --- time ---------------------------------------------------------------------------------------------------
 
 
-def _check_time(request: Request, settings: Settings) -> None:
+def _check_time(request: JobRequest, settings: Settings) -> None:
     """Raises BadInput where the ranks would be asked to save before they have begun."""
     whole = _seconds(request.time)
     scheduler = request.profile.scheduler

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
         options = parser.parse_args(arguments)
         for file in map(Path, options.file) if options.file else sorted(CLUSTERS.glob("*.yaml")):
             print(_line(file, *render(file, write=not options.check)))
-    except (BadInput, stacks.BadInput) as error:
+    except (BadInput, stacks.BuildRefused) as error:
         print(f"profiles: {error}", file=sys.stderr)
         return error.status
     return 0

@@ -21,7 +21,7 @@ from pathlib import Path
 from clusters import submit
 from clusters.render import load_checked, render
 from clusters.survey import draft, host, pbs, slurm
-from clusters.survey.ask import Machine
+from clusters.survey.ask import LoginNode
 from clusters.survey.draft import QUESTION, Line
 from clusters.survey.limits import counted
 from containers import stacks
@@ -40,16 +40,16 @@ apptrain submit --cluster FILE --dry-run -- my_script.py
 """
 
 
-def main(arguments: Sequence[str], machine: Machine | None = None) -> int:
+def main(arguments: Sequence[str], machine: LoginNode | None = None) -> int:
     """`machine`: another than this one."""
     try:
-        return _main(arguments, machine or Machine(os.environ))
-    except (BadInput, stacks.BadInput) as error:
+        return _main(arguments, machine or LoginNode(os.environ))
+    except (BadInput, stacks.BuildRefused) as error:
         _say(str(error))
         return error.status
 
 
-def _main(arguments: Sequence[str], machine: Machine) -> int:
+def _main(arguments: Sequence[str], machine: LoginNode) -> int:
     options = _parse(arguments)
     file = Path(options.output) if options.output else None
     if file:
@@ -93,9 +93,9 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 # --- the profile --------------------------------------------------------------------------------------------
 
 
-def survey(machine: Machine) -> tuple[str, bool]:
+def survey(machine: LoginNode) -> tuple[str, bool]:
     """(the profile's text, whether its nodes have GPUs). Raises BadInput where there is no scheduler."""
-    found: slurm.Found | pbs.Found
+    found: slurm.SlurmSurvey | pbs.PbsSurvey
     if machine.find("sinfo"):
         found = slurm.survey(machine)
     elif machine.find("qstat") or machine.find("pbsnodes"):
@@ -108,7 +108,7 @@ def survey(machine: Machine) -> tuple[str, bool]:
     host_name = os.uname().nodename.partition(".")[0]
     name = found.name or host_name
     nodes = f"nodes of {found.gpus} {found.models or 'GPUs'}" if found.gpus else "no GPUs found"
-    switch = found.switch if isinstance(found, slurm.Found) else ""
+    switch = found.switch if isinstance(found, slurm.SlurmSurvey) else ""
     lines = [
         Line("title", f"{name}, {nodes}"),
         Line("documented", (), "the pages of the site that you checked this against"),
@@ -118,7 +118,7 @@ def survey(machine: Machine) -> tuple[str, bool]:
         *host.program(machine),
         *host.scratch(machine),
     ]
-    if isinstance(found, pbs.Found) and any(line.key == "env.NCCL_SOCKET_IFNAME" for line in lines):
+    if isinstance(found, pbs.PbsSurvey) and any(line.key == "env.NCCL_SOCKET_IFNAME" for line in lines):
         lines.append(Line("start", questions=(PALS,)))
     head = [
         f"A first profile of {name}, by `apptrain site` on {host_name}, {time.strftime('%Y-%m-%d')}.",

@@ -105,7 +105,7 @@ def main(arguments: Sequence[str]) -> int:
         if status or options.follow is None:
             return status
         return follow.follow(job_id, profile.scheduler, profile)
-    except (BadInput, stacks.BadInput) as error:
+    except (BadInput, stacks.BuildRefused) as error:
         _say(error)
         return error.status
 
@@ -333,13 +333,13 @@ def _completed(profile: Profile, wish: Wish, env: Mapping[str, str]) -> Wish:
     )
 
 
-def _request(profile: Profile, wish: Wish, env: Mapping[str, str]) -> foresee.Request:
+def _request(profile: Profile, wish: Wish, env: Mapping[str, str]) -> foresee.JobRequest:
     """What the scheduler is asked for; what the site leaves open, the job script's own lines say."""
     wish = _completed(profile, wish, env)
     script = (CHECKOUT / SCRIPTS[profile.scheduler]).read_text(encoding="utf-8")
     time = re.search(r"^#(?:SBATCH --time=|PBS -l walltime=)(\S+)", script, re.MULTILINE)
     warns = re.search(r"^#SBATCH --signal=B:USR2@(\d+)", script, re.MULTILINE)
-    return foresee.Request(
+    return foresee.JobRequest(
         profile=profile,
         nodes=wish.nodes,
         gpus=wish.gpus or 0,

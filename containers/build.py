@@ -26,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from containers import bom, debian, stacks, wheels
 from containers.builder import EXTRA_WHEELS, RECIPE, WHEELS, Builder, BuildFailed
-from containers.download import Unavailable
+from containers.download import NoAnswer
 from containers.preflight import Places, check
-from containers.stacks import CONTAINERS, BadInput, Stack
+from containers.stacks import CONTAINERS, BuildRefused, Stack
 
 CHECKOUT: Final = CONTAINERS.parent
 SOURCES: Final = ("entrypoint", "src/train", "pyproject.toml", "requirements/run.in", "LICENSE")
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
             fetch_only(stack, extra, image, offline)
         else:
             build(stack, options.base, extra, image, offline)
-    except (BadInput, Unavailable, BuildFailed) as error:
+    except (BuildRefused, NoAnswer, BuildFailed) as error:
         print(f"image: {error}", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
@@ -87,7 +87,7 @@ def fetch(stack: Stack, extra: Path | None, offline: Path | None, cache: Path, w
     """
     architecture = stacks.debian_architecture()
     if architecture not in stack.architectures:
-        raise BadInput(
+        raise BuildRefused(
             f"stack {stack.name} is for {', '.join(stack.architectures)}, this machine {architecture}"
         )
     locks = [stack.lock(architecture), stacks.debian_lock(architecture)]
@@ -235,7 +235,7 @@ def verify(stack: Stack, base: str, extra: Path | None, image: Path, offline: Pa
         second = build(stack, base, extra, again, offline)
         for name, what in (("lock_sha256", "locks"), ("source_sha256", "files of this checkout")):
             if first.get(name) != second[name]:
-                raise BadInput(
+                raise BuildRefused(
                     f"{image} was built from other {what} than those here: build it anew: make image"
                 )
         if first["partition_sha256"] == second["partition_sha256"]:
@@ -273,18 +273,22 @@ def inspect(image: Path) -> int:
     for name, value in sorted(labels.items()):
         print(f"label {name:14} {value}")
     if not same:
-        raise BadInput(f"{image} is not the file that {image.with_suffix('.json')} describes: build it anew")
+        raise BuildRefused(
+            f"{image} is not the file that {image.with_suffix('.json')} describes: build it anew"
+        )
     return 0
 
 
 def described(image: Path) -> dict[str, Any]:
     """The JSON beside an image."""
     if not image.is_file():
-        raise BadInput(f"{image}: there is no such image: make image")
+        raise BuildRefused(f"{image}: there is no such image: make image")
     try:
         said: dict[str, Any] = json.loads(image.with_suffix(".json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise BadInput(f"{image.with_suffix('.json')}: {error}: build the image anew: make image") from None
+        raise BuildRefused(
+            f"{image.with_suffix('.json')}: {error}: build the image anew: make image"
+        ) from None
     return said
 
 

@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from containers import registry, stacks
-from containers.download import Unavailable
-from containers.stacks import CONTAINERS, BadInput, Base, Stack
+from containers.download import NoAnswer
+from containers.stacks import CONTAINERS, Base, BuildRefused, Stack
 
 RECIPE: Final = CONTAINERS / "apptrain.def"
 LEAST: Final = (1, 2)
@@ -57,7 +57,7 @@ class Builder:
             if path:
                 break
         else:
-            raise BadInput(
+            raise BuildRefused(
                 "neither apptainer nor singularity is on PATH: load it (module avail apptainer), "
                 "or build on a node that has it"
             )
@@ -65,7 +65,7 @@ class Builder:
         number = re.search(r"(\d+)\.(\d+)", said)
         least = LEAST if "apptainer" in said else (4, 0)
         if not number or (int(number[1]), int(number[2])) < least:
-            raise BadInput(
+            raise BuildRefused(
                 f"{path} is {said or 'silent about its version'}: {least[0]}.{least[1]} or newer is needed"
             )
         return cls(path, said)
@@ -73,23 +73,25 @@ class Builder:
     def base(self, asked: str, stack: Stack, architecture: str) -> str:
         """How the base is made here: what was asked for, or for `auto` what this machine can do."""
         if os.geteuid() and not _has_subordinate_ids() and not shutil.which("fakeroot"):
-            raise BadInput(
+            raise BuildRefused(
                 f"{getpass.getuser()} has no subordinate ids (/etc/subuid) and fakeroot is not installed: "
                 "Debian's packages cannot be set up: ask for one of the two, or build where one is there"
             )
         debootstrap = _tool("debootstrap")
         digest = stack.base.digest[architecture]
         if asked == "debootstrap" and not debootstrap:
-            raise BadInput("BASE=debootstrap: debootstrap is not installed here: install it, or BASE=docker")
+            raise BuildRefused(
+                "BASE=debootstrap: debootstrap is not installed here: install it, or BASE=docker"
+            )
         if asked == "docker" and not digest:
-            raise BadInput(
+            raise BuildRefused(
                 f"BASE=docker: {stacks.FILE.name} has no digest of {stack.base.image} for {architecture}: "
                 "run `make lock` with REGISTRY=HOST, or take BASE=debootstrap"
             )
         if asked != "auto":
             return asked
         if not debootstrap and not digest:
-            raise BadInput(
+            raise BuildRefused(
                 f"no base can be made here: debootstrap is not installed, and {stacks.FILE.name} has no "
                 f"digest of {stack.base.image} for {architecture}: install debootstrap, or run `make lock` "
                 "with REGISTRY=HOST"
@@ -103,7 +105,7 @@ class Builder:
         with self._client(work) as client:
             client.build(source, str(work / BASE), sudo=False, options=["--sandbox"])
         if not (work / BASE / "bin").exists():
-            raise Unavailable(f"BASE=docker: {source} could not be had; the reason stands above")
+            raise NoAnswer(f"BASE=docker: {source} could not be had; the reason stands above")
 
     def build(self, image: Path, arguments: dict[str, str], work: Path, wheel_folders: list[Path]) -> None:
         """Build RECIPE to `image`."""
@@ -134,7 +136,7 @@ class Builder:
         try:
             labels: dict[str, str] = said["attributes"]["labels"]
         except (KeyError, TypeError):
-            raise BadInput(f"{image}: {self.path} cannot inspect it: build it anew: make image") from None
+            raise BuildRefused(f"{image}: {self.path} cannot inspect it: build it anew: make image") from None
         return labels
 
     def partition(self, image: Path) -> tuple[int, int]:
@@ -194,7 +196,7 @@ def check_recipe(arguments: dict[str, str]) -> None:
     text = RECIPE.read_text(encoding="utf-8")
     used = set(re.findall(r"\{\{ *(\w+) *\}\}", text))
     if used != set(arguments):
-        raise BadInput(f"{RECIPE}: its arguments are {sorted(used)}, {sorted(arguments)} are given")
+        raise BuildRefused(f"{RECIPE}: its arguments are {sorted(used)}, {sorted(arguments)} are given")
     # spython knows the header of registries only, looks for it in every line, and warns of %setup.
     bot.level = QUIET
     known = re.sub("^Bootstrap: .*", "Bootstrap: docker\nFrom: none", text, flags=re.MULTILINE)
@@ -203,7 +205,7 @@ def check_recipe(arguments: dict[str, str]) -> None:
         copy.flush()
         recipe = SingularityParser(copy.name).parse()["spython-base"]
     if not recipe.install or not recipe.test:
-        raise BadInput(f"{RECIPE}: it has no %post or no %test")
+        raise BuildRefused(f"{RECIPE}: it has no %post or no %test")
 
 
 def _has_subordinate_ids() -> bool:

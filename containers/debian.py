@@ -24,7 +24,7 @@ from typing import Final
 import requests
 
 from containers.download import Download, fetch
-from containers.stacks import BadInput, Base
+from containers.stacks import Base, BuildRefused
 
 KEYRING: Final = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 KEPT: Final = (
@@ -72,7 +72,7 @@ def mirror() -> str:
         found = re.search(r"^DEF_MIRROR=\"?([^\"\n]+)", Path(debootstrap).read_text("utf-8"), re.MULTILINE)
         if found:
             return found[1].rstrip("/")
-    raise BadInput(
+    raise BuildRefused(
         "no Debian mirror is known here: neither apt nor debootstrap is set up: give one, DEBIAN_MIRROR=URL"
     )
 
@@ -80,7 +80,7 @@ def mirror() -> str:
 def resolve(base: Base, architecture: str) -> str:
     """The index entries of the base's packages and all that they need, as the mirror offers them now."""
     if not shutil.which("apt-get") or not KEYRING.exists():
-        raise BadInput(
+        raise BuildRefused(
             f"apt-get and {KEYRING} are needed to lock Debian's packages: run `make lock` on a Debian, "
             "or inside the image: make shell"
         )
@@ -167,7 +167,7 @@ def _take(entries: list[Entry], offline: Path, cache: Path) -> None:
         found = given.get(kept.name) or given.get(name)
         if not found or hashlib.sha256(found.read_bytes()).hexdigest() != entry["SHA256"]:
             state = "is not the locked file" if found else "is not there"
-            raise BadInput(
+            raise BuildRefused(
                 f"OFFLINE={offline}: {name} {state}: fill the directory anew, with the APPTRAIN_CACHE of "
                 "`make image-fetch` on a machine that has a network"
             )
@@ -213,5 +213,7 @@ def _text(file: Path) -> str:
 def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise BadInput(f"{command[0]} failed while Debian's packages were resolved: {done.stderr.strip()}")
+        raise BuildRefused(
+            f"{command[0]} failed while Debian's packages were resolved: {done.stderr.strip()}"
+        )
     return done.stdout

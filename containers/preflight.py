@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from containers.stacks import BadInput
+from containers.stacks import BuildRefused
 
 NETWORK: Final = frozenset(
     {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "panfs", "fhgfs", "wekafs", "ceph", "afs"}
@@ -73,19 +73,19 @@ def check(places: Places, megabytes: dict[str, int]) -> None:
     """Refuse a place that will not do, with the variable to set. Creates the cache's directory."""
     for name, path in (("target", places.target.parent), ("temporary", places.temporary)):
         if not path.is_dir():
-            raise BadInput(f"{path}: there is no such directory: make it, or set {REMEDY[name]}")
+            raise BuildRefused(f"{path}: there is no such directory: make it, or set {REMEDY[name]}")
     try:
         places.cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise BadInput(f"{places.cache}: {error.strerror}: set {REMEDY['cache']}") from None
+        raise BuildRefused(f"{places.cache}: {error.strerror}: set {REMEDY['cache']}") from None
     mount = Mount.of(places.temporary)
     if "noexec" in mount.options:
-        raise BadInput(
+        raise BuildRefused(
             f"{places.temporary} is on {mount.point}, which is mounted noexec: nothing can be run there "
             f"while the image is built: set {REMEDY['temporary']}"
         )
     if mount.kind in NETWORK:
-        raise BadInput(
+        raise BuildRefused(
             f"{places.temporary} is on {mount.point}, a network file system ({mount.kind}), on which a build "
             f"without root cannot own files as it must: set {REMEDY['temporary']}"
         )
@@ -99,7 +99,7 @@ def check(places: Places, megabytes: dict[str, int]) -> None:
         same = {other: need for other, (where, need) in needs.items() if where.stat().st_dev == device}
         need, free = sum(same.values()), shutil.disk_usage(path).free // 1_000_000
         if free < need:
-            raise BadInput(
+            raise BuildRefused(
                 f"{path} has {free / 1000:.1f} GB free, {need / 1000:.1f} GB are needed ({', '.join(same)}): "
                 f"set {REMEDY[name]}"
             )
@@ -122,7 +122,7 @@ def check_quota(path: Path, name: str, megabytes: int) -> None:
             capture_output=True, text=True, check=False, env={**os.environ, "LC_ALL": "C"},
         )  # fmt: skip
     if done.returncode and ("quota" in done.stderr or "No space" in done.stderr):
-        raise BadInput(
+        raise BuildRefused(
             f"{path}: {megabytes / 1000:.1f} GB are needed and cannot be had: {done.stderr.strip()}: see "
             f"your quota, or set {REMEDY[name]}"
         )
@@ -130,5 +130,5 @@ def check_quota(path: Path, name: str, megabytes: int) -> None:
 
 def _writable(path: Path, name: str) -> Path:
     if not os.access(path, os.W_OK | os.X_OK):
-        raise BadInput(f"{path} is not writable: set {REMEDY[name]}")
+        raise BuildRefused(f"{path} is not writable: set {REMEDY[name]}")
     return path

@@ -11,8 +11,8 @@ from typing import Final
 
 import requests
 
-from containers.download import TIMEOUT_S, Unavailable
-from containers.stacks import BadInput
+from containers.download import TIMEOUT_S, NoAnswer
+from containers.stacks import BuildRefused
 
 LISTS: Final = (
     "application/vnd.oci.image.index.v1+json",
@@ -42,11 +42,13 @@ def digests(image: str, architectures: list[str]) -> dict[str, str]:
     try:
         reply = _get(url)
     except requests.RequestException as error:
-        raise Unavailable(f"REGISTRY={address()}: {error}") from None
+        raise NoAnswer(f"REGISTRY={address()}: {error}") from None
     if reply.status_code in (401, 403, 404):
-        raise BadInput(f"REGISTRY={address()}: it does not give {image} ({reply.status_code} {reply.reason})")
+        raise BuildRefused(
+            f"REGISTRY={address()}: it does not give {image} ({reply.status_code} {reply.reason})"
+        )
     if not reply.ok:
-        raise Unavailable(f"REGISTRY={address()}: {reply.status_code} {reply.reason}")
+        raise NoAnswer(f"REGISTRY={address()}: {reply.status_code} {reply.reason}")
     found: dict[str, str] = {}
     if reply.headers.get("Content-Type", "").partition(";")[0] in LISTS:
         for entry in reply.json()["manifests"]:
@@ -57,7 +59,7 @@ def digests(image: str, architectures: list[str]) -> dict[str, str]:
         found[architectures[0]] = reply.headers["Docker-Content-Digest"]
     missing = [architecture for architecture in architectures if architecture not in found]
     if missing:
-        raise BadInput(
+        raise BuildRefused(
             f"REGISTRY={address()}: {image} is not there for {', '.join(missing)}, only for "
             f"{', '.join(sorted(map(str, found))) or 'one architecture that it does not name'}"
         )

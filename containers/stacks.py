@@ -15,7 +15,7 @@ FILE: Final = CONTAINERS / "stacks.yaml"
 DEBIAN_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-class BadInput(Exception):
+class BuildRefused(Exception):
     """What was asked for cannot be; the message says what was given, what was found and what to do."""
 
     status = 64
@@ -78,7 +78,7 @@ def debian_architecture() -> str:
     """This machine's, as Debian calls it."""
     machine = platform.machine()
     if machine not in DEBIAN_ARCHITECTURES:
-        raise BadInput(
+        raise BuildRefused(
             f"this machine is {machine}: the locks are for {' and '.join(DEBIAN_ARCHITECTURES)}: "
             "build on such a machine"
         )
@@ -108,7 +108,7 @@ def names(file: Path = FILE) -> list[str]:
 def check_name(name: str) -> None:
     """Raises BadInput for one that no stack has."""
     if name and name not in names():
-        raise BadInput(f"STACK={name}: there is no such stack: give one of {', '.join(names())}")
+        raise BuildRefused(f"STACK={name}: there is no such stack: give one of {', '.join(names())}")
 
 
 def find(name: str) -> Stack:

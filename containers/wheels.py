@@ -16,8 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
-from containers.download import Unavailable
-from containers.stacks import BadInput, Stack
+from containers.download import NoAnswer
+from containers.stacks import BuildRefused, Stack
 
 PLATFORMS: Final = {
     "amd64": [f"manylinux_2_{minor}_x86_64" for minor in range(41, 4, -1)] + ["manylinux2014_x86_64"],
@@ -66,7 +66,7 @@ def _refusal(lock: Path, said: str) -> Exception:
     if "DO NOT MATCH THE HASHES" in said:
         found = re.search(r"^\s+([A-Za-z0-9._-]+==\S+).*?:$", said, re.MULTILINE)
         package = found[1] if found else "a package"
-        return BadInput(
+        return BuildRefused(
             f"{package}: the index's wheel does not have the hash that {name} has: the file was changed "
             "there or on the way: use another index (PIP_INDEX_URL), or `make lock` if you trust it"
         )
@@ -74,11 +74,11 @@ def _refusal(lock: Path, said: str) -> Exception:
     if gone:
         versions = re.search(r"\(from versions: (.*)\)", said)
         offered = versions[1].split(", ")[-1] if versions else "none"
-        return BadInput(
+        return BuildRefused(
             f"{gone[1]}: locked in {name}, the index offers {offered}: take what it offers with `make lock`, "
             "or give an index that still has it: PIP_INDEX_URL=URL"
         )
-    return Unavailable(f"pip could not fetch the wheels of {name}; the reason stands above")
+    return NoAnswer(f"pip could not fetch the wheels of {name}; the reason stands above")
 
 
 def lock_extra(stack: Stack, architecture: str, extra: Path) -> Path:
@@ -88,7 +88,7 @@ def lock_extra(stack: Stack, architecture: str, extra: Path) -> Path:
     their versions. Raises BadInput naming both sides of a conflict.
     """
     if not extra.is_file():
-        raise BadInput(f"EXTRA={extra}: there is no such file: give a requirements file")
+        raise BuildRefused(f"EXTRA={extra}: there is no such file: give a requirements file")
     base = stack.lock(architecture)
     target = extra.with_name(f"{extra.stem}.{stack.name}-{architecture}.lock")
     mark = f"# For {extra.name} and {base.name}: {digest(extra, base)}\n"
@@ -112,7 +112,7 @@ def lock_extra(stack: Stack, architecture: str, extra: Path) -> Path:
         command += ["--constraint", str(held), str(extra), "-o", str(out)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise BadInput(_conflict(stack, extra, pins, done.stderr))
+            raise BuildRefused(_conflict(stack, extra, pins, done.stderr))
         blocks = re.split(r"^(?=[A-Za-z0-9])", out.read_text(encoding="utf-8"), flags=re.MULTILINE)
     new = [block for block in blocks if block.strip() and _name(block) not in pins]
     fresh = target.with_name(f".{target.name}.{os.getpid()}")

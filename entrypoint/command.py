@@ -330,7 +330,7 @@ def _build(what: str, arguments: list[str]) -> NoReturn:
 
     try:
         stacks.check_name(given.stack)
-    except stacks.BadInput as error:
+    except stacks.BuildRefused as error:
         raise BadInput(f"image {what}: {error}") from None
     if what != "fetch" and not (shutil.which("apptainer") or shutil.which("singularity")):
         raise BadInput(

@@ -60,7 +60,7 @@ TO_DIE = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class LocalJob:
     """What is asked of the embedded scheduler."""
 
     nodes: int
@@ -117,7 +117,7 @@ def own_number() -> Iterator[int]:
         yield number
 
 
-def _run(job: Job) -> int:
+def _run(job: LocalJob) -> int:
     try:
         nodes = _Nodes(job)
         try:
@@ -147,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> Job:
+def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> LocalJob:
     before, command = commands.split_command(argv)
     given, others = _parser().parse_known_args(before)
     nodes = _number("--nodes", given.nodes, at_least=1)
@@ -156,7 +156,7 @@ def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> Job:
         raise BadInput(f"--nodes {nodes}: 254 at most on one machine")
     job_id = time.strftime("%Y%m%d-%H%M%S-") + str(number)
     run_dir = given.run_dir or env.get("APPTRAIN_RUN_DIR") or f"runs/embedded-{job_id}"
-    job = Job(
+    job = LocalJob(
         nodes=nodes,
         tasks_per_node=_number("--tasks-per-node", given.tasks_per_node, at_least=1),
         gpus_per_node=None if gpus is None else _number("--gpus-per-node", gpus, at_least=0),
@@ -176,7 +176,7 @@ def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> Job:
     )
 
 
-def _plan(job: Job, env: Mapping[str, str]) -> tuple[LaunchPlan, sources.Settings]:
+def _plan(job: LocalJob, env: Mapping[str, str]) -> tuple[LaunchPlan, sources.Settings]:
     """The first node's plan: a wrong option is one message before anything starts. Raises BadInput."""
     before, command = commands.split_command(job.launch)
     node = node_env(job, 0, 0, 0, env, progress=False)
@@ -194,7 +194,7 @@ def _number(name: str, text: str, *, at_least: int) -> int:
 
 
 def node_env(
-    job: Job, index: int, local_id: int, attempt: int, env: Mapping[str, str], *, progress: bool
+    job: LocalJob, index: int, local_id: int, attempt: int, env: Mapping[str, str], *, progress: bool
 ) -> dict[str, str]:
     """The whole environment of one task of node `index`."""
     reached = passed.reaches(env, env)
@@ -227,7 +227,7 @@ def _is_option(name: str) -> bool:
 class _Nodes:
     """The running tasks of one job."""
 
-    def __init__(self, job: Job):
+    def __init__(self, job: LocalJob):
         self.job = job
         self.consoles = output.own_consoles(os.environ)
         self.tasks: list[subprocess.Popen[bytes]] = []

@@ -24,7 +24,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT))
 
 from containers import debian, registry, stacks, wheels  # noqa: E402
-from containers.download import Unavailable  # noqa: E402
+from containers.download import NoAnswer  # noqa: E402
 
 STACKS = stacks.FILE.relative_to(CHECKOUT)
 LOCKS = Path("containers/locks")
@@ -42,7 +42,7 @@ COMPILE = (
 )
 
 
-class Unresolved(stacks.BadInput):
+class Unresolved(stacks.BuildRefused):
     """uv found no set of versions; it has said why."""
 
 
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
             lock_python(work, arguments)
             lock_debian(work)
             text = with_digests(dated(stacks.FILE.read_text(encoding="utf-8")))
-        except (stacks.BadInput, Unavailable) as error:
+        except (stacks.BuildRefused, NoAnswer) as error:
             print(f"lock: {error}: nothing was changed", file=sys.stderr)
             return error.status
         for part in (Path("requirements"), LOCKS):

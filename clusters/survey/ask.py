@@ -1,5 +1,5 @@
-"""Asks a machine what it is: commands with a time limit, and files of its kernel. Begin at `Machine`. Nothing
-here changes the machine.
+"""Asks a machine what it is: commands with a time limit, and files of its kernel. Begin at `LoginNode`.
+Nothing here changes the machine.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ANSWER = 20.0
 """Seconds that a command has."""
 
 
-class Machine:
+class LoginNode:
     """The machine that this runs on. `told` has a line for each command: what became of it."""
 
     def __init__(self, env: Mapping[str, str], root: Path = Path("/"), answer: float = ANSWER):

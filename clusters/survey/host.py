@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusters.survey.ask import Machine
+from clusters.survey.ask import LoginNode
 from clusters.survey.draft import Line
 from entrypoint.schedulers import hostnames
 
@@ -43,7 +43,7 @@ NO_SCRATCH = (
 
 
 @dataclass(frozen=True)
-class Interface:
+class LoginInterface:
     name: str
     is_infiniband: bool
     speed: int
@@ -59,7 +59,7 @@ class Interface:
 # --- networks -----------------------------------------------------------------------------------------------
 
 
-def network(machine: Machine, node: str, switch: str) -> Iterator[Line]:
+def network(machine: LoginNode, node: str, switch: str) -> Iterator[Line]:
     """`node`: one of the cluster's, or ''; `switch`: Slurm's plugin for the network between nodes, or ''."""
     found = interfaces(machine)
     suffix = list(_suffix(machine, node, found)) if node else []
@@ -76,7 +76,7 @@ def network(machine: Machine, node: str, switch: str) -> Iterator[Line]:
     yield from _ethernet(machine, found, named=bool(suffix))
 
 
-def interfaces(machine: Machine) -> list[Interface]:
+def interfaces(machine: LoginNode) -> list[LoginInterface]:
     """Those that are up and may lead to other nodes."""
     try:
         told: list[dict[str, Any]] = json.loads(machine.ask("ip", "-j", "addr") or "[]")
@@ -99,7 +99,7 @@ def interfaces(machine: Machine) -> list[Interface]:
             of_it.get("link_type") == "infiniband" or machine.read(f"sys/class/net/{name}/type") == "32"
         )
         found.append(
-            Interface(
+            LoginInterface(
                 name=name,
                 is_infiniband=is_infiniband,
                 speed=int(speed) if speed.isdecimal() else 0,
@@ -109,7 +109,7 @@ def interfaces(machine: Machine) -> list[Interface]:
     return found
 
 
-def _ports(machine: Machine) -> Iterator[str]:
+def _ports(machine: LoginNode) -> Iterator[str]:
     """The active ports of InfiniBand, in words."""
     for device in machine.names("sys/class/infiniband"):
         for port in machine.names(f"sys/class/infiniband/{device}/ports"):
@@ -119,7 +119,7 @@ def _ports(machine: Machine) -> Iterator[str]:
                 yield f"{device} port {port} {machine.read(f'{at}/rate')}".strip()
 
 
-def _slingshot(fast: Sequence[Interface], cxi: Sequence[str], switch: str) -> Iterator[Line]:
+def _slingshot(fast: Sequence[LoginInterface], cxi: Sequence[str], switch: str) -> Iterator[Line]:
     signs = [
         f"SwitchType {switch}" if "slingshot" in switch else "",
         ", ".join(cxi),
@@ -135,7 +135,7 @@ def _slingshot(fast: Sequence[Interface], cxi: Sequence[str], switch: str) -> It
     yield Line("launch.fabric", questions=(PLUGIN,))
 
 
-def _infiniband(found: Sequence[Interface], ports: Sequence[str], *, named: bool) -> Iterator[Line]:
+def _infiniband(found: Sequence[LoginInterface], ports: Sequence[str], *, named: bool) -> Iterator[Line]:
     yield Line("launch.fabric", "infiniband", f"active here: {', '.join(ports)}")
     over = [one for one in found if one.is_infiniband and one.addresses]
     if over and not named:
@@ -143,7 +143,7 @@ def _infiniband(found: Sequence[Interface], ports: Sequence[str], *, named: bool
         yield Line("launch.interface", over[0].name, f"InfiniBand with {over[0].addresses[0]} here", (text,))
 
 
-def _ethernet(machine: Machine, found: Sequence[Interface], *, named: bool) -> Iterator[Line]:
+def _ethernet(machine: LoginNode, found: Sequence[LoginInterface], *, named: bool) -> Iterator[Line]:
     listed = ", ".join(map(str, found)) or "no interface"
     yield Line("launch.fabric", "ethernet", f"no InfiniBand and no Slingshot here: {listed}")
     if machine.names("sys/class/infiniband"):
@@ -160,7 +160,7 @@ def _ethernet(machine: Machine, found: Sequence[Interface], *, named: bool) -> I
         yield Line("launch.interface", questions=(text,))
 
 
-def _suffix(machine: Machine, node: str, found: Sequence[Interface]) -> Iterator[Line]:
+def _suffix(machine: LoginNode, node: str, found: Sequence[LoginInterface]) -> Iterator[Line]:
     """What turns a node's name into that of an address on a network that this host is on, too."""
     own = _addresses(machine, node)
     for suffix in SUFFIXES if own else ():
@@ -173,7 +173,7 @@ def _suffix(machine: Machine, node: str, found: Sequence[Interface]) -> Iterator
                 return
 
 
-def _addresses(machine: Machine, name: str) -> set[str]:
+def _addresses(machine: LoginNode, name: str) -> set[str]:
     before = len(machine.told)
     answer = machine.ask("getent", "ahostsv4", name)
     del machine.told[before:]  # most of these names are guesses
@@ -190,7 +190,7 @@ def _holds(network: str, address: str) -> bool:
 # --- what starts the image, and where files go --------------------------------------------------------------
 
 
-def program(machine: Machine) -> Iterator[Line]:
+def program(machine: LoginNode) -> Iterator[Line]:
     for name in PROGRAMS[:2]:
         if path := machine.find(name):
             text = f"{name} is {path} here. Do the compute nodes have it in PATH too? Else name its module"
@@ -204,14 +204,14 @@ def program(machine: Machine) -> Iterator[Line]:
     yield Line("container.modules", questions=(NO_PROGRAM,))
 
 
-def modules(machine: Machine) -> list[str]:
+def modules(machine: LoginNode) -> list[str]:
     """The modules of Apptainer and Singularity, without versions, the better first."""
     answer = machine.ask("bash", "-lc", "module -t avail 2>&1", name="module avail")
     names = {word.partition("/")[0].partition("(")[0] for word in answer.split() if not word.endswith(":")}
     return [name for name in PROGRAMS if name in names]
 
 
-def scratch(machine: Machine) -> Iterator[Line]:
+def scratch(machine: LoginNode) -> Iterator[Line]:
     known = [name for name in SCRATCH if machine.env.get(name, "").startswith("/")]
     if known:
         rest = f"; also set: {', '.join(known[1:])}" if known[1:] else ""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from clusters.survey import gpus, limits
-from clusters.survey.ask import Machine
+from clusters.survey.ask import LoginNode
 from clusters.survey.draft import Line
 from entrypoint.errors import BadInput
 from entrypoint.schedulers.pbs import COUNTED
@@ -38,7 +38,7 @@ class Host:
 
 
 @dataclass(frozen=True)
-class Found:
+class PbsSurvey:
     lines: Sequence[Line]
     name: str
     node: str
@@ -46,7 +46,7 @@ class Found:
     models: str
 
 
-def survey(machine: Machine) -> Found:
+def survey(machine: LoginNode) -> PbsSurvey:
     """What PBS says. Raises BadInput where there are no queues, or where this is Torque."""
     queues = parse(machine.ask("qstat", "-Qf"), "Queue: ")
     told = machine.told[-1]
@@ -74,7 +74,7 @@ def survey(machine: Machine) -> Found:
         *(gpus.lines(one.model, f"pbsnodes: {one.model_by}") if one else ()),
     ]
     name, model = (one.name, one.model) if one else ("", "")
-    return Found(
+    return PbsSurvey(
         lines=lines, name=server.partition(".")[0], node=name, gpus=one.gpus if one else 0, models=model
     )
 

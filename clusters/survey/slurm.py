@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from clusters.survey import gpus, limits
-from clusters.survey.ask import Machine
+from clusters.survey.ask import LoginNode
 from clusters.survey.draft import Line
 from entrypoint.errors import BadInput
 from entrypoint.schedulers.hostlist import expand
@@ -48,7 +48,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Found:
+class SlurmSurvey:
     lines: Sequence[Line]
     name: str
     """Of the cluster."""
@@ -60,7 +60,7 @@ class Found:
     models: str
 
 
-def survey(machine: Machine) -> Found:
+def survey(machine: LoginNode) -> SlurmSurvey:
     """What Slurm says. Raises BadInput where sinfo does not answer."""
     groups = parse(machine.ask("sinfo", "--noheader", "--exact", f"--format={FORMAT}"))
     if not groups:
@@ -80,7 +80,7 @@ def survey(machine: Machine) -> Found:
         *_request(groups, chosen, config),
         *(gpus.lines(chosen[0].model, source) if chosen[0].gpus else ()),
     ]
-    return Found(
+    return SlurmSurvey(
         lines=lines,
         name=config.get("ClusterName", ""),
         node=node,

@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from entrypoint.doctor import fabric, facts, judge, preflight, probes
-from entrypoint.doctor.facts import Facts
-from entrypoint.doctor.judge import Finding, Gpu, Speed, Way
+from entrypoint.doctor.facts import NodeFacts
+from entrypoint.doctor.judge import Finding, GpuSpeed, Speed, Way
 from entrypoint.doctor.table import Report
 from entrypoint.meet.hub import CLOCKS
 from entrypoint.plan.profile import Profile, load
@@ -83,9 +83,9 @@ def _examine(store: probes.Store, mine: dict[str, Any], device: torch.device, be
         return None
     reports = _told(store, "report")
     site = load(os.environ["APPTRAIN_PROFILE"]) if os.environ.get("APPTRAIN_PROFILE") else Profile()
-    nodes = [Facts.from_json(one["facts"]) for one in reports if one["facts"]]
+    nodes = [NodeFacts.from_json(one["facts"]) for one in reports if one["facts"]]
     speeds = [Speed(**one["speed"]) for one in reports]
-    gpus = [Gpu(**one["gpu"]) for one in reports if one["gpu"]]
+    gpus = [GpuSpeed(**one["gpu"]) for one in reports if one["gpu"]]
     all_ways = [Way(**way) for one in reports for way in one["ways"]]
     wanted = os.environ.get("APPTRAIN_FABRIC", "")
     findings: list[Finding] = [
@@ -134,7 +134,7 @@ def _network(mine: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _transport(reports: Sequence[Mapping[str, Any]], first: Facts) -> str:
+def _transport(reports: Sequence[Mapping[str, Any]], first: NodeFacts) -> str:
     if not reports[0]["gpu"]:
         return f"gloo on {first.interface}"
     networks = dict.fromkeys(one["network"] for one in reports if one["network"])

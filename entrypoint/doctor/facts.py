@@ -40,7 +40,7 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Facts:
+class NodeFacts:
     """Of one node, for this user."""
 
     node: str
@@ -63,18 +63,18 @@ class Facts:
     """Bits per second of it; None where the kernel does not know."""
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Facts:
+    def from_json(cls, raw: Mapping[str, Any]) -> NodeFacts:
         """From dataclasses.asdict's."""
         rooms = {name: Room(**room) for name, room in raw["rooms"].items()}
         return cls(**{**raw, "rooms": rooms, "ports": tuple(raw["ports"])})
 
 
-def gather(node: str, folders: Mapping[str, str], fabric: str, env: Mapping[str, str]) -> Facts:
+def gather(node: str, folders: Mapping[str, str], fabric: str, env: Mapping[str, str]) -> NodeFacts:
     """All of it. `folders`: those whose room counts, by what they are for. `fabric`: what the site has; empty
     for unknown. `env`: the ranks'."""
     total, available = _memory()
     interface = env.get("GLOO_SOCKET_IFNAME", "").partition(",")[0]
-    return Facts(
+    return NodeFacts(
         node=node,
         cpus=len(os.sched_getaffinity(0)),
         memory=total,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from entrypoint.doctor import facts
-from entrypoint.doctor.facts import Facts, Room
+from entrypoint.doctor.facts import NodeFacts, Room
 from entrypoint.plan.profile import RDMA, Profile
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -76,7 +76,7 @@ class Speed:
 
 
 @dataclass(frozen=True)
-class Gpu:
+class GpuSpeed:
     """A rank's GPU."""
 
     rank: int
@@ -113,7 +113,7 @@ class Way:
 # --- a node by itself ---------------------------------------------------------------------------------------
 
 
-def of_facts(found: Facts, site: Profile, fabric: str) -> list[Finding]:
+def of_facts(found: NodeFacts, site: Profile, fabric: str) -> list[Finding]:
     """What a node lacks. `fabric`: that NCCL is to use; empty where that is unknown."""
     return [
         *_of_rooms(found),
@@ -123,7 +123,7 @@ def of_facts(found: Facts, site: Profile, fabric: str) -> list[Finding]:
     ]
 
 
-def _of_rooms(found: Facts) -> Iterable[Finding]:
+def _of_rooms(found: NodeFacts) -> Iterable[Finding]:
     for name, room in found.rooms.items():
         if room.refused:
             text = f"{_called(name, room)} takes no file of 1 MiB ({room.refused})"
@@ -152,7 +152,7 @@ def _make_room(name: str) -> str:
     return "remove what is not needed there (df -h, df -i, quota), or give another with --run-dir"
 
 
-def _of_memory(found: Facts, site: Profile) -> Iterable[Finding]:
+def _of_memory(found: NodeFacts, site: Profile) -> Iterable[Finding]:
     if found.available < MEMORY:
         text = f"{size(found.available)} of {size(found.memory)} memory are free"
         yield Finding(found.node, "memory", text, "ask for more (--mem), or end what takes it")
@@ -165,7 +165,7 @@ def _of_memory(found: Facts, site: Profile) -> Iterable[Finding]:
         yield Finding(found.node, "cpus", text, "ask for all of them (--cpus-per-task, --exclusive)")
 
 
-def _of_limits(found: Facts, fabric: str) -> Iterable[Finding]:
+def _of_limits(found: NodeFacts, fabric: str) -> Iterable[Finding]:
     for name, least in LIMITS.items():
         value = found.limits[name]
         if value is None or value >= least or (name == "memlock" and fabric not in RDMA):
@@ -176,7 +176,7 @@ def _of_limits(found: Facts, fabric: str) -> Iterable[Finding]:
         yield Finding(found.node, name, f"the limit {name} is {limit(name, value)}{why}", remedy)
 
 
-def _of_fabric(found: Facts, fabric: str) -> Iterable[Finding]:
+def _of_fabric(found: NodeFacts, fabric: str) -> Iterable[Finding]:
     if fabric in RDMA and not found.ports:
         text = f"no port of {fabric} is up here, and that is what NCCL is to use"
         yield Finding(found.node, "fabric", text, "leave the node out and tell its administrators (ibstat)")
@@ -188,7 +188,7 @@ def _of_fabric(found: Facts, fabric: str) -> Iterable[Finding]:
         yield Finding(found.node, "plugin", text, remedy)
 
 
-def of_gpu(gpu: Gpu) -> list[Finding]:
+def of_gpu(gpu: GpuSpeed) -> list[Finding]:
     """Who else uses a rank's GPU, and whether it is sound."""
     whole = f"the GPU of rank {gpu.rank} ({gpu.name})"
     found = []
@@ -201,7 +201,7 @@ def of_gpu(gpu: Gpu) -> list[Finding]:
     return found
 
 
-def of_granted(gpus: Sequence[Gpu], site: Profile) -> list[Finding]:
+def of_granted(gpus: Sequence[GpuSpeed], site: Profile) -> list[Finding]:
     """Nodes that come whole, and have fewer GPUs than the site says."""
     told = (site.nodes.gpus if site.nodes.whole else None) or 0
     counts = Counter(gpu.node for gpu in gpus)
@@ -230,7 +230,7 @@ def of_clocks(clocks: Iterable[Clock], first: str, most: float) -> list[Finding]
     ]
 
 
-def of_differences(nodes: Sequence[Facts], speeds: Sequence[Speed], ways: Sequence[Way]) -> list[Finding]:
+def of_differences(nodes: Sequence[NodeFacts], speeds: Sequence[Speed], ways: Sequence[Way]) -> list[Finding]:
     """Nodes that stand out by what they and their network do; none over loopback, where one machine plays
     them all."""
     if nodes[0].interface == "lo":

@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from entrypoint.doctor.judge import Clock, Collective, Gpu, Way, standing_out
-from entrypoint.node.driver import Failed, library
+from entrypoint.doctor.judge import Clock, Collective, GpuSpeed, Way, standing_out
+from entrypoint.node.driver import DriverError, library
 
 SLICE = 0.1
 """Seconds of work that are timed as one: longer than a scheduler's turn, so that what else runs there
@@ -124,11 +124,11 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def gpu(rank: int, node: str, device: torch.device) -> Gpu:
+def gpu(rank: int, node: str, device: torch.device) -> GpuSpeed:
     """The GPU as this rank finds it; to be asked before anything is allocated there."""
     free, total = torch.cuda.mem_get_info(device)
     found = torch.cuda.get_device_properties(device)
-    return Gpu(
+    return GpuSpeed(
         rank=rank,
         node=node,
         name=found.name,
@@ -147,7 +147,7 @@ def _memory_errors(uuid: str) -> int | None:
         call("nvmlInit_v2")
         call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(handle))
         call("nvmlDeviceGetTotalEccErrors", handle, uncorrected, since_loaded, ctypes.byref(count))
-    except (OSError, Failed):
+    except (OSError, DriverError):
         return None
     return count.value
 

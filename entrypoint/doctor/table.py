@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from entrypoint.doctor import judge
-from entrypoint.doctor.facts import Facts
-from entrypoint.doctor.judge import Clock, Collective, Finding, Gpu, Speed, Way, rate, size
+from entrypoint.doctor.facts import NodeFacts
+from entrypoint.doctor.judge import Clock, Collective, Finding, GpuSpeed, Speed, Way, rate, size
 
 SCHEMA_VERSION = 1
 
@@ -21,7 +21,7 @@ SCHEMA_VERSION = 1
 class Report:
     """All that was found; on a login node the first three alone."""
 
-    nodes: Sequence[Facts]
+    nodes: Sequence[NodeFacts]
     findings: Sequence[Finding]
     seconds: float
     """That it took."""
@@ -30,7 +30,7 @@ class Report:
     """What the ranks speak over."""
     clocks: Sequence[Clock] = ()
     speeds: Sequence[Speed] = ()
-    gpus: Sequence[Gpu] = ()
+    gpus: Sequence[GpuSpeed] = ()
     collectives: Sequence[Collective] = ()
     ways: Sequence[Way] = ()
 
@@ -61,7 +61,7 @@ class Report:
         heads += ["clock", "compute", "copy"] if self.speeds else []
         return [heads, *(self._row(one) for one in self.nodes)]
 
-    def _row(self, one: Facts) -> list[str]:
+    def _row(self, one: NodeFacts) -> list[str]:
         cells = [one.node, str(one.cpus), size(one.available)]
         cells += [room.refused or size(room.free) for room in one.rooms.values()]
         cells += [judge.limit(name, value) for name, value in one.limits.items()]

@@ -37,7 +37,7 @@ _STATE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class PreparedJob:
     """What is known of the job since it was prepared."""
 
     run_dir: Path
@@ -72,7 +72,7 @@ class Job:
         handover.write(_state(where, self.attempt), entries)
 
     @classmethod
-    def read(cls, where: Path, attempt: int) -> "Job":
+    def read(cls, where: Path, attempt: int) -> "PreparedJob":
         """As it was when this attempt began. Raises BadInput where nothing was prepared."""
         facts = handover.read(_state(where, attempt), _STATE)
         return cls(
@@ -123,7 +123,7 @@ class Verdict:
 def conclude(where: Path) -> int:
     """Leaves the verdict in this directory. Raises BadInput."""
     facts = handover.read(where / handover.ASK, handover.ASKED)
-    job, signum = Job.read(where, int(facts.one("attempt"))), facts.one("asked")
+    job, signum = PreparedJob.read(where, int(facts.one("attempt"))), facts.one("asked")
     if signum:
         settle(where, job, ended(job, int(signum), facts.one("told")), asked=signum)
     else:
@@ -144,7 +144,7 @@ def leave(
         has_ended = last_of_all.outcome(0, None).exists()
         handover.write(where / handover.OVER, [("first", "ended")] * has_ended)
         return
-    job = Job.read(where, attempt)
+    job = PreparedJob.read(where, attempt)
     over = [("lost", str(node)) for node in lost] + [("asked", "yes")] * bool(asked)
     handover.write(where / handover.OVER, over)
     if asked:
@@ -157,13 +157,13 @@ def leave(
         settle(where, job, verdict(job, run, of_job, is_planned=run.stop.exists(), told=""))
 
 
-def came_to_its_end(job: Job, attempt: int) -> bool:
+def came_to_its_end(job: PreparedJob, attempt: int) -> bool:
     """Whether those that were left of this attempt, whose job script was lost with its node, have
     finished."""
     return last(dataclasses.replace(job, attempt=attempt), 0)[1].status == DONE
 
 
-def last(job: Job, patience: int) -> tuple[RunDirectory, Outcome]:
+def last(job: PreparedJob, patience: int) -> tuple[RunDirectory, Outcome]:
     """(the last attempt, how it ended). After a restart inside the allocation the last attempt counts, and
     those that took part in it; files that are late are waited for, `patience` times LATE_PAUSE."""
     for late in range(patience + 1):
@@ -180,7 +180,7 @@ def last(job: Job, patience: int) -> tuple[RunDirectory, Outcome]:
     return run, outcome.of_job(found, first=job.hosts[0])
 
 
-def verdict(job: Job, run: RunDirectory, of_job: Outcome, *, is_planned: bool, told: str) -> Verdict:
+def verdict(job: PreparedJob, run: RunDirectory, of_job: Outcome, *, is_planned: bool, told: str) -> Verdict:
     """What follows this outcome of the job's last attempt. `told`: what Slurm says of the job."""
     status = of_job.status
     who = (f"rank {of_job.rank} on " if of_job.rank is not None else "") + (
@@ -209,7 +209,7 @@ def verdict(job: Job, run: RunDirectory, of_job: Outcome, *, is_planned: bool, t
     return _within_bounds(job, run, status, failed)
 
 
-def ended(job: Job, status: int, told: str) -> Verdict:
+def ended(job: PreparedJob, status: int, told: str) -> Verdict:
     """What is said where the job script was asked to end by a signal."""
     by = f"ended by a signal (status {status})"
     if job.may_be_asked and slurm.is_requeued(told, job.restarts):
@@ -219,7 +219,9 @@ def ended(job: Job, status: int, told: str) -> Verdict:
     return Verdict(follows="end", status=status, said=(("say", said),))
 
 
-def _later(job: Job, status: int, *lines: str, forgets: bool = False, counts: bool = False) -> Verdict:
+def _later(
+    job: PreparedJob, status: int, *lines: str, forgets: bool = False, counts: bool = False
+) -> Verdict:
     said = tuple(("say", line) for line in (*lines, *([] if job.batch else [job.by_hand])))
     return Verdict(
         follows="requeue" if job.batch else "end",
@@ -230,7 +232,7 @@ def _later(job: Job, status: int, *lines: str, forgets: bool = False, counts: bo
     )
 
 
-def _after_planned_end(job: Job, run: RunDirectory) -> Verdict:
+def _after_planned_end(job: PreparedJob, run: RunDirectory) -> Verdict:
     saved = "saved at a planned end"
     if why := no_progress(run, seconds=time.time() - job.began):
         said = (("say", saved), ("say", f"not run again: {why}; {job.by_hand}"))
@@ -238,7 +240,7 @@ def _after_planned_end(job: Job, run: RunDirectory) -> Verdict:
     return dataclasses.replace(_later(job, SAVED, saved, forgets=True), is_planned=True)
 
 
-def _within_bounds(job: Job, run: RunDirectory, status: int, *lines: str) -> Verdict:
+def _within_bounds(job: PreparedJob, run: RunDirectory, status: int, *lines: str) -> Verdict:
     if why := too_many(run, job.bound):
         # Who starts it again may have corrected what failed.
         said = tuple(("say", line) for line in (*lines, f"not run again: {why}; {job.by_hand}"))
@@ -246,7 +248,7 @@ def _within_bounds(job: Job, run: RunDirectory, status: int, *lines: str) -> Ver
     return _later(job, status, *lines, counts=True)
 
 
-def settle(where: Path, job: Job, found: Verdict, asked: str = "") -> None:
+def settle(where: Path, job: PreparedJob, found: Verdict, asked: str = "") -> None:
     """Does what the verdict means for the run directory, and leaves it for the host half. `asked`: the status
     of the signal that it is about."""
     attempt = RunDirectory(job.run_dir, job.attempt).later_attempts() + 1
@@ -270,7 +272,7 @@ def settle(where: Path, job: Job, found: Verdict, asked: str = "") -> None:
     handover.write(where / handover.VERDICT, entries)
 
 
-def _outcomes(job: Job, run: RunDirectory) -> list[tuple[str, Outcome | None]]:
+def _outcomes(job: PreparedJob, run: RunDirectory) -> list[tuple[str, Outcome | None]]:
     """Each task's, with its node's name."""
     found = []
     everyone = range(len(job.hosts))
@@ -283,5 +285,5 @@ def _outcomes(job: Job, run: RunDirectory) -> list[tuple[str, Outcome | None]]:
     return found
 
 
-def _all_written(job: Job, run: RunDirectory) -> bool:
+def _all_written(job: PreparedJob, run: RunDirectory) -> bool:
     return all(each is not None for _, each in _outcomes(job, run))

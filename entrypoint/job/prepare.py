@@ -15,7 +15,7 @@ from pathlib import Path
 from entrypoint.errors import BadInput
 from entrypoint.job import batch, handover, rundir
 from entrypoint.job.batch import Granted, pbs
-from entrypoint.job.conclude import DONE_LINE, Job, came_to_its_end
+from entrypoint.job.conclude import DONE_LINE, PreparedJob, came_to_its_end
 from entrypoint.job.handover import Facts
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import processes
@@ -210,7 +210,7 @@ def _begin(where: Path, asked: _Request) -> Entries:
     if granted.ran_before and not run.path.is_dir():
         gone = f"its run directory {run.path} is not there: it begins anew"
         yield ("say", f"WARNING: this job has run before, but {gone}")
-    job = Job(
+    job = PreparedJob(
         run_dir=run.path,
         attempt=run.attempt,
         hosts=granted.hosts,

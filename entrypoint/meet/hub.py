@@ -21,7 +21,7 @@ from entrypoint.errors import BadInput, Refusal, Unavailable
 from entrypoint.meet import door, job_state, messages, reach
 from entrypoint.meet.claims import Identity, Place, disagreement, missing
 from entrypoint.meet.door import Door, Guest
-from entrypoint.meet.job_state import After, JobState, Lost, Now, Say, Settle, Tell
+from entrypoint.meet.job_state import JobState, Lost, Now, Say, Settle, StartTimer, TellAll
 from entrypoint.meet.link import Link
 from entrypoint.meet.messages import (
     Beat,
@@ -437,11 +437,11 @@ class Hub(Link):
             return
         for effect in effects:
             match effect:
-                case Tell(message):
+                case TellAll(message):
                     self._tell_all(message)
                 case Say(text):
                     self.say(text)
-                case After(seconds, timer):
+                case StartTimer(seconds, timer):
                     loop.call_later(seconds, self._step, self.me.place, timer)
 
     def _tell_all(self, message: Told) -> None:

@@ -95,7 +95,7 @@ Event = Report | Lost | Timer
 
 
 @dataclass(frozen=True)
-class Tell:
+class TellAll:
     """Tell everyone, node 0 included."""
 
     message: Told
@@ -109,14 +109,14 @@ class Say:
 
 
 @dataclass(frozen=True)
-class After:
+class StartTimer:
     """Let this happen in so many seconds."""
 
     seconds: float
     event: Timer
 
 
-Effect = Tell | Say | After
+Effect = TellAll | Say | StartTimer
 Step = tuple["JobState", list[Effect]]
 
 # --- the state ----------------------------------------------------------------------------------------------
@@ -269,7 +269,7 @@ def _tell(state: JobState, message: Told) -> Step:
     if state.is_over:
         return state, []
     is_last = isinstance(message, Failed | AllDone)
-    return replace(state, is_over=is_last), [Tell(message)]
+    return replace(state, is_over=is_last), [TellAll(message)]
 
 
 # --- ends and failures --------------------------------------------------------------------------------------
@@ -311,7 +311,7 @@ def _collect(state: JobState, failure: Failure) -> Step:
         return state, []
     # Who only lost another rank may end before that one does.
     follows = blame.is_consequence(failure.error)
-    return state, [After(state.bounds.settle_echo if follows else state.bounds.settle, Settle())]
+    return state, [StartTimer(state.bounds.settle_echo if follows else state.bounds.settle, Settle())]
 
 
 def _decide(state: JobState) -> Step:
@@ -332,7 +332,7 @@ def _look(state: JobState, why: str, now: Now) -> Step:
     if state.hang or state.failures:
         return state, []
     state = replace(state, hang=Hang(why=why, since=now.wall))
-    return _then([After(state.bounds.look, LookIsOver())], _tell(state, Look(why)))
+    return _then([StartTimer(state.bounds.look, LookIsOver())], _tell(state, Look(why)))
 
 
 def _silence(state: JobState, who: int, why: str, now: Now) -> Step:
@@ -421,7 +421,7 @@ def _peek(state: JobState) -> Step:
     assert state.pause is not None
     pause = replace(state.pause, is_looking=True, found=(), answered=NONE)
     state = replace(state, pause=pause, peeks=state.peeks + 1)
-    return _then([After(state.bounds.look, PeekIsOver(state.peeks))], _tell(state, Peek()))
+    return _then([StartTimer(state.bounds.look, PeekIsOver(state.peeks))], _tell(state, Peek()))
 
 
 def _peeked(state: JobState, who: int, sightings: tuple[Sighting, ...], last: bool, now: Now) -> Step:
@@ -452,7 +452,7 @@ def _peek_is_over(state: JobState, now: Now) -> Step:
         )
         if stuck is not None:
             return _tell_failure(replace(state, pause=None), stuck)
-    effects: list[Effect] = [After(pause.nap, PeekAgain(state.peeks))]
+    effects: list[Effect] = [StartTimer(pause.nap, PeekAgain(state.peeks))]
     is_due = bool(why) and not pause.is_said and now.steady - pause.began >= state.longest_pause
     if is_due and (text := blame.pause(found, why)):
         effects.append(Say(text))

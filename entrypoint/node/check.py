@@ -36,7 +36,7 @@ def check(*, as_json: bool) -> int:
     return int(fits is False)
 
 
-def _of_driver(found: gpu.Found, env: Mapping[str, str]) -> dict[str, Any]:
+def _of_driver(found: gpu.DriverReport, env: Mapping[str, str]) -> dict[str, Any]:
     """`stack`: the image's, None outside an image. `stack_fits` the driver and the GPUs: None where there is
     none, or it could not be asked. `gpu_problem`: why not."""
     stack = gpu.stack_of_image(env)

@@ -26,7 +26,7 @@ CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
 """Of the enumeration CUdevice_attribute."""
 
 
-class Failed(Exception):
+class DriverError(Exception):
     """A library's function returned an error; `code` is its number."""
 
     def __init__(self, code: int):
@@ -64,7 +64,7 @@ def _ask_cuda() -> tuple[int | None, tuple[int | None, str] | None, list[dict[st
     call("cuDriverGetVersion", ctypes.byref(version))
     try:
         call("cuInit", 0)
-    except Failed as failed:
+    except DriverError as failed:
         return version.value, (failed.code, _cuda_text(call, failed.code)), []
     call("cuDeviceGetCount", ctypes.byref(count))
     return version.value, None, [_cuda_gpu(call, ordinal) for ordinal in range(count.value)]
@@ -72,7 +72,7 @@ def _ask_cuda() -> tuple[int | None, tuple[int | None, str] | None, list[dict[st
 
 def _cuda_text(call: Callable[..., None], code: int) -> str:
     text = ctypes.c_char_p()
-    with contextlib.suppress(Failed):
+    with contextlib.suppress(DriverError):
         call("cuGetErrorString", code, ctypes.byref(text))
     return (text.value or b"unknown error").decode(errors="replace")
 
@@ -91,7 +91,7 @@ def _ask_nvml() -> tuple[str | None, list[dict[str, Any]]]:
     """(version, GPUs), as far as NVML answers."""
     version, count = ctypes.create_string_buffer(80), ctypes.c_uint()
     gpus: list[dict[str, Any]] = []
-    with contextlib.suppress(OSError, Failed):
+    with contextlib.suppress(OSError, DriverError):
         call = library("libnvidia-ml.so.1")
         call("nvmlInit_v2")
         call("nvmlSystemGetDriverVersion", version, len(version))
@@ -120,7 +120,7 @@ def library(name: str) -> Callable[..., None]:
 
     def call(function: str, *arguments: object) -> None:
         if code := library[function](*arguments):
-            raise Failed(code)
+            raise DriverError(code)
 
     return call
 

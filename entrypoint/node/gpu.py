@@ -58,7 +58,7 @@ class Needs:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stack(Needs):
+class ImageStack(Needs):
     """The stack in this image."""
 
     name: str
@@ -71,7 +71,7 @@ class Stack(Needs):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class DriverReport:
     """What the driver says of this node to a process with the ranks' environment."""
 
     driver: str | None = None
@@ -94,7 +94,7 @@ class Found:
         return self.driver + (f" (CUDA {_dotted(self.cuda)})" if self.cuda else "")
 
 
-def stack_of_image(env: Mapping[str, str]) -> Stack | None:
+def stack_of_image(env: Mapping[str, str]) -> ImageStack | None:
     """The stack as the image's file APPTRAIN_STACK describes it; None without the file: outside an image,
     torch may come from anywhere. Raises BadInput where the file does not describe one."""
     name = env.get("APPTRAIN_STACK")
@@ -102,7 +102,7 @@ def stack_of_image(env: Mapping[str, str]) -> Stack | None:
         return None
     try:
         facts = json.loads(Path(name).read_text())
-        return Stack(
+        return ImageStack(
             name=facts["name"],
             cuda=str(facts["cuda"]),
             lock=str(facts.get("lock_sha256", "")),
@@ -130,7 +130,7 @@ def _capability(text: str) -> Version:
 
 async def ask_driver(
     env: Mapping[str, str], *, seconds: float = ANSWER, version_file: Path | None = None
-) -> Found:
+) -> DriverReport:
     """Asks the driver in a process of its own, with the ranks' environment `env`. `version_file` stands for
     /proc/driver/nvidia/version."""
     child = await asyncio.create_subprocess_exec(
@@ -146,7 +146,7 @@ async def ask_driver(
     try:
         out, err = await asyncio.wait_for(child.communicate(), seconds)
     except TimeoutError:
-        return Found(silent=True)
+        return DriverReport(silent=True)
     finally:
         if child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -155,13 +155,13 @@ async def ask_driver(
                 await asyncio.wait_for(child.wait(), 1.0)
     if child.returncode:
         lines = err.decode(errors="replace").strip().splitlines()
-        return Found(failed=": ".join([f"status {child.returncode}", *lines[-1:]]))
+        return DriverReport(failed=": ".join([f"status {child.returncode}", *lines[-1:]]))
     return _read(json.loads(out))
 
 
-def _read(said: Mapping[str, Any]) -> Found:
+def _read(said: Mapping[str, Any]) -> DriverReport:
     cuda, error = said["cuda"], said["error"]
-    return Found(
+    return DriverReport(
         driver=said["driver"],
         cuda=None if cuda is None else (cuda // 1000, cuda % 1000 // 10),
         error=None if error is None else (error[0], error[1]),
@@ -183,7 +183,7 @@ async def check_stack(plan: LaunchPlan, env: Mapping[str, str], say: Callable[[s
 
 
 def misfit(
-    stack: Stack, found: Found, *, node: str, visible: str | None, ranks: int | None = None
+    stack: ImageStack, found: DriverReport, *, node: str, visible: str | None, ranks: int | None = None
 ) -> str | None:
     """Why the stack does not run on the GPUs of `node`, and what to do; None where it does, or nobody knows.
 
@@ -205,18 +205,18 @@ def misfit(
     return _no_kernels(stack, found, node, found.gpus[:ranks])
 
 
-def _is_too_old(stack: Stack, found: Found) -> bool:
+def _is_too_old(stack: ImageStack, found: DriverReport) -> bool:
     if found.cuda and found.cuda[0] >= _numbers(stack.cuda)[0]:
         return False
     return found.cuda is not None if found.driver is None else not _reaches(found, stack)
 
 
-def _reaches(found: Found, needs: Needs) -> bool:
+def _reaches(found: DriverReport, needs: Needs) -> bool:
     """Whether the driver itself, without forward compatibility, is known to be new enough."""
     return found.driver is not None and _numbers(found.driver) >= _numbers(needs.driver)
 
 
-def _too_old(stack: Stack, found: Found, node: str, used: Sequence[Gpu]) -> str:
+def _too_old(stack: ImageStack, found: DriverReport, node: str, used: Sequence[Gpu]) -> str:
     remedies = _or(
         _other_stack(stack, found, used),
         "have the driver updated",
@@ -229,7 +229,7 @@ def _too_old(stack: Stack, found: Found, node: str, used: Sequence[Gpu]) -> str:
     )
 
 
-def _no_library(found: Found, node: str, text: str) -> str:
+def _no_library(found: DriverReport, node: str, text: str) -> str:
     if found.driver:
         return (
             f"{node} has NVIDIA driver {found.driver}, but its libcuda is not visible here ({text}): start "
@@ -241,7 +241,9 @@ def _no_library(found: Found, node: str, text: str) -> str:
     )
 
 
-def _not_started(stack: Stack, found: Found, node: str, visible: str | None, code: int, text: str) -> str:
+def _not_started(
+    stack: ImageStack, found: DriverReport, node: str, visible: str | None, code: int, text: str
+) -> str:
     start = f"CUDA does not start on {node}, error {code} ({text})"
     driver = f"driver {found.driver or 'of unknown version'}"
     is_new_enough = _reaches(found, stack)
@@ -270,7 +272,7 @@ def _not_started(stack: Stack, found: Found, node: str, visible: str | None, cod
     return f"{start}, with {driver}: leave the node out, and tell its administrators (nvidia-smi, dmesg)"
 
 
-def _no_kernels(stack: Stack, found: Found, node: str, used: Sequence[Gpu]) -> str | None:
+def _no_kernels(stack: ImageStack, found: DriverReport, node: str, used: Sequence[Gpu]) -> str | None:
     lacking: dict[Gpu, list[int]] = {}
     for index, gpu in enumerate(used):
         if not stack.has_kernels_for(gpu):
@@ -293,7 +295,7 @@ def _no_kernels(stack: Stack, found: Found, node: str, used: Sequence[Gpu]) -> s
     )
 
 
-def _other_stack(stack: Stack, found: Found, gpus: Sequence[Gpu]) -> str:
+def _other_stack(stack: ImageStack, found: DriverReport, gpus: Sequence[Gpu]) -> str:
     """The advice to take another stack: of those that fit, the one for the newest driver. Empty without."""
     fitting = [
         (_numbers(needs.driver), name)
@@ -306,7 +308,7 @@ def _other_stack(stack: Stack, found: Found, gpus: Sequence[Gpu]) -> str:
     return f"use the stack {name} (make image STACK={name}, and name that image in APPTRAIN_IMAGE)"
 
 
-def _compat(stack: Stack) -> str:
+def _compat(stack: ImageStack) -> str:
     return f"cuda-compat-{stack.cuda.replace('.', '-')}"
 
 

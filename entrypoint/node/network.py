@@ -45,7 +45,7 @@ class Interface:
         return f"{self.name} ({has if self.is_up else 'down'})"
 
 
-class Machine(Protocol):
+class NetworkView(Protocol):
     """What is asked of the machine. The first two raise OSError."""
 
     def addresses_of(self, name: str) -> Sequence[str]: ...
@@ -101,7 +101,7 @@ class Endpoint:
         return bool(self.address) and not _parsed(self.address).is_loopback
 
 
-def find(plan: LaunchPlan, env: Mapping[str, str], machine: Machine | None = None) -> Endpoint:
+def find(plan: LaunchPlan, env: Mapping[str, str], machine: NetworkView | None = None) -> Endpoint:
     """This node's endpoint; `env` is what its workers inherit.
 
     BadInput: a name leads to no address of use, or an interface that was asked for is not there. Unavailable:
@@ -184,7 +184,7 @@ def check_store_port(plan: LaunchPlan, advice: str) -> None:
 # --- addresses ----------------------------------------------------------------------------------------------
 
 
-def _addresses(plan: LaunchPlan, machine: Machine) -> tuple[str, str, tuple[str, ...]]:
+def _addresses(plan: LaunchPlan, machine: NetworkView) -> tuple[str, str, tuple[str, ...]]:
     """(node 0's address, this node's, notes)."""
     rendezvous = plan.rendezvous
     if rendezvous.is_host:
@@ -198,7 +198,7 @@ def _addresses(plan: LaunchPlan, machine: Machine) -> tuple[str, str, tuple[str,
     return first, _on_the_way(plan, first, machine), ()
 
 
-def _first_nodes_own(plan: LaunchPlan, machine: Machine) -> tuple[str, tuple[str, ...]]:
+def _first_nodes_own(plan: LaunchPlan, machine: NetworkView) -> tuple[str, tuple[str, ...]]:
     """Node 0's own address; where its name is 127.0.1.1 to itself, the one on the way to another node."""
     name = plan.rendezvous.master_addr
     try:
@@ -224,7 +224,7 @@ class _Loopback(BadInput):
         self.address = address
 
 
-def _lookup(plan: LaunchPlan, name: str, whose: str, machine: Machine, *, alone: bool = False) -> str:
+def _lookup(plan: LaunchPlan, name: str, whose: str, machine: NetworkView, *, alone: bool = False) -> str:
     """The address of a name: of several the same on all nodes, whatever the resolver's order."""
     if _is_address(name):
         return name
@@ -249,7 +249,7 @@ def _lookup(plan: LaunchPlan, name: str, whose: str, machine: Machine, *, alone:
     return min(usable, key=lambda text: (_parsed(text).version, int(_parsed(text))))
 
 
-def _on_the_way(plan: LaunchPlan, address: str, machine: Machine) -> str:
+def _on_the_way(plan: LaunchPlan, address: str, machine: NetworkView) -> str:
     try:
         return machine.source_towards(address)
     except OSError as error:

@@ -149,7 +149,7 @@ def check_training(command: Sequence[str], ranks: int, folder: Path) -> None:
         return
     try:
         from train.arguments import check
-        from train.status import BadInput as Refused
+        from train.status import TrainingRefused as Refused
     except ImportError as error:
         if error.name != "yaml":
             raise

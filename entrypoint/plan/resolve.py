@@ -10,7 +10,7 @@ from entrypoint.plan import profile, rules, sources
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.sources import Settings
 from entrypoint.schedulers import choice
-from entrypoint.schedulers.request import Request
+from entrypoint.schedulers.request import PlacementRequest
 
 
 def resolve(
@@ -24,7 +24,7 @@ def resolve(
     profile_name = flags.get("profile") or env.get("APPTRAIN_PROFILE")
     site = profile.load(profile_name) if profile_name else profile.Profile()
     settings = sources.resolve(flags, env, site.launch, site.name, cmd)
-    request = Request(
+    request = PlacementRequest(
         nodes=settings.value("nodes"),
         node_rank=settings.value("node-rank"),
         nodefile=settings.value("nodefile"),

@@ -16,7 +16,7 @@ from typing import Any
 
 from entrypoint import files
 from entrypoint.aside import aside
-from entrypoint.node.gpu import Stack
+from entrypoint.node.gpu import ImageStack
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.private import write_private
 from entrypoint.record import hardware, reading, source, tokens
@@ -61,7 +61,7 @@ class Manifest:
             await aside(lambda: write_private(self._folder / f"hardware.{plan.place}.json", text), RECORD)
 
     async def record(
-        self, plan: LaunchPlan, stack: Stack | None, *, image_id: str, versions: Mapping[str, str]
+        self, plan: LaunchPlan, stack: ImageStack | None, *, image_id: str, versions: Mapping[str, str]
     ) -> None:
         """Adds this attempt. `stack`: of the image; None outside one."""
         self._code = asyncio.create_task(self._look_at_code(plan))
@@ -208,7 +208,7 @@ def kept_plan(plan: LaunchPlan, env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _entry(
-    plan: LaunchPlan, stack: Stack | None, image_id: str, versions: Mapping[str, str]
+    plan: LaunchPlan, stack: ImageStack | None, image_id: str, versions: Mapping[str, str]
 ) -> dict[str, Any]:
     return {
         "attempt": plan.attempt,
@@ -242,7 +242,7 @@ def _plan_file(plan: LaunchPlan, place: int) -> str:
     return f"plan.{place}.json" if plan.local_rank is None else f"plan.{place}.0.json"
 
 
-def _image(stack: Stack | None, image_id: str) -> dict[str, Any] | None:
+def _image(stack: ImageStack | None, image_id: str) -> dict[str, Any] | None:
     if stack:
         return {"id": image_id, "stack": stack.name, "cuda": stack.cuda, "lock_sha256": stack.lock}
     return {"id": image_id, "not_promised": list(NOT_PROMISED)} if image_id else None

@@ -97,7 +97,7 @@ class Attempt:
         self.supervisor: Supervisor | None = None
         self._made = (0, 0)
         """Device and inode of the run directory."""
-        self._start = start.of_launch(env) if before is None else start.Start(time.time())
+        self._start = start.of_launch(env) if before is None else start.StartTimes(time.time())
         self._telling: asyncio.Task[None] | None = None
         self.scratch = tempfile.TemporaryDirectory(prefix="apptrain-", ignore_cleanup_errors=True)
         self.heartbeats = Path(self.scratch.name, "heartbeat")

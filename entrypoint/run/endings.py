@@ -22,7 +22,7 @@ ALONE = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said:
+class RankTrace:
     """What a rank that has failed left behind; each is empty if there is nothing."""
 
     error: str
@@ -39,7 +39,7 @@ def asked_to_end(node: str, signum: int, at: float) -> Outcome:
     return Outcome(status=128 + signum, signal=signum, node=node, time=at, error=error)
 
 
-def failure_of(node: str, place: int, ended: RankEnded, said: Said) -> Failure:
+def failure_of(node: str, place: int, ended: RankEnded, said: RankTrace) -> Failure:
     """A rank's failure, with what it said of it. `place`: of its node in the allocation."""
     parts = [said.error]
     if ended.signal == signal.SIGKILL or "Killed" in said.error:  # of DataLoader's workers torch says that

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from entrypoint.bitset import Bits
 from entrypoint.meet import job_state
-from entrypoint.meet.job_state import After, JobState, Now, Say, Tell
+from entrypoint.meet.job_state import JobState, Now, Say, StartTimer, TellAll
 from entrypoint.meet.messages import Paused, Report, Silent, Stalled, Told
 from entrypoint.meet.terms import Timeouts
 
@@ -118,9 +118,9 @@ class Alone:
         self._job, effects = job_state.step(self._job, (0, None), event, now)
         for effect in effects:
             match effect:
-                case Tell(message):
+                case TellAll(message):
                     self._post(message)
                 case Say(text):
                     self._say(text)
-                case After(seconds, timer):
+                case StartTimer(seconds, timer):
                     loop.call_later(seconds, self._step, timer)

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from entrypoint.errors import DONE, SAVED, STUCK
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
-from entrypoint.meet.job_state import Now
+from entrypoint.meet.job_state import Now, Say
 from entrypoint.meet.messages import (
     AllDone,
     Done,
@@ -29,7 +29,7 @@ from entrypoint.meet.messages import (
     Seen,
     Stopped,
 )
-from entrypoint.run.endings import Said, asked_to_end, failure_of, listed, to_failure, to_outcome
+from entrypoint.run.endings import RankTrace, asked_to_end, failure_of, listed, to_failure, to_outcome
 from entrypoint.run.ranks import RankEnded, RankStarted, StarterEnded
 from entrypoint.watch import blame
 from entrypoint.watch.reports import NO_ENDS, End, Ends, Failure, Sighting
@@ -91,7 +91,7 @@ class StopAsked:
 class Settled:
     """The time in which failing ranks are told apart is over."""
 
-    said: Mapping[int, Said]
+    said: Mapping[int, RankTrace]
     """What each rank that has failed left behind."""
 
 
@@ -114,14 +114,14 @@ class VerdictIsLate:
 
 
 @dataclass(frozen=True)
-class Found:
+class StacksCollected:
     """Where the ranks are: the answer to CollectStacks."""
 
     sightings: tuple[Sighting, ...]
 
 
 @dataclass(frozen=True)
-class Peeped:
+class PeekCollected:
     """Where the ranks are: the answer to CollectPeek."""
 
     sightings: tuple[Sighting, ...]
@@ -160,8 +160,8 @@ Event = (
     | RanksSeen
     | RanksKilled
     | VerdictIsLate
-    | Found
-    | Peeped
+    | StacksCollected
+    | PeekCollected
     | StacksKept
     | AgentLeft
     | Catching
@@ -171,17 +171,10 @@ Event = (
 
 
 @dataclass(frozen=True)
-class Tell:
+class TellHub:
     """Report this to node 0."""
 
     report: Report
-
-
-@dataclass(frozen=True)
-class Say:
-    """Print a line for the user."""
-
-    text: str
 
 
 @dataclass(frozen=True)
@@ -241,7 +234,7 @@ class AwaitAgent:
 
 
 @dataclass(frozen=True)
-class After:
+class LookAfter:
     """Look at the world after so many seconds: an event of this kind follows."""
 
     seconds: float
@@ -256,7 +249,7 @@ class Finish:
 
 
 Effect = (
-    Tell
+    TellHub
     | Say
     | TerminateRanks
     | KillRanks
@@ -267,7 +260,7 @@ Effect = (
     | KeepStacks
     | ShowFailure
     | AwaitAgent
-    | After
+    | LookAfter
     | Finish
 )
 Step = tuple["NodeState", list[Effect]]
@@ -304,7 +297,7 @@ class Failing:
 
 
 @dataclass(frozen=True)
-class Ending:
+class EndingRanks:
     """The ranks are being ended, and the outcome is known."""
 
     outcome: Outcome
@@ -337,7 +330,7 @@ class Leaving:
     alone: bool
 
 
-Phase = Running | Settling | Failing | Ending | Looking | Leaving
+Phase = Running | Settling | Failing | EndingRanks | Looking | Leaving
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -428,8 +421,8 @@ def step(state: NodeState, event: Event, now: Now) -> Step:
     match event:
         case Catching(ranks=ranks):
             return _signal_who_catches(state, ranks, now)
-        case Peeped(sightings=sightings):
-            return state, [Tell(Peeked(sightings, last=True))]
+        case PeekCollected(sightings=sightings):
+            return state, [TellHub(Peeked(sightings, last=True))]
     match state.phase:
         case Running() as phase:
             return _running(state, phase, event, now)
@@ -437,7 +430,7 @@ def step(state: NodeState, event: Event, now: Now) -> Step:
             return _settling(state, phase, event, now)
         case Failing() as phase:
             return _failing(state, phase, event, now)
-        case Ending() as phase:
+        case EndingRanks() as phase:
             return _ending(state, phase, event, now)
         case Looking() as phase:
             return _looking(state, phase, event, now)
@@ -468,12 +461,12 @@ def _running(state: NodeState, phase: Running, event: Event, now: Now) -> Step:
         case Failed(failure=failure, lost=lost):
             terminated = failure.rank is None and failure.signal == signal.SIGTERM
             grace = state.term_grace if terminated else FAILURE_GRACE
-            ending = _end_ranks(replace(state, lost=lost), Ending(to_outcome(failure)), grace, now)
+            ending = _end_ranks(replace(state, lost=lost), EndingRanks(to_outcome(failure)), grace, now)
             return _then([ShowFailure(failure)], ending)
         case AllDone(alone=alone):
             return replace(state, phase=Leaving(alone)), [AwaitAgent(AGENT_EXIT)]
         case Peek():
-            return state, [Tell(Peeked((), last=True)) if state.all_have_ended else CollectPeek()]
+            return state, [TellHub(Peeked((), last=True)) if state.all_have_ended else CollectPeek()]
         case Look(why=why):
             looking = replace(state, phase=Looking(why))
             if state.all_have_ended:
@@ -482,9 +475,9 @@ def _running(state: NodeState, phase: Running, event: Event, now: Now) -> Step:
         case Stopped(left=left) if state.stop is None:
             return _stop(state, left, now)
         case StopAsked(left=left):
-            return state, [Tell(Stopped(left))]
+            return state, [TellHub(Stopped(left))]
         case Signalled(signum=signum) if signum in PLANNED:
-            return state, [Tell(Stopped(None))]
+            return state, [TellHub(Stopped(None))]
         case Signalled(signum=signum):
             return _end_for(state, asked_to_end(state.node, signum, now.wall), now)
     return state, []
@@ -500,7 +493,7 @@ def _rank_started(state: NodeState, rank: int) -> Step:
 def _rank_exited(state: NodeState, exited: Exited) -> Step:
     state = replace(state, ended=MappingProxyType({**state.ended, exited.ended.rank: exited}))
     is_end = not state.may_restart and exited.ended.status in (DONE, SAVED)
-    return state, [Tell(Ended(state.end_of(exited)))] if is_end else []
+    return state, [TellHub(Ended(state.end_of(exited)))] if is_end else []
 
 
 def _if_done(state: NodeState, effects: list[Effect]) -> Step:
@@ -508,7 +501,7 @@ def _if_done(state: NodeState, effects: list[Effect]) -> Step:
     if state.phase != Running() or not state.all_have_ended or state.failures:
         return state, effects
     if not state.is_alone:
-        return replace(state, phase=Running(is_done=True)), [*effects, Tell(Done())]
+        return replace(state, phase=Running(is_done=True)), [*effects, TellHub(Done())]
     alone = len(state.ended) > 1 and all(one.alone for one in state.ended.values())
     return replace(state, phase=Leaving(alone)), [*effects, AwaitAgent(AGENT_EXIT)]
 
@@ -536,7 +529,7 @@ def _well(state: NodeState, ended: RankEnded) -> Outcome:
 
 
 def _settle(state: NodeState, starter: StarterEnded | None) -> Step:
-    return replace(state, phase=Settling(starter)), [After(SETTLE, Settled)]
+    return replace(state, phase=Settling(starter)), [LookAfter(SETTLE, Settled)]
 
 
 def _settling(state: NodeState, phase: Settling, event: Event, now: Now) -> Step:
@@ -552,19 +545,19 @@ def _settling(state: NodeState, phase: Settling, event: Event, now: Now) -> Step
     return state, []
 
 
-def _settled(state: NodeState, phase: Settling, said: Mapping[int, Said], now: Now) -> Step:
+def _settled(state: NodeState, phase: Settling, said: Mapping[int, RankTrace], now: Now) -> Step:
     failures = [failure_of(state.node, state.place, one, said[one.rank]) for one in state.failures]
     is_echo = bool(failures) and blame.is_consequence(blame.first(failures).error)
     if is_echo and state.is_alone and not phase.is_longer:
-        return replace(state, phase=replace(phase, is_longer=True)), [After(SETTLE_ECHO, Settled)]
+        return replace(state, phase=replace(phase, is_longer=True)), [LookAfter(SETTLE_ECHO, Settled)]
     mine = _first_failure(state, failures, phase.starter or StarterEnded(), now)
     state, effects = _end_ranks(state, Failing(mine), FAILURE_GRACE, now)
     if state.is_alone:
         return _agree(state, Failing(mine), mine, effects)
-    effects = [Tell(Fail(mine)), *effects]
+    effects = [TellHub(Fail(mine)), *effects]
     if phase.verdict:
         return _agree(replace(state, lost=phase.verdict.lost), Failing(mine), phase.verdict.failure, effects)
-    return state, [*effects, After(VERDICT, VerdictIsLate)]
+    return state, [*effects, LookAfter(VERDICT, VerdictIsLate)]
 
 
 def _first_failure(state: NodeState, failures: Sequence[Failure], starter: StarterEnded, now: Now) -> Failure:
@@ -603,21 +596,21 @@ def _agree(state: NodeState, phase: Failing, first: Failure, effects: list[Effec
 # --- ranks are ended ----------------------------------------------------------------------------------------
 
 
-def _end_ranks(state: NodeState, phase: Failing | Ending, grace: float, now: Now) -> Step:
+def _end_ranks(state: NodeState, phase: Failing | EndingRanks, grace: float, now: Now) -> Step:
     """SIGTERM to all, and SIGKILL when none is left or their grace is over."""
     return (
         replace(state, phase=phase, deadline=now.steady + grace),
-        [TerminateRanks(), After(0.0, RanksSeen)],
+        [TerminateRanks(), LookAfter(0.0, RanksSeen)],
     )
 
 
 def _kill_if_due(state: NodeState, alive: bool, now: Now) -> Step:
     if alive and now.steady < state.deadline:
-        return state, [After(ALIVE, RanksSeen)]
+        return state, [LookAfter(ALIVE, RanksSeen)]
     return state, [KillRanks()]
 
 
-def _ending(state: NodeState, phase: Ending, event: Event, now: Now) -> Step:
+def _ending(state: NodeState, phase: EndingRanks, event: Event, now: Now) -> Step:
     match event:
         case RanksSeen(alive=alive):
             return _kill_if_due(state, alive, now)
@@ -633,8 +626,8 @@ def _ending(state: NodeState, phase: Ending, event: Event, now: Now) -> Step:
 def _end_for(state: NodeState, mine: Outcome, now: Now) -> Step:
     """SIGTERM (scancel, qdel) lets ranks save if time allows, Ctrl-C does not; no requeue follows."""
     grace = state.term_grace if mine.signal == signal.SIGTERM else FAILURE_GRACE
-    told: list[Effect] = [] if state.is_alone else [Tell(Fail(to_failure(state.place, mine)))]
-    return _then(told, _end_ranks(state, Ending(mine, may_hurry=True), grace, now))
+    told: list[Effect] = [] if state.is_alone else [TellHub(Fail(to_failure(state.place, mine)))]
+    return _then(told, _end_ranks(state, EndingRanks(mine, may_hurry=True), grace, now))
 
 
 # --- a hang -------------------------------------------------------------------------------------------------
@@ -642,7 +635,7 @@ def _end_for(state: NodeState, mine: Outcome, now: Now) -> Step:
 
 def _looking(state: NodeState, phase: Looking, event: Event, now: Now) -> Step:
     match event:
-        case Found(sightings=sightings):
+        case StacksCollected(sightings=sightings):
             return _found(state, phase, sightings, now)
         case LookCloser() if phase.is_busy:
             return replace(state, phase=replace(phase, wants_closer=True)), []
@@ -668,11 +661,11 @@ def _found(state: NodeState, phase: Looking, sightings: tuple[Sighting, ...], no
         if sightings and not phase.is_closer:
             return _look_closer(state, phase)
         return _end_hang(state, phase, blame.verdict(sightings, phase.why, unseen=(), now=now.wall), now)
-    effects: list[Effect] = [Tell(Seen(sightings, last=True))]
+    effects: list[Effect] = [TellHub(Seen(sightings, last=True))]
     if not phase.is_closer:
         own = blame.verdict(sightings, phase.why, unseen=(), now=now.wall)
         phase = replace(phase, own=own)
-        effects.append(After(state.verdict_bound, VerdictIsLate))
+        effects.append(LookAfter(state.verdict_bound, VerdictIsLate))
     phase = replace(phase, is_busy=False)
     if phase.verdict:
         verdict = phase.verdict
@@ -684,7 +677,7 @@ def _found(state: NodeState, phase: Looking, sightings: tuple[Sighting, ...], no
 
 def _end_hang(state: NodeState, phase: Looking, failure: Failure | None, now: Now) -> Step:
     stuck = Outcome(status=STUCK, node=state.node, time=now.wall, error=f"stuck, {phase.why}")
-    ending = Ending(to_outcome(failure) if failure else stuck, keeps_stacks=True)
+    ending = EndingRanks(to_outcome(failure) if failure else stuck, keeps_stacks=True)
     return _end_ranks(state, ending, 0.0, now)
 
 
@@ -694,7 +687,7 @@ def _end_hang(state: NodeState, phase: Looking, failure: Failure | None, now: No
 def _stop(state: NodeState, left: float | None, now: Now) -> Step:
     time_up = float("inf") if left is None else now.steady + left - min(LAST_CALL, left / 2)
     stop = Stop(since=now.steady, time_up=time_up)
-    return replace(state, stop=stop), [After(0.0, Catching)]
+    return replace(state, stop=stop), [LookAfter(0.0, Catching)]
 
 
 def _signal_who_catches(state: NodeState, ranks: Mapping[int, tuple[int | None, bool]], now: Now) -> Step:
@@ -716,7 +709,7 @@ def _signal_who_catches(state: NodeState, ranks: Mapping[int, tuple[int | None, 
         stop = replace(stop, since=float("inf"), deaf=stop.deaf - {*untold})
         silent, node, name = listed(untold), state.node, state.stop_signal
         effects.append(Say(f"a stop was asked for, but {silent} on {node} catches no {name} and runs on"))
-    return replace(state, stop=stop), [*effects, After(CATCHES, Catching)]
+    return replace(state, stop=stop), [*effects, LookAfter(CATCHES, Catching)]
 
 
 def _time_up(state: NodeState, ranks: Sequence[int], now: Now) -> Step:

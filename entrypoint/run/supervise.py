@@ -17,16 +17,15 @@ from typing import Any
 
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import job_end
-from entrypoint.meet.job_state import Now
+from entrypoint.meet.job_state import Now, Say
 from entrypoint.meet.link import Link
 from entrypoint.meet.messages import AllDone, Failed, Report
 from entrypoint.node import processes
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.run import node_state
-from entrypoint.run.endings import Said
+from entrypoint.run.endings import RankTrace
 from entrypoint.run.hang import Alone, HangPolicy, HangWatch, Signs
 from entrypoint.run.node_state import (
-    After,
     AgentLeft,
     AwaitAgent,
     Catching,
@@ -37,21 +36,21 @@ from entrypoint.run.node_state import (
     Exited,
     Finish,
     ForgetBeats,
-    Found,
     KeepStacks,
     KillRanks,
+    LookAfter,
     NodeState,
-    Peeped,
+    PeekCollected,
     RanksKilled,
     RanksSeen,
-    Say,
     Settled,
     ShowFailure,
     Signalled,
     SignalRank,
+    StacksCollected,
     StacksKept,
     StopAsked,
-    Tell,
+    TellHub,
     TerminateRanks,
     VerdictIsLate,
 )
@@ -219,8 +218,8 @@ class Supervisor:
             return VerdictIsLate()
         return event  # type: ignore[return-value]
 
-    def _said(self, rank: int) -> Said:
-        return Said(
+    def _said(self, rank: int) -> RankTrace:
+        return RankTrace(
             error=self._ranks.first_error(rank),
             at=self._ranks.last_place(rank),
             shortage=self._ranks.shortage(),
@@ -233,13 +232,13 @@ class Supervisor:
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case Tell(report):
+            case TellHub(report):
                 self._report(report)
             case Say(text):
                 self._say(text)
-            case After(seconds, kind) if seconds:
+            case LookAfter(seconds, kind) if seconds:
                 asyncio.get_running_loop().call_later(seconds, self._events.put_nowait, kind)
-            case After(_, kind):
+            case LookAfter(_, kind):
                 self._events.put_nowait(kind)
             case SignalRank(pid):
                 with contextlib.suppress(ProcessLookupError):
@@ -263,10 +262,10 @@ class Supervisor:
                 await self._ranks.wait(seconds)
                 self._events.put_nowait(AgentLeft())
             case CollectPeek():
-                self._events.put_nowait(Peeped(tuple(await self._stacks.peek())))
+                self._events.put_nowait(PeekCollected(tuple(await self._stacks.peek())))
             case CollectStacks(closer):
                 found = await (self._look.closer() if closer else self._look.first())
-                self._events.put_nowait(Found(tuple(found)))
+                self._events.put_nowait(StacksCollected(tuple(found)))
             case KeepStacks():
                 await self._look.keep(self._say)
                 self._events.put_nowait(StacksKept())

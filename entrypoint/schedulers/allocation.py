@@ -15,7 +15,7 @@ Context = Literal["task", "batch"]
 
 
 @dataclass(frozen=True)
-class Job:
+class JobName:
     """Which job this is, in the scheduler's own words; each field as in Allocation."""
 
     id: str

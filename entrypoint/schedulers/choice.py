@@ -12,7 +12,7 @@ from typing import Protocol
 from entrypoint.errors import BadInput
 from entrypoint.schedulers import hostlist
 from entrypoint.schedulers.allocation import Allocation
-from entrypoint.schedulers.request import Request
+from entrypoint.schedulers.request import PlacementRequest
 
 NAMES = (
     "embedded",
@@ -31,11 +31,11 @@ class Scheduler(Protocol):
     def present(self, env: Mapping[str, str]) -> bool:
         """Whether this environment belongs to a job of this scheduler."""
 
-    def allocation(self, env: Mapping[str, str], request: Request) -> Allocation:
+    def allocation(self, env: Mapping[str, str], request: PlacementRequest) -> Allocation:
         """What the job was granted, seen from this task. Raises BadInput."""
 
 
-def allocation(env: Mapping[str, str], choice: str, request: Request) -> Allocation:
+def allocation(env: Mapping[str, str], choice: str, request: PlacementRequest) -> Allocation:
     """What the scheduler called `choice`, or the one found with `auto`, granted.
 
     Raises BadInput: naming the variable or option, what was found and what to do.
@@ -48,7 +48,7 @@ def allocation(env: Mapping[str, str], choice: str, request: Request) -> Allocat
     return dataclasses.replace(granted, notes=(*_ignored(env, choice, granted, request), *granted.notes))
 
 
-def find(env: Mapping[str, str], choice: str, request: Request) -> Scheduler:
+def find(env: Mapping[str, str], choice: str, request: PlacementRequest) -> Scheduler:
     """The module for `--scheduler choice`. Raises BadInput where `auto` finds none."""
     if choice != "auto":
         return _module(choice)
@@ -71,7 +71,7 @@ def _module(name: str) -> Scheduler:
     return module
 
 
-def _agree(granted: Allocation, request: Request) -> None:
+def _agree(granted: Allocation, request: PlacementRequest) -> None:
     """`--nodes` and `--node-rank` may repeat what a scheduler says, not contradict it."""
     remedy = "leave it out, or add --scheduler manual"
     if request.nodes is not None and hostlist.expand(request.nodes, "--nodes") != granted.nodes:
@@ -86,7 +86,9 @@ def _agree(granted: Allocation, request: Request) -> None:
         )
 
 
-def _ignored(env: Mapping[str, str], choice: str, granted: Allocation, request: Request) -> tuple[str, ...]:
+def _ignored(
+    env: Mapping[str, str], choice: str, granted: Allocation, request: PlacementRequest
+) -> tuple[str, ...]:
     """One line for everything that speaks of another scheduler than the one taken."""
     taken = granted.scheduler
     notes = []

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from entrypoint.errors import BadInput
 from entrypoint.schedulers import hostlist, variables
 from entrypoint.schedulers.allocation import Allocation
-from entrypoint.schedulers.request import Request
+from entrypoint.schedulers.request import PlacementRequest
 
 NAME = "embedded"
 
@@ -40,7 +40,7 @@ def present(env: Mapping[str, str]) -> bool:
     return JOB_ID in env
 
 
-def allocation(env: Mapping[str, str], request: Request) -> Allocation:  # noqa: ARG001
+def allocation(env: Mapping[str, str], request: PlacementRequest) -> Allocation:  # noqa: ARG001
     """The nodes on this machine, seen from this one. Raises BadInput."""
     job_id = variables.text(env, JOB_ID, _REMEDY)
     number = _LAST_NUMBER.search(job_id)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from entrypoint.errors import BadInput
 from entrypoint.schedulers import hostlist, hostnames, variables
 from entrypoint.schedulers.allocation import Allocation
-from entrypoint.schedulers.request import Request
+from entrypoint.schedulers.request import PlacementRequest
 
 NAME = "manual"
 NODES = "--nodes"
@@ -23,7 +23,7 @@ def present(env: Mapping[str, str]) -> bool:  # noqa: ARG001
     return False
 
 
-def allocation(env: Mapping[str, str], request: Request) -> Allocation:
+def allocation(env: Mapping[str, str], request: PlacementRequest) -> Allocation:
     """One task on each of the nodes listed. Raises BadInput."""
     if request.nodes is None:
         raise BadInput(
@@ -50,7 +50,7 @@ def allocation(env: Mapping[str, str], request: Request) -> Allocation:
     )
 
 
-def _node_rank(request: Request, nodes: tuple[str, ...]) -> tuple[int, str]:
+def _node_rank(request: PlacementRequest, nodes: tuple[str, ...]) -> tuple[int, str]:
     """This node's place, and the option that told."""
     if request.node_rank is not None:
         if request.node_rank >= len(nodes):

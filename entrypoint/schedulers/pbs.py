@@ -24,8 +24,8 @@ from pathlib import Path
 from entrypoint import files
 from entrypoint.errors import BadInput
 from entrypoint.schedulers import hostnames, variables
-from entrypoint.schedulers.allocation import Allocation, Context, Job
-from entrypoint.schedulers.request import Request
+from entrypoint.schedulers.allocation import Allocation, Context, JobName
+from entrypoint.schedulers.request import PlacementRequest
 
 NAME = "pbs"
 MOST = 1 << 23
@@ -50,7 +50,7 @@ def present(env: Mapping[str, str]) -> bool:
     return "PBS_JOBID" in env
 
 
-def allocation(env: Mapping[str, str], request: Request) -> Allocation:
+def allocation(env: Mapping[str, str], request: PlacementRequest) -> Allocation:
     """The job's hosts, seen from this task.
 
     Raises BadInput for a variable that is missing, empty, malformed or at odds with another, for a node
@@ -97,7 +97,7 @@ def allocation(env: Mapping[str, str], request: Request) -> Allocation:
     )
 
 
-def job(env: Mapping[str, str]) -> Job:
+def job(env: Mapping[str, str]) -> JobName:
     """Which job this is. Raises BadInput."""
     job_id = variables.text(env, "PBS_JOBID", "start this inside a PBS job, or give --scheduler")
     found = _JOB_ID.fullmatch(job_id)
@@ -106,7 +106,7 @@ def job(env: Mapping[str, str]) -> Job:
             f"{variables.shown('PBS_JOBID', job_id)} is no job id such as 10.server or 10[3].server: "
             "unset it if you set it yourself"
         )
-    return Job(
+    return JobName(
         id=job_id,
         number=int(found[1]),
         array_index=None if found[2] is None else int(found[2]),
@@ -116,7 +116,7 @@ def job(env: Mapping[str, str]) -> Job:
     )
 
 
-def _nodefile(env: Mapping[str, str], request: Request) -> tuple[Path, str]:
+def _nodefile(env: Mapping[str, str], request: PlacementRequest) -> tuple[Path, str]:
     """The node file, and the option or variable that names it."""
     if request.nodefile is not None:
         return request.nodefile, "--nodefile"
@@ -145,7 +145,7 @@ def _lines(path: Path, source: str) -> list[str]:
 
 
 def _node_rank(
-    env: Mapping[str, str], request: Request, nodes: tuple[str, ...], file: str
+    env: Mapping[str, str], request: PlacementRequest, nodes: tuple[str, ...], file: str
 ) -> tuple[int, str]:
     """This host's place, and the variable or option that told."""
     here = None if request.hostname is None else _place(request.hostname, nodes, file)

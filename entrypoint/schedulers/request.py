@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Request:
+class PlacementRequest:
     """What the command line adds to the environment; None where an option is not given."""
 
     nodes: str | None = None

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 
 from entrypoint.errors import BadInput
 from entrypoint.schedulers import hostlist, variables
-from entrypoint.schedulers.allocation import Allocation, Job
-from entrypoint.schedulers.request import Request
+from entrypoint.schedulers.allocation import Allocation, JobName
+from entrypoint.schedulers.request import PlacementRequest
 
 NAME = "slurm"
 
@@ -62,7 +62,7 @@ def present(env: Mapping[str, str]) -> bool:
     return "SLURM_JOB_ID" in env
 
 
-def allocation(env: Mapping[str, str], request: Request) -> Allocation:  # noqa: ARG001
+def allocation(env: Mapping[str, str], request: PlacementRequest) -> Allocation:  # noqa: ARG001
     """The step's part of the job, seen from this task; before a step the job's, seen from node 0.
 
     Raises BadInput for a variable that is missing, empty, malformed or at odds with another, for a
@@ -123,14 +123,14 @@ def _sources(env: Mapping[str, str], scope: _Scope, found: Mapping[str, str]) ->
     )
 
 
-def job(env: Mapping[str, str]) -> Job:
+def job(env: Mapping[str, str]) -> JobName:
     """Which job this is; of an array's element the number is the array's. Raises BadInput."""
     job_id = variables.text(env, "SLURM_JOB_ID", "start this inside a Slurm job, or give --scheduler")
     number, index = variables.whole(job_id, "SLURM_JOB_ID", _CORRECT), None
     names = ("SLURM_ARRAY_JOB_ID", "SLURM_ARRAY_TASK_ID")
     if any(name in env for name in names):
         number, index = (variables.number(env, name, _CLEANED, " in an array job") for name in names)
-    return Job(
+    return JobName(
         id=job_id,
         number=number,
         array_index=index,

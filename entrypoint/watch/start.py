@@ -1,5 +1,5 @@
 """Measures where the time of a start goes, from the job script's first line to the first node's ranks. Begin
-at `Start`.
+at `StartTimes`.
 
 `PARTS` names the parts. Each ends where the next begins, so together they are the whole.
 """
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from entrypoint.errors import Refusal
 from entrypoint.job import handover
-from entrypoint.job.conclude import Job
+from entrypoint.job.conclude import PreparedJob
 from entrypoint.node import processes
 
 PARTS: Mapping[str, str] = {
@@ -27,7 +27,7 @@ start of a task, the container and Python; `plan`: until this node has its addre
 met; `torch`: what its import takes longer than that; `ranks`: until torchrun has started them all."""
 
 
-class Start:
+class StartTimes:
     def __init__(self, began: float):
         """`began`: Unix seconds."""
         self._end = began
@@ -45,14 +45,14 @@ class Start:
         return f"the ranks started after {sum(self.parts.values()):.1f} s: {of}"
 
 
-def of_launch(env: Mapping[str, str]) -> Start:
+def of_launch(env: Mapping[str, str]) -> StartTimes:
     """The start of this process's first attempt, up to now."""
-    start = Start(time.time() - (processes.age(os.getpid()) or 0.0))
+    start = StartTimes(time.time() - (processes.age(os.getpid()) or 0.0))
     if where := handover.folder(env):
         with contextlib.suppress(Refusal, ValueError):
-            job = Job.read(where, int(env.get("APPTRAIN_ATTEMPT", "")))
+            job = PreparedJob.read(where, int(env.get("APPTRAIN_ATTEMPT", "")))
             if job.script is not None:
-                start = Start(job.script)
+                start = StartTimes(job.script)
                 start.mark("script", job.began)
     start.mark("task")
     return start

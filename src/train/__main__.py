@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 from train import config as configs
 from train.arguments import read
 from train.environment import RankInfo, read_rank_info, said_rank, says_threads
-from train.status import BAD_INPUT, DONE, FAILED, NOT_SAVED, BadInput
+from train.status import BAD_INPUT, DONE, FAILED, NOT_SAVED, TrainingRefused
 from train.stop import StopRequest, die_of_interrupt, listen, save_when_terminated
 
 _OTHER_DIR = "give another in run_dir=DIR or APPTRAIN_RUN_DIR"
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         from torch.distributed.elastic.multiprocessing.errors import record
 
         return record(run)(asked.config, asked.name, asked.resume, info, request, asked.note) or DONE
-    except BadInput as error:
+    except TrainingRefused as error:
         if error.rank == rank:
             print(f"train: {error}", file=sys.stderr)
         else:
@@ -215,9 +215,9 @@ def make_run_dir(path: Path) -> None:
     try:
         make_directory(path)
     except OSError as error:
-        raise BadInput(f"run directory {path}: {error.strerror}: {_OTHER_DIR}") from None
+        raise TrainingRefused(f"run directory {path}: {error.strerror}: {_OTHER_DIR}") from None
     if not os.access(path, os.W_OK | os.X_OK):
-        raise BadInput(f"run directory {path} is not writable: {_OTHER_DIR}")
+        raise TrainingRefused(f"run directory {path} is not writable: {_OTHER_DIR}")
 
 
 def end(status: int) -> NoReturn:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from train import config as configs
-from train.status import BadInput
+from train.status import TrainingRefused
 
 
 class _Parser(argparse.ArgumentParser):
@@ -23,7 +23,7 @@ class _Parser(argparse.ArgumentParser):
         unknown = message[len("unrecognized arguments: ") :].split()[:1]
         near = difflib.get_close_matches("".join(unknown), self._option_string_actions, n=1)
         likely = f" (did you mean {near[0]}?)" if message.startswith("unrecognized") and near else ""
-        raise BadInput(f"{message}{likely}: see python -m train --help")
+        raise TrainingRefused(f"{message}{likely}: see python -m train --help")
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Damaged(Exception):
     """A directory is no complete checkpoint; the text says why."""
 
 
-class Unfit(Exception):
+class NotWorthKeeping(Exception):
     """A state is not worth keeping; the text says why."""
 
 
@@ -76,7 +76,7 @@ class Draft:
         """Raise Unfit where the model is lost: training from such a state fails at once."""
         name = self._model.not_finite()
         if name is not None:
-            raise Unfit(f"{name} is not finite")
+            raise NotWorthKeeping(f"{name} is not finite")
 
     def write(self, directory: Path, before_commit: Callable[[], None] = lambda: None) -> Path:
         """Write what was taken; when this returns it is on the disk under its final name.

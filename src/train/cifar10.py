@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from train.status import BadInput
+from train.status import TrainingRefused
 
 CIFAR_RECORD: Final = 1 + 3 * 32 * 32
 UNREADABLE: Final = (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError)
@@ -26,7 +26,7 @@ def read_cifar10(path: Path) -> tuple[Tensor, Tensor]:
     for folder in (path / "cifar-10-batches-py", path):
         if (folder / "data_batch_1").is_file():
             return _read_cifar10(folder, "", _cifar_python)
-    raise BadInput(
+    raise TrainingRefused(
         f"data.path={path}: no CIFAR-10 there: expected cifar-10-batches-bin/data_batch_1.bin to _5.bin and "
         "test_batch.bin (binary version), or cifar-10-batches-py/ (Python version)"
     )
@@ -39,9 +39,11 @@ def _read_cifar10(folder: Path, suffix: str, read: Any) -> tuple[Tensor, Tensor]
         try:
             part = read(file)
         except (*UNREADABLE, pickle.UnpicklingError) as error:
-            raise BadInput(f"{file}: not a CIFAR-10 batch: {error}: download and unpack it again") from None
+            raise TrainingRefused(
+                f"{file}: not a CIFAR-10 batch: {error}: download and unpack it again"
+            ) from None
         if part.shape != (10_000, CIFAR_RECORD):
-            raise BadInput(f"{file}: {len(part)} images: expected 10000: download and unpack it again")
+            raise TrainingRefused(f"{file}: {len(part)} images: expected 10000: download and unpack it again")
         parts.append(part)
     table = torch.from_numpy(np.concatenate(parts))
     return table[:, 1:].reshape(-1, 3, 32, 32), table[:, 0].to(torch.int64)

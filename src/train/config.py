@@ -17,13 +17,13 @@ from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from entrypoint import strict_yaml
 from entrypoint.files import Unfit
-from train.status import BadInput
+from train.status import TrainingRefused
 
 SHIPPED: Final = Path(__file__).parent / "configs"
 
 
 @dataclass(frozen=True)
-class Model:
+class ModelOptions:
     name: str = "resnet18"
     """Any classification model of torchvision by its name there, trained from scratch."""
 
@@ -83,7 +83,7 @@ class Evaluate:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class CheckpointOptions:
     every: int = 0
     """Steps between checkpoints; 0: none by steps. There is always one at the end and at a planned end."""
     minutes: float = 10.0
@@ -126,11 +126,11 @@ class Config:
     """`auto` is cuda where torch sees a GPU, else cpu."""
     run_dir: str = ""
     """Run directory where APPTRAIN_RUN_DIR is not set; empty: runs/NAME of the config here."""
-    model: Model = field(default_factory=Model)
+    model: ModelOptions = field(default_factory=ModelOptions)
     data: Data = field(default_factory=Data)
     optimizer: Optimizer = field(default_factory=Optimizer)
     evaluate: Evaluate = field(default_factory=Evaluate)
-    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    checkpoint: CheckpointOptions = field(default_factory=CheckpointOptions)
 
 
 FREE_ON_RESUME: Final = frozenset(
@@ -144,7 +144,7 @@ FREE_ON_RESUME: Final = frozenset(
         "evaluate.batch_size",
         "threads",
     }
-    | {f"checkpoint.{item.name}" for item in fields(Checkpoint)}
+    | {f"checkpoint.{item.name}" for item in fields(CheckpointOptions)}
 )
 """Keys that change nothing about the weights that come out; of other threads the identity tells."""
 SAID_ON_RESUME: Final = frozenset({"steps", "epochs", "accumulation", "device", "compile", "deterministic"})
@@ -200,7 +200,7 @@ def find(name: str) -> Path:
         return Path(name)
     near = difflib.get_close_matches(name, shipped_names(), n=1)
     likely = f"did you mean {near[0]}? " if near else ""
-    raise BadInput(
+    raise TrainingRefused(
         f"--config {name}: no such file or shipped config: {likely}give a path or one of "
         f"{_listed(shipped_names())}"
     )
@@ -214,9 +214,9 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
     try:
         content = strict_yaml.load(path)
     except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
+        raise TrainingRefused(f"{path}: cannot be read: {error.strerror}") from None
     except Unfit as error:
-        raise BadInput(f"{path}: {error}") from None
+        raise TrainingRefused(f"{path}: {error}") from None
     config: Config = _build(Config, {} if content is None else content, "", str(path))
     for override in overrides:
         config = _override(config, override)
@@ -254,7 +254,9 @@ def changed(before: Mapping[str, Any], now: Config) -> dict[str, tuple[Any, Any]
 
 def _build(cls: Any, content: object, prefix: str, origin: str) -> Any:
     if not isinstance(content, dict):
-        raise BadInput(f"{origin}: {prefix.rstrip('.') or 'the file'} is {content!r}: give a mapping of keys")
+        raise TrainingRefused(
+            f"{origin}: {prefix.rstrip('.') or 'the file'} is {content!r}: give a mapping of keys"
+        )
     hints = get_type_hints(cls)
     values = {}
     for name, value in content.items():
@@ -271,7 +273,7 @@ def _build(cls: Any, content: object, prefix: str, origin: str) -> Any:
 def _override(config: Config, override: str) -> Config:
     key, equals, text = override.partition("=")
     if not equals:
-        raise BadInput(f"{override!r} is no override: write key=value")
+        raise TrainingRefused(f"{override!r} is no override: write key=value")
     changed_config: Config = _replace(config, key.split("."), text, key)
     return changed_config
 
@@ -301,7 +303,7 @@ def _typed(hint: Any, value: object, key: str, origin: str) -> Any:
     if get_origin(hint) is Literal:
         if value in get_args(hint):
             return value
-        raise BadInput(f"{origin}: {key} is {value!r}: give one of {_listed(get_args(hint))}")
+        raise TrainingRefused(f"{origin}: {key} is {value!r}: give one of {_listed(get_args(hint))}")
     if hint is float and not isinstance(value, bool) and isinstance(value, (int, float, str)):
         # YAML 1.1 reads 1e-3, which has no point, as text.
         number = _finite(value)
@@ -309,7 +311,7 @@ def _typed(hint: Any, value: object, key: str, origin: str) -> Any:
             return number
     elif type(value) is hint:
         return value
-    raise BadInput(
+    raise TrainingRefused(
         f"{origin}: {key} is {value!r} ({type(value).__name__}): give a value of type {_type_name(hint)}"
     )
 
@@ -326,24 +328,24 @@ def _check(config: Config) -> None:
     flat = flatten(config)
     for key, least in _LEAST.items():
         if flat[key] < least:
-            raise BadInput(f"{key} is {flat[key]}: give at least {least}")
+            raise TrainingRefused(f"{key} is {flat[key]}: give at least {least}")
     if config.seed >= 2**63:
-        raise BadInput(f"seed is {config.seed}: give at most 2**63-1")
+        raise TrainingRefused(f"seed is {config.seed}: give at most 2**63-1")
     if config.label_smoothing >= 1:
-        raise BadInput(f"label_smoothing is {config.label_smoothing}: give less than 1")
+        raise TrainingRefused(f"label_smoothing is {config.label_smoothing}: give less than 1")
     if config.optimizer.nesterov and not config.optimizer.momentum:
-        raise BadInput("optimizer.nesterov is true with optimizer.momentum 0: give a momentum")
+        raise TrainingRefused("optimizer.nesterov is true with optimizer.momentum 0: give a momentum")
     if config.data.folds and config.data.name not in ("digits", "cifar10"):
-        raise BadInput(
+        raise TrainingRefused(
             f"data.folds is {config.data.folds} for {config.data.name}: only digits and cifar10 have them"
         )
     if config.data.folds == 1 or config.data.fold >= max(config.data.folds, 1):
-        raise BadInput(
+        raise TrainingRefused(
             f"data.fold is {config.data.fold} of data.folds {config.data.folds}: "
             "give at least 2 folds, and a fold from 0 to folds - 1"
         )
     if config.data.name in ("cifar10", "imagefolder") and not config.data.path:
-        raise BadInput(
+        raise TrainingRefused(
             f"data.path is empty for {config.data.name}: give data.path=DIR, the folder that holds it"
         )
 
@@ -352,20 +354,20 @@ def check_batch(config: Config, world_size: int) -> None:
     """Refuse a global batch that does not fall into equal parts."""
     parts = world_size * config.accumulation
     if config.batch_size % parts:
-        raise BadInput(
+        raise TrainingRefused(
             f"batch_size is {config.batch_size}, no multiple of {world_size} ranks x accumulation "
             f"{config.accumulation} = {parts}: give a multiple of {parts}"
         )
 
 
-def _unknown(key: str, origin: str) -> BadInput:
+def _unknown(key: str, origin: str) -> TrainingRefused:
     known = list(flatten(Config()))
     last = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
     sections = [name for name in known if name.startswith(f"{key}.")]
     other = [MEANT[key]] if key in MEANT else []
     near = (other or last or sections or difflib.get_close_matches(key, known, cutoff=0.6))[:3]
     likely = f": did you mean {' or '.join(near)}?" if near else ""
-    return BadInput(f"{origin}: unknown key {key!r}{likely} (python -m train --help lists the keys)")
+    return TrainingRefused(f"{origin}: unknown key {key!r}{likely} (python -m train --help lists the keys)")
 
 
 def _listed(names: Iterable[object]) -> str:

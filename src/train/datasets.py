@@ -21,7 +21,7 @@ from train import rng
 from train.cifar10 import read_cifar10
 from train.config import Data
 from train.sampler import Keys
-from train.status import BadInput
+from train.status import TrainingRefused
 from train.stop import ignore_in_loader_worker
 
 DIGITS: Final = Path(__file__).parent / "data" / "digits.csv.gz"
@@ -68,7 +68,7 @@ def open_source(data: Data, *, seed: int, device: torch.device) -> Source:
     if data.name == "digits":
         images, labels = read_digits()
         train, test = DIGITS_TRAIN, len(labels) - DIGITS_TRAIN
-        look: Look = DigitsLook(data.image_size or images.shape[-1], seed, data.strength)
+        look: Preprocessing = DigitsLook(data.image_size or images.shape[-1], seed, data.strength)
     else:
         images, labels = read_cifar10(Path(data.path))
         train, test = 50_000, 10_000
@@ -76,7 +76,7 @@ def open_source(data: Data, *, seed: int, device: torch.device) -> Source:
     split = "test"
     if data.folds:
         if data.folds > train:
-            raise BadInput(f"data.folds is {data.folds} for {train} training images: give less")
+            raise TrainingRefused(f"data.folds is {data.folds} for {train} training images: give less")
         begin, end = (train * number // data.folds for number in (data.fold, data.fold + 1))
         order = torch.cat([torch.arange(begin), torch.arange(end, train), torch.arange(begin, end)])
         images, labels = images[order], labels[order]
@@ -93,7 +93,7 @@ def open_source(data: Data, *, seed: int, device: torch.device) -> Source:
     )
 
 
-class Look(Protocol):
+class Preprocessing(Protocol):
     """How stored images become a model's input."""
 
     @property
@@ -118,7 +118,7 @@ class InMemory:
     test_size: int
     classes: int
     split: str
-    look: Look
+    look: Preprocessing
     augment: bool
 
     @property
@@ -273,7 +273,9 @@ class ImageFolder:
         self._test, test_names = list_images(root / "val")
         if names != test_names:
             odd = sorted(set(names) ^ set(test_names))[0]
-            raise BadInput(f"{root}: class {odd} is in one of train/ and val/ only: give both the same")
+            raise TrainingRefused(
+                f"{root}: class {odd} is in one of train/ and val/ only: give both the same"
+            )
         self.classes = len(names)
         self.train_size, self.test_size = len(self._train), len(self._test)
         self.image_size = data.image_size or 224
@@ -306,16 +308,16 @@ def list_images(folder: Path) -> tuple[list[tuple[str, int]], list[str]]:
     """Paths with class numbers, and class names. Raises BadInput where there are none."""
     expected = "expected one folder per class with images in it (data.path)"
     if not folder.is_dir():
-        raise BadInput(f"{folder}: no such folder: {expected}")
+        raise TrainingRefused(f"{folder}: no such folder: {expected}")
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
     images = []
     for number, name in enumerate(names):
         files = sorted(file for file in (folder / name).iterdir() if file.suffix.lower() in SUFFIXES)
         if not files:
-            raise BadInput(f"{folder / name}: no images: expected *{', *'.join(sorted(SUFFIXES))}")
+            raise TrainingRefused(f"{folder / name}: no images: expected *{', *'.join(sorted(SUFFIXES))}")
         images += [(str(file), number) for file in files]
     if not names:
-        raise BadInput(f"{folder}: no folders: {expected}")
+        raise TrainingRefused(f"{folder}: no folders: {expected}")
     return images, names
 
 

@@ -18,7 +18,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
 from train.environment import RankInfo
-from train.status import BadInput
+from train.status import TrainingRefused
 
 ROOM: Final = 2048
 """Bytes of a rank's value that is gathered: padded, one collective is enough."""
@@ -26,7 +26,7 @@ _GLANCE_S: Final = 0.05
 """How often a wait with something to do meanwhile looks whether it is over."""
 
 
-class Said(BadInput):
+class SaidByAnother(TrainingRefused):
     """Another rank says why; this one only ends with the same status."""
 
     def __init__(self) -> None:
@@ -103,14 +103,14 @@ class World:
         refusal = None
         try:
             yield
-        except BadInput as error:
+        except TrainingRefused as error:
             refusal = error
         first = torch.tensor(self.rank if refusal else self.size, device=self.device)
         dist.all_reduce(first, op=dist.ReduceOp.MIN)
         if int(first) == self.rank and refusal:
-            raise BadInput(str(refusal), rank=self.rank) from refusal
+            raise TrainingRefused(str(refusal), rank=self.rank) from refusal
         if int(first) < self.size:
-            raise Said
+            raise SaidByAnother
 
     def close(self) -> None:
         """Leave the process group in good order; after an error end the process without this.
@@ -154,7 +154,7 @@ def choose_device(wanted: str, info: RankInfo) -> torch.device:
         return torch.device("cpu")
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if info.local_rank >= seen:
-        raise BadInput(
+        raise TrainingRefused(
             f"LOCAL_RANK is {info.local_rank} on {info.node}, where torch sees {seen} GPUs: "
             "start at most one rank per GPU, or give device=cpu",
             rank=info.rank,

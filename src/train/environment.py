@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from train.status import BadInput
+from train.status import TrainingRefused
 
 _RANK_NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 _MASTER_NAMES = ("MASTER_ADDR", "MASTER_PORT")
@@ -54,12 +54,14 @@ def read_rank_info(environment: Mapping[str, str]) -> RankInfo:
         return RankInfo(node=node, run_dir=path, attempt=attempt, job_id=job_id)
     missing = [name for name in (*_RANK_NAMES, *_MASTER_NAMES) if not environment.get(name)]
     if missing:
-        raise BadInput(f"{missing[0]} is not set beside RANK or WORLD_SIZE: start the ranks with torchrun")
+        raise TrainingRefused(
+            f"{missing[0]} is not set beside RANK or WORLD_SIZE: start the ranks with torchrun"
+        )
     rank, local_rank, world_size, local_world_size = (_number(environment, name) for name in _RANK_NAMES)
     _number(environment, "MASTER_PORT")
     if rank >= world_size or local_rank >= local_world_size or local_world_size > world_size:
         found = ", ".join(f"{name}={environment[name]}" for name in _RANK_NAMES)
-        raise BadInput(f"{found} do not fit together: start the ranks with torchrun", rank=rank)
+        raise TrainingRefused(f"{found} do not fit together: start the ranks with torchrun", rank=rank)
     heartbeat = environment.get("APPTRAIN_HEARTBEAT")
     host, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
     return RankInfo(
@@ -90,5 +92,5 @@ def said_rank(environment: Mapping[str, str]) -> int:
 def _number(environment: Mapping[str, str], name: str) -> int:
     text = environment[name]
     if not (text.isascii() and text.isdigit()):
-        raise BadInput(f"{name}={text!r} is not a number: start the ranks with torchrun")
+        raise TrainingRefused(f"{name}={text!r} is not a number: start the ranks with torchrun")
     return int(text)

@@ -17,7 +17,7 @@ import torch
 if TYPE_CHECKING:
     from train.datasets import Batch
     from train.environment import RankInfo
-    from train.loop import Ending
+    from train.loop import LoopEnd
 
 _PROCESS, _GPU = PEAKS = ("peak_memory_bytes", "peak_gpu_memory_bytes")
 
@@ -40,7 +40,7 @@ class Timed:
             self.waited_s += time.monotonic() - begin
 
 
-def of_run(ending: "Ending", batch_size: int, info: "RankInfo") -> dict[str, Any]:
+def of_run(ending: "LoopEnd", batch_size: int, info: "RankInfo") -> dict[str, Any]:
     """The job, and the times of this attempt, from the start of this process until now; None for steps that
     it did not do."""
     began = process_start()
@@ -58,7 +58,7 @@ def of_run(ending: "Ending", batch_size: int, info: "RankInfo") -> dict[str, Any
     }
 
 
-def of_rank(ending: "Ending", images_a_step: int, info: "RankInfo", device: torch.device) -> dict[str, Any]:
+def of_rank(ending: "LoopEnd", images_a_step: int, info: "RankInfo", device: torch.device) -> dict[str, Any]:
     """What this rank did, and the most memory that it had. `images_a_step`: its share of a batch."""
     is_gpu = device.type == "cuda"
     return {
@@ -93,7 +93,7 @@ def process_start() -> float:
     return time.monotonic() - age
 
 
-def _pace(ending: "Ending", images_a_step: int) -> float | None:
+def _pace(ending: "LoopEnd", images_a_step: int) -> float | None:
     """Images per second without the first step, which warms up."""
     rest, rest_s = ending.steps - 1, ending.train_s - ending.first_step_s
     return rest * images_a_step / rest_s if rest > 0 else None

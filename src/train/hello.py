@@ -7,7 +7,7 @@ import os
 import sys
 
 from train.environment import read_rank_info, said_rank
-from train.status import BAD_INPUT, DONE, FAILED, BadInput
+from train.status import BAD_INPUT, DONE, FAILED, TrainingRefused
 from train.stop import die_of_interrupt, listen
 
 
@@ -20,7 +20,7 @@ def main() -> int:
         from train.distributed import World, choose_device
 
         world = World(info, choose_device("auto", info))
-    except BadInput as error:
+    except TrainingRefused as error:
         if error.rank == said_rank(os.environ):
             print(f"train.hello: {error}", file=sys.stderr)
         return BAD_INPUT

@@ -32,7 +32,7 @@ class Diverged(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ending:
+class LoopEnd:
     """How the loop ended, with this process's own times."""
 
     status: int
@@ -75,7 +75,7 @@ def train(
     heartbeat: Heartbeat,
     state: Callable[[float], Checkpoint],
     total_steps: int,
-) -> Ending:
+) -> LoopEnd:
     """Train from the learner's step to the last one, or to an agreed stop. A checkpoint holds the end.
 
     `state` makes the checkpoint of the moment, given the step's learning rate; only rank 0 calls it.
@@ -141,7 +141,7 @@ def train(
         if save or measure:
             mark = time.monotonic()
     (lost,) = world.sum([int(not saver.wait())], meanwhile=heartbeat.beat)
-    return Ending(
+    return LoopEnd(
         status=NOT_SAVED if lost and status == SAVED else status,
         saved=not lost,
         steps=learner.step - begin,

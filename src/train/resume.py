@@ -22,20 +22,20 @@ from train.distributed import World
 from train.files import make_directory, replace_json
 from train.learner import Learner
 from train.saver import CHECKPOINTS
-from train.status import BadInput
+from train.status import TrainingRefused
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
+class ResumePoint:
     """What rank 0 found."""
 
     path: Path
     checkpoint: Checkpoint
 
 
-def find_start(run_dir: Path, resume: str, say: Say) -> Start | None:
+def find_start(run_dir: Path, resume: str, say: Say) -> ResumePoint | None:
     """Choose the checkpoint to begin from; None: begin anew.
 
     `auto`: the run directory's newest complete one, if any. `never`: none. A directory: that checkpoint,
@@ -56,7 +56,7 @@ def find_start(run_dir: Path, resume: str, say: Say) -> Start | None:
     return start
 
 
-def clear_way(run_dir: Path, resume: str, start: Start | None, say: Say) -> None:
+def clear_way(run_dir: Path, resume: str, start: ResumePoint | None, say: Say) -> None:
     """Move what the run directory holds beyond the start, whole or damaged, to RUN/previous-N/."""
     own = run_dir / CHECKPOINTS
     try:
@@ -68,7 +68,7 @@ def clear_way(run_dir: Path, resume: str, start: Start | None, say: Say) -> None
         _set_aside(run_dir, beyond, say)
     except OSError as error:
         if resume != "auto":
-            raise BadInput(
+            raise TrainingRefused(
                 f"--resume {resume}: what is in {own} cannot be moved out of the way: {error.strerror}: "
                 "give another run directory"
             ) from None
@@ -84,12 +84,12 @@ def check_same(before: Mapping[str, Any], config: Config, world: World, total_st
     }
     if refused:
         told = ", ".join(f"{key} ({was} -> {now})" for key, (was, now) in refused.items())
-        raise BadInput(
+        raise TrainingRefused(
             f"the checkpoint of step {before['step']} was made with another config: {told}: "
             "give the same, or another run directory, or --resume never"
         )
     if total_steps < before["step"]:
-        raise BadInput(
+        raise TrainingRefused(
             f"the checkpoint has {before['step']} steps, the config {total_steps}: "
             "give more steps, or --resume never"
         )
@@ -114,7 +114,9 @@ def identity(world: World) -> dict[str, Any]:
     }
 
 
-def tell(run_dir: Path, name: str, config: Config, world: World, start: Start | None, attempt: int) -> None:
+def tell(
+    run_dir: Path, name: str, config: Config, world: World, start: ResumePoint | None, attempt: int
+) -> None:
     """Write config.json: what this attempt does, for those who compare runs, and no secret. A disk that does
     not take it ends no run."""
     said = {
@@ -128,7 +130,7 @@ def tell(run_dir: Path, name: str, config: Config, world: World, start: Start | 
         replace_json(run_dir / "config.json", tokens.hide_values(said, os.environ))
 
 
-def pedigree(start: Start | None, run_dir: Path) -> dict[str, Any]:
+def pedigree(start: ResumePoint | None, run_dir: Path) -> dict[str, Any]:
     """Which run this is: an id for all of its attempts, and the run that its first checkpoint is from."""
     before = start.checkpoint.state.get("run") if start else None
     if start and isinstance(before, dict) and start.path.resolve().is_relative_to(run_dir.resolve()):
@@ -159,7 +161,7 @@ def state_of(learner: Learner, config: Config, world: World, run: Mapping[str, A
     )
 
 
-def share(start: Start | None, learner: Learner, world: World) -> None:
+def share(start: ResumePoint | None, learner: Learner, world: World) -> None:
     """Give every rank's learner the state that rank 0 has found."""
     found = start.checkpoint if start else None
     header = world.broadcast_json(
@@ -194,7 +196,7 @@ def share(start: Start | None, learner: Learner, world: World) -> None:
     )
 
 
-def scores(run_dir: Path, start: Start | None) -> dict[int, float]:
+def scores(run_dir: Path, start: ResumePoint | None) -> dict[int, float]:
     """The accuracies of the steps up to the start, as far as the metrics have them."""
     if start is None:
         return {}
@@ -205,30 +207,32 @@ def scores(run_dir: Path, start: Start | None) -> dict[int, float]:
     return {step: value for step, value in accuracy.items() if step <= start.checkpoint.step}
 
 
-def _newest(directory: Path, say: Say) -> Start | None:
+def _newest(directory: Path, say: Say) -> ResumePoint | None:
     try:
         paths = list(checkpoint.newest_first(directory))
     except OSError as error:
-        raise BadInput(f"{directory} cannot be read: {error.strerror}: give another run directory") from None
+        raise TrainingRefused(
+            f"{directory} cannot be read: {error.strerror}: give another run directory"
+        ) from None
     for path in paths:
         try:
-            return Start(path=path, checkpoint=checkpoint.load(path))
+            return ResumePoint(path=path, checkpoint=checkpoint.load(path))
         except checkpoint.Damaged as damage:
             say(f"WARNING: skipped {path}: {damage}")
     return None
 
 
-def _given(given: Path, say: Say) -> Start:
+def _given(given: Path, say: Say) -> ResumePoint:
     if checkpoint.step_of(given) is not None:
         try:
-            return Start(path=given, checkpoint=checkpoint.load(given))
+            return ResumePoint(path=given, checkpoint=checkpoint.load(given))
         except checkpoint.Damaged as damage:
-            raise BadInput(f"--resume {given}: {damage}: give a complete checkpoint") from None
+            raise TrainingRefused(f"--resume {given}: {damage}: give a complete checkpoint") from None
     for directory in (given / "checkpoints", given):
         start = _newest(directory, say)
         if start:
             return start
-    raise BadInput(
+    raise TrainingRefused(
         f"--resume {given}: no complete checkpoint there: give a step-... directory, or its parent"
     )
 

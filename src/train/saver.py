@@ -12,8 +12,8 @@ from threading import Thread
 from typing import Final
 
 from train import checkpoint
-from train.checkpoint import Checkpoint, Draft, Unfit
-from train.config import Checkpoint as Settings
+from train.checkpoint import Checkpoint, Draft, NotWorthKeeping
+from train.config import CheckpointOptions as Settings
 from train.files import revive
 from train.trouble import Troubles, reason_of
 
@@ -149,7 +149,7 @@ class Saver:
             self._revive()
             self._draft.check()
             path = self._draft.write(self.directory, self._before_commit)
-        except (OSError, Unfit) as error:
+        except (OSError, NotWorthKeeping) as error:
             self._failure = error
             self.failed += 1
             newest = checkpoint.newest_whole(self.directory)

@@ -3,7 +3,7 @@
 from entrypoint.plain import one_line
 from train.stop import SAVED, TERMINATED
 
-__all__ = ["BAD_INPUT", "DONE", "FAILED", "NOT_SAVED", "SAVED", "TERMINATED", "BadInput"]
+__all__ = ["BAD_INPUT", "DONE", "FAILED", "NOT_SAVED", "SAVED", "TERMINATED", "TrainingRefused"]
 
 DONE = 0
 FAILED = 1
@@ -11,7 +11,7 @@ BAD_INPUT = 64  # EX_USAGE of sysexits.h: trying again will not help
 NOT_SAVED = 74  # EX_IOERR: came to its end, but the disk did not take the state
 
 
-class BadInput(Exception):
+class TrainingRefused(Exception):
     """What the user gave cannot be run; exit 64.
 
     The text is one line without the leading `train: `. `rank` is the one rank that prints it, so that

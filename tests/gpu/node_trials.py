@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import device
-from benchmarks.bounded import Ended
+from benchmarks.bounded import CommandResult
 from benchmarks.device import NODE
 from entrypoint.node import gpu
-from entrypoint.node.gpu import Found, Stack
+from entrypoint.node.gpu import DriverReport, ImageStack
 
 from .trial import PYTHON, Bench, expect
 
@@ -60,11 +60,11 @@ def fits(bench: Bench) -> str:
     return f"libcuda is {loaded}, {compatibility(loaded, found)}; {_forward(bench, stack)}"
 
 
-def stack_of(cuda: str, kernels: Sequence[str]) -> Stack:
+def stack_of(cuda: str, kernels: Sequence[str]) -> ImageStack:
     """This Python's torch as a stack. `kernels`: torch.cuda.get_arch_list(), such as sm_90; what is compiled
     for one GPU alone (sm_90a) and PTX (compute_90) do not count."""
     capabilities = [found for name in kernels if (found := re.fullmatch(r"sm_(\d+)(\d)", name))]
-    return Stack(
+    return ImageStack(
         name="of this Python",
         cuda=cuda,
         driver=LEAST_DRIVER.get(int(cuda.split(".")[0]), LEAST_DRIVER[max(LEAST_DRIVER)]),
@@ -72,7 +72,7 @@ def stack_of(cuda: str, kernels: Sequence[str]) -> Stack:
     )
 
 
-def compatibility(loaded: str, found: Found) -> str:
+def compatibility(loaded: str, found: DriverReport) -> str:
     """Whether the libcuda that torch has loaded is the driver's own."""
     name = Path(loaded).name
     if found.driver and name.endswith(found.driver) and "compat" not in loaded:
@@ -85,7 +85,7 @@ def compatibility(loaded: str, found: Found) -> str:
     )
 
 
-def _forward(bench: Bench, stack: Stack) -> str:
+def _forward(bench: Bench, stack: ImageStack) -> str:
     """What follows where the forward compatibility of this machine's CUDA is asked for, if it has one."""
     wanted = [bench.env.get("APPTRAIN_CUDA_COMPAT", ""), *COMPAT]
     folder = next((name for name in wanted if name and (Path(name) / "libcuda.so.1").exists()), None)
@@ -105,7 +105,7 @@ def _forward(bench: Bench, stack: Stack) -> str:
     return f"with {folder} first CUDA refuses with error {code}, and we say why"
 
 
-def _look(bench: Bench, **env: str) -> Found:
+def _look(bench: Bench, **env: str) -> DriverReport:
     return asyncio.run(gpu.ask_driver(device.environment(bench.env) | env))
 
 
@@ -148,7 +148,7 @@ def _shows(bench: Bench, value: str, expected: Sequence[object]) -> None:
     expect(names == [name for name, _ in seen], f"CUDA_VISIBLE_DEVICES={value}: the driver lists {names}")
 
 
-def _refused(ended: Ended, words: str) -> None:
+def _refused(ended: CommandResult, words: str) -> None:
     """`words`: a pattern; inside an image the driver is asked before torch, and what is said is another line."""
     lines = ended.err.splitlines()
     said = [line for line in lines if line.startswith("apptrain: ") and re.search(words, line)]

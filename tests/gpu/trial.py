@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks import bounded, device
-from benchmarks.bounded import Ended
+from benchmarks.bounded import CommandResult
 
 SCRIPTS = Path(__file__).with_name("scripts")
 PYTHON = (sys.executable, "-P")
@@ -21,7 +21,7 @@ class Wrong(Exception):
     """What should not be so; with the end of what the command printed."""
 
 
-def expect(holds: object, what: str, ended: Ended | None = None) -> None:
+def expect(holds: object, what: str, ended: CommandResult | None = None) -> None:
     """Raises Wrong, with the command's output, unless it holds."""
     if not holds:
         raise Wrong(what + (f"\n{ended.tail()}" if ended else ""))
@@ -50,7 +50,7 @@ class Bench:
         found: Sequence[Mapping[str, Any]] = self.facts["gpus"]
         return found
 
-    def run(self, *argv: str, **env: str | None) -> Ended:
+    def run(self, *argv: str, **env: str | None) -> CommandResult:
         """A command in the folder; a variable that is None is not set. Raises Wrong where it overran."""
         given = device.environment(self.env) | env
         ended = bounded.run(
@@ -70,7 +70,7 @@ class Bench:
 
     def launch(
         self, run: str, *command: str, options: Sequence[str] | None = None, **env: str | None
-    ) -> Ended:
+    ) -> CommandResult:
         """The launcher on this node with a rank for each GPU, or with other options; `run` names its directory."""
         ranks = ["--device", self.device, "--nproc-per-node", str(self.ranks)]
         given = ranks if options is None else options

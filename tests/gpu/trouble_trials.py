@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from benchmarks.bounded import Ended
+from benchmarks.bounded import CommandResult
 from benchmarks.device import NODE
 from entrypoint.errors import STUCK
 
@@ -48,7 +48,7 @@ def memory(bench: Bench) -> str:
     return said.removeprefix("apptrain: ")[:160]
 
 
-def _said(ended: Ended, begin: str) -> str:
+def _said(ended: CommandResult, begin: str) -> str:
     """The one line that begins so."""
     lines = [line for line in ended.err.splitlines() if line.startswith(begin)]
     expect(len(lines) == 1, f"{len(lines)} lines begin with {begin!r}", ended)

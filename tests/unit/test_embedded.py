@@ -142,7 +142,7 @@ def test_tasks_are_killed_that_do_not_end_with_the_job(
     monkeypatch.setattr(embedded, "time", clock)
     states = {task.pid: task.state for task in tasks}
     monkeypatch.setattr("entrypoint.node.processes.state", states.__getitem__)
-    job = embedded.Job(
+    job = embedded.LocalJob(
         nodes=2,
         tasks_per_node=1,
         gpus_per_node=None,
@@ -185,7 +185,7 @@ def test_the_next_step_is_spelled_as_it_works_from_here(
 
 
 def test_each_node_gets_gpus_of_its_own(tmp_path: Path) -> None:
-    job = embedded.Job(
+    job = embedded.LocalJob(
         nodes=2, tasks_per_node=1, gpus_per_node=2, run_dir=tmp_path, job_id="embedded-1", launch=()
     )
     envs = [embedded.node_env(job, node, 0, 0, {}, progress=False) for node in (0, 1)]

@@ -82,8 +82,8 @@ _IN_PYTHON = r"(?:return|else|exit\(|(?:status|BAD_INPUT|UNAVAILABLE|SAVED|STUCK
 
 def test_a_training_and_torchruns_agent_and_the_builder_of_images_mean_the_same_statuses() -> None:
     assert status.DONE == errors.DONE
-    assert {status.BAD_INPUT, stacks.BadInput.status} == {errors.BAD_INPUT}
-    assert download.Unavailable.status == errors.UNAVAILABLE
+    assert {status.BAD_INPUT, stacks.BuildRefused.status} == {errors.BAD_INPUT}
+    assert download.NoAnswer.status == errors.UNAVAILABLE
     assert {status.SAVED, stop.SAVED, agent.SAVED} == {errors.SAVED}
     assert stop.TERMINATED == 128 + signal.SIGTERM
     assert 128 + signal.SIGINT == errors.INTERRUPTED
@@ -119,7 +119,7 @@ def test_help_lists_the_statuses() -> None:
     assert f"; {stop.TERMINATED}: cancelled" in EXIT_STATUS
 
 
-@pytest.mark.parametrize("error", [errors.BadInput, errors.Unavailable, status.BadInput])
+@pytest.mark.parametrize("error", [errors.BadInput, errors.Unavailable, status.TrainingRefused])
 def test_what_a_refusal_quotes_stays_in_its_line(error: type[Exception]) -> None:
     assert str(error("x is 'a\x1b[31m\nb\udcc3': give é")) == "x is 'a?[31m b?': give é"
     said = str(error("x is '" + "a" * 10**6 + "': give a word"))

@@ -50,7 +50,7 @@ def test_whatever_it_holds_is_taken_or_refused_in_a_line(tmp_path: Path, name: s
     said = ""
     try:
         READERS[name](path)
-    except (BadInput, train_status.BadInput) as refusal:
+    except (BadInput, train_status.TrainingRefused) as refusal:
         said = str(refusal)
     assert not said or said.isprintable()
     assert len(said) < 2100

@@ -3,12 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from entrypoint.schedulers.allocation import Job
+from entrypoint.schedulers.allocation import JobName
 
 
 @dataclass(frozen=True, kw_only=True)
 class Granted:
-    job: Job
+    job: JobName
     hosts: tuple[str, ...]
     """Names as the scheduler lists them, in node-rank order."""
     nodelist: str

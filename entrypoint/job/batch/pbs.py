@@ -23,7 +23,7 @@ from entrypoint.plan import mistakes
 from entrypoint.plan.profile import Profile
 from entrypoint.plan.sources import Settings
 from entrypoint.schedulers import hostlist, hostnames, pbs
-from entrypoint.schedulers.allocation import Job
+from entrypoint.schedulers.allocation import JobName
 from entrypoint.schedulers.qstat import attributes
 
 STOP_BEFORE = 300
@@ -98,7 +98,7 @@ def _by_hand(env: Mapping[str, str], settings: Settings, site: Profile, facts: F
     hosts = hostlist.distinct(hostlist.expand(names, "--nodes"), "--nodes")
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     return Granted(
-        job=Job(id="manual", number=None, name="apptrain", run_id=run_id, submit_dir=env.get("PWD")),
+        job=JobName(id="manual", number=None, name="apptrain", run_id=run_id, submit_dir=env.get("PWD")),
         hosts=hosts,
         nodelist=_shown(hosts),
         env={"APPTRAIN_NODES": ",".join(hosts)},
@@ -271,7 +271,7 @@ def why_no_chain(env: Mapping[str, str]) -> str:
     return ""
 
 
-def qsub(env: Mapping[str, str], told: Mapping[str, str], job: Job) -> list[str]:
+def qsub(env: Mapping[str, str], told: Mapping[str, str], job: JobName) -> list[str]:
     """qsub's options for another job that asks for what this one has."""
     words = ["-N", job.name]
     for name, value in told.items():
@@ -294,7 +294,7 @@ def qsub(env: Mapping[str, str], told: Mapping[str, str], job: Job) -> list[str]
     return [*words, *_outputs(told, job)]
 
 
-def _outputs(told: Mapping[str, str], job: Job) -> Iterator[str]:
+def _outputs(told: Mapping[str, str], job: JobName) -> Iterator[str]:
     """qsub's options for where the output goes, where this job's own were given some."""
     for name, option in (("Output_Path", "-o"), ("Error_Path", "-e")):
         folder, slash, file = told.get(name, "").rpartition("/")

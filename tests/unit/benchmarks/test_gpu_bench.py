@@ -16,7 +16,7 @@ import pytest
 from benchmarks import __main__ as command
 from benchmarks import bounded, device
 from benchmarks import gpu as bench
-from benchmarks.bounded import Ended
+from benchmarks.bounded import CommandResult
 from entrypoint import cli
 from entrypoint.plan import commands
 from entrypoint.plan.resolve import resolve
@@ -119,7 +119,7 @@ def test_torchvisions_rates_are_those_of_its_last_steps() -> None:
 
 
 def test_a_script_that_prints_no_rates_gives_no_figure() -> None:
-    with pytest.raises(bench.Failed, match=r"it printed 'img/s' 0 times only"):
+    with pytest.raises(bench.NoFigure, match=r"it printed 'img/s' 0 times only"):
         bench.their_rates("Loading data\n", 256, 1)
 
 
@@ -134,7 +134,7 @@ def test_our_rate_is_images_over_time_of_the_last_steps(tmp_path: Path) -> None:
     metrics(tmp_path / "metrics.jsonl")
     assert bench.rate(tmp_path / "metrics.jsonl") == pytest.approx(2400.0)
     metrics(tmp_path / "metrics.jsonl", steps=19)
-    with pytest.raises(bench.Failed, match="it did 19 steps only"):
+    with pytest.raises(bench.NoFigure, match="it did 19 steps only"):
         bench.rate(tmp_path / "metrics.jsonl")
 
 
@@ -180,20 +180,20 @@ class Machine:
         monkeypatch.setattr(bench, "write_jpegs", lambda pool, _: (pool / "0000.jpg").touch())
         monkeypatch.setattr(bench, "link_images", lambda *_, **__: None)
 
-    def run(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], seconds: float) -> Ended:
+    def run(self, argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], seconds: float) -> CommandResult:
         assert 0 < seconds <= bench.RUN_S
         assert cwd.is_dir()
         assert env["OMP_NUM_THREADS"] == "1"
         self.ran.append(list(argv))
         if self.broken and self.broken in argv:
             error = "Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory.\nleaving"
-            return Ended(status=1, out="", err=error, seconds=1.0)
+            return CommandResult(status=1, out="", err=error, seconds=1.0)
         if "--run-dir" in argv:
             run = Path(argv[argv.index("--run-dir") + 1])
             run.mkdir()
             metrics(run / "metrics.jsonl")
-            return Ended(status=0, out="", err="", seconds=1.0)
-        return Ended(status=0, out=THEIRS, err="", seconds=1.0)
+            return CommandResult(status=0, out="", err="", seconds=1.0)
+        return CommandResult(status=0, out=THEIRS, err="", seconds=1.0)
 
     def names(self) -> list[str]:
         """What was started, in words."""

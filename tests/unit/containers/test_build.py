@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from containers import bom, build, builder, debian, stacks
-from containers.stacks import BadInput
+from containers.stacks import BuildRefused
 
 
 def tool(folder: Path, name: str, script: str) -> None:
@@ -149,7 +149,7 @@ def test_a_build_that_fails_leaves_the_image_of_before(
 
 
 def test_a_base_from_a_registry_needs_a_digest_in_the_lock() -> None:
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(BuildRefused) as refusal:
         builder.Builder("/usr/bin/apptainer", "1.4").base("docker", stacks.find(""), "amd64")
     assert str(refusal.value) == (
         "BASE=docker: stacks.yaml has no digest of debian:trixie-slim for amd64: "
@@ -205,7 +205,7 @@ def test_the_recipe_gets_a_value_for_each_of_its_arguments() -> None:
     builder.check_recipe(arguments)
     assert f"libc6={dict(locked())['libc6']}" in arguments["PACKAGES"].split()
     del arguments["DATE"]
-    with pytest.raises(BadInput, match="its arguments are"):
+    with pytest.raises(BuildRefused, match="its arguments are"):
         builder.check_recipe(arguments)
 
 

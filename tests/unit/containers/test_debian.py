@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from containers import debian, download, stacks
-from containers.stacks import BadInput
+from containers.stacks import BuildRefused
 
 BASE = stacks.find("").base
 
@@ -88,7 +88,7 @@ def test_a_mirror_that_moved_on_is_an_error_with_both_versions(
     index.parent.mkdir(parents=True)
     index.write_bytes(lzma.compress(debian.write_index([package(folder, version="1.0-2")]).encode()))
     monkeypatch.setenv("DEBIAN_MIRROR", address)
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(BuildRefused) as refusal:
         debian.repository(BASE, "amd64", lock, tmp_path / "cache", tmp_path / "repository")
     assert str(refusal.value) == (
         "hello: the lock has 1.0-1, the mirror offers 1.0-2: take the mirror's with `make lock`, or give one "
@@ -105,7 +105,7 @@ def test_a_changed_package_is_refused_and_not_kept(
     lock.write_text(debian.write_index([entry]))
     (folder / entry["Filename"]).write_bytes(b"something else")
     monkeypatch.setenv("DEBIAN_MIRROR", address)
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(BuildRefused) as refusal:
         debian.repository(BASE, "amd64", lock, tmp_path / "cache", tmp_path / "repository")
     other = hashlib.sha256(b"something else").hexdigest()
     assert str(refusal.value) == (
@@ -122,7 +122,7 @@ def test_an_offline_directory_is_all_that_is_asked(tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("DEBIAN_MIRROR", "http://127.0.0.1:9")
     offline = tmp_path / "offline"
     offline.mkdir()
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(BuildRefused) as refusal:
         debian.repository(BASE, "amd64", lock, tmp_path / "c", tmp_path / "r", offline=offline)
     assert str(refusal.value) == (
         f"OFFLINE={offline}: hello_1.0-1_all.deb is not there: fill the directory anew, with the APPTRAIN_CACHE "
@@ -144,7 +144,7 @@ def test_a_server_that_does_not_answer_is_69(tmp_path: Path, monkeypatch: pytest
     lock.write_text(debian.write_index([package(tmp_path / "mirror")]))
     monkeypatch.setenv("DEBIAN_MIRROR", "http://127.0.0.1:9")
     with pytest.raises(
-        download.Unavailable, match=r"^hello 1\.0-1 could not be fetched in 3 tries: "
+        download.NoAnswer, match=r"^hello 1\.0-1 could not be fetched in 3 tries: "
     ) as refusal:
         debian.repository(BASE, "amd64", lock, tmp_path / "cache", tmp_path / "repository")
     assert refusal.value.status == 69
@@ -154,7 +154,7 @@ def test_without_apt_get_no_debian_is_locked(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("shutil.which", lambda _: None)
     monkeypatch.setattr(debian, "KEYRING", Path("/dev/null"))  # it exists
     with pytest.raises(
-        BadInput, match=r"^apt-get and /dev/null are needed to lock Debian's packages: run .make lock."
+        BuildRefused, match=r"^apt-get and /dev/null are needed to lock Debian's packages: run .make lock."
     ):
         debian.resolve(stacks.find("").base, "amd64")
 

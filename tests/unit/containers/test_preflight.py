@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from containers import preflight
-from containers.stacks import BadInput
+from containers.stacks import BuildRefused
 
 MOUNTS = (
     "20 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
@@ -63,14 +63,14 @@ def test_a_temporary_directory_that_will_not_do_is_refused(
     where = places(tmp_path)
     found = preflight.Mount("/mnt", kind, frozenset(options))
     monkeypatch.setattr(preflight.Mount, "of", lambda *_: found)
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(BuildRefused) as refusal:
         preflight.check(where, NOTHING)
     assert str(refusal.value) == message.format(tmp=where.temporary)
 
 
 def test_too_little_room_is_refused_with_what_is_needed(tmp_path: Path) -> None:
     where = places(tmp_path)
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(BuildRefused) as refusal:
         preflight.check(where, {"image": 3000, "work": 10**9, "download": 0})
     assert re.sub(r"has [0-9.]+ GB", "has N GB", str(refusal.value)) == (
         f"{tmp_path}/images has N GB free, 1000003.0 GB are needed (target, temporary, cache): "
@@ -81,7 +81,7 @@ def test_too_little_room_is_refused_with_what_is_needed(tmp_path: Path) -> None:
 def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     where = places(tmp_path)
     where.temporary.rmdir()
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(BuildRefused) as refusal:
         preflight.check(where, NOTHING)
     assert str(refusal.value) == (
         f"{where.temporary}: there is no such directory: make it, or set APPTAINER_TMPDIR=DIR, best a local "

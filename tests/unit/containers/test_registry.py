@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from containers import registry
-from containers.stacks import BadInput
+from containers.stacks import BuildRefused
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_tag_gives_a_digest_for_each_architecture(
     a_registry["/v2/proxy/debian/manifests/trixie-slim"] = (200, {"Content-Type": registry.LISTS[0]}, body)
     both = {"amd64": "sha256:amd64", "arm64": "sha256:arm64"}
     assert registry.digests("debian:trixie-slim", ["amd64", "arm64"]) == both
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(BuildRefused) as refusal:
         registry.digests("debian:trixie-slim", ["riscv64"])
     assert str(refusal.value) == (
         f"REGISTRY={registry.address()}: debian:trixie-slim is not there for riscv64, only for amd64, arm64"
@@ -65,7 +65,7 @@ def test_a_registry_without_the_image_is_refused(
     a_registry: dict[str, tuple[int, dict[str, str], bytes]],
 ) -> None:
     assert a_registry == {}
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(BuildRefused) as refusal:
         registry.digests("debian:trixie-slim", ["amd64"])
     assert str(refusal.value) == (
         f"REGISTRY={registry.address()}: it does not give debian:trixie-slim (404 Not Found)"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from containers import debian, stacks, wheels
-from containers.stacks import BadInput
+from containers.stacks import BuildRefused
 
 BASE = stacks.find("").base
 
@@ -33,7 +33,7 @@ def test_the_names_alone_are_those_of_all_stacks_however_an_entry_is_written(tmp
 
 
 def test_an_unknown_stack_is_refused() -> None:
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(BuildRefused) as refusal:
         stacks.find("cu118")
     assert str(refusal.value) == "STACK=cu118: there is no such stack: give one of cu132, cu126"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from containers import stacks, wheels
-from containers.stacks import BadInput
+from containers.stacks import BuildRefused
 
 
 def test_a_changed_wheel_hash_is_an_error_that_names_the_package(
@@ -17,7 +17,7 @@ def test_a_changed_wheel_hash_is_an_error_that_names_the_package(
     lock = tmp_path / "lock.txt"
     lock.write_text(f"probe==1.0 --hash=sha256:{'0' * 64}\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(BuildRefused) as refusal:
         wheels.fetch(lock, "3.13", "amd64", tmp_path / "cache", folder)
     assert str(refusal.value) == (
         "probe==1.0: the index's wheel does not have the hash that lock.txt has: the file was changed "
@@ -34,7 +34,7 @@ def test_a_wheel_that_is_gone_is_an_error_with_both_versions(
     lock = tmp_path / "lock.txt"
     lock.write_text(f"probe==1.0 --hash=sha256:{'0' * 64}\n")
     monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(BuildRefused) as refusal:
         wheels.fetch(lock, "3.13", "amd64", tmp_path / "cache", folder)
     assert str(refusal.value) == (
         "probe==1.0: locked in lock.txt, the index offers 2.0: take what it offers with `make lock`, "
@@ -43,7 +43,7 @@ def test_a_wheel_that_is_gone_is_an_error_with_both_versions(
 
 
 def test_an_extra_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(BuildRefused) as refusal:
         wheels.lock_extra(stacks.find(""), "amd64", tmp_path / "my.txt")
     assert str(refusal.value) == f"EXTRA={tmp_path}/my.txt: there is no such file: give a requirements file"
 
@@ -56,7 +56,7 @@ def test_an_extra_that_conflicts_with_the_stack_names_both(
     extra.write_text("torch==2.6.0  # the old one\n")
     # The pins contradict each other, so no index has to be asked.
     monkeypatch.setenv("UV_OFFLINE", "1")
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(BuildRefused) as refusal:
         wheels.lock_extra(stack, "amd64", extra)
     assert str(refusal.value) == (
         f"EXTRA={extra}: torch==2.6.0 does not go with torch=={stack.torch} of stack cu132: "

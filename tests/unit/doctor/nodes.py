@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from entrypoint.doctor.facts import Facts, Room
+from entrypoint.doctor.facts import NodeFacts, Room
 from entrypoint.plan.profile import Nodes, Profile
 
 GIB = 1 << 30
 ROOM = Room(path="/scratch/run", free=100 * GIB, inodes=10**6)
-WHOLE = Facts(
+WHOLE = NodeFacts(
     node="a",
     cpus=64,
     memory=256 * GIB,
@@ -26,10 +26,10 @@ WHOLE = Facts(
 SITE = Profile(name="lab.yaml", nodes=Nodes(gpus=4, cpus=64, memory_gib=256, whole=True))
 
 
-def node(**changes: Any) -> Facts:
+def node(**changes: Any) -> NodeFacts:
     return replace(WHOLE, **changes)
 
 
-def room(name: str, **changes: Any) -> Facts:
+def room(name: str, **changes: Any) -> NodeFacts:
     """The node with another room of that name."""
     return node(rooms={**WHOLE.rooms, name: replace(WHOLE.rooms[name], **changes)})

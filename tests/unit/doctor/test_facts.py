@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from entrypoint.doctor import facts
-from entrypoint.doctor.facts import Facts
+from entrypoint.doctor.facts import NodeFacts
 from tests.unit.doctor.nodes import WHOLE
 
 
 def test_facts_travel_as_json() -> None:
-    assert Facts.from_json(json.loads(json.dumps(dataclasses.asdict(WHOLE)))) == WHOLE
+    assert NodeFacts.from_json(json.loads(json.dumps(dataclasses.asdict(WHOLE)))) == WHOLE
 
 
 def test_this_machine_has_what_its_kernel_says(tmp_path: Path) -> None:

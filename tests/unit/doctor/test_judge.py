@@ -3,8 +3,8 @@
 import pytest
 
 from entrypoint.doctor import judge
-from entrypoint.doctor.facts import Facts
-from entrypoint.doctor.judge import Clock, Finding, Gpu, Speed, Way
+from entrypoint.doctor.facts import NodeFacts
+from entrypoint.doctor.judge import Clock, Finding, GpuSpeed, Speed, Way
 from entrypoint.plan.profile import Nodes, Profile
 from tests.unit.doctor.nodes import GIB, SITE, WHOLE, node, room
 
@@ -92,7 +92,7 @@ def test_a_node_that_has_all_that_its_profile_says_lacks_nothing(fabric: str) ->
         ),
     ],
 )
-def test_what_a_node_lacks_is_one_finding_with_its_remedy(found: Facts, fabric: str, text: str) -> None:
+def test_what_a_node_lacks_is_one_finding_with_its_remedy(found: NodeFacts, fabric: str, text: str) -> None:
     assert said(judge.of_facts(found, SITE, fabric)) == [text]
 
 
@@ -109,7 +109,9 @@ def test_what_a_node_lacks_is_one_finding_with_its_remedy(found: Facts, fabric: 
         (node(cpus=4, memory=8 * GIB), Profile(nodes=Nodes(cpus=64, memory_gib=256)), ""),
     ],
 )
-def test_what_is_just_enough_or_not_told_of_is_no_finding(found: Facts, site: Profile, fabric: str) -> None:
+def test_what_is_just_enough_or_not_told_of_is_no_finding(
+    found: NodeFacts, site: Profile, fabric: str
+) -> None:
     assert judge.of_facts(found, site, fabric) == []
 
 
@@ -143,12 +145,12 @@ def test_a_full_directory_that_every_job_writes_to_is_final(name: str, final: bo
 def test_a_gpu_that_others_use_or_that_has_errors_is_named(
     used: int, ecc: int | None, texts: list[str]
 ) -> None:
-    gpu = Gpu(rank=3, node="a", name="H100", used=used, total=80 * GIB, ecc=ecc)
+    gpu = GpuSpeed(rank=3, node="a", name="H100", used=used, total=80 * GIB, ecc=ecc)
     assert said(judge.of_gpu(gpu)) == texts
 
 
 def test_a_whole_node_with_fewer_gpus_than_its_site_says_is_named() -> None:
-    gpus = [Gpu(i, node, "H100", 0, 80 * GIB, None) for i, node in enumerate("aaaabbb")]
+    gpus = [GpuSpeed(i, node, "H100", 0, 80 * GIB, None) for i, node in enumerate("aaaabbb")]
     assert said(judge.of_granted(gpus, SITE)) == [
         f"b: gpus: 3 GPUs may be used, and lab.yaml says 4: ask for all of them, or {TO_ADMINISTRATORS}"
     ]

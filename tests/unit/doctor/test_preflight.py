@@ -21,10 +21,10 @@ def settings(**values: Any) -> Any:
     return SimpleNamespace(value=known.__getitem__)
 
 
-def look(monkeypatch: pytest.MonkeyPatch, found: facts.Facts, plan: Any, settings: Any) -> Any:
+def look(monkeypatch: pytest.MonkeyPatch, found: facts.NodeFacts, plan: Any, settings: Any) -> Any:
     asked: list[object] = []
 
-    def gather(*arguments: object) -> facts.Facts:
+    def gather(*arguments: object) -> facts.NodeFacts:
         asked.append(arguments)
         return found
 

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 
-from entrypoint.doctor.judge import Clock, Collective, Finding, Gpu, Speed, Way
+from entrypoint.doctor.judge import Clock, Collective, Finding, GpuSpeed, Speed, Way
 from entrypoint.doctor.table import Report
 from tests.unit.doctor.nodes import GIB, WHOLE, room
 
@@ -20,7 +20,7 @@ TWO = Report(
         Speed(2, "b", 6e14, 2e12),
         Speed(3, "b", 6e14, 2e12),
     ],
-    gpus=[Gpu(rank, "ab"[rank // 2], "A100", 0, 80 * GIB, 0) for rank in range(4)],
+    gpus=[GpuSpeed(rank, "ab"[rank // 2], "A100", 0, 80 * GIB, 0) for rank in range(4)],
     collectives=[Collective("all_reduce", 1 << 20, 2e9), Collective("all_reduce", 1 << 24, 4e10)],
     ways=[Way("a", "b", 2e10), Way("b", "a", 1e10)],
 )

@@ -11,7 +11,7 @@ import pytest
 
 from entrypoint.errors import BadInput
 from entrypoint.job import conclude, handover, outcome
-from entrypoint.job.conclude import Job, Verdict
+from entrypoint.job.conclude import PreparedJob, Verdict
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 
@@ -31,7 +31,7 @@ def hand(tmp_path: Path) -> Path:
     return tmp_path / "hand"
 
 
-def job(tmp_path: Path, **changes: Any) -> Job:
+def job(tmp_path: Path, **changes: Any) -> PreparedJob:
     """One of two nodes with a task each, whose run directory is there."""
     run = tmp_path / "my run"
     RunDirectory(run, 0).create()
@@ -47,10 +47,10 @@ def job(tmp_path: Path, **changes: Any) -> Job:
         "batch": True,
         "began": int(time.time()),
     }
-    return Job(**{**known, **changes})
+    return PreparedJob(**{**known, **changes})
 
 
-def write(of: Job, *outcomes: Outcome | int | None, attempt: int = 0) -> None:
+def write(of: PreparedJob, *outcomes: Outcome | int | None, attempt: int = 0) -> None:
     """Each node's, in order."""
     for place, found in enumerate(outcomes):
         if found is not None:
@@ -58,7 +58,7 @@ def write(of: Job, *outcomes: Outcome | int | None, attempt: int = 0) -> None:
             outcome.write(RunDirectory(of.run_dir, attempt).outcome(place, None), ended)
 
 
-def decided(of: Job, *, is_planned: bool = False, told: str = "", patience: int = 0) -> Verdict:
+def decided(of: PreparedJob, *, is_planned: bool = False, told: str = "", patience: int = 0) -> Verdict:
     run, ended = conclude.last(of, patience)
     return conclude.verdict(of, run, ended, is_planned=is_planned, told=told)
 
@@ -181,7 +181,7 @@ def test_a_late_outcome_is_waited_for_and_only_for_a_while_where_a_failure_is_kn
     assert len(pauses) == 10 + conclude.LATE_FAILED
 
 
-def planned_ends(of: Job, hand: Path, times: int) -> list[Verdict]:
+def planned_ends(of: PreparedJob, hand: Path, times: int) -> list[Verdict]:
     """What follows each of so many planned ends in a row."""
     found = []
     for attempt in range(times):
@@ -258,7 +258,9 @@ def heard(hand: Path) -> dict[str, list[str]]:
     return {name: facts.all(name) for name in NAMES if any(facts.all(name))}
 
 
-def left(hand: Path, of: Job, place: int = 0, asked: int | None = None, lost: tuple[int, ...] = ()) -> bool:
+def left(
+    hand: Path, of: PreparedJob, place: int = 0, asked: int | None = None, lost: tuple[int, ...] = ()
+) -> bool:
     """Whether a node's `launch` leaves a verdict."""
     of.write(hand)
     (hand / handover.VERDICT).unlink(missing_ok=True)
@@ -368,7 +370,7 @@ def test_the_next_attempt_begins_where_this_one_could_not(tmp_path: Path, hand: 
     ask(hand)
     conclude.conclude(hand)
     assert (heard(hand)["follows"], heard(hand)["attempt"]) == (["again"], ["1"])
-    assert Job.read(hand, 1) == dataclasses.replace(of, attempt=1, tries=2)
+    assert PreparedJob.read(hand, 1) == dataclasses.replace(of, attempt=1, tries=2)
     following = RunDirectory(of.run_dir, 1)
     assert (following.logs.is_dir(), following.is_closed(), following.unfinished()) == (True, True, 1)
     assert not following.stop.exists()
@@ -399,7 +401,7 @@ def test_who_is_killed_before_the_verdict_is_there_has_decided_nothing(
         "attempt 0: a: the port is taken",
         "trying again: attempt 1, with other ports",
     ]
-    assert Job.read(hand, 1) == dataclasses.replace(of, attempt=1, tries=2)
+    assert PreparedJob.read(hand, 1) == dataclasses.replace(of, attempt=1, tries=2)
 
 
 def test_a_run_that_its_own_job_script_could_not_conclude_has_come_to_its_end_or_not(tmp_path: Path) -> None:
@@ -413,10 +415,10 @@ def test_a_run_that_its_own_job_script_could_not_conclude_has_come_to_its_end_or
 def test_a_job_is_the_same_after_it_was_written(tmp_path: Path, hand: Path) -> None:
     for of in (job(tmp_path), job(tmp_path, bound=0, port_by_hand=True, batch=False, restarts=4, tries=3)):
         of.write(hand)
-        assert Job.read(hand, of.attempt) == of
+        assert PreparedJob.read(hand, of.attempt) == of
         assert (hand / "state.0").stat().st_mode & 0o777 == 0o600
     with pytest.raises(BadInput, match=r"state\.0 cannot be read"):
-        Job.read(tmp_path, 0)
+        PreparedJob.read(tmp_path, 0)
 
 
 # --- the files ----------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from entrypoint.errors import BadInput
 from entrypoint.job import handover, outcome
 from entrypoint.job import prepare as preparation
 from entrypoint.job.batch import pbs
-from entrypoint.job.conclude import Job
+from entrypoint.job.conclude import PreparedJob
 from entrypoint.job.handover import Facts
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.prepare import prepare
@@ -126,10 +126,10 @@ def host(tmp_path: Path) -> Host:
 OPTIONS: list[tuple[str, str, Any]] = [
     ("run-dir", "{x}/r", lambda answer, host: answer.one("run_dir") == f"{host.folder}/r"),
     ("on-failure", "restart", lambda answer, _: answer.one("goes_on") == "yes"),
-    ("max-restarts", "7", lambda _, host: Job.read(host.hand, 0).bound == 7),
+    ("max-restarts", "7", lambda _, host: PreparedJob.read(host.hand, 0).bound == 7),
     ("venv", "/venv", lambda answer, _: "/venv" in answer.all("run")),
     ("device", "cpu", lambda answer, _: "--cpu" in answer.all("run")),
-    ("master-port", "29500", lambda _, host: Job.read(host.hand, 0).port_by_hand),
+    ("master-port", "29500", lambda _, host: PreparedJob.read(host.hand, 0).port_by_hand),
 ]
 
 
@@ -177,10 +177,10 @@ def test_an_option_means_the_same_whichever_way_it_comes(
 def test_arguments_beat_the_inherited_ones_and_those_the_variables(host: Host) -> None:
     env = {"APPTRAIN_MAX_RESTARTS": "1", "APPTRAIN_ARGS": "--max-restarts 2 --interface eth0"}
     answer = host.ask("--max-restarts=3", env=env)
-    assert Job.read(host.hand, 0).bound == 3
+    assert PreparedJob.read(host.hand, 0).bound == 3
     assert sorted(answer.all("launch")) == ["--interface=eth0", "--max-restarts=3"]
     host.ask(env=env)
-    assert Job.read(host.hand, 1).bound == 2
+    assert PreparedJob.read(host.hand, 1).bound == 2
 
 
 def test_the_launch_gets_what_is_its_own_word_for_word(host: Host) -> None:

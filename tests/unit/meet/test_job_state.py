@@ -9,7 +9,7 @@ import pytest
 
 from entrypoint.bitset import Bits
 from entrypoint.meet import job_state
-from entrypoint.meet.job_state import After, Event, JobState, Lost, Now, Say, Tell
+from entrypoint.meet.job_state import Event, JobState, Lost, Now, Say, StartTimer, TellAll
 from entrypoint.meet.messages import (
     AllDone,
     Done,
@@ -67,9 +67,9 @@ def play(
         state, effects = job_state.step(state, (node, None), event, Now(wall=1000.0 + at, steady=at))
         for effect in effects:
             match effect:
-                case After(seconds, timer):
+                case StartTimer(seconds, timer):
                     later(at + seconds, 0, timer)
-                case Tell(message):
+                case TellAll(message):
                     log.append((round(at, 2), message))
                     if message == Peek():
                         for one, sighting in enumerate(sightings):

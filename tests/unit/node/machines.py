@@ -1,6 +1,6 @@
 """Whether the image's stack runs on a node: NVIDIA's rules, what is said, and how the driver is asked."""
 
-from entrypoint.node.gpu import Found, Gpu, Needs, Stack
+from entrypoint.node.gpu import DriverReport, Gpu, ImageStack, Needs
 
 FACTS = {
     "name": "cu132",
@@ -19,7 +19,7 @@ FACTS = {
     },
 }
 CU126 = Needs(driver="525", capabilities=((5, 0), (6, 0), (7, 0), (7, 5), (8, 0), (8, 6), (9, 0)))
-CU132 = Stack(
+CU132 = ImageStack(
     name="cu132",
     cuda="13.2",
     lock="5e1f",
@@ -38,5 +38,5 @@ ITS_OWN = "only for 7.5, 8.0, 8.6, 9.0, 10.0, 12.0"
 NOT_FOUND = "libcuda.so.1: cannot open shared object file: No such file or directory"
 
 
-def healthy(*gpus: Gpu, driver: str = "580.65.06", cuda: tuple[int, int] = (13, 0)) -> Found:
-    return Found(driver=driver, cuda=cuda, gpus=gpus)
+def healthy(*gpus: Gpu, driver: str = "580.65.06", cuda: tuple[int, int] = (13, 0)) -> DriverReport:
+    return DriverReport(driver=driver, cuda=cuda, gpus=gpus)

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 
 from entrypoint.node import check, gpu
-from entrypoint.node.gpu import Found
+from entrypoint.node.gpu import DriverReport
 from tests.unit.node.machines import FACTS, H100, HAS_NONE, ITS_OWN, NOT_FOUND, TAKE_CU126, V100, healthy
 
 
 def checked(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    found: Found,
+    found: DriverReport,
     *,
     as_json: bool,
     sees: bool = True,
 ) -> tuple[int, str]:
     """`check` on a machine with this driver, on which torch tells but one thing; `sees`: its GPUs, if any."""
 
-    async def look(env: object) -> Found:  # noqa: ARG001
+    async def look(env: object) -> DriverReport:  # noqa: ARG001
         return found
 
     monkeypatch.setattr(gpu, "ask_driver", look)
@@ -95,7 +95,7 @@ def test_check_tells_what_to_do_where_the_stack_does_not_fit(
 def test_check_does_not_ask_torch_where_the_driver_hangs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, out = checked(monkeypatch, capsys, Found(silent=True), as_json=True)
+    status, out = checked(monkeypatch, capsys, DriverReport(silent=True), as_json=True)
     facts = json.loads(out)
     assert status == 1
     assert "torch" not in facts
@@ -119,7 +119,7 @@ def test_check_ends_with_1_where_torch_sees_no_gpu_of_a_driver(
 def test_check_on_a_node_without_a_driver_leaves_open_whether_the_stack_fits(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    status, out = checked(monkeypatch, capsys, Found(error=(None, NOT_FOUND)), as_json=True)
+    status, out = checked(monkeypatch, capsys, DriverReport(error=(None, NOT_FOUND)), as_json=True)
     facts = json.loads(out)
     assert status == 0
     assert (facts["driver"], facts["stack"], facts["stack_fits"], facts["gpu_problem"]) == (

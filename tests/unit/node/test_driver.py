@@ -15,7 +15,7 @@ import pytest
 import entrypoint
 from entrypoint.job import outcome
 from entrypoint.node import driver, gpu
-from entrypoint.node.gpu import Found, Gpu
+from entrypoint.node.gpu import DriverReport, Gpu
 from tests.unit.node.machines import CU132, FACTS, HAS_NONE, ITS_OWN
 
 CHECKOUT = Path(entrypoint.__file__).parents[1]
@@ -133,7 +133,7 @@ class Machine:
     """What stands for /proc/driver/nvidia/version."""
     env: dict[str, str] = field(default_factory=dict)
 
-    def look(self, seconds: float = gpu.ANSWER, **env: str) -> Found:
+    def look(self, seconds: float = gpu.ANSWER, **env: str) -> DriverReport:
         path = ":".join(map(str, self.libraries))
         given = {"LD_LIBRARY_PATH": path, **env}
         return asyncio.run(gpu.ask_driver(given, seconds=seconds, version_file=self.module))
@@ -158,13 +158,13 @@ def empty(folder: Path, *names: str) -> Path:
 
 def test_libcuda_tells_its_gpus_and_nvml_is_not_needed(libcuda: Path, module: Path, tmp_path: Path) -> None:
     machine = Machine(libraries=(libcuda, empty(tmp_path / "none", "libnvidia-ml.so.1")), module=module)
-    assert machine.look(FAKE_CUDA="13020", FAKE_GPUS="2", FAKE_MAJOR="9") == Found(
+    assert machine.look(FAKE_CUDA="13020", FAKE_GPUS="2", FAKE_MAJOR="9") == DriverReport(
         driver="580.65.06",
         cuda=(13, 2),
         gpus=(Gpu(name="Fake 100", capability=(9, 0)), Gpu(name="Fake 101", capability=(9, 1))),
     )
-    assert machine.look(FAKE_CUDA="12040") == Found(driver="580.65.06", cuda=(12, 4))
-    assert machine.look(FAKE_CUDA="12040", FAKE_NOISE="1") == Found(driver="580.65.06", cuda=(12, 4))
+    assert machine.look(FAKE_CUDA="12040") == DriverReport(driver="580.65.06", cuda=(12, 4))
+    assert machine.look(FAKE_CUDA="12040", FAKE_NOISE="1") == DriverReport(driver="580.65.06", cuda=(12, 4))
 
 
 def test_nvml_tells_the_version_where_the_kernel_module_does_not(
@@ -172,8 +172,10 @@ def test_nvml_tells_the_version_where_the_kernel_module_does_not(
 ) -> None:
     machine = Machine(libraries=(libcuda, libnvidia_ml), module=tmp_path / "no-such-file")
     found = machine.look(FAKE_CUDA="11040", FAKE_GPUS="1", FAKE_MAJOR="7")
-    assert found == Found(driver="470.256.02", cuda=(11, 4), gpus=(Gpu(name="Fake 100", capability=(7, 0)),))
-    assert machine.look(FAKE_CUDA="11040", FAKE_NVML_LOST="1") == Found(cuda=(11, 4))
+    assert found == DriverReport(
+        driver="470.256.02", cuda=(11, 4), gpus=(Gpu(name="Fake 100", capability=(7, 0)),)
+    )
+    assert machine.look(FAKE_CUDA="11040", FAKE_NVML_LOST="1") == DriverReport(cuda=(11, 4))
 
 
 def test_nvml_tells_the_gpus_where_cuda_does_not_start(
@@ -181,25 +183,25 @@ def test_nvml_tells_the_gpus_where_cuda_does_not_start(
 ) -> None:
     machine = Machine(libraries=(libcuda, libnvidia_ml), module=module)
     first, second = Gpu(name="NVML 7", capability=(7, 5)), Gpu(name="NVML 8", capability=(8, 5))
-    mismatch = Found(
+    mismatch = DriverReport(
         driver="580.65.06", cuda=(13, 2), error=(803, "the text of the error"), gpus=(first, second)
     )
     assert machine.look(FAKE_CUDA="13020", FAKE_INIT="803") == mismatch
     lost = machine.look(FAKE_CUDA="13020", FAKE_INIT="999", FAKE_SECOND_LOST="1")
-    assert lost == Found(driver="580.65.06", cuda=(13, 2), error=(999, "unknown error"), gpus=(first,))
+    assert lost == DriverReport(driver="580.65.06", cuda=(13, 2), error=(999, "unknown error"), gpus=(first,))
 
 
 def test_libraries_that_are_not_there_are_no_driver(module: Path, tmp_path: Path) -> None:
     none = empty(tmp_path / "none", "libcuda.so.1", "libnvidia-ml.so.1")
     why = (None, f"{none}/libcuda.so.1: file too short")
-    assert Machine(libraries=(none,), module=module).look() == Found(driver="580.65.06", error=why)
-    assert Machine(libraries=(none,), module=tmp_path / "no-such-file").look() == Found(error=why)
+    assert Machine(libraries=(none,), module=module).look() == DriverReport(driver="580.65.06", error=why)
+    assert Machine(libraries=(none,), module=tmp_path / "no-such-file").look() == DriverReport(error=why)
 
 
 def test_a_driver_that_hangs_is_left_alone_after_its_time(libcuda: Path, module: Path) -> None:
     machine = Machine(libraries=(libcuda,), module=module)
     mark = f"APPTRAIN_TEST={module}"
-    assert machine.look(0.5, FAKE_INIT="hang", APPTRAIN_TEST=str(module)) == Found(silent=True)
+    assert machine.look(0.5, FAKE_INIT="hang", APPTRAIN_TEST=str(module)) == DriverReport(silent=True)
     assert processes_with(mark) == []
 
 
@@ -217,7 +219,7 @@ def processes_with(text: str) -> list[str]:
 
 def test_a_driver_that_crashes_does_so_alone(libcuda: Path, module: Path) -> None:
     machine = Machine(libraries=(libcuda,), module=module)
-    assert machine.look(FAKE_INIT="crash") == Found(failed="status -9")
+    assert machine.look(FAKE_INIT="crash") == DriverReport(failed="status -9")
 
 
 def test_a_library_that_lacks_a_function_is_no_reason_to_refuse(module: Path, tmp_path: Path) -> None:
@@ -225,7 +227,7 @@ def test_a_library_that_lacks_a_function_is_no_reason_to_refuse(module: Path, tm
     found = Machine(libraries=(tmp_path,), module=module).look()
     library = tmp_path / "libcuda.so.1"
     why = f"status 1: AttributeError: {library}: undefined symbol: cuDriverGetVersion"
-    assert found == Found(failed=why)
+    assert found == DriverReport(failed=why)
     assert gpu.misfit(CU132, found, node="gpu-a01", visible=None) is None
 
 

@@ -15,7 +15,7 @@ from entrypoint import cli
 from entrypoint import embedded as ours
 from entrypoint.errors import BadInput
 from entrypoint.node import gpu
-from entrypoint.node.gpu import Found, Gpu, Stack
+from entrypoint.node.gpu import DriverReport, Gpu, ImageStack
 from entrypoint.plan.resolve import resolve
 from tests.unit.node.machines import (
     CU126,
@@ -48,10 +48,10 @@ NO_FORWARD = "forward compatibility was attempted on non supported HW"
 class Node:
     name: str
     """A sentence."""
-    found: Found
+    found: DriverReport
     says: str | None
     """The whole line; None where the stack runs."""
-    stack: Stack = CU132
+    stack: ImageStack = CU132
     visible: str | None = None
     ranks: int | None = None
 
@@ -67,11 +67,11 @@ FITTING = [
     ),
     Node(
         name="a driver that says no version, but its CUDA",
-        found=Found(cuda=(13, 0), gpus=(H100,)),
+        found=DriverReport(cuda=(13, 0), gpus=(H100,)),
         says=None,
     ),
     Node(name="an old GPU that no rank uses", found=healthy(RTX, V100), ranks=1, says=None),
-    Node(name="a driver that could not be asked", found=Found(failed="status -11"), says=None),
+    Node(name="a driver that could not be asked", found=DriverReport(failed="status -11"), says=None),
 ]
 REFUSED = [
     Node(
@@ -95,7 +95,7 @@ REFUSED = [
     ),
     Node(
         name="a driver that is too old within its branch",
-        stack=Stack(name="cu126", cuda="12.6", driver="525.60.13", capabilities=CU126.capabilities),
+        stack=ImageStack(name="cu126", cuda="12.6", driver="525.60.13", capabilities=CU126.capabilities),
         found=healthy(A100, driver="525.53", cuda=(11, 8)),
         says="the stack cu126 (CUDA 12.6) needs NVIDIA driver 525.60.13 or newer, but gpu-a01 has 525.53 (CUDA 11.8): "
         "have the driver updated, or on data-centre GPUs use CUDA's forward compatibility, if NVIDIA lists this driver "
@@ -103,78 +103,82 @@ REFUSED = [
     ),
     Node(
         name="a driver that is too old and says no version",
-        found=Found(cuda=(12, 4), gpus=(A100,)),
+        found=DriverReport(cuda=(12, 4), gpus=(A100,)),
         says="the stack cu132 (CUDA 13.2) needs NVIDIA driver 580 or newer, but gpu-a01 has one for CUDA 12.4: have "
         f"the driver updated, or {FORWARD}",
     ),
     Node(
         name="a driver that is too old and not visible in the container",
-        found=Found(driver="535.183.01", error=(None, NOT_FOUND)),
+        found=DriverReport(driver="535.183.01", error=(None, NOT_FOUND)),
         says="the stack cu132 (CUDA 13.2) needs NVIDIA driver 580 or newer, but gpu-a01 has 535.183.01: "
         f"{TAKE_CU126}, have the driver updated, or {FORWARD}",
     ),
     Node(
         name="a driver that is not visible in the container",
-        found=Found(driver="580.65.06", error=(None, NOT_FOUND)),
+        found=DriverReport(driver="580.65.06", error=(None, NOT_FOUND)),
         says=f"gpu-a01 has NVIDIA driver 580.65.06, but its libcuda is not visible here ({NOT_FOUND}): start the "
         "container with --nv, as containers/run.sh does, or give --device cpu",
     ),
     Node(
         name="a node without a driver",
-        found=Found(error=(None, NOT_FOUND)),
+        found=DriverReport(error=(None, NOT_FOUND)),
         says=f"the plan is for cuda, but gpu-a01 has no NVIDIA driver ({NOT_FOUND}): request GPUs, leave the node "
         "out if they were granted, or give --device cpu",
     ),
     Node(
         name="no GPU that CUDA shows",
-        found=Found(driver="580.65.06", cuda=(13, 0), error=(100, "no CUDA-capable device is detected")),
+        found=DriverReport(
+            driver="580.65.06", cuda=(13, 0), error=(100, "no CUDA-capable device is detected")
+        ),
         visible="GPU-5fd2",
         says="CUDA does not start on gpu-a01, error 100 (no CUDA-capable device is detected), with driver 580.65.06, "
         "and CUDA_VISIBLE_DEVICES=GPU-5fd2: request GPUs, correct or unset CUDA_VISIBLE_DEVICES, or give --device cpu",
     ),
     Node(
         name="no GPU at all",
-        found=Found(driver="580.65.06", cuda=(13, 0), error=(100, "no CUDA-capable device is detected")),
+        found=DriverReport(
+            driver="580.65.06", cuda=(13, 0), error=(100, "no CUDA-capable device is detected")
+        ),
         says="CUDA does not start on gpu-a01, error 100 (no CUDA-capable device is detected), with driver 580.65.06, "
         "and CUDA_VISIBLE_DEVICES is not set: request GPUs, correct or unset CUDA_VISIBLE_DEVICES, or give --device cpu",
     ),
     Node(
         name="another libcuda than that of a driver which is new enough",
-        found=Found(driver="580.65.06", cuda=(13, 2), error=(803, MISMATCH), gpus=(H100,)),
+        found=DriverReport(driver="580.65.06", cuda=(13, 2), error=(803, MISMATCH), gpus=(H100,)),
         says=f"CUDA does not start on gpu-a01, error 803 ({MISMATCH}): its driver 580.65.06 and the libcuda found here "
         "(CUDA 13.2) do not go together: unset APPTRAIN_CUDA_COMPAT if it is set, or after an update of the driver "
         "have the node restarted",
     ),
     Node(
         name="forward compatibility with a driver that it does not serve",
-        found=Found(driver="530.30.02", cuda=(13, 2), error=(803, MISMATCH), gpus=(H100,)),
+        found=DriverReport(driver="530.30.02", cuda=(13, 2), error=(803, MISMATCH), gpus=(H100,)),
         says=f"CUDA does not start on gpu-a01, error 803 ({MISMATCH}): its driver 530.30.02 and the libcuda found here "
         f"(CUDA 13.2) do not go together: {TAKE_CU126}, have the driver updated to 580 or newer, or name a "
         "cuda-compat-13-2 in APPTRAIN_CUDA_COMPAT for which NVIDIA lists this driver",
     ),
     Node(
         name="forward compatibility with GPUs that it does not serve",
-        found=Found(driver="535.183.01", cuda=(13, 2), error=(804, NO_FORWARD), gpus=(RTX, RTX)),
+        found=DriverReport(driver="535.183.01", cuda=(13, 2), error=(804, NO_FORWARD), gpus=(RTX, RTX)),
         says=f"CUDA does not start on gpu-a01, error 804 ({NO_FORWARD}): CUDA's forward compatibility does not serve "
         "NVIDIA GeForce RTX 3090 with driver 535.183.01, only data-centre GPUs with the drivers that NVIDIA lists: "
         f"unset APPTRAIN_CUDA_COMPAT, and {TAKE_CU126}, or have the driver updated to 580 or newer",
     ),
     Node(
         name="forward compatibility that nobody needs",
-        found=Found(driver="590.44.01", cuda=(13, 2), error=(804, NO_FORWARD)),
+        found=DriverReport(driver="590.44.01", cuda=(13, 2), error=(804, NO_FORWARD)),
         says=f"CUDA does not start on gpu-a01, error 804 ({NO_FORWARD}): CUDA's forward compatibility does not serve "
         "its GPUs with driver 590.44.01, only data-centre GPUs with the drivers that NVIDIA lists: unset "
         "APPTRAIN_CUDA_COMPAT",
     ),
     Node(
         name="another error of CUDA's",
-        found=Found(driver="580.65.06", cuda=(13, 0), error=(802, "system not yet initialized")),
+        found=DriverReport(driver="580.65.06", cuda=(13, 0), error=(802, "system not yet initialized")),
         says="CUDA does not start on gpu-a01, error 802 (system not yet initialized), with driver 580.65.06: leave the "
         "node out, and tell its administrators (nvidia-smi, dmesg)",
     ),
     Node(
         name="a driver that hangs",
-        found=Found(silent=True),
+        found=DriverReport(silent=True),
         says="the NVIDIA driver on gpu-a01 did not answer within 20 s, a GPU or the driver hangs: leave the node out, "
         "and tell its administrators (nvidia-smi, dmesg)",
     ),
@@ -248,13 +252,13 @@ def test_a_file_that_describes_no_stack_is_refused(tmp_path: Path, text: str, wh
     )
 
 
-STACK_CHECKS: dict[str, tuple[str, bool, Found, list[str], str]] = {
+STACK_CHECKS: dict[str, tuple[str, bool, DriverReport, list[str], str]] = {
     "fits": ("cuda", True, healthy(H100), [], ""),
     "too old a GPU": ("cuda", True, healthy(V100), [], "the stack cu132 .* has no kernels for GPU 0 "),
     "no answer": (
         "cuda",
         True,
-        Found(failed="no answer for 60 s"),
+        DriverReport(failed="no answer for 60 s"),
         ["the NVIDIA driver on b could not be asked (no answer for 60 s): going on without"],
         "",
     ),
@@ -275,7 +279,7 @@ def test_a_node_is_checked_where_its_ranks_use_the_gpus_of_an_images_stack(
         file.write_text(json.dumps(facts))
     asked: list[Mapping[str, str]] = []
 
-    async def ask(env: Mapping[str, str]) -> Found:
+    async def ask(env: Mapping[str, str]) -> DriverReport:
         asked.append(env)
         return found
 

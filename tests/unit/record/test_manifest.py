@@ -12,14 +12,14 @@ import jsonschema
 import pytest
 
 from entrypoint.job.rundir import RunDirectory
-from entrypoint.node.gpu import Stack
+from entrypoint.node.gpu import ImageStack
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.record import hardware, source
 from entrypoint.record.manifest import Manifest, kept_plan
 from entrypoint.record.reading import close
 from tests.unit.scene import planned
 
-CU132 = Stack(name="cu132", cuda="13.2", lock="5e1f", driver="580", capabilities=())
+CU132 = ImageStack(name="cu132", cuda="13.2", lock="5e1f", driver="580", capabilities=())
 PLAN = planned()
 
 
@@ -49,7 +49,7 @@ Do = Callable[[Manifest], Awaitable[None]]
 def during(
     run: RunDirectory,
     *then: Do,
-    stack: Stack | None = None,
+    stack: ImageStack | None = None,
     image: str = "",
     command: str = "script.py",
     **env: str,
@@ -69,7 +69,7 @@ def during(
     return said
 
 
-def record(run: RunDirectory, stack: Stack | None = None, image: str = "") -> list[str]:
+def record(run: RunDirectory, stack: ImageStack | None = None, image: str = "") -> list[str]:
     return during(run, stack=stack, image=image)
 
 

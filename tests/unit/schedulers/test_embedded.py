@@ -6,14 +6,14 @@ from entrypoint.embedded import own_number
 from entrypoint.plan import rendezvous
 from entrypoint.schedulers import choice, embedded
 from entrypoint.schedulers.allocation import Allocation
-from entrypoint.schedulers.request import Request
+from entrypoint.schedulers.request import PlacementRequest
 
 NODE = {
     embedded.JOB_ID: "embedded-20261121-101500-4242",
     embedded.NODELIST: "127.0.0.[1-2]",
     embedded.NODENAME: "127.0.0.2",
 }
-NOTHING = Request()
+NOTHING = PlacementRequest()
 
 
 def test_the_least_that_a_node_is_told_is_read_whole() -> None:

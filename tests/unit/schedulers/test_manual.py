@@ -4,11 +4,11 @@ import pytest
 
 from entrypoint.schedulers import choice, manual
 from entrypoint.schedulers.allocation import Allocation
-from entrypoint.schedulers.request import Request
+from entrypoint.schedulers.request import PlacementRequest
 
 
 def test_a_list_and_a_rank_are_read_whole() -> None:
-    request = Request(nodes="a,n[08-10]", node_rank=3)
+    request = PlacementRequest(nodes="a,n[08-10]", node_rank=3)
     assert choice.allocation({}, "auto", request) == Allocation(
         scheduler="manual",
         job_id="manual",
@@ -25,21 +25,21 @@ def test_a_list_and_a_rank_are_read_whole() -> None:
 
 @pytest.mark.parametrize("hostname", ["b", "b.cluster.org"])
 def test_without_a_rank_the_hosts_name_tells_its_place(hostname: str) -> None:
-    node = manual.allocation({}, Request(nodes="a,b", hostname=hostname))
+    node = manual.allocation({}, PlacementRequest(nodes="a,b", hostname=hostname))
     assert (node.node_rank, node.sources["node_rank"]) == (1, "--hostname")
 
 
 def test_a_rank_by_hand_goes_before_the_hosts_name() -> None:
-    assert manual.allocation({}, Request(nodes="a,b", node_rank=0, hostname="b")).node_rank == 0
+    assert manual.allocation({}, PlacementRequest(nodes="a,b", node_rank=0, hostname="b")).node_rank == 0
 
 
 @pytest.mark.parametrize(("devices", "gpus"), [(None, None), ("", 0), ("-1", 0), ("0", 1), ("2,3", 2)])
 def test_gpus_are_the_visible_devices(devices: str | None, gpus: int | None) -> None:
     env = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
-    assert manual.allocation(env, Request(nodes="a", node_rank=0)).gpus == gpus
+    assert manual.allocation(env, PlacementRequest(nodes="a", node_rank=0)).gpus == gpus
 
 
 def test_inside_a_job_the_list_by_hand_serves_where_it_is_named() -> None:
     env = {"SLURM_JOB_ID": "1", "PBS_JOBID": "1"}
-    taken = choice.allocation(env, "manual", Request(nodes="a,b", node_rank=1))
+    taken = choice.allocation(env, "manual", PlacementRequest(nodes="a,b", node_rank=1))
     assert (taken.scheduler, taken.nodes, taken.notes) == ("manual", ("a", "b"), ())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from entrypoint.cli import read_env_file
 from entrypoint.schedulers import hostnames, pbs
 from entrypoint.schedulers.allocation import Allocation
-from entrypoint.schedulers.request import Request
+from entrypoint.schedulers.request import PlacementRequest
 from tests.unit import plans
 
 OPENPBS = plans.RECORDINGS / "openpbs"
@@ -21,7 +21,7 @@ def granted(recording: str, hostname: str | None = None, **change: str | None) -
     env = read_env_file(path)
     env.update({name: value for name, value in change.items() if value is not None})
     env = {name: env[name] for name in env if change.get(name, "") is not None}
-    return pbs.allocation(env, Request(nodefile=path.parent / "nodefile", hostname=hostname))
+    return pbs.allocation(env, PlacementRequest(nodefile=path.parent / "nodefile", hostname=hostname))
 
 
 def from_lines(tmp_path: Path, *lines: str, hostname: str | None = None, rank: int | None = 0) -> Allocation:
@@ -29,7 +29,7 @@ def from_lines(tmp_path: Path, *lines: str, hostname: str | None = None, rank: i
     nodefile = tmp_path / "nodefile"
     nodefile.write_text("".join(f"{line}\n" for line in lines))
     env = {"PBS_JOBID": "7.srv"} | ({} if rank is None else {"PBS_NODENUM": str(rank)})
-    return pbs.allocation(env, Request(nodefile=nodefile, hostname=hostname))
+    return pbs.allocation(env, PlacementRequest(nodefile=nodefile, hostname=hostname))
 
 
 def test_a_task_is_read_whole() -> None:
@@ -68,9 +68,9 @@ def test_the_node_file_is_the_variables_unless_an_option_replaces_it(tmp_path: P
     named.write_text("n1\nn2\n")
     other.write_text("n3\n")
     env = {"PBS_JOBID": "10[3].pbssrv", "PBS_NODEFILE": str(named), "PBS_NODENUM": "0"}
-    task = pbs.allocation(env, Request())
+    task = pbs.allocation(env, PlacementRequest())
     assert (task.nodes, task.sources["nodes"]) == (("n1", "n2"), "PBS_NODEFILE")
-    assert pbs.allocation(env, Request(nodefile=other)).nodes == ("n3",)
+    assert pbs.allocation(env, PlacementRequest(nodefile=other)).nodes == ("n3",)
 
 
 def test_hosts_come_in_order_of_first_appearance_with_their_lines_counted() -> None:
@@ -157,7 +157,7 @@ def test_addresses_that_begin_alike_are_different_hosts(tmp_path: Path) -> None:
 def test_blank_lines_spaces_at_the_ends_and_dos_line_ends_do_not_count(tmp_path: Path) -> None:
     nodefile = tmp_path / "nodefile"
     nodefile.write_bytes(b"\r\n n1 \r\n\r\nn2\r\nn1")
-    task = pbs.allocation({"PBS_JOBID": "7", "PBS_NODENUM": "1"}, Request(nodefile=nodefile))
+    task = pbs.allocation({"PBS_JOBID": "7", "PBS_NODENUM": "1"}, PlacementRequest(nodefile=nodefile))
     assert (task.nodes, task.slots_per_node) == (("n1", "n2"), (2, 1))
 
 

@@ -8,10 +8,10 @@ from entrypoint.cli import read_env_file
 from entrypoint.errors import BadInput
 from entrypoint.schedulers import choice, slurm
 from entrypoint.schedulers.allocation import Allocation
-from entrypoint.schedulers.request import Request
+from entrypoint.schedulers.request import PlacementRequest
 from tests.unit import plans
 
-NOTHING = Request()
+NOTHING = PlacementRequest()
 
 
 def granted(recording: str, **change: str | None) -> Allocation:
@@ -229,13 +229,13 @@ def test_the_variables_of_two_schedulers_are_slurms_job_and_that_is_said() -> No
 
 def test_options_that_repeat_what_slurm_says_are_taken() -> None:
     env = read_env_file(plans.RECORDINGS / "slurm" / "gres.task2.env")
-    request = Request(nodes="gpu-a[01-02],gpu-b07", node_rank=2)
+    request = PlacementRequest(nodes="gpu-a[01-02],gpu-b07", node_rank=2)
     assert choice.allocation(env, "auto", request) == slurm.allocation(env, NOTHING)
 
 
 def test_a_node_file_beside_slurm_is_ignored_and_that_is_said() -> None:
     env = read_env_file(plans.RECORDINGS / "slurm" / "gres.task2.env")
-    request = Request(nodefile=plans.RECORDINGS / "missing")
+    request = PlacementRequest(nodefile=plans.RECORDINGS / "missing")
     assert choice.allocation(env, "auto", request).notes == (
         f"--nodefile {plans.RECORDINGS / 'missing'} is ignored: slurm tells its nodes itself",
     )

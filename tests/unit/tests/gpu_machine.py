@@ -4,11 +4,11 @@ answers, which are written here as such a machine gives them; and those trials t
 
 from pathlib import Path
 
-from benchmarks.bounded import Ended
+from benchmarks.bounded import CommandResult
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 BOUND = 280.0  # s, for anything started here
 
 
-def ended(status: int = 0, out: str = "", err: str = "") -> Ended:
-    return Ended(status=status, out=out, err=err, seconds=1.0)
+def ended(status: int = 0, out: str = "", err: str = "") -> CommandResult:
+    return CommandResult(status=status, out=out, err=err, seconds=1.0)

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from benchmarks import device, peaks
-from benchmarks.bounded import Ended
+from benchmarks.bounded import CommandResult
 from entrypoint import cli
 from entrypoint.node import gpu
-from entrypoint.node.gpu import Found, Gpu
+from entrypoint.node.gpu import DriverReport, Gpu
 from entrypoint.plan import commands
 from entrypoint.plan.resolve import resolve
 from entrypoint.run import launch
@@ -47,7 +47,7 @@ FACTS: dict[str, Any] = {
     "kernels": ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"],
     "gpus": [{**A100, "index": index, "uuid": f"GPU-{index}"} for index in range(2)],
 }
-FOUND = Found(
+FOUND = DriverReport(
     driver="580.65.06", cuda=(13, 0), gpus=(Gpu(name="NVIDIA A100-SXM4-80GB", capability=(8, 0)),) * 2
 )
 
@@ -56,10 +56,10 @@ FOUND = Found(
 class Recorded(Bench):
     """A machine with two A100 that answers as such a one does."""
 
-    answer: Callable[[list[str], Mapping[str, str | None]], Ended]
+    answer: Callable[[list[str], Mapping[str, str | None]], CommandResult]
     asked: list[list[str]] = field(default_factory=list)
 
-    def run(self, *argv: str, **env: str | None) -> Ended:
+    def run(self, *argv: str, **env: str | None) -> CommandResult:
         self.asked.append(list(argv))
         return self.answer(list(argv), env)
 
@@ -81,7 +81,7 @@ def option(argv: list[str], name: str) -> str:
     return argv[argv.index(name) + 1]
 
 
-def answers(argv: list[str], env: Mapping[str, str | None]) -> Ended:
+def answers(argv: list[str], env: Mapping[str, str | None]) -> CommandResult:
     words = {Path(word).name for word in argv}
     if "check" in words:
         return ended(out=json.dumps(CHECKED))
@@ -124,7 +124,7 @@ OOM = (
 )
 
 
-def hung(run: Path) -> Ended:
+def hung(run: Path) -> CommandResult:
     folder = run / "stacks" / "0"
     folder.mkdir(parents=True)
     for rank in range(2):
@@ -133,7 +133,7 @@ def hung(run: Path) -> Ended:
     return ended(124, err=STUCK)
 
 
-LAUNCHED: dict[str, Callable[[Path], Ended]] = {
+LAUNCHED: dict[str, Callable[[Path], CommandResult]] = {
     "hello": lambda _: ended(out=HELLO.format(0, 2) + HELLO.format(1, 2)),
     "uuid": lambda _: ended(out=HELLO.format(0, 1)),
     "none": lambda _: ended(
@@ -150,7 +150,7 @@ LAUNCHED: dict[str, Callable[[Path], Ended]] = {
 }
 
 
-def trained(run: Path, argv: list[str]) -> Ended:
+def trained(run: Path, argv: list[str]) -> CommandResult:
     """What a training leaves; its losses fall from 2.4 by 0.05 a step."""
     settings = dict(word.split("=", 1) for word in argv if "=" in word)
     last = int(settings.get("stop_at", settings["steps"]))
@@ -179,7 +179,7 @@ def trained(run: Path, argv: list[str]) -> Ended:
 def driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver's own list, by what is visible."""
 
-    async def look(env: Mapping[str, str]) -> Found:
+    async def look(env: Mapping[str, str]) -> DriverReport:
         count = 1 if env.get("CUDA_VISIBLE_DEVICES") in ("1", "GPU-1") else 2
         return replace(FOUND, gpus=FOUND.gpus[:count])
 
@@ -231,10 +231,10 @@ def resolves(argv: list[str]) -> None:
     assert (plan.mode, plan.device, plan.nproc_per_node, list(plan.command)) == ("torchrun", "cuda", 2, cmd)
 
 
-def fails(bench: Recorded, run: Callable[[Bench], str], **changes: Callable[[Path], Ended]) -> str:
+def fails(bench: Recorded, run: Callable[[Bench], str], **changes: Callable[[Path], CommandResult]) -> str:
     """What a trial says of a machine on which these launches end otherwise."""
 
-    def answer(argv: list[str], env: Mapping[str, str | None]) -> Ended:
+    def answer(argv: list[str], env: Mapping[str, str | None]) -> CommandResult:
         name = Path(option(argv, "--run-dir")).name if "--run-dir" in argv else Path(argv[2]).name
         before = answers(argv, env)
         return (
@@ -257,7 +257,7 @@ def test_a_hang_that_names_another_rank_fails_with_what_was_printed(bench: Recor
 
 
 def test_a_hang_without_the_flight_recorders_file_fails(bench: Recorded) -> None:
-    def without(run: Path) -> Ended:
+    def without(run: Path) -> CommandResult:
         (run / "stacks" / "0" / "nccl.rank1").unlink()
         return ended(124, err=STUCK)
 
@@ -271,7 +271,7 @@ def test_a_message_of_memory_that_is_shown_twice_fails(bench: Recorded) -> None:
 
 
 def test_weights_that_differ_after_a_resume_fail(bench: Recorded) -> None:
-    def parts(run: Path) -> Ended:
+    def parts(run: Path) -> CommandResult:
         result = json.loads((run / "result.json").read_text())
         (run / "result.json").write_text(json.dumps(result | {"weights_sha256": "cd" * 32}))
         first = len((run / "metrics.jsonl").read_text().splitlines()) == 20
@@ -282,7 +282,7 @@ def test_weights_that_differ_after_a_resume_fail(bench: Recorded) -> None:
 
 
 def test_a_save_of_another_moment_fails(bench: Recorded) -> None:
-    def late(run: Path) -> Ended:
+    def late(run: Path) -> CommandResult:
         marker = run / "checkpoints" / "step-00000004" / "complete.json"
         marker.write_text(marker.read_text().replace('"m4"', '"m5"'))
         return ended(out="on 2 x cuda (nccl)")
@@ -307,7 +307,7 @@ def test_a_fork_that_cannot_compute_fails_and_a_later_one_is_only_told(bench: Re
         "found {'before': True"
     )
 
-    def counted(argv: list[str], env: Mapping[str, str | None]) -> Ended:
+    def counted(argv: list[str], env: Mapping[str, str | None]) -> CommandResult:
         return ended(out=broken) if argv[-1] == "device_count" else answers(argv, env)
 
     assert "a child may not ({'before': True" in node_trials.fork(replace(bench, answer=counted))
@@ -335,7 +335,7 @@ def test_forward_compatibility_is_tried_where_it_is_installed(
 ) -> None:
     (tmp_path / "libcuda.so.1").touch()
 
-    async def look(env: Mapping[str, str]) -> Found:
+    async def look(env: Mapping[str, str]) -> DriverReport:
         return replace(FOUND, error=error if env["LD_LIBRARY_PATH"].startswith(f"{tmp_path}:") else None)
 
     monkeypatch.setattr(gpu, "ask_driver", look)

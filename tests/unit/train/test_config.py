@@ -9,7 +9,7 @@ import yaml
 from train import config
 from train.arguments import read
 from train.config import Config, changed, check_batch, describe, find, flatten, load, shipped_names
-from train.status import BadInput
+from train.status import TrainingRefused
 
 LISTS = "(python -m train --help lists the keys)"
 
@@ -96,7 +96,7 @@ def test_yaml_text_that_is_a_number_is_taken_where_a_float_belongs(tmp_path: Pat
 )
 def test_a_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = written(tmp_path, text)
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(TrainingRefused) as refusal:
         load(path)
     assert str(refusal.value) == message.replace("FILE", str(path))
 
@@ -124,7 +124,7 @@ def test_a_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
     ],
 )
 def test_a_bad_override_is_refused(override: str, message: str) -> None:
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(TrainingRefused) as refusal:
         load(find("digits"), [override])
     assert str(refusal.value) == message
 
@@ -146,20 +146,20 @@ def test_each_number_has_a_least_value(tmp_path: Path, least: int, keys: str) ->
     path = written(tmp_path, "")
     for key in keys.split():
         assert flatten(load(path, [f"{key}={least}"]))[key] == least
-        with pytest.raises(BadInput) as refused:
+        with pytest.raises(TrainingRefused) as refused:
             load(path, [f"{key}={least - 1}"])
         assert str(refused.value).replace(".0:", ":") == f"{key} is {least - 1}: give at least {least}"
 
 
 def test_yaml_that_names_a_python_object_is_refused_and_does_not_run(tmp_path: Path) -> None:
     path = written(tmp_path, f"seed: !!python/object/apply:os.mkdir ['{tmp_path / 'made'}']")
-    with pytest.raises(BadInput, match=r"line 1: the tag .*python/object/apply:os.mkdir is not taken"):
+    with pytest.raises(TrainingRefused, match=r"line 1: the tag .*python/object/apply:os.mkdir is not taken"):
         load(path)
     assert not (tmp_path / "made").exists()
 
 
 def test_a_name_that_is_neither_shipped_nor_a_file_is_refused() -> None:
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(TrainingRefused) as refusal:
         find("digit")
     assert str(refusal.value) == (
         "--config digit: no such file or shipped config: did you mean digits? give a path or one of "
@@ -169,7 +169,7 @@ def test_a_name_that_is_neither_shipped_nor_a_file_is_refused() -> None:
 
 def test_a_batch_that_does_not_fall_into_equal_parts_is_refused_with_the_numbers() -> None:
     check_batch(Config(batch_size=12, accumulation=2), 3)
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(TrainingRefused) as refusal:
         check_batch(Config(batch_size=66, accumulation=4), 3)
     assert str(refusal.value) == (
         "batch_size is 66, no multiple of 3 ranks x accumulation 4 = 12: give a multiple of 12"
@@ -190,9 +190,9 @@ def test_a_shipped_config_runs_on_whatever_was_granted_and_says_what_it_changed(
 
 
 def test_a_batch_that_somebody_chose_is_kept_or_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="batch_size is 128, no multiple of 3 ranks"):
+    with pytest.raises(TrainingRefused, match="batch_size is 128, no multiple of 3 ranks"):
         read(["--config", "digits", "batch_size=128"], 3)
-    with pytest.raises(BadInput, match="batch_size is 64, no multiple of 3 ranks"):
+    with pytest.raises(TrainingRefused, match="batch_size is 64, no multiple of 3 ranks"):
         read(["--config", str(written(tmp_path, "batch_size: 64"))], 3)
     assert read(["--config", "digits", "batch_size=66"], 3).config.batch_size == 66
 

@@ -26,7 +26,7 @@ from train.datasets import (
     read_digits,
 )
 from train.sampler import stream
-from train.status import BadInput
+from train.status import TrainingRefused
 
 CPU = torch.device("cpu")
 
@@ -79,7 +79,7 @@ def test_each_training_image_is_set_aside_in_one_fold_and_no_test_image_is_there
 
 
 def test_more_folds_than_images_are_refused() -> None:
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(TrainingRefused) as refusal:
         opened(name="digits", folds=1438)
     assert str(refusal.value) == "data.folds is 1438 for 1437 training images: give less"
 
@@ -203,7 +203,7 @@ def test_a_cifar10_file_that_wants_to_run_something_is_refused(tmp_path: Path) -
 
     for name in CIFAR_NAMES:
         (tmp_path / name).write_bytes(pickle.dumps({"labels": Planted()}, protocol=2))
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(TrainingRefused) as refusal:
         read_cifar10(tmp_path)
     assert str(refusal.value) == (
         f"{tmp_path}/data_batch_1: not a CIFAR-10 batch: refused to load posix.mkdir: "
@@ -225,14 +225,14 @@ def test_only_arrays_can_be_unpickled(name: str) -> None:
 def test_cifar10_that_is_missing_or_short_is_refused_with_its_path(
     tmp_path: Path,
 ) -> None:
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(TrainingRefused) as refusal:
         opened(name="cifar10", path=str(tmp_path))
     assert str(refusal.value) == (
         f"data.path={tmp_path}: no CIFAR-10 there: expected cifar-10-batches-bin/data_batch_1.bin to _5.bin "
         "and test_batch.bin (binary version), or cifar-10-batches-py/ (Python version)"
     )
     cifar_table(0)[:9].tofile(tmp_path / "data_batch_1.bin")
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(TrainingRefused) as refusal:
         opened(name="cifar10", path=str(tmp_path))
     assert str(refusal.value) == (
         f"{tmp_path}/data_batch_1.bin: 9 images: expected 10000: download and unpack it again"
@@ -300,19 +300,19 @@ def test_pictures_for_a_gpu_alone_are_loaded_into_memory_that_it_reads_itself(
 def test_a_folder_without_classes_or_images_is_refused_with_its_path(pictures: Path) -> None:
     (pictures / "val" / "bee" / "0.png").unlink()
     (pictures / "val" / "bee" / "1.png").unlink()
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(TrainingRefused) as refusal:
         opened(name="imagefolder", path=str(pictures))
     assert (
         str(refusal.value) == f"{pictures}/val/bee: no images: expected *.bmp, *.jpeg, *.jpg, *.png, *.webp"
     )
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(TrainingRefused) as refusal:
         opened(name="imagefolder", path=str(pictures / "nowhere"))
     assert str(refusal.value) == (
         f"{pictures}/nowhere/train: no such folder: "
         "expected one folder per class with images in it (data.path)"
     )
     (pictures / "none" / "train").mkdir(parents=True)
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(TrainingRefused) as refusal:
         opened(name="imagefolder", path=str(pictures / "none"))
     assert str(refusal.value) == (
         f"{pictures}/none/train: no folders: expected one folder per class with images in it (data.path)"
@@ -320,7 +320,7 @@ def test_a_folder_without_classes_or_images_is_refused_with_its_path(pictures: P
     (pictures / "train" / "cat").mkdir()
     Image.new("RGB", (4, 4)).save(pictures / "train" / "cat" / "0.png")
     Image.new("RGB", (4, 4)).save(pictures / "val" / "bee" / "0.png")
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(TrainingRefused) as refusal:
         opened(name="imagefolder", path=str(pictures))
     assert (
         str(refusal.value) == f"{pictures}: class cat is in one of train/ and val/ only: give both the same"

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from train.environment import RankInfo, read_rank_info
-from train.status import BadInput
+from train.status import TrainingRefused
 
 TORCHRUN = {
     "RANK": "3",
@@ -61,6 +61,6 @@ def test_an_ipv6_address_stands_in_brackets() -> None:
     ],
 )
 def test_what_torchrun_would_never_set_is_refused(change: dict[str, str], message: str) -> None:
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(TrainingRefused) as refusal:
         read_rank_info({**TORCHRUN, **change})
     assert str(refusal.value) == message

@@ -14,14 +14,14 @@ from torch import Tensor
 from train import figures
 from train.distributed import ROOM
 from train.environment import RankInfo
-from train.loop import Ending
+from train.loop import LoopEnd
 from train.status import DONE
 
 CPU = torch.device("cpu")
 
 
-def ending(*, steps: int, first_step_done: float | None = None) -> Ending:
-    return Ending(
+def ending(*, steps: int, first_step_done: float | None = None) -> LoopEnd:
+    return LoopEnd(
         status=DONE,
         saved=True,
         steps=steps,

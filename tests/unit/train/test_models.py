@@ -4,7 +4,7 @@ import torch
 from train import models
 from train.config import Optimizer
 from train.learner import build_optimizer, weights_sha256
-from train.status import BadInput
+from train.status import TrainingRefused
 
 pytestmark = pytest.mark.xdist_group("train")  # that one worker may import torchvision, for 2 s, and no other
 
@@ -27,7 +27,9 @@ def test_the_grey_model_is_the_colour_model_on_grey_images() -> None:
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(BadInput, match=r"^model.name is 'resnet19': give one of alexnet, .*, vit_b_16, .*$"):
+    with pytest.raises(
+        TrainingRefused, match=r"^model.name is 'resnet19': give one of alexnet, .*, vit_b_16, .*$"
+    ):
         models.build("resnet19", classes=2, channels=3, image_size=32)
 
 

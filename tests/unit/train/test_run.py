@@ -30,7 +30,7 @@ from train.heartbeat import Heartbeat
 from train.learner import Learner, weights_sha256
 from train.loop import Diverged
 from train.saver import Saver
-from train.status import DONE, SAVED, TERMINATED, BadInput
+from train.status import DONE, SAVED, TERMINATED, TrainingRefused
 from train.stop import StopRequest
 
 pytestmark = pytest.mark.xdist_group("train")  # that one worker may import torchvision, for 2 s, and no other
@@ -360,7 +360,7 @@ def test_a_run_can_go_back_to_one_of_its_own_checkpoints(
 
 
 def test_a_given_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(TrainingRefused) as refusal:
         go(tmp_path / "run", resume=str(tmp_path))
     assert str(refusal.value) == (
         f"--resume {tmp_path}: no complete checkpoint there: give a step-... directory, or its parent"
@@ -369,7 +369,7 @@ def test_a_given_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> No
 
 def test_a_refused_config_moves_nothing(tmp_path: Path) -> None:
     assert go(tmp_path, "checkpoint.every=3", "checkpoint.keep=0", "steps=4") == DONE
-    with pytest.raises(BadInput):
+    with pytest.raises(TrainingRefused):
         go(tmp_path, "steps=4", "seed=2", resume=str(tmp_path / "checkpoints" / "step-00000003"))
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["step-00000003", "step-00000004"]
@@ -378,7 +378,7 @@ def test_a_refused_config_moves_nothing(tmp_path: Path) -> None:
 def test_another_trajectory_is_refused_with_the_keys_that_differ(tmp_path: Path, whole: Path) -> None:
     folder = tmp_path / "run"
     shutil.copytree(whole, folder)
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(TrainingRefused) as refusal:
         go(folder, "seed=2", "optimizer.lr=0.5", "evaluate.every=3")
     lr = yaml.safe_load(find("digits").read_text())["optimizer"]["lr"]
     assert str(refusal.value) == (
@@ -397,7 +397,7 @@ def test_more_steps_go_on_and_say_so_but_fewer_are_refused(
     assert "steps was 8, is 10: going on, not bit for bit\n" in capsys.readouterr().out
     assert trace(folder)[:8] == trace(whole)
     assert result(folder)["steps"] == 10
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(TrainingRefused) as refusal:
         go(folder, "steps=9")
     assert (
         str(refusal.value) == "the checkpoint has 10 steps, the config 9: give more steps, or --resume never"
@@ -436,7 +436,7 @@ def test_accumulation_changes_the_memory_and_not_the_update() -> None:
 
 def test_a_run_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(BadInput) as refusal:
+    with pytest.raises(TrainingRefused) as refusal:
         go(tmp_path / "file" / "run")
     assert str(refusal.value) == (
         f"run directory {tmp_path}/file/run: Not a directory: give another in run_dir=DIR or APPTRAIN_RUN_DIR"

@@ -13,7 +13,7 @@ import torch
 
 from train import checkpoint
 from train.checkpoint import Checkpoint
-from train.config import Checkpoint as Settings
+from train.config import CheckpointOptions as Settings
 from train.saver import Saver
 from train.trouble import Troubles
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from entrypoint.job import handover
-from entrypoint.job.conclude import Job
+from entrypoint.job.conclude import PreparedJob
 from entrypoint.node import processes
-from entrypoint.watch.start import Start, of_launch
+from entrypoint.watch.start import StartTimes, of_launch
 
 
 def test_a_part_ends_where_the_next_begins() -> None:
-    start = Start(1000.0)
+    start = StartTimes(1000.0)
     for part, at in (("plan", 1000.21), ("nodes", 1002.0), ("torch", 1003.5), ("ranks", 1003.62)):
         start.mark(part, at)
     assert start.parts == {"plan": 0.21, "nodes": 1.79, "torch": 1.5, "ranks": 0.12}
@@ -24,14 +24,14 @@ def test_a_part_ends_where_the_next_begins() -> None:
 
 
 def test_a_clock_that_goes_back_makes_no_part_negative() -> None:
-    start = Start(1000.0)
+    start = StartTimes(1000.0)
     start.mark("script", 999.0)
     start.mark("task", 1001.0)
     assert start.parts == {"script": 0.0, "task": 1.0}
 
 
 def test_a_mark_without_a_time_is_now() -> None:
-    start = Start(time.time() - 2)
+    start = StartTimes(time.time() - 2)
     start.mark("plan")
     assert 2 <= start.parts["plan"] < 60
 
@@ -47,7 +47,7 @@ def hand(tmp_path: Path) -> Path:
 def job(hand: Path, **known: float | None) -> dict[str, str]:
     """The variables of a task of a job that was prepared."""
     of = {"attempt": 0, "hosts": ("n1",), "tasks": 1, "policy": "stop", "bound": None, "port_by_hand": False}
-    Job(run_dir=hand, scheduler="slurm", batch=True, **of, **known).write(hand)  # type: ignore[arg-type]
+    PreparedJob(run_dir=hand, scheduler="slurm", batch=True, **of, **known).write(hand)  # type: ignore[arg-type]
     return {handover.VARIABLE: str(hand), "APPTRAIN_ATTEMPT": "0"}
 
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from clusters.survey.ask import Machine
+from clusters.survey.ask import LoginNode
 
 SITES = Path(__file__).parents[3] / "recordings/sites"
 Answers = Mapping[str, str]
@@ -44,8 +44,8 @@ class Login:
         (self.root / path).parent.mkdir(parents=True, exist_ok=True)
         (self.root / path).write_text(f"{text}\n")
 
-    def machine(self, answer: float = 20.0) -> Machine:
-        return Machine(self.env, self.root, answer)
+    def machine(self, answer: float = 20.0) -> LoginNode:
+        return LoginNode(self.env, self.root, answer)
 
 
 def address(name: str, *inet: str, kind: str = "ether", state: str = "UP") -> dict[str, object]:

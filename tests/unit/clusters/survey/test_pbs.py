@@ -19,20 +19,20 @@ def node(name: str, gpus: int = 4, *attributes: str) -> str:
     return f"{name}\n" + "".join(f"     {line}\n" for line in [*lines, *attributes]) + "\n"
 
 
-def survey(login: Login, queues: str, nodes: str, server: str = "Server: pbssrv\n") -> pbs.Found:
+def survey(login: Login, queues: str, nodes: str, server: str = "Server: pbssrv\n") -> pbs.PbsSurvey:
     login.has({"qstat -Qf": queues, "qstat -Bf": server, "pbsnodes -a": nodes})
     return pbs.survey(login.machine())
 
 
-def values(found: pbs.Found) -> dict[str, object]:
+def values(found: pbs.PbsSurvey) -> dict[str, object]:
     return {line.key: line.value for line in found.lines if line.value is not None}
 
 
-def why(found: pbs.Found, key: str) -> str:
+def why(found: pbs.PbsSurvey, key: str) -> str:
     return next(line.why for line in found.lines if line.key == key and line.value is not None)
 
 
-def asked(found: pbs.Found) -> dict[str, str]:
+def asked(found: pbs.PbsSurvey) -> dict[str, str]:
     return {line.key: line.questions[0] for line in found.lines if line.questions}
 
 
