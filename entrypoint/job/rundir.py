@@ -89,8 +89,8 @@ class RunDirectory:
         folders = sorted(path.name for path in self.path.iterdir() if path.is_dir())
         if folders and not names & OURS:
             raise BadInput(
-                f"the run directory {self.path} has other folders ({folders[0]}) and is no run directory, and "
-                "it would be closed to others: give another with --run-dir, such as a new folder in it"
+                f"the run directory {self.path} has other folders ({folders[0]}) and is no run directory, "
+                "and it would be closed to others: give another with --run-dir, such as a new folder in it"
             )
         try:
             self.path.chmod(mode & ~0o077)

@@ -1,5 +1,8 @@
 """Files of others with anything in them: each reader takes them or refuses them in one printable line."""
 
+import resource
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,3 +57,61 @@ def test_whatever_it_holds_is_taken_or_refused_in_a_line(tmp_path: Path, name: s
         said = str(refusal)
     assert not said or said.isprintable()
     assert len(said) < 2100
+
+
+# --- large ones, through the commands ------------------------------------------------------------------------
+
+LARGE = 50_000_000
+CONTENTS = {
+    "lists": b"[]," * (LARGE // 3),
+    "depth": b"[" * LARGE,
+    "keys": b"k: 1\n" * (LARGE // 5),
+    "lines": b"A=b\n" * (LARGE // 4),
+    "one line": b"A=" + b"9" * LARGE,
+    "blank": b"\n" * LARGE,
+    "zeros": bytes(LARGE),
+}
+COMMANDS = {
+    "a profile": [
+        "plan",
+        "--profile",
+        "./FILE.yaml",
+        *["--nodes", "a", "--node-rank", "0", "--device", "cpu", "--", "x.py"],
+    ],
+    "an environment": ["plan", "--env-file", "FILE.yaml", "--", "x.py"],
+    "a node file": [
+        "plan",
+        "--env-file",
+        "pbs.env",
+        "--nodefile",
+        "FILE.yaml",
+        "--device",
+        "cpu",
+        "--",
+        "x.py",
+    ],
+}
+MEMORY, SECONDS = 200 << 20, 30
+"""Bytes, and seconds of a core that is slow and busy: here each takes less than 5."""
+
+
+@pytest.mark.parametrize("content", CONTENTS)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_large_file_takes_little_memory_and_time(tmp_path: Path, command: str, content: str) -> None:
+    (tmp_path / "FILE.yaml").write_bytes(CONTENTS[content])
+    (tmp_path / "pbs.env").write_text("PBS_JOBID=7.server\nPBS_NODEFILE=x\nPBS_TASKNUM=1\n")
+    (tmp_path / "x.py").touch()
+    limits = {resource.RLIMIT_DATA: MEMORY, resource.RLIMIT_CPU: SECONDS}
+    code = f"import resource; [resource.setrlimit(what, (most, most)) for what, most in {limits}.items()]; "
+    code += "import sys; from entrypoint import command; sys.exit(command.main(sys.argv[1:]))"
+    ran = subprocess.run(
+        [sys.executable, "-c", code, *COMMANDS[command]],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(Path(cli.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr.count("\n"), "Traceback" in ran.stderr) == (64, 1, False), ran.stderr
+    assert len(ran.stderr) < 2200
