@@ -8,6 +8,7 @@ and a device never ends: both are refused before a byte is read. Runs with the P
 from __future__ import annotations
 
 import json
+import math
 import os
 import stat
 from pathlib import Path
@@ -88,7 +89,13 @@ def _no_number(text: str) -> NoReturn:
     raise Unfit(f"it has {text}, which is no JSON")
 
 
-_JSON = json.JSONDecoder(parse_int=_whole, parse_constant=_no_number)
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise Unfit(f"a number in it is too large: {text[:20]}")
+    return value
+
+
+_JSON = json.JSONDecoder(parse_int=_whole, parse_float=_finite, parse_constant=_no_number)
 
 
 def exists(path: Path) -> bool:
