@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from clusters import carry, follow, foresee
+from clusters import follow, preview, qsub_environment
 from clusters.render import load_checked
 from containers import stacks
 from entrypoint import spelling
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str]) -> int:
         wish, cwd = _wish(options, job), Path.cwd()
         _check_folder(arguments, job, cwd, os.environ.get("CALLED_FROM", ""))
         submission = plan(profile, file, wish, os.environ, cwd)
-        lines = foresee.foresee(_request(profile, wish, os.environ), submission.env, cwd)
+        lines = preview.preview_job(_request(profile, wish, os.environ), submission.env, cwd)
         if not options.dry_run:
             _check(profile, submission)
             if options.follow:
@@ -301,12 +301,12 @@ def plan(profile: Profile, file: Path, wish: Wish, env: Mapping[str, str], cwd: 
     if not script.exists():
         raise BadInput(f"there is no {script}: use a whole checkout")
     directives = ["-C", "", *_directives(script)] if profile.request.form == "totals" else []
-    arguments, arguments_file = carry.arguments(wish.arguments, cwd)
-    needed = carry.needed(profile, name, env, cwd)
+    arguments, arguments_file = qsub_environment.arguments(wish.arguments, cwd)
+    needed = qsub_environment.needed(profile, name, env, cwd)
     if arguments:
-        needed = {key: value for key, value in needed.items() if key not in carry.ARGUMENTS}
-    carried = carry.listed({**needed, **arguments})
-    seen = {**{key: env[key] for key in carry.EVERYWHERE if key in env}, **needed}
+        needed = {key: value for key, value in needed.items() if key not in qsub_environment.ARGUMENTS}
+    carried = qsub_environment.listed({**needed, **arguments})
+    seen = {**{key: env[key] for key in qsub_environment.EVERYWHERE if key in env}, **needed}
     return Submission(["qsub", *directives, *_pbs(profile, wish), "-v", carried, path], seen, arguments_file)
 
 
@@ -333,13 +333,13 @@ def _completed(profile: Profile, wish: Wish, env: Mapping[str, str]) -> Wish:
     )
 
 
-def _request(profile: Profile, wish: Wish, env: Mapping[str, str]) -> foresee.JobRequest:
+def _request(profile: Profile, wish: Wish, env: Mapping[str, str]) -> preview.JobRequest:
     """What the scheduler is asked for; what the site leaves open, the job script's own lines say."""
     wish = _completed(profile, wish, env)
     script = (CHECKOUT / SCRIPTS[profile.scheduler]).read_text(encoding="utf-8")
     time = re.search(r"^#(?:SBATCH --time=|PBS -l walltime=)(\S+)", script, re.MULTILINE)
     warns = re.search(r"^#SBATCH --signal=B:USR2@(\d+)", script, re.MULTILINE)
-    return foresee.JobRequest(
+    return preview.JobRequest(
         profile=profile,
         nodes=wish.nodes,
         gpus=wish.gpus or 0,

@@ -30,5 +30,6 @@ check ruff format --check
 check mypy
 check mypy --explicit-package-bases tools/lock.py tools/oldest.py tools/structure.py benchmarks clusters containers tests
 check python tools/oldest.py
+check python tools/structure.py --lint
 check shellcheck -- "${shell[@]}"
 exit $status

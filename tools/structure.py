@@ -3,7 +3,7 @@
 For whoever reshapes the code and has to show that it became simpler, and not merely different. It reads the
 files that git knows, and runs none of them. Begin at `measure`; each section of the output has one function.
 
-Usage: tools/structure.py [--json] [DIR]    DIR: a checkout, else this one
+Usage: tools/structure.py [--json | --lint] [DIR]    DIR: a checkout, else this one
 
 How it counts, and where that is an approximation:
 
@@ -166,9 +166,14 @@ def main(arguments: list[str]) -> int:
         prog="tools/structure.py", description="Count what makes the code hard to follow."
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--lint", action="store_true", help="print only what is wrong; 1 if anything is")
     parser.add_argument("checkout", nargs="?", type=Path, default=CHECKOUT, metavar="DIR")
     options = parser.parse_args(arguments)
     report = measure(read(options.checkout))
+    if options.lint:
+        wrong = list(wrongs(report))
+        print("\n".join(wrong), end="\n" * bool(wrong))
+        return bool(wrong)
     if options.json:
         print(json.dumps(asdict(report), indent=2))
     else:
@@ -665,6 +670,14 @@ def _functions(text: str) -> Iterator[list[str]]:
 
 
 # --- the output -----------------------------------------------------------------------------------
+
+
+def wrongs(report: Structure) -> Iterator[str]:
+    """What no count excuses, a line each."""
+    for name, files in report.twice.items():
+        yield f"the public class {name} stands in {', '.join(files)}: give each a name of its own"
+    for file in report.formula:
+        yield f"{file}: {FORMULA!r}: say what the module does, and where to begin reading"
 
 
 def in_words(report: Structure) -> Iterable[str]:

@@ -9,13 +9,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from entrypoint.aside import aside
 from entrypoint.doctor import facts, judge
 from entrypoint.doctor.judge import Finding
 from entrypoint.errors import BadInput
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.profile import Profile
 from entrypoint.plan.sources import Settings
+from entrypoint.threads import run_in_thread
 
 BOUND = 5.0
 """Seconds for all that is looked at: a file system may hold whoever asks."""
@@ -48,7 +48,7 @@ async def look(plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> 
         return judge.of_facts(facts.gather(plan.node, where, fabric, env), Profile(), fabric)
 
     try:
-        found = await aside(gather, BOUND)
+        found = await run_in_thread(gather, seconds=BOUND)
     except TimeoutError:
         found = [Finding(plan.node, "room", f"no answer in {BOUND:.0f} s", "look at its file systems")]
     for one in found:

@@ -6,7 +6,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-Place = tuple[int, int | None]
+ParticipantId = tuple[int, int | None]
 """Node rank, and local rank where each task is a participant."""
 
 
@@ -31,12 +31,12 @@ class Identity:
     """SHA-256 of what the image was locked to."""
     versions: Mapping[str, str]
     contact: str = ""
-    """Where it listens to be tried by others (reach.Contact); not compared."""
+    """Where it listens to be tried by others (reach.ProbeEndpoint); not compared."""
     findings: Mapping[str, str] = field(default_factory=dict)
     """What is wrong with the node, by what was looked at; not compared."""
 
     @property
-    def place(self) -> Place:
+    def place(self) -> ParticipantId:
         return self.node_rank, self.local_rank
 
     @property
@@ -67,7 +67,7 @@ def disagreement(mine: Identity, theirs: Identity) -> str:
     return f"the nodes do not agree: {'; '.join(differ[:5])}{more}: {advice}"
 
 
-def missing(absent: Sequence[Place], expected: int, nodes: Sequence[str], shown: int = 8) -> str:
+def missing(absent: Sequence[ParticipantId], expected: int, nodes: Sequence[str], shown: int = 8) -> str:
     """`2 of 4 nodes have not come: 1 (b), 3 (d)`; of tasks `1.0 (b)`; a count after the first `shown`."""
     labels = [
         f"{node}{'' if local is None else f'.{local}'} ({nodes[node]})" for node, local in absent[:shown]

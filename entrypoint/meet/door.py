@@ -1,5 +1,5 @@
-"""Listens on a port that anybody can reach, and protects it from strangers. Begin at `Door`; hub.py and
-reach.py say what is done with a connection.
+"""Listens on a port that anybody can reach, and protects it from strangers. Begin at `AuthListener`; hub.py
+and reach.py say what is done with a connection.
 
 Whoever connects has a short time to prove who they are. The number of unproven connections is bounded. If one
 more comes, the oldest of the address with the most connections is closed, so nobody can keep others out.
@@ -35,10 +35,10 @@ CHUNK = 4096
 _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Guest:
+class PendingConnection:
     """Somebody who has connected."""
 
-    def __init__(self, door: "Door", connection: socket.socket, address: str) -> None:
+    def __init__(self, door: "AuthListener", connection: socket.socket, address: str) -> None:
         self._door = door
         self.connection, self.address = connection, address
         self.came_to = str(connection.getsockname()[0])
@@ -55,10 +55,10 @@ class Guest:
         self.bound.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
 
-Hear = Callable[[Guest, asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+Hear = Callable[[PendingConnection, asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
 
 
-class Door:
+class AuthListener:
     """Answers at listening sockets, from the moment when it is made in a running loop."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Door:
         welcome goes when it ends, or raises WireError, EOFError or OSError. `room`: for so many at once that
         are not welcome. `refuse` is told of each that has to go: his address, and why."""
         self.seconds = seconds
-        self.unproved: dict[Guest, asyncio.Task[None]] = {}
+        self.unproved: dict[PendingConnection, asyncio.Task[None]] = {}
         """In the order in which they came."""
         self._sockets, self._hear, self._room, self._refuse = sockets, hear, room, refuse
         self._takers = [asyncio.ensure_future(self._take(sock)) for sock in sockets]
@@ -105,7 +105,7 @@ class Door:
             for _ in range(BURST):
                 try:
                     connection, address = await loop.sock_accept(sock)
-                    guest = Guest(self, connection, str(address[0]))
+                    guest = PendingConnection(self, connection, str(address[0]))
                 except OSError as error:
                     if error.errno in _OUT_OF_FILES:
                         self._send_away(0)
@@ -116,13 +116,13 @@ class Door:
                     await asyncio.sleep(0.01)
             await asyncio.sleep(0)
 
-    def _let_in(self, guest: Guest) -> None:
+    def _let_in(self, guest: PendingConnection) -> None:
         task = asyncio.ensure_future(self._attend(guest))
         self.unproved[guest] = task
         self._tasks.add(task)
         task.add_done_callback(lambda _: self._see_off(guest, task))
 
-    def _see_off(self, guest: Guest, task: asyncio.Task[None]) -> None:
+    def _see_off(self, guest: PendingConnection, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         self.unproved.pop(guest, None)
         if guest.transport is None:
@@ -141,7 +141,7 @@ class Door:
         self.unproved.pop(guest).cancel()
         return True
 
-    async def _attend(self, guest: Guest) -> None:
+    async def _attend(self, guest: PendingConnection) -> None:
         loop, reader, why = asyncio.get_running_loop(), asyncio.StreamReader(limit=CHUNK), ""
         try:
             async with guest.bound:

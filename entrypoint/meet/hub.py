@@ -19,8 +19,8 @@ from typing import Any, TypeVar, get_args
 from entrypoint.bitset import NONE, Bits
 from entrypoint.errors import BadInput, Refusal, Unavailable
 from entrypoint.meet import door, job_state, messages, reach
-from entrypoint.meet.claims import Identity, Place, disagreement, missing
-from entrypoint.meet.door import Door, Guest
+from entrypoint.meet.claims import Identity, ParticipantId, disagreement, missing
+from entrypoint.meet.door import AuthListener, PendingConnection
 from entrypoint.meet.job_state import JobState, Lost, Now, Say, Settle, StartTimer, TellAll
 from entrypoint.meet.link import Link
 from entrypoint.meet.messages import (
@@ -56,20 +56,20 @@ LIST_ADVICE = "start every node with the same list of nodes"
 
 @dataclass(eq=False, kw_only=True)
 class Hub(Link):
-    _door: Door | None = field(init=False, default=None)
-    _members: dict[Place, tuple[Identity, str]] = field(init=False)
-    _reached: dict[Place, str] = field(init=False)
+    _door: AuthListener | None = field(init=False, default=None)
+    _members: dict[ParticipantId, tuple[Identity, str]] = field(init=False)
+    _reached: dict[ParticipantId, str] = field(init=False)
     """The address of ours at which each has us."""
-    _sent: dict[Place, str] = field(init=False, default_factory=dict)
+    _sent: dict[ParticipantId, str] = field(init=False, default_factory=dict)
     """Who was asked to take another one."""
     _refused: list[Wire] = field(init=False, default_factory=list)
     _reported: set[str] = field(init=False, default_factory=set)
-    _trial: reach.Trial = field(init=False, default_factory=reach.Trial)
-    _trying: frozenset[Place] = field(init=False, default=frozenset())
+    _trial: reach.ReachabilityTest = field(init=False, default_factory=reach.ReachabilityTest)
+    _trying: frozenset[ParticipantId] = field(init=False, default=frozenset())
     """Who takes part in the trial."""
     _job: JobState | None = field(init=False, default=None)
     """Known when all have met; remade by `_step` alone."""
-    _behind: dict[Place, float] = field(init=False, default_factory=dict)
+    _behind: dict[ParticipantId, float] = field(init=False, default_factory=dict)
     """How far each participant's clock is behind ours, in seconds, by its last heartbeat."""
     _began: float = field(init=False, default=0.0)
     """When all had met, in Unix seconds."""
@@ -80,7 +80,7 @@ class Hub(Link):
 
     async def meet(self) -> None:
         room = self._room()
-        self._door = Door(
+        self._door = AuthListener(
             self._open(), self._admit, room=room, seconds=self.timeouts.handshake, refuse=self._refuse
         )
         self._start(self._look_out())
@@ -161,7 +161,9 @@ class Hub(Link):
             failed.pop_all()
         return sockets
 
-    async def _admit(self, guest: Guest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _admit(
+        self, guest: PendingConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """Hear a newcomer out: a participant stays, a stranger is named and sent away."""
         wire = await greet(reader, writer, self.key, hub=True)
         try:
@@ -185,7 +187,7 @@ class Hub(Link):
         guest.welcome()
         await self._take(claim, guest, wire, left)
 
-    async def _take(self, claim: Identity, guest: Guest, wire: Wire, left: float) -> None:
+    async def _take(self, claim: Identity, guest: PendingConnection, wire: Wire, left: float) -> None:
         if self._met.done() or (objection := self._objection(claim, guest.address)):
             self._refused.append(wire)
             if not self._met.done():
@@ -277,7 +279,7 @@ class Hub(Link):
         self.moved = address
         self._take_move(self.me.place, address, contact)
 
-    def _take_move(self, place: Place, address: str, contact: str) -> None:
+    def _take_move(self, place: ParticipantId, address: str, contact: str) -> None:
         if self._sent.get(place) != address or self._met.done():
             return
         claim, peer = self._members[place]
@@ -285,13 +287,13 @@ class Hub(Link):
         self._reached[place] = address
         self._go_if_complete()
 
-    def _give_up(self, place: Place, address: str, why: str) -> None:
+    def _give_up(self, place: ParticipantId, address: str, why: str) -> None:
         """Where a participant cannot have us at this address, or has not for too long."""
         if self._sent.get(place) == address != self._reached[place] and not self._met.done():
             text = f"{self._two_addresses(place, address)}, which {self.nodes[place[0]]} cannot use: {why}"
             self._met.set_exception(BadInput(f"{text}: {NAME_ADVICE} with an address that all nodes reach"))
 
-    def _two_addresses(self, place: Place, address: str) -> str:
+    def _two_addresses(self, place: ParticipantId, address: str) -> str:
         """What a participant takes for our address, and what another one does."""
         other = next(node for (node, _), where in self._reached.items() if where == address)
         first, here, there = (self.nodes[node] for node in (self.hub, place[0], other))
@@ -302,7 +304,7 @@ class Hub(Link):
         if not self._have_one_address():
             return
         claims = {node: claim.contact for (node, _), (claim, _) in self._members.items() if claim.contact}
-        self._trial = trial = reach.Trial(claims, self.nodes, number=self._trial.number + 1)
+        self._trial = trial = reach.ReachabilityTest(claims, self.nodes, number=self._trial.number + 1)
         self._trying = frozenset(self._members)
         if trial.clash:
             self._met.set_exception(BadInput(trial.clash))
@@ -318,7 +320,7 @@ class Hub(Link):
         asyncio.get_running_loop().call_later(bound, self._go_if_tried, trial, True)
         self._go_if_tried(trial)
 
-    def _go_if_tried(self, trial: reach.Trial, late: bool = False) -> None:
+    def _go_if_tried(self, trial: reach.ReachabilityTest, late: bool = False) -> None:
         """Once all have said that they reach the others, they go."""
         if self._met.done() or trial is not self._trial or self._trying != self._members.keys():
             return
@@ -385,7 +387,7 @@ class Hub(Link):
     def _report(self, message: Report | Tried | Moved) -> None:
         self._hear(self.me.place, message)
 
-    def _hear(self, place: Place, /, message: Message) -> None:
+    def _hear(self, place: ParticipantId, /, message: Message) -> None:
         match message:
             case Beat(time=then):
                 self._behind[place] = time.time() - then
@@ -408,7 +410,7 @@ class Hub(Link):
             case _:
                 raise WireError(messages.UNKNOWN)
 
-    def _lose(self, place: Place, /, why: str, at: float) -> None:
+    def _lose(self, place: ParticipantId, /, why: str, at: float) -> None:
         if place not in self._members:
             return
         lost, _ = self._members[place]
@@ -420,7 +422,7 @@ class Hub(Link):
             self._peers.pop(place).abort()
             self.say(f"{lost} left before the start ({why}): waiting for it again")
 
-    def _step(self, place: Place, event: job_state.Event) -> None:
+    def _step(self, place: ParticipantId, event: job_state.Event) -> None:
         """Takes what happened to the job into its state, and carries out what follows. WireError: the
         participant may not say that now."""
         if self._job is None or self._over:
@@ -448,7 +450,7 @@ class Hub(Link):
         self._send_all(message)
         self._told(message)
 
-    def _by_our_clock(self, place: Place, what: Timed) -> Timed:
+    def _by_our_clock(self, place: ParticipantId, what: Timed) -> Timed:
         """With its time by our clock, if the participant's differs: what came first is the cause. No rank
         ended before all had met."""
         behind = self._behind.get(place, 0.0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from entrypoint.bitset import NONE, Bits
 from entrypoint.job import outcome
-from entrypoint.meet.claims import Place
+from entrypoint.meet.claims import ParticipantId
 from entrypoint.meet.messages import (
     AllDone,
     Done,
@@ -33,7 +33,7 @@ from entrypoint.meet.terms import Timeouts
 from entrypoint.meet.wire import WireError
 from entrypoint.plain import plain
 from entrypoint.watch import blame
-from entrypoint.watch.reports import NO_ENDS, Ends, Failure, Sighting
+from entrypoint.watch.reports import NO_ENDS, Ends, Failure, RankSnapshot
 
 LOST = 1
 """Status of a participant that was lost while ranks ran: no port or peer that another attempt could have."""
@@ -121,7 +121,7 @@ Step = tuple["JobState", list[Effect]]
 
 # --- the state ----------------------------------------------------------------------------------------------
 
-Chunks = tuple[tuple[Sighting, ...], ...]
+Chunks = tuple[tuple[RankSnapshot, ...], ...]
 """Sightings as they came, a tuple for each message."""
 
 
@@ -201,12 +201,12 @@ class JobState:
     longest_pause: float = 0.0
     """Seconds that a pause has lasted after which the job went on."""
 
-    def index(self, place: Place) -> int:
+    def index(self, place: ParticipantId) -> int:
         node, local_rank = place
         return node * self.local_ranks + (local_rank or 0)
 
 
-def step(state: JobState, sender: Place, event: Event, now: Now) -> Step:
+def step(state: JobState, sender: ParticipantId, event: Event, now: Now) -> Step:
     """What follows from an event. `sender`: the participant that it came from, its times by our clock; of a
     timer node 0 itself. WireError: the sender may not say that now.
     """
@@ -288,7 +288,7 @@ def _done(state: JobState) -> Step:
     return _tell(state, AllDone(each_alone))
 
 
-def _lose(state: JobState, sender: Place, lost: Lost, now: Now) -> Step:
+def _lose(state: JobState, sender: ParticipantId, lost: Lost, now: Now) -> Step:
     who, (node, _) = state.index(sender), sender
     gone = replace(state, gone=state.gone.with_(node))
     if who not in state.active:
@@ -342,7 +342,7 @@ def _silence(state: JobState, who: int, why: str, now: Now) -> Step:
     return _look(state, why, now) if state.active <= silent | state.finished else (state, [])
 
 
-def _seen(hang: Hang, who: int, sightings: tuple[Sighting, ...], last: bool) -> Hang:
+def _seen(hang: Hang, who: int, sightings: tuple[RankSnapshot, ...], last: bool) -> Hang:
     is_unclear = any(one.state and not one.stack for one in sightings)
     return replace(
         hang,
@@ -378,7 +378,7 @@ def _judge(state: JobState, now: Now) -> Step:
     return _collect(state, loss(state.hub, state.nodes[state.hub], text, now.wall))
 
 
-def _flat(chunks: Chunks) -> Iterator[Sighting]:
+def _flat(chunks: Chunks) -> Iterator[RankSnapshot]:
     return (one for chunk in chunks for one in chunk)
 
 
@@ -424,7 +424,7 @@ def _peek(state: JobState) -> Step:
     return _then([StartTimer(state.bounds.look, PeekIsOver(state.peeks))], _tell(state, Peek()))
 
 
-def _peeked(state: JobState, who: int, sightings: tuple[Sighting, ...], last: bool, now: Now) -> Step:
+def _peeked(state: JobState, who: int, sightings: tuple[RankSnapshot, ...], last: bool, now: Now) -> Step:
     pause = state.pause
     if pause is None or not pause.is_looking:
         return state, []

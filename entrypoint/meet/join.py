@@ -14,7 +14,7 @@ from entrypoint.meet.claims import Identity
 from entrypoint.meet.hub import Hub
 from entrypoint.meet.link import Link
 from entrypoint.meet.spoke import NoHub, Spoke, resolve
-from entrypoint.meet.terms import DEFAULTS, Muster, Timeouts
+from entrypoint.meet.terms import DEFAULTS, MembershipPolicy, Timeouts
 from entrypoint.meet.waiting import Waiting
 
 
@@ -35,7 +35,7 @@ async def meet(
     begun: Callable[[], str | None] | None = None,
     everywhere: bool = False,
     move: Callable[[str], Awaitable[str]] = _stay,
-    muster: Muster | None = None,
+    muster: MembershipPolicy | None = None,
 ) -> Link:
     """Meet all participants of the job; returns when each of them has proved itself and agreed.
 

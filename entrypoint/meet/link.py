@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from entrypoint.aside import aside
 from entrypoint.meet import messages, reach
-from entrypoint.meet.claims import Identity, Place
+from entrypoint.meet.claims import Identity, ParticipantId
 from entrypoint.meet.job_state import loss
 from entrypoint.meet.messages import (
     MOST_SECONDS,
@@ -37,10 +36,11 @@ from entrypoint.meet.messages import (
     Tried,
     Try,
 )
-from entrypoint.meet.terms import Muster, Timeouts
+from entrypoint.meet.terms import MembershipPolicy, Timeouts
 from entrypoint.meet.waiting import Waiting
 from entrypoint.meet.wire import Wire, WireError
 from entrypoint.plain import plain
+from entrypoint.threads import run_in_thread
 
 SIGHTINGS = 16
 """In one frame, whatever letters the names in them have."""
@@ -64,12 +64,12 @@ class Link(ABC):
     waiting: Waiting
     everywhere: bool
     move: Callable[[str], Awaitable[str]]
-    muster: Muster | None
+    muster: MembershipPolicy | None
     members: tuple[int, ...] = field(init=False, default=())
     """The nodes that take part, in the order of their ranks; known when all have met."""
     moved: str = field(init=False, default="")
     """Node 0's address, if another one was looked up here; known when all have met."""
-    _peers: dict[Place, Wire] = field(init=False, default_factory=dict)
+    _peers: dict[ParticipantId, Wire] = field(init=False, default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(init=False, default_factory=set)
     _events: asyncio.Queue[Told] = field(init=False, default_factory=asyncio.Queue)
     _met: asyncio.Future[None] = field(init=False, default_factory=lambda: asyncio.Future())
@@ -121,11 +121,9 @@ class Link(ABC):
         self._start(self._watch(given_up))
 
     async def _watch(self, given_up: Callable[[], Collection[int]]) -> None:
-        found: set[int] = set()
         while not self._over:
             with contextlib.suppress(OSError, ValueError):
-                await aside(lambda: found.update(given_up()), self.timeouts.peer)
-            self._given_up |= found
+                self._given_up |= {*await run_in_thread(given_up, seconds=self.timeouts.peer)}
             await asyncio.sleep(self.timeouts.poll)
 
     async def close(self) -> None:
@@ -144,11 +142,11 @@ class Link(ABC):
         """Tell the hub."""
 
     @abstractmethod
-    def _hear(self, place: Place, /, message: Message) -> None:
+    def _hear(self, place: ParticipantId, /, message: Message) -> None:
         """Take what the peer in this place sent. WireError: it makes no sense."""
 
     @abstractmethod
-    def _lose(self, place: Place, /, why: str, at: float) -> None:
+    def _lose(self, place: ParticipantId, /, why: str, at: float) -> None:
         """Take that the peer in this place is lost since `at`, in Unix seconds."""
 
     async def _look_out(self) -> None:
@@ -195,7 +193,7 @@ class Link(ABC):
         self.say(f"{why}: please report it")
         return why
 
-    async def _listen(self, place: Place, wire: Wire) -> None:
+    async def _listen(self, place: ParticipantId, wire: Wire) -> None:
         try:
             while True:
                 self._hear(place, messages.load(await wire.receive(), self._extent))

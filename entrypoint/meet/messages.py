@@ -16,7 +16,7 @@ from entrypoint.errors import BAD_INPUT, BadInput, Refusal, Unavailable
 from entrypoint.meet.claims import Identity
 from entrypoint.meet.wire import WireError
 from entrypoint.plain import plain
-from entrypoint.watch.reports import End, Failure, NodeRank, Range, Rank, Sighting, UnixTime
+from entrypoint.watch.reports import End, Failure, NodeRank, Range, Rank, RankSnapshot, UnixTime
 
 Nodes = Annotated[tuple[int, ...], "nodes"]
 """Places in the allocation's list of nodes, in ascending order; on the wire one hexadecimal number."""
@@ -76,7 +76,7 @@ class Try:
     number: int
     """Of the trial: an answer to an earlier one counts for nothing."""
     ways: tuple[tuple[int, str], ...]
-    """Each node with where it listens (the text of reach.Contact)."""
+    """Each node with where it listens (the text of reach.ProbeEndpoint)."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ class Paused:
 class Peeked:
     """The answer to a Peek, in parts of a frame each."""
 
-    sightings: tuple[Sighting, ...]
+    sightings: tuple[RankSnapshot, ...]
     last: bool
 
 
@@ -183,7 +183,7 @@ class Peeked:
 class Seen:
     """The answer to a Look or a LookCloser, in parts of a frame each."""
 
-    sightings: tuple[Sighting, ...]
+    sightings: tuple[RankSnapshot, ...]
     last: bool
 
 

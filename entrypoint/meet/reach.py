@@ -1,5 +1,5 @@
 """Tests before any rank starts whether data passes between the nodes, on the network that gloo and NCCL will
-use. `Trial` is node 0's side; `Listener` and `carry_out` are those of every node.
+use. `ReachabilityTest` is node 0's side; `Listener` and `carry_out` are those of every node.
 
 Every node listens as gloo will, on the same address and a port that the system picks. The nodes 1, 2, 4, 8
 ... places before it connect, prove that node 0 sent them, and exchange more data than fits in one packet, as
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 
 from entrypoint.meet import door
-from entrypoint.meet.door import Door, Guest
+from entrypoint.meet.door import AuthListener, PendingConnection
 from entrypoint.meet.messages import Tried, Try
 from entrypoint.meet.wire import WireError
 
@@ -39,7 +39,7 @@ ADVICE = "is this a network that joins the nodes (--interface), or is a firewall
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contact:
+class ProbeEndpoint:
     """Where a node listens to be tried."""
 
     interface: str
@@ -52,7 +52,7 @@ class Contact:
         return f"{self.interface} {self.address} {self.port} {self.token}"
 
     @classmethod
-    def parse(cls, text: str) -> "Contact":
+    def parse(cls, text: str) -> "ProbeEndpoint":
         """From its text. WireError: it is none."""
         match text.split(" "):
             case [interface, address, port, token] if _is_place(address, port):
@@ -75,15 +75,15 @@ class Listener:
     def __init__(self, interface: str, address: str):
         self._interface, self._address = interface, address
         self._token = secrets.token_hex(TOKEN_BYTES)
-        self._door: Door | None = None
+        self._door: AuthListener | None = None
 
-    async def __aenter__(self) -> Contact:
+    async def __aenter__(self) -> ProbeEndpoint:
         family = socket.AF_INET6 if ":" in self._address else socket.AF_INET
         sock = door.listen(family, (self._address, 0))
         port = sock.getsockname()[1]
         room = max(door.LEAST, door.room(door.STRANGERS))
-        self._door = Door([sock], self._answer, room=room, seconds=PROVE)
-        return Contact(interface=self._interface, address=self._address, port=port, token=self._token)
+        self._door = AuthListener([sock], self._answer, room=room, seconds=PROVE)
+        return ProbeEndpoint(interface=self._interface, address=self._address, port=port, token=self._token)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -91,7 +91,9 @@ class Listener:
         assert self._door is not None
         await self._door.end()
 
-    async def _answer(self, guest: Guest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer(
+        self, guest: PendingConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         if not hmac.compare_digest(await reader.readexactly(PROOF_BYTES), _proof(self._token, CALLER)):
             return
         guest.welcome(TRY)
@@ -112,7 +114,7 @@ def partners(node_rank: int, nnodes: int) -> list[int]:
     return list(dict.fromkeys((node_rank + distance) % nnodes for distance in distances))
 
 
-class Trial:
+class ReachabilityTest:
     """One go of all nodes at reaching one another: who tries which way, and what came of it."""
 
     def __init__(
@@ -120,7 +122,7 @@ class Trial:
     ):
         """`contacts`: of each node that listens; the others take no part."""
         self.number = number
-        self._contacts = {node: Contact.parse(text) for node, text in sorted(contacts.items())}
+        self._contacts = {node: ProbeEndpoint.parse(text) for node, text in sorted(contacts.items())}
         self._nodes = nodes
         self._failed: dict[int, list[tuple[int, str]]] = {}
 
@@ -181,13 +183,13 @@ class Trial:
         )
 
 
-def ways(order: Try) -> dict[int, Contact]:
-    """Node to where it listens, of a Trial's order. WireError: it makes no sense."""
-    return {node: Contact.parse(text) for node, text in order.ways}
+def ways(order: Try) -> dict[int, ProbeEndpoint]:
+    """Node to where it listens, of a ReachabilityTest's order. WireError: it makes no sense."""
+    return {node: ProbeEndpoint.parse(text) for node, text in order.ways}
 
 
 async def carry_out(order: Try, limit: float) -> Tried:
-    """Tries the ways of a Trial's order, each within `limit` seconds; returns the answer."""
+    """Tries the ways of a ReachabilityTest's order, each within `limit` seconds; returns the answer."""
     contacts = ways(order)
     found = await asyncio.gather(*(_try(contact, limit) for contact in contacts.values()))
     failed = tuple((node, why) for node, why in zip(contacts, found, strict=True) if why)
@@ -197,10 +199,10 @@ async def carry_out(order: Try, limit: float) -> Tried:
 def check(contact: str) -> None:
     """WireError: a node's contact is none, nor empty."""
     if contact:
-        Contact.parse(contact)
+        ProbeEndpoint.parse(contact)
 
 
-async def _try(contact: Contact, limit: float) -> str:
+async def _try(contact: ProbeEndpoint, limit: float) -> str:
     """Why this way does not pass; empty where it does."""
     why = f"no answer in {limit:g} s"
     try:

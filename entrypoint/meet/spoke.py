@@ -14,7 +14,7 @@ from typing import Any
 
 from entrypoint.errors import BadInput, Refusal, Unavailable
 from entrypoint.meet import messages, reach
-from entrypoint.meet.claims import Place
+from entrypoint.meet.claims import ParticipantId
 from entrypoint.meet.job_state import loss
 from entrypoint.meet.link import Link
 from entrypoint.meet.messages import (
@@ -146,7 +146,7 @@ class Spoke(Link):
         for hub in self._peers.values():
             hub.send(messages.pack(message))
 
-    def _hear(self, _: Place, /, message: Message) -> None:
+    def _hear(self, _: ParticipantId, /, message: Message) -> None:
         match message:
             case Beat():
                 pass
@@ -189,7 +189,7 @@ class Spoke(Link):
         finally:
             writer.transport.abort()
 
-    def _lose(self, _: Place, /, why: str, at: float) -> None:
+    def _lose(self, _: ParticipantId, /, why: str, at: float) -> None:
         if self._met.done():
             lost = loss(self.hub, self.nodes[self.hub], why, at)
             self._told(Failed(min([*self._own, lost], key=lambda failure: failure.time), (self.hub,)))

@@ -43,7 +43,7 @@ DEFAULTS = Timeouts()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Muster:
+class MembershipPolicy:
     """A meeting of one task a node that goes on without nodes that do not come."""
 
     candidates: Sequence[int]

@@ -222,8 +222,8 @@ OPTIONS: tuple[Option, ...] = (
         parse=seconds_or_0,
         metavar="S",
         default=300.0,
-        help="seconds without a step after which a job whose ranks tell their steps, or any where this is "
-        "given, is ended as hung; else where the ranks are is said once; 0: never (default: 300)",
+        help="end the job if a rank that reports steps makes none for S seconds; for other scripts, print "
+        "once where the ranks are, and end them too if S is given; 0: never (default: 300)",
     ),
     Option(
         name="silence-timeout",

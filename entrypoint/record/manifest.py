@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint import files
-from entrypoint.aside import aside
 from entrypoint.node.gpu import ImageStack
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.private import write_private
 from entrypoint.record import hardware, reading, source, tokens
 from entrypoint.record.partition import VARIABLE
+from entrypoint.threads import run_in_thread
 
 RECORD = 10.0
 """Seconds for the file system to take it."""
@@ -58,7 +58,8 @@ class Manifest:
         """Leaves this node's hardware where the first node finds it."""
         with contextlib.suppress(OSError):
             text = json.dumps(hardware.look()) + "\n"
-            await aside(lambda: write_private(self._folder / f"hardware.{plan.place}.json", text), RECORD)
+            path = self._folder / f"hardware.{plan.place}.json"
+            await run_in_thread(write_private, path, text, seconds=RECORD)
 
     async def record(
         self, plan: LaunchPlan, stack: ImageStack | None, *, image_id: str, versions: Mapping[str, str]
@@ -141,7 +142,7 @@ class Manifest:
             return code
 
         try:
-            return await aside(look, CODE)
+            return await run_in_thread(look, seconds=CODE)
         except (OSError, ValueError) as error:
             self._say(f"{self._path} does not tell of the code: {error}")
             return None
@@ -151,7 +152,7 @@ class Manifest:
             write_private(self._path, json.dumps(change(self._earlier()), indent=2) + "\n")
 
         try:
-            await aside(rewrite, RECORD)
+            await run_in_thread(rewrite, seconds=RECORD)
         except (OSError, ValueError) as error:
             self._say(f"{self._path} does not tell of this attempt: {error}: going on")
 

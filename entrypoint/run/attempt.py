@@ -16,7 +16,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from entrypoint.aside import aside
 from entrypoint.doctor import fabric
 from entrypoint.errors import DONE, SAVED, BadInput, Refusal
 from entrypoint.job import outcome
@@ -43,6 +42,7 @@ from entrypoint.run.peers import Peers, identity, version
 from entrypoint.run.ranks import Ranks
 from entrypoint.run.restart import Restarts
 from entrypoint.run.supervise import Supervisor
+from entrypoint.threads import run_in_thread
 from entrypoint.watch import heartbeat, inside, output, start
 from entrypoint.watch.node_failures import NodeFailures
 
@@ -122,7 +122,7 @@ class Attempt:
 
     async def run(self) -> Outcome:
         """Returns how it ended, once this node's outcome is written. Before ranks start: Refusal."""
-        await aside(self._make_run_dir)
+        await run_in_thread(self._make_run_dir)
         file = self.run_dir.outcome(self.plan.place, self.plan.local_rank)
         refused = None
         try:
@@ -142,13 +142,13 @@ class Attempt:
         is_gone = self.has_met and self.is_first and await self._lost_run_dir()
         if self._takes_part:
             try:
-                await aside(lambda: outcome.write(file, ended), OUTCOME)
+                await run_in_thread(outcome.write, file, ended, seconds=OUTCOME)
             except OSError as error:
                 self.is_unwritten = True
                 self._say(f"the outcome (status {ended.status}) cannot be written: {error}")
         else:
             with contextlib.suppress(TimeoutError):
-                await aside(lambda: outcome.release(file), OUTCOME)
+                await run_in_thread(outcome.release, file, seconds=OUTCOME)
         if self.link is not None:
             if self.supervisor is None:
                 self.link.report(Fail(to_failure(self.plan.place, ended)))
@@ -169,7 +169,7 @@ class Attempt:
         """Says so if somebody removed the run directory while the job ran; another node may have made it anew
         for its outcome."""
         try:
-            is_gone = await aside(self._inode, OUTCOME) != self._made
+            is_gone = await run_in_thread(self._inode, seconds=OUTCOME) != self._made
         except FileNotFoundError:
             is_gone = True
         except OSError:
@@ -240,12 +240,12 @@ class Attempt:
     async def _finish_output(self) -> None:
         """As far as whoever reads it, and the file system of the logs, let us."""
         with contextlib.suppress(TimeoutError):
-            await aside(lambda: self.relay.finish(*LAST_OUTPUT), LAST_OUTPUT[1] + 2)
+            await run_in_thread(self.relay.finish, *LAST_OUTPUT, seconds=LAST_OUTPUT[1] + 2)
 
     async def _get_ready(self) -> Ranks:
         """Everything up to the start of the ranks; a signal cancels it."""
         await self._hold()
-        await aside(self._forget_earlier_runs)
+        await run_in_thread(self._forget_earlier_runs)
         endpoint, ranks = await self._prepare()
         self._start.mark("plan")
         self.link = await self.peers.meet(self.plan, endpoint)
@@ -282,7 +282,7 @@ class Attempt:
         """Says which variables of the user do not reach the ranks; a file has all of their names."""
         if self._not_passed:
             with contextlib.suppress(OSError, TimeoutError):
-                if line := await aside(self._note_not_passed, OUTCOME):
+                if line := await run_in_thread(self._note_not_passed, seconds=OUTCOME):
                     self._say(line)
 
     def _note_not_passed(self) -> str:
@@ -327,7 +327,7 @@ class Attempt:
         """What the ranks need and takes time, for the nodes of the plan."""
         endpoint = await self._find_endpoint(self.plan)
         self.plan = self._watchable(endpoint.plan)
-        await aside(lambda: self.run_dir.write_plan(kept_plan(self.plan, self.env), self.plan.place))
+        await run_in_thread(self.run_dir.write_plan, kept_plan(self.plan, self.env), self.plan.place)
         await self._manifest.tell_node(self.plan)
         if self.before is None:
             for note in self.plan.notes:

@@ -13,9 +13,9 @@ import signal
 import sys
 import sysconfig
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
-from entrypoint.aside import aside
 from entrypoint.errors import DONE, SAVED, BadInput, Refusal
 from entrypoint.job import conclude, handover
 from entrypoint.job.handover import has_host_half
@@ -30,6 +30,7 @@ from entrypoint.run.attempt import Attempt
 from entrypoint.run.node_state import PLANNED
 from entrypoint.run.restart import Restarts
 from entrypoint.schedulers import hostnames
+from entrypoint.threads import run_in_thread
 from entrypoint.watch import output
 
 HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *PLANNED)
@@ -144,8 +145,8 @@ class _Session:
             return await self._run()
         finally:
             with contextlib.suppress(TimeoutError):
-                await aside(self._lock.release, RELEASE)
-            await aside(lambda: self._consoles["err"].flush(LAST_WORDS))
+                await run_in_thread(self._lock.release, seconds=RELEASE)
+            await run_in_thread(self._consoles["err"].flush, LAST_WORDS)
 
     async def _run(self) -> Attempt:
         attempt = self._next(None)
@@ -165,7 +166,7 @@ class _Session:
                 attempt.tell(why if attempt.speaks else "")
                 return attempt
             self._restarts.begin()
-            await aside(lambda: processes.kill_descendants(spare=self._guardian.pids))
+            await run_in_thread(partial(processes.kill_descendants, spare=self._guardian.pids))
             attempt = self._next(attempt)
 
     def leave(self, last: Attempt | None) -> None:
@@ -206,7 +207,7 @@ class _Session:
         """Raises InUse where another job has the run directory. `again`: for a restart."""
         if self._lock.is_held:
             return
-        await aside(lambda: self._lock.take(again=again))
+        await run_in_thread(partial(self._lock.take, again=again))
         loop = asyncio.get_running_loop()
         self._lock.keep(lambda why: loop.call_soon_threadsafe(self._lost_run_dir, why))
 
@@ -229,7 +230,7 @@ class _Session:
         if why:
             for number in (attempt.plan.attempt, attempt.plan.attempt + 1):
                 with contextlib.suppress(TimeoutError):
-                    await aside(RunDirectory(attempt.run_dir.path, number).close, RELEASE)
+                    await run_in_thread(RunDirectory(attempt.run_dir.path, number).close, seconds=RELEASE)
         return why
 
     def _catch_signals(self) -> None:

@@ -32,7 +32,7 @@ from entrypoint.meet.messages import (
 from entrypoint.run.endings import RankTrace, asked_to_end, failure_of, listed, to_failure, to_outcome
 from entrypoint.run.ranks import RankEnded, RankStarted, StarterEnded
 from entrypoint.watch import blame
-from entrypoint.watch.reports import NO_ENDS, End, Ends, Failure, Sighting
+from entrypoint.watch.reports import NO_ENDS, End, Ends, Failure, RankSnapshot
 
 PLANNED = (signal.SIGUSR1, signal.SIGUSR2)
 """They ask for a planned end: a job's warning before its end is one of the two."""
@@ -117,14 +117,14 @@ class VerdictIsLate:
 class StacksCollected:
     """Where the ranks are: the answer to CollectStacks."""
 
-    sightings: tuple[Sighting, ...]
+    sightings: tuple[RankSnapshot, ...]
 
 
 @dataclass(frozen=True)
 class PeekCollected:
     """Where the ranks are: the answer to CollectPeek."""
 
-    sightings: tuple[Sighting, ...]
+    sightings: tuple[RankSnapshot, ...]
 
 
 @dataclass(frozen=True)
@@ -655,7 +655,7 @@ def _look_closer(state: NodeState, phase: Looking) -> Step:
     return replace(state, phase=closer), [CollectStacks(closer=True)]
 
 
-def _found(state: NodeState, phase: Looking, sightings: tuple[Sighting, ...], now: Now) -> Step:
+def _found(state: NodeState, phase: Looking, sightings: tuple[RankSnapshot, ...], now: Now) -> Step:
     """The ranks were looked at: node 0 is told, a single participant looks closer and judges by itself."""
     if state.is_alone:
         if sightings and not phase.is_closer:

@@ -13,7 +13,7 @@ from entrypoint.errors import BAD_INPUT, Unavailable
 from entrypoint.job.again import too_many
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
-from entrypoint.meet.terms import Muster, Timeouts
+from entrypoint.meet.terms import MembershipPolicy, Timeouts
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.sources import Settings
 from entrypoint.watch.blame import count
@@ -78,11 +78,11 @@ class Restarts:
         """The bounds of the meeting: for the first one those given."""
         return dataclasses.replace(given, join=WINDOW) if self.count else given
 
-    def muster(self, run: RunDirectory, address: Callable[[int], Awaitable[str]]) -> Muster:
+    def muster(self, run: RunDirectory, address: Callable[[int], Awaitable[str]]) -> MembershipPolicy:
         """How the nodes meet for the attempt of `run`. At first node 0 must come."""
         mine = self._plan.place
         candidates = [place for place in self._left if place < mine]
-        return Muster(
+        return MembershipPolicy(
             candidates=[*candidates, mine] if self.count else [0],
             address=address,
             absent=frozenset(self._lost),

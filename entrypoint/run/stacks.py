@@ -21,15 +21,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
-from entrypoint.aside import aside
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import processes
 from entrypoint.plain import plain
 from entrypoint.run.ranks import Ranks
+from entrypoint.threads import run_in_thread
 from entrypoint.watch import frames, inside
 from entrypoint.watch.frames import Frame
 from entrypoint.watch.heartbeat import Heartbeats
-from entrypoint.watch.reports import Sighting
+from entrypoint.watch.reports import RankSnapshot
 
 RECORDER = 3.0
 """Seconds for torch to dump its flight recorder: it looks at its pipe about once a second."""
@@ -77,7 +77,7 @@ class LastLook:
         self._states: dict[int, str] = {}
         self._texts: dict[int, str] = {}
 
-    async def first(self) -> list[Sighting]:
+    async def first(self) -> list[RankSnapshot]:
         """Of ranks that show it and go on. None is ended before all nodes have looked: whoever loses a rank
         is no longer where it waited. NCCL's flight recorder dumps meanwhile."""
         alive = _alive(self._ranks)
@@ -89,7 +89,7 @@ class LastLook:
         self._texts |= shown
         return self._sightings()
 
-    async def closer(self) -> list[Sighting]:
+    async def closer(self) -> list[RankSnapshot]:
         """The same with those that have shown nothing, as all nodes have looked by now: faulthandler shows
         them, which ends them."""
         silent = {rank: pid for rank, pid in _alive(self._ranks).items() if not self._texts.get(rank)}
@@ -106,7 +106,7 @@ class LastLook:
         if trouble := await _kept(partial(_make, self._run)) or await _kept(partial(_write, files)):
             say(f"{node}: the stacks cannot be kept in {self._run.stacks}: {trouble}")
 
-    def _sightings(self) -> list[Sighting]:
+    def _sightings(self) -> list[RankSnapshot]:
         return [
             _seen(self._ranks, self._beats, rank, state=self._states.get(rank, ""), dump=text)
             for rank, text in sorted(self._texts.items())
@@ -143,7 +143,7 @@ class StackCollector:
         """For the end of the job."""
         return LastLook(self._ranks, self._run, self._scratch, self._signs, self.heartbeats)
 
-    async def peek(self) -> list[Sighting]:
+    async def peek(self) -> list[RankSnapshot]:
         """Where they are; all go on."""
         alive = _alive(self._ranks)
         texts = await _shown_by(alive, self._signs)
@@ -178,7 +178,9 @@ def _alive(ranks: Ranks) -> dict[int, int]:
     return {rank: pid for rank, pid in ranks.pids.items() if processes.is_running(pid)}
 
 
-def _seen(ranks: Ranks, beats: Heartbeats, rank: int, *, state: str, dump: str, cpu: float = 0.0) -> Sighting:
+def _seen(
+    ranks: Ranks, beats: Heartbeats, rank: int, *, state: str, dump: str, cpu: float = 0.0
+) -> RankSnapshot:
     plan = ranks.plan
     return sighting(beats, rank=rank, node_rank=plan.place, node=plan.node, state=state, dump=dump, cpu=cpu)
 
@@ -229,7 +231,7 @@ def _await_files(paths: Sequence[Path], deadline: float) -> None:
 async def _kept(work: Callable[[], None]) -> str:
     """Does it in the run directory; returns why it failed, empty where it did not."""
     try:
-        await aside(work, KEEP)
+        await run_in_thread(work, seconds=KEEP)
     except OSError as error:
         return error.strerror or type(error).__name__
     return ""
@@ -278,12 +280,12 @@ async def _settled(ranks: Ranks, rank: int) -> str:
 
 def sighting(
     beats: Heartbeats, *, rank: int, node_rank: int, node: str, state: str, dump: str, cpu: float = 0.0
-) -> Sighting:
+) -> RankSnapshot:
     """What a rank's state and its dump say, which is empty where there is none."""
     stack = frames.main_thread(dump)
     line = frames.own(stack)
     quiet = beats.quiet(rank)
-    return Sighting(
+    return RankSnapshot(
         rank=rank,
         node_rank=node_rank,
         node=node,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from entrypoint.errors import BAD_INPUT, STUCK
-from entrypoint.watch.reports import NO_ENDS, Ends, Failure, Sighting
+from entrypoint.watch.reports import NO_ENDS, Ends, Failure, RankSnapshot
 
 _ECHO = re.compile(
     r"(RuntimeError|(torch\.distributed\.)?Dist\w+Error): .*"
@@ -116,7 +116,9 @@ def _terminated(failure: Failure) -> bool:
     return failure.status == 128 + signal.SIGTERM
 
 
-def verdict(sightings: Sequence[Sighting], why: str, *, unseen: Sequence[str], now: float) -> Failure | None:
+def verdict(
+    sightings: Sequence[RankSnapshot], why: str, *, unseen: Sequence[str], now: float
+) -> Failure | None:
     """The failure that names the rank to blame; None where no rank was seen. `why` is what was noticed,
     `unseen` are the nodes that did not answer, `now` is in Unix seconds."""
     if not sightings:
@@ -137,7 +139,7 @@ def verdict(sightings: Sequence[Sighting], why: str, *, unseen: Sequence[str], n
     )
 
 
-def pause(sightings: Sequence[Sighting], why: str) -> str:
+def pause(sightings: Sequence[RankSnapshot], why: str) -> str:
     """What is said of a job that makes no step and may go on; empty where no rank was seen."""
     found = verdict(sightings, why, unseen=(), now=0.0)
     if found is None:
@@ -147,8 +149,8 @@ def pause(sightings: Sequence[Sighting], why: str) -> str:
 
 
 def deadlock(
-    before: Sequence[Sighting],
-    sightings: Sequence[Sighting],
+    before: Sequence[RankSnapshot],
+    sightings: Sequence[RankSnapshot],
     elapsed: float,
     why: str,
     ends: Ends,
@@ -172,12 +174,12 @@ def deadlock(
     return _of_end(ends, len(alive), f"in {waits_in} ({at.partition(' ')[0]})", STUCK, now)
 
 
-def _stays_stopped(before: Sighting | None, one: Sighting) -> bool:
+def _stays_stopped(before: RankSnapshot | None, one: RankSnapshot) -> bool:
     """Whether somebody has stopped the rank and let it be: it goes on only by another signal."""
     return before is not None and before.state == one.state == "T"
 
 
-def _waits_on(before: Sighting | None, one: Sighting, elapsed: float) -> bool:
+def _waits_on(before: RankSnapshot | None, one: RankSnapshot, elapsed: float) -> bool:
     """Whether the rank waits where it waited. A GPU that is waited for may be busy, and nobody sees that."""
     if before is None or not one.stack or (before.stack, before.state, one.state) != (one.stack, "S", "S"):
         return False
@@ -185,7 +187,7 @@ def _waits_on(before: Sighting | None, one: Sighting, elapsed: float) -> bool:
     return bool(one.waits_in) and one.waits_in not in _FOR_DEVICE and is_idle
 
 
-def _blame(sightings: Sequence[Sighting]) -> tuple[list[Sighting], str]:
+def _blame(sightings: Sequence[RankSnapshot]) -> tuple[list[RankSnapshot], str]:
     """(the ranks to blame, how that is known)."""
     alive = [one for one in sightings if one.state]
     held = [one for one in alive if one.state in _STATES]
@@ -211,11 +213,11 @@ def _blame(sightings: Sequence[Sighting]) -> tuple[list[Sighting], str]:
     return [longest], f"it gave its last sign first{where}"
 
 
-def _at(one: Sighting) -> str:
+def _at(one: RankSnapshot) -> str:
     return f" in {one.at}" if one.at else ""
 
 
-def _others(sightings: Sequence[Sighting], blamed: Sequence[Sighting]) -> str:
+def _others(sightings: Sequence[RankSnapshot], blamed: Sequence[RankSnapshot]) -> str:
     """`, 5 others wait in all_reduce at train.py:120 step`."""
     others = [one for one in sightings if one not in blamed and one.at]
     if not others:
@@ -225,6 +227,6 @@ def _others(sightings: Sequence[Sighting], blamed: Sequence[Sighting]) -> str:
     return f", while {count} of {len(sightings)} ranks wait in {where}"
 
 
-def _ranks(sightings: Sequence[Sighting]) -> str:
+def _ranks(sightings: Sequence[RankSnapshot]) -> str:
     shown = ", ".join(f"rank {one.rank} on {one.node}" for one in sightings[:4])
     return shown + (f" and {len(sightings) - 4} more" if len(sightings) > 4 else "")

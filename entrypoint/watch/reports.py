@@ -68,7 +68,7 @@ class End:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sighting:
+class RankSnapshot:
     """Where a rank was found when the job seemed to hang."""
 
     rank: Rank

@@ -45,7 +45,7 @@ from entrypoint.plan.resolve import resolve
 from entrypoint.run.hang import HangPolicy
 from entrypoint.run.ranks import RankEnded, RankStarted, StarterEnded
 from entrypoint.run.supervise import Supervisor
-from entrypoint.watch.reports import End, Failure, Sighting
+from entrypoint.watch.reports import End, Failure, RankSnapshot
 
 Entry = tuple[Any, ...]
 """(seconds, what was done, with what)."""
@@ -66,7 +66,7 @@ STUCK = Failure(
 )
 """What the hub makes of a hang."""
 SIGHTINGS = [
-    Sighting(
+    RankSnapshot(
         rank=rank,
         node_rank=1,
         node="127.0.0.2",
@@ -301,12 +301,12 @@ class FakeLook:
     def __init__(self, scene: "Scene") -> None:
         self.scene = scene
 
-    async def first(self) -> list[Sighting]:
+    async def first(self) -> list[RankSnapshot]:
         self.scene.note("look")
         await asyncio.sleep(self.scene.look_takes)
         return self.scene.sightings
 
-    async def closer(self) -> list[Sighting]:
+    async def closer(self) -> list[RankSnapshot]:
         self.scene.note("look closer")
         await asyncio.sleep(self.scene.look_takes)
         return [*self.scene.sightings, *self.scene.closer]
@@ -329,7 +329,7 @@ class FakeStacks:
         self.scene.note("looks for workers")
         return self.scene.workers
 
-    async def peek(self) -> list[Sighting]:
+    async def peek(self) -> list[RankSnapshot]:
         self.scene.note("peek")
         return self.scene.sightings
 
@@ -361,7 +361,7 @@ class Scene:
         self.link = FakeLink(self)
         self.heartbeats = FakeHeartbeats(self)
         self.sightings = SIGHTINGS
-        self.closer: list[Sighting] = []
+        self.closer: list[RankSnapshot] = []
         self.look_takes = 0.0
         self.workers = ""
         """What the processes that a rank started look like."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clusters import follow, foresee, render, submit
+from clusters import follow, preview, render, submit
 from entrypoint.errors import BadInput
 from entrypoint.job import batch
 from entrypoint.plan import profile
@@ -135,7 +135,7 @@ def test_the_template_shows_every_key() -> None:
 
 
 def test_each_scheduler_of_a_profile_is_known_wherever_one_is_looked_up() -> None:
-    ours = (profile.GPUS_ASKED_FOR, submit.SCRIPTS, foresee.GRANTED, foresee.WARN_LATER, batch._MODULES)
+    ours = (profile.GPUS_ASKED_FOR, submit.SCRIPTS, preview.GRANTED, preview.WARN_LATER, batch._MODULES)
     for known in (*ours, follow.PROGRAMS, follow.CANCEL, follow._ASKED):
         assert set(known) == set(profile.STARTERS)
 

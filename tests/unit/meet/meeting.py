@@ -17,7 +17,7 @@ from entrypoint.meet.link import Link
 from entrypoint.meet.messages import Peeked, Seen
 from entrypoint.meet.terms import Timeouts
 from entrypoint.meet.wire import Wire, WireError, greet
-from entrypoint.watch.reports import End, Failure, Sighting
+from entrypoint.watch.reports import End, Failure, RankSnapshot
 from tests.ports import free_port
 
 KEY = b"k" * 32
@@ -158,8 +158,8 @@ def run(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     return sync
 
 
-def sighting(rank: int, **changes: Any) -> Sighting:
-    waiting = Sighting(
+def sighting(rank: int, **changes: Any) -> RankSnapshot:
+    waiting = RankSnapshot(
         rank=rank,
         node_rank=rank // 4,
         node=f"n{rank // 4}",
@@ -173,11 +173,11 @@ def sighting(rank: int, **changes: Any) -> Sighting:
     return replace(waiting, **changes)
 
 
-def seen(*sightings: Sighting) -> Seen:
+def seen(*sightings: RankSnapshot) -> Seen:
     return Seen(sightings, last=True)
 
 
-def peeked(*sightings: Sighting) -> Peeked:
+def peeked(*sightings: RankSnapshot) -> Peeked:
     return Peeked(sightings, last=True)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from entrypoint.meet import door
-from entrypoint.meet.door import Door, Guest
+from entrypoint.meet.door import AuthListener, PendingConnection
 from entrypoint.meet.wire import WireError
 
 PASSWORD = b"open sesame\n"
@@ -19,12 +19,14 @@ class Hall:
     """A door whose guests say a password and stay."""
 
     def __init__(self) -> None:
-        self.guests: list[Guest] = []
+        self.guests: list[PendingConnection] = []
         self.refused: list[str] = []
         self.address: tuple[str, int] = ("", 0)
-        self.door: Door
+        self.door: AuthListener
 
-    async def hear(self, guest: Guest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def hear(
+        self, guest: PendingConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         if await reader.readline() != PASSWORD:
             raise WireError("wrong password")
         guest.welcome()
@@ -59,7 +61,7 @@ async def hall(room: int = 20, seconds: float = 10) -> AsyncIterator[Hall]:
     one = Hall()
     sock = door.listen(socket.AF_INET, ("127.0.0.2", 0))
     one.address = sock.getsockname()
-    one.door = Door(
+    one.door = AuthListener(
         [sock], one.hear, room=room, seconds=seconds, refuse=lambda _, why: one.refused.append(why)
     )
     try:
@@ -145,7 +147,7 @@ def test_of_what_a_stranger_sends_little_is_read() -> None:
     async def test() -> None:
         readers: list[asyncio.StreamReader] = []
 
-        async def hear(_: Guest, reader: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
+        async def hear(_: PendingConnection, reader: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
             readers.append(reader)
             await asyncio.sleep(60)
 
@@ -164,7 +166,9 @@ def test_who_is_welcome_may_send_as_much_as_he_likes() -> None:
     async def test() -> None:
         got: list[bytes] = []
 
-        async def hear(guest: Guest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        async def hear(
+            guest: PendingConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        ) -> None:
             guest.welcome()
             got.append(await reader.readexactly(1 << 20))
             writer.write(b"all\n")

@@ -27,7 +27,7 @@ from entrypoint.meet.messages import (
 )
 from entrypoint.meet.terms import Timeouts
 from entrypoint.meet.wire import WireError
-from entrypoint.watch.reports import Sighting
+from entrypoint.watch.reports import RankSnapshot
 from tests.unit.meet.meeting import failure, left
 from tests.unit.scene import SIGHTINGS
 
@@ -48,7 +48,7 @@ Said = tuple[float, int, Event]
 
 
 def play(
-    *said: Said, sightings: Sequence[Sighting] = (), mute: Sequence[int] = ()
+    *said: Said, sightings: Sequence[RankSnapshot] = (), mute: Sequence[int] = ()
 ) -> list[tuple[float, Any]]:
     """(second, what node 0 tells or says). `sightings`: a Peek is answered with, one by each node but `mute`."""
     state, count = START, 0

@@ -23,7 +23,7 @@ from entrypoint.meet.messages import (
     Stopped,
     Tried,
 )
-from entrypoint.watch.reports import Sighting
+from entrypoint.watch.reports import RankSnapshot
 from tests.unit.meet.meeting import (
     SHORT,
     Place,
@@ -281,7 +281,7 @@ async def test_a_failure_before_a_hang_is_the_failure() -> None:
     await close(*links)
 
 
-async def all_peek(links: list[Link], sightings: list[list[Sighting]]) -> None:
+async def all_peek(links: list[Link], sightings: list[list[RankSnapshot]]) -> None:
     """Everyone is asked, and answers."""
     assert await events(*links) == [Peek()] * 3
     for link, found in zip(links, sightings, strict=True):

@@ -12,7 +12,7 @@ from entrypoint.errors import Unavailable
 from entrypoint.meet.join import meet
 from entrypoint.meet.link import Link
 from entrypoint.meet.messages import AllDone, Done, Fail, Failed, Stalled
-from entrypoint.meet.terms import Muster, Timeouts
+from entrypoint.meet.terms import MembershipPolicy, Timeouts
 from tests.ports import free_port
 from tests.unit.meet.meeting import (
     KEY,
@@ -57,7 +57,7 @@ class Field:
             key=KEY,
             say=self.said.append,
             timeouts=timeouts,
-            muster=Muster(**({"candidates": candidates} | given)),
+            muster=MembershipPolicy(**({"candidates": candidates} | given)),
         )
 
     async def all(self, *nodes: int, **changes: Any) -> list[Link]:

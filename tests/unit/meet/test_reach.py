@@ -16,7 +16,7 @@ from entrypoint.meet.claims import Identity
 from entrypoint.meet.join import meet
 from entrypoint.meet.link import Link
 from entrypoint.meet.messages import Tried, Try
-from entrypoint.meet.reach import Contact, Listener, Trial, partners
+from entrypoint.meet.reach import Listener, ProbeEndpoint, ReachabilityTest, partners
 from entrypoint.meet.terms import Timeouts
 from entrypoint.meet.wire import WireError
 from tests.ports import free_port
@@ -28,20 +28,20 @@ ADVICE = "is this a network that joins the nodes (--interface), or is a firewall
 MTU = "small packets pass, large ones do not (is the MTU the same everywhere?)"
 
 
-def contact(number: int, **changes: Any) -> Contact:
+def contact(number: int, **changes: Any) -> ProbeEndpoint:
     values: dict[str, Any] = {
         "interface": "hsn0",
         "address": f"10.77.43.{number}",
         "port": 40000 + number,
         "token": f"t{number}",
     }
-    return Contact(**(values | changes))
+    return ProbeEndpoint(**(values | changes))
 
 
 # --- one way ------------------------------------------------------------------------------------------------
 
 
-async def tried(there: Contact, limit: float = 0.5) -> str:
+async def tried(there: ProbeEndpoint, limit: float = 0.5) -> str:
     """Why a way does not pass; empty where it does."""
     answer = await reach.carry_out(Try(3, ((7, str(there)),)), limit)
     assert answer.number == 3
@@ -63,7 +63,7 @@ def test_a_node_that_listens_is_reached_and_more_than_a_packet_goes_both_ways(ad
 def test_a_stranger_gets_no_byte_and_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reach, "PROVE", 0.3)
 
-    async def told(there: Contact, said: bytes) -> bytes:
+    async def told(there: ProbeEndpoint, said: bytes) -> bytes:
         reader, writer = await asyncio.open_connection(there.address, there.port)
         writer.write(said)
         try:
@@ -152,7 +152,7 @@ Answer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, A
 
 
 @contextlib.asynccontextmanager
-async def answering(answer: Answer) -> AsyncIterator[Contact]:
+async def answering(answer: Answer) -> AsyncIterator[ProbeEndpoint]:
     """Where something else answers; the connections are closed at the end."""
     open_: list[asyncio.StreamWriter] = []
 
@@ -247,8 +247,8 @@ def test_each_node_tries_those_at_powers_of_two_and_no_node_is_left_out() -> Non
         assert len({node for node, _ in ways}) == len({other for _, other in ways}) == nnodes
 
 
-def trial(*numbers: int, **changes: Any) -> Trial:
-    return Trial(
+def trial(*numbers: int, **changes: Any) -> ReachabilityTest:
+    return ReachabilityTest(
         {number: str(contact(number, **changes)) for number in numbers}, [f"n{i}" for i in range(8)], 4
     )
 
@@ -267,7 +267,7 @@ def test_a_trial_is_complete_once_all_have_answered_it_and_not_an_earlier_one() 
     one = trial(0, 1)
     one.take(0, answer())
     one.take(1, answer((0, "no answer"), number=3))
-    assert (one.complete, Trial().complete) == (False, True)
+    assert (one.complete, ReachabilityTest().complete) == (False, True)
     one.take(1, answer())
     assert (one.complete, one.verdict()) == (True, "")
 
@@ -304,8 +304,8 @@ def test_an_address_that_two_nodes_have_joins_nothing() -> None:
 
 def test_interfaces_of_another_name_are_known() -> None:
     contacts = {0: str(contact(0)), 1: str(contact(1, interface="ib0")), 2: str(contact(2))}
-    assert Trial(contacts, ["n0", "n1", "n2"]).elsewhere == {"n1": "ib0"}
-    assert Trial().elsewhere == {}
+    assert ReachabilityTest(contacts, ["n0", "n1", "n2"]).elsewhere == {"n1": "ib0"}
+    assert ReachabilityTest().elsewhere == {}
 
 
 @pytest.mark.parametrize(
@@ -313,7 +313,7 @@ def test_interfaces_of_another_name_are_known() -> None:
 )
 def test_a_contact_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(WireError):
-        Contact.parse(text)
+        ProbeEndpoint.parse(text)
     if text:
         with pytest.raises(WireError):
             reach.check(text)
@@ -333,7 +333,7 @@ def test_an_answer_that_names_who_takes_no_part_is_refused() -> None:
 # --- in the join --------------------------------------------------------------------------------------------
 
 
-def who(node_rank: int, there: Contact | str, **changes: Any) -> Identity:
+def who(node_rank: int, there: ProbeEndpoint | str, **changes: Any) -> Identity:
     values: dict[str, Any] = {
         "job_id": "7",
         "attempt": 0,
@@ -378,7 +378,7 @@ def refusals(found: Sequence[Link | BaseException]) -> list[tuple[int, str]]:
 
 
 @contextlib.asynccontextmanager
-async def listeners(*interfaces: str) -> AsyncIterator[list[Contact]]:
+async def listeners(*interfaces: str) -> AsyncIterator[list[ProbeEndpoint]]:
     async with contextlib.AsyncExitStack() as stack:
         yield [
             await stack.enter_async_context(Listener(name, f"127.0.1.{number}"))

@@ -12,7 +12,7 @@ from entrypoint import cli
 from entrypoint.errors import BadInput, Unavailable
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
-from entrypoint.meet.terms import Muster, Timeouts
+from entrypoint.meet.terms import MembershipPolicy, Timeouts
 from entrypoint.plan.launch_plan import LaunchPlan, with_members
 from entrypoint.plan.resolve import resolve
 from entrypoint.plan.sources import Settings
@@ -52,7 +52,7 @@ class Node:
     def fails(self, ended: Outcome = CRASH, lost: tuple[int, ...] = ()) -> str:
         return self.restarts.why_not(ended, lost)
 
-    def muster(self) -> Muster:
+    def muster(self) -> MembershipPolicy:
         return self.restarts.muster(self.run(self.restarts.count), address)
 
     def checkpoint(self, name: str) -> None:

@@ -183,3 +183,15 @@ def test_the_command_prints_the_counts_of_a_checkout(tmp_path: Path) -> None:
     assert json.loads(shown)["lines"]["src, Python"] == {"files": 1, "lines": 1, "code": 1}
     words = subprocess.check_output([*command, str(tmp_path)], text=True, timeout=60)
     assert "  src, Python               1       1       1" in words.splitlines()
+
+
+def test_lint_names_classes_of_one_name_and_the_formula() -> None:
+    twice = {"clusters/one.py": "class A: ...\n", "src/train/two.py": "class A: ...\n"}
+    assert list(structure.wrongs(structure.measure(twice))) == [
+        "the public class A stands in clusters/one.py, src/train/two.py: give each a name of its own"
+    ]
+    found = structure.measure({"clusters/one.py": f'"""One.\n\n{FORMULA} all.\n"""\n'})
+    assert list(structure.wrongs(found)) == [
+        f"clusters/one.py: {FORMULA!r}: say what the module does, and where to begin reading"
+    ]
+    assert list(structure.wrongs(structure.measure({"clusters/one.py": "class A: ...\n"}))) == []

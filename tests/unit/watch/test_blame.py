@@ -16,12 +16,12 @@ from entrypoint.watch.blame import (
     pause,
     verdict,
 )
-from entrypoint.watch.reports import NO_ENDS, End, Ends, Failure, Sighting
+from entrypoint.watch.reports import NO_ENDS, End, Ends, Failure, RankSnapshot
 
 
-def sighting(rank: int, **changes: Any) -> Sighting:
+def sighting(rank: int, **changes: Any) -> RankSnapshot:
     """A rank that waits in a collective."""
-    waiting = Sighting(
+    waiting = RankSnapshot(
         rank=rank,
         node_rank=rank // 2,
         node=f"n{rank // 2}",
@@ -35,12 +35,12 @@ def sighting(rank: int, **changes: Any) -> Sighting:
     return replace(waiting, **changes)
 
 
-def found(*sightings: Sighting, **changes: Any) -> Failure | None:
+def found(*sightings: RankSnapshot, **changes: Any) -> Failure | None:
     how: dict[str, Any] = {"unseen": (), "now": 5.0} | changes
     return verdict(sightings, "no step for 30 s", **how)
 
 
-def blamed(*sightings: Sighting) -> tuple[int | None, str]:
+def blamed(*sightings: RankSnapshot) -> tuple[int | None, str]:
     failure = found(*sightings)
     assert failure is not None
     return failure.rank, failure.error
@@ -283,13 +283,15 @@ def test_without_a_rank_that_ended_well_the_first_that_waited_in_vain_is_named()
     assert first([waited(2, error=GLOO_TIMEOUT), CAUSE]).rank == 2
 
 
-def again(rank: int, **changes: Any) -> tuple[Sighting, Sighting]:
+def again(rank: int, **changes: Any) -> tuple[RankSnapshot, RankSnapshot]:
     """A rank in two looks, 10 s apart; the changes are of the second one."""
     one = sighting(rank, cpu=50.0)
     return one, replace(one, cpu=50.1, **changes)
 
 
-def proven(*ranks: tuple[Sighting, Sighting], ends: Sequence[End] = (), world: int = 2) -> Failure | None:
+def proven(
+    *ranks: tuple[RankSnapshot, RankSnapshot], ends: Sequence[End] = (), world: int = 2
+) -> Failure | None:
     before, after = zip(*ranks, strict=True)
     return deadlock(before, after, 10.0, "no step for 30 s", Ends.of(ends), world=world, now=9.0)
 

@@ -1,5 +1,5 @@
 """Runs work in a thread beside the event loop, with a bound: a shared file system can hold whoever touches
-it. `aside` is the entry.
+it. `run_in_thread` is the entry.
 
 The thread is a daemon. So the process ends even if the work never does; asyncio's own threads would keep it.
 """
@@ -9,13 +9,14 @@ import contextlib
 import errno
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-async def aside(work: Callable[[], T], seconds: float | None = None) -> T:
-    """What `work` returns or raises, in a thread. TimeoutError: not within `seconds`; it goes on unheard."""
+async def run_in_thread(work: Callable[..., T], *args: Any, seconds: float | None = None) -> T:
+    """What `work(*args)` returns or raises, in a thread. TimeoutError: not within `seconds`; it goes on then,
+    and nobody hears of it."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -30,13 +31,13 @@ async def aside(work: Callable[[], T], seconds: float | None = None) -> T:
     def run() -> None:
         result, error = None, None
         try:
-            result = work()
+            result = work(*args)
         except BaseException as raised:
             error = raised
         with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
             loop.call_soon_threadsafe(settle, result, error)
 
-    threading.Thread(target=run, daemon=True, name="aside").start()
+    threading.Thread(target=run, daemon=True, name="run_in_thread").start()
     try:
         async with asyncio.timeout(seconds):
             return await done

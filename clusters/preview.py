@@ -1,5 +1,5 @@
 """Works out what a job that is about to be submitted will run, and refuses a request that cannot hold it.
-`foresee` is the entry.
+`preview_job` is the entry.
 
 It makes the allocation that the scheduler would give, and the plan of that by the rules of every launch. Runs
 with a login node's Python, from 3.9 on.
@@ -59,7 +59,7 @@ class JobRequest:
     tasks: int = 1
 
 
-def foresee(request: JobRequest, env: Mapping[str, str], cwd: Path) -> list[str]:
+def preview_job(request: JobRequest, env: Mapping[str, str], cwd: Path) -> list[str]:
     """What will run, a line each, for who submits from `cwd`; the job sees `env`. Raises BadInput where it
     could not run, or cannot be meant."""
     profile = request.profile
