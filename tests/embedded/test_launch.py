@@ -492,7 +492,7 @@ def test_a_program_whose_name_the_kernel_cuts_inside_a_letter_fails_like_any_oth
     program.chmod(0o700)
     ended = run(tmp_path, "--mode", "exec", "--no-python", "--", str(program))
     assert ended.status == 7, ended.err
-    assert "rank 1 on 127.0.0.2 failed first, status 7: nothing on stderr" in ended.err
+    assert "CMD of node 1 on 127.0.0.2 failed first, status 7: nothing on stderr" in ended.err
     assert "Traceback" not in ended.err
 
 
@@ -1170,13 +1170,15 @@ def test_a_file_system_that_does_not_take_the_stacks_neither_holds_the_job_up_no
     """It hangs as a FIFO does that nobody reads: whoever opens it waits for ever."""
     folder = tmp_path / "run" / "stacks"
     folder.parent.mkdir(mode=0o700)
-    if way == "cannot be made":
-        folder.touch()
-    else:
+    if way == "takes nothing":
         (folder / "0").mkdir(parents=True)
         for node in (1, 2):
             os.mkfifo(folder / "0" / f"127.0.0.{node}.rank{node - 1}.txt")
-    script = 'trap "echo dumped >&2; exit 134" ABRT; touch here.$RANK; until [ -e here.0 -a -e here.1 ]; do sleep 0.1; done; echo 7 >$APPTRAIN_HEARTBEAT/$RANK; while :; do sleep 0.1; done'
+    plant = ': >"$APPTRAIN_RUN_DIR/stacks"; ' if way == "cannot be made" else ""  # at the start it is refused
+    script = (
+        plant
+        + 'trap "echo dumped >&2; exit 134" ABRT; touch here.$RANK; until [ -e here.0 -a -e here.1 ]; do sleep 0.1; done; echo 7 >$APPTRAIN_HEARTBEAT/$RANK; while :; do sleep 0.1; done'
+    )
     ended = run(tmp_path, "--hang-timeout", "1", *SHELL, script)
     assert ended.status == 124, ended.err
     why = {"cannot be made": "Not a directory", "takes nothing": "no answer within 4 s"}[way]

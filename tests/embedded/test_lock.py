@@ -37,11 +37,11 @@ def test_a_second_job_on_a_run_directory_is_refused_at_once_and_the_first_is_not
         begin(tmp_path, "second"),
         launch(folder(tmp_path, "third"), "--mode", "exec", *SHELL[2:], "true"),
     )
-    for job, command in ((second, "entrypoint"), (third, "entrypoint")):
+    for job in (second, third):
         ended = job.end()
         assert (ended.status, ended.out) == (64, "")
         (line,) = ended.err.splitlines()
-        assert line.startswith(f"{command}: the run directory {job.run} is in use by job 20"), line
+        assert line.startswith(f"apptrain: the run directory {job.run} is in use by job 20"), line
         assert line.endswith("): wait for its end, or give --run-dir another")
         assert str(first.process.pid) in line.split(" (process ")[0]
     assert (run / "stop").exists()

@@ -79,13 +79,17 @@ def end(job: Job) -> Ended:
 
 
 def said(ended: Ended) -> list[str]:
-    """What the entrypoint says, without the run directory and the lines on each start, and on tracebacks,
-    which a rank that is ended at once does not print."""
+    """What the launch says, without the run directory and the lines on each start, and on tracebacks, which a
+    rank that is ended at once does not print. What `apptrain run` says around it is left out too."""
     lines = [
         line.removeprefix("apptrain: ") for line in ended.err.splitlines() if line.startswith("apptrain: ")
     ]
     usual = ("job ", "the ranks started after ", "tracebacks of lost connections are in ")
-    return [line.replace(str(ended.run), "RUN") for line in lines if not line.startswith(usual)]
+    around = re.compile(
+        r"\d+ nodes? on this machine, |to follow it from elsewhere: |the job ended with status "
+    )
+    told = [line for line in lines if not line.startswith(usual) and not around.match(line)]
+    return [line.replace(str(ended.run), "RUN") for line in told]
 
 
 def worked(ended: Ended, attempt: int) -> set[str]:
@@ -150,7 +154,7 @@ def test_a_stopped_rank_is_named_and_followed_by_a_restart(tmp_path: Path) -> No
     assert ended.status == 0, ended.err
     first = said(ended)[0]
     assert first.startswith(
-        "rank 1 on 127.0.0.2, status 124: stuck, no step for 3 s after step 15: it is stopped"
+        "CMD of node 1 on 127.0.0.2, status 124: stuck, no step for 3 s after step 15: it is stopped"
     ), first
 
 
@@ -245,7 +249,7 @@ def test_a_failure_that_comes_again_and_again_ends_the_job_with_its_own_status(t
     )
     assert (ended.status, ended.out.count("try\n")) == (7, 8)
     *_, failed, last = said(ended)
-    assert failed == "rank 1 on 127.0.0.2 failed first, status 7: no (RUN/logs/3/127.0.0.2.rank1.err)"
+    assert failed == "CMD of node 1 on 127.0.0.2 failed first, status 7: no (RUN/logs/3/127.0.0.2.rank1.err)"
     assert last == (
         "no restart inside the allocation: restarted 3 times before, the last 3 without a new checkpoint; "
         "the job script decides what follows"

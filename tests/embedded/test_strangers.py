@@ -43,6 +43,7 @@ import asyncio, sys
 from entrypoint.meet.claims import Identity
 from entrypoint.meet.terms import Timeouts
 from entrypoint.meet.join import meet
+from entrypoint.meet.messages import Done
 first, last, count, port = map(int, sys.argv[1:])
 
 def who(node):
@@ -62,7 +63,7 @@ async def main():
     )
     print(len(links), "met", len(links[0].members), flush=True)
     for link in links:
-        link.done()
+        link.report(Done())
     await asyncio.gather(*(link.close() for link in links))
 
 asyncio.run(main())

@@ -27,7 +27,7 @@ def child(code: str) -> subprocess.Popen[str]:
 def test_a_caught_signal_is_told_from_an_ignored_and_a_default_one() -> None:
     process = child(
         "import signal\nsignal.signal(signal.SIGUSR2, lambda *_: None)\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
-        "print('ready', flush=True)\ninput()"
+        "sum(range(5_000_000))\nprint('ready', flush=True)\ninput()"
     )
     assert processes.catches(process.pid, signal.SIGUSR2)
     assert not processes.catches(process.pid, signal.SIGHUP)
@@ -45,7 +45,7 @@ def test_a_process_whose_name_is_no_text_is_seen_like_any_other() -> None:
     ):
         process = child(
             f"import ctypes, signal\nctypes.CDLL(None).prctl(15, {given!r}, 0, 0, 0)\n"
-            "signal.signal(signal.SIGUSR2, lambda *_: None)\nprint('ready', flush=True)\ninput()"
+            "signal.signal(signal.SIGUSR2, lambda *_: None)\nsum(range(5_000_000))\nprint('ready', flush=True)\ninput()"
         )
         pid = process.pid
         assert processes.catches(pid, signal.SIGUSR2)
@@ -62,7 +62,7 @@ def test_a_process_whose_name_is_no_text_is_seen_like_any_other() -> None:
 
 
 def test_a_zombie_is_not_running() -> None:
-    process = child("print('ready', flush=True)\ninput()")
+    process = child("sum(range(5_000_000))\nprint('ready', flush=True)\ninput()")
     assert processes.is_running(process.pid)
     process.kill()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
