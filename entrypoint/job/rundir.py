@@ -27,9 +27,9 @@ PROBE = 1 << 16
 MOST = 1 << 22
 """Bytes of a file of ours in it that is read: a line for each of 10,000 nodes has less."""
 FOLDERS = ("outcome", "logs", "stacks", "tasks")
-TRUSTED = (*FOLDERS, "job.log", "join.key")
+TRUSTED = (*FOLDERS, "job.log", "join.key", "chain.env", "manifest.json")
 """What we write into, or believe, and so must be no link and nobody else's."""
-OURS = {*TRUSTED, "manifest.json", "checkpoints", "restarts", "planned", "unfinished", "stop", "lock"}
+OURS = {*TRUSTED, "checkpoints", "restarts", "planned", "unfinished", "stop", "lock"}
 """By any of which a run directory is known."""
 FAR = 366 * 86400.0
 """Seconds from now within which a job ends."""
@@ -102,9 +102,9 @@ class RunDirectory:
         self._check_planted()
 
     def _check_planted(self) -> None:
-        """Raises BadInput if what is written into or trusted is a link, or of another owner than we and the
-        directory have. The directory's owner too: root may run in that of a user."""
-        owners = {self.path.stat().st_uid, os.geteuid()}
+        """Raises BadInput if what is written into or trusted is a link, or of another owner than we, root and
+        the directory have. The directory's owner too: root may run in that of a user."""
+        owners = {self.path.stat().st_uid, os.geteuid(), 0}
         for name in TRUSTED:
             path = self.path / name
             try:

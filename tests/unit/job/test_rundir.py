@@ -186,7 +186,9 @@ def test_a_link_to_ones_own_directory_is_a_run_directory(tmp_path: Path) -> None
     assert (tmp_path / "scratch" / "logs" / "1").is_dir()
 
 
-@pytest.mark.parametrize("name", ["outcome", "logs", "stacks", "tasks", "job.log", "join.key"])
+@pytest.mark.parametrize(
+    "name", ["outcome", "logs", "stacks", "tasks", "job.log", "join.key", "chain.env", "manifest.json"]
+)
 def test_a_planted_link_is_not_followed(tmp_path: Path, name: str) -> None:
     run = tmp_path / "run"
     run.mkdir(mode=0o700)
