@@ -14,6 +14,10 @@ PLANTED = {
     "NCCL_DEBUG": f"WARN{SHAPE}",  # one whose values are written
     "APPTRAIN_PASS": "PYTHONPATH NCCL_*",
 }
+FORMS = (
+    *("--pass", ARGUMENT, f"--pwd={ARGUMENT}", "--cookie", ARGUMENT, "--token", f"-{ARGUMENT}"),
+    *("--header", f"Authorization: Bearer {ARGUMENT}", f"--db=postgresql://u:{ARGUMENT}@h/db"),
+)
 SCRIPT = """\
 import json, os
 with open(os.environ["APPTRAIN_RUN_DIR"] + "/metrics.jsonl", "w") as file:
@@ -56,7 +60,7 @@ def said(*words: Path | str) -> str:
 
 
 def written(folder: Path) -> str:
-    names = ("manifest.json", "config.json", "hardware.*.json", "*.diff")
+    names = ("manifest.json", "plan.*.json", "config.json", "hardware.*.json", "*.diff")
     return "".join(path.read_text() for name in names for path in folder.glob(name))
 
 
@@ -68,7 +72,7 @@ def has_none(text: str) -> None:
 def test_what_is_written_of_a_script_and_said_of_it_has_no_secret(tmp_path: Path) -> None:
     runs = []
     for name, changes in (("a", f"# {SHAPE}\n"), ("b", "# no secret\n")):
-        words = ("script.py", "--hub", SHAPE, "--password", ARGUMENT, f"--wandb={VALUE}", name)
+        words = ("script.py", "--hub", SHAPE, "--password", ARGUMENT, f"--wandb={VALUE}", *FORMS, name)
         folder = project(tmp_path / name, changes)
         ended = run(folder, "--nodes", "2", "--mode", "rank", "--", *words, env=PLANTED)
         assert ended.status == 0, ended.err
