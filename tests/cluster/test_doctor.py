@@ -77,7 +77,7 @@ def wrong(ran: Ran, node: str, words: str) -> str:
 def refused(ran: Ran, status: int = 64) -> str:
     """Why the nodes could not even meet, in one line."""
     assert ran.ended == ("FAILED", status), ran.text
-    said = [line for line in ran.lines if line.startswith(("apptrain: ", "apptrain: "))]
+    said = [line for line in ran.lines if line.startswith("apptrain: ")]
     return "\n".join(said)
 
 

@@ -83,7 +83,7 @@ class Ran:
     @property
     def printed(self) -> list[str]:
         """What the ranks printed, sorted."""
-        ours = ("apptrain: ", "apptrain: ", "run.sh: ", "task.sh: ", "pbsdsh: ")
+        ours = ("apptrain: ", "run.sh: ", "task.sh: ", "pbsdsh: ")
         return sorted(line for line in self.lines if not line.startswith(ours))
 
     @property

@@ -275,6 +275,29 @@ def test_inside_an_allocation_bash_does_what_sbatch_does(user: Account, setting:
     assert lines[-1] == lines[0].replace("run directory", "done:")
 
 
+COLLIDES = {
+    "tasks by GPUs": "SLURM_NTASKS_PER_GPU=1",
+    "nodes in an order of one's own": f"SLURM_HOSTFILE='{HOME}/else where/hosts'",
+}
+
+
+@pytest.mark.parametrize("case", COLLIDES)
+def test_what_a_script_has_set_for_srun_and_srun_refuses_beside_our_words_is_kept_from_it(
+    user: Account, case: str
+) -> None:
+    user.write("else where/hosts", "gpu-a02\ngpu-a01\n")
+    words = "--nodes=2 --ntasks=2 --ntasks-per-node=1 --cpus-per-task=1"
+    text = f"""#!/bin/bash
+export {COLLIDES[case]}
+srun {words} true 2>'{HOME}/else where/srun.txt' && exit 99
+exec bash '{SCRIPT}' {shlex.join(ONCE)} -- '{HOME}/else where/tell.py'
+"""
+    ran = done(user.ran("--nodelist=gpu-a[01-02]", "--gpus-per-node=1", user.write("else where/own.sh", text)))
+    refusal = user.on_disk(HOME / "else where/srun.txt").read_text()
+    assert "mutually exclusive" in refusal or "incompatible" in refusal, refusal
+    assert [one["node"] for one in told(ran)] == ["gpu-a01", "gpu-a02"]
+
+
 class Terminal:
     """A shell of an allocation, at a terminal."""
 
