@@ -19,8 +19,8 @@ from typing import Any, TypeVar, get_args
 from entrypoint.bitset import NONE, Bits
 from entrypoint.errors import BadInput, Refusal, Unavailable
 from entrypoint.meet import door, job_state, messages, reach
-from entrypoint.meet.claims import Identity, ParticipantId, disagreement, missing
 from entrypoint.meet.door import AuthListener, PendingConnection
+from entrypoint.meet.identity import Identity, ParticipantId, disagreement, missing
 from entrypoint.meet.job_state import JobState, Lost, Now, Say, Settle, StartTimer, TellAll
 from entrypoint.meet.link import Link
 from entrypoint.meet.messages import (
@@ -75,8 +75,8 @@ class Hub(Link):
     """When all had met, in Unix seconds."""
 
     def __post_init__(self) -> None:
-        self._members = {self.me.place: (self.me, self.endpoint)}
-        self._reached = {self.me.place: str(self.found[1][0])}
+        self._members = {self.me.participant: (self.me, self.endpoint)}
+        self._reached = {self.me.participant: str(self.found[1][0])}
 
     async def meet(self) -> None:
         room = self._room()
@@ -102,7 +102,7 @@ class Hub(Link):
 
     async def close(self) -> None:
         if self._job:
-            self._step(self.me.place, Settle())
+            self._step(self.me.participant, Settle())
         if self._door:
             await self._door.end()
         await asyncio.gather(super().close(), *(wire.close() for wire in self._refused))
@@ -113,8 +113,8 @@ class Hub(Link):
 
     @property
     def findings(self) -> dict[str, Mapping[str, str]]:
-        claims = [claim for _, (claim, _) in sorted(self._members.items())]
-        return {claim.name: claim.findings for claim in claims if claim.findings}
+        everyone = [identity for _, (identity, _) in sorted(self._members.items())]
+        return {one.name: one.findings for one in everyone if one.findings}
 
     @property
     def _expected(self) -> int:
@@ -174,60 +174,63 @@ class Hub(Link):
                 return
             if not isinstance(message, Hello):
                 raise WireError("it did not say who it is")
-            claim, left = message.identity, message.left
-            reach.check(claim.contact)
-            if (claim.job_id, claim.attempt) != (self.me.job_id, self.me.attempt):
-                wire.send(messages.pack(messages.end_of(Unavailable(self._other_run(claim)))))
-                raise WireError(f"it is of job {claim.job_id}, attempt {claim.attempt}")
+            identity, left = message.identity, message.left
+            reach.check(identity.contact)
+            if (identity.job_id, identity.attempt) != (self.me.job_id, self.me.attempt):
+                wire.send(messages.pack(messages.end_of(Unavailable(self._other_run(identity)))))
+                raise WireError(f"it is of job {identity.job_id}, attempt {identity.attempt}")
         except WireError as error:
             self._refuse(guest.address, str(error))
             wire.send(messages.pack(Refused()))
             await wire.close()
             return
         guest.welcome()
-        await self._take(claim, guest, wire, left)
+        await self._take(identity, guest, wire, left)
 
-    async def _take(self, claim: Identity, guest: PendingConnection, wire: Wire, left: float) -> None:
-        if self._met.done() or (objection := self._objection(claim, guest.address)):
+    async def _take(self, identity: Identity, guest: PendingConnection, wire: Wire, left: float) -> None:
+        if self._met.done() or (objection := self._objection(identity, guest.address)):
             self._refused.append(wire)
             if not self._met.done():
                 self._met.set_exception(BadInput(plain(objection)))
             return
         self.waiting.shorten(left)
-        self._members[claim.place], self._peers[claim.place] = (claim, guest.address), wire
-        self._reached[claim.place] = guest.came_to
+        self._members[identity.participant], self._peers[identity.participant] = (
+            (identity, guest.address),
+            wire,
+        )
+        self._reached[identity.participant] = guest.came_to
         wire.send(messages.pack(Welcome()))
         self._go_if_complete()
-        await self._listen(claim.place, wire)
+        await self._listen(identity.participant, wire)
 
-    def _objection(self, claim: Identity, address: str) -> str:
+    def _objection(self, identity: Identity, address: str) -> str:
         """Why this participant cannot be one of us; empty where it can."""
-        if text := disagreement(self.me, claim):
+        if text := disagreement(self.me, identity):
             return text
         local_ranks = self.me.local_ranks
-        if claim.node_rank not in range(self.me.nnodes) or claim.local_rank not in local_ranks:
+        if identity.node_rank not in range(self.me.nnodes) or identity.local_rank not in local_ranks:
             return (
-                f"a participant from {address} says it is {claim}, outside the {self.me.nnodes} nodes with "
-                f"{len(local_ranks)} tasks each that {self.me} knows: {LIST_ADVICE}"
+                f"a participant from {address} says it is {identity}, outside the {self.me.nnodes} nodes "
+                f"with {len(local_ranks)} tasks each that {self.me} knows: {LIST_ADVICE}"
             )
-        if claim.place in self._members:
-            other, where = self._members[claim.place]
+        if identity.participant in self._members:
+            other, where = self._members[identity.participant]
             return (
-                f"two participants claim one place: {other} at {where} and {claim} at {address}: "
+                f"two participants claim one place: {other} at {where} and {identity} at {address}: "
                 "start each once, with its own --node-rank"
             )
-        listed = self.nodes[claim.node_rank]
-        if claim.name != listed:
+        listed = self.nodes[identity.node_rank]
+        if identity.name != listed:
             return (
-                f"the nodes do not agree: node {claim.node_rank} is {listed} in the list of {self.me} "
-                f"and calls itself {claim.name} at {address}: {LIST_ADVICE}"
+                f"the nodes do not agree: node {identity.node_rank} is {listed} in the list of {self.me} "
+                f"and calls itself {identity.name} at {address}: {LIST_ADVICE}"
             )
         return ""
 
-    def _other_run(self, claim: Identity) -> str:
+    def _other_run(self, identity: Identity) -> str:
         return (
             f"the hub at {self.endpoint} is of job {self.me.job_id}, attempt {self.me.attempt}, "
-            f"and {claim} is of job {claim.job_id}, attempt {claim.attempt}: {PORT_ADVICE}"
+            f"and {identity} is of job {identity.job_id}, attempt {identity.attempt}: {PORT_ADVICE}"
         )
 
     def _go_if_complete(self) -> None:
@@ -246,7 +249,7 @@ class Hub(Link):
     @property
     def _address(self) -> str:
         """Node 0's: of those that the other nodes have reached the one that most have."""
-        own = self._reached[self.me.place]
+        own = self._reached[self.me.participant]
         found = Counter(where for (node, _), where in self._reached.items() if node != self.hub)
         return max(found, key=lambda where: (found[where], where == own, where), default=own)
 
@@ -255,18 +258,18 @@ class Hub(Link):
         if not self.everywhere:
             return True
         address = self._address
-        astray = [place for place, where in self._reached.items() if where != address]
-        if new := [place for place in astray if self._sent.get(place) != address]:
+        astray = [one for one, where in self._reached.items() if where != address]
+        if new := [one for one in astray if self._sent.get(one) != address]:
             self.say(self._two_addresses(new[0], address) + f": {address} is taken")
-        for place in new:
-            self._sent[place] = address
-            if place == self.me.place:
+        for participant in new:
+            self._sent[participant] = address
+            if participant == self.me.participant:
                 self._start(self._move_ourselves(address))
             else:
-                self._peers[place].send(messages.pack(Move(address)))
+                self._peers[participant].send(messages.pack(Move(address)))
             bound = self.timeouts.reach + self.timeouts.handshake
             why = "it does not say how that went"
-            asyncio.get_running_loop().call_later(bound, self._give_up, place, address, why)
+            asyncio.get_running_loop().call_later(bound, self._give_up, participant, address, why)
         return not astray
 
     async def _move_ourselves(self, address: str) -> None:
@@ -277,45 +280,48 @@ class Hub(Link):
                 self._met.set_exception(error if isinstance(error, Refusal) else Unavailable(str(error)))
             return
         self.moved = address
-        self._take_move(self.me.place, address, contact)
+        self._take_move(self.me.participant, address, contact)
 
-    def _take_move(self, place: ParticipantId, address: str, contact: str) -> None:
-        if self._sent.get(place) != address or self._met.done():
+    def _take_move(self, participant: ParticipantId, address: str, contact: str) -> None:
+        if self._sent.get(participant) != address or self._met.done():
             return
-        claim, peer = self._members[place]
-        self._members[place] = (replace(claim, contact=contact), peer)
-        self._reached[place] = address
+        identity, peer = self._members[participant]
+        self._members[participant] = (replace(identity, contact=contact), peer)
+        self._reached[participant] = address
         self._go_if_complete()
 
-    def _give_up(self, place: ParticipantId, address: str, why: str) -> None:
+    def _give_up(self, participant: ParticipantId, address: str, why: str) -> None:
         """Where a participant cannot have us at this address, or has not for too long."""
-        if self._sent.get(place) == address != self._reached[place] and not self._met.done():
-            text = f"{self._two_addresses(place, address)}, which {self.nodes[place[0]]} cannot use: {why}"
+        if self._sent.get(participant) == address != self._reached[participant] and not self._met.done():
+            node = self.nodes[participant[0]]
+            text = f"{self._two_addresses(participant, address)}, which {node} cannot use: {why}"
             self._met.set_exception(BadInput(f"{text}: {NAME_ADVICE} with an address that all nodes reach"))
 
-    def _two_addresses(self, place: ParticipantId, address: str) -> str:
+    def _two_addresses(self, participant: ParticipantId, address: str) -> str:
         """What a participant takes for our address, and what another one does."""
         other = next(node for (node, _), where in self._reached.items() if where == address)
-        first, here, there = (self.nodes[node] for node in (self.hub, place[0], other))
-        return f"{first} is {self._reached[place]} on {here}, and {address} on {there}"
+        first, here, there = (self.nodes[node] for node in (self.hub, participant[0], other))
+        return f"{first} is {self._reached[participant]} on {here}, and {address} on {there}"
 
     def _try_ways(self) -> None:
         """Those who are there try to reach one another, once they agree where the hub is."""
         if not self._have_one_address():
             return
-        claims = {node: claim.contact for (node, _), (claim, _) in self._members.items() if claim.contact}
-        self._trial = trial = reach.ReachabilityTest(claims, self.nodes, number=self._trial.number + 1)
+        contacts = {
+            node: identity.contact for (node, _), (identity, _) in self._members.items() if identity.contact
+        }
+        self._trial = trial = reach.ReachabilityTest(contacts, self.nodes, number=self._trial.number + 1)
         self._trying = frozenset(self._members)
         if trial.clash:
             self._met.set_exception(BadInput(trial.clash))
             return
-        for place, (claim, _) in self._members.items():
-            if claim.contact:
-                order = trial.order(claim.node_rank)
-                if place == self.me.place:
+        for participant, (identity, _) in self._members.items():
+            if identity.contact:
+                order = trial.order(identity.node_rank)
+                if participant == self.me.participant:
                     self._start(self._try(order))
                 else:
-                    self._peers[place].send(messages.pack(order))
+                    self._peers[participant].send(messages.pack(order))
         bound = self.timeouts.reach + self.timeouts.handshake
         asyncio.get_running_loop().call_later(bound, self._go_if_tried, trial, True)
         self._go_if_tried(trial)
@@ -358,8 +364,8 @@ class Hub(Link):
             active=NONE,
             world=world,
         )
-        present = Bits.of(state.index(place) for place in self._members)
-        active = Bits.of(state.index(place) for place in self._members if place[0] in members)
+        present = Bits.of(state.index(one) for one in self._members)
+        active = Bits.of(state.index(one) for one in self._members if one[0] in members)
         return replace(state, present=present, active=active)
 
     def _missing(self) -> str:
@@ -367,8 +373,8 @@ class Hub(Link):
             return "all nodes have come, and try to reach one another"
         absent = self.muster.absent if self.muster else ()
         nodes = (node for node in range(self.me.nnodes) if node not in absent)
-        places = ((node, local) for node in nodes for local in self.me.local_ranks)
-        return missing([place for place in places if place not in self._members], self._expected, self.nodes)
+        everyone = ((node, local) for node in nodes for local in self.me.local_ranks)
+        return missing([one for one in everyone if one not in self._members], self._expected, self.nodes)
 
     def _refuse(self, address: str, why: str) -> None:
         if self._met.done() or address in self._reported or len(self._reported) > REPORTS:
@@ -385,44 +391,44 @@ class Hub(Link):
             wire.send(packed)
 
     def _report(self, message: Report | Tried | Moved) -> None:
-        self._hear(self.me.place, message)
+        self._hear(self.me.participant, message)
 
-    def _hear(self, place: ParticipantId, /, message: Message) -> None:
+    def _hear(self, participant: ParticipantId, /, message: Message) -> None:
         match message:
             case Beat(time=then):
-                self._behind[place] = time.time() - then
+                self._behind[participant] = time.time() - then
             case Tried():
                 if not self._met.done():  # or it is late: whether they meet is decided
-                    self._trial.take(place[0], message)
+                    self._trial.take(participant[0], message)
                     self._go_if_tried(self._trial)
             case Moved(address=address, contact=contact, why=why):
                 reach.check(contact)
                 if why:
-                    self._give_up(place, address, why)
+                    self._give_up(participant, address, why)
                 else:
-                    self._take_move(place, address, contact)
+                    self._take_move(participant, address, contact)
             case Ended(end=end) if self._job:
-                self._step(place, Ended(self._by_our_clock(place, end)))
+                self._step(participant, Ended(self._by_our_clock(participant, end)))
             case Fail(failure=failure) if self._job:
-                self._step(place, Fail(self._by_our_clock(place, failure)))
+                self._step(participant, Fail(self._by_our_clock(participant, failure)))
             case _ if self._job and isinstance(message, REPORT_KINDS):
-                self._step(place, message)
+                self._step(participant, message)
             case _:
                 raise WireError(messages.UNKNOWN)
 
-    def _lose(self, place: ParticipantId, /, why: str, at: float) -> None:
-        if place not in self._members:
+    def _lose(self, participant: ParticipantId, /, why: str, at: float) -> None:
+        if participant not in self._members:
             return
-        lost, _ = self._members[place]
+        lost, _ = self._members[participant]
         if self._met.done():
-            self._step(place, Lost(name=lost.name, who=str(lost), why=why, at=at))
+            self._step(participant, Lost(name=lost.name, who=str(lost), why=why, at=at))
         else:
-            del self._members[place], self._reached[place]
-            self._sent.pop(place, None)
-            self._peers.pop(place).abort()
+            del self._members[participant], self._reached[participant]
+            self._sent.pop(participant, None)
+            self._peers.pop(participant).abort()
             self.say(f"{lost} left before the start ({why}): waiting for it again")
 
-    def _step(self, place: ParticipantId, event: job_state.Event) -> None:
+    def _step(self, participant: ParticipantId, event: job_state.Event) -> None:
         """Takes what happened to the job into its state, and carries out what follows. WireError: the
         participant may not say that now."""
         if self._job is None or self._over:
@@ -430,7 +436,7 @@ class Hub(Link):
         loop = asyncio.get_running_loop()
         now = Now(wall=time.time(), steady=loop.time())
         try:
-            self._job, effects = job_state.step(self._job, place, event, now)
+            self._job, effects = job_state.step(self._job, participant, event, now)
         except WireError:
             raise
         except Exception as error:  # nobody could decide anything any more: all end, and say why
@@ -444,16 +450,16 @@ class Hub(Link):
                 case Say(text):
                     self.say(text)
                 case StartTimer(seconds, timer):
-                    loop.call_later(seconds, self._step, self.me.place, timer)
+                    loop.call_later(seconds, self._step, self.me.participant, timer)
 
     def _tell_all(self, message: Told) -> None:
         self._send_all(message)
         self._told(message)
 
-    def _by_our_clock(self, place: ParticipantId, what: Timed) -> Timed:
+    def _by_our_clock(self, participant: ParticipantId, what: Timed) -> Timed:
         """With its time by our clock, if the participant's differs: what came first is the cause. No rank
         ended before all had met."""
-        behind = self._behind.get(place, 0.0)
+        behind = self._behind.get(participant, 0.0)
         if abs(behind) <= CLOCKS:
             return what
         return replace(what, time=max(what.time + behind, self._began))

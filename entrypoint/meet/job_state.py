@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from entrypoint.bitset import NONE, Bits
 from entrypoint.job import outcome
-from entrypoint.meet.claims import ParticipantId
+from entrypoint.meet.identity import ParticipantId
 from entrypoint.meet.messages import (
     AllDone,
     Done,
@@ -201,8 +201,8 @@ class JobState:
     longest_pause: float = 0.0
     """Seconds that a pause has lasted after which the job went on."""
 
-    def index(self, place: ParticipantId) -> int:
-        node, local_rank = place
+    def index(self, participant: ParticipantId) -> int:
+        node, local_rank = participant
         return node * self.local_ranks + (local_rank or 0)
 
 

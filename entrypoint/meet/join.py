@@ -10,8 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from entrypoint.errors import BadInput, Unavailable
-from entrypoint.meet.claims import Identity
 from entrypoint.meet.hub import Hub
+from entrypoint.meet.identity import Identity
 from entrypoint.meet.link import Link
 from entrypoint.meet.spoke import NoHub, Spoke, resolve
 from entrypoint.meet.terms import DEFAULTS, MembershipPolicy, Timeouts

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.meet import messages, reach
-from entrypoint.meet.claims import Identity, ParticipantId
+from entrypoint.meet.identity import Identity, ParticipantId
 from entrypoint.meet.job_state import loss
 from entrypoint.meet.messages import (
     MOST_SECONDS,
@@ -142,12 +142,12 @@ class Link(ABC):
         """Tell the hub."""
 
     @abstractmethod
-    def _hear(self, place: ParticipantId, /, message: Message) -> None:
-        """Take what the peer in this place sent. WireError: it makes no sense."""
+    def _hear(self, participant: ParticipantId, /, message: Message) -> None:
+        """Take what this participant sent. WireError: it makes no sense."""
 
     @abstractmethod
-    def _lose(self, place: ParticipantId, /, why: str, at: float) -> None:
-        """Take that the peer in this place is lost since `at`, in Unix seconds."""
+    def _lose(self, participant: ParticipantId, /, why: str, at: float) -> None:
+        """Take that this participant is lost since `at`, in Unix seconds."""
 
     async def _look_out(self) -> None:
         while not self._met.done():
@@ -193,14 +193,14 @@ class Link(ABC):
         self.say(f"{why}: please report it")
         return why
 
-    async def _listen(self, place: ParticipantId, wire: Wire) -> None:
+    async def _listen(self, participant: ParticipantId, wire: Wire) -> None:
         try:
             while True:
-                self._hear(place, messages.load(await wire.receive(), self._extent))
+                self._hear(participant, messages.load(await wire.receive(), self._extent))
         except WireError as error:
-            self._lose(place, str(error), time.time())
+            self._lose(participant, str(error), time.time())
         except Exception as error:  # a bug of ours must not leave a participant that nobody listens to
-            self._lose(place, self._own_bug(error), time.time())
+            self._lose(participant, self._own_bug(error), time.time())
 
     async def _beat(self) -> None:
         """Tell every peer that we are here, and find those that fell silent."""
@@ -212,13 +212,13 @@ class Link(ABC):
                 wire.send(messages.pack(Beat(time.time())))
             await asyncio.sleep(interval)
             now = time.monotonic()
-            for place, wire in list(self._peers.items()):
+            for participant, wire in list(self._peers.items()):
                 if now - before > 2 * interval:  # we were suspended: that is not the peer's silence
                     wire.heard = now
                 elif now - wire.heard > bound:
                     why = f"nothing was heard from it for {bound:g} s"
-                    self._lose(place, why, time.time() - (now - wire.heard))
-                elif place[0] in self._given_up and now - wire.heard > SILENT_BEATS * interval:
+                    self._lose(participant, why, time.time() - (now - wire.heard))
+                elif participant[0] in self._given_up and now - wire.heard > SILENT_BEATS * interval:
                     silent = f"nothing was heard from it for {SILENT_BEATS * interval:g} s"
                     why = f"the scheduler reports that the node failed, and {silent}"
-                    self._lose(place, why, time.time() - (now - wire.heard))
+                    self._lose(participant, why, time.time() - (now - wire.heard))

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from entrypoint.bitset import Bits
 from entrypoint.errors import BAD_INPUT, BadInput, Refusal, Unavailable
-from entrypoint.meet.claims import Identity
+from entrypoint.meet.identity import Identity
 from entrypoint.meet.wire import WireError
 from entrypoint.plain import plain
 from entrypoint.watch.reports import End, Failure, NodeRank, Range, Rank, RankSnapshot, UnixTime

@@ -14,7 +14,7 @@ from typing import Any
 
 from entrypoint.errors import BadInput, Refusal, Unavailable
 from entrypoint.meet import messages, reach
-from entrypoint.meet.claims import ParticipantId
+from entrypoint.meet.identity import ParticipantId
 from entrypoint.meet.job_state import loss
 from entrypoint.meet.link import Link
 from entrypoint.meet.messages import (

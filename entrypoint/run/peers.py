@@ -19,7 +19,7 @@ from entrypoint.job import outcome
 from entrypoint.job.handover import has_host_half
 from entrypoint.job.rundir import RunDirectory, read_key
 from entrypoint.meet import join, reach, terms
-from entrypoint.meet.claims import Identity
+from entrypoint.meet.identity import Identity
 from entrypoint.meet.link import Link
 from entrypoint.node import gpu, network
 from entrypoint.plan.launch_plan import LaunchPlan, with_master_addr, with_members

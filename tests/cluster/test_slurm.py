@@ -292,7 +292,9 @@ export {COLLIDES[case]}
 srun {words} true 2>'{HOME}/else where/srun.txt' && exit 99
 exec bash '{SCRIPT}' {shlex.join(ONCE)} -- '{HOME}/else where/tell.py'
 """
-    ran = done(user.ran("--nodelist=gpu-a[01-02]", "--gpus-per-node=1", user.write("else where/own.sh", text)))
+    ran = done(
+        user.ran("--nodelist=gpu-a[01-02]", "--gpus-per-node=1", user.write("else where/own.sh", text))
+    )
     refusal = user.on_disk(HOME / "else where/srun.txt").read_text()
     assert "mutually exclusive" in refusal or "incompatible" in refusal, refusal
     assert [one["node"] for one in told(ran)] == ["gpu-a01", "gpu-a02"]

@@ -26,7 +26,7 @@ import pytest
 
 from entrypoint import __version__
 from entrypoint.meet import wire
-from entrypoint.meet.claims import Identity
+from entrypoint.meet.identity import Identity
 from tests.embedded.jobs import CHECKOUT, Ended, Job, clean_env, processes_with, start
 from tests.ports import free_port
 

@@ -40,7 +40,7 @@ sys.stdin.read()
 """
 PARTICIPANTS = """\
 import asyncio, sys
-from entrypoint.meet.claims import Identity
+from entrypoint.meet.identity import Identity
 from entrypoint.meet.terms import Timeouts
 from entrypoint.meet.join import meet
 from entrypoint.meet.messages import Done

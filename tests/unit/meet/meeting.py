@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint.meet.claims import Identity
+from entrypoint.meet.identity import Identity
 from entrypoint.meet.join import meet
 from entrypoint.meet.link import Link
 from entrypoint.meet.messages import Peeked, Seen

@@ -9,7 +9,7 @@ import pytest
 
 from entrypoint.errors import BadInput, Unavailable
 from entrypoint.meet import spoke
-from entrypoint.meet.claims import Identity
+from entrypoint.meet.identity import Identity
 from entrypoint.meet.wire import greet
 from tests.unit.meet.meeting import KEY, SHORT, Place, close, hello, one_after_another, run, who
 

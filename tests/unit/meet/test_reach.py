@@ -12,7 +12,7 @@ import pytest
 
 from entrypoint.errors import Refusal
 from entrypoint.meet import door, reach
-from entrypoint.meet.claims import Identity
+from entrypoint.meet.identity import Identity
 from entrypoint.meet.join import meet
 from entrypoint.meet.link import Link
 from entrypoint.meet.messages import Tried, Try

@@ -36,7 +36,7 @@ class Identity:
     """What is wrong with the node, by what was looked at; not compared."""
 
     @property
-    def place(self) -> ParticipantId:
+    def participant(self) -> ParticipantId:
         return self.node_rank, self.local_rank
 
     @property

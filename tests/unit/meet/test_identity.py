@@ -1,6 +1,6 @@
 """What participants say of themselves, and whether it fits together."""
 
-from entrypoint.meet.claims import disagreement, missing
+from entrypoint.meet.identity import disagreement, missing
 from entrypoint.meet.messages import Extent, Hello, load
 from tests.unit.meet.meeting import hello, who
 
