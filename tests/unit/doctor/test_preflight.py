@@ -78,7 +78,7 @@ def test_what_holds_the_look_is_a_finding_and_holds_nothing_else(monkeypatch: py
     async def held(*_: object) -> None:
         raise TimeoutError
 
-    monkeypatch.setattr(preflight, "aside", held)
+    monkeypatch.setattr(preflight, "run_in_thread", held)
     found = asyncio.run(preflight.look(plan(), settings(), {}))
     assert found is not None
     assert found.findings == {"room": "no answer in 5 s: look at its file systems"}
