@@ -75,7 +75,7 @@ def test_a_full_run_directory_is_refused_with_the_node_and_the_way_on(
 
 
 def test_what_holds_the_look_is_a_finding_and_holds_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def held(*_: object) -> None:
+    async def held(*_: object, **__: object) -> None:
         raise TimeoutError
 
     monkeypatch.setattr(preflight, "run_in_thread", held)
