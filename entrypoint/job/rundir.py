@@ -64,6 +64,11 @@ class RunDirectory:
                 "give --run-dir a directory that all nodes share and you may write"
             ) from None
 
+    def inode(self) -> tuple[int, int]:
+        """Device and inode, by which one that was made anew differs. Raises OSError."""
+        found = self.path.stat()
+        return found.st_dev, found.st_ino
+
     def _probe(self) -> None:
         """Raises OSError where nothing can be written."""
         probe = self.path / f".writable.{os.uname().nodename}.{os.getpid()}"

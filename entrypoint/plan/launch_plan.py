@@ -86,6 +86,11 @@ class LaunchPlan:
         return self.nnodes if self.is_spare else self.members.index(self.place)
 
     @property
+    def is_first(self) -> bool:
+        """Whether its task is the one that speaks for all: node 0's, in `rank` mode the first one there."""
+        return self.node_rank == 0 and not self.local_rank
+
+    @property
     def world_size(self) -> int:
         return self.nnodes * self.nproc_per_node
 

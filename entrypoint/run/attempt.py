@@ -34,8 +34,9 @@ from entrypoint.plan.sources import Settings
 from entrypoint.private import write_private
 from entrypoint.record import source
 from entrypoint.record.manifest import Manifest, kept_plan
-from entrypoint.run import endings, stacks
+from entrypoint.run import stacks
 from entrypoint.run.endings import asked_to_end, to_failure
+from entrypoint.run.finished import FinishedAttempt
 from entrypoint.run.hang import HangPolicy
 from entrypoint.run.node_state import PLANNED
 from entrypoint.run.peers import Peers, identity, version
@@ -62,7 +63,7 @@ class Attempt:
         env: Mapping[str, str],
         consoles: dict[str, output.Console],
         restarts: Restarts | None,
-        before: "Attempt | None",
+        before: FinishedAttempt | None,
         hold_run_dir: Callable[..., Awaitable[None]],
     ):
         """`restarts`: where they may follow. `before`: the attempt that this one restarts. `hold_run_dir`
@@ -83,20 +84,11 @@ class Attempt:
         self.said: set[str] = set()
         self.link: Link | None = None
         self.has_met = False
-        self.is_elsewhere = False
-        """Whether another job has the run directory."""
         self.asked: int | None = None
         """The signal by which this process was asked to end."""
-        self.ended = Outcome(status=1)
-        self.is_unwritten = False
-        """Whether this node's outcome was to be written and could not be."""
-        self.misfit = ""
-        """Why the program refuses to run on so few nodes; then the failure before is the end."""
         self.ranks: Ranks | None = None
         self.getting_ready: asyncio.Task[Ranks] | None = None
         self.supervisor: Supervisor | None = None
-        self._made = (0, 0)
-        """Device and inode of the run directory."""
         self._start = start.of_launch(env) if before is None else start.StartTimes(time.time())
         self._telling: asyncio.Task[None] | None = None
         self.scratch = tempfile.TemporaryDirectory(prefix="apptrain-", ignore_cleanup_errors=True)
@@ -115,61 +107,64 @@ class Attempt:
             find=self._find_endpoint,
         )
 
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the one that speaks for all: node 0, in `rank` mode its first task."""
-        return self.plan.node_rank == 0 and not self.plan.local_rank
-
-    async def run(self) -> Outcome:
-        """Returns how it ended, once this node's outcome is written. Before ranks start: Refusal."""
-        await run_in_thread(self._make_run_dir)
-        file = self.run_dir.outcome(self.plan.place, self.plan.local_rank)
+    async def run(self) -> FinishedAttempt:
+        """Returns once this node's outcome is written."""
+        try:
+            made = await run_in_thread(self._make_run_dir)
+        except Refusal as refusal:
+            return self._finished(self._outcome(refusal.status, str(refusal)), refusal=refusal)
         refused = None
         try:
             ended = await self._run()
         except Refusal as refusal:
             refused = refusal
-            self.is_elsewhere = isinstance(refusal, InUse)
             ended = self._outcome(refusal.status, str(refusal))
         except OSError as error:
             ended = self._outcome(1, f"{error.strerror}: {error.filename or self.run_dir.path}")
-        ended = dataclasses.replace(ended, error=plain(ended.error))  # it may quote what a rank wrote
+        ended, misfit = dataclasses.replace(ended, error=plain(ended.error)), ""  # it may quote a rank
         if self.before is not None and self.restarts is not None:
-            self.misfit = self.restarts.misfit(ended)
-            ended = self.before.ended if self.misfit else ended
-        self.ended = ended
+            misfit = self.restarts.misfit(ended)
+            ended = self.before.outcome if misfit else ended
         await self._end_of_start()
-        is_gone = self.has_met and self.is_first and await self._lost_run_dir()
-        if self._takes_part:
-            try:
-                await run_in_thread(outcome.write, file, ended, seconds=OUTCOME)
-            except OSError as error:
-                self.is_unwritten = True
-                self._say(f"the outcome (status {ended.status}) cannot be written: {error}")
-        else:
-            with contextlib.suppress(TimeoutError):
-                await run_in_thread(outcome.release, file, seconds=OUTCOME)
+        is_gone = self.has_met and self.plan.is_first and await self._lost_run_dir(made)
+        is_written = await self._write(ended, is_elsewhere=isinstance(refused, InUse))
         if self.link is not None:
             if self.supervisor is None:
                 self.link.report(Fail(to_failure(self.plan.place, ended)))
             await self.link.close()
-        if self.is_first and self.ranks and not is_gone:
+        if self.plan.is_first and self.ranks and not is_gone:
             await self._manifest.end(self.plan, ended.status, alone=ended.alone, network=self.ranks.network)
-        if refused:
-            raise refused
-        return ended
+        return self._finished(ended, refusal=refused, misfit=misfit, is_unwritten=not is_written)
 
-    def _make_run_dir(self) -> None:
+    def _finished(
+        self, ended: Outcome, *, refusal: Refusal | None, misfit: str = "", is_unwritten: bool = False
+    ) -> FinishedAttempt:
+        state = self.supervisor.state if self.supervisor else None
+        return FinishedAttempt(
+            plan=self.plan,
+            run_dir=self.run_dir,
+            outcome=ended,
+            refusal=refusal,
+            has_met=self.has_met,
+            lost=state.lost if state else (),
+            why_final=state.why_final if state else "",
+            misfit=misfit,
+            is_unwritten=is_unwritten,
+            has_echoes=self.relay.echoes > 0,
+        )
+
+    def _make_run_dir(self) -> tuple[int, int]:
+        """Returns what it is known by."""
         if self.before is not None and not self.run_dir.path.exists():
             raise BadInput(f"the run directory {self.run_dir.path} is gone")
         self.run_dir.create()
-        self._made = self._inode()
+        return self.run_dir.inode()
 
-    async def _lost_run_dir(self) -> bool:
+    async def _lost_run_dir(self, made: tuple[int, int]) -> bool:
         """Says so if somebody removed the run directory while the job ran; another node may have made it anew
         for its outcome."""
         try:
-            is_gone = await run_in_thread(self._inode, seconds=OUTCOME) != self._made
+            is_gone = await run_in_thread(self.run_dir.inode, seconds=OUTCOME) != made
         except FileNotFoundError:
             is_gone = True
         except OSError:
@@ -181,24 +176,29 @@ class Attempt:
             )
         return is_gone
 
-    def _inode(self) -> tuple[int, int]:
-        found = self.run_dir.path.stat()
-        return found.st_dev, found.st_ino
+    async def _write(self, ended: Outcome, *, is_elsewhere: bool) -> bool:
+        """Writes this node's outcome if it takes part; false where it could not. `is_elsewhere`: another job
+        has the run directory."""
+        file = self.run_dir.outcome(self.plan.place, self.plan.local_rank)
+        if self._takes_part(is_elsewhere):
+            try:
+                await run_in_thread(outcome.write, file, ended, seconds=OUTCOME)
+            except OSError as error:
+                self._say(f"the outcome (status {ended.status}) cannot be written: {error}")
+                return False
+            return True
+        with contextlib.suppress(TimeoutError):
+            await run_in_thread(outcome.release, file, seconds=OUTCOME)
+        return True
 
-    @property
-    def _takes_part(self) -> bool:
+    def _takes_part(self, is_elsewhere: bool) -> bool:
         """Whether this node writes an outcome: not as a spare, of a restart that was not begun, nor in the
         place of another job's, where nobody counts the attempts."""
-        if self.is_elsewhere and not has_host_half(self.env):
+        if is_elsewhere and not has_host_half(self.env):
             return False
         if self.has_met:
             return not self.plan.is_spare
         return self.before is None
-
-    @property
-    def lost(self) -> tuple[int, ...]:
-        """The nodes that are known to be lost."""
-        return self.supervisor.state.lost if self.supervisor else ()
 
     async def _run(self) -> Outcome:
         if self.asked is not None:
@@ -224,10 +224,10 @@ class Attempt:
             )
             if self.asked is not None:
                 self.supervisor.signalled(self.asked)
-            if self.link and self.is_first and self.plan.allocation.scheduler == "slurm":
+            if self.link and self.plan.is_first and self.plan.allocation.scheduler == "slurm":
                 log = self.run_dir.path / "job.log"  # of a job script, else srun's words are not there
                 self.link.watch(NodeFailures(log, self.plan.allocation.nodes).look)
-            ended = await self.supervisor.run(self.run_dir.stop if self.is_first else None)
+            ended = await self.supervisor.run(self.run_dir.stop if self.plan.is_first else None)
             if ended.status not in (DONE, SAVED):
                 self.relay.failed()
             return ended
@@ -262,7 +262,7 @@ class Attempt:
             endpoint, ranks = await self._prepare()
             await self._hold()
         self._tell_restart()
-        if self.is_first and self.before is None:
+        if self.plan.is_first and self.before is None:
             await self._tell_not_passed()
         gpu.check_gpus(self.plan, await ranks.gpus_seen(), self._say_once)
         if said := ranks.not_forked(self.settings.value("start-ranks")):
@@ -272,7 +272,7 @@ class Attempt:
             for line in self.peers.found(self.plan, self.link, endpoint):
                 self._say_once(line)
         self._start.mark("torch")
-        if self.is_first:
+        if self.plan.is_first:
             await self._record()
             self._telling = asyncio.create_task(self._tell_start(ranks))
         await ranks.start()
@@ -307,7 +307,7 @@ class Attempt:
 
     async def _hold(self) -> None:
         """The first node has the run directory for all."""
-        if self.is_first:
+        if self.plan.is_first:
             await self._hold_run_dir(again=self.before is not None)
 
     async def _record(self) -> None:
@@ -318,7 +318,7 @@ class Attempt:
         file = self.run_dir.outcome(self.plan.place, self.plan.local_rank)
         file.unlink(missing_ok=True)
         outcome.reserve(file)
-        if self.is_first and self.before is None and not has_host_half(self.env):  # Nobody else does.
+        if self.plan.is_first and self.before is None and not has_host_half(self.env):  # Nobody else does.
             self.run_dir.forget_stop()
             self.run_dir.forget_claims()
             self.run_dir.forget_restarts()
@@ -388,7 +388,7 @@ class Attempt:
     async def _find_endpoint(self, plan: LaunchPlan) -> network.Endpoint:
         """What only this node knows of the network; the store's port is still free there."""
         endpoint = await asyncio.to_thread(network.find, plan, self.env)
-        if self.is_first:
+        if self.plan.is_first:
             network.check_store_port(endpoint.plan, terms.PORT_ADVICE)
         return endpoint
 
@@ -414,32 +414,6 @@ class Attempt:
 
     def _say_once(self, text: str) -> None:
         """Says what is the same for all nodes: on the first only."""
-        if self.is_first and text not in self.said:
+        if self.plan.is_first and text not in self.said:
             self.said.add(text)
             self._say(text)
-
-    def tell(self, why_no_restart: str = "") -> None:
-        """Says how the attempt ended, one message for the whole job, and why that is the end."""
-        if self.speaks:
-            for line in self.in_words():
-                self._say(line)
-        if why_no_restart:
-            more = "; the job script decides what follows" if has_host_half(self.env) else ""
-            self._say(f"no restart inside the allocation: {why_no_restart}{more}")
-
-    @property
-    def speaks(self) -> bool:
-        """Node 0 does, and the next two where it is lost: one of them may be so too."""
-        ended = self.ended
-        first, *others = self.plan.members
-        lost_first = ended.rank is None and not ended.signal and ended.node == self.plan.nodes[0]
-        return self.is_first or (
-            (lost_first or first in self.lost) and self.plan.place in others[:2] and not self.plan.local_rank
-        )
-
-    def in_words(self) -> list[str]:
-        """The end as the user reads it."""
-        # The failure before was told when the restart began.
-        found = [] if self.misfit else endings.in_words(self.ended, self.plan, self.run_dir)
-        hidden = f"tracebacks of lost connections are in {self.run_dir.logs} alone"
-        return [*found, *([hidden] if self.relay.echoes else [])]

@@ -27,6 +27,7 @@ from entrypoint.plan import mistakes
 from entrypoint.plan.launch_plan import LaunchPlan, with_members
 from entrypoint.plan.sources import Settings
 from entrypoint.run.attempt import Attempt
+from entrypoint.run.finished import FinishedAttempt
 from entrypoint.run.node_state import PLANNED
 from entrypoint.run.restart import Restarts
 from entrypoint.schedulers import hostnames
@@ -61,7 +62,7 @@ def launch(plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> int:
         session.leave(last)
     # The host half reads the file; with another status here the scheduler would kill nodes that still save.
     is_told = has_host_half(env) and not last.is_unwritten
-    return DONE if last.ended.status == SAVED and is_told else last.ended.status
+    return DONE if last.outcome.status == SAVED and is_told else last.outcome.status
 
 
 def _heed_keyboard() -> None:
@@ -138,7 +139,7 @@ class _Session:
         """The signal by which this process was asked to end."""
         self._lock = Lock(Path(plan.run_dir), holder_of(plan), self._say)
 
-    async def run(self) -> Attempt:
+    async def run(self) -> FinishedAttempt:
         """Returns the attempt whose end is the launch's."""
         self._catch_signals()
         try:
@@ -148,28 +149,36 @@ class _Session:
                 await run_in_thread(self._lock.release, seconds=RELEASE)
             await run_in_thread(self._consoles["err"].flush, LAST_WORDS)
 
-    async def _run(self) -> Attempt:
-        attempt = self._next(None)
+    async def _run(self) -> FinishedAttempt:
+        before = None
         while True:
-            refusal = await self._end_of(attempt)
-            before = attempt.before
-            if before is not None and not attempt.has_met and self._asked is None:
-                before.tell("" if refusal and refusal.told else str(refusal or attempt.ended.error))
+            ended = await self._next(before).run()
+            if before is not None and not ended.has_met and self._asked is None:
+                refusal = ended.refusal
+                self._tell(before, "" if refusal and refusal.told else str(refusal or ended.outcome.error))
                 return before
-            if refusal:
-                raise refusal
-            if self._restarts is None or attempt.ended.status in (DONE, SAVED):
-                attempt.tell()
-                return attempt
-            why = attempt.misfit or await self._why_final(attempt)
-            if why := why or self._restarts.why_not(attempt.ended, attempt.lost):
-                attempt.tell(why if attempt.speaks else "")
-                return attempt
+            if ended.refusal:
+                raise ended.refusal
+            if self._restarts is None or ended.outcome.status in (DONE, SAVED):
+                self._tell(ended)
+                return ended
+            why = ended.misfit or await self._why_final(ended)
+            if why := why or self._restarts.why_not(ended.outcome, ended.lost):
+                self._tell(ended, why if ended.speaks else "")
+                return ended
             self._restarts.begin()
             await run_in_thread(partial(processes.kill_descendants, spare=self._guardian.pids))
-            attempt = self._next(attempt)
+            before = ended
 
-    def leave(self, last: Attempt | None) -> None:
+    def _tell(self, ended: FinishedAttempt, why_no_restart: str = "") -> None:
+        """Says how the attempt ended, and why that is the end."""
+        for line in ended.in_words() if ended.speaks else []:
+            self._say(line)
+        if why_no_restart:
+            more = "; the job script decides what follows" if has_host_half(self._env) else ""
+            self._say(f"no restart inside the allocation: {why_no_restart}{more}")
+
+    def leave(self, last: FinishedAttempt | None) -> None:
         """The very last act: the host half learns what follows. Whatever keeps us from it, it finds out
         itself."""
         where = handover.folder(self._env)
@@ -183,10 +192,9 @@ class _Session:
         except (OSError, Refusal, ValueError) as error:
             self._say(f"what follows is left to the job script: {error}")
 
-    def _next(self, before: Attempt | None) -> Attempt:
+    def _next(self, before: FinishedAttempt | None) -> Attempt:
         plan = self._plan
         if before is not None and self._restarts is not None:
-            before.before = None
             plan = with_members(plan, self._restarts.members(), before.plan.attempt + 1)
         self._attempt = Attempt(
             plan, self._settings, self._env, self._consoles, self._restarts, before, self._hold_run_dir
@@ -194,14 +202,6 @@ class _Session:
         self._guardian.watch(Path(self._attempt.scratch.name))
         self._attempt.asked = self._asked
         return self._attempt
-
-    async def _end_of(self, attempt: Attempt) -> Refusal | None:
-        """Waits for the end; returns why no rank was started, None where one was."""
-        try:
-            await attempt.run()
-        except Refusal as refusal:
-            return refusal
-        return None
 
     async def _hold_run_dir(self, *, again: bool) -> None:
         """Raises InUse where another job has the run directory. `again`: for a restart."""
@@ -219,18 +219,15 @@ class _Session:
     def _say(self, text: str) -> None:
         self._consoles["err"].say(f"apptrain: {text}")
 
-    async def _why_final(self, attempt: Attempt) -> str:
+    async def _why_final(self, ended: FinishedAttempt) -> str:
         """Why nothing may follow this failure; empty where something may. This node may be the only one that
         knows: the others find the next attempt closed."""
-        ended = attempt.ended
-        if self._asked is not None or (ended.rank is None and ended.signal):
-            why = "the job was asked to end"
-        else:
-            why = attempt.supervisor.state.why_final if attempt.supervisor else ""
+        was_asked = self._asked is not None or (ended.outcome.rank is None and ended.outcome.signal)
+        why = "the job was asked to end" if was_asked else ended.why_final
         if why:
-            for number in (attempt.plan.attempt, attempt.plan.attempt + 1):
+            for number in (ended.plan.attempt, ended.plan.attempt + 1):
                 with contextlib.suppress(TimeoutError):
-                    await run_in_thread(RunDirectory(attempt.run_dir.path, number).close, seconds=RELEASE)
+                    await run_in_thread(RunDirectory(ended.run_dir.path, number).close, seconds=RELEASE)
         return why
 
     def _catch_signals(self) -> None:

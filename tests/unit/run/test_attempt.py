@@ -17,6 +17,7 @@ from entrypoint.job import outcome
 from entrypoint.meet import join
 from entrypoint.plan.resolve import resolve
 from entrypoint.run.attempt import Attempt
+from entrypoint.run.finished import FinishedAttempt
 from entrypoint.watch.output import own_consoles
 
 JOB = {"APPTRAIN_EMBEDDED_JOB_ID": "7", "APPTRAIN_EMBEDDED_NODELIST": "127.0.0.[1-2]"}
@@ -28,7 +29,7 @@ async def full(*, again: bool) -> None:
 
 
 def attempt(
-    run_dir: Path, counted: dict[str, str], *, node: int = 1, before: Attempt | None = None
+    run_dir: Path, counted: dict[str, str], *, node: int = 1, before: FinishedAttempt | None = None
 ) -> Attempt:
     """Of one of two nodes, of which the first is to hold a run directory that takes nothing more."""
     env = JOB | {"APPTRAIN_EMBEDDED_NODENAME": f"127.0.0.{1 + node}"} | counted
@@ -48,8 +49,7 @@ def where_node_0_waits(one: Attempt, monkeypatch: pytest.MonkeyPatch) -> str | N
         raise Unavailable("nobody came")
 
     monkeypatch.setattr(join, "meet", meet)
-    with pytest.raises(Unavailable, match="nobody came"):
-        asyncio.run(one.run())
+    assert str(asyncio.run(one.run()).refusal) == "nobody came"
     return found[0]
 
 
@@ -62,19 +62,20 @@ def test_where_node_0_waits_is_read_from_its_plan_unless_that_may_be_an_older_on
     counted = {"APPTRAIN_ATTEMPT": "0"}
     assert where_node_0_waits(attempt(tmp_path, counted), monkeypatch) == "127.0.0.9"
     assert where_node_0_waits(attempt(tmp_path, {}), monkeypatch) is None
-    again = attempt(tmp_path, counted, before=attempt(tmp_path, counted))
+    before = asyncio.run(attempt(tmp_path, counted).run())
+    again = attempt(tmp_path, counted, before=before)
     assert where_node_0_waits(again, monkeypatch) is None
 
 
 def test_a_file_system_that_fails_is_the_outcome_of_the_node(tmp_path: Path) -> None:
-    ended = asyncio.run(attempt(tmp_path, {}, node=0).run())
+    ended = asyncio.run(attempt(tmp_path, {}, node=0).run()).outcome
     written = outcome.read(tmp_path / "outcome" / "0.0")
     assert written is not None
     for one in (ended, written):
         assert (one.status, one.node, one.error) == (1, "127.0.0.1", "No space left on device: lock")
 
 
-def signalled_while_meeting(one: Attempt, signum: int, monkeypatch: pytest.MonkeyPatch) -> outcome.Outcome:
+def signalled_while_meeting(one: Attempt, signum: int, monkeypatch: pytest.MonkeyPatch) -> FinishedAttempt:
     """How it ends if this signal comes then, and the others do not."""
 
     async def meet(*_: object, **__: Any) -> None:
@@ -90,8 +91,7 @@ def test_a_stop_that_comes_while_the_nodes_meet_is_kept_for_the_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = attempt(tmp_path, {})
-    with pytest.raises(Unavailable, match="nobody came"):
-        signalled_while_meeting(one, signal.SIGUSR2, monkeypatch)
+    assert str(signalled_while_meeting(one, signal.SIGUSR2, monkeypatch).refusal) == "nobody came"
     deadline = time.monotonic() + 30
     while not (tmp_path / "stop").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -103,4 +103,4 @@ def test_a_signal_that_comes_while_the_nodes_meet_ends_this_one_without_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: int, status: int
 ) -> None:
     ended = signalled_while_meeting(attempt(tmp_path, {}), signum, monkeypatch)
-    assert (ended.status, ended.signal) == (status, signum)
+    assert (ended.outcome.status, ended.outcome.signal, ended.refusal) == (status, signum, None)
