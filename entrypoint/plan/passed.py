@@ -33,9 +33,12 @@ UNASKED = """
     PROFILE PS1 MODULE* __MODULES_* LMOD_* __LMOD_* LOADEDMODULES _LMFILES_ _ModuleTable* BASH_* BASHRCSOURCED
     MANPATH INFOPATH CONDA_* _CE_* VIRTUAL_ENV* PYENV_* NVM_* SUDO_* USERNAME TMUX* STY LC_* LANGUAGE
     INVOCATION_ID SYSTEMD_* JOURNAL_STREAM PYTEST_* HOME LANG PATH SHELL TMPDIR LD_LIBRARY_PATH
-    SLURM_* SLURMD_* PBS_* NCPUS ENVIRONMENT KRB5CCNAME SELINUX_* which_declare
+    SLURM_* SLURMD_* SBATCH_* SALLOC_* SRUN_* PBS_* NCPUS ENVIRONMENT KRB5CCNAME SELINUX_* which_declare
+    GPU_DEVICE_ORDINAL ROCR_VISIBLE_DEVICES ZE_AFFINITY_MASK HYDRA_BOOTSTRAP HYDRA_LAUNCHER_EXTRA_ARGS HYDI_*
+    I_MPI_HYDRA_* OMPI_* PRTE_* PMI_* PMI2_* PMIX_* PALS_* APPTAINER_* SINGULARITY_*
 """
-"""Of shells, terminals, logins, modules, schedulers and make: nobody means them for ranks."""
+"""Of shells, terminals, logins, modules, make, schedulers, containers, and the starters of MPI, for which Slurm
+sets some in each job: nobody means them for ranks."""
 MEETING = ("MASTER_ADDR", "MASTER_PORT")
 STALE = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE"),

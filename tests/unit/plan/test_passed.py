@@ -1,5 +1,6 @@
 """Which variables reach the ranks, and the line about those that do not."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -96,6 +97,24 @@ def test_a_script_that_cannot_be_read_mentions_nothing(size: int | None, tmp_pat
         script.write_text("A " * size)
     assert passed.said(["A"], script, tmp_path).startswith("the ranks do not get A (")
     assert passed.said(["A"], None, tmp_path).startswith("the ranks do not get A (")
+
+
+BATCH = """
+    GPU_DEVICE_ORDINAL HYDRA_BOOTSTRAP HYDRA_LAUNCHER_EXTRA_ARGS I_MPI_HYDRA_BOOTSTRAP
+    I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS OMPI_MCA_plm_slurm_args PRTE_MCA_plm_slurm_args ROCR_VISIBLE_DEVICES
+    SRUN_DEBUG ZE_AFFINITY_MASK ENVIRONMENT HOME HOSTNAME LANG PATH PWD SHELL SHLVL TMPDIR _
+"""
+"""What a task of a batch job had on a real Slurm that the image does not get, beside SLURM_*."""
+
+
+def test_nothing_is_said_of_what_a_scheduler_sets_by_itself() -> None:
+    assert passed.meant(BATCH.split()) == []
+    recorded = sorted((Path(__file__).parents[2] / "recordings").rglob("*.env"))
+    assert len(recorded) > 100
+    of_recorder = {"CASE", "MYVAR"}
+    for file in recorded:
+        names = set(re.findall(r"^(\w+)=", file.read_text(), re.MULTILINE)) - of_recorder
+        assert passed.meant(sorted(names - passed.reaches(names, {}))) == [], file
 
 
 def test_what_a_site_or_another_launcher_has_set_is_told_apart() -> None:
