@@ -37,8 +37,8 @@ UNASKED = """
     GPU_DEVICE_ORDINAL ROCR_VISIBLE_DEVICES ZE_AFFINITY_MASK HYDRA_BOOTSTRAP HYDRA_LAUNCHER_EXTRA_ARGS HYDI_*
     I_MPI_HYDRA_* OMPI_* PRTE_* PMI_* PMI2_* PMIX_* PALS_* APPTAINER_* SINGULARITY_*
 """
-"""Of shells, terminals, logins, modules, make, schedulers, containers, and the starters of MPI, for which Slurm
-sets some in each job: nobody means them for ranks."""
+"""Of shells, terminals, logins, modules, make, schedulers, containers, and the starters of MPI, for which
+Slurm sets some in each job: nobody means them for ranks."""
 MEETING = ("MASTER_ADDR", "MASTER_PORT")
 STALE = (
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK", "ROLE_WORLD_SIZE"),
