@@ -66,6 +66,11 @@ class Ran:
         return [line.removeprefix(f"{who}: ") for line in self.lines if line.startswith(f"{who}: ")]
 
     @property
+    def launched(self) -> list[str]:
+        """What apptrain says after the three lines with which the job script begins."""
+        return self.said("apptrain")[3:]
+
+    @property
     def printed(self) -> list[str]:
         """What the ranks printed, sorted: without the lines of the launcher and of Slurm."""
         ours = ("apptrain: ", "run.sh: ", "srun: ", "slurmstepd")

@@ -109,7 +109,7 @@ def test_the_preflight_of_a_launch_finds_nothing_and_tells_how_long_it_took(site
         "-N3", "-c1", SCRIPT, "--device", "cpu", "--no-python", "--mode", "exec", "--", "true"
     )
     assert ran.ended == ("COMPLETED", 0), ran.text
-    (line,) = (line for line in ran.said("entrypoint") if line.startswith("preflight: "))
+    (line,) = (line for line in ran.launched if line.startswith("preflight: "))
     assert re.fullmatch(r"preflight: 3 nodes, nothing found, [0-9.]+ s", line), line
 
 

@@ -128,7 +128,7 @@ def done(ran: Ran) -> Ran:
 
 def network(ran: Ran) -> str:
     """The line about it."""
-    (line,) = (line for line in ran.said("entrypoint") if line.startswith("network: "))
+    (line,) = (line for line in ran.launched if line.startswith("network: "))
     return line
 
 
@@ -206,7 +206,7 @@ def test_nodes_that_are_127_0_1_1_to_themselves_work_too(site: Site) -> None:
     for node in NODES:
         site.name_hosts(node, "loopback")
     ran = done(site.start("--device", "cpu", script="else where/sum.py"))
-    assert [ran.said("entrypoint")[0], network(ran)] == [
+    assert [ran.launched[0], network(ran)] == [
         "gpu-a01 is 127.0.1.1 to itself: 10.77.42.11, on the way to gpu-a02, is taken instead",
         "network: rendezvous at gpu-a01 (10.77.42.11) [derived:SLURM_STEP_NODELIST], gloo on eth0",
     ]
@@ -226,7 +226,7 @@ def test_an_interface_may_have_another_name_on_one_node(site: Site) -> None:
 def test_a_name_that_means_another_network_on_one_node_is_one_address_for_all(site: Site) -> None:
     site.name_hosts("gpu-b07", "high-speed")
     ran = done(site.start(*ONCE))
-    assert [ran.said("entrypoint")[0], network(ran)] == [
+    assert [ran.launched[0], network(ran)] == [
         "gpu-a01 is 10.77.43.11 on gpu-b07, and 10.77.42.11 on gpu-a01: 10.77.42.11 is taken",
         "network: rendezvous at gpu-a01 (10.77.42.11) [derived:SLURM_STEP_NODELIST], gloo on eth0",
     ]
@@ -246,7 +246,8 @@ def refusal(ran: Ran, attempts: int = 1) -> str:
 def refusals(ran: Ran, attempts: int = 1) -> set[str]:
     """The texts that ended the attempts, without the node that told it first, and with PORT for ports."""
     folder = f"(logs: {HOME}/my work/runs/apptrain-{ran.job.id}/logs/{attempts - 1})"
-    said = ran.said("apptrain")[3:]  # behind where the run is
+    ours = re.compile(r"(attempt \d|status \d+|trying again): ")
+    said = [line for line in ran.launched if ours.match(line)]  # of the job script
     told = [re.fullmatch(r"(?:attempt (\d)|status (\d+)): gpu-[ab]0\d: (.*)", line) for line in said[::2]]
     assert all(told), ran.text
     expected = [(str(attempt), None) for attempt in range(attempts - 1)] + [(None, str(ran.job.status))]
@@ -519,5 +520,5 @@ def test_a_stranger_who_calls_while_the_nodes_meet_is_named_and_changes_nothing(
     stranger = (
         f"refused a stranger from 10.77.42.2 on 10.77.42.11:{ports[0][1]}: it does not speak apptrain-join/1"
     )
-    assert ran.said("entrypoint")[0] == stranger
+    assert ran.launched[0] == stranger
     assert ran.printed == all_on("eth0", "=eth0")

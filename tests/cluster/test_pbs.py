@@ -188,7 +188,7 @@ def test_every_rank_of_three_nodes_greets_and_the_first_lines_say_where_the_run_
     )
     run = WORK / f"runs/apptrain-{ran.id.split('.')[0]}"
     assert ran.lines[0] == f"apptrain: run directory {run}"
-    threads, place, network, preflight, start = ran.said("entrypoint")
+    threads, place, network, preflight, start = ran.said("apptrain")[3:-1]
     assert re.fullmatch(r"the ranks started after [\d.]+ s: job script [\d.]+, task [\d.]+, plan .*", start)
     assert threads == (
         "OMP_NUM_THREADS=2 is pbs's own, for the whole node: each of the 2 ranks gets 1 (set --omp-num-threads to choose)"

@@ -97,8 +97,8 @@ def test_a_killed_worker_is_followed_by_a_restart_in_the_same_job(user: Account)
     (run / "end").touch()
     ran = done(user.end(number))
     assert worked(ran, 1) == ["gpu-a01 0 2 gpu-a01", "gpu-a02 1 2 gpu-a01"]
-    assert ran.said("entrypoint")[-5:-3] == [
-        f"rank 1 on gpu-a02 failed first, status 137: killed by SIGKILL ({WORK}/runs/apptrain-{number}/logs/0/gpu-a02.rank1.err)",
+    assert ran.launched[-6:-4] == [
+        f"CMD of node 1 on gpu-a02 failed first, status 137: killed by SIGKILL ({WORK}/runs/apptrain-{number}/logs/0/gpu-a02.rank1.err)",
         "restart 1 inside the allocation, as attempt 1",
     ], ran.text
 
@@ -138,7 +138,7 @@ def test_what_slurm_says_of_a_lost_node_counts_before_its_silence_has_lasted_for
     (run / "end").touch()
     ran = done(user.end(number))
     lost = "the scheduler reports that the node failed, and nothing was heard from it for 15 s"
-    assert f"gpu-a02: lost: {lost}" in ran.said("entrypoint"), ran.text
+    assert f"gpu-a02: lost: {lost}" in ran.launched, ran.text
     assert worked(ran, 1) == ["gpu-a01 0 2 gpu-a01", "gpu-b07 1 2 gpu-a01"]
 
 
@@ -156,7 +156,7 @@ def test_a_node_that_is_cut_off_makes_no_second_world(user: Account) -> None:
     assert (
         "no restart inside the allocation: other nodes run attempt 1: gpu-a02 was cut off from them; "
         "the job script decides what follows"
-    ) in ran.said("entrypoint"), ran.text
+    ) in ran.launched, ran.text
 
 
 @pytest.mark.timeout(3 * BOUND)  # it starts torch on two nodes three times
@@ -171,7 +171,7 @@ def test_a_training_that_loses_a_node_goes_on_with_a_spare_to_the_same_weights(u
     user.cluster.until(lambda: any(saved.glob("step-*")), "a checkpoint", BOUND)
     user.cluster.power_off("gpu-a02")
     ran = done(user.end(number))
-    said = ran.said("entrypoint")
+    said = ran.launched
     assert "gpu-a02: lost: nothing was heard from it for 10 s" in said, ran.text
     assert "restart 1 inside the allocation, as attempt 1, without gpu-a02" in said
     assert (run / "outcome/1.nodes").read_text() == "0 gpu-a01\n2 gpu-b07\n"

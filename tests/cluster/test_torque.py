@@ -45,9 +45,7 @@ def test_slurms_qsub_starts_the_job_script_of_slurm(user: Account) -> None:
     assert ran.ended == ("COMPLETED", 0), ran.text
     assert [json.loads(line) for line in ran.printed] == [["gpu-a01", "0", "2"], ["gpu-a02", "1", "2"]]
     assert ran.folder.name == f"named-{number}"
-    assert (
-        ran.said("entrypoint")[0] == "taking slurm: the variables of pbs are there too (--scheduler chooses)"
-    )
+    assert ran.launched[0] == "taking slurm: the variables of pbs are there too (--scheduler chooses)"
 
 
 def test_the_job_script_of_pbs_is_refused_there(user: Account) -> None:
