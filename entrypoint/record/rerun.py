@@ -41,11 +41,10 @@ def main(
 ) -> int:
     """Prints the command, and what cannot be had; `start`: starts it then. Raises BadInput."""
     again = plan(run, home, cluster, env)
-    print(
-        " ".join(map(shell_word, again.words)), flush=True
-    )  # what it starts prints too, or takes this process over
-    for line in again.lacks:
-        print(f"apptrain: not the same: {plain(line)}", file=sys.stderr)
+    line = " ".join(map(shell_word, again.words))
+    print(line, flush=True)  # what it starts prints too, or takes this process over
+    for lack in again.lacks:
+        print(f"apptrain: not the same: {plain(lack)}", file=sys.stderr)
     for name in again.secrets:
         print(f"apptrain: {plain(name)} is not set here: the run had it", file=sys.stderr)
     if start is None:

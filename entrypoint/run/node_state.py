@@ -203,7 +203,7 @@ class ForgetBeats:
 
 @dataclass(frozen=True)
 class CollectStacks:
-    """Find out where the ranks are, for the job's end. Found follows."""
+    """Find out where the ranks are, for the job's end. StacksCollected follows."""
 
     closer: bool
     """Ranks that show nothing otherwise may be ended for it."""
@@ -211,7 +211,7 @@ class CollectStacks:
 
 @dataclass(frozen=True)
 class CollectPeek:
-    """Find out where they are, and let them go on. Peeped follows."""
+    """Find out where they are, and let them go on. PeekCollected follows."""
 
 
 @dataclass(frozen=True)
