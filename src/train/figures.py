@@ -82,13 +82,13 @@ def of_ranks(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def peak_memory(status: Path = Path("/proc/self/status")) -> int | None:
     """The most bytes that this process had in memory; None where the kernel does not say. `getrusage` would
     also count those of the process that started this one."""
-    found = re.search(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
+    found = re.search(rb"^VmHWM:\s+(\d+) kB$", status.read_bytes(), re.MULTILINE)
     return 1024 * int(found[1]) if found else None
 
 
 def process_start() -> float:
     """When this process started, on the clock of time.monotonic: imports and the interpreter count too."""
-    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - age
 

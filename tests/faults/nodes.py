@@ -25,7 +25,7 @@ class Process:
     def name(self) -> str:
         """As ps shows it without arguments; empty if it has ended."""
         try:
-            return Path(f"/proc/{self.pid}/comm").read_text().strip()
+            return Path(f"/proc/{self.pid}/comm").read_text(errors="replace").strip()
         except OSError:
             return ""
 
@@ -33,7 +33,7 @@ class Process:
     def state(self) -> str:
         """The letter of its state, such as S, R or T; empty if it has ended."""
         try:
-            letter = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+            letter = Path(f"/proc/{self.pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
         except OSError:
             return ""
         return "" if letter in "ZX" else letter

@@ -450,12 +450,12 @@ def signal_sessions(sessions: Any, signum: int) -> None:
 
 def alive(sessions: Any) -> list[int]:
     """The processes of these sessions that are more than zombies."""
-    wanted, found = {str(session) for session in sessions}, []
+    wanted, found = {b"%d" % session for session in sessions}, []
     for folder in Path("/proc").iterdir():
         if folder.name.isdecimal():
             with contextlib.suppress(OSError):
-                state, _, _, session = (folder / "stat").read_text().rpartition(")")[2].split()[:4]
-                if session in wanted and state not in "ZX":
+                state, _, _, session = (folder / "stat").read_bytes().rpartition(b")")[2].split()[:4]
+                if session in wanted and state not in b"ZX":
                     found.append(int(folder.name))
     return found
 
