@@ -20,6 +20,7 @@ describe_job() {
         refuse "this is no Slurm job: sbatch slurm/multinode.sbatch, or salloc and then bash slurm/multinode.sbatch"
     cluster=${SLURM_CLUSTER_NAME:-} facts=("runs_in=$runs_in")
     if [[ ${SLURM_RESTART_COUNT:-0} != 0 ]]; then facts+=("told=$(told_of_job)"); fi
+    facts+=("first_node=$(told_of_first_node)")
 }
 
 # What was asked of sbatch or salloc, srun takes from variables, also what was asked of a job from which
@@ -65,6 +66,13 @@ run_again() {
     local why
     why=$(timeout "$ASKED" scontrol requeue "$SLURM_JOB_ID" 2>&1) || [[ $why == *'pending execution'* ]] ||
         { printf '%s' "$why"; return 1; }
+}
+
+# Nothing where it does not answer: like told_of_job.
+told_of_first_node() {
+    local first
+    first=$(scontrol show hostnames "${SLURM_JOB_NODELIST:-}" 2>/dev/null) || return 0
+    timeout 5 scontrol --oneliner show node "${first%%$'\n'*}" 2>/dev/null || true
 }
 
 # Nothing where it does not answer.

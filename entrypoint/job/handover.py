@@ -28,13 +28,14 @@ VARIABLE = "APPTRAIN_HAND"
 ASK, ENVIRONMENT, ANSWER, STATE, VERDICT, OVER = "ask", "environment", "answer", "state", "verdict", "over"
 ASKED = (
     *("scheduler", "home", "image", "profile", "batch", "script", "arg"),
-    *("runs_in", "told", "queue", "nodefile", "began", "zone", "mpiexec", "carried"),
+    *("runs_in", "told", "first_node", "queue", "nodefile", "began", "zone", "mpiexec", "carried"),
     *("attempt", "asked", "warned"),
 )
-"""`script`: the job script's process id; `runs_in`: what of Slurm runs it; `told`: what the scheduler says
-of the job, `queue` of its queue; `began`: Unix seconds, `zone` of the host as +0100; `mpiexec`: what that
-says of its version; `carried`: a variable from an earlier job of a chain; `attempt`: the one that has ended;
-`asked`: the status of the signal that the job script got; `warned`: whether it was told of a planned end."""
+"""`script`: the job script's process id; `runs_in`: what of Slurm runs it; `told`: what the scheduler says of
+the job, `first_node` of its first node, `queue` of its queue; `began`: Unix seconds, `zone` of the host as
++0100; `mpiexec`: what that says of its version; `carried`: a variable from an earlier job of a chain;
+`attempt`: the one that has ended; `asked`: the status of the signal that the job script got; `warned`:
+whether it was told of a planned end."""
 
 
 class Facts:

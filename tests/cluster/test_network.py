@@ -334,6 +334,20 @@ def test_a_name_that_does_not_resolve_on_one_node(site: Site) -> None:
     assert took(ran) < AT_ONCE
 
 
+def test_nodes_that_know_only_their_own_names_meet_at_slurms_address_of_the_first(site: Site) -> None:
+    """As pods of Slurm on Kubernetes."""
+    for node in NODES:
+        site.sh(
+            node,
+            f"grep -v -e gpu- -e '^$' /etc/hosts >/tmp/hosts; grep -w {node} /etc/hosts >>/tmp/hosts || true;"
+            "cat /tmp/hosts >/etc/hosts",
+        )
+    ran = site.start(*ONCE)
+    assert ran.ended == ("COMPLETED", 0), ran.text
+    said = "gpu-a02 does not resolve here: the nodes meet at 10.77.42.11, Slurm's NodeAddr of gpu-a01"
+    assert said in ran.said("apptrain")
+
+
 def test_a_node_that_is_cut_off_from_the_first(site: Site) -> None:
     site.cut("gpu-b07", HIGH_SPEED)
     ran = site.start(*ONCE, "--profile", "fast")

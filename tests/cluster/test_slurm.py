@@ -740,7 +740,7 @@ def test_a_warned_job_saves_is_requeued_and_goes_on_in_the_same_run_directory(us
     ran = done(user.end(number))
     assert (ran.printed, ran.job.restarts) == (["begins"] * 2 + ["goes on"] * 2, 1)
     run = WORK / f"runs/apptrain-{number}"
-    begins = re.compile(r"run directory|job \d+, attempt \d+, ")  # not the plan's line, which has a colon there
+    begins = re.compile(r"run directory|job \d+, attempt \d+, ")
     assert [line for line in ran.said("apptrain") if begins.match(line)] == [
         f"run directory {run}",
         f"job {number}, attempt 0, 2 nodes (gpu-a[01-02]), profile none, image {REPOSITORY}/containers/image.sif",

@@ -6,7 +6,8 @@ was submitted: so every word is given. A step then has all that the job has.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 
 from entrypoint.errors import BadInput
 from entrypoint.job.batch.granted import Granted
@@ -28,6 +29,7 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
     _check(env, facts, settings)
     hosts = hostlist.expand(env.get("SLURM_JOB_NODELIST", ""), "SLURM_JOB_NODELIST")
     tasks = _tasks(env, len(hosts))
+    address = _meeting_address(facts, settings, site, hosts)
     _check_gpus(env, len(hosts))
     count = int(env.get("SLURM_RESTART_COUNT") or 0)
     on_batch, goes_on = bool(facts.one("batch")), settings.value("on-failure") == "restart"
@@ -61,16 +63,19 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
         restarts=_restarts(facts.one("told"), count) if count else 0,
         start=(*words, *launch, *after, *survivor),
         plan=(*words, *plan, *after),
-        notes=tuple(_notes(env)),
+        env={"APPTRAIN_MASTER_ADDR": address} if address else {},
+        notes=tuple(_notes(env, hosts, address)),
     )
 
 
-def _notes(env: Mapping[str, str]) -> Iterator[str]:
+def _notes(env: Mapping[str, str], hosts: Sequence[str], address: str) -> Iterator[str]:
     """Of what the user set and we do not use. srun refuses --nodes beside a file of nodes."""
     if file := env.get("SLURM_HOSTFILE"):
         yield (
             f"SLURM_HOSTFILE={plain(file)} is not used: nodes are numbered in the order of SLURM_JOB_NODELIST"
         )
+    if address:
+        yield f"{hosts[1]} does not resolve here: the nodes meet at {address}, Slurm's NodeAddr of {hosts[0]}"
 
 
 def is_requeued(told: str, restarts: int) -> bool:
@@ -82,6 +87,23 @@ def is_preempted(told: str) -> bool:
     """Whether it wants the nodes for another job: it sends the tasks SIGTERM when the grace time begins, and
     the job script nothing."""
     return re.search(r" PreemptTime=\d", told) is not None
+
+
+def _meeting_address(facts: Facts, settings: Settings, site: Profile, hosts: Sequence[str]) -> str:
+    """By which address Slurm itself reaches the first node, where names of nodes resolve to nothing here, as
+    those of pods; else empty. Where they do, they decide: NodeAddr may be in the slow network."""
+    if not facts.one("batch") or len(hosts) == 1 or settings.given("master-addr") or site.host_suffix:
+        return ""
+    told = facts.one("first_node")
+    name = re.match(r"NodeName=(\S{1,255}) ", told)
+    address = re.search(r" NodeAddr=(\S{1,255}) ", told)
+    if not name or not address or not name[1] == hosts[0] != address[1]:
+        return ""
+    try:
+        socket.getaddrinfo(hosts[1], None)  # a pod knows its own name, whoever else does not
+    except (OSError, UnicodeError):
+        return address[1]
+    return ""
 
 
 def _restarts(told: str, unknown: int) -> int:

@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import socket
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -237,6 +238,78 @@ def test_a_dry_run_makes_nothing(host: Host) -> None:
 def test_an_array_without_its_index_is_refused_by_name(host: Host) -> None:
     with pytest.raises(BadInput, match="SLURM_ARRAY_TASK_ID is not set in an array job"):
         host.ask(env={"SLURM_ARRAY_JOB_ID": "5"})
+
+
+# --- where nodes meet whose names resolve to nothing --------------------------------------------------------------
+
+NODE = "NodeName=slinky-0 Arch=x86_64 NodeAddr={} NodeHostName=slinky-0 Version=24.11 "
+PODS = {"SLURM_JOB_NODELIST": "slinky-[0-1]"}
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The names that resolve."""
+    known: set[str] = set()
+
+    def look(name: str, _: object) -> list[object]:
+        if name not in known:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [name]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look)
+    return known
+
+
+def test_pods_meet_at_slurms_address_of_the_first(host: Host, resolver: set[str]) -> None:
+    resolver.add("slinky-0")  # by its own /etc/hosts
+    answer = host.ask(env=PODS, first_node=NODE.format("10.0.3.17"))
+    assert "APPTRAIN_MASTER_ADDR=10.0.3.17" in answer.all("export")
+    said = "slinky-1 does not resolve here: the nodes meet at 10.0.3.17, Slurm's NodeAddr of slinky-0"
+    assert said in answer.all("say")
+
+
+@pytest.mark.parametrize(
+    ("resolved", "told", "env", "arguments", "facts"),
+    [
+        pytest.param(["slinky-1"], NODE.format("10.0.3.17"), {}, [], {}, id="names resolve"),
+        pytest.param([], NODE.format("slinky-0"), {}, [], {}, id="the address is the name"),
+        pytest.param(
+            [], NODE.format("10.0.3.17").replace("=slinky-0 A", "=slinky-7 A"), {}, [], {}, id="another node"
+        ),
+        pytest.param([], "", {}, [], {}, id="Slurm does not answer"),
+        pytest.param([], NODE.format("10.0.3.17"), {"APPTRAIN_MASTER_ADDR": "n"}, [], {}, id="by variable"),
+        pytest.param([], NODE.format("10.0.3.17"), {}, ["--master-addr=n"], {}, id="by option"),
+        pytest.param([], NODE.format("10.0.3.17"), {}, [], {"batch": ""}, id="a shell on a login node"),
+        pytest.param(
+            [],
+            NODE.format("10.0.3.17"),
+            {"SLURM_JOB_NODELIST": "slinky-0", "SLURM_JOB_NUM_NODES": "1"},
+            [],
+            {},
+            id="alone",
+        ),
+    ],
+)
+def test_they_meet_by_the_first_ones_name_or_as_they_were_told_where(
+    host: Host,
+    resolver: set[str],
+    resolved: list[str],
+    told: str,
+    env: dict[str, str],
+    arguments: list[str],
+    facts: dict[str, str],
+) -> None:
+    resolver.update(resolved)
+    answer = host.ask(*arguments, env=PODS | env, first_node=told, **facts)
+    assert [one for one in answer.all("export") if one.startswith("APPTRAIN_MASTER_ADDR")] == []
+    assert not [one for one in answer.all("say") if "NodeAddr" in one]
+
+
+def test_a_profiles_host_suffix_comes_before_slurms_address(host: Host, resolver: set[str]) -> None:
+    assert not resolver
+    path = host.profile("scheduler: slurm\nhost_suffix: -hsn\n")
+    answer = host.ask(env=PODS, first_node=NODE.format("10.0.3.17"), profile=path)
+    assert not [one for one in answer.all("export") if one.startswith("APPTRAIN_MASTER_ADDR")]
 
 
 # --- the profile ------------------------------------------------------------------------------------------------
