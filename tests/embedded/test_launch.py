@@ -591,24 +591,30 @@ def test_ranks_that_save_longer_than_the_grace_are_killed(tmp_path: Path) -> Non
 
 
 def test_the_stop_file_reaches_the_ranks_that_catch_the_signal_and_no_others(tmp_path: Path) -> None:
-    """Not the agent either, which would die of it."""
+    """Not the agent either: it takes no notice of USR2, but TERM would have it end all ranks."""
     script = """
 import os, signal, sys, time
 from pathlib import Path
 def stop(*_): Path(f"stopped.{os.environ['RANK']}").touch()
 if os.environ["RANK"] != "2":
-    signal.signal(signal.SIGUSR2, stop)
+    signal.signal(signal.SIGTERM, stop)
 Path(f"ready.{os.environ['RANK']}").touch()
 while len(list(Path().glob("stopped.*"))) < 2:
     time.sleep(0.05)
+if os.environ["RANK"] == "2":
+    time.sleep(1)  # the agent would end it meanwhile
+    Path("spared").touch()
+while not Path("spared").exists():
+    time.sleep(0.05)
 sys.exit(75)
 """
-    node = ("--nodes", "1", "--nproc-per-node", "3")
+    node = ("--nodes", "1", "--nproc-per-node", "3", "--stop-signal", "TERM")
     job = start(tmp_path, *node, "--", write(tmp_path, "script.py", script))
     job.until(lambda: len(list(tmp_path.glob("ready.*"))) == 3, "all ranks run")
     (job.run / "stop").touch()
     ended = job.end()
     assert ended.status == 75, ended.err
+    assert (tmp_path / "spared").exists()
     assert {path.name for path in tmp_path.glob("stopped.*")} == {"stopped.0", "stopped.1"}
 
 
