@@ -37,8 +37,7 @@ from entrypoint.record.manifest import Manifest, kept_plan
 from entrypoint.run import stacks
 from entrypoint.run.endings import asked_to_end, to_failure
 from entrypoint.run.finished import FinishedAttempt
-from entrypoint.run.hang import HangPolicy
-from entrypoint.run.node_state import PLANNED
+from entrypoint.run.node_state import PLANNED, HangPolicy
 from entrypoint.run.peers import Peers, identity, version
 from entrypoint.run.ranks import Ranks
 from entrypoint.run.restart import Restarts

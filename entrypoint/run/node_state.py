@@ -23,10 +23,13 @@ from entrypoint.meet.messages import (
     Failed,
     Look,
     LookCloser,
+    Paused,
     Peek,
     Peeked,
     Report,
     Seen,
+    Silent,
+    Stalled,
     Stopped,
 )
 from entrypoint.run.endings import RankTrace, asked_to_end, failure_of, listed, to_failure, to_outcome
@@ -144,6 +147,21 @@ class Catching:
     ranks: Mapping[int, tuple[int | None, bool]]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Signs:
+    """What one look at whether the ranks go on shows."""
+
+    passed: float
+    """Seconds since the last look in which this process ran: a suspended job does not seem to hang."""
+    is_stalled: bool
+    """Whether a rank that tells its steps has made none for too long."""
+    is_paused: bool
+    """Whether the ranks' optimizers have made none for too long."""
+    heard: float
+    """When a rank last wrote something."""
+    any_ended: bool
+
+
 Event = (
     RankStarted
     | Exited
@@ -165,6 +183,7 @@ Event = (
     | StacksKept
     | AgentLeft
     | Catching
+    | Signs
 )
 
 # --- what is to be done -------------------------------------------------------------------------------------
@@ -348,6 +367,44 @@ class Stop:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HangPolicy:
+    """What counts as a hang."""
+
+    step: float
+    """Seconds without a step of a rank that tells its steps; 0: any."""
+    silence: float
+    """Seconds in which no rank of the job writes anything; 0: any."""
+    start: float
+    """Seconds without a step after which a rank's own workers are looked for the first time."""
+    is_chosen: bool
+    """Whether the user set `step`: then it counts for scripts that tell nothing of evaluations too."""
+    again: float
+    """Seconds between the first two looks at ranks that make no step."""
+
+    @property
+    def interval(self) -> float | None:
+        """Seconds between two looks; None if nothing counts as a hang."""
+        bounds = [bound / 4 for bound in (self.step, self.silence) if bound]
+        return min([1.0, *bounds]) if bounds else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HangWatch:
+    """What is known from earlier looks."""
+
+    policy: HangPolicy
+    heard: float = 0.0
+    silence: float = 0.0
+    """Seconds in which no rank wrote anything."""
+    since_end: float = 0.0
+    """Seconds since a rank ended."""
+    pause: str | None = None
+    """What was reported as Paused."""
+    is_over: bool = False
+    """Whether a stalled rank was reported, which is the last report."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeState:
     """All that a node knows of its ranks, from their start to its outcome."""
 
@@ -364,6 +421,7 @@ class NodeState:
     """Seconds that ranks have to save after a SIGTERM of ours."""
     verdict_bound: float
     """Seconds for the verdict on a hang."""
+    watch: HangWatch
     phase: Phase = Running()
     begun: frozenset[int] = frozenset()
     ended: Mapping[int, Exited] = field(default_factory=lambda: MappingProxyType({}))
@@ -423,6 +481,8 @@ def step(state: NodeState, event: Event, now: Now) -> Step:
             return _signal_who_catches(state, ranks, now)
         case PeekCollected(sightings=sightings):
             return state, [TellHub(Peeked(sightings, last=True))]
+        case Signs() as signs:
+            return _observe(state, signs)
     match state.phase:
         case Running() as phase:
             return _running(state, phase, event, now)
@@ -631,6 +691,32 @@ def _end_for(state: NodeState, mine: Outcome, now: Now) -> Step:
 
 
 # --- a hang -------------------------------------------------------------------------------------------------
+
+
+def _observe(state: NodeState, signs: Signs) -> Step:
+    """Whether the ranks go on, as far as a look at them shows; what is new of it is reported."""
+    watch, policy = state.watch, state.watch.policy
+    if watch.is_over:
+        return state, []
+    why = f"no step for {policy.step:g} s"
+    is_paused = bool(policy.step) and signs.is_paused
+    if policy.step and (signs.is_stalled or (is_paused and policy.is_chosen)):
+        return replace(state, watch=replace(watch, is_over=True)), [TellHub(Stalled(why))]
+    reports: list[Effect] = []
+    # Whoever has ended well may be needed by others, who perhaps have never made a step.
+    since_end = watch.since_end + signs.passed if signs.any_ended else 0.0
+    pause = "" if policy.step and since_end > policy.step else None
+    if is_paused:
+        pause = why
+    if pause != watch.pause:
+        reports.append(TellHub(Paused(pause)))
+    silence = watch.silence + signs.passed if signs.heard == watch.heard else 0.0
+    was_silent, is_silent = watch.silence > policy.silence, silence > policy.silence
+    if policy.silence and was_silent != is_silent:
+        text = f"no rank has written anything for {policy.silence:g} s (--silence-timeout)"
+        reports.append(TellHub(Silent(text if is_silent else "")))
+    watch = replace(watch, heard=signs.heard, silence=silence, since_end=since_end, pause=pause)
+    return replace(state, watch=watch), reports
 
 
 def _looking(state: NodeState, phase: Looking, event: Event, now: Now) -> Step:

@@ -15,16 +15,18 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
+from entrypoint.bitset import Bits
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import job_end
-from entrypoint.meet.job_state import Now, Say
+from entrypoint.meet import job_state
+from entrypoint.meet.job_state import JobState, Now, Say, StartTimer, TellAll
 from entrypoint.meet.link import Link
 from entrypoint.meet.messages import AllDone, Failed, Report
+from entrypoint.meet.terms import Timeouts
 from entrypoint.node import processes
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.run import node_state
 from entrypoint.run.endings import RankTrace
-from entrypoint.run.hang import Alone, HangPolicy, HangWatch, Signs
 from entrypoint.run.node_state import (
     AgentLeft,
     AwaitAgent,
@@ -36,6 +38,8 @@ from entrypoint.run.node_state import (
     Exited,
     Finish,
     ForgetBeats,
+    HangPolicy,
+    HangWatch,
     KeepStacks,
     KillRanks,
     LookAfter,
@@ -47,6 +51,7 @@ from entrypoint.run.node_state import (
     ShowFailure,
     Signalled,
     SignalRank,
+    Signs,
     StacksCollected,
     StacksKept,
     StopAsked,
@@ -83,14 +88,13 @@ class Supervisor:
         self._link = link
         self._say = say
         self._stop_signal = stop_signal
-        self._policy = policy
         self._stacks = stacks
         self._look = stacks.last_look()
         self._events: asyncio.Queue[object] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_over = threading.Event()
         self._hub = link or Alone(
-            plan.node, len(ranks.ranks), post=self._events.put_nowait, say=say, again=policy.again
+            plan.node, len(ranks.ranks), events=self._events, say=say, again=policy.again
         )
         self.state = NodeState(
             node=plan.node,
@@ -101,6 +105,7 @@ class Supervisor:
             stop_signal=stop_signal.name,
             term_grace=term_grace,
             verdict_bound=(link.timeouts.look if link else 0.0) + node_state.LOOK,
+            watch=HangWatch(policy=policy),
         )
 
     def signalled(self, signum: int) -> None:
@@ -114,8 +119,8 @@ class Supervisor:
             self._start(self._pass_on(self._link.next))
         if stop_file is not None:
             self._watch_for(stop_file, interval)
-        if self._policy.interval is not None:
-            self._start(self._watch_for_hang(self._policy.interval))
+        if (between := self.state.watch.policy.interval) is not None:
+            self._start(self._watch_for_hang(between))
         if self._plan.mode == "torchrun" and self._plan.node_rank == 0:
             self._start(self._watch_for_workers())
         try:
@@ -165,9 +170,9 @@ class Supervisor:
 
     async def _watch_for_hang(self, interval: float) -> None:
         loop = asyncio.get_running_loop()
-        beats, step = self._stacks.heartbeats, self._policy.step
-        watch, before = HangWatch(policy=self._policy), loop.time()
-        while not watch.is_over:
+        beats, step = self._stacks.heartbeats, self.state.watch.policy.step
+        before = loop.time()
+        while not self.state.watch.is_over:
             await asyncio.sleep(interval)
             now = loop.time()
             passed = min(now - before, 2 * interval)
@@ -181,13 +186,11 @@ class Supervisor:
                 heard=self._ranks.heard,
                 any_ended=bool(self.state.ended),
             )
-            watch, reports = watch.observe(signs)
-            for report in reports:
-                self._report(report)
+            self._events.put_nowait(signs)
 
     async def _watch_for_workers(self) -> None:
         """A rank that starts its workers itself waits for ever: torchrun has them look for its own store."""
-        nap = self._policy.start
+        nap = self.state.watch.policy.start
         for _ in range(WORKERS_LOOKS):
             await asyncio.sleep(nap)
             if any(self._stacks.heartbeats.step(rank) is not None for rank in self._ranks.ranks):
@@ -272,6 +275,48 @@ class Supervisor:
 
     def _report(self, report: Report) -> None:
         self._hub.report(report)
+
+
+class Alone:
+    """What stands for the link of a single participant: the same rules for one node, and no network."""
+
+    def __init__(
+        self,
+        node: str,
+        world: int,
+        *,
+        events: asyncio.Queue[object],
+        say: Callable[[str], None],
+        again: float,
+    ):
+        """`events` gets what a link would have been told. `again`: as of HangPolicy."""
+        self._events = events
+        self._say = say
+        self._job = JobState(
+            nodes=[node],
+            hub=0,
+            local_ranks=1,
+            bounds=Timeouts(again=again),
+            present=Bits.of([0]),
+            active=Bits.of([0]),
+            world=world,
+        )
+
+    def report(self, report: Report) -> None:
+        self._step(report)
+
+    def _step(self, event: job_state.Event) -> None:
+        loop = asyncio.get_running_loop()
+        now = Now(wall=time.time(), steady=loop.time())
+        self._job, effects = job_state.step(self._job, (0, None), event, now)
+        for effect in effects:
+            match effect:
+                case TellAll(message):
+                    self._events.put_nowait(message)
+                case Say(text):
+                    self._say(text)
+                case StartTimer(seconds, timer):
+                    loop.call_later(seconds, self._step, timer)
 
 
 def _is_there(path: Path) -> bool:

@@ -42,7 +42,7 @@ from entrypoint.meet.messages import (
 from entrypoint.node import processes
 from entrypoint.plan.launch_plan import LaunchPlan, with_members
 from entrypoint.plan.resolve import resolve
-from entrypoint.run.hang import HangPolicy
+from entrypoint.run.node_state import HangPolicy
 from entrypoint.run.ranks import RankEnded, RankStarted, StarterEnded
 from entrypoint.run.supervise import Supervisor
 from entrypoint.watch.reports import End, Failure, RankSnapshot
