@@ -50,7 +50,7 @@ BASH: dict[str, list[tuple[object, ...]]] = {
     "tools/venv.sh": [
         (r"^refuse\(\) \{\n.*\n    exit (\d+)$", errors.BAD_INPUT),
         (r"^# Exit: .* (\d+) it cannot be made", errors.BAD_INPUT),
-        (r"^ +exit (69)$", errors.UNAVAILABLE, errors.UNAVAILABLE),
+        (r"^fail\(\) \{\n.*\n    exit (\d+)$", errors.UNAVAILABLE),
         (r"^# Exit: .* (\d+) pip failed", errors.UNAVAILABLE),
     ],
     "tools/gpu.sh": [REFUSES, (r"^# Exit:  (\d+) no Python", errors.BAD_INPUT)],

@@ -20,16 +20,16 @@ def test_making_it_says_what_comes_and_where_to(quick: Checkout) -> None:
     said = [line for line in done.stderr.splitlines() if line.startswith("venv: ")]
     tmp = quick.path.parent
     assert [line.replace(str(tmp), "TMP") for line in said] == [
+        "venv: pip downloads up to 1.0MB and installs 1.0MB there; pip's cache keeps a copy of the downloads "
+        "(PIP_NO_CACHE_DIR=1: none)",
         f"venv: making TMP/check out/.venv with Python {RUNNING} (TMP/bin/python3)",
-        "venv: pip downloads up to 1 MB and installs 1 MB there; it keeps a copy of the downloads in "
-        "TMP/home/.cache/pip (PIP_NO_CACHE_DIR=1: none)",
         "venv: TMP/check out/.venv is ready",
     ]
     assert "Successfully installed proberun-1.0" in done.stdout
-    assert (quick.packages(), (quick.venv / ".tmp").exists()) == (["proberun"], False)
+    assert quick.packages() == ["proberun"]
 
     added = quick.make("venv-dev")
-    assert added.stderr.startswith(f"venv: adding requirements/dev.txt to {quick.venv}\n")
+    assert f"venv: adding requirements/dev.txt to {quick.venv}\n" in added.stderr
     assert quick.packages() == ["probedev", "proberun"]
 
 
@@ -65,10 +65,6 @@ def test_a_train_py_of_the_users_in_the_checkout_stands_behind_ours(made: Checko
     (made.path / "train.py").write_text("print('the user has one too')")
     command = [str(made.venv / "bin" / "python"), "-P", "-m", "train"]
     ours = f"{made.path}/src/train/__main__.py\n"
-    assert subprocess.check_output(command, text=True, timeout=BOUND) == ours
-    (path,) = made.venv.glob("lib/*/site-packages/apptrain.pth")
-    path.write_text(f"{made.path}\n{made.path}/src\n")  # as it was made before
-    assert made.script("run").stderr == f"venv: {made.venv} is ready\n"
     assert subprocess.check_output(command, text=True, timeout=BOUND) == ours
 
 
@@ -110,10 +106,7 @@ def test_the_venv_of_another_checkout_is_left_alone_as_long_as_that_is_there(
     assert found == f"{first.path}/src/train/__main__.py\n"
     shutil.rmtree(first.path)
     done = second.script("run", shared)
-    assert done.stderr == (
-        f"venv: {shared} served {first.path} until now; it serves {second.path} from here on\n"
-        f"venv: {shared} is ready\n"
-    )
+    assert done.stderr == f"venv: {shared} is ready\n"
     found = subprocess.check_output([f"{shared}/bin/python", "-P", "-m", "train"], text=True)
     assert found == f"{second.path}/src/train/__main__.py\n"
 
@@ -193,7 +186,7 @@ def test_a_failed_addition_leaves_what_was_finished_and_is_made_up_for(made: Che
     run = made.script("run")
     assert (run.returncode, run.stderr, "proberun" in made.packages()) == (0, "", True)
     made.lock("dev").write_text(good)
-    assert made.script("dev").stderr.startswith(f"venv: adding requirements/dev.txt to {made.venv}\n")
+    assert f"venv: adding requirements/dev.txt to {made.venv}\n" in made.script("dev").stderr
 
 
 @pytest.fixture
@@ -218,7 +211,7 @@ def test_a_stopped_make_leaves_nothing(
     os.killpg(process.pid, signum)
     stderr = process.communicate(timeout=BOUND)[1]
     assert process.returncode == 128 + signum
-    assert stderr.endswith(f"venv: stopped\nvenv: removing the unfinished {quick.venv}\n")
+    assert stderr.endswith(f"venv: removing the unfinished {quick.venv}\n")
     assert not quick.venv.exists()
 
 
@@ -234,13 +227,11 @@ def test_a_killed_make_is_noticed_by_the_next_one(
     process.wait(BOUND)
     waiting = quick.start("run")
     assert waiting.stderr is not None
-    assert waiting.stderr.readline() == (
-        f"venv: another make is at work on {quick.venv}: waiting for it, at most 30 min\n"
-    )
-    os.killpg(int(pip), signal.SIGKILL)
+    assert [waiting.stderr.readline() for _ in range(2)] == [
+        f"venv: {quick.venv} is made anew: an earlier make was cut off before it was finished\n",
+        f"venv: another make is at work on {quick.venv}: waiting for it, at most 30 min\n",
+    ]
+    os.kill(int(pip), signal.SIGKILL)
     stderr = waiting.communicate(timeout=BOUND)[1]
-    assert waiting.returncode == 0
-    assert stderr.startswith(
-        f"venv: {quick.venv} is made anew: an earlier make was cut off before it was finished\n"
-    )
+    assert (waiting.returncode, stderr.endswith("is ready\n")) == (0, True)
     assert quick.packages() == ["proberun"]

@@ -34,8 +34,11 @@ def refused(checkout: Checkout, *arguments: str, **env: str) -> str:
 OLD = "sys.version_info = (3, 9, 18)"
 NEW = "sys.version_info = (3, 15, 0)"
 BARE = 'sys.modules["ensurepip"] = None'
-UNLUCKY = 'sys.modules["lzma"] = sys.modules["ssl"] = None'
-ADVICE = "make PYTHON=/path/to/python3.11 (on a cluster see: module avail python)"
+UNLUCKY = 'sys.modules["lzma"] = None'
+ADVICE = (
+    "make PYTHON=/path/to/python3.11 (on a cluster see: module avail python; "
+    "on Debian: apt install python3-venv)"
+)
 
 
 @pytest.mark.parametrize(
@@ -44,30 +47,25 @@ ADVICE = "make PYTHON=/path/to/python3.11 (on a cluster see: module avail python
         (OLD, "3.9.18"),
         (NEW, "3.15.0"),
         (BARE, f"{RUNNING} without ensurepip"),
-        (UNLUCKY, f"{RUNNING} without ssl, lzma"),
-        ('sys.implementation.name = "pypy"', f"{RUNNING}, not a 64-bit CPython"),
+        (UNLUCKY, f"{RUNNING} without lzma"),
     ],
 )
 def test_a_python_that_cannot_be_used_is_refused(checkout: Checkout, changes: str, found: str) -> None:
     checkout.add_python("python3", changes)
-    assert refused(checkout) == f"venv: TMP/bin/python3 is {found}: {NEED}: {ADVICE}"
+    assert refused(checkout) == f"venv: TMP/bin/python3 is {found}; {NEED}: {ADVICE}"
 
 
 def test_each_python_that_was_looked_at_is_named(checkout: Checkout) -> None:
     checkout.add_python("python3", OLD)
     checkout.add_python("python3.12", BARE)
     found = f"TMP/bin/python3 is 3.9.18; TMP/bin/python3.12 is {RUNNING} without ensurepip"
-    assert refused(checkout) == f"venv: {found}: {NEED}: {ADVICE}"
+    assert refused(checkout) == f"venv: {found}; {NEED}: {ADVICE}"
 
 
 def test_a_python_given_by_name_is_the_only_one_looked_at(checkout: Checkout) -> None:
     checkout.add_python("python3.9", OLD)
-    assert refused(checkout, PYTHON="python3.9") == (
-        f"venv: PYTHON=python3.9: TMP/bin/python3.9 is 3.9.18: {NEED}: make PYTHON=/path/to/python3.11"
-    )
-    assert refused(checkout, PYTHON="/no/python3") == (
-        f"venv: PYTHON=/no/python3: not found: {NEED}: make PYTHON=/path/to/python3.11"
-    )
+    assert refused(checkout, PYTHON="python3.9") == f"venv: TMP/bin/python3.9 is 3.9.18; {NEED}: {ADVICE}"
+    assert refused(checkout, PYTHON="/no/python3") == f"venv: /no/python3 not found; {NEED}: {ADVICE}"
 
 
 @VENV
@@ -79,66 +77,33 @@ def test_another_python_on_path_serves_where_python3_is_too_old(quick: Checkout)
 
 
 NAMESPACE = subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False).returncode == 0
-DEBIAN = Path("/etc/debian_version").exists() and Path("/usr/bin/python3").exists()
-
-
-@pytest.mark.ci_may_skip("needs a Debian with its own Python and the right to a mount namespace")
-@pytest.mark.skipif(
-    not (NAMESPACE and DEBIAN), reason="no mount namespace, or no Debian with /usr/bin/python3"
-)
-def test_on_a_debian_without_its_venv_package_that_package_is_named(
-    checkout: Checkout, tmp_path: Path
-) -> None:
-    which = "import sys; print('%d.%d' % sys.version_info[:2], '%d.%d.%d' % sys.version_info[:3])"
-    minor, version = subprocess.check_output(["/usr/bin/python3", "-I", "-c", which], text=True).split()
-    if not (3, 11) <= tuple(map(int, minor.split("."))) <= (3, 14):
-        pytest.skip(f"this Debian's Python is {version}")
-    (tmp_path / "empty").mkdir()
-    (checkout.bin / "python3").unlink()
-    (checkout.bin / "python3").symlink_to("/usr/bin/python3")
-    library = f"/usr/lib/python{minor}/ensurepip"
-    hide = f'test ! -d {library} || mount --bind "$1" {library}; shift; exec "$@"'
-    done = checkout.run(
-        "unshare", "-rm", "sh", "-c", hide, "sh", str(tmp_path / "empty"), "tools/venv.sh", ".venv", "run"
-    )
-    assert (done.returncode, done.stderr.replace(str(tmp_path), "TMP")) == (
-        64,
-        f"venv: TMP/bin/python3 is {version} without ensurepip: {NEED}: "
-        f"apt install python{minor}-venv (without root: make PYTHON=/path/to/another/python3)\n",
-    )
-    assert not checkout.venv.exists()
 
 
 @pytest.mark.parametrize(
-    ("tool", "says", "message"),
+    ("tool", "script", "found"),
     [
         (
             "uname",
-            "ppc64le",
-            "this machine is ppc64le: the locked wheels are for x86_64 and aarch64; use such a machine",
+            "echo Linux ppc64le",
+            "Linux ppc64le, glibc [0-9.]+",
         ),
-        (
-            "getconf",
-            "glibc 2.17",
-            "this system has glibc 2.17: the locked wheels need 2.28 or newer; "
-            "use a newer system (Debian 10, Ubuntu 20.04, RHEL 8 or later)",
-        ),
-        (
-            "getconf",
-            "",
-            "this system has no glibc: the locked wheels need glibc 2.28 or newer; "
-            "use a Debian, Ubuntu or RHEL of 2019 or later",
-        ),
+        ("getconf", "echo glibc 2.17", "Linux [a-z0-9_]+, glibc 2.17"),
+        ("getconf", "exit 1", "Linux [a-z0-9_]+, no glibc"),
     ],
 )
 def test_a_system_that_no_wheel_serves_is_refused(
-    checkout: Checkout, tool: str, says: str, message: str
+    checkout: Checkout, tool: str, script: str, found: str
 ) -> None:
-    checkout.add_tool(tool, f'[ "$1" = -s ] && echo Linux || echo "{says}"' if says else "exit 1")
-    assert refused(checkout) == f"venv: {message}"
+    checkout.add_tool(tool, script)
+    assert re.fullmatch(
+        f"venv: this is {found}: the locked wheels are for Linux on x86_64 and aarch64 with glibc 2.28 or "
+        r"newer \(Debian 10, Ubuntu 20.04, RHEL 8 or later\)",
+        refused(checkout),
+    )
 
 
 ELSEWHERE = "choose another place, make VENV=DIR"
+UNFIT = "is no directory that you may write to"
 
 
 @pytest.mark.parametrize(
@@ -148,18 +113,13 @@ ELSEWHERE = "choose another place, make VENV=DIR"
             "mine",
             f"VENV=TMP/check out/mine: this exists and was not made here, so it is left alone: {ELSEWHERE}",
         ),
-        ("mine/kept", f"VENV=TMP/check out/mine/kept: this is not a directory: {ELSEWHERE}"),
         (
-            "no/venv",
-            r"VENV=TMP/check out/no/venv: there is no directory TMP/check out/no: mkdir -p TMP/check\ out/no",
+            "mine/kept",
+            f"VENV=TMP/check out/mine/kept: TMP/check out/mine/kept {UNFIT}: {ELSEWHERE}",
         ),
-        (
-            "a:b",
-            "VENV=TMP/check out/a:b: a venv's path cannot have a colon or a line break: "
-            "choose another, make VENV=DIR",
-        ),
+        ("no/venv", f"VENV=TMP/check out/no/venv: TMP/check out/no {UNFIT}: {ELSEWHERE}"),
         ("~/venv", 'VENV=~/venv: the shell did not expand ~: make VENV="$HOME/venv"'),
-        ("", "VENV is empty: make VENV=DIR"),
+        ("", "usage: tools/venv.sh DIR run|dev|image|remove"),
     ],
 )
 def test_a_place_that_cannot_be_the_venvs_is_refused(checkout: Checkout, venv: str, message: str) -> None:
@@ -178,31 +138,17 @@ def test_a_place_that_is_not_writable_is_refused(checkout: Checkout) -> None:
     done = checkout.run("unshare", "-rm", "sh", "-c", f"{read_only} && exec tools/venv.sh shut/venv run")
     assert (done.returncode, done.stderr.replace(str(checkout.path.parent), "TMP")) == (
         64,
-        f"venv: VENV=TMP/check out/shut/venv: TMP/check out/shut is not writable: {ELSEWHERE}\n",
+        f"venv: VENV=TMP/check out/shut/venv: TMP/check out/shut {UNFIT}: {ELSEWHERE}\n",
     )
 
 
 def test_too_little_space_is_refused_before_the_download(checkout: Checkout) -> None:
     checkout.sizes(10**9)
     message = refused(checkout)
-    assert re.sub(r"has \d+\.\d GB", "has N GB", message) == (
-        "venv: TMP/check out has N GB free: 2000000.0 GB are needed (1000000.0 GB installed, 1000000.0 GB of "
-        "downloads meanwhile): make VENV=DIR, on a larger file system"
+    assert re.sub(r"has [0-9.]+[GTP]B", "has N", message) == (
+        "venv: TMP/check out has N free: 2.0PB are needed (1.0PB installed, 1.0PB of downloads meanwhile): "
+        "make VENV=DIR, on a larger file system"
     )
-
-
-@pytest.mark.ci_may_skip("needs the right to a mount namespace")
-@pytest.mark.skipif(not NAMESPACE, reason="no right to a mount namespace")
-def test_a_small_file_system_for_pips_cache_is_refused(checkout: Checkout) -> None:
-    checkout.sizes(10)
-    small = 'mount -t tmpfs -o size=1m none "$HOME" && exec tools/venv.sh .venv run'
-    done = checkout.run("unshare", "-rm", "sh", "-c", small)
-    assert (done.returncode, done.stderr.replace(str(checkout.path.parent), "TMP")) == (
-        64,
-        "venv: TMP/home has 1 MB free: pip's cache TMP/home/.cache/pip takes 10 MB: "
-        "make PIP_NO_CACHE_DIR=1, which keeps no copy\n",
-    )
-    assert not checkout.venv.exists()
 
 
 PLUGINS = ("-p", "pytest_timeout", "-p", "xdist.plugin")  # no others, which take a second to load
