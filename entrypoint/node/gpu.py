@@ -340,7 +340,7 @@ def check_gpus(plan: LaunchPlan, seen: int | None, say: Callable[[str], None]) -
         return
     source = plan.sources["nproc_per_node"]
     if plan.device == "cpu":
-        if seen and plan.sources["device"] == "default":
+        if seen and plan.device_is_default:
             if plan.allocation.scheduler == embedded.NAME:
                 say(_left_idle(plan, seen))
                 return
@@ -367,7 +367,7 @@ def _is_number_of_gpus(plan: LaunchPlan) -> bool:
     """Whether nobody chose the number of ranks: it is that of the GPUs that a scheduler or profile named."""
     allocation = plan.allocation
     of_site = bool(allocation.gpus_of_site) and plan.nproc_per_node == allocation.gpus
-    return plan.sources["nproc_per_node"].startswith("derived") or of_site
+    return plan.nproc_is_derived or of_site
 
 
 def _left_idle(plan: LaunchPlan, seen: int) -> str:

@@ -24,10 +24,11 @@ from entrypoint import files
 from entrypoint.errors import BadInput, Unavailable
 from entrypoint.node import processes
 from entrypoint.plan.launch_plan import LaunchPlan, with_env, with_local_addr
+from entrypoint.plan.origin import Origin, ValueSource, derived_from, from_variable
 from entrypoint.schedulers import slurm
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
-DERIVED = "derived:rendezvous.local_addr"
+BY_ADDRESS = derived_from("rendezvous.local_addr")
 FIRST = "the first node's name"
 OWN = "this node's name"
 OTHERS = "name one that every node has, or none, to take the one on the way to the first node"
@@ -118,7 +119,7 @@ def find(plan: LaunchPlan, env: Mapping[str, str], machine: NetworkView | None =
     plan = with_local_addr(dataclasses.replace(plan, notes=plan.notes + notes), own)
     names = {GLOO: interface.name, NCCL: f"={interface.name}"}
     added = {name: value for name, value in names.items() if not (env.get(name) or plan.env.get(name))}
-    plan = with_env(plan, added, DERIVED)
+    plan = with_env(plan, added, BY_ADDRESS)
     _check_chosen(plan, env, interfaces)
     gloo = interfaces[_chosen(plan, env, GLOO).split(",")[0]]
     # Gloo takes an interface's first address, which need not be the rendezvous's.
@@ -139,8 +140,8 @@ def summary(plan: LaunchPlan, env: Mapping[str, str], elsewhere: Mapping[str, st
     if others:
         more = f" and {len(others) - 4} more" if len(others) > 4 else ""
         where += f" ({', '.join(others[:4])}{more})"
-    source = plan.sources.get(f"env.{GLOO}", f"env:{GLOO}")
-    if source != DERIVED:
+    source = plan.sources.get(f"env.{GLOO}", from_variable(GLOO))
+    if source != BY_ADDRESS:
         where += f" [{source}]"
     name, address = plan.rendezvous.master_addr, plan.rendezvous.local_addr
     at = name if name == address else f"{name} ({address})"
@@ -193,7 +194,7 @@ def _addresses(plan: LaunchPlan, machine: NetworkView) -> tuple[str, str, tuple[
     first = _lookup(plan, rendezvous.master_addr, FIRST, machine)
     if _is_address(rendezvous.local_addr):
         return first, rendezvous.local_addr, ()
-    if plan.sources["master_addr"].startswith("profile:"):
+    if rendezvous.host_suffix:
         return first, _lookup(plan, rendezvous.local_addr, OWN, machine), ()
     return first, _on_the_way(plan, first, machine), ()
 
@@ -338,17 +339,16 @@ def _chosen(plan: LaunchPlan, env: Mapping[str, str], name: str) -> str:
 
 def _given(plan: LaunchPlan, name: str, value: str) -> str:
     """How the user or the site asked for it."""
-    source = plan.sources.get(f"env.{name}", "")
-    kind, _, origin = source.partition(":")
+    source = plan.sources.get(f"env.{name}")
     if name == NCCL and source:
         value = value.removeprefix("=")  # ours, in front of an interface's name
-    match kind:
-        case "flag":
+    match source:
+        case ValueSource(Origin.FLAG):
             return f"--interface {value}"
-        case "env":
-            return f"{origin}={value}"
-        case "profile":
-            return f"interface {value} of the profile {origin}"
+        case ValueSource(Origin.ENVIRONMENT, variable):
+            return f"{variable}={value}"
+        case ValueSource(Origin.PROFILE, file):
+            return f"interface {value} of the profile {file}"
     return f"{name}={value}"
 
 

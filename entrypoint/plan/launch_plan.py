@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from entrypoint.plan import commands
+from entrypoint.plan.origin import Origin, ValueSource
 from entrypoint.plan.rendezvous import Rendezvous, port_pair
 from entrypoint.schedulers.allocation import Allocation, Context
 
@@ -51,7 +52,8 @@ class LaunchPlan:
     run_dir: str
     venv: str | None
     """The venv whose Python runs the ranks; None for the Python that the entrypoint is started with."""
-    sources: Mapping[str, str]
+    sources: Mapping[str, ValueSource]
+    """What gave each value, by its dotted key in the JSON."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -103,6 +105,30 @@ class LaunchPlan:
         if self.local_rank is None:
             return None
         return self.node_rank * self.nproc_per_node + self.local_rank
+
+    @property
+    def port_is_derived(self) -> bool:
+        """Whether the port of torch's store follows from the job and the attempt: nobody chose it."""
+        return self.sources["master_port"].origin is Origin.DERIVED
+
+    @property
+    def device_is_default(self) -> bool:
+        """Whether nobody chose the device, and the scheduler's word did not decide it."""
+        return self.sources["device"].origin is Origin.DEFAULT
+
+    @property
+    def nproc_is_derived(self) -> bool:
+        """Whether the number of ranks on a node is that of what the scheduler granted."""
+        return self.sources["nproc_per_node"].origin is Origin.DERIVED
+
+    @property
+    def preload_is_derived(self) -> bool:
+        """Whether CMD decides what is imported beside torch: nobody chose it."""
+        return self.sources["preload"].origin is Origin.DERIVED
+
+    @property
+    def venv_is_by_variable(self) -> bool:
+        return self.sources["venv"].origin is Origin.ENVIRONMENT
 
     @property
     def program(self) -> list[str]:
@@ -166,7 +192,7 @@ class LaunchPlan:
             "venv": self.venv,
             "argv": self.argv,
             "env": dict(self.env),
-            "sources": dict(self.sources),
+            "sources": {name: str(source) for name, source in self.sources.items()},
         }
 
 
@@ -211,7 +237,7 @@ def with_members(plan: LaunchPlan, members: Sequence[int], attempt: int) -> Laun
     """The plan as these nodes, by their places in the allocation, go on with another attempt."""
     allocation, first = plan.allocation, members[0]
     port = plan.rendezvous.master_port
-    if plan.sources["master_port"].startswith("derived:"):
+    if plan.port_is_derived:
         port = port_of(allocation, attempt)
     rendezvous = dataclasses.replace(
         plan.rendezvous,
@@ -231,9 +257,9 @@ def with_members(plan: LaunchPlan, members: Sequence[int], attempt: int) -> Laun
     )
 
 
-def with_master_addr(plan: LaunchPlan, address: str, source: str) -> LaunchPlan:
+def with_master_addr(plan: LaunchPlan, address: str, source: ValueSource) -> LaunchPlan:
     """The plan with node 0 at this address, whatever its name means on this node."""
-    rendezvous = dataclasses.replace(plan.rendezvous, master_addr=address)
+    rendezvous = dataclasses.replace(plan.rendezvous, master_addr=address, host_suffix="")
     placed = placement(plan.mode, plan.allocation, plan.members, plan.nproc_per_node, rendezvous)
     sources = {**plan.sources, "master_addr": source}
     return dataclasses.replace(plan, rendezvous=rendezvous, env={**plan.env, **placed}, sources=sources)
@@ -245,7 +271,7 @@ def with_local_addr(plan: LaunchPlan, address: str) -> LaunchPlan:
     return dataclasses.replace(plan, rendezvous=rendezvous)
 
 
-def with_env(plan: LaunchPlan, added: Mapping[str, str], source: str) -> LaunchPlan:
+def with_env(plan: LaunchPlan, added: Mapping[str, str], source: ValueSource) -> LaunchPlan:
     """The plan with further variables for the workers."""
     sources = dict(plan.sources) | {f"env.{name}": source for name in added}
     return dataclasses.replace(plan, env={**plan.env, **added}, sources=sources)

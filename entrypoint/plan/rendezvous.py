@@ -36,6 +36,9 @@ class Rendezvous:
     """Whether torch's store runs on this node."""
     local_addr: str
     """This node's name; after `launch` has looked it up, its address."""
+    host_suffix: str
+    """The profile's, if node 0 is found by its name with that. Empty if the profile has none, or if node 0's
+    address was given or found in another way."""
 
     @property
     def endpoint(self) -> str:

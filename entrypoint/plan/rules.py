@@ -12,6 +12,7 @@ from entrypoint.errors import BadInput
 from entrypoint.plain import file_part
 from entrypoint.plan import passed
 from entrypoint.plan.launch_plan import LaunchPlan, Mode, placement, port_of
+from entrypoint.plan.origin import DEFAULT, Origin, ValueSource, derived_from, from_profile, from_variable
 from entrypoint.plan.profile import Profile, expanded
 from entrypoint.plan.rendezvous import MANUAL_PORT, Rendezvous
 from entrypoint.plan.sources import REFERENCE_JOB, Setting, Settings
@@ -38,7 +39,7 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
     mode = _mode(allocation, settings)
     device = _device(allocation, settings)
     nproc, notes = _nproc_per_node(allocation, settings, mode.value, device.value)
-    if nproc.source == "default":
+    if nproc.origin is Origin.DEFAULT:
         notes += lines_of_cores
     rendezvous, hosts, rendezvous_sources = _rendezvous(allocation, settings, profile, attempt.value)
     run_dir = _run_dir(env, allocation, settings, profile)
@@ -73,7 +74,7 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
         run_dir=run_dir.value,
         venv=settings.value("venv"),
         sources={
-            **{name: f"derived:{variable}" for name, variable in _allocation_sources(allocation).items()},
+            **{name: derived_from(variable) for name, variable in _allocation_sources(allocation).items()},
             "attempt": attempt.source,
             "mode": mode.source,
             "device": device.source,
@@ -83,7 +84,7 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
             "preload": preload.source,
             "venv": settings["venv"].source,
             **{f"env.{name}": source for name, source in worker_sources.items()},
-            **{f"env.{name}": "derived:mode" for name in placed},
+            **{f"env.{name}": derived_from("mode") for name in placed},
         },
         notes=allocation.notes + notes + thread_notes + _spare_note(allocation, members),
     )
@@ -122,17 +123,17 @@ def _attempt(env: Mapping[str, str], allocation: Allocation) -> Setting:
     text = env.get("APPTRAIN_ATTEMPT")
     if text is None:
         source = allocation.sources.get("restart_count")
-        return Setting(value=allocation.restart_count, source=f"derived:{source}" if source else "default")
+        return Setting(value=allocation.restart_count, source=derived_from(source) if source else DEFAULT)
     if not text.isdecimal():
         raise BadInput(f"APPTRAIN_ATTEMPT={text}: must be a number from 0: unset it, the job script sets it")
-    return Setting(value=int(text), source="env:APPTRAIN_ATTEMPT")
+    return Setting(value=int(text), source=from_variable("APPTRAIN_ATTEMPT"))
 
 
-def _derived(allocation: Allocation, *fields: str) -> str:
+def _derived(allocation: Allocation, *fields: str) -> ValueSource:
     for name in fields:
         if name in allocation.sources:
-            return f"derived:{allocation.sources[name]}"
-    return "default"
+            return derived_from(allocation.sources[name])
+    return DEFAULT
 
 
 def _mode(allocation: Allocation, settings: Settings) -> Setting:
@@ -163,14 +164,14 @@ def _start_ranks(settings: Settings, mode: Mode) -> tuple[Setting, Setting]:
     no_python = settings.value("no-python")
     if mode == "torchrun" and not no_python:
         if setting.value == "auto":
-            setting = Setting(value="fork", source="default")
+            setting = Setting(value="fork", source=DEFAULT)
         if not preload.value and settings.command[:2] == REFERENCE_JOB[:2]:
-            preload = Setting(value=REFERENCE_PRELOAD, source="derived:command")
+            preload = Setting(value=REFERENCE_PRELOAD, source=derived_from("command"))
         return setting, preload
     if setting.value == "fork":
         found = "--no-python" if no_python else f"mode {mode}"
         raise BadInput(f"--start-ranks fork, but with {found} nothing of ours starts the ranks: leave it out")
-    source = "derived:no_python" if no_python else "derived:mode"
+    source = derived_from("no_python" if no_python else "mode")
     return Setting(value="spawn", source=source if setting.value == "auto" else setting.source), preload
 
 
@@ -203,7 +204,7 @@ def _device(allocation: Allocation, settings: Settings) -> Setting:
     if setting.value != "auto":
         return setting
     if allocation.gpus is None and allocation.cpu_by_default:
-        return Setting(value="cpu", source="default")
+        return Setting(value="cpu", source=DEFAULT)
     if allocation.gpus is None:
         raise BadInput(_unknown_gpus(allocation))
     if allocation.gpus > 0:
@@ -213,8 +214,9 @@ def _device(allocation: Allocation, settings: Settings) -> Setting:
     raise BadInput(_no_gpu(allocation))
 
 
-def _gpus_from(allocation: Allocation) -> str:
-    return f"profile:{allocation.gpus_of_site}" if allocation.gpus_of_site else _derived(allocation, "gpus")
+def _gpus_from(allocation: Allocation) -> ValueSource:
+    site = allocation.gpus_of_site
+    return from_profile(site) if site else _derived(allocation, "gpus")
 
 
 def _unknown_gpus(allocation: Allocation) -> str:
@@ -310,7 +312,7 @@ def _granted_processes(allocation: Allocation, device: str) -> Setting:
         return Setting(value=allocation.gpus, source=_gpus_from(allocation))
     slots = allocation.slots_per_node
     if slots is None:
-        return Setting(value=1, source="default")
+        return Setting(value=1, source=DEFAULT)
     if len(set(slots)) > 1:
         raise BadInput(
             f"{allocation.sources.get('slots_per_node', 'the node file')} lists "
@@ -322,16 +324,18 @@ def _granted_processes(allocation: Allocation, device: str) -> Setting:
 
 def _rendezvous(
     allocation: Allocation, settings: Settings, profile: Profile, attempt: int
-) -> tuple[Rendezvous, tuple[str, ...], dict[str, str]]:
+) -> tuple[Rendezvous, tuple[str, ...], dict[str, ValueSource]]:
     """(the rendezvous with all that were granted, each node's host, their sources)."""
     backend, address, port = settings["rdzv-backend"], settings["master-addr"], settings["master-port"]
     nodes_from = _derived(allocation, "nodes")
-    suffix_from = f"profile:{profile.name}" if profile.host_suffix else nodes_from
-    names = [hostnames.with_suffix(name, profile.host_suffix) for name in allocation.nodes]
-    if address.value is None:
+    suffix = profile.host_suffix
+    suffix_from = from_profile(profile.name) if suffix else nodes_from
+    names = [hostnames.with_suffix(name, suffix) for name in allocation.nodes]
+    is_given = address.value is not None
+    if not is_given:
         address = Setting(value=names[0], source=suffix_from)
     if port.value is None and allocation.job_number is None:
-        port = Setting(value=MANUAL_PORT, source="default")
+        port = Setting(value=MANUAL_PORT, source=DEFAULT)
     elif port.value is None:
         port = Setting(value=port_of(allocation, attempt), source=_derived(allocation, "job_id"))
     hosts = [address.value.strip("[]"), *names[1:]]
@@ -343,6 +347,7 @@ def _rendezvous(
         id=f"{allocation.job_id}.{attempt}",
         is_host=allocation.node_rank == 0,
         local_addr=names[allocation.node_rank],
+        host_suffix="" if is_given else suffix,
     )
     return (
         rendezvous,
@@ -363,7 +368,8 @@ def _run_dir(env: Mapping[str, str], allocation: Allocation, settings: Settings,
     if setting.value is not None:
         return Setting(value=str(setting.value), source=setting.source)
     path = run_directory(env, allocation.job_name, allocation.run_id, allocation.submit_dir, profile)
-    return Setting(value=path, source=f"profile:{profile.name}" if profile.scratch else "derived:run_dir")
+    source = from_profile(profile.name) if profile.scratch else derived_from("run_dir")
+    return Setting(value=path, source=source)
 
 
 def run_directory(
@@ -383,11 +389,11 @@ def _workers_env(
     nproc: int,
     run_dir: Setting,
     device: Setting,
-) -> tuple[dict[str, str], dict[str, str], tuple[str, ...]]:
+) -> tuple[dict[str, str], dict[str, ValueSource], tuple[str, ...]]:
     """(variables, their sources, notes)."""
     threads, notes = _threads(env, allocation, settings, nproc)
     found: dict[str, Setting] = {
-        name: Setting(value=value, source=f"profile:{profile.name}")
+        name: Setting(value=value, source=from_profile(profile.name))
         for name, value in profile.env.items()
         if name not in env
     }
@@ -401,16 +407,15 @@ def _workers_env(
     if interface.value:
         # NCCL takes a bare name as a prefix: eth1 would match eth10 as well.
         names = {"GLOO_SOCKET_IFNAME": interface.value, "NCCL_SOCKET_IFNAME": f"={interface.value}"}
-        by_user = not interface.source.startswith(("profile:", "derived:"))
         for name, value in names.items():
-            if by_user or (name not in env and name not in profile.env):
+            if interface.origin.is_user or (name not in env and name not in profile.env):
                 found[name] = Setting(value=value, source=interface.source)
     if (
         settings.command[0] == "-m"
         and len(settings.command) > 1
         and settings.command[1].split(".")[0] in OURS
     ):
-        found["PYTHONSAFEPATH"] = Setting(value="1", source="derived:CMD")
+        found["PYTHONSAFEPATH"] = Setting(value="1", source=derived_from("CMD"))
     return {n: s.value for n, s in found.items()}, {n: s.source for n, s in found.items()}, notes
 
 
@@ -420,7 +425,7 @@ def _of_doctor(settings: Settings, profile: Profile, device: Setting) -> dict[st
     if settings.value("fabric"):
         found["APPTRAIN_FABRIC"] = settings["fabric"]
     if profile.path:
-        found["APPTRAIN_PROFILE"] = Setting(value=profile.path, source=f"profile:{profile.name}")
+        found["APPTRAIN_PROFILE"] = Setting(value=profile.path, source=from_profile(profile.name))
     return found
 
 
@@ -437,19 +442,19 @@ def _threads(
     CPUs depend on it, so the reference program, whose runs are to agree, gets one everywhere."""
     setting = settings["omp-num-threads"]
     is_reference = settings.command[:2] == REFERENCE_JOB[:2]
-    of_site = setting.source.startswith("profile:")
+    of_site = setting.origin is Origin.PROFILE
     if setting.value is not None and not of_site:
         return Setting(value=str(setting.value), source=setting.source), ()
     inherited = env.get("OMP_NUM_THREADS")
     if inherited is not None and inherited != allocation.omp_num_threads:
         if not all(part.isdecimal() and int(part) for part in inherited.split(",")):
             raise BadInput(f"OMP_NUM_THREADS={inherited}: must be a positive number: correct it, or unset it")
-        return Setting(value=inherited, source="env:OMP_NUM_THREADS"), ()
+        return Setting(value=inherited, source=from_variable("OMP_NUM_THREADS")), ()
     if of_site and not is_reference:
         return Setting(value=str(setting.value), source=setting.source), ()
-    threads, source = "1", "default"
+    threads, source = "1", DEFAULT
     if is_reference:
-        source = "derived:CMD"
+        source = derived_from("CMD")
     elif allocation.cpus is not None:
         threads, source = str(max(1, allocation.cpus // nproc)), _derived(allocation, "cpus")
     notes: tuple[str, ...] = ()

@@ -19,6 +19,7 @@ from entrypoint.errors import BadInput
 from entrypoint.plan import commands, options
 from entrypoint.plan.commands import split_command, typed
 from entrypoint.plan.options import Option, flag
+from entrypoint.plan.origin import DEFAULT, FLAG, Origin, ValueSource, from_profile, from_variable
 
 DOCTOR = ("-m", "entrypoint.doctor")
 REFERENCE_JOB = ("-m", "train", "--config", "digits")
@@ -30,10 +31,14 @@ MOST_ARGUMENTS = 1 << 23
 
 @dataclass(frozen=True)
 class Setting:
-    """A value and where it came from: `flag`, `env:NAME`, `profile:FILE`, `derived:NAME` or `default`."""
+    """A value and where it came from."""
 
     value: Any
-    source: str
+    source: ValueSource
+
+    @property
+    def origin(self) -> Origin:
+        return self.source.origin
 
 
 class Settings:
@@ -50,7 +55,7 @@ class Settings:
         return self._settings[name].value
 
     def given(self, name: str) -> bool:
-        return self._settings[name].source != "default"
+        return self._settings[name].origin is not Origin.DEFAULT
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -196,16 +201,16 @@ def resolve(
     settings = {}
     for option in options.OPTIONS:
         if (text := given.get(option.name)) is not None:
-            settings[option.name] = Setting(value=_parse(option, f"--{option.name}", text), source="flag")
+            settings[option.name] = Setting(value=_parse(option, f"--{option.name}", text), source=FLAG)
         elif option.variable in env:
             value = _parse(option, option.variable, env[option.variable])
-            settings[option.name] = Setting(value=value, source=f"env:{option.variable}")
+            settings[option.name] = Setting(value=value, source=from_variable(option.variable))
         elif option.in_profile and (own := profile.get(option.name, ())) != ():
             text = ",".join(own) if isinstance(own, tuple) else str(own)
             value = _parse(option, f"{option.name} in {profile_name}", text)
-            settings[option.name] = Setting(value=value, source=f"profile:{profile_name}")
+            settings[option.name] = Setting(value=value, source=from_profile(profile_name))
         else:
-            settings[option.name] = Setting(value=option.default, source="default")
+            settings[option.name] = Setting(value=option.default, source=DEFAULT)
     if settings["doctor"].value:
         command = (*DOCTOR, *command)
     return Settings(settings, command)

@@ -30,6 +30,7 @@ from entrypoint.node import gpu, network
 from entrypoint.plain import plain
 from entrypoint.plan import mistakes, passed
 from entrypoint.plan.launch_plan import LaunchPlan, in_brief, with_env
+from entrypoint.plan.origin import derived_from
 from entrypoint.plan.sources import Settings
 from entrypoint.private import write_private
 from entrypoint.record import source
@@ -365,7 +366,7 @@ class Attempt:
         added |= {"APPTRAIN_ATTEMPT": str(plan.attempt), "APPTRAIN_JOB_ID": plan.allocation.job_id}
         added |= fabric.variables(plan, self.settings, self.env, scratch)
         added |= stacks.variables(plan.device, scratch, self.run_dir, self.env, version("torch"))
-        return with_env(plan, added, "derived:hang-timeout")
+        return with_env(plan, added, derived_from("hang-timeout"))
 
     def _hang_policy(self) -> HangPolicy:
         return HangPolicy(

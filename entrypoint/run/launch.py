@@ -101,8 +101,7 @@ def _check_venv(plan: LaunchPlan) -> None:
     if plan.venv is None:
         return
     venv = Path(plan.venv)
-    by_variable = plan.sources["venv"].startswith("env:")
-    given = f"APPTRAIN_VENV={venv}" if by_variable else f"--venv {venv}"
+    given = f"APPTRAIN_VENV={venv}" if plan.venv_is_by_variable else f"--venv {venv}"
     make = f"make venv DIR={shlex.quote(plan.venv)}"
     if not (venv / "pyvenv.cfg").exists():
         raise BadInput(f"{given} is no venv, it has no pyvenv.cfg: make it with {make}")

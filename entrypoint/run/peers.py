@@ -23,6 +23,7 @@ from entrypoint.meet.identity import Identity
 from entrypoint.meet.link import Link
 from entrypoint.node import gpu, network
 from entrypoint.plan.launch_plan import LaunchPlan, with_master_addr, with_members
+from entrypoint.plan.origin import derived_from
 from entrypoint.plan.sources import Settings
 from entrypoint.run.restart import Restarts
 
@@ -51,7 +52,7 @@ class Peers:
     def planned(self, members: Sequence[int], first: str) -> LaunchPlan:
         """The plan for these nodes; `first`: node 0's address where its name misleads."""
         plan = with_members(self.granted, members, self.granted.attempt)
-        return with_master_addr(plan, first, "derived:join") if first else plan
+        return with_master_addr(plan, first, derived_from("join")) if first else plan
 
     async def meet(self, plan: LaunchPlan, endpoint: network.Endpoint) -> Link | None:
         """Meets the other nodes (in `rank` mode tasks); a single participant has nobody to meet."""

@@ -130,7 +130,7 @@ class Ranks:
             self._gpus.set_result(None)
         elif self.plan.mode == "torchrun":
             await self._spawn_agent()
-        elif self.plan.device == "cuda" or (self.plan.sources["device"] == "default" and gpu.can_be_there()):
+        elif self.plan.device == "cuda" or (self.plan.device_is_default and gpu.can_be_there()):
             self._tasks.append(asyncio.create_task(self._count_gpus()))
         else:
             self._gpus.set_result(None)
@@ -147,7 +147,7 @@ class Ranks:
             return ""
         if asked == "fork":
             raise BadInput(f"--start-ranks fork, but {self._why_spawned}: leave it out")
-        if self._why_spawned.startswith("--preload") and self.plan.sources["preload"] != "derived:command":
+        if self._why_spawned.startswith("--preload") and not self.plan.preload_is_derived:
             raise BadInput(self._why_spawned)
         return f"each rank imports torch for itself: {self._why_spawned}"
 

@@ -41,7 +41,7 @@ class Restarts:
         self._lost |= set(lost)
         if ended.status == BAD_INPUT:
             return "bad input would be refused again"
-        if ended.is_unavailable and not self._plan.sources["master_port"].startswith("derived:"):
+        if ended.is_unavailable and not self._plan.port_is_derived:
             return "the port was chosen by hand"
         if len(self._left) < self._least:
             return self._too_few(len(self._left))

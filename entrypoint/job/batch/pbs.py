@@ -65,7 +65,7 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
         notes.append(f"qstat -f {env['PBS_JOBID']} does not answer: walltime and GPUs are unknown")
     gpus, shared = _gpus(env, told, hosts, len(lines))
     added = {} if gpus is None else {"APPTRAIN_NGPUS": str(gpus)}
-    if settings["term-grace"].source == "default":
+    if not settings.given("term-grace"):
         added["APPTRAIN_TERM_GRACE"] = str(_grace(attributes(facts.one("queue"))))
     if told.get("run_count", "0").isdecimal() and int(told.get("run_count", "0")) > 1:
         shared.append(f"PBS runs this job again (run_count is {told['run_count']})")

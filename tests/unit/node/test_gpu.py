@@ -16,6 +16,7 @@ from entrypoint import embedded as ours
 from entrypoint.errors import BadInput
 from entrypoint.node import gpu
 from entrypoint.node.gpu import DriverReport, Gpu, ImageStack
+from entrypoint.plan.origin import derived_from, from_profile
 from entrypoint.plan.resolve import resolve
 from tests.unit.node.machines import (
     CU126,
@@ -379,7 +380,9 @@ def test_a_task_that_is_one_rank_may_see_one_slice_of_its_own() -> None:
 def test_whole_nodes_must_have_the_gpus_that_the_profile_says(seen: int) -> None:
     plan = planned("--device", "cuda", "--nproc-per-node", "2")
     site = replace(plan.allocation, gpus=2, gpus_of_site="lab.yaml")
-    plan = replace(plan, allocation=site, sources={**plan.sources, "nproc_per_node": "profile:lab.yaml"})
+    plan = replace(
+        plan, allocation=site, sources={**plan.sources, "nproc_per_node": from_profile("lab.yaml")}
+    )
     gpu.check_gpus(plan, 2, pytest.fail)
     text = (
         rf"^nproc_per_node is 2 \(profile:lab.yaml\), but torch sees {seen} GPUs on b: give --nproc-per-node N, or "
@@ -396,7 +399,7 @@ def test_a_task_that_is_one_rank_may_see_more_gpus_than_its_node_has_ranks(
     mode: str, seen: int, starts: bool
 ) -> None:
     plan = planned("--device", "cuda", mode=mode, CUDA_VISIBLE_DEVICES="0,1")
-    derived = {**plan.sources, "nproc_per_node": "derived:SLURM_NTASKS_PER_NODE"}
+    derived = {**plan.sources, "nproc_per_node": derived_from("SLURM_NTASKS_PER_NODE")}
     plan = replace(plan, nproc_per_node=2, sources=derived)
     with nullcontext() if starts else pytest.raises(BadInput, match=f"torch sees {seen} GPUs on b"):
         gpu.check_gpus(plan, seen, pytest.fail)

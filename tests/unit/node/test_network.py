@@ -18,6 +18,7 @@ from entrypoint.errors import Refusal
 from entrypoint.node import network
 from entrypoint.node.network import Endpoint, Interface, ThisMachine
 from entrypoint.plan.launch_plan import LaunchPlan, with_local_addr, with_master_addr
+from entrypoint.plan.origin import derived_from
 from entrypoint.plan.resolve import resolve
 from entrypoint.run import agent
 from tests.ports import free_port
@@ -129,7 +130,7 @@ def test_a_nodes_address_is_its_names_on_the_first_and_that_of_the_route_to_it_o
     plan = endpoints[1].plan
     variables = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
     assert [plan.env[name] for name in variables] == ["eth0", "=eth0"]
-    assert [plan.sources[f"env.{name}"] for name in variables] == ["derived:rendezvous.local_addr"] * 2
+    assert [str(plan.sources[f"env.{name}"]) for name in variables] == ["derived:rendezvous.local_addr"] * 2
 
 
 def test_under_a_host_suffix_it_is_the_address_of_the_longer_name_on_every_node(profile: str) -> None:
@@ -439,11 +440,11 @@ def test_the_others_find_a_node_by_a_name_unless_its_address_was_given() -> None
 
 
 def test_a_plan_with_another_address_of_node_0_tells_it_to_everyone() -> None:
-    moved = with_master_addr(plan_of("gpu-b07", "--mode", "exec"), "10.77.43.11", "derived:join")
+    moved = with_master_addr(plan_of("gpu-b07", "--mode", "exec"), "10.77.43.11", derived_from("join"))
     assert (moved.rendezvous.master_addr, moved.rendezvous.endpoint) == ("10.77.43.11", "10.77.43.11:29500")
-    assert (moved.env["MASTER_ADDR"], moved.sources["master_addr"]) == ("10.77.43.11", "derived:join")
+    assert (moved.env["MASTER_ADDR"], str(moved.sources["master_addr"])) == ("10.77.43.11", "derived:join")
     assert seen(network.find(moved, {}, host(27))) == ("10.77.43.11", "10.77.43.27", "hsn0", "10.77.43.27")
-    torchrun = with_master_addr(plan_of("gpu-b07"), "10.77.43.11", "derived:join")
+    torchrun = with_master_addr(plan_of("gpu-b07"), "10.77.43.11", derived_from("join"))
     assert "--rdzv-endpoint=10.77.43.11:29500" in torchrun.argv
 
 
