@@ -169,7 +169,7 @@ def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> LocalJob:
         job,
         outcome_per_task=plan.mode == "rank",
         term_grace=settings.value("term-grace"),
-        may_restart=settings.value("on-failure") == "restart",
+        may_restart=settings.on_failure.restarts_in_place,
         port_by_hand=settings.given("master-port"),
         without_cmd=not command and plan.command == sources.REFERENCE_JOB,
         is_demo=plan.command[: len(sources.REFERENCE_JOB)] == sources.REFERENCE_JOB,

@@ -20,6 +20,7 @@ from entrypoint.job.again import no_progress, too_many
 from entrypoint.job.batch import slurm
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
+from entrypoint.plan.failure_policy import FailurePolicy
 from entrypoint.record import reading
 
 ATTEMPTS = 3
@@ -46,7 +47,7 @@ class PreparedJob:
     """In node-rank order of all that were granted."""
     tasks: int
     """Of each node."""
-    policy: str
+    policy: FailurePolicy
     """--on-failure"""
     bound: int | None
     """--max-restarts"""
@@ -80,7 +81,7 @@ class PreparedJob:
             attempt=int(facts.one("attempt")),
             hosts=tuple(facts.all("host")),
             tasks=int(facts.one("tasks")),
-            policy=facts.one("policy"),
+            policy=FailurePolicy(facts.one("policy")),
             bound=int(facts.one("bound")) if facts.one("bound") else None,
             port_by_hand=facts.one("port_by_hand") == "1",
             scheduler=facts.one("scheduler"),
@@ -201,9 +202,9 @@ def verdict(job: PreparedJob, run: RunDirectory, of_job: Outcome, *, is_planned:
     if job.batch and status != BAD_INPUT and slurm.is_preempted(told):
         return _later(job, status, f"preempted: {error}", forgets=True)
     failed = f"status {status}: {error} (logs: {run.logs})"
-    if job.policy == "stop" or status == BAD_INPUT:
+    if not job.policy.requeues or status == BAD_INPUT:
         return Verdict(follows="end", status=status, said=(("say", failed),))
-    if job.policy == "restart":
+    if job.policy.restarts_in_place:
         inside = "it does not go on inside the allocation: as with --on-failure requeue"
         return _within_bounds(job, run, status, failed, inside)
     return _within_bounds(job, run, status, failed)
@@ -263,7 +264,7 @@ def settle(where: Path, job: PreparedJob, found: Verdict, asked: str = "") -> No
     elif found.is_planned:
         following.add_planned_end()
     if found.follows == "again":
-        following.begin(restarts=job.policy == "restart")
+        following.begin(restarts=job.policy.restarts_in_place)
         dataclasses.replace(job, attempt=attempt, tries=job.tries + 1, script=None).write(where)
     else:
         following.finish()

@@ -20,6 +20,7 @@ from entrypoint.job.handover import Facts
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import processes
 from entrypoint.plan import commands, mistakes, options, profile, rules, sources
+from entrypoint.plan.failure_policy import FailurePolicy
 from entrypoint.plan.launch_plan import describe
 from entrypoint.plan.profile import Profile
 from entrypoint.plan.resolve import resolve
@@ -49,8 +50,8 @@ class _Request:
     run: RunDirectory
 
     @property
-    def policy(self) -> str:
-        return str(self.settings.value("on-failure"))
+    def policy(self) -> FailurePolicy:
+        return self.settings.on_failure
 
     @property
     def exported(self) -> dict[str, str]:
@@ -142,9 +143,9 @@ def _answer(asked: _Request) -> Entries:
     """What the host half is told of every attempt."""
     granted, run = asked.granted, asked.run
     yield from (("run_dir", str(run.path)), ("attempt", str(run.attempt)))
-    if asked.policy == "restart":
+    if asked.policy.restarts_in_place:
         yield ("goes_on", "yes")
-    if asked.policy != "stop" and asked.is_batch:
+    if asked.policy.requeues and asked.is_batch:
         yield ("tells_end", "yes")
     yield from (("host", host) for host in granted.hosts)
     yield from granted.host_side
@@ -229,7 +230,7 @@ def _begin(where: Path, asked: _Request) -> Entries:
     if is_over:
         run.finish()
     else:
-        run.begin(restarts=asked.policy == "restart")
+        run.begin(restarts=asked.policy.restarts_in_place)
     run.make_key()
     job.write(where)
     if job.scheduler == "pbs":

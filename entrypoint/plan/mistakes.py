@@ -114,7 +114,7 @@ def check_run_dir(path: Path, command: Sequence[str]) -> None:
 
 def check_plan(plan: LaunchPlan, settings: Settings) -> None:
     """Raises BadInput for options that do not go with the mode."""
-    if settings.value("on-failure") == "restart" and plan.mode == "rank":
+    if settings.on_failure.restarts_in_place and plan.mode == "rank":
         raise BadInput(
             "--on-failure restart needs one task on every node, and --mode rank has one for each rank: start "
             "one task per node, or use --on-failure requeue"
@@ -123,8 +123,8 @@ def check_plan(plan: LaunchPlan, settings: Settings) -> None:
         raise BadInput(
             "--doctor starts a rank on each device, and --mode exec does not: leave --mode exec out"
         )
-    if settings.value("doctor") and (follows := settings.value("on-failure")) != "stop":
-        raise BadInput(f"--doctor looks once: leave --on-failure {follows} out")
+    if settings.value("doctor") and settings.on_failure.requeues:
+        raise BadInput(f"--doctor looks once: leave --on-failure {settings.on_failure} out")
     if plan.mode != "torchrun" and plan.max_restarts:
         raise BadInput(
             f"--max-restarts {plan.max_restarts} needs --mode torchrun, this is {plan.mode}: leave it out"

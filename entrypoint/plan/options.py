@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint import spelling
+from entrypoint.plan.failure_policy import FailurePolicy
 from entrypoint.plan.profile import FABRICS, RDMA
 from entrypoint.schedulers import choice
 
@@ -72,6 +73,10 @@ def one_of(*choices: str) -> Callable[[str], str]:
         return text
 
     return parse
+
+
+def failure_policy(text: str) -> FailurePolicy:
+    return FailurePolicy(one_of(*map(str, FailurePolicy))(text))
 
 
 def flag(text: str) -> bool:
@@ -315,9 +320,9 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="on-failure",
-        parse=one_of("stop", "requeue", "restart"),
+        parse=failure_policy,
         metavar="WHAT",
-        default="stop",
+        default=FailurePolicy.STOP,
         help="what follows a failure: stop, requeue (by the job script), or restart in the same job with the "
         "nodes that are left (default: stop)",
     ),

@@ -33,8 +33,7 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
     """Composes the plan. Raises BadInput where what was granted and what was asked for do not fit."""
     allocation = _with_gpus_of_site(env, allocation, profile)
     allocation, lines_of_cores = _without_lines_of_cores(allocation, profile)
-    on_failure = settings.value("on-failure")
-    members = tuple(range(_members(allocation, settings, spares=on_failure == "restart")))
+    members = tuple(range(_members(allocation, settings, spares=settings.on_failure.restarts_in_place)))
     attempt = _attempt(env, allocation)
     mode = _mode(allocation, settings)
     device = _device(allocation, settings)
@@ -69,7 +68,7 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
         start_ranks=start_ranks.value,
         preload=preload.value,
         # With what follows a failure, --max-restarts bounds that, and torchrun would hide failures from it.
-        max_restarts=(settings.value("max-restarts") or 0) if on_failure == "stop" else 0,
+        max_restarts=0 if settings.on_failure.requeues else settings.value("max-restarts") or 0,
         env=workers | placed,
         run_dir=run_dir.value,
         venv=settings.value("venv"),

@@ -18,6 +18,7 @@ from entrypoint import files
 from entrypoint.errors import BadInput
 from entrypoint.plan import commands, options
 from entrypoint.plan.commands import split_command, typed
+from entrypoint.plan.failure_policy import FailurePolicy
 from entrypoint.plan.options import Option, flag
 from entrypoint.plan.origin import DEFAULT, FLAG, Origin, ValueSource, from_profile, from_variable
 
@@ -53,6 +54,11 @@ class Settings:
 
     def value(self, name: str) -> Any:
         return self._settings[name].value
+
+    @property
+    def on_failure(self) -> FailurePolicy:
+        policy: FailurePolicy = self.value("on-failure")
+        return policy
 
     def given(self, name: str) -> bool:
         return self._settings[name].origin is not Origin.DEFAULT

@@ -132,7 +132,7 @@ class _Session:
         self._settings = settings
         self._env = env
         self._consoles = output.own_consoles(env)
-        self._restarts = Restarts(plan, settings) if settings.value("on-failure") == "restart" else None
+        self._restarts = Restarts(plan, settings) if settings.on_failure.restarts_in_place else None
         self._attempt: Attempt | None = None
         self._asked: int | None = None
         """The signal by which this process was asked to end."""

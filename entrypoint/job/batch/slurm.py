@@ -32,7 +32,7 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
     address = _meeting_address(facts, settings, site, hosts)
     _check_gpus(env, len(hosts))
     count = int(env.get("SLURM_RESTART_COUNT") or 0)
-    on_batch, goes_on = bool(facts.one("batch")), settings.value("on-failure") == "restart"
+    on_batch, goes_on = bool(facts.one("batch")), settings.on_failure.restarts_in_place
     words = [
         "--export=ALL",
         f"--nodes={len(hosts)}",

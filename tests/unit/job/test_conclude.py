@@ -14,7 +14,9 @@ from entrypoint.job import conclude, handover, outcome
 from entrypoint.job.conclude import PreparedJob, Verdict
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
+from entrypoint.plan.failure_policy import FailurePolicy
 
+STOP, REQUEUE, RESTART = FailurePolicy
 PREEMPTED = "JobId=7 JobState=RUNNING Restarts=0 PreemptTime=2026-11-21T10:00:00 "
 NAMES = ("follows", "status", "attempt", "say", "tell", "by_hand", "asked")
 TAKEN = Outcome(status=69, node="a", error="the port is taken")
@@ -40,7 +42,7 @@ def job(tmp_path: Path, **changes: Any) -> PreparedJob:
         "attempt": 0,
         "hosts": ("a", "b"),
         "tasks": 1,
-        "policy": "stop",
+        "policy": STOP,
         "bound": None,
         "port_by_hand": False,
         "scheduler": "slurm",
@@ -74,22 +76,22 @@ FAILED = Outcome(status=7, rank=1, node="b", time=9.0, error="ValueError: no")
 @pytest.mark.parametrize(
     ("policy", "outcomes", "planned", "follows", "status"),
     [
-        ("stop", (0, 0), False, "end", 0),
-        ("stop", (0, FAILED), False, "end", 7),
-        ("requeue", (0, FAILED), False, "requeue", 7),
-        ("restart", (0, FAILED), False, "requeue", 7),
-        ("requeue", (64, 0), False, "end", 64),
-        ("stop", (75, 75), True, "requeue", 75),
-        ("stop", (75, 75), False, "requeue", 75),
-        ("stop", (75, 0), True, "end", 1),
-        ("requeue", (0, None), False, "requeue", 1),
-        ("stop", (TAKEN, None), False, "again", 69),
-        ("stop", (dataclasses.replace(TAKEN, rank=0), None), False, "end", 69),
+        (STOP, (0, 0), False, "end", 0),
+        (STOP, (0, FAILED), False, "end", 7),
+        (REQUEUE, (0, FAILED), False, "requeue", 7),
+        (RESTART, (0, FAILED), False, "requeue", 7),
+        (REQUEUE, (64, 0), False, "end", 64),
+        (STOP, (75, 75), True, "requeue", 75),
+        (STOP, (75, 75), False, "requeue", 75),
+        (STOP, (75, 0), True, "end", 1),
+        (REQUEUE, (0, None), False, "requeue", 1),
+        (STOP, (TAKEN, None), False, "again", 69),
+        (STOP, (dataclasses.replace(TAKEN, rank=0), None), False, "end", 69),
     ],
 )
 def test_what_follows(
     tmp_path: Path,
-    policy: str,
+    policy: FailurePolicy,
     outcomes: tuple[Outcome | int | None, ...],
     planned: bool,
     follows: str,
@@ -139,7 +141,7 @@ def test_what_a_node_that_is_cut_off_says_of_the_first_counts_only_where_that_di
 
 
 def test_after_a_restart_the_last_attempt_counts_and_those_that_took_part(tmp_path: Path) -> None:
-    of = job(tmp_path, policy="restart")
+    of = job(tmp_path, policy=RESTART)
     write(of, FAILED, FAILED)
     crew = RunDirectory(of.run_dir, 1)
     crew.claim([(1, "b"), (7, "nobody")], exclusive=False)
@@ -233,7 +235,7 @@ def test_a_new_checkpoint_between_planned_ends_is_progress(tmp_path: Path, hand:
 
 
 def test_failures_and_unasked_ends_are_bounded_and_planned_ones_are_not(tmp_path: Path, hand: Path) -> None:
-    of = job(tmp_path, policy="requeue", bound=1)
+    of = job(tmp_path, policy=REQUEUE, bound=1)
     write(of, 0, FAILED)
     conclude.settle(hand, of, decided(of))
     assert (of.run_dir / "restarts").read_text() == "1 0\n"
@@ -351,7 +353,7 @@ def test_slurms_own_requeue_is_seen_in_its_count(tmp_path: Path, hand: Path, tol
 
 
 def test_a_warning_or_the_stop_file_makes_an_end_a_planned_one(tmp_path: Path, hand: Path) -> None:
-    of = job(tmp_path, policy="restart")
+    of = job(tmp_path, policy=RESTART)
     of.write(hand)
     write(of, 75, 75)
     ask(hand, warned="yes")
@@ -363,7 +365,7 @@ def test_a_warning_or_the_stop_file_makes_an_end_a_planned_one(tmp_path: Path, h
 
 
 def test_the_next_attempt_begins_where_this_one_could_not(tmp_path: Path, hand: Path) -> None:
-    of = job(tmp_path, policy="restart")
+    of = job(tmp_path, policy=RESTART)
     of.write(hand)
     write(of, TAKEN)
     (of.run_dir / "stop").touch()

@@ -16,7 +16,9 @@ from entrypoint.plan.origin import Origin, ValueSource
         (origin.DEFAULT, "default", False),
     ],
 )
-def test_a_source_hasits_text_and_is_the_user_s_or_not(source: ValueSource, text: str, is_user: bool) -> None:
+def test_a_source_has_its_text_and_is_the_user_s_or_not(
+    source: ValueSource, text: str, is_user: bool
+) -> None:
     assert (str(source), source.origin.is_user) == (text, is_user)
 
 

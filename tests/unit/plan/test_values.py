@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from entrypoint.plan import options
+from entrypoint.plan.failure_policy import FailurePolicy
 
 GOOD: list[tuple[Callable[[str], Any], str, Any]] = [
     (options.count, "0", 0),
@@ -18,6 +19,7 @@ GOOD: list[tuple[Callable[[str], Any], str, Any]] = [
     (options.seconds_before, "0", 0),
     (options.seconds_before, "9999999", 9999999),
     (options.one_of("cpu", "cuda"), "cuda", "cuda"),
+    (options.failure_policy, "restart", FailurePolicy.RESTART),
     (options.flag, "1", True),
     (options.flag, "true", True),
     (options.flag, "0", False),
@@ -39,6 +41,7 @@ BAD: list[tuple[Callable[[str], Any], str, str]] = [
     (options.seconds_before, "1.5", "must be seconds; 0 leaves it out"),
     (options.seconds_before, "10000000", "must be seconds; 0 leaves it out"),
     (options.one_of("cpu", "cuda"), "gpu", "must be one of cpu, cuda"),
+    (options.failure_policy, "RESTART", "must be one of stop, requeue, restart"),
     (options.flag, "yes", "must be 1 or 0"),
     (options.node_count, "3:2", "MIN is more than MAX"),
     (options.module_names, "a,,b", "must be names of modules with commas between them"),

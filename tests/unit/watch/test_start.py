@@ -10,6 +10,7 @@ import pytest
 from entrypoint.job import handover
 from entrypoint.job.conclude import PreparedJob
 from entrypoint.node import processes
+from entrypoint.plan.failure_policy import FailurePolicy
 from entrypoint.watch.start import StartTimes, of_launch
 
 
@@ -46,8 +47,9 @@ def hand(tmp_path: Path) -> Path:
 
 def job(hand: Path, **known: float | None) -> dict[str, str]:
     """The variables of a task of a job that was prepared."""
-    of = {"attempt": 0, "hosts": ("n1",), "tasks": 1, "policy": "stop", "bound": None, "port_by_hand": False}
-    PreparedJob(run_dir=hand, scheduler="slurm", batch=True, **of, **known).write(hand)  # type: ignore[arg-type]
+    of = {"attempt": 0, "hosts": ("n1",), "tasks": 1, "bound": None, "port_by_hand": False}
+    of |= {"policy": FailurePolicy.STOP, "scheduler": "slurm", "batch": True}
+    PreparedJob(run_dir=hand, **of, **known).write(hand)  # type: ignore[arg-type]
     return {handover.VARIABLE: str(hand), "APPTRAIN_ATTEMPT": "0"}
 
 
