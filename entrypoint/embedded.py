@@ -29,8 +29,8 @@ from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.resolve import resolve
 from entrypoint.record import reading
 from entrypoint.run import endings, launch
-from entrypoint.run.launch import HANDLED
 from entrypoint.run.node_state import PLANNED
+from entrypoint.run.signals import HANDLED, handled_signals
 from entrypoint.schedulers import embedded as variables
 from entrypoint.watch import output
 
@@ -237,7 +237,7 @@ class _Nodes:
 
     def run(self) -> int:
         job = self.job
-        for signum in launch.handled_signals():
+        for signum in handled_signals():
             signal.signal(signum, self._signalled)
         lock.refuse_if_in_use(job.run_dir)
         first = rundir.next_attempt(job.run_dir)

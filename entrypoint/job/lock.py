@@ -134,10 +134,6 @@ class Lock:
             raise _in_use(self._path.parent, holder)
         return same_job or (holder.where == self._mine.where != "")
 
-    def keep(self, lost: Callable[[str], object]) -> None:
-        """Touches the file from now on, in a thread, which calls `lost` where another job has taken it."""
-        threading.Thread(target=self._keep, args=(lost,), daemon=True, name="lock").start()
-
     def release(self) -> None:
         self._released.set()
         with contextlib.suppress(OSError):
@@ -145,16 +141,19 @@ class Lock:
             if holder is not None and holder.token == self._mine.token:
                 self._path.unlink()
 
-    def _keep(self, lost: Callable[[str], object]) -> None:
+    def keep(self) -> str:
+        """Touches the file until it is released. Returns then, empty, or why it is no longer this job's; also
+        empty once another node of this job has gone on without this one."""
         while not self._released.wait(BEAT):
             with contextlib.suppress(OSError):
                 holder = _read(self._path)
                 if holder is not None and holder.token != self._mine.token:
                     # Another node of this job may have gone on without this one: the nodes settle that.
                     if holder.job != self._mine.job or not holder.is_unique:
-                        lost(f"the run directory {self._path.parent} was taken by {holder}")
-                    return
+                        return f"the run directory {self._path.parent} was taken by {holder}"
+                    return ""
                 os.utime(self._path)
+        return ""
 
     def _make(self) -> bool:
         """Whether the lock is ours, of those who try at once."""

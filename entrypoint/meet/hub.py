@@ -93,7 +93,8 @@ class Hub(Link):
                         self._try_ways()
                     await asyncio.wait([self._met], timeout=0.2)
                 else:
-                    self.waiting.check(self._missing)
+                    if self.waiting.is_due():
+                        self.waiting.tell(self._missing())
                     await asyncio.wait([self._met], timeout=self.waiting.nap())
             self._met.result()
         except Refusal as refusal:
@@ -131,7 +132,7 @@ class Hub(Link):
                 f"others and may have {hard} (ulimit -Hn): have the hard limit raised on the nodes"
             )
         if room < wanted:
-            self.say(
+            self.local.say(
                 f"node 0 may have {hard} open files (ulimit -Hn): it listens to {room} at once that have not "
                 f"proved who they are, instead of {wanted}"
             )
@@ -260,7 +261,7 @@ class Hub(Link):
         address = self._address
         astray = [one for one, where in self._reached.items() if where != address]
         if new := [one for one in astray if self._sent.get(one) != address]:
-            self.say(self._two_addresses(new[0], address) + f": {address} is taken")
+            self.local.say(self._two_addresses(new[0], address) + f": {address} is taken")
         for participant in new:
             self._sent[participant] = address
             if participant == self.me.participant:
@@ -274,7 +275,7 @@ class Hub(Link):
 
     async def _move_ourselves(self, address: str) -> None:
         try:
-            contact = await self.move(address)
+            contact = await self.local.move(address)
         except (Refusal, OSError) as error:
             if not self._met.done():
                 self._met.set_exception(error if isinstance(error, Refusal) else Unavailable(str(error)))
@@ -341,7 +342,7 @@ class Hub(Link):
         members = present[: self.muster.most] if self.muster else present
         try:
             if self.muster:
-                self.muster.seal(members)
+                self.local.seal(members)
         except Refusal as refusal:
             self._met.set_exception(refusal)
             return
@@ -381,9 +382,9 @@ class Hub(Link):
             return
         self._reported.add(address)
         if len(self._reported) > REPORTS:
-            self.say("further strangers are refused without a word")
+            self.local.say("further strangers are refused without a word")
         else:
-            self.say(f"refused a stranger from {address} on {self.endpoint}: {why}")
+            self.local.say(f"refused a stranger from {address} on {self.endpoint}: {why}")
 
     def _send_all(self, message: Message) -> None:
         packed = messages.pack(message)
@@ -426,7 +427,7 @@ class Hub(Link):
             del self._members[participant], self._reached[participant]
             self._sent.pop(participant, None)
             self._peers.pop(participant).abort()
-            self.say(f"{lost} left before the start ({why}): waiting for it again")
+            self.local.say(f"{lost} left before the start ({why}): waiting for it again")
 
     def _step(self, participant: ParticipantId, event: job_state.Event) -> None:
         """Takes what happened to the job into its state, and carries out what follows. WireError: the
@@ -448,7 +449,7 @@ class Hub(Link):
                 case TellAll(message):
                     self._tell_all(message)
                 case Say(text):
-                    self.say(text)
+                    self.local.say(text)
                 case StartTimer(seconds, timer):
                     loop.call_later(seconds, self._step, self.me.participant, timer)
 

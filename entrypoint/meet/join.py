@@ -6,47 +6,36 @@ waits for the answer that all get. Afterwards the connections carry heartbeats, 
 failure and the end.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from entrypoint.errors import BadInput, Unavailable
+from entrypoint.errors import Unavailable
 from entrypoint.meet.hub import Hub
 from entrypoint.meet.identity import Identity
 from entrypoint.meet.link import Link
 from entrypoint.meet.spoke import NoHub, Spoke, resolve
-from entrypoint.meet.terms import DEFAULTS, MembershipPolicy, Timeouts
+from entrypoint.meet.terms import DEFAULTS, LocalNode, MembershipPolicy, Timeouts
 from entrypoint.meet.waiting import Waiting
-
-
-async def _stay(address: str) -> str:
-    raise BadInput(f"this participant cannot take node 0 at {address}")
 
 
 async def meet(
     me: Identity,
     *,
+    local: LocalNode,
     nodes: Sequence[str],
-    address: str,
     port: int,
     key: bytes | None,
-    say: Callable[[str], None],
     timeouts: Timeouts = DEFAULTS,
-    never_started: Callable[[], str | None] | None = None,
-    begun: Callable[[], str | None] | None = None,
     everywhere: bool = False,
-    move: Callable[[str], Awaitable[str]] = _stay,
     muster: MembershipPolicy | None = None,
 ) -> Link:
     """Meet all participants of the job; returns when each of them has proved itself and agreed.
 
-    `nodes` are the names in node-rank order, `address` is node 0's, `key` is the run's join key (None:
-    identity alone). `say` takes lines for the user. `never_started` is asked about once a second, in a
-    thread; a text ends the wait. So is `begun`: where node 0 is about to listen; None before it has begun.
-    With a `muster` the meeting is one without those who do not come.
+    `local` is asked for what only this node knows. `nodes` are the names in node-rank order, `key` is the
+    run's join key (None: identity alone). With a `muster` the meeting is one without those who do not come.
 
     Node 0's name may mean another address to itself than to the others. `everywhere`: it listens on all of
-    its own. Who has another than most have reached is told that one by `move`, which returns its contact
-    then; a Refusal ends the meeting.
+    its own. Who has another than most have reached is told that one (`LocalNode.move`).
 
     BadInput: the participants do not agree, or two claim one place; everyone gets the same text.
     Unavailable: the port is taken, no hub can be reached or it is none, or too many do not come.
@@ -55,25 +44,23 @@ async def meet(
     while True:
         hub = candidates.pop(0)
         try:
-            where = await muster.address(hub) if muster else address
             return await _meet_at(
                 hub,
-                where,
+                await local.address(hub),
                 port,
                 me=me,
+                local=local,
                 nodes=nodes,
                 key=key or b"",
                 timeouts=timeouts,
-                say=say,
-                waiting=Waiting(timeouts, say, never_started, begun),
+                waiting=Waiting(timeouts, local),
                 everywhere=everywhere,
-                move=move,
                 muster=muster,
             )
         except NoHub as error:
             if not candidates:
                 raise Unavailable(str(error)) from error
-            say(f"{error}: trying the next node")
+            local.say(f"{error}: trying the next node")
 
 
 async def _meet_at(hub: int, address: str, port: int, *, me: Identity, **given: Any) -> Link:

@@ -10,7 +10,7 @@ import socket
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,12 @@ from entrypoint.meet.messages import (
     Tried,
     Try,
 )
-from entrypoint.meet.terms import MembershipPolicy, Timeouts
+from entrypoint.meet.terms import LocalNode, MembershipPolicy, Timeouts
 from entrypoint.meet.waiting import Waiting
 from entrypoint.meet.wire import Wire, WireError
 from entrypoint.plain import plain
 from entrypoint.threads import run_in_thread
+from entrypoint.watch.node_failures import NodeFailures
 
 SIGHTINGS = 16
 """In one frame, whatever letters the names in them have."""
@@ -60,10 +61,9 @@ class Link(ABC):
     found: tuple[socket.AddressFamily, Any]
     key: bytes
     timeouts: Timeouts
-    say: Callable[[str], None]
+    local: LocalNode
     waiting: Waiting
     everywhere: bool
-    move: Callable[[str], Awaitable[str]]
     muster: MembershipPolicy | None
     members: tuple[int, ...] = field(init=False, default=())
     """The nodes that take part, in the order of their ranks; known when all have met."""
@@ -115,15 +115,15 @@ class Link(ABC):
             case _:
                 self._report(report)
 
-    def watch(self, given_up: Callable[[], Collection[int]]) -> None:
+    def watch(self, failures: NodeFailures) -> None:
         """Ask once a second which nodes the scheduler has given up since. Who is among them and silent too is
         lost sooner than others; who is not silent is not."""
-        self._start(self._watch(given_up))
+        self._start(self._watch(failures))
 
-    async def _watch(self, given_up: Callable[[], Collection[int]]) -> None:
+    async def _watch(self, failures: NodeFailures) -> None:
         while not self._over:
             with contextlib.suppress(OSError, ValueError):
-                self._given_up |= {*await run_in_thread(given_up, seconds=self.timeouts.peer)}
+                self._given_up |= {*await run_in_thread(failures.look, seconds=self.timeouts.peer)}
             await asyncio.sleep(self.timeouts.poll)
 
     async def close(self) -> None:
@@ -190,7 +190,7 @@ class Link(ABC):
         trace = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(trace.filename).name}:{trace.lineno}"
         why = str(plain(f"a bug of apptrain: {type(error).__name__} in {where}: {error}"))
-        self.say(f"{why}: please report it")
+        self.local.say(f"{why}: please report it")
         return why
 
     async def _listen(self, participant: ParticipantId, wire: Wire) -> None:

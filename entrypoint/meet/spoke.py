@@ -74,7 +74,8 @@ class Spoke(Link):
         pause, since, why = 0.1, None, ""
         reached = time.monotonic() + self.timeouts.answer
         while True:
-            self.waiting.check(lambda: f"{self._hub} has not started yet")
+            if self.waiting.is_due():
+                self.waiting.tell(f"{self._hub} has not started yet")
             if self.muster and len(self.muster.candidates) > 1 and time.monotonic() > reached:
                 raise NoHub(f"{self._hub} did not answer within {self.timeouts.answer:g} s")
             nap = min(pause, self.waiting.nap())
@@ -170,7 +171,7 @@ class Spoke(Link):
         try:
             async with asyncio.timeout(self.timeouts.reach):
                 await self._visit(address)
-            contact = await self.move(address)
+            contact = await self.local.move(address)
             self.moved = address
         except OSError as error:
             why = _reason(error)

@@ -1,7 +1,9 @@
-"""What a meeting is given: its bounds in seconds, and who may be missing."""
+"""What a meeting is given: its bounds in seconds, who may be missing, and the node that it asks."""
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+
+from entrypoint.errors import BadInput
 
 PORT_ADVICE = "the next attempt uses another port; where it was chosen by hand, choose another --master-port"
 NAME_ADVICE = "correct DNS or /etc/hosts, so that it is the same on all nodes, or give --master-addr"
@@ -48,8 +50,6 @@ class MembershipPolicy:
 
     candidates: Sequence[int]
     """The nodes that may be the hub: each is tried until one answers, or it is this one."""
-    address: Callable[[int], Awaitable[str]]
-    """A node's address; of this one the address to listen on. Refusal: it has none."""
     absent: Collection[int] = ()
     """Nodes that are lost and not waited for; they may come all the same."""
     least: int
@@ -58,5 +58,31 @@ class MembershipPolicy:
     """So many take part; the others are spares."""
     quorum: int = 0
     """Fewer wait until the time is up even where nobody else is expected: others may be cut off from them."""
-    seal: Callable[[Sequence[int]], None]
-    """The hub calls it with the nodes that take part before it says go; a Refusal ends the meeting."""
+
+
+class LocalNode:
+    """The node that takes part, as its meeting asks it. This one says nothing and knows nothing; a job's is
+    `OurNode` in run/meeting.py."""
+
+    def say(self, text: str) -> None:
+        """Takes a line for the user."""
+
+    def never_started(self) -> str | None:
+        """Why a node will not come, which ends the wait; None as far as is known. Asked about once a second,
+        in a thread."""
+
+    def begun(self) -> str | None:
+        """Where node 0 is about to listen; None before it has begun. Asked as `never_started`."""
+
+    async def address(self, hub: int) -> str:
+        """The address of a node that may be the hub; of this one the address to listen on. Refusal: it has
+        none."""
+        raise NotImplementedError
+
+    async def move(self, address: str) -> str:
+        """Takes node 0 at this address, which most have reached. Returns where this node is reached then,
+        empty if nobody needs to; a Refusal ends the meeting."""
+        raise BadInput(f"this participant cannot take node 0 at {address}")
+
+    def seal(self, members: Sequence[int]) -> None:
+        """Hears from the hub which nodes take part, before it says go; a Refusal ends the meeting."""

@@ -3,23 +3,17 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
 
 from entrypoint.errors import Unavailable
-from entrypoint.meet.terms import Timeouts
+from entrypoint.meet.terms import LocalNode, Timeouts
 
 
 class Waiting:
     """The bounds of waiting for others, the same for hub and spokes."""
 
-    def __init__(
-        self,
-        timeouts: Timeouts,
-        say: Callable[[str], None],
-        never_started: Callable[[], str | None] | None,
-        begun: Callable[[], str | None] | None,
-    ) -> None:
-        self._timeouts, self._say, self._never_started, self._begun = timeouts, say, never_started, begun
+    def __init__(self, timeouts: Timeouts, local: LocalNode) -> None:
+        self._timeouts = timeouts
+        self._local = local
         self._gone: str | None = None
         self._seen: float | None = None
         self.begun_at: str | None = None
@@ -32,23 +26,25 @@ class Waiting:
         """Ask who never started, and whether node 0 has begun: in threads, for the file system that knows
         may stall."""
         with contextlib.suppress(OSError):
-            if self._never_started:
-                self._gone = await asyncio.to_thread(self._never_started)
-            if self._begun and self._seen is None:
-                self.begun_at = await asyncio.to_thread(self._begun)
+            self._gone = await asyncio.to_thread(self._local.never_started)
+            if self._seen is None:
+                self.begun_at = await asyncio.to_thread(self._local.begun)
                 self._seen = None if self.begun_at is None else time.monotonic()
 
-    def check(self, who: Callable[[], str]) -> None:
-        """Say who is missing when it is time. Unavailable: the time is up, or someone never started."""
-        now = time.monotonic()
+    def is_due(self) -> bool:
+        """Whether it is time to `tell` who is missing. Unavailable: someone never started."""
         if self._gone:
             raise Unavailable(self._gone)
+        return time.monotonic() >= min(self._deadline, self._remind)
+
+    def tell(self, who: str) -> None:
+        """Says who is missing. Unavailable: the time is up."""
+        now = time.monotonic()
         if now >= self._deadline:
             bound = f"{self._timeouts.join:g} s (--join-timeout)"
-            raise Unavailable(f"{who()} within {bound}: see the output of what is missing")
-        if now >= self._remind:
-            self._remind = now + self._timeouts.remind
-            self._say(f"{who()} after {now - self._began:.0f} s: waiting {self._deadline - now:.0f} s more")
+            raise Unavailable(f"{who} within {bound}: see the output of what is missing")
+        self._remind = now + self._timeouts.remind
+        self._local.say(f"{who} after {now - self._began:.0f} s: waiting {self._deadline - now:.0f} s more")
 
     def since_begun(self) -> float:
         """Seconds since node 0 was seen to have begun."""

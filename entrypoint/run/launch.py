@@ -24,22 +24,22 @@ from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import processes
 from entrypoint.node.guardian import Guardian
 from entrypoint.plan import mistakes
-from entrypoint.plan.launch_plan import LaunchPlan, with_members
+from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.sources import Settings
 from entrypoint.run.attempt import Attempt
 from entrypoint.run.finished import FinishedAttempt
-from entrypoint.run.node_state import PLANNED
-from entrypoint.run.restart import Restarts
+from entrypoint.run.given import Given
+from entrypoint.run.hold import RunDirHold
+from entrypoint.run.signals import Signals
 from entrypoint.schedulers import hostnames
 from entrypoint.threads import run_in_thread
 from entrypoint.watch import output
+from entrypoint.watch.output import Voice
 
-HANDLED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, *PLANNED)
-"""All but PLANNED end the launch."""
 LAST_WORDS = 30.0
 """Seconds at the end for a reader who has stopped to take what was said."""
-RELEASE = 5.0
-"""Seconds that the file system has to give the run directory free at the end."""
+CLOSE = 5.0
+"""Seconds that the file system has to take that no attempt may follow."""
 
 
 def launch(plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> int:
@@ -118,126 +118,84 @@ def _check_venv(plan: LaunchPlan) -> None:
         )
 
 
-def handled_signals() -> list[signal.Signals]:
-    """HANDLED without SIGHUP where that is ignored, as under nohup and in PBS."""
-    return [s for s in HANDLED if s != signal.SIGHUP or signal.getsignal(s) != signal.SIG_IGN]
-
-
 class _Session:
     """The attempts of one launch on this node: one, and those that `--on-failure restart` lets follow."""
 
     def __init__(self, plan: LaunchPlan, settings: Settings, env: Mapping[str, str], guardian: Guardian):
-        self._plan = plan
+        self._given = Given.of_launch(plan, settings, env)
         self._guardian = guardian
-        self._settings = settings
-        self._env = env
         self._consoles = output.own_consoles(env)
-        self._restarts = Restarts(plan, settings) if settings.on_failure.restarts_in_place else None
-        self._attempt: Attempt | None = None
-        self._asked: int | None = None
-        """The signal by which this process was asked to end."""
-        self._lock = Lock(Path(plan.run_dir), holder_of(plan), self._say)
+        self._voice = Voice(console=self._consoles["err"])
+        self.signals = Signals()
+        lock = Lock(Path(plan.run_dir), holder_of(plan), self._voice.say)
+        self._hold = RunDirHold(lock, self._voice, self.signals)
 
     async def run(self) -> FinishedAttempt:
         """Returns the attempt whose end is the launch's."""
-        self._catch_signals()
+        self.signals.catch()
         try:
             return await self._run()
         finally:
-            with contextlib.suppress(TimeoutError):
-                await run_in_thread(self._lock.release, seconds=RELEASE)
+            await self._hold.release()
             await run_in_thread(self._consoles["err"].flush, LAST_WORDS)
 
     async def _run(self) -> FinishedAttempt:
-        before = None
+        given = self._given
         while True:
-            ended = await self._next(before).run()
-            if before is not None and not ended.has_met and self._asked is None:
+            ended, before = await self._attempt(given), given.before
+            if before is not None and not ended.has_met and self.signals.end is None:
                 refusal = ended.refusal
                 self._tell(before, "" if refusal and refusal.told else str(refusal or ended.outcome.error))
                 return before
             if ended.refusal:
                 raise ended.refusal
-            if self._restarts is None or ended.outcome.status in (DONE, SAVED):
+            if given.restarts is None or ended.outcome.status in (DONE, SAVED):
                 self._tell(ended)
                 return ended
+            restarts = given.restarts.met(ended.plan.members) if ended.has_met else given.restarts
+            restarts = restarts.without(ended.lost)
             why = ended.misfit or await self._why_final(ended)
-            if why := why or self._restarts.why_not(ended.outcome, ended.lost):
+            if why := why or restarts.why_not(ended.outcome):
                 self._tell(ended, why if ended.speaks else "")
                 return ended
-            self._restarts.begin()
+            given = given.following(ended, restarts.begun())
             await run_in_thread(partial(processes.kill_descendants, spare=self._guardian.pids))
-            before = ended
+
+    async def _attempt(self, given: Given) -> FinishedAttempt:
+        attempt = Attempt(given, self.signals, self._hold, self._consoles)
+        self._guardian.watch(Path(attempt.scratch.name))
+        return await attempt.run()
 
     def _tell(self, ended: FinishedAttempt, why_no_restart: str = "") -> None:
         """Says how the attempt ended, and why that is the end."""
         for line in ended.in_words() if ended.speaks else []:
-            self._say(line)
+            self._voice.say(line)
         if why_no_restart:
-            more = "; the job script decides what follows" if has_host_half(self._env) else ""
-            self._say(f"no restart inside the allocation: {why_no_restart}{more}")
+            more = "; the job script decides what follows" if self._given.counts_attempts else ""
+            self._voice.say(f"no restart inside the allocation: {why_no_restart}{more}")
 
     def leave(self, last: FinishedAttempt | None) -> None:
         """The very last act: the host half learns what follows. Whatever keeps us from it, it finds out
         itself."""
-        where = handover.folder(self._env)
-        if where is None or self._plan.local_rank:
+        given = self._given
+        where = handover.folder(given.env)
+        if where is None or given.plan.local_rank:
             return
-        asked = 128 + self._asked if self._asked is not None else None
-        run = last.run_dir if last is not None else RunDirectory(Path(self._plan.run_dir), self._plan.attempt)
+        asked = 128 + self.signals.end if self.signals.end is not None else None
+        run = last.run_dir if last is not None else given.run_dir
         lost = last.lost if last is not None else ()
         try:
-            conclude.leave(where, self._plan.attempt, run, self._plan.place, asked, lost)
+            conclude.leave(where, given.plan.attempt, run, given.plan.place, asked, lost)
         except (OSError, Refusal, ValueError) as error:
-            self._say(f"what follows is left to the job script: {error}")
-
-    def _next(self, before: FinishedAttempt | None) -> Attempt:
-        plan = self._plan
-        if before is not None and self._restarts is not None:
-            plan = with_members(plan, self._restarts.members(), before.plan.attempt + 1)
-        self._attempt = Attempt(
-            plan, self._settings, self._env, self._consoles, self._restarts, before, self._hold_run_dir
-        )
-        self._guardian.watch(Path(self._attempt.scratch.name))
-        self._attempt.asked = self._asked
-        return self._attempt
-
-    async def _hold_run_dir(self, *, again: bool) -> None:
-        """Raises InUse where another job has the run directory. `again`: for a restart."""
-        if self._lock.is_held:
-            return
-        await run_in_thread(partial(self._lock.take, again=again))
-        loop = asyncio.get_running_loop()
-        self._lock.keep(lambda why: loop.call_soon_threadsafe(self._lost_run_dir, why))
-
-    def _lost_run_dir(self, why: str) -> None:
-        """While this job was suspended, or cut off from the file system."""
-        self._say(f"{why}: this job ends")
-        self._signalled(signal.SIGTERM)
-
-    def _say(self, text: str) -> None:
-        self._consoles["err"].say(f"apptrain: {text}")
+            self._voice.say(f"what follows is left to the job script: {error}")
 
     async def _why_final(self, ended: FinishedAttempt) -> str:
         """Why nothing may follow this failure; empty where something may. This node may be the only one that
         knows: the others find the next attempt closed."""
-        was_asked = self._asked is not None or (ended.outcome.rank is None and ended.outcome.signal)
+        was_asked = self.signals.end is not None or (ended.outcome.rank is None and ended.outcome.signal)
         why = "the job was asked to end" if was_asked else ended.why_final
         if why:
             for number in (ended.plan.attempt, ended.plan.attempt + 1):
                 with contextlib.suppress(TimeoutError):
-                    await run_in_thread(RunDirectory(ended.run_dir.path, number).close, seconds=RELEASE)
+                    await run_in_thread(RunDirectory(ended.run_dir.path, number).close, seconds=CLOSE)
         return why
-
-    def _catch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for signum in handled_signals():
-            loop.add_signal_handler(signum, self._signalled, signum)
-        # Whoever started us may have held signals back until now.
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED)
-
-    def _signalled(self, signum: int) -> None:
-        if signum not in PLANNED:
-            self._asked = int(signum)
-        if self._attempt is not None:
-            self._attempt.signalled(signum)

@@ -49,7 +49,6 @@ from entrypoint.run.node_state import (
     RanksSeen,
     Settled,
     ShowFailure,
-    Signalled,
     SignalRank,
     Signs,
     StacksCollected,
@@ -60,6 +59,7 @@ from entrypoint.run.node_state import (
     VerdictIsLate,
 )
 from entrypoint.run.ranks import RankEnded, Ranks
+from entrypoint.run.signals import Signals
 from entrypoint.run.stacks import StackCollector
 
 WORKERS_LOOKS = 3
@@ -75,6 +75,7 @@ class Supervisor:
         plan: LaunchPlan,
         ranks: Ranks,
         link: Link | None,
+        signals: Signals,
         say: Callable[[str], None],
         stop_signal: signal.Signals,
         policy: HangPolicy,
@@ -86,6 +87,7 @@ class Supervisor:
         self._plan = plan
         self._ranks = ranks
         self._link = link
+        self._signals = signals
         self._say = say
         self._stop_signal = stop_signal
         self._stacks = stacks
@@ -108,13 +110,10 @@ class Supervisor:
             watch=HangWatch(policy=policy),
         )
 
-    def signalled(self, signum: int) -> None:
-        """A signal to this process; Ctrl-C a second time ends the grace of the first."""
-        self._events.put_nowait(Signalled(signum=int(signum)))
-
     async def run(self, stop_file: Path | None, interval: float = 1.0) -> Outcome:
         """Returns this node's outcome. `stop_file`: looked for every `interval` seconds if it is given."""
         self._start(self._pass_on(self._ranks.events.get))
+        self._start(self._pass_on(self._signals.next))
         if self._link is not None:
             self._start(self._pass_on(self._link.next))
         if stop_file is not None:

@@ -16,10 +16,11 @@ import selectors
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from entrypoint.plain import plain
+from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.watch import blame, frames
 
 CHUNK = 65536
@@ -149,6 +150,30 @@ class Console:
     def _write(self, data: bytes) -> None:
         # Where nobody reads any more (a closed pipe, a full disk) the ranks go on; their logs have it all.
         _write_all(self.fd, data)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Voice:
+    """Says lines of apptrain's own to the user."""
+
+    console: Console
+    is_heard: bool = True
+    """Whether this node says what is the same for all: the first does."""
+    said: set[str] = field(default_factory=set)
+    """What was said once; grows."""
+
+    def say(self, text: str) -> None:
+        self.console.say(f"apptrain: {text}")
+
+    def once(self, text: str) -> None:
+        """Says what is the same for all nodes."""
+        if self.is_heard and text not in self.said:
+            self.said.add(text)
+            self.say(text)
+
+    def of(self, plan: LaunchPlan) -> "Voice":
+        """The same once the nodes that take part are known."""
+        return replace(self, is_heard=plan.is_first)
 
 
 def wants_progress(fd: int, env: Mapping[str, str]) -> bool:

@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from entrypoint import cli, embedded
 from entrypoint.meet import terms
 from entrypoint.plan import options
-from entrypoint.run import attempt, ranks, restart, supervise
+from entrypoint.run import given as launch_given
+from entrypoint.run import ranks, restart, supervise
 
 
 def first_step(seconds: float) -> None:
-    attempt.FIRST_STEP = seconds
+    launch_given.FIRST_STEP = seconds
     supervise.WORKERS_LOOKS = 6  # they go on for as long as two imports of torch may take on a busy machine
 
 

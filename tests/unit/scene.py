@@ -44,6 +44,7 @@ from entrypoint.plan.launch_plan import LaunchPlan, with_members
 from entrypoint.plan.resolve import resolve
 from entrypoint.run.node_state import HangPolicy
 from entrypoint.run.ranks import RankEnded, RankStarted, StarterEnded
+from entrypoint.run.signals import Signals
 from entrypoint.run.supervise import Supervisor
 from entrypoint.watch.reports import End, Failure, RankSnapshot
 
@@ -375,8 +376,11 @@ class Scene:
         link: Any = None if alone else self.link
         policy = HangPolicy(step=step, silence=silence, start=20.0, is_chosen=is_chosen, again=6.0)
         stacks: Any = FakeStacks(self)
+        self.signals = Signals()
         say = functools.partial(self.note, "says")
-        self.supervisor = Supervisor(self.plan, fakes, link, say, stop_signal, policy, stacks, 7.0)
+        self.supervisor = Supervisor(
+            self.plan, fakes, link, self.signals, say, stop_signal, policy, stacks, 7.0
+        )
 
     def note(self, what: str, *with_what: object) -> None:
         self.clock.patient = False
@@ -421,7 +425,7 @@ class Scene:
                 case Stopped() | Look() | LookCloser() | Peek() | Failed() | AllDone():
                     self.link.events.put_nowait(step)
                 case signal.Signals():
-                    self.supervisor.signalled(step)
+                    self.signals.take(step)
                 case float():
                     await asyncio.sleep(step)
                 case _:

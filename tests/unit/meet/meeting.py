@@ -15,7 +15,7 @@ from entrypoint.meet.identity import Identity
 from entrypoint.meet.join import meet
 from entrypoint.meet.link import Link
 from entrypoint.meet.messages import Peeked, Seen
-from entrypoint.meet.terms import Timeouts
+from entrypoint.meet.terms import LocalNode, Timeouts
 from entrypoint.meet.wire import Wire, WireError, greet
 from entrypoint.watch.reports import End, Failure, RankSnapshot
 from tests.ports import free_port
@@ -49,6 +49,21 @@ def names(nnodes: int) -> tuple[str, ...]:
     return tuple(f"n{node}" for node in range(nnodes))
 
 
+class FakeNode(LocalNode):
+    """A node that takes part: its hub has this address, and what it says is kept."""
+
+    def __init__(self, where: str, said: list[str]) -> None:
+        self.where = where
+        self.said = said
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    async def address(self, hub: int) -> str:
+        assert hub == 0
+        return self.where
+
+
 class Place:
     """One address and port, and what was said there."""
 
@@ -60,13 +75,15 @@ class Place:
     async def meet(self, me: Identity, **changes: Any) -> Link:
         arguments: dict[str, Any] = {
             "nodes": names(me.nnodes),
-            "address": self.address,
             "port": self.port,
             "key": KEY,
             "timeouts": SHORT,
-            "say": self.said.append,
         }
-        return await meet(me, **(arguments | changes))
+        local = FakeNode(changes.pop("address", self.address), self.said)
+        for asked in ("say", "never_started", "begun", "move"):
+            if asked in changes:
+                setattr(local, asked, changes.pop(asked))
+        return await meet(me, local=local, **(arguments | changes))
 
     async def all(self, *identities: Identity, **changes: Any) -> list[Link]:
         return await asyncio.gather(*(self.meet(me, **changes) for me in identities))

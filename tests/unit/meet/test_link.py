@@ -3,10 +3,12 @@
 import asyncio
 import time
 from dataclasses import replace
+from pathlib import Path
 
 from entrypoint.meet import wire as wire_module
 from entrypoint.meet.messages import AllDone, Done, Fail, Failed
 from entrypoint.meet.wire import Wire
+from entrypoint.watch.node_failures import NodeFailures
 from tests.unit.meet.meeting import SHORT, Place, close, events, failure, hello, run, three, until, who
 
 
@@ -14,6 +16,22 @@ def mute(*wires: Wire) -> None:
     """Let nothing more out of these ends, heartbeats included."""
     for wire in wires:
         vars(wire)["send"] = lambda message: None  # noqa: ARG005
+
+
+class GivenUp(NodeFailures):
+    """What a scheduler reports that has given up nodes 1 and 2."""
+
+    def __init__(self, fails: int = 0) -> None:
+        """`fails`: so many of the first looks."""
+        super().__init__(Path("job.log"), ())
+        self.fails = fails
+        self.looks = 0
+
+    def look(self) -> list[int]:
+        self.looks += 1
+        if self.looks <= self.fails:
+            raise OSError("a file system that cannot tell")
+        return [1, 2]
 
 
 @run
@@ -197,7 +215,7 @@ async def test_the_port_can_be_bound_again_right_after_the_end() -> None:
 @run
 async def test_a_node_that_the_scheduler_gives_up_is_lost_sooner_if_it_is_silent_and_only_then() -> None:
     links = await three(Place(), timeouts=replace(SHORT, peer=12))
-    links[0].watch(lambda: [1, 2])
+    links[0].watch(GivenUp())
     mute(links[1]._peers[0, None])
     async with asyncio.timeout(11):  # without the scheduler's word it would take 12 s and more
         event = await links[0].next()
@@ -211,17 +229,10 @@ async def test_a_node_that_the_scheduler_gives_up_is_lost_sooner_if_it_is_silent
 @run
 async def test_a_node_that_the_scheduler_gives_up_wrongly_stays_while_it_is_heard() -> None:
     links = await three(Place(), timeouts=replace(SHORT, peer=1.2))
-    looks = []
-
-    def given_up() -> list[int]:
-        looks.append(1)
-        if len(looks) == 1:
-            raise OSError("a file system that cannot tell")
-        return [1, 2]
-
-    links[0].watch(given_up)
+    scheduler = GivenUp(fails=1)
+    links[0].watch(scheduler)
     await asyncio.sleep(2.5)
-    assert len(looks) > 2
+    assert scheduler.looks > 2
     for link in links:
         link.report(Done())
     assert await events(*links) == [AllDone()] * 3

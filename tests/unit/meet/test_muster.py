@@ -12,7 +12,7 @@ from entrypoint.errors import Unavailable
 from entrypoint.meet.join import meet
 from entrypoint.meet.link import Link
 from entrypoint.meet.messages import AllDone, Done, Fail, Failed, Stalled
-from entrypoint.meet.terms import MembershipPolicy, Timeouts
+from entrypoint.meet.terms import LocalNode, MembershipPolicy, Timeouts
 from tests.ports import free_port
 from tests.unit.meet.meeting import (
     KEY,
@@ -29,7 +29,7 @@ from tests.unit.meet.meeting import (
 )
 
 
-class Field:
+class Field(LocalNode):
     """Nodes with addresses of their own and one port, and what was sealed and said there."""
 
     def __init__(self, nnodes: int, **muster: Any) -> None:
@@ -38,8 +38,11 @@ class Field:
         self.sealed: list[list[int]] = []
         self.given: dict[str, Any] = {"absent": (), "least": 1, "most": nnodes} | muster
 
-    async def address(self, node: int) -> str:
-        return f"127.0.0.{1 + node}"
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+    async def address(self, hub: int) -> str:
+        return f"127.0.0.{1 + hub}"
 
     def seal(self, members: Sequence[int]) -> None:
         if self.sealed:
@@ -47,15 +50,14 @@ class Field:
         self.sealed.append(list(members))
 
     async def meet(self, node: int, *, timeouts: Timeouts = SHORT, **muster: Any) -> Link:
-        given: dict[str, Any] = {"address": self.address, "seal": self.seal} | self.given | muster
+        given: dict[str, Any] = self.given | muster
         candidates = [other for other in range(node + 1) if other not in given["absent"]]
         return await meet(
             who(node, nnodes=self.nnodes, attempt=1),
+            local=self,
             nodes=names(self.nnodes),
-            address="",
             port=self.port,
             key=KEY,
-            say=self.said.append,
             timeouts=timeouts,
             muster=MembershipPolicy(**({"candidates": candidates} | given)),
         )

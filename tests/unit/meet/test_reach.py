@@ -20,6 +20,7 @@ from entrypoint.meet.reach import Listener, ProbeEndpoint, ReachabilityTest, par
 from entrypoint.meet.terms import Timeouts
 from entrypoint.meet.wire import WireError
 from tests.ports import free_port
+from tests.unit.meet.meeting import FakeNode
 
 SHORT = Timeouts(join=10, peer=5, handshake=0.4, remind=60, poll=0.05, reach=0.5)
 PATIENT = Timeouts(poll=0.05)
@@ -360,10 +361,9 @@ async def join(
         meet(
             me,
             nodes=["n0", "n1", "n2"],
-            address="127.0.0.1",
+            local=FakeNode("127.0.0.1", said if said is not None else []),
             port=port,
             key=None,
-            say=(said if said is not None else []).append,
             timeouts=timeouts,
         )
         for me in identities

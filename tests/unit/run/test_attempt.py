@@ -5,7 +5,7 @@ import errno
 import json
 import signal
 import time
-from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,37 +15,52 @@ from entrypoint import cli
 from entrypoint.errors import Unavailable
 from entrypoint.job import outcome
 from entrypoint.meet import join
+from entrypoint.meet.terms import LocalNode
 from entrypoint.plan.resolve import resolve
 from entrypoint.run.attempt import Attempt
 from entrypoint.run.finished import FinishedAttempt
+from entrypoint.run.given import Given
+from entrypoint.run.signals import Signals
 from entrypoint.watch.output import own_consoles
 
 JOB = {"APPTRAIN_EMBEDDED_JOB_ID": "7", "APPTRAIN_EMBEDDED_NODELIST": "127.0.0.[1-2]"}
 
 
-async def full(*, again: bool) -> None:
-    assert not again
-    raise OSError(errno.ENOSPC, "No space left on device", "lock")
+class Full:
+    """What is to hold a run directory that takes nothing more."""
+
+    async def take(self, *, is_restart: bool) -> None:
+        assert not is_restart
+        raise OSError(errno.ENOSPC, "No space left on device", "lock")
+
+
+class SignalledAttempt(Attempt):
+    """One that signals may come to."""
+
+    def __init__(self, given: Given) -> None:
+        self.signals = Signals()
+        hold: Any = Full()
+        super().__init__(given, self.signals, hold, own_consoles({}))
 
 
 def attempt(
     run_dir: Path, counted: dict[str, str], *, node: int = 1, before: FinishedAttempt | None = None
-) -> Attempt:
+) -> SignalledAttempt:
     """Of one of two nodes, of which the first is to hold a run directory that takes nothing more."""
     env = JOB | {"APPTRAIN_EMBEDDED_NODENAME": f"127.0.0.{1 + node}"} | counted
     words = ["launch", "--mode", "exec", "--no-python", "--device", "cpu", "--run-dir", str(run_dir)]
     given = vars(cli.parser().parse_args(words))
     given.pop("command_name")
     plan, settings = resolve(env, given, ["true"], hostname=None)
-    return Attempt(plan, settings, env, own_consoles({}), None, before, full)
+    return SignalledAttempt(replace(Given.of_launch(plan, settings, env), before=before))
 
 
-def where_node_0_waits(one: Attempt, monkeypatch: pytest.MonkeyPatch) -> str | None:
+def where_node_0_waits(one: SignalledAttempt, monkeypatch: pytest.MonkeyPatch) -> str | None:
     """As the meeting is told it."""
     found = []
 
-    async def meet(*_: object, begun: Callable[[], str | None], **__: Any) -> None:
-        found.append(begun())
+    async def meet(*_: object, local: LocalNode, **__: Any) -> None:
+        found.append(local.begun())
         raise Unavailable("nobody came")
 
     monkeypatch.setattr(join, "meet", meet)
@@ -75,11 +90,13 @@ def test_a_file_system_that_fails_is_the_outcome_of_the_node(tmp_path: Path) -> 
         assert (one.status, one.node, one.error) == (1, "127.0.0.1", "No space left on device: lock")
 
 
-def signalled_while_meeting(one: Attempt, signum: int, monkeypatch: pytest.MonkeyPatch) -> FinishedAttempt:
+def signalled_while_meeting(
+    one: SignalledAttempt, signum: int, monkeypatch: pytest.MonkeyPatch
+) -> FinishedAttempt:
     """How it ends if this signal comes then, and the others do not."""
 
     async def meet(*_: object, **__: Any) -> None:
-        one.signalled(signum)
+        one.signals.take(signum)
         await asyncio.sleep(2.0)
         raise Unavailable("nobody came")
 

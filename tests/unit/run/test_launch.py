@@ -14,6 +14,7 @@ from entrypoint.errors import BadInput
 from entrypoint.job import conclude
 from entrypoint.plan.resolve import resolve
 from entrypoint.run import launch
+from entrypoint.run.signals import handled_signals
 from tests.unit.scene import planned
 
 
@@ -32,7 +33,7 @@ def test_a_terminal_that_goes_away_ends_a_launch_but_under_nohup(
 ) -> None:
     signal.signal(signal.SIGHUP, handler)
     always = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2}
-    assert set(launch.handled_signals()) == always | ({signal.SIGHUP} if heeded else set())
+    assert set(handled_signals()) == always | ({signal.SIGHUP} if heeded else set())
 
 
 def test_what_a_shell_starts_in_the_background_heeds_the_keyboard() -> None:
@@ -75,8 +76,8 @@ def test_what_the_host_half_cannot_be_told_is_said_and_harms_nothing(
     plan = dataclasses.replace(planned(), run_dir=str(tmp_path))
     for env in ({}, {"APPTRAIN_HAND": str(hand)}):
         session = launch._Session(plan, settings(), env, None)  # type: ignore[arg-type]  # it starts nothing
-        session._signalled(signal.SIGUSR2)
-        session._signalled(signal.SIGTERM)
+        session.signals.take(signal.SIGUSR2)
+        session.signals.take(signal.SIGTERM)
         session.leave(None)
         session._consoles["err"].flush(5)
     ((where, attempt, run, place, asked, lost),) = calls

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from entrypoint import cli
 from entrypoint.errors import BadInput, Unavailable
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
-from entrypoint.meet.terms import MembershipPolicy, Timeouts
+from entrypoint.meet.terms import Timeouts
 from entrypoint.plan.launch_plan import LaunchPlan, with_members
 from entrypoint.plan.resolve import resolve
 from entrypoint.plan.sources import Settings
@@ -41,7 +41,7 @@ class Node:
     def __init__(self, tmp_path: Path, *options: str, **where: Any):
         self.plan, settings = planned(*options, **where)
         self.tmp_path = tmp_path
-        self.restarts = Restarts(self.plan, settings)
+        self.restarts = Restarts.of(self.plan, settings)
         self.run(0)
 
     def run(self, attempt: int) -> RunDirectory:
@@ -50,20 +50,23 @@ class Node:
         return run
 
     def fails(self, ended: Outcome = CRASH, lost: tuple[int, ...] = ()) -> str:
-        return self.restarts.why_not(ended, lost)
+        self.restarts = self.restarts.without(lost)
+        return self.restarts.why_not(ended)
 
-    def muster(self) -> MembershipPolicy:
-        return self.restarts.muster(self.run(self.restarts.count), address)
+    def begin(self) -> None:
+        self.restarts = self.restarts.begun()
+
+    def meet(self, members: tuple[int, ...]) -> None:
+        self.restarts = self.restarts.met(members)
+
+    def seal(self, members: Sequence[int]) -> None:
+        self.restarts.seal(self.run(self.restarts.count), members)
 
     def checkpoint(self, name: str) -> None:
         path = self.tmp_path / "checkpoints" / name
         path.mkdir(parents=True)
         written = 1_000_000_000 + int(name.strip(".").split(".")[0].removeprefix("step-"))
         os.utime(path, (written, written))
-
-
-async def address(node: int) -> str:
-    return f"127.0.0.{1 + node}"
 
 
 # Plans.
@@ -136,8 +139,8 @@ def test_a_program_that_refuses_fewer_nodes_was_not_given_bad_input(tmp_path: Pa
         ((0, 2, 3), "with 6 ranks on 3 nodes the program refuses to run: train: batch_size is 8"),
         ((2,), "with 2 ranks on 1 node the program refuses to run: train: batch_size is 8"),
     ):
-        node.restarts.begin()
-        node.restarts.went(members)
+        node.begin()
+        node.meet(members)
         assert node.restarts.misfit(REFUSED) == expected
     silent = dataclasses.replace(REFUSED, error="")
     assert node.restarts.misfit(silent).endswith("the program refuses to run: nothing on stderr")
@@ -158,8 +161,8 @@ def test_what_is_refused_otherwise_stays_bad_input(
 ) -> None:
     node = Node(tmp_path, "--nnodes", "2:4")
     for _ in range(restarts):
-        node.restarts.begin()
-    node.restarts.went(members)
+        node.begin()
+    node.meet(members)
     assert node.restarts.misfit(ended) == ""
 
 
@@ -182,10 +185,10 @@ def test_without_a_least_number_all_nodes_are_needed(tmp_path: Path) -> None:
 def test_lost_nodes_add_up(tmp_path: Path) -> None:
     node = Node(tmp_path, "--nnodes", "2:4")
     assert node.fails(LOSS, lost=(1,)) == ""
-    node.restarts.begin()
+    node.begin()
     assert node.fails(LOSS, lost=(3,)) == ""
     assert node.restarts.members() == (0, 2)
-    node.restarts.begin()
+    node.begin()
     assert node.fails(LOSS, lost=(2,)) == (
         "1 of 4 nodes are left, without 127.0.0.2, 127.0.0.3, 127.0.0.4, and --nnodes asks for 2"
     )
@@ -194,17 +197,17 @@ def test_lost_nodes_add_up(tmp_path: Path) -> None:
 def test_a_node_that_came_all_the_same_is_not_lost(tmp_path: Path) -> None:
     node = Node(tmp_path, "--nnodes", "3:4")
     assert node.fails(LOSS, lost=(1,)) == ""
-    node.restarts.begin()
-    node.restarts.went((0, 1, 2, 3))
-    assert (node.restarts.lost, node.restarts.members()) == ([], (0, 1, 2, 3))
+    node.begin()
+    node.meet((0, 1, 2, 3))
+    assert (node.restarts.lost_names, node.restarts.members()) == ([], (0, 1, 2, 3))
 
 
 def restart(node: Node) -> str:
     """Fails and begins a restart; why its meeting does not go, or empty."""
     assert node.fails() == ""
-    node.restarts.begin()
+    node.begin()
     try:
-        node.muster().seal(node.restarts.members())
+        node.seal(node.restarts.members())
     except Unavailable as refusal:
         return str(refusal)
     return ""
@@ -267,15 +270,15 @@ def test_where_there_are_no_checkpoints_to_be_seen_a_given_number_counts_alone(t
 
 
 def test_at_first_all_meet_at_the_first_node(tmp_path: Path) -> None:
-    muster = Node(tmp_path, "--nnodes", "2:3", node=4).muster()
+    muster = Node(tmp_path, "--nnodes", "2:3", node=4).restarts.membership
     assert (muster.candidates, muster.absent, muster.least, muster.most) == ([0], frozenset(), 2, 3)
 
 
 def test_afterwards_at_the_first_that_is_left(tmp_path: Path) -> None:
     node = Node(tmp_path, "--nnodes", "2:3", node=3)
     node.fails(LOSS, lost=(0,))
-    node.restarts.begin()
-    muster = node.muster()
+    node.begin()
+    muster = node.restarts.membership
     assert (muster.candidates, muster.absent, muster.quorum) == ([1, 2], {0}, 2)
     assert node.restarts.members() == (1, 2, 3)
 
@@ -288,10 +291,10 @@ def test_a_spare_takes_the_place_of_a_lost_node(tmp_path: Path) -> None:
 
 def test_half_of_those_that_took_part_last_need_not_wait_for_others(tmp_path: Path) -> None:
     node = Node(tmp_path, "--nnodes", "1:4")
-    node.restarts.went((0, 1, 2, 3))
-    assert node.muster().quorum == 2
-    node.restarts.went((0, 2))
-    assert node.muster().quorum == 1
+    node.meet((0, 1, 2, 3))
+    assert node.restarts.membership.quorum == 2
+    node.meet((0, 2))
+    assert node.restarts.membership.quorum == 1
 
 
 def test_a_node_that_others_take_for_lost_is_not_lost_to_itself(tmp_path: Path) -> None:
@@ -303,7 +306,7 @@ def test_a_node_that_others_take_for_lost_is_not_lost_to_itself(tmp_path: Path) 
 def test_the_survivors_have_half_a_minute_to_meet(tmp_path: Path) -> None:
     node, given = Node(tmp_path), Timeouts(join=300, peer=7)
     assert node.restarts.timeouts(given) == given
-    node.restarts.begin()
+    node.begin()
     assert node.restarts.timeouts(given) == Timeouts(join=30, peer=7)
 
 
@@ -313,10 +316,10 @@ def test_the_survivors_have_half_a_minute_to_meet(tmp_path: Path) -> None:
 def test_only_one_half_of_a_job_can_claim_an_attempt(tmp_path: Path) -> None:
     halves = [Node(tmp_path, "--nnodes", "1:4", node=node) for node in (1, 3)]
     for half in halves:
-        half.restarts.begin()
-    halves[0].muster().seal([0, 1])
+        half.begin()
+    halves[0].seal([0, 1])
     with pytest.raises(Unavailable) as caught:
-        halves[1].muster().seal([2, 3])
+        halves[1].seal([2, 3])
     assert str(caught.value) == "other nodes run attempt 1: 127.0.0.3 was cut off from them"
     assert (tmp_path / "outcome" / "1.nodes").read_text() == "0 127.0.0.1\n1 127.0.0.2\n"
     assert RunDirectory(tmp_path, 1).crew() == [0, 1]
@@ -324,10 +327,10 @@ def test_only_one_half_of_a_job_can_claim_an_attempt(tmp_path: Path) -> None:
 
 def test_an_attempt_that_was_closed_is_claimed_by_no_restart(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    node.restarts.begin()
+    node.begin()
     node.run(1).close()
     with pytest.raises(Unavailable, match="another node knows that this is the end"):
-        node.muster().seal([0])
+        node.seal([0])
     assert node.run(0).later_attempts() == 0
 
 
@@ -340,17 +343,17 @@ def test_an_attempt_that_was_claimed_is_not_closed(tmp_path: Path) -> None:
 
 def test_the_first_attempts_claim_replaces_an_earlier_runs(tmp_path: Path) -> None:
     for members in ([0, 1], [0, 2]):
-        Node(tmp_path).muster().seal(members)
+        Node(tmp_path).seal(members)
         assert RunDirectory(tmp_path, 0).crew() == members
 
 
 def test_a_run_directory_that_is_gone_ends_the_restarts(tmp_path: Path) -> None:
     node = Node(tmp_path / "run")
-    node.restarts.begin()
-    muster = node.muster()
+    node.begin()
+    run = node.run(1)
     (tmp_path / "run").rename(tmp_path / "elsewhere")
     with pytest.raises(Unavailable, match=r"attempt 1 cannot be claimed in .*: No such file or directory"):
-        muster.seal([0])
+        node.restarts.seal(run, [0])
 
 
 def test_the_last_of_the_attempts_that_followed_is_found(tmp_path: Path) -> None:

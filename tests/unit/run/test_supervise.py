@@ -412,7 +412,7 @@ def test_ctrl_c_before_any_signal_ends_no_grace() -> None:
 
 def test_a_signal_that_came_before_there_was_anything_to_watch_is_answered() -> None:
     scene = Scene()
-    scene.supervisor.signalled(signal.SIGTERM)
+    scene.signals.take(signal.SIGTERM)
     mine = replace(TERMINATED, time=1000.0)
     assert scene.play() == [(0, "fail", mine), (0, "kill"), ends(0, mine)]
 

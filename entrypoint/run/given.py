@@ -1,0 +1,140 @@
+"""What one attempt of a launch is given, as values that do not change, and what follows from them alone.
+
+`Given.of_launch` is the first attempt's; `following` is that of the one after it. Nothing is looked at here
+but metadata of installed packages.
+"""
+
+import contextlib
+import importlib.metadata
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+from entrypoint import __version__
+from entrypoint.job.handover import has_host_half
+from entrypoint.job.rundir import RunDirectory
+from entrypoint.meet import terms
+from entrypoint.meet.identity import Identity
+from entrypoint.node import gpu
+from entrypoint.plan import mistakes, passed
+from entrypoint.plan.launch_plan import LaunchPlan, with_master_addr, with_members
+from entrypoint.plan.origin import derived_from
+from entrypoint.plan.sources import Settings
+from entrypoint.run.finished import FinishedAttempt
+from entrypoint.run.node_state import HangPolicy
+from entrypoint.run.restart import Restarts
+
+FIRST_STEP = 60.0
+"""Seconds after which a rank without a step is looked at for processes of its own that wait."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What an attempt begins with."""
+
+    plan: LaunchPlan
+    """Before anything was found out, with the nodes that are expected."""
+    settings: Settings
+    env: Mapping[str, str]
+    """Of this process, without `not_passed`."""
+    not_passed: tuple[str, ...]
+    """Names of variables of the user that no rank gets."""
+    restarts: Restarts | None
+    """None if no attempt may follow inside the allocation."""
+    before: FinishedAttempt | None = None
+    """The attempt that this one restarts."""
+
+    @classmethod
+    def of_launch(cls, plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> "Given":
+        return cls(
+            plan=plan,
+            settings=settings,
+            env={name: value for name, value in env.items() if name != passed.NOT_PASSED},
+            not_passed=tuple(sorted({*env.get(passed.NOT_PASSED, "").split()})),
+            restarts=Restarts.of(plan, settings) if settings.on_failure.restarts_in_place else None,
+        )
+
+    def following(self, before: FinishedAttempt, restarts: Restarts) -> "Given":
+        """For the attempt after that one, with the nodes that are not known to be lost."""
+        plan = with_members(restarts.plan, restarts.members(), before.plan.attempt + 1)
+        return replace(self, plan=plan, before=before, restarts=restarts)
+
+    @property
+    def run_dir(self) -> RunDirectory:
+        return RunDirectory(Path(self.plan.run_dir), self.plan.attempt)
+
+    @property
+    def counts_attempts(self) -> bool:
+        """Whether a job script does: then no file of this attempt's number is an older run's."""
+        return has_host_half(self.env)
+
+    def planned(self, members: Sequence[int], first: str) -> LaunchPlan:
+        """The plan for these nodes; `first`: node 0's address if its name misleads, else empty."""
+        plan = with_members(self.plan, members, self.plan.attempt)
+        return with_master_addr(plan, first, derived_from("join")) if first else plan
+
+    @property
+    def again(self) -> float:
+        """Seconds between the first two looks at ranks that make no step."""
+        return float(self.settings.value("hang-timeout")) / 5 or terms.Timeouts.again
+
+    @property
+    def timeouts(self) -> terms.Timeouts:
+        """The bounds of the meeting of the nodes."""
+        given = terms.Timeouts(
+            join=self.settings.value("join-timeout"),
+            peer=self.settings.value("peer-timeout"),
+            again=self.again,
+        )
+        return self.restarts.timeouts(given) if self.restarts else given
+
+    @property
+    def hang_policy(self) -> HangPolicy:
+        return HangPolicy(
+            step=self.settings.value("hang-timeout"),
+            silence=self.settings.value("silence-timeout"),
+            start=FIRST_STEP,
+            is_chosen=self.settings.given("hang-timeout"),
+            again=self.again,
+        )
+
+    def rank_env(self, plan: LaunchPlan, hooks: Path) -> dict[str, str]:
+        """The whole environment of the ranks. `hooks`: a folder of modules that their Python imports."""
+        dropped = passed.stale(self.env)
+        env = {name: value for name, value in self.env.items() if name not in dropped} | dict(plan.env)
+        env["PATH"] = mistakes.search_path(env)
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), str(hooks)]))
+        return env
+
+
+def identity(
+    plan: LaunchPlan, env: Mapping[str, str], contact: str, findings: Mapping[str, str] = MappingProxyType({})
+) -> Identity:
+    """What this node (in `rank` mode this task) tells of itself."""
+    stack = gpu.stack_of_image(env)
+    return Identity(
+        job_id=plan.allocation.job_id,
+        attempt=plan.attempt,
+        node_rank=plan.place,
+        local_rank=plan.local_rank,
+        name=plan.node,
+        nnodes=plan.allocation.nnodes,
+        nproc_per_node=plan.nproc_per_node,
+        mode=plan.mode,
+        device=plan.device,
+        image_id=env.get("APPTRAIN_IMAGE_ID", ""),
+        lock_digest=stack.lock if stack else "",
+        versions={"python": sys.version.split()[0], "apptrain": __version__, "torch": version("torch")},
+        contact=contact,
+        findings=dict(findings),
+    )
+
+
+def version(package: str) -> str:
+    """From the package's metadata: nothing is imported. Empty where it is not installed."""
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        return importlib.metadata.version(package)
+    return ""

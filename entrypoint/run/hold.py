@@ -1,0 +1,43 @@
+"""Holds the run directory for all attempts of a launch, so that no other job writes into it. `RunDirHold` is
+the entry; entrypoint/job/lock.py has the rules.
+"""
+
+import asyncio
+import contextlib
+import signal
+from functools import partial
+
+from entrypoint.job.lock import Lock
+from entrypoint.run.signals import Signals
+from entrypoint.threads import run_in_thread
+from entrypoint.watch.output import Voice
+
+RELEASE = 5.0
+"""Seconds that the file system has to give the run directory free at the end."""
+
+
+class RunDirHold:
+    """Of one launch."""
+
+    def __init__(self, lock: Lock, voice: Voice, signals: Signals):
+        self._lock = lock
+        self._voice = voice
+        self._signals = signals
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def take(self, *, is_restart: bool) -> None:
+        """Raises InUse if another job has the run directory. Once it is held, this does nothing."""
+        if not self._lock.is_held:
+            await run_in_thread(partial(self._lock.take, again=is_restart))
+            self._tasks.append(asyncio.create_task(self._keep()))
+
+    async def release(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await run_in_thread(self._lock.release, seconds=RELEASE)
+
+    async def _keep(self) -> None:
+        """Ends the job if another one has taken the run directory, while this one was suspended or cut off
+        from the file system."""
+        if why := await run_in_thread(self._lock.keep):
+            self._voice.say(f"{why}: this job ends")
+            self._signals.take(signal.SIGTERM)
