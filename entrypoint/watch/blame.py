@@ -169,9 +169,15 @@ def deadlock(
     if not all(_waits_on(earlier.get(one.rank), one, elapsed) for one in alive if one not in stopped):
         return None
     if stopped or not ends:
-        return verdict(alive, why, unseen=(), now=now)
+        return verdict(alive, why or _behind(ends), unseen=(), now=now)
     (at, waits_in), _ = Counter((one.at, one.waits_in) for one in alive).most_common(1)[0]
     return _of_end(ends, len(alive), f"in {waits_in} ({at.partition(' ')[0]})", STUCK, now)
+
+
+def _behind(ends: Ends) -> str:
+    """What is noticed of a rank that stays behind, where no step is missed: others have ended well."""
+    ended = f"{count(len(ends), 'other rank')} ended well, and " if ends else ""
+    return f"{ended}it goes no further"
 
 
 def _stays_stopped(before: RankSnapshot | None, one: RankSnapshot) -> bool:

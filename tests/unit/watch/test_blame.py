@@ -290,10 +290,13 @@ def again(rank: int, **changes: Any) -> tuple[RankSnapshot, RankSnapshot]:
 
 
 def proven(
-    *ranks: tuple[RankSnapshot, RankSnapshot], ends: Sequence[End] = (), world: int = 2
+    *ranks: tuple[RankSnapshot, RankSnapshot],
+    ends: Sequence[End] = (),
+    world: int = 2,
+    why: str = "no step for 30 s",
 ) -> Failure | None:
     before, after = zip(*ranks, strict=True)
-    return deadlock(before, after, 10.0, "no step for 30 s", Ends.of(ends), world=world, now=9.0)
+    return deadlock(before, after, 10.0, why, Ends.of(ends), world=world, now=9.0)
 
 
 def test_ranks_that_all_wait_for_one_another_without_using_the_cpu_are_a_deadlock() -> None:
@@ -337,6 +340,23 @@ def test_a_rank_that_stays_stopped_by_a_signal_is_one_whoever_else_waits_or_has_
         assert "it is stopped by a signal" in found.error
     assert proven((sighting(1), stopped), again(0)) is None
     assert proven((replace(stopped, state="t"), replace(stopped, state="t")), again(0)) is None  # a debugger
+
+
+@pytest.mark.parametrize(
+    ("step", "ends", "noticed"),
+    [
+        (7, [left(0), left(2)], "2 other ranks ended well, and it goes no further after step 7"),
+        (None, [left(0)], "1 other rank ended well, and it goes no further"),
+        (None, [], "it goes no further"),
+    ],
+)
+def test_a_stopped_rank_that_others_have_left_behind_is_named_although_no_step_was_missed(
+    step: int | None, ends: list[End], noticed: str
+) -> None:
+    stopped = sighting(1, step=step, state="T", at="", waits_in="", stack="")
+    found = proven((stopped, stopped), ends=ends, world=1 + len(ends), why="")
+    assert found is not None
+    assert found.error == f"stuck, {noticed}: it is stopped by a signal"
 
 
 def test_a_rank_that_uses_the_cpu_is_no_deadlock() -> None:
