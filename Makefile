@@ -121,7 +121,7 @@ shell: ## a shell in the image (STACK=NAME IMAGE=FILE)
 	@$(inside) bash --norc
 
 profiles: ## check the site profiles of clusters/ and write their host files (PROFILE=FILE)
-	@python=$$(tools/login-python.sh) && "$$python" -m clusters.render $(if $(PROFILE),"$$PROFILE")
+	@python=$$(tools/login-python.sh) && "$$python" -m entrypoint.cli.profiles $(if $(PROFILE),"$$PROFILE")
 
 submit: export CALLED_FROM := $(value PWD)
 submit: ## submit the job script as a site's profile says (CLUSTER=NAME NODES=2 ARGS='-- CMD' DRY_RUN=1 ...)

@@ -27,7 +27,7 @@ from benchmarks.output import output
 from benchmarks.ranks import ranks
 from benchmarks.selection import selection
 from benchmarks.threads import threads
-from entrypoint.errors import BAD_INPUT
+from entrypoint.core.errors import BAD_INPUT
 
 HERE = Path(__file__).parent
 CHECKOUT = HERE.parent
@@ -117,7 +117,7 @@ def throughput(pairs: int) -> dict[str, Any]:
     def ours() -> float:
         with tempfile.TemporaryDirectory() as folder:
             run = Path(folder) / "run"
-            command = [sys.executable, "-P", "-m", "entrypoint.embedded", "--run-dir", str(run)]
+            command = [sys.executable, "-P", "-m", "entrypoint.cli.embedded", "--run-dir", str(run)]
             _run([*command, "--", "-m", "train", "--config", "digits", *overrides])
             rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         seconds = [1 / row["images_per_s"] for row in rows if "loss" in row and row["step"] > warmup]

@@ -55,7 +55,7 @@ def checkpoints(pairs: int, run: Run, alternate: Alternate, spread: Spread) -> d
 def _trained(run: Run, *overrides: str) -> dict[str, Any]:
     """The result of the training on two embedded nodes."""
     with TemporaryDirectory() as folder:
-        launch = [sys.executable, "-P", "-m", "entrypoint.embedded", "--run-dir", f"{folder}/run"]
+        launch = [sys.executable, "-P", "-m", "entrypoint.cli.embedded", "--run-dir", f"{folder}/run"]
         common = [f"steps={STEPS}", "evaluate.every=0", "checkpoint.minutes=0"]
         run([*launch, "--", "-m", "train", "--config", CONFIG, *common, *overrides])
         found: dict[str, Any] = json.loads((Path(folder) / "run" / "result.json").read_text())

@@ -61,7 +61,7 @@ def _measure(side: str, run: Callable[[list[str]], str]) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder) / "sum.py"
         script.write_text(SCRIPT)
-        launch = [sys.executable, "-P", "-m", "entrypoint.embedded", "--nodes", "1", "--device", "cpu"]
+        launch = [sys.executable, "-P", "-m", "entrypoint.cli.embedded", "--nodes", "1", "--device", "cpu"]
         options = ["--run-dir", f"{folder}/run", "--nproc-per-node", str(RANKS), "--start-ranks", side]
         began = time.time()
         rows = [tuple(map(float, row)) for row in FOUND.findall(run([*launch, *options, "--", str(script)]))]

@@ -31,7 +31,7 @@ PARTS: Final = {
     "ranks": "torchrun forks the ranks",
     "sum": "they meet in torch's store and sum",
 }
-"""The parts by their names in the manifest (entrypoint/watch/start.py), and the last."""
+"""The parts by their names in the manifest (entrypoint/run/start.py), and the last."""
 
 
 def start(pairs: int) -> dict[str, Any]:

@@ -39,7 +39,8 @@ def threads(
 def _images(run: Callable[[list[str]], str], count: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         where = Path(folder) / "run"
-        command = [sys.executable, "-P", "-m", "entrypoint.embedded", "--nodes", "1", "--run-dir", str(where)]
+        command = [sys.executable, "-P", "-m", "entrypoint.cli.embedded", "--nodes", "1"]
+        command += ["--run-dir", str(where)]
         command += ["--omp-num-threads", str(count), "--", "-m", "train", "--config", "digits"]
         run([*command, "evaluate.every=0", "checkpoint.every=0", f"steps={STEPS}"])
         rows = [json.loads(line) for line in (where / "metrics.jsonl").read_text().splitlines()]

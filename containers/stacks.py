@@ -87,7 +87,8 @@ def debian_architecture() -> str:
 
 def read(file: Path = FILE) -> dict[str, Stack]:
     """All stacks by name, in the file's order."""
-    from entrypoint import strict_yaml  # a login node may lack PyYAML, and ask for no more than the names
+    # A login node may lack PyYAML, and ask for no more than the names.
+    from entrypoint.core import strict_yaml
 
     content = strict_yaml.load(file)
     base = Base(**content["base"])

@@ -2,6 +2,6 @@
 
 import sys
 
-from entrypoint.cli import main
+from entrypoint.cli.main import main
 
 sys.exit(main(sys.argv[1:]))

@@ -70,7 +70,7 @@ find_option() {
     done
 }
 
-# Sets the image and the program, and loads the modules, as the profile's host file says (clusters/render.py).
+# Sets the image and the program, and loads the modules, as the profile's host file says (entrypoint/cli/profiles.py).
 use_site() {
     local file=${profile%.yaml}.host line value digest='' image='' program='' paths=() modules=()
     if [[ -n $profile ]]; then

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Run a task of a step that goes on without the nodes that it loses. Where it has lost the first node, and with it the
 # job script, have Slurm run the job again when the task has ended: nobody else would end it before its time is over.
-# `prepare` puts it in front of a task if the job may restart inside its allocation (entrypoint/job/batch/slurm.py).
+# `prepare` puts it in front of a task if the job may restart inside its allocation (entrypoint/batch/slurm/job.py).
 #
 # Usage: slurm/survivor.sh CMD [ARG...]
 # Reads: SLURM_JOB_ID, SLURM_SRUN_COMM_HOST, SLURM_SRUN_COMM_PORT, APPTRAIN_HAND

@@ -28,7 +28,7 @@ mapfile -d '' -t shell < <(shell_files)
 check ruff check
 check ruff format --check
 check mypy
-check mypy --explicit-package-bases tools/lock.py tools/oldest.py tools/structure.py benchmarks clusters containers tests
+check mypy --explicit-package-bases tools/lock.py tools/oldest.py tools/structure.py benchmarks containers tests
 check python tools/oldest.py
 check python tools/structure.py --lint
 check shellcheck -- "${shell[@]}"

@@ -19,20 +19,20 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parent.parent
 OLDEST = "3.9"
 BEGIN = (
-    "entrypoint.command",
-    "clusters.submit",
-    "clusters.render",
-    "clusters.site",
+    "entrypoint.cli.apptrain",
+    "entrypoint.cli.submit",
+    "entrypoint.cli.profiles",
+    "entrypoint.cli.site",
     "entrypoint.schedulers.*",
     "containers.build",
 )
 """With the modules that are imported by a name made at run time."""
 NEWER = {
     "entrypoint.node.check": "asked for once torch is there",
-    "entrypoint.job.conclude": "in the image",
-    "entrypoint.embedded": "in the venv",
+    "entrypoint.batch.conclude": "in the image",
+    "entrypoint.cli.embedded": "in the venv",
     "entrypoint.run.launch": "in the venv or the image",
-    "entrypoint.job.prepare": "in the image",
+    "entrypoint.batch.prepare": "in the image",
     "train.__main__": "in the venv",
 }
 """Imported inside a function by one that runs there only; with where it runs."""

@@ -71,7 +71,7 @@ def sources() -> list[str]:
 
 
 def main() -> None:
-    for name in ("entrypoint.job.prepare", "entrypoint.run.launch", "torch"):
+    for name in ("entrypoint.batch.prepare", "entrypoint.run.launch", "torch"):
         importlib.import_module(name)
 
     blocks = touched()

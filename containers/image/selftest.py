@@ -16,7 +16,7 @@ from pathlib import Path
 def modules() -> str:
     """Everything that our packages and their requirements are used for imports."""
     names = ["torch", "torchvision", "yaml", "psutil", "safetensors.torch", "tqdm", "matplotlib.pyplot"]
-    names += ["torch.utils.tensorboard", "torch.distributed.run", "entrypoint.cli", "train.__main__"]
+    names += ["torch.utils.tensorboard", "torch.distributed.run", "entrypoint.cli.main", "train.__main__"]
     for name in names:
         importlib.import_module(name)
     return f"{len(names)} modules of {len(list(metadata.distributions()))} packages"
@@ -56,7 +56,8 @@ def compiled_model() -> str:
 
 def world() -> str:
     """Two nodes meet through the launcher, with every option of torchrun that it uses, and sum over gloo."""
-    command = [sys.executable, "-P", "-m", "entrypoint.embedded", "--nodes", "2", "--", "-m", "train.hello"]
+    command = [sys.executable, "-P", "-m", "entrypoint.cli.embedded", "--nodes", "2"]
+    command += ["--", "-m", "train.hello"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=os.environ["TMPDIR"])
     if done.returncode or done.stdout.count("hello from") != 2:
         raise RuntimeError(f"status {done.returncode}\n{done.stdout}\n{done.stderr}")

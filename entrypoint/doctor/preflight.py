@@ -9,13 +9,13 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from entrypoint.core.errors import BadInput
+from entrypoint.core.threads import run_in_thread
 from entrypoint.doctor import facts, judge
 from entrypoint.doctor.judge import Finding
-from entrypoint.errors import BadInput
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.profile import Profile
 from entrypoint.plan.sources import Settings
-from entrypoint.threads import run_in_thread
 
 BOUND = 5.0
 """Seconds for all that is looked at: a file system may hold whoever asks."""

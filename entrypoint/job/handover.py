@@ -22,7 +22,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from entrypoint.errors import BadInput
+from entrypoint.core.errors import BadInput
 
 VARIABLE = "APPTRAIN_HAND"
 ASK, ENVIRONMENT, ANSWER, STATE, VERDICT, OVER = "ask", "environment", "answer", "state", "verdict", "over"

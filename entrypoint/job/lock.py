@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from entrypoint import files
-from entrypoint.errors import BadInput
+from entrypoint.core import files
+from entrypoint.core.errors import BadInput
+from entrypoint.core.plain import plain
+from entrypoint.core.private import write_private
 from entrypoint.node import processes
-from entrypoint.plain import plain
 from entrypoint.plan.launch_plan import LaunchPlan
-from entrypoint.private import write_private
 from entrypoint.schedulers import manual
 
 NAME = "lock"

@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint import files
-from entrypoint.errors import DONE, SAVED, UNAVAILABLE
+from entrypoint.core import files
+from entrypoint.core.errors import DONE, SAVED, UNAVAILABLE
 
 SPACE = 4096
 """Bytes that an outcome has at most, and that `reserve` takes for it."""

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from entrypoint import files
-from entrypoint.errors import BadInput
+from entrypoint.core import files
+from entrypoint.core.errors import BadInput
+from entrypoint.core.plain import file_part, plain
+from entrypoint.core.private import write_private
 from entrypoint.job.outcome import file_name
-from entrypoint.plain import file_part, plain
-from entrypoint.private import write_private
 
 PROBE = 1 << 16
 """Bytes that it must take before anything starts: outcomes, plans and logs begin with less."""

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, get_args
 
-from entrypoint.bitset import NONE, Bits
-from entrypoint.errors import BadInput, Refusal, Unavailable
+from entrypoint.core.bitset import NONE, Bits
+from entrypoint.core.errors import BadInput, Refusal, Unavailable
+from entrypoint.core.plain import plain
 from entrypoint.meet import door, job_state, messages, reach
 from entrypoint.meet.door import AuthListener, PendingConnection
 from entrypoint.meet.identity import Identity, ParticipantId, disagreement, missing
@@ -40,10 +41,9 @@ from entrypoint.meet.messages import (
     Visit,
     Welcome,
 )
+from entrypoint.meet.reports import End, Failure
 from entrypoint.meet.terms import NAME_ADVICE, PORT_ADVICE
 from entrypoint.meet.wire import Wire, WireError, greet
-from entrypoint.plain import plain
-from entrypoint.watch.reports import End, Failure
 
 REPORTS = 16
 """Addresses of strangers that the hub names."""

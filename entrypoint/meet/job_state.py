@@ -8,8 +8,10 @@ each is a case there. It reads no clock and starts nothing; hub.py carries the e
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from entrypoint.bitset import NONE, Bits
+from entrypoint.core.bitset import NONE, Bits
+from entrypoint.core.plain import plain
 from entrypoint.job import outcome
+from entrypoint.meet import blame
 from entrypoint.meet.identity import ParticipantId
 from entrypoint.meet.messages import (
     AllDone,
@@ -29,11 +31,9 @@ from entrypoint.meet.messages import (
     Stopped,
     Told,
 )
+from entrypoint.meet.reports import NO_ENDS, Ends, Failure, RankSnapshot
 from entrypoint.meet.terms import Timeouts
 from entrypoint.meet.wire import WireError
-from entrypoint.plain import plain
-from entrypoint.watch import blame
-from entrypoint.watch.reports import NO_ENDS, Ends, Failure, RankSnapshot
 
 LOST = 1
 """Status of a participant that was lost while ranks ran: no port or peer that another attempt could have."""

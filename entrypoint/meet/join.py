@@ -9,7 +9,7 @@ failure and the end.
 from collections.abc import Sequence
 from typing import Any
 
-from entrypoint.errors import Unavailable
+from entrypoint.core.errors import Unavailable
 from entrypoint.meet.hub import Hub
 from entrypoint.meet.identity import Identity
 from entrypoint.meet.link import Link

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from entrypoint.core.plain import plain
+from entrypoint.core.threads import run_in_thread
 from entrypoint.meet import messages, reach
 from entrypoint.meet.identity import Identity, ParticipantId
 from entrypoint.meet.job_state import loss
@@ -36,12 +38,10 @@ from entrypoint.meet.messages import (
     Tried,
     Try,
 )
+from entrypoint.meet.node_failures import NodeFailures
 from entrypoint.meet.terms import LocalNode, MembershipPolicy, Timeouts
 from entrypoint.meet.waiting import Waiting
 from entrypoint.meet.wire import Wire, WireError
-from entrypoint.plain import plain
-from entrypoint.threads import run_in_thread
-from entrypoint.watch.node_failures import NodeFailures
 
 SIGHTINGS = 16
 """In one frame, whatever letters the names in them have."""

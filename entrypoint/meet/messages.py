@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
-from entrypoint.bitset import Bits
-from entrypoint.errors import BAD_INPUT, BadInput, Refusal, Unavailable
+from entrypoint.core.bitset import Bits
+from entrypoint.core.errors import BAD_INPUT, BadInput, Refusal, Unavailable
+from entrypoint.core.plain import plain
 from entrypoint.meet.identity import Identity
+from entrypoint.meet.reports import End, Failure, NodeRank, Range, Rank, RankSnapshot, UnixTime
 from entrypoint.meet.wire import WireError
-from entrypoint.plain import plain
-from entrypoint.watch.reports import End, Failure, NodeRank, Range, Rank, RankSnapshot, UnixTime
 
 Nodes = Annotated[tuple[int, ...], "nodes"]
 """Places in the allocation's list of nodes, in ascending order; on the wire one hexadecimal number."""

@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from entrypoint.errors import BadInput, Refusal, Unavailable
+from entrypoint.core.errors import BadInput, Refusal, Unavailable
 from entrypoint.meet import messages, reach
 from entrypoint.meet.identity import ParticipantId
 from entrypoint.meet.job_state import loss
@@ -38,9 +38,9 @@ from entrypoint.meet.messages import (
     Visit,
     Welcome,
 )
+from entrypoint.meet.reports import Failure
 from entrypoint.meet.terms import NAME_ADVICE, PORT_ADVICE
 from entrypoint.meet.wire import Closed, Wire, WireError, WrongKey, greet, set_options
-from entrypoint.watch.reports import Failure
 
 
 class NoHub(Unavailable):

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from entrypoint.errors import BadInput
+from entrypoint.core.errors import BadInput
 
 PORT_ADVICE = "the next attempt uses another port; where it was chosen by hand, choose another --master-port"
 NAME_ADVICE = "correct DNS or /etc/hosts, so that it is the same on all nodes, or give --master-addr"

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 
-from entrypoint.errors import Unavailable
+from entrypoint.core.errors import Unavailable
 from entrypoint.meet.terms import LocalNode, Timeouts
 
 

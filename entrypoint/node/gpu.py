@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from entrypoint.errors import BadInput
+from entrypoint.core.errors import BadInput
 from entrypoint.node import processes
 from entrypoint.plan import rules
 from entrypoint.plan.launch_plan import LaunchPlan

@@ -15,7 +15,7 @@ import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from entrypoint.plain import plain
+from entrypoint.core.plain import plain
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 
-from entrypoint import spelling
-from entrypoint.checkout import apptrain
+from entrypoint.core import spelling
+from entrypoint.core.checkout import apptrain
 from entrypoint.plan.options import OPTIONS, flag
 
 COMMANDS = {

@@ -16,9 +16,9 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path, PurePath
 
-from entrypoint import files, spelling
-from entrypoint.checkout import HOME, apptrain, make
-from entrypoint.errors import BadInput
+from entrypoint.core import files, spelling
+from entrypoint.core.checkout import HOME, apptrain, make
+from entrypoint.core.errors import BadInput
 from entrypoint.plan.commands import DATA, typed
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.profile import STARTERS

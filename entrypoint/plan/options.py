@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from entrypoint import spelling
+from entrypoint.core import spelling
 from entrypoint.plan.failure_policy import FailurePolicy
 from entrypoint.plan.profile import FABRICS, RDMA
 from entrypoint.schedulers import choice

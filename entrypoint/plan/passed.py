@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from entrypoint import files
+from entrypoint.core import files
 
 NOT_PASSED = "APPTRAIN_NOT_PASSED"
 """Names with blanks between them; no rank sees it."""

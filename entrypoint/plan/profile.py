@@ -1,8 +1,8 @@
 """Reads and checks a site's profile, clusters/NAME.yaml. `load` is the entry; clusters/generic.yaml says what
 each key means.
 
-The entrypoint uses `launch`, `env`, `host_suffix` and `scratch`, clusters/submit.py `nodes` and `request`.
-clusters/render.py writes what the job scripts use into a host file. An image of one's own may lack PyYAML:
+The entrypoint uses `launch`, `env`, `host_suffix` and `scratch`; cli/submit.py `nodes` and `request`.
+cli/profiles.py writes what the job scripts use into a host file. An image of one's own may lack PyYAML:
 then the same content is read from that file, as JSON. Runs with the Python of a login node, from 3.9 on.
 """
 
@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from entrypoint import files, spelling
-from entrypoint.checkout import make
-from entrypoint.errors import BadInput
-from entrypoint.plain import plain
+from entrypoint.core import files, spelling
+from entrypoint.core.checkout import make
+from entrypoint.core.errors import BadInput
+from entrypoint.core.plain import plain
 
 CLUSTERS = Path(__file__).parents[2] / "clusters"
 CONTENT = "profile"
@@ -299,7 +299,7 @@ def checked(content: Mapping[Any, Any], path: Path) -> Profile:
 
 
 def host_file(path: Path) -> Path:
-    """What clusters/render.py makes of a profile."""
+    """What entrypoint/cli/profiles.py makes of a profile."""
     return path.with_suffix(".host")
 
 
@@ -318,7 +318,7 @@ def _quoted(text: str) -> str:
 def read(path: Path, asked: str) -> Mapping[Any, Any]:
     """What a profile holds, not yet checked; `asked` is how it was given. Raises BadInput."""
     try:
-        from entrypoint import strict_yaml
+        from entrypoint.core import strict_yaml
     except ImportError:
         return _read_host_file(path, asked)
     try:

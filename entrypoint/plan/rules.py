@@ -8,8 +8,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from entrypoint.errors import BadInput
-from entrypoint.plain import file_part
+from entrypoint.core.errors import BadInput
+from entrypoint.core.plain import file_part
 from entrypoint.plan import passed
 from entrypoint.plan.launch_plan import LaunchPlan, Mode, placement, port_of
 from entrypoint.plan.origin import DEFAULT, Origin, ValueSource, derived_from, from_profile, from_variable

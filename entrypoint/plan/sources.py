@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from entrypoint import files
-from entrypoint.errors import BadInput
+from entrypoint.core import files
+from entrypoint.core.errors import BadInput
 from entrypoint.plan import commands, options
 from entrypoint.plan.commands import split_command, typed
 from entrypoint.plan.failure_policy import FailurePolicy

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from entrypoint.errors import BadInput
-from entrypoint.plain import plain
+from entrypoint.core.errors import BadInput
+from entrypoint.core.plain import plain
 from entrypoint.plan.mistakes import program
 from entrypoint.record import causes, picture, reading, traces
 from entrypoint.record.causes import Difference

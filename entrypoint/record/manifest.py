@@ -14,13 +14,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from entrypoint import files
+from entrypoint.core import files
+from entrypoint.core.private import write_private
+from entrypoint.core.threads import run_in_thread
 from entrypoint.node.gpu import ImageStack
 from entrypoint.plan.launch_plan import LaunchPlan
-from entrypoint.private import write_private
 from entrypoint.record import hardware, reading, source, tokens
 from entrypoint.record.partition import VARIABLE
-from entrypoint.threads import run_in_thread
 
 RECORD = 10.0
 """Seconds for the file system to take it."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from entrypoint import files
+from entrypoint.core import files
 
 VARIABLE = "APPTRAIN_IMAGE_PARTITION"
 """Takes the digest to the ranks' launchers, for the manifest."""

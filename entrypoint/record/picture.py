@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from entrypoint.errors import BadInput
+from entrypoint.core.errors import BadInput
 from entrypoint.record.traces import Trace, common, compare
 
 COLOURS = ("#2f6db5", "#d9772b", "#4a9c5d", "#8f5fb0", "#5a5a5a")

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-from entrypoint import files
-from entrypoint.errors import BadInput
-from entrypoint.plain import plain
-from entrypoint.private import write_private
+from entrypoint.core import files
+from entrypoint.core.errors import BadInput
+from entrypoint.core.plain import plain
+from entrypoint.core.private import write_private
 from entrypoint.record import shape
 
 NAME = "manifest.json"

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from entrypoint import files
-from entrypoint.errors import BadInput
-from entrypoint.plain import plain, shell_word
+from entrypoint.core import files
+from entrypoint.core.errors import BadInput
+from entrypoint.core.plain import plain, shell_word
 from entrypoint.record import causes, reading, shape, source, tokens
 from entrypoint.record.partition import partition
 

@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from entrypoint.plain import plain
+from entrypoint.core.plain import plain
 
 Check = Callable[[Any, str], None]
 """Takes a value and the name of its field. Raises ValueError if the value does not fit."""

@@ -16,7 +16,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from entrypoint import __version__, files
+from entrypoint import __version__
+from entrypoint.core import files
 from entrypoint.plan.rules import OURS
 from entrypoint.record import tokens
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from entrypoint import files
+from entrypoint.core import files
 
 NAME = "metrics.jsonl"
 SERIES = ("loss", "lr", "accuracy")

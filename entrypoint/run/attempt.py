@@ -18,35 +18,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from entrypoint.core.errors import DONE, SAVED, BadInput, Refusal
+from entrypoint.core.plain import plain
+from entrypoint.core.private import write_private
+from entrypoint.core.threads import run_in_thread
 from entrypoint.doctor import fabric
-from entrypoint.errors import DONE, SAVED, BadInput, Refusal
 from entrypoint.job import outcome
 from entrypoint.job.lock import InUse
 from entrypoint.job.outcome import Outcome
 from entrypoint.meet.messages import Fail
+from entrypoint.meet.node_failures import NodeFailures
 from entrypoint.node import gpu
 from entrypoint.node.network import Endpoint
-from entrypoint.plain import plain
 from entrypoint.plan import passed
 from entrypoint.plan.launch_plan import LaunchPlan, in_brief, with_env
 from entrypoint.plan.origin import derived_from
-from entrypoint.private import write_private
+from entrypoint.ranks import heartbeat, stacks
+from entrypoint.ranks import hooks as inside
+from entrypoint.ranks.output import Console, Relay, Voice
+from entrypoint.ranks.ranks import Ranks
 from entrypoint.record import source
 from entrypoint.record.manifest import Manifest, kept_plan
-from entrypoint.run import meeting, stacks
+from entrypoint.run import meeting, start
 from entrypoint.run.endings import asked_to_end, to_failure
 from entrypoint.run.finished import FinishedAttempt
 from entrypoint.run.given import Given, identity, version
 from entrypoint.run.hold import RunDirHold
 from entrypoint.run.meeting import Meeting
 from entrypoint.run.node_state import PLANNED, NodeState
-from entrypoint.run.ranks import Ranks
 from entrypoint.run.signals import Signals
 from entrypoint.run.supervise import Supervisor
-from entrypoint.threads import run_in_thread
-from entrypoint.watch import heartbeat, inside, start
-from entrypoint.watch.node_failures import NodeFailures
-from entrypoint.watch.output import Console, Relay, Voice
 
 OUTCOME = 60.0
 """Seconds for the file system to take how this node ended."""

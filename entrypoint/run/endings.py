@@ -7,13 +7,13 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from entrypoint.errors import DONE, SAVED, STUCK
+from entrypoint.core.errors import DONE, SAVED, STUCK
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
+from entrypoint.meet import blame
+from entrypoint.meet.reports import Failure
 from entrypoint.plan.launch_plan import LaunchPlan
-from entrypoint.run.ranks import RankEnded
-from entrypoint.watch import blame
-from entrypoint.watch.reports import Failure
+from entrypoint.ranks.ranks import RankEnded
 
 ALONE = (
     "no rank joined a process group: each of the {} ranks trained for itself, on what it took for all data "

@@ -7,10 +7,10 @@ import contextlib
 import signal
 from functools import partial
 
+from entrypoint.core.threads import run_in_thread
 from entrypoint.job.lock import Lock
+from entrypoint.ranks.output import Voice
 from entrypoint.run.signals import Signals
-from entrypoint.threads import run_in_thread
-from entrypoint.watch.output import Voice
 
 RELEASE = 5.0
 """Seconds that the file system has to give the run directory free at the end."""

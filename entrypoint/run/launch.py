@@ -16,8 +16,10 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from entrypoint.errors import DONE, SAVED, BadInput, Refusal
-from entrypoint.job import conclude, handover
+from entrypoint.batch import conclude
+from entrypoint.core.errors import DONE, SAVED, BadInput, Refusal
+from entrypoint.core.threads import run_in_thread
+from entrypoint.job import handover
 from entrypoint.job.handover import has_host_half
 from entrypoint.job.lock import Lock, holder_of
 from entrypoint.job.rundir import RunDirectory
@@ -26,15 +28,14 @@ from entrypoint.node.guardian import Guardian
 from entrypoint.plan import mistakes
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.sources import Settings
+from entrypoint.ranks import output
+from entrypoint.ranks.output import Voice
 from entrypoint.run.attempt import Attempt
 from entrypoint.run.finished import FinishedAttempt
 from entrypoint.run.given import Given
 from entrypoint.run.hold import RunDirHold
 from entrypoint.run.signals import Signals
 from entrypoint.schedulers import hostnames
-from entrypoint.threads import run_in_thread
-from entrypoint.watch import output
-from entrypoint.watch.output import Voice
 
 LAST_WORDS = 30.0
 """Seconds at the end for a reader who has stopped to take what was said."""

@@ -19,8 +19,8 @@ from entrypoint.meet.terms import LocalNode
 from entrypoint.node import network
 from entrypoint.node.network import Endpoint
 from entrypoint.plan.launch_plan import LaunchPlan, with_members
+from entrypoint.ranks.output import Voice
 from entrypoint.run.given import Given, identity
-from entrypoint.watch.output import Voice
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,9 +11,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-from entrypoint.errors import DONE, SAVED, STUCK
+from entrypoint.core.errors import DONE, SAVED, STUCK
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
+from entrypoint.meet import blame
 from entrypoint.meet.job_state import Now, Say
 from entrypoint.meet.messages import (
     AllDone,
@@ -32,10 +33,9 @@ from entrypoint.meet.messages import (
     Stalled,
     Stopped,
 )
+from entrypoint.meet.reports import NO_ENDS, End, Ends, Failure, RankSnapshot
+from entrypoint.ranks.ranks import RankEnded, RankStarted, StarterEnded
 from entrypoint.run.endings import RankTrace, asked_to_end, failure_of, listed, to_failure, to_outcome
-from entrypoint.run.ranks import RankEnded, RankStarted, StarterEnded
-from entrypoint.watch import blame
-from entrypoint.watch.reports import NO_ENDS, End, Ends, Failure, RankSnapshot
 
 PLANNED = (signal.SIGUSR1, signal.SIGUSR2)
 """They ask for a planned end: a job's warning before its end is one of the two."""

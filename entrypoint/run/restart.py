@@ -9,14 +9,14 @@ file in the run directory, which only one of them can make.
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from entrypoint.errors import BAD_INPUT, Unavailable
+from entrypoint.core.errors import BAD_INPUT, Unavailable
 from entrypoint.job.again import too_many
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
+from entrypoint.meet.blame import count
 from entrypoint.meet.terms import MembershipPolicy, Timeouts
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.sources import Settings
-from entrypoint.watch.blame import count
 
 WINDOW = 30.0
 """Seconds from the first to the last survivor at the meeting."""

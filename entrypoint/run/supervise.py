@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
-from entrypoint.bitset import Bits
+from entrypoint.core.bitset import Bits
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import job_end
 from entrypoint.meet import job_state
@@ -25,6 +25,8 @@ from entrypoint.meet.messages import AllDone, Failed, Report
 from entrypoint.meet.terms import Timeouts
 from entrypoint.node import processes
 from entrypoint.plan.launch_plan import LaunchPlan
+from entrypoint.ranks.ranks import RankEnded, Ranks
+from entrypoint.ranks.stacks import StackCollector
 from entrypoint.run import node_state
 from entrypoint.run.endings import RankTrace
 from entrypoint.run.node_state import (
@@ -58,9 +60,7 @@ from entrypoint.run.node_state import (
     TerminateRanks,
     VerdictIsLate,
 )
-from entrypoint.run.ranks import RankEnded, Ranks
 from entrypoint.run.signals import Signals
-from entrypoint.run.stacks import StackCollector
 
 WORKERS_LOOKS = 3
 """How often, at growing intervals, a rank is looked at that has never made a step."""

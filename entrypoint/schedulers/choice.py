@@ -9,7 +9,7 @@ import importlib
 from collections.abc import Mapping
 from typing import Protocol
 
-from entrypoint.errors import BadInput
+from entrypoint.core.errors import BadInput
 from entrypoint.schedulers import hostlist
 from entrypoint.schedulers.allocation import Allocation
 from entrypoint.schedulers.request import PlacementRequest

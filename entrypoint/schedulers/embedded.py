@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from entrypoint.errors import BadInput
+from entrypoint.core.errors import BadInput
 from entrypoint.schedulers import hostlist, variables
 from entrypoint.schedulers.allocation import Allocation
 from entrypoint.schedulers.request import PlacementRequest

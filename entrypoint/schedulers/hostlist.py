@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 
-from entrypoint.errors import BadInput
+from entrypoint.core.errors import BadInput
 
 MOST_NAMES = 100_000
 """More is a mistyped range: no cluster has as many nodes."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from entrypoint.errors import BadInput
+from entrypoint.core.errors import BadInput
 
 
 def merge(names: Sequence[str], source: str) -> tuple[tuple[str, ...], tuple[int, ...]]:

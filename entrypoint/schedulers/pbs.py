@@ -21,8 +21,8 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from entrypoint import files
-from entrypoint.errors import BadInput
+from entrypoint.core import files
+from entrypoint.core.errors import BadInput
 from entrypoint.schedulers import hostnames, variables
 from entrypoint.schedulers.allocation import Allocation, Context, JobName
 from entrypoint.schedulers.request import PlacementRequest

@@ -26,7 +26,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from entrypoint.errors import BadInput
+from entrypoint.core.errors import BadInput
 from entrypoint.schedulers import hostlist, variables
 from entrypoint.schedulers.allocation import Allocation, JobName
 from entrypoint.schedulers.request import PlacementRequest

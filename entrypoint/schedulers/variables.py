@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from entrypoint.errors import BadInput
+from entrypoint.core.errors import BadInput
 
 CUDA_DEVICES = "CUDA_VISIBLE_DEVICES"
 _DEVICE = re.compile(r"\d{1,9}|(?:GPU|MIG)-[0-9A-Za-z/-]+", re.ASCII)

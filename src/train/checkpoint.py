@@ -20,7 +20,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from entrypoint import files
+from entrypoint.core import files
 from train.files import is_left_behind, make_directory, private, sync_directory, temporary, write_bytes
 from train.staging import Buffer
 

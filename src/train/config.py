@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
-from entrypoint import strict_yaml
-from entrypoint.files import Unfit
+from entrypoint.core import strict_yaml
+from entrypoint.core.files import Unfit
 from train.status import TrainingRefused
 
 SHIPPED: Final = Path(__file__).parent / "configs"

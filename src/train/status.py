@@ -1,6 +1,6 @@
 """The exit statuses of a training process, and the error that carries a refusal."""
 
-from entrypoint.plain import one_line
+from entrypoint.core.plain import one_line
 from train.stop import SAVED, TERMINATED
 
 __all__ = ["BAD_INPUT", "DONE", "FAILED", "NOT_SAVED", "SAVED", "TERMINATED", "TrainingRefused"]

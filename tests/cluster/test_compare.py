@@ -57,7 +57,18 @@ def on_pbs(user: User) -> Path:
 
 def on_one_machine(user: User, image: str, name: str) -> Path:
     run = WORK / "runs" / name
-    line = ("python", "-P", "-m", "entrypoint.embedded", "--nodes", "2", "--run-dir", run, "--", *TRAINING)
+    line = (
+        "python",
+        "-P",
+        "-m",
+        "entrypoint.cli.embedded",
+        "--nodes",
+        "2",
+        "--run-dir",
+        run,
+        "--",
+        *TRAINING,
+    )
     inside = (REPOSITORY / "containers/run.sh", SOFTWARE / image, *line)
     ended = user.account.run(*inside, cwd=WORK, timeout=BOUND)
     assert ended.returncode == 0, ended.stderr

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clusters import render
+from entrypoint.cli import profiles as render
 from tests.cluster.account import HOME, SCRIPT, SOFTWARE, Ran, account, clear
 from tests.cluster.test_network import FABRIC, Site
 from tests.vcluster.shares import shares

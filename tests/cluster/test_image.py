@@ -312,7 +312,7 @@ def test_the_demo_in_it_gives_the_trace_of_a_venv_from_the_same_lock_bit_for_bit
     for line in lines:
         done = host.run(line, user="alice", cwd=HOME, env=linked, timeout=BUILD_LIMIT)
         assert done.returncode == 0, done.stderr
-    demo: list[str | Path] = [venv / "bin/python", "-P", "-m", "entrypoint.embedded", "--nodes", "2", "--", "-m", "train", "--config", "digits-short", *SHORT]  # fmt: skip
+    demo: list[str | Path] = [venv / "bin/python", "-P", "-m", "entrypoint.cli.embedded", "--nodes", "2", "--", "-m", "train", "--config", "digits-short", *SHORT]  # fmt: skip
     in_venv = {
         "APPTRAIN_RUN_DIR": str(runs["venv"]),
         "PYTHONPATH": f"{HOME}:{HOME}/src",

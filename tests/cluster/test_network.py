@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from clusters import render
+from entrypoint.cli import profiles as render
 from entrypoint.job import outcome
 from entrypoint.plan.rendezvous import port_pair
 from tests.cluster.account import BOUND, HOME, REPOSITORY, SCRIPT, SOFTWARE, Account, Ran, account, clear

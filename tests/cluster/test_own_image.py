@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from clusters import render
 from entrypoint import __version__
+from entrypoint.cli import profiles as render
 from tests.cluster.account import REPOSITORY, SCRIPT, SOFTWARE, WORK, Account, Ran, account, clear
 
 BOUND = 400.0

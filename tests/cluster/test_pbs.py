@@ -209,7 +209,7 @@ def test_every_rank_of_three_nodes_greets_and_the_first_lines_say_where_the_run_
 def embedded(everyone: User) -> Path:
     """The run directory of the small training on two nodes, both on one machine in the image."""
     run = WORK / "runs/embedded"
-    line = ("python", "-P", "-m", "entrypoint.embedded", "--nodes", "2")
+    line = ("python", "-P", "-m", "entrypoint.cli.embedded", "--nodes", "2")
     inside = (REPOSITORY / "containers/run.sh", SOFTWARE / "image.sif", *line, "--run-dir", run)
     ended = everyone.account.run(*inside, "--", "-m", "train", *SMALL, cwd=WORK, timeout=BOUND)
     assert ended.returncode == 0, ended.stderr

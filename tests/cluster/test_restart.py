@@ -162,7 +162,7 @@ def test_a_node_that_is_cut_off_makes_no_second_world(user: Account) -> None:
 @pytest.mark.timeout(3 * BOUND)  # it starts torch on two nodes three times
 def test_a_training_that_loses_a_node_goes_on_with_a_spare_to_the_same_weights(user: Account) -> None:
     whole = WORK / "runs/whole"
-    line = ("python", "-P", "-m", "entrypoint.embedded", "--nodes", "2", "--run-dir", whole)
+    line = ("python", "-P", "-m", "entrypoint.cli.embedded", "--nodes", "2", "--run-dir", whole)
     inside = (REPOSITORY / "containers/run.sh", SOFTWARE / "image.sif", *line, "--", "-m", "train", *SMALL)
     ended = user.run(*inside, timeout=BOUND)
     assert ended.returncode == 0, ended.stderr

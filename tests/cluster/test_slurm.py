@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from clusters import render
+from entrypoint.cli import profiles as render
 from entrypoint.job import outcome
 from tests.cluster.account import (
     BOUND,
@@ -118,7 +118,7 @@ def test_every_rank_of_three_nodes_greets_and_the_first_lines_say_where_the_run_
 def embedded(all_tests_account: Account) -> Path:
     """The run directory of the small training on two nodes with two ranks each, all on one machine in the image."""
     run = WORK / "runs/embedded"
-    line = ("python", "-P", "-m", "entrypoint.embedded", "--nodes", "2", "--nproc-per-node", "2")
+    line = ("python", "-P", "-m", "entrypoint.cli.embedded", "--nodes", "2", "--nproc-per-node", "2")
     inside = (REPOSITORY / "containers/run.sh", SOFTWARE / "image.sif", *line, "--run-dir", run)
     ended = all_tests_account.run(*inside, "--", "-m", "train", *SMALL, timeout=BOUND)
     assert ended.returncode == 0, ended.stderr
@@ -428,7 +428,7 @@ def test_the_line_that_submit_renders_is_one_that_sbatch_takes(
     arguments = [*ONCE, "--", str(HOME / "else where/tell.py"), "a b"]
     options = ["--cluster", cluster, "--nodes", "2", "--partition", "all", "--time", "00:10:00"]
     rendered = subprocess.run(
-        [sys.executable, "-m", "clusters.submit", "--dry-run", *options, *arguments],
+        [sys.executable, "-m", "entrypoint.cli.submit", "--dry-run", *options, *arguments],
         cwd=CHECKOUT,
         capture_output=True,
         text=True,

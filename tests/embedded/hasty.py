@@ -12,11 +12,13 @@ import itertools
 import sys
 from collections.abc import Sequence
 
-from entrypoint import cli, embedded
+from entrypoint.cli import embedded
+from entrypoint.cli import main as cli
 from entrypoint.meet import terms
 from entrypoint.plan import options
+from entrypoint.ranks import ranks
 from entrypoint.run import given as launch_given
-from entrypoint.run import ranks, restart, supervise
+from entrypoint.run import restart, supervise
 
 
 def first_step(seconds: float) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
-from entrypoint.run import agent
+from entrypoint.ranks import agent
 from tests import procs
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -125,7 +125,7 @@ def start(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None, **
     """Starts the embedded scheduler in `tmp_path` with its run directory there; `bounds` as in hasty.py."""
     run = tmp_path / "run"
     hasty = ["tests.embedded.hasty", *(f"{name}={value}" for name, value in bounds.items()), "embedded"]
-    program = hasty if bounds else ["entrypoint.embedded"]
+    program = hasty if bounds else ["entrypoint.cli.embedded"]
     argv = [sys.executable, "-P", "-m", *program, "--run-dir", str(run), *arguments]
     return Job(argv, tmp_path, run, clean_env(**({"APPTRAIN_PASS": "PYTHONPATH"} | (env or {}))))
 

@@ -401,7 +401,7 @@ def test_a_planned_end_that_cannot_be_saved_is_a_failure_of_the_job_that_says_wh
     run_dir = tmp_path / "run"
     disk = small_disk(run_dir / "checkpoints", "64m")
     options = ["--run-dir", str(run_dir), "--mode", "rank", "--", "-m", "train", *SMALL]
-    argv = [*disk.prefix, sys.executable, "-P", "-m", "entrypoint.embedded", *options]
+    argv = [*disk.prefix, sys.executable, "-P", "-m", "entrypoint.cli.embedded", *options]
     argv += ["steps=100000", "checkpoint.every=5"]
     job = Job(argv, tmp_path, run_dir, clean_env(APPTRAIN_PASS="PYTHONPATH"))
     job.until(lambda: checkpoint.newest_whole(disk.seen), "a checkpoint")

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint import cli
+from entrypoint.cli import main as cli
 from tests.embedded.jobs import Ended, gone, processes_with, run, start
 from train import checkpoint, metrics
 

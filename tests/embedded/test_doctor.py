@@ -102,7 +102,7 @@ def test_what_leaves_no_room_for_training_is_refused_unless_asked_for(
 
 def disk_job(tmp_path: Path, disk: disks.Disk, nodes: str, *options: str) -> Ended:
     inside = tmp_path / "disk" / "run"
-    ours = [sys.executable, "-P", "-m", "entrypoint.embedded", "--nodes", nodes, "--run-dir", str(inside)]
+    ours = [sys.executable, "-P", "-m", "entrypoint.cli.embedded", "--nodes", nodes, "--run-dir", str(inside)]
     argv = [*disk.prefix, *ours, *options, "--mode", "exec", "--no-python", "--", "true"]
     return Job(argv, tmp_path, disk.seen / "run", clean_env()).end()
 

@@ -17,7 +17,7 @@ MakeDisk = Callable[[Path, str], disks.Disk]
 def run(tmp_path: Path, disk: disks.Disk, script: str) -> Ended:
     """One node whose run directory is on the disk; `script` is sh's."""
     inside = tmp_path / "disk" / "run"
-    ours = [sys.executable, "-P", "-m", "entrypoint.embedded", "--nodes", "1", "--run-dir", str(inside)]
+    ours = [sys.executable, "-P", "-m", "entrypoint.cli.embedded", "--nodes", "1", "--run-dir", str(inside)]
     argv = [*disk.prefix, *ours, "--mode", "exec", "--no-python", "--", "sh", "-c", script]
     return Job(argv, tmp_path, disk.seen / "run", clean_env()).end()
 

@@ -811,7 +811,15 @@ def test_ranks_of_a_launch_in_the_background_do_not_ignore_what_a_keyboard_sends
 
 
 def test_a_program_under_nohup_outlives_its_terminal(tmp_path: Path) -> None:
-    argv = ["nohup", sys.executable, "-P", "-m", "entrypoint.embedded", "--run-dir", str(tmp_path / "run")]
+    argv = [
+        "nohup",
+        sys.executable,
+        "-P",
+        "-m",
+        "entrypoint.cli.embedded",
+        "--run-dir",
+        str(tmp_path / "run"),
+    ]
     job = Job([*argv, *SHELL, "touch ready; sleep 2"], tmp_path, tmp_path / "run", clean_env())
     job.until((tmp_path / "ready").exists, "a rank runs")
     job.signal(signal.SIGHUP)

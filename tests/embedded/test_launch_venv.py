@@ -34,7 +34,7 @@ def test_the_programs_of_the_chosen_venv_come_first_for_the_ranks(tmp_path: Path
     tool.write_text("#!/bin/sh\ncommand -v my-tool\ncommand -v python\n")
     tool.chmod(0o755)
     paths = os.pathsep.join([str(CHECKOUT), str(CHECKOUT / "src"), *filter(None, sys.path)])
-    argv = [str(folder / "bin" / "python"), "-P", "-m", "entrypoint.embedded", "--nodes", "1"]
+    argv = [str(folder / "bin" / "python"), "-P", "-m", "entrypoint.cli.embedded", "--nodes", "1"]
     argv += ["--mode", "exec", "--run-dir", str(tmp_path / "run"), "--no-python", "--", "my-tool"]
     env = clean_env(PYTHONPATH=paths, APPTRAIN_PASS="PYTHONPATH")
     ended = Job(argv, tmp_path, tmp_path / "run", env).end()

@@ -14,7 +14,7 @@ SMALL = ("--config", "digits-short", "model.name=shufflenet_v2_x0_5", "data.imag
 
 def again(ended: Ended, folder: Path, *options: str, **env: str) -> Ended:
     folder.mkdir(exist_ok=True)
-    argv = [sys.executable, "-P", "-m", "entrypoint.command", "rerun", str(ended.run), *options]
+    argv = [sys.executable, "-P", "-m", "entrypoint.cli.apptrain", "rerun", str(ended.run), *options]
     return Job(argv, folder, folder / "runs", clean_env(APPTRAIN_PASS="PYTHONPATH", **env)).end()
 
 
@@ -114,7 +114,7 @@ def test_a_repository_that_the_run_directory_brings_starts_no_program(tmp_path: 
     code = {"repository": {"commit": "1234567890" * 4}}
     manifest = {"attempts": attempts, "command": ["run/trap/x.py"], "code": code}
     (tmp_path / "run/manifest.json").write_text(json.dumps(manifest))
-    argv = [sys.executable, "-P", "-m", "entrypoint.command", "rerun", "run"]
+    argv = [sys.executable, "-P", "-m", "entrypoint.cli.apptrain", "rerun", "run"]
     ended = Job(argv, tmp_path, tmp_path / "runs", clean_env(APPTRAIN_PASS="PYTHONPATH")).end()
     now = git(tmp_path, "--git-dir", str(trap / ".git"), "-c", "core.fsmonitor=false", "rev-parse", "HEAD")
     assert (ended.status, ended.err) == (

@@ -117,7 +117,17 @@ def test_what_the_reference_program_writes_of_its_config_has_no_secret(tmp_path:
 
 
 def test_the_doctors_table_has_no_secret(tmp_path: Path) -> None:
-    argv = [sys.executable, "-P", "-m", "entrypoint.embedded", "--nodes", "1", "--doctor", "--run-dir", "run"]
+    argv = [
+        sys.executable,
+        "-P",
+        "-m",
+        "entrypoint.cli.embedded",
+        "--nodes",
+        "1",
+        "--doctor",
+        "--run-dir",
+        "run",
+    ]
     for options in ((), ("--", "--json")):
         ended = Job([*argv, *options], tmp_path, tmp_path / "run", clean_env(**PLANTED)).end()
         assert "127.0.0.1" in ended.out, ended.err

@@ -1,7 +1,7 @@
 """What a stranger on the same network can and cannot do to a job, and what of it others may read.
 
 Attacks on the join's protocol itself are in tests/unit/meet/test_hub.py and test_wire.py; planted pickles and YAML tags in
-tests/unit/train/test_checkpoint.py, test_config.py and tests/unit/test_cli.py; shells in tests/unit/host/test_injection.py.
+tests/unit/train/test_checkpoint.py, test_config.py and tests/unit/cli/test_main.py; shells in tests/unit/host/test_injection.py.
 docs/security.md names them all.
 """
 
@@ -216,7 +216,7 @@ def test_secrets_of_the_environment_are_in_no_file_and_no_output_of_a_training(t
 def one_node(folder: Path, command: str, *program: str) -> Ended:
     """How a job of one node ends under `launch` or `embedded`, in the run directory `run`."""
     argv = [sys.executable, "-P", "-m"]
-    argv += ["entrypoint", "launch"] if command == "launch" else ["entrypoint.embedded"]
+    argv += ["entrypoint", "launch"] if command == "launch" else ["entrypoint.cli.embedded"]
     argv += ["--nodes=127.0.0.1", "--node-rank=0"] if command == "launch" else ["--nodes=1"]
     argv += ["--device", "cpu", "--mode", "exec"]
     argv += ["--run-dir", str(folder / "run"), "--no-python", "--", *program]

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from entrypoint.run.agent import NAME
+from entrypoint.ranks.agent import NAME
 from tests.host import Host
 
 

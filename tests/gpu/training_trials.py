@@ -29,7 +29,7 @@ def hello(bench: Bench) -> str:
     each = bench.ranks // 2  # Each node of the embedded scheduler gets GPUs by their numbers.
     nodes = ("--nodes", "2", "--gpus-per-node", str(each), "--run-dir", str(bench.folder / "nodes"))
     passed = {"APPTRAIN_PASS": "PYTHONPATH"}
-    ended = bench.run(*PYTHON, "-m", "entrypoint.embedded", *nodes, "--", "-m", "train.hello", **passed)
+    ended = bench.run(*PYTHON, "-m", "entrypoint.cli.embedded", *nodes, "--", "-m", "train.hello", **passed)
     expect(ended.status == 0, f"two nodes ended with {ended.status}", ended)
     expect(ended.out.count(":nccl] process ") == 2 * each, "not every rank of two nodes greets", ended)
     return f"{form}, and {each} on each of two nodes"

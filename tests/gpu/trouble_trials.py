@@ -4,7 +4,7 @@ from pathlib import Path
 
 from benchmarks.bounded import CommandResult
 from benchmarks.device import NODE
-from entrypoint.errors import STUCK
+from entrypoint.core.errors import STUCK
 
 from .trial import SCRIPTS, Bench, expect
 

@@ -32,7 +32,6 @@ SOURCES = (
     "containers/*.py",
     "containers/image/ahead.py",
     "containers/image/imports.py",
-    "clusters/**/*.py",
     "containers/*.sh",
     "host/*.sh",
     "slurm/*",

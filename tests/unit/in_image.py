@@ -16,8 +16,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from entrypoint import cli
-from entrypoint.job import conclude, prepare  # noqa: F401  # imported before the forks
+from entrypoint.batch import conclude, prepare  # noqa: F401  # imported before the forks
+from entrypoint.cli import main as cli
 from tests import spaces
 
 CHECKOUT = Path(__file__).resolve().parents[2]

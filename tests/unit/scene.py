@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint import cli
+from entrypoint.cli import main as cli
 from entrypoint.meet import terms
 from entrypoint.meet.messages import (
     AllDone,
@@ -39,14 +39,14 @@ from entrypoint.meet.messages import (
     Stopped,
     Told,
 )
+from entrypoint.meet.reports import End, Failure, RankSnapshot
 from entrypoint.node import processes
 from entrypoint.plan.launch_plan import LaunchPlan, with_members
 from entrypoint.plan.resolve import resolve
+from entrypoint.ranks.ranks import RankEnded, RankStarted, StarterEnded
 from entrypoint.run.node_state import HangPolicy
-from entrypoint.run.ranks import RankEnded, RankStarted, StarterEnded
 from entrypoint.run.signals import Signals
 from entrypoint.run.supervise import Supervisor
-from entrypoint.watch.reports import End, Failure, RankSnapshot
 
 Entry = tuple[Any, ...]
 """(seconds, what was done, with what)."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from entrypoint import cli
-from entrypoint.errors import Refusal
-from entrypoint.job import conclude, prepare
+from entrypoint.batch import conclude, prepare
+from entrypoint.cli import main as cli
+from entrypoint.core.errors import Refusal
 from entrypoint.node import check
 from entrypoint.plan import mistakes
 

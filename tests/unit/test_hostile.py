@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, seed, settings
 from hypothesis import strategies as st
 
-from entrypoint import cli
-from entrypoint.errors import BadInput
+from entrypoint.cli import main as cli
+from entrypoint.core.errors import BadInput
 from entrypoint.job import lock
 from entrypoint.job.rundir import job_end
 from entrypoint.plan import profile
@@ -103,7 +103,7 @@ def test_a_large_file_takes_little_memory_and_time(tmp_path: Path, command: str,
     (tmp_path / "x.py").touch()
     limits = {resource.RLIMIT_DATA: MEMORY, resource.RLIMIT_CPU: SECONDS}
     code = f"import resource; [resource.setrlimit(what, (most, most)) for what, most in {limits}.items()]; "
-    code += "import sys; from entrypoint import command; sys.exit(command.main(sys.argv[1:]))"
+    code += "import sys; from entrypoint.cli import apptrain as command; sys.exit(command.main(sys.argv[1:]))"
     ran = subprocess.run(
         [sys.executable, "-c", code, *COMMANDS[command]],
         cwd=tmp_path,

@@ -17,7 +17,7 @@ from benchmarks import __main__ as command
 from benchmarks import bounded, device
 from benchmarks import gpu as bench
 from benchmarks.bounded import CommandResult
-from entrypoint import cli
+from entrypoint.cli import main as cli
 from entrypoint.plan import commands
 from entrypoint.plan.resolve import resolve
 from entrypoint.run import launch

@@ -230,7 +230,7 @@ def test_what_the_build_binds_holds_our_packages_and_the_stacks_facts(tmp_path: 
     assert said["driver"] == "580"
     assert said["others"]["cu126"]["compute_capability"] == stacks.find("cu126").compute_capability
     assert len(said["lock_sha256"]) == 64
-    assert (tmp_path / "source/entrypoint/cli.py").exists()
+    assert (tmp_path / "source/entrypoint/cli/main.py").exists()
     assert (tmp_path / "source/src/train/data/digits.csv.gz").exists()
     modes = {"source/trim.sh": 0o755, "source/entrypoint": 0o755, "stack.json": 0o644}
     assert {name: (tmp_path / name).stat().st_mode & 0o777 for name in modes} == modes

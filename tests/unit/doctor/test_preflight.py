@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from entrypoint.core.errors import BadInput
 from entrypoint.doctor import facts, preflight
-from entrypoint.errors import BadInput
 from tests.unit.doctor.nodes import WHOLE, node, room
 
 

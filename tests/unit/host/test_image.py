@@ -38,7 +38,7 @@ def test_python_is_python_where_the_image_has_both(node: Node) -> None:
     assert node.run("python", "my.py").stdout == f"{node.of_image}/python my.py\n"
 
 
-@pytest.mark.parametrize("module", ["entrypoint", "entrypoint.embedded"])
+@pytest.mark.parametrize("module", ["entrypoint", "entrypoint.cli.embedded"])
 @pytest.mark.parametrize("name", ["python", "python3", "nothing"])
 def test_an_image_whose_python_is_too_old_or_missing_is_refused(node: Node, name: str, module: str) -> None:
     node.image_has(**{name: 'echo "Unknown option: $1" >&2; exit 2'})

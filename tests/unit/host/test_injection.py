@@ -2,7 +2,7 @@
 
 Each variable that a job script reads is set to text that a shell would run if it were evaluated, also as arithmetic,
 where bash runs what stands in an index. tests/unit/host/test_environment.py has the same of containers/run.sh, and
-tests/unit/clusters/test_render.py of the values of a profile.
+tests/unit/cli/test_host_files.py of the values of a profile.
 """
 
 import os

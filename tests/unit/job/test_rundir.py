@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import BadInput
+from entrypoint.core.errors import BadInput
 from entrypoint.job.rundir import RunDirectory, job_end, next_attempt, read_key
 
 

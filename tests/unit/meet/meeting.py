@@ -15,9 +15,9 @@ from entrypoint.meet.identity import Identity
 from entrypoint.meet.join import meet
 from entrypoint.meet.link import Link
 from entrypoint.meet.messages import Peeked, Seen
+from entrypoint.meet.reports import End, Failure, RankSnapshot
 from entrypoint.meet.terms import LocalNode, Timeouts
 from entrypoint.meet.wire import Wire, WireError, greet
-from entrypoint.watch.reports import End, Failure, RankSnapshot
 from tests.ports import free_port
 
 KEY = b"k" * 32

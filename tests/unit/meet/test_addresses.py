@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint.errors import BadInput, Unavailable
+from entrypoint.core.errors import BadInput, Unavailable
 from entrypoint.meet import spoke
 from entrypoint.meet.identity import Identity
 from entrypoint.meet.wire import greet

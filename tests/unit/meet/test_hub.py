@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint.errors import BadInput
+from entrypoint.core.errors import BadInput
 from entrypoint.meet import door
 from entrypoint.meet.messages import Stopped
 from entrypoint.meet.wire import PROTOCOL

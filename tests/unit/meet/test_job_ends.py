@@ -23,7 +23,7 @@ from entrypoint.meet.messages import (
     Stopped,
     Tried,
 )
-from entrypoint.watch.reports import RankSnapshot
+from entrypoint.meet.reports import RankSnapshot
 from tests.unit.meet.meeting import (
     SHORT,
     Place,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint.bitset import Bits
+from entrypoint.core.bitset import Bits
 from entrypoint.meet import job_state
 from entrypoint.meet.job_state import Event, JobState, Lost, Now, Say, StartTimer, TellAll
 from entrypoint.meet.messages import (
@@ -25,9 +25,9 @@ from entrypoint.meet.messages import (
     Stalled,
     Stopped,
 )
+from entrypoint.meet.reports import RankSnapshot
 from entrypoint.meet.terms import Timeouts
 from entrypoint.meet.wire import WireError
-from entrypoint.watch.reports import RankSnapshot
 from tests.unit.meet.meeting import failure, left
 from tests.unit.scene import SIGHTINGS
 

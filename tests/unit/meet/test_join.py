@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from entrypoint.errors import Unavailable
+from entrypoint.core.errors import Unavailable
 from entrypoint.meet.messages import AllDone, Done, Fail, Failed
 from entrypoint.meet.terms import Timeouts
 from tests.unit.meet.meeting import (

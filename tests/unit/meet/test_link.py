@@ -7,8 +7,8 @@ from pathlib import Path
 
 from entrypoint.meet import wire as wire_module
 from entrypoint.meet.messages import AllDone, Done, Fail, Failed
+from entrypoint.meet.node_failures import NodeFailures
 from entrypoint.meet.wire import Wire
-from entrypoint.watch.node_failures import NodeFailures
 from tests.unit.meet.meeting import SHORT, Place, close, events, failure, hello, run, three, until, who
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from entrypoint.bitset import Bits
-from entrypoint.errors import Unavailable
+from entrypoint.core.bitset import Bits
+from entrypoint.core.errors import Unavailable
 from entrypoint.meet.join import meet
 from entrypoint.meet.link import Link
 from entrypoint.meet.messages import AllDone, Done, Fail, Failed, Stalled

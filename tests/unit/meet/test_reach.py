@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint.errors import Refusal
+from entrypoint.core.errors import Refusal
 from entrypoint.meet import door, reach
 from entrypoint.meet.identity import Identity
 from entrypoint.meet.join import meet

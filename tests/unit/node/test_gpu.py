@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from entrypoint import cli
-from entrypoint import embedded as ours
-from entrypoint.errors import BadInput
+from entrypoint.cli import embedded as ours
+from entrypoint.cli import main as cli
+from entrypoint.core.errors import BadInput
 from entrypoint.node import gpu
 from entrypoint.node.gpu import DriverReport, Gpu, ImageStack
 from entrypoint.plan.origin import derived_from, from_profile

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from entrypoint import cli
-from entrypoint.errors import Refusal
+from entrypoint.cli import main as cli
+from entrypoint.core.errors import Refusal
 from entrypoint.node import network
 from entrypoint.node.network import Endpoint, Interface, ThisMachine
 from entrypoint.plan.launch_plan import LaunchPlan, with_local_addr, with_master_addr
 from entrypoint.plan.origin import derived_from
 from entrypoint.plan.resolve import resolve
-from entrypoint.run import agent
+from entrypoint.ranks import agent
 from tests.ports import free_port
 
 NODES = ("gpu-a01", "gpu-a02", "gpu-b07")

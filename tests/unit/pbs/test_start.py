@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from clusters import follow, render
+from entrypoint.cli import follow
+from entrypoint.cli import profiles as render
 from tests.pbs_double import local
 from tests.unit.pbs.site import HOSTS, Site, What, busy, mpiexec, ours, processes_gone, quoted
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from torch.distributed.run import config_from_args, parse_args
 
-from entrypoint import cli
-from entrypoint.errors import BadInput
+from entrypoint.cli import main as cli
+from entrypoint.core.errors import BadInput
 from entrypoint.plan import launch_plan, rules
 from entrypoint.plan.resolve import resolve
 from entrypoint.plan.sources import Settings

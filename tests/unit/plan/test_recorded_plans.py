@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint.cli import main
+from entrypoint.cli.main import main
 from tests.unit import plans
 
 TRIES = [*plans.slurm_tries(), *plans.pbs_tries()]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint.errors import BadInput
+from entrypoint.core.errors import BadInput
 from entrypoint.record import causes, compare
 
 MANIFEST: dict[str, Any] = {

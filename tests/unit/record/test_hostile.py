@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint import command
+from entrypoint.cli import apptrain as command
 
 ROOT = Path(__file__).parents[3]
 FOUND = ROOT / "tests/recordings/hostile"
@@ -302,7 +302,7 @@ def test_a_large_file_takes_little_memory_and_time(here: Path, name: str) -> Non
     write(here / "hostile", *((text, TRACE) if place == "manifest" else (json.dumps(HONEST), text)))
     limits = {resource.RLIMIT_DATA: MEMORY, resource.RLIMIT_CPU: SECONDS}
     code = f"import resource; [resource.setrlimit(what, (most, most)) for what, most in {limits}.items()]; "
-    code += "import sys; from entrypoint import command; sys.exit(command.main(sys.argv[1:]))"
+    code += "import sys; from entrypoint.cli import apptrain as command; sys.exit(command.main(sys.argv[1:]))"
     ran = subprocess.run(
         [sys.executable, "-c", code, "compare", "honest", "hostile"],
         cwd=here,

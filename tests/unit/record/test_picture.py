@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.errors import BadInput
+from entrypoint.core.errors import BadInput
 from entrypoint.record import compare, picture
 from tests.unit.record.test_compare import run
 

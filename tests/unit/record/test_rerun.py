@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint.errors import BadInput
+from entrypoint.core.errors import BadInput
 from entrypoint.record import rerun
 
 ID = "01234567-89ab-cdef-0123-456789abcdef"

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from entrypoint.job.outcome import Outcome
 from entrypoint.meet.messages import Stopped
-from entrypoint.run.ranks import RankEnded, RankStarted
-from entrypoint.watch.reports import Failure
+from entrypoint.meet.reports import Failure
+from entrypoint.ranks.ranks import RankEnded, RankStarted
 from tests.unit.scene import (
     Entry,
     Step,

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from entrypoint import cli
-from entrypoint.errors import Unavailable
+from entrypoint.cli import main as cli
+from entrypoint.core.errors import Unavailable
 from entrypoint.job import outcome
 from entrypoint.meet import join
 from entrypoint.meet.terms import LocalNode
 from entrypoint.plan.resolve import resolve
+from entrypoint.ranks.output import own_consoles
 from entrypoint.run.attempt import Attempt
 from entrypoint.run.finished import FinishedAttempt
 from entrypoint.run.given import Given
 from entrypoint.run.signals import Signals
-from entrypoint.watch.output import own_consoles
 
 JOB = {"APPTRAIN_EMBEDDED_JOB_ID": "7", "APPTRAIN_EMBEDDED_NODELIST": "127.0.0.[1-2]"}
 

@@ -7,7 +7,7 @@ import pytest
 
 from entrypoint.job.outcome import Outcome
 from entrypoint.meet.messages import Failed, Look, Peek
-from entrypoint.watch.reports import Failure
+from entrypoint.meet.reports import Failure
 from tests.unit.run.attempts import BOTH, DONE, NO_STEP, STATES, STAYS, ended, ends, started
 from tests.unit.scene import (
     NEVER,

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from entrypoint import cli
-from entrypoint.errors import BadInput
-from entrypoint.job import conclude
+from entrypoint.batch import conclude
+from entrypoint.cli import main as cli
+from entrypoint.core.errors import BadInput
 from entrypoint.plan.resolve import resolve
 from entrypoint.run import launch
 from entrypoint.run.signals import handled_signals

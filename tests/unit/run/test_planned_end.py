@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from entrypoint.meet.messages import AllDone, Stopped
-from entrypoint.run.ranks import StarterEnded
+from entrypoint.ranks.ranks import StarterEnded
 from tests.unit.run.attempts import BOTH, RUNS_ON, STATES, STOP, TERMINATED, ended, ends, started, well
 from tests.unit.scene import (
     NEVER,

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from entrypoint import cli
-from entrypoint.errors import BadInput, Unavailable
+from entrypoint.cli import main as cli
+from entrypoint.core.errors import BadInput, Unavailable
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.meet.terms import Timeouts

@@ -13,13 +13,12 @@ import pytest
 from entrypoint.job.outcome import Outcome
 from entrypoint.meet.link import Link
 from entrypoint.meet.messages import AllDone, Failed, Look, LookCloser, Stopped
+from entrypoint.meet.reports import Failure
 from entrypoint.node import processes
-from entrypoint.run import ranks
+from entrypoint.ranks import heartbeat, ranks
+from entrypoint.ranks.ranks import StarterEnded
+from entrypoint.ranks.stacks import LastLook, StackCollector
 from entrypoint.run.endings import asked_to_end, to_failure
-from entrypoint.run.ranks import StarterEnded
-from entrypoint.run.stacks import LastLook, StackCollector
-from entrypoint.watch import heartbeat
-from entrypoint.watch.reports import Failure
 from tests.unit.run.attempts import (
     AGAIN,
     BOTH,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from entrypoint.embedded import own_number
+from entrypoint.cli.embedded import own_number
 from entrypoint.plan import rendezvous
 from entrypoint.schedulers import choice, embedded
 from entrypoint.schedulers.allocation import Allocation

@@ -9,7 +9,7 @@ from ClusterShell.NodeSet import NodeSet
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrypoint.errors import BadInput
+from entrypoint.core.errors import BadInput
 from entrypoint.schedulers import hostlist
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from entrypoint.cli import read_env_file
+from entrypoint.cli.main import read_env_file
 from entrypoint.schedulers import hostnames, pbs
 from entrypoint.schedulers.allocation import Allocation
 from entrypoint.schedulers.request import PlacementRequest

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.cli import main
+from entrypoint.cli.main import main
 from tests.unit import plans
 from tests.unit.schedulers.refusals import (
     CHOICE,

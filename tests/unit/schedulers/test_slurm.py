@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrypoint.cli import read_env_file
-from entrypoint.errors import BadInput
+from entrypoint.cli.main import read_env_file
+from entrypoint.core.errors import BadInput
 from entrypoint.schedulers import choice, slurm
 from entrypoint.schedulers.allocation import Allocation
 from entrypoint.schedulers.request import PlacementRequest

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusters import render
+from entrypoint.cli import profiles as render
 from tests.unit.slurm.cluster import CHECKOUT, Cluster, said
 
 LAB = "scheduler: slurm\nclusters: [lab, other]\n"

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks import device, peaks
 from benchmarks.bounded import CommandResult
-from entrypoint import cli
+from entrypoint.cli import main as cli
 from entrypoint.node import gpu
 from entrypoint.node.gpu import DriverReport, Gpu
 from entrypoint.plan import commands
@@ -85,7 +85,7 @@ def answers(argv: list[str], env: Mapping[str, str | None]) -> CommandResult:
     words = {Path(word).name for word in argv}
     if "check" in words:
         return ended(out=json.dumps(CHECKED))
-    if "entrypoint.embedded" in words:
+    if "entrypoint.cli.embedded" in words:
         return ended(out="".join(f"hello from [127.0.0.{n}:nccl] process {n - 1}/2\n" for n in (1, 2)))
     if "loaded.py" in words:
         return ended(out='"/usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06"')

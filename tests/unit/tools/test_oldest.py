@@ -18,7 +18,7 @@ def test_all_that_plan_and_submit_import_is_looked_at() -> None:
     """As a Python that has imported them says."""
     code = (
         "import sys; sys.path.insert(0, '.')\n"
-        "import clusters.submit, clusters.render, entrypoint.command, entrypoint.plan.rules, entrypoint.plan.profile\n"
+        "import entrypoint.cli.submit, entrypoint.cli.profiles, entrypoint.cli.apptrain, entrypoint.plan.rules, entrypoint.plan.profile\n"
         "from entrypoint.schedulers import choice\n"
         "for name in choice.NAMES: choice.find({}, name, None)\n"
         "print('\\n'.join(m.__file__ for m in sys.modules.values() if getattr(m, '__file__', None)))"
@@ -34,4 +34,7 @@ def test_all_that_plan_and_submit_import_is_looked_at() -> None:
 
 
 def test_what_runs_in_the_image_alone_is_not() -> None:
-    assert not {"entrypoint/run/launch.py", "entrypoint/embedded.py", "entrypoint/job/prepare.py"} & listed()
+    assert (
+        not {"entrypoint/run/launch.py", "entrypoint/cli/embedded.py", "entrypoint/batch/prepare.py"}
+        & listed()
+    )

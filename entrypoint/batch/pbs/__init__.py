@@ -1,0 +1,1 @@
+"""What a job script and a login node know of PBS."""

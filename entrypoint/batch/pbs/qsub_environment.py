@@ -1,0 +1,61 @@
+"""Chooses the variables that a PBS job gets from whoever submits it, for PBS carries none that is not named.
+`needed` chooses them, `arguments` hands over the job script's arguments, `listed` spells the list of `qsub
+-v`, which cannot hold every value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from entrypoint.core.errors import BadInput
+from entrypoint.plan.profile import CLUSTERS, VARIABLE, Profile
+
+CHECKOUT: Final = CLUSTERS.resolve().parent
+CARRIED: Final = re.compile(r"""[^,"'\\\x00-\x1f\x7f]*""")
+"""What a value may hold in the list of `qsub -v`, whose quoting differs from PBS to PBS."""
+ARGUMENTS: Final = ("APPTRAIN_ARGS", "APPTRAIN_ARGS_FILE")
+EVERYWHERE: Final = ("HOME", "USER", "LOGNAME")
+
+
+def needed(profile: Profile, name: str, env: Mapping[str, str], cwd: Path) -> dict[str, str]:
+    """What the job has to know beside its arguments: PBS carries no more than it is told to."""
+    values = {key: value for key, value in env.items() if key.startswith("APPTRAIN_")}
+    if profile.request.stop_before:
+        values.setdefault("APPTRAIN_STOP_BEFORE", str(profile.request.stop_before))
+    for text in (profile.scratch, profile.container.program, *profile.container.binds):
+        named = {match[1] or match[2] for match in VARIABLE.finditer(text)}
+        values.update({key: env[key] for key in named if key in env and key not in EVERYWHERE})
+    values["APPTRAIN_PROFILE"] = name
+    if cwd.resolve() != CHECKOUT:
+        values["APPTRAIN_HOME"] = str(CHECKOUT)
+    return values
+
+
+def arguments(words: tuple[str, ...], cwd: Path) -> tuple[dict[str, str], Path | None]:
+    """The variables that hand over the job script's arguments, and the file of those that fit no variable."""
+    if not words:
+        return {}, None
+    joined = shlex.join(words)
+    if CARRIED.fullmatch(joined):
+        return {"APPTRAIN_ARGS": joined}, None
+    # The same arguments have the same file: jobs that wait for it, or run again, find what they were given.
+    digest = hashlib.sha256(os.fsencode("\0".join(words))).hexdigest()
+    file = cwd / "runs" / "arguments" / digest[:16]
+    return {"APPTRAIN_ARGS_FILE": str(file)}, file
+
+
+def listed(values: Mapping[str, str]) -> str:
+    """The list of -v."""
+    for key, value in values.items():
+        if not CARRIED.fullmatch(value):
+            raise BadInput(
+                f"{key}={value!r}: qsub -v carries no commas, quotes, backslashes and line breaks: "
+                "use a path without them, or the profile"
+            )
+    return ",".join(f"{key}={value}" for key, value in sorted(values.items()))

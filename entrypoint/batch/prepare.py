@@ -1,0 +1,287 @@
+"""Decides everything about a job before its first attempt, in the image on the first node. `prepare` is the
+entry; the job script starts it and reads its answer.
+
+From the job script's arguments, files and variables, the profile, and what the scheduler says, it makes the
+run directory, the command that starts the tasks, and what each task is shown and gets.
+"""
+
+import importlib.util
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from entrypoint.batch.conclude import DONE_LINE, PreparedJob, came_to_its_end
+from entrypoint.batch.granted import Granted
+from entrypoint.batch.pbs import job as pbs
+from entrypoint.batch.pbs.qstat import attributes
+from entrypoint.batch.slurm import job as slurm
+from entrypoint.core.errors import BadInput
+from entrypoint.job import handover, rundir
+from entrypoint.job.handover import Facts
+from entrypoint.job.rundir import RunDirectory
+from entrypoint.node import processes
+from entrypoint.plan import commands, mistakes, options, profile, rules, sources
+from entrypoint.plan.failure_policy import FailurePolicy
+from entrypoint.plan.launch_plan import describe
+from entrypoint.plan.profile import Profile
+from entrypoint.plan.resolve import resolve
+from entrypoint.plan.sources import Settings
+from entrypoint.record.partition import VARIABLE, partition
+
+Entries = Iterator[tuple[str, str]]
+SCHEDULERS = {"slurm": slurm.granted, "pbs": pbs.granted}
+"""What reads the grant of a job, by its scheduler."""
+NEEDED = ("torch", "psutil")
+"""Packages without which no image can train here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Request:
+    """What is asked for, from all ways to ask."""
+
+    facts: Facts
+    env: Mapping[str, str]
+    """The job script's."""
+    flags: Mapping[str, str]
+    """Options that are no variables."""
+    command: Sequence[str]
+    """CMD; empty for the reference job."""
+    settings: Settings
+    site: Profile
+    granted: Granted
+    run: RunDirectory
+
+    @property
+    def policy(self) -> FailurePolicy:
+        return self.settings.on_failure
+
+    @property
+    def exported(self) -> dict[str, str]:
+        """Variables for the tasks."""
+        of_site = {"APPTRAIN_PROFILE": self.site.path} if self.site.path else {}
+        contents = partition(Path(self.facts.one("image")))
+        of_image = {VARIABLE: contents} if contents else {}
+        return {**self.granted.env, "APPTRAIN_RUN_DIR": str(self.run.path), **of_site, **of_image}
+
+    @property
+    def is_batch(self) -> bool:
+        return bool(self.facts.one("batch"))
+
+
+def prepare(where: Path, inside: Mapping[str, str]) -> int:
+    """Answers what the host half has asked in this directory. `inside`: the image's variables. Raises
+    BadInput."""
+    facts = handover.read(where / handover.ASK, handover.ASKED)
+    env = handover.environment(where)
+    flags, command = sources.merged(*sources.texts(facts.all("arg"), job=True), env, job=True)
+    path = _profile(flags.get("profile") or env.get("APPTRAIN_PROFILE") or "", env, facts)
+    if path != facts.one("profile"):  # Its modules come before this image: it is asked again with them.
+        handover.write(where / handover.ANSWER, [("profile", path)])
+        return 0
+    site = profile.load(path) if path else Profile()
+    if path and site.scheduler != facts.one("scheduler"):
+        raise BadInput(
+            f"the profile {path} is for {site.scheduler or 'no scheduler'}, and this is a job of "
+            f"{facts.one('scheduler')}: choose another with --profile"
+        )
+    settings = sources.resolve(flags, env, site.launch, site.name, command)
+    granted = SCHEDULERS[facts.one("scheduler")](env, facts, settings, site)
+    folder = _run_dir(env, settings, granted, site)
+    _check(env, facts, settings, granted, folder)
+    asked = _Request(
+        facts=facts,
+        env=env,
+        flags=flags,
+        command=command,
+        settings=settings,
+        site=site,
+        granted=granted,
+        run=RunDirectory(folder, rundir.next_attempt(folder)),
+    )
+    answer = list(_answer(asked))
+    if settings.value("dry-run"):
+        answer += [("dry_run", "yes"), *(("plan", word) for word in granted.plan or _plans(asked))]
+    else:
+        of_image = list(_of_image(asked, inside))
+        answer += [*_begin(where, asked), *of_image, *_chain(where, asked)]
+    handover.write(where / handover.ANSWER, answer)
+    return 0
+
+
+def _check(env: Mapping[str, str], facts: Facts, settings: Settings, granted: Granted, run_dir: Path) -> None:
+    """Raises BadInput where no node could run CMD, or the run directory is another program's."""
+    command = settings.command
+    # PBS starts tasks in HOME, and containers/run.sh goes to where the job was submitted.
+    is_pbs_job = facts.one("scheduler") == "pbs" and "PBS_JOBID" in env
+    folder = Path((granted.job.submit_dir if is_pbs_job else None) or env["PWD"])
+    mode, no_python = settings.value("mode"), settings.value("no-python")
+    mistakes.check_command(command, folder, mode=mode, no_python=no_python, here=False)
+    program = commands.program(command, mode=mode, no_python=no_python)
+    mistakes.check_training(program, 1, folder)
+    mistakes.check_run_dir(run_dir, command)
+
+
+def _profile(name: str, env: Mapping[str, str], facts: Facts) -> str:
+    """The profile's file; where none is named, the one that the host half found for this cluster, or ''."""
+    if not name:
+        return facts.one("profile")
+    if "/" in name or name.endswith(".yaml"):
+        return _absolute(name, env)
+    return f"{facts.one('home')}/clusters/{name}.yaml"
+
+
+def _absolute(path: str, env: Mapping[str, str]) -> str:
+    return path if path.startswith("/") else f"{env['PWD'].rstrip('/')}/{path}"
+
+
+def _run_dir(env: Mapping[str, str], settings: Settings, granted: Granted, site: Profile) -> Path:
+    if (given := settings.value("run-dir")) is not None:
+        return Path(_absolute(str(given), env))
+    job = granted.job
+    return Path(rules.run_directory(env, job.name, job.run_id, job.submit_dir or env["PWD"], site))
+
+
+def _answer(asked: _Request) -> Entries:
+    """What the host half is told of every attempt."""
+    granted, run = asked.granted, asked.run
+    yield from (("run_dir", str(run.path)), ("attempt", str(run.attempt)))
+    if asked.policy.restarts_in_place:
+        yield ("goes_on", "yes")
+    if asked.policy.requeues and asked.is_batch:
+        yield ("tells_end", "yes")
+    yield from (("host", host) for host in granted.hosts)
+    yield from granted.host_side
+    yield from (("start", word) for word in granted.start)
+    yield from (("export", f"{name}={value}") for name, value in asked.exported.items())
+    task = ".%t" if granted.tasks > 1 or asked.settings.value("mode") == "rank" else ""
+    yield ("outcome", f"{run.path}/outcome/%a.%n{task}")
+    yield from (("run", word) for word in _run_words(asked))
+    yield from (("launch", word) for word in sources.words(_not_exported(asked), asked.command))
+
+
+def _not_exported(asked: _Request) -> dict[str, str]:
+    """The options that go on as such."""
+    return {name: text for name, text in asked.flags.items() if name not in ("profile", "run-dir")}
+
+
+def _run_words(asked: _Request) -> Iterator[str]:
+    """What containers/run.sh is to do for each task: its options."""
+    settings, site, run = asked.settings, asked.site, asked.run.path
+    for bind in site.container.binds:
+        yield from ("--bind", "the profile's", profile.expanded(bind, asked.env, site.path))
+    if run.is_dir() or not settings.value("dry-run"):
+        yield from ("--bind", "the run directory", str(run))
+    if site.path and not site.path.startswith(f"{asked.facts.one('home')}/"):
+        yield from ("--bind", "the profile", site.path)
+        yield from ("--bind", "the profile's host file", str(profile.host_file(Path(site.path))))
+    if key := asked.flags.get("join-key-file"):
+        yield from ("--bind", "--join-key-file", _absolute(key, asked.env))
+    for name in site.container.passed:
+        yield from ("--pass", name)
+    if venv := settings.value("venv"):
+        yield from ("--venv", venv)
+    if settings.value("device") == "cpu":
+        yield "--cpu"
+    if not settings.command[0].startswith("-"):
+        yield from ("--script", settings.command[0])
+
+
+def _of_image(asked: _Request, inside: Mapping[str, str]) -> Entries:
+    """What is said of an image that was not made here; containers/run.sh gave it our packages. Raises
+    BadInput where it lacks what these need."""
+    if "APPTRAIN_STACK" in inside:
+        return
+    lacking = [name for name in NEEDED if not importlib.util.find_spec(name)]
+    if lacking:
+        image = asked.facts.one("image")
+        raise BadInput(
+            f"the image {image} is not apptrain's and lacks {', '.join(lacking)}: make one that has them, "
+            "or a venv on top of it (make venv DIR=DIR) and give that with --venv"
+        )
+    home = asked.facts.one("home")
+    lost = (
+        "no lock says what is in it, driver and GPUs are not checked against it, "
+        "and it may lack InfiniBand's libraries"
+    )
+    yield ("say", f"the image is not apptrain's, so apptrain itself comes from {home}: {lost}")
+
+
+def _begin(where: Path, asked: _Request) -> Entries:
+    """Makes the run directory, and yields what is said of it."""
+    granted, run, settings = asked.granted, asked.run, asked.settings
+    yield from (("say", note) for note in granted.notes)
+    if granted.ran_before and not run.path.is_dir():
+        gone = f"its run directory {run.path} is not there: it begins anew"
+        yield ("say", f"WARNING: this job has run before, but {gone}")
+    job = PreparedJob(
+        run_dir=run.path,
+        attempt=run.attempt,
+        hosts=granted.hosts,
+        tasks=granted.tasks,
+        policy=asked.policy,
+        bound=settings.value("max-restarts"),
+        port_by_hand=settings.given("master-port"),
+        scheduler=asked.facts.one("scheduler"),
+        batch=asked.is_batch,
+        restarts=granted.restarts,
+        script=_begun(asked.facts),
+        began=time.time(),
+    )
+    of_before = run.unfinished()
+    is_over = of_before is not None and came_to_its_end(job, of_before)
+    if is_over:
+        run.finish()
+    else:
+        run.begin(restarts=asked.policy.restarts_in_place)
+    run.make_key()
+    job.write(where)
+    if job.scheduler == "pbs":
+        tasks = pbs.task_environment(asked.env, asked.exported)
+        handover.write(where / "tasks.env", tasks.items())
+    yield ("by_hand", job.by_hand)
+    nodes = f"{len(granted.hosts)} nodes ({granted.nodelist})"
+    with_ = f"profile {asked.site.path or 'none'}, image {asked.facts.one('image')}"
+    yield ("tell", f"run directory {run.path}")
+    yield ("tell", f"to follow it: tail -f {shlex.quote(f'{run.path}/job.log')}")
+    yield ("tell", f"job {granted.job.id}, attempt {run.attempt}, {nodes}, {with_}")
+    if run.attempt:
+        yield ("tell", "this run directory has been used before: the run goes on there")
+    if is_over:
+        yield from (("tell", DONE_LINE.format(run.path)), ("over", "yes"))
+
+
+def _begun(facts: Facts) -> float | None:
+    """When the job script did, in Unix seconds; None where its process cannot be seen from inside."""
+    pid = facts.one("script")
+    age = processes.age(int(pid)) if pid.isdecimal() else None
+    return time.time() - age if age is not None else None
+
+
+def _plans(asked: _Request) -> Iterator[str]:
+    """The plan of each task where it has no other place to be made, each line behind the node's rank."""
+    added = {**asked.exported, "APPTRAIN_ATTEMPT": str(asked.run.attempt)}
+    given = {name: text for name, text in asked.flags.items() if not options.BY_NAME[name].job_only}
+    for rank, host in enumerate(asked.granted.hosts):
+        env = pbs.as_task(asked.env, added, rank, host)
+        found, _ = resolve(env, given, asked.command, hostname=None)
+        yield from (f"{rank}: apptrain: {note}" for note in found.notes)
+        yield from (f"{rank}: {line}" for line in describe(found).splitlines())
+
+
+def _chain(where: Path, asked: _Request) -> Entries:
+    """How another job of PBS follows this one by itself."""
+    if asked.facts.one("scheduler") != "pbs" or not asked.is_batch:
+        return
+    if why := pbs.why_no_chain(asked.env):
+        yield ("no_chain", why)
+        return
+    run = str(asked.run.path)
+    added = {"APPTRAIN_RUN_DIR": run, "APPTRAIN_ARGS_FILE": f"{run}/chain.args"}
+    if asked.site.path:
+        added["APPTRAIN_PROFILE"] = asked.site.path
+    arguments = sources.words(_not_exported(asked), asked.command, job=True)
+    pbs.write_chain(where, asked.env, asked.facts, arguments, added)
+    told = attributes(asked.facts.one("told"))
+    yield from (("chain", word) for word in pbs.qsub(asked.env, told, asked.granted.job))

@@ -1,0 +1,1 @@
+"""The command line: each command's options, and what it starts."""

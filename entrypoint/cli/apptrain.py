@@ -1,0 +1,360 @@
+"""The command `apptrain`, which a user types: its commands, and what each of them starts. Begin at `main`.
+
+Some commands need a checkout, and say so. It runs with a login node's Python, from 3.9 on, and imports the
+rest once a command is known.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from entrypoint import __version__
+from entrypoint.cli import main as cli
+from entrypoint.cli import no_command
+from entrypoint.core import spelling, streams
+from entrypoint.core.checkout import HOME, apptrain, make
+from entrypoint.core.errors import BAD_INPUT, INTERRUPTED, BadInput, Refusal
+from entrypoint.plan import commands, mistakes
+from entrypoint.plan.commands import COMMANDS, split_command
+from entrypoint.plan.sources import HelpFormatter, parser_class
+from entrypoint.record.partition import VARIABLE, partition
+
+HELP = """usage: apptrain COMMAND [options] [-- CMD ...]
+
+Multi-node PyTorch training: one image and one command, for Slurm, PBS and here.
+
+on this machine
+  demo     {demo}
+  run      {run}:
+           {us} run -- my_script.py --lr 0.1
+  check    {check}
+
+on a login node, from the checkout
+  image    {image}:  {us} image build
+  doctor   {doctor};
+           --doctor of any job examines its nodes
+  site     {site}
+  submit   {submit}:
+           {us} submit --cluster NAME --nodes 4 -- my_script.py --lr 0.1
+
+afterwards
+  compare  {compare}:
+           {us} compare RUN RUN
+  rerun    {rerun}
+
+inside a job
+  plan     {plan}
+  launch   {launch}
+
+options
+  --help, --version
+
+{status}
+
+`{us} COMMAND --help` has the options.
+"""
+IMAGE_HELP = """usage: apptrain image build|fetch|verify|inspect [options]
+
+Build the image that jobs run in: Apptainer, locked packages, no root.
+
+  build     build containers/image.sif
+  fetch     download what it is made from, for a node without a network
+  verify    build it a second time and compare
+  inspect   print what it is made of
+
+options
+  --stack NAME     which CUDA{stacks} (containers/stacks.yaml)
+  --base NAME      source of Debian: auto, debootstrap, docker (default: auto)
+  --extra FILE     further packages, a requirements file
+  --offline DIR    take everything from here
+  --image FILE     the image (default: containers/image.sif, image-STACK.sif)
+
+Then: apptrain demo --image, and apptrain submit --cluster NAME -- my_script.py
+More: docs/containers.md
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    streams.make_usable()
+    try:
+        cli.check_here()
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()
+    except Refusal as refusal:
+        print(f"apptrain: {refusal}", file=sys.stderr)
+        return refusal.status
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except OSError as error:
+        return streams.lost(error)
+
+
+def _run(arguments: list[str]) -> int:
+    if arguments[:1] == ["help"] and arguments[1:]:
+        arguments = [arguments[1], "--help"]
+    if not arguments or arguments[0] in ("--help", "-h", "help", "--help-all"):
+        print(HELP.format(**COMMANDS, us=apptrain(), status=cli.EXIT_STATUS) + _first_step())
+        return 0
+    if arguments[0] == "--version":
+        print(__version__)
+        return 0
+    name, rest = arguments[0], arguments[1:]
+    if name in ("plan", "launch", "check", "prepare", "conclude"):
+        return cli.main(arguments)
+    if name == "demo":
+        return _demo(rest)
+    if name == "run":
+        return _embedded(name, rest)
+    if name == "submit":
+        _need_checkout(name)
+        from entrypoint.cli import submit
+
+        return submit.main(rest)
+    if name == "doctor":
+        return _doctor(rest)
+    if name == "compare":
+        return _compare(rest)
+    if name == "rerun":
+        return _rerun(rest)
+    if name == "site":
+        _need_checkout(name)
+        from entrypoint.cli import site
+
+        return site.main(rest)
+    if name == "image":
+        return _image(rest)
+    raise BadInput(no_command.remedy(arguments))
+
+
+def _first_step() -> str:
+    """As it works from here: make gets a torch first, where this Python has none."""
+    demo = f"{apptrain()} demo"
+    if not mistakes.has_torch() and (HOME / "Makefile").exists():
+        demo = make("demo")
+    return f"Begin with `{demo}`; on a cluster with `{apptrain()} image build`."
+
+
+def _need_checkout(name: str) -> None:
+    if not (HOME / "Makefile").exists():
+        raise BadInput(
+            f"apptrain {name} is for a login node: run the apptrain of a checkout there; this one has none"
+        )
+
+
+# --- on this machine ----------------------------------------------------------------------------------------
+
+
+def _demo(arguments: list[str]) -> int:
+    before, behind = split_command(arguments)
+    parser = parser_class()(
+        prog="apptrain demo",
+        usage="apptrain demo [options] [key=value ...] [-- arguments of the training]",
+        description="Train ResNet-18 on handwritten digits, on nodes of this machine. No GPU is needed.",
+        epilog="Options of `apptrain run` may be given too. `key=value` changes the training:\n"
+        "epochs=2; `-- --help` lists the keys. `--image` trains in the image.\n\n"
+        f"Then: apptrain run -- my_script.py\n\n{cli.EXIT_STATUS}",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--nodes", default="2", metavar="N", help="nodes to start (default: 2)")
+    parser.add_argument("--config", default="digits", metavar="NAME", help="what to train (default: digits)")
+    given, others = parser.parse_known_args(before)
+    changes = [word for word in others if "=" in word and not word.startswith("-")]
+    options = [word for word in others if word not in changes]
+    if {"--help", "-h"} & set(behind):
+        mistakes.check_torch("demo")
+        from train.__main__ import main as train
+
+        return train(["--help"])
+    words = ["-m", "train", "--config", given.config, *changes, *behind]
+    return _embedded("demo", ["--nodes", given.nodes, *options, "--", *words])
+
+
+def _embedded(name: str, arguments: list[str]) -> int:
+    before, command = split_command(arguments)
+    if any(word == "--image" or word.startswith("--image=") for word in before):
+        _in_image(before, command, is_demo=name == "demo")
+    if sys.version_info < mistakes.OLDEST:
+        mistakes.check_torch(name)
+    from entrypoint.cli import embedded
+
+    return embedded.main(arguments, lambda: _check_python(name))
+
+
+def _check_python(name: str) -> None:
+    """Raises BadInput where the nodes' processes, started anew with this Python, lack torch or us."""
+    mistakes.check_torch(name)
+    if sys.path[0] != str(HOME / "src") or sys.path.count(str(HOME)) > 1:
+        return
+    from importlib import metadata
+
+    try:
+        metadata.distribution("apptrain")
+    except metadata.PackageNotFoundError:
+        raise BadInput(
+            f"{name}: {sys.executable} has torch, but not apptrain: {sys.executable} -m pip install "
+            f"-e {shlex.quote(str(HOME))}, or {make('venv')}"
+        ) from None
+
+
+def _in_image(before: list[str], command: list[str], *, is_demo: bool) -> NoReturn:
+    """The same inside an image, by default the checkout's."""
+    _need_checkout("run --image")
+    at = next(i for i, word in enumerate(before) if word.partition("=")[0] == "--image")
+    image, rest = before[at].partition("=")[2], [*before[:at], *before[at + 1 :]]
+    is_apart = not image and at < len(rest) and not rest[at].startswith("-")
+    if is_apart:
+        image = rest[at]
+    if commands.is_script(image) and not (Path(image) / ".singularity.d").is_dir():
+        words = rest if is_apart else [*rest, image]
+        raise BadInput(f"{image} is no image: {_behind_image(words, '', [] if is_demo else command)}")
+    if is_apart:
+        del rest[at]
+    _, others = commands.sorted_out(rest)
+    if others and commands.is_script(others[0]):
+        said = _behind_image(rest, image, [] if is_demo else command)
+        raise BadInput(f"{others[0]} stands before --: {said}")
+    image = image or os.environ.get("APPTRAIN_IMAGE") or str(HOME / "containers" / "image.sif")
+    os.environ[VARIABLE] = partition(Path(image))
+    start = [str(HOME / "containers" / "run.sh"), image]
+    inside = ["python", "-P", "-m", "entrypoint.cli.embedded", *rest, *(["--", *command] if command else [])]
+    _become([*start, *inside])
+
+
+def _behind_image(words: Sequence[str], image: str, command: Sequence[str]) -> str:
+    ours, others = commands.sorted_out(words)
+    given = f"--image={image}" if image else "--image"
+    return f"did you mean `{apptrain()} {shlex.join(['run', *ours, given, '--', *others, *command])}`?"
+
+
+def _doctor(arguments: list[str]) -> int:
+    parser = parser_class()(
+        prog="apptrain doctor",
+        usage="apptrain doctor [--profile NAME] [--json]",
+        description="Say what would keep jobs that are submitted here from working.",
+        epilog="On the nodes of a job: --doctor behind a job script, submit or run.\n\n"
+        "Then: apptrain submit --cluster NAME --dry-run -- my_script.py\n\n"
+        f"exit status: 0 healthy, 1 not, {BAD_INPUT} bad input",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--profile", default=os.environ.get("APPTRAIN_PROFILE", ""), metavar="NAME", help="the site's profile"
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = parser.parse_args(arguments)
+    _need_checkout("doctor")
+    from entrypoint.doctor import login
+
+    return login.main(HOME, given.profile, os.environ, as_json=given.json)
+
+
+def _compare(arguments: list[str]) -> int:
+    parser = parser_class()(
+        prog="apptrain compare",
+        usage="apptrain compare RUN RUN... [--json] [-o FILE.png]",
+        description="Say what is equal and what differs between run directories, at which step their numbers "
+        "part, and what explains that. The first is compared with each of the others.",
+        epilog=f"exit status: 0 identical numbers, 1 other numbers, {BAD_INPUT} not comparable\n\n"
+        "Then: apptrain rerun RUN, the same run again\nMore: docs/compare.md",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="a run directory")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("-o", dest="image", default="", metavar="FILE.png", help="draw it (needs matplotlib)")
+    given = parser.parse_args(arguments)
+    if len(given.runs) < 2:
+        raise BadInput("compare: give two run directories or more: apptrain compare RUN RUN")
+    from entrypoint.record import compare
+
+    return compare.main(given.runs, as_json=given.json, image=given.image)
+
+
+def _rerun(arguments: list[str]) -> int:
+    parser = parser_class()(
+        prog="apptrain rerun",
+        usage="apptrain rerun RUN [--cluster NAME] [--go]",
+        description="Print the command that does this run again here: its image, code, config, world size "
+        "and threads. What cannot be had, and each secret that is not set, is a line on stderr.",
+        epilog="Then: the same with --go, and apptrain compare RUN NEW_RUN\nMore: docs/compare.md",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", metavar="RUN", help="a run directory")
+    parser.add_argument(
+        "--cluster", default="", metavar="NAME", help="submit it, as this site's profile says"
+    )
+    parser.add_argument("--go", action="store_true", help="start it")
+    given = parser.parse_args(arguments)
+    from entrypoint.record import rerun
+
+    return rerun.main(Path(given.run), HOME, given.cluster, os.environ, _run if given.go else None)
+
+
+# --- the image ----------------------------------------------------------------------------------------------
+
+
+def _image(arguments: list[str]) -> int:
+    if arguments and not {"--help", "-h", "--help-all"} & set(arguments):
+        _build(arguments[0], arguments[1:])
+    names = ""
+    if (HOME / "Makefile").exists():
+        from containers import stacks
+
+        first, *others = stacks.names()
+        names = f": {', '.join([f'{first} (default)', *others])}"
+    print(IMAGE_HELP.format(stacks=names), end="")
+    return 0
+
+
+def _build(what: str, arguments: list[str]) -> NoReturn:
+    _need_checkout("image")
+    known = ("build", "fetch", "verify", "inspect")
+    if what not in known:
+        meant = spelling.meant(what, [*known, "--help"])
+        raise BadInput(f"image {what}: give one of {', '.join(known)}{meant}")
+    parser = parser_class()(prog="apptrain image", allow_abbrev=False)
+    for name in ("stack", "base", "extra", "offline", "image"):
+        parser.add_argument(f"--{name}", default="auto" if name == "base" else "")
+    given = parser.parse_args(arguments)
+    from containers import stacks
+
+    try:
+        stacks.check_name(given.stack)
+    except stacks.BuildRefused as error:
+        raise BadInput(f"image {what}: {error}") from None
+    if what != "fetch" and not (shutil.which("apptainer") or shutil.which("singularity")):
+        raise BadInput(
+            f"image {what}: neither apptainer nor singularity is on PATH: load it (module avail apptainer), "
+            "or build on a node that has it"
+        )
+    venv = HOME / (os.environ.get("IMAGE_VENV") or ".venv-image")
+    made = subprocess.run([str(HOME / "tools" / "venv.sh"), str(venv), "image"], check=False).returncode
+    if made:
+        sys.exit(made)
+    options = [word for name, value in vars(given).items() for word in (f"--{name}", value)]
+    _become([str(venv / "bin" / "python"), str(HOME / "containers" / "build.py"), *options, what])
+
+
+def _become(words: Sequence[str]) -> NoReturn:
+    sys.stdout.flush()
+    try:
+        os.execvp(words[0], list(words))
+    except OSError as error:
+        raise BadInput(f"{words[0]} cannot be started ({error.strerror}): use a whole checkout") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

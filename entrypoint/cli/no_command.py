@@ -1,0 +1,75 @@
+"""Says what was probably meant by a line that begins with no command of ours, such as another launcher's.
+`remedy` is the entry. Runs with a login node's Python, from 3.9 on.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from entrypoint.core import spelling
+from entrypoint.core.checkout import apptrain
+from entrypoint.plan import mistakes
+from entrypoint.plan.commands import COMMANDS, FLAGS, OF_JOBS, OF_SUBMIT, with_dashes
+
+MEANT = {
+    "train": "demo",
+    "start": "run",
+    "exec": "run",
+    "build": "image build",
+}
+"""Words that mean one of our commands."""
+OF_CLUSTERS = ("slurm", "pbs", "srun", "salloc", "sbatch", "qsub")
+"""Words with which other commands bring a job to a cluster."""
+OF_RUNNING = (
+    *("status", "logs", "log", "follow", "tail", "queue", "squeue", "qstat"),
+    *("stop", "cancel", "kill", "scancel", "qdel"),
+)
+"""Words for a job that is there."""
+
+
+def remedy(arguments: Sequence[str]) -> str:
+    """What to type instead. `arguments`: the words, of which the first is none of our commands."""
+    name, found, us = arguments[0], f"{arguments[0]} is no command: did you mean", apptrain()
+    if name in MEANT:
+        return f"{found} `{us} {MEANT[name]}`? (see apptrain --help)"
+    if name in OF_CLUSTERS:
+        line, left = mistakes.instead(arguments, of_cluster=True)
+        return f"{found} `{us} submit --cluster NAME {line}`?{left}"
+    if name in OF_RUNNING:
+        return (
+            f"{name} is no command: a job is followed with `{us} submit --follow JOB` or tail -f RUN/job.log"
+            ", and ended with scancel JOB or qdel JOB"
+        )
+    if name == "-m" or name == "--" or name.endswith(".py"):
+        return f"{found} `{us} run -- {shlex.join(word for word in arguments if word != '--')}`?"
+    if name in mistakes.SHELLS:
+        return f"{found} `{us} run --no-python -- {shlex.join(arguments)}`?"
+    if mistakes.is_starter(name):
+        line, left = mistakes.instead(arguments, of_cluster=False)
+        return f"{found} `{us} run {line}`?{left}"
+    meant = spelling.meant(name, [*COMMANDS, "--help", "--version"])
+    if name.startswith("-") and not meant:
+        return _option_first(arguments)
+    meant = meant or f": give one of {', '.join(COMMANDS)}"
+    return f"{name} is no command{meant} (see apptrain --help)"
+
+
+def _option_first(arguments: Sequence[str]) -> str:
+    words, us = list(arguments), apptrain()
+    name, equals, value = words[0].partition("=")
+    found = spelling.guesses(name, [*OF_JOBS, *OF_SUBMIT])
+    if not found:
+        return f"{name} is neither a command nor an option of one (see apptrain --help)"
+    words[0] = found[0] + equals + value
+    line = shlex.join(with_dashes(words))
+    if len(words) == 1 and not equals and found[0] not in FLAGS:
+        line += " VALUE"
+    if found[0] == "--cluster":
+        return f"{name} stands before the command: did you mean `{us} submit {line}`?"
+    if found[0] in OF_SUBMIT:
+        return f"{name} stands before the command: did you mean `{us} submit --cluster NAME {line}`?"
+    return (
+        f"{name} stands before the command: did you mean `{us} run {line}`, or on a login node "
+        f"`{us} submit --cluster NAME {line}`?"
+    )

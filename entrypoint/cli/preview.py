@@ -1,0 +1,208 @@
+"""Works out what a job that is about to be submitted will run, and refuses a request that cannot hold it.
+`preview_job` is the entry.
+
+It makes the allocation that the scheduler would give, and the plan of that by the rules of every launch. Runs
+with a login node's Python, from 3.9 on.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from entrypoint.core.checkout import make
+from entrypoint.core.errors import BadInput
+from entrypoint.plan import mistakes, rules, sources
+from entrypoint.plan.profile import Profile
+from entrypoint.plan.sources import Settings
+from entrypoint.schedulers.allocation import Allocation
+
+SLURM = {
+    "--nodes": "nodes",
+    "-N": "nodes",
+    "--ntasks-per-node": "tasks",
+    "--gpus-per-node": "gpus",
+    "--time": "time",
+    "-t": "time",
+    "--signal": "signal",
+}
+"""Words of sbatch that change what is granted, with what they name."""
+UNCLEAR = ("--gpus", "-G", "--gres", "--gpus-per-task", "--ntasks", "-n")
+"""Those after which nobody knows what a node gets before it is granted."""
+WARN_LATER = {
+    "slurm": "warn later with --options=--signal=B:USR2@SECONDS",
+    "pbs": "give a smaller --stop-before",
+}
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """What is asked of the scheduler, with the site's own where nothing was wished for."""
+
+    profile: Profile
+    nodes: int
+    gpus: int
+    """Of each node."""
+    cpus: int | None
+    time: str
+    """Empty: unknown."""
+    warns: int
+    """Seconds before the end at which Slurm warns; 0 under PBS, whose job script has a clock."""
+    words: Sequence[str]
+    """Further ones of sbatch or qsub, which win."""
+    arguments: Sequence[str]
+    """Of the job script."""
+    image: Path
+    tasks: int = 1
+
+
+def preview_job(request: JobRequest, env: Mapping[str, str], cwd: Path) -> list[str]:
+    """What will run, a line each, for who submits from `cwd`; the job sees `env`. Raises BadInput where it
+    could not run, or cannot be meant."""
+    profile = request.profile
+    flags, command = sources.merged(*sources.texts(request.arguments, job=True), env, job=True)
+    if "profile" in flags:
+        raise BadInput(f"--profile {flags['profile']}: --cluster names the profile: leave it out")
+    settings = sources.resolve(flags, env, profile.launch, profile.name, command)
+    if settings.value("scheduler") not in ("auto", profile.scheduler):
+        raise BadInput(
+            f"--scheduler {settings.value('scheduler')}: {profile.name} has {profile.scheduler}: leave it out"
+        )
+    mistakes.check_job(settings, profile.scheduler)
+    mistakes.check_command(
+        settings.command, cwd, mode=settings.value("mode"), no_python=settings.value("no-python"), here=False
+    )
+    said, unclear = _granted(request)
+    _check_time(said, settings)
+    lines = [f"{unclear} changes what is granted: ranks and devices are checked when the job starts"]
+    if not unclear:
+        plan = rules.build(env, _allocation(said), settings, replace(profile, scratch=""))
+        mistakes.check_plan(plan, settings)
+        mistakes.check_training(plan.program, plan.world_size, cwd)
+        nodes, ranks = _counted(plan.nnodes, "node"), _counted(plan.nproc_per_node, "rank")
+        lines = [f"{nodes} x {ranks} on {plan.device}, mode {plan.mode}", *plan.notes]
+    there = "" if request.image.exists() else f" (not there yet: {make('image')})"
+    return [
+        *lines,
+        f"runs {shlex.join(settings.command)} in {cwd}",
+        f"image {request.image}{there}",
+        f"run directory {_run_dir(profile, settings, env, cwd)}",
+    ]
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _run_dir(profile: Profile, settings: Settings, env: Mapping[str, str], cwd: Path) -> str:
+    """Where the files go, as far as that is known before there is a job. Raises BadInput."""
+    given = settings.value("run-dir")
+    if given is not None:
+        path = cwd / given
+        mistakes.check_run_dir(path, settings.command)
+        return str(path)
+    try:
+        return rules.run_directory(env, "NAME", "JOB", str(cwd), profile)
+    except BadInput:  # of a variable that the site sets inside jobs alone
+        return f"{profile.scratch}/runs/NAME-JOB"
+
+
+# --- what is granted ----------------------------------------------------------------------------------------
+
+
+def _granted(request: JobRequest) -> tuple[JobRequest, str]:
+    """(the request with what its further words change, the word that leaves open what is granted)."""
+    return GRANTED[request.profile.scheduler](request)
+
+
+def _granted_by_slurm(request: JobRequest) -> tuple[JobRequest, str]:
+    for name, value in _pairs(request.words):
+        if name in UNCLEAR:
+            return request, name
+        what = SLURM.get(name)
+        number = value.rpartition(":")[2]
+        if what in ("nodes", "tasks", "gpus"):
+            if not number.isdecimal():
+                return request, f"{name} {value}"
+            request = replace(request, **{what: int(number)})  # type: ignore[arg-type]
+        elif what == "time":
+            request = replace(request, time=value)
+        elif what == "signal" and value.rpartition("@")[2].isdecimal():
+            request = replace(request, warns=int(value.rpartition("@")[2]))
+    return request, ""
+
+
+def _granted_by_pbs(request: JobRequest) -> tuple[JobRequest, str]:
+    for name, value in _pairs(request.words):
+        if name != "-l":
+            continue
+        if value.startswith("walltime="):
+            request = replace(request, time=value.partition("=")[2])
+        elif value.startswith(("select=", "ncpus=", "ngpus=", "nodes=")):
+            return request, f"-l {value}"
+    return request, ""
+
+
+GRANTED = {"slurm": _granted_by_slurm, "pbs": _granted_by_pbs}
+
+
+def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Options with their values, whether they stand in one word or in two."""
+    pairs = []
+    for at, word in enumerate(words):
+        following = words[at + 1] if at + 1 < len(words) else ""
+        if word.startswith("--") and "=" in word:
+            name, _, value = word.partition("=")
+        elif re.fullmatch("-[A-Za-z].+", word):
+            name, value = word[:2], word[2:]
+        else:
+            name, value = word, following
+        if name.startswith("-"):
+            pairs.append((name, value))
+    return pairs
+
+
+def _allocation(request: JobRequest) -> Allocation:
+    """As the scheduler's module would read it in the first task."""
+    profile, nnodes = request.profile, request.nodes
+    slots = [item.partition("=")[2] for item in profile.request.chunk if item.startswith("mpiprocs=")]
+    return Allocation(
+        scheduler=profile.scheduler,
+        job_id="of this request",
+        job_number=0,
+        run_id="JOB",
+        nodes=tuple(f"node{number}" for number in range(1, nnodes + 1)),
+        node_rank=0,
+        tasks_per_node=(request.tasks,) * nnodes,
+        slots_per_node=(int(slots[0]) if slots else 1,) * nnodes if profile.scheduler == "pbs" else None,
+        gpus=request.gpus,
+        cpus=request.cpus,
+        sources={"gpus": "--gpus", "nodes": "--nodes", "tasks_per_node": "--ntasks-per-node"},
+    )
+
+
+# --- time ---------------------------------------------------------------------------------------------------
+
+
+def _check_time(request: JobRequest, settings: Settings) -> None:
+    """Raises BadInput where the ranks would be asked to save before they have begun."""
+    whole = _seconds(request.time)
+    scheduler = request.profile.scheduler
+    warns = {"slurm": request.warns, "pbs": settings.value("stop-before") or 0}[scheduler]
+    if whole is not None and warns >= whole:
+        raise BadInput(
+            f"--time {request.time}: the ranks are asked to save {warns} s before its end, which is before "
+            f"it begins: ask for more time, or {WARN_LATER[scheduler]}"
+        )
+
+
+def _seconds(text: str) -> int | None:
+    """Of HH:MM:SS or D-HH:MM:SS; None for another form."""
+    found = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,4}):(\d\d):(\d\d)", text)
+    if not found:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

@@ -1,0 +1,118 @@
+"""Check site profiles and write the host files that the job scripts read: `make profiles`.
+
+`render` is the entry. A host file has lines NAME=VALUE, of which a repeated name makes a list: what must be
+known before there is an image, and last the whole profile as JSON, for an image without PyYAML. The job
+scripts read it without Python and run nothing; host/job.sh compares the YAML's digest with the one there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from containers import stacks
+from entrypoint.core.errors import BadInput
+from entrypoint.plan.profile import CLUSTERS, CONTENT, Profile, checked, host_file, read, remedy
+from entrypoint.plan.sources import parser_class
+
+HEADER: Final = "# Made from {name} by `make profiles`: change that file, not this one.\n"
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = parser_class()(prog="entrypoint/cli/profiles.py", description=__doc__.split("\n\n")[0])
+    parser.add_argument("file", nargs="*", help="profiles (all of clusters/)")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail where a host file would change"
+    )
+    try:
+        options = parser.parse_args(arguments)
+        for file in map(Path, options.file) if options.file else sorted(CLUSTERS.glob("*.yaml")):
+            print(_line(file, *render(file, write=not options.check)))
+    except (BadInput, stacks.BuildRefused) as error:
+        print(f"profiles: {error}", file=sys.stderr)
+        return error.status
+    return 0
+
+
+def render(file: Path, *, write: bool) -> tuple[Profile, bool]:
+    """Make the host file of a profile what it has to be; returns the profile, and whether that changed it.
+
+    Raises BadInput where the profile is wrong, or the file cannot be written, or may not and would change.
+    """
+    profile, text = load_checked(file)
+    target = host_file(file)
+    try:
+        before = target.read_text(encoding="utf-8") if target.exists() else None
+        if before == text:
+            return profile, False
+        if write:
+            _write(target, text)
+    except (OSError, UnicodeError) as error:
+        raise BadInput(f"{target} cannot be written: {error}") from None
+    if not write:
+        state = "is missing" if before is None else f"is not made from {file} as that is now"
+        raise BadInput(f"{target} {state}: {remedy(file)}")
+    return profile, True
+
+
+def load_checked(file: Path, asked: str = "") -> tuple[Profile, str]:
+    """A profile that job scripts can use, and its host file's text. Raises BadInput."""
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.yaml", file.name):
+        raise BadInput(f"{file}: a profile is named NAME.yaml, of letters, digits, _ . and -: rename it")
+    content = read(file, asked or f"PROFILE={file}")
+    profile = checked(content, file)
+    if not profile.scheduler:
+        raise BadInput(f"{file}: scheduler is missing: give slurm or pbs")
+    known = stacks.read()
+    if profile.container.stack and profile.container.stack not in known:
+        raise BadInput(
+            f"{file}: container stack is {profile.container.stack!r}: give one of {', '.join(known)}"
+        )
+    return profile, lines(profile, content, hashlib.sha256(file.read_bytes()).hexdigest())
+
+
+def lines(profile: Profile, content: Any, digest: str) -> str:
+    """The host file of a profile with this content, whose YAML has this digest. No value of a profile holds a
+    line break, and JSON has none."""
+    container = profile.container
+    values: dict[str, str | Iterable[str]] = {
+        "digest": digest,
+        "cluster": profile.clusters,
+        "module_path": container.module_paths,
+        "module": container.modules,
+        "apptainer": container.program,
+        "image": stacks.find(container.stack).image.name,
+        CONTENT: json.dumps(_named(content)),
+    }
+    found = [HEADER.format(name=profile.name)]
+    for name, value in values.items():
+        several = [value] if isinstance(value, str) else value
+        found += [f"{name}={one}\n" for one in several if one != ""]
+    return "".join(found)
+
+
+def _named(value: Any) -> Any:
+    """With texts as keys, as the profile's readers take them."""
+    if isinstance(value, dict):
+        return {str(name): _named(one) for name, one in value.items()}
+    return [_named(one) for one in value] if isinstance(value, list) else value
+
+
+def _line(file: Path, profile: Profile, changed: bool) -> str:
+    state = f"{host_file(file).name} written" if changed else "unchanged"
+    return f"profiles: {file.stem}: {profile.title} ({profile.tested or 'never run there'}): {state}"
+
+
+def _write(file: Path, text: str) -> None:
+    fresh = file.with_name(f".{file.name}.{os.getpid()}")
+    fresh.write_text(text, encoding="utf-8")
+    fresh.replace(file)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

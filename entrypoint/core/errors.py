@@ -1,0 +1,38 @@
+"""The exit statuses that the halves agree on, and the errors that carry them.
+
+Nothing else in the package calls sys.exit with a number of its own: a refusal is raised as one of
+these, and the command line prints its one line and ends with its status.
+"""
+
+from entrypoint.core.plain import one_line
+
+DONE = 0
+BAD_INPUT = 64  # EX_USAGE of sysexits.h: trying again will not help
+UNAVAILABLE = 69  # EX_UNAVAILABLE: a port or a peer; another attempt may help
+SAVED = 75  # EX_TEMPFAIL: saved at a planned end, wants to go on
+STUCK = 124  # timeout's own: a rank was ended because it hung
+INTERRUPTED = 130  # 128 + SIGINT
+
+
+class Refusal(Exception):
+    """An end with a message for the user: what was given, what was found, what to do.
+
+    The text is one line without the leading `apptrain: `. What it quotes may be anything.
+    """
+
+    status = BAD_INPUT
+    told = False
+    """Whether another node has said it already, to all."""
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
+
+
+class BadInput(Refusal):
+    """What the user or the scheduler gave cannot be run; exit 64."""
+
+
+class Unavailable(Refusal):
+    """A port or a peer is not available; exit 69."""
+
+    status = UNAVAILABLE

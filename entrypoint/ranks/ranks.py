@@ -1,0 +1,406 @@
+"""Starts this node's ranks, and says what becomes of them: through torchrun's agent in a child process, or
+CMD itself. Begin at `Ranks`.
+
+Starting takes two steps, so that the agent can import torch while the nodes still meet: `prepare` spawns what
+takes time, `start` lets the ranks run.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from entrypoint.core import files
+from entrypoint.core.errors import BAD_INPUT, UNAVAILABLE, BadInput
+from entrypoint.core.plain import plain
+from entrypoint.doctor import fabric as proof
+from entrypoint.job.rundir import RunDirectory
+from entrypoint.meet.reports import Failure
+from entrypoint.node import gpu, processes
+from entrypoint.node.memory import Memory
+from entrypoint.plan.launch_plan import LaunchPlan
+from entrypoint.ranks import forks
+from entrypoint.ranks.output import Relay
+
+COUNT_GPUS = "import sys, torch; count = torch.cuda.device_count(); print(count, file=open(sys.argv[1], 'w'))"
+"""The answer goes into a file: anything may print while torch is imported."""
+AGENT_STOPPED = 10.0
+"""Seconds after which an agent that somebody has stopped is given up, once none of its ranks runs: it would
+never say how they ended."""
+MOST_RECORDED = 1 << 20
+"""Bytes of a file of torch's @record."""
+COUNT = 300.0
+"""Seconds for it: a slow file system takes minutes for torch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankStarted:
+    rank: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEnded:
+    rank: int
+    status: int
+    """128+N for a signal N."""
+    signal: int
+    time: float
+    """Unix seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StarterEnded:
+    """No further rank will be started: all have ended, or starting them failed."""
+
+    error: str = ""
+    status: int = 1
+    """UNAVAILABLE: torch's store could not be had (a port, a peer). BAD_INPUT: the ranks may not go on so."""
+
+
+Event = RankStarted | RankEnded | StarterEnded
+
+
+class Ranks:
+    """This node's ranks. `events` says what becomes of them; `pids` are the living and the dead, by rank."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        env: Mapping[str, str],
+        relay: Relay,
+        run: RunDirectory,
+        *,
+        scratch: Path,
+        show: set[int] | None,
+        fabric: str = "",
+    ):
+        """`env`: the whole environment of the ranks. `scratch`: a directory of this node. `show`: whose
+        output is shown; None for all. `fabric`: what NCCL's log in `scratch` must prove that it uses."""
+        self.plan = plan
+        self.events: asyncio.Queue[Event] = asyncio.Queue()
+        self.pids: dict[int, int] = {}
+        self.started = asyncio.Event()
+        """Set once all have."""
+        self.network = ""
+        """That NCCL has taken by its own log; empty where nobody looks."""
+        self._why_spawned = ""
+        self._env = dict(env)
+        self._relay = relay
+        self._run = run
+        self._show = show
+        self._fabric = fabric
+        self._child: asyncio.subprocess.Process | None = None
+        self._gpus: asyncio.Future[int | None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._scratch = scratch
+        self._memory = Memory()
+        self._ended: set[int] = set()
+        self._names: dict[int, str] = {}
+        """Rank to the name of its logs, which c10d's own numbering may set apart."""
+        self._streams = {rank: self._pipes(f"rank{rank}", rank) for rank in self.ranks}
+
+    @property
+    def ranks(self) -> list[int]:
+        """Global ranks of this node (in `exec` mode the first one stands for CMD)."""
+        plan = self.plan
+        if plan.is_spare:
+            return []
+        if plan.rank is not None:
+            return [plan.rank]
+        first = plan.node_rank * plan.nproc_per_node
+        return [first] if plan.mode == "exec" else list(range(first, first + plan.nproc_per_node))
+
+    def _pipes(self, who: str, rank: int | None) -> tuple[int, int]:
+        show = rank is not None and (self._show is None or rank in self._show)
+        log = self._run.log
+        name = self.plan.node
+        out = self._relay.add(who, "out", log(name, who, "out"), show=show)
+        return out, self._relay.add(who, "err", log(name, who, "err"), show=show)
+
+    async def prepare(self) -> None:
+        self._gpus = asyncio.get_running_loop().create_future()
+        if self.plan.is_spare:
+            self._gpus.set_result(None)
+        elif self.plan.mode == "torchrun":
+            await self._spawn_agent()
+        elif self.plan.device == "cuda" or (self.plan.device_is_default and gpu.can_be_there()):
+            self._tasks.append(asyncio.create_task(self._count_gpus()))
+        else:
+            self._gpus.set_result(None)
+
+    async def gpus_seen(self) -> int | None:
+        """How many GPUs torch sees on this node; None where torch cannot say, or nobody needs to know."""
+        assert self._gpus is not None
+        return await self._gpus
+
+    def not_forked(self, asked: str) -> str:
+        """Says so where the plan's forks cannot be, once `gpus_seen` is known; else empty. Raises BadInput
+        where that is what was asked for, --start-ranks `fork`, or --preload is the reason."""
+        if not self._why_spawned:
+            return ""
+        if asked == "fork":
+            raise BadInput(f"--start-ranks fork, but {self._why_spawned}: leave it out")
+        if self._why_spawned.startswith("--preload") and not self.plan.preload_is_derived:
+            raise BadInput(self._why_spawned)
+        return f"each rank imports torch for itself: {self._why_spawned}"
+
+    async def start(self) -> None:
+        if self.plan.is_spare:
+            self.close_pipes()
+        elif self.plan.mode == "torchrun":
+            assert self._child is not None
+            assert self._child.stdin is not None
+            with contextlib.suppress(ConnectionError):
+                self._child.stdin.write(b"go\n")
+                await self._child.stdin.drain()
+        else:
+            await self._spawn_command()
+        if self._fabric and self.ranks:
+            self._tasks.append(asyncio.create_task(self._prove_fabric()))
+
+    async def _prove_fabric(self) -> None:
+        why = await proof.watch(self._scratch, self._fabric, len(self.ranks))
+        self.network = ", ".join(sorted({proof.network(log) for log in proof.networks(self._scratch)}))
+        if why:
+            self.events.put_nowait(StarterEnded(error=why, status=BAD_INPUT))
+
+    def alive(self) -> list[int]:
+        """Process ids of the ranks that have not ended."""
+        left = {rank: pid for rank, pid in self.pids.items() if rank not in self._ended}
+        return [pid for pid in left.values() if processes.is_running(pid)]
+
+    def first_error(self, rank: int) -> str:
+        """The line on its stderr that tells best why a rank failed; empty where there is none."""
+        return self._relay.first_error(self._names.get(rank, f"rank{rank}")) or self._recorded(rank)
+
+    def _recorded(self, rank: int) -> str:
+        """What torch's @record has written of the rank's exception, which counts if stderr has nothing."""
+        with contextlib.suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
+            text = files.read(self._scratch / f"{self.ranks.index(rank)}.json", MOST_RECORDED)
+            return str(plain(json.loads(text)["message"]["message"]))
+        return ""
+
+    def failed(self, failure: Failure) -> None:
+        """What only follows from this failure, or repeats it, is not shown any more."""
+        if failure.rank is not None and self._show is None:
+            self._relay.failed(failure.error, self._names.get(failure.rank, f"rank{failure.rank}"))
+        else:
+            self._relay.failed()
+
+    def shortage(self) -> str:
+        """Says so if a process of this node was ended for want of memory; else empty."""
+        return self._memory.shortage()
+
+    def last_place(self, rank: int) -> str:
+        """Where its script was when it failed, `in backward (train.py:31)`; empty where it did not say."""
+        return self._relay.last_place(self._names.get(rank, f"rank{rank}"))
+
+    def divert_errors(self, rank: int) -> None:
+        """From now on, what the rank writes to stderr is kept for `diverted` alone."""
+        self._relay.divert_errors(self._names.get(rank, f"rank{rank}"))
+
+    def diverted(self, rank: int) -> str:
+        """What the rank has written since then."""
+        return self._relay.diverted(self._names.get(rank, f"rank{rank}")).decode(errors="replace")
+
+    @property
+    def heard(self) -> float:
+        """When any rank of this node last wrote anything, on the monotonic clock."""
+        return self._relay.heard
+
+    def freeze_starter(self) -> None:
+        """Stops torchrun's agent, which would end ranks as soon as one of them ends; `kill` still ends it."""
+        if self.plan.mode == "torchrun" and self._child is not None and self._child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._child.send_signal(signal.SIGSTOP)
+
+    async def kill(self) -> None:
+        """Ends what is left: the ranks' groups, then the agent, which may wait for other nodes for ever."""
+        processes.signal_groups(self.alive(), signal.SIGKILL)
+        if self._child is not None and self._child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                self._child.kill()
+        self.close_pipes()
+        await self.wait(5.0)
+        for task in self._tasks:
+            task.cancel()
+
+    async def wait(self, seconds: float) -> bool:
+        """Waits for the starter to end; False when it has not in that time."""
+        if self._child is None:
+            return True
+        try:
+            await asyncio.wait_for(self._child.wait(), seconds)
+        except TimeoutError:
+            return False
+        return True
+
+    def close_pipes(self) -> None:
+        """Our copies of the writing ends: the relay sees the end of the output once the ranks are gone."""
+        for fd in (fd for pair in self._streams.values() for fd in pair):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._streams = {}
+
+    async def _spawn_agent(self) -> None:
+        reader, writer = os.pipe()
+        agent_out, agent_err = self._pipes("agent", None)
+        streams = self._streams
+        fds = [fd for pair in streams.values() for fd in pair]
+        argv, env = self._agent_line(writer)
+        self._child = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=agent_out,
+            stderr=agent_err,
+            env=env,
+            pass_fds=[writer, *fds],
+            start_new_session=True,
+        )
+        for fd in (writer, agent_out, agent_err):
+            os.close(fd)
+        order = {
+            "options": self.plan.argv[1 : -len(self.plan.command)],
+            "command": self.plan.program,
+            "master_addr": self.plan.rendezvous.master_addr,
+            "master_port": self.plan.rendezvous.master_port,
+            "listen": self._store_address(),
+            "streams": {index: streams[rank] for index, rank in enumerate(self.ranks)},
+            "errors": str(self._scratch),
+            "preload": list(self.plan.preload),
+        }
+        self.close_pipes()
+        assert self._child.stdin is not None
+        self._child.stdin.write(json.dumps(order).encode() + b"\n")
+        self._tasks.append(asyncio.create_task(self._read_reports(reader)))
+        self._tasks.append(asyncio.create_task(self._watch_agent(self._child.pid)))
+
+    def _agent_line(self, report: int) -> tuple[list[str], dict[str, str]]:
+        """(what the agent's Python is to run, its environment)."""
+        if self.plan.start_ranks == "spawn":
+            return ["-P", str(Path(__file__).with_name("agent.py")), str(report)], self._env
+        folder = self._scratch / "template"
+        forks.install(folder)
+        return ["-u", *self.plan.program], forks.environment(self._env, folder, report)
+
+    def _store_address(self) -> str:
+        """Where torch's store listens on this node; empty where it does not, or chooses itself."""
+        rendezvous = self.plan.rendezvous
+        return rendezvous.local_addr if rendezvous.is_host and rendezvous.backend == "static" else ""
+
+    async def _watch_agent(self, pid: int) -> None:
+        stopped = 0.0
+        while stopped < AGENT_STOPPED:
+            await asyncio.sleep(1)
+            idle = not any(processes.is_running(rank) for rank in self.pids.values())
+            stopped = stopped + 1 if idle and processes.state(pid) in processes.STOPPED else 0.0
+        error = f"torchrun's agent (process {pid}) was stopped by a signal"
+        self.events.put_nowait(StarterEnded(error=error))
+        if self._gpus is not None and not self._gpus.done():
+            self._gpus.set_result(None)
+
+    async def _read_reports(self, fd: int) -> None:
+        stream = asyncio.StreamReader(limit=1 << 20)
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(fd, "rb"))
+        finished = False
+        while line := await stream.readline():
+            finished |= self._reported(json.loads(line))
+        if not finished:
+            assert self._child is not None
+            status = await self._child.wait()
+            error = self._relay.first_error("agent") or f"torchrun's agent ended with status {status}"
+            error += f": {shortage}" if (shortage := self.shortage()) else ""
+            self.events.put_nowait(StarterEnded(error=error))
+        if self._gpus is not None and not self._gpus.done():
+            self._gpus.set_result(None)
+
+    def _reported(self, report: Mapping[str, Any]) -> bool:
+        """Takes one line of the agent's; True for its last."""
+        match report["event"]:
+            case "ready":
+                assert self._gpus is not None
+                self._why_spawned = report["why"]
+                self._gpus.set_result(report["gpus"])
+            case "started":
+                self.pids[report["rank"]] = report["pid"]
+                self._names[report["rank"]] = f"rank{self.ranks[report['local_rank']]}"
+                self._ended.discard(report["rank"])
+                if len(self.pids) == len(self.ranks):
+                    self.started.set()
+                self.events.put_nowait(RankStarted(rank=report["rank"]))
+            case "ended":
+                self._rank_ended(report["rank"], report["status"], report["signal"], report["time"])
+            case "finished":
+                status = UNAVAILABLE if report["unavailable"] else 1
+                self.events.put_nowait(StarterEnded(error=report["error"], status=status))
+                return True
+        return False
+
+    def _rank_ended(self, rank: int, status: int, signum: int, when: float) -> None:
+        self._ended.add(rank)
+        self.events.put_nowait(RankEnded(rank=rank, status=status, signal=signum, time=when))
+
+    async def _spawn_command(self) -> None:
+        rank = self.ranks[0]
+        out, err = self._streams[rank]
+        argv = self.plan.argv
+        if not self.plan.no_python:
+            argv = [sys.executable, *argv[1:]]
+        try:
+            self._child = await asyncio.create_subprocess_exec(
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env=self._env,
+                start_new_session=True,
+                preexec_fn=processes.die_with_parent,
+            )
+        except OSError as error:
+            self.close_pipes()
+            status = 127 if isinstance(error, FileNotFoundError) else 126
+            self._rank_ended(rank, status, 0, time.time())
+            self.events.put_nowait(StarterEnded(error=f"{argv[0]} cannot be started: {error.strerror}"))
+            return
+        self.close_pipes()
+        self.pids[rank] = self._child.pid
+        self.started.set()
+        self._tasks.append(asyncio.create_task(self._wait_for_command(rank)))
+
+    async def _wait_for_command(self, rank: int) -> None:
+        assert self._child is not None
+        self._rank_ended(rank, *_status(await self._child.wait()), time.time())
+        self.events.put_nowait(StarterEnded())
+
+    async def _count_gpus(self) -> None:
+        assert self._gpus is not None
+        answer = self._scratch / "gpus"
+        answer.unlink(missing_ok=True)
+        child = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-c", COUNT_GPUS, str(answer)),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            env=self._env,
+        )
+        try:
+            await asyncio.wait_for(child.wait(), COUNT)
+        except TimeoutError:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+        said = answer.read_text() if answer.exists() else ""
+        self._gpus.set_result(int(said) if said.endswith("\n") else None)
+
+
+def _status(code: int) -> tuple[int, int]:
+    """(status, signal) of a return code as subprocess and torch give it."""
+    return (128 - code, -code) if code < 0 else (code, 0)

@@ -1,0 +1,574 @@
+"""What a job's arguments, files, variables and profile become, before it starts."""
+
+import os
+import shlex
+import socket
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint.batch import prepare as preparation
+from entrypoint.batch.conclude import PreparedJob
+from entrypoint.batch.pbs import job as pbs
+from entrypoint.batch.prepare import prepare
+from entrypoint.core.errors import BadInput
+from entrypoint.job import handover, outcome
+from entrypoint.job.handover import Facts
+from entrypoint.job.outcome import Outcome
+from entrypoint.job.rundir import RunDirectory
+from entrypoint.plan.resolve import resolve
+from entrypoint.run import launch
+
+ANSWERED = (
+    *(
+        "run_dir",
+        "attempt",
+        "profile",
+        "goes_on",
+        "tells_end",
+        "over",
+        "dry_run",
+        "starter",
+        "stop_at",
+        "end_at",
+    ),
+    *(
+        "by_hand",
+        "outcome",
+        "no_chain",
+        "host",
+        "line",
+        "start",
+        "plan",
+        "run",
+        "launch",
+        "chain",
+        "export",
+        "say",
+        "tell",
+    ),
+)
+SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_JOB_NAME": "apptrain",
+    "SLURM_JOB_NUM_NODES": "2",
+    "SLURM_JOB_NODELIST": "a,b",
+    "SLURM_NTASKS_PER_NODE": "1",
+    "SLURM_JOB_CPUS_PER_NODE": "8(x2)",
+}
+PBS = {
+    "PBS_JOBID": "10.srv",
+    "PBS_JOBNAME": "apptrain",
+    "PBS_ENVIRONMENT": "PBS_BATCH",
+    "PBS_TASKNUM": "1",
+    "PBS_NODEFILE": "/spool/10",
+    "PBS_QUEUE": "workq",
+}
+TOLD = """Job Id: 10.srv
+    Resource_List.ngpus = 4
+    Resource_List.select = 2:ncpus=2:ngpus=2
+    Resource_List.walltime = 01:00:00
+    queue = workq
+    project = _pbs_project_default
+    Account_Name = lab
+    exec_host = n1/0*2+n2/0*2
+    exec_vnode = (n1:ncpus=2:ngpus=2)+(n2:ncpus=2:ngpus=2)
+    stime = Sat Nov 21 09:00:00 2026
+    Variable_List = GIVEN=a,MORE=
+\tb,PBS_O_HOME=/h
+"""
+BEGAN = 1795251600  # Sat Nov 21 09:00:00 2026, UTC
+
+
+class Host:
+    """The host's half of what is asked."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.inside = {"APPTRAIN_STACK": "/opt/apptrain/stack.json"}
+        self.hand = folder / "hand"
+        self.work = folder / "work"
+        self.home = folder / "home"
+        for path in (self.hand, self.work, self.home / "clusters"):
+            path.mkdir(parents=True)
+        for script in ("train.py", "x.py", "my.py", "a.py", "b.py", "a b.py", "a b"):
+            (self.work / script).touch()
+
+    def ask(self, *arguments: str, env: Mapping[str, str] | None = None, **facts: str) -> Facts:
+        """What `prepare` answers."""
+        known = {"scheduler": "slurm", "home": str(self.home), "image": "/image.sif", "batch": "yes", **facts}
+        entries = [*known.items(), *(("arg", word) for word in arguments)]
+        handover.write(self.hand / handover.ASK, entries)
+        base = SLURM if known["scheduler"] == "slurm" else PBS
+        given = {**base, "PWD": str(self.work), **(env or {})}
+        handover.write(self.hand / handover.ENVIRONMENT, given.items())
+        (self.hand / handover.ANSWER).unlink(missing_ok=True)
+        assert prepare(self.hand, self.inside) == 0
+        return handover.read(self.hand / handover.ANSWER, ANSWERED)
+
+    def ask_pbs(self, *arguments: str, env: Mapping[str, str] | None = None, **facts: str) -> Facts:
+        known = {"told": TOLD, "nodefile": "n1\nn1\nn2\nn2\n", "began": str(BEGAN + 60), "zone": "+0000"}
+        return self.ask(*arguments, env=env, **{"scheduler": "pbs", **known, **facts})
+
+    def profile(self, text: str, name: str = "lab") -> str:
+        path = self.home / "clusters" / f"{name}.yaml"
+        path.write_text(text)
+        return str(path)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    return Host(tmp_path)
+
+
+OPTIONS: list[tuple[str, str, Any]] = [
+    ("run-dir", "{x}/r", lambda answer, host: answer.one("run_dir") == f"{host.folder}/r"),
+    ("on-failure", "restart", lambda answer, _: answer.one("goes_on") == "yes"),
+    ("max-restarts", "7", lambda _, host: PreparedJob.read(host.hand, 0).bound == 7),
+    ("venv", "/venv", lambda answer, _: "/venv" in answer.all("run")),
+    ("device", "cpu", lambda answer, _: "--cpu" in answer.all("run")),
+    ("master-port", "29500", lambda _, host: PreparedJob.read(host.hand, 0).port_by_hand),
+]
+
+
+def test_an_image_that_is_not_ours_has_to_have_what_we_need(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.inside = {}
+    monkeypatch.setattr(preparation, "NEEDED", ("torch", "no_such_package"))
+    with pytest.raises(
+        BadInput, match=r"the image /image.sif is not apptrain's and lacks no_such_package: make one"
+    ):
+        host.ask()
+
+
+def test_that_the_image_is_not_ours_is_said(host: Host) -> None:
+    host.inside = {}
+    assert host.ask().all("say") == [
+        f"the image is not apptrain's, so apptrain itself comes from {host.home}: no lock says what is in it, driver and "
+        "GPUs are not checked against it, and it may lack InfiniBand's libraries"
+    ]
+
+
+@pytest.mark.parametrize(("name", "text", "has"), OPTIONS, ids=[name for name, _, _ in OPTIONS])
+@pytest.mark.parametrize("way", ["argument", "two words", "APPTRAIN_ARGS", "APPTRAIN_ARGS_FILE", "variable"])
+def test_an_option_means_the_same_whichever_way_it_comes(
+    host: Host, name: str, text: str, has: Any, way: str
+) -> None:
+    text = text.format(x=host.folder)
+    arguments: tuple[str, ...] = ()
+    env = {}
+    if way == "argument":
+        arguments = (f"--{name}={text}",)
+    elif way == "two words":
+        arguments = (f"--{name.replace('-', '_')}", text)
+    elif way == "APPTRAIN_ARGS":
+        env[way] = shlex.join([f"--{name}", text, "--", "x.py"])
+    elif way == "APPTRAIN_ARGS_FILE":
+        (host.folder / "args").write_text(f"--{name}\0{text}\0")
+        env[way] = str(host.folder / "args")
+    else:
+        env["APPTRAIN_" + name.upper().replace("-", "_")] = text
+    assert has(host.ask(*arguments, env=env), host)
+
+
+def test_arguments_beat_the_inherited_ones_and_those_the_variables(host: Host) -> None:
+    env = {"APPTRAIN_MAX_RESTARTS": "1", "APPTRAIN_ARGS": "--max-restarts 2 --interface eth0"}
+    answer = host.ask("--max-restarts=3", env=env)
+    assert PreparedJob.read(host.hand, 0).bound == 3
+    assert sorted(answer.all("launch")) == ["--interface=eth0", "--max-restarts=3"]
+    host.ask(env=env)
+    assert PreparedJob.read(host.hand, 1).bound == 2
+
+
+def test_the_launch_gets_what_is_its_own_word_for_word(host: Host) -> None:
+    cmd = ["a b.py", "--lr", "", "--", "--run-dir", "two\nlines"]
+    answer = host.ask("--start", "srun", "--run-dir", "r", "--no-python", "--", *cmd)
+    assert answer.all("launch") == ["--no-python", "--", *cmd]
+    words = answer.all("run")
+    assert words[words.index("--script") + 1] == "a b.py"
+    assert answer.all("export") == [f"APPTRAIN_RUN_DIR={host.work}/r"]
+
+
+def test_the_environment_is_read_once_and_removed(host: Host) -> None:
+    host.ask()
+    assert not (host.hand / handover.ENVIRONMENT).exists()
+    with pytest.raises(BadInput, match="environment cannot be read"):
+        prepare(host.hand, host.inside)
+
+
+def test_attempts_go_on_and_the_run_directory_is_made_ready(host: Host) -> None:
+    answer = host.ask("--on-failure=restart")
+    run = Path(answer.one("run_dir"))
+    assert (answer.one("attempt"), run) == ("0", host.work / "runs/apptrain-7")
+    assert sorted(path.name for path in run.iterdir()) == ["join.key", "logs", "outcome", "unfinished"]
+    assert run.stat().st_mode & 0o777 == 0o700
+    key = (run / "join.key").read_text()
+    (run / "stop").touch()
+    answer = host.ask("--on-failure=restart")
+    assert (answer.one("attempt"), (run / "join.key").read_text(), (run / "stop").exists()) == (
+        "1",
+        key,
+        False,
+    )
+    assert "this run directory has been used before: the run goes on there" in answer.all("tell")
+
+
+def test_what_came_to_its_end_without_its_job_script_is_over(host: Host) -> None:
+    run = RunDirectory(Path(host.ask("--on-failure=restart").one("run_dir")), 0)
+    for place in (0, 1):
+        outcome.write(run.outcome(place, None), Outcome(status=0))
+    answer = host.ask("--on-failure=restart")
+    assert (answer.one("over"), answer.all("tell")[-1]) == ("yes", f"done: {run.path}")
+    assert host.ask("--on-failure=restart").one("over") == ""
+
+
+def test_a_dry_run_makes_nothing(host: Host) -> None:
+    answer = host.ask("--dry-run")
+    assert (answer.one("dry_run"), answer.one("attempt")) == ("yes", "0")
+    assert "--kill-on-bad-exit=0" in answer.all("plan")
+    assert "--kill-on-bad-exit=1" in answer.all("start")
+    assert not Path(answer.one("run_dir")).exists()
+    assert not list(host.hand.glob(f"{handover.STATE}.*"))
+
+
+def test_an_array_without_its_index_is_refused_by_name(host: Host) -> None:
+    with pytest.raises(BadInput, match="SLURM_ARRAY_TASK_ID is not set in an array job"):
+        host.ask(env={"SLURM_ARRAY_JOB_ID": "5"})
+
+
+# --- where nodes meet whose names resolve to nothing --------------------------------------------------------------
+
+NODE = "NodeName=slinky-0 Arch=x86_64 NodeAddr={} NodeHostName=slinky-0 Version=24.11 "
+PODS = {"SLURM_JOB_NODELIST": "slinky-[0-1]"}
+
+
+@pytest.fixture
+def resolver(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """The names that resolve."""
+    known: set[str] = set()
+
+    def look(name: str, _: object) -> list[object]:
+        if name not in known:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return [name]
+
+    monkeypatch.setattr(socket, "getaddrinfo", look)
+    return known
+
+
+def test_pods_meet_at_slurms_address_of_the_first(host: Host, resolver: set[str]) -> None:
+    resolver.add("slinky-0")  # by its own /etc/hosts
+    answer = host.ask(env=PODS, first_node=NODE.format("10.0.3.17"))
+    assert "APPTRAIN_MASTER_ADDR=10.0.3.17" in answer.all("export")
+    said = "slinky-1 does not resolve here: the nodes meet at 10.0.3.17, Slurm's NodeAddr of slinky-0"
+    assert said in answer.all("say")
+
+
+@pytest.mark.parametrize(
+    ("resolved", "told", "env", "arguments", "facts"),
+    [
+        pytest.param(["slinky-1"], NODE.format("10.0.3.17"), {}, [], {}, id="names resolve"),
+        pytest.param([], NODE.format("slinky-0"), {}, [], {}, id="the address is the name"),
+        pytest.param(
+            [], NODE.format("10.0.3.17").replace("=slinky-0 A", "=slinky-7 A"), {}, [], {}, id="another node"
+        ),
+        pytest.param([], "", {}, [], {}, id="Slurm does not answer"),
+        pytest.param([], NODE.format("10.0.3.17"), {"APPTRAIN_MASTER_ADDR": "n"}, [], {}, id="by variable"),
+        pytest.param([], NODE.format("10.0.3.17"), {}, ["--master-addr=n"], {}, id="by option"),
+        pytest.param([], NODE.format("10.0.3.17"), {}, [], {"batch": ""}, id="a shell on a login node"),
+        pytest.param(
+            [],
+            NODE.format("10.0.3.17"),
+            {"SLURM_JOB_NODELIST": "slinky-0", "SLURM_JOB_NUM_NODES": "1"},
+            [],
+            {},
+            id="alone",
+        ),
+    ],
+)
+def test_they_meet_by_the_first_ones_name_or_as_they_were_told_where(
+    host: Host,
+    resolver: set[str],
+    resolved: list[str],
+    told: str,
+    env: dict[str, str],
+    arguments: list[str],
+    facts: dict[str, str],
+) -> None:
+    resolver.update(resolved)
+    answer = host.ask(*arguments, env=PODS | env, first_node=told, **facts)
+    assert [one for one in answer.all("export") if one.startswith("APPTRAIN_MASTER_ADDR")] == []
+    assert not [one for one in answer.all("say") if "NodeAddr" in one]
+
+
+def test_a_profiles_host_suffix_comes_before_slurms_address(host: Host, resolver: set[str]) -> None:
+    assert not resolver
+    path = host.profile("scheduler: slurm\nhost_suffix: -hsn\n")
+    answer = host.ask(env=PODS, first_node=NODE.format("10.0.3.17"), profile=path)
+    assert not [one for one in answer.all("export") if one.startswith("APPTRAIN_MASTER_ADDR")]
+
+
+# --- the profile ------------------------------------------------------------------------------------------------
+
+
+def test_another_profile_than_the_hosts_is_answered_alone_and_asked_for_again(host: Host) -> None:
+    path = host.profile("scheduler: slurm\nscratch: $SCRATCH\n")
+    env = {"APPTRAIN_ARGS": "--pro'file' lab", "SCRATCH": str(host.folder / "scratch")}
+    answer = host.ask(env=env)
+    assert (answer.one("profile"), answer.one("run_dir")) == (path, "")
+    answer = host.ask(env=env, profile=path)
+    assert answer.one("run_dir") == f"{host.folder}/scratch/runs/apptrain-7"
+    assert f"APPTRAIN_PROFILE={path}" in answer.all("export")
+
+
+@pytest.mark.parametrize("text", ["scratch: $SCRATCH/x", "container: {binds: ['${SCRATCH}:/x']}"])
+def test_a_variable_of_the_profile_that_is_not_set_is_refused_by_name(host: Host, text: str) -> None:
+    path = host.profile(f"scheduler: slurm\n{text}\n")
+    with pytest.raises(BadInput, match="SCRATCH is not set here: set it, or correct the profile"):
+        host.ask(profile=path)
+
+
+def test_a_profile_of_ones_own_is_shown_inside(host: Host) -> None:
+    mine = host.work / "mine.yaml"
+    mine.write_text("scheduler: slurm\n")
+    words = host.ask("--profile", "mine.yaml", profile=str(mine)).all("run")
+    assert words[words.index("the profile") + 1] == str(mine)
+    assert words[words.index("the profile's host file") + 1] == str(mine.with_suffix(".host"))
+
+
+# --- PBS --------------------------------------------------------------------------------------------------------
+
+
+def test_a_pbs_job_is_what_qstat_says(host: Host) -> None:
+    answer = host.ask_pbs()
+    assert (answer.all("host"), answer.all("line"), answer.one("starter")) == (
+        ["n1", "n2"],
+        ["0", "2"],
+        "pbsdsh",
+    )
+    assert "APPTRAIN_NGPUS=2" in answer.all("export")
+    assert (int(answer.one("end_at")), int(answer.one("stop_at"))) == (BEGAN + 3600, BEGAN + 3300)
+    assert answer.one("run_dir") == f"{host.work}/runs/apptrain-10"
+    assert answer.one("no_chain") == "APPTRAIN_CHAIN, how many jobs may follow, is not set"
+
+
+@pytest.mark.parametrize(
+    ("stime", "zone", "end"),
+    [
+        ("Sat Nov 21 10:00:00 2026", "+0100", BEGAN + 3600),
+        ("Sat Nov 21 10:00:00 2026", "+0000", BEGAN + 60 + 3600),  # after the script began: of no use
+        ("Sat Nov 20 10:00:00 2026", "+0000", BEGAN + 60 + 3600),
+        ("soon", "+0000", BEGAN + 60 + 3600),
+    ],
+)
+def test_the_walltime_counts_from_where_the_job_began(host: Host, stime: str, zone: str, end: int) -> None:
+    told = TOLD.replace("Sat Nov 21 09:00:00 2026", stime)
+    assert int(host.ask_pbs(told=told, zone=zone).one("end_at")) == end
+
+
+@pytest.mark.parametrize(("gpus", "ranks"), [("ngpus", "2"), ("nothing", "4")])
+def test_whole_nodes_come_with_the_gpus_of_the_profile_if_pbs_names_none(
+    host: Host, gpus: str, ranks: str
+) -> None:
+    path = host.profile("scheduler: pbs\nnodes: {gpus: 4, whole: true}\n")
+    nodefile = host.work / "nodefile"
+    nodefile.write_text("n1\nn2\n")
+    env = {"PBS_NODEFILE": str(nodefile)}
+    answer = host.ask_pbs("--dry-run", told=TOLD.replace("ngpus", gpus), profile=path, env=env)
+    source = "profile:lab.yaml" if gpus == "nothing" else "derived:APPTRAIN_NGPUS"
+    for rank in (0, 1):
+        assert f"{rank}: {'nproc_per_node':<24} {ranks}  [{source}]" in answer.all("plan")
+
+
+@pytest.mark.parametrize(
+    ("exec_host", "exec_vnode", "gpus"),
+    [
+        ("n1/0*2+n2/0*2", "(n1:ncpus=2:naccelerators=2)+(n2:ncpus=2:naccelerators=2)", "2"),
+        ("n1/0*2+n2/0*2", "(n1:ncpus=2:ngpus=8)+(n2:ncpus=2:ngpus=8)", "8"),
+        ("n1-ib0/0*2+n2-ib0/0*2", "(n1:ngpus=2)+(n2:ngpus=2)", "2"),
+        ("n1-ib0.x.org/0*2+n2-ib0.x.org/0*2", "(n1:ngpus=2)+(n2:ngpus=2)", "2"),
+        ("n1/0*2+n2/0*2", "(n1:ncpus=2)+(n2:ncpus=2)", None),
+    ],
+)
+def test_gpus_are_counted_by_what_was_granted_also_if_the_request_names_none(
+    host: Host, exec_host: str, exec_vnode: str, gpus: str | None
+) -> None:
+    told = f"Job Id: 10.srv\n    exec_host = {exec_host}\n    exec_vnode = {exec_vnode}\n"
+    answer = host.ask_pbs(told=told)
+    assert [word for word in answer.all("export") if "NGPUS" in word] == [f"APPTRAIN_NGPUS={gpus}"] * bool(
+        gpus
+    )
+    assert answer.all("say") == []
+
+
+@pytest.mark.parametrize(
+    ("exec_host", "exec_vnode"),
+    [
+        ("a1/0*2+a2/0*2", "(a1:ncpus=2:ngpus=2)+(a2:ncpus=2:ngpus=2)"),
+        ("n1/0*2+n2/0*2", "(n1:ncpus=2)+(n2:ncpus=2)"),
+        ("n1/0*2", "(n1:ncpus=2:ngpus=2)"),
+        ("", ""),
+    ],
+)
+def test_gpus_that_qstat_gives_to_none_of_the_hosts_are_unknown_not_none(
+    host: Host, exec_host: str, exec_vnode: str
+) -> None:
+    told = f"Job Id: 10.srv\n    Resource_List.ngpus = 4\n    exec_host = {exec_host}\n    exec_vnode = {exec_vnode}\n"
+    answer = host.ask_pbs(told=told)
+    assert [word for word in answer.all("export") if "NGPUS" in word] == []
+    assert answer.all("say") == [
+        f"how many GPUs each host has is unknown: qstat -f says exec_host={exec_host} and exec_vnode={exec_vnode}, and the "
+        "node file n1,n2"
+    ]
+
+
+def test_a_request_for_no_gpus_gets_none(host: Host) -> None:
+    told = "Job Id: 10.srv\n    Resource_List.ngpus = 0\n    exec_host = n1/0+n2/0\n    exec_vnode = (n1:ncpus=2)+(n2:ncpus=2)\n"
+    assert "APPTRAIN_NGPUS=0" in host.ask_pbs(told=told).all("export")
+
+
+def test_a_server_that_does_not_answer_is_said(host: Host) -> None:
+    answer = host.ask_pbs(told="")
+    assert answer.all("say") == ["qstat -f 10.srv does not answer: walltime and GPUs are unknown"]
+    assert (answer.one("end_at"), [w for w in answer.all("export") if "NGPUS" in w]) == ("", [])
+
+
+def test_the_next_job_of_a_chain_asks_for_the_same_and_gets_what_this_one_got(host: Host) -> None:
+    env = {
+        "APPTRAIN_CHAIN": "2",
+        "GIVEN": "a",
+        "MORE": "b",
+        "OWN": "c",
+        "EARLIER": "d",
+        "APPTRAIN_DEVICE": "cpu",
+    }
+    answer = host.ask_pbs("--start", "ssh", "--no-python", "--", "x.py", "a,b", env=env, carried="EARLIER")
+    assert answer.all("chain") == [
+        *(
+            "-N",
+            "apptrain",
+            "-l",
+            "select=2:ncpus=2:ngpus=2",
+            "-l",
+            "walltime=01:00:00",
+            "-q",
+            "workq",
+            "-A",
+            "lab",
+        )
+    ]
+    assert (host.hand / "chain.args").read_text().split("\0") == [
+        "--no-python",
+        "--start=ssh",
+        "--",
+        "x.py",
+        "a,b",
+        "",
+    ]
+    entries = dict(entry.split("=", 1) for entry in (host.hand / "chain.env").read_text().split("\0")[:-1])
+    run = answer.one("run_dir")
+    assert entries == {
+        "APPTRAIN_CHAIN": "1",
+        "APPTRAIN_DEVICE": "cpu",
+        "APPTRAIN_RUN_DIR": run,
+        "APPTRAIN_ARGS_FILE": f"{run}/chain.args",
+        "GIVEN": "a",
+        "MORE": "b",
+        "EARLIER": "d",
+    }
+    assert (host.hand / "chain.env").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("env", "why"),
+    [
+        ({"APPTRAIN_CHAIN": "0"}, "APPTRAIN_CHAIN, how many jobs may follow, is 0"),
+        ({"APPTRAIN_CHAIN": "x"}, "APPTRAIN_CHAIN, how many jobs may follow, is x"),
+        (
+            {"APPTRAIN_CHAIN": "1", "PBS_ARRAY_INDEX": "3"},
+            "an element of a job array cannot be submitted by itself",
+        ),
+    ],
+)
+def test_why_no_job_follows(host: Host, env: dict[str, str], why: str) -> None:
+    answer = host.ask_pbs(env=env)
+    assert (answer.one("no_chain"), answer.all("chain"), (host.hand / "chain.env").exists()) == (
+        why,
+        [],
+        False,
+    )
+
+
+def test_hosts_of_different_spelling_are_one(host: Host) -> None:
+    answer = host.ask_pbs(nodefile="n1\nn1.lab.org\nN2\nn2\n")
+    assert (answer.all("host"), answer.all("line")) == (["n1", "N2"], ["0", "2"])
+
+
+@pytest.mark.parametrize(("job", "kept"), [("10.srv", False), ("", True)])
+def test_a_task_has_the_scripts_environment_and_pbs_own_gpus_of_its_host(job: str, kept: bool) -> None:
+    own = {
+        "PBS_JOBCOOKIE": "secret",
+        "PBS_TASKNUM": "1",
+        "TMPDIR": "/t",
+        "APPTRAIN_ARGS": "-- x",
+        "A-B": "no",
+    }
+    env = {"PATH": "/bin", "OF_LOGIN": "two\nlines", "CUDA_VISIBLE_DEVICES": "1", **own}
+    env |= {"PBS_JOBID": job} if job else {}
+    found = pbs.task_environment(env, {"APPTRAIN_RUN_DIR": "/r"})
+    expected = {"PATH": "/bin", "OF_LOGIN": "two\nlines", "APPTRAIN_RUN_DIR": "/r"}
+    expected |= {"PBS_JOBID": job} if job else {}
+    assert found == expected | ({"CUDA_VISIBLE_DEVICES": "1"} if kept else {})
+
+
+def test_a_dry_run_of_pbs_shows_each_hosts_plan(host: Host) -> None:
+    nodefile = host.folder / "nodes"
+    nodefile.write_text("n1\nn2\n")
+    env = {"PBS_NODEFILE": str(nodefile), "CUDA_VISIBLE_DEVICES": "0,1"}
+    lines = host.ask_pbs("--dry-run", "--", "x.py", env=env, nodefile="n1\nn2\n").all("plan")
+    for rank, name in enumerate(("n1", "n2")):
+        mine = [line.removeprefix(f"{rank}: ") for line in lines if line.startswith(f"{rank}: ")]
+        assert f"{'rendezvous.local_addr':<24} {name}  [derived:PBS_NODEFILE]" in mine
+        assert mine[-1].endswith(" x.py")
+
+
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        (
+            "mpiexec (OpenRTE) 4.1.4",
+            ["-n", "2", "--host", "n1,n2", "--map-by", "ppr:1:node", "--bind-to", "none"],
+        ),
+        ("HYDRA build details:", ["-n", "2", "-ppn", "1", "-hosts", "n1,n2"]),
+        ("PALS 1.4.0", ["-n", "2", "--ppn", "1", "--hosts", "n1,n2", "--cpu-bind", "none"]),
+    ],
+)
+def test_each_mpiexec_has_its_own_words(host: Host, says: str, words: list[str]) -> None:
+    assert host.ask_pbs("--start=mpiexec", mpiexec=says).all("start") == words
+    with pytest.raises(
+        BadInput, match="mpiexec says of itself: slurm-wlm: Open MPI, MPICH or PALS is needed"
+    ):
+        host.ask_pbs("--start=mpiexec", mpiexec="slurm-wlm")
+    assert host.ask_pbs(mpiexec="slurm-wlm").all("start") == []
+
+
+@pytest.mark.parametrize(
+    ("nodes", "refused"),
+    [(("{here}", "other"), True), (("{here}.a.org", "{here}.b.org"), False), (("far", "away"), False)],
+)
+def test_a_task_that_mpiexec_started_on_the_host_of_another_is_refused(
+    tmp_path: Path, nodes: tuple[str, str], refused: bool
+) -> None:
+    here = os.uname().nodename.partition(".")[0]
+    names = [name.format(here=here) for name in nodes]
+    (tmp_path / "nodes").write_text("\n".join(names))
+    env = {**PBS, "PBS_NODEFILE": str(tmp_path / "nodes"), "PBS_NODENUM": "1", "PBS_TASKNUM": "2"}
+    env |= {"APPTRAIN_HOSTNAME": names[1], "APPTRAIN_DEVICE": "cpu"}
+    found, _ = resolve(env, {}, ["-m", "x"], hostname=None)
+    launch.check_place(found, env)  # which pbsdsh has checked itself
+    with pytest.raises(BadInput, match=f"node 1, on {here}, which is node 0") if refused else nullcontext():
+        launch.check_place(found, {**env, "APPTRAIN_PLACE": "1"})

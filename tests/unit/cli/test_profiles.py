@@ -1,0 +1,147 @@
+"""What may stand in a profile, and the profiles that are there."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import yaml
+
+from entrypoint.batch import prepare
+from entrypoint.cli import follow, preview, submit
+from entrypoint.cli import profiles as render
+from entrypoint.core.errors import BadInput
+from entrypoint.plan import profile
+from entrypoint.plan.options import OPTIONS
+from tests.unit.cli.site import CHECKOUT, SHIPPED
+
+GENERIC = ("generic", "generic-pbs")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("scheduler: lsf", "scheduler is 'lsf': give one of slurm, pbs"),
+        ("scheduler: slurm\nstart: mpiexec", "start is 'mpiexec': give under slurm srun"),
+        ("scheduler: pbs\nstart: srun", "start is 'srun': give under pbs pbsdsh or pbs_tmrsh or mpiexec or ssh"),
+        ("launcher_args: --cpu-bind", "launcher_args is '--cpu-bind': give a list, as in [a, b]"),
+        ("clusters: [a b]", "clusters, entry 1, is 'a b': give one word, without blanks"),
+        ("clusters: [a, 7]", "clusters, entry 2, is 7: give text, in quotes where YAML takes it for something else"),
+        ("title: \"a\\nb\"", "title is 'a\\nb': give one line of printable characters"),
+        ("request: {stop_before: 0}", "request stop_before is 0: give a whole number from 1"),
+        ("request: {stop_before: true}", "request stop_before is True: give a whole number from 1"),
+        ("host_suffix: '.hsn; x'", "host_suffix is '.hsn; x': give the end of a host's name, such as -hsn"),
+        ("scratch: work", "scratch is 'work': give a path from /, or one that begins with a variable"),
+        ("scratch: /data/$(id)", "scratch is '/data/$(id)': give $ only in front of a variable's name, as $NAME or ${NAME}"),
+        ("scratch: /data/${A", "scratch is '/data/${A': give $ only in front of a variable's name, as $NAME or ${NAME}"),
+        ("nodes: {gpus: four}", "nodes gpus is 'four': give a whole number from 0"),
+        ("nodes: {whole: maybe}", "nodes whole is 'maybe': give true or false"),
+        ("nodes: [4]", "nodes must be a mapping, found [4]"),
+        ("nodes: {gpu: 4}", "nodes: unknown key gpu: did you mean gpus?"),
+        ("request: {time: 10:00:00}", "line 1: 10:00:00 without quotes is a number in base 60: write \"10:00:00\""),
+        ("request: {time: '60'}", "request time is '60': give HH:MM:SS in quotes, as in \"01:00:00\""),
+        ("request: {account_option: --project}", "request account_option is '--project': give one of -A, -P"),
+        ("request: {chunk: ['a=b:c=d']}", "request chunk, entry 1, is 'a=b:c=d': give NAME=VALUE, a resource of a chunk"),
+        ("scheduler: slurm\nrequest: {chunk: [a=b]}", "request chunk is for pbs, and scheduler is slurm: leave it out"),
+        ("scheduler: slurm\nrequest: {form: totals}", "request form totals is for pbs, and scheduler is slurm: leave it out"),
+        ("scheduler: pbs\nrequest: {form: totals, chunk: [a=b]}", "request chunk has no place beside form totals: use options"),
+        ("scheduler: slurm\nrequest: {nodes_only: true}", "request nodes_only goes only with whole nodes: set whole under nodes"),
+        ("scheduler: slurm\nrequest: {gpus: --gres=gpu:4}", "request gpus is '--gres=gpu:4': give it as in --gpus-per-node={gpus}, or nodes_only: true instead"),
+        ("scheduler: pbs\nnodes: {whole: true}\nrequest: {gpus: 'ngpus={gpus}', nodes_only: true}", "request gpus is 'ngpus={gpus}': give it as in ngpus={gpus}, or nodes_only: true instead"),
+        ("container: {program: 'a b'}", "container program is 'a b': give a program's name, or a path from /"),
+        ("container: {binds: [data]}", "container binds, entry 1, is 'data': give SRC[:DST[:ro]] with paths from /"),
+        ("container: {binds: ['/a:/b:no']}", "container binds, entry 1, is '/a:/b:no': give SRC[:DST[:ro]] with paths from /"),
+        ("container: {pass: ['A B']}", "container pass, entry 1, is 'A B': give NAME or PREFIX_*"),
+        ("container: {modules: [7]}", "container modules, entry 1, is 7: give text, in quotes where YAML takes it for something else"),
+        ("launch: {join_timeout: -1}", "launch join-timeout is -1: give seconds, more than 0 and less than a week"),
+        ("launch: {rdzv_backend: etcd}", "launch rdzv-backend is 'etcd': give one of static, c10d"),
+        ("env: {A-B: x}", "env has 'A-B': give a variable's name, letters, digits and _"),
+        ("env: {A: [x]}", "env A is ['x']: give text in quotes, or a number"),
+        ("env: {A: x, B: y, A: z}", "line 1: the key A stands twice, and only the last would count: make it one"),
+        ("env: {A: x}\nnodes: {gpus: 1}\nenv: {B: y}", "line 3: the key env stands twice, and only the last would count: make it one"),
+    ],
+)  # fmt: skip
+def test_what_may_not_stand_in_a_profile_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "lab.yaml"
+    file.write_text(text)
+    with pytest.raises(BadInput) as refusal:
+        profile.load(str(file))
+    assert str(refusal.value) == f"{file}: {message}"
+
+
+def test_every_key_is_optional_and_an_empty_one_counts_as_absent(tmp_path: Path) -> None:
+    file = tmp_path / "lab.yaml"
+    sections: Mapping[str, Mapping[str, object]] = {
+        "nodes": profile.NODES,
+        "request": profile.REQUEST,
+        "container": profile.CONTAINER,
+        "launch": profile.LAUNCH,
+    }
+    empty: dict[str, object] = dict.fromkeys(profile.KEYS)
+    file.write_text(
+        yaml.safe_dump({**empty, **{name: dict.fromkeys(keys) for name, keys in sections.items()}})
+    )
+    assert profile.load(str(file)) == profile.Profile(name="lab.yaml", path=str(file))
+
+
+def test_bounds_are_seconds_also_parts_of_one(tmp_path: Path) -> None:
+    file = tmp_path / "lab.yaml"
+    file.write_text("launch: {join_timeout: 2.5, peer_timeout: 604799}")
+    assert profile.load(str(file)).launch == {"join-timeout": 2.5, "peer-timeout": 604799}
+
+
+def test_the_options_that_a_profile_may_set_are_those_of_the_entrypoint() -> None:
+    assert list(profile.LAUNCH) == [option.name for option in OPTIONS if option.in_profile]
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_a_committed_host_file_is_the_one_that_its_profile_makes(file: Path) -> None:
+    assert file.with_suffix(".host").read_text() == render.load_checked(file)[1]
+
+
+def test_every_host_file_has_its_profile() -> None:
+    assert [file.with_suffix(".host") for file in SHIPPED] == sorted((CHECKOUT / "clusters").glob("*.host"))
+
+
+@pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
+def test_a_profile_of_a_public_cluster_names_its_pages_and_that_it_was_not_run_there(file: Path) -> None:
+    site = profile.load(str(file))
+    if file.stem in GENERIC:
+        assert (site.documented, site.clusters) == ((), ())
+        return
+    assert site.tested == ""
+    assert "not run there" in file.read_text().split("\n\n")[0]
+    assert site.documented
+    assert all(page.startswith("https://") for page in site.documented)
+
+
+def test_the_script_of_pbs_is_read_for_its_directives() -> None:
+    words = submit._directives(CHECKOUT / submit.SCRIPTS["pbs"])
+    assert words[:2] == ["-N", "apptrain"]
+    assert {"-N", "-S", "-j"} <= set(words)
+    assert "-l" not in words
+
+
+def test_no_cluster_has_two_profiles() -> None:
+    names = [name for file in SHIPPED for name in profile.load(str(file)).clusters]
+    assert sorted(names) == sorted(set(names))
+
+
+def test_the_template_shows_every_key() -> None:
+    content = yaml.safe_load((CHECKOUT / "clusters" / "generic.yaml").read_text())
+    assert set(content) == set(profile.KEYS)
+    assert set(content["nodes"]) == set(profile.NODES)
+    assert set(content["request"]) == set(profile.REQUEST)
+    assert set(content["container"]) == set(profile.CONTAINER)
+    assert {name.replace("_", "-") for name in content["launch"]} == set(profile.LAUNCH)
+
+
+def test_each_scheduler_of_a_profile_is_known_wherever_one_is_looked_up() -> None:
+    ours = (profile.GPUS_ASKED_FOR, submit.SCRIPTS, preview.GRANTED, preview.WARN_LATER, prepare.SCHEDULERS)
+    for known in (*ours, follow.PROGRAMS, follow.CANCEL, follow._ASKED):
+        assert set(known) == set(profile.STARTERS)
+
+
+def test_generic_names_each_fabric() -> None:
+    text = (CHECKOUT / "clusters/generic.yaml").read_text()
+    line = next(line for line in text.splitlines() if line.startswith("  fabric:"))
+    assert [name for name in profile.FABRICS if name not in line] == []

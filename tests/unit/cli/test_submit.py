@@ -1,0 +1,378 @@
+"""entrypoint/cli/submit.py: the line that submits, and what is refused."""
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint.core.errors import BadInput
+from entrypoint.plan import profile
+from tests.unit.cli.site import SHIPPED, Site
+
+
+@pytest.mark.parametrize(
+    ("name", "env", "expected"),
+    [
+        (
+            "generic",
+            {},
+            "sbatch --nodes=3 --gpus-per-node=1 --cpus-per-task=8 --mem=32G --time=01:00:00 "
+            "slurm/multinode.sbatch --profile generic -- my.py --lr 0.1",
+        ),
+        (
+            "gwdg-grete",
+            {},
+            "sbatch --nodes=3 --partition=grete --gpus-per-node=A100:4 --cpus-per-task=64 --mem=0 --time=01:00:00 "
+            "slurm/multinode.sbatch --profile gwdg-grete -- my.py --lr 0.1",
+        ),
+        (
+            "perlmutter",
+            {},
+            "sbatch --nodes=3 --gpus-per-node=4 --cpus-per-task=128 --mem=0 --time=01:00:00 --constraint=gpu "
+            "--qos=regular slurm/multinode.sbatch --profile perlmutter -- my.py --lr 0.1",
+        ),
+        (
+            "delta",
+            {},
+            "sbatch --nodes=3 --partition=gpuA100x4 --gpus-per-node=4 --cpus-per-task=64 --mem=240G --time=01:00:00 "
+            "slurm/multinode.sbatch --profile delta -- my.py --lr 0.1",
+        ),
+        (
+            "generic-pbs",
+            {},
+            "qsub -l select=3:ncpus=8:ngpus=1:mem=32gb -l place=scatter -l walltime=01:00:00 "
+            "-v 'APPTRAIN_ARGS=-- my.py --lr 0.1,APPTRAIN_PROFILE=generic-pbs' pbs/multinode.pbs",
+        ),
+        (
+            "gadi",
+            {"PROJECT": "ab12"},
+            "qsub -C '' -N apptrain -j oe -S /bin/bash -l ncpus=144 -l ngpus=12 -l mem=1140gb -l walltime=01:00:00 "
+            "-q gpuvolta -P ab12 -l storage=scratch/ab12 "
+            "-v 'APPTRAIN_ARGS=-- my.py --lr 0.1,APPTRAIN_PROFILE=gadi,PROJECT=ab12' pbs/multinode.pbs",
+        ),
+        (
+            "polaris",
+            {},
+            "qsub -l select=3:system=polaris -l place=scatter -l walltime=00:30:00 -q debug "
+            "-l filesystems=home:eagle -v 'APPTRAIN_ARGS=-- my.py --lr 0.1,APPTRAIN_PROFILE=polaris' pbs/multinode.pbs",
+        ),
+        (
+            "derecho",
+            {},
+            "qsub -l select=3:ncpus=64:ngpus=4 -l place=scatter -l walltime=01:00:00 -q main "
+            "-v 'APPTRAIN_ARGS=-- my.py --lr 0.1,APPTRAIN_PROFILE=derecho' pbs/multinode.pbs",
+        ),
+    ],
+)  # fmt: skip
+def test_each_site_has_its_line(site: Site, name: str, env: dict[str, Any], expected: str) -> None:
+    done = site.run(
+        "submit.py", "--cluster", name, "--nodes", "3", "--dry-run", "--", "my.py", "--lr", "0.1", **env
+    )
+    assert (done.returncode, done.stdout) == (0, expected + "\n")
+    *lines, last = done.stderr.splitlines()
+    assert lines[1] == f"submit: runs my.py --lr 0.1 in {site.checkout}"
+    assert last == f"submit: {name}.yaml was never run there (tested is empty): check this:"
+
+
+def test_every_site_has_its_line_above() -> None:
+    mark = next(mark for mark in test_each_site_has_its_line.pytestmark if mark.name == "parametrize")  # type: ignore[attr-defined]
+    assert {case[0] for case in mark.args[1]} == {file.stem for file in SHIPPED}
+
+
+SLURM = """\
+scheduler: slurm
+tested: on two nodes
+nodes: {gpus: 4, cpus: 64, memory_gib: 400}
+request: {partition: gpu, account: $PROJECT, time: "02:00:00", stop_before: 300, gpus: '--gpus-per-node=a100:{gpus}', options: [--qos=short]}
+"""
+PBS = """\
+scheduler: pbs
+tested: on two nodes
+scratch: ${WORK}/$USER
+nodes: {gpus: 4, cpus: 48, memory_gib: 380}
+request: {partition: gpu, account: ab12, time: "02:00:00", stop_before: 600, gpus: 'ngpus={gpus}:gpu_type=v100'}
+container: {binds: ['$DATA:/data:ro'], program: $HOME/bin/apptainer}
+"""
+
+
+def test_what_is_wished_for_wins_over_the_profile(site: Site) -> None:
+    site.write(SLURM)
+    wishes = ["--partition", "big", "--account", "other", "--time", "00:10:00"]
+    line = site.submit(
+        "--nodes", "8", *wishes, "--options", "--qos=long --comment='two words'", "--device=cuda"
+    )
+    assert line == [
+        *("sbatch", "--nodes=8", "--partition=big", "--account=other"),
+        *("--gpus-per-node=a100:4", "--cpus-per-task=64", "--mem=400G"),
+        *("--time=00:10:00", "--signal=B:USR2@300", "--qos=short", "--qos=long", "--comment=two words"),
+        *("slurm/multinode.sbatch", "--profile", "lab", "--device=cuda"),
+    ]
+
+
+def test_an_empty_wish_is_none(site: Site) -> None:
+    """As make passes on what was not set."""
+    site.write(SLURM)
+    empty = ["--gpus", "", "--partition", "", "--account", "", "--time", "", "--options", ""]
+    assert site.submit(*empty, PROJECT="ab12") == site.submit(PROJECT="ab12")
+
+
+def test_fewer_gpus_of_a_shared_node_come_with_their_share_of_it(site: Site) -> None:
+    site.write(SLURM)
+    line = site.submit("--gpus", "1", PROJECT="ab12")
+    assert line[4:7] == ["--gpus-per-node=a100:1", "--cpus-per-task=16", "--mem=100G"]
+    site.write(PBS)
+    line = site.submit("--gpus", "1", WORK="/w", DATA="/d")
+    assert line[:3] == ["qsub", "-l", "select=2:ncpus=12:ngpus=1:gpu_type=v100:mem=95gb"]
+
+
+DIRECTIVES = """#!/bin/bash
+#SBATCH --nodes=2
+#SBATCH --gpus-per-node=1  # SITE
+#SBATCH --cpus-per-task=8
+#SBATCH --mem=32G
+##SBATCH -p gpu
+#SBATCH --requeue
+"""
+
+
+@pytest.mark.parametrize(
+    ("nodes", "request_", "wishes", "words"),
+    [
+        ("gpus: 4", "gpus: '--gpus-per-node={gpus}'", (), None),
+        ("gpus: 0", "gpus: '--gres=gpu:{gpus}'", ("--device=cpu",), None),
+        ("gpus: 4", "gpus: '--gres=gpu:{gpus}'", (), ["--cpus-per-task=8", "--mem=32G", "--requeue", "--nodes=2", "--gres=gpu:4"]),
+        ("gpus: 4", "", ("--options=--gres=gpu:a100:2",), ["--cpus-per-task=8", "--mem=32G", "--requeue", "--nodes=2", "--gres=gpu:a100:2"]),
+        ("gpus: 4", "", ("--options=--gres=nvme:1",), None),
+        ("gpus: 4, memory_gib: 9", "options: [--mem-per-cpu=4G]", (), ["--cpus-per-task=8", "--requeue", "--nodes=2", "--gpus-per-node=4", "--mem-per-cpu=4G"]),
+        ("gpus: 4, cpus: 9, whole: true", "nodes_only: true", (), ["--requeue", "--nodes=2"]),
+    ],
+)  # fmt: skip
+def test_nothing_is_asked_for_in_two_ways(
+    site: Site, nodes: str, request_: str, wishes: tuple[str, ...], words: list[str] | None
+) -> None:
+    """sbatch refuses --gres beside --gpus-per-node, --mem beside --mem-per-cpu, also if one is the script's own line."""
+    (site.checkout / "slurm/multinode.sbatch").write_text(DIRECTIVES)
+    site.write(f"scheduler: slurm\ntested: x\nnodes: {{{nodes}}}\nrequest: {{{request_}}}\n")
+    line = site.submit(*wishes)
+    assert any(word.startswith("--wrap=exec bash ") for word in line) == (words is not None)
+    if words is not None:
+        assert line[1:-1] == words
+    assert len([word for word in line if word.startswith(("--gpus-per-node=", "--gres=gpu"))]) == int(
+        "whole" not in nodes
+    )
+
+
+def test_where_sbatch_knows_no_gpus_per_node_the_script_is_wrapped_without_its_line(site: Site) -> None:
+    directives = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --gpus-per-node=1  # SITE\n##SBATCH -p gpu\n#SBATCH --requeue\n"
+    (site.checkout / "slurm/multinode.sbatch").write_text(directives)
+    site.write("scheduler: slurm\nnodes: {gpus: 4}\nrequest: {form: wrapped, gpus: '--gres=gpu:{gpus}'}\n")
+    line = site.submit("--device=cuda", "--", "my script.py")
+    inside = [*("exec", "bash", f"{site.checkout}/slurm/multinode.sbatch", "--profile", "lab")]
+    assert line[:-1] == ["sbatch", "--requeue", "--nodes=2", "--gres=gpu:4"]
+    assert shlex.split(line[-1].removeprefix("--wrap=")) == [*inside, "--device=cuda", "--", "my script.py"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "scheduler: pbs\nrequest: {form: wrapped}",
+            "request form wrapped is for slurm, and scheduler is pbs: leave it out",
+        ),
+        (
+            "scheduler: slurm\nrequest: {form: totals}",
+            "request form totals is for pbs, and scheduler is slurm: leave it out",
+        ),
+        (
+            "scheduler: slurm\nrequest: {form: wrapped}",
+            "request form wrapped needs request gpus, such as --gres=gpu:{gpus}",
+        ),
+    ],
+)
+def test_a_form_that_does_not_fit_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "lab.yaml").write_text(text)
+    with pytest.raises(BadInput) as refused:
+        profile.load(str(tmp_path / "lab.yaml"))
+    assert str(refused.value) == f"{tmp_path}/lab.yaml: {message}"
+
+
+def test_nodes_without_gpus_are_asked_for_without(site: Site) -> None:
+    site.write("scheduler: slurm\nnodes: {gpus: 0, cpus: 64}\n")
+    line = site.submit("--device", "cpu")
+    assert line[:4] == ["sbatch", "--nodes=2", "--gpus-per-node=0", "--cpus-per-task=64"]
+
+
+def test_whole_nodes_that_a_request_must_not_describe_are_only_counted(site: Site) -> None:
+    site.write("scheduler: slurm\nnodes: {gpus: 4, cpus: 16, whole: true}\nrequest: {nodes_only: true}\n")
+    assert site.submit()[:-1] == ["sbatch", "--nodes=2"]
+
+
+def test_the_line_that_is_printed_is_the_one_that_is_run(site: Site) -> None:
+    site.write(SLURM)
+    arguments = ["--", "my script.py", "it's", "", "a\nb", "$HOME", "--", "--nodes=9"]
+    done = site.run("submit.py", "--cluster", "lab", *arguments, PROJECT="ab12", FAKE_STATUS="3")
+    line, answer = done.stdout.rsplit("job 7", 1)
+    assert (done.returncode, answer) == (3, "\n")
+    (call,) = site.calls()
+    assert call["cwd"] == str(site.checkout)
+    assert shlex.split(line)[1:] == call["argv"][1:]  # type: ignore[index]
+    assert shlex.split(line)[-len(arguments) :] == arguments
+
+
+def test_from_elsewhere_the_checkout_is_named(site: Site) -> None:
+    site.write(SLURM)
+    assert site.submit(cwd=site.folder, PROJECT="x")[-3] == f"{site.checkout}/slurm/multinode.sbatch"
+    site.write(PBS)
+    line = site.submit(cwd=site.folder, WORK="/w", DATA="/d")
+    assert line[-1] == f"{site.checkout}/pbs/multinode.pbs"
+    assert f"APPTRAIN_HOME={site.checkout}" in line[-2].split(",")
+
+
+def test_a_profile_of_ones_own_is_named_by_its_path(site: Site) -> None:
+    mine = site.folder / "mine.yaml"
+    mine.write_text(SLURM)
+    assert site.run("profiles.py", str(mine)).returncode == 0
+    done = site.run("submit.py", "--dry-run", APPTRAIN_PROFILE="../mine.yaml", PROJECT="x")
+    assert shlex.split(done.stdout)[-2:] == ["--profile", str(mine)]
+
+
+def test_a_job_of_pbs_is_told_the_variables_that_its_profile_and_its_user_name(site: Site) -> None:
+    site.write(PBS)
+    line = site.submit(WORK="/w", DATA="/d", USER="alice", APPTRAIN_IMAGE="/i.sif", OTHER="x")
+    assert line[-3:-1] == [
+        "-v",
+        "APPTRAIN_IMAGE=/i.sif,APPTRAIN_PROFILE=lab,APPTRAIN_STOP_BEFORE=600,DATA=/d,WORK=/w",
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--device=cuda", "--", "a,b.py"],
+        ["--", "my script.py"],
+        ["--", "a,b"],
+        ["--", "my.py", 'say "no"', "it's", "two\nlines", ""],
+    ],
+)
+def test_arguments_that_qsub_cannot_carry_go_through_a_file(site: Site, arguments: list[str]) -> None:
+    site.write(PBS)
+    paths: dict[str, Any] = {"WORK": "/w", "DATA": "/d"}
+    line = site.submit(*arguments, APPTRAIN_ARGS="-- old.py", **paths)
+    carried = dict(word.split("=", 1) for word in line[-2].split(","))
+    file = Path(carried.pop("APPTRAIN_ARGS_FILE"))
+    assert carried == {"APPTRAIN_PROFILE": "lab", "APPTRAIN_STOP_BEFORE": "600", **paths}
+    assert file.parent == site.checkout / "runs" / "arguments"
+    assert not file.parent.exists()
+    (site.checkout / "containers" / "image.sif").touch()
+    done = site.run("submit.py", "--cluster", "lab", *arguments, **paths)
+    assert (done.returncode, site.calls()[0]["argv"]) == (0, [str(site.bin / "qsub"), *line[1:]])
+    assert file.read_bytes() == b"".join(word.encode() + b"\0" for word in arguments)
+    assert oct(file.stat().st_mode & 0o777) == "0o600"
+
+
+def test_a_file_of_arguments_that_the_user_gave_stays_as_it_is(site: Site) -> None:
+    site.write(PBS)
+    file = site.folder / "arguments"
+    file.write_text("--\0my.py\0")
+    done = site.run("submit.py", "--cluster", "lab", WORK="/w", DATA="/d", APPTRAIN_ARGS_FILE=str(file))
+    assert (done.returncode, file.read_text()) == (0, "--\0my.py\0")
+    assert f"APPTRAIN_ARGS_FILE={file}," in done.stdout
+
+
+KNOWN = "delta, derecho, gadi, generic, generic-pbs, gwdg-grete, lab, perlmutter, polaris, or the path of a profile"
+WRITES = "or run `apptrain site -o {}` on your cluster's login node, which writes one"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["--cluster", ""],
+            f"--cluster is missing: give one of {KNOWN}, {WRITES.format('clusters/mine.yaml')}",
+        ),
+        (
+            ["--cluster", "nowhere"],
+            f"--cluster nowhere: there is no {{clusters}}/nowhere.yaml: give one of {KNOWN}",
+        ),
+        (
+            ["--cluster", "./no.yaml"],
+            f"--cluster ./no.yaml: there is no no.yaml: check the path, {WRITES.format('no.yaml')}",
+        ),
+        (["--nodes", "0"], "--nodes 0: give a whole number from 1"),
+        (["--nodes", "2:4"], "--nodes 2:4: give a whole number from 1"),
+        (["--gpus", "8"], "--gpus 8: a node of lab.yaml has 4: ask for more nodes"),
+        (["--time", "90"], "--time 90: give HH:MM:SS"),
+        (["--partition", "a b"], "--partition a b: give one word"),
+        (["--options=--comment='x"], "--options --comment='x: No closing quotation: quote it as for a shell"),
+        (
+            [],
+            "$PROJECT in the profile {clusters}/lab.yaml: PROJECT is not set here: set it, or correct the profile",
+        ),
+    ],
+)
+def test_a_wish_that_cannot_be_is_refused(site: Site, arguments: list[str], message: str) -> None:
+    site.write(SLURM)
+    text = site.refused("--cluster", "lab", *arguments)
+    assert text == "submit: " + message.format(clusters=site.checkout / "clusters")
+
+
+def test_a_part_of_a_whole_node_is_refused(site: Site) -> None:
+    site.write("scheduler: slurm\nnodes: {gpus: 4, whole: true}")
+    assert site.refused("--cluster", "lab", "--gpus", "2") == (
+        "submit: --gpus 2: nodes of lab.yaml come whole, with 4: leave --gpus out (fewer ranks: --nproc-per-node 2)"
+    )
+
+
+def test_a_profile_that_does_not_describe_its_nodes_is_refused(site: Site) -> None:
+    site.write("scheduler: slurm")
+    assert site.refused("--cluster", "lab") == (
+        "submit: lab.yaml: nodes gpus is missing: say how many GPUs a node has, or 0"
+    )
+
+
+def test_a_profile_that_was_changed_since_is_refused(site: Site) -> None:
+    site.write(SLURM)
+    site.lab.write_text(SLURM + "title: changed\n")
+    assert site.refused("--cluster", "lab") == (
+        f"submit: --cluster lab: {site.lab.with_suffix('.host')} is not made from lab.yaml as that is now: make profiles"
+    )
+
+
+def test_a_job_that_could_not_start_is_not_submitted(site: Site) -> None:
+    site.write(SLURM + "container: {stack: cu126}\n")
+    assert site.refused("--cluster", "lab", PROJECT="x") == (
+        f"submit: there is no image {site.checkout}/containers/image-cu126.sif: "
+        "make image STACK=cu126, or give another in APPTRAIN_IMAGE"
+    )
+    (site.bin / "sbatch").unlink()
+    image = str(site.checkout / "containers" / "image.sif")
+    url = "docker://nvcr.io/nvidia/pytorch:25.10-py3"
+    assert site.refused("--cluster", "lab", PROJECT="x", APPTRAIN_IMAGE=url) == (
+        f"submit: APPTRAIN_IMAGE={url}: an image is a file: apptainer pull image.sif {url}, then "
+        "APPTRAIN_IMAGE=$PWD/image.sif"
+    )
+    assert site.refused("--cluster", "lab", PROJECT="x", APPTRAIN_IMAGE=image) == (
+        "submit: sbatch is not in PATH: submit on a login node of that cluster"
+    )
+
+
+def test_what_qsub_cannot_carry_is_refused(site: Site) -> None:
+    site.write(PBS)
+    binds = "/a\n/b"
+    assert site.refused("--cluster", "lab", WORK="/w", DATA="/d", APPTRAIN_BIND=binds) == (
+        "submit: APPTRAIN_BIND='/a\\n/b': qsub -v carries no commas, quotes, backslashes and line breaks: "
+        "use a path without them, or the profile"
+    )
+
+
+@pytest.mark.parametrize("program", ["submit.py", "profiles.py"])
+def test_wrong_options_end_with_64_and_help_with_0(site: Site, program: str) -> None:
+    shown_as = {"submit.py": "apptrain submit", "profiles.py": "entrypoint/cli/profiles.py"}[program]
+    message = f"profiles: unrecognized arguments: --wrong: see `{shown_as} --help`"
+    if program == "submit.py":
+        message = "submit: --wrong: no option of submit, nor of a job (see apptrain submit --help)"
+    assert site.refused("--wrong", program=program) == message
+    shown = site.run(program, "--help")
+    assert shown.returncode == 0
+    assert shown.stdout.startswith(f"usage: {shown_as}")

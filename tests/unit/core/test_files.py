@@ -1,0 +1,71 @@
+"""What is read of a file that may be anything, and how it is refused."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from entrypoint.core import files
+
+
+def test_a_regular_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b"12345")
+    assert files.read(path, 5) == b"12345"
+    with pytest.raises(files.Unfit, match=r"^it has more than 4 bytes$"):
+        files.read(path, 4)
+
+
+def test_what_has_no_size_of_its_own_is_read_too() -> None:
+    assert files.read_text(Path("/proc/self/stat"), 4096).startswith(f"{os.getpid()} ")
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    kinds = {tmp_path / "fifo": "a FIFO", tmp_path: "a directory", Path("/dev/zero"): "a character device"}
+    for path, kind in kinds.items():
+        with pytest.raises(files.Unfit, match=rf"^it is {kind}, not a regular file$"):
+            files.read(path, 5)
+
+
+def test_a_text_that_is_no_utf_8_is_a_value_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"\xff")
+    with pytest.raises(ValueError, match="utf-8"):
+        files.read_text(tmp_path / "file", 5)
+
+
+def test_json_is_read_as_it_was_written() -> None:
+    text = '{"a": [1, -2.5, true, null, "é\\u001b"], "n": 340282366920938463463374607431768211455}'
+    assert files.parse_json(text) == {"a": [1, -2.5, True, None, "é\x1b"], "n": 2**128 - 1}
+    assert files.parse_json("[" * 32 + "]" * 32) == json.loads("[" * 32 + "]" * 32)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "it is no JSON: Expecting value"),
+        ('{"a": 1}x', "it is no JSON: Extra data"),
+        ("[" * 33 + "]" * 33, "it is nested more than 32 deep"),
+        ('{"a":' * 300_000 + "1" + "}" * 300_000, "it is nested more than 32 deep"),
+        ("[" + "[]," * 400_000 + "0]", "it has more than 400000 values"),
+        ("9" * 301, "a number in it has 301 digits"),
+        ("1e999", "a number in it is too large: 1e999"),
+        ("NaN", "it has NaN, which is no JSON"),
+        ("-Infinity", "it has -Infinity, which is no JSON"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_other_json_is_refused_with_a_short_reason(text: str, why: str) -> None:
+    with pytest.raises(files.Unfit) as refused:
+        files.parse_json(text)
+    assert str(refused.value).startswith(why)
+    assert len(str(refused.value)) < 100
+
+
+def test_a_file_of_json_is_bounded_like_any_other(tmp_path: Path) -> None:
+    path = tmp_path / "file.json"
+    path.write_text("[1, 2]")
+    assert files.read_json(path, 6) == [1, 2]
+    with pytest.raises(files.Unfit, match="more than 5 bytes"):
+        files.read_json(path, 5)
