@@ -107,6 +107,21 @@ def test_what_follows(
     assert (of.by_hand in lines(found)) == by_hand
 
 
+@pytest.mark.parametrize(
+    ("silent", "told"),
+    [
+        (Outcome(status=3, rank=1, node="b", time=9.0), "rank 1 on b: nothing on stderr"),
+        (Outcome(status=3, node="b", time=9.0), "b: no reason was told"),
+    ],
+)
+def test_a_failure_that_nobody_gave_a_reason_for_is_told_as_such(
+    tmp_path: Path, silent: Outcome, told: str
+) -> None:
+    of = job(tmp_path)
+    write(of, 0, silent)
+    assert lines(decided(of)) == [f"status 3: {told} (logs: {of.run_dir}/logs/0)"]
+
+
 def test_another_port_is_tried_three_times_unless_it_was_chosen_by_hand(tmp_path: Path) -> None:
     of = job(tmp_path)
     write(of, TAKEN)
