@@ -17,14 +17,12 @@ from typing import Literal
 from entrypoint.batch.slurm import job as slurm
 from entrypoint.core.errors import BAD_INPUT, DONE, SAVED
 from entrypoint.job import handover, outcome
-from entrypoint.job.again import no_progress, too_many
+from entrypoint.job.again import another_port_may_help, no_progress, too_many
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.plan.failure_policy import FailurePolicy
 from entrypoint.record import reading
 
-ATTEMPTS = 3
-"""After a port or peer that was not available."""
 LATE, LATE_FAILED = 10, 2
 """Times LATE_PAUSE: what a shared file system may take to show a node's file, and where a failure is
 known."""
@@ -188,7 +186,7 @@ def verdict(job: PreparedJob, run: RunDirectory, of_job: Outcome, *, is_planned:
         f"{of_job.node}: " if of_job.node else ""
     )
     error = f"{who}{of_job.reason}"
-    if of_job.is_unavailable and job.tries < ATTEMPTS and not job.port_by_hand:
+    if another_port_may_help(of_job, job.tries, port_by_hand=job.port_by_hand):
         again = f"trying again: attempt {run.attempt + 1}, with other ports"
         said = (("say", f"attempt {run.attempt}: {error}"), ("say", again))
         return Verdict(follows="again", status=status, said=said)

@@ -8,6 +8,7 @@ own and an environment of its own (`node_env`), and resolves its plan as on any 
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ from entrypoint.cli import main as cli
 from entrypoint.core import checkout, streams
 from entrypoint.core.errors import DONE, INTERRUPTED, SAVED, BadInput, Refusal
 from entrypoint.job import lock, outcome, rundir
+from entrypoint.job.again import another_port_may_help
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import guardian, processes
@@ -37,7 +39,6 @@ from entrypoint.schedulers import embedded as variables
 
 ENTRYPOINT: Sequence[str] = (sys.executable, "-P", "-m", "entrypoint")
 """What is run on a node."""
-ATTEMPTS = 3
 OF_LAUNCH = """options of launch, such as
   --device cpu --nproc-per-node 2 --mode exec --no-python --on-failure restart
   `apptrain launch --help-all` has them all.
@@ -253,12 +254,12 @@ class _Nodes:
         processes.adopt_orphans()
         processes.allow_open_files(256 + 8 * job.nodes * job.tasks_per_node)
         ended = Outcome(status=INTERRUPTED, error="interrupted")
-        for _ in range(ATTEMPTS):
+        for tries in itertools.count(1):
             if self.signals:
                 break
             ended, last = self._attempt(first)
             first = last + 1
-            if not ended.is_unavailable or self.signals or job.port_by_hand:
+            if not another_port_may_help(ended, tries, port_by_hand=job.port_by_hand):
                 break
         guardian.end_all_below()
         if ended.status not in (DONE, SAVED):

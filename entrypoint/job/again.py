@@ -1,18 +1,27 @@
-"""Decides how often a run may start again: `too_many` after failures, `no_progress` after planned ends.
+"""Decides how often a run may start again: `another_port_may_help` if a port or peer was not available,
+`too_many` after failures, `no_progress` after planned ends.
 
-Both count in the run directory, so restarts inside a job and requeues add up. The job script waits for this,
-so the imports here are quick.
+The last two count in the run directory, so restarts inside a job and requeues add up. The job script waits
+for this, so the imports here are quick.
 """
 
 import itertools
 
+from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 
+TRIES = 3
+"""Attempts of one job, if each finds a port or a peer that is not available."""
 FRUITLESS = 3
 """Restarts in a row without a new checkpoint between them, or planned ends."""
 BRIEF = 300
 """Seconds: a job that was told so soon to stop had little time to train. Its script may keep its checkpoints
 elsewhere, where nobody can look for new ones."""
+
+
+def another_port_may_help(ended: Outcome, tries: int, *, port_by_hand: bool) -> bool:
+    """Whether another attempt follows at once, with other ports. `tries`: how many this job has made."""
+    return ended.is_unavailable and tries < TRIES and not port_by_hand
 
 
 def too_many(run: RunDirectory, bound: int | None) -> str:
