@@ -18,7 +18,7 @@ from entrypoint.job.rundir import RunDirectory
 from entrypoint.plan.failure_policy import FailurePolicy
 
 STOP, REQUEUE, RESTART = FailurePolicy
-PREEMPTED = "JobId=7 JobState=RUNNING Restarts=0 PreemptTime=2026-11-21T10:00:00 "
+PREEMPTED = "JobId=7 JobState=RUNNING Restarts=0 PreemptEligibleTime=2026-11-21T09:00:00 PreemptTime=2026-11-21T10:00:00 "
 NAMES = ("follows", "status", "attempt", "say", "tell", "by_hand", "asked")
 TAKEN = Outcome(status=69, node="a", error="the port is taken")
 
@@ -122,6 +122,29 @@ def test_a_failure_that_nobody_gave_a_reason_for_is_told_as_such(
     assert lines(decided(of)) == [f"status 3: {told} (logs: {of.run_dir}/logs/0)"]
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "said"),
+    [
+        ((0, FAILED), "status 7: rank 1 on b: ValueError: no"),
+        ((75, FAILED), "status 7: rank 1 on b: ValueError: no"),
+        ((None, FAILED), "status 7: rank 1 on b: ValueError: no"),
+        ((75, 0), "status 1: a saved to go on, the others ended well"),
+        ((0, None), "status 1: no outcome was written by b"),
+        ((0, Outcome(status=1, node="b", error="lost: it fell silent")), "status 1: b: lost: it fell silent"),
+        ((0, Outcome(status=64, node="b", error="there is no image")), "status 64: b: there is no image"),
+    ],
+)
+def test_a_failure_is_said_with_who_failed_and_where_the_logs_are(
+    tmp_path: Path, outcomes: tuple[Outcome | int | None, ...], said: str
+) -> None:
+    of = job(tmp_path)
+    write(of, *outcomes)
+    if 75 in outcomes:  # which counts with its node's name
+        saved = Outcome(status=75, node="a", time=1.0)
+        outcome.write(RunDirectory(of.run_dir, 0).outcome(0, None), saved)
+    assert lines(decided(of)) == [f"{said} (logs: {of.run_dir}/logs/0)"]
+
+
 def test_another_port_is_tried_three_times_unless_it_was_chosen_by_hand(tmp_path: Path) -> None:
     of = job(tmp_path)
     write(of, TAKEN)
@@ -156,7 +179,7 @@ def test_what_a_node_that_is_cut_off_says_of_the_first_counts_only_where_that_di
     assert lines(decided(of)) == [f"status 1: a: {lost.error} (logs: {of.run_dir}/logs/0)"]
 
 
-def test_after_a_restart_the_last_attempt_counts_and_those_that_took_part(tmp_path: Path) -> None:
+def test_after_a_restart_the_last_attempt_counts_and_those_that_took_part(tmp_path: Path, hand: Path) -> None:
     of = job(tmp_path, policy=RESTART)
     write(of, FAILED, FAILED)
     crew = RunDirectory(of.run_dir, 1)
@@ -164,6 +187,15 @@ def test_after_a_restart_the_last_attempt_counts_and_those_that_took_part(tmp_pa
     write(of, None, 0, attempt=1)
     run, ended = conclude.last(of, 0)
     assert (run.attempt, ended.status) == (1, 0)
+    write(of, None, dataclasses.replace(FAILED, status=9), attempt=1)
+    found = decided(of)
+    assert (found.follows, found.status) == ("requeue", 9)
+    assert lines(found) == [
+        f"status 9: rank 1 on b: ValueError: no (logs: {of.run_dir}/logs/1)",
+        "it does not go on inside the allocation: as with --on-failure requeue",
+    ]
+    conclude.settle(hand, of, found)
+    assert (of.run_dir / "restarts").read_text() == "2 0\n"
 
 
 @pytest.mark.parametrize("mode_rank", [True, False])
@@ -265,6 +297,21 @@ def test_failures_and_unasked_ends_are_bounded_and_planned_ones_are_not(tmp_path
     conclude.settle(hand, of, decided(of, is_planned=True))
     assert not (of.run_dir / "restarts").exists()
     assert decided(of).follows == "requeue"
+
+
+@pytest.mark.parametrize(
+    ("ends", "status"), [((0, 0), 0), ((0, FAILED), 7)], ids=["a good end", "one failure too many"]
+)
+def test_a_run_that_is_not_run_again_begins_to_count_anew(
+    tmp_path: Path, hand: Path, ends: tuple[Outcome | int, ...], status: int
+) -> None:
+    of = job(tmp_path, policy=RESTART)
+    (of.run_dir / "restarts").write_text("1 0\n2 0\n3 0\n")
+    write(of, *ends)
+    found = decided(of)
+    conclude.settle(hand, of, found)
+    assert (found.follows, found.status) == ("end", status)
+    assert not (of.run_dir / "restarts").exists()
 
 
 # --- who decides ------------------------------------------------------------------------------------------------

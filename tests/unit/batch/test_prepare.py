@@ -207,7 +207,9 @@ def test_attempts_go_on_and_the_run_directory_is_made_ready(host: Host) -> None:
     assert sorted(path.name for path in run.iterdir()) == ["join.key", "logs", "outcome", "unfinished"]
     assert run.stat().st_mode & 0o777 == 0o700
     key = (run / "join.key").read_text()
+    assert RunDirectory(run, 0).is_closed(), "to nodes of an earlier attempt"
     (run / "stop").touch()
+    RunDirectory(run, 1).close()
     answer = host.ask("--on-failure=restart")
     assert (answer.one("attempt"), (run / "join.key").read_text(), (run / "stop").exists()) == (
         "1",
@@ -223,7 +225,11 @@ def test_what_came_to_its_end_without_its_job_script_is_over(host: Host) -> None
         outcome.write(run.outcome(place, None), Outcome(status=0))
     answer = host.ask("--on-failure=restart")
     assert (answer.one("over"), answer.all("tell")[-1]) == ("yes", f"done: {run.path}")
+    assert run.unfinished() is None
     assert host.ask("--on-failure=restart").one("over") == ""
+    assert run.unfinished() == 1, "which has no outcomes"
+    answer = host.ask("--on-failure=restart")
+    assert (answer.one("over"), answer.one("attempt"), run.unfinished()) == ("", "2", 2)
 
 
 def test_a_dry_run_makes_nothing(host: Host) -> None:
@@ -235,9 +241,148 @@ def test_a_dry_run_makes_nothing(host: Host) -> None:
     assert not list(host.hand.glob(f"{handover.STATE}.*"))
 
 
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        ({"SLURM_ARRAY_JOB_ID": "5", "SLURM_ARRAY_TASK_ID": "3"}, "apptrain-5_3"),
+        ({"SLURM_JOB_NAME": "größe/a b;$(x)"}, "gr__e_a_b___x_-7"),
+        ({"SLURM_JOB_NAME": ""}, "job-7"),
+    ],
+)
+def test_the_run_directory_is_named_after_the_job(host: Host, env: dict[str, str], name: str) -> None:
+    assert host.ask(env=env).one("run_dir") == f"{host.work}/runs/{name}"
+
+
+def test_a_requeued_job_whose_run_directory_is_gone_begins_anew_and_says_so(host: Host) -> None:
+    again = {"SLURM_RESTART_COUNT": "1"}
+    answer = host.ask(env=again)
+    gone = f"its run directory {answer.one('run_dir')} is not there: it begins anew"
+    assert answer.all("say") == [f"WARNING: this job has run before, but {gone}"]
+    assert host.ask(env=again).all("say") == []
+
+
 def test_an_array_without_its_index_is_refused_by_name(host: Host) -> None:
     with pytest.raises(BadInput, match="SLURM_ARRAY_TASK_ID is not set in an array job"):
         host.ask(env={"SLURM_ARRAY_JOB_ID": "5"})
+
+
+# --- Slurm ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({}, ["--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=8", "--cpu-bind=none"]),
+        (
+            {"SLURM_CPUS_PER_TASK": "3", "SLURM_NTASKS_PER_NODE": "", "SLURM_NTASKS": "2"},
+            ["--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=3", "--cpu-bind=none"],
+        ),
+        (
+            {"SLURM_JOB_CPUS_PER_NODE": "64(x3),32", "SLURM_NTASKS_PER_NODE": ""},
+            ["--ntasks=2", "--ntasks-per-node=1", "--cpus-per-task=32", "--cpu-bind=none"],
+        ),
+        (
+            {"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": ""},
+            ["--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=4", "--cpu-bind=cores"],
+        ),
+        (
+            {"SLURM_NTASKS": "8", "SLURM_NTASKS_PER_NODE": "4", "SLURM_CPUS_PER_TASK": "2"},
+            ["--ntasks=8", "--ntasks-per-node=4", "--cpus-per-task=2", "--cpu-bind=cores"],
+        ),
+    ],
+)
+def test_tasks_and_their_cores_come_from_whichever_variables_the_job_has(
+    host: Host, env: dict[str, str], words: list[str]
+) -> None:
+    answer = host.ask(env=env)
+    assert answer.all("start")[2:6] == words
+    assert answer.one("outcome").endswith("/outcome/%a.%n.%t" if "cores" in words[3] else "/outcome/%a.%n")
+
+
+@pytest.mark.parametrize(
+    ("env", "are_there"),
+    [
+        ({}, False),
+        ({"SLURM_GPUS_PER_NODE": "0"}, False),
+        ({"SLURM_GPUS_PER_NODE": "4"}, True),
+        ({"SLURM_GPUS_ON_NODE": "1"}, True),
+        ({"SLURM_JOB_GPUS": "0,1"}, True),
+    ],
+)
+def test_gpus_are_bound_to_no_task_if_there_are_any(host: Host, env: dict[str, str], are_there: bool) -> None:
+    """A Slurm that counts none refuses that word."""
+    assert ("--gpu-bind=none" in host.ask(env=env).all("start")) == are_there
+
+
+@pytest.mark.parametrize(
+    ("policy", "goes_on", "tells_end"), [("stop", "", ""), ("requeue", "", "yes"), ("restart", "yes", "yes")]
+)
+def test_a_step_whose_nodes_go_on_is_not_ended_by_one_that_fails_or_is_lost(
+    host: Host, policy: str, goes_on: str, tells_end: str
+) -> None:
+    answer = host.ask(f"--on-failure={policy}")
+    assert (answer.one("goes_on"), answer.one("tells_end")) == (goes_on, tells_end)
+    words, survivor = answer.all("start"), f"{host.home}/slurm/survivor.sh"
+    assert [word for word in ("--kill-on-bad-exit=0", "--no-kill", survivor) if word in words] == (
+        ["--kill-on-bad-exit=0", "--no-kill", survivor] if goes_on else []
+    )
+    assert ("--kill-on-bad-exit=1" in words) == (not goes_on)
+    by_hand = host.ask(f"--on-failure={policy}", batch="")
+    assert (by_hand.one("tells_end"), survivor in by_hand.all("start")) == ("", False)
+
+
+def test_a_file_of_nodes_is_not_used_and_that_is_said(host: Host) -> None:
+    answer = host.ask(env={"SLURM_HOSTFILE": "/of the user/hosts"})
+    assert answer.all("say") == [
+        "SLURM_HOSTFILE=/of the user/hosts is not used: nodes are numbered in the order of SLURM_JOB_NODELIST"
+    ]
+    assert answer.all("start")[1] == "--nodes=2"
+
+
+@pytest.mark.parametrize(("told", "restarts"), [(" Restarts=0 ", 0), (" Restarts=3 ", 3), ("", 2)])
+def test_how_often_slurm_has_run_the_job_is_what_slurm_says(host: Host, told: str, restarts: int) -> None:
+    """The variable may be that of a job from which this one was submitted."""
+    host.ask(env={"SLURM_RESTART_COUNT": "2"}, told=told)
+    assert PreparedJob.read(host.hand, 0).restarts == restarts
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "text"),
+    [
+        (
+            [],
+            {"SLURM_NTASKS": "3", "SLURM_NTASKS_PER_NODE": "2", "SLURM_TASKS_PER_NODE": "2,1"},
+            "3 tasks on 2 nodes (2,1): every node needs the same number: --ntasks-per-node=1, or one for each rank",
+        ),
+        (
+            [],
+            {"SLURM_GPUS": "a100:6", "SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS_PER_NODE": "0"},
+            "SLURM_GPUS=a100:6 on 2 nodes, but 4 on the first: every node needs the same number: request --gpus-per-node rather than --gpus",
+        ),
+        ([], {"SLURM_NTASKS": "two"}, "SLURM_NTASKS=two: must be a number: unset it if you set it yourself"),
+        (["--start", "ssh"], {}, "--start ssh: under Slurm tasks start with srun: leave it out"),
+        (["--stop-before=60"], {}, "--stop-before 60: under Slurm it is sbatch --signal=B:USR2@SECONDS"),
+        (["--on-failure", "retry"], {}, "--on-failure=retry: must be one of stop, requeue, restart"),
+        (["--run-dir="], {}, "--run-dir is empty: give DIR or leave it out"),
+        ([], {"APPTRAIN_DRY_RUN": "yes"}, "APPTRAIN_DRY_RUN=yes: must be 1 or 0"),
+        (
+            [],
+            {"APPTRAIN_ARGS_FILE": "/nowhere"},
+            "APPTRAIN_ARGS_FILE=/nowhere cannot be read (No such file or directory): give a path that exists",
+        ),
+        (
+            ["--", "b.py"],
+            {"APPTRAIN_ARGS": "-- a.py"},
+            "CMD stands both on the command line and in APPTRAIN_ARGS: give it once",
+        ),
+    ],
+)
+def test_what_cannot_run_under_slurm_is_refused(
+    host: Host, arguments: list[str], env: dict[str, str], text: str
+) -> None:
+    with pytest.raises(BadInput) as refused:
+        host.ask(*arguments, env=env)
+    assert str(refused.value) == text
 
 
 # --- where nodes meet whose names resolve to nothing --------------------------------------------------------------
@@ -330,6 +475,15 @@ def test_a_variable_of_the_profile_that_is_not_set_is_refused_by_name(host: Host
     path = host.profile(f"scheduler: slurm\n{text}\n")
     with pytest.raises(BadInput, match="SCRATCH is not set here: set it, or correct the profile"):
         host.ask(profile=path)
+
+
+def test_a_profile_for_another_scheduler_is_refused(host: Host) -> None:
+    path = host.profile("scheduler: pbs\n")
+    with pytest.raises(BadInput) as refused:
+        host.ask(profile=path)
+    assert str(refused.value) == (
+        f"the profile {path} is for pbs, and this is a job of slurm: choose another with --profile"
+    )
 
 
 def test_a_profile_of_ones_own_is_shown_inside(host: Host) -> None:

@@ -92,8 +92,6 @@ if what.get("stderr"):
     print(what["stderr"], file=sys.stderr, flush=True)
 if word == "plan":
     sys.exit(what.get("status", 0))
-if "SLURM_LOCALID" in os.environ and what.get("tasks"):
-    node += "." + os.environ["SLURM_LOCALID"]
 if what.get("wait"):  # for a file, or an end by signal
     def ended(signum, frame):
         what["status"] = 128 + signum
@@ -110,12 +108,8 @@ status = what.get("status", 0)
 if status != "none":
     lines = {{"status": status, "rank": what.get("rank", ""), "node": what.get("node", ""), "signal": 0,
         "time": what.get("time", "100.000000"), "error": what.get("error", "")}}
-    for number, crew in what.get("crews", {{}}).items():
-        with open(f"{{run}}/outcome/{{number}}.nodes", "w") as file:
-            file.write(crew)
-    for number, later in {{attempt: status, **what.get("then", {{}})}}.items():
-        with open(f"{{run}}/outcome/{{number}}.{{node}}", "w") as file:
-            file.writelines(f"{{name}}={{value}}\\n" for name, value in {{**lines, "status": later}}.items())
+    with open(f"{{run}}/outcome/{{attempt}}.{{node}}", "w") as file:
+        file.writelines(f"{{name}}={{value}}\\n" for name, value in lines.items())
     sys.exit(0 if status == 75 else status)
 sys.exit(1)
 """

@@ -106,51 +106,6 @@ def test_a_full_disk_under_what_the_halves_tell_each_other_loses_no_planned_end(
         assert said(ended)[0].startswith("the image does not say what follows (")
 
 
-GONE_ON = {"crews": {"1": "1 b\n2 c\n"}}
-"""Node 0 is lost, and the next two go on, as a job of three nodes of which two take part."""
-
-
-def three(**more: str) -> dict[str, str]:
-    return {
-        "SLURM_JOB_NUM_NODES": "3",
-        "SLURM_JOB_NODELIST": "a,b,c",
-        "SLURM_NTASKS": "3",
-        "SLURM_TASKS_PER_NODE": "1(x3)",
-        "SLURM_JOB_CPUS_PER_NODE": "8(x3)",
-        **more,
-    }
-
-
-def test_a_step_whose_nodes_go_on_is_not_ended_by_one_that_fails_or_is_lost(cluster: Cluster) -> None:
-    cluster.run("--on-failure=restart", tasks={})
-    assert {"--kill-on-bad-exit=0", "--wait=0", "--no-kill"} <= set(cluster.srun())
-    cluster.run("--on-failure=requeue", tasks={})
-    assert {"--kill-on-bad-exit=1", "--no-kill"} & set(cluster.srun()) == {"--kill-on-bad-exit=1"}
-
-
-def test_after_a_restart_the_last_attempt_of_those_that_took_part_counts(cluster: Cluster) -> None:
-    tasks = {
-        "0": {"status": "none"},
-        "1": {**failed("1.000000"), **GONE_ON, "then": {"1": 0}},
-        "2": {"then": {"1": 0}},
-    }
-    ended = cluster.run("--on-failure=restart", "--nnodes=2", tasks=tasks, **three())
-    assert (ended.returncode, said(ended)) == (0, [])
-
-
-def test_where_the_last_attempt_fails_the_job_is_requeued_instead(cluster: Cluster) -> None:
-    tasks = {
-        "0": {"status": "none"},
-        "1": {**failed("1.000000"), **GONE_ON, "then": {"1": 9}},
-        "2": {"then": {"1": 0}},
-    }
-    ended = cluster.run("--on-failure=restart", "--nnodes=2", tasks=tasks, **three())
-    assert (ended.returncode, cluster.scontrol()[-1]) == (9, "requeue 7")
-    assert said(ended)[-1] == "it does not go on inside the allocation: as with --on-failure requeue"
-    assert said(ended)[-2].endswith(f"(logs: {cluster.run_dir}/logs/1)")
-    assert (cluster.run_dir / "restarts").read_text() == "2 0\n"
-
-
 def test_a_run_that_came_to_its_end_without_its_job_script_is_only_concluded(cluster: Cluster) -> None:
     outcomes = cluster.run_dir / "outcome"
     outcomes.mkdir(parents=True)
@@ -161,11 +116,6 @@ def test_a_run_that_came_to_its_end_without_its_job_script_is_only_concluded(clu
     ended = cluster.run("--on-failure=restart")
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (0, f"apptrain: done: {cluster.run_dir}")
     assert cluster.calls() == []
-    (cluster.run_dir / "unfinished").write_text("0\n")
-    (outcomes / "1.1").write_text("status=9\n")
-    assert "attempt 2," in cluster.run("--on-failure=restart").stdout
-    assert [call["env"]["APPTRAIN_ATTEMPT"] for call in cluster.calls()] == ["2"]
-    assert not (cluster.run_dir / "unfinished").exists()
 
 
 @pytest.fixture
@@ -241,16 +191,3 @@ def survived(cluster: Cluster, port: str, *command: str, **env: str) -> tuple[in
     with surviving(cluster, port, *command, **env) as process:
         status = process.wait(BOUND)
     return status, cluster.scontrol()
-
-
-def test_an_attempt_of_the_job_script_is_closed_to_nodes_of_an_earlier_one(cluster: Cluster) -> None:
-    cluster.run("--on-failure=restart", tasks={})
-    assert (cluster.run_dir / "outcome" / "0.nodes").read_text() == ""
-    (cluster.run_dir / "outcome" / "1.nodes").touch()
-    ended = cluster.run("--on-failure=restart", tasks={})
-    assert "attempt 1," in ended.stdout
-
-
-def test_bad_input_is_never_requeued(cluster: Cluster) -> None:
-    ended = cluster.run("--on-failure=requeue", tasks={"0": {"status": 64}})
-    assert (ended.returncode, cluster.scontrol()) == (64, [])

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.slurm.cluster import BOUND, Cluster, Tasks, said, until
+from tests.unit.slurm.cluster import BOUND, Cluster, said, until
 
 
 @pytest.fixture
@@ -63,9 +63,8 @@ def test_the_warning_becomes_the_stop_file(
     ("policy", "end", "told"),
     [
         ("requeue", "2026-11-21T10:00:00", "end=1795255200"),
-        ("restart", "2026-11-21T10:00:00", "end=1795255200"),
-        ("stop", "2026-11-21T10:00:00", ""),
         ("requeue", "N/A", ""),
+        ("stop", "2026-11-21T10:00:00", ""),
     ],
 )
 def test_where_the_job_may_run_again_the_stop_file_says_when_it_ends(
@@ -104,10 +103,7 @@ def test_a_cancelled_job_waits_for_its_tasks_and_is_not_requeued(
 @pytest.mark.parametrize(
     ("count", "at_first", "in_the_end", "again"),
     [
-        (None, 0, 1, True),
         (None, 0, 0, False),
-        ("2", 2, 3, True),
-        ("2", 2, 2, False),
         ("2", 0, 1, True),  # the count is that of a job from which this one was submitted
     ],
 )
@@ -132,29 +128,12 @@ def test_who_is_ended_by_slurms_own_requeue_is_not_told_to_submit_again(
     assert (out.splitlines()[-1] == line, "to go on: the same line again" in err) == (again, not again)
 
 
-TERMINATED: Tasks = {"0": {"status": 143, "node": "a", "error": "ended by SIGTERM"}}
-
-
-def test_a_preempted_job_whose_tasks_end_within_the_grace_time_runs_again(cluster: Cluster) -> None:
-    job = "JobId=7 JobState=RUNNING Restarts=0 PreemptEligibleTime=2026-11-21T09:00:00 PreemptTime=2026-11-21T10:00:00 "
-    ended = cluster.run(tasks=TERMINATED, FAKE_JOB=job)
-    assert (ended.returncode, said(ended)) == (143, ["preempted: a: ended by SIGTERM"])
-    assert ended.stdout.splitlines()[-1] == "apptrain: the job will run again, and go on there"
-    assert cluster.scontrol() == ["requeue 7"]
-
-
 def test_a_requeue_that_slurm_has_begun_itself_is_one(cluster: Cluster) -> None:
     job = "JobId=7 JobState=COMPLETING Restarts=1 PreemptTime=2026-11-21T10:00:00 "
-    ended = cluster.run(tasks=TERMINATED, FAKE_JOB=job, FAKE_REQUEUE="Job is pending execution for job 7")
+    terminated = {"0": {"status": 143, "node": "a", "error": "ended by SIGTERM"}}
+    ended = cluster.run(tasks=terminated, FAKE_JOB=job, FAKE_REQUEUE="Job is pending execution for job 7")
     assert said(ended) == ["preempted: a: ended by SIGTERM"]
     assert ended.stdout.splitlines()[-1] == "apptrain: the job will run again, and go on there"
-
-
-def test_tasks_that_were_ended_with_no_preemption_have_failed(cluster: Cluster) -> None:
-    job = "JobId=7 JobState=RUNNING Restarts=0 PreemptEligibleTime=2026-11-21T09:00:00 PreemptTime=None "
-    ended = cluster.run(tasks=TERMINATED, FAKE_JOB=job)
-    assert said(ended) == [f"status 143: a: ended by SIGTERM (logs: {cluster.run_dir}/logs/0)"]
-    assert (ended.returncode, cluster.scontrol()) == (143, [])
 
 
 @pytest.mark.parametrize(

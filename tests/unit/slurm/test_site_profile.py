@@ -48,12 +48,6 @@ def test_an_option_wins_over_a_variable_and_that_over_the_clusters_name(cluster:
     assert cluster.launched() == []
 
 
-def test_a_profile_from_outside_the_checkout_is_shown_inside(cluster: Cluster) -> None:
-    file = add_profile(cluster, "../../submit/mine", "scheduler: slurm").resolve()
-    assert cluster.run("--profile", "mine.yaml").returncode == 0
-    assert (cluster.handed("APPTRAIN_PROFILE"), cluster.binds()["the profile"]) == (str(file), [str(file)])
-
-
 @pytest.mark.parametrize(
     "option",
     ["--profile 'my sites/own.yaml'", '--profile="my sites/own.yaml"', r"--profile my\ sites/own.yaml"],
@@ -119,12 +113,6 @@ def test_what_the_user_set_wins_over_the_profile(cluster: Cluster) -> None:
     assert cluster.handed("APPTRAIN_RUN_DIR") == f"{cluster.submit_dir}/run"
 
 
-def test_run_directories_lie_in_the_profiles_scratch(cluster: Cluster) -> None:
-    add_profile(cluster, "here", LAB + "scratch: ${SCRATCH}/$USER/\n")
-    assert cluster.run(SCRATCH=f"{cluster.folder}/scratch", USER="alice").returncode == 0
-    assert cluster.handed("APPTRAIN_RUN_DIR") == f"{cluster.folder}/scratch/alice/runs/apptrain-7"
-
-
 @pytest.mark.parametrize("variable", ["LMOD_PKG", "MODULESHOME"])
 def test_modules_are_loaded_from_the_profiles_paths_and_reach_the_nodes(
     cluster: Cluster, variable: str
@@ -181,18 +169,9 @@ def test_a_profile_without_its_host_file_or_with_an_older_one_is_refused(cluster
     )
 
 
-def test_a_profile_for_another_scheduler_is_refused(cluster: Cluster) -> None:
-    file = add_profile(cluster, "elsewhere", "scheduler: pbs")
-    assert cluster.refused("--profile=elsewhere") == (
-        f"the profile {file} is for pbs, and this is a job of slurm: choose another with --profile"
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("scratch: $SCRATCH/x", "$SCRATCH/x"),
-        ("container: {binds: ['${SCRATCH}:/x']}", "${SCRATCH}:/x"),
         ("container: {module_paths: [$SCRATCH/m], modules: [x]}", "$SCRATCH/m"),
         ("container: {program: $SCRATCH/apptainer}", "$SCRATCH/apptainer"),
     ],

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.slurm.cluster import BOUND, Cluster, Tasks, said
+from tests.unit.slurm.cluster import BOUND, Cluster, Tasks
 
 
 def test_one_task_starts_on_each_node_with_all_that_srun_would_take_from_elsewhere(cluster: Cluster) -> None:
@@ -61,61 +61,6 @@ def test_where_output_and_errors_are_one_file_they_keep_their_order(cluster: Clu
     assert text.index("first") < text.index("second") < text.index("apptrain: status 3: b:")
 
 
-def test_one_task_for_each_rank_gets_its_own_cores(cluster: Cluster) -> None:
-    tasks = {"0": {"tasks": True}, "1": {"tasks": True}}
-    layout = {
-        "SLURM_NTASKS": "8",
-        "SLURM_NTASKS_PER_NODE": "4",
-        "SLURM_TASKS_PER_NODE": "4(x2)",
-        "SLURM_CPUS_PER_TASK": "2",
-    }
-    assert cluster.run(tasks=tasks, **layout).returncode == 0
-    assert cluster.srun()[2:6] == [
-        "--ntasks=8",
-        "--ntasks-per-node=4",
-        "--cpus-per-task=2",
-        "--cpu-bind=cores",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("env", "options"),
-    [
-        ({"SLURM_CPUS_PER_TASK": None}, ["--ntasks-per-node=1", "--cpus-per-task=8"]),
-        (
-            {"SLURM_CPUS_PER_TASK": None, "SLURM_JOB_CPUS_PER_NODE": "64(x3),32"},
-            ["--ntasks-per-node=1", "--cpus-per-task=32"],
-        ),
-        ({"SLURM_NTASKS": None}, ["--ntasks-per-node=1", "--cpus-per-task=8"]),
-        ({"SLURM_NTASKS": None, "SLURM_NTASKS_PER_NODE": None}, ["--ntasks-per-node=1", "--cpus-per-task=8"]),
-        ({"SLURM_NTASKS": "4", "SLURM_NTASKS_PER_NODE": None}, ["--ntasks-per-node=2", "--cpus-per-task=8"]),
-    ],
-)
-def test_tasks_and_their_cores_come_from_whichever_variables_the_job_has(
-    cluster: Cluster, env: dict[str, str | None], options: list[str]
-) -> None:
-    cluster.run(tasks={"0": {"tasks": "4" in env.values()}, "1": {"tasks": "4" in env.values()}}, **env)
-    assert cluster.srun()[3:5] == options
-
-
-def test_what_another_job_has_asked_for_does_not_reach_srun(cluster: Cluster) -> None:
-    outer = {
-        "SLURM_STEP_ID": "3",
-        "SLURM_GPUS_PER_TASK": "4",
-        "SLURM_GPUS": "8",
-        "SLURM_GPUS_PER_NODE": "1",
-        "SLURM_TRES_PER_TASK": "cpu=2",
-        "SLURM_TRES_BIND": "gres/gpu:per_task:1",
-        "SLURM_MEM_PER_CPU": "500",
-        "SLURM_MEM_PER_NODE": "1024",
-        "SLURM_CPU_BIND_LIST": "0x1",
-        "SLURM_DISTRIBUTION": "cyclic",
-    }
-    assert cluster.run(parent="slurmstepd: [7.batch]", **outer).returncode == 0
-    assert [name for name in outer if cluster.handed(name) and name != "SLURM_STEP_ID"] == []
-    assert "--overlap" not in cluster.srun()
-
-
 NOT_FOR_SRUN = (
     *("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK", "SLURM_GRES"),
     *(
@@ -140,6 +85,7 @@ NOT_FOR_SRUN = (
         "SLURM_CPU_BIND",
         "SLURM_CPU_BIND_LIST",
     ),
+    "SLURM_HOSTFILE",
     *("SLURM_EXACT", "SLURM_EXCLUSIVE", "SLURM_OVERLAP", "SLURM_NO_KILL", "SLURM_SRUN_MULTI"),
 )
 FOR_SRUN = (
@@ -152,32 +98,17 @@ FOR_SRUN = (
 def test_every_variable_by_which_srun_would_lay_the_step_out_otherwise_is_kept_from_it(
     cluster: Cluster,
 ) -> None:
+    """Also if they are of another job, from which this one was submitted: it has that one's step."""
     given = {name: cluster.env.get(name, "1") for name in NOT_FOR_SRUN + FOR_SRUN}
-    assert cluster.run(**given).returncode == 0
+    assert cluster.run(parent="slurmstepd: [7.batch]", SLURM_STEP_ID="3", **given).returncode == 0
     assert [name for name in NOT_FOR_SRUN if cluster.handed(name) is not None] == []
     assert [name for name in FOR_SRUN if cluster.handed(name) is None] == []
-
-
-def test_a_file_of_nodes_is_not_used_and_that_is_said(cluster: Cluster) -> None:
-    ended = cluster.run(SLURM_HOSTFILE="/of the user/hosts", SLURM_DISTRIBUTION="arbitrary")
-    assert ended.returncode == 0
-    assert said(ended) == [
-        "SLURM_HOSTFILE=/of the user/hosts is not used: nodes are numbered in the order of SLURM_JOB_NODELIST"
-    ]
-    assert cluster.handed("SLURM_HOSTFILE") is None
-    assert "--nodes=2" in cluster.srun()
+    assert "--overlap" not in cluster.srun()
 
 
 def test_in_the_shell_of_a_step_our_step_shares_its_resources(cluster: Cluster) -> None:
     assert cluster.run(batch=False, SLURM_STEP_ID="4294967290").returncode == 0
     assert "--overlap" in cluster.srun()
-
-
-@pytest.mark.parametrize("asked", [None, "0"])
-def test_gpus_are_not_bound_to_tasks_where_there_are_none(cluster: Cluster, asked: str | None) -> None:
-    """A Slurm that counts no GPUs refuses that word."""
-    cluster.run(SLURM_GPUS_ON_NODE=None, SLURM_GPUS_PER_NODE=asked)
-    assert "--gpu-bind=none" not in cluster.srun()
 
 
 def test_arguments_arrive_as_they_are(cluster: Cluster) -> None:
@@ -264,34 +195,9 @@ def test_a_dry_run_ends_with_the_status_of_a_plan_that_is_refused(cluster: Clust
             "SLURM_HET_SIZE=2: a heterogeneous job, whose step may leave nodes out: submit one component (no ':' between requests)",
         ),
         (
-            [],
-            {"SLURM_NTASKS": "3", "SLURM_NTASKS_PER_NODE": "2", "SLURM_TASKS_PER_NODE": "2,1"},
-            "3 tasks on 2 nodes (2,1): every node needs the same number: --ntasks-per-node=1, or one for each rank",
-        ),
-        (
-            [],
-            {"SLURM_GPUS": "a100:6", "SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS_PER_NODE": "0"},
-            "SLURM_GPUS=a100:6 on 2 nodes, but 4 on the first: every node needs the same number: request --gpus-per-node rather than --gpus",
-        ),
-        (
-            [],
-            {"SLURM_NTASKS": "two"},
-            "SLURM_NTASKS=two: must be a number: unset it if you set it yourself",
-        ),
-        (["--start", "ssh"], {}, "--start ssh: under Slurm tasks start with srun: leave it out"),
-        (["--stop-before=60"], {}, "--stop-before 60: under Slurm it is sbatch --signal=B:USR2@SECONDS"),
-        (["--on-failure", "retry"], {}, "--on-failure=retry: must be one of stop, requeue, restart"),
-        (
             ["--run-dir"],
             {},
             "argument --run-dir: expected one argument: see `apptrain launch --help`",
-        ),
-        (["--run-dir="], {}, "--run-dir is empty: give DIR or leave it out"),
-        ([], {"APPTRAIN_DRY_RUN": "yes"}, "APPTRAIN_DRY_RUN=yes: must be 1 or 0"),
-        (
-            [],
-            {"APPTRAIN_ARGS_FILE": "/nowhere"},
-            "APPTRAIN_ARGS_FILE=/nowhere cannot be read (No such file or directory): give a path that exists",
         ),
     ],
 )
@@ -307,13 +213,6 @@ def test_a_host_without_room_for_the_pipes_of_the_log_is_refused(cluster: Cluste
     mktemp.chmod(0o755)
     text = "no temporary directory can be made: set TMPDIR to a directory of this node"
     assert cluster.refused() == text
-
-
-def test_two_commands_are_refused(cluster: Cluster, tmp_path: Path) -> None:
-    file = tmp_path / "arguments"
-    file.write_text("--\0a.py\0")
-    text = cluster.refused("--", "b.py", APPTRAIN_ARGS_FILE=str(file))
-    assert text == "CMD stands both on the command line and in APPTRAIN_ARGS_FILE: give it once"
 
 
 def test_the_script_started_in_every_task_of_a_step_is_refused(cluster: Cluster) -> None:
