@@ -580,6 +580,71 @@ def test_gpus_that_qstat_gives_to_none_of_the_hosts_are_unknown_not_none(
     ]
 
 
+def test_packed_chunks_are_said_and_their_gpus_added(host: Host) -> None:
+    told = "Job Id: 10.srv\n    exec_host = n1/0+n1/1\n    exec_vnode = (n1:ncpus=1:ngpus=2)+(n1:ncpus=1:ngpus=2)\n"
+    answer = host.ask_pbs(told=told, nodefile="n1\nn1\n")
+    assert "APPTRAIN_NGPUS=4" in answer.all("export")
+    assert answer.all("say") == [
+        "2 chunks share one host, as they may without -l place=scatter: each host gets one task, with the GPUs of all its chunks"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("queue", "grace"),
+    [
+        ("", "8"),
+        ("    kill_delay = 1\n", "1"),
+        ("    kill_delay = 4\n", "3"),
+        ("    kill_delay = 25\n", "20"),
+        ("    kill_delay = 60\n", "55"),
+    ],
+)
+def test_ranks_may_save_until_5_s_before_the_queues_kill_delay_is_over_or_a_fifth_of_it(
+    host: Host, queue: str, grace: str
+) -> None:
+    answer = host.ask_pbs(queue=f"Queue: workq\n{queue}")
+    assert f"APPTRAIN_TERM_GRACE={grace}" in answer.all("export")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "text"),
+    [
+        (
+            [],
+            {"APPTRAIN_NGPUS": "4"},
+            "APPTRAIN_NGPUS=4, but PBS granted 2 GPUs on each host: leave it out",
+        ),
+        (
+            [],
+            {"CUDA_VISIBLE_DEVICES": "0,1,2"},
+            "CUDA_VISIBLE_DEVICES=0,1,2 names other than the 2 GPUs that PBS granted on each host: leave it out",
+        ),
+        (["--start=srun"], {}, "--start srun: must be one of pbsdsh, pbs_tmrsh, mpiexec, ssh"),
+        (
+            [],
+            {"APPTRAIN_STOP_BEFORE": "soon"},
+            "APPTRAIN_STOP_BEFORE=soon: must be seconds; 0 leaves it out",
+        ),
+        (
+            ["--stop-before=3600"],
+            {},
+            "--stop-before 3600, but the walltime is 3600 s: give less, or request more",
+        ),
+        (
+            [],
+            {"APPTRAIN_ON_FAILURE": "pray"},
+            "APPTRAIN_ON_FAILURE=pray: must be one of stop, requeue, restart",
+        ),
+    ],
+)
+def test_what_cannot_run_under_pbs_is_refused(
+    host: Host, arguments: list[str], env: dict[str, str], text: str
+) -> None:
+    with pytest.raises(BadInput) as refused:
+        host.ask_pbs(*arguments, env=env)
+    assert str(refused.value) == text
+
+
 def test_a_request_for_no_gpus_gets_none(host: Host) -> None:
     told = "Job Id: 10.srv\n    Resource_List.ngpus = 0\n    exec_host = n1/0+n2/0\n    exec_vnode = (n1:ncpus=2)+(n2:ncpus=2)\n"
     assert "APPTRAIN_NGPUS=0" in host.ask_pbs(told=told).all("export")
@@ -635,6 +700,22 @@ def test_the_next_job_of_a_chain_asks_for_the_same_and_gets_what_this_one_got(ho
         "EARLIER": "d",
     }
     assert (host.hand / "chain.env").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize(
+    ("told", "words"),
+    [
+        ("Output_Path = n0:/work/apptrain.o10\n    Error_Path = n0:/work/apptrain.e10", []),
+        ("Output_Path = n0:/work/logs/10.srv.OU", ["-o", "n0:/work/logs/"]),
+        ("Output_Path = n0:/work/logs/of this run", ["-o", "n0:/work/logs/of this run"]),
+        ("Error_Path = n0:/work/logs/errors", ["-e", "n0:/work/logs/errors"]),
+    ],
+)
+def test_the_next_job_has_an_output_of_its_own_or_the_one_that_was_given(
+    host: Host, told: str, words: list[str]
+) -> None:
+    answer = host.ask_pbs(env={"APPTRAIN_CHAIN": "1"}, told=f"{TOLD}    {told}\n")
+    assert [word for word in answer.all("chain") if word in ("-o", "-e") or "n0:" in word] == words
 
 
 @pytest.mark.parametrize(
@@ -697,7 +778,8 @@ def test_a_dry_run_of_pbs_shows_each_hosts_plan(host: Host) -> None:
             "mpiexec (OpenRTE) 4.1.4",
             ["-n", "2", "--host", "n1,n2", "--map-by", "ppr:1:node", "--bind-to", "none"],
         ),
-        ("HYDRA build details:", ["-n", "2", "-ppn", "1", "-hosts", "n1,n2"]),
+        ("HYDRA build details:\n    Version: 4.2.1", ["-n", "2", "-ppn", "1", "-hosts", "n1,n2"]),
+        ("Intel(R) MPI Library for Linux* OS, Version 2021.11", ["-n", "2", "-ppn", "1", "-hosts", "n1,n2"]),
         ("PALS 1.4.0", ["-n", "2", "--ppn", "1", "--hosts", "n1,n2", "--cpu-bind", "none"]),
     ],
 )
