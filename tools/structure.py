@@ -30,16 +30,16 @@ Classes: public ones at the top of a module of the product.
 Lines: product and tests, as wc counts them. `code` leaves out blank lines, comments and texts that stand by
 themselves (docstrings).
 
-Bash. Comments and quoted texts are taken out first, by a scanner that knows neither here-documents nor
-nested quotes. A line holds more than one statement if it opens and closes a compound (`if ... fi`), or joins
-statements by `;`, not counting `; then`, `; do`, `;;` and `for ((a; b; c))`. `a && b` is one statement. Lines
-of nothing but assignments, two or more, are counted by themselves. A variable crosses files if one file
-assigns it outside of a function's `local`, and another that does not assign it reads it. The two need not
-source each other: a name that both use by chance counts too. Names in capitals with an underscore are taken
-for the environment. Reading in arithmetic without `$` is not seen.
+Bash. Here-documents, comments and quoted texts are taken out first, by a scanner that takes `"$(f "a")"` for
+two texts. A line holds more than one statement if it opens and closes a compound (`if ... fi`), or joins
+statements by `;`, not counting `; then`, `; do`, `;;` and `for ((a; b; c))`. `a && b` is one statement, and
+so is `local a=1 b=2`; other lines of nothing but assignments, two or more, are counted by themselves. A
+decision is an `if`, `elif`, `case`, `for`, `while` or `until`, and each `&&` and `||`, also of a test.
 
-Counts that were made by hand before agree, but for two: lines with a whole compound (a `case` counts here
-too), and variables that cross files, which were rounded.
+A variable crosses files if one file assigns it outside of a function's `local`, and another that does not
+assign it reads it; of these two one sources the other, or a third one both, as `# shellcheck source=FILE`
+says. Names in capitals with an underscore are taken for the environment. It is named if the header of each
+file that sets it has it in a paragraph that begins with `# Sets:` (a heading like `# Reads:` ends that).
 """
 
 import argparse
@@ -59,6 +59,8 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 ROOMS = ("meet", "run", "watch", "ranks")
 PRODUCT = ("entrypoint", "src", "clusters", "containers", "host", "slurm", "pbs", "tools")
 OTHERS = ("benchmarks", "tests")
+SCRIPTS = ("apptrain", ".ci")
+"""Where there is bash too, which is neither a job's nor a test's."""
 WORST = 10
 CONSTRUCTORS = ("__init__", "__new__", "__post_init__")
 LIBRARY_METHODS = frozenset(
@@ -141,8 +143,13 @@ class Bash:
     """Of these, those that open and close a compound."""
     several_set: int
     too_long: int
+    decisions: int
     crossing: Mapping[str, str]
     """Variable: the files that set it."""
+    unnamed: Mapping[str, tuple[str, ...]]
+    """File: those of them that it sets and its header does not name."""
+    wrong: tuple[str, ...]
+    """The lines that are counted above, each with its place and what is wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +192,7 @@ def read(checkout: Path) -> dict[str, str]:
     """Python and bash that git knows in this checkout, by path; also what is not committed yet."""
     git = ["git", "-c", f"safe.directory={checkout}", "-C", str(checkout), "ls-files", "-z"]
     listed = subprocess.run(
-        [*git, "--cached", "--others", "--exclude-standard", *PRODUCT, *OTHERS],
+        [*git, "--cached", "--others", "--exclude-standard", *PRODUCT, *OTHERS, *SCRIPTS],
         capture_output=True,
         text=True,
         check=True,
@@ -214,8 +221,11 @@ def measure(files: Mapping[str, str]) -> Structure:
     """Of sources by path."""
     python = {name: ast.parse(text) for name, text in files.items() if kind(name, text) == "Python"}
     rooms = {name: tree for name, tree in python.items() if _is_in_rooms(name)}
-    product = {name: text for name, text in files.items() if name.split("/")[0] in PRODUCT}
-    scripts = {name: text for name, text in product.items() if kind(name, text) == "bash"}
+    scripts = {
+        name: text
+        for name, text in files.items()
+        if kind(name, text) == "bash" and not name.startswith("tests/")
+    }
     classes = _classes(rooms)
     formula = tuple(name for name, text in files.items() if FORMULA in text)
     return Structure(
@@ -570,17 +580,26 @@ def _code_of_bash(text: str) -> list[str]:
 
 # --- bash -----------------------------------------------------------------------------------------
 
-_QUOTED = re.compile(r"""\\.|'[^']*'|"(?:\\.|[^"\\])*\"""")
+_HERE = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*\n)(.*?\n)?[ \t]*\2$", re.DOTALL | re.MULTILINE)
+_QUOTED = re.compile(
+    r"""\\.|(?:^|(?<=[\s;&|(]))\#[^\n]*|'[^']*'|"(?:\\.|[^"\\])*\"""", re.DOTALL | re.MULTILINE | re.VERBOSE
+)
+_DECISION = re.compile(
+    r"(?:^|[;&|(){}!]|\b(?:then|do|else)\s)\s*(?:if|elif|case|for|while|until)\b|&&|\|\|", re.MULTILINE
+)
+_SOURCED = re.compile(r"^\s*# shellcheck source=(\S+)", re.MULTILINE)
+_HEADING = re.compile(r"^#\s*([A-Z]\w*):", re.MULTILINE)
 _COMMENT = re.compile(r"(^|\s)#.*$")
 _COMPOUND = re.compile(r"\bif\b.*\bfi\b|\b(for|while|until)\b.*\bdone\b|\bcase\b.*\besac\b")
 _FOR = re.compile(r"\bfor\s*\(\(.*?\)\)")
 _JOINED = re.compile(r"(?<!;);(?!;)(?!\s*(?:then\b|do\b|\}|$))")
-_ASSIGNED = re.compile(r"(?:[A-Za-z_]\w*\+?=(?:\([^)]*\)|\S*)\s*)")
+_ASSIGNED = re.compile(r"(?:[A-Za-z_]\w*\+?=(?:\([^)]*\)|(?:\$\{[^}]*\}|\S)*)\s*)")
 _SET = re.compile(
     r"(?:^|[\s;&|({!])(?:export\s+|readonly\s+)?([A-Za-z_]\w*)(?:\[[^]]*\])?\+?=(?!=)|\bfor\s+([A-Za-z_]\w*)\s+in\b"
 )
 _FILLED = re.compile(r"\b(?:printf\s+-v|read(?:\s+-\w+(?:\s+\S+)?)*|mapfile(?:\s+-\w+(?:\s+\S+)?)*)\s+(\w+)")
 _READ = re.compile(r"\$\{?[#!]?([A-Za-z_]\w*)")
+_ARITHMETIC = re.compile(r"\(\((.*?)\)\)|\[([A-Za-z_]\w*)\]")
 _LOCAL = re.compile(r"^\s*(?:local|declare)\b(.*)$")
 _FUNCTION = re.compile(r"^([A-Za-z_]\w*)\(\)")
 
@@ -590,23 +609,53 @@ SHELLS = ("HOME", "PATH", "PYTHONPATH", "SECONDS", "TMPDIR")
 
 
 def _bash(files: Mapping[str, str]) -> Bash:
-    code = [line for text in files.values() for line in _code_of_bash(text)]
-    bare = [_bare(line) for line in code]
-    whole = [line for line in bare if _COMPOUND.search(line)]
+    bare = {name: _bare(text).splitlines() for name, text in files.items()}
+    every = [line for lines in bare.values() for line in lines]
+    crossing = _crossing(files)
     return Bash(
         lines=sum(text.count("\n") for text in files.values()),
-        code=len(code),
-        several_statements=sum(_has_several_statements(line) for line in bare),
-        whole_compounds=len(whole),
-        several_set=sum(len(_ASSIGNED.findall(line)) > 1 and _sets_alone(line) for line in bare),
+        code=sum(len(_code_of_bash(text)) for text in files.values()),
+        several_statements=sum(map(_has_several_statements, every)),
+        whole_compounds=sum(_COMPOUND.search(line) is not None for line in every),
+        several_set=sum(map(_sets_several, every)),
         too_long=sum(len(line) > LONG for text in files.values() for line in text.splitlines()),
-        crossing=_crossing(files),
+        decisions=sum(len(_DECISION.findall("\n".join(lines))) for lines in bare.values()),
+        crossing={variable: ", ".join(sorted(by)) for variable, by in crossing.items()},
+        unnamed=_unnamed(files, crossing),
+        wrong=tuple(
+            f"{name}:{number}: {what}"
+            for name, text in files.items()
+            for number, (line, left) in enumerate(zip(text.splitlines(), bare[name], strict=True), 1)
+            for what in _wrong_with(line, left)
+        ),
     )
 
 
-def _bare(line: str) -> str:
-    """Without quoted texts and comment."""
-    return _COMMENT.sub("", _QUOTED.sub("_", line)).rstrip()
+def _wrong_with(line: str, bare: str) -> Iterator[str]:
+    """Of a line of bash, as it is and without texts and comment."""
+    if len(line) > LONG:
+        yield f"{len(line)} characters: at most {LONG}"
+    if _has_several_statements(bare):
+        yield "more than one statement: give each a line"
+    if _sets_several(bare):
+        yield "more than one variable is set: give each a line"
+
+
+def _bare(text: str) -> str:
+    """Without texts and comments, in the same lines."""
+    return _QUOTED.sub(_without_text, _HERE.sub(_without_document, text))
+
+
+def _without_text(found: re.Match[str]) -> str:
+    breaks = "\n" * found[0].count("\n")
+    if found[0].startswith("\\"):
+        return found[0] if breaks else "_"
+    return breaks if found[0].startswith("#") else f"_{breaks}"
+
+
+def _without_document(found: re.Match[str]) -> str:
+    rest = found[3].removesuffix("\n")
+    return rest + "\n" * found[0].count("\n")
 
 
 def _has_several_statements(line: str) -> bool:
@@ -616,24 +665,54 @@ def _has_several_statements(line: str) -> bool:
     return _JOINED.search(_FOR.sub("for _", line)) is not None
 
 
-def _sets_alone(line: str) -> bool:
-    return not _ASSIGNED.sub("", line.strip().removeprefix("local ").removeprefix("readonly ")).strip()
+def _sets_several(line: str) -> bool:
+    """Of a line without texts and comment: whether it assigns, and does nothing else."""
+    return len(_ASSIGNED.findall(line)) > 1 and not _ASSIGNED.sub("", line.strip()).strip()
 
 
-def _crossing(files: Mapping[str, str]) -> dict[str, str]:
-    set_in: defaultdict[str, set[str]] = defaultdict(set)
-    read_in: defaultdict[str, set[str]] = defaultdict(set)
-    for name, text in files.items():
-        sets, reads = _names(text)
-        for variable in sets:
-            set_in[variable].add(name)
-        for variable in reads - sets:
-            read_in[variable].add(name)
+def _crossing(files: Mapping[str, str]) -> dict[str, set[str]]:
+    """Variable: the files that set it."""
+    names = {name: _names(text) for name, text in files.items()}
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for together in (_sourced(name, files) for name in files):
+        for reader in together:
+            sets, reads = names[reader]
+            for setter in together - {reader}:
+                for variable in names[setter][0] & (reads - sets):
+                    found[variable].add(setter)
     return {
-        variable: ", ".join(sorted(by))
-        for variable, by in sorted(set_in.items())
-        if read_in[variable] - by and variable not in SHELLS and not re.fullmatch(r"[A-Z]+_[A-Z_]+", variable)
+        variable: by
+        for variable, by in sorted(found.items())
+        if variable not in SHELLS and not re.fullmatch(r"[A-Z]+_[A-Z_]+", variable)
     }
+
+
+def _sourced(name: str, files: Mapping[str, str]) -> set[str]:
+    """The files that run in one shell if this one is started."""
+    found = {name}
+    waiting = [name]
+    while waiting:
+        more = {file for file in _SOURCED.findall(files[waiting.pop()]) if file in files} - found
+        found |= more
+        waiting += more
+    return found
+
+
+def _unnamed(files: Mapping[str, str], crossing: Mapping[str, set[str]]) -> dict[str, tuple[str, ...]]:
+    found = {}
+    for name, text in files.items():
+        named = _named(_opening(text, None))
+        lacking = tuple(one for one, by in crossing.items() if name in by and one not in named)
+        if lacking:
+            found[name] = lacking
+    return found
+
+
+def _named(header: str) -> set[str]:
+    """The words under `# Sets:`."""
+    parts = _HEADING.split(header)
+    sets = (text for heading, text in zip(parts[1::2], parts[2::2], strict=True) if heading == "Sets")
+    return {word for text in sets for word in re.findall(r"[A-Za-z_]\w*", text)}
 
 
 def _names(text: str) -> tuple[set[str], set[str]]:
@@ -651,7 +730,8 @@ def _names(text: str) -> tuple[set[str], set[str]]:
             bare = "" if _LOCAL.match(line) else _QUOTED.sub("_", line)
             given = {one or other for one, other in _SET.findall(bare)} | set(_FILLED.findall(bare))
             sets |= given - own
-            reads |= set(_READ.findall(line)) - own
+            counted = " ".join("".join(one) for one in _ARITHMETIC.findall(line))
+            reads |= {*_READ.findall(line), *re.findall(r"[A-Za-z_]\w*", counted)} - own
     return sets, reads
 
 
@@ -717,8 +797,12 @@ def in_words(report: Structure) -> Iterable[str]:
         yield f"  {bash.whole_compounds:4} of them hold a whole if, loop or case"
         yield f"  {bash.several_set:4} lines that set several variables"
         yield f"  {bash.too_long:4} lines of more than {LONG} characters"
+        yield f"  {bash.decisions:4} decisions"
         yield f"  {len(bash.crossing):4} variables that one file sets and another reads:"
         yield from (f"       {name}: {files}" for name, files in bash.crossing.items())
+        unnamed = sum(map(len, bash.unnamed.values()))
+        yield f"  {unnamed:4} times the file that sets one does not name it:"
+        yield from (f"       {file}: {', '.join(names)}" for file, names in bash.unnamed.items())
 
 
 if __name__ == "__main__":

@@ -154,6 +154,7 @@ def test_code_is_neither_blank_nor_a_comment_nor_a_docstring() -> None:
         ("if a; then b; fi", True),
         ("while a; do b; done", True),
         ("end() { a; b; }", True),
+        ("local a=1 b=2", False),
         ("b; }", False),
     ],
 )
@@ -162,16 +163,56 @@ def test_a_line_of_bash_with_several_statements(line: str, several: bool) -> Non
 
 
 def test_lines_of_bash_that_are_long_or_set_several_variables() -> None:
-    found = measured(a=f"a='x y' b=$c d=()\n{'x' * 101}\na=1 command\n").bash["of a job"]
-    assert (found.several_set, found.too_long, found.code) == (1, 1, 3)
+    text = f"a='x y' b=$c d=()\n{'x' * 101}\na=1 command\nlocal a=1 b=2\n"
+    found = measured(a=text).bash["of a job"]
+    assert (found.several_set, found.too_long, found.code) == (1, 1, 4)
+    assert found.wrong == (
+        "host/a.sh:1: more than one variable is set: give each a line",
+        "host/a.sh:2: 101 characters: at most 100",
+    )
+
+
+def test_texts_over_several_lines_and_here_documents_are_no_bash() -> None:
+    text = "python -c 'a; b\nif c: d; fi'\ncat <<EOF | f\nit's; if a; then b; fi\nEOF\na; b # c's\nd; e\n"
+    assert measured(a=text).bash["of a job"].wrong == tuple(
+        f"host/a.sh:{number}: more than one statement: give each a line" for number in (6, 7)
+    )
+
+
+def test_each_place_where_bash_goes_one_way_or_another_is_a_decision() -> None:
+    text = """
+if a && ! b; then # if c
+    until d; do
+        echo "if && ||"
+    done
+elif [[ -e f || -n $if ]]; then
+    case $x in
+        y) for x in 1; do f; done ;;
+    esac
+fi
+"""
+    assert measured(a=text).bash["of a job"].decisions == 7
 
 
 def test_a_variable_crosses_files_if_one_sets_it_for_all_and_another_reads_it() -> None:
     found = measured(
         a='f() {\n    local own=1\n    read -r got\n    printf -v made "%s" 1\n    set+=(1)\n}\nunread=1\nSOME_NAME=1\n',
-        b='g() {\n    echo "$own $got ${made} ${set[@]} $SOME_NAME"\n}\n',
+        b="# shellcheck source=host/a.sh\n. a.sh\ng() {\n"
+        '    echo "$own $got ${set[@]} $SOME_NAME $((made + 1))"\n}\n',
+        c='echo "$got $unread"\n',
     )
     assert found.bash["of a job"].crossing == dict.fromkeys(("got", "made", "set"), "host/a.sh")
+
+
+def test_a_variable_that_crosses_files_is_named_in_the_header_of_each_that_sets_it() -> None:
+    source = "# shellcheck source=host/{}.sh\n. {}.sh\n"
+    found = measured(
+        a="# Does this.\n# Reads: one\n# Sets: other   what it is\n#       more\n\none=1\nother=2\nmore=3\n",
+        b="one=1\n# Sets: one\n",
+        c="# Sets: one   this\none=1\n",
+        d=f'{"".join(source.format(name, name) for name in "abc")}echo "$one $other $more"\n',
+    )
+    assert found.bash["of a job"].unnamed == {"host/a.sh": ("one",), "host/b.sh": ("one",)}
 
 
 def test_the_command_prints_the_counts_of_a_checkout(tmp_path: Path) -> None:
