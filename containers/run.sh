@@ -1,51 +1,90 @@
 #!/usr/bin/env bash
-# Run a command inside the image on this node. Whatever a job runs in the image, `apptainer exec` is called here.
+# Run a command inside the image on this node. Whatever a job runs in the image, `apptainer exec` is
+# called here.
 #
-# Usage: containers/run.sh [OPTION...] IMAGE CMD [ARG...]   IMAGE is a SIF file or an unpacked image
-#        --show            print the command line, what is bound and why, and which variables pass; start nothing
+# Usage: containers/run.sh [OPTION...] IMAGE CMD [ARG...]   IMAGE: a SIF file or an unpacked image
+#        --show            print the command line, what is bound and why, and which variables pass;
+#                          start nothing
 #        --bind WHY SPEC   show a further path, SRC[:DST[:ro]]; WHY is for messages
 #        --pass NAME       pass a further variable, NAME or PREFIX_*
 #        --venv DIR        make its bin/ the first in PATH (else APPTRAIN_VENV)
 #        --script FILE     what CMD runs, for its directory to be shown
-#        --outcome FILE    what says how CMD ended, if it cannot; in FILE's name %a is the attempt, %n the node's
-#                          rank and %t the task's number there
+#        --outcome FILE    what says how CMD ended, if it cannot; in FILE's name %a is the attempt,
+#                          %n the node's rank and %t the task's number there
 #        --cpu             no GPU is expected
 #        --all-of-host     show every top-level directory of the host that the image lacks
 #        --quiet           say nothing but why it cannot run
 # Reads: APPTRAIN_APPTAINER   the program (else apptainer, else singularity, from PATH)
 #        APPTRAIN_BIND        further paths to show inside, SRC[:DST[:ro]], one a line
 #        APPTRAIN_PASS        further variables to pass, NAME or PREFIX_*
-#        APPTRAIN_CUDA_COMPAT the node's directory with CUDA's forward compatibility, for a driver older than the stack
+#        APPTRAIN_CUDA_COMPAT the node's directory with CUDA's forward compatibility, for a driver
+#                             older than the stack
 #        APPTRAIN_UNPACK=1    unpack the image for this run instead of mounting it
 #        APPTRAIN_HOME, APPTRAIN_HAND, APPTRAIN_VENV, APPTRAIN_ATTEMPT
 #        HOME, TMPDIR, APPTAINER_TMPDIR, and what Slurm or PBS say of this node
+# Sets:  for its parts in host/, each of which lists what it sets itself:
+#        _environment  every variable as it was at the start, NAME=VALUE
+#        checkout, SHARED
+#        show_only, outcome, venv, script, device, all_of_host, binds, passes   read_options
+#        tmp           make_tmp: the run's own directory on the node's disk
+#        command       CMD and its arguments
+#        line          assemble: the whole command line
+#        status        run: how it ended
+#        run_at        run: when it began
+#        signalled, unpack, mount_tried, opened   empty until a part sets them
 # Exit:  CMD's status, 128+N when signal N ended it · 64 it cannot run here, and one line says why ·
 #        Apptainer's own status where it failed, after its own message and one of ours
 #
-# Paths are the same inside and outside, and of the variables only those pass that the table below names.
-# docs/run.md has the reasons and the remedies.
+# Paths are the same inside and outside, and of the variables only those pass that
+# host/environment.sh names. docs/run.md has the reasons and the remedies.
 # shellcheck disable=SC2034,SC2154 # its parts in host/ read and set some
 set -euo pipefail
 # What passes is read before a name of ours covers one of it.
-_environment=(); while IFS= read -r -d '' _entry; do _environment+=("$_entry"); done < <(env -0)
+_environment=()
+while IFS= read -r -d '' _entry; do
+    _environment+=("$_entry")
+done < <(env -0)
 LC_ALL=C # bytes, not characters
-checkout=$(readlink -f -- "${BASH_SOURCE[0]}") checkout=${checkout%/*/*}
-for part in common image binds environment driver share; do
-    # shellcheck source=/dev/null
-    source "$checkout/host/$part.sh"
-done
+checkout=$(readlink -f -- "${BASH_SOURCE[0]}")
+checkout=${checkout%/*/*}
+# shellcheck source=host/common.sh
+source "$checkout/host/common.sh"
+# shellcheck source=host/image.sh
+source "$checkout/host/image.sh"
+# shellcheck source=host/binds.sh
+source "$checkout/host/binds.sh"
+# shellcheck source=host/environment.sh
+source "$checkout/host/environment.sh"
+# shellcheck source=host/driver.sh
+source "$checkout/host/driver.sh"
+# shellcheck source=host/share.sh
+source "$checkout/host/share.sh"
 
 readonly SHARED='correct it, or use a directory that all nodes share'
-readonly TMP_MB=256  # free, for compiled kernels and the like
-readonly SHM_MB=1024 # free, for the batches of DataLoader's workers and for NCCL
+# Free MB that a run needs, for compiled kernels and the like.
+readonly TMP_MB=256
+# Free MB that it should have, for the batches of DataLoader's workers and for NCCL.
+readonly SHM_MB=1024
 
-# --- what is said, and how it ends ---------------------------------------------------------------------------
+# --- what is said, and how it ends ----------------------------------------------------------------
 
-say() { local text=$*; printf 'run.sh: %s: %s\n' "$node" "${text//$'\n'/\\n}" >&2; }
+say() {
+    local text=$*
+    printf 'run.sh: %s: %s\n' "$node" "${text//$'\n'/\\n}" >&2
+}
 
-# Says what is the same for all tasks of a node, or of the job: by the first of them.
-say_for_node() { if [[ -z $quiet && ${SLURM_LOCALID:-0} == 0 ]]; then say "$*"; fi; }
-say_for_job() { if [[ ${node_rank:-0} == 0 ]]; then say_for_node "$*"; fi; }
+# Say what is the same for all tasks of a node, or of the job: by the first of them.
+say_for_node() {
+    if [[ -z $quiet && ${SLURM_LOCALID:-0} == 0 ]]; then
+        say "$*"
+    fi
+}
+
+say_for_job() {
+    if [[ ${node_rank:-0} == 0 ]]; then
+        say_for_node "$*"
+    fi
+}
 
 refuse() {
     say "$*"
@@ -53,7 +92,7 @@ refuse() {
     exit "$REFUSED"
 }
 
-# A node whose entrypoint left no outcome ends the others' wait.
+# tell_outcome STATUS ERROR: a node whose entrypoint left no outcome ends the others' wait.
 tell_outcome() {
     [[ -z $outcome ]] || write_outcome "$outcome" "$1" "$node" "$2" ||
         say "the outcome (status $1) could not be written to $outcome"
@@ -61,7 +100,9 @@ tell_outcome() {
 
 clean_up() {
     trap '' HUP INT TERM USR1 USR2
-    if [[ -n $opened ]]; then close_share 2>/dev/null || true; fi
+    if [[ -n $opened ]]; then
+        close_share 2>/dev/null || true
+    fi
     [[ -n $tmp ]] || return 0
     rm -rf -- "$tmp" 2>/dev/null && return
     # What was unpacked may hold directories without write permission.
@@ -69,45 +110,79 @@ clean_up() {
     rm -rf -- "$tmp" 2>/dev/null || say "$tmp could not be removed"
 }
 
-# --- what is to run -------------------------------------------------------------------------------------------
+# --- what is to run -------------------------------------------------------------------------------
 
-# Sets what the options say; `rest` is what stands behind them.
+# Sets what the options say (see above), `quiet`, and `rest`, what stands behind them.
 read_options() {
-    show_only='' outcome='' venv=${APPTRAIN_VENV:-} script='' device='' all_of_host='' quiet='' binds=() passes=()
+    show_only=''
+    outcome=''
+    venv=${APPTRAIN_VENV:-}
+    script=''
+    device=''
+    all_of_host=''
+    quiet=''
+    binds=()
+    passes=()
     while (($#)) && [[ $1 == --* ]]; do
         case $1 in
             --show) show_only=yes ;;
             --cpu) device=cpu ;;
             --all-of-host) all_of_host=yes ;;
             --quiet) quiet=yes ;;
-            --bind) binds+=("${2-}" "${3-}") && shift $(($# > 2 ? 2 : $# - 1)) ;;
-            --pass) passes+=("${2-}") && shift ;;
-            --venv | --script | --outcome) printf -v "${1#--}" %s "${2-}" && shift ;;
+            --bind)
+                binds+=("${2-}" "${3-}")
+                shift $(($# > 2 ? 2 : $# - 1))
+                ;;
+            --pass)
+                passes+=("${2-}")
+                shift
+                ;;
+            --venv | --script | --outcome)
+                printf -v "${1#--}" %s "${2-}"
+                shift
+                ;;
             *) refuse "$1 is no option of run.sh: an option of CMD comes behind it" ;;
         esac
-        if (($#)); then shift; fi
+        if (($#)); then
+            shift
+        fi
     done
     rest=("$@")
 }
 
-# Sets the name of `outcome` for this task, and removes what an earlier run left there.
+# Sets `node_rank`, and the name of `outcome` for this task; removes what an earlier run left there.
 find_outcome() {
     local name=${outcome##*/}
     node_rank=${SLURM_NODEID:-${PBS_NODENUM:-${APPTRAIN_NODE_RANK:-}}}
     [[ -n $outcome ]] || return 0
-    name=${name//%a/${APPTRAIN_ATTEMPT:-0}} name=${name//%n/${node_rank:-0}} name=${name//%t/${SLURM_LOCALID:-0}}
-    if [[ -n $show_only || ! $name =~ ^[0-9.]+$ ]]; then outcome='' && return; fi
+    name=${name//%a/${APPTRAIN_ATTEMPT:-0}}
+    name=${name//%n/${node_rank:-0}}
+    name=${name//%t/${SLURM_LOCALID:-0}}
+    if [[ -n $show_only || ! $name =~ ^[0-9.]+$ ]]; then
+        outcome=''
+        return
+    fi
     outcome=${outcome%/*}/$name
-    if ! { mkdir -p -- "${outcome%/*/*/*}/" && (umask 077 && mkdir -p -- "${outcome%/*}") &&
-        rm -f -- "$outcome"; } 2>/dev/null; then
-        name=${outcome%/*/*} outcome=''
-        refuse "the run directory $name cannot be made: give another in APPTRAIN_RUN_DIR, which all nodes share"
+    if ! clear_outcome 2>/dev/null; then
+        name=${outcome%/*/*}
+        outcome=''
+        refuse "the run directory $name cannot be made:" \
+            "give another in APPTRAIN_RUN_DIR, which all nodes share"
     fi
 }
 
-# --- the run's own directory on the node's disk ---------------------------------------------------------------------
+# Makes the directory of `outcome`, and removes the file.
+clear_outcome() {
+    mkdir -p -- "${outcome%/*/*/*}/" && (umask 077 && mkdir -p -- "${outcome%/*}") &&
+        rm -f -- "$outcome"
+}
 
-free_mb() { echo $(($(stat -f -c '%a * %S' -- "$1") / 1000000)); }
+# --- the run's own directory on the node's disk ---------------------------------------------------
+
+# free_mb PATH: prints how many MB are free there.
+free_mb() {
+    echo $(($(stat -f -c '%a * %S' -- "$1") / 1000000))
+}
 
 # Sets `tmp`, in the first place that has room and lets programs run.
 make_tmp() {
@@ -116,11 +191,12 @@ make_tmp() {
         [[ $place == /* && $seen != *":$place:"* ]] || continue
         seen+=$place:
         if ! tmp=$(mktemp -d -- "${place%/}/apptrain.XXXXXX" 2>/dev/null); then
-            why="is no directory that may be written" tmp=''
+            why="is no directory that may be written"
+            tmp=''
         elif (($(free_mb "$tmp") < TMP_MB)); then
             why="has less than $TMP_MB MB free"
             rmdir -- "$tmp" && tmp=''
-        elif ! { printf '#!/bin/sh\n' >"$tmp/.start" && chmod 700 "$tmp/.start" && "$tmp/.start"; } 2>/dev/null; then
+        elif ! can_run_programs 2>/dev/null; then
             why="is full, or lets no program run (noexec)"
             rm -rf -- "$tmp"
             tmp=''
@@ -133,6 +209,11 @@ make_tmp() {
     refuse "$unfit: give a directory on the node's own disk in TMPDIR"
 }
 
+# Whether `tmp` has room for a program, and lets it run.
+can_run_programs() {
+    printf '#!/bin/sh\n' >"$tmp/.start" && chmod 700 "$tmp/.start" && "$tmp/.start"
+}
+
 check_shm() {
     local free why=''
     if [[ ! -d /dev/shm || ! -w /dev/shm ]]; then
@@ -140,30 +221,43 @@ check_shm() {
     elif free=$(free_mb /dev/shm) && ((free < SHM_MB)); then
         why="has $free MB free, less than $SHM_MB"
     fi
-    [[ -z $why ]] || say_for_node "/dev/shm $why: DataLoader's workers and NCCL may fail (use fewer workers or none," \
-        "NCCL_SHM_DISABLE=1)"
+    [[ -z $why ]] ||
+        say_for_node "/dev/shm $why: DataLoader's workers and NCCL may fail" \
+            "(use fewer workers or none, NCCL_SHM_DISABLE=1)"
 }
 
-# --- the start -------------------------------------------------------------------------------------------------
+# --- the start ------------------------------------------------------------------------------------
 
-quoted() { local q="'" r="'\\''"; printf "'%s'" "${1//$q/$r}"; }
+# Prints a text as one word of a shell.
+quoted() {
+    local q="'" r="'\\''"
+    printf "'%s'" "${1//$q/$r}"
+}
 
-# The paths that CMD names and this node has: as given, behind a =, and where a new file is to come.
+# Prints the paths that CMD names and this node has, each with a NUL behind it: as given, behind a
+# =, and where a new file is to come.
 named_paths() {
     local word path paths
     for word in "${command[@]}"; do
         paths=("$word")
-        if [[ $word == *=* ]]; then paths+=("${word#*=}"); fi
+        if [[ $word == *=* ]]; then
+            paths+=("${word#*=}")
+        fi
         for path in "${paths[@]}"; do
-            if [[ ! -e $path && $path == /?*/* && -d ${path%/*} ]]; then path=${path%/*}; fi
-            if [[ -e $path ]]; then printf '%s\0' "$path"; fi
+            if [[ ! -e $path && $path == /?*/* && -d ${path%/*} ]]; then
+                path=${path%/*}
+            fi
+            if [[ -e $path ]]; then
+                printf '%s\0' "$path"
+            fi
         done
     done
 }
 
-# Writes what runs first inside: it alone can say what the image has of its own. It leaves `started`, or `lacking`. An
-# image that is not ours gets our packages from the checkout, which then has no more than those two names in PYTHONPATH.
-# It may have Python as python3 alone, as Debian does, and one older than 3.11, which does not know -P.
+# Writes what runs first inside: it alone can say what the image has of its own. It leaves
+# `started`, or `lacking`. An image that is not ours gets our packages from the checkout, which then
+# has no more than those two names in PYTHONPATH. It may have Python as python3 alone, as Debian
+# does, and one older than 3.11, which does not know -P.
 write_start() {
     local path is_ours="[ -n \"\${APPTRAIN_STACK:-}\" ]"
     # shellcheck disable=SC2016 # for the shell inside
@@ -171,11 +265,13 @@ write_start() {
         echo "$is_ours || export PYTHONPATH=$OURS\"\${PYTHONPATH:+:\$PYTHONPATH}\""
         echo ": >$(quoted "$tmp/.started")"
         echo "lacks() { printf %s \"\$1\" >$(quoted "$tmp/.lacking"); exit $REFUSED; }"
-        echo "export HOME=$(quoted "$HOME"); cd $(quoted "$PWD"); unset OLDPWD" # Apptainer's is where symlinks lead
+        # Apptainer's own directory is where symlinks lead.
+        echo "export HOME=$(quoted "$HOME"); cd $(quoted "$PWD"); unset OLDPWD"
         [[ -z $venv ]] || echo "[ -x $(quoted "$venv_python") ] || lacks venv
             export VIRTUAL_ENV=$(quoted "$venv") PATH=$(quoted "$venv/bin"):\"\$PATH\""
         echo '[ "$1" != python ] || command -v python >/dev/null || { shift; set -- python3 "$@"; }'
-        echo "case \"\$2 \$3 \$4\" in '-P -m entrypoint'*)$is_ours ||" '"$1" -PSc "" 2>/dev/null || lacks python;; esac'
+        echo "case \"\$2 \$3 \$4\" in '-P -m entrypoint'*)$is_ours ||" \
+            '"$1" -PSc "" 2>/dev/null || lacks python;; esac'
         while IFS= read -r -d '' path; do
             echo "[ -e $(quoted "$path") ] || lacks $(quoted "path $path")"
         done < <(named_paths)
@@ -186,11 +282,14 @@ write_start() {
 # Sets `line`, the whole command line.
 assemble() {
     local i field q='"'
-    line=(${cleared[@]+env "${cleared[@]}"} ${shield:+env "PATH=$shield:$PATH"} "$apptainer" -q exec --cleanenv
-        --no-eval --no-mount 'home,cwd,tmp' ${userns:+"$userns"} ${nv:+"$nv"} ${unpack:+"$unpack"})
+    line=(${cleared[@]+env "${cleared[@]}"} ${shield:+env "PATH=$shield:$PATH"})
+    line+=("$apptainer" -q exec --cleanenv --no-eval --no-mount 'home,cwd,tmp')
+    line+=(${userns:+"$userns"} ${nv:+"$nv"} ${unpack:+"$unpack"})
     for ((i = 0; i < ${#targets[@]}; i++)); do
         field="type=bind,\"source=${sources[i]//$q/$q$q}\",\"destination=${targets[i]//$q/$q$q}\""
-        if [[ ${modes[i]} == ro ]]; then field+=,ro; fi
+        if [[ ${modes[i]} == ro ]]; then
+            field+=,ro
+        fi
         line+=(--mount "$field")
     done
     line+=(--pwd "$PWD" "$image" /bin/sh "$tmp/.start" "${command[@]}")
@@ -201,7 +300,11 @@ show_all() {
     printf 'image    %s (%s%s)\nwith     %s (%s %s)\nstarts   in %s\n\nbinds\n' \
         "$image" "$kind" "${image_id:+ $image_id}" "$apptainer" "$package" "$version" "$PWD"
     for ((i = 0; i < ${#targets[@]}; i++)); do
-        if [[ ${sources[i]} == "${targets[i]}" ]]; then path=${targets[i]}; else path=${sources[i]}:${targets[i]}; fi
+        if [[ ${sources[i]} == "${targets[i]}" ]]; then
+            path=${targets[i]}
+        else
+            path=${sources[i]}:${targets[i]}
+        fi
         printf '  %s, %s  [%s]\n' "$path" "${modes[i]}" "${reasons[i]}"
     done
     printf '\nvariables\n'
@@ -211,13 +314,16 @@ show_all() {
     printf '\n'
 }
 
-# Runs `line` and sets `status`, and when it began (`run_at`). From a terminal in the foreground, where Ctrl-C reaches
+# Runs `line`; sets `status` and `run_at`. From a terminal in the foreground, where Ctrl-C reaches
 # CMD by itself.
 run() {
     status=0
     read_clock
     run_at=$seconds
-    if [[ ! -t 0 ]]; then run_child "${line[@]}"; return; fi
+    if [[ ! -t 0 ]]; then
+        run_child "${line[@]}"
+        return
+    fi
     trap : HUP INT TERM USR1 USR2
     { "${line[@]}" 2>&3 3>&- || status=$?; } 3>&2 2>/dev/null
 }
@@ -228,16 +334,30 @@ explain() {
     [[ -e $tmp/.lacking ]] || return 0
     lacking=$(<"$tmp/.lacking")
     case $lacking in
-        venv) refuse "APPTRAIN_VENV=$venv was made with $venv_python, which the image lacks: remove it, $make_venv" ;;
-        python) refuse "the image $image has no Python 3.11 or newer, as python or python3: give another image" ;;
-        program) refuse "CMD ${command[0]} is no program in the image: check the spelling, or bind it: APPTRAIN_BIND" ;;
+        venv)
+            refuse "APPTRAIN_VENV=$venv was made with $venv_python, which the image lacks:" \
+                "remove it, $make_venv"
+            ;;
+        python)
+            refuse "the image $image has no Python 3.11 or newer, as python or python3:" \
+                "give another image"
+            ;;
+        program)
+            refuse "CMD ${command[0]} is no program in the image:" \
+                "check the spelling, or bind it: APPTRAIN_BIND"
+            ;;
     esac
     lacking=${lacking#path }
-    path=$(readlink -f -- "$lacking") folder=$(dirname -- "$path")
-    if [[ ! -d $path ]] && ! is_of_image "$folder"; then path=$folder; fi
-    refuse "CMD names $lacking, which this node has but the image does not show: add a line to APPTRAIN_BIND: $path"
+    path=$(readlink -f -- "$lacking")
+    folder=$(dirname -- "$path")
+    if [[ ! -d $path ]] && ! is_of_image "$folder"; then
+        path=$folder
+    fi
+    refuse "CMD names $lacking, which this node has but the image does not show:" \
+        "add a line to APPTRAIN_BIND: $path"
 }
 
+# Says how it ended if CMD did not end well.
 conclude() {
     local why="the entrypoint ended with status $status and left no outcome"
     ((status)) || return 0
@@ -248,10 +368,23 @@ conclude() {
     tell_outcome "$status" "$why"
 }
 
-# Whether the container that the tasks share let this one not in.
+# Has `line` enter the container that the tasks of this node share, if this task may.
+use_share() {
+    [[ -n $share ]] || return 0
+    { join_share 2>/dev/null || entry=''; } 4>&2
+    if [[ -n $entry ]]; then
+        line=(enter_share)
+    else
+        release_share
+    fi
+}
+
+# True if joining the shared container failed.
 share_failed() {
     [[ -n $entry && ! -e $tmp/.started && $status != 0 && -z $signalled ]] || return 1
-    if [[ -z $opened ]]; then let_go; fi
+    if [[ -z $opened ]]; then
+        release_share
+    fi
     say "nsenter ended with status $status: this task mounts the image itself"
 }
 
@@ -259,7 +392,12 @@ main() {
     local name
     node=$(uname -n) # not HOSTNAME, which Slurm carries over from the login node
     node=${SLURMD_NODENAME:-${node%%.*}}
-    tmp='' node_rank='' unpack='' signalled='' opened='' mount_tried=''
+    tmp=''
+    node_rank=''
+    unpack=''
+    signalled=''
+    opened=''
+    mount_tried=''
     trap clean_up EXIT
     for name in HUP:1 INT:2 TERM:15 USR1:10 USR2:12; do
         # shellcheck disable=SC2064
@@ -269,9 +407,14 @@ main() {
     find_outcome
     set -- ${rest[@]+"${rest[@]}"}
     (($# > 1)) || refuse "usage: containers/run.sh [--show] [OPTION...] IMAGE CMD [ARG...]"
-    is_utf8 "$*" || refuse "an argument is not UTF-8, which would arrive changed: rename or encode it otherwise"
-    if [[ -z ${HOME:-} ]]; then unset HOME && HOME=~; fi
-    [[ -n ${PWD:-} && $PWD -ef . ]] || refuse "the current directory is not there any more: change to one that is"
+    is_utf8 "$*" ||
+        refuse "an argument is not UTF-8, which would arrive changed: rename or encode it otherwise"
+    if [[ -z ${HOME:-} ]]; then
+        unset HOME
+        HOME=~
+    fi
+    [[ -n ${PWD:-} && $PWD -ef . ]] ||
+        refuse "the current directory is not there any more: change to one that is"
     # PBS starts a task in a directory of its own. find_binds refuses one that is not there.
     [[ ${PBS_ENVIRONMENT:-} != PBS_BATCH || ! . -ef ${PBS_JOBDIR:-$HOME} ]] ||
         cd -- "${PBS_O_WORKDIR:-.}" 2>/dev/null || true
@@ -279,7 +422,8 @@ main() {
     check_image "$1"
     find_apptainer
     check_user_namespaces
-    [[ -z $userns ]] || say_for_job "$libexec/starter-suid has no setuid bit: $package is called with $userns"
+    [[ -z $userns ]] ||
+        say_for_job "$libexec/starter-suid has no setuid bit: $package is called with $userns"
     find_mount
     make_tmp
     find_share
@@ -294,15 +438,21 @@ main() {
     write_start
     shield_mount
     assemble
-    if [[ -n $show_only ]]; then show_all && return; fi
-    if [[ -n $share ]]; then
-        { join_share 2>/dev/null || entry=''; } 4>&2
-        if [[ -n $entry ]]; then line=(enter); else let_go; fi
+    if [[ -n $show_only ]]; then
+        show_all
+        return
     fi
+    use_share
     run
-    if share_failed; then entry='' && assemble && run; fi
+    if share_failed; then
+        entry=''
+        assemble
+        run
+    fi
     while mount_failed; do
-        if [[ -z $again ]]; then choose_unpacking; fi
+        if [[ -z $again ]]; then
+            choose_unpacking
+        fi
         assemble
         run
     done

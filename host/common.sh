@@ -1,12 +1,24 @@
-# shellcheck shell=bash disable=SC2034 # what sources it uses REFUSED and status
-# What the scripts of the host have in common: the status of a refusal, a clock, an outcome in an entrypoint's place, a
-# child that gets its parent's signals, the wait for one. Sourced by host/job.sh, containers/run.sh, slurm/survivor.sh,
-# pbs/task.sh and pbs/keep.sh.
-
-# The status of bad input. What other statuses mean, the image knows.
+# shellcheck shell=bash disable=SC2034 # what sources it uses REFUSED, seconds and status
+# What the scripts of the host have in common: the status of a refusal, a clock, an outcome in an
+# entrypoint's place, a child that gets its parent's signals, the wait for one. Sourced by
+# host/job.sh, containers/run.sh, slurm/survivor.sh, pbs/task.sh and pbs/keep.sh.
+# Sets: REFUSED      the status of bad input; what other statuses mean, the image knows
+#       seconds      read_clock: since this node has started
+#       members      find_session: processes
+#       status       await_end, run_child: how the child ended
+#       interrupted  a signal came while a child was waited for; traps set it too
+#       signalled    run_child: a signal came
+#       child        run_child: the process
 readonly REFUSED=64
 
-absolute() { if [[ $1 == /* ]]; then printf '%s' "$1"; else printf '%s' "${PWD%/}/$1"; fi; }
+# Prints the path from / on.
+absolute() {
+    if [[ $1 == /* ]]; then
+        printf '%s' "$1"
+    else
+        printf '%s' "${PWD%/}/$1"
+    fi
+}
 
 # Sets `seconds`, since this node has started. All waits count these: bash's own SECONDS follows the
 # wall clock, which may be set at any time.
@@ -15,8 +27,9 @@ read_clock() {
     seconds=${seconds%.*}
 }
 
-# Sets `members`, the processes of this session that have not ended. A process chooses its name, which stands in
-# parentheses: with blanks, newlines, parentheses and bytes that are no characters in it.
+# Sets `members`, the processes of this session that have not ended. A process chooses its name,
+# which stands in parentheses: with blanks, newlines, parentheses and bytes that are no characters
+# in it.
 find_session() {
     local LC_ALL=C file text
     local fields='.*\) ([^ ]) -?[0-9]+ -?[0-9]+ ([0-9]+) '
@@ -24,7 +37,8 @@ find_session() {
     for file in /proc/[0-9]*/stat; do
         text=''
         IFS= read -r -d '' text 2>/dev/null <"$file" || true # up to the end of the file
-        [[ $text =~ $fields && ${BASH_REMATCH[2]} == "$1" && ${BASH_REMATCH[1]} != [ZX] ]] || continue
+        [[ $text =~ $fields && ${BASH_REMATCH[2]} == "$1" ]] || continue
+        [[ ${BASH_REMATCH[1]} != [ZX] ]] || continue
         file=${file#/proc/}
         members+=("${file%/stat}")
     done 2>/dev/null
@@ -36,48 +50,75 @@ end_process() {
     kill -s CONT "$2" || true
 }
 
-# write_outcome FILE STATUS NODE ERROR: how a task ended whose entrypoint cannot say so, in the file that
-# entrypoint/job/outcome.py reads; one that is there already stays. False if it cannot be written.
+# write_outcome FILE STATUS NODE ERROR: writes how a task ended whose entrypoint cannot say so, in
+# the file that entrypoint/job/outcome.py reads; one that is there already stays. False if it cannot
+# be written.
 write_outcome() {
     local file=$1 status=$2 signal=0 partial
-    if [[ -e $file ]]; then return; fi
-    if ((status > 128 && status < 160)); then signal=$((status - 128)); fi
+    if [[ -e $file ]]; then
+        return
+    fi
+    if ((status > 128 && status < 160)); then
+        signal=$((status - 128))
+    fi
     partial=${file%/*}/.${file##*/}.$(uname -n).$$
-    { (umask 077 && printf '%s\n' "status=$status" rank= "node=$3" "signal=$signal" "time=$(date +%s.%6N)" \
-        "error=${4//[$'\n\r\t']/ }" >"$partial") && mv -n -- "$partial" "$file"; } 2>/dev/null || true
+    {
+        (
+            umask 077
+            printf '%s\n' "status=$status" rank= "node=$3" "signal=$signal" \
+                "time=$(date +%s.%6N)" "error=${4//[$'\n\r\t']/ }" >"$partial"
+        ) && mv -n -- "$partial" "$file"
+    } 2>/dev/null || true
     rm -f -- "$partial" && [[ -e $file ]]
 }
 
-# Runs a command in a process group of its own, to which every signal goes once, through here. Sets `status`, and
-# `signalled` where one came. A child of bash in the background would ignore SIGINT without `set -m`.
+# Runs a command in a process group of its own, to which every signal goes once, through here. Sets
+# `status`, and `signalled` if one came. A child of bash in the background would ignore SIGINT
+# without `set -m`.
 run_child() {
     local name
-    child='' held=()
+    child=''
+    held=() # names of signals that came before there was a child
     # shellcheck disable=SC2064 # the name is meant as it is now
-    for name in HUP INT TERM USR1 USR2; do trap "pass_on $name" "$name"; done
+    for name in HUP INT TERM USR1 USR2; do
+        trap "pass_on $name" "$name"
+    done
     set -m
     "$@" <&0 &
     child=$!
     set +m
-    for name in ${held[@]+"${held[@]}"}; do pass_on "$name"; done
+    for name in ${held[@]+"${held[@]}"}; do
+        pass_on "$name"
+    done
     await_end "$child" 143 2>/dev/null # or bash would say which signal has ended it
 }
 
-# await_end CHILD UNKNOWN: waits until it has ended, through signals whose traps set `interrupted`; sets `status`. bash
-# loses the status of a child that ends at the very moment at which such a signal comes, and would wait for that child
-# for ever. So it is not waited for again once it is gone: its status is UNKNOWN then. (No $(...) here, on which bash
-# stumbles when a trap runs.)
+# await_end CHILD UNKNOWN: waits until it has ended, through signals whose traps set `interrupted`;
+# sets `status`. bash loses the status of a child that ends at the very moment at which such a
+# signal comes, and would wait for that child for ever. So it is not waited for again once it is
+# gone: its status is UNKNOWN then. (No $(...) here, on which bash stumbles when a trap runs.)
 await_end() {
     for ((;;)); do
-        interrupted='' status=0; wait "$1" || status=$?
-        if ((status <= 128)); then return; fi # else a signal came, or one has ended the child
-        if ! kill -0 "$1" 2>/dev/null; then break; fi
+        interrupted=''
+        status=0
+        wait "$1" || status=$?
+        if ((status <= 128)); then
+            return
+        fi
+        # A signal came, or one has ended the child.
+        if ! kill -0 "$1" 2>/dev/null; then
+            break
+        fi
     done
-    if [[ -n $interrupted ]]; then status=$2; fi
+    if [[ -n $interrupted ]]; then
+        status=$2
+    fi
 }
 
+# A trap: gives the signal to the child.
 pass_on() {
-    interrupted=yes signalled=yes
+    interrupted=yes
+    signalled=yes
     if [[ -z $child ]]; then
         held+=("$1")
     elif [[ $1 == USR? ]]; then

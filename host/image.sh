@@ -1,41 +1,73 @@
 # shellcheck shell=bash disable=SC2034,SC2154 # containers/run.sh reads and sets some
-# Apptainer and the image on this node: whether that program can run it, and how it comes to be mounted. Sourced by
-# containers/run.sh. Nothing else here knows Apptainer's versions, or what a SIF file looks like.
+# Apptainer and the image on this node: whether that program can run it, and how it comes to be
+# mounted. Sourced by containers/run.sh. Nothing else here knows Apptainer's versions, or what a SIF
+# file looks like.
+# Reads: status, signalled, run_at   how the start ended, and when it began
+#        tmp, SHARED
+# Sets:  apptainer, package, version, libexec   find_apptainer: the program
+#        prefix       find_apptainer: of the variables that it reads
+#        setuid       find_apptainer: yes if it is
+#        userns       find_apptainer: the option without which it would ask for the setuid bit of a
+#                     starter that has none
+#        image, kind (sif, directory), bytes, image_id (which every build makes anew)   check_image
+#        unmounted    why this node does not mount the image; empty if it does
+#        mounters     find_mount: where Apptainer looks for the program that mounts
+#        unpack       choose_unpacking: the option that unpacks the image
+#        shield       shield_mount: a directory for PATH
+#        mount_tried  mount_failed: yes once it has tried
+#        again        mount_failed: yes if the mount may work now
 
-readonly MOUNT_LIMIT=9 # s: a start that failed later may have waited for the mount; Apptainer does so for 10
-readonly MOUNT_BOUND=60 # s for a mount that is only tried
-readonly BUILDCFG=60 # s for Apptainer to say what it is
-readonly UNPACKED=2  # times its packed size; measured: 1.7
+# s: a start that failed later may have waited for the mount; Apptainer does so for 10.
+readonly MOUNT_LIMIT=9
+# s for a mount that is only tried.
+readonly MOUNT_BOUND=60
+# s for Apptainer to say what it is.
+readonly BUILDCFG=60
+# Times its packed size; measured: 1.7.
+readonly UNPACKED=2
 
-# Sets `apptainer`, its `package`, `version` and `libexec`, the `prefix` of its variables, `setuid`, and `userns`, the
-# option without which it would ask for the setuid bit of a starter that has none. A build of SingularityCE or
-# SingularityPRO has its edition in its name.
+# Sets `apptainer`, `package`, `version`, `libexec`, `prefix`, `setuid` and `userns`. A build of
+# SingularityCE or SingularityPRO has its edition in its name.
 find_apptainer() {
     local name value called='' least=1.2
     if [[ -n ${APPTRAIN_APPTAINER:-} ]]; then
         apptainer=$(type -P -- "$APPTRAIN_APPTAINER") ||
-            refuse "APPTRAIN_APPTAINER=$APPTRAIN_APPTAINER is no program here: give apptainer's or singularity's path"
+            refuse "APPTRAIN_APPTAINER=$APPTRAIN_APPTAINER is no program here:" \
+                "give apptainer's or singularity's path"
     else
         apptainer=$(type -P apptainer || type -P singularity) ||
-            refuse "neither apptainer nor singularity is in PATH: load the site's module, or set APPTRAIN_APPTAINER"
+            refuse "neither apptainer nor singularity is in PATH:" \
+                "load the site's module, or set APPTRAIN_APPTAINER"
     fi
-    package='' version='' libexec='' setuid='' userns=''
+    package=''
+    version=''
+    libexec=''
+    setuid=''
+    userns=''
     while IFS='=' read -r name value; do
         case $name in
-            PACKAGE_NAME) called=$value package=${value%%-*} ;;
+            PACKAGE_NAME)
+                called=$value
+                package=${value%%-*}
+                ;;
             PACKAGE_VERSION) version=$value ;;
             LIBEXECDIR) libexec=$value ;;
         esac
     done < <(timeout "$BUILDCFG" "$apptainer" buildcfg 2>/dev/null)
     [[ -n $package ]] ||
-        refuse "$apptainer does not say what it is (\`buildcfg\`): set APPTRAIN_APPTAINER to apptainer or singularity"
+        refuse "$apptainer does not say what it is (\`buildcfg\`):" \
+            "set APPTRAIN_APPTAINER to apptainer or singularity"
     [[ $package == @(apptainer|singularity) ]] ||
-        refuse "$apptainer says that it is $called (\`buildcfg\`): set APPTRAIN_APPTAINER to apptainer or singularity"
-    if [[ $package == singularity ]]; then least=3.10; fi
+        refuse "$apptainer says that it is $called (\`buildcfg\`):" \
+            "set APPTRAIN_APPTAINER to apptainer or singularity"
+    if [[ $package == singularity ]]; then
+        least=3.10
+    fi
     is_at_least "$least" ||
-        refuse "$apptainer is $called $version: $least or newer is needed, for --no-eval: load a newer module," \
-            "or give another in APPTRAIN_APPTAINER"
-    libexec+=/$package/bin prefix=${package^^}
+        refuse "$apptainer is $called $version: $least or newer is needed, for --no-eval:" \
+            "load a newer module, or give another in APPTRAIN_APPTAINER"
+    libexec+=/$package/bin
+    prefix=${package^^}
     if [[ -u $libexec/starter-suid ]]; then
         setuid=yes
     elif [[ -e $libexec/starter-suid ]] && ((EUID)); then
@@ -43,6 +75,7 @@ find_apptainer() {
     fi
 }
 
+# Whether Apptainer's version is this one, MAJOR.MINOR, or newer.
 is_at_least() {
     [[ $version =~ ^([0-9]+)\.([0-9]+) ]] || return 1
     ((BASH_REMATCH[1] * 1000 + BASH_REMATCH[2] >= ${1%.*} * 1000 + ${1#*.}))
@@ -50,48 +83,66 @@ is_at_least() {
 
 check_user_namespaces() {
     local file
-    if [[ -n $setuid ]] || ((EUID == 0)); then return; fi
+    if [[ -n $setuid ]] || ((EUID == 0)); then
+        return
+    fi
     for file in /proc/sys/user/max_user_namespaces /proc/sys/kernel/unprivileged_userns_clone; do
         if [[ -r $file && $(<"$file") == 0 ]]; then
-            refuse "this node allows no user namespaces ($file is 0), and $package here is not setuid:" \
+            refuse "this node allows no user namespaces ($file is 0)," \
+                "and $package here is not setuid:" \
                 "ask the administrator to allow them, or for $package-suid"
         fi
     done
 }
 
-# Checks IMAGE, and sets `image`, its `kind` (sif, directory), `bytes`, and `image_id`, which every build makes anew.
-# Nothing but a file is opened: a fifo would hang.
+# check_image IMAGE: sets `image`, `kind`, `bytes` and `image_id`. Nothing but a file is opened: a
+# fifo would hang.
 check_image() {
-    local header arch ours size
-    image=$(absolute "$1") image_id=
-    [[ -e $image ]] || refuse "there is no image $image on this node, or its directory may not be searched:" \
-        "make image, give a path that all nodes share, or for a URL the file that apptainer pull makes"
+    local header arch size
+    image=$(absolute "$1")
+    image_id=
+    [[ -e $image ]] ||
+        refuse "there is no image $image on this node, or its directory may not be searched:" \
+            "make image, give a path that all nodes share, or for a URL the file that apptainer" \
+            "pull makes"
     [[ -r $image ]] || refuse "the image $image may not be read: ask its owner for chmod a+r"
     if [[ -d $image ]]; then
         [[ -d $image/.singularity.d ]] ||
-            refuse "$image is a directory, but no unpacked image (it has no .singularity.d): give a SIF file"
+            refuse "$image is a directory, but no unpacked image (it has no .singularity.d):" \
+                "give a SIF file"
         kind=directory
         return
     fi
     [[ -f $image ]] || refuse "the image $image is no file: give a SIF file"
-    kind=sif bytes=$(stat -L -c %s -- "$image")
+    kind=sif
+    bytes=$(stat -L -c %s -- "$image")
     header=$(od -An -v -tx1 -j32 -N32 -- "$image" 2>/dev/null | tr -d ' \n') || true
     [[ $header == 5349465f4d4147494300* && $bytes -ge 128 ]] ||
         refuse "$image is no SIF file: give one, such as make image makes"
     arch=${header:26:4}
-    case $(uname -m) in
-        x86_64) ours=3032 ;; aarch64) ours=3034 ;; ppc64le) ours=3036 ;; riscv64) ours=3132 ;; *) ours=$arch ;;
-    esac
-    [[ $arch == "$ours" || $arch == 3030 ]] ||
-        refuse "the image $image is for another kind of processor than this node's $(uname -m): make one on such a node"
+    [[ $arch == "$(sif_architecture "$arch")" || $arch == 3030 ]] ||
+        refuse "the image $image is for another kind of processor than this node's $(uname -m):" \
+            "make one on such a node"
     image_id=${header:32:8}-${header:40:4}-${header:44:4}-${header:48:4}-${header:52}
     read -r size header < <(od -An -v -tu8 -j112 -N16 -- "$image") || true
     ((size + header <= bytes)) ||
-        refuse "the image $image is cut off: it has $bytes of $((size + header)) bytes: copy or make it again"
+        refuse "the image $image is cut off: it has $bytes of $((size + header)) bytes:" \
+            "copy or make it again"
 }
 
-# Sets `unmounted` to why this node does not mount the image, and `mounters` to where Apptainer looks for the program
-# that does; a setuid Apptainer does so in ways of its own.
+# sif_architecture OTHERWISE: prints how a SIF file names this node's processor; OTHERWISE if that
+# is not known.
+sif_architecture() {
+    case $(uname -m) in
+        x86_64) printf 3032 ;;
+        aarch64) printf 3034 ;;
+        ppc64le) printf 3036 ;;
+        riscv64) printf 3132 ;;
+        *) printf '%s' "$1" ;;
+    esac
+}
+
+# Sets `unmounted` and `mounters`. A setuid Apptainer mounts in ways of its own.
 find_mount() {
     mounters="$libexec:$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     unmounted=
@@ -111,47 +162,60 @@ find_mount() {
     fi
 }
 
-# Sets `unpack`, the option that unpacks the image, after a check for room.
+# Sets `unpack`, after a check for room.
 choose_unpacking() {
     local place need free
     place=${APPTAINER_TMPDIR:-${SINGULARITY_TMPDIR:-$tmp}}
-    [[ -d $place && -w $place ]] || refuse "APPTAINER_TMPDIR $place is no directory that may be written: $SHARED"
-    need=$((bytes * UNPACKED / 1000000 + 1)) free=$(free_mb "$place")
+    [[ -d $place && -w $place ]] ||
+        refuse "APPTAINER_TMPDIR $place is no directory that may be written: $SHARED"
+    need=$((bytes * UNPACKED / 1000000 + 1))
+    free=$(free_mb "$place")
     ((free >= need)) ||
-        refuse "this node does not mount the image ($unmounted), and $place, where it would be unpacked, has $free MB" \
-            "free of the $need MB needed: give a larger node-local directory in APPTAINER_TMPDIR"
+        refuse "this node does not mount the image ($unmounted), and $place, where it would be" \
+            "unpacked, has $free MB free of the $need MB needed:" \
+            "give a larger node-local directory in APPTAINER_TMPDIR"
     say_for_node "this node does not mount the image ($unmounted):" \
         "unpacking it to $place, about $need MB, for this run" \
         ${mount_tried:+"(APPTRAIN_UNPACK=1 does so without trying)"}
     export "${prefix}_TMPDIR=$place"
-    unpack=--unsquash
-    if [[ $package == singularity ]]; then unpack=--tmp-sandbox; fi
-    if [[ $package == singularity ]] && ! is_at_least 4.1; then unpack=''; fi
+    if [[ $package == apptainer ]]; then
+        unpack=--unsquash
+    elif is_at_least 4.1; then
+        unpack=--tmp-sandbox
+    else
+        unpack=''
+    fi
 }
 
-# Has the process that shows the image outlive signals that are meant for CMD: some schedulers send them to every
-# process of a task (Slurm's proctrack/linuxproc), and without its image CMD can save nothing, but dies of SIGBUS. Sets
-# `shield`, a directory for PATH; empty where Apptainer mounts in another way, or brings a program of its own along.
+# Has the process that shows the image outlive signals that are meant for CMD: some schedulers send
+# them to every process of a task (Slurm's proctrack/linuxproc), and without its image CMD can save
+# nothing, but dies of SIGBUS. Sets `shield`; empty if Apptainer mounts in another way, or brings a
+# program of its own along.
 shield_mount() {
-    local program
+    local program script
     shield=
     [[ $kind == sif && -z $setuid$unmounted ]] || return 0
     program=$(PATH=$mounters type -P squashfuse_ll || PATH=$mounters type -P squashfuse) || return 0
-    if [[ $program == "$libexec"/* ]]; then return; fi
+    if [[ $program == "$libexec"/* ]]; then
+        return
+    fi
     shield=$tmp/.mount
+    script=$shield/${program##*/}
     mkdir -- "$shield"
     # shellcheck disable=SC2016 # for the shell that reads it
-    printf '#!/bin/sh\ntrap "" HUP USR1 USR2 TERM\nexec %s "$@"\n' "$(quoted "$program")" >"$shield/${program##*/}"
-    chmod 700 -- "$shield/${program##*/}"
+    printf '#!/bin/sh\ntrap "" HUP USR1 USR2 TERM\nexec %s "$@"\n' "$(quoted "$program")" >"$script"
+    chmod 700 -- "$script"
 }
 
-# Whether the image could not be mounted after all; sets `unmounted`, or `again` if the mount may work now. Only of a
-# start at which CMD did not begin: what CMD says, and how it ends, is not looked at. A kernel that gives FUSE to root
-# alone shows only now; a slow file system fails once, for then the pages are in memory.
+# Whether the image could not be mounted after all; sets `unmounted`, or `again` if the mount may
+# work now. Only of a start at which CMD did not begin: what CMD says, and how it ends, is not
+# looked at. A kernel that gives FUSE to root alone shows only now; a slow file system fails once,
+# for then the pages are in memory.
 mount_failed() {
     local told lasted tried=0
     again=''
-    [[ ! -e $tmp/.started && $status != 0 && -z $signalled && $kind == sif && -z $unmounted ]] || return 1
+    [[ ! -e $tmp/.started && $status != 0 && -z $signalled ]] || return 1
+    [[ $kind == sif && -z $unmounted ]] || return 1
     read_clock
     lasted=$((seconds - run_at))
     if [[ -n $mount_tried ]]; then
@@ -167,7 +231,8 @@ mount_failed() {
     if ((tried == 0)); then
         ((lasted >= MOUNT_LIMIT)) || return 1
         again=yes
-        say_for_node "the image was not mounted in time: it is tried once more (APPTRAIN_UNPACK=1 unpacks it instead)"
+        say_for_node "the image was not mounted in time: it is tried once more" \
+            "(APPTRAIN_UNPACK=1 unpacks it instead)"
     elif ((tried == 124 || tried == 137)); then
         unmounted="it takes more than $MOUNT_BOUND s"
     else
@@ -175,16 +240,28 @@ mount_failed() {
     fi
 }
 
-# Sets `unmounted` by what Apptainer says; false if that is not about the image. Its versions have different words:
-#   1.2    ... while mounting image /proc/self/fd/3: squashfuse_ll exited with status 255: fusermount: WHY
-#   1.3    ... image driver mount failure: image driver squashfuse_ll instance exited with error: ... exited: WHY
-#   all    ... while mounting image /proc/self/fd/3: squashfuse_ll failed to mount /proc/self/fd/3 in 10s
+# Sets `unmounted` by what Apptainer says; false if that is not about the image. Its versions have
+# different words:
+#   1.2    ... while mounting image /proc/self/fd/3: squashfuse_ll exited with status 255:
+#          fusermount: WHY
+#   1.3    ... image driver mount failure: image driver squashfuse_ll instance exited with error:
+#          ... exited: WHY
+#   all    ... while mounting image /proc/self/fd/3: squashfuse_ll failed to mount /proc/self/fd/3
+#          in 10s
 why_unmounted() {
     local why
-    [[ $1 == *@("image driver mount failure"|"while mounting image"|"failed to mount /proc/self/fd/")* ]] || return 1
+    case $1 in
+        *"image driver mount failure"*) ;;
+        *"while mounting image"*) ;;
+        *"failed to mount /proc/self/fd/"*) ;;
+        *) return 1 ;;
+    esac
     case $1 in
         *'exited: '*) why=${1##*exited: } ;;
-        *'exited with status '*) why=${1##*exited with status } why=${why#*: } ;;
+        *'exited with status '*)
+            why=${1##*exited with status }
+            why=${why#*: }
+            ;;
         *'failed to mount '*) why="not done in ${1##*failed to mount * }" ;;
         *) why=${1##*: } ;;
     esac

@@ -33,7 +33,7 @@ command=(sh -c 'echo "$0: $WORD, $OF_THE_IMAGE"' "task $SLURM_LOCALID")
 line=(env OF_THE_IMAGE=yes "$container_shell" "$tmp/.start" "${command[@]}")
 { join_share 2>/dev/null || entry=''; } 4>&2
 echo "${entry:-none}"
-if [[ -n $entry ]]; then (enter); else let_go; fi
+if [[ -n $entry ]]; then (enter_share); else release_share; fi
 read -r status
 if [[ -n $opened ]]; then close_share 2>/dev/null || true; fi
 """
