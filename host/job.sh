@@ -1,115 +1,185 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2034,SC2154 # the job scripts read and set some
-# What the job scripts of all schedulers share. slurm/multinode.sbatch sources it, and a script of the same shape can.
+# What the job scripts of all schedulers share. slurm/multinode.sbatch sources it, and a script of
+# the same shape can.
 #
-# It starts and ends what runs, catches signals and asks the scheduler; what any of it means, the image decides: before
-# the job `entrypoint prepare`, after each attempt the first node's `launch` or, where more has to be known, `entrypoint
-# conclude`. Both halves leave what they tell each other in $hand (entrypoint/job/handover.py has the names).
+# It starts and ends what runs, catches signals and asks the scheduler; what any of it means, the
+# image decides: before the job `entrypoint prepare`, after each attempt the first node's `launch`
+# or, if more has to be known, `entrypoint conclude`. Both halves leave what they tell each other in
+# $handover_dir (entrypoint/job/handover.py has the names).
 #
-# A job script defines   describe_job      sets cluster, and `facts`, NAME=VALUE for the image; or refuses
-#                        start WHAT        starts "${task[@]}" WHAT "${launch_words[@]}" for each task
-#                        interrupt PID     ends what runs as PID, at once
-#                        run_again         has the scheduler start this job once more, or says why not
-#                        told_of_job       prints what the scheduler says of the job
-#                        job_end           prints when it ends this job, in Unix seconds; nothing if unknown
-# sets                   scheduler, is_batch (yes: not started by hand), and calls  run_job "$@"
+# A job script defines
+#   describe_job     sets `cluster`, and `facts`, NAME=VALUE for the image; or refuses
+#   start WHAT       starts "${task[@]}" WHAT "${launch_words[@]}" for each task
+#   interrupt PID    ends what runs as PID, at once
+#   run_again        has the scheduler start this job once more, or says why not
+#   told_of_job      prints what the scheduler says of the job
+#   job_end          prints when it ends this job, in Unix seconds; nothing if unknown
+#   ask_site         if there is one: adds to `facts` what takes the profile's modules
+# sets `scheduler` and `is_batch` (yes: not started by hand), and calls run_job "$@".
+#
 # Reads: APPTRAIN_HOME      the checkout
 #        APPTRAIN_IMAGE     (else the one of the profile's stack in containers/)
-#        APPTRAIN_PROFILE, and --profile as a word of APPTRAIN_ARGS, APPTRAIN_ARGS_FILE and the arguments
-# Sets:  APPTRAIN_HAND, APPTRAIN_ATTEMPT, and what the image says
+#        APPTRAIN_PROFILE, and --profile as a word of APPTRAIN_ARGS, APPTRAIN_ARGS_FILE and the
+#        arguments
+# Sets:  APPTRAIN_HAND, APPTRAIN_ATTEMPT, and, for the job scripts:
+#        handover_dir      what APPTRAIN_HAND says
+#        asked_to_end      the status of the signal that asked the job to end; empty if none did
+#        warned            yes once the scheduler has warned of the end
+#        interrupted       a signal came while a child was waited for
+#        child             the process that is waited for
+#        show_only         print_command if nothing is to be started
+#        task              the command of a task, without its last words
+#        What the image says (entrypoint/job/handover.py):
+#        run_dir, attempt, starter, stop_at, end_at
+#        hosts, host_lines                       of each task, by its rank
+#        start_words, plan_words, launch_words, chain_words
+#        goes_on           nodes may be lost on the way
+#        no_chain          why no job may follow
 # Needs: bash 4.2 and coreutils.
 LC_ALL=C # bytes, not characters; srun's messages in English
 # shellcheck source=host/common.sh
 source "$APPTRAIN_HOME/host/common.sh"
 
-readonly LOG_TRIES=50    # times LOG_PAUSE: what writing the rest of the log may take
-readonly LOG_PAUSE=0.1   # s
-readonly PREPARE=900     # s; a node that cannot mount the image unpacks it
-readonly CONCLUDE=300    # s
+readonly LOG_TRIES=50  # times LOG_PAUSE: what writing the rest of the log may take
+readonly LOG_PAUSE=0.1 # s
+readonly PREPARE=900   # s; a node that cannot mount the image unpacks it
+readonly CONCLUDE=300  # s
 
-say() { printf 'apptrain: %s\n' "${*//$'\n'/ }" >&2; }
-tell() { printf 'apptrain: %s\n' "$*"; }
+say() {
+    printf 'apptrain: %s\n' "${*//$'\n'/ }" >&2
+}
 
-refuse() { say "$*"; exit "$REFUSED"; }
+tell() {
+    printf 'apptrain: %s\n' "$*"
+}
 
-# --- the site: what must be known before there is an image ------------------------------------------------------
+refuse() {
+    say "$*"
+    exit "$REFUSED"
+}
 
-# Sets `profile`, a YAML file or empty: as --profile says, the one option that this half must know, else for this
-# cluster.
+# --- the site: what must be known before there is an image ----------------------------------------
+
+# Sets `profile`, a YAML file or empty: as --profile says, the one option that this half must know,
+# else for this cluster.
 find_profile() {
-    local file words=() found=()
     profile=${APPTRAIN_PROFILE:-}
-    if [[ -n ${APPTRAIN_ARGS_FILE:-} && -r $APPTRAIN_ARGS_FILE ]]; then
-        while IFS= read -r -d '' file; do words+=("$file"); done <"$APPTRAIN_ARGS_FILE"
-    elif [[ -n ${APPTRAIN_ARGS:-} ]]; then
-        read -r -d '' -a words < <(printf '%s\0' "${APPTRAIN_ARGS//[\'\"\\]/}") # quoted words without blanks, at least
-    fi
-    find_option ${words[@]+"${words[@]}"}
-    # A quoted path with blanks is cut here: the image says which it is.
-    if [[ ${APPTRAIN_ARGS:-} == *[\'\"\\]* && ! -r $(profile_file) ]]; then profile=${APPTRAIN_PROFILE:-}; fi
+    find_option_of_environment
     find_option "$@"
-    if [[ -z $profile ]]; then
-        for file in "$APPTRAIN_HOME"/clusters/*.host; do
-            if [[ -n $cluster ]] && grep -Fsqx -- "cluster=$cluster" "$file"; then found+=("${file%.host}.yaml"); fi
-        done
-        ((${#found[@]} < 2)) || refuse "${found[*]##*/} are all for the cluster $cluster: choose one with --profile"
-        profile=${found[0]:-}
-    fi
+    [[ -n $profile ]] || find_profile_of_cluster
     [[ -z $profile ]] || profile=$(profile_file)
 }
 
-profile_file() {
-    if [[ $profile == */* || $profile == *.yaml ]]; then absolute "$profile"; return; fi
-    printf '%s' "$APPTRAIN_HOME/clusters/$profile.yaml"
+# Sets `profile` as APPTRAIN_ARGS_FILE or APPTRAIN_ARGS says.
+find_option_of_environment() {
+    local word words=()
+    if [[ -n ${APPTRAIN_ARGS_FILE:-} && -r $APPTRAIN_ARGS_FILE ]]; then
+        while IFS= read -r -d '' word; do
+            words+=("$word")
+        done <"$APPTRAIN_ARGS_FILE"
+    elif [[ -n ${APPTRAIN_ARGS:-} ]]; then
+        # Quoted words without blanks, at least.
+        read -r -d '' -a words < <(printf '%s\0' "${APPTRAIN_ARGS//[\'\"\\]/}")
+    fi
+    find_option ${words[@]+"${words[@]}"}
+    # A quoted path with blanks is cut here: the image says which it is.
+    if [[ ${APPTRAIN_ARGS:-} == *[\'\"\\]* && ! -r $(profile_file) ]]; then
+        profile=${APPTRAIN_PROFILE:-}
+    fi
 }
 
+# Sets `profile` to the one for `cluster`; empty if there is none.
+find_profile_of_cluster() {
+    local file found=()
+    [[ -n $cluster ]] || return 0
+    for file in "$APPTRAIN_HOME"/clusters/*.host; do
+        if grep -Fsqx -- "cluster=$cluster" "$file"; then
+            found+=("${file%.host}.yaml")
+        fi
+    done
+    ((${#found[@]} < 2)) ||
+        refuse "${found[*]##*/} are all for the cluster $cluster: choose one with --profile"
+    profile=${found[0]:-}
+}
+
+# Prints the file that `profile` means.
+profile_file() {
+    case $profile in
+        */* | *.yaml) absolute "$profile" ;;
+        *) printf '%s' "$APPTRAIN_HOME/clusters/$profile.yaml" ;;
+    esac
+}
+
+# Sets `profile` as the last --profile of these words says.
 find_option() {
-    while (($#)) && [[ $1 != -- ]]; do
-        if [[ $1 == --profile ]]; then profile=${2:-$profile}; elif [[ $1 == --profile=?* ]]; then profile=${1#*=}; fi
+    while (($#)); do
+        case $1 in
+            --) return ;;
+            --profile) profile=${2:-$profile} ;;
+            --profile=?*) profile=${1#*=} ;;
+        esac
         shift
     done
 }
 
-# Sets the image and the program, and loads the modules, as the profile's host file says (entrypoint/cli/profiles.py).
+# Sets APPTRAIN_IMAGE and APPTRAIN_APPTAINER, and loads the modules, as the profile's host file says
+# (entrypoint/cli/profiles.py).
 use_site() {
-    local file=${profile%.yaml}.host line value digest='' image='' program='' paths=() modules=()
+    local image='' program='' paths=() modules=()
     if [[ -n $profile ]]; then
-        [[ -r $profile ]] || refuse "there is no profile $profile: the sites are in $APPTRAIN_HOME/clusters"
-        [[ -r $file ]] || refuse "$file is missing: $(remedy)"
-        while IFS= read -r line || [[ -n $line ]]; do
-            value=${line#*=}
-            case $line in
-                '#'* | cluster=* | profile=*) ;; # for who looks for it, and for the image
-                digest=*) digest=$value ;;
-                image=*) image=$value ;;
-                apptainer=*) program=$value ;;
-                module_path=*) value=$(expand "$value"); paths+=("$value") ;;
-                module=*) modules+=("$value") ;;
-                *) refuse "$file: $line has no meaning here: $(remedy)" ;;
-            esac
-        done <"$file"
-        [[ $digest == "$(sha256sum <"$profile" | cut -d ' ' -f 1)" ]] ||
-            refuse "$file is not made from $profile as that is now: $(remedy)"
+        read_host_file "${profile%.yaml}.host"
     fi
     APPTRAIN_IMAGE=$(absolute "${given_image:-$APPTRAIN_HOME/containers/${image:-image.sif}}")
-    if [[ -n $program && -z ${APPTRAIN_APPTAINER:-} ]]; then APPTRAIN_APPTAINER=$(expand "$program"); fi
+    if [[ -n $program && -z ${APPTRAIN_APPTAINER:-} ]]; then
+        APPTRAIN_APPTAINER=$(expand "$program")
+    fi
     export APPTRAIN_HOME APPTRAIN_IMAGE APPTRAIN_APPTAINER
-    if ((${#modules[@]})); then load_modules; fi
+    if ((${#modules[@]})); then
+        load_modules
+    fi
 }
 
-# What makes a profile's host file.
+# Sets `image`, `program`, `paths` and `modules`, as this file says.
+read_host_file() {
+    local file=$1 line value digest=''
+    [[ -r $profile ]] ||
+        refuse "there is no profile $profile: the sites are in $APPTRAIN_HOME/clusters"
+    [[ -r $file ]] || refuse "$file is missing: $(remedy)"
+    while IFS= read -r line || [[ -n $line ]]; do
+        value=${line#*=}
+        case $line in
+            '#'* | cluster=* | profile=*) ;; # for who looks for it, and for the image
+            digest=*) digest=$value ;;
+            image=*) image=$value ;;
+            apptainer=*) program=$value ;;
+            module_path=*)
+                value=$(expand "$value")
+                paths+=("$value")
+                ;;
+            module=*) modules+=("$value") ;;
+            *) refuse "$file: $line has no meaning here: $(remedy)" ;;
+        esac
+    done <"$file"
+    [[ $digest == "$(sha256sum <"$profile" | cut -d ' ' -f 1)" ]] ||
+        refuse "$file is not made from $profile as that is now: $(remedy)"
+}
+
+# Prints what makes a profile's host file.
 remedy() {
     printf 'make profiles'
     [[ ${profile%/*} == "$APPTRAIN_HOME/clusters" ]] || printf ' PROFILE=%q' "$profile"
 }
 
-# Replaces $NAME and ${NAME} by the variables' values; nothing else of a shell's syntax counts.
+# Prints a text with the variables' values in place of $NAME and ${NAME}; nothing else of a shell's
+# syntax counts.
 expand() {
     local rest=$1 done='' name
     while [[ $rest =~ \$(\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*)) ]]; do
         name=${BASH_REMATCH[2]}${BASH_REMATCH[3]}
         [[ -n ${!name:-} ]] ||
-            refuse "$1 in the profile $profile: $name is not set here: set it, or correct the profile"
+            refuse "$1 in the profile $profile: $name is not set here:" \
+                "set it, or correct the profile"
         done+=${rest%%"${BASH_REMATCH[0]}"*}${!name}
         rest=${rest#*"${BASH_REMATCH[0]}"}
     done
@@ -123,7 +193,9 @@ load_modules() {
     for file in "${LMOD_PKG:-/nowhere}/init/bash" "${MODULESHOME:-/nowhere}/init/bash" \
         /etc/profile.d/{lmod,z00_lmod,modules}.sh; do
         # shellcheck source=/dev/null
-        if ! declare -F module >/dev/null && [[ -r $file ]]; then source "$file"; fi
+        if ! declare -F module >/dev/null && [[ -r $file ]]; then
+            source "$file"
+        fi
     done
     declare -F module >/dev/null || status=127
     ((status || ${#paths[@]} == 0)) || module use "${paths[@]}" || status=$?
@@ -134,33 +206,47 @@ load_modules() {
             "correct its modules (module avail lists them)"
 }
 
-# --- what the two halves tell each other --------------------------------------------------------------------------
+# --- what the two halves tell each other ----------------------------------------------------------
 
-# Leaves NAME=VALUE entries for the image.
-ask() {
-    (umask 077 && printf '%s\0' "scheduler=$scheduler" "home=$APPTRAIN_HOME" "image=$APPTRAIN_IMAGE" \
-        "profile=$profile" "batch=$is_batch" "script=$$" "attempt=${APPTRAIN_ATTEMPT-}" \
-        ${facts[@]+"${facts[@]}"} "$@" >"$hand/ask")
+# write_request NAME=VALUE...: leaves these entries, and what is always said, for the image.
+write_request() {
+    (
+        umask 077
+        printf '%s\0' "scheduler=$scheduler" "home=$APPTRAIN_HOME" "image=$APPTRAIN_IMAGE" \
+            "profile=$profile" "batch=$is_batch" "script=$$" "attempt=${APPTRAIN_ATTEMPT-}" \
+            ${facts[@]+"${facts[@]}"} "$@" >"$handover_dir/ask"
+    )
 }
 
-# Reads what the image has left in this file; false where there is nothing. Nothing of it is run, and only a number is
-# calculated with. Of a verdict, `follows` is end, again (this job, other ports) or requeue (another job); a restart
-# inside the allocation is not the host's: the launchers make it. `goes_on`: nodes may be lost on the way. `tells_end`:
-# ranks that do not stop when asked are ended. `over`: nothing is left to do. `no_chain`: why no job may follow.
-hear() {
-    local entry value
-    lines=() follows='' status='' asked_for=''
-    [[ -s $hand/$1 ]] || return 1
+# read_answer FILE: sets what the image has left in this file; false if there is nothing. Nothing of
+# it is run, and only a number is calculated with. Sets, beside what is listed above, `profile`,
+# `outcome`, `dry_run`, `by_hand`, and
+#   lines        what to say
+#   follows      of a verdict: end, again (this job, other ports) or requeue (another job); a
+#                restart inside the allocation is not the host's: the launchers make it
+#   status       of the job
+#   verdict_for  the value of `asked_to_end` that a verdict is for
+#   tells_end    ranks that do not stop when asked are ended
+#   over         nothing is left to do
+read_answer() {
+    local entry value number='^(0|[1-9][0-9]{0,14})$'
+    lines=()
+    follows=''
+    status=''
+    verdict_for=''
+    [[ -s $handover_dir/$1 ]] || return 1
     while IFS= read -r -d '' entry; do
         value=${entry#*=}
-        [[ $entry != @(attempt|status|stop_at|end_at|line)=* || $value =~ ^(0|[1-9][0-9]{0,14})$ ]] ||
+        [[ $entry != @(attempt|status|stop_at|end_at|line)=* || $value =~ $number ]] ||
             refuse "the image says $entry: must be a number"
         case $entry in
             say=* | tell=*) lines+=("$entry") ;;
-            run_dir=* | attempt=* | profile=* | status=* | follows=* | goes_on=* | tells_end=* | over=* | \
-                dry_run=* | by_hand=* | outcome=* | starter=* | stop_at=* | end_at=* | no_chain=*)
-                printf -v "${entry%%=*}" %s "$value" ;;
-            asked=*) asked_for=$value ;;
+            run_dir=* | attempt=* | profile=* | outcome=* | starter=* | stop_at=* | end_at=* | \
+                status=* | follows=* | goes_on=* | tells_end=* | over=* | dry_run=* | by_hand=* | \
+                no_chain=*)
+                printf -v "${entry%%=*}" %s "$value"
+                ;;
+            asked=*) verdict_for=$value ;;
             host=*) hosts+=("$value") ;;
             line=*) host_lines+=("$value") ;;
             start=*) start_words+=("$value") ;;
@@ -170,62 +256,70 @@ hear() {
             chain=*) chain_words+=("$value") ;;
             export=APPTRAIN_*)
                 [[ ${value%%=*} =~ ^[A-Z_]+$ ]] || refuse "the image says $entry: no such variable"
-                export "${value?}" ;;
-            *) refuse "the image says ${entry%%=*}, which means nothing here: it is of another version: make image" ;;
+                export "${value?}"
+                ;;
+            *)
+                refuse "the image says ${entry%%=*}, which means nothing here:" \
+                    "it is of another version: make image"
+                ;;
         esac
-    done <"$hand/$1"
+    done <"$handover_dir/$1"
 }
 
 say_lines() {
     local entry
     for entry in ${lines[@]+"${lines[@]}"}; do
-        if [[ $entry == say=* ]]; then say "${entry#*=}"; else tell "${entry#*=}"; fi
+        if [[ $entry == say=* ]]; then
+            say "${entry#*=}"
+        else
+            tell "${entry#*=}"
+        fi
     done
 }
 
-# Runs `entrypoint WHAT` in the image here, for so many seconds at most. Sets `status`; what it said is in `said`.
-inside() {
+# run_in_image WHAT SECONDS: runs `entrypoint WHAT` in the image here, for so many seconds at most.
+# Sets `status`, and `said` to what it said.
+run_in_image() {
     cutter='kill'
-    await "$asked" timeout --kill-after=10 "$2" "$APPTRAIN_HOME/containers/run.sh" --quiet --all-of-host \
-        "$APPTRAIN_IMAGE" python -P -m entrypoint "$1" "$hand" >"$hand/said" 2>&1
+    await "$asked_to_end" timeout --kill-after=10 "$2" \
+        "$APPTRAIN_HOME/containers/run.sh" --quiet --all-of-host \
+        "$APPTRAIN_IMAGE" python -P -m entrypoint "$1" "$handover_dir" >"$handover_dir/said" 2>&1
     cutter='interrupt'
-    said=$(tail -c 2000 -- "$hand/said" | tr '\n' ' ') said=${said% }
+    said=$(tail -c 2000 -- "$handover_dir/said" | tr '\n' ' ')
+    said=${said% }
 }
 
-# await ASKED CMD...: starts it in a process group of its own, for Ctrl-C is to reach it once, through here; sets
-# `status` at its end. It is ended where `asked` is another than was known.
+# await ASKED CMD...: starts it in a process group of its own, for Ctrl-C is to reach it once,
+# through here; sets `status` at its end. It is ended if `asked_to_end` is not ASKED any more.
 await() {
     set -m
     "${@:2}" </dev/null 3>&- 4>&- &
     child=$!
     set +m
-    if [[ $asked != "$1" ]]; then cut_short; fi
+    if [[ $asked_to_end != "$1" ]]; then
+        cut_short
+    fi
     await_end "$child" 0 # what a program of ours has left says how it ended
     child=
 }
 
-# --- before -------------------------------------------------------------------------------------------------------
+# --- before ---------------------------------------------------------------------------------------
 
-# Has the image decide what this job is; sets what `hear` sets.
+# prepare ARGUMENT...: has the image decide what this job is; sets what it answers, `task`, and
+# APPTRAIN_ATTEMPT.
 prepare() {
     local given=$profile
     for ((;;)); do
         use_site
-        if declare -F ask_site >/dev/null; then ask_site; fi
-        { (umask 077 && env -0 >"$hand/environment") && ask "${@/#/arg=}"; } 2>/dev/null || [[ -n $asked ]] ||
-            refuse "the job's own directory $hand cannot be written: set TMPDIR to one of this node that has room"
-        inside prepare "$PREPARE"
-        if [[ -n $asked ]]; then exit "$asked"; fi
-        [[ $said != *"invalid choice: 'prepare'"* ]] ||
-            refuse "the image $APPTRAIN_IMAGE is of another version than the checkout $APPTRAIN_HOME: make image"
-        if ((status == 0 || status == REFUSED)); then cat -- "$hand/said" >&2; fi
-        if ((status == REFUSED)); then exit "$REFUSED"; fi
-        if ((status)) || ! hear answer; then
-            say "the image $APPTRAIN_IMAGE does not start on $(uname -n) (status $status): ${said:-it says nothing}"
-            exit $((status ? status : 1))
+        if declare -F ask_site >/dev/null; then
+            ask_site
         fi
-        if [[ -n $run_dir ]]; then break; fi
-        [[ $given != "$profile" ]] || refuse "the image finds another profile ($profile) each time: give --profile"
+        ask_image "$@"
+        if [[ -n $run_dir ]]; then
+            break
+        fi
+        [[ $given != "$profile" ]] ||
+            refuse "the image finds another profile ($profile) each time: give --profile"
         given=$profile
     done
     unset APPTRAIN_ARGS APPTRAIN_ARGS_FILE
@@ -234,24 +328,57 @@ prepare() {
     task+=(python -P -m entrypoint)
 }
 
+# ask_image ARGUMENT...: sets what the image answers; ends the job if it does not.
+ask_image() {
+    write_first_request "$@" 2>/dev/null || [[ -n $asked_to_end ]] ||
+        refuse "the job's own directory $handover_dir cannot be written:" \
+            "set TMPDIR to one of this node that has room"
+    run_in_image prepare "$PREPARE"
+    if [[ -n $asked_to_end ]]; then
+        exit "$asked_to_end"
+    fi
+    [[ $said != *"invalid choice: 'prepare'"* ]] ||
+        refuse "the image $APPTRAIN_IMAGE is of another version than the checkout" \
+            "$APPTRAIN_HOME: make image"
+    case $status in
+        0) cat -- "$handover_dir/said" >&2 ;;
+        "$REFUSED")
+            cat -- "$handover_dir/said" >&2
+            exit "$REFUSED"
+            ;;
+    esac
+    if ((status)) || ! read_answer answer; then
+        say "the image $APPTRAIN_IMAGE does not start on $(uname -n) (status $status):" \
+            "${said:-it says nothing}"
+        exit $((status ? status : 1))
+    fi
+}
+
+# write_first_request ARGUMENT...: leaves these, and the environment, for the image.
+write_first_request() {
+    (umask 077 && env -0 >"$handover_dir/environment") && write_request "${@/#/arg=}"
+}
+
 # From here on, what this script and the ranks print goes to job.log too.
 open_log() {
     [[ -d $run_dir ]] ||
-        refuse "the run directory $run_dir, which the image has made, is not there: give one that all nodes share"
-    mkfifo -m 600 "$hand/out" "$hand/err"
+        refuse "the run directory $run_dir, which the image has made, is not there:" \
+            "give one that all nodes share"
+    mkfifo -m 600 "$handover_dir/out" "$handover_dir/err"
     exec 3>&1 4>&2
-    copy_to_log "$hand/out" 3
-    exec >"$hand/out"
+    copy_to_log "$handover_dir/out" 3
+    exec >"$handover_dir/out"
     if [[ /dev/fd/3 -ef /dev/fd/4 ]]; then
         exec 2>&1 # one stream, in its order
     else
-        copy_to_log "$hand/err" 4
-        exec 2>"$hand/err"
+        copy_to_log "$handover_dir/err" 4
+        exec 2>"$handover_dir/err"
     fi
     trap : PIPE
 }
 
-# It ends when the last writer does, not by a signal to the job.
+# copy_to_log PIPE FD: copies what comes through the pipe to job.log and to the open file FD. It
+# ends when the last writer does, not by a signal to the job.
 copy_to_log() {
     (
         trap '' HUP INT TERM USR1 USR2
@@ -261,75 +388,117 @@ copy_to_log() {
     loggers+=($!)
 }
 
+# A trap: removes what is this job's own, and waits for the log.
 clean_up() {
     local waited=0
     trap '' HUP INT TERM # also for `sleep`, of whose end bash would tell
-    rm -rf -- "$hand"
+    rm -rf -- "$handover_dir"
     ((${#loggers[@]})) || return 0
     exec >&3 2>&4 3>&- 4>&-
-    while kill -0 "${loggers[@]}" 2>/dev/null && ((waited++ < LOG_TRIES)); do sleep "$LOG_PAUSE"; done
+    while kill -0 "${loggers[@]}" 2>/dev/null && ((waited++ < LOG_TRIES)); do
+        sleep "$LOG_PAUSE"
+    done
     kill -KILL "${loggers[@]}" 2>/dev/null || true
 }
 
-# --- the run ------------------------------------------------------------------------------------------------------
+# --- the run --------------------------------------------------------------------------------------
 
-# USR2, or a job's own USR1, is the scheduler's warning. CONT, which Slurm sends beside it, must not be trapped: bash loses one of the two.
+# USR2, or a job's own USR1, is the scheduler's warning. CONT, which Slurm sends beside it, must not
+# be trapped: bash loses one of the two.
 catch_signals() {
     trap warn USR1 USR2
-    trap 'end 143' TERM
-    trap 'end 130; cut_short' INT
-    trap 'end 129; cut_short' HUP
+    trap 'on_end_signal 143' TERM
+    trap 'on_end_signal 130; cut_short' INT
+    trap 'on_end_signal 129; cut_short' HUP
 }
 
+# A trap.
 warn() {
-    warned=yes interrupted=yes
-    if [[ -n $run_dir ]]; then heed; fi
+    warned=yes
+    interrupted=yes
+    if [[ -n $run_dir ]]; then
+        request_stop
+    fi
 }
 
-heed() {
-    if [[ -z $heeded ]]; then heeded=yes && say "warned of the end: asking the ranks to save and stop"; fi
-    ask_to_stop || say "$run_dir/stop cannot be written: they are not asked"
+# Has the ranks save and stop; says so once.
+request_stop() {
+    if [[ -z $is_stop_said ]]; then
+        is_stop_said=yes
+        say "warned of the end: asking the ranks to save and stop"
+    fi
+    write_stop_file || say "$run_dir/stop cannot be written: they are not asked"
 }
 
-# With when the job ends, if it is to go on as another: ranks that do not stop are ended before the scheduler does it.
-ask_to_stop() {
+# Says in it when the job ends, if it is to go on as another: ranks that do not stop are ended
+# before the scheduler does it.
+write_stop_file() {
     local end=''
-    if [[ -n $tells_end ]]; then end=$(job_end); fi
-    (umask 077 && printf '%s' "${end:+end=$end}" >"$run_dir/.stop.$$") && mv -- "$run_dir/.stop.$$" "$run_dir/stop"
+    if [[ -n $tells_end ]]; then
+        end=$(job_end)
+    fi
+    (umask 077 && printf '%s' "${end:+end=$end}" >"$run_dir/.stop.$$") &&
+        mv -- "$run_dir/.stop.$$" "$run_dir/stop"
 }
 
-# In a batch job the scheduler sends TERM to the tasks itself.
-end() { asked=$1 interrupted=yes; if [[ $1 == 143 && -z $is_batch ]]; then cut_short; fi; }
+# on_end_signal STATUS: a trap. In a batch job the scheduler sends TERM to the tasks itself.
+on_end_signal() {
+    asked_to_end=$1
+    interrupted=yes
+    if [[ $1 == 143 && -z $is_batch ]]; then
+        cut_short
+    fi
+}
 
-cut_short() { if [[ -n $child ]]; then "$cutter" "$child" 2>/dev/null || true; fi; }
+# Ends `child`, by `kill` or `interrupt`, as `cutter` says.
+cut_short() {
+    if [[ -n $child ]]; then
+        "$cutter" "$child" 2>/dev/null || true
+    fi
+}
 
+# Sets `status`.
 run_attempt() {
-    rm -f -- "$hand/verdict" "$hand/over"
-    if [[ -n $warned ]]; then heed; fi
-    if [[ -z $asked ]]; then await '' start launch; fi
+    rm -f -- "$handover_dir/verdict" "$handover_dir/over"
+    if [[ -n $warned ]]; then
+        request_stop
+    fi
+    if [[ -z $asked_to_end ]]; then
+        await '' start launch
+    fi
 }
 
-# Sets what follows, as the image says. Where it does not, a planned end goes on, and anything else has ended.
+# Sets `follows`, `status` and `lines`, as the image says. If it does not, a planned end goes on,
+# and anything else has ended.
 conclude() {
     local ended=$status
-    if hear verdict && [[ $asked_for == "$asked" ]]; then return; fi
-    rm -f -- "$hand/verdict"
-    said="$hand cannot be written"
-    if ask "asked=$asked" "warned=$warned" "told=$(told_of_job)" 2>/dev/null; then inside conclude "$CONCLUDE"; fi
-    if hear verdict; then return; fi
-    follows=end status=$((ended ? ended : 1))
-    if [[ -n $asked ]]; then
-        status=$asked
+    if read_answer verdict && [[ $verdict_for == "$asked_to_end" ]]; then
+        return
+    fi
+    rm -f -- "$handover_dir/verdict"
+    said="$handover_dir cannot be written"
+    if write_request "asked=$asked_to_end" "warned=$warned" "told=$(told_of_job)" 2>/dev/null; then
+        run_in_image conclude "$CONCLUDE"
+    fi
+    if read_answer verdict; then
+        return
+    fi
+    follows=end
+    status=$((ended ? ended : 1))
+    if [[ -n $asked_to_end ]]; then
+        status=$asked_to_end
     elif ((ended == 0)) && [[ -n $warned || -e $run_dir/stop ]]; then
         follows=requeue
     fi
-    lines=("say=the image does not say what follows (${said:-nothing}): ended with status ${asked:-$ended}")
+    lines=("say=the image does not say what follows (${said:-nothing}):")
+    lines[0]+=" ended with status ${asked_to_end:-$ended}"
 }
 
 # Has the scheduler run the job again.
 go_on() {
     local why
-    if why=$(trap '' TERM && run_again 2>&1); then # which ends this run with TERM
+    # The scheduler ends this run with TERM.
+    if why=$(trap '' TERM && run_again 2>&1); then
         tell "the job will run again, and go on there"
     else
         say "$scheduler does not run it again (${why//$'\n'/ }); $by_hand"
@@ -339,33 +508,70 @@ go_on() {
 # --dry-run: the launch line, and what each task's entrypoint makes of its place.
 show_plans() {
     tell "the launch line, and below the plan of each task:"
-    show_only=show start launch
+    show_only=print_command start launch
     task=("${task[0]}" "${task[@]:3}") # a plan has no outcome
     SLURM_LABELIO=1 start plan 2>&1 | sort -s -n -t : -k 1,1
     exit "${PIPESTATUS[0]}"
 }
 
-show() { printf '%q ' "$@" && echo; }
+print_command() {
+    printf '%q ' "$@" && echo
+}
 
+# Sets all that this file, the signals and the image set, to what it is before a job.
+begin_job() {
+    asked_to_end=''
+    warned=''
+    is_stop_said=''
+    child=''
+    run_dir=''
+    attempt=''
+    show_only=''
+    cluster=''
+    given_image=${APPTRAIN_IMAGE:-}
+    goes_on=''
+    tells_end=''
+    over=''
+    dry_run=''
+    by_hand=''
+    outcome=''
+    starter=''
+    stop_at=''
+    end_at=''
+    no_chain=''
+    hosts=()
+    host_lines=()
+    start_words=()
+    plan_words=()
+    task=()
+    launch_words=()
+    chain_words=()
+    facts=()
+    loggers=()
+}
+
+# run_job ARGUMENT...: the whole job; ends this script.
 run_job() {
     local status=0
-    asked='' warned='' heeded='' child='' run_dir='' attempt='' show_only='' cluster='' given_image=${APPTRAIN_IMAGE:-}
-    goes_on='' tells_end='' over='' dry_run='' by_hand='' outcome='' starter='' stop_at='' end_at='' no_chain=''
-    hosts=() host_lines=() start_words=() plan_words=() task=() launch_words=() chain_words=() facts=() loggers=()
-    hand=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.$(uname -n).XXXXXX") ||
+    begin_job
+    handover_dir=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.$(uname -n).XXXXXX") ||
         refuse "no temporary directory can be made: set TMPDIR to a directory of this node"
-    export APPTRAIN_HAND=$hand
+    export APPTRAIN_HAND=$handover_dir
     trap clean_up EXIT
     describe_job
     find_profile "$@"
     catch_signals
     prepare "$@"
-    if [[ -n $dry_run ]]; then show_plans; fi
+    if [[ -n $dry_run ]]; then
+        show_plans
+    fi
     trap - HUP INT TERM # what opens the log could be killed, and be waited for
     open_log
     catch_signals
     say_lines
-    if [[ -n $over ]]; then exit 0; fi
+    if [[ -n $over ]]; then
+        exit 0
+    fi
     follows=again
     while [[ $follows == again ]]; do
         run_attempt
@@ -373,6 +579,10 @@ run_job() {
         say_lines
         export APPTRAIN_ATTEMPT=$attempt
     done
-    if [[ $follows == requeue ]]; then if [[ -n $is_batch ]]; then go_on; else say "$by_hand"; fi; fi
+    if [[ $follows == requeue && -n $is_batch ]]; then
+        go_on
+    elif [[ $follows == requeue ]]; then
+        say "$by_hand"
+    fi
     exit "$status"
 }

@@ -2,50 +2,82 @@
 # shellcheck disable=SC2034,SC2154 # pbs/multinode.pbs and host/job.sh read and set these
 # What the job script must do with PBS, in the words of host/job.sh, which is sourced before this.
 # Reads: PBS_*, as PBS sets them for a job script, and what qstat -f says of the job
+# Sets:  scheduler, is_batch   as host/job.sh has them
+#        cluster, facts        describe_job, ask_site
+#        wall, wall_at         describe_job: one moment, by the wall clock and by read_clock
+#        now                   read_job_time
+#        ANSWER                s for a task to say that it has started
+#        job_script            this script's path
+#        carried               facts about what a chained job was given
 #
-# pbsdsh runs one task for each line of the node file, a task starts with nearly no environment, and the job's output
-# stays in a spool until its end: so each host gets one task, by the index of its first line, what it needs through
-# files of the run directory, and a log there, which this script follows.
+# pbsdsh runs one task for each line of the node file, a task starts with nearly no environment, and
+# the job's output stays in a spool until its end: so each host gets one task, by the index of its
+# first line, what it needs through files of the run directory, and a log there, which this script
+# follows.
 scheduler=pbs
 # shellcheck source=pbs/starters.sh
 source "$APPTRAIN_HOME/pbs/starters.sh"
 
-readonly QSTAT=30         # s for an answer of the server
+readonly QSTAT=30 # s for an answer of the server
 
 job_script=$(absolute "$0")
-if [[ ${PBS_ENVIRONMENT:-} == PBS_BATCH && ${PBS_TASKNUM:-} == 1 ]]; then is_batch=yes; else is_batch=; fi
+is_batch=
+if [[ ${PBS_ENVIRONMENT:-} == PBS_BATCH && ${PBS_TASKNUM:-} == 1 ]]; then
+    is_batch=yes
+fi
 
 # PBS starts a script in HOME; paths are meant as at qsub.
-if [[ -n $is_batch && -d ${PBS_O_WORKDIR:-} ]]; then cd -- "$PBS_O_WORKDIR" || exit; fi
+if [[ -n $is_batch && -d ${PBS_O_WORKDIR:-} ]]; then
+    cd -- "$PBS_O_WORKDIR" || exit
+fi
 
 # A job of a chain takes up where the one that submitted it stopped.
 carried=()
 if [[ -n ${APPTRAIN_CHAIN_FILE:-} ]]; then
-    while IFS= read -r -d '' word; do export "${word?}"; carried+=("carried=${word%%=*}"); done <"$APPTRAIN_CHAIN_FILE"
+    while IFS= read -r -d '' word; do
+        export "${word?}"
+        carried+=("carried=${word%%=*}")
+    done <"$APPTRAIN_CHAIN_FILE"
     unset APPTRAIN_CHAIN_FILE word
 fi
-readonly ANSWER=${APPTRAIN_ANSWER_TIMEOUT:-120} # s for a task to say that it has started
+readonly ANSWER=${APPTRAIN_ANSWER_TIMEOUT:-120}
 
 describe_job() {
     local now
-    [[ $ANSWER =~ ^[1-9][0-9]{0,6}$ ]] || refuse "APPTRAIN_ANSWER_TIMEOUT=$ANSWER: must be seconds (without it 120)"
+    [[ $ANSWER =~ ^[1-9][0-9]{0,6}$ ]] ||
+        refuse "APPTRAIN_ANSWER_TIMEOUT=$ANSWER: must be seconds (without it 120)"
     printf -v now '%(%s)T %(%z)T' -1 -1
     read_clock
-    wall=${now% *} wall_at=$seconds
+    wall=${now% *}
+    wall_at=$seconds
     facts+=("began=$((${now% *} - SECONDS))" "zone=${now#* }" ${carried[@]+"${carried[@]}"})
-    if [[ -n ${PBS_JOBID:-} && ${PBS_TASKNUM:-1} == 1 && (-z ${SLURM_JOB_ID:-} || -n ${PBS_ENVIRONMENT:-}) ]]; then
-        if [[ $PBS_JOBID == *.* ]]; then cluster=${PBS_JOBID#*.}; fi
+    if is_pbs_job; then
+        if [[ $PBS_JOBID == *.* ]]; then
+            cluster=${PBS_JOBID#*.}
+        fi
         facts+=("told=$(timeout "$QSTAT" qstat -f "$PBS_JOBID" 2>/dev/null || true)")
         facts+=("queue=$(timeout "$QSTAT" qstat -Q -f "${PBS_QUEUE:-workq}" 2>/dev/null || true)")
-        if [[ -r ${PBS_NODEFILE:-} ]]; then facts+=("nodefile=$(<"$PBS_NODEFILE")"); fi
+        if [[ -r ${PBS_NODEFILE:-} ]]; then
+            facts+=("nodefile=$(<"$PBS_NODEFILE")")
+        fi
     fi
 }
 
-# What the profile's modules bring: asked once they are loaded.
-ask_site() { ! type -P mpiexec >/dev/null || facts+=("mpiexec=$(timeout "$QSTAT" mpiexec --version 2>&1 || true)"); }
+# Whether this is a job's main task, and not a shell of Slurm that has a variable of PBS.
+is_pbs_job() {
+    [[ -n ${PBS_JOBID:-} && ${PBS_TASKNUM:-1} == 1 ]] &&
+        [[ -z ${SLURM_JOB_ID:-} || -n ${PBS_ENVIRONMENT:-} ]]
+}
 
-# Sets `now`, in Unix seconds as the wall clock was when the job began, whatever it was set to since: `prepare` has
-# calculated stop_at and end_at from that.
+# What the profile's modules bring: asked once they are loaded.
+ask_site() {
+    if type -P mpiexec >/dev/null; then
+        facts+=("mpiexec=$(timeout "$QSTAT" mpiexec --version 2>&1 || true)")
+    fi
+}
+
+# Sets `now`, in Unix seconds as the wall clock was when the job began, whatever it was set to
+# since: `prepare` has calculated stop_at and end_at from that.
 read_job_time() {
     read_clock
     now=$((wall + seconds - wall_at))
@@ -60,29 +92,47 @@ job_end() {
     printf '%s' "$((end_at + today - now))"
 }
 
-told_of_job() { :; } # nothing that would matter at the end
-
-# TERM reaches tasks of the first host only, and none where they were not started by PBS. INT and HUP have `cut_short`
-# in their traps.
-end() {
-    asked=$1 interrupted=yes
-    if [[ $1 == 143 ]]; then cut_short; fi # once: a second one would end ranks that save
+# PBS says nothing that would matter at the end.
+told_of_job() {
+    :
 }
 
-# Has the first node's entrypoint end, which tells all others; where it is not there (any more), all that are.
+# TERM reaches tasks of the first host only, and none if they were not started by PBS. INT and HUP
+# have `cut_short` in their traps: a second one would end ranks that save.
+on_end_signal() {
+    asked_to_end=$1
+    interrupted=yes
+    if [[ $1 == 143 ]]; then
+        cut_short
+    fi
+}
+
+# Has the first node's entrypoint end, which tells all others; if it is not there (any more), all
+# that are.
 interrupt() {
     local name='' pid=''
     { read -r name pid _ <"$run_dir/tasks/$attempt.0"; } 2>/dev/null || true
-    if [[ $name == "$(uname -n)" && $pid =~ ^[1-9][0-9]*$ ]] && end_process TERM "$pid" 2>/dev/null; then return; fi
+    if [[ $name == "$(uname -n)" && $pid =~ ^[1-9][0-9]*$ ]] &&
+        end_process TERM "$pid" 2>/dev/null; then
+        return
+    fi
     (umask 077 && mkdir -p -- "$run_dir/tasks" && touch -- "$run_dir/tasks/$attempt.end")
 }
 
 # Submits this script once more, for the same run directory, with what this job asked for.
 run_again() {
     local file=$run_dir/chain
-    if [[ -n $no_chain ]]; then printf '%s' "$no_chain"; return 1; fi
-    (umask 077 && cat -- "$hand/chain.env" >"$file.env" && cat -- "$hand/chain.args" >"$file.args") || return 1
-    # The values from the environment: commas and quotes of one that stands in -v itself would be taken for qsub's.
+    if [[ -n $no_chain ]]; then
+        printf '%s' "$no_chain"
+        return 1
+    fi
+    (
+        umask 077
+        cat -- "$handover_dir/chain.env" >"$file.env" &&
+            cat -- "$handover_dir/chain.args" >"$file.args"
+    ) || return 1
+    # The values from the environment: commas and quotes of one that stands in -v itself would be
+    # taken for qsub's.
     cd -- "${PBS_O_WORKDIR:-.}" && APPTRAIN_CHAIN_FILE=$file.env timeout -s KILL "$QSTAT" \
         qsub "${chain_words[@]}" -v APPTRAIN_HOME,APPTRAIN_CHAIN_FILE "$job_script" >>"$file.jobs"
 }

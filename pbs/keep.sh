@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Run CMD in this session, and end all that came of it when CMD ends, or when nobody holds the pipe any more.
+# Run CMD in this session, and end all that came of it when CMD ends, or when nobody holds the pipe
+# any more.
 #
 # Usage: setsid bash keep.sh TMP CMD [ARG...] 8<PIPE       whoever starts it holds the writing end
-#        TMP   a directory of this call's own, removed at the end; it also marks all that is started here
+#        TMP   a directory of this call's own, removed at the end; it also marks all that is started
+#              here
 # Exit:  the status of CMD
 #
-# What is left is found by its session, and by the mark in its environment: ranks lead sessions of their own, and the
-# image's FUSE process has no environment.
+# What is left is found by its session, and by the mark in its environment: ranks lead sessions of
+# their own, and the image's FUSE process has no environment.
 set -uo pipefail
 # shellcheck source=host/common.sh
 source "$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")/host/common.sh"
@@ -20,12 +22,19 @@ sweep() {
     for ((tries = 0; tries < 100; tries++)); do
         found=()
         marked=$(grep -slzxF -- "APPTRAIN_TASK=$tmp" /proc/[0-9]*/environ)
-        for file in $marked; do pid=${file#/proc/}; found+=("${pid%/environ}"); done
+        for file in $marked; do
+            pid=${file#/proc/}
+            found+=("${pid%/environ}")
+        done
         find_session "$$"
         for pid in ${members[@]+"${members[@]}"}; do
-            if [[ $pid != "$$" && $pid != "$BASHPID" ]]; then found+=("$pid"); fi
+            if [[ $pid != "$$" && $pid != "$BASHPID" ]]; then
+                found+=("$pid")
+            fi
         done
-        if ((${#found[@]} == 0)); then break; fi
+        if ((${#found[@]} == 0)); then
+            break
+        fi
         kill -KILL "${found[@]}" 2>/dev/null
         sleep 0.05
     done
@@ -33,20 +42,25 @@ sweep() {
 }
 
 # shellcheck disable=SC2329 # a trap
-end() {
-    asked=yes
+on_end_signal() {
+    is_asked_to_end=yes
     interrupted=yes
-    if [[ -n $child ]]; then end_process TERM "$child" 2>/dev/null; fi
+    if [[ -n $child ]]; then
+        end_process TERM "$child" 2>/dev/null
+    fi
 }
 
-asked='' child=''
-trap end TERM
+is_asked_to_end=''
+child=''
+trap on_end_signal TERM
 (
     export APPTRAIN_TASK=$tmp
     exec "$@"
 ) 8<&- &
 child=$!
-if [[ -n $asked ]]; then end; fi
+if [[ -n $is_asked_to_end ]]; then
+    on_end_signal
+fi
 (
     trap '' TERM
     read -r -u 8

@@ -2,32 +2,47 @@
 # shellcheck disable=SC2034,SC2154 # slurm/multinode.sbatch and host/job.sh read and set these
 # What the job script must do with Slurm, in the words of host/job.sh, which is sourced before this.
 # Reads: SLURM_*, as sbatch, salloc and slurmd set them
+# Sets:  scheduler, is_batch   as host/job.sh has them
+#        cluster, facts        describe_job
+#        runs_in               batch, shell (of salloc or a login node) or step
 scheduler=slurm
 readonly ASKED=120 # s for Slurm to do what it is asked
 
-# Where this script runs: slurmstepd names the batch script and the tasks of steps differently. SLURM_STEP_ID does
-# not tell: a job that was submitted from a step has that step's.
+# Where this script runs: slurmstepd names the batch script and the tasks of steps differently.
+# SLURM_STEP_ID does not tell: a job that was submitted from a step has that step's.
+runs_in='shell'
 case $(tr '\0' ' ' 2>/dev/null <"/proc/$PPID/cmdline") in
     slurmstepd:*.batch\]*) runs_in='batch' ;;
-    slurmstepd:*.interactive\]*) runs_in='shell' ;;
+    slurmstepd:*.interactive\]*) ;;
     slurmstepd:*) runs_in='step' ;;
-    *) if [[ ${SLURM_TASK_PID:-} == "$$" ]]; then runs_in='batch'; else runs_in='shell'; fi ;;
+    *)
+        if [[ ${SLURM_TASK_PID:-} == "$$" ]]; then
+            runs_in='batch'
+        fi
+        ;;
 esac
-if [[ $runs_in == batch ]]; then is_batch=yes; else is_batch=; fi
+is_batch=
+if [[ $runs_in == batch ]]; then
+    is_batch=yes
+fi
 
 describe_job() {
     [[ -n ${SLURM_JOB_ID:-} ]] ||
-        refuse "this is no Slurm job: sbatch slurm/multinode.sbatch, or salloc and then bash slurm/multinode.sbatch"
-    cluster=${SLURM_CLUSTER_NAME:-} facts=("runs_in=$runs_in")
-    if [[ ${SLURM_RESTART_COUNT:-0} != 0 ]]; then facts+=("told=$(told_of_job)"); fi
+        refuse "this is no Slurm job: sbatch slurm/multinode.sbatch," \
+            "or salloc and then bash slurm/multinode.sbatch"
+    cluster=${SLURM_CLUSTER_NAME:-}
+    facts=("runs_in=$runs_in")
+    if [[ ${SLURM_RESTART_COUNT:-0} != 0 ]]; then
+        facts+=("told=$(told_of_job)")
+    fi
     facts+=("first_node=$(told_of_first_node)")
 }
 
-# What was asked of sbatch or salloc, srun takes from variables, also what was asked of a job from which
-# this one was submitted. Without them a step has all that the job has. Some contradict the words that we
-# give: srun refuses --ntasks-per-node beside SLURM_NTASKS_PER_GPU, and --nodes beside SLURM_HOSTFILE.
-# SLURM_THREADS_PER_CORE stays: it says how the job's CPUs are counted. So do names like SLURM_MPI_TYPE,
-# which are about how a step runs and not about what it gets.
+# What was asked of sbatch or salloc, srun takes from variables, also what was asked of a job from
+# which this one was submitted. Without them a step has all that the job has. Some contradict the
+# words that we give: srun refuses --ntasks-per-node beside SLURM_NTASKS_PER_GPU, and --nodes beside
+# SLURM_HOSTFILE. SLURM_THREADS_PER_CORE stays: it says how the job's CPUs are counted. So do names
+# like SLURM_MPI_TYPE, which are about how a step runs and not about what it gets.
 readonly NOT_FOR_SRUN=(
     # what a task gets
     "SLURM_GPUS*" "SLURM_TRES_*" "SLURM_MEM_PER_*" SLURM_GRES SLURM_CPUS_PER_GPU SRUN_CPUS_PER_TASK
@@ -42,38 +57,54 @@ readonly NOT_FOR_SRUN=(
     SLURM_NO_KILL SLURM_SRUN_MULTI
 )
 
-only_the_jobs_own() {
+# Leaves only the job's own variables.
+unset_requests() {
     local name pattern
     for name in "${!SLURM_@}" "${!SRUN_@}"; do
         for pattern in "${NOT_FOR_SRUN[@]}"; do
             # shellcheck disable=SC2053 # a pattern
-            if [[ $name == $pattern ]]; then unset "$name"; fi
+            if [[ $name == $pattern ]]; then
+                unset "$name"
+            fi
         done
     done
 }
 
-interrupt() { end_process INT "$1"; } # to srun; TERM would kill the tasks
+# To srun; TERM would kill the tasks.
+interrupt() {
+    end_process INT "$1"
+}
 
 # Not the environment's SLURM_JOB_END_TIME: limits are changed, and preemption ends a job earlier.
 job_end() {
     local at
-    at=$(SLURM_TIME_FORMAT=standard timeout 5 squeue --noheader --format=%e --jobs="$SLURM_JOB_ID" 2>/dev/null) || true
+    at=$(
+        SLURM_TIME_FORMAT=standard timeout 5 \
+            squeue --noheader --format=%e --jobs="$SLURM_JOB_ID" 2>/dev/null
+    ) || true
     [[ $at != 2* ]] || date -d "$at" +%s
 }
 
-# Where Slurm has begun to run it again by itself, it refuses, and that is as well.
+# If Slurm has begun to run it again by itself, it refuses, and that is as well.
 run_again() {
     local why
-    why=$(timeout "$ASKED" scontrol requeue "$SLURM_JOB_ID" 2>&1) || [[ $why == *'pending execution'* ]] ||
-        { printf '%s' "$why"; return 1; }
+    if why=$(timeout "$ASKED" scontrol requeue "$SLURM_JOB_ID" 2>&1); then
+        return
+    fi
+    [[ $why != *'pending execution'* ]] || return 0
+    printf '%s' "$why"
+    return 1
 }
 
-# Nothing where it does not answer: like told_of_job.
+# Prints what Slurm says of the first node; nothing if it does not answer, like told_of_job.
 told_of_first_node() {
     local first
     first=$(scontrol show hostnames "${SLURM_JOB_NODELIST:-}" 2>/dev/null) || return 0
     timeout 5 scontrol --oneliner show node "${first%%$'\n'*}" 2>/dev/null || true
 }
 
-# Nothing where it does not answer.
-told_of_job() { SLURM_TIME_FORMAT=standard timeout 5 scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true; }
+# Prints nothing if it does not answer.
+told_of_job() {
+    SLURM_TIME_FORMAT=standard timeout 5 \
+        scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true
+}

@@ -70,7 +70,7 @@ def test_a_flood_that_does_not_end_is_left_with_a_word(tmp_path: Path) -> None:
 def test_the_wall_clock_may_be_set_while_tasks_start_and_run(site: Site) -> None:
     """bash's SECONDS follows it: here that goes on by an hour at each look, and `date` by as much."""
     starters = site.checkout / "pbs/starters.sh"
-    jumps = 'rest() { SECONDS=$((SECONDS + 3600)); read -r -t "$POLL" -u "$clock" || true; }\n'
+    jumps = 'pause() { SECONDS=$((SECONDS + 3600)); read -r -t "$POLL" -u "$clock" || true; }\n'
     starters.write_text(starters.read_text() + jumps)
     what: What = {"0": {"wait": "outcome/0.1"}, "1": {}}
     status, lines = site.ran(what=what)
