@@ -43,7 +43,7 @@ settings = VENV PYTHON NODES CONFIG IMAGE_VENV STACK BASE EXTRA OFFLINE IMAGE IN
 	PROFILE DRY_RUN FOLLOW TORCHVISION ARGS REGISTRY DEBIAN_MIRROR UV
 of_others = APPTRAIN_% PIP_% UV_% APPTAINER_% CUDA_% OMP_% %_proxy %_PROXY CI HOME PATH TMPDIR SHELL MAKEFLAGS
 quoted = '$(subst ','\'',$(1))'
-near = $(shell cd $(call quoted,$(dir $(firstword $(MAKEFILE_LIST)))) && "$$(tools/login-python.sh any)" -m entrypoint.$(or $(3),spelling) $(call quoted,$(1)) $(2))
+near = $(shell cd $(call quoted,$(dir $(firstword $(MAKEFILE_LIST)))) && "$$(tools/login-python.sh any)" -m entrypoint.$(or $(3),core.spelling) $(call quoted,$(1)) $(2))
 given := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 unknown := $(firstword $(filter-out $(settings) $(of_others),$(given)))
 ifneq ($(unknown),)
