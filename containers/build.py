@@ -88,7 +88,8 @@ def fetch(stack: Stack, extra: Path | None, offline: Path | None, cache: Path, w
     architecture = stacks.debian_architecture()
     if architecture not in stack.architectures:
         raise BuildRefused(
-            f"stack {stack.name} is for {', '.join(stack.architectures)}, this machine {architecture}"
+            "stack-architecture",
+            f"stack {stack.name} is for {', '.join(stack.architectures)}, this machine {architecture}",
         )
     locks = [stack.lock(architecture), stacks.debian_lock(architecture)]
     found = [wheels.fetch(locks[0], stack.base.python, architecture, cache, offline)]
@@ -199,8 +200,9 @@ def facts(stack: Stack, image: Path, work: Path, builder: Builder) -> dict[str, 
     for name in ("torch", "torchvision", "cuda", "cudnn", "nccl"):
         if found["versions"][name] != getattr(stack, name):
             raise BuildFailed(
+                "image-version-differs",
                 f"{name} is {found['versions'][name]} in the image, {getattr(stack, name)} in "
-                f"{stacks.FILE.name}: correct the entry {stack.name} there"
+                f"{stacks.FILE.name}: correct the entry {stack.name} there",
             )
     lines = (work / "debian.installed").read_text().split("\n")
     whole, partition = sha256(image, *builder.partition(image))
@@ -236,7 +238,8 @@ def verify(stack: Stack, base: str, extra: Path | None, image: Path, offline: Pa
         for name, what in (("lock_sha256", "locks"), ("source_sha256", "files of this checkout")):
             if first.get(name) != second[name]:
                 raise BuildRefused(
-                    f"{image} was built from other {what} than those here: build it anew: make image"
+                    "image-outdated",
+                    f"{image} was built from other {what} than those here: build it anew: make image",
                 )
         if first["partition_sha256"] == second["partition_sha256"]:
             print(f"image: the second build is identical, partition {first['partition_sha256']}")
@@ -274,7 +277,8 @@ def inspect(image: Path) -> int:
         print(f"label {name:14} {value}")
     if not same:
         raise BuildRefused(
-            f"{image} is not the file that {image.with_suffix('.json')} describes: build it anew"
+            "image-not-described",
+            f"{image} is not the file that {image.with_suffix('.json')} describes: build it anew",
         )
     return 0
 
@@ -282,12 +286,13 @@ def inspect(image: Path) -> int:
 def described(image: Path) -> dict[str, Any]:
     """The JSON beside an image."""
     if not image.is_file():
-        raise BuildRefused(f"{image}: there is no such image: make image")
+        raise BuildRefused("image-missing", f"{image}: there is no such image: make image")
     try:
         said: dict[str, Any] = json.loads(image.with_suffix(".json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise BuildRefused(
-            f"{image.with_suffix('.json')}: {error}: build the image anew: make image"
+            "image-description-unreadable",
+            f"{image.with_suffix('.json')}: {error}: build the image anew: make image",
         ) from None
     return said
 

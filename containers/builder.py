@@ -25,7 +25,7 @@ from typing import Any, Final
 
 from containers import registry, stacks
 from containers.download import NoAnswer
-from containers.stacks import CONTAINERS, Base, BuildRefused, Stack
+from containers.stacks import CONTAINERS, Base, BuildError, BuildRefused, Stack
 
 RECIPE: Final = CONTAINERS / "apptrain.def"
 LEAST: Final = (1, 2)
@@ -37,7 +37,7 @@ COVERED: Final = ("/tmp", "/var/tmp", "/dev/shm")
 """Where Apptainer shows a build the host's own directories, and we an empty one."""
 
 
-class BuildFailed(Exception):
+class BuildFailed(BuildError):
     """Apptainer could not build; its own words stand above."""
 
     status = 1
@@ -58,15 +58,17 @@ class Builder:
                 break
         else:
             raise BuildRefused(
+                "apptainer-missing",
                 "neither apptainer nor singularity is on PATH: load it (module avail apptainer), "
-                "or build on a node that has it"
+                "or build on a node that has it",
             )
         said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.strip()
         number = re.search(r"(\d+)\.(\d+)", said)
         least = LEAST if "apptainer" in said else (4, 0)
         if not number or (int(number[1]), int(number[2])) < least:
             raise BuildRefused(
-                f"{path} is {said or 'silent about its version'}: {least[0]}.{least[1]} or newer is needed"
+                "apptainer-too-old",
+                f"{path} is {said or 'silent about its version'}: {least[0]}.{least[1]} or newer is needed",
             )
         return cls(path, said)
 
@@ -74,27 +76,31 @@ class Builder:
         """How the base is made here: what was asked for, or for `auto` what this machine can do."""
         if os.geteuid() and not _has_subordinate_ids() and not shutil.which("fakeroot"):
             raise BuildRefused(
+                "build-no-subids",
                 f"{getpass.getuser()} has no subordinate ids (/etc/subuid) and fakeroot is not installed: "
-                "Debian's packages cannot be set up: ask for one of the two, or build where one is there"
+                "Debian's packages cannot be set up: ask for one of the two, or build where one is there",
             )
         debootstrap = _tool("debootstrap")
         digest = stack.base.digest[architecture]
         if asked == "debootstrap" and not debootstrap:
             raise BuildRefused(
-                "BASE=debootstrap: debootstrap is not installed here: install it, or BASE=docker"
+                "debootstrap-missing",
+                "BASE=debootstrap: debootstrap is not installed here: install it, or BASE=docker",
             )
         if asked == "docker" and not digest:
             raise BuildRefused(
+                "base-no-digest",
                 f"BASE=docker: {stacks.FILE.name} has no digest of {stack.base.image} for {architecture}: "
-                "run `make lock` with REGISTRY=HOST, or take BASE=debootstrap"
+                "run `make lock` with REGISTRY=HOST, or take BASE=debootstrap",
             )
         if asked != "auto":
             return asked
         if not debootstrap and not digest:
             raise BuildRefused(
+                "base-impossible",
                 f"no base can be made here: debootstrap is not installed, and {stacks.FILE.name} has no "
                 f"digest of {stack.base.image} for {architecture}: install debootstrap, or run `make lock` "
-                "with REGISTRY=HOST"
+                "with REGISTRY=HOST",
             )
         return "debootstrap" if debootstrap else "docker"
 
@@ -105,7 +111,9 @@ class Builder:
         with self._client(work) as client:
             client.build(source, str(work / BASE), sudo=False, options=["--sandbox"])
         if not (work / BASE / "bin").exists():
-            raise NoAnswer(f"BASE=docker: {source} could not be had; the reason stands above")
+            raise NoAnswer(
+                "base-no-answer", f"BASE=docker: {source} could not be had; the reason stands above"
+            )
 
     def build(self, image: Path, arguments: dict[str, str], work: Path, wheel_folders: list[Path]) -> None:
         """Build RECIPE to `image`."""
@@ -128,7 +136,9 @@ class Builder:
         with self._client(work, APPTRAIN_WORK=str(work), SOURCE_DATE_EPOCH=epoch) as client:
             client.build(str(RECIPE), str(image), sudo=False, options=options)
         if not image.is_file():
-            raise BuildFailed("the build failed; the reason stands above. The image of before is untouched")
+            raise BuildFailed(
+                "build-failed", "the build failed; the reason stands above. The image of before is untouched"
+            )
 
     def labels(self, image: Path) -> dict[str, str]:
         with tempfile.TemporaryDirectory() as folder, self._client(Path(folder)) as client:
@@ -136,7 +146,9 @@ class Builder:
         try:
             labels: dict[str, str] = said["attributes"]["labels"]
         except (KeyError, TypeError):
-            raise BuildRefused(f"{image}: {self.path} cannot inspect it: build it anew: make image") from None
+            raise BuildRefused(
+                "image-not-inspectable", f"{image}: {self.path} cannot inspect it: build it anew: make image"
+            ) from None
         return labels
 
     def partition(self, image: Path) -> tuple[int, int]:
@@ -146,7 +158,9 @@ class Builder:
         )
         found = re.search(r"(\d+)-(\d+)\s*\|FS \(Squashfs", listed.stdout)
         if not found:
-            raise BuildFailed(f"{image}: no file system was found in it: {listed.stderr.strip()}")
+            raise BuildFailed(
+                "image-no-file-system", f"{image}: no file system was found in it: {listed.stderr.strip()}"
+            )
         return int(found[1]), int(found[2])
 
     def tree(self, image: Path) -> dict[str, str]:
@@ -158,7 +172,9 @@ class Builder:
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         if done.returncode:
-            raise BuildFailed(f"{image}: its files could not be read: {done.stderr.strip()}")
+            raise BuildFailed(
+                "image-files-unreadable", f"{image}: its files could not be read: {done.stderr.strip()}"
+            )
         files: dict[str, str] = json.loads(done.stdout)
         return files
 
@@ -182,7 +198,7 @@ class Builder:
         except SystemExit as error:
             if error.code == 128 + signal.SIGTERM:
                 raise
-            raise BuildFailed(f"spython gave up: {error}") from None
+            raise BuildFailed("spython-failed", f"spython gave up: {error}") from None
         finally:
             os.environ.clear()
             os.environ.update(before)
@@ -196,7 +212,9 @@ def check_recipe(arguments: dict[str, str]) -> None:
     text = RECIPE.read_text(encoding="utf-8")
     used = set(re.findall(r"\{\{ *(\w+) *\}\}", text))
     if used != set(arguments):
-        raise BuildRefused(f"{RECIPE}: its arguments are {sorted(used)}, {sorted(arguments)} are given")
+        raise BuildRefused(
+            "recipe-arguments", f"{RECIPE}: its arguments are {sorted(used)}, {sorted(arguments)} are given"
+        )
     # spython knows the header of registries only, looks for it in every line, and warns of %setup.
     bot.level = QUIET
     known = re.sub("^Bootstrap: .*", "Bootstrap: docker\nFrom: none", text, flags=re.MULTILINE)
@@ -205,7 +223,7 @@ def check_recipe(arguments: dict[str, str]) -> None:
         copy.flush()
         recipe = SingularityParser(copy.name).parse()["spython-base"]
     if not recipe.install or not recipe.test:
-        raise BuildRefused(f"{RECIPE}: it has no %post or no %test")
+        raise BuildRefused("recipe-no-section", f"{RECIPE}: it has no %post or no %test")
 
 
 def _has_subordinate_ids() -> bool:

@@ -73,7 +73,8 @@ def mirror() -> str:
         if found:
             return found[1].rstrip("/")
     raise BuildRefused(
-        "no Debian mirror is known here: neither apt nor debootstrap is set up: give one, DEBIAN_MIRROR=URL"
+        "debian-no-mirror",
+        "no Debian mirror is known here: neither apt nor debootstrap is set up: give one, DEBIAN_MIRROR=URL",
     )
 
 
@@ -81,8 +82,9 @@ def resolve(base: Base, architecture: str) -> str:
     """The index entries of the base's packages and all that they need, as the mirror offers them now."""
     if not shutil.which("apt-get") or not KEYRING.exists():
         raise BuildRefused(
+            "debian-no-apt",
             f"apt-get and {KEYRING} are needed to lock Debian's packages: run `make lock` on a Debian, "
-            "or inside the image: make shell"
+            "or inside the image: make shell",
         )
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -168,8 +170,9 @@ def _take(entries: list[Entry], offline: Path, cache: Path) -> None:
         if not found or hashlib.sha256(found.read_bytes()).hexdigest() != entry["SHA256"]:
             state = "is not the locked file" if found else "is not there"
             raise BuildRefused(
+                "offline-file-missing",
                 f"OFFLINE={offline}: {name} {state}: fill the directory anew, with the APPTRAIN_CACHE of "
-                "`make image-fetch` on a machine that has a network"
+                "`make image-fetch` on a machine that has a network",
             )
         kept.parent.mkdir(parents=True, exist_ok=True)
         _link(found, kept)
@@ -214,6 +217,7 @@ def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise BuildRefused(
-            f"{command[0]} failed while Debian's packages were resolved: {done.stderr.strip()}"
+            "debian-resolve-failed",
+            f"{command[0]} failed while Debian's packages were resolved: {done.stderr.strip()}",
         )
     return done.stdout

@@ -16,13 +16,13 @@ from typing import Final
 import requests
 from tqdm import tqdm
 
-from containers.stacks import BuildRefused
+from containers.stacks import BuildError, BuildRefused
 
 TIMEOUT_S: Final = 60  # without a byte
 TRIES: Final = 3
 
 
-class NoAnswer(Exception):
+class NoAnswer(BuildError):
     """Something did not answer; another try may help."""
 
     status = 69
@@ -65,7 +65,7 @@ def _one(session: requests.Session, download: Download, bar: tqdm) -> None:
         try:
             with session.get(download.url, stream=True, timeout=TIMEOUT_S) as reply:
                 if reply.status_code == requests.codes.not_found:
-                    raise BuildRefused(download.missing())
+                    raise BuildRefused("download-gone", download.missing())
                 reply.raise_for_status()
                 with part.open("wb") as file:
                     for block in reply.iter_content(1 << 20):
@@ -79,11 +79,12 @@ def _one(session: requests.Session, download: Download, bar: tqdm) -> None:
         else:
             if digest.hexdigest() != download.sha256:
                 raise BuildRefused(
+                    "download-hash-differs",
                     f"{download.name}: the lock has SHA-256 {download.sha256}, {download.url} gave "
-                    f"{digest.hexdigest()}: the mirror's file is not the locked one: use another mirror"
+                    f"{digest.hexdigest()}: the mirror's file is not the locked one: use another mirror",
                 )
             part.replace(download.path)
             return
         finally:
             part.unlink(missing_ok=True)
-    raise NoAnswer(f"{download.name} could not be fetched in {TRIES} tries: {problem}")
+    raise NoAnswer("download-no-answer", f"{download.name} could not be fetched in {TRIES} tries: {problem}")

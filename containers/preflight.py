@@ -73,21 +73,27 @@ def check(places: Places, megabytes: dict[str, int]) -> None:
     """Refuse a place that will not do, with the variable to set. Creates the cache's directory."""
     for name, path in (("target", places.target.parent), ("temporary", places.temporary)):
         if not path.is_dir():
-            raise BuildRefused(f"{path}: there is no such directory: make it, or set {REMEDY[name]}")
+            raise BuildRefused(
+                "build-no-directory", f"{path}: there is no such directory: make it, or set {REMEDY[name]}"
+            )
     try:
         places.cache.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise BuildRefused(f"{places.cache}: {error.strerror}: set {REMEDY['cache']}") from None
+        raise BuildRefused(
+            "build-cache-unusable", f"{places.cache}: {error.strerror}: set {REMEDY['cache']}"
+        ) from None
     mount = Mount.of(places.temporary)
     if "noexec" in mount.options:
         raise BuildRefused(
+            "build-noexec",
             f"{places.temporary} is on {mount.point}, which is mounted noexec: nothing can be run there "
-            f"while the image is built: set {REMEDY['temporary']}"
+            f"while the image is built: set {REMEDY['temporary']}",
         )
     if mount.kind in NETWORK:
         raise BuildRefused(
+            "build-network-file-system",
             f"{places.temporary} is on {mount.point}, a network file system ({mount.kind}), on which a build "
-            f"without root cannot own files as it must: set {REMEDY['temporary']}"
+            f"without root cannot own files as it must: set {REMEDY['temporary']}",
         )
     needs = {
         "target": (places.target.parent, megabytes["image"]),
@@ -100,8 +106,9 @@ def check(places: Places, megabytes: dict[str, int]) -> None:
         need, free = sum(same.values()), shutil.disk_usage(path).free // 1_000_000
         if free < need:
             raise BuildRefused(
+                "build-no-room",
                 f"{path} has {free / 1000:.1f} GB free, {need / 1000:.1f} GB are needed ({', '.join(same)}): "
-                f"set {REMEDY[name]}"
+                f"set {REMEDY[name]}",
             )
         check_quota(path, name, needs[name][1])
 
@@ -123,12 +130,13 @@ def check_quota(path: Path, name: str, megabytes: int) -> None:
         )  # fmt: skip
     if done.returncode and ("quota" in done.stderr or "No space" in done.stderr):
         raise BuildRefused(
+            "build-no-quota",
             f"{path}: {megabytes / 1000:.1f} GB are needed and cannot be had: {done.stderr.strip()}: see "
-            f"your quota, or set {REMEDY[name]}"
+            f"your quota, or set {REMEDY[name]}",
         )
 
 
 def _writable(path: Path, name: str) -> Path:
     if not os.access(path, os.W_OK | os.X_OK):
-        raise BuildRefused(f"{path} is not writable: set {REMEDY[name]}")
+        raise BuildRefused("build-unwritable", f"{path} is not writable: set {REMEDY[name]}")
     return path

@@ -42,13 +42,14 @@ def digests(image: str, architectures: list[str]) -> dict[str, str]:
     try:
         reply = _get(url)
     except requests.RequestException as error:
-        raise NoAnswer(f"REGISTRY={address()}: {error}") from None
+        raise NoAnswer("registry-no-answer", f"REGISTRY={address()}: {error}") from None
     if reply.status_code in (401, 403, 404):
         raise BuildRefused(
-            f"REGISTRY={address()}: it does not give {image} ({reply.status_code} {reply.reason})"
+            "registry-no-image",
+            f"REGISTRY={address()}: it does not give {image} ({reply.status_code} {reply.reason})",
         )
     if not reply.ok:
-        raise NoAnswer(f"REGISTRY={address()}: {reply.status_code} {reply.reason}")
+        raise NoAnswer("registry-no-answer", f"REGISTRY={address()}: {reply.status_code} {reply.reason}")
     found: dict[str, str] = {}
     if reply.headers.get("Content-Type", "").partition(";")[0] in LISTS:
         for entry in reply.json()["manifests"]:
@@ -60,8 +61,9 @@ def digests(image: str, architectures: list[str]) -> dict[str, str]:
     missing = [architecture for architecture in architectures if architecture not in found]
     if missing:
         raise BuildRefused(
+            "registry-no-architecture",
             f"REGISTRY={address()}: {image} is not there for {', '.join(missing)}, only for "
-            f"{', '.join(sorted(map(str, found))) or 'one architecture that it does not name'}"
+            f"{', '.join(sorted(map(str, found))) or 'one architecture that it does not name'}",
         )
     return {architecture: found[architecture] for architecture in architectures}
 

@@ -15,7 +15,18 @@ FILE: Final = CONTAINERS / "stacks.yaml"
 DEBIAN_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
-class BuildRefused(Exception):
+class BuildError(Exception):
+    """An end with one line for the user."""
+
+    status: int
+
+    def __init__(self, id: str, text: str) -> None:
+        super().__init__(text)
+        self.id = id
+        """As that of `Refusal` in entrypoint."""
+
+
+class BuildRefused(BuildError):
     """What was asked for cannot be; the message says what was given, what was found and what to do."""
 
     status = 64
@@ -79,8 +90,9 @@ def debian_architecture() -> str:
     machine = platform.machine()
     if machine not in DEBIAN_ARCHITECTURES:
         raise BuildRefused(
+            "build-architecture",
             f"this machine is {machine}: the locks are for {' and '.join(DEBIAN_ARCHITECTURES)}: "
-            "build on such a machine"
+            "build on such a machine",
         )
     return DEBIAN_ARCHITECTURES[machine]
 
@@ -109,7 +121,9 @@ def names(file: Path = FILE) -> list[str]:
 def check_name(name: str) -> None:
     """Raises BadInput for one that no stack has."""
     if name and name not in names():
-        raise BuildRefused(f"STACK={name}: there is no such stack: give one of {', '.join(names())}")
+        raise BuildRefused(
+            "stack-unknown", f"STACK={name}: there is no such stack: give one of {', '.join(names())}"
+        )
 
 
 def find(name: str) -> Stack:

@@ -67,18 +67,20 @@ def _refusal(lock: Path, said: str) -> Exception:
         found = re.search(r"^\s+([A-Za-z0-9._-]+==\S+).*?:$", said, re.MULTILINE)
         package = found[1] if found else "a package"
         return BuildRefused(
+            "wheel-hash-differs",
             f"{package}: the index's wheel does not have the hash that {name} has: the file was changed "
-            "there or on the way: use another index (PIP_INDEX_URL), or `make lock` if you trust it"
+            "there or on the way: use another index (PIP_INDEX_URL), or `make lock` if you trust it",
         )
     gone = re.search(r"No matching distribution found for (\S+)", said)
     if gone:
         versions = re.search(r"\(from versions: (.*)\)", said)
         offered = versions[1].split(", ")[-1] if versions else "none"
         return BuildRefused(
+            "wheel-gone",
             f"{gone[1]}: locked in {name}, the index offers {offered}: take what it offers with `make lock`, "
-            "or give an index that still has it: PIP_INDEX_URL=URL"
+            "or give an index that still has it: PIP_INDEX_URL=URL",
         )
-    return NoAnswer(f"pip could not fetch the wheels of {name}; the reason stands above")
+    return NoAnswer("wheels-no-answer", f"pip could not fetch the wheels of {name}; the reason stands above")
 
 
 def lock_extra(stack: Stack, architecture: str, extra: Path) -> Path:
@@ -88,7 +90,7 @@ def lock_extra(stack: Stack, architecture: str, extra: Path) -> Path:
     their versions. Raises BadInput naming both sides of a conflict.
     """
     if not extra.is_file():
-        raise BuildRefused(f"EXTRA={extra}: there is no such file: give a requirements file")
+        raise BuildRefused("extra-missing", f"EXTRA={extra}: there is no such file: give a requirements file")
     base = stack.lock(architecture)
     target = extra.with_name(f"{extra.stem}.{stack.name}-{architecture}.lock")
     mark = f"# For {extra.name} and {base.name}: {digest(extra, base)}\n"
@@ -112,7 +114,7 @@ def lock_extra(stack: Stack, architecture: str, extra: Path) -> Path:
         command += ["--constraint", str(held), str(extra), "-o", str(out)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise BuildRefused(_conflict(stack, extra, pins, done.stderr))
+            raise BuildRefused("extra-conflict", _conflict(stack, extra, pins, done.stderr))
         blocks = re.split(r"^(?=[A-Za-z0-9])", out.read_text(encoding="utf-8"), flags=re.MULTILINE)
     new = [block for block in blocks if block.strip() and _name(block) not in pins]
     fresh = target.with_name(f".{target.name}.{os.getpid()}")

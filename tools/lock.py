@@ -90,7 +90,7 @@ def compile_one(work: Path, source: str, target: str, pins: list[str], options: 
     constraint = ["--constraint", str(STACKS)] if pins else []
     command = [str(wheels.uv()), *COMPILE, *options, *constraint, source, "-o", target]
     if subprocess.run(command, cwd=work, check=False).returncode:
-        raise Unresolved(f"{target} cannot be resolved")
+        raise Unresolved("lock-unresolved", f"{target} cannot be resolved")
 
 
 def lock_debian(work: Path) -> None:

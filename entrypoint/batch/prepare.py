@@ -83,8 +83,9 @@ def prepare(where: Path, inside: Mapping[str, str]) -> int:
     site = profile.load(path) if path else Profile()
     if path and site.scheduler != facts.one("scheduler"):
         raise BadInput(
+            "profile-other-scheduler",
             f"the profile {path} is for {site.scheduler or 'no scheduler'}, and this is a job of "
-            f"{facts.one('scheduler')}: choose another with --profile"
+            f"{facts.one('scheduler')}: choose another with --profile",
         )
     settings = sources.resolve(flags, env, site.launch, site.name, command)
     granted = SCHEDULERS[facts.one("scheduler")](env, facts, settings, site)
@@ -197,8 +198,9 @@ def _of_image(asked: _Request, inside: Mapping[str, str]) -> Entries:
     if lacking:
         image = asked.facts.one("image")
         raise BadInput(
+            "image-lacks-packages",
             f"the image {image} is not apptrain's and lacks {', '.join(lacking)}: make one that has them, "
-            "or a venv on top of it (make venv DIR=DIR) and give that with --venv"
+            "or a venv on top of it (make venv DIR=DIR) and give that with --venv",
         )
     home = asked.facts.one("home")
     lost = (

@@ -134,7 +134,7 @@ def _run(arguments: list[str]) -> int:
         return site.main(rest)
     if name == "image":
         return _image(rest)
-    raise BadInput(no_command.remedy(arguments))
+    raise BadInput("no-command", no_command.remedy(arguments))
 
 
 def _first_step() -> str:
@@ -148,7 +148,8 @@ def _first_step() -> str:
 def _need_checkout(name: str) -> None:
     if not (HOME / "Makefile").exists():
         raise BadInput(
-            f"apptrain {name} is for a login node: run the apptrain of a checkout there; this one has none"
+            "no-checkout",
+            f"apptrain {name} is for a login node: run the apptrain of a checkout there; this one has none",
         )
 
 
@@ -203,8 +204,9 @@ def _check_python(name: str) -> None:
         metadata.distribution("apptrain")
     except metadata.PackageNotFoundError:
         raise BadInput(
+            "python-no-apptrain",
             f"{name}: {sys.executable} has torch, but not apptrain: {sys.executable} -m pip install "
-            f"-e {shlex.quote(str(HOME))}, or {make('venv')}"
+            f"-e {shlex.quote(str(HOME))}, or {make('venv')}",
         ) from None
 
 
@@ -218,13 +220,16 @@ def _in_image(before: list[str], command: list[str], *, is_demo: bool) -> NoRetu
         image = rest[at]
     if commands.is_script(image) and not (Path(image) / ".singularity.d").is_dir():
         words = rest if is_apart else [*rest, image]
-        raise BadInput(f"{image} is no image: {_behind_image(words, '', [] if is_demo else command)}")
+        raise BadInput(
+            "image-not-an-image",
+            f"{image} is no image: {_behind_image(words, '', [] if is_demo else command)}",
+        )
     if is_apart:
         del rest[at]
     _, others = commands.sorted_out(rest)
     if others and commands.is_script(others[0]):
         said = _behind_image(rest, image, [] if is_demo else command)
-        raise BadInput(f"{others[0]} stands before --: {said}")
+        raise BadInput("image-command-order", f"{others[0]} stands before --: {said}")
     image = image or os.environ.get("APPTRAIN_IMAGE") or str(HOME / "containers" / "image.sif")
     os.environ[VARIABLE] = partition(Path(image))
     start = [str(HOME / "containers" / "run.sh"), image]
@@ -276,7 +281,9 @@ def _compare(arguments: list[str]) -> int:
     parser.add_argument("-o", dest="image", default="", metavar="FILE.png", help="draw it (needs matplotlib)")
     given = parser.parse_args(arguments)
     if len(given.runs) < 2:
-        raise BadInput("compare: give two run directories or more: apptrain compare RUN RUN")
+        raise BadInput(
+            "compare-one-run", "compare: give two run directories or more: apptrain compare RUN RUN"
+        )
     from entrypoint.record import compare
 
     return compare.main(given.runs, as_json=given.json, image=given.image)
@@ -324,7 +331,7 @@ def _build(what: str, arguments: list[str]) -> NoReturn:
     known = ("build", "fetch", "verify", "inspect")
     if what not in known:
         meant = spelling.meant(what, [*known, "--help"])
-        raise BadInput(f"image {what}: give one of {', '.join(known)}{meant}")
+        raise BadInput("image-unknown-action", f"image {what}: give one of {', '.join(known)}{meant}")
     parser = parser_class()(prog="apptrain image", allow_abbrev=False)
     for name in ("stack", "base", "extra", "offline", "image"):
         parser.add_argument(f"--{name}", default="auto" if name == "base" else "")
@@ -334,11 +341,12 @@ def _build(what: str, arguments: list[str]) -> NoReturn:
     try:
         stacks.check_name(given.stack)
     except stacks.BuildRefused as error:
-        raise BadInput(f"image {what}: {error}") from None
+        raise BadInput(error.id, f"image {what}: {error}") from None
     if what != "fetch" and not (shutil.which("apptainer") or shutil.which("singularity")):
         raise BadInput(
+            "apptainer-missing",
             f"image {what}: neither apptainer nor singularity is on PATH: load it (module avail apptainer), "
-            "or build on a node that has it"
+            "or build on a node that has it",
         )
     venv = HOME / (os.environ.get("IMAGE_VENV") or ".venv-image")
     made = subprocess.run([str(HOME / "tools" / "venv.sh"), str(venv), "image"], check=False).returncode
@@ -353,7 +361,9 @@ def _become(words: Sequence[str]) -> NoReturn:
     try:
         os.execvp(words[0], list(words))
     except OSError as error:
-        raise BadInput(f"{words[0]} cannot be started ({error.strerror}): use a whole checkout") from None
+        raise BadInput(
+            "checkout-incomplete", f"{words[0]} cannot be started ({error.strerror}): use a whole checkout"
+        ) from None
 
 
 if __name__ == "__main__":

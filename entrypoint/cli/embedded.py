@@ -155,7 +155,7 @@ def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> LocalJob:
     nodes = _number("--nodes", given.nodes, at_least=1)
     gpus = given.gpus_per_node
     if nodes > 254:
-        raise BadInput(f"--nodes {nodes}: 254 at most on one machine")
+        raise BadInput("demo-too-many-nodes", f"--nodes {nodes}: 254 at most on one machine")
     job_id = time.strftime("%Y%m%d-%H%M%S-") + str(number)
     run_dir = given.run_dir or env.get("APPTRAIN_RUN_DIR") or f"runs/embedded-{job_id}"
     job = LocalJob(
@@ -191,7 +191,7 @@ def _plan(job: LocalJob, env: Mapping[str, str]) -> tuple[LaunchPlan, sources.Se
 
 def _number(name: str, text: str, *, at_least: int) -> int:
     if not text.isdecimal() or int(text) < at_least:
-        raise BadInput(f"{name}={text}: must be a number from {at_least}")
+        raise BadInput("demo-number", f"{name}={text}: must be a number from {at_least}")
     return int(text)
 
 

@@ -63,7 +63,9 @@ def find(scheduler: str = "") -> str:
     lacking = (
         f"{PROGRAMS[scheduler]} is not" if scheduler else f"neither {' nor '.join(PROGRAMS.values())} is"
     )
-    raise BadInput(f"--follow: {lacking} in PATH: follow a job on a login node of its cluster")
+    raise BadInput(
+        "follow-no-scheduler", f"--follow: {lacking} in PATH: follow a job on a login node of its cluster"
+    )
 
 
 def follow(job: str, scheduler: str = "", site: Profile | None = None) -> int:
@@ -71,7 +73,7 @@ def follow(job: str, scheduler: str = "", site: Profile | None = None) -> int:
     submitted with, if that is known here. Raises BadInput for what is no job, or where nobody here can tell
     of one, Unavailable where the scheduler does not answer."""
     if not re.fullmatch(r"[0-9]+(\[\d*\]|_\d+)?(\.[\w.-]+)?", job):
-        raise BadInput(f"--follow {job}: give a job's id, as sbatch or qsub has printed it")
+        raise BadInput("follow-job-id", f"--follow {job}: give a job's id, as sbatch or qsub has printed it")
     scheduler = find(scheduler)
     ask = _ASKED[scheduler]
     try:
@@ -93,8 +95,9 @@ def _follow(job: str, ask: Callable[[], JobStatus | None]) -> int:
                 _say(f"job {job}: {state}")
             if time.monotonic() - answered > SILENCE:
                 raise Unavailable(
+                    "follow-silence",
                     f"nobody has told of job {job} for {SILENCE:.0f} s, it may go on: "
-                    f"apptrain submit --follow {job}"
+                    f"apptrain submit --follow {job}",
                 )
             time.sleep(pause)
             continue

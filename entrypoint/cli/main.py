@@ -84,7 +84,8 @@ def check_here() -> None:
         Path.cwd()
     except OSError as error:
         raise BadInput(
-            f"the current directory cannot be found ({error.strerror}): cd to one that exists"
+            "no-current-directory",
+            f"the current directory cannot be found ({error.strerror}): cd to one that exists",
         ) from None
 
 
@@ -120,7 +121,9 @@ def _run(argv: Sequence[str]) -> int:
         try:
             return conclude.conclude(where) if name == "conclude" else prepare.prepare(where, os.environ)
         except OSError as error:
-            raise BadInput(f"{error.filename or given['directory']}: {error.strerror}") from None
+            raise BadInput(
+                "directory-unreadable", f"{error.filename or given['directory']}: {error.strerror}"
+            ) from None
     if name == "check":
         mistakes.check_torch(name)
         from entrypoint.node.check import check
@@ -195,8 +198,9 @@ def read_env_file(path: Path) -> dict[str, str]:
     except (OSError, ValueError) as error:
         why = "no text" if isinstance(error, UnicodeError) else getattr(error, "strerror", None) or error
         raise BadInput(
+            "env-file-unreadable",
             f"--env-file {path} cannot be read ({why}): give a file with one NAME=VALUE a line, as `env "
-            ">FILE` in a job writes it"
+            ">FILE` in a job writes it",
         ) from None
     env = {}
     for number, line in enumerate(lines, 1):
@@ -204,7 +208,7 @@ def read_env_file(path: Path) -> dict[str, str]:
             continue
         name, equals, value = line.partition("=")
         if not equals or not name:
-            raise BadInput(f"--env-file {path}, line {number}: {line!r} is not NAME=VALUE")
+            raise BadInput("env-file-line", f"--env-file {path}, line {number}: {line!r} is not NAME=VALUE")
         env[name] = value
     return env
 

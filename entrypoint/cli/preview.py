@@ -65,11 +65,15 @@ def preview_job(request: JobRequest, env: Mapping[str, str], cwd: Path) -> list[
     profile = request.profile
     flags, command = sources.merged(*sources.texts(request.arguments, job=True), env, job=True)
     if "profile" in flags:
-        raise BadInput(f"--profile {flags['profile']}: --cluster names the profile: leave it out")
+        raise BadInput(
+            "submit-profile", f"--profile {flags['profile']}: --cluster names the profile: leave it out"
+        )
     settings = sources.resolve(flags, env, profile.launch, profile.name, command)
     if settings.value("scheduler") not in ("auto", profile.scheduler):
         raise BadInput(
-            f"--scheduler {settings.value('scheduler')}: {profile.name} has {profile.scheduler}: leave it out"
+            "submit-scheduler",
+            f"--scheduler {settings.value('scheduler')}: {profile.name} has {profile.scheduler}: "
+            "leave it out",
         )
     mistakes.check_job(settings, profile.scheduler)
     mistakes.check_command(
@@ -194,8 +198,9 @@ def _check_time(request: JobRequest, settings: Settings) -> None:
     warns = {"slurm": request.warns, "pbs": settings.value("stop-before") or 0}[scheduler]
     if whole is not None and warns >= whole:
         raise BadInput(
+            "time-below-warning",
             f"--time {request.time}: the ranks are asked to save {warns} s before its end, which is before "
-            f"it begins: ask for more time, or {WARN_LATER[scheduler]}"
+            f"it begins: ask for more time, or {WARN_LATER[scheduler]}",
         )
 
 

@@ -53,25 +53,29 @@ def render(file: Path, *, write: bool) -> tuple[Profile, bool]:
         if write:
             _write(target, text)
     except (OSError, UnicodeError) as error:
-        raise BadInput(f"{target} cannot be written: {error}") from None
+        raise BadInput("host-file-unwritable", f"{target} cannot be written: {error}") from None
     if not write:
         state = "is missing" if before is None else f"is not made from {file} as that is now"
-        raise BadInput(f"{target} {state}: {remedy(file)}")
+        raise BadInput("host-file-state", f"{target} {state}: {remedy(file)}")
     return profile, True
 
 
 def load_checked(file: Path, asked: str = "") -> tuple[Profile, str]:
     """A profile that job scripts can use, and its host file's text. Raises BadInput."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.yaml", file.name):
-        raise BadInput(f"{file}: a profile is named NAME.yaml, of letters, digits, _ . and -: rename it")
+        raise BadInput(
+            "profile-file-name",
+            f"{file}: a profile is named NAME.yaml, of letters, digits, _ . and -: rename it",
+        )
     content = read(file, asked or f"PROFILE={file}")
     profile = checked(content, file)
     if not profile.scheduler:
-        raise BadInput(f"{file}: scheduler is missing: give slurm or pbs")
+        raise BadInput("profile-no-scheduler", f"{file}: scheduler is missing: give slurm or pbs")
     known = stacks.read()
     if profile.container.stack and profile.container.stack not in known:
         raise BadInput(
-            f"{file}: container stack is {profile.container.stack!r}: give one of {', '.join(known)}"
+            "profile-unknown-stack",
+            f"{file}: container stack is {profile.container.stack!r}: give one of {', '.join(known)}",
         )
     return profile, lines(profile, content, hashlib.sha256(file.read_bytes()).hexdigest())
 

@@ -88,7 +88,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("-o", "--output", default="", metavar="FILE", help=text)
     options, others = parser.parse_known_args(arguments)
     if others and others[0].endswith((".yaml", ".yml")) and not options.output:
-        raise BadInput(f"unrecognized arguments: {others[0]}: did you mean -o {shlex.quote(others[0])}?")
+        raise BadInput(
+            "site-output-place",
+            f"unrecognized arguments: {others[0]}: did you mean -o {shlex.quote(others[0])}?",
+        )
     return parser.parse_args(arguments)
 
 
@@ -104,8 +107,9 @@ def survey(machine: LoginNode) -> tuple[str, bool]:
         found = pbs.survey(machine)
     else:
         raise BadInput(
+            "site-no-scheduler",
             "neither sinfo nor qstat is in PATH: run it on a login node of a Slurm or PBS cluster. Without a "
-            "scheduler no profile is needed: apptrain run -- my_script.py, or apptrain launch --nodes a,b"
+            "scheduler no profile is needed: apptrain run -- my_script.py, or apptrain launch --nodes a,b",
         )
     host_name = os.uname().nodename.partition(".")[0]
     name = found.name or host_name
@@ -134,14 +138,20 @@ def survey(machine: LoginNode) -> tuple[str, bool]:
 
 def _check_free(file: Path) -> None:
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*\.yaml", file.name):
-        raise BadInput(f"-o {file}: a profile is named NAME.yaml, of letters, digits, _ . and -")
+        raise BadInput(
+            "profile-file-name", f"-o {file}: a profile is named NAME.yaml, of letters, digits, _ . and -"
+        )
     for each in (file, host_file(file)):
         if os.path.lexists(each):
             raise BadInput(
-                f"-o {file}: {each} exists, and nothing is overwritten: give another name, or remove it"
+                "site-output-exists",
+                f"-o {file}: {each} exists, and nothing is overwritten: give another name, or remove it",
             )
     if not file.parent.is_dir():
-        raise BadInput(f"-o {file}: there is no directory {file.parent}: make it, or give another")
+        raise BadInput(
+            "site-output-no-directory",
+            f"-o {file}: there is no directory {file.parent}: make it, or give another",
+        )
 
 
 def _write(file: Path, text: str) -> None:
@@ -149,7 +159,7 @@ def _write(file: Path, text: str) -> None:
         with file.open("x", encoding="utf-8") as opened:
             opened.write(text)
     except OSError as error:
-        raise BadInput(f"-o {file} cannot be written: {error.strerror}") from None
+        raise BadInput("site-output-unwritable", f"-o {file} cannot be written: {error.strerror}") from None
     render(file, write=True)
 
 

@@ -143,13 +143,16 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...
         name = word.partition("=")[0].replace("_", "-")
         if word.startswith("-") and name not in known:
             if found := elsewhere("submit", job[at:]):
-                raise BadInput(found)
+                raise BadInput("option-elsewhere", found)
             meant = spelling.meant(name, [*own, *known, "--help"]) or " (see apptrain submit --help)"
-            raise BadInput(f"{word}: no option of submit, nor of a job{meant}")
+            raise BadInput("submit-unknown-option", f"{word}: no option of submit, nor of a job{meant}")
     if not options.cluster and job[:1] and job[0] in _known():
         rest = [word for word in arguments if word != job[0]]
         line = shlex.join(["submit", "--cluster", job[0], *with_dashes(rest)])
-        raise BadInput(f"{job[0]} stands without --cluster: did you mean `{apptrain()} {line}`?")
+        raise BadInput(
+            "submit-no-cluster-option",
+            f"{job[0]} stands without --cluster: did you mean `{apptrain()} {line}`?",
+        )
     return options, (*job, *(["--", *command] if command else []))
 
 
@@ -166,8 +169,9 @@ def _check_folder(arguments: Sequence[str], job: Sequence[str], cwd: Path, calle
         if word not in ("", "--options=") and arguments[at + 1 : at + 2] != [""]
     ]
     raise BadInput(
+        "submit-other-folder",
         f"CMD {script} is in {called_from} and not in {cwd}, where make submits from: there, "
-        f"`{shlex.join([str(CHECKOUT / 'apptrain'), 'submit', *given])}`"
+        f"`{shlex.join([str(CHECKOUT / 'apptrain'), 'submit', *given])}`",
     )
 
 
@@ -179,17 +183,25 @@ def _profile(name: str) -> tuple[Profile, Path]:
     known = _known()
     choice = f"give one of {', '.join(known)}, or the path of a profile"
     if not name:
-        raise BadInput(f"--cluster is missing: {choice}, {_or_write(CLUSTERS / 'mine.yaml')}")
+        raise BadInput(
+            "cluster-missing", f"--cluster is missing: {choice}, {_or_write(CLUSTERS / 'mine.yaml')}"
+        )
     file = find(name)
     if not file.exists() and file.parent == CLUSTERS:
-        raise BadInput(f"--cluster {name}: there is no {file}{spelling.meant(name, known) or f': {choice}'}")
+        raise BadInput(
+            "cluster-unknown",
+            f"--cluster {name}: there is no {file}{spelling.meant(name, known) or f': {choice}'}",
+        )
     if not file.exists():
-        raise BadInput(f"--cluster {name}: there is no {file}: check the path, {_or_write(file)}")
+        raise BadInput(
+            "cluster-no-file", f"--cluster {name}: there is no {file}: check the path, {_or_write(file)}"
+        )
     profile, text = load_checked(file, f"--cluster {name}")
     made = host_file(file)
     if not made.exists() or made.read_text(encoding="utf-8") != text:
         raise BadInput(
-            f"--cluster {name}: {made} is not made from {file.name} as that is now: {remedy(file)}"
+            "host-file-outdated",
+            f"--cluster {name}: {made} is not made from {file.name} as that is now: {remedy(file)}",
         )
     return profile, file
 
@@ -202,14 +214,16 @@ def _or_write(file: Path) -> str:
 
 def _wish(options: argparse.Namespace, arguments: tuple[str, ...]) -> Wish:
     if options.time and not re.fullmatch("[0-9]{1,4}:[0-5][0-9]:[0-5][0-9]", options.time):
-        raise BadInput(f"--time {options.time}: give HH:MM:SS")
+        raise BadInput("time-format", f"--time {options.time}: give HH:MM:SS")
     for name in ("partition", "account"):
         if re.search(r"\s", getattr(options, name)):
-            raise BadInput(f"--{name} {getattr(options, name)}: give one word")
+            raise BadInput("option-one-word", f"--{name} {getattr(options, name)}: give one word")
     try:
         further = tuple(shlex.split(options.options))
     except ValueError as error:
-        raise BadInput(f"--options {options.options}: {error}: quote it as for a shell") from None
+        raise BadInput(
+            "options-not-quoted", f"--options {options.options}: {error}: quote it as for a shell"
+        ) from None
     return Wish(
         nodes=_number("--nodes", options.nodes),
         gpus=_number("--gpus", options.gpus) if options.gpus else None,
@@ -223,7 +237,7 @@ def _wish(options: argparse.Namespace, arguments: tuple[str, ...]) -> Wish:
 
 def _number(name: str, text: str) -> int:
     if not re.fullmatch("[1-9][0-9]{0,5}", text):
-        raise BadInput(f"{name} {text}: give a whole number from 1")
+        raise BadInput("option-not-positive", f"{name} {text}: give a whole number from 1")
     return int(text)
 
 
@@ -231,8 +245,9 @@ def _image(profile: Profile, env: Mapping[str, str]) -> Path:
     given = env.get("APPTRAIN_IMAGE", "")
     if "://" in given:
         raise BadInput(
+            "image-not-a-file",
             f"APPTRAIN_IMAGE={given}: an image is a file: apptainer pull image.sif {given}, then "
-            "APPTRAIN_IMAGE=$PWD/image.sif"
+            "APPTRAIN_IMAGE=$PWD/image.sif",
         )
     return Path(given or stacks.find(profile.container.stack).image)
 
@@ -243,11 +258,14 @@ def _check(profile: Profile, submission: Submission) -> None:
     if not image.exists():
         stack = f" STACK={profile.container.stack}" if profile.container.stack else ""
         raise BadInput(
-            f"there is no image {image}: {make(f'image{stack}')}, or give another in APPTRAIN_IMAGE"
+            "image-missing",
+            f"there is no image {image}: {make(f'image{stack}')}, or give another in APPTRAIN_IMAGE",
         )
     program = submission.words[0]
     if not shutil.which(program):
-        raise BadInput(f"{program} is not in PATH: submit on a login node of that cluster")
+        raise BadInput(
+            "submit-no-scheduler", f"{program} is not in PATH: submit on a login node of that cluster"
+        )
 
 
 def _submit(arguments: tuple[str, ...], submission: Submission) -> tuple[int, str]:
@@ -258,7 +276,9 @@ def _submit(arguments: tuple[str, ...], submission: Submission) -> tuple[int, st
             with open(submission.file, "wb", opener=_private) as file:
                 file.write(b"".join(os.fsencode(word) + b"\0" for word in arguments))
     except OSError as error:
-        raise BadInput(f"{submission.file} cannot be written: {error.strerror}") from None
+        raise BadInput(
+            "submit-record-unwritable", f"{submission.file} cannot be written: {error.strerror}"
+        ) from None
     done = subprocess.run(submission.words, check=False, stdout=subprocess.PIPE)
     print(done.stdout.decode(errors="replace"), end="", flush=True)
     words = done.stdout.decode(errors="replace").split()
@@ -292,7 +312,7 @@ def plan(profile: Profile, file: Path, wish: Wish, env: Mapping[str, str], cwd: 
         directives = _directives(script, *memory, *cpus)
         return Submission(["sbatch", *directives, *_slurm(profile, wish), f"--wrap={wrap}"], seen)
     if not script.exists():
-        raise BadInput(f"there is no {script}: use a whole checkout")
+        raise BadInput("checkout-incomplete", f"there is no {script}: use a whole checkout")
     directives = ["-C", "", *_directives(script)] if profile.request.form == "totals" else []
     arguments, arguments_file = qsub_environment.arguments(wish.arguments, cwd)
     needed = qsub_environment.needed(profile, name, env, cwd)
@@ -307,14 +327,19 @@ def _completed(profile: Profile, wish: Wish, env: Mapping[str, str]) -> Wish:
     """With the profile's own where nothing is wished for."""
     nodes, request = profile.nodes, profile.request
     if nodes.gpus is None:
-        raise BadInput(f"{profile.name}: nodes gpus is missing: say how many GPUs a node has, or 0")
+        raise BadInput(
+            "profile-no-gpus", f"{profile.name}: nodes gpus is missing: say how many GPUs a node has, or 0"
+        )
     gpus = nodes.gpus if wish.gpus is None else wish.gpus
     if gpus > nodes.gpus:
-        raise BadInput(f"--gpus {gpus}: a node of {profile.name} has {nodes.gpus}: ask for more nodes")
+        raise BadInput(
+            "gpus-above-node", f"--gpus {gpus}: a node of {profile.name} has {nodes.gpus}: ask for more nodes"
+        )
     if nodes.whole and gpus < nodes.gpus:
         raise BadInput(
+            "gpus-whole-nodes",
             f"--gpus {gpus}: nodes of {profile.name} come whole, with {nodes.gpus}: leave --gpus out "
-            f"(fewer ranks: --nproc-per-node {gpus})"
+            f"(fewer ranks: --nproc-per-node {gpus})",
         )
     return replace(
         wish,

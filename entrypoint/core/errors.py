@@ -24,6 +24,11 @@ class Refusal(Exception):
     told = False
     """Whether another node has said it already, to all."""
 
+    def __init__(self, id: str, text: str) -> None:
+        super().__init__(text)
+        self.id = id
+        """Names the cause, as in `join-port-taken`. It is not printed, and stays when the text changes."""
+
     def __str__(self) -> str:
         return one_line(super().__str__())
 

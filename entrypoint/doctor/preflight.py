@@ -53,7 +53,7 @@ async def look(plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> 
         found = [Finding(plan.node, "room", f"no answer in {BOUND:.0f} s", "look at its file systems")]
     for one in found:
         if one.is_final:
-            raise BadInput(f"{one.node}: {one} (--no-preflight goes on)")
+            raise BadInput("preflight-finding", f"{one.node}: {one} (--no-preflight goes on)")
     return Preflight(seconds=time.monotonic() - began, findings={one.check: str(one) for one in found})
 
 

@@ -73,8 +73,9 @@ def read(path: Path, names: Iterable[str]) -> Facts:
     for name, value in _entries(path):
         if name not in names:
             raise BadInput(
+                "handover-other-version",
                 f"{path.name} has {name[:40]!r}, which this image does not know: it is of another version of "
-                "apptrain than the checkout: make image"
+                "apptrain than the checkout: make image",
             )
         found.setdefault(name, []).append(value)
     return Facts(found)
@@ -107,7 +108,9 @@ def _entries(path: Path) -> Iterator[tuple[str, str]]:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise BadInput(f"{path} cannot be read ({error.strerror}): the job script writes it") from None
+        raise BadInput(
+            "handover-unreadable", f"{path} cannot be read ({error.strerror}): the job script writes it"
+        ) from None
     for entry in content.decode(errors="surrogateescape").split("\0")[:-1]:
         name, _, value = entry.partition("=")
         yield name, value

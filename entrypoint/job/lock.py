@@ -180,7 +180,8 @@ class Lock:
 
 def _in_use(run_dir: Path, holder: Holder) -> InUse:
     return InUse(
-        f"the run directory {run_dir} is in use by {holder}: wait for its end, or give --run-dir another"
+        "run-dir-in-use",
+        f"the run directory {run_dir} is in use by {holder}: wait for its end, or give --run-dir another",
     )
 
 

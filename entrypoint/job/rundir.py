@@ -56,12 +56,14 @@ class RunDirectory:
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise BadInput(
+                    "run-dir-full",
                     f"the run directory {self.path} is full on {os.uname().nodename} ({error.strerror}): "
-                    "remove what is not needed there (df -h, df -i, quota), or give another with --run-dir"
+                    "remove what is not needed there (df -h, df -i, quota), or give another with --run-dir",
                 ) from None
             raise BadInput(
+                "run-dir-unwritable",
                 f"the run directory {self.path} cannot be written ({error.strerror}): "
-                "give --run-dir a directory that all nodes share and you may write"
+                "give --run-dir a directory that all nodes share and you may write",
             ) from None
 
     def inode(self) -> tuple[int, int]:
@@ -88,21 +90,24 @@ class RunDirectory:
         names = {path.name for path in inside}
         if names and mode & 0o022:
             raise BadInput(
+                "run-dir-was-open",
                 f"the run directory {self.path} was writable by others (mode {mode:o}), who may have put "
-                "files in it: look at it and move it away, or give another with --run-dir"
+                "files in it: look at it and move it away, or give another with --run-dir",
             )
         folders = sorted(path.name for path in self.path.iterdir() if path.is_dir())
         if folders and not names & OURS:
             raise BadInput(
+                "run-dir-foreign",
                 f"the run directory {self.path} has other folders ({folders[0]}) and is no run directory, "
-                "and it would be closed to others: give another with --run-dir, such as a new folder in it"
+                "and it would be closed to others: give another with --run-dir, such as a new folder in it",
             )
         try:
             self.path.chmod(mode & ~0o077)
         except PermissionError:
             raise BadInput(
+                "run-dir-open",
                 f"the run directory {self.path} is open to others (mode {mode & 0o777:o}) and not yours to "
-                "close: give --run-dir a directory of your own"
+                "close: give --run-dir a directory of your own",
             ) from None
         self._check_planted()
 
@@ -121,8 +126,9 @@ class RunDirectory:
             if not right or found.st_uid not in owners:
                 what = "a folder" if is_folder else "a regular file"
                 raise BadInput(
+                    "run-dir-planted",
                     f"{path} is not {what} of yours: look at it and remove it, or give another run directory "
-                    "with --run-dir"
+                    "with --run-dir",
                 )
 
     @property
@@ -188,7 +194,9 @@ class RunDirectory:
         try:
             self.stop.unlink(missing_ok=True)
         except IsADirectoryError:
-            raise BadInput(f"{self.stop} is a directory, not a wish to stop: remove it") from None
+            raise BadInput(
+                "stop-file-directory", f"{self.stop} is a directory, not a wish to stop: remove it"
+            ) from None
 
     def unfinished(self) -> int | None:
         """The attempt of a job that went on inside its allocation and told nobody how it ended; else None."""
@@ -355,11 +363,15 @@ def read_key(path: Path) -> bytes:
         key = files.read(path, 4096).strip()
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise BadInput(f"--join-key-file {path} cannot be read: {why}") from None
+        raise BadInput("key-file-unreadable", f"--join-key-file {path} cannot be read: {why}") from None
     if mode & 0o077:
-        raise BadInput(f"--join-key-file {path} is open to others (mode {mode & 0o777:o}): chmod 600 {path}")
+        raise BadInput(
+            "key-file-open",
+            f"--join-key-file {path} is open to others (mode {mode & 0o777:o}): chmod 600 {path}",
+        )
     if len(key) < 16:
         raise BadInput(
-            f"--join-key-file {path} holds {len(key)} bytes, 16 at least: head -c 32 /dev/urandom | base64"
+            "key-file-short",
+            f"--join-key-file {path} holds {len(key)} bytes, 16 at least: head -c 32 /dev/urandom | base64",
         )
     return key

@@ -128,8 +128,9 @@ class Hub(Link):
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         if room < door.LEAST:
             raise BadInput(
+                "too-few-open-files",
                 f"node 0 needs {door.files_for(door.LEAST, beside=self._expected)} open files to meet all "
-                f"others and may have {hard} (ulimit -Hn): have the hard limit raised on the nodes"
+                f"others and may have {hard} (ulimit -Hn): have the hard limit raised on the nodes",
             )
         if room < wanted:
             self.local.say(
@@ -152,12 +153,13 @@ class Hub(Link):
                 except OSError as error:
                     if error.errno == errno.EADDRINUSE:
                         text = f"the join port of {self.endpoint} is taken on {self.me}: {PORT_ADVICE}"
-                        raise Unavailable(text) from error
+                        raise Unavailable("join-port-taken", text) from error
                     if one != family:  # that a host may have none of
                         continue
                     raise BadInput(
+                        "join-address-not-own",
                         f"{self.me} cannot listen on {self.endpoint}: {os.strerror(error.errno or 0)}: "
-                        "the address must be one of node 0's own (--master-addr)"
+                        "the address must be one of node 0's own (--master-addr)",
                     ) from error
             failed.pop_all()
         return sockets
@@ -178,7 +180,9 @@ class Hub(Link):
             identity, left = message.identity, message.left
             reach.check(identity.contact)
             if (identity.job_id, identity.attempt) != (self.me.job_id, self.me.attempt):
-                wire.send(messages.pack(messages.end_of(Unavailable(self._other_run(identity)))))
+                wire.send(
+                    messages.pack(messages.end_of(Unavailable("join-other-run", self._other_run(identity))))
+                )
                 raise WireError(f"it is of job {identity.job_id}, attempt {identity.attempt}")
         except WireError as error:
             self._refuse(guest.address, str(error))
@@ -192,7 +196,7 @@ class Hub(Link):
         if self._met.done() or (objection := self._objection(identity, guest.address)):
             self._refused.append(wire)
             if not self._met.done():
-                self._met.set_exception(BadInput(plain(objection)))
+                self._met.set_exception(BadInput("join-disagreement", plain(objection)))
             return
         self.waiting.shorten(left)
         self._members[identity.participant], self._peers[identity.participant] = (
@@ -278,7 +282,9 @@ class Hub(Link):
             contact = await self.local.move(address)
         except (Refusal, OSError) as error:
             if not self._met.done():
-                self._met.set_exception(error if isinstance(error, Refusal) else Unavailable(str(error)))
+                self._met.set_exception(
+                    error if isinstance(error, Refusal) else Unavailable("join-no-new-address", str(error))
+                )
             return
         self.moved = address
         self._take_move(self.me.participant, address, contact)
@@ -296,7 +302,9 @@ class Hub(Link):
         if self._sent.get(participant) == address != self._reached[participant] and not self._met.done():
             node = self.nodes[participant[0]]
             text = f"{self._two_addresses(participant, address)}, which {node} cannot use: {why}"
-            self._met.set_exception(BadInput(f"{text}: {NAME_ADVICE} with an address that all nodes reach"))
+            self._met.set_exception(
+                BadInput("join-two-addresses", f"{text}: {NAME_ADVICE} with an address that all nodes reach")
+            )
 
     def _two_addresses(self, participant: ParticipantId, address: str) -> str:
         """What a participant takes for our address, and what another one does."""
@@ -314,7 +322,7 @@ class Hub(Link):
         self._trial = trial = reach.ReachabilityTest(contacts, self.nodes, number=self._trial.number + 1)
         self._trying = frozenset(self._members)
         if trial.clash:
-            self._met.set_exception(BadInput(trial.clash))
+            self._met.set_exception(BadInput("join-address-clash", trial.clash))
             return
         for participant, (identity, _) in self._members.items():
             if identity.contact:
@@ -333,7 +341,7 @@ class Hub(Link):
             return
         if trial.complete or late:
             if text := trial.verdict():
-                self._met.set_exception(Unavailable(text))
+                self._met.set_exception(Unavailable("nodes-not-reachable", text))
             else:
                 self._go()
 

@@ -59,7 +59,7 @@ async def meet(
             )
         except NoHub as error:
             if not candidates:
-                raise Unavailable(str(error)) from error
+                raise Unavailable(error.id, str(error)) from error
             local.say(f"{error}: trying the next node")
 
 

@@ -288,7 +288,11 @@ def end_of(refusal: Refusal) -> EndMeeting:
 
 def refusal_of(end: EndMeeting) -> Refusal:
     """The refusal that `end_of` has packed."""
-    refusal = BadInput(end.text) if end.status == BAD_INPUT else Unavailable(end.text)
+    refusal = (
+        BadInput("told-by-another-node", end.text)
+        if end.status == BAD_INPUT
+        else Unavailable("told-by-another-node", end.text)
+    )
     refusal.told = True
     return refusal
 

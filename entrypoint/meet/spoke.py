@@ -62,7 +62,7 @@ class Spoke(Link):
         if self.muster:  # whose trial may begin when the time is up
             bound += self.timeouts.reach + self.timeouts.handshake
         if not (await asyncio.wait([self._met], timeout=bound))[0]:
-            raise NoHub(f"{self._hub} did not decide within {bound:g} s: see its output")
+            raise NoHub("join-no-decision", f"{self._hub} did not decide within {bound:g} s: see its output")
         self._met.result()
 
     @property
@@ -77,7 +77,7 @@ class Spoke(Link):
             if self.waiting.is_due():
                 self.waiting.tell(f"{self._hub} has not started yet")
             if self.muster and len(self.muster.candidates) > 1 and time.monotonic() > reached:
-                raise NoHub(f"{self._hub} did not answer within {self.timeouts.answer:g} s")
+                raise NoHub("join-no-answer", f"{self._hub} did not answer within {self.timeouts.answer:g} s")
             nap = min(pause, self.waiting.nap())
             begun = since or time.monotonic()
             until = begun + self.timeouts.connect
@@ -119,8 +119,9 @@ class Spoke(Link):
                     raise Closed("it says nothing") from error
                 case WrongKey():
                     raise Unavailable(
+                        "join-key-differs",
                         f"the hub at {self.endpoint} does not hold the join key of {self.me}: it is another "
-                        f"run's, or the key file is not the same on both nodes: {PORT_ADVICE}"
+                        f"run's, or the key file is not the same on both nodes: {PORT_ADVICE}",
                     ) from error
                 case WireError() if not isinstance(error, Closed):
                     raise self._no_hub(str(error)) from error
@@ -130,15 +131,19 @@ class Spoke(Link):
         text, there = f"{self.me} cannot reach {self._hub}: {why}", self.waiting.begun_at
         if there not in (None, self.found[1][0]):
             first = self.nodes[self.hub]
-            return BadInput(f"{text}; to itself {first} is {there}: {NAME_ADVICE} {there}")
+            return BadInput(
+                "join-two-addresses", f"{text}; to itself {first} is {there}: {NAME_ADVICE} {there}"
+            )
         return NoHub(
-            f"{text}: is this a network that joins the nodes (--master-addr), or is a firewall between them?"
+            "join-out-of-reach",
+            f"{text}: is this a network that joins the nodes (--master-addr), or is a firewall between them?",
         )
 
     def _no_hub(self, why: str) -> Unavailable:
         return NoHub(
+            "join-no-hub",
             f"something that is no apptrain hub answers on {self.endpoint}, where node {self.hub} "
-            f"({self.nodes[self.hub]}) should: {why}: {PORT_ADVICE}"
+            f"({self.nodes[self.hub]}) should: {why}: {PORT_ADVICE}",
         )
 
     def _report(self, message: Report | Tried | Moved) -> None:
@@ -196,7 +201,7 @@ class Spoke(Link):
             self._told(Failed(min([*self._own, lost], key=lambda failure: failure.time), (self.hub,)))
         else:
             text = f"{self._hub} was lost before the start: {why}: see its output"
-            self._met.set_exception(NoHub(text))
+            self._met.set_exception(NoHub("join-hub-lost", text))
 
 
 def _reason(error: OSError) -> str:
@@ -212,8 +217,9 @@ async def resolve(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
             found = await asyncio.get_running_loop().getaddrinfo(address, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise BadInput(
+                "join-address-unresolved",
                 f"the rendezvous address {address} does not resolve to an address: "
-                "give one that does (--master-addr, --nodes)"
+                "give one that does (--master-addr, --nodes)",
             ) from error
     return found[0][0], found[0][4]
 

@@ -82,7 +82,7 @@ class LocalNode:
     async def move(self, address: str) -> str:
         """Takes node 0 at this address, which most have reached. Returns where this node is reached then,
         empty if nobody needs to; a Refusal ends the meeting."""
-        raise BadInput(f"this participant cannot take node 0 at {address}")
+        raise BadInput("join-address-fixed", f"this participant cannot take node 0 at {address}")
 
     def seal(self, members: Sequence[int]) -> None:
         """Hears from the hub which nodes take part, before it says go; a Refusal ends the meeting."""

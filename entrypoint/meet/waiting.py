@@ -34,7 +34,7 @@ class Waiting:
     def is_due(self) -> bool:
         """Whether it is time to `tell` who is missing. Unavailable: someone never started."""
         if self._gone:
-            raise Unavailable(self._gone)
+            raise Unavailable("node-never-started", self._gone)
         return time.monotonic() >= min(self._deadline, self._remind)
 
     def tell(self, who: str) -> None:
@@ -42,7 +42,7 @@ class Waiting:
         now = time.monotonic()
         if now >= self._deadline:
             bound = f"{self._timeouts.join:g} s (--join-timeout)"
-            raise Unavailable(f"{who} within {bound}: see the output of what is missing")
+            raise Unavailable("join-timeout", f"{who} within {bound}: see the output of what is missing")
         self._remind = now + self._timeouts.remind
         self._local.say(f"{who} after {now - self._began:.0f} s: waiting {self._deadline - now:.0f} s more")
 

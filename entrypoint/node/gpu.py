@@ -111,8 +111,9 @@ def stack_of_image(env: Mapping[str, str]) -> ImageStack | None:
         )
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise BadInput(
+            "image-stack-unreadable",
             f"APPTRAIN_STACK={name} does not describe a stack ({type(error).__name__}: {error}): "
-            "build the image again with make image"
+            "build the image again with make image",
         ) from None
 
 
@@ -179,7 +180,7 @@ async def check_stack(plan: LaunchPlan, env: Mapping[str, str], say: Callable[[s
         say(f"the NVIDIA driver on {plan.node} could not be asked ({found.failed}): going on without")
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if why := misfit(stack, found, node=plan.node, visible=visible, ranks=plan.nproc_per_node):
-        raise BadInput(why)
+        raise BadInput("gpu-stack-misfit", why)
 
 
 def misfit(
@@ -344,11 +345,15 @@ def check_gpus(plan: LaunchPlan, seen: int | None, say: Callable[[str], None]) -
             if plan.allocation.scheduler == embedded.NAME:
                 say(_left_idle(plan, seen))
                 return
-            raise BadInput(f"torch sees {seen} GPUs on {plan.node}: choose --device cuda or --device cpu")
+            raise BadInput(
+                "device-undecided",
+                f"torch sees {seen} GPUs on {plan.node}: choose --device cuda or --device cpu",
+            )
     elif seen == 0:
         raise BadInput(
+            "gpus-not-seen",
             f"torch sees no GPU on {plan.node}, but the plan is for cuda: run `apptrain check` "
-            "there (driver, --nv, CUDA_VISIBLE_DEVICES), or give --device cpu"
+            "there (driver, --nv, CUDA_VISIBLE_DEVICES), or give --device cpu",
         )
     elif seen < plan.nproc_per_node or (_is_number_of_gpus(plan) and seen != plan.nproc_per_node):
         if plan.mode == "rank" and (seen > plan.nproc_per_node or plan.allocation.slices == 1):
@@ -356,8 +361,9 @@ def check_gpus(plan: LaunchPlan, seen: int | None, say: Callable[[str], None]) -
         site = plan.allocation.gpus_of_site
         of_site = f", or nodes gpus of {site}" if site else ""
         raise BadInput(
+            "gpus-fewer-than-ranks",
             f"nproc_per_node is {plan.nproc_per_node} ({source}), but torch sees {seen} GPUs on {plan.node}: "
-            f"give --nproc-per-node N, or correct the request{of_site}"
+            f"give --nproc-per-node N, or correct the request{of_site}",
         )
     elif seen > plan.nproc_per_node and plan.allocation.gpus is None:
         say(rules.unused_gpus(plan.nproc_per_node, seen))

@@ -179,7 +179,7 @@ def check_store_port(plan: LaunchPlan, advice: str) -> None:
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 text = f"port {port} of torch's store is taken on {plan.node}{_holder(port)}: {advice}"
-                raise Unavailable(text) from None
+                raise Unavailable("store-port-taken", text) from None
 
 
 # --- addresses ----------------------------------------------------------------------------------------------
@@ -220,8 +220,8 @@ def _first_nodes_own(plan: LaunchPlan, machine: NetworkView) -> tuple[str, tuple
 
 
 class _Loopback(BadInput):
-    def __init__(self, text: str, address: str):
-        super().__init__(text)
+    def __init__(self, id: str, text: str, address: str):
+        super().__init__(id, text)
         self.address = address
 
 
@@ -237,12 +237,14 @@ def _lookup(plan: LaunchPlan, name: str, whose: str, machine: NetworkView, *, al
         by_slurm = whose == FIRST and plan.allocation.scheduler == slurm.NAME
         address = f" with what scontrol show node {plan.nodes[0]} has as NodeAddr" if by_slurm else ""
         raise BadInput(
+            "name-unresolved",
             f"{whose} {name!r} does not resolve on {plan.node} ({_reason(error)}): "
-            f"check the name, DNS and /etc/hosts, or give --master-addr{address}"
+            f"check the name, DNS and /etc/hosts, or give --master-addr{address}",
         ) from None
     usable = [text for text in found if alone or not _parsed(text).is_loopback]
     if not usable:
         raise _Loopback(
+            "name-is-loopback",
             f"{whose} {name!r} resolves to {found[0]} on {plan.node}, which no other node can reach: "
             "correct /etc/hosts, or give --master-addr with an address of the network between the nodes",
             found[0],
@@ -255,8 +257,9 @@ def _on_the_way(plan: LaunchPlan, address: str, machine: NetworkView) -> str:
         return machine.source_towards(address)
     except OSError as error:
         raise Unavailable(
+            "no-route",
             f"{plan.node} has no route to the first node's address {address} ({_reason(error)}): "
-            "check its network, or give --master-addr with an address of another"
+            "check its network, or give --master-addr with an address of another",
         ) from None
 
 
@@ -273,8 +276,9 @@ def _with_address(plan: LaunchPlan, address: str, interfaces: Iterable[Interface
         if interface.name == "lo" and wanted.version == 4 and wanted.is_loopback:
             return interface
     raise BadInput(
+        "address-not-of-node",
         f"{_rendezvous_name(plan)} is {address}, but no interface of {plan.node} has that: it has "
-        f"{_listed(interfaces)}: check its network, /etc/hosts and --node-rank, or give --master-addr"
+        f"{_listed(interfaces)}: check its network, /etc/hosts and --node-rank, or give --master-addr",
     )
 
 
@@ -292,7 +296,8 @@ def _check_chosen(plan: LaunchPlan, env: Mapping[str, str], interfaces: Mapping[
             raise _not_of_gloo(plan, value, name, interfaces.values())
         if not interfaces[name].addresses:
             raise BadInput(
-                f"{given}: it has no address on {plan.node}, which has {_listed(interfaces.values())}"
+                "interface-no-address",
+                f"{given}: it has no address on {plan.node}, which has {_listed(interfaces.values())}",
             )
         _check_up(plan, interfaces[name], given)
     spec = _chosen(plan, env, NCCL)
@@ -310,22 +315,29 @@ def _not_of_gloo(plan: LaunchPlan, value: str, name: str, interfaces: Iterable[I
         fitting = [one.name for one in taken if _nccl_takes(value, one.name)]
         remedy = f"did you mean {_given(plan, GLOO, fitting[0])}?" if len(fitting) == 1 else OTHERS
         return BadInput(
+            "gloo-interface-name",
             f"{given}: gloo takes whole names of interfaces alone (^, = and beginnings of names are NCCL's), "
-            f"and {plan.node} has {has}: {remedy}"
+            f"and {plan.node} has {has}: {remedy}",
         )
     if name == value:
         return _absent(plan, given, interfaces)
-    return BadInput(f"{given}: {plan.node} has no interface {name}, it has {has}: {OTHERS}")
+    return BadInput(
+        "interface-missing", f"{given}: {plan.node} has no interface {name}, it has {has}: {OTHERS}"
+    )
 
 
 def _absent(plan: LaunchPlan, given: str, interfaces: Iterable[Interface]) -> BadInput:
-    return BadInput(f"{given}: {plan.node} has no such interface, it has {_listed(interfaces)}: {OTHERS}")
+    return BadInput(
+        "interface-missing",
+        f"{given}: {plan.node} has no such interface, it has {_listed(interfaces)}: {OTHERS}",
+    )
 
 
 def _check_up(plan: LaunchPlan, interface: Interface, given: str) -> None:
     if not interface.is_up:
         raise Unavailable(
-            f"{given}: {interface.name} is down on {plan.node}: have it brought up, or leave that node out"
+            "interface-down",
+            f"{given}: {interface.name} is down on {plan.node}: have it brought up, or leave that node out",
         )
 
 

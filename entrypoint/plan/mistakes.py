@@ -72,28 +72,39 @@ def check_command(
     """
     program, name = command[0], PurePath(command[0]).name
     if not program:
-        raise BadInput("CMD begins with an empty word: give a script with its arguments, or -m NAME")
+        raise BadInput(
+            "cmd-empty-word", "CMD begins with an empty word: give a script with its arguments, or -m NAME"
+        )
     if not (folder / program).is_file() or "/" in program:
         _check_starters(command, name, mode, no_python=no_python)
     if no_python:
         if here and not shutil.which(program, path=search_path(os.environ)):
-            raise Missing(f"CMD {program} is no program in PATH: check the spelling, or give its path")
+            raise Missing(
+                "cmd-not-in-path",
+                f"CMD {program} is no program in PATH: check the spelling, or give its path",
+            )
         return
     if name.endswith((".sh", ".bash", ".sbatch", ".pbs")):
         raise _shell(program, command)
     if name.endswith(".ipynb"):
         raise BadInput(
+            "cmd-notebook",
             f"CMD {program} is a notebook: jupyter nbconvert --to script {shlex.quote(program)}, and give "
-            f"the script that this makes: -- {shlex.quote(program.removesuffix('.ipynb') + '.py')}"
+            f"the script that this makes: -- {shlex.quote(program.removesuffix('.ipynb') + '.py')}",
         )
     if name.endswith(DATA):
-        raise BadInput(f"CMD {program} is no Python script: give the script that reads it, as its argument")
+        raise BadInput(
+            "cmd-not-python",
+            f"CMD {program} is no Python script: give the script that reads it, as its argument",
+        )
     if program.startswith("-"):
         _check_module(command)
         return
     path = folder / program
     if path.is_dir() and not (path / "__main__.py").exists():
-        raise BadInput(f"CMD {program} is a directory: give a script in it, with its arguments")
+        raise BadInput(
+            "cmd-directory", f"CMD {program} is a directory: give a script in it, with its arguments"
+        )
     if not path.exists() and (here or path.parent.is_dir()):
         raise _missing(program, folder)
 
@@ -107,8 +118,9 @@ def check_run_dir(path: Path, command: Sequence[str]) -> None:
         return
     if before and program(before) != program(command):
         raise BadInput(
+            "run-dir-other-program",
             f"the run directory {path} is that of {program(before)}, not of {program(command)}: give "
-            f"another with --run-dir, or, where that is its new name, remove {path}/manifest.json"
+            f"another with --run-dir, or, where that is its new name, remove {path}/manifest.json",
         )
 
 
@@ -116,18 +128,23 @@ def check_plan(plan: LaunchPlan, settings: Settings) -> None:
     """Raises BadInput for options that do not go with the mode."""
     if settings.on_failure.restarts_in_place and plan.mode == "rank":
         raise BadInput(
+            "restart-mode-rank",
             "--on-failure restart needs one task on every node, and --mode rank has one for each rank: start "
-            "one task per node, or use --on-failure requeue"
+            "one task per node, or use --on-failure requeue",
         )
     if settings.value("doctor") and plan.mode == "exec":
         raise BadInput(
-            "--doctor starts a rank on each device, and --mode exec does not: leave --mode exec out"
+            "doctor-mode-exec",
+            "--doctor starts a rank on each device, and --mode exec does not: leave --mode exec out",
         )
     if settings.value("doctor") and settings.on_failure.requeues:
-        raise BadInput(f"--doctor looks once: leave --on-failure {settings.on_failure} out")
+        raise BadInput(
+            "doctor-on-failure", f"--doctor looks once: leave --on-failure {settings.on_failure} out"
+        )
     if plan.mode != "torchrun" and plan.max_restarts:
         raise BadInput(
-            f"--max-restarts {plan.max_restarts} needs --mode torchrun, this is {plan.mode}: leave it out"
+            "max-restarts-mode",
+            f"--max-restarts {plan.max_restarts} needs --mode torchrun, this is {plan.mode}: leave it out",
         )
 
 
@@ -136,11 +153,16 @@ def check_job(settings: Settings, scheduler: str) -> None:
     start, stop_before = settings.value("start"), settings.value("stop-before")
     if scheduler == "slurm":
         if start not in (None, "srun"):
-            raise BadInput(f"--start {start}: under Slurm tasks start with srun: leave it out")
+            raise BadInput(
+                "start-under-slurm", f"--start {start}: under Slurm tasks start with srun: leave it out"
+            )
         if stop_before is not None:
-            raise BadInput(f"--stop-before {stop_before}: under Slurm it is sbatch --signal=B:USR2@SECONDS")
+            raise BadInput(
+                "stop-before-under-slurm",
+                f"--stop-before {stop_before}: under Slurm it is sbatch --signal=B:USR2@SECONDS",
+            )
     elif start is not None and start not in STARTERS[scheduler]:
-        raise BadInput(f"--start {start}: must be one of {', '.join(STARTERS[scheduler])}")
+        raise BadInput("start-unknown", f"--start {start}: must be one of {', '.join(STARTERS[scheduler])}")
 
 
 def check_training(command: Sequence[str], ranks: int, folder: Path) -> None:
@@ -157,7 +179,7 @@ def check_training(command: Sequence[str], ranks: int, folder: Path) -> None:
     try:
         check(command[2:], ranks, folder)
     except Refused as refused:
-        raise BadInput(f"train: {refused}") from None
+        raise BadInput(refused.id, f"train: {refused}") from None
 
 
 def search_path(env: Mapping[str, str]) -> str:
@@ -189,7 +211,8 @@ def check_torch(what: str) -> None:
     found = f"this Python ({sys.executable}, {sys.version.split()[0]})"
     lack = "has none" if is_new else "is too old (3.11 is the oldest)"
     raise BadInput(
-        f"{what} needs torch, and {found} {lack}: {make('venv')}, which gets it, or run it {inside}"
+        "python-no-torch",
+        f"{what} needs torch, and {found} {lack}: {make('venv')}, which gets it, or run it {inside}",
     )
 
 
@@ -265,16 +288,21 @@ def _check_starters(command: Sequence[str], name: str, mode: str, *, no_python: 
         if mode == "exec" and (no_python or command[0] == "-m"):
             return
         raise BadInput(
+            "cmd-launcher",
             f"CMD begins with {launcher}: leave it and its options out, apptrain starts the ranks: "
-            f"-- {shlex.join(_script(rest))}"
+            f"-- {shlex.join(_script(rest))}",
         )
     if no_python:
         return
     if _PYTHON.fullmatch(name):
         if rest[:1] == ["-c"]:
-            raise BadInput("CMD is python -c: put the code in a file, and give that: -- my_script.py")
+            raise BadInput(
+                "cmd-python-c", "CMD is python -c: put the code in a file, and give that: -- my_script.py"
+            )
         given = shlex.join(rest or ["my_script.py"])
-        raise BadInput(f"CMD begins with {command[0]}: leave it out, Python runs CMD anyway: -- {given}")
+        raise BadInput(
+            "cmd-python", f"CMD begins with {command[0]}: leave it out, Python runs CMD anyway: -- {given}"
+        )
     if name in SHELLS:
         raise _shell(command[0], command)
 
@@ -298,41 +326,50 @@ def _script(words: Sequence[str]) -> list[str]:
 def _shell(program: str, command: Sequence[str]) -> BadInput:
     whole = shlex.join(command if PurePath(program).name in SHELLS else ["bash", *command])
     return BadInput(
+        "cmd-shell",
         f"CMD begins with {program}, which is a shell's: give the Python script that it starts, or have each "
-        f"rank run it as it is: --no-python -- {whole}"
+        f"rank run it as it is: --no-python -- {whole}",
     )
 
 
 def _check_module(command: Sequence[str]) -> None:
     if command[0] != "-m" or len(command) < 2:
         raise BadInput(
+            "cmd-no-script",
             f"CMD begins with {command[0]}: give a script with its arguments, or -m NAME; options come "
-            "before --"
+            "before --",
         )
     if command[1].endswith(".py") or "/" in command[1]:
-        raise BadInput(f"-m {command[1]}: -m takes a module's name: leave -m out for a file")
+        raise BadInput(
+            "cmd-module-is-file", f"-m {command[1]}: -m takes a module's name: leave -m out for a file"
+        )
 
 
 def _missing(program: str, folder: Path) -> Missing:
     if shutil.which(program, path=search_path(os.environ)):
         return Missing(
+            "cmd-program",
             f"CMD {program} is a program, no Python script: put --no-python before -- if each rank is to "
-            "run it"
+            "run it",
         )
     path = folder / program
     try:
         beside = [file.name for file in path.parent.iterdir() if file.suffix == ".py"]
     except (FileNotFoundError, NotADirectoryError):
-        return Missing(f"CMD {program} does not exist: there is no directory {path.parent}: check the path")
+        return Missing(
+            "cmd-no-directory",
+            f"CMD {program} does not exist: there is no directory {path.parent}: check the path",
+        )
     except OSError:
         beside = []
     near = spelling.near(path.name, beside)
     if near:
         meant = " or ".join(str(PurePath(program).with_name(name)) for name in near)
-        return Missing(f"CMD {program} does not exist in {path.parent}: did you mean {meant}?")
+        return Missing("cmd-missing", f"CMD {program} does not exist in {path.parent}: did you mean {meant}?")
     return Missing(
+        "cmd-missing",
         f"CMD {program} does not exist in {path.parent}: check the spelling; a module is given as -m NAME, a "
-        "program that is no Python script needs --no-python"
+        "program that is no Python script needs --no-python",
     )
 
 

@@ -123,7 +123,7 @@ Kind = Callable[[str, Any], Any]
 
 
 def _wrong(where: str, value: Any, what: str) -> BadInput:
-    return BadInput(f"{where} is {_shown(value)}: give {what}")
+    return BadInput("profile-wrong-value", f"{where} is {_shown(value)}: give {what}")
 
 
 def _shown(value: Any) -> str:
@@ -275,7 +275,7 @@ def load(name: str, clusters: Path = CLUSTERS, asked: str = "") -> Profile:
     if path.parent == clusters and not path.exists():
         known = sorted(file.stem for file in clusters.glob("*.yaml"))
         meant = spelling.meant(name, known) or f": give one of {', '.join(known)}, or the path of a profile"
-        raise BadInput(f"{asked or f'--profile {name}'}: there is no {path}{meant}")
+        raise BadInput("profile-missing", f"{asked or f'--profile {name}'}: there is no {path}{meant}")
     return checked(read(path, asked or f"--profile {name}"), path)
 
 
@@ -324,11 +324,13 @@ def read(path: Path, asked: str) -> Mapping[Any, Any]:
     try:
         content = strict_yaml.load(path)
     except OSError as error:
-        raise BadInput(f"{asked}: {path} cannot be read: {error.strerror}") from None
+        raise BadInput("profile-unreadable", f"{asked}: {path} cannot be read: {error.strerror}") from None
     except files.Unfit as error:
-        raise BadInput(f"{path}: {error}") from None
+        raise BadInput("profile-not-yaml", f"{path}: {error}") from None
     if not isinstance(content, dict):
-        raise BadInput(f"{asked}: {path} must hold a mapping with the keys {', '.join(KEYS)}")
+        raise BadInput(
+            "profile-no-mapping", f"{asked}: {path} must hold a mapping with the keys {', '.join(KEYS)}"
+        )
     return content
 
 
@@ -339,7 +341,7 @@ def _read_host_file(path: Path, asked: str) -> Mapping[Any, Any]:
         digest = hashlib.sha256(files.read(path, LARGEST)).hexdigest()
     except (OSError, files.Unfit) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise BadInput(f"{asked}: {path} cannot be read: {why}") from None
+        raise BadInput("host-file-unreadable", f"{asked}: {path} cannot be read: {why}") from None
     try:
         lines = files.read_text(made, LARGEST).split("\n")
         found = dict(line.partition("=")[::2] for line in lines)
@@ -348,9 +350,10 @@ def _read_host_file(path: Path, asked: str) -> Mapping[Any, Any]:
         content = None
     if not isinstance(content, dict):
         raise BadInput(
+            "profile-no-pyyaml",
             f"{asked} needs the Python package pyyaml: use the project's venv ({make('venv')}), "
             "or python3 -m pip install --user pyyaml; "
-            f"an image without it needs {made}, made from {path.name} as that is now: {remedy(path)}"
+            f"an image without it needs {made}, made from {path.name} as that is now: {remedy(path)}",
         )
     return content
 
@@ -363,7 +366,8 @@ def expanded(text: str, env: Mapping[str, str], path: str) -> str:
         name = found[1] or found[2]
         if not env.get(name):
             raise BadInput(
-                f"{text} in the profile {path}: {name} is not set here: set it, or correct the profile"
+                "profile-variable-unset",
+                f"{text} in the profile {path}: {name} is not set here: set it, or correct the profile",
             )
         return env[name]
 
@@ -389,16 +393,21 @@ def _values(given: Mapping[Any, Any], kinds: Mapping[str, Kind], where: str) -> 
 def _variables(given: Mapping[Any, Any], path: Path) -> dict[str, str]:
     for name in given:
         if not re.fullmatch("[A-Za-z_][A-Za-z0-9_]*", str(name)):
-            raise BadInput(f"{path}: env has {_shown(name)}: give a variable's name, letters, digits and _")
+            raise BadInput(
+                "profile-variable-name",
+                f"{path}: env has {_shown(name)}: give a variable's name, letters, digits and _",
+            )
     if "OMP_NUM_THREADS" in given:
-        raise BadInput(f"{path}: env sets OMP_NUM_THREADS: set omp_num_threads under launch")
+        raise BadInput(
+            "profile-omp-threads", f"{path}: env sets OMP_NUM_THREADS: set omp_num_threads under launch"
+        )
     return {str(name): _variable(f"{path}: env {name}", value) for name, value in given.items()}
 
 
 def _mapping(content: Mapping[Any, Any], key: str, path: Path) -> Mapping[Any, Any]:
     value = content.get(key) or {}
     if not isinstance(value, dict):
-        raise BadInput(f"{path}: {key} must be a mapping, found {_shown(value)}")
+        raise BadInput("profile-key-no-mapping", f"{path}: {key} must be a mapping, found {_shown(value)}")
     return value
 
 
@@ -406,7 +415,7 @@ def _only(content: Mapping[Any, Any], known: Mapping[str, Any] | Sequence[str], 
     if unknown := [str(plain(str(key))) for key in content if key not in known]:
         meant = spelling.meant(unknown[0], known) if len(unknown) == 1 else ""
         valid = f": valid are {', '.join(known)}"
-        raise BadInput(f"{where} unknown key {', '.join(unknown[:5])}{meant or valid}")
+        raise BadInput("profile-unknown-key", f"{where} unknown key {', '.join(unknown[:5])}{meant or valid}")
 
 
 def _agrees(profile: Profile, path: Path) -> None:
@@ -417,18 +426,30 @@ def _agrees(profile: Profile, path: Path) -> None:
     if profile.start and profile.start not in STARTERS[scheduler]:
         raise _wrong(f"{path}: start", profile.start, f"under {scheduler} {' or '.join(STARTERS[scheduler])}")
     if request.chunk and scheduler != "pbs":
-        raise BadInput(f"{path}: request chunk is for pbs, and scheduler is {scheduler}: leave it out")
+        raise BadInput(
+            "profile-chunk-scheduler",
+            f"{path}: request chunk is for pbs, and scheduler is {scheduler}: leave it out",
+        )
     if request.form and scheduler != FORMS[request.form]:
         raise BadInput(
+            "profile-form-scheduler",
             f"{path}: request form {request.form} is for {FORMS[request.form]}, and scheduler is "
-            f"{scheduler}: leave it out"
+            f"{scheduler}: leave it out",
         )
     if request.form == "wrapped" and not (request.nodes_only or request.gpus):
-        raise BadInput(f"{path}: request form wrapped needs request gpus, such as --gres=gpu:{{gpus}}")
+        raise BadInput(
+            "profile-wrapped-no-gpus",
+            f"{path}: request form wrapped needs request gpus, such as --gres=gpu:{{gpus}}",
+        )
     if request.chunk and request.form == "totals":
-        raise BadInput(f"{path}: request chunk has no place beside form totals: use options")
+        raise BadInput(
+            "profile-chunk-and-totals", f"{path}: request chunk has no place beside form totals: use options"
+        )
     if request.nodes_only and not profile.nodes.whole:
-        raise BadInput(f"{path}: request nodes_only goes only with whole nodes: set whole under nodes")
+        raise BadInput(
+            "profile-nodes-only",
+            f"{path}: request nodes_only goes only with whole nodes: set whole under nodes",
+        )
     if request.gpus and (request.nodes_only or "{gpus}" not in request.gpus):
         what = f"it as in {GPUS_ASKED_FOR[scheduler]}, or nodes_only: true instead"
         raise _wrong(f"{path}: request gpus", request.gpus, what)

@@ -111,9 +111,10 @@ def _members(allocation: Allocation, settings: Settings, *, spares: bool) -> int
     if allocation.nnodes < least or (allocation.nnodes > most and not spares):
         span = str(least) if least == most else f"{least}:{most}"
         raise BadInput(
+            "nnodes-above-step",
             f"--nnodes {span}, but this step has "
             f"{allocation.nnodes} node{'s' * (allocation.nnodes > 1)}: "
-            "request as many nodes as you want to use"
+            "request as many nodes as you want to use",
         )
     return int(min(allocation.nnodes, most))
 
@@ -124,7 +125,10 @@ def _attempt(env: Mapping[str, str], allocation: Allocation) -> Setting:
         source = allocation.sources.get("restart_count")
         return Setting(value=allocation.restart_count, source=derived_from(source) if source else DEFAULT)
     if not text.isdecimal():
-        raise BadInput(f"APPTRAIN_ATTEMPT={text}: must be a number from 0: unset it, the job script sets it")
+        raise BadInput(
+            "attempt-number",
+            f"APPTRAIN_ATTEMPT={text}: must be a number from 0: unset it, the job script sets it",
+        )
     return Setting(value=int(text), source=from_variable("APPTRAIN_ATTEMPT"))
 
 
@@ -142,8 +146,9 @@ def _mode(allocation: Allocation, settings: Settings) -> Setting:
     if len(set(tasks)) > 1:
         listed = ",".join(map(str, tasks[:8])) + (",..." if len(tasks) > 8 else "")
         raise BadInput(
+            "uneven-tasks",
             f"{found} gives {listed} tasks on the {len(tasks)} nodes: start the same number on every node, "
-            "one for torchrun or one for each rank"
+            "one for torchrun or one for each rank",
         )
     if setting.value == "auto":
         return Setting(
@@ -151,8 +156,9 @@ def _mode(allocation: Allocation, settings: Settings) -> Setting:
         )
     if setting.value in ("torchrun", "exec") and tasks[0] > 1:
         raise BadInput(
+            "mode-tasks",
             f"--mode {setting.value} needs one task on every node, but {found} gives {tasks[0]}: "
-            "start one task per node, or use --mode rank"
+            "start one task per node, or use --mode rank",
         )
     return setting
 
@@ -169,7 +175,10 @@ def _start_ranks(settings: Settings, mode: Mode) -> tuple[Setting, Setting]:
         return setting, preload
     if setting.value == "fork":
         found = "--no-python" if no_python else f"mode {mode}"
-        raise BadInput(f"--start-ranks fork, but with {found} nothing of ours starts the ranks: leave it out")
+        raise BadInput(
+            "fork-not-ours",
+            f"--start-ranks fork, but with {found} nothing of ours starts the ranks: leave it out",
+        )
     source = derived_from("no_python" if no_python else "mode")
     return Setting(value="spawn", source=source if setting.value == "auto" else setting.source), preload
 
@@ -205,12 +214,12 @@ def _device(allocation: Allocation, settings: Settings) -> Setting:
     if allocation.gpus is None and allocation.cpu_by_default:
         return Setting(value="cpu", source=DEFAULT)
     if allocation.gpus is None:
-        raise BadInput(_unknown_gpus(allocation))
+        raise BadInput("gpus-unknown", _unknown_gpus(allocation))
     if allocation.gpus > 0:
         return Setting(value="cuda", source=_gpus_from(allocation))
     if allocation.cpu_by_default:
         return Setting(value="cpu", source=_derived(allocation, "gpus"))
-    raise BadInput(_no_gpu(allocation))
+    raise BadInput("gpus-none", _no_gpu(allocation))
 
 
 def _gpus_from(allocation: Allocation) -> ValueSource:
@@ -251,8 +260,9 @@ def _nproc_per_node(
     if mode == "rank":
         if setting.value not in (None, tasks):
             raise BadInput(
+                "nproc-with-tasks",
                 f"--nproc-per-node {setting.value}, but each of the {tasks} tasks on a node is one rank: "
-                f"leave it out, or start {setting.value} tasks per node"
+                f"leave it out, or start {setting.value} tasks per node",
             )
         setting = Setting(value=tasks, source=_derived(allocation, "tasks_per_node"))
     elif setting.value is None:
@@ -275,8 +285,9 @@ def _nproc_per_node(
         if allocation.gpus_of_site:
             where = f"nodes gpus of {allocation.gpus_of_site}"
         raise BadInput(
+            "gpus-too-few-for-ranks",
             f"{nproc} rank{'s' * (nproc > 1)} on a node, but this task sees "
-            f"{seen} GPU{'s' * (seen != 1)} ({where}): {remedy}"
+            f"{seen} GPU{'s' * (seen != 1)} ({where}): {remedy}",
         )
     return setting, (unused_gpus(nproc, seen),) if nproc < seen else ()
 
@@ -289,8 +300,9 @@ def _check_slices(allocation: Allocation, mode: Mode, nproc: int) -> None:
         if mode == "rank":
             start = "start one task on each node, or give each its own (srun --gpus-per-task=1)"
         raise BadInput(
+            "gpu-slices",
             f"the {slices} devices in {CUDA_DEVICES} are slices of GPUs (MIG), and a process sees one of "
-            f"them: {start}, or request whole GPUs"
+            f"them: {start}, or request whole GPUs",
         )
 
 
@@ -301,22 +313,26 @@ def unused_gpus(nproc: int, seen: int) -> str:
 def _granted_processes(allocation: Allocation, device: str) -> Setting:
     if device == "cuda":
         if allocation.gpus_unnamed:
-            raise BadInput(f"--device cuda, but {_unnamed_gpus(allocation, 'add --nproc-per-node N')}")
+            raise BadInput(
+                "gpus-unnamed", f"--device cuda, but {_unnamed_gpus(allocation, 'add --nproc-per-node N')}"
+            )
         if allocation.gpus is None:
             raise BadInput(
-                "--device cuda, but how many GPUs this node has for us is unknown: add --nproc-per-node N"
+                "gpus-unknown",
+                "--device cuda, but how many GPUs this node has for us is unknown: add --nproc-per-node N",
             )
         if allocation.gpus == 0:
-            raise BadInput(f"--device cuda, but {_no_gpu(allocation)}")
+            raise BadInput("gpus-none", f"--device cuda, but {_no_gpu(allocation)}")
         return Setting(value=allocation.gpus, source=_gpus_from(allocation))
     slots = allocation.slots_per_node
     if slots is None:
         return Setting(value=1, source=DEFAULT)
     if len(set(slots)) > 1:
         raise BadInput(
+            "uneven-slots",
             f"{allocation.sources.get('slots_per_node', 'the node file')} lists "
             f"{','.join(map(str, slots[:8]))}{',...' if len(slots) > 8 else ''} processes "
-            f"on the {len(slots)} nodes: give --nproc-per-node N"
+            f"on the {len(slots)} nodes: give --nproc-per-node N",
         )
     return Setting(value=slots[0], source=_derived(allocation, "slots_per_node"))
 
@@ -447,7 +463,10 @@ def _threads(
     inherited = env.get("OMP_NUM_THREADS")
     if inherited is not None and inherited != allocation.omp_num_threads:
         if not all(part.isdecimal() and int(part) for part in inherited.split(",")):
-            raise BadInput(f"OMP_NUM_THREADS={inherited}: must be a positive number: correct it, or unset it")
+            raise BadInput(
+                "omp-threads",
+                f"OMP_NUM_THREADS={inherited}: must be a positive number: correct it, or unset it",
+            )
         return Setting(value=inherited, source=from_variable("OMP_NUM_THREADS")), ()
     if of_site and not is_reference:
         return Setting(value=str(setting.value), source=setting.source), ()

@@ -86,9 +86,10 @@ class _Parser(argparse.ArgumentParser):
         start = "unrecognized arguments: "
         if message.startswith(start) and (unknown := message[len(start) :].split()):
             known = [*self.taken_before, *_own_names(self), "--help"]
-            raise BadInput(commands.refusal(unknown, known, self.prog))
+            raise BadInput("unknown-option", commands.refusal(unknown, known, self.prog))
         raise BadInput(
-            f"{message}: see `{' '.join(['apptrain', *typed()[:1]]) if typed() else self.prog} --help`"
+            "command-usage",
+            f"{message}: see `{' '.join(['apptrain', *typed()[:1]]) if typed() else self.prog} --help`",
         )
 
 
@@ -148,18 +149,20 @@ def inherited(env: Mapping[str, str], *, job: bool = False) -> tuple[dict[str, s
             text = files.read_text(Path(path), MOST_ARGUMENTS)
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
-            raise BadInput(f"{name}={path} cannot be read ({why}): give a path that exists") from None
+            raise BadInput(
+                "inherited-unreadable", f"{name}={path} cannot be read ({why}): give a path that exists"
+            ) from None
         arguments = text.removesuffix("\0").split("\0") if text else []
     else:
         name = "APPTRAIN_ARGS"
         try:
             arguments = shlex.split(env.get(name, ""))
         except ValueError as error:
-            raise BadInput(f"{name} is not a shell-quoted string: {error}") from None
+            raise BadInput("inherited-not-quoted", f"{name} is not a shell-quoted string: {error}") from None
     try:
         return texts(arguments, job=job)
     except BadInput as error:
-        raise BadInput(f"in {name}: {error}") from None
+        raise BadInput(error.id, f"in {name}: {error}") from None
 
 
 def texts(arguments: Sequence[str], *, job: bool = False) -> tuple[dict[str, str], list[str]]:
@@ -179,7 +182,7 @@ def merged(
     more, inherited_command = inherited(env, job=job)
     if command and inherited_command:
         name = "APPTRAIN_ARGS_FILE" if env.get("APPTRAIN_ARGS_FILE") else "APPTRAIN_ARGS"
-        raise BadInput(f"CMD stands both on the command line and in {name}: give it once")
+        raise BadInput("cmd-given-twice", f"CMD stands both on the command line and in {name}: give it once")
     own = {name: text for name, text in given.items() if text is not None}
     return {**more, **own}, list(command or inherited_command)
 
@@ -224,9 +227,9 @@ def resolve(
 
 def _parse(option: Option, name: str, text: str) -> Any:
     if not text:
-        raise BadInput(f"{name} is empty: give {option.metavar or '1'} or leave it out")
+        raise BadInput("option-empty", f"{name} is empty: give {option.metavar or '1'} or leave it out")
     try:
         return option.parse(text)
     except ValueError as error:
         why = str(error) if str(error).startswith(("must", "MIN")) else f"must be {option.metavar}, a number"
-        raise BadInput(f"{name}={text}: {why}") from None
+        raise BadInput("option-value", f"{name}={text}: {why}") from None

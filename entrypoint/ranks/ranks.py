@@ -146,9 +146,9 @@ class Ranks:
         if not self._why_spawned:
             return ""
         if asked == "fork":
-            raise BadInput(f"--start-ranks fork, but {self._why_spawned}: leave it out")
+            raise BadInput("fork-not-possible", f"--start-ranks fork, but {self._why_spawned}: leave it out")
         if self._why_spawned.startswith("--preload") and not self.plan.preload_is_derived:
-            raise BadInput(self._why_spawned)
+            raise BadInput("preload-not-possible", self._why_spawned)
         return f"each rank imports torch for itself: {self._why_spawned}"
 
     async def start(self) -> None:

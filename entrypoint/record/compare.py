@@ -125,13 +125,14 @@ def load(path: Path) -> Run:
         trace = traces.read(path / traces.NAME)
     except OSError as error:
         raise BadInput(
+            "metrics-unreadable",
             f"{name} cannot be compared: {traces.NAME}: {error.strerror}: "
-            "give run directories of programs that write metrics.jsonl"
+            "give run directories of programs that write metrics.jsonl",
         ) from None
     except ValueError as error:
-        raise BadInput(f"{name}/{traces.NAME} is no trace: {error}") from None
+        raise BadInput("metrics-damaged", f"{name}/{traces.NAME} is no trace: {error}") from None
     if not trace["loss"]:
-        raise BadInput(f"{name} cannot be compared: {traces.NAME} has no step")
+        raise BadInput("metrics-no-step", f"{name} cannot be compared: {traces.NAME} has no step")
     return Run(path, manifest, trace)
 
 
@@ -139,8 +140,9 @@ def _check(one: Run, other: Run) -> None:
     names = [program(run.manifest["command"]) if run.manifest["command"] else "" for run in (one, other)]
     if names[0] != names[1]:
         raise BadInput(
+            "compare-other-program",
             f"{one.name} ran {plain(names[0])} and {other.name} ran {plain(names[1])}: "
-            "give runs of the same program"
+            "give runs of the same program",
         )
 
 

@@ -25,8 +25,9 @@ def check() -> None:
     """Raises BadInput where nothing can draw."""
     if importlib.util.find_spec("matplotlib") is None:
         raise BadInput(
+            "picture-no-matplotlib",
             "compare -o: this Python has no matplotlib: give PYTHON=FILE with one that has it, such as that "
-            "of make venv, or leave -o out"
+            "of make venv, or leave -o out",
         )
 
 
@@ -67,7 +68,9 @@ def draw(names: Sequence[str], traces: Sequence[Trace], path: Path) -> None:
         try:
             figure.savefig(path, format="png")
         except OSError as error:
-            raise BadInput(f"compare -o: {path} cannot be written: {error.strerror}") from None
+            raise BadInput(
+                "picture-unwritable", f"compare -o: {path} cannot be written: {error.strerror}"
+            ) from None
 
 
 def _on_paper(values: Iterable[float]) -> list[float]:

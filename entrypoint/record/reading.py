@@ -27,7 +27,10 @@ SCHEMA_VERSION = 2
 def check_folder(run: Path) -> None:
     """Raises BadInput where there is no such directory."""
     if not run.is_dir():
-        raise BadInput(f"there is no directory {plain(str(run))}: give a run directory, such as runs/NAME-ID")
+        raise BadInput(
+            "run-missing",
+            f"there is no directory {plain(str(run))}: give a run directory, such as runs/NAME-ID",
+        )
 
 
 def of_run(run: Path, cannot: str) -> dict[str, Any]:
@@ -38,10 +41,12 @@ def of_run(run: Path, cannot: str) -> dict[str, Any]:
         return read(run / NAME)
     except OSError as error:
         raise BadInput(
-            f"{name} cannot be {cannot}: {NAME}: {error.strerror}: give a run directory, such as runs/NAME-ID"
+            "manifest-unreadable",
+            f"{name} cannot be {cannot}: {NAME}: {error.strerror}: "
+            "give a run directory, such as runs/NAME-ID",
         ) from None
     except ValueError as error:
-        raise BadInput(f"{name}/{NAME} is no manifest: {plain(str(error))}") from None
+        raise BadInput("manifest-damaged", f"{name}/{NAME} is no manifest: {plain(str(error))}") from None
 
 
 def read(path: Path) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def main(
     if start is None:
         return 0
     if missing := [name for name in again.secrets if placeholder_in(again.words, name)]:
-        raise BadInput(f"the command needs {plain(missing[0])}: set it here")
+        raise BadInput("rerun-variable-unset", f"the command needs {plain(missing[0])}: set it here")
     return start(with_secrets(again.words, env)[1:])
 
 
@@ -91,7 +91,7 @@ def plan(run: Path, home: Path, cluster: str, env: Mapping[str, str]) -> Again:
 
 
 def _cannot(run: Path, why: str) -> BadInput:
-    return BadInput(f"{plain(str(run))} cannot be run again: {why}")
+    return BadInput("rerun-not-possible", f"{plain(str(run))} cannot be run again: {why}")
 
 
 def _check(run: Path, begun: Mapping[str, Any]) -> None:
@@ -114,7 +114,10 @@ def _where(cluster: str, nodes: str) -> list[str]:
     if not cluster:
         return ["run", "--nodes", nodes]
     if not any(map(shutil.which, SCHEDULERS)):
-        raise BadInput(f"--cluster {cluster}: neither sbatch nor qsub is in PATH: leave --cluster out")
+        raise BadInput(
+            "rerun-no-scheduler",
+            f"--cluster {cluster}: neither sbatch nor qsub is in PATH: leave --cluster out",
+        )
     return ["submit", "--cluster", cluster, "--nodes", nodes]
 
 
@@ -125,8 +128,9 @@ def _command(words: list[str]) -> tuple[list[str], list[str]]:
         for found in PLACEHOLDER.finditer(word):
             if not found[1]:
                 raise BadInput(
+                    "rerun-secret",
                     f"the command holds a secret that no variable had: {plain(word)}: start it by hand, and "
-                    "give secrets in variables"
+                    "give secrets in variables",
                 )
             names.append(found[1])
     return words, names

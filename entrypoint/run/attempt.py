@@ -155,7 +155,7 @@ class Attempt:
         """Returns what it is known by."""
         run_dir = self._given.run_dir
         if self._given.before and not run_dir.path.exists():
-            raise BadInput(f"the run directory {run_dir.path} is gone")
+            raise BadInput("run-dir-gone", f"the run directory {run_dir.path} is gone")
         run_dir.create()
         return run_dir.inode()
 

@@ -78,8 +78,9 @@ def check(plan: LaunchPlan, settings: Settings) -> None:
     _check_venv(plan)
     if plan.context == "batch" and plan.nnodes > 1:
         raise BadInput(
+            "not-a-task",
             f"this is the batch script or interactive shell of job {plan.allocation.job_id}, on one of its "
-            f"{plan.nnodes} nodes only: start one task per node with {plan.allocation.start_line}"
+            f"{plan.nnodes} nodes only: start one task per node with {plan.allocation.start_line}",
         )
     mistakes.check_plan(plan, settings)
     mistakes.check_command(plan.command, Path.cwd(), mode=plan.mode, no_python=plan.no_python)
@@ -92,8 +93,9 @@ def check_place(plan: LaunchPlan, env: Mapping[str, str]) -> None:
     found = hostnames.find(here, nodes)
     if "APPTRAIN_PLACE" in env and len(found) == 1 and found[0] != plan.place:
         raise BadInput(
+            "mpiexec-order",
             f"mpiexec has started the task of {plan.node}, node {plan.place}, on {here}, which is node "
-            f"{found[0]}: use another --start, or have it keep to the order of its hosts"
+            f"{found[0]}: use another --start, or have it keep to the order of its hosts",
         )
 
 
@@ -105,17 +107,19 @@ def _check_venv(plan: LaunchPlan) -> None:
     given = f"APPTRAIN_VENV={venv}" if plan.venv_is_by_variable else f"--venv {venv}"
     make = f"make venv DIR={shlex.quote(plan.venv)}"
     if not (venv / "pyvenv.cfg").exists():
-        raise BadInput(f"{given} is no venv, it has no pyvenv.cfg: make it with {make}")
+        raise BadInput("venv-not-a-venv", f"{given} is no venv, it has no pyvenv.cfg: make it with {make}")
     packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(venv)}))
     if not (venv / "bin" / "python").exists() or not packages.exists():
         raise BadInput(
+            "venv-other-python",
             f"{given} was made by another Python than this one, {sys.version.split()[0]}: remove it, and "
-            f"make it again with {make}"
+            f"make it again with {make}",
         )
     if Path(sys.prefix).resolve() != venv.resolve():
         raise BadInput(
+            "venv-not-active",
             f"{given}, but this is the Python of {sys.prefix}: start it through a job script or "
-            f"containers/run.sh, or put {venv}/bin first in PATH"
+            f"containers/run.sh, or put {venv}/bin first in PATH",
         )
 
 

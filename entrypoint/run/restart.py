@@ -116,7 +116,7 @@ class Restarts:
         would be one too many."""
         is_restart = self.count > 0
         if is_restart and (why := too_many(run, self.bound)):
-            raise Unavailable(why)
+            raise Unavailable("restarts-used-up", why)
         names = self.plan.allocation.nodes
         try:
             run.claim([(place, names[place]) for place in members], exclusive=is_restart)
@@ -124,13 +124,15 @@ class Restarts:
                 run.add_restart()
         except FileExistsError:
             raise Unavailable(
+                "attempt-taken",
                 "another node knows that this is the end"
                 if run.is_closed()
-                else f"other nodes run attempt {run.attempt}: {self.plan.node} was cut off from them"
+                else f"other nodes run attempt {run.attempt}: {self.plan.node} was cut off from them",
             ) from None
         except OSError as error:
             raise Unavailable(
-                f"attempt {run.attempt} cannot be claimed in {run.path}: {error.strerror}"
+                "attempt-not-claimable",
+                f"attempt {run.attempt} cannot be claimed in {run.path}: {error.strerror}",
             ) from None
 
     def _too_few(self, left: int) -> str:

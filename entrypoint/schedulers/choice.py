@@ -58,15 +58,18 @@ def find(env: Mapping[str, str], choice: str, request: PlacementRequest) -> Sche
     if request.nodes is not None:
         return _module("manual")
     raise BadInput(
+        "no-job",
         "no scheduler's job id is in the environment: start this inside a job (a cleaned environment drops "
         "the variables; from a login node: apptrain submit), name it with --scheduler, or list the machines "
-        "with --nodes a,b --node-rank I; on this machine: apptrain run -- CMD"
+        "with --nodes a,b --node-rank I; on this machine: apptrain run -- CMD",
     )
 
 
 def _module(name: str) -> Scheduler:
     if name not in NAMES:
-        raise BadInput(f"--scheduler {name} is unknown: choose from auto, {', '.join(NAMES)}")
+        raise BadInput(
+            "scheduler-unknown", f"--scheduler {name} is unknown: choose from auto, {', '.join(NAMES)}"
+        )
     module: Scheduler = importlib.import_module(f"{__package__}.{name}")
     return module
 
@@ -76,13 +79,15 @@ def _agree(granted: Allocation, request: PlacementRequest) -> None:
     remedy = "leave it out, or add --scheduler manual"
     if request.nodes is not None and hostlist.expand(request.nodes, "--nodes") != granted.nodes:
         raise BadInput(
+            "nodes-not-granted",
             f"--nodes {request.nodes} is not what {granted.scheduler} granted "
-            f"({_listed(granted.nodes)}): {remedy}"
+            f"({_listed(granted.nodes)}): {remedy}",
         )
     if request.node_rank not in (None, granted.node_rank):
         raise BadInput(
+            "node-rank-not-granted",
             f"--node-rank {request.node_rank} is not what {granted.scheduler} says of this node "
-            f"({granted.node_rank}): {remedy}"
+            f"({granted.node_rank}): {remedy}",
         )
 
 

@@ -47,7 +47,10 @@ def allocation(env: Mapping[str, str], request: PlacementRequest) -> Allocation:
     nodes = hostlist.distinct(hostlist.expand(variables.text(env, NODELIST, _REMEDY), NODELIST), NODELIST)
     name = variables.text(env, NODENAME, _REMEDY)
     if name not in nodes:
-        raise BadInput(f"{variables.shown(NODENAME, name)} is not in {NODELIST}={env[NODELIST]}: {_REMEDY}")
+        raise BadInput(
+            "demo-node-unknown",
+            f"{variables.shown(NODENAME, name)} is not in {NODELIST}={env[NODELIST]}: {_REMEDY}",
+        )
     tasks, local_id = _tasks(env)
     optional = {
         "tasks_per_node": TASKS_PER_NODE,
@@ -77,9 +80,11 @@ def _tasks(env: Mapping[str, str]) -> tuple[int, int]:
     """(tasks on every node, this one's number among them)."""
     tasks = variables.optional_number(env, TASKS_PER_NODE, _REMEDY)
     if tasks == 0:
-        raise BadInput(f"{TASKS_PER_NODE}=0 leaves no task to run: {_REMEDY}")
+        raise BadInput("demo-no-tasks", f"{TASKS_PER_NODE}=0 leaves no task to run: {_REMEDY}")
     tasks = tasks or 1
     local_id = variables.optional_number(env, LOCALID, _REMEDY) or 0
     if local_id >= tasks:
-        raise BadInput(f"{LOCALID}={local_id}, but {TASKS_PER_NODE} gives {tasks}: {_REMEDY}")
+        raise BadInput(
+            "demo-local-id", f"{LOCALID}={local_id}, but {TASKS_PER_NODE} gives {tasks}: {_REMEDY}"
+        )
     return tasks, local_id

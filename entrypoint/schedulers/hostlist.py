@@ -39,7 +39,9 @@ def expand(text: str, source: str) -> tuple[str, ...]:
             _bounded(len(names), parts, start)
             names += map("".join, itertools.product(*parts))
     except _Wrong as wrong:
-        raise BadInput(f"{source}={_shown(text)} is not a node list: {wrong}: {_REMEDY}") from None
+        raise BadInput(
+            "node-list-malformed", f"{source}={_shown(text)} is not a node list: {wrong}: {_REMEDY}"
+        ) from None
     return tuple(names)
 
 
@@ -48,7 +50,7 @@ def distinct(names: tuple[str, ...], source: str) -> tuple[str, ...]:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise BadInput(f"{source} names {name} twice: give every node once")
+            raise BadInput("node-twice", f"{source} names {name} twice: give every node once")
         seen.add(name)
     return names
 

@@ -27,7 +27,8 @@ def merge(names: Sequence[str], source: str) -> tuple[tuple[str, ...], tuple[int
         candidates = full_names.get(name.lower(), set()) if _short(name) else {name.lower()}
         if len(candidates) > 1:
             raise BadInput(
-                f"{source}: {name} may be {' or '.join(sorted(candidates))}: use full names throughout"
+                "node-name-ambiguous",
+                f"{source}: {name} may be {' or '.join(sorted(candidates))}: use full names throughout",
             )
         host = next(iter(candidates), name.lower())
         counts[host] = counts.get(host, 0) + 1

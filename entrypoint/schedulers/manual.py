@@ -27,7 +27,8 @@ def allocation(env: Mapping[str, str], request: PlacementRequest) -> Allocation:
     """One task on each of the nodes listed. Raises BadInput."""
     if request.nodes is None:
         raise BadInput(
-            f"{NODES} is not given: --scheduler manual needs {NODES} a,b and {NODE_RANK} I on each node"
+            "manual-no-nodes",
+            f"{NODES} is not given: --scheduler manual needs {NODES} a,b and {NODE_RANK} I on each node",
         )
     nodes = hostlist.distinct(hostlist.expand(request.nodes, NODES), NODES)
     node_rank, rank_from = _node_rank(request, nodes)
@@ -55,17 +56,22 @@ def _node_rank(request: PlacementRequest, nodes: tuple[str, ...]) -> tuple[int, 
     if request.node_rank is not None:
         if request.node_rank >= len(nodes):
             raise BadInput(
+                "manual-node-rank-range",
                 f"{NODE_RANK} {request.node_rank}, but {NODES} {request.nodes} has {len(nodes)} "
-                f"node{'s' * (len(nodes) != 1)}: give a number from 0 to {len(nodes) - 1}"
+                f"node{'s' * (len(nodes) != 1)}: give a number from 0 to {len(nodes) - 1}",
             )
         return request.node_rank, NODE_RANK
     if request.hostname is None:
-        raise BadInput(f"{NODE_RANK} is not given: give this node's place in {NODES} {request.nodes}, from 0")
+        raise BadInput(
+            "manual-no-node-rank",
+            f"{NODE_RANK} is not given: give this node's place in {NODES} {request.nodes}, from 0",
+        )
     found = hostnames.find(request.hostname, nodes)
     if len(found) != 1:
         what = "more than one" if found else "none"
         raise BadInput(
+            "manual-no-node-rank",
             f"{NODE_RANK} is not given, and host {request.hostname} is {what} of {NODES} {request.nodes}: "
-            f"give {NODE_RANK}, this node's place in the list from 0"
+            f"give {NODE_RANK}, this node's place in the list from 0",
         )
     return found[0], "--hostname"

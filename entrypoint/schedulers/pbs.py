@@ -103,8 +103,9 @@ def job(env: Mapping[str, str]) -> JobName:
     found = _JOB_ID.fullmatch(job_id)
     if not found:
         raise BadInput(
+            "pbs-job-id",
             f"{variables.shown('PBS_JOBID', job_id)} is no job id such as 10.server or 10[3].server: "
-            "unset it if you set it yourself"
+            "unset it if you set it yourself",
         )
     return JobName(
         id=job_id,
@@ -130,17 +131,21 @@ def _lines(path: Path, source: str) -> list[str]:
     except (OSError, files.Unfit) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise BadInput(
+            "nodefile-unreadable",
             f"{source} {path} cannot be read ({why}): copy the file in the job script to where "
-            "this node and container see it, and name the copy in APPTRAIN_NODEFILE (plan: --nodefile)"
+            "this node and container see it, and name the copy in APPTRAIN_NODEFILE (plan: --nodefile)",
         ) from None
     except UnicodeError:
-        raise BadInput(f"{source} {path} is no text: {_FORMAT}") from None
+        raise BadInput("nodefile-not-text", f"{source} {path} is no text: {_FORMAT}") from None
     for number, line in enumerate(lines, 1):
         if len(line.split()) > 1 or not line.isprintable():
-            raise BadInput(f"{source} {path}, line {number}: {line[:80]!r} is not one host name: {_FORMAT}")
+            raise BadInput(
+                "nodefile-line",
+                f"{source} {path}, line {number}: {line[:80]!r} is not one host name: {_FORMAT}",
+            )
     hosts = [line.strip() for line in lines if line.strip()]
     if not hosts:
-        raise BadInput(f"{source} {path} has no host in it: {_FORMAT}")
+        raise BadInput("nodefile-empty", f"{source} {path} has no host in it: {_FORMAT}")
     return hosts
 
 
@@ -154,13 +159,15 @@ def _node_rank(
     number = variables.number(env, "PBS_NODENUM", _NO_NODENUM)
     if number >= len(nodes):
         raise BadInput(
+            "pbs-nodenum-range",
             f"PBS_NODENUM={number}, but {file} has {len(nodes)} host{'s' * (len(nodes) != 1)}: "
-            "give the node file of this very job"
+            "give the node file of this very job",
         )
     if here not in (None, number):
         raise BadInput(
+            "pbs-nodenum-host",
             f"PBS_NODENUM={number} is {nodes[number]} in {file}, but this host is {request.hostname}: "
-            f"give the node file of this very job, or {_HOSTNAME}"
+            f"give the node file of this very job, or {_HOSTNAME}",
         )
     return number, "PBS_NODENUM"
 
@@ -169,11 +176,12 @@ def _place(hostname: str, nodes: tuple[str, ...], file: str) -> int:
     found = hostnames.find(hostname, nodes)
     if len(found) > 1:
         listed = " or ".join(nodes[at] for at in found)
-        raise BadInput(f"host {hostname} may be {listed} in {file}: {_HOSTNAME}")
+        raise BadInput("pbs-host-ambiguous", f"host {hostname} may be {listed} in {file}: {_HOSTNAME}")
     if not found:
         listed = ",".join(nodes[:8]) + (",..." if len(nodes) > 8 else "")
         raise BadInput(
-            f"host {hostname} is not in {file} ({listed}): start this on the job's hosts, or {_HOSTNAME}"
+            "pbs-host-not-in-job",
+            f"host {hostname} is not in {file} ({listed}): start this on the job's hosts, or {_HOSTNAME}",
         )
     return found[0]
 
@@ -182,14 +190,16 @@ def _context(env: Mapping[str, str], node_rank: int) -> Context:
     task = env.get("PBS_TASKNUM")
     if task is not None and not _TASK.fullmatch(task):
         raise BadInput(
-            f"{variables.shown('PBS_TASKNUM', task)} is no task number: unset it if you set it yourself"
+            "pbs-tasknum",
+            f"{variables.shown('PBS_TASKNUM', task)} is no task number: unset it if you set it yourself",
         )
     if task != "1":
         return "task"
     if node_rank != 0:
         raise BadInput(
+            "pbs-script-not-first",
             f"PBS_TASKNUM=1 is the job script, which runs on the first host, but node rank is {node_rank}: "
-            "start tasks with pbsdsh or pbs_tmrsh, which number them"
+            "start tasks with pbsdsh or pbs_tmrsh, which number them",
         )
     return "batch"
 

@@ -143,8 +143,9 @@ def job(env: Mapping[str, str]) -> JobName:
 def _refuse_heterogeneous(env: Mapping[str, str]) -> None:
     if "SLURM_HET_SIZE" in env:
         raise BadInput(
+            "slurm-heterogeneous",
             f"{variables.shown('SLURM_HET_SIZE', env['SLURM_HET_SIZE'])}: this is a part of a heterogeneous "
-            "job, whose step may leave nodes out unseen: submit one component (no ':' between requests)"
+            "job, whose step may leave nodes out unseen: submit one component (no ':' between requests)",
         )
 
 
@@ -161,12 +162,15 @@ def _scope(env: Mapping[str, str]) -> _Scope:
             where=f" in step {step}",
         )
     if "SLURM_STEP_NODELIST" in env:
-        raise BadInput(f"SLURM_STEP_NODELIST is set, but SLURM_STEP_ID is not: {_CLEANED}")
+        raise BadInput(
+            "slurm-no-step-id", f"SLURM_STEP_NODELIST is set, but SLURM_STEP_ID is not: {_CLEANED}"
+        )
     node_id = env.get("SLURM_NODEID", "0")
     if node_id != "0":
         raise BadInput(
+            "slurm-nodeid-without-step",
             f"{variables.shown('SLURM_NODEID', node_id)}, but SLURM_STEP_ID is not set, and a batch script "
-            f"runs on node 0: {_CLEANED}"
+            f"runs on node 0: {_CLEANED}",
         )
     return _JOB
 
@@ -177,8 +181,9 @@ def _nodes(env: Mapping[str, str], scope: _Scope) -> tuple[str, ...]:
     number = variables.optional_number(env, scope.num_nodes, _CORRECT)
     if number not in (None, len(nodes)):
         raise BadInput(
+            "slurm-nodelist-differs",
             f"{variables.shown(scope.nodelist, text)} names {_nodes_of(len(nodes))}, "
-            f"but {scope.num_nodes}={number}: {_CLEANED}"
+            f"but {scope.num_nodes}={number}: {_CLEANED}",
         )
     return nodes
 
@@ -188,7 +193,8 @@ def _tasks(env: Mapping[str, str], scope: _Scope, nodes: tuple[str, ...]) -> tup
     tasks = _repeated(text, scope.tasks, len(nodes))
     if 0 in tasks:
         raise BadInput(
-            f"{variables.shown(scope.tasks, text)} leaves {nodes[tasks.index(0)]} without a task: {_CORRECT}"
+            "slurm-node-without-task",
+            f"{variables.shown(scope.tasks, text)} leaves {nodes[tasks.index(0)]} without a task: {_CORRECT}",
         )
     return tasks
 
@@ -201,19 +207,22 @@ def _place(
     node_rank = variables.number(env, "SLURM_NODEID", start, scope.where)
     if node_rank >= len(nodes):
         raise BadInput(
-            f"SLURM_NODEID={node_rank}, but {scope.nodelist} names {_nodes_of(len(nodes))}: {_CLEANED}"
+            "slurm-nodeid-range",
+            f"SLURM_NODEID={node_rank}, but {scope.nodelist} names {_nodes_of(len(nodes))}: {_CLEANED}",
         )
     name = env.get("SLURMD_NODENAME", nodes[node_rank])
     if name != nodes[node_rank]:
         raise BadInput(
+            "slurm-nodeid-host",
             f"SLURM_NODEID={node_rank} is {nodes[node_rank]} in {scope.nodelist}, "
-            f"but {variables.shown('SLURMD_NODENAME', name)}: {_CLEANED}"
+            f"but {variables.shown('SLURMD_NODENAME', name)}: {_CLEANED}",
         )
     local_id = variables.number(env, "SLURM_LOCALID", start, scope.where)
     if local_id >= tasks[node_rank]:
         raise BadInput(
+            "slurm-localid-range",
             f"SLURM_LOCALID={local_id}, but {scope.tasks} gives {nodes[node_rank]} {tasks[node_rank]}: "
-            f"{_CLEANED}"
+            f"{_CLEANED}",
         )
     return node_rank, local_id
 
@@ -244,8 +253,9 @@ def _visible(env: Mapping[str, str], gpus: int | None) -> int | None:
         return None
     if visible > gpus:
         raise BadInput(
+            "slurm-devices-differ",
             f"{variables.shown(variables.CUDA_DEVICES, env[variables.CUDA_DEVICES])}, but "
-            f"SLURM_GPUS_ON_NODE={gpus}: unset {variables.CUDA_DEVICES}, Slurm sets it for each task"
+            f"SLURM_GPUS_ON_NODE={gpus}: unset {variables.CUDA_DEVICES}, Slurm sets it for each task",
         )
     return visible
 
@@ -259,9 +269,10 @@ def _refuse_uneven_gpus(
         return
     if env.get("SLURM_JOB_NUM_NODES") == str(len(nodes)) and _typed(env, "SLURM_GPUS") != gpus * len(nodes):
         raise BadInput(
+            "slurm-uneven-gpus",
             f"{variables.shown('SLURM_GPUS', env['SLURM_GPUS'])} on {_nodes_of(len(nodes))}, but "
             f"SLURM_GPUS_ON_NODE={gpus} on {nodes[node_rank]}: every node needs the same number: "
-            "request --gpus-per-node rather than --gpus"
+            "request --gpus-per-node rather than --gpus",
         )
 
 
@@ -290,7 +301,8 @@ def _repeated(text: str, name: str, nnodes: int) -> tuple[int, ...]:
         found = _REPEATED.fullmatch(item)
         if not found:
             raise BadInput(
-                f"{variables.shown(name, text)}: {item!r} is no number, nor one as in 2(x3): {_CORRECT}"
+                "slurm-repeated-number",
+                f"{variables.shown(name, text)}: {item!r} is no number, nor one as in 2(x3): {_CORRECT}",
             )
         times = int(found[2] or 1)
         if times == 0 or len(numbers) + times > nnodes:
@@ -300,7 +312,8 @@ def _repeated(text: str, name: str, nnodes: int) -> tuple[int, ...]:
         if len(numbers) == nnodes:
             return tuple(numbers)
     raise BadInput(
-        f"{variables.shown(name, text)} does not give {_nodes_of(nnodes)} a number each: {_CORRECT}"
+        "slurm-repeated-count",
+        f"{variables.shown(name, text)} does not give {_nodes_of(nnodes)} a number each: {_CORRECT}",
     )
 
 

@@ -28,9 +28,9 @@ def text(env: Mapping[str, str], name: str, remedy: str, where: str = "") -> str
     """The value of a variable that must be there; `where` goes on from "is not set"."""
     value = env.get(name)
     if value is None:
-        raise BadInput(f"{name} is not set{where}: {remedy}")
+        raise BadInput("variable-not-set", f"{name} is not set{where}: {remedy}")
     if not value.strip():
-        raise BadInput(f"{name} is empty{where}: {remedy}")
+        raise BadInput("variable-empty", f"{name} is empty{where}: {remedy}")
     return value
 
 
@@ -47,7 +47,7 @@ def optional_number(env: Mapping[str, str], name: str, remedy: str) -> int | Non
 def whole(value: str, name: str, remedy: str) -> int:
     """`value` as a whole number from 0."""
     if not (value.isascii() and value.isdigit() and len(value) <= 18):
-        raise BadInput(f"{shown(name, value)} is not a whole number: {remedy}")
+        raise BadInput("variable-not-whole", f"{shown(name, value)} is not a whole number: {remedy}")
     return int(value)
 
 
@@ -73,10 +73,14 @@ def _devices(env: Mapping[str, str]) -> list[str] | None:
             break
         if not _DEVICE.fullmatch(name):
             raise BadInput(
+                "device-malformed",
                 f"{shown(CUDA_DEVICES, value)}: {name!r} is no device: "
-                "give numbers or UUIDs between commas, or unset it"
+                "give numbers or UUIDs between commas, or unset it",
             )
         if name in names:
-            raise BadInput(f"{shown(CUDA_DEVICES, value)}: device {name} twice: give each once, or unset it")
+            raise BadInput(
+                "device-twice",
+                f"{shown(CUDA_DEVICES, value)}: device {name} twice: give each once, or unset it",
+            )
         names.append(name)
     return names

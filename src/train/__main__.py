@@ -215,9 +215,11 @@ def make_run_dir(path: Path) -> None:
     try:
         make_directory(path)
     except OSError as error:
-        raise TrainingRefused(f"run directory {path}: {error.strerror}: {_OTHER_DIR}") from None
+        raise TrainingRefused(
+            "train-run-dir", f"run directory {path}: {error.strerror}: {_OTHER_DIR}"
+        ) from None
     if not os.access(path, os.W_OK | os.X_OK):
-        raise TrainingRefused(f"run directory {path} is not writable: {_OTHER_DIR}")
+        raise TrainingRefused("train-run-dir", f"run directory {path} is not writable: {_OTHER_DIR}")
 
 
 def end(status: int) -> NoReturn:

@@ -23,7 +23,7 @@ class _Parser(argparse.ArgumentParser):
         unknown = message[len("unrecognized arguments: ") :].split()[:1]
         near = difflib.get_close_matches("".join(unknown), self._option_string_actions, n=1)
         likely = f" (did you mean {near[0]}?)" if message.startswith("unrecognized") and near else ""
-        raise TrainingRefused(f"{message}{likely}: see python -m train --help")
+        raise TrainingRefused("train-command-usage", f"{message}{likely}: see python -m train --help")
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,9 @@ def read_cifar10(path: Path) -> tuple[Tensor, Tensor]:
         if (folder / "data_batch_1").is_file():
             return _read_cifar10(folder, "", _cifar_python)
     raise TrainingRefused(
+        "cifar10-missing",
         f"data.path={path}: no CIFAR-10 there: expected cifar-10-batches-bin/data_batch_1.bin to _5.bin and "
-        "test_batch.bin (binary version), or cifar-10-batches-py/ (Python version)"
+        "test_batch.bin (binary version), or cifar-10-batches-py/ (Python version)",
     )
 
 
@@ -40,10 +41,12 @@ def _read_cifar10(folder: Path, suffix: str, read: Any) -> tuple[Tensor, Tensor]
             part = read(file)
         except (*UNREADABLE, pickle.UnpicklingError) as error:
             raise TrainingRefused(
-                f"{file}: not a CIFAR-10 batch: {error}: download and unpack it again"
+                "cifar10-damaged", f"{file}: not a CIFAR-10 batch: {error}: download and unpack it again"
             ) from None
         if part.shape != (10_000, CIFAR_RECORD):
-            raise TrainingRefused(f"{file}: {len(part)} images: expected 10000: download and unpack it again")
+            raise TrainingRefused(
+                "cifar10-short", f"{file}: {len(part)} images: expected 10000: download and unpack it again"
+            )
         parts.append(part)
     table = torch.from_numpy(np.concatenate(parts))
     return table[:, 1:].reshape(-1, 3, 32, 32), table[:, 0].to(torch.int64)

@@ -201,8 +201,9 @@ def find(name: str) -> Path:
     near = difflib.get_close_matches(name, shipped_names(), n=1)
     likely = f"did you mean {near[0]}? " if near else ""
     raise TrainingRefused(
+        "config-missing",
         f"--config {name}: no such file or shipped config: {likely}give a path or one of "
-        f"{_listed(shipped_names())}"
+        f"{_listed(shipped_names())}",
     )
 
 
@@ -214,9 +215,9 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
     try:
         content = strict_yaml.load(path)
     except OSError as error:
-        raise TrainingRefused(f"{path}: cannot be read: {error.strerror}") from None
+        raise TrainingRefused("config-unreadable", f"{path}: cannot be read: {error.strerror}") from None
     except Unfit as error:
-        raise TrainingRefused(f"{path}: {error}") from None
+        raise TrainingRefused("config-not-yaml", f"{path}: {error}") from None
     config: Config = _build(Config, {} if content is None else content, "", str(path))
     for override in overrides:
         config = _override(config, override)
@@ -255,7 +256,8 @@ def changed(before: Mapping[str, Any], now: Config) -> dict[str, tuple[Any, Any]
 def _build(cls: Any, content: object, prefix: str, origin: str) -> Any:
     if not isinstance(content, dict):
         raise TrainingRefused(
-            f"{origin}: {prefix.rstrip('.') or 'the file'} is {content!r}: give a mapping of keys"
+            "config-no-mapping",
+            f"{origin}: {prefix.rstrip('.') or 'the file'} is {content!r}: give a mapping of keys",
         )
     hints = get_type_hints(cls)
     values = {}
@@ -273,7 +275,7 @@ def _build(cls: Any, content: object, prefix: str, origin: str) -> Any:
 def _override(config: Config, override: str) -> Config:
     key, equals, text = override.partition("=")
     if not equals:
-        raise TrainingRefused(f"{override!r} is no override: write key=value")
+        raise TrainingRefused("config-override", f"{override!r} is no override: write key=value")
     changed_config: Config = _replace(config, key.split("."), text, key)
     return changed_config
 
@@ -303,7 +305,9 @@ def _typed(hint: Any, value: object, key: str, origin: str) -> Any:
     if get_origin(hint) is Literal:
         if value in get_args(hint):
             return value
-        raise TrainingRefused(f"{origin}: {key} is {value!r}: give one of {_listed(get_args(hint))}")
+        raise TrainingRefused(
+            "config-choice", f"{origin}: {key} is {value!r}: give one of {_listed(get_args(hint))}"
+        )
     if hint is float and not isinstance(value, bool) and isinstance(value, (int, float, str)):
         # YAML 1.1 reads 1e-3, which has no point, as text.
         number = _finite(value)
@@ -312,7 +316,8 @@ def _typed(hint: Any, value: object, key: str, origin: str) -> Any:
     elif type(value) is hint:
         return value
     raise TrainingRefused(
-        f"{origin}: {key} is {value!r} ({type(value).__name__}): give a value of type {_type_name(hint)}"
+        "config-type",
+        f"{origin}: {key} is {value!r} ({type(value).__name__}): give a value of type {_type_name(hint)}",
     )
 
 
@@ -328,25 +333,32 @@ def _check(config: Config) -> None:
     flat = flatten(config)
     for key, least in _LEAST.items():
         if flat[key] < least:
-            raise TrainingRefused(f"{key} is {flat[key]}: give at least {least}")
+            raise TrainingRefused("config-too-small", f"{key} is {flat[key]}: give at least {least}")
     if config.seed >= 2**63:
-        raise TrainingRefused(f"seed is {config.seed}: give at most 2**63-1")
+        raise TrainingRefused("config-seed", f"seed is {config.seed}: give at most 2**63-1")
     if config.label_smoothing >= 1:
-        raise TrainingRefused(f"label_smoothing is {config.label_smoothing}: give less than 1")
+        raise TrainingRefused(
+            "config-label-smoothing", f"label_smoothing is {config.label_smoothing}: give less than 1"
+        )
     if config.optimizer.nesterov and not config.optimizer.momentum:
-        raise TrainingRefused("optimizer.nesterov is true with optimizer.momentum 0: give a momentum")
+        raise TrainingRefused(
+            "config-nesterov", "optimizer.nesterov is true with optimizer.momentum 0: give a momentum"
+        )
     if config.data.folds and config.data.name not in ("digits", "cifar10"):
         raise TrainingRefused(
-            f"data.folds is {config.data.folds} for {config.data.name}: only digits and cifar10 have them"
+            "config-folds-data",
+            f"data.folds is {config.data.folds} for {config.data.name}: only digits and cifar10 have them",
         )
     if config.data.folds == 1 or config.data.fold >= max(config.data.folds, 1):
         raise TrainingRefused(
+            "config-fold",
             f"data.fold is {config.data.fold} of data.folds {config.data.folds}: "
-            "give at least 2 folds, and a fold from 0 to folds - 1"
+            "give at least 2 folds, and a fold from 0 to folds - 1",
         )
     if config.data.name in ("cifar10", "imagefolder") and not config.data.path:
         raise TrainingRefused(
-            f"data.path is empty for {config.data.name}: give data.path=DIR, the folder that holds it"
+            "config-no-data-path",
+            f"data.path is empty for {config.data.name}: give data.path=DIR, the folder that holds it",
         )
 
 
@@ -355,8 +367,9 @@ def check_batch(config: Config, world_size: int) -> None:
     parts = world_size * config.accumulation
     if config.batch_size % parts:
         raise TrainingRefused(
+            "config-batch-size",
             f"batch_size is {config.batch_size}, no multiple of {world_size} ranks x accumulation "
-            f"{config.accumulation} = {parts}: give a multiple of {parts}"
+            f"{config.accumulation} = {parts}: give a multiple of {parts}",
         )
 
 
@@ -367,7 +380,9 @@ def _unknown(key: str, origin: str) -> TrainingRefused:
     other = [MEANT[key]] if key in MEANT else []
     near = (other or last or sections or difflib.get_close_matches(key, known, cutoff=0.6))[:3]
     likely = f": did you mean {' or '.join(near)}?" if near else ""
-    return TrainingRefused(f"{origin}: unknown key {key!r}{likely} (python -m train --help lists the keys)")
+    return TrainingRefused(
+        "config-unknown-key", f"{origin}: unknown key {key!r}{likely} (python -m train --help lists the keys)"
+    )
 
 
 def _listed(names: Iterable[object]) -> str:

@@ -76,7 +76,9 @@ def open_source(data: Data, *, seed: int, device: torch.device) -> Source:
     split = "test"
     if data.folds:
         if data.folds > train:
-            raise TrainingRefused(f"data.folds is {data.folds} for {train} training images: give less")
+            raise TrainingRefused(
+                "config-folds-many", f"data.folds is {data.folds} for {train} training images: give less"
+            )
         begin, end = (train * number // data.folds for number in (data.fold, data.fold + 1))
         order = torch.cat([torch.arange(begin), torch.arange(end, train), torch.arange(begin, end)])
         images, labels = images[order], labels[order]
@@ -274,7 +276,8 @@ class ImageFolder:
         if names != test_names:
             odd = sorted(set(names) ^ set(test_names))[0]
             raise TrainingRefused(
-                f"{root}: class {odd} is in one of train/ and val/ only: give both the same"
+                "images-class-differs",
+                f"{root}: class {odd} is in one of train/ and val/ only: give both the same",
             )
         self.classes = len(names)
         self.train_size, self.test_size = len(self._train), len(self._test)
@@ -308,16 +311,18 @@ def list_images(folder: Path) -> tuple[list[tuple[str, int]], list[str]]:
     """Paths with class numbers, and class names. Raises BadInput where there are none."""
     expected = "expected one folder per class with images in it (data.path)"
     if not folder.is_dir():
-        raise TrainingRefused(f"{folder}: no such folder: {expected}")
+        raise TrainingRefused("images-no-folder", f"{folder}: no such folder: {expected}")
     names = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
     images = []
     for number, name in enumerate(names):
         files = sorted(file for file in (folder / name).iterdir() if file.suffix.lower() in SUFFIXES)
         if not files:
-            raise TrainingRefused(f"{folder / name}: no images: expected *{', *'.join(sorted(SUFFIXES))}")
+            raise TrainingRefused(
+                "images-none", f"{folder / name}: no images: expected *{', *'.join(sorted(SUFFIXES))}"
+            )
         images += [(str(file), number) for file in files]
     if not names:
-        raise TrainingRefused(f"{folder}: no folders: {expected}")
+        raise TrainingRefused("images-no-classes", f"{folder}: no folders: {expected}")
     return images, names
 
 

@@ -30,7 +30,7 @@ class SaidByAnother(TrainingRefused):
     """Another rank says why; this one only ends with the same status."""
 
     def __init__(self) -> None:
-        super().__init__("", rank=-1)
+        super().__init__("said-by-another-rank", "", rank=-1)
 
 
 class World:
@@ -108,7 +108,7 @@ class World:
         first = torch.tensor(self.rank if refusal else self.size, device=self.device)
         dist.all_reduce(first, op=dist.ReduceOp.MIN)
         if int(first) == self.rank and refusal:
-            raise TrainingRefused(str(refusal), rank=self.rank) from refusal
+            raise TrainingRefused(refusal.id, str(refusal), rank=self.rank) from refusal
         if int(first) < self.size:
             raise SaidByAnother
 
@@ -155,6 +155,7 @@ def choose_device(wanted: str, info: RankInfo) -> torch.device:
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if info.local_rank >= seen:
         raise TrainingRefused(
+            "local-rank-above-gpus",
             f"LOCAL_RANK is {info.local_rank} on {info.node}, where torch sees {seen} GPUs: "
             "start at most one rank per GPU, or give device=cpu",
             rank=info.rank,

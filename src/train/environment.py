@@ -55,13 +55,16 @@ def read_rank_info(environment: Mapping[str, str]) -> RankInfo:
     missing = [name for name in (*_RANK_NAMES, *_MASTER_NAMES) if not environment.get(name)]
     if missing:
         raise TrainingRefused(
-            f"{missing[0]} is not set beside RANK or WORLD_SIZE: start the ranks with torchrun"
+            "ranks-not-set",
+            f"{missing[0]} is not set beside RANK or WORLD_SIZE: start the ranks with torchrun",
         )
     rank, local_rank, world_size, local_world_size = (_number(environment, name) for name in _RANK_NAMES)
     _number(environment, "MASTER_PORT")
     if rank >= world_size or local_rank >= local_world_size or local_world_size > world_size:
         found = ", ".join(f"{name}={environment[name]}" for name in _RANK_NAMES)
-        raise TrainingRefused(f"{found} do not fit together: start the ranks with torchrun", rank=rank)
+        raise TrainingRefused(
+            "ranks-differ", f"{found} do not fit together: start the ranks with torchrun", rank=rank
+        )
     heartbeat = environment.get("APPTRAIN_HEARTBEAT")
     host, port = environment["MASTER_ADDR"], environment["MASTER_PORT"]
     return RankInfo(
@@ -92,5 +95,7 @@ def said_rank(environment: Mapping[str, str]) -> int:
 def _number(environment: Mapping[str, str], name: str) -> int:
     text = environment[name]
     if not (text.isascii() and text.isdigit()):
-        raise TrainingRefused(f"{name}={text!r} is not a number: start the ranks with torchrun")
+        raise TrainingRefused(
+            "ranks-number", f"{name}={text!r} is not a number: start the ranks with torchrun"
+        )
     return int(text)

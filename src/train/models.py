@@ -16,7 +16,7 @@ def build(name: str, *, classes: int, channels: int, image_size: int) -> nn.Modu
 
     known = models.list_models(module=models)
     if name not in known:
-        raise TrainingRefused(f"model.name is {name!r}: give one of {', '.join(known)}")
+        raise TrainingRefused("config-model", f"model.name is {name!r}: give one of {', '.join(known)}")
     options: dict[str, object] = {}
     if name.startswith("vit_"):
         options["image_size"] = image_size

@@ -69,8 +69,9 @@ def clear_way(run_dir: Path, resume: str, start: ResumePoint | None, say: Say) -
     except OSError as error:
         if resume != "auto":
             raise TrainingRefused(
+                "resume-not-clear",
                 f"--resume {resume}: what is in {own} cannot be moved out of the way: {error.strerror}: "
-                "give another run directory"
+                "give another run directory",
             ) from None
         # All that stands in the way is damaged, and will be skipped the next time too.
         say(f"damaged checkpoints stay in {own}: {error.strerror}")
@@ -85,13 +86,15 @@ def check_same(before: Mapping[str, Any], config: Config, world: World, total_st
     if refused:
         told = ", ".join(f"{key} ({was} -> {now})" for key, (was, now) in refused.items())
         raise TrainingRefused(
+            "resume-other-config",
             f"the checkpoint of step {before['step']} was made with another config: {told}: "
-            "give the same, or another run directory, or --resume never"
+            "give the same, or another run directory, or --resume never",
         )
     if total_steps < before["step"]:
         raise TrainingRefused(
+            "resume-too-few-steps",
             f"the checkpoint has {before['step']} steps, the config {total_steps}: "
-            "give more steps, or --resume never"
+            "give more steps, or --resume never",
         )
     for key, (was, now) in differences.items():
         if key in SAID_ON_RESUME:
@@ -212,7 +215,8 @@ def _newest(directory: Path, say: Say) -> ResumePoint | None:
         paths = list(checkpoint.newest_first(directory))
     except OSError as error:
         raise TrainingRefused(
-            f"{directory} cannot be read: {error.strerror}: give another run directory"
+            "checkpoints-unreadable",
+            f"{directory} cannot be read: {error.strerror}: give another run directory",
         ) from None
     for path in paths:
         try:
@@ -227,13 +231,16 @@ def _given(given: Path, say: Say) -> ResumePoint:
         try:
             return ResumePoint(path=given, checkpoint=checkpoint.load(given))
         except checkpoint.Damaged as damage:
-            raise TrainingRefused(f"--resume {given}: {damage}: give a complete checkpoint") from None
+            raise TrainingRefused(
+                "resume-damaged", f"--resume {given}: {damage}: give a complete checkpoint"
+            ) from None
     for directory in (given / "checkpoints", given):
         start = _newest(directory, say)
         if start:
             return start
     raise TrainingRefused(
-        f"--resume {given}: no complete checkpoint there: give a step-... directory, or its parent"
+        "resume-none",
+        f"--resume {given}: no complete checkpoint there: give a step-... directory, or its parent",
     )
 
 

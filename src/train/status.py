@@ -18,8 +18,10 @@ class TrainingRefused(Exception):
     what all ranks find is said once.
     """
 
-    def __init__(self, message: str, *, rank: int = 0) -> None:
+    def __init__(self, id: str, message: str, *, rank: int = 0) -> None:
         super().__init__(message)
+        self.id = id
+        """As that of `Refusal` in entrypoint."""
         self.rank = rank
 
     def __str__(self) -> str:

@@ -78,7 +78,7 @@ def test_a_hand_that_cannot_be_written_is_refused(
     monkeypatch.setattr(module, name, run)
     assert cli.main([name, str(tmp_path)]) == 3
     error = OSError(errno.EROFS, "Read-only file system")
-    assert cli.main([name, str(tmp_path)]) == Refusal("").status == 64
+    assert cli.main([name, str(tmp_path)]) == Refusal("some-cause", "").status == 64
     error = OSError(errno.EROFS, "Read-only file system", f"{tmp_path}/next")
     assert cli.main([name, str(tmp_path)]) == 64
     assert asked == [tmp_path] * 3

@@ -50,13 +50,17 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
     # Slurm's own qsub sets some of PBS's variables, but not this one.
     if env.get("SLURM_JOB_ID") and not env.get("PBS_ENVIRONMENT"):
         raise BadInput(
+            "slurm-under-pbs",
             "this is a job of Slurm, even where its qsub has started it: sbatch (or that qsub) "
-            "slurm/multinode.sbatch, in salloc bash slurm/multinode.sbatch"
+            "slurm/multinode.sbatch, in salloc bash slurm/multinode.sbatch",
         )
     if not env.get("PBS_JOBID"):
         return _by_hand(env, settings, site, facts)
     if env.get("PBS_TASKNUM", "1") != "1":
-        raise BadInput(f"job {env['PBS_JOBID']}: this is a task: start this script once, not with pbsdsh")
+        raise BadInput(
+            "pbs-script-as-task",
+            f"job {env['PBS_JOBID']}: this is a task: start this script once, not with pbsdsh",
+        )
     lines = _lines(env, facts)
     hosts, _ = hostnames.merge(lines, f"PBS_NODEFILE {env.get('PBS_NODEFILE', '')}")
     told = attributes(facts.one("told"))
@@ -89,11 +93,14 @@ def _by_hand(env: Mapping[str, str], settings: Settings, site: Profile, facts: F
     """The hosts of --nodes, where there is no scheduler."""
     names, start = settings.value("nodes"), settings.value("start")
     if not names:
-        raise BadInput("this is no PBS job: qsub pbs/multinode.pbs, or give --start ssh and --nodes a,b")
+        raise BadInput(
+            "pbs-no-job", "this is no PBS job: qsub pbs/multinode.pbs, or give --start ssh and --nodes a,b"
+        )
     if start not in ("ssh", "mpiexec"):
         raise BadInput(
+            "pbs-no-job-to-start",
             f"there is no PBS job whose tasks {start or 'pbsdsh'} could start: give --start ssh (or mpiexec) "
-            "with --nodes"
+            "with --nodes",
         )
     hosts = hostlist.distinct(hostlist.expand(names, "--nodes"), "--nodes")
     run_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
@@ -120,8 +127,9 @@ def _mpiexec(starter: str, hosts: Sequence[str], facts: Facts) -> list[str]:
     if re.search("PALS", says, re.IGNORECASE):
         return [*words, "--ppn", "1", "--hosts", listed, "--cpu-bind", "none"]
     raise BadInput(
+        "mpiexec-unknown",
         f"mpiexec says of itself: {' '.join(says.split()) or 'nothing'}: Open MPI, MPICH or PALS is needed: "
-        "load its module, or use another --start"
+        "load its module, or use another --start",
     )
 
 
@@ -133,10 +141,13 @@ def _lines(env: Mapping[str, str], facts: Facts) -> list[str]:
     """The host of each line of the node file."""
     name = f"PBS_NODEFILE={env.get('PBS_NODEFILE', '')}"
     if not facts.all("nodefile"):
-        raise BadInput(f"{name} cannot be read: it lists the job's hosts: unset it if you set it yourself")
+        raise BadInput(
+            "pbs-nodefile-unreadable",
+            f"{name} cannot be read: it lists the job's hosts: unset it if you set it yourself",
+        )
     lines = ["".join(line.split()) for line in facts.one("nodefile").splitlines()]
     if not any(lines):
-        raise BadInput(f"{name} has no host in it: ask the administrator")
+        raise BadInput("pbs-nodefile-empty", f"{name} has no host in it: ask the administrator")
     return [line for line in lines if line]
 
 
@@ -159,18 +170,21 @@ def _gpus(
     if any(sums[host] != each for host in hosts):
         listed = ", ".join(f"{sums[host]} on {host}" for host in hosts)
         raise BadInput(
+            "pbs-uneven-gpus",
             f"PBS granted GPUs unevenly ({listed}): every host needs the same number: one chunk a host "
-            "(-l place=scatter), all alike"
+            "(-l place=scatter), all alike",
         )
     if env.get("APPTRAIN_NGPUS") not in (None, "", str(each)):
         raise BadInput(
-            f"APPTRAIN_NGPUS={env['APPTRAIN_NGPUS']}, but PBS granted {each} GPUs on each host: leave it out"
+            "pbs-gpus-differ",
+            f"APPTRAIN_NGPUS={env['APPTRAIN_NGPUS']}, but PBS granted {each} GPUs on each host: leave it out",
         )
     visible = env.get("CUDA_VISIBLE_DEVICES", "")
     if visible and len(visible.split(",")) != each:
         raise BadInput(
+            "pbs-devices-differ",
             f"CUDA_VISIBLE_DEVICES={visible} names other than the {each} GPUs that PBS granted on each host: "
-            "leave it out"
+            "leave it out",
         )
     return each, notes
 
@@ -217,7 +231,10 @@ def _end(settings: Settings, told: Mapping[str, str], facts: Facts) -> Iterator[
         for part in text.split(":"):
             walltime = walltime * 60 + int(part)
     if walltime and (asked or 0) >= walltime:
-        raise BadInput(f"--stop-before {asked}, but the walltime is {walltime} s: give less, or request more")
+        raise BadInput(
+            "stop-before-too-long",
+            f"--stop-before {asked}, but the walltime is {walltime} s: give less, or request more",
+        )
     if not walltime or asked == 0:
         return
     began = int(facts.one("began"))

@@ -55,7 +55,8 @@ def listed(values: Mapping[str, str]) -> str:
     for key, value in values.items():
         if not CARRIED.fullmatch(value):
             raise BadInput(
+                "qsub-variable-value",
                 f"{key}={value!r}: qsub -v carries no commas, quotes, backslashes and line breaks: "
-                "use a path without them, or the profile"
+                "use a path without them, or the profile",
             )
     return ",".join(f"{key}={value}" for key, value in sorted(values.items()))

@@ -53,11 +53,12 @@ def survey(machine: LoginNode) -> PbsSurvey:
     servers = parse(machine.ask("qstat", "-Bf"), "Server: ")
     vnodes = parse(machine.ask("pbsnodes", "-a"))
     if not queues:
-        raise BadInput(f"{told}: ask again where qstat -Qf lists queues")
+        raise BadInput("site-no-queues", f"{told}: ask again where qstat -Qf lists queues")
     if any("np" in attributes for attributes in vnodes.values()):
         raise BadInput(
+            "site-torque",
             "pbsnodes shows Torque, and a profile asks as PBS does, with select: "
-            "submit pbs/multinode.pbs by hand there (docs/pbs.md)"
+            "submit pbs/multinode.pbs by hand there (docs/pbs.md)",
         )
     server, of_server = next(iter(servers.items()), ("", {}))
     every = hosts(vnodes)

@@ -114,16 +114,19 @@ def _restarts(told: str, unknown: int) -> int:
 def _check(env: Mapping[str, str], facts: Facts, settings: Settings) -> None:
     if facts.one("runs_in") == "step":
         step = f"job {env['SLURM_JOB_ID']}, step {env.get('SLURM_STEP_ID', '')}"
-        raise BadInput(f"{step}: start this script once, not with srun")
+        raise BadInput("slurm-script-as-task", f"{step}: start this script once, not with srun")
     if env.get("SLURM_HET_SIZE"):
         raise BadInput(
+            "slurm-heterogeneous",
             f"SLURM_HET_SIZE={env['SLURM_HET_SIZE']}: a heterogeneous job, whose step may leave nodes out: "
-            "submit one component (no ':' between requests)"
+            "submit one component (no ':' between requests)",
         )
     mistakes.check_job(settings, "slurm")
     for name in _NUMBERS:
         if not re.fullmatch(r"[0-9]{1,9}", env.get(name) or "1"):
-            raise BadInput(f"{name}={env[name]}: must be a number: unset it if you set it yourself")
+            raise BadInput(
+                "slurm-number", f"{name}={env[name]}: must be a number: unset it if you set it yourself"
+            )
 
 
 def _tasks(env: Mapping[str, str], nnodes: int) -> int:
@@ -132,8 +135,9 @@ def _tasks(env: Mapping[str, str], nnodes: int) -> int:
     tasks = int(env.get("SLURM_NTASKS_PER_NODE") or 0) or (total or nnodes) // nnodes
     if tasks == 0 or (total or nnodes * tasks) != nnodes * tasks:
         raise BadInput(
+            "slurm-uneven-tasks",
             f"{total} tasks on {nnodes} nodes ({env.get('SLURM_TASKS_PER_NODE', '')}): every node needs "
-            "the same number: --ntasks-per-node=1, or one for each rank"
+            "the same number: --ntasks-per-node=1, or one for each rank",
         )
     return tasks
 
@@ -145,8 +149,9 @@ def _check_gpus(env: Mapping[str, str], nnodes: int) -> None:
         return
     if int(here) * nnodes != int(number):
         raise BadInput(
+            "slurm-uneven-gpus",
             f"SLURM_GPUS={total} on {nnodes} nodes, but {here} on the first: every node needs the same "
-            "number: request --gpus-per-node rather than --gpus"
+            "number: request --gpus-per-node rather than --gpus",
         )
 
 

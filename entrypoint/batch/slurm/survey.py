@@ -64,7 +64,7 @@ def survey(machine: LoginNode) -> SlurmSurvey:
     """What Slurm says. Raises BadInput where sinfo does not answer."""
     groups = parse(machine.ask("sinfo", "--noheader", "--exact", f"--format={FORMAT}"))
     if not groups:
-        raise BadInput(f"{machine.told[-1]}: ask again where sinfo lists partitions")
+        raise BadInput("site-no-partitions", f"{machine.told[-1]}: ask again where sinfo lists partitions")
     config = _settings(machine.ask("scontrol", "show", "config"))
     chosen = _choose(groups)
     node = _first(chosen)

@@ -121,8 +121,25 @@ def test_help_lists_the_statuses() -> None:
 
 @pytest.mark.parametrize("error", [errors.BadInput, errors.Unavailable, status.TrainingRefused])
 def test_what_a_refusal_quotes_stays_in_its_line(error: type[Exception]) -> None:
-    assert str(error("x is 'a\x1b[31m\nb\udcc3': give é")) == "x is 'a?[31m b?': give é"
-    said = str(error("x is '" + "a" * 10**6 + "': give a word"))
+    assert str(error("some-cause", "x is 'a\x1b[31m\nb\udcc3': give é")) == "x is 'a?[31m b?': give é"
+    said = str(error("some-cause", "x is '" + "a" * 10**6 + "': give a word"))
     assert len(said) < 2100
     assert said.startswith("x is 'aaa")
     assert said.endswith("aaa': give a word")
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        errors.BadInput("port-taken", "the port is taken"),
+        errors.Unavailable("port-taken", "the port is taken"),
+        stacks.BuildRefused("port-taken", "the port is taken"),
+        download.NoAnswer("port-taken", "the port is taken"),
+        status.TrainingRefused("port-taken", "the port is taken"),
+    ],
+    ids=repr,
+)
+def test_a_refusal_keeps_its_id_and_does_not_print_it(
+    refusal: errors.Refusal | stacks.BuildError | status.TrainingRefused,
+) -> None:
+    assert (refusal.id, str(refusal)) == ("port-taken", "the port is taken")

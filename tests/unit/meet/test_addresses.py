@@ -84,7 +84,7 @@ CANNOT = (
 @run
 async def test_a_node_that_cannot_use_the_address_ends_the_join_for_everyone() -> None:
     async def refuse(address: str) -> str:
-        raise BadInput(f"there is no interface for {address}")
+        raise BadInput("some-cause", f"there is no interface for {address}")
 
     place, nodes = Place(), [who(node, nnodes=3) for node in range(3)]
     found, _ = await astray(place, ["127.0.0.1", "127.0.0.1", "127.0.0.2"], *nodes, move=refuse)
@@ -177,7 +177,10 @@ async def test_a_node_that_does_not_say_whether_it_can_use_the_address_ends_the_
     assert texts == [CANNOT.format("it does not say how that went")] * 3
 
 
-@pytest.mark.parametrize("refusal", [Unavailable("port 29500 of torch's store is taken"), BadInput("x")])
+@pytest.mark.parametrize(
+    "refusal",
+    [Unavailable("some-cause", "port 29500 of torch's store is taken"), BadInput("some-cause", "x")],
+)
 @run
 async def test_why_node_0_cannot_take_the_address_is_told_to_everyone(refusal: Exception) -> None:
     async def refuse(_: str) -> str:

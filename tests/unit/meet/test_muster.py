@@ -46,7 +46,7 @@ class Field(LocalNode):
 
     def seal(self, members: Sequence[int]) -> None:
         if self.sealed:
-            raise Unavailable("others were first")
+            raise Unavailable("some-cause", "others were first")
         self.sealed.append(list(members))
 
     async def meet(self, node: int, *, timeouts: Timeouts = SHORT, **muster: Any) -> Link:

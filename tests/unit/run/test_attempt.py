@@ -61,7 +61,7 @@ def where_node_0_waits(one: SignalledAttempt, monkeypatch: pytest.MonkeyPatch) -
 
     async def meet(*_: object, local: LocalNode, **__: Any) -> None:
         found.append(local.begun())
-        raise Unavailable("nobody came")
+        raise Unavailable("some-cause", "nobody came")
 
     monkeypatch.setattr(join, "meet", meet)
     assert str(asyncio.run(one.run()).refusal) == "nobody came"
@@ -98,7 +98,7 @@ def signalled_while_meeting(
     async def meet(*_: object, **__: Any) -> None:
         one.signals.take(signum)
         await asyncio.sleep(2.0)
-        raise Unavailable("nobody came")
+        raise Unavailable("some-cause", "nobody came")
 
     monkeypatch.setattr(join, "meet", meet)
     return asyncio.run(one.run())

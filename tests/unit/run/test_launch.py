@@ -56,7 +56,9 @@ def test_the_batch_script_of_several_nodes_is_no_task() -> None:
         launch.check(plan, settings())
 
 
-@pytest.mark.parametrize("error", [None, OSError(28, "No space left on device"), BadInput("no")])
+@pytest.mark.parametrize(
+    "error", [None, OSError(28, "No space left on device"), BadInput("some-cause", "no")]
+)
 def test_what_the_host_half_cannot_be_told_is_said_and_harms_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
