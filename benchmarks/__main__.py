@@ -24,9 +24,7 @@ from typing import Any
 from benchmarks.checkpoints import checkpoints, saves
 from benchmarks.gpu import PAIRS, gpu, refusal
 from benchmarks.output import output
-from benchmarks.ranks import ranks
 from benchmarks.selection import selection
-from benchmarks.threads import threads
 from entrypoint.core.errors import BAD_INPUT
 
 HERE = Path(__file__).parent
@@ -53,8 +51,6 @@ def main() -> None:
         "packing": lambda pairs: _of("packing", pairs),
         "slurm": lambda pairs: _of("slurm", pairs),
         "start": lambda pairs: _of("start", pairs),
-        "ranks": lambda pairs: ranks(pairs, _run, _spread),
-        "threads": lambda pairs: threads(pairs, _run, _alternate, _spread),
         "gpu": gpu,
     }
     if unknown := set(options.what) - set(known):
