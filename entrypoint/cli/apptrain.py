@@ -226,7 +226,7 @@ def _in_image(before: list[str], command: list[str], *, is_demo: bool) -> NoRetu
         )
     if is_apart:
         del rest[at]
-    _, others = commands.sorted_out(rest)
+    _, others = commands.sorted_out(rest, "run")
     if others and commands.is_script(others[0]):
         said = _behind_image(rest, image, [] if is_demo else command)
         raise BadInput("image-command-order", f"{others[0]} stands before --: {said}")
@@ -238,7 +238,7 @@ def _in_image(before: list[str], command: list[str], *, is_demo: bool) -> NoRetu
 
 
 def _behind_image(words: Sequence[str], image: str, command: Sequence[str]) -> str:
-    ours, others = commands.sorted_out(words)
+    ours, others = commands.sorted_out(words, "run")
     given = f"--image={image}" if image else "--image"
     return f"did you mean `{apptrain()} {shlex.join(['run', *ours, given, '--', *others, *command])}`?"
 

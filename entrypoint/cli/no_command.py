@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from entrypoint.core import spelling
 from entrypoint.core.checkout import apptrain
 from entrypoint.plan import mistakes
-from entrypoint.plan.commands import COMMANDS, FLAGS, OF_JOBS, OF_SUBMIT, with_dashes
+from entrypoint.plan.commands import COMMANDS, OF_JOBS, OF_SUBMIT, with_dashes
 
 MEANT = {
     "train": "demo",
@@ -34,7 +34,7 @@ def remedy(arguments: Sequence[str]) -> str:
     if name in MEANT:
         return f"{found} `{us} {MEANT[name]}`? (see apptrain --help)"
     if name in OF_CLUSTERS:
-        line, left = mistakes.instead(arguments, of_cluster=True)
+        line, left = mistakes.instead(arguments, "submit")
         return f"{found} `{us} submit --cluster NAME {line}`?{left}"
     if name in OF_RUNNING:
         return (
@@ -46,7 +46,7 @@ def remedy(arguments: Sequence[str]) -> str:
     if name in mistakes.SHELLS:
         return f"{found} `{us} run --no-python -- {shlex.join(arguments)}`?"
     if mistakes.is_starter(name):
-        line, left = mistakes.instead(arguments, of_cluster=False)
+        line, left = mistakes.instead(arguments, "run")
         return f"{found} `{us} run {line}`?{left}"
     meant = spelling.meant(name, [*COMMANDS, "--help", "--version"])
     if name.startswith("-") and not meant:
@@ -56,20 +56,14 @@ def remedy(arguments: Sequence[str]) -> str:
 
 
 def _option_first(arguments: Sequence[str]) -> str:
-    words, us = list(arguments), apptrain()
+    words = list(arguments)
     name, equals, value = words[0].partition("=")
     found = spelling.guesses(name, [*OF_JOBS, *OF_SUBMIT])
     if not found:
         return f"{name} is neither a command nor an option of one (see apptrain --help)"
     words[0] = found[0] + equals + value
-    line = shlex.join(with_dashes(words))
-    if len(words) == 1 and not equals and found[0] not in FLAGS:
-        line += " VALUE"
-    if found[0] == "--cluster":
-        return f"{name} stands before the command: did you mean `{us} submit {line}`?"
+    command = "run"
     if found[0] in OF_SUBMIT:
-        return f"{name} stands before the command: did you mean `{us} submit --cluster NAME {line}`?"
-    return (
-        f"{name} stands before the command: did you mean `{us} run {line}`, or on a login node "
-        f"`{us} submit --cluster NAME {line}`?"
-    )
+        command = "submit" if found[0] == "--cluster" else "submit --cluster NAME"
+    line = f"{command} {shlex.join(with_dashes(words))}"
+    return f"{name} stands before the command: did you mean `{apptrain()} {line}`?"

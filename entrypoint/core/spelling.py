@@ -18,6 +18,7 @@ MEANT = {
     "--np": ("--nproc-per-node",),
     "--ntasks-per-node": ("--nproc-per-node",),
     "--image": ("APPTRAIN_IMAGE",),
+    "--cluster": ("--profile",),
     "--output": ("--run-dir",),
     "--cwd": ("--run-dir",),
     "-N": ("--nodes",),
@@ -57,10 +58,9 @@ def near(word: str, known: Iterable[str], most: int = 2, alike: float = VAGUE) -
     plain = _plain(word)
     if plain in names:
         return [names[plain]]
-    last = [name for name in names if "." in name and name.rpartition(".")[2] == plain]
     begun = [name for name in names if len(plain) > 2 and name.startswith(plain)]
     close = difflib.get_close_matches(plain, names, n=most, cutoff=alike)
-    found = list(dict.fromkeys([*last, *close[:1], *begun, *close]))
+    found = list(dict.fromkeys([*close[:1], *begun, *close]))
     return [names[name] for name in found[:most]]
 
 

@@ -30,26 +30,21 @@ COMMANDS = {
 }
 TAKE_CMD = ("demo", "run", "submit", "plan", "launch")
 OF_SUBMIT = (
-    "--cluster",
-    "--gpus",
-    "--partition",
-    "--account",
-    "--time",
-    "--options",
-    "--dry-run",
-    "--follow",
+    *("--cluster", "--gpus", "--partition", "--account", "--time"),
+    *("--options", "--dry-run", "--follow"),
 )
 """Options of `submit` alone."""
-FLAGS = ("--dry-run", "--follow")
+FLAGS = ("--dry-run", "--follow", *(f"--{option.name}" for option in OPTIONS if option.parse is flag))
 """Those that take no value."""
-OF_JOBS = ("--nodes", "--run-dir", *(f"--{option.name}" for option in OPTIONS if not option.plan_only))
+OF_LAUNCH = tuple(f"--{option.name}" for option in OPTIONS if not option.plan_only and not option.job_only)
+OF_JOBS = ("--nodes", "--run-dir", *OF_LAUNCH)
 """Options of `run` and of `submit`."""
 OWNERS = {
     "run": (*OF_JOBS, "--tasks-per-node", "--gpus-per-node", "--image"),
-    "submit": (*OF_JOBS, *OF_SUBMIT),
-    "launch": tuple(f"--{option.name}" for option in OPTIONS if not option.plan_only and not option.job_only),
+    "submit": (*OF_JOBS, *OF_SUBMIT, *(f"--{option.name}" for option in OPTIONS if option.job_only)),
+    "launch": OF_LAUNCH,
+    "plan": (*OF_LAUNCH, *(f"--{option.name}" for option in OPTIONS if option.plan_only)),
 }
-SWITCHES = tuple(f"--{option.name}" for option in OPTIONS if option.parse is flag)
 SCRIPTS = (".py", ".sh", ".ipynb")
 DATA = (".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".txt", ".csv")
 """Endings of files that no Python runs."""
@@ -112,17 +107,17 @@ def with_dashes(words: Sequence[str]) -> list[str]:
     return found
 
 
-def sorted_out(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """(options of `run`, the script and its own arguments); a guess, for a message."""
+def sorted_out(words: Sequence[str], command: str) -> tuple[list[str], list[str]]:
+    """(options that this command has, the script and its own arguments); a guess, for a message."""
     ours, others, rest = [], [], list(words)
     while rest:
         word = rest.pop(0)
         name, equals, _ = word.replace("_", "-").partition("=")
-        if name not in OWNERS["run"]:
+        if name not in OWNERS[command]:
             others.append(word)
             continue
         ours.append(word)
-        if not equals and name not in SWITCHES and rest:
+        if not equals and name not in FLAGS and rest:
             ours.append(rest.pop(0))
     return ours, others
 
@@ -150,51 +145,34 @@ def refusal(unknown: Sequence[str], known: Sequence[str], prog: str) -> str:
 
 def elsewhere(command: str, unknown: Sequence[str]) -> str:
     """What to say of an option of another command; empty if it is none, or one here may be meant."""
-    name, equals, value = unknown[0].partition("=")
-    name = name.replace("_", "-")
+    given = unknown[0].partition("=")[0]
+    name = given.replace("_", "-")
     if name in OF_TORCHRUN and command in TAKE_CMD:
-        return f"{unknown[0].partition('=')[0]} is torchrun's: leave it out: {OF_TORCHRUN[name]}"
+        return f"{given} is torchrun's: leave it out: {OF_TORCHRUN[name]}"
     if name == "--help-all" and command in TAKE_CMD:
         return f"all options: {apptrain()} launch --help-all"
-    owners = [owner for owner, names in OWNERS.items() if name in names and owner != command]
-    if not owners or name in spelling.MEANT:
+    owners = [owner for owner, names in OWNERS.items() if name in names and owner not in (command, "plan")]
+    if not owners or (name in spelling.MEANT and (name != "--cluster" or command not in ("run", "demo"))):
         return ""
-    if name == "--cluster" and command in ("doctor", "plan", "launch"):
-        given = value if equals else (*unknown, "NAME")[1]
-        return f"{name} is of submit: did you mean --profile {shlex.quote(given)}?"
-    before, behind = split_command(with_dashes(typed()[1:]))
-    rest = shlex.join(["--", *behind]) if behind else ""
-    if name == "--dry-run" and command == "plan":
-        return "plan starts nothing: leave --dry-run out"
-    if name == "--dry-run" and command == "launch" and unknown[0] in before:
-        line = shlex.join(["plan", *(word for word in before if word != unknown[0])])
-        return f"{name} is of submit: did you mean `{apptrain()} {' '.join([line, rest]).strip()}`?"
-    if owners == ["submit"] and command in ("run", "demo") and unknown[0] in before:
-        words = ["--gpus" if word == "--gpus-per-node" else word for word in before]
-        line = shlex.join(["submit", *([] if name == "--cluster" else ["--cluster", "NAME"]), *words])
-        shown = " (plan shows what would run)" if name == "--dry-run" else ""
-        return f"{name} is of submit: did you mean `{apptrain()} {' '.join([line, rest]).strip()}`?{shown}"
+    if owners == ["submit"] and command in ("run", "demo") and typed():
+        cluster = [] if name == "--cluster" else ["--cluster", "NAME"]
+        line = shlex.join(["submit", *cluster, *with_dashes(typed()[1:])])
+        return f"{name} is of submit: did you mean `{apptrain()} {line}`?"
     listed = " and ".join([", ".join(owners[:-1]), owners[-1]] if owners[1:] else owners)
     return f"{name} is an option of {listed}, not of {command}: see `apptrain {command} --help`"
 
 
 def _behind_dashes(unknown: Sequence[str]) -> str:
     """What to say of a script before --: the line with it behind; empty if these words are none, or
-    nobody has typed them."""
+    nobody has typed them: make gives empty values."""
     name = unknown[0]
     is_cmd = is_script(name) or (Path(name).is_file() and not name.endswith(DATA))
-    command = typed()[:1]
-    before, behind = split_command(typed()[1:])
-    rest, ours = list(unknown), []
-    for word in before:
-        if rest and word == rest[0]:
-            del rest[0]
-        else:
-            ours.append(word)
-    if not command or not is_cmd or rest or "" in ours:
+    if not is_cmd or not typed() or "" in typed():
         return ""
-    start = "run" if command == ["demo"] else command[0]
-    line = shlex.join([start, *ours, "--", *unknown, *behind])
+    command = "run" if typed()[0] == "demo" else typed()[0]
+    before, behind = split_command(typed()[1:])
+    ours, others = sorted_out(before, command)
+    line = shlex.join([command, *ours, "--", *others, *behind])
     return f"{name} stands before --: did you mean `{apptrain()} {line}`?"
 
 

@@ -19,7 +19,7 @@ from pathlib import Path, PurePath
 from entrypoint.core import files, spelling
 from entrypoint.core.checkout import HOME, apptrain, make
 from entrypoint.core.errors import BadInput
-from entrypoint.plan.commands import DATA, typed
+from entrypoint.plan.commands import DATA, sorted_out, typed
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.profile import STARTERS
 from entrypoint.plan.sources import Settings
@@ -37,21 +37,8 @@ LAUNCHER_MODULES = (
 )
 """The same behind -m."""
 SHELLS = ("sh", "bash", "zsh", "dash", "ksh")
-NUMBER, WORD, TIME = "[0-9]+", "[^-].*", "[0-9]+:[0-9]{2}:[0-9]{2}"
-CARRIED = {
-    **dict.fromkeys(("--nodes", "--nnodes"), ("--nodes", NUMBER)),
-    **dict.fromkeys(("--nproc-per-node", "--nproc_per_node"), ("--nproc-per-node", NUMBER)),
-}
-"""What a starter's option is called by `run` and `submit`, and the values that both take."""
-CARRIED_TO_CLUSTER = {
-    **CARRIED,
-    "--gpus-per-node": ("--gpus", NUMBER),
-    "--partition": ("--partition", WORD),
-    "--account": ("--account", WORD),
-    "--time": ("--time", TIME),
-}
 OF_SLURM = {"-N": "--nodes", "-p": "--partition", "-A": "--account", "-t": "--time"}
-"""Its short options; those of PBS mean something else."""
+"""Short options of Slurm; those of PBS mean something else."""
 _PYTHON = re.compile(r"python[0-9.]*|pypy3?|ipython3?")
 _PYTHON_TAKES_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 OLDEST = (3, 11)
@@ -224,11 +211,20 @@ def is_starter(name: str) -> bool:
     return name in LAUNCHERS or bool(_PYTHON.fullmatch(name))
 
 
-def script(words: Sequence[str]) -> list[str]:
-    """The script with its arguments in a line that begins with a starter; a guess, for a message."""
-    launcher, rest = _launcher([word for word in words if word != "--"])
-    is_of_python = _PYTHON.fullmatch(words[0]) and not launcher and rest[:1] not in ([], ["-c"])
-    return rest if is_of_python else _script(rest)
+def instead(words: Sequence[str], command: str) -> tuple[str, str]:
+    """For a line that begins with a starter: what to give to our command instead, which is the options that
+    both have, -- and the script; and what to say of the other options. A guess, for a message."""
+    begin, *rest = (word for word in words if word != "--")
+    launcher, behind = _launcher([begin, *rest])
+    is_of_python = _PYTHON.fullmatch(begin) and not launcher and behind[:1] not in ([], ["-c"])
+    script = behind if is_of_python else _script(behind)
+    if rest[-len(script) :] == script:
+        del rest[-len(script) :]
+    short = {} if begin in ("pbs", "qsub") else OF_SLURM
+    kept, others = sorted_out([short.get(word, word) for word in rest], command)
+    left = [word.partition("=")[0] for word in others if word.startswith("-") and word not in ("-m", "-c")]
+    said = f" (left out: {', '.join(dict.fromkeys(left))})" if left else ""
+    return shlex.join([*kept, "--", *script]), said
 
 
 def _launcher(command: Sequence[str]) -> tuple[str, list[str]]:
@@ -237,49 +233,14 @@ def _launcher(command: Sequence[str]) -> tuple[str, list[str]]:
     begin, rest = command[0], list(command[1:])
     if PurePath(begin).name in LAUNCHERS:
         return begin, rest
-    if _PYTHON.fullmatch(PurePath(begin).name):
-        rest = _behind_python(rest)
-    elif begin == "-m":
+    if begin == "-m":
         rest = list(command)
+    elif _PYTHON.fullmatch(PurePath(begin).name):
+        while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
+            del rest[: 2 if rest[0] in _PYTHON_TAKES_VALUE else 1]
     if rest[:1] == ["-m"] and rest[1:2] and rest[1] in LAUNCHER_MODULES:
         return f"-m {rest[1]}" if begin == "-m" else rest[1], rest[2:]
     return "", rest
-
-
-def instead(words: Sequence[str], *, of_cluster: bool) -> tuple[str, str]:
-    """For a line that begins with a starter: the options that are carried over, -- and the script; and what
-    to say of the options that are not. A guess, for a message."""
-    takes = CARRIED_TO_CLUSTER if of_cluster else CARRIED
-    short = OF_SLURM if words[0] in ("srun", "salloc", "sbatch", "slurm") else {}
-    command = script(words)
-    rest = [word for word in words if word != "--"]
-    if rest[-len(command) :] == command:
-        del rest[-len(command) :]
-    kept: dict[str, str] = {}
-    left: list[str] = []
-    while rest:
-        word = rest.pop(0)
-        if _PYTHON.fullmatch(word):
-            rest = [
-                other
-                for other in _behind_python(rest)
-                if other not in ("-m", "-c", *LAUNCHERS, *LAUNCHER_MODULES)
-            ]
-        if not word.startswith("-") or word == "-m":
-            continue
-        if re.fullmatch("-[A-Za-z]..*", word) and word[:2] in short:
-            rest.insert(0, word[2:])
-            word = word[:2]
-        name, equals, value = word.partition("=")
-        to, values = takes.get(short.get(name, name), ("", ""))
-        if to and not equals and rest:
-            value = rest.pop(0)
-        if to and re.fullmatch(values, value):
-            kept.setdefault(to, value)
-        else:
-            left.append(name)
-    said = f" (left out: {', '.join(dict.fromkeys(left))})" if left else ""
-    return shlex.join([*(word for pair in kept.items() for word in pair), "--", *command]), said
 
 
 def _check_starters(command: Sequence[str], name: str, mode: str, *, no_python: bool) -> None:
@@ -305,14 +266,6 @@ def _check_starters(command: Sequence[str], name: str, mode: str, *, no_python: 
         )
     if name in SHELLS:
         raise _shell(command[0], command)
-
-
-def _behind_python(words: Sequence[str]) -> list[str]:
-    """What Python's own options leave."""
-    rest = list(words)
-    while rest and rest[0].startswith("-") and rest[0] not in ("-m", "-c"):
-        del rest[: 2 if rest[0] in _PYTHON_TAKES_VALUE else 1]
-    return rest
 
 
 def _script(words: Sequence[str]) -> list[str]:
