@@ -305,11 +305,6 @@ def test_a_working_directory_of_the_image_is_the_images(shared: Node) -> None:
 
 
 UNFIT_IMAGES = {
-    "missing": (
-        "true",
-        "there is no image /scratch/unfit on this node, or its directory may not be searched: make image, give a "
-        "path that all nodes share, or for a URL the file that apptainer pull makes",
-    ),
     "behind a closed directory": (
         "cp /images/small.sif /scratch/closed; ln -s closed/small.sif /scratch/unfit",
         "there is no image /scratch/unfit on this node, or its directory may not be searched: make image, give a "
@@ -318,20 +313,6 @@ UNFIT_IMAGES = {
     "not readable": (
         "cp /images/small.sif /scratch/unfit; chmod 600 /scratch/unfit",
         "the image /scratch/unfit may not be read: ask its owner for chmod a+r",
-    ),
-    "for another processor": (
-        "cp /images/small.sif /scratch/unfit; printf 11 | dd of=/scratch/unfit bs=1 seek=45 conv=notrunc status=none",
-        f"the image /scratch/unfit is for another kind of processor than this node's {os.uname().machine}: make one "
-        "on such a node",
-    ),
-    "a fifo": ("mkfifo -m 666 /scratch/unfit", "the image /scratch/unfit is no file: give a SIF file"),
-    "a text": (
-        "echo text >/scratch/unfit",
-        "/scratch/unfit is no SIF file: give one, such as make image makes",
-    ),
-    "a directory": (
-        "mkdir /scratch/unfit",
-        "/scratch/unfit is a directory, but no unpacked image (it has no .singularity.d): give a SIF file",
     ),
 }
 
@@ -342,10 +323,9 @@ def test_an_image_that_cannot_run_is_refused(shared: Node, script: str, why: str
     assert shared.refused(shared.run("true", image="/scratch/unfit")) == why
 
 
-@pytest.mark.parametrize("kept", [20_000, 1_000_000, -1])
-def test_an_image_that_was_cut_off_is_refused(shared: Node, kept: int) -> None:
+def test_an_image_that_was_cut_off_is_refused(shared: Node) -> None:
     size = int(shared.as_alice(f"stat -c %s {IMAGE}"))
-    bytes_left = kept if kept > 0 else size - 1
+    bytes_left = size - 1
     shared.as_alice(f"head -c {bytes_left} {IMAGE} >/scratch/cut.sif")
     assert shared.refused(shared.run("true", image="/scratch/cut.sif")) == (
         f"the image /scratch/cut.sif is cut off: it has {bytes_left} of {size} bytes: copy or make it again"
@@ -463,11 +443,6 @@ NO_COMPAT = {
         "APPTRAIN_CUDA_COMPAT=/scratch/compat has no libcuda.so.1 that may be read: give the directory "
         "that the package cuda-compat made, such as /usr/local/cuda-13.2/compat",
     ),
-    "one above": (
-        "mkdir -p /scratch/compat/bin /scratch/compat/compat",
-        "APPTRAIN_CUDA_COMPAT=/scratch/compat has no libcuda.so.1 that may be read: give the "
-        "directory that the package cuda-compat made, such as /usr/local/cuda-13.2/compat",
-    ),
     "with a colon": (
         "mkdir /scratch/a:b; touch /scratch/a:b/libcuda.so.1; ln -s a:b /scratch/compat",
         "APPTRAIN_CUDA_COMPAT=/scratch/compat has a colon or semicolon, which LD_LIBRARY_PATH cannot hold: "
@@ -480,12 +455,6 @@ NO_COMPAT = {
 def test_what_is_no_forward_compatibility_is_refused(own: Node, script: str, why: str) -> None:
     own.as_root(f"{DRIVER}; {script}")
     assert own.refused(own.run("true", APPTRAIN_CUDA_COMPAT="/scratch/compat")) == why
-
-
-def test_forward_compatibility_without_a_driver_is_said_and_not_used(shared: Node) -> None:
-    ended = shared.run("sh", "-c", "echo $LD_LIBRARY_PATH", APPTRAIN_CUDA_COMPAT="/no/where")
-    assert ended.stdout == "/.singularity.d/libs\n"
-    assert shared.said(ended) == "APPTRAIN_CUDA_COMPAT=/no/where is not used: no NVIDIA driver here"
 
 
 def test_nodes_that_start_from_different_builds_of_an_image_are_refused(shared: Node) -> None:
