@@ -6,8 +6,6 @@ import re
 import signal
 from pathlib import Path
 
-import pytest
-
 from entrypoint.job.rundir import RunDirectory
 from tests.embedded.jobs import Ended, Job, agents, gone, processes_with, run, start
 from tests.embedded.test_launch import command_line, node_name, write
@@ -258,19 +256,10 @@ def test_a_failure_that_comes_again_and_again_ends_the_job_with_its_own_status(t
     assert not (ended.run / "outcome" / "4.0").exists()
 
 
-def test_restarts_are_as_many_as_asked(tmp_path: Path) -> None:
-    ended = run(tmp_path, *RESTART, "--max-restarts", "1", *SHELL, "echo try; exit 7")
-    assert (ended.status, ended.out.count("try\n")) == (7, 4)
-    assert "restarted 1 time before, and --max-restarts is 1" in said(ended)[-1]
-
-
-@pytest.mark.parametrize(("status", "attempts"), [(64, 1), (75, 1), (7, 2)])
-def test_neither_bad_input_nor_a_planned_end_is_followed_by_a_restart(
-    tmp_path: Path, status: int, attempts: int
-) -> None:
-    ended = run(tmp_path, *RESTART, "--max-restarts", "1", *SHELL, f"exit {status}")
-    assert ended.status == status
-    assert len(list((ended.run / "outcome").glob("*.nodes"))) == attempts
+def test_a_planned_end_is_not_followed_by_a_restart(tmp_path: Path) -> None:
+    ended = run(tmp_path, *RESTART, *SHELL, "exit 75")
+    assert ended.status == 75
+    assert len(list((ended.run / "outcome").glob("*.nodes"))) == 1
 
 
 def test_a_planned_end_after_a_restart_is_75(tmp_path: Path) -> None:
