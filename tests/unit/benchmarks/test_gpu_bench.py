@@ -7,14 +7,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks import __main__ as command
-from benchmarks import bounded, device
+from benchmarks import bounded
 from benchmarks import gpu as bench
 from benchmarks.bounded import CommandResult
 from entrypoint.cli import main as cli
@@ -75,24 +73,6 @@ def test_all_of_the_others_are_measured_where_there_is_no_gpu(
     assert capsys.readouterr() == ("", "bench: gpu: torch sees no GPU\n")
 
 
-def test_without_torchvisions_script_it_is_refused_with_where_to_get_it(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(device, "ask", lambda _: FACTS)
-    monkeypatch.setattr(metadata, "version", lambda _: "0.29.2+cu132")
-    assert bench.refusal({}) == (
-        "TORCHVISION is not set: give a checkout of github.com/pytorch/vision with TORCHVISION=DIR (its tag v0.29.2 fits "
-        "the torchvision here)"
-    )
-    assert bench.refusal({"TORCHVISION": str(tmp_path)}) == (
-        f"TORCHVISION={tmp_path}: no references/classification/train.py there: give a checkout of github.com/pytorch/vision"
-    )
-    script = tmp_path / "references" / "classification" / "train.py"
-    script.parent.mkdir(parents=True)
-    script.touch()
-    assert bench.refusal({"TORCHVISION": str(tmp_path)}) is None
-
-
 # --- figures ------------------------------------------------------------------------------------------------
 
 
@@ -116,11 +96,6 @@ THEIRS = (
 
 def test_torchvisions_rates_are_those_of_its_last_steps() -> None:
     assert bench.their_rates(THEIRS, 256, 2) == {"img_s": pytest.approx(4800.5), "images_per_s": 4000.0}
-
-
-def test_a_script_that_prints_no_rates_gives_no_figure() -> None:
-    with pytest.raises(bench.NoFigure, match=r"it printed 'img/s' 0 times only"):
-        bench.their_rates("Loading data\n", 256, 1)
 
 
 def metrics(path: Path, steps: int = 60) -> None:
@@ -171,7 +146,6 @@ class Machine:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
         self.ran: list[list[str]] = []
-        self.broken = ""
         self.bench = bench.Bench(
             FACTS, folder, Path("/vision/references/classification/train.py"), time.monotonic() + 60
         )
@@ -185,9 +159,6 @@ class Machine:
         assert cwd.is_dir()
         assert env["OMP_NUM_THREADS"] == "1"
         self.ran.append(list(argv))
-        if self.broken and self.broken in argv:
-            error = "Traceback (most recent call last):\ntorch.OutOfMemoryError: CUDA out of memory.\nleaving"
-            return CommandResult(status=1, out="", err=error, seconds=1.0)
         if "--run-dir" in argv:
             run = Path(argv[argv.index("--run-dir") + 1])
             run.mkdir()
@@ -241,26 +212,6 @@ def test_both_models_are_measured_alone_and_then_in_alternating_pairs(
     ]
 
 
-def test_what_fails_is_told_and_the_others_are_measured(
-    machine: Machine, capsys: pytest.CaptureFixture[str]
-) -> None:
-    machine.broken = "compile=true"
-    found = machine.bench.all(1)
-    why = "it ended with 1: torch.OutOfMemoryError: CUDA out of memory."
-    assert found["failed"] == [f"resnet50, compiled: {why}", f"vit_b_16, compiled: {why}"]
-    assert list(found["alone"]["resnet50"]) == ["eager"]
-    assert capsys.readouterr().err.splitlines() == found["failed"]
-
-
-def test_what_the_time_does_not_reach_is_told(machine: Machine) -> None:
-    machine.bench.end = time.monotonic() - 1
-    found = machine.bench.all(1)
-    assert machine.ran == []
-    assert len(found["failed"]) == 6
-    assert found["failed"][-1] == "vit_b_16, pair 1: no time was left for it"
-    assert bench.in_words(found["beside_torchvision"]["vit_b_16"]) == "no pair was measured"
-
-
 def test_our_command_resolves_and_its_settings_are_the_programs(machine: Machine, tmp_path: Path) -> None:
     machine.bench.ours(RESNET, images=tmp_path)
     (argv,) = machine.ran
@@ -294,12 +245,6 @@ def test_their_command_is_torchrun_with_their_script(machine: Machine) -> None:
         ),
         *("--lr", "0.01", "--amp", "--output-dir", ""),
     ]
-
-
-def test_a_small_gpu_gets_half_of_the_batch(tmp_path: Path) -> None:
-    small: dict[str, Any] = {"gpus": [H100, {**H100, "memory_bytes": 24 * 2**30}]}
-    made = bench.Bench(small, tmp_path, Path("/train.py"), 0.0)
-    assert (made.batch(RESNET), made.ranks) == (128, 2)
 
 
 def test_images_are_the_same_every_time_and_as_many_as_a_pass_needs(tmp_path: Path) -> None:

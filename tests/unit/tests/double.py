@@ -1,4 +1,4 @@
-"""The double of OpenPBS, held to the recordings of the real one; and a naive job script, which must fail on it.
+"""What holds the double of OpenPBS to the recordings of the real one.
 
 What a request becomes and which variables there are is compared with every recording; what happens to processes,
 with the transcripts under tests/recordings/openpbs/logs.

@@ -57,11 +57,6 @@ def test_lines_that_stand_twice_are_refused() -> None:
         fault("x = 1", function="").found_in({"entrypoint/marks.py": "x = 1\nif y:\n    x = 1\n"})
 
 
-def test_a_file_that_has_moved_is_refused() -> None:
-    with pytest.raises(Refused, match=r"marks: there is no entrypoint/marks.py"):
-        fault().found_in({})
-
-
 def test_each_fault_has_its_place_in_the_code_and_tests_that_are_there() -> None:
     present = mutants.sources(CHECKOUT)
     for one in behaviour.load():
@@ -117,15 +112,3 @@ def test_a_file_that_cannot_be_imported_any_more_shows_no_behaviour(
     write(fault("class Marks:", "raise ImportError\nclass Marks:", function=""))
     assert behaviour.main([]) == 1
     assert "NOT CAUGHT" in capsys.readouterr().out
-
-
-@pytest.mark.usefixtures("project")
-def test_wrong_input_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    write(fault())
-    assert behaviour.main(["--only", "other"]) == 64
-    write(fault(), fault())
-    assert behaviour.main([]) == 64
-    assert capsys.readouterr().err.splitlines() == [
-        "behaviour: --only other: there is no such fault in behaviour.yaml",
-        "behaviour: marks is there more than once in behaviour.yaml",
-    ]

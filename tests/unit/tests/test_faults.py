@@ -7,8 +7,6 @@ from typing import Any
 import pytest
 
 from tests.faults import table
-from tests.faults.__main__ import parser as command_line
-from tests.faults.__main__ import plans
 from tests.faults.cases import ALL, ROUND
 from tests.faults.run import Suffered
 from tests.faults.watch import Watch
@@ -20,34 +18,6 @@ def watch(tmp_path: Path) -> Watch:
     return Watch(run_dir=tmp_path / "run", output=tmp_path / "job.out")
 
 
-def test_what_appears_is_noted_once_and_in_its_order(watch: Watch) -> None:
-    watch.look()
-    for folder in ("logs/0", "outcome", "checkpoints/step-00000008"):
-        (watch.run_dir / folder).mkdir(parents=True)
-    (watch.run_dir / "outcome/0.1").write_text("status=0\n")
-    (watch.run_dir / "outcome/.0.0.part").write_text("")
-    (watch.run_dir / "metrics.jsonl").write_text('{"step": 8, "loss": 2.5}\n{"step": 8, "accuracy": 0.5}\n')
-    watch.output.write_text("first\nsecond\n")
-    watch.look()
-    watch.look()
-    assert [line for _, line in watch.lines] == ["first", "second"]
-    assert [step for _, step in watch.steps] == [8]
-    assert [step for _, step in watch.saved] == [8]
-    assert (list(watch.attempts), list(watch.outcomes), watch.attempt, watch.step) == ([0], ["0.1"], 0, 8)
-
-
-def test_a_line_counts_when_it_is_whole(watch: Watch) -> None:
-    watch.run_dir.mkdir()
-    log = watch.run_dir / "metrics.jsonl"
-    log.write_text('{"step": 1, "loss": 2.5}\n{"step": 2, "lo')
-    watch.look()
-    assert watch.step == 1
-    with log.open("a") as file:
-        file.write('ss": 2.25}\n')
-    watch.look()
-    assert [step for _, step in watch.steps] == [1, 2]
-
-
 def test_a_line_that_was_cut_off_by_a_lost_node_is_passed_over(watch: Watch) -> None:
     watch.run_dir.mkdir()
     (watch.run_dir / "metrics.jsonl").write_text(
@@ -55,22 +25,6 @@ def test_a_line_that_was_cut_off_by_a_lost_node_is_passed_over(watch: Watch) -> 
     )
     watch.look()
     assert [step for _, step in watch.steps] == [1, 2]
-
-
-def test_a_checkpoint_that_is_saved_again_is_noted_again(watch: Watch) -> None:
-    folder = watch.checkpoints / "step-00000008"
-    for there in (True, False, True):
-        folder.mkdir(parents=True) if there else folder.rmdir()
-        watch.look()
-    assert [step for _, step in watch.saved] == [8, 8]
-
-
-def test_a_save_is_seen_while_it_has_its_temporary_name(watch: Watch) -> None:
-    assert watch.saving() == ""
-    (watch.checkpoints / "step-00000008").mkdir(parents=True)
-    assert watch.saving() == ""
-    (watch.checkpoints / ".step-00000016.7.part").mkdir()
-    assert watch.saving() == ".step-00000016.7.part"
 
 
 @pytest.mark.parametrize(
@@ -170,22 +124,3 @@ def test_a_round_has_every_case_and_only_under_policies_for_which_it_is_meant() 
     wanted = [kind for kind in ALL.values() if kind.request]
     firsts = [kinds[0] for _, kinds in ROUND]
     assert [kind for kind in wanted if kind not in firsts] == []
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ([], list(ROUND)),
-        (["--policy", "restart"], [plan for plan in ROUND if plan[0] == "restart"]),
-        (
-            ["--case", "dead-node", "warned", "--case", "full-disk"],
-            [("requeue", (ALL["dead-node"], ALL["warned"])), ("requeue", (ALL["full-disk"],))],
-        ),
-        (
-            ["--alone", "--policy", "restart", "--case", "dead-node", "killed-rank"],
-            [("restart", (ALL["dead-node"],)), ("restart", (ALL["killed-rank"],))],
-        ),
-    ],
-)
-def test_the_command_line_chooses_the_runs(line: list[str], expected: list[Any]) -> None:
-    assert plans(command_line().parse_args(line)) == expected

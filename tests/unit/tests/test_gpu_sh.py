@@ -5,8 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.gpu import __main__ as command
 from tests.unit.tests.gpu_machine import BOUND, CHECKOUT
 
@@ -47,13 +45,6 @@ def test_packages_that_the_python_lacks_are_named_before_anything_starts(tmp_pat
     )
 
 
-def test_a_python_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    old = executable(tmp_path / "python", "exit 1")
-    done = gpu_sh("gpu", PYTHON=old)
-    message = f"gpu: {old} is no Python 3.11 or newer: give one that has a CUDA torch with PYTHON=FILE\n"
-    assert (done.returncode, done.stdout, done.stderr) == (64, "", message)
-
-
 def test_the_python_is_that_of_the_venv_where_there_is_one_else_python3(tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     executable(tmp_path / "bin" / "python3", '[ "$1" = -c ] || echo "python3 $@"')
@@ -69,27 +60,6 @@ def test_a_package_of_others_that_is_called_tests_stands_in_for_nothing(tmp_path
     done = gpu_sh("gpu", "--list", PYTHONPATH=str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
     assert len(done.stdout.splitlines()) == len(command.TRIALS)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--frobnicate"], "unrecognized arguments: --frobnicate"),
-        (["--only", "teapot"], "--only teapot: in no trial's name"),
-    ],
-)
-def test_a_wrong_option_is_one_line_and_64(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        command.main(arguments)
-    assert ended.value.code == 64
-    assert capsys.readouterr() == ("", f"test-gpu: {message}: see make test-gpu ARGS=--help\n")
-
-
-def test_the_list_has_every_trial_and_its_bound(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--list", "--only", "bit for bit"]) == 0
-    assert capsys.readouterr().out == "  150 s  a resumed run equals an undisturbed one bit for bit\n"
 
 
 ON_CPU = """

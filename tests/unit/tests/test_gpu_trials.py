@@ -256,20 +256,6 @@ def test_a_hang_that_names_another_rank_fails_with_what_was_printed(bench: Recor
     assert "    apptrain: rank 0 on 127.0.0.1, status 124: stuck" in other
 
 
-def test_a_hang_without_the_flight_recorders_file_fails(bench: Recorded) -> None:
-    def without(run: Path) -> CommandResult:
-        (run / "stacks" / "0" / "nccl.rank1").unlink()
-        return ended(124, err=STUCK)
-
-    found = fails(bench, trouble_trials.hang, hang=without)
-    assert found.startswith("no nccl.rank1: 127.0.0.1.rank0.txt, 127.0.0.1.rank1.txt, nccl.rank0")
-
-
-def test_a_message_of_memory_that_is_shown_twice_fails(bench: Recorded) -> None:
-    found = fails(bench, trouble_trials.memory, memory=lambda _: ended(1, err=2 * OOM))
-    assert found.startswith("2 lines begin with 'apptrain: rank 1 on 127.0.0.1, status 1: '")
-
-
 def test_weights_that_differ_after_a_resume_fail(bench: Recorded) -> None:
     def parts(run: Path) -> CommandResult:
         result = json.loads((run / "result.json").read_text())
@@ -281,36 +267,9 @@ def test_weights_that_differ_after_a_resume_fail(bench: Recorded) -> None:
     assert found == f"the weights differ: { ({'whole': 'ab' * 32, 'parts': 'cd' * 32}) }"
 
 
-def test_a_save_of_another_moment_fails(bench: Recorded) -> None:
-    def late(run: Path) -> CommandResult:
-        marker = run / "checkpoints" / "step-00000004" / "complete.json"
-        marker.write_text(marker.read_text().replace('"m4"', '"m5"'))
-        return ended(out="on 2 x cuda (nccl)")
-
-    found = fails(bench, training_trials.saves, **{"saves-true": late})
-    assert found == "saved otherwise in the background: step-00000004"
-
-
-def test_a_training_on_another_device_fails(bench: Recorded) -> None:
-    found = fails(bench, training_trials.reference, reference=lambda _: ended(out="on 2 x cpu (gloo)"))
-    assert found.startswith("it trained elsewhere\n    on 2 x cpu (gloo)")
-
-
 def test_a_loss_that_does_not_fall_fails() -> None:
     with pytest.raises(Wrong, match="the loss goes from 2\\.000 to 1\\.500"):
         training_trials._falls({step: 2.0 if step < 6 else 1.5 for step in range(1, 11)})
-
-
-def test_a_fork_that_cannot_compute_fails_and_a_later_one_is_only_told(bench: Recorded) -> None:
-    broken = '{"before": true, "child": false, "after": true, "parent": true}'
-    assert fails(bench, node_trials.fork, **{"forked.py": lambda _: ended(out=broken)}).startswith(
-        "found {'before': True"
-    )
-
-    def counted(argv: list[str], env: Mapping[str, str | None]) -> CommandResult:
-        return ended(out=broken) if argv[-1] == "device_count" else answers(argv, env)
-
-    assert "a child may not ({'before': True" in node_trials.fork(replace(bench, answer=counted))
 
 
 @pytest.mark.usefixtures("driver")
@@ -344,57 +303,10 @@ def test_forward_compatibility_is_tried_where_it_is_installed(
     assert node_trials._forward(there, stack).replace(str(tmp_path), "DIR") == says
 
 
-@pytest.mark.parametrize(
-    ("loaded", "says"),
-    [
-        ("/usr/lib/libcuda.so.580.65.06", "the driver's own"),
-        ("/usr/local/cuda/compat/libcuda.so.595.10", "of forward compatibility (595.10, driver 580.65.06)"),
-        ("/usr/lib/libcuda.so.1", "of forward compatibility (1, driver 580.65.06)"),
-    ],
-)
-def test_which_libcuda_is_loaded_tells_whether_forward_compatibility_is_in_use(
-    loaded: str, says: str
-) -> None:
-    assert node_trials.compatibility(loaded, FOUND) == says
-
-
 def test_kernels_for_one_gpu_alone_and_ptx_are_not_counted() -> None:
     stack = node_trials.stack_of("12.8", ["sm_75", "sm_90a", "sm_100", "sm_120", "compute_120"])
     assert (stack.capabilities, stack.driver) == (((7, 5), (10, 0), (12, 0)), "525")
     assert node_trials.stack_of("14.0", ["sm_90"]).driver == "580"
-
-
-def test_a_failure_stops_nothing_and_what_time_does_not_reach_is_told(
-    bench: Recorded, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def wrong(_: Bench) -> str:
-        raise Wrong("it is not so\n    its output")
-
-    def broken(_: Bench) -> str:
-        raise KeyError("gpus")
-
-    def late(_: Bench) -> str:
-        clock[0] += 100
-        return "done"
-
-    clock = [time.monotonic()]
-    trials = [Trial(name=run.__name__, seconds=60, run=run) for run in (wrong, broken, late, late)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "monotonic", lambda: clock[0])
-        found = command.attempt(trials, bench, clock[0] + 50)
-    assert [(one["passed"], one["found"]) for one in found] == [
-        (False, "it is not so\n    its output"),
-        (False, "KeyError: 'gpus'"),
-        (True, "done"),
-        (None, "no time was left for it"),
-    ]
-    assert capsys.readouterr().out.splitlines() == [
-        "FAILED       0.0 s  wrong: it is not so",
-        "    its output",
-        "FAILED       0.0 s  broken: KeyError: 'gpus'",
-        "ok         100.0 s  late: done",
-        "not tried    0.0 s  late: no time was left for it",
-    ]
 
 
 def test_what_overruns_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
@@ -414,37 +326,6 @@ print(ended.status, ended.seconds < 30)
     pid = int((tmp_path / "pid").read_text())
     stat = Path(f"/proc/{pid}/stat")
     assert not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z"
-
-
-def test_the_report_says_what_a_benchmark_needs() -> None:
-    assert device.one_line(FACTS) == "2 x NVIDIA A100-SXM4-80GB, driver 580.65.06, torch 2.15.0+cu132"
-    unknown = {**A100, "index": 1, "bf16_peak_tflops": None, "sm_clock_mhz": None}
-    assert device.table({**FACTS, "gpus": [FACTS["gpus"][0], unknown]}).splitlines() == [
-        "driver         580.65.06",
-        "torch          2.15.0+cu132",
-        "cuda           13.2",
-        "cudnn          92600",
-        "nccl           2.30.7",
-        "python         3.13.5",
-        "GPU 0          NVIDIA A100-SXM4-80GB, 79.3 GiB, compute capability 8.0",
-        "  SM clock     1275 MHz after the products, 1410 at most; memory 1593 MHz; power limit 400 W",
-        "  bf16 matmul  250 TFLOP/s at 8192 x 8192 x 8192, 80.0% of 312 (NVIDIA A100 Tensor Core GPU datasheet)",
-        "GPU 1          NVIDIA A100-SXM4-80GB, 79.3 GiB, compute capability 8.0",
-        "  SM clock     unknown (NVML does not answer)",
-        "  bf16 matmul  250 TFLOP/s at 8192 x 8192 x 8192, peak not known",
-    ]
-
-
-def test_the_report_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = [{"name": "a trial", "passed": True, "seconds": 1.0, "found": "it is so"}]
-    command.keep(tmp_path / "kept.json", FACTS, found)
-    kept = json.loads((tmp_path / "kept.json").read_text())
-    assert (kept["command"], kept["machine"], kept["trials"]) == ("make test-gpu", FACTS, found)
-    command.keep(tmp_path / "none" / "kept.json", FACTS, found)
-    assert (
-        capsys.readouterr().err
-        == f"test-gpu: {tmp_path}/none/kept.json cannot be written: No such file or directory\n"
-    )
 
 
 @pytest.mark.parametrize(

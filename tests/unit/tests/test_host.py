@@ -1,6 +1,5 @@
 """The parts of the test host that need neither root nor Apptainer; tests/cluster/test_host.py has the rest."""
 
-import argparse
 import os
 import subprocess
 from collections.abc import Callable
@@ -8,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.host import Bind, Refused, root, site
-from tests.host.console import bind
-from tests.host.places import cache, locked
+from tests.host import Refused, root, site
+from tests.host.places import locked
 
 Stub = Callable[[str, str], None]
 INDEXES = """\
@@ -79,26 +77,6 @@ def test_the_settings_of_pip_proxies_and_certificates_are_taken_over_with_the_fi
     )
 
 
-def test_the_mirror_is_that_of_debians_main_archive(stub: Stub) -> None:
-    stub("apt-get", f"cat <<'END'\n{INDEXES}END")
-    assert site.debian_mirror() == "http://mirror.example/debian/"
-    stub("apt-get", "echo Ubuntu:Ubuntu:http://mirror.example/ubuntu/")
-    message = "^apt knows no Debian mirror: add one to /etc/apt/sources.list.d and run apt-get update$"
-    with pytest.raises(Refused, match=message):
-        site.debian_mirror()
-
-
-@pytest.mark.usefixtures("machine")
-def test_a_root_is_made_once_from_the_recipe_and_what_apt_is_set_to(tmp_path: Path) -> None:
-    made = root.make()
-    assert (made, made.is_dir()) == (root.path(), True)
-    assert root.make() == made
-    proxy = '--aptopt=Acquire::http::Proxy "http://proxy.example";'
-    sources = [f"deb http://mirror.example/debian/ {suite} main" for suite in ("trixie", "sid")]
-    expected = [proxy, *root.RECIPE, f"{made}.unfinished", *sources]
-    assert (tmp_path / "argv").read_text() == "".join(f"{argument}\n" for argument in expected)
-
-
 def test_another_recipe_is_another_root(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = root.make()
     monkeypatch.setattr(root, "RECIPE", (*root.RECIPE[:-1], "forky"))
@@ -130,27 +108,3 @@ def test_a_lock_is_held_by_a_child_that_inherits_it_and_free_when_the_child_ends
     child.communicate(timeout=30)
     with locked(file, 0):
         pass
-
-
-def test_the_cache_is_where_the_user_keeps_caches_unless_a_variable_says_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("HOME", "/home/me")
-    for name in ("APPTRAIN_TEST_CACHE", "XDG_CACHE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    assert cache() == Path("/home/me/.cache/apptrain")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/var/cache/me")
-    assert cache() == Path("/var/cache/me/apptrain")
-    monkeypatch.setenv("APPTRAIN_TEST_CACHE", "/fast")
-    assert cache() == Path("/fast")
-
-
-def test_a_bind_names_a_source_that_exists_and_goes_to_the_same_path_read_only(tmp_path: Path) -> None:
-    assert bind(f"{tmp_path}") == Bind(source=tmp_path, target=tmp_path, mode="ro")
-    assert bind(f"{tmp_path}::rw") == Bind(source=tmp_path, target=tmp_path, mode="rw")
-    assert bind(f"{tmp_path}:/there:ro") == Bind(source=tmp_path, target=Path("/there"), mode="ro")
-    for wrong in (f"{tmp_path}/missing", f"{tmp_path}:/there:exec"):
-        with pytest.raises(
-            argparse.ArgumentTypeError, match=r"give SOURCE\[:\[TARGET\]\[:rw\]\] with a SOURCE that exists$"
-        ):
-            bind(wrong)

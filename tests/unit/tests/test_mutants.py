@@ -2,10 +2,7 @@
 
 import os
 import re
-import signal
 import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -236,27 +233,6 @@ def test_what_no_test_notices_is_shown_and_the_checkout_stays_as_it_is(
     )
 
 
-@pytest.mark.usefixtures("checkout")
-def test_a_draw_can_be_printed_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["--list", "--count", "1"]) == 0
-    assert printed(capsys) == ("entrypoint/marks.py:4 grade\n-     return points >= 50\n+     return None\n")
-
-
-def test_what_cannot_be_is_refused(checkout: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert [command.main(words) for words in (["--at", "nowhere"], ["--files", "pbs/*"])] == [64, 64]
-    command.TABLE.write_text("{}")
-    assert command.main([]) == 64
-    (checkout / "tests/test_marks.py").write_text("import nothing")
-    command.TABLE.write_text("entrypoint/marks.py: [tests/test_marks.py]")
-    assert command.main([]) == 64
-    assert capsys.readouterr().err.splitlines()[:4] == [
-        "mutants: git archive nowhere: fatal: not a valid object name: nowhere",
-        "mutants: there is nothing to change: --count 60, --files pbs/*",
-        "mutants: entrypoint/marks.py has no tests in tests/mutants/table.yaml: name them there, the fastest first",
-        "mutants: pytest cannot collect the tests:",
-    ]
-
-
 def attempt(
     checkout: Path, after: str, tests: list[str] = MARKS, *, bound: float = 120, test_bound: float = 60
 ) -> trial.Verdict:
@@ -306,14 +282,6 @@ def test_a_test_that_hangs_has_noticed_the_change(checkout: Path) -> None:
     )
 
 
-def test_tests_that_never_end_have_noticed_the_change(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trial, "MARGIN", 1.0)
-    found = attempt(checkout, "0\nimport time\ntime.sleep(600)", bound=1, test_bound=1)
-    assert (found.caught, found.why) == (True, "hangs, the tests do not end within 3 s")
-
-
 def test_tests_for_which_the_time_is_short_have_noticed_nothing(checkout: Path) -> None:
     (checkout / "tests/test_slow.py").write_text("import time\ndef test_slow():\n    time.sleep(0.2)\n")
     found = attempt(checkout, "points < 50", ["tests/test_slow.py", *MARKS], bound=0.1)
@@ -334,33 +302,3 @@ def running(word: str) -> list[str]:
     """The command lines with this word."""
     lines = (line.decode(errors="replace").split("\0") for _, line in procs.files("cmdline"))
     return [" ".join(words) for words in lines if word in words]
-
-
-def test_ctrl_c_ends_all_and_leaves_nothing(checkout: Path, tmp_path: Path) -> None:
-    seconds, scratch = f"600.{os.getpid()}", tmp_path / "scratch"
-    scratch.mkdir()
-    waits = f"import subprocess\n\ndef test_wait():\n    subprocess.run(['sleep', '{seconds}'])\n"
-    (checkout / "tests/test_marks.py").write_text(waits)
-    script = (
-        "import sys; from pathlib import Path; from tests.mutants import __main__ as command;"
-        "command.CHECKOUT, command.TABLE = map(Path, sys.argv[1:]);"
-        "sys.exit(command.main(['--count', '3', '--jobs', '2']))"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", script, checkout, command.TABLE],
-        env={**os.environ, "TMPDIR": str(scratch)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        for _ in range(BOUND * 10):
-            if running(seconds):
-                break
-            time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=BOUND)
-    finally:
-        process.kill()
-    assert (process.returncode, said) == (130, "mutants: interrupted\n")
-    assert running(seconds) == []
-    assert list(scratch.iterdir()) == []
