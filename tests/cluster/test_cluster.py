@@ -17,19 +17,10 @@ from tests import procs
 from tests.host import Bind, Refused, root
 from tests.host.places import cache, locked
 from tests.vcluster import Cluster, Job, find, up
-from tests.vcluster.layout import HIGH_SPEED, MEMBERS, Style
+from tests.vcluster.layout import HIGH_SPEED, MEMBERS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BOUND = 60.0  # s, for what takes a few
-TINY = """\
-Bootstrap: scratch
-
-%setup
-    cp -L --parents /bin/hostname $(ldd /bin/hostname | grep -o '/[^ ]*') "$APPTAINER_ROOTFS"
-    touch "$APPTAINER_ROOTFS/etc/passwd" "$APPTAINER_ROOTFS/etc/group"
-"""
-NODES = ["cpu-c01", "gpu-a01", "gpu-a02", "gpu-b07"]
-
 pytestmark = [
     pytest.mark.ci_may_skip("a CI without root cannot make namespaces and users"),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: mounts, namespaces and users of its own"),
@@ -100,21 +91,6 @@ def test_partitions_have_idle_nodes_with_and_without_gpus(cluster: Cluster) -> N
     )
 
 
-def test_a_step_runs_on_three_nodes_as_the_user_with_the_gpus_that_it_asked_for(cluster: Cluster) -> None:
-    script = 'echo $(hostname) $(id -un) $SLURM_PROCID $SLURM_GPUS_ON_NODE "$CUDA_VISIBLE_DEVICES"'
-    text = ran(cluster, "--nodes=3", "--gpus-per-node=2", f"--wrap=srun sh -c '{script}'")
-    assert sorted(text.splitlines()) == [
-        "gpu-a01 alice 0 2 0,1",
-        "gpu-a02 alice 1 2 0,1",
-        "gpu-b07 alice 2 2 0,1",
-    ]
-
-
-def test_a_job_without_gpus_has_none_of_the_gpu_variables(cluster: Cluster) -> None:
-    text = ran(cluster, "--partition=cpu", "--ntasks=8", "--wrap=srun env | grep -E 'GPU|CUDA' || echo none")
-    assert text == "none\n"
-
-
 def test_homes_and_scratch_are_shared_and_tmp_is_not(cluster: Cluster) -> None:
     on(cluster, "gpu-a01", "touch", "/home/alice/home", "/scratch/scratch", "/tmp/tmp")
     assert on(cluster, "gpu-b07", "find", "/home/alice/home", "/scratch/scratch", "/tmp") == (
@@ -133,63 +109,6 @@ def test_a_host_has_two_networks_with_names_for_both_and_no_way_out(cluster: Clu
     )
     for name in ("gpu-b07", "gpu-b07-hsn", "gpu-b07-hsn6", "login1"):
         assert answers(cluster, name)
-
-
-def test_users_reach_every_host_by_ssh(cluster: Cluster) -> None:
-    for member in MEMBERS:
-        assert on(cluster, "login1", "ssh", member.name, "hostname; id -un") == f"{member.name}\nalice\n"
-
-
-def test_two_jobs_share_nodes_and_have_gpus_of_their_own(cluster: Cluster) -> None:
-    script = "srun sh -c 'echo $(hostname) \"$SLURM_STEP_GPUS\"'; touch $SLURM_JOB_ID; until [ -e go ]; do sleep 0.1; done"
-    jobs = [cluster.submit(["--nodes=3", "--gpus-per-node=2", f"--wrap={script}"]) for _ in range(2)]
-    for job in jobs:
-        cluster.until((cluster.folder / f"scratch/{job}").exists, f"job {job} to reach its nodes", BOUND)
-    assert [cluster.job(job).state for job in jobs] == ["RUNNING", "RUNNING"]
-    on(cluster, "login1", "touch", "/scratch/go")
-    texts = [printed(cluster, cluster.wait(job, BOUND)).splitlines() for job in jobs]
-    assert [sorted(lines) for lines in texts] == [
-        ["gpu-a01 0,1", "gpu-a02 0,1", "gpu-b07 0,1"],
-        ["gpu-a01 2,3", "gpu-a02 2,3", "gpu-b07 2,3"],
-    ]
-
-
-def test_an_image_runs_on_each_node(cluster: Cluster) -> None:
-    cluster.login.run(["tee", "/scratch/tiny.def"], user="alice", input=TINY)
-    built = cluster.login.run(
-        ["apptainer", "build", "--force", "/scratch/tiny.sif", "/scratch/tiny.def"], user="alice"
-    )
-    assert built.returncode == 0, built.stderr
-    text = ran(cluster, "--partition=all", "--nodes=4", "--wrap=srun apptainer -q exec tiny.sif hostname")
-    assert sorted(text.splitlines()) == NODES
-
-
-def test_a_warning_reaches_the_batch_script_before_the_time_limit(cluster: Cluster) -> None:
-    script = "trap 'echo warned; exit 5' USR2; echo ready; while :; do sleep 0.1; done"
-    job = cluster.wait(cluster.submit(["--time=1", "--signal=B:USR2@45", f"--wrap={script}"]), 2 * BOUND)
-    assert (job.state, job.status, printed(cluster, job)) == ("FAILED", 5, "ready\nwarned\n")
-
-
-def test_a_job_that_ignores_scancel_is_killed_after_the_grace_time(cluster: Cluster) -> None:
-    cluster.configure({"KillWait": "3"})
-    script = "trap 'echo asked' TERM; echo ready; while :; do sleep 0.1; done"
-    number = cluster.submit(["--nodes=2", f'--wrap=srun bash -c "{script}"'])
-    until_printed(cluster, number, "ready\nready\n")
-    on(cluster, "login1", "scancel", str(number))
-    job = cluster.wait(number, BOUND)
-    assert (job.state, job.signal) == ("CANCELLED", 15)
-    assert printed(cluster, job).count("asked") >= 2
-
-
-def test_a_requeued_job_starts_again_and_knows_it(cluster: Cluster) -> None:
-    script = 'echo run ${SLURM_RESTART_COUNT-0}; [ -n "$SLURM_RESTART_COUNT" ] || sleep 1000'
-    number = cluster.submit(["--requeue", "--open-mode=append", f"--wrap={script}"])
-    until_printed(cluster, number, "run 0\n")
-    on(cluster, "login1", "scontrol", "requeue", str(number))
-    cluster.start_requeued(number, BOUND)
-    job = cluster.wait(number, BOUND)
-    assert (job.state, job.restarts) == ("COMPLETED", 1), printed(cluster, job)
-    assert printed(cluster, job).splitlines()[-1] == "run 1"
 
 
 def test_a_node_that_is_cut_off_hears_nothing_until_it_is_healed(cluster: Cluster) -> None:
@@ -239,38 +158,6 @@ def test_a_node_that_is_off_for_a_moment_only_can_be_used_at_once(cluster: Clust
     cluster.power_on("gpu-b07")
     assert answers(cluster, "gpu-b07")
     assert on(cluster, "login1", "srun", "--nodelist=gpu-b07", "hostname") == "gpu-b07\n"
-
-
-@pytest.mark.parametrize(
-    ("style", "own", "other"),
-    [
-        ("loopback", "127.0.1.1", "10.77.42.12"),
-        ("high-speed", "10.77.43.11", "10.77.43.12"),
-        ("management", "10.77.42.11", "10.77.42.12"),
-    ],
-)
-def test_names_mean_what_they_mean_at_different_sites(
-    cluster: Cluster, style: Style, own: str, other: str
-) -> None:
-    cluster.name_hosts("gpu-a01", style)
-    try:
-        named = on(cluster, "gpu-a01", "getent", "hosts", "gpu-a01", "gpu-a02")
-        assert [line.split() for line in named.splitlines()] == [[own, "gpu-a01"], [other, "gpu-a02"]]
-        assert ran(cluster, "--nodelist=gpu-a[01-02]", "--nodes=2", "--wrap=srun true") == ""
-    finally:
-        cluster.name_hosts("gpu-a01", "management")
-
-
-def test_an_interactive_allocation_puts_its_shell_where_the_site_wants_it(cluster: Cluster) -> None:
-    def shell() -> str:
-        asked = ["salloc", "--nodelist=gpu-a02,gpu-b07"]
-        ended = cluster.login.run(asked, user="alice", input="hostname\n")
-        assert ended.returncode == 0, ended.stderr
-        return ended.stdout
-
-    assert shell() == "login1\n"
-    cluster.configure({"LaunchParameters": "use_interactive_step"})
-    assert shell() == "gpu-a02\n"
 
 
 def test_a_wait_that_takes_too_long_shows_the_ends_of_the_logs(cluster: Cluster) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import procs
-from tests.host import NO_USER_NAMESPACES, Bind, Host, Refused, find, root, up
+from tests.host import Bind, Host, Refused, find, root, up
 from tests.host.places import locked
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -108,20 +108,6 @@ def test_what_is_bound_is_there_and_is_written_only_where_that_was_asked_for(hos
     assert refused.stderr == "touch: cannot touch '/shared/a b,c:d/new': Read-only file system\n"
     assert host.run(["tee", "file"], cwd="/run/rw/a b,c:d", input="changed").returncode == 0
     assert host.run(["cat", "/shared/a b,c:d/file"], user="alice").stdout == "changed"
-
-
-@pytest.mark.parametrize("user", ["alice", "bob"])
-def test_a_user_builds_an_image_and_runs_it_with_and_without_subordinate_ids(host: Host, user: str) -> None:
-    ran = host.run(["apptainer", "exec", build(host, user), "id", "-un"], user=user)
-    assert (ran.returncode, ran.stdout) == (0, f"{user}\n")
-    assert NO_GOCRYPTFS in ran.stderr
-
-
-def test_without_user_namespaces_apptainer_cannot_start(host: Host, image: str) -> None:
-    ran = host.run([*NO_USER_NAMESPACES, "apptainer", "exec", image, "id"], user="alice")
-    assert ran.returncode == 1
-    assert "Failed to create user namespace: maximum number of user namespaces exceeded" in ran.stderr
-    assert host.run(["apptainer", "exec", image, "id", "-un"], user="alice").stdout == "alice\n"
 
 
 def test_what_root_does_to_a_host_is_gone_with_it(image: str, host: Host, tmp_path: Path) -> None:
