@@ -14,9 +14,11 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
-async def run_in_thread(work: Callable[..., T], *args: Any, seconds: float | None = None) -> T:
-    """What `work(*args)` returns or raises, in a thread. TimeoutError: not within `seconds`; it goes on then,
-    and nobody hears of it."""
+async def run_in_thread(
+    work: Callable[..., T], *args: Any, seconds: float | None = None, **options: Any
+) -> T:
+    """What `work(*args, **options)` returns or raises, in a thread. TimeoutError: not within `seconds`; it
+    goes on then, and nobody hears of it."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 
@@ -31,7 +33,7 @@ async def run_in_thread(work: Callable[..., T], *args: Any, seconds: float | Non
     def run() -> None:
         result, error = None, None
         try:
-            result = work(*args)
+            result = work(*args, **options)
         except BaseException as raised:
             error = raised
         with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from entrypoint.core.errors import BAD_INPUT, STUCK
-from entrypoint.meet.reports import NO_ENDS, Ends, Failure, RankSnapshot
+from entrypoint.meet.reports import NO_ENDS, Ends, Failure, RankSnapshot, when
 
 _ECHO = re.compile(
     r"(RuntimeError|(torch\.distributed\.)?Dist\w+Error): .*"
@@ -60,7 +60,7 @@ def first(failures: Sequence[Failure], ends: Ends = NO_ENDS, *, world: int = 0) 
     `ends`: the ranks that have ended well, of `world` in all. Where each failure only follows from something,
     and nothing failed that it could follow from, one of them is to blame.
     """
-    by_time = sorted(failures, key=lambda one: one.time)
+    by_time = sorted(failures, key=when)
     if ends and is_consequence(by_time[0].error):
         by_time = [one for one in by_time if not is_consequence(one.error) and not _terminated(one)]
         if not by_time:
@@ -82,7 +82,7 @@ def _same(found: Failure, failures: Iterable[Failure]) -> int:
 
 def _left_early(failures: Sequence[Failure], ends: Ends, world: int) -> Failure:
     """The failure of a rank that has ended well while others needed it."""
-    failed = min((one for one in failures if is_consequence(one.error)), key=lambda one: one.time)
+    failed = min((one for one in failures if is_consequence(one.error)), key=when)
     places = Counter(one.at for one in failures if one.at and is_consequence(one.error))
     where = places.most_common(1)[0][0] if places else "running"
     return _of_end(ends, world - len(ends), where, failed.status, failed.time)
@@ -198,7 +198,7 @@ def _blame(sightings: Sequence[RankSnapshot]) -> tuple[list[RankSnapshot], str]:
     alive = [one for one in sightings if one.state]
     held = [one for one in alive if one.state in _STATES]
     if held:
-        held.sort(key=lambda one: "TtD".index(one.state))
+        held.sort(key=_order)
         return held, _STATES[held[0].state] + _at(held[0]) + _others(sightings, held)
     steps = {one.step for one in sightings if one.step is not None}
     if len(steps) > 1:
@@ -213,10 +213,19 @@ def _blame(sightings: Sequence[RankSnapshot]) -> tuple[list[RankSnapshot], str]:
         odd = [one for one in alive if one.stack and one.stack != most]
         if odd and 2 * count > len(alive):
             return odd, "it is" + _at(odd[0]) + _others(sightings, odd)
-    longest = max(sightings, key=lambda one: one.quiet)
+    longest = max(sightings, key=_quiet)
     same = " like all others" if len(groups) == 1 and len(sightings) > 1 else ""
     where = f", and is{_at(longest)}{same}" if longest.at else ""
     return [longest], f"it gave its last sign first{where}"
+
+
+def _order(one: RankSnapshot) -> int:
+    """Of states that hold a rank: who is stopped comes first."""
+    return "TtD".index(one.state)
+
+
+def _quiet(one: RankSnapshot) -> float:
+    return one.quiet
 
 
 def _at(one: RankSnapshot) -> str:

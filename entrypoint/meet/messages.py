@@ -375,7 +375,7 @@ def _loader(hint: Any) -> Loader:
         return _or_none(_loader(inner))
     if get_origin(hint) is tuple:
         return _sequence([_loader(one) for one in get_args(hint) if one is not Ellipsis], hint)
-    return lambda raw, extent: _object(hint, raw, extent)
+    return _of_kind(hint)
 
 
 def _text(raw: Any, _: Extent) -> str:
@@ -435,7 +435,17 @@ def _within(inner: Loader, bounds: Range) -> Loader:
 
 
 def _or_none(inner: Loader) -> Loader:
-    return lambda raw, extent: None if raw is None else inner(raw, extent)
+    def load_one(raw: Any, extent: Extent) -> Any:
+        return None if raw is None else inner(raw, extent)
+
+    return load_one
+
+
+def _of_kind(kind: Any) -> Loader:
+    def load_one(raw: Any, extent: Extent) -> Any:
+        return _object(kind, raw, extent)
+
+    return load_one
 
 
 def _sequence(inner: list[Loader], hint: Any) -> Loader:

@@ -5,7 +5,7 @@ The types of the fields say what a peer may send (meet/messages.py checks it).
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from entrypoint.core.bitset import NONE, Bits
 
@@ -110,7 +110,9 @@ class Ends:
     def with_(self, end: End) -> "Ends":
         if end.rank in self.ranks:
             return self
-        first = min([one for one in (self.first, end) if one], key=lambda one: (one.time, one.rank))
+        first = self.first
+        if first is None or (end.time, end.rank) < (first.time, first.rank):
+            first = end
         return Ends(self.ranks.with_(end.rank), first, self.alone and end.alone)
 
     def __len__(self) -> int:
@@ -118,3 +120,16 @@ class Ends:
 
 
 NO_ENDS = Ends()
+
+
+class HasTime(Protocol):
+    """What has happened at a time."""
+
+    @property
+    def time(self) -> float:
+        """Unix seconds."""
+
+
+def when(one: HasTime) -> float:
+    """For sorting: what came first is the first."""
+    return one.time

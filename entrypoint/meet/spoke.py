@@ -38,7 +38,7 @@ from entrypoint.meet.messages import (
     Visit,
     Welcome,
 )
-from entrypoint.meet.reports import Failure
+from entrypoint.meet.reports import Failure, when
 from entrypoint.meet.terms import NAME_ADVICE, PORT_ADVICE
 from entrypoint.meet.wire import Closed, Wire, WireError, WrongKey, greet, set_options
 
@@ -198,7 +198,7 @@ class Spoke(Link):
     def _lose(self, _: ParticipantId, /, why: str, at: float) -> None:
         if self._met.done():
             lost = loss(self.hub, self.nodes[self.hub], why, at)
-            self._told(Failed(min([*self._own, lost], key=lambda failure: failure.time), (self.hub,)))
+            self._told(Failed(min([*self._own, lost], key=when), (self.hub,)))
         else:
             text = f"{self._hub} was lost before the start: {why}: see its output"
             self._met.set_exception(NoHub("join-hub-lost", text))

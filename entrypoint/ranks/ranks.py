@@ -64,7 +64,25 @@ class StarterEnded:
     """UNAVAILABLE: torch's store could not be had (a port, a peer). BAD_INPUT: the ranks may not go on so."""
 
 
-Event = RankStarted | RankEnded | StarterEnded
+@dataclass(frozen=True, kw_only=True)
+class NetworkSeen:
+    """NCCL's own log says what it uses."""
+
+    network: str
+    """In its words; several with commas between them; empty if it does not say."""
+
+
+Event = RankStarted | RankEnded | StarterEnded | NetworkSeen
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readiness:
+    """What is known once the ranks could start."""
+
+    gpus: int | None = None
+    """How many torch sees on this node; None if it cannot say, or nobody needs to know."""
+    why_spawned: str = ""
+    """Why ranks cannot be forks, which the plan wants them to be."""
 
 
 class Ranks:
@@ -88,23 +106,24 @@ class Ranks:
         self.pids: dict[int, int] = {}
         self.started = asyncio.Event()
         """Set once all have."""
-        self.network = ""
-        """That NCCL has taken by its own log; empty where nobody looks."""
-        self._why_spawned = ""
         self._env = dict(env)
         self._relay = relay
         self._run = run
         self._show = show
         self._fabric = fabric
         self._child: asyncio.subprocess.Process | None = None
-        self._gpus: asyncio.Future[int | None] | None = None
+        """The starter: torchrun's agent, or CMD."""
+        self._ready: asyncio.Queue[Readiness] = asyncio.Queue()
+        """The first one counts."""
         self._tasks: list[asyncio.Task[None]] = []
         self._scratch = scratch
         self._memory = Memory()
         self._ended: set[int] = set()
         self._names: dict[int, str] = {}
         """Rank to the name of its logs, which c10d's own numbering may set apart."""
-        self._streams = {rank: self._pipes(f"rank{rank}", rank) for rank in self.ranks}
+        self._pipes = contextlib.ExitStack()
+        """Our copies of the writing ends."""
+        self._streams = {rank: self._pipes_of(f"rank{rank}", rank) for rank in self.ranks}
 
     @property
     def ranks(self) -> list[int]:
@@ -117,39 +136,42 @@ class Ranks:
         first = plan.node_rank * plan.nproc_per_node
         return [first] if plan.mode == "exec" else list(range(first, first + plan.nproc_per_node))
 
-    def _pipes(self, who: str, rank: int | None) -> tuple[int, int]:
+    def _pipes_of(self, who: str, rank: int | None) -> tuple[int, int]:
+        """The writing ends of its stdout and stderr."""
         show = rank is not None and (self._show is None or rank in self._show)
-        log = self._run.log
-        name = self.plan.node
-        out = self._relay.add(who, "out", log(name, who, "out"), show=show)
-        return out, self._relay.add(who, "err", log(name, who, "err"), show=show)
+        out, err = (
+            self._relay.add(who, stream, self._run.log(self.plan.node, who, stream), show=show)
+            for stream in ("out", "err")
+        )
+        for fd in (out, err):
+            self._pipes.callback(_close, fd)
+        return out, err
 
     async def prepare(self) -> None:
-        self._gpus = asyncio.get_running_loop().create_future()
         if self.plan.is_spare:
-            self._gpus.set_result(None)
+            self._ready.put_nowait(Readiness())
         elif self.plan.mode == "torchrun":
             await self._spawn_agent()
         elif self.plan.device == "cuda" or (self.plan.device_is_default and gpu.can_be_there()):
             self._tasks.append(asyncio.create_task(self._count_gpus()))
         else:
-            self._gpus.set_result(None)
+            self._ready.put_nowait(Readiness())
 
-    async def gpus_seen(self) -> int | None:
-        """How many GPUs torch sees on this node; None where torch cannot say, or nobody needs to know."""
-        assert self._gpus is not None
-        return await self._gpus
+    async def ready(self) -> Readiness:
+        """Waits until the ranks could start; to be asked once."""
+        return await self._ready.get()
 
-    def not_forked(self, asked: str) -> str:
-        """Says so where the plan's forks cannot be, once `gpus_seen` is known; else empty. Raises BadInput
-        where that is what was asked for, --start-ranks `fork`, or --preload is the reason."""
-        if not self._why_spawned:
+    def not_forked(self, ready: Readiness, asked: str) -> str:
+        """Says so if the plan's forks cannot be; else empty. Raises BadInput if that is what was asked for,
+        --start-ranks `fork`, or --preload is the reason."""
+        why = ready.why_spawned
+        if not why:
             return ""
         if asked == "fork":
-            raise BadInput("fork-not-possible", f"--start-ranks fork, but {self._why_spawned}: leave it out")
-        if self._why_spawned.startswith("--preload") and not self.plan.preload_is_derived:
-            raise BadInput("preload-not-possible", self._why_spawned)
-        return f"each rank imports torch for itself: {self._why_spawned}"
+            raise BadInput("fork-not-possible", f"--start-ranks fork, but {why}: leave it out")
+        if why.startswith("--preload") and not self.plan.preload_is_derived:
+            raise BadInput("preload-not-possible", why)
+        return f"each rank imports torch for itself: {why}"
 
     async def start(self) -> None:
         if self.plan.is_spare:
@@ -167,7 +189,8 @@ class Ranks:
 
     async def _prove_fabric(self) -> None:
         why = await proof.watch(self._scratch, self._fabric, len(self.ranks))
-        self.network = ", ".join(sorted({proof.network(log) for log in proof.networks(self._scratch)}))
+        found = sorted({proof.network(log) for log in proof.networks(self._scratch)})
+        self.events.put_nowait(NetworkSeen(network=", ".join(found)))
         if why:
             self.events.put_nowait(StarterEnded(error=why, status=BAD_INPUT))
 
@@ -244,16 +267,12 @@ class Ranks:
 
     def close_pipes(self) -> None:
         """Our copies of the writing ends: the relay sees the end of the output once the ranks are gone."""
-        for fd in (fd for pair in self._streams.values() for fd in pair):
-            with contextlib.suppress(OSError):
-                os.close(fd)
-        self._streams = {}
+        self._pipes.close()
 
     async def _spawn_agent(self) -> None:
         reader, writer = os.pipe()
-        agent_out, agent_err = self._pipes("agent", None)
-        streams = self._streams
-        fds = [fd for pair in streams.values() for fd in pair]
+        agent_out, agent_err = self._pipes_of("agent", None)
+        fds = [fd for pair in self._streams.values() for fd in pair]
         argv, env = self._agent_line(writer)
         self._child = await asyncio.create_subprocess_exec(
             sys.executable,
@@ -265,15 +284,14 @@ class Ranks:
             pass_fds=[writer, *fds],
             start_new_session=True,
         )
-        for fd in (writer, agent_out, agent_err):
-            os.close(fd)
+        os.close(writer)
         order = {
             "options": self.plan.argv[1 : -len(self.plan.command)],
             "command": self.plan.program,
             "master_addr": self.plan.rendezvous.master_addr,
             "master_port": self.plan.rendezvous.master_port,
             "listen": self._store_address(),
-            "streams": {index: streams[rank] for index, rank in enumerate(self.ranks)},
+            "streams": {index: self._streams[rank] for index, rank in enumerate(self.ranks)},
             "errors": str(self._scratch),
             "preload": list(self.plan.preload),
         }
@@ -304,8 +322,7 @@ class Ranks:
             stopped = stopped + 1 if idle and processes.state(pid) in processes.STOPPED else 0.0
         error = f"torchrun's agent (process {pid}) was stopped by a signal"
         self.events.put_nowait(StarterEnded(error=error))
-        if self._gpus is not None and not self._gpus.done():
-            self._gpus.set_result(None)
+        self._ready.put_nowait(Readiness())
 
     async def _read_reports(self, fd: int) -> None:
         stream = asyncio.StreamReader(limit=1 << 20)
@@ -320,16 +337,13 @@ class Ranks:
             error = self._relay.first_error("agent") or f"torchrun's agent ended with status {status}"
             error += f": {shortage}" if (shortage := self.shortage()) else ""
             self.events.put_nowait(StarterEnded(error=error))
-        if self._gpus is not None and not self._gpus.done():
-            self._gpus.set_result(None)
+        self._ready.put_nowait(Readiness())
 
     def _reported(self, report: Mapping[str, Any]) -> bool:
         """Takes one line of the agent's; True for its last."""
         match report["event"]:
             case "ready":
-                assert self._gpus is not None
-                self._why_spawned = report["why"]
-                self._gpus.set_result(report["gpus"])
+                self._ready.put_nowait(Readiness(gpus=report["gpus"], why_spawned=report["why"]))
             case "started":
                 self.pids[report["rank"]] = report["pid"]
                 self._names[report["rank"]] = f"rank{self.ranks[report['local_rank']]}"
@@ -382,7 +396,6 @@ class Ranks:
         self.events.put_nowait(StarterEnded())
 
     async def _count_gpus(self) -> None:
-        assert self._gpus is not None
         answer = self._scratch / "gpus"
         answer.unlink(missing_ok=True)
         child = await asyncio.create_subprocess_exec(
@@ -398,7 +411,12 @@ class Ranks:
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
         said = answer.read_text() if answer.exists() else ""
-        self._gpus.set_result(int(said) if said.endswith("\n") else None)
+        self._ready.put_nowait(Readiness(gpus=int(said) if said.endswith("\n") else None))
+
+
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError):
+        os.close(fd)
 
 
 def _status(code: int) -> tuple[int, int]:

@@ -18,8 +18,8 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from entrypoint.core.plain import plain
 from entrypoint.core.threads import run_in_thread
@@ -104,7 +104,7 @@ class LastLook:
             return
         node = self._ranks.plan.node
         files = {self._run.stack(node, rank): text for rank, text in self._texts.items() if text}
-        if trouble := await _kept(partial(_make, self._run)) or await _kept(partial(_write, files)):
+        if trouble := await _kept(_make, self._run) or await _kept(_write, files):
             say(f"{node}: the stacks cannot be kept in {self._run.stacks}: {trouble}")
 
     def _sightings(self) -> list[RankSnapshot]:
@@ -116,7 +116,7 @@ class LastLook:
     async def _dump_recorders(self, ranks: Iterable[int]) -> None:
         pipes = {rank: self._scratch / f"nccl.rank{rank}.pipe" for rank in ranks}
         pipes = {rank: pipe for rank, pipe in pipes.items() if pipe.exists()}
-        if not pipes or await _kept(partial(_make, self._run)):
+        if not pipes or await _kept(_make, self._run):
             return
         asked = []
         for rank, path in pipes.items():
@@ -126,7 +126,7 @@ class LastLook:
                 os.close(pipe)
                 asked.append(self._run.stacks / f"nccl.rank{rank}")
         if asked:
-            await _kept(partial(_await_files, asked, time.monotonic() + RECORDER))
+            await _kept(_await_files, asked, time.monotonic() + RECORDER)
 
 
 class StackCollector:
@@ -229,10 +229,10 @@ def _await_files(paths: Sequence[Path], deadline: float) -> None:
         time.sleep(0.1)
 
 
-async def _kept(work: Callable[[], None]) -> str:
+async def _kept(work: Callable[..., None], *args: Any) -> str:
     """Does it in the run directory; returns why it failed, empty where it did not."""
     try:
-        await run_in_thread(work, seconds=KEEP)
+        await run_in_thread(work, *args, seconds=KEEP)
     except OSError as error:
         return error.strerror or type(error).__name__
     return ""

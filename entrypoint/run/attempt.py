@@ -136,7 +136,7 @@ class Attempt:
                 met.link.report(Fail(to_failure(plan.place, outcome)))
             await met.link.close()
         if plan.is_first and not is_gone:
-            network = ended.prepared.ranks.network if ended.prepared else ""
+            network = state.network if state else ""
             await self._manifest.end(plan, outcome.status, alone=outcome.alone, network=network)
         return FinishedAttempt(
             plan=plan,
@@ -359,8 +359,9 @@ class Attempt:
             voice.once(line)
         if plan.is_first and given.before is None:
             await self._tell_not_passed()
-        gpu.check_gpus(plan, await ranks.gpus_seen(), voice.once)
-        if said := ranks.not_forked(given.settings.value("start-ranks")):
+        ready = await ranks.ready()
+        gpu.check_gpus(plan, ready.gpus, voice.once)
+        if said := ranks.not_forked(ready, given.settings.value("start-ranks")):
             voice.once(said)
         voice.once(in_brief(plan))
         for line in met.meeting.in_words(prepared.endpoint, given.env):

@@ -5,7 +5,6 @@ the entry; entrypoint/job/lock.py has the rules.
 import asyncio
 import contextlib
 import signal
-from functools import partial
 
 from entrypoint.core.threads import run_in_thread
 from entrypoint.job.lock import Lock
@@ -28,7 +27,7 @@ class RunDirHold:
     async def take(self, *, is_restart: bool) -> None:
         """Raises InUse if another job has the run directory. Once it is held, this does nothing."""
         if not self._lock.is_held:
-            await run_in_thread(partial(self._lock.take, again=is_restart))
+            await run_in_thread(self._lock.take, again=is_restart)
             self._tasks.append(asyncio.create_task(self._keep()))
 
     async def release(self) -> None:

@@ -13,7 +13,6 @@ import signal
 import sys
 import sysconfig
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 
 from entrypoint.batch import conclude
@@ -164,7 +163,7 @@ class _Session:
                 self._tell(ended, why if ended.speaks else "")
                 return ended
             given = given.following(ended, restarts.begun())
-            await run_in_thread(partial(processes.kill_descendants, spare=self._guardian.pids))
+            await run_in_thread(processes.kill_descendants, spare=self._guardian.pids)
 
     async def _attempt(self, given: Given) -> FinishedAttempt:
         attempt = Attempt(given, self.signals, self._hold, self._consoles)

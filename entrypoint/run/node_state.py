@@ -33,8 +33,8 @@ from entrypoint.meet.messages import (
     Stalled,
     Stopped,
 )
-from entrypoint.meet.reports import NO_ENDS, End, Ends, Failure, RankSnapshot
-from entrypoint.ranks.ranks import RankEnded, RankStarted, StarterEnded
+from entrypoint.meet.reports import NO_ENDS, End, Ends, Failure, RankSnapshot, when
+from entrypoint.ranks.ranks import NetworkSeen, RankEnded, RankStarted, StarterEnded
 from entrypoint.run.endings import RankTrace, asked_to_end, failure_of, listed, to_failure, to_outcome
 
 PLANNED = (signal.SIGUSR1, signal.SIGUSR2)
@@ -166,6 +166,7 @@ Event = (
     RankStarted
     | Exited
     | StarterEnded
+    | NetworkSeen
     | Signalled
     | StopAsked
     | Stopped
@@ -424,12 +425,14 @@ class NodeState:
     watch: HangWatch
     phase: Phase = Running()
     begun: frozenset[int] = frozenset()
-    ended: Mapping[int, Exited] = field(default_factory=lambda: MappingProxyType({}))
+    ended: Mapping[int, Exited] = field(default_factory=dict)
     stop: Stop | None = None
     deadline: float = 0.0
     """When ranks that were terminated are killed, on the steady clock."""
     lost: tuple[int, ...] = ()
     """Nodes that are known to be lost, by their places in the allocation."""
+    network: str = ""
+    """That NCCL has taken by its own log; empty if nobody looks."""
 
     @property
     def failures(self) -> list[RankEnded]:
@@ -442,7 +445,7 @@ class NodeState:
             if one.status not in (DONE, SAVED)
             and not (saved is not None and one.signal and one.time >= saved)
         ]
-        return sorted(failed, key=lambda one: one.time)
+        return sorted(failed, key=when)
 
     @property
     def all_have_ended(self) -> bool:
@@ -483,6 +486,8 @@ def step(state: NodeState, event: Event, now: Now) -> Step:
             return state, [TellHub(Peeked(sightings, last=True))]
         case Signs() as signs:
             return _observe(state, signs)
+        case NetworkSeen(network=network):
+            return replace(state, network=network), []
     match state.phase:
         case Running() as phase:
             return _running(state, phase, event, now)
