@@ -1,13 +1,14 @@
 """What the tests with real Apptainer share: images that are built once, three lanes, and what is told at the end."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from _pytest.terminal import TerminalReporter
 
 from tests.cluster import images
+from tests.cluster.account import Account, clear
 from tests.cluster.images import RECIPE, Built, built
 
 HERE = Path(__file__).parent
@@ -23,6 +24,14 @@ LANES = (
 loadgroup`), on clusters in namespaces of their own. They wait half of their time: three keep two cores busy, and each
 takes about a third. The second builds the image of `make image` at once; the others begin with what does without."""
 TOLD = "told at the end"
+
+
+@pytest.fixture
+def user(all_tests_account: Account) -> Iterator[Account]:
+    """The account of a file's tests, on a cluster that is idle before and after each."""
+    clear(all_tests_account)
+    yield all_tests_account
+    clear(all_tests_account)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from entrypoint import __version__
 from entrypoint.cli import profiles as render
-from tests.cluster.account import REPOSITORY, SCRIPT, SOFTWARE, WORK, Account, Ran, account, clear
+from tests.cluster.account import REPOSITORY, SCRIPT, SOFTWARE, WORK, Account, Ran, account
 
 BOUND = 400.0
 """Seconds for a job that takes 30 on two cores with nothing else to do: imports are not read from one file."""
@@ -39,14 +39,6 @@ pytestmark = [
 def all_tests_account(request: pytest.FixtureRequest) -> Iterator[Account]:
     with account(request, "own") as found:
         yield found
-
-
-@pytest.fixture
-def user(all_tests_account: Account) -> Iterator[Account]:
-    """The account, on a cluster that is idle before and after a test."""
-    clear(all_tests_account)
-    yield all_tests_account
-    clear(all_tests_account)
 
 
 def run(user: Account, *argv: Path | str, env: Mapping[str, str] | None = None) -> Ran:

@@ -31,7 +31,6 @@ from tests.cluster.account import (
     Account,
     Ran,
     account,
-    clear,
 )
 from tests.cluster.images import CHECKOUT
 from tests.vcluster.slurm import Proctrack
@@ -60,14 +59,6 @@ def all_tests_account(request: pytest.FixtureRequest) -> Iterator[Account]:
     with account(request) as found:
         found.write("else where/tell.py", TELL)
         yield found
-
-
-@pytest.fixture
-def user(all_tests_account: Account) -> Iterator[Account]:
-    """The account, on a cluster that is idle before and after a test."""
-    clear(all_tests_account)
-    yield all_tests_account
-    clear(all_tests_account)
 
 
 TELLING = ("--", HOME / "else where/tell.py")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.account import SCRIPT, Account, Ran, account, clear
+from tests.cluster.account import SCRIPT, Account, Ran, account
 
 BOUND = 400.0
 """Seconds for a job that takes 20 on two cores with nothing else to do."""
@@ -33,14 +33,6 @@ pytestmark = [
 def all_tests_account(request: pytest.FixtureRequest) -> Iterator[Account]:
     with account(request, "extended") as found:
         yield found
-
-
-@pytest.fixture
-def user(all_tests_account: Account) -> Iterator[Account]:
-    """The account, on a cluster that is idle before and after a test."""
-    clear(all_tests_account)
-    yield all_tests_account
-    clear(all_tests_account)
 
 
 def run(user: Account, *argv: Path | str, **how: Any) -> Ran:

@@ -1,8 +1,5 @@
 """Files of others with anything in them: each reader takes them or refuses them in one printable line."""
 
-import resource
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +13,7 @@ from entrypoint.job import lock
 from entrypoint.job.rundir import job_end
 from entrypoint.plan import profile
 from entrypoint.schedulers import pbs
+from tests.unit.bounds import limited
 from train import config
 from train import status as train_status
 
@@ -91,8 +89,6 @@ COMMANDS = {
         "x.py",
     ],
 }
-MEMORY, SECONDS = 200 << 20, 30
-"""Bytes, and seconds of a core that is slow and busy: here each takes less than 5."""
 
 
 @pytest.mark.parametrize("content", CONTENTS)
@@ -101,17 +97,6 @@ def test_a_large_file_takes_little_memory_and_time(tmp_path: Path, command: str,
     (tmp_path / "FILE.yaml").write_bytes(CONTENTS[content])
     (tmp_path / "pbs.env").write_text("PBS_JOBID=7.server\nPBS_NODEFILE=x\nPBS_TASKNUM=1\n")
     (tmp_path / "x.py").touch()
-    limits = {resource.RLIMIT_DATA: MEMORY, resource.RLIMIT_CPU: SECONDS}
-    code = f"import resource; [resource.setrlimit(what, (most, most)) for what, most in {limits}.items()]; "
-    code += "import sys; from entrypoint.cli import apptrain as command; sys.exit(command.main(sys.argv[1:]))"
-    ran = subprocess.run(
-        [sys.executable, "-c", code, *COMMANDS[command]],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(Path(cli.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    ran = limited(tmp_path, *COMMANDS[command])
     assert (ran.returncode, ran.stderr.count("\n"), "Traceback" in ran.stderr) == (64, 1, False), ran.stderr
     assert len(ran.stderr) < 2200

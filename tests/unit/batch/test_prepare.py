@@ -365,16 +365,6 @@ def test_how_often_slurm_has_run_the_job_is_what_slurm_says(host: Host, told: st
         (["--on-failure", "retry"], {}, "--on-failure=retry: must be one of stop, requeue, restart"),
         (["--run-dir="], {}, "--run-dir is empty: give DIR or leave it out"),
         ([], {"APPTRAIN_DRY_RUN": "yes"}, "APPTRAIN_DRY_RUN=yes: must be 1 or 0"),
-        (
-            [],
-            {"APPTRAIN_ARGS_FILE": "/nowhere"},
-            "APPTRAIN_ARGS_FILE=/nowhere cannot be read (No such file or directory): give a path that exists",
-        ),
-        (
-            ["--", "b.py"],
-            {"APPTRAIN_ARGS": "-- a.py"},
-            "CMD stands both on the command line and in APPTRAIN_ARGS: give it once",
-        ),
     ],
 )
 def test_what_cannot_run_under_slurm_is_refused(

@@ -186,13 +186,6 @@ def test_a_current_directory_that_was_removed_is_refused(node: Node) -> None:
     )
 
 
-ARGUMENTS = (
-    "--device cpu -- train.py --lr 0.1",
-    "-- 'my script.py' \"a b\" c\\ d e'f'\"g\"h",
-    '-- "a\\"b\\\\c\\d" \'x"y\\\' ""',
-    " \t--\n'two\nlines'  ",
-    "",
-)
 HIDDEN = (
     (("--data", "{x}/set"), "{x}/set", "{x}/set"),
     (("--data={x}/set",), "{x}/set", "{x}/set"),

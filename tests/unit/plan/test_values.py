@@ -47,7 +47,10 @@ BAD: list[tuple[Callable[[str], Any], str, str]] = [
     (options.module_names, "a,,b", "must be names of modules with commas between them"),
     (options.module_names, "a-b", "must be names of modules with commas between them"),
     (options.stop_signal, "USR3", "must be a signal's name, such as USR2"),
+    (options.stop_signal, "_DFL", "must be a signal's name, such as USR2"),
     (options.stop_signal, "KILL", "must be one that can ask a program to save, such as USR2: KILL cannot be caught"),
+    (options.stop_signal, "chld", "must be one that can ask a program to save, such as USR2: CHLD comes for other reasons, and is ignored by default"),
+    (options.stop_signal, "SEGV", "must be one that can ask a program to save, such as USR2: SEGV is for crashes"),
 ]  # fmt: skip
 
 

@@ -10,9 +10,6 @@ import io
 import json
 import os
 import random
-import resource
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from typing import Any
 import pytest
 
 from entrypoint.cli import apptrain as command
+from tests.unit.bounds import limited
 
 ROOT = Path(__file__).parents[3]
 FOUND = ROOT / "tests/recordings/hostile"
@@ -292,25 +290,12 @@ FILES = {
     "objects": ("metrics", b"{}\n" * (LARGE // 3)),
 }
 """What is given in place of a file, and how it begins; some have 50 MB, the traces of valid lines 8 MB."""
-MEMORY, SECONDS = 200 << 20, 30
-"""Bytes, and seconds of a core that is slow and busy: here each takes less than 5."""
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_a_large_file_takes_little_memory_and_time(here: Path, name: str) -> None:
     place, text = FILES[name]
     write(here / "hostile", *((text, TRACE) if place == "manifest" else (json.dumps(HONEST), text)))
-    limits = {resource.RLIMIT_DATA: MEMORY, resource.RLIMIT_CPU: SECONDS}
-    code = f"import resource; [resource.setrlimit(what, (most, most)) for what, most in {limits}.items()]; "
-    code += "import sys; from entrypoint.cli import apptrain as command; sys.exit(command.main(sys.argv[1:]))"
-    ran = subprocess.run(
-        [sys.executable, "-c", code, "compare", "honest", "hostile"],
-        cwd=here,
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
+    ran = limited(here, "compare", "honest", "hostile")
     assert ran.returncode in (0, 1, 64), ran.stderr[-2000:]
     assert ran.stderr.count("\n") == (ran.returncode == 64)
