@@ -490,8 +490,9 @@ conclude() {
     elif ((ended == 0)) && [[ -n $warned || -e $run_dir/stop ]]; then
         follows=requeue
     fi
-    lines=("say=the image does not say what follows (${said:-nothing}):")
-    lines[0]+=" ended with status ${asked_to_end:-$ended}"
+    said=${said:-nothing}
+    ended=${asked_to_end:-$ended}
+    lines=("say=the image does not say what follows ($said): ended with status $ended")
 }
 
 # Has the scheduler run the job again.
