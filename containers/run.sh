@@ -86,7 +86,9 @@ say_for_job() {
     fi
 }
 
+# refuse ID TEXT...: the id names the cause, and is not printed.
 refuse() {
+    shift
     say "$*"
     tell_outcome "$REFUSED" "$*"
     exit "$REFUSED"
@@ -141,7 +143,10 @@ read_options() {
                 printf -v "${1#--}" %s "${2-}"
                 shift
                 ;;
-            *) refuse "$1 is no option of run.sh: an option of CMD comes behind it" ;;
+            *)
+                refuse run-sh-unknown-option \
+                    "$1 is no option of run.sh: an option of CMD comes behind it"
+                ;;
         esac
         if (($#)); then
             shift
@@ -166,7 +171,7 @@ find_outcome() {
     if ! clear_outcome 2>/dev/null; then
         name=${outcome%/*/*}
         outcome=''
-        refuse "the run directory $name cannot be made:" \
+        refuse run-dir-not-made "the run directory $name cannot be made:" \
             "give another in APPTRAIN_RUN_DIR, which all nodes share"
     fi
 }
@@ -206,7 +211,7 @@ make_tmp() {
         fi
         unfit+="${unfit:+, }$place $why"
     done
-    refuse "$unfit: give a directory on the node's own disk in TMPDIR"
+    refuse tmpdir-unfit "$unfit: give a directory on the node's own disk in TMPDIR"
 }
 
 # Whether `tmp` has room for a program, and lets it run.
@@ -335,15 +340,17 @@ explain() {
     lacking=$(<"$tmp/.lacking")
     case $lacking in
         venv)
-            refuse "APPTRAIN_VENV=$venv was made with $venv_python, which the image lacks:" \
+            refuse venv-other-python \
+                "APPTRAIN_VENV=$venv was made with $venv_python, which the image lacks:" \
                 "remove it, $make_venv"
             ;;
         python)
-            refuse "the image $image has no Python 3.11 or newer, as python or python3:" \
+            refuse image-no-python \
+                "the image $image has no Python 3.11 or newer, as python or python3:" \
                 "give another image"
             ;;
         program)
-            refuse "CMD ${command[0]} is no program in the image:" \
+            refuse cmd-not-in-image "CMD ${command[0]} is no program in the image:" \
                 "check the spelling, or bind it: APPTRAIN_BIND"
             ;;
     esac
@@ -353,7 +360,7 @@ explain() {
     if [[ ! -d $path ]] && ! is_of_image "$folder"; then
         path=$folder
     fi
-    refuse "CMD names $lacking, which this node has but the image does not show:" \
+    refuse cmd-not-shown "CMD names $lacking, which this node has but the image does not show:" \
         "add a line to APPTRAIN_BIND: $path"
 }
 
@@ -406,15 +413,18 @@ main() {
     read_options "$@"
     find_outcome
     set -- ${rest[@]+"${rest[@]}"}
-    (($# > 1)) || refuse "usage: containers/run.sh [--show] [OPTION...] IMAGE CMD [ARG...]"
+    (($# > 1)) ||
+        refuse run-sh-usage "usage: containers/run.sh [--show] [OPTION...] IMAGE CMD [ARG...]"
     is_utf8 "$*" ||
-        refuse "an argument is not UTF-8, which would arrive changed: rename or encode it otherwise"
+        refuse argument-not-utf8 \
+            "an argument is not UTF-8, which would arrive changed: rename or encode it otherwise"
     if [[ -z ${HOME:-} ]]; then
         unset HOME
         HOME=~
     fi
     [[ -n ${PWD:-} && $PWD -ef . ]] ||
-        refuse "the current directory is not there any more: change to one that is"
+        refuse no-current-directory \
+            "the current directory is not there any more: change to one that is"
     # PBS starts a task in a directory of its own. find_binds refuses one that is not there.
     [[ ${PBS_ENVIRONMENT:-} != PBS_BATCH || ! . -ef ${PBS_JOBDIR:-$HOME} ]] ||
         cd -- "${PBS_O_WORKDIR:-.}" 2>/dev/null || true

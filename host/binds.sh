@@ -40,7 +40,8 @@ is_of_image() {
 bind() {
     local source=$1 target=$2 mode=$3 reason=$4
     is_utf8 "$source$target" ||
-        refuse "$reason $source: the name is not UTF-8, which $package cannot bind: rename it"
+        refuse bind-not-utf8 \
+            "$reason $source: the name is not UTF-8, which $package cannot bind: rename it"
     sources+=("$source")
     targets+=("$target")
     modes+=("$mode")
@@ -55,7 +56,7 @@ show() {
     if [[ $path != /* || $path/ == */@(|.|..)/* ]]; then
         path=$(realpath -ms -- "$path")
     fi
-    [[ -e $path ]] || refuse "$reason $path is not there on this node: $SHARED"
+    [[ -e $path ]] || refuse bind-missing "$reason $path is not there on this node: $SHARED"
     real=$(readlink -f -- "$path")
     for path in "$real" "$path"; do
         # shellcheck disable=SC2053 # a pattern
@@ -83,13 +84,13 @@ bind_one() {
     target=${target:-$source}
     mode=${mode:-rw}
     [[ $source == /* && $target == /?* && $mode == @(rw|ro) ]] ||
-        refuse "$1: $2 is not SRC[:DST[:ro]] with paths from /: give one bind a line"
+        refuse bind-malformed "$1: $2 is not SRC[:DST[:ro]] with paths from /: give one bind a line"
     if [[ $source == "$target" ]]; then
         show "$1" "$source" "$mode"
     elif [[ -e $source ]]; then
         is_shown "$target" || bind "$source" "$target" "$mode" "$1"
     else
-        refuse "$1 $source is not there on this node: $SHARED"
+        refuse bind-missing "$1 $source is not there on this node: $SHARED"
     fi
 }
 
@@ -176,11 +177,14 @@ find_venv() {
     made=$venv/pyvenv.cfg
     make_venv="make venv DIR=$(printf %q "$venv")"
     [[ -r $made && (-e $venv/bin/python || -L $venv/bin/python) ]] ||
-        refuse "APPTRAIN_VENV=$venv is no venv, it has no pyvenv.cfg or no bin/python: $make_venv"
+        refuse venv-not-a-venv \
+            "APPTRAIN_VENV=$venv is no venv, it has no pyvenv.cfg or no bin/python: $make_venv"
     [[ $venv != *:* ]] ||
-        refuse "APPTRAIN_VENV=$venv has a colon in it, which PATH cannot hold: make it elsewhere"
+        refuse venv-colon \
+            "APPTRAIN_VENV=$venv has a colon in it, which PATH cannot hold: make it elsewhere"
     grep -Eqx 'include-system-site-packages *= *true' -- "$made" ||
-        refuse "APPTRAIN_VENV=$venv does not see the image's packages: $make_venv"
+        refuse venv-without-image \
+            "APPTRAIN_VENV=$venv does not see the image's packages: $make_venv"
     venv_python=$(sed -nE 's/^home *= *//p' -- "$made")/python
     venv_python+=$(sed -nE 's/^version(_info)? *= *([0-9]+\.[0-9]+).*/\2/p' -- "$made")
 }

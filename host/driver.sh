@@ -28,12 +28,15 @@ find_compat() {
         return
     fi
     [[ -d $asked && -x $asked ]] ||
-        refuse "APPTRAIN_CUDA_COMPAT=$asked is no directory on this node: $SHARED"
+        refuse cuda-compat-missing \
+            "APPTRAIN_CUDA_COMPAT=$asked is no directory on this node: $SHARED"
     compat=$(readlink -f -- "$asked")
     [[ $compat != *[:\;]* ]] ||
-        refuse "APPTRAIN_CUDA_COMPAT=$asked has a colon or semicolon, which LD_LIBRARY_PATH" \
+        refuse cuda-compat-colon \
+            "APPTRAIN_CUDA_COMPAT=$asked has a colon or semicolon, which LD_LIBRARY_PATH" \
             "cannot hold: rename it"
     [[ -r $compat/libcuda.so.1 ]] ||
-        refuse "APPTRAIN_CUDA_COMPAT=$asked has no libcuda.so.1 that may be read: give the" \
+        refuse cuda-compat-no-library \
+            "APPTRAIN_CUDA_COMPAT=$asked has no libcuda.so.1 that may be read: give the" \
             "directory that the package cuda-compat made, such as /usr/local/cuda-13.2/compat"
 }

@@ -32,7 +32,8 @@ readonly VALID_NAME='^[A-Za-z_][A-Za-z0-9_]*$'
 # Adds what the file has to PASSED, NEVER and FILES.
 read_table() {
     local words
-    [[ -r $TABLE ]] || refuse "$TABLE is not there or cannot be read: use a whole checkout"
+    [[ -r $TABLE ]] ||
+        refuse checkout-incomplete "$TABLE is not there or cannot be read: use a whole checkout"
     while read -r -a words; do
         case ${words[0]-} in
             pass) PASSED+=("${words[@]:1}") ;;
@@ -75,10 +76,11 @@ read_environment() {
     # shellcheck disable=SC2053 # the right sides are patterns
     for word in ${asked[@]+"${asked[@]}"}; do
         [[ $word =~ ^[A-Za-z_][A-Za-z0-9_]*\*?$ ]] ||
-            refuse "APPTRAIN_PASS: $word is not NAME or PREFIX_*:" \
+            refuse pass-malformed "APPTRAIN_PASS: $word is not NAME or PREFIX_*:" \
                 "give names with blanks between them"
         [[ $word != $never ]] ||
-            refuse "APPTRAIN_PASS: $word never passes: set it in CMD, with env NAME=VALUE"
+            refuse pass-never \
+                "APPTRAIN_PASS: $word never passes: set it in CMD, with env NAME=VALUE"
     done
     names=()
     values=()

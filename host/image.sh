@@ -32,11 +32,12 @@ find_apptainer() {
     local name value called='' least=1.2
     if [[ -n ${APPTRAIN_APPTAINER:-} ]]; then
         apptainer=$(type -P -- "$APPTRAIN_APPTAINER") ||
-            refuse "APPTRAIN_APPTAINER=$APPTRAIN_APPTAINER is no program here:" \
+            refuse apptainer-not-a-program \
+                "APPTRAIN_APPTAINER=$APPTRAIN_APPTAINER is no program here:" \
                 "give apptainer's or singularity's path"
     else
         apptainer=$(type -P apptainer || type -P singularity) ||
-            refuse "neither apptainer nor singularity is in PATH:" \
+            refuse apptainer-missing "neither apptainer nor singularity is in PATH:" \
                 "load the site's module, or set APPTRAIN_APPTAINER"
     fi
     package=''
@@ -55,16 +56,17 @@ find_apptainer() {
         esac
     done < <(timeout "$BUILDCFG" "$apptainer" buildcfg 2>/dev/null)
     [[ -n $package ]] ||
-        refuse "$apptainer does not say what it is (\`buildcfg\`):" \
+        refuse apptainer-unknown "$apptainer does not say what it is (\`buildcfg\`):" \
             "set APPTRAIN_APPTAINER to apptainer or singularity"
     [[ $package == @(apptainer|singularity) ]] ||
-        refuse "$apptainer says that it is $called (\`buildcfg\`):" \
+        refuse apptainer-unknown "$apptainer says that it is $called (\`buildcfg\`):" \
             "set APPTRAIN_APPTAINER to apptainer or singularity"
     if [[ $package == singularity ]]; then
         least=3.10
     fi
     is_at_least "$least" ||
-        refuse "$apptainer is $called $version: $least or newer is needed, for --no-eval:" \
+        refuse apptainer-too-old \
+            "$apptainer is $called $version: $least or newer is needed, for --no-eval:" \
             "load a newer module, or give another in APPTRAIN_APPTAINER"
     libexec+=/$package/bin
     prefix=${package^^}
@@ -88,7 +90,7 @@ check_user_namespaces() {
     fi
     for file in /proc/sys/user/max_user_namespaces /proc/sys/kernel/unprivileged_userns_clone; do
         if [[ -r $file && $(<"$file") == 0 ]]; then
-            refuse "this node allows no user namespaces ($file is 0)," \
+            refuse no-user-namespaces "this node allows no user namespaces ($file is 0)," \
                 "and $package here is not setuid:" \
                 "ask the administrator to allow them, or for $package-suid"
         fi
@@ -102,31 +104,36 @@ check_image() {
     image=$(absolute "$1")
     image_id=
     [[ -e $image ]] ||
-        refuse "there is no image $image on this node, or its directory may not be searched:" \
+        refuse image-missing \
+            "there is no image $image on this node, or its directory may not be searched:" \
             "make image, give a path that all nodes share, or for a URL the file that apptainer" \
             "pull makes"
-    [[ -r $image ]] || refuse "the image $image may not be read: ask its owner for chmod a+r"
+    [[ -r $image ]] ||
+        refuse image-unreadable "the image $image may not be read: ask its owner for chmod a+r"
     if [[ -d $image ]]; then
         [[ -d $image/.singularity.d ]] ||
-            refuse "$image is a directory, but no unpacked image (it has no .singularity.d):" \
+            refuse image-not-unpacked \
+                "$image is a directory, but no unpacked image (it has no .singularity.d):" \
                 "give a SIF file"
         kind=directory
         return
     fi
-    [[ -f $image ]] || refuse "the image $image is no file: give a SIF file"
+    [[ -f $image ]] || refuse image-no-regular-file "the image $image is no file: give a SIF file"
     kind=sif
     bytes=$(stat -L -c %s -- "$image")
     header=$(od -An -v -tx1 -j32 -N32 -- "$image" 2>/dev/null | tr -d ' \n') || true
     [[ $header == 5349465f4d4147494300* && $bytes -ge 128 ]] ||
-        refuse "$image is no SIF file: give one, such as make image makes"
+        refuse image-not-sif "$image is no SIF file: give one, such as make image makes"
     arch=${header:26:4}
     [[ $arch == "$(sif_architecture "$arch")" || $arch == 3030 ]] ||
-        refuse "the image $image is for another kind of processor than this node's $(uname -m):" \
+        refuse image-other-processor \
+            "the image $image is for another kind of processor than this node's $(uname -m):" \
             "make one on such a node"
     image_id=${header:32:8}-${header:40:4}-${header:44:4}-${header:48:4}-${header:52}
     read -r size header < <(od -An -v -tu8 -j112 -N16 -- "$image") || true
     ((size + header <= bytes)) ||
-        refuse "the image $image is cut off: it has $bytes of $((size + header)) bytes:" \
+        refuse image-cut-off \
+            "the image $image is cut off: it has $bytes of $((size + header)) bytes:" \
             "copy or make it again"
 }
 
@@ -146,7 +153,8 @@ sif_architecture() {
 find_mount() {
     mounters="$libexec:$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     unmounted=
-    [[ ${APPTRAIN_UNPACK:-0} == [01] ]] || refuse "APPTRAIN_UNPACK=$APPTRAIN_UNPACK: must be 1 or 0"
+    [[ ${APPTRAIN_UNPACK:-0} == [01] ]] ||
+        refuse unpack-value "APPTRAIN_UNPACK=$APPTRAIN_UNPACK: must be 1 or 0"
     if [[ $kind == directory ]]; then
         return
     elif [[ ${APPTRAIN_UNPACK:-0} == 1 ]]; then
@@ -167,11 +175,13 @@ choose_unpacking() {
     local place need free
     place=${APPTAINER_TMPDIR:-${SINGULARITY_TMPDIR:-$tmp}}
     [[ -d $place && -w $place ]] ||
-        refuse "APPTAINER_TMPDIR $place is no directory that may be written: $SHARED"
+        refuse apptainer-tmpdir \
+            "APPTAINER_TMPDIR $place is no directory that may be written: $SHARED"
     need=$((bytes * UNPACKED / 1000000 + 1))
     free=$(free_mb "$place")
     ((free >= need)) ||
-        refuse "this node does not mount the image ($unmounted), and $place, where it would be" \
+        refuse unpack-no-room \
+            "this node does not mount the image ($unmounted), and $place, where it would be" \
             "unpacked, has $free MB free of the $need MB needed:" \
             "give a larger node-local directory in APPTAINER_TMPDIR"
     say_for_node "this node does not mount the image ($unmounted):" \

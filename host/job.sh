@@ -54,7 +54,9 @@ tell() {
     printf 'apptrain: %s\n' "$*"
 }
 
+# refuse ID TEXT...: the id names the cause, and is not printed.
 refuse() {
+    shift
     say "$*"
     exit "$REFUSED"
 }
@@ -99,7 +101,8 @@ find_profile_of_cluster() {
         fi
     done
     ((${#found[@]} < 2)) ||
-        refuse "${found[*]##*/} are all for the cluster $cluster: choose one with --profile"
+        refuse profile-ambiguous \
+            "${found[*]##*/} are all for the cluster $cluster: choose one with --profile"
     profile=${found[0]:-}
 }
 
@@ -144,8 +147,9 @@ use_site() {
 read_host_file() {
     local file=$1 line value digest=''
     [[ -r $profile ]] ||
-        refuse "there is no profile $profile: the sites are in $APPTRAIN_HOME/clusters"
-    [[ -r $file ]] || refuse "$file is missing: $(remedy)"
+        refuse profile-missing \
+            "there is no profile $profile: the sites are in $APPTRAIN_HOME/clusters"
+    [[ -r $file ]] || refuse host-file-missing "$file is missing: $(remedy)"
     while IFS= read -r line || [[ -n $line ]]; do
         value=${line#*=}
         case $line in
@@ -158,11 +162,11 @@ read_host_file() {
                 paths+=("$value")
                 ;;
             module=*) modules+=("$value") ;;
-            *) refuse "$file: $line has no meaning here: $(remedy)" ;;
+            *) refuse host-file-line "$file: $line has no meaning here: $(remedy)" ;;
         esac
     done <"$file"
     [[ $digest == "$(sha256sum <"$profile" | cut -d ' ' -f 1)" ]] ||
-        refuse "$file is not made from $profile as that is now: $(remedy)"
+        refuse host-file-outdated "$file is not made from $profile as that is now: $(remedy)"
 }
 
 # Prints what makes a profile's host file.
@@ -178,7 +182,7 @@ expand() {
     while [[ $rest =~ \$(\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*)) ]]; do
         name=${BASH_REMATCH[2]}${BASH_REMATCH[3]}
         [[ -n ${!name:-} ]] ||
-            refuse "$1 in the profile $profile: $name is not set here:" \
+            refuse profile-variable-unset "$1 in the profile $profile: $name is not set here:" \
                 "set it, or correct the profile"
         done+=${rest%%"${BASH_REMATCH[0]}"*}${!name}
         rest=${rest#*"${BASH_REMATCH[0]}"}
@@ -202,7 +206,8 @@ load_modules() {
     ((status)) || module load "${modules[@]}" || status=$?
     set -eu
     ((status == 0)) ||
-        refuse "module load ${modules[*]} of the profile $profile ended with status $status:" \
+        refuse module-load-failed \
+            "module load ${modules[*]} of the profile $profile ended with status $status:" \
             "correct its modules (module avail lists them)"
 }
 
@@ -238,7 +243,7 @@ read_answer() {
     while IFS= read -r -d '' entry; do
         value=${entry#*=}
         [[ $entry != @(attempt|status|stop_at|end_at|line)=* || $value =~ $number ]] ||
-            refuse "the image says $entry: must be a number"
+            refuse answer-not-a-number "the image says $entry: must be a number"
         case $entry in
             say=* | tell=*) lines+=("$entry") ;;
             run_dir=* | attempt=* | profile=* | outcome=* | starter=* | stop_at=* | end_at=* | \
@@ -255,11 +260,12 @@ read_answer() {
             launch=*) launch_words+=("$value") ;;
             chain=*) chain_words+=("$value") ;;
             export=APPTRAIN_*)
-                [[ ${value%%=*} =~ ^[A-Z_]+$ ]] || refuse "the image says $entry: no such variable"
+                [[ ${value%%=*} =~ ^[A-Z_]+$ ]] ||
+                    refuse answer-variable "the image says $entry: no such variable"
                 export "${value?}"
                 ;;
             *)
-                refuse "the image says ${entry%%=*}, which means nothing here:" \
+                refuse answer-unknown "the image says ${entry%%=*}, which means nothing here:" \
                     "it is of another version: make image"
                 ;;
         esac
@@ -319,7 +325,8 @@ prepare() {
             break
         fi
         [[ $given != "$profile" ]] ||
-            refuse "the image finds another profile ($profile) each time: give --profile"
+            refuse profile-not-settled \
+                "the image finds another profile ($profile) each time: give --profile"
         given=$profile
     done
     unset APPTRAIN_ARGS APPTRAIN_ARGS_FILE
@@ -331,14 +338,15 @@ prepare() {
 # ask_image ARGUMENT...: sets what the image answers; ends the job if it does not.
 ask_image() {
     write_first_request "$@" 2>/dev/null || [[ -n $asked_to_end ]] ||
-        refuse "the job's own directory $handover_dir cannot be written:" \
+        refuse job-dir-unwritable "the job's own directory $handover_dir cannot be written:" \
             "set TMPDIR to one of this node that has room"
     run_in_image prepare "$PREPARE"
     if [[ -n $asked_to_end ]]; then
         exit "$asked_to_end"
     fi
     [[ $said != *"invalid choice: 'prepare'"* ]] ||
-        refuse "the image $APPTRAIN_IMAGE is of another version than the checkout" \
+        refuse image-other-version \
+            "the image $APPTRAIN_IMAGE is of another version than the checkout" \
             "$APPTRAIN_HOME: make image"
     case $status in
         0) cat -- "$handover_dir/said" >&2 ;;
@@ -362,7 +370,8 @@ write_first_request() {
 # From here on, what this script and the ranks print goes to job.log too.
 open_log() {
     [[ -d $run_dir ]] ||
-        refuse "the run directory $run_dir, which the image has made, is not there:" \
+        refuse run-dir-not-on-node \
+            "the run directory $run_dir, which the image has made, is not there:" \
             "give one that all nodes share"
     mkfifo -m 600 "$handover_dir/out" "$handover_dir/err"
     exec 3>&1 4>&2
@@ -556,7 +565,8 @@ run_job() {
     local status=0
     begin_job
     handover_dir=$(mktemp -d -- "${TMPDIR:-/tmp}/apptrain.$(uname -n).XXXXXX") ||
-        refuse "no temporary directory can be made: set TMPDIR to a directory of this node"
+        refuse no-temporary-directory \
+            "no temporary directory can be made: set TMPDIR to a directory of this node"
     export APPTRAIN_HAND=$handover_dir
     trap clean_up EXIT
     describe_job

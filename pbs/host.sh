@@ -45,7 +45,7 @@ readonly ANSWER=${APPTRAIN_ANSWER_TIMEOUT:-120}
 describe_job() {
     local now
     [[ $ANSWER =~ ^[1-9][0-9]{0,6}$ ]] ||
-        refuse "APPTRAIN_ANSWER_TIMEOUT=$ANSWER: must be seconds (without it 120)"
+        refuse answer-timeout "APPTRAIN_ANSWER_TIMEOUT=$ANSWER: must be seconds (without it 120)"
     printf -v now '%(%s)T %(%z)T' -1 -1
     read_clock
     wall=${now% *}

@@ -156,7 +156,7 @@ check_starter() {
     if [[ -z $show_only ]]; then
         tell_outcome 0 "$error" "$REFUSED"
     fi
-    refuse "$error"
+    refuse starter-missing "$error"
 }
 
 start_tasks() {

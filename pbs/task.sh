@@ -28,7 +28,9 @@ say() {
     printf 'task.sh: %s: %s\n' "$(uname -n)" "$*" >&2
 }
 
+# refuse ID TEXT...: the id names the cause, and is not printed.
 refuse() {
+    shift
     say "$*"
     [[ ! $rank =~ ^[0-9]+$ || ! -d $run_dir/outcome ]] ||
         write_outcome "$run_dir/outcome/$attempt.$rank" "$REFUSED" "$host" "$*"
@@ -41,7 +43,7 @@ find_rank() {
     local hosts=("$@")
     rank=${OMPI_COMM_WORLD_RANK:-${PALS_RANKID:-${PMIX_RANK:-${PMI_RANK:-}}}}
     [[ $rank =~ ^[0-9]{1,6}$ && -n ${hosts[rank]:-} ]] ||
-        refuse "$starter tells no rank of one of ${hosts[*]}"
+        refuse starter-no-rank "$starter tells no rank of one of ${hosts[*]}"
     host=${hosts[rank]}
     place=$rank
 }
@@ -50,7 +52,7 @@ find_rank() {
 check_host() {
     if [[ $starter == pbs* ]]; then
         [[ ${PBS_NODENUM:-} == "$rank" ]] ||
-            refuse "the task for $host, host $rank of this job, runs as host" \
+            refuse task-on-other-host "the task for $host, host $rank of this job, runs as host" \
                 "${PBS_NODENUM:-?} on $(uname -n):" \
                 "the node file has changed since the job began"
     else
@@ -112,7 +114,7 @@ for ((try = 0; try < TRIES; try++)); do
     sleep "$TRY_PAUSE"
 done
 [[ -r $run_dir/tasks/$attempt.env ]] ||
-    refuse "the run directory $run_dir is not there on this node:" \
+    refuse run-dir-not-on-node "the run directory $run_dir is not there on this node:" \
         "give one that all nodes share in APPTRAIN_RUN_DIR"
 if [[ $rank == - ]]; then
     find_rank "${@:5}"
@@ -123,14 +125,16 @@ while IFS= read -r -d '' word; do
     command+=("$word")
 done <"$run_dir/tasks/$attempt.argv"
 cd -- "${command[0]}" 2>/dev/null ||
-    refuse "the working directory ${command[0]} is not there on this node:" \
+    refuse working-dir-not-on-node \
+        "the working directory ${command[0]} is not there on this node:" \
         "submit from one that all nodes share"
 
 trap 'rm -rf -- "${tmp:-}" 2>/dev/null' EXIT # keep.sh, which does so, may end before it could
 tmp=$(
     mktemp -d -- "${TMPDIR:-/tmp}/apptrain.XXXXXX" 2>/dev/null || mktemp -d /tmp/apptrain.XXXXXX
 ) ||
-    refuse "no temporary directory can be made: set TMPDIR to a directory of this node"
+    refuse no-temporary-directory \
+        "no temporary directory can be made: set TMPDIR to a directory of this node"
 mkfifo -m 600 "$tmp/held"
 # shellcheck disable=SC2094 # a pipe, which must be open for both before it is for one
 exec 7<>"$tmp/held" 8<"$tmp/held" 9>"$tmp/held" 7>&-

@@ -28,7 +28,7 @@ fi
 
 describe_job() {
     [[ -n ${SLURM_JOB_ID:-} ]] ||
-        refuse "this is no Slurm job: sbatch slurm/multinode.sbatch," \
+        refuse slurm-no-job "this is no Slurm job: sbatch slurm/multinode.sbatch," \
             "or salloc and then bash slurm/multinode.sbatch"
     cluster=${SLURM_CLUSTER_NAME:-}
     facts=("runs_in=$runs_in")

@@ -1,13 +1,14 @@
-"""Lists the refusals of the product: the id of each, where it is raised, and what it says.
+"""Lists the refusals of the product: the id of each, where it is raised or printed, and what it says.
 
 For whoever adds one, and for pages that explain them. It reads the files that git knows, and runs none of
 them. Begin at `find`.
 
 Usage: tools/refusals.py [--lint] [DIR]    DIR: a checkout, else this one
 
-A refusal ends a command with one line for the user: an error of a class in ROOTS, or of one derived from
-these. Its first argument is the id, which names the cause, is not printed, and stays when the text changes.
-A refusal that passes on another one takes that one's (`error.id`), and is not listed.
+A refusal ends a command with one line for the user. In Python it is an error of a class in ROOTS, or of one
+derived from these; its first argument is the id. In bash it is a call of a function in PRINTERS; its first
+word is the id. The id names the cause, is not printed, and stays when the text changes. A refusal that passes
+on another one takes that one's (`error.id`), and is not listed.
 """
 
 import argparse
@@ -25,25 +26,42 @@ sys.path.insert(0, str(CHECKOUT))
 from tools import structure  # noqa: E402
 
 ROOTS = ("Refusal", "BuildError", "TrainingRefused")
+PRINTERS = ("refuse", "fail")
 ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)+")
 SHARED: Mapping[str, str] = {
     "apptainer-missing": "the build, the command that calls it, and a node each look for Apptainer",
+    "apptainer-too-old": "the build and a node each look at it",
+    "apptainer-unknown": "it says nothing of what it is, or names another program",
+    "bind-missing": "of a bind that the job needs, and of one that was asked for",
     "checkout-incomplete": "a file of the checkout is missing, whichever it is",
     "cmd-missing": "the same, with and without a file of a similar name",
     "gpus-none": "cuda is asked for, or taken by default",
     "gpus-unknown": "cuda is asked for, or taken by default",
+    "host-file-outdated": "submit and the job script each look",
     "image-missing": "submit, the build and a node each look for the image",
     "interface-missing": "gloo's list of interfaces may have several, NCCL's filter is told as a whole",
     "join-two-addresses": "node 0 or another node finds that node 0's name leads to two addresses",
     "manual-no-node-rank": "the same, with and without a host name that could tell it",
+    "no-current-directory": "the command and containers/run.sh each look",
+    "no-temporary-directory": "of a node's job script, and of a task",
+    "not-a-checkout": "of both job scripts",
+    "not-bash": "of both job scripts",
     "profile-file-name": "of a profile that is read, and of one that is written",
+    "profile-missing": "the job script and what reads the profile each look",
+    "profile-variable-unset": "the job script and what reads the profile each expand",
     "registry-no-answer": "no answer comes, or one that may be another at the next try",
+    "run-dir-not-on-node": "of the node of the job script, and of a task's",
     "slurm-heterogeneous": "the job script and the tasks each look",
     "slurm-uneven-gpus": "the job script and the tasks each look",
     "told-by-another-node": "the text is another node's, of either status",
     "train-run-dir": "it cannot be made, or is not writable",
+    "venv-not-a-venv": "a node and the command in the image each look",
+    "venv-not-ours": "of a directory where a venv is to be made or removed",
+    "venv-other-python": "a node and the command in the image each look",
 }
 """Ids of several refusals, and why these have one cause."""
+BEFORE_A_COMMAND = r"(?:^|&&|\|\||[;{(!)]|\b(?:then|else|do))"
+CALL = re.compile(rf"{BEFORE_A_COMMAND}\s*(?:{'|'.join(PRINTERS)})[ \t]+(?P<words>\S.*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +73,7 @@ class Site:
     place: str
     """FILE:LINE."""
     text: str
-    """As the source has it; what is filled in stands in braces."""
+    """As the source has it; what is filled in stands in braces, or after a dollar sign."""
 
 
 def main(arguments: list[str]) -> int:
@@ -76,7 +94,11 @@ def find(files: Mapping[str, str]) -> list[Site]:
         name: ast.parse(text) for name, text in product.items() if structure.kind(name, text) == "Python"
     }
     classes = _error_classes(python)
-    return [site for name, tree in python.items() for site in _in_python(name, tree, classes)]
+    sites = [site for name, tree in python.items() for site in _in_python(name, tree, classes)]
+    for name, text in product.items():
+        if structure.kind(name, text) == "bash":
+            sites += _in_bash(name, text)
+    return sites
 
 
 def _error_classes(trees: Mapping[str, ast.Module]) -> set[str]:
@@ -122,6 +144,21 @@ def _template(text: ast.expr) -> str:
         case ast.FormattedValue(value=value):
             return f"{{{ast.unparse(value)}}}"
     return f"{{{ast.unparse(text)}}}"
+
+
+def _in_bash(file: str, text: str) -> Iterator[Site]:
+    lines = text.split("\n")
+    for at, line in enumerate(lines):
+        found = None if line.lstrip().startswith("#") else CALL.search(line)
+        if not found:
+            continue
+        words, end = found["words"], at
+        while words.endswith("\\") and end + 1 < len(lines):
+            end += 1
+            words = words[:-1].rstrip() + " " + lines[end].strip()
+        id, _, said = words.partition(" ")
+        is_id = re.fullmatch(r"[a-z0-9-]+", id) is not None
+        yield Site(id=id if is_id else "", place=f"{file}:{at + 1}", text=said.strip() if is_id else words)
 
 
 def wrongs(sites: list[Site]) -> Iterator[str]:

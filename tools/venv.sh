@@ -21,12 +21,15 @@ readonly ELSEWHERE="choose another place, make VENV=DIR"
 
 say() { printf 'venv: %s\n' "$*" >&2; }
 
+# refuse ID TEXT...: the id names the cause, and is not printed; so of `fail`.
 refuse() {
+    shift
     say "$*"
     exit 64
 }
 
 fail() {
+    shift
     say "$*"
     exit 69
 }
@@ -68,7 +71,8 @@ check_platform() {
     local here
     here="$(uname -sm), $(getconf GNU_LIBC_VERSION 2>/dev/null || echo "no glibc")"
     if [[ ! $here =~ ^Linux\ (x86_64|aarch64),\ glibc\ 2\.([0-9]+) ]] || ((BASH_REMATCH[2] < GLIBC_MINOR)); then
-        refuse "this is $here: the locked wheels are for Linux on x86_64 and aarch64 with glibc 2.$GLIBC_MINOR or newer" \
+        refuse venv-unfit-system \
+            "this is $here: the locked wheels are for Linux on x86_64 and aarch64 with glibc 2.$GLIBC_MINOR or newer" \
             "(Debian 10, Ubuntu 20.04, RHEL 8 or later)"
     fi
 }
@@ -99,7 +103,8 @@ choose_python() {
         if [[ $found == ok\ * ]]; then return; fi
         all+="$python $found; "
     done
-    refuse "${all:-${PYTHON:-python3} not found; }Python 3.$first_minor to 3.14 with venv and pip is needed:" \
+    refuse python-missing \
+        "${all:-${PYTHON:-python3} not found; }Python 3.$first_minor to 3.14 with venv and pip is needed:" \
         "make PYTHON=/path/to/python3.$first_minor (on a cluster see: module avail python; on Debian: apt install python3-venv)"
 }
 
@@ -108,11 +113,14 @@ check_target() {
     [[ -e $venv ]] || parent=$(dirname "$venv")
     other=$(field checkout)
     if [[ ! -d $parent || ! -w $parent ]]; then
-        refuse "VENV=$venv: $parent is no directory that you may write to: $ELSEWHERE"
+        refuse venv-unwritable \
+            "VENV=$venv: $parent is no directory that you may write to: $ELSEWHERE"
     elif [[ -d $venv && ! -e $state && -n $(find "$venv" -mindepth 1 -print -quit) ]]; then
-        refuse "VENV=$venv: this exists and was not made here, so it is left alone: $ELSEWHERE"
+        refuse venv-not-ours \
+            "VENV=$venv: this exists and was not made here, so it is left alone: $ELSEWHERE"
     elif [[ $other != "$checkout" && -e $other/tools/venv.sh && $(field venv) == "$venv" ]]; then
-        refuse "VENV=$venv: this serves the checkout $other, where a job may use it: $ELSEWHERE"
+        refuse venv-of-other-checkout \
+            "VENV=$venv: this serves the checkout $other, where a job may use it: $ELSEWHERE"
     fi
 }
 
@@ -128,7 +136,8 @@ check_space() {
     free=$(df -B 1MB --output=avail -- "$where" | tail -n 1)
     if [[ -n $anew && -e $state ]]; then free=$((free + $(du -sm -- "$venv" | cut -f 1))); fi
     ((free >= need)) ||
-        refuse "$where has $(size "$free") free: $(size "$need") are needed ($(size "$installed") installed," \
+        refuse venv-no-room \
+            "$where has $(size "$free") free: $(size "$need") are needed ($(size "$installed") installed," \
             "$(size "$download") of downloads meanwhile): make VENV=DIR, on a larger file system"
 }
 
@@ -145,7 +154,8 @@ hold() {
         flock -n 9 2>/dev/null || status=$? # above 1: this file system has no locks
         if ((status == 1)); then
             say "another make is at work on $venv: waiting for it, at most $LOCK_WAIT min"
-            flock -w $((60 * LOCK_WAIT)) 9 || fail "it still is; see who with: fuser -v $(printf %q "$state")"
+            flock -w $((60 * LOCK_WAIT)) 9 ||
+                fail venv-in-use "it still is; see who with: fuser -v $(printf %q "$state")"
         fi
     done
 }
@@ -174,7 +184,7 @@ install() {
     env -u PIP_TARGET -u PIP_PREFIX -u PIP_ROOT PIP_USER=0 TMPDIR="$venv" \
         "$venv/bin/python" -I -m pip install --require-hashes --no-input --disable-pip-version-check \
         --no-build-isolation "$@" -r "$checkout/requirements/$lock.txt" ||
-        fail "pip could not install requirements/$lock.txt; the reason stands above"
+        fail pip-failed "pip could not install requirements/$lock.txt; the reason stands above"
 }
 
 make_it() {
@@ -183,7 +193,8 @@ make_it() {
         say "making $venv with Python $version ($python)"
         : >"$state"
         wipe
-        "$python" -I -m venv "$venv" || fail "$python -m venv failed; the reason stands above"
+        "$python" -I -m venv "$venv" ||
+            fail venv-failed "$python -m venv failed; the reason stands above"
         install "$base" --only-binary :all:
         minor=$(minor_of "$venv/bin/python")
         printf '%s\n' "venv=$venv" "python=$minor" "$base=$(digest "$base")" >"$state"
@@ -202,15 +213,18 @@ make_it() {
 }
 
 main() {
-    [[ $# == 2 && -n $1 && $2 =~ ^(run|dev|image|remove)$ ]] || refuse "usage: tools/venv.sh DIR run|dev|image|remove"
-    [[ $1 != '~'* ]] || refuse "VENV=$1: the shell did not expand ~: make VENV=\"\$HOME${1#\~}\""
+    [[ $# == 2 && -n $1 && $2 =~ ^(run|dev|image|remove)$ ]] ||
+        refuse venv-usage "usage: tools/venv.sh DIR run|dev|image|remove"
+    [[ $1 != '~'* ]] ||
+        refuse venv-tilde "VENV=$1: the shell did not expand ~: make VENV=\"\$HOME${1#\~}\""
     checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
     venv=$(realpath -m -- "$1")
     level=$2 base=run first_minor=11 state=$venv/apptrain.venv
     if [[ $level == image ]]; then base=image first_minor=9; fi
     if [[ $level == remove ]]; then
         if [[ ! -e $venv ]]; then return; fi
-        [[ -e $state ]] || refuse "VENV=$venv: this was not made here, so it is left alone"
+        [[ -e $state ]] ||
+            refuse venv-not-ours "VENV=$venv: this was not made here, so it is left alone"
         hold
         say "removing $venv"
         discard

@@ -19,7 +19,7 @@ SHELL = (
 CODE = ("entrypoint", "clusters", "containers", "src/train", "tools")
 JOB_SCRIPT: list[tuple[object, ...]] = [
     (r"^trap 'exit (\d+)' INT", errors.INTERRUPTED),
-    (r"exit (\d+); \} # as host/common.sh has it", errors.BAD_INPUT),
+    (r"^refuse\(\) \{\n.*\n    exit (\d+)$", errors.BAD_INPUT),
     (r"^# Exit: .* (\d+) bad input", errors.BAD_INPUT),
     (r"^# Exit: .* (\d+) a port or peer not available", errors.UNAVAILABLE),
     (r"^# Exit: .* (\d+) saved, wants to go on", errors.SAVED),
@@ -35,11 +35,11 @@ BASH: dict[str, list[tuple[object, ...]]] = {
     "pbs/multinode.pbs": JOB_SCRIPT,
     "pbs/host.sh": [(r"\$1 == (\d+)", stop.TERMINATED)],
     "pbs/keep.sh": [KILLED],
-    "pbs/task.sh": [KILLED, (r"^# Exit: .* (\d+) with an outcome", errors.BAD_INPUT)],
+    "pbs/task.sh": [KILLED, (r"^# Exit: .*\n# +(\d+) with an outcome", errors.BAD_INPUT)],
     "host/common.sh": [(r"^readonly REFUSED=(\d+)$", errors.BAD_INPUT), KILLED],
     "host/job.sh": [
-        (r"trap 'end (\d+)' TERM", stop.TERMINATED),
-        (r"trap 'end (\d+); cut_short' INT", errors.INTERRUPTED),
+        (r"trap 'on_end_signal (\d+)' TERM", stop.TERMINATED),
+        (r"trap 'on_end_signal (\d+); cut_short' INT", errors.INTERRUPTED),
         (r"\$1 == (\d+)", stop.TERMINATED),
     ],
     "host/share.sh": [
@@ -48,9 +48,9 @@ BASH: dict[str, list[tuple[object, ...]]] = {
     ],
     "containers/run.sh": [(r"^# Exit: .* (\d+) it cannot run", errors.BAD_INPUT)],
     "tools/venv.sh": [
-        (r"^refuse\(\) \{\n.*\n    exit (\d+)$", errors.BAD_INPUT),
+        (r"^refuse\(\) \{\n    shift\n.*\n    exit (\d+)$", errors.BAD_INPUT),
         (r"^# Exit: .* (\d+) it cannot be made", errors.BAD_INPUT),
-        (r"^fail\(\) \{\n.*\n    exit (\d+)$", errors.UNAVAILABLE),
+        (r"^fail\(\) \{\n    shift\n.*\n    exit (\d+)$", errors.UNAVAILABLE),
         (r"^# Exit: .* (\d+) pip failed", errors.UNAVAILABLE),
     ],
     "tools/gpu.sh": [REFUSES, (r"^# Exit:  (\d+) no Python", errors.BAD_INPUT)],

@@ -10,10 +10,10 @@ from tools.refusals import Site
 ERRORS = "class Refusal(Exception): ...\nclass BadInput(Refusal): ...\nclass InUse(BadInput): ...\n"
 
 
-def found(statement: str) -> list[Site]:
-    """In a module of the product."""
+def found(statement: str = "", **scripts: str) -> list[Site]:
+    """In a module of the product, and in bash by name."""
     files = {"entrypoint/errors.py": ERRORS, "entrypoint/one.py": statement, "tests/one.py": "BadInput(1)"}
-    return refusals.find(files)
+    return refusals.find({**files, **{f"host/{name}.sh": text for name, text in scripts.items()}})
 
 
 def site(id: str, text: str, place: str = "entrypoint/one.py:1") -> Site:
@@ -42,8 +42,25 @@ def wrongs(*sites: Site) -> list[str]:
         ('raise ValueError("x")', []),
     ],
 )
-def test_each_refusal_is_found(statement: str, expected: list[Site]) -> None:
+def test_each_refusal_of_python_is_found(statement: str, expected: list[Site]) -> None:
     assert found(statement) == expected
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('    [[ -r $file ]] || refuse no-file "$file is missing"', [("no-file", '"$file is missing"')]),
+        ('*) refuse no-file "$1: no file" ;;', [("no-file", '"$1: no file" ;;')]),
+        ('then fail no-file "no" \\\n    "file"', [("no-file", '"no" "file"')]),
+        ('refuse "$file is missing"', [("", '"$file is missing"')]),
+        ('refuse $1 "is missing"', [("", '$1 "is missing"')]),
+        ('refuse() {\n    say "$*"', []),
+        ('# refuse no-file "x"', []),
+        ('say "it may refuse no-file"', []),
+    ],
+)
+def test_each_refusal_of_bash_is_found(line: str, expected: list[tuple[str, str]]) -> None:
+    assert found(job=f"#!/bin/bash\n{line}\n") == [site(*one, "host/job.sh:2") for one in expected]
 
 
 def test_an_id_may_neither_lack_nor_be_malformed_nor_be_that_of_two() -> None:
