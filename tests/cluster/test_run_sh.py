@@ -251,10 +251,7 @@ def test_what_is_asked_for_is_bound_as_asked(shared: Node) -> None:
 
 LAUNCH = ("python", "-P", "-m", "entrypoint", "launch", "--")
 NOT_VISIBLE = {
-    "a script": (("python", "/scratch/d/train.py"), "/scratch/d/train.py"),
     "a script behind a symlink": (("python", "link/train.py"), "link/train.py"),
-    "a configuration": ((*LAUNCH, "train.py", "--config", "/scratch/d/my.yaml"), "/scratch/d/my.yaml"),
-    "data": ((*LAUNCH, "-m", "train", "data=/scratch/d"), "/scratch/d"),
     "a file that is to be written": (("touch", "/scratch/d/new"), "/scratch/d"),
 }
 
@@ -264,7 +261,7 @@ def test_a_path_that_is_not_visible_inside_is_refused_with_the_bind_to_add(
     shared: Node, command: tuple[str, ...], named: str
 ) -> None:
     shared.as_alice(
-        "mkdir -p /scratch/p /scratch/d; touch /scratch/p/train.py /scratch/d/train.py /scratch/d/my.yaml; "
+        "mkdir -p /scratch/p /scratch/d; touch /scratch/p/train.py /scratch/d/train.py; "
         "ln -sfn /scratch/d /scratch/p/link"
     )
     assert shared.refused(shared.run(*command, cwd="/scratch/p")) == (
@@ -806,7 +803,7 @@ def test_where_it_cannot_be_shared_each_task_mounts_the_image(
         assert [process.returncode for process in (first, second)] == [0, 0]
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSEGV])
 def test_a_program_that_dies_of_a_signal_gives_128_and_its_number(
     shared: Node, signum: signal.Signals
 ) -> None:
