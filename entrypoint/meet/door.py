@@ -12,7 +12,7 @@ import errno
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from entrypoint.meet.wire import WireError, set_options
@@ -36,125 +36,138 @@ _OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class PendingConnection:
-    """Somebody who has connected."""
+    """A connection that has been accepted."""
 
-    def __init__(self, door: "AuthListener", connection: socket.socket, address: str) -> None:
-        self._door = door
-        self.connection, self.address = connection, address
+    def __init__(self, listener: "AuthListener", connection: socket.socket, address: str) -> None:
+        self._listener = listener
+        self.connection = connection
+        self.address = address
+        """The other end's."""
         self.came_to = str(connection.getsockname()[0])
-        """The address of ours that he has reached."""
+        """The address of ours that was reached."""
         self.transport: asyncio.Transport | None = None
-        self.belongs = False
+        """Set once, when the connection is read from."""
+        self.is_authenticated = False
         self.since = time.monotonic()
-        self.bound = asyncio.timeout(door.seconds)
+        self.bound = asyncio.timeout(listener.seconds)
 
-    def welcome(self, seconds: float | None = None) -> None:
-        """He belongs: from now on he has these seconds, None for no bound, and goes for nobody else."""
-        self.belongs = True
-        self._door.unproved.pop(self, None)
+    def authenticate(self, seconds: float | None = None) -> None:
+        """Marks the connection as authenticated: it is no longer evicted, and it times out after `seconds`
+        (None: never)."""
+        self.is_authenticated = True
+        self._listener.unproved.pop(self, None)
         self.bound.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
 
-Hear = Callable[[PendingConnection, asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+class ConnectionHandler:
+    """Decides about the connections of an AuthListener."""
+
+    async def admit(
+        self, pending: PendingConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        """Talks to whoever has connected, and authenticates the connection in time. One that is not
+        authenticated is closed when this returns, or raises WireError, EOFError or OSError."""
+        raise NotImplementedError
+
+    def refuse(self, address: str, why: str) -> None:
+        """Hears of each connection that had to be closed: where it came from, and why."""
 
 
 class AuthListener:
     """Answers at listening sockets, from the moment when it is made in a running loop."""
 
     def __init__(
-        self,
-        sockets: Sequence[socket.socket],
-        hear: Hear,
-        *,
-        room: int,
-        seconds: float,
-        refuse: Callable[[str, str], None] = lambda _address, _why: None,
+        self, sockets: Sequence[socket.socket], handler: ConnectionHandler, *, room: int, seconds: float
     ) -> None:
-        """`hear` is what is done with a guest, within `seconds` until it makes him welcome. Who is not
-        welcome goes when it ends, or raises WireError, EOFError or OSError. `room`: for so many at once that
-        are not welcome. `refuse` is told of each that has to go: his address, and why."""
+        """`room`: for so many connections at once that are not authenticated. `seconds`: that each of them
+        has for it."""
         self.seconds = seconds
         self.unproved: dict[PendingConnection, asyncio.Task[None]] = {}
         """In the order in which they came."""
-        self._sockets, self._hear, self._room, self._refuse = sockets, hear, room, refuse
+        self._sockets = list(sockets)
+        self._handler = handler
+        self._room = room
         self._takers = [asyncio.ensure_future(self._take(sock)) for sock in sockets]
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], PendingConnection] = {}
 
     def close(self) -> None:
-        """Lets nobody else in; who has proved nothing goes."""
+        """Accepts no further connection; those that are not authenticated are closed."""
         for taker in self._takers:
             taker.cancel()
         for sock in self._sockets:
             asyncio.get_running_loop().remove_reader(sock)  # before another file has its number
             sock.close()
-        self._sockets = ()
+        self._sockets.clear()
         for task in self.unproved.values():
             task.cancel()
 
     async def end(self) -> None:
-        """Closes, and hears nobody any more."""
+        """Closes, and ends what is heard on all connections."""
         self.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._takers, *self._tasks, return_exceptions=True)
 
     async def _take(self, sock: socket.socket) -> None:
-        """Takes those who come, a few in one go, and sees that there is room."""
+        """Accepts connections, a few in one go, and sees that there is room."""
         loop = asyncio.get_running_loop()
         while True:
             for _ in range(BURST):
                 try:
                     connection, address = await loop.sock_accept(sock)
-                    guest = PendingConnection(self, connection, str(address[0]))
+                    pending = PendingConnection(self, connection, str(address[0]))
                 except OSError as error:
                     if error.errno in _OUT_OF_FILES:
-                        self._send_away(0)
+                        self._evict_oldest(0)
                     await asyncio.sleep(0.01)
                     continue
-                self._let_in(guest)
-                while len(self.unproved) > self._room and not self._send_away(FAIR):
+                self._let_in(pending)
+                while len(self.unproved) > self._room and not self._evict_oldest(FAIR):
                     await asyncio.sleep(0.01)
             await asyncio.sleep(0)
 
-    def _let_in(self, guest: PendingConnection) -> None:
-        task = asyncio.ensure_future(self._attend(guest))
-        self.unproved[guest] = task
-        self._tasks.add(task)
-        task.add_done_callback(lambda _: self._see_off(guest, task))
+    def _let_in(self, pending: PendingConnection) -> None:
+        task = asyncio.ensure_future(self._attend(pending))
+        self.unproved[pending] = task
+        self._tasks[task] = pending
+        task.add_done_callback(self._on_closed)
 
-    def _see_off(self, guest: PendingConnection, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        self.unproved.pop(guest, None)
-        if guest.transport is None:
-            guest.connection.close()
-        elif not guest.belongs:
-            guest.transport.abort()
+    def _on_closed(self, task: asyncio.Task[None]) -> None:
+        pending = self._tasks.pop(task)
+        self.unproved.pop(pending, None)
+        if pending.transport is None:
+            pending.connection.close()
+        elif not pending.is_authenticated:
+            pending.transport.abort()
 
-    def _send_away(self, fair: float) -> bool:
-        """Sends one away, if he has been here for so many seconds."""
-        held = Counter(guest.address for guest in self.unproved)
+    def _evict_oldest(self, fair: float) -> bool:
+        """Closes the oldest connection of the address that has most, if it is there for so many seconds."""
+        held = Counter(pending.address for pending in self.unproved)
         crowd = max(held, key=held.__getitem__, default=None)
-        guest = next((guest for guest in self.unproved if guest.address == crowd), None)
-        if guest is None or time.monotonic() - guest.since < fair:
+        oldest = next((pending for pending in self.unproved if pending.address == crowd), None)
+        if oldest is None or time.monotonic() - oldest.since < fair:
             return False
-        self._refuse(guest.address, "too many connections that prove nothing")
-        self.unproved.pop(guest).cancel()
+        self._handler.refuse(oldest.address, "too many connections that prove nothing")
+        self.unproved.pop(oldest).cancel()
         return True
 
-    async def _attend(self, guest: PendingConnection) -> None:
-        loop, reader, why = asyncio.get_running_loop(), asyncio.StreamReader(limit=CHUNK), ""
+    async def _attend(self, pending: PendingConnection) -> None:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(limit=CHUNK)
+        why = ""
         try:
-            async with guest.bound:
-                guest.transport, protocol = await loop.connect_accepted_socket(
-                    lambda: _Frugal(reader), guest.connection
+            async with pending.bound:
+                pending.transport, protocol = await loop.connect_accepted_socket(
+                    lambda: _Frugal(reader), pending.connection
                 )
-                await self._hear(guest, reader, asyncio.StreamWriter(guest.transport, protocol, reader, loop))
+                writer = asyncio.StreamWriter(pending.transport, protocol, reader, loop)
+                await self._handler.admit(pending, reader, writer)
         except TimeoutError:
             why = f"it did not prove who it is in {self.seconds:g} s"
         except (WireError, OSError, EOFError) as error:
             why = str(error)
-        if why and guest in self.unproved:
-            self._refuse(guest.address, why)
+        if why and pending in self.unproved:
+            self._handler.refuse(pending.address, why)
 
 
 def listen(family: socket.AddressFamily, where: Any) -> socket.socket:

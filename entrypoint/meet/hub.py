@@ -20,7 +20,7 @@ from entrypoint.core.bitset import NONE, Bits
 from entrypoint.core.errors import BadInput, Refusal, Unavailable
 from entrypoint.core.plain import plain
 from entrypoint.meet import door, job_state, messages, reach
-from entrypoint.meet.door import AuthListener, PendingConnection
+from entrypoint.meet.door import AuthListener, ConnectionHandler, PendingConnection
 from entrypoint.meet.identity import Identity, ParticipantId, disagreement, missing
 from entrypoint.meet.job_state import JobState, Lost, Now, Say, Settle, StartTimer, TellAll
 from entrypoint.meet.link import Link
@@ -55,7 +55,7 @@ LIST_ADVICE = "start every node with the same list of nodes"
 
 
 @dataclass(eq=False, kw_only=True)
-class Hub(Link):
+class Hub(Link, ConnectionHandler):
     _door: AuthListener | None = field(init=False, default=None)
     _members: dict[ParticipantId, tuple[Identity, str]] = field(init=False)
     _reached: dict[ParticipantId, str] = field(init=False)
@@ -80,9 +80,7 @@ class Hub(Link):
 
     async def meet(self) -> None:
         room = self._room()
-        self._door = AuthListener(
-            self._open(), self._admit, room=room, seconds=self.timeouts.handshake, refuse=self._refuse
-        )
+        self._door = AuthListener(self._open(), self, room=room, seconds=self.timeouts.handshake)
         self._start(self._look_out())
         self._start(self._beat())
         self._go_if_complete()
@@ -164,8 +162,8 @@ class Hub(Link):
             failed.pop_all()
         return sockets
 
-    async def _admit(
-        self, guest: PendingConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    async def admit(
+        self, pending: PendingConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         """Hear a newcomer out: a participant stays, a stranger is named and sent away."""
         wire = await greet(reader, writer, self.key, hub=True)
@@ -185,25 +183,25 @@ class Hub(Link):
                 )
                 raise WireError(f"it is of job {identity.job_id}, attempt {identity.attempt}")
         except WireError as error:
-            self._refuse(guest.address, str(error))
+            self.refuse(pending.address, str(error))
             wire.send(messages.pack(Refused()))
             await wire.close()
             return
-        guest.welcome()
-        await self._take(identity, guest, wire, left)
+        pending.authenticate()
+        await self._take(identity, pending, wire, left)
 
-    async def _take(self, identity: Identity, guest: PendingConnection, wire: Wire, left: float) -> None:
-        if self._met.done() or (objection := self._objection(identity, guest.address)):
+    async def _take(self, identity: Identity, pending: PendingConnection, wire: Wire, left: float) -> None:
+        if self._met.done() or (objection := self._objection(identity, pending.address)):
             self._refused.append(wire)
             if not self._met.done():
                 self._met.set_exception(BadInput("join-disagreement", plain(objection)))
             return
         self.waiting.shorten(left)
         self._members[identity.participant], self._peers[identity.participant] = (
-            (identity, guest.address),
+            (identity, pending.address),
             wire,
         )
-        self._reached[identity.participant] = guest.came_to
+        self._reached[identity.participant] = pending.came_to
         wire.send(messages.pack(Welcome()))
         self._go_if_complete()
         await self._listen(identity.participant, wire)
@@ -385,7 +383,7 @@ class Hub(Link):
         everyone = ((node, local) for node in nodes for local in self.me.local_ranks)
         return missing([one for one in everyone if one not in self._members], self._expected, self.nodes)
 
-    def _refuse(self, address: str, why: str) -> None:
+    def refuse(self, address: str, why: str) -> None:
         if self._met.done() or address in self._reported or len(self._reported) > REPORTS:
             return
         self._reported.add(address)

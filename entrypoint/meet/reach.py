@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
 
 from entrypoint.meet import door
-from entrypoint.meet.door import AuthListener, PendingConnection
+from entrypoint.meet.door import AuthListener, ConnectionHandler, PendingConnection
 from entrypoint.meet.messages import Tried, Try
 from entrypoint.meet.wire import WireError
 
@@ -69,7 +69,7 @@ def _is_place(address: str, port: str) -> bool:
     return re.fullmatch("[0-9]{1,5}", port) is not None and 0 < int(port) < 1 << 16
 
 
-class Listener:
+class Listener(ConnectionHandler):
     """Answers those who try the way to this node, in an `async with`. OSError: it has no such address."""
 
     def __init__(self, interface: str, address: str):
@@ -82,7 +82,7 @@ class Listener:
         sock = door.listen(family, (self._address, 0))
         port = sock.getsockname()[1]
         room = max(door.LEAST, door.room(door.STRANGERS))
-        self._door = AuthListener([sock], self._answer, room=room, seconds=PROVE)
+        self._door = AuthListener([sock], self, room=room, seconds=PROVE)
         return ProbeEndpoint(interface=self._interface, address=self._address, port=port, token=self._token)
 
     async def __aexit__(
@@ -91,12 +91,12 @@ class Listener:
         assert self._door is not None
         await self._door.end()
 
-    async def _answer(
-        self, guest: PendingConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    async def admit(
+        self, pending: PendingConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         if not hmac.compare_digest(await reader.readexactly(PROOF_BYTES), _proof(self._token, CALLER)):
             return
-        guest.welcome(TRY)
+        pending.authenticate(TRY)
         try:
             writer.write(_proof(self._token, LISTENER))  # a small packet of its own
             writer.write(PAYLOAD)

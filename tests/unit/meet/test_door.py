@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from entrypoint.meet import door
-from entrypoint.meet.door import AuthListener, PendingConnection
+from entrypoint.meet.door import AuthListener, ConnectionHandler, PendingConnection
 from entrypoint.meet.wire import WireError
 
 PASSWORD = b"open sesame\n"
 
 
-class Hall:
+class Hall(ConnectionHandler):
     """A door whose guests say a password and stay."""
 
     def __init__(self) -> None:
@@ -24,15 +24,18 @@ class Hall:
         self.address: tuple[str, int] = ("", 0)
         self.door: AuthListener
 
-    async def hear(
-        self, guest: PendingConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    async def admit(
+        self, pending: PendingConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         if await reader.readline() != PASSWORD:
             raise WireError("wrong password")
-        guest.welcome()
-        self.guests.append(guest)
+        pending.authenticate()
+        self.guests.append(pending)
         writer.write(b"welcome\n")
         await reader.read()
+
+    def refuse(self, address: str, why: str) -> None:  # noqa: ARG002
+        self.refused.append(why)
 
     async def call(
         self, said: bytes = b"", source: str = "127.0.0.1"
@@ -61,9 +64,7 @@ async def hall(room: int = 20, seconds: float = 10) -> AsyncIterator[Hall]:
     one = Hall()
     sock = door.listen(socket.AF_INET, ("127.0.0.2", 0))
     one.address = sock.getsockname()
-    one.door = AuthListener(
-        [sock], one.hear, room=room, seconds=seconds, refuse=lambda _, why: one.refused.append(why)
-    )
+    one.door = AuthListener([sock], one, room=room, seconds=seconds)
     try:
         yield one
     finally:
@@ -152,7 +153,7 @@ def test_of_what_a_stranger_sends_little_is_read() -> None:
             await asyncio.sleep(60)
 
         async with hall() as here:
-            here.door._hear = hear
+            vars(here)["admit"] = hear
             _, writer = await here.call(b"x" * (1 << 22))
             await until(lambda: bool(readers) and len(vars(readers[0])["_buffer"]) > door.CHUNK)
             await asyncio.sleep(0.3)
@@ -167,14 +168,14 @@ def test_who_is_welcome_may_send_as_much_as_he_likes() -> None:
         got: list[bytes] = []
 
         async def hear(
-            guest: PendingConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+            pending: PendingConnection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
         ) -> None:
-            guest.welcome()
+            pending.authenticate()
             got.append(await reader.readexactly(1 << 20))
             writer.write(b"all\n")
 
         async with hall() as here:
-            here.door._hear = hear
+            vars(here)["admit"] = hear
             assert await here.answer(b"y" * (1 << 20)) == b"all\n"
             assert got == [b"y" * (1 << 20)]
 
