@@ -23,7 +23,7 @@ from entrypoint.meet import door, job_state, messages, reach
 from entrypoint.meet.door import AuthListener, ConnectionHandler, PendingConnection
 from entrypoint.meet.identity import Identity, ParticipantId, disagreement, missing
 from entrypoint.meet.job_state import JobState, Lost, Now, Say, Settle, StartTimer, TellAll
-from entrypoint.meet.link import Link
+from entrypoint.meet.link import Crew, Link
 from entrypoint.meet.messages import (
     Beat,
     Ended,
@@ -65,14 +65,10 @@ class Hub(Link, ConnectionHandler):
     _refused: list[Wire] = field(init=False, default_factory=list)
     _reported: set[str] = field(init=False, default_factory=set)
     _trial: reach.ReachabilityTest = field(init=False, default_factory=reach.ReachabilityTest)
-    _trying: frozenset[ParticipantId] = field(init=False, default=frozenset())
-    """Who takes part in the trial."""
     _job: JobState | None = field(init=False, default=None)
     """Known when all have met; remade by `_step` alone."""
     _behind: dict[ParticipantId, float] = field(init=False, default_factory=dict)
     """How far each participant's clock is behind ours, in seconds, by its last heartbeat."""
-    _began: float = field(init=False, default=0.0)
-    """When all had met, in Unix seconds."""
 
     def __post_init__(self) -> None:
         self._members = {self.me.participant: (self.me, self.endpoint)}
@@ -87,7 +83,7 @@ class Hub(Link, ConnectionHandler):
         try:
             while not self._met.done():
                 if self.muster and not self.waiting.left() and len(self._members) >= self.muster.least:
-                    if self._trying != self._members.keys():
+                    if self._trial.participants != self._members.keys():
                         self._try_ways()
                     await asyncio.wait([self._met], timeout=0.2)
                 else:
@@ -317,8 +313,9 @@ class Hub(Link, ConnectionHandler):
         contacts = {
             node: identity.contact for (node, _), (identity, _) in self._members.items() if identity.contact
         }
-        self._trial = trial = reach.ReachabilityTest(contacts, self.nodes, number=self._trial.number + 1)
-        self._trying = frozenset(self._members)
+        self._trial = trial = reach.ReachabilityTest(
+            contacts, self.nodes, number=self._trial.number + 1, participants=frozenset(self._members)
+        )
         if trial.clash:
             self._met.set_exception(BadInput("join-address-clash", trial.clash))
             return
@@ -335,7 +332,7 @@ class Hub(Link, ConnectionHandler):
 
     def _go_if_tried(self, trial: reach.ReachabilityTest, late: bool = False) -> None:
         """Once all have said that they reach the others, they go."""
-        if self._met.done() or trial is not self._trial or self._trying != self._members.keys():
+        if self._met.done() or trial is not self._trial or self._trial.participants != self._members.keys():
             return
         if trial.complete or late:
             if text := trial.verdict():
@@ -352,11 +349,9 @@ class Hub(Link, ConnectionHandler):
         except Refusal as refusal:
             self._met.set_exception(refusal)
             return
-        self.members = members
         ranks = 1 if self.me.mode == "exec" else self.me.nproc_per_node
         self._job = self._state_of(members, world=len(members) * ranks)
-        self._began = time.time()
-        self._met.set_result(None)
+        self._met.set_result(Crew(members=members, since=time.time()))
         self._send_all(Go(members))
         if self._door:
             self._door.close()
@@ -376,7 +371,7 @@ class Hub(Link, ConnectionHandler):
         return replace(state, present=present, active=active)
 
     def _missing(self) -> str:
-        if self._trying == self._members.keys():
+        if self._trial.participants == self._members.keys():
             return "all nodes have come, and try to reach one another"
         absent = self.muster.absent if self.muster else ()
         nodes = (node for node in range(self.me.nnodes) if node not in absent)
@@ -469,4 +464,4 @@ class Hub(Link, ConnectionHandler):
         behind = self._behind.get(participant, 0.0)
         if abs(behind) <= CLOCKS:
             return what
-        return replace(what, time=max(what.time + behind, self._began))
+        return replace(what, time=max(what.time + behind, self._met.result().since))

@@ -50,6 +50,16 @@ SILENT_BEATS = 3
 """Heartbeats that do not come from a node which the scheduler has given up: then it is lost."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Crew:
+    """All have met."""
+
+    members: tuple[int, ...]
+    """The nodes that take part, in the order of their ranks."""
+    since: float
+    """Unix seconds."""
+
+
 @dataclass(eq=False, kw_only=True)
 class Link(ABC):
     """A participant's connection to all others, from their meeting to the end."""
@@ -65,17 +75,20 @@ class Link(ABC):
     waiting: Waiting
     everywhere: bool
     muster: MembershipPolicy | None
-    members: tuple[int, ...] = field(init=False, default=())
-    """The nodes that take part, in the order of their ranks; known when all have met."""
     moved: str = field(init=False, default="")
     """Node 0's address, if another one was looked up here; known when all have met."""
     _peers: dict[ParticipantId, Wire] = field(init=False, default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(init=False, default_factory=set)
     _events: asyncio.Queue[Told] = field(init=False, default_factory=asyncio.Queue)
-    _met: asyncio.Future[None] = field(init=False, default_factory=lambda: asyncio.Future())
+    _met: asyncio.Future[Crew] = field(init=False, default_factory=lambda: asyncio.Future())
     _over: bool = field(init=False, default=False)
     _given_up: set[int] = field(init=False, default_factory=set)
     """Nodes that the scheduler takes for lost; grows."""
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The nodes that take part, in the order of their ranks, once all have met."""
+        return self._met.result().members
 
     async def next(self) -> Told:
         """The next event; the last one again and again."""

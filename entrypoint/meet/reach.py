@@ -19,6 +19,7 @@ from types import MappingProxyType, TracebackType
 
 from entrypoint.meet import door
 from entrypoint.meet.door import AuthListener, ConnectionHandler, PendingConnection
+from entrypoint.meet.identity import ParticipantId
 from entrypoint.meet.messages import Tried, Try
 from entrypoint.meet.wire import WireError
 
@@ -118,10 +119,16 @@ class ReachabilityTest:
     """One go of all nodes at reaching one another: who tries which way, and what came of it."""
 
     def __init__(
-        self, contacts: Mapping[int, str] = MappingProxyType({}), nodes: Sequence[str] = (), number: int = 0
+        self,
+        contacts: Mapping[int, str] = MappingProxyType({}),
+        nodes: Sequence[str] = (),
+        number: int = 0,
+        participants: frozenset[ParticipantId] = frozenset(),
     ):
-        """`contacts`: of each node that listens; the others take no part."""
+        """`contacts`: of each node that listens; the others take no part. `participants`: who had come when
+        it began."""
         self.number = number
+        self.participants = participants
         self._contacts = {node: ProbeEndpoint.parse(text) for node, text in sorted(contacts.items())}
         self._nodes = nodes
         self._failed: dict[int, list[tuple[int, str]]] = {}

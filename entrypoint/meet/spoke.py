@@ -16,7 +16,7 @@ from entrypoint.core.errors import BadInput, Refusal, Unavailable
 from entrypoint.meet import messages, reach
 from entrypoint.meet.identity import ParticipantId
 from entrypoint.meet.job_state import loss
-from entrypoint.meet.link import Link
+from entrypoint.meet.link import Crew, Link
 from entrypoint.meet.messages import (
     AllDone,
     Beat,
@@ -128,7 +128,8 @@ class Spoke(Link):
             raise
 
     def _out_of_reach(self, why: str) -> Refusal:
-        text, there = f"{self.me} cannot reach {self._hub}: {why}", self.waiting.begun_at
+        text = f"{self.me} cannot reach {self._hub}: {why}"
+        there = self.waiting.begun.where if self.waiting.begun else None
         if there not in (None, self.found[1][0]):
             first = self.nodes[self.hub]
             return BadInput(
@@ -161,8 +162,7 @@ class Spoke(Link):
             case Move(address=address) if not self._met.done():
                 self._start(self._move(address))
             case Go(members=members) if not self._met.done() and self.hub in members:
-                self.members = self._ordered(members)
-                self._met.set_result(None)
+                self._met.set_result(Crew(members=self._ordered(members), since=time.time()))
             case EndMeeting() if not self._met.done():
                 self._met.set_exception(messages.refusal_of(message))
             case Stopped() | Look() | LookCloser() | Peek() | Failed() | AllDone():

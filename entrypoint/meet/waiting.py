@@ -3,9 +3,20 @@
 import asyncio
 import contextlib
 import time
+from dataclasses import dataclass
 
 from entrypoint.core.errors import Unavailable
 from entrypoint.meet.terms import LocalNode, Timeouts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """Node 0 was seen to have begun."""
+
+    where: str
+    """It is about to listen there."""
+    seen: float
+    """On the monotonic clock."""
 
 
 class Waiting:
@@ -15,9 +26,8 @@ class Waiting:
         self._timeouts = timeouts
         self._local = local
         self._gone: str | None = None
-        self._seen: float | None = None
-        self.begun_at: str | None = None
-        """Where node 0 is about to listen; None where it was not seen to have begun."""
+        self.begun: Begun | None = None
+        """None if node 0 was not seen to have begun; `ask` finds it."""
         self._began = time.monotonic()
         self._deadline = self._began + timeouts.join
         self._remind = self._began + timeouts.remind
@@ -27,9 +37,8 @@ class Waiting:
         may stall."""
         with contextlib.suppress(OSError):
             self._gone = await asyncio.to_thread(self._local.never_started)
-            if self._seen is None:
-                self.begun_at = await asyncio.to_thread(self._local.begun)
-                self._seen = None if self.begun_at is None else time.monotonic()
+            if self.begun is None and (where := await asyncio.to_thread(self._local.begun)) is not None:
+                self.begun = Begun(where=where, seen=time.monotonic())
 
     def is_due(self) -> bool:
         """Whether it is time to `tell` who is missing. Unavailable: someone never started."""
@@ -48,7 +57,7 @@ class Waiting:
 
     def since_begun(self) -> float:
         """Seconds since node 0 was seen to have begun."""
-        return 0.0 if self._seen is None else time.monotonic() - self._seen
+        return 0.0 if self.begun is None else time.monotonic() - self.begun.seen
 
     def left(self) -> float:
         return max(0.0, self._deadline - time.monotonic())

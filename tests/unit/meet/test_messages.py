@@ -287,7 +287,7 @@ async def test_a_planned_end_of_a_job_without_end_has_the_longest_time() -> None
 @run
 async def test_no_clock_makes_a_failure_come_before_the_meeting() -> None:
     links = await Place().all(who(0), who(1))
-    began = links[0]._began  # type: ignore[attr-defined]
+    began = links[0]._met.result().since
     links[1]._peers[0, None].send({"type": "beat", "time": 1e9 * 9})
     links[1].report(Fail(failure(1, began)))
     first, second = await events(*links)
