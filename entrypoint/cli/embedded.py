@@ -22,6 +22,7 @@ from pathlib import Path
 from entrypoint.cli import main as cli
 from entrypoint.core import checkout, streams
 from entrypoint.core.errors import DONE, INTERRUPTED, SAVED, BadInput, Refusal
+from entrypoint.core.plain import counted
 from entrypoint.job import lock, outcome, rundir
 from entrypoint.job.again import another_port_may_help
 from entrypoint.job.outcome import Outcome
@@ -249,7 +250,7 @@ class _Nodes:
         run.forget_restarts()
         if job.without_cmd:
             self._say(WITHOUT_CMD)
-        self._say(f"{job.nodes} node{'s' * (job.nodes > 1)} on this machine, run directory {job.run_dir}")
+        self._say(f"{counted(job.nodes, 'node')} on this machine, run directory {job.run_dir}")
         self._say(f"to follow it from elsewhere: tail -f {job.run_dir / 'job.log'}")
         processes.adopt_orphans()
         processes.allow_open_files(256 + 8 * job.nodes * job.tasks_per_node)

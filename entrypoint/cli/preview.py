@@ -15,6 +15,7 @@ from pathlib import Path
 
 from entrypoint.core.checkout import make
 from entrypoint.core.errors import BadInput
+from entrypoint.core.plain import counted
 from entrypoint.plan import mistakes, rules, sources
 from entrypoint.plan.profile import Profile
 from entrypoint.plan.sources import Settings
@@ -86,7 +87,7 @@ def preview_job(request: JobRequest, env: Mapping[str, str], cwd: Path) -> list[
         plan = rules.build(env, _allocation(said), settings, replace(profile, scratch=""))
         mistakes.check_plan(plan, settings)
         mistakes.check_training(plan.program, plan.world_size, cwd)
-        nodes, ranks = _counted(plan.nnodes, "node"), _counted(plan.nproc_per_node, "rank")
+        nodes, ranks = counted(plan.nnodes, "node"), counted(plan.nproc_per_node, "rank")
         lines = [f"{nodes} x {ranks} on {plan.device}, mode {plan.mode}", *plan.notes]
     there = "" if request.image.exists() else f" (not there yet: {make('image')})"
     return [
@@ -95,10 +96,6 @@ def preview_job(request: JobRequest, env: Mapping[str, str], cwd: Path) -> list[
         f"image {request.image}{there}",
         f"run directory {_run_dir(profile, settings, env, cwd)}",
     ]
-
-
-def _counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _run_dir(profile: Profile, settings: Settings, env: Mapping[str, str], cwd: Path) -> str:

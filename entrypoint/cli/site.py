@@ -24,11 +24,11 @@ from entrypoint.batch.slurm import survey as slurm
 from entrypoint.batch.survey import draft, host
 from entrypoint.batch.survey.ask import LoginNode
 from entrypoint.batch.survey.draft import QUESTION, Line
-from entrypoint.batch.survey.limits import counted
 from entrypoint.cli import submit
 from entrypoint.cli.main import exit_status
 from entrypoint.cli.profiles import load_checked, render
 from entrypoint.core.errors import BadInput
+from entrypoint.core.plain import counted
 from entrypoint.plan.profile import host_file
 from entrypoint.plan.sources import HelpFormatter, parser_class
 

@@ -1,5 +1,5 @@
 """Text of others, fit for a line of ours or a file's name: what a rank, a peer or a file said may hold
-anything."""
+anything. And numbers with their noun."""
 
 import shlex
 from typing import Any
@@ -18,6 +18,11 @@ def plain(value: Any) -> Any:
         return value
     line = " ".join(value[:4000].split())
     return "".join(letter if letter.isprintable() else "?" for letter in line)[:1000]
+
+
+def counted(number: int, what: str) -> str:
+    """`1 node`, `2 nodes`, `0 nodes`: for a noun that takes an s."""
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def file_part(name: str) -> str:

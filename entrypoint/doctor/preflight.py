@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from entrypoint.core.errors import BadInput
+from entrypoint.core.plain import counted
 from entrypoint.core.threads import run_in_thread
 from entrypoint.doctor import facts, judge
 from entrypoint.doctor.judge import Finding
@@ -60,5 +61,5 @@ async def look(plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> 
 def in_words(found: Mapping[str, Mapping[str, str]], nodes: int, seconds: float) -> list[str]:
     """For the job: what was found, by node, each finding once; and what it took."""
     lines = judge.by_nodes((node, text) for node, findings in found.items() for text in findings.values())
-    what = f"{len(lines)} finding{'s' * (len(lines) != 1)}" if lines else "nothing found"
+    what = counted(len(lines), "finding") if lines else "nothing found"
     return [*(f"preflight: {line}" for line in lines), f"preflight: {nodes} nodes, {what}, {seconds:.2f} s"]

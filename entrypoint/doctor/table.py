@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from entrypoint.core.plain import counted
 from entrypoint.doctor import judge
 from entrypoint.doctor.facts import NodeFacts
 from entrypoint.doctor.judge import Clock, Collective, Finding, GpuSpeed, Speed, Way, rate, size
@@ -46,11 +47,11 @@ class Report:
 
     @property
     def verdict(self) -> str:
-        count = len(self.findings)
-        return f"not healthy: {count} finding{'s' * (count != 1)}" if count else "healthy"
+        found = self.findings
+        return f"not healthy: {counted(len(found), 'finding')}" if found else "healthy"
 
     def _head(self) -> str:
-        nodes = f"{len(self.nodes)} node{'s' * (len(self.nodes) != 1)}"
+        nodes = counted(len(self.nodes), "node")
         ranks = f", {self.ranks} ranks, {self.transport}" if self.ranks else ""
         return f"doctor: {nodes}{ranks}, {self.seconds:.1f} s"
 

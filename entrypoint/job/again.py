@@ -7,6 +7,7 @@ for this, so the imports here are quick.
 
 import itertools
 
+from entrypoint.core.plain import counted
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 
@@ -28,7 +29,7 @@ def too_many(run: RunDirectory, bound: int | None) -> str:
     """Why no further restart of this run, nor a requeue after a failure, may follow; empty where one may.
     `bound`: --max-restarts."""
     before, newest = run.restarts(), run.newest_checkpoint()
-    times = f"{len(before)} time{'s' * (len(before) != 1)}"
+    times = counted(len(before), "time")
     fruitless = len(list(itertools.takewhile(lambda then: then == newest, reversed(before))))
     if bound is not None and len(before) >= bound:
         return f"restarted {times} before, and --max-restarts is {bound}"

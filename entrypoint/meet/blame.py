@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from entrypoint.core.errors import BAD_INPUT, STUCK
+from entrypoint.core.plain import counted
 from entrypoint.meet.reports import NO_ENDS, Ends, Failure, RankSnapshot, when
 
 _ECHO = re.compile(
@@ -92,8 +93,8 @@ def _of_end(ends: Ends, others: int, where: str, status: int, time: float) -> Fa
     """`ends`: at least one. `where`: the others were then."""
     one = ends.first
     assert one is not None
-    after = f" after {count(one.step, 'step')}" if one.step is not None else ""
-    too = f" ({count(len(ends) - 1, 'other rank')} too)" if len(ends) > 1 else ""
+    after = f" after {counted(one.step, 'step')}" if one.step is not None else ""
+    too = f" ({counted(len(ends) - 1, 'other rank')} too)" if len(ends) > 1 else ""
     rest = f"{others} other{'s were' if others > 1 else ' was'}" if others > 0 else "others were"
     question = "stop after the same step" if one.status else "make the same number of steps"
     return Failure(
@@ -105,11 +106,6 @@ def _of_end(ends: Ends, others: int, where: str, status: int, time: float) -> Fa
         time=time,
         error=f"ended with {one.status}{after}{too} while {rest} still {where}: do all ranks {question}?",
     )
-
-
-def count(number: int, what: str) -> str:
-    """`1 step`, `2 steps`."""
-    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _terminated(failure: Failure) -> bool:
@@ -176,7 +172,7 @@ def deadlock(
 
 def _behind(ends: Ends) -> str:
     """What is noticed of a rank that stays behind, where no step is missed: others have ended well."""
-    ended = f"{count(len(ends), 'other rank')} ended well, and " if ends else ""
+    ended = f"{counted(len(ends), 'other rank')} ended well, and " if ends else ""
     return f"{ended}it goes no further"
 
 

@@ -10,6 +10,7 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
+from entrypoint.core.plain import counted
 from entrypoint.node import gpu
 
 VERDICTS = {True: "fits", False: "does not fit", None: "cannot be told"}
@@ -66,7 +67,7 @@ def judged(facts: Mapping[str, Any]) -> tuple[bool | None, str]:
     if not facts["cuda_available"] or not gpus:
         return False, f"there is a driver, but torch {facts['torch']} sees no GPU: request one"
     what = f"stack {facts['stack']}" if facts["stack"] else f"torch {facts['torch']} (no image's stack here)"
-    return True, f"{what} has its driver and {gpus} GPU{'s' * (gpus != 1)}"
+    return True, f"{what} has its driver and {counted(gpus, 'GPU')}"
 
 
 def gather() -> dict[str, Any]:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.core.errors import BadInput
+from entrypoint.core.plain import counted
 from entrypoint.node import processes
 from entrypoint.plan import rules
 from entrypoint.plan.launch_plan import LaunchPlan
@@ -380,6 +381,6 @@ def _left_idle(plan: LaunchPlan, seen: int) -> str:
     each = seen // plan.allocation.nnodes
     words = f"--gpus-per-node {each}" if each else f"--nodes {seen} --gpus-per-node 1"
     return (
-        f"the plan is for CPUs, but torch sees {seen} GPU{'s' * (seen > 1)} here: give {words}, or --device "
+        f"the plan is for CPUs, but torch sees {counted(seen, 'GPU')} here: give {words}, or --device "
         "cpu if CPUs are meant"
     )

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from entrypoint.core.plain import counted
 from entrypoint.plan import commands
 from entrypoint.plan.origin import Origin, ValueSource
 from entrypoint.plan.rendezvous import Rendezvous, port_pair
@@ -224,8 +225,8 @@ def describe(plan: LaunchPlan) -> str:
 
 def in_brief(plan: LaunchPlan) -> str:
     """The plan in one line."""
-    nodes = f"{plan.nnodes} node{'s' * (plan.nnodes > 1)}"
-    ranks = f"{plan.nproc_per_node} rank{'s' * (plan.nproc_per_node > 1)}"
+    nodes = counted(plan.nnodes, "node")
+    ranks = counted(plan.nproc_per_node, "rank")
     return (
         f"job {plan.allocation.job_id}, attempt {plan.attempt}: {nodes} x {ranks} on {plan.device}, "
         f"mode {plan.mode}, rendezvous {plan.rendezvous.endpoint}, "

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from entrypoint.core.errors import BadInput
-from entrypoint.core.plain import file_part
+from entrypoint.core.plain import counted, file_part
 from entrypoint.plan import passed
 from entrypoint.plan.launch_plan import LaunchPlan, Mode, placement, port_of
 from entrypoint.plan.origin import DEFAULT, Origin, ValueSource, derived_from, from_profile, from_variable
@@ -113,7 +113,7 @@ def _members(allocation: Allocation, settings: Settings, *, spares: bool) -> int
         raise BadInput(
             "nnodes-above-step",
             f"--nnodes {span}, but this step has "
-            f"{allocation.nnodes} node{'s' * (allocation.nnodes > 1)}: "
+            f"{counted(allocation.nnodes, 'node')}: "
             "request as many nodes as you want to use",
         )
     return int(min(allocation.nnodes, most))
@@ -286,8 +286,8 @@ def _nproc_per_node(
             where = f"nodes gpus of {allocation.gpus_of_site}"
         raise BadInput(
             "gpus-too-few-for-ranks",
-            f"{nproc} rank{'s' * (nproc > 1)} on a node, but this task sees "
-            f"{seen} GPU{'s' * (seen != 1)} ({where}): {remedy}",
+            f"{counted(nproc, 'rank')} on a node, but this task sees "
+            f"{counted(seen, 'GPU')} ({where}): {remedy}",
         )
     return setting, (unused_gpus(nproc, seen),) if nproc < seen else ()
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from entrypoint.core.errors import DONE, SAVED, STUCK
+from entrypoint.core.plain import counted
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.meet import blame
@@ -73,7 +74,7 @@ def to_failure(place: int, ended: Outcome) -> Failure:
 
 def to_outcome(failure: Failure) -> Outcome:
     """The same back: the outcome of every node whose job has failed so."""
-    same = f"; {blame.count(failure.same, 'other rank')}: the same" if failure.same else ""
+    same = f"; {counted(failure.same, 'other rank')}: the same" if failure.same else ""
     return Outcome(
         status=failure.status,
         rank=failure.rank,

@@ -10,10 +10,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from entrypoint.core.errors import BAD_INPUT, Unavailable
+from entrypoint.core.plain import counted
 from entrypoint.job.again import too_many
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
-from entrypoint.meet.blame import count
 from entrypoint.meet.terms import MembershipPolicy, Timeouts
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.sources import Settings
@@ -76,7 +76,7 @@ class Restarts:
         nodes, ranks = self.active, self.active * self.plan.nproc_per_node
         if self.count == 0 or ended.rank is None or ended.status != BAD_INPUT or nodes >= self.plan.nnodes:
             return ""
-        left = f"with {count(ranks, 'rank')} on {count(nodes, 'node')}"
+        left = f"with {counted(ranks, 'rank')} on {counted(nodes, 'node')}"
         return f"{left} the program refuses to run: {ended.reason}"
 
     def members(self) -> tuple[int, ...]:

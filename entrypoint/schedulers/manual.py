@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from entrypoint.core.errors import BadInput
+from entrypoint.core.plain import counted
 from entrypoint.schedulers import hostlist, hostnames, variables
 from entrypoint.schedulers.allocation import Allocation
 from entrypoint.schedulers.request import PlacementRequest
@@ -57,8 +58,8 @@ def _node_rank(request: PlacementRequest, nodes: tuple[str, ...]) -> tuple[int, 
         if request.node_rank >= len(nodes):
             raise BadInput(
                 "manual-node-rank-range",
-                f"{NODE_RANK} {request.node_rank}, but {NODES} {request.nodes} has {len(nodes)} "
-                f"node{'s' * (len(nodes) != 1)}: give a number from 0 to {len(nodes) - 1}",
+                f"{NODE_RANK} {request.node_rank}, but {NODES} {request.nodes} has "
+                f"{counted(len(nodes), 'node')}: give a number from 0 to {len(nodes) - 1}",
             )
         return request.node_rank, NODE_RANK
     if request.hostname is None:

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from entrypoint.core import files
 from entrypoint.core.errors import BadInput
+from entrypoint.core.plain import counted
 from entrypoint.schedulers import hostnames, variables
 from entrypoint.schedulers.allocation import Allocation, Context, JobName
 from entrypoint.schedulers.request import PlacementRequest
@@ -160,7 +161,7 @@ def _node_rank(
     if number >= len(nodes):
         raise BadInput(
             "pbs-nodenum-range",
-            f"PBS_NODENUM={number}, but {file} has {len(nodes)} host{'s' * (len(nodes) != 1)}: "
+            f"PBS_NODENUM={number}, but {file} has {counted(len(nodes), 'host')}: "
             "give the node file of this very job",
         )
     if here not in (None, number):

@@ -27,6 +27,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from entrypoint.core.errors import BadInput
+from entrypoint.core.plain import counted
 from entrypoint.schedulers import hostlist, variables
 from entrypoint.schedulers.allocation import Allocation, JobName
 from entrypoint.schedulers.request import PlacementRequest
@@ -182,7 +183,7 @@ def _nodes(env: Mapping[str, str], scope: _Scope) -> tuple[str, ...]:
     if number not in (None, len(nodes)):
         raise BadInput(
             "slurm-nodelist-differs",
-            f"{variables.shown(scope.nodelist, text)} names {_nodes_of(len(nodes))}, "
+            f"{variables.shown(scope.nodelist, text)} names {counted(len(nodes), 'node')}, "
             f"but {scope.num_nodes}={number}: {_CLEANED}",
         )
     return nodes
@@ -208,7 +209,7 @@ def _place(
     if node_rank >= len(nodes):
         raise BadInput(
             "slurm-nodeid-range",
-            f"SLURM_NODEID={node_rank}, but {scope.nodelist} names {_nodes_of(len(nodes))}: {_CLEANED}",
+            f"SLURM_NODEID={node_rank}, but {scope.nodelist} names {counted(len(nodes), 'node')}: {_CLEANED}",
         )
     name = env.get("SLURMD_NODENAME", nodes[node_rank])
     if name != nodes[node_rank]:
@@ -270,7 +271,7 @@ def _refuse_uneven_gpus(
     if env.get("SLURM_JOB_NUM_NODES") == str(len(nodes)) and _typed(env, "SLURM_GPUS") != gpus * len(nodes):
         raise BadInput(
             "slurm-uneven-gpus",
-            f"{variables.shown('SLURM_GPUS', env['SLURM_GPUS'])} on {_nodes_of(len(nodes))}, but "
+            f"{variables.shown('SLURM_GPUS', env['SLURM_GPUS'])} on {counted(len(nodes), 'node')}, but "
             f"SLURM_GPUS_ON_NODE={gpus} on {nodes[node_rank]}: every node needs the same number: "
             "request --gpus-per-node rather than --gpus",
         )
@@ -313,7 +314,7 @@ def _repeated(text: str, name: str, nnodes: int) -> tuple[int, ...]:
             return tuple(numbers)
     raise BadInput(
         "slurm-repeated-count",
-        f"{variables.shown(name, text)} does not give {_nodes_of(nnodes)} a number each: {_CORRECT}",
+        f"{variables.shown(name, text)} does not give {counted(nnodes, 'node')} a number each: {_CORRECT}",
     )
 
 
@@ -322,7 +323,3 @@ def _typed(env: Mapping[str, str], name: str) -> int:
     text = variables.text(env, name, _CORRECT)
     remedy = f"give a number, or TYPE:NUMBER between commas, in {variables.shown(name, text)}"
     return sum(variables.whole(item.rpartition(":")[2], name, remedy) for item in text.split(","))
-
-
-def _nodes_of(number: int) -> str:
-    return f"{number} node{'s' * (number != 1)}"

@@ -10,6 +10,7 @@ from entrypoint.batch.survey import gpus, limits
 from entrypoint.batch.survey.ask import LoginNode
 from entrypoint.batch.survey.draft import Line
 from entrypoint.core.errors import BadInput
+from entrypoint.core.plain import counted
 from entrypoint.schedulers.pbs import COUNTED
 
 MODEL = re.compile(r"(gpu|accel)\w*_?(type|model|name|mod)")
@@ -237,7 +238,7 @@ def _nodes(chosen: Sequence[Host]) -> Iterator[Line]:
     yield Line(
         "nodes.gpus",
         one.gpus,
-        f"pbsnodes: {one.counted_by} of {limits.counted(len(chosen), 'host')}, such as {one.name}",
+        f"pbsnodes: {one.counted_by} of {counted(len(chosen), 'host')}, such as {one.name}",
     )
     if cpus := min(host.cpus for host in chosen):
         yield Line("nodes.cpus", cpus, "pbsnodes: the least ncpus of these hosts")

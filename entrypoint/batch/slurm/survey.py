@@ -12,6 +12,7 @@ from entrypoint.batch.survey import gpus, limits
 from entrypoint.batch.survey.ask import LoginNode
 from entrypoint.batch.survey.draft import Line
 from entrypoint.core.errors import BadInput
+from entrypoint.core.plain import counted
 from entrypoint.schedulers.hostlist import expand
 
 FORMAT = "%P %a %l %D %c %m %h %G %N"
@@ -44,7 +45,7 @@ class Group:
 
     def __str__(self) -> str:
         what = f"{self.gpus} x {self.model or 'GPU'}" if self.gpus else "no GPU"
-        return f"{limits.counted(self.nodes, 'node')} with {what}"
+        return f"{counted(self.nodes, 'node')} with {what}"
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ def _nodes(
     chosen: Sequence[Group], details: Mapping[str, str], config: Mapping[str, str], node: str
 ) -> Iterator[Line]:
     one = chosen[0]
-    alike = limits.counted(sum(each.nodes for each in chosen), "such node")
+    alike = counted(sum(each.nodes for each in chosen), "such node")
     yield Line("nodes.gpus", one.gpus, f"sinfo: {alike} in {one.partition}")
     cpus, memory = min(each.cpus for each in chosen), min(each.memory_mb for each in chosen)
     why = "sinfo: the least of these nodes"

@@ -13,8 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from entrypoint.batch.survey.limits import counted
-from entrypoint.core.plain import plain
+from entrypoint.core.plain import counted, plain
 
 ANSWER = 20.0
 """Seconds that a command has."""

@@ -33,7 +33,3 @@ def gib(text: str) -> int | None:
     if not found:
         return None
     return int(found[1]) * (1 << 10 * " kmgt".index(found[2] or " ")) >> 30
-
-
-def counted(number: int, what: str) -> str:
-    return f"{number} {what}{'s' * (number != 1)}"

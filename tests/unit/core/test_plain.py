@@ -5,11 +5,15 @@ import subprocess
 
 import pytest
 
-from entrypoint.core.plain import plain, shell_word
+from entrypoint.core.plain import counted, plain, shell_word
 
 
 def test_a_line_of_others_has_no_control_character() -> None:
     assert plain("a\x1b[31m\nb\u202e") == "a?[31m b?"
+
+
+def test_one_is_counted_without_an_s() -> None:
+    assert [counted(number, "node") for number in range(3)] == ["0 nodes", "1 node", "2 nodes"]
 
 
 @pytest.mark.parametrize(

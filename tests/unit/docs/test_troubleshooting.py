@@ -46,7 +46,8 @@ def _of_python(text: str) -> Iterator[str]:
 def _part(node: ast.expr) -> str:
     if isinstance(node, ast.Constant):
         return str(node.value)
-    return "s" if "'s' *" in ast.unparse(node) else HOLE  # nodes: N > 1 of them
+    counted = re.search(r"\bcounted\(.*, '(.*)'\)", ast.unparse(node))
+    return f"{HOLE} {counted[1]}s" if counted else HOLE
 
 
 def _of_shell(text: str) -> Iterator[str]:

@@ -40,7 +40,3 @@ def test_a_first_job_asks_for_an_hour_or_for_the_limit(text: str, seconds: int |
 )
 def test_sizes_of_pbs_are_rounded_down(text: str, gib: int | None) -> None:
     assert limits.gib(text) == gib
-
-
-def test_counts_are_for_people() -> None:
-    assert (limits.counted(1, "node"), limits.counted(2, "node")) == ("1 node", "2 nodes")
