@@ -184,7 +184,7 @@ def _plan(job: LocalJob, env: Mapping[str, str]) -> tuple[LaunchPlan, sources.Se
     before, command = commands.split_command(job.launch)
     node = node_env(job, 0, 0, 0, env, progress=False)
     plan, settings = resolve(node, sources.of_launch(before, _parser()), command, hostname=None)
-    launch.check(plan, settings)
+    launch.check(plan)
     mistakes.check_training(plan.program, plan.world_size, Path.cwd())
     mistakes.check_run_dir(job.run_dir, plan.command)
     return plan, settings

@@ -85,7 +85,6 @@ def preview_job(request: JobRequest, env: Mapping[str, str], cwd: Path) -> list[
     lines = [f"{unclear} changes what is granted: ranks and devices are checked when the job starts"]
     if not unclear:
         plan = rules.build(env, _allocation(said), settings, replace(profile, scratch=""))
-        mistakes.check_plan(plan, settings)
         mistakes.check_training(plan.program, plan.world_size, cwd)
         nodes, ranks = counted(plan.nnodes, "node"), counted(plan.nproc_per_node, "rank")
         lines = [f"{nodes} x {ranks} on {plan.device}, mode {plan.mode}", *plan.notes]

@@ -1,5 +1,5 @@
 """Refuses what people try first and cannot have meant, before anything starts, and says what they probably
-meant. `check_command` and `check_plan` are where to begin.
+meant. `check_command` is where to begin.
 
 Such as a launcher's name in front of a script, or a run directory that belongs to another program. `launch`,
 `prepare` (in a job script's first second) and `submit` all ask here. Runs with Python 3.9.
@@ -20,7 +20,6 @@ from entrypoint.core import files, spelling
 from entrypoint.core.checkout import HOME, apptrain, make
 from entrypoint.core.errors import BadInput
 from entrypoint.plan.commands import DATA, sorted_out, typed
-from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.profile import STARTERS
 from entrypoint.plan.sources import Settings
 
@@ -108,30 +107,6 @@ def check_run_dir(path: Path, command: Sequence[str]) -> None:
             "run-dir-other-program",
             f"the run directory {path} is that of {program(before)}, not of {program(command)}: give "
             f"another with --run-dir, or, where that is its new name, remove {path}/manifest.json",
-        )
-
-
-def check_plan(plan: LaunchPlan, settings: Settings) -> None:
-    """Raises BadInput for options that do not go with the mode."""
-    if settings.on_failure.restarts_in_place and plan.mode == "rank":
-        raise BadInput(
-            "restart-mode-rank",
-            "--on-failure restart needs one task on every node, and --mode rank has one for each rank: start "
-            "one task per node, or use --on-failure requeue",
-        )
-    if settings.value("doctor") and plan.mode == "exec":
-        raise BadInput(
-            "doctor-mode-exec",
-            "--doctor starts a rank on each device, and --mode exec does not: leave --mode exec out",
-        )
-    if settings.value("doctor") and settings.on_failure.requeues:
-        raise BadInput(
-            "doctor-on-failure", f"--doctor looks once: leave --on-failure {settings.on_failure} out"
-        )
-    if plan.mode != "torchrun" and plan.max_restarts:
-        raise BadInput(
-            "max-restarts-mode",
-            f"--max-restarts {plan.max_restarts} needs --mode torchrun, this is {plan.mode}: leave it out",
         )
 
 

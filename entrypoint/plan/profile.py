@@ -401,6 +401,11 @@ def _variables(given: Mapping[Any, Any], path: Path) -> dict[str, str]:
         raise BadInput(
             "profile-omp-threads", f"{path}: env sets OMP_NUM_THREADS: set omp_num_threads under launch"
         )
+    if of_torchrun := [str(name) for name in given if str(name).startswith("PET_")]:
+        raise BadInput(
+            "profile-torchrun-variable",
+            f"{path}: env sets {of_torchrun[0]}: torchrun gets its options from the plan alone: leave it out",
+        )
     return {str(name): _variable(f"{path}: env {name}", value) for name, value in given.items()}
 
 

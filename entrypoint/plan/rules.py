@@ -30,7 +30,8 @@ REFERENCE_PRELOAD = ("torchvision.models", "train.loop")
 
 
 def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, profile: Profile) -> LaunchPlan:
-    """Composes the plan. Raises BadInput where what was granted and what was asked for do not fit."""
+    """Composes the plan. Raises BadInput where what was granted and what was asked for do not fit, or nothing
+    would carry out what was asked for."""
     allocation = _with_gpus_of_site(env, allocation, profile)
     allocation, lines_of_cores = _without_lines_of_cores(allocation, profile)
     members = tuple(range(_members(allocation, settings, spares=settings.on_failure.restarts_in_place)))
@@ -54,7 +55,7 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
         )
     if preset := passed.preset(env):
         notes += (f"not passed on to the ranks, meant for another launcher: {', '.join(preset)}",)
-    return LaunchPlan(
+    plan = LaunchPlan(
         allocation=allocation,
         members=members,
         hosts=hosts,
@@ -86,6 +87,45 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
             **{f"env.{name}": derived_from("mode") for name in placed},
         },
         notes=allocation.notes + notes + thread_notes + _spare_note(allocation, members),
+    )
+    _check_mode(plan, settings)
+    return plan
+
+
+def _check_mode(plan: LaunchPlan, settings: Settings) -> None:
+    """Raises BadInput for options that nothing carries out in this mode: a plan shows what will run."""
+    if settings.on_failure.restarts_in_place and plan.mode == "rank":
+        raise BadInput(
+            "restart-mode-rank",
+            "--on-failure restart needs one task on every node, and --mode rank has one for each rank: start "
+            "one task per node, or use --on-failure requeue",
+        )
+    if settings.value("doctor") and plan.mode == "exec":
+        raise BadInput(
+            "doctor-mode-exec",
+            "--doctor starts a rank on each device, and --mode exec does not: leave --mode exec out",
+        )
+    if settings.value("doctor") and settings.on_failure.requeues:
+        raise BadInput(
+            "doctor-on-failure", f"--doctor looks once: leave --on-failure {settings.on_failure} out"
+        )
+    if plan.mode != "torchrun" and plan.max_restarts:
+        raise BadInput(
+            "max-restarts-mode",
+            f"--max-restarts {plan.max_restarts} needs --mode torchrun, this is {plan.mode}: leave it out",
+        )
+    backend = settings["rdzv-backend"]
+    if plan.mode == "torchrun" or backend.value == "static":
+        return
+    if backend.origin is Origin.PROFILE:
+        raise BadInput(
+            "profile-rdzv-backend-mode",
+            f"rdzv_backend {backend.value} of the profile {backend.source.name} needs --mode torchrun, "
+            f"this is {plan.mode}: give --rdzv-backend static",
+        )
+    raise BadInput(
+        "rdzv-backend-mode",
+        f"--rdzv-backend {backend.value} needs --mode torchrun, this is {plan.mode}: leave it out",
     )
 
 

@@ -45,7 +45,7 @@ CLOSE = 5.0
 def launch(plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> int:
     """Runs this node's part and returns its exit status. Before ranks start: BadInput, Unavailable."""
     _heed_keyboard()
-    check(plan, settings)
+    check(plan)
     check_place(plan, env)
     run = Path(plan.run_dir).absolute()
     plan = dataclasses.replace(plan, run_dir=str(run), env={**plan.env, "APPTRAIN_RUN_DIR": str(run)})
@@ -72,7 +72,7 @@ def _heed_keyboard() -> None:
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
-def check(plan: LaunchPlan, settings: Settings) -> None:
+def check(plan: LaunchPlan) -> None:
     """Raises BadInput for what `plan` can show but `launch` cannot run."""
     _check_venv(plan)
     if plan.context == "batch" and plan.nnodes > 1:
@@ -81,7 +81,6 @@ def check(plan: LaunchPlan, settings: Settings) -> None:
             f"this is the batch script or interactive shell of job {plan.allocation.job_id}, on one of its "
             f"{plan.nnodes} nodes only: start one task per node with {plan.allocation.start_line}",
         )
-    mistakes.check_plan(plan, settings)
     mistakes.check_command(plan.command, Path.cwd(), mode=plan.mode, no_python=plan.no_python)
 
 

@@ -1215,6 +1215,7 @@ def test_silence_of_all_ranks_is_a_hang_where_that_is_asked_for(tmp_path: Path) 
         (("--nodes", "300"), "--nodes 300: 254 at most on one machine"),
         (("--mode", "rank", "--on-failure", "restart"), "--on-failure restart needs one task on every node, and --mode rank has one for each rank: start one task per node, or use --on-failure requeue"),
         (("--mode", "rank", "--max-restarts", "2"), "--max-restarts 2 needs --mode torchrun, this is rank: leave it out"),
+        (("--mode", "rank", "--rdzv-backend", "c10d"), "--rdzv-backend c10d needs --mode torchrun, this is rank: leave it out"),
         (("--no-python", "--", "no-such-program"), "CMD no-such-program is no program in PATH: check the spelling, or give its path"),
     ],
 )  # fmt: skip

@@ -216,8 +216,8 @@ def test_our_command_resolves_and_its_settings_are_the_programs(machine: Machine
     machine.bench.ours(RESNET, images=tmp_path)
     (argv,) = machine.ran
     before, cmd = commands.split_command(argv[4:])
-    plan, settings = resolve({}, vars(cli.parser().parse_args(before)), cmd, hostname=None)
-    launch.check(plan, settings)
+    plan, _ = resolve({}, vars(cli.parser().parse_args(before)), cmd, hostname=None)
+    launch.check(plan)
     assert (plan.device, plan.nproc_per_node) == ("cuda", 1)
     name, overrides = cmd[3], cmd[4:]
     used = config.load(config.find(name), overrides)

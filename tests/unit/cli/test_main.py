@@ -469,6 +469,46 @@ def test_c10d_says_what_it_risks_and_names_the_store_s_host(cli: Cli) -> None:
     assert "--rdzv-conf=is_host=0" in plan["argv"]
 
 
+RANK, EXEC = ("--mode", "rank"), ("--mode", "exec")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((*RANK, "--rdzv-backend", "c10d"), "--rdzv-backend c10d needs --mode torchrun, this is rank: leave it out"),
+        ((*EXEC, "--rdzv-backend", "c10d"), "--rdzv-backend c10d needs --mode torchrun, this is exec: leave it out"),
+        ((*EXEC, "--max-restarts", "2"), "--max-restarts 2 needs --mode torchrun, this is exec: leave it out"),
+        ((*RANK, "--on-failure", "restart"), "--on-failure restart needs one task on every node, and --mode rank has one for each rank: start one task per node, or use --on-failure requeue"),
+        ((*EXEC, "--doctor"), "--doctor starts a rank on each device, and --mode exec does not: leave --mode exec out"),
+        (("--doctor", "--on-failure", "requeue"), "--doctor looks once: leave --on-failure requeue out"),
+    ],
+)  # fmt: skip
+def test_what_nothing_would_carry_out_is_in_no_plan(cli: Cli, options: Sequence[str], message: str) -> None:
+    assert cli.refusal(NODE, *options) == message
+
+
+def test_what_goes_with_the_mode_is_planned(cli: Cli) -> None:
+    for options in (
+        (*RANK, "--rdzv-backend", "static"),
+        (*RANK, "--on-failure", "requeue", "--max-restarts", "2"),
+        (*EXEC, "--on-failure", "restart"),
+        ("--max-restarts", "2"),
+    ):
+        assert cli.plan(NODE, *options)["rendezvous"]["backend"] == "static"
+
+
+def test_a_site_s_c10d_is_for_torchrun_and_a_flag_puts_it_aside(cli: Cli, tmp_path: Path) -> None:
+    site = tmp_path / "site.yaml"
+    site.write_text("launch: {rdzv_backend: c10d}")
+    given = ("--profile", str(site))
+    status, out, _ = cli.run(NODE, "--json", *given)
+    assert (status, json.loads(out)["rendezvous"]["backend"]) == (0, "c10d")
+    assert cli.refusal(NODE, *given, *RANK) == (
+        "rdzv_backend c10d of the profile site.yaml needs --mode torchrun, this is rank: give --rdzv-backend static"
+    )
+    assert cli.plan(NODE, *given, *RANK, "--rdzv-backend", "static")["rendezvous"]["backend"] == "static"
+
+
 def test_an_ipv6_rendezvous_is_in_brackets(cli: Cli) -> None:
     plan = cli.plan(NODE, "--master-addr", "fd00::1", "--master-port", "29500")
     assert plan["master_addr"] == "fd00::1"

@@ -60,6 +60,25 @@ def test_gpus_are_not_counted_where_nobody_said_how_many_or_there_are_none(
         rules._nproc_per_node(granted, settings(), "torchrun", "cuda")
 
 
+CARRIED_OUT = {
+    *("--nnodes", "--nproc-per-node", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id"),
+    *("--rdzv-conf", "--local-addr", "--max-restarts", "--no-python"),
+}
+"""torchrun's options that `_run` in entrypoint/ranks/agent.py carries out: one more in the plan's line must first
+be one more there."""
+
+
+def test_the_line_of_a_plan_has_no_option_that_the_agent_does_not_carry_out() -> None:
+    plan, script = planned(), ("script.py",)
+    c10d = replace(plan.rendezvous, backend="c10d")
+    both = (
+        replace(plan, command=script),
+        replace(plan, command=script, rendezvous=c10d, no_python=True, max_restarts=3),
+    )
+    found = {word.partition("=")[0] for each in both for word in each.argv[1:-1]}
+    assert found == CARRIED_OUT
+
+
 WORDS = [
     [],
     ["--"],

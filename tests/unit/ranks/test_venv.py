@@ -31,9 +31,9 @@ def made(tmp_path: Path) -> Path:
 def refusal(env: dict[str, str], *options: str) -> str | None:
     """What `launch` says of this venv under the tests' own Python; None where it may start."""
     given = vars(cli.parser().parse_args(["launch", *NODE, *options]))
-    plan, settings = resolve(env, given, ["-m", "train"], hostname=None)
+    plan, _ = resolve(env, given, ["-m", "train"], hostname=None)
     try:
-        launch.check(plan, settings)
+        launch.check(plan)
     except BadInput as refused:
         return str(refused)
     return None

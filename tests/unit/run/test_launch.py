@@ -53,7 +53,7 @@ def test_the_batch_script_of_several_nodes_is_no_task() -> None:
     plan = planned()
     plan = dataclasses.replace(plan, allocation=dataclasses.replace(plan.allocation, context="batch"))
     with pytest.raises(BadInput, match=r"this is the batch script .* on one of its \d nodes only"):
-        launch.check(plan, settings())
+        launch.check(plan)
 
 
 @pytest.mark.parametrize(

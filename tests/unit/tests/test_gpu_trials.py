@@ -226,8 +226,8 @@ def resolves(argv: list[str]) -> None:
     before, cmd = commands.split_command(argv)
     given = vars(cli.parser().parse_args(before))
     env = {"CUDA_VISIBLE_DEVICES": "0,1"}
-    plan, settings = resolve(env, given, cmd, hostname=None)
-    launch.check(plan, settings)
+    plan, _ = resolve(env, given, cmd, hostname=None)
+    launch.check(plan)
     assert (plan.mode, plan.device, plan.nproc_per_node, list(plan.command)) == ("torchrun", "cuda", 2, cmd)
 
 
