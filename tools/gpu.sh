@@ -1,8 +1,11 @@
 #!/usr/bin/env bash
-# Run a module of this checkout with the Python that has a CUDA torch on this machine; no venv is made.
+# Run a module of this checkout with the Python that has a CUDA torch on this machine; no venv is
+# made.
 #
-# Usage: tools/gpu.sh MODULE [ARGUMENT ...]      such as tools/gpu.sh gpu --list, which `make test-gpu` does
-# Reads: PYTHON (the Python to take), else VENV/bin/python where that is, else python3; PYTHONPATH, which stays.
+# Usage: tools/gpu.sh MODULE [ARGUMENT ...]      such as tools/gpu.sh gpu --list, which
+#                                                `make test-gpu` does
+# Reads: PYTHON (the Python to take), else VENV/bin/python if that is there, else python3;
+#        PYTHONPATH, which stays.
 # Exit:  64 no Python 3.11 or newer · else the module's own
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -10,10 +13,13 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 python=${PYTHON:-}
 if [[ -z $python ]]; then
     python=python3
-    if [[ -x ${VENV:-.venv}/bin/python ]]; then python=${VENV:-.venv}/bin/python; fi
+    if [[ -x ${VENV:-.venv}/bin/python ]]; then
+        python=${VENV:-.venv}/bin/python
+    fi
 fi
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-    echo "gpu: $python is no Python 3.11 or newer: give one that has a CUDA torch with PYTHON=FILE" >&2
+    echo "gpu: $python is no Python 3.11 or newer:" \
+        "give one that has a CUDA torch with PYTHON=FILE" >&2
     exit 64
 fi
 # tests/ is no package: another one that is called so, in site-packages, would stand before it.

@@ -2,10 +2,12 @@
 # Make a venv on top of the image, for packages that the image lacks, without building it anew.
 #
 # Usage: tools/image-venv.sh DIR [IMAGE]     IMAGE is containers/image.sif if not given
-# Exit:  0 the venv is there · 64 it cannot be made here, with one message · else the status of venv in the image
+# Exit:  0 the venv is there · 64 it cannot be made here, with one message ·
+#        else the status of venv in the image
 #
-# It sees the image's packages and works in that image only. pip in it keeps the versions of everything that the
-# image has: what does not go with them is pip's error, not a second torch in your home.
+# It sees the image's packages and works in that image only. pip in it keeps the versions of
+# everything that the image has: what does not go with them is pip's error, not a second torch in
+# your home.
 set -euo pipefail
 
 if (($# < 1 || $# > 2)) || [[ -z $1 || $1 == -* ]]; then
@@ -23,8 +25,10 @@ mkdir -p -- "$venv"
 export APPTRAIN_BIND="${APPTRAIN_BIND:+$APPTRAIN_BIND$'\n'}$venv"
 "$run" "$image" python -m venv --clear --system-site-packages -- "$venv"
 printf '[install]\nconstraint = /opt/apptrain/constraints.txt\n' >"$venv/pip.conf"
+printf -v venv_word %q "$venv"
+printf -v image_word %q "$image"
 cat <<EOF
 venv: $venv is ready
-venv: to add packages:  APPTRAIN_VENV=$(printf %q "$venv") containers/run.sh $(printf %q "$image") pip install PACKAGE
-venv: to use it in a job:  --venv $(printf %q "$venv")
+venv: to add packages:  APPTRAIN_VENV=$venv_word containers/run.sh $image_word pip install PACKAGE
+venv: to use it in a job:  --venv $venv_word
 EOF

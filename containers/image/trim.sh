@@ -1,6 +1,6 @@
 #!/bin/sh
-# Run in an image that is being built: remove what no run needs, and what differs from build to build.
-# docs/containers.md says what each group saves.
+# Run in an image that is being built: remove what no run needs, and what differs from build to
+# build. docs/containers.md says what each group saves.
 set -eu
 
 # Removes what find prints for these arguments, and says what that saves.
@@ -17,11 +17,14 @@ drop() {
 packages=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib", "posix_local"))')
 
 drop "Debian's documentation, translations and package lists" \
-    /usr/share/doc/*/* /usr/share/man /usr/share/info /usr/share/locale /usr/share/javascript /usr/share/lintian \
-    /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old /var/lib/dpkg/*-old -prune ! -name copyright
-drop "static libraries, for linking programs of one's own" "$packages/nvidia" "$packages/triton" -name '*.a'
+    /usr/share/doc/*/* /usr/share/man /usr/share/info /usr/share/locale /usr/share/javascript \
+    /usr/share/lintian /var/lib/apt/lists/* /var/cache/apt/* /var/cache/debconf/*-old \
+    /var/lib/dpkg/*-old -prune ! -name copyright
+drop "static libraries, for linking programs of one's own" \
+    "$packages/nvidia" "$packages/triton" -name '*.a'
 drop "NVSHMEM for kernels of one's own" "$packages/nvidia" -name 'libnvshmem_device*.bc'
-drop "a solver for several GPUs that torch does not load" "$packages/nvidia" -name 'libcusolverMg.so*'
+drop "a solver for several GPUs that torch does not load" \
+    "$packages/nvidia" -name 'libcusolverMg.so*'
 drop "Triton's compiler for AMD's GPUs" "$packages/triton/backends/amd" -name '*.so'
 drop "the compiler of protocol buffers" "$packages/torch/bin" -name 'protoc*'
 cd "$packages"
