@@ -123,25 +123,25 @@ class Attempt:
         """Writes and tells how this node ended. `made`: what its run directory was known by."""
         given, met, state = self._given, ended.meeting, ended.state
         plan = met.plan if met else given.plan
-        outcome = dataclasses.replace(ended.outcome, error=plain(ended.outcome.error))  # it may quote a rank
+        mine = dataclasses.replace(ended.outcome, error=plain(ended.outcome.error))  # it may quote a rank
         misfit = ""
         if given.before and given.restarts and met:
-            misfit = given.restarts.met(plan.members).misfit(outcome)
-            outcome = given.before.outcome if misfit else outcome
+            misfit = given.restarts.met(plan.members).misfit(mine)
+            mine = given.before.outcome if misfit else mine
         await self._end_of_start(ended)
         is_gone = met is not None and plan.is_first and await self._lost_run_dir(made)
-        is_written = await self._write(outcome, plan, ended)
+        is_written = await self._write(mine, plan, ended)
         if met and met.link:
             if state is None:
-                met.link.report(Fail(to_failure(plan.place, outcome)))
+                met.link.report(Fail(to_failure(plan.place, mine)))
             await met.link.close()
         if plan.is_first and not is_gone:
             network = state.network if state else ""
-            await self._manifest.end(plan, outcome.status, alone=outcome.alone, network=network)
+            await self._manifest.end(plan, mine.status, alone=mine.alone, network=network)
         return FinishedAttempt(
             plan=plan,
             run_dir=given.run_dir,
-            outcome=outcome,
+            outcome=mine,
             refusal=ended.refusal,
             has_met=met is not None,
             lost=state.lost if state else (),
