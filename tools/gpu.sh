@@ -10,6 +10,13 @@
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 
+# refuse ID TEXT...: the id names the cause, and is not printed.
+refuse() {
+    shift
+    echo "gpu: $*" >&2
+    exit 64
+}
+
 python=${PYTHON:-}
 if [[ -z $python ]]; then
     python=python3
@@ -18,9 +25,8 @@ if [[ -z $python ]]; then
     fi
 fi
 if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
-    echo "gpu: $python is no Python 3.11 or newer:" \
-        "give one that has a CUDA torch with PYTHON=FILE" >&2
-    exit 64
+    refuse gpu-python "$python is no Python 3.11 or newer:" \
+        "give one that has a CUDA torch with PYTHON=FILE"
 fi
 # tests/ is no package: another one that is called so, in site-packages, would stand before it.
 export PYTHONPATH="$here/src:$here:$here/tests${PYTHONPATH:+:$PYTHONPATH}"

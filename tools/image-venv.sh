@@ -10,16 +10,21 @@
 # your home.
 set -euo pipefail
 
-if (($# < 1 || $# > 2)) || [[ -z $1 || $1 == -* ]]; then
-    echo "venv: usage: make venv DIR=DIR, or tools/image-venv.sh DIR [IMAGE]" >&2
+# refuse ID TEXT...: the id names the cause, and is not printed.
+refuse() {
+    shift
+    echo "venv: $*" >&2
     exit 64
+}
+
+if (($# < 1 || $# > 2)) || [[ -z $1 || $1 == -* ]]; then
+    refuse image-venv-usage "usage: make venv DIR=DIR, or tools/image-venv.sh DIR [IMAGE]"
 fi
 run=$(dirname -- "${BASH_SOURCE[0]}")/../containers/run.sh
 image=${2:-$(dirname -- "$run")/image.sif}
 venv=$(realpath -m -- "$1")
 if [[ -e $venv && ! -f $venv/pyvenv.cfg ]] && ! rmdir -- "$venv" 2>/dev/null; then
-    echo "venv: DIR=$1 exists and is no venv: choose another place, or remove it" >&2
-    exit 64
+    refuse venv-not-ours "DIR=$1 exists and is no venv: choose another place, or remove it"
 fi
 mkdir -p -- "$venv"
 export APPTRAIN_BIND="${APPTRAIN_BIND:+$APPTRAIN_BIND$'\n'}$venv"

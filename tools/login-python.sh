@@ -16,6 +16,13 @@ venv=${VENV:-.venv}
 image_venv=${IMAGE_VENV:-.venv-image}
 plain=
 
+# refuse ID TEXT...: the id names the cause, and is not printed.
+refuse() {
+    shift
+    echo "apptrain: $*" >&2
+    exit 64
+}
+
 # Prints the path by which another directory finds it too.
 show() {
     if [[ $1 == */* ]]; then
@@ -50,9 +57,8 @@ if [[ $need == any && -n $plain ]]; then
     exit
 fi
 if [[ $need == any ]]; then
-    echo "apptrain: no python3 here is 3.9 or newer:" \
-        "load the site's module for Python, or name one in PYTHON" >&2
-    exit 64
+    refuse python-too-old "no python3 here is 3.9 or newer:" \
+        "load the site's module for Python, or name one in PYTHON"
 fi
 echo "no python3 here has PyYAML (or python3 -m pip install --user pyyaml): making $image_venv" >&2
 tools/venv.sh "$image_venv" image >&2

@@ -55,7 +55,7 @@ BASH: dict[str, list[tuple[object, ...]]] = {
     ],
     "tools/gpu.sh": [REFUSES, (r"^# Exit:  (\d+) no Python", errors.BAD_INPUT)],
     "tools/image-venv.sh": [
-        (*REFUSES, errors.BAD_INPUT),
+        REFUSES,
         (r"^# Exit: .* (\d+) it cannot be made", errors.BAD_INPUT),
     ],
     "tools/login-python.sh": [REFUSES, (r"^# Exit: .* (\d+) no Python", errors.BAD_INPUT)],
