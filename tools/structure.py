@@ -40,6 +40,9 @@ A variable crosses files if one file assigns it outside of a function's `local`,
 assign it reads it; of these two one sources the other, or a third one both, as `# shellcheck source=FILE`
 says. Names in capitals with an underscore are taken for the environment. It is named if the header of each
 file that sets it has it in a paragraph that begins with `# Sets:` (a heading like `# Reads:` ends that).
+
+`--lint` refuses what may not be: two public classes of one name, the formula, and in bash lines that are too
+long or hold more than one statement or assignment, and variables that cross files and are not named.
 """
 
 import argparse
@@ -758,6 +761,10 @@ def wrongs(report: Structure) -> Iterator[str]:
         yield f"the public class {name} stands in {', '.join(files)}: give each a name of its own"
     for file in report.formula:
         yield f"{file}: {FORMULA!r}: say what the module does, and where to begin reading"
+    for bash in report.bash.values():
+        yield from bash.wrong
+        for file, names in bash.unnamed.items():
+            yield f"{file}: other files read {', '.join(names)}: say so in its header, under `# Sets:`"
 
 
 def in_words(report: Structure) -> Iterable[str]:

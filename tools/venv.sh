@@ -5,21 +5,23 @@
 #        tools/venv.sh DIR dev      that, and what `make test`, `lint` and `lock` need
 #        tools/venv.sh DIR image    what building images needs, without torch; Python 3.9 will do
 #        tools/venv.sh DIR remove   remove the venv, if this script made it
-# Reads: PYTHON (else the first that fits of python3, python3.14 ... python3.11), and what pip itself reads:
-#        its configuration, PIP_*, proxies, certificates.
-# Exit:  0 the venv is ready · 64 it cannot be made here, with one message · 69 pip failed, or another make
-#        did not end in time · 128+N ended by signal N.
+# Reads: PYTHON (else the first that fits of python3, python3.14 ... python3.11), and what pip
+#        itself reads: its configuration, PIP_*, proxies, certificates.
+# Exit:  0 the venv is ready · 64 it cannot be made here, with one message · 69 pip failed, or
+#        another make did not end in time · 128+N ended by signal N.
 #
-# Nothing is created before all checks have passed. DIR/apptrain.venv says what the venv was made for, and is the
-# lock of who makes it. While it is empty the venv is used by nobody, and it is removed if making it fails or is
-# stopped.
+# Nothing is created before all checks have passed. DIR/apptrain.venv says what the venv was made
+# for, and is the lock of who makes it. While it is empty the venv is used by nobody, and it is
+# removed if making it fails or is stopped.
 set -euo pipefail
 
 readonly GLIBC_MINOR=28 # manylinux_2_28, which torch's wheels need
 readonly LOCK_WAIT=30   # min; about four times a first install over a slow line
 readonly ELSEWHERE="choose another place, make VENV=DIR"
 
-say() { printf 'venv: %s\n' "$*" >&2; }
+say() {
+    printf 'venv: %s\n' "$*" >&2
+}
 
 # refuse ID TEXT...: the id names the cause, and is not printed; so of `fail`.
 refuse() {
@@ -34,14 +36,20 @@ fail() {
     exit 69
 }
 
-# --- what is there ---------------------------------------------------------------------------------------
+# --- what is there --------------------------------------------------------------------------------
 
 # A later line replaces an earlier one.
-field() { sed -n "s/^$1=//p" "$state" 2>/dev/null | tail -n 1 || true; }
+field() {
+    sed -n "s/^$1=//p" "$state" 2>/dev/null | tail -n 1 || true
+}
 
-digest() { sha256sum <"$checkout/requirements/$1.txt" | cut -d' ' -f1; }
+digest() {
+    sha256sum <"$checkout/requirements/$1.txt" | cut -d' ' -f1
+}
 
-minor_of() { "$1" -I -S -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true; }
+minor_of() {
+    "$1" -I -S -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true
+}
 
 # Why the venv has to be made anew; nothing if it can stay.
 why_anew() {
@@ -60,19 +68,24 @@ why_anew() {
 
 # Sets `anew` (see above) and `add_dev` (whether the development packages have to be added).
 is_ready() {
-    anew=$(why_anew) add_dev=
-    if [[ $level == dev && (-n $anew || $(field dev) != "$(digest dev)") ]]; then add_dev=yes; fi
+    anew=$(why_anew)
+    add_dev=
+    if [[ $level == dev && (-n $anew || $(field dev) != "$(digest dev)") ]]; then
+        add_dev=yes
+    fi
     [[ -z $anew && -z $add_dev && $(field checkout) == "$checkout" ]]
 }
 
-# --- checks ------------------------------------------------------------------------------------------------
+# --- checks ---------------------------------------------------------------------------------------
 
 check_platform() {
     local here
     here="$(uname -sm), $(getconf GNU_LIBC_VERSION 2>/dev/null || echo "no glibc")"
-    if [[ ! $here =~ ^Linux\ (x86_64|aarch64),\ glibc\ 2\.([0-9]+) ]] || ((BASH_REMATCH[2] < GLIBC_MINOR)); then
+    if [[ ! $here =~ ^Linux\ (x86_64|aarch64),\ glibc\ 2\.([0-9]+) ]] ||
+        ((BASH_REMATCH[2] < GLIBC_MINOR)); then
         refuse venv-unfit-system \
-            "this is $here: the locked wheels are for Linux on x86_64 and aarch64 with glibc 2.$GLIBC_MINOR or newer" \
+            "this is $here: the locked wheels are for Linux on x86_64 and aarch64 with glibc" \
+            "2.$GLIBC_MINOR or newer" \
             "(Debian 10, Ubuntu 20.04, RHEL 8 or later)"
     fi
 }
@@ -100,12 +113,15 @@ choose_python() {
         python=$(command -v "$name") || continue
         found=$(probe "$python")
         version=${found#ok }
-        if [[ $found == ok\ * ]]; then return; fi
+        if [[ $found == ok\ * ]]; then
+            return
+        fi
         all+="$python $found; "
     done
     refuse python-missing \
-        "${all:-${PYTHON:-python3} not found; }Python 3.$first_minor to 3.14 with venv and pip is needed:" \
-        "make PYTHON=/path/to/python3.$first_minor (on a cluster see: module avail python; on Debian: apt install python3-venv)"
+        "${all:-${PYTHON:-python3} not found; }Python 3.$first_minor to 3.14 with venv and pip" \
+        "is needed: make PYTHON=/path/to/python3.$first_minor" \
+        "(on a cluster see: module avail python; on Debian: apt install python3-venv)"
 }
 
 check_target() {
@@ -124,27 +140,34 @@ check_target() {
     fi
 }
 
-size() { numfmt --to=si --suffix=B "${1}000000"; }
+size() {
+    numfmt --to=si --suffix=B "${1}000000"
+}
 
 # Sets `download` and `installed`, in MB. pip's temporary files lie in DIR too (see install).
 check_space() {
     local wanted=" ${anew:+$base} ${add_dev:+dev} " where=$venv free need
-    read -r download installed < <(awk -v wanted="$wanted" 'index(wanted, " " $1 " ") { down += $2; disk += $3 }
-        END { print down + 0, disk + 0 }' "$checkout/requirements/sizes")
+    read -r download installed < <(
+        awk -v wanted="$wanted" 'index(wanted, " " $1 " ") { down += $2; disk += $3 }
+            END { print down + 0, disk + 0 }' "$checkout/requirements/sizes"
+    )
     need=$((download + installed))
     [[ -d $where ]] || where=$(dirname "$venv")
     free=$(df -B 1MB --output=avail -- "$where" | tail -n 1)
-    if [[ -n $anew && -e $state ]]; then free=$((free + $(du -sm -- "$venv" | cut -f 1))); fi
+    if [[ -n $anew && -e $state ]]; then
+        free=$((free + $(du -sm -- "$venv" | cut -f 1)))
+    fi
     ((free >= need)) ||
         refuse venv-no-room \
-            "$where has $(size "$free") free: $(size "$need") are needed ($(size "$installed") installed," \
+            "$where has $(size "$free") free: $(size "$need") are needed" \
+            "($(size "$installed") installed," \
             "$(size "$download") of downloads meanwhile): make VENV=DIR, on a larger file system"
 }
 
-# --- making it -----------------------------------------------------------------------------------------------
+# --- making it ------------------------------------------------------------------------------------
 
-# Takes the venv's lock. What this script starts inherits it: if the script is killed and pip lives on, the next
-# make waits for that pip.
+# Takes the venv's lock. What this script starts inherits it: if the script is killed and pip lives
+# on, the next make waits for that pip.
 hold() {
     local status
     until [[ $state -ef /dev/fd/9 ]]; do # the one who held it may have removed it
@@ -160,7 +183,9 @@ hold() {
     done
 }
 
-wipe() { find "$venv" -mindepth 1 -maxdepth 1 ! -name apptrain.venv -exec rm -rf {} +; }
+wipe() {
+    find "$venv" -mindepth 1 -maxdepth 1 ! -name apptrain.venv -exec rm -rf {} +
+}
 
 discard() {
     : >"$state"
@@ -171,19 +196,22 @@ discard() {
 
 leave() {
     trap '' INT TERM HUP
-    if [[ -s $state ]]; then return; fi
+    if [[ -s $state ]]; then
+        return
+    fi
     say "removing the unfinished $venv"
     discard
 }
 
-# python-hostlist comes as source alone: --no-build-isolation builds it with the locked setuptools. The variables
-# unset here would send packages elsewhere than to the venv.
+# python-hostlist comes as source alone: --no-build-isolation builds it with the locked setuptools.
+# The variables unset here would send packages elsewhere than to the venv.
 install() {
     local lock=$1
     shift
     env -u PIP_TARGET -u PIP_PREFIX -u PIP_ROOT PIP_USER=0 TMPDIR="$venv" \
-        "$venv/bin/python" -I -m pip install --require-hashes --no-input --disable-pip-version-check \
-        --no-build-isolation "$@" -r "$checkout/requirements/$lock.txt" ||
+        "$venv/bin/python" -I -m pip install --require-hashes --no-input \
+        --disable-pip-version-check --no-build-isolation "$@" \
+        -r "$checkout/requirements/$lock.txt" ||
         fail pip-failed "pip could not install requirements/$lock.txt; the reason stands above"
 }
 
@@ -199,9 +227,10 @@ make_it() {
         minor=$(minor_of "$venv/bin/python")
         printf '%s\n' "venv=$venv" "python=$minor" "$base=$(digest "$base")" >"$state"
     fi
-    # Two paths in a .pth file start faster than the finder module of an editable install. A user's train.py may lie
-    # in the checkout, so src is the first.
-    printf '%s\n' "$checkout/src" "$checkout" >"$venv/lib/python$(field python)/site-packages/apptrain.pth"
+    # Two paths in a .pth file start faster than the finder module of an editable install. A user's
+    # train.py may lie in the checkout, so src is the first.
+    printf '%s\n' "$checkout/src" "$checkout" \
+        >"$venv/lib/python$(field python)/site-packages/apptrain.pth"
     ln -sfr -- "$checkout/apptrain" "$venv/bin/apptrain"
     echo "checkout=$checkout" >>"$state"
     if [[ -n $add_dev ]]; then
@@ -219,10 +248,18 @@ main() {
         refuse venv-tilde "VENV=$1: the shell did not expand ~: make VENV=\"\$HOME${1#\~}\""
     checkout=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
     venv=$(realpath -m -- "$1")
-    level=$2 base=run first_minor=11 state=$venv/apptrain.venv
-    if [[ $level == image ]]; then base=image first_minor=9; fi
+    level=$2
+    base=run
+    first_minor=11
+    state=$venv/apptrain.venv
+    if [[ $level == image ]]; then
+        base=image
+        first_minor=9
+    fi
     if [[ $level == remove ]]; then
-        if [[ ! -e $venv ]]; then return; fi
+        if [[ ! -e $venv ]]; then
+            return
+        fi
         [[ -e $state ]] ||
             refuse venv-not-ours "VENV=$venv: this was not made here, so it is left alone"
         hold
@@ -230,20 +267,27 @@ main() {
         discard
         return
     fi
-    if is_ready; then return; fi
+    if is_ready; then
+        return
+    fi
     check_platform
     check_target
     choose_python
     check_space
-    if [[ -e $state && -n $anew ]]; then say "$venv is made anew: $anew"; fi
+    if [[ -e $state && -n $anew ]]; then
+        say "$venv is made anew: $anew"
+    fi
     hold
-    if is_ready; then return; fi
+    if is_ready; then
+        return
+    fi
     trap leave EXIT
     trap 'exit $((128 + 1))' HUP
     trap 'exit $((128 + 2))' INT
     trap 'exit $((128 + 15))' TERM
-    ((download == 0)) || say "pip downloads up to $(size "$download") and installs $(size "$installed") there; pip's" \
-        "cache keeps a copy of the downloads (PIP_NO_CACHE_DIR=1: none)"
+    ((download == 0)) ||
+        say "pip downloads up to $(size "$download") and installs $(size "$installed") there;" \
+            "pip's cache keeps a copy of the downloads (PIP_NO_CACHE_DIR=1: none)"
     make_it
     say "$venv is ready"
 }

@@ -226,6 +226,14 @@ def test_the_command_prints_the_counts_of_a_checkout(tmp_path: Path) -> None:
     assert "  src, Python               1       1       1" in words.splitlines()
 
 
+def test_lint_names_wrong_lines_of_bash_and_variables_that_no_header_names() -> None:
+    other = "# shellcheck source=host/a.sh\n. a.sh\necho $found\n"
+    assert list(structure.wrongs(measured(a="# Finds it.\nfound=1; f\n", b=other))) == [
+        "host/a.sh:2: more than one statement: give each a line",
+        "host/a.sh: other files read found: say so in its header, under `# Sets:`",
+    ]
+
+
 def test_lint_names_classes_of_one_name_and_the_formula() -> None:
     twice = {"clusters/one.py": "class A: ...\n", "src/train/two.py": "class A: ...\n"}
     assert list(structure.wrongs(structure.measure(twice))) == [
