@@ -25,6 +25,7 @@ from entrypoint.core.errors import INTERRUPTED, BadInput, Unavailable
 from entrypoint.plan import profile, rules, sources
 from entrypoint.plan.profile import CLUSTERS, Profile
 from entrypoint.schedulers import pbs
+from entrypoint.schedulers.known import KNOWN, words_of
 
 ANSWER = 30.0
 """Seconds that a scheduler's command has to answer."""
@@ -34,9 +35,6 @@ LEAST, MOST = 1.0, 15.0
 """Seconds between two questions: at first, and for a job that stays as it is."""
 READ = 0.5
 """Seconds between two looks for new output."""
-PROGRAMS = {"slurm": "scontrol", "pbs": "qstat"}
-"""What tells of a job."""
-CANCEL = {"slurm": "scancel", "pbs": "qdel"}
 CARRIED = 1 << 20
 """Bytes of what a job of a chain is given in a file."""
 
@@ -57,11 +55,12 @@ class JobStatus:
 
 def find(scheduler: str = "") -> str:
     """This scheduler, or the one that is here. Raises BadInput where nobody here can tell of a job."""
-    for name in (scheduler,) if scheduler else PROGRAMS:
-        if shutil.which(PROGRAMS[name]):
+    programs = {known.name: known.tells for known in KNOWN}
+    for name in (scheduler,) if scheduler else programs:
+        if shutil.which(programs[name]):
             return name
     lacking = (
-        f"{PROGRAMS[scheduler]} is not" if scheduler else f"neither {' nor '.join(PROGRAMS.values())} is"
+        f"{programs[scheduler]} is not" if scheduler else f"neither {' nor '.join(programs.values())} is"
     )
     raise BadInput(
         "follow-no-scheduler", f"--follow: {lacking} in PATH: follow a job on a login node of its cluster"
@@ -72,14 +71,15 @@ def follow(job: str, scheduler: str = "", site: Profile | None = None) -> int:
     """Shows the job until it ends; returns its status, 130 after Ctrl-C. `site`: the profile that the job was
     submitted with, if that is known here. Raises BadInput for what is no job, or where nobody here can tell
     of one, Unavailable where the scheduler does not answer."""
-    if not re.fullmatch(r"[0-9]+(\[\d*\]|_\d+)?(\.[\w.-]+)?", job):
-        raise BadInput("follow-job-id", f"--follow {job}: give a job's id, as sbatch or qsub has printed it")
+    if not any(re.fullmatch(known.job_id, job) for known in KNOWN if scheduler in ("", known.name)):
+        programs = " or ".join(known.submits for known in KNOWN)
+        raise BadInput("follow-job-id", f"--follow {job}: give a job's id, as {programs} has printed it")
     scheduler = find(scheduler)
     ask = _ASKED[scheduler]
     try:
         return _follow(job, lambda: ask(job, site))
     except KeyboardInterrupt:
-        cancel = f"{CANCEL[scheduler]} {job}"
+        cancel = f"{words_of(scheduler).cancels} {job}"
         _say(f"job {job} goes on; again: apptrain submit --follow {job}; to cancel it: {cancel}")
         return INTERRUPTED
 

@@ -11,6 +11,7 @@ from entrypoint.core import spelling
 from entrypoint.core.checkout import apptrain
 from entrypoint.plan import mistakes
 from entrypoint.plan.commands import COMMANDS, OF_JOBS, OF_SUBMIT, with_dashes
+from entrypoint.schedulers.known import KNOWN
 
 MEANT = {
     "train": "demo",
@@ -19,11 +20,11 @@ MEANT = {
     "build": "image build",
 }
 """Words that mean one of our commands."""
-OF_CLUSTERS = ("slurm", "pbs", "srun", "salloc", "sbatch", "qsub")
+OF_CLUSTERS = tuple(word for known in KNOWN for word in known.of_cluster)
 """Words with which other commands bring a job to a cluster."""
 OF_RUNNING = (
-    *("status", "logs", "log", "follow", "tail", "queue", "squeue", "qstat"),
-    *("stop", "cancel", "kill", "scancel", "qdel"),
+    *("status", "logs", "log", "follow", "tail", "queue", "stop", "cancel", "kill"),
+    *(program for known in KNOWN for program in (known.lists, known.cancels)),
 )
 """Words for a job that is there."""
 
@@ -37,9 +38,10 @@ def remedy(arguments: Sequence[str]) -> str:
         line, left = mistakes.instead(arguments, "submit")
         return f"{found} `{us} submit --cluster NAME {line}`?{left}"
     if name in OF_RUNNING:
+        ends = " or ".join(f"{known.cancels} JOB" for known in KNOWN)
         return (
             f"{name} is no command: a job is followed with `{us} submit --follow JOB` or tail -f RUN/job.log"
-            ", and ended with scancel JOB or qdel JOB"
+            f", and ended with {ends}"
         )
     if name == "-m" or name == "--" or name.endswith(".py"):
         return f"{found} `{us} run -- {shlex.join(word for word in arguments if word != '--')}`?"

@@ -20,6 +20,7 @@ from entrypoint.plan import mistakes, rules, sources
 from entrypoint.plan.profile import Profile
 from entrypoint.plan.sources import Settings
 from entrypoint.schedulers.allocation import Allocation
+from entrypoint.schedulers.known import words_of
 
 SLURM = {
     "--nodes": "nodes",
@@ -33,10 +34,6 @@ SLURM = {
 """Words of sbatch that change what is granted, with what they name."""
 UNCLEAR = ("--gpus", "-G", "--gres", "--gpus-per-task", "--ntasks", "-n")
 """Those after which nobody knows what a node gets before it is granted."""
-WARN_LATER = {
-    "slurm": "warn later with --options=--signal=B:USR2@SECONDS",
-    "pbs": "give a smaller --stop-before",
-}
 
 
 @dataclass(frozen=True)
@@ -190,13 +187,13 @@ def _allocation(request: JobRequest) -> Allocation:
 def _check_time(request: JobRequest, settings: Settings) -> None:
     """Raises BadInput where the ranks would be asked to save before they have begun."""
     whole = _seconds(request.time)
-    scheduler = request.profile.scheduler
-    warns = {"slurm": request.warns, "pbs": settings.value("stop-before") or 0}[scheduler]
+    known = words_of(request.profile.scheduler)
+    warns = request.warns if known.warning else settings.value("stop-before") or 0
     if whole is not None and warns >= whole:
         raise BadInput(
             "time-below-warning",
             f"--time {request.time}: the ranks are asked to save {warns} s before its end, which is before "
-            f"it begins: ask for more time, or {WARN_LATER[scheduler]}",
+            f"it begins: ask for more time, or {known.warns_later}",
         )
 
 

@@ -28,11 +28,11 @@ from entrypoint.core.checkout import apptrain, make
 from entrypoint.core.errors import BAD_INPUT, BadInput
 from entrypoint.plan.commands import elsewhere, split_command, with_dashes
 from entrypoint.plan.options import OPTIONS
-from entrypoint.plan.profile import CLUSTERS, GPUS_ASKED_FOR, Profile, expanded, find, host_file, remedy
+from entrypoint.plan.profile import CLUSTERS, Profile, expanded, find, host_file, remedy
 from entrypoint.plan.sources import HelpFormatter, parser_class
+from entrypoint.schedulers.known import words_of
 
 CHECKOUT: Final = CLUSTERS.resolve().parent
-SCRIPTS: Final = {"slurm": "slurm/multinode.sbatch", "pbs": "pbs/multinode.pbs"}
 BY_HAND: Final = {"gpus": r"--gres[=\s]\S*gpu", "memory": r"--mem-per-[cg]pu[=\s]"}
 """Words of sbatch that ask for something in another way than ours, which it refuses beside them."""
 OF_JOB: Final = f"""options of the job, such as
@@ -299,8 +299,8 @@ def plan(profile: Profile, file: Path, wish: Wish, env: Mapping[str, str], cwd: 
     """
     wish = _completed(profile, wish, env)
     name = file.stem if file.resolve().parent == CLUSTERS.resolve() else str(file.resolve())
-    script = CHECKOUT / SCRIPTS[profile.scheduler]
-    path = SCRIPTS[profile.scheduler] if cwd.resolve() == CHECKOUT else str(script)
+    script = _script(profile)
+    path = words_of(profile.scheduler).job_script if cwd.resolve() == CHECKOUT else str(script)
     if profile.scheduler == "slurm":
         job = ["--profile", name, *wish.arguments]
         seen = {key: value for key, value in env.items() if not key.startswith(("SLURM_", "PBS_"))}
@@ -321,6 +321,10 @@ def plan(profile: Profile, file: Path, wish: Wish, env: Mapping[str, str], cwd: 
     carried = qsub_environment.listed({**needed, **arguments})
     seen = {**{key: env[key] for key in qsub_environment.EVERYWHERE if key in env}, **needed}
     return Submission(["qsub", *directives, *_pbs(profile, wish), "-v", carried, path], seen, arguments_file)
+
+
+def _script(profile: Profile) -> Path:
+    return CHECKOUT / words_of(profile.scheduler).job_script
 
 
 def _completed(profile: Profile, wish: Wish, env: Mapping[str, str]) -> Wish:
@@ -354,7 +358,7 @@ def _completed(profile: Profile, wish: Wish, env: Mapping[str, str]) -> Wish:
 def _request(profile: Profile, wish: Wish, env: Mapping[str, str]) -> preview.JobRequest:
     """What the scheduler is asked for; what the site leaves open, the job script's own lines say."""
     wish = _completed(profile, wish, env)
-    script = (CHECKOUT / SCRIPTS[profile.scheduler]).read_text(encoding="utf-8")
+    script = _script(profile).read_text(encoding="utf-8")
     time = re.search(r"^#(?:SBATCH --time=|PBS -l walltime=)(\S+)", script, re.MULTILINE)
     warns = re.search(r"^#SBATCH --signal=B:USR2@(\d+)", script, re.MULTILINE)
     return preview.JobRequest(
@@ -395,7 +399,7 @@ def _slurm(profile: Profile, wish: Wish) -> list[str]:
     """Options that win over each of the script's own directives that are of a site."""
     gpus, nodes_only = wish.gpus or 0, profile.request.nodes_only
     cpus, memory = _share(profile.nodes.cpus, profile, gpus), _share(profile.nodes.memory_gib, profile, gpus)
-    asked = (profile.request.gpus or GPUS_ASKED_FOR["slurm"]).format(gpus=gpus)
+    asked = (profile.request.gpus or words_of(profile.scheduler).gpus).format(gpus=gpus)
     words = [f"--nodes={wish.nodes}"]
     if wish.partition:
         words.append(f"--partition={wish.partition}")
@@ -424,7 +428,7 @@ def _pbs(profile: Profile, wish: Wish) -> list[str]:
     if cpus and not request.nodes_only:
         resources.append(f"ncpus={cpus * times}")
     if gpus and not request.nodes_only:
-        resources.append((request.gpus or GPUS_ASKED_FOR["pbs"]).format(gpus=gpus * times))
+        resources.append((request.gpus or words_of(profile.scheduler).gpus).format(gpus=gpus * times))
     if memory and not request.nodes_only:
         resources.append(f"mem={memory * times}gb")
     if request.form == "totals":

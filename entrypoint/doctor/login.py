@@ -18,9 +18,10 @@ from entrypoint.doctor import facts, judge
 from entrypoint.doctor.judge import Finding
 from entrypoint.doctor.table import Report
 from entrypoint.plan.profile import Profile, expanded, load
+from entrypoint.schedulers.known import KNOWN
 
 PROGRAMS = ("apptainer", "singularity")
-SUBMIT = ("sbatch", "qsub")
+SUBMIT = tuple(known.submits for known in KNOWN)
 NEXT = "the nodes: apptrain submit --cluster NAME --doctor, or sbatch slurm/multinode.sbatch --doctor"
 
 
@@ -52,5 +53,5 @@ def _of_submission(node: str, home: Path, site: Profile, env: Mapping[str, str])
         text = f"no lock says what is in {image}: {image.with_suffix('.json').name} is not beside it"
         yield Finding(node, "image", text, "build it with apptrain image build, or copy both")
     if not any(map(shutil.which, SUBMIT)):
-        text = "neither sbatch nor qsub is in PATH"
+        text = f"neither {' nor '.join(SUBMIT)} is in PATH"
         yield Finding(node, "scheduler", text, "log in where jobs are submitted")

@@ -20,12 +20,13 @@ from entrypoint.core import files, spelling
 from entrypoint.core.checkout import HOME, apptrain, make
 from entrypoint.core.errors import BadInput
 from entrypoint.plan.commands import DATA, sorted_out, typed
-from entrypoint.plan.profile import STARTERS
 from entrypoint.plan.sources import Settings
+from entrypoint.schedulers.known import KNOWN, words_of
 
 LAUNCHERS = (
     *("torchrun", "accelerate", "deepspeed", "lightning", "fabric", "composer", "tune", "yolo", "horovodrun"),
-    *("colossalai", "srun", "sbatch", "qsub", "mpirun", "mpiexec", "aprun", "jsrun", "pbsdsh"),
+    *("colossalai", "mpirun", "mpiexec", "aprun", "jsrun"),
+    *(program for known in KNOWN for program in known.launchers),
 )
 """Programs that start ranks or jobs themselves."""
 LAUNCHER_MODULES = (
@@ -36,8 +37,6 @@ LAUNCHER_MODULES = (
 )
 """The same behind -m."""
 SHELLS = ("sh", "bash", "zsh", "dash", "ksh")
-OF_SLURM = {"-N": "--nodes", "-p": "--partition", "-A": "--account", "-t": "--time"}
-"""Short options of Slurm; those of PBS mean something else."""
 _PYTHON = re.compile(r"python[0-9.]*|pypy3?|ipython3?")
 _PYTHON_TAKES_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 OLDEST = (3, 11)
@@ -113,18 +112,19 @@ def check_run_dir(path: Path, command: Sequence[str]) -> None:
 def check_job(settings: Settings, scheduler: str) -> None:
     """Raises BadInput for options of a job that this scheduler does not have."""
     start, stop_before = settings.value("start"), settings.value("stop-before")
-    if scheduler == "slurm":
-        if start not in (None, "srun"):
+    known = words_of(scheduler)
+    if start is not None and start not in known.starters:
+        if len(known.starters) == 1:
             raise BadInput(
-                "start-under-slurm", f"--start {start}: under Slurm tasks start with srun: leave it out"
+                "start-needless",
+                f"--start {start}: under {known.title} tasks start with {known.starters[0]}: leave it out",
             )
-        if stop_before is not None:
-            raise BadInput(
-                "stop-before-under-slurm",
-                f"--stop-before {stop_before}: under Slurm it is sbatch --signal=B:USR2@SECONDS",
-            )
-    elif start is not None and start not in STARTERS[scheduler]:
-        raise BadInput("start-unknown", f"--start {start}: must be one of {', '.join(STARTERS[scheduler])}")
+        raise BadInput("start-unknown", f"--start {start}: must be one of {', '.join(known.starters)}")
+    if stop_before is not None and known.warning:
+        raise BadInput(
+            "stop-before-needless",
+            f"--stop-before {stop_before}: under {known.title} it is {known.warning}",
+        )
 
 
 def check_training(command: Sequence[str], ranks: int, folder: Path) -> None:
@@ -195,7 +195,8 @@ def instead(words: Sequence[str], command: str) -> tuple[str, str]:
     script = behind if is_of_python else _script(behind)
     if rest[-len(script) :] == script:
         del rest[-len(script) :]
-    short = {} if begin in ("pbs", "qsub") else OF_SLURM
+    # Behind a starter that is no scheduler's, short options are read as those of the first, Slurm.
+    short = next((known for known in KNOWN if begin in known.of_cluster), KNOWN[0]).short_options
     kept, others = sorted_out([short.get(word, word) for word in rest], command)
     left = [word.partition("=")[0] for word in others if word.startswith("-") and word not in ("-m", "-c")]
     said = f" (left out: {', '.join(dict.fromkeys(left))})" if left else ""

@@ -19,6 +19,7 @@ from entrypoint.core import files, spelling
 from entrypoint.core.checkout import make
 from entrypoint.core.errors import BadInput
 from entrypoint.core.plain import plain
+from entrypoint.schedulers.known import KNOWN, words_of
 
 CLUSTERS = Path(__file__).parents[2] / "clusters"
 CONTENT = "profile"
@@ -27,13 +28,11 @@ LARGEST = 1 << 20
 """Bytes of a profile, and of its host file."""
 VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]*))")
 """What is replaced in a path, an account or an option: nothing else of a shell's syntax is."""
-STARTERS = {"slurm": ("srun",), "pbs": ("pbsdsh", "pbs_tmrsh", "mpiexec", "ssh")}
-FORMS = {"select": "pbs", "totals": "pbs", "wrapped": "slurm"}
+FORMS = dict(sorted((form, known.name) for known in KNOWN for form in known.forms))
 """Of a request, with the scheduler that has it."""
 RDMA = ("infiniband", "slingshot")
 """Fabrics that NCCL uses without sockets."""
 FABRICS = (*RDMA, "ethernet")
-GPUS_ASKED_FOR = {"slurm": "--gpus-per-node={gpus}", "pbs": "ngpus={gpus}"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ class Request:
     stop_before: int | None = None
     """Seconds before the end of it at which ranks are asked to save."""
     gpus: str = ""
-    """A word of sbatch, or a resource of PBS, with {gpus} for their number; empty: GPUS_ASKED_FOR."""
+    """A word of sbatch, or a resource of PBS, with {gpus} for their number; empty: the scheduler's own."""
     nodes_only: bool = False
     """Whole nodes come with all they have, and a request must not name it."""
     options: tuple[str, ...] = ()
@@ -251,9 +250,9 @@ PLAIN: Mapping[str, Kind] = {
     "title": _text,
     "documented": _list(_word),
     "tested": _text,
-    "scheduler": _one_of(*STARTERS),
+    "scheduler": _one_of(*(known.name for known in KNOWN)),
     "clusters": _list(_word),
-    "start": _one_of(*(name for names in STARTERS.values() for name in names)),
+    "start": _one_of(*(name for known in KNOWN for name in known.starters)),
     "launcher_args": _list(_text),
     "host_suffix": _matching(r"[A-Za-z0-9.-]+", "the end of a host's name, such as -hsn"),
     "scratch": _path,
@@ -428,12 +427,14 @@ def _agrees(profile: Profile, path: Path) -> None:
     scheduler, request = profile.scheduler, profile.request
     if not scheduler:
         return
-    if profile.start and profile.start not in STARTERS[scheduler]:
-        raise _wrong(f"{path}: start", profile.start, f"under {scheduler} {' or '.join(STARTERS[scheduler])}")
-    if request.chunk and scheduler != "pbs":
+    known = words_of(scheduler)
+    if profile.start and profile.start not in known.starters:
+        raise _wrong(f"{path}: start", profile.start, f"under {scheduler} {' or '.join(known.starters)}")
+    if request.chunk and not known.has_chunks:
+        others = " or ".join(each.name for each in KNOWN if each.has_chunks)
         raise BadInput(
             "profile-chunk-scheduler",
-            f"{path}: request chunk is for pbs, and scheduler is {scheduler}: leave it out",
+            f"{path}: request chunk is for {others}, and scheduler is {scheduler}: leave it out",
         )
     if request.form and scheduler != FORMS[request.form]:
         raise BadInput(
@@ -456,5 +457,5 @@ def _agrees(profile: Profile, path: Path) -> None:
             f"{path}: request nodes_only goes only with whole nodes: set whole under nodes",
         )
     if request.gpus and (request.nodes_only or "{gpus}" not in request.gpus):
-        what = f"it as in {GPUS_ASKED_FOR[scheduler]}, or nodes_only: true instead"
+        what = f"it as in {known.gpus}, or nodes_only: true instead"
         raise _wrong(f"{path}: request gpus", request.gpus, what)

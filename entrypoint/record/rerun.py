@@ -21,9 +21,10 @@ from entrypoint.core.errors import BadInput
 from entrypoint.core.plain import plain, shell_word
 from entrypoint.record import causes, reading, shape, source, tokens
 from entrypoint.record.partition import partition
+from entrypoint.schedulers.known import KNOWN
 
 PLACEHOLDER = re.compile(re.escape(tokens.HIDDEN[:-1]) + r"(?: (\w+))?>")
-SCHEDULERS = ("sbatch", "qsub")
+SUBMIT = tuple(known.submits for known in KNOWN)
 
 
 @dataclass(frozen=True)
@@ -113,10 +114,10 @@ def _beginning(attempts: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 def _where(cluster: str, nodes: str) -> list[str]:
     if not cluster:
         return ["run", "--nodes", nodes]
-    if not any(map(shutil.which, SCHEDULERS)):
+    if not any(map(shutil.which, SUBMIT)):
         raise BadInput(
             "rerun-no-scheduler",
-            f"--cluster {cluster}: neither sbatch nor qsub is in PATH: leave --cluster out",
+            f"--cluster {cluster}: neither {' nor '.join(SUBMIT)} is in PATH: leave --cluster out",
         )
     return ["submit", "--cluster", cluster, "--nodes", nodes]
 

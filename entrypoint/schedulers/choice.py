@@ -12,12 +12,12 @@ from typing import Protocol
 from entrypoint.core.errors import BadInput
 from entrypoint.schedulers import hostlist
 from entrypoint.schedulers.allocation import Allocation
+from entrypoint.schedulers.known import KNOWN
 from entrypoint.schedulers.request import PlacementRequest
 
 NAMES = (
     "embedded",
-    "slurm",
-    "pbs",
+    *(known.name for known in KNOWN),
     "manual",
 )
 """Module names; `auto` takes the first whose variables are there."""

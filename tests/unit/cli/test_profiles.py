@@ -12,6 +12,7 @@ from entrypoint.cli import profiles as render
 from entrypoint.core.errors import BadInput
 from entrypoint.plan import profile
 from entrypoint.plan.options import OPTIONS
+from entrypoint.schedulers.known import KNOWN, words_of
 from tests.unit.cli.site import CHECKOUT, SHIPPED
 
 GENERIC = ("generic", "generic-pbs")
@@ -116,7 +117,7 @@ def test_a_profile_of_a_public_cluster_names_its_pages_and_that_it_was_not_run_t
 
 
 def test_the_script_of_pbs_is_read_for_its_directives() -> None:
-    words = submit._directives(CHECKOUT / submit.SCRIPTS["pbs"])
+    words = submit._directives(CHECKOUT / words_of("pbs").job_script)
     assert words[:2] == ["-N", "apptrain"]
     assert {"-N", "-S", "-j"} <= set(words)
     assert "-l" not in words
@@ -137,9 +138,9 @@ def test_the_template_shows_every_key() -> None:
 
 
 def test_each_scheduler_of_a_profile_is_known_wherever_one_is_looked_up() -> None:
-    ours = (profile.GPUS_ASKED_FOR, submit.SCRIPTS, preview.GRANTED, preview.WARN_LATER, prepare.SCHEDULERS)
-    for known in (*ours, follow.PROGRAMS, follow.CANCEL, follow._ASKED):
-        assert set(known) == set(profile.STARTERS)
+    names = {known.name for known in KNOWN}
+    for table in (preview.GRANTED, prepare.SCHEDULERS, follow._ASKED):
+        assert set(table) == names
 
 
 def test_generic_names_each_fabric() -> None:
