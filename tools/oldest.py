@@ -24,6 +24,8 @@ BEGIN = (
     "entrypoint.cli.profiles",
     "entrypoint.cli.site",
     "entrypoint.schedulers.*",
+    "entrypoint.batch.*.login",
+    "entrypoint.batch.*.survey",
     "containers.build",
 )
 """With the modules that are imported by a name made at run time."""
@@ -105,11 +107,12 @@ def closure() -> dict[str, Path]:
 
 
 def _expanded(name: str) -> Iterator[str]:
-    if not name.endswith(".*"):
+    """The modules that a name with * stands for."""
+    if "*" not in name:
         yield name
         return
-    folder = CHECKOUT / name[:-2].replace(".", "/")
-    yield from (f"{name[:-1]}{path.stem}" for path in folder.glob("*.py"))
+    for path in CHECKOUT.glob(f"{name.replace('.', '/')}.py"):
+        yield ".".join(path.relative_to(CHECKOUT).with_suffix("").parts)
 
 
 def _file(name: str) -> Path | None:

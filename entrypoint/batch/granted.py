@@ -1,8 +1,15 @@
-"""What a scheduler granted to a job script: the value that each scheduler's module returns."""
+"""What a scheduler granted to a job script: the value that `granted` in `job` of each scheduler's package
+returns. `of` finds that module.
+"""
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from entrypoint.job.handover import Facts
+from entrypoint.plan.profile import Profile
+from entrypoint.plan.sources import Settings
 from entrypoint.schedulers.allocation import JobName
 
 
@@ -28,3 +35,15 @@ class Granted:
     host_side: tuple[tuple[str, str], ...] = ()
     """What the host half of this scheduler alone is told."""
     notes: tuple[str, ...] = ()
+
+
+class JobSide(Protocol):
+    """What `job` in a scheduler's package offers for every scheduler."""
+
+    def granted(self, env: Mapping[str, str], facts: Facts, settings: Settings, site: Profile) -> Granted:
+        """What this job script has to start. Raises BadInput."""
+
+
+def of(scheduler: str) -> JobSide:
+    module: JobSide = importlib.import_module(f"entrypoint.batch.{scheduler}.job")
+    return module

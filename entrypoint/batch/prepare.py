@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from entrypoint.batch import granted as grants
 from entrypoint.batch.conclude import DONE_LINE, PreparedJob, came_to_its_end
 from entrypoint.batch.granted import Granted
 from entrypoint.batch.pbs import job as pbs
 from entrypoint.batch.pbs.qstat import attributes
-from entrypoint.batch.slurm import job as slurm
 from entrypoint.core.errors import BadInput
 from entrypoint.job import handover, rundir
 from entrypoint.job.handover import Facts
@@ -31,8 +31,6 @@ from entrypoint.plan.sources import Settings
 from entrypoint.record.partition import VARIABLE, partition
 
 Entries = Iterator[tuple[str, str]]
-SCHEDULERS = {"slurm": slurm.granted, "pbs": pbs.granted}
-"""What reads the grant of a job, by its scheduler."""
 NEEDED = ("torch", "psutil")
 """Packages without which no image can train here."""
 
@@ -88,7 +86,7 @@ def prepare(where: Path, inside: Mapping[str, str]) -> int:
             f"{facts.one('scheduler')}: choose another with --profile",
         )
     settings = sources.resolve(flags, env, site.launch, site.name, command)
-    granted = SCHEDULERS[facts.one("scheduler")](env, facts, settings, site)
+    granted = grants.of(facts.one("scheduler")).granted(env, facts, settings, site)
     folder = _run_dir(env, settings, granted, site)
     _check(env, facts, settings, granted, folder)
     asked = _Request(

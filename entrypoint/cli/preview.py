@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
+from entrypoint.batch import login
+from entrypoint.batch.login import JobRequest
 from entrypoint.core.checkout import make
 from entrypoint.core.errors import BadInput
 from entrypoint.core.plain import counted
@@ -21,40 +23,6 @@ from entrypoint.plan.profile import Profile
 from entrypoint.plan.sources import Settings
 from entrypoint.schedulers.allocation import Allocation
 from entrypoint.schedulers.known import words_of
-
-SLURM = {
-    "--nodes": "nodes",
-    "-N": "nodes",
-    "--ntasks-per-node": "tasks",
-    "--gpus-per-node": "gpus",
-    "--time": "time",
-    "-t": "time",
-    "--signal": "signal",
-}
-"""Words of sbatch that change what is granted, with what they name."""
-UNCLEAR = ("--gpus", "-G", "--gres", "--gpus-per-task", "--ntasks", "-n")
-"""Those after which nobody knows what a node gets before it is granted."""
-
-
-@dataclass(frozen=True)
-class JobRequest:
-    """What is asked of the scheduler, with the site's own where nothing was wished for."""
-
-    profile: Profile
-    nodes: int
-    gpus: int
-    """Of each node."""
-    cpus: int | None
-    time: str
-    """Empty: unknown."""
-    warns: int
-    """Seconds before the end at which Slurm warns; 0 under PBS, whose job script has a clock."""
-    words: Sequence[str]
-    """Further ones of sbatch or qsub, which win."""
-    arguments: Sequence[str]
-    """Of the job script."""
-    image: Path
-    tasks: int = 1
 
 
 def preview_job(request: JobRequest, env: Mapping[str, str], cwd: Path) -> list[str]:
@@ -77,7 +45,7 @@ def preview_job(request: JobRequest, env: Mapping[str, str], cwd: Path) -> list[
     mistakes.check_command(
         settings.command, cwd, mode=settings.value("mode"), no_python=settings.value("no-python"), here=False
     )
-    said, unclear = _granted(request)
+    said, unclear = login.of(profile.scheduler).granted(request)
     _check_time(said, settings)
     lines = [f"{unclear} changes what is granted: ranks and devices are checked when the job starts"]
     if not unclear:
@@ -110,62 +78,9 @@ def _run_dir(profile: Profile, settings: Settings, env: Mapping[str, str], cwd: 
 # --- what is granted ----------------------------------------------------------------------------------------
 
 
-def _granted(request: JobRequest) -> tuple[JobRequest, str]:
-    """(the request with what its further words change, the word that leaves open what is granted)."""
-    return GRANTED[request.profile.scheduler](request)
-
-
-def _granted_by_slurm(request: JobRequest) -> tuple[JobRequest, str]:
-    for name, value in _pairs(request.words):
-        if name in UNCLEAR:
-            return request, name
-        what = SLURM.get(name)
-        number = value.rpartition(":")[2]
-        if what in ("nodes", "tasks", "gpus"):
-            if not number.isdecimal():
-                return request, f"{name} {value}"
-            request = replace(request, **{what: int(number)})  # type: ignore[arg-type]
-        elif what == "time":
-            request = replace(request, time=value)
-        elif what == "signal" and value.rpartition("@")[2].isdecimal():
-            request = replace(request, warns=int(value.rpartition("@")[2]))
-    return request, ""
-
-
-def _granted_by_pbs(request: JobRequest) -> tuple[JobRequest, str]:
-    for name, value in _pairs(request.words):
-        if name != "-l":
-            continue
-        if value.startswith("walltime="):
-            request = replace(request, time=value.partition("=")[2])
-        elif value.startswith(("select=", "ncpus=", "ngpus=", "nodes=")):
-            return request, f"-l {value}"
-    return request, ""
-
-
-GRANTED = {"slurm": _granted_by_slurm, "pbs": _granted_by_pbs}
-
-
-def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Options with their values, whether they stand in one word or in two."""
-    pairs = []
-    for at, word in enumerate(words):
-        following = words[at + 1] if at + 1 < len(words) else ""
-        if word.startswith("--") and "=" in word:
-            name, _, value = word.partition("=")
-        elif re.fullmatch("-[A-Za-z].+", word):
-            name, value = word[:2], word[2:]
-        else:
-            name, value = word, following
-        if name.startswith("-"):
-            pairs.append((name, value))
-    return pairs
-
-
 def _allocation(request: JobRequest) -> Allocation:
     """As the scheduler's module would read it in the first task."""
     profile, nnodes = request.profile, request.nodes
-    slots = [item.partition("=")[2] for item in profile.request.chunk if item.startswith("mpiprocs=")]
     return Allocation(
         scheduler=profile.scheduler,
         job_id="of this request",
@@ -174,7 +89,7 @@ def _allocation(request: JobRequest) -> Allocation:
         nodes=tuple(f"node{number}" for number in range(1, nnodes + 1)),
         node_rank=0,
         tasks_per_node=(request.tasks,) * nnodes,
-        slots_per_node=(int(slots[0]) if slots else 1,) * nnodes if profile.scheduler == "pbs" else None,
+        slots_per_node=login.of(profile.scheduler).slots(request),
         gpus=request.gpus,
         cpus=request.cpus,
         sources={"gpus": "--gpus", "nodes": "--nodes", "tasks_per_node": "--ntasks-per-node"},

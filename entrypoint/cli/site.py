@@ -19,9 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from containers import stacks
-from entrypoint.batch.pbs import survey as pbs
-from entrypoint.batch.slurm import survey as slurm
-from entrypoint.batch.survey import draft, host
+from entrypoint.batch.survey import answer, draft, host
+from entrypoint.batch.survey.answer import SiteSurvey
 from entrypoint.batch.survey.ask import LoginNode
 from entrypoint.batch.survey.draft import QUESTION, Line
 from entrypoint.cli import submit
@@ -31,8 +30,8 @@ from entrypoint.core.errors import BadInput
 from entrypoint.core.plain import counted
 from entrypoint.plan.profile import host_file
 from entrypoint.plan.sources import HelpFormatter, parser_class
+from entrypoint.schedulers.known import KNOWN
 
-PALS = "does the site start tasks with mpiexec (HPE's PALS)? Then start: mpiexec. Else pbsdsh starts them"
 NEXT = """Looks at this machine alone: sinfo, scontrol, qstat, pbsnodes, ip, module avail,
 /sys, $SCRATCH.
 Each command has 20 s. What it could not know is a `# question:` there.
@@ -100,37 +99,41 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 def survey(machine: LoginNode) -> tuple[str, bool]:
     """(the profile's text, whether its nodes have GPUs). Raises BadInput where there is no scheduler."""
-    found: slurm.SlurmSurvey | pbs.PbsSurvey
-    if machine.find("sinfo"):
-        found = slurm.survey(machine)
-    elif machine.find("qstat") or machine.find("pbsnodes"):
-        found = pbs.survey(machine)
-    else:
-        raise BadInput(
-            "site-no-scheduler",
-            "neither sinfo nor qstat is in PATH: run it on a login node of a Slurm or PBS cluster. Without a "
-            "scheduler no profile is needed: apptrain run -- my_script.py, or apptrain launch --nodes a,b",
-        )
+    found = _of_scheduler(machine)
     host_name = os.uname().nodename.partition(".")[0]
     name = found.name or host_name
     nodes = f"nodes of {found.gpus} {found.models or 'GPUs'}" if found.gpus else "no GPUs found"
-    switch = found.switch if isinstance(found, slurm.SlurmSurvey) else ""
     lines = [
         Line("title", f"{name}, {nodes}"),
         Line("documented", (), "the pages of the site that you checked this against"),
         Line("tested", "", "when it ran there, and with what"),
         *found.lines,
-        *host.network(machine, found.node, switch),
+        *host.network(machine, found.node, found.switch),
         *host.program(machine),
         *host.scratch(machine),
     ]
-    if isinstance(found, pbs.PbsSurvey) and any(line.key == "env.NCCL_SOCKET_IFNAME" for line in lines):
-        lines.append(Line("start", questions=(PALS,)))
+    if any(line.key == "env.NCCL_SOCKET_IFNAME" for line in lines):
+        lines += found.of_network
     head = [
         f"A first profile of {name}, by `apptrain site` on {host_name}, {time.strftime('%Y-%m-%d')}.",
         "Each value says where it comes from. Answer the questions, then delete them. All keys: generic.yaml",
     ]
     return draft.text(head, lines), found.gpus > 0
+
+
+def _of_scheduler(machine: LoginNode) -> SiteSurvey:
+    """What the scheduler says that is here. Raises BadInput if there is none."""
+    surveyed = [known for known in KNOWN if known.surveyed_with]
+    for known in surveyed:
+        if any(machine.find(program) for program in known.surveyed_with):
+            return answer.of(known.name).survey(machine)
+    first = " nor ".join(known.surveyed_with[0] for known in surveyed)
+    titles = " or ".join(known.title for known in surveyed)
+    raise BadInput(
+        "site-no-scheduler",
+        f"neither {first} is in PATH: run it on a login node of a {titles} cluster. Without a "
+        "scheduler no profile is needed: apptrain run -- my_script.py, or apptrain launch --nodes a,b",
+    )
 
 
 # --- the file -----------------------------------------------------------------------------------------------

@@ -14,12 +14,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from containers import stacks
-from entrypoint.batch.pbs import qsub_environment
+from entrypoint.batch import login
+from entrypoint.batch.login import CHECKOUT, JobRequest, Submission, Wish, share
 from entrypoint.cli import follow, preview
 from entrypoint.cli.main import EXIT_STATUS
 from entrypoint.cli.profiles import load_checked
@@ -30,11 +31,7 @@ from entrypoint.plan.commands import elsewhere, split_command, with_dashes
 from entrypoint.plan.options import OPTIONS
 from entrypoint.plan.profile import CLUSTERS, Profile, expanded, find, host_file, remedy
 from entrypoint.plan.sources import HelpFormatter, parser_class
-from entrypoint.schedulers.known import words_of
 
-CHECKOUT: Final = CLUSTERS.resolve().parent
-BY_HAND: Final = {"gpus": r"--gres[=\s]\S*gpu", "memory": r"--mem-per-[cg]pu[=\s]"}
-"""Words of sbatch that ask for something in another way than ours, which it refuses beside them."""
 OF_JOB: Final = f"""options of the job, such as
   --device cpu --nproc-per-node 2 --on-failure restart --run-dir DIR
   `apptrain launch --help-all` has them all.
@@ -44,32 +41,6 @@ Then: the same with --follow.
 `make submit CLUSTER=NAME ARGS='-- my_script.py'` ends with 2 where this ends
 with {BAD_INPUT}.
 """
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What is asked for; None and '' leave it to the profile."""
-
-    nodes: int
-    gpus: int | None = None
-    """On each node."""
-    partition: str = ""
-    account: str = ""
-    time: str = ""
-    options: tuple[str, ...] = ()
-    """Further words of sbatch or qsub."""
-    arguments: tuple[str, ...] = ()
-    """Of the job script: options, then -- and CMD."""
-
-
-@dataclass(frozen=True)
-class Submission:
-    words: list[str]
-    """The command line."""
-    env: Mapping[str, str]
-    """What the job gets of the variables here, without those that have its arguments."""
-    file: Path | None = None
-    """To be written first, with the arguments that the command line cannot hold."""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -299,32 +270,7 @@ def plan(profile: Profile, file: Path, wish: Wish, env: Mapping[str, str], cwd: 
     """
     wish = _completed(profile, wish, env)
     name = file.stem if file.resolve().parent == CLUSTERS.resolve() else str(file.resolve())
-    script = _script(profile)
-    path = words_of(profile.scheduler).job_script if cwd.resolve() == CHECKOUT else str(script)
-    if profile.scheduler == "slurm":
-        job = ["--profile", name, *wish.arguments]
-        seen = {key: value for key, value in env.items() if not key.startswith(("SLURM_", "PBS_"))}
-        if not _is_wrapped(profile, wish):
-            return Submission(["sbatch", *_slurm(profile, wish), path, *job], seen)
-        wrap = "exec " + shlex.join(["bash", str(script), *job])
-        memory = ["--mem="] if profile.request.nodes_only or _is_asked_by_hand(wish, "memory") else []
-        cpus = ["--cpus-per-task="] if profile.request.nodes_only else []
-        directives = _directives(script, *memory, *cpus)
-        return Submission(["sbatch", *directives, *_slurm(profile, wish), f"--wrap={wrap}"], seen)
-    if not script.exists():
-        raise BadInput("checkout-incomplete", f"there is no {script}: use a whole checkout")
-    directives = ["-C", "", *_directives(script)] if profile.request.form == "totals" else []
-    arguments, arguments_file = qsub_environment.arguments(wish.arguments, cwd)
-    needed = qsub_environment.needed(profile, name, env, cwd)
-    if arguments:
-        needed = {key: value for key, value in needed.items() if key not in qsub_environment.ARGUMENTS}
-    carried = qsub_environment.listed({**needed, **arguments})
-    seen = {**{key: env[key] for key in qsub_environment.EVERYWHERE if key in env}, **needed}
-    return Submission(["qsub", *directives, *_pbs(profile, wish), "-v", carried, path], seen, arguments_file)
-
-
-def _script(profile: Profile) -> Path:
-    return CHECKOUT / words_of(profile.scheduler).job_script
+    return login.of(profile.scheduler).submission(profile, name, wish, env, cwd)
 
 
 def _completed(profile: Profile, wish: Wish, env: Mapping[str, str]) -> Wish:
@@ -355,106 +301,22 @@ def _completed(profile: Profile, wish: Wish, env: Mapping[str, str]) -> Wish:
     )
 
 
-def _request(profile: Profile, wish: Wish, env: Mapping[str, str]) -> preview.JobRequest:
+def _request(profile: Profile, wish: Wish, env: Mapping[str, str]) -> JobRequest:
     """What the scheduler is asked for; what the site leaves open, the job script's own lines say."""
     wish = _completed(profile, wish, env)
-    script = _script(profile).read_text(encoding="utf-8")
-    time = re.search(r"^#(?:SBATCH --time=|PBS -l walltime=)(\S+)", script, re.MULTILINE)
-    warns = re.search(r"^#SBATCH --signal=B:USR2@(\d+)", script, re.MULTILINE)
-    return preview.JobRequest(
+    script = login.script(profile).read_text(encoding="utf-8")
+    time, warns = login.of(profile.scheduler).limits(script)
+    return JobRequest(
         profile=profile,
         nodes=wish.nodes,
         gpus=wish.gpus or 0,
-        cpus=_share(profile.nodes.cpus, profile, wish.gpus or 0),
-        time=wish.time or (time[1] if time else ""),
-        warns=profile.request.stop_before or (int(warns[1]) if warns else 0),
+        cpus=share(profile.nodes.cpus, profile, wish.gpus or 0),
+        time=wish.time or time,
+        warns=profile.request.stop_before or warns,
         words=wish.options,
         arguments=wish.arguments,
         image=_image(profile, env),
     )
-
-
-def _share(all_of_it: int | None, profile: Profile, gpus: int) -> int | None:
-    """What goes with that many of a node's GPUs."""
-    if all_of_it is None or not profile.nodes.gpus:
-        return all_of_it
-    return max(1, all_of_it * gpus // profile.nodes.gpus)
-
-
-def _is_wrapped(profile: Profile, wish: Wish) -> bool:
-    """Whether the script is submitted without its directives. A word of the command line does not take a
-    directive away, and sbatch refuses memory that is asked for in two ways, and from 26.05 on GPUs."""
-    request = profile.request
-    asks_otherwise = bool(request.gpus and wish.gpus) and not request.gpus.startswith("--gpus-per-node=")
-    is_own = any(_is_asked_by_hand(wish, what) for what in BY_HAND)
-    return request.form == "wrapped" or request.nodes_only or asks_otherwise or is_own
-
-
-def _is_asked_by_hand(wish: Wish, what: str) -> bool:
-    """Whether the further words ask for the GPUs, or the memory, in a way that excludes ours."""
-    return re.search(rf"(^|\s)({BY_HAND[what]})", " ".join(wish.options)) is not None
-
-
-def _slurm(profile: Profile, wish: Wish) -> list[str]:
-    """Options that win over each of the script's own directives that are of a site."""
-    gpus, nodes_only = wish.gpus or 0, profile.request.nodes_only
-    cpus, memory = _share(profile.nodes.cpus, profile, gpus), _share(profile.nodes.memory_gib, profile, gpus)
-    asked = (profile.request.gpus or words_of(profile.scheduler).gpus).format(gpus=gpus)
-    words = [f"--nodes={wish.nodes}"]
-    if wish.partition:
-        words.append(f"--partition={wish.partition}")
-    if wish.account:
-        words.append(f"--account={wish.account}")
-    if gpus and not nodes_only and not _is_asked_by_hand(wish, "gpus"):
-        words.append(asked)
-    elif not _is_wrapped(profile, wish):
-        words.append("--gpus-per-node=0")  # in place of the script's own
-    if cpus and not nodes_only:
-        words.append(f"--cpus-per-task={cpus}")
-    if (memory or profile.nodes.whole) and not nodes_only and not _is_asked_by_hand(wish, "memory"):
-        words.append(f"--mem={memory}G" if memory else "--mem=0")
-    if wish.time:
-        words.append(f"--time={wish.time}")
-    if profile.request.stop_before:
-        words.append(f"--signal=B:USR2@{profile.request.stop_before}")
-    return [*words, *wish.options]
-
-
-def _pbs(profile: Profile, wish: Wish) -> list[str]:
-    request, gpus = profile.request, wish.gpus or 0
-    cpus, memory = _share(profile.nodes.cpus, profile, gpus), _share(profile.nodes.memory_gib, profile, gpus)
-    times = wish.nodes if request.form == "totals" else 1
-    resources = []
-    if cpus and not request.nodes_only:
-        resources.append(f"ncpus={cpus * times}")
-    if gpus and not request.nodes_only:
-        resources.append((request.gpus or words_of(profile.scheduler).gpus).format(gpus=gpus * times))
-    if memory and not request.nodes_only:
-        resources.append(f"mem={memory * times}gb")
-    if request.form == "totals":
-        words = [word for resource in resources for word in ("-l", resource)]
-    else:
-        words = ["-l", ":".join([f"select={wish.nodes}", *resources, *request.chunk]), "-l", "place=scatter"]
-    if wish.time:
-        words += ["-l", f"walltime={wish.time}"]
-    if wish.partition:
-        words += ["-q", wish.partition]
-    if wish.account:
-        words += [request.account_option, wish.account]
-    return [*words, *wish.options]
-
-
-def _directives(script: Path, *left_out: str) -> list[str]:
-    """The script's own directives but those that name resources, for where they do not count as such: where
-    -l ncpus= stands on the command line, qsub refuses a select in the script."""
-    resources = ("-l", "--nodes=", "--gpus-per-node=", *left_out)
-    words = []
-    for text in script.read_text(encoding="utf-8").splitlines():
-        if text.startswith(("#PBS ", "#SBATCH ")):
-            found = shlex.split(text.partition(" ")[2], comments=True)
-            if found and not found[0].startswith(resources):
-                words += found
-    return words
 
 
 if __name__ == "__main__":

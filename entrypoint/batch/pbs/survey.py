@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from entrypoint.batch.survey import gpus, limits
+from entrypoint.batch.survey.answer import SiteSurvey
 from entrypoint.batch.survey.ask import LoginNode
 from entrypoint.batch.survey.draft import Line
 from entrypoint.core.errors import BadInput
@@ -18,6 +19,7 @@ MODEL = re.compile(r"(gpu|accel)\w*_?(type|model|name|mod)")
 NAMED = re.compile(r"gpu|[vahbp][1-9]00|cuda|volta|ampere|hopper")
 """In the name of a queue for GPUs."""
 AVAILABLE = "resources_available."
+PALS = "does the site start tasks with mpiexec (HPE's PALS)? Then start: mpiexec. Else pbsdsh starts them"
 
 Attributes = Mapping[str, str]
 
@@ -38,16 +40,7 @@ class Host:
     """Of its first vnode."""
 
 
-@dataclass(frozen=True)
-class PbsSurvey:
-    lines: Sequence[Line]
-    name: str
-    node: str
-    gpus: int
-    models: str
-
-
-def survey(machine: LoginNode) -> PbsSurvey:
+def survey(machine: LoginNode) -> SiteSurvey:
     """What PBS says. Raises BadInput where there are no queues, or where this is Torque."""
     queues = parse(machine.ask("qstat", "-Qf"), "Queue: ")
     told = machine.told[-1]
@@ -76,8 +69,13 @@ def survey(machine: LoginNode) -> PbsSurvey:
         *(gpus.lines(one.model, f"pbsnodes: {one.model_by}") if one else ()),
     ]
     name, model = (one.name, one.model) if one else ("", "")
-    return PbsSurvey(
-        lines=lines, name=server.partition(".")[0], node=name, gpus=one.gpus if one else 0, models=model
+    return SiteSurvey(
+        lines=lines,
+        name=server.partition(".")[0],
+        node=name,
+        gpus=one.gpus if one else 0,
+        models=model,
+        of_network=[Line("start", questions=(PALS,))],
     )
 
 

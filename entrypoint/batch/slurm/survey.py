@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from entrypoint.batch.survey import gpus, limits
+from entrypoint.batch.survey.answer import SiteSurvey
 from entrypoint.batch.survey.ask import LoginNode
 from entrypoint.batch.survey.draft import Line
 from entrypoint.core.errors import BadInput
@@ -48,20 +49,7 @@ class Group:
         return f"{counted(self.nodes, 'node')} with {what}"
 
 
-@dataclass(frozen=True)
-class SlurmSurvey:
-    lines: Sequence[Line]
-    name: str
-    """Of the cluster."""
-    node: str
-    """One of its nodes; empty where none is known."""
-    switch: str
-    """Slurm's plugin for the network between the nodes."""
-    gpus: int
-    models: str
-
-
-def survey(machine: LoginNode) -> SlurmSurvey:
+def survey(machine: LoginNode) -> SiteSurvey:
     """What Slurm says. Raises BadInput where sinfo does not answer."""
     groups = parse(machine.ask("sinfo", "--noheader", "--exact", f"--format={FORMAT}"))
     if not groups:
@@ -81,7 +69,7 @@ def survey(machine: LoginNode) -> SlurmSurvey:
         *_request(groups, chosen, config),
         *(gpus.lines(chosen[0].model, source) if chosen[0].gpus else ()),
     ]
-    return SlurmSurvey(
+    return SiteSurvey(
         lines=lines,
         name=config.get("ClusterName", ""),
         node=node,

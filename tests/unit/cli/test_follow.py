@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.batch.pbs import login as pbs_login
 from entrypoint.cli import follow
 from entrypoint.core.errors import BadInput, Unavailable
 from entrypoint.plan.profile import Profile, load
@@ -156,7 +157,7 @@ def test_under_pbs_the_log_is_looked_for_where_the_profile_has_run_directories(
     site.parent.mkdir()
     (tmp_path / "work").mkdir()
     site.write_text("scheduler: pbs\nclusters: [server]\nscratch: $SCRATCH/${USER}\n")
-    monkeypatch.setattr(follow, "CLUSTERS", site.parent if how == "server" else tmp_path)
+    monkeypatch.setattr(pbs_login, "CLUSTERS", site.parent if how == "server" else tmp_path)
     said = {
         "variable": f",APPTRAIN_PROFILE={site}",
         "path": ",APPTRAIN_PROFILE=../sites/lab.yaml",
@@ -223,7 +224,7 @@ def test_a_job_of_pbs_that_was_refused_shows_its_output_file(
     ("said", "status"), [("0", 0), ("255", 255), ("256", 128), ("271", 143), ("-29", 1), ("none", 1)]
 )
 def test_the_status_of_a_job_of_pbs_is_that_of_a_shell(said: str, status: int) -> None:
-    assert follow._of_pbs({"Exit_status": said}) == status
+    assert pbs_login.exit_status({"Exit_status": said}) == status
 
 
 def test_a_scheduler_that_no_longer_answers_is_not_waited_for_for_ever(

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from entrypoint.batch import prepare
-from entrypoint.cli import follow, preview, submit
+from entrypoint.batch import granted, login
+from entrypoint.batch.survey import answer
 from entrypoint.cli import profiles as render
 from entrypoint.core.errors import BadInput
 from entrypoint.plan import profile
@@ -117,7 +117,7 @@ def test_a_profile_of_a_public_cluster_names_its_pages_and_that_it_was_not_run_t
 
 
 def test_the_script_of_pbs_is_read_for_its_directives() -> None:
-    words = submit._directives(CHECKOUT / words_of("pbs").job_script)
+    words = login.directives(CHECKOUT / words_of("pbs").job_script, "#PBS ", "-l")
     assert words[:2] == ["-N", "apptrain"]
     assert {"-N", "-S", "-j"} <= set(words)
     assert "-l" not in words
@@ -138,9 +138,14 @@ def test_the_template_shows_every_key() -> None:
 
 
 def test_each_scheduler_of_a_profile_is_known_wherever_one_is_looked_up() -> None:
-    names = {known.name for known in KNOWN}
-    for table in (preview.GRANTED, prepare.SCHEDULERS, follow._ASKED):
-        assert set(table) == names
+    for known in KNOWN:
+        assert (CHECKOUT / known.job_script).is_file()
+        offered = [(granted.JobSide, granted.of(known.name)), (login.LoginSide, login.of(known.name))]
+        if known.surveyed_with:
+            offered.append((answer.Surveyor, answer.of(known.name)))
+        for protocol, module in offered:
+            names = [name for name in vars(protocol) if not name.startswith("_")]
+            assert [name for name in names if not callable(getattr(module, name, None))] == []
 
 
 def test_generic_names_each_fabric() -> None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.batch.pbs import survey
 from entrypoint.cli import site
 from tests.unit.batch.survey.conftest import login, named
 from tests.unit.batch.survey.login import Login, address, addresses
@@ -180,7 +181,7 @@ def test_slingshot_under_pbs_raises_the_question_of_mpiexec(
 ) -> None:
     login.has({**PBS, "ip -j addr": addresses(address("hsn0", "10.77.43.1/24"))})
     assert site.main([], login.machine()) == 0
-    assert f"\n# question: {site.PALS}\n" in capsys.readouterr().out
+    assert f"\n# question: {survey.PALS}\n" in capsys.readouterr().out
 
 
 def test_under_pbs_without_slingshot_the_usual_starter_is_taken(

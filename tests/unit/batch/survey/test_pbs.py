@@ -3,6 +3,7 @@
 import pytest
 
 from entrypoint.batch.pbs import survey as pbs
+from entrypoint.batch.survey.answer import SiteSurvey
 from entrypoint.core.errors import BadInput
 from tests.unit.batch.survey.login import Login
 
@@ -19,20 +20,20 @@ def node(name: str, gpus: int = 4, *attributes: str) -> str:
     return f"{name}\n" + "".join(f"     {line}\n" for line in [*lines, *attributes]) + "\n"
 
 
-def survey(login: Login, queues: str, nodes: str, server: str = "Server: pbssrv\n") -> pbs.PbsSurvey:
+def survey(login: Login, queues: str, nodes: str, server: str = "Server: pbssrv\n") -> SiteSurvey:
     login.has({"qstat -Qf": queues, "qstat -Bf": server, "pbsnodes -a": nodes})
     return pbs.survey(login.machine())
 
 
-def values(found: pbs.PbsSurvey) -> dict[str, object]:
+def values(found: SiteSurvey) -> dict[str, object]:
     return {line.key: line.value for line in found.lines if line.value is not None}
 
 
-def why(found: pbs.PbsSurvey, key: str) -> str:
+def why(found: SiteSurvey, key: str) -> str:
     return next(line.why for line in found.lines if line.key == key and line.value is not None)
 
 
-def asked(found: pbs.PbsSurvey) -> dict[str, str]:
+def asked(found: SiteSurvey) -> dict[str, str]:
     return {line.key: line.questions[0] for line in found.lines if line.questions}
 
 

@@ -1,0 +1,174 @@
+"""What a login node knows of a scheduler: the values that pass between the commands and each scheduler's
+`login` module, and what these modules share. `of` finds the module; `LoginSide` is what it offers.
+
+`apptrain submit` makes its request, foretells what it will be granted, and follows the job, all by that
+module. Runs with Python 3.9.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from entrypoint.plan.profile import CLUSTERS, Profile
+from entrypoint.schedulers.known import words_of
+
+CHECKOUT: Final = CLUSTERS.resolve().parent
+ANSWER = 30.0
+"""Seconds that a scheduler's command has to answer."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is asked for; None and '' leave it to the profile."""
+
+    nodes: int
+    gpus: int | None = None
+    """On each node."""
+    partition: str = ""
+    account: str = ""
+    time: str = ""
+    options: tuple[str, ...] = ()
+    """Further words of sbatch or qsub."""
+    arguments: tuple[str, ...] = ()
+    """Of the job script: options, then -- and CMD."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    words: list[str]
+    """The command line."""
+    env: Mapping[str, str]
+    """What the job gets of the variables here, without those that have its arguments."""
+    file: Path | None = None
+    """To be written first, with the arguments that the command line cannot hold."""
+
+
+@dataclass(frozen=True)
+class JobRequest:
+    """What is asked of the scheduler, with the site's own where nothing was wished for."""
+
+    profile: Profile
+    nodes: int
+    gpus: int
+    """Of each node."""
+    cpus: int | None
+    time: str
+    """Empty: unknown."""
+    warns: int
+    """Seconds before the end at which Slurm warns; 0 under PBS, whose job script has a clock."""
+    words: Sequence[str]
+    """Further ones of sbatch or qsub, which win."""
+    arguments: Sequence[str]
+    """Of the job script."""
+    image: Path
+    tasks: int = 1
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """A job, as its scheduler tells of it."""
+
+    state: str
+    """For people."""
+    output: Sequence[Path] = ()
+    """Where its output may be; the first that exists is shown."""
+    late: Path | None = None
+    """What to show at the end where none of those was there."""
+    status: int | None = None
+    """None while it is not over."""
+
+
+class LoginSide(Protocol):
+    """What `login` in a scheduler's package offers."""
+
+    def submission(
+        self, profile: Profile, name: str, wish: Wish, env: Mapping[str, str], cwd: Path
+    ) -> Submission:
+        """What submits, from `cwd` and with `env`; the job finds its profile by `name`. Raises BadInput."""
+
+    def limits(self, script: str) -> tuple[str, int]:
+        """(the time, the seconds from its warning to its end) that the job script's own lines ask for; empty
+        and 0: they do not."""
+
+    def granted(self, request: JobRequest) -> tuple[JobRequest, str]:
+        """(the request with what its further words change, the word that leaves open what is granted)."""
+
+    def slots(self, request: JobRequest) -> tuple[int, ...] | None:
+        """Processes that the request has placed on each node without starting them; None elsewhere."""
+
+    def ask(self, job: str, site: Profile | None) -> JobStatus | None:
+        """What is told of this job; None if nothing is. `site`: its profile, if that is known."""
+
+
+def of(scheduler: str) -> LoginSide:
+    module: LoginSide = importlib.import_module(f"entrypoint.batch.{scheduler}.login")
+    return module
+
+
+def script(profile: Profile) -> Path:
+    """The job script."""
+    return CHECKOUT / words_of(profile.scheduler).job_script
+
+
+def script_word(profile: Profile, cwd: Path) -> str:
+    """The same on a command line in `cwd`."""
+    name = words_of(profile.scheduler).job_script
+    return name if cwd.resolve() == CHECKOUT else str(CHECKOUT / name)
+
+
+def gpus_word(profile: Profile, gpus: int) -> str:
+    """The word that asks for that many."""
+    return (profile.request.gpus or words_of(profile.scheduler).gpus).format(gpus=gpus)
+
+
+def share(all_of_it: int | None, profile: Profile, gpus: int) -> int | None:
+    """What goes with that many of a node's GPUs."""
+    if all_of_it is None or not profile.nodes.gpus:
+        return all_of_it
+    return max(1, all_of_it * gpus // profile.nodes.gpus)
+
+
+def pairs(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Options with their values, whether they stand in one word or in two."""
+    pairs = []
+    for at, word in enumerate(words):
+        following = words[at + 1] if at + 1 < len(words) else ""
+        if word.startswith("--") and "=" in word:
+            name, _, value = word.partition("=")
+        elif re.fullmatch("-[A-Za-z].+", word):
+            name, value = word[:2], word[2:]
+        else:
+            name, value = word, following
+        if name.startswith("-"):
+            pairs.append((name, value))
+    return pairs
+
+
+def directives(script: Path, mark: str, *left_out: str) -> list[str]:
+    """The words of the script's own lines that begin with `mark`, without those that begin as one of
+    `left_out`."""
+    words = []
+    for text in script.read_text(encoding="utf-8").splitlines():
+        if text.startswith(mark):
+            found = shlex.split(text.partition(" ")[2], comments=True)
+            if found and not found[0].startswith(left_out):
+                words += found
+    return words
+
+
+def run(*command: str) -> str:
+    """What it prints; empty where it fails or does not answer."""
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=ANSWER, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if done.returncode else done.stdout

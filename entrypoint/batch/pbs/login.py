@@ -1,0 +1,172 @@
+"""Asks for a job of PBS on a login node, foretells what it gets, and tells how it goes. `submission`,
+`granted` and `ask` are the entries. Runs with Python 3.9.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from entrypoint.batch import login
+from entrypoint.batch.login import JobRequest, JobStatus, Submission, Wish, pairs, run, share
+from entrypoint.batch.pbs import qsub_environment
+from entrypoint.batch.pbs.qstat import attributes, variables
+from entrypoint.core import files
+from entrypoint.core.errors import BadInput
+from entrypoint.plan import profile, rules, sources
+from entrypoint.plan.profile import CLUSTERS, Profile
+from entrypoint.schedulers import pbs
+
+CARRIED = 1 << 20
+"""Bytes of what a job of a chain is given in a file."""
+
+
+def submission(profile: Profile, name: str, wish: Wish, env: Mapping[str, str], cwd: Path) -> Submission:
+    """As LoginSide says."""
+    script = login.script(profile)
+    if not script.exists():
+        raise BadInput("checkout-incomplete", f"there is no {script}: use a whole checkout")
+    # Where -l ncpus= stands on the command line, qsub refuses a select in the script.
+    is_totals = profile.request.form == "totals"
+    directives = ["-C", "", *login.directives(script, "#PBS ", "-l")] if is_totals else []
+    arguments, arguments_file = qsub_environment.arguments(wish.arguments, cwd)
+    needed = qsub_environment.needed(profile, name, env, cwd)
+    if arguments:
+        needed = {key: value for key, value in needed.items() if key not in qsub_environment.ARGUMENTS}
+    carried = qsub_environment.listed({**needed, **arguments})
+    seen = {**{key: env[key] for key in qsub_environment.EVERYWHERE if key in env}, **needed}
+    words = ["qsub", *directives, *_words(profile, wish), "-v", carried, login.script_word(profile, cwd)]
+    return Submission(words, seen, arguments_file)
+
+
+def _words(profile: Profile, wish: Wish) -> list[str]:
+    request, gpus = profile.request, wish.gpus or 0
+    cpus, memory = share(profile.nodes.cpus, profile, gpus), share(profile.nodes.memory_gib, profile, gpus)
+    times = wish.nodes if request.form == "totals" else 1
+    resources = []
+    if cpus and not request.nodes_only:
+        resources.append(f"ncpus={cpus * times}")
+    if gpus and not request.nodes_only:
+        resources.append(login.gpus_word(profile, gpus * times))
+    if memory and not request.nodes_only:
+        resources.append(f"mem={memory * times}gb")
+    if request.form == "totals":
+        words = [word for resource in resources for word in ("-l", resource)]
+    else:
+        words = ["-l", ":".join([f"select={wish.nodes}", *resources, *request.chunk]), "-l", "place=scatter"]
+    if wish.time:
+        words += ["-l", f"walltime={wish.time}"]
+    if wish.partition:
+        words += ["-q", wish.partition]
+    if wish.account:
+        words += [request.account_option, wish.account]
+    return [*words, *wish.options]
+
+
+def limits(script: str) -> tuple[str, int]:
+    """As LoginSide says; the job script has a clock, and no line of its own for it."""
+    time = re.search(r"^#PBS -l walltime=(\S+)", script, re.MULTILINE)
+    return time[1] if time else "", 0
+
+
+def granted(request: JobRequest) -> tuple[JobRequest, str]:
+    for name, value in pairs(request.words):
+        if name != "-l":
+            continue
+        if value.startswith("walltime="):
+            request = replace(request, time=value.partition("=")[2])
+        elif value.startswith(("select=", "ncpus=", "ngpus=", "nodes=")):
+            return request, f"-l {value}"
+    return request, ""
+
+
+def slots(request: JobRequest) -> tuple[int, ...]:
+    """As LoginSide says."""
+    found = [item.partition("=")[2] for item in request.profile.request.chunk if item.startswith("mpiprocs=")]
+    return (int(found[0]) if found else 1,) * request.nodes
+
+
+def ask(job: str, site: Profile | None) -> JobStatus | None:
+    told = run("qstat", "-x", "-f", job) or run("qstat", "-f", job)
+    found = attributes(told)
+    if "job_state" not in found:
+        return None
+    names = {
+        "Q": "queued",
+        "H": "held",
+        "W": "waiting",
+        "R": "running",
+        "E": "ending",
+        "F": "over",
+        "C": "over",
+    }
+    letter = found["job_state"]
+    comment = f" ({found['comment']})" if letter == "Q" and "comment" in found else ""
+    over = letter in ("F", "C")
+    folder = _run_directory(job, found, site)
+    return JobStatus(
+        state=names.get(letter, letter) + comment,
+        output=[folder / "job.log"] if folder else (),
+        late=Path(found["Output_Path"].partition(":")[2]) if "Output_Path" in found else None,
+        status=exit_status(found) if over else None,
+    )
+
+
+def exit_status(found: Mapping[str, str]) -> int:
+    """PBS has 256 and more for a signal, and negative ones for a job that it could not run."""
+    text = found.get("Exit_status", "")
+    if not re.fullmatch(r"-?\d+", text):
+        return 1
+    status = int(text)
+    return 1 if status < 0 else 128 + status % 256 if status > 255 else status
+
+
+def _run_directory(job: str, found: Mapping[str, str], site: Profile | None) -> Path | None:
+    """Where the job's files are, by the rules that it goes by itself; None if that cannot be told here."""
+    env = _environment(job, found)
+    folder = env.get("PBS_O_WORKDIR")
+    if not folder:
+        return None
+    try:
+        flags, _ = sources.inherited(env, job=True)
+        given = flags.get("run-dir") or env.get("APPTRAIN_RUN_DIR")
+        if given:
+            return Path(folder, given)
+        site = site or _profile(flags.get("profile") or env.get("APPTRAIN_PROFILE", ""), job, env)
+        one = pbs.job(env)
+        # What qsub was not told to carry, the site may set on all its machines.
+        known = {**os.environ, **env}
+        return Path(rules.run_directory(known, one.name, one.run_id, one.submit_dir, site))
+    except BadInput:
+        return None
+
+
+def _environment(job: str, found: Mapping[str, str]) -> dict[str, str]:
+    """The job's variables, as far as PBS tells them."""
+    env = variables(found)
+    user = found.get("Job_Owner", "").partition("@")[0]
+    of_login = {"HOME": env.get("PBS_O_HOME"), "USER": user, "LOGNAME": user}
+    env = {**{name: value for name, value in of_login.items() if value}, **env}
+    chain = env.get("APPTRAIN_CHAIN_FILE", "")
+    with contextlib.suppress(OSError, ValueError):
+        entries = files.read_text(Path(chain), CARRIED).split("\0") if chain else []
+        env.update(entry.partition("=")[::2] for entry in entries if entry)
+    return {**env, "PBS_JOBID": job, "PBS_JOBNAME": found.get("Job_Name", "job")}
+
+
+def _profile(name: str, job: str, env: Mapping[str, str]) -> Profile:
+    """The one of that name or path, else the one for the job's server, as the job script finds it; an empty
+    one if there is none, or it cannot be read here."""
+    clusters = Path(env["APPTRAIN_HOME"], "clusters") if env.get("APPTRAIN_HOME") else CLUSTERS
+    server = job.partition(".")[2]
+    with contextlib.suppress(BadInput):
+        if name:
+            return profile.load(str(Path(env["PBS_O_WORKDIR"], profile.find(name, clusters))))
+        for file in sorted(clusters.glob("*.yaml")) if server else ():
+            if server in (one := profile.load(str(file))).clusters:
+                return one
+    return Profile()

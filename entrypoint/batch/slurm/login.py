@@ -1,0 +1,162 @@
+"""Asks for a job of Slurm on a login node, foretells what it gets, and tells how it goes. `submission`,
+`granted` and `ask` are the entries. Runs with Python 3.9.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import signal
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from entrypoint.batch import login
+from entrypoint.batch.login import JobRequest, JobStatus, Submission, Wish, pairs, run, share
+from entrypoint.plan.profile import Profile
+
+BY_HAND: Final = {"gpus": r"--gres[=\s]\S*gpu", "memory": r"--mem-per-[cg]pu[=\s]"}
+"""Words of sbatch that ask for something in another way than ours, which it refuses beside them."""
+SLURM = {
+    "--nodes": "nodes",
+    "-N": "nodes",
+    "--ntasks-per-node": "tasks",
+    "--gpus-per-node": "gpus",
+    "--time": "time",
+    "-t": "time",
+    "--signal": "signal",
+}
+"""Words of sbatch that change what is granted, with what they name."""
+UNCLEAR = ("--gpus", "-G", "--gres", "--gpus-per-task", "--ntasks", "-n")
+"""Those after which nobody knows what a node gets before it is granted."""
+GOES_ON = (
+    "PENDING",
+    "CONFIGURING",
+    "RUNNING",
+    "COMPLETING",
+    "SUSPENDED",
+    "REQUEUED",
+    "REQUEUE_HOLD",
+    "REQUEUE_FED",
+)
+MORE = ("RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "SPECIAL_EXIT", "RESV_DEL_HOLD")
+
+
+def submission(profile: Profile, name: str, wish: Wish, env: Mapping[str, str], cwd: Path) -> Submission:
+    """As LoginSide says."""
+    script = login.script(profile)
+    job = ["--profile", name, *wish.arguments]
+    seen = {key: value for key, value in env.items() if not key.startswith(("SLURM_", "PBS_"))}
+    if not _is_wrapped(profile, wish):
+        return Submission(["sbatch", *_words(profile, wish), login.script_word(profile, cwd), *job], seen)
+    wrap = "exec " + shlex.join(["bash", str(script), *job])
+    memory = ["--mem="] if profile.request.nodes_only or _is_asked_by_hand(wish, "memory") else []
+    cpus = ["--cpus-per-task="] if profile.request.nodes_only else []
+    directives = login.directives(script, "#SBATCH ", "--nodes=", "--gpus-per-node=", *memory, *cpus)
+    return Submission(["sbatch", *directives, *_words(profile, wish), f"--wrap={wrap}"], seen)
+
+
+def _words(profile: Profile, wish: Wish) -> list[str]:
+    """Options that win over each of the script's own directives that are of a site."""
+    gpus, nodes_only = wish.gpus or 0, profile.request.nodes_only
+    cpus, memory = share(profile.nodes.cpus, profile, gpus), share(profile.nodes.memory_gib, profile, gpus)
+    asked = login.gpus_word(profile, gpus)
+    words = [f"--nodes={wish.nodes}"]
+    if wish.partition:
+        words.append(f"--partition={wish.partition}")
+    if wish.account:
+        words.append(f"--account={wish.account}")
+    if gpus and not nodes_only and not _is_asked_by_hand(wish, "gpus"):
+        words.append(asked)
+    elif not _is_wrapped(profile, wish):
+        words.append("--gpus-per-node=0")  # in place of the script's own
+    if cpus and not nodes_only:
+        words.append(f"--cpus-per-task={cpus}")
+    if (memory or profile.nodes.whole) and not nodes_only and not _is_asked_by_hand(wish, "memory"):
+        words.append(f"--mem={memory}G" if memory else "--mem=0")
+    if wish.time:
+        words.append(f"--time={wish.time}")
+    if profile.request.stop_before:
+        words.append(f"--signal=B:USR2@{profile.request.stop_before}")
+    return [*words, *wish.options]
+
+
+def _is_wrapped(profile: Profile, wish: Wish) -> bool:
+    """Whether the script is submitted without its directives. A word of the command line does not take a
+    directive away, and sbatch refuses memory that is asked for in two ways, and from 26.05 on GPUs."""
+    request = profile.request
+    asks_otherwise = bool(request.gpus and wish.gpus) and not request.gpus.startswith("--gpus-per-node=")
+    is_own = any(_is_asked_by_hand(wish, what) for what in BY_HAND)
+    return request.form == "wrapped" or request.nodes_only or asks_otherwise or is_own
+
+
+def _is_asked_by_hand(wish: Wish, what: str) -> bool:
+    """Whether the further words ask for the GPUs, or the memory, in a way that excludes ours."""
+    return re.search(rf"(^|\s)({BY_HAND[what]})", " ".join(wish.options)) is not None
+
+
+def limits(script: str) -> tuple[str, int]:
+    """As LoginSide says."""
+    time = re.search(r"^#SBATCH --time=(\S+)", script, re.MULTILINE)
+    warns = re.search(r"^#SBATCH --signal=B:USR2@(\d+)", script, re.MULTILINE)
+    return time[1] if time else "", int(warns[1]) if warns else 0
+
+
+def granted(request: JobRequest) -> tuple[JobRequest, str]:
+    for name, value in pairs(request.words):
+        if name in UNCLEAR:
+            return request, name
+        what = SLURM.get(name)
+        number = value.rpartition(":")[2]
+        if what in ("nodes", "tasks", "gpus"):
+            if not number.isdecimal():
+                return request, f"{name} {value}"
+            request = replace(request, **{what: int(number)})  # type: ignore[arg-type]
+        elif what == "time":
+            request = replace(request, time=value)
+        elif what == "signal" and value.rpartition("@")[2].isdecimal():
+            request = replace(request, warns=int(value.rpartition("@")[2]))
+    return request, ""
+
+
+def slots(_request: JobRequest) -> None:
+    """As LoginSide says."""
+
+
+def ask(job: str, _site: Profile | None) -> JobStatus | None:
+    told = run("scontrol", "--oneliner", "show", "job", job)
+    if not told:
+        return _ask_accounting(job)
+    found = dict(re.findall(r"(\w+)=(\S*)", told))
+    state, reason = found.get("JobState", ""), found.get("Reason", "None")
+    output = re.search(r" StdOut=(.*?)(?: Power=| TresPerNode=| \w+=|$)", told.strip())
+    shown = state if reason in ("None", "") or state == "RUNNING" else f"{state} ({reason})"
+    if state == "RUNNING":
+        shown = f"RUNNING on {found.get('NodeList', '')}"
+    return JobStatus(
+        state=shown,
+        output=[Path(output[1])] if output and output[1] else (),
+        status=None if state in (*GOES_ON, *MORE) else _status(state, found.get("ExitCode", "")),
+    )
+
+
+def _ask_accounting(job: str) -> JobStatus | None:
+    """Of a job that the controller has forgotten; None where nobody knows it."""
+    line = run("sacct", "-X", "-n", "-P", "-j", job, "-o", "State,ExitCode").strip().partition("\n")[0]
+    state, bar, code = line.partition("|")
+    if not bar or state.split()[0] in (*GOES_ON, *MORE):
+        return None
+    return JobStatus(state=state, status=_status(state, code))
+
+
+def _status(state: str, code: str) -> int:
+    """Of `75:0`, or `0:9` for a signal; a job that did not complete has not ended well."""
+    status, _, signum = code.partition(":")
+    if status.isdecimal() and int(status):
+        return int(status)
+    if signum.isdecimal() and int(signum):
+        return 128 + int(signum)
+    if state.startswith("CANCELLED"):
+        return 128 + signal.SIGTERM
+    return 0 if state.startswith("COMPLETED") else 1
