@@ -140,7 +140,10 @@ def test_the_template_shows_every_key() -> None:
 def test_each_scheduler_of_a_profile_is_known_wherever_one_is_looked_up() -> None:
     for known in KNOWN:
         assert (CHECKOUT / known.job_script).is_file()
-        offered = [(granted.JobSide, granted.of(known.name)), (login.LoginSide, login.of(known.name))]
+        offered: list[tuple[type, object]] = [
+            (granted.JobSide, granted.of(known.name)),
+            (login.LoginSide, login.of(known.name)),
+        ]
         if known.surveyed_with:
             offered.append((answer.Surveyor, answer.of(known.name)))
         for protocol, module in offered:
