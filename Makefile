@@ -3,7 +3,7 @@
 #   PYTHON=FILE  the Python that it is made with (the first that fits of python3, python3.14 ... python3.11)
 #   NODES=N CONFIG=NAME   of `make demo` (2, digits)
 #   IN=venv      where `make demo` trains: in VENV, or in the image (IN=image)
-#   STACK=NAME BASE=auto EXTRA=FILE OFFLINE=DIR IMAGE=FILE   of `make image` (docs/containers.md)
+#   STACK=NAME EXTRA=FILE OFFLINE=DIR IMAGE=FILE   of `make image` (docs/containers.md)
 #   DIR=DIR      of `make venv`: a venv of your own on top of the image, for packages that it lacks
 #   CLUSTER=NAME GPUS=N PARTITION= ACCOUNT= TIME= OPTIONS='...' DRY_RUN=1 FOLLOW=1   of `make submit` (docs/site.md)
 #   TORCHVISION=DIR   of `make bench ARGS=gpu`: a checkout of github.com/pytorch/vision (docs/training.md)
@@ -13,7 +13,6 @@ NODES ?= 2
 CONFIG ?= digits
 IMAGE_VENV ?= .venv-image
 STACK ?=
-BASE ?= auto
 EXTRA ?=
 OFFLINE ?=
 IMAGE ?=
@@ -28,7 +27,7 @@ OPTIONS =
 PROFILE =
 DRY_RUN =
 FOLLOW =
-export VENV PYTHON NODES CONFIG IMAGE_VENV STACK BASE EXTRA OFFLINE IMAGE DIR CLUSTER GPUS PARTITION ACCOUNT TIME OPTIONS PROFILE
+export VENV PYTHON NODES CONFIG IMAGE_VENV STACK EXTRA OFFLINE IMAGE DIR CLUSTER GPUS PARTITION ACCOUNT TIME OPTIONS PROFILE
 python = "$$VENV/bin/python" -P
 pytest = $(python) -m pytest -n auto --dist loadgroup
 lanes = $(python) -m pytest -n 3 --dist loadgroup
@@ -36,11 +35,11 @@ default_stack := $(shell sed -n 's/^default: *//p' containers/stacks.yaml)
 export image := $(or $(IMAGE),containers/image$(addprefix -,$(filter-out $(default_stack),$(STACK))).sif)
 inside = containers/run.sh "$$image"
 gpu_alone = $(filter gpu,$(firstword $(ARGS)))
-of_image = --stack "$$STACK" --base "$$BASE" --extra "$$EXTRA" --offline "$$OFFLINE" --image "$$IMAGE"
+of_image = --stack "$$STACK" --extra "$$EXTRA" --offline "$$OFFLINE" --image "$$IMAGE"
 
 # A misspelled setting is refused: else `make submit NODE=8` would submit 2 nodes.
-settings = VENV PYTHON NODES CONFIG IMAGE_VENV STACK BASE EXTRA OFFLINE IMAGE IN DIR CLUSTER GPUS PARTITION ACCOUNT TIME OPTIONS \
-	PROFILE DRY_RUN FOLLOW TORCHVISION ARGS REGISTRY DEBIAN_MIRROR UV
+settings = VENV PYTHON NODES CONFIG IMAGE_VENV STACK EXTRA OFFLINE IMAGE IN DIR CLUSTER GPUS PARTITION ACCOUNT TIME OPTIONS \
+	PROFILE DRY_RUN FOLLOW TORCHVISION ARGS DEBIAN_MIRROR DEBIAN_SNAPSHOT UV
 of_others = APPTRAIN_% PIP_% UV_% APPTAINER_% CUDA_% OMP_% %_proxy %_PROXY CI HOME PATH TMPDIR SHELL MAKEFLAGS
 quoted = '$(subst ','\'',$(1))'
 near = $(shell cd $(call quoted,$(dir $(firstword $(MAKEFILE_LIST)))) && "$$(tools/login-python.sh any)" -m entrypoint.$(or $(3),core.spelling) $(call quoted,$(1)) $(2))
@@ -105,7 +104,7 @@ cluster-shell: venv-dev ## work on its login host
 cluster-down: venv-dev ## end it
 	$(python) -m tests.vcluster down
 
-image: ## build containers/image.sif (STACK=NAME BASE=auto|debootstrap|docker EXTRA=FILE OFFLINE=DIR)
+image: ## build containers/image.sif (STACK=NAME EXTRA=FILE OFFLINE=DIR)
 	@./apptrain image build $(of_image)
 
 image-fetch: ## download and check what `make image` is made from, for a node without a network

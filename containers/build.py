@@ -24,7 +24,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from containers import bom, debian, stacks, wheels
+from containers import bom, debian, stacks, unpack, wheels
 from containers.builder import EXTRA_WHEELS, RECIPE, WHEELS, Builder, BuildFailed
 from containers.download import NoAnswer
 from containers.preflight import Places, check
@@ -38,7 +38,6 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="containers/build.py", description=__doc__.split("\n\n")[0])
     parser.add_argument("what", choices=("build", "fetch", "verify", "inspect"))
     parser.add_argument("--stack", default="", metavar="NAME", help="of containers/stacks.yaml (its default)")
-    parser.add_argument("--base", default="auto", choices=("auto", "debootstrap", "docker"))
     parser.add_argument("--extra", default="", metavar="FILE", help="further packages, a requirements file")
     parser.add_argument("--image", default="", metavar="FILE", help="instead of containers/image*.sif")
     parser.add_argument("--offline", default="", metavar="DIR", help="a directory with all wheels and .debs")
@@ -52,11 +51,11 @@ def main(arguments: Sequence[str]) -> int:
         extra = Path(options.extra).resolve() if options.extra else None
         offline = Path(options.offline).resolve() if options.offline else None
         if options.what == "verify":
-            return verify(stack, options.base, extra, image, offline)
+            return verify(stack, extra, image, offline)
         if options.what == "fetch":
             fetch_only(stack, extra, image, offline)
         else:
-            build(stack, options.base, extra, image, offline)
+            build(stack, extra, image, offline)
     except (BuildRefused, NoAnswer, BuildFailed) as error:
         print(f"image: {error}", file=sys.stderr)
         return error.status
@@ -81,7 +80,7 @@ class Fetched:
 
 
 def fetch(stack: Stack, extra: Path | None, offline: Path | None, cache: Path, work: Path) -> Fetched:
-    """Have all that the locks name, checked against them, Debian's packages as a mirror below `work`.
+    """Have all that the locks name, checked against them, Debian's packages below `work`.
 
     EXTRA gets its lock if it has none that fits.
     """
@@ -97,7 +96,7 @@ def fetch(stack: Stack, extra: Path | None, offline: Path | None, cache: Path, w
         locks.append(wheels.lock_extra(stack, architecture, extra))
         if wheels.pinned(locks[2]):
             found.append(wheels.fetch(locks[2], stack.base.python, architecture, cache, offline))
-    debian.repository(stack.base, architecture, locks[1], cache, work / "debian", offline=offline)
+    debian.lay_out(stack.base, architecture, locks[1], cache, work / "debian", offline=offline)
     return Fetched(architecture, locks, found)
 
 
@@ -112,14 +111,13 @@ def fetch_only(stack: Stack, extra: Path | None, image: Path, offline: Path | No
     )
 
 
-def build(stack: Stack, base: str, extra: Path | None, image: Path, offline: Path | None) -> dict[str, Any]:
+def build(stack: Stack, extra: Path | None, image: Path, offline: Path | None) -> dict[str, Any]:
     """Build to a temporary name; rename the image and what lies beside it once all of it is there."""
     begin = time.time()
     builder = Builder.find()
-    base = builder.base(base, stack, stacks.debian_architecture())
     places = Places.of(image)
     print(
-        f"image: stack {stack.name}: torch {stack.torch}, CUDA {stack.cuda}; base by {base}\n"
+        f"image: stack {stack.name}: torch {stack.torch}, CUDA {stack.cuda}\n"
         f"image: target {places.target}\nimage: temporary files in {places.temporary} (APPTAINER_TMPDIR)\n"
         f"image: downloads in {places.cache} (APPTRAIN_CACHE)",
         flush=True,
@@ -131,15 +129,12 @@ def build(stack: Stack, base: str, extra: Path | None, image: Path, offline: Pat
         sources = lay_out(work, stack, fetched.locks)
         part = image.with_name(f".{image.name}.{os.getpid()}.sif")
         try:
-            if base == "docker":
-                builder.unpack(stack.base, fetched.architecture, work)
-            builder.build(part, recipe_arguments(stack, fetched.architecture), work, fetched.wheels)
+            builder.build(part, recipe_arguments(stack), work, fetched.wheels)
             found = facts(stack, part, work, builder)
             said = {
                 **found,
                 "lock_sha256": wheels.digest(*fetched.locks),
                 "source_sha256": sources,
-                "base": base,
                 "built": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(begin)),
                 "seconds": round(time.time() - begin),
             }
@@ -171,6 +166,7 @@ def lay_out(work: Path, stack: Stack, locks: list[Path]) -> str:
             shutil.copytree(origin, target, ignore=skip)
         else:
             shutil.copyfile(origin, target)
+    shutil.copy(unpack.__file__, work)
     shutil.copytree(CONTAINERS / "image", source, ignore=skip, copy_function=shutil.copy, dirs_exist_ok=True)
     ahead = locks[0].with_suffix(".ahead")
     (source / "ahead").write_text(ahead.read_text() if ahead.exists() else "")
@@ -184,14 +180,8 @@ def lay_out(work: Path, stack: Stack, locks: list[Path]) -> str:
     return wheels.digest(RECIPE, *sorted(path for path in source.rglob("*") if path.is_file()))
 
 
-def recipe_arguments(stack: Stack, architecture: str) -> dict[str, str]:
-    entries = debian.packages(stacks.debian_lock(architecture))
-    return {
-        "SUITE": stack.base.suite,
-        "PACKAGES": " ".join(f"{entry['Package']}={entry['Version']}" for entry in entries),
-        "DATE": stack.date,
-        "STACK": stack.name,
-    }
+def recipe_arguments(stack: Stack) -> dict[str, str]:
+    return {"DATE": stack.date, "STACK": stack.name}
 
 
 def facts(stack: Stack, image: Path, work: Path, builder: Builder) -> dict[str, Any]:
@@ -225,16 +215,14 @@ def facts(stack: Stack, image: Path, work: Path, builder: Builder) -> dict[str, 
     }
 
 
-def verify(stack: Stack, base: str, extra: Path | None, image: Path, offline: Path | None) -> int:
+def verify(stack: Stack, extra: Path | None, image: Path, offline: Path | None) -> int:
     """Build a second time, elsewhere and under another umask, and compare the two."""
     first = described(image)
-    if base == "auto":
-        base = first["base"]
     with tempfile.TemporaryDirectory(prefix="apptrain-verify-", dir=Places.of(image).temporary) as folder:
         os.umask(0o077)
         again = Path(folder) / "a second build" / "again.sif"
         again.parent.mkdir()
-        second = build(stack, base, extra, again, offline)
+        second = build(stack, extra, again, offline)
         for name, what in (("lock_sha256", "locks"), ("source_sha256", "files of this checkout")):
             if first.get(name) != second[name]:
                 raise BuildRefused(

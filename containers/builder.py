@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import calendar
 import contextlib
-import getpass
 import json
 import os
 import re
@@ -16,6 +15,7 @@ import shlex
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -23,14 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from containers import registry, stacks
-from containers.download import NoAnswer
-from containers.stacks import CONTAINERS, Base, BuildError, BuildRefused, Stack
+from containers.stacks import CONTAINERS, BuildError, BuildRefused
 
 RECIPE: Final = CONTAINERS / "apptrain.def"
 LEAST: Final = (1, 2)
 PACKING: Final = "-comp zstd -Xcompression-level 3 -all-root"
-BASE: Final = "base"
 WHEELS: Final = "wheels"
 EXTRA_WHEELS: Final = "extra-wheels"
 COVERED: Final = ("/tmp", "/var/tmp", "/dev/shm")
@@ -72,49 +69,6 @@ class Builder:
             )
         return cls(path, said)
 
-    def base(self, asked: str, stack: Stack, architecture: str) -> str:
-        """How the base is made here: what was asked for, or for `auto` what this machine can do."""
-        if os.geteuid() and not _has_subordinate_ids() and not shutil.which("fakeroot"):
-            raise BuildRefused(
-                "build-no-subids",
-                f"{getpass.getuser()} has no subordinate ids (/etc/subuid) and fakeroot is not installed: "
-                "Debian's packages cannot be set up: ask for one of the two, or build where one is there",
-            )
-        debootstrap = _tool("debootstrap")
-        digest = stack.base.digest[architecture]
-        if asked == "debootstrap" and not debootstrap:
-            raise BuildRefused(
-                "debootstrap-missing",
-                "BASE=debootstrap: debootstrap is not installed here: install it, or BASE=docker",
-            )
-        if asked == "docker" and not digest:
-            raise BuildRefused(
-                "base-no-digest",
-                f"BASE=docker: {stacks.FILE.name} has no digest of {stack.base.image} for {architecture}: "
-                "run `make lock` with REGISTRY=HOST, or take BASE=debootstrap",
-            )
-        if asked != "auto":
-            return asked
-        if not debootstrap and not digest:
-            raise BuildRefused(
-                "base-impossible",
-                f"no base can be made here: debootstrap is not installed, and {stacks.FILE.name} has no "
-                f"digest of {stack.base.image} for {architecture}: install debootstrap, or run `make lock` "
-                "with REGISTRY=HOST",
-            )
-        return "debootstrap" if debootstrap else "docker"
-
-    def unpack(self, base: Base, architecture: str, work: Path) -> None:
-        """Put the base where %setup finds it: the recipe, which the image keeps, names no registry."""
-        name = f"{base.image.partition(':')[0]}@{base.digest[architecture]}"
-        source = "docker://" + "/".join(part for part in (registry.address(), name) if part)
-        with self._client(work) as client:
-            client.build(source, str(work / BASE), sudo=False, options=["--sandbox"])
-        if not (work / BASE / "bin").exists():
-            raise NoAnswer(
-                "base-no-answer", f"BASE=docker: {source} could not be had; the reason stands above"
-            )
-
     def build(self, image: Path, arguments: dict[str, str], work: Path, wheel_folders: list[Path]) -> None:
         """Build RECIPE to `image`."""
         check_recipe(arguments)
@@ -133,7 +87,8 @@ class Builder:
         for index, folder in enumerate(wheel_folders):
             options += _mount(folder, f"/mnt/{EXTRA_WHEELS if index else WHEELS}")
         epoch = str(calendar.timegm(time.strptime(arguments["DATE"], "%Y-%m-%d")))
-        with self._client(work, APPTRAIN_WORK=str(work), SOURCE_DATE_EPOCH=epoch) as client:
+        of_setup = {"APPTRAIN_WORK": str(work), "APPTRAIN_PYTHON": sys.executable}
+        with self._client(work, **of_setup, SOURCE_DATE_EPOCH=epoch) as client:
             client.build(str(RECIPE), str(image), sudo=False, options=options)
         if not image.is_file():
             raise BuildFailed(
@@ -219,25 +174,11 @@ def check_recipe(arguments: dict[str, str]) -> None:
     bot.level = QUIET
     known = re.sub("^Bootstrap: .*", "Bootstrap: docker\nFrom: none", text, flags=re.MULTILINE)
     with tempfile.NamedTemporaryFile("w", encoding="utf-8") as copy:
-        copy.write(known.replace("debootstrap", ""))
+        copy.write(known)
         copy.flush()
         recipe = SingularityParser(copy.name).parse()["spython-base"]
     if not recipe.install or not recipe.test:
         raise BuildRefused("recipe-no-section", f"{RECIPE}: it has no %post or no %test")
-
-
-def _has_subordinate_ids() -> bool:
-    """As Apptainer looks for them; a directory service answers through getsubids."""
-    names = {getpass.getuser(), str(os.getuid())}
-    try:
-        lines = Path("/etc/subuid").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    if any(line.partition(":")[0] in names for line in lines):
-        return True
-    getsubids = shutil.which("getsubids")
-    asked = [getsubids, getpass.getuser()] if getsubids else ["false"]
-    return subprocess.run(asked, capture_output=True, check=False).returncode == 0
 
 
 def _mount(source: Path, target: str) -> list[str]:
@@ -257,7 +198,3 @@ def _cover(work: Path) -> list[str]:
         empty.chmod(0o1777)
         options += _mount(empty, target)
     return options
-
-
-def _tool(name: str) -> str | None:
-    return shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")

@@ -1,10 +1,9 @@
-"""Resolves, locks and fetches the Debian packages of the image. `resolve` makes the lock, `repository` lays
-it out as a mirror on disk.
+"""Resolves, locks and fetches the Debian packages of the image. `resolve` makes the lock, `lay_out` puts the
+packages where the recipe finds them.
 
-The lock is a list of entries of Debian's index (`Packages` paragraphs), one for every package of the base. So
-it can be served again as an index: debootstrap and apt take the directory for a mirror that offers the locked
-files and nothing else. apt checks signatures once, when the lock is made; from then on the hashes in the lock
-are trusted.
+The lock is a list of entries of Debian's index (`Packages` paragraphs), one for every package of the base.
+apt checks signatures once, when the lock is made; from then on the hashes in the lock are trusted. So a
+machine that builds needs neither apt nor any other of Debian's tools.
 """
 
 from __future__ import annotations
@@ -23,15 +22,24 @@ from typing import Final
 
 import requests
 
+from containers import unpack
 from containers.download import Download, fetch
-from containers.stacks import Base, BuildRefused
+from containers.stacks import OTHER_ROAD, Base, BuildRefused
 
 KEYRING: Final = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 KEPT: Final = (
     "Package", "Version", "Architecture", "Multi-Arch", "Essential", "Priority", "Pre-Depends", "Depends",
     "Provides", "Breaks", "Conflicts", "Replaces", "Filename", "Size", "SHA256",
 )  # fmt: skip
-"""What debootstrap and apt need of an entry."""
+"""What is needed of an entry."""
+
+APT: Final = Path("/etc/apt")
+SOURCE: Final = re.compile(r"^(?:deb|URIs:)[ \t](?:.*[ \t])?(https?://\S+/debian)/?(?:\s|$)", re.MULTILINE)
+"""The line of a mirror in either form of apt's sources."""
+LISTED: Final = "names"
+"""The file beside the packages that names them, one a line."""
+FAKEROOT: Final = ("fakeroot", "libfakeroot")
+"""Packages that a build may need and the image does not get."""
 
 Entry = dict[str, str]
 
@@ -54,28 +62,24 @@ def write_index(entries: Iterable[Entry]) -> str:
 
 
 def mirror() -> str:
-    """DEBIAN_MIRROR, else the mirror of this machine's apt, else the one that debootstrap would use."""
+    """DEBIAN_MIRROR, else the mirror of this machine's apt."""
     given = os.environ.get("DEBIAN_MIRROR", "")
     if given:
         return given.rstrip("/")
-    if Path("/etc/debian_version").exists() and shutil.which("apt-get"):
-        listed = subprocess.run(
-            ["apt-get", "indextargets", "--format", "$(REPO_URI) $(LABEL)", "Created-By: Packages"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
-        for line in listed.stdout.splitlines():
-            address = line.split()[0].rstrip("/")
-            if address.endswith("/debian"):
-                return address
-    debootstrap = shutil.which("debootstrap", path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
-    if debootstrap:
-        found = re.search(r"^DEF_MIRROR=\"?([^\"\n]+)", Path(debootstrap).read_text("utf-8"), re.MULTILINE)
+    for file in [APT / "sources.list", *sorted((APT / "sources.list.d").glob("*"))]:
+        found = SOURCE.search(file.read_text(encoding="utf-8")) if file.is_file() else None
         if found:
-            return found[1].rstrip("/")
+            return found[1]
     raise BuildRefused(
         "debian-no-mirror",
-        "no Debian mirror is known here: neither apt nor debootstrap is set up: give one, DEBIAN_MIRROR=URL",
+        "no Debian mirror is known here: give one near you, DEBIAN_MIRROR=URL (Debian's web site lists its "
+        f"mirrors; a site may have its own), {OTHER_ROAD}",
     )
+
+
+def snapshot() -> str:
+    """DEBIAN_SNAPSHOT: a mirror that keeps what the first one has dropped; '' if there is none."""
+    return os.environ.get("DEBIAN_SNAPSHOT", "").rstrip("/")
 
 
 def resolve(base: Base, architecture: str) -> str:
@@ -103,30 +107,32 @@ def resolve(base: Base, architecture: str) -> str:
         _run([*apt, "update"])
         lists = (root / "var/lib/apt/lists").glob("*_Packages*")
         entries = {entry["Package"]: entry for file in lists for entry in read_index(_text(file))}
-        needed = [
-            name
-            for name, entry in entries.items()
-            if entry.get("Priority") == "required" or entry.get("Essential") == "yes"
-        ]
-        printed = _run([*apt, "install", "--print-uris", "apt", *needed, *base.packages])
+        needed = [name for name, entry in entries.items() if is_required(entry)]
+        printed = _run([*apt, "install", "--print-uris", "apt", *needed, *base.packages, *FAKEROOT])
         names = [line.split()[1].partition("_")[0] for line in printed.splitlines()]
         return write_index(entries[name] for name in names)
 
 
 def packages(lock: Path) -> list[Entry]:
+    """The packages of the image."""
+    return [entry for entry in _locked(lock) if entry["Package"] not in FAKEROOT]
+
+
+def _locked(lock: Path) -> list[Entry]:
     return read_index(lock.read_text(encoding="utf-8"))
 
 
-def repository(
+def lay_out(
     base: Base, architecture: str, lock: Path, cache: Path, into: Path, *, offline: Path | None = None
 ) -> None:
-    """Fetch what is missing in `cache` and lay out a mirror of the locked packages at `into`.
+    """Fetch what is missing in `cache` and link the image's packages into the folder `into`, with their names
+    and the list of those that are unpacked before dpkg can install any. FAKEROOT is unpacked beside it.
 
     `cache` holds the files by their hashes; `offline` holds them by hash or name, at any depth, and is
     all that is asked.
-    Raises BadInput where the mirror offers another version.
+    Raises BuildRefused if the mirror offers another version.
     """
-    entries = packages(lock)
+    entries = _locked(lock)
     if offline:
         _take(entries, offline, cache)
     address = "" if all(_kept(cache, entry).exists() for entry in entries) else mirror()
@@ -134,7 +140,7 @@ def repository(
         "Debian packages",
         [
             Download(
-                url=f"{address}/{entry['Filename']}",
+                urls=[f"{each}/{entry['Filename']}" for each in (address, snapshot()) if each],
                 path=_kept(cache, entry),
                 size=int(entry["Size"]),
                 sha256=entry["SHA256"],
@@ -144,19 +150,56 @@ def repository(
             for entry in entries
         ],
     )
+    into.mkdir()
     for entry in entries:
-        target = into / entry["Filename"]
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _link(_kept(cache, entry), target)
-    index = into / "dists" / base.suite / "main" / f"binary-{architecture}" / "Packages"
-    index.parent.mkdir(parents=True)
-    index.write_text(lock.read_text(encoding="utf-8"), encoding="utf-8")
-    content = index.read_bytes()
-    (into / "dists" / base.suite / "Release").write_text(
-        f"Origin: apptrain\nSuite: {base.suite}\nCodename: {base.suite}\nComponents: main\n"
-        f"Architectures: {architecture}\nDate: Thu, 01 Jan 1970 00:00:00 UTC\nSHA256:\n"
-        f" {hashlib.sha256(content).hexdigest()} {len(content)} main/binary-{architecture}/Packages\n"
-    )
+        if entry["Package"] in FAKEROOT:
+            unpack.unpack(_kept(cache, entry), into.with_name("fakeroot"))
+    of_image = packages(lock)
+    for entry in of_image:
+        _link(_kept(cache, entry), into / _file(entry))
+    required = seed(of_image)
+    first = [entry for entry in of_image if entry["Package"] in required]
+    first.sort(key=lambda entry: entry["Package"] != "base-files")  # It has the links /bin, /lib, /sbin.
+    (into / unpack.SEED).write_text("".join(f"{_file(entry)}\n" for entry in first), encoding="utf-8")
+    (into / LISTED).write_text("".join(f"{entry['Package']}\n" for entry in of_image), encoding="utf-8")
+
+
+def seed(entries: Iterable[Entry]) -> set[str]:
+    """The packages without which dpkg and the scripts of packages do not run: those that Debian calls
+    required, with what they depend on."""
+    by_name = {entry["Package"]: entry for entry in entries}
+    providers = {
+        _name(provided): name
+        for name, entry in by_name.items()
+        for provided in entry.get("Provides", "").split(",")
+        if provided.strip()
+    }
+    todo = [name for name, entry in by_name.items() if is_required(entry)]
+    found: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name in found:
+            continue
+        found.add(name)
+        for field in ("Pre-Depends", "Depends"):
+            for choice in by_name[name].get(field, "").split(","):
+                names = [_name(other) for other in choice.split("|") if other.strip()]
+                known = [other if other in by_name else providers.get(other) for other in names]
+                todo += [other for other in known if other][:1]
+    return found
+
+
+def is_required(entry: Entry) -> bool:
+    return entry.get("Priority") == "required" or entry.get("Essential") == "yes"
+
+
+def _name(relation: str) -> str:
+    """The package of `libc6:any (>= 2.41)`."""
+    return re.split(r"[ (:]", relation.strip(), maxsplit=1)[0]
+
+
+def _file(entry: Entry) -> str:
+    return Path(entry["Filename"]).name
 
 
 def _take(entries: list[Entry], offline: Path, cache: Path) -> None:
@@ -196,8 +239,8 @@ def _gone(entry: Entry, base: Base, architecture: str, address: str) -> str:
     return (
         f"{entry['Package']}: the lock has {entry['Version']}, the mirror offers "
         f"{offered[0] if offered else 'none'}: "
-        "take the mirror's with `make lock`, or give one that still has it: DEBIAN_MIRROR=URL "
-        "(a snapshot of the day of the lock, or a site's own)"
+        "give a second mirror that still has it, DEBIAN_SNAPSHOT=URL (a snapshot of the day of the lock, or "
+        "a site's own), or take the mirror's with `make lock`"
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -32,7 +32,8 @@ class NoAnswer(BuildError):
 class Download:
     """One file to have."""
 
-    url: str
+    urls: Sequence[str]
+    """Where it may be: the next is asked if one does not have the file."""
     path: Path
     size: int
     """Bytes."""
@@ -59,13 +60,17 @@ def fetch(what: str, downloads: list[Download]) -> None:
 def _one(session: requests.Session, download: Download, bar: tqdm) -> None:
     download.path.parent.mkdir(parents=True, exist_ok=True)
     part = download.path.with_name(f".{download.path.name}.{os.getpid()}")
-    problem = ""
-    for _ in range(TRIES):
+    problem, urls = "", list(download.urls)
+    tries = TRIES
+    while tries:
         digest, got = hashlib.sha256(), 0
         try:
-            with session.get(download.url, stream=True, timeout=TIMEOUT_S) as reply:
+            with session.get(urls[0], stream=True, timeout=TIMEOUT_S) as reply:
                 if reply.status_code == requests.codes.not_found:
-                    raise BuildRefused("download-gone", download.missing())
+                    if not urls[1:]:
+                        raise BuildRefused("download-gone", download.missing())
+                    del urls[0]
+                    continue
                 reply.raise_for_status()
                 with part.open("wb") as file:
                     for block in reply.iter_content(1 << 20):
@@ -75,12 +80,13 @@ def _one(session: requests.Session, download: Download, bar: tqdm) -> None:
                         bar.update(len(block))
         except requests.RequestException as error:
             problem = str(error)
+            tries -= 1
             bar.update(-got)
         else:
             if digest.hexdigest() != download.sha256:
                 raise BuildRefused(
                     "download-hash-differs",
-                    f"{download.name}: the lock has SHA-256 {download.sha256}, {download.url} gave "
+                    f"{download.name}: the lock has SHA-256 {download.sha256}, {urls[0]} gave "
                     f"{digest.hexdigest()}: the mirror's file is not the locked one: use another mirror",
                 )
             part.replace(download.path)

@@ -12,6 +12,10 @@ from typing import Any, Final
 
 CONTAINERS: Final = Path(__file__).resolve().parent
 FILE: Final = CONTAINERS / "stacks.yaml"
+OTHER_ROAD: Final = (
+    "or take an image that exists: apptainer pull FILE.sif docker://NAME, then APPTRAIN_IMAGE=FILE.sif"
+)
+"""What a refusal names if an image cannot be built here."""
 DEBIAN_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -39,9 +43,6 @@ class Base:
     suite: str
     python: str
     packages: list[str]
-    image: str
-    digest: dict[str, str | None]
-    """Of the registry's image, by Debian's name of the architecture."""
 
 
 @dataclass(frozen=True)

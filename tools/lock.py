@@ -2,9 +2,8 @@
 is called so that a lock names no index.
 
 Usage: `python tools/lock.py [--upgrade | --upgrade-package NAME ...]`; without arguments the Python packages
-that still fit stay. Debian's packages are always the mirror's newest. With REGISTRY=HOST the digests for
-BASE=docker are those of its image; without it they stay. UV, if set, is the uv to use; indexes, proxies and
-certificates come from uv's and apt's own settings, the mirror from DEBIAN_MIRROR or from apt's.
+that still fit stay. Debian's packages are always the mirror's newest. UV, if set, is the uv to use; indexes,
+proxies and certificates come from uv's and apt's own settings, the mirror from DEBIAN_MIRROR or from apt's.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import yaml
 CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT))
 
-from containers import debian, registry, stacks, wheels  # noqa: E402
+from containers import debian, stacks, wheels  # noqa: E402
 from containers.download import NoAnswer  # noqa: E402
 
 STACKS = stacks.FILE.relative_to(CHECKOUT)
@@ -54,7 +53,7 @@ def main(arguments: list[str]) -> int:
         try:
             lock_python(work, arguments)
             lock_debian(work)
-            text = with_digests(dated(stacks.FILE.read_text(encoding="utf-8")))
+            text = dated(stacks.FILE.read_text(encoding="utf-8"))
         except (stacks.BuildRefused, NoAnswer) as error:
             print(f"lock: {error}: nothing was changed", file=sys.stderr)
             return error.status
@@ -104,16 +103,6 @@ def dated(text: str) -> str:
     """stacks.yaml with today's date."""
     today = datetime.datetime.now(datetime.timezone.utc).date()  # noqa: UP017
     return re.sub(r"^date: \S+", f"date: {today}", text, flags=re.MULTILINE)
-
-
-def with_digests(text: str) -> str:
-    """stacks.yaml with the digests of the base's image in REGISTRY; as it is without REGISTRY."""
-    if not registry.address():
-        return text
-    base = yaml.safe_load(text)["base"]
-    found = registry.digests(base["image"], list(base["digest"]))
-    line = ", ".join(f'{architecture}: "{digest}"' for architecture, digest in found.items())
-    return re.sub(r"^  digest: .*$", f"  digest: {{{line}}}", text, flags=re.MULTILINE)
 
 
 def replace(file: Path, content: bytes) -> None:

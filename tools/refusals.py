@@ -49,7 +49,6 @@ SHARED: Mapping[str, str] = {
     "profile-file-name": "of a profile that is read, and of one that is written",
     "profile-missing": "the job script and what reads the profile each look",
     "profile-variable-unset": "the job script and what reads the profile each expand",
-    "registry-no-answer": "no answer comes, or one that may be another at the next try",
     "run-dir-not-on-node": "of the node of the job script, and of a task's",
     "slurm-heterogeneous": "the job script and the tasks each look",
     "slurm-uneven-gpus": "the job script and the tasks each look",

@@ -71,7 +71,6 @@ Build the image that jobs run in: Apptainer, locked packages, no root.
 
 options
   --stack NAME     which CUDA{stacks} (containers/stacks.yaml)
-  --base NAME      source of Debian: auto, debootstrap, docker (default: auto)
   --extra FILE     further packages, a requirements file
   --offline DIR    take everything from here
   --image FILE     the image (default: containers/image.sif, image-STACK.sif)
@@ -333,8 +332,8 @@ def _build(what: str, arguments: list[str]) -> NoReturn:
         meant = spelling.meant(what, [*known, "--help"])
         raise BadInput("image-unknown-action", f"image {what}: give one of {', '.join(known)}{meant}")
     parser = parser_class()(prog="apptrain image", allow_abbrev=False)
-    for name in ("stack", "base", "extra", "offline", "image"):
-        parser.add_argument(f"--{name}", default="auto" if name == "base" else "")
+    for name in ("stack", "extra", "offline", "image"):
+        parser.add_argument(f"--{name}", default="")
     given = parser.parse_args(arguments)
     from containers import stacks
 

@@ -173,61 +173,42 @@ def test_a_user_without_subordinate_ids_and_network_builds_the_same(first: Built
     assert (same["build_host"], first.said["build_host"]) == ("bobs-host", "build-small")
 
 
-def test_the_base_from_a_registry_gives_the_same_packages(first: Built) -> None:
-    """The lock's digest is written by `make lock`'s own code, from a registry that holds a tree of debootstrap's."""
+GONE = """
+cd /usr
+rm -f bin/apt* bin/ar bin/dpkg* bin/fake* bin/mmdebstrap bin/perl* bin/wget sbin/debootstrap lib/*/libfakeroot/*
+rm -r /etc/apt
+! command -v apt ar debootstrap dpkg fakeroot perl wget
+"""
+"""Takes away what a Debian has, and most login nodes have not."""
+
+
+def test_a_login_node_with_none_of_debians_tools_builds_the_same(first: Built) -> None:
+    """bob, who has no subordinate ids either: all that he sets is a mirror."""
 
     def build(folder: Path) -> None:
-        with small_builder("docker", folder) as host:
-            env = {"REGISTRY": "127.0.0.1:5000/mirror", "APPTAINER_NOHTTPS": "1", **wheels_of(host)}
-            fill = host.run(["bash", "-euc", REGISTRY], timeout=BUILD_LIMIT)
-            assert fill.returncode == 0, fill.stderr
-            write = (
-                "import sys; sys.path[:0] = ['.', 'tools']; import lock; from containers import stacks;"
-                "text = stacks.FILE.read_text().replace('amd64: null, arm64: null', 'amd64: null');"
-                "lock.replace(stacks.FILE, lock.with_digests(text).encode())"
-            )
-            wrote = host.run([VENV / "bin/python", "-c", write], user="alice", cwd=HOME, env=env)
-            assert wrote.returncode == 0, wrote.stderr
-            words = ["image", STACK, "BASE=docker", f"IMAGE={OUT}/image.sif"]
-            status, said = make(host, *words, transcript=folder / "transcript.txt", env=env)
-            assert status == 0, said[-1500:]
-            recipe = host.run(["apptainer", "inspect", "--deffile", OUT / "image.sif"], user="alice").stdout
-            (folder / "recipe").write_text(recipe)
+        with small_builder("rhel", folder) as host:
+            source = host.run(
+                ["sed", "-n", r"s/^deb \(\[.*\] \)\?\([^ ]*\) .*/\2/p", "/etc/apt/sources.list"]
+            ).stdout
+            host.run(["bash", "-euc", GONE]).check_returncode()
+            line: list[str | Path] = [
+                VENV / "bin/python",
+                HOME / "containers/build.py",
+                "build",
+                "--stack",
+                small.NAME,
+            ]
+            line += ["--image", OUT / "image.sif"]
+            env = {**wheels_of(host), "DEBIAN_MIRROR": source.split()[0], "APPTRAIN_CACHE": "/scratch/bob"}
+            with (folder / "transcript.txt").open("w") as log:
+                process = host.start(line, user="bob", env=env, stdout=log, stderr=log)
+                assert process.wait(BUILD_LIMIT) == 0, (folder / "transcript.txt").read_text()[-3000:]
 
-    made = Built(folder=kept("docker", INPUTS, build))
-    assert "image: stack small: torch 1.0, CUDA 13.2; base by docker\n" in made.transcript
-    assert made.said["base"] == "docker"
-    assert made.said["debian_packages"] == first.said["debian_packages"]
-    assert made.said["python_packages"] == first.said["python_packages"]
-    assert set(made.said["python_packages"]) == {"apptrain", "setuptools", "torch", "torchvision"}
+    made = Built(folder=kept("rhel", INPUTS, build)).said
+    assert made["partition_sha256"] == first.said["partition_sha256"]
+    assert set(made["python_packages"]) == {"apptrain", "setuptools", "torch", "torchvision"}
     locked = debian.packages(stacks.debian_lock("amd64"))
-    assert made.said["debian_packages"] == {entry["Package"]: entry["Version"] for entry in locked}
-    assert "127.0.0.1" not in (made.folder / "recipe").read_text()
-
-
-REGISTRY = """
-cd /scratch
-mkdir registry
-cat >registry.yml <<'END'
-version: 0.1
-storage: {filesystem: {rootdirectory: /scratch/registry}}
-http: {addr: 127.0.0.1:5000}
-END
-setsid docker-registry serve registry.yml >registry.log 2>&1 </dev/null &
-mirror=$(sed -n 's/^deb \\(\\[.*\\] \\)\\?\\([^ ]*\\) .*/\\2/p' /etc/apt/sources.list | head -n 1)
-debootstrap --variant=minbase trixie tree "$mirror" >debootstrap.log
-umoci init --layout oci
-umoci new --image oci:slim
-umoci unpack --image oci:slim bundle
-rmdir bundle/rootfs
-mv tree bundle/rootfs
-umoci repack --image oci:slim bundle >repack.log
-for second in $(seq 60); do
-    skopeo copy --dest-tls-verify=false oci:oci:slim docker://127.0.0.1:5000/mirror/debian:trixie-slim && exit
-    sleep 1
-done
-exit 1
-"""
+    assert made["debian_packages"] == {entry["Package"]: entry["Version"] for entry in locked}
 
 
 # --- what is refused --------------------------------------------------------------------------------------------
@@ -301,22 +282,11 @@ def test_a_machine_without_the_tools_is_refused(tmp_path: Path) -> None:
         status, said = make(host, "venv-image")
         assert status == 0, said
         image = ["build", "--image", f"{OUT}/x.sif"]
-        assert refused(host, *image, "--base", "docker") == (
-            "image: BASE=docker: stacks.yaml has no digest of debian:trixie-slim for amd64: run `make lock` with "
-            "REGISTRY=HOST, or take BASE=debootstrap"
-        )
-        host.run(["rm", "/usr/bin/fakeroot"])
-        assert refused(host, *image, user="bob") == (
-            "image: bob has no subordinate ids (/etc/subuid) and fakeroot is not installed: Debian's packages "
-            "cannot be set up: ask for one of the two, or build where one is there"
-        )
-        host.run(["rm", "/usr/sbin/debootstrap"])
+        host.run(["bash", "-euc", GONE]).check_returncode()
         assert refused(host, *image) == (
-            "image: no base can be made here: debootstrap is not installed, and stacks.yaml has no digest of "
-            "debian:trixie-slim for amd64: install debootstrap, or run `make lock` with REGISTRY=HOST"
-        )
-        assert refused(host, *image, "--base", "debootstrap") == (
-            "image: BASE=debootstrap: debootstrap is not installed here: install it, or BASE=docker"
+            "image: no Debian mirror is known here: give one near you, DEBIAN_MIRROR=URL (Debian's web site lists its "
+            "mirrors; a site may have its own), or take an image that exists: apptainer pull FILE.sif docker://NAME, "
+            "then APPTRAIN_IMAGE=FILE.sif"
         )
         host.run(["rm", "/usr/bin/apptainer", "/usr/bin/singularity"])
         assert refused(host, *image) == (

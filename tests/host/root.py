@@ -21,7 +21,6 @@ PACKAGES = (
     *("python3", "python3-venv", "make", "git", "ca-certificates", "iproute2", "procps", "less", "tcsh"),
     *("xz-utils", "zstd", "catatonit", "iputils-ping", "nftables", "openssh-server"),
     *("slurmctld", "slurmd", "slurm-client", "slurm-wlm-torque", "munge", "openmpi-bin", "mpich"),
-    *("docker-registry", "skopeo", "umoci"),
 )
 HOOKS = (
     # Apptainer is in unstable only; nothing else may come from there.

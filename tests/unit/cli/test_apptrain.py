@@ -327,9 +327,7 @@ def test_the_image_is_built_with_a_venv_of_its_own_also_by_make(
     assert built.returncode == 0, built.stderr
     venv, python = built.stdout.splitlines()
     assert venv == f"venv {tmp_path}/v image"
-    assert python.endswith(
-        "containers/build.py --stack cu126 --base auto --extra  --offline  --image  verify"
-    )
+    assert python.endswith("containers/build.py --stack cu126 --extra  --offline  --image  verify")
 
 
 @pytest.mark.parametrize("python", list(pythons()), ids=lambda path: path.name)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from containers import debian, download, stacks
+from containers import debian, download, stacks, unpack
 from containers.stacks import BuildRefused
 
 BASE = stacks.find("").base
@@ -54,27 +54,101 @@ def package(folder: Path, name: str = "hello", version: str = "1.0-1") -> debian
     }
 
 
-def test_a_repository_holds_the_locked_packages_and_an_index_of_them(
+def test_the_locked_packages_are_laid_out_with_those_that_come_before_dpkg(
     tmp_path: Path, served: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, address = served
-    entries = [package(folder), package(folder, "world")]
+    entries = [package(folder, name) for name in ("base-files", "bash", "hello")]
+    for entry in entries[:2]:
+        entry["Priority"] = "required"
     lock = tmp_path / "lock"
     lock.write_text(debian.write_index(entries))
     monkeypatch.setenv("DEBIAN_MIRROR", address + "/")
-    debian.repository(BASE, "amd64", lock, tmp_path / "cache", tmp_path / "repository")
+    debian.lay_out(BASE, "amd64", lock, tmp_path / "cache", tmp_path / "debian")
     for entry in entries:
-        assert (tmp_path / "repository" / entry["Filename"]).read_bytes() == (
-            folder / entry["Filename"]
-        ).read_bytes()
-    index = tmp_path / "repository/dists/trixie/main/binary-amd64/Packages"
-    assert index.read_text() == lock.read_text()
-    release = (tmp_path / "repository/dists/trixie/Release").read_text()
-    assert hashlib.sha256(index.read_bytes()).hexdigest() in release
+        name = Path(entry["Filename"]).name
+        assert (tmp_path / "debian" / name).read_bytes() == (folder / entry["Filename"]).read_bytes()
+    assert (tmp_path / "debian" / debian.LISTED).read_text() == "base-files\nbash\nhello\n"
+    assert (tmp_path / "debian" / unpack.SEED).read_text() == "base-files_1.0-1_all.deb\nbash_1.0-1_all.deb\n"
     # What is in the cache is not asked for again.
     monkeypatch.setenv("DEBIAN_MIRROR", "http://127.0.0.1:9")
-    debian.repository(BASE, "amd64", lock, tmp_path / "cache", tmp_path / "again")
-    assert (tmp_path / "again" / entries[0]["Filename"]).exists()
+    debian.lay_out(BASE, "amd64", lock, tmp_path / "cache", tmp_path / "again")
+    assert (tmp_path / "again" / "hello_1.0-1_all.deb").exists()
+
+
+def test_what_the_mirror_has_dropped_comes_from_the_second_one(
+    tmp_path: Path, served: tuple[Path, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, address = served
+    entries = [package(folder / "old", name) for name in ("bash", "hello", "world")]
+    package(folder / "new", "bash")
+    lock = tmp_path / "lock"
+    lock.write_text(debian.write_index(entries))
+    monkeypatch.setenv("DEBIAN_MIRROR", f"{address}/new")
+    monkeypatch.setenv("DEBIAN_SNAPSHOT", f"{address}/old/")
+    debian.lay_out(BASE, "amd64", lock, tmp_path / "cache", tmp_path / "debian")
+    assert (tmp_path / "debian" / "world_1.0-1_all.deb").read_text() == "world 1.0-1"
+
+
+def test_the_packages_that_come_first_are_those_that_are_required_and_what_they_depend_on() -> None:
+    index = """
+Package: base-files
+Essential: yes
+Pre-Depends: awk
+
+Package: mawk
+Provides: awk, other
+Depends: libc6 (>= 2.41)
+
+Package: libc6
+Depends: gone | libgcc-s1 (>= 1)
+
+Package: libgcc-s1
+
+Package: dpkg
+Priority: required
+Depends: tar:any (>= 1), python3 | mawk
+
+Package: tar
+
+Package: python3
+
+Package: gcc
+Depends: libc6
+"""
+    found = debian.seed(debian.read_index(index))
+    assert found == {"base-files", "mawk", "libc6", "libgcc-s1", "dpkg", "tar", "python3"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "deb-src http://no/debian trixie main\n# deb http://no/debian trixie main\ndeb [signed-by=/k] http://m/debian/ trixie main\n",
+        "Types: deb\nURIs: http://no/debian-security http://m/debian\nSuites: trixie\n",
+    ],
+)
+def test_the_mirror_is_that_of_the_machines_apt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    monkeypatch.delenv("DEBIAN_MIRROR", raising=False)
+    monkeypatch.setattr(debian, "APT", tmp_path)
+    (tmp_path / "sources.list.d").mkdir()
+    (tmp_path / "sources.list.d" / "debian.sources").write_text(text)
+    assert debian.mirror() == "http://m/debian"
+
+
+def test_without_a_mirror_the_way_to_give_one_and_the_other_road_are_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("DEBIAN_MIRROR", raising=False)
+    monkeypatch.setattr(debian, "APT", Path("/nowhere"))
+    with pytest.raises(BuildRefused) as refusal:
+        debian.mirror()
+    assert str(refusal.value) == (
+        "no Debian mirror is known here: give one near you, DEBIAN_MIRROR=URL (Debian's web site lists its mirrors; "
+        "a site may have its own), or take an image that exists: apptainer pull FILE.sif docker://NAME, then "
+        "APPTRAIN_IMAGE=FILE.sif"
+    )
 
 
 def test_a_mirror_that_moved_on_is_an_error_with_both_versions(
@@ -89,10 +163,10 @@ def test_a_mirror_that_moved_on_is_an_error_with_both_versions(
     index.write_bytes(lzma.compress(debian.write_index([package(folder, version="1.0-2")]).encode()))
     monkeypatch.setenv("DEBIAN_MIRROR", address)
     with pytest.raises(BuildRefused) as refusal:
-        debian.repository(BASE, "amd64", lock, tmp_path / "cache", tmp_path / "repository")
+        debian.lay_out(BASE, "amd64", lock, tmp_path / "cache", tmp_path / "repository")
     assert str(refusal.value) == (
-        "hello: the lock has 1.0-1, the mirror offers 1.0-2: take the mirror's with `make lock`, or give one "
-        "that still has it: DEBIAN_MIRROR=URL (a snapshot of the day of the lock, or a site's own)"
+        "hello: the lock has 1.0-1, the mirror offers 1.0-2: give a second mirror that still has it, "
+        "DEBIAN_SNAPSHOT=URL (a snapshot of the day of the lock, or a site's own), or take the mirror's with `make lock`"
     )
 
 
@@ -106,7 +180,7 @@ def test_a_changed_package_is_refused_and_not_kept(
     (folder / entry["Filename"]).write_bytes(b"something else")
     monkeypatch.setenv("DEBIAN_MIRROR", address)
     with pytest.raises(BuildRefused) as refusal:
-        debian.repository(BASE, "amd64", lock, tmp_path / "cache", tmp_path / "repository")
+        debian.lay_out(BASE, "amd64", lock, tmp_path / "cache", tmp_path / "repository")
     other = hashlib.sha256(b"something else").hexdigest()
     assert str(refusal.value) == (
         f"hello 1.0-1: the lock has SHA-256 {entry['SHA256']}, {address}/{entry['Filename']} gave {other}: "
@@ -123,7 +197,7 @@ def test_an_offline_directory_is_all_that_is_asked(tmp_path: Path, monkeypatch: 
     offline = tmp_path / "offline"
     offline.mkdir()
     with pytest.raises(BuildRefused) as refusal:
-        debian.repository(BASE, "amd64", lock, tmp_path / "c", tmp_path / "r", offline=offline)
+        debian.lay_out(BASE, "amd64", lock, tmp_path / "c", tmp_path / "r", offline=offline)
     assert str(refusal.value) == (
         f"OFFLINE={offline}: hello_1.0-1_all.deb is not there: fill the directory anew, with the APPTRAIN_CACHE "
         "of `make image-fetch` on a machine that has a network"
@@ -134,8 +208,8 @@ def test_an_offline_directory_is_all_that_is_asked(tmp_path: Path, monkeypatch: 
         given.parent.mkdir(exist_ok=True)
         given.write_bytes(deb.read_bytes())
         cache, repository = tmp_path / f"c{number}", tmp_path / f"r{number}"
-        debian.repository(BASE, "amd64", lock, cache, repository, offline=offline)
-        assert (repository / entry["Filename"]).read_bytes() == b"hello 1.0-1"
+        debian.lay_out(BASE, "amd64", lock, cache, repository, offline=offline)
+        assert (repository / "hello_1.0-1_all.deb").read_bytes() == b"hello 1.0-1"
         given.unlink()
 
 
@@ -146,7 +220,7 @@ def test_a_server_that_does_not_answer_is_69(tmp_path: Path, monkeypatch: pytest
     with pytest.raises(
         download.NoAnswer, match=r"^hello 1\.0-1 could not be fetched in 3 tries: "
     ) as refusal:
-        debian.repository(BASE, "amd64", lock, tmp_path / "cache", tmp_path / "repository")
+        debian.lay_out(BASE, "amd64", lock, tmp_path / "cache", tmp_path / "repository")
     assert refusal.value.status == 69
 
 
@@ -201,5 +275,5 @@ def test_the_lock_has_the_packages_that_apt_would_fetch_and_no_field_that_nobody
     assert asked == [
         ["apt-get", "update"],
         ["apt-helper", "cat-file", "FILE"],
-        ["apt-get", "install", "--print-uris", "apt", "dash", "libc6", "python3"],
+        ["apt-get", "install", "--print-uris", "apt", "dash", "libc6", "python3", "fakeroot", "libfakeroot"],
     ]

@@ -23,7 +23,7 @@ INJECTION = """2"; touch planted; echo "'$(touch planted)`touch planted`"""
         ("demo IN=image", ["NODES", "CONFIG", "IMAGE"]),
         ("submit", ["NODES", "CLUSTER", "GPUS", "PARTITION", "ACCOUNT", "TIME", "OPTIONS"]),
         ("profiles", ["PROFILE"]),
-        ("image", ["STACK", "BASE", "EXTRA", "OFFLINE", "IMAGE"]),
+        ("image", ["STACK", "EXTRA", "OFFLINE", "IMAGE"]),
     ],
 )
 def test_a_value_reaches_the_command_as_one_word_and_runs_nothing(
