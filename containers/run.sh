@@ -25,6 +25,7 @@
 # Sets:  for its parts in host/, each of which lists what it sets itself:
 #        _environment  every variable as it was at the start, NAME=VALUE
 #        checkout, SHARED
+#        node, node_rank, local_rank   main: as the scheduler numbers them; empty if none does
 #        show_only, outcome, venv, script, device, all_of_host, binds, passes   read_options
 #        tmp           make_tmp: the run's own directory on the node's disk
 #        command       CMD and its arguments
@@ -49,6 +50,8 @@ checkout=$(readlink -f -- "${BASH_SOURCE[0]}")
 checkout=${checkout%/*/*}
 # shellcheck source=host/common.sh
 source "$checkout/host/common.sh"
+# shellcheck source=host/schedulers.sh
+source "$checkout/host/schedulers.sh"
 # shellcheck source=host/image.sh
 source "$checkout/host/image.sh"
 # shellcheck source=host/binds.sh
@@ -75,7 +78,7 @@ say() {
 
 # Say what is the same for all tasks of a node, or of the job: by the first of them.
 say_for_node() {
-    if [[ -z $quiet && ${SLURM_LOCALID:-0} == 0 ]]; then
+    if [[ -z $quiet && ${local_rank:-0} == 0 ]]; then
         say "$*"
     fi
 }
@@ -155,14 +158,13 @@ read_options() {
     rest=("$@")
 }
 
-# Sets `node_rank`, and the name of `outcome` for this task; removes what an earlier run left there.
+# Sets the name of `outcome` for this task; removes what an earlier run left there.
 find_outcome() {
     local name=${outcome##*/}
-    node_rank=${SLURM_NODEID:-${PBS_NODENUM:-${APPTRAIN_NODE_RANK:-}}}
     [[ -n $outcome ]] || return 0
     name=${name//%a/${APPTRAIN_ATTEMPT:-0}}
     name=${name//%n/${node_rank:-0}}
-    name=${name//%t/${SLURM_LOCALID:-0}}
+    name=${name//%t/${local_rank:-0}}
     if [[ -n $show_only || ! $name =~ ^[0-9.]+$ ]]; then
         outcome=''
         return
@@ -192,7 +194,8 @@ free_mb() {
 # Sets `tmp`, in the first place that has room and lets programs run.
 make_tmp() {
     local place why unfit='' seen=:
-    for place in "${SLURM_TMPDIR:-}" "${TMPDIR:-}" /tmp; do
+    first_set "${NODE_DISKS[@]}"
+    for place in "$answer" "${TMPDIR:-}" /tmp; do
         [[ $place == /* && $seen != *":$place:"* ]] || continue
         seen+=$place:
         if ! tmp=$(mktemp -d -- "${place%/}/apptrain.XXXXXX" 2>/dev/null); then
@@ -398,9 +401,13 @@ share_failed() {
 main() {
     local name
     node=$(uname -n) # not HOSTNAME, which Slurm carries over from the login node
-    node=${SLURMD_NODENAME:-${node%%.*}}
+    first_set "${NODE_NAMES[@]}"
+    node=${answer:-${node%%.*}}
+    first_set "${NODE_RANKS[@]}"
+    node_rank=$answer
+    first_set "${LOCAL_RANKS[@]}"
+    local_rank=$answer
     tmp=''
-    node_rank=''
     unpack=''
     signalled=''
     opened=''

@@ -2,7 +2,8 @@
 # What of this node is shown inside the image, at the same paths, and why. Sourced by
 # containers/run.sh.
 # Reads: binds        WHY SPEC WHY SPEC ..., what --bind gave
-#        script, venv, compat, share, tmp, all_of_host, checkout, package, SHARED
+#        script, venv, compat, share, tmp, all_of_host, checkout, package, SHARED, SUBMIT_DIRS,
+#        NODE_LISTS
 # Sets:  OURS         where an image that is not ours finds our packages
 #        sources, targets, modes (rw, ro), reasons    of each bind, by its number
 #        venv         find_venv: its whole path
@@ -109,7 +110,7 @@ find_binds() {
             show "the node's" "$name"
         fi
     done
-    for name in APPTRAIN_HOME SLURM_SUBMIT_DIR PBS_O_WORKDIR; do
+    for name in APPTRAIN_HOME "${SUBMIT_DIRS[@]}"; do
         if [[ -n ${!name:-} ]]; then
             show "$name" "${!name}"
         fi
@@ -141,8 +142,8 @@ find_binds() {
         show TMPDIR "$tmp"
     fi
     # One that is missing is the entrypoint's to explain. PBS's lies in its spool.
-    for name in PBS_NODEFILE APPTRAIN_NODEFILE APPTRAIN_ARGS_FILE APPTRAIN_JOIN_KEY_FILE \
-        APPTRAIN_RUN_DIR; do
+    for name in "${NODE_LISTS[@]}" APPTRAIN_NODEFILE APPTRAIN_ARGS_FILE \
+        APPTRAIN_JOIN_KEY_FILE APPTRAIN_RUN_DIR; do
         if [[ -e ${!name:-} ]]; then
             show "$name" "${!name}"
         fi

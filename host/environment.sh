@@ -4,7 +4,7 @@
 # Reads: _environment  every variable as it was at the start, NAME=VALUE
 #        passes        names that --pass gave
 #        prefix        of the variables that Apptainer reads
-#        checkout, image_id, outcome, compat, tmp
+#        checkout, image_id, outcome, compat, tmp, OF_ALLOCATION
 # Sets:  names, values   read_environment: the variables that pass
 #        left_out        read_environment: the names of those that do not
 #        foreign         read_environment: the names of those that would steer Apptainer
@@ -14,7 +14,7 @@
 # The rest of both tables, and FILES, is in passed.txt, which Python reads too.
 readonly TABLE=$checkout/entrypoint/plan/passed.txt
 # The allocation, and our own options.
-PASSED=('SLURM_*' 'SLURMD_*' 'PBS_*' NCPUS 'APPTRAIN_*')
+PASSED=("${OF_ALLOCATION[@]}" 'APPTRAIN_*')
 NEVER=(
     # They would mix the host's software into the image's.
     'PYTHON*' 'LD_*' VIRTUAL_ENV 'CONDA_*'

@@ -283,7 +283,7 @@ def test_show_prints_what_would_run_and_starts_nothing(node: Node) -> None:
 
 
 def test_the_documentation_names_what_passes_and_what_never_does() -> None:
-    script = f"""checkout={RUN_SH.parents[1]}; source "$checkout/host/environment.sh"; read_table
+    script = f"""checkout={RUN_SH.parents[1]}; source "$checkout/host/schedulers.sh"; source "$checkout/host/environment.sh"; read_table
         printf '%s\\n' "${{PASSED[@]}}" "${{FILES[@]}}" "${{NEVER[@]}}" "${{CACHES[@]}}" """
     ended = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
     names = ended.stdout.split()

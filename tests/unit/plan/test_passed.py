@@ -41,7 +41,7 @@ def test_what_frameworks_document_reaches_the_ranks() -> None:
 
 def test_bash_and_python_read_the_same_table() -> None:
     script = (
-        f"checkout={CHECKOUT}; source host/environment.sh; PASSED=() NEVER=(); read_table; "
+        f"checkout={CHECKOUT}; source host/schedulers.sh; source host/environment.sh; PASSED=() NEVER=(); read_table; "
         'printf \'%s\\n\' "${PASSED[@]}" / "${FILES[@]}" / "${NEVER[@]}"'
     )
     line = ["bash", "-euc", script]
