@@ -262,7 +262,8 @@ def settle(where: Path, job: PreparedJob, found: Verdict, asked: str = "") -> No
     elif found.is_planned:
         following.add_planned_end()
     if found.follows == "again":
-        following.begin(restarts=job.policy.restarts_in_place)
+        # No rank has seen a wish to stop that came while the nodes met.
+        following.begin(restarts=job.policy.restarts_in_place, forgets_stop=False)
         dataclasses.replace(job, attempt=attempt, tries=job.tries + 1, script=None).write(where)
     else:
         following.finish()

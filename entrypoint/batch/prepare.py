@@ -234,7 +234,7 @@ def _begin(where: Path, asked: _Request) -> Entries:
     if is_over:
         run.finish()
     else:
-        run.begin(restarts=asked.policy.restarts_in_place)
+        run.begin(restarts=asked.policy.restarts_in_place, forgets_stop=True)
     run.make_key()
     job.write(where)
     if job.scheduler == "pbs":

@@ -248,6 +248,7 @@ class _Nodes:
         run.create()
         run.make_key()
         run.forget_restarts()
+        run.forget_stop()
         if job.without_cmd:
             self._say(WITHOUT_CMD)
         self._say(f"{counted(job.nodes, 'node')} on this machine, run directory {job.run_dir}")
@@ -275,7 +276,6 @@ class _Nodes:
         """(how it ended, the last attempt: nodes may have gone on without a pause)."""
         run = RunDirectory(self.job.run_dir, attempt)
         run.create()
-        run.forget_stop()
         relay = output.Relay(self.consoles)
         self.tasks = []
         writers = []

@@ -179,15 +179,17 @@ class RunDirectory:
         places = [line.partition(" ")[0] for line in lines]
         return [int(place) for place in places if _is_number(place)] or None
 
-    def begin(self, *, restarts: bool) -> None:
-        """Makes this attempt's folders before its nodes start, and forgets an earlier wish to stop. With
-        `restarts` nodes of before that still run, cut off from the others, cannot claim it for themselves,
-        and whoever comes after this job learns that it was begun. Raises BadInput, OSError."""
+    def begin(self, *, restarts: bool, forgets_stop: bool) -> None:
+        """Makes this attempt's folders before its nodes start. With `forgets_stop` an earlier wish to stop is
+        forgotten: it was meant for another job. With `restarts` nodes of before that still run, cut off from
+        the others, cannot claim it for themselves, and whoever comes after this job learns that it was begun.
+        Raises BadInput, OSError."""
         self.create()
         if restarts:
             write_private(self._crew(self.attempt), "")
             write_private(self._unfinished, f"{self.attempt}\n")
-        self.forget_stop()
+        if forgets_stop:
+            self.forget_stop()
 
     def forget_stop(self) -> None:
         """Nobody has asked this attempt for a planned end yet. Raises BadInput, OSError."""

@@ -209,7 +209,7 @@ def _tell_stop(step: int, total: int, saved: bool, failure: str) -> None:
 
 
 def make_run_dir(path: Path) -> None:
-    """Make the run directory, mode 700. Raises BadInput where that cannot be."""
+    """Make the run directory, mode 700. Raises TrainingRefused where that cannot be."""
     from train.files import make_directory
 
     try:

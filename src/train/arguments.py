@@ -39,7 +39,7 @@ class Asked:
 
 
 def read(arguments: Sequence[str], world_size: int) -> Asked:
-    """What to train on so many ranks. Raises BadInput."""
+    """What to train on so many ranks. Raises TrainingRefused."""
     options = parse(arguments)
     path = configs.find(options.config)
     config = configs.load(path, options.overrides)
@@ -52,8 +52,8 @@ def read(arguments: Sequence[str], world_size: int) -> Asked:
 
 
 def check(arguments: Sequence[str], world_size: int, folder: Path) -> None:
-    """Raises BadInput where ranks that start in this folder would; a config that lies nowhere here is left
-    to them."""
+    """Raises TrainingRefused if ranks that start in this folder would; a config that lies nowhere here is
+    left to them."""
     overrides = [word for word in arguments if "=" in word and not word.startswith("-")]
     name = parse(arguments).config
     if name in configs.shipped_names():

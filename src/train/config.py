@@ -193,7 +193,7 @@ def shipped_names() -> list[str]:
 
 
 def find(name: str) -> Path:
-    """The file of a shipped config's name or of a path. Raises BadInput where there is none."""
+    """The file of a shipped config's name or of a path. Raises TrainingRefused where there is none."""
     if name in shipped_names():
         return SHIPPED / f"{name}.yaml"
     if Path(name).is_file():
@@ -210,7 +210,7 @@ def find(name: str) -> Path:
 def load(path: Path, overrides: Iterable[str] = ()) -> Config:
     """Read a config file and apply `key=value` overrides in order.
 
-    Raises BadInput for what is not YAML, an unknown key, a wrong type, or a value out of bounds.
+    Raises TrainingRefused for what is not YAML, an unknown key, a wrong type, or a value out of bounds.
     """
     try:
         content = strict_yaml.load(path)

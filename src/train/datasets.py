@@ -60,7 +60,7 @@ class Source(Protocol):
 
 
 def open_source(data: Data, *, seed: int, device: torch.device) -> Source:
-    """Read or make the data set. Raises BadInput naming the path and what is expected there."""
+    """Read or make the data set. Raises TrainingRefused naming the path and what is expected there."""
     if data.name == "imagefolder":
         return ImageFolder(data, seed=seed, device=device)
     if data.name == "synthetic":
@@ -308,7 +308,7 @@ class ImageFolder:
 
 
 def list_images(folder: Path) -> tuple[list[tuple[str, int]], list[str]]:
-    """Paths with class numbers, and class names. Raises BadInput where there are none."""
+    """Paths with class numbers, and class names. Raises TrainingRefused where there are none."""
     expected = "expected one folder per class with images in it (data.path)"
     if not folder.is_dir():
         raise TrainingRefused("images-no-folder", f"{folder}: no such folder: {expected}")

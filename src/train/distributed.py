@@ -99,7 +99,7 @@ class World:
 
     @contextmanager
     def unanimous(self) -> Iterator[None]:
-        """Let a BadInput of any rank end them all; the lowest rank that has one says it."""
+        """Let a TrainingRefused of any rank end them all; the lowest rank that has one says it."""
         refusal = None
         try:
             yield
@@ -149,7 +149,7 @@ class SumLater:
 
 
 def choose_device(wanted: str, info: RankInfo) -> torch.device:
-    """The device of this rank, made current. Raises BadInput where there is none for it."""
+    """The device of this rank, made current. Raises TrainingRefused where there is none for it."""
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     seen = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -43,7 +43,7 @@ class RankInfo:
 def read_rank_info(environment: Mapping[str, str]) -> RankInfo:
     """Read what this process is told. Without RANK and WORLD_SIZE it is a world of its own.
 
-    Raises BadInput for a variable that is missing beside others, is no number, or is out of range.
+    Raises TrainingRefused for a variable that is missing beside others, is no number, or is out of range.
     """
     node = environment.get("APPTRAIN_NODE") or socket.gethostname()
     run_dir = environment.get("APPTRAIN_RUN_DIR")

@@ -10,7 +10,7 @@ def build(name: str, *, classes: int, channels: int, image_size: int) -> nn.Modu
     """A torchvision classification model with random weights from torch's generator.
 
     `channels` 1 gives the model that equals the colour one on grey images, with a third of the work in
-    its first layer. Raises BadInput for an unknown name.
+    its first layer. Raises TrainingRefused for an unknown name.
     """
     from torchvision import models  # type: ignore[import-untyped]
 

@@ -40,7 +40,7 @@ def find_start(run_dir: Path, resume: str, say: Say) -> ResumePoint | None:
 
     `auto`: the run directory's newest complete one, if any. `never`: none. A directory: that checkpoint,
     or the newest in it; but one outside the run directory only serves to begin with, so that a requeued
-    run goes on from its own. Raises BadInput where a given directory holds no complete checkpoint.
+    run goes on from its own. Raises TrainingRefused where a given directory holds no complete checkpoint.
     """
     if resume == "never":
         return None
@@ -78,7 +78,8 @@ def clear_way(run_dir: Path, resume: str, start: ResumePoint | None, say: Say) -
 
 
 def check_same(before: Mapping[str, Any], config: Config, world: World, total_steps: int, say: Say) -> None:
-    """Compare with the run that wrote the checkpoint. Says what may differ, raises BadInput for the rest."""
+    """Compare with the run that wrote the checkpoint. Says what may differ; raises TrainingRefused for
+    the rest."""
     differences = changed(before["config"], config)
     refused = {
         key: values for key, values in differences.items() if key not in FREE_ON_RESUME | SAID_ON_RESUME
