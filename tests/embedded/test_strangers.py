@@ -41,7 +41,7 @@ sys.stdin.read()
 PARTICIPANTS = """\
 import asyncio, sys
 from entrypoint.meet.identity import Identity
-from entrypoint.meet.terms import Timeouts
+from entrypoint.meet.terms import LocalNode, Timeouts
 from entrypoint.meet.join import meet
 from entrypoint.meet.messages import Done
 first, last, count, port = map(int, sys.argv[1:])
@@ -52,14 +52,18 @@ def who(node):
         mode="torchrun", device="cpu", image_id="", lock_digest="", versions={},
     )
 
-def say(text):
-    print(text, file=sys.stderr, flush=True)
+class Node(LocalNode):
+    def say(self, text):
+        print(text, file=sys.stderr, flush=True)
+
+    async def address(self, hub):
+        return "127.0.0.1"
 
 async def main():
-    given = {"nodes": [f"n{node}" for node in range(count)], "address": "127.0.0.1", "port": port, "key": b"k" * 32}
+    given = {"nodes": [f"n{node}" for node in range(count)], "port": port, "key": b"k" * 32}
     bounds = Timeouts(join=100, connect=100, remind=1000)
     links = await asyncio.gather(
-        *(meet(who(node), say=say, timeouts=bounds, **given) for node in range(first, last))
+        *(meet(who(node), local=Node(), timeouts=bounds, **given) for node in range(first, last))
     )
     print(len(links), "met", len(links[0].members), flush=True)
     for link in links:

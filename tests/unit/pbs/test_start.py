@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from entrypoint.batch.pbs import login
 from entrypoint.cli import follow
 from entrypoint.cli import profiles as render
 from tests.pbs_double import local
@@ -342,7 +343,7 @@ def test_a_job_of_a_profile_with_scratch_is_followed_while_it_runs(
         return shown.stdout
 
     monkeypatch.setattr(follow, "find", lambda _: "pbs")
-    monkeypatch.setattr(follow, "_run", qstat)
+    monkeypatch.setattr(login, "run", qstat)
     monkeypatch.setattr(follow, "LEAST", 0.1)
     monkeypatch.setattr(follow, "MOST", 0.5)
     assert follow.follow(id) == 0
