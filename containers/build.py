@@ -91,12 +91,13 @@ def fetch(stack: Stack, extra: Path | None, offline: Path | None, cache: Path, w
             f"stack {stack.name} is for {', '.join(stack.architectures)}, this machine {architecture}",
         )
     locks = [stack.lock(architecture), stacks.debian_lock(architecture)]
+    # First, as it may ask for a mirror: nobody should wait for 3 GB of wheels to be told so.
+    debian.lay_out(stack.base, architecture, locks[1], cache, work / "debian", offline=offline)
     found = [wheels.fetch(locks[0], stack.base.python, architecture, cache, offline)]
     if extra:
         locks.append(wheels.lock_extra(stack, architecture, extra))
         if wheels.pinned(locks[2]):
             found.append(wheels.fetch(locks[2], stack.base.python, architecture, cache, offline))
-    debian.lay_out(stack.base, architecture, locks[1], cache, work / "debian", offline=offline)
     return Fetched(architecture, locks, found)
 
 
