@@ -278,6 +278,7 @@ def test_places_that_will_not_do_are_refused(host: Host) -> None:
 
 
 def test_a_machine_without_the_tools_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o777)
     with builder("bare", tmp_path) as host:
         status, said = make(host, "venv-image")
         assert status == 0, said
