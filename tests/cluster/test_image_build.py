@@ -284,7 +284,7 @@ def test_a_machine_without_the_tools_is_refused(tmp_path: Path) -> None:
         assert status == 0, said
         image = ["build", "--image", f"{OUT}/x.sif"]
         host.run(["bash", "-euc", GONE]).check_returncode()
-        assert refused(host, *image) == (
+        assert refused(host, *image, APPTRAIN_CACHE="/scratch/nothing-yet") == (
             "image: no Debian mirror is known here: give one near you, DEBIAN_MIRROR=URL (Debian's web site lists its "
             "mirrors; a site may have its own), or take an image that exists: apptainer pull FILE.sif docker://NAME, "
             "then APPTRAIN_IMAGE=FILE.sif"
