@@ -161,11 +161,14 @@ class Supervisor:
             end, wrong = job_end(stop_file)
             left = None if end is None else max(0.0, end - time.time())
             with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
-                if wrong:
-                    loop.call_soon_threadsafe(self._say, wrong)
-                loop.call_soon_threadsafe(self._events.put_nowait, StopAsked(left))
+                loop.call_soon_threadsafe(self._take_stop, StopAsked(left), wrong)
 
         threading.Thread(target=look, daemon=True).start()
+
+    def _take_stop(self, stop: StopAsked, wrong: str) -> None:
+        if wrong:
+            self._say(wrong)
+        self._events.put_nowait(stop)
 
     async def _watch_for_hang(self, interval: float) -> None:
         loop = asyncio.get_running_loop()

@@ -175,7 +175,7 @@ def test_the_last_look_ends_only_ranks_that_show_nothing_otherwise_and_keeps_all
         look = LastLook(ranks, run, tmp_path, tmp_path, Heartbeats(tmp_path))
         own = set(Path("/proc/self/fd").iterdir())
         found = asyncio.run(look.first())
-        assert set(Path("/proc/self/fd").iterdir()) == own
+        assert set(Path("/proc/self/fd").iterdir()) <= own  # some of other tests may be closed meanwhile
         assert [(one.rank, one.node, one.state == "T", one.at.partition(" ")[2]) for one in found] == [
             (2, "b", False, "reads"),
             (3, "b", True, ""),
