@@ -52,6 +52,10 @@ class Ran:
     folder: Path
     """Where on this machine its run directory is to be."""
 
+    def __str__(self) -> str:
+        """What a test that fails shows: Slurm's own reason says what no line of the job does."""
+        return f"{self.text}\n{self.job}"
+
     @property
     def ended(self) -> tuple[str, int]:
         return self.job.state, self.job.status

@@ -44,7 +44,7 @@ def user(request: pytest.FixtureRequest, older: Built) -> Iterator[User]:
 def on_slurm(user: User) -> Path:
     submitted = user.account.submit("-N2", "-c1", SCRIPT, "--device", "cpu", "--", *TRAINING)
     ran = user.account.end(submitted, BOUND)
-    assert ran.ended == ("COMPLETED", 0), ran.text
+    assert ran.ended == ("COMPLETED", 0), ran
     return ran.folder
 
 
@@ -132,6 +132,6 @@ def test_slurms_run_is_submitted_again_from_its_manifest(user: User, on_slurm: P
     number = re.search(r"^Submitted batch job (\d+)$", ended.stdout, re.M)
     assert number, ended.stdout + ended.stderr
     ran = user.account.end(int(number[1]), BOUND)
-    assert ran.ended == ("COMPLETED", 0), ran.text
+    assert ran.ended == ("COMPLETED", 0), ran
     status, (pair,) = compared(on_slurm, ran.folder)
     assert (status, pair["verdict"]) == (0, "identical")

@@ -96,7 +96,7 @@ def test_nodes_that_have_a_core_each_are_healthy_each_time(site: Site) -> None:
     with shares(site.user.cluster, *([node] for node in PINNED)):
         for _ in range(RUNS):
             ran = examine(site, *TWO)
-            assert ran.ended == ("COMPLETED", 0), ran.text
+            assert ran.ended == ("COMPLETED", 0), ran
             table = [line.split()[0] for line in ran.printed if line.startswith(("gpu-", "node "))]
             assert table == [*PINNED, "node"]
             assert "healthy" in ran.printed
@@ -108,7 +108,7 @@ def test_the_preflight_of_a_launch_finds_nothing_and_tells_how_long_it_took(site
     ran = site.user.ran(
         "-N3", "-c1", SCRIPT, "--device", "cpu", "--no-python", "--mode", "exec", "--", "true"
     )
-    assert ran.ended == ("COMPLETED", 0), ran.text
+    assert ran.ended == ("COMPLETED", 0), ran
     (line,) = (line for line in ran.launched if line.startswith("preflight: "))
     assert re.fullmatch(r"preflight: 3 nodes, nothing found, [0-9.]+ s", line), line
 

@@ -122,7 +122,7 @@ def site(all_tests_site: Site) -> Iterator[Site]:
 
 
 def done(ran: Ran) -> Ran:
-    assert ran.ended == ("COMPLETED", 0), ran.text
+    assert ran.ended == ("COMPLETED", 0), ran
     return ran
 
 
@@ -330,7 +330,7 @@ def test_nodes_that_know_only_their_own_names_meet_at_slurms_address_of_the_firs
             "cat /tmp/hosts >/etc/hosts",
         )
     ran = site.start(*ONCE)
-    assert ran.ended == ("COMPLETED", 0), ran.text
+    assert ran.ended == ("COMPLETED", 0), ran
     said = "gpu-a02 does not resolve here: the nodes meet at 10.77.42.11, Slurm's NodeAddr of gpu-a01"
     assert said in ran.said("apptrain")
 

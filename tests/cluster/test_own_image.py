@@ -45,7 +45,7 @@ def run(user: Account, *argv: Path | str, env: Mapping[str, str] | None = None) 
     """A job on two nodes that is to end well."""
     number = user.submit("--nodes=2", *argv, env={"APPTRAIN_IMAGE": str(IMAGE), **(env or {})})
     ran = user.end(number, BOUND)
-    assert ran.ended == ("COMPLETED", 0), ran.text
+    assert ran.ended == ("COMPLETED", 0), ran
     return ran
 
 

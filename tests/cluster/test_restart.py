@@ -84,7 +84,7 @@ def worked(ran: Ran, attempt: int) -> list[str]:
 
 
 def done(ran: Ran) -> Ran:
-    assert ran.ended == ("COMPLETED", 0), ran.text
+    assert ran.ended == ("COMPLETED", 0), ran
     return ran
 
 

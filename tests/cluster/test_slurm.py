@@ -71,7 +71,7 @@ def told(ran: Ran) -> list[dict[str, object]]:
 
 
 def done(ran: Ran) -> Ran:
-    assert ran.ended == ("COMPLETED", 0), ran.text
+    assert ran.ended == ("COMPLETED", 0), ran
     return ran
 
 

@@ -38,7 +38,7 @@ def all_tests_account(request: pytest.FixtureRequest) -> Iterator[Account]:
 def run(user: Account, *argv: Path | str, **how: Any) -> Ran:
     """A job on two nodes that is to end well."""
     ran = user.end(user.submit("--nodes=2", *argv, **how), BOUND)
-    assert ran.ended == ("COMPLETED", 0), ran.text
+    assert ran.ended == ("COMPLETED", 0), ran
     return ran
 
 

@@ -42,7 +42,7 @@ def test_slurms_qsub_starts_the_job_script_of_slurm(user: Account) -> None:
     words = ("-l", "nodes=2", "-N", "named", "slurm/multinode.sbatch")
     number = qsub(user, *words, "--device", "cpu", "--mode", "exec", "--", HOME / "tell.py")
     ran = user.end(number)
-    assert ran.ended == ("COMPLETED", 0), ran.text
+    assert ran.ended == ("COMPLETED", 0), ran
     assert [json.loads(line) for line in ran.printed] == [["gpu-a01", "0", "2"], ["gpu-a02", "1", "2"]]
     assert ran.folder.name == f"named-{number}"
     assert ran.launched[0] == "taking slurm: the variables of pbs are there too (--scheduler chooses)"

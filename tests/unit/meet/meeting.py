@@ -23,7 +23,8 @@ from tests.ports import free_port
 KEY = b"k" * 32
 PORT_ADVICE = "the next attempt uses another port; where it was chosen by hand, choose another --master-port"
 NOT_VERIFIED = "it sent a frame that the join key does not verify"
-SHORT = Timeouts(join=10, peer=5, connect=1, handshake=0.4, remind=60, poll=0.05, settle=0.15)
+SHORT = Timeouts(join=10, peer=5, connect=10, handshake=0.4, remind=60, poll=0.05, settle=0.15)
+"""`connect` is long enough for a busy machine: who waits for its end shortens it."""
 
 
 def who(node_rank: int, **changes: Any) -> Identity:
@@ -221,6 +222,7 @@ async def listener(
     place: Place, answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Any], **changes: Any
 ) -> str:
     """How a spoke is refused that finds this listener."""
+    changes.setdefault("timeouts", replace(SHORT, connect=1))
     server = await asyncio.start_server(answer, place.address, place.port)
     try:
         return (await place.refusals(who(1), **changes))[0]

@@ -83,7 +83,7 @@ async def test_a_connection_that_nobody_answers_ends_the_join() -> None:
             filler = fillers.enter_context(socket.socket())
             filler.setblocking(False)
             filler.connect_ex((place.address, place.port))
-        (text,) = await place.refusals(who(1))
+        (text,) = await place.refusals(who(1), timeouts=replace(SHORT, connect=1))
     assert text == (
         f"Unavailable: node 1 (n1) cannot reach node 0 (n0) at {place.endpoint}: no answer: is this a "
         "network that joins the nodes (--master-addr), or is a firewall between them?"
