@@ -27,6 +27,7 @@
 #        checkout, SHARED
 #        node, node_rank, local_rank   main: as the scheduler numbers them; empty if none does
 #        show_only, outcome, venv, script, device, all_of_host, binds, passes   read_options
+#        tmp_mb, shm_mb   read_rooms: MB that are to be free in `tmp`, and in /dev/shm
 #        tmp           make_tmp: the run's own directory on the node's disk
 #        command       CMD and its arguments
 #        line          assemble: the whole command line
@@ -64,10 +65,8 @@ source "$checkout/host/driver.sh"
 source "$checkout/host/share.sh"
 
 readonly SHARED='correct it, or use a directory that all nodes share'
-# Free MB that a run needs, for compiled kernels and the like.
-readonly TMP_MB=256
-# Free MB that it should have, for the batches of DataLoader's workers and for NCCL.
-readonly SHM_MB=1024
+# How many MB a run is to find free, which Python reads too.
+readonly ROOMS=$checkout/entrypoint/doctor/room.txt
 
 # --- what is said, and how it ends ----------------------------------------------------------------
 
@@ -191,6 +190,23 @@ free_mb() {
     echo $(($(stat -f -c '%a * %S' -- "$1") / 1000000))
 }
 
+# Sets `tmp_mb` and `shm_mb`.
+read_rooms() {
+    local what mb
+    tmp_mb=''
+    shm_mb=''
+    if [[ -r $ROOMS ]]; then
+        while read -r what mb; do
+            case $what in
+                TMPDIR) tmp_mb=$mb ;;
+                /dev/shm) shm_mb=$mb ;;
+            esac
+        done <"$ROOMS"
+    fi
+    [[ $tmp_mb =~ ^[0-9]+$ && $shm_mb =~ ^[0-9]+$ ]] ||
+        refuse checkout-incomplete "$ROOMS is not there or cannot be read: use a whole checkout"
+}
+
 # Sets `tmp`, in the first place that has room and lets programs run.
 make_tmp() {
     local place why unfit='' seen=:
@@ -201,8 +217,8 @@ make_tmp() {
         if ! tmp=$(mktemp -d -- "${place%/}/apptrain.XXXXXX" 2>/dev/null); then
             why="is no directory that may be written"
             tmp=''
-        elif (($(free_mb "$tmp") < TMP_MB)); then
-            why="has less than $TMP_MB MB free"
+        elif (($(free_mb "$tmp") < tmp_mb)); then
+            why="has less than $tmp_mb MB free"
             rmdir -- "$tmp" && tmp=''
         elif ! can_run_programs 2>/dev/null; then
             why="is full, or lets no program run (noexec)"
@@ -226,8 +242,8 @@ check_shm() {
     local free why=''
     if [[ ! -d /dev/shm || ! -w /dev/shm ]]; then
         why="is not there or may not be written"
-    elif free=$(free_mb /dev/shm) && ((free < SHM_MB)); then
-        why="has $free MB free, less than $SHM_MB"
+    elif free=$(free_mb /dev/shm) && ((free < shm_mb)); then
+        why="has $free MB free, less than $shm_mb"
     fi
     [[ -z $why ]] ||
         say_for_node "/dev/shm $why: DataLoader's workers and NCCL may fail" \
@@ -442,6 +458,7 @@ main() {
     [[ -z $userns ]] ||
         say_for_job "$libexec/starter-suid has no setuid bit: $package is called with $userns"
     find_mount
+    read_rooms
     make_tmp
     find_share
     check_shm

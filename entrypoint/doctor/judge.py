@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from statistics import median
 
 from entrypoint.doctor import facts
@@ -17,9 +19,10 @@ from entrypoint.doctor.facts import NodeFacts, Room
 from entrypoint.plan.profile import RDMA, Profile
 
 MIB, GIB = 1 << 20, 1 << 30
-ROOM = {facts.RUN_DIRECTORY: GIB, facts.TEMPORARY: 64 * MIB, facts.SHARED_MEMORY: 64 * MIB}
-"""Bytes: a few checkpoints of a small model; what apptrain and torch leave there; what NCCL and the workers
-of a DataLoader take. Docker's /dev/shm has 64 MiB, and any job that uses it has less."""
+RUN_ROOM = GIB
+"""Bytes in the run directory: a few checkpoints of a small model."""
+ROOMS = Path(__file__).with_name("room.txt")
+"""MB in each other directory; containers/run.sh reads it too."""
 INODES = 1000
 MEMORY = GIB
 OF_PROFILE = 0.9
@@ -132,12 +135,20 @@ def _of_rooms(found: NodeFacts) -> Iterable[Finding]:
             yield Finding(found.node, name, text, _make_room(name))
 
 
+@cache
+def least_room() -> dict[str, int]:
+    """Bytes that are to be free, by what the directory is for."""
+    lines = (line.split() for line in ROOMS.read_text("utf-8").splitlines())
+    of_node = {line[0]: int(line[1]) * 10**6 for line in lines if line and line[0] != "#"}
+    return {facts.RUN_DIRECTORY: RUN_ROOM, **of_node}
+
+
 def _called(name: str, room: Room) -> str:
     return name if name == room.path else f"{name} {room.path}"
 
 
 def _too_little(name: str, room: Room) -> str:
-    if room.free < ROOM[name]:
+    if room.free < least_room()[name]:
         return f"{_called(name, room)} has {size(room.free)} left"
     if room.inodes is not None and room.inodes < INODES:
         return f"{_called(name, room)} takes {room.inodes} more files"

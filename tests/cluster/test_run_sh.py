@@ -505,7 +505,7 @@ def test_a_small_shm_is_told(own: Node) -> None:
     ended = own.run("true")
     assert (ended.returncode, own.said(ended)) == (
         0,
-        "/dev/shm has 67 MB free, less than 1024: DataLoader's workers and NCCL may fail (use fewer workers or "
+        "/dev/shm has 67 MB free, less than 1000: DataLoader's workers and NCCL may fail (use fewer workers or "
         "none, NCCL_SHM_DISABLE=1)",
     )
 

@@ -46,9 +46,14 @@ def test_a_node_that_has_all_that_its_profile_says_lacks_nothing(fabric: str) ->
             "a: TMPDIR: TMPDIR /tmp takes no file of 1 MiB (No space left on device): remove what is not needed there, or set TMPDIR to a directory of the node with room",
         ),
         (
-            room("/dev/shm", free=1 << 20),
+            room("TMPDIR", free=256_000_000 - 1),
             "",
-            "a: /dev/shm: /dev/shm has 1.0 MiB left: remove what ended jobs have left there, or have the administrators make it larger",
+            "a: TMPDIR: TMPDIR /tmp has 244 MiB left: remove what is not needed there, or set TMPDIR to a directory of the node with room",
+        ),
+        (
+            room("/dev/shm", free=1_000_000_000 - 1),
+            "",
+            "a: /dev/shm: /dev/shm has 954 MiB left: remove what ended jobs have left there, or have the administrators make it larger",
         ),
         (
             node(available=GIB // 2),

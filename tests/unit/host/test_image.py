@@ -324,7 +324,7 @@ def copy_of_host_half(checkout: Path) -> None:
     """What run.sh needs of a checkout."""
     ours = RUN_SH.parents[1]
     shutil.copytree(ours / "host", checkout / "host")
-    for name in ("containers/run.sh", "entrypoint/plan/passed.txt"):
+    for name in ("containers/run.sh", "entrypoint/plan/passed.txt", "entrypoint/doctor/room.txt"):
         (checkout / name).parent.mkdir(parents=True)
         shutil.copy(ours / name, checkout / name)
 
@@ -436,6 +436,36 @@ def test_a_quiet_run_says_only_why_it_cannot_run(node: Node) -> None:
     assert node.task("--quiet", TRITON_CACHE_DIR="/x").stderr == ""
     ended = node.task("--quiet", "--bind", "the data", folder)
     assert said(ended).startswith(f"the data {folder} is not there on this node: ")
+
+
+@pytest.mark.parametrize(
+    ("rooms", "says"),
+    [
+        ("# MB\n\nTMPDIR 900000000000\n/dev/shm 1\n", "{tmp} has less than 900000000000 MB free"),
+        ("/dev/shm 1\n", "{rooms} is not there or cannot be read: use a whole checkout"),
+        ("TMPDIR 1\n/dev/shm a[1]\n", "{rooms} is not there or cannot be read: use a whole checkout"),
+        (None, "{rooms} is not there or cannot be read: use a whole checkout"),
+    ],
+)
+def test_how_much_room_a_run_needs_stands_in_the_file_that_the_doctor_reads(
+    node: Node, tmp_path: Path, rooms: str | None, says: str
+) -> None:
+    checkout = tmp_path / "check"
+    copy_of_host_half(checkout)
+    file = checkout / "entrypoint/doctor/room.txt"
+    file.unlink()
+    if rooms is not None:
+        file.write_text(rooms)
+    ended = subprocess.run(
+        [checkout / "containers/run.sh", node.image, "true"],
+        cwd=node.work,
+        env=node.env,
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+    )
+    assert ended.returncode == 64
+    assert said(ended).startswith(says.format(tmp=node.env["TMPDIR"], rooms=file))
 
 
 def test_all_of_the_host_is_what_the_image_lacks_and_no_automounter(node: Node, tmp_path: Path) -> None:
