@@ -21,11 +21,9 @@ _ECHO = re.compile(
     r"(Connection (closed|reset) by peer|Broken pipe|ncclRemoteError|[Ff]ailed to recv, got 0 bytes)"
 )
 """gloo's, NCCL's and the store's words."""
-_TIMED_OUT = re.compile(
-    r"(RuntimeError|(torch\.distributed\.)?Dist\w+Error|TimeoutError|killed by SIGABRT): .*"
-    r"([Tt]imed out|wait timeout|timeout caused pair closure|collective operation timeout)"
-)
+_WAITED = r"([Tt]imed out|wait timeout|timeout caused pair closure|collective operation timeout)"
 """Theirs of a rank that has waited for another in vain."""
+_TIMED_OUT = re.compile(r"(RuntimeError|(torch\.distributed\.)?Dist\w+Error|TimeoutError): .*" + _WAITED)
 _LEFT_EARLY = re.compile(r"ended with \d+\b.* still .*: do all ranks .*\?$")
 IDLE = 0.05
 """Of a CPU: what torch's own threads may use while a rank waits."""
@@ -43,9 +41,11 @@ def is_echo(error: str) -> bool:
     return _ECHO.match(error) is not None
 
 
-def is_consequence(error: str) -> bool:
-    """Whether a rank's error says only that another one is gone or does not come."""
-    return is_echo(error) or _TIMED_OUT.match(error) is not None
+def is_consequence(failure: Failure) -> bool:
+    """Whether it says only that another rank is gone or does not come. NCCL's watchdog says so and aborts."""
+    if failure.signal == signal.SIGABRT and re.search(_WAITED, failure.error):
+        return True
+    return is_echo(failure.error) or _TIMED_OUT.match(failure.error) is not None
 
 
 def has_left_early(error: str) -> bool:
@@ -62,8 +62,8 @@ def first(failures: Sequence[Failure], ends: Ends = NO_ENDS, *, world: int = 0) 
     and nothing failed that it could follow from, one of them is to blame.
     """
     by_time = sorted(failures, key=when)
-    if ends and is_consequence(by_time[0].error):
-        by_time = [one for one in by_time if not is_consequence(one.error) and not _terminated(one)]
+    if ends and is_consequence(by_time[0]):
+        by_time = [one for one in by_time if not is_consequence(one) and not _terminated(one)]
         if not by_time:
             return _left_early(failures, ends, world)
     elif is_echo(by_time[0].error):
@@ -83,8 +83,8 @@ def _same(found: Failure, failures: Iterable[Failure]) -> int:
 
 def _left_early(failures: Sequence[Failure], ends: Ends, world: int) -> Failure:
     """The failure of a rank that has ended well while others needed it."""
-    failed = min((one for one in failures if is_consequence(one.error)), key=when)
-    places = Counter(one.at for one in failures if one.at and is_consequence(one.error))
+    failed = min((one for one in failures if is_consequence(one)), key=when)
+    places = Counter(one.at for one in failures if one.at and is_consequence(one))
     where = places.most_common(1)[0][0] if places else "running"
     return _of_end(ends, world - len(ends), where, failed.status, failed.time)
 

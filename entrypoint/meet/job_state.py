@@ -310,7 +310,7 @@ def _collect(state: JobState, failure: Failure) -> Step:
     if len(state.failures) > 1:
         return state, []
     # Who only lost another rank may end before that one does.
-    follows = blame.is_consequence(failure.error)
+    follows = blame.is_consequence(failure)
     return state, [StartTimer(state.bounds.settle_echo if follows else state.bounds.settle, Settle())]
 
 

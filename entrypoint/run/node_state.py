@@ -612,7 +612,7 @@ def _settling(state: NodeState, phase: Settling, event: Event, now: Now) -> Step
 
 def _settled(state: NodeState, phase: Settling, said: Mapping[int, RankTrace], now: Now) -> Step:
     failures = [failure_of(state.node, state.place, one, said[one.rank]) for one in state.failures]
-    is_echo = bool(failures) and blame.is_consequence(blame.first(failures).error)
+    is_echo = bool(failures) and blame.is_consequence(blame.first(failures))
     if is_echo and state.is_alone and not phase.is_longer:
         return replace(state, phase=replace(phase, is_longer=True)), [LookAfter(SETTLE_ECHO, Settled)]
     mine = _first_failure(state, failures, phase.starter or StarterEnded(), now)

@@ -179,22 +179,26 @@ WATCHDOG = (
 
 
 @pytest.mark.parametrize(
-    ("error", "follows"),
+    ("error", "signal", "follows"),
     [
-        (RESET, True),
-        (GLOO_TIMEOUT, True),
-        (STORE_TIMEOUT, True),
-        (WATCHDOG, True),
-        ("RuntimeError: [tcp/pair.cc:144] Application timeout caused pair closure", True),
-        ("TimeoutError: timed out", True),
-        ("requests.exceptions.ReadTimeout: timed out", False),
-        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", False),
-        ("ValueError: x", False),
-        ("", False),
+        (RESET, 0, True),
+        (GLOO_TIMEOUT, 0, True),
+        (STORE_TIMEOUT, 0, True),
+        (WATCHDOG, 6, True),
+        ("RuntimeError: [tcp/pair.cc:144] Application timeout caused pair closure", 0, True),
+        ("TimeoutError: timed out", 0, True),
+        ("requests.exceptions.ReadTimeout: timed out", 0, False),
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.", 0, False),
+        (WATCHDOG, 0, False),
+        ("killed by SIGABRT: ValueError: x", 6, False),
+        ("ValueError: x", 0, False),
+        ("", 0, False),
     ],
 )
-def test_a_rank_that_waited_for_another_in_vain_follows_from_that_one(error: str, follows: bool) -> None:
-    assert is_consequence(error) == follows
+def test_a_rank_that_waited_for_another_in_vain_follows_from_that_one(
+    error: str, signal: int, follows: bool
+) -> None:
+    assert is_consequence(failed(0, 5.0, error, signal=signal)) == follows
 
 
 def left(rank: int, time: float = 4.9, step: int | None = 8, status: int = 0) -> End:
@@ -235,7 +239,7 @@ STEPS = "do all ranks make the same number of steps?"
             id="an exit in `if rank == 0` before the ranks had met",
         ),
         pytest.param(
-            [waited(1, error=WATCHDOG, at=""), TERMINATED],
+            [replace(waited(1, error=WATCHDOG, at=""), signal=6), TERMINATED],
             [left(0, step=1)],
             0,
             f"ended with 0 after 1 step while 3 others were still running: {STEPS}",
