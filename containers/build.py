@@ -116,6 +116,7 @@ def build(stack: Stack, extra: Path | None, image: Path, offline: Path | None) -
     """Build to a temporary name; rename the image and what lies beside it once all of it is there."""
     begin = time.time()
     builder = Builder.find()
+    builder.check()
     places = Places.of(image)
     print(
         f"image: stack {stack.name}: torch {stack.torch}, CUDA {stack.cuda}\n"

@@ -27,6 +27,8 @@ from containers.stacks import CONTAINERS, BuildError, BuildRefused
 
 RECIPE: Final = CONTAINERS / "apptrain.def"
 LEAST: Final = (1, 2)
+TOLD: Final = (1, 4)
+"""Since when Apptainer can be told how to pack (--mksquashfs-args); SingularityCE can since 4.0."""
 PACKING: Final = "-comp zstd -Xcompression-level 3 -all-root"
 WHEELS: Final = "wheels"
 EXTRA_WHEELS: Final = "extra-wheels"
@@ -40,12 +42,34 @@ class BuildFailed(BuildError):
     status = 1
 
 
+PACKER: Final = """#!/bin/sh
+# Apptainer tries with a single file which compression mksquashfs takes by default: that stays as it is.
+[ -d "$1" ] || exec {mksquashfs} "$@"
+left=$#
+while [ "$left" -gt 0 ]; do
+    word=$1
+    shift
+    left=$((left - 1))
+    if [ "$word" = -comp ]; then
+        shift
+        left=$((left - 1))
+    else
+        set -- "$@" "$word"
+    fi
+done
+exec {mksquashfs} "$@" {packing}
+"""
+"""A `mksquashfs` that packs as PACKING says, for an Apptainer that cannot be told."""
+
+
 @dataclass(frozen=True)
 class Builder:
     """An installed Apptainer (or Singularity), as spython and as this module call it."""
 
     path: str
     version: str
+    mksquashfs: str | None = None
+    """What an Apptainer that cannot be told how to pack packs with, empty if it has nothing; else None."""
 
     @classmethod
     def find(cls) -> Builder:
@@ -61,13 +85,26 @@ class Builder:
             )
         said = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.strip()
         number = re.search(r"(\d+)\.(\d+)", said)
-        least = LEAST if "apptainer" in said else (4, 0)
-        if not number or (int(number[1]), int(number[2])) < least:
+        apptainer = "apptainer" in said
+        least = LEAST if apptainer else (4, 0)
+        found = (int(number[1]), int(number[2])) if number else (0, 0)
+        if found < least:
             raise BuildRefused(
                 "apptainer-too-old",
                 f"{path} is {said or 'silent about its version'}: {least[0]}.{least[1]} or newer is needed",
             )
-        return cls(path, said)
+        if not apptainer or found >= TOLD:
+            return cls(path, said)
+        return cls(path, said, shutil.which("mksquashfs", path=_search()) or "")
+
+    def check(self) -> None:
+        """Refuse what could not pack the image at the end of a build."""
+        if self.mksquashfs == "":
+            raise BuildRefused(
+                "mksquashfs-missing",
+                f"{self.path} is {self.version}, which packs an image with the mksquashfs of PATH, and there "
+                "is none: add its folder to PATH (package squashfs-tools), or load Apptainer 1.4 or newer",
+            )
 
     def build(self, image: Path, arguments: dict[str, str], work: Path, wheel_folders: list[Path]) -> None:
         """Build RECIPE to `image`."""
@@ -77,8 +114,7 @@ class Builder:
         # --force: else Apptainer's own time of the build wins over the recipe's label.
         options = [
             "--force",
-            "--mksquashfs-args",
-            PACKING,
+            *([] if self.mksquashfs else ["--mksquashfs-args", PACKING]),
             "--build-arg-file",
             str(values),
             *_mount(work, "/mnt"),
@@ -142,10 +178,14 @@ class Builder:
         line = f'#!/bin/sh\n[ "$1" != build ] || exec 2>&1\nexec {shlex.quote(self.path)} "$@"\n'
         (tools / "singularity").write_text(line, encoding="utf-8")
         (tools / "singularity").chmod(0o755)
+        if self.mksquashfs:
+            packer = PACKER.format(mksquashfs=shlex.quote(self.mksquashfs), packing=PACKING)
+            (tools / "mksquashfs").write_text(packer, encoding="utf-8")
+            (tools / "mksquashfs").chmod(0o755)
         before = dict(os.environ)
         for name in [name for name in os.environ if name.startswith(("APPTAINERENV_", "SINGULARITYENV_"))]:
             del os.environ[name]
-        os.environ.update(variables, PATH=f"{tools}:{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+        os.environ.update(variables, PATH=f"{tools}:{_search()}")
         try:
             from spython.main import Client
 
@@ -157,6 +197,11 @@ class Builder:
         finally:
             os.environ.clear()
             os.environ.update(before)
+
+
+def _search() -> str:
+    """PATH, and where a Debian keeps what only root has in it."""
+    return f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 
 
 def check_recipe(arguments: dict[str, str]) -> None:

@@ -211,6 +211,36 @@ def test_a_login_node_with_none_of_debians_tools_builds_the_same(first: Built) -
     assert made["debian_packages"] == {entry["Package"]: entry["Version"] for entry in locked}
 
 
+OLDER = """
+mv /usr/bin/apptainer /usr/bin/apptainer.newer
+cat >/usr/bin/apptainer <<'END'
+#!/bin/sh
+case "$*" in
+    --version) echo "apptainer version 1.2.5" ;;
+    *--mksquashfs-args*) echo "Error for command \\"build\\": unknown flag: --mksquashfs-args" >&2; exit 1 ;;
+    *) exec /usr/bin/apptainer.newer "$@" ;;
+esac
+END
+chmod 755 /usr/bin/apptainer
+"""
+"""Debian has the newest Apptainer alone: this one refuses what 1.2 and 1.3 do not have, as their source says."""
+
+
+def test_an_apptainer_that_cannot_be_told_how_to_pack_builds_the_same(first: Built) -> None:
+    def build(folder: Path) -> None:
+        with small_builder("older", folder) as host:
+            host.run(["bash", "-euc", OLDER]).check_returncode()
+            image = (STACK, f"IMAGE={OUT}/image.sif")
+            status, said = make(
+                host, "image", *image, transcript=folder / "transcript.txt", env=wheels_of(host)
+            )
+            assert status == 0, said[-3000:]
+
+    made = Built(folder=kept("older", INPUTS, build)).said
+    assert made["builder"] == "apptainer version 1.2.5"
+    assert made["partition_sha256"] == first.said["partition_sha256"]
+
+
 # --- what is refused --------------------------------------------------------------------------------------------
 
 
@@ -288,6 +318,11 @@ def test_a_machine_without_the_tools_is_refused(tmp_path: Path) -> None:
             "image: no Debian mirror is known here: give one near you, DEBIAN_MIRROR=URL (Debian's web site lists its "
             "mirrors; a site may have its own), or take an image that exists: apptainer pull FILE.sif docker://NAME, "
             "then APPTRAIN_IMAGE=FILE.sif"
+        )
+        host.run(["bash", "-euc", OLDER + "rm /usr/bin/mksquashfs"]).check_returncode()
+        assert refused(host, *image) == (
+            "image: /usr/bin/apptainer is apptainer version 1.2.5, which packs an image with the mksquashfs of PATH, and "
+            "there is none: add its folder to PATH (package squashfs-tools), or load Apptainer 1.4 or newer"
         )
         host.run(["rm", "/usr/bin/apptainer", "/usr/bin/singularity"])
         assert refused(host, *image) == (
