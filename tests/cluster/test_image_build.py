@@ -303,7 +303,7 @@ def test_places_that_will_not_do_are_refused(host: Host) -> None:
         "set APPTAINER_TMPDIR=DIR, best a local disk of the node"
     )
     assert refused(host, "build", "--image", f"{small}/x.sif") == (
-        f"image: {small} has 0.1 GB free, 3.0 GB are needed (target): set IMAGE=FILE on a larger file system"
+        f"image: {small} has 0.1 GB free, 3.1 GB are needed (target): set IMAGE=FILE on a larger file system"
     )
 
 
