@@ -1,5 +1,5 @@
 # The index of what can be done in a checkout. Settings, on the command line or, those with ?= below, in the environment:
-#   VENV=DIR     where the Python environment stands (.venv)
+#   VENV=DIR     where the Python environment stands (.venv); of `make demo`: instead of an active one that fits
 #   PYTHON=FILE  the Python that it is made with (the first that fits of python3, python3.14 ... python3.11)
 #   NODES=N CONFIG=NAME   of `make demo` (2, digits)
 #   IN=venv      where `make demo` trains: in VENV, or in the image (IN=image)
@@ -33,6 +33,8 @@ pytest = $(python) -m pytest -n auto --dist loadgroup
 lanes = $(python) -m pytest -n 3 --dist loadgroup
 default_stack := $(shell sed -n 's/^default: *//p' containers/stacks.yaml)
 export image := $(or $(IMAGE),containers/image$(addprefix -,$(filter-out $(default_stack),$(STACK))).sif)
+unless_given = $(if $(filter file,$(origin VENV)),env -u VENV)
+at_hand = $(if $(filter demo,$(MAKECMDGOALS)),$(if $(unless_given),$(shell env -u VENV tools/login-python.sh fits demo && echo fits)))
 inside = containers/run.sh "$$image"
 gpu_alone = $(filter gpu,$(firstword $(ARGS)))
 of_image = --stack "$$STACK" --extra "$$EXTRA" --offline "$$OFFLINE" --image "$$IMAGE"
@@ -70,8 +72,8 @@ endif
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
 
-demo: $(if $(filter image,$(IN)),,venv) ## train on two embedded nodes on this machine (NODES=2 CONFIG=digits IN=venv|image ARGS=...)
-	./apptrain demo $(if $(filter image,$(IN)),--image="$$image") --nodes "$$NODES" --config "$$CONFIG" -- $(ARGS)
+demo: $(if $(or $(filter image,$(IN)),$(at_hand)),,venv) ## train on two embedded nodes on this machine (NODES=2 CONFIG=digits IN=venv|image ARGS=...)
+	$(unless_given) ./apptrain demo $(if $(filter image,$(IN)),--image="$$image") --nodes "$$NODES" --config "$$CONFIG" -- $(ARGS)
 
 test: venv-dev ## all tests: unit, real torchrun processes and, as root on a Debian, real Apptainer and Slurm
 	@status=0; \

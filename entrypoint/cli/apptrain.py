@@ -26,6 +26,9 @@ from entrypoint.plan.commands import COMMANDS, split_command
 from entrypoint.plan.sources import HelpFormatter, parser_class
 from entrypoint.record.partition import VARIABLE, partition
 
+AT_HAND = os.environ.pop("APPTRAIN_AT_HAND", None)
+"""What tools/login-python.sh has to say of the active environment; None if this was not started by it."""
+NOT_TAKEN = " is not taken: "
 HELP = """usage: apptrain COMMAND [options] [-- CMD ...]
 
 Multi-node PyTorch training: one image and one command, for Slurm, PBS and here.
@@ -109,6 +112,8 @@ def _run(arguments: list[str]) -> int:
         print(__version__)
         return 0
     name, rest = arguments[0], arguments[1:]
+    if name in ("launch", "check") and AT_HAND and NOT_TAKEN in AT_HAND:
+        print(f"apptrain: {AT_HAND}", file=sys.stderr)
     if name in ("plan", "launch", "check", "prepare", "conclude"):
         return cli.main(arguments)
     if name == "demo":
@@ -162,7 +167,8 @@ def _demo(arguments: list[str]) -> int:
         usage="apptrain demo [options] [key=value ...] [-- arguments of the training]",
         description="Train ResNet-18 on handwritten digits, on nodes of this machine. No GPU is needed.",
         epilog="Options of `apptrain run` may be given too. `key=value` changes the training:\n"
-        "epochs=2; `-- --help` lists the keys. `--image` trains in the image.\n\n"
+        "epochs=2; `-- --help` lists the keys. `--image` trains in the image.\n"
+        "Python: as of `apptrain run`; the demo also needs torchvision and some more.\n\n"
         f"Then: apptrain run -- my_script.py\n\n{cli.EXIT_STATUS}",
         formatter_class=HelpFormatter,
         allow_abbrev=False,
@@ -193,20 +199,29 @@ def _embedded(name: str, arguments: list[str]) -> int:
 
 
 def _check_python(name: str) -> None:
-    """Raises BadInput where the nodes' processes, started anew with this Python, lack torch or us."""
+    """Says which Python this is, if an environment was active. One without torch is left for the checkout's
+    venv, which is made if it is missing. Raises BadInput where that must not be."""
+    if AT_HAND:
+        print(f"apptrain: {AT_HAND}", file=sys.stderr)
+    if not mistakes.has_torch() and (venv := _missing_venv()):
+        if name == "run" and AT_HAND and "pip install" in AT_HAND:  # what it lacks is smaller than torch
+            raise BadInput(
+                "python-lacks-packages", f"run: nothing else here has torch: add them, or {make('venv')}"
+            )
+        os.environ["VENV"] = str(venv)
+        made = subprocess.run([str(HOME / "tools" / "venv.sh"), str(venv), "run"], check=False).returncode
+        if made:
+            sys.exit(made)
+        _become([str(HOME / "apptrain"), *sys.argv[1:]])
     mistakes.check_torch(name)
-    if sys.path[0] != str(HOME / "src") or sys.path.count(str(HOME)) > 1:
-        return
-    from importlib import metadata
 
-    try:
-        metadata.distribution("apptrain")
-    except metadata.PackageNotFoundError:
-        raise BadInput(
-            "python-no-apptrain",
-            f"{name}: {sys.executable} has torch, but not apptrain: {sys.executable} -m pip install "
-            f"-e {shlex.quote(str(HOME))}, or {make('venv')}",
-        ) from None
+
+def _missing_venv() -> Path | None:
+    """The venv that `make venv` would make, where that is all that is missing: it is not there, nor is an
+    image, and this was started by `apptrain` of a checkout."""
+    venv = HOME / (os.environ.get("VENV") or ".venv")
+    is_ours = AT_HAND is not None and (HOME / "tools" / "venv.sh").exists()
+    return venv if is_ours and not venv.exists() and not (HOME / "containers/image.sif").exists() else None
 
 
 def _in_image(before: list[str], command: list[str], *, is_demo: bool) -> NoReturn:

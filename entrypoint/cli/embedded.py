@@ -44,6 +44,8 @@ OF_LAUNCH = """options of launch, such as
   --device cpu --nproc-per-node 2 --mode exec --no-python --on-failure restart
   `apptrain launch --help-all` has them all.
 --image [FILE]: in the image (default: APPTRAIN_IMAGE, else the checkout's).
+Python: that of the active venv or conda environment if it has torch 2.7 or more
+and psutil, else that of .venv, made if missing (3.1 GB). VENV=DIR chooses.
 Example: apptrain run --nodes 2 -- my_script.py --lr 0.1
 
 Then, on a cluster: apptrain submit --cluster NAME --nodes 2 -- my_script.py
@@ -213,6 +215,8 @@ def node_env(
         "APPTRAIN_ATTEMPT": str(attempt),
         passed.NOT_PASSED: " ".join(passed.left_out(env)),
     }
+    if path := checkout.python_path(kept.get("PYTHONPATH", "")):
+        given["PYTHONPATH"] = path
     if job.gpus_per_node is not None:
         given[variables.GPUS_ON_NODE] = str(job.gpus_per_node)
     if job.gpus_per_node:

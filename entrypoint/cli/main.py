@@ -16,6 +16,7 @@ from pathlib import Path
 
 from entrypoint import __version__
 from entrypoint.core import files, streams
+from entrypoint.core.checkout import python_path
 from entrypoint.core.errors import INTERRUPTED, BadInput, Refusal
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
@@ -140,6 +141,8 @@ def _run(argv: Sequence[str]) -> int:
     if plan.mode == "torchrun" or sys.version_info < mistakes.OLDEST:
         mistakes.check_command(plan.command, Path.cwd(), mode=plan.mode, no_python=plan.no_python)
         mistakes.check_torch(name)
+    if path := python_path(env.get("PYTHONPATH", "")):
+        env["PYTHONPATH"] = path
     from entrypoint.run.launch import launch
 
     return launch(plan, settings, env)

@@ -5,11 +5,15 @@ Runs with Python 3.9.
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
+import sys
 from pathlib import Path
 
 HOME = Path(__file__).resolve().parents[2]
+PACKAGES = HOME / "host" / "packages"
+"""A folder with our two packages alone, for PYTHONPATH."""
 
 
 def make(words: str) -> str:
@@ -24,3 +28,12 @@ def apptrain() -> str:
     if shutil.which("apptrain") or not (HOME / "apptrain").exists():
         return "apptrain"
     return "./apptrain" if Path.cwd() == HOME else shlex.quote(str(HOME / "apptrain"))
+
+
+def python_path(given: str) -> str:
+    """The PYTHONPATH with which processes of this Python find our packages. `given` itself if they are
+    installed there, else with the checkout's in front: `apptrain` alone has them on its own path."""
+    alone = sys.path[:1] == [str(HOME / "src")] and sys.path.count(str(HOME)) == 1
+    if not alone or str(PACKAGES) in given.split(os.pathsep):
+        return given
+    return os.pathsep.join(filter(None, [str(PACKAGES), given]))

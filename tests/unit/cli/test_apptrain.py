@@ -49,7 +49,9 @@ def bare(python: Path, folder: Path, *, has_yaml: bool = False) -> dict[str, str
     """A login node's: this Python alone, without a venv."""
     folder.mkdir(exist_ok=True)
     (folder / "python3").symlink_to(python)
-    env = {"PATH": f"{folder}:/usr/bin:/bin", "VENV": "/none", "IMAGE_VENV": "/none", "PYTHON": str(python)}
+    (folder / "no venv").mkdir()  # one that is missing would be made
+    env = {"PATH": f"{folder}:/usr/bin:/bin", "IMAGE_VENV": "/none", "PYTHON": str(python)}
+    env["VENV"] = f"{folder}/no venv"
     if has_yaml:  # PyYAML's own Python files serve every version
         (folder / "packages").mkdir()
         (folder / "packages" / "yaml").symlink_to(Path(yaml.__file__).parent)
