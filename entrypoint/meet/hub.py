@@ -43,7 +43,7 @@ from entrypoint.meet.messages import (
 )
 from entrypoint.meet.reports import End, Failure
 from entrypoint.meet.terms import NAME_ADVICE, PORT_ADVICE
-from entrypoint.meet.wire import Wire, WireError, greet
+from entrypoint.meet.wire import Wire, WireError, encode, greet
 
 REPORTS = 16
 """Addresses of strangers that the hub names."""
@@ -234,8 +234,11 @@ class Hub(Link, ConnectionHandler):
 
     def _go_if_complete(self) -> None:
         if self.muster:
+            absent = set(self.muster.absent)
+            if len(self._members) < self.me.nnodes - len(absent):
+                return  # without a look at everyone each time that somebody comes
             present = self._present
-            expected = set(range(self.me.nnodes)) - set(self.muster.absent)
+            expected = set(range(self.me.nnodes)) - absent
             if expected <= present and len(present) >= max(self.muster.quorum, self.muster.least):
                 self._try_ways()
         elif len(self._members) == self._expected:
@@ -332,9 +335,10 @@ class Hub(Link, ConnectionHandler):
 
     def _go_if_tried(self, trial: reach.ReachabilityTest, late: bool = False) -> None:
         """Once all have said that they reach the others, they go."""
-        if self._met.done() or trial is not self._trial or self._trial.participants != self._members.keys():
+        if self._met.done() or trial is not self._trial or not (trial.complete or late):
             return
-        if trial.complete or late:
+        # Last, as this looks at everyone: once, and not at each answer.
+        if trial.participants == self._members.keys():
             if text := trial.verdict():
                 self._met.set_exception(Unavailable("nodes-not-reachable", text))
             else:
@@ -388,7 +392,7 @@ class Hub(Link, ConnectionHandler):
             self.local.say(f"refused a stranger from {address} on {self.endpoint}: {why}")
 
     def _send_all(self, message: Message) -> None:
-        packed = messages.pack(message)
+        packed = encode(messages.pack(message))
         for wire in [*self._peers.values(), *self._refused]:
             wire.send(packed)
 

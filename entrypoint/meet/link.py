@@ -41,7 +41,7 @@ from entrypoint.meet.messages import (
 from entrypoint.meet.node_failures import NodeFailures
 from entrypoint.meet.terms import LocalNode, MembershipPolicy, Timeouts
 from entrypoint.meet.waiting import Waiting
-from entrypoint.meet.wire import Wire, WireError
+from entrypoint.meet.wire import Wire, WireError, encode
 
 SIGHTINGS = 16
 """In one frame, whatever letters the names in them have."""
@@ -221,8 +221,9 @@ class Link(ABC):
         interval = min(5.0, bound / 6)
         while True:
             before = time.monotonic()
+            beat = encode(messages.pack(Beat(time.time())))
             for wire in self._peers.values():
-                wire.send(messages.pack(Beat(time.time())))
+                wire.send(beat)
             await asyncio.sleep(interval)
             now = time.monotonic()
             for participant, wire in list(self._peers.items()):

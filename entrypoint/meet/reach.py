@@ -164,12 +164,12 @@ class ReachabilityTest:
         no part."""
         if not all(other in self._contacts for other, _ in answer.failed):
             raise WireError("it said which nodes it reaches in a form that has no meaning here")
-        if answer.number == self.number:
+        if answer.number == self.number and node in self._contacts:
             self._failed[node] = list(answer.failed)
 
     @property
     def complete(self) -> bool:
-        return self._failed.keys() >= self._contacts.keys()
+        return len(self._failed) == len(self._contacts)
 
     def verdict(self) -> str:
         """The ways that do not pass, in one line; empty where all do."""

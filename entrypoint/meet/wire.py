@@ -54,11 +54,12 @@ class Wire:
         self.heard = time.monotonic()
         """When the last valid frame came, on the monotonic clock."""
 
-    def send(self, message: Mapping[str, object]) -> None:
-        """Send one frame; nothing where the connection has ended. ValueError: it is too large."""
+    def send(self, message: Mapping[str, object] | bytes) -> None:
+        """Send one frame; nothing where the connection has ended. `message` may be one that is encoded, for
+        many. ValueError: it is too large."""
         if self._ended or self._writer.is_closing():
             return
-        body = json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
+        body = message if isinstance(message, bytes) else encode(message)
         if len(body) > (bound := _bound(self._sent)):
             raise ValueError(f"a frame of {len(body)} bytes, at most {bound} are allowed")
         self._writer.write(len(body).to_bytes(4, "big") + _mac(self._ours, self._sent, body) + body)
@@ -106,6 +107,10 @@ class Wire:
         except Closed:
             self.abort()
             raise
+
+
+def encode(message: Mapping[str, object]) -> bytes:
+    return json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
 
 
 async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, *, hub: bool) -> Wire:
