@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
+from entrypoint.batch.native import OptionTable
 from entrypoint.plan.profile import CLUSTERS, Profile
 from entrypoint.schedulers.known import words_of
 
@@ -34,8 +35,11 @@ class Wish:
     partition: str = ""
     account: str = ""
     time: str = ""
+    """As `seconds` takes it."""
     options: tuple[str, ...] = ()
-    """Further words of sbatch or qsub."""
+    """Further words of sbatch or qsub, which win over ours."""
+    given: tuple[str, ...] = ()
+    """Those of the profile."""
     arguments: tuple[str, ...] = ()
     """Of the job script: options, then -- and CMD."""
 
@@ -48,6 +52,8 @@ class Submission:
     """What the job gets of the variables here, without those that have its arguments."""
     file: Path | None = None
     """To be written first, with the arguments that the command line cannot hold."""
+    said: Sequence[str] = ()
+    """A line for each word of ours that has given way to one of the user's."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +93,9 @@ class JobStatus:
 
 class LoginSide(Protocol):
     """What `login` in a scheduler's package offers."""
+
+    TABLE: OptionTable
+    """The options of what submits."""
 
     def submission(
         self, profile: Profile, name: str, wish: Wish, env: Mapping[str, str], cwd: Path
@@ -133,6 +142,29 @@ def share(all_of_it: int | None, profile: Profile, gpus: int) -> int | None:
     if all_of_it is None or not profile.nodes.gpus:
         return all_of_it
     return max(1, all_of_it * gpus // profile.nodes.gpus)
+
+
+TIMES: Final = (
+    r"(?P<minutes>\d{1,7})",
+    r"(?P<minutes>\d{1,7}):(?P<seconds>[0-5]?\d)",
+    r"(?P<hours>\d{1,5}):(?P<minutes>[0-5]?\d):(?P<seconds>[0-5]?\d)",
+    r"(?P<days>\d{1,4})-(?P<hours>\d{1,4})(:(?P<minutes>[0-5]?\d)(:(?P<seconds>[0-5]?\d))?)?",
+)
+"""Forms of a time, as Slurm has them."""
+UNITS: Final = {"days": 86400, "hours": 3600, "minutes": 60, "seconds": 1}
+
+
+def seconds(time: str) -> int | None:
+    """Of a time in one of Slurm's forms; None for 0 and for any other text."""
+    for form in TIMES:
+        if found := re.fullmatch(form, time, re.ASCII):
+            return sum(int(count or 0) * UNITS[unit] for unit, count in found.groupdict().items()) or None
+    return None
+
+
+def clock(seconds: int) -> str:
+    """HH:MM:SS."""
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 
 
 def pairs(words: Sequence[str]) -> list[tuple[str, str]]:

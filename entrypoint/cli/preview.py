@@ -7,7 +7,6 @@ with a login node's Python, from 3.9 on.
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -101,7 +100,7 @@ def _allocation(request: JobRequest) -> Allocation:
 
 def _check_time(request: JobRequest, settings: Settings) -> None:
     """Raises BadInput where the ranks would be asked to save before they have begun."""
-    whole = _seconds(request.time)
+    whole = login.seconds(request.time)
     known = words_of(request.profile.scheduler)
     warns = request.warns if known.warning else settings.value("stop-before") or 0
     if whole is not None and warns >= whole:
@@ -110,12 +109,3 @@ def _check_time(request: JobRequest, settings: Settings) -> None:
             f"--time {request.time}: the ranks are asked to save {warns} s before its end, which is before "
             f"it begins: ask for more time, or {known.warns_later}",
         )
-
-
-def _seconds(text: str) -> int | None:
-    """Of HH:MM:SS or D-HH:MM:SS; None for another form."""
-    found = re.fullmatch(r"(?:(\d{1,4})-)?(\d{1,4}):(\d\d):(\d\d)", text)
-    if not found:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds

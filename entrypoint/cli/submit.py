@@ -20,7 +20,9 @@ from typing import Final
 
 from containers import stacks
 from entrypoint.batch import login
+from entrypoint.batch import native as native_options
 from entrypoint.batch.login import CHECKOUT, JobRequest, Submission, Wish, share
+from entrypoint.batch.native import NativeOption
 from entrypoint.cli import follow, preview
 from entrypoint.cli.main import EXIT_STATUS
 from entrypoint.cli.profiles import load_checked
@@ -28,11 +30,14 @@ from entrypoint.core import spelling
 from entrypoint.core.checkout import apptrain, make
 from entrypoint.core.errors import BAD_INPUT, BadInput
 from entrypoint.plan.commands import elsewhere, split_command, with_dashes
-from entrypoint.plan.options import OPTIONS
+from entrypoint.plan.options import OPTIONS, flag
 from entrypoint.plan.profile import CLUSTERS, Profile, expanded, find, host_file, remedy
 from entrypoint.plan.sources import HelpFormatter, parser_class
+from entrypoint.schedulers.known import KNOWN, words_of
 
-OF_JOB: Final = f"""options of the job, such as
+OF_JOB: Final = f"""options of sbatch or qsub go to them as they are, and win over the profile's:
+  --qos debug --array 0-19 -J my_job, or under PBS -l storage=gdata/x -J 0-19
+options of the job, such as
   --device cpu --nproc-per-node 2 --on-failure restart --run-dir DIR
   `apptrain launch --help-all` has them all.
 
@@ -58,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
             _check(profile, submission)
             if options.follow:
                 follow.find(profile.scheduler)
-        for line in lines:
+        for line in (*submission.said, *lines):
             _say(line)
         if not profile.tested:
             _say(f"{profile.name} was never run there (tested is empty): check this:")
@@ -79,8 +84,24 @@ def _say(text: object) -> None:
 
 
 def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:
-    """The options, and what is the job script's: all options that are not ours, and CMD behind --."""
+    """The options, and what is the job script's: its options, and CMD behind --. What is sbatch's or qsub's
+    is `options.native`."""
     before, command = split_command(arguments)
+    parser = _parser()
+    own, native = _sorted(before, is_cmd_given=bool(command), parser=parser)
+    options, job = parser.parse_known_args(own)
+    options.native = native
+    if not options.cluster and job[:1] and job[0] in _known():
+        rest = [word for word in arguments if word != job[0]]
+        line = shlex.join(["submit", "--cluster", job[0], *with_dashes(rest)])
+        raise BadInput(
+            "submit-no-cluster-option",
+            f"{job[0]} stands without --cluster: did you mean `{apptrain()} {line}`?",
+        )
+    return options, (*job, *(["--", *command] if command else []))
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = parser_class()(
         prog="apptrain submit",
         usage="apptrain submit --cluster NAME [options] [job options] [-- CMD ...]",
@@ -98,33 +119,130 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...
         help="a profile of clusters/, or its path; apptrain site writes one",
     )
     add("--nodes", default="2", metavar="N", help="(default: 2)")
-    add("--gpus", default="", metavar="N", help="of each node (default: all that it has)")
-    add("--partition", default="", metavar="NAME", help="of Slurm, or a queue of PBS")
-    add("--account", default="", metavar="NAME")
-    add("--time", default="", metavar="HH:MM:SS")
-    add("--options", default="", metavar="WORDS", help="further ones of sbatch or qsub, quoted")
+    add("--gpus-per-node", default="", metavar="N", help="(default: all that a node has)")
+    add("--gpus", default="", metavar="N", help=argparse.SUPPRESS)
+    add("--partition", "--queue", default="", metavar="NAME", help="of Slurm, or a queue of PBS")
+    add("--account", "--project", default="", metavar="NAME", help="who pays")
+    add("--time", default="", metavar="TIME", help="minutes, [[HH:]MM:]SS, or D-HH[:MM[:SS]]")
+    add("--walltime", default="", metavar="TIME", help=argparse.SUPPRESS)
+    add("--options", action="append", default=[], metavar="WORDS", help="words for sbatch or qsub, unread")
     add("--dry-run", action="store_true", help="show what would run, and submit nothing")
     add("--follow", nargs="?", const=True, metavar="JOB", help="show the job until it ends, or that JOB")
-    options, job = parser.parse_known_args(before)
-    known = [f"--{option.name}" for option in OPTIONS if not option.plan_only]
-    own = [f"--{name.replace('_', '-')}" for name in vars(options)]
-    for at, word in enumerate(job):
-        if word == "-m" or word.endswith(".py"):
-            break  # a script before --, and its own options
-        name = word.partition("=")[0].replace("_", "-")
-        if word.startswith("-") and name not in known:
-            if found := elsewhere("submit", job[at:]):
-                raise BadInput("option-elsewhere", found)
-            meant = spelling.meant(name, [*own, *known, "--help"]) or " (see apptrain submit --help)"
-            raise BadInput("submit-unknown-option", f"{word}: no option of submit, nor of a job{meant}")
-    if not options.cluster and job[:1] and job[0] in _known():
-        rest = [word for word in arguments if word != job[0]]
-        line = shlex.join(["submit", "--cluster", job[0], *with_dashes(rest)])
-        raise BadInput(
-            "submit-no-cluster-option",
-            f"{job[0]} stands without --cluster: did you mean `{apptrain()} {line}`?",
+    return parser
+
+
+def _sorted(
+    before: Sequence[str], *, is_cmd_given: bool, parser: argparse.ArgumentParser
+) -> tuple[list[str], list[NativeOption]]:
+    """(the words for the parser and the job script, the options of sbatch or qsub). Raises BadInput for an
+    option that nobody knows."""
+    valued, flags = _own_names(parser)
+    scheduler = _scheduler(before)
+    tables = {name: login.of(name).TABLE for name in ([scheduler] if scheduler else _schedulers())}
+    own: list[str] = []
+    native: list[NativeOption] = []
+    at = 0
+    while at < len(before):
+        word = before[at]
+        name, equals, _ = word.partition("=")
+        name = name.replace("_", "-")
+        is_script = word.endswith(".py") or (word == "-m" and not is_cmd_given and not _is_mail(before[at:]))
+        if is_script:  # before --, and its own options
+            own += before[at:]
+            break
+        following = before[at + 1 : at + 2]
+        if name == "--gpus-per-node" and scheduler == "slurm" and (typed := _typed_gpus(before[at:])):
+            native.append(typed)
+            own.append(f"--gpus-per-node={typed.value.rpartition(':')[2]}")
+            at += len(typed.words)
+            continue
+        if name in (*valued, *flags) or not word.startswith("-") or word in ("-h", "--help"):
+            own.append(word)
+            if name in valued and not equals and following:
+                # A value may begin with a dash; argparse takes such a one in the same word only.
+                own[-1:] = [f"{word}={following[0]}"] if name == "--options" else [word, *following]
+                at += 1
+            at += 1
+            continue
+        option = next(
+            filter(None, (native_options.read(before[at:], table) for table in tables.values())), None
         )
-    return options, (*job, *(["--", *command] if command else []))
+        if option is None:
+            raise BadInput("submit-unknown-option", _unknown(before[at:], scheduler, [*valued, *flags]))
+        at += len(option.words)
+        ours = words_of(scheduler).short_options.get(option.words[0][:2], "") if scheduler else ""
+        if ours and not option.words[0].startswith("--"):
+            own.append(f"{ours}={option.value}")
+        elif scheduler and option.name in tables[scheduler].refused:
+            raise BadInput(
+                "native-refused",
+                f"{option} of {tables[scheduler].program}: {tables[scheduler].refused[option.name]}",
+            )
+        else:
+            native.append(option)
+    return own, native
+
+
+def _own_names(parser: argparse.ArgumentParser) -> tuple[list[str], list[str]]:
+    """(our options with a value, those without): of submit and of a job."""
+    actions = [action for action in parser._actions if action.nargs is None]
+    valued = [name for action in actions for name in action.option_strings]
+    flags = ["--dry-run", "--follow"]
+    for option in OPTIONS:
+        if not option.plan_only:
+            (flags if option.parse is flag else valued).append(f"--{option.name}")
+    return valued, flags
+
+
+def _typed_gpus(words: Sequence[str]) -> NativeOption | None:
+    """Of `--gpus-per-node=TYPE:N`, which is sbatch's as it stands; None for a bare number."""
+    option = native_options.read(words, login.of("slurm").TABLE)
+    return option if option and ":" in option.value else None
+
+
+def _is_mail(words: Sequence[str]) -> bool:
+    """Whether `-m` with these is qsub's, for mail, and no module."""
+    return re.fullmatch("[abejn]{1,4}", "".join(words[1:2])) is not None
+
+
+def _schedulers() -> list[str]:
+    return [known.name for known in KNOWN]
+
+
+def _scheduler(before: Sequence[str]) -> str:
+    """Of the profile that these words name; empty if that is not known."""
+    name = os.environ.get("APPTRAIN_PROFILE", "")
+    for at, word in enumerate(before):
+        if word == "--cluster":
+            name = "".join(before[at + 1 : at + 2])
+        elif word.startswith("--cluster="):
+            name = word.partition("=")[2]
+    try:
+        return _profile(name)[0].scheduler
+    except BadInput:
+        return ""  # which is said later
+
+
+def _unknown(words: Sequence[str], scheduler: str, own: Sequence[str]) -> str:
+    """What to say of an option that is neither ours nor the scheduler's."""
+    word, name = words[0], words[0].partition("=")[0]
+    if found := elsewhere("submit", words):
+        return found
+    short = name if name.startswith("--") else name[:2]
+    tables = {other: login.of(other).TABLE for other in _schedulers()}
+    others = [table for other, table in tables.items() if other != scheduler and short in table.names]
+    here = tables[scheduler] if scheduler else None
+    instead = f"give {here.called[short]}" if here and short in here.called else "leave it out"
+    if here and short in here.called and not others:
+        return f"{word}: {here.program} has no such option: {instead}"
+    if here and others:
+        return f"{word} is {others[0].program}'s, and this cluster has {words_of(scheduler).title}: {instead}"
+    programs = " or ".join(table.program for other, table in tables.items() if scheduler in ("", other))
+    known = [*own, "--help", *(here.names if here else ())]
+    known = [each for each in known if each != "--gpus"]  # an old name, and another thing to sbatch
+    meant = spelling.meant(name.replace("_", "-"), known)
+    meant = meant or f" (see apptrain submit --help; {programs} gets it with --options={shlex.quote(word)})"
+    return f"{word}: no option of submit, of a job or of {programs}{meant}"
 
 
 def _check_folder(arguments: Sequence[str], job: Sequence[str], cwd: Path, called_from: str) -> None:
@@ -184,24 +302,38 @@ def _or_write(file: Path) -> str:
 
 
 def _wish(options: argparse.Namespace, arguments: tuple[str, ...]) -> Wish:
-    if options.time and not re.fullmatch("[0-9]{1,4}:[0-5][0-9]:[0-5][0-9]", options.time):
-        raise BadInput("time-format", f"--time {options.time}: give HH:MM:SS")
+    time = options.time
+    if options.walltime:
+        time = options.walltime
+        if time.isdecimal():
+            raise BadInput("walltime-unit", f"--walltime {time}: seconds or minutes? Give HH:MM:SS")
+    if time and login.seconds(time) is None:
+        name = "--walltime" if options.walltime else "--time"
+        raise BadInput(
+            "time-format", f"{name} {time}: give minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
+        )
     for name in ("partition", "account"):
         if re.search(r"\s", getattr(options, name)):
             raise BadInput("option-one-word", f"--{name} {getattr(options, name)}: give one word")
-    try:
-        further = tuple(shlex.split(options.options))
-    except ValueError as error:
-        raise BadInput(
-            "options-not-quoted", f"--options {options.options}: {error}: quote it as for a shell"
-        ) from None
+    further: list[str] = []
+    for words in options.options:
+        try:
+            further += shlex.split(words)
+        except ValueError as error:
+            raise BadInput(
+                "options-not-quoted", f"--options {words}: {error}: quote it as for a shell"
+            ) from None
+    if options.gpus:
+        _say("--gpus is taken for --gpus-per-node")
+    gpus = options.gpus_per_node or options.gpus
+    name = "--gpus-per-node" if options.gpus_per_node else "--gpus"
     return Wish(
         nodes=_number("--nodes", options.nodes),
-        gpus=_number("--gpus", options.gpus) if options.gpus else None,
+        gpus=_number(name, gpus) if gpus else None,
         partition=options.partition,
         account=options.account,
-        time=options.time,
-        options=further,
+        time=time,
+        options=(*further, *(word for option in options.native for word in option.words)),
         arguments=arguments,
     )
 
@@ -283,12 +415,13 @@ def _completed(profile: Profile, wish: Wish, env: Mapping[str, str]) -> Wish:
     gpus = nodes.gpus if wish.gpus is None else wish.gpus
     if gpus > nodes.gpus:
         raise BadInput(
-            "gpus-above-node", f"--gpus {gpus}: a node of {profile.name} has {nodes.gpus}: ask for more nodes"
+            "gpus-above-node",
+            f"--gpus-per-node {gpus}: a node of {profile.name} has {nodes.gpus}: ask for more nodes",
         )
     if nodes.whole and gpus < nodes.gpus:
         raise BadInput(
             "gpus-whole-nodes",
-            f"--gpus {gpus}: nodes of {profile.name} come whole, with {nodes.gpus}: leave --gpus out "
+            f"--gpus-per-node {gpus}: nodes of {profile.name} come whole, with {nodes.gpus}: leave it out "
             f"(fewer ranks: --nproc-per-node {gpus})",
         )
     return replace(
@@ -297,7 +430,7 @@ def _completed(profile: Profile, wish: Wish, env: Mapping[str, str]) -> Wish:
         partition=wish.partition or expanded(request.partition, env, profile.path),
         account=wish.account or expanded(request.account, env, profile.path),
         time=wish.time or request.time,
-        options=(*(expanded(word, env, profile.path) for word in request.options), *wish.options),
+        given=tuple(expanded(word, env, profile.path) for word in request.options),
     )
 
 
@@ -313,7 +446,7 @@ def _request(profile: Profile, wish: Wish, env: Mapping[str, str]) -> JobRequest
         cpus=share(profile.nodes.cpus, profile, wish.gpus or 0),
         time=wish.time or time,
         warns=profile.request.stop_before or warns,
-        words=wish.options,
+        words=(*wish.given, *wish.options),
         arguments=wish.arguments,
         image=_image(profile, env),
     )

@@ -30,7 +30,7 @@ COMMANDS = {
 }
 TAKE_CMD = ("demo", "run", "submit", "plan", "launch")
 OF_SUBMIT = (
-    *("--cluster", "--gpus", "--partition", "--account", "--time"),
+    *("--cluster", "--gpus", "--partition", "--queue", "--account", "--project", "--time", "--walltime"),
     *("--options", "--dry-run", "--follow"),
 )
 """Options of `submit` alone."""
@@ -41,7 +41,12 @@ OF_JOBS = ("--nodes", "--run-dir", *OF_LAUNCH)
 """Options of `run` and of `submit`."""
 OWNERS = {
     "run": (*OF_JOBS, "--tasks-per-node", "--gpus-per-node", "--image"),
-    "submit": (*OF_JOBS, *OF_SUBMIT, *(f"--{option.name}" for option in OPTIONS if option.job_only)),
+    "submit": (
+        *OF_JOBS,
+        *OF_SUBMIT,
+        "--gpus-per-node",
+        *(f"--{option.name}" for option in OPTIONS if option.job_only),
+    ),
     "launch": OF_LAUNCH,
     "plan": (*OF_LAUNCH, *(f"--{option.name}" for option in OPTIONS if option.plan_only)),
 }

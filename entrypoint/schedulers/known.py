@@ -86,6 +86,7 @@ KNOWN = (
         warns_later="give a smaller --stop-before",
         forms=("select", "totals"),
         has_chunks=True,
+        short_options={"-q": "--partition"},
     ),
 )
 """In the order in which they are looked for."""

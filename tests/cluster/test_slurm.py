@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.batch.slurm.options import TABLE
 from entrypoint.cli import profiles as render
 from entrypoint.job import outcome
 from tests.cluster.account import (
@@ -443,6 +444,27 @@ def test_the_line_that_submit_renders_is_one_that_sbatch_takes(
         ("gpu-a02", ["a b"], "1"),
     ]
     assert f", profile {there}, " in ran.lines[2]
+
+
+PROBE = """\
+while read -r option; do
+    alone=$(sbatch $option </dev/null 2>&1 | head -n 1)
+    with=$(sbatch $option=x /nowhere </dev/null 2>&1 | head -n 1)
+    case $alone in
+        *unrecognized* | *invalid\\ option*) echo "none $option" ;;
+        *requires*) echo "valued $option" ;;
+        *) [[ $with == *"doesn't allow"* || $option != --* ]] && echo "flags $option" || echo "optional $option" ;;
+    esac
+done
+"""
+
+
+def test_the_table_of_sbatchs_options_is_that_of_sbatch(user: Account) -> None:
+    """Each is asked of the real one: without a script, or with one that is not there, nothing is submitted."""
+    asked = "".join(f"{name}\n" for name in (*TABLE.names, "--no-such"))
+    found = user.run("bash", "-c", PROBE, input=asked).stdout.splitlines()
+    expected = [f"{kind} {name}" for kind in ("valued", "optional", "flags") for name in getattr(TABLE, kind)]
+    assert sorted(found) == sorted([*expected, "none --no-such"])
 
 
 def test_an_image_that_has_no_apptrain_trains_with_the_checkouts(user: Account) -> None:

@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from entrypoint.batch import login
+from entrypoint.batch import login, native
 from entrypoint.batch.login import JobRequest, JobStatus, Submission, Wish, pairs, run, share
+from entrypoint.batch.native import NativeOption
 from entrypoint.batch.pbs import qsub_environment
+from entrypoint.batch.pbs.options import SIZES, TABLE, replaces, separated
 from entrypoint.batch.pbs.qstat import attributes, variables
 from entrypoint.core import files
 from entrypoint.core.errors import BadInput
@@ -30,17 +32,45 @@ def submission(profile: Profile, name: str, wish: Wish, env: Mapping[str, str], 
     script = login.script(profile)
     if not script.exists():
         raise BadInput("checkout-incomplete", f"there is no {script}: use a whole checkout")
-    # Where -l ncpus= stands on the command line, qsub refuses a select in the script.
-    is_totals = profile.request.form == "totals"
-    directives = ["-C", "", *login.directives(script, "#PBS ", "-l")] if is_totals else []
+    asked, said = _asked(profile, wish)
+    users = [option for option in asked if option.name == "-v"]
+    asked = [option for option in asked if option not in users]
+    directives = []
+    if profile.request.form == "totals":
+        # Where -l ncpus= stands on the command line, qsub refuses a select in the script.
+        lines = native.read_all(login.directives(script, "#PBS ", "-l"), TABLE)
+        lines = [line for line in lines if not any(replaces(option, line) for option in asked)]
+        directives = ["-C", "", *native.words(lines)]
     arguments, arguments_file = qsub_environment.arguments(wish.arguments, cwd)
     needed = qsub_environment.needed(profile, name, env, cwd)
     if arguments:
         needed = {key: value for key, value in needed.items() if key not in qsub_environment.ARGUMENTS}
-    carried = qsub_environment.listed({**needed, **arguments})
-    seen = {**{key: env[key] for key in qsub_environment.EVERYWHERE if key in env}, **needed}
-    words = ["qsub", *directives, *_words(profile, wish), "-v", carried, login.script_word(profile, cwd)]
-    return Submission(words, seen, arguments_file)
+    given = qsub_environment.given([option.value for option in users], env)
+    carried = qsub_environment.listed({**needed, **arguments, **given})
+    known = {key: env[key] for key in qsub_environment.EVERYWHERE if key in env}
+    words = ["qsub", *directives, *native.words(asked), "-v", carried, login.script_word(profile, cwd)]
+    return Submission(words, {**known, **needed, **given}, arguments_file, said)
+
+
+def _asked(profile: Profile, wish: Wish) -> tuple[list[NativeOption], list[str]]:
+    """(what qsub is asked for, each option once; a line for each of ours that the user's have replaced).
+    Raises BadInput for a resource that qsub refuses beside select."""
+    own, given, users = (
+        separated(native.read_all(words, TABLE))
+        for words in (_words(profile, wish), wish.given, wish.options)
+    )
+    ours, _ = native.merged(own, given, replaces)
+    asked, said = native.merged(ours, users, replaces)
+    resources = [option for option in asked if option.name == "-l"]
+    whole = next((str(option) for option in resources if option.value.startswith("select=")), "")
+    for option in resources if whole else ():
+        if option.value.partition("=")[0] in SIZES[2:]:
+            raise BadInput(
+                "qsub-size-beside-select",
+                f"{option}: qsub refuses it beside {whole}: say what each node has in that: "
+                f"-l select=N:{option.value}",
+            )
+    return asked, said
 
 
 def _words(profile: Profile, wish: Wish) -> list[str]:
@@ -59,12 +89,12 @@ def _words(profile: Profile, wish: Wish) -> list[str]:
     else:
         words = ["-l", ":".join([f"select={wish.nodes}", *resources, *request.chunk]), "-l", "place=scatter"]
     if wish.time:
-        words += ["-l", f"walltime={wish.time}"]
+        words += ["-l", f"walltime={login.clock(login.seconds(wish.time) or 0)}"]
     if wish.partition:
         words += ["-q", wish.partition]
     if wish.account:
         words += [request.account_option, wish.account]
-    return [*words, *wish.options]
+    return words
 
 
 def limits(script: str) -> tuple[str, int]:
@@ -78,7 +108,9 @@ def granted(request: JobRequest) -> tuple[JobRequest, str]:
         if name != "-l":
             continue
         if value.startswith("walltime="):
-            request = replace(request, time=value.partition("=")[2])
+            time = value.partition("=")[2]
+            # A bare number has seconds here.
+            request = replace(request, time=login.clock(int(time)) if time.isdecimal() else time)
         elif value.startswith(("select=", "ncpus=", "ngpus=", "nodes=")):
             return request, f"-l {value}"
     return request, ""

@@ -9,7 +9,7 @@ import hashlib
 import os
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +19,7 @@ from entrypoint.plan.profile import CLUSTERS, VARIABLE, Profile
 CHECKOUT: Final = CLUSTERS.resolve().parent
 CARRIED: Final = re.compile(r"""[^,"'\\\x00-\x1f\x7f]*""")
 """What a value may hold in the list of `qsub -v`, whose quoting differs from PBS to PBS."""
+VARIABLE_NAME: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 ARGUMENTS: Final = ("APPTRAIN_ARGS", "APPTRAIN_ARGS_FILE")
 EVERYWHERE: Final = ("HOME", "USER", "LOGNAME")
 
@@ -48,6 +49,27 @@ def arguments(words: tuple[str, ...], cwd: Path) -> tuple[dict[str, str], Path |
     digest = hashlib.sha256(os.fsencode("\0".join(words))).hexdigest()
     file = cwd / "runs" / "arguments" / digest[:16]
     return {"APPTRAIN_ARGS_FILE": str(file)}, file
+
+
+def given(lists: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
+    """The variables of the user's own `-v`. Raises BadInput for one that cannot be carried, or must not be
+    seen."""
+    values = {}
+    for item in (item for text in lists for item in text.split(",")):
+        name, equals, value = item.partition("=")
+        if not VARIABLE_NAME.fullmatch(name):
+            raise BadInput(
+                "qsub-variable-name",
+                f"-v {item}: give NAME or NAME=VALUE, and no quotes and commas in a VALUE",
+            )
+        if name in ARGUMENTS:
+            raise BadInput(
+                "qsub-variable-arguments", f"-v {name}: give its words to submit: options, -- and CMD"
+            )
+        if not equals and name not in env:
+            raise BadInput("qsub-variable-unset", f"-v {name}: {name} is not set here: give {name}=VALUE")
+        values[name] = value if equals else env[name]
+    return values
 
 
 def listed(values: Mapping[str, str]) -> str:

@@ -7,17 +7,23 @@ from __future__ import annotations
 import re
 import shlex
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from entrypoint.batch import login
+from entrypoint.batch import login, native
 from entrypoint.batch.login import JobRequest, JobStatus, Submission, Wish, pairs, run, share
+from entrypoint.batch.native import NativeOption
+from entrypoint.batch.slurm.options import GROUPS, TABLE, group, kind, replaces
 from entrypoint.plan.profile import Profile
 
-BY_HAND: Final = {"gpus": r"--gres[=\s]\S*gpu", "memory": r"--mem-per-[cg]pu[=\s]"}
-"""Words of sbatch that ask for something in another way than ours, which it refuses beside them."""
+GPUS: Final = GROUPS[0]
+"""Options that ask for GPUs."""
+AS_SCRIPT: Final = (*(names[0] for names in GROUPS), *GROUPS[3])
+"""Options that ask as the job script's own lines do, or for what these do not ask for."""
+NODES_ONLY: Final = ("--mem=", "--cpus-per-task=")
+"""Lines of the script that a site forbids which gives whole nodes alone."""
 SLURM = {
     "--nodes": "nodes",
     "-N": "nodes",
@@ -28,7 +34,7 @@ SLURM = {
     "--signal": "signal",
 }
 """Words of sbatch that change what is granted, with what they name."""
-UNCLEAR = ("--gpus", "-G", "--gres", "--gpus-per-task", "--ntasks", "-n")
+UNCLEAR = ("--gpus", "-G", "--gpus-per-task", "--gpus-per-socket", "--tres-per-task", "--ntasks", "-n")
 """Those after which nobody knows what a node gets before it is granted."""
 GOES_ON = (
     "PENDING",
@@ -48,52 +54,54 @@ def submission(profile: Profile, name: str, wish: Wish, env: Mapping[str, str], 
     script = login.script(profile)
     job = ["--profile", name, *wish.arguments]
     seen = {key: value for key, value in env.items() if not key.startswith(("SLURM_", "PBS_"))}
-    if not _is_wrapped(profile, wish):
-        return Submission(["sbatch", *_words(profile, wish), login.script_word(profile, cwd), *job], seen)
+    asked, said = _asked(profile, wish)
+    words = native.words(asked)
+    if not _is_wrapped(profile, asked):
+        if not wish.gpus and not any(kind(option) in GPUS for option in asked):
+            words.insert(1, GPUS[0] + "=0")  # in place of the script's own
+        return Submission(["sbatch", *words, login.script_word(profile, cwd), *job], seen, said=said)
     wrap = "exec " + shlex.join(["bash", str(script), *job])
-    memory = ["--mem="] if profile.request.nodes_only or _is_asked_by_hand(wish, "memory") else []
-    cpus = ["--cpus-per-task="] if profile.request.nodes_only else []
-    directives = login.directives(script, "#SBATCH ", "--nodes=", "--gpus-per-node=", *memory, *cpus)
-    return Submission(["sbatch", *directives, *_words(profile, wish), f"--wrap={wrap}"], seen)
+    left_out = ("--nodes=", f"{GPUS[0]}=", *(NODES_ONLY if profile.request.nodes_only else ()))
+    directives = native.read_all(login.directives(script, "#SBATCH ", *left_out), TABLE)
+    directives = [line for line in directives if not any(replaces(option, line) for option in asked)]
+    return Submission(["sbatch", *native.words(directives), *words, f"--wrap={wrap}"], seen, said=said)
+
+
+def _asked(profile: Profile, wish: Wish) -> tuple[list[NativeOption], list[str]]:
+    """(what sbatch is asked for, each option once; a line for each of ours that the user's have replaced)."""
+    own, given = native.read_all(_words(profile, wish), TABLE), native.read_all(wish.given, TABLE)
+    ours, _ = native.merged(own, given, replaces)
+    return native.merged(ours, native.read_all(wish.options, TABLE), replaces)
 
 
 def _words(profile: Profile, wish: Wish) -> list[str]:
     """Options that win over each of the script's own directives that are of a site."""
     gpus, nodes_only = wish.gpus or 0, profile.request.nodes_only
     cpus, memory = share(profile.nodes.cpus, profile, gpus), share(profile.nodes.memory_gib, profile, gpus)
-    asked = login.gpus_word(profile, gpus)
     words = [f"--nodes={wish.nodes}"]
     if wish.partition:
         words.append(f"--partition={wish.partition}")
     if wish.account:
         words.append(f"--account={wish.account}")
-    if gpus and not nodes_only and not _is_asked_by_hand(wish, "gpus"):
-        words.append(asked)
-    elif not _is_wrapped(profile, wish):
-        words.append("--gpus-per-node=0")  # in place of the script's own
+    if gpus and not nodes_only:
+        words.append(login.gpus_word(profile, gpus))
     if cpus and not nodes_only:
         words.append(f"--cpus-per-task={cpus}")
-    if (memory or profile.nodes.whole) and not nodes_only and not _is_asked_by_hand(wish, "memory"):
+    if (memory or profile.nodes.whole) and not nodes_only:
         words.append(f"--mem={memory}G" if memory else "--mem=0")
     if wish.time:
         words.append(f"--time={wish.time}")
     if profile.request.stop_before:
         words.append(f"--signal=B:USR2@{profile.request.stop_before}")
-    return [*words, *wish.options]
+    return words
 
 
-def _is_wrapped(profile: Profile, wish: Wish) -> bool:
+def _is_wrapped(profile: Profile, asked: Sequence[NativeOption]) -> bool:
     """Whether the script is submitted without its directives. A word of the command line does not take a
     directive away, and sbatch refuses memory that is asked for in two ways, and from 26.05 on GPUs."""
     request = profile.request
-    asks_otherwise = bool(request.gpus and wish.gpus) and not request.gpus.startswith("--gpus-per-node=")
-    is_own = any(_is_asked_by_hand(wish, what) for what in BY_HAND)
-    return request.form == "wrapped" or request.nodes_only or asks_otherwise or is_own
-
-
-def _is_asked_by_hand(wish: Wish, what: str) -> bool:
-    """Whether the further words ask for the GPUs, or the memory, in a way that excludes ours."""
-    return re.search(rf"(^|\s)({BY_HAND[what]})", " ".join(wish.options)) is not None
+    otherwise = [option for option in asked if group(option) and kind(option) not in AS_SCRIPT]
+    return request.form == "wrapped" or request.nodes_only or bool(otherwise)
 
 
 def limits(script: str) -> tuple[str, int]:
@@ -107,6 +115,8 @@ def granted(request: JobRequest) -> tuple[JobRequest, str]:
     for name, value in pairs(request.words):
         if name in UNCLEAR:
             return request, name
+        if name == "--gres" and (gpus := re.search(r"\bgpu(:[^\W\d][\w.-]*)?(:(\d+))?", value)):
+            request = replace(request, gpus=int(gpus[3] or 1))
         what = SLURM.get(name)
         number = value.rpartition(":")[2]
         if what in ("nodes", "tasks", "gpus"):

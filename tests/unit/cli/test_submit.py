@@ -105,7 +105,7 @@ def test_what_is_wished_for_wins_over_the_profile(site: Site) -> None:
     assert line == [
         *("sbatch", "--nodes=8", "--partition=big", "--account=other"),
         *("--gpus-per-node=a100:4", "--cpus-per-task=64", "--mem=400G"),
-        *("--time=00:10:00", "--signal=B:USR2@300", "--qos=short", "--qos=long", "--comment=two words"),
+        *("--time=00:10:00", "--signal=B:USR2@300", "--qos=long", "--comment=two words"),
         *("slurm/multinode.sbatch", "--profile", "lab", "--device=cuda"),
     ]
 
@@ -281,6 +281,7 @@ def test_a_file_of_arguments_that_the_user_gave_stays_as_it_is(site: Site) -> No
 
 
 KNOWN = "delta, derecho, gadi, generic, generic-pbs, gwdg-grete, lab, perlmutter, polaris, or the path of a profile"
+TIMES = "minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
 WRITES = "or run `apptrain site -o {}` on your cluster's login node, which writes one"
 
 
@@ -301,8 +302,11 @@ WRITES = "or run `apptrain site -o {}` on your cluster's login node, which write
         ),
         (["--nodes", "0"], "--nodes 0: give a whole number from 1"),
         (["--nodes", "2:4"], "--nodes 2:4: give a whole number from 1"),
-        (["--gpus", "8"], "--gpus 8: a node of lab.yaml has 4: ask for more nodes"),
-        (["--time", "90"], "--time 90: give HH:MM:SS"),
+        (["--gpus-per-node", "8"], "--gpus-per-node 8: a node of lab.yaml has 4: ask for more nodes"),
+        (["--time", "2h"], f"--time 2h: give {TIMES}"),
+        (["--time", "00:00:00"], f"--time 00:00:00: give {TIMES}"),
+        (["--walltime", "1:2:3:4"], f"--walltime 1:2:3:4: give {TIMES}"),
+        (["--walltime", "7200"], "--walltime 7200: seconds or minutes? Give HH:MM:SS"),
         (["--partition", "a b"], "--partition a b: give one word"),
         (["--options=--comment='x"], "--options --comment='x: No closing quotation: quote it as for a shell"),
         (
@@ -319,8 +323,8 @@ def test_a_wish_that_cannot_be_is_refused(site: Site, arguments: list[str], mess
 
 def test_a_part_of_a_whole_node_is_refused(site: Site) -> None:
     site.write("scheduler: slurm\nnodes: {gpus: 4, whole: true}")
-    assert site.refused("--cluster", "lab", "--gpus", "2") == (
-        "submit: --gpus 2: nodes of lab.yaml come whole, with 4: leave --gpus out (fewer ranks: --nproc-per-node 2)"
+    assert site.refused("--cluster", "lab", "--gpus-per-node", "2") == (
+        "submit: --gpus-per-node 2: nodes of lab.yaml come whole, with 4: leave it out (fewer ranks: --nproc-per-node 2)"
     )
 
 
@@ -371,7 +375,10 @@ def test_wrong_options_end_with_64_and_help_with_0(site: Site, program: str) -> 
     shown_as = {"submit.py": "apptrain submit", "profiles.py": "entrypoint/cli/profiles.py"}[program]
     message = f"profiles: unrecognized arguments: --wrong: see `{shown_as} --help`"
     if program == "submit.py":
-        message = "submit: --wrong: no option of submit, nor of a job (see apptrain submit --help)"
+        message = (
+            "submit: --wrong: no option of submit, of a job or of sbatch or qsub (see apptrain submit --help; "
+            "sbatch or qsub gets it with --options=--wrong)"
+        )
     assert site.refused("--wrong", program=program) == message
     shown = site.run(program, "--help")
     assert shown.returncode == 0

@@ -71,7 +71,7 @@ TRIED = [
         Mistake(given=f"apptrain {name} -N 2 -- my_script.py --lr 1", found=f"{name} is no command: did you mean `apptrain submit --cluster NAME -- my_script.py --lr 1`? (left out: -N)", who="apptrain")
         for name in ("pbs", "qsub")
     ),
-    Mistake(given="apptrain srun -N8 --gpus-per-node=4 -n 32 --gres=gpu:4 -t 1:00:00 python -u my_script.py --lr 1", found="srun is no command: did you mean `apptrain submit --cluster NAME --time 1:00:00 -- my_script.py --lr 1`? (left out: -N8, --gpus-per-node, -n, --gres, -u)", who="apptrain"),
+    Mistake(given="apptrain srun -N8 --gpus-per-node=4 -n 32 --gres=gpu:4 -t 1:00:00 python -u my_script.py --lr 1", found="srun is no command: did you mean `apptrain submit --cluster NAME --gpus-per-node=4 --time 1:00:00 -- my_script.py --lr 1`? (left out: -N8, -n, --gres, -u)", who="apptrain"),
     Mistake(given="apptrain srun --nodes 2-4 torchrun --nnodes 2 --nproc_per_node 4 my_script.py", found="srun is no command: did you mean `apptrain submit --cluster NAME --nodes 2-4 --nnodes 2 --nproc_per_node 4 -- my_script.py`?", who="apptrain"),
     Mistake(given="apptrain slurm", found="slurm is no command: did you mean `apptrain submit --cluster NAME -- my_script.py`?", who="apptrain"),
     Mistake(given="apptrain --nodes 2 my_script.py", found="--nodes stands before the command: did you mean `apptrain run --nodes 2 -- my_script.py`?", who="apptrain"),
@@ -93,7 +93,7 @@ TRIED = [
         Mistake(given=f"apptrain {name} --hlep", found="unrecognized arguments: --hlep: did you mean --help?", who=who)
         for name, who in (("launch", "apptrain"), ("plan", "apptrain"), ("check", "apptrain"), ("run", "apptrain"), ("demo", "apptrain"), ("doctor", "apptrain"), ("compare", "apptrain"), ("image build", "apptrain"), ("site", "site"))
     ),
-    Mistake(given="apptrain submit --cluster generic --hlep", found="--hlep: no option of submit, nor of a job: did you mean --help?", who="submit"),
+    Mistake(given="apptrain submit --cluster generic --hlep", found="--hlep: no option of submit, of a job or of sbatch: did you mean --help?", who="submit"),
     Mistake(given="apptrain launch --help-al", found="unrecognized arguments: --help-al: did you mean --help-all?"),
     *(
         Mistake(given=f"apptrain {name} frobnicate", found=f"unrecognized arguments: frobnicate (CMD comes behind --): see `apptrain {name.split()[0]} --help`", who=who)
@@ -212,16 +212,13 @@ TRIED = [
     # a submission
     Mistake(given="apptrain submit -- my_script.py", found="--cluster is missing: give one of delta, derecho, gadi, generic, generic-pbs, gwdg-grete, perlmutter, polaris, or the path of a profile, or run `apptrain site -o {checkout}/clusters/mine.yaml` on your cluster's login node, which writes one", who="submit"),
     Mistake(given="apptrain submit --cluster perlmuter -- my_script.py", found="--cluster perlmuter: there is no {checkout}/clusters/perlmuter.yaml: did you mean perlmutter?", who="submit"),
-    Mistake(given="apptrain submit --cluster generic --node 8 -- my_script.py", found="--node: no option of submit, nor of a job: did you mean --nodes or --node-rank?", who="submit"),
-    Mistake(given="apptrain submit --cluster generic --gpu 4 -- my_script.py", found="--gpu: no option of submit, nor of a job: did you mean --gpus?", who="submit"),
-    Mistake(given="apptrain submit --cluster generic --gpus-per-node 4 -- my_script.py", found="--gpus-per-node: no option of submit, nor of a job: did you mean --gpus?", who="submit"),
+    Mistake(given="apptrain submit --cluster generic --node 8 -- my_script.py", found="--node: no option of submit, of a job or of sbatch: did you mean --nodes or --node-rank?", who="submit"),
+    Mistake(given="apptrain submit --cluster generic --gpu 4 -- my_script.py", found="--gpu: no option of submit, of a job or of sbatch: did you mean --gpus-per-node?", who="submit"),
     Mistake(given="apptrain submit --cluster generic --device cpu my_script.py --lr 1", found="my_script.py stands before --: did you mean `apptrain submit --cluster generic --device cpu -- my_script.py --lr 1`?", who="submit"),
-    Mistake(given="apptrain submit --cluster generic -N 4 -- my_script.py", found="-N: no option of submit, nor of a job: did you mean --nodes?", who="submit"),
-    Mistake(given="apptrain submit --cluster generic -q gpu -- my_script.py", found="-q: no option of submit, nor of a job: did you mean --partition?", who="submit"),
     Mistake(given="apptrain submit --cluster generic -- nothere.py", found="CMD nothere.py does not exist in {folder}: check the spelling; a module is given as -m NAME, a program that is no Python script needs --no-python", who="submit"),
     Mistake(given="apptrain submit --cluster generic -- torchrun my_script.py", found="CMD begins with torchrun: leave it and its options out, apptrain starts the ranks: -- my_script.py", who="submit"),
     Mistake(given="apptrain submit --cluster generic --nproc-per-node 8 -- my_script.py", found="8 ranks on a node, but this task sees 1 GPU (--gpus): request more GPUs per node, or start fewer ranks", who="submit"),
-    Mistake(given="apptrain submit --cluster generic --gpus 8 -- my_script.py", found="--gpus 8: a node of generic.yaml has 1: ask for more nodes", who="submit"),
+    Mistake(given="apptrain submit --cluster generic --gpus-per-node 8 -- my_script.py", found="--gpus-per-node 8: a node of generic.yaml has 1: ask for more nodes", who="submit"),
     Mistake(given="apptrain submit --cluster generic --time 00:02:00 -- my_script.py", found="--time 00:02:00: the ranks are asked to save 120 s before its end, which is before it begins: ask for more time, or warn later with --options=--signal=B:USR2@SECONDS", who="submit"),
     Mistake(given="apptrain submit --cluster generic --run-dir of-another -- my_script.py", found="the run directory {folder}/of-another is that of other.py, not of my_script.py: give another with --run-dir, or, where that is its new name, remove {folder}/of-another/manifest.json", who="submit"),
     Mistake(given="apptrain submit --cluster generic --nnodes 3 -- my_script.py", found="--nnodes 3, but this step has 2 nodes: request as many nodes as you want to use", who="submit"),

@@ -1,0 +1,114 @@
+"""Reads the words of sbatch and of qsub, by a table of each one's options. `read` takes an option from a
+command line; `merged` has each option once.
+
+The tables are beside each scheduler's `login`. Runs with Python 3.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from entrypoint.core.errors import BadInput
+
+
+@dataclass(frozen=True)
+class NativeOption:
+    """An option as it was given."""
+
+    name: str
+    """The long one where a short one has one; empty for words that the table does not know."""
+    value: str
+    words: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return " ".join(self.words)
+
+
+@dataclass(frozen=True)
+class OptionTable:
+    program: str
+    """Whose options they are."""
+    valued: tuple[str, ...]
+    """Options that take a value, in the same word or the next."""
+    optional: tuple[str, ...]
+    """Long options that may have one, behind `=` alone."""
+    flags: tuple[str, ...]
+    """Options without a value."""
+    long: Mapping[str, str] = field(default_factory=dict)
+    """Short options that have a long form."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Options that a submission by us cannot have: why, and what to do."""
+    called: Mapping[str, str] = field(default_factory=dict)
+    """Options of other schedulers, with what is to be given for them here."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.valued, *self.optional, *self.flags)
+
+
+Replaces = Callable[[NativeOption, NativeOption], bool]
+"""Whether the first, given later, leaves no place for the second."""
+
+
+def read(words: Sequence[str], table: OptionTable) -> NativeOption | None:
+    """The option that the words begin with; None if the table has none of that name. Raises BadInput if its
+    value is missing, or one stands where none may be."""
+    first, rest = words[0], words[1:]
+    if first.startswith("--"):
+        name, equals, value = first.partition("=")
+        if name not in table.names:
+            return None
+        if equals and name in table.flags:
+            raise BadInput("native-needless-value", f"{first}: {table.program} takes no value for {name}")
+        if equals or name not in table.valued:
+            return NativeOption(name, value, (first,))
+        return NativeOption(name, *_next(first, rest, table))
+    if len(first) < 2 or not first.startswith("-") or first[:2] not in table.names:
+        return None
+    name = table.long.get(first[:2], first[:2])
+    if first[:2] in table.valued:
+        if len(first) > 2:
+            return NativeOption(name, first[2:], (first,))
+        return NativeOption(name, *_next(first, rest, table))
+    return NativeOption(name, "", (first,)) if len(first) == 2 else None
+
+
+def _next(name: str, rest: Sequence[str], table: OptionTable) -> tuple[str, tuple[str, ...]]:
+    """(the value of an option, its words)."""
+    if not rest or rest[0] == "--":
+        raise BadInput("native-no-value", f"{name} of {table.program} needs a value: give {name} VALUE")
+    return rest[0], (name, rest[0])
+
+
+def read_all(words: Sequence[str], table: OptionTable) -> list[NativeOption]:
+    """All options of a command line; a word that is none stands alone, without a name."""
+    found: list[NativeOption] = []
+    at = 0
+    while at < len(words):
+        option = read(words[at:], table) or NativeOption("", "", (words[at],))
+        found.append(option)
+        at += len(option.words)
+    return found
+
+
+def merged(
+    own: Sequence[NativeOption], users: Sequence[NativeOption], replaces: Replaces
+) -> tuple[list[NativeOption], list[str]]:
+    """(the options, each once: the user's win over our own; a line for each of the user's that says
+    otherwise)."""
+    kept = list(own)
+    said: list[str] = []
+    for option in users:
+        before = [each for each in kept if replaces(option, each)]
+        kept = [each for each in kept if each not in before]
+        others = [str(each) for each in before if (each.name, each.value) != (option.name, option.value)]
+        if others:
+            said.append(f"{option} in place of {', '.join(others)}")
+        kept.append(option)
+    return kept, said
+
+
+def words(options: Sequence[NativeOption]) -> list[str]:
+    """Of a command line."""
+    return [word for option in options for word in option.words]
