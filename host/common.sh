@@ -3,6 +3,7 @@
 # entrypoint's place, a child that gets its parent's signals, the wait for one. Sourced by
 # host/job.sh, containers/run.sh, slurm/survivor.sh, pbs/task.sh and pbs/keep.sh.
 # Sets: REFUSED      the status of bad input; what other statuses mean, the image knows
+#       log          name_log
 #       seconds      read_clock: since this node has started
 #       members      find_session: processes
 #       status       await_end, run_child: how the child ended
@@ -18,6 +19,12 @@ absolute() {
     else
         printf '%s' "${PWD%/}/$1"
     fi
+}
+
+# name_log DIR HOST: sets `log`, where that host's task prints. Its name has of HOST what file_part
+# of entrypoint/core/plain.py leaves of a name.
+name_log() {
+    log=$1/${2//[^A-Za-z0-9._-]/_}.task.log
 }
 
 # Sets `seconds`, since this node has started. All waits count these: bash's own SECONDS follows the

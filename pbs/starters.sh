@@ -236,9 +236,10 @@ watch_tasks() {
 
 # Sets `files`.
 name_logs() {
-    local rank
+    local rank log
     for ((rank = 0; rank < nnodes; rank++)); do
-        files[rank]=$run_dir/logs/$attempt/${hosts[rank]//[^A-Za-z0-9._-]/_}.task.log
+        name_log "$run_dir/logs/$attempt" "${hosts[rank]}"
+        files[rank]=$log
     done
 }
 

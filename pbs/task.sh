@@ -119,7 +119,8 @@ done
 if [[ $rank == - ]]; then
     find_rank "${@:5}"
 fi
-exec >>"$run_dir/logs/$attempt/${host//[^A-Za-z0-9._-]/_}.task.log" 2>&1
+name_log "$run_dir/logs/$attempt" "$host"
+exec >>"$log" 2>&1
 check_host
 while IFS= read -r -d '' word; do
     command+=("$word")

@@ -50,8 +50,6 @@ SHARED: Mapping[str, str] = {
     "profile-missing": "the job script and what reads the profile each look",
     "profile-variable-unset": "the job script and what reads the profile each expand",
     "run-dir-not-on-node": "of the node of the job script, and of a task's",
-    "slurm-heterogeneous": "the job script and the tasks each look",
-    "slurm-uneven-gpus": "the job script and the tasks each look",
     "told-by-another-node": "the text is another node's, of either status",
     "train-run-dir": "it cannot be made, or is not writable",
     "venv-not-a-venv": "a node and the command in the image each look",

@@ -269,7 +269,7 @@ def settle(where: Path, job: PreparedJob, found: Verdict, asked: str = "") -> No
         following.finish()
     entries = [("follows", found.follows), ("status", str(found.status)), ("attempt", str(attempt))]
     entries += [*found.said, ("by_hand", job.by_hand), ("asked", asked)]
-    handover.write(where / handover.VERDICT, entries)
+    handover.answer(where / handover.VERDICT, entries)
 
 
 def _outcomes(job: PreparedJob, run: RunDirectory) -> list[tuple[str, Outcome | None]]:

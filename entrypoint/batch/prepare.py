@@ -76,7 +76,7 @@ def prepare(where: Path, inside: Mapping[str, str]) -> int:
     flags, command = sources.merged(*sources.texts(facts.all("arg"), job=True), env, job=True)
     path = _profile(flags.get("profile") or env.get("APPTRAIN_PROFILE") or "", env, facts)
     if path != facts.one("profile"):  # Its modules come before this image: it is asked again with them.
-        handover.write(where / handover.ANSWER, [("profile", path)])
+        handover.answer(where / handover.ANSWER, [("profile", path)])
         return 0
     site = profile.load(path) if path else Profile()
     if path and site.scheduler != facts.one("scheduler"):
@@ -105,7 +105,7 @@ def prepare(where: Path, inside: Mapping[str, str]) -> int:
     else:
         of_image = list(_of_image(asked, inside))
         answer += [*_begin(where, asked), *of_image, *_chain(where, asked)]
-    handover.write(where / handover.ANSWER, answer)
+    handover.answer(where / handover.ANSWER, answer)
     return 0
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from entrypoint.cli import main as cli
 from entrypoint.core import checkout, streams
-from entrypoint.core.errors import DONE, INTERRUPTED, SAVED, BadInput, Refusal
+from entrypoint.core.errors import DONE, INTERRUPTED, SAVED, BadInput, Refusal, of_returncode
 from entrypoint.core.plain import counted
 from entrypoint.job import lock, outcome, rundir
 from entrypoint.job.again import another_port_may_help
@@ -407,11 +407,9 @@ def _before_exec() -> None:
 
 def _of_task(who: str, returncode: int) -> Outcome:
     """What the status of a task says, where it could say nothing itself."""
-    if returncode < 0:
-        error = f"{who} was killed by {endings.signal_name(-returncode)}"
-        return Outcome(status=128 - returncode, time=time.time(), error=error)
-    error = f"{who} ended with status {returncode}" if returncode else ""
-    return Outcome(status=returncode, time=time.time(), error=error)
+    status, signum = of_returncode(returncode)
+    how = f"was killed by {endings.signal_name(signum)}" if signum else f"ended with status {status}"
+    return Outcome(status=status, time=time.time(), error=f"{who} {how}" if status else "")
 
 
 def _is_stopped(task: subprocess.Popen[bytes]) -> bool:

@@ -14,6 +14,16 @@ STUCK = 124  # timeout's own: a rank was ended because it hung
 INTERRUPTED = 130  # 128 + SIGINT
 
 
+def of_signal(signum: int) -> int:
+    """The status of what a signal has ended, as shells have it."""
+    return 128 + signum
+
+
+def of_returncode(code: int) -> tuple[int, int]:
+    """(status, signal) of a return code as subprocess and torch give it; signal 0: none."""
+    return (of_signal(-code), -code) if code < 0 else (code, 0)
+
+
 class Refusal(Exception):
     """An end with a message for the user: what was given, what was found, what to do.
 

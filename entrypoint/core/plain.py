@@ -22,7 +22,12 @@ def plain(value: Any) -> Any:
 
 def counted(number: int, what: str) -> str:
     """`1 node`, `2 nodes`, `0 nodes`: for a noun that takes an s."""
-    return f"{number} {what}{'s' * (number != 1)}"
+    return f"{number} {plural(number, what)}"
+
+
+def plural(number: int, what: str) -> str:
+    """The noun alone: `node`, `nodes`."""
+    return f"{what}{'s' * (number != 1)}"
 
 
 def file_part(name: str) -> str:

@@ -8,14 +8,13 @@ import threading
 from pathlib import Path
 
 
-def write_private(path: Path, text: str) -> None:
-    """Writes a file that only its owner can read, by rename."""
+def write_private(path: Path, content: str | bytes) -> None:
+    """Writes a file that only its owner can read, by rename. Raises OSError."""
+    raw = content.encode() if isinstance(content, str) else content
     partial = path.with_name(f".{path.name}.{os.uname().nodename}.{threading.get_native_id()}")
     try:
-        with os.fdopen(
-            os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8"
-        ) as file:
-            file.write(text)
+        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(raw)
         partial.rename(path)
     except OSError:
         with contextlib.suppress(OSError):

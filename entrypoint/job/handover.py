@@ -23,6 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from entrypoint.core.errors import BadInput
+from entrypoint.core.private import write_private
 
 VARIABLE = "APPTRAIN_HAND"
 ASK, ENVIRONMENT, ANSWER, STATE, VERDICT, OVER = "ask", "environment", "answer", "state", "verdict", "over"
@@ -36,6 +37,13 @@ the job, `first_node` of its first node, `queue` of its queue; `began`: Unix sec
 +0100; `mpiexec`: what that says of its version; `carried`: a variable from an earlier job of a chain;
 `attempt`: the one that has ended; `asked`: the status of the signal that the job script got; `warned`:
 whether it was told of a planned end."""
+
+ANSWERED = (
+    *("run_dir", "attempt", "profile", "outcome", "starter", "stop_at", "end_at", "status", "follows"),
+    *("goes_on", "tells_end", "over", "dry_run", "by_hand", "no_chain", "asked", "host", "line", "start"),
+    *("plan", "run", "launch", "chain", "export", "say", "tell"),
+)
+"""What `answer` and `verdict` may have: the cases of read_answer in host/job.sh, where each is explained."""
 
 
 class Facts:
@@ -90,6 +98,14 @@ def environment(where: Path) -> dict[str, str]:
         path.unlink(missing_ok=True)
 
 
+def answer(path: Path, entries: Iterable[tuple[str, str]]) -> None:
+    """Writes `answer` or `verdict`. Raises OSError, and ValueError for a name that the host half lacks."""
+    known = list(entries)
+    if unknown := sorted({name for name, _ in known} - {*ANSWERED}):
+        raise ValueError(f"host/job.sh knows no {unknown[0]}")
+    write(path, known)
+
+
 def write(path: Path, entries: Iterable[tuple[str, str]]) -> None:
     """By rename, for the user alone. Raises OSError."""
     write_list(path, (f"{name}={value}" for name, value in entries))
@@ -97,11 +113,7 @@ def write(path: Path, entries: Iterable[tuple[str, str]]) -> None:
 
 def write_list(path: Path, entries: Iterable[str]) -> None:
     """The same of entries without names."""
-    content = b"".join(entry.encode(errors="surrogateescape") + b"\0" for entry in entries)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(content)
-    partial.rename(path)
+    write_private(path, b"".join(entry.encode(errors="surrogateescape") + b"\0" for entry in entries))
 
 
 def _entries(path: Path) -> Iterator[tuple[str, str]]:

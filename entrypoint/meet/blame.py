@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from entrypoint.core.errors import BAD_INPUT, STUCK
+from entrypoint.core.errors import BAD_INPUT, STUCK, of_signal
 from entrypoint.core.plain import counted
 from entrypoint.meet.reports import NO_ENDS, Ends, Failure, RankSnapshot, when
 
@@ -109,7 +109,7 @@ def _of_end(ends: Ends, others: int, where: str, status: int, time: float) -> Fa
 
 
 def _terminated(failure: Failure) -> bool:
-    return failure.status == 128 + signal.SIGTERM
+    return failure.status == of_signal(signal.SIGTERM)
 
 
 def verdict(

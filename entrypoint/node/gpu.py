@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.core.errors import BadInput
-from entrypoint.core.plain import counted
+from entrypoint.core.plain import counted, plural
 from entrypoint.node import processes
 from entrypoint.plan import rules
 from entrypoint.plan.launch_plan import LaunchPlan
@@ -282,7 +282,7 @@ def _no_kernels(stack: ImageStack, found: DriverReport, node: str, used: Sequenc
     if not lacking:
         return None
     each = [
-        f"GPU{'s' * (len(indices) > 1)} {', '.join(map(str, indices))} ({gpu.name}, compute capability "
+        f"{plural(len(indices), 'GPU')} {', '.join(map(str, indices))} ({gpu.name}, compute capability "
         f"{_dotted(gpu.capability)})"
         for gpu, indices in lacking.items()
     ]

@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from entrypoint.core.plain import plain
+from entrypoint.core.proc import stat_fields
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -50,12 +51,12 @@ def catching_below(pid: int, signum: int) -> list[int]:
 
 def state(pid: int) -> str:
     """The letter of the process's state, such as S, R, D or T; empty if gone."""
-    return _stat(pid)[0]
+    return stat_fields(pid)[0]
 
 
 def begun(pid: int) -> str:
     """When the process began, in ticks since the boot: with its id, its own alone. Empty if gone."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return fields[19] if fields[0] not in ("", "Z", "X") else ""
 
 
@@ -68,7 +69,7 @@ def age(pid: int) -> float | None:
 
 def cpu(pid: int) -> float:
     """Seconds of CPU that the process's threads have used so far; 0 if gone."""
-    fields = _stat(pid)
+    fields = stat_fields(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK") if fields[0] else 0.0
 
 
@@ -76,11 +77,6 @@ def name(pid: int) -> str:
     """The process's name, of 15 bytes at most, as printable text; empty if gone. A program gives itself any
     bytes, and the kernel cuts a name inside a letter."""
     return str(plain(_read(pid, "comm").decode(errors="replace")))
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/PID/stat from the state on; one empty field if gone."""
-    return _read(pid, "stat").rpartition(b")")[2].decode("ascii").split() or [""]
 
 
 def _read(pid: int, what: str) -> bytes:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.core import files
-from entrypoint.core.errors import BAD_INPUT, UNAVAILABLE, BadInput
+from entrypoint.core.errors import BAD_INPUT, UNAVAILABLE, BadInput, of_returncode
 from entrypoint.core.plain import plain
 from entrypoint.doctor import fabric as proof
 from entrypoint.job.rundir import RunDirectory
@@ -392,7 +392,7 @@ class Ranks:
 
     async def _wait_for_command(self, rank: int) -> None:
         assert self._child is not None
-        self._rank_ended(rank, *_status(await self._child.wait()), time.time())
+        self._rank_ended(rank, *of_returncode(await self._child.wait()), time.time())
         self.events.put_nowait(StarterEnded())
 
     async def _count_gpus(self) -> None:
@@ -417,8 +417,3 @@ class Ranks:
 def _close(fd: int) -> None:
     with contextlib.suppress(OSError):
         os.close(fd)
-
-
-def _status(code: int) -> tuple[int, int]:
-    """(status, signal) of a return code as subprocess and torch give it."""
-    return (128 - code, -code) if code < 0 else (code, 0)

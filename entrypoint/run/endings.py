@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from entrypoint.core.errors import DONE, SAVED, STUCK
+from entrypoint.core.errors import DONE, SAVED, STUCK, of_signal
 from entrypoint.core.plain import counted
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
@@ -37,7 +37,7 @@ class RankTrace:
 def asked_to_end(node: str, signum: int, at: float) -> Outcome:
     """The outcome of a node that was signalled at that time, in Unix seconds."""
     error = "interrupted" if signum == signal.SIGINT else f"ended by {signal_name(signum)}"
-    return Outcome(status=128 + signum, signal=signum, node=node, time=at, error=error)
+    return Outcome(status=of_signal(signum), signal=signum, node=node, time=at, error=error)
 
 
 def failure_of(node: str, place: int, ended: RankEnded, said: RankTrace) -> Failure:

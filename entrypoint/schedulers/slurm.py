@@ -70,13 +70,14 @@ def allocation(env: Mapping[str, str], request: PlacementRequest) -> Allocation:
     heterogeneous job, and for GPUs that differ from node to node.
     """
     granted_to = job(env)
-    _refuse_heterogeneous(env)
+    refuse_heterogeneous(env)
     scope = _scope(env)
     nodes = _nodes(env, scope)
     tasks = _tasks(env, scope, nodes)
     node_rank, local_id = (0, 0) if scope is _JOB else _place(env, scope, nodes, tasks)
     gpus, gpus_from = _gpus(env)
-    _refuse_uneven_gpus(env, nodes, node_rank, gpus)
+    if gpus and env.get("SLURM_JOB_NUM_NODES") == str(len(nodes)):
+        refuse_uneven_gpus(env, len(nodes), gpus, nodes[node_rank])
     gpus_visible = None if scope is _JOB else _visible(env, gpus)
     cpus, cpus_from = _cpus(env, scope, nodes, tasks[node_rank])
     visible_from = "" if gpus_visible is None else variables.CUDA_DEVICES
@@ -141,12 +142,13 @@ def job(env: Mapping[str, str]) -> JobName:
     )
 
 
-def _refuse_heterogeneous(env: Mapping[str, str]) -> None:
+def refuse_heterogeneous(env: Mapping[str, str]) -> None:
+    """For a task, and for the job script before it."""
     if "SLURM_HET_SIZE" in env:
         raise BadInput(
             "slurm-heterogeneous",
-            f"{variables.shown('SLURM_HET_SIZE', env['SLURM_HET_SIZE'])}: this is a part of a heterogeneous "
-            "job, whose step may leave nodes out unseen: submit one component (no ':' between requests)",
+            f"{variables.shown('SLURM_HET_SIZE', env['SLURM_HET_SIZE'])}: a heterogeneous job, whose step "
+            "may leave nodes out unseen: submit one component (no ':' between requests)",
         )
 
 
@@ -261,18 +263,16 @@ def _visible(env: Mapping[str, str], gpus: int | None) -> int | None:
     return visible
 
 
-def _refuse_uneven_gpus(
-    env: Mapping[str, str], nodes: tuple[str, ...], node_rank: int, gpus: int | None
-) -> None:
-    """`--gpus` spreads a total over the nodes as it fits. Told only in a step on all of the job's nodes
-    that did not ask for a number of its own."""
-    if not gpus or "SLURM_GPUS" not in env or "SLURM_GPUS_PER_NODE" in env:
+def refuse_uneven_gpus(env: Mapping[str, str], nnodes: int, gpus: int, node: str) -> None:
+    """For a task, and for the job script before it. `--gpus` spreads a total over the nodes as it fits. Told
+    only where all of the job's nodes take part, and nobody asked for a number a node. `gpus`: of `node`."""
+    if not env.get("SLURM_GPUS") or (env.get("SLURM_GPUS_PER_NODE") or "0") != "0":
         return
-    if env.get("SLURM_JOB_NUM_NODES") == str(len(nodes)) and _typed(env, "SLURM_GPUS") != gpus * len(nodes):
+    if _typed(env, "SLURM_GPUS") != gpus * nnodes:
         raise BadInput(
             "slurm-uneven-gpus",
-            f"{variables.shown('SLURM_GPUS', env['SLURM_GPUS'])} on {counted(len(nodes), 'node')}, but "
-            f"SLURM_GPUS_ON_NODE={gpus} on {nodes[node_rank]}: every node needs the same number: "
+            f"{variables.shown('SLURM_GPUS', env['SLURM_GPUS'])} on {counted(nnodes, 'node')}, but "
+            f"SLURM_GPUS_ON_NODE={gpus} on {node}: every node needs the same number: "
             "request --gpus-per-node rather than --gpus",
         )
 

@@ -8,12 +8,12 @@ is told at once.
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
+from entrypoint.core import spelling
 from train import config as configs
 from train.status import TrainingRefused
 
@@ -21,7 +21,7 @@ from train.status import TrainingRefused
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = message[len("unrecognized arguments: ") :].split()[:1]
-        near = difflib.get_close_matches("".join(unknown), self._option_string_actions, n=1)
+        near = spelling.near("".join(unknown), self._option_string_actions, most=1)
         likely = f" (did you mean {near[0]}?)" if message.startswith("unrecognized") and near else ""
         raise TrainingRefused("train-command-usage", f"{message}{likely}: see python -m train --help")
 

@@ -7,7 +7,6 @@ Nothing here imports torch, so a mistake costs no time.
 from __future__ import annotations
 
 import ast
-import difflib
 import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
-from entrypoint.core import strict_yaml
+from entrypoint.core import spelling, strict_yaml
 from entrypoint.core.files import Unfit
 from train.status import TrainingRefused
 
@@ -198,7 +197,7 @@ def find(name: str) -> Path:
         return SHIPPED / f"{name}.yaml"
     if Path(name).is_file():
         return Path(name)
-    near = difflib.get_close_matches(name, shipped_names(), n=1)
+    near = spelling.near(name, shipped_names(), most=1)
     likely = f"did you mean {near[0]}? " if near else ""
     raise TrainingRefused(
         "config-missing",
@@ -378,7 +377,7 @@ def _unknown(key: str, origin: str) -> TrainingRefused:
     last = [name for name in known if name.rpartition(".")[2] == key.rpartition(".")[2]]
     sections = [name for name in known if name.startswith(f"{key}.")]
     other = [MEANT[key]] if key in MEANT else []
-    near = (other or last or sections or difflib.get_close_matches(key, known, cutoff=0.6))[:3]
+    near = (other or last or sections or spelling.near(key, known, most=3, alike=0.6))[:3]
     likely = f": did you mean {' or '.join(near)}?" if near else ""
     return TrainingRefused(
         "config-unknown-key", f"{origin}: unknown key {key!r}{likely} (python -m train --help lists the keys)"

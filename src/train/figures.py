@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from entrypoint.core.proc import stat_fields
+
 if TYPE_CHECKING:
     from train.datasets import Batch
     from train.environment import RankInfo
@@ -88,7 +90,7 @@ def peak_memory(status: Path = Path("/proc/self/status")) -> int | None:
 
 def process_start() -> float:
     """When this process started, on the clock of time.monotonic: imports and the interpreter count too."""
-    ticks = int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
+    ticks = int(stat_fields()[19])
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     return time.monotonic() - age
 

@@ -557,13 +557,13 @@ def test_a_job_that_asks_for_no_gpus_runs_on_cpus_where_it_says_so(user: Account
 REFUSED = {
     "uneven GPUs": (
         ("--gpus-per-node=0", "--gpus=3"),
-        "SLURM_GPUS=3 on 2 nodes, but 2 on the first: every node needs the same number: "
+        "SLURM_GPUS=3 on 2 nodes, but SLURM_GPUS_ON_NODE=2 on gpu-a01: every node needs the same number: "
         "request --gpus-per-node rather than --gpus",
     ),
     "a heterogeneous job": (
         ("--nodes=1", ":", "--nodes=1", "--partition=cpu"),
-        "SLURM_HET_SIZE=2: a heterogeneous job, whose step may leave nodes out: submit one component (no ':' "
-        "between requests)",
+        "SLURM_HET_SIZE=2: a heterogeneous job, whose step may leave nodes out unseen: submit one component "
+        "(no ':' between requests)",
     ),
 }
 

@@ -18,7 +18,7 @@ from entrypoint.batch.pbs import qsub_environment
 from entrypoint.batch.pbs.options import SIZES, TABLE, replaces, separated
 from entrypoint.batch.pbs.qstat import attributes, variables
 from entrypoint.core import files
-from entrypoint.core.errors import BadInput
+from entrypoint.core.errors import BadInput, of_signal
 from entrypoint.plan import profile, rules, sources
 from entrypoint.plan.profile import CLUSTERS, Profile
 from entrypoint.schedulers import pbs
@@ -154,7 +154,7 @@ def exit_status(found: Mapping[str, str]) -> int:
     if not re.fullmatch(r"-?\d+", text):
         return 1
     status = int(text)
-    return 1 if status < 0 else 128 + status % 256 if status > 255 else status
+    return 1 if status < 0 else of_signal(status % 256) if status > 255 else status
 
 
 def _run_directory(job: str, found: Mapping[str, str], site: Profile | None) -> Path | None:

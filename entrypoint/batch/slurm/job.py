@@ -30,7 +30,9 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
     hosts = hostlist.expand(env.get("SLURM_JOB_NODELIST", ""), "SLURM_JOB_NODELIST")
     tasks = _tasks(env, len(hosts))
     address = _meeting_address(facts, settings, site, hosts)
-    _check_gpus(env, len(hosts))
+    here = env.get("SLURM_GPUS_ON_NODE", "")
+    if here.isdecimal():
+        slurm.refuse_uneven_gpus(env, len(hosts), int(here), hosts[0])
     count = int(env.get("SLURM_RESTART_COUNT") or 0)
     on_batch, goes_on = bool(facts.one("batch")), settings.on_failure.restarts_in_place
     words = [
@@ -115,12 +117,7 @@ def _check(env: Mapping[str, str], facts: Facts, settings: Settings) -> None:
     if facts.one("runs_in") == "step":
         step = f"job {env['SLURM_JOB_ID']}, step {env.get('SLURM_STEP_ID', '')}"
         raise BadInput("slurm-script-as-task", f"{step}: start this script once, not with srun")
-    if env.get("SLURM_HET_SIZE"):
-        raise BadInput(
-            "slurm-heterogeneous",
-            f"SLURM_HET_SIZE={env['SLURM_HET_SIZE']}: a heterogeneous job, whose step may leave nodes out: "
-            "submit one component (no ':' between requests)",
-        )
+    slurm.refuse_heterogeneous(env)
     mistakes.check_job(settings, "slurm")
     for name in _NUMBERS:
         if not re.fullmatch(r"[0-9]{1,9}", env.get(name) or "1"):
@@ -140,19 +137,6 @@ def _tasks(env: Mapping[str, str], nnodes: int) -> int:
             "the same number: --ntasks-per-node=1, or one for each rank",
         )
     return tasks
-
-
-def _check_gpus(env: Mapping[str, str], nnodes: int) -> None:
-    total, here = env.get("SLURM_GPUS", ""), env.get("SLURM_GPUS_ON_NODE", "")
-    number = total.rpartition(":")[2]
-    if (env.get("SLURM_GPUS_PER_NODE") or "0") != "0" or not (number.isdecimal() and here.isdecimal()):
-        return
-    if int(here) * nnodes != int(number):
-        raise BadInput(
-            "slurm-uneven-gpus",
-            f"SLURM_GPUS={total} on {nnodes} nodes, but {here} on the first: every node needs the same "
-            "number: request --gpus-per-node rather than --gpus",
-        )
 
 
 def _cpus(env: Mapping[str, str], tasks: int) -> int:

@@ -16,6 +16,7 @@ from entrypoint.batch import login, native
 from entrypoint.batch.login import JobRequest, JobStatus, Submission, Wish, pairs, run, share
 from entrypoint.batch.native import NativeOption
 from entrypoint.batch.slurm.options import GROUPS, TABLE, group, kind, replaces
+from entrypoint.core.errors import of_signal
 from entrypoint.plan.profile import Profile
 
 GPUS: Final = GROUPS[0]
@@ -166,7 +167,7 @@ def _status(state: str, code: str) -> int:
     if status.isdecimal() and int(status):
         return int(status)
     if signum.isdecimal() and int(signum):
-        return 128 + int(signum)
+        return of_signal(int(signum))
     if state.startswith("CANCELLED"):
-        return 128 + signal.SIGTERM
+        return of_signal(signal.SIGTERM)
     return 0 if state.startswith("COMPLETED") else 1

@@ -357,7 +357,7 @@ def test_how_often_slurm_has_run_the_job_is_what_slurm_says(host: Host, told: st
         (
             [],
             {"SLURM_GPUS": "a100:6", "SLURM_GPUS_ON_NODE": "4", "SLURM_GPUS_PER_NODE": "0"},
-            "SLURM_GPUS=a100:6 on 2 nodes, but 4 on the first: every node needs the same number: request --gpus-per-node rather than --gpus",
+            "SLURM_GPUS=a100:6 on 2 nodes, but SLURM_GPUS_ON_NODE=4 on a: every node needs the same number: request --gpus-per-node rather than --gpus",
         ),
         ([], {"SLURM_NTASKS": "two"}, "SLURM_NTASKS=two: must be a number: unset it if you set it yourself"),
         (["--start", "ssh"], {}, "--start ssh: under Slurm tasks start with srun: leave it out"),

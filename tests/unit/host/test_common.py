@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.core.plain import file_part
+
 CHECKOUT = Path(__file__).resolve().parents[3]
 ROUNDS = 150
 """bash forgets about one of thirty children that end as a signal comes."""
@@ -50,6 +52,12 @@ def test_the_clock_does_not_follow_the_wall_clock() -> None:
     """Setting SECONDS is what a wall clock that is set does to it."""
     told = bash("SECONDS=0; read_clock; first=$seconds; SECONDS=5000; read_clock; echo $((seconds - first))")
     assert int(told) < 60
+
+
+@pytest.mark.parametrize("host", ["gpu-a01", "n0.cluster.site", "a/../b", "node 1", "x:y[1]*"])
+def test_the_log_of_a_task_is_called_as_python_would_call_it(host: str) -> None:
+    log = bash('name_log /r/logs/3 "$2"; printf %s "$log"', host)
+    assert log == f"/r/logs/3/{file_part(host)}.task.log"
 
 
 NAMED = """

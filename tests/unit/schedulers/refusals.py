@@ -253,7 +253,7 @@ SLURM_JOB = [
     ),
     slurm(
         "a part of a heterogeneous job",
-        "SLURM_HET_SIZE=2: this is a part of a heterogeneous job, whose step may leave nodes out unseen: "
+        "SLURM_HET_SIZE=2: a heterogeneous job, whose step may leave nodes out unseen: "
         "submit one component (no ':' between requests)",
         SLURM_HET_SIZE="2",
     ),

@@ -192,7 +192,7 @@ def test_a_dry_run_ends_with_the_status_of_a_plan_that_is_refused(cluster: Clust
         (
             [],
             {"SLURM_HET_SIZE": "2"},
-            "SLURM_HET_SIZE=2: a heterogeneous job, whose step may leave nodes out: submit one component (no ':' between requests)",
+            "SLURM_HET_SIZE=2: a heterogeneous job, whose step may leave nodes out unseen: submit one component (no ':' between requests)",
         ),
         (
             ["--run-dir"],
