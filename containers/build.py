@@ -45,7 +45,11 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         stack = stacks.find(options.stack)
-        image = Path(options.image).resolve() if options.image else stack.image
+        image = (
+            Path(options.image).resolve()
+            if options.image
+            else stacks.image_on(stack.image, platform.machine())
+        )
         if options.what == "inspect":
             return inspect(image)
         extra = Path(options.extra).resolve() if options.extra else None
@@ -156,7 +160,7 @@ def lay_out(work: Path, stack: Stack, locks: list[Path]) -> str:
     """What the recipe finds at /mnt beside packages; the digest of the recipe and of our own sources."""
     shutil.copyfile(locks[0], work / "lock.txt")
     (work / "extra.txt").write_text("".join(lock.read_text() for lock in locks[2:]))
-    others = {other.name: other.facts() for other in stacks.read().values() if other.name != stack.name}
+    others = stacks.others(stack, stacks.debian_architecture())
     said = {**stack.facts(), "lock_sha256": wheels.digest(*locks), "others": others}
     (work / "stack.json").write_text(json.dumps(said, indent=2) + "\n")
     source = work / "source"

@@ -16,6 +16,8 @@ OTHER_ROAD: Final = (
     "or take an image that exists: apptainer pull FILE.sif docker://NAME, then APPTRAIN_IMAGE=FILE.sif"
 )
 """What a refusal names if an image cannot be built here."""
+PLAIN: Final = "x86_64"
+"""The processor whose images have its name not in theirs."""
 DEBIAN_ARCHITECTURES: Final = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
@@ -69,7 +71,13 @@ class Stack:
 
     @property
     def image(self) -> Path:
+        """The image's file on the usual processor; `image_on` has that of others."""
         return CONTAINERS / ("image.sif" if self.is_default else f"image-{self.name}.sif")
+
+    def fits(self, driver: str, machine: str) -> bool:
+        """Whether it runs with this driver, on a processor that has builds of it; '': unknown."""
+        is_new = not driver or _numbers(driver) >= _numbers(self.driver)
+        return is_new and DEBIAN_ARCHITECTURES.get(machine, machine) in ("", *self.architectures)
 
     @property
     def pins(self) -> list[str]:
@@ -79,6 +87,12 @@ class Stack:
         """What the image says of itself: the entry's own keys."""
         names = ("torch", "torchvision", "cuda", "cudnn", "nccl", "driver", "compute_capability")
         return {"name": self.name, **{name: getattr(self, name) for name in names}}
+
+
+def image_on(image: Path, machine: str) -> Path:
+    """This image's file for a machine of that kind: a home may be shared by two kinds. On all but the usual
+    one the processor is in the file's name. host/job.sh does the same."""
+    return image if machine == PLAIN else image.with_stem(f"{image.stem}-{machine}")
 
 
 def debian_lock(architecture: str) -> Path:
@@ -132,3 +146,33 @@ def find(name: str) -> Stack:
     check_name(name)
     stacks = read()
     return stacks[name] if name else next(stack for stack in stacks.values() if stack.is_default)
+
+
+def choose(name: str, driver: str, machine: str) -> Stack:
+    """The stack of this name; for '' the default, or if that does not fit this driver and processor, the
+    newest that does. Raises BuildRefused if none fits. '' as the driver or processor: unknown."""
+    if name:
+        return find(name)
+    fitting = [stack for stack in read().values() if stack.fits(driver, machine)]
+    if not fitting:
+        needed = ", ".join(
+            f"{stack.name} needs {stack.driver}" for stack in read().values() if stack.fits("", machine)
+        )
+        raise BuildRefused(
+            "stack-none-fits",
+            f"no stack has CUDA builds for {machine} and NVIDIA driver {driver} ({needed}): "
+            f"have the driver updated, {OTHER_ROAD}, one of NVIDIA's own for this driver",
+        )
+    return max(fitting, key=lambda stack: (stack.is_default, _numbers(stack.cuda)))
+
+
+def others(stack: Stack, architecture: str) -> dict[str, dict[str, Any]]:
+    """What an image says of the stacks that could be built in its place, on such a processor."""
+    every = read().values()
+    return {
+        one.name: one.facts() for one in every if one.name != stack.name and architecture in one.architectures
+    }
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))

@@ -133,7 +133,7 @@ use_site() {
     if [[ -n $profile ]]; then
         read_host_file "${profile%.yaml}.host"
     fi
-    APPTRAIN_IMAGE=$(absolute "${given_image:-$APPTRAIN_HOME/containers/${image:-image.sif}}")
+    APPTRAIN_IMAGE=$(absolute "${given_image:-$(own_image "${image:-image.sif}")}")
     if [[ -n $program && -z ${APPTRAIN_APPTAINER:-} ]]; then
         APPTRAIN_APPTAINER=$(expand "$program")
     fi
@@ -141,6 +141,17 @@ use_site() {
     if ((${#modules[@]})); then
         load_modules
     fi
+}
+
+# own_image NAME: prints the image of that name in the checkout, for this node's processor.
+# containers/stacks.py does the same.
+own_image() {
+    local image=$APPTRAIN_HOME/containers/$1 machine
+    machine=$(uname -m)
+    if [[ $machine != x86_64 ]]; then
+        image=${image%.sif}-$machine.sif
+    fi
+    printf '%s' "$image"
 }
 
 # Sets `image`, `program`, `paths` and `modules`, as this file says.

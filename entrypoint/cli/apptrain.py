@@ -73,7 +73,7 @@ Build the image that jobs run in: Apptainer, locked packages, no root.
   inspect   print what it is made of
 
 options
-  --stack NAME     which CUDA{stacks} (containers/stacks.yaml)
+  --stack NAME     which CUDA{stacks} (stacks.yaml)
   --extra FILE     further packages, a requirements file
   --offline DIR    take everything from here
   --image FILE     the image (default: containers/image.sif, image-STACK.sif)
@@ -244,11 +244,17 @@ def _in_image(before: list[str], command: list[str], *, is_demo: bool) -> NoRetu
     if others and commands.is_script(others[0]):
         said = _behind_image(rest, image, [] if is_demo else command)
         raise BadInput("image-command-order", f"{others[0]} stands before --: {said}")
-    image = image or os.environ.get("APPTRAIN_IMAGE") or str(HOME / "containers" / "image.sif")
+    image = image or os.environ.get("APPTRAIN_IMAGE") or _default_image()
     os.environ[VARIABLE] = partition(Path(image))
     start = [str(HOME / "containers" / "run.sh"), image]
     inside = ["python", "-P", "-m", "entrypoint.cli.embedded", *rest, *(["--", *command] if command else [])]
     _become([*start, *inside])
+
+
+def _default_image() -> str:
+    from containers import stacks  # which no image has
+
+    return str(stacks.image_on(HOME / "containers" / "image.sif", os.uname().machine))
 
 
 def _behind_image(words: Sequence[str], image: str, command: Sequence[str]) -> str:

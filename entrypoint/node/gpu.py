@@ -102,20 +102,24 @@ def stack_of_image(env: Mapping[str, str]) -> ImageStack | None:
     if not name or not Path(name).exists():
         return None
     try:
-        facts = json.loads(Path(name).read_text())
-        return ImageStack(
-            name=facts["name"],
-            cuda=str(facts["cuda"]),
-            lock=str(facts.get("lock_sha256", "")),
-            others={other: Needs(**_needs(its)) for other, its in facts.get("others", {}).items()},
-            **_needs(facts),
-        )
+        return described_stack(json.loads(Path(name).read_text()))
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise BadInput(
             "image-stack-unreadable",
             f"APPTRAIN_STACK={name} does not describe a stack ({type(error).__name__}: {error}): "
             "build the image again with make image",
         ) from None
+
+
+def described_stack(facts: Mapping[str, Any]) -> ImageStack:
+    """The stack of that description."""
+    return ImageStack(
+        name=facts["name"],
+        cuda=str(facts["cuda"]),
+        lock=str(facts.get("lock_sha256", "")),
+        others={other: Needs(**_needs(its)) for other, its in facts.get("others", {}).items()},
+        **_needs(facts),
+    )
 
 
 def _needs(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,9 +223,11 @@ def _reaches(found: DriverReport, needs: Needs) -> bool:
 
 
 def _too_old(stack: ImageStack, found: DriverReport, node: str, used: Sequence[Gpu]) -> str:
+    other = _other_stack(stack, found, used)
     remedies = _or(
-        _other_stack(stack, found, used),
+        other,
         "have the driver updated",
+        "" if other else "take an image that exists with an older CUDA",
         "on data-centre GPUs use CUDA's forward compatibility, if NVIDIA lists this driver for it: name the "
         f"directory of {_compat(stack)} in APPTRAIN_CUDA_COMPAT",
     )
@@ -298,7 +304,8 @@ def _no_kernels(stack: ImageStack, found: DriverReport, node: str, used: Sequenc
 
 
 def _other_stack(stack: ImageStack, found: DriverReport, gpus: Sequence[Gpu]) -> str:
-    """The advice to take another stack: of those that fit, the one for the newest driver. Empty without."""
+    """The advice to take another stack: of those that fit, the one for the newest driver, and of several the
+    last by name, which has the newest CUDA. Empty without."""
     fitting = [
         (_numbers(needs.driver), name)
         for name, needs in stack.others.items()

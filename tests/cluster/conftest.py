@@ -76,7 +76,7 @@ def default() -> Built:
 @pytest.fixture(scope="session")
 def older() -> Built:
     """The stack for older drivers."""
-    return built("cu126", "STACK=cu126", inputs=RECIPE)
+    return built("cu128", "STACK=cu128", inputs=RECIPE)
 
 
 @pytest.fixture(scope="session")

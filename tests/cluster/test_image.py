@@ -145,12 +145,12 @@ def test_nothing_of_the_machine_that_built_it_is_in_it(host: Host) -> None:
 
 
 def test_the_stack_for_older_drivers_is_built_too(older: Built) -> None:
-    stack, said = stacks.find("cu126"), older.said
-    assert (said["stack"], said["driver"]) == ("cu126", "525")
-    assert (said["versions"]["torch"], said["versions"]["cuda"]) == (stack.torch, "12.6")
+    stack, said = stacks.find("cu128"), older.said
+    assert (said["stack"], said["driver"]) == ("cu128", "525")
+    assert (said["versions"]["torch"], said["versions"]["cuda"]) == (stack.torch, "12.8")
     assert said["versions"]["compute_capability"] == stack.compute_capability
-    assert {"6.0", "7.0"} < set(stack.compute_capability)
-    assert said["python_packages"] == locked_python("cu126")
+    assert {"7.0", "9.0"} < set(stack.compute_capability)
+    assert said["python_packages"] == locked_python("cu128")
 
 
 def test_extra_packages_get_a_lock_and_leave_the_stack_alone(extended: Built) -> None:

@@ -197,7 +197,7 @@ def test_the_first_step_is_one_that_works_here(tmp_path: Path) -> None:
 
 
 def test_the_images_help_names_the_stacks() -> None:
-    assert "which CUDA: cu132 (default), cu126 (" in run("./apptrain", "image", "--help").stdout
+    assert "which CUDA: cu132 (default), cu128, cu126 (" in run("./apptrain", "image", "--help").stdout
 
 
 def test_the_help_of_a_command_has_two_spellings() -> None:
@@ -392,7 +392,7 @@ def test_a_stack_that_is_not_there_is_refused_before_a_venv_is_made(python: Path
     words = ("image", "fetch", "--stack", "cu999")
     asked = run("./apptrain", *words, cwd=CHECKOUT, **bare(python, tmp_path))
     assert (asked.returncode, asked.stdout) == (64, "")
-    said = "image fetch: STACK=cu999: there is no such stack: give one of cu132, cu126\n"
+    said = "image fetch: STACK=cu999: there is no such stack: give one of cu132, cu128, cu126\n"
     assert asked.stderr == f"apptrain: {said}"
 
 

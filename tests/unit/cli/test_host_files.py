@@ -180,7 +180,7 @@ def test_without_a_name_all_profiles_are_made(site: Site) -> None:
     ("name", "text", "message"),
     [
         ("lab.yaml", "title: x", "lab.yaml: scheduler is missing: give slurm or pbs"),
-        ("lab.yaml", "scheduler: slurm\ncontainer: {stack: cu118}", "lab.yaml: container stack is 'cu118': give one of cu132, cu126"),
+        ("lab.yaml", "scheduler: slurm\ncontainer: {stack: cu118}", "lab.yaml: container stack is 'cu118': give one of cu132, cu128, cu126"),
         ("lab.yml", "scheduler: slurm", "lab.yml: a profile is named NAME.yaml, of letters, digits, _ . and -: rename it"),
         ("a b.yaml", "scheduler: slurm", "a b.yaml: a profile is named NAME.yaml, of letters, digits, _ . and -: rename it"),
         ("no.yaml", None, "PROFILE=no.yaml: no.yaml cannot be read: No such file or directory"),

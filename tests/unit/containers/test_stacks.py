@@ -1,6 +1,8 @@
 """The pinned stacks and their locks."""
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,16 +15,18 @@ BASE = stacks.find("").base
 ARCHITECTURES = ("amd64", "arm64")
 
 
-def test_the_stacks_are_the_newest_cuda_13_and_a_cuda_12_for_older_gpus() -> None:
+def test_the_stacks_are_the_newest_cuda_13_and_cuda_12_for_older_drivers_and_gpus() -> None:
     found = stacks.read()
     assert {name: (stack.cuda, stack.is_default) for name, stack in found.items()} == {
         "cu132": ("13.2", True),
+        "cu128": ("12.8", False),
         "cu126": ("12.6", False),
     }
     assert stacks.find("").name == "cu132"
     assert stacks.find("cu126").image.name == "image-cu126.sif"
     assert stacks.find("cu132").image.name == "image.sif"
-    assert "7.0" in stacks.find("cu126").compute_capability
+    assert "7.0" in stacks.find("cu128").compute_capability
+    assert {"5.0", "6.0"} <= set(stacks.find("cu126").compute_capability)
 
 
 def test_the_names_alone_are_those_of_all_stacks_however_an_entry_is_written(tmp_path: Path) -> None:
@@ -32,10 +36,76 @@ def test_the_names_alone_are_those_of_all_stacks_however_an_entry_is_written(tmp
     assert stacks.names(tmp_path / "stacks.yaml") == [*stacks.read(), "a.third-1"]
 
 
+@pytest.mark.parametrize(
+    ("name", "driver", "machine", "chosen"),
+    [
+        ("", "", "", "cu132"),
+        ("", "580", "x86_64", "cu132"),
+        ("", "595.71.05", "aarch64", "cu132"),
+        ("", "579.99", "", "cu128"),
+        ("", "550.54.15", "x86_64", "cu128"),
+        ("", "525", "x86_64", "cu128"),
+        ("cu126", "550", "x86_64", "cu126"),
+        ("cu132", "550", "x86_64", "cu132"),
+    ],
+)
+def test_the_stack_is_the_one_that_is_asked_for_else_the_newest_that_the_driver_runs(
+    name: str, driver: str, machine: str, chosen: str
+) -> None:
+    assert stacks.choose(name, driver, machine).name == chosen
+
+
+@pytest.mark.parametrize(
+    ("driver", "machine", "needed"),
+    [("565.57.01", "aarch64", "cu132 needs 580"), ("470.256.02", "x86_64", "cu132 needs 580, cu128 needs 525, cu126 needs 525")],
+)  # fmt: skip
+def test_where_no_stack_fits_the_driver_or_another_image_is_named(
+    driver: str, machine: str, needed: str
+) -> None:
+    with pytest.raises(BuildRefused) as refusal:
+        stacks.choose("", driver, machine)
+    assert str(refusal.value) == (
+        f"no stack has CUDA builds for {machine} and NVIDIA driver {driver} ({needed}): have the driver updated, "
+        f"{stacks.OTHER_ROAD}, one of NVIDIA's own for this driver"
+    )
+
+
+@pytest.mark.parametrize(("architecture", "found"), [("amd64", ["cu128", "cu126"]), ("arm64", [])])
+def test_an_image_knows_of_the_other_stacks_that_its_processor_can_have(
+    architecture: str, found: list[str]
+) -> None:
+    assert list(stacks.others(stacks.find(""), architecture)) == found
+
+
+@pytest.mark.parametrize(
+    ("machine", "stack", "taken"),
+    [
+        ("x86_64", "", "image.sif"),
+        ("x86_64", "cu128", "image-cu128.sif"),
+        ("aarch64", "", "image-aarch64.sif"),
+        ("aarch64", "cu128", "image-cu128-aarch64.sif"),
+    ],
+)
+def test_an_image_has_its_processor_in_its_name_unless_that_is_the_usual_one(
+    machine: str, stack: str, taken: str
+) -> None:
+    """The rule in Python and the one in bash."""
+    image = stacks.find(stack).image
+    assert stacks.image_on(image, machine) == image.with_name(taken)
+    script = f'uname() {{ echo {machine}; }}\nsource "$1/host/job.sh"\nown_image "$2"'
+    checkout = str(stacks.CONTAINERS.parent)
+    ended = subprocess.run(
+        ["bash", "-euc", script, "bash", checkout, image.name],
+        env={**os.environ, "APPTRAIN_HOME": checkout},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (ended.stdout, ended.stderr) == (str(image.with_name(taken)), "")
+
+
 def test_an_unknown_stack_is_refused() -> None:
     with pytest.raises(BuildRefused) as refusal:
         stacks.find("cu118")
-    assert str(refusal.value) == "STACK=cu118: there is no such stack: give one of cu132, cu126"
+    assert str(refusal.value) == "STACK=cu118: there is no such stack: give one of cu132, cu128, cu126"
 
 
 @pytest.mark.parametrize(

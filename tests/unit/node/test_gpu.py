@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from containers import stacks
 from entrypoint.cli import embedded as ours
 from entrypoint.cli import main as cli
 from entrypoint.core.errors import BadInput
@@ -36,11 +37,15 @@ L40S = Gpu(name="NVIDIA L40S", capability=(8, 9))
 B300 = Gpu(name="NVIDIA B300", capability=(10, 3))
 THOR = Gpu(name="NVIDIA Thor", capability=(11, 0))
 NEXT = Gpu(name="NVIDIA R100", capability=(13, 0))
+P100 = Gpu(name="Tesla P100-PCIE-16GB", capability=(6, 0))
+B200 = Gpu(name="NVIDIA B200", capability=(10, 0))
+GH200 = Gpu(name="NVIDIA GH200 120GB", capability=(9, 0))
 RTX = Gpu(name="NVIDIA GeForce RTX 3090", capability=(8, 6))
 FORWARD = (
     "on data-centre GPUs use CUDA's forward compatibility, if NVIDIA lists this driver for it: name the directory of "
     "cuda-compat-13-2 in APPTRAIN_CUDA_COMPAT"
 )
+OTHER_IMAGE = "take an image that exists with an older CUDA"
 MISMATCH = "system has unsupported display driver / cuda driver combination"
 NO_FORWARD = "forward compatibility was attempted on non supported HW"
 
@@ -92,21 +97,21 @@ REFUSED = [
         name="a driver that is too old for every stack",
         found=healthy(V100, driver="418.226.00", cuda=(10, 1)),
         says="the stack cu132 (CUDA 13.2) needs NVIDIA driver 580 or newer, but gpu-a01 has 418.226.00 (CUDA 10.1): "
-        f"have the driver updated, or {FORWARD}",
+        f"have the driver updated, {OTHER_IMAGE}, or {FORWARD}",
     ),
     Node(
         name="a driver that is too old within its branch",
         stack=ImageStack(name="cu126", cuda="12.6", driver="525.60.13", capabilities=CU126.capabilities),
         found=healthy(A100, driver="525.53", cuda=(11, 8)),
         says="the stack cu126 (CUDA 12.6) needs NVIDIA driver 525.60.13 or newer, but gpu-a01 has 525.53 (CUDA 11.8): "
-        "have the driver updated, or on data-centre GPUs use CUDA's forward compatibility, if NVIDIA lists this driver "
-        "for it: name the directory of cuda-compat-12-6 in APPTRAIN_CUDA_COMPAT",
+        f"have the driver updated, {OTHER_IMAGE}, or on data-centre GPUs use CUDA's forward compatibility, if NVIDIA "
+        "lists this driver for it: name the directory of cuda-compat-12-6 in APPTRAIN_CUDA_COMPAT",
     ),
     Node(
         name="a driver that is too old and says no version",
         found=DriverReport(cuda=(12, 4), gpus=(A100,)),
         says="the stack cu132 (CUDA 13.2) needs NVIDIA driver 580 or newer, but gpu-a01 has one for CUDA 12.4: have "
-        f"the driver updated, or {FORWARD}",
+        f"the driver updated, {OTHER_IMAGE}, or {FORWARD}",
     ),
     Node(
         name="a driver that is too old and not visible in the container",
@@ -221,6 +226,34 @@ REFUSED = [
 def test_the_stack_runs_on_a_node_or_one_line_says_what_to_do(node: Node) -> None:
     said = gpu.misfit(node.stack, node.found, node="gpu-a01", visible=node.visible, ranks=node.ranks)
     assert said == node.says
+
+
+def of_stacks(architecture: str) -> ImageStack:
+    """The default stack as an image for that processor describes it."""
+    default = stacks.find("")
+    facts = {**default.facts(), "others": stacks.others(default, architecture)}
+    return gpu.described_stack(facts)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "used", "driver", "advice"),
+    [
+        ("amd64", H100, "550.54.15", "use the stack cu128 (make image STACK=cu128, "),
+        ("amd64", V100, "580.65.06", "use the stack cu128 (make image STACK=cu128, "),
+        ("amd64", P100, "580.65.06", "use the stack cu126 (make image STACK=cu126, "),
+        ("amd64", B200, "570.86.15", "use the stack cu128 (make image STACK=cu128, "),
+        ("arm64", GH200, "565.57.01", "have the driver updated, take an image that exists with an older CUDA, or on "),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_advice_is_the_newest_stack_that_this_processor_can_have(
+    architecture: str, used: Gpu, driver: str, advice: str
+) -> None:
+    said = gpu.misfit(
+        of_stacks(architecture), healthy(used, driver=driver, cuda=(12, 8)), node="n1", visible=None
+    )
+    assert said is not None
+    assert said.partition(": ")[2].startswith(advice)
 
 
 def test_the_image_describes_its_stack(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ TRIED = [
         Mistake(given=f"apptrain {name} frobnicate", found=f"unrecognized arguments: frobnicate (CMD comes behind --): see `apptrain {name.split()[0]} --help`", who=who)
         for name, who in (("launch", "apptrain"), ("plan", "apptrain"), ("run", "apptrain"), ("demo", "apptrain"), ("submit --cluster generic", "submit"))
     ),
-    Mistake(given="apptrain image fetch --stack cu999", found="image fetch: STACK=cu999: there is no such stack: give one of cu132, cu126", who="apptrain"),
+    Mistake(given="apptrain image fetch --stack cu999", found="image fetch: STACK=cu999: there is no such stack: give one of cu132, cu128, cu126", who="apptrain"),
     Mistake(given="apptrain image biuld", found="image biuld: give one of build, fetch, verify, inspect: did you mean build?", who="apptrain"),
     # what another command takes
     *(

@@ -2,16 +2,23 @@
 
 import pytest
 
+from containers import stacks
 from entrypoint.batch.survey import gpus
 
 
 @pytest.mark.parametrize(
-    "model", ["v100", "tesla_v100-sxm2-32gb", "P100", "gtx1080ti", "k80", "TeslaM40", "titanx"]
+    ("model", "stack"),
+    [
+        *((model, "cu128") for model in ("v100", "tesla_v100-sxm2-32gb", "titan_v")),
+        *((model, "cu126") for model in ("P100", "gtx1080ti", "k80", "TeslaM40", "titanx", "titan_xp")),
+    ],
 )
-def test_gpus_before_turing_need_the_older_stack(model: str) -> None:
+def test_gpus_before_turing_need_an_older_stack(model: str, stack: str) -> None:
     (line,) = gpus.lines(model, "sinfo")
-    assert (line.key, line.value, line.questions) == ("container.stack", "cu126", ())
-    assert line.why == f"sinfo: {model}; CUDA 13 has dropped GPUs before Turing"
+    assert (line.key, line.value, line.questions) == ("container.stack", stack, ())
+    assert line.why.startswith(f"sinfo: {model}; ")
+    major, minor = ("7", "0") if stack == "cu128" else ("6", "0")
+    assert f"{major}.{minor}" in stacks.find(stack).compute_capability
 
 
 @pytest.mark.parametrize(
@@ -35,5 +42,5 @@ def test_gpus_of_amd_and_slices_are_asked_about_and_chosen_last(model: str) -> N
 def test_gpus_without_a_name_are_asked_about() -> None:
     (line,) = gpus.lines("", "sinfo")
     assert line.questions == (
-        "which GPUs are these? For those older than Turing (V100, P100) say stack: cu126",
+        "which GPUs are these? For a V100 say stack: cu128, for an older one (P100) stack: cu126",
     )
