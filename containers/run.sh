@@ -7,6 +7,9 @@
 #                          start nothing
 #        --bind WHY SPEC   show a further path, SRC[:DST[:ro]]; WHY is for messages
 #        --pass NAME       pass a further variable, NAME or PREFIX_*
+#        --option WORD     a further option of `apptainer exec`, as a profile says
+#        --obey-binds      show what a site's module has in APPTAINER_BIND, too
+#        --wrapper FILE    a program inside that is started with CMD as its arguments
 #        --venv DIR        make its bin/ the first in PATH (else APPTRAIN_VENV)
 #        --script FILE     what CMD runs, for its directory to be shown
 #        --outcome FILE    what says how CMD ended, if it cannot; in FILE's name %a is the attempt,
@@ -28,6 +31,7 @@
 #        node, node_rank, local_rank   main: as the scheduler numbers them; empty if none does
 #        show_only, outcome, venv, script, device, all_of_host, binds, passes   read_options
 #        tmp_mb, shm_mb   read_rooms: MB that are to be free in `tmp`, and in /dev/shm
+#        options, obeys_binds, wrappers   read_options
 #        tmp           make_tmp: the run's own directory on the node's disk
 #        command       CMD and its arguments
 #        line          assemble: the whole command line
@@ -127,11 +131,15 @@ read_options() {
     quiet=''
     binds=()
     passes=()
+    options=()
+    obeys_binds=''
+    wrappers=()
     while (($#)) && [[ $1 == --* ]]; do
         case $1 in
             --show) show_only=yes ;;
             --cpu) device=cpu ;;
             --all-of-host) all_of_host=yes ;;
+            --obey-binds) obeys_binds=yes ;;
             --quiet) quiet=yes ;;
             --bind)
                 binds+=("${2-}" "${3-}")
@@ -139,6 +147,14 @@ read_options() {
                 ;;
             --pass)
                 passes+=("${2-}")
+                shift
+                ;;
+            --option)
+                options+=("${2-}")
+                shift
+                ;;
+            --wrapper)
+                wrappers+=("${2-}")
                 shift
                 ;;
             --venv | --script | --outcome)
@@ -283,7 +299,7 @@ named_paths() {
 # has no more than those two names in PYTHONPATH. It may have Python as python3 alone, as Debian
 # does, and one older than 3.11, which does not know -P.
 write_start() {
-    local path is_ours="[ -n \"\${APPTRAIN_STACK:-}\" ]"
+    local path started='' is_ours="[ -n \"\${APPTRAIN_STACK:-}\" ]"
     # shellcheck disable=SC2016 # for the shell inside
     {
         echo "$is_ours || export PYTHONPATH=$OURS\"\${PYTHONPATH:+:\$PYTHONPATH}\""
@@ -299,7 +315,11 @@ write_start() {
         while IFS= read -r -d '' path; do
             echo "[ -e $(quoted "$path") ] || lacks $(quoted "path $path")"
         done < <(named_paths)
-        echo 'command -v "$1" >/dev/null || lacks program; exec "$@"'
+        for path in ${wrappers[@]+"${wrappers[@]}"}; do
+            echo "[ -x $(quoted "$path") ] || lacks $(quoted "wrapper $path")"
+            started+=" $(quoted "$path")"
+        done
+        echo "command -v \"\$1\" >/dev/null || lacks program; exec$started \"\$@\""
     } >"$tmp/.start"
 }
 
@@ -308,7 +328,7 @@ assemble() {
     local i field q='"'
     line=(${cleared[@]+env "${cleared[@]}"} ${shield:+env "PATH=$shield:$PATH"})
     line+=("$apptainer" -q exec --cleanenv --no-eval --no-mount 'home,cwd,tmp')
-    line+=(${userns:+"$userns"} ${nv:+"$nv"} ${unpack:+"$unpack"})
+    line+=(${userns:+"$userns"} ${options[@]+"${options[@]}"} ${nv:+"$nv"} ${unpack:+"$unpack"})
     for ((i = 0; i < ${#targets[@]}; i++)); do
         field="type=bind,\"source=${sources[i]//$q/$q$q}\",\"destination=${targets[i]//$q/$q$q}\""
         if [[ ${modes[i]} == ro ]]; then
@@ -367,6 +387,12 @@ explain() {
             refuse image-no-python \
                 "the image $image has no Python 3.11 or newer, as python or python3:" \
                 "give another image"
+            ;;
+        wrapper*)
+            refuse wrapper-missing \
+                "the profile's container wrappers:" \
+                "${lacking#wrapper } is no program in the image:" \
+                "load the module that brings it (container modules, obey_binds), or leave it out"
             ;;
         program)
             refuse cmd-not-in-image "CMD ${command[0]} is no program in the image:" \

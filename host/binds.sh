@@ -1,7 +1,8 @@
 # shellcheck shell=bash disable=SC2034,SC2154 # containers/run.sh reads and sets some
 # What of this node is shown inside the image, at the same paths, and why. Sourced by
 # containers/run.sh.
-# Reads: binds        WHY SPEC WHY SPEC ..., what --bind gave
+# Reads: obeys_binds  yes if APPTAINER_BIND counts
+#        binds        WHY SPEC WHY SPEC ..., what --bind gave
 #        script, venv, compat, share, tmp, all_of_host, checkout, package, SHARED, SUBMIT_DIRS,
 #        NODE_LISTS
 # Sets:  OURS         where an image that is not ours finds our packages
@@ -11,7 +12,7 @@
 #        venv_python  find_venv: the image's Python that it was made with
 readonly OURS=/.apptrain
 # Reasons that may hide a directory of the image.
-readonly ASKED_FOR="@(APPTRAIN_BIND|APPTRAIN_CUDA_COMPAT|the profile's)"
+readonly ASKED_FOR="@(APPTRAIN_BIND|APPTRAIN_CUDA_COMPAT|the profile's|*_BIND|*_BINDPATH)"
 
 # Whether this path is shown already, by itself or in a directory that may be written.
 is_shown() {
@@ -76,6 +77,21 @@ bind_asked_for() {
     done
 }
 
+# Shows what a site's module has in Apptainer's own variables, which are then empty: SRC[:DST[:ro]],
+# with commas between them.
+bind_for_module() {
+    local name one words
+    for name in {APPTAINER,SINGULARITY}_{BIND,BINDPATH}; do
+        IFS=, read -r -d '' -a words < <(printf '%s\0' "${!name:-}")
+        for one in ${words[@]+"${words[@]}"}; do
+            [[ $one != *\\* ]] ||
+                refuse bind-escaped "$name: $one has a backslash, which is not read here:" \
+                    "give this path in APPTRAIN_BIND"
+            bind_one "$name" "${one%:rw}"
+        done
+    done
+}
+
 # bind_one WHY SPEC: shows what SRC[:DST[:ro]] says.
 bind_one() {
     local source=$2 target='' mode=''
@@ -104,6 +120,9 @@ find_binds() {
     modes=()
     reasons=()
     bind_asked_for
+    if [[ -n $obeys_binds ]]; then
+        bind_for_module
+    fi
     show HOME "$HOME"
     for name in /tmp /var/tmp; do
         if [[ -d $name ]]; then

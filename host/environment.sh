@@ -4,6 +4,7 @@
 # Reads: _environment  every variable as it was at the start, NAME=VALUE
 #        passes        names that --pass gave
 #        prefix        of the variables that Apptainer reads
+#        obeys_binds   yes if its APPTAINER_BIND counts
 #        checkout, image_id, outcome, compat, tmp, OF_ALLOCATION
 # Sets:  names, values   read_environment: the variables that pass
 #        left_out        read_environment: the names of those that do not
@@ -27,6 +28,7 @@ FILES=()
 readonly CACHES=(TRITON_CACHE_DIR TORCHINDUCTOR_CACHE_DIR MPLCONFIGDIR XDG_CACHE_HOME)
 readonly FOREIGN='@(APPTAINER|SINGULARITY)@(_|ENV_)*'
 readonly HARMLESS='@(APPTAINER|SINGULARITY)_@(CACHEDIR|TMPDIR|CONFIGDIR)'
+readonly OF_BINDS='@(APPTAINER|SINGULARITY)_@(BIND|BINDPATH)'
 readonly VALID_NAME='^[A-Za-z_][A-Za-z0-9_]*$'
 
 # Adds what the file has to PASSED, NEVER and FILES.
@@ -90,7 +92,9 @@ read_environment() {
     for entry in "${_environment[@]}"; do
         name=${entry%%=*}
         value=${entry#*=}
-        if [[ $name == $FOREIGN ]]; then
+        if [[ -n $obeys_binds && $name == $OF_BINDS ]]; then
+            unset "$name" # binds.sh has read it
+        elif [[ $name == $FOREIGN ]]; then
             [[ $name == $HARMLESS ]] || foreign+=("$name")
         elif [[ $name == $caches && $name != $kept ]]; then
             replaced+=" $name"

@@ -3,6 +3,7 @@
 # mounted. Sourced by containers/run.sh. Nothing else here knows Apptainer's versions, or what a SIF
 # file looks like.
 # Reads: status, signalled, run_at   how the start ended, and when it began
+#        options                     of `apptainer exec`, as a profile says
 #        tmp, SHARED
 # Sets:  apptainer, package, version, libexec   find_apptainer: the program
 #        prefix       find_apptainer: of the variables that it reads
@@ -72,7 +73,8 @@ find_apptainer() {
     prefix=${package^^}
     if [[ -u $libexec/starter-suid ]]; then
         setuid=yes
-    elif [[ -e $libexec/starter-suid ]] && ((EUID)); then
+    elif [[ -e $libexec/starter-suid && " ${options[*]-} " != *' --'@(userns|fakeroot)' '* ]] &&
+        ((EUID)); then
         userns=--userns
     fi
 }
@@ -234,8 +236,9 @@ mount_failed() {
         return
     fi
     mount_tried=yes
-    timeout --kill-after=5 "$MOUNT_BOUND" "$apptainer" -q exec ${userns:+"$userns"} --cleanenv \
-        --no-mount home,cwd,tmp "$image" true </dev/null >"$tmp/.told" 2>&1 || tried=$?
+    timeout --kill-after=5 "$MOUNT_BOUND" "$apptainer" -q exec ${userns:+"$userns"} \
+        ${options[@]+"${options[@]}"} --cleanenv --no-mount home,cwd,tmp "$image" true \
+        </dev/null >"$tmp/.told" 2>&1 || tried=$?
     [[ -z $signalled ]] || return 1
     told=$(tail -c 4000 -- "$tmp/.told" | tr -d '\0')
     if ((tried == 0)); then

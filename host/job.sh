@@ -30,6 +30,7 @@
 #        child             the process that is waited for
 #        show_only         print_command if nothing is to be started
 #        task              the command of a task, without its last words
+#        container_words   options of run.sh for Apptainer, as the profile says
 #        What the image says (entrypoint/job/handover.py):
 #        run_dir, attempt, starter, stop_at, end_at
 #        hosts, host_lines                       of each task, by its rank
@@ -130,6 +131,7 @@ find_option() {
 # (entrypoint/cli/profiles.py).
 use_site() {
     local image='' program='' paths=() modules=()
+    container_words=()
     if [[ -n $profile ]]; then
         read_host_file "${profile%.yaml}.host"
     fi
@@ -154,7 +156,7 @@ own_image() {
     printf '%s' "$image"
 }
 
-# Sets `image`, `program`, `paths` and `modules`, as this file says.
+# Sets `image`, `program`, `paths`, `modules` and `container_words`, as this file says.
 read_host_file() {
     local file=$1 line value digest=''
     [[ -r $profile ]] ||
@@ -173,6 +175,7 @@ read_host_file() {
                 paths+=("$value")
                 ;;
             module=*) modules+=("$value") ;;
+            option=*) container_words+=(--option "$value") ;;
             *) refuse host-file-line "$file: $line has no meaning here: $(remedy)" ;;
         esac
     done <"$file"
@@ -300,6 +303,7 @@ run_in_image() {
     cutter='kill'
     await "$asked_to_end" timeout --kill-after=10 "$2" \
         "$APPTRAIN_HOME/containers/run.sh" --quiet --all-of-host \
+        ${container_words[@]+"${container_words[@]}"} \
         "$APPTRAIN_IMAGE" python -P -m entrypoint "$1" "$handover_dir" >"$handover_dir/said" 2>&1
     cutter='interrupt'
     said=$(tail -c 2000 -- "$handover_dir/said" | tr '\n' ' ')
@@ -342,7 +346,8 @@ prepare() {
     done
     unset APPTRAIN_ARGS APPTRAIN_ARGS_FILE
     export APPTRAIN_ATTEMPT=$attempt
-    task=("$APPTRAIN_HOME/containers/run.sh" --outcome "$outcome" "${task[@]}" "$APPTRAIN_IMAGE")
+    task=("$APPTRAIN_HOME/containers/run.sh" --outcome "$outcome"
+        ${container_words[@]+"${container_words[@]}"} "${task[@]}" "$APPTRAIN_IMAGE")
     task+=(python -P -m entrypoint)
 }
 

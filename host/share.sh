@@ -20,6 +20,7 @@
 #
 # Reads: outcome, show_only, kind, package, setuid, unmounted   whether tasks may share a mount
 #        image, image_id, nv, compat, sources, targets, modes   what the container shows
+#        options                                                of `apptainer exec`
 #        line, command, given, prefix, tmp                      how Apptainer would start CMD
 #        status                                                 how CMD ended
 # Sets:  share      find_share: the directory; empty if tasks may not share a mount
@@ -51,7 +52,7 @@ find_share() {
     tasks=${tasks%%(*}
     [[ -n $outcome && -z $show_only && $tasks =~ ^[0-9]+$ && $tasks != 1 ]] || return 0
     [[ $kind == sif && $package == apptainer && -z $setuid$unmounted ]] || return 0
-    [[ $EUID != 0 && ! -t 0 ]] || return 0
+    [[ $EUID != 0 && ! -t 0 && " ${options[*]-} " != *' --fakeroot '* ]] || return 0
     [[ $step.${SLURM_LOCALID:-} =~ ^[0-9]+(\.[0-9]+){4}$ ]] || return 0
     nsenter=$(type -P nsenter) && type -P flock >/dev/null || return 0
     share=/tmp/apptrain-$EUID.$step

@@ -183,6 +183,18 @@ def pairs(words: Sequence[str]) -> list[tuple[str, str]]:
     return pairs
 
 
+def is_asked_by_hand(scheduler: str, what: str, wish: Wish, env: Mapping[str, str]) -> bool:
+    """Whether the further words, or a variable that the submitting program reads, ask for an account,
+    partition or time."""
+    given = {
+        name
+        for pair, value in pairs((*wish.given, *wish.options))
+        for name in (pair, f"{pair} {value.partition('=')[0]}")
+    }
+    asks = words_of(scheduler).asks.get(what, ())
+    return any(word in given or bool(env.get(word)) for word in asks)
+
+
 def directives(script: Path, mark: str, *left_out: str) -> list[str]:
     """The words of the script's own lines that begin with `mark`, without those that begin as one of
     `left_out`."""

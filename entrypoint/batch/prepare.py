@@ -177,6 +177,10 @@ def _run_words(asked: _Request) -> Iterator[str]:
         yield from ("--bind", "the profile's host file", str(profile.host_file(Path(site.path))))
     if key := asked.flags.get("join-key-file"):
         yield from ("--bind", "--join-key-file", _absolute(key, asked.env))
+    if site.container.obey_binds:
+        yield "--obey-binds"
+    for program in site.container.wrappers:
+        yield from ("--wrapper", program)
     for name in site.container.passed:
         yield from ("--pass", name)
     if venv := settings.value("venv"):

@@ -77,6 +77,14 @@ def load_checked(file: Path, asked: str = "") -> tuple[Profile, str]:
             "profile-unknown-stack",
             f"{file}: container stack is {profile.container.stack!r}: give one of {', '.join(known)}",
         )
+    architecture, stack = profile.nodes.architecture, profile.container.stack
+    if stack and architecture and not known[stack].fits("", architecture):
+        fitting = [one.name for one in known.values() if one.fits("", architecture)]
+        raise BadInput(
+            "profile-stack-processor",
+            f"{file}: container stack is {stack}, which has no builds for {architecture}: give "
+            f"{' or '.join(fitting)}, or leave it out",
+        )
     return profile, lines(profile, content, hashlib.sha256(file.read_bytes()).hexdigest())
 
 
@@ -90,7 +98,8 @@ def lines(profile: Profile, content: Any, digest: str) -> str:
         "module_path": container.module_paths,
         "module": container.modules,
         "apptainer": container.program,
-        "image": stacks.find(container.stack).image.name,
+        "option": container.options,
+        "image": _stack(profile).image.name,
         CONTENT: json.dumps(_named(content)),
     }
     found = [HEADER.format(name=profile.name)]
@@ -98,6 +107,15 @@ def lines(profile: Profile, content: Any, digest: str) -> str:
         several = [value] if isinstance(value, str) else value
         found += [f"{name}={one}\n" for one in several if one != ""]
     return "".join(found)
+
+
+def _stack(profile: Profile) -> stacks.Stack:
+    """The one whose image a job takes. If none fits the site's driver, `apptrain submit` says so: a job may
+    have an image of its own."""
+    try:
+        return stacks.choose(profile.container.stack, profile.nodes.driver, profile.nodes.architecture)
+    except stacks.BuildRefused:
+        return stacks.find("")
 
 
 def _named(value: Any) -> Any:

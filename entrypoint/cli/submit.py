@@ -352,17 +352,38 @@ def _image(profile: Profile, env: Mapping[str, str]) -> Path:
             f"APPTRAIN_IMAGE={given}: an image is a file: apptainer pull image.sif {given}, then "
             "APPTRAIN_IMAGE=$PWD/image.sif",
         )
-    return Path(given or stacks.find(profile.container.stack).image)
+    if given:
+        return Path(given)
+    return stacks.image_on(_stack(profile, env).image, profile.nodes.architecture or os.uname().machine)
+
+
+def _stack(profile: Profile, env: Mapping[str, str]) -> stacks.Stack:
+    """Whose image the job takes. Raises BadInput or BuildRefused if none runs with the site's driver."""
+    nodes = profile.nodes
+    found = stacks.choose(profile.container.stack, nodes.driver, nodes.architecture)
+    if not found.fits(nodes.driver, nodes.architecture) and not env.get("APPTRAIN_CUDA_COMPAT"):
+        other = stacks.choose("", nodes.driver, nodes.architecture)
+        raise BadInput(
+            "submit-driver",
+            f"{profile.name}: container stack {found.name} needs NVIDIA driver {found.driver}, and nodes "
+            f"driver is {nodes.driver}: give stack {other.name} or leave it out, or name CUDA's forward "
+            "compatibility in APPTRAIN_CUDA_COMPAT",
+        )
+    return found
 
 
 def _check(profile: Profile, submission: Submission) -> None:
     """Raises BadInput where a job would wait in the queue for nothing."""
     image = _image(profile, os.environ)
     if not image.exists():
-        stack = f" STACK={profile.container.stack}" if profile.container.stack else ""
+        given = os.environ.get("APPTRAIN_IMAGE")
+        stack = None if given else _stack(profile, os.environ)
+        choice = f" STACK={stack.name}" if stack and not stack.is_default else ""
+        there = profile.nodes.architecture
+        where = f" on a node with {there}" if there and there != os.uname().machine else ""
         raise BadInput(
             "image-missing",
-            f"there is no image {image}: {make(f'image{stack}')}, or give another in APPTRAIN_IMAGE",
+            f"there is no image {image}: {make(f'image{choice}')}{where}, or give another in APPTRAIN_IMAGE",
         )
     program = submission.words[0]
     if not shutil.which(program):
@@ -424,7 +445,7 @@ def _completed(profile: Profile, wish: Wish, env: Mapping[str, str]) -> Wish:
             f"--gpus-per-node {gpus}: nodes of {profile.name} come whole, with {nodes.gpus}: leave it out "
             f"(fewer ranks: --nproc-per-node {gpus})",
         )
-    return replace(
+    whole = replace(
         wish,
         gpus=gpus,
         partition=wish.partition or expanded(request.partition, env, profile.path),
@@ -432,6 +453,14 @@ def _completed(profile: Profile, wish: Wish, env: Mapping[str, str]) -> Wish:
         time=wish.time or request.time,
         given=tuple(expanded(word, env, profile.path) for word in request.options),
     )
+    for name in request.needs:
+        if not getattr(whole, name) and not login.is_asked_by_hand(profile.scheduler, name, whole, env):
+            raise BadInput(
+                "submit-needs",
+                f"--{name} is missing: {profile.name} says that a job there needs it: give --{name} "
+                f"{'HH:MM:SS' if name == 'time' else 'NAME'}",
+            )
+    return whole
 
 
 def _request(profile: Profile, wish: Wish, env: Mapping[str, str]) -> JobRequest:

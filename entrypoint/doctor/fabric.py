@@ -1,8 +1,9 @@
 """Finds out from NCCL's own log which network it uses between the nodes. `watch` is what a launch runs beside
 its ranks; `objection` is the rule for the doctor.
 
-If InfiniBand's library or Slingshot's plugin does not load, NCCL silently uses sockets, and the job trains
-many times slower. With NCCL_DEBUG=INFO it logs, once for each communicator and in all versions since 2.4:
+If InfiniBand's library does not load, or the plugin for Slingshot or EFA, NCCL silently uses sockets, and the
+job trains many times slower. With NCCL_DEBUG=INFO it logs, once for each communicator and in all versions
+since 2.4:
 
     node:1234:1260 [0] NCCL INFO NET/IB : No device found.
     node:1234:1260 [0] NCCL INFO NET/Socket : Using [0]eth0:10.0.0.1<0>
@@ -28,11 +29,14 @@ SOCKET = "Socket"
 LACKS = {
     "infiniband": "libibverbs and the devices in /dev/infiniband",
     "slingshot": "the plugin libnccl-net.so and libfabric",
+    "efa": "the plugin libnccl-net.so and libfabric, and the devices in /dev/infiniband",
 }
 _NETWORK = re.compile(r"NCCL INFO Using network (.+)")
+_PLUGIN = re.compile(r"NCCL \w+ (NET/Plugin ?:.*libnccl-net.*)")
 _WHY = {
     "infiniband": re.compile(r"NCCL \w+ (NET/IB ?: No device.*)"),
-    "slingshot": re.compile(r"NCCL \w+ (NET/Plugin ?:.*libnccl-net.*)"),
+    "slingshot": _PLUGIN,
+    "efa": _PLUGIN,
 }
 INTERVAL = 1.0
 """Seconds between two looks at the logs."""

@@ -23,6 +23,8 @@ TRIAL = 1 << 20
 LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
 LOADING = 5.0
 """Seconds for that: a file system may be slow."""
+OF_PLUGIN = ("slingshot", "efa")
+"""Fabrics that NCCL uses through a plugin for libfabric."""
 RUN_DIRECTORY, TEMPORARY, SHARED_MEMORY = "run directory", "TMPDIR", "/dev/shm"
 
 
@@ -125,7 +127,7 @@ def room(path: str) -> Room:
 
 
 def ports(fabric: str, root: Path = SYS) -> Iterable[str]:
-    """The ports of InfiniBand that are active, or Slingshot's devices."""
+    """The ports of InfiniBand that are active, or the devices of Slingshot or EFA."""
     if fabric == "infiniband":
         for state in sorted(root.glob("infiniband/*/ports/*/state")):
             with contextlib.suppress(OSError):
@@ -133,13 +135,17 @@ def ports(fabric: str, root: Path = SYS) -> Iterable[str]:
                     yield f"{state.parents[2].name}:{state.parent.name}"
     elif fabric == "slingshot":
         yield from sorted(device.name for device in root.glob("cxi/*"))
+    elif fabric == "efa":
+        for device in sorted(root.glob("infiniband/*")):
+            if (device / "device" / "driver").resolve().name == "efa":
+                yield device.name
 
 
 def libraries(fabric: str, env: Mapping[str, str]) -> Sequence[str]:
     """What NCCL opens for this fabric; one of them is enough."""
     if fabric == "infiniband":
         return ("libibverbs.so.1",)
-    if fabric == "slingshot":
+    if fabric in OF_PLUGIN:
         plugin = env.get("NCCL_NET_PLUGIN")
         return (f"libnccl-net-{plugin}.so", plugin) if plugin else ("libnccl-net.so",)
     return ()

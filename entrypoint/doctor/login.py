@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from containers.stacks import image_on
 from entrypoint.doctor import facts, judge
 from entrypoint.doctor.judge import Finding
 from entrypoint.doctor.table import Report
@@ -45,8 +46,9 @@ def _of_submission(node: str, home: Path, site: Profile, env: Mapping[str, str])
     if not program and not site.container.modules and not any(map(shutil.which, PROGRAMS)):
         text = "neither apptainer nor singularity is in PATH"
         yield Finding(node, "program", text, "load its module, or name it in APPTRAIN_APPTAINER or a profile")
-    stack = f"image-{site.container.stack}.sif" if site.container.stack else "image.sif"
-    image = Path(env.get("APPTRAIN_IMAGE") or home / "containers" / stack)
+    name = f"image-{site.container.stack}.sif" if site.container.stack else "image.sif"
+    machine = site.nodes.architecture or os.uname().machine
+    image = Path(env.get("APPTRAIN_IMAGE") or image_on(home / "containers" / name, machine))
     if not image.exists():
         yield Finding(node, "image", f"there is no image {image}", "apptrain image build")
     elif not image.with_suffix(".json").exists():

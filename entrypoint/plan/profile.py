@@ -30,9 +30,28 @@ VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]
 """What is replaced in a path, an account or an option: nothing else of a shell's syntax is."""
 FORMS = dict(sorted((form, known.name) for known in KNOWN for form in known.forms))
 """Of a request, with the scheduler that has it."""
-RDMA = ("infiniband", "slingshot")
+RDMA = ("infiniband", "slingshot", "efa")
 """Fabrics that NCCL uses without sockets."""
 FABRICS = (*RDMA, "ethernet")
+NONE = "none"
+"""A request must not name it."""
+MEMORY_WORDS = tuple(word for known in KNOWN for word in known.memory_words)
+NEEDED = ("account", "partition", "time")
+"""What a request may have to name, by the options of `apptrain submit`."""
+ARCHITECTURES = ("x86_64", "aarch64")
+"""Of nodes, as `uname -m` has them; the usual one first."""
+TAKEN = {
+    **dict.fromkeys(("--bind", "--mount"), "the path under binds"),
+    **dict.fromkeys(("--env", "--env-file"), "the variable under env"),
+    "--nv": "none: NVIDIA's driver is found without",
+    "--unsquash": "none: APPTRAIN_UNPACK=1 unpacks the image",
+}
+"""Options of Apptainer that apptrain has another way for, with that way."""
+FIXED = (
+    *("--cleanenv", "--no-eval", "--no-mount", "--pwd", "--cwd", "--home", "--no-home"),
+    *("--contain", "--containall", "--writable", "--hostname", "--pid", "--net"),
+)
+"""Options of Apptainer on which every job relies as they are."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +63,10 @@ class Nodes:
     memory_gib: int | None = None
     whole: bool = False
     """Jobs get whole nodes, whatever they ask for."""
+    architecture: str = ""
+    """As `uname -m` says on the node; empty: that of the login node."""
+    driver: str = ""
+    """NVIDIA's, its version or branch."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +83,15 @@ class Request:
     """Seconds before the end of it at which ranks are asked to save."""
     gpus: str = ""
     """A word of sbatch, or a resource of PBS, with {gpus} for their number; empty: the scheduler's own."""
+    cpus: str = ""
+    """`none`: a request must not name CPUs."""
+    memory: str = ""
+    """The word of sbatch that asks for memory, or `none`: a request must not name it. Empty: the scheduler's
+    own."""
     nodes_only: bool = False
     """Whole nodes come with all they have, and a request must not name it."""
+    needs: tuple[str, ...] = ()
+    """What no job there may lack, of `NEEDED`."""
     options: tuple[str, ...] = ()
     chunk: tuple[str, ...] = ()
     """Under PBS, further resources of each chunk of `select`."""
@@ -80,7 +110,13 @@ class Container:
     """Empty: apptainer, else singularity, from PATH."""
     stack: str = ""
     """Of containers/stacks.yaml; empty: its default."""
+    options: tuple[str, ...] = ()
+    """Words of Apptainer for `exec`."""
     binds: tuple[str, ...] = ()
+    obey_binds: bool = False
+    """What a module has in APPTAINER_BIND is shown too."""
+    wrappers: tuple[str, ...] = ()
+    """Programs inside, each of which is started with the rest of the command as its arguments."""
     passed: tuple[str, ...] = ()
     """Further variables that cross into the image."""
 
@@ -210,11 +246,38 @@ _path = _expanded(_matching(r"[/$].*", "a path from /, or one that begins with a
 _program = _expanded(_matching(r"[/$].*|[^/\s]+", "a program's name, or a path from /"))
 _bind = _expanded(_matching(r"[/$][^:]*(:([/$][^:]*)?(:ro)?)?", "SRC[:DST[:ro]] with paths from /"))
 _passed = _matching(r"[A-Za-z_][A-Za-z0-9_]*\*?", "NAME or PREFIX_*")
+_inside = _matching(r"/\S*[^/\s]", "a path from / in the image, without blanks")
+_driver = _matching(
+    r"[1-9][0-9]{2}(\.[0-9]{1,4}){0,2}", 'NVIDIA\'s version in quotes, as in "550" or "550.54.15"'
+)
 _time = _matching(r"[0-9]{1,4}:[0-5][0-9]:[0-5][0-9]", 'HH:MM:SS in quotes, as in "01:00:00"')
+
+
+def _container_word(where: str, value: Any) -> str:
+    """One of Apptainer's own options, in one word."""
+    word = _matching(r"--[a-z][a-z0-9-]*(=\S+)?", "an option of Apptainer in one word, as --fakeroot")(
+        where, value
+    )
+    name = word.partition("=")[0]
+    if name in TAKEN:
+        raise _wrong(where, value, TAKEN[name])
+    if name in FIXED:
+        raise _wrong(
+            where, value, "another option, such as --fakeroot: every job relies on this one as it is"
+        )
+    return str(word)
+
 
 # --- the layout ---------------------------------------------------------------------------------------------
 
-NODES: Mapping[str, Kind] = {"gpus": _count(0), "cpus": _count(1), "memory_gib": _count(1), "whole": _flag}
+NODES: Mapping[str, Kind] = {
+    "gpus": _count(0),
+    "cpus": _count(1),
+    "memory_gib": _count(1),
+    "whole": _flag,
+    "architecture": _one_of(*ARCHITECTURES),
+    "driver": _driver,
+}
 REQUEST: Mapping[str, Kind] = {
     "partition": _expanded(_word),
     "account": _expanded(_word),
@@ -222,7 +285,10 @@ REQUEST: Mapping[str, Kind] = {
     "time": _time,
     "stop_before": _count(1),
     "gpus": _word,
+    "cpus": _one_of(NONE),
+    "memory": _one_of(NONE, *MEMORY_WORDS),
     "nodes_only": _flag,
+    "needs": _list(_one_of(*NEEDED)),
     "options": _list(_expanded(_text)),
     "chunk": _list(_expanded(_matching(r"[^\s:,+=]+=[^\s:,+]+", "NAME=VALUE, a resource of a chunk"))),
     "form": _one_of(*FORMS),
@@ -232,7 +298,10 @@ CONTAINER: Mapping[str, Kind] = {
     "modules": _list(_word),
     "program": _program,
     "stack": _word,
+    "options": _list(_container_word),
     "binds": _list(_bind),
+    "obey_binds": _flag,
+    "wrappers": _list(_inside),
     "pass": _list(_passed),
 }
 LAUNCH: Mapping[str, Kind] = {
@@ -451,6 +520,8 @@ def _agrees(profile: Profile, path: Path) -> None:
         raise BadInput(
             "profile-chunk-and-totals", f"{path}: request chunk has no place beside form totals: use options"
         )
+    if request.memory not in ("", NONE):
+        _memory_agrees(profile, path)
     if request.nodes_only and not profile.nodes.whole:
         raise BadInput(
             "profile-nodes-only",
@@ -459,3 +530,18 @@ def _agrees(profile: Profile, path: Path) -> None:
     if request.gpus and (request.nodes_only or "{gpus}" not in request.gpus):
         what = f"it as in {known.gpus}, or nodes_only: true instead"
         raise _wrong(f"{path}: request gpus", request.gpus, what)
+
+
+def _memory_agrees(profile: Profile, path: Path) -> None:
+    """Raises BadInput where the word for memory has nothing to ask for."""
+    request, nodes = profile.request, profile.nodes
+    where = f"{path}: request memory"
+    if not words_of(profile.scheduler).memory_words:
+        raise _wrong(where, request.memory, f"none, or leave it out: {profile.scheduler} knows no such word")
+    if request.nodes_only:
+        raise _wrong(where, request.memory, "none, or leave it out: nodes_only names no memory")
+    units = {"--mem-per-cpu": ("cpus", nodes.cpus), "--mem-per-gpu": ("gpus", nodes.gpus)}
+    unit, count = units.get(request.memory, ("memory_gib", nodes.memory_gib))
+    if not nodes.memory_gib or not count:
+        needed = " and ".join(dict.fromkeys((f"nodes {unit}", "nodes memory_gib")))
+        raise _wrong(where, request.memory, f"{needed} too, from which the amount follows")

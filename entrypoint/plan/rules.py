@@ -458,6 +458,9 @@ def _workers_env(
         value=allocation.nodes[allocation.node_rank], source=_derived(allocation, "nodes")
     )
     found |= _of_doctor(settings, profile, device) if settings.value("doctor") else {}
+    if settings.value("fabric") == "efa" and "FI_PROVIDER" not in {**env, **profile.env}:
+        # The plugin's libfabric would take sockets too.
+        found["FI_PROVIDER"] = Setting(value="efa", source=settings["fabric"].source)
     interface = _interface(allocation, settings)
     if interface.value:
         # NCCL takes a bare name as a prefix: eth1 would match eth10 as well.

@@ -45,6 +45,10 @@ class SchedulerWords:
     """Of a profile's request, those that it has."""
     has_chunks: bool = False
     """Whether a request is made of chunks, to which a profile may add resources."""
+    memory_words: tuple[str, ...] = ()
+    """Words that ask for memory in different ways, if it has several."""
+    asks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What `apptrain submit` has an option for, with the words and variables that ask for it too."""
     short_options: Mapping[str, str] = field(default_factory=dict)
     """Short options of `of_cluster`, with the long ones that they stand for."""
     job_id: str = r"[0-9]+(\[\d*\]|_\d+)?(\.[\w.-]+)?"
@@ -68,6 +72,12 @@ KNOWN = (
         warns_later="warn later with --options=--signal=B:USR2@SECONDS",
         warning="sbatch --signal=B:USR2@SECONDS",
         forms=("wrapped",),
+        memory_words=("--mem", "--mem-per-cpu", "--mem-per-gpu"),
+        asks={
+            "account": ("-A", "--account", "SBATCH_ACCOUNT"),
+            "partition": ("-p", "--partition", "SBATCH_PARTITION"),
+            "time": ("-t", "--time", "SBATCH_TIMELIMIT"),
+        },
         short_options={"-N": "--nodes", "-p": "--partition", "-A": "--account", "-t": "--time"},
     ),
     SchedulerWords(
@@ -87,6 +97,7 @@ KNOWN = (
         forms=("select", "totals"),
         has_chunks=True,
         short_options={"-q": "--partition"},
+        asks={"account": ("-A", "-P"), "partition": ("-q",), "time": ("-l walltime",)},
     ),
 )
 """In the order in which they are looked for."""

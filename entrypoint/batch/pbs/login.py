@@ -78,11 +78,11 @@ def _words(profile: Profile, wish: Wish) -> list[str]:
     cpus, memory = share(profile.nodes.cpus, profile, gpus), share(profile.nodes.memory_gib, profile, gpus)
     times = wish.nodes if request.form == "totals" else 1
     resources = []
-    if cpus and not request.nodes_only:
+    if cpus and not request.nodes_only and not request.cpus:
         resources.append(f"ncpus={cpus * times}")
     if gpus and not request.nodes_only:
         resources.append(login.gpus_word(profile, gpus * times))
-    if memory and not request.nodes_only:
+    if memory and not request.nodes_only and not request.memory:
         resources.append(f"mem={memory * times}gb")
     if request.form == "totals":
         words = [word for resource in resources for word in ("-l", resource)]

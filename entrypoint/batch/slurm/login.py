@@ -17,14 +17,14 @@ from entrypoint.batch.login import JobRequest, JobStatus, Submission, Wish, pair
 from entrypoint.batch.native import NativeOption
 from entrypoint.batch.slurm.options import GROUPS, TABLE, group, kind, replaces
 from entrypoint.core.errors import of_signal
-from entrypoint.plan.profile import Profile
+from entrypoint.plan.profile import NONE, Profile
 
 GPUS: Final = GROUPS[0]
 """Options that ask for GPUs."""
 AS_SCRIPT: Final = (*(names[0] for names in GROUPS), *GROUPS[3])
 """Options that ask as the job script's own lines do, or for what these do not ask for."""
 NODES_ONLY: Final = ("--mem=", "--cpus-per-task=")
-"""Lines of the script that a site forbids which gives whole nodes alone."""
+"""Lines of the script that a site may forbid. One that gives whole nodes alone forbids all."""
 SLURM = {
     "--nodes": "nodes",
     "-N": "nodes",
@@ -62,7 +62,7 @@ def submission(profile: Profile, name: str, wish: Wish, env: Mapping[str, str], 
             words.insert(1, GPUS[0] + "=0")  # in place of the script's own
         return Submission(["sbatch", *words, login.script_word(profile, cwd), *job], seen, said=said)
     wrap = "exec " + shlex.join(["bash", str(script), *job])
-    left_out = ("--nodes=", f"{GPUS[0]}=", *(NODES_ONLY if profile.request.nodes_only else ()))
+    left_out = ("--nodes=", f"{GPUS[0]}=", *_forbidden(profile))
     directives = native.read_all(login.directives(script, "#SBATCH ", *left_out), TABLE)
     directives = [line for line in directives if not any(replaces(option, line) for option in asked)]
     return Submission(["sbatch", *native.words(directives), *words, f"--wrap={wrap}"], seen, said=said)
@@ -78,7 +78,7 @@ def _asked(profile: Profile, wish: Wish) -> tuple[list[NativeOption], list[str]]
 def _words(profile: Profile, wish: Wish) -> list[str]:
     """Options that win over each of the script's own directives that are of a site."""
     gpus, nodes_only = wish.gpus or 0, profile.request.nodes_only
-    cpus, memory = share(profile.nodes.cpus, profile, gpus), share(profile.nodes.memory_gib, profile, gpus)
+    cpus = share(profile.nodes.cpus, profile, gpus)
     words = [f"--nodes={wish.nodes}"]
     if wish.partition:
         words.append(f"--partition={wish.partition}")
@@ -86,10 +86,10 @@ def _words(profile: Profile, wish: Wish) -> list[str]:
         words.append(f"--account={wish.account}")
     if gpus and not nodes_only:
         words.append(login.gpus_word(profile, gpus))
-    if cpus and not nodes_only:
+    if cpus and not nodes_only and not profile.request.cpus:
         words.append(f"--cpus-per-task={cpus}")
-    if (memory or profile.nodes.whole) and not nodes_only:
-        words.append(f"--mem={memory}G" if memory else "--mem=0")
+    if not nodes_only:
+        words += _memory(profile, gpus)
     if wish.time:
         words.append(f"--time={wish.time}")
     if profile.request.stop_before:
@@ -97,12 +97,34 @@ def _words(profile: Profile, wish: Wish) -> list[str]:
     return words
 
 
+def _memory(profile: Profile, gpus: int) -> list[str]:
+    """The word that asks for memory as the site wants it, if any does."""
+    nodes, word = profile.nodes, profile.request.memory or "--mem"
+    if word == NONE:
+        return []
+    if word == "--mem":
+        amount = share(nodes.memory_gib, profile, gpus)
+        return [f"--mem={amount}G" if amount else "--mem=0"] if amount or nodes.whole else []
+    units = (nodes.cpus if word == "--mem-per-cpu" else nodes.gpus) or 1
+    each = (nodes.memory_gib or 0) * 1024 // units  # MiB
+    return [f"{word}={each}M" if each % 1024 else f"{word}={each // 1024}G"]
+
+
+def _forbidden(profile: Profile) -> tuple[str, ...]:
+    """The lines of the script, beside those for nodes and GPUs, that this site forbids."""
+    request = profile.request
+    if request.nodes_only:
+        return NODES_ONLY
+    asked = {"--mem=": request.memory, "--cpus-per-task=": request.cpus}
+    return tuple(line for line in NODES_ONLY if asked[line] == NONE)
+
+
 def _is_wrapped(profile: Profile, asked: Sequence[NativeOption]) -> bool:
     """Whether the script is submitted without its directives. A word of the command line does not take a
     directive away, and sbatch refuses memory that is asked for in two ways, and from 26.05 on GPUs."""
     request = profile.request
     otherwise = [option for option in asked if group(option) and kind(option) not in AS_SCRIPT]
-    return request.form == "wrapped" or request.nodes_only or bool(otherwise)
+    return request.form == "wrapped" or bool(_forbidden(profile)) or bool(otherwise)
 
 
 def limits(script: str) -> tuple[str, int]:

@@ -4,6 +4,7 @@ entry.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +15,22 @@ from entrypoint.batch.survey.ask import LoginNode
 from entrypoint.batch.survey.draft import Line
 from entrypoint.core.errors import BadInput
 from entrypoint.core.plain import counted
+from entrypoint.plan.profile import ARCHITECTURES
 from entrypoint.schedulers.hostlist import expand
 
 FORMAT = "%P %a %l %D %c %m %h %G %N"
 """Partition, state, time limit, nodes; of each its CPUs, MB, sharing and resources; their names."""
+NO_GRES = (
+    "sinfo shows no GPUs (GRES {}): have the nodes of {} any that Slurm does not count, or those of another "
+    "partition? Then write `nodes: {{gpus: N, whole: true}}` and `request: {{nodes_only: true}}`. Until then "
+    "submit with --device cpu"
+)
+DRIVER = "which NVIDIA driver have the nodes (nvidia-smi)? On {} each stack needs 580 or newer"
 NO_MEMORY = "how much memory has a node? sinfo does not say, and without this a job asks for 32 GiB"
+OF_GPUS = re.compile(
+    r"(^|[-_])(gpu|acc|cuda|gh|gh200|gb200|[ahbv][1-3]00|p100|l40s?|t4|rtx)s?[0-9x]*($|[-_])", re.IGNORECASE
+)
+"""The name of a partition whose nodes have GPUs, at a site that does not count them."""
 WITHOUT = (19, 5)
 """The first version of Slurm whose sbatch knows --gpus-per-node."""
 
@@ -43,6 +55,8 @@ class Group:
     is_mixed: bool
     """Whether a node has GPUs of other models, too."""
     names: str
+    resources: str = ""
+    """As sinfo has them."""
 
     def __str__(self) -> str:
         what = f"{self.gpus} x {self.model or 'GPU'}" if self.gpus else "no GPU"
@@ -105,6 +119,7 @@ def parse(answer: str) -> list[Group]:
                 gpus=cards.get(model, 0),
                 is_mixed=len(cards) > 1,
                 names=words[8] if len(words) > 8 else "",
+                resources=words[7],
             )
         )
     return found
@@ -142,6 +157,7 @@ def _choose(groups: Sequence[Group]) -> list[Group]:
         groups,
         key=lambda one: (
             bool(one.gpus),
+            not one.gpus and bool(OF_GPUS.search(one.partition)),
             one.is_up,
             gpus.rank(one.model),
             one.is_default,
@@ -186,6 +202,7 @@ def _nodes(
     one = chosen[0]
     alike = counted(sum(each.nodes for each in chosen), "such node")
     yield Line("nodes.gpus", one.gpus, f"sinfo: {alike} in {one.partition}")
+    yield from _processor(details, node)
     cpus, memory = min(each.cpus for each in chosen), min(each.memory_mb for each in chosen)
     why = "sinfo: the least of these nodes"
     if details.get("CPUEfctv", "").isdecimal() and int(details["CPUEfctv"]) < cpus:
@@ -210,12 +227,22 @@ def _nodes(
         yield Line("nodes.memory_gib", questions=(NO_MEMORY,))
 
 
+def _processor(details: Mapping[str, str], node: str) -> Iterator[Line]:
+    """The kind of processor, if it is not the usual one here and there."""
+    kind = details.get("Arch", "")
+    if kind not in ARCHITECTURES or kind == os.uname().machine == ARCHITECTURES[0]:
+        return
+    yield Line("nodes.architecture", kind, f"scontrol show node {node}: Arch")
+    if kind != ARCHITECTURES[0]:
+        yield Line("nodes.driver", questions=(DRIVER.format(kind),))
+
+
 def _request(groups: Sequence[Group], chosen: Sequence[Group], config: Mapping[str, str]) -> Iterator[Line]:
     one = chosen[0]
     others = _others(groups, one)
     asked = (f"is {one.partition} the right partition? With GPUs there are also: {'; '.join(others)}",)
     if not one.gpus:
-        asked = ("sinfo shows no GPUs: which partition has them? Until then submit with --device cpu",)
+        asked = (NO_GRES.format(one.resources, one.partition),)
     why = "sinfo: the default, " if one.is_default else "sinfo: "
     state = "" if one.is_up else ", which is not up"
     yield Line(

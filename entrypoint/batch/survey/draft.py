@@ -14,7 +14,7 @@ from entrypoint.core.plain import plain
 
 ORDER = (
     *("title", "documented", "tested", "scheduler", "clusters", "start", "host_suffix", "scratch"),
-    *("nodes.gpus", "nodes.cpus", "nodes.memory_gib", "nodes.whole"),
+    *("nodes.gpus", "nodes.cpus", "nodes.memory_gib", "nodes.whole", "nodes.architecture", "nodes.driver"),
     *("request.partition", "request.account", "request.time", "request.gpus", "request.form"),
     *("container.modules", "container.program", "container.stack"),
     *("launch.interface", "launch.fabric"),

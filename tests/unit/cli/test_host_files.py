@@ -29,6 +29,7 @@ container:
   modules: [spack/1, apptainer]
   program: $HOME/bin/apptainer
   stack: cu126
+  options: [--fakeroot, --userns]
   binds: [/data, '/a:/b:ro']
   pass: [MY_*, TOKEN]
 env: {NCCL_DEBUG: INFO}
@@ -42,12 +43,15 @@ module_path=/soft/modules
 module=spack/1
 module=apptainer
 apptainer=$HOME/bin/apptainer
+option=--fakeroot
+option=--userns
 image=image-cu126.sif
 profile={{"title": "The lab", "scheduler": "pbs", "clusters": ["lab", "lab.example.org"], "start": "mpiexec", \
 "launcher_args": ["--cpu-bind", "none"], "scratch": "$WORK/runs", "host_suffix": "-hsn", \
 "nodes": {{"gpus": 4, "cpus": 64, "whole": true}}, "request": {{"partition": "gpu"}}, \
 "container": {{"module_paths": ["/soft/modules"], "modules": ["spack/1", "apptainer"], \
-"program": "$HOME/bin/apptainer", "stack": "cu126", "binds": ["/data", "/a:/b:ro"], "pass": ["MY_*", "TOKEN"]}}, \
+"program": "$HOME/bin/apptainer", "stack": "cu126", \
+"options": ["--fakeroot", "--userns"], "binds": ["/data", "/a:/b:ro"], "pass": ["MY_*", "TOKEN"]}}, \
 "env": {{"NCCL_DEBUG": "INFO"}}}}
 """
 
@@ -69,6 +73,9 @@ load_modules() {
     printf 'module=%s\\0' "${modules[@]}"
 }
 use_site
+for ((i = 1; i < ${#container_words[@]}; i += 2)); do
+    printf 'option=%s\\0' "${container_words[i]}"
+done
 printf 'apptainer=%s\\0image=%s\\0' "${APPTRAIN_APPTAINER:-}" "${APPTRAIN_IMAGE##*/}"
 """
 

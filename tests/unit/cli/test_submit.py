@@ -146,6 +146,14 @@ DIRECTIVES = """#!/bin/bash
         ("gpus: 4", "", ("--options=--gres=nvme:1",), None),
         ("gpus: 4, memory_gib: 9", "options: [--mem-per-cpu=4G]", (), ["--cpus-per-task=8", "--requeue", "--nodes=2", "--gpus-per-node=4", "--mem-per-cpu=4G"]),
         ("gpus: 4, cpus: 9, whole: true", "nodes_only: true", (), ["--requeue", "--nodes=2"]),
+        ("gpus: 4, cpus: 9, memory_gib: 9", "memory: none", (), ["--requeue", "--nodes=2", "--gpus-per-node=4", "--cpus-per-task=9"]),
+        ("gpus: 4", "memory: none, form: wrapped, gpus: '--gres=gpu:{gpus}'", (), ["--cpus-per-task=8", "--requeue", "--nodes=2", "--gres=gpu:4"]),
+        ("gpus: 4, memory_gib: 10", "cpus: none", (), ["--requeue", "--nodes=2", "--gpus-per-node=4", "--mem=10G"]),
+        ("gpus: 4, cpus: 8", "cpus: none, memory: none", (), ["--requeue", "--nodes=2", "--gpus-per-node=4"]),
+        ("gpus: 4, cpus: 48, memory_gib: 240", "memory: --mem-per-cpu", (), ["--requeue", "--nodes=2", "--gpus-per-node=4", "--cpus-per-task=48", "--mem-per-cpu=5G"]),
+        ("gpus: 4, cpus: 48, memory_gib: 250", "memory: --mem-per-cpu", ("--gpus=2",), ["--requeue", "--nodes=2", "--gpus-per-node=2", "--cpus-per-task=24", "--mem-per-cpu=5333M"]),
+        ("gpus: 4, memory_gib: 240", "memory: --mem-per-gpu", (), ["--cpus-per-task=8", "--requeue", "--nodes=2", "--gpus-per-node=4", "--mem-per-gpu=60G"]),
+        ("gpus: 4, memory_gib: 240", "memory: --mem", (), None),
     ],
 )  # fmt: skip
 def test_nothing_is_asked_for_in_two_ways(
@@ -160,6 +168,115 @@ def test_nothing_is_asked_for_in_two_ways(
         assert line[1:-1] == words
     assert len([word for word in line if word.startswith(("--gpus-per-node=", "--gres=gpu"))]) == int(
         "whole" not in nodes
+    )
+
+
+def test_a_request_of_pbs_names_neither_memory_nor_cpus_where_it_must_not(site: Site) -> None:
+    site.write(
+        "scheduler: pbs\nnodes: {gpus: 4, cpus: 8, memory_gib: 9}\nrequest: {memory: none, cpus: none}\n"
+    )
+    assert site.submit()[:5] == ["qsub", "-l", "select=2:ngpus=4", "-l", "place=scatter"]
+
+
+NEEDS = "scheduler: {}\nnodes: {{gpus: 4}}\nrequest: {{needs: [account, partition]{}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "further", "arguments", "missing"),
+    [
+        ("slurm", "", [], "account"),
+        ("slurm", "", ["--account", "a"], "partition"),
+        ("slurm", "", ["--options=-A a -p gpu"], ""),
+        ("slurm", "", ["--options=--account=a --partition gpu"], ""),
+        ("slurm", ", account: a, options: [-p, gpu]", [], ""),
+        ("slurm", ", account: a, partition: gpu", [], ""),
+        ("slurm", "", ["--options=--comment=-A"], "account"),
+        ("pbs", "", [], "account"),
+        ("pbs", "", ["--options=-P a", "--partition=gpu"], ""),
+        ("pbs", "", ["--options=-A a -q gpu"], ""),
+        ("pbs", ", account: a", ["--options=-l q=gpu"], "partition"),
+    ],
+)  # fmt: skip
+def test_a_job_is_refused_without_what_its_site_needs(
+    site: Site, scheduler: str, further: str, arguments: list[str], missing: str
+) -> None:
+    site.write(NEEDS.format(scheduler, further))
+    if not missing:
+        assert site.submit(*arguments)
+        return
+    assert site.refused("--cluster", "lab", *arguments) == (
+        f"submit: --{missing} is missing: lab.yaml says that a job there needs it: give --{missing} NAME"
+    )
+
+
+def test_an_account_in_a_variable_of_sbatch_is_one_and_time_is_asked_for_in_its_form(site: Site) -> None:
+    site.write("scheduler: slurm\nnodes: {gpus: 4}\nrequest: {needs: [account, time]}\n")
+    assert site.refused("--cluster", "lab", SBATCH_ACCOUNT="a") == (
+        "submit: --time is missing: lab.yaml says that a job there needs it: give --time HH:MM:SS"
+    )
+    assert "--time=01:00:00" in site.submit("--time", "01:00:00", SBATCH_ACCOUNT="a")
+
+
+OF_DRIVER = "scheduler: slurm\ntested: x\nnodes: {{gpus: 4, {}}}\ncontainer: {{{}}}\n"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "container", "image"),
+    [
+        ("driver: '580'", "", "image.sif"),
+        ("driver: '550.54.15'", "", "image-cu128.sif"),
+        ("driver: '550'", "stack: cu126", "image-cu126.sif"),
+        ("driver: '595', architecture: aarch64", "", "image-aarch64.sif"),
+    ],
+)
+def test_the_sites_driver_and_processor_choose_the_image(
+    site: Site, nodes: str, container: str, image: str
+) -> None:
+    site.write(OF_DRIVER.format(nodes, container))
+    done = site.run("submit.py", "--cluster", "lab", "--dry-run")
+    assert f"submit: image {site.checkout}/containers/{image}" in done.stderr
+    (site.checkout / "containers" / "image.sif").unlink(missing_ok=True)
+    assert site.refused("--cluster", "lab").startswith(
+        f"submit: there is no image {site.checkout}/containers/{image}: make image"
+        + {"image-cu128.sif": " STACK=cu128, or", "image-cu126.sif": " STACK=cu126, or"}.get(image, "")
+        + {"image-aarch64.sif": " on a node with aarch64, or"}.get(image, "")
+    )
+    if image != "image-aarch64.sif":
+        assert f"image={image}\n" in site.lab.with_suffix(".host").read_text()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "container", "message"),
+    [
+        (
+            "driver: '550'",
+            "stack: cu132",
+            "lab.yaml: container stack cu132 needs NVIDIA driver 580, and nodes driver is 550: give stack cu128 or "
+            "leave it out, or name CUDA's forward compatibility in APPTRAIN_CUDA_COMPAT",
+        ),
+        (
+            "driver: '565.57.01', architecture: aarch64",
+            "",
+            "no stack has CUDA builds for aarch64 and NVIDIA driver 565.57.01 (cu132 needs 580): have the driver "
+            "updated, or take an image that exists: apptainer pull FILE.sif docker://NAME, then "
+            "APPTRAIN_IMAGE=FILE.sif, one of NVIDIA's own for this driver",
+        ),
+    ],
+)
+def test_a_driver_that_is_too_old_is_refused_before_the_queue(
+    site: Site, nodes: str, container: str, message: str
+) -> None:
+    site.write(OF_DRIVER.format(nodes, container))
+    assert site.refused("--cluster", "lab", "--dry-run") == f"submit: {message}"
+    own = site.run("submit.py", "--cluster", "lab", "--dry-run", APPTRAIN_IMAGE="/ngc.sif")
+    assert (own.returncode, "submit: image /ngc.sif (not there" in own.stderr) == (0, True)
+
+
+def test_a_stack_without_builds_for_the_processor_is_no_profile(site: Site) -> None:
+    site.lab.write_text(OF_DRIVER.format("architecture: aarch64", "stack: cu128"))
+    assert site.refused("clusters/lab.yaml", program="profiles.py") == (
+        "profiles: clusters/lab.yaml: container stack is cu128, which has no builds for aarch64: give cu132, or leave "
+        "it out"
     )
 
 

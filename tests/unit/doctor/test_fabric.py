@@ -68,6 +68,8 @@ def test_the_network_is_the_one_that_nccl_says_it_uses(text: str, name: str) -> 
     [
         (SOCKETS, "infiniband", "NCCL uses sockets between the nodes, and is to use infiniband (NET/IB : No device found.): show the image libibverbs and the devices in /dev/infiniband (APPTRAIN_BIND, binds of the profile)"),
         (SOCKETS, "slingshot", "NCCL uses sockets between the nodes, and is to use slingshot (NET/Plugin: Could not find: libnccl-net.so): show the image the plugin libnccl-net.so and libfabric (APPTRAIN_BIND, binds of the profile)"),
+        (SOCKETS, "efa", "NCCL uses sockets between the nodes, and is to use efa (NET/Plugin: Could not find: libnccl-net.so): show the image the plugin libnccl-net.so and libfabric, and the devices in /dev/infiniband (APPTRAIN_BIND, binds of the profile)"),
+        (NEWER_OFI, "efa", None),
         (log("Using network Socket"), "infiniband", "NCCL uses sockets between the nodes, and is to use infiniband: show the image libibverbs and the devices in /dev/infiniband (APPTRAIN_BIND, binds of the profile)"),
         (SOCKETS, "ethernet", None),
         (SOCKETS, "", None),
@@ -99,6 +101,7 @@ WRITES = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/node/nccl.%h.%p"}
     [
         (plan(), settings(), {}, "infiniband", True),
         (plan(), settings(fabric="slingshot"), {}, "slingshot", True),
+        (plan(), settings(fabric="efa"), {}, "efa", True),
         (plan(), settings(fabric="ethernet"), {}, "", False),
         (plan(), settings(fabric=None), {}, "", False),
         (plan(nnodes=1), settings(), {}, "", False),

@@ -52,8 +52,13 @@ def test_ports_are_those_that_are_up(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "state").write_text(f"{state}\n")
     (tmp_path / "cxi/cxi0").mkdir(parents=True)
+    for name, driver in {"mlx5_0": "mlx5_core", "rdmap16s27": "efa"}.items():
+        folder = tmp_path / "infiniband" / name / "device"
+        folder.mkdir(parents=True)
+        (folder / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
     assert list(facts.ports("infiniband", tmp_path)) == ["mlx5_0:1", "mlx5_1:1"]
     assert list(facts.ports("slingshot", tmp_path)) == ["cxi0"]
+    assert list(facts.ports("efa", tmp_path)) == ["rdmap16s27"]
     assert list(facts.ports("", tmp_path)) == []
 
 
@@ -62,6 +67,7 @@ def test_ports_are_those_that_are_up(tmp_path: Path) -> None:
     [
         ("infiniband", {}, ["libibverbs.so.1"]),
         ("slingshot", {}, ["libnccl-net.so"]),
+        ("efa", {}, ["libnccl-net.so"]),
         ("slingshot", {"NCCL_NET_PLUGIN": "ofi"}, ["libnccl-net-ofi.so", "ofi"]),
         ("ethernet", {}, []),
         ("", {}, []),

@@ -16,7 +16,7 @@ def said(found: list[Finding]) -> list[str]:
     return [f"{one.node}: {one.check}: {one}" for one in found]
 
 
-@pytest.mark.parametrize("fabric", ["", "ethernet", "infiniband", "slingshot"])
+@pytest.mark.parametrize("fabric", ["", "ethernet", "infiniband", "slingshot", "efa"])
 def test_a_node_that_has_all_that_its_profile_says_lacks_nothing(fabric: str) -> None:
     assert judge.of_facts(WHOLE, SITE, fabric) == []
     assert judge.of_facts(WHOLE, Profile(), fabric) == []

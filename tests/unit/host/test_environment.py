@@ -1,6 +1,7 @@
 """host/environment.sh, through containers/run.sh: what passes into the image."""
 
 import getpass
+import itertools
 import json
 import re
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.host.node import IMAGE_ID, NODE, Node, said
+from tests.unit.host.node import IMAGE_ID, NODE, Node, bound, said
 
 
 def test_only_what_the_table_names_passes(node: Node) -> None:
@@ -187,6 +188,33 @@ def test_what_steers_apptainer_from_outside_is_said_once_and_not_obeyed(node: No
     given = {name for name in own if name.startswith("APPTAINERENV_")}
     assert own.keys() - given == ours.keys()
     assert given & foreign.keys() == {"APPTAINERENV_OMP_NUM_THREADS"}
+
+
+def test_binds_of_a_sites_module_count_if_its_profile_says_so(node: Node) -> None:
+    lib, conf = node.path / "lib", node.path / "conf"
+    lib.mkdir()
+    conf.mkdir()
+    node.python("exit 0")
+    module = {"APPTAINER_BIND": f"{lib}:/host/lib:ro,{conf}:/opt/conf:rw", "APPTAINERENV_X": "1"}
+    ended = node.task("--obey-binds", SINGULARITY_BINDPATH=str(conf), **module)
+    assert (ended.returncode, said(ended)) == (
+        0, "not obeyed: APPTAINERENV_X (APPTRAIN_BIND and APPTRAIN_PASS are for that)"
+    )  # fmt: skip
+    mounted = [word for option, word in itertools.pairwise(node.argv()) if option == "--mount"]
+    assert mounted[:3] == [bound(lib, "/host/lib") + ",ro", bound(conf, "/opt/conf"), bound(conf)]
+    assert not {"APPTAINER_BIND", "SINGULARITY_BINDPATH"} & node.calls()[-1]["own"].keys()
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("/none:/host", "APPTAINER_BIND /none is not there on this node: correct it, or use a directory that all nodes share"),
+        ("/usr:/host:image-src=/x", "APPTAINER_BIND: /usr:/host:image-src=/x is not SRC[:DST[:ro]] with paths from /: give one bind a line"),
+        (r"/a\:b", r"APPTAINER_BIND: /a\:b has a backslash, which is not read here: give this path in APPTRAIN_BIND"),
+    ],
+)  # fmt: skip
+def test_a_bind_of_a_module_that_cannot_be_made_is_refused(node: Node, value: str, message: str) -> None:
+    assert node.refused(node.task("--obey-binds", APPTAINER_BIND=value)) == message
 
 
 @pytest.mark.parametrize(

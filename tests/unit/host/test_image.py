@@ -154,6 +154,36 @@ def test_a_starter_without_its_setuid_bit_is_not_asked_for(node: Node) -> None:
     assert "--userns" in node.argv()
 
 
+def test_options_of_the_profile_are_apptainers_and_take_the_place_of_ours(node: Node) -> None:
+    (node.programs / "libexec/apptainer/bin/starter-suid").chmod(0o755)
+    as_another = ["unshare", "--user", "--map-user=1000", "--keep-caps"] if os.geteuid() == 0 else []
+    options = ["--option", "--fakeroot", "--option", "--userns"]
+    line = [*as_another, str(RUN_SH), *options, str(node.image), "echo", "ran"]
+    env = {**node.env, "APPTRAIN_UNPACK": "1"}
+    ended = subprocess.run(line, cwd=node.work, env=env, capture_output=True, text=True, timeout=BOUND)
+    assert (ended.returncode, ended.stdout) == (0, "ran\n"), ended.stderr
+    assert "is called with" not in ended.stderr
+    argv = node.argv()
+    assert [word for word in argv if word in ("--fakeroot", "--userns")] == ["--fakeroot", "--userns"]
+
+
+def test_wrappers_start_the_command_one_in_the_other(node: Node) -> None:
+    outer = node.program("outer", '#!/bin/sh\nexport ADAPTED=yes\nexec "$@"\n')
+    inner = node.program("inner", '#!/bin/sh\necho "$ADAPTED: $*"\nexec "$@"\n')
+    node.python("echo ran with $ADAPTED")
+    ended = node.task("--wrapper", outer, "--wrapper", inner)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "yes: python\nran with yes\n", "")
+
+
+def test_a_wrapper_that_the_image_lacks_is_named(node: Node) -> None:
+    ended = node.task("--wrapper", "/host/adapt.sh")
+    assert (ended.returncode, ended.stdout) == (64, "")
+    assert said(ended) == (
+        "the profile's container wrappers: /host/adapt.sh is no program in the image: load the module that brings it "
+        "(container modules, obey_binds), or leave it out"
+    )
+
+
 @pytest.mark.parametrize(("version", "options"), [("4.1.0", ["--tmp-sandbox"]), ("3.11.4-1.el8", [])])
 def test_singularity_is_used_with_its_own_names(node: Node, version: str, options: list[str]) -> None:
     node.setuid("singularity")

@@ -137,3 +137,13 @@ def test_a_variable_of_the_profile_counts_unless_the_user_has_set_it(tmp_path: P
     site.write_text("title: The lab\nenv: {NCCL_DEBUG: INFO}\n")
     assert ranks_env(["script.py"], "--profile", str(site))["NCCL_DEBUG"] == "INFO"
     assert "NCCL_DEBUG" not in ranks_env(["script.py"], "--profile", str(site), NCCL_DEBUG="WARN")
+
+
+def test_efa_is_libfabrics_provider_unless_the_user_or_the_profile_has_chosen(tmp_path: Path) -> None:
+    site = tmp_path / "aws.yaml"
+    site.write_text("launch: {fabric: efa}\n")
+    assert ranks_env(["script.py"], "--profile", str(site))["FI_PROVIDER"] == "efa"
+    assert "FI_PROVIDER" not in ranks_env(["script.py"], "--profile", str(site), FI_PROVIDER="tcp")
+    site.write_text("launch: {fabric: efa}\nenv: {FI_PROVIDER: sockets}\n")
+    assert ranks_env(["script.py"], "--profile", str(site))["FI_PROVIDER"] == "sockets"
+    assert "FI_PROVIDER" not in ranks_env(["script.py"], "--fabric", "slingshot")

@@ -1,5 +1,6 @@
 """The job script for Slurm: what it makes of a site's profile."""
 
+import itertools
 import shlex
 import shutil
 from pathlib import Path
@@ -101,6 +102,22 @@ def test_a_profile_says_what_starts_the_image_and_what_it_shows(cluster: Cluster
     at = words.index("--quit-on-interrupt")
     assert words[at + 1 : at + 3] == ["--network=single_node_vni", "--comment=a $(touch pwned) b"]
     assert not list(cluster.folder.rglob("pwned"))
+
+
+def test_a_profile_says_how_the_container_is_started_and_what_prepares_it(cluster: Cluster) -> None:
+    add_profile(
+        cluster,
+        "here",
+        LAB
+        + "container: {options: [--fakeroot, '--security=a;b'], obey_binds: true, wrappers: [/host/adapt.sh]}\n",
+    )
+    ended = cluster.run()
+    assert (ended.returncode, ended.stderr) == (0, "")
+    options = cluster.run_options()
+    pairs = list(itertools.pairwise(options))
+    assert [value for name, value in pairs if name == "--option"] == ["--fakeroot", "--security=a;b"]
+    assert [value for name, value in pairs if name == "--wrapper"] == ["/host/adapt.sh"]
+    assert "--obey-binds" in options
 
 
 def test_what_the_user_set_wins_over_the_profile(cluster: Cluster) -> None:

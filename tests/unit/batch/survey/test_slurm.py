@@ -153,9 +153,40 @@ def test_lines_that_say_nothing_of_nodes_are_left_out() -> None:
 def test_a_cluster_without_gpus_is_asked_about(login: Login) -> None:
     sinfo = "cpu* up 1-00:00:00 90 128 262144 NO (null) c[1-90]"
     assert found(login, sinfo)["nodes.gpus"] == 0
-    assert asked(login, sinfo) == {
-        "request.partition": "sinfo shows no GPUs: which partition has them? Until then submit with --device cpu"
-    }
+    assert asked(login, sinfo) == {"request.partition": NO_GRES.format("cpu")}
+
+
+NO_GRES = (
+    "sinfo shows no GPUs (GRES (null)): have the nodes of {} any that Slurm does not count, or those of another "
+    "partition? Then write `nodes: {{gpus: N, whole: true}}` and `request: {{nodes_only: true}}`. Until then submit with "
+    "--device cpu"
+)
+
+
+@pytest.mark.parametrize("name", ["gh", "gpu-a100", "h100", "rtx-dev", "gpu_h200", "acc", "v100s"])
+def test_where_slurm_counts_no_gpus_a_partition_of_that_name_is_asked_about(login: Login, name: str) -> None:
+    sinfo = f"cpu* up 1-00:00:00 90 128 262144 NO (null) c[1-90]\n{name} up 2-00:00:00 9 72 110000 NO (null) g[1-9]"
+    assert (found(login, sinfo)["request.partition"], asked(login, sinfo)["request.partition"]) == (
+        name,
+        NO_GRES.format(name),
+    )
+
+
+@pytest.mark.parametrize("name", ["big", "ghost", "highmem", "gg"])
+def test_any_other_name_does_not_look_like_gpus(login: Login, name: str) -> None:
+    sinfo = f"cpu* up 1-00:00:00 90 128 262144 NO (null) c[1-90]\n{name} up 2-00:00:00 9 72 110000 NO (null) g[1-9]"
+    assert found(login, sinfo)["request.partition"] == "cpu"
+
+
+def test_nodes_of_another_processor_are_said_to_be_such(login: Login) -> None:
+    node = NODE.replace("CPUAlloc=0", "Arch=aarch64 CPUAlloc=0")
+    sinfo = "gh up 12:00:00 1 72 262144 NO gpu:gh200:4 g1"
+    assert found(login, sinfo, node=node)["nodes.architecture"] == "aarch64"
+    lines = {line.key: line for line in slurm.survey(login.machine()).lines}
+    assert lines["nodes.driver"].questions == (
+        "which NVIDIA driver have the nodes (nvidia-smi)? On aarch64 each stack needs 580 or newer",
+    )
+    assert "nodes.architecture" not in found(login, sinfo, node=NODE.replace("CPUAlloc=0", "Arch=x86_64"))
 
 
 def test_what_scontrol_does_not_say_is_asked(login: Login) -> None:
