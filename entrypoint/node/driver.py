@@ -8,7 +8,8 @@ UUIDs or MIG instances), in CUDA's order. If it does not start, NVML lists every
                         driver  its version, or null
                         cuda    of libcuda, as 1000 * major + 10 * minor; null without libcuda
                         error   null, or [cuInit's number, text]; without libcuda [null, the linker's text]
-                        gpus    a list of objects: name, capability as [major, minor]
+                        gpus    a list of objects: name, capability as [major, minor], address on the PCI
+                                bus, empty if unknown
 """
 
 import contextlib
@@ -84,7 +85,15 @@ def _cuda_gpu(call: Callable[..., None], ordinal: int) -> dict[str, Any]:
     call("cuDeviceGetName", name, len(name), device)
     call("cuDeviceGetAttribute", ctypes.byref(major), CAPABILITY_MAJOR, device)
     call("cuDeviceGetAttribute", ctypes.byref(minor), CAPABILITY_MINOR, device)
-    return _gpu(name, major, minor)
+    return {**_gpu(name, major, minor), "address": _cuda_address(call, device)}
+
+
+def _cuda_address(call: Callable[..., None], device: ctypes.c_int) -> str:
+    """Of a slice of a GPU (MIG) the GPU's."""
+    address = ctypes.create_string_buffer(32)
+    with contextlib.suppress(DriverError, AttributeError):
+        call("cuDeviceGetPCIBusId", address, len(address), device)
+    return address.value.decode(errors="replace")
 
 
 def _ask_nvml() -> tuple[str | None, list[dict[str, Any]]]:
@@ -111,7 +120,8 @@ def _nvml_gpu(call: Callable[..., None], index: int) -> dict[str, Any]:
 
 
 def _gpu(name: Any, major: ctypes.c_int, minor: ctypes.c_int) -> dict[str, Any]:
-    return {"name": name.value.decode(errors="replace"), "capability": [major.value, minor.value]}
+    capability = [major.value, minor.value]
+    return {"name": name.value.decode(errors="replace"), "capability": capability, "address": ""}
 
 
 def library(name: str) -> Callable[..., None]:

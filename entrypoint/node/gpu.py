@@ -42,6 +42,8 @@ class Gpu:
     name: str
     capability: Version
     """Compute capability, (major, minor)."""
+    address: str = field(default="", compare=False)
+    """On the PCI bus, as the driver writes it; empty if it does not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,21 +173,28 @@ def _read(said: Mapping[str, Any]) -> DriverReport:
         driver=said["driver"],
         cuda=None if cuda is None else (cuda // 1000, cuda % 1000 // 10),
         error=None if error is None else (error[0], error[1]),
-        gpus=tuple(Gpu(name=gpu["name"], capability=tuple(gpu["capability"])) for gpu in said["gpus"]),
+        gpus=tuple(
+            Gpu(name=gpu["name"], capability=tuple(gpu["capability"]), address=gpu["address"])
+            for gpu in said["gpus"]
+        ),
     )
 
 
-async def check_stack(plan: LaunchPlan, env: Mapping[str, str], say: Callable[[str], None]) -> None:
-    """Raises BadInput where the image's CUDA would fail on this node's driver or GPUs; `env`: the ranks'."""
+async def check_stack(
+    plan: LaunchPlan, env: Mapping[str, str], say: Callable[[str], None]
+) -> DriverReport | None:
+    """What the driver says, if it was asked. Raises BadInput where the image's CUDA would fail on this node's
+    driver or GPUs; `env`: the ranks'."""
     stack = stack_of_image(env) if plan.device == "cuda" else None
     if stack is None:
-        return
+        return None
     found = await ask_driver(env)
     if found.failed:
         say(f"the NVIDIA driver on {plan.node} could not be asked ({found.failed}): going on without")
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if why := misfit(stack, found, node=plan.node, visible=visible, ranks=plan.nproc_per_node):
         raise BadInput("gpu-stack-misfit", why)
+    return found
 
 
 def misfit(

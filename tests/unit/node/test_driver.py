@@ -71,6 +71,11 @@ int cuGetErrorString(int error, const char **text) {
 int cuDeviceGetCount(int *count) { *count = number("FAKE_GPUS"); return is_ready ? 0 : 3; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal + 100; return 0; }
 int cuDeviceGetName(char *name, int size, int device) { snprintf(name, size, "Fake %d", device); return 0; }
+int cuDeviceGetPCIBusId(char *address, int size, int device) {
+    if (number("FAKE_OLD")) return 801;
+    snprintf(address, size, "0000:%X:00.0", device);
+    return 0;
+}
 int cuDeviceGetAttribute(int *value, int attribute, int device) {
     if (attribute != 75 && attribute != 76) return 1;
     *value = attribute == 75 ? number("FAKE_MAJOR") : device - 100;
@@ -163,6 +168,8 @@ def test_libcuda_tells_its_gpus_and_nvml_is_not_needed(libcuda: Path, module: Pa
         cuda=(13, 2),
         gpus=(Gpu(name="Fake 100", capability=(9, 0)), Gpu(name="Fake 101", capability=(9, 1))),
     )
+    assert [one.address for one in machine.look(FAKE_GPUS="2").gpus] == ["0000:64:00.0", "0000:65:00.0"]
+    assert [one.address for one in machine.look(FAKE_GPUS="1", FAKE_OLD="1").gpus] == [""]
     assert machine.look(FAKE_CUDA="12040") == DriverReport(driver="580.65.06", cuda=(12, 4))
     assert machine.look(FAKE_CUDA="12040", FAKE_NOISE="1") == DriverReport(driver="580.65.06", cuda=(12, 4))
 
