@@ -70,7 +70,6 @@ OF_TORCHRUN = {
     "--start-method": "how ranks start is --start-ranks",
     "--signals-to-handle": "ranks get SIGTERM, SIGINT and SIGHUP; the planned end is --stop-signal",
     "--shutdown-timeout": "the time to save after SIGTERM is --term-grace",
-    "--numa-binding": "start CMD with a tool that binds it: --no-python -- numactl",
     "--module": "a module is given as CMD: -- -m NAME",
     "--run-path": "a script is given as CMD: -- my_script.py",
     **dict.fromkeys(("--role", "--event-log-handler", "--logs-specs"), _OWN),

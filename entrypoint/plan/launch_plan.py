@@ -15,7 +15,8 @@ from typing import Any, Literal
 
 from entrypoint.core.plain import counted
 from entrypoint.plan import commands
-from entrypoint.plan.origin import Origin, ValueSource
+from entrypoint.plan.cores import RankCores
+from entrypoint.plan.origin import Origin, ValueSource, derived_from
 from entrypoint.plan.rendezvous import Rendezvous, port_pair
 from entrypoint.schedulers.allocation import Allocation, Context
 
@@ -53,8 +54,13 @@ class LaunchPlan:
     run_dir: str
     venv: str | None
     """The venv whose Python runs the ranks; None for the Python that the entrypoint is started with."""
+    numa_binding: str
+    """Which cores each rank is to get (--numa-binding)."""
     sources: Mapping[str, ValueSource]
     """What gave each value, by its dotted key in the JSON."""
+    cores: tuple[RankCores, ...] = ()
+    """Those of this task's ranks. Empty: each rank may use all that were granted, or only launch, which sees
+    the node, will know."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -190,6 +196,8 @@ class LaunchPlan:
             },
             "start_ranks": self.start_ranks,
             "preload": list(self.preload),
+            "numa_binding": self.numa_binding,
+            "cores": [rank.to_json() for rank in self.cores] or None,
             "venv": self.venv,
             "argv": self.argv,
             "env": dict(self.env),
@@ -276,6 +284,17 @@ def with_env(plan: LaunchPlan, added: Mapping[str, str], source: ValueSource) ->
     """The plan with further variables for the workers."""
     sources = dict(plan.sources) | {f"env.{name}": source for name in added}
     return dataclasses.replace(plan, env={**plan.env, **added}, sources=sources)
+
+
+def with_cores(plan: LaunchPlan, cores: Sequence[RankCores], threads: int) -> LaunchPlan:
+    """The plan once launch knows the cores of this task's ranks. `threads`: for how many threads of a rank
+    they are enough; a derived OMP_NUM_THREADS is not larger."""
+    sources = {**plan.sources, "cores": derived_from("numa_binding")}
+    plan = dataclasses.replace(plan, cores=tuple(cores), sources=sources)
+    name = "OMP_NUM_THREADS"
+    if plan.sources[f"env.{name}"].origin is not Origin.DERIVED or int(plan.env[name]) <= threads:
+        return plan
+    return with_env(plan, {name: str(threads)}, derived_from("numa_binding"))
 
 
 def placement(

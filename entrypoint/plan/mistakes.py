@@ -224,10 +224,13 @@ def _check_starters(command: Sequence[str], name: str, mode: str, *, no_python: 
     if launcher:
         if mode == "exec" and (no_python or command[0] == "-m"):
             return
+        script = _script(rest)
+        before = rest[: len(rest) - len(script)] if rest[-len(script) :] == script else rest
+        words = [*_binding(before), "--", *script]
         raise BadInput(
             "cmd-launcher",
             f"CMD begins with {launcher}: leave it and its options out, apptrain starts the ranks: "
-            f"-- {shlex.join(_script(rest))}",
+            f"{shlex.join(words)}",
         )
     if no_python:
         return
@@ -242,6 +245,16 @@ def _check_starters(command: Sequence[str], name: str, mode: str, *, no_python: 
         )
     if name in SHELLS:
         raise _shell(command[0], command)
+
+
+def _binding(options: Sequence[str]) -> list[str]:
+    """torchrun's --numa-binding, which is ours too; of its other options those of a job know better."""
+    for at, word in enumerate(options):
+        name, equals, value = word.replace("_", "-").partition("=")
+        if name == "--numa-binding":
+            given = value if equals else "".join(options[at + 1 : at + 2])
+            return [f"{name}={given}"]
+    return []
 
 
 def _script(words: Sequence[str]) -> list[str]:

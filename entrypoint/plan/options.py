@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.core import spelling
+from entrypoint.plan.cores import BINDINGS
 from entrypoint.plan.failure_policy import FailurePolicy
 from entrypoint.plan.profile import FABRICS, RDMA
 from entrypoint.schedulers import choice
@@ -73,6 +74,14 @@ def one_of(*choices: str) -> Callable[[str], str]:
         return text
 
     return parse
+
+
+def numa_binding(text: str) -> str:
+    if text == "core-complex":
+        raise ValueError(
+            f"must be one of {', '.join(BINDINGS)}; the closest to torchrun's {text} is exclusive"
+        )
+    return one_of(*BINDINGS)(text)
 
 
 def failure_policy(text: str) -> FailurePolicy:
@@ -276,6 +285,16 @@ OPTIONS: tuple[Option, ...] = (
         in_profile=True,
         help="modules that are imported with torch before the ranks are forked, with commas between them "
         "(default: none)",
+    ),
+    Option(
+        name="numa-binding",
+        parse=numa_binding,
+        metavar="HOW",
+        default="none",
+        in_profile=True,
+        help="cores of each rank, as torchrun means it: node: those of its GPU's NUMA node; socket: of its "
+        "socket; exclusive: its share of the node's; auto: node or socket, if no core is left without a "
+        "rank; on CPUs ranks are spread over the NUMA nodes (default: none)",
     ),
     Option(
         name="fabric",

@@ -19,6 +19,7 @@ from entrypoint.core import files, spelling
 from entrypoint.core.checkout import make
 from entrypoint.core.errors import BadInput
 from entrypoint.core.plain import plain
+from entrypoint.plan.cores import BINDINGS
 from entrypoint.schedulers.known import KNOWN, words_of
 
 CLUSTERS = Path(__file__).parents[2] / "clusters"
@@ -313,6 +314,7 @@ LAUNCH: Mapping[str, Kind] = {
     "omp-num-threads": _count(1),
     "start-ranks": _one_of("auto", "fork", "spawn"),
     "preload": _list(_matching(r"[A-Za-z_][\w.]*", "a module's name")),
+    "numa-binding": _one_of(*BINDINGS),
     "fabric": _one_of(*FABRICS),
 }
 PLAIN: Mapping[str, Kind] = {

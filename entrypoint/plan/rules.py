@@ -47,6 +47,7 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
         env, allocation, settings, profile, nproc.value, run_dir, device
     )
     start_ranks, preload = _start_ranks(settings, mode.value)
+    numa_binding = _numa_binding(settings, mode.value)
     placed = placement(mode.value, allocation, members, nproc.value, rendezvous)
     if rendezvous.backend == "c10d":
         notes += (
@@ -68,6 +69,7 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
         no_python=settings.value("no-python"),
         start_ranks=start_ranks.value,
         preload=preload.value,
+        numa_binding=numa_binding.value,
         # With what follows a failure, --max-restarts bounds that, and torchrun would hide failures from it.
         max_restarts=0 if settings.on_failure.requeues else settings.value("max-restarts") or 0,
         env=workers | placed,
@@ -82,6 +84,7 @@ def build(env: Mapping[str, str], allocation: Allocation, settings: Settings, pr
             **rendezvous_sources,
             "start_ranks": start_ranks.source,
             "preload": preload.source,
+            "numa_binding": numa_binding.source,
             "venv": settings["venv"].source,
             **{f"env.{name}": source for name, source in worker_sources.items()},
             **{f"env.{name}": derived_from("mode") for name in placed},
@@ -221,6 +224,20 @@ def _start_ranks(settings: Settings, mode: Mode) -> tuple[Setting, Setting]:
         )
     source = derived_from("no_python" if no_python else "mode")
     return Setting(value="spawn", source=source if setting.value == "auto" else setting.source), preload
+
+
+def _numa_binding(settings: Settings, mode: Mode) -> Setting:
+    """In mode `exec` CMD starts the ranks, and only a command line can have meant them to be bound."""
+    setting = settings["numa-binding"]
+    if mode != "exec" or setting.value == "none":
+        return setting
+    if setting.origin is Origin.PROFILE or setting.value == "auto":
+        return Setting(value="none", source=derived_from("mode"))
+    raise BadInput(
+        "numa-mode-exec",
+        f"--numa-binding {setting.value} binds ranks that apptrain starts, and with --mode exec CMD starts "
+        "them: leave one of the two out",
+    )
 
 
 def _with_gpus_of_site(env: Mapping[str, str], allocation: Allocation, profile: Profile) -> Allocation:

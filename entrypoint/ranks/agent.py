@@ -6,8 +6,8 @@ ends, and connects its output to pipes. It runs in one of two ways: as a file, s
 imports no torch; or as the template of forks.py, which imports torch, forks the ranks, and then becomes the
 agent.
 
-    stdin   one JSON line (options, command, master_addr, master_port, listen, streams, errors, preload);
-            then `go`; closed: end the ranks
+    stdin   one JSON line (options, command, master_addr, master_port, listen, streams, errors, preload,
+            cores); then `go`; closed: end the ranks
     report  JSON lines: ready, started, ended, finished
 """
 
@@ -22,7 +22,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,14 +61,7 @@ def main() -> None:
 
 def start_of_template(at_start: dict[str, Any]) -> None:
     """What a template does while its interpreter starts. Returns in the ranks alone, which go on then."""
-    import importlib.util
-
-    file = Path(__file__).with_name("forks.py")
-    spec = importlib.util.spec_from_file_location("apptrain_forks", file)
-    assert spec
-    assert spec.loader
-    forks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(forks)
+    forks = _load_forks()
     report = Reporter(forks.leave_hook())
     control = _take_stdin()
     order = json.loads(_line(control))
@@ -76,7 +69,7 @@ def start_of_template(at_start: dict[str, Any]) -> None:
     why, seen = _fit_for_forks(forks, order, at_start)
     waiting = {}
     for local_rank, (out, err) in ({} if why else order["streams"]).items():
-        rank = forks.fork_rank(out, err)
+        rank = forks.fork_rank(out, err, order["cores"].get(local_rank, []))
         if rank is None:
             return
         waiting[int(local_rank)] = rank
@@ -85,6 +78,19 @@ def start_of_template(at_start: dict[str, Any]) -> None:
     report("ready", gpus=int(seen) if seen else None, why=why)
     _act(order, report, control, waiting)
     end(0)
+
+
+def _load_forks() -> Any:
+    """The module, by its path: in a template no folder of ours is in Python's path."""
+    import importlib.util
+
+    file = Path(__file__).with_name("forks.py")
+    spec = importlib.util.spec_from_file_location("apptrain_forks", file)
+    assert spec
+    assert spec.loader
+    forks = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(forks)
+    return forks
 
 
 def _fit_for_forks(forks: Any, order: dict[str, Any], at_start: dict[str, Any]) -> tuple[str, str]:
@@ -101,6 +107,8 @@ def _fit_for_forks(forks: Any, order: dict[str, Any], at_start: dict[str, Any]) 
     loaded = {name.partition(".")[0] for name in sys.modules.keys() - at_start.keys()}
     if why := forks.why_not(order["command"], loaded):
         return why, seen
+    if order["cores"] and (found := [name for name in forks.PLACES if name in os.environ]):
+        return f"{found[0]} is set, and OpenMP has counted cores as torch was imported", seen
     if forks.threads() > of_torch:
         forks.asked_in_fork(os.getpid)  # those that their library ends before a fork may stay
     if forks.threads() > of_torch:
@@ -232,6 +240,17 @@ class Watched:
             self._told.set()
 
 
+@contextlib.contextmanager
+def _on_cores(cores: list[int]) -> Iterator[None]:
+    """What this thread starts meanwhile runs on these cores; empty: on any."""
+    before = os.sched_getaffinity(0)
+    _load_forks().run_on(cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
 def _run(order: dict[str, Any], report: Reporter, running: dict[int, int], waiting: dict[int, Any]) -> None:
     """Runs the ranks to their end, their pids in `running`."""
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -292,7 +311,8 @@ def _run(order: dict[str, Any], report: Reporter, running: dict[int, int], waiti
         """The rank that is there already; one that torchrun starts again is started afresh."""
         process = waiting.pop(handler.local_rank_id, None)
         if process is None:
-            process = fresh(handler, argv, env)
+            with _on_cores(order["cores"].get(str(handler.local_rank_id), [])):
+                process = fresh(handler, argv, env)
         else:
             process.begin(env)
         running[handler.local_rank_id] = process.pid

@@ -32,6 +32,8 @@ READ_AT_IMPORT = (
     *("ATEN_", "PYTORCH_", "TORCH", "LD_", "PYTHON"),
 )
 """What libraries read while they are loaded, or may: the beginnings of names."""
+PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+"""With one of these, OpenMP counts its cores when it is loaded, and binds its threads to them later."""
 
 _HOOK = """\
 import sys
@@ -221,8 +223,20 @@ class Fork:
         return self.returncode
 
 
-def fork_rank(out: int, err: int) -> Fork | None:
-    """A rank that writes to these pipes and waits; None in that rank itself, once it is to begin."""
+def run_on(cores: list[int]) -> None:
+    """This thread, and all that it starts from now on, runs on these cores; empty: on those of before. If
+    they were taken from the job meanwhile, a line on stderr says so, and it goes on with what is left."""
+    if not cores:
+        return
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError as error:
+        os.write(2, f"apptrain: this rank is not bound to its cores: {error.strerror}\n".encode())
+
+
+def fork_rank(out: int, err: int, cores: list[int]) -> Fork | None:
+    """A rank that writes to these pipes and waits, on these cores (none: on any); None in that rank itself,
+    once it is to begin."""
     reader, writer = os.pipe()
     pid = fork()
     if pid:
@@ -231,6 +245,7 @@ def fork_rank(out: int, err: int) -> Fork | None:
     os.setsid()
     os.dup2(out, 1)
     os.dup2(err, 2)
+    run_on(cores)
     os.dup2(reader, 3)
     os.closerange(4, os.sysconf("SC_OPEN_MAX"))
     order = bytearray()

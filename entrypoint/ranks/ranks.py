@@ -294,6 +294,7 @@ class Ranks:
             "streams": {index: self._streams[rank] for index, rank in enumerate(self.ranks)},
             "errors": str(self._scratch),
             "preload": list(self.plan.preload),
+            "cores": {rank.local_rank: rank.cores for rank in self.plan.cores},
         }
         self.close_pipes()
         assert self._child.stdin is not None
@@ -377,7 +378,7 @@ class Ranks:
                 stderr=err,
                 env=self._env,
                 start_new_session=True,
-                preexec_fn=processes.die_with_parent,
+                preexec_fn=self._begin_command,
             )
         except OSError as error:
             self.close_pipes()
@@ -389,6 +390,12 @@ class Ranks:
         self.pids[rank] = self._child.pid
         self.started.set()
         self._tasks.append(asyncio.create_task(self._wait_for_command(rank)))
+
+    def _begin_command(self) -> None:
+        """In the process that CMD will be."""
+        processes.die_with_parent()
+        for rank in self.plan.cores:
+            forks.run_on(list(rank.cores))
 
     async def _wait_for_command(self, rank: int) -> None:
         assert self._child is not None

@@ -39,7 +39,7 @@ from entrypoint.ranks.output import Console, Relay, Voice
 from entrypoint.ranks.ranks import Ranks
 from entrypoint.record import source
 from entrypoint.record.manifest import Manifest, kept_plan
-from entrypoint.run import meeting, start
+from entrypoint.run import binding, meeting, start
 from entrypoint.run.endings import asked_to_end, to_failure
 from entrypoint.run.finished import FinishedAttempt
 from entrypoint.run.given import Given, identity, version
@@ -297,12 +297,11 @@ class Attempt:
         await self._manifest.tell_node(plan)
         for note in plan.notes if given.before is None else ():
             voice.once(note)
-        env = given.rank_env(plan, self._hooks)
-        await gpu.check_stack(plan, env, voice.say)
+        plan = await self._bound(plan, voice)
         relay = Relay(self._consoles)
         ranks = Ranks(
             plan,
-            env,
+            given.rank_env(plan, self._hooks),
             relay,
             given.run_dir,
             scratch=self._scratch,
@@ -318,6 +317,16 @@ class Attempt:
                 await ranks.kill()
             finally:
                 await _finish_output(relay)
+
+    async def _bound(self, plan: LaunchPlan, voice: Voice) -> LaunchPlan:
+        """The plan with the cores of its ranks, once the stack fits this node's driver."""
+        given = self._given
+        env = given.rank_env(plan, self._hooks)
+        driver = await gpu.check_stack(plan, env, voice.say)
+        bound = await binding.with_cores_of_ranks(plan, env, driver, voice.once)
+        if bound.cores:
+            await run_in_thread(given.run_dir.write_plan, kept_plan(bound, given.env), bound.place)
+        return bound
 
     @property
     def _scratch(self) -> Path:

@@ -39,6 +39,10 @@ class SchedulerWords:
     """How a request asks for the {gpus} of a node."""
     warns_later: str
     """What to do if its warning comes before the job begins."""
+    cores_beside_gpus: str = ""
+    """How a request gets cores on the NUMA nodes of its GPUs."""
+    task_cores_beside_gpus: str = ""
+    """The same if it has a task for each GPU, which the scheduler binds to cores."""
     warning: str = ""
     """Who warns a job before its end, if the scheduler does. Empty: the job script does, by --stop-before."""
     forms: tuple[str, ...] = ()
@@ -70,6 +74,10 @@ KNOWN = (
         of_cluster=("slurm", "srun", "salloc", "sbatch"),
         gpus="--gpus-per-node={gpus}",
         warns_later="warn later with --options=--signal=B:USR2@SECONDS",
+        cores_beside_gpus="request whole nodes (--exclusive) or cores beside the GPUs "
+        "(--gres-flags=enforce-binding)",
+        task_cores_beside_gpus="start one task on each node, or tasks in the order of the GPUs "
+        "(--distribution=block:block), or with srun --gpu-bind=closest or --cpu-bind=none",
         warning="sbatch --signal=B:USR2@SECONDS",
         forms=("wrapped",),
         memory_words=("--mem", "--mem-per-cpu", "--mem-per-gpu"),
@@ -94,6 +102,7 @@ KNOWN = (
         of_cluster=("pbs", "qsub"),
         gpus="ngpus={gpus}",
         warns_later="give a smaller --stop-before",
+        cores_beside_gpus="request whole hosts (-l place=scatter:excl)",
         forms=("select", "totals"),
         has_chunks=True,
         short_options={"-q": "--partition"},
@@ -106,3 +115,11 @@ KNOWN = (
 def words_of(name: str) -> SchedulerWords:
     """The entry of that name. Raises KeyError if there is none."""
     return {words.name: words for words in KNOWN}[name]
+
+
+def cores_beside_gpus(name: str, *, one_task: bool) -> str:
+    """What helps if the granted cores are not on the NUMA nodes of the GPUs. `one_task`: of a node."""
+    found = next((words for words in KNOWN if words.name == name), None)
+    if found is None:
+        return "allow this process cores there (taskset, numactl, the container's cpuset)"
+    return found.cores_beside_gpus if one_task else found.task_cores_beside_gpus or found.cores_beside_gpus

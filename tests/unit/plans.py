@@ -156,6 +156,8 @@ def spelled(facts: dict[str, Any], options: list[str]) -> dict[str, Any]:
     return plan | {
         "start_ranks": "fork" if facts["mode"] == "torchrun" else "spawn",
         "preload": [],
+        "numa_binding": "none",
+        "cores": None,
         "venv": None,
         "argv": _argv(plan),
         "env": _env(plan, facts),
@@ -240,6 +242,7 @@ def _sources(facts: dict[str, Any], options: list[str]) -> dict[str, str]:
         "rendezvous.join_port": derived["job_id"],
         "start_ranks": "default" if facts["mode"] == "torchrun" else "derived:mode",
         "preload": "default",
+        "numa_binding": "default",
         "venv": "default",
         "env.OMP_NUM_THREADS": "flag" if "--omp-num-threads" in options else derived["cpus"],
         "env.APPTRAIN_RUN_DIR": "derived:run_dir",

@@ -210,6 +210,64 @@ def test_ranks_are_forks_where_nothing_speaks_against_it(
     assert (plan["preload"], plan["sources"]["preload"]) == preload
 
 
+@pytest.mark.parametrize(
+    ("arguments", "profile", "env", "found"),
+    [
+        ((), "", {}, ("none", "default")),
+        ((), "numa_binding: socket", {}, ("socket", "profile:site.yaml")),
+        (
+            (),
+            "numa_binding: socket",
+            {"APPTRAIN_NUMA_BINDING": "node"},
+            ("node", "env:APPTRAIN_NUMA_BINDING"),
+        ),
+        (("--numa_binding", "exclusive"), "", {"APPTRAIN_NUMA_BINDING": "node"}, ("exclusive", "flag")),
+        (("--mode", "exec"), "numa_binding: node", {}, ("none", "derived:mode")),
+        (("--mode", "exec", "--numa-binding", "auto"), "", {}, ("none", "derived:mode")),
+        (("--mode", "exec", "--numa-binding", "none"), "", {}, ("none", "flag")),
+    ],
+)
+def test_a_plan_says_how_ranks_are_bound_and_only_launch_knows_their_cores(
+    cli: Cli,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    profile: str,
+    env: dict[str, str],
+    found: tuple[str, str],
+) -> None:
+    path = tmp_path / "site.yaml"
+    path.write_text(f"launch: {{{profile}}}\n")
+    plan = cli.plan(NODE | {"APPTRAIN_PROFILE": str(path)} | env, *arguments, "--", "my.py")
+    assert (plan["numa_binding"], plan["sources"]["numa_binding"]) == found
+    assert plan["cores"] is None
+    assert "cores" not in plan["sources"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (
+            ("--numa-binding", "nod"),
+            "--numa-binding=nod: must be one of node, socket, exclusive, auto, none: did you mean node?",
+        ),
+        (
+            ("--numa-binding", "core-complex"),
+            "--numa-binding=core-complex: must be one of node, socket, exclusive, auto, none; the closest to "
+            "torchrun's core-complex is exclusive",
+        ),
+        (
+            ("--mode", "exec", "--numa-binding", "node"),
+            "--numa-binding node binds ranks that apptrain starts, and with --mode exec CMD starts them: leave one "
+            "of the two out",
+        ),
+    ],
+)
+def test_a_binding_that_is_none_or_that_nothing_would_carry_out_is_refused(
+    cli: Cli, arguments: tuple[str, ...], text: str
+) -> None:
+    assert cli.refusal(NODE, *arguments, "--", "my.py") == text
+
+
 def test_what_the_reference_job_imports_is_preloaded(cli: Cli) -> None:
     plan = cli.plan(NODE, "--", "-m", "train", "--config", "digits")
     assert (plan["preload"], plan["sources"]["preload"]) == (

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from entrypoint.ranks import agent
+from entrypoint.ranks.forks import PLACES
 
 
 class Said(list[dict[str, Any]]):
@@ -131,6 +132,8 @@ def test_without_its_parent_it_ends_all_ranks_also_those_that_do_not_heed_sigter
 class Forks:
     """What a template finds out in forks of itself."""
 
+    PLACES = PLACES
+
     def __init__(
         self, *, gpus: str = "0", threads: tuple[int, ...] = (1,), cuda: str = "open", why: str = ""
     ) -> None:
@@ -182,11 +185,25 @@ def test_what_speaks_against_forks_of_this_process(
     at_start = dict(sys.modules)
     at_start.pop("torch", None)
     monkeypatch.setitem(sys.modules, "torch", stand_in())
-    order = {"preload": ["mine"], "command": ["script.py"]}
+    order = {"preload": ["mine"], "command": ["script.py"], "cores": {}}
     found, seen = agent._fit_for_forks(forks, order, at_start)
     assert (found, seen) == (why, forks._gpus)
     assert imported == [[], ["mine"]]  # torch, and then these
     assert forks.loaded == {"torch"}
+
+
+@pytest.mark.parametrize(
+    ("cores", "why"),
+    [({}, ""), ({"0": [0]}, "OMP_PLACES is set, and OpenMP has counted cores as torch was imported")],
+)
+def test_places_of_threads_speak_against_forks_with_cores_of_their_own(
+    monkeypatch: pytest.MonkeyPatch, cores: dict[str, list[int]], why: str
+) -> None:
+    monkeypatch.setattr(agent, "_import", lambda _: None)
+    monkeypatch.setitem(sys.modules, "torch", stand_in())
+    monkeypatch.setenv("OMP_PLACES", "cores")
+    order = {"preload": [], "command": ["script.py"], "cores": cores}
+    assert agent._fit_for_forks(Forks(), order, {}) == (why, "0")
 
 
 def test_a_preload_that_cannot_be_imported_speaks_against_them(monkeypatch: pytest.MonkeyPatch) -> None:

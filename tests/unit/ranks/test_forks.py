@@ -26,7 +26,7 @@ def start_of_template(at_start):
     sys.modules["torch"] = types.SimpleNamespace(default_generator=types.SimpleNamespace(seed=lambda: None))
     ranks = []
     for _ in range({ranks}):
-        rank = forks.fork_rank(os.dup(1), os.dup(2))
+        rank = forks.fork_rank(os.dup(1), os.dup(2), {cores})
         if rank is None:
             del sys.modules["torch"]
             return
@@ -147,10 +147,10 @@ def plain(words: Sequence[str], work: Path, env: dict[str, str]) -> tuple[str, s
 
 
 def forked(
-    words: Sequence[str], work: Path, env: dict[str, str], ranks: int = 1
+    words: Sequence[str], work: Path, env: dict[str, str], ranks: int = 1, cores: Sequence[int] = ()
 ) -> tuple[str, str, list[int]]:
     agent = work.parent / "agent.py"
-    agent.write_text(AGENT.format(forks=forks.__file__, ranks=ranks))
+    agent.write_text(AGENT.format(forks=forks.__file__, ranks=ranks, cores=list(cores)))
     forks.install(work.parent / "template", agent)
     reader, writer = os.pipe()
     line = [sys.executable, "-u", *words]
@@ -223,6 +223,18 @@ def test_a_fork_ends_without_what_libraries_of_the_template_do_at_their_end(work
     assert forked(("script.py",), work, env) == (f"ran\n{said if preload else ''}", "", [0])
 
 
+def test_a_fork_runs_on_its_cores_from_the_start(work: Path) -> None:
+    (work / "script.py").write_text("import os\nprint(sorted(os.sched_getaffinity(0)))\n")
+    granted = sorted(os.sched_getaffinity(0))
+    for cores, found, said in (
+        (granted[-1:], granted[-1:], ""),
+        ([], granted, ""),
+        ([1 << 14], granted, "apptrain: this rank is not bound to its cores: Invalid argument\n"),
+    ):
+        ended = forked(("script.py",), work, environment(), cores=cores)
+        assert ended == (f"{found}\n", said, [0])
+
+
 def test_forks_draw_different_numbers_and_trust_different_keys(work: Path) -> None:
     """What every fresh process has by chance."""
     (work / "script.py").write_text(
@@ -238,7 +250,9 @@ def test_forks_draw_different_numbers_and_trust_different_keys(work: Path) -> No
 
 def test_a_rank_whose_template_has_gone_ends(work: Path) -> None:
     agent = work.parent / "agent.py"
-    text = AGENT.format(forks=forks.__file__, ranks=1).replace("rank.begin(dict(os.environ))", "os._exit(3)")
+    text = AGENT.format(forks=forks.__file__, ranks=1, cores=[]).replace(
+        "rank.begin(dict(os.environ))", "os._exit(3)"
+    )
     agent.write_text(text)
     forks.install(work.parent / "template", agent)
     reader, writer = os.pipe()
