@@ -124,11 +124,11 @@ def conclude(where: Path) -> int:
     facts = handover.read(where / handover.ASK, handover.ASKED)
     job, signum = PreparedJob.read(where, int(facts.one("attempt"))), facts.one("asked")
     if signum:
-        settle(where, job, ended(job, int(signum), facts.one("told")), asked=signum)
+        carry_out(where, job, ended(job, int(signum), facts.one("told")), asked=signum)
     else:
         run, of_job = last(job, LATE)
         is_planned = bool(facts.one("warned")) or run.stop.exists()
-        settle(where, job, verdict(job, run, of_job, is_planned=is_planned, told=facts.one("told")))
+        carry_out(where, job, verdict(job, run, of_job, is_planned=is_planned, told=facts.one("told")))
     return 0
 
 
@@ -148,12 +148,12 @@ def leave(
     handover.write(where / handover.OVER, over)
     if asked:
         if not job.may_be_asked:
-            settle(where, job, ended(job, asked, ""), asked=str(asked))
+            carry_out(where, job, ended(job, asked, ""), asked=str(asked))
         return
     run, of_job = last(job, LATE_FAILED)
     is_well = of_job.status in (DONE, SAVED) or of_job.is_unavailable
     if is_well or (_all_written(job, run) and not job.may_be_asked):
-        settle(where, job, verdict(job, run, of_job, is_planned=run.stop.exists(), told=""))
+        carry_out(where, job, verdict(job, run, of_job, is_planned=run.stop.exists(), told=""))
 
 
 def came_to_its_end(job: PreparedJob, attempt: int) -> bool:
@@ -247,7 +247,7 @@ def _within_bounds(job: PreparedJob, run: RunDirectory, status: int, *lines: str
     return _later(job, status, *lines, counts=True)
 
 
-def settle(where: Path, job: PreparedJob, found: Verdict, asked: str = "") -> None:
+def carry_out(where: Path, job: PreparedJob, found: Verdict, asked: str = "") -> None:
     """Does what the verdict means for the run directory, and leaves it for the host half. `asked`: the status
     of the signal that it is about."""
     attempt = RunDirectory(job.run_dir, job.attempt).later_attempts() + 1

@@ -47,7 +47,7 @@ def remedy(arguments: Sequence[str]) -> str:
         return f"{found} `{us} run -- {shlex.join(word for word in arguments if word != '--')}`?"
     if name in mistakes.SHELLS:
         return f"{found} `{us} run --no-python -- {shlex.join(arguments)}`?"
-    if mistakes.is_starter(name):
+    if mistakes.is_launcher(name):
         line, left = mistakes.instead(arguments, "run")
         return f"{found} `{us} run {line}`?{left}"
     meant = spelling.meant(name, [*COMMANDS, "--help", "--version"])

@@ -22,7 +22,7 @@ from entrypoint.core.plain import plain
 from entrypoint.meet import door, job_state, messages, reach
 from entrypoint.meet.door import AuthListener, ConnectionHandler, PendingConnection
 from entrypoint.meet.identity import Identity, ParticipantId, disagreement, missing
-from entrypoint.meet.job_state import JobState, Lost, Now, Say, Settle, StartTimer, TellAll
+from entrypoint.meet.job_state import FailuresCollected, JobState, Lost, Now, Say, StartTimer, TellAll
 from entrypoint.meet.link import Crew, Link
 from entrypoint.meet.messages import (
     Beat,
@@ -42,7 +42,7 @@ from entrypoint.meet.messages import (
     Welcome,
 )
 from entrypoint.meet.reports import End, Failure
-from entrypoint.meet.terms import NAME_ADVICE, PORT_ADVICE
+from entrypoint.meet.terms import NAME_ADVICE
 from entrypoint.meet.wire import Wire, WireError, encode, greet
 
 REPORTS = 16
@@ -97,7 +97,7 @@ class Hub(Link, ConnectionHandler):
 
     async def close(self) -> None:
         if self._job:
-            self._step(self.me.participant, Settle())
+            self._step(self.me.participant, FailuresCollected())
         if self._door:
             await self._door.end()
         await asyncio.gather(super().close(), *(wire.close() for wire in self._refused))
@@ -146,7 +146,8 @@ class Hub(Link, ConnectionHandler):
                     sockets.append(failed.enter_context(door.listen(one, at)))
                 except OSError as error:
                     if error.errno == errno.EADDRINUSE:
-                        text = f"the join port of {self.endpoint} is taken on {self.me}: {PORT_ADVICE}"
+                        text = f"the join port of {self.endpoint} is taken on {self.me}: "
+                        text += self.local.port_advice
                         raise Unavailable("join-port-taken", text) from error
                     if one != family:  # that a host may have none of
                         continue
@@ -229,7 +230,8 @@ class Hub(Link, ConnectionHandler):
     def _other_run(self, identity: Identity) -> str:
         return (
             f"the hub at {self.endpoint} is of job {self.me.job_id}, attempt {self.me.attempt}, "
-            f"and {identity} is of job {identity.job_id}, attempt {identity.attempt}: {PORT_ADVICE}"
+            f"and {identity} is of job {identity.job_id}, attempt {identity.attempt}: "
+            f"{self.local.port_advice}"
         )
 
     def _go_if_complete(self) -> None:

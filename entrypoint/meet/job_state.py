@@ -21,18 +21,18 @@ from entrypoint.meet.messages import (
     Failed,
     Look,
     LookCloser,
+    NoOutput,
     Paused,
     Peek,
     Peeked,
     Report,
     Seen,
-    Silent,
     Stalled,
     Stopped,
     Told,
 )
 from entrypoint.meet.reports import NO_ENDS, Ends, Failure, RankSnapshot
-from entrypoint.meet.terms import Timeouts
+from entrypoint.meet.terms import JobBounds
 from entrypoint.meet.wire import WireError
 
 LOST = 1
@@ -65,7 +65,7 @@ class Lost:
 
 
 @dataclass(frozen=True)
-class Settle:
+class FailuresCollected:
     """The time to collect failures is over; also said by node 0 as it leaves."""
 
 
@@ -88,7 +88,7 @@ class PeekAgain:
     number: int
 
 
-Timer = Settle | LookIsOver | PeekIsOver | PeekAgain
+Timer = FailuresCollected | LookIsOver | PeekIsOver | PeekAgain
 Event = Report | Lost | Timer
 
 # --- what is to be done -------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ class JobState:
     """Which of them is node 0 of this meeting."""
     local_ranks: int
     """Participants on each node: 1, or in mode `rank` its tasks."""
-    bounds: Timeouts
+    bounds: JobBounds
     present: Bits
     """Who has met."""
     active: Bits
@@ -223,11 +223,11 @@ def step(state: JobState, sender: ParticipantId, event: Event, now: Now) -> Step
             return _then(effects, _judge_if_complete(replace(state, finished=state.finished.with_(who)), now))
         case Lost() as lost:
             return _lose(state, sender, lost, now)
-        case Settle():
+        case FailuresCollected():
             return _decide(state)
         case Stalled(why=why):
             return _look(state, why, now)
-        case Silent(why=why):
+        case NoOutput(why=why):
             return _silence(state, who, why, now)
         case Seen(sightings=sightings, last=last) if state.hang is not None:
             return _judge_if_complete(replace(state, hang=_seen(state.hang, who, sightings, last)), now)
@@ -311,7 +311,9 @@ def _collect(state: JobState, failure: Failure) -> Step:
         return state, []
     # Who only lost another rank may end before that one does.
     follows = blame.is_consequence(failure)
-    return state, [StartTimer(state.bounds.settle_echo if follows else state.bounds.settle, Settle())]
+    return state, [
+        StartTimer(state.bounds.collect_echo if follows else state.bounds.collect, FailuresCollected())
+    ]
 
 
 def _decide(state: JobState) -> Step:

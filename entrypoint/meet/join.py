@@ -14,7 +14,7 @@ from entrypoint.meet.hub import Hub
 from entrypoint.meet.identity import Identity
 from entrypoint.meet.link import Link
 from entrypoint.meet.spoke import NoHub, Spoke, resolve
-from entrypoint.meet.terms import DEFAULTS, LocalNode, MembershipPolicy, Timeouts
+from entrypoint.meet.terms import LocalNode, MembershipPolicy, Timeouts
 from entrypoint.meet.waiting import Waiting
 
 
@@ -25,7 +25,7 @@ async def meet(
     nodes: Sequence[str],
     port: int,
     key: bytes | None,
-    timeouts: Timeouts = DEFAULTS,
+    timeouts: Timeouts,
     everywhere: bool = False,
     muster: MembershipPolicy | None = None,
 ) -> Link:

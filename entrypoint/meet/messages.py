@@ -157,7 +157,7 @@ class Stalled:
 
 
 @dataclass(frozen=True)
-class Silent:
+class NoOutput:
     """All ranks of this participant have written nothing for too long; empty: they write again."""
 
     why: str
@@ -226,7 +226,7 @@ class AllDone:
 
 
 Meeting = Hello | Visit | Welcome | Refused | Beat | Try | Tried | Move | Moved | Go | EndMeeting
-Report = Stopped | Ended | Done | Fail | Stalled | Silent | Paused | Peeked | Seen
+Report = Stopped | Ended | Done | Fail | Stalled | NoOutput | Paused | Peeked | Seen
 Told = Stopped | Look | LookCloser | Peek | Failed | AllDone
 Message = Meeting | Report | Told
 KINDS: Mapping[str, type[Message]] = {
@@ -246,7 +246,7 @@ KINDS: Mapping[str, type[Message]] = {
     "done": Done,
     "fail": Fail,
     "stalled": Stalled,
-    "silent": Silent,
+    "no output": NoOutput,
     "paused": Paused,
     "peeked": Peeked,
     "seen": Seen,

@@ -39,7 +39,7 @@ from entrypoint.meet.messages import (
     Welcome,
 )
 from entrypoint.meet.reports import Failure, when
-from entrypoint.meet.terms import NAME_ADVICE, PORT_ADVICE
+from entrypoint.meet.terms import NAME_ADVICE
 from entrypoint.meet.wire import Closed, Wire, WireError, WrongKey, greet, set_options
 
 
@@ -121,7 +121,7 @@ class Spoke(Link):
                     raise Unavailable(
                         "join-key-differs",
                         f"the hub at {self.endpoint} does not hold the join key of {self.me}: it is another "
-                        f"run's, or the key file is not the same on both nodes: {PORT_ADVICE}",
+                        f"run's, or the key file is not the same on both nodes: {self.local.port_advice}",
                     ) from error
                 case WireError() if not isinstance(error, Closed):
                     raise self._no_hub(str(error)) from error
@@ -144,7 +144,7 @@ class Spoke(Link):
         return NoHub(
             "join-no-hub",
             f"something that is no apptrain hub answers on {self.endpoint}, where node {self.hub} "
-            f"({self.nodes[self.hub]}) should: {why}: {PORT_ADVICE}",
+            f"({self.nodes[self.hub]}) should: {why}: {self.local.port_advice}",
         )
 
     def _report(self, message: Report | Tried | Moved) -> None:

@@ -5,18 +5,32 @@ from dataclasses import dataclass
 
 from entrypoint.core.errors import BadInput
 
-PORT_ADVICE = "the next attempt uses another port; where it was chosen by hand, choose another --master-port"
+OTHER_PORT, CHOOSE_PORT = "the next attempt uses another port", "give another --master-port"
 NAME_ADVICE = "correct DNS or /etc/hosts, so that it is the same on all nodes, or give --master-addr"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Timeouts:
-    """Bounds in seconds."""
+class JobBounds:
+    """Bounds in seconds of what is decided for all nodes alike, once they have met."""
 
-    join: float = 300.0
-    """From the start of whoever began first to the meeting of all."""
-    peer: float = 60.0
-    """Silence after which a participant counts as lost."""
+    collect: float = 0.3
+    """In which the hub collects failures before it calls one of them the first."""
+    collect_echo: float = 1.5
+    """The same where the first to come is that of a rank which has lost another one."""
+    look: float = 20.0
+    """In which everyone looks where its ranks are when the job seems to hang."""
+    again: float = 60.0
+    """Between the first two looks at ranks that make no step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timeouts(JobBounds):
+    """Those of the meeting too."""
+
+    join: float
+    """From the start of whoever began first to the meeting of all (--join-timeout)."""
+    peer: float
+    """Silence after which a participant counts as lost (--peer-timeout)."""
     connect: float = 15.0
     """From the first connection that is not refused to the hub's proof."""
     handshake: float = 10.0
@@ -25,23 +39,12 @@ class Timeouts:
     """Between two lines that say who is missing."""
     poll: float = 1.0
     """Between two looks at who never started."""
-    settle: float = 0.3
-    """In which the hub collects failures before it calls one of them the first."""
-    settle_echo: float = 1.5
-    """The same where the first to come is that of a rank which has lost another one."""
     answer: float = 20.0
     """In which a hub must answer before the next candidate is tried."""
-    look: float = 20.0
-    """In which everyone looks where its ranks are when the job seems to hang."""
-    again: float = 60.0
-    """Between the first two looks at ranks that make no step."""
     reach: float = 8.0
     """In which a node reaches another, before the start."""
     refused: float = 45.0
     """In which a hub that has begun must listen: it looks at its GPUs before, for `gpu.ANSWER` at most."""
-
-
-DEFAULTS = Timeouts()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +66,11 @@ class MembershipPolicy:
 class LocalNode:
     """The node that takes part, as its meeting asks it. This one says nothing and knows nothing; a job's is
     `OurNode` in run/meeting.py."""
+
+    @property
+    def port_advice(self) -> str:
+        """What to do about a port that another program or another job has."""
+        return CHOOSE_PORT
 
     def say(self, text: str) -> None:
         """Takes a line for the user."""

@@ -61,7 +61,7 @@ def check_command(
             "cmd-empty-word", "CMD begins with an empty word: give a script with its arguments, or -m NAME"
         )
     if not (folder / program).is_file() or "/" in program:
-        _check_starters(command, name, mode, no_python=no_python)
+        _check_launchers(command, name, mode, no_python=no_python)
     if no_python:
         if here and not shutil.which(program, path=search_path(os.environ)):
             raise Missing(
@@ -181,13 +181,13 @@ def check_torch(what: str) -> None:
 # --- words in front of a script -----------------------------------------------------------------------------
 
 
-def is_starter(name: str) -> bool:
+def is_launcher(name: str) -> bool:
     """Whether it starts a script, and is no script itself."""
     return name in LAUNCHERS or bool(_PYTHON.fullmatch(name))
 
 
 def instead(words: Sequence[str], command: str) -> tuple[str, str]:
-    """For a line that begins with a starter: what to give to our command instead, which is the options that
+    """For a line that begins with a launcher: what to give to our command instead, which is the options that
     both have, -- and the script; and what to say of the other options. A guess, for a message."""
     begin, *rest = (word for word in words if word != "--")
     launcher, behind = _launcher([begin, *rest])
@@ -195,7 +195,7 @@ def instead(words: Sequence[str], command: str) -> tuple[str, str]:
     script = behind if is_of_python else _script(behind)
     if rest[-len(script) :] == script:
         del rest[-len(script) :]
-    # Behind a starter that is no scheduler's, short options are read as those of the first, Slurm.
+    # Behind a launcher that is no scheduler's, short options are read as those of the first, Slurm.
     short = next((known for known in KNOWN if begin in known.of_cluster), KNOWN[0]).short_options
     kept, others = sorted_out([short.get(word, word) for word in rest], command)
     left = [word.partition("=")[0] for word in others if word.startswith("-") and word not in ("-m", "-c")]
@@ -219,7 +219,7 @@ def _launcher(command: Sequence[str]) -> tuple[str, list[str]]:
     return "", rest
 
 
-def _check_starters(command: Sequence[str], name: str, mode: str, *, no_python: bool) -> None:
+def _check_launchers(command: Sequence[str], name: str, mode: str, *, no_python: bool) -> None:
     launcher, rest = _launcher(command)
     if launcher:
         if mode == "exec" and (no_python or command[0] == "-m"):

@@ -56,7 +56,7 @@ class RankEnded:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StarterEnded:
+class AgentEnded:
     """No further rank will be started: all have ended, or starting them failed."""
 
     error: str = ""
@@ -72,7 +72,7 @@ class NetworkSeen:
     """In its words; several with commas between them; empty if it does not say."""
 
 
-Event = RankStarted | RankEnded | StarterEnded | NetworkSeen
+Event = RankStarted | RankEnded | AgentEnded | NetworkSeen
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class Ranks:
         self._show = show
         self._fabric = fabric
         self._child: asyncio.subprocess.Process | None = None
-        """The starter: torchrun's agent, or CMD."""
+        """The agent: torchrun's, or CMD itself."""
         self._ready: asyncio.Queue[Readiness] = asyncio.Queue()
         """The first one counts."""
         self._tasks: list[asyncio.Task[None]] = []
@@ -192,7 +192,7 @@ class Ranks:
         found = sorted({proof.network(log) for log in proof.networks(self._scratch)})
         self.events.put_nowait(NetworkSeen(network=", ".join(found)))
         if why:
-            self.events.put_nowait(StarterEnded(error=why, status=BAD_INPUT))
+            self.events.put_nowait(AgentEnded(error=why, status=BAD_INPUT))
 
     def alive(self) -> list[int]:
         """Process ids of the ranks that have not ended."""
@@ -238,7 +238,7 @@ class Ranks:
         """When any rank of this node last wrote anything, on the monotonic clock."""
         return self._relay.heard
 
-    def freeze_starter(self) -> None:
+    def freeze_agent(self) -> None:
         """Stops torchrun's agent, which would end ranks as soon as one of them ends; `kill` still ends it."""
         if self.plan.mode == "torchrun" and self._child is not None and self._child.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -256,7 +256,7 @@ class Ranks:
             task.cancel()
 
     async def wait(self, seconds: float) -> bool:
-        """Waits for the starter to end; False when it has not in that time."""
+        """Waits for the agent to end; False when it has not in that time."""
         if self._child is None:
             return True
         try:
@@ -322,7 +322,7 @@ class Ranks:
             idle = not any(processes.is_running(rank) for rank in self.pids.values())
             stopped = stopped + 1 if idle and processes.state(pid) in processes.STOPPED else 0.0
         error = f"torchrun's agent (process {pid}) was stopped by a signal"
-        self.events.put_nowait(StarterEnded(error=error))
+        self.events.put_nowait(AgentEnded(error=error))
         self._ready.put_nowait(Readiness())
 
     async def _read_reports(self, fd: int) -> None:
@@ -337,7 +337,7 @@ class Ranks:
             status = await self._child.wait()
             error = self._relay.first_error("agent") or f"torchrun's agent ended with status {status}"
             error += f": {shortage}" if (shortage := self.shortage()) else ""
-            self.events.put_nowait(StarterEnded(error=error))
+            self.events.put_nowait(AgentEnded(error=error))
         self._ready.put_nowait(Readiness())
 
     def _reported(self, report: Mapping[str, Any]) -> bool:
@@ -356,7 +356,7 @@ class Ranks:
                 self._rank_ended(report["rank"], report["status"], report["signal"], report["time"])
             case "finished":
                 status = UNAVAILABLE if report["unavailable"] else 1
-                self.events.put_nowait(StarterEnded(error=report["error"], status=status))
+                self.events.put_nowait(AgentEnded(error=report["error"], status=status))
                 return True
         return False
 
@@ -384,7 +384,7 @@ class Ranks:
             self.close_pipes()
             status = 127 if isinstance(error, FileNotFoundError) else 126
             self._rank_ended(rank, status, 0, time.time())
-            self.events.put_nowait(StarterEnded(error=f"{argv[0]} cannot be started: {error.strerror}"))
+            self.events.put_nowait(AgentEnded(error=f"{argv[0]} cannot be started: {error.strerror}"))
             return
         self.close_pipes()
         self.pids[rank] = self._child.pid
@@ -400,7 +400,7 @@ class Ranks:
     async def _wait_for_command(self, rank: int) -> None:
         assert self._child is not None
         self._rank_ended(rank, *of_returncode(await self._child.wait()), time.time())
-        self.events.put_nowait(StarterEnded())
+        self.events.put_nowait(AgentEnded())
 
     async def _count_gpus(self) -> None:
         answer = self._scratch / "gpus"

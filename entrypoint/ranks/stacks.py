@@ -84,7 +84,7 @@ class LastLook:
         alive = _alive(self._ranks)
         self._states = {rank: processes.state(pid) for rank, pid in alive.items()}
         self._texts = dict.fromkeys(alive, "")
-        self._ranks.freeze_starter()
+        self._ranks.freeze_agent()
         able = {rank: pid for rank, pid in alive.items() if self._states[rank] not in processes.STOPPED}
         shown, _ = await asyncio.gather(_shown_by(able, self._signs), self._dump_recorders(alive))
         self._texts |= shown

@@ -291,7 +291,7 @@ class Attempt:
         """What the ranks need and takes time, for the nodes of the plan. At the end they are ended, and what
         they have written is passed on."""
         given, voice = self._given, self._voice.of(plan)
-        endpoint = await meeting.find_endpoint(plan, given.env)
+        endpoint = await meeting.find_endpoint(given, plan)
         plan = self._watchable(endpoint.plan)
         await run_in_thread(given.run_dir.write_plan, kept_plan(plan, given.env), plan.place)
         await self._manifest.tell_node(plan)

@@ -71,6 +71,12 @@ class Given:
         """Whether a job script does: then no file of this attempt's number is an older run's."""
         return has_host_half(self.env)
 
+    @property
+    def port_advice(self) -> str:
+        """What to do about a port that another program has: a launch by hand has no next attempt."""
+        is_last = not self.counts_attempts and self.restarts is None
+        return terms.OTHER_PORT if self.plan.port_is_derived and not is_last else terms.CHOOSE_PORT
+
     def planned(self, members: Sequence[int], first: str) -> LaunchPlan:
         """The plan for these nodes; `first`: node 0's address if its name misleads, else empty."""
         plan = with_members(self.plan, members, self.plan.attempt)
@@ -79,7 +85,7 @@ class Given:
     @property
     def again(self) -> float:
         """Seconds between the first two looks at ranks that make no step."""
-        return float(self.settings.value("hang-timeout")) / 5 or terms.Timeouts.again
+        return float(self.settings.value("hang-timeout")) / 5 or terms.JobBounds.again
 
     @property
     def timeouts(self) -> terms.Timeouts:

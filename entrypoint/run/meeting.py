@@ -13,7 +13,7 @@ from entrypoint.doctor import preflight
 from entrypoint.doctor.preflight import Preflight
 from entrypoint.job import outcome
 from entrypoint.job.rundir import read_key
-from entrypoint.meet import join, reach, terms
+from entrypoint.meet import join, reach
 from entrypoint.meet.link import Link
 from entrypoint.meet.terms import LocalNode
 from entrypoint.node import network
@@ -47,11 +47,11 @@ class Meeting:
         return lines if is_joined else lines[:-1]
 
 
-async def find_endpoint(plan: LaunchPlan, env: Mapping[str, str]) -> Endpoint:
+async def find_endpoint(given: Given, plan: LaunchPlan) -> Endpoint:
     """What only this node knows of the network; the store's port is still free there."""
-    endpoint = await asyncio.to_thread(network.find, plan, env)
+    endpoint = await asyncio.to_thread(network.find, plan, given.env)
     if plan.is_first:
-        network.check_store_port(endpoint.plan, terms.PORT_ADVICE)
+        network.check_store_port(endpoint.plan, given.port_advice)
     return endpoint
 
 
@@ -103,12 +103,16 @@ class OurNode(LocalNode):
         listener = reach.Listener(endpoint.interface, endpoint.address)
         return str(await self.listening.enter_async_context(listener))
 
+    @property
+    def port_advice(self) -> str:
+        return self.given.port_advice
+
     def say(self, text: str) -> None:
         self.voice.say(text)
 
     async def move(self, address: str) -> str:
         moved = self.given.planned(self.plan.members, address)
-        return await self.listen(await find_endpoint(moved, self.given.env))
+        return await self.listen(await find_endpoint(self.given, moved))
 
     async def address(self, hub: int) -> str:
         if self.given.restarts is None:

@@ -24,17 +24,17 @@ from entrypoint.meet.messages import (
     Failed,
     Look,
     LookCloser,
+    NoOutput,
     Paused,
     Peek,
     Peeked,
     Report,
     Seen,
-    Silent,
     Stalled,
     Stopped,
 )
 from entrypoint.meet.reports import NO_ENDS, End, Ends, Failure, RankSnapshot, when
-from entrypoint.ranks.ranks import NetworkSeen, RankEnded, RankStarted, StarterEnded
+from entrypoint.ranks.ranks import AgentEnded, NetworkSeen, RankEnded, RankStarted
 from entrypoint.run.endings import RankTrace, asked_to_end, failure_of, listed, to_failure, to_outcome
 
 PLANNED = (signal.SIGUSR1, signal.SIGUSR2)
@@ -165,7 +165,7 @@ class Signs:
 Event = (
     RankStarted
     | Exited
-    | StarterEnded
+    | AgentEnded
     | NetworkSeen
     | Signalled
     | StopAsked
@@ -300,7 +300,7 @@ class Running:
 class Settling:
     """A rank has failed, or the ranks could not be started: which one was the first shows in a moment."""
 
-    starter: StarterEnded | None = None
+    agent: AgentEnded | None = None
     verdict: Failed | None = None
     """What was told meanwhile."""
     is_longer: bool = False
@@ -521,8 +521,8 @@ def _running(state: NodeState, phase: Running, event: Event, now: Now) -> Step:
             if not state.may_restart and exited.ended in state.failures:
                 return _then(effects, _settle(state, None))
             return _if_done(state, effects)
-        case StarterEnded() as starter if not phase.is_done:
-            return _settle(state, starter)
+        case AgentEnded() as agent if not phase.is_done:
+            return _settle(state, agent)
         case Failed(failure=failure, lost=lost):
             terminated = failure.rank is None and failure.signal == signal.SIGTERM
             grace = state.term_grace if terminated else FAILURE_GRACE
@@ -593,16 +593,16 @@ def _well(state: NodeState, ended: RankEnded) -> Outcome:
 # --- a failure of this node ---------------------------------------------------------------------------------
 
 
-def _settle(state: NodeState, starter: StarterEnded | None) -> Step:
-    return replace(state, phase=Settling(starter)), [LookAfter(SETTLE, Settled)]
+def _settle(state: NodeState, agent: AgentEnded | None) -> Step:
+    return replace(state, phase=Settling(agent)), [LookAfter(SETTLE, Settled)]
 
 
 def _settling(state: NodeState, phase: Settling, event: Event, now: Now) -> Step:
     match event:
         case Exited() as exited:
             return _rank_exited(state, exited)
-        case StarterEnded() as starter:
-            return replace(state, phase=replace(phase, starter=phase.starter or starter)), []
+        case AgentEnded() as agent:
+            return replace(state, phase=replace(phase, agent=phase.agent or agent)), []
         case Failed() as failed:
             return replace(state, phase=replace(phase, verdict=failed)), []
         case Settled(said=said):
@@ -615,7 +615,7 @@ def _settled(state: NodeState, phase: Settling, said: Mapping[int, RankTrace], n
     is_echo = bool(failures) and blame.is_consequence(blame.first(failures))
     if is_echo and state.is_alone and not phase.is_longer:
         return replace(state, phase=replace(phase, is_longer=True)), [LookAfter(SETTLE_ECHO, Settled)]
-    mine = _first_failure(state, failures, phase.starter or StarterEnded(), now)
+    mine = _first_failure(state, failures, phase.agent or AgentEnded(), now)
     state, effects = _end_ranks(state, Failing(mine), FAILURE_GRACE, now)
     if state.is_alone:
         return _agree(state, Failing(mine), mine, effects)
@@ -625,14 +625,14 @@ def _settled(state: NodeState, phase: Settling, said: Mapping[int, RankTrace], n
     return state, [*effects, LookAfter(VERDICT, VerdictIsLate)]
 
 
-def _first_failure(state: NodeState, failures: Sequence[Failure], starter: StarterEnded, now: Now) -> Failure:
+def _first_failure(state: NodeState, failures: Sequence[Failure], agent: AgentEnded, now: Now) -> Failure:
     """The failure of this node: its first failed rank's, else what kept the ranks from starting."""
     if failures:
         ends = state.ends if state.is_alone else NO_ENDS
         first = blame.first(failures, ends, world=len(state.ranks))
-        return replace(first, error=first.error or starter.error)
-    error = starter.error or "the ranks ended without a status"
-    ended = Outcome(status=starter.status, node=state.node, time=now.wall, error=error)
+        return replace(first, error=first.error or agent.error)
+    error = agent.error or "the ranks ended without a status"
+    ended = Outcome(status=agent.status, node=state.node, time=now.wall, error=error)
     return to_failure(state.place, ended)
 
 
@@ -719,7 +719,7 @@ def _observe(state: NodeState, signs: Signs) -> Step:
     was_silent, is_silent = watch.silence > policy.silence, silence > policy.silence
     if policy.silence and was_silent != is_silent:
         text = f"no rank has written anything for {policy.silence:g} s (--silence-timeout)"
-        reports.append(TellHub(Silent(text if is_silent else "")))
+        reports.append(TellHub(NoOutput(text if is_silent else "")))
     watch = replace(watch, heard=signs.heard, silence=silence, since_end=since_end, pause=pause)
     return replace(state, watch=watch), reports
 

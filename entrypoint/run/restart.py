@@ -65,7 +65,7 @@ class Restarts:
         if ended.status == BAD_INPUT:
             return "bad input would be refused again"
         if ended.is_unavailable and not self.plan.port_is_derived:
-            return "the port was chosen by hand"
+            return "the port is the same in each attempt"
         if len(self._left) < self.least:
             return self._too_few(len(self._left))
         return ""

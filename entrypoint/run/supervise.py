@@ -22,7 +22,7 @@ from entrypoint.meet import job_state
 from entrypoint.meet.job_state import JobState, Now, Say, StartTimer, TellAll
 from entrypoint.meet.link import Link
 from entrypoint.meet.messages import AllDone, Failed, Report
-from entrypoint.meet.terms import Timeouts
+from entrypoint.meet.terms import JobBounds
 from entrypoint.node import processes
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.ranks.ranks import RankEnded, Ranks
@@ -298,7 +298,7 @@ class Alone:
             nodes=[node],
             hub=0,
             local_ranks=1,
-            bounds=Timeouts(again=again),
+            bounds=JobBounds(again=again),
             present=Bits.of([0]),
             active=Bits.of([0]),
             world=world,

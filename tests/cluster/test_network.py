@@ -32,7 +32,7 @@ UNANSWERED = 165.0
 """The same where a node waits for an answer that never comes, for 15 s at most."""
 ATTEMPTS = 3
 FABRIC = "is this a network that joins the nodes (--interface), or is a firewall between them?"
-PORTS = "the next attempt uses another port; where it was chosen by hand, choose another --master-port"
+PORTS = "the next attempt uses another port"
 
 pytestmark = [
     pytest.mark.ci_may_skip("a CI without root cannot make namespaces and users"),

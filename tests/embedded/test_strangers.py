@@ -61,7 +61,7 @@ class Node(LocalNode):
 
 async def main():
     given = {"nodes": [f"n{node}" for node in range(count)], "port": port, "key": b"k" * 32}
-    bounds = Timeouts(join=100, connect=100, remind=1000)
+    bounds = Timeouts(join=100, peer=60, connect=100, remind=1000)
     links = await asyncio.gather(
         *(meet(who(node), local=Node(), timeouts=bounds, **given) for node in range(first, last))
     )

@@ -29,12 +29,12 @@ from entrypoint.meet.messages import (
     Failed,
     Look,
     LookCloser,
+    NoOutput,
     Paused,
     Peek,
     Peeked,
     Report,
     Seen,
-    Silent,
     Stalled,
     Stopped,
     Told,
@@ -43,7 +43,7 @@ from entrypoint.meet.reports import End, Failure, RankSnapshot
 from entrypoint.node import processes
 from entrypoint.plan.launch_plan import LaunchPlan, with_members
 from entrypoint.plan.resolve import resolve
-from entrypoint.ranks.ranks import RankEnded, RankStarted, StarterEnded
+from entrypoint.ranks.ranks import AgentEnded, RankEnded, RankStarted
 from entrypoint.run.node_state import HangPolicy
 from entrypoint.run.signals import Signals
 from entrypoint.run.supervise import Supervisor
@@ -51,7 +51,7 @@ from entrypoint.run.supervise import Supervisor
 Entry = tuple[Any, ...]
 """(seconds, what was done, with what)."""
 Do = Callable[["Scene"], Awaitable[None] | None]
-Step = RankStarted | RankEnded | StarterEnded | Told | signal.Signals | float | Do
+Step = RankStarted | RankEnded | AgentEnded | Told | signal.Signals | float | Do
 """What happens next; a number: so many seconds pass."""
 AGENT = 5_000_000
 """Its process id. No process has one above 2**22: nothing real can be hit."""
@@ -150,7 +150,7 @@ class FakeRanks:
         """How long torchrun's agent stays after the last rank."""
         self._gone: set[int] = set()
 
-    def take(self, event: RankStarted | RankEnded | StarterEnded) -> None:
+    def take(self, event: RankStarted | RankEnded | AgentEnded) -> None:
         match event:
             case RankStarted(rank=rank):
                 self.pids[rank] = AGENT + 1 + rank if rank not in self.pids else self.pids[rank] + 100
@@ -209,7 +209,7 @@ class FakeRanks:
 class FakeLink:
     """A link whose hub answers a failure after 0.3 s, with that same failure."""
 
-    timeouts = terms.Timeouts()
+    timeouts = terms.Timeouts(join=300, peer=60)
 
     def __init__(self, scene: "Scene") -> None:
         self.scene = scene
@@ -242,7 +242,7 @@ class FakeLink:
             case Stalled(why=why):
                 self.scene.note("stalled", why)
                 self.events.put_nowait(Look(why))
-            case Silent(why=why):
+            case NoOutput(why=why):
                 self.scene.note("silent", why)
             case Paused(why=why):
                 self.scene.note("paused", why)
@@ -420,7 +420,7 @@ class Scene:
     async def _take(self, steps: Sequence[Step]) -> None:
         for step in steps:
             match step:
-                case RankStarted() | RankEnded() | StarterEnded():
+                case RankStarted() | RankEnded() | AgentEnded():
                     self.ranks.take(step)
                 case Stopped() | Look() | LookCloser() | Peek() | Failed() | AllDone():
                     self.link.events.put_nowait(step)

@@ -194,7 +194,7 @@ def test_after_a_restart_the_last_attempt_counts_and_those_that_took_part(tmp_pa
         f"status 9: rank 1 on b: ValueError: no (logs: {of.run_dir}/logs/1)",
         "it does not go on inside the allocation: as with --on-failure requeue",
     ]
-    conclude.settle(hand, of, found)
+    conclude.carry_out(hand, of, found)
     assert (of.run_dir / "restarts").read_text() == "2 0\n"
 
 
@@ -238,7 +238,7 @@ def planned_ends(of: PreparedJob, hand: Path, times: int) -> list[Verdict]:
         of = dataclasses.replace(of, attempt=attempt)
         write(of, 75, 75, attempt=attempt)
         found.append(decided(of, is_planned=True))
-        conclude.settle(hand, of, found[-1])
+        conclude.carry_out(hand, of, found[-1])
     return found
 
 
@@ -278,14 +278,14 @@ def test_a_new_checkpoint_between_planned_ends_is_progress(tmp_path: Path, hand:
         os.utime(of.run_dir / f"checkpoints/step-{attempt:08}", (attempt + 1, attempt + 1))
         write(of, 75, 75, attempt=attempt)
         found = decided(of, is_planned=True)
-        conclude.settle(hand, of, found)
+        conclude.carry_out(hand, of, found)
         assert found.follows == "requeue"
 
 
 def test_failures_and_unasked_ends_are_bounded_and_planned_ones_are_not(tmp_path: Path, hand: Path) -> None:
     of = job(tmp_path, policy=REQUEUE, bound=1)
     write(of, 0, FAILED)
-    conclude.settle(hand, of, decided(of))
+    conclude.carry_out(hand, of, decided(of))
     assert (of.run_dir / "restarts").read_text() == "1 0\n"
     found = decided(of)
     assert (found.follows, lines(found)[-1]) == (
@@ -294,7 +294,7 @@ def test_failures_and_unasked_ends_are_bounded_and_planned_ones_are_not(tmp_path
     )
     write(of, 75, 75)
     assert decided(of).follows == "end"
-    conclude.settle(hand, of, decided(of, is_planned=True))
+    conclude.carry_out(hand, of, decided(of, is_planned=True))
     assert not (of.run_dir / "restarts").exists()
     assert decided(of).follows == "requeue"
 
@@ -309,7 +309,7 @@ def test_a_run_that_is_not_run_again_begins_to_count_anew(
     (of.run_dir / "restarts").write_text("1 0\n2 0\n3 0\n")
     write(of, *ends)
     found = decided(of)
-    conclude.settle(hand, of, found)
+    conclude.carry_out(hand, of, found)
     assert (found.follows, found.status) == ("end", status)
     assert not (of.run_dir / "restarts").exists()
 
@@ -368,7 +368,7 @@ def test_an_attempt_whose_first_node_could_not_tell_its_end_gets_it_here(tmp_pat
     manifest = of.run_dir / "manifest.json"
     manifest.write_text('{"attempts": [{"attempt": 0, "ended": null, "status": null}]}')
     write(of, None, FAILED)
-    conclude.settle(hand, of, decided(of))
+    conclude.carry_out(hand, of, decided(of))
     assert json.loads(manifest.read_text())["attempts"][0]["status"] == 7
 
 

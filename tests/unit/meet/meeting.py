@@ -21,9 +21,9 @@ from entrypoint.meet.wire import Wire, WireError, greet
 from tests.ports import free_port
 
 KEY = b"k" * 32
-PORT_ADVICE = "the next attempt uses another port; where it was chosen by hand, choose another --master-port"
+PORT_ADVICE = "give another --master-port"
 NOT_VERIFIED = "it sent a frame that the join key does not verify"
-SHORT = Timeouts(join=10, peer=5, connect=10, handshake=0.4, remind=60, poll=0.05, settle=0.15)
+SHORT = Timeouts(join=10, peer=5, connect=10, handshake=0.4, remind=60, poll=0.05, collect=0.15)
 """`connect` is long enough for a busy machine: who waits for its end shortens it."""
 
 

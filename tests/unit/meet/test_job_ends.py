@@ -16,9 +16,9 @@ from entrypoint.meet.messages import (
     Look,
     LookCloser,
     Moved,
+    NoOutput,
     Paused,
     Peek,
-    Silent,
     Stalled,
     Stopped,
     Tried,
@@ -67,7 +67,7 @@ async def test_a_failure_reaches_everyone(node: int) -> None:
 
 @run
 async def test_the_earliest_failure_wins_whoever_reports_first() -> None:
-    links = await three(Place(), timeouts=replace(SHORT, settle=1))
+    links = await three(Place(), timeouts=replace(SHORT, collect=1))
     links[0].report(Fail(failure(0, 7.0)))
     links[2].report(Fail(failure(2, 6.0)))
     await asyncio.sleep(0.05)
@@ -117,7 +117,7 @@ RESET = "RuntimeError: [pair.cc:545] Connection reset by peer"
 @pytest.mark.parametrize("late", [False, True], ids=["before", "after"])
 @run
 async def test_a_rank_that_ended_well_while_others_needed_it_is_to_blame(late: bool) -> None:
-    links = await three(Place(), timeouts=replace(SHORT, settle_echo=0.3))
+    links = await three(Place(), timeouts=replace(SHORT, collect_echo=0.3))
     fails = replace(failure(0, 5.0, rank=0, status=1, error=RESET), at="in backward (train.py:31)")
     if late:
         links[0].report(Fail(fails))
@@ -186,7 +186,7 @@ async def test_a_hang_that_anyone_notices_is_looked_into_by_everyone_and_the_stu
     assert await events(*links) == [Look("no step for 30 s")] * 3
     # A rank whose neighbours were ended to print their stacks.
     links[2].report(Fail(failure(2, time.time())))
-    await asyncio.sleep(2 * SHORT.settle)
+    await asyncio.sleep(2 * SHORT.collect)
     links[0].report(seen(sighting(0), sighting(1)))
     links[1].report(seen(sighting(4, state="T"), sighting(5)))
     found = await events(*links)
@@ -329,12 +329,12 @@ QUIET = "no rank has written anything for 30 s (--silence-timeout)"
 @run
 async def test_silence_counts_when_everyone_is_silent() -> None:
     links = await three(Place())
-    links[0].report(Silent(QUIET))
-    links[1].report(Silent(QUIET))
-    links[0].report(Silent(""))
-    links[2].report(Silent(QUIET))
+    links[0].report(NoOutput(QUIET))
+    links[1].report(NoOutput(QUIET))
+    links[0].report(NoOutput(""))
+    links[2].report(NoOutput(QUIET))
     await asyncio.sleep(0.1)
-    links[0].report(Silent(QUIET))
+    links[0].report(NoOutput(QUIET))
     assert await events(*links) == [Look(QUIET)] * 3
     for link in links:
         link.report(Fail(failure(0, 1.0, rank=None)))
@@ -347,12 +347,12 @@ async def test_silence_that_is_taken_back_does_not_count_nor_do_those_that_are_d
     links = await three(Place())
     links[2].report(Done())
     await links[2].close()
-    links[0].report(Silent("too early"))
-    links[0].report(Silent(""))
-    links[1].report(Silent("too early"))
+    links[0].report(NoOutput("too early"))
+    links[0].report(NoOutput(""))
+    links[1].report(NoOutput("too early"))
     links[1].report(Stopped())
     assert await events(*links[:2]) == [Stopped(left=None)] * 2
-    links[0].report(Silent(QUIET))
+    links[0].report(NoOutput(QUIET))
     assert await events(*links[:2]) == [Look(QUIET)] * 2
     links[0].report(Fail(failure(0, 1.0, rank=None)))
     await events(*links[:2])

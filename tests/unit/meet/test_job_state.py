@@ -17,16 +17,16 @@ from entrypoint.meet.messages import (
     Fail,
     Failed,
     Look,
+    NoOutput,
     Paused,
     Peek,
     Peeked,
     Seen,
-    Silent,
     Stalled,
     Stopped,
 )
 from entrypoint.meet.reports import RankSnapshot
-from entrypoint.meet.terms import Timeouts
+from entrypoint.meet.terms import JobBounds
 from entrypoint.meet.wire import WireError
 from tests.unit.meet.meeting import failure, left
 from tests.unit.scene import SIGHTINGS
@@ -37,7 +37,7 @@ START = JobState(
     nodes=["a", "b", "c"],
     hub=0,
     local_ranks=1,
-    bounds=Timeouts(again=6.0, look=5.0, settle=0.3, settle_echo=1.5),
+    bounds=JobBounds(again=6.0, look=5.0, collect=0.3, collect_echo=1.5),
     present=Bits.of([0, 1, 2]),
     active=Bits.of([0, 1]),
     world=2,
@@ -170,10 +170,10 @@ CASES: dict[str, tuple[list[Said], list[tuple[float, Any]]]] = {
         [(1, Look(WHY)), (6.3, Failed(failure(0, 1006.0, node="a", rank=None, status=1, error=f"lost: {WHY}, and no rank was found")))],
     ),
     "silence of all that go on": (
-        [(1, 0, Done()), (2, 1, Silent("quiet")), (2.1, 1, Fail(failure(1, 1001.5)))],
+        [(1, 0, Done()), (2, 1, NoOutput("quiet")), (2.1, 1, Fail(failure(1, 1001.5)))],
         [(2, Look("quiet")), (2.1, Failed(failure(1, 1001.5)))],
     ),
-    "silence that is taken back": ([(1, 0, Silent("quiet")), (2, 0, Silent("")), (3, 1, Silent("quiet"))], []),
+    "silence that is taken back": ([(1, 0, NoOutput("quiet")), (2, 0, NoOutput("")), (3, 1, NoOutput("quiet"))], []),
 }  # fmt: skip
 
 

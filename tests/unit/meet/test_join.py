@@ -77,7 +77,7 @@ async def test_five_hundred_and_twelve_nodes_meet_and_hear_of_one_failure() -> N
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard) if hard > 0 else 4096, hard))
     try:
         place = Place()
-        bounds = Timeouts(join=15)
+        bounds = Timeouts(join=15, peer=60)
         links = await place.all(*(who(node, nnodes=512) for node in range(512)), timeouts=bounds)
         links[300].report(Fail(failure(300, 1.0)))
         assert await events(*links) == [Failed(failure(300, 1.0))] * 512

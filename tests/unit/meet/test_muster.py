@@ -83,7 +83,7 @@ async def test_all_nodes_take_part_where_none_is_lost() -> None:
 async def test_survivors_go_on_at_once_without_a_node_that_is_known_to_be_lost() -> None:
     field = Field(4, absent=(2,), least=3)
     async with asyncio.timeout(5):
-        links = await field.all(0, 1, 3, timeouts=Timeouts())
+        links = await field.all(0, 1, 3, timeouts=Timeouts(join=300, peer=60))
     assert crews(links) == {(0, 1, 3)}
     await close(*links)
 
@@ -232,6 +232,6 @@ async def test_two_hundred_survivors_of_a_lost_first_node_meet_again() -> None:
     field = Field(200, absent=(0, 77), least=150)
     nodes = [node for node in range(200) if node not in (0, 77)]
     async with asyncio.timeout(15):
-        links = await field.all(*nodes, timeouts=Timeouts())
+        links = await field.all(*nodes, timeouts=Timeouts(join=300, peer=60))
     assert crews(links) == {tuple(nodes)}
     await close(*links)

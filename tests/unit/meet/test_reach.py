@@ -23,7 +23,7 @@ from tests.ports import free_port
 from tests.unit.meet.meeting import FakeNode
 
 SHORT = Timeouts(join=10, peer=5, handshake=0.4, remind=60, poll=0.05, reach=0.5)
-PATIENT = Timeouts(poll=0.05)
+PATIENT = Timeouts(join=300, peer=60, poll=0.05)
 """Where all is to go well."""
 ADVICE = "is this a network that joins the nodes (--interface), or is a firewall between them?"
 MTU = "small packets pass, large ones do not (is the MTU the same everywhere?)"

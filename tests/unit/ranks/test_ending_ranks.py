@@ -8,7 +8,7 @@ import pytest
 from entrypoint.job.outcome import Outcome
 from entrypoint.meet.messages import AllDone, Failed, Stopped
 from entrypoint.meet.reports import End
-from entrypoint.ranks.ranks import StarterEnded
+from entrypoint.ranks.ranks import AgentEnded
 from tests.unit.run.attempts import (
     AGAIN,
     BOTH,
@@ -31,7 +31,7 @@ from tests.unit.scene import (
 
 def test_a_failure_that_torchrun_has_made_good_is_none() -> None:
     scene = Scene(changes={"max_restarts": 1})
-    assert scene.after(RESTART_STATES[AGAIN], ended(0), ended(1), StarterEnded(), AllDone()) == [
+    assert scene.after(RESTART_STATES[AGAIN], ended(0), ended(1), AgentEnded(), AllDone()) == [
         *[(0, "done"), (0, "wait", 10.0)],
         well(0, 0),
     ]
@@ -47,7 +47,7 @@ def test_in_mode_rank_the_one_rank_of_a_task_is_told_with_its_own_number() -> No
     scene = Scene(changes={"mode": "rank"}, ranks=[5])
     scene.ranks.pids[5] = AGENT + 6
     crash = replace(CRASH, rank=5, error="")
-    assert scene.play(Stopped(), ended(5, 9), StarterEnded()) == [
+    assert scene.play(Stopped(), ended(5, 9), AgentEnded()) == [
         *[(0, "SIGUSR2", 5), (0.25, "fail", crash), (0.25, "kill")],
         ends(0.55, crash),
     ]
@@ -245,13 +245,13 @@ def test_what_else_happens_while_failures_are_told_apart_is_not_lost() -> None:
 def test_why_a_command_cannot_be_started_is_the_error_of_its_rank() -> None:
     why = "./bad.py cannot be started: No such file or directory"
     scene = Scene(alone=True, changes={"mode": "exec"}, ranks=[0])
-    scene.after([1e-6], ended(0, 127), StarterEnded(error=why))
+    scene.after([1e-6], ended(0, 127), AgentEnded(error=why))
     assert scene.log[-1] == ends(0.25, replace(CRASH, rank=0, status=127, error=why))
 
 
-def test_a_rank_fails_while_its_starter_ends_with_an_error() -> None:
+def test_a_rank_fails_while_its_agent_ends_with_an_error() -> None:
     scene = Scene(alone=True, errors={1: "ValueError: x"})
-    scene.after(BOTH, StarterEnded(error="OSError: no space"), ended(1, 9))
+    scene.after(BOTH, AgentEnded(error="OSError: no space"), ended(1, 9))
     assert scene.log[-1] == ends(1.27, CRASH)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.ranks.output import Relay, own_consoles
-from entrypoint.ranks.ranks import Event, RankEnded, Ranks, RankStarted, StarterEnded
+from entrypoint.ranks.ranks import AgentEnded, Event, RankEnded, Ranks, RankStarted
 from tests.unit.scene import planned
 
 AGENT = """#!/bin/bash
@@ -39,7 +39,7 @@ async def tell(folder: Path, reports: Sequence[dict[str, Any]]) -> tuple[list[Ev
         await ranks.prepare()
         found: list[Event] = []
         async with asyncio.timeout(30):
-            while not found or not isinstance(found[-1], StarterEnded):
+            while not found or not isinstance(found[-1], AgentEnded):
                 found.append(await ranks.events.get())
         left = ranks.alive()
         await ranks.wait(30)
@@ -66,7 +66,7 @@ def test_a_rank_that_was_started_again_ends_again(tmp_path: Path) -> None:
         RankEnded(rank=0, status=9, signal=0, time=1000.0),
         RankStarted(rank=0),
         RankEnded(rank=0, status=139, signal=0, time=1000.0),
-        StarterEnded(),
+        AgentEnded(),
     ]
     assert left == []
 
@@ -80,4 +80,4 @@ def test_what_was_started_and_has_not_ended_since_is_left(tmp_path: Path) -> Non
 
 def test_an_agent_that_ends_before_it_has_told_all_is_the_error(tmp_path: Path) -> None:
     found, _ = asyncio.run(tell(tmp_path, []))
-    assert found == [StarterEnded(error="torchrun's agent ended with status 0")]
+    assert found == [AgentEnded(error="torchrun's agent ended with status 0")]

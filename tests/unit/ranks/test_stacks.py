@@ -168,7 +168,7 @@ def test_the_last_look_ends_only_ranks_that_show_nothing_otherwise_and_keeps_all
         ranks: Any = SimpleNamespace(
             pids={rank: process.pid for rank, process in enumerate(started, 2)},
             plan=SimpleNamespace(place=1, node="b"),
-            freeze_starter=lambda: frozen.append(True),
+            freeze_agent=lambda: frozen.append(True),
             divert_errors=lambda rank: relay.divert_errors(f"rank{rank}"),
             diverted=lambda rank: relay.diverted(f"rank{rank}").decode(),
         )
@@ -220,7 +220,7 @@ def test_a_run_directory_that_takes_no_stacks_is_told(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "30"]) as process:
         try:
             ranks: Any = SimpleNamespace(
-                pids={0: process.pid}, plan=SimpleNamespace(place=1, node="b"), freeze_starter=lambda: None
+                pids={0: process.pid}, plan=SimpleNamespace(place=1, node="b"), freeze_agent=lambda: None
             )
             look = LastLook(ranks, run, tmp_path, tmp_path, Heartbeats(tmp_path))
             asyncio.run(look.first())

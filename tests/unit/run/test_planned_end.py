@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from entrypoint.meet.messages import AllDone, Stopped
-from entrypoint.ranks.ranks import StarterEnded
+from entrypoint.ranks.ranks import AgentEnded
 from tests.unit.run.attempts import BOTH, RUNS_ON, STATES, STOP, TERMINATED, ended, ends, started, well
 from tests.unit.scene import (
     NEVER,
@@ -72,7 +72,7 @@ def test_a_rank_that_is_gone_before_its_end_is_known_takes_no_signal() -> None:
 def test_ranks_that_save_after_a_stop_are_an_outcome_of_75_and_no_agent_was_signalled() -> None:
     scene = Scene()
     scene.ranks.agent_leaves = 0.5
-    end: list[Step] = [ended(0, 75), ended(1, 143, 15, at=1000.6), StarterEnded(), AllDone()]
+    end: list[Step] = [ended(0, 75), ended(1, 143, 15, at=1000.6), AgentEnded(), AllDone()]
     assert scene.after(BOTH, Stopped(60.0), 2.0, *end) == [
         *[(0, "SIGUSR2", 0), (0, "SIGUSR2", 1), (2.0, "done"), (2.0, "wait", 10.0)],
         well(2.5, 1, 75, at=1000.6),

@@ -16,6 +16,7 @@ from entrypoint.meet.terms import Timeouts
 from entrypoint.plan.launch_plan import LaunchPlan, with_members
 from entrypoint.plan.resolve import resolve
 from entrypoint.plan.sources import Settings
+from entrypoint.run.given import Given
 from entrypoint.run.restart import Restarts
 
 CRASH = Outcome(status=9, rank=3, node="127.0.0.2", time=5.0, error="ValueError: x")
@@ -172,8 +173,28 @@ def test_a_port_that_is_taken_is_followed_by_a_restart_with_others_unless_it_was
     taken = Outcome(status=69, error="the store cannot be had")
     assert Node(tmp_path).fails(taken) == ""
     by_hand = ("--master-port", "23456")
-    assert Node(tmp_path, *by_hand).fails(taken) == "the port was chosen by hand"
+    assert Node(tmp_path, *by_hand).fails(taken) == "the port is the same in each attempt"
     assert Node(tmp_path, *by_hand).fails(dataclasses.replace(taken, rank=0)) == ""
+
+
+ANOTHER, CHOOSE = "the next attempt uses another port", "give another --master-port"
+
+
+@pytest.mark.parametrize(
+    ("options", "counted", "advice"),
+    [
+        (["--on-failure", "stop"], True, ANOTHER),
+        (["--on-failure", "restart"], False, ANOTHER),
+        (["--on-failure", "stop"], False, CHOOSE),
+        (["--on-failure", "restart", "--master-port", "23456"], True, CHOOSE),
+    ],
+    ids=["in a job script", "with restarts", "by hand", "a chosen port"],
+)
+def test_of_a_port_that_is_taken_only_what_will_be_is_promised(
+    options: list[str], counted: bool, advice: str
+) -> None:
+    env = {"APPTRAIN_ATTEMPT": "0"} if counted else {}
+    assert Given.of_launch(*planned(*options), env).port_advice == advice
 
 
 def test_without_a_least_number_all_nodes_are_needed(tmp_path: Path) -> None:

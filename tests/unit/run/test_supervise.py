@@ -16,7 +16,7 @@ from entrypoint.meet.messages import AllDone, Failed, Look, LookCloser, Stopped
 from entrypoint.meet.reports import Failure
 from entrypoint.node import processes
 from entrypoint.ranks import heartbeat, ranks
-from entrypoint.ranks.ranks import StarterEnded
+from entrypoint.ranks.ranks import AgentEnded
 from entrypoint.ranks.stacks import LastLook, StackCollector
 from entrypoint.run.endings import asked_to_end, to_failure
 from tests.unit.run.attempts import (
@@ -124,10 +124,10 @@ BESIDE_OTHERS: dict[str, tuple[Step, Logs]] = {
             (END,): [(6.49, "kill"), ends(6.49, replace(TERMINATED, time=1000.0))],
         },
     ),
-    "the starter ends": (StarterEnded(), node_fails(UNTOLD, told=True)),
-    "the starter ends with an error": (StarterEnded(error=BROKEN.error), node_fails(BROKEN, told=True)),
+    "the agent ends": (AgentEnded(), node_fails(UNTOLD, told=True)),
+    "the agent ends with an error": (AgentEnded(error=BROKEN.error), node_fails(BROKEN, told=True)),
     "torch's store cannot be had": (
-        StarterEnded(error=NO_PORT.error, status=69),
+        AgentEnded(error=NO_PORT.error, status=69),
         node_fails(NO_PORT, told=True),
     ),
     "a rank elsewhere fails": (Failed(ELSEWHERE, lost=(2,)), all_end(ELSEWHERE, told=False)),
@@ -242,8 +242,8 @@ ALONE: dict[str, tuple[Step, Logs]] = {
             (SAVED,): [(0, "wait", 10.0), well(0, 1, 75)],
         },
     ),
-    "the starter ends": (StarterEnded(), node_fails(UNTOLD, told=False)),
-    "the starter ends with an error": (StarterEnded(error=BROKEN.error), node_fails(BROKEN, told=False)),
+    "the agent ends": (AgentEnded(), node_fails(UNTOLD, told=False)),
+    "the agent ends with an error": (AgentEnded(error=BROKEN.error), node_fails(BROKEN, told=False)),
     "SIGTERM comes": (signal.SIGTERM, all_end(TERMINATED, told=False)),
     "Ctrl-C comes": (
         signal.SIGINT,
@@ -273,12 +273,12 @@ RESTARTS: dict[str, tuple[Step, Logs]] = {
     "rank 1 is killed": (ended(1, 137, 9), {(RUN, FAILED, AGAIN): STAYS}),
     "rank 1 ends well": (ended(1), {(RUN, FAILED, AGAIN): STAYS}),
     "rank 1 is started": (started(1), {(RUN, FAILED, AGAIN): [(0, "forget", 1)]}),
-    "the starter ends": (
-        StarterEnded(),
+    "the agent ends": (
+        AgentEnded(),
         {(RUN, AGAIN): node_fails(UNTOLD, told=True)[RUN, STOP], (FAILED,): FAILS_FIRST},
     ),
     "torch's store cannot be had": (
-        StarterEnded(error=NO_PORT.error, status=69),
+        AgentEnded(error=NO_PORT.error, status=69),
         {(RUN, AGAIN): node_fails(NO_PORT, told=True)[RUN, STOP], (FAILED,): FAILS_FIRST},
     ),
 }
@@ -322,7 +322,7 @@ def test_ranks_that_show_nothing_are_looked_at_closer_once_everyone_has_looked()
 def test_only_a_failure_is_the_verdict() -> None:
     scene = Scene(errors={1: "ValueError: x"})
     scene.link.answers_after = NEVER
-    others: list[Step] = [Stopped(), Look(NO_STEP), LookCloser(), signal.SIGTERM, ended(0, 3), StarterEnded()]
+    others: list[Step] = [Stopped(), Look(NO_STEP), LookCloser(), signal.SIGTERM, ended(0, 3), AgentEnded()]
     scene.after(BOTH, ended(1, 9), 0.3, *others, 0.1, Failed(ELSEWHERE))
     assert scene.log == [
         *[(0.25, "fail", CRASH), (0.25, "SIGTERM", 0), (0.31, "kill")],
