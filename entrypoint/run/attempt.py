@@ -28,7 +28,7 @@ from entrypoint.job.lock import InUse
 from entrypoint.job.outcome import Outcome
 from entrypoint.meet.messages import Fail
 from entrypoint.meet.node_failures import NodeFailures
-from entrypoint.node import gpu
+from entrypoint.node import binding, gpu
 from entrypoint.node.network import Endpoint
 from entrypoint.plan import passed
 from entrypoint.plan.launch_plan import LaunchPlan, in_brief, with_env
@@ -39,7 +39,7 @@ from entrypoint.ranks.output import Console, Relay, Voice
 from entrypoint.ranks.ranks import Ranks
 from entrypoint.record import source
 from entrypoint.record.manifest import Manifest, kept_plan
-from entrypoint.run import binding, meeting, start
+from entrypoint.run import meeting, start
 from entrypoint.run.endings import asked_to_end, to_failure
 from entrypoint.run.finished import FinishedAttempt
 from entrypoint.run.given import Given, identity, version

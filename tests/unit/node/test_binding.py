@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from entrypoint.core.errors import BadInput
-from entrypoint.node import gpu, numa
+from entrypoint.node import binding, gpu, numa
 from entrypoint.node.gpu import DriverReport, Gpu
 from entrypoint.plan.cores import GpuPlace, Topology
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.origin import FLAG, derived_from
-from entrypoint.run import binding
 from tests.unit.scene import planned
 
 TWO = Topology(
