@@ -16,6 +16,8 @@ from statistics import median
 
 from entrypoint.doctor import facts
 from entrypoint.doctor.facts import NodeFacts, Room
+from entrypoint.plan import cores
+from entrypoint.plan.cores import GpuPlace, TaskRanks, Topology
 from entrypoint.plan.profile import RDMA, Profile
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -197,6 +199,18 @@ def _of_fabric(found: NodeFacts, fabric: str) -> Iterable[Finding]:
             "bind it into the image (container: binds, APPTRAIN_BIND) and name its folder in LD_LIBRARY_PATH"
         )
         yield Finding(found.node, "plugin", text, remedy)
+
+
+def of_cores(node: str, machine: Topology, gpus: Sequence[GpuPlace], task: TaskRanks) -> list[Finding]:
+    """Whether the granted cores of a node are far from the GPUs of a task's ranks."""
+    ranks, nodes = cores.far_gpus(machine, gpus, task)
+    if not ranks:
+        return []
+    check = f"numa {task.local_ranks[0]}" if task.is_one_of_several else "numa"
+    which = f"the GPU{'s' * (len(ranks) > 1)} of local rank{'s' * (len(ranks) > 1)} {cores.listed(ranks)}"
+    where = f"NUMA node{'s' * (len(nodes) > 1)} {cores.listed(nodes)}"
+    text = f"no core was granted on {where}, where {which} {'are' if len(ranks) > 1 else 'is'}"
+    return [Finding(node, check, text, task.remedy)]
 
 
 def of_gpu(gpu: GpuSpeed) -> list[Finding]:

@@ -109,7 +109,11 @@ class Hub(Link, ConnectionHandler):
     @property
     def findings(self) -> dict[str, Mapping[str, str]]:
         everyone = [identity for _, (identity, _) in sorted(self._members.items())]
-        return {one.name: one.findings for one in everyone if one.findings}
+        found: dict[str, Mapping[str, str]] = {}
+        for one in everyone:
+            if one.findings:  # each task of a node may have its own
+                found[one.name] = {**found.get(one.name, {}), **one.findings}
+        return found
 
     @property
     def _expected(self) -> int:

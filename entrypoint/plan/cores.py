@@ -7,6 +7,7 @@ has several. The names mean what torchrun means by them (torch/numa/binding.py).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -137,7 +138,7 @@ def auto(machine: Topology, gpus: Sequence[GpuPlace] | None, task: TaskRanks) ->
         except BadInput as error:
             why = f"--numa-binding auto binds nothing: {error}"
             continue
-        if frozenset(core for rank in ranks for core in rank.cores) == machine.granted:
+        if not _left(machine, ranks):
             return Binding(ranks=ranks)
     return Binding(why_not=why)
 
@@ -153,6 +154,43 @@ def decide(
         why = f"{node} has one NUMA node" if machine.is_whole else f"all cores granted on {node} are near"
         return Binding(why_not=f"--numa-binding {binding} changes nothing: {why}")
     return found
+
+
+def far_gpus(
+    machine: Topology, gpus: Sequence[GpuPlace], task: TaskRanks
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(local ranks whose GPU is on a NUMA node without a granted core, those NUMA nodes). What is unknown is
+    not among them."""
+    found = []
+    for rank in task.local_ranks:
+        with contextlib.suppress(BadInput):
+            node = node_of(gpus[device_of(rank, gpus, task)], machine)
+            if node not in machine.nodes:
+                found.append((rank, node))
+    return tuple(rank for rank, _ in found), tuple(sorted({node for _, node in found}))
+
+
+def advice(machine: Topology, gpus: Sequence[GpuPlace], task: TaskRanks, node: str) -> str:
+    """What --numa-binding would change on the node of that name; empty if nothing, or it could not be."""
+    try:
+        found = decide("node", machine, gpus, task, node).ranks
+    except BadInput:
+        return ""
+    if not found:
+        return ""
+    left = _left(machine, found)
+    by_socket = _left(machine, bind("socket", machine, gpus, task))
+    other = f" (socket: {by_socket})" if by_socket < left else ""
+    idle = f", and leave {counted(left, 'core')} without a rank{other}" if left else ""
+    return (
+        f"each rank may use all {len(machine.granted)} cores granted on {node}, of {len(machine.nodes)} NUMA "
+        f"nodes: --numa-binding node would keep {in_words(found)}{idle}"
+    )
+
+
+def _left(machine: Topology, ranks: Sequence[RankCores]) -> int:
+    """How many granted cores have no rank."""
+    return len(machine.granted - {core for rank in ranks for core in rank.cores})
 
 
 def _of_rank(

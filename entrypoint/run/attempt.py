@@ -29,6 +29,7 @@ from entrypoint.job.outcome import Outcome
 from entrypoint.meet.messages import Fail
 from entrypoint.meet.node_failures import NodeFailures
 from entrypoint.node import binding, gpu
+from entrypoint.node.gpu import DriverReport
 from entrypoint.node.network import Endpoint
 from entrypoint.plan import passed
 from entrypoint.plan.launch_plan import LaunchPlan, in_brief, with_env
@@ -69,6 +70,8 @@ class _Prepared:
     endpoint: Endpoint
     ranks: Ranks
     relay: Relay
+    driver: DriverReport | None
+    """What it said if it was asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,7 +270,7 @@ class Attempt:
         prepared = await until_ended.enter_async_context(self._prepared(plan))
         self._start.mark("plan")
         voice = self._voice.of(plan)
-        met = await meeting.meet(self._given, prepared.plan, prepared.endpoint, voice)
+        met = await meeting.meet(self._given, prepared.plan, prepared.endpoint, voice, prepared.driver)
         self._start.mark("nodes")
         return _Met(meeting=met, prepared=prepared)
 
@@ -297,7 +300,7 @@ class Attempt:
         await self._manifest.tell_node(plan)
         for note in plan.notes if given.before is None else ():
             voice.once(note)
-        plan = await self._bound(plan, voice)
+        plan, driver = await self._bound(plan, voice)
         relay = Relay(self._consoles)
         ranks = Ranks(
             plan,
@@ -311,22 +314,22 @@ class Attempt:
         try:
             relay.start()
             await ranks.prepare()
-            yield _Prepared(plan=plan, endpoint=endpoint, ranks=ranks, relay=relay)
+            yield _Prepared(plan=plan, endpoint=endpoint, ranks=ranks, relay=relay, driver=driver)
         finally:
             try:
                 await ranks.kill()
             finally:
                 await _finish_output(relay)
 
-    async def _bound(self, plan: LaunchPlan, voice: Voice) -> LaunchPlan:
-        """The plan with the cores of its ranks, once the stack fits this node's driver."""
+    async def _bound(self, plan: LaunchPlan, voice: Voice) -> tuple[LaunchPlan, DriverReport | None]:
+        """(the plan with the cores of its ranks, what this node's driver said) once the stack fits that."""
         given = self._given
         env = given.rank_env(plan, self._hooks)
         driver = await gpu.check_stack(plan, env, voice.say)
         bound = await binding.with_cores_of_ranks(plan, env, driver, voice.once)
         if bound.cores:
             await run_in_thread(given.run_dir.write_plan, kept_plan(bound, given.env), bound.place)
-        return bound
+        return bound, driver
 
     @property
     def _scratch(self) -> Path:

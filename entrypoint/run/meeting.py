@@ -17,6 +17,7 @@ from entrypoint.meet import join, reach
 from entrypoint.meet.link import Link
 from entrypoint.meet.terms import LocalNode
 from entrypoint.node import network
+from entrypoint.node.gpu import DriverReport
 from entrypoint.node.network import Endpoint
 from entrypoint.plan.launch_plan import LaunchPlan, with_members
 from entrypoint.ranks.output import Voice
@@ -43,7 +44,8 @@ class Meeting:
         lines = [network.summary(endpoint.plan, env, self.link.elsewhere)] if is_joined else []
         if self.preflight is None:
             return lines
-        lines += preflight.in_words(self.link.findings, len(self.link.members), self.preflight.seconds)
+        found = self.preflight
+        lines += preflight.in_words(self.link.findings, len(self.link.members), found.seconds, found.advice)
         return lines if is_joined else lines[:-1]
 
 
@@ -55,13 +57,16 @@ async def find_endpoint(given: Given, plan: LaunchPlan) -> Endpoint:
     return endpoint
 
 
-async def meet(given: Given, plan: LaunchPlan, endpoint: Endpoint, voice: Voice) -> Meeting:
-    """Meets the other nodes (in `rank` mode tasks); a single participant has nobody to meet."""
+async def meet(
+    given: Given, plan: LaunchPlan, endpoint: Endpoint, voice: Voice, driver: DriverReport | None
+) -> Meeting:
+    """Meets the other nodes (in `rank` mode tasks); a single participant has nobody to meet. `driver`: what
+    it said if it was asked."""
     if plan.allocation.nnodes == 1 and (plan.local_rank is None or plan.nproc_per_node == 1):
         if given.restarts:
             given.restarts.seal(given.run_dir, [0])
         return Meeting(link=None, plan=plan)
-    found = None if given.before else await preflight.look(plan, given.settings, given.env)
+    found = None if given.before else await preflight.look(plan, given.settings, given.env, driver)
     key_file = given.settings.value("join-key-file") or given.run_dir.key
     has_key = given.settings.given("join-key-file") or key_file.exists()
     if not has_key:

@@ -376,6 +376,15 @@ async def test_what_the_nodes_found_is_known_to_node_0_by_their_names() -> None:
 
 
 @run
+async def test_what_the_tasks_of_a_node_found_is_known_together() -> None:
+    place, mode = Place(), {"mode": "rank", "nnodes": 1, "nproc_per_node": 2}
+    first, second = (who(0, local_rank=rank, findings={f"numa {rank}": "far"}, **mode) for rank in (0, 1))
+    links = await place.all(first, second)
+    assert links[0].findings == {first.name: {"numa 0": "far", "numa 1": "far"}}
+    await close(*links)
+
+
+@run
 async def test_the_bound_of_a_trial_that_is_over_changes_nothing() -> None:
     place = Place()
     links = await place.all(who(0), who(1), timeouts=replace(SHORT, reach=0.05, handshake=0.2))

@@ -185,3 +185,12 @@ def test_a_kernel_that_knows_no_numa_nodes_has_one(tmp_path: Path) -> None:
         nodes={0: frozenset({1, 3})}, physical={1: 1, 3: 3}, sockets={1: 0, 3: 0}, is_whole=True
     )
     assert numa.place("", tmp_path) == GpuPlace(address="", numa_node=None)
+
+
+def test_advice_says_how_many_cores_would_have_no_rank(tmp_path: Path) -> None:
+    machine = built("DGX A100, two EPYC 7742 with NPS4", tmp_path)
+    assert cores.advice(machine.topology, machine.gpus or (), ranks(4), "n1") == (
+        "each rank may use all 256 cores granted on n1, of 8 NUMA nodes: --numa-binding node would keep local "
+        "ranks 0-1 on cores 48-63,176-191 (NUMA node 3); local ranks 2-3 on cores 16-31,144-159 (NUMA node 1), "
+        "and leave 192 cores without a rank (socket: 128)"
+    )
