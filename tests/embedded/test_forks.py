@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from entrypoint.node import numa
 from tests.embedded.jobs import Ended, run
 
 WAYS = ("fork", "spawn")
@@ -43,6 +44,35 @@ def told(ended: Ended) -> list[dict[str, Any]]:
     assert ended.status == 0, ended.err
     lines = [json.loads(line) for line in ended.out.splitlines() if line.startswith("{")]
     return sorted(lines, key=lambda one: int(one["rank"]))
+
+
+PLACED = """
+import json, os
+from pathlib import Path
+import torch
+from torch.utils.data import DataLoader
+
+def cores(thread=0):
+    return sorted(os.sched_getaffinity(thread))
+
+class Places(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+    def __getitem__(self, _):
+        return cores()
+
+workers = list(DataLoader(Places(), batch_size=None, num_workers=1))
+torch.rand(600, 600).mm(torch.rand(600, 600))
+threads = [cores(int(thread.name)) for thread in Path("/proc/self/task").iterdir()]
+told = {"own": cores(), "places": [*workers, *threads], "counts": [torch.get_num_threads(), torch.get_num_interop_threads()]}
+print(json.dumps({"rank": int(os.environ["RANK"]), **told}))
+"""
+
+
+def physical_cores() -> set[int]:
+    """The lowest core of each that this process may use a part of."""
+    known = numa.topology(numa.granted())
+    return {group[0] for group in known.physical_cores(known.granted)}
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +141,18 @@ def test_a_module_that_cannot_be_preloaded_is_refused(tmp_path: Path) -> None:
     ended = run(tmp_path, "--nodes", "1", "--preload", "json,no_such_module", "--", str(script))
     assert ended.status == 64
     assert "--preload json,no_such_module: No module named 'no_such_module': correct it" in ended.err
+
+
+@pytest.mark.ci_may_skip("two ranks cannot share out one physical core")
+@pytest.mark.skipif(len(physical_cores()) < 2, reason="two ranks cannot share out one physical core")
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_its_threads_and_its_workers_run_on_its_cores(way: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(PLACED)
+    options = ("--nodes", "1", "--nproc-per-node", "2", "--start-ranks", way, "--numa-binding", "exclusive")
+    ranks = told(run(tmp_path, *options, "--", "script.py"))
+    owned = [set(rank["own"]) for rank in ranks]
+    assert not owned[0] & owned[1]
+    assert owned[0] | owned[1] == numa.granted()
+    for rank in ranks:
+        assert all(place == rank["own"] for place in rank["places"]), rank
+        assert max(rank["counts"]) <= len(rank["own"])
