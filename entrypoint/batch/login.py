@@ -74,6 +74,8 @@ class JobRequest:
     arguments: Sequence[str]
     """Of the job script."""
     image: Path
+    make_image: str = ""
+    """What makes it."""
     tasks: int = 1
 
 

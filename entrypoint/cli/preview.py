@@ -14,7 +14,6 @@ from pathlib import Path
 
 from entrypoint.batch import login
 from entrypoint.batch.login import JobRequest
-from entrypoint.core.checkout import make
 from entrypoint.core.errors import BadInput
 from entrypoint.core.plain import counted
 from entrypoint.plan import mistakes, rules, sources
@@ -52,7 +51,7 @@ def preview_job(request: JobRequest, env: Mapping[str, str], cwd: Path) -> list[
         mistakes.check_training(plan.program, plan.world_size, cwd)
         nodes, ranks = counted(plan.nnodes, "node"), counted(plan.nproc_per_node, "rank")
         lines = [f"{nodes} x {ranks} on {plan.device}, mode {plan.mode}", *plan.notes]
-    there = "" if request.image.exists() else f" (not there yet: {make('image')})"
+    there = "" if request.image.exists() else f" (not there yet: {request.make_image})"
     return [
         *lines,
         f"runs {shlex.join(settings.command)} in {cwd}",

