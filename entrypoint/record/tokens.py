@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 SHAPES = re.compile(
-    r"hf_[A-Za-z0-9]{6,}"  # Hugging Face
+    r"hf_[A-Za-z0-9]{20,}"  # Hugging Face, which has 34; hf_trainer.py is none
     r"|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"  # GitHub, GitLab
     r"|\bsk[-_][A-Za-z0-9_-]{16,}"  # services for language models, and for payment
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}"  # AWS

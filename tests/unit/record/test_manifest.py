@@ -24,7 +24,7 @@ PLAN = planned()
 
 
 SCHEMA = json.loads((Path(__file__).parents[3] / "docs/manifest.schema.json").read_text())
-TOKEN = "hf_abcdefghijklmnop"
+TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
 
 
 @pytest.fixture(autouse=True)

@@ -74,7 +74,7 @@ def test_changes_of_apptrains_checkout_have_a_file_of_their_own(
 
 
 def test_changes_with_a_secret_are_not_kept(project: Path) -> None:
-    (project / "script.py").write_text("login('hf_abcdefghijkl')\n")
+    (project / "script.py").write_text("login('hf_abcdefghijklmnopqrstuvwxyz')\n")
     code, diff = source.look(["script.py"], project, {})
     assert diff == {}
     assert code["repository"]["diff"] == "not kept: it seems to hold a secret"

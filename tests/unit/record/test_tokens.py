@@ -13,7 +13,8 @@ ENV |= {"APPTRAIN_PASS": "PYTHONPATH", "APPTRAIN_IMAGE": "/image.sif"}
 @pytest.mark.parametrize(
     ("text", "hidden"),
     [
-        ("hf_abcdefghij", "<secret>"),
+        ("hf_abcdefghijklmnopqrstuvwxyz", "<secret>"),
+        ("hf_trainer.py -m hf_finetuning", "hf_trainer.py -m hf_finetuning"),
         ("--key=0123456789abcdef", "--key=<secret WANDB_API_KEY>"),
         ("use 0123456789abcdef", "use <secret WANDB_API_KEY>"),
         ("https://me:ghs@host/x.git", "https://<secret>@host/x.git"),
@@ -133,7 +134,7 @@ def test_the_word_behind_an_option_that_names_a_secret_is_hidden() -> None:
 
 
 def test_values_are_hidden_by_their_keys_too() -> None:
-    found = tokens.hide_values({"a": {"token": "x", "list": ["hf_abcdefgh", 7]}, "lr": 0.1}, ENV)
+    found = tokens.hide_values({"a": {"token": "x", "list": ["hf_abcdefghijklmnopqrstuvwxyz", 7]}, "lr": 0.1}, ENV)
     assert found == {"a": {"token": "<secret>", "list": ["<secret>", 7]}, "lr": 0.1}
 
 
@@ -141,7 +142,7 @@ WITH_SECRETS = (
     *(
         "+token = 'abcdefghijk'",
         "+API_KEY=abcdefghijk",
-        "+x = hf_abcdefgh",
+        "+x = hf_abcdefghijklmnopqrstuvwxyz",
         "+0123456789abcdef",
         'DB_PASS = "x"',
     ),
