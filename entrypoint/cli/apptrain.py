@@ -221,7 +221,7 @@ def _missing_venv() -> Path | None:
     image, and this was started by `apptrain` of a checkout."""
     venv = HOME / (os.environ.get("VENV") or ".venv")
     is_ours = AT_HAND is not None and (HOME / "tools" / "venv.sh").exists()
-    return venv if is_ours and not venv.exists() and not (HOME / "containers/image.sif").exists() else None
+    return venv if is_ours and not venv.exists() and not list(HOME.glob("containers/image*.sif")) else None
 
 
 def _in_image(before: list[str], command: list[str], *, is_demo: bool) -> NoReturn:

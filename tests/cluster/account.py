@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.cluster.images import CHECKOUT, Built
+from tests.cluster.images import CHECKOUT, SITE_PACKAGES, Built
 from tests.host import Bind
 from tests.loud import explain
 from tests.pages import SLOW
@@ -33,7 +33,7 @@ REPOSITORY = HOME / "app train"
 SCRIPT = REPOSITORY / "slurm/multinode.sbatch"
 WORK = HOME / "my work"
 """Where jobs are submitted."""
-PARTS = ("slurm", "pbs", "host", "containers", "clusters", "entrypoint", "src", "tools")
+PARTS = ("slurm", "pbs", "host", "containers", "clusters", "entrypoint", "src", "tools", "examples")
 SOFTWARE = Path("/sw/images")
 PACKAGES = "/usr/local/lib/python3.13/dist-packages"
 PYYAML = Bind(source=Path(yaml.__file__).parent, target=Path("/usr/lib/python3/dist-packages/yaml"))
@@ -106,6 +106,16 @@ class Account:
         self.on_disk(file).write_text(text)
         os.chown(self.on_disk(file), UID, UID)
         return file
+
+    def environment(self) -> dict[str, str]:
+        """The variables of an active venv of the user's that has torch and nothing of ours; the cluster shows
+        `images.packages()`."""
+        venv = HOME / "my env"
+        if not self.on_disk(venv).exists():
+            self.run("python3", "-m", "venv", "--without-pip", venv).check_returncode()
+            (site,) = self.on_disk(venv).glob("lib/python3.*/site-packages")
+            (site / "packages.pth").write_text(f"{SITE_PACKAGES}\n")
+        return {"VIRTUAL_ENV": str(venv), "PATH": f"{venv}/bin:/usr/local/bin:/usr/bin:/bin"}
 
     def run(self, *argv: Path | str, cwd: Path = WORK, **how: Any) -> CompletedProcess[str]:
         """Runs a command on the login host."""

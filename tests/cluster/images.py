@@ -9,6 +9,8 @@ is there may be removed at any time.
 import calendar
 import hashlib
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -239,3 +241,46 @@ def own() -> Built:
 
     inputs = repr((recipe, OWN_PACKAGES, wheels.digest(lock)))
     return Built(folder=kept("own", hashlib.sha256(inputs.encode()).hexdigest()[:16], build))
+
+
+SITE_PACKAGES = Path("/sw/packages")
+"""Where a cluster shows `packages`."""
+NOT_TAKEN = ("grpcio", "matplotlib", "tensorboard", "tensorboard-data-server", "torchvision", "triton")
+"""Of the default stack's lock: large, and not needed for training in an environment."""
+
+
+def packages() -> Bind:
+    """torch and what it needs, as pip installs it, for the Python of the hosts: what an environment of a user's has."""
+    stack = stacks.find("")
+    lock, python = stack.lock("amd64"), stack.base.python
+
+    def install(folder: Path) -> None:
+        downloads = cache() / "images" / ".downloads"
+        downloads.mkdir(parents=True, exist_ok=True)
+        links = wheels.fetch(lock, python, "amd64", downloads, None)
+        entries = re.split(r"^(?=[A-Za-z0-9])", lock.read_text(), flags=re.M)
+        wanted = folder / "lock.txt"
+        wanted.write_text("".join(entry for entry in entries if entry.partition("==")[0] not in NOT_TAKEN))
+        line: list[str | Path] = [
+            wheels.uv(),
+            "pip",
+            "install",
+            "--quiet",
+            "--no-config",
+            "--offline",
+            "--no-index",
+            "--no-deps",
+        ]
+        line += [
+            f"--find-links={links}",
+            f"--python-version={python}",
+            "--python-platform=x86_64-manylinux_2_40",
+        ]
+        line += [f"--target={folder}/packages", "--require-hashes", "-r", wanted]
+        env = {**os.environ, "UV_CACHE_DIR": f"{folder}/uv", "UV_LINK_MODE": "hardlink"}
+        subprocess.run(line, env=env, check=True, timeout=BUILD_LIMIT)
+        remove(folder / "uv")
+        subprocess.run(["chmod", "-R", "a+rX", folder], check=True)
+
+    inputs = hashlib.sha256(repr((wheels.digest(lock), NOT_TAKEN)).encode()).hexdigest()[:16]
+    return Bind(source=kept("packages", inputs, install) / "packages", target=SITE_PACKAGES)

@@ -5,6 +5,7 @@ It has no variable and no package of ours, and Python as python3 alone. Needs ro
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -85,6 +86,32 @@ def test_the_reference_training_learns_saves_and_draws_its_curves(user: Account)
         path.name for path in ran.folder.iterdir()
     }
     assert manifest(ran)["not_promised"] == NOT_PROMISED
+
+
+def test_the_example_for_nvidias_image_trains_in_this_one_over_a_planned_end(user: Account) -> None:
+    """NVIDIA's cannot be had here."""
+    line = ("bash", REPOSITORY / "examples/nvidia_image.sh", IMAGE, "sbatch", "--parsable", "--nodes=2")
+    script = (
+        "--cpus-per-task=1",
+        SCRIPT,
+        "--device=cpu",
+        "--",
+        REPOSITORY / "examples/ddp.py",
+        "--steps=300",
+    )
+    submitted = user.run(*line, *script)
+    assert submitted.returncode == 0, submitted.stderr
+    number = int(submitted.stdout)
+    run_dir = user.on_disk(WORK / f"runs/apptrain-{number}")
+    user.cluster.until((run_dir / "logs/0").exists, f"{run_dir} to begin", BOUND)
+    user.run("touch", WORK / f"runs/apptrain-{number}/stop").check_returncode()
+    user.cluster.start_requeued(number, BOUND)
+    ran = user.end(number, BOUND)
+    assert ran.ended == ("COMPLETED", 0), ran
+    assert ran.lines.count(LOST) == 2
+    assert len(re.findall(r"^rank \d: 300 steps, \S+$", ran.text, re.M)) == 2
+    first, second = map(int, re.findall(r"^begins after step (\d+)$", ran.text, re.M))
+    assert first == 0 < second < 300
 
 
 def test_an_image_without_pyyaml_works_with_a_profile(user: Account, tmp_path: Path) -> None:

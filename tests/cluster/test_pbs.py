@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.account import HOME, REPOSITORY, SOFTWARE, Account, account
+from tests.cluster.images import CHECKOUT, packages
 from tests.loud import explain
 from tests.pages import SLOW
 from tests.pbs_double.cluster import BINDS, HOSTS, Pbs, left_behind
@@ -151,7 +152,10 @@ class User:
 
 @pytest.fixture(scope="module")
 def everyone(request: pytest.FixtureRequest) -> Iterator[User]:
-    with account(request, binds=BINDS) as found, pbs_up(found.cluster, kill_delay=KILL_DELAY) as pbs:
+    with (
+        account(request, binds=[*BINDS, packages()]) as found,
+        pbs_up(found.cluster, kill_delay=KILL_DELAY) as pbs,
+    ):
         found.write("else where/tell.py", TELL)
         found.write("else where/save.py", SAVE)
         found.write("else where/count.py", COUNT)
@@ -250,6 +254,30 @@ def test_a_planned_end_goes_on_in_the_next_job_of_a_chain(user: User) -> None:
     assert ran.said("apptrain")[3] == "this run directory has been used before: the run goes on there"
     assert any(re.match(r"resumed from .*/step-000000\d\d: step \d+ of 40", line) for line in ran.lines)
     assert list(metrics.read(run / "metrics.jsonl").loss) == list(range(1, 41))
+
+
+def test_a_venv_without_an_image_and_without_apptrain_trains_on_two_hosts(user: User) -> None:
+    run = user.account.folder(WORK / "runs") / "of a venv"
+    env = {**user.account.environment(), "APPTRAIN_HOME": str(REPOSITORY), "APPTRAIN_DEVICE": "cpu"}
+    env |= {"CMD": "ddp.py --steps 300", "APPTRAIN_RUN_DIR": str(run)}
+    for name in ("ddp.py", "stop.py"):
+        user.account.write(WORK / name, (CHECKOUT / "examples" / name).read_text())
+    del env["PATH"]  # PBS passes none
+    names = ",".join(env)
+    line = ("-v", names, "-l", "select=2:ncpus=1", REPOSITORY / "examples/venv.pbs")
+    on_disk = user.account.on_disk(run)
+    first = user.pbs.submit(*line, cwd=WORK, env=env)
+    user.until(on_disk / "plan.1.json")
+    (on_disk / "stop").touch()
+    assert int(user.pbs.wait(first, limit=BOUND)["Exit_status"]) == 75, user.pbs.printed(first)
+    second = user.pbs.submit(*line, cwd=WORK, env=env)
+    assert int(user.pbs.wait(second, limit=BOUND)["Exit_status"]) == 0, user.pbs.printed(second)
+    printed = user.pbs.printed(first) + user.pbs.printed(second)
+    begins = [int(step) for step in re.findall(r"^begins after step (\d+)$", printed, re.M)]
+    assert begins[0] == 0 < begins[1] < 300
+    ends = re.findall(r"^rank (\d): 300 steps, (\S+)$", printed, re.M)
+    assert sorted(rank for rank, _ in ends) == ["0", "1"]
+    assert len({total for _, total in ends}) == 1
 
 
 def test_the_first_failing_ranks_status_is_the_jobs(user: User) -> None:

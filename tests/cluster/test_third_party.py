@@ -1,27 +1,27 @@
-"""Programs of others, as they come from PyPI, under `slurm/multinode.sbatch`: Lightning, Accelerate and Transformers.
+"""The files of examples/ and what they use, as it comes from PyPI, under `slurm/multinode.sbatch` and in an environment.
 
-They find out by themselves that there are several nodes, each in its own way, and save by handlers of their own when
-they are asked to stop; none knows of us. The image is the default stack's with `make image EXTRA=`; nothing of theirs is
-edited. Needs root, for the test cluster.
+Lightning, Accelerate and Transformers find out by themselves that there are several nodes, each in its own way; none
+knows of us. The image is the default stack's with `make image EXTRA=`; nothing of theirs is edited. Each example runs
+from its start over a planned end to its last step. examples/nvidia_image.sh is in test_own_image.py, venv.pbs in test_pbs.py.
+Needs root, for the test cluster.
 """
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.cluster.account import SCRIPT, Account, Ran, account
+from tests.cluster.account import REPOSITORY, SCRIPT, WORK, Account, Ran, account
+from tests.cluster.images import packages
 
 BOUND = 400.0
 """Seconds for a job that takes 20 on two cores with nothing else to do."""
-TWO_RANKS: Mapping[str, tuple[Path | str, ...]] = {
-    "torchrun": ("--cpus-per-task=2", SCRIPT, "--device=cpu", "--nproc-per-node=2"),
-    "rank": ("--ntasks-per-node=2", "--cpus-per-task=1", SCRIPT, "--device=cpu"),
-}
-"""Two ranks on each node, in both launch modes."""
+EXAMPLES = REPOSITORY / "examples"
+ONE_RANK: tuple[Path | str, ...] = ("--cpus-per-task=1", SCRIPT, "--device=cpu")
+"""On each node."""
 
 pytestmark = [
     pytest.mark.ci_may_skip("a CI without root cannot make namespaces and users"),
@@ -31,7 +31,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def all_tests_account(request: pytest.FixtureRequest) -> Iterator[Account]:
-    with account(request, "extended") as found:
+    with account(request, "extended", binds=[packages()]) as found:
         yield found
 
 
@@ -40,37 +40,6 @@ def run(user: Account, *argv: Path | str, **how: Any) -> Ran:
     ran = user.end(user.submit("--nodes=2", *argv, **how), BOUND)
     assert ran.ended == ("COMPLETED", 0), ran
     return ran
-
-
-# The model and the data, 64 samples one by one, are Lightning's own.
-LIGHTNING = """\
-import hashlib
-
-import lightning
-from lightning.pytorch.demos.boring_classes import BoringDataModule, DemoModel
-
-trainer = lightning.Trainer(accelerator="cpu", devices=2, num_nodes=2, strategy="ddp", max_epochs=2)
-model = DemoModel()
-trainer.fit(model, datamodule=BoringDataModule())
-place = f"{trainer.node_rank}.{trainer.local_rank}, {trainer.global_rank} of {trainer.world_size}"
-found = type(trainer.strategy.cluster_environment).__name__
-weights = b"".join(value.numpy().tobytes() for value in model.state_dict().values())
-print(f"{found}: {place}, {trainer.global_step} steps, weights {hashlib.sha256(weights).hexdigest()}")
-"""
-
-
-@pytest.mark.parametrize(
-    ("mode", "found"), [("torchrun", "TorchElasticEnvironment"), ("rank", "SLURMEnvironment")]
-)
-def test_a_lightning_script_that_declares_two_nodes_trains_on_all_their_ranks(
-    user: Account, mode: str, found: str
-) -> None:
-    user.write(f"my work/{mode}/lightning_script.py", LIGHTNING)
-    ran = run(user, *TWO_RANKS[mode], "--", f"{mode}/lightning_script.py")
-    lines = sorted(line for line in ran.lines if line.startswith(found))
-    (weights,) = {line.rpartition(" ")[2] for line in lines}  # one for all: the gradients were averaged
-    places = ("0.0, 0 of 4", "0.1, 1 of 4", "1.0, 2 of 4", "1.1, 3 of 4")
-    assert lines == [f"{found}: {place}, 32 steps, weights {weights}" for place in places]
 
 
 ACCELERATE_CPU = {"ACCELERATE_USE_CPU": "true"}
@@ -95,115 +64,62 @@ def test_the_test_script_in_accelerates_own_wheel_passes_on_two_nodes(user: Acco
     assert ran.text.count("**Breakpoint trigger test**") == 2
 
 
-def test_accelerates_own_test_of_collectives_passes_on_two_nodes_with_two_ranks_each(user: Account) -> None:
-    script = ("-m", "accelerate.test_utils.scripts.test_ops")
-    ran = run(user, *TWO_RANKS["torchrun"], "--", *script, env=ACCELERATE_CPU)
-    names = ("gather", "gather_object", "reduce_sum", "broadcast", "pad_across_processes")
-    assert {name: ran.lines.count(f"testing {name}") for name in names} == dict.fromkeys(names, 4)
+# --- the examples -------------------------------------------------------------------------------------------------
 
 
-# --- planned ends -----------------------------------------------------------------------------------------------
-
-# Both train until they are asked to stop; started again, ten steps more.
-LIGHTNING_STOPS = """\
-import os
-import sys
-
-import lightning
-from lightning.pytorch.callbacks import Callback, OnExceptionCheckpoint
-from lightning.pytorch.demos.boring_classes import BoringDataModule, DemoModel
-from lightning.pytorch.utilities.exceptions import SIGTERMException
-
-
-class Tell(Callback):
-    def on_train_start(self, trainer, *_):
-        self.began = trainer.global_step
-        print("begins at", self.began, flush=True)
-
-    def on_train_batch_end(self, trainer, *_):
-        if trainer.global_step == 3:
-            print("trains", flush=True)
-        trainer.should_stop = 0 < self.began == trainer.global_step - 10
-
-
-run_dir = os.environ["APPTRAIN_RUN_DIR"]
-last = f"{run_dir}/on_exception.ckpt"
-trainer = lightning.Trainer(
-    accelerator="cpu", num_nodes=1, strategy="ddp", max_epochs=-1, enable_progress_bar=False,
-    callbacks=[Tell(), OnExceptionCheckpoint(run_dir)],
-)
-try:
-    trainer.fit(DemoModel(), datamodule=BoringDataModule(), ckpt_path=last if os.path.exists(last) else None)
-except SIGTERMException:
-    print("stopped at", trainer.global_step, flush=True)
-    sys.exit(75)
-print("ended at", trainer.global_step, flush=True)
-"""
-
-TRANSFORMERS_STOPS = """\
-import os
-import sys
-
-import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import get_last_checkpoint
-
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-
-    def forward(self, x, labels):
-        return {"loss": (self.layer(x) - labels).square().mean()}
-
-
-class Tell(TrainerCallback):
-    def on_train_begin(self, args, state, *_, **__):
-        self.began = state.global_step
-        print("begins at", self.began, flush=True)
-
-    def on_step_end(self, args, state, control, **_):
-        if state.global_step == 3:
-            print("trains", flush=True)
-        if 0 < self.began == state.global_step - 10:
-            control.should_training_stop = True
-
-
-data = [{"x": torch.full((4,), i / 1000), "labels": torch.ones(1)} for i in range(1000)]
-arguments = TrainingArguments(
-    os.environ["APPTRAIN_RUN_DIR"], enable_jit_checkpoint=True, use_cpu=True, max_steps=1_000_000,
-    save_strategy="no", report_to="none", disable_tqdm=True, logging_strategy="no",
-)
-tell = Tell()
-trainer = Trainer(model=Model(), args=arguments, train_dataset=data, callbacks=[tell])
-trainer.train(resume_from_checkpoint=get_last_checkpoint(arguments.output_dir))
-if not tell.began:
-    print("stopped at", trainer.state.global_step, flush=True)
-    sys.exit(75)
-print("ended at", trainer.state.global_step, flush=True)
-"""
-
-
-@pytest.mark.parametrize(
-    ("name", "program"),
-    # Their ranks do not stop together without fail (docs/own-script.md): one alone.
-    [("Lightning", LIGHTNING_STOPS), ("Transformers", TRANSFORMERS_STOPS)],
-)
-def test_own_handlers_save_at_a_planned_end_and_the_job_goes_on(
-    user: Account, name: str, program: str
-) -> None:
-    script = user.write(f"my work/{name}.py", program)
-    options = ("--device=cpu", "--stop-signal=TERM")
-    number = user.submit("--nodes=1", "--cpus-per-task=1", SCRIPT, *options, "--", script)
-    user.until_printed(number, "trains\n", BOUND)
-    user.run("scancel", "--batch", "--signal=USR2", str(number)).check_returncode()
+def stopped(user: Account, number: int, run: Path) -> Ran:
+    """This job at its end; it has been asked to stop as its ranks started, and was queued again by itself."""
+    user.cluster.until((user.on_disk(run) / "logs/0").exists, f"{run} to begin", BOUND)
+    user.run("touch", run / "stop").check_returncode()
     user.cluster.start_requeued(number, BOUND)
     ran = user.end(number, BOUND)
-    assert (ran.ended, ran.job.restarts) == (("COMPLETED", 0), 1), ran.text
-    said = re.findall(r"^(begins|stopped|ended) at (\d+)$", ran.text, re.M)
-    stopped, saved = int(said[1][1]), int(said[2][1])
-    assert saved > 3
-    assert stopped - saved in (0, 1)  # Transformers takes one step more after it has saved
-    parts = (("begins", 0), ("stopped", stopped), ("begins", saved), ("ended", saved + 10))
-    assert said == [(what, str(step)) for what, step in parts], ran.text
+    assert (ran.ended, ran.job.restarts) == (("COMPLETED", 0), 1), ran
+    return ran
+
+
+def reached(ran: Ran, steps: int) -> list[str]:
+    """What each rank printed at its last step. The run began twice: anew, and where it had been saved."""
+    first, second = map(int, re.findall(r"^begins after step (\d+)$", ran.text, re.M))
+    assert first == 0 < second < steps, ran
+    return sorted(set(re.findall(rf"^rank .*: {steps} steps.*$", ran.text, re.M)))
+
+
+@pytest.mark.parametrize("name", ["fsdp2_dcp", "hf_trainer", "lightning_fit", "accelerate_loop"])
+def test_an_example_goes_over_a_planned_end_to_its_last_step(user: Account, name: str) -> None:
+    line = ("--nodes=2", *ONE_RANK, "--", EXAMPLES / f"{name}.py", "--steps", "100")
+    number = user.submit(*line, env=ACCELERATE_CPU)
+    ends = reached(stopped(user, number, WORK / f"runs/apptrain-{number}"), 100)
+    assert [end.partition(":")[0][:6] for end in ends] == ["rank 0", "rank 1"]
+    if name in ("lightning_fit", "accelerate_loop"):  # one model on both: the gradients were averaged
+        assert len({end.rpartition(" ")[2] for end in ends}) == 1
+
+
+def test_lightning_finds_slurms_variables_with_one_task_a_rank(user: Account) -> None:
+    """In mode torchrun it finds torchrun's: the test above."""
+    ran = run(user, *ONE_RANK, "--mode=rank", "--", EXAMPLES / "lightning_fit.py", "--steps", "100")
+    ends = sorted(re.findall(r"^rank (\d) of 2, SLURMEnvironment: 100 steps, (\S+)$", ran.text, re.M))
+    assert [rank for rank, _ in ends] == ["0", "1"], ran
+    assert len({total for _, total in ends}) == 1
+
+
+def test_a_venv_without_an_image_and_without_apptrain_trains_on_two_nodes(user: Account) -> None:
+    env = {**user.environment(), "APPTRAIN_HOME": str(REPOSITORY), "APPTRAIN_DEVICE": "cpu"}
+    number = user.submit(
+        "--cpus-per-task=1", EXAMPLES / "venv.sbatch", EXAMPLES / "ddp.py", "--steps=300", env=env
+    )
+    ends = reached(stopped(user, number, WORK / f"runs/venv-{number}"), 300)
+    assert [end.partition(":")[0] for end in ends] == ["rank 0", "rank 1"]
+    assert len({end.rpartition(" ")[2] for end in ends}) == 1
+
+
+def test_the_results_of_a_sweep_are_collected(user: Account) -> None:
+    line = ("--nodes=1", "--array=0,2", "--output=%x-%A_%a.out", *ONE_RANK, "--", EXAMPLES / "sweep.py")
+    number = user.submit(*line)
+    for one in (number, number + 1):
+        assert user.end(one, BOUND).ended == ("COMPLETED", 0), user.see(one)
+    runs = [WORK / f"runs/apptrain-{number}_{index}" for index in (0, 1, 2)]
+    ended = user.run("python3", EXAMPLES / "sweep.py", *runs)
+    assert (ended.returncode, ended.stderr) == (1, f"no result yet: {runs[1]}\n")
+    found = re.findall(r"^index=(\d)\tlr=(\S+)\twidth=8\tsteps=200\tloss=(\S+)$", ended.stdout, re.M)
+    assert sorted((index, lr) for index, lr, _ in found) == [("0", "0.1"), ("2", "0.01")]
+    assert float(found[0][2]) < float(found[1][2])

@@ -423,21 +423,16 @@ def test_a_planned_end_that_cannot_be_saved_is_a_failure_of_the_job_that_says_wh
 
 
 def documented(folder: Path) -> Path:
-    """The script of docs/own-script.md, with the copy beside it that it asks for."""
-    text = (CHECKOUT / "docs" / "own-script.md").read_text()
-    (block,) = re.findall(r"```python\n(\"\"\"A loop that loses nothing.*?)```", text, re.DOTALL)
+    """examples/ddp.py, with the copy beside it that it asks for."""
     folder.mkdir()
-    (folder / "loop.py").write_text(block)
-    shutil.copy(CHECKOUT / "src" / "train" / "stop.py", folder)
-    return folder / "loop.py"
+    for name in ("ddp.py", "stop.py"):
+        shutil.copy(CHECKOUT / "examples" / name, folder)
+    return folder / "ddp.py"
 
 
 def sums(ended: Ended) -> set[str]:
     """What each rank printed in the end: its number, the steps, and the sum of the weights, exactly."""
     return set(re.findall(r"rank \d: \d+ steps, -?0x\S+", ended.out))
-
-
-STEPS = {"APPTRAIN_PASS": "PYTHONPATH STEPS", "STEPS": "200"}
 
 
 @pytest.fixture(scope="module")
@@ -450,7 +445,7 @@ def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole_script(script: Path, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    ended = run(tmp_path_factory.mktemp("script"), *TWO_RANKS, "--", str(script), env=STEPS)
+    ended = run(tmp_path_factory.mktemp("script"), *TWO_RANKS, "--", str(script), "--steps", "200")
     assert ended.status == 0, ended.err
     assert len(sums(ended)) == 2
     return sums(ended)
@@ -460,20 +455,20 @@ def test_the_documented_script_loses_nothing_at_planned_ends(
     tmp_path: Path, script: Path, whole_script: set[str]
 ) -> None:
     """The first under torchrun by the stop file, the second with a task a rank by a signal to one of them."""
-    first = start(tmp_path, "--", str(script), env=STEPS)
+    first = start(tmp_path, "--", str(script), "--steps", "200")
     until(lambda: listening(script, first.run), "two ranks that listen")
     (first.run / "stop").touch()
     stopped = first.end()
     assert stopped.status == 75, stopped.err
     assert [stopped.outcome(f"0.{node}").status for node in (0, 1)] == [75, 75]
     assert [path.name for path in (first.run / "checkpoints").iterdir()] == ["state.pt"]
-    second = start(tmp_path, "--mode", "rank", "--", str(script), env=STEPS)
+    second = start(tmp_path, "--mode", "rank", "--", str(script), "--steps", "200")
     pids = until(lambda: listening(script, second.run), "two ranks that listen")
     os.kill(pids[1], signal.SIGUSR2)
     stopped = second.end()
     assert stopped.status == 75, stopped.err
     assert [stopped.outcome(f"1.{node}.0").status for node in (0, 1)] == [75, 75]
-    last = run(tmp_path, *TWO_RANKS, "--", str(script), env=STEPS)
+    last = run(tmp_path, *TWO_RANKS, "--", str(script), "--steps", "200")
     assert last.status == 0, last.err
     assert sums(last) == whole_script
 

@@ -13,7 +13,7 @@ NAMED = re.findall(r"(tests/[\w/]+\.py)::(test_\w+)", TEXT)
 
 
 def test_the_recipes_are_found() -> None:
-    assert {"FSDP2", "Remove"} <= RECIPES.keys()
+    assert {"Frameworks and examples", "Remove"} <= RECIPES.keys()
     assert len(NAMED) > 20
 
 
@@ -32,3 +32,21 @@ def test_a_test_that_a_recipe_names_is_there(file: str, name: str) -> None:
 @pytest.mark.parametrize("code", re.findall(r"^```python\n(.*?)^```$", TEXT, re.M | re.S))
 def test_code_of_a_recipe_is_python(code: str) -> None:
     ast.parse(code)
+
+
+EXAMPLES = [path for path in sorted((CHECKOUT / "examples").iterdir()) if path.name != "stop.py"]
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
+def test_an_example_is_short_and_its_head_says_how_to_start_it(path: Path) -> None:
+    lines = path.read_text().splitlines()
+    assert len(lines) <= 120
+    head = "\n".join(lines[:12])
+    kinds = {".py": ("This machine:", "Slurm:", "PBS:"), ".sh": ("This machine:", "Slurm:", "PBS:")}
+    for word in kinds.get(path.suffix, (f"{'PBS' if path.suffix == '.pbs' else 'Slurm'}:",)):
+        assert word in head
+    assert path.name in TEXT
+
+
+def test_the_copy_of_stop_py_is_the_one_of_the_reference_training() -> None:
+    assert (CHECKOUT / "examples/stop.py").samefile(CHECKOUT / "src/train/stop.py")

@@ -134,7 +134,9 @@ def test_the_word_behind_an_option_that_names_a_secret_is_hidden() -> None:
 
 
 def test_values_are_hidden_by_their_keys_too() -> None:
-    found = tokens.hide_values({"a": {"token": "x", "list": ["hf_abcdefghijklmnopqrstuvwxyz", 7]}, "lr": 0.1}, ENV)
+    found = tokens.hide_values(
+        {"a": {"token": "x", "list": ["hf_abcdefghijklmnopqrstuvwxyz", 7]}, "lr": 0.1}, ENV
+    )
     assert found == {"a": {"token": "<secret>", "list": ["<secret>", 7]}, "lr": 0.1}
 
 

@@ -1,0 +1,1 @@
+../src/train/stop.py
