@@ -1,7 +1,6 @@
 """The rooms of the entrypoint: who may import whom."""
 
 import ast
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,9 +82,9 @@ def test_each_folder_is_a_room() -> None:
 
 
 def test_every_folder_is_installed() -> None:
-    listed = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    """A folder without an __init__.py is not."""
     folders = {path.parent for path in modules().values()}
-    assert {*listed} - {"train"} == {".".join(folder.relative_to(CHECKOUT).parts) for folder in folders}
+    assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []
 
 
 @pytest.mark.parametrize("name", ROOMS)
