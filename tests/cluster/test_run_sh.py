@@ -204,6 +204,33 @@ def test_one_bad_name_or_a_sites_bind_loses_nothing(shared: Node) -> None:
 # --- what is shown ---------------------------------------------------------------------------------------------
 
 
+def test_a_profile_gives_apptainer_options_and_obeys_what_a_module_brings(shared: Node) -> None:
+    """As at sites that need --fakeroot, or whose module binds its libraries and a script that starts CMD."""
+    shared.as_alice("mkdir -p /scratch/site/host && cd /scratch/site/host && echo lib >lib && cat >adapt.sh <<'END'\n"
+        "#!/bin/sh\nexport NCCL_NET='AWS Libfabric' LD_LIBRARY_PATH=/host:$LD_LIBRARY_PATH\nexec \"$@\"\nEND\n"
+        "chmod 755 adapt.sh")  # fmt: skip
+    script = "id -u; cat /host/lib; echo $NCCL_NET; echo ${LD_LIBRARY_PATH%%:*}; echo x >/host/new || echo read-only"
+    line = [
+        RUN_SH,
+        "--option",
+        "--fakeroot",
+        "--obey-binds",
+        "--wrapper",
+        "/host/adapt.sh",
+        IMAGE,
+        "sh",
+        "-c",
+        script,
+    ]
+    env = {"APPTAINER_BIND": "/scratch/site/host:/host:ro"}
+    ended = shared.host.run(line, user="alice", cwd="/scratch", env=env, timeout=BOUND)
+    assert ended.stdout.splitlines() == ["0", "lib", "AWS Libfabric", "/host", "read-only"], ended.stderr
+    assert "not obeyed" not in ended.stderr
+    env = {"APPTAINER_BIND": "/scratch/none:/host"}
+    ended = shared.host.run([*line[:4], *line[6:]], user="alice", cwd="/scratch", env=env, timeout=BOUND)
+    assert shared.refused(ended).startswith("APPTAINER_BIND /scratch/none is not there on this node: ")
+
+
 def test_a_working_directory_behind_a_symlink_is_there(shared: Node) -> None:
     shared.as_alice(
         "mkdir -p /scratch/real/deep; touch /scratch/real/deep/file; ln -sfn /scratch/real /scratch/link"
