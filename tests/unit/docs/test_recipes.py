@@ -34,7 +34,9 @@ def test_code_of_a_recipe_is_python(code: str) -> None:
     ast.parse(code)
 
 
-EXAMPLES = [path for path in sorted((CHECKOUT / "examples").iterdir()) if path.name != "stop.py"]
+EXAMPLES = [
+    path for path in sorted((CHECKOUT / "examples").iterdir()) if path.is_file() and path.name != "stop.py"
+]
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)

@@ -1,0 +1,58 @@
+"""examples/venv.sbatch: where it finds the checkout, and when it has the job queued again."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).resolve().parents[3] / "examples/venv.sbatch"
+
+
+def go(folder: Path, env: Mapping[str, str], status: int = 0) -> "subprocess.CompletedProcess[str]":
+    """As Slurm starts it, submitted from `folder`; srun and scontrol tell how they are called."""
+    (folder / "bin").mkdir()
+    for name, end in (("srun", status), ("scontrol", 0)):
+        (folder / "bin" / name).write_text(f'#!/bin/sh\necho "{name} $*"\nexit {end}\n')
+        (folder / "bin" / name).chmod(0o755)
+    given = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "HOME": f"{folder}/home"}
+    given |= {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "7"} | dict(env)
+    words = ["bash", str(SCRIPT), "my script.py", "--lr", "0.1"]
+    return subprocess.run(words, env=given, capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.mark.parametrize("where", ["", "home/apptrain", "else where"])
+def test_the_checkout_is_the_folder_of_submission_else_that_in_the_home_unless_named(
+    where: str, tmp_path: Path
+) -> None:
+    (tmp_path / where).mkdir(parents=True, exist_ok=True)
+    (tmp_path / where / "apptrain").touch()
+    named = {"APPTRAIN_HOME": str(tmp_path / where)} if where == "else where" else {}
+    ended = go(tmp_path, named)
+    program = tmp_path / where / "apptrain"
+    line = f"srun --ntasks-per-node=1 {program} launch -- my script.py --lr 0.1\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, line, "")
+
+
+@pytest.mark.parametrize("named", ["", "else where"])
+def test_without_a_checkout_nothing_starts(named: str, tmp_path: Path) -> None:
+    (tmp_path / "home/apptrain").mkdir(parents=True)
+    if named:
+        (tmp_path / "apptrain").touch()  # is not taken instead
+    ended = go(tmp_path, {"APPTRAIN_HOME": named} if named else {})
+    found = named or f"{tmp_path}/home/apptrain"
+    said = f"venv.sbatch: {found} is no checkout of apptrain: name it in APPTRAIN_HOME\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (64, "", said)
+
+
+@pytest.mark.parametrize(
+    ("status", "starts", "again"), [(75, "", True), (75, "99", True), (75, "100", False), (1, "", False)]
+)
+def test_a_planned_end_alone_queues_the_job_again_and_not_for_ever(
+    status: int, starts: str, again: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "apptrain").touch()
+    ended = go(tmp_path, {"SLURM_RESTART_COUNT": starts} if starts else {}, status)
+    assert ended.returncode == status
+    assert ("scontrol requeue 7\n" in ended.stdout) is again
