@@ -162,7 +162,7 @@ find_binds() {
     fi
     # One that is missing is the entrypoint's to explain. PBS's lies in its spool.
     for name in "${NODE_LISTS[@]}" APPTRAIN_NODEFILE APPTRAIN_ARGS_FILE \
-        APPTRAIN_JOIN_KEY_FILE APPTRAIN_RUN_DIR; do
+        APPTRAIN_JOIN_KEY_FILE APPTRAIN_SECRETS APPTRAIN_RUN_DIR; do
         if [[ -e ${!name:-} ]]; then
             show "$name" "${!name}"
         fi

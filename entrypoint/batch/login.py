@@ -12,7 +12,7 @@ import re
 import shlex
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -42,6 +42,8 @@ class Wish:
     """Those of the profile."""
     arguments: tuple[str, ...] = ()
     """Of the job script: options, then -- and CMD."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """What options here set for the job."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Submission:
     """What the job gets of the variables here, without those that have its arguments."""
     file: Path | None = None
     """To be written first, with the arguments that the command line cannot hold."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """What stands before the command line: the scheduler carries them to the job."""
     said: Sequence[str] = ()
     """A line for each word of ours that has given way to one of the user's."""
 
@@ -110,6 +114,9 @@ class LoginSide(Protocol):
 
     def granted(self, request: JobRequest) -> tuple[JobRequest, str]:
         """(the request with what its further words change, the word that leaves open what is granted)."""
+
+    def architecture(self, words: Sequence[str]) -> str:
+        """Of the nodes that this command line asks for, as `uname -m` has it; empty if nobody tells."""
 
     def slots(self, request: JobRequest) -> tuple[int, ...] | None:
         """Processes that the request has placed on each node without starting them; None elsewhere."""

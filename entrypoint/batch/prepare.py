@@ -175,8 +175,9 @@ def _run_words(asked: _Request) -> Iterator[str]:
     if site.path and not site.path.startswith(f"{asked.facts.one('home')}/"):
         yield from ("--bind", "the profile", site.path)
         yield from ("--bind", "the profile's host file", str(profile.host_file(Path(site.path))))
-    if key := asked.flags.get("join-key-file"):
-        yield from ("--bind", "--join-key-file", _absolute(key, asked.env))
+    for name in ("join-key-file", "secrets"):
+        if file := asked.flags.get(name):
+            yield from ("--bind", f"--{name}", _absolute(file, asked.env))
     if site.container.obey_binds:
         yield "--obey-binds"
     for program in site.container.wrappers:

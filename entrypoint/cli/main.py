@@ -20,7 +20,7 @@ from entrypoint.core.checkout import python_path
 from entrypoint.core.errors import INTERRUPTED, BadInput, Refusal
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
-from entrypoint.plan import commands, launch_plan, mistakes, sources
+from entrypoint.plan import commands, launch_plan, mistakes, secret_file, sources
 from entrypoint.plan.launch_plan import LaunchPlan
 
 PLAN = "print what launch would run, from this environment or a recorded one; runs and contacts nothing"
@@ -145,7 +145,7 @@ def _run(argv: Sequence[str]) -> int:
         env["PYTHONPATH"] = path
     from entrypoint.run.launch import launch
 
-    return launch(plan, settings, env)
+    return launch(plan, settings, secret_file.added(env, settings.value("secrets")))
 
 
 def parser(*, everything: bool = False) -> argparse.ArgumentParser:

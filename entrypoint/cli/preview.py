@@ -13,12 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from entrypoint.batch import login
+from entrypoint.batch import secrets as batch_secrets
 from entrypoint.batch.login import JobRequest
 from entrypoint.core.errors import BadInput
 from entrypoint.core.plain import counted
-from entrypoint.plan import mistakes, rules, sources
+from entrypoint.plan import mistakes, rules, secret_file, shown, sources
 from entrypoint.plan.profile import Profile
 from entrypoint.plan.sources import Settings
+from entrypoint.record import tokens
 from entrypoint.schedulers.allocation import Allocation
 from entrypoint.schedulers.known import words_of
 
@@ -52,6 +54,17 @@ def preview_job(request: JobRequest, env: Mapping[str, str], cwd: Path) -> list[
         nodes, ranks = counted(plan.nnodes, "node"), counted(plan.nproc_per_node, "rank")
         lines = [f"{nodes} x {ranks} on {plan.device}, mode {plan.mode}", *plan.notes]
     there = "" if request.image.exists() else f" (not there yet: {request.make_image})"
+    secrets = settings.value("secrets")
+    if secrets:
+        secret_file.read(cwd / secrets)
+    script = settings.command[0]
+    if script.startswith("/") and not Path(script).exists():
+        lines.append(f"CMD {script} is not seen from here: the job looks for it in its first second")
+    if tokens.hide_words(settings.command, {}) != list(settings.command):
+        lines.append(
+            f"CMD seems to hold a secret, which the scheduler shows to others: {batch_secrets.REMEDY}"
+        )
+    shown.check(settings, profile, env, cwd)
     return [
         *lines,
         f"runs {shlex.join(settings.command)} in {cwd}",

@@ -26,9 +26,10 @@ from entrypoint.batch.native import NativeOption
 from entrypoint.cli import follow, preview
 from entrypoint.cli.main import EXIT_STATUS
 from entrypoint.cli.profiles import load_checked
-from entrypoint.core import spelling
+from entrypoint.core import image_header, spelling
 from entrypoint.core.checkout import apptrain, make
 from entrypoint.core.errors import BAD_INPUT, BadInput
+from entrypoint.plan import passed
 from entrypoint.plan.commands import elsewhere, split_command, with_dashes
 from entrypoint.plan.options import OPTIONS, flag
 from entrypoint.plan.profile import CLUSTERS, Profile, expanded, find, host_file, remedy
@@ -55,22 +56,27 @@ def main(arguments: Sequence[str]) -> int:
             site = _profile(options.cluster)[0] if options.cluster else None
             return follow.follow(options.follow, site.scheduler if site else "", site)
         profile, file = _profile(options.cluster or os.environ.get("APPTRAIN_PROFILE", ""))
-        wish, cwd = _wish(options, job), Path.cwd()
-        _check_folder(arguments, job, cwd, os.environ.get("CALLED_FROM", ""))
-        submission = plan(profile, file, wish, os.environ, cwd)
-        lines = preview.preview_job(_request(profile, wish, os.environ), submission.env, cwd)
+        cwd = Path.cwd()
+        wish = _wish(options, job, cwd)
+        env = {**os.environ, **wish.variables}
+        _check_folder(arguments, job, cwd, env.get("CALLED_FROM", ""))
+        submission = plan(profile, file, wish, env, cwd)
+        if _image(profile, env).exists():
+            image_header.check(_image(profile, env))
+        lines = preview.preview_job(_request(profile, wish, env), submission.env, cwd)
         if not options.dry_run:
-            _check(profile, submission)
+            _check(profile, submission, env)
             if options.follow:
                 follow.find(profile.scheduler)
         for line in (*submission.said, *lines):
             _say(line)
         if not profile.tested:
             _say(f"{profile.name} was never run there (tested is empty): check this:")
-        print(shlex.join(submission.words), flush=True)
+        set_for_it = [f"{name}={shlex.quote(value)}" for name, value in submission.variables.items()]
+        print(" ".join([*set_for_it, shlex.join(submission.words)]), flush=True)
         if options.dry_run:
             return 0
-        status, job_id = _submit(job, submission)
+        status, job_id = _submit(job, submission, env)
         if status or options.follow is None:
             return status
         return follow.follow(job_id, profile.scheduler, profile)
@@ -125,6 +131,22 @@ def _parser() -> argparse.ArgumentParser:
     add("--account", "--project", default="", metavar="NAME", help="who pays")
     add("--time", default="", metavar="TIME", help="minutes, [[HH:]MM:]SS, or D-HH[:MM[:SS]]")
     add("--walltime", default="", metavar="TIME", help=argparse.SUPPRESS)
+    add("--image", default="", metavar="FILE", help="the image (default: APPTRAIN_IMAGE, or the profile's)")
+    add(
+        "--bind",
+        action="append",
+        default=[],
+        metavar="SRC[:DST[:ro]]",
+        help="show a folder in the image; may be given several times (default: APPTRAIN_BIND)",
+    )
+    add(
+        "--pass",
+        dest="passed",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="pass a variable, or PREFIX_*, to the ranks (default: APPTRAIN_PASS)",
+    )
     add("--options", action="append", default=[], metavar="WORDS", help="words for sbatch or qsub, unread")
     add("--dry-run", action="store_true", help="show what would run, and submit nothing")
     add("--follow", nargs="?", const=True, metavar="JOB", help="show the job until it ends, or that JOB")
@@ -176,7 +198,8 @@ def _sorted(
         elif scheduler and option.name in tables[scheduler].refused:
             raise BadInput(
                 "native-refused",
-                f"{option} of {tables[scheduler].program}: {tables[scheduler].refused[option.name]}",
+                f"{option} cannot be handed to {tables[scheduler].program}: "
+                f"{tables[scheduler].refused[option.name]}",
             )
         else:
             native.append(option)
@@ -301,7 +324,29 @@ def _or_write(file: Path) -> str:
     return f"or run `{line}` on your cluster's login node, which writes one"
 
 
-def _wish(options: argparse.Namespace, arguments: tuple[str, ...]) -> Wish:
+def _variables(options: argparse.Namespace, cwd: Path) -> dict[str, str]:
+    """What the job reads from variables, and is given by options here. Raises BadInput."""
+    binds = []
+    for spec in options.bind:
+        if "\n" in spec or not spec or spec.startswith((":", "~")):
+            raise BadInput("bind-malformed", f"--bind {spec}: give SRC[:DST[:ro]] with paths from /")
+        binds.append(spec if spec.startswith("/") else f"{cwd}/{spec}")
+    names = " ".join(options.passed).split()
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*\*?", name):
+            raise BadInput("pass-malformed", f"--pass {name}: give NAME or PREFIX_*, in quotes")
+        if passed.matches(name, passed.table("never")):
+            raise BadInput("pass-never", f"--pass {name}: it never reaches a rank: leave it out")
+    image = options.image if "://" in options.image else str(cwd / options.image)
+    given = {
+        "APPTRAIN_IMAGE": image if options.image else "",
+        "APPTRAIN_BIND": "\n".join(binds),
+        "APPTRAIN_PASS": " ".join(names),
+    }
+    return {name: value for name, value in given.items() if value}
+
+
+def _wish(options: argparse.Namespace, arguments: tuple[str, ...], cwd: Path) -> Wish:
     time = options.time
     if options.walltime:
         time = options.walltime
@@ -335,6 +380,7 @@ def _wish(options: argparse.Namespace, arguments: tuple[str, ...]) -> Wish:
         time=time,
         options=(*further, *(word for option in options.native for word in option.words)),
         arguments=arguments,
+        variables=_variables(options, cwd),
     )
 
 
@@ -349,8 +395,7 @@ def _image(profile: Profile, env: Mapping[str, str]) -> Path:
     if "://" in given:
         raise BadInput(
             "image-not-a-file",
-            f"APPTRAIN_IMAGE={given}: an image is a file: apptainer pull image.sif {given}, then "
-            "APPTRAIN_IMAGE=$PWD/image.sif",
+            f"{given}: an image is a file: apptainer pull image.sif {given}, then --image image.sif",
         )
     if given:
         return Path(given)
@@ -373,22 +418,29 @@ def _stack(profile: Profile, env: Mapping[str, str]) -> stacks.Stack:
 
 
 def _make_image(profile: Profile, env: Mapping[str, str]) -> str:
-    """What makes the image of the job."""
+    """The command that makes the image which a job would take."""
     stack = None if env.get("APPTRAIN_IMAGE") else _stack(profile, env)
     choice = f" STACK={stack.name}" if stack and not stack.is_default else ""
     there = profile.nodes.architecture
     where = f" on a node with {there}" if there and there != os.uname().machine else ""
-    return f"{make(f'image{choice}')}{where}"
+    return make(f"image{choice}") + where
 
 
-def _check(profile: Profile, submission: Submission) -> None:
+def _check(profile: Profile, submission: Submission, env: Mapping[str, str]) -> None:
     """Raises BadInput where a job would wait in the queue for nothing."""
-    image = _image(profile, os.environ)
+    image = _image(profile, env)
     if not image.exists():
         raise BadInput(
             "image-missing",
-            f"there is no image {image}: {_make_image(profile, os.environ)}, or give another in "
-            "APPTRAIN_IMAGE",
+            f"there is no image {image}: {_make_image(profile, env)}, or give another with --image",
+        )
+    architecture = image_header.check(image)
+    theirs = profile.nodes.architecture or login.of(profile.scheduler).architecture(submission.words)
+    if architecture and theirs and architecture != theirs:
+        raise BadInput(
+            "image-architecture",
+            f"the image {image} is for {architecture}, and the nodes have {theirs}: build it on such a node, "
+            "or give another with --image",
         )
     program = submission.words[0]
     if not shutil.which(program):
@@ -397,7 +449,7 @@ def _check(profile: Profile, submission: Submission) -> None:
         )
 
 
-def _submit(arguments: tuple[str, ...], submission: Submission) -> tuple[int, str]:
+def _submit(arguments: tuple[str, ...], submission: Submission, env: Mapping[str, str]) -> tuple[int, str]:
     """Run the command line; returns its status, and the job's id in its last line."""
     try:
         if submission.file:
@@ -408,10 +460,10 @@ def _submit(arguments: tuple[str, ...], submission: Submission) -> tuple[int, st
         raise BadInput(
             "submit-record-unwritable", f"{submission.file} cannot be written: {error.strerror}"
         ) from None
-    done = subprocess.run(submission.words, check=False, stdout=subprocess.PIPE)
+    done = subprocess.run(submission.words, env=env, check=False, stdout=subprocess.PIPE)
     print(done.stdout.decode(errors="replace"), end="", flush=True)
     words = done.stdout.decode(errors="replace").split()
-    return done.returncode, words[-1] if words else ""
+    return done.returncode, words[-1].partition(";")[0] if words else ""  # JOB;CLUSTER with --parsable
 
 
 def _private(path: str, flags: int) -> int:

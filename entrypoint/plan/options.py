@@ -17,7 +17,7 @@ from entrypoint.schedulers import choice
 
 COMMON = (
     *("device", "nproc-per-node", "nnodes", "nodes", "node-rank", "mode", "no-python", "profile", "run-dir"),
-    *("venv", "on-failure", "omp-num-threads", "doctor", "env-file", "json"),
+    *("venv", "secrets", "on-failure", "omp-num-threads", "doctor", "env-file", "json"),
 )
 """What `--help` shows; `--help-all` shows all."""
 
@@ -252,6 +252,13 @@ OPTIONS: tuple[Option, ...] = (
         parse=Path,
         metavar="FILE",
         help="secret that the nodes share (default: RUN/join.key)",
+    ),
+    Option(
+        name="secrets",
+        parse=Path,
+        metavar="FILE",
+        help="variables for the ranks, one NAME=VALUE a line, in a file that only you can read (mode 600); "
+        "no scheduler, log or plan gets them",
     ),
     Option(
         name="max-restarts",

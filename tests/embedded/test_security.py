@@ -213,6 +213,26 @@ def test_secrets_of_the_environment_are_in_no_file_and_no_output_of_a_training(t
     assert {oct(path.stat().st_mode & 0o077) for path in found} == {"0o0"}
 
 
+def test_variables_of_the_secrets_file_reach_ranks_and_nothing_that_is_written(tmp_path: Path) -> None:
+    """The ranks' own arguments and environment aside: no argument of any process, plan, log or manifest."""
+    file = tmp_path / "secrets"
+    file.write_text("WANDB_API_KEY=hush-0a1b2c3d\nMINE=hush-9f8e7d6c\n")
+    file.chmod(0o600)
+    script = tmp_path / "see.py"
+    script.write_text(
+        "import os, pathlib\n"
+        "assert os.environ['WANDB_API_KEY'].startswith('hush-') and os.environ['MINE'].startswith('hush-')\n"
+        "every = [p.read_bytes() for p in pathlib.Path('/proc').glob('[0-9]*/cmdline') if os.access(p, os.R_OK)]\n"
+        "assert not [one for one in every if b'hush-' in one]\n"
+        "print('seen')\n"
+    )
+    ended = start(tmp_path, "--secrets", str(file), "--", str(script), env={"WANDB_API_KEY": "old"}).end()
+    assert (ended.status, ended.out.count("seen")) == (0, 2), ended.err
+    file.rename(tmp_path.parent / f"{tmp_path.name}.secrets")
+    assert holding(tmp_path, b"hush-0a1b2c3d", b"hush-9f8e7d6c") == set()
+    assert "WANDB_API_KEY" in (ended.run / "manifest.json").read_text()
+
+
 def one_node(folder: Path, command: str, *program: str) -> Ended:
     """How a job of one node ends under `launch` or `embedded`, in the run directory `run`."""
     argv = [sys.executable, "-P", "-m"]

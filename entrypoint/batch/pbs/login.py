@@ -7,11 +7,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from entrypoint.batch import login, native
+from entrypoint.batch import login, native, secrets
 from entrypoint.batch.login import JobRequest, JobStatus, Submission, Wish, pairs, run, share
 from entrypoint.batch.native import NativeOption
 from entrypoint.batch.pbs import qsub_environment
@@ -47,9 +47,13 @@ def submission(profile: Profile, name: str, wish: Wish, env: Mapping[str, str], 
         needed = {key: value for key, value in needed.items() if key not in qsub_environment.ARGUMENTS}
     given = qsub_environment.given([option.value for option in users], env)
     carried = qsub_environment.listed({**needed, **arguments, **given})
+    if any(option.name == "-V" for option in asked):
+        secrets.check("-V", env, "qstat -f")
+    else:
+        said += qsub_environment.not_carried(env, {**needed, **given})
     known = {key: env[key] for key in qsub_environment.EVERYWHERE if key in env}
     words = ["qsub", *directives, *native.words(asked), "-v", carried, login.script_word(profile, cwd)]
-    return Submission(words, {**known, **needed, **given}, arguments_file, said)
+    return Submission(words, {**known, **needed, **given}, arguments_file, said=said)
 
 
 def _asked(profile: Profile, wish: Wish) -> tuple[list[NativeOption], list[str]]:
@@ -114,6 +118,11 @@ def granted(request: JobRequest) -> tuple[JobRequest, str]:
         elif value.startswith(("select=", "ncpus=", "ngpus=", "nodes=")):
             return request, f"-l {value}"
     return request, ""
+
+
+def architecture(_words: Sequence[str]) -> str:
+    """As LoginSide says: PBS knows no processors."""
+    return ""
 
 
 def slots(request: JobRequest) -> tuple[int, ...]:

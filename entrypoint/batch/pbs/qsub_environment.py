@@ -13,7 +13,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from entrypoint.batch import secrets
 from entrypoint.core.errors import BadInput
+from entrypoint.plan import passed
 from entrypoint.plan.profile import CLUSTERS, VARIABLE, Profile
 
 CHECKOUT: Final = CLUSTERS.resolve().parent
@@ -22,6 +24,8 @@ CARRIED: Final = re.compile(r"""[^,"'\\\x00-\x1f\x7f]*""")
 VARIABLE_NAME: Final = re.compile("[A-Za-z_][A-Za-z0-9_]*")
 ARGUMENTS: Final = ("APPTRAIN_ARGS", "APPTRAIN_ARGS_FILE")
 EVERYWHERE: Final = ("HOME", "USER", "LOGNAME")
+OF_LOGIN: Final = ("USER", "LOGNAME", "TERM", "TZ", "COLUMNS", "LINES", "CUDA_VISIBLE_DEVICES")
+"""What a login has, and is meant for no job."""
 
 
 def needed(profile: Profile, name: str, env: Mapping[str, str], cwd: Path) -> dict[str, str]:
@@ -32,6 +36,7 @@ def needed(profile: Profile, name: str, env: Mapping[str, str], cwd: Path) -> di
     for text in (profile.scratch, profile.container.program, *profile.container.binds):
         named = {match[1] or match[2] for match in VARIABLE.finditer(text)}
         values.update({key: env[key] for key in named if key in env and key not in EVERYWHERE})
+    values.update(asked_for(env))
     values["APPTRAIN_PROFILE"] = name
     if cwd.resolve() != CHECKOUT:
         values["APPTRAIN_HOME"] = str(CHECKOUT)
@@ -49,6 +54,30 @@ def arguments(words: tuple[str, ...], cwd: Path) -> tuple[dict[str, str], Path |
     digest = hashlib.sha256(os.fsencode("\0".join(words))).hexdigest()
     file = cwd / "runs" / "arguments" / digest[:16]
     return {"APPTRAIN_ARGS_FILE": str(file)}, file
+
+
+def asked_for(env: Mapping[str, str]) -> dict[str, str]:
+    """What APPTRAIN_PASS names, without the secrets that a PREFIX_* has among others. Raises BadInput for a
+    secret that is named."""
+    names = env.get("APPTRAIN_PASS", "").split()
+    secrets.check("--pass", {name: env[name] for name in names if name in env}, "qstat -f")
+    found = {name: value for name, value in env.items() if passed.matches(name, names)}
+    return {name: value for name, value in found.items() if not secrets.is_secret(name, value)}
+
+
+def not_carried(env: Mapping[str, str], carried: Mapping[str, str]) -> list[str]:
+    """A line about variables that reach ranks elsewhere, and that no option here hands to PBS."""
+    rest = passed.reaches(set(env) - set(carried), env) - {*passed.OF_SHELL, *OF_LOGIN}
+    names = sorted(name for name in rest if not name.startswith("APPTRAIN_"))
+    kept = [name for name in names if secrets.is_secret(name, env[name])]
+    plain = [name for name in names if name not in kept]
+    lines = []
+    if plain:
+        more = f" and {len(plain) - 3} more" if len(plain) > 3 else ""
+        lines.append(f"qsub does not carry {', '.join(plain[:3])}{more}: --pass 'NAME PREFIX_*' does")
+    if kept:
+        lines.append(f"qsub does not carry {', '.join(kept[:3])}: {secrets.REMEDY}")
+    return lines
 
 
 def given(lists: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
@@ -69,6 +98,7 @@ def given(lists: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
         if not equals and name not in env:
             raise BadInput("qsub-variable-unset", f"-v {name}: {name} is not set here: give {name}=VALUE")
         values[name] = value if equals else env[name]
+    secrets.check("-v", values, "qstat -f")
     return values
 
 

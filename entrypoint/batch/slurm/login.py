@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from entrypoint.batch import login, native
+from entrypoint.batch import login, native, secrets
 from entrypoint.batch.login import JobRequest, JobStatus, Submission, Wish, pairs, run, share
 from entrypoint.batch.native import NativeOption
 from entrypoint.batch.slurm.options import GROUPS, TABLE, group, kind, replaces
-from entrypoint.core.errors import of_signal
+from entrypoint.core.errors import BadInput, of_signal
 from entrypoint.plan.profile import NONE, Profile
 
 GPUS: Final = GROUPS[0]
@@ -56,16 +56,23 @@ def submission(profile: Profile, name: str, wish: Wish, env: Mapping[str, str], 
     job = ["--profile", name, *wish.arguments]
     seen = {key: value for key, value in env.items() if not key.startswith(("SLURM_", "PBS_"))}
     asked, said = _asked(profile, wish)
+    _check_export(asked, wish)
     words = native.words(asked)
     if not _is_wrapped(profile, asked):
         if not wish.gpus and not any(kind(option) in GPUS for option in asked):
             words.insert(1, GPUS[0] + "=0")  # in place of the script's own
-        return Submission(["sbatch", *words, login.script_word(profile, cwd), *job], seen, said=said)
+        line = ["sbatch", *words, login.script_word(profile, cwd), *job]
+        return Submission(line, seen, variables=wish.variables, said=said)
     wrap = "exec " + shlex.join(["bash", str(script), *job])
     left_out = ("--nodes=", f"{GPUS[0]}=", *_forbidden(profile))
     directives = native.read_all(login.directives(script, "#SBATCH ", *left_out), TABLE)
     directives = [line for line in directives if not any(replaces(option, line) for option in asked)]
-    return Submission(["sbatch", *native.words(directives), *words, f"--wrap={wrap}"], seen, said=said)
+    return Submission(
+        ["sbatch", *native.words(directives), *words, f"--wrap={wrap}"],
+        seen,
+        variables=wish.variables,
+        said=said,
+    )
 
 
 def _asked(profile: Profile, wish: Wish) -> tuple[list[NativeOption], list[str]]:
@@ -73,6 +80,21 @@ def _asked(profile: Profile, wish: Wish) -> tuple[list[NativeOption], list[str]]
     own, given = native.read_all(_words(profile, wish), TABLE), native.read_all(wish.given, TABLE)
     ours, _ = native.merged(own, given, replaces)
     return native.merged(ours, native.read_all(wish.options, TABLE), replaces)
+
+
+def _check_export(asked: Sequence[NativeOption], wish: Wish) -> None:
+    """Raises BadInput if --export shows a secret, or keeps from the job what options here set for it."""
+    for option in asked:
+        if option.name != "--export":
+            continue
+        items = option.value.split(",")
+        values = {name: value for name, equals, value in (item.partition("=") for item in items) if equals}
+        secrets.check("--export", values, "sacct")
+        lost = [name for name in wish.variables if name not in items and "ALL" not in items]
+        if lost:
+            raise BadInput(
+                "export-loses", f"{option} keeps {lost[0]} from the job, which an option here sets: add ALL"
+            )
 
 
 def _words(profile: Profile, wish: Wish) -> list[str]:
@@ -151,6 +173,16 @@ def granted(request: JobRequest) -> tuple[JobRequest, str]:
         elif what == "signal" and value.rpartition("@")[2].isdecimal():
             request = replace(request, warns=int(value.rpartition("@")[2]))
     return request, ""
+
+
+def architecture(words: Sequence[str]) -> str:
+    """As LoginSide says: of one node of the partition."""
+    partition = [option.value for option in native.read_all(words[1:], TABLE) if option.name == "--partition"]
+    chosen = ["-p", partition[0]] if partition else []
+    node = run("sinfo", "-h", *chosen, "-o", "%n").partition("\n")[0].strip()
+    told = run("scontrol", "--oneliner", "show", "node", node) if re.fullmatch(r"[\w.-]+", node) else ""
+    found = re.search(r"(?:^|\s)Arch=(\S+)", told)
+    return found[1] if found else ""
 
 
 def slots(_request: JobRequest) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.cli.site import CHECKOUT, FORKS, PBS_SCRIPT, Forks, Site
+from tests.unit.cli.site import CHECKOUT, FORKS, PBS_SCRIPT, SIF, Forks, Site
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in (("slurm/multinode.sbatch", "#!/bin/bash\n"), ("pbs/multinode.pbs", PBS_SCRIPT)):
         (folder / name).parent.mkdir()
         (folder / name).write_text(text)
-    (folder / "containers" / "image.sif").touch()
+    (folder / "containers" / "image.sif").write_bytes(SIF)
     for name in ("my.py", "my script.py", "a,b.py", "a,b"):
         (folder / name).touch()
     assert compileall.compile_dir(folder, quiet=1)

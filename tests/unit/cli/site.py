@@ -52,6 +52,8 @@ PBS_SCRIPT = """#!/bin/bash
 #PBS -S /bin/bash
 ##PBS -q gpu
 """
+SIF = b"#!/usr/bin/env run-singularity\n".ljust(32, b"\0") + b"SIF_MAGIC\x0001\x0002\0"
+"""How an image for x86_64 begins."""
 Forks = Callable[[Path, Sequence[str], Path, dict[str, str]], "subprocess.CompletedProcess[str]"]
 """Runs a program with these arguments, in this directory, with this environment."""
 

@@ -13,6 +13,7 @@ from entrypoint.batch.pbs import login as pbs_login
 from entrypoint.cli import follow
 from entrypoint.core.errors import BadInput, Unavailable
 from entrypoint.plan.profile import Profile, load
+from tests.unit.cli.site import SIF
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 BOUND = 60  # s
@@ -292,7 +293,7 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_go_on(cluster: Cluster, t
 def submitted(cluster: Cluster, folder: Path) -> "subprocess.CompletedProcess[str]":
     """A script of that folder, submitted and followed."""
     (folder / "my.py").touch()
-    (folder / "image.sif").touch()
+    (folder / "image.sif").write_bytes(SIF)
     env = {
         "PATH": f"{cluster.bin}:/usr/bin:/bin",
         "VENV": sys.prefix,

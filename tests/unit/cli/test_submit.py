@@ -311,7 +311,6 @@ def test_arguments_that_qsub_cannot_carry_go_through_a_file(site: Site, argument
     assert carried == {"APPTRAIN_PROFILE": "lab", "APPTRAIN_STOP_BEFORE": "600", **paths}
     assert file.parent == site.checkout / "runs" / "arguments"
     assert not file.parent.exists()
-    (site.checkout / "containers" / "image.sif").touch()
     done = site.run("submit.py", "--cluster", "lab", *arguments, **paths)
     assert (done.returncode, site.calls()[0]["argv"]) == (0, [str(site.bin / "qsub"), *line[1:]])
     assert file.read_bytes() == b"".join(word.encode() + b"\0" for word in arguments)
@@ -394,14 +393,13 @@ def test_a_job_that_could_not_start_is_not_submitted(site: Site) -> None:
     site.write(SLURM + "container: {stack: cu126}\n")
     assert site.refused("--cluster", "lab", PROJECT="x") == (
         f"submit: there is no image {site.checkout}/containers/image-cu126.sif: "
-        "make image STACK=cu126, or give another in APPTRAIN_IMAGE"
+        "make image STACK=cu126, or give another with --image"
     )
     (site.bin / "sbatch").unlink()
     image = str(site.checkout / "containers" / "image.sif")
     url = "docker://nvcr.io/nvidia/pytorch:25.10-py3"
     assert site.refused("--cluster", "lab", PROJECT="x", APPTRAIN_IMAGE=url) == (
-        f"submit: APPTRAIN_IMAGE={url}: an image is a file: apptainer pull image.sif {url}, then "
-        "APPTRAIN_IMAGE=$PWD/image.sif"
+        f"submit: {url}: an image is a file: apptainer pull image.sif {url}, then --image image.sif"
     )
     assert site.refused("--cluster", "lab", PROJECT="x", APPTRAIN_IMAGE=image) == (
         "submit: sbatch is not in PATH: submit on a login node of that cluster"

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.plan import mistakes
+from tests.unit.cli.site import SIF
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 BOUND = 60  # s; 2 on a machine that does nothing else
@@ -215,7 +216,7 @@ TRIED = [
     Mistake(given="apptrain submit -- my_script.py", found="--cluster is missing: give one of delta, derecho, gadi, generic, generic-pbs, gwdg-grete, perlmutter, polaris, or the path of a profile, or run `apptrain site -o {checkout}/clusters/mine.yaml` on your cluster's login node, which writes one", who="submit"),
     Mistake(given="apptrain submit --cluster perlmuter -- my_script.py", found="--cluster perlmuter: there is no {checkout}/clusters/perlmuter.yaml: did you mean perlmutter?", who="submit"),
     Mistake(given="apptrain submit --cluster generic --node 8 -- my_script.py", found="--node: no option of submit, of a job or of sbatch: did you mean --nodes or --node-rank?", who="submit"),
-    Mistake(given="apptrain submit --cluster generic --gpu 4 -- my_script.py", found="--gpu: no option of submit, of a job or of sbatch: did you mean --gpus-per-node?", who="submit"),
+    Mistake(given="apptrain submit --cluster generic --gpu 4 -- my_script.py", found="--gpu: no option of submit, of a job or of sbatch: did you mean --gpus-per-node or --gpu-bind?", who="submit"),
     Mistake(given="apptrain submit --cluster generic --device cpu my_script.py --lr 1", found="my_script.py stands before --: did you mean `apptrain submit --cluster generic --device cpu -- my_script.py --lr 1`?", who="submit"),
     Mistake(given="apptrain submit --cluster generic -- nothere.py", found="CMD nothere.py does not exist in {folder}: check the spelling; a module is given as -m NAME, a program that is no Python script needs --no-python", who="submit"),
     Mistake(given="apptrain submit --cluster generic -- torchrun my_script.py", found="CMD begins with torchrun: leave it and its options out, apptrain starts the ranks: -- my_script.py", who="submit"),
@@ -230,7 +231,7 @@ TRIED = [
     Mistake(given="apptrain submit --cluster generic -- -m train --config digits step=2", found="train: override: unknown key 'step': did you mean steps? (python -m train --help lists the keys)", who="submit"),
     Mistake(given="apptrain submit --cluster my.yaml -- my_script.py", found="my.yaml: request: unknown key patition: did you mean partition?", who="submit"),
     Mistake(given="apptrain submit --cluster good.yaml -- my_script.py", found="--cluster good.yaml: good.host is not made from good.yaml as that is now: make -C {checkout} profiles PROFILE='{folder}/good.yaml'", who="submit"),
-    Mistake(given="apptrain submit --cluster generic -- my_script.py", found="there is no image {folder}/none.sif: make -C {checkout} image, or give another in APPTRAIN_IMAGE", who="submit"),
+    Mistake(given="apptrain submit --cluster generic -- my_script.py", found="there is no image {folder}/none.sif: make -C {checkout} image, or give another with --image", who="submit"),
     Mistake(given="apptrain submit --follow my_job", found="--follow my_job: give a job's id, as sbatch or qsub has printed it", who="submit"),
     Mistake(given="apptrain submit --follow 123", found="--follow: neither scontrol nor qstat is in PATH: follow a job on a login node of its cluster", who="submit"),
     # a job script that nobody submitted, before an image is there
@@ -327,7 +328,7 @@ def test_a_mistake_ends_with_one_line_that_has_the_remedy(mistake: Mistake, user
 
 def test_a_submission_that_is_right_says_what_will_run_and_is_made(user: User) -> None:
     """So that the table above does not pass for another reason."""
-    (user.folder / "none.sif").touch()
+    (user.folder / "none.sif").write_bytes(SIF)
     done = user.run("apptrain submit --cluster generic --nodes 3 -- my_script.py --lr 1")
     assert done.returncode == 0
     assert done.stderr == (
@@ -343,7 +344,7 @@ def test_a_submission_that_is_right_says_what_will_run_and_is_made(user: User) -
 
 def test_what_may_be_meant_is_not_refused(user: User) -> None:
     """Programs that need --no-python and have it, a launcher that CMD itself is, and words that leave open what is granted."""
-    (user.folder / "none.sif").touch()
+    (user.folder / "none.sif").write_bytes(SIF)
     submit = "apptrain submit --cluster generic --dry-run"
     for given in (
         "--no-python -- bash run.sh",

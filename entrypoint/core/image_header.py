@@ -1,0 +1,42 @@
+"""Reads the first bytes of an image, to see before a job waits that it is one. `check` is the entry.
+
+Runs with Python 3.9.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from entrypoint.core import files
+from entrypoint.core.errors import BadInput
+
+MAGIC: Final = b"SIF_MAGIC\0"
+AT: Final = 32
+"""Where it stands, behind the line that lets a kernel start the file. Then 3 bytes for the version, and 3 for
+the processor (SIF's own documentation, version 1)."""
+LENGTH: Final = 48
+PROCESSORS: Final = {b"02\0": "x86_64", b"04\0": "aarch64", b"06\0": "ppc64le"}
+"""As `uname -m` has them."""
+
+
+def check(image: Path) -> str:
+    """The processor that a SIF is for, empty if it does not say; of a folder or another image empty. Raises
+    BadInput for a file that is no image."""
+    if image.is_dir():
+        return ""  # unpacked
+    try:
+        with files.open_regular(image) as file:
+            head = file.read(LENGTH)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise BadInput("image-unreadable", f"the image {image} cannot be read: {why}") from None
+    if head[:4] == b"hsqs":
+        return ""  # a bare squashfs
+    if head[AT : AT + len(MAGIC)] != MAGIC:
+        size = image.stat().st_size
+        raise BadInput(
+            "image-no-sif",
+            f"the image {image} ({size} bytes) does not begin as one: it was not copied or built to its end",
+        )
+    return PROCESSORS.get(head[AT + 13 : AT + 16], "")
