@@ -329,14 +329,14 @@ def _variables(options: argparse.Namespace, cwd: Path) -> dict[str, str]:
     binds = []
     for spec in options.bind:
         if "\n" in spec or not spec or spec.startswith((":", "~")):
-            raise BadInput("bind-malformed", f"--bind {spec}: give SRC[:DST[:ro]] with paths from /")
+            raise BadInput("submit-bind-malformed", f"--bind {spec}: give SRC[:DST[:ro]] with paths from /")
         binds.append(spec if spec.startswith("/") else f"{cwd}/{spec}")
     names = " ".join(options.passed).split()
     for name in names:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*\*?", name):
-            raise BadInput("pass-malformed", f"--pass {name}: give NAME or PREFIX_*, in quotes")
+            raise BadInput("submit-pass-malformed", f"--pass {name}: give NAME or PREFIX_*, in quotes")
         if passed.matches(name, passed.table("never")):
-            raise BadInput("pass-never", f"--pass {name}: it never reaches a rank: leave it out")
+            raise BadInput("submit-pass-never", f"--pass {name}: it never reaches a rank: leave it out")
     image = options.image if "://" in options.image else str(cwd / options.image)
     given = {
         "APPTRAIN_IMAGE": image if options.image else "",

@@ -30,7 +30,7 @@ def check(image: Path) -> str:
             head = file.read(LENGTH)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
-        raise BadInput("image-unreadable", f"the image {image} cannot be read: {why}") from None
+        raise BadInput("image-head-unreadable", f"the image {image} cannot be read: {why}") from None
     if head[:4] == b"hsqs":
         return ""  # a bare squashfs
     if head[AT : AT + len(MAGIC)] != MAGIC:

@@ -31,6 +31,12 @@ def allocation(env: Mapping[str, str], request: PlacementRequest) -> Allocation:
             "manual-no-nodes",
             f"{NODES} is not given: --scheduler manual needs {NODES} a,b and {NODE_RANK} I on each node",
         )
+    if request.nodes.strip().isdecimal():
+        raise BadInput(
+            "manual-nodes-number",
+            f"{NODES} {request.nodes}: give a list of names, such as a,b; the number of nodes is "
+            "--nnodes (on this machine: apptrain run --nodes N)",
+        )
     nodes = hostlist.distinct(hostlist.expand(request.nodes, NODES), NODES)
     node_rank, rank_from = _node_rank(request, nodes)
     gpus = variables.visible_devices(env)

@@ -202,6 +202,10 @@ TRIED = [
     Mistake(given="apptrain plan --env-file nothere", found="--env-file nothere cannot be read (No such file or directory): give a file with one NAME=VALUE a line, as `env >FILE` in a job writes it"),
     Mistake(given="apptrain plan -- my_script.py", found="no scheduler's job id is in the environment: start this inside a job (a cleaned environment drops the variables; from a login node: apptrain submit), name it with --scheduler, or list the machines with --nodes a,b --node-rank I; on this machine: apptrain run -- CMD"),
     Mistake(given="apptrain plan --profile my.yaml --nodes a --node-rank 0", found="my.yaml: request: unknown key patition: did you mean partition?"),
+    *(
+        Mistake(given=f"apptrain {name} --nodes 2 --node-rank 0 -- my_script.py", found="--nodes 2: give a list of names, such as a,b; the number of nodes is --nnodes (on this machine: apptrain run --nodes N)")
+        for name in ("plan", "launch")
+    ),
     Mistake(given="apptrain launch -- my_script.py", found="no scheduler's job id is in the environment: start this inside a job (a cleaned environment drops the variables; from a login node: apptrain submit), name it with --scheduler, or list the machines with --nodes a,b --node-rank I; on this machine: apptrain run -- CMD"),
     # the training
     Mistake(given="apptrain demo step=2", found="train: override: unknown key 'step': did you mean steps? (python -m train --help lists the keys)"),
