@@ -24,18 +24,10 @@ class Machine:
 
     root: Path
     granted: frozenset[int]
-    addresses: tuple[str, ...] | None
-    """Of its GPUs, as CUDA numbers them; None if the job has none."""
-
-    @property
-    def topology(self) -> Topology:
-        return numa.topology(self.granted, self.root)
-
-    @property
-    def gpus(self) -> tuple[GpuPlace, ...] | None:
-        if self.addresses is None:
-            return None
-        return tuple(numa.place(address, self.root) for address in self.addresses)
+    topology: Topology
+    """As it is read there."""
+    gpus: tuple[GpuPlace, ...] | None
+    """As CUDA numbers them; None if the job has none."""
 
 
 def built(name: str, root: Path) -> Machine:
@@ -56,10 +48,13 @@ def built(name: str, root: Path) -> Machine:
         write(root / f"bus/pci/devices/0000:{index + 0xC1:02x}:00.0/numa_node", str(node))
     every = frozenset(core for its in nodes.values() for core in its)
     granted = numa.parse_list(machine["granted"]) if machine["granted"] else every
-    written = (
-        None if gpus is None else tuple(f"00000000:{index + 0xC1:02X}:00.0" for index in range(len(gpus)))
+    addresses = [f"00000000:{index + 0xC1:02X}:00.0" for index in range(len(gpus or ()))]
+    return Machine(
+        root=root,
+        granted=granted,
+        topology=numa.topology(granted, root),
+        gpus=None if gpus is None else tuple(numa.place(address, root) for address in addresses),
     )
-    return Machine(root=root, granted=granted, addresses=written)
 
 
 def write(file: Path, text: str) -> None:
@@ -77,9 +72,9 @@ def show_to_torch(machine: Machine, patch: pytest.MonkeyPatch) -> None:
         return SimpleNamespace(pci_domain_id=0, pci_bus_id=index + 0xC1, pci_device_id=0)
 
     accelerator = SimpleNamespace(
-        is_available=lambda: machine.addresses is not None,
+        is_available=lambda: machine.gpus is not None,
         current_accelerator=lambda: "cuda",
-        device_count=lambda: len(machine.addresses or ()),
+        device_count=lambda: len(machine.gpus or ()),
     )
     module = SimpleNamespace(get_device_properties=properties)
     patch.setattr(
