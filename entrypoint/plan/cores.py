@@ -152,6 +152,7 @@ def decide(
     )
     if found.ranks and all(frozenset(rank.cores) == machine.granted for rank in found.ranks):
         why = f"{node} has one NUMA node" if machine.is_whole else f"all cores granted on {node} are near"
+        why = "each task has cores of its own" if task.has_own_cores else why
         return Binding(why_not=f"--numa-binding {binding} changes nothing: {why}")
     return found
 

@@ -506,6 +506,9 @@ def test_a_task_for_each_rank_is_bound_to_cores_of_its_own(request: pytest.Fixtu
         both = ("--device", "cpu", "--nproc-per-node", "2")
         whole = done(user.ran(*shape, "--ntasks-per-node=1", "-c2", SCRIPT, *both, "--", script))
         assert whole.printed == ["gpu-a01 [0, 1]"] * 2 + ["gpu-a02 [0, 1]"] * 2
+        exclusive = (*both, "--numa-binding", "exclusive")
+        apart = done(user.ran(*shape, "--ntasks-per-node=1", "-c2", SCRIPT, *exclusive, "--", script))
+        assert apart.printed == bound.printed
 
 
 # --- GPU requests -----------------------------------------------------------------------------------------------

@@ -151,6 +151,17 @@ def test_cores_that_the_scheduler_gave_a_task_alone_are_not_shared_out(
     assert shown(cores.bind(binding, TWO, gpus, of_several(1, 2, has_own_cores=True))) == [found]
 
 
+def test_a_binding_that_changes_nothing_says_why() -> None:
+    one = replace(TWO, nodes={0: TWO.nodes[0]})
+    for task, why in (
+        (ranks(2), "all cores granted on n1 are near"),
+        (of_several(1, 2, has_own_cores=True), "each task has cores of its own"),
+    ):
+        assert cores.decide("node", one, [FIRST, FIRST], task, "n1") == cores.Binding(
+            why_not=f"--numa-binding node changes nothing: {why}"
+        )
+
+
 def test_fewer_ranks_than_numa_nodes_leave_cores_idle_and_auto_does_not() -> None:
     apart = replace(TWO, sockets={core: core // 2 % 2 for core in range(8)})
     assert shown(cores.bind("node", apart, None, ranks(1))) == ["0-1,4-5"]
