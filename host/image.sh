@@ -129,14 +129,22 @@ check_image() {
     arch=${header:26:4}
     [[ $arch == "$(sif_architecture "$arch")" || $arch == 3030 ]] ||
         refuse image-other-processor \
-            "the image $image is for another kind of processor than this node's $(uname -m):" \
-            "make one on such a node"
+            "the image $image is for another kind of processor$(sif_processor "$arch")" \
+            "than this node's $(uname -m): take one for it, or make one on such a node"
     image_id=${header:32:8}-${header:40:4}-${header:44:4}-${header:48:4}-${header:52}
     read -r size header < <(od -An -v -tu8 -j112 -N16 -- "$image") || true
     ((size + header <= bytes)) ||
         refuse image-cut-off \
             "the image $image is cut off: it has $bytes of $((size + header)) bytes:" \
             "copy or make it again"
+}
+
+# sif_processor ARCH: prints the processor that a SIF file names so, if it is a usual one.
+sif_processor() {
+    case $1 in
+        3032) printf ' (x86_64)' ;;
+        3034) printf ' (aarch64)' ;;
+    esac
 }
 
 # sif_architecture OTHERWISE: prints how a SIF file names this node's processor; OTHERWISE if that

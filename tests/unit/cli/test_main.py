@@ -597,7 +597,7 @@ def test_a_wrong_profile_is_refused(cli: Cli, tmp_path: Path, text: str, message
 def test_an_unknown_profile_is_refused_with_the_path_it_was_sought_at(cli: Cli) -> None:
     assert cli.refusal(NODE, "--profile", "nowhere") == (
         f"--profile nowhere: there is no {CHECKOUT / 'clusters' / 'nowhere.yaml'}: give one of delta, derecho, gadi, "
-        "generic, generic-pbs, gwdg-grete, perlmutter, polaris, or the path of a profile"
+        "generic, generic-pbs, gwdg-grete, isambard-ai, leonardo, perlmutter, polaris, snellius, vista, or the path of a profile"
     )
 
 

@@ -11,7 +11,19 @@ from pathlib import Path
 import pytest
 
 from tests.unit.bounds import shorten
-from tests.unit.host.node import BOUND, HAS_DRIVER, NODE, NV, OF_CHECKOUT, RUN_SH, Node, bound, said, sif
+from tests.unit.host.node import (
+    ARCHITECTURES,
+    BOUND,
+    HAS_DRIVER,
+    NODE,
+    NV,
+    OF_CHECKOUT,
+    RUN_SH,
+    Node,
+    bound,
+    said,
+    sif,
+)
 
 
 @pytest.mark.parametrize("ours", [True, False])
@@ -230,12 +242,18 @@ def test_an_image_that_is_no_sif_is_refused(node: Node, content: bytes) -> None:
     assert node.refused(ended) == f"{file} is no SIF file: give one, such as make image makes"
 
 
-def test_an_image_for_another_processor_is_refused(node: Node) -> None:
-    image = sif(node.path / "other.sif", arch=b"11")
+OTHERS = [(b"11", ""), *((arch, name) for name, arch in ARCHITECTURES.items() if name != os.uname().machine)]
+
+
+@pytest.mark.parametrize(("arch", "named"), OTHERS)
+def test_an_image_for_another_processor_is_refused(node: Node, arch: bytes, named: str) -> None:
+    machine = os.uname().machine
+    image = sif(node.path / "other.sif", arch=arch)
     ended = node.run("true", image=image)
+    shown = f" ({named})" if named else ""
     assert node.refused(ended) == (
-        f"the image {image} is for another kind of processor than this node's {os.uname().machine}: "
-        "make one on such a node"
+        f"the image {image} is for another kind of processor{shown} than this node's {machine}: "
+        "take one for it, or make one on such a node"
     )
 
 

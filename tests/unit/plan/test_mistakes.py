@@ -217,7 +217,7 @@ TRIED = [
     Mistake(given="apptrain rerun nothere", found="there is no directory nothere: give a run directory, such as runs/NAME-ID", who="apptrain"),
     Mistake(given="apptrain rerun data", found="data cannot be run again: manifest.json: No such file or directory: give a run directory, such as runs/NAME-ID", who="apptrain"),
     # a submission
-    Mistake(given="apptrain submit -- my_script.py", found="--cluster is missing: give one of delta, derecho, gadi, generic, generic-pbs, gwdg-grete, perlmutter, polaris, or the path of a profile, or run `apptrain site -o {checkout}/clusters/mine.yaml` on your cluster's login node, which writes one", who="submit"),
+    Mistake(given="apptrain submit -- my_script.py", found="--cluster is missing: give one of delta, derecho, gadi, generic, generic-pbs, gwdg-grete, isambard-ai, leonardo, perlmutter, polaris, snellius, vista, or the path of a profile, or run `apptrain site -o {checkout}/clusters/mine.yaml` on your cluster's login node, which writes one", who="submit"),
     Mistake(given="apptrain submit --cluster perlmuter -- my_script.py", found="--cluster perlmuter: there is no {checkout}/clusters/perlmuter.yaml: did you mean perlmutter?", who="submit"),
     Mistake(given="apptrain submit --cluster generic --node 8 -- my_script.py", found="--node: no option of submit, of a job or of sbatch: did you mean --nodes or --node-rank?", who="submit"),
     Mistake(given="apptrain submit --cluster generic --gpu 4 -- my_script.py", found="--gpu: no option of submit, of a job or of sbatch: did you mean --gpus-per-node or --gpu-bind?", who="submit"),
