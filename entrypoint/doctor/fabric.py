@@ -20,7 +20,7 @@ from pathlib import Path
 
 from entrypoint.doctor.judge import Finding
 from entrypoint.plan.launch_plan import LaunchPlan
-from entrypoint.plan.profile import RDMA
+from entrypoint.plan.options import RDMA
 from entrypoint.plan.sources import Settings
 
 FILE, DEBUG = "NCCL_DEBUG_FILE", "NCCL_DEBUG"

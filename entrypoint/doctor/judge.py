@@ -18,7 +18,8 @@ from entrypoint.doctor import facts
 from entrypoint.doctor.facts import NodeFacts, Room
 from entrypoint.plan import cores
 from entrypoint.plan.cores import GpuPlace, TaskRanks, Topology
-from entrypoint.plan.profile import RDMA, Profile
+from entrypoint.plan.options import RDMA
+from entrypoint.plan.profile import Profile
 
 MIB, GIB = 1 << 20, 1 << 30
 RUN_ROOM = GIB

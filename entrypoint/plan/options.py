@@ -12,7 +12,6 @@ from typing import Any
 from entrypoint.core import spelling
 from entrypoint.plan.cores import BINDINGS
 from entrypoint.plan.failure_policy import FailurePolicy
-from entrypoint.plan.profile import FABRICS, RDMA
 from entrypoint.schedulers import choice
 
 COMMON = (
@@ -21,7 +20,9 @@ COMMON = (
 )
 """What `--help` shows; `--help-all` shows all."""
 
-
+RDMA = ("infiniband", "slingshot", "efa")
+"""Fabrics that NCCL uses without sockets."""
+FABRICS = (*RDMA, "ethernet")
 NO_REQUEST = {
     **dict.fromkeys(("KILL", "STOP"), "cannot be caught"),
     **dict.fromkeys(
@@ -30,6 +31,12 @@ NO_REQUEST = {
     **dict.fromkeys(("ABRT", "BUS", "FPE", "ILL", "SEGV", "TRAP", "SYS"), "is for crashes"),
 }
 """Signals that ask for nothing, and why."""
+
+
+def word(text: str) -> str:
+    if not text.isprintable() or len(text.split()) != 1:
+        raise ValueError("must be one word, without blanks")
+    return text
 
 
 def positive_int(text: str) -> int:
@@ -141,6 +148,10 @@ class Option:
     job_only: bool = False
     """Of a job as a whole: `launch` has nothing to do with it."""
 
+    def wants(self, error: ValueError) -> str:
+        """What a value must be, after an error of `parse`."""
+        return str(error) if str(error).startswith(("must", "MIN")) else f"must be {self.metavar}, a number"
+
     @property
     def variable(self) -> str:
         return "APPTRAIN_" + self.name.upper().replace("-", "_")
@@ -211,6 +222,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="interface",
+        parse=word,
         metavar="NAME",
         in_profile=True,
         help="network interface for gloo and NCCL (default: the one that has this node's address)",

@@ -19,7 +19,7 @@ from entrypoint.core import files, spelling
 from entrypoint.core.checkout import make
 from entrypoint.core.errors import BadInput
 from entrypoint.core.plain import plain
-from entrypoint.plan.cores import BINDINGS
+from entrypoint.plan.options import OPTIONS, Option
 from entrypoint.schedulers.known import KNOWN, words_of
 
 CLUSTERS = Path(__file__).parents[2] / "clusters"
@@ -31,9 +31,6 @@ VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)\}|([A-Za-z_][A-Za-z0-9_]
 """What is replaced in a path, an account or an option: nothing else of a shell's syntax is."""
 FORMS = dict(sorted((form, known.name) for known in KNOWN for form in known.forms))
 """Of a request, with the scheduler that has it."""
-RDMA = ("infiniband", "slingshot", "efa")
-"""Fabrics that NCCL uses without sockets."""
-FABRICS = (*RDMA, "ethernet")
 NONE = "none"
 """A request must not name it."""
 MEMORY_WORDS = tuple(word for known in KNOWN for word in known.memory_words)
@@ -206,12 +203,6 @@ def _count(least: int) -> Kind:
     return kind
 
 
-def _seconds(where: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < 7 * 86400:
-        raise _wrong(where, value, "seconds, more than 0 and less than a week")
-    return value
-
-
 def _flag(where: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise _wrong(where, value, "true or false")
@@ -234,6 +225,26 @@ def _list(kind: Kind) -> Kind:
         return tuple(kind(f"{where}, entry {i},", each) for i, each in enumerate(value, 1))
 
     return all_of
+
+
+def _of_option(option: Option) -> Kind:
+    """Of what a flag and a variable say too, by the rule of these."""
+
+    def kind(where: str, value: Any) -> Any:
+        if value == []:
+            return ()  # absent
+        parts = value if isinstance(value, list) else [value]
+        if any(isinstance(part, bool) or not isinstance(part, (str, int, float)) for part in parts):
+            raise _wrong(where, value, "text or a number")
+        try:
+            found = option.parse(",".join(map(str, parts)))
+        except ValueError as error:
+            raise _wrong(where, value, option.wants(error).removeprefix("must be ")) from None
+        if isinstance(found, tuple) != isinstance(value, list):
+            raise _wrong(where, value, "a list, as in [a, b]" if isinstance(found, tuple) else "one value")
+        return found
+
+    return kind
 
 
 def _variable(where: str, value: Any) -> str:
@@ -305,18 +316,7 @@ CONTAINER: Mapping[str, Kind] = {
     "wrappers": _list(_inside),
     "pass": _list(_passed),
 }
-LAUNCH: Mapping[str, Kind] = {
-    "nproc-per-node": _count(1),
-    "rdzv-backend": _one_of("static", "c10d"),
-    "interface": _word,
-    "join-timeout": _seconds,
-    "peer-timeout": _seconds,
-    "omp-num-threads": _count(1),
-    "start-ranks": _one_of("auto", "fork", "spawn"),
-    "preload": _list(_matching(r"[A-Za-z_][\w.]*", "a module's name")),
-    "numa-binding": _one_of(*BINDINGS),
-    "fabric": _one_of(*FABRICS),
-}
+LAUNCH: Mapping[str, Kind] = {option.name: _of_option(option) for option in OPTIONS if option.in_profile}
 PLAIN: Mapping[str, Kind] = {
     "title": _text,
     "documented": _list(_word),

@@ -231,5 +231,4 @@ def _parse(option: Option, name: str, text: str) -> Any:
     try:
         return option.parse(text)
     except ValueError as error:
-        why = str(error) if str(error).startswith(("must", "MIN")) else f"must be {option.metavar}, a number"
-        raise BadInput("option-value", f"{name}={text}: {why}") from None
+        raise BadInput("option-value", f"{name}={text}: {option.wants(error)}") from None

@@ -11,7 +11,7 @@ from entrypoint.batch.survey import answer
 from entrypoint.cli import profiles as render
 from entrypoint.core.errors import BadInput
 from entrypoint.plan import profile
-from entrypoint.plan.options import OPTIONS
+from entrypoint.plan.options import FABRICS, OPTIONS
 from entrypoint.schedulers.known import KNOWN, words_of
 from tests.unit.cli.site import CHECKOUT, SHIPPED
 
@@ -75,6 +75,12 @@ GENERIC = ("generic", "generic-pbs")
         ("container: {binds: ['/a:/b:no']}", "container binds, entry 1, is '/a:/b:no': give SRC[:DST[:ro]] with paths from /"),
         ("container: {pass: ['A B']}", "container pass, entry 1, is 'A B': give NAME or PREFIX_*"),
         ("container: {modules: [7]}", "container modules, entry 1, is 7: give text, in quotes where YAML takes it for something else"),
+        ("launch: {interface: 'a b'}", "launch interface is 'a b': give one word, without blanks"),
+        ("launch: {interface: true}", "launch interface is True: give text or a number"),
+        ("launch: {interface: [a, b]}", "launch interface is ['a', 'b']: give one value"),
+        ("launch: {preload: 'a,b'}", "launch preload is 'a,b': give a list, as in [a, b]"),
+        ("launch: {preload: [a b]}", "launch preload is ['a b']: give names of modules with commas between them"),
+        ("launch: {nproc_per_node: 1.5}", "launch nproc-per-node is 1.5: give N, a number"),
         ("launch: {join_timeout: -1}", "launch join-timeout is -1: give seconds, more than 0 and less than a week"),
         ("launch: {rdzv_backend: etcd}", "launch rdzv-backend is 'etcd': give one of static, c10d"),
         ("env: {A-B: x}", "env has 'A-B': give a variable's name, letters, digits and _"),
@@ -176,4 +182,4 @@ def test_each_scheduler_of_a_profile_is_known_wherever_one_is_looked_up() -> Non
 def test_generic_names_each_fabric() -> None:
     text = (CHECKOUT / "clusters/generic.yaml").read_text()
     line = next(line for line in text.splitlines() if line.startswith("  fabric:"))
-    assert [name for name in profile.FABRICS if name not in line] == []
+    assert [name for name in FABRICS if name not in line] == []

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from entrypoint.doctor import fabric, facts
-from entrypoint.plan.profile import RDMA
+from entrypoint.plan.options import RDMA
 
 PREFIX = "gpu-a01:1234:1260 [0] NCCL INFO "
 
