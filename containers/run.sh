@@ -11,6 +11,8 @@
 #        --obey-binds      show what a site's module has in APPTAINER_BIND, too
 #        --wrapper FILE    a program inside that is started with CMD as its arguments
 #        --venv DIR        make its bin/ the first in PATH (else APPTRAIN_VENV)
+#        --staged DIR BYTES ID   take this node's own copy of IMAGE, if it is there, and remove
+#                          it at the end (host/staged.sh)
 #        --script FILE     what CMD runs, for its directory to be shown
 #        --outcome FILE    what says how CMD ended, if it cannot; in FILE's name %a is the attempt,
 #                          %n the node's rank and %t the task's number there
@@ -29,7 +31,8 @@
 #        _environment  every variable as it was at the start, NAME=VALUE
 #        checkout, SHARED
 #        node, node_rank, local_rank   main: as the scheduler numbers them; empty if none does
-#        show_only, outcome, venv, script, device, all_of_host, binds, passes   read_options
+#        show_only, staged, staged_bytes, staged_id, outcome, venv, script, device, all_of_host,
+#        binds, passes   read_options
 #        tmp_mb, shm_mb   read_rooms: MB that are to be free in `tmp`, and in /dev/shm
 #        options, obeys_binds, wrappers   read_options
 #        tmp           make_tmp: the run's own directory on the node's disk
@@ -57,6 +60,8 @@ checkout=${checkout%/*/*}
 source "$checkout/host/common.sh"
 # shellcheck source=host/schedulers.sh
 source "$checkout/host/schedulers.sh"
+# shellcheck source=host/staged.sh
+source "$checkout/host/staged.sh"
 # shellcheck source=host/image.sh
 source "$checkout/host/image.sh"
 # shellcheck source=host/binds.sh
@@ -111,6 +116,7 @@ clean_up() {
     if [[ -n $opened ]]; then
         close_share 2>/dev/null || true
     fi
+    drop_copy
     [[ -n $tmp ]] || return 0
     rm -rf -- "$tmp" 2>/dev/null && return
     # What was unpacked may hold directories without write permission.
@@ -123,6 +129,9 @@ clean_up() {
 # Sets what the options say (see above), `quiet`, and `rest`, what stands behind them.
 read_options() {
     show_only=''
+    staged=''
+    staged_bytes=''
+    staged_id=''
     outcome=''
     venv=${APPTRAIN_VENV:-}
     script=''
@@ -156,6 +165,12 @@ read_options() {
             --wrapper)
                 wrappers+=("${2-}")
                 shift
+                ;;
+            --staged)
+                staged=${2-}
+                staged_bytes=${3-}
+                staged_id=${4-}
+                shift $(($# > 3 ? 3 : $# - 1))
                 ;;
             --venv | --script | --outcome)
                 printf -v "${1#--}" %s "${2-}"
@@ -454,6 +469,9 @@ main() {
     signalled=''
     opened=''
     mount_tried=''
+    status=''
+    staged=''
+    show_only=''
     trap clean_up EXIT
     for name in HUP:1 INT:2 TERM:15 USR1:10 USR2:12; do
         # shellcheck disable=SC2064
@@ -478,7 +496,11 @@ main() {
     [[ ${PBS_ENVIRONMENT:-} != PBS_BATCH || ! . -ef ${PBS_JOBDIR:-$HOME} ]] ||
         cd -- "${PBS_O_WORKDIR:-.}" 2>/dev/null || true
     command=("${@:2}")
-    check_image "$1"
+    if use_copy "$1"; then
+        check_image "$staged/image.sif"
+    else
+        check_image "$1"
+    fi
     find_apptainer
     check_user_namespaces
     [[ -z $userns ]] ||

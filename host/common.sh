@@ -2,7 +2,8 @@
 # What the scripts of the host have in common: the status of a refusal, a clock, an outcome in an
 # entrypoint's place, a child that gets its parent's signals, the wait for one. Sourced by
 # host/job.sh, containers/run.sh, slurm/survivor.sh, pbs/task.sh and pbs/keep.sh.
-# Sets: REFUSED      the status of bad input; what other statuses mean, the image knows
+# Sets: REFUSED      the status of bad input,
+#       UNAVAILABLE  and the one that another attempt may follow; what others mean, the image knows
 #       log          name_log
 #       seconds      read_clock: since this node has started
 #       members      find_session: processes
@@ -11,6 +12,7 @@
 #       signalled    run_child: a signal came
 #       child        run_child: the process
 readonly REFUSED=64
+readonly UNAVAILABLE=69
 
 # Prints the path from / on.
 absolute() {

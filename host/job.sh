@@ -16,6 +16,7 @@
 #   told_of_job      prints what the scheduler says of the job
 #   job_end          prints when it ends this job, in Unix seconds; nothing if unknown
 #   ask_site         if there is one: adds to `facts` what takes the profile's modules
+#   on_nodes, copy_to   as host/staging.sh has them
 # sets `scheduler` and `is_batch` (yes: not started by hand), and calls run_job "$@".
 #
 # Reads: APPTRAIN_HOME      the checkout
@@ -37,10 +38,14 @@
 #        start_words, plan_words, launch_words, chain_words
 #        goes_on           nodes may be lost on the way
 #        no_chain          why no job may follow
+#        stage, stage_bytes, stage_id, stage_digest, stage_needs, stage_least, stage_by_name,
+#        each_node         how the nodes get the image (host/staging.sh)
 # Needs: bash 4.2 and coreutils.
 LC_ALL=C # bytes, not characters; srun's messages in English
 # shellcheck source=host/common.sh
 source "$APPTRAIN_HOME/host/common.sh"
+# shellcheck source=host/staging.sh
+source "$APPTRAIN_HOME/host/staging.sh"
 
 readonly LOG_TRIES=50  # times LOG_PAUSE: what writing the rest of the log may take
 readonly LOG_PAUSE=0.1 # s
@@ -256,13 +261,15 @@ read_answer() {
     [[ -s $handover_dir/$1 ]] || return 1
     while IFS= read -r -d '' entry; do
         value=${entry#*=}
-        [[ $entry != @(attempt|status|stop_at|end_at|line)=* || $value =~ $number ]] ||
+        [[ $entry != @(attempt|status|stop_at|end_at|line)=* || $value =~ $number ]] &&
+            [[ $entry != stage_@(bytes|needs|least)=* || $value =~ $number ]] ||
             refuse answer-not-a-number "the image says $entry: must be a number"
         case $entry in
             say=* | tell=*) lines+=("$entry") ;;
             run_dir=* | attempt=* | profile=* | outcome=* | starter=* | stop_at=* | end_at=* | \
                 status=* | follows=* | goes_on=* | tells_end=* | over=* | dry_run=* | by_hand=* | \
-                no_chain=*)
+                no_chain=* | stage=* | stage_bytes=* | stage_id=* | stage_digest=* | \
+                stage_needs=* | stage_least=* | stage_by_name=*)
                 printf -v "${entry%%=*}" %s "$value"
                 ;;
             asked=*) verdict_for=$value ;;
@@ -273,10 +280,12 @@ read_answer() {
             run=*) task+=("$value") ;;
             launch=*) launch_words+=("$value") ;;
             chain=*) chain_words+=("$value") ;;
+            each_node=*) each_node+=("$value") ;;
             export=APPTRAIN_*)
                 [[ ${value%%=*} =~ ^[A-Z_]+$ ]] ||
                     refuse answer-variable "the image says $entry: no such variable"
                 export "${value?}"
+                exported+=("${value%%=*}")
                 ;;
             *)
                 refuse answer-unknown "the image says ${entry%%=*}, which means nothing here:" \
@@ -344,11 +353,53 @@ prepare() {
                 "the image finds another profile ($profile) each time: give --profile"
         given=$profile
     done
+    begin_attempts
+}
+
+# prepare_again ARGUMENT...: the same with further `facts`, in place of what the image has said.
+prepare_again() {
+    local entry
+    forget_answer
+    for entry in ${given_options[@]+"${given_options[@]}"}; do
+        export "${entry?}"
+    done
+    ask_image "$@"
+    begin_attempts
+}
+
+# Sets `task` and APPTRAIN_ATTEMPT.
+begin_attempts() {
+    local name
+    given_options=()
+    for name in APPTRAIN_ARGS APPTRAIN_ARGS_FILE; do
+        if [[ -n ${!name+set} ]]; then
+            given_options+=("$name=${!name}")
+        fi
+    done
     unset APPTRAIN_ARGS APPTRAIN_ARGS_FILE
     export APPTRAIN_ATTEMPT=$attempt
     task=("$APPTRAIN_HOME/containers/run.sh" --outcome "$outcome"
         ${container_words[@]+"${container_words[@]}"} "${task[@]}" "$APPTRAIN_IMAGE")
     task+=(python -P -m entrypoint)
+}
+
+# Leaves nothing that the image has said, nor what came of it.
+forget_answer() {
+    local name
+    for name in ${exported[@]+"${exported[@]}"}; do
+        unset "$name"
+    done
+    unset APPTRAIN_ATTEMPT
+    exported=()
+    run_dir=''
+    hosts=()
+    host_lines=()
+    start_words=()
+    plan_words=()
+    task=()
+    launch_words=()
+    chain_words=()
+    each_node=()
 }
 
 # ask_image ARGUMENT...: sets what the image answers; ends the job if it does not.
@@ -489,8 +540,14 @@ run_attempt() {
         request_stop
     fi
     if [[ -z $asked_to_end ]]; then
-        await '' start launch
+        with_staged await '' start launch
     fi
+}
+
+# with_staged CMD...: with the words of `staged` in `task`.
+with_staged() {
+    local task=("${task[@]:0:3}" ${staged[@]+"${staged[@]}"} "${task[@]:3}")
+    "$@"
 }
 
 # Sets `follows`, `status` and `lines`, as the image says. If it does not, a planned end goes on,
@@ -565,6 +622,11 @@ begin_job() {
     stop_at=''
     end_at=''
     no_chain=''
+    stage=''
+    staged=()
+    exported=()
+    given_options=()
+    each_node=()
     hosts=()
     host_lines=()
     start_words=()
@@ -601,11 +663,15 @@ run_job() {
     fi
     follows=again
     while [[ $follows == again ]]; do
+        stage_image "$@"
         run_attempt
         conclude
         say_lines
         export APPTRAIN_ATTEMPT=$attempt
     done
+    if [[ $status == "$UNAVAILABLE" ]]; then
+        unstage # the tasks have left it for another attempt
+    fi
     if [[ $follows == requeue && -n $is_batch ]]; then
         go_on
     elif [[ $follows == requeue ]]; then

@@ -2,7 +2,7 @@
 # shellcheck disable=SC2034,SC2154 # pbs/multinode.pbs and host/job.sh read and set these
 # What the job script must do with PBS, in the words of host/job.sh, which is sourced before this.
 # Reads: PBS_*, as PBS sets them for a job script, and what qstat -f says of the job
-# Sets:  scheduler, is_batch   as host/job.sh has them
+# Sets:  scheduler, is_batch, asked_to_end   as host/job.sh has them
 #        cluster, facts        describe_job, ask_site
 #        wall, wall_at         describe_job: one moment, by the wall clock and by read_clock
 #        now                   read_job_time

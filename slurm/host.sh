@@ -108,3 +108,54 @@ told_of_job() {
     SLURM_TIME_FORMAT=standard timeout 5 \
         scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true
 }
+
+# on_nodes WHAT [WORD...]: see host/staging.sh.
+on_nodes() {
+    await "$asked_to_end" step_on_nodes /bin/bash "$APPTRAIN_HOME/host/stage.sh" "$1" - "$stage" \
+        "${@:2}" 2>"$handover_dir/said"
+}
+
+step_on_nodes() {
+    unset_requests
+    exec timeout --foreground --signal=INT --kill-after=10 "$bound" srun "${each_node[@]}" "$@"
+}
+
+# copy_to NAME...: Slurm's own tree. If nodes have failed, once more without these.
+copy_to() {
+    local name names=() failed
+    if ! type -P sbcast >/dev/null; then
+        copy_error="there is no sbcast in PATH"
+        copy_failed=''
+        return
+    fi
+    if broadcast "$@"; then
+        return
+    fi
+    copy_error="sbcast ended with status $status: $said"
+    failed=$(sed -n 's/.*REQUEST_FILE_BCAST(\([^)]*\)).*/\1/p' "$handover_dir/said")
+    for name; do
+        if [[ $'\n'$failed$'\n' != *$'\n'"$name"$'\n'* ]]; then
+            names+=("$name")
+        fi
+    done
+    if ((${#names[@]} && ${#names[@]} < $#)) && [[ -z $asked_to_end ]]; then
+        if broadcast "${names[@]}"; then
+            copy_error=''
+        fi
+    fi
+}
+
+# broadcast NAME...: sets `status` and `said`. sbcast knows --nodelist since 22.05.
+broadcast() {
+    local nodes=() file=$stage/image.sif
+    if (($# < ${#hosts[@]})); then
+        nodes=("--nodelist=$(IFS=,; printf '%s' "$*")")
+    fi
+    await "$asked_to_end" env -u SBCAST_EXCLUDE -u SBCAST_SEND_LIBS \
+        timeout --kill-after=10 "$COPY" \
+        sbcast --force ${nodes[@]+"${nodes[@]}"} "$APPTRAIN_IMAGE" "$file" \
+        >"$handover_dir/said" 2>&1
+    said=$(tail -c 400 -- "$handover_dir/said" | tr '\n' ' ')
+    said=${said% }
+    ((status == 0))
+}

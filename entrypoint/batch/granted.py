@@ -30,6 +30,8 @@ class Granted:
     """The words of the line that starts the tasks, as far as the scheduler's own program needs them."""
     plan: tuple[str, ...] = ()
     """The same for a dry run, in which each task speaks for itself."""
+    each_node: tuple[str, ...] = ()
+    """The same for a short command, once a node."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Variables for the tasks."""
     host_side: tuple[tuple[str, str], ...] = ()

@@ -5,19 +5,24 @@ From the job script's arguments, files and variables, the profile, and what the 
 run directory, the command that starts the tasks, and what each task is shown and gets.
 """
 
+import hashlib
 import importlib.util
+import os
 import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from entrypoint.batch import granted as grants
+from entrypoint.batch import staging
 from entrypoint.batch.conclude import DONE_LINE, PreparedJob, came_to_its_end
 from entrypoint.batch.granted import Granted
 from entrypoint.batch.pbs import job as pbs
 from entrypoint.batch.pbs.qstat import attributes
+from entrypoint.batch.staging import Bandwidth, Staging
 from entrypoint.core.errors import BadInput
+from entrypoint.core.plain import file_part
 from entrypoint.job import handover, rundir
 from entrypoint.job.handover import Facts
 from entrypoint.job.rundir import RunDirectory
@@ -28,11 +33,13 @@ from entrypoint.plan.launch_plan import describe
 from entrypoint.plan.profile import Profile
 from entrypoint.plan.resolve import resolve
 from entrypoint.plan.sources import Settings
-from entrypoint.record.partition import VARIABLE, partition
+from entrypoint.record.partition import VARIABLE, partition, whole_file
 
 Entries = Iterator[tuple[str, str]]
 NEEDED = ("torch", "psutil")
 """Packages without which no image can train here."""
+NODE_DISKS = ("SLURM_TMPDIR", "TMPDIR")
+"""Variables that name a directory of the node's own; else /tmp."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +57,8 @@ class _Request:
     site: Profile
     granted: Granted
     run: RunDirectory
+    staging: Staging | None
+    """How the nodes get the image; None: they read it where it is."""
 
     @property
     def policy(self) -> FailurePolicy:
@@ -89,6 +98,7 @@ def prepare(where: Path, inside: Mapping[str, str]) -> int:
     granted = grants.of(facts.one("scheduler")).granted(env, facts, settings, site)
     folder = _run_dir(env, settings, granted, site)
     _check(env, facts, settings, granted, folder)
+    run = RunDirectory(folder, rundir.next_attempt(folder))
     asked = _Request(
         facts=facts,
         env=env,
@@ -97,14 +107,15 @@ def prepare(where: Path, inside: Mapping[str, str]) -> int:
         settings=settings,
         site=site,
         granted=granted,
-        run=RunDirectory(folder, rundir.next_attempt(folder)),
+        run=run,
+        staging=_staging(env, facts, settings, site, granted, run),
     )
     answer = list(_answer(asked))
     if settings.value("dry-run"):
         answer += [("dry_run", "yes"), *(("plan", word) for word in granted.plan or _plans(asked))]
     else:
         of_image = list(_of_image(asked, inside))
-        answer += [*_begin(where, asked), *of_image, *_chain(where, asked)]
+        answer += [*_begin(where, asked), *of_image, *_stage(where, asked), *_chain(where, asked)]
     handover.answer(where / handover.ANSWER, answer)
     return 0
 
@@ -140,6 +151,84 @@ def _run_dir(env: Mapping[str, str], settings: Settings, granted: Granted, site:
         return Path(_absolute(str(given), env))
     job = granted.job
     return Path(rules.run_directory(env, job.name, job.run_id, job.submit_dir or env["PWD"], site))
+
+
+def _staging(
+    env: Mapping[str, str],
+    facts: Facts,
+    settings: Settings,
+    site: Profile,
+    granted: Granted,
+    run: RunDirectory,
+) -> Staging | None:
+    """How the nodes get the image. Raises BadInput."""
+    asked = settings.value("stage")
+    if not settings.given("stage") and site.stage.to:
+        asked = profile.expanded(site.stage.to, env, site.path)
+    path = facts.one("image")
+    default = Bandwidth()
+    if facts.one("scheduler") != "slurm":
+        if settings.given("stage") and asked not in (staging.AUTO, staging.OFF):
+            raise BadInput(
+                "stage-needs-slurm",
+                f"--stage {asked}: only Slurm copies the image to the nodes: leave --stage out",
+            )
+        return None
+    found = staging.decide(
+        asked,
+        by_name=settings.given("stage"),
+        place=next((value for name in NODE_DISKS if (value := env.get(name, "")).startswith("/")), "/tmp"),
+        key=f"apptrain-image-{os.getuid()}.{facts.one('scheduler')}-{file_part(granted.job.run_id)}",
+        hosts=granted.hosts,
+        least=(settings.value("nnodes") or (len(granted.hosts),))[0],
+        image=staging.of_file(path),
+        bandwidth=Bandwidth(
+            shared=(site.stage.shared_mb_s or 0) * 1e6 or default.shared,
+            node=(site.stage.node_mb_s or 0) * 1e6 or default.node,
+        ),
+        checkpoint=_newest_checkpoint(run.path),
+    )
+    if found is None or not site.stage.digest:
+        return found
+    return replace(found, image=replace(found.image, sha256=whole_file(Path(path)) or _digest(path)))
+
+
+def _digest(path: str) -> str:
+    """The SHA-256 of the image, where no JSON beside it says it. Raises BadInput."""
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise BadInput(
+            "stage-image-unreadable", f"the image {path} cannot be read: {error.strerror}"
+        ) from None
+
+
+def _newest_checkpoint(run_dir: Path) -> int:
+    """Bytes of the newest checkpoint of this run; 0 where there is none."""
+    try:
+        newest = max(path for path in (run_dir / "checkpoints").iterdir() if path.name.startswith("step-"))
+        return sum(path.stat().st_size for path in newest.iterdir() if path.is_file())
+    except (OSError, ValueError):
+        return 0
+
+
+def _stage(where: Path, asked: _Request) -> Entries:
+    """What the host half is told of the copies; who copies from whom is left in a file."""
+    found = asked.staging
+    if found is None:
+        return
+    copies = staging.copies(asked.facts.one("scheduler"), asked.granted.hosts)
+    rows = (field for copy in copies for field in (str(copy.wave), copy.source, copy.target))
+    handover.write_list(where / handover.COPIES, rows)
+    yield ("stage", found.folder)
+    yield ("stage_bytes", str(found.image.bytes))
+    yield ("stage_needs", str(found.needs))
+    yield ("stage_least", str(found.least))
+    yield ("stage_id", found.image.id)
+    yield ("stage_digest", found.image.sha256)
+    yield ("stage_by_name", "yes" if found.by_name else "")
+    yield from (("each_node", word) for word in asked.granted.each_node)
 
 
 def _answer(asked: _Request) -> Entries:

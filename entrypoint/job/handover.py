@@ -13,6 +13,8 @@ different versions.
                   if we are killed in between, nothing is decided
     verdict       what follows an attempt: from the first node's `launch`, else from `conclude`
     over          the first node's `launch` has ended, and which nodes it has lost
+    copies        how the image comes to the nodes: wave, source (empty: the shared file system) and target,
+                  each ended by NUL
     tasks.env     under PBS, the variables of the tasks
     chain.*       under PBS, what the next job of a chain gets
 """
@@ -27,18 +29,21 @@ from entrypoint.core.private import write_private
 
 VARIABLE = "APPTRAIN_HAND"
 ASK, ENVIRONMENT, ANSWER, STATE, VERDICT, OVER = "ask", "environment", "answer", "state", "verdict", "over"
+COPIES = "copies"
 ASKED = (
     *("scheduler", "home", "image", "profile", "batch", "script", "arg"),
     *("runs_in", "told", "first_node", "queue", "nodefile", "began", "zone", "mpiexec", "carried"),
-    *("attempt", "asked", "warned"),
+    *("attempt", "asked", "warned", "left_out"),
 )
 """`script`: the job script's process id; `runs_in`: what of Slurm runs it; `told`: what the scheduler says of
 the job, `first_node` of its first node, `queue` of its queue; `began`: Unix seconds, `zone` of the host as
 +0100; `mpiexec`: what that says of its version; `carried`: a variable from an earlier job of a chain;
 `attempt`: the one that has ended; `asked`: the status of the signal that the job script got; `warned`:
-whether it was told of a planned end."""
+whether it was told of a planned end; `left_out`: a node that takes no part."""
 
 ANSWERED = (
+    *("stage", "stage_bytes", "stage_id", "stage_digest", "stage_needs", "stage_least", "stage_by_name"),
+    "each_node",
     *("run_dir", "attempt", "profile", "outcome", "starter", "stop_at", "end_at", "status", "follows"),
     *("goes_on", "tells_end", "over", "dry_run", "by_hand", "no_chain", "asked", "host", "line", "start"),
     *("plan", "run", "launch", "chain", "export", "say", "tell"),

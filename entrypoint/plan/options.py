@@ -116,6 +116,12 @@ def seconds_before(text: str) -> int:
     return int(text)
 
 
+def stage(text: str) -> str:
+    if text not in ("auto", "off") and not text.startswith("/"):
+        raise ValueError("must be auto, off, or a directory of each node's own, a path from /")
+    return text
+
+
 def module_names(text: str) -> tuple[str, ...]:
     names = tuple(text.split(","))
     if not all(part.isidentifier() for name in names for part in name.split(".")):
@@ -407,6 +413,15 @@ OPTIONS: tuple[Option, ...] = (
         job_only=True,
         help="under PBS, seconds before the walltime is over at which ranks are asked to save (default: 300, "
         "or a tenth of it if less)",
+    ),
+    Option(
+        name="stage",
+        parse=stage,
+        metavar="auto|off|DIR",
+        default="auto",
+        job_only=True,
+        help="copy the image to DIR on each node before its container starts; auto: to its temporary "
+        "directory, from so many nodes on that this saves time (default: the profile's, else auto)",
     ),
     Option(
         name="dry-run",

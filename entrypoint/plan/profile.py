@@ -120,6 +120,20 @@ class Container:
 
 
 @dataclass(frozen=True)
+class Stage:
+    """How the image comes to the nodes (entrypoint/batch/staging.py)."""
+
+    to: str = ""
+    """As --stage; empty: auto."""
+    digest: bool = False
+    """Every node compares the SHA-256 of its copy."""
+    shared_mb_s: int | None = None
+    """MB a second that the shared file system gives to all nodes together."""
+    node_mb_s: int | None = None
+    """MB a second that one node sends, receives and writes."""
+
+
+@dataclass(frozen=True)
 class Profile:
     name: str = ""
     """The file's name, as `sources` shows it; empty for no profile."""
@@ -136,6 +150,7 @@ class Profile:
     nodes: Nodes = field(default_factory=Nodes)
     request: Request = field(default_factory=Request)
     container: Container = field(default_factory=Container)
+    stage: Stage = field(default_factory=Stage)
     start: str = ""
     """What starts the tasks, as --start; empty: the scheduler's usual one."""
     launcher_args: tuple[str, ...] = ()
@@ -316,6 +331,14 @@ CONTAINER: Mapping[str, Kind] = {
     "wrappers": _list(_inside),
     "pass": _list(_passed),
 }
+STAGE: Mapping[str, Kind] = {
+    "to": _expanded(
+        _matching(r"auto|off|[/$].*", "auto, off, or a path from / or one that begins with a variable")
+    ),
+    "digest": _flag,
+    "shared_mb_s": _count(1),
+    "node_mb_s": _count(1),
+}
 LAUNCH: Mapping[str, Kind] = {option.name: _of_option(option) for option in OPTIONS if option.in_profile}
 PLAIN: Mapping[str, Kind] = {
     "title": _text,
@@ -328,7 +351,7 @@ PLAIN: Mapping[str, Kind] = {
     "host_suffix": _matching(r"[A-Za-z0-9.-]+", "the end of a host's name, such as -hsn"),
     "scratch": _path,
 }
-KEYS = (*PLAIN, "nodes", "request", "container", "launch", "env")
+KEYS = (*PLAIN, "nodes", "request", "container", "stage", "launch", "env")
 
 
 def find(name: str, clusters: Path = CLUSTERS) -> Path:
@@ -360,6 +383,7 @@ def checked(content: Mapping[Any, Any], path: Path) -> Profile:
         nodes=Nodes(**_section(content, "nodes", NODES, path)),
         request=Request(**_section(content, "request", REQUEST, path)),
         container=Container(**{"passed" if key == "pass" else key: value for key, value in passed.items()}),
+        stage=Stage(**_section(content, "stage", STAGE, path)),
         launch=_section(content, "launch", LAUNCH, path, dashes=True),
         env=_variables(_mapping(content, "env", path), path),
         **_values({key: content[key] for key in PLAIN if key in content}, PLAIN, f"{path}:"),

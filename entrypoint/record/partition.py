@@ -17,8 +17,17 @@ MOST = 8 << 20
 def partition(image: Path) -> str:
     """The SHA-256 of the file system in it; empty where nothing beside the image says it. A JSON of another
     length's image is an older one's."""
+    return _said(image, "partition_sha256")
+
+
+def whole_file(image: Path) -> str:
+    """The SHA-256 of the SIF file, likewise."""
+    return _said(image, "sif_sha256")
+
+
+def _said(image: Path, name: str) -> str:
     try:
         found = files.read_json(image.with_suffix(".json"), MOST)
-        return str(found["partition_sha256"]) if found["bytes"] == image.stat().st_size else ""
+        return str(found[name]) if found["bytes"] == image.stat().st_size else ""
     except (OSError, ValueError, LookupError, TypeError):
         return ""

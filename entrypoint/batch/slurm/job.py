@@ -34,13 +34,16 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
     if here.isdecimal():
         slurm.refuse_uneven_gpus(env, len(hosts), int(here), hosts[0])
     count = int(env.get("SLURM_RESTART_COUNT") or 0)
+    left_out = facts.all("left_out")
+    cpus = _cpus(env, tasks)
+    hosts = tuple(host for host in hosts if host not in left_out)
     on_batch, goes_on = bool(facts.one("batch")), settings.on_failure.restarts_in_place
     words = [
         "--export=ALL",
         f"--nodes={len(hosts)}",
         f"--ntasks={len(hosts) * tasks}",
         f"--ntasks-per-node={tasks}",
-        f"--cpus-per-task={_cpus(env, tasks)}",
+        f"--cpus-per-task={cpus}",
         # Each rank its own cores; a torchrun all of the job's, for its ranks to share.
         f"--cpu-bind={'cores' if tasks > 1 else 'none'}",
         "--mem=0",
@@ -54,6 +57,10 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
     launch = [f"--kill-on-bad-exit={0 if goes_on else 1}", "--wait=0", *(["--no-kill"] if goes_on else [])]
     plan = ["--kill-on-bad-exit=0", "--wait=0"]
     after = ["--quit-on-interrupt", *site.launcher_args]
+    if left_out:
+        words.append(f"--exclude={','.join(left_out)}")
+    each_node = [word for word in words if not word.startswith(("--ntasks", "--cpus-per-task", "--gpu-bind"))]
+    each_node += [f"--ntasks={len(hosts)}", "--ntasks-per-node=1", "--cpus-per-task=1", *plan]
     survivor = [f"{facts.one('home')}/slurm/survivor.sh"] if goes_on and on_batch else []
     return Granted(
         job=slurm.job(env),
@@ -65,6 +72,7 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
         restarts=_restarts(facts.one("told"), count) if count else 0,
         start=(*words, *launch, *after, *survivor),
         plan=(*words, *plan, *after),
+        each_node=(*each_node, *after),
         env={"APPTRAIN_MASTER_ADDR": address} if address else {},
         notes=tuple(_notes(env, hosts, address)),
     )

@@ -116,7 +116,7 @@ class Site:
         shutil.copytree(CHECKOUT / "pbs", self.checkout / "pbs")
         for name in ("containers", "host", "clusters"):
             (self.checkout / name).mkdir()
-        for name in ("job.sh", "common.sh"):
+        for name in ("job.sh", "common.sh", "staging.sh", "stage.sh", "staged.sh"):
             shutil.copy(CHECKOUT / "host" / name, self.checkout / "host")
         run_sh = self.checkout / "containers/run.sh"
         run_sh.write_text(RUN_SH.format(python=sys.executable, here=folder, in_image=in_image.client()))

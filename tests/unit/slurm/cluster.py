@@ -138,7 +138,7 @@ class Cluster:
         shutil.copytree(CHECKOUT / "slurm", self.checkout / "slurm")
         shutil.copy(CHECKOUT / "slurm" / "multinode.sbatch", self.spool)
         (self.checkout / "host").mkdir()
-        for name in ("job.sh", "common.sh"):
+        for name in ("job.sh", "common.sh", "staging.sh", "stage.sh", "staged.sh"):
             shutil.copy(CHECKOUT / "host" / name, self.checkout / "host")
         shorten(self.checkout / "host" / "job.sh", **BOUNDS)
         (self.checkout / "clusters").mkdir()

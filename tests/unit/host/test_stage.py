@@ -1,0 +1,266 @@
+"""A node's own copy of the image: `host/stage.sh` makes room for it and looks at it, `containers/run.sh` uses it."""
+
+import fcntl
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.unit.bounds import shorten
+from tests.unit.host.node import IMAGE_ID, RUN_SH, Node, said, sif
+from tests.unit.slurm.cluster import until
+
+STAGE = Path(__file__).resolve().parents[3] / "host/stage.sh"
+BYTES = "1128"
+KEY = f"apptrain-image-{os.getuid()}.slurm-7"
+ROOM = ("100", "yes")
+"""What must be free; asked for by name."""
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Path:
+    path = tmp_path / "node disk"
+    path.mkdir()
+    return path
+
+
+def stage(what: str, folder: Path, *words: str, script: Path = STAGE, path: str = "") -> str:
+    """What it answers for node 3, without that number."""
+    ended = subprocess.run(
+        ["bash", script, what, "3", folder, *words],
+        env={"PATH": f"{path}:{os.environ['PATH']}" if path else os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    number, _, answer = ended.stdout.strip().partition(" ")
+    assert number == "3" or what == "remove"
+    return answer
+
+
+def look(folder: Path, *, needs: str = "100", by_name: str = "yes") -> str:
+    return stage("look", folder, BYTES, IMAGE_ID, needs, by_name)
+
+
+def check(folder: Path, sha256: str = "") -> str:
+    return stage("check", folder, BYTES, IMAGE_ID, sha256)
+
+
+# --- before the copy ----------------------------------------------------------------------------------------------
+
+
+def test_a_node_with_room_has_a_directory_of_its_own_afterwards(disk: Path) -> None:
+    assert look(disk / KEY) == "room"
+    assert (disk / KEY).stat().st_mode & 0o777 == 0o700
+    assert sorted(path.name for path in (disk / KEY).iterdir()) == ["lock", "node"]
+
+
+def test_a_copy_of_an_earlier_attempt_is_not_made_again(disk: Path) -> None:
+    look(disk / KEY)
+    sif(disk / KEY / "image.sif")
+    assert look(disk / KEY) == "have"
+
+
+def test_a_stale_image_of_the_same_name_is_removed(disk: Path) -> None:
+    look(disk / KEY)
+    other = sif(disk / KEY / "image.sif")
+    with other.open("r+b") as file:
+        file.seek(48)
+        file.write(bytes(16))
+    assert look(disk / KEY) == "room"
+    assert not other.exists()
+
+
+def test_without_room_nothing_is_left(disk: Path) -> None:
+    answer = look(disk / KEY, needs=str(10**15))
+    assert answer.startswith(f"unfit {disk} has ")
+    assert answer.endswith(" MB free of the 1000000000 MB needed")
+    assert list(disk.iterdir()) == []
+
+
+def test_a_directory_that_is_not_there_is_named(disk: Path) -> None:
+    assert look(disk / "no" / KEY) == f"unfit {disk}/no is no directory"
+
+
+def test_a_directory_that_is_read_only_is_named() -> None:
+    read_only = Path("/sys")  # for root too
+    assert look(read_only / KEY).startswith(f"unfit cannot create directory '{read_only / KEY}': ")
+
+
+def test_a_directory_that_nodes_share_is_no_place(disk: Path) -> None:
+    look(disk / KEY)
+    (disk / KEY / "node").write_text("gpu-b07 1234\n")
+    assert look(disk / KEY) == f"unfit {disk} is shared with gpu-b07: give a directory of each node's own"
+    assert (disk / KEY).exists()
+
+
+def test_what_somebody_else_could_have_made_is_not_used(disk: Path) -> None:
+    (disk / KEY).mkdir(mode=0o755)
+    assert look(disk / KEY) == f"unfit {disk / KEY} is there, and not this job's"
+    (disk / KEY).rmdir()
+    (disk / KEY).symlink_to(disk)
+    assert look(disk / KEY) == f"unfit {disk / KEY} is there, and not this job's"
+
+
+@pytest.mark.parametrize(
+    ("kind", "where"), [("lustre", "on a file system that nodes share"), ("tmpfs", "in memory")]
+)
+def test_a_file_system_that_is_no_disk_is_no_place_by_itself(
+    disk: Path, tmp_path: Path, kind: str, where: str
+) -> None:
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    (programs / "stat").write_text(
+        f'#!/bin/sh\ncase $* in "-f -c %T"*) echo {kind} ;; *) exec /usr/bin/stat "$@" ;; esac\n'
+    )
+    (programs / "stat").chmod(0o755)
+    huge = str(1 << 50)
+    assert where in stage("look", disk / KEY, huge, IMAGE_ID, "100", "", path=str(programs))
+    asked = stage("look", disk / KEY, huge, IMAGE_ID, "100", "yes", path=str(programs))
+    assert (asked == "room") == (kind == "tmpfs")
+
+
+def shortened(tmp_path: Path) -> Path:
+    """stage.sh, for which everything that nobody holds is old."""
+    for name in ("stage.sh", "staged.sh"):
+        (tmp_path / name).write_bytes((STAGE.parent / name).read_bytes())
+    shorten(tmp_path / "stage.sh", STALE=-1)
+    return tmp_path / "stage.sh"
+
+
+def test_what_a_killed_job_has_left_is_removed_by_the_next_one(disk: Path, tmp_path: Path) -> None:
+    left, used, of_others = (
+        disk / KEY.replace("-7", "-6"),
+        disk / KEY.replace("-7", "-5"),
+        disk / "apptrain-image-9.slurm-1",
+    )
+    for folder in (left, used):
+        assert look(folder) == "room"
+    of_others.mkdir(mode=0o700)
+    with (used / "lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        assert stage("look", disk / KEY, BYTES, IMAGE_ID, *ROOM, script=shortened(tmp_path)) == "room"
+    assert sorted(path.name for path in disk.iterdir()) == sorted([KEY, used.name, of_others.name])
+
+
+def test_two_jobs_that_stage_at_once_leave_each_other_alone(disk: Path) -> None:
+    other = disk / KEY.replace("-7", "-8")
+    look(disk / KEY)
+    assert look(other) == "room"
+    sif(disk / KEY / "image.sif")
+    stage("remove", other)
+    assert check(disk / KEY) == "have"
+
+
+# --- behind it ----------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_copy_counts(disk: Path) -> None:
+    look(disk / KEY)
+    sif(disk / KEY / "image.sif")
+    assert check(disk / KEY) == "have"
+
+
+def test_a_copy_that_is_cut_is_removed(disk: Path) -> None:
+    look(disk / KEY)
+    sif(disk / KEY / "image.sif", missing=1)
+    assert check(disk / KEY) == "unfit its copy is not whole (1127 of 1128 bytes)"
+    assert list(disk.iterdir()) == []
+
+
+def test_a_copy_with_other_contents_is_removed_if_digests_are_compared(disk: Path) -> None:
+    look(disk / KEY)
+    sif(disk / KEY / "image.sif")
+    assert check(disk / KEY, "0" * 64).startswith("unfit the SHA-256 of its copy is ")
+    assert list(disk.iterdir()) == []
+
+
+def test_a_node_that_got_none_says_so(disk: Path) -> None:
+    look(disk / KEY)
+    assert check(disk / KEY) == "unfit it got no copy"
+
+
+# --- containers/run.sh --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copy(disk: Path) -> Path:
+    look(disk / KEY)
+    return sif(disk / KEY / "image.sif")
+
+
+def options(copy: Path) -> list[str]:
+    return ["--staged", str(copy.parent), BYTES, IMAGE_ID]
+
+
+def image_used(node: Node) -> str:
+    argv = node.argv()
+    return str(argv[argv.index("/bin/sh") - 1])
+
+
+def test_a_task_runs_from_its_nodes_copy_and_removes_it_at_the_end(node: Node, copy: Path) -> None:
+    node.python(f"flock -n -x '{copy.parent}/lock' true; echo $?")
+    ended = node.task(*options(copy))
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "1\n", "")
+    assert image_used(node) == str(copy)
+    assert not copy.parent.exists()
+
+
+@pytest.mark.parametrize(("status", "stays"), [(0, False), (1, False), (75, False), (69, True)])
+def test_it_stays_if_another_attempt_may_follow(node: Node, copy: Path, status: int, stays: bool) -> None:
+    node.python(f"exit {status}")
+    assert node.task(*options(copy)).returncode == status
+    assert copy.exists() == stays
+
+
+def test_a_task_that_is_not_the_first_of_its_node_leaves_it(node: Node, copy: Path) -> None:
+    node.python("exit 0")
+    node.task(*options(copy), SLURM_LOCALID="1")
+    assert (image_used(node), copy.exists()) == (str(copy), True)
+
+
+def test_without_a_copy_the_shared_image_is_read(node: Node, disk: Path) -> None:
+    node.python("exit 0")
+    ended = node.task("--staged", str(disk / KEY), BYTES, IMAGE_ID)
+    assert (ended.returncode, ended.stderr, image_used(node)) == (0, "", str(node.image))
+
+
+def test_a_copy_that_is_not_whole_is_removed_and_the_shared_image_is_read(node: Node, copy: Path) -> None:
+    node.python("exit 0")
+    sif(copy, missing=5)
+    ended = node.task(*options(copy))
+    assert said(ended) == (
+        f"its copy of the image in {copy.parent} is not whole: the image is read from {node.image}"
+    )
+    assert (ended.returncode, image_used(node), copy.parent.exists()) == (0, str(node.image), False)
+
+
+def test_a_task_that_is_cancelled_removes_it(node: Node, copy: Path, tmp_path: Path) -> None:
+    node.python(f"touch '{tmp_path}/began'; exec sleep 60")
+    with subprocess.Popen(
+        [RUN_SH, *options(copy), str(node.image), "python"],
+        cwd=node.work,
+        env=node.environment({}),
+        stdin=subprocess.DEVNULL,
+    ) as process:
+        until((tmp_path / "began").exists, "the task")
+        process.terminate()
+        assert process.wait(60) == 143
+    assert not copy.parent.exists()
+
+
+def test_showing_what_would_run_leaves_it(node: Node, copy: Path) -> None:
+    ended = node.call(["--show", *options(copy), node.image, "python"])
+    assert f"image    {copy} (sif {IMAGE_ID})" in ended.stdout
+    assert copy.exists()
+
+
+def test_a_directory_of_another_name_is_never_removed(node: Node, disk: Path) -> None:
+    folder = disk / "mine"
+    folder.mkdir(mode=0o700)
+    node.python("exit 0")
+    node.task("--staged", str(folder), BYTES, IMAGE_ID)
+    assert folder.exists()

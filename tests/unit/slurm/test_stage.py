@@ -1,0 +1,298 @@
+"""The job script for Slurm brings the image to the nodes' own disks before their containers start.
+
+The two nodes are this machine, so they share the directory of the copies; tests/unit/host/test_stage.py tries what a
+node does, tests/cluster/test_slurm.py nodes that have disks of their own.
+"""
+
+import os
+import signal
+
+import pytest
+
+from entrypoint.cli import profiles
+from tests.unit.host.node import IMAGE_ID, sif
+from tests.unit.slurm.cluster import BOUND, Cluster, said, until
+
+SBCAST = """#!/bin/sh
+echo "$*" >>"{here}/sbcasts"
+for last; do before=$from from=$last; done
+{what}
+"""
+NODE = """#!/bin/sh
+# As the real one, but for what a test says of a node: "1 unfit there is no disk".
+while read -r node what text; do
+    if [ "$1 $node" = "{when} $SLURM_NODEID" ]; then echo "$node $what $text"; exit; fi
+done <<END
+{lines}
+END
+exec /bin/bash "$0.real" "$@"
+"""
+COPIES = 'cp -- "$before" "$last"'
+CUT = 'head -c 500 "$before" >"$last"'
+REFUSES = 'head -c 500 "$before" >"$last"; echo "sbcast: error: REQUEST_FILE_BCAST(b): No space left on device" >&2; exit 1'
+
+
+class Staged:
+    """A cluster with an image, a disk for copies, and a stand-in for sbcast."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.image = sif(cluster.checkout / "containers" / "image.sif")
+        self.disk = cluster.folder / "disk of nodes"
+        self.disk.mkdir()
+        self.folder = self.disk / f"apptrain-image-{os.getuid()}.slurm-7"
+        self.broadcasts(COPIES)
+
+    def broadcasts(self, what: str) -> None:
+        program = self.cluster.folder / "bin/sbcast"
+        program.write_text(SBCAST.format(here=self.cluster.folder, what=what))
+        program.chmod(0o755)
+
+    def node_says(self, lines: str, when: str = "look") -> None:
+        script = self.cluster.checkout / "host/stage.sh"
+        real = script.with_name("stage.sh.real")
+        if not real.exists():
+            script.rename(real)
+        script.write_text(NODE.format(when=when, lines=lines))
+        script.chmod(0o755)
+        # The job script calls bash, which is sh's language and more.
+        (self.cluster.checkout / "host/staged.sh").touch()
+
+    @property
+    def sbcasts(self) -> list[str]:
+        file = self.cluster.folder / "sbcasts"
+        return file.read_text().splitlines() if file.exists() else []
+
+    @property
+    def left(self) -> list[str]:
+        return [path.name for path in self.disk.iterdir()]
+
+    def site(self, stage: str) -> str:
+        """A profile with this in its section `stage`."""
+        path = self.cluster.folder / "site.yaml"
+        path.write_text(f"scheduler: slurm\nstage: {{{stage}}}\n")
+        assert profiles.main([str(path)]) == 0
+        return str(path)
+
+
+@pytest.fixture
+def staged(cluster: Cluster) -> Staged:
+    return Staged(cluster)
+
+
+def words(staged: Staged) -> list[str]:
+    """What run.sh is told of the copy."""
+    options = staged.cluster.run_options()
+    return options[options.index("--staged") :][:4] if "--staged" in options else []
+
+
+def test_the_image_is_broadcast_to_the_directory_that_was_asked_for(staged: Staged) -> None:
+    ended = staged.cluster.run("--stage", str(staged.disk), "--device", "cpu")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert staged.sbcasts == [f"--force {staged.image} {staged.folder}/image.sif"]
+    assert words(staged) == ["--staged", str(staged.folder), "1128", IMAGE_ID]
+    line = f"apptrain: image: copied to {staged.disk} on 2 of 2 nodes in 0 s"
+    assert line in ended.stdout.replace("in 1 s", "in 0 s").replace("in 2 s", "in 0 s").splitlines()
+    assert (staged.folder / "image.sif").read_bytes() == staged.image.read_bytes()
+    assert [call["argv"][:8] for call in staged.cluster.calls()[:1]] == [
+        [
+            *("--export=ALL", "--nodes=2", "--cpu-bind=none", "--mem=0", "--ntasks=2", "--ntasks-per-node=1"),
+            *("--cpus-per-task=1", "--kill-on-bad-exit=0"),
+        ]
+    ]
+
+
+@pytest.mark.parametrize("asked", [["--stage", "off"], ["--stage", "auto"], []])
+def test_on_few_nodes_nothing_is_copied_by_itself(staged: Staged, asked: list[str]) -> None:
+    ended = staged.cluster.run(*asked, "--device", "cpu")
+    assert (ended.returncode, staged.sbcasts, words(staged)) == (0, [], [])
+    assert len(staged.cluster.calls()) == 1
+
+
+def test_it_is_copied_by_itself_where_the_profile_says_that_this_is_faster(staged: Staged) -> None:
+    with staged.image.open("r+b") as file:
+        file.truncate(1_000_000_000)
+    slow = staged.site("shared_mb_s: 1, node_mb_s: 100000")  # break-even is at 12 nodes
+    nodes = {"SLURM_JOB_NODELIST": "n[0-11]", "SLURM_JOB_NUM_NODES": "12", "SLURM_NTASKS": "12"}
+    ended = staged.cluster.run("--device", "cpu", "--profile", slow, TMPDIR=str(staged.disk), **nodes)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert len(staged.sbcasts) == 1
+    assert words(staged)[1] == str(staged.folder)
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ("disk", "APPTRAIN_STAGE=disk: must be auto, off, or a directory of each node's own, a path from /"),
+        ("", "APPTRAIN_STAGE is empty: give auto|off|DIR or leave it out"),
+    ],
+)
+def test_another_word_is_refused(staged: Staged, asked: str, why: str) -> None:
+    assert staged.cluster.refused(APPTRAIN_STAGE=asked) == why
+
+
+def test_an_unpacked_image_is_not_copied(staged: Staged) -> None:
+    staged.image.unlink()
+    assert staged.cluster.refused("--stage", str(staged.disk)) == (
+        f"--stage {staged.disk}: the image is not one SIF file that this node can read: give such a file in "
+        "APPTRAIN_IMAGE, or leave --stage out"
+    )
+
+
+# --- what may go wrong, if the directory was asked for ------------------------------------------------------------
+
+
+def ended_at_once(staged: Staged, status: int, *arguments: str) -> str:
+    """The one line of a job that starts no rank, and leaves no copy."""
+    ended = staged.cluster.run("--device", "cpu", "--stage", str(staged.disk), *arguments)
+    assert ended.returncode == status, ended.stderr
+    assert not any("launch" in call["argv"] for call in staged.cluster.calls())
+    assert staged.left == []
+    (line,) = said(ended)
+    return line
+
+
+def test_without_sbcast_the_job_is_refused(staged: Staged) -> None:
+    (staged.cluster.folder / "bin/sbcast").unlink()
+    assert ended_at_once(staged, 64) == (
+        f"--stage {staged.disk}: there is no sbcast in PATH: give another directory, or leave --stage out"
+    )
+
+
+def test_if_sbcast_fails_on_every_node_another_attempt_may_help(staged: Staged) -> None:
+    staged.broadcasts("echo 'sbcast: error: no luck' >&2; exit 3")
+    assert ended_at_once(staged, 69) == (
+        f"--stage {staged.disk}: sbcast ended with status 3: sbcast: error: no luck: try again, or leave --stage out"
+    )
+
+
+def test_a_copy_that_is_cut_counts_as_none(staged: Staged) -> None:
+    staged.broadcasts(CUT)
+    assert "a (its copy is not whole (500 of 1128 bytes)), b (" in ended_at_once(staged, 69)
+
+
+def test_a_directory_that_is_not_there_is_refused(staged: Staged) -> None:
+    staged.disk.rmdir()
+    ended = staged.cluster.run("--stage", str(staged.disk))
+    line = f"--stage {staged.disk}: a ({staged.disk} is no directory), b ({staged.disk} is no directory): "
+    assert (ended.returncode, said(ended)) == (64, [f"{line}give another directory, or leave --stage out"])
+    assert staged.sbcasts == []
+
+
+def test_a_node_without_room_ends_the_job(staged: Staged) -> None:
+    staged.node_says("1 unfit there is no room")
+    assert ended_at_once(staged, 64) == (
+        f"--stage {staged.disk}: b (there is no room): give another directory, or leave --stage out"
+    )
+    assert staged.sbcasts == []
+
+
+def test_a_node_without_room_is_left_out_if_fewer_are_enough(staged: Staged) -> None:
+    staged.node_says("1 unfit there is no room")
+    arguments = ("--device", "cpu", "--stage", str(staged.disk), "--nnodes", "1:2")
+    ended = staged.cluster.run(*arguments, APPTRAIN_ARGS="-- my.py 'a b'")
+    assert (ended.returncode, said(ended)) == (
+        0,
+        ["left out, for the image is not there: b (there is no room)"],
+    )
+    assert staged.sbcasts == [f"--force --nodelist=a {staged.image} {staged.folder}/image.sif"]
+    argv = staged.cluster.srun()
+    assert {"--nodes=1", "--ntasks=1", "--exclude=b"} <= set(argv)
+    assert words(staged)[1] == str(staged.folder)
+    assert argv[-2:] == ["my.py", "a b"]
+    assert "apptrain: image: copied to" in ended.stdout
+    assert "on 1 of 1 nodes" in ended.stdout
+
+
+# --- and if it is the site's: one line, and the job runs from the shared image ------------------------------------------
+
+
+def ran_without(staged: Staged, **env: str) -> list[str]:
+    profile = staged.site("to: $DISK")
+    ended = staged.cluster.run("--device", "cpu", "--profile", profile, DISK=str(staged.disk), **env)
+    assert ended.returncode == 0, ended.stderr
+    return said(ended)
+
+
+def test_without_sbcast_the_image_is_read_where_it_is(staged: Staged) -> None:
+    (staged.cluster.folder / "bin/sbcast").unlink()
+    (line,) = ran_without(staged)
+    assert line == "the image is read where it is, not copied to the nodes: there is no sbcast in PATH"
+    assert (words(staged), staged.left) == ([], [])
+
+
+def test_if_sbcast_refuses_the_image_is_read_where_it_is(staged: Staged) -> None:
+    staged.broadcasts("echo 'sbcast: error: no luck' >&2; exit 1")
+    (line,) = ran_without(staged)
+    assert line.endswith("not copied to the nodes: sbcast ended with status 1: sbcast: error: no luck")
+    assert (words(staged), staged.left) == ([], [])
+
+
+def test_a_disk_that_fills_half_way_is_left_out_of_a_second_broadcast(staged: Staged) -> None:
+    staged.broadcasts(f"case $* in *--nodelist=a*) {COPIES} ;; *) {REFUSES} ;; esac")
+    staged.node_says("1 unfit its copy is not whole", when="check")
+    (line,) = ran_without(staged)
+    assert line == "the image is read where it is, by b (its copy is not whole)"
+    assert [call.startswith("--force --nodelist=a ") for call in staged.sbcasts] == [False, True]
+    assert words(staged)[1] == str(staged.folder)
+
+
+def test_a_node_without_room_reads_the_image_where_it_is(staged: Staged) -> None:
+    staged.node_says("1 unfit there is no room")
+    (line,) = ran_without(staged)
+    assert line == "the image is read where it is, by b (there is no room)"
+    assert staged.sbcasts[0].startswith("--force --nodelist=a ")
+    assert words(staged)[1] == str(staged.folder)
+
+
+def test_a_node_that_does_not_answer_is_named(staged: Staged) -> None:
+    staged.node_says("1 nothing")
+    (line,) = ran_without(staged)
+    assert line == "the image is read where it is, by b (it did not answer)"
+
+
+# --- attempts, ends -----------------------------------------------------------------------------------------------
+
+
+def test_the_copy_stays_for_the_next_attempt_of_the_job(staged: Staged) -> None:
+    taken = {"status": 69, "node": "a", "error": "port taken"}
+    ended = staged.cluster.run(
+        "--device", "cpu", "--stage", str(staged.disk), tasks={"0.0": taken, "0.1": taken}
+    )
+    assert ended.returncode == 0, ended.stderr
+    launches = [call["argv"] for call in staged.cluster.calls() if "launch" in call["argv"]]
+    assert len(launches) == 2
+    assert all("--staged" in argv for argv in launches)
+    assert len(staged.sbcasts) == 1
+
+
+def test_if_no_attempt_follows_the_copies_are_removed(staged: Staged) -> None:
+    taken = {"status": 69, "node": "a", "error": "port taken"}
+    tasks = {f"{attempt}.{node}": taken for attempt in range(12) for node in range(2)}
+    ended = staged.cluster.run("--device", "cpu", "--stage", str(staged.disk), tasks=tasks)
+    assert (ended.returncode, staged.left) == (69, []), ended.stdout + ended.stderr
+
+
+def test_a_job_that_is_interrupted_while_it_copies_leaves_nothing(staged: Staged) -> None:
+    staged.broadcasts(f'{CUT}; touch "{staged.cluster.folder}/copying"; exec sleep 60')
+    with staged.cluster.start("--device", "cpu", "--stage", str(staged.disk), batch=False) as process:
+        until((staged.cluster.folder / "copying").exists, "a broadcast")
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(BOUND) == 130
+    assert staged.left == []
+
+
+def test_a_dry_run_copies_nothing(staged: Staged) -> None:
+    ended = staged.cluster.run("--device", "cpu", "--stage", str(staged.disk), "--dry-run")
+    assert (ended.returncode, staged.sbcasts, staged.left) == (0, [], [])
+
+
+def test_the_copies_are_compared_whole_if_the_profile_says_so(staged: Staged) -> None:
+    staged.broadcasts(f'{COPIES}; printf x | dd of="$last" bs=1 seek=700 conv=notrunc status=none')
+    profile = staged.site("to: $DISK, digest: true")
+    ended = staged.cluster.run("--device", "cpu", "--profile", profile, DISK=str(staged.disk))
+    (line,) = said(ended)
+    assert line.startswith(
+        "the image is read where it is, not copied to the nodes: a (the SHA-256 of its copy is "
+    )
+    assert (ended.returncode, words(staged), staged.left) == (0, [], [])
