@@ -131,16 +131,14 @@ def bind(
 
 def auto(machine: Topology, gpus: Sequence[GpuPlace] | None, task: TaskRanks) -> Binding:
     """node or socket, the first that leaves no granted core without a rank; without one nothing is bound."""
-    why = "--numa-binding auto binds nothing: it would leave granted cores without a rank"
-    for binding in ("node", "socket"):
-        try:
+    try:
+        for binding in ("node", "socket"):
             ranks = bind(binding, machine, gpus, task)
-        except BadInput as error:
-            why = f"--numa-binding auto binds nothing: {error}"
-            continue
-        if not _left(machine, ranks):
-            return Binding(ranks=ranks)
-    return Binding(why_not=why)
+            if not _left(machine, ranks):
+                return Binding(ranks=ranks)
+    except BadInput as error:
+        return Binding(why_not=f"--numa-binding auto binds nothing: {error}")
+    return Binding(why_not="--numa-binding auto binds nothing: it would leave granted cores without a rank")
 
 
 def decide(

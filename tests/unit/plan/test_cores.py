@@ -1,5 +1,6 @@
 """The cores of each rank on machines that their owners have shown, against torch's own functions."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -189,6 +190,16 @@ def test_ranks_with_the_same_cores_are_told_together() -> None:
 def test_what_is_no_list_of_cores_is_none(text: str) -> None:
     with pytest.raises(ValueError, match=r"invalid literal|no core's number"):
         numa.parse_list(text)
+
+
+def test_granted_cores_are_those_that_this_process_may_use() -> None:
+    before = os.sched_getaffinity(0)
+    assert numa.granted() == before
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        assert numa.granted() == {max(before)}
+    finally:
+        os.sched_setaffinity(0, before)
 
 
 def test_a_kernel_that_knows_no_numa_nodes_has_one(tmp_path: Path) -> None:
