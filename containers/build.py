@@ -24,7 +24,7 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from containers import bom, debian, stacks, unpack, wheels
+from containers import bom, debian, lustre, stacks, unpack, wheels
 from containers.builder import EXTRA_WHEELS, RECIPE, WHEELS, Builder, BuildFailed
 from containers.download import NoAnswer
 from containers.preflight import Places, check
@@ -129,11 +129,12 @@ def build(stack: Stack, extra: Path | None, image: Path, offline: Path | None) -
         flush=True,
     )
     check(places, stack.megabytes)
-    with tempfile.TemporaryDirectory(prefix="apptrain-build-", dir=places.temporary) as folder:
+    temporary = tempfile.TemporaryDirectory(prefix="apptrain-build-", dir=places.temporary)
+    with temporary as folder, lustre.striped_folder(image) as target:
         work = Path(folder)
         fetched = fetch(stack, extra, offline, places.cache, work)
         sources = lay_out(work, stack, fetched.locks)
-        part = image.with_name(f".{image.name}.{os.getpid()}.sif")
+        part = target / f".{image.name}.{os.getpid()}.sif"
         try:
             builder.build(part, recipe_arguments(stack), work, fetched.wheels)
             found = facts(stack, part, work, builder)

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from containers import lustre
 from containers.stacks import image_on
 from entrypoint.doctor import facts, judge
 from entrypoint.doctor.judge import Finding
@@ -54,6 +55,8 @@ def _of_submission(node: str, home: Path, site: Profile, env: Mapping[str, str])
     elif not image.with_suffix(".json").exists():
         text = f"no lock says what is in {image}: {image.with_suffix('.json').name} is not beside it"
         yield Finding(node, "image", text, "build it with apptrain image build, or copy both")
+    if found := lustre.finding(image):
+        yield Finding(node, "image", *found)
     if not any(map(shutil.which, SUBMIT)):
         text = f"neither {' nor '.join(SUBMIT)} is in PATH"
         yield Finding(node, "scheduler", text, "log in where jobs are submitted")
