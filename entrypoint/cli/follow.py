@@ -108,4 +108,4 @@ def _show(path: Path | None, at: int) -> int:
 
 
 def _say(text: str) -> None:
-    print(f"submit: {text}", file=sys.stderr, flush=True)
+    print(f"apptrain: {text}", file=sys.stderr, flush=True)

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
         for file in map(Path, options.file) if options.file else sorted(CLUSTERS.glob("*.yaml")):
             print(_line(file, *render(file, write=not options.check)))
     except (BadInput, stacks.BuildRefused) as error:
-        print(f"profiles: {error}", file=sys.stderr)
+        print(f"apptrain: {error}", file=sys.stderr)
         return error.status
     return 0
 
@@ -127,7 +127,7 @@ def _named(value: Any) -> Any:
 
 def _line(file: Path, profile: Profile, changed: bool) -> str:
     state = f"{host_file(file).name} written" if changed else "unchanged"
-    return f"profiles: {file.stem}: {profile.title} ({profile.tested or 'never run there'}): {state}"
+    return f"apptrain: {file.stem}: {profile.title} ({profile.tested or 'never run there'}): {state}"
 
 
 def _write(file: Path, text: str) -> None:

@@ -71,7 +71,7 @@ def _main(arguments: Sequence[str], machine: LoginNode) -> int:
 
 
 def _say(text: str) -> None:
-    print(f"site: {text}", file=sys.stderr, flush=True)
+    print(f"apptrain: {text}", file=sys.stderr, flush=True)
 
 
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:

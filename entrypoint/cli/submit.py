@@ -86,7 +86,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _say(text: object) -> None:
-    print(f"submit: {text}", file=sys.stderr, flush=True)
+    print(f"apptrain: {text}", file=sys.stderr, flush=True)
 
 
 def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:

@@ -86,7 +86,7 @@ def test_a_first_profile_passes_a_dry_run_and_runs_a_job_without_an_edit(user: A
 
     tried = apptrain(user, "submit", "--cluster", "mine", "--dry-run", "--", "tell.py", "--lr", "0.1")
     assert tried.stdout == f"{REQUEST} -- tell.py --lr 0.1\n"
-    assert "submit: 2 nodes x 4 ranks on cuda, mode torchrun" in tried.stderr.splitlines()
+    assert "apptrain: 2 nodes x 4 ranks on cuda, mode torchrun" in tried.stderr.splitlines()
 
     job = ("--device", "cpu", "--mode", "exec", "--follow", "--", "tell.py")
     ran = apptrain(user, "submit", "--cluster", "mine", *job)

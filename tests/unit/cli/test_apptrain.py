@@ -16,7 +16,7 @@ import yaml
 CHECKOUT = Path(__file__).resolve().parents[3]
 BOUND = 30  # s
 COMMANDS = ("demo", "run", "submit", "site", "image", "plan", "launch", "check")
-NO_CONFIG = "submit: train: the following arguments are required: --config: see python -m train --help\n"
+NO_CONFIG = "apptrain: train: the following arguments are required: --config: see python -m train --help\n"
 NODES = ("--nodes", "a,b", "--node-rank", "1", "--json", "--", "-m", "my")
 
 

@@ -16,7 +16,7 @@ FILE = "put NAME=VALUE into a file of mode 600, and give --secrets FILE"
 def said(site: Site, *arguments: str, **env: Any) -> list[str]:
     done = site.run("submit.py", "--cluster", "lab", "--dry-run", *arguments, "--", "my.py", **env)
     assert done.returncode == 0, done.stderr
-    return [line.removeprefix("submit: ") for line in done.stderr.splitlines()]
+    return [line.removeprefix("apptrain: ") for line in done.stderr.splitlines()]
 
 
 def secrets(site: Site) -> Path:
@@ -95,7 +95,9 @@ def test_what_would_fail_or_be_seen_is_refused(
 ) -> None:
     site.write(profile)
     words = [word.replace("'", "") for word in arguments.split()]
-    assert site.refused("--cluster", "lab", "--dry-run", *words, "--", "my.py", **env) == f"submit: {message}"
+    assert (
+        site.refused("--cluster", "lab", "--dry-run", *words, "--", "my.py", **env) == f"apptrain: {message}"
+    )
 
 
 def test_an_image_that_is_none_is_refused_also_in_a_dry_run(site: Site) -> None:
@@ -104,7 +106,7 @@ def test_an_image_that_is_none_is_refused_also_in_a_dry_run(site: Site) -> None:
     for content, size in ((b"", 0), (b"\0" * 99, 99)):
         image.write_bytes(content)
         assert site.refused("--cluster", "lab", "--dry-run", f"--image={image}", "--", "my.py") == (
-            f"submit: the image {image} ({size} bytes) does not begin as one: it was not copied or built to its end"
+            f"apptrain: the image {image} ({size} bytes) does not begin as one: it was not copied or built to its end"
         )
     image.write_bytes(b"hsqs" + b"\0" * 99)
     assert site.submit(f"--image={image}", "--", "my.py")
@@ -117,7 +119,7 @@ def test_an_image_for_other_processors_than_the_partitions_is_refused(site: Site
         (site.bin / name).chmod(0o755)
     image = site.checkout / "containers/image.sif"
     assert site.refused("--cluster", "lab", "--", "my.py") == (
-        f"submit: the image {image} is for x86_64, and the nodes have aarch64: build it on such a node, or give "
+        f"apptrain: the image {image} is for x86_64, and the nodes have aarch64: build it on such a node, or give "
         "another with --image"
     )
     image.write_bytes(SIF[:45] + b"04\0")
@@ -132,7 +134,7 @@ def test_a_path_that_is_here_and_that_the_image_will_not_show_is_refused(site: S
     for word in (str(folder), f"--data={folder}", f"{folder}/new.txt", "data"):
         path = site.checkout / word if word == "data" else folder
         assert site.refused("--cluster", "lab", "--dry-run", "--", "my.py", word) == (
-            f"submit: the image will not show {path}, which CMD names: give --bind {folder}, or a line of APPTRAIN_BIND"
+            f"apptrain: the image will not show {path}, which CMD names: give --bind {folder}, or a line of APPTRAIN_BIND"
         )
         assert site.submit("--bind", str(folder), "--", "my.py", word)
     assert site.submit("--", "my.py", "/usr/bin", "/", "/no/such/path", "7", str(site.folder))
@@ -143,6 +145,6 @@ def test_what_is_only_perhaps_wrong_is_a_line(site: Site) -> None:
     done = site.run("submit.py", "--cluster", "lab", "--dry-run", "--", "/no/x.py", "--token", "hf_abcdefgh")
     assert done.returncode == 0
     assert done.stderr.splitlines()[1:3] == [
-        "submit: CMD /no/x.py is not seen from here: the job looks for it in its first second",
-        f"submit: CMD seems to hold a secret, which the scheduler shows to others: {FILE}",
+        "apptrain: CMD /no/x.py is not seen from here: the job looks for it in its first second",
+        f"apptrain: CMD seems to hold a secret, which the scheduler shows to others: {FILE}",
     ]

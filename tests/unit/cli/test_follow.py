@@ -67,11 +67,11 @@ def test_the_queue_is_shown_then_the_output_then_the_jobs_status_is_ours(
     shown = capsys.readouterr()
     assert shown.out == "first line\nhalf of the second"
     assert shown.err.splitlines() == [
-        "submit: job 7: PENDING (Priority)",
-        "submit: job 7: PENDING (Resources)",
-        "submit: job 7: RUNNING on gpu-a[01-02]",
-        "submit: job 7: FAILED (NonZeroExitCode)",
-        "submit: job 7 ended with status 3",
+        "apptrain: job 7: PENDING (Priority)",
+        "apptrain: job 7: PENDING (Resources)",
+        "apptrain: job 7: RUNNING on gpu-a[01-02]",
+        "apptrain: job 7: FAILED (NonZeroExitCode)",
+        "apptrain: job 7 ended with status 3",
     ]
 
 
@@ -130,7 +130,7 @@ def test_under_pbs_the_run_directorys_log_is_shown(
     assert follow.follow("10.server", "pbs") == 143
     shown = capsys.readouterr()
     assert shown.out == "step 1\n"
-    assert "submit: job 10.server: queued (Not Running: no nodes)\n" in shown.err
+    assert "apptrain: job 10.server: queued (Not Running: no nodes)\n" in shown.err
 
 
 def ran_where(
@@ -238,7 +238,7 @@ def test_a_scheduler_that_no_longer_answers_is_not_waited_for_for_ever(
         Unavailable, match="nobody has told of job 7 for 0 s, it may go on: apptrain submit --follow 7"
     ):
         follow.follow("7", "slurm")
-    assert capsys.readouterr().err == "submit: job 7: nobody tells of it yet\n"
+    assert capsys.readouterr().err == "apptrain: job 7: nobody tells of it yet\n"
 
 
 def test_where_nobody_can_tell_of_a_job_that_is_said_at_once(cluster: Cluster) -> None:
@@ -284,8 +284,8 @@ def test_ctrl_c_leaves_the_job_running_and_says_how_to_go_on(cluster: Cluster, t
         os.killpg(followed.pid, signal.SIGINT)
         assert followed.wait(BOUND) == 130
         assert followed.stderr.read().splitlines() == [
-            "submit: job 7: RUNNING on ",
-            "submit: job 7 goes on; again: apptrain submit --follow 7; to cancel it: scancel 7",
+            "apptrain: job 7: RUNNING on ",
+            "apptrain: job 7 goes on; again: apptrain submit --follow 7; to cancel it: scancel 7",
         ]
     assert not (cluster.bin / "scancel.n").exists()
 
@@ -309,7 +309,7 @@ def test_a_job_that_nobody_could_follow_is_not_submitted(cluster: Cluster, tmp_p
     cluster.answers("sbatch", "Submitted batch job 7\n")
     done = submitted(cluster, tmp_path)
     assert (done.returncode, done.stdout) == (64, "")
-    assert done.stderr.startswith("submit: --follow: scontrol is not in PATH: ")
+    assert done.stderr.startswith("apptrain: --follow: scontrol is not in PATH: ")
     assert not (cluster.bin / "sbatch.n").exists()
 
 
@@ -322,4 +322,4 @@ def test_a_submission_is_followed_to_its_end(cluster: Cluster, tmp_path: Path) -
     assert time.monotonic() - began < BOUND
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[1:] == ["Submitted batch job 7", "done"]
-    assert done.stderr.endswith("submit: job 7: COMPLETED\nsubmit: job 7 ended with status 0\n")
+    assert done.stderr.endswith("apptrain: job 7: COMPLETED\napptrain: job 7 ended with status 0\n")

@@ -165,8 +165,8 @@ def test_making_a_host_file_says_what_was_made_and_twice_changes_nothing(
     file.write_text("scheduler: slurm\ntitle: The lab\n")
     assert [render.main([str(file)]) for _ in range(2)] == [0, 0]
     assert capsys.readouterr().out.splitlines() == [
-        "profiles: lab: The lab (never run there): lab.host written",
-        "profiles: lab: The lab (never run there): unchanged",
+        "apptrain: lab: The lab (never run there): lab.host written",
+        "apptrain: lab: The lab (never run there): unchanged",
     ]
 
 
@@ -177,7 +177,7 @@ def test_without_a_name_all_profiles_are_made(site: Site) -> None:
     assert [line.split(": ")[1] for line in lines] == sorted(
         ["lab", *(file.stem for file in SHIPPED)], key=lambda name: f"{name}.yaml"
     )
-    assert "profiles: lab: The lab (on two nodes): lab.host written" in lines
+    assert "apptrain: lab: The lab (on two nodes): lab.host written" in lines
     assert (site.checkout / "clusters" / "gadi.host").read_text() == (
         CHECKOUT / "clusters" / "gadi.host"
     ).read_text()
@@ -206,7 +206,7 @@ def test_what_makes_no_host_file_is_refused(
     if text is not None:
         Path(name).write_text(text)
     assert render.main([name]) == 64
-    assert tuple(capsys.readouterr()) == ("", f"profiles: {message}\n")
+    assert tuple(capsys.readouterr()) == ("", f"apptrain: {message}\n")
     assert not Path(name).with_suffix(".host").exists()
 
 
@@ -217,7 +217,7 @@ def test_a_host_file_that_cannot_be_written_is_named(
     (tmp_path / "lab.host").mkdir()
     assert render.main([str(tmp_path / "lab.yaml")]) == 64
     _, err = capsys.readouterr()
-    assert err.startswith(f"profiles: {tmp_path}/lab.host cannot be written: ")
+    assert err.startswith(f"apptrain: {tmp_path}/lab.host cannot be written: ")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["lab.host", "lab.yaml"]
 
 
@@ -225,7 +225,7 @@ def test_options_that_are_none_are_refused(capsys: pytest.CaptureFixture[str]) -
     assert render.main(["--chekc"]) == 64
     assert tuple(capsys.readouterr()) == (
         "",
-        "profiles: unrecognized arguments: --chekc: did you mean --check?\n",
+        "apptrain: unrecognized arguments: --chekc: did you mean --check?\n",
     )
 
 
@@ -240,7 +240,7 @@ def test_without_pyyaml_what_it_needs_is_said(
     assert render.main([str(file)]) == 64
     _, err = capsys.readouterr()
     assert err.startswith(
-        f"profiles: PROFILE={file} needs the Python package pyyaml: use the project's venv (make "
+        f"apptrain: PROFILE={file} needs the Python package pyyaml: use the project's venv (make "
     )
 
 
@@ -319,15 +319,15 @@ def test_a_check_writes_nothing_and_names_the_remedy(site: Site) -> None:
     other = site.folder / "it's mine.yaml"
     shown = site.checkout / "clusters" / "lab.host"
     message = site.refused("--check", "clusters/lab.yaml", program="profiles.py")
-    assert message == "profiles: clusters/lab.host is missing: make profiles"
+    assert message == "apptrain: clusters/lab.host is missing: make profiles"
     assert not shown.exists()
     shown.write_text("digest=\n")
     message = site.refused("--check", "clusters/lab.yaml", program="profiles.py")
     assert (
         message
-        == "profiles: clusters/lab.host is not made from clusters/lab.yaml as that is now: make profiles"
+        == "apptrain: clusters/lab.host is not made from clusters/lab.yaml as that is now: make profiles"
     )
     other = site.folder / "mine.yaml"
     other.write_text("scheduler: slurm")
     message = site.refused("--check", str(other), program="profiles.py")
-    assert message == f"profiles: {site.folder}/mine.host is missing: make profiles PROFILE='{other}'"
+    assert message == f"apptrain: {site.folder}/mine.host is missing: make profiles PROFILE='{other}'"

@@ -56,7 +56,7 @@ def words_and_said(site: Site, profile: str, typed: str) -> tuple[list[str], lis
     assert done.returncode == 0, done.stderr
     line = shlex.split(done.stdout)
     script = next(at for at, word in enumerate(line) if word.endswith(("multinode.sbatch", "multinode.pbs")))
-    said = [line.removeprefix("submit: ") for line in done.stderr.splitlines()]
+    said = [line.removeprefix("apptrain: ") for line in done.stderr.splitlines()]
     return line[1:script], [line for line in said if " in place of " in line]
 
 
@@ -208,7 +208,7 @@ def test_an_option_that_nobody_has_or_that_cannot_be_is_refused(
 ) -> None:
     site.write(profile)
     said = site.refused("--cluster", "lab", *shlex.split(typed), "--", "my.py")
-    assert said.removeprefix("submit: ").startswith(message)
+    assert said.removeprefix("apptrain: ").startswith(message)
 
 
 def test_short_options_with_a_long_form_are_of_the_same_kind() -> None:
@@ -225,6 +225,6 @@ def test_gpus_is_taken_with_a_note(site: Site) -> None:
     done = site.run("submit.py", "--cluster", "lab", "--dry-run", "--gpus", "2", "--", "my.py")
     assert (done.returncode, done.stderr.splitlines()[0]) == (
         0,
-        "submit: --gpus is taken for --gpus-per-node",
+        "apptrain: --gpus is taken for --gpus-per-node",
     )
     assert "--gpus-per-node=2" in shlex.split(done.stdout)

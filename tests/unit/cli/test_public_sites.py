@@ -213,9 +213,9 @@ def test_each_site_has_its_request(site: Site, one: PublicSite) -> None:
     assert script_and_rest.endswith(("-- my.py --lr 0.1\n", "-- my.py --lr 0.1'\n", " pbs/multinode.pbs\n"))
     first, runs, *_, last = done.stderr.splitlines()
     ranks = "1 rank" if one.ranks == 1 else f"{one.ranks} ranks"
-    assert first == f"submit: 3 nodes x {ranks} on cuda, mode torchrun"
-    assert runs == f"submit: runs my.py --lr 0.1 in {site.checkout}"
-    assert last == f"submit: {name}.yaml was never run there (tested is empty): check this:"
+    assert first == f"apptrain: 3 nodes x {ranks} on cuda, mode torchrun"
+    assert runs == f"apptrain: runs my.py --lr 0.1 in {site.checkout}"
+    assert last == f"apptrain: {name}.yaml was never run there (tested is empty): check this:"
 
 
 SLURM = """\

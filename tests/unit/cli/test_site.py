@@ -58,11 +58,11 @@ env:
   NCCL_SOCKET_IFNAME: hsn        # Slingshot: hsn0 here
 """
 TOLD = """\
-site: sinfo: 3 lines
-site: scontrol show config: 4 lines
-site: scontrol show node gpu-a01: 1 line
-site: ip -j addr: 1 line
-site: module avail: 2 lines
+apptrain: sinfo: 3 lines
+apptrain: scontrol show config: 4 lines
+apptrain: scontrol show node gpu-a01: 1 line
+apptrain: ip -j addr: 1 line
+apptrain: module avail: 2 lines
 """
 PBS = {
     "qstat -Qf": "Queue: gpu\n    enabled = True\n    started = True\n",
@@ -82,7 +82,9 @@ def test_a_profile_is_printed_and_tried(slurm: Login, capsys: pytest.CaptureFixt
     assert site.main([], slurm.machine()) == 0
     printed = capsys.readouterr()
     assert printed.out == PROFILE
-    assert printed.err == f"{TOLD}site: 3 questions to answer; it passes a dry run: -o NAME.yaml writes it\n"
+    assert (
+        printed.err == f"{TOLD}apptrain: 3 questions to answer; it passes a dry run: -o NAME.yaml writes it\n"
+    )
 
 
 def test_a_profile_is_written_with_its_host_file_and_the_line_that_submits_is_shown(
@@ -101,10 +103,10 @@ def test_a_profile_is_written_with_its_host_file_and_the_line_that_submits_is_sh
     lines = printed.err.removeprefix(TOLD).splitlines()
     assert (
         lines[0]
-        == "site: lab.yaml and lab.host written, with 3 questions to answer: grep -n question lab.yaml"
+        == "apptrain: lab.yaml and lab.host written, with 3 questions to answer: grep -n question lab.yaml"
     )
-    assert lines[1] == "submit: 2 nodes x 4 ranks on cuda, mode torchrun"
-    assert "submit: run directory /scratch/alice/runs/NAME-JOB" in lines
+    assert lines[1] == "apptrain: 2 nodes x 4 ranks on cuda, mode torchrun"
+    assert "apptrain: run directory /scratch/alice/runs/NAME-JOB" in lines
 
 
 @pytest.mark.parametrize(
@@ -138,7 +140,7 @@ def test_a_file_that_cannot_be_made_is_refused_before_anybody_is_asked(
     if there:
         Path(there).write_text("mine")
     assert site.main(["-o", name], slurm.machine()) == 64
-    assert capsys.readouterr().err == f"site: -o {name}: {why}\n"
+    assert capsys.readouterr().err == f"apptrain: -o {name}: {why}\n"
     assert {path.name for path in tmp_path.iterdir()} == {"bin", "root", there} - {""}
     assert not there or Path(there).read_text() == "mine"
 
@@ -155,7 +157,7 @@ def test_a_machine_without_a_scheduler_needs_no_profile(
     assert site.main([], login.machine()) == 64
     assert capsys.readouterr() == (
         "",
-        "site: neither sinfo nor qstat is in PATH: run it on a login node of a Slurm or PBS cluster. Without a "
+        "apptrain: neither sinfo nor qstat is in PATH: run it on a login node of a Slurm or PBS cluster. Without a "
         "scheduler no profile is needed: apptrain run -- my_script.py, or apptrain launch --nodes a,b\n",
     )
 
@@ -202,10 +204,12 @@ def test_a_profile_that_cannot_be_submitted_is_shown_with_the_reason(
     printed = capsys.readouterr()
     assert 'time: "00:01:00"' in printed.out
     assert printed.err.splitlines()[-1].startswith(
-        "site: it does not pass a dry run: submit: --time 00:01:00: the ranks are asked to save 120 s before its end"
+        "apptrain: it does not pass a dry run: apptrain: --time 00:01:00: the ranks are asked to save 120 s before its end"
     )
 
 
 def test_words_that_are_no_options_are_refused(slurm: Login, capsys: pytest.CaptureFixture[str]) -> None:
     assert site.main(["lab.yaml"], slurm.machine()) == 64
-    assert capsys.readouterr().err == "site: unrecognized arguments: lab.yaml: did you mean -o lab.yaml?\n"
+    assert (
+        capsys.readouterr().err == "apptrain: unrecognized arguments: lab.yaml: did you mean -o lab.yaml?\n"
+    )

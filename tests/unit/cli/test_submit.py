@@ -135,14 +135,14 @@ def test_a_job_is_refused_without_what_its_site_needs(
         assert site.submit(*arguments)
         return
     assert site.refused("--cluster", "lab", *arguments) == (
-        f"submit: --{missing} is missing: lab.yaml says that a job there needs it: give --{missing} NAME"
+        f"apptrain: --{missing} is missing: lab.yaml says that a job there needs it: give --{missing} NAME"
     )
 
 
 def test_an_account_in_a_variable_of_sbatch_is_one_and_time_is_asked_for_in_its_form(site: Site) -> None:
     site.write("scheduler: slurm\nnodes: {gpus: 4}\nrequest: {needs: [account, time]}\n")
     assert site.refused("--cluster", "lab", SBATCH_ACCOUNT="a") == (
-        "submit: --time is missing: lab.yaml says that a job there needs it: give --time HH:MM:SS"
+        "apptrain: --time is missing: lab.yaml says that a job there needs it: give --time HH:MM:SS"
     )
     assert "--time=01:00:00" in site.submit("--time", "01:00:00", SBATCH_ACCOUNT="a")
 
@@ -164,10 +164,10 @@ def test_the_sites_driver_and_processor_choose_the_image(
 ) -> None:
     site.write(OF_DRIVER.format(nodes, container))
     done = site.run("submit.py", "--cluster", "lab", "--dry-run")
-    assert f"submit: image {site.checkout}/containers/{image}" in done.stderr
+    assert f"apptrain: image {site.checkout}/containers/{image}" in done.stderr
     (site.checkout / "containers" / "image.sif").unlink(missing_ok=True)
     assert site.refused("--cluster", "lab").startswith(
-        f"submit: there is no image {site.checkout}/containers/{image}: make image"
+        f"apptrain: there is no image {site.checkout}/containers/{image}: make image"
         + {"image-cu128.sif": " STACK=cu128, or", "image-cu126.sif": " STACK=cu126, or"}.get(image, "")
         + {"image-aarch64.sif": " on a node with aarch64, or"}.get(image, "")
     )
@@ -197,15 +197,15 @@ def test_a_driver_that_is_too_old_is_refused_before_the_queue(
     site: Site, nodes: str, container: str, message: str
 ) -> None:
     site.write(OF_DRIVER.format(nodes, container))
-    assert site.refused("--cluster", "lab", "--dry-run") == f"submit: {message}"
+    assert site.refused("--cluster", "lab", "--dry-run") == f"apptrain: {message}"
     own = site.run("submit.py", "--cluster", "lab", "--dry-run", APPTRAIN_IMAGE="/ngc.sif")
-    assert (own.returncode, "submit: image /ngc.sif (not there" in own.stderr) == (0, True)
+    assert (own.returncode, "apptrain: image /ngc.sif (not there" in own.stderr) == (0, True)
 
 
 def test_a_stack_without_builds_for_the_processor_is_no_profile(site: Site) -> None:
     site.lab.write_text(OF_DRIVER.format("architecture: aarch64", "stack: cu128"))
     assert site.refused("clusters/lab.yaml", program="profiles.py") == (
-        "profiles: clusters/lab.yaml: container stack is cu128, which has no builds for aarch64: give cu132, or leave "
+        "apptrain: clusters/lab.yaml: container stack is cu128, which has no builds for aarch64: give cu132, or leave "
         "it out"
     )
 
@@ -364,20 +364,20 @@ WRITES = "or run `apptrain site -o {}` on your cluster's login node, which write
 def test_a_wish_that_cannot_be_is_refused(site: Site, arguments: list[str], message: str) -> None:
     site.write(SLURM)
     text = site.refused("--cluster", "lab", *arguments)
-    assert text == "submit: " + message.format(clusters=site.checkout / "clusters")
+    assert text == "apptrain: " + message.format(clusters=site.checkout / "clusters")
 
 
 def test_a_part_of_a_whole_node_is_refused(site: Site) -> None:
     site.write("scheduler: slurm\nnodes: {gpus: 4, whole: true}")
     assert site.refused("--cluster", "lab", "--gpus-per-node", "2") == (
-        "submit: --gpus-per-node 2: nodes of lab.yaml come whole, with 4: leave it out (fewer ranks: --nproc-per-node 2)"
+        "apptrain: --gpus-per-node 2: nodes of lab.yaml come whole, with 4: leave it out (fewer ranks: --nproc-per-node 2)"
     )
 
 
 def test_a_profile_that_does_not_describe_its_nodes_is_refused(site: Site) -> None:
     site.write("scheduler: slurm")
     assert site.refused("--cluster", "lab") == (
-        "submit: lab.yaml: nodes gpus is missing: say how many GPUs a node has, or 0"
+        "apptrain: lab.yaml: nodes gpus is missing: say how many GPUs a node has, or 0"
     )
 
 
@@ -385,24 +385,24 @@ def test_a_profile_that_was_changed_since_is_refused(site: Site) -> None:
     site.write(SLURM)
     site.lab.write_text(SLURM + "title: changed\n")
     assert site.refused("--cluster", "lab") == (
-        f"submit: --cluster lab: {site.lab.with_suffix('.host')} is not made from lab.yaml as that is now: make profiles"
+        f"apptrain: --cluster lab: {site.lab.with_suffix('.host')} is not made from lab.yaml as that is now: make profiles"
     )
 
 
 def test_a_job_that_could_not_start_is_not_submitted(site: Site) -> None:
     site.write(SLURM + "container: {stack: cu126}\n")
     assert site.refused("--cluster", "lab", PROJECT="x") == (
-        f"submit: there is no image {site.checkout}/containers/image-cu126.sif: "
+        f"apptrain: there is no image {site.checkout}/containers/image-cu126.sif: "
         "make image STACK=cu126, or give another with --image"
     )
     (site.bin / "sbatch").unlink()
     image = str(site.checkout / "containers" / "image.sif")
     url = "docker://nvcr.io/nvidia/pytorch:25.10-py3"
     assert site.refused("--cluster", "lab", PROJECT="x", APPTRAIN_IMAGE=url) == (
-        f"submit: {url}: an image is a file: apptainer pull image.sif {url}, then --image image.sif"
+        f"apptrain: {url}: an image is a file: apptainer pull image.sif {url}, then --image image.sif"
     )
     assert site.refused("--cluster", "lab", PROJECT="x", APPTRAIN_IMAGE=image) == (
-        "submit: sbatch is not in PATH: submit on a login node of that cluster"
+        "apptrain: sbatch is not in PATH: submit on a login node of that cluster"
     )
 
 
@@ -410,7 +410,7 @@ def test_what_qsub_cannot_carry_is_refused(site: Site) -> None:
     site.write(PBS)
     binds = "/a\n/b"
     assert site.refused("--cluster", "lab", WORK="/w", DATA="/d", APPTRAIN_BIND=binds) == (
-        "submit: APPTRAIN_BIND='/a\\n/b': qsub -v carries no commas, quotes, backslashes and line breaks: "
+        "apptrain: APPTRAIN_BIND='/a\\n/b': qsub -v carries no commas, quotes, backslashes and line breaks: "
         "use a path without them, or the profile"
     )
 
@@ -418,10 +418,10 @@ def test_what_qsub_cannot_carry_is_refused(site: Site) -> None:
 @pytest.mark.parametrize("program", ["submit.py", "profiles.py"])
 def test_wrong_options_end_with_64_and_help_with_0(site: Site, program: str) -> None:
     shown_as = {"submit.py": "apptrain submit", "profiles.py": "entrypoint/cli/profiles.py"}[program]
-    message = f"profiles: unrecognized arguments: --wrong: see `{shown_as} --help`"
+    message = f"apptrain: unrecognized arguments: --wrong: see `{shown_as} --help`"
     if program == "submit.py":
         message = (
-            "submit: --wrong: no option of submit, of a job or of sbatch or qsub (see apptrain submit --help; "
+            "apptrain: --wrong: no option of submit, of a job or of sbatch or qsub (see apptrain submit --help; "
             "sbatch or qsub gets it with --options=--wrong)"
         )
     assert site.refused("--wrong", program=program) == message

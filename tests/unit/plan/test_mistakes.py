@@ -34,7 +34,7 @@ COMMANDS = {
     "run": "apptrain",
     "plan --nodes a --node-rank 0 --device cpu": "apptrain",
     "launch --nodes a --node-rank 0 --device cpu": "apptrain",
-    "submit --cluster generic": "submit",
+    "submit --cluster generic": "apptrain",
 }
 """What takes a CMD, and in whose name it refuses one."""
 
@@ -92,25 +92,25 @@ TRIED = [
     Mistake(given="apptrain image --hlep", found="image --hlep: give one of build, fetch, verify, inspect: did you mean --help?", who="apptrain"),
     *(
         Mistake(given=f"apptrain {name} --hlep", found="unrecognized arguments: --hlep: did you mean --help?", who=who)
-        for name, who in (("launch", "apptrain"), ("plan", "apptrain"), ("check", "apptrain"), ("run", "apptrain"), ("demo", "apptrain"), ("doctor", "apptrain"), ("compare", "apptrain"), ("image build", "apptrain"), ("site", "site"))
+        for name, who in (("launch", "apptrain"), ("plan", "apptrain"), ("check", "apptrain"), ("run", "apptrain"), ("demo", "apptrain"), ("doctor", "apptrain"), ("compare", "apptrain"), ("image build", "apptrain"), ("site", "apptrain"))
     ),
-    Mistake(given="apptrain submit --cluster generic --hlep", found="--hlep: no option of submit, of a job or of sbatch: did you mean --help?", who="submit"),
+    Mistake(given="apptrain submit --cluster generic --hlep", found="--hlep: no option of submit, of a job or of sbatch: did you mean --help?"),
     Mistake(given="apptrain launch --help-al", found="unrecognized arguments: --help-al: did you mean --help-all?"),
     *(
         Mistake(given=f"apptrain {name} frobnicate", found=f"unrecognized arguments: frobnicate (CMD comes behind --): see `apptrain {name.split()[0]} --help`", who=who)
-        for name, who in (("launch", "apptrain"), ("plan", "apptrain"), ("run", "apptrain"), ("demo", "apptrain"), ("submit --cluster generic", "submit"))
+        for name, who in (("launch", "apptrain"), ("plan", "apptrain"), ("run", "apptrain"), ("demo", "apptrain"), ("submit --cluster generic", "apptrain"))
     ),
     Mistake(given="apptrain image fetch --stack cu999", found="image fetch: STACK=cu999: there is no such stack: give one of cu132, cu128, cu126", who="apptrain"),
     Mistake(given="apptrain image biuld", found="image biuld: give one of build, fetch, verify, inspect: did you mean build?", who="apptrain"),
     # what another command takes
     *(
         Mistake(given=f"apptrain {name} --help-all", found="all options: apptrain launch --help-all", who=who)
-        for name, who in (("run", "apptrain"), ("demo", "apptrain"), ("submit", "submit"))
+        for name, who in (("run", "apptrain"), ("demo", "apptrain"), ("submit", "apptrain"))
     ),
     Mistake(given="apptrain doctor --help-all", found="unrecognized arguments: --help-all: see `apptrain doctor --help`", who="apptrain"),
     *(
         Mistake(given=f"apptrain {words}", found=f"{option} is an option of run, submit and launch, not of {words.split()[0]}: see `apptrain {words.split()[0]} --help`", who=who)
-        for words, option, who in (("doctor --nodes 2", "--nodes", "apptrain"), ("compare --nodes 2 a b", "--nodes", "apptrain"), ("image build --nodes 2", "--nodes", "apptrain"), ("check --device cpu", "--device", "apptrain"), ("site --nodes 2", "--nodes", "site"))
+        for words, option, who in (("doctor --nodes 2", "--nodes", "apptrain"), ("compare --nodes 2 a b", "--nodes", "apptrain"), ("image build --nodes 2", "--nodes", "apptrain"), ("check --device cpu", "--device", "apptrain"), ("site --nodes 2", "--nodes", "apptrain"))
     ),
     Mistake(given="apptrain check --gpu", found="unrecognized arguments: --gpu: see `apptrain check --help`"),
     Mistake(given="apptrain plan --dry-run", found="--dry-run is an option of submit, not of plan: see `apptrain plan --help`"),
@@ -123,15 +123,15 @@ TRIED = [
     Mistake(given="apptrain demo --cluster lab", found="--cluster is of submit: did you mean `apptrain submit --cluster lab`?"),
     Mistake(given="apptrain doctor --cluster lab", found="unrecognized arguments: --cluster lab: did you mean --profile?", who="apptrain"),
     Mistake(given="apptrain plan --cluster=lab", found="unrecognized arguments: --cluster=lab: did you mean --profile?"),
-    Mistake(given="apptrain submit --tasks-per-node 2", found="--tasks-per-node is an option of run, not of submit: see `apptrain submit --help`", who="submit"),
+    Mistake(given="apptrain submit --tasks-per-node 2", found="--tasks-per-node is an option of run, not of submit: see `apptrain submit --help`"),
     Mistake(given="apptrain doctor my_script.py", found="doctor takes no script: did you mean `apptrain run -- my_script.py`?", who="apptrain"),
     Mistake(given="apptrain check my_script.py --lr 1", found="check takes no script: did you mean `apptrain run -- my_script.py --lr 1`?"),
     Mistake(given="apptrain check frobnicate", found="unrecognized arguments: frobnicate: see `apptrain check --help`"),
     Mistake(given="apptrain compare --x", found="unrecognized arguments: --x: see `apptrain compare --help`", who="apptrain"),
-    Mistake(given="apptrain site mine.yaml", found="unrecognized arguments: mine.yaml: did you mean -o mine.yaml?", who="site"),
-    Mistake(given="apptrain submit perlmutter my_script.py", found="perlmutter stands without --cluster: did you mean `apptrain submit --cluster perlmutter -- my_script.py`?", who="submit"),
-    Mistake(given="apptrain submit generic --nodes 4 -- my_script.py", found="generic stands without --cluster: did you mean `apptrain submit --cluster generic --nodes 4 -- my_script.py`?", who="submit"),
-    Mistake(given="apptrain submit --cluster ./x.yaml -- my_script.py", found="--cluster ./x.yaml: there is no x.yaml: check the path, or run `apptrain site -o x.yaml` on your cluster's login node, which writes one", who="submit"),
+    Mistake(given="apptrain site mine.yaml", found="unrecognized arguments: mine.yaml: did you mean -o mine.yaml?"),
+    Mistake(given="apptrain submit perlmutter my_script.py", found="perlmutter stands without --cluster: did you mean `apptrain submit --cluster perlmutter -- my_script.py`?"),
+    Mistake(given="apptrain submit generic --nodes 4 -- my_script.py", found="generic stands without --cluster: did you mean `apptrain submit --cluster generic --nodes 4 -- my_script.py`?"),
+    Mistake(given="apptrain submit --cluster ./x.yaml -- my_script.py", found="--cluster ./x.yaml: there is no x.yaml: check the path, or run `apptrain site -o x.yaml` on your cluster's login node, which writes one"),
     Mistake(given="apptrain run --image my_script.py", found="my_script.py is no image: did you mean `apptrain run --image -- my_script.py`?", who="apptrain"),
     Mistake(given="apptrain run --image my_script.py --lr 1 --nodes 2", found="my_script.py is no image: did you mean `apptrain run --nodes 2 --image -- my_script.py --lr 1`?", who="apptrain"),
     Mistake(given="apptrain run --no-python --image=run.sh -- a", found="run.sh is no image: did you mean `apptrain run --no-python --image -- run.sh a`?", who="apptrain"),
@@ -184,7 +184,7 @@ TRIED = [
     Mistake(given="apptrain run --standalone -- my_script.py", found="--standalone is torchrun's: leave it out: apptrain run --nodes 1 starts one node, and brings its ranks together"),
     Mistake(given="apptrain run --local_ranks_filter=0 -- my_script.py", found="--local_ranks_filter is torchrun's: leave it out: --show-ranks 0 shows rank 0's output alone"),
     Mistake(given="apptrain plan --role trainer -- my_script.py", found="--role is torchrun's: leave it out: nothing here needs it"),
-    Mistake(given="apptrain submit --cluster generic --tee 3 -- my_script.py", found="--tee is torchrun's: leave it out: each rank's output is shown, and kept in RUN/logs (--run-dir); --show-ranks 0 shows rank 0's alone", who="submit"),
+    Mistake(given="apptrain submit --cluster generic --tee 3 -- my_script.py", found="--tee is torchrun's: leave it out: each rank's output is shown, and kept in RUN/logs (--run-dir); --show-ranks 0 shows rank 0's alone"),
     # options and values
     Mistake(given="apptrain run --nproc 2 -- my_script.py", found="unrecognized arguments: --nproc 2: did you mean --nproc-per-node?"),
     Mistake(given="apptrain run -n 2 -- my_script.py", found="unrecognized arguments: -n 2: did you mean --nodes or --nproc-per-node?"),
@@ -217,27 +217,27 @@ TRIED = [
     Mistake(given="apptrain rerun nothere", found="there is no directory nothere: give a run directory, such as runs/NAME-ID", who="apptrain"),
     Mistake(given="apptrain rerun data", found="data cannot be run again: manifest.json: No such file or directory: give a run directory, such as runs/NAME-ID", who="apptrain"),
     # a submission
-    Mistake(given="apptrain submit -- my_script.py", found="--cluster is missing: give one of delta, derecho, gadi, generic, generic-pbs, gwdg-grete, isambard-ai, leonardo, perlmutter, polaris, snellius, vista, or the path of a profile, or run `apptrain site -o {checkout}/clusters/mine.yaml` on your cluster's login node, which writes one", who="submit"),
-    Mistake(given="apptrain submit --cluster perlmuter -- my_script.py", found="--cluster perlmuter: there is no {checkout}/clusters/perlmuter.yaml: did you mean perlmutter?", who="submit"),
-    Mistake(given="apptrain submit --cluster generic --node 8 -- my_script.py", found="--node: no option of submit, of a job or of sbatch: did you mean --nodes or --node-rank?", who="submit"),
-    Mistake(given="apptrain submit --cluster generic --gpu 4 -- my_script.py", found="--gpu: no option of submit, of a job or of sbatch: did you mean --gpus-per-node or --gpu-bind?", who="submit"),
-    Mistake(given="apptrain submit --cluster generic --device cpu my_script.py --lr 1", found="my_script.py stands before --: did you mean `apptrain submit --cluster generic --device cpu -- my_script.py --lr 1`?", who="submit"),
-    Mistake(given="apptrain submit --cluster generic -- nothere.py", found="CMD nothere.py does not exist in {folder}: check the spelling; a module is given as -m NAME, a program that is no Python script needs --no-python", who="submit"),
-    Mistake(given="apptrain submit --cluster generic -- torchrun my_script.py", found="CMD begins with torchrun: leave it and its options out, apptrain starts the ranks: -- my_script.py", who="submit"),
-    Mistake(given="apptrain submit --cluster generic --nproc-per-node 8 -- my_script.py", found="8 ranks on a node, but this task sees 1 GPU (--gpus): request more GPUs per node, or start fewer ranks", who="submit"),
-    Mistake(given="apptrain submit --cluster generic --gpus-per-node 8 -- my_script.py", found="--gpus-per-node 8: a node of generic.yaml has 1: ask for more nodes", who="submit"),
-    Mistake(given="apptrain submit --cluster generic --time 00:02:00 -- my_script.py", found="--time 00:02:00: the ranks are asked to save 120 s before its end, which is before it begins: ask for more time, or warn later with --options=--signal=B:USR2@SECONDS", who="submit"),
-    Mistake(given="apptrain submit --cluster generic --run-dir of-another -- my_script.py", found="the run directory {folder}/of-another is that of other.py, not of my_script.py: give another with --run-dir, or, where that is its new name, remove {folder}/of-another/manifest.json", who="submit"),
-    Mistake(given="apptrain submit --cluster generic --nnodes 3 -- my_script.py", found="--nnodes 3, but this step has 2 nodes: request as many nodes as you want to use", who="submit"),
-    Mistake(given="apptrain submit --cluster generic --stop-before 60 -- my_script.py", found="--stop-before 60: under Slurm it is sbatch --signal=B:USR2@SECONDS", who="submit"),
+    Mistake(given="apptrain submit -- my_script.py", found="--cluster is missing: give one of delta, derecho, gadi, generic, generic-pbs, gwdg-grete, isambard-ai, leonardo, perlmutter, polaris, snellius, vista, or the path of a profile, or run `apptrain site -o {checkout}/clusters/mine.yaml` on your cluster's login node, which writes one"),
+    Mistake(given="apptrain submit --cluster perlmuter -- my_script.py", found="--cluster perlmuter: there is no {checkout}/clusters/perlmuter.yaml: did you mean perlmutter?"),
+    Mistake(given="apptrain submit --cluster generic --node 8 -- my_script.py", found="--node: no option of submit, of a job or of sbatch: did you mean --nodes or --node-rank?"),
+    Mistake(given="apptrain submit --cluster generic --gpu 4 -- my_script.py", found="--gpu: no option of submit, of a job or of sbatch: did you mean --gpus-per-node or --gpu-bind?"),
+    Mistake(given="apptrain submit --cluster generic --device cpu my_script.py --lr 1", found="my_script.py stands before --: did you mean `apptrain submit --cluster generic --device cpu -- my_script.py --lr 1`?"),
+    Mistake(given="apptrain submit --cluster generic -- nothere.py", found="CMD nothere.py does not exist in {folder}: check the spelling; a module is given as -m NAME, a program that is no Python script needs --no-python"),
+    Mistake(given="apptrain submit --cluster generic -- torchrun my_script.py", found="CMD begins with torchrun: leave it and its options out, apptrain starts the ranks: -- my_script.py"),
+    Mistake(given="apptrain submit --cluster generic --nproc-per-node 8 -- my_script.py", found="8 ranks on a node, but this task sees 1 GPU (--gpus): request more GPUs per node, or start fewer ranks"),
+    Mistake(given="apptrain submit --cluster generic --gpus-per-node 8 -- my_script.py", found="--gpus-per-node 8: a node of generic.yaml has 1: ask for more nodes"),
+    Mistake(given="apptrain submit --cluster generic --time 00:02:00 -- my_script.py", found="--time 00:02:00: the ranks are asked to save 120 s before its end, which is before it begins: ask for more time, or warn later with --options=--signal=B:USR2@SECONDS"),
+    Mistake(given="apptrain submit --cluster generic --run-dir of-another -- my_script.py", found="the run directory {folder}/of-another is that of other.py, not of my_script.py: give another with --run-dir, or, where that is its new name, remove {folder}/of-another/manifest.json"),
+    Mistake(given="apptrain submit --cluster generic --nnodes 3 -- my_script.py", found="--nnodes 3, but this step has 2 nodes: request as many nodes as you want to use"),
+    Mistake(given="apptrain submit --cluster generic --stop-before 60 -- my_script.py", found="--stop-before 60: under Slurm it is sbatch --signal=B:USR2@SECONDS"),
     Mistake(given="apptrain run --doctor --on-failure requeue", found="--doctor looks once: leave --on-failure requeue out"),
-    Mistake(given="apptrain submit --cluster generic --on-failure restat -- my_script.py", found="--on-failure=restat: must be one of stop, requeue, restart: did you mean restart?", who="submit"),
-    Mistake(given="apptrain submit --cluster generic -- -m train --config digits step=2", found="train: override: unknown key 'step': did you mean steps? (python -m train --help lists the keys)", who="submit"),
-    Mistake(given="apptrain submit --cluster my.yaml -- my_script.py", found="my.yaml: request: unknown key patition: did you mean partition?", who="submit"),
-    Mistake(given="apptrain submit --cluster good.yaml -- my_script.py", found="--cluster good.yaml: good.host is not made from good.yaml as that is now: make -C {checkout} profiles PROFILE='{folder}/good.yaml'", who="submit"),
-    Mistake(given="apptrain submit --cluster generic -- my_script.py", found="there is no image {folder}/none.sif: make -C {checkout} image, or give another with --image", who="submit"),
-    Mistake(given="apptrain submit --follow my_job", found="--follow my_job: give a job's id, as sbatch or qsub has printed it", who="submit"),
-    Mistake(given="apptrain submit --follow 123", found="--follow: neither scontrol nor qstat is in PATH: follow a job on a login node of its cluster", who="submit"),
+    Mistake(given="apptrain submit --cluster generic --on-failure restat -- my_script.py", found="--on-failure=restat: must be one of stop, requeue, restart: did you mean restart?"),
+    Mistake(given="apptrain submit --cluster generic -- -m train --config digits step=2", found="train: override: unknown key 'step': did you mean steps? (python -m train --help lists the keys)"),
+    Mistake(given="apptrain submit --cluster my.yaml -- my_script.py", found="my.yaml: request: unknown key patition: did you mean partition?"),
+    Mistake(given="apptrain submit --cluster good.yaml -- my_script.py", found="--cluster good.yaml: good.host is not made from good.yaml as that is now: make -C {checkout} profiles PROFILE='{folder}/good.yaml'"),
+    Mistake(given="apptrain submit --cluster generic -- my_script.py", found="there is no image {folder}/none.sif: make -C {checkout} image, or give another with --image"),
+    Mistake(given="apptrain submit --follow my_job", found="--follow my_job: give a job's id, as sbatch or qsub has printed it"),
+    Mistake(given="apptrain submit --follow 123", found="--follow: neither scontrol nor qstat is in PATH: follow a job on a login node of its cluster"),
     # a job script that nobody submitted, before an image is there
     *(
         Mistake(given=f"bash {{checkout}}/slurm/multinode.sbatch{words}", found="this is no Slurm job: sbatch slurm/multinode.sbatch, or salloc and then bash slurm/multinode.sbatch", who="apptrain")
@@ -257,8 +257,8 @@ TRIED = [
     Mistake(given="make -C {checkout} demo my_script.py", found="*** my_script.py: no target has this name: did you mean ./apptrain run -- my_script.py?.  Stop.", who="Makefile", status=2),
     Mistake(given="make -C {checkout} submit CLUSTER=generic README.md", found="*** README.md: no target has this name: make help lists them.  Stop.", who="Makefile", status=2),
     Mistake(given="make -C {checkout} demo IN=imge", found="*** IN=imge: give IN=venv or IN=image.  Stop.", who="Makefile", status=2),
-    Mistake(given="make -C {checkout} submit CLUSTER=generic ARGS=nothere.py", found="unrecognized arguments: nothere.py (CMD comes behind --): see `apptrain submit --help`", who="submit", status=2),
-    Mistake(given="make -C {checkout} submit CLUSTER=generic ARGS='-- nothere.py'", found="CMD nothere.py does not exist in {checkout}: check the spelling; a module is given as -m NAME, a program that is no Python script needs --no-python", who="submit", status=2),
+    Mistake(given="make -C {checkout} submit CLUSTER=generic ARGS=nothere.py", found="unrecognized arguments: nothere.py (CMD comes behind --): see `apptrain submit --help`", status=2),
+    Mistake(given="make -C {checkout} submit CLUSTER=generic ARGS='-- nothere.py'", found="CMD nothere.py does not exist in {checkout}: check the spelling; a module is given as -m NAME, a program that is no Python script needs --no-python", status=2),
 ]  # fmt: skip
 
 
@@ -336,11 +336,11 @@ def test_a_submission_that_is_right_says_what_will_run_and_is_made(user: User) -
     done = user.run("apptrain submit --cluster generic --nodes 3 -- my_script.py --lr 1")
     assert done.returncode == 0
     assert done.stderr == (
-        "submit: 3 nodes x 1 rank on cuda, mode torchrun\n"
-        f"submit: runs my_script.py --lr 1 in {user.folder}\n"
-        f"submit: image {user.folder}/none.sif\n"
-        f"submit: run directory {user.folder}/runs/NAME-JOB\n"
-        "submit: generic.yaml was never run there (tested is empty): check this:\n"
+        "apptrain: 3 nodes x 1 rank on cuda, mode torchrun\n"
+        f"apptrain: runs my_script.py --lr 1 in {user.folder}\n"
+        f"apptrain: image {user.folder}/none.sif\n"
+        f"apptrain: run directory {user.folder}/runs/NAME-JOB\n"
+        "apptrain: generic.yaml was never run there (tested is empty): check this:\n"
     )
     (call,) = user.started()
     assert call.endswith("slurm/multinode.sbatch --profile generic -- my_script.py --lr 1")

@@ -72,7 +72,7 @@ def test_a_profile_is_read_with_the_python_that_is_there_and_nothing_is_installe
         ["make", "profiles"], cwd=CHECKOUT, env=env, capture_output=True, text=True, timeout=60
     )
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert "profiles: generic: " in ended.stdout
+    assert "apptrain: generic: " in ended.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -108,7 +108,7 @@ def test_a_script_beside_which_make_was_called_is_not_looked_for_in_the_checkout
     (folder / "my_script.py").touch()
     done = submitted(folder, "--device cpu -- my_script.py --lr 0.1")
     line = f"{CHECKOUT}/apptrain submit --dry-run --cluster generic --nodes 2 --device cpu -- my_script.py --lr 0.1"
-    message = f"submit: CMD my_script.py is in {folder} and not in {CHECKOUT}, where make submits from: there, `{line}`"
+    message = f"apptrain: CMD my_script.py is in {folder} and not in {CHECKOUT}, where make submits from: there, `{line}`"
     assert (done.returncode, done.stdout, done.stderr.splitlines()[0]) == (2, "", message)
     shown = subprocess.run(
         ["bash", "-c", done.stderr.split("`")[1]],
@@ -119,7 +119,7 @@ def test_a_script_beside_which_make_was_called_is_not_looked_for_in_the_checkout
         timeout=60,
         check=True,
     )
-    assert f"submit: runs my_script.py --lr 0.1 in {folder}" in shown.stderr.splitlines()
+    assert f"apptrain: runs my_script.py --lr 0.1 in {folder}" in shown.stderr.splitlines()
     assert not (folder / "planted").exists()
 
 
@@ -127,5 +127,5 @@ def test_a_script_that_is_nowhere_is_said_to_be_missing_in_the_checkout(tmp_path
     done = submitted(tmp_path, "-- no_script.py")
     assert (done.returncode, done.stderr.partition(": check")[0]) == (
         2,
-        f"submit: CMD no_script.py does not exist in {CHECKOUT}",
+        f"apptrain: CMD no_script.py does not exist in {CHECKOUT}",
     )
