@@ -51,6 +51,7 @@ afterwards
   compare  {compare}:
            {us} compare RUN RUN
   rerun    {rerun}
+  report   {report}
 
 inside a job
   plan     {plan}
@@ -131,6 +132,8 @@ def _run(arguments: list[str]) -> int:
         return _compare(rest)
     if name == "rerun":
         return _rerun(rest)
+    if name == "report":
+        return _report(rest)
     if name == "site":
         _need_checkout(name)
         from entrypoint.cli import site
@@ -328,6 +331,38 @@ def _rerun(arguments: list[str]) -> int:
     from entrypoint.record import rerun
 
     return rerun.main(Path(given.run), HOME, given.cluster, os.environ, _run if given.go else None)
+
+
+def _report(arguments: list[str]) -> int:
+    parser = parser_class()(
+        prog="apptrain report",
+        usage="apptrain report RUN [-o FILE] [--compare OTHER] [--bundle]",
+        description="Write one HTML page about a run directory: how it ended, its time line, curves, steps, "
+        "ranks, nodes and settings. It needs no network and no other file. Secrets are replaced.",
+        epilog=f"exit status: 0 written, {BAD_INPUT} not a run directory, or FILE cannot be written\n\n"
+        "More: docs/compare.md",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", metavar="RUN", help="a run directory")
+    parser.add_argument(
+        "-o",
+        dest="out",
+        default="",
+        metavar="FILE",
+        help="what to write (default: RUN/report.html, with --bundle RUN-support.tar.gz)",
+    )
+    parser.add_argument("--compare", default="", metavar="OTHER", help="also say what differs from this run")
+    parser.add_argument(
+        "--bundle",
+        action="store_true",
+        help="write an archive for a support desk instead: report, manifest, plans, logs, stacks; "
+        "no key, no secrets, no checkpoints",
+    )
+    given = parser.parse_args(arguments)
+    from entrypoint.report import command
+
+    return command.main(Path(given.run), given.out, bundled=given.bundle, other=given.compare, env=os.environ)
 
 
 # --- the image ----------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ COMMANDS = {
     "check": "print torch, CUDA, NCCL and the devices here, and whether they fit",
     "doctor": "say what would keep jobs from working",
     "rerun": "print the command that does a run again here, and what cannot be had",
+    "report": "write one page about a run, or an archive for a support desk",
     "compare": "say what differs between runs, and whether it explains their numbers",
 }
 TAKE_CMD = ("demo", "run", "submit", "plan", "launch")

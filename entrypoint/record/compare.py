@@ -71,19 +71,19 @@ class Pair:
         }
 
     def in_words(self) -> list[str]:
-        rows = [(_shown(one.name), *map(_shown, one.values)) for one in self.differ]
+        rows = [(in_short(one.name), *map(in_short, one.values)) for one in self.differ]
         widths = [max((len(row[at]) for row in rows), default=0) for at in (0, 1)]
         return [
             f"{self.runs[0]} and {self.runs[1]}",
             f"equal: {', '.join(self.equal) or 'nothing that is known'}",
             "different:" if rows else "different: nothing that is known",
             *(f"  {name:{widths[0]}}  {a:{widths[1]}}  {b}".rstrip() for name, a, b in rows),
-            self._in_steps(),
-            *(f"because of {_shown(one.name)}: {one.rule}" for one in self.explained),
+            self.in_steps(),
+            *(f"because of {in_short(one.name)}: {one.rule}" for one in self.explained),
             *([OPEN] if self.verdict == "unexplained" else []),
         ]
 
-    def _in_steps(self) -> str:
+    def in_steps(self) -> str:
         found = self.parting
         if found.first is not None and found.values is not None:
             a, b = found.values
@@ -160,7 +160,8 @@ def _finite(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _shown(value: object) -> str:
+def in_short(value: object) -> str:
+    """As much of a value as a table has room for."""
     if value is None:
         return "unknown"
     text = plain(", ".join(map(str, value)) if isinstance(value, (list, tuple)) else str(value))

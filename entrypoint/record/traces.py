@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -64,11 +65,15 @@ class Series(Mapping[int, float]):
         """Each value as the integer that has the same 64 bits."""
         return array("q", self.floats.tobytes())
 
+    def append(self, step: int, value: float) -> None:
+        """Adds the value of a step behind the last one."""
+        self.steps.append(step)
+        self.floats.append(value)
+
     def put(self, step: int, value: float) -> None:
         """Adds a value, or replaces that of the step. Raises ValueError if the steps are in no order."""
         if not self.steps or step > self.steps[-1]:
-            self.steps.append(step)
-            self.floats.append(value)
+            self.append(step, value)
             return
         at = bisect_left(self.steps, step)
         if self.steps[at] == step:
@@ -97,10 +102,24 @@ def read(path: Path) -> Trace:
 
     Raises OSError if the file cannot be read, and ValueError if it is no trace.
     """
-    found = {name: Series() for name in SERIES}
-    odd = 0
+    found = empty(SERIES)
+    fill(found, path)
+    return found
+
+
+def empty(names: Iterable[str]) -> Trace:
+    """A trace to fill: these numbers of each step."""
+    return {name: Series() for name in names}
+
+
+def fill(found: Trace, path: Path, seconds: float = math.inf) -> bool:
+    """Reads into a trace, as `read` does; what stands before a refused line stays in it. Returns False if the
+    time was too short for the whole file."""
+    odd, top, late = 0, -LAST_STEP, time.monotonic() + seconds
     with files.open_regular(path) as file:
         for number, line in enumerate(_lines(file), 1):
+            if number % 4096 == 0 and time.monotonic() > late:
+                return False
             try:
                 row = _row(line)
                 if row is None:
@@ -108,10 +127,10 @@ def read(path: Path) -> Trace:
                     if odd > MOST_ODD:
                         raise ValueError(f"more than {MOST_ODD} lines have no step")
                     continue
-                _add(found, row)
+                top = _add(found, row, top)
             except ValueError as error:
                 raise ValueError(f"line {number}: {error}") from None
-    return found
+    return True
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
@@ -125,23 +144,33 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
         yield b""
 
 
-def _add(found: Trace, row: Mapping[str, Any]) -> None:
-    step = row["step"]
+def _add(found: Trace, row: Mapping[str, Any], top: int) -> int:
+    """Adds what a line says. `top`: the highest step so far; returns that with this line."""
+    step: int = row["step"]
     if not -LAST_STEP <= step <= LAST_STEP:
         raise ValueError("step has more than 63 bits")
+    if step > top:
+        for name in found.keys() & row.keys():
+            value = row[name]
+            if type(value) is float or type(value) is int:
+                found[name].append(step, float(value))
+        return step
     if "loss" in row:
         for series in found.values():
             series.forget_from(step)
     for name, series in found.items():
-        if name in row and type(row[name]) in (int, float):
-            series.put(step, float(row[name]))
+        value = row.get(name)
+        if type(value) is float or type(value) is int:
+            series.put(step, float(value))
+    return top
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
     """The object in a line, if it has a step. Raises ValueError for a number that no float can hold."""
     try:
         text = line.decode("utf-8").strip()
-        row, end = _JSON.raw_decode(text)
+        decoder = _JSON if len(text) > MOST_DIGITS else _SHORT
+        row, end = decoder.raw_decode(text)
     except _TooLong:
         raise
     except (ValueError, RecursionError):
@@ -162,6 +191,8 @@ def _whole(text: str) -> int:
 
 
 _JSON = json.JSONDecoder(parse_int=_whole)
+_SHORT = json.JSONDecoder()
+"""For a line in which no number can have too many digits: it calls no Python for each whole number."""
 
 
 @dataclass(frozen=True)

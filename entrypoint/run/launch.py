@@ -181,6 +181,9 @@ class _Session:
         """The very last act: the host half learns what follows. Whatever keeps us from it, it finds out
         itself."""
         given = self._given
+        is_first = not given.plan.place and not given.plan.local_rank
+        if last is not None and is_first and self.signals.end is None:
+            self._report(last)
         where = handover.folder(given.env)
         if where is None or given.plan.local_rank:
             return
@@ -191,6 +194,13 @@ class _Session:
             conclude.leave(where, given.plan.attempt, run, given.plan.place, asked, lost)
         except (OSError, Refusal, ValueError) as error:
             self._voice.say(f"what follows is left to the job script: {error}")
+
+    def _report(self, last: FinishedAttempt) -> None:
+        """Leaves the page about a run of the reference program. How the job ends does not depend on it."""
+        from entrypoint.report import command  # not before the ranks start: nothing else needs it
+
+        if why := command.leave(last.run_dir.path, last.plan.attempt, self._given.env):
+            self._voice.say(f"no report of the run was written: {why}: apptrain report writes it")
 
     async def _why_final(self, ended: FinishedAttempt) -> str:
         """Why nothing may follow this failure; empty where something may. This node may be the only one that

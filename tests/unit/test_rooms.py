@@ -15,6 +15,7 @@ ROOMS = [
     "node",
     "record",
     "job",
+    "report",
     "batch",
     "meet",
     "doctor",
