@@ -18,7 +18,7 @@ from entrypoint.record.traces import Series
 from entrypoint.report import charts, command, facts, page
 
 BEGAN = "2026-01-01T00:01:00+00:00"
-SECRET = "hf_abcdefghijklmnop"
+SECRET = "hf_" + "abcdefghijklmnopqr" + "0123456789"
 EVIL = "<script>alert(1)</script>"
 KEY = "0123456789abcdef" * 4
 
