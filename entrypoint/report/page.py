@@ -65,13 +65,14 @@ table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:t
 th,td{text-align:left;vertical-align:top;padding:.2rem .8rem .2rem 0;border-bottom:1px solid var(--line)}
 th{color:var(--dim);font-weight:500}.wide{overflow-x:auto}.wide th,.wide td{overflow-wrap:normal}
 .wide td{min-width:4.5rem}td.n,th.n{text-align:right;white-space:nowrap}.pairs th{width:11rem}
+.when td:last-child{width:100%}.wide th{overflow-wrap:normal}
 .when td:first-child,.when td:nth-child(2){white-space:nowrap}
 pre{margin:.4rem 0;padding:.6rem;background:var(--soft);
 font:13px/1.45 ui-monospace,"DejaVu Sans Mono",monospace;
 white-space:pre-wrap}
 details{margin:.4rem 0}summary{cursor:pointer;font-weight:600}
 @media (max-width:40rem){
-.wide th,.wide td{overflow-wrap:anywhere;min-width:0;padding-right:.4rem;font-size:.8rem}
+.wide td{overflow-wrap:anywhere}.wide th,.wide td{min-width:0;padding-right:.4rem;font-size:.8rem}
 .wide.when td:first-child{white-space:normal;overflow-wrap:normal;min-width:4.8rem}
 .wide td.n,.wide th.n{white-space:normal}.stack thead{display:none}.stack tr{display:block;padding:.3rem 0;
 border-bottom:1px solid var(--line)}.wide.stack td{display:block;border:0;padding:0;font-size:.9rem}
@@ -99,6 +100,8 @@ MOST_ATTEMPTS = 30
 FEW = 16
 """Ranks whose table is not folded."""
 MOST_BARS = 512
+FEWEST_STEPS = 20
+"""With less there is no distribution."""
 MOST_NODES = 12
 """Names of nodes that are listed one by one."""
 STRAGGLES = 1.25
@@ -376,8 +379,9 @@ def _single(step: int, value: float) -> Series:
 def _step_times(found: RunFacts) -> str:
     batch = number(found.config, "batch_size")
     rates = [rate for rate in found.trace["images_per_s"].floats if math.isfinite(rate) and rate > 0]
-    if not batch or batch <= 0 or len(rates) < 5:
-        return ""
+    parts = _step_parts(found)
+    if not batch or batch <= 0 or len(rates) < FEWEST_STEPS:
+        return f'<h2>Steps</h2><div class="charts">{parts}</div>' if parts else ""
     times = sorted(batch / rate for rate in rates)
     at = {share: times[min(len(times) - 1, int(share * len(times)))] for share in (0.5, 0.95, 0.99)}
     low, high = times[0], max(at[0.99], times[0] * 1.001)
@@ -396,7 +400,7 @@ def _step_times(found: RunFacts) -> str:
     chart = charts.bars(
         "Step times", [factor * edge for edge in edges], counts, x_label=f"{unit} a step", said=said
     )
-    return f'<h2>Steps</h2><div class="charts">{chart}{_step_parts(found)}</div>'
+    return f'<h2>Steps</h2><div class="charts">{chart}{parts}</div>'
 
 
 def _step_parts(found: RunFacts) -> str:
@@ -437,7 +441,7 @@ def _ranks(found: RunFacts) -> str:
         return ""
     named = stragglers(ranks)
     said = "".join(f"<li>{_safe(line)}</li>" for line in named[:20])
-    verdict = f"<ul>{said}</ul>" if said else "<p>No rank stands out.</p>"
+    verdict = f"<ul>{said}</ul>" if said else "<p>No rank stands out.</p>" if len(ranks) > 1 else ""
     slowest = sorted(ranks, key=lambda rank: number(rank, "images_per_s") or 0.0)
     few = ranks if len(ranks) <= MOST_ROWS else slowest[:MOST_ROWS]
     rows = [
@@ -595,7 +599,7 @@ def _nodes(found: RunFacts) -> str:
         names = found.node_names
         return f"<h2>Nodes</h2><p>{_names(names)}</p>" if names else ""
     heads = ["nodes", "CPUs", "memory", "GPUs", "driver", "kernel"]
-    return f"<h2>Nodes</h2>{_table(heads, rows, is_html=True)}"
+    return f"<h2>Nodes</h2>{_table(heads, rows, is_html=True, style='stack')}"
 
 
 def _names(names: Sequence[str]) -> str:
