@@ -24,6 +24,10 @@ LOG_FROM = 50.0
 """A series of positive numbers whose largest is that many times its least has a logarithmic scale."""
 
 
+LONGEST = 1e10
+"""Seconds, 300 years."""
+
+
 @dataclass(frozen=True)
 class Point:
     x: float
@@ -43,8 +47,15 @@ def shown(value: float) -> str:
     return f"{value:.4g}"
 
 
+def percent_of(share: float) -> str:
+    """`97.50 %` of 0.975."""
+    return f"{100 * share:.2f} %" if abs(share) < 100 else f"{shown(100 * share)} %"
+
+
 def duration(seconds: float) -> str:
-    """`0.25 s`, `12.3 s`, `4 min 05 s`, `3 h 20 min`, `2 d 4 h`."""
+    """`250 ms`, `12.3 s`, `4 min 05 s`, `3 h 20 min`, `2 d 4 h`; `very long` for what no run takes."""
+    if seconds >= LONGEST:
+        return "very long"
     if seconds < 1:
         return f"{1000 * seconds:.3g} ms" if seconds else "0 s"
     if seconds < 60:
@@ -173,7 +184,7 @@ def _in_words(name: str, series: Series, unit: str, percent: bool) -> str:
     odd = len(series) - len(values)
 
     def said(value: float) -> str:
-        return f"{100 * value:.2f} %" if percent else f"{shown(value)}{unit}"
+        return percent_of(value) if percent else f"{shown(value)}{unit}"
 
     if len(values) == 1:
         return f"{name}: {said(values[0])} at step {series.last}"

@@ -34,6 +34,8 @@ MOST_LOG = 1 << 20
 """Bytes of a log's beginning and of its end."""
 MOST_LINES = 150
 """Lines of what the launcher said, at its beginning and at its end."""
+LONGEST_PART = 1e7
+"""Seconds of a part of a start; what is longer is none."""
 TAIL = 40
 """Last lines of the log of a rank that failed."""
 LONGEST = 400
@@ -68,7 +70,11 @@ class AttemptFacts:
     def parts(self) -> dict[str, float]:
         """Seconds of the start, by the names of its parts."""
         found = {name: number(self.known.get("start"), name) for name in self.known.get("start") or {}}
-        return {str(plain(name)): value for name, value in found.items() if value is not None and value >= 0}
+        return {
+            str(plain(name)): value
+            for name, value in found.items()
+            if value is not None and 0 <= value < LONGEST_PART
+        }
 
     @property
     def recorded(self) -> float | None:

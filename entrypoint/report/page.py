@@ -22,7 +22,7 @@ from entrypoint.core.plain import counted, plain
 from entrypoint.record.compare import Pair, in_short
 from entrypoint.record.traces import Series
 from entrypoint.report import charts
-from entrypoint.report.charts import Part, duration, shown
+from entrypoint.report.charts import Part, duration, percent_of, shown
 from entrypoint.report.facts import AttemptFacts, RunFacts, moment, number, text, texts
 
 STYLE = """
@@ -176,7 +176,7 @@ def _achieved(found: RunFacts) -> str:
     result, words = found.result, []
     accuracy, steps = number(result, "accuracy"), number(result, "steps")
     if accuracy is not None:
-        words.append(f"{text(result, 'split') or 'the'} accuracy {100 * accuracy:.2f} %")
+        words.append(f"{text(result, 'split') or 'the'} accuracy {percent_of(accuracy)}")
     if steps is not None:
         words.append(f"after {counted(int(steps), 'step')}")
     times = [one.began or one.recorded for one in found.attempts]
@@ -200,8 +200,8 @@ def _tiles(found: RunFacts) -> str:
         if value is not None:
             tiles.append((name, shape(value)))
 
-    add("accuracy", "accuracy", lambda value: f"{100 * value:.2f} %")
-    add("steps", "steps", lambda value: f"{value:.0f}")
+    add("accuracy", "accuracy", percent_of)
+    add("steps", "steps", lambda value: f"{value:.0f}" if abs(value) < 1e15 else shown(value))
     add("images/s", "images_per_s", shown)
     add("training", "train_s", duration)
     add("to the first step", "first_step_s", duration)

@@ -233,6 +233,7 @@ def test_a_page_says_how_the_run_ended_and_shows_what_is_left(
         assert word in html
     assert SECRET not in html
     assert not re.search(r"[^\n\x20-\x7e\x80-\uffff]|\u202e|https?:|nan[,\"<]|inf[,\"<]", html)
+    assert not re.search(r"[0-9]{40}", html)
     tags = _Tags()
     tags.feed(html)
     assert tags.open == []
