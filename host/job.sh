@@ -39,7 +39,7 @@
 #        goes_on           nodes may be lost on the way
 #        no_chain          why no job may follow
 #        stage, stage_bytes, stage_id, stage_digest, stage_needs, stage_least, stage_by_name,
-#        each_node         how the nodes get the image (host/staging.sh)
+#        stage_named, each_node         how the nodes get the image (host/staging.sh)
 # Needs: bash 4.2 and coreutils.
 LC_ALL=C # bytes, not characters; srun's messages in English
 # shellcheck source=host/common.sh
@@ -269,7 +269,8 @@ read_answer() {
             run_dir=* | attempt=* | profile=* | outcome=* | starter=* | stop_at=* | end_at=* | \
                 status=* | follows=* | goes_on=* | tells_end=* | over=* | dry_run=* | by_hand=* | \
                 no_chain=* | stage=* | stage_bytes=* | stage_id=* | stage_digest=* | \
-                stage_needs=* | stage_least=* | stage_by_name=*)
+                stage_needs=* | stage_least=* | stage_by_name=* | \
+                stage_named=*)
                 printf -v "${entry%%=*}" %s "$value"
                 ;;
             asked=*) verdict_for=$value ;;

@@ -2,14 +2,17 @@
 # What a node does for its own copy of the image (docs/scale.md). The job script has it run on each
 # node; it prints one line, which that reads.
 #
-# Usage: host/stage.sh look RANK FOLDER BYTES ID NEEDS BY_NAME   make room: prints `RANK have`,
+# Usage: host/stage.sh look RANK FOLDER BYTES ID NEEDS NAMED   make room: prints `RANK have`,
 #                                              `RANK room` or `RANK unfit WHY`
 #        host/stage.sh check RANK FOLDER BYTES ID SHA256         prints `RANK have` or
 #                                              `RANK unfit WHY`
 #        host/stage.sh remove RANK FOLDER
+#        host/stage.sh send RANK FOLDER SHARED TARGET...   where ssh goes between nodes: copies it
+#                                              here if it is not, from SHARED, and to each TARGET
+#        host/stage.sh receive RANK FOLDER     takes it from standard input
 #        RANK     of the node; - for SLURM_NODEID
 #        NEEDS    bytes that must be free for it
-#        BY_NAME  empty if nobody has asked for this directory: then it must be on a disk
+#        NAMED    empty if nobody has chosen this directory: then it must be on a disk
 # Exit:  0, whatever it prints
 # Sets:  staged   the directory, for host/staged.sh
 set -uo pipefail
@@ -18,6 +21,7 @@ here=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
 source "$here/staged.sh"
 readonly STALE=1200   # s since its last use after which a copy that nobody holds is removed
 readonly MEMORY=20    # an image in memory takes this part of what is free there, or less
+readonly SSH=(ssh -o BatchMode=yes -o ConnectTimeout=20)
 readonly MARK_WAIT=20 # times 0.1 s for another node to say whose a directory is
 what=$1
 rank=$2
@@ -61,7 +65,7 @@ remove_stale() {
 
 # Refuses a directory that nodes share, or in memory if nobody has asked for it.
 check_kind() {
-    local parent=${folder%/*} bytes=$1 by_name=$2 kind available
+    local parent=${folder%/*} bytes=$1 named=$2 kind available
     [[ -d ${parent:=/} ]] || unfit "$parent is no directory"
     kind=$(stat -f -c %T -- "$parent" 2>/dev/null)
     case $kind in
@@ -70,7 +74,7 @@ check_kind() {
             ;;
         tmpfs | ramfs)
             available=$(sed -n 's/^MemAvailable: *\([0-9]*\) kB/\1/p' /proc/meminfo)
-            [[ -n $by_name ]] || ((bytes * MEMORY <= ${available:-0} * 1024)) ||
+            [[ -n $named ]] || ((bytes * MEMORY <= ${available:-0} * 1024)) ||
                 unfit "$parent is in memory, of which it would take more than a part in $MEMORY"
             ;;
     esac
@@ -102,9 +106,9 @@ make_folder() {
 }
 
 look() {
-    local bytes=$1 id=$2 needs=$3 by_name=$4 free
+    local bytes=$1 id=$2 needs=$3 named=$4 free
     remove_stale
-    check_kind "$bytes" "$by_name"
+    check_kind "$bytes" "$named"
     make_folder
     if is_copy "$folder/image.sif" "$bytes" "$id" 2>/dev/null; then
         answer have
@@ -133,8 +137,30 @@ check() {
     answer have
 }
 
+# By another name until it is whole.
+receive() {
+    cat >"$folder/image.sif.part" && mv -- "$folder/image.sif.part" "$folder/image.sif"
+}
+
+send() {
+    local shared=$1 target line pids=()
+    if [[ ! -e $folder/image.sif ]]; then
+        receive <"$shared" || exit
+    fi
+    line="exec /bin/bash $(printf '%q ' "$here/stage.sh" receive - "$folder")"
+    for target in "${@:2}"; do
+        "${SSH[@]}" -- "$target" "$line" <"$folder/image.sif" &
+        pids+=($!)
+    done
+    for target in ${pids[@]+"${pids[@]}"}; do
+        wait "$target"
+    done
+}
+
 made=''
 case $what in
+    receive) receive ;;
+    send) send "${@:4}" ;;
     look) look "${@:4}" ;;
     check) check "${@:4}" ;;
     remove)

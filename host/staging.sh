@@ -14,7 +14,8 @@
 #        stage_bytes, stage_id, stage_digest   what the image is
 #        stage_needs   bytes to be free
 #        stage_least   so many nodes are enough
-#        stage_by_name yes if this directory was asked for
+#        stage_by_name yes if the user asked for this directory
+#        stage_named   yes if the user or the site did
 #        each_node     the scheduler's words for a short command on each node
 # Sets:  COPY          s for all copies
 #        stage         empty from then on, if all read the shared image
@@ -41,7 +42,7 @@ stage_image() {
     began=$seconds
     states=()
     whys=()
-    look_at_nodes "$LOOK" look "$stage_bytes" "$stage_id" "$stage_needs" "$stage_by_name"
+    look_at_nodes "$LOOK" look "$stage_bytes" "$stage_id" "$stage_needs" "$stage_named"
     if has_enough have room && [[ $(count_states room) != 0 ]]; then
         copy_image
     fi

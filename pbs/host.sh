@@ -2,7 +2,8 @@
 # shellcheck disable=SC2034,SC2154 # pbs/multinode.pbs and host/job.sh read and set these
 # What the job script must do with PBS, in the words of host/job.sh, which is sourced before this.
 # Reads: PBS_*, as PBS sets them for a job script, and what qstat -f says of the job
-# Sets:  scheduler, is_batch, asked_to_end   as host/job.sh has them
+# Sets:  sources, targets   read_wave
+#        scheduler, is_batch, asked_to_end   as host/job.sh has them
 #        cluster, facts        describe_job, ask_site
 #        wall, wall_at         describe_job: one moment, by the wall clock and by read_clock
 #        now                   read_job_time
@@ -18,7 +19,8 @@ scheduler=pbs
 # shellcheck source=pbs/starters.sh
 source "$APPTRAIN_HOME/pbs/starters.sh"
 
-readonly QSTAT=30 # s for an answer of the server
+readonly QSTAT=30   # s for an answer of the server
+readonly AT_ONCE=64 # ssh that wait for an answer
 
 job_script=$(absolute "$0")
 is_batch=
@@ -135,4 +137,85 @@ run_again() {
     # taken for qsub's.
     cd -- "${PBS_O_WORKDIR:-.}" && APPTRAIN_CHAIN_FILE=$file.env timeout -s KILL "$QSTAT" \
         qsub "${chain_words[@]}" -v APPTRAIN_HOME,APPTRAIN_CHAIN_FILE "$job_script" >>"$file.jobs"
+}
+
+# on_nodes WHAT [WORD...]: see host/staging.sh. PBS's own ways to start a task pass no output on, so
+# ssh does it, also in a job of PBS.
+on_nodes() {
+    by_ssh each_host "$@"
+}
+
+# copy_to NAME...: by a tree of nodes, in which who has the image sends it to others. The targets
+# are those of the plan; a node without room refuses it.
+copy_to() {
+    local wave=0 bound=$COPY
+    while [[ -z $asked_to_end ]] && read_wave "$wave"; do
+        by_ssh each_source
+        wave=$((wave + 1))
+    done
+}
+
+# read_wave NUMBER: sets `sources`, and `targets` of each by its number, with blanks between them.
+read_wave() {
+    local number source target i
+    sources=()
+    targets=()
+    while IFS= read -r -d '' number && IFS= read -r -d '' source && IFS= read -r -d '' target; do
+        [[ $number == "$1" ]] || continue
+        source=${source:-$target}
+        for ((i = 0; i < ${#sources[@]}; i++)); do
+            if [[ ${sources[i]} == "$source" ]]; then
+                break
+            fi
+        done
+        sources[i]=$source
+        if [[ $source != "$target" ]]; then
+            targets[i]="${targets[i]:-} $target"
+        fi
+    done <"$handover_dir/copies"
+    ((${#sources[@]}))
+}
+
+# by_ssh FUNCTION [WORD...]: runs it in a process group that ends with a signal to this script.
+by_ssh() {
+    cutter='end_group'
+    await "$asked_to_end" "$@" 2>"$handover_dir/said"
+    cutter='interrupt'
+}
+
+end_group() {
+    kill -TERM -- "-$1"
+}
+
+# each_host WHAT [WORD...]
+each_host() {
+    local rank
+    for rank in "${!hosts[@]}"; do
+        run_on "${hosts[rank]}" "$1" "$rank" "$stage" "${@:2}"
+        if (((rank + 1) % AT_ONCE == 0)); then
+            wait
+        fi
+    done
+    wait
+}
+
+each_source() {
+    local i names
+    for i in "${!sources[@]}"; do
+        read -r -a names <<<"${targets[i]:-}"
+        run_on "${sources[i]}" send - "$stage" "$APPTRAIN_IMAGE" ${names[@]+"${names[@]}"}
+    done
+    wait
+}
+
+# run_on HOST WORD...: starts host/stage.sh there.
+run_on() {
+    local line
+    line="exec /bin/bash $(printf '%q ' "$APPTRAIN_HOME/host/stage.sh" "${@:2}")"
+    if [[ $1 == "${hosts[0]}" ]]; then
+        timeout --kill-after=10 "$bound" /bin/bash -c "$line" &
+    else
+        timeout --kill-after=10 "$bound" \
+            ssh -o BatchMode=yes -o ConnectTimeout=20 -- "$1" "$line" &
+    fi
 }

@@ -167,20 +167,17 @@ def _staging(
         asked = profile.expanded(site.stage.to, env, site.path)
     path = facts.one("image")
     default = Bandwidth()
-    if facts.one("scheduler") != "slurm":
-        if settings.given("stage") and asked not in (staging.AUTO, staging.OFF):
-            raise BadInput(
-                "stage-needs-slurm",
-                f"--stage {asked}: only Slurm copies the image to the nodes: leave --stage out",
-            )
-        return None
+    is_slurm = facts.one("scheduler") == "slurm"
+    # Of PBS's hosts none can be left out: each task counts them itself.
+    fewest = (settings.value("nnodes") or (len(granted.hosts),))[0] if is_slurm else len(granted.hosts)
     found = staging.decide(
         asked,
         by_name=settings.given("stage"),
         place=next((value for name in NODE_DISKS if (value := env.get(name, "")).startswith("/")), "/tmp"),
         key=f"apptrain-image-{os.getuid()}.{facts.one('scheduler')}-{file_part(granted.job.run_id)}",
         hosts=granted.hosts,
-        least=(settings.value("nnodes") or (len(granted.hosts),))[0],
+        least=fewest,
+        width=staging.SBCAST_WIDTH if is_slurm else staging.WIDTH,
         image=staging.of_file(path),
         bandwidth=Bandwidth(
             shared=(site.stage.shared_mb_s or 0) * 1e6 or default.shared,
@@ -228,6 +225,7 @@ def _stage(where: Path, asked: _Request) -> Entries:
     yield ("stage_id", found.image.id)
     yield ("stage_digest", found.image.sha256)
     yield ("stage_by_name", "yes" if found.by_name else "")
+    yield ("stage_named", "yes" if found.named else "")
     yield from (("each_node", word) for word in asked.granted.each_node)
 
 

@@ -78,6 +78,8 @@ class Staging:
     """Bytes that must be free in it."""
     by_name: bool
     """The user asked for this directory: a node that cannot have the image there takes no part."""
+    named: bool
+    """The user or the site chose the directory: it may be in memory."""
     least: int
     """So many nodes are enough."""
 
@@ -195,6 +197,7 @@ def decide(
         image=image,
         needs=image.bytes + max(ROOM, 2 * checkpoint),
         by_name=by_name and asked != AUTO,
+        named=asked != AUTO,
         least=least,
     )
 

@@ -43,6 +43,7 @@ whether it was told of a planned end; `left_out`: a node that takes no part."""
 
 ANSWERED = (
     *("stage", "stage_bytes", "stage_id", "stage_digest", "stage_needs", "stage_least", "stage_by_name"),
+    "stage_named",
     "each_node",
     *("run_dir", "attempt", "profile", "outcome", "starter", "stop_at", "end_at", "status", "follows"),
     *("goes_on", "tells_end", "over", "dry_run", "by_hand", "no_chain", "asked", "host", "line", "start"),

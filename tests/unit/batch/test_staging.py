@@ -68,7 +68,7 @@ def test_waves_are_always_slower_than_to_read_the_image_where_it_is() -> None:
 def test_auto_stages_beyond_the_break_even_alone() -> None:
     assert decided("auto", 27) is None
     assert decided("auto", 28) == staging.Staging(
-        folder="/tmp/key", image=IMAGE, needs=SIZE + (4 << 30), by_name=False, least=28
+        folder="/tmp/key", image=IMAGE, needs=SIZE + (4 << 30), by_name=False, named=False, least=28
     )
 
 
