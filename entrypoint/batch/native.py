@@ -6,6 +6,7 @@ The tables are beside each scheduler's `login`. Runs with Python 3.9.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -75,8 +76,9 @@ def read(words: Sequence[str], table: OptionTable) -> NativeOption | None:
 
 
 def _next(name: str, rest: Sequence[str], table: OptionTable) -> tuple[str, tuple[str, ...]]:
-    """(the value of an option, its words)."""
-    if not rest or rest[0] == "--":
+    """(the value of an option, its words). A word that begins like an option is no value: `--array --dry-run`
+    would submit."""
+    if not rest or re.match("--|-[A-Za-z]", rest[0]):
         raise BadInput("native-no-value", f"{name} of {table.program} needs a value: give {name} VALUE")
     return rest[0], (name, rest[0])
 

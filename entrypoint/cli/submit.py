@@ -32,7 +32,7 @@ from entrypoint.core.errors import BAD_INPUT, BadInput
 from entrypoint.plan import passed
 from entrypoint.plan.commands import elsewhere, split_command, with_dashes
 from entrypoint.plan.options import OPTIONS, flag
-from entrypoint.plan.profile import CLUSTERS, Profile, expanded, find, host_file, remedy
+from entrypoint.plan.profile import BIND_FORM, CLUSTERS, Profile, expanded, find, host_file, remedy
 from entrypoint.plan.sources import HelpFormatter, parser_class
 from entrypoint.schedulers.known import KNOWN, words_of
 
@@ -129,7 +129,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--gpus", default="", metavar="N", help=argparse.SUPPRESS)
     add("--partition", "--queue", default="", metavar="NAME", help="of Slurm, or a queue of PBS")
     add("--account", "--project", default="", metavar="NAME", help="who pays")
-    add("--time", default="", metavar="TIME", help="minutes, [[HH:]MM:]SS, or D-HH[:MM[:SS]]")
+    add(
+        "--time",
+        default="",
+        metavar="TIME",
+        help="minutes, [[HH:]MM:]SS, or D-HH[:MM[:SS]]; also --walltime HH:MM:SS",
+    )
     add("--walltime", default="", metavar="TIME", help=argparse.SUPPRESS)
     add("--image", default="", metavar="FILE", help="the image (default: APPTRAIN_IMAGE, or the profile's)")
     add(
@@ -328,9 +333,11 @@ def _variables(options: argparse.Namespace, cwd: Path) -> dict[str, str]:
     """What the job reads from variables, and is given by options here. Raises BadInput."""
     binds = []
     for spec in options.bind:
-        if "\n" in spec or not spec or spec.startswith((":", "~")):
+        bind = spec if spec.startswith("/") else f"{cwd}/{spec}"
+        is_bind = re.fullmatch(BIND_FORM, bind) or Path(bind).exists()  # a name may have a colon
+        if "\n" in spec or not spec or spec.startswith((":", "~")) or not is_bind:
             raise BadInput("submit-bind-malformed", f"--bind {spec}: give SRC[:DST[:ro]] with paths from /")
-        binds.append(spec if spec.startswith("/") else f"{cwd}/{spec}")
+        binds.append(bind)
     names = " ".join(options.passed).split()
     for name in names:
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*\*?", name):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from entrypoint.core import files, spelling
 from entrypoint.core.checkout import make
@@ -271,7 +271,9 @@ def _variable(where: str, value: Any) -> str:
 _word = _matching(r"\S+", "one word, without blanks")
 _path = _expanded(_matching(r"[/$].*", "a path from /, or one that begins with a variable"))
 _program = _expanded(_matching(r"[/$].*|[^/\s]+", "a program's name, or a path from /"))
-_bind = _expanded(_matching(r"[/$][^:]*(:([/$][^:]*)?(:ro)?)?", "SRC[:DST[:ro]] with paths from /"))
+BIND_FORM: Final = r"[/$][^:]*(:([/$][^:]*)?(:ro)?)?"
+"""Of a path that the image shows, SRC[:DST[:ro]]."""
+_bind = _expanded(_matching(BIND_FORM, "SRC[:DST[:ro]] with paths from /"))
 _passed = _matching(r"[A-Za-z_][A-Za-z0-9_]*\*?", "NAME or PREFIX_*")
 _inside = _matching(r"/\S*[^/\s]", "a path from / in the image, without blanks")
 _driver = _matching(

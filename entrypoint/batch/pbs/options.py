@@ -43,7 +43,7 @@ TABLE: Final = OptionTable(
         "--gres": "--gpus-per-node N",
         **dict.fromkeys(
             ("--mem", "--cpus-per-task", "--constraint", "--nodelist", "--ntasks-per-node"),
-            "a resource of -l select=",
+            "a resource of -l or of its select=, whichever --dry-run shows",
         ),
     },
 )

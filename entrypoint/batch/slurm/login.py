@@ -79,7 +79,22 @@ def _asked(profile: Profile, wish: Wish) -> tuple[list[NativeOption], list[str]]
     """(what sbatch is asked for, each option once; a line for each of ours that the user's have replaced)."""
     own, given = native.read_all(_words(profile, wish), TABLE), native.read_all(wish.given, TABLE)
     ours, _ = native.merged(own, given, replaces)
-    return native.merged(ours, native.read_all(wish.options, TABLE), replaces)
+    users = native.read_all(wish.options, TABLE)
+    asked, said = native.merged(ours, users, replaces)
+    return asked, [*said, *_against(profile, users)]
+
+
+def _against(profile: Profile, users: Sequence[NativeOption]) -> list[str]:
+    """A line for each option of the user's that this site does not take, as its profile says."""
+    names = [line.rstrip("=") for line in _forbidden(profile)]
+    if profile.request.nodes_only:
+        names += GPUS
+    lines = [NativeOption(name, "", (name,)) for name in names]
+    return [
+        f"{option}: {profile.name} says that a request there names no such thing: sbatch may refuse it"
+        for option in users
+        if any(replaces(option, line) for line in lines)
+    ]
 
 
 def _check_export(asked: Sequence[NativeOption], wish: Wish) -> None:

@@ -64,6 +64,7 @@ TABLE: Final = OptionTable(
         **dict.fromkeys(("-j", "-R"), "--output FILE"),
         "-r": "--requeue or --no-requeue",
         "-V": "nothing, as all variables pass",
+        "--storage": "--bind /PATH",
         "--env": "--pass NAME, or --export=ALL,NAME=VALUE",
     },
 )

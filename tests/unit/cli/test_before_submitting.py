@@ -87,6 +87,8 @@ def test_secrets_go_by_a_file_whose_path_alone_is_on_the_line(site: Site, profil
         (PBS, "--pass WANDB_API_KEY", {"WANDB_API_KEY": "hush"}, f"--pass with WANDB_API_KEY: qstat -f would show its value to others: {FILE}"),
         (SLURM, "--pass A,B", {}, "--pass A,B: give NAME or PREFIX_*, in quotes"),
         (SLURM, "--pass SLURM_JWT", {}, "--pass SLURM_JWT: it never reaches a rank: leave it out"),
+        (SLURM, "--bind /a:b", {}, "--bind /a:b: give SRC[:DST[:ro]] with paths from /"),
+        (SLURM, "--bind a:/b:rw", {}, "--bind a:/b:rw: give SRC[:DST[:ro]] with paths from /"),
         (SLURM, "--bind ~/x", {}, "--bind ~/x: give SRC[:DST[:ro]] with paths from /"),
     ],
 )  # fmt: skip

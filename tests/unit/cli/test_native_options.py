@@ -200,6 +200,9 @@ def test_variables_of_the_users_v_stand_in_the_one_list_that_qsub_takes(site: Si
         (SELECT, "-l mem=9gb", "-l mem=9gb: qsub refuses it beside -l select=2:ncpus=48:ngpus=4: say what each node has in that: -l select=N:mem=9gb"),
         (SELECT, "-v A='1,2'", "-v 2: give NAME or NAME=VALUE, and no quotes and commas in a VALUE"),
         (SELECT, "-v APPTRAIN_ARGS=x", "-v APPTRAIN_ARGS: give its words to submit: options, -- and CMD"),
+        (SLURM, "--array --dry-run", "--array of sbatch needs a value: give --array VALUE"),
+        (SLURM, "--qos -J x", "--qos of sbatch needs a value: give --qos VALUE"),
+        (SLURM, "--storage gdata/x", "--storage: sbatch has no such option: give --bind /PATH"),
         (SELECT, "-v NONE", "-v NONE: NONE is not set here: give NONE=VALUE"),
     ],
 )  # fmt: skip
@@ -209,6 +212,22 @@ def test_an_option_that_nobody_has_or_that_cannot_be_is_refused(
     site.write(profile)
     said = site.refused("--cluster", "lab", *shlex.split(typed), "--", "my.py")
     assert said.removeprefix("apptrain: ").startswith(message)
+
+
+def test_what_a_site_does_not_take_is_handed_over_with_a_line(site: Site) -> None:
+    """The user's word wins over what the profile says of the site."""
+    against = "lab.yaml says that a request there names no such thing: sbatch may refuse it"
+    for request, typed in (
+        ("{memory: none}", "--mem=100G"),
+        ("{cpus: none}", "--cpus-per-task=8"),
+        ("{nodes_only: true}", "--gres=gpu:2"),
+    ):
+        site.write(f"scheduler: slurm\ntested: x\nnodes: {{gpus: 4, whole: true}}\nrequest: {request}\n")
+        done = site.run("submit.py", "--cluster", "lab", "--dry-run", "--qos=x", typed, "--", "my.py")
+        assert done.returncode == 0, done.stderr
+        lines = [line.partition(": ")[2] for line in done.stderr.splitlines() if "names no such" in line]
+        assert lines == [f"{typed}: {against}"]
+        assert typed in shlex.split(done.stdout)
 
 
 def test_short_options_with_a_long_form_are_of_the_same_kind() -> None:
