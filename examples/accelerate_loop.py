@@ -1,8 +1,8 @@
 """Accelerate: saves at a planned end and every 500 steps, and goes on.
 
-This machine:  ACCELERATE_USE_CPU=true apptrain run -- accelerate_loop.py     (with GPUs without that variable)
-Slurm:         sbatch -N 2 --gpus-per-node=4 slurm/multinode.sbatch -- accelerate_loop.py --steps 2000
-PBS:           APPTRAIN_ARGS='-- accelerate_loop.py --steps 2000' qsub -v APPTRAIN_ARGS pbs/multinode.pbs
+This machine:  ACCELERATE_USE_CPU=true apptrain run -- examples/accelerate_loop.py   (with GPUs without it)
+Slurm:         sbatch -N 2 --gpus-per-node=4 slurm/multinode.sbatch -- examples/accelerate_loop.py --steps 2000
+PBS:           APPTRAIN_ARGS='-- examples/accelerate_loop.py --steps 2000' qsub -v APPTRAIN_ARGS pbs/multinode.pbs
 
 Copy stop.py with it. `accelerate launch` and the file of `accelerate config` are not used: its settings are
 ACCELERATE_ variables. The checkpoints contain pickles: load only what you have written yourself.

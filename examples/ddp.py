@@ -1,8 +1,8 @@
 """Plain DDP: saves at a planned end, every 500 steps and at the end; started again, it goes on where it was.
 
-This machine:  apptrain run -- ddp.py
-Slurm:         sbatch -N 2 --gpus-per-node=4 slurm/multinode.sbatch -- ddp.py --steps 2000
-PBS:           APPTRAIN_ARGS='-- ddp.py --steps 2000' qsub -v APPTRAIN_ARGS pbs/multinode.pbs
+This machine:  apptrain run -- examples/ddp.py
+Slurm:         sbatch -N 2 --gpus-per-node=4 slurm/multinode.sbatch -- examples/ddp.py --steps 2000
+PBS:           APPTRAIN_ARGS='-- examples/ddp.py --steps 2000' qsub -v APPTRAIN_ARGS pbs/multinode.pbs
 
 Copy stop.py with it. A planned end comes before the walltime is over, or with `touch RUN/stop`.
 """

@@ -1,8 +1,8 @@
 """FSDP2 with checkpoints of which each rank writes its part: saves at a planned end and every 500 steps, and goes on.
 
-This machine:  apptrain run -- fsdp2_dcp.py
-Slurm:         sbatch -N 2 --gpus-per-node=4 slurm/multinode.sbatch -- fsdp2_dcp.py --steps 2000
-PBS:           APPTRAIN_ARGS='-- fsdp2_dcp.py --steps 2000' qsub -v APPTRAIN_ARGS pbs/multinode.pbs
+This machine:  apptrain run -- examples/fsdp2_dcp.py
+Slurm:         sbatch -N 2 --gpus-per-node=4 slurm/multinode.sbatch -- examples/fsdp2_dcp.py --steps 2000
+PBS:           APPTRAIN_ARGS='-- examples/fsdp2_dcp.py --steps 2000' qsub -v APPTRAIN_ARGS pbs/multinode.pbs
 
 Copy stop.py with it. It may go on with another number of ranks. A checkpoint is a folder that gets its name when
 it is complete. It has a file with a pickle in it: load only what you have written yourself.

@@ -1,8 +1,8 @@
 """Transformers' Trainer on several ranks: saves at a planned end and every 500 steps, and goes on.
 
-This machine:  ACCELERATE_USE_CPU=true apptrain run -- hf_trainer.py      (with GPUs without that variable)
-Slurm:         sbatch -N 2 --gpus-per-node=4 slurm/multinode.sbatch -- hf_trainer.py --steps 2000
-PBS:           APPTRAIN_ARGS='-- hf_trainer.py --steps 2000' qsub -v APPTRAIN_ARGS pbs/multinode.pbs
+This machine:  ACCELERATE_USE_CPU=true apptrain run -- examples/hf_trainer.py      (with GPUs without that variable)
+Slurm:         sbatch -N 2 --gpus-per-node=4 slurm/multinode.sbatch -- examples/hf_trainer.py --steps 2000
+PBS:           APPTRAIN_ARGS='-- examples/hf_trainer.py --steps 2000' qsub -v APPTRAIN_ARGS pbs/multinode.pbs
 
 Copy stop.py with it. Trainer's own handler (enable_jit_checkpoint) does not make the ranks agree on a step: on
 several ranks it may hang. Its checkpoints contain pickles: load only what you have written yourself.

@@ -1,8 +1,8 @@
 """Lightning's Trainer on several nodes: saves at a planned end and every 500 steps, and goes on.
 
-This machine:  apptrain run -- lightning_fit.py
-Slurm:         sbatch -N 2 --gpus-per-node=4 slurm/multinode.sbatch -- lightning_fit.py --steps 2000
-PBS:           APPTRAIN_ARGS='-- lightning_fit.py --steps 2000' qsub -v APPTRAIN_ARGS pbs/multinode.pbs
+This machine:  apptrain run -- examples/lightning_fit.py
+Slurm:         sbatch -N 2 --gpus-per-node=4 slurm/multinode.sbatch -- examples/lightning_fit.py --steps 2000
+PBS:           APPTRAIN_ARGS='-- examples/lightning_fit.py --steps 2000' qsub -v APPTRAIN_ARGS pbs/multinode.pbs
 
 Copy stop.py with it. Lightning's own handlers are not used: that of SIGTERM may hang on several ranks, and that of
 SIGUSR1 calls scontrol, which an image lacks.

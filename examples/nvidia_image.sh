@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Train in NVIDIA's image instead of one of apptrain's: docs/nvidia-image.md has what that keeps and loses.
 #
-# This machine:  bash nvidia_image.sh FILE.sif apptrain run --image -- ddp.py
-# Slurm:         bash nvidia_image.sh FILE.sif sbatch -N 2 --gpus-per-node=4 slurm/multinode.sbatch -- ddp.py
-# PBS:           bash nvidia_image.sh FILE.sif qsub -v APPTRAIN_IMAGE,APPTRAIN_ARGS pbs/multinode.pbs
-#                with APPTRAIN_ARGS='-- ddp.py' set before
+# This machine:  bash examples/nvidia_image.sh FILE.sif apptrain run --image -- examples/ddp.py
+# Slurm:         bash examples/nvidia_image.sh FILE.sif sbatch -N 2 --gpus-per-node=4 slurm/multinode.sbatch -- examples/ddp.py
+# PBS:           bash examples/nvidia_image.sh FILE.sif qsub -v APPTRAIN_IMAGE,APPTRAIN_ARGS pbs/multinode.pbs
+#                with APPTRAIN_ARGS='-- examples/ddp.py' set before
 #
 # If FILE.sif is not there, it is pulled once, which takes some minutes and 20 GB in APPTAINER_CACHEDIR:
 # do that on a login node. NOT TRIED with NVIDIA's own image; the test has a plain Debian with torch.

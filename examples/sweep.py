@@ -1,10 +1,11 @@
 """A sweep: each element of a job array trains with its own line of GRID, and a second command collects the results.
 
-This machine:  for i in 0 1 2 3; do apptrain run --run-dir runs/sweep-$i -- sweep.py --element $i; done
-Slurm:         sbatch --array=0-3 -N 1 --gpus-per-node=1 slurm/multinode.sbatch -- sweep.py
-PBS:           APPTRAIN_ARGS='-- sweep.py' qsub -J 0-3 -v APPTRAIN_ARGS -l select=1:ncpus=8:ngpus=1 pbs/multinode.pbs
+This machine:  for i in 0 1 2 3; do apptrain run --run-dir runs/$i -- examples/sweep.py --element $i; done
+Slurm:         sbatch --array=0-3 -N 1 --gpus-per-node=1 slurm/multinode.sbatch -- examples/sweep.py
+PBS:           export APPTRAIN_ARGS='-- examples/sweep.py'
+               qsub -J 0-3 -v APPTRAIN_ARGS -l select=1:ncpus=8:ngpus=1 pbs/multinode.pbs
 
-Collect:       python3 sweep.py runs/apptrain-JOB_*      (needs no torch; an element without a result is named)
+Collect:       python3 examples/sweep.py runs/apptrain-JOB_*      (needs no torch; an element without a result is named)
 
 Leave --run-dir out in a job array: each element has a run directory of its own. Copy stop.py with it.
 """

@@ -10,7 +10,9 @@ import pytest
 SCRIPT = Path(__file__).resolve().parents[3] / "examples/venv.sbatch"
 
 
-def go(folder: Path, env: Mapping[str, str], status: int = 0) -> "subprocess.CompletedProcess[str]":
+def go(
+    folder: Path, env: Mapping[str, str], status: int = 0, before: tuple[str, ...] = ()
+) -> "subprocess.CompletedProcess[str]":
     """As Slurm starts it, submitted from `folder`; srun and scontrol tell how they are called."""
     (folder / "bin").mkdir()
     for name, end in (("srun", status), ("scontrol", 0)):
@@ -18,7 +20,7 @@ def go(folder: Path, env: Mapping[str, str], status: int = 0) -> "subprocess.Com
         (folder / "bin" / name).chmod(0o755)
     given = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "HOME": f"{folder}/home"}
     given |= {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_ID": "7"} | dict(env)
-    words = ["bash", str(SCRIPT), "my script.py", "--lr", "0.1"]
+    words = ["bash", str(SCRIPT), *before, "my script.py", "--lr", "0.1"]
     return subprocess.run(words, env=given, capture_output=True, text=True, timeout=30, check=False)
 
 
@@ -33,6 +35,11 @@ def test_the_checkout_is_the_folder_of_submission_else_that_in_the_home_unless_n
     program = tmp_path / where / "apptrain"
     line = f"srun --ntasks-per-node=1 {program} launch -- my script.py --lr 0.1\n"
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, line, "")
+
+
+def test_two_dashes_before_the_script_are_taken_as_multinode_sbatch_takes_them(tmp_path: Path) -> None:
+    (tmp_path / "apptrain").touch()
+    assert go(tmp_path, {}, before=("--",)).stdout.endswith(" launch -- my script.py --lr 0.1\n")
 
 
 @pytest.mark.parametrize("named", ["", "else where"])
