@@ -32,7 +32,7 @@ COMMANDS = {
 TAKE_CMD = ("demo", "run", "submit", "plan", "launch")
 OF_SUBMIT = (
     *("--cluster", "--gpus", "--partition", "--queue", "--account", "--project", "--time", "--walltime"),
-    *("--options", "--dry-run", "--follow"),
+    *("--bind", "--pass", "--options", "--dry-run", "--follow"),
 )
 """Options of `submit` alone."""
 FLAGS = ("--dry-run", "--follow", *(f"--{option.name}" for option in OPTIONS if option.parse is flag))

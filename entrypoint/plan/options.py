@@ -16,7 +16,7 @@ from entrypoint.schedulers import choice
 
 COMMON = (
     *("device", "nproc-per-node", "nnodes", "nodes", "node-rank", "mode", "no-python", "profile", "run-dir"),
-    *("venv", "secrets", "on-failure", "omp-num-threads", "doctor", "env-file", "json"),
+    *("venv", "on-failure", "omp-num-threads", "doctor", "env-file", "json"),
 )
 """What `--help` shows; `--help-all` shows all."""
 
