@@ -122,12 +122,29 @@ look() {
     answer room
 }
 
+# Gives the copy its name, by which it is known to be whole.
+name_copy() {
+    local bytes=$1 id=$2 path
+    for path in "$folder"/image.sif "$folder"/image.sif.*; do
+        if [[ ! -e $path ]]; then
+            continue
+        elif is_copy "$path" "$bytes" "$id" 2>/dev/null; then
+            mv -n -- "$path" "$folder/image.sif" 2>/dev/null
+            break
+        fi
+        size=$(stat -c %s -- "$path" 2>/dev/null)
+        rm -f -- "$path"
+    done
+    is_copy "$folder/image.sif" "$bytes" "$id" 2>/dev/null
+}
+
 check() {
-    local bytes=$1 id=$2 sha256=$3 found
+    local bytes=$1 id=$2 sha256=$3 found size=''
     made=yes
-    [[ -e $folder/image.sif ]] || unfit "it got no copy"
-    is_copy "$folder/image.sif" "$bytes" "$id" 2>/dev/null ||
-        unfit "its copy is not whole ($(stat -c %s -- "$folder/image.sif") of $bytes bytes)"
+    if ! name_copy "$bytes" "$id"; then
+        [[ -n $size ]] || unfit "it got no copy"
+        unfit "its copy is not whole ($size of $bytes bytes)"
+    fi
     if [[ -n $sha256 ]]; then
         found=$(sha256sum <"$folder/image.sif")
         [[ ${found%% *} == "$sha256" ]] ||

@@ -3,9 +3,11 @@
 # What the job script must do with Slurm, in the words of host/job.sh, which is sourced before this.
 # Reads: SLURM_*, as sbatch, salloc and slurmd set them
 # Sets:  scheduler, is_batch   as host/job.sh has them
+#        broadcasts            how often sbcast was started
 #        cluster, facts        describe_job
 #        runs_in               batch, shell (of salloc or a login node) or step
 scheduler=slurm
+broadcasts=0
 readonly ASKED=120 # s for Slurm to do what it is asked
 
 # Where this script runs: slurmstepd names the batch script and the tasks of steps differently.
@@ -145,15 +147,16 @@ copy_to() {
     fi
 }
 
-# broadcast NAME...: sets `status` and `said`. sbcast knows --nodelist since 22.05.
+# broadcast NAME...: sets `status` and `said`. Each time to another name, for sbcast adds to what an
+# earlier one that failed has left, also with --force; host/stage.sh takes the one that is whole.
 broadcast() {
-    local nodes=() file=$stage/image.sif
+    local nodes=() file=$stage/image.sif.$((++broadcasts))
     if (($# < ${#hosts[@]})); then
         nodes=("--nodelist=$(IFS=,; printf '%s' "$*")")
     fi
     await "$asked_to_end" env -u SBCAST_EXCLUDE -u SBCAST_SEND_LIBS \
         timeout --kill-after=10 "$COPY" \
-        sbcast --force ${nodes[@]+"${nodes[@]}"} "$APPTRAIN_IMAGE" "$file" \
+        sbcast ${nodes[@]+"${nodes[@]}"} "$APPTRAIN_IMAGE" "$file" \
         >"$handover_dir/said" 2>&1
     said=$(tail -c 400 -- "$handover_dir/said" | tr '\n' ' ')
     said=${said% }

@@ -89,7 +89,7 @@ def words(staged: Staged) -> list[str]:
 def test_the_image_is_broadcast_to_the_directory_that_was_asked_for(staged: Staged) -> None:
     ended = staged.cluster.run("--stage", str(staged.disk), "--device", "cpu")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert staged.sbcasts == [f"--force {staged.image} {staged.folder}/image.sif"]
+    assert staged.sbcasts == [f"{staged.image} {staged.folder}/image.sif.1"]
     assert words(staged) == ["--staged", str(staged.folder), "1128", IMAGE_ID]
     line = f"apptrain: image: copied to {staged.disk} on 2 of 2 nodes in 0 s"
     assert line in ended.stdout.replace("in 1 s", "in 0 s").replace("in 2 s", "in 0 s").splitlines()
@@ -196,7 +196,7 @@ def test_a_node_without_room_is_left_out_if_fewer_are_enough(staged: Staged) -> 
         0,
         ["left out, for the image is not there: b (there is no room)"],
     )
-    assert staged.sbcasts == [f"--force --nodelist=a {staged.image} {staged.folder}/image.sif"]
+    assert staged.sbcasts == [f"--nodelist=a {staged.image} {staged.folder}/image.sif.1"]
     argv = staged.cluster.srun()
     assert {"--nodes=1", "--ntasks=1", "--exclude=b"} <= set(argv)
     assert words(staged)[1] == str(staged.folder)
@@ -234,7 +234,8 @@ def test_a_disk_that_fills_half_way_is_left_out_of_a_second_broadcast(staged: St
     staged.node_says("1 unfit its copy is not whole", when="check")
     (line,) = ran_without(staged)
     assert line == "the image is read where it is, by b (its copy is not whole)"
-    assert [call.startswith("--force --nodelist=a ") for call in staged.sbcasts] == [False, True]
+    assert [call.startswith("--nodelist=a ") for call in staged.sbcasts] == [False, True]
+    assert [call[-6:] for call in staged.sbcasts] == [".sif.1", ".sif.2"]  # sbcast would add to the first one
     assert words(staged)[1] == str(staged.folder)
 
 
@@ -242,7 +243,7 @@ def test_a_node_without_room_reads_the_image_where_it_is(staged: Staged) -> None
     staged.node_says("1 unfit there is no room")
     (line,) = ran_without(staged)
     assert line == "the image is read where it is, by b (there is no room)"
-    assert staged.sbcasts[0].startswith("--force --nodelist=a ")
+    assert staged.sbcasts[0].startswith("--nodelist=a ")
     assert words(staged)[1] == str(staged.folder)
 
 
