@@ -56,7 +56,7 @@ endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-targets = help demo test test-unit test-cluster test-gpu test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell profiles submit faults mutants lint lock bench venv venv-image venv-dev clean clean-venv
+targets = help demo test test-unit test-cluster test-gpu test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell profiles catalogue submit faults mutants lint lock bench venv venv-image venv-dev clean clean-venv
 .PHONY: $(targets)
 
 # So is a word that is no target, before anything is done: else `make submit CLUSTER=lab my_script.py` would submit
@@ -120,6 +120,9 @@ image-inspect: ## print what the image is made of
 
 shell: ## a shell in the image (STACK=NAME IMAGE=FILE)
 	@$(inside) bash --norc
+
+catalogue: ## make what `apptrain explain` reads of entrypoint/explain/catalogue.yaml
+	@python=$$(tools/login-python.sh yaml) && "$$python" tools/catalogue.py
 
 profiles: ## check the site profiles of clusters/ and write their host files (PROFILE=FILE)
 	@python=$$(tools/login-python.sh) && "$$python" -m entrypoint.cli.profiles $(if $(PROFILE),"$$PROFILE")

@@ -38,7 +38,7 @@ mapfile -d '' -t shell < <(shell_files)
 check ruff check
 check ruff format --check
 check mypy
-check mypy --explicit-package-bases tools/lock.py tools/oldest.py tools/refusals.py \
+check mypy --explicit-package-bases tools/catalogue.py tools/lock.py tools/oldest.py tools/refusals.py \
     tools/structure.py benchmarks containers tests
 check python tools/oldest.py
 check python tools/structure.py --lint

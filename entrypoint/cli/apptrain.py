@@ -48,6 +48,8 @@ on a login node, from the checkout
            {us} submit --cluster NAME --nodes 4 -- my_script.py --lr 0.1
 
 afterwards
+  explain  {explain}:
+           {us} explain LOG|DIR|RUN|JOBSCRIPT|-
   compare  {compare}:
            {us} compare RUN RUN
   rerun    {rerun}
@@ -134,6 +136,8 @@ def _run(arguments: list[str]) -> int:
         return _rerun(rest)
     if name == "report":
         return _report(rest)
+    if name == "explain":
+        return _explain(rest)
     if name == "site":
         _need_checkout(name)
         from entrypoint.cli import site
@@ -363,6 +367,32 @@ def _report(arguments: list[str]) -> int:
     from entrypoint.report import command
 
     return command.main(Path(given.run), given.out, bundled=given.bundle, other=given.compare, env=os.environ)
+
+
+def _explain(arguments: list[str]) -> int:
+    parser = parser_class()(
+        prog="apptrain explain",
+        usage="apptrain explain LOG|DIR|RUN|JOBSCRIPT|- [--json]",
+        description="Say what a log means: the first cause, where it stands, what to do. Or what a job "
+        "script will run into, line by line. Of any program; nothing of it is run, and nothing sent.",
+        epilog="LOG: a file, also gzip; DIR: a folder of logs; RUN: a run directory of ours;\n"
+        "JOBSCRIPT: for sbatch or qsub, or a shell script; -: what is piped in.\n\n"
+        "Then: correct the cause, and the same job again.\nMore: docs/explain.md\n\n"
+        "exit status: 0 the cause is known, or the script has something to mend;\n"
+        f"1 not known, or nothing to mend; {BAD_INPUT} nothing to read",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("what", nargs="?", default="", metavar="WHAT", help="what to read")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    given = parser.parse_args(arguments)
+    if not given.what:
+        raise BadInput(
+            "explain-what", "explain: give a log, a folder of logs, a run directory, a job script, or -"
+        )
+    from entrypoint.explain import command
+
+    return command.main(given.what, as_json=given.json)
 
 
 # --- the image ----------------------------------------------------------------------------------------------

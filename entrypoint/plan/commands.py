@@ -27,6 +27,7 @@ COMMANDS = {
     "doctor": "say what would keep jobs from working",
     "rerun": "print the command that does a run again here, and what cannot be had",
     "report": "write one page about a run, or an archive for a support desk",
+    "explain": "say what a log means, or what a job script will run into",
     "compare": "say what differs between runs, and whether it explains their numbers",
 }
 TAKE_CMD = ("demo", "run", "submit", "plan", "launch")

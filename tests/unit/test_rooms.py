@@ -16,6 +16,7 @@ ROOMS = [
     "record",
     "job",
     "report",
+    "explain",
     "batch",
     "meet",
     "doctor",

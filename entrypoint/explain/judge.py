@@ -1,0 +1,184 @@
+"""Names the first cause of all that a log said. `judge` is the rule: a pure function.
+
+A failure echoes: a rank runs out of memory, the others lose their connection to it, torchrun sums up. So an
+entry of the catalogue that is a cause comes before one that is a symptom, and that before a warning; an echo
+is never a cause. Among equals the earliest counts: by time where the lines have one, else by their order. An
+error that is not in the catalogue keeps a later symptom from being taken for the cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from entrypoint.explain.catalogue import Entry
+from entrypoint.explain.scan import Evidence, ProcessEnd, Scan
+
+_RANKING = {"cause": 0, "symptom": 1, "hint": 2, "echo": 3}
+CLOSE = 5.0
+"""Seconds: clocks of nodes differ so much, and a process takes as long to say why it ends."""
+
+
+@dataclass(frozen=True)
+class CauseFound:
+    """An entry that was seen."""
+
+    entry: Entry
+    first: Evidence
+    rank: int | None
+    node: str
+    device: str
+    leave_out: str
+    """The node to leave out; empty where the cause is not known to be the node's."""
+    count: int
+    """Lines that say it."""
+
+
+@dataclass(frozen=True)
+class Judgement:
+    causes: tuple[CauseFound, ...]
+    """The first cause first; empty where it is not known."""
+    others: tuple[CauseFound, ...]
+    """What else was seen: it may follow from the cause."""
+    unknown: Evidence | None
+    """Where no cause is known: the earliest error."""
+
+
+def of(scan: Scan, own_error: Entry) -> Judgement:
+    """Of all that was scanned. `own_error`: the entry of an exception that no other one has."""
+    return judge(
+        scan.found,
+        own_error,
+        counts=scan.counts,
+        ends=scan.ends,
+        nodes=scan.nodes,
+        places=scan.places,
+        helped=scan.helped,
+    )
+
+
+def judge(
+    found: Sequence[Evidence],
+    own_error: Entry,
+    *,
+    counts: Mapping[str, int],
+    ends: Sequence[ProcessEnd] = (),
+    nodes: Iterable[str] = (),
+    places: Mapping[int, str] | None = None,
+    helped: Mapping[tuple[str, int], tuple[int, int]] | None = None,
+) -> Judgement:
+    """`counts`: lines of each entry, also of those that were not kept; the others as `Scan` has them."""
+    timed = _timed(found)
+    by_entry: dict[str, list[Evidence]] = {}
+    for one in timed:
+        if one.entry is not None and _has_company(one, helped or {}):
+            by_entry.setdefault(one.entry.id, []).append(one)
+    who = _Who(ends, set(nodes), places or {})
+    findings = [who.finding(lines, counts) for lines in by_entry.values()]
+    seen = {one.entry.id for one in findings}
+    first = [one for one in findings if not one.entry.follows & (seen - {one.entry.id})] or findings
+    first.sort(key=_ranking)
+    unknown = [one for one in timed if one.entry is None and one.is_exception]
+    best = first[0] if first else None
+    if unknown and (best is None or best.entry.kind == "echo" or _is_behind(best, unknown[0])):
+        same = [replace(one, entry=own_error) for one in unknown]
+        return Judgement((who.finding(same, counts),), tuple(sorted(findings, key=_ranking)), None)
+    if best is None or best.entry.kind == "echo":
+        earliest = next((one for one in timed if one.entry is None), None) or next(iter(timed), None)
+        return Judgement((), tuple(sorted(findings, key=_ranking)), earliest and who.of(earliest))
+    causes = [one for one in first if one.entry.kind == best.entry.kind]
+    others = [one for one in findings if one not in causes]
+    return Judgement(tuple(causes), tuple(sorted(others, key=_ranking)), None)
+
+
+def _timed(found: Sequence[Evidence]) -> list[Evidence]:
+    """The earliest first. A line without a time has that of the line before it in its file, else of the one
+    behind; if a file has none, its lines come last."""
+    rows = sorted(found, key=_order)
+    for way in (rows, rows[::-1]):
+        known: dict[str, float] = {}
+        for at, one in enumerate(way):
+            if one.time is not None:
+                known[one.file] = one.time
+            elif one.file in known:
+                way[at] = replace(one, time=known[one.file])
+        rows[:] = way if way is rows else way[::-1]
+    return sorted(rows, key=_when)
+
+
+def _order(one: Evidence) -> tuple[int, int]:
+    return one.order
+
+
+def _has_company(one: Evidence, helped: Mapping[tuple[str, int], tuple[int, int]]) -> bool:
+    """Whether the other patterns that its entry asks for were there, those of `then` behind it."""
+    entry = one.entry
+    assert entry is not None
+    places = [helped.get((entry.id, place)) for place in range(len(entry.all) + len(entry.then))]
+    if None in places:
+        return False
+    later = [place for place in places[len(entry.all) :] if place is not None]
+    steps = [one.order, *later]
+    return all(steps[at] < steps[at + 1] for at in range(len(later)))
+
+
+def _when(one: Evidence) -> tuple[float, tuple[int, int]]:
+    """Lines without a time come behind those that have one, in their order."""
+    return (one.time if one.time is not None else float("inf"), one.order)
+
+
+def _ranking(one: CauseFound) -> tuple[int, float, tuple[int, int]]:
+    return (_RANKING[one.entry.kind], *_when(one.first))
+
+
+class _Who:
+    """Finds the rank and node of a finding by what other lines tell. It does not change."""
+
+    def __init__(self, ends: Sequence[ProcessEnd], nodes: set[str], places: Mapping[int, str]) -> None:
+        self._ends = ends
+        self._nodes = nodes
+        self._places = places
+
+    def finding(self, lines: Sequence[Evidence], counts: Mapping[str, int]) -> CauseFound:
+        """Of the lines of one entry, the earliest first."""
+        first = lines[0]
+        entry = first.entry
+        assert entry is not None
+        one = self.of(first, lines)
+        failed = {end.node for end in self._ends if end.node}
+        is_alone = len(failed | {one.node}) == 1 and len(self._nodes) > 1
+        is_first_of_many = any(end.node == one.node and end.rank for end in self._ends)
+        is_alone = is_alone or (is_first_of_many and len(failed) == 1)
+        at_fault = entry.node == "yes" or (entry.node == "alone" and is_alone)
+        device = next((line.device for line in lines if line.device), "")
+        count = max(counts.get(entry.id, 0), len(lines))
+        return CauseFound(entry, one, one.rank, one.node, device, one.node if at_fault else "", count)
+
+    def of(self, first: Evidence, lines: Sequence[Evidence] = ()) -> Evidence:
+        """The same with its rank and node, as far as they can be known."""
+        rank, node = first.rank, first.node
+        alike = [one for one in lines if one.file == first.file and one.rank is not None]
+        if rank is None and alike and alike[0].node in ("", node):
+            rank = alike[0].rank
+        if rank is None:
+            rank = next((end.rank for end in self._ends if node in ("", end.node)), None)
+        if not node and rank is not None:
+            node = self._places.get(rank, "") or next(
+                (end.node for end in self._ends if end.rank == rank), ""
+            )
+        if not node:
+            failed = {end.node for end in self._ends if end.node}
+            named = [one.node for one in lines if one.node]
+            node = named[0] if named else next(iter(failed), "") if len(failed) == 1 else ""
+        return replace(first, rank=rank, node=node)
+
+
+def _is_behind(best: CauseFound, unknown: Evidence) -> bool:
+    """Whether a symptom or a warning may be the consequence of an exception that nobody knows."""
+    if best.entry.kind == "cause":
+        return False
+    if best.first.time is not None and unknown.time is not None:
+        return unknown.time <= best.first.time + CLOSE
+    if best.first.file == unknown.file:
+        return unknown.order < best.first.order
+    return True

@@ -1,0 +1,248 @@
+"""What a job script starts, and through which programs: `read` follows a command through srun, the
+container and the shells in it down to the training. Pure functions; nothing is run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from entrypoint.explain import request, shell
+from entrypoint.explain.shell import Command, Word
+
+STARTERS = {
+    "srun",
+    "mpirun",
+    "mpiexec",
+    "mpiexec.hydra",
+    "prun",
+    "pbsdsh",
+    "pbs_tmrsh",
+    "ssh",
+    "pdsh",
+    "clush",
+    "parallel",
+    "aprun",
+    "jsrun",
+    "ibrun",
+}
+"""What starts a task on other nodes."""
+CONTAINERS = {"apptainer", "singularity"}
+SHELLS = {"bash", "sh", "zsh", "dash"}
+_PASSES = {"numactl", "nice", "timeout", "stdbuf", "taskset", "env", "time", "nsys", "dlprof", "exec"}
+"""Programs that start another one."""
+_CONTAINER_VALUES = {
+    *(
+        "--bind",
+        "-B",
+        "--env",
+        "--env-file",
+        "--pwd",
+        "--cwd",
+        "--home",
+        "-H",
+        "--workdir",
+        "-W",
+        "--scratch",
+        "-S",
+    ),
+    *(
+        "--overlay",
+        "-o",
+        "--network",
+        "--hostname",
+        "--mount",
+        "--no-mount",
+        "--security",
+        "--app",
+        "--fusemount",
+    ),
+    *("--cpus", "--memory", "--blkio-weight", "--apply-cgroups", "--add-caps", "--drop-caps", "--pem-path"),
+}
+_TORCHRUN_FLAGS = {"standalone", "module", "m", "no-python", "run-path"}
+DEEPEST = 4
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A command, with all that it is started through."""
+
+    line: int
+    starter: str = ""
+    """srun, mpirun and the like; empty: it runs where the script runs."""
+    starter_line: int = 0
+    starter_options: tuple[request.AskedOption, ...] = ()
+    starter_words: tuple[Word, ...] = ()
+    container: str = ""
+    container_line: int = 0
+    container_words: tuple[Word, ...] = ()
+    """Options of `apptainer exec`."""
+    image: str = ""
+    in_shell: bool = False
+    """Whether a shell reads it that the job script starts."""
+    agent: str = ""
+    """torchrun, or accelerate, deepspeed: what starts the ranks; empty for none."""
+    agent_options: dict[str, Word] = field(default_factory=dict)
+    """By their names with dashes."""
+    words: tuple[Word, ...] = ()
+    """The program and its arguments."""
+    assigned: tuple[Word, ...] = ()
+    """Variables that are set for it."""
+
+    @property
+    def is_in_task(self) -> bool:
+        return bool(self.starter)
+
+    @property
+    def trains(self) -> bool:
+        """Whether this starts a training, and no helper such as hostname."""
+        if self.agent:
+            return True
+        name = self.words[0].text.rpartition("/")[2] if self.words else ""
+        return name.startswith("python") and any(
+            word.text.endswith(".py") or word.text == "-m" for word in self.words[1:]
+        )
+
+
+def read(commands: Sequence[Command]) -> list[Launch]:
+    """All commands of a script."""
+    return [found for one in commands for found in _follow(one, Launch(one.line), 0)]
+
+
+def _follow(command: Command, launch: Launch, depth: int) -> Iterator[Launch]:
+    words = command.words
+    launch = replace(launch, line=command.line, assigned=(*launch.assigned, *command.assigned))
+    while words:
+        name = words[0].text.rpartition("/")[2]
+        rest = words[1:]
+        texts = [word.text for word in rest]
+        if name in STARTERS and not launch.starter:
+            count = _starter_words(name, texts)
+            launch = replace(
+                launch,
+                starter=name,
+                starter_line=words[0].line,
+                starter_options=tuple(
+                    replace(one, line=words[0].line) for one in request.slurm(texts[:count], words[0].line)
+                )
+                if name == "srun"
+                else (),
+                starter_words=rest[:count],
+            )
+            words = rest[count:]
+            while words and words[0].text == "--":
+                words = words[1:]
+        elif name in CONTAINERS and texts[:1] and _verb(texts) >= 0:
+            at = _verb(texts) + 1
+            begin = at
+            while at < len(texts) and texts[at].startswith("-"):
+                at += 2 if texts[at] in _CONTAINER_VALUES else 1
+            image = texts[at] if at < len(texts) else ""
+            launch = replace(
+                launch,
+                container=name,
+                container_line=words[0].line,
+                container_words=rest[begin:at],
+                image=image,
+            )
+            words = rest[at + 1 :]
+        elif name in SHELLS and (at := _shell_text(texts)) >= 0 and depth < DEEPEST:
+            inner = rest[at]
+            yield replace(launch, words=words)
+            for one in shell.commands(inner.text, inner.line):
+                yield from _follow(one, replace(launch, in_shell=True), depth + 1)
+            return
+        elif name in _PASSES:
+            words = rest
+            while words and (
+                words[0].text.startswith("-")
+                or shell.ASSIGNMENT.match(words[0].text)
+                or words[0].text[:1].isdigit()
+            ):
+                words = words[1:]
+        elif agent := _agent(name, texts):
+            yield _with_agent(launch, agent, rest)
+            return
+        else:
+            break
+    yield replace(launch, words=words)
+
+
+def _starter_words(name: str, texts: Sequence[str]) -> int:
+    if name == "srun":
+        return request.words_behind(texts)
+    at = 0
+    while at < len(texts) and texts[at].startswith("-") and texts[at] != "--":
+        takes = "=" not in texts[at] and at + 1 < len(texts) and not texts[at + 1].startswith("-")
+        at += 2 if takes and texts[at] not in ("-v", "-o", "-s", "--tag-output", "--oversubscribe") else 1
+        if name in ("mpirun", "mpiexec") and at < len(texts) and texts[at - 1] in ("-x", "--mca", "-mca"):
+            at += 1
+    if name in ("ssh", "pdsh") and at < len(texts) and name == "ssh":
+        at += 1  # the host
+    return min(at, len(texts))
+
+
+def _verb(texts: Sequence[str]) -> int:
+    """The place of exec or run; -1 for another command, such as build."""
+    for at, text in enumerate(texts[:6]):
+        if text in ("exec", "run", "shell"):
+            return at
+        if not text.startswith("-"):
+            return -1
+    return -1
+
+
+def _shell_text(texts: Sequence[str]) -> int:
+    """The place of what a shell reads from its command line; -1 for none."""
+    for at, text in enumerate(texts):
+        if re.fullmatch(r"-[a-z]*c[a-z]*", text):
+            return at + 1 if at + 1 < len(texts) else -1
+        if not text.startswith("-"):
+            return -1
+    return -1
+
+
+def _agent(name: str, texts: Sequence[str]) -> str:
+    if name == "torchrun":
+        return "torchrun"
+    if name.startswith("python"):
+        module = _module(texts)
+        return "torchrun" if module in ("torch.distributed.run", "torch.distributed.launch") else ""
+    if name == "accelerate" and texts[:1] == ["launch"]:
+        return "accelerate"
+    return "deepspeed" if name == "deepspeed" else ""
+
+
+def _module(texts: Sequence[str]) -> str:
+    for at, text in enumerate(texts):
+        if text == "-m" and at + 1 < len(texts):
+            return texts[at + 1]
+        if not text.startswith("-"):
+            return ""
+    return ""
+
+
+def _with_agent(launch: Launch, agent: str, rest: Sequence[Word]) -> Launch:
+    words = list(rest)
+    if words and words[0].text == "launch":
+        words.pop(0)
+    options: dict[str, Word] = {}
+    if any(word.text in ("torch.distributed.run", "torch.distributed.launch") for word in words[:4]):
+        while words and words[0].text not in ("torch.distributed.run", "torch.distributed.launch"):
+            words.pop(0)
+        words.pop(0)
+    while words and words[0].text.startswith("-") and words[0].text != "--":
+        word = words.pop(0)
+        name, equals, _ = word.text.lstrip("-").partition("=")
+        name = name.replace("_", "-")
+        if equals:
+            raw = word.raw.partition("=")[2]
+            options[name] = Word(raw, word.line)
+        elif name in _TORCHRUN_FLAGS or not words:
+            options[name] = Word("", word.line)
+        else:
+            options[name] = words.pop(0)
+        if name in ("m", "module"):
+            break
+    return replace(launch, agent=agent, agent_options=options, words=tuple(words))

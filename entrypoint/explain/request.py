@@ -1,0 +1,244 @@
+"""What a job script asks its scheduler for: `read` takes the #SBATCH and #PBS lines. A pure function.
+
+Only what the traps and the same job as one of ours need is interpreted; each option is kept as it stands.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SHORT = {
+    "N": "nodes",
+    "n": "ntasks",
+    "c": "cpus-per-task",
+    "t": "time",
+    "p": "partition",
+    "A": "account",
+    "J": "job-name",
+    "o": "output",
+    "e": "error",
+    "w": "nodelist",
+    "x": "exclude",
+    "C": "constraint",
+    "d": "dependency",
+    "G": "gpus",
+    "q": "qos",
+    "a": "array",
+    "D": "chdir",
+    "K": "kill-on-bad-exit",
+    "k": "no-kill",
+    "l": "label",
+    "u": "unbuffered",
+    "O": "overcommit",
+    "s": "oversubscribe",
+    "v": "verbose",
+    "Q": "quiet",
+    "m": "distribution",
+}
+FLAGS = {
+    *(
+        "exclusive",
+        "kill-on-bad-exit",
+        "no-kill",
+        "label",
+        "unbuffered",
+        "overcommit",
+        "oversubscribe",
+        "verbose",
+    ),
+    *(
+        "quiet",
+        "overlap",
+        "exact",
+        "multi-prog",
+        "pty",
+        "requeue",
+        "no-requeue",
+        "hold",
+        "contiguous",
+        "spread-job",
+    ),
+    *(
+        "use-min-nodes",
+        "propagate",
+        "get-user-env",
+        "parsable",
+        "wait-all-nodes",
+        "test-only",
+        "disable-status",
+    ),
+}
+"""Options of Slurm whose value, if they have one, stands behind a `=`."""
+NONE = ""
+
+
+@dataclass(frozen=True)
+class AskedOption:
+    name: str
+    """The long name; of PBS the letter, or for -l the resource."""
+    value: str
+    line: int
+
+
+@dataclass(frozen=True)
+class ScriptRequest:
+    scheduler: str
+    """slurm or pbs; empty for a script that asks for nothing."""
+    options: tuple[AskedOption, ...]
+    late: tuple[int, ...]
+    """Lines that look like a request, and stand behind the first command."""
+
+    def find(self, *names: str) -> AskedOption | None:
+        """The last of these: it is the one that counts."""
+        return next((one for one in reversed(self.options) if one.name in names), None)
+
+    def number(self, *names: str) -> int | None:
+        found = self.find(*names)
+        return (
+            int(found.value)
+            if found and found.value.isascii() and found.value.isdigit() and len(found.value) < 9
+            else None
+        )
+
+    @property
+    def nodes(self) -> int | None:
+        """None where it is not known."""
+        if self.scheduler == "pbs":
+            select = self.find("select")
+            if select is None:
+                return self.number("nodes") or (1 if self.options else None)
+            counts = [chunk.partition(":")[0] for chunk in select.value.split("+")]
+            return sum(int(one) for one in counts if one.isascii() and one.isdigit() and len(one) < 7) or None
+        number = self.number("nodes")
+        if number is None and self.scheduler == "slurm" and self.find("nodes") is None:
+            tasks, per_node = self.number("ntasks"), self.number("ntasks-per-node")
+            return -(-tasks // per_node) if tasks and per_node else (1 if tasks in (None, 1) else None)
+        return number
+
+    @property
+    def tasks_per_node(self) -> int | None:
+        """Of Slurm."""
+        if (asked := self.number("ntasks-per-node")) is not None:
+            return asked
+        tasks, nodes = self.number("ntasks"), self.nodes
+        if tasks is None:
+            return 1 if self.scheduler == "slurm" else None
+        return -(-tasks // nodes) if nodes else None
+
+    @property
+    def gpus_per_node(self) -> int | None:
+        """None where it is not known, 0 where none is asked for."""
+        if self.scheduler == "pbs":
+            select = self.find("select")
+            found = re.search(r"\b(?:ngpus|gpus|naccelerators)=(\d{1,4})\b", select.value) if select else None
+            other = self.number("ngpus")
+            return int(found[1]) if found else other if other is not None else 0
+        for name in ("gpus-per-node", "gres", "gpus", "gpus-per-task"):
+            option = self.find(name)
+            if option is None:
+                continue
+            if name == "gres" and "gpu" not in option.value:
+                continue
+            found = re.search(r"(?:^|:|=)(\d{1,4})(?:$|[(,])", option.value)
+            count = int(found[1]) if found else 1
+            if name == "gpus":
+                return count // self.nodes if self.nodes else None
+            if name == "gpus-per-task":
+                return count * self.tasks_per_node if self.tasks_per_node else None
+            return count
+        return 0 if self.scheduler else None
+
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether nobody else has the nodes."""
+        place = self.find("place")
+        exclusive = self.find("exclusive")
+        return (place is not None and "excl" in place.value) or (
+            exclusive is not None and exclusive.value in ("", "true")
+        )
+
+
+def read(lines: Sequence[str]) -> ScriptRequest:
+    """Of the lines of a script."""
+    options: list[AskedOption] = []
+    late: list[int] = []
+    scheduler, over = "", False
+    for number, line in enumerate(lines, 1):
+        text = line.strip()
+        is_slurm = line.startswith("#SBATCH")
+        if is_slurm or line.startswith("#PBS"):
+            if over:
+                late.append(number)
+                continue
+            scheduler = scheduler or ("slurm" if is_slurm else "pbs")
+            if (scheduler == "slurm") == is_slurm:
+                words = _words(line[7 if is_slurm else 4 :])
+                options += slurm(words, number) if is_slurm else _pbs(words, number)
+        elif text and not text.startswith("#"):
+            over = True
+    return ScriptRequest(scheduler, tuple(options), tuple(late))
+
+
+def _words(text: str) -> list[str]:
+    """Without what stands behind a #."""
+    try:
+        return shlex.split(text[:4000], comments=True)
+    except ValueError:
+        return text.partition(" #")[0].split()
+
+
+def slurm(words: Sequence[str], line: int) -> list[AskedOption]:
+    """Options of sbatch or srun, up to the first word that is none."""
+    found = []
+    rest = list(words)
+    while rest and rest[0].startswith("-") and rest[0] not in ("-", "--"):
+        word = rest.pop(0)
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+        else:
+            name, value = SHORT.get(word[1], word[1]), word[2:].removeprefix("=")
+            equals = value
+        if not equals and name not in FLAGS and rest:
+            value = rest.pop(0)
+        found.append(AskedOption(name, value, line))
+    return found
+
+
+def words_behind(words: Sequence[str]) -> int:
+    """How many of these are srun's own options with their values."""
+    at = 0
+    while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
+        word = words[at]
+        at += 1
+        name = word[2:].partition("=")[0] if word.startswith("--") else SHORT.get(word[1], word[1])
+        has_value = "=" in word if word.startswith("--") else len(word) > 2
+        if not has_value and name not in FLAGS:
+            at += 1
+    return min(at, len(words))
+
+
+def _pbs(words: Sequence[str], line: int) -> list[AskedOption]:
+    found = []
+    rest = list(words)
+    while rest and rest[0].startswith("-") and len(rest[0]) > 1:
+        word = rest.pop(0)
+        letter, value = word[1], word[2:]
+        if not value and rest and letter not in "VhIzXfx":
+            value = rest.pop(0)
+        if letter != "l":
+            found.append(AskedOption(letter, value, line))
+            continue
+        if value.startswith(("select=", "place=")):
+            name, _, text = value.partition("=")
+            found.append(AskedOption(name, text, line))
+            continue
+        for part in value.split(","):
+            name, _, text = part.partition("=")
+            if name == "nodes":
+                found.append(AskedOption("nodes", text.partition(":")[0], line))
+            else:
+                found.append(AskedOption(name, text, line))
+    return found

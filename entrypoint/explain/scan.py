@@ -1,0 +1,429 @@
+"""Finds the lines of logs that the catalogue knows, and those that look like an error, in one pass of
+bounded memory. `Scan.read` takes one open file after another; `Scan.found` has what was there.
+
+A log of 2 GB has some ten million lines, and nearly none is of interest. Each pattern has a word that few
+lines have, its key. Small blocks are looked at: their lines without digits, the shapes, are made a set, and
+if all were seen before, the block holds nothing new. Else its words are made a set; if a key is among them,
+the lines with that word are read.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from entrypoint.explain import lines
+from entrypoint.explain.catalogue import Entry, Pattern
+
+BLOCK = 1 << 20
+LONGEST = 1 << 12
+"""Bytes of a line that are looked at, around what was found."""
+MOST_OF_ONE = 400
+"""Lines kept of one entry; and of one in one file:"""
+MOST_IN_A_FILE = 12
+COUNTED, TRIED = 1000, 20_000
+"""Lines of one entry in one file, and lines looked at for unknown errors; further ones are not looked for."""
+MOST_TRIED = 200_000
+"""Lines with one key in one file: a word that so many have says nothing."""
+SMALL = 1 << 16
+"""Bytes that are looked at together: what a processor keeps at hand."""
+MOST_SHAPES, MOST_SHAPE_BYTES = 100_000, 16 << 20
+"""Remembered; beyond, all are forgotten."""
+_DIGITS = b"0123456789"
+NEAR, NEAR_BYTES = 30, 1 << 14
+"""Lines, and bytes, around one that may have its time or rank."""
+MOST_NODES = 10_000
+_LETTERS = bytes(c if chr(c).isalpha() and c < 128 else 32 for c in range(256))
+"""Leaves the letters, and spaces for all else."""
+OF_ERRORS = frozenset(
+    b"ERROR FATAL CRITICAL Fatal fatal Error error panic WARN Assertion Cause Process".split()
+)
+"""Words that an unknown error may have."""
+_ENDINGS = (b"Error", b"Exception", b"Exit")
+_EXCEPTION = re.compile(
+    rb"(?:[A-Za-z_][\w]{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|Interrupt|Exit|Failure)(?:: .*|\s*)$"
+)
+_ERROR = re.compile(
+    rb"^(?:\[[^\]]{1,40}\]:? ?)?(?:\w{1,20}: "
+    rb"){0,3}(?:ERROR|FATAL|CRITICAL|[Ff]atal|[Ee]rror|panic)\b|: (?:fatal )?error: | - (?:ERROR|CRITICAL) - "
+    rb"|\[(?:ERROR|error|CRITICAL|FATAL)\]|\bNCCL WARN\b|^Assertion | Assertion `"
+)
+_TELLS = re.compile(rb"Root Cause|Process name: \[")
+_BOX = re.compile(rb"(?:^|\s)(rank|host|exitcode|time)\s*: (\S+)")
+"""torchrun's summary of a failure has such lines."""
+_LABEL = re.compile(rb"(?:[\w.-]{1,64}: )?\[rank(\d{1,6})\]:")
+_OF_SRUN = re.compile(rb"srun: error: (?P<node>[\w.-]{1,64}): tasks? (?P<task>\d+)[\d,-]*: (?P<how>.{1,60})")
+_OF_MPI = re.compile(rb"(?:Process name: \[[^\]]{0,80}?,|mpirun noticed that process rank )(\d+)")
+_BY_OTHERS = re.compile(rb"Terminated|Killed \(by|Cancelled")
+"""How srun names the end of tasks that it has ended itself."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A line that says something."""
+
+    entry: Entry | None
+    """None: it looks like an error, and is not known."""
+    text: str
+    file: str
+    number: int
+    """Of the line, from 1."""
+    order: tuple[int, int]
+    """(number of the file, of the line)."""
+    time: float | None
+    rank: int | None
+    node: str
+    device: str
+    is_exception: bool = False
+
+
+@dataclass(frozen=True)
+class ProcessEnd:
+    """How the process of a rank or task ended, as torchrun, srun or mpirun tells."""
+
+    rank: int | None
+    node: str
+
+
+@dataclass
+class Scan:
+    """`found`, `counts`, `ends`, `nodes` and `places` grow with each file that is read."""
+
+    index: Index
+    found: list[Evidence] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+    """Lines of each entry."""
+    helped: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    """Where a pattern of `all` or `then` was seen last, by entry and place in it."""
+    ends: list[ProcessEnd] = field(default_factory=list)
+    """Of those that failed by themselves."""
+    nodes: set[str] = field(default_factory=set)
+    """All that were named, also on lines that are no evidence."""
+    places: dict[int, str] = field(default_factory=dict)
+    """The node of a rank."""
+    size: int = 0
+    """Bytes that were read."""
+    lines: int = 0
+
+    _seen: set[bytes] = field(default_factory=set)
+    _seen_bytes: int = 0
+    _hot: set[bytes] = field(default_factory=set)
+    """Shapes of lines that were read: a block with one is looked at again."""
+    _files: int = 0
+    _tried: Counter[bytes] = field(default_factory=Counter)
+    """Lines of this file with a key."""
+
+    def read(self, file: BinaryIO, name: str, most: int) -> bool:
+        """Reads at most `most` bytes of an open file; whether that was all of it. Raises OSError,
+        EOFError and what a decompressor raises."""
+        self._files += 1
+        self._tried.clear()
+        number, left, rest = 1, most, b""
+        while left > 0:
+            block = file.read(min(BLOCK, left))
+            if not block:
+                break
+            left -= len(block)
+            self.size += len(block)
+            block = rest + block
+            end = block.rfind(b"\n") + 1
+            if not end and len(block) > BLOCK:
+                end = len(block) - LONGEST  # an endless line, in pieces
+            rest = block[end:]
+            number += self._block(block[:end], name, number)
+        if rest:
+            number += self._block(rest, name, number) + (not rest.endswith(b"\n"))
+        self.lines += number - 1
+        return left > 0
+
+    def _block(self, block: bytes, name: str, first: int) -> int:
+        """Looks at whole lines; how many there were."""
+        if b"\x1b" in block:
+            block = lines.ESCAPES.sub(b"", block)
+        if b"\0" in block:
+            block = block.replace(b"\0", b"")
+        at = count = 0
+        while at < len(block):
+            end = block.find(b"\n", at + SMALL) + 1 or len(block)
+            self._small(block, at, end, name, first + count)
+            count += block.count(b"\n", at, end)
+            at = end
+        return count
+
+    def _small(self, block: bytes, begin: int, end: int, name: str, first: int) -> None:
+        """Looks at the lines of a block between two places."""
+        part = block[begin:end]
+        shapes = set(part.translate(None, _DIGITS).split(b"\n"))
+        fresh = shapes - self._seen
+        if not fresh and self._hot.isdisjoint(shapes):
+            return
+        self._keep(fresh)
+        places = self._places(part, name)
+        if not places:
+            self._hot -= shapes  # there are so many of them that no more are read
+        number, last = first, begin
+        for start in sorted(places):
+            number += block.count(b"\n", last, begin + start)
+            last = begin + start
+            if len(self._hot) < MOST_SHAPES:
+                self._hot.add(
+                    part[start : part.find(b"\n", start) % (len(part) + 1)].translate(None, _DIGITS)
+                )
+            self._line(block, begin + start, begin + places[start], name, number)
+
+    def _keep(self, fresh: set[bytes]) -> None:
+        if len(self._seen) > MOST_SHAPES or self._seen_bytes > MOST_SHAPE_BYTES:
+            self._seen.clear()
+            self._seen_bytes = 0
+        self._seen |= fresh
+        self._seen_bytes += sum(map(len, fresh))
+
+    def _places(self, part: bytes, name: str) -> dict[int, int]:
+        """Where lines begin that are to be read, with where in them something was found."""
+        words = set(part.translate(_LETTERS).split())
+        places: dict[int, int] = {}
+        counts = self.counts
+        for word in words & self.index.by_key.keys():
+            patterns = [one for one in self.index.by_key[word] if counts[f"{one[0].id} {name}"] < COUNTED]
+            if patterns and self._tried[word] < MOST_TRIED:
+                self._tried[word] += _lines_with(part, word, patterns, places)
+        if counts[f"error {name}"] < MOST_IN_A_FILE and counts[f"tried error {name}"] < TRIED:
+            for word in words & OF_ERRORS:
+                counts[f"tried error {name}"] += _lines_with(part, word, (), places)
+        is_raised = any(end in part for end in _ENDINGS)
+        if (
+            is_raised
+            and counts[f"exception {name}"] < MOST_IN_A_FILE
+            and counts[f"tried exception {name}"] < TRIED
+        ):
+            for word in words:
+                if word.endswith(_ENDINGS):
+                    counts[f"tried exception {name}"] += _lines_with(part, word, (), places)
+        return places
+
+    def _line(self, block: bytes, start: int, at: int, name: str, number: int) -> None:
+        """`start`: of the line in the block; `at`: where something in it was found."""
+        end = _end(block, start)
+        if end - start > LONGEST:
+            start = max(start, at - LONGEST // 2)
+            end = min(end, start + LONGEST)
+        line = block[start:end]
+        before = _split(block[max(0, start - NEAR_BYTES) : start])[-NEAR:]
+        behind = _split(block[end + 1 : end + NEAR_BYTES])[:NEAR]
+        order = (self._files, number)
+        body = lines.body(line)
+        self._help(line, body, order)
+        node, rank = lines.node(line), lines.rank(line)
+        self._remember(line, behind[:12], node, rank)
+        entry = self.index.entry(line, body)
+        is_exception = False
+        traceback = _traceback(before)
+        if entry is None:
+            is_exception = traceback is not None and _EXCEPTION.match(body) is not None
+            if not is_exception and not _ERROR.search(body):
+                return
+        key = entry.id if entry else ("exception" if is_exception else "error")
+        self.counts[key] += 1
+        self.counts[f"{key} {name}"] += 1
+        if self.counts[key] > MOST_OF_ONE or self.counts[f"{key} {name}"] > MOST_IN_A_FILE:
+            return
+        file_rank, file_node = lines.of_file(name)
+        of_traceback = lines.rank(traceback) if traceback and _EXCEPTION.match(body) else None
+        near = _first(of_traceback, _rank_near(before, behind[:6], entry))
+        self.found.append(
+            Evidence(
+                entry=entry,
+                text=body.strip().decode("utf-8", "replace")[:400],
+                file=name,
+                number=number,
+                order=order,
+                time=_time(line, before),
+                rank=_first(rank, file_rank, near, _rank_behind(line, behind[:12])),
+                node=node or file_node,
+                device=lines.device(line),
+                is_exception=is_exception,
+            )
+        )
+
+    def _remember(self, line: bytes, behind: Sequence[bytes], node: str, rank: int | None) -> None:
+        """Which nodes and ends a line tells of."""
+        if len(self.nodes) > MOST_NODES or len(self.ends) > MOST_NODES:
+            return
+        if node:
+            self.nodes.add(node)
+        if node and rank is not None:
+            self.places.setdefault(rank, node)
+        if b"Root Cause" in line:
+            self.ends.insert(0, _box(behind))
+            self.nodes |= {self.ends[0].node} - {""}
+            return
+        of_srun, of_mpi = _OF_SRUN.search(line), _OF_MPI.search(line)
+        if of_srun and not _BY_OTHERS.search(of_srun["how"]):
+            self.ends.append(ProcessEnd(int(of_srun["task"][:6]), of_srun["node"].decode()))
+        elif of_mpi:
+            self.ends.append(ProcessEnd(int(of_mpi[1][:6]), ""))
+
+    def _help(self, line: bytes, body: bytes, order: tuple[int, int]) -> None:
+        for entry in self.index.helped:
+            for place, pattern in enumerate((*entry.all, *entry.then)):
+                if pattern.is_in(line, body):
+                    self.helped[entry.id, place] = order
+
+
+def _first(*values: int | None) -> int | None:
+    return next((one for one in values if one is not None), None)
+
+
+def _time(line: bytes, before: Sequence[bytes]) -> float | None:
+    """That of the line, else of the nearest one before it."""
+    for one in (line, *reversed(before)):
+        found = lines.time(one)
+        if found is not None:
+            return found
+    return None
+
+
+def _rank_near(before: Sequence[bytes], behind: Sequence[bytes], entry: Entry | None) -> int | None:
+    """The rank of torchrun's summary around an exit status."""
+    if entry is None or entry.family != "torchrun":
+        return None
+    for one in (*reversed(before[-8:]), *behind):
+        found = _BOX.match(one)
+        if found and found[1] == b"rank" and found[2].isdigit():
+            return int(found[2][:6])
+    return None
+
+
+def _rank_behind(line: bytes, behind: Sequence[bytes]) -> int | None:
+    """Of a line that does not name its rank, that of the error which follows at once: NCCL warns first, and
+    torch prints some errors without a label."""
+    if b" NCCL WARN " not in line and not _EXCEPTION.match(lines.body(line)):
+        return None
+    for one in behind if b" NCCL WARN " in line else behind[:3]:
+        found = _LABEL.match(one)
+        if found:
+            return int(found[1])
+    return None
+
+
+def _traceback(before: Sequence[bytes]) -> bytes | None:
+    """The line that begins the traceback of which the line behind these is the end, it may be."""
+    return next((one for one in reversed(before) if b"Traceback (most recent call last)" in one), None)
+
+
+def _box(rows: Iterable[bytes]) -> ProcessEnd:
+    found: dict[bytes, str] = {}
+    for row in rows:
+        cell = _BOX.search(row)
+        if cell:
+            found.setdefault(cell[1], cell[2].decode("utf-8", "replace")[:100])
+    rank = found.get(b"rank", "")
+    return ProcessEnd(int(rank) if rank.isdigit() and len(rank) < 7 else None, found.get(b"host", ""))
+
+
+def _lines_with(
+    block: bytes, word: bytes, patterns: Sequence[tuple[Entry, Pattern]], places: dict[int, int]
+) -> int:
+    """Adds the lines with a word that may match one of the patterns, if there are any, by where they
+    begin; how many there were."""
+    at, count = block.find(word), 0
+    while at >= 0:
+        start = max(block.rfind(b"\n", 0, at), block.rfind(b"\r", 0, at)) + 1
+        end = _end(block, at)
+        count += 1
+        if _may_be(block, start, end, at, patterns):
+            places.setdefault(start, at)
+        at = block.find(word, end)
+    return count
+
+
+def _may_be(block: bytes, start: int, end: int, at: int, patterns: Sequence[tuple[Entry, Pattern]]) -> bool:
+    """Whether a line is worth reading. `at`: where its word is."""
+    if end - start > LONGEST:
+        start = max(start, at - LONGEST // 2)
+        end = min(end, start + LONGEST)
+    if not patterns:
+        line = lines.body(block[start:end])
+        return (
+            _ERROR.search(line) is not None
+            or _EXCEPTION.match(line) is not None
+            or _TELLS.search(line) is not None
+        )
+    return any(
+        block.find(pattern.longest, start, end) >= 0 and pattern.may_be_in(block[start:end])
+        for _, pattern in patterns
+    )
+
+
+def _end(block: bytes, at: int) -> int:
+    """Of the line."""
+    end = block.find(b"\n", at)
+    end = end if end >= 0 else len(block)
+    turned = block.find(b"\r", at, end)
+    return turned if turned >= 0 else end
+
+
+def _split(block: bytes) -> list[bytes]:
+    rows = block.replace(b"\r", b"\n").split(b"\n")
+    return [row for row in rows if row]
+
+
+class Index:
+    """The patterns by their keys. It does not change."""
+
+    def __init__(self, entries: Sequence[Entry]) -> None:
+        self.helped = [entry for entry in entries if entry.all or entry.then]
+        self.by_key: dict[bytes, list[tuple[Entry, Pattern]]] = {}
+        self._of_any: dict[bytes, list[tuple[int, Entry, Pattern]]] = {}
+        for place, entry in enumerate(entries):
+            for pattern in (*entry.any, *entry.all, *entry.then):
+                self.by_key.setdefault(key(pattern), []).append((entry, pattern))
+            for pattern in entry.any:
+                self._of_any.setdefault(key(pattern), []).append((place, entry, pattern))
+
+    def entry(self, line: bytes, body: bytes) -> Entry | None:
+        """The first entry that a line is of."""
+        words = set(line.translate(_LETTERS).split())
+        found = [
+            (place, entry)
+            for word in words & self._of_any.keys()
+            for place, entry, pattern in self._of_any[word]
+            if pattern.is_in(line, body) and not any(one in line for one in entry.none)
+        ]
+        return min(found, key=_place)[1] if found else None
+
+
+def _place(found: tuple[int, Entry]) -> int:
+    return found[0]
+
+
+def key(pattern: Pattern) -> bytes:
+    """The word of a pattern that fewest lines have, by a rule of thumb: one inside a part, the longest, none
+    of those that many logs have."""
+    inner, outer = [], []
+    for part in pattern.parts:
+        words = part.translate(_LETTERS).split()
+        if not words:
+            continue
+        begins, ends = part[:1].isalpha(), part[-1:].isalpha()
+        inner += words[begins : len(words) - ends]
+        outer += words
+    for words in (inner, outer):
+        good = [word for word in words if word not in COMMON and len(word) > 2]
+        if good:
+            return max(good, key=len)
+    return max(outer, key=len)
+
+
+COMMON = frozenset(
+    b"""the for with and not was were has have this that from are but all one you your can cannot could
+    process processes device devices node nodes rank ranks memory model time error errors failed
+    file files data training train loss step torch cuda CUDA GPU gpu NCCL nccl python site
+    packages lib job task tasks called used using INFO WARN srun sbatch slurmstepd world size
+    batch number running worker workers distributed running version RuntimeError ValueError
+    ERROR found""".split()
+)
+"""Words that many lines of good runs have."""

@@ -1,0 +1,231 @@
+"""Reads a shell script into its commands, without running anything: `commands` is the entry. A pure function.
+
+It knows what job scripts are made of: quotes, continued lines, comments, here-documents, substitutions, and
+the ends of commands. Functions, loops and conditions are taken for the commands in them. A parser of bash
+(tree-sitter-bash) would need a compiled package that a login node's Python has not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MOST = 1 << 20
+"""Characters of a script."""
+MOST_COMMANDS = 20_000
+_HERE = re.compile(r"<<(-?)\s*(?:'([^'\n]{1,80})'|\"([^\"\n]{1,80})\"|\\?([A-Za-z_][\w.-]{0,80}))")
+_KEYWORDS = {
+    *("if", "then", "else", "elif", "fi", "do", "done", "while", "until", "time", "!", "{", "}", "(", ")"),
+    *("exec", "nohup", "command", "builtin", "case", "esac"),
+}
+ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
+
+
+@dataclass(frozen=True)
+class Word:
+    raw: str
+    """As the script has it, quotes and all."""
+    line: int
+    """From 1."""
+
+    @property
+    def text(self) -> str:
+        """Without its quotes; what the shell would fill in stays as it stands."""
+        found, at, quote = [], 0, ""
+        raw = self.raw
+        while at < len(raw):
+            letter = raw[at]
+            if letter == "\\" and quote != "'" and at + 1 < len(raw):
+                found.append("" if raw[at + 1] == "\n" else raw[at + 1])
+                at += 2
+                continue
+            if letter in "'\"" and quote in ("", letter):
+                quote = "" if quote else letter
+            else:
+                found.append(letter)
+            at += 1
+        return "".join(found)
+
+    @property
+    def single_quoted(self) -> str:
+        """What stands in single quotes, not inside double ones."""
+        found, quote = [], ""
+        for letter in self.raw:
+            if letter in "'\"" and quote in ("", letter):
+                quote = "" if quote else letter
+            elif quote == "'":
+                found.append(letter)
+        return "".join(found)
+
+
+@dataclass(frozen=True)
+class Command:
+    words: tuple[Word, ...]
+    """Without assignments in front of a command, and keywords."""
+    assigned: tuple[Word, ...]
+    """These assignments; of `export` too."""
+
+    @property
+    def line(self) -> int:
+        return (self.words or self.assigned)[0].line
+
+    @property
+    def texts(self) -> list[str]:
+        return [word.text for word in self.words]
+
+
+def commands(text: str, first: int = 1) -> list[Command]:
+    """Of a script; `first`: the number of its first line."""
+    found: list[Command] = []
+    words: list[Word] = []
+    word: list[str] = []
+    at, line, begun = 0, first, first
+    waiting: list[tuple[str, bool]] = []
+    """Ends of here-documents that begin behind this line."""
+    text = text[:MOST]
+
+    def end_word() -> None:
+        if word:
+            words.append(Word("".join(word), begun))
+            word.clear()
+
+    def end_command() -> None:
+        end_word()
+        if words and len(found) < MOST_COMMANDS:
+            found.extend(_command(words))
+        words.clear()
+
+    while at < len(text):
+        letter = text[at]
+        if letter == "\n":
+            end_command()
+            line += 1
+            at += 1
+            for mark, stripped in waiting:
+                at, line = _behind_here(text, at, line, mark, stripped)
+            waiting.clear()
+            continue
+        if letter == "\\" and text[at + 1 : at + 2] == "\n":
+            end_word()
+            line += 1
+            at += 2
+            continue
+        if letter == "#" and not word:
+            at = _or_end(text.find("\n", at), text)
+            continue
+        if letter in " \t\r":
+            end_word()
+            at += 1
+            continue
+        if letter in ";&|" and not (
+            letter == "&" and (text[at + 1 : at + 2] == ">" or (word and word[-1] in "<>"))
+        ):
+            end_command()
+            at += 1
+            continue
+        here = _HERE.match(text, at) if letter == "<" and text[at : at + 3] != "<<<" else None
+        if here:
+            end_word()
+            waiting.append((here[2] or here[3] or here[4], bool(here[1])))
+            at = here.end()
+            continue
+        if letter in "()" and not word:
+            end_command()
+            at += 1
+            continue
+        if not word:
+            begun = line
+        end = _piece(text, at)
+        piece = text[at:end]
+        line += piece.count("\n")
+        word.append(piece)
+        at = end
+    end_command()
+    return found
+
+
+def _or_end(at: int, text: str) -> int:
+    return at if at >= 0 else len(text)
+
+
+def _behind_here(text: str, at: int, line: int, end: str, stripped: bool) -> tuple[int, int]:
+    """Behind a here-document that begins at `at`."""
+    while at < len(text):
+        stop = _or_end(text.find("\n", at), text)
+        row = text[at:stop].rstrip("\r")
+        at, line = min(stop + 1, len(text)), line + 1
+        if (row.lstrip("\t") if stripped else row) == end:
+            break
+    return at, line
+
+
+def _piece(text: str, at: int) -> int:
+    """Where the piece of a word ends that begins here: a quoted text, a substitution, or one letter."""
+    letter = text[at]
+    if letter == "'":
+        return _or_end(text.find("'", at + 1) + 1 or -1, text)
+    if letter == '"':
+        return _quoted(text, at)
+    if letter == "`":
+        return _or_end(text.find("`", at + 1) + 1 or -1, text)
+    if letter == "\\":
+        return min(at + 2, len(text))
+    if letter in "$=<>" and text[at + 1 : at + 2] in ("(", "{"):
+        return _bracketed(text, at + 1)
+    return at + 1
+
+
+def _quoted(text: str, at: int) -> int:
+    """Behind a text in double quotes that begins here."""
+    at += 1
+    while at < len(text) and text[at] != '"':
+        if text[at] == "\\":
+            at += 2
+        elif text[at] == "$" and text[at + 1 : at + 2] in ("(", "{"):
+            at = _bracketed(text, at + 1)
+        else:
+            at += 1
+    return min(at + 1, len(text))
+
+
+def _bracketed(text: str, at: int) -> int:
+    """Behind what begins with this bracket. Quotes in it are not looked into deeper than the brackets."""
+    opening = text[at]
+    closing = ")" if opening == "(" else "}"
+    depth = 0
+    while at < len(text):
+        letter = text[at]
+        if letter == "\\":
+            at += 2
+            continue
+        if letter == "'" and opening == "(":
+            at = _or_end(text.find("'", at + 1), text)
+        elif letter == opening:
+            depth += 1
+        elif letter == closing:
+            depth -= 1
+            if depth == 0:
+                return at + 1
+        at += 1
+    return len(text)
+
+
+def _command(words: Sequence[Word]) -> list[Command]:
+    """Of the words of a command: none, if only keywords are left."""
+    rest = list(words)
+    assigned = []
+    while rest:
+        if rest[0].raw in _KEYWORDS:
+            rest.pop(0)
+        elif ASSIGNMENT.match(rest[0].raw):
+            assigned.append(rest.pop(0))
+        elif rest[0].raw in ("export", "declare", "local", "readonly", "env") and len(rest) > 1:
+            rest.pop(0)
+            while rest and (rest[0].raw.startswith("-") or ASSIGNMENT.match(rest[0].raw)):
+                one = rest.pop(0)
+                if not one.raw.startswith("-"):
+                    assigned.append(one)
+        else:
+            break
+    return [Command(tuple(rest), tuple(assigned))] if rest or assigned else []

@@ -1,0 +1,610 @@
+"""The traps of job scripts: what each will cause, and what to write instead. `find` names those of a
+script. Pure functions of its text; nothing of it is run.
+
+A trap is worth mending; a remark is not wrong, and may be meant so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from entrypoint.explain import launches, request, shell
+from entrypoint.explain.launches import Launch
+from entrypoint.explain.request import ScriptRequest
+from entrypoint.explain.shell import Command, Word
+
+
+@dataclass(frozen=True)
+class Trap:
+    id: str
+    title: str
+    why: str
+    """What it will cause."""
+    remedy: str
+    is_remark: bool = False
+
+
+@dataclass(frozen=True)
+class Found:
+    trap: Trap
+    line: int
+    text: str
+    """The place in the script, as a person would quote it."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """A job script, read."""
+
+    text: str
+    lines: tuple[str, ...]
+    request: ScriptRequest
+    commands: tuple[Command, ...]
+    launches: tuple[Launch, ...]
+
+    @property
+    def nodes(self) -> int | None:
+        """None where it is not known."""
+        if self.request.scheduler:
+            return self.request.nodes
+        numbers = [number(one.agent_options.get("nnodes")) for one in self.launches]
+        return next((one for one in numbers if one), None)
+
+    @property
+    def trainings(self) -> list[Launch]:
+        return [one for one in self.launches if one.trains]
+
+    @property
+    def assigned(self) -> list[tuple[Word, str, str]]:
+        """Variables that the script sets outside of its tasks, with name and value."""
+        words = [word for one in self.commands for word in one.assigned]
+        return [(word, *_split(word)) for word in words]
+
+
+def _split(word: Word) -> tuple[str, str]:
+    name, _, value = word.raw.partition("=")
+    return name.rstrip("+"), value
+
+
+def number(word: Word | None) -> int | None:
+    """The number that an option is; None for none, or one that only the shell knows."""
+    text = word.text if word else ""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 9 else None
+
+
+def read(text: str) -> Script:
+    """Of a script's text, of which line ends of Windows are taken away."""
+    text = text[: shell.MOST].replace("\r\n", "\n").replace("\r", "\n")
+    lines = tuple(text.split("\n"))
+    commands = tuple(shell.commands(text))
+    return Script(text, lines, request.read(lines), commands, tuple(launches.read(commands)))
+
+
+def find(original: str) -> list[Found]:
+    """All traps of a script, in the order of its lines; each once a line."""
+    script = read(original)
+    found = [one for rule in _RULES for one in rule(script)]
+    if "\r\n" in original:
+        found.append(Found(CRLF, 1, "every line ends in a carriage return"))
+    unique = {(one.trap.id, one.line): one for one in found}
+    return sorted(unique.values(), key=_line)
+
+
+def _line(found: Found) -> tuple[bool, int]:
+    return (found.trap.is_remark, found.line)
+
+
+HEAD_BY_HOSTNAME = Trap(
+    "head-by-hostname",
+    "the head node's address comes from hostname or ping",
+    "hostname names the node on which it runs, so every node that runs this takes itself for the "
+    "first, and they never "
+    "meet; ping and hostname -i may give 127.0.1.1 or a network that the nodes do not share.",
+    'Take the first name of the job\'s list: scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n '
+    "1, or head -n 1 "
+    '"$PBS_NODEFILE".',
+)
+MASTER_IN_TASK = Trap(
+    "master-in-each-task",
+    "MASTER_ADDR is computed inside each task, or inside the container",
+    "Each task computes it for itself: hostname then names every node's own address, and scontrol "
+    "does not exist in the "
+    "container, so the value is empty.",
+    "Compute it once in the batch script, export it, and pass it in.",
+)
+MASTER_LOCALHOST = Trap(
+    "master-is-localhost",
+    "MASTER_ADDR is this machine itself, on several nodes",
+    "Every node looks for the first node on itself, waits, and runs out of time.",
+    "Take the first name of the job's list of nodes.",
+)
+MASTER_IS_LIST = Trap(
+    "master-is-list",
+    "MASTER_ADDR is the whole list of nodes",
+    "Such a name as gpu-[01-04] does not resolve.",
+    'Expand it: scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1.',
+)
+SINGLE_QUOTES = Trap(
+    "single-quotes",
+    "a variable stands in single quotes, and is passed as it is written",
+    "The shell does not fill it in: the program gets the literal text with the dollar sign. As a "
+    "rendezvous id it is the same "
+    "for all jobs, so two of them can meet each other.",
+    'Use double quotes: "$NAME".',
+)
+FIXED_PORT = Trap(
+    "fixed-port",
+    "the port is fixed, on nodes that other jobs may share",
+    "A second job on the first node, also your own, finds the port in use (EADDRINUSE), or the two "
+    "jobs meet each other.",
+    "Take it from the job's number, such as $((20000 + SLURM_JOB_ID % 20000)).",
+)
+RDZV_RANDOM = Trap(
+    "rdzv-id-random",
+    "--rdzv_id=$RANDOM is drawn by each node for itself",
+    "Each node has another rendezvous id, so they never meet, and all run out of time.",
+    "Take the job's number: --rdzv_id=$SLURM_JOB_ID.",
+)
+PBS_NODEID = Trap(
+    "pbs-nodeid",
+    "PBS_NODEID is not a variable of PBS",
+    "PBS does not set it, so the node rank is empty: torchrun refuses it, or every node takes itself "
+    "for node 0.",
+    "Number the hosts of $PBS_NODEFILE, or use a c10d rendezvous, which needs no node rank.",
+)
+RANK_ONCE = Trap(
+    "rank-once",
+    "a rank is filled in by the batch script, before the tasks start",
+    "The batch script is itself task 0, so all tasks get 0: every node takes itself for the first one.",
+    "Let a shell in each task fill it in: srun bash -c 'torchrun --node_rank=$SLURM_NODEID ...'.",
+)
+FIRST_NODE_ONLY = Trap(
+    "first-node-only",
+    "the training starts on the first node only",
+    "A batch script runs on the first node only. The other nodes start nothing, so this one waits "
+    "for them until it runs out of time.",
+    "Start one on every node: srun --ntasks-per-node=1 (Slurm), pbsdsh or mpiexec --ppn 1 (PBS) in "
+    "front of it.",
+)
+TORCHRUN_PER_TASK = Trap(
+    "torchrun-per-task",
+    "every task starts a torchrun of its own, and a node has several tasks",
+    "Several launchers on a node each start their own ranks: they fight for the port and the GPUs.",
+    "One task a node with torchrun (--ntasks-per-node=1), or no torchrun with one task for each rank.",
+)
+NODES_DIFFER = Trap(
+    "nodes-against-nnodes",
+    "the job has another number of nodes than --nnodes says",
+    "With fewer, torchrun waits for nodes that never come; with more, the rest is turned away or "
+    "forms a second world.",
+    '--nnodes="$SLURM_NNODES" follows the request.',
+)
+NPROC_DIFFERS = Trap(
+    "tasks-against-nproc",
+    "--nproc_per_node does not go with the GPUs or tasks that a node gets",
+    "More ranks than GPUs end with invalid device ordinal, or share a GPU; fewer leave GPUs unused.",
+    "Make --nproc_per_node equal to the GPUs per node (ntasks-per-node is 1 with torchrun).",
+)
+GPUS_PER_TASK = Trap(
+    "gpus-per-task",
+    "--gpus-per-task shows each task its own GPU only",
+    "In each task the one GPU is number 0: set_device(LOCAL_RANK) ends with invalid device ordinal, "
+    "and NCCL may not reach its "
+    "peers directly.",
+    "--gpus-per-node=N, so that each task sees all GPUs of its node.",
+)
+NO_CPUS = Trap(
+    "no-cpus-per-task",
+    "srun does not take --cpus-per-task over from the job",
+    "From Slurm 22.05 on the tasks get one core each: the DataLoader is slow.",
+    'srun --cpus-per-task="$SLURM_CPUS_PER_TASK", or export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK.',
+)
+NO_KILL = Trap(
+    "no-kill-on-bad-exit",
+    "srun goes on after one task fails",
+    "The other tasks hang and wait for it until the time limit: hours of the allocation are lost.",
+    "srun --kill-on-bad-exit=1.",
+)
+EXPORT_DROPS = Trap(
+    "export-drops",
+    "--export drops variables that the job needs",
+    "Without ALL only the named variables reach the tasks: MASTER_ADDR, PATH and HOME of the batch "
+    "script are missing.",
+    "--export=ALL, or --export=ALL,NAME=VALUE.",
+)
+NO_NV = Trap(
+    "no-nv",
+    "the container is started without --nv",
+    "The GPU and its driver are not visible inside: torch finds no CUDA device.",
+    "apptainer exec --nv ...",
+)
+CONDA = Trap(
+    "conda-and-container",
+    "a conda or virtual environment is activated, and the program runs in a container",
+    "It has no effect inside the container, which has a Python of its own, or conda does not exist "
+    "there. Variables that it sets may "
+    "mix both.",
+    "Leave the activation out, and install what is missing into the image, or into a venv made with "
+    "the image's Python.",
+)
+MODULE_INSIDE = Trap(
+    "module-in-container",
+    "module load stands inside the container",
+    "The command module does not exist there, and the site's software is not shown.",
+    "Load modules before srun, outside of the container; the image must have what the program needs.",
+)
+NO_SIGNAL = Trap(
+    "no-signal",
+    "no signal comes before the time limit",
+    "At the limit the job is killed, and what was trained since the last checkpoint is lost.",
+    "#SBATCH --signal=B:USR2@120 and a handler that saves; under PBS a clock of your own. Frequent "
+    "checkpoints do too.",
+    is_remark=True,
+)
+EXCLUSIVE = Trap(
+    "exclusive-options",
+    "two options of the request are mutually exclusive",
+    "Slurm refuses the job, or the step (from 26.05 on also --gres=gpu with --gpus-per-node).",
+    "Keep one of the two.",
+)
+LATE = Trap(
+    "sbatch-after-command",
+    "a directive (#SBATCH or #PBS) stands after the first command",
+    "It is ignored: the job runs with the default of that option.",
+    "Move it above the first command.",
+)
+CRLF = Trap(
+    "crlf",
+    "the file has the line ends of Windows (CRLF)",
+    "sbatch refuses it, or bash takes the carriage return (\\r) for a part of each last word.",
+    "dos2unix SCRIPT.",
+)
+NODEFILE_INSIDE = Trap(
+    "nodefile-in-container",
+    "$PBS_NODEFILE is read inside the container or on another host",
+    "The file lies in PBS's spool on the first host, which is not visible in the container: the "
+    "address is empty.",
+    "Read it in the job script, and pass the answer in.",
+)
+IFNAME = Trap(
+    "ifname",
+    "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names one interface",
+    "A node that has no interface of this name ends with no socket interface found.",
+    "Leave it out, or exclude instead: NCCL_SOCKET_IFNAME=^lo,docker.",
+)
+OUTPUT_NULL = Trap(
+    "output-null",
+    "the output goes to /dev/null",
+    "If it fails there is no log to read.",
+    "#SBATCH --output=%x-%j.out.",
+)
+PBS_MIXED = Trap(
+    "pbs-mixed-select",
+    "select and the old style of request are mixed",
+    "qsub refuses nodes=, ncpus=, ngpus= or mem= beside select.",
+    "Write all of it into select: select=2:ncpus=8:ngpus=4:mem=64gb.",
+)
+NO_SHEBANG = Trap(
+    "no-shebang",
+    "the first line does not say which shell reads the script",
+    "sbatch refuses such a script: it does not look like a batch script.",
+    "Begin it with #!/bin/bash.",
+)
+TRAPS = tuple(one for one in list(globals().values()) if isinstance(one, Trap))
+
+_HEAD_NAMES = re.compile(
+    r"(?i)(?:.*_)?(?:master(?:_addr|_node|_host|_ip)?|head(?:_node|_ip|_addr|node)?|rdzv_(?:host|endpoint)|main_?(?:node|process_ip|addr)|host_?node|ip|addr|endpoint|leader|first_?node)$"
+)
+_BY_NAME = re.compile(
+    r"(?:\$\(|`)\s*(?:ping\b|/?(?:usr/)?(?:bin/)?hostname\b)|\|\s*hostname\b|\$\(\s*(?:uname -n|ip "
+    r"(?:-4 )?(?:addr|route))"
+)
+_PING = re.compile(r"\bping\b")
+_SCONTROL = re.compile(r"\bscontrol\b|\$SLURM_(?:JOB_)?NODELIST")
+_LITERAL_HOST = re.compile(r"(?:localhost|127\.\d+\.\d+\.\d+|::1)$")
+_PORT = re.compile(r"(?i)(?:.*_)?(?:master_|rdzv_|main_process_)?port$")
+_RANKS = re.compile(r"\$\{?(SLURM_PROCID|SLURM_NODEID|SLURM_LOCALID|PBS_TASKNUM|OMPI_COMM_WORLD_RANK)\b")
+_VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*")
+
+
+def _head_values(script: Script) -> Iterator[tuple[int, str, Launch | None]]:
+    """(line, value, the launch inside which it stands) of each address of the head node."""
+    for one in script.launches:
+        for word in one.assigned if one.in_shell or one.is_in_task else ():
+            name, value = _split(word)
+            if _HEAD_NAMES.match(name):
+                yield word.line, value, one
+        for option in ("rdzv-endpoint", "master-addr", "main-process-ip"):
+            if given := one.agent_options.get(option):
+                yield given.line, given.raw, one
+    for word, name, value in script.assigned:
+        if _HEAD_NAMES.match(name):
+            yield word.line, value, None
+
+
+def _of_head(script: Script) -> Iterator[Found]:
+    several = script.nodes != 1
+    for line, value, launch in _head_values(script):
+        if "srun" in value and not _PING.search(value):
+            continue  # it is asked on the first node
+        is_inside = launch is not None and (launch.in_shell or (launch.is_in_task and launch.container != ""))
+        literal = value.strip("'\"")
+        if _BY_NAME.search(value) or _PING.search(value):
+            if several:
+                yield Found(MASTER_IN_TASK if is_inside else HEAD_BY_HOSTNAME, line, value)
+        elif (
+            is_inside
+            and launch is not None
+            and launch.in_shell
+            and launch.container
+            and _SCONTROL.search(value)
+        ):
+            yield Found(MASTER_IN_TASK, line, value)
+        elif (
+            several and _LITERAL_HOST.match(literal.rpartition(":")[0] or literal) and (script.nodes or 0) > 1
+        ):
+            yield Found(MASTER_LOCALHOST, line, value)
+        elif re.fullmatch(r"\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\}?(?::.*)?", literal) and several:
+            yield Found(MASTER_IS_LIST, line, value)
+
+
+def _of_quotes(script: Script) -> Iterator[Found]:
+    for one in script.trainings:
+        for word in (*one.agent_options.values(), *one.words, *one.starter_words):
+            if _VARIABLE.search(word.single_quoted) and not (
+                one.in_shell and one.agent == "" and one.words[:1] == (word,)
+            ):
+                yield Found(SINGLE_QUOTES, word.line, word.raw)
+
+
+def _of_port(script: Script) -> Iterator[Found]:
+    if script.request.is_exclusive or not _needs_port(script):
+        return
+    fixed = {}
+    for word, name, value in script.assigned:
+        if re.fullmatch(r"['\"]?\d{2,5}['\"]?", value) and _PORT.match(name):
+            fixed[name] = word.line
+    inner = [
+        (word, *_split(word))
+        for one in script.launches
+        if one.in_shell or one.is_in_task
+        for word in one.assigned
+    ]
+    for word, name, value in inner:
+        if re.fullmatch(r"['\"]?\d{2,5}['\"]?", value) and _PORT.match(name):
+            yield Found(FIXED_PORT, word.line, word.raw)
+    for name, line in fixed.items():
+        yield Found(FIXED_PORT, line, name)
+    for one in script.trainings:
+        for option in ("rdzv-endpoint", "master-port", "main-process-port"):
+            option_word = one.agent_options.get(option)
+            if option_word and re.search(r"(?:^|:)\d{2,5}$", option_word.text):
+                yield Found(FIXED_PORT, option_word.line, option_word.raw)
+
+
+def _needs_port(script: Script) -> bool:
+    return any("standalone" not in one.agent_options for one in script.trainings)
+
+
+def _of_random(script: Script) -> Iterator[Found]:
+    for one in script.trainings:
+        word = one.agent_options.get("rdzv-id")
+        if (
+            word
+            and "RANDOM" in word.raw
+            and (one.in_shell or not script.request.scheduler)
+            and script.nodes != 1
+        ):
+            yield Found(RDZV_RANDOM, word.line, word.raw)
+    for word, name, value in script.assigned:
+        if "RANDOM" in value and "rdzv" in name.lower() and not script.request.scheduler:
+            yield Found(RDZV_RANDOM, word.line, word.raw)
+
+
+def _of_pbs_nodeid(script: Script) -> Iterator[Found]:
+    for at, line in enumerate(script.lines, 1):
+        if re.search(r"\$\{?PBS_NODEID\b", line.partition(" #")[0]) and not line.lstrip().startswith("#"):
+            yield Found(PBS_NODEID, at, line.strip())
+
+
+def _of_ranks(script: Script) -> Iterator[Found]:
+    if script.request.scheduler != "slurm" or (script.nodes == 1 and script.request.tasks_per_node == 1):
+        return
+    for word, name, value in script.assigned:
+        if name in ("RANK", "NODE_RANK", "LOCAL_RANK", "MACHINE_RANK", "GROUP_RANK") and _RANKS.search(value):
+            yield Found(RANK_ONCE, word.line, word.raw)
+    for one in script.trainings:
+        for option in ("node-rank", "machine-rank"):
+            option_word = one.agent_options.get(option)
+            if option_word and one.is_in_task and not one.in_shell and _RANKS.search(option_word.raw):
+                yield Found(RANK_ONCE, option_word.line, option_word.raw)
+
+
+def _of_start(script: Script) -> Iterator[Found]:
+    nodes = script.nodes
+    if not script.request.scheduler or not nodes or nodes < 2:
+        return
+    for one in script.trainings:
+        if not one.is_in_task and not one.in_shell:
+            yield Found(FIRST_NODE_ONLY, one.line, _quote(script, one.line))
+
+
+def _of_tasks(script: Script) -> Iterator[Found]:
+    for one in script.trainings:
+        tasks, nodes = _tasks(script, one), script.nodes
+        nnodes = number(one.agent_options.get("nnodes"))
+        nproc = one.agent_options.get("nproc-per-node")
+        gpus = script.request.gpus_per_node
+        if one.agent == "torchrun" and one.starter == "srun" and tasks and tasks > 1:
+            yield Found(TORCHRUN_PER_TASK, one.line, _quote(script, one.line))
+        if nnodes and nodes and nnodes != nodes and script.request.scheduler:
+            yield Found(NODES_DIFFER, one.agent_options["nnodes"].line, f"{nodes} nodes, --nnodes {nnodes}")
+        processes = number(nproc)
+        if nproc and processes and gpus and processes != gpus and (tasks in (None, 1)):
+            yield Found(NPROC_DIFFERS, nproc.line, f"{gpus} GPUs per node, --nproc_per_node {processes}")
+
+
+def _tasks(script: Script, one: Launch) -> int | None:
+    """Tasks of a node of this launch."""
+    own = ScriptRequest("slurm", (*script.request.options, *one.starter_options), ())
+    return own.tasks_per_node if script.request.scheduler == "slurm" else None
+
+
+def _of_gpus_per_task(script: Script) -> Iterator[Found]:
+    for started in [one.starter_options for one in script.trainings] or [()]:
+        options = (*script.request.options, *started)
+        own = ScriptRequest(script.request.scheduler, options, ())
+        option = own.find("gpus-per-task")
+        if option and own.tasks_per_node != 1:
+            yield Found(GPUS_PER_TASK, option.line, f"--gpus-per-task={option.value}")
+
+
+def _of_srun(script: Script) -> Iterator[Found]:
+    exported = {name for _, name, _ in script.assigned}
+    cpus = script.request.find("cpus-per-task", "c")
+    for one in script.trainings:
+        if one.starter != "srun":
+            continue
+        own = ScriptRequest("slurm", one.starter_options, ())
+        inherits = {"SRUN_CPUS_PER_TASK"} & exported
+        if (
+            cpus
+            and cpus.value != "1"
+            and not own.find("cpus-per-task")
+            and not inherits
+            and not own.find("exclusive")
+        ):
+            yield Found(NO_CPUS, one.starter_line, _quote(script, one.starter_line))
+        tasks = (script.nodes or 2) * (_tasks(script, one) or 1)
+        kill = own.find("kill-on-bad-exit")
+        if tasks > 1 and (kill is None or kill.value == "0") and "SLURM_KILL_BAD_EXIT" not in exported:
+            yield Found(NO_KILL, one.starter_line, _quote(script, one.starter_line))
+        export = own.find("export")
+        if export and "ALL" not in export.value.split(","):
+            yield Found(EXPORT_DROPS, one.starter_line, f"--export={export.value}")
+    export = script.request.find("export")
+    if (
+        export
+        and script.request.scheduler == "slurm"
+        and "ALL" not in export.value.split(",")
+        and export.value
+    ):
+        is_undone = any(
+            "SLURM_EXPORT_ENV" in word.text for one in script.commands for word in (*one.words, *one.assigned)
+        ) or any(
+            found.name == "export" and "ALL" in found.value
+            for one in script.launches
+            for found in one.starter_options
+        )
+        if not is_undone:
+            yield Found(EXPORT_DROPS, export.line, f"--export={export.value}")
+
+
+def _of_container(script: Script) -> Iterator[Found]:
+    gpus = script.request.gpus_per_node
+    sets_nv = any(name in ("APPTAINER_NV", "SINGULARITY_NV") for _, name, _ in script.assigned)
+    activated = [one for one in script.launches if _activates(one)]
+    seen_nv = set()
+    for one in script.launches:
+        if not one.container:
+            continue
+        options = {word.text for word in one.container_words}
+        if (
+            gpus != 0
+            and not sets_nv
+            and not options & {"--nv", "--rocm", "--nvccli"}
+            and _wants_gpu(script, one)
+        ):
+            if one.image not in seen_nv:
+                yield Found(NO_NV, one.container_line, _quote(script, one.container_line))
+            seen_nv.add(one.image)
+        name = one.words[0].text if one.words else ""
+        if name in ("module", "ml"):
+            yield Found(MODULE_INSIDE, one.line, _quote(script, one.line))
+        if one.in_shell or one.is_in_task:
+            for word in (*one.words, *one.assigned, *one.agent_options.values()):
+                inside = word.raw if one.in_shell else word.single_quoted
+                if "PBS_NODEFILE" in inside:
+                    yield Found(NODEFILE_INSIDE, word.line, word.raw)
+    if any(one.container and one.trains for one in script.launches) or any(
+        one.container for one in activated
+    ):
+        for one in activated:
+            yield Found(CONDA, one.line, _quote(script, one.line))
+
+
+def _wants_gpu(script: Script, one: Launch) -> bool:
+    """Whether this container is to have GPUs: the job asks for some, or nothing is known and "
+    "torchrun starts."""
+    if script.request.scheduler:
+        return bool(script.request.gpus_per_node) and (one.trains or one.in_shell)
+    return bool(one.agent) and number(one.agent_options.get("nproc-per-node")) is not None
+
+
+def _activates(one: Launch) -> bool:
+    texts = [word.text for word in one.words[:3]]
+    if texts[:2] in (["conda", "activate"], ["mamba", "activate"], ["micromamba", "activate"]):
+        return True
+    return texts[:1] in (["source"], ["."]) and len(texts) > 1 and texts[1].endswith("/bin/activate")
+
+
+def _of_request(script: Script) -> Iterator[Found]:
+    asked = script.request
+    for line in asked.late:
+        yield Found(LATE, line, script.lines[line - 1].strip())
+    if asked.scheduler == "slurm":
+        for names in (
+            ("mem", "mem-per-cpu", "mem-per-gpu"),
+            ("ntasks-per-node", "ntasks-per-gpu"),
+            ("exclusive", "oversubscribe"),
+        ):
+            there = [found for found in map(asked.find, names) if found]
+            if len(there) > 1:
+                yield Found(
+                    EXCLUSIVE, max(one.line for one in there), " and ".join(f"--{one.name}" for one in there)
+                )
+        gres, gpus = asked.find("gres"), asked.find("gpus-per-node", "gpus")
+        if gres and gpus and "gpu" in gres.value:
+            yield Found(EXCLUSIVE, max(gres.line, gpus.line), f"--gres and --{gpus.name}")
+        output = asked.find("output", "error")
+        time, signal = asked.find("time"), asked.find("signal")
+        if time and not signal and script.trainings:
+            yield Found(NO_SIGNAL, time.line, f"--time={time.value}")
+        if script.lines and not script.lines[0].startswith("#!"):
+            yield Found(NO_SHEBANG, 1, script.lines[0].strip())
+    else:
+        output = asked.find("o", "e")
+        select = asked.find("select")
+        old = asked.find("nodes", "ncpus", "ngpus", "mem", "ppn", "mpiprocs", "gpus")
+        if select and old:
+            yield Found(PBS_MIXED, max(select.line, old.line), f"-l select and -l {old.name}")
+        walltime = asked.find("walltime")
+        if walltime and script.trainings:
+            yield Found(NO_SIGNAL, walltime.line, f"walltime={walltime.value}")
+    if output and output.value == "/dev/null":
+        yield Found(OUTPUT_NULL, output.line, "/dev/null")
+
+
+def _of_interfaces(script: Script) -> Iterator[Found]:
+    words = [word for one in script.launches for word in one.assigned]
+    for word in words:
+        name, value = _split(word)
+        value = value.strip("'\"")
+        if (
+            name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
+            and value
+            and not value.startswith(("^", "$"))
+        ):
+            yield Found(IFNAME, word.line, word.raw)
+
+
+def _quote(script: Script, line: int) -> str:
+    return script.lines[line - 1].strip() if 0 < line <= len(script.lines) else ""
+
+
+_RULES: Sequence[Callable[[Script], Iterator[Found]]] = (
+    *(_of_head, _of_quotes, _of_port, _of_random, _of_pbs_nodeid, _of_ranks, _of_start, _of_tasks),
+    *(_of_gpus_per_task, _of_srun, _of_container, _of_request, _of_interfaces),
+)

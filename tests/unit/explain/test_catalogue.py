@@ -1,0 +1,143 @@
+"""The catalogue: each entry finds its own example and no other one's, and none is found where a run was good."""
+
+import copy
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from entrypoint.core import strict_yaml
+from entrypoint.explain import catalogue, judge
+from entrypoint.explain.catalogue import Entry, Wrong
+from entrypoint.explain.judge import Judgement
+from entrypoint.explain.scan import Index, Scan
+from tests.unit.explain import good
+
+CHECKOUT = Path(__file__).resolve().parents[3]
+GOOD_LINES = 20_000
+INDEX = Index(catalogue.load())
+DATA = strict_yaml.load(catalogue.SOURCE)
+
+
+def scanned(text: str, name: str = "x.log") -> Scan:
+    scan = Scan(INDEX)
+    scan.read(io.BytesIO(text.encode()), name, 1 << 30)
+    return scan
+
+
+def judged(text: str) -> Judgement:
+    return judge.of(scanned(text), catalogue.own_error())
+
+
+def test_the_json_is_made_from_the_yaml() -> None:
+    done = subprocess.run(
+        [sys.executable, CHECKOUT / "tools/catalogue.py", "--check"], capture_output=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, b"")
+
+
+def test_it_has_all_families() -> None:
+    families = {entry.family for entry in catalogue.load()}
+    assert len(catalogue.load()) >= 120
+    assert families >= {
+        *(
+            "rendezvous",
+            "torchrun",
+            "NCCL",
+            "gloo",
+            "GPUs",
+            "libraries",
+            "Apptainer",
+            "memory and files",
+            "Slurm",
+        ),
+        *("PBS", "MPI", "data loaders", "DDP", "checkpoints", "internet", "job script", "apptrain"),
+    }
+
+
+@pytest.mark.parametrize("entry", catalogue.load(), ids=lambda entry: entry.id)
+def test_an_example_is_found_by_its_own_entry_alone(entry: Entry) -> None:
+    found = {one.entry.id for one in scanned(entry.example).found if one.entry}
+    assert found == {entry.id}
+
+
+@pytest.mark.parametrize("entry", catalogue.load(), ids=lambda entry: entry.id)
+def test_an_example_alone_is_judged_as_its_entry(entry: Entry) -> None:
+    found = judged(entry.example)
+    if entry.kind == "echo":
+        assert found.causes == ()
+        assert found.unknown is not None
+    else:
+        assert [one.entry.id for one in found.causes] == [entry.id]
+
+
+def test_every_pattern_is_found_on_a_line_of_its_own_words() -> None:
+    """By way of its key too, which a pattern that begins inside a word would not have."""
+    lost = []
+    for entry in catalogue.load():
+        for pattern in entry.any:
+            line = b" x ".join(pattern.parts).decode()
+            if pattern.ends or any(word in line.encode() for word in entry.none):
+                continue
+            found = scanned(line + "\n").found
+            if not any(one.entry for one in found):
+                lost.append((entry.id, pattern.text))
+    assert lost == []
+
+
+def test_nothing_is_found_in_logs_of_good_runs() -> None:
+    text = "\n".join(good.lines(GOOD_LINES))
+    found = judged(text)
+    assert [(one.entry.id, one.first.text) for one in found.causes] == []
+    kinds = {one.entry.id: one.first.text for one in found.others if one.entry.kind != "echo"}
+    assert kinds == {}
+
+
+def test_nothing_is_found_in_what_openpbs_recorded_but_where_something_failed() -> None:
+    found: dict[str, list[str]] = {}
+    for path in sorted((CHECKOUT / "tests/recordings").rglob("*")):
+        if path.is_file() and path.suffix in ("", ".log", ".txt") and "hostile" not in path.parts:
+            found[path.name] = [one.entry.id for one in judged(path.read_text(errors="replace")).causes]
+    failed = {"pbsdsh-process-life.txt", "signals.txt", "spawn-from-a-task.txt"}
+    assert {name for name, ids in found.items() if ids} == failed
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"id": "Two Words"}, "is no id"),
+        ({"id": "port-in-use"}, "two entries have this id"),
+        ({"any": []}, "any must be a list of 1 to"),
+        ({"any": ["*"]}, "says too little"),
+        ({"any": ["ab"]}, "says too little"),
+        ({"kind": "guess"}, "give one of cause, symptom, hint, echo"),
+        ({"follows": ["nothing-such"]}, "follows nothing-such, which is no entry"),
+        ({"why": ""}, "why must be a text"),
+        ({"do": []}, "do must say at least one thing"),
+        ({"do": [{"if": "x"}]}, "do holds texts"),
+        ({"node": "maybe"}, "node is true, false or alone"),
+        ({"regex": "x"}, "unknown key regex"),
+        ({"title": "x" * 5000}, "title must be a text of 1 to 2000"),
+    ],
+)
+def test_what_is_wrong_in_it_is_refused_with_its_name(change: dict[str, object], says: str) -> None:
+    data = copy.deepcopy(DATA)
+    data[0].update(change)
+    with pytest.raises(Wrong, match=says):
+        catalogue.check(data)
+
+
+@pytest.mark.parametrize("data", [None, {}, [], [1], "x", [{}] * 2000])
+def test_what_is_no_catalogue_is_refused(data: object) -> None:
+    with pytest.raises(Wrong):
+        catalogue.check(data)
+
+
+def test_a_pattern_has_its_parts_in_order_and_its_ends() -> None:
+    whole = catalogue.pattern("^GLIBC_*not found$")
+    assert whole.is_in(b"[rank1]: GLIBC_2.34 not found ", b"GLIBC_2.34 not found ")
+    assert not whole.is_in(b"x GLIBC_2.34 not found", b"x GLIBC_2.34 not found")
+    assert not whole.is_in(b"GLIBC_2.34 not found here", b"GLIBC_2.34 not found here")
+    assert not whole.is_in(b"not found GLIBC_", b"not found GLIBC_")

@@ -1,0 +1,232 @@
+"""`apptrain explain` as a user types it: statuses, words, JSON, and whatever a file may hold."""
+
+import gzip
+import json
+import os
+import random
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint.explain import catalogue, logs
+from entrypoint.explain.scan import Index, Scan
+from tests.unit.explain import good
+
+INDEX = Index(catalogue.load())
+CHECKOUT = Path(__file__).resolve().parents[3]
+OOM = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+
+
+def explain(*words: str | Path, given: bytes = b"") -> "subprocess.CompletedProcess[str]":
+    done = subprocess.run(
+        [sys.executable, "-m", "entrypoint.cli.apptrain", "explain", *map(str, words)],
+        cwd=CHECKOUT,
+        input=given,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+def as_json(*words: str | Path, given: bytes = b"") -> dict[str, Any]:
+    return json.loads(explain(*words, "--json", given=given).stdout)
+
+
+def test_a_known_cause_is_told_in_words_with_its_place(tmp_path: Path) -> None:
+    (tmp_path / "job.out").write_text("step 1\n" + OOM)
+    done = explain(tmp_path / "job.out")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(
+        "the memory of a GPU is full (cuda-out-of-memory)\n  where:     rank 3\n  job.out:2: "
+    )
+    assert "expandable_segments:True" in done.stdout
+
+
+def test_json_has_the_keys_that_are_promised(tmp_path: Path) -> None:
+    (tmp_path / "job.out").write_text(OOM)
+    (row,) = as_json(tmp_path / "job.out")["causes"]
+    assert {"id", "title", "why", "remedy", "where", "rank", "node"} <= set(row)
+    assert (row["id"], row["rank"], row["node"]) == ("cuda-out-of-memory", 3, None)
+    assert row["where"] == {"file": "job.out", "line": 1}
+
+
+def test_what_is_not_known_is_said_with_the_earliest_error(tmp_path: Path) -> None:
+    (tmp_path / "job.out").write_text("ok\nERROR: the frobnicator is upside down\nChildFailedError: \n")
+    done = explain(tmp_path / "job.out")
+    assert done.returncode == 1
+    assert done.stdout.startswith(
+        "the cause is not known\n  the earliest error:\n  job.out:2: ERROR: the frob"
+    )
+
+
+def test_it_reads_what_is_piped_in_and_gzip() -> None:
+    assert as_json("-", given=OOM.encode())["causes"][0]["where"] == {"file": "-", "line": 1}
+    assert as_json("-", given=gzip.compress(OOM.encode()))["causes"][0]["rank"] == 3
+
+
+def test_a_folder_is_read_without_fifos_checkpoints_and_loops(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "rank3.err").write_text(OOM)
+    os.mkfifo(tmp_path / "pipe.log")
+    (tmp_path / "x.pt").write_bytes(b"\0" * 100)
+    (tmp_path / "core").write_bytes(b"\x7fELF" + b"\0" * 100)
+    (tmp_path / "loop").symlink_to(tmp_path)
+    (tmp_path / "old.log.gz").write_bytes(gzip.compress(b"step 1\n"))
+    found = as_json(tmp_path)
+    assert found["causes"][0]["where"]["file"] == "a/rank3.err"
+    assert found["read"]["files"] == 2
+    assert found["read"]["not_read"] == ["core: it is no text"]
+
+
+@pytest.mark.parametrize("what", ["missing.log", "empty.log", "pipe", "/dev/zero", "folder"])
+def test_nothing_to_read_is_refused_at_once(what: str, tmp_path: Path) -> None:
+    (tmp_path / "empty.log").touch()
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    done = explain(tmp_path / what)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (64, "", 1)
+    assert done.stderr.startswith("apptrain: explain: ")
+    assert explain().returncode == 64
+
+
+def test_binary_escapes_carriage_returns_and_endless_lines_do_no_harm(tmp_path: Path) -> None:
+    path = tmp_path / "x.log"
+    path.write_bytes(
+        b"\x1b[31m"
+        + b"10%\r20%\r" * 100_000
+        + b"x" * 5_000_000
+        + b"\n\x1b[1;31m"
+        + OOM.encode()
+        + b"\xff\xfe\n"
+    )
+    (row,) = as_json(path)["causes"]
+    assert (row["id"], row["where"]["line"]) == ("cuda-out-of-memory", 2)
+    path.write_bytes(("\ufeff" + OOM).encode("utf-16-le"))
+    assert as_json(path)["causes"][0]["id"] == "cuda-out-of-memory"
+
+
+def test_memory_is_bounded_however_long_the_log_is(tmp_path: Path) -> None:
+    """`explain` reads 2 GB in bounded memory: benchmarks of docs/explain.md. Here 30 MB of 300,000 lines."""
+    path = tmp_path / "x.log"
+    path.write_text("\n".join(good.lines(300_000)) + "\n" + OOM)
+    scan = Scan(INDEX)
+    tracemalloc.start()
+    logs.read_all(path, scan)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100 << 20
+    assert scan.lines == 300_001
+
+
+def test_a_gzip_that_would_fill_the_memory_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logs, "MOST_UNPACKED", 1 << 20)
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(b"step\n" * 10_000_000, 9))
+    scan = Scan(INDEX)
+    assert logs.read_all(path, scan).skipped == ["x.gz: only its beginning was read"]
+    assert scan.size <= 1 << 20
+
+
+# --- run directories of ours ----------------------------------------------------------------------------------
+
+
+def ended(run: Path, *, status: int, rank: str, error: str, log: str = "") -> None:
+    (run / "outcome").mkdir(parents=True)
+    (run / "logs" / "0").mkdir(parents=True)
+    (run / "outcome" / "0.1").write_text(
+        f"status={status}\nrank={rank}\nnode=gpu-a02\nsignal=0\ntime=12.5\nerror={error}\n"
+    )
+    (run / "outcome" / "0.0").write_text(
+        "status=1\nrank=0\nnode=gpu-a01\nsignal=0\ntime=13.5\nerror=Broken pipe\n"
+    )
+    (run / "logs" / "0" / "gpu-a02.rank3.err").write_text(log)
+
+
+def test_a_run_is_explained_by_what_it_knows_before_any_pattern(tmp_path: Path) -> None:
+    ended(
+        tmp_path, status=124, rank="3", error="stuck, no step for 300 s: it is in train.py:88 load", log=OOM
+    )
+    (row,) = as_json(tmp_path)["causes"]
+    assert (row["id"], row["rank"], row["node"], row["where"]["file"]) == (
+        "rank-stuck",
+        3,
+        "gpu-a02",
+        "outcome/0.1",
+    )
+
+
+def test_the_log_of_the_rank_to_blame_says_more_than_its_status(tmp_path: Path) -> None:
+    ended(tmp_path, status=1, rank="3", error="RuntimeError: worker died", log=OOM)
+    row = as_json(tmp_path)["causes"][0]
+    assert (row["id"], row["rank"], row["node"]) == ("cuda-out-of-memory", 3, "gpu-a02")
+
+
+def test_an_error_of_its_own_is_told_with_rank_and_node(tmp_path: Path) -> None:
+    ended(tmp_path, status=1, rank="3", error="ValueError: no such tokenizer")
+    row = as_json(tmp_path)["causes"][0]
+    assert (row["id"], row["rank"], row["node"]) == ("rank-failed", 3, "gpu-a02")
+    assert "no such tokenizer" in row["why"]
+
+
+def test_a_run_that_ended_well_has_no_cause(tmp_path: Path) -> None:
+    (tmp_path / "logs" / "0").mkdir(parents=True)
+    (tmp_path / "outcome").mkdir()
+    (tmp_path / "outcome" / "0.0").write_text("status=0\nrank=\nnode=a\nsignal=0\ntime=1\nerror=\n")
+    done = explain(tmp_path)
+    assert (done.returncode, done.stdout) == (1, "attempt 0 has no failure: it ended well, or still runs\n")
+
+
+# --- anything -------------------------------------------------------------------------------------------------
+
+MUTANTS = 300
+"""By hand: APPTRAIN_TEST_MUTANTS=10000 .venv/bin/python -m pytest tests/unit/explain/test_command.py -k mutated"""
+PIECES = (
+    b"\0",
+    b"\r",
+    b"\n",
+    b"\x1b[",
+    b"'",
+    b'"',
+    b"$(",
+    b"`",
+    b"\\",
+    b"<<E",
+    b"#SBATCH -",
+    b"\xff",
+    b"[rank",
+    b"9" * 400,
+    b"((",
+)
+
+
+def test_mutated_inputs_end_without_a_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from entrypoint.cli import apptrain
+
+    draw = random.Random(7)
+    begin = [entry.example.encode() for entry in catalogue.load()]
+    begin += [
+        b"#!/bin/bash\n#SBATCH -N 2\nsrun apptainer exec x.sif torchrun --nnodes=2 --rdzv_id='$A' t.py\n"
+    ]
+    path = tmp_path / "x.log"
+    for number in range(int(os.environ.get("APPTRAIN_TEST_MUTANTS", MUTANTS))):
+        content = bytearray(b"\n".join(draw.sample(begin, 3)))
+        for _ in range(draw.randrange(1, 12)):
+            at = draw.randrange(len(content) + 1)
+            if draw.random() < 0.5:
+                content[at:at] = draw.choice(PIECES)
+            else:
+                del content[at : at + draw.randrange(1, 40)]
+        path = tmp_path / f"x.{('log', 'sbatch', 'gz')[number % 3]}"
+        path.write_bytes(
+            gzip.compress(bytes(content))[: draw.randrange(20, 4000)] if number % 3 == 2 else bytes(content)
+        )
+        status = apptrain.main(["explain", str(path), *(["--json"] if number % 2 else [])])
+        said = capsys.readouterr()
+        assert status in (0, 1, 64), content
+        assert (status == 64) == bool(said.err), content
+        assert said.out.replace("\n", "").isprintable(), content

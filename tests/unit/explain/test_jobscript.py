@@ -1,0 +1,206 @@
+"""Job scripts: each trap by its line, none in a good one, and the same job as one of ours."""
+
+from pathlib import Path
+
+import pytest
+
+from entrypoint.explain import as_ours, jobscript, shell, traps
+
+HEAD = 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+ASKED = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=4\n"
+PORT = "$((20000 + SLURM_JOB_ID % 20000))"
+SRUN = "srun --kill-on-bad-exit=1"
+TORCHRUN = f"torchrun --nnodes=2 --nproc_per_node=4 --rdzv_id=$SLURM_JOB_ID --rdzv_backend=c10d --rdzv_endpoint=$head:{PORT}"
+GOOD = f"{ASKED}{HEAD}{SRUN} apptainer exec --nv x.sif {TORCHRUN} train.py --lr 0.1\n"
+PBS = "#!/bin/bash\n#PBS -l select=2:ncpus=8:ngpus=4\n#PBS -l walltime=01:00:00\n"
+
+
+CASES: list[tuple[str, str, int]] = [
+    (GOOD.replace(HEAD, "head=$(hostname)\n"), "head-by-hostname", 5),
+    (GOOD.replace(HEAD, "head=$(ping -c1 $(hostname) | head -1)\n"), "head-by-hostname", 5),
+    (GOOD.replace(HEAD, "head=localhost\n"), "master-is-localhost", 5),
+    (GOOD.replace(HEAD, "head=$SLURM_JOB_NODELIST\n"), "master-is-list", 5),
+    (
+        f"{ASKED}{SRUN} bash -c '\n  export MASTER_ADDR=$(hostname)\n  python t.py'\n",
+        "master-in-each-task",
+        6,
+    ),
+    (
+        f"{ASKED}{SRUN} apptainer exec --nv x.sif bash -c 'M=1; MASTER_ADDR=$(scontrol show hostnames $X | head -1); python t.py'\n",
+        "master-in-each-task",
+        5,
+    ),
+    (GOOD.replace("--rdzv_id=$SLURM_JOB_ID", "--rdzv_id='$SLURM_JOB_ID'"), "single-quotes", 6),
+    (GOOD.replace(PORT, "29500"), "fixed-port", 6),
+    (f"{ASKED}export MASTER_PORT=29500\n{SRUN} python train.py\n", "fixed-port", 5),
+    (
+        f"{ASKED}{SRUN} bash -c '{TORCHRUN.replace('$SLURM_JOB_ID ', '$RANDOM ')} t.py'\n",
+        "rdzv-id-random",
+        5,
+    ),
+    (f"{PBS}pbsdsh -- torchrun --node_rank=$PBS_NODEID --nnodes=2 t.py\n", "pbs-nodeid", 4),
+    (GOOD.replace("--nnodes=2", "--nnodes=2 --node_rank=$SLURM_NODEID"), "rank-once", 6),
+    (GOOD.replace(f"{SRUN} ", ""), "first-node-only", 6),
+    (GOOD.replace("ntasks-per-node=1", "ntasks-per-node=4"), "torchrun-per-task", 6),
+    (GOOD.replace("--nnodes=2", "--nnodes=4"), "nodes-against-nnodes", 6),
+    (GOOD.replace("nproc_per_node=4", "nproc_per_node=8"), "tasks-against-nproc", 6),
+    (
+        f"{ASKED.replace('=1', '=4').replace('gpus-per-node=4', 'gpus-per-task=1')}{SRUN} python t.py\n",
+        "gpus-per-task",
+        4,
+    ),
+    (
+        GOOD.replace("#SBATCH --nodes", "#SBATCH --cpus-per-task=8\n#SBATCH --nodes"),
+        "no-cpus-per-task",
+        7,
+    ),
+    (GOOD.replace(SRUN, "srun"), "no-kill-on-bad-exit", 6),
+    (GOOD.replace(SRUN, f"{SRUN} --export=MASTER_ADDR"), "export-drops", 6),
+    (GOOD.replace(" --nv", ""), "no-nv", 6),
+    (GOOD.replace(HEAD, f"conda activate x\n{HEAD}"), "conda-and-container", 5),
+    (f"{ASKED}{SRUN} apptainer exec --nv x.sif conda activate x\n", "conda-and-container", 5),
+    (
+        f'{ASKED}{SRUN} apptainer exec --nv x.sif bash -lc "\n  module load cuda\n  python t.py"\n',
+        "module-in-container",
+        6,
+    ),
+    (
+        GOOD.replace("#SBATCH --nodes", "#SBATCH --mem=1G --mem-per-cpu=1G\n#SBATCH --nodes"),
+        "exclusive-options",
+        2,
+    ),
+    (GOOD.replace("#SBATCH --nodes", "#SBATCH --gres=gpu:4\n#SBATCH --nodes"), "exclusive-options", 5),
+    (GOOD.replace(HEAD, f"{HEAD}#SBATCH --mem=1G\n"), "sbatch-after-command", 6),
+    (GOOD.replace("\n", "\r\n"), "crlf", 1),
+    (
+        f"{PBS}pbsdsh -- apptainer exec --nv x.sif bash -c 'h=$(head -1 $PBS_NODEFILE); python t.py'\n",
+        "nodefile-in-container",
+        4,
+    ),
+    (GOOD.replace(HEAD, f"export NCCL_SOCKET_IFNAME=ib0\n{HEAD}"), "ifname", 5),
+    (GOOD.replace("#SBATCH --nodes", "#SBATCH -o /dev/null\n#SBATCH --nodes"), "output-null", 2),
+    (f"{PBS}#PBS -l ncpus=8\npbsdsh -- true\n", "pbs-mixed-select", 4),
+    (GOOD.replace("#!/bin/bash\n", "# a job\n"), "no-shebang", 1),
+]
+
+
+def found(text: str) -> list[tuple[str, int]]:
+    return [(one.trap.id, one.line) for one in traps.find(text) if not one.trap.is_remark]
+
+
+def test_a_good_script_has_no_trap() -> None:
+    assert found(GOOD) == []
+
+
+@pytest.mark.parametrize(("text", "trap", "line"), CASES)
+def test_a_trap_is_found_alone_and_by_its_line(text: str, trap: str, line: int) -> None:
+    assert found(text) == [(trap, line)]
+
+
+def test_every_trap_has_a_case_above() -> None:
+    assert {case[1] for case in CASES} == {one.id for one in traps.TRAPS if not one.is_remark}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("--rdzv_endpoint=$head:" + PORT, "--standalone"),
+        (
+            HEAD,
+            f"{HEAD}# head=$(hostname) --rdzv_id='$X'\ncat <<'E' >x\nsrun torchrun --rdzv_id='$Y' x.py\nE\n",
+        ),
+        (HEAD, f"{HEAD}export NCCL_SOCKET_IFNAME=^lo,docker\n"),
+        (
+            HEAD,
+            'first=($(scontrol show hostnames "$SLURM_JOB_NODELIST"))\nhead=$(srun -N1 -n1 -w $first hostname -i)\n',
+        ),
+        ("--nnodes=2", '--nnodes="$SLURM_NNODES"'),
+        ("--kill-on-bad-exit=1", "-K1"),
+    ],
+)
+def test_what_only_looks_like_a_trap_is_none(change: tuple[str, str]) -> None:
+    assert found(GOOD.replace(*change)) == []
+
+
+def test_a_fixed_port_on_nodes_of_ones_own_is_none() -> None:
+    text = GOOD.replace(PORT, "29500").replace("#SBATCH --nodes", "#SBATCH --exclusive\n#SBATCH --nodes")
+    assert found(text) == []
+
+
+def test_the_time_limit_without_a_signal_is_a_remark() -> None:
+    text = GOOD.replace("#SBATCH --nodes", "#SBATCH --time=1:00:00\n#SBATCH --nodes")
+    assert [(one.trap.id, one.trap.is_remark) for one in traps.find(text)] == [("no-signal", True)]
+
+
+def test_the_same_job_as_one_of_ours() -> None:
+    asked = "#SBATCH -t 1:00:00 -p gpu --cpus-per-task=8 --hint=nomultithread\nmodule load cuda/12.4\nexport HF_TOKEN=abc DATA=/d\n"
+    text = GOOD.replace(HEAD, asked + HEAD).replace("--nv x.sif", "--nv --bind /d:/data x.sif")
+    made = as_ours.convert(traps.read(text))
+    assert made.lines == (
+        "APPTRAIN_IMAGE=x.sif APPTRAIN_BIND=/d:/data sbatch --nodes=2 --gpus-per-node=4 --cpus-per-task=8 "
+        "--time=1:00:00 --partition=gpu --hint=nomultithread slurm/multinode.sbatch -- train.py --lr 0.1",
+        "APPTRAIN_IMAGE=x.sif APPTRAIN_BIND=/d:/data apptrain submit --cluster NAME --nodes 2 --gpus-per-node 4 "
+        "--partition gpu --time 1:00:00 -- train.py --lr 0.1",
+    )
+    assert made.profile == ("modules: [cuda/12.4]",)
+    assert [line.partition(":")[2].split(":")[0] for line in made.left] == [" HF_TOKEN", " DATA"]
+    assert "abc" not in "".join((*made.lines, *made.profile, *made.left))
+
+
+def test_a_job_of_pbs_gets_a_line_of_qsub() -> None:
+    made = as_ours.convert(
+        traps.read(f"{PBS}#PBS -q gpu\npbsdsh -- torchrun --nnodes=2 --nproc_per_node=4 t.py 'a b'\n")
+    )
+    assert made.lines[0] == (
+        "APPTRAIN_ARGS='-- t.py '\"'\"'a b'\"'\"'' qsub -l select=2:ncpus=8:ngpus=4 -l walltime=01:00:00 -q gpu "
+        "-l place=scatter -v APPTRAIN_ARGS pbs/multinode.pbs"
+    )
+
+
+def test_a_script_without_a_training_says_so() -> None:
+    assert (
+        as_ours.convert(traps.read("#!/bin/bash\necho x\n"))
+        .left[0]
+        .startswith("no line was found that starts a training")
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "is_script"),
+    [
+        ("x", "#!/bin/bash\n", True),
+        ("x", "#!/usr/bin/env bash\n", True),
+        ("x", "\n#SBATCH -N 2\n", True),
+        ("x.sbatch", "torchrun x\n", True),
+        ("x.log", "step 1\n", False),
+        ("x.sh", "", False),
+        ("x", "#!/usr/bin/python3\n", False),
+    ],
+)
+def test_a_script_is_told_from_a_log(name: str, text: str, is_script: bool, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    assert jobscript.is_one(tmp_path / name) == is_script
+
+
+def test_a_shell_script_is_cut_into_commands() -> None:
+    text = "a 'b c' \"d $(e; f) g\" \\\n  h; i | j && k # l\nexport X=1 Y='2 3'\nif m; then n; fi\ncat <<-E\n\to\n\tE\np\n"
+    cut = [(one.line, one.texts, [word.raw for word in one.assigned]) for one in shell.commands(text)]
+    assert cut == [
+        (1, ["a", "b c", "d $(e; f) g", "h"], []),
+        (2, ["i"], []),
+        (2, ["j"], []),
+        (2, ["k"], []),
+        (3, [], ["X=1", "Y='2 3'"]),
+        (4, ["m"], []),
+        (4, ["n"], []),
+        (5, ["cat"], []),
+        (8, ["p"], []),
+    ]
+
+
+def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
+    (tmp_path / "x.sh").write_text(
+        f"#!/bin/bash\ntouch {tmp_path}/run\nsrun torchrun --nnodes=$(touch {tmp_path}/run) x.py\n"
+    )
+    jobscript.main(tmp_path / "x.sh", as_json=True)
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,148 @@
+"""The first cause, and not its echoes: by the chain of the catalogue, by time, by rank."""
+
+import io
+
+import pytest
+
+from entrypoint.explain import catalogue, judge, lines
+from entrypoint.explain.judge import Judgement
+from entrypoint.explain.scan import Index, Scan
+
+INDEX = Index(catalogue.load())
+
+
+def of(**logs: str) -> Judgement:
+    scan = Scan(INDEX)
+    for name, text in logs.items():
+        scan.read(io.BytesIO(text.encode()), name, 1 << 30)
+    return judge.of(scan, catalogue.own_error())
+
+
+BOX = """torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-03-11_10:22:31
+  host      : gpu01
+  rank      : 5 (local_rank: 1)
+  exitcode  : 1  (pid: 48213)
+"""
+OOM = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+RESET = "[rank0]: RuntimeError: [/x/pair.cc:534] Connection closed by peer [10.2.0.12]:39127\n"
+WATCHDOG = "[rank1]:[E302 10:10:21.1 ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective operation timeout: x\n"
+KEY_ERROR = "[rank2]: Traceback (most recent call last):\n[rank2]:   File \"a.py\", line 3, in f\n[rank2]: KeyError: 'x'\n"
+
+
+def test_an_echo_before_the_cause_is_not_taken_for_it() -> None:
+    found = of(job=RESET + OOM + BOX)
+    assert [one.entry.id for one in found.causes] == ["cuda-out-of-memory"]
+    assert (found.causes[0].rank, found.causes[0].first.number) == (3, 2)
+    assert {one.entry.id for one in found.others} == {"connection-lost", "child-failed"}
+
+
+def test_a_symptom_gives_way_to_a_cause_wherever_that_stands() -> None:
+    assert of(a=WATCHDOG, b=OOM).causes[0].entry.id == "cuda-out-of-memory"
+
+
+def test_a_symptom_alone_is_the_answer() -> None:
+    found = of(a=WATCHDOG)
+    assert [one.entry.id for one in found.causes] == ["nccl-watchdog"]
+    assert found.causes[0].rank == 1
+    assert found.causes[0].leave_out == ""
+
+
+def test_of_two_causes_the_earlier_one_counts_also_across_files() -> None:
+    late = "2026-03-02 10:00:09 OSError: [Errno 28] No space left on device: '/x'\n"
+    early = "2026-03-02 10:00:01 ModuleNotFoundError: No module named 'einops'\n"
+    assert of(a=late, b=early).causes[0].entry.id == "module-not-found"
+    assert of(a=early, b=late).causes[0].entry.id == "module-not-found"
+
+
+def test_the_time_limit_of_a_hang_follows_from_it() -> None:
+    limit = "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2026-03-02T12:00:00 DUE TO TIME LIMIT ***\n"
+    assert of(a=limit).causes[0].entry.id == "slurm-time-limit"
+    assert of(a=WATCHDOG + limit).causes[0].entry.id == "nccl-watchdog"
+
+
+def test_an_exception_that_nobody_knows_is_the_scripts_own_and_comes_before_what_follows_it() -> None:
+    found = of(a=KEY_ERROR + WATCHDOG + BOX)
+    assert [one.entry.id for one in found.causes] == ["script-error"]
+    assert (found.causes[0].rank, found.causes[0].first.text) == (2, "KeyError: 'x'")
+
+
+def test_an_exception_without_a_traceback_is_no_end() -> None:
+    assert of(a="INFO retry after KeyError: 'x'\nKeyError: 'x'\n").causes == ()
+
+
+def test_a_summary_alone_is_not_known_and_its_rank_and_node_are_named() -> None:
+    found = of(a=BOX)
+    assert found.causes == ()
+    assert found.unknown is not None
+    assert (found.unknown.rank, found.unknown.node) == (5, "gpu01")
+
+
+def test_a_good_log_has_nothing() -> None:
+    assert of(a="step 1 loss 0.3\ndone\n") == Judgement((), (), None)
+
+
+def test_the_node_is_left_out_only_if_the_cause_is_the_nodes() -> None:
+    xid = (
+        "Mar  2 10:00:21 gpu-a03 kernel: NVRM: Xid (PCI:0000:4e:00): 79, pid=1, GPU has fallen off the bus.\n"
+    )
+    assert of(a=xid).causes[0].leave_out == "gpu-a03"
+    assert of(a=OOM + "srun: error: gpu-a03: task 3: Exited with exit code 1\n").causes[0].leave_out == ""
+    bind = "FATAL:   mount source /data doesn't exist\n"
+    others = (
+        "srun: error: gpu-a04: task 0: Terminated\nsrun: error: gpu-a05: task 1: Exited with exit code 255\n"
+    )
+    assert of(a=bind + others).causes[0].leave_out == "gpu-a05"
+    everywhere = others.replace("Terminated", "Exited with exit code 255")
+    assert of(a=bind + everywhere).causes[0].leave_out == ""
+
+
+def test_srun_tells_the_node_of_a_rank() -> None:
+    text = "[rank7]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+    found = of(a=text + "srun: error: gpu-b1: task 7: Aborted\nsrun: error: gpu-b0: task 0: Terminated\n")
+    assert (found.causes[0].node, found.causes[0].leave_out) == ("gpu-b1", "gpu-b1")
+
+
+def test_ranks_and_nodes_come_from_the_names_of_files_too() -> None:
+    scan = Scan(INDEX)
+    text = "torch.OutOfMemoryError: CUDA out of memory.\n"
+    scan.read(io.BytesIO(text.encode()), "logs/0/gpu-a02.rank9.err", 1 << 20)
+    found = judge.of(scan, catalogue.own_error())
+    assert (found.causes[0].rank, found.causes[0].node) == (9, "gpu-a02")
+
+
+@pytest.mark.parametrize(
+    ("line", "rank", "node"),
+    [
+        (b"[rank3]: x", 3, ""),
+        (b"[default12]:x", 12, ""),
+        (b"[1,5]<stderr>: x", 5, ""),
+        (b"7: x", 7, ""),
+        (b"gpu-a1:881:902 [0] init.cc:943 NCCL WARN x", None, "gpu-a1"),
+        (b"srun: error: n[1]: task 3: x", None, ""),
+        (b"srun: error: n12: tasks 3-4: x", None, "n12"),
+        (b"worker-1: [rank6]: x", 6, "worker-1"),
+        (b"python3: can't open file", None, ""),
+        (b"slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT x DUE TO NODE FAILURE ***", None, ""),
+    ],
+)
+def test_a_line_tells_its_rank_and_node(line: bytes, rank: int | None, node: str) -> None:
+    assert (lines.rank(line), lines.node(line)) == (rank, node)
+
+
+def test_times_of_all_forms_can_be_compared() -> None:
+    forms = [
+        b"2026-03-02 10:00:01,500 x",
+        b"[2026-03-02T10:00:02] x",
+        b"[rank0]:[E302 10:00:03.5 x.cpp:1] x",
+        b"W0302 10:00:04.000 1 x",
+        b"Mar  2 10:00:05 n1 kernel: x",
+        b"03/02/2026 10:00:06 x",
+    ]
+    times = [lines.time(form) for form in forms]
+    assert None not in times
+    assert times == sorted(times, key=lambda one: one or 0)
+    assert lines.time(b"2026-99-99 10:00:00") is None
+    assert lines.time(b"no time") is None
