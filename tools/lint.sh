@@ -38,8 +38,8 @@ mapfile -d '' -t shell < <(shell_files)
 check ruff check
 check ruff format --check
 check mypy
-check mypy --explicit-package-bases tools/catalogue.py tools/lock.py tools/oldest.py tools/refusals.py \
-    tools/structure.py benchmarks containers tests
+check mypy --explicit-package-bases tools/catalogue.py tools/lock.py tools/oldest.py \
+    tools/refusals.py tools/structure.py benchmarks containers tests
 check python tools/oldest.py
 check python tools/structure.py --lint
 check python tools/refusals.py --lint
