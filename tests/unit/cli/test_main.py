@@ -577,13 +577,13 @@ def test_an_ipv6_rendezvous_is_in_brackets(cli: Cli) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("- a list", "must hold a mapping with the keys title, documented, tested, scheduler, clusters, start, launcher_args, host_suffix, scratch, nodes, request, container, launch, env"),
-        ("nproc: 4", "site.yaml: unknown key nproc: valid are title, documented, tested, scheduler, clusters, start, launcher_args, host_suffix, scratch, nodes, request, container, launch, env"),
+        ("- a list", "must hold a mapping with the keys title, documented, tested, scheduler, clusters, start, launcher_args, host_suffix, scratch, nodes, request, container, stage, launch, env"),
+        ("nproc: 4", "site.yaml: unknown key nproc: valid are title, documented, tested, scheduler, clusters, start, launcher_args, host_suffix, scratch, nodes, request, container, stage, launch, env"),
         ("launch: {nodes: 4}", "site.yaml: launch: unknown key nodes: valid are nproc-per-node, rdzv-backend, interface, join-timeout, peer-timeout, omp-num-threads"),
         ("env: {A: on}", "env A is True: give text in quotes, or a number"),
         ("env: {OMP_NUM_THREADS: 2}", "env sets OMP_NUM_THREADS: set omp_num_threads under launch"),
         ("launch: 4", "launch must be a mapping, found 4"),
-        ("launch: {nproc_per_node: four}", "site.yaml: launch nproc-per-node is 'four': give a whole number from 1"),
+        ("launch: {nproc_per_node: four}", "site.yaml: launch nproc-per-node is 'four': give N, a number"),
         ("{", "site.yaml: line 1: it is not YAML: while parsing a flow node expected the node content, but found '<stream end>'"),
         ("x: !!python/object/apply:os.system [id]", "site.yaml: line 1: the tag tag:yaml.org,2002:python/object/apply:os.system is not taken: leave tags out"),
     ],
