@@ -16,9 +16,14 @@ SHAPES = re.compile(
     r"|(?:AKIA|ASIA)[A-Z0-9]{16}"  # AWS
     r"|AIza[\w-]{30,}|ya29\.[\w-]{20,}"  # Google
     r"|xox[abeprs]-[A-Za-z0-9-]{10,}"  # Slack
-    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*"  # JSON web tokens
-    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----(?:[^-]*-----END [A-Z ]*PRIVATE KEY-----)?"
+    r"|eyJ[\w-]{8,512}\.eyJ[\w-]{8,4096}\.[\w-]*"  # JSON web tokens
+    # Private keys: to their end, which may be lines below with a rank's mark before each; or what is left of
+    # one in a log of which the rest was cut off.
+    r"|-----BEGIN [A-Z ]*PRIVATE KEY-----"
+    r"(?:[\s\S]{0,4096}?-----END [A-Z ]*PRIVATE KEY-----|(?:\s+[\w+/=]{20,})*)"
+    r"|(?<![\w+/=])(?:[\w+/=]{20,80}\s+){1,80}-----END [A-Z ]*PRIVATE KEY-----"
 )
+"""All of these take a time that grows with the text, and not with its square: a log may be one long word."""
 _STRONG = (
     *("secret", "secrets", "passwd", "password", "passphrase", "passcode", "apikey"),
     *("credential", "credentials", "authorization"),
@@ -108,10 +113,12 @@ _HARMLESS = re.compile(r"(?i)|none|null|true|false|yes|no|on|off|auto|basic|dige
 """Values that are no secret, unless the name says it loudly."""
 _WORD = re.compile(r"([-+~/]*[\w.-]+)(\s*[=:]\s*)(.+)", re.S)
 _ASSIGNED = re.compile(r"(?<![/\w.-])([\w.-]+)=([^\s\"'&;,<]+)")
-_QUOTED = re.compile(r"([\w.-]+)([\"']?\s*[=:]\s*[rbfuRBFU]*(?:\"\"\"|'''|[\"']))([^\"'<]+)(?=[\"'])")
+_QUOTED = re.compile(
+    r"(?<![\w.-])([\w.-]+)([\"']?\s*[=:]\s*[rbfuRBFU]*(?:\"\"\"|'''|[\"']))([^\"'<]+)(?=[\"'])"
+)
 _LOGIN = re.compile(r"(?<=://)[^/\s?#<\"']+(?=@)")
 _HEADER = re.compile(
-    r"(?i)\b((?:proxy-)?authorization|(?:x-)?api-key|(?:set-)?cookie|private-token|x-[\w-]*token)"
+    r"(?i)\b((?:proxy-)?authorization|(?:x-)?api-key|(?:set-)?cookie|private-token|x-[\w-]{0,60}token)"
     r"([\"']?\s*:\s*[\"']?)([^\s\"'<][^\"'\n]*)"
 )
 _BEARER = re.compile(r"\b([Bb]earer\s+)([^\s\"'<{$%]+)")

@@ -153,7 +153,7 @@ def _content(path: Path, rule: Rule, secrets: Mapping[str, str]) -> bytes:
         return (json.dumps(tokens.hide_values(value, secrets), indent=2) + "\n").encode()
     with files.open_regular(path) as file:
         text = ends_of(file, rule.ends)
-    return "\n".join(tokens.hide(line, secrets) for line in text.split("\n")).encode("utf-8", "replace")
+    return tokens.hide(text, secrets).encode("utf-8", "replace")
 
 
 def _archive(name: str, contents: Mapping[str, bytes]) -> bytes:

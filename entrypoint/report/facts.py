@@ -245,8 +245,9 @@ class _Reader:
         why = (error.strerror if isinstance(error, OSError) else None) or str(error)
         self._found.missing.append(f"{name}: {plain(why)}")
 
-    def _hide(self, line: str) -> str:
-        return tokens.hide(line, self._env)
+    def _hide(self, text: str) -> str:
+        """Of a whole log, before its lines are cut: a private key has several, half a token has no shape."""
+        return tokens.hide(text, self._env)
 
     def _json(self, *names: str, optional: bool = False) -> dict[str, Any]:
         """The object in the first of these files that is there."""
@@ -332,7 +333,7 @@ class _Reader:
     def _read_log(self) -> None:
         try:
             with files.open_regular(within(self._path, "job.log")) as file:
-                all_lines = list(lines(ends_of(file, MOST_LOG)))
+                all_lines = list(lines(self._hide(ends_of(file, MOST_LOG))))
         except FileNotFoundError:
             return  # under Slurm it lies where --output says
         except (OSError, ValueError) as error:
@@ -341,8 +342,8 @@ class _Reader:
         said = [line for line in all_lines if SAID.match(line)]
         if len(said) > 2 * MOST_LINES:
             said[MOST_LINES:-MOST_LINES] = [f"... {len(said) - 2 * MOST_LINES} lines are left out ..."]
-        self._found.said = [self._hide(line) for line in said]
-        self._found.doctor = [self._hide(line) for line in _doctors(all_lines)]
+        self._found.said = said
+        self._found.doctor = _doctors(all_lines)
 
     def _in_folders(self, name: str) -> Iterator[str]:
         """FOLDER/FILE of each file one folder below this one."""
@@ -360,13 +361,13 @@ class _Reader:
         name = f"logs/{last.number}/{file_part(ended.node)}.rank{ended.rank}.err"
         try:
             with files.open_regular(within(self._path, name)) as file:
-                tail = list(lines(ends_of(file, 1 << 16).rstrip()))[-TAIL:]
+                tail = list(lines(self._hide(ends_of(file, 1 << 16)).rstrip()))[-TAIL:]
         except FileNotFoundError:
             return
         except (OSError, ValueError) as error:
             self._miss(name, error)
             return
-        found.tail = (name, [self._hide(line) for line in tail if line])
+        found.tail = (name, [line for line in tail if line])
 
 
 def _mapping(value: object) -> dict[str, Any]:

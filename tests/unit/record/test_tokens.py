@@ -220,3 +220,27 @@ def test_program_text_with_a_secret_is_known(text: str) -> None:
 def test_program_text_without_one_is_kept(text: str) -> None:
     head = "diff --git a/x.py b/x.py\nindex 0123456789012345678901234567890123456789..89abcde 100644\n--- a/x.py\n+++ b/x.py\n"
     assert not tokens.found_in(f"{head}{text}\n", ENV)
+
+
+KEY = "\n".join(
+    ["-----BEGIN PRIVATE KEY-----", *["[rank-0]: MII" + "a" * 60] * 20, "-----END PRIVATE KEY-----"]
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        (f"before {KEY} after", "before <secret> after"),
+        (f"{'b' * 64}\n-----END PRIVATE KEY-----\nafter", "<secret>\nafter"),
+        (f"before\n-----BEGIN PRIVATE KEY-----\n{'b' * 64}\n{'c' * 64}", "before\n<secret>"),
+    ],
+    ids=["with a mark before each line", "without its begin", "without its end"],
+)
+def test_a_private_key_in_a_log_is_hidden_over_its_lines(text: str, hidden: str) -> None:
+    assert tokens.hide(text, {}) == hidden
+
+
+@pytest.mark.parametrize("unit", ["a", "x-", "eyJ", "a.", ":", "-----BEGIN PRIVATE KEY-----"])
+def test_one_endless_word_takes_no_time_that_grows_with_its_square(unit: str) -> None:
+    """It would take minutes, and this test its bound."""
+    tokens.hide(unit * (400_000 // len(unit)), {"A_TOKEN": "abcdefgh"})

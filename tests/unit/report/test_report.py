@@ -21,6 +21,7 @@ BEGAN = "2026-01-01T00:01:00+00:00"
 SECRET = "hf_" + "abcdefghijklmnopqr" + "0123456789"
 EVIL = "<script>alert(1)</script>"
 KEY = "0123456789abcdef" * 4
+PRIVATE = "-----BEGIN RSA PRIVATE KEY-----\nMIIprivatepart\n-----END RSA PRIVATE KEY-----\n"
 
 
 def attempt(number: int, status: int | None, **more: object) -> dict[str, Any]:
@@ -110,7 +111,9 @@ RESTARTED = GOOD | {
         attempt(2, 1, checkpoint={"path": "checkpoints/step-00000020", "step": 20}),
     ),
     "outcome/2.1": ended(1, error=f"ValueError: no {EVIL} with token={SECRET}"),
-    "logs/2/b.rank1.err": f"Traceback {EVIL}\r\nValueError HF_TOKEN={SECRET}\n",
+    "logs/2/b.rank1.err": (
+        f"{PRIVATE}Traceback {EVIL}\r\n{'x' * 390} {SECRET}\nValueError HF_TOKEN={SECRET}\n"
+    ),
 }
 MEETING: dict[str, object] = {
     "plan.0.json": {"nodes": ["a", "b"], "argv": ["torchrun", "x.py"], "scheduler": "slurm"},
@@ -231,7 +234,8 @@ def test_a_page_says_how_the_run_ended_and_shows_what_is_left(
     assert end[1].startswith(sentence)
     for word in words:
         assert word in html
-    assert SECRET not in html
+    for secret in (SECRET[:9], KEY, "MIIprivatepart"):
+        assert secret not in html
     assert not re.search(r"[^\n\x20-\x7e\x80-\uffff]|\u202e|https?:|nan[,\"<]|inf[,\"<]", html)
     assert not re.search(r"[0-9]{40}", html)
     tags = _Tags()
@@ -297,7 +301,7 @@ def test_an_archive_has_what_a_support_desk_needs_and_no_key_secret_or_checkpoin
         *("stacks/2/b.rank1.txt", "metrics.jsonl", "CONTENTS.txt"),
     } <= found.keys()
     everything = "".join(found.values())
-    for kept_out in (SECRET, KEY, "weights", "mine", "private words"):
+    for kept_out in (SECRET, KEY, "MIIprivatepart", "weights", "mine", "private words"):
         assert kept_out not in everything
     assert not [name for name in found if "key" in name or "checkpoints" in name]
     for why in (
