@@ -16,6 +16,10 @@ if (($# < 2)); then
     echo "usage: nvidia_image.sh FILE.sif COMMAND..." >&2
     exit 64
 fi
+if [[ -z $(type -P apptainer) ]]; then
+    echo "nvidia_image.sh: apptainer is not in PATH: load its module (module avail apptainer)" >&2
+    exit 64
+fi
 image=$(realpath -m -- "$1")
 shift
 if [[ ! -e $image ]]; then

@@ -1,4 +1,5 @@
-"""examples/venv.sbatch: where it finds the checkout, and when it has the job queued again."""
+"""examples/venv.sbatch: where it finds the checkout, and when it has the job queued again; and what it and two
+more examples say if they cannot start."""
 
 import os
 import subprocess
@@ -40,6 +41,23 @@ def test_the_checkout_is_the_folder_of_submission_else_that_in_the_home_unless_n
 def test_two_dashes_before_the_script_are_taken_as_multinode_sbatch_takes_them(tmp_path: Path) -> None:
     (tmp_path / "apptrain").touch()
     assert go(tmp_path, {}, before=("--",)).stdout.endswith(" launch -- my script.py --lr 0.1\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("venv.sbatch", "this is no Slurm job: sbatch examples/venv.sbatch my_script.py"),
+        ("venv.pbs", "start it as CMD='my_script.py' qsub -v CMD,VIRTUAL_ENV examples/venv.pbs"),
+        ("nvidia_image.sh", "apptainer is not in PATH: load its module (module avail apptainer)"),
+    ],
+)
+def test_outside_a_job_or_without_apptainer_one_line_says_what_to_do(
+    name: str, said: str, tmp_path: Path
+) -> None:
+    words = ["/bin/bash", str(SCRIPT.with_name(name)), "a.sif", "my_script.py"]
+    env = {"PATH": str(tmp_path)}
+    ended = subprocess.run(words, env=env, capture_output=True, text=True, timeout=30, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (64, "", f"{name}: {said}\n")
 
 
 @pytest.mark.parametrize("named", ["", "else where"])
