@@ -14,7 +14,15 @@ from tests.cluster.images import RECIPE, Built, built
 HERE = Path(__file__).parent
 LANES = (
     (
-        *("test_cluster", "test_host", "test_run_sh", "test_own_image", "test_clone", "test_slurm"),
+        *(
+            "test_cluster",
+            "test_host",
+            "test_run_sh",
+            "test_own_image",
+            "test_clone",
+            "test_slurm",
+            "test_stage",
+        ),
         *("test_torque", "test_pages", "test_site"),
     ),
     ("test_faults", "test_restart", "test_network", "test_doctor", "test_compare"),
