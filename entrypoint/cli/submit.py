@@ -43,7 +43,7 @@ options of the job, such as
   `apptrain launch --help-all` has them all.
 
 First: apptrain submit --cluster NAME --dry-run -- my_script.py
-Then: the same with --follow.
+Then: the same with --follow. If it fails: apptrain explain RUN
 `make submit CLUSTER=NAME ARGS='-- my_script.py'` ends with 2 where this ends
 with {BAD_INPUT}.
 """

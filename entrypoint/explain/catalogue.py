@@ -22,7 +22,7 @@ MOST_BYTES = 1 << 20
 MOST_ENTRIES, MOST_PATTERNS, LONGEST = 1000, 64, 2000
 """Entries, patterns of one of them, characters of a text."""
 OWN_ERROR = "script-error"
-KINDS = ("cause", "symptom", "hint", "echo")
+KINDS = ("cause", "symptom", "warning", "hint", "echo")
 SHORTEST = 5
 """Characters of a pattern that are no `*`: fewer would be found everywhere."""
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -80,7 +80,7 @@ class Entry:
     id: str
     family: str
     kind: str
-    """cause, symptom, hint or echo: catalogue.yaml says what they are."""
+    """One of KINDS: catalogue.yaml says what they are."""
     title: str
     any: tuple[Pattern, ...]
     none: tuple[bytes, ...]

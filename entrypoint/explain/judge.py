@@ -14,7 +14,9 @@ from dataclasses import dataclass, replace
 from entrypoint.explain.catalogue import Entry
 from entrypoint.explain.scan import Evidence, ProcessEnd, Scan
 
-_RANKING = {"cause": 0, "symptom": 1, "hint": 2, "echo": 3}
+_RANKING = {"cause": 0, "warning": 0, "symptom": 1, "hint": 2, "echo": 3}
+_OF_GOOD_RUNS = ("warning", "hint")
+"""Kinds of lines that good runs have too."""
 CLOSE = 5.0
 """Seconds: clocks of nodes differ so much, and a process takes as long to say why it ends."""
 
@@ -77,6 +79,8 @@ def judge(
     findings = [who.finding(lines, counts) for lines in by_entry.values()]
     seen = {one.entry.id for one in findings}
     first = [one for one in findings if not one.entry.follows & (seen - {one.entry.id})] or findings
+    has_failed = bool(ends) or any(one.entry is None or one.entry.kind not in _OF_GOOD_RUNS for one in timed)
+    first = [one for one in first if has_failed or one.entry.kind not in _OF_GOOD_RUNS]
     first.sort(key=_ranking)
     unknown = [one for one in timed if one.entry is None and one.is_exception]
     best = first[0] if first else None
@@ -86,7 +90,8 @@ def judge(
     if best is None or best.entry.kind == "echo":
         earliest = next((one for one in timed if one.entry is None), None) or next(iter(timed), None)
         return Judgement((), tuple(sorted(findings, key=_ranking)), earliest and who.of(earliest))
-    causes = [one for one in first if one.entry.kind == best.entry.kind]
+    level = _RANKING[best.entry.kind]
+    causes = [one for one in first if _RANKING[one.entry.kind] == level]
     others = [one for one in findings if one not in causes]
     return Judgement(tuple(causes), tuple(sorted(others, key=_ranking)), None)
 
@@ -175,7 +180,7 @@ class _Who:
 
 def _is_behind(best: CauseFound, unknown: Evidence) -> bool:
     """Whether a symptom or a warning may be the consequence of an exception that nobody knows."""
-    if best.entry.kind == "cause":
+    if _RANKING[best.entry.kind] == 0:
         return False
     if best.first.time is not None and unknown.time is not None:
         return unknown.time <= best.first.time + CLOSE

@@ -5,6 +5,7 @@ pattern.
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -118,6 +119,21 @@ def with_told(found: Judgement, told: Told) -> Judgement:
     first = CauseFound(entry, evidence, failure.rank, failure.node, "", at_fault, 1)
     others = tuple(one for one in (*found.causes, *found.others) if one.entry.id != entry.id)
     return Judgement((first,), others, None)
+
+
+def in_lines(failure: Outcome, where: Path) -> tuple[str, ...]:
+    """At most two lines for the end of a job of ours; none if the catalogue has nothing of its own to say."""
+    if not failure.error:
+        return ()
+    line = f"apptrain: rank {failure.rank} failed first, status {failure.status}: {failure.error}".encode()
+    entry = Index(catalogue.load()).entry(line, lines.body(line))
+    if entry is None or entry.kind == "echo" or entry.family == "apptrain":
+        return ()
+    first = entry.remedies[0].text
+    return (
+        f"explain: {entry.title}: {first}",
+        f"explain: more by `apptrain explain {shlex.quote(str(where))}`",
+    )
 
 
 GENERAL = {"rank-failed", "apptrain-refused"}

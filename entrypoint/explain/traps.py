@@ -363,6 +363,7 @@ def _of_port(script: Script) -> Iterator[Found]:
     if script.request.is_exclusive or not _needs_port(script):
         return
     fixed = {}
+    values = {name: value for _, name, value in script.assigned}
     for word, name, value in script.assigned:
         if re.fullmatch(r"['\"]?\d{2,5}['\"]?", value) and _PORT.match(name):
             fixed[name] = word.line
@@ -380,7 +381,11 @@ def _of_port(script: Script) -> Iterator[Found]:
     for one in script.trainings:
         for option in ("rdzv-endpoint", "master-port", "main-process-port"):
             option_word = one.agent_options.get(option)
-            if option_word and re.search(r"(?:^|:)\d{2,5}$", option_word.text):
+            if option_word is None:
+                continue
+            variable = re.fullmatch(r"\$\{?(\w+)\}?", option_word.text)
+            text = values.get(variable[1], "").strip("'\"") if variable else option_word.text
+            if re.search(r"(?:^|:)\d{2,5}$", text) and (not variable or ":" in text):
                 yield Found(FIXED_PORT, option_word.line, option_word.raw)
 
 
@@ -418,7 +423,9 @@ def _of_ranks(script: Script) -> Iterator[Found]:
     for one in script.trainings:
         for option in ("node-rank", "machine-rank"):
             option_word = one.agent_options.get(option)
-            if option_word and one.is_in_task and not one.in_shell and _RANKS.search(option_word.raw):
+            is_fixed = option_word is not None and number(option_word) is not None and (script.nodes or 1) > 1
+            is_once = option_word is not None and _RANKS.search(option_word.raw) is not None
+            if option_word and one.is_in_task and not one.in_shell and (is_once or is_fixed):
                 yield Found(RANK_ONCE, option_word.line, option_word.raw)
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from entrypoint.explain import catalogue, logs
+from entrypoint.explain import catalogue, logs, run
 from entrypoint.explain.scan import Index, Scan
+from entrypoint.job.outcome import Outcome
 from tests.unit.explain import good
 
 INDEX = Index(catalogue.load())
@@ -135,16 +136,16 @@ def test_a_gzip_that_would_fill_the_memory_is_cut(tmp_path: Path, monkeypatch: p
 # --- run directories of ours ----------------------------------------------------------------------------------
 
 
-def ended(run: Path, *, status: int, rank: str, error: str, log: str = "") -> None:
-    (run / "outcome").mkdir(parents=True)
-    (run / "logs" / "0").mkdir(parents=True)
-    (run / "outcome" / "0.1").write_text(
+def ended(folder: Path, *, status: int, rank: str, error: str, log: str = "") -> None:
+    (folder / "outcome").mkdir(parents=True)
+    (folder / "logs" / "0").mkdir(parents=True)
+    (folder / "outcome" / "0.1").write_text(
         f"status={status}\nrank={rank}\nnode=gpu-a02\nsignal=0\ntime=12.5\nerror={error}\n"
     )
-    (run / "outcome" / "0.0").write_text(
+    (folder / "outcome" / "0.0").write_text(
         "status=1\nrank=0\nnode=gpu-a01\nsignal=0\ntime=13.5\nerror=Broken pipe\n"
     )
-    (run / "logs" / "0" / "gpu-a02.rank3.err").write_text(log)
+    (folder / "logs" / "0" / "gpu-a02.rank3.err").write_text(log)
 
 
 def test_a_run_is_explained_by_what_it_knows_before_any_pattern(tmp_path: Path) -> None:
@@ -179,6 +180,21 @@ def test_a_run_that_ended_well_has_no_cause(tmp_path: Path) -> None:
     (tmp_path / "outcome" / "0.0").write_text("status=0\nrank=\nnode=a\nsignal=0\ntime=1\nerror=\n")
     done = explain(tmp_path)
     assert (done.returncode, done.stdout) == (1, "attempt 0 has no failure: it ended well, or still runs\n")
+
+
+def test_a_failing_job_says_it_in_two_lines_and_only_if_there_is_something_to_say() -> None:
+    failure = Outcome(status=1, rank=3, node="a", error="torch.OutOfMemoryError: CUDA out of memory. Tried")
+    assert run.in_lines(failure, Path("/runs/a b")) == (
+        "explain: the memory of a GPU is full: A smaller batch with gradient accumulation, bf16, activation checkpointing, or FSDP.",
+        "explain: more by `apptrain explain '/runs/a b'`",
+    )
+    for error in (
+        "",
+        "ValueError: boom",
+        "RuntimeError: Connection reset by peer",
+        "stuck, no step for 300 s",
+    ):
+        assert run.in_lines(Outcome(status=1, rank=3, error=error), Path("/r")) == ()
 
 
 # --- anything -------------------------------------------------------------------------------------------------

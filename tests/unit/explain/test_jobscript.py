@@ -40,6 +40,12 @@ CASES: list[tuple[str, str, int]] = [
     ),
     (f"{PBS}pbsdsh -- torchrun --node_rank=$PBS_NODEID --nnodes=2 t.py\n", "pbs-nodeid", 4),
     (GOOD.replace("--nnodes=2", "--nnodes=2 --node_rank=$SLURM_NODEID"), "rank-once", 6),
+    (GOOD.replace("--nnodes=2", "--nnodes=2 --node_rank=1"), "rank-once", 6),
+    (
+        f'{ASKED}{HEAD}at="$head:29500"\n{SRUN} {TORCHRUN.replace("$head:" + PORT, "$at")} t.py\n',
+        "fixed-port",
+        7,
+    ),
     (GOOD.replace(f"{SRUN} ", ""), "first-node-only", 6),
     (GOOD.replace("ntasks-per-node=1", "ntasks-per-node=4"), "torchrun-per-task", 6),
     (GOOD.replace("--nnodes=2", "--nnodes=4"), "nodes-against-nnodes", 6),

@@ -80,6 +80,19 @@ def test_a_summary_alone_is_not_known_and_its_rank_and_node_are_named() -> None:
     assert (found.unknown.rank, found.unknown.node) == (5, "gpu01")
 
 
+def test_a_warning_is_the_cause_only_if_something_failed() -> None:
+    warning = "n1:7:9 [0] nccl_net_ofi_init:144 NCCL WARN NET/OFI aws-ofi-nccl initialization failed\n"
+    assert of(a=warning + "step 1\ndone\n").causes == ()
+    failed = "[rank0]: ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+    assert of(a=warning + failed).causes[0].entry.id == "nccl-ofi"
+
+
+def test_a_job_that_was_cancelled_is_told_so_only_if_no_task_had_failed() -> None:
+    cancelled = "slurmstepd: error: *** STEP 4.0 ON n1 CANCELLED AT 2026-03-02T12:00:00 ***\n"
+    assert of(a=cancelled).causes[0].entry.id == "slurm-cancelled"
+    assert of(a="srun: error: n2: task 1: Exited with exit code 1\n" + cancelled).causes == ()
+
+
 def test_a_good_log_has_nothing() -> None:
     assert of(a="step 1 loss 0.3\ndone\n") == Judgement((), (), None)
 
