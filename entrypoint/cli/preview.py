@@ -103,7 +103,7 @@ def _allocation(request: JobRequest) -> Allocation:
         slots_per_node=login.of(profile.scheduler).slots(request),
         gpus=request.gpus,
         cpus=request.cpus,
-        sources={"gpus": "--gpus", "nodes": "--nodes", "tasks_per_node": "--ntasks-per-node"},
+        sources={"gpus": "--gpus-per-node", "nodes": "--nodes", "tasks_per_node": "--ntasks-per-node"},
     )
 
 

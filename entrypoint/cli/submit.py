@@ -39,7 +39,7 @@ from entrypoint.schedulers.known import KNOWN, words_of
 OF_JOB: Final = f"""options of sbatch or qsub go to them as they are, and win over the profile's:
   --qos debug --array 0-19 -J my_job, or under PBS -l storage=gdata/x -J 0-19
 options of the job, such as
-  --device cpu --nproc-per-node 2 --on-failure restart --run-dir DIR
+  --device cpu --nproc-per-node 2 --on-failure restart --secrets FILE
   `apptrain launch --help-all` has them all.
 
 First: apptrain submit --cluster NAME --dry-run -- my_script.py

@@ -224,7 +224,7 @@ TRIED = [
     Mistake(given="apptrain submit --cluster generic --device cpu my_script.py --lr 1", found="my_script.py stands before --: did you mean `apptrain submit --cluster generic --device cpu -- my_script.py --lr 1`?"),
     Mistake(given="apptrain submit --cluster generic -- nothere.py", found="CMD nothere.py does not exist in {folder}: check the spelling; a module is given as -m NAME, a program that is no Python script needs --no-python"),
     Mistake(given="apptrain submit --cluster generic -- torchrun my_script.py", found="CMD begins with torchrun: leave it and its options out, apptrain starts the ranks: -- my_script.py"),
-    Mistake(given="apptrain submit --cluster generic --nproc-per-node 8 -- my_script.py", found="8 ranks on a node, but this task sees 1 GPU (--gpus): request more GPUs per node, or start fewer ranks"),
+    Mistake(given="apptrain submit --cluster generic --nproc-per-node 8 -- my_script.py", found="8 ranks on a node, but this task sees 1 GPU (--gpus-per-node): request more GPUs per node, or start fewer ranks"),
     Mistake(given="apptrain submit --cluster generic --gpus-per-node 8 -- my_script.py", found="--gpus-per-node 8: a node of generic.yaml has 1: ask for more nodes"),
     Mistake(given="apptrain submit --cluster generic --time 00:02:00 -- my_script.py", found="--time 00:02:00: the ranks are asked to save 120 s before its end, which is before it begins: ask for more time, or warn later with --options=--signal=B:USR2@SECONDS"),
     Mistake(given="apptrain submit --cluster generic --run-dir of-another -- my_script.py", found="the run directory {folder}/of-another is that of other.py, not of my_script.py: give another with --run-dir, or, where that is its new name, remove {folder}/of-another/manifest.json"),
