@@ -200,7 +200,7 @@ def test_a_failing_job_says_it_in_two_lines_and_only_if_there_is_something_to_sa
 # --- anything -------------------------------------------------------------------------------------------------
 
 MUTANTS = 300
-"""By hand: APPTRAIN_TEST_MUTANTS=10000 .venv/bin/python -m pytest tests/unit/explain/test_command.py -k mutated"""
+"""By hand: APPTRAIN_TEST_MUTANTS=10000 .venv/bin/python -m pytest tests/unit/explain/test_command.py -k mutated --timeout 3000"""
 PIECES = (
     b"\0",
     b"\r",
