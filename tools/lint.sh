@@ -27,7 +27,8 @@ shell_files() {
                 ;;
         esac
     done < <(
-        find . \( -name .git -o -name .cache -o -name runs -o -exec test -e '{}/pyvenv.cfg' \; \) \
+        find . \( -name .git -o -name .cache -o -name runs -o -path ./tests/recordings -o \
+            -exec test -e '{}/pyvenv.cfg' \; \) \
             -prune -o -type f \
             \( -name '*.sh' -o -name '*.sbatch' -o -name '*.pbs' -o ! -name '*.*' \) -print0 |
             sort -z
