@@ -45,6 +45,7 @@ PBS = (
 )
 FILES = (
     "host/job.sh",
+    "host/staging.sh",
     *(f"pbs/{name}" for name in ("multinode.pbs", "host.sh", "starters.sh", "task.sh")),
 )
 TOLD = """\
@@ -127,8 +128,8 @@ def test_the_job_script_of_slurm_runs_no_argument(tmp_path: Path) -> None:
     canary = tmp_path / "ran"
     cluster = Cluster(tmp_path / "cluster")
     for evil in evils(canary):
-        assert cluster.run("--interface", evil, "--", evil, evil).returncode == 0
-        assert cluster.launched() == [f"--interface={evil}", "--", evil, evil]
+        assert cluster.run("--join-key-file", evil, "--", evil, evil).returncode == 0
+        assert cluster.launched() == [f"--join-key-file={evil}", "--", evil, evil]
         for option in ("--profile", "--run-dir", "--on-failure", "--start", "--stop-before", "--nnodes"):
             cluster.run(option, evil, "--", "x")
     assert not canary.exists()
@@ -143,7 +144,7 @@ class Pbs:
         for name in ("check/containers", "check/host", "check/clusters", "bin", "work"):
             (folder / name).mkdir(exist_ok=True)
         (folder / "work/train.py").touch()
-        for name in ("job.sh", "common.sh"):
+        for name in ("job.sh", "common.sh", "staging.sh"):
             shutil.copy(CHECKOUT / "host" / name, folder / "check/host")
         for name, values in BOUNDS.items():
             shorten(folder / "check" / name, **values)
@@ -206,7 +207,7 @@ def test_the_job_script_of_pbs_runs_no_argument(tmp_path: Path) -> None:
     canary = tmp_path / "ran"
     pbs = Pbs(tmp_path / "pbs")
     for evil in evils(canary):
-        pbs.run("--interface", evil, "--", evil, evil)
+        pbs.run("--join-key-file", evil, "--", evil, evil)
         for option in ("--profile", "--run-dir", "--on-failure", "--start", "--stop-before", "--nodes"):
             pbs.run(option, evil, "--", "x")
         pbs.run("--start", "ssh", "--nodes", evil, "--", evil, PBS_JOBID="")
