@@ -49,6 +49,7 @@ def main() -> None:
         "imports": lambda pairs: _of("imports", pairs),
         "output": output,
         "packing": lambda pairs: _of("packing", pairs),
+        "scale": lambda pairs: _of("scale", pairs),
         "slurm": lambda pairs: _of("slurm", pairs),
         "start": lambda pairs: _of("start", pairs),
         "gpu": gpu,
