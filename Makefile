@@ -56,7 +56,7 @@ endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-targets = help demo test test-unit test-cluster test-gpu test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell profiles catalogue submit faults mutants lint lock bench venv venv-image venv-dev clean clean-venv
+targets = help demo test test-unit test-cluster test-gpu test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell catalogue profiles submit faults mutants lint lock bench venv venv-image venv-dev clean clean-venv
 .PHONY: $(targets)
 
 # So is a word that is no target, before anything is done: else `make submit CLUSTER=lab my_script.py` would submit
