@@ -14,11 +14,11 @@ reading the image in place, so `auto` never makes them.
 """
 
 import os
-import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from entrypoint.core import image_header
 from entrypoint.core.errors import BadInput
 
 READ = 0.09
@@ -38,8 +38,6 @@ ROOM = 4 << 30
 """Bytes that must stay free beside the image, or twice a checkpoint if that is more."""
 MOST = 16384
 """Nodes."""
-HEADER = 64
-"""Bytes of a SIF file that hold its id."""
 AUTO, OFF = "auto", "off"
 
 
@@ -206,10 +204,8 @@ def of_file(path: str) -> Image | None:
     """The image of that path; None if it is no SIF file, or not seen here."""
     try:
         with Path(path).open("rb") as file:
-            header = file.read(HEADER)
+            id = image_header.sif_id(file.read(image_header.WHOLE))
             size = os.fstat(file.fileno()).st_size
     except OSError:
         return None
-    if len(header) < HEADER or not header[32:].startswith(b"SIF_MAGIC\0"):
-        return None
-    return Image(path=path, bytes=size, id=str(uuid.UUID(bytes=header[48:64])))
+    return Image(path=path, bytes=size, id=id) if id else None

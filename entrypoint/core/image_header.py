@@ -5,6 +5,7 @@ Runs with Python 3.9.
 
 from __future__ import annotations
 
+import uuid
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,8 @@ AT: Final = 32
 """Where it stands, behind the line that lets a kernel start the file. Then 3 bytes for the version, and 3 for
 the processor (SIF's own documentation, version 1)."""
 LENGTH: Final = 48
+WHOLE: Final = 64
+"""Bytes with the image's id, a UUID, in the last 16 of them."""
 PROCESSORS: Final = {b"02\0": "x86_64", b"04\0": "aarch64", b"06\0": "ppc64le"}
 """As `uname -m` has them."""
 
@@ -40,3 +43,10 @@ def check(image: Path) -> str:
             f"the image {image} ({size} bytes) does not begin as one: it was not copied or built to its end",
         )
     return PROCESSORS.get(head[AT + 13 : AT + 16], "")
+
+
+def sif_id(head: bytes) -> str:
+    """The id of a SIF with these first WHOLE bytes, as a UUID is written; empty if it is none."""
+    if len(head) < WHOLE or not head[AT:].startswith(MAGIC):
+        return ""
+    return str(uuid.UUID(bytes=head[WHOLE - 16 : WHOLE]))
