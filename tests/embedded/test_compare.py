@@ -56,9 +56,14 @@ def test_the_same_training_twice_is_identical(first: Path, tmp_path: Path) -> No
 
 
 def first_difference(*runs: Path) -> int:
-    """The first step whose losses differ. With other threads it depends on the CPU: 1 on some, 2 on others."""
+    """The first step whose loss or learning rate differs. With other threads it depends on the CPU: 1 on some,
+    2 on others."""
     traces = [
-        {row["step"]: row["loss"] for row in map(json.loads, (run / "metrics.jsonl").open()) if "loss" in row}
+        {
+            row["step"]: (row["loss"], row["lr"])
+            for row in map(json.loads, (run / "metrics.jsonl").open())
+            if "loss" in row
+        }
         for run in runs
     ]
     return next(step for step in sorted(traces[0]) if traces[0][step] != traces[1][step])
