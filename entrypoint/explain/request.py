@@ -66,7 +66,6 @@ FLAGS = {
         "propagate",
         "get-user-env",
         "parsable",
-        "wait-all-nodes",
         "test-only",
         "disable-status",
     ),
