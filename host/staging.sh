@@ -110,10 +110,12 @@ count_states() {
     printf '%s' "$count"
 }
 
-# has_enough STATE STATE: whether enough nodes are in one of them to go on.
+# has_enough STATE...: whether enough nodes are in one of them to go on.
 has_enough() {
-    local count least=1
-    count=$(($(count_states "$1") + $(count_states "$2")))
+    local state count=0 least=1
+    for state; do
+        count=$((count + $(count_states "$state")))
+    done
     if [[ -n $stage_by_name ]]; then
         least=$stage_least
     fi
@@ -135,7 +137,7 @@ without_copy() {
         stage=''
     elif [[ -z $stage_by_name ]]; then
         say "the image is read where it is, by $(name_nodes "${others[@]}")"
-    elif has_enough have have && [[ ${states[0]} == have ]]; then
+    elif has_enough have && [[ ${states[0]} == have ]]; then
         say "left out, for the image is not there: $(name_nodes "${others[@]}")"
         for rank in "${others[@]}"; do
             facts+=("left_out=${hosts[rank]}")

@@ -188,6 +188,13 @@ def test_a_node_without_room_ends_the_job(staged: Staged) -> None:
     assert staged.sbcasts == []
 
 
+def test_a_node_whose_copy_is_cut_ends_the_job_that_needs_it(staged: Staged) -> None:
+    staged.node_says("1 unfit its copy is not whole", when="check")
+    assert ended_at_once(staged, 69) == (
+        f"--stage {staged.disk}: b (its copy is not whole): try again, or leave --stage out"
+    )
+
+
 def test_a_node_without_room_is_left_out_if_fewer_are_enough(staged: Staged) -> None:
     staged.node_says("1 unfit there is no room")
     arguments = ("--device", "cpu", "--stage", str(staged.disk), "--nnodes", "1:2")
