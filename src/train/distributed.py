@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from train.environment import RankInfo
 from train.status import TrainingRefused
+from train.stop import leave_group
 
 ROOM: Final = 2048
 """Bytes of a rank's value that is gathered: padded, one collective is enough."""
@@ -113,14 +114,9 @@ class World:
             raise SaidByAnother
 
     def close(self) -> None:
-        """Leave the process group in good order; after an error end the process without this.
-
-        Before torch 2.8, gloo's destructor waits for its threads with the interpreter's lock held, now and
-        then for ever (pytorch/pytorch#154976): there the end of the process has to do.
-        """
+        """Leave the others in good order; after an error end the process without this."""
         self.barrier()
-        if self.backend != "gloo" or torch.__version__ >= "2.8":
-            dist.destroy_process_group()
+        leave_group()
 
 
 class SumLater:

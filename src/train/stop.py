@@ -75,11 +75,22 @@ def agreed(request: StopRequest) -> int:
 def leave(status: int) -> NoReturn:
     """Wait until every rank has come here, so that all have saved, and exit with the status (0: done)."""
     _sum(0.0, 0.0)
+    leave_group()
+    sys.exit(status)
+
+
+def leave_group() -> None:
+    """Leave the process group, once all ranks are done.
+
+    gloo's is left to the end of the process. Its destructor waits for gloo's threads with the interpreter's
+    lock held, and one that has yet to let go of the last collective's tensor waits for that lock: now and
+    then for ever. torch 2.8 mended that for `destroy_process_group` (pytorch/pytorch#154976), but not for a
+    model in DDP, which holds the group, too: seen with torch 2.10.
+    """
     import torch.distributed as dist
 
-    if dist.is_available() and dist.is_initialized():
+    if dist.is_available() and dist.is_initialized() and dist.get_backend() != "gloo":
         dist.destroy_process_group()
-    sys.exit(status)
 
 
 def die_of_interrupt() -> None:

@@ -66,6 +66,11 @@ def tiny() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def no_group_stays() -> Iterator[None]:
     yield
+    leave_group()
+
+
+def leave_group() -> None:
+    """What the end of the process does for a run of its own."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
@@ -82,6 +87,7 @@ def go(
     picture: bool = False,
 ) -> int:
     place = RankInfo(node="here", run_dir=folder)
+    leave_group()
     with pytest.MonkeyPatch.context() as patch:
         if not picture:  # It takes longer than all the rest of such a run.
             patch.setattr(report, "draw", lambda _, __, path: path.touch())
@@ -129,6 +135,11 @@ def test_a_run_leaves_metrics_checkpoint_result_picture_and_events(whole: Path) 
     assert saved.state["position"] == 64
     assert is_drawn(whole)
     assert len(list((whole / "tensorboard").iterdir())) == 1
+
+
+def test_gloos_group_is_left_to_the_end_of_the_process_as_its_destructor_may_hang(tmp_path: Path) -> None:
+    assert go(tmp_path / "run", "steps=1") == DONE
+    assert dist.is_initialized()
 
 
 def test_the_test_images_are_seen_once_at_the_end_where_evaluations_run_on_training_images(
