@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.account import PYYAML, REPOSITORY, SCRIPT, SOFTWARE, account
-from tests.cluster.images import CHECKOUT, Built
+from tests.cluster.images import CHECKOUT
 from tests.cluster.test_pbs import BOUND, SMALL, WORK, User
-from tests.host import Bind
 from tests.pbs_double.cluster import BINDS
 from tests.pbs_double.cluster import up as pbs_up
 from train import metrics
@@ -32,9 +31,8 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def user(request: pytest.FixtureRequest, older: Built) -> Iterator[User]:
-    other_image = Bind(source=older.image, target=SOFTWARE / "older.sif")
-    with account(request, binds=[*BINDS, PYYAML, other_image]) as found, pbs_up(found.cluster) as pbs:
+def user(request: pytest.FixtureRequest) -> Iterator[User]:
+    with account(request, binds=[*BINDS, PYYAML]) as found, pbs_up(found.cluster) as pbs:
         found.write(WORK / "here", "")
         shutil.copy(CHECKOUT / "Makefile", found.on_disk(REPOSITORY))
         yield User(account=found, pbs=pbs)
@@ -55,8 +53,9 @@ def on_pbs(user: User) -> Path:
     return ran.folder
 
 
-def on_one_machine(user: User, image: str, name: str) -> Path:
-    run = WORK / "runs" / name
+@pytest.fixture(scope="module")
+def embedded(user: User) -> Path:
+    run = WORK / "runs/one machine"
     line = (
         "python",
         "-P",
@@ -69,15 +68,10 @@ def on_one_machine(user: User, image: str, name: str) -> Path:
         "--",
         *TRAINING,
     )
-    inside = (REPOSITORY / "containers/run.sh", SOFTWARE / image, *line)
+    inside = (REPOSITORY / "containers/run.sh", SOFTWARE / "image.sif", *line)
     ended = user.account.run(*inside, cwd=WORK, timeout=BOUND)
     assert ended.returncode == 0, ended.stderr
     return user.account.on_disk(run)
-
-
-@pytest.fixture(scope="module")
-def embedded(user: User) -> Path:
-    return on_one_machine(user, "image.sif", "one machine")
 
 
 def compared(*runs: Path) -> tuple[int, list[dict[str, Any]]]:
@@ -101,15 +95,6 @@ def test_slurm_pbs_and_one_machine_give_the_same_numbers_and_the_places_are_the_
     assert differ[1]["nodes"] == [["gpu-a01", "gpu-a02"], ["127.0.0.1", "127.0.0.2"]]
     assert differ[0].keys() - {"nodes"} == {"scheduler", "began"}
     assert differ[1].keys() == {"scheduler", "began", "nodes", "transport"}
-
-
-def test_other_wheels_are_the_cause_from_the_first_step_that_differs(user: User, embedded: Path) -> None:
-    status, (pair,) = compared(embedded, on_one_machine(user, "older.sif", "other wheels"))
-    assert (status, pair["verdict"]) == (1, "explained")
-    assert {"lock", "torch"} <= {*pair["causes"]}
-    differ = {one["name"]: one["values"] for one in pair["differ"]}
-    assert [version.partition("+")[0] for version in differ["torch"]] == ["2.15.0", "2.10.0"]
-    assert pair["traces"]["first"] in range(1, 41)
 
 
 def test_slurms_run_is_done_again_on_one_machine_from_its_manifest(user: User, on_slurm: Path) -> None:

@@ -144,6 +144,7 @@ def test_nothing_of_the_machine_that_built_it_is_in_it(host: Host) -> None:
     assert set(ended.stdout.split()) - mounted == set()
 
 
+@pytest.mark.by_hand("a second full image, 12 minutes on two cores: after `make lock`")
 def test_the_stack_for_older_drivers_is_built_too(older: Built) -> None:
     stack, said = stacks.find("cu128"), older.said
     assert (said["stack"], said["driver"]) == ("cu128", "525")
