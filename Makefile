@@ -121,7 +121,7 @@ image-inspect: ## print what the image is made of
 shell: ## a shell in the image (STACK=NAME IMAGE=FILE)
 	@$(inside) bash --norc
 
-catalogue: ## make what `apptrain explain` reads of entrypoint/explain/catalogue.yaml
+catalogue: ## make what `apptrain explain` reads, and docs/troubleshooting.md, of entrypoint/explain/*.yaml
 	@python=$$(tools/login-python.sh yaml) && "$$python" tools/catalogue.py
 
 profiles: ## check the site profiles of clusters/ and write their host files (PROFILE=FILE)

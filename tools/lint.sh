@@ -40,9 +40,10 @@ check ruff check
 check ruff format --check
 check mypy
 check mypy --explicit-package-bases tools/catalogue.py tools/lock.py tools/oldest.py \
-    tools/refusals.py tools/structure.py benchmarks containers tests
+    tools/refusals.py tools/structure.py tools/troubleshooting.py benchmarks containers tests
 check python tools/oldest.py
 check python tools/structure.py --lint
 check python tools/refusals.py --lint
+check python tools/catalogue.py --check
 check shellcheck -- "${shell[@]}"
 exit $status

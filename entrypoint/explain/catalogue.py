@@ -22,6 +22,8 @@ MOST_BYTES = 1 << 20
 MOST_ENTRIES, MOST_PATTERNS, LONGEST = 1000, 64, 2000
 """Entries, patterns of one of them, characters of a text."""
 OWN_ERROR = "script-error"
+GENERAL = frozenset({"rank-failed"})
+"""Entries that say no more than that something failed."""
 KINDS = ("cause", "symptom", "warning", "hint", "echo")
 SHORTEST = 5
 """Characters of a pattern that are no `*`: fewer would be found everywhere."""

@@ -49,7 +49,7 @@ _NODE = re.compile(
     rb"|(?:^|[\s:])rank \d+ on (?P<j>%(h)s)(?=[ ,:])"
     rb"|requested job die.{0,0}|node \d+ \((?P<k>%(h)s)\)"
     rb"|^(?P<l>[a-z][a-z_-]*[0-9][A-Za-z0-9._-]{0,60}): "
-    rb"|\bon node (?P<m>%(h)s)|\bnode=(?P<n>%(h)s)|\bNode (?P<o>%(h)s) is down" % {b"h": _HOST}
+    rb"|\bon node (?P<m>%(h)s)|(?<![\w-])node=(?P<n>%(h)s)|\bNode (?P<o>%(h)s) is down" % {b"h": _HOST}
 )
 _NO_NODE = {b"python3", b"apptrain", b"srun", b"py3", b"http2", b"cuda12", b"libc10", b"bash5", b"mpi4py"}
 _DEVICE = re.compile(

@@ -12,7 +12,8 @@ from pathlib import Path
 from entrypoint.core import files
 from entrypoint.core.errors import DONE, SAVED
 from entrypoint.core.plain import plain
-from entrypoint.explain import catalogue, lines, logs
+from entrypoint.explain import catalogue, lines, logs, messages
+from entrypoint.explain.catalogue import GENERAL
 from entrypoint.explain.judge import CauseFound, Judgement
 from entrypoint.explain.scan import Evidence, Index, Scan
 from entrypoint.job import outcome
@@ -96,7 +97,7 @@ def with_told(found: Judgement, told: Told) -> Judgement:
     said = f"failed first, status {failure.status}: {failure.reason}"
     who = f"rank {failure.rank} on {failure.node} " if failure.rank is not None else f"{failure.node}: "
     line = f"apptrain: {who}{said}".encode("utf-8", "replace")
-    entry = Index(catalogue.load()).entry(line, lines.body(line))
+    entry = messages.rather(Index(catalogue.load()).entry(line, lines.body(line)), line)
     evidence = Evidence(
         entry=entry,
         text=plain(failure.reason),
@@ -134,10 +135,6 @@ def in_lines(failure: Outcome, where: Path) -> tuple[str, ...]:
         f"explain: {entry.title}: {first}",
         f"explain: more by `apptrain explain {shlex.quote(str(where))}`",
     )
-
-
-GENERAL = {"rank-failed", "apptrain-refused"}
-"""Entries that say no more than that something failed."""
 
 
 def _line(failure: Outcome) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from entrypoint.explain import lines
+from entrypoint.explain import lines, messages
 from entrypoint.explain.catalogue import Entry, Pattern
 
 BLOCK = 1 << 20
@@ -39,9 +39,10 @@ MOST_NODES = 10_000
 _LETTERS = bytes(c if chr(c).isalpha() and c < 128 else 32 for c in range(256))
 """Leaves the letters, and spaces for all else."""
 OF_ERRORS = frozenset(
-    b"ERROR FATAL CRITICAL Fatal fatal Error error panic WARN Assertion Cause Process".split()
+    b"""ERROR FATAL CRITICAL Fatal fatal Error error panic WARN Assertion Cause Process
+    apptrain entrypoint""".split()
 )
-"""Words that an unknown error may have."""
+"""Words that an unknown error, or a message of ours, may have."""
 _ENDINGS = (b"Error", b"Exception", b"Exit")
 _EXCEPTION = re.compile(
     rb"(?:[A-Za-z_][\w]{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|Interrupt|Exit|Failure)(?:: .*|\s*)$"
@@ -221,6 +222,7 @@ class Scan:
         node, rank = lines.node(line), lines.rank(line)
         self._remember(line, behind[:12], node, rank)
         entry = self.index.entry(line, body)
+        entry = messages.rather(entry, body)
         is_exception = False
         traceback = _traceback(before)
         if entry is None:
@@ -353,6 +355,7 @@ def _may_be(block: bytes, start: int, end: int, at: int, patterns: Sequence[tupl
             _ERROR.search(line) is not None
             or _EXCEPTION.match(line) is not None
             or _TELLS.search(line) is not None
+            or messages.PREFIX.match(line) is not None
         )
     return any(
         block.find(pattern.longest, start, end) >= 0 and pattern.may_be_in(block[start:end])

@@ -1,4 +1,5 @@
-"""docs/troubleshooting.md shows messages as the program prints them: each is looked for in the program's own strings.
+"""messages.yaml, of which docs/troubleshooting.md is made, has messages as the program prints them: each is looked
+for in the program's own strings. tools/catalogue.py makes the page.
 
 In a message a word in capitals stands for something that the program fills in, or for itself (CMD, NCCL). Between two
 `...` all words must be in one string of the program, in that order.
@@ -12,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.core import strict_yaml
+from entrypoint.explain import messages
+from tools import catalogue, refusals, structure
+
 CHECKOUT = Path(__file__).resolve().parents[3]
-PAGE = CHECKOUT / "docs/troubleshooting.md"
 PYTHON = ("entrypoint", "src", "clusters", "containers")
 SHELL = ("host/*.sh", "slurm/*", "pbs/*", "containers/*.sh", "tools/*.sh", "Makefile", "apptrain")
 HOLE = "\0"
 """What the program fills in."""
 CAPITALS = re.compile(r"\b[A-Z][A-Z0-9_]*\b")
-ROW = re.compile(r"^\| (``? ?)(.+?) ?\1 \| (.+) \| (.+) \|$", re.M)
-
-
-def messages() -> list[str]:
-    return [found[2].strip().replace(r"\|", "|") for found in ROW.finditer(PAGE.read_text())]
+ROWS = [row for part in strict_yaml.load(messages.SOURCE)["parts"] for row in part["rows"]]
+SAID = [row["says"] for row in ROWS if "says" in row]
 
 
 # --- the program's strings ------------------------------------------------------------------------------------
@@ -88,14 +89,24 @@ def is_said(part: str) -> bool:
     return any(wanted.search(one) for one in strings())
 
 
-def test_the_page_has_the_messages_of_every_part_of_a_job() -> None:
-    assert len(messages()) > 100
-    assert len(messages()) == len(set(messages()))
-    lines = [line for line in PAGE.read_text().splitlines() if re.match(r"\| `", line)]
-    assert len(lines) == len(messages())  # none is written in a form that is not looked at
+def test_the_page_and_what_explain_reads_are_made_of_their_sources(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert (catalogue.main(["--check"]), capsys.readouterr().out) == (0, "")
 
 
-@pytest.mark.parametrize("message", messages())
+def test_a_row_has_one_message_what_it_means_and_the_id_of_a_refusal() -> None:
+    ids = {site.id for site in refusals.find(structure.read(CHECKOUT))}
+    assert len(SAID) == len(set(SAID)) > 100
+    for row in ROWS:
+        assert row.keys() <= {"says", "line", "id", "note", "means", "do"}, row
+        assert ("says" in row) != ("line" in row), row
+        assert row["means"], row
+        assert row.get("do") or row.get("note"), row
+        assert row.get("id") in ids | {None}, row
+
+
+@pytest.mark.parametrize("message", SAID)
 def test_a_message_of_the_page_is_one_of_the_programs(message: str) -> None:
     assert parts(message)
     for part in parts(message):

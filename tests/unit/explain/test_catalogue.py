@@ -2,8 +2,6 @@
 
 import copy
 import io
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -29,13 +27,6 @@ def scanned(text: str, name: str = "x.log") -> Scan:
 
 def judged(text: str) -> Judgement:
     return judge.of(scanned(text), catalogue.own_error())
-
-
-def test_the_json_is_made_from_the_yaml() -> None:
-    done = subprocess.run(
-        [sys.executable, CHECKOUT / "tools/catalogue.py", "--check"], capture_output=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, b"")
 
 
 def test_it_has_all_families() -> None:
