@@ -17,7 +17,9 @@ def plain(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     line = " ".join(value[:4000].split())
-    return "".join(letter if letter.isprintable() else "?" for letter in line)[:1000]
+    if not line.isprintable():
+        line = "".join(letter if letter.isprintable() else "?" for letter in line)
+    return line[:1000]
 
 
 def counted(number: int, what: str) -> str:

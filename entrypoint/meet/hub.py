@@ -362,7 +362,8 @@ class Hub(Link, ConnectionHandler):
         ranks = 1 if self.me.mode == "exec" else self.me.nproc_per_node
         self._job = self._state_of(members, world=len(members) * ranks)
         self._met.set_result(Crew(members=members, since=time.time()))
-        self._send_all(Go(members))
+        absent = set(range(self.me.nnodes)).difference(members)
+        self._send_all(Go(tuple(sorted(absent))))
         if self._door:
             self._door.close()
 
@@ -377,7 +378,8 @@ class Hub(Link, ConnectionHandler):
             world=world,
         )
         present = Bits.of(state.index(one) for one in self._members)
-        active = Bits.of(state.index(one) for one in self._members if one[0] in members)
+        taking_part = set(members)
+        active = Bits.of(state.index(one) for one in self._members if one[0] in taking_part)
         return replace(state, present=present, active=active)
 
     def _missing(self) -> str:

@@ -218,7 +218,7 @@ class Link(ABC):
     async def _beat(self) -> None:
         """Tell every peer that we are here, and find those that fell silent."""
         bound = self.timeouts.peer
-        interval = min(5.0, bound / 6)
+        interval = min(self.timeouts.beat, bound / 6)
         while True:
             before = time.monotonic()
             beat = encode(messages.pack(Beat(time.time())))

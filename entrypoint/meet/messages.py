@@ -107,8 +107,8 @@ class Moved:
 class Go:
     """All have met, and the ranks start."""
 
-    members: Nodes
-    """The nodes that take part."""
+    absent: Nodes
+    """The nodes that do not take part: mostly none, so that the same few bytes go to each of many nodes."""
 
 
 @dataclass(frozen=True)
@@ -300,6 +300,10 @@ def refusal_of(end: EndMeeting) -> Refusal:
 # --- values as JSON has them --------------------------------------------------------------------------------
 
 
+_AS_THEY_ARE = frozenset((str, int, float, bool, type(None)))
+"""Kinds of most values by far: looked up first."""
+
+
 def _fields(value: Any) -> dict[str, Any]:
     kind = type(value)
     hints = _hints(kind)
@@ -307,6 +311,8 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _packed(value: Any, hint: Any = None) -> Any:
+    if type(value) in _AS_THEY_ARE:
+        return value
     if hint == Nodes:
         return Bits.of(value).hex()
     if is_dataclass(value):

@@ -8,7 +8,6 @@ some networks lose only large packets. Nobody else gets a byte.
 
 import asyncio
 import hmac
-import ipaddress
 import os
 import re
 import secrets
@@ -63,9 +62,10 @@ class ProbeEndpoint:
 
 def _is_place(address: str, port: str) -> bool:
     """Whether this is an IP address and a port: a name would be looked up by whoever is sent there."""
+    plain, _, _ = address.partition("%")
     try:
-        ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
+        socket.inet_pton(socket.AF_INET6 if ":" in plain else socket.AF_INET, plain)
+    except (OSError, ValueError):  # a ValueError where it has a NUL, or a half of a character
         return False
     return re.fullmatch("[0-9]{1,5}", port) is not None and 0 < int(port) < 1 << 16
 
@@ -130,6 +130,7 @@ class ReachabilityTest:
         self.number = number
         self.participants = participants
         self._contacts = {node: ProbeEndpoint.parse(text) for node, text in sorted(contacts.items())}
+        self._texts = {node: str(contact) for node, contact in self._contacts.items()}
         self._nodes = nodes
         self._failed: dict[int, list[tuple[int, str]]] = {}
 
@@ -153,7 +154,7 @@ class ReachabilityTest:
 
     def order(self, node: int) -> Try:
         """The message that asks a node to try its ways."""
-        there = tuple((other, str(self._contacts[other])) for other in self._chosen(node))
+        there = tuple((other, self._texts[other]) for other in self._chosen(node))
         return Try(number=self.number, ways=there)
 
     def _chosen(self, node: int) -> list[int]:

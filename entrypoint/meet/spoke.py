@@ -161,8 +161,9 @@ class Spoke(Link):
                 self._start(self._try(message))
             case Move(address=address) if not self._met.done():
                 self._start(self._move(address))
-            case Go(members=members) if not self._met.done() and self.hub in members:
-                self._met.set_result(Crew(members=self._ordered(members), since=time.time()))
+            case Go(absent=absent) if not self._met.done() and self.hub not in absent:
+                members = self._ordered(set(range(self.me.nnodes)).difference(absent))
+                self._met.set_result(Crew(members=members, since=time.time()))
             case EndMeeting() if not self._met.done():
                 self._met.set_exception(messages.refusal_of(message))
             case Stopped() | Look() | LookCloser() | Peek() | Failed() | AllDone():

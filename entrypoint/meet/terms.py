@@ -31,6 +31,8 @@ class Timeouts(JobBounds):
     """From the start of whoever began first to the meeting of all (--join-timeout)."""
     peer: float
     """Silence after which a participant counts as lost (--peer-timeout)."""
+    beat: float = 5.0
+    """Between two heartbeats; a sixth of `peer` at most."""
     connect: float = 15.0
     """From the first connection that is not refused to the hub's proof."""
     handshake: float = 10.0

@@ -118,7 +118,7 @@ async def test_strangers_are_reported_once_an_address_and_only_so_many() -> None
 @pytest.mark.parametrize(
     ("message", "why"),
     [
-        ({"type": "go", "members": "1"}, "it did not say who it is"),
+        ({"type": "go", "absent": "2"}, "it did not say who it is"),
         ({"type": "hello", "identity": {}, "left": 1.0}, "it sent no Identity"),
         (hello(who(1)) | {"left": "x"}, "it sent a wrong left: 'x'"),
         (

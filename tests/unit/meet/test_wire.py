@@ -67,7 +67,7 @@ async def test_a_message_without_a_meaning_ends_a_connection(message: dict[str, 
 
 
 @pytest.mark.parametrize(
-    "message", [{"type": "go", "members": "1"}, {"type": "stop"}, {}], ids=["go", "stop", "empty"]
+    "message", [{"type": "go", "absent": "2"}, {"type": "stop"}, {}], ids=["go", "stop", "empty"]
 )
 @run
 async def test_a_hub_that_sends_a_message_without_a_meaning_is_lost(message: dict[str, Any]) -> None:
