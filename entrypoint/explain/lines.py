@@ -46,6 +46,8 @@ _NODE = re.compile(
     rb"|\bhost\s{2,}: (?P<f>%(h)s)"
     rb"|\d\d:\d\d:\d\d (?P<g>%(h)s) (?:kernel|slurmstepd|slurmd|pbs_mom|systemd)"
     rb"|run\.sh: (?P<i>%(h)s): "
+    rb"|apptrain: (?:attempt \d+: |status \d+: )?(?P<p>%(h)s): "
+    rb"(?=lost: |torchrun's agent |the entrypoint ended |ended by |port )"
     rb"|(?:^|[\s:])rank \d+ on (?P<j>%(h)s)(?=[ ,:])"
     rb"|requested job die.{0,0}|node \d+ \((?P<k>%(h)s)\)"
     rb"|^(?P<l>[a-z][a-z_-]*[0-9][A-Za-z0-9._-]{0,60}): "
@@ -96,7 +98,7 @@ def node(line: bytes) -> str:
         return ""  # it names the node that says so
     for found in _NODE.finditer(line, 0, 600):
         name = next((one for one in found.groups() if one), b"")
-        if name and name not in _NO_NODE:
+        if name and name not in _NO_NODE and not name.startswith(b"slurmstepd"):
             return name.decode().rstrip(".-")
     return ""
 

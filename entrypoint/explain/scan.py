@@ -108,6 +108,8 @@ class Scan:
     size: int = 0
     """Bytes that were read."""
     lines: int = 0
+    is_ours: bool = False
+    """Whether apptrain said something: srun's tasks are then nodes, and not ranks."""
 
     _seen: set[bytes] = field(default_factory=set)
     _seen_bytes: int = 0
@@ -219,6 +221,7 @@ class Scan:
         order = (self._files, number)
         body = lines.body(line)
         self._help(line, body, order)
+        self.is_ours = self.is_ours or messages.PREFIX.match(body) is not None
         node, rank = lines.node(line), lines.rank(line)
         self._remember(line, behind[:12], node, rank)
         entry = self.index.entry(line, body)
@@ -266,7 +269,8 @@ class Scan:
             return
         of_srun, of_mpi = _OF_SRUN.search(line), _OF_MPI.search(line)
         if of_srun and not _BY_OTHERS.search(of_srun["how"]):
-            self.ends.append(ProcessEnd(int(of_srun["task"][:6]), of_srun["node"].decode()))
+            task = None if self.is_ours else int(of_srun["task"][:6])
+            self.ends.append(ProcessEnd(task, of_srun["node"].decode()))
         elif of_mpi:
             self.ends.append(ProcessEnd(int(of_mpi[1][:6]), ""))
 

@@ -46,6 +46,8 @@ class Fault(ABC):
     """Seconds until the run goes on."""
     said: ClassVar[str]
     """Matches the line of the job's output that shows it."""
+    explained: ClassVar[tuple[str, ...]] = ()
+    """What `apptrain explain` makes of the job's output, one of these; empty if that has nothing of it."""
     repair_takes_time: ClassVar[bool] = False
     """The training could be over before it is repaired: the job waits meanwhile."""
     starts: ClassVar[bool] = False
@@ -106,6 +108,7 @@ class KilledRank(Fault):
     name = "kill -9 of a rank"
     policies: ClassVar[tuple[str, ...]] = ("requeue", "restart")
     said = r"rank \d+ on \S+(:| failed first,).*SIGKILL"
+    explained = ("rank-killed",)
     among: ClassVar[int] = 4
 
     def inflict(self, run: Run) -> str:
@@ -122,6 +125,7 @@ class KilledFirstNodesRank(KilledRank):
 class KilledAgent(Fault):
     name = "kill -9 of torchrun's agent"
     said = r"torchrun's agent ended with status -9"
+    explained = ("launcher-killed",)
 
     def inflict(self, run: Run) -> str:
         node = run.random.choice(run.nodes())
@@ -133,6 +137,7 @@ class KilledAgent(Fault):
 class KilledLauncher(Fault):
     name = "kill -9 of the launcher"
     said = r"status 137|was lost|: lost: "
+    explained = ("launcher-killed", "node-lost")
 
     def inflict(self, run: Run) -> str:
         node = run.random.choice(run.nodes())
@@ -145,6 +150,7 @@ class StoppedRank(Fault):
     name = "SIGSTOP of a rank"
     moments = (Moment.STEP, Moment.SAVE)
     said = r"stopped by a signal"
+    explained = ("rank-stuck",)
 
     def inflict(self, run: Run) -> str:
         rank = run.random.randrange(4)
@@ -162,6 +168,7 @@ class DeadNode(Fault):
     name = "power off a node"
     policies: ClassVar[tuple[str, ...]] = ("requeue", "restart")
     said = r"[Nn]ode failure|was lost|: lost: "
+    explained: ClassVar[tuple[str, ...]] = ("node-lost", "slurm-node-failure")
     repair_takes_time = True
     place: ClassVar[int] = -1
 
@@ -186,6 +193,7 @@ class DeadNode(Fault):
 
 class DeadFirstNode(DeadNode):
     name = "power off the first node"
+    explained: ClassVar[tuple[str, ...]] = ()
     policies: ClassVar[tuple[str, ...]] = ("requeue",)
     place = 0
 
@@ -194,6 +202,7 @@ class CutNode(DeadNode):
     """Longer than --peer-timeout; the cut node must end its own ranks."""
 
     name = "cut a node off the network"
+    explained: ClassVar[tuple[str, ...]] = ("node-lost", "slurm-node-failure", "slurm-launch-failed")
     policies: ClassVar[tuple[str, ...]] = ("requeue",)
 
     def inflict(self, run: Run) -> str:
@@ -216,6 +225,7 @@ class RankAndNode(DeadNode):
     """A rank on the first node, and a moment later the power of the last."""
 
     name = "kill -9 of a rank, power off another node"
+    explained: ClassVar[tuple[str, ...]] = ("rank-killed", "slurm-node-failure", "node-lost")
     policies: ClassVar[tuple[str, ...]] = ("requeue",)
 
     def inflict(self, run: Run) -> str:
@@ -256,6 +266,7 @@ class Warned(Fault):
     name = "scancel --batch --signal=USR2, a warning"
     planned = True
     said = r"warned of the end"
+    explained = ("planned-end",)
 
     def inflict(self, run: Run) -> str:
         run.account.run("scancel", "--batch", "--signal=USR2", str(run.number)).check_returncode()
@@ -266,6 +277,7 @@ class Cancelled(Fault):
     name = "scancel, without a warning"
     ends_job = True
     said = r"ended by a signal \(status 143\)|CANCELLED"
+    explained = ("slurm-job-cancelled",)
 
     def inflict(self, run: Run) -> str:
         run.account.run("scancel", str(run.number)).check_returncode()
@@ -281,6 +293,7 @@ class Walltime(Fault):
     starts = True
     request = ("--time=5", "--signal=B:USR2@295")
     said = r"warned of the end"
+    explained = ("planned-end",)
 
     def inflict(self, run: Run) -> str:
         """Waits for such a look, starts the job so that the next one falls into it, and waits for the warning."""
@@ -309,6 +322,7 @@ class Walltime(Fault):
 class Requeued(Fault):
     name = "scontrol requeue, as a preemption does"
     said = r"REQUEUE|ended by a signal \(status 143\)|ended by SIGTERM|CANCELLED|PREEMPT"
+    explained = ("slurm-requeued",)
 
     def inflict(self, run: Run) -> str:
         run.account.run("scontrol", "requeue", str(run.number)).check_returncode()
@@ -367,6 +381,7 @@ class TakenPort(Fault):
     moments = (Moment.WAITING,)
     planned = True
     said = r"attempt \d+: .*(taken|no apptrain hub)"
+    explained = ("store-port-taken", "join-port-taken", "join-no-hub")
 
     def inflict(self, run: Run) -> str:
         store, join = port_pair(job_number=run.number, array_index=0, step=0, attempt=run.watch.attempt + 1)
@@ -394,6 +409,7 @@ class MissingImage(Fault):
     planned = True
     ends_job = True
     said = r"there is no image"
+    explained = ("image-missing",)
 
     def inflict(self, run: Run) -> str:
         on_nodes(run, names := gpu_nodes(run, 2))
@@ -415,6 +431,7 @@ class DamagedCheckpoint(Fault):
     moments = (Moment.WAITING,)
     intervals = 2
     said = r"WARNING: skipped .*is not as it was written"
+    explained = ("checkpoint-skipped",)
 
     def inflict(self, run: Run) -> str:
         newest = next(iter(checkpoint.newest_first(run.watch.checkpoints)))
@@ -438,6 +455,7 @@ class FullDisk(Fault):
     survives = True
     planned = True
     said = r"No space left on device"
+    explained = ("disk-full",)
     size: ClassVar[int] = 64 << 20
 
     def prepare(self, run: Run) -> None:
