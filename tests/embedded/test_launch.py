@@ -328,6 +328,17 @@ finally:
 """The other rank may end first: it finds the connection closed while rank 1 is still ending."""
 
 
+def test_a_job_ends_with_what_its_failure_means_and_where_to_read_on(tmp_path: Path) -> None:
+    script = NEIGHBOURS.replace("FAIL", 'open("/no/such/data")')
+    ended = run(tmp_path, "--mode", "rank", "--", write(tmp_path, "script.py", script))
+    assert ended.err.splitlines()[-3:] == [
+        "apptrain: the job ended with status 1",
+        "apptrain: explain: a file is not there: ls the path inside the job on that node; give whole paths; bind the folder "
+        "into the image.",
+        f"apptrain: explain: more by `apptrain explain {ended.run}`",
+    ]
+
+
 def test_a_rank_that_fails_is_named_and_shown_though_its_neighbours_end_before_it(tmp_path: Path) -> None:
     script = NEIGHBOURS.replace("FAIL", 'raise ValueError("no such label")')
     ended = run(tmp_path, "--mode", "rank", "--", write(tmp_path, "script.py", script))
