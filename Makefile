@@ -132,7 +132,7 @@ submit: ## submit the job script as a site's profile says (CLUSTER=NAME NODES=2 
 	@./apptrain submit $(if $(DRY_RUN),--dry-run) $(if $(FOLLOW),--follow) --cluster "$$CLUSTER" --nodes "$$NODES" --gpus-per-node "$$GPUS" \
 		--partition "$$PARTITION" --account "$$ACCOUNT" --time "$$TIME" --options="$$OPTIONS" $(ARGS)
 
-faults: venv-dev ## break a training on the Slurm cluster in every way: docs/reliability.md (root, Debian; ARGS=--help)
+faults: venv-dev ## break a training on the Slurm cluster in every way: docs/measurements.md (root, Debian; ARGS=--help)
 	$(python) -m tests.faults $(ARGS)
 
 mutants: venv-dev ## change the code in small ways and see whether the tests notice (ARGS='--seed 2', ARGS=--help)

@@ -1,4 +1,4 @@
-"""Shows what faults did: a line each, and the table of docs/reliability.md. `rows` and `fill_in` are the
+"""Shows what faults did: a line each, and the table of docs/measurements.md. `rows` and `fill_in` are the
 entries.
 
 The figures of the tutorials' job script are of one measurement each, of the same faults on a like cluster (3
@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.faults.run import Suffered
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/reliability.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs/measurements.md"
 BEGIN, END = "<!-- written by make faults -->", "<!-- end -->"
 TUTORIALS = {
     "kill -9 of a rank": "fails after 3.6 s; 197 lines, the dead rank among five others' tracebacks",
