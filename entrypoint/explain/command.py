@@ -127,6 +127,8 @@ def _in_words(
         yield from _fact("source", first.entry.source)
     elif told is not None and told.failure is None:
         yield told.ended
+    elif found.unknown is None and found.others:
+        yield "nothing says that it failed: it went on after all that was seen"
     else:
         yield "the cause is not known"
         if found.unknown is not None:

@@ -20,6 +20,10 @@ _OF_GOOD_RUNS = ("warning", "hint")
 CLOSE = 5.0
 """Seconds: clocks of nodes differ so much, and a process takes as long to say why it ends."""
 
+FEW_BEHIND, MANY_BEHIND = 4, 40
+"""Lines of a file behind all that was found in it, after which its program went on: after a warning, and after
+an error. The last word of a failure stands near the end."""
+
 
 @dataclass(frozen=True)
 class CauseFound:
@@ -56,6 +60,7 @@ def of(scan: Scan, own_error: Entry) -> Judgement:
         nodes=scan.nodes,
         places=scan.places,
         helped=scan.helped,
+        lengths=scan.lengths,
     )
 
 
@@ -68,14 +73,23 @@ def judge(
     nodes: Iterable[str] = (),
     places: Mapping[int, str] | None = None,
     helped: Mapping[tuple[str, int], tuple[int, int]] | None = None,
+    lengths: Mapping[str, int] | None = None,
 ) -> Judgement:
     """`counts`: lines of each entry, also of those that were not kept; the others as `Scan` has them."""
-    timed = _timed(found)
+    all_timed = _timed(found)
+    who = _Who(ends, set(nodes), places or {})
+    last: dict[str, int] = {}
+    for one in all_timed:
+        last[one.file] = max(last.get(one.file, 0), one.order[1])
+    behind = {file: (lengths or {}).get(file, 0) - number for file, number in last.items()}
+    timed = [one for one in all_timed if behind[one.file] < (FEW_BEHIND if one.is_mild else MANY_BEHIND)]
+    if not timed and not ends:
+        return Judgement((), _seen_only(all_timed, who, counts), None)
+    timed = timed or all_timed
     by_entry: dict[str, list[Evidence]] = {}
     for one in timed:
         if one.entry is not None and _has_company(one, helped or {}):
             by_entry.setdefault(one.entry.id, []).append(one)
-    who = _Who(ends, set(nodes), places or {})
     findings = [who.finding(lines, counts) for lines in by_entry.values()]
     seen = {one.entry.id for one in findings}
     first = [one for one in findings if not one.entry.follows & (seen - {one.entry.id})] or findings
@@ -94,6 +108,11 @@ def judge(
     causes = [one for one in first if _RANKING[one.entry.kind] == level]
     others = [one for one in findings if one not in causes]
     return Judgement(tuple(causes), tuple(sorted(others, key=_ranking)), None)
+
+
+def _seen_only(timed: Sequence[Evidence], who: _Who, counts: Mapping[str, int]) -> tuple[CauseFound, ...]:
+    first = {one.entry.id: one for one in reversed(timed) if one.entry is not None}
+    return tuple(sorted((who.finding([one], counts) for one in first.values()), key=_ranking))
 
 
 def _timed(found: Sequence[Evidence]) -> list[Evidence]:

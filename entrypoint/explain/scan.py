@@ -52,6 +52,14 @@ _ERROR = re.compile(
     rb"){0,3}(?:ERROR|FATAL|CRITICAL|[Ff]atal|[Ee]rror|panic)\b|: (?:fatal )?error: | - (?:ERROR|CRITICAL) - "
     rb"|\[(?:ERROR|error|CRITICAL|FATAL)\]|\bNCCL WARN\b|^Assertion | Assertion `"
 )
+_MILD = re.compile(
+    rb"\b[Rr]etry(?:ing)?\b|\b[Ff]all(?:ing|s|en)? ?back\b|\b[Ii]gnor(?:ing|ed|e)\b|\bWARN(?:ING)?\b"
+    rb"|[a-z]Warning\b|^\s*\[?(?:rank\d+\]:)?\[?W(?:\d{4}| )|\b[Ss]kipp(?:ing|ed)\b"
+    rb"|\bDEBUG\b|\b[Rr]ecovered\b|non-fatal"
+)
+_FRAME = re.compile(rb'.{0,60}?  File "[^"]{1,400}", line \d+')
+_SOURCE = re.compile(rb"[^ ]{0,60} ?    ")
+"""The line behind it is source code, which says what might be raised and not what was."""
 _TELLS = re.compile(rb"Root Cause|Process name: \[")
 _BOX = re.compile(rb"(?:^|\s)(rank|host|exitcode|time)\s*: (\S+)")
 """torchrun's summary of a failure has such lines."""
@@ -79,6 +87,8 @@ class Evidence:
     node: str
     device: str
     is_exception: bool = False
+    is_mild: bool = False
+    """It calls itself a warning, or says that something is tried again or left out."""
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,8 @@ class Scan:
     """All that were named, also on lines that are no evidence."""
     places: dict[int, str] = field(default_factory=dict)
     """The node of a rank."""
+    lengths: dict[str, int] = field(default_factory=dict)
+    """Lines of each file in which something was found."""
     size: int = 0
     """Bytes that were read."""
     lines: int = 0
@@ -140,6 +152,8 @@ class Scan:
         if rest:
             number += self._block(rest, name, number) + (not rest.endswith(b"\n"))
         self.lines += number - 1
+        if self.found and self.found[-1].file == name:
+            self.lengths[name] = number - 1
         return left > 0
 
     def _block(self, block: bytes, name: str, first: int) -> int:
@@ -218,6 +232,8 @@ class Scan:
             return  # it tells of no failure
         before = _split(block[max(0, start - NEAR_BYTES) : start])[-NEAR:]
         behind = _split(block[end + 1 : end + NEAR_BYTES])[:NEAR]
+        if _is_quoted(line, before):
+            return
         order = (self._files, number)
         body = lines.body(line)
         self._help(line, body, order)
@@ -252,6 +268,7 @@ class Scan:
                 node=node or file_node,
                 device=lines.device(line),
                 is_exception=is_exception,
+                is_mild=not is_exception and _MILD.search(line) is not None,
             )
         )
 
@@ -279,6 +296,13 @@ class Scan:
             for place, pattern in enumerate((*entry.all, *entry.then)):
                 if pattern.is_in(line, body):
                     self.helped[entry.id, place] = order
+
+
+def _is_quoted(line: bytes, before: Sequence[bytes]) -> bool:
+    """Whether it is source code in a traceback, or a command that `set -x` shows."""
+    if line.startswith((b"+ ", b"++ ")):
+        return True
+    return bool(before) and _SOURCE.match(line) is not None and _FRAME.match(before[-1]) is not None
 
 
 def _first(*values: int | None) -> int | None:

@@ -159,3 +159,41 @@ def test_times_of_all_forms_can_be_compared() -> None:
     assert times == sorted(times, key=lambda one: one or 0)
     assert lines.time(b"2026-99-99 10:00:00") is None
     assert lines.time(b"no time") is None
+
+
+PROGRESS = "".join(f"step {at} loss 0.{at}\n" for at in range(60))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[W 10:00:01 socket.cpp:697] [c10d] The client socket has failed to connect to [n1]:29500, will retry\n"
+        + PROGRESS,
+        "WARNING: NCCL WARN NET/OFI Unable to find libfabric, falling back to sockets\n" + PROGRESS,
+        'Traceback (most recent call last):\n  File "a.py", line 1, in f\nOSError: [Errno 28] No space left on device\n'
+        + PROGRESS,
+    ],
+    ids=["tried again", "fell back", "caught"],
+)
+def test_what_a_program_went_on_after_is_seen_and_no_cause(text: str) -> None:
+    found = of(a=text)
+    assert (found.causes, found.unknown) == ((), None)
+    assert of(a=text, b=OOM).causes[0].entry.id == "cuda-out-of-memory"
+
+
+def test_an_error_near_the_end_is_a_cause_and_so_is_one_if_a_rank_ended() -> None:
+    full = "OSError: [Errno 28] No space left on device\n"
+    assert of(a=PROGRESS + full + PROGRESS[:100]).causes[0].entry.id == "disk-full"
+    assert of(a=full + PROGRESS + BOX).causes[0].entry.id == "disk-full"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '  File "train.py", line 3, in f\n    raise RuntimeError("CUDA out of memory")\n',
+        '[rank1]:   File "train.py", line 3, in f\n[rank1]:     raise RuntimeError("CUDA out of memory")\n',
+        "+ echo CUDA out of memory\n",
+    ],
+)
+def test_source_code_and_commands_that_a_log_quotes_are_no_causes(line: str) -> None:
+    assert of(a=line).causes == ()
