@@ -21,8 +21,8 @@ CLOSE = 5.0
 """Seconds: clocks of nodes differ so much, and a process takes as long to say why it ends."""
 
 FEW_BEHIND, MANY_BEHIND = 4, 40
-"""Lines of a file behind all that was found in it, after which its program went on: after a warning, and after
-an error. The last word of a failure stands near the end."""
+"""Lines of a file behind all that was found in it, after which its program went on: after a warning, and
+after an error. The last word of a failure stands near the end."""
 
 
 @dataclass(frozen=True)
