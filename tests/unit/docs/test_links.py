@@ -44,6 +44,14 @@ def test_every_link_and_anchor_of_a_page_resolves(page: Path) -> None:
             assert anchor in anchors(file), f"{page.name}: {target}: {file.name} has {sorted(anchors(file))}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(CHECKOUT)))
+def test_every_test_that_a_page_names_is_there_also_in_a_comment(page: Path) -> None:
+    for name, function in re.findall(r"\b(tests/[\w/.-]*\w)(?:::(test_\w+))?", page.read_text()):
+        assert (CHECKOUT / name).exists(), f"{page.name}: {name}"
+        if function:
+            assert f"def {function}(" in (CHECKOUT / name).read_text(), f"{page.name}: {name}::{function}"
+
+
 def test_links_are_found_at_all() -> None:
     readme = links(CHECKOUT / "README.md")
     assert "docs/slurm.md" in readme
