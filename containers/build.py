@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -61,12 +61,17 @@ def main(arguments: Sequence[str]) -> int:
         else:
             build(stack, extra, image, offline)
     except (BuildRefused, NoAnswer, BuildFailed) as error:
-        print(f"image: {error}", file=sys.stderr)
+        say(str(error), file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
-        print("image: stopped; nothing was changed", file=sys.stderr)
+        say("stopped; nothing was changed", file=sys.stderr)
         return 128 + signal.SIGINT
     return 0
+
+
+def say(text: str, file: TextIO | None = None) -> None:
+    """A line for the user, on stdout if no other file is given."""
+    print(f"apptrain: {text}", file=file, flush=True)
 
 
 # --- the order of things --------------------------------------------------------------------------------
@@ -111,9 +116,7 @@ def fetch_only(stack: Stack, extra: Path | None, image: Path, offline: Path | No
     check(places, {**stack.megabytes, "work": 0, "image": 0})
     with tempfile.TemporaryDirectory(dir=places.cache) as folder:
         fetch(stack, extra, offline, places.cache, Path(folder))
-    print(
-        f"image: what stack {stack.name} is made from is in {places.cache}: `make image` needs no network now"
-    )
+    say(f"what stack {stack.name} is made from is in {places.cache}: `make image` needs no network now")
 
 
 def build(stack: Stack, extra: Path | None, image: Path, offline: Path | None) -> dict[str, Any]:
@@ -122,12 +125,10 @@ def build(stack: Stack, extra: Path | None, image: Path, offline: Path | None) -
     builder = Builder.find()
     builder.check()
     places = Places.of(image)
-    print(
-        f"image: stack {stack.name}: torch {stack.torch}, CUDA {stack.cuda}\n"
-        f"image: target {places.target}\nimage: temporary files in {places.temporary} (APPTAINER_TMPDIR)\n"
-        f"image: downloads in {places.cache} (APPTRAIN_CACHE)",
-        flush=True,
-    )
+    say(f"stack {stack.name}: torch {stack.torch}, CUDA {stack.cuda}")
+    say(f"target {places.target}")
+    say(f"temporary files in {places.temporary} (APPTAINER_TMPDIR)")
+    say(f"downloads in {places.cache} (APPTRAIN_CACHE)")
     check(places, stack.megabytes)
     temporary = tempfile.TemporaryDirectory(prefix="apptrain-build-", dir=places.temporary)
     with temporary as folder, lustre.striped_folder(image) as target:
@@ -150,8 +151,8 @@ def build(stack: Stack, extra: Path | None, image: Path, offline: Path | None) -
             part.replace(image)
         finally:
             part.unlink(missing_ok=True)
-    print(
-        f"image: {image} is ready: {said['bytes'] / 1e9:.2f} GB in {said['seconds']} s, "
+    say(
+        f"{image} is ready: {said['bytes'] / 1e9:.2f} GB in {said['seconds']} s, "
         f"identity {said['partition_sha256'][:12]}"
     )
     return said
@@ -237,19 +238,17 @@ def verify(stack: Stack, extra: Path | None, image: Path, offline: Path | None) 
                     f"{image} was built from other {what} than those here: build it anew: make image",
                 )
         if first["partition_sha256"] == second["partition_sha256"]:
-            print(f"image: the second build is identical, partition {first['partition_sha256']}")
+            say(f"the second build is identical, partition {first['partition_sha256']}")
             return 0
         builder = Builder.find()
         trees = [builder.tree(one) for one in (image, again)]
     differing = [path for path in sorted({*trees[0], *trees[1]}) if trees[0].get(path) != trees[1].get(path)]
     for path in differing[:50]:
-        print(f"image: {path}: {trees[0].get(path, 'absent')} | {trees[1].get(path, 'absent')}")
+        say(f"{path}: {trees[0].get(path, 'absent')} | {trees[1].get(path, 'absent')}")
     if differing:
-        print(
-            f"image: the second build differs in {len(differing)} of {len(trees[0])} files", file=sys.stderr
-        )
+        say(f"the second build differs in {len(differing)} of {len(trees[0])} files", file=sys.stderr)
         return 1
-    print(f"image: the second build has the same {len(trees[0])} files; its partition is packed differently")
+    say(f"the second build has the same {len(trees[0])} files; its partition is packed differently")
     return 0
 
 

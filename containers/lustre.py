@@ -33,7 +33,7 @@ def striped_folder(image: Path) -> Iterator[Path]:
         why = _run(program, "setstripe", "-c", str(STRIPES), name)[1]
         if why:
             print(
-                f"image: {image.parent} is on Lustre, but the image is not striped: lfs says: {why}",
+                f"apptrain: {image.parent} is on Lustre, but the image is not striped: lfs says: {why}",
                 flush=True,
             )
         yield Path(name)

@@ -81,7 +81,7 @@ readonly ROOMS=$checkout/entrypoint/doctor/room.txt
 
 say() {
     local text=$*
-    printf 'run.sh: %s: %s\n' "$node" "${text//$'\n'/\\n}" >&2
+    print_message "$node: ${text//$'\n'/\\n}"
 }
 
 # Say what is the same for all tasks of a node, or of the job: by the first of them.

@@ -14,6 +14,12 @@
 readonly REFUSED=64
 readonly UNAVAILABLE=69
 
+# Prints a message on stderr, in one line. All of ours begin with `apptrain: `, whoever started what
+# says it; one that a node of a job says goes on with the node.
+print_message() {
+    printf 'apptrain: %s\n' "${*//$'\n'/ }" >&2
+}
+
 # Prints the path from / on.
 absolute() {
     if [[ $1 == /* ]]; then

@@ -53,7 +53,7 @@ readonly PREPARE=900   # s; a node that cannot mount the image unpacks it
 readonly CONCLUDE=300  # s
 
 say() {
-    printf 'apptrain: %s\n' "${*//$'\n'/ }" >&2
+    print_message "$*"
 }
 
 tell() {

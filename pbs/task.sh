@@ -25,7 +25,7 @@ readonly TRIES=40       # times TRY_PAUSE: a shared file system may take as long
 readonly TRY_PAUSE=0.25 # s
 
 say() {
-    printf 'task.sh: %s: %s\n' "$(uname -n)" "$*" >&2
+    print_message "$(uname -n): $*"
 }
 
 # refuse ID TEXT...: the id names the cause, and is not printed.

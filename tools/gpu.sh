@@ -13,7 +13,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # refuse ID TEXT...: the id names the cause, and is not printed.
 refuse() {
     shift
-    echo "gpu: $*" >&2
+    echo "apptrain: $*" >&2
     exit 64
 }
 

@@ -13,7 +13,7 @@ set -euo pipefail
 # refuse ID TEXT...: the id names the cause, and is not printed.
 refuse() {
     shift
-    echo "venv: $*" >&2
+    echo "apptrain: $*" >&2
     exit 64
 }
 
@@ -33,7 +33,7 @@ printf '[install]\nconstraint = /opt/apptrain/constraints.txt\n' >"$venv/pip.con
 printf -v venv_word %q "$venv"
 printf -v image_word %q "$image"
 cat <<EOF
-venv: $venv is ready
-venv: to add packages:  APPTRAIN_VENV=$venv_word containers/run.sh $image_word pip install PACKAGE
-venv: to use it in a job:  --venv $venv_word
+apptrain: the venv $venv is ready
+apptrain: add packages:  APPTRAIN_VENV=$venv_word containers/run.sh $image_word pip install PACKAGE
+apptrain: use it in a job:  --venv $venv_word
 EOF

@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
             lock_debian(work)
             text = dated(stacks.FILE.read_text(encoding="utf-8"))
         except (stacks.BuildRefused, NoAnswer) as error:
-            print(f"lock: {error}: nothing was changed", file=sys.stderr)
+            print(f"apptrain: {error}: nothing was changed", file=sys.stderr)
             return error.status
         for part in (Path("requirements"), LOCKS):
             for file in (work / part).iterdir():

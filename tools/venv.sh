@@ -20,7 +20,7 @@ readonly LOCK_WAIT=30   # min; about four times a first install over a slow line
 readonly ELSEWHERE="choose another place, make VENV=DIR"
 
 say() {
-    printf 'venv: %s\n' "$*" >&2
+    printf 'apptrain: %s\n' "$*" >&2
 }
 
 # refuse ID TEXT...: the id names the cause, and is not printed; so of `fail`.

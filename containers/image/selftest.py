@@ -71,9 +71,9 @@ def main() -> int:
         tempfile.tempdir = folder
         for part in (modules, stack, rdma, compiled_model, world):
             try:
-                print(f"selftest: {part.__name__}: {part()}", flush=True)
+                print(f"apptrain: selftest: {part.__name__}: {part()}", flush=True)
             except Exception as error:
-                print(f"selftest: {part.__name__} failed: {error}", file=sys.stderr)
+                print(f"apptrain: selftest: {part.__name__} failed: {error}", file=sys.stderr)
                 return 1
     return 0
 

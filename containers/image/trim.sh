@@ -11,7 +11,7 @@ drop() {
     bytes=$(du -cbs --files0-from=/root/dropped 2>/dev/null | tail -n 1 | cut -f 1)
     xargs -0 -r rm -rf -- </root/dropped
     rm /root/dropped
-    echo "build: removed $((bytes / 1000000)) MB: $what"
+    echo "apptrain: build: removed $((bytes / 1000000)) MB: $what"
 }
 
 packages=$(python3 -c 'import sysconfig; print(sysconfig.get_path("purelib", "posix_local"))')

@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     print(json.dumps(report.to_json(), indent=2) if as_json else report.in_words(), flush=True)
     if report.findings:
-        print(f"doctor: {report.verdict}, the first on {report.findings[0].node}", file=sys.stderr)
+        print(f"apptrain: {report.verdict}, the first on {report.findings[0].node}", file=sys.stderr)
     return int(bool(report.findings))
 
 

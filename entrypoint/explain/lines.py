@@ -45,7 +45,7 @@ _NODE = re.compile(
     rb"|failed on node (?P<e>%(h)s)"
     rb"|\bhost\s{2,}: (?P<f>%(h)s)"
     rb"|\d\d:\d\d:\d\d (?P<g>%(h)s) (?:kernel|slurmstepd|slurmd|pbs_mom|systemd)"
-    rb"|run\.sh: (?P<i>%(h)s): "
+    rb"|(?:apptrain|run\.sh): (?P<i>(?=[^:]*\d)%(h)s): "
     rb"|apptrain: (?:attempt \d+: |status \d+: )?(?P<p>%(h)s): "
     rb"(?=lost: |torchrun's agent |the entrypoint ended |ended by |port )"
     rb"|(?:^|[\s:])rank \d+ on (?P<j>%(h)s)(?=[ ,:])"

@@ -77,7 +77,7 @@ class Ran:
     @property
     def printed(self) -> list[str]:
         """What the ranks printed, sorted: without the lines of the launcher and of Slurm."""
-        ours = ("apptrain: ", "run.sh: ", "srun: ", "slurmstepd")
+        ours = ("apptrain: ", "srun: ", "slurmstepd")
         return sorted(line for line in self.lines if not line.startswith(ours))
 
 

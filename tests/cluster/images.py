@@ -153,9 +153,7 @@ def make(
         process = host.start(line, user="alice", cwd=HOME, env=env or {}, stdout=stream, stderr=stream)
         status = process.wait(BUILD_LIMIT + 30)
     said = log.read_text(errors="replace")
-    ours = [
-        line for line in said.splitlines() if line.startswith(("image:", "build:", "selftest:", "verify:"))
-    ]
+    ours = [line for line in said.splitlines() if line.startswith("apptrain: ")]
     print("\n".join(ours), file=sys.stderr, flush=True)
     return status, said
 

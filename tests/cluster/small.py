@@ -39,7 +39,7 @@ def lay_out(checkout: Path, links: Path) -> None:
     with (containers / "stacks.yaml").open("a") as file:
         file.write(textwrap.indent(yaml.safe_dump({NAME: STACK}), "  "))
     (checkout / "requirements/run.in").write_text("torch\ntorchvision\n")
-    (containers / "image/selftest.py").write_text('print("selftest: small")\n')
+    (containers / "image/selftest.py").write_text('print("apptrain: selftest: small")\n')
     links.mkdir(parents=True, exist_ok=True)
     made = [wheel(links, "torch", TORCH), wheel(links, "torchvision", '__version__ = "1.0"\n')]
     for architecture in ("amd64", "arm64"):

@@ -68,17 +68,17 @@ def inside(host: Host, *command: str, **env: str) -> str:
 
 
 def test_an_ordinary_user_builds_it_and_is_told_what_goes_where(default: Built) -> None:
-    said = [line for line in default.transcript.splitlines() if line.startswith("image:")]
+    lines = re.findall(r"^apptrain: (?!build: |selftest: ).*$", default.transcript, re.MULTILINE)
     size, partition = default.said["bytes"] / 1e9, default.said["partition_sha256"]
-    assert said == [
-        "image: stack cu132: torch 2.15.0, CUDA 13.2",
-        f"image: target {HOME}/containers/image.sif",
-        f"image: temporary files in {TEMPORARY} (APPTAINER_TMPDIR)",
-        f"image: downloads in {DOWNLOADS} (APPTRAIN_CACHE)",
-        f"image: {HOME}/containers/image.sif is ready: {size:.2f} GB in {default.said['seconds']} s, "
+    assert lines == [
+        "apptrain: stack cu132: torch 2.15.0, CUDA 13.2",
+        f"apptrain: target {HOME}/containers/image.sif",
+        f"apptrain: temporary files in {TEMPORARY} (APPTAINER_TMPDIR)",
+        f"apptrain: downloads in {DOWNLOADS} (APPTRAIN_CACHE)",
+        f"apptrain: {HOME}/containers/image.sif is ready: {size:.2f} GB in {default.said['seconds']} s, "
         f"identity {partition[:12]}",
     ]
-    parts = re.findall(r"^build: [0-9:]{8} (.*)$", default.transcript, re.MULTILINE)
+    parts = re.findall(r"^apptrain: build: [0-9:]{8} (.*)$", default.transcript, re.MULTILINE)
     assert parts == [
         "Debian packages",
         "Python packages",
@@ -86,7 +86,7 @@ def test_an_ordinary_user_builds_it_and_is_told_what_goes_where(default: Built) 
         "bytecode",
         "packing",
     ]
-    removed = re.findall(r"^build: removed (\d+) MB: ", default.transcript, re.MULTILINE)
+    removed = re.findall(r"^apptrain: build: removed (\d+) MB: ", default.transcript, re.MULTILINE)
     assert sum(map(int, removed)) > 500
     left = {path.name for path in default.folder.iterdir()}
     assert left == {"image.sif", "image.json", "image.cdx.json", "transcript.txt", "complete"}

@@ -125,9 +125,9 @@ def first() -> Built:
 
 
 def test_with_nothing_set_it_is_built_in_the_hosts_tmp_and_leaves_all_there_as_it_was(first: Built) -> None:
-    assert f"image: temporary files in {TEMPORARY} (APPTAINER_TMPDIR)\n" in first.transcript
-    assert f"image: downloads in {DOWNLOADS} (APPTRAIN_CACHE)\n" in first.transcript
-    assert "selftest: small\n" in first.transcript
+    assert f"apptrain: temporary files in {TEMPORARY} (APPTAINER_TMPDIR)\n" in first.transcript
+    assert f"apptrain: downloads in {DOWNLOADS} (APPTRAIN_CACHE)\n" in first.transcript
+    assert "apptrain: selftest: small\n" in first.transcript
     assert_nothing_was_changed(first.folder)
     left = {path.name for path in first.folder.iterdir()}
     assert left == {"image.sif", "image.json", "image.cdx.json", "transcript.txt", "shared.json", "complete"}
@@ -143,10 +143,10 @@ def test_a_second_build_elsewhere_with_tmp_apart_is_identical(first: Built) -> N
             make_and_watch(host, folder, "image-verify", STACK, f"IMAGE={FIRST}")
 
     again = Built(folder=kept("verify", INPUTS, verify))
-    ours = [line for line in again.transcript.splitlines() if line.startswith("image:")]
-    assert ours[-1] == f"image: the second build is identical, partition {first.said['partition_sha256']}", (
-        ours
-    )
+    ours = [line for line in again.transcript.splitlines() if line.startswith("apptrain: ")]
+    assert (
+        ours[-1] == f"apptrain: the second build is identical, partition {first.said['partition_sha256']}"
+    ), ours
     assert_nothing_was_changed(again.folder)
 
 
@@ -266,7 +266,7 @@ def refused(host: Host, *words: str, user: str = "alice", **env: str) -> str:
 def test_extra_packages_that_do_not_go_with_the_stack_are_refused(host: Host) -> None:
     host.run(["tee", HOME / "old.txt"], input="einops\ntorch<2.10\n", user="alice")
     assert refused(host, "build", "--extra", "old.txt", "--image", f"{OUT}/x.sif") == (
-        f"image: EXTRA={HOME}/old.txt: torch<2.10 does not go with torch==2.15.0 of stack cu132: ask for what "
+        f"apptrain: EXTRA={HOME}/old.txt: torch<2.10 does not go with torch==2.15.0 of stack cu132: ask for what "
         "the stack has, or choose another with STACK=NAME"
     )
 
@@ -283,7 +283,7 @@ def test_a_wheel_that_is_not_the_locked_one_is_refused(host: Host) -> None:
     finally:
         host.run(["tee", lock], input=before, user="alice")
     assert said == (
-        f"image: {block[1]}: the index's wheel does not have the hash that cu132-amd64.txt has: the file was "
+        f"apptrain: {block[1]}: the index's wheel does not have the hash that cu132-amd64.txt has: the file was "
         "changed there or on the way: use another index (PIP_INDEX_URL), or `make lock` if you trust it"
     )
 
@@ -295,15 +295,15 @@ def test_places_that_will_not_do_are_refused(host: Host) -> None:
         assert host.run(["mount", "-t", "tmpfs", "-o", options, "t", place]).returncode == 0
     image = ["--image", f"{OUT}/x.sif"]
     assert refused(host, "build", *image, APPTAINER_TMPDIR=str(noexec)) == (
-        f"image: {noexec} is on {noexec}, which is mounted noexec: nothing can be run there while the image is "
+        f"apptrain: {noexec} is on {noexec}, which is mounted noexec: nothing can be run there while the image is "
         "built: set APPTAINER_TMPDIR=DIR, best a local disk of the node"
     )
     assert refused(host, "build", *image, APPTAINER_TMPDIR=str(small)) == (
-        f"image: {small} has 0.1 GB free, 9.5 GB are needed (temporary): "
+        f"apptrain: {small} has 0.1 GB free, 9.5 GB are needed (temporary): "
         "set APPTAINER_TMPDIR=DIR, best a local disk of the node"
     )
     assert refused(host, "build", "--image", f"{small}/x.sif") == (
-        f"image: {small} has 0.1 GB free, 3.1 GB are needed (target): set IMAGE=FILE on a larger file system"
+        f"apptrain: {small} has 0.1 GB free, 3.1 GB are needed (target): set IMAGE=FILE on a larger file system"
     )
 
 
@@ -315,18 +315,18 @@ def test_a_machine_without_the_tools_is_refused(tmp_path: Path) -> None:
         image = ["build", "--image", f"{OUT}/x.sif"]
         host.run(["bash", "-euc", GONE]).check_returncode()
         assert refused(host, *image, APPTRAIN_CACHE="/scratch/nothing-yet") == (
-            "image: no Debian mirror is known here: give one near you, DEBIAN_MIRROR=URL (Debian's web site lists its "
+            "apptrain: no Debian mirror is known here: give one near you, DEBIAN_MIRROR=URL (Debian's web site lists its "
             "mirrors; a site may have its own), or take an image that exists: apptainer pull FILE.sif docker://NAME, "
             "then APPTRAIN_IMAGE=FILE.sif"
         )
         host.run(["bash", "-euc", OLDER + "rm /usr/bin/mksquashfs"]).check_returncode()
         assert refused(host, *image) == (
-            "image: /usr/bin/apptainer is apptainer version 1.2.5, which packs an image with the mksquashfs of PATH, and "
+            "apptrain: /usr/bin/apptainer is apptainer version 1.2.5, which packs an image with the mksquashfs of PATH, and "
             "there is none: add its folder to PATH (package squashfs-tools), or load Apptainer 1.4 or newer"
         )
         host.run(["rm", "/usr/bin/apptainer", "/usr/bin/singularity"])
         assert refused(host, *image) == (
-            "image: neither apptainer nor singularity is on PATH: load it (module avail apptainer), "
+            "apptrain: neither apptainer nor singularity is on PATH: load it (module avail apptainer), "
             "or build on a node that has it"
         )
 
@@ -343,7 +343,7 @@ def test_a_build_that_fails_keeps_the_image_of_before(host: Host) -> None:
     finally:
         host.run(["tee", recipe], input=before, user="alice")
     assert status == 2
-    assert "image: the build failed; the reason stands above. The image of before is untouched" in said
+    assert "apptrain: the build failed; the reason stands above. The image of before is untouched" in said
     assert host.run(["cat", OUT / "x.sif"]).stdout == "before\n"
     assert host.run(["ls", "-A", OUT, TEMPORARY]).stdout.split() == [f"{OUT}:", "x.sif", f"{TEMPORARY}:"]
     host.run(["rm", OUT / "x.sif"])

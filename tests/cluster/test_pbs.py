@@ -84,7 +84,7 @@ class Ran:
     @property
     def printed(self) -> list[str]:
         """What the ranks printed, sorted."""
-        ours = ("apptrain: ", "run.sh: ", "task.sh: ", "pbsdsh: ")
+        ours = ("apptrain: ", "pbsdsh: ")
         return sorted(line for line in self.lines if not line.startswith(ours))
 
     @property

@@ -85,7 +85,7 @@ class Node:
 
     def said(self, ended: subprocess.CompletedProcess[str]) -> str:
         """The one line on stderr, without the node's name."""
-        found = re.fullmatch(rf"run\.sh: {self.name}: (.*)\n", ended.stderr)
+        found = re.fullmatch(rf"apptrain: {self.name}: (.*)\n", ended.stderr)
         assert found, ended.stderr
         return found[1]
 
@@ -411,7 +411,7 @@ def test_a_mount_that_fails_only_when_tried_is_followed_by_unpacking(own: Node) 
     first, second = ended.stderr.splitlines()
     assert first.startswith("FATAL:   container creation failed: image driver mount failure: ")
     assert re.fullmatch(
-        r"run\.sh: node2: this node does not mount the image \(.*no luck.*\): unpacking it to .*, for this run "
+        r"apptrain: node2: this node does not mount the image \(.*no luck.*\): unpacking it to .*, for this run "
         r"\(APPTRAIN_UNPACK=1 does so without trying\)",
         second,
     )
@@ -810,7 +810,7 @@ def test_where_the_first_task_is_killed_the_shared_mount_goes_with_it(shared: No
             "printf '#!/bin/sh\\necho not permitted >&2; exit 1' >/tmp/no; chmod 755 /tmp/no; mount --bind /tmp/no /usr/bin/nsenter",
             {},
             2,
-            "run.sh: node2: each task of this node mounts the image for itself: nsenter: not permitted\n",
+            "apptrain: node2: each task of this node mounts the image for itself: nsenter: not permitted\n",
         ),
     ],
     ids=["the place is taken", "another bind", "nsenter fails"],
@@ -846,7 +846,7 @@ def test_apptainers_own_failure_is_told_and_leaves_an_outcome(own: Node, tmp_pat
     ended = own.host.run(line, user="alice", cwd="/scratch/work", env=task, timeout=BOUND)
     error = "apptainer ended with status 255 before CMD began"
     assert ended.returncode == 255
-    assert ended.stderr.splitlines()[-1] == f"run.sh: node2: {error}: its own message stands above"
+    assert ended.stderr.splitlines()[-1] == f"apptrain: node2: {error}: its own message stands above"
     (tmp_path / "outcome").write_text(own.as_alice("cat /scratch/run/outcome/0.1"))
     found = outcome.read(tmp_path / "outcome")
     assert found is not None

@@ -538,7 +538,7 @@ def test_each_way_to_ask_for_gpus_gives_a_rank_for_each_and_all_see_all_of_them(
     ):
         found = re.findall(rf"^\d: {field:<24} (\S+)", ran.text, re.MULTILINE)
         assert found == [str(value)] * tasks, ran.text
-    granted = re.findall(rf"run\.sh: (\S+): GPUs were granted \(CUDA_VISIBLE_DEVICES={visible}\)", ran.text)
+    granted = re.findall(rf"apptrain: (\S+): GPUs were granted \(CUDA_VISIBLE_DEVICES={visible}\)", ran.text)
     assert sorted(granted) == ["gpu-a01", "gpu-a02"]
 
 
@@ -626,7 +626,7 @@ def test_a_dry_run_prints_the_plan_of_every_node_and_starts_nothing(user: Accoun
         user.ran("--nodes=2", "--cpus-per-task=2", SCRIPT, "--device=cpu", "--dry-run", "--", "a b.py")
     )
     head, line, *plans = ran.lines
-    plans = [line for line in plans if "run.sh: " not in line]
+    plans = [line for line in plans if not line.startswith("apptrain: ")]
     assert head == "apptrain: the launch line, and below the plan of each task:"
     assert shlex.split(line)[0] == "srun"
     assert shlex.split(line)[-5:] == ["entrypoint", "launch", "--device=cpu", "--", "a b.py"]

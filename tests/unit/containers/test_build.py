@@ -28,7 +28,7 @@ def test_without_apptainer_the_build_says_how_to_get_it(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert build.main(["build"]) == 64
     assert capsys.readouterr().err == (
-        "image: neither apptainer nor singularity is on PATH: load it (module avail apptainer), "
+        "apptrain: neither apptainer nor singularity is on PATH: load it (module avail apptainer), "
         "or build on a node that has it\n"
     )
 
@@ -40,7 +40,7 @@ def test_an_old_apptainer_is_refused(
     monkeypatch.setenv("PATH", str(tmp_path))
     assert build.main(["build"]) == 64
     assert capsys.readouterr().err == (
-        f"image: {tmp_path}/apptainer is apptainer version 1.1.9: 1.2 or newer is needed\n"
+        f"apptrain: {tmp_path}/apptainer is apptainer version 1.1.9: 1.2 or newer is needed\n"
     )
 
 
@@ -108,11 +108,13 @@ def test_an_image_comes_with_what_describes_it(
     assert {part["name"] for part in bill["components"]} == {"libc6", "torch", "torchvision"}
     partition, printed = expected["partition_sha256"], capsys.readouterr().out
     assert printed.startswith(
-        f"image: stack cu132: torch {stack.torch}, CUDA {stack.cuda}\n"
-        f"image: target {target}\nimage: temporary files in {tmp_path} (APPTAINER_TMPDIR)\n"
-        "image: downloads in "
+        f"apptrain: stack cu132: torch {stack.torch}, CUDA {stack.cuda}\n"
+        f"apptrain: target {target}\napptrain: temporary files in {tmp_path} (APPTAINER_TMPDIR)\n"
+        "apptrain: downloads in "
     )
-    assert f"image: {target} is ready: 0.00 GB in {said['seconds']} s, identity {partition[:12]}\n" in printed
+    assert (
+        f"apptrain: {target} is ready: 0.00 GB in {said['seconds']} s, identity {partition[:12]}\n" in printed
+    )
 
 
 @pytest.mark.parametrize(
@@ -141,7 +143,7 @@ def test_a_build_that_fails_leaves_the_image_of_before(
     if versions:
         (made / "python.installed").write_text(json.dumps({"versions": versions}))
     assert build.main(["build", "--image", str(tmp_path / "images" / "image.sif")]) == 1
-    assert capsys.readouterr().err == f"image: {error}\n"
+    assert capsys.readouterr().err == f"apptrain: {error}\n"
     assert beside(tmp_path / "images") == before
 
 
@@ -159,7 +161,7 @@ def test_an_image_that_is_not_there_cannot_be_inspected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert build.main(["inspect", "--image", str(tmp_path / "image.sif")]) == 64
-    assert capsys.readouterr().err == f"image: {tmp_path}/image.sif: there is no such image: make image\n"
+    assert capsys.readouterr().err == f"apptrain: {tmp_path}/image.sif: there is no such image: make image\n"
 
 
 def test_the_build_runs_anywhere_with_a_python_that_knows_nothing_of_the_checkout(tmp_path: Path) -> None:
@@ -169,7 +171,7 @@ def test_the_build_runs_anywhere_with_a_python_that_knows_nothing_of_the_checkou
     done = subprocess.run(command, cwd=tmp_path, env=packages, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (
         64,
-        f"image: {tmp_path}/image.sif: there is no such image: make image\n",
+        f"apptrain: {tmp_path}/image.sif: there is no such image: make image\n",
     )
 
 

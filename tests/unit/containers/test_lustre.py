@@ -81,7 +81,7 @@ def test_if_lfs_refuses_the_build_goes_on_and_says_so(
     with lustre.striped_folder(site.image) as folder:
         assert folder.is_dir()
     assert capsys.readouterr().out == (
-        f"image: {site.image.parent} is on Lustre, but the image is not striped: lfs says: error on ioctl: "
+        f"apptrain: {site.image.parent} is on Lustre, but the image is not striped: lfs says: error on ioctl: "
         "Permission denied\n"
     )
 

@@ -138,6 +138,8 @@ def test_ranks_and_nodes_come_from_the_names_of_files_too() -> None:
         (b"srun: error: n12: tasks 3-4: x", None, "n12"),
         (b"worker-1: [rank6]: x", 6, "worker-1"),
         (b"python3: can't open file", None, ""),
+        (b"apptrain: gpu-a02: GPUs were granted, but this node has no NVIDIA driver", None, "gpu-a02"),
+        (b"apptrain: image: copied to /tmp on 3 of 3 nodes", None, ""),
         (b"slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT x DUE TO NODE FAILURE ***", None, ""),
     ],
 )

@@ -228,7 +228,7 @@ class Node:
 
 def said(ended: subprocess.CompletedProcess[str]) -> str:
     """The one line on stderr, without the node's name."""
-    found = re.fullmatch(rf"run\.sh: {re.escape(NODE)}: (.*)\n", ended.stderr)
+    found = re.fullmatch(rf"apptrain: {re.escape(NODE)}: (.*)\n", ended.stderr)
     assert found, ended.stderr
     return found[1]
 

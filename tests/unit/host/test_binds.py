@@ -182,7 +182,7 @@ def test_a_current_directory_that_was_removed_is_refused(node: Node) -> None:
     )
     assert ended.returncode == 64
     assert ended.stderr.splitlines()[-1] == (
-        f"run.sh: {NODE}: the current directory is not there any more: change to one that is"
+        f"apptrain: {NODE}: the current directory is not there any more: change to one that is"
     )
 
 

@@ -335,7 +335,7 @@ def test_a_mount_that_fails_is_followed_by_unpacking(node: Node) -> None:
     assert (ended.returncode, ended.stdout) == (0, "it ran\n")
     assert re.fullmatch(
         "FATAL:   container creation failed: image driver mount failure: squashfuse_ll exited: fuse: no luck\n"
-        rf"run\.sh: {NODE}: this node does not mount the image \(fuse: no luck\): unpacking it to \S+, about 1 MB, for this run "
+        rf"apptrain: {NODE}: this node does not mount the image \(fuse: no luck\): unpacking it to \S+, about 1 MB, for this run "
         r"\(APPTRAIN_UNPACK=1 does so without trying\)\n",
         ended.stderr,
     )
@@ -437,7 +437,7 @@ def test_apptainers_own_failure_keeps_its_status(node: Node) -> None:
     assert ended.returncode == 255
     assert ended.stderr == (
         "FATAL:   something of Apptainer's own\n"
-        f"run.sh: {NODE}: apptainer ended with status 255 before CMD began: its own message stands above\n"
+        f"apptrain: {NODE}: apptainer ended with status 255 before CMD began: its own message stands above\n"
     )
 
 
@@ -461,7 +461,7 @@ def test_forward_compatibility_without_a_driver_is_said_and_not_used(node: Node)
 def test_gpus_without_a_driver_are_said_unless_the_run_is_on_cpus(node: Node) -> None:
     node.python("true")
     warning = (
-        f"run.sh: {NODE}: GPUs were granted (CUDA_VISIBLE_DEVICES=0,1), but this node has no NVIDIA driver "
+        f"apptrain: {NODE}: GPUs were granted (CUDA_VISIBLE_DEVICES=0,1), but this node has no NVIDIA driver "
         "(/proc/driver/nvidia/version): CMD will see none\n"
     )
     for options, text in (((), warning), (("--cpu",), ""), (("--quiet",), "")):

@@ -81,7 +81,7 @@ def test_a_task_that_comes_up_on_another_host_is_refused_with_both_names(site: S
     here = os.uname().nodename
     error = f"the task for pbsn2, host 1 of this job, runs as host 0 on {here}: the node file has changed since the job began"
     assert status == "64"
-    assert f"task.sh: {here}: {error}" in lines
+    assert f"apptrain: {here}: {error}" in lines
     assert ours(lines)[-1] == f"status 64: pbsn2: {error} (logs: {site.run_dir(id)}/logs/0)"
 
 
@@ -137,7 +137,7 @@ def test_a_working_directory_that_a_host_does_not_have_is_refused(site: Site) ->
     assert (status, lines_[3:]) == (
         "64",
         [
-            f"task.sh: {here}: {error}",
+            f"apptrain: {here}: {error}",
             f"apptrain: status 64: pbsn1: {error} (logs: {site.run_dir(id)}/logs/0)",
         ],
     )

@@ -24,17 +24,17 @@ def prepared(folder: Path) -> Path:
 def test_a_task_that_does_not_see_the_run_directory_says_so(tmp_path: Path) -> None:
     error = f"the run directory {tmp_path}/run is not there on this node: give one that all nodes share in APPTRAIN_RUN_DIR"
     found = task(tmp_path, "pbsdsh", "1", "pbsn2")
-    assert found == (64, f"task.sh: {os.uname().nodename}: {error}\n", [])
+    assert found == (64, f"apptrain: {os.uname().nodename}: {error}\n", [])
 
 
 def test_a_task_of_one_command_for_all_that_finds_no_place_is_refused(tmp_path: Path) -> None:
     prepared(tmp_path)
     here = os.uname().nodename
     error = "mpiexec tells no rank of one of far1 far2"
-    assert task(tmp_path, "mpiexec", "-", "far1", "far2") == (64, f"task.sh: {here}: {error}\n", [])
+    assert task(tmp_path, "mpiexec", "-", "far1", "far2") == (64, f"apptrain: {here}: {error}\n", [])
     assert task(tmp_path, "mpiexec", "-", "far1", "far2", PMI_RANK="2") == (
         64,
-        f"task.sh: {here}: {error}\n",
+        f"apptrain: {here}: {error}\n",
         [],
     )
 
@@ -48,7 +48,7 @@ def test_a_host_without_room_for_temporary_files_is_refused(tmp_path: Path) -> N
     error = "no temporary directory can be made: set TMPDIR to a directory of this node"
     assert status == 64
     assert outcome == ["status=64", "rank=", "node=a", "signal=0", f"error={error}"]
-    assert (run / "logs/0/a.task.log").read_text() == f"task.sh: {os.uname().nodename}: {error}\n"
+    assert (run / "logs/0/a.task.log").read_text() == f"apptrain: {os.uname().nodename}: {error}\n"
 
 
 @pytest.fixture

@@ -17,19 +17,19 @@ from tests.unit.tools.checkout import BOUND, RUNNING, VENV, Checkout, write_whee
 @VENV
 def test_making_it_says_what_comes_and_where_to(quick: Checkout) -> None:
     done = quick.make("venv")
-    said = [line for line in done.stderr.splitlines() if line.startswith("venv: ")]
+    said = [line for line in done.stderr.splitlines() if line.startswith("apptrain: ")]
     tmp = quick.path.parent
     assert [line.replace(str(tmp), "TMP") for line in said] == [
-        "venv: pip downloads up to 1.0MB and installs 1.0MB there; pip's cache keeps a copy of the downloads "
+        "apptrain: pip downloads up to 1.0MB and installs 1.0MB there; pip's cache keeps a copy of the downloads "
         "(PIP_NO_CACHE_DIR=1: none)",
-        f"venv: making TMP/check out/.venv with Python {RUNNING} (TMP/bin/python3)",
-        "venv: TMP/check out/.venv is ready",
+        f"apptrain: making TMP/check out/.venv with Python {RUNNING} (TMP/bin/python3)",
+        "apptrain: TMP/check out/.venv is ready",
     ]
     assert "Successfully installed proberun-1.0" in done.stdout
     assert quick.packages() == ["proberun"]
 
     added = quick.make("venv-dev")
-    assert f"venv: adding requirements/dev.txt to {quick.venv}\n" in added.stderr
+    assert f"apptrain: adding requirements/dev.txt to {quick.venv}\n" in added.stderr
     assert quick.packages() == ["probedev", "proberun"]
 
 
@@ -82,7 +82,7 @@ def test_a_copied_checkout_gets_a_venv_of_its_own(made: Checkout, tmp_path: Path
     copied = copy_of(made, tmp_path)
     done = copied.script("run")
     assert done.stderr.startswith(
-        f"venv: {copied.venv} is made anew: it was made as {made.venv}, and a venv cannot be moved\n"
+        f"apptrain: {copied.venv} is made anew: it was made as {made.venv}, and a venv cannot be moved\n"
     )
     assert (copied.venv / "bin/apptrain").samefile(copied.path / "apptrain")
     found = subprocess.check_output([str(copied.venv / "bin/python"), "-P", "-m", "entrypoint"], text=True)
@@ -99,14 +99,14 @@ def test_the_venv_of_another_checkout_is_left_alone_as_long_as_that_is_there(
     done = second.script("run", shared)
     assert (done.returncode, done.stderr) == (
         64,
-        f"venv: VENV={shared}: this serves the checkout {first.path}, where a job may use it: "
+        f"apptrain: VENV={shared}: this serves the checkout {first.path}, where a job may use it: "
         "choose another place, make VENV=DIR\n",
     )
     found = subprocess.check_output([f"{shared}/bin/python", "-P", "-m", "train"], text=True)
     assert found == f"{first.path}/src/train/__main__.py\n"
     shutil.rmtree(first.path)
     done = second.script("run", shared)
-    assert done.stderr == f"venv: {shared} is ready\n"
+    assert done.stderr == f"apptrain: {shared} is ready\n"
     found = subprocess.check_output([f"{shared}/bin/python", "-P", "-m", "train"], text=True)
     assert found == f"{second.path}/src/train/__main__.py\n"
 
@@ -115,7 +115,7 @@ def test_the_venv_of_another_checkout_is_left_alone_as_long_as_that_is_there(
 def test_a_changed_lock_is_followed(made: Checkout, tmp_path: Path) -> None:
     made.lock("run").write_text(write_wheel(tmp_path / "wheels", "probenext"))
     done = made.script("run")
-    assert done.stderr.startswith(f"venv: {made.venv} is made anew: requirements/run.txt has changed\n")
+    assert done.stderr.startswith(f"apptrain: {made.venv} is made anew: requirements/run.txt has changed\n")
     assert made.packages() == ["probenext"]
 
 
@@ -140,7 +140,7 @@ def test_removing_it_takes_only_what_was_made_here(made: Checkout) -> None:
     (made.path / "mine").mkdir()
     refusal = made.make("clean-venv", "VENV=mine")
     assert refusal.stderr.splitlines()[0] == (
-        f"venv: VENV={made.path}/mine: this was not made here, so it is left alone"
+        f"apptrain: VENV={made.path}/mine: this was not made here, so it is left alone"
     )
     assert made.make("clean-venv").returncode == 0
     assert ((made.path / "mine").exists(), made.venv.exists()) == (True, False)
@@ -164,8 +164,8 @@ def test_a_package_with_another_hash_is_refused_and_nothing_is_left(quick: Check
     assert done.returncode == 69
     assert "THESE PACKAGES DO NOT MATCH THE HASHES" in done.stderr
     assert done.stderr.endswith(
-        "venv: pip could not install requirements/run.txt; the reason stands above\n"
-        f"venv: removing the unfinished {quick.venv}\n"
+        "apptrain: pip could not install requirements/run.txt; the reason stands above\n"
+        f"apptrain: removing the unfinished {quick.venv}\n"
     )
     assert not quick.venv.exists()
 
@@ -186,7 +186,7 @@ def test_a_failed_addition_leaves_what_was_finished_and_is_made_up_for(made: Che
     run = made.script("run")
     assert (run.returncode, run.stderr, "proberun" in made.packages()) == (0, "", True)
     made.lock("dev").write_text(good)
-    assert f"venv: adding requirements/dev.txt to {made.venv}\n" in made.script("dev").stderr
+    assert f"apptrain: adding requirements/dev.txt to {made.venv}\n" in made.script("dev").stderr
 
 
 @pytest.fixture
@@ -211,7 +211,7 @@ def test_a_stopped_make_leaves_nothing(
     os.killpg(process.pid, signum)
     stderr = process.communicate(timeout=BOUND)[1]
     assert process.returncode == 128 + signum
-    assert stderr.endswith(f"venv: removing the unfinished {quick.venv}\n")
+    assert stderr.endswith(f"apptrain: removing the unfinished {quick.venv}\n")
     assert not quick.venv.exists()
 
 
@@ -228,8 +228,8 @@ def test_a_killed_make_is_noticed_by_the_next_one(
     waiting = quick.start("run")
     assert waiting.stderr is not None
     assert [waiting.stderr.readline() for _ in range(2)] == [
-        f"venv: {quick.venv} is made anew: an earlier make was cut off before it was finished\n",
-        f"venv: another make is at work on {quick.venv}: waiting for it, at most 30 min\n",
+        f"apptrain: {quick.venv} is made anew: an earlier make was cut off before it was finished\n",
+        f"apptrain: another make is at work on {quick.venv}: waiting for it, at most 30 min\n",
     ]
     os.kill(int(pip), signal.SIGKILL)
     stderr = waiting.communicate(timeout=BOUND)[1]

@@ -52,20 +52,20 @@ ADVICE = (
 )
 def test_a_python_that_cannot_be_used_is_refused(checkout: Checkout, changes: str, found: str) -> None:
     checkout.add_python("python3", changes)
-    assert refused(checkout) == f"venv: TMP/bin/python3 is {found}; {NEED}: {ADVICE}"
+    assert refused(checkout) == f"apptrain: TMP/bin/python3 is {found}; {NEED}: {ADVICE}"
 
 
 def test_each_python_that_was_looked_at_is_named(checkout: Checkout) -> None:
     checkout.add_python("python3", OLD)
     checkout.add_python("python3.12", BARE)
     found = f"TMP/bin/python3 is 3.9.18; TMP/bin/python3.12 is {RUNNING} without ensurepip"
-    assert refused(checkout) == f"venv: {found}; {NEED}: {ADVICE}"
+    assert refused(checkout) == f"apptrain: {found}; {NEED}: {ADVICE}"
 
 
 def test_a_python_given_by_name_is_the_only_one_looked_at(checkout: Checkout) -> None:
     checkout.add_python("python3.9", OLD)
-    assert refused(checkout, PYTHON="python3.9") == f"venv: TMP/bin/python3.9 is 3.9.18; {NEED}: {ADVICE}"
-    assert refused(checkout, PYTHON="/no/python3") == f"venv: /no/python3 not found; {NEED}: {ADVICE}"
+    assert refused(checkout, PYTHON="python3.9") == f"apptrain: TMP/bin/python3.9 is 3.9.18; {NEED}: {ADVICE}"
+    assert refused(checkout, PYTHON="/no/python3") == f"apptrain: /no/python3 not found; {NEED}: {ADVICE}"
 
 
 @VENV
@@ -96,7 +96,7 @@ def test_a_system_that_no_wheel_serves_is_refused(
 ) -> None:
     checkout.add_tool(tool, script)
     assert re.fullmatch(
-        f"venv: this is {found}: the locked wheels are for Linux on x86_64 and aarch64 with glibc 2.28 or "
+        f"apptrain: this is {found}: the locked wheels are for Linux on x86_64 and aarch64 with glibc 2.28 or "
         r"newer \(Debian 10, Ubuntu 20.04, RHEL 8 or later\)",
         refused(checkout),
     )
@@ -125,7 +125,7 @@ UNFIT = "is no directory that you may write to"
 def test_a_place_that_cannot_be_the_venvs_is_refused(checkout: Checkout, venv: str, message: str) -> None:
     (checkout.path / "mine").mkdir()
     (checkout.path / "mine" / "kept").write_text("precious")
-    assert refused(checkout, venv) == f"venv: {message}"
+    assert refused(checkout, venv) == f"apptrain: {message}"
 
 
 @pytest.mark.ci_may_skip("needs the right to a mount namespace")
@@ -138,7 +138,7 @@ def test_a_place_that_is_not_writable_is_refused(checkout: Checkout) -> None:
     done = checkout.run("unshare", "-rm", "sh", "-c", f"{read_only} && exec tools/venv.sh shut/venv run")
     assert (done.returncode, done.stderr.replace(str(checkout.path.parent), "TMP")) == (
         64,
-        f"venv: VENV=TMP/check out/shut/venv: TMP/check out/shut {UNFIT}: {ELSEWHERE}\n",
+        f"apptrain: VENV=TMP/check out/shut/venv: TMP/check out/shut {UNFIT}: {ELSEWHERE}\n",
     )
 
 
@@ -146,7 +146,7 @@ def test_too_little_space_is_refused_before_the_download(checkout: Checkout) -> 
     checkout.sizes(10**9)
     message = refused(checkout)
     assert re.sub(r"has [0-9.]+[GTP]B", "has N", message) == (
-        "venv: TMP/check out has N free: 2.0PB are needed (1.0PB installed, 1.0PB of downloads meanwhile): "
+        "apptrain: TMP/check out has N free: 2.0PB are needed (1.0PB installed, 1.0PB of downloads meanwhile): "
         "make VENV=DIR, on a larger file system"
     )
 
