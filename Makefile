@@ -69,8 +69,12 @@ else ifneq ($(other),)
 $(error $(other): no target has this name$(or $(call near,$(other),$(targets),plan.commands),: make help lists them))
 endif
 
+first = demo test venv image shell submit
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-14s %s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' -v first=' $(first) ' '/^[a-z-]+:.*## / { line = sprintf("make %-14s %s", $$1, $$2); \
+		if (index(first, " " $$1 " ")) lines[$$1] = line; else others = others line "\n" } \
+		END { n = split(first, names, " "); for (i = 1; i <= n; i++) print lines[names[i]]; \
+		printf "\nfor those who build, test or change apptrain\n%s", others }' Makefile
 
 demo: $(if $(or $(filter image,$(IN)),$(at_hand)),,venv) ## train on two embedded nodes on this machine (NODES=2 CONFIG=digits IN=venv|image ARGS=...)
 	$(unless_given) ./apptrain demo $(if $(filter image,$(IN)),--image="$$image") --nodes "$$NODES" --config "$$CONFIG" -- $(ARGS)

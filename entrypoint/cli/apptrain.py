@@ -81,8 +81,12 @@ options
   --offline DIR    take everything from here
   --image FILE     the image (default: containers/image.sif, image-STACK.sif)
 
+Reads DEBIAN_MIRROR=URL (a machine that is no Debian needs it), APPTRAIN_CACHE,
+APPTAINER_TMPDIR, and what pip reads: docs/containers.md.
+
 Then: apptrain demo --image, and apptrain submit --cluster NAME -- my_script.py
-More: docs/containers.md
+
+exit status: 0 done, 64 bad input, else a step failed: the last line says why
 """
 
 
@@ -196,7 +200,9 @@ def _demo(arguments: list[str]) -> int:
 
 def _embedded(name: str, arguments: list[str]) -> int:
     before, command = split_command(arguments)
-    if any(word == "--image" or word.startswith("--image=") for word in before):
+    if cli.HELP_ALL not in before and any(
+        word == "--image" or word.startswith("--image=") for word in before
+    ):
         _in_image(before, command, is_demo=name == "demo")
     if sys.version_info < mistakes.OLDEST:
         mistakes.check_torch(name)

@@ -43,7 +43,7 @@ ENTRYPOINT: Sequence[str] = (sys.executable, "-P", "-m", "entrypoint")
 """What is run on a node."""
 OF_LAUNCH = """options of launch, such as
   --device cpu --nproc-per-node 2 --mode exec --no-python --on-failure restart
-  `apptrain launch --help-all` has them all.
+  `apptrain run --help-all` has them all.
 --image [FILE]: in the image (default: APPTRAIN_IMAGE, else the checkout's).
 Python: that of the active venv or conda environment if it has torch 2.7 or more
 and psutil, else that of .venv, made if missing (3.1 GB). VENV=DIR chooses.
@@ -155,6 +155,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> LocalJob:
     before, command = commands.split_command(argv)
+    if cli.HELP_ALL in before:
+        cli.print_all_options(_parser())
+        sys.exit(0)
     given, others = _parser().parse_known_args(before)
     nodes = _number("--nodes", given.nodes, at_least=1)
     gpus = given.gpus_per_node

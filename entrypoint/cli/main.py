@@ -54,6 +54,15 @@ EXIT_STATUS = """exit status:
   N   otherwise the first failing rank's own status (128+N: killed by signal N)"""
 
 
+def print_all_options(parser: argparse.ArgumentParser, *, job: bool = False) -> None:
+    """The help of a command that hands options on to the launchers (`job`: of a job script), with those
+    options in its place of examples."""
+    parser.epilog = None
+    known = {name[2:] for action in parser._actions for name in action.option_strings}
+    sources.add_to(parser, job=job, everything=True, without=known)
+    print(parser.format_help(), end="")
+
+
 def exit_status(*only: str) -> str:
     """That list, with these statuses alone."""
     head, *rows = EXIT_STATUS.splitlines()
@@ -180,7 +189,7 @@ def parser(*, everything: bool = False) -> argparse.ArgumentParser:
         "check",
         help=CHECK,
         description=f"{CHECK[0].upper()}{CHECK[1:]}.",
-        epilog=f"{NEXT['check']}\n\n{EXIT_STATUS}",
+        epilog=f"{NEXT['check']}\n\nexit status: 0 it fits, 1 it does not, 64 bad input",
         usage="apptrain check [--json]",
         formatter_class=sources.HelpFormatter,
         allow_abbrev=False,

@@ -8,18 +8,13 @@ import shlex
 from collections.abc import Sequence
 
 from entrypoint.core import spelling
-from entrypoint.core.checkout import apptrain
+from entrypoint.core.checkout import HOME, apptrain, make
 from entrypoint.plan import mistakes
-from entrypoint.plan.commands import COMMANDS, OF_JOBS, OF_SUBMIT, with_dashes
+from entrypoint.plan.commands import COMMANDS, MEANT, OF_JOBS, OF_SUBMIT, with_dashes
 from entrypoint.schedulers.known import KNOWN
 
-MEANT = {
-    "train": "demo",
-    "start": "run",
-    "exec": "run",
-    "build": "image build",
-}
-"""Words that mean one of our commands."""
+OF_MAKE = ("shell", "venv", "test", "test-unit", "test-gpu", "lint", "cluster", "profiles", "clean", "bench")
+"""Targets of make that users take for a command of ours."""
 OF_CLUSTERS = tuple(word for known in KNOWN for word in known.of_cluster)
 """Words with which other commands bring a job to a cluster."""
 OF_RUNNING = (
@@ -34,6 +29,8 @@ def remedy(arguments: Sequence[str]) -> str:
     name, found, us = arguments[0], f"{arguments[0]} is no command: did you mean", apptrain()
     if name in MEANT:
         return f"{found} `{us} {MEANT[name]}`? (see apptrain --help)"
+    if name in OF_MAKE and (HOME / "Makefile").exists():
+        return f"{found} `{make(name)}`? (see apptrain --help)"
     if name in OF_CLUSTERS:
         line, left = mistakes.instead(arguments, "submit")
         return f"{found} `{us} submit --cluster NAME {line}`?{left}"

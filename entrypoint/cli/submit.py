@@ -24,7 +24,7 @@ from entrypoint.batch import native as native_options
 from entrypoint.batch.login import CHECKOUT, JobRequest, Submission, Wish, share
 from entrypoint.batch.native import NativeOption
 from entrypoint.cli import follow, preview
-from entrypoint.cli.main import EXIT_STATUS
+from entrypoint.cli.main import EXIT_STATUS, HELP_ALL, print_all_options
 from entrypoint.cli.profiles import load_checked
 from entrypoint.core import image_header, spelling
 from entrypoint.core.checkout import apptrain, make
@@ -40,7 +40,7 @@ OF_JOB: Final = f"""options of sbatch or qsub go to them as they are, and win ov
   --qos debug --array 0-19 -J my_job, or under PBS -l storage=gdata/x -J 0-19
 options of the job, such as
   --device cpu --nproc-per-node 2 --on-failure restart --secrets FILE
-  `apptrain launch --help-all` has them all.
+  `apptrain submit --help-all` has them all.
 
 First: apptrain submit --cluster NAME --dry-run -- my_script.py
 Then: the same with --follow. If it fails: apptrain explain RUN
@@ -94,6 +94,9 @@ def _parse(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...
     is `options.native`."""
     before, command = split_command(arguments)
     parser = _parser()
+    if HELP_ALL in before:
+        print_all_options(parser, job=True)
+        sys.exit(0)
     own, native = _sorted(before, is_cmd_given=bool(command), parser=parser)
     options, job = parser.parse_known_args(own)
     options.native = native
@@ -301,14 +304,14 @@ def _profile(name: str) -> tuple[Profile, Path]:
     choice = f"give one of {', '.join(known)}, or the path of a profile"
     if not name:
         raise BadInput(
-            "cluster-missing", f"--cluster is missing: {choice}, {_or_write(CLUSTERS / 'mine.yaml')}"
+            "cluster-missing",
+            f"--cluster is missing: {choice}, {_or_write(CLUSTERS / 'mine.yaml')}; without a profile: "
+            "sbatch slurm/multinode.sbatch -- CMD, qsub pbs/multinode.pbs",
         )
     file = find(name)
     if not file.exists() and file.parent == CLUSTERS:
-        raise BadInput(
-            "cluster-unknown",
-            f"--cluster {name}: there is no {file}{spelling.meant(name, known) or f': {choice}'}",
-        )
+        meant = spelling.meant(name, known) or f": {choice}, {_or_write(file)}"
+        raise BadInput("cluster-unknown", f"--cluster {name}: there is no {file}{meant}")
     if not file.exists():
         raise BadInput(
             "cluster-no-file", f"--cluster {name}: there is no {file}: check the path, {_or_write(file)}"

@@ -52,6 +52,13 @@ OWNERS = {
     "launch": OF_LAUNCH,
     "plan": (*OF_LAUNCH, *(f"--{option.name}" for option in OPTIONS if option.plan_only)),
 }
+MEANT = {
+    "train": "demo",
+    "start": "run",
+    "exec": "run",
+    **dict.fromkeys(("build", "image-build", "build-image", "install-image"), "image build"),
+}
+"""Words that mean one of our commands."""
 SCRIPTS = (".py", ".sh", ".ipynb")
 DATA = (".yaml", ".yml", ".json", ".toml", ".cfg", ".ini", ".txt", ".csv")
 """Endings of files that no Python runs."""
@@ -155,8 +162,6 @@ def elsewhere(command: str, unknown: Sequence[str]) -> str:
     name = given.replace("_", "-")
     if name in OF_TORCHRUN and command in TAKE_CMD:
         return f"{given} is torchrun's: leave it out: {OF_TORCHRUN[name]}"
-    if name == "--help-all" and command in TAKE_CMD:
-        return f"all options: {apptrain()} launch --help-all"
     owners = [owner for owner, names in OWNERS.items() if name in names and owner not in (command, "plan")]
     if not owners or (name in spelling.MEANT and (name != "--cluster" or command not in ("run", "demo"))):
         return ""
@@ -184,7 +189,11 @@ def _behind_dashes(unknown: Sequence[str]) -> str:
 
 def _of_make(word: str, targets: Sequence[str]) -> str:
     """What to say of a word that is none of make's targets; empty if nothing is like it."""
-    return f": did you mean {apptrain()} {word}?" if word in COMMANDS else spelling.meant(word, targets)
+    if word == "install":
+        return f": did you mean make venv, or {apptrain()} image build?"
+    if word in COMMANDS or word in MEANT:
+        return f": did you mean {apptrain()} {MEANT.get(word, word)}?"
+    return spelling.meant(word, targets)
 
 
 if __name__ == "__main__":

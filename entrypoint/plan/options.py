@@ -20,6 +20,24 @@ COMMON = (
 )
 """What `--help` shows; `--help-all` shows all."""
 
+GROUPS = {
+    "what runs": (
+        *("device", "nproc-per-node", "nnodes", "nodes", "node-rank", "mode", "no-python", "profile"),
+        *("run-dir", "venv", "omp-num-threads", "secrets", "scheduler", "dry-run"),
+    ),
+    "failures, hangs, and the end": (
+        *("on-failure", "max-restarts", "hang-timeout", "silence-timeout", "peer-timeout"),
+        *("stop-signal", "stop-before", "term-grace"),
+    ),
+    "looking": ("doctor", "no-preflight", "show-ranks", "env-file", "nodefile", "hostname", "json"),
+    "how ranks start": ("start-ranks", "preload", "numa-binding", "stage", "start"),
+    "the network": (
+        *("interface", "fabric", "master-addr", "master-port", "rdzv-backend", "join-timeout"),
+        *("join-key-file",),
+    ),
+}
+"""Title to the names of its options, in the order of the help: what people use first comes first."""
+
 RDMA = ("infiniband", "slingshot", "efa")
 """Fabrics that NCCL uses without sockets."""
 FABRICS = (*RDMA, "ethernet")

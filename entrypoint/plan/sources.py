@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -112,15 +112,26 @@ def of_launch(words: Sequence[str], front: argparse.ArgumentParser) -> dict[str,
 
 
 def add_to(
-    parser: argparse.ArgumentParser, *, plan: bool = False, job: bool = False, everything: bool = False
+    parser: argparse.ArgumentParser,
+    *,
+    plan: bool = False,
+    job: bool = False,
+    everything: bool = False,
+    without: Container[str] = (),
 ) -> None:
     """Adds the table's options to a parser, each also with underscores, as torchrun takes them. Help shows
-    the common ones, or with `everything` all."""
-    for option in options.OPTIONS:
-        if (option.plan_only and not plan) or (option.job_only and not job):
+    the common ones, or with `everything` all, in groups, those first that people use first. `without`: names
+    that the parser has already."""
+    groups: dict[str, argparse._ActionsContainer] = {}
+    for title, names in options.GROUPS.items():
+        where = parser.add_argument_group(title) if everything else parser
+        groups.update(dict.fromkeys(names, where))
+    for option in map(options.BY_NAME.__getitem__, groups):
+        if (option.plan_only and not plan) or (option.job_only and not job) or option.name in without:
             continue
+        group = groups[option.name]
         shown = f"{option.help} [{option.variable}]" if everything else option.help
-        names = [f"--{option.name}"]
+        flags = [f"--{option.name}"]
         kind: dict[str, Any] = {
             "dest": option.name,
             "default": None,
@@ -130,9 +141,9 @@ def add_to(
             kind |= {"action": "store_const", "const": "1"}
         else:
             kind |= {"metavar": option.metavar}
-        parser.add_argument(*names, **kind)
+        group.add_argument(*flags, **kind)
         if "-" in option.name:
-            parser.add_argument("--" + option.name.replace("-", "_"), **(kind | {"help": argparse.SUPPRESS}))
+            group.add_argument("--" + option.name.replace("-", "_"), **(kind | {"help": argparse.SUPPRESS}))
 
 
 def parser_class() -> type[argparse.ArgumentParser]:

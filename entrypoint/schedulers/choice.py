@@ -59,9 +59,9 @@ def find(env: Mapping[str, str], choice: str, request: PlacementRequest) -> Sche
         return _module("manual")
     raise BadInput(
         "no-job",
-        "no scheduler's job id is in the environment: start this inside a job (a cleaned environment drops "
-        "the variables; from a login node: apptrain submit), name it with --scheduler, or list the machines "
-        "with --nodes a,b --node-rank I; on this machine: apptrain run -- CMD",
+        "no scheduler's job id is in the environment: on this machine: apptrain run -- CMD; from a login "
+        "node: apptrain submit; inside a job whose variables a cleaned environment has dropped: --scheduler "
+        "NAME; on machines of your own: --nodes a,b --node-rank I",
     )
 
 

@@ -90,6 +90,8 @@ def test_each_help_has_the_one_list_of_exit_statuses(arguments: tuple[str, ...])
     shown = run(CHECKOUT / "apptrain", *arguments).stdout
     if arguments[0] in ("plan", "site"):
         assert shown.endswith("\n".join(EXIT_STATUS.splitlines()[:3]) + "\n")
+    elif arguments[0] == "check":
+        assert shown.endswith("exit status: 0 it fits, 1 it does not, 64 bad input\n")
     else:
         assert EXIT_STATUS in shown
 
@@ -115,6 +117,42 @@ def test_all_options_are_in_help_all_alone() -> None:
     assert "--hang-timeout S" in everything
     assert "[APPTRAIN_HANG_TIMEOUT]" in everything
     assert "--help-all" in common
+
+
+@pytest.mark.parametrize("name", ["run", "demo", "submit"])
+def test_help_all_of_what_starts_jobs_has_its_own_options_and_all_of_the_job(name: str) -> None:
+    from entrypoint.plan.options import GROUPS, OPTIONS
+
+    shown = run(CHECKOUT / "apptrain", name, "--help-all")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    found = re.findall(r"^  (--[a-z-]+)", shown.stdout, re.M)
+    assert len(found) == len(set(found))
+    wanted = {
+        f"--{option.name}"
+        for option in OPTIONS
+        if not option.plan_only and (name == "submit" or not option.job_only)
+    } - {"--run-dir", "--dry-run"}
+    assert wanted <= set(found)
+    own = "--cluster" if name == "submit" else "--tasks-per-node"
+    assert found.index("--nodes") < found.index("--nproc-per-node")
+    assert own in found
+    assert all(f"\n{title}:\n" in shown.stdout for title in GROUPS)
+
+
+def test_each_option_is_in_one_group_of_the_help() -> None:
+    from entrypoint.plan.options import GROUPS, OPTIONS
+
+    names = [name for group in GROUPS.values() for name in group]
+    assert sorted(names) == sorted(option.name for option in OPTIONS)
+
+
+def test_make_help_lists_first_what_users_need_first() -> None:
+    shown = run("make", "help").stdout
+    first, _, others = shown.partition("\nfor those who")
+    lines = [line.split()[1] for line in first.splitlines() if line.startswith("make ")]
+    assert lines == ["demo", "test", "venv", "image", "shell", "submit"]
+    assert "make lint " in others
+    assert "make demo " not in others
 
 
 @pytest.mark.parametrize("python", list(pythons()), ids=lambda path: path.name)

@@ -336,11 +336,11 @@ WRITES = "or run `apptrain site -o {}` on your cluster's login node, which write
     [
         (
             ["--cluster", ""],
-            f"--cluster is missing: give one of {KNOWN}, {WRITES.format('clusters/mine.yaml')}",
+            f"--cluster is missing: give one of {KNOWN}, {WRITES.format('clusters/mine.yaml')}; without a profile: sbatch slurm/multinode.sbatch -- CMD, qsub pbs/multinode.pbs",
         ),
         (
             ["--cluster", "nowhere"],
-            f"--cluster nowhere: there is no {{clusters}}/nowhere.yaml: give one of {KNOWN}",
+            f"--cluster nowhere: there is no {{clusters}}/nowhere.yaml: give one of {KNOWN}, {WRITES.format('clusters/nowhere.yaml')}",
         ),
         (
             ["--cluster", "./no.yaml"],

@@ -52,6 +52,10 @@ class Mistake:
 TRIED = [
     # the command
     Mistake(given="apptrain train", found="train is no command: did you mean `apptrain demo`? (see apptrain --help)", who="apptrain"),
+    Mistake(given="apptrain install-image", found="install-image is no command: did you mean `apptrain image build`? (see apptrain --help)"),
+    Mistake(given="apptrain shell", found="shell is no command: did you mean `make -C {checkout} shell`? (see apptrain --help)"),
+    Mistake(given="apptrain venv", found="venv is no command: did you mean `make -C {checkout} venv`? (see apptrain --help)"),
+    Mistake(given="apptrain test", found="test is no command: did you mean `make -C {checkout} test`? (see apptrain --help)"),
     Mistake(given="apptrain lanch", found="lanch is no command: did you mean launch? (see apptrain --help)", who="apptrain"),
     Mistake(given="apptrain my_script.py --lr 1", found="my_script.py is no command: did you mean `apptrain run -- my_script.py --lr 1`?", who="apptrain"),
     Mistake(given="apptrain -- my_script.py", found="-- is no command: did you mean `apptrain run -- my_script.py`?", who="apptrain"),
@@ -103,10 +107,6 @@ TRIED = [
     Mistake(given="apptrain image fetch --stack cu999", found="image fetch: STACK=cu999: there is no such stack: give one of cu132, cu128, cu126", who="apptrain"),
     Mistake(given="apptrain image biuld", found="image biuld: give one of build, fetch, verify, inspect: did you mean build?", who="apptrain"),
     # what another command takes
-    *(
-        Mistake(given=f"apptrain {name} --help-all", found="all options: apptrain launch --help-all", who=who)
-        for name, who in (("run", "apptrain"), ("demo", "apptrain"), ("submit", "apptrain"))
-    ),
     Mistake(given="apptrain doctor --help-all", found="unrecognized arguments: --help-all: see `apptrain doctor --help`", who="apptrain"),
     *(
         Mistake(given=f"apptrain {words}", found=f"{option} is an option of run, submit and launch, not of {words.split()[0]}: see `apptrain {words.split()[0]} --help`", who=who)
@@ -200,13 +200,13 @@ TRIED = [
     Mistake(given="apptrain run --nodes two -- my_script.py", found="--nodes=two: must be a number from 1"),
     Mistake(given="apptrain plan --profile perlmuter --nodes a --node-rank 0", found="--profile perlmuter: there is no {checkout}/clusters/perlmuter.yaml: did you mean perlmutter?"),
     Mistake(given="apptrain plan --env-file nothere", found="--env-file nothere cannot be read (No such file or directory): give a file with one NAME=VALUE a line, as `env >FILE` in a job writes it"),
-    Mistake(given="apptrain plan -- my_script.py", found="no scheduler's job id is in the environment: start this inside a job (a cleaned environment drops the variables; from a login node: apptrain submit), name it with --scheduler, or list the machines with --nodes a,b --node-rank I; on this machine: apptrain run -- CMD"),
+    Mistake(given="apptrain plan -- my_script.py", found="no scheduler's job id is in the environment: on this machine: apptrain run -- CMD; from a login node: apptrain submit; inside a job whose variables a cleaned environment has dropped: --scheduler NAME; on machines of your own: --nodes a,b --node-rank I"),
     Mistake(given="apptrain plan --profile my.yaml --nodes a --node-rank 0", found="my.yaml: request: unknown key patition: did you mean partition?"),
     *(
         Mistake(given=f"apptrain {name} --nodes 2 --node-rank 0 -- my_script.py", found="--nodes 2: give a list of names, such as a,b; the number of nodes is --nnodes (on this machine: apptrain run --nodes N)")
         for name in ("plan", "launch")
     ),
-    Mistake(given="apptrain launch -- my_script.py", found="no scheduler's job id is in the environment: start this inside a job (a cleaned environment drops the variables; from a login node: apptrain submit), name it with --scheduler, or list the machines with --nodes a,b --node-rank I; on this machine: apptrain run -- CMD"),
+    Mistake(given="apptrain launch -- my_script.py", found="no scheduler's job id is in the environment: on this machine: apptrain run -- CMD; from a login node: apptrain submit; inside a job whose variables a cleaned environment has dropped: --scheduler NAME; on machines of your own: --nodes a,b --node-rank I"),
     # the training
     Mistake(given="apptrain demo step=2", found="train: override: unknown key 'step': did you mean steps? (python -m train --help lists the keys)"),
     Mistake(given="apptrain demo --config digitz", found="train: --config digitz: no such file or shipped config: did you mean digits? give a path or one of cifar10-resnet18, digits, digits-short, imagenet-resnet50, synthetic-resnet50"),
@@ -217,7 +217,7 @@ TRIED = [
     Mistake(given="apptrain rerun nothere", found="there is no directory nothere: give a run directory, such as runs/NAME-ID", who="apptrain"),
     Mistake(given="apptrain rerun data", found="data cannot be run again: manifest.json: No such file or directory: give a run directory, such as runs/NAME-ID", who="apptrain"),
     # a submission
-    Mistake(given="apptrain submit -- my_script.py", found="--cluster is missing: give one of delta, derecho, gadi, generic, generic-pbs, gwdg-grete, isambard-ai, leonardo, perlmutter, polaris, snellius, vista, or the path of a profile, or run `apptrain site -o {checkout}/clusters/mine.yaml` on your cluster's login node, which writes one"),
+    Mistake(given="apptrain submit -- my_script.py", found="--cluster is missing: give one of delta, derecho, gadi, generic, generic-pbs, gwdg-grete, isambard-ai, leonardo, perlmutter, polaris, snellius, vista, or the path of a profile, or run `apptrain site -o {checkout}/clusters/mine.yaml` on your cluster's login node, which writes one; without a profile: sbatch slurm/multinode.sbatch -- CMD, qsub pbs/multinode.pbs"),
     Mistake(given="apptrain submit --cluster perlmuter -- my_script.py", found="--cluster perlmuter: there is no {checkout}/clusters/perlmuter.yaml: did you mean perlmutter?"),
     Mistake(given="apptrain submit --cluster generic --node 8 -- my_script.py", found="--node: no option of submit, of a job or of sbatch: did you mean --nodes or --node-rank?"),
     Mistake(given="apptrain submit --cluster generic --gpu 4 -- my_script.py", found="--gpu: no option of submit, of a job or of sbatch: did you mean --gpus-per-node or --gpu-bind?"),
@@ -252,6 +252,9 @@ TRIED = [
     Mistake(given="make -C {checkout} demmo", found="*** demmo: no target has this name: did you mean demo?.  Stop.", who="Makefile", status=2),
     Mistake(given="make -C {checkout} run", found="*** run: no target has this name: did you mean apptrain run?.  Stop.", who="Makefile", status=2),
     Mistake(given="make -C {checkout} doctor", found="*** doctor: no target has this name: did you mean apptrain doctor?.  Stop.", who="Makefile", status=2),
+    Mistake(given="make -C {checkout} build", found="*** build: no target has this name: did you mean apptrain image build?.  Stop.", who="Makefile", status=2),
+    Mistake(given="make -C {checkout} install", found="*** install: no target has this name: did you mean make venv, or apptrain image build?.  Stop.", who="Makefile", status=2),
+    Mistake(given="make -C {checkout} train", found="*** train: no target has this name: did you mean apptrain demo?.  Stop.", who="Makefile", status=2),
     Mistake(given="make -C {checkout} frobnicate", found="*** frobnicate: no target has this name: make help lists them.  Stop.", who="Makefile", status=2),
     Mistake(given="make -C {checkout} submit CLUSTER=generic my_script.py", found="*** my_script.py: no target has this name: did you mean make submit CLUSTER=generic ARGS='-- my_script.py'?.  Stop.", who="Makefile", status=2),
     Mistake(given="make -C {checkout} demo my_script.py", found="*** my_script.py: no target has this name: did you mean ./apptrain run -- my_script.py?.  Stop.", who="Makefile", status=2),

@@ -68,9 +68,8 @@ CHOICE = [
     Refusal(
         name="an environment without a job and no list of nodes",
         recording=NO_JOB,
-        says="no scheduler's job id is in the environment: start this inside a job (a cleaned environment "
-        "drops the variables; from a login node: apptrain submit), name it with --scheduler, or list the machines with --nodes a,b --node-rank "
-        "I; on this machine: apptrain run -- CMD",
+        says="no scheduler's job id is in the environment: on this machine: apptrain run -- CMD; from a login node: apptrain submit; inside a job "
+        "whose variables a cleaned environment has dropped: --scheduler NAME; on machines of your own: --nodes a,b --node-rank I",
     ),
     slurm(
         "a scheduler that is named but not there",
