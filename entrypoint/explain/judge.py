@@ -151,8 +151,9 @@ def _when(one: Evidence) -> tuple[float, tuple[int, int]]:
     return (one.time if one.time is not None else float("inf"), one.order)
 
 
-def _ranking(one: CauseFound) -> tuple[int, float, tuple[int, int]]:
-    return (_RANKING[one.entry.kind], *_when(one.first))
+def _ranking(one: CauseFound) -> tuple[int, bool, float, tuple[int, int]]:
+    """A line that calls itself a warning comes behind one that does not."""
+    return (_RANKING[one.entry.kind], one.first.is_mild, *_when(one.first))
 
 
 class _Who:

@@ -53,8 +53,8 @@ _ERROR = re.compile(
     rb"|\[(?:ERROR|error|CRITICAL|FATAL)\]|\bNCCL WARN\b|^Assertion | Assertion `"
 )
 _MILD = re.compile(
-    rb"\b[Rr]etry(?:ing)?\b|\b[Ff]all(?:ing|s|en)? ?back\b|\b[Ii]gnor(?:ing|ed|e)\b|\bWARN(?:ING)?\b"
-    rb"|[a-z]Warning\b|^\s*\[?(?:rank\d+\]:)?\[?W(?:\d{4}| )|\b[Ss]kipp(?:ing|ed)\b"
+    rb"\b[Rr]etry(?:ing)?\b|\b[Tt]rying\b|\b[Ff]all(?:ing|s|en)? ?back\b|\b[Ii]gnor(?:ing|ed|e)\b"
+    rb"|\bWARN(?:ING)?\b|\bINFO:|[a-z]Warning\b|^\s*\[?(?:rank\d+\]:)?\[?W(?:\d{4}| )|\b[Ss]kipp(?:ing|ed)\b"
     rb"|\bDEBUG\b|\b[Rr]ecovered\b|non-fatal"
 )
 _FRAME = re.compile(rb'.{0,60}?  File "[^"]{1,400}", line \d+')

@@ -181,6 +181,21 @@ NODES_DIFFER = Trap(
     "forms a second world.",
     '--nnodes="$SLURM_NNODES" follows the request.',
 )
+HEAD_BY_ADDRESS = Trap(
+    "head-by-address",
+    "the head node's address is what hostname says of it on that node",
+    "hostname --ip-address may give 127.0.1.1, several addresses, or one of a network that the nodes "
+    "do not share.",
+    'Give its name: scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1.',
+    is_remark=True,
+)
+TASKS_DIFFER = Trap(
+    "tasks-against-gpus",
+    "a node gets more tasks than GPUs",
+    "Each task is a rank that takes the GPU of its local rank: invalid device ordinal, or two ranks on "
+    "one GPU.",
+    "Make --ntasks-per-node equal to the GPUs per node.",
+)
 NPROC_DIFFERS = Trap(
     "tasks-against-nproc",
     "--nproc_per_node does not go with the GPUs or tasks that a node gets",
@@ -301,6 +316,7 @@ _BY_NAME = re.compile(
     r"(?:\$\(|`)\s*(?:ping\b|/?(?:usr/)?(?:bin/)?hostname\b)|\|\s*hostname\b|\$\(\s*(?:uname -n|ip "
     r"(?:-4 )?(?:addr|route))"
 )
+_BY_ADDRESS = re.compile(r"\bhostname\s+(?:-i|-I|--ip-address|--all-ip-addresses)\b")
 _PING = re.compile(r"\bping\b")
 _SCONTROL = re.compile(r"\bscontrol\b|\$SLURM_(?:JOB_)?NODELIST")
 _LITERAL_HOST = re.compile(r"(?:localhost|127\.\d+\.\d+\.\d+|::1)$")
@@ -328,6 +344,8 @@ def _of_head(script: Script) -> Iterator[Found]:
     several = script.nodes != 1
     for line, value, launch in _head_values(script):
         if "srun" in value and not _PING.search(value):
+            if several and _BY_ADDRESS.search(value):
+                yield Found(HEAD_BY_ADDRESS, line, value)
             continue  # it is asked on the first node
         is_inside = launch is not None and (launch.in_shell or (launch.is_in_task and launch.container != ""))
         literal = value.strip("'\"")
@@ -451,6 +469,8 @@ def _of_tasks(script: Script) -> Iterator[Found]:
         processes = number(nproc)
         if nproc and processes and gpus and processes != gpus and (tasks in (None, 1)):
             yield Found(NPROC_DIFFERS, nproc.line, f"{gpus} GPUs per node, --nproc_per_node {processes}")
+        if one.starter == "srun" and not one.agent and tasks and gpus and tasks > gpus:
+            yield Found(TASKS_DIFFER, one.line, f"{gpus} GPUs per node, {tasks} tasks")
 
 
 def _tasks(script: Script, one: Launch) -> int | None:

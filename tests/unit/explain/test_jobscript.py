@@ -51,6 +51,11 @@ CASES: list[tuple[str, str, int]] = [
     (GOOD.replace("--nnodes=2", "--nnodes=4"), "nodes-against-nnodes", 6),
     (GOOD.replace("nproc_per_node=4", "nproc_per_node=8"), "tasks-against-nproc", 6),
     (
+        f"#!/bin/bash\n#SBATCH --gres=gpu:p6000:1\n#SBATCH --ntasks-per-node=2\n{SRUN} python t.py\n",
+        "tasks-against-gpus",
+        4,
+    ),
+    (
         f"{ASKED.replace('=1', '=4').replace('gpus-per-node=4', 'gpus-per-task=1')}{SRUN} python t.py\n",
         "gpus-per-task",
         4,
