@@ -56,7 +56,7 @@ endif
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-targets = help demo test test-unit test-cluster test-gpu test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell catalogue profiles submit faults mutants lint lock bench venv venv-image venv-dev clean clean-venv
+targets = help demo test test-unit test-cluster test-gpu test-host test-host-down cluster cluster-shell cluster-down image image-fetch image-verify image-inspect shell catalogue profiles submit faults mutants lint lock site bench venv venv-image venv-dev clean clean-venv
 .PHONY: $(targets)
 
 # So is a word that is no target, before anything is done: else `make submit CLUSTER=lab my_script.py` would submit
@@ -148,6 +148,15 @@ lint: venv-dev ## ruff, mypy --strict, shellcheck, Python 3.9 for login nodes
 lock: venv-image ## write all hash locks anew from *.in, containers/stacks.yaml and the mirror (ARGS=--upgrade)
 	"$$IMAGE_VENV/bin/python" tools/lock.py $(ARGS)
 
+build/site-venv/made: requirements/site.txt
+	rm -rf build/site-venv
+	"$$(tools/login-python.sh any)" -m venv build/site-venv
+	build/site-venv/bin/pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	touch $@
+
+site: build/site-venv/made ## build the pages as a site with search: site/index.html
+	@build/site-venv/bin/python tools/site.py
+
 bench: $(if $(gpu_alone),,venv-dev) ## measure what the documentation claims (ARGS=gpu TORCHVISION=DIR: on GPUs, with the torch that is there)
 	$(if $(gpu_alone),@tools/gpu.sh,$(python) -m) benchmarks $(ARGS)
 
@@ -161,7 +170,7 @@ venv-dev: ## the same with what tests, lint and lock need
 	@tools/venv.sh "$$VENV" dev
 
 clean: ## remove caches and build outputs; the venv and runs/ stay
-	rm -rf build dist .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info src/*.egg-info
+	rm -rf build dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info src/*.egg-info
 	find entrypoint src tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 clean-venv: ## remove the venv, if make made it

@@ -45,6 +45,7 @@ def main() -> None:
         "selection": choose,
         "saves": lambda pairs: saves(pairs, _run, _alternate, _spread),
         "checkpoints": lambda pairs: checkpoints(pairs, _run, _alternate, _spread),
+        "explain": lambda pairs: _of("explain", pairs),
         "image": lambda pairs: _of("image", pairs),
         "imports": lambda pairs: _of("imports", pairs),
         "output": output,

@@ -27,7 +27,7 @@ from containers.download import NoAnswer  # noqa: E402
 
 STACKS = stacks.FILE.relative_to(CHECKOUT)
 LOCKS = Path("containers/locks")
-UNIVERSAL = {"run": "", "dev": "", "image": "3.9"}
+UNIVERSAL = {"run": "", "dev": "", "image": "3.9", "site": "3.11"}
 """The locks that serve every Python from a version on ('' means that of stacks.yaml) and every machine."""
 PLATFORMS = {"amd64": "x86_64-manylinux_2_28", "arm64": "aarch64-manylinux_2_28"}
 COMPILE = (
