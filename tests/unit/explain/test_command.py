@@ -114,7 +114,7 @@ def test_memory_is_bounded_however_long_the_log_is(tmp_path: Path) -> None:
     """At most 200 MB of memory, by `make bench ARGS=explain` for 2 GB. Here 30 MB of 300,000 lines."""
     path = tmp_path / "x.log"
     path.write_text("\n".join(good.lines(300_000)) + "\n" + OOM)
-    command = [sys.executable, "-m", "entrypoint.cli.apptrain", "explain", path]
+    command = [sys.executable, "-m", "entrypoint.cli.apptrain", "explain", str(path)]
     with subprocess.Popen(command, cwd=CHECKOUT, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         said = process.stdout.read()
