@@ -40,7 +40,8 @@ check ruff check
 check ruff format --check
 check mypy
 check mypy --explicit-package-bases tools/catalogue.py tools/lock.py tools/oldest.py \
-    tools/refusals.py tools/site.py tools/structure.py tools/troubleshooting.py benchmarks containers tests
+    tools/refusals.py tools/site.py tools/structure.py tools/troubleshooting.py benchmarks \
+    containers tests
 check python tools/oldest.py
 check python tools/structure.py --lint
 check python tools/refusals.py --lint
