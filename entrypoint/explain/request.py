@@ -10,67 +10,8 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-SHORT = {
-    "N": "nodes",
-    "n": "ntasks",
-    "c": "cpus-per-task",
-    "t": "time",
-    "p": "partition",
-    "A": "account",
-    "J": "job-name",
-    "o": "output",
-    "e": "error",
-    "w": "nodelist",
-    "x": "exclude",
-    "C": "constraint",
-    "d": "dependency",
-    "G": "gpus",
-    "q": "qos",
-    "a": "array",
-    "D": "chdir",
-    "K": "kill-on-bad-exit",
-    "k": "no-kill",
-    "l": "label",
-    "u": "unbuffered",
-    "O": "overcommit",
-    "s": "oversubscribe",
-    "v": "verbose",
-    "Q": "quiet",
-    "m": "distribution",
-}
-FLAGS = {
-    *(
-        "exclusive",
-        "kill-on-bad-exit",
-        "no-kill",
-        "label",
-        "unbuffered",
-        "overcommit",
-        "oversubscribe",
-        "verbose",
-    ),
-    *(
-        "quiet",
-        "overlap",
-        "exact",
-        "multi-prog",
-        "pty",
-        "requeue",
-        "no-requeue",
-        "hold",
-        "contiguous",
-        "spread-job",
-    ),
-    *(
-        "use-min-nodes",
-        "propagate",
-        "get-user-env",
-        "parsable",
-        "test-only",
-        "disable-status",
-    ),
-}
-"""Options of Slurm whose value, if they have one, stands behind a `=`."""
+from entrypoint.schedulers import option_names as names
+
 NONE = ""
 
 
@@ -198,9 +139,9 @@ def slurm(words: Sequence[str], line: int) -> list[AskedOption]:
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
         else:
-            name, value = SHORT.get(word[1], word[1]), word[2:].removeprefix("=")
+            name, value = names.SRUN_SHORT.get(word[1], word[1]), word[2:].removeprefix("=")
             equals = value
-        if not equals and name not in FLAGS and rest:
+        if not equals and name not in names.SRUN_BARE and rest:
             value = rest.pop(0)
         found.append(AskedOption(name, value, line))
     return found
@@ -212,9 +153,9 @@ def words_behind(words: Sequence[str]) -> int:
     while at < len(words) and words[at].startswith("-") and words[at] not in ("-", "--"):
         word = words[at]
         at += 1
-        name = word[2:].partition("=")[0] if word.startswith("--") else SHORT.get(word[1], word[1])
+        name = word[2:].partition("=")[0] if word.startswith("--") else names.SRUN_SHORT.get(word[1], word[1])
         has_value = "=" in word if word.startswith("--") else len(word) > 2
-        if not has_value and name not in FLAGS:
+        if not has_value and name not in names.SRUN_BARE:
             at += 1
     return min(at, len(words))
 
@@ -225,7 +166,7 @@ def _pbs(words: Sequence[str], line: int) -> list[AskedOption]:
     while rest and rest[0].startswith("-") and len(rest[0]) > 1:
         word = rest.pop(0)
         letter, value = word[1], word[2:]
-        if not value and rest and letter not in "VhIzXfx":
+        if not value and rest and letter not in (*names.QSUB_FLAGS, "h", "x"):
             value = rest.pop(0)
         if letter != "l":
             found.append(AskedOption(letter, value, line))

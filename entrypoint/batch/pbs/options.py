@@ -1,6 +1,5 @@
-"""The options of qsub, as the manual page and the parser of OpenPBS have them (23.06), and which of them ask
-for the same thing. Runs with Python 3.9.
-"""
+"""The options of qsub for a submission by us, and which of them ask for the same thing. Runs with Python
+3.9."""
 
 from __future__ import annotations
 
@@ -8,15 +7,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from entrypoint.batch.native import NativeOption, OptionTable
+from entrypoint.schedulers import option_names as names
 
 TABLE: Final = OptionTable(
     program="qsub",
-    valued=(
-        *("-a", "-A", "-c", "-C", "-e", "-j", "-J", "-k", "-l", "-m", "-M", "-N", "-o", "-p", "-P", "-q"),
-        *("-r", "-R", "-S", "-u", "-v", "-W"),
-    ),
+    valued=tuple(f"-{letter}" for letter in names.QSUB_VALUED),
     optional=(),
-    flags=("-f", "-G", "-I", "-V", "-X", "-z"),
+    flags=tuple(f"-{letter}" for letter in names.QSUB_FLAGS),
     refused={
         "-C": "our script's lines begin with #PBS: leave it out",
         "-S": "the job script is for bash: leave it out",

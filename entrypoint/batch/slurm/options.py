@@ -1,7 +1,5 @@
-"""The options of sbatch, as its own parser takes them (24.11), and which of them ask for the same thing.
-
-Which take a value was asked of sbatch itself, option by option: tests/cluster/test_slurm.py does it again.
-Those of other releases, and of a site's plugins, go through `--options`. Runs with Python 3.9.
+"""The options of sbatch for a submission by us, and which of them ask for the same thing. Those of other
+releases, and of a site's plugins, go through `--options`. Runs with Python 3.9.
 """
 
 from __future__ import annotations
@@ -10,38 +8,12 @@ import re
 from typing import Final
 
 from entrypoint.batch.native import NativeOption, OptionTable
+from entrypoint.schedulers import option_names as names
 
-_PAIRS = """
-    a=array A=account b=begin B=extra-node-info c=cpus-per-task C=constraint d=dependency D=chdir e=error
-    F=nodefile G=gpus i=input J=job-name L=licenses m=distribution M=clusters n=ntasks N=nodes o=output
-    p=partition q=qos S=core-spec t=time w=nodelist x=exclude H=hold k=no-kill O=overcommit Q=quiet
-    s=oversubscribe v=verbose W=wait
-"""
-LONG: Final = {f"-{pair[0]}": f"--{pair[2:]}" for pair in _PAIRS.split()}
-FLAGS: Final = (
-    *("--contiguous", "--hold", "--ignore-pbs", "--no-requeue", "--overcommit", "--oversubscribe"),
-    *("--parsable", "--quiet", "--reboot", "--requeue", "--spread-job", "--stepmgr", "--test-only"),
-    *("--use-min-nodes", "--verbose", "--wait"),
-)
-OPTIONAL: Final = (
-    *("--exclusive", "--get-user-env", "--nice", "--no-kill", "--oom-kill-step", "--propagate"),
-    "--resv-ports",
-)
-VALUED: Final = (
-    *("--account", "--acctg-freq", "--array", "--batch", "--bb", "--bbf", "--begin", "--chdir"),
-    *("--cluster-constraint", "--clusters", "--comment", "--constraint", "--container", "--container-id"),
-    *("--core-spec", "--cores-per-socket", "--cpu-freq", "--cpus-per-gpu", "--cpus-per-task", "--deadline"),
-    *("--delay-boot", "--dependency", "--distribution", "--error", "--exclude", "--export", "--export-file"),
-    *("--extra", "--extra-node-info", "--gid", "--gpu-bind", "--gpu-freq", "--gpus", "--gpus-per-node"),
-    *("--gpus-per-socket", "--gpus-per-task", "--gres", "--gres-flags", "--hint", "--input", "--job-name"),
-    *("--kill-on-invalid-dep", "--licenses", "--mail-type", "--mail-user", "--mcs-label", "--mem"),
-    *("--mem-bind", "--mem-per-cpu", "--mem-per-gpu", "--mincpus", "--network", "--nodefile", "--nodelist"),
-    *("--nodes", "--ntasks", "--ntasks-per-core", "--ntasks-per-gpu", "--ntasks-per-node"),
-    *("--ntasks-per-socket", "--open-mode", "--output", "--partition", "--prefer", "--priority"),
-    *("--profile", "--qos", "--reservation", "--segment", "--signal", "--sockets-per-node", "--switches"),
-    *("--thread-spec", "--threads-per-core", "--time", "--time-min", "--tmp", "--tres-bind"),
-    *("--tres-per-task", "--uid", "--wait-all-nodes", "--wckey", "--wrap"),
-)
+LONG: Final = {f"-{short}": f"--{long}" for short, long in names.SBATCH_SHORT.items()}
+FLAGS: Final = tuple(f"--{name}" for name in names.SBATCH_FLAGS)
+OPTIONAL: Final = tuple(f"--{name}" for name in names.SBATCH_OPTIONAL)
+VALUED: Final = tuple(f"--{name}" for name in names.SBATCH_VALUED)
 _RANKS = "the ranks of a node are --nproc-per-node N, or tasks with --ntasks-per-node N"
 TABLE: Final = OptionTable(
     program="sbatch",
