@@ -138,6 +138,13 @@ def test_a_fixed_port_on_nodes_of_ones_own_is_none() -> None:
     assert found(text) == []
 
 
+def test_a_rank_that_the_script_gives_once_is_none_if_there_is_one_task() -> None:
+    text = GOOD.replace("--nodes=2", "--nodes=1").replace(
+        "--nnodes=2", "--nnodes=1 --node_rank=$SLURM_NODEID"
+    )
+    assert found(text) == []
+
+
 def test_the_time_limit_without_a_signal_is_a_remark() -> None:
     text = GOOD.replace("#SBATCH --nodes", "#SBATCH --time=1:00:00\n#SBATCH --nodes")
     assert [(one.trap.id, one.trap.is_remark) for one in traps.find(text)] == [("no-signal", True)]

@@ -80,6 +80,11 @@ def test_a_summary_alone_is_not_known_and_its_rank_and_node_are_named() -> None:
     assert (found.unknown.rank, found.unknown.node) == (5, "gpu01")
 
 
+def test_an_exit_status_in_torchruns_summary_has_the_rank_beside_it() -> None:
+    (cause,) = of(a=BOX.replace("exitcode  : 1 ", "exitcode  : -9")).causes
+    assert (cause.entry.id, cause.rank) == ("rank-killed", 5)
+
+
 def test_a_warning_is_the_cause_only_if_something_failed() -> None:
     warning = "n1:7:9 [0] nccl_net_ofi_init:144 NCCL WARN NET/OFI aws-ofi-nccl initialization failed\n"
     assert of(a=warning + "step 1\ndone\n").causes == ()

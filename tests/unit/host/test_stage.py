@@ -155,6 +155,25 @@ def test_two_jobs_that_stage_at_once_leave_each_other_alone(disk: Path) -> None:
     assert check(disk / KEY) == "have"
 
 
+# --- the copy, where ssh brings it -------------------------------------------------------------------------------
+
+
+def received(folder: Path, data: bytes) -> int:
+    line: list[str | Path] = ["bash", STAGE, "receive", "-", folder]
+    return subprocess.run(line, input=data, capture_output=True, timeout=60, check=False).returncode
+
+
+def test_a_copy_has_its_name_once_it_is_whole(disk: Path) -> None:
+    assert look(disk / KEY) == "room"
+    assert received(disk / KEY, b"image") == 0
+    assert (disk / KEY / "image.sif").read_bytes() == b"image"
+    assert not (disk / KEY / "image.sif.part").exists()
+
+
+def test_a_copy_that_cannot_be_written_is_a_failure(disk: Path) -> None:
+    assert received(disk / "gone", b"image") != 0
+
+
 # --- behind it ----------------------------------------------------------------------------------------------------
 
 
