@@ -34,6 +34,7 @@ NEWER = {
     "entrypoint.batch.conclude": "in the image",
     "entrypoint.cli.embedded": "in the venv",
     "entrypoint.run.launch": "in the venv or the image",
+    "entrypoint.scaling.local": "in the venv or the image",
     "entrypoint.batch.prepare": "in the image",
     "train.__main__": "in the venv",
 }

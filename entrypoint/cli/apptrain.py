@@ -52,6 +52,7 @@ afterwards
            {us} explain LOG|DIR|RUN|JOBSCRIPT|-
   compare  {compare}:
            {us} compare RUN RUN
+  scaling  {scaling}
   rerun    {rerun}
   report   {report}
 
@@ -140,6 +141,12 @@ def _run(arguments: list[str]) -> int:
         return _rerun(rest)
     if name == "report":
         return _report(rest)
+    if name == "scaling":
+        from entrypoint.scaling import command
+
+        if "--cluster" in " ".join(rest):
+            _need_checkout(name)
+        return command.main(rest, os.environ, lambda: _check_python(name))
     if name == "explain":
         return _explain(rest)
     if name == "site":
@@ -354,7 +361,7 @@ def _report(arguments: list[str]) -> int:
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("run", metavar="RUN", help="a run directory")
+    parser.add_argument("run", metavar="RUN", help="a run directory, or that of apptrain scaling")
     parser.add_argument(
         "-o",
         dest="out",
@@ -371,7 +378,16 @@ def _report(arguments: list[str]) -> int:
     )
     given = parser.parse_args(arguments)
     from entrypoint.report import command
+    from entrypoint.scaling import command as scaling
+    from entrypoint.scaling import sweep
 
+    if sweep.is_one(Path(given.run)):
+        if given.bundle or given.compare:
+            raise BadInput(
+                "report-of-scaling",
+                f"report: {given.run} is that of a scaling: leave --bundle and --compare out",
+            )
+        return scaling.report(Path(given.run), given.out, os.environ)
     return command.main(Path(given.run), given.out, bundled=given.bundle, other=given.compare, env=os.environ)
 
 

@@ -28,9 +28,10 @@ COMMANDS = {
     "rerun": "print the command that does a run again here, and what cannot be had",
     "report": "write one page about a run, or an archive for a support desk",
     "explain": "say what a log means, or what a job script will run into",
+    "scaling": "say where more nodes stop paying, and what holds a program back",
     "compare": "say what differs between runs, and whether it explains their numbers",
 }
-TAKE_CMD = ("demo", "run", "submit", "plan", "launch")
+TAKE_CMD = ("demo", "run", "submit", "scaling", "plan", "launch")
 OF_SUBMIT = (
     *("--cluster", "--gpus", "--partition", "--queue", "--account", "--project", "--time", "--walltime"),
     *("--bind", "--pass", "--options", "--dry-run", "--follow"),
@@ -49,6 +50,7 @@ OWNERS = {
         "--gpus-per-node",
         *(f"--{option.name}" for option in OPTIONS if option.job_only),
     ),
+    "scaling": (*OF_JOBS, "--cluster", "--gpus-per-node", "--image"),
     "launch": OF_LAUNCH,
     "plan": (*OF_LAUNCH, *(f"--{option.name}" for option in OPTIONS if option.plan_only)),
 }

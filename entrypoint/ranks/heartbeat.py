@@ -46,7 +46,7 @@ class _Signs:
 
     def all_numbers(self) -> list[list[int]]:
         """What all files hold, also those of processes that call themselves another rank."""
-        return [_numbers(path) for path in self._folder.glob(f"*{self._suffix}")]
+        return [_numbers(path) for path in sorted(self._folder.glob(f"*{self._suffix}"))]
 
     def _path(self, rank: int) -> Path:
         return self._folder / f"{rank}{self._suffix}"
@@ -104,6 +104,14 @@ class Heartbeats:
         numbers = self._own.numbers(rank) or self._steps.numbers(rank)[:1]
         return numbers[0] if len(numbers) == 1 else None
 
+    def pace(self) -> tuple[int, float] | None:
+        """The optimizer steps of the first rank here that tells them, without its first one, and the seconds
+        that they took, with all that the script did between them; None if there are none."""
+        for numbers in self._steps.all_numbers():
+            if len(numbers) == 6 and numbers[0] > 1 and numbers[5] > numbers[4]:
+                return numbers[0] - 1, (numbers[5] - numbers[4]) / 1e6
+        return None
+
     def trained_alone(self, rank: int) -> bool:
         """Whether the rank has made optimizer steps, and none of them in a process group with others."""
         return self._steps.numbers(rank)[1:2] == [1]
@@ -113,5 +121,5 @@ class Heartbeats:
         ids, and in groups that a launcher on this node has started alone."""
         found = self._steps.all_numbers()
         return bool(found) and all(
-            len(numbers) == 4 and 0 < numbers[1] <= numbers[2] and numbers[3] not in pids for numbers in found
+            len(numbers) >= 4 and 0 < numbers[1] <= numbers[2] and numbers[3] not in pids for numbers in found
         )

@@ -22,7 +22,8 @@ FOLDER = "APPTRAIN_HEARTBEAT"
 """Where a rank's signs are, in the environment of every rank."""
 STEPS = "optimizer"
 """RANK.optimizer holds the number of optimizer steps, how many ranks the process group has, at most, how many
-of them a launcher has started on this node (0: none did), and the process id."""
+of them a launcher has started on this node (0: none did), the process id, and when the first and the last of
+these steps were done, in microseconds of a clock that never goes back."""
 STACKS = "stack"
 """stack.PID takes the stacks of all threads."""
 STACK_SIGNAL = 48
@@ -130,6 +131,7 @@ class _Steps:
         self._distributed = distributed
         self._file = -1
         self._steps = 0
+        self._began = self._latest = 0
         self._size = 1
         self._who = b""
         self._first: int | None = None
@@ -151,10 +153,14 @@ class _Steps:
             self._file = os.open(name, os.O_WRONLY | os.O_CREAT, 0o600)
             local = os.environ.get("LOCAL_WORLD_SIZE", "")
             self._who = b"%d %d" % (int(local) if local.isdecimal() else 0, os.getpid())
-        self._steps += id(optimizer) == self._first
+        if id(optimizer) == self._first:
+            self._steps += 1
+            self._latest = time.monotonic_ns() // 1000
+            self._began = self._began or self._latest
         if self._size == 1 and self._distributed.is_available() and self._distributed.is_initialized():
             self._size = self._distributed.get_world_size()
-        os.pwrite(self._file, b"%d %d %s" % (self._steps, self._size, self._who), 0)
+        told = (self._steps, self._size, self._who, self._began, self._latest)
+        os.pwrite(self._file, b"%d %d %s %d %d" % told, 0)
 
 
 def _rank() -> int:

@@ -98,10 +98,21 @@ class Manifest:
             )
         )
 
-    async def end(self, plan: LaunchPlan, status: int, *, alone: bool, network: str = "") -> None:
+    async def end(
+        self,
+        plan: LaunchPlan,
+        status: int,
+        *,
+        alone: bool,
+        network: str = "",
+        pace: tuple[int, float] | None = None,
+    ) -> None:
         """Says how this attempt ended, and what the program left; `alone`: no rank joined a process group;
-        `network`: that NCCL has taken by its own log, in its words; empty where nobody has looked."""
+        `network`: that NCCL has taken by its own log, in its words; empty where nobody has looked;
+        `pace`: optimizer steps beyond the first, and their seconds."""
         found: dict[str, object] = {"ended": reading.now(), "status": status}
+        if pace:
+            found["steps"] = {"timed": pace[0], "seconds": pace[1]}
         if network:
             found["transport"] = f"nccl over {network}"
         if alone:

@@ -136,6 +136,7 @@ ATTEMPT = fields(
         "threads": or_null(text),
         "venv": or_null(text),
         "versions": or_null(object_of(scalar)),
+        "steps": or_null(fields({"timed": whole, "seconds": scalar})),
     }
 )
 MANIFEST = fields(

@@ -128,14 +128,20 @@ def html(found: RunFacts, pair: Pair | None = None, now: float | None = None) ->
         _settings(found),
         _log(found),
     ]
+    return document(found.name, kind, end, sections, now)
+
+
+def document(name: str, kind: str, end: str, sections: Iterable[str], now: float | None = None) -> str:
+    """A page of these sections, of which some may be empty. `kind`: good, wait or bad, for `end`, its first
+    sentence; `now`: when it is made, in Unix seconds."""
     made = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(time.time() if now is None else now))
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta http-equiv="Content-Security-Policy" '
         "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
-        f"<title>{_safe(found.name)}: {_safe(end)[:80]}</title><style>{STYLE}</style></head><body>"
-        f'<h1>{_safe(found.name)}</h1><p class="end {kind}">{_safe(end)}</p>'
+        f"<title>{_safe(name)}: {_safe(end)[:80]}</title><style>{STYLE}</style></head><body>"
+        f'<h1>{_safe(name)}</h1><p class="end {kind}">{_safe(end)}</p>'
         + "\n".join(filter(None, sections))
         + f'<p class="dim">Made by apptrain {_safe(__version__)} on {made}. All times are UTC. '
         "What looks like a secret is shown as &lt;secret&gt;.</p></body></html>\n"
@@ -270,7 +276,7 @@ def _time_line(found: RunFacts) -> str:
                     said=words,
                 )
             )
-    table = _table(["time", "after", "what"], list(_dated(events)), style="when")
+    table = table_of(["time", "after", "what"], list(_dated(events)), style="when")
     note = '<p class="dim">When the job was submitted, and how long it queued, is not recorded.</p>'
     return f"<h2>Time line</h2>{''.join(drawn)}{table}{note}"
 
@@ -422,12 +428,16 @@ def _step_parts(found: RunFacts) -> str:
     held = number(found.result.get("checkpoints"), "held_s")
     if held is not None:
         rows.append(["of it, held up by checkpoints", duration(held), f"{100 * held / mean:.1f} %"])
-    table = _table(["of the time in the loop", "mean of the ranks", "share"], rows, numbers=(1, 2))
+    table = table_of(["of the time in the loop", "mean of the ranks", "share"], rows, numbers=(1, 2))
     return f"<figure><figcaption>Parts of the steps</figcaption>{table}</figure>"
 
 
 def _part_name(name: str) -> str:
-    return {"input_wait_s": "waiting for data"}.get(name, name[:-2].replace("_", " "))
+    known = {
+        "input_wait_s": "waiting for data",
+        "sync_wait_s": "exchanging with other ranks, or waiting for them",
+    }
+    return known.get(name, name[:-2].replace("_", " "))
 
 
 def _rank_rows(found: RunFacts) -> list[Mapping[str, Any]]:
@@ -456,7 +466,7 @@ def _ranks(found: RunFacts) -> str:
         for rank in few
     ]
     heads = ["rank", "node", "images/s", "waits for data", "peak memory", "peak GPU memory"]
-    table = _table(heads, rows, numbers=(2, 3, 4, 5))
+    table = table_of(heads, rows, numbers=(2, 3, 4, 5))
     note = (
         f'<p class="dim">The {len(few)} slowest of {len(ranks)} ranks.</p>' if len(few) < len(ranks) else ""
     )
@@ -531,7 +541,7 @@ def _comparison(pair: Pair | None) -> str:
         for one in pair.differ[:MOST_ROWS]
     ]
     heads = ["", "this run", "the other", "why it matters"]
-    table = _table(heads, rows, style="stack") if rows else "<p>Nothing that is known differs.</p>"
+    table = table_of(heads, rows, style="stack") if rows else "<p>Nothing that is known differs.</p>"
     steps = f"<p>{_safe(pair.in_steps())}.</p>" if any(pair.parting.lengths) else ""
     return (
         f"<h2>Compared with {_safe(other)}</h2>{steps}{table}"
@@ -599,7 +609,7 @@ def _nodes(found: RunFacts) -> str:
         names = found.node_names
         return f"<h2>Nodes</h2><p>{_names(names)}</p>" if names else ""
     heads = ["nodes", "CPUs", "memory", "GPUs", "driver", "kernel"]
-    return f"<h2>Nodes</h2>{_table(heads, rows, is_html=True, style='stack')}"
+    return f"<h2>Nodes</h2>{table_of(heads, rows, is_html=True, style='stack')}"
 
 
 def _names(names: Sequence[str]) -> str:
@@ -654,7 +664,7 @@ def _log(found: RunFacts) -> str:
     return f"<h2>What was said</h2>{folded}"
 
 
-def _table(
+def table_of(
     heads: Sequence[str],
     rows: Sequence[Sequence[str]],
     *,

@@ -96,6 +96,8 @@ class _Ended:
     """The last one, if they were."""
     telling: asyncio.Task[None] | None = None
     """Tells of the start."""
+    pace: tuple[int, float] | None = None
+    """As `Heartbeats.pace` has it."""
 
 
 class Attempt:
@@ -140,7 +142,7 @@ class Attempt:
             await met.link.close()
         if plan.is_first and not is_gone:
             network = state.network if state else ""
-            await self._manifest.end(plan, mine.status, alone=mine.alone, network=network)
+            await self._manifest.end(plan, mine.status, alone=mine.alone, network=network, pace=ended.pace)
         return FinishedAttempt(
             plan=plan,
             run_dir=given.run_dir,
@@ -441,7 +443,14 @@ class Attempt:
             ended = self._of_file_system(error)
         if ended.status not in (DONE, SAVED):
             ready.relay.failed()
-        return _Ended(outcome=ended, meeting=met, prepared=ready, state=supervisor.state, telling=telling)
+        return _Ended(
+            outcome=ended,
+            meeting=met,
+            prepared=ready,
+            state=supervisor.state,
+            telling=telling,
+            pace=heartbeat.Heartbeats(self._beats).pace() if plan.is_first else None,
+        )
 
     async def _tell_start(self, ready: _Prepared) -> None:
         await ready.ranks.started.wait()

@@ -39,6 +39,8 @@ class SchedulerWords:
     """How a request asks for the {gpus} of a node."""
     warns_later: str
     """What to do if its warning comes before the job begins."""
+    after: tuple[str, ...] = ()
+    """Words of a request that let it wait for the end of another {job}, however that ends."""
     cores_beside_gpus: str = ""
     """How a request gets cores on the NUMA nodes of its GPUs."""
     task_cores_beside_gpus: str = ""
@@ -73,6 +75,7 @@ KNOWN = (
         launchers=("srun", "sbatch"),
         of_cluster=("slurm", "srun", "salloc", "sbatch"),
         gpus="--gpus-per-node={gpus}",
+        after=("--dependency=afterany:{job}",),
         warns_later="warn later with --options=--signal=B:USR2@SECONDS",
         cores_beside_gpus="request whole nodes (--exclusive) or cores beside the GPUs "
         "(--gres-flags=enforce-binding)",
@@ -101,6 +104,7 @@ KNOWN = (
         launchers=("qsub", "pbsdsh"),
         of_cluster=("pbs", "qsub"),
         gpus="ngpus={gpus}",
+        after=("-W", "depend=afterany:{job}"),
         warns_later="give a smaller --stop-before",
         cores_beside_gpus="request whole hosts (-l place=scatter:excl)",
         forms=("select", "totals"),

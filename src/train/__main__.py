@@ -177,6 +177,7 @@ def run(
             "config": name,
             "model": config.model.name,
             "parameters": models.parameter_count(model),
+            "train_samples": source.train_size,
             "seed": config.seed,
             "batch_size": config.batch_size,
             "precision": config.precision,

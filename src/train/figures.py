@@ -63,6 +63,7 @@ def of_run(ending: "LoopEnd", batch_size: int, info: "RankInfo") -> dict[str, An
 def of_rank(ending: "LoopEnd", images_a_step: int, info: "RankInfo", device: torch.device) -> dict[str, Any]:
     """What this rank did, and the most memory that it had. `images_a_step`: its share of a batch."""
     is_gpu = device.type == "cuda"
+    data_s, sync_s = ending.first_step_waits
     return {
         "rank": info.rank,
         "node": info.node[:128],  # that it fits into `ROOM`, whatever it is made of
@@ -70,6 +71,8 @@ def of_rank(ending: "LoopEnd", images_a_step: int, info: "RankInfo", device: tor
         "images_per_s": _pace(ending, images_a_step),
         "train_s": ending.train_s,
         "input_wait_s": ending.input_wait_s,
+        "sync_wait_s": ending.sync_wait_s,
+        "first_step": {"train_s": ending.first_step_s, "input_wait_s": data_s, "sync_wait_s": sync_s},
         _PROCESS: peak_memory(),
         _GPU: torch.cuda.max_memory_allocated(device) if is_gpu else None,
     }

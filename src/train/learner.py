@@ -17,6 +17,7 @@ from train.config import Config, Optimizer
 from train.datasets import Batch
 from train.distributed import World, without_sync
 from train.precision import Precision
+from train.waits import SyncWaits
 
 Tensors = dict[str, Tensor]
 
@@ -45,6 +46,8 @@ class Learner:
         forward: Callable[[Tensor], Tensor] = self._parallel
         self._forward = torch.compile(forward) if self._config.compile else forward
         self._settle(image)
+        is_known = self._world.device.type == "cpu" and not self._config.compile
+        self.waits = SyncWaits(self.model, is_known=is_known)
 
     def _settle(self, image: tuple[int, int, int]) -> None:
         """Do one pass and forget it.
@@ -74,10 +77,12 @@ class Learner:
         loss_sum = torch.zeros((), dtype=torch.float64, device=self._world.device)
         for number in range(1, passes + 1):
             images, labels = next(batches)
+            self.waits.begin()
             with without_sync(self._parallel, number < passes):
                 with self.precision.autocast():
                     loss = self._loss(self._forward(self.precision.laid_out(images)), labels)
                 self._scaler.scale(loss / passes if passes > 1 else loss).backward()
+            self.waits.end()
             loss_sum += loss.detach() * len(labels)
         if self._config.optimizer.clip_norm:
             self._scaler.unscale_(self._optimizer)

@@ -49,6 +49,10 @@ class LoopEnd:
     """How long it took, which is in `train_s`."""
     input_wait_s: float
     """How long this rank waited for images, which is in `train_s`."""
+    sync_wait_s: float | None
+    """How long it waited for the other ranks, which is in `train_s`; None where that cannot be measured."""
+    first_step_waits: tuple[float, float | None]
+    """The part of both waits that fell into the first step."""
     loss: float | None
     """Of the last step; None if there was none."""
 
@@ -99,6 +103,7 @@ def train(
     underway: deque[_Underway] = deque()
     train_s = first_step_s = 0.0
     first_step_done = loss = None
+    first_waits: tuple[float, float | None] = (0.0, None)
     status, owed = DONE, False
     mark = time.monotonic()
     for step in range(begin + 1, total_steps + 1):
@@ -120,6 +125,7 @@ def train(
         mark = now
         if first_step_done is None:
             first_step_done, first_step_s = now, train_s
+            first_waits = (batches.waited_s, learner.waits.waited_s)
 
         last = step in (total_steps, config.stop_at)
         save = last or owed or _due(step, config.checkpoint.every)
@@ -149,6 +155,8 @@ def train(
         first_step_done=first_step_done,
         first_step_s=first_step_s,
         input_wait_s=batches.waited_s,
+        sync_wait_s=learner.waits.waited_s,
+        first_step_waits=first_waits,
         loss=loss,
     )
 

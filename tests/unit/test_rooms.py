@@ -16,6 +16,7 @@ ROOMS = [
     "record",
     "job",
     "report",
+    "scaling",
     "explain",
     "batch",
     "meet",

@@ -66,7 +66,7 @@ def bare(python: Path, folder: Path, *, has_yaml: bool = False) -> dict[str, str
         (),
         ("--help",),
         ("image", "build", "--help"),
-        *((name, "--help") for name in (*COMMANDS, "doctor", "explain", "compare", "rerun")),
+        *((name, "--help") for name in (*COMMANDS, "doctor", "explain", "compare", "rerun", "scaling")),
     ],
     ids=" ".join,
 )

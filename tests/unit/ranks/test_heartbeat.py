@@ -110,6 +110,24 @@ def test_processes_that_ranks_have_started_train_apart_if_all_their_groups_end_a
     assert Heartbeats(tmp_path).trained_apart([50, 51]) == apart
 
 
+@pytest.mark.parametrize(
+    ("files", "pace"),
+    [
+        ({}, None),
+        ({0: "5 2 2 700"}, None),  # of an older version
+        ({0: "1 2 2 700 2000000 2000000"}, None),
+        ({0: "5 2 2 700 2000000 4500000", 1: "9 2 2 701 2000000 9500000"}, (4, 2.5)),
+        ({4: "3 2 2 700 2000000 2500000"}, (2, 0.5)),
+    ],
+)
+def test_the_pace_is_that_of_the_first_rank_without_its_first_step(
+    tmp_path: Path, files: dict[int, str], pace: tuple[int, float] | None
+) -> None:
+    for rank, text in files.items():
+        (tmp_path / f"{rank}.optimizer").write_text(text)
+    assert Heartbeats(tmp_path).pace() == pace
+
+
 def test_what_is_no_number_is_a_sign_without_a_step(tmp_path: Path) -> None:
     for text in ("", "epoch 3", "-1", "1" * 400, "٣"):
         beat(tmp_path, 0, text, 1)

@@ -29,6 +29,8 @@ def ending(*, steps: int, first_step_done: float | None = None) -> LoopEnd:
         first_step_done=first_step_done,
         first_step_s=3.0,
         input_wait_s=0.5,
+        sync_wait_s=1.25,
+        first_step_waits=(0.25, 0.75),
         loss=1.0,
     )
 
@@ -60,6 +62,8 @@ def test_a_rank_says_its_work_and_its_memory() -> None:
         "images_per_s": 8.0,
         "train_s": 5.0,
         "input_wait_s": 0.5,
+        "sync_wait_s": 1.25,
+        "first_step": {"train_s": 3.0, "input_wait_s": 0.25, "sync_wait_s": 0.75},
         "peak_gpu_memory_bytes": None,
     }
 

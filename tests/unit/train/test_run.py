@@ -129,6 +129,9 @@ def test_a_run_leaves_metrics_checkpoint_result_picture_and_events(whole: Path) 
     assert (rank["node"], rank["images"], found["attempt"], found["job_id"]) == ("here", 64, 0, None)
     assert rank["images_per_s"] == found["images_per_s"]
     assert 0 < rank["input_wait_s"] < rank["train_s"] == found["train_s"]
+    assert 0 <= rank["sync_wait_s"] < rank["train_s"] - rank["input_wait_s"]
+    assert 0 < rank["first_step"]["train_s"] < rank["train_s"]
+    assert found["train_samples"] == 1437
     assert rank["peak_memory_bytes"] == found["peak_memory_bytes"]
     saved = checkpoint.load(whole / "checkpoints" / "step-00000008")
     assert weights_sha256(saved.model) == found["weights_sha256"]

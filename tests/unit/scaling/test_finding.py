@@ -1,0 +1,153 @@
+"""The one sentence about a scaling measurement: cases whose answer is known, as they were made up."""
+
+from dataclasses import replace
+
+import pytest
+
+from entrypoint.scaling.finding import Parts, ScalingFinding, Size, gain, judge
+
+QUIET = (0.99, 1.0, 1.01)
+"""Repeats around a rate."""
+LOUD = (0.6, 1.0, 1.5)
+
+
+def size(
+    nodes: int, efficiency: float, parts: Parts | None = None, repeats: tuple[float, ...] = QUIET
+) -> Size:
+    """So many ranks on as many nodes; one of them has the rate 100."""
+    return Size(nodes, nodes, tuple(100 * nodes * efficiency * one for one in repeats), parts)
+
+
+def parts(communication: float = 0.0, data: float = 0.0, imbalance: float = 0.0, slowest: str = "") -> Parts:
+    return Parts(communication, data, imbalance, slowest)
+
+
+ALONE = parts(data=0.02)
+
+
+def found(*sizes: Size, strong: bool = True, cores: int = 0) -> ScalingFinding:
+    return judge([replace(size, cores=cores) for size in sizes], is_strong=strong)
+
+
+def test_a_given_share_of_communication_is_what_holds_it_back() -> None:
+    """On three nodes a rank's step takes twice as long, and half of it is exchange."""
+    said = found(size(1, 1.0, ALONE), size(2, 0.9, parts(0.1, 0.02)), size(3, 0.5, parts(0.5, 0.01)))
+    assert said == ScalingFinding(
+        "stops",
+        "communication",
+        "It stops paying beyond 2 nodes: 3 nodes are 0.83 times as fast as 2, where 1.50 would be ideal. "
+        "What holds it back is communication: 50 % of a step on 3 nodes, 0 % on 1.",
+    )
+
+
+def test_a_given_share_of_data_time_is() -> None:
+    said = found(size(1, 1.0, ALONE), size(2, 0.6, parts(0.02, 0.41)))
+    assert said == ScalingFinding(
+        "stops",
+        "data",
+        "It stops paying beyond 1 node: 2 nodes are 1.20 times as fast as 1, where 2.00 would be ideal. "
+        "What holds it back is the wait for data: 41 % of a step on 2 nodes, 2 % on 1.",
+    )
+
+
+def test_one_slow_rank_is() -> None:
+    said = found(size(1, 1.0, ALONE), size(4, 0.55, parts(0.03, 0.01, 0.42, "rank 2 on c\nd")))
+    assert (said.kind, said.cause) == ("stops", "imbalance")
+    assert said.sentence.endswith(
+        "What holds it back is imbalance, the wait for slower ranks: 42 % of a step on 4 nodes, 0 % on 1; "
+        "rank 2 on c d is the slowest."
+    )
+
+
+def test_too_little_work_a_rank_is() -> None:
+    said = found(size(1, 1.0, ALONE), size(8, 0.4, parts(0.1, 0.02)))
+    assert (said.kind, said.cause) == ("stops", "compute")
+    assert said.sentence.endswith(
+        "What holds it back is too little work a rank: in its small share the same work takes a rank "
+        "2.24 times as long."
+    )
+
+
+def test_ranks_with_the_same_work_that_are_slower_together_share_something() -> None:
+    sizes = (size(1, 1.0, ALONE), size(8, 0.4, parts(0.1, 0.02)))
+    assert "in the ranks' own work" in found(*sizes, strong=False).sentence
+    assert "8 ranks share the 2 cores of this machine" in found(*sizes, strong=False, cores=2).sentence
+    assert "8 ranks share the 2 cores of this machine" in found(*sizes, cores=2).sentence
+
+
+def test_two_causes_of_one_size_are_both_named() -> None:
+    said = found(size(1, 1.0, parts()), size(2, 0.5, parts(0.2, 0.2, 0.0)))
+    assert said.cause == "several"
+    assert said.sentence.endswith(
+        "No part alone holds it back; of what is lost: communication 40 %, waiting for data 40 %, "
+        "the ranks' own work 20 %."
+    )
+
+
+def test_what_no_number_shows_is_said_to_be_so() -> None:
+    said = found(size(1, 1.0), size(2, 0.55))
+    assert (said.kind, said.cause) == ("stops", "unknown")
+    assert said.sentence.endswith(
+        "The numbers do not show what holds it back: no parts of the steps are known."
+    )
+    assert "3 ranks share the 2 cores of this machine" in found(size(1, 1.0), size(3, 0.6), cores=2).sentence
+
+
+def test_ideal_within_noise_is_called_so() -> None:
+    said = found(size(1, 1.0, ALONE), size(2, 0.99, ALONE), size(4, 0.985, ALONE))
+    assert said == ScalingFinding(
+        "ideal",
+        "",
+        "It scales ideally within noise up to 4 nodes: an efficiency of 98 %, by the repeats from 97 % to 100 %.",
+    )
+
+
+def test_more_than_ideal_is_ideal_too() -> None:
+    assert found(size(1, 1.0), size(2, 1.2)).kind == "ideal"
+
+
+def test_without_repeats_the_noise_is_not_known() -> None:
+    said = found(size(1, 1.0, repeats=(1.0,)), size(2, 0.97, repeats=(1.0,)))
+    assert said.kind == "ideal"
+    assert said.sentence.endswith("as far as one run of each size tells; repeats would show the noise.")
+
+
+def test_noise_larger_than_the_effect_is_called_noise() -> None:
+    said = found(size(1, 1.0, ALONE, LOUD), size(2, 0.8, parts(0.2), LOUD))
+    assert said == ScalingFinding(
+        "noise",
+        "unknown",
+        "Noise: repeats of one size differ by up to 90 %, more than what the nodes change: the numbers do not "
+        "show what more nodes give. Longer runs or more repeats may.",
+    )
+
+
+def test_an_effect_larger_than_much_noise_is_told() -> None:
+    assert found(size(1, 1.0, repeats=(0.9, 1.1)), size(8, 0.15, repeats=(0.9, 1.1))).kind == "stops"
+
+
+def test_a_program_that_pays_up_to_the_end_says_what_is_lost() -> None:
+    said = found(size(1, 1.0, ALONE), size(2, 0.95, parts(0.05)), size(4, 0.8, parts(0.2, 0.02)))
+    assert said == ScalingFinding(
+        "pays",
+        "communication",
+        "It pays up to 4 nodes, the most that were tried: 3.20 times as fast as on 1 node, an efficiency of "
+        "80 %. Most of the loss is communication: 20 % of a step on 4 nodes, 0 % on 1.",
+    )
+
+
+def test_a_limit_that_the_repeats_do_not_show_sharply_is_said_to_be_so() -> None:
+    sizes = (size(1, 1.0), size(2, 0.74, repeats=(0.9, 1.0, 1.1)))
+    assert "Repeats differ by up to 20 %, so that limit is not sharp." in found(*sizes).sentence
+    assert "not sharp" not in found(size(1, 1.0), size(2, 0.5)).sentence
+
+
+def test_one_size_shows_nothing() -> None:
+    assert found(size(2, 1.0)).kind == "one-size"
+
+
+def test_a_gain_counts_ranks_and_has_the_range_of_the_repeats() -> None:
+    base, more = Size(1, 4, (100.0, 110.0)), replace(size(2, 1.0), ranks=8, rates=(150.0, 170.0, 180.0))
+    seen = gain(more, base)
+    assert [seen.speedup, seen.efficiency] == pytest.approx([170 / 105, 170 / 210])
+    assert [seen.least, seen.most] == pytest.approx([150 / 220, 180 / 200])

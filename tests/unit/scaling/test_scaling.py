@@ -1,0 +1,279 @@
+"""What `apptrain scaling` makes of run directories, whatever they hold."""
+
+import json
+import os
+import re
+import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint.core.errors import BadInput
+from entrypoint.scaling import command
+
+EVIL = "<script>alert(1)</script>\x1b[31m\n"
+
+
+def attempt(nodes: int, **more: object) -> dict[str, Any]:
+    return {
+        "attempt": 0,
+        "began": "2026-01-01T00:00:00+00:00",
+        "ended": "2026-01-01T00:10:00+00:00",
+        "status": 0,
+        "scheduler": "slurm",
+        "job_id": "7",
+        "nodes": [f"n{at}" for at in range(nodes)],
+        "nproc_per_node": 1,
+        "world_size": nodes,
+        "device": "cpu",
+        "threads": "4",
+        "versions": {"torch": "2.15.0"},
+        **more,
+    }
+
+
+def write(folder: Path, name: str, manifest: dict[str, Any], **files: str) -> Path:
+    run = folder / name
+    run.mkdir()
+    (run / "manifest.json").write_text(json.dumps({"command": ["my.py"], **manifest}))
+    for file, content in files.items():
+        (run / file.replace("__", ".")).write_text(content)
+    return run
+
+
+def other(folder: Path, name: str, nodes: int, seconds: float, **more: object) -> Path:
+    """A run of somebody's script: a hundred steps in so many seconds."""
+    found = attempt(nodes, steps={"timed": 100, "seconds": seconds}, **more)
+    return write(folder, name, {"attempts": [found]})
+
+
+def reference(
+    folder: Path, name: str, nodes: int, rate: float, *, batch: int = 64, sync: float = 0.0, slow: int = -1
+) -> Path:
+    """Of the reference program; the first step of each is ten times as long. `sync`: the share of a step that
+    each rank waits for the others; the one called `slow` does not wait."""
+    rows = [{"step": at, "loss": 1.0, "lr": 0.1, "images_per_s": rate} for at in range(1, 12)]
+    rows[0]["images_per_s"] = rate / 10
+    train = 10 * batch / rate
+    ranks = [
+        {
+            "rank": rank,
+            "node": f"n{rank}",
+            "train_s": 2 * train,
+            "input_wait_s": train + 0.1 * train,
+            "sync_wait_s": train * (0.001 if rank == slow else sync),
+            "first_step": {"train_s": train, "input_wait_s": train, "sync_wait_s": 0.0},
+        }
+        for rank in range(nodes)
+    ]
+    return write(
+        folder,
+        name,
+        {"command": ["-m", "train"], "config": {"batch_size": batch}, "attempts": [attempt(nodes)]},
+        metrics__jsonl="".join(f"{json.dumps(row)}\n" for row in rows),
+        result__json=json.dumps({"ranks": ranks, "train_samples": 6400}),
+    )
+
+
+def scaling(
+    capsys: pytest.CaptureFixture[str], runs: Sequence[Path], *options: str
+) -> tuple[dict[str, Any], str]:
+    """(the JSON, the words)."""
+    assert command.main([*map(str, runs), *options, "--json"], {}) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert command.main([*map(str, runs), *options], {}) == 0
+    return found, capsys.readouterr().out
+
+
+def test_the_reference_program_tells_samples_parts_and_costs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [reference(tmp_path, f"one-{at}", 1, 100 + at) for at in (-1, 0, 1)]
+    runs += [reference(tmp_path, f"three-{at}", 3, 150 + at, sync=0.4) for at in (-1, 0, 1)]
+    found, words = scaling(capsys, runs)
+    assert (found["kind"], found["finding"]["cause"], found["left_out"]) == ("strong", "communication", [])
+    first, last = found["points"]
+    assert (first["nodes"], first["ranks"], first["repeats"], first["unit"]) == (1, 1, 3, "samples/s")
+    assert (last["nodes"], last["speedup"], last["efficiency"]) == (
+        3,
+        pytest.approx(1.5),
+        pytest.approx(0.5),
+    )
+    assert (last["rate"], last["rate_least"], last["rate_most"]) == pytest.approx((150, 149, 151))
+    assert last["shares"] == pytest.approx(
+        {"communication": 0.4, "data": 0.1, "imbalance": 0.0, "compute": 0.5}, abs=1e-9
+    )
+    # 3 ranks of 4 threads, 6,400 samples at 150 a second
+    assert last["cost"] == {"cpu_hours_per_epoch": pytest.approx(12 * 6400 / 150 / 3600)}
+    assert words.splitlines()[3:] == [
+        "nodes  ranks  samples/s  least to most  speed-up  efficiency  communication  data  CPU hours per epoch",
+        "    1      1        100      99 to 101      1.00       100 %            0 %  10 %              0.07111",
+        "    3      3        150     149 to 151      1.50        50 %           40 %  10 %               0.1422",
+        "",
+        "It stops paying beyond 1 node: 3 nodes are 1.50 times as fast as 1, where 3.00 would be ideal. What "
+        "holds it back is communication: 40 % of a step on 3 nodes, 0 % on 1.",
+    ]
+
+
+def test_one_slow_rank_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [reference(tmp_path, "one", 1, 100), reference(tmp_path, "four", 4, 200, sync=0.6, slow=2)]
+    found, _ = scaling(capsys, runs)
+    assert (found["finding"]["cause"], found["points"][1]["slowest"]) == ("imbalance", "rank 2 on n2")
+
+
+def test_a_batch_that_grows_with_the_ranks_is_weak_scaling(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [reference(tmp_path, f"{nodes}", nodes, 99.0 * nodes, batch=32 * nodes) for nodes in (1, 2)]
+    found, words = scaling(capsys, runs)
+    assert (found["kind"], found["finding"]["kind"]) == ("weak", "ideal")
+    assert "weak scaling of -m train: the same work a rank and step (32 samples)" in words
+
+
+def test_of_any_other_program_the_steps_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [other(tmp_path, "b", 2, 5.0), other(tmp_path, "a", 1, 4.0)]
+    weak, words = scaling(capsys, runs)
+    strong, _ = scaling(capsys, runs, "--strong")
+    assert [(one["kind"], one["points"][1]["speedup"]) for one in (weak, strong)] == [
+        ("weak", pytest.approx(1.6)),
+        ("strong", pytest.approx(0.8)),
+    ]
+    assert [(one["rate"], one["unit"], one["shares"]) for one in weak["points"]] == [
+        (25.0, "steps/s", None),
+        (20.0, "steps/s", None),
+    ]
+    assert weak["points"][0]["cost"] == {"cpu_hours_per_1000_steps": pytest.approx(4 * 40 / 3600)}
+    assert "not the same" not in words
+
+
+def test_what_differs_and_should_not_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [other(tmp_path, "a", 1, 4.0), other(tmp_path, "b", 2, 5.0, versions={"torch": "2.9.0"})]
+    found, words = scaling(capsys, runs)
+    assert found["differs"] == {"torch": ["2.15.0", "2.9.0"]}
+    assert "not the same: torch: 2.15.0, 2.9.0\n" in words
+
+
+def test_a_run_that_tells_no_rate_is_left_out_with_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = [other(tmp_path, "a", 1, 4.0), other(tmp_path, "b", 2, 5.0)]
+    bad = [
+        other(tmp_path, "failed", 4, 5.0, status=1),
+        other(tmp_path, "goes-on", 4, 5.0, status=None),
+        write(tmp_path, "old", {"attempts": [attempt(4)]}),
+        write(tmp_path, "short", {"attempts": [attempt(4, steps={"timed": 3, "seconds": 1.0})]}),
+        write(tmp_path, "never", {"attempts": []}),
+        write(tmp_path, "zero", {"attempts": [attempt(4, steps={"timed": 30, "seconds": 0})]}),
+        write(tmp_path, "grew", {"attempts": [attempt(4), attempt(2, attempt=1)]}),
+        write(tmp_path, "odd", {"config": {"batch_size": 8}, "attempts": [attempt(4)]}, metrics__jsonl="x\n"),
+    ]
+    found, _ = scaling(capsys, [*good, *bad])
+    assert [line.removeprefix(f"{tmp_path}/") for line in found["left_out"]] == [
+        "failed: it failed with status 1",
+        "goes-on: it has not ended",
+        "old: its ranks have told no optimizer steps (an older apptrain, or no optimizer of torch)",
+        "short: it has 3 timed steps, and 5 are needed",
+        "never: no attempt has started its ranks",
+        "zero: its ranks have told no optimizer steps (an older apptrain, or no optimizer of torch)",
+        "grew: its attempts ran on 2 and 4 nodes",
+        "odd: it has 0 timed steps, and 5 are needed",
+    ]
+
+
+def refused(runs: Sequence[Path], *options: str) -> str:
+    with pytest.raises(BadInput) as refusal:
+        command.main([*map(str, runs), *options], {})
+    assert refusal.value.status == 64
+    return refusal.value.id
+
+
+def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
+    one, two = other(tmp_path, "1", 1, 4.0), other(tmp_path, "2", 2, 5.0)
+    third = write(
+        tmp_path,
+        "3",
+        {"command": ["their.py"], "attempts": [attempt(2, steps={"timed": 9, "seconds": 1.0})]},
+    )
+    longer = write(
+        tmp_path,
+        "4",
+        {"command": ["my.py", "--big"], "attempts": [attempt(2, steps={"timed": 9, "seconds": 1.0})]},
+    )
+    assert refused([one]) == "scaling-one-size"
+    assert refused([tmp_path / "nowhere"]) == "run-missing"
+    assert refused([one, third]) == "scaling-other-program"
+    assert refused([one, longer]) == "scaling-commands-differ"
+    assert refused([other(tmp_path, "5", 2, 5.0, status=1)]) == "scaling-nothing"
+    more = write(
+        tmp_path,
+        "6",
+        {"attempts": [attempt(2, world_size=4, steps={"timed": 9, "seconds": 1.0})]},
+    )
+    assert refused([one, two, more]) == "scaling-ranks-differ"
+    batches = [reference(tmp_path, f"{batch}", nodes, 9.0, batch=batch) for nodes, batch in ((1, 8), (2, 9))]
+    assert refused(batches) == "scaling-batches"
+    same = [reference(tmp_path, f"s{nodes}", nodes, 9.0) for nodes in (1, 2)]
+    assert refused(same, "--weak") == "scaling-batches"
+    assert refused([one, two], "-o", str(tmp_path / "x.png")) == "scaling-picture-kind"
+    assert refused([one, two], "-o", str(tmp_path / "no" / "x.svg")) == "scaling-unwritable"
+
+
+def test_the_picture_is_one_file_that_says_what_it_shows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [
+        other(tmp_path, f"{nodes}-{at}", nodes, 4.0 + at / 9) for nodes in (1, 2, 4, 8, 64) for at in (0, 1)
+    ]
+    file = tmp_path / "s.svg"
+    command.main([*map(str, runs), "-o", str(file)], {})
+    assert f"{file} is drawn" in capsys.readouterr().err
+    text = file.read_text()
+    picture = ET.fromstring(text)
+    words = [one.text for one in picture.iter() if one.tag.endswith("}text")]
+    assert words[:3] == ["my.py: weak scaling", "Speed-up (1 node: 24.66 steps/s)", "1"]
+    assert {"ideal", "measured", "nodes", "64", "100 %"} <= set(words)
+    assert len([one for one in picture.iter() if one.tag.endswith("}circle")]) == 10
+    assert "64: 100 %" in (picture.findtext("{http://www.w3.org/2000/svg}desc") or "")
+    assert "prefers-color-scheme:dark" in text
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", text)
+    assert "nan" not in text
+    assert file.stat().st_mode & 0o777 == 0o600
+
+
+def test_hostile_names_and_values_stay_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [
+        write(
+            tmp_path,
+            f"{nodes}",
+            {
+                "command": [f"a/{EVIL}.py"],
+                "hardware": [{"nodes": [], "cpu": {"model": EVIL, "flags": []}, "gpus": [EVIL]}],
+                "attempts": [
+                    attempt(
+                        nodes,
+                        steps={"timed": 9, "seconds": 1.0},
+                        threads="9" * 99,
+                        versions={"torch": EVIL},
+                        device=EVIL,
+                    )
+                ],
+            },
+        )
+        for nodes in (1, 2)
+    ]
+    found, words = scaling(capsys, runs, "-o", str(tmp_path / "s.svg"))
+    assert found["points"][0]["cost"] is None
+    assert "\x1b" not in words
+    assert "\n\n" not in words.split("nodes  ranks")[0].rstrip("\n")
+    assert "<script" not in (tmp_path / "s.svg").read_text()
+    ET.fromstring((tmp_path / "s.svg").read_text())
+
+
+def test_numbers_that_are_none_are_no_rates(tmp_path: Path) -> None:
+    odd: list[object] = [True, "9", -5, 1e300, None, {}]
+    for at, value in enumerate(odd):
+        run = write(tmp_path, f"{at}", {"attempts": [attempt(2, steps={"timed": 9, "seconds": value})]})
+        with pytest.raises(BadInput):
+            command.main([str(run)], os.environ)

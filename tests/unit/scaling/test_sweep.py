@@ -1,0 +1,261 @@
+"""What a scaling measures: its sizes, the command of each, its directory, and the jobs that it submits."""
+
+import json
+import os
+import signal
+import stat
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from entrypoint.core.errors import BadInput
+from entrypoint.scaling import command, jobs, local, sweep
+from entrypoint.scaling.sweep import NoSuchSize, Sweep, SweepFolder, of_size, open_folder, sizes
+from entrypoint.schedulers.known import words_of
+
+SWEEP = Sweep(
+    kind="weak", nodes=(1, 2), repeats=2, command=("my.py", "--batch", "{64*nodes}"), options=(), cluster=""
+)
+
+
+def test_sizes_are_numbers_in_ascending_order() -> None:
+    assert sizes("4,1,2,2") == (1, 2, 4)
+
+
+@pytest.mark.parametrize("text", ["", "1", "3,3", "0,1", "1,x", "-1,2", "1,,2", "1,100001", "1,٣", "1;2"])
+def test_what_is_no_list_of_sizes_is_refused(text: str) -> None:
+    with pytest.raises(BadInput):
+        sizes(text)
+
+
+def test_sizes_take_turns() -> None:
+    assert list(SWEEP.order()) == [(1, 1), (2, 1), (1, 2), (2, 2)]
+
+
+def test_numbers_of_nodes_in_the_command_are_worked_out() -> None:
+    words = ["a.py", "--n={nodes}", "--batch={64*nodes}", "{256/nodes}", "{node}", "{nodes", '{"a": 1}']
+    assert of_size(words, 4, batch=0) == [
+        "a.py",
+        "--n=4",
+        "--batch=256",
+        "64",
+        "{node}",
+        "{nodes",
+        '{"a": 1}',
+    ]
+    with pytest.raises(NoSuchSize, match="256 is no multiple of 3 nodes"):
+        of_size(words, 3, batch=0)
+
+
+def test_the_batch_of_the_reference_program_grows_with_the_nodes_alone_in_weak_scaling() -> None:
+    words = ["-m", "train", "batch_size=32", "steps=9"]
+    assert of_size(words, 3, batch=32) == ["-m", "train", "steps=9", "batch_size=96"]
+    assert of_size(words, 3, batch=0) == words
+
+
+def test_a_directory_is_private_and_goes_on_with_the_same_sweep_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "s"
+    folder = open_folder(path, SWEEP)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o700
+    run = folder.new_run(2, 1)
+    assert run.name == "n2-r1"
+    assert stat.S_IMODE(run.stat().st_mode) == 0o700
+    assert folder.new_run(2, 1).name == "n2-r1.1"  # one that was broken off stays as it is
+    folder.note("done", 2, 1, {"run": "n2-r1"})
+    again = open_folder(path, SWEEP)
+    assert again.noted("done") == {(2, 1): path / "runs" / "n2-r1"}
+    assert stat.S_IMODE((path / "done" / "2.1.json").stat().st_mode) == 0o600
+    with pytest.raises(BadInput, match=r"repeats is 2 there and 3 here"):
+        open_folder(path, replace(SWEEP, repeats=3))
+
+
+def test_a_directory_with_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("x")
+    with pytest.raises(BadInput, match="holds something else"):
+        open_folder(tmp_path, SWEEP)
+    for content in ("{", "[]", '{"schema_version": 9}'):
+        (tmp_path / sweep.PLAN).write_text(content)
+        with pytest.raises(BadInput, match="damaged"):
+            open_folder(tmp_path, SWEEP)
+    with pytest.raises(BadInput, match="damaged"):
+        command.main([str(tmp_path)], {})
+
+
+@pytest.mark.parametrize("name", ["../../etc", "n1-r1/..", "", "n1", 7, None])
+def test_a_note_that_names_no_run_directory_counts_for_nothing(tmp_path: Path, name: object) -> None:
+    folder = open_folder(tmp_path / "s", SWEEP)
+    folder.note("done", 1, 1, {"run": name})
+    assert folder.noted("done") == {}
+
+
+def test_each_job_waits_for_the_end_of_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def submit(arguments: Sequence[str]) -> tuple[int, str]:
+        asked.append(list(arguments))
+        return (1, "") if len(asked) == 4 else (0, f"Submitted batch job {40 + len(asked)}\n")
+
+    monkeypatch.setattr(jobs, "_submit", submit)
+    folder = open_folder(tmp_path / "s", replace(SWEEP, cluster="site"))
+    whole = replace(SWEEP, cluster="site")
+    slurm = words_of("slurm")
+    said: list[str] = []
+
+    def go() -> int:
+        return jobs.submit(folder, whole, whole.command, ["--time", "5"], slurm, batch=0, say=said.append)
+
+    assert go() == 1
+    runs = tmp_path / "s" / "runs"
+    assert asked[0] == [
+        *("--cluster", "site", "--nodes", "1", "--run-dir", str(runs / "n1-r1"), "--time", "5"),
+        *("--", "my.py", "--batch", "64"),
+    ]
+    assert asked[1][4:7] == ["--dependency=afterany:41", "--run-dir", str(runs / "n2-r1")]
+    assert said == ["job 41: 1 node, repeat 1", "job 42: 2 nodes, repeat 1", "job 43: 1 node, repeat 2"]
+    assert go() == 0  # the one that could not be submitted, alone
+    assert (asked[4][3], asked[4][4:6]) == ("2", ["--run-dir", str(runs / "n2-r2")])
+    assert json.loads((tmp_path / "s" / "jobs" / "2.2.json").read_text()) == {"run": "n2-r2", "job": "45"}
+    with pytest.raises(BadInput) as refusal:
+        command.main([str(tmp_path / "s")], {})
+    assert refusal.value.id == "scaling-nothing"
+    assert "its job has not begun" in str(refusal.value)
+
+
+def test_pbs_lets_a_job_wait_by_its_own_words() -> None:
+    assert [word.format(job="7.srv") for word in words_of("pbs").after] == ["-W", "depend=afterany:7.srv"]
+
+
+def test_a_scheduler_that_names_no_job_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "_submit", lambda _: (0, "welcome\n"))
+    folder = open_folder(tmp_path / "s", SWEEP)
+    with pytest.raises(BadInput, match="welcome, which names no job"):
+        jobs.submit(folder, SWEEP, SWEEP.command, [], words_of("slurm"), batch=0, say=print)
+
+
+# --- the command line ---------------------------------------------------------------------------------------
+
+
+class Local:
+    """Stands for the runs: takes what it is to run, and runs nothing."""
+
+    asked: tuple[Sweep, list[str], list[str], int]
+
+    def __init__(self, _: SweepFolder, asked: Sweep, words: list[str], options: list[str], **more: object):
+        batch = more["batch"]
+        assert isinstance(batch, int)
+        Local.asked = (asked, words, options, batch)
+
+    def run(self) -> list[local.FailedSize]:
+        return [local.FailedSize(2, "status 1: boom")]
+
+
+@pytest.fixture
+def asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[Sweep, list[str], list[str], int]]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(local, "LocalRuns", Local)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+
+    def call(*arguments: str, status: int = 1) -> tuple[Sweep, list[str], list[str], int]:
+        assert command.main(arguments, {}) == status
+        return Local.asked
+
+    return call
+
+
+def test_a_script_is_measured_weakly_with_the_options_of_run(
+    asked: Callable[..., tuple[Sweep, list[str], list[str], int]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    what, words, options, batch = asked(
+        "--device", "cpu", "--repeats=1", "--show-ranks=0", "--", "my.py", "-x"
+    )
+    assert (what.kind, what.nodes, what.repeats, batch) == ("weak", (1, 2, 4, 8), 1, 0)
+    assert (words, options) == (
+        ["my.py", "-x"],
+        ["--device", "cpu", "--show-ranks=0", "--omp-num-threads", "1"],
+    )
+    said = capsys.readouterr().err
+    assert "2 nodes: status 1: boom" in said
+    assert stat.S_IMODE(next(Path("runs").iterdir()).stat().st_mode) == 0o700
+
+
+def test_threads_that_somebody_has_chosen_stay(
+    asked: Callable[..., tuple[Sweep, list[str], list[str], int]],
+) -> None:
+    assert asked("--dir", "a", "--omp_num_threads", "3", "--nodes", "1,2", "--", "my.py")[2] == [
+        "--omp_num_threads",
+        "3",
+    ]
+    assert asked("--nodes", "1,2", "--", "my.py")[2] == ["--omp-num-threads", "4"]
+
+
+def test_the_reference_program_is_measured_strongly_or_with_a_batch_that_grows(
+    asked: Callable[..., tuple[Sweep, list[str], list[str], int]],
+) -> None:
+    assert asked("--dir", "a")[0].kind == "strong"
+    assert asked("--dir", "b", "--weak")[3] == 128
+    assert asked("--dir", "c", "--weak", "--", "-m", "train", "--config", "digits", "batch_size=32")[3] == 32
+    with pytest.raises(BadInput, match="batchsize"):
+        asked("--weak", "--", "-m", "train", "--config", "digits", "batchsize=32")
+
+
+def test_secrets_of_the_command_are_run_and_not_written(
+    asked: Callable[..., tuple[Sweep, list[str], list[str], int]], tmp_path: Path
+) -> None:
+    secret = "hf_" + "abcdefghijklmnopqr" + "0123456789"
+    _, words, _, _ = asked("--dir", "s", "--", "my.py", "--token", secret)
+    assert words == ["my.py", "--token", secret]
+    assert secret not in (tmp_path / "s" / sweep.PLAN).read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "id"),
+    [
+        (["my.py"], "scaling-no-dashes"),
+        (["runs/a", "--", "my.py"], "scaling-run-and-cmd"),
+        (["--nodes", "1", "--", "my.py"], "scaling-sizes-count"),
+        (["--repeats", "0", "--", "my.py"], "scaling-number"),
+        (["--repeats", "1.5", "--", "my.py"], "scaling-repeats"),
+        (["--minutes", "nan", "--", "my.py"], "scaling-number"),
+        (["--strong", "--weak", "--", "my.py"], "command-usage"),
+        (["--cluster", "no_such", "--", "my.py"], "profile-missing"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    arguments: list[str], id: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput) as refusal:
+        command.main(arguments, {})
+    assert refusal.value.id == id
+
+
+@pytest.mark.parametrize("env", [{"SLURM_JOB_ID": "7"}, {"PBS_JOBID": "7.srv", "PBS_NODEFILE": "/x"}])
+def test_inside_a_job_the_road_that_works_is_named(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match="scaling --cluster NAME") as refusal:
+        command.main(["--", "my.py"], env)
+    assert refusal.value.id == "scaling-in-job"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_signal_before_a_run_starts_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = open_folder(tmp_path / "s", SWEEP)
+    runs = local.LocalRuns(folder, SWEEP, ["x"], [], batch=0, minutes=1, say=print, env={})
+    before = {signum: signal.getsignal(signum) for signum in local.HANDLED}
+    monkeypatch.setattr(local, "sys", type("Sys", (), {"executable": "/bin/false"}))
+    runs.signals.append(signal.SIGTERM)
+    try:
+        with pytest.raises(local.BrokenOff) as broken:
+            runs.run()
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    assert broken.value.status == 143
