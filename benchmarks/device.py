@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks import bounded
-from benchmarks.peaks import bf16_peak
 from entrypoint.node import check, driver
+from train.peaks import bf16_peak
 
 CHECKOUT: Final = Path(__file__).resolve().parents[1]
 PACKAGES: Final = {

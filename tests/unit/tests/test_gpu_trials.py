@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import device, peaks
+from benchmarks import device
 from benchmarks.bounded import CommandResult
 from entrypoint.cli import main as cli
 from entrypoint.node import gpu
@@ -24,6 +24,7 @@ from tests.gpu import __main__ as command
 from tests.gpu import node_trials, training_trials, trouble_trials
 from tests.gpu.trial import Bench, Trial, Wrong
 from tests.unit.tests.gpu_machine import BOUND, CHECKOUT, ended
+from train import peaks
 
 A100: dict[str, Any] = {
     "name": "NVIDIA A100-SXM4-80GB",
