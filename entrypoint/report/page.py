@@ -209,6 +209,8 @@ def _tiles(found: RunFacts) -> str:
     add("accuracy", "accuracy", percent_of)
     add("steps", "steps", lambda value: f"{value:.0f}" if abs(value) < 1e15 else shown(value))
     add("images/s", "images_per_s", shown)
+    add("TFLOP/s", "tflop_per_s", shown)
+    add("of the GPUs' peak", "peak_share", percent_of)
     add("training", "train_s", duration)
     add("to the first step", "first_step_s", duration)
     add("peak memory of a rank", "peak_memory_bytes", _bytes)

@@ -60,6 +60,7 @@ def run(
         distributed,
         evaluate,
         figures,
+        flops,
         heartbeat,
         learner,
         loop,
@@ -165,6 +166,14 @@ def run(
     world.close()
     status = DONE
     if world.is_first:
+        run = figures.of_run(ending, config.batch_size, info)
+        identity = resume.identity(world)
+        count = flops.per_image(
+            config.model.name,
+            classes=source.classes,
+            channels=source.channels,
+            image_size=source.image_size,
+        )
         result = {
             **dataclasses.asdict(score),
             "accuracy": score.accuracy,
@@ -172,7 +181,14 @@ def run(
             "evaluated_on": config.evaluate.split if config.evaluate.split == "train" else source.split,
             "steps": student.step,
             "weights_sha256": learner.weights_sha256(student.weights()),
-            **figures.of_run(ending, config.batch_size, info),
+            **run,
+            **flops.figures(
+                count,
+                run["images_per_s"],
+                precision=config.precision,
+                device=identity["processor"],
+                ranks=world.size,
+            ),
             "loss": ending.loss,
             "config": name,
             "model": config.model.name,
@@ -184,7 +200,7 @@ def run(
             "run": pedigree["id"],
             "resumed_from": start and start.checkpoint.step,
             "checkpoints": {"saved": keeper.saved, "failed": keeper.failed, "held_s": keeper.held_s},
-            **resume.identity(world),
+            **identity,
             **figures.of_ranks(ranks),
         }
         complete = report.finish(run_dir, result, troubles)

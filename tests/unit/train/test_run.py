@@ -132,6 +132,8 @@ def test_a_run_leaves_metrics_checkpoint_result_picture_and_events(whole: Path) 
     assert 0 <= rank["sync_wait_s"] < rank["train_s"] - rank["input_wait_s"]
     assert 0 < rank["first_step"]["train_s"] < rank["train_s"]
     assert found["train_samples"] == 1437
+    assert found["tflop_per_s"] == pytest.approx(found["gflop_per_image"] * found["images_per_s"] / 1e3)
+    assert found["peak_share"] is None
     assert rank["peak_memory_bytes"] == found["peak_memory_bytes"]
     saved = checkpoint.load(whole / "checkpoints" / "step-00000008")
     assert weights_sha256(saved.model) == found["weights_sha256"]
