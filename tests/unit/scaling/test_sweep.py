@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.cli import submit
 from entrypoint.core.errors import BadInput
 from entrypoint.scaling import command, jobs, local, sweep
 from entrypoint.scaling.sweep import NoSuchSize, Sweep, SweepFolder, of_size, open_folder, sizes
@@ -95,11 +96,11 @@ def test_each_job_waits_for_the_end_of_the_one_before(
 ) -> None:
     asked: list[list[str]] = []
 
-    def submit(arguments: Sequence[str]) -> tuple[int, str]:
+    def answer(arguments: Sequence[str]) -> tuple[int, str]:
         asked.append(list(arguments))
         return (1, "") if len(asked) == 4 else (0, f"Submitted batch job {40 + len(asked)}\n")
 
-    monkeypatch.setattr(jobs, "_submit", submit)
+    monkeypatch.setattr(jobs, "_submit", answer)
     folder = open_folder(tmp_path / "s", replace(SWEEP, cluster="site"))
     whole = replace(SWEEP, cluster="site")
     slurm = words_of("slurm")
@@ -125,8 +126,17 @@ def test_each_job_waits_for_the_end_of_the_one_before(
     assert "its job has not begun" in str(refusal.value)
 
 
-def test_pbs_lets_a_job_wait_by_its_own_words() -> None:
-    assert [word.format(job="7.srv") for word in words_of("pbs").after] == ["-W", "depend=afterany:7.srv"]
+@pytest.mark.parametrize(
+    ("cluster", "scheduler", "wanted"),
+    [("generic", "slurm", "--dependency=afterany:7"), ("generic-pbs", "pbs", "-W depend=afterany:7")],
+)
+def test_submit_hands_the_wait_on_to_the_scheduler(
+    cluster: str, scheduler: str, wanted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [word.format(job="7") for word in words_of(scheduler).after]
+    asked = ["--cluster", cluster, "--dry-run", *words, "--run-dir", "/run", "--device", "cpu"]
+    assert submit.main([*asked, "--", "-m", "train", "--config", "digits"]) == 0
+    assert f" {wanted} " in capsys.readouterr().out
 
 
 def test_a_scheduler_that_names_no_job_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
