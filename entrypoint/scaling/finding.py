@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from entrypoint.core.plain import counted, plain
 
 PAYS = 0.5
-"""A larger size pays if the nodes that are added give at least this share of what they would ideally."""
+"""Larger sizes pay if with one of them the nodes that are added give at least this share of the ideal."""
 NEAR = 0.1
 """An efficiency that is so near to 1 is ideal, if 1 lies in the range that the repeats leave."""
 NEAR_ALONE = 0.05
@@ -114,7 +114,7 @@ def judge(sizes: Sequence[Size], *, is_strong: bool) -> ScalingFinding:
             f"Noise: repeats of one size differ by up to {_percent(spread)}, more than what the nodes "
             "change: the numbers do not show what more nodes give. Longer runs or more repeats may.",
         )
-    stop = next((at for at in range(1, len(sizes)) if not _pays(sizes[at], sizes[at - 1])), None)
+    stop = next((at for at in range(1, len(sizes)) if not _pay(sizes[at:], sizes[at - 1])), None)
     unsharp = ""
     if stop is not None and _is_near(sizes[stop], sizes[stop - 1]):
         unsharp = f" Repeats differ by up to {_percent(spread)}, so that limit is not sharp."
@@ -170,8 +170,9 @@ def _added(speedup: float, size: Size, before: Size) -> float:
     return (speedup - 1) / (size.ranks / before.ranks - 1)
 
 
-def _pays(size: Size, before: Size) -> bool:
-    return _added(gain(size, before).speedup, size, before) >= PAYS
+def _pay(sizes: Sequence[Size], before: Size) -> bool:
+    """Whether one of these larger sizes does: the next one alone may have been measured at a bad time."""
+    return any(_added(gain(size, before).speedup, size, before) >= PAYS for size in sizes)
 
 
 def _is_near(size: Size, before: Size) -> bool:

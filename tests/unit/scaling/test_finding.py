@@ -136,6 +136,14 @@ def test_a_program_that_pays_up_to_the_end_says_what_is_lost() -> None:
     )
 
 
+def test_a_size_after_which_a_larger_one_pays_is_no_limit() -> None:
+    said = found(size(1, 1.0), size(2, 0.7), size(3, 0.7))
+    assert (said.kind, said.sentence.startswith("It pays up to 3 nodes")) == ("pays", True)
+    assert found(size(1, 1.0), size(2, 0.6), size(3, 0.6)).sentence.startswith(
+        "It stops paying beyond 1 node"
+    )
+
+
 def test_a_limit_that_the_repeats_do_not_show_sharply_is_said_to_be_so() -> None:
     sizes = (size(1, 1.0), size(2, 0.74, repeats=(0.9, 1.0, 1.1)))
     assert "Repeats differ by up to 20 %, so that limit is not sharp." in found(*sizes).sentence
