@@ -212,7 +212,8 @@ def _cause(size: Size, base: Size, begin: str, *, is_strong: bool) -> tuple[str,
         return name, f"{begin} imbalance, the wait for slower ranks: {grown}; {who}."
     slower = f"the same work takes a rank {1 + lost[name] / base.parts.compute:.2f} times as long"
     if crowd:
-        return name, f"{begin} this machine: {crowd}, and {slower}."
+        ours = f"{counted(size.ranks, 'rank')} share its {counted(size.cores, 'core')}"
+        return name, f"{begin} this machine: {ours}, and {slower}."
     if is_strong:
         return name, f"{begin} too little work a rank: in its small share {slower}."
     return name, f"{begin} in the ranks' own work: {slower}, so they share something."

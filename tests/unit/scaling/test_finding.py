@@ -71,8 +71,8 @@ def test_too_little_work_a_rank_is() -> None:
 def test_ranks_with_the_same_work_that_are_slower_together_share_something() -> None:
     sizes = (size(1, 1.0, ALONE), size(8, 0.4, parts(0.1, 0.02)))
     assert "in the ranks' own work" in found(*sizes, strong=False).sentence
-    assert "8 ranks share the 2 cores of this machine" in found(*sizes, strong=False, cores=2).sentence
-    assert "8 ranks share the 2 cores of this machine" in found(*sizes, cores=2).sentence
+    assert "this machine: 8 ranks share its 2 cores, and" in found(*sizes, strong=False, cores=2).sentence
+    assert "this machine: 8 ranks share its 2 cores, and" in found(*sizes, cores=2).sentence
 
 
 def test_two_causes_of_one_size_are_both_named() -> None:
