@@ -60,8 +60,15 @@ def main() -> None:
     incomplete = False
     for name in chosen(options.what, list(known)):
         pairs = options.pairs or (PAIRS if name == "gpu" else 7)
+        load = [round(os.getloadavg()[0], 1)]
         found = known[name](pairs)
-        machine = {"cpu": _cpu(), "cores": os.cpu_count(), "python": platform.python_version()}
+        load += [round(os.getloadavg()[0], 1)]
+        machine = {
+            "cpu": _cpu(),
+            "cores": os.cpu_count(),
+            "python": platform.python_version(),
+            "load_before_and_after": load,
+        }
         report = {"command": f"make bench ARGS='{name} --pairs {pairs}'", "machine": machine, **found}
         (HERE / "results").mkdir(exist_ok=True)
         (HERE / "results" / f"{name}.json").write_text(json.dumps(report, indent=2) + "\n")

@@ -35,16 +35,17 @@ LEVEL = 0.5
 TREE = 16
 """Nodes to which each of them passes it on: Slurm's TreeWidth by default since 24.05."""
 BANDWIDTHS = {
-    "5 GB/s": staging.Bandwidth(),
-    "50 GB/s": staging.Bandwidth(shared=50e9, node=1e9),
+    "shared 5 GB/s, a node 1 GB/s": staging.Bandwidth(),
+    "shared 1 GB/s, a node 5 GB/s": staging.Bandwidth(shared=1e9, node=5e9),
 }
-"""What the shared file system gives to all nodes together. A node sends and writes 1 GB/s."""
+"""What the shared file system gives to all nodes together, and what a node sends and writes."""
 PUBLISHED = (
     (4096, 750.0, "ezpz: an environment of Python on every node"),
     (4096, 194.0, "ezpz: first step after that"),
     (4000, 373.0, "torchelastic: rendezvous, before"),
     (4000, 10.0, "torchelastic: rendezvous, after"),
     (8000, 85.0, "gloo: a full mesh"),
+    (12000, 100.0, "TCPStore: 96,000 ranks, drawn as 8 a node"),
 )
 """Nodes, seconds, and whose they are."""
 
@@ -216,11 +217,9 @@ def draw(curves: Mapping[str, Mapping[str, Any]]) -> None:
         for what, colour, line in styles:
             axes.plot(curve["nodes"], curve[what], color=colour, linestyle=line, label=what)
         for number, (nodes, seconds, whose) in enumerate(PUBLISHED):
-            marker = "osD^v"[number]
+            marker = "osD^vx"[number]
             axes.plot([nodes], [seconds], marker, color="black", markerfacecolor="none", label=whose)
-        axes.set(
-            xscale="log", yscale="log", xlabel="nodes", title=f"shared file system {name}, image 3.06 GB"
-        )
+        axes.set(xscale="log", yscale="log", xlabel="nodes", title=f"3.06 GB image, {name}")
         axes.grid(visible=True, which="major", color="#dddddd")
     panels[0].set_ylabel("seconds from the job script to the first sum")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)

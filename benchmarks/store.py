@@ -25,7 +25,7 @@ from typing import Any
 
 SIZES = (16, 64, 256, 1024)
 HOLDERS = 4
-BOUND = 300
+BOUND = 600
 """Seconds for an exchange."""
 QUIET = os.environ | {"TORCH_CPP_LOG_LEVEL": "ERROR"}
 

@@ -42,6 +42,16 @@ if [[ -n ${APPTRAIN_CHAIN_FILE:-} ]]; then
     done <"$APPTRAIN_CHAIN_FILE"
     unset APPTRAIN_CHAIN_FILE word
 fi
+
+# qsub -v carries no line break: `listed` of entrypoint/batch/pbs/qsub_environment.py gives each
+# further line of APPTRAIN_BIND a variable of its own.
+for ((number = 2; ; number++)); do
+    word=APPTRAIN_BIND_$number
+    [[ -n ${!word:-} ]] || break
+    export APPTRAIN_BIND+=$'\n'${!word}
+    unset "$word"
+done
+unset number word
 readonly ANSWER=${APPTRAIN_ANSWER_TIMEOUT:-120}
 
 describe_job() {

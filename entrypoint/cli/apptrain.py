@@ -436,6 +436,13 @@ def _image(arguments: list[str]) -> int:
 def _build(what: str, arguments: list[str]) -> NoReturn:
     _need_checkout("image")
     known = ("build", "fetch", "verify", "inspect")
+    if what == "pull":
+        source = next((word for word in arguments if "://" in word), "URL")
+        raise BadInput(
+            "image-pull",
+            "image pull: apptainer does it: "
+            f"apptainer pull image.sif {shlex.quote(source)} && export APPTRAIN_IMAGE=$PWD/image.sif",
+        )
     if what not in known:
         meant = spelling.meant(what, [*known, "--help"])
         raise BadInput("image-unknown-action", f"image {what}: give one of {', '.join(known)}{meant}")

@@ -36,6 +36,7 @@ from entrypoint.plan.profile import BIND_FORM, CLUSTERS, Profile, expanded, find
 from entrypoint.plan.sources import HelpFormatter, parser_class
 from entrypoint.schedulers.known import KNOWN, words_of
 
+TIME_FORMS: Final = "MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
 OF_JOB: Final = f"""options of sbatch or qsub go to them as they are, and win over the profile's:
   --qos debug --array 0-19 -J my_job, or under PBS -l storage=gdata/x -J 0-19
 options of the job, such as
@@ -361,12 +362,10 @@ def _wish(options: argparse.Namespace, arguments: tuple[str, ...], cwd: Path) ->
     if options.walltime:
         time = options.walltime
         if time.isdecimal():
-            raise BadInput("walltime-unit", f"--walltime {time}: seconds or minutes? Give HH:MM:SS")
+            raise BadInput("walltime-unit", f"--walltime {time}: seconds or minutes? Give {TIME_FORMS}")
     if time and login.seconds(time) is None:
-        name = "--walltime" if options.walltime else "--time"
-        raise BadInput(
-            "time-format", f"{name} {time}: give minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
-        )
+        name, forms = ("--walltime", TIME_FORMS) if options.walltime else ("--time", f"minutes, {TIME_FORMS}")
+        raise BadInput("time-format", f"{name} {time}: give {forms}")
     for name in ("partition", "account"):
         if re.search(r"\s", getattr(options, name)):
             raise BadInput("option-one-word", f"--{name} {getattr(options, name)}: give one word")
@@ -440,10 +439,12 @@ def _check(profile: Profile, submission: Submission, env: Mapping[str, str]) -> 
     """Raises BadInput where a job would wait in the queue for nothing."""
     image = _image(profile, env)
     if not image.exists():
-        raise BadInput(
-            "image-missing",
-            f"there is no image {image}: {_make_image(profile, env)}, or give another with --image",
-        )
+        text = f"there is no image {image}: "
+        if env.get("APPTRAIN_IMAGE"):
+            text += f"correct the path, or leave it out: `{_make_image(profile, {})}` builds one of ours"
+        else:
+            text += f"{_make_image(profile, env)}, or give another with --image"
+        raise BadInput("image-missing", text)
     architecture = image_header.check(image)
     theirs = profile.nodes.architecture or login.of(profile.scheduler).architecture(submission.words)
     if architecture and theirs and architecture != theirs:

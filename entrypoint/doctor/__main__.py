@@ -20,10 +20,11 @@ from torch.distributed.rendezvous import rendezvous
 
 from entrypoint.doctor import fabric, facts, judge, preflight, probes
 from entrypoint.doctor.facts import NodeFacts
-from entrypoint.doctor.judge import Finding, GpuSpeed, Speed, Way
+from entrypoint.doctor.judge import FarGpu, Finding, GpuSpeed, Speed, Way
 from entrypoint.doctor.table import Report
 from entrypoint.meet.hub import CLOCKS
 from entrypoint.plan.profile import Profile, load
+from entrypoint.schedulers.known import cores_beside_gpus
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,18 +50,21 @@ def main(argv: Sequence[str]) -> int:
         return 0
     print(json.dumps(report.to_json(), indent=2) if as_json else report.in_words(), flush=True)
     if report.findings:
-        print(f"apptrain: {report.verdict}, the first on {report.findings[0].node}", file=sys.stderr)
+        print(f"doctor: {report.verdict}, the first on {report.findings[0].node}", file=sys.stderr)
     return int(bool(report.findings))
 
 
 def _of_rank(rank: int, node: str, device: torch.device, env: Mapping[str, str]) -> dict[str, Any]:
     """What a rank tells of its node and its GPU, before any rank measures."""
-    gpu = asdict(probes.gpu(rank, node, device)) if device.type == "cuda" else None
+    gpu, far, local_rank = None, [], int(env["LOCAL_RANK"])
+    if device.type == "cuda":
+        gpu = asdict(probes.gpu(rank, node, device))
+        far = [asdict(one) for one in probes.far_gpu(node, local_rank, device)]
     found = None
-    if int(env["LOCAL_RANK"]) == 0:
+    if local_rank == 0:
         folders = preflight.folders(env["APPTRAIN_RUN_DIR"], device.type)
         found = asdict(facts.gather(node, folders, env.get("APPTRAIN_FABRIC", ""), env))
-    return {"rank": rank, "node": node, "gpu": gpu, "facts": found}
+    return {"rank": rank, "node": node, "gpu": gpu, "far": far, "facts": found}
 
 
 def _examine(store: probes.Store, mine: dict[str, Any], device: torch.device, began: float) -> Report | None:
@@ -86,12 +90,15 @@ def _examine(store: probes.Store, mine: dict[str, Any], device: torch.device, be
     nodes = [NodeFacts.from_json(one["facts"]) for one in reports if one["facts"]]
     speeds = [Speed(**one["speed"]) for one in reports]
     gpus = [GpuSpeed(**one["gpu"]) for one in reports if one["gpu"]]
+    far = [FarGpu(**gpu) for one in reports for gpu in one["far"]]
+    one_task = "TORCHELASTIC_RUN_ID" in os.environ  # which torchrun sets: it starts all ranks of a node
     all_ways = [Way(**way) for one in reports for way in one["ways"]]
     wanted = os.environ.get("APPTRAIN_FABRIC", "")
     findings: list[Finding] = [
         *(finding for one in nodes for finding in judge.of_facts(one, site, wanted)),
         *(finding for gpu in gpus for finding in judge.of_gpu(gpu)),
         *judge.of_granted(gpus, site),
+        *judge.of_rank_cores(far, cores_beside_gpus(os.environ["APPTRAIN_SCHEDULER"], one_task=one_task)),
         *judge.of_clocks(clocks, mine["node"], CLOCKS),
         *judge.of_differences(nodes, speeds, all_ways),
         *(Finding(**finding) for one in reports for finding in one["misused"]),

@@ -96,6 +96,15 @@ class GpuSpeed:
 
 
 @dataclass(frozen=True)
+class FarGpu:
+    """A rank's GPU on a NUMA node of which the rank has no core."""
+
+    node: str
+    local_rank: int
+    numa_node: int
+
+
+@dataclass(frozen=True)
 class Collective:
     """One collective at one size."""
 
@@ -205,13 +214,29 @@ def _of_fabric(found: NodeFacts, fabric: str) -> Iterable[Finding]:
 def of_cores(node: str, machine: Topology, gpus: Sequence[GpuPlace], task: TaskRanks) -> list[Finding]:
     """Whether the granted cores of a node are far from the GPUs of a task's ranks."""
     ranks, nodes = cores.far_gpus(machine, gpus, task)
+    check = f"numa {task.local_ranks[0]}" if task.is_one_of_several else "numa"
+    return _of_far_cores(node, check, ranks, nodes, task.remedy)
+
+
+def of_rank_cores(far: Sequence[FarGpu], remedy: str) -> list[Finding]:
+    """The same of all nodes, from what their ranks have found each for itself."""
+    findings = []
+    for node in dict.fromkeys(one.node for one in far):
+        its = [one for one in far if one.node == node]
+        ranks = tuple(one.local_rank for one in its)
+        findings += _of_far_cores(node, "numa", ranks, tuple(sorted({one.numa_node for one in its})), remedy)
+    return findings
+
+
+def _of_far_cores(
+    node: str, check: str, ranks: tuple[int, ...], nodes: tuple[int, ...], remedy: str
+) -> list[Finding]:
     if not ranks:
         return []
-    check = f"numa {task.local_ranks[0]}" if task.is_one_of_several else "numa"
     which = f"the GPU{'s' * (len(ranks) > 1)} of local rank{'s' * (len(ranks) > 1)} {cores.listed(ranks)}"
     where = f"NUMA node{'s' * (len(nodes) > 1)} {cores.listed(nodes)}"
     text = f"no core was granted on {where}, where {which} {'are' if len(ranks) > 1 else 'is'}"
-    return [Finding(node, check, text, task.remedy)]
+    return [Finding(node, check, text, remedy)]
 
 
 def of_gpu(gpu: GpuSpeed) -> list[Finding]:

@@ -14,8 +14,11 @@ from typing import Protocol
 import torch
 import torch.distributed as dist
 
-from entrypoint.doctor.judge import Clock, Collective, GpuSpeed, Way, standing_out
-from entrypoint.node.driver import DriverError, library
+from entrypoint.doctor.judge import Clock, Collective, FarGpu, GpuSpeed, Way, standing_out
+from entrypoint.node import numa
+from entrypoint.node.driver import DriverError, cuda_address, library
+from entrypoint.plan import cores
+from entrypoint.plan.cores import TaskRanks
 
 SLICE = 0.1
 """Seconds of work that are timed as one: longer than a scheduler's turn, so that what else runs there
@@ -136,6 +139,17 @@ def gpu(rank: int, node: str, device: torch.device) -> GpuSpeed:
         total=total,
         ecc=_memory_errors(f"GPU-{found.uuid}"),
     )
+
+
+def far_gpu(node: str, local_rank: int, device: torch.device) -> list[FarGpu]:
+    """The rank's GPU, if this process has no core on its NUMA node; also empty if that is unknown."""
+    try:
+        found = numa.place(cuda_address(library("libcuda.so.1"), ctypes.c_int(device.index)))
+    except OSError:
+        return []
+    machine = numa.topology(numa.granted())
+    _, nodes = cores.far_gpus(machine, (found,), TaskRanks(local_ranks=(0,), nproc_per_node=1))
+    return [FarGpu(node=node, local_rank=local_rank, numa_node=one) for one in nodes]
 
 
 def _memory_errors(uuid: str) -> int | None:

@@ -85,10 +85,10 @@ def _cuda_gpu(call: Callable[..., None], ordinal: int) -> dict[str, Any]:
     call("cuDeviceGetName", name, len(name), device)
     call("cuDeviceGetAttribute", ctypes.byref(major), CAPABILITY_MAJOR, device)
     call("cuDeviceGetAttribute", ctypes.byref(minor), CAPABILITY_MINOR, device)
-    return {**_gpu(name, major, minor), "address": _cuda_address(call, device)}
+    return {**_gpu(name, major, minor), "address": cuda_address(call, device)}
 
 
-def _cuda_address(call: Callable[..., None], device: ctypes.c_int) -> str:
+def cuda_address(call: Callable[..., None], device: ctypes.c_int) -> str:
     """Of a slice of a GPU (MIG) the GPU's."""
     address = ctypes.create_string_buffer(32)
     with contextlib.suppress(DriverError, AttributeError):

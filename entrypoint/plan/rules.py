@@ -474,7 +474,8 @@ def _workers_env(
     found["APPTRAIN_NODE"] = Setting(
         value=allocation.nodes[allocation.node_rank], source=_derived(allocation, "nodes")
     )
-    found |= _of_doctor(settings, profile, device) if settings.value("doctor") else {}
+    if settings.value("doctor"):
+        found |= _of_doctor(allocation, settings, profile, device)
     if settings.value("fabric") == "efa" and "FI_PROVIDER" not in {**env, **profile.env}:
         # The plugin's libfabric would take sockets too.
         found["FI_PROVIDER"] = Setting(value="efa", source=settings["fabric"].source)
@@ -494,9 +495,12 @@ def _workers_env(
     return {n: s.value for n, s in found.items()}, {n: s.source for n, s in found.items()}, notes
 
 
-def _of_doctor(settings: Settings, profile: Profile, device: Setting) -> dict[str, Setting]:
+def _of_doctor(
+    allocation: Allocation, settings: Settings, profile: Profile, device: Setting
+) -> dict[str, Setting]:
     """What the doctor must know that no training needs."""
-    found = {"APPTRAIN_DEVICE": device}
+    scheduler = Setting(value=allocation.scheduler, source=settings["scheduler"].source)
+    found = {"APPTRAIN_DEVICE": device, "APPTRAIN_SCHEDULER": scheduler}
     if settings.value("fabric"):
         found["APPTRAIN_FABRIC"] = settings["fabric"]
     if profile.path:

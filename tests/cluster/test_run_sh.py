@@ -331,8 +331,8 @@ def test_a_working_directory_of_the_image_is_the_images(shared: Node) -> None:
 UNFIT_IMAGES = {
     "behind a closed directory": (
         "cp /images/small.sif /scratch/closed; ln -s closed/small.sif /scratch/unfit",
-        "there is no image /scratch/unfit on this node, or its directory may not be searched: make image, give a "
-        "path that all nodes share, or for a URL the file that apptainer pull makes",
+        "there is no image /scratch/unfit on this node, or its directory may not be searched: correct the path "
+        "(all nodes must share it), or make image; for a URL give the file that apptainer pull makes",
     ),
     "not readable": (
         "cp /images/small.sif /scratch/unfit; chmod 600 /scratch/unfit",

@@ -103,7 +103,12 @@ def given(lists: Sequence[str], env: Mapping[str, str]) -> dict[str, str]:
 
 
 def listed(values: Mapping[str, str]) -> str:
-    """The list of -v."""
+    """The list of -v. Each line of APPTRAIN_BIND has a variable of its own there: APPTRAIN_BIND,
+    APPTRAIN_BIND_2 and so on, which pbs/host.sh puts together again."""
+    first, *further = [line for line in values.get("APPTRAIN_BIND", "").split("\n") if line] or [""]
+    values = {**values, **{f"APPTRAIN_BIND_{number}": line for number, line in enumerate(further, 2)}}
+    if further:
+        values["APPTRAIN_BIND"] = first
     for key, value in values.items():
         if not CARRIED.fullmatch(value):
             raise BadInput(

@@ -45,6 +45,13 @@ def test_options_of_the_image_are_variables_in_front_of_sbatch(site: Site) -> No
     assert line.startswith("APPTRAIN_IMAGE=")  # as a shell takes it
 
 
+def test_under_pbs_each_bind_has_a_variable_of_its_own(site: Site) -> None:
+    site.write(PBS)
+    line = site.submit("--bind", "/a:/b:ro", "--bind", "/c", "--bind", "/d", "--", "my.py")
+    found = [word for word in line[-2].split(",") if word.startswith("APPTRAIN_BIND")]
+    assert found == ["APPTRAIN_BIND=/a:/b:ro", "APPTRAIN_BIND_2=/c", "APPTRAIN_BIND_3=/d"]
+
+
 def test_under_pbs_they_and_what_they_name_are_in_the_list_of_qsub(site: Site) -> None:
     site.write(PBS)
     env: dict[str, Any] = {

@@ -705,18 +705,19 @@ def test_ports_differ_over_the_attempts(cli: Cli) -> None:
     assert all(abs(one - other) >= 2 for one, other in itertools.combinations(used, 2))
 
 
-def test_only_the_doctor_is_told_the_device_the_fabric_and_the_profile(cli: Cli) -> None:
+def test_only_the_doctor_is_told_the_scheduler_the_device_the_fabric_and_the_profile(cli: Cli) -> None:
     def told(*arguments: str) -> dict[str, str]:
         env = cli.plan(NODE, *arguments)["env"]
         return {
             name: env[name]
-            for name in ("APPTRAIN_DEVICE", "APPTRAIN_FABRIC", "APPTRAIN_PROFILE")
+            for name in ("APPTRAIN_SCHEDULER", "APPTRAIN_DEVICE", "APPTRAIN_FABRIC", "APPTRAIN_PROFILE")
             if name in env
         }
 
     assert told("--fabric", "infiniband") == {}
-    assert told("--doctor") == {"APPTRAIN_DEVICE": "cpu"}
+    assert told("--doctor") == {"APPTRAIN_SCHEDULER": "embedded", "APPTRAIN_DEVICE": "cpu"}
     assert told("--doctor", "--fabric", "infiniband") == {
+        "APPTRAIN_SCHEDULER": "embedded",
         "APPTRAIN_DEVICE": "cpu",
         "APPTRAIN_FABRIC": "infiniband",
     }

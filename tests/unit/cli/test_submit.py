@@ -327,7 +327,8 @@ def test_a_file_of_arguments_that_the_user_gave_stays_as_it_is(site: Site) -> No
 
 
 KNOWN = "delta, derecho, gadi, generic, generic-pbs, gwdg-grete, isambard-ai, lab, leonardo, perlmutter, polaris, snellius, vista, or the path of a profile"
-TIMES = "minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
+CLOCKS = "MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
+TIMES = f"minutes, {CLOCKS}"
 WRITES = "or run `apptrain site -o {}` on your cluster's login node, which writes one"
 
 
@@ -351,8 +352,8 @@ WRITES = "or run `apptrain site -o {}` on your cluster's login node, which write
         (["--gpus-per-node", "8"], "--gpus-per-node 8: a node of lab.yaml has 4: ask for more nodes"),
         (["--time", "2h"], f"--time 2h: give {TIMES}"),
         (["--time", "00:00:00"], f"--time 00:00:00: give {TIMES}"),
-        (["--walltime", "1:2:3:4"], f"--walltime 1:2:3:4: give {TIMES}"),
-        (["--walltime", "7200"], "--walltime 7200: seconds or minutes? Give HH:MM:SS"),
+        (["--walltime", "abc"], f"--walltime abc: give {CLOCKS}"),
+        (["--walltime", "90"], f"--walltime 90: seconds or minutes? Give {CLOCKS}"),
         (["--partition", "a b"], "--partition a b: give one word"),
         (["--options=--comment='x"], "--options --comment='x: No closing quotation: quote it as for a shell"),
         (
@@ -408,9 +409,9 @@ def test_a_job_that_could_not_start_is_not_submitted(site: Site) -> None:
 
 def test_what_qsub_cannot_carry_is_refused(site: Site) -> None:
     site.write(PBS)
-    binds = "/a\n/b"
+    binds = "/a\n/b,c"
     assert site.refused("--cluster", "lab", WORK="/w", DATA="/d", APPTRAIN_BIND=binds) == (
-        "apptrain: APPTRAIN_BIND='/a\\n/b': qsub -v carries no commas, quotes, backslashes and line breaks: "
+        "apptrain: APPTRAIN_BIND_2='/b,c': qsub -v carries no commas, quotes, backslashes and line breaks: "
         "use a path without them, or the profile"
     )
 

@@ -118,7 +118,7 @@ def test_a_message_of_the_page_is_one_of_the_programs(message: str) -> None:
     "part",
     [
         "RANK on NODE failed first, status N",
-        "there is no image FILE on this node, or its directory may not be searched: make image, give a path",
+        "there is no image FILE on this node, or its directory may not be searched: correct the path",
         "this task sees N GPUs (WHERE)",
         "CMD begins with WORD: leave it out",
     ],

@@ -4,8 +4,9 @@ import pytest
 
 from entrypoint.doctor import judge
 from entrypoint.doctor.facts import NodeFacts
-from entrypoint.doctor.judge import Clock, Finding, GpuSpeed, Speed, Way
+from entrypoint.doctor.judge import Clock, FarGpu, Finding, GpuSpeed, Speed, Way
 from entrypoint.plan.profile import Nodes, Profile
+from entrypoint.schedulers.known import cores_beside_gpus
 from tests.unit.doctor.nodes import GIB, SITE, WHOLE, node, room
 
 MAKE_ROOM = "remove what is not needed there (df -h, df -i, quota), or give another with --run-dir"
@@ -275,3 +276,19 @@ def test_nodes_that_one_machine_plays_do_not_differ() -> None:
     assert [(one.node, one.check) for one in judge.of_differences([node()], speeds, ways)] == [
         *(("b", "compute"), ("a", "link"), ("b", "link"))
     ]
+
+
+def test_far_gpus_of_a_node_are_one_finding_with_the_schedulers_option() -> None:
+    far = [
+        FarGpu(node="a", local_rank=2, numa_node=1),
+        FarGpu(node="b", local_rank=0, numa_node=0),
+        FarGpu(node="a", local_rank=3, numa_node=1),
+    ]
+    remedy = cores_beside_gpus("slurm", one_task=True)
+    assert said(judge.of_rank_cores(far, remedy)) == [
+        "a: numa: no core was granted on NUMA node 1, where the GPUs of local ranks 2-3 are: request whole nodes "
+        "(--exclusive) or cores beside the GPUs (--gres-flags=enforce-binding)",
+        "b: numa: no core was granted on NUMA node 0, where the GPU of local rank 0 is: request whole nodes "
+        "(--exclusive) or cores beside the GPUs (--gres-flags=enforce-binding)",
+    ]
+    assert judge.of_rank_cores([], remedy) == []

@@ -1,13 +1,19 @@
 """What the doctor measures: the schedule among nodes, and what of a measurement is a rate."""
 
+import ctypes
 from itertools import combinations
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from entrypoint.doctor import probes
+from entrypoint.doctor.judge import FarGpu
 from entrypoint.doctor.probes import rounds
+from entrypoint.node import numa
+from tests.unit.node.trees import built
 
 
 @pytest.mark.parametrize("count", range(9))
@@ -29,6 +35,35 @@ def test_a_product_of_matrices_has_two_operations_for_each_factor_and_a_copy_rea
     monkeypatch.setattr(probes, "COPY", {"cpu": 4000})
     assert probes.compute(torch.device("cpu"))() == 3 * 2 * 10 * 10 * 10
     assert probes.copy(torch.device("cpu"))() == 3 * 2 * 4000
+
+
+@pytest.mark.parametrize(
+    ("granted", "index", "far"), [("0-55", 0, []), ("0-55", 5, [1]), ("56-57", 3, [0]), ("0,56", 5, [])]
+)
+def test_a_gpu_is_far_if_no_core_was_granted_on_its_numa_node(
+    granted: str, index: int, far: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built("DGX H100, two sockets with a NUMA node each, hyperthreads on", tmp_path)
+
+    def call(function: str, address: Any, size: int, device: ctypes.c_int) -> None:
+        assert (function, size) == ("cuDeviceGetPCIBusId", 32)
+        address.value = b"00000000:%02X:00.0" % (device.value + 0xC1)
+
+    monkeypatch.setattr(probes, "library", lambda _: call)
+    monkeypatch.setattr(numa, "granted", lambda: numa.parse_list(granted))
+    topology, place = numa.topology, numa.place
+    monkeypatch.setattr(numa, "topology", lambda cores: topology(cores, tmp_path))
+    monkeypatch.setattr(numa, "place", lambda address: place(address, tmp_path))
+    found = probes.far_gpu("n1", 5, torch.device("cuda", index))
+    assert found == [FarGpu(node="n1", local_rank=5, numa_node=one) for one in far]
+
+
+def test_where_there_is_no_driver_no_gpu_is_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> None:
+        raise OSError("libcuda.so.1: cannot open shared object file")
+
+    monkeypatch.setattr(probes, "library", missing)
+    assert probes.far_gpu("n1", 0, torch.device("cuda", 0)) == []
 
 
 OTHERS = [[0.0, 9.0, 9.0], [9.0, 0.0, 0.0]]

@@ -221,8 +221,8 @@ def test_singularity_without_setuid_unpacks_before_4_1(node: Node) -> None:
 def test_a_missing_image_is_refused(node: Node) -> None:
     ended = node.run("true", image=node.path / "none.sif")
     assert node.refused(ended) == (
-        f"there is no image {node.path}/none.sif on this node, or its directory may not be searched: make image, "
-        "give a path that all nodes share, or for a URL the file that apptainer pull makes"
+        f"there is no image {node.path}/none.sif on this node, or its directory may not be searched: correct the "
+        "path (all nodes must share it), or make image; for a URL give the file that apptainer pull makes"
     )
 
 

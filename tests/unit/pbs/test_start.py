@@ -76,12 +76,14 @@ def test_a_task_has_the_environment_of_the_script_and_pbs_own_of_its_host(site: 
     (site.pbs.home / ".profile").write_text(
         f"PATH=$PATH:{shlex.quote(str(site.pbs.bin))}\nexport OF_LOGIN=$'two\\nlines, \"quoted\" $HOME'\nset -a; odd() {{ :; }}; set +a\n"
     )
-    site.ran(GIVEN="a b'c")
+    site.ran(GIVEN="a b'c", APPTRAIN_BIND="/a", APPTRAIN_BIND_2="/b b", APPTRAIN_BIND_3="/c:/d:ro")
     script_path = None
     for host in (0, 1):
         env = site.seen(host)["env"]
         assert env["OF_LOGIN"] == 'two\nlines, "quoted" $HOME'
         assert env["GIVEN"] == "a b'c"
+        assert env["APPTRAIN_BIND"].split("\n") == ["/a", "/b b", "/c:/d:ro"]
+        assert not {"APPTRAIN_BIND_2", "APPTRAIN_BIND_3"} & set(env)
         assert str(site.pbs.bin) in env["PATH"]
         script_path = script_path or env["PATH"]
         assert env["PATH"] == script_path

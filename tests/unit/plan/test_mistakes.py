@@ -56,6 +56,7 @@ TRIED = [
     Mistake(given="apptrain shell", found="shell is no command: did you mean `make -C {checkout} shell`? (see apptrain --help)"),
     Mistake(given="apptrain venv", found="venv is no command: did you mean `make -C {checkout} venv`? (see apptrain --help)"),
     Mistake(given="apptrain test", found="test is no command: did you mean `make -C {checkout} test`? (see apptrain --help)"),
+    Mistake(given="apptrain image pull docker://nvcr.io/nvidia/pytorch:25.10-py3", found="image pull: apptainer does it: apptainer pull image.sif docker://nvcr.io/nvidia/pytorch:25.10-py3 && export APPTRAIN_IMAGE=$PWD/image.sif"),
     Mistake(given="apptrain lanch", found="lanch is no command: did you mean launch? (see apptrain --help)", who="apptrain"),
     Mistake(given="apptrain my_script.py --lr 1", found="my_script.py is no command: did you mean `apptrain run -- my_script.py --lr 1`?", who="apptrain"),
     Mistake(given="apptrain -- my_script.py", found="-- is no command: did you mean `apptrain run -- my_script.py`?", who="apptrain"),
@@ -235,7 +236,7 @@ TRIED = [
     Mistake(given="apptrain submit --cluster generic -- -m train --config digits step=2", found="train: override: unknown key 'step': did you mean steps? (python -m train --help lists the keys)"),
     Mistake(given="apptrain submit --cluster my.yaml -- my_script.py", found="my.yaml: request: unknown key patition: did you mean partition?"),
     Mistake(given="apptrain submit --cluster good.yaml -- my_script.py", found="--cluster good.yaml: good.host is not made from good.yaml as that is now: make -C {checkout} profiles PROFILE='{folder}/good.yaml'"),
-    Mistake(given="apptrain submit --cluster generic -- my_script.py", found="there is no image {folder}/none.sif: make -C {checkout} image, or give another with --image"),
+    Mistake(given="apptrain submit --cluster generic -- my_script.py", found="there is no image {folder}/none.sif: correct the path, or leave it out: `make -C {checkout} image` builds one of ours"),
     Mistake(given="apptrain submit --follow my_job", found="--follow my_job: give a job's id, as sbatch or qsub has printed it"),
     Mistake(given="apptrain submit --follow 123", found="--follow: neither scontrol nor qstat is in PATH: follow a job on a login node of its cluster"),
     # a job script that nobody submitted, before an image is there
