@@ -166,7 +166,7 @@ def model(hub: Mapping[int, float], server: Mapping[int, float], prepares: Mappi
         Term(
             name="job script",
             fixed=start["script"],
-            each=(prepares[max(prepares)] - prepares[min(prepares)]) / max(prepares),
+            each=max(0.0, prepares[max(prepares)] - prepares[min(prepares)]) / max(prepares),
             source=f"{here}; its growth measured to {max(prepares):,} nodes",
         ),
         Term(

@@ -13,7 +13,6 @@ answers, as on a machine without DNS, that is most of the time that passes.
 import json
 import multiprocessing
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -58,22 +57,19 @@ def store(pairs: int) -> dict[str, Any]:
 def one(clients: int) -> dict[str, Any]:
     from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    server = TCPStore("127.0.0.1", 0, None, True, timedelta(seconds=BOUND), wait_for_workers=False)
     spawn = multiprocessing.get_context("spawn")
     ends: list[Connection] = []
     holders = []
     for part in range(HOLDERS):
         here, there = spawn.Pipe()
         ranks = list(range(part, clients, HOLDERS))
-        holder = spawn.Process(target=_hold, args=(there, port, clients, ranks), daemon=True)
+        holder = spawn.Process(target=_hold, args=(there, server.port, clients, ranks), daemon=True)
         holder.start()
         ends.append(here)
         holders.append(holder)
     for end in ends:
         end.recv()
-    server = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=BOUND), wait_for_workers=False)
     cpu, begun = _cpu(), time.monotonic()
     for end in ends:
         end.send("go")

@@ -422,12 +422,12 @@ def test_a_planned_end_that_cannot_be_saved_is_a_failure_of_the_job_that_says_wh
 # --- a script of somebody else ----------------------------------------------------------------------------
 
 
-def documented(folder: Path) -> Path:
-    """examples/ddp.py, with the copy beside it that it asks for."""
+def documented(folder: Path, script: str = "ddp.py") -> Path:
+    """A script of examples/, with the copy beside it that it asks for."""
     folder.mkdir()
-    for name in ("ddp.py", "stop.py"):
+    for name in (script, "stop.py"):
         shutil.copy(CHECKOUT / "examples" / name, folder)
-    return folder / "ddp.py"
+    return folder / script
 
 
 def sums(ended: Ended) -> set[str]:
@@ -471,6 +471,26 @@ def test_the_documented_script_loses_nothing_at_planned_ends(
     last = run(tmp_path, *TWO_RANKS, "--", str(script), "--steps", "200")
     assert last.status == 0, last.err
     assert sums(last) == whole_script
+
+
+def test_an_element_of_a_sweep_has_the_same_result_over_a_planned_end(tmp_path: Path) -> None:
+    script = documented(tmp_path / "mine", "sweep.py")
+    words = ("--", str(script), "--element", "3")
+    apart = tmp_path / "apart"
+    apart.mkdir()
+    whole = run(apart, *TWO_RANKS, *words)
+    assert whole.status == 0, whole.err
+    first = start(tmp_path, *words)
+    until(lambda: listening(script, first.run), "two ranks that listen")
+    (first.run / "stop").touch()
+    stopped = first.end()
+    assert stopped.status == 75, stopped.err
+    assert not (first.run / "sweep.json").exists()
+    last = run(tmp_path, *TWO_RANKS, *words)
+    assert last.status == 0, last.err
+    results = [json.loads((ended.run / "sweep.json").read_text()) for ended in (whole, last)]
+    assert results[0] == results[1]
+    assert (results[0]["index"], results[0]["steps"]) == (3, 200)
 
 
 def listening(script: Path, run_dir: Path) -> dict[int, int]:
