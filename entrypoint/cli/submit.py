@@ -364,8 +364,9 @@ def _wish(options: argparse.Namespace, arguments: tuple[str, ...], cwd: Path) ->
         if time.isdecimal():
             raise BadInput("walltime-unit", f"--walltime {time}: seconds or minutes? Give {TIME_FORMS}")
     if time and login.seconds(time) is None:
-        name, forms = ("--walltime", TIME_FORMS) if options.walltime else ("--time", f"minutes, {TIME_FORMS}")
-        raise BadInput("time-format", f"{name} {time}: give {forms}")
+        name = "--walltime" if options.walltime else "--time"
+        text = f"{name} {time}: give minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
+        raise BadInput("time-format", text.replace("minutes, ", "") if options.walltime else text)
     for name in ("partition", "account"):
         if re.search(r"\s", getattr(options, name)):
             raise BadInput("option-one-word", f"--{name} {getattr(options, name)}: give one word")
