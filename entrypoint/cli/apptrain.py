@@ -80,10 +80,12 @@ options
   --stack NAME     which CUDA{stacks} (stacks.yaml)
   --extra FILE     further packages, a requirements file
   --offline DIR    take everything from here
-  --image FILE     the image (default: containers/image.sif, image-STACK.sif)
+  --image FILE     the image (default: containers/image.sif, image-STACK.sif;
+                   built on aarch64: image-aarch64.sif)
 
-Reads DEBIAN_MIRROR=URL (a machine that is no Debian needs it), APPTRAIN_CACHE,
-APPTAINER_TMPDIR, and what pip reads: docs/containers.md.
+Reads DEBIAN_MIRROR=URL (a machine that is no Debian needs it), a second mirror
+DEBIAN_SNAPSHOT=URL, APPTRAIN_CACHE, APPTAINER_TMPDIR, and what pip reads:
+docs/containers.md.
 
 Then: apptrain demo --image, and apptrain submit --cluster NAME -- my_script.py
 

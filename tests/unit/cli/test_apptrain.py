@@ -237,7 +237,9 @@ def test_the_first_step_is_one_that_works_here(tmp_path: Path) -> None:
 
 
 def test_the_images_help_names_the_stacks() -> None:
-    assert "which CUDA: cu132 (default), cu128, cu126 (" in run("./apptrain", "image", "--help").stdout
+    said = run("./apptrain", "image", "--help").stdout
+    assert "which CUDA: cu132 (default), cu128, cu126 (" in said
+    assert all(word in said for word in ("DEBIAN_MIRROR=URL", "DEBIAN_SNAPSHOT=URL", "image-aarch64.sif"))
 
 
 def test_the_help_of_a_command_has_two_spellings() -> None:
