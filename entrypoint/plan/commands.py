@@ -165,6 +165,8 @@ def elsewhere(command: str, unknown: Sequence[str]) -> str:
     if name in OF_TORCHRUN and command in TAKE_CMD:
         return f"{given} is torchrun's: leave it out: {OF_TORCHRUN[name]}"
     owners = [owner for owner, names in OWNERS.items() if name in names and owner not in (command, "plan")]
+    if owners != ["scaling"]:
+        owners = [owner for owner in owners if owner != "scaling"]  # which has many of `run` and `submit`
     if not owners or (name in spelling.MEANT and (name != "--cluster" or command not in ("run", "demo"))):
         return ""
     if owners == ["submit"] and command in ("run", "demo") and typed():

@@ -21,7 +21,6 @@ from tests.cluster.images import (
     DOWNLOADS,
     HOME,
     OUT,
-    RECIPE,
     TEMPORARY,
     VENV,
     WAIT_LIMIT,
@@ -33,6 +32,7 @@ from tests.cluster.images import (
     make,
     take,
 )
+from tests.cluster.images import INPUTS as SOURCES
 from tests.host import Bind, Host
 from tests.host.places import cache
 
@@ -45,7 +45,7 @@ BOUND = 300.0  # s, for what takes some seconds
 FIRST = Path("/images/image.sif")
 LINKS = Path("/scratch/links")
 STACK = f"STACK={small.NAME}"
-INPUTS = digest(*RECIPE, "tests/cluster/small.py", "tests/cluster/test_image_build.py")
+INPUTS = digest(*SOURCES, "tests/cluster/small.py", "tests/cluster/test_image_build.py")
 OTHERS = """
 cd "$1"
 mkdir -p other/lib/python3/__pycache__ other/usr/lib/python3.13/__pycache__

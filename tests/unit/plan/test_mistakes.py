@@ -88,7 +88,7 @@ TRIED = [
         for name in ("status", "logs", "stop")
     ),
     Mistake(given="apptrain --hlep", found="--hlep is no command: did you mean --help? (see apptrain --help)", who="apptrain"),
-    Mistake(given="apptrain frobnicate", found="frobnicate is no command: give one of demo, run, submit, site, image, plan, launch, check, doctor, rerun, report, explain, compare (see apptrain --help)", who="apptrain"),
+    Mistake(given="apptrain frobnicate", found="frobnicate is no command: give one of demo, run, submit, site, image, plan, launch, check, doctor, rerun, report, explain, scaling, compare (see apptrain --help)", who="apptrain"),
     Mistake(given="apptrain -v", found="-v is no command: did you mean --version? (see apptrain --help)", who="apptrain"),
     Mistake(given="apptrain -N 2 my_script.py", found="-N stands before the command: did you mean `apptrain run --nodes 2 -- my_script.py`?", who="apptrain"),
     Mistake(given="apptrain -p gpu my_script.py", found="-p stands before the command: did you mean `apptrain submit --cluster NAME --partition gpu -- my_script.py`?", who="apptrain"),
