@@ -91,6 +91,7 @@ def _examine(store: probes.Store, mine: dict[str, Any], device: torch.device, be
     speeds = [Speed(**one["speed"]) for one in reports]
     gpus = [GpuSpeed(**one["gpu"]) for one in reports if one["gpu"]]
     far = [FarGpu(**gpu) for one in reports for gpu in one["far"]]
+    scheduler = os.environ.get("APPTRAIN_SCHEDULER", "")  # --doctor sets it; a script may call this, too
     one_task = "TORCHELASTIC_RUN_ID" in os.environ  # which torchrun sets: it starts all ranks of a node
     all_ways = [Way(**way) for one in reports for way in one["ways"]]
     wanted = os.environ.get("APPTRAIN_FABRIC", "")
@@ -98,7 +99,7 @@ def _examine(store: probes.Store, mine: dict[str, Any], device: torch.device, be
         *(finding for one in nodes for finding in judge.of_facts(one, site, wanted)),
         *(finding for gpu in gpus for finding in judge.of_gpu(gpu)),
         *judge.of_granted(gpus, site),
-        *judge.of_rank_cores(far, cores_beside_gpus(os.environ["APPTRAIN_SCHEDULER"], one_task=one_task)),
+        *judge.of_rank_cores(far, cores_beside_gpus(scheduler, one_task=one_task)),
         *judge.of_clocks(clocks, mine["node"], CLOCKS),
         *judge.of_differences(nodes, speeds, all_ways),
         *(Finding(**finding) for one in reports for finding in one["misused"]),

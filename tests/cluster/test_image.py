@@ -282,7 +282,7 @@ SHORT = ("steps=6", "optimizer.warmup_steps=2", "batch_size=16")
 def outside(host: Host) -> Iterator[Path]:
     """Where a venv of 5 GB is to be. It does not stay."""
     yield OUT / "outside"
-    host.run(["rm", "-rf", OUT / "outside"])
+    host.run(["rm", "-rf", OUT / "outside"], timeout=BUILD_LIMIT)
 
 
 def test_the_demo_in_it_gives_the_trace_of_a_venv_from_the_same_lock_bit_for_bit(
