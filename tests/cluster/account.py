@@ -66,7 +66,7 @@ class Ran:
         return [line for line in self.text.splitlines() if not SLOW.search(line)]
 
     def said(self, who: str) -> list[str]:
-        """The lines of `apptrain`, `entrypoint`, `run.sh`, `srun`, or of ranks that begin likewise."""
+        """The lines of `apptrain`, `srun`, or of ranks that begin likewise."""
         return [line.removeprefix(f"{who}: ") for line in self.lines if line.startswith(f"{who}: ")]
 
     @property
