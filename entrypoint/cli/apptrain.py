@@ -146,7 +146,7 @@ def _run(arguments: list[str]) -> int:
     if name == "scaling":
         from entrypoint.scaling import command
 
-        if "--cluster" in " ".join(rest):
+        if _is_given("--cluster", split_command(rest)[0]):
             _need_checkout(name)
         return command.main(rest, os.environ, lambda: _check_python(name))
     if name == "explain":
@@ -207,11 +207,13 @@ def _demo(arguments: list[str]) -> int:
     return _embedded("demo", ["--nodes", given.nodes, *options, "--", *words])
 
 
+def _is_given(option: str, words: Sequence[str]) -> bool:
+    return any(word.partition("=")[0] == option for word in words)
+
+
 def _embedded(name: str, arguments: list[str]) -> int:
     before, command = split_command(arguments)
-    if cli.HELP_ALL not in before and any(
-        word == "--image" or word.startswith("--image=") for word in before
-    ):
+    if cli.HELP_ALL not in before and _is_given("--image", before):
         _in_image(before, command, is_demo=name == "demo")
     if sys.version_info < mistakes.OLDEST:
         mistakes.check_torch(name)

@@ -23,7 +23,6 @@ from entrypoint.cli import main as cli
 from entrypoint.core import checkout, streams
 from entrypoint.core.errors import DONE, INTERRUPTED, SAVED, BadInput, Refusal, of_returncode
 from entrypoint.core.plain import counted
-from entrypoint.explain.run import in_lines
 from entrypoint.job import lock, outcome, rundir
 from entrypoint.job.again import another_port_may_help
 from entrypoint.job.outcome import Outcome
@@ -276,8 +275,11 @@ class _Nodes:
             # What a node says of its end, it has said.
             error = f": {ended.error}" if ended.error and not ended.node else ""
             self._say(f"the job ended with status {ended.status}{error}")
-            for line in in_lines(ended, job.run_dir) if ended.rank is not None else ():
-                self._say(line)
+            if ended.rank is not None:
+                from entrypoint.explain.run import in_lines  # which no run needs that goes well
+
+                for line in in_lines(ended, job.run_dir):
+                    self._say(line)
         if job.is_demo and ended.status == DONE:
             self._say(f"next: {checkout.apptrain()} run -- my_script.py")
         return ended.status

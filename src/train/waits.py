@@ -20,7 +20,8 @@ class SyncWaits:
         """`model`: the one inside of DistributedDataParallel."""
         self.waited_s: float | None = 0.0 if is_known else None
         """So far; None where it cannot be measured."""
-        self._mark = 0.0
+        self._mark: float | None = None
+        """Since when nothing of its own goes on; None outside of passes: evaluations do not count."""
         if is_known:
             model.register_forward_pre_hook(self._forward_begins)
             for parameter in model.parameters():
@@ -34,15 +35,17 @@ class SyncWaits:
     def end(self) -> None:
         """After the backward pass."""
         self._add(time.monotonic())
+        self._mark = None
 
     def _forward_begins(self, *_: Any) -> None:
-        now = time.monotonic()
-        self._add(now)
-        self._mark = now
+        if self._mark is not None:
+            now = time.monotonic()
+            self._add(now)
+            self._mark = now
 
     def _gradient_is_there(self, _: Any) -> None:
         self._mark = time.monotonic()
 
     def _add(self, now: float) -> None:
-        if self.waited_s is not None:
+        if self.waited_s is not None and self._mark is not None:
             self.waited_s += now - self._mark
