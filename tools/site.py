@@ -25,7 +25,6 @@ LINK = re.compile(r"(!?)\[([^]]*)\]\(([^)\s]+)\)")
 IMAGE = re.compile(r'(<img[^>]* src=")([^"]+)(")')
 CODE_IN_TABLE = re.compile(r"^\|.*`.*\\\|.*$", re.M)
 FENCE = re.compile(r"^(```+).*?^\1 *$", re.M | re.S)
-NAMED = re.compile(r": (\S+\.md)$", re.M)
 ABROAD = ("http://", "https://", "mailto:", "#")
 
 
@@ -39,7 +38,7 @@ def main() -> int:
     known = pages()
     shutil.rmtree(WORK, ignore_errors=True)
     shutil.copytree(CHECKOUT / "docs/images", WORK / "pages/images")
-    (WORK / "mkdocs.yml").write_text(_order(known), encoding="utf-8")
+    shutil.copy(CHECKOUT / "mkdocs.yml", WORK)
     for file, name in known.items():
         text = staged(file.read_text(encoding="utf-8"), file.parent, known)
         (WORK / "pages" / name).write_text(text, encoding="utf-8")
@@ -54,12 +53,6 @@ def main() -> int:
         or f"{SITE.relative_to(CHECKOUT)}/index.html: {len(known)} pages, all links lead somewhere"
     )
     return int(bool(broken))
-
-
-def _order(known: Mapping[Path, str]) -> str:
-    """mkdocs.yml, without the pages that are not there: the test of nav names them."""
-    lines = (CHECKOUT / "mkdocs.yml").read_text(encoding="utf-8").splitlines(keepends=True)
-    return "".join(line for line in lines if not (found := NAMED.search(line)) or found[1] in known.values())
 
 
 def staged(text: str, folder: Path, known: Mapping[Path, str]) -> str:

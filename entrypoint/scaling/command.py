@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--repeats", default=str(REPEATS), metavar="N", help=f"runs of each size (default: {REPEATS})")
     add(
         "--minutes",
-        default=str(MINUTES),
+        default="",
         metavar="M",
         help=f"end a run after so long; its steps until then count (default: {MINUTES:.0f})",
     )
@@ -175,10 +175,14 @@ def _measure(
 ) -> int:
     kind = _kind(given) or ("strong" if tuple(command[:2]) == REFERENCE else "weak")
     nodes = sweep.sizes(given.nodes) if given.nodes else _default_sizes(given.cluster)
-    repeats, minutes = _number("--repeats", given.repeats), _number("--minutes", given.minutes)
+    repeats, minutes = (
+        _number("--repeats", given.repeats),
+        _number("--minutes", given.minutes or str(MINUTES)),
+    )
     if repeats != int(repeats) or repeats > sweep.MOST_REPEATS:
         raise BadInput("scaling-repeats", f"--repeats {given.repeats}: give 1 to {sweep.MOST_REPEATS}")
     if given.cluster:
+        _refuse_of_this_machine(given)
         known = words_of(profile.load(given.cluster, asked=f"--cluster {given.cluster}").scheduler)
     else:
         _refuse_in_job(env)
@@ -284,6 +288,20 @@ def _batch(command: Sequence[str]) -> int:
         return arguments.read(command[2:], 1).config.batch_size
     except TrainingRefused as refused:
         raise BadInput(refused.id, f"train: {refused}") from None
+
+
+def _refuse_of_this_machine(given: argparse.Namespace) -> None:
+    """Raises BadInput for an option that does nothing while jobs are submitted."""
+    if given.minutes:
+        raise BadInput(
+            "scaling-cluster-minutes", "--minutes is of runs on this machine: with --cluster give --time"
+        )
+    if given.json or given.image:
+        raise BadInput(
+            "scaling-cluster-result",
+            "--json and -o have nothing to show before the jobs have ended: give them to "
+            f"{apptrain()} scaling DIR then",
+        )
 
 
 def _refuse_in_job(env: Mapping[str, str]) -> None:

@@ -32,6 +32,7 @@ def submit(
     say: Callable[[str], None],
 ) -> int:
     """Submits what was not submitted yet; returns the exit status, that of the first job that could not be.
+    The first of a later call waits for none: a scheduler may no longer know the one before it.
     `command`, `options`: with their secrets."""
     before = folder.noted("jobs")
     after: list[str] = []
@@ -41,7 +42,7 @@ def submit(
         try:
             words = of_size(command, nodes, batch=batch)
         except NoSuchSize as why:
-            say(f"{counted(nodes, 'node')} are left out: {why}")
+            say(f"left out: {counted(nodes, 'node')}: {why}")
             continue
         run = folder.new_run(nodes, repeat)
         words = [*after, "--run-dir", str(run), *options, "--", *words]

@@ -94,7 +94,7 @@ class LocalRuns:
                 self._one(nodes, repeat, is_first=not done and not at)
             except (NotMeasured, NoSuchSize) as error:
                 failed.append(FailedSize(nodes, str(error)))
-                self._say(f"{counted(nodes, 'node')} are left out: {error}")
+                self._say(f"left out: {counted(nodes, 'node')}: {error}")
             times.append(time.monotonic() - began)
         return failed
 
@@ -106,7 +106,7 @@ class LocalRuns:
         if self.signals:
             raise BrokenOff(128 + self.signals[0])
         if is_first and status == BAD_INPUT:
-            raise BadInput("scaling-run-refused", _last_line(log).removeprefix("apptrain: "))
+            raise BadInput("scaling-run-refused", _last_line(log))
         if not (run / "manifest.json").exists():
             raise NotMeasured(f"status {status}: {_last_line(log)}")
         try:
@@ -177,7 +177,7 @@ def _last_line(log: Path) -> str:
     except (OSError, ValueError):
         return "it said nothing"
     ours = [line for line in said if line.startswith("apptrain: ") and JOB_ENDED not in line]
-    return (ours or said or ["it said nothing"])[-1]
+    return (ours or said or ["it said nothing"])[-1].removeprefix("apptrain: ")
 
 
 def _private(path: str, flags: int) -> int:

@@ -98,7 +98,8 @@ def read(path: Path, env: Mapping[str, str]) -> Measured:
     result = _json(path, "result.json")
     rate, unit, timed = _rate(path, last, config)
     command = tuple(map(str, tokens.hide_words(manifest["command"], env)))
-    threads = text(last, "threads")
+    told = text(last, "threads")
+    threads = int(told) if told.isdecimal() and len(told) < 6 else 0
     batch = int(_positive(config, "batch_size") or 0)
     return Measured(
         path=path,
@@ -112,9 +113,9 @@ def read(path: Path, env: Mapping[str, str]) -> Measured:
         batch=batch,
         parts=_parts(result),
         device=text(last, "device"),
-        threads=int(threads) if threads.isdecimal() and len(threads) < 6 else 0,
+        threads=threads,
         epoch=int(_positive(result, "train_samples") or 0),
-        cores=_crowded(manifest, last, ranks),
+        cores=_crowded(manifest, last, ranks * max(1, threads)),
         alike=_alike(manifest, last, config),
     )
 
@@ -212,15 +213,13 @@ def _without_first(rank: Mapping[str, Any], name: str) -> float | None:
     return max(0.0, value - first) if value is not None and first is not None else None
 
 
-def _crowded(manifest: Mapping[str, Any], last: Mapping[str, Any], ranks: int) -> int:
+def _crowded(manifest: Mapping[str, Any], last: Mapping[str, Any], threads: int) -> int:
+    """The cores of this one machine, if these threads of all ranks take them all; else 0."""
     if text(last, "scheduler") != "embedded" or text(last, "device") != "cpu":
         return 0
     usable = [_positive(one.get("cpu"), "usable") for one in manifest["hardware"]]
-    threads = (
-        _positive({"n": int(text(last, "threads") or 0)}, "n") if text(last, "threads").isdecimal() else 1
-    )
     cores = int(min((one for one in usable if one), default=0))
-    return cores if cores and ranks * (threads or 1) >= cores else 0
+    return cores if threads >= cores else 0
 
 
 def _alike(manifest: Mapping[str, Any], last: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:

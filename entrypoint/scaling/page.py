@@ -13,10 +13,10 @@ from entrypoint.core.plain import counted, plain
 from entrypoint.report.charts import shown
 from entrypoint.report.page import document, table_of
 from entrypoint.scaling import picture, result
+from entrypoint.scaling.finding import PARTS
 from entrypoint.scaling.result import Scaling
 
 LOOK = {"ideal": "good", "pays": "good", "stops": "wait", "noise": "wait"}
-PARTS = ("communication", "data", "imbalance", "compute")
 
 
 def html(name: str, scaling: Scaling, now: float | None = None) -> str:

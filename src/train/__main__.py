@@ -166,7 +166,7 @@ def run(
     world.close()
     status = DONE
     if world.is_first:
-        run = figures.of_run(ending, config.batch_size, info)
+        rates = figures.of_run(ending, config.batch_size, info)
         identity = resume.identity(world)
         count = flops.per_image(
             config.model.name,
@@ -181,10 +181,10 @@ def run(
             "evaluated_on": config.evaluate.split if config.evaluate.split == "train" else source.split,
             "steps": student.step,
             "weights_sha256": learner.weights_sha256(student.weights()),
-            **run,
+            **rates,
             **flops.figures(
                 count,
-                run["images_per_s"],
+                rates["images_per_s"],
                 precision=config.precision,
                 device=identity["processor"],
                 ranks=world.size,

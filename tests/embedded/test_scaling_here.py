@@ -58,7 +58,7 @@ def test_a_size_that_fails_is_said_and_left_out(tmp_path: Path) -> None:
     ]
     ended = begin(tmp_path / "a", *words, "batch_size=8", "steps=8").end()
     assert ended.status == 0, ended.err
-    assert "3 nodes are left out: status 64: apptrain: train: batch_size is 8, no multiple of 3" in ended.err
+    assert "left out: 3 nodes: status 64: train: batch_size is 8, no multiple of 3" in ended.err
     assert "left out: 3 nodes: status 64" in ended.out
     assert "communication" in ended.out
     assert "CPU hours per epoch" in ended.out

@@ -107,7 +107,7 @@ def listed(values: Mapping[str, str]) -> str:
     APPTRAIN_BIND_2 and so on, which pbs/host.sh puts together again."""
     first, *further = [line for line in values.get("APPTRAIN_BIND", "").split("\n") if line] or [""]
     values = {**values, **{f"APPTRAIN_BIND_{number}": line for number, line in enumerate(further, 2)}}
-    if further:
+    if "APPTRAIN_BIND" in values:
         values["APPTRAIN_BIND"] = first
     for key, value in values.items():
         if not CARRIED.fullmatch(value):

@@ -127,6 +127,20 @@ def test_each_job_waits_for_the_end_of_the_one_before(
 
 
 @pytest.mark.parametrize(
+    ("option", "id"),
+    [
+        (["--minutes", "5"], "scaling-cluster-minutes"),
+        (["--json"], "scaling-cluster-result"),
+        (["-o", "x.svg"], "scaling-cluster-result"),
+    ],
+)
+def test_an_option_that_does_nothing_while_jobs_are_submitted_is_refused(option: list[str], id: str) -> None:
+    with pytest.raises(BadInput) as refusal:
+        command.main(["--cluster", "generic", *option, "--", "my.py"], {})
+    assert refusal.value.id == id
+
+
+@pytest.mark.parametrize(
     ("cluster", "scheduler", "wanted"),
     [("generic", "slurm", "--dependency=afterany:7"), ("generic-pbs", "pbs", "-W depend=afterany:7")],
 )
