@@ -36,7 +36,6 @@ from entrypoint.plan.profile import BIND_FORM, CLUSTERS, Profile, expanded, find
 from entrypoint.plan.sources import HelpFormatter, parser_class
 from entrypoint.schedulers.known import KNOWN, words_of
 
-TIME_FORMS: Final = "MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
 OF_JOB: Final = f"""options of sbatch or qsub go to them as they are, and win over the profile's:
   --qos debug --array 0-19 -J my_job, or under PBS -l storage=gdata/x -J 0-19
 options of the job, such as
@@ -361,12 +360,16 @@ def _wish(options: argparse.Namespace, arguments: tuple[str, ...], cwd: Path) ->
     time = options.time
     if options.walltime:
         time = options.walltime
-        if time.isdecimal():
-            raise BadInput("walltime-unit", f"--walltime {time}: seconds or minutes? Give {TIME_FORMS}")
-    if time and login.seconds(time) is None:
-        name = "--walltime" if options.walltime else "--time"
-        text = f"{name} {time}: give minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
-        raise BadInput("time-format", text.replace("minutes, ", "") if options.walltime else text)
+        if time.isdecimal() or login.seconds(time) is None:
+            raise BadInput(
+                "walltime-format",
+                f"--walltime {time}: give MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS; "
+                "a number alone could be seconds or minutes",
+            )
+    elif time and login.seconds(time) is None:
+        raise BadInput(
+            "time-format", f"--time {time}: give minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM or D-HH:MM:SS"
+        )
     for name in ("partition", "account"):
         if re.search(r"\s", getattr(options, name)):
             raise BadInput("option-one-word", f"--{name} {getattr(options, name)}: give one word")

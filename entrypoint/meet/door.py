@@ -13,7 +13,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from entrypoint.meet.wire import WireError, set_options
 from entrypoint.node import processes
@@ -59,7 +59,7 @@ class PendingConnection:
         self.bound.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
 
-class ConnectionHandler:
+class ConnectionHandler(Protocol):
     """Decides about the connections of an AuthListener."""
 
     async def admit(
@@ -67,7 +67,6 @@ class ConnectionHandler:
     ) -> None:
         """Talks to whoever has connected, and authenticates the connection in time. One that is not
         authenticated is closed when this returns, or raises WireError, EOFError or OSError."""
-        raise NotImplementedError
 
     def refuse(self, address: str, why: str) -> None:
         """Hears of each connection that had to be closed: where it came from, and why."""

@@ -108,6 +108,9 @@ class Listener(ConnectionHandler):
         finally:
             writer.transport.abort()
 
+    def refuse(self, address: str, why: str) -> None:
+        """Strangers may knock here: nobody need hear of it."""
+
 
 def partners(node_rank: int, nnodes: int) -> list[int]:
     """The nodes that this one tries to reach."""

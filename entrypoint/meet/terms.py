@@ -87,7 +87,7 @@ class LocalNode:
     async def address(self, hub: int) -> str:
         """The address of a node that may be the hub; of this one the address to listen on. Refusal: it has
         none."""
-        raise NotImplementedError
+        raise BadInput("join-no-address", f"this participant knows no address of node {hub}")
 
     async def move(self, address: str) -> str:
         """Takes node 0 at this address, which most have reached. Returns where this node is reached then,

@@ -6,14 +6,13 @@ Runs with the Python of a login node, from 3.9 on, and needs no package.
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
 
 from entrypoint.core.errors import BadInput
 from entrypoint.core.plain import plain
-from entrypoint.core.private import write_private
+from entrypoint.core.private import write_output, write_private
 from entrypoint.record import causes, reading, tokens, traces
 from entrypoint.record.compare import Pair
 from entrypoint.report import bundle, facts, page
@@ -34,11 +33,11 @@ def main(run: Path, out: str, *, bundled: bool, other: str, env: Mapping[str, st
     if bundled:
         target = Path(out) if out else Path(f"{run.resolve()}-support.tar.gz")
         content = bundle.pack(found, html, env)
-        _write(target, content.archive)
+        write_output(target, content.archive, "report")
         print("\n".join(content.in_words()))
     else:
         target = Path(out) if out else run / NAME
-        _write(target, html.encode())
+        write_output(target, html.encode(), "report")
         for line in found.missing:
             print(f"missing: {line}")
     print(target)
@@ -90,15 +89,3 @@ def _pair(found: RunFacts, other: Path, env: Mapping[str, str]) -> Pair:
     equal, differ = causes.sort(found.manifest, manifest)  # type: ignore[arg-type]
     names = (found.name, theirs.name)
     return Pair(names, equal, differ, traces.compare(found.trace, theirs.trace))
-
-
-def _write(target: Path, content: bytes) -> None:
-    try:
-        if target.is_dir():
-            raise IsADirectoryError(21, os.strerror(21))
-        write_private(target, content)
-    except OSError as error:
-        raise BadInput(
-            "report-unwritable",
-            f"report: {plain(str(target))} cannot be written: {error.strerror}: give another file with -o",
-        ) from None

@@ -18,7 +18,7 @@ from entrypoint.core import files
 from entrypoint.core.checkout import apptrain
 from entrypoint.core.errors import BAD_INPUT, BadInput
 from entrypoint.core.plain import counted, plain
-from entrypoint.core.private import write_private
+from entrypoint.core.private import write_output, write_private
 from entrypoint.plan import profile
 from entrypoint.plan.commands import FLAGS, is_script, split_command
 from entrypoint.plan.sources import HelpFormatter, parser_class
@@ -145,7 +145,7 @@ def report(path: Path, out: str, env: Mapping[str, str]) -> int:
     runs, left_out = read_all(there, env)
     scaling = result.of(runs, kind, [*left_out, *waiting])
     target = Path(out) if out else path / "report.html"
-    _write(target, page.html(path.resolve().name, scaling))
+    write_output(target, page.html(path.resolve().name, scaling), "scaling")
     print(target)
     return 0
 
@@ -355,16 +355,4 @@ def draw(scaling: Scaling, path: Path) -> None:
             "scaling-picture-kind",
             f"scaling -o {plain(str(path))}: the picture is SVG: give a name with .svg",
         )
-    _write(path, picture.svg(scaling))
-
-
-def _write(path: Path, content: str) -> None:
-    try:
-        if path.is_dir():
-            raise IsADirectoryError(21, os.strerror(21))
-        write_private(path, content)
-    except OSError as error:
-        raise BadInput(
-            "scaling-unwritable",
-            f"scaling: {plain(str(path))} cannot be written: {error.strerror}: give another file with -o",
-        ) from None
+    write_output(path, picture.svg(scaling), "scaling")

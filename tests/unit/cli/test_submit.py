@@ -352,8 +352,8 @@ WRITES = "or run `apptrain site -o {}` on your cluster's login node, which write
         (["--gpus-per-node", "8"], "--gpus-per-node 8: a node of lab.yaml has 4: ask for more nodes"),
         (["--time", "2h"], f"--time 2h: give {TIMES}"),
         (["--time", "00:00:00"], f"--time 00:00:00: give {TIMES}"),
-        (["--walltime", "abc"], f"--walltime abc: give {CLOCKS}"),
-        (["--walltime", "90"], f"--walltime 90: seconds or minutes? Give {CLOCKS}"),
+        (["--walltime", "abc"], f"--walltime abc: give {CLOCKS}; a number alone could be seconds or minutes"),
+        (["--walltime", "90"], f"--walltime 90: give {CLOCKS}; a number alone could be seconds or minutes"),
         (["--partition", "a b"], "--partition a b: give one word"),
         (["--options=--comment='x"], "--options --comment='x: No closing quotation: quote it as for a shell"),
         (

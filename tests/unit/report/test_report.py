@@ -262,8 +262,8 @@ def test_a_page_says_what_differs_from_another_run(tmp_path: Path) -> None:
     [
         ("", None, "run-missing"),
         ("", {"notes.txt": "x"}, "report-no-run"),
-        ("no/such/folder.html", GOOD, "report-unwritable"),
-        (".", GOOD, "report-unwritable"),
+        ("no/such/folder.html", GOOD, "output-unwritable"),
+        (".", GOOD, "output-unwritable"),
     ],
 )
 def test_what_cannot_be_reported_is_refused(

@@ -217,7 +217,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     same = [reference(tmp_path, f"s{nodes}", nodes, 9.0) for nodes in (1, 2)]
     assert refused(same, "--weak") == "scaling-batches"
     assert refused([one, two], "-o", str(tmp_path / "x.png")) == "scaling-picture-kind"
-    assert refused([one, two], "-o", str(tmp_path / "no" / "x.svg")) == "scaling-unwritable"
+    assert refused([one, two], "-o", str(tmp_path / "no" / "x.svg")) == "output-unwritable"
 
 
 def test_the_picture_is_one_file_that_says_what_it_shows(
