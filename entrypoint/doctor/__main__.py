@@ -39,8 +39,13 @@ def main(argv: Sequence[str]) -> int:
         torch.cuda.set_device(device)
     store, rank, world = next(rendezvous("env://"))
     mine = _of_rank(rank, os.environ["APPTRAIN_NODE"], device, os.environ)
+    on_gpu = device.type == "cuda"
     dist.init_process_group(
-        "nccl" if device.type == "cuda" else "gloo", store=store, rank=rank, world_size=world
+        "nccl" if on_gpu else "gloo",
+        store=store,
+        rank=rank,
+        world_size=world,
+        device_id=device if on_gpu else None,
     )
     try:
         report = _examine(store, mine, device, began)

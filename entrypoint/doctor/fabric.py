@@ -18,6 +18,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from entrypoint.core.files import Unfit, open_regular
 from entrypoint.doctor.judge import Finding
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.options import RDMA
@@ -25,6 +26,7 @@ from entrypoint.plan.sources import Settings
 
 FILE, DEBUG = "NCCL_DEBUG_FILE", "NCCL_DEBUG"
 NAME = "nccl.%h.%p"
+LOGS = NAME.replace("%h", "*").replace("%p", "*")
 SOCKET = "Socket"
 LACKS = {
     "infiniband": "libibverbs and the devices in /dev/infiniband",
@@ -73,9 +75,9 @@ def network(log: str) -> str:
 def networks(folder: Path) -> list[str]:
     """The logs in the folder that name a network, one of each process."""
     texts = []
-    for path in sorted(folder.glob(NAME.replace("%h", "*").replace("%p", "*"))):
-        with contextlib.suppress(OSError), path.open(errors="replace") as file:
-            texts.append(file.read(READ))
+    for path in sorted(folder.glob(LOGS)):
+        with contextlib.suppress(OSError, Unfit), open_regular(path) as file:
+            texts.append(file.read(READ).decode(errors="replace"))
     return [text for text in texts if network(text)]
 
 

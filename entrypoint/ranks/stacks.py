@@ -32,8 +32,11 @@ from entrypoint.ranks.frames import Frame
 from entrypoint.ranks.heartbeat import Heartbeats
 from entrypoint.ranks.ranks import Ranks
 
-RECORDER = 3.0
-"""Seconds for torch to dump its flight recorder: it looks at its pipe about once a second."""
+RECORDER = 8.0
+"""Seconds for torch to dump its flight recorder: it looks at its pipe once a second, and the first dump
+imports torch._inductor (1.4 to 3 s on a local disk). With DUMP this is less than the hub's bound for all."""
+PIPE = "recorder.rank"
+"""Of the pipes that torch makes for it, before the rank's number."""
 KEEP = 4.0
 """Seconds for the file system to take what was found."""
 DUMP = 5.0
@@ -52,7 +55,7 @@ def variables(
     version; empty where it is not known."""
     wanted = {"PYTHONFAULTHANDLER": "1"}
     if device == "cuda":
-        wanted["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = f"{scratch}/nccl.rank"
+        wanted["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] = f"{scratch}/{PIPE}"
         recorder = {"BUFFER_SIZE": "2000", "DUMP_TEMP_FILE": f"{run.stacks}/nccl.rank"}
         for name, value in recorder.items():
             if not any(one in env for one in _RECORDER_NAMES[name]):
@@ -84,7 +87,6 @@ class LastLook:
         alive = _alive(self._ranks)
         self._states = {rank: processes.state(pid) for rank, pid in alive.items()}
         self._texts = dict.fromkeys(alive, "")
-        self._ranks.freeze_agent()
         able = {rank: pid for rank, pid in alive.items() if self._states[rank] not in processes.STOPPED}
         shown, _ = await asyncio.gather(_shown_by(able, self._signs), self._dump_recorders(alive))
         self._texts |= shown
@@ -92,7 +94,9 @@ class LastLook:
 
     async def closer(self) -> list[RankSnapshot]:
         """The same with those that have shown nothing, as all nodes have looked by now: faulthandler shows
-        them, which ends them."""
+        them, which ends them. The agent is stopped only now: torch's store is in it, and a rank asks that
+        before it looks at the recorder's pipe."""
+        self._ranks.freeze_agent()
         silent = {rank: pid for rank, pid in _alive(self._ranks).items() if not self._texts.get(rank)}
         dumps = await asyncio.gather(*(_dump(self._ranks, rank, pid) for rank, pid in silent.items()))
         self._texts |= dict(zip(silent, dumps, strict=True))
@@ -114,7 +118,7 @@ class LastLook:
         ]
 
     async def _dump_recorders(self, ranks: Iterable[int]) -> None:
-        pipes = {rank: self._scratch / f"nccl.rank{rank}.pipe" for rank in ranks}
+        pipes = {rank: self._scratch / f"{PIPE}{rank}.pipe" for rank in ranks}
         pipes = {rank: pipe for rank, pipe in pipes.items() if pipe.exists()}
         if not pipes or await _kept(_make, self._run):
             return
@@ -126,7 +130,7 @@ class LastLook:
                 os.close(pipe)
                 asked.append(self._run.stacks / f"nccl.rank{rank}")
         if asked:
-            await _kept(_await_files, asked, time.monotonic() + RECORDER)
+            await _kept(_await_files, asked, time.monotonic() + RECORDER, seconds=RECORDER)
 
 
 class StackCollector:
@@ -225,14 +229,19 @@ def _keep(run: RunDirectory, files: Mapping[Path, str]) -> None:
 
 
 def _await_files(paths: Sequence[Path], deadline: float) -> None:
-    while not all(path.exists() for path in paths) and time.monotonic() < deadline:
+    """Until all are written: they have bytes, and grow no longer."""
+    sizes: list[int] = []
+    while time.monotonic() < deadline:
+        last, sizes = sizes, [path.stat().st_size if path.exists() else 0 for path in paths]
+        if all(sizes) and sizes == last:
+            return
         time.sleep(0.1)
 
 
-async def _kept(work: Callable[..., None], *args: Any) -> str:
+async def _kept(work: Callable[..., None], *args: Any, seconds: float = KEEP) -> str:
     """Does it in the run directory; returns why it failed, empty where it did not."""
     try:
-        await run_in_thread(work, *args, seconds=KEEP)
+        await run_in_thread(work, *args, seconds=seconds)
     except OSError as error:
         return error.strerror or type(error).__name__
     return ""

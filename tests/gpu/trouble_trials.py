@@ -43,7 +43,7 @@ def memory(bench: Bench) -> str:
     """A GPU's memory that runs out is one line, with the rank and CUDA's own words."""
     ended = bench.launch("memory", str(SCRIPTS / "oom.py"))
     expect(ended.status == 1, f"the launcher ended with {ended.status}, not 1", ended)
-    said = _said(ended, f"apptrain: rank {bench.ranks - 1} on {NODE}, status 1: ")
+    said = _said(ended, f"apptrain: rank {bench.ranks - 1} on {NODE} failed first, status 1: ")
     expect("CUDA out of memory" in said, f"no word of memory: {said}", ended)
     return said.removeprefix("apptrain: ")[:160]
 

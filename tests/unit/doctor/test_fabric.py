@@ -1,6 +1,7 @@
 """Which network NCCL has taken, from logs in NCCL's own words, and whether that ends a job."""
 
 import asyncio
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -8,7 +9,9 @@ from typing import Any
 import pytest
 
 from entrypoint.doctor import fabric, facts
+from entrypoint.job.rundir import RunDirectory
 from entrypoint.plan.options import RDMA
+from entrypoint.ranks import stacks
 
 PREFIX = "gpu-a01:1234:1260 [0] NCCL INFO "
 
@@ -82,6 +85,19 @@ def test_the_network_is_the_one_that_nccl_says_it_uses(text: str, name: str) -> 
 def test_sockets_are_wrong_where_the_site_has_a_fabric(text: str, wanted: str, said: str | None) -> None:
     found = fabric.objection(text, wanted, "a")
     assert (found and str(found)) == said
+
+
+def test_what_is_no_log_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "nccl.a.1")  # open() would wait for one who writes, and the launcher with it
+    (tmp_path / "nccl.a.2").write_text(IB)
+    assert fabric.networks(tmp_path) == [IB]
+
+
+def test_the_recorders_pipe_is_not_taken_for_a_log(tmp_path: Path) -> None:
+    named = stacks.variables("cuda", tmp_path, RunDirectory(tmp_path, 0), {}, "2.15.0")
+    pipe = Path(named["TORCH_NCCL_DEBUG_INFO_PIPE_FILE"] + "0.pipe")
+    assert pipe.parent == tmp_path
+    assert not pipe.match(fabric.LOGS)
 
 
 def plan(nnodes: int = 2, **env: str) -> Any:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import pytest
 
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.ranks import hooks as inside
+from entrypoint.ranks import stacks
 from entrypoint.ranks.heartbeat import Heartbeats
 from entrypoint.ranks.output import Relay, own_consoles
 from entrypoint.ranks.stacks import LastLook, StackCollector, sighting, variables
@@ -142,11 +144,11 @@ def test_the_last_look_ends_only_ranks_that_show_nothing_otherwise_and_keeps_all
     inside.install(tmp_path / "inside")
     run, frozen = RunDirectory(tmp_path / "run", 3), []
     (tmp_path / "2").write_text("9")
-    recorder = tmp_path / "nccl.rank2.pipe"
+    recorder = tmp_path / "recorder.rank2.pipe"
     os.mkfifo(recorder)
     pipe = os.open(recorder, os.O_RDWR)  # as torch has it
     run.stacks.mkdir(parents=True)
-    (run.stacks / "nccl.rank2").touch()  # torch's answer
+    (run.stacks / "nccl.rank2").write_bytes(b"dump")  # torch's answer
     shows = [sys.executable, "-P", "-S", "-c", SCRIPT, str(tmp_path / "inside")]
     knows_nothing = ["/bin/sh", "-c", '"$@"; exit', "sh", sys.executable, "-P", "-S", "-c", STUCK]
     commands = [shows, shows, knows_nothing, ["/bin/sh", "-c", "echo; exec sleep 30"]]
@@ -184,10 +186,11 @@ def test_the_last_look_ends_only_ranks_that_show_nothing_otherwise_and_keeps_all
         ]
         assert (found[0].step, found[1].step) == (9, None)
         assert [process.poll() for process in started] == [None] * 4
-        assert (frozen, os.read(pipe, 100)) == ([True], b"dump\n")
+        assert (frozen, os.read(pipe, 100)) == ([], b"dump\n")
         assert {path.name for path in run.stacks.iterdir()} == {"nccl.rank2"}
 
         closer = asyncio.run(look.closer())
+        assert frozen == [True]
         assert [(one.rank, one.state == "T", one.at.partition(" ")[2]) for one in closer] == [
             (2, False, "reads"),
             (3, True, "reads"),
@@ -296,7 +299,7 @@ def test_processes_that_a_rank_started_and_that_wait_for_a_group_are_found(
             os.killpg(process.pid, signal.SIGKILL)
 
 
-PIPE = {"PYTHONFAULTHANDLER": "1", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/scratch/nccl.rank"}
+PIPE = {"PYTHONFAULTHANDLER": "1", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/scratch/recorder.rank"}
 NEW = {"TORCH_FR_BUFFER_SIZE": "2000", "TORCH_FR_DUMP_TEMP_FILE": "/run/stacks/3/nccl.rank"}
 OLD = {
     "TORCH_NCCL_TRACE_BUFFER_SIZE": "2000",
@@ -322,3 +325,16 @@ def test_nccls_flight_recorder_is_on_unless_the_user_has_set_it(
 ) -> None:
     run = RunDirectory(Path("/run"), 3)
     assert variables(device, Path("/scratch"), run, given, torch) == added
+
+
+def test_a_dump_is_awaited_until_it_is_written(tmp_path: Path) -> None:
+    dump, began = tmp_path / "nccl.rank0", time.monotonic()
+    dump.touch()
+    writes = threading.Timer(0.3, dump.write_bytes, [b"all"])
+    writes.start()
+    stacks._await_files([dump], began + 20)
+    assert 0.3 <= time.monotonic() - began < 20
+    assert dump.read_bytes() == b"all"
+    began = time.monotonic()
+    stacks._await_files([dump, tmp_path / "nccl.rank1"], began + 0.3)
+    assert 0.3 <= time.monotonic() - began < 20

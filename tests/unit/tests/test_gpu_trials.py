@@ -120,7 +120,7 @@ STUCK = (
     "is in skip.py:13 read_more_data, while 1 of 2 ranks wait in synchronize, skip.py:27 <module>\n"
 )
 OOM = (
-    "apptrain: rank 1 on 127.0.0.1, status 1: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 634.62 "
+    "apptrain: rank 1 on 127.0.0.1 failed first, status 1: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 634.62 "
     "GiB. GPU 1 has a total capacity of 79.32 GiB of which 78.41 GiB is free.\n"
 )
 
