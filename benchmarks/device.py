@@ -68,10 +68,12 @@ def _free_port() -> int:
 
 
 def commit(checkout: Path) -> str | None:
-    """The revision that git names; None where it does not."""
-    argv = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
+    """The revision that git names; None where it does not, or the folder is no checkout of its own."""
+    argv = ["git", "-C", str(checkout), "rev-parse", "--show-toplevel", "HEAD"]
     with suppress(OSError, subprocess.SubprocessError):
-        return subprocess.run(argv, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+        said = subprocess.run(argv, capture_output=True, text=True, timeout=10, check=True).stdout
+        top, revision = said.splitlines()
+        return revision if Path(top).samefile(checkout) else None
     return None
 
 

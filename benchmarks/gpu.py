@@ -139,7 +139,7 @@ class Bench:
             "beside_torchvision": beside,
             "differs": DIFFERS,
             "torchvision": metadata.version("torchvision"),
-            "torchvision_script": device.commit(self.script.parent),
+            "torchvision_script": device.commit(self.script.parents[2]),
             "settings": {"steps": STEPS, "measured": MEASURED, "workers_a_rank": self.workers},
             "batch_a_gpu": {model.name: self.batch(model) for model in MODELS},
             "gflop_an_image": {model.name: model.gflop for model in MODELS},
