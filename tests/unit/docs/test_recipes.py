@@ -20,7 +20,7 @@ def test_the_recipes_are_found() -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_says_which_test_runs_it_or_that_none_does(name: str) -> None:
     *_, last = RECIPES[name].strip().split("\n\n")
-    assert re.search(r"tests/[\w/]+\.py::test_\w+|no\s+test\s+runs", last)
+    assert re.search(r"tests/[\w/]+\.py::test_\w+|[Nn]o\s+test\s+runs", last)
 
 
 @pytest.mark.parametrize(("file", "name"), NAMED)
