@@ -5,7 +5,6 @@ The figures of the tutorials' job script are of one measurement each, of the sam
 nodes with 2 ranks, SlurmdTimeout 30 s; benchmarks/tutorial.sbatch is that script).
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -32,11 +31,9 @@ TUTORIALS = {
     "the image is missing on one node": "**hangs** on the others",
     "the disk is full while saving": "fails after 27 s; half a checkpoint under the newest name; 262 lines",
 }
-OURS = re.compile(r"(apptrain|entrypoint|run\.sh|train|WARNING): ")
-"""Lines of the launcher and of `train` itself, which say what to do; the others are Slurm's, and ranks' tracebacks."""
 HEADER = (
-    "| what breaks | `--on-failure` | what happens | noticed, s | first new step, s | steps lost | lines: ours of all | tutorials' script |\n"
-    "|---|---|---|---|---|---|---|---|\n"
+    "| what breaks | `--on-failure` | what happens | noticed, s | first new step, s | steps lost | tutorials' script |\n"
+    "|---|---|---|---|---|---|---|\n"
 )
 
 
@@ -67,8 +64,6 @@ def rows(runs: Sequence[dict[str, Any]]) -> str:
 
 def _row(case: str, policy: str, times: Sequence[dict[str, Any]]) -> str:
     lost = _span([one["lost"] for one in times], "d") + f" of {max(one['bound'] for one in times)}"
-    ours = [sum(bool(OURS.match(line)) for line in one["said"]) for one in times]
-    said = [len(one["said"]) for one in times]
     noticed = [one["noticed_s"] for one in times]
     cells = (
         case + (f" ({len(times)} times)" if len(times) > 1 else ""),
@@ -77,7 +72,6 @@ def _row(case: str, policy: str, times: Sequence[dict[str, Any]]) -> str:
         "as planned" if case == "walltime" else _span([one for one in noticed if one is not None], ".1f"),
         _span([one["first_step_s"] for one in times if one["first_step_s"] is not None], ".0f"),
         "0" if times[0]["planned"] else lost,
-        f"{_span(ours, 'd')} of {_span(said, 'd')}",
         TUTORIALS.get(case, "") or "-",
     )
     return f"| {' | '.join(cells)} |\n"
