@@ -1,13 +1,15 @@
-"""The scripts of docs/recipes.md, under the launcher, as the page has them."""
+"""The scripts of docs/recipes.md that are in examples/, under the launcher."""
 
 import json
 import re
+import shutil
 import socket
 import tarfile
 from pathlib import Path
 
 from tests.embedded.jobs import BOUND, CHECKOUT, Ended, run, start
 
+EXAMPLES = CHECKOUT / "examples"
 DEBUGGED = """\
 import os
 
@@ -20,16 +22,8 @@ if os.environ["RANK"] == "1":
 """
 
 
-def script(folder: Path, name: str) -> str:
-    """Writes the page's script of this name there."""
-    text = (CHECKOUT / "docs/recipes.md").read_text()
-    (code,) = re.findall(rf'^```python\n("""{re.escape(name)}: .*?)^```$', text, re.M | re.S)
-    (folder / name).write_text(code)
-    return name
-
-
 def steps(folder: Path, number: int) -> Ended:
-    program = str(CHECKOUT / "examples/fsdp2_dcp.py")
+    program = str(EXAMPLES / "fsdp2_dcp.py")
     ended = run(folder, "--nodes", "1", "--nproc-per-node", "2", "--", program, "--steps", str(number))
     assert ended.status == 0, ended.err
     return ended
@@ -59,7 +53,7 @@ def test_data_are_unpacked_once_on_each_node(tmp_path: Path) -> None:
         for number in range(3):
             (tmp_path / f"{number}.txt").write_text("data")
             packed.add(tmp_path / f"{number}.txt", f"{number}.txt")
-    words = ("--nodes", "2", "--nproc-per-node", "2", "--", script(tmp_path, "staged.py"), "data.tar")
+    words = ("--nodes", "2", "--nproc-per-node", "2", "--", str(EXAMPLES / "staged.py"), "data.tar")
     ended = run(tmp_path, *words, env={"TMPDIR": str(disk)})
     assert ended.status == 0, ended.err
     assert sorted(re.findall("rank .*", ended.out)) == [f"rank {rank} has 3 files" for rank in range(4)]
@@ -67,7 +61,7 @@ def test_data_are_unpacked_once_on_each_node(tmp_path: Path) -> None:
 
 
 def test_a_debugger_stops_one_rank_and_lets_it_go_on(tmp_path: Path) -> None:
-    script(tmp_path, "attach.py")
+    shutil.copy(EXAMPLES / "attach.py", tmp_path)
     (tmp_path / "debugged.py").write_text(DEBUGGED)
     job = start(tmp_path, "--nodes", "2", "--hang-timeout", "0", "--", "debugged.py")
     job.until(lambda: "waits: nc -U " in job.text(), "a rank that waits for the debugger")
@@ -86,7 +80,7 @@ def test_a_debugger_stops_one_rank_and_lets_it_go_on(tmp_path: Path) -> None:
 
 
 def test_a_profile_is_written_for_each_rank(tmp_path: Path) -> None:
-    ended = run(tmp_path, "--nodes", "2", "--", script(tmp_path, "profiled.py"))
+    ended = run(tmp_path, "--nodes", "2", "--", str(EXAMPLES / "profiled.py"))
     assert ended.status == 0, ended.err
     for rank in range(2):
         events = json.loads((ended.run / f"trace.rank{rank}.json").read_text())["traceEvents"]

@@ -1,0 +1,27 @@
+"""A trace of steps 3 and 4 of each rank, by torch's own profiler: trace.rankR.json in the run directory.
+
+This machine:  apptrain run -- examples/profiled.py
+Slurm:         sbatch -N 2 --gpus-per-node=4 slurm/multinode.sbatch -- examples/profiled.py
+PBS:           export APPTRAIN_ARGS='-- examples/profiled.py'
+               qsub -v APPTRAIN_ARGS -l select=2:ncpus=16:ngpus=4 -l place=scatter pbs/multinode.pbs
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import profile, schedule
+
+dist.init_process_group()
+trace = f"{os.environ['APPTRAIN_RUN_DIR']}/trace.rank{dist.get_rank()}.json"
+model = DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+steps = schedule(wait=1, warmup=1, active=2, repeat=1)
+with profile(schedule=steps, on_trace_ready=lambda profiler: profiler.export_chrome_trace(trace)) as profiler:
+    for _ in range(5):
+        model(torch.randn(16, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        profiler.step()
+dist.destroy_process_group()

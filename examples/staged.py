@@ -1,0 +1,28 @@
+"""Unpack the data once on each node, on its own disk: the first rank does it, the others wait.
+
+This machine:  tar -cf data.tar -C dataset . && apptrain run -- examples/staged.py data.tar
+Slurm:         sbatch -N 2 --gpus-per-node=4 slurm/multinode.sbatch -- examples/staged.py /scratch/me/data.tar
+PBS:           export APPTRAIN_ARGS='-- examples/staged.py /scratch/me/data.tar'
+               qsub -v APPTRAIN_ARGS -l select=2:ncpus=16:ngpus=4 -l place=scatter pbs/multinode.pbs
+
+Start one task a node, as these lines do: with one task a rank each task has a folder of its own.
+"""
+
+import os
+import sys
+import tarfile
+import tempfile
+from datetime import timedelta
+from pathlib import Path
+
+import torch.distributed as dist
+
+dist.init_process_group(timeout=timedelta(hours=1))  # longer than the unpacking
+folder = Path(tempfile.gettempdir(), "data-" + os.environ["APPTRAIN_NODE"])
+if os.environ["LOCAL_RANK"] == "0":
+    with tarfile.open(sys.argv[1]) as packed:
+        packed.extractall(folder, filter="data")
+dist.barrier()
+
+print("rank", dist.get_rank(), "has", len(list(folder.iterdir())), "files", flush=True)
+dist.destroy_process_group()
