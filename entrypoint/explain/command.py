@@ -118,6 +118,8 @@ def _in_words(
         yield f"{first.entry.title} ({first.entry.id})"
         yield from _fact("where", _place(first))
         yield f"  {_at(first.first)}: {plain(first.first.text)}"
+        if first.entry.kind == "symptom":
+            yield from _fact("note", "a symptom: what caused it is not in this log")
         yield from _fact("why", first.entry.why)
         for number, remedy in enumerate(first.entry.remedies):
             text = f"if {remedy.when}: {remedy.text}" if remedy.when else remedy.text

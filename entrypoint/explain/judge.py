@@ -2,8 +2,11 @@
 
 A failure echoes: a rank runs out of memory, the others lose their connection to it, torchrun sums up. So an
 entry of the catalogue that is a cause comes before one that is a symptom, and that before a warning; an echo
-is never a cause. Among equals the earliest counts: by time where the lines have one, else by their order. An
-error that is not in the catalogue keeps a later symptom from being taken for the cause.
+is never a cause. Among equals the earliest counts: by time where the lines have one, else by their order.
+
+A wrong answer is worse than none. What a program went on after is no cause. A line is weak if it calls itself
+a warning, or is of a command of a job script, which goes on after such: it gives way to other causes, and to
+an exception that is not in the catalogue. Such an exception also keeps a later symptom from being the cause.
 """
 
 from __future__ import annotations
@@ -82,7 +85,11 @@ def judge(
     for one in all_timed:
         last[one.file] = max(last.get(one.file, 0), one.order[1])
     behind = {file: (lengths or {}).get(file, 0) - number for file, number in last.items()}
-    timed = [one for one in all_timed if behind[one.file] < (FEW_BEHIND if one.is_mild else MANY_BEHIND)]
+    timed = [
+        one
+        for one in all_timed
+        if behind[one.file] < (FEW_BEHIND if one.is_mild else MANY_BEHIND) and not one.went_on
+    ]
     if not timed and not ends:
         return Judgement((), _seen_only(all_timed, who, counts), None)
     timed = timed or all_timed
@@ -101,8 +108,9 @@ def judge(
     if unknown and (best is None or best.entry.kind == "echo" or _is_behind(best, unknown[0])):
         same = [replace(one, entry=own_error) for one in unknown]
         return Judgement((who.finding(same, counts),), tuple(sorted(findings, key=_ranking)), None)
-    if best is None or best.entry.kind == "echo":
-        earliest = next((one for one in timed if one.entry is None), None) or next(iter(timed), None)
+    if best is None or best.entry.kind == "echo" or _is_doubtful(best, timed):
+        rows = [one for one in timed if one.entry is None]
+        earliest = next((one for one in rows if not one.is_mild), None) or next(iter([*rows, *timed]), None)
         return Judgement((), tuple(sorted(findings, key=_ranking)), earliest and who.of(earliest))
     level = _RANKING[best.entry.kind]
     causes = [one for one in first if _RANKING[one.entry.kind] == level]
@@ -152,8 +160,19 @@ def _when(one: Evidence) -> tuple[float, tuple[int, int]]:
 
 
 def _ranking(one: CauseFound) -> tuple[int, bool, float, tuple[int, int]]:
-    """A line that calls itself a warning comes behind one that does not."""
-    return (_RANKING[one.entry.kind], one.first.is_mild, *_when(one.first))
+    """Weak lines come behind others."""
+    return (_RANKING[one.entry.kind], _is_weak(one.first), *_when(one.first))
+
+
+def _is_weak(one: Evidence) -> bool:
+    return one.is_mild or one.is_of_shell
+
+
+def _is_doubtful(best: CauseFound, timed: Sequence[Evidence]) -> bool:
+    """Whether a line that calls itself a warning is all that speaks for it, and there is an error that nobody
+    knows."""
+    is_mild = best.first.is_mild and best.entry.kind != "warning"
+    return is_mild and any(one.entry is None and not one.is_mild for one in timed)
 
 
 class _Who:
@@ -199,9 +218,10 @@ class _Who:
 
 
 def _is_behind(best: CauseFound, unknown: Evidence) -> bool:
-    """Whether a symptom or a warning may be the consequence of an exception that nobody knows."""
+    """Whether a symptom or a weak line may have nothing to do with an exception that nobody knows, or may be
+    its consequence."""
     if _RANKING[best.entry.kind] == 0:
-        return False
+        return _is_weak(best.first)
     if best.first.time is not None and unknown.time is not None:
         return unknown.time <= best.first.time + CLOSE
     if best.first.file == unknown.file:

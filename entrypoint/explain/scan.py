@@ -35,6 +35,10 @@ MOST_SHAPES, MOST_SHAPE_BYTES = 100_000, 16 << 20
 _DIGITS = b"0123456789"
 NEAR, NEAR_BYTES = 30, 1 << 14
 """Lines, and bytes, around one that may have its time or rank."""
+FRAME_LINES = 6
+"""Lines of the last frame of a traceback, with its source and what is marked in it, of two ranks at once."""
+_IGNORED, NEAR_IGNORED = b"Exception ignored in", 10
+"""How Python begins what a finalizer raised, and lines of that: it ends nothing."""
 MOST_NODES = 10_000
 _LETTERS = bytes(c if chr(c).isalpha() and c < 128 else 32 for c in range(256))
 """Leaves the letters, and spaces for all else."""
@@ -47,6 +51,8 @@ _ENDINGS = (b"Error", b"Exception", b"Exit")
 _EXCEPTION = re.compile(
     rb"(?:[A-Za-z_][\w]{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|Interrupt|Exit|Failure)(?:: .*|\s*)$"
 )
+_RAISED = re.compile(rb"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception): \S")
+"""An exception without its traceback: an error, but it need not have ended anything."""
 _ERROR = re.compile(
     rb"^(?:\[[^\]]{1,40}\]:? ?)?(?:\w{1,20}: "
     rb"){0,3}(?:ERROR|FATAL|CRITICAL|[Ff]atal|[Ee]rror|panic)\b|: (?:fatal )?error: | - (?:ERROR|CRITICAL) - "
@@ -54,9 +60,23 @@ _ERROR = re.compile(
 )
 _MILD = re.compile(
     rb"\b[Rr]etry(?:ing)?\b|\b[Tt]rying\b|\b[Ff]all(?:ing|s|en)? ?back\b|\b[Ii]gnor(?:ing|ed|e)\b"
-    rb"|\bWARN(?:ING)?\b|\bINFO:|[a-z]Warning\b|^\s*\[?(?:rank\d+\]:)?\[?W(?:\d{4}| )|\b[Ss]kipp(?:ing|ed)\b"
+    rb"|\bWARN(?:ING)?\b|\bINFO\b|\b[Uu]sing (?:the )?(?:CPU|cpu)\b|\binstead\.?$|\b[Ff]rom scratch\b"
+    rb"|^wandb: (?:ERROR|W&B)|[a-z]Warning\b|^\s*\[?(?:rank\d+\]:)?\[?W(?:\d{4}| )|\b[Ss]kipp(?:ing|ed)\b"
     rb"|\bDEBUG\b|\b[Rr]ecovered\b|non-fatal"
 )
+_OF_SHELL = re.compile(
+    rb"^(?:/\S*/)?(?:cp|mv|rm|mkdir|rmdir|ls|ln|cat|tar|touch|chmod|chown|chgrp|find|rsync|du|df|source|ulimit"
+    rb"|module|bash|sh|[\w.-]+\.(?:sh|sbatch|slurm|pbs)|slurm_script|[\w.-]+\.SC): "
+    rb"|^(?:CommandNotFoundError|Environment(?:Name|Location)NotFound|CondaError)\b|Lmod has detected"
+    rb"|ModuleCmd_Load"
+)
+"""A command of a job script that failed: the script goes on, if it does not ask to be ended."""
+_STEP = re.compile(
+    rb"\b(?:[Ss]teps?|[Ee]pochs?|[Ii]ter(?:ation)?s?|[Bb]atch)\b\W{0,3}(\d{1,12})\b|\b(\d{1,12})/\d{1,12} \["
+)
+"""A line of progress, with the number of the step."""
+STEPS = 3
+"""Different steps behind a line, by which its program went on: ranks that do not wait yet make one more."""
 _FRAME = re.compile(rb'.{0,60}?  File "[^"]{1,400}", line \d+')
 _SOURCE = re.compile(rb"[^ ]{0,60} ?    ")
 """The line behind it is source code, which says what might be raised and not what was."""
@@ -89,6 +109,10 @@ class Evidence:
     is_exception: bool = False
     is_mild: bool = False
     """It calls itself a warning, or says that something is tried again or left out."""
+    is_of_shell: bool = False
+    """A command of a job script failed, after which the script mostly goes on."""
+    went_on: bool = False
+    """Steps of the program follow."""
 
 
 @dataclass(frozen=True)
@@ -244,9 +268,13 @@ class Scan:
         entry = messages.rather(entry, body)
         is_exception = False
         traceback = _traceback(before)
+        is_ignored = traceback is not None and any(_IGNORED in one for one in before[-NEAR_IGNORED:])
         if entry is None:
-            is_exception = traceback is not None and _EXCEPTION.match(body) is not None
-            if not is_exception and not _ERROR.search(body):
+            if is_ignored:
+                return
+            is_raised = traceback is not None and _EXCEPTION.match(body) is not None
+            is_exception = is_raised and not body.startswith(b"SystemExit")
+            if not is_exception and not _ERROR.search(body) and not _RAISED.match(body):
                 return
         key = entry.id if entry else ("exception" if is_exception else "error")
         self.counts[key] += 1
@@ -255,7 +283,6 @@ class Scan:
             return
         file_rank, file_node = lines.of_file(name)
         of_traceback = lines.rank(traceback) if traceback and _EXCEPTION.match(body) else None
-        near = _first(of_traceback, _rank_near(before, behind[:6], entry))
         self.found.append(
             Evidence(
                 entry=entry,
@@ -264,11 +291,13 @@ class Scan:
                 number=number,
                 order=order,
                 time=_time(line, before),
-                rank=_first(rank, file_rank, near, _rank_behind(line, behind[:12])),
+                rank=_first(rank, file_rank, of_traceback, _rank_behind(line, behind[:12])),
                 node=node or file_node,
                 device=lines.device(line),
                 is_exception=is_exception,
-                is_mild=not is_exception and _MILD.search(line) is not None,
+                is_mild=is_ignored or (not is_exception and _MILD.search(line) is not None),
+                is_of_shell=_OF_SHELL.search(body) is not None,
+                went_on=_steps(behind) >= STEPS,
             )
         )
 
@@ -299,8 +328,8 @@ class Scan:
 
 
 def _is_quoted(line: bytes, before: Sequence[bytes]) -> bool:
-    """Whether it is source code in a traceback, or a command that `set -x` shows."""
-    if line.startswith((b"+ ", b"++ ")):
+    """Whether it is a frame of a traceback or its source code, or a command that `set -x` shows."""
+    if line.startswith((b"+ ", b"++ ")) or _FRAME.match(line):
         return True
     return bool(before) and _SOURCE.match(line) is not None and _FRAME.match(before[-1]) is not None
 
@@ -318,17 +347,6 @@ def _time(line: bytes, before: Sequence[bytes]) -> float | None:
     return None
 
 
-def _rank_near(before: Sequence[bytes], behind: Sequence[bytes], entry: Entry | None) -> int | None:
-    """The rank of torchrun's summary around an exit status."""
-    if entry is None or entry.family != "torchrun":
-        return None
-    for one in (*reversed(before[-8:]), *behind):
-        found = _BOX.match(one)
-        if found and found[1] == b"rank" and found[2].isdigit():
-            return int(found[2][:6])
-    return None
-
-
 def _rank_behind(line: bytes, behind: Sequence[bytes]) -> int | None:
     """Of a line that does not name its rank, that of the error which follows at once: NCCL warns first, and
     torch prints some errors without a label."""
@@ -341,9 +359,17 @@ def _rank_behind(line: bytes, behind: Sequence[bytes]) -> int | None:
     return None
 
 
+def _steps(behind: Sequence[bytes]) -> int:
+    """How many different steps these lines tell of."""
+    found = (_STEP.search(one, 0, 400) for one in behind)
+    return len({one[1] or one[2] for one in found if one})
+
+
 def _traceback(before: Sequence[bytes]) -> bytes | None:
-    """The line that begins the traceback of which the line behind these is the end, it may be."""
-    return next((one for one in reversed(before) if b"Traceback (most recent call last)" in one), None)
+    """A line of the traceback of which the line behind these is the end, it may be: where it begins, or a
+    frame near its end, as many are longer than what is looked at."""
+    begin = next((one for one in reversed(before) if b"Traceback (most recent call last)" in one), None)
+    return begin or next((one for one in reversed(before[-FRAME_LINES:]) if _FRAME.match(one)), None)
 
 
 def _box(rows: Iterable[bytes]) -> ProcessEnd:

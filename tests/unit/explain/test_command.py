@@ -47,6 +47,13 @@ def test_a_known_cause_is_told_in_words_with_its_place(tmp_path: Path) -> None:
     assert "expandable_segments:True" in done.stdout
 
 
+def test_a_symptom_is_called_one() -> None:
+    note = "note:      a symptom: what caused it is not in this log"
+    watchdog = b"[Rank 1] Watchdog caught collective operation timeout: x\n"
+    assert note in explain("-", given=watchdog).stdout
+    assert note not in explain("-", given=watchdog + OOM.encode()).stdout
+
+
 def test_json_has_the_keys_that_are_promised(tmp_path: Path) -> None:
     (tmp_path / "job.out").write_text(OOM)
     (row,) = as_json(tmp_path / "job.out")["causes"]

@@ -188,10 +188,100 @@ def test_what_a_program_went_on_after_is_seen_and_no_cause(text: str) -> None:
     assert of(a=text, b=OOM).causes[0].entry.id == "cuda-out-of-memory"
 
 
-def test_an_error_near_the_end_is_a_cause_and_so_is_one_if_a_rank_ended() -> None:
-    full = "OSError: [Errno 28] No space left on device\n"
-    assert of(a=PROGRESS + full + PROGRESS[:100]).causes[0].entry.id == "disk-full"
-    assert of(a=full + PROGRESS + BOX).causes[0].entry.id == "disk-full"
+FULL = "OSError: [Errno 28] No space left on device\n"
+STEPS = PROGRESS.splitlines(keepends=True)
+
+
+def test_an_error_near_the_end_is_a_cause() -> None:
+    assert of(a=PROGRESS + FULL + "".join(STEPS[:2])).causes[0].entry.id == "disk-full"
+
+
+@pytest.mark.parametrize(
+    ("line", "most"),
+    [(FULL, judge.MANY_BEHIND), ("UserWarning: No module named 'apex'\n", judge.FEW_BEHIND)],
+)
+def test_a_line_counts_up_to_so_many_other_lines_behind_it(line: str, most: int) -> None:
+    before = of(a=line + "copying\n" * (most - 1))
+    assert len(before.causes) == 1
+    assert of(a=line + "copying\n" * most).causes == ()
+    assert of(a=line + "copying\n" * most).unknown is None
+
+
+def test_if_a_rank_ended_all_lines_count_though_a_second_program_ran_behind_it() -> None:
+    found = of(a=OOM + BOX + "copying\n" * judge.MANY_BEHIND)
+    assert [one.entry.id for one in found.causes] == ["cuda-out-of-memory"]
+
+
+def test_how_far_a_line_is_from_the_end_is_by_lines_though_times_are_in_another_order() -> None:
+    late = "2026-03-02 10:00:09 OSError: [Errno 28] No space left on device\n"
+    early = "2026-03-02 10:00:01 exited with code 1\n"
+    found = of(a=late + "copying\n" * judge.MANY_BEHIND + early)
+    assert [one.entry.id for one in found.causes] == ["disk-full"]
+
+
+def test_what_a_finalizer_raised_ended_nothing() -> None:
+    ignored = f"Exception ignored in: <function Pool.__del__ at 0x7>\n{OWN}"
+    assert of(a=ignored).causes == ()
+    assert of(a=ignored + OOM).causes[0].entry.id == "cuda-out-of-memory"
+
+
+def test_two_ranks_that_end_one_step_after_an_error_do_not_go_on() -> None:
+    one_more = "rank 0 step 41 loss 1\nrank 1 step 41 loss 1\nrank 2 step 42 loss 1\n"
+    assert of(a=PROGRESS + FULL + one_more + BOX).causes[0].entry.id == "disk-full"
+
+
+@pytest.mark.parametrize("many", [3, 60])
+def test_an_error_after_which_steps_follow_is_no_cause_though_a_rank_ended_later(many: int) -> None:
+    found = of(a=FULL + "".join(STEPS[:many]) + BOX)
+    assert found.causes == ()
+    assert [one.entry.id for one in found.others] == ["child-failed"]
+
+
+OWN = "Traceback (most recent call last):\n  File \"a.py\", line 3, in f\n    g()\nKeyError: 'x'\n"
+
+
+@pytest.mark.parametrize(
+    "weak",
+    [
+        "WARNING: port 6006 is occupied, using 6007\n",
+        "n1:1:2 [0] NCCL WARN NET/OFI Unable to find libfabric\n",
+        "/opt/x.py:3: UserWarning: No module named 'apex'\n",
+        "mkdir: cannot create directory '/data': Permission denied\n",
+        "/var/spool/slurmd/job1/slurm_script: line 4: module: command not found\n",
+    ],
+)
+def test_a_weak_line_gives_way_to_an_exception_that_nobody_knows(weak: str) -> None:
+    assert of(a=weak + OWN).causes[0].entry.id == "script-error"
+    assert of(a=weak + "exited with code 1\n").causes[0].entry.id != "script-error"
+
+
+@pytest.mark.parametrize(
+    "first", ["cp: cannot stat '/x': No such file or directory\n", "INFO no module: No module named 'apex'\n"]
+)
+def test_a_weak_line_gives_way_to_a_later_cause(first: str) -> None:
+    assert of(a=first + OOM).causes[0].entry.id == "cuda-out-of-memory"
+
+
+def test_a_warning_is_not_taken_for_the_cause_of_an_error_that_nobody_knows() -> None:
+    found = of(a="UserWarning: No module named 'apex'\nERROR: the reactor of node 7 is too hot\n")
+    assert found.causes == ()
+    assert found.unknown is not None
+    assert found.unknown.text == "ERROR: the reactor of node 7 is too hot"
+
+
+def test_a_long_traceback_is_one_though_its_beginning_is_far_off() -> None:
+    frames = "".join(f'  File "a.py", line {at}, in f\n    g()\n    ^^^\n' for at in range(40))
+    found = of(a=f"Traceback (most recent call last):\n{frames}KeyError: 'x'\n")
+    assert [one.entry.id for one in found.causes] == ["script-error"]
+
+
+def test_a_frame_of_a_traceback_is_no_error() -> None:
+    assert of(a='  File "/home/me/.triton/cache/EADDRINUSE.py", line 3, in f\n') == Judgement((), (), None)
+
+
+def test_an_exit_that_a_script_asked_for_tells_no_cause() -> None:
+    found = of(a=OWN.replace("KeyError: 'x'", "SystemExit: 1"))
+    assert found.causes == ()
 
 
 @pytest.mark.parametrize(
