@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from entrypoint.core import files
+from entrypoint.core.errors import DONE, SAVED
 from entrypoint.core.files import Unfit
 from entrypoint.core.plain import file_part, plain
 from entrypoint.job import outcome
@@ -356,7 +357,7 @@ class _Reader:
         found = self._found
         last = found.attempts[-1] if found.attempts else AttemptFacts(0)
         ended = last.outcome
-        if ended is None or ended.rank is None or ended.status in (0, 75):
+        if ended is None or ended.rank is None or ended.status in (DONE, SAVED):
             return
         name = f"logs/{last.number}/{file_part(ended.node)}.rank{ended.rank}.err"
         try:

@@ -244,6 +244,15 @@ def test_a_page_says_how_the_run_ended_and_shows_what_is_left(
     assert not tags.found & {"script", "img", "link", "iframe", "object"}
 
 
+@pytest.mark.parametrize(("status", "is_shown"), [(0, False), (75, False), (1, True), (137, True)])
+def test_the_end_of_a_log_is_shown_only_if_its_rank_failed(
+    tmp_path: Path, status: int, is_shown: bool
+) -> None:
+    run: dict[str, object] = {"manifest.json": manifest(attempt(0, status)), "outcome/0.1": ended(status)}
+    path = write(tmp_path / "run", run | {"logs/0/b.rank1.err": "asked to save\n"})
+    assert facts.read(path, {}).tail == (("logs/0/b.rank1.err", ["asked to save"]) if is_shown else ("", []))
+
+
 def test_a_page_says_what_differs_from_another_run(tmp_path: Path) -> None:
     run = write(tmp_path / "run", GOOD)
     changed = manifest(attempt(0, 0, versions={"torch": "2.16.0"}))
