@@ -5,6 +5,8 @@ It asks the kernel, and prints a line `SIZE BLOCKS PATH` for each library: SIZE 
 `0-3,7`, of 128 KiB each; then a line `PATH` for each module's source. They differ a little from machine to
 machine. So the lines are kept with the locks, and a build copies them: the image is the same wherever it is
 built.
+
+Tried and not kept: the libraries' headers (a third of the blocks); a process that reads ahead (not needed).
 """
 
 import ctypes
