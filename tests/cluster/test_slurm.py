@@ -726,7 +726,8 @@ def test_a_script_that_catches_nothing_is_ended_before_the_walltime_and_the_job_
     user: Account,
 ) -> None:
     script = user.write("else where/deaf.py", DEAF)
-    limits = ("--nodes=2", "--time=2", "--signal=B:USR2@90")
+    # Slurm looks for it every 30 s, and may send it 30 s early: not before the job script can take it.
+    limits = ("--nodes=2", "--time=2", "--signal=B:USR2@75")
     number = user.submit(*limits, SCRIPT, "--on-failure=requeue", *ONCE, "--", script)
     user.until_printed(number, "begins\n", times=2)
     user.cluster.start_requeued(number, 120)
