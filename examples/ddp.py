@@ -28,7 +28,7 @@ on_gpu = torch.cuda.is_available()
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
 if on_gpu:
     torch.cuda.set_device(device)
-dist.init_process_group("nccl" if on_gpu else "gloo")
+dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
 rank, state_file = dist.get_rank(), Path(os.environ["APPTRAIN_RUN_DIR"], "checkpoints", "state.pt")
 state_file.parent.mkdir(exist_ok=True)
 

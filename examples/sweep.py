@@ -46,7 +46,7 @@ def train(index):
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpu else "gloo")
+    dist.init_process_group("nccl" if on_gpu else "gloo", device_id=device if on_gpu else None)
     state_file = run_dir / "checkpoints" / "state.pt"
     state_file.parent.mkdir(exist_ok=True)
     torch.manual_seed(1)
