@@ -146,6 +146,8 @@ def curves(
     log = low > 0 and high / low >= LOG_FROM and not percent
     if not log and not percent and low > 0 and low < high / 2:
         low = 0.0
+    if percent and low == high and 0 <= low <= 1:
+        low, high = 0.0, 1.0
     x = Scale(min(point.x for point in every), max(point.x for point in every), LEFT, WIDTH - RIGHT)
     y = Scale(low, high, HEIGHT - BOTTOM, TOP, log=log)
     drawn = [_grid(x, y, "step", percent=percent)]

@@ -421,7 +421,10 @@ def _step_parts(found: RunFacts) -> str:
     rows = []
     names = sorted({name for rank in ranks for name in rank if name.endswith("_s") and name != "train_s"})
     for name in [name for name in names if not name.endswith("_per_s")][:12]:
-        spent = statistics.fmean(number(rank, name) or 0.0 for rank in ranks)
+        known = [value for rank in ranks if (value := number(rank, name)) is not None]
+        if not known:
+            continue  # None of every rank is not known, as the exchange on GPUs: it is in the rest.
+        spent = statistics.fmean(known)
         left -= spent
         rows.append([_part_name(name), duration(spent), f"{100 * spent / mean:.1f} %"])
     if left >= 0:

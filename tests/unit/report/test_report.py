@@ -355,3 +355,24 @@ def test_a_long_series_keeps_its_least_and_most() -> None:
     assert len(points) == charts.BUCKETS
     assert (max(point.most for point in points), min(point.least for point in points)) == (9.0, 1.0)
     assert len(charts.curves("Loss", {"loss": series})) < 20_000
+
+
+def told(run: Path) -> str:
+    command.main(run, "", bundled=False, other="", env={})
+    return (run / "report.html").read_text()
+
+
+def test_what_no_rank_knows_is_no_part_of_the_steps(tmp_path: Path) -> None:
+    ranks: Any = RESULT["ranks"]
+    on_gpus = RESULT | {"ranks": [rank | {"sync_wait_s": None} for rank in ranks]}
+    on_cpus = RESULT | {"ranks": [rank | {"sync_wait_s": 2.0} for rank in ranks]}
+    said = "exchanging with other ranks"
+    assert said not in told(write(tmp_path / "gpu", GOOD | {"result.json": on_gpus}))
+    assert said in told(write(tmp_path / "cpu", GOOD | {"result.json": on_cpus}))
+
+
+def test_one_share_is_drawn_on_the_whole_scale() -> None:
+    one = Series()
+    one.put(60, 0.9778)
+    drawn = charts.curves("Accuracy", {"test": one}, percent=True)
+    assert re.findall(r">(\d+) %<", drawn)[-1] == "100"
