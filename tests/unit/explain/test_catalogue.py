@@ -11,7 +11,7 @@ from entrypoint.explain import catalogue, judge
 from entrypoint.explain.catalogue import Entry, Wrong
 from entrypoint.explain.judge import Judgement
 from entrypoint.explain.scan import Index, Scan
-from tests.unit.explain import good
+from tests.unit.explain import good, harmless
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 GOOD_LINES = 20_000
@@ -84,6 +84,12 @@ def test_nothing_is_found_in_logs_of_good_runs() -> None:
     assert [(one.entry.id, one.first.text) for one in found.causes] == []
     kinds = {one.entry.id: one.first.text for one in found.others if one.entry.kind != "echo"}
     assert kinds == {}
+
+
+@pytest.mark.parametrize("line", harmless.LINES)
+def test_a_harmless_line_with_the_words_of_a_cause_is_none(line: str) -> None:
+    traceback = f'Traceback (most recent call last):\n  File "a.py", line 3, in f\n{line}\n'
+    assert {one.entry.id for text in (line, traceback) for one in scanned(text).found if one.entry} == set()
 
 
 def test_nothing_is_found_in_what_openpbs_recorded_but_where_something_failed() -> None:

@@ -1,0 +1,26 @@
+"""Lines that are no cause, though words of one are in them, written by us: each was taken for one once."""
+
+LINES = (
+    "UnboundLocalError: cannot access local variable 'x' where it is not associated with a value",
+    "AssertionError: embed_dim must be divisible by num_heads",
+    "ValueError: fp16 and bf16 are mutually exclusive",
+    "ValueError: number of labels (3) does not match the number of samples (4)",
+    "ValueError: all lengths should be the same",
+    "ValueError: invalid literal for int() with base 10: ''",
+    "TypeError: loss is expected to be of type Tensor",
+    "tmpfs on /dev/shm type tmpfs (rw,nosuid,nodev,size=1g)",
+    "cache: 13 entries, one was evicted",
+    "the connection to the data set has been closed",
+    "gpu-a01: host name unknown to the monitor",
+    "config key data.root: not found",
+    "No GPU available, using CPU",
+    "note: a node failure is simulated at step 10",
+    "data integrity: 4 of 4 files",
+    "error: unrecognized argument in option '-mcmodel=x'",
+    "the munged table has 4 rows",
+    "upload: exceeded retries",
+    "API quota exceeded",
+    "dashboard: the desk is occupied",
+    "Error 8021 in row 7",
+    "[Errno 281] of the instrument",
+)
