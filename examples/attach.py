@@ -4,8 +4,7 @@ Copy this file beside your script, and write there:     if dist.get_rank() == 1:
 
 This machine:  apptrain run --hang-timeout 0 -- my_script.py
 Slurm:         sbatch -N 2 --gpus-per-node=4 slurm/multinode.sbatch --hang-timeout 0 -- my_script.py
-PBS:           export APPTRAIN_ARGS='--hang-timeout 0 -- my_script.py'
-               qsub -v APPTRAIN_ARGS -l select=2:ncpus=16:ngpus=4 -l place=scatter pbs/multinode.pbs
+PBS:           APPTRAIN_ARGS='--hang-timeout 0 -- my_script.py' qsub -v APPTRAIN_ARGS pbs/multinode.pbs
 
 Then type, on the node of that rank, the line that it has printed: nc -U /tmp/tmpab12cd34/pdb
 """

@@ -2,8 +2,7 @@
 
 This machine:  apptrain run -- examples/profiled.py
 Slurm:         sbatch -N 2 --gpus-per-node=4 slurm/multinode.sbatch -- examples/profiled.py
-PBS:           export APPTRAIN_ARGS='-- examples/profiled.py'
-               qsub -v APPTRAIN_ARGS -l select=2:ncpus=16:ngpus=4 -l place=scatter pbs/multinode.pbs
+PBS:           APPTRAIN_ARGS='-- examples/profiled.py' qsub -v APPTRAIN_ARGS pbs/multinode.pbs
 """
 
 import os

@@ -2,8 +2,7 @@
 
 This machine:  tar -cf data.tar -C dataset . && apptrain run -- examples/staged.py data.tar
 Slurm:         sbatch -N 2 --gpus-per-node=4 slurm/multinode.sbatch -- examples/staged.py /scratch/me/data.tar
-PBS:           export APPTRAIN_ARGS='-- examples/staged.py /scratch/me/data.tar'
-               qsub -v APPTRAIN_ARGS -l select=2:ncpus=16:ngpus=4 -l place=scatter pbs/multinode.pbs
+PBS:           APPTRAIN_ARGS='-- examples/staged.py /scratch/me/data.tar' qsub -v APPTRAIN_ARGS pbs/multinode.pbs
 
 Start one task a node, as these lines do: with one task a rank each task has a folder of its own.
 """
