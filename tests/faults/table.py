@@ -32,8 +32,8 @@ TUTORIALS = {
     "the disk is full while saving": "fails after 27 s; half a checkpoint; 262 lines",
 }
 HEADER = (
-    "| what breaks | `--on-failure` | what happens | noticed, s | first new step, s | steps lost | tutorials' script |\n"
-    "|---|---|---|---|---|---|---|\n"
+    "| what breaks | what happens | noticed, s | first new step, s | steps lost | tutorials' script |\n"
+    "|---|---|---|---|---|---|\n"
 )
 
 
@@ -66,8 +66,9 @@ def _row(case: str, policy: str, times: Sequence[dict[str, Any]]) -> str:
     lost = _span([one["lost"] for one in times], "d") + f" of {max(one['bound'] for one in times)}"
     noticed = [one["noticed_s"] for one in times]
     cells = (
-        case + (f" ({len(times)} times)" if len(times) > 1 else ""),
-        policy,
+        case
+        + ("" if policy == "requeue" else f", `{policy}`")
+        + (f" ({len(times)} times)" if len(times) > 1 else ""),
         ", ".join(dict.fromkeys(one["then"] for one in times)),
         "as planned" if case == "walltime" else _span([one for one in noticed if one is not None], ".1f"),
         _span([one["first_step_s"] for one in times if one["first_step_s"] is not None], ".0f"),

@@ -107,9 +107,9 @@ def test_the_table_has_a_row_for_each_case_and_policy_over_all_runs(
     table.fill_in(json.loads(json.dumps(runs)))
     rows = [line for line in page.read_text().splitlines() if line.startswith("| ")][1:]
     assert rows == [
-        "| kill -9 of a rank (2 times) | requeue | requeued, started again in the same job | 2.0 to 3.5 | 20 to 30 "
+        "| kill -9 of a rank (2 times) | requeued, started again in the same job | 2.0 to 3.5 | 20 to 30 "
         f"| 0 to 1 of 9 | {table.TUTORIALS['kill -9 of a rank']} |",
-        f"| walltime | restart | requeued | as planned | - | 0 | {table.TUTORIALS['walltime']} |",
+        f"| walltime, `restart` | requeued | as planned | - | 0 | {table.TUTORIALS['walltime']} |",
     ]
     text = page.read_text()
     assert "2 of 3 runs came to the end" in text
