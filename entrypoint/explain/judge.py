@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from entrypoint.explain.catalogue import Entry
+from entrypoint.explain.catalogue import OWN_ERROR, Entry
 from entrypoint.explain.scan import Evidence, ProcessEnd, Scan
 
 _RANKING = {"cause": 0, "warning": 0, "symptom": 1, "hint": 2, "echo": 3}
@@ -100,8 +100,8 @@ def judge(
     findings = [who.finding(lines, counts) for lines in by_entry.values()]
     seen = {one.entry.id for one in findings}
     first = [one for one in findings if not one.entry.follows & (seen - {one.entry.id})] or findings
-    has_failed = bool(ends) or any(one.entry is None or one.entry.kind not in _OF_GOOD_RUNS for one in timed)
-    first = [one for one in first if has_failed or one.entry.kind not in _OF_GOOD_RUNS]
+    has_failed = bool(ends) or any(not _is_of_good_run(one) for one in timed)
+    first = [one for one in first if has_failed or not _is_of_good_run(one.first)]
     first.sort(key=_ranking)
     unknown = [one for one in timed if one.entry is None and one.is_exception]
     best = first[0] if first else None
@@ -164,8 +164,15 @@ def _ranking(one: CauseFound) -> tuple[int, bool, float, tuple[int, int]]:
     return (_RANKING[one.entry.kind], _is_weak(one.first), *_when(one.first))
 
 
+def _is_of_good_run(one: Evidence) -> bool:
+    """Whether good runs have such lines too."""
+    if one.entry is None:
+        return False
+    return one.entry.kind in _OF_GOOD_RUNS or (one.is_tolerated and one.entry.kind == "cause")
+
+
 def _is_weak(one: Evidence) -> bool:
-    return one.is_mild or one.is_of_shell
+    return one.is_mild or one.is_of_shell or (one.entry is not None and one.entry.kind == "warning")
 
 
 def _is_doubtful(best: CauseFound, timed: Sequence[Evidence]) -> bool:
@@ -221,7 +228,8 @@ def _is_behind(best: CauseFound, unknown: Evidence) -> bool:
     """Whether a symptom or a weak line may have nothing to do with an exception that nobody knows, or may be
     its consequence."""
     if _RANKING[best.entry.kind] == 0:
-        return _is_weak(best.first)
+        is_consequence = OWN_ERROR in best.entry.follows and _when(unknown) < _when(best.first)
+        return _is_weak(best.first) or is_consequence
     if best.first.time is not None and unknown.time is not None:
         return unknown.time <= best.first.time + CLOSE
     if best.first.file == unknown.file:

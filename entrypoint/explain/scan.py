@@ -58,11 +58,15 @@ _ERROR = re.compile(
     rb"){0,3}(?:ERROR|FATAL|CRITICAL|[Ff]atal|[Ee]rror|panic)\b|: (?:fatal )?error: | - (?:ERROR|CRITICAL) - "
     rb"|\[(?:ERROR|error|CRITICAL|FATAL)\]|\bNCCL WARN\b|^Assertion | Assertion `"
 )
+_TOLERATED = re.compile(
+    rb"\b[Ff]all(?:ing|s|en)? ?back\b|\b[Ii]gnor(?:ing|ed|e)\b|\b[Uu]sing (?:the )?(?:CPU|cpu)\b"
+    rb"|\b[Uu]sing .{1,60} instead\b|\b[Ff]rom scratch\b|\b[Ss]kipp(?:ing|ed)\b|\b[Rr]ecovered\b|non-fatal"
+    rb"|thrown while requesting"
+)
+"""The program says that it goes on without."""
 _MILD = re.compile(
-    rb"\b[Rr]etry(?:ing)?\b|\b[Tt]rying\b|\b[Ff]all(?:ing|s|en)? ?back\b|\b[Ii]gnor(?:ing|ed|e)\b"
-    rb"|\bWARN(?:ING)?\b|\bINFO\b|\b[Uu]sing (?:the )?(?:CPU|cpu)\b|\binstead\.?$|\b[Ff]rom scratch\b"
-    rb"|^wandb: (?:ERROR|W&B)|[a-z]Warning\b|^\s*\[?(?:rank\d+\]:)?\[?W(?:\d{4}| )|\b[Ss]kipp(?:ing|ed)\b"
-    rb"|\bDEBUG\b|\b[Rr]ecovered\b|non-fatal"
+    rb"\b[Rr]etry(?:ing)?\b(?! counter)|\b[Tt]rying\b|(?<!NCCL )\bWARN(?:ING)?\b|\bINFO\b|\bDEBUG\b"
+    rb"|[a-z]Warning\b|^wandb: (?:ERROR|W&B)|^\s*\[?(?:rank\d+\]:)?\[?W(?:\d{4}| )"
 )
 _OF_SHELL = re.compile(
     rb"^(?:/\S*/)?(?:cp|mv|rm|mkdir|rmdir|ls|ln|cat|tar|touch|chmod|chown|chgrp|find|rsync|du|df|source|ulimit"
@@ -72,7 +76,8 @@ _OF_SHELL = re.compile(
 )
 """A command of a job script that failed: the script goes on, if it does not ask to be ended."""
 _STEP = re.compile(
-    rb"\b(?:[Ss]teps?|[Ee]pochs?|[Ii]ter(?:ation)?s?|[Bb]atch)\b\W{0,3}(\d{1,12})\b|\b(\d{1,12})/\d{1,12} \["
+    rb"\b(?:[Ss]teps?|[Ee]pochs?|[Ii]ter(?:ation)?s?|[Bb]atch)\b\W{0,3}(\d{1,12}(?:\.\d{1,12})?)\b"
+    rb"|\b(\d{1,12})/\d{1,12} \["
 )
 """A line of progress, with the number of the step."""
 STEPS = 3
@@ -108,7 +113,10 @@ class Evidence:
     device: str
     is_exception: bool = False
     is_mild: bool = False
-    """It calls itself a warning, or says that something is tried again or left out."""
+    """It calls itself a warning, or says that something is tried again or left out. NCCL calls errors so
+    too."""
+    is_tolerated: bool = False
+    """It says that the program goes on without."""
     is_of_shell: bool = False
     """A command of a job script failed, after which the script mostly goes on."""
     went_on: bool = False
@@ -281,6 +289,7 @@ class Scan:
         self.counts[f"{key} {name}"] += 1
         if self.counts[key] > MOST_OF_ONE or self.counts[f"{key} {name}"] > MOST_IN_A_FILE:
             return
+        is_tolerated = not is_exception and _TOLERATED.search(line) is not None
         file_rank, file_node = lines.of_file(name)
         of_traceback = lines.rank(traceback) if traceback and _EXCEPTION.match(body) else None
         self.found.append(
@@ -295,7 +304,8 @@ class Scan:
                 node=node or file_node,
                 device=lines.device(line),
                 is_exception=is_exception,
-                is_mild=is_ignored or (not is_exception and _MILD.search(line) is not None),
+                is_mild=is_ignored or is_tolerated or (not is_exception and _MILD.search(line) is not None),
+                is_tolerated=is_tolerated,
                 is_of_shell=_OF_SHELL.search(body) is not None,
                 went_on=_steps(behind) >= STEPS,
             )

@@ -269,6 +269,59 @@ def test_a_warning_is_not_taken_for_the_cause_of_an_error_that_nobody_knows() ->
     assert found.unknown.text == "ERROR: the reactor of node 7 is too hot"
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ModuleNotFoundError: No module named 'apex' - using torch layer norm instead\n",
+        "libx.so.3: cannot open shared object file: No such file or directory (ignored)\n",
+        "thing: HTTPSConnectionPool(host='x', port=443): Read timed out. thrown while requesting HEAD x\n",
+    ],
+)
+def test_what_a_program_goes_on_without_is_a_cause_only_if_something_failed(line: str) -> None:
+    assert of(a=f"{line}ready\n").causes == ()
+    assert len(of(a=line + "exited with code 1\n").causes) == 1
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2026-03-02T12:00:00 DUE TO TIME LIMIT ***\n",
+        "=>> PBS: job killed: walltime 3632 exceeded limit 3600\n",
+        "OSError: [Errno 98] Address already in use\n",
+    ],
+)
+def test_what_follows_an_exception_that_nobody_knows_is_not_the_cause(end: str) -> None:
+    assert of(a=OWN + end).causes[0].entry.id == "script-error"
+    assert of(a=end).causes[0].entry.id != "script-error"
+    assert of(a=end + OWN).causes[0].entry.id != "script-error"
+
+
+@pytest.mark.parametrize(
+    ("line", "is_mild"),
+    [
+        ("NET/IB: transport retry counter exceeded", False),
+        ("NET/IB: transport retry counter exceeded, retrying", True),
+        ("WARNING: no loop devices available", True),
+        ("2026-03-02 10:00:00 INFO no loop devices available", True),
+        ("FATAL: no loop devices available", False),
+        ("n1:1:1 [0] init.cc:825 NCCL WARN Duplicate GPU detected : rank 1 and rank 0", False),
+    ],
+)
+def test_a_line_that_tells_of_no_failure_by_itself_is_mild(line: str, is_mild: bool) -> None:
+    scan = Scan(INDEX)
+    scan.read(io.BytesIO(line.encode()), "x.log", 1 << 20)
+    assert [one.is_mild for one in scan.found] == [is_mild]
+
+
+@pytest.mark.parametrize(
+    "row", ["step {}", "Epoch {}: 10%", "iter: {}", "{{'loss': 1, 'epoch': 0.{}}}", " 7%|# | {}/90 [00:01<"]
+)
+def test_steps_of_training_are_known_in_many_forms(row: str) -> None:
+    steps = "".join(f"{row.format(at)}\n" for at in range(3))
+    assert of(a=FULL + steps + BOX).causes == ()
+    assert len(of(a=FULL + row.format(7) * 3 + "\n" + BOX).causes) == 1
+
+
 def test_a_long_traceback_is_one_though_its_beginning_is_far_off() -> None:
     frames = "".join(f'  File "a.py", line {at}, in f\n    g()\n    ^^^\n' for at in range(40))
     found = of(a=f"Traceback (most recent call last):\n{frames}KeyError: 'x'\n")
