@@ -7,6 +7,7 @@
 #   DIR=DIR      of `make venv`: a venv of your own on top of the image, for packages that it lacks
 #   CLUSTER=NAME GPUS=N PARTITION= ACCOUNT= TIME= OPTIONS='...' DRY_RUN=1 FOLLOW=1   of `make submit` (docs/site.md)
 #   TORCHVISION=DIR   of `make bench ARGS=gpu`: a checkout of github.com/pytorch/vision (docs/training.md)
+#   EXAMPLES=DIR      of `make bench ARGS=loop`: a checkout of github.com/pytorch/examples (docs/measurements.md)
 #   ARGS='...'   further arguments of demo, test, test-unit, test-gpu, mutants, faults, lock and bench
 VENV ?= .venv
 NODES ?= 2
@@ -41,7 +42,7 @@ of_image = --stack "$$STACK" --extra "$$EXTRA" --offline "$$OFFLINE" --image "$$
 
 # A misspelled setting is refused: else `make submit NODE=8` would submit 2 nodes.
 settings = VENV PYTHON NODES CONFIG IMAGE_VENV STACK EXTRA OFFLINE IMAGE IN DIR CLUSTER GPUS PARTITION ACCOUNT TIME OPTIONS \
-	PROFILE DRY_RUN FOLLOW TORCHVISION ARGS DEBIAN_MIRROR DEBIAN_SNAPSHOT UV
+	PROFILE DRY_RUN FOLLOW TORCHVISION EXAMPLES ARGS DEBIAN_MIRROR DEBIAN_SNAPSHOT UV
 of_others = APPTRAIN_% PIP_% UV_% APPTAINER_% CUDA_% OMP_% %_proxy %_PROXY CI HOME PATH TMPDIR SHELL MAKEFLAGS
 quoted = '$(subst ','\'',$(1))'
 near = $(shell cd $(call quoted,$(dir $(firstword $(MAKEFILE_LIST)))) && "$$(tools/login-python.sh any)" -m entrypoint.$(or $(3),core.spelling) $(call quoted,$(1)) $(2))

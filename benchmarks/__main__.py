@@ -3,8 +3,8 @@
 Two commands alternate, and the ratio is taken pair by pair. The median and the spread of the ratios are
 reported; single times are only shown for orientation. `selection`, which chooses the settings of the demo in
 about 20 minutes, measures no time. `image`, `imports`, `packing`, `scaling`, `slurm` and `start` need root,
-and `gpu` a GPU. The Python of `gpu` is the machine's own: before that is measured, nothing here may import a
-package that only the tests' venv has.
+`gpu` a GPU, and `loop` the scripts of others. The Python of `gpu` is the machine's own: before that is
+measured, nothing here may import a package that only the tests' venv has.
 """
 
 import argparse
@@ -22,7 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checkpoints import checkpoints, saves
-from benchmarks.gpu import PAIRS, gpu, refusal
+from benchmarks.gpu import PAIRS, gpu
+from benchmarks.gpu import refusal as gpu_refusal
+from benchmarks.loop import loop
+from benchmarks.loop import refusal as loop_refusal
 from benchmarks.output import output
 from benchmarks.selection import selection
 from entrypoint.core.errors import BAD_INPUT
@@ -48,6 +51,7 @@ def main() -> None:
         "explain": lambda pairs: _of("explain", pairs),
         "image": lambda pairs: _of("image", pairs),
         "imports": lambda pairs: _of("imports", pairs),
+        "loop": loop,
         "output": output,
         "packing": lambda pairs: _of("packing", pairs),
         "scale": lambda pairs: _of("scale", pairs),
@@ -79,14 +83,16 @@ def main() -> None:
 
 
 def chosen(what: list[str], known: list[str]) -> list[str]:
-    """What is measured: all unless asked for. Without a GPU `gpu` is refused, or left out of all."""
+    """What is measured: all unless asked for. What needs more than this machine has is refused, or left out
+    of all."""
     names = what or known
-    if "gpu" in names and (why := refusal(os.environ)):
-        if what:
-            print(f"bench: gpu: {why}", file=sys.stderr)
-            sys.exit(BAD_INPUT)
-        print(f"gpu is left out: {why}", flush=True)
-        return [name for name in names if name != "gpu"]
+    for name, refusal in {"gpu": gpu_refusal, "loop": loop_refusal}.items():
+        if name in names and (why := refusal(os.environ)):
+            if what:
+                print(f"bench: {name}: {why}", file=sys.stderr)
+                sys.exit(BAD_INPUT)
+            print(f"{name} is left out: {why}", flush=True)
+            names = [one for one in names if one != name]
     return names
 
 

@@ -64,7 +64,7 @@ def test_without_a_gpu_it_is_refused_in_one_line_before_anything_is_measured() -
 def test_all_of_the_others_are_measured_where_there_is_no_gpu(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "refusal", lambda _: "torch sees no GPU")
+    monkeypatch.setattr(command, "gpu_refusal", lambda _: "torch sees no GPU")
     assert command.chosen([], ["startup", "gpu", "slurm"]) == ["startup", "slurm"]
     assert capsys.readouterr() == ("gpu is left out: torch sees no GPU\n", "")
     with pytest.raises(SystemExit) as ended:
