@@ -127,8 +127,11 @@ def _chart(seen: Sequence[ChartPoint], y: Scale, *, is_log: bool, percent: bool 
                 f'<path class="seen" d="M{at} {least}V{most}M{at - 5} {least}h10M{at - 5} {most}h10"/>'
             )
         drawn.append(f'<circle class="dots" cx="{at}" cy="{y(one.value)}" r="3.5"/>')
-    left, top = _last_middle(places)
-    drawn.append(f'<text class="seen-word" x="{left + 4:.1f}" y="{top + 18:.1f}">measured</text>')
+    left, _ = _last_middle(places)
+    below = max(top for _, top in places[-2:]) + 18  # the line may fall, and no word may lie on it
+    drawn.append(
+        f'<text class="seen-word" x="{left:.1f}" y="{below:.1f}" text-anchor="middle">measured</text>'
+    )
     return "".join(drawn)
 
 
