@@ -168,7 +168,7 @@ def _is_of_good_run(one: Evidence) -> bool:
     """Whether good runs have such lines too."""
     if one.entry is None:
         return False
-    return one.entry.kind in _OF_GOOD_RUNS or (one.is_tolerated and one.entry.kind == "cause")
+    return one.entry.kind in _OF_GOOD_RUNS or (one.is_mild and one.entry.kind in ("cause", "echo"))
 
 
 def _is_weak(one: Evidence) -> bool:

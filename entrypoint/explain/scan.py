@@ -65,9 +65,12 @@ _TOLERATED = re.compile(
 )
 """The program says that it goes on without."""
 _MILD = re.compile(
-    rb"\b[Rr]etry(?:ing)?\b(?! counter)|\b[Tt]rying\b|(?<!NCCL )\bWARN(?:ING)?\b|\bINFO\b|\bDEBUG\b"
-    rb"|[a-z]Warning\b|^wandb: (?:ERROR|W&B)|^\s*\[?(?:rank\d+\]:)?\[?W(?:\d{4}| )"
+    rb"\b[Rr]etry(?:ing)?\b(?! counter)|\b[Tt]rying (?:again|the next|port|batch|\d)"
+    rb"|(?<!NCCL )\bWARN(?:ING)?\b|\bINFO\b|\bDEBUG\b|[a-z]Warning\b|^wandb: (?:ERROR|W&B)"
+    rb"|^\s*\[?(?:rank\d+\]:)?\[?W(?:\d{3,4} | )"
 )
+_OF_TRAIN = b"train: WARNING: "
+"""Warnings of ours name what is wrong."""
 _OF_SHELL = re.compile(
     rb"^(?:/\S*/)?(?:cp|mv|rm|mkdir|rmdir|ls|ln|cat|tar|touch|chmod|chown|chgrp|find|rsync|du|df|source|ulimit"
     rb"|module|bash|sh|[\w.-]+\.(?:sh|sbatch|slurm|pbs)|slurm_script|[\w.-]+\.SC): "
@@ -276,7 +279,7 @@ class Scan:
         entry = messages.rather(entry, body)
         is_exception = False
         traceback = _traceback(before)
-        is_ignored = traceback is not None and any(_IGNORED in one for one in before[-NEAR_IGNORED:])
+        is_ignored = _is_ignored(before[-NEAR_IGNORED:])
         if entry is None:
             if is_ignored:
                 return
@@ -304,7 +307,7 @@ class Scan:
                 node=node or file_node,
                 device=lines.device(line),
                 is_exception=is_exception,
-                is_mild=is_ignored or is_tolerated or (not is_exception and _MILD.search(line) is not None),
+                is_mild=is_ignored or is_tolerated or (not is_exception and _is_mild(line, body)),
                 is_tolerated=is_tolerated,
                 is_of_shell=_OF_SHELL.search(body) is not None,
                 went_on=_steps(behind) >= STEPS,
@@ -371,8 +374,18 @@ def _rank_behind(line: bytes, behind: Sequence[bytes]) -> int | None:
 
 def _steps(behind: Sequence[bytes]) -> int:
     """How many different steps these lines tell of."""
-    found = (_STEP.search(one, 0, 400) for one in behind)
-    return len({one[1] or one[2] for one in found if one})
+    found = {tuple(_STEP.findall(one, 0, 400)) for one in behind}
+    return len(found - {()})
+
+
+def _is_mild(line: bytes, body: bytes) -> bool:
+    return _MILD.search(line) is not None and not body.startswith(_OF_TRAIN)
+
+
+def _is_ignored(before: Sequence[bytes]) -> bool:
+    """Whether the line behind these ends the traceback of a finalizer."""
+    begin = next((at for at, one in enumerate(before) if _IGNORED in one), None)
+    return begin is not None and not any(_EXCEPTION.match(lines.body(one)) for one in before[begin + 1 :])
 
 
 def _traceback(before: Sequence[bytes]) -> bytes | None:

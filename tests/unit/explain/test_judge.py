@@ -198,7 +198,7 @@ def test_an_error_near_the_end_is_a_cause() -> None:
 
 @pytest.mark.parametrize(
     ("line", "most"),
-    [(FULL, judge.MANY_BEHIND), ("UserWarning: No module named 'apex'\n", judge.FEW_BEHIND)],
+    [(FULL, judge.MANY_BEHIND), ("WARNING: skipped /a/checkpoints/step-1\n", judge.FEW_BEHIND)],
 )
 def test_a_line_counts_up_to_so_many_other_lines_behind_it(line: str, most: int) -> None:
     before = of(a=line + "copying\n" * (most - 1))
@@ -320,6 +320,20 @@ def test_steps_of_training_are_known_in_many_forms(row: str) -> None:
     steps = "".join(f"{row.format(at)}\n" for at in range(3))
     assert of(a=FULL + steps + BOX).causes == ()
     assert len(of(a=FULL + row.format(7) * 3 + "\n" + BOX).causes) == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "WARNING Retrying after connection broken by 'NewConnectionError: [Errno 101] Network is unreachable'\n",
+        "[W101 10:00:00.1 socket.cpp:759] [c10d] The client socket has failed to connect to [n1]:29500 (errno: 113 - No route to host).\n",
+        "OSError: [Errno 98] Address already in use - trying 29501\n",
+        "[rank0]:[W101 10:00:00.1 TCPStore.cpp:125] [c10d] recvValue failed: Connection reset by peer\n",
+        "SLURM_MAIL_TYPE=FAIL,TIME_LIMIT,NODE_FAIL\n",
+    ],
+)
+def test_a_warning_alone_is_no_cause(text: str) -> None:
+    assert of(a=f"{text}ready\n").causes == ()
 
 
 def test_a_long_traceback_is_one_though_its_beginning_is_far_off() -> None:
