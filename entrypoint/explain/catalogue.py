@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ SHORTEST = 5
 """Characters of a pattern that are no `*`: fewer would be found everywhere."""
 _ID = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _FIELDS = {
-    *("id", "family", "kind", "title", "any", "none", "all", "then", "follows"),
+    *("id", "family", "kind", "title", "any", "none", "frame", "all", "then", "follows"),
     *("why", "node", "do", "source", "example"),
 }
 
@@ -95,11 +94,8 @@ class Entry:
     remedies: tuple[Remedy, ...]
     source: str
     example: str
-
-    def matches(self, line: bytes, body: bytes) -> bool:
-        return any(pattern.is_in(line, body) for pattern in self.any) and not any(
-            word in line for word in self.none
-        )
+    frame: bytes = b""
+    """What the last frame of a traceback has, of which a line is the end; empty: it need be none."""
 
     @property
     def remedy(self) -> str:
@@ -153,6 +149,7 @@ def _entry(data: Any) -> Entry:
         title=_text(data, id, "title"),
         any=tuple(pattern(text) for text in _texts(data, id, "any", least=1)),
         none=tuple(text.encode() for text in _texts(data, id, "none")),
+        frame=_text(data, id, "frame").encode() if "frame" in data else b"",
         all=tuple(pattern(text) for text in _texts(data, id, "all")),
         then=tuple(pattern(text) for text in _texts(data, id, "then")),
         follows=frozenset(_texts(data, id, "follows")),
@@ -205,8 +202,3 @@ def pattern(text: str) -> Pattern:
     if sum(map(len, parts)) < SHORTEST or not re.search("[A-Za-z]", inner):
         raise Wrong(f"the pattern {text!r} says too little")
     return Pattern(text, parts, begins, ends, max(parts, key=len))
-
-
-def one_of(entries: Sequence[Entry], line: bytes, body: bytes) -> Entry | None:
-    """The first entry of these that the line is of."""
-    return next((entry for entry in entries if entry.matches(line, body)), None)

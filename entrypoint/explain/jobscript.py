@@ -22,11 +22,15 @@ FOUND, NOTHING = 0, 1
 SUFFIXES = {".sbatch", ".pbs", ".sh", ".slurm", ".qsub", ".job", ".bash", ".slm", ".sub"}
 _SHEBANG = re.compile(rb"#! ?/[\w./-]*(?:/|env (?:-S )?)(?:ba|da|k|z|c|tc)?sh\b")
 _DIRECTIVE = re.compile(rb"^#(?:SBATCH|PBS) +-", re.M)
+_OF_LOGS = re.compile(r"\.(?:log|out|err|[oe]\d+)$")
+"""How names of logs end, which may begin with the script that was run."""
 HEAD = 1 << 16
 
 
 def is_one(path: Path) -> bool:
-    """Whether this file is a script and no log: by how it begins, else by its name."""
+    """Whether this file is a script and no log: by its name and how it begins."""
+    if _OF_LOGS.search(path.name):
+        return False
     try:
         with files.open_regular(path) as file:
             head = file.read(HEAD)

@@ -198,7 +198,8 @@ class _Who:
         one = self.of(first, lines)
         failed = {end.node for end in self._ends if end.node}
         is_alone = len(failed | {one.node}) == 1 and len(self._nodes) > 1
-        is_first_of_many = any(end.node == one.node and end.rank for end in self._ends)
+        ranks = {end.rank for end in self._ends if end.node == one.node}
+        is_first_of_many = bool(ranks - {None, 0}) and 0 not in ranks
         is_alone = is_alone or (is_first_of_many and len(failed) == 1)
         at_fault = entry.node == "yes" or (entry.node == "alone" and is_alone)
         device = next((line.device for line in lines if line.device), "")

@@ -67,7 +67,7 @@ _TOLERATED = re.compile(
 _MILD = re.compile(
     rb"\b[Rr]etry(?:ing)?\b(?! counter)|\b[Tt]rying (?:again|the next|port|batch|\d)"
     rb"|(?<!NCCL )\bWARN(?:ING)?\b|\bINFO\b|\bDEBUG\b|[a-z]Warning\b|^wandb: (?:ERROR|W&B)"
-    rb"|^\s*\[?(?:rank\d+\]:)?\[?W(?:\d{3,4} | )"
+    rb"|^\s*(?:[\w.-]{1,64}: )?\[?(?:rank\d+\]:)?\[?W(?:\d{3,4} | )"
 )
 _OF_TRAIN = b"train: WARNING: "
 """Warnings of ours name what is wrong."""
@@ -172,20 +172,20 @@ class Scan:
         self._files += 1
         self._tried.clear()
         number, left, rest = 1, most, b""
-        while left > 0:
-            block = file.read(min(BLOCK, left))
-            if not block:
-                break
+        block = file.read(min(BLOCK, left))
+        while block:
             left -= len(block)
             self.size += len(block)
+            following = file.read(min(BLOCK, left)) if left > 0 else b""
             block = rest + block
-            end = block.rfind(b"\n") + 1
+            end = block.rfind(b"\n") + 1 if following else len(block)
             if not end and len(block) > BLOCK:
                 end = len(block) - LONGEST  # an endless line, in pieces
             rest = block[end:]
             number += self._block(block[:end], name, number)
-        if rest:
-            number += self._block(rest, name, number) + (not rest.endswith(b"\n"))
+            if not following:
+                number += not block.endswith(b"\n")
+            block = following
         self.lines += number - 1
         if self.found and self.found[-1].file == name:
             self.lengths[name] = number - 1
@@ -275,7 +275,7 @@ class Scan:
         self.is_ours = self.is_ours or messages.PREFIX.match(body) is not None
         node, rank = lines.node(line), lines.rank(line)
         self._remember(line, behind[:12], node, rank)
-        entry = self.index.entry(line, body)
+        entry = self.index.entry(line, body, _last_frame(before))
         entry = messages.rather(entry, body)
         is_exception = False
         traceback = _traceback(before)
@@ -378,6 +378,11 @@ def _steps(behind: Sequence[bytes]) -> int:
     return len(found - {()})
 
 
+def _last_frame(before: Sequence[bytes]) -> bytes:
+    """Empty where there is none just before the line behind these."""
+    return next((one for one in reversed(before[-FRAME_LINES:]) if _FRAME.match(one)), b"")
+
+
 def _is_mild(line: bytes, body: bytes) -> bool:
     return _MILD.search(line) is not None and not body.startswith(_OF_TRAIN)
 
@@ -392,7 +397,7 @@ def _traceback(before: Sequence[bytes]) -> bytes | None:
     """A line of the traceback of which the line behind these is the end, it may be: where it begins, or a
     frame near its end, as many are longer than what is looked at."""
     begin = next((one for one in reversed(before) if b"Traceback (most recent call last)" in one), None)
-    return begin or next((one for one in reversed(before[-FRAME_LINES:]) if _FRAME.match(one)), None)
+    return begin or _last_frame(before) or None
 
 
 def _box(rows: Iterable[bytes]) -> ProcessEnd:
@@ -466,14 +471,16 @@ class Index:
             for pattern in entry.any:
                 self._of_any.setdefault(key(pattern), []).append((place, entry, pattern))
 
-    def entry(self, line: bytes, body: bytes) -> Entry | None:
-        """The first entry that a line is of."""
+    def entry(self, line: bytes, body: bytes, frame: bytes = b"") -> Entry | None:
+        """The first entry that a line is of. `frame`: the last one of a traceback before it."""
         words = set(line.translate(_LETTERS).split())
         found = [
             (place, entry)
             for word in words & self._of_any.keys()
             for place, entry, pattern in self._of_any[word]
-            if pattern.is_in(line, body) and not any(one in line for one in entry.none)
+            if pattern.is_in(line, body)
+            and not any(one in line for one in entry.none)
+            and entry.frame in frame
         ]
         return min(found, key=_place)[1] if found else None
 

@@ -72,7 +72,8 @@ def test_every_pattern_is_found_on_a_line_of_its_own_words() -> None:
             line = b" x ".join(pattern.parts).decode()
             if pattern.ends or any(word in line.encode() for word in entry.none):
                 continue
-            found = scanned(line + "\n").found
+            frame = f'  File "{entry.frame.decode()}/x.py", line 3, in f\n' if entry.frame else ""
+            found = scanned(f"{frame}{line}\n").found
             if not any(one.entry for one in found):
                 lost.append((entry.id, pattern.text))
     assert lost == []

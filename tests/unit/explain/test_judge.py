@@ -336,6 +336,11 @@ def test_a_warning_alone_is_no_cause(text: str) -> None:
     assert of(a=f"{text}ready\n").causes == ()
 
 
+def test_a_last_line_without_its_end_is_read_with_those_before_it() -> None:
+    found = of(a=OWN.rstrip("\n"))
+    assert [(one.entry.id, one.first.number) for one in found.causes] == [("script-error", 4)]
+
+
 def test_a_long_traceback_is_one_though_its_beginning_is_far_off() -> None:
     frames = "".join(f'  File "a.py", line {at}, in f\n    g()\n    ^^^\n' for at in range(40))
     found = of(a=f"Traceback (most recent call last):\n{frames}KeyError: 'x'\n")
