@@ -221,6 +221,7 @@ NO_KILL = Trap(
     "srun goes on after one task fails",
     "The other tasks hang and wait for it until the time limit: hours of the allocation are lost.",
     "srun --kill-on-bad-exit=1.",
+    is_remark=True,
 )
 EXPORT_DROPS = Trap(
     "export-drops",
@@ -288,6 +289,31 @@ IFNAME = Trap(
     "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names one interface",
     "A node that has no interface of this name ends with no socket interface found.",
     "Leave it out, or exclude instead: NCCL_SOCKET_IFNAME=^lo,docker.",
+)
+LOOPBACK = Trap(
+    "ifname-loopback",
+    "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME is the loopback interface, on several nodes",
+    "lo leads from each node to itself: the ranks of the nodes do not find each other.",
+    "Leave it out, or exclude instead: NCCL_SOCKET_IFNAME=^lo,docker.",
+)
+NTASKS = Trap(
+    "ntasks-against-nodes",
+    "--ntasks is not --nodes times --ntasks-per-node",
+    "--ntasks decides, and fewer tasks start than the program has ranks: it waits for the others, or "
+    "uses one GPU.",
+    "Leave --ntasks out.",
+)
+PURGE_LATE = Trap(
+    "module-purge-late",
+    "module purge stands behind module load",
+    "It unloads again what was loaded before it.",
+    "module purge first, then module load.",
+)
+SIGNAL_UNHEARD = Trap(
+    "signal-unheard",
+    "--signal=B: warns the job script alone, which does nothing with it",
+    "The tasks of srun do not get the signal, and it ends a shell that has no trap for it.",
+    "Leave B: out if the program handles the signal; else a trap that passes it on, with srun ... & wait.",
 )
 OUTPUT_NULL = Trap(
     "output-null",
@@ -595,6 +621,7 @@ def _of_request(script: Script) -> Iterator[Found]:
         gres, gpus = asked.find("gres"), asked.find("gpus-per-node", "gpus")
         if gres and gpus and "gpu" in gres.value:
             yield Found(EXCLUSIVE, max(gres.line, gpus.line), f"--gres and --{gpus.name}")
+        yield from _of_ntasks(asked)
         output = asked.find("output", "error")
         time, signal = asked.find("time"), asked.find("signal")
         if time and not signal and script.trainings:
@@ -614,6 +641,18 @@ def _of_request(script: Script) -> Iterator[Found]:
         yield Found(OUTPUT_NULL, output.line, "/dev/null")
 
 
+def _of_ntasks(asked: ScriptRequest) -> Iterator[Found]:
+    """Without --nodes, --ntasks-per-node is the most that a node gets."""
+    option, nodes = asked.find("ntasks"), asked.number("nodes")
+    count, of_node = asked.number("ntasks"), asked.number("ntasks-per-node")
+    if option is None or not count or not of_node:
+        return
+    if count < of_node * (nodes or 1) or (nodes and count > of_node * nodes):
+        yield Found(
+            NTASKS, option.line, f"--ntasks={count}, --ntasks-per-node={of_node} on {nodes or 1} nodes"
+        )
+
+
 def _of_interfaces(script: Script) -> Iterator[Found]:
     words = [word for one in script.launches for word in one.assigned]
     for word in words:
@@ -624,7 +663,34 @@ def _of_interfaces(script: Script) -> Iterator[Found]:
             and value
             and not value.startswith(("^", "$"))
         ):
-            yield Found(IFNAME, word.line, word.raw)
+            is_loopback = value == "lo" and (script.nodes or 1) > 1
+            yield Found(LOOPBACK if is_loopback else IFNAME, word.line, word.raw)
+
+
+def _of_modules(script: Script) -> Iterator[Found]:
+    is_loaded = False
+    for one in script.commands:
+        words = one.texts[:2]
+        if words in (["module", "load"], ["module", "add"], ["ml", "load"]):
+            is_loaded = True
+        elif is_loaded and words in (["module", "purge"], ["ml", "purge"]):
+            yield Found(PURGE_LATE, one.line, _quote(script, one.line))
+
+
+def _of_signal(script: Script) -> Iterator[Found]:
+    """Only if the script shows all: what it reads by source may have a trap."""
+    signal = script.request.find("signal")
+    if script.request.scheduler != "slurm" or signal is None or not signal.value.startswith("B:"):
+        return
+    names = [one.texts[:2] for one in script.commands if one.words]
+    hidden = [
+        words
+        for words in names
+        if words[:1] in (["trap"], ["exec"])
+        or (words[0] in ("source", ".") and not words[-1].endswith("/activate"))
+    ]
+    if not hidden and any(one.starter == "srun" for one in script.trainings):
+        yield Found(SIGNAL_UNHEARD, signal.line, f"--signal={signal.value}")
 
 
 def _quote(script: Script, line: int) -> str:
@@ -634,4 +700,5 @@ def _quote(script: Script, line: int) -> str:
 _RULES: Sequence[Callable[[Script], Iterator[Found]]] = (
     *(_of_head, _of_quotes, _of_port, _of_random, _of_pbs_nodeid, _of_ranks, _of_start, _of_tasks),
     *(_of_gpus_per_task, _of_srun, _of_container, _of_request, _of_interfaces),
+    *(_of_modules, _of_signal),
 )

@@ -65,7 +65,11 @@ CASES: list[tuple[str, str, int]] = [
         "no-cpus-per-task",
         7,
     ),
-    (GOOD.replace(SRUN, "srun"), "no-kill-on-bad-exit", 6),
+    (GOOD.replace("#SBATCH --nodes", "#SBATCH --ntasks=1\n#SBATCH --nodes"), "ntasks-against-nodes", 2),
+    (GOOD.replace("#SBATCH --nodes", "#SBATCH --ntasks=4\n#SBATCH --nodes"), "ntasks-against-nodes", 2),
+    (GOOD.replace("#SBATCH --nodes", "#SBATCH --signal=B:USR1@300\n#SBATCH --nodes"), "signal-unheard", 2),
+    (GOOD.replace(HEAD, f"module load cuda\nmodule purge\n{HEAD}"), "module-purge-late", 6),
+    (GOOD.replace(HEAD, f"export NCCL_SOCKET_IFNAME=lo\n{HEAD}"), "ifname-loopback", 5),
     (GOOD.replace(SRUN, f"{SRUN} --export=MASTER_ADDR"), "export-drops", 6),
     (GOOD.replace(" --nv", ""), "no-nv", 6),
     (GOOD.replace(HEAD, f"conda activate x\n{HEAD}"), "conda-and-container", 5),
@@ -143,6 +147,26 @@ def test_a_rank_that_the_script_gives_once_is_none_if_there_is_one_task() -> Non
         "--nnodes=2", "--nnodes=1 --node_rank=$SLURM_NODEID"
     )
     assert found(text) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GOOD.replace("#SBATCH --nodes", "#SBATCH --ntasks=2\n#SBATCH --nodes"),
+        GOOD.replace("#SBATCH --nodes", "#SBATCH --signal=USR1@300\n#SBATCH --nodes"),
+        GOOD.replace("#SBATCH --nodes", "#SBATCH --signal=B:USR1@300\n#SBATCH --nodes").replace(
+            HEAD, f"trap save USR1\n{HEAD}"
+        ),
+        GOOD.replace(HEAD, f"module purge\nmodule load cuda\n{HEAD}"),
+    ],
+)
+def test_what_goes_together_is_no_trap(text: str) -> None:
+    assert found(text) == []
+
+
+def test_srun_that_goes_on_is_a_remark() -> None:
+    found_all = traps.find(GOOD.replace(SRUN, "srun"))
+    assert [(one.trap.id, one.trap.is_remark) for one in found_all] == [("no-kill-on-bad-exit", True)]
 
 
 def test_the_time_limit_without_a_signal_is_a_remark() -> None:
