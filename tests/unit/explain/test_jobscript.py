@@ -149,6 +149,20 @@ def test_a_rank_that_the_script_gives_once_is_none_if_there_is_one_task() -> Non
     assert found(text) == []
 
 
+HEARD = GOOD.replace("#SBATCH --nodes", "#SBATCH --signal=B:USR1@300\n#SBATCH --nodes")
+
+
+def test_an_environment_that_is_activated_hears_no_signal() -> None:
+    assert found(HEARD.replace(" apptainer exec --nv x.sif", "").replace(HEAD, f". v/bin/activate\n{HEAD}"))[
+        0
+    ] == ("signal-unheard", 2)
+
+
+def test_the_loopback_interface_is_one_interface_on_one_node() -> None:
+    text = f"#!/bin/bash\n#SBATCH --gpus-per-node=4\nexport NCCL_SOCKET_IFNAME=lo\n{SRUN} python t.py\n"
+    assert found(text) == [("ifname", 3)]
+
+
 @pytest.mark.parametrize(
     "text",
     [
@@ -158,6 +172,8 @@ def test_a_rank_that_the_script_gives_once_is_none_if_there_is_one_task() -> Non
             HEAD, f"trap save USR1\n{HEAD}"
         ),
         GOOD.replace(HEAD, f"module purge\nmodule load cuda\n{HEAD}"),
+        HEARD.replace(HEAD, f". ./handlers.sh\n{HEAD}"),
+        f"#!/bin/bash\n#SBATCH --ntasks=6\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n{SRUN} python t.py\n",
     ],
 )
 def test_what_goes_together_is_no_trap(text: str) -> None:

@@ -330,10 +330,44 @@ def test_steps_of_training_are_known_in_many_forms(row: str) -> None:
         "OSError: [Errno 98] Address already in use - trying 29501\n",
         "[rank0]:[W101 10:00:00.1 TCPStore.cpp:125] [c10d] recvValue failed: Connection reset by peer\n",
         "SLURM_MAIL_TYPE=FAIL,TIME_LIMIT,NODE_FAIL\n",
+        "WARNING: no module: No module named 'apex'\nWARNING: Connection reset by peer\n",
+        'Exception ignored in: <f>\nTraceback (most recent call last):\n  File "a.py", line 3, in f\n' + FULL,
     ],
 )
 def test_a_warning_alone_is_no_cause(text: str) -> None:
     assert of(a=f"{text}ready\n").causes == ()
+
+
+def test_a_known_warning_may_be_the_cause_of_an_error_that_nobody_knows() -> None:
+    waits = "srun: Job 7 step creation temporarily disabled, retrying (Requested nodes are busy)\n"
+    assert of(a=f"{waits}ERROR: no step\n").causes[0].entry.id == "slurm-step-waits"
+
+
+@pytest.mark.parametrize("text", ["ERROR: broken", "strange.BrokenError: broken"])
+def test_the_earliest_error_is_no_warning_if_there_is_another(text: str) -> None:
+    found = of(a=f"2026-03-02 - ERROR - retrying the thing\n{text}\n")
+    assert found.causes == ()
+    assert found.unknown is not None
+    assert found.unknown.text == text
+
+
+@pytest.mark.parametrize(
+    ("ends", "leave_out"),
+    [
+        ("srun: error: n3: tasks 4-7: Exited with exit code 255\n", "n3"),
+        (
+            "srun: error: n3: task 2: Exited with exit code 255\nsrun: error: n3: task 0: Exited with exit code 255\n",
+            "",
+        ),
+        ("srun: error: n3: task 0: Exited with exit code 255\n", ""),
+        ("apptrain: job 7\nsrun: error: n3: task 1: Exited with exit code 255\n", ""),
+    ],
+)
+def test_a_node_whose_tasks_all_failed_is_left_out_only_if_there_were_others(
+    ends: str, leave_out: str
+) -> None:
+    text = "FATAL:   mount source /data doesn't exist\n"
+    assert of(a=text + ends).causes[0].leave_out == leave_out
 
 
 def test_a_last_line_without_its_end_is_read_with_those_before_it() -> None:
