@@ -37,6 +37,7 @@ NEAR, NEAR_BYTES = 30, 1 << 14
 """Lines, and bytes, around one that may have its time or rank."""
 FRAME_LINES = 6
 """Lines of the last frame of a traceback, with its source and what is marked in it, of two ranks at once."""
+_TRACEBACK = b"Traceback (most recent call last)"
 _IGNORED, NEAR_IGNORED = b"Exception ignored in", 10
 """How Python begins what a finalizer raised, and lines of that: it ends nothing."""
 MOST_NODES = 10_000
@@ -66,7 +67,7 @@ _TOLERATED = re.compile(
 """The program says that it goes on without."""
 _MILD = re.compile(
     rb"\b[Rr]etry(?:ing)?\b(?! counter)|\b[Tt]rying (?:again|the next|port|batch|\d)"
-    rb"|(?<!NCCL )\bWARN(?:ING)?\b|\bINFO\b|\bDEBUG\b|[a-z]Warning\b|^wandb: (?:ERROR|W&B)"
+    rb"|(?<!NCCL )(?<![=/])\b(?:WARN(?:ING)?|INFO|DEBUG)\b|[a-z]Warning\b|^wandb: (?:ERROR|W&B)"
     rb"|^\s*(?:[\w.-]{1,64}: )?\[?(?:rank\d+\]:)?\[?W(?:\d{3,4} | )"
 )
 _OF_TRAIN = b"train: WARNING: "
@@ -85,6 +86,12 @@ _STEP = re.compile(
 """A line of progress, with the number of the step."""
 STEPS = 3
 """Different steps behind a line, by which its program went on: ranks that do not wait yet make one more."""
+_BY_SCHEDULER = re.compile(
+    rb"\*\*\* (?:JOB|STEP) .{1,200}\bCANCELLED\b|\boom[-_]kill event|=>> PBS: job killed"
+)
+"""The scheduler has ended a process or the job."""
+_LOGGED = re.compile(rb"\b(?:ERROR|CRITICAL|[Ee]xception:|[Ee]rror:)")
+"""Before the traceback of an exception that the program has caught and logged."""
 _FRAME = re.compile(rb'.{0,60}?  File "[^"]{1,400}", line \d+')
 _SOURCE = re.compile(rb"[^ ]{0,60} ?    ")
 """The line behind it is source code, which says what might be raised and not what was."""
@@ -123,7 +130,7 @@ class Evidence:
     is_of_shell: bool = False
     """A command of a job script failed, after which the script mostly goes on."""
     went_on: bool = False
-    """Steps of the program follow."""
+    """Steps of the program follow, and it is not the last word of a process."""
 
 
 @dataclass(frozen=True)
@@ -292,7 +299,9 @@ class Scan:
         self.counts[f"{key} {name}"] += 1
         if self.counts[key] > MOST_OF_ONE or self.counts[f"{key} {name}"] > MOST_IN_A_FILE:
             return
-        is_tolerated = not is_exception and _TOLERATED.search(line) is not None
+        is_last = not is_ignored and _is_last_word(body, before)
+        is_tolerated = not is_last and not is_exception and _TOLERATED.search(line) is not None
+        is_mild = is_ignored or is_tolerated or (not is_last and not is_exception and _is_mild(line, body))
         file_rank, file_node = lines.of_file(name)
         of_traceback = lines.rank(traceback) if traceback and _EXCEPTION.match(body) else None
         self.found.append(
@@ -307,10 +316,10 @@ class Scan:
                 node=node or file_node,
                 device=lines.device(line),
                 is_exception=is_exception,
-                is_mild=is_ignored or is_tolerated or (not is_exception and _is_mild(line, body)),
+                is_mild=is_mild,
                 is_tolerated=is_tolerated,
                 is_of_shell=_OF_SHELL.search(body) is not None,
-                went_on=_steps(behind) >= STEPS,
+                went_on=_steps(behind) >= STEPS and not is_last,
             )
         )
 
@@ -378,6 +387,17 @@ def _steps(behind: Sequence[bytes]) -> int:
     return len(found - {()})
 
 
+def _is_last_word(body: bytes, before: Sequence[bytes]) -> bool:
+    """Whether a process or the job has ended with this: steps behind it are output that was still buffered,
+    which Python writes to a file after the traceback. An exception that was logged need not end anything."""
+    if _BY_SCHEDULER.search(body):
+        return True
+    if not _EXCEPTION.match(body) or not _last_frame(before):
+        return False
+    begin = next((at for at in reversed(range(len(before))) if _TRACEBACK in before[at]), 0)
+    return begin == 0 or not _LOGGED.search(before[begin - 1])
+
+
 def _last_frame(before: Sequence[bytes]) -> bytes:
     """Empty where there is none just before the line behind these."""
     return next((one for one in reversed(before[-FRAME_LINES:]) if _FRAME.match(one)), b"")
@@ -396,7 +416,7 @@ def _is_ignored(before: Sequence[bytes]) -> bool:
 def _traceback(before: Sequence[bytes]) -> bytes | None:
     """A line of the traceback of which the line behind these is the end, it may be: where it begins, or a
     frame near its end, as many are longer than what is looked at."""
-    begin = next((one for one in reversed(before) if b"Traceback (most recent call last)" in one), None)
+    begin = next((one for one in reversed(before) if _TRACEBACK in one), None)
     return begin or _last_frame(before) or None
 
 

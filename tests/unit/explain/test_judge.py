@@ -237,7 +237,55 @@ def test_an_error_after_which_steps_follow_is_no_cause_though_a_rank_ended_later
     assert [one.entry.id for one in found.others] == ["child-failed"]
 
 
+RUN_WITH = "run with NCCL_DEBUG=INFO for details"
 OWN = "Traceback (most recent call last):\n  File \"a.py\", line 3, in f\n    g()\nKeyError: 'x'\n"
+
+
+@pytest.mark.parametrize("many", [3, 30, 60])
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (OWN, "script-error"),
+        (OWN.replace("KeyError: 'x'\n", OOM.removeprefix("[rank3]: ")), "cuda-out-of-memory"),
+        (
+            "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2026-03-02T12:00:00 DUE TO TIME LIMIT ***\n",
+            "slurm-time-limit",
+        ),
+        ("=>> PBS: job killed: walltime 3632 exceeded limit 3600\n", "pbs-walltime"),
+    ],
+)
+def test_steps_that_were_still_buffered_follow_the_last_word_of_a_process(
+    text: str, cause: str, many: int
+) -> None:
+    assert of(a=text + "".join(STEPS[:many]) + BOX).causes[0].entry.id == cause
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        (
+            f"RuntimeError: NCCL error in: x.cpp:1, unhandled cuda error ({RUN_WITH}), NCCL version 2.19.3",
+            "nccl-unhandled-cuda",
+        ),
+        ("FileNotFoundError: [Errno 2] No such file or directory: '/data/INFO/skipped.txt'", "file-missing"),
+        ("ModuleNotFoundError: No module named 'ignored'", "module-not-found"),
+    ],
+)
+def test_words_of_a_warning_in_an_exception_that_ended_a_rank_make_it_no_warning(
+    line: str, cause: str
+) -> None:
+    ended = OWN.replace("KeyError: 'x'", line)
+    assert of(a=ended + "copying\n" * (judge.FEW_BEHIND + 1)).causes[0].entry.id == cause
+
+
+def test_advice_to_set_a_level_of_logging_is_no_level() -> None:
+    line = f"terminate called: NCCL error in: x.cpp:1, unhandled cuda error ({RUN_WITH})\n"
+    assert of(a=line + "copying\n" * (judge.FEW_BEHIND + 1)).causes[0].entry.id == "nccl-unhandled-cuda"
+
+
+def test_an_exception_that_was_logged_is_no_last_word() -> None:
+    logged = '2026-03-02 10:00:00 - ERROR - not saved\nTraceback (most recent call last):\n  File "a.py", line 3, in f\n'
+    assert of(a=logged + FULL + "".join(STEPS[:9]) + BOX).causes == ()
 
 
 @pytest.mark.parametrize(
