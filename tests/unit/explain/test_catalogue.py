@@ -79,6 +79,28 @@ def test_every_pattern_is_found_on_a_line_of_its_own_words() -> None:
     assert lost == []
 
 
+IN_HOME = '  File "/home/me/.local/lib/python3.11/site-packages/x.py", line 3, in f\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "id"),
+    [
+        (f"{IN_HOME}ImportError: cannot import name 'a' from 'b'\n", "home-packages"),
+        (f"{IN_HOME}ImportError: Using `bitsandbytes` requires Accelerate\n", "module-not-found"),
+        ("ImportError: /x/te.so: undefined symbol: nvte_gelu\n", "undefined-symbol"),
+        ("ImportError: /x/c.so.12: undefined symbol: __nvJitLinkCreate_12_4\n", "cuda-library-shadowed"),
+        (
+            "FATAL: while locking x: can't open o.img, currently in use by another process\n",
+            "apptainer-overlay",
+        ),
+        ("OSError: database in use by another process\n", ""),
+        ("apex is asked for but it is not installed\n", ""),
+    ],
+)
+def test_a_line_is_of_the_entry_that_says_no_more_than_it(text: str, id: str) -> None:
+    assert [one.entry.id for one in scanned(text).found if one.entry] == [id] * bool(id)
+
+
 def test_nothing_is_found_in_logs_of_good_runs() -> None:
     text = "\n".join(good.lines(GOOD_LINES))
     found = judged(text)
