@@ -34,13 +34,16 @@ from entrypoint.ranks.ranks import Ranks
 
 RECORDER = 8.0
 """Seconds for torch to dump its flight recorder: it looks at its pipe once a second, and the first dump
-imports torch._inductor (1.4 to 3 s on a local disk). With DUMP this is less than the hub's bound for all."""
+imports torch._inductor (1.4 to 3 s on a local disk)."""
 PIPE = "recorder.rank"
 """Of the pipes that torch makes for it, before the rank's number."""
 KEEP = 4.0
 """Seconds for the file system to take what was found."""
 DUMP = 5.0
-"""Seconds for a rank to print its stacks: both looks together take less than the hub's bound for all."""
+"""Seconds for a rank to print its stacks. The first look takes up to KEEP + RECORDER and the closer one up to
+DUMP + SETTLED: together less than the hub's bound for all (meet.terms.JobBounds.look)."""
+SETTLED = 2.0
+"""Seconds for what a rank has printed to come through."""
 _RECORDER_NAMES = {
     "BUFFER_SIZE": ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"),
     "DUMP_TEMP_FILE": ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"),
@@ -83,12 +86,12 @@ class LastLook:
 
     async def first(self) -> list[RankSnapshot]:
         """Of ranks that show it and go on. None is ended before all nodes have looked: whoever loses a rank
-        is no longer where it waited. NCCL's flight recorder dumps meanwhile."""
+        is no longer where it waited. NCCL's flight recorder dumps meanwhile, if the rank is not stopped."""
         alive = _alive(self._ranks)
         self._states = {rank: processes.state(pid) for rank, pid in alive.items()}
         self._texts = dict.fromkeys(alive, "")
         able = {rank: pid for rank, pid in alive.items() if self._states[rank] not in processes.STOPPED}
-        shown, _ = await asyncio.gather(_shown_by(able, self._signs), self._dump_recorders(alive))
+        shown, _ = await asyncio.gather(_shown_by(able, self._signs), self._dump_recorders(able))
         self._texts |= shown
         return self._sightings()
 
@@ -126,8 +129,10 @@ class LastLook:
         for rank, path in pipes.items():
             with contextlib.suppress(OSError):
                 pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
-                os.write(pipe, b"dump\n")
-                os.close(pipe)
+                try:
+                    os.write(pipe, b"dump\n")
+                finally:
+                    os.close(pipe)
                 asked.append(self._run.stacks / f"nccl.rank{rank}")
         if asked:
             await _kept(_await_files, asked, time.monotonic() + RECORDER, seconds=RECORDER)
@@ -262,17 +267,17 @@ async def _dump(ranks: Ranks, rank: int, pid: int) -> str:
     if not targets:
         return ""
     ranks.divert_errors(rank)
+    deadline = time.monotonic() + DUMP
     for target in targets:
         with contextlib.suppress(OSError):
             resource.prlimit(target, resource.RLIMIT_CORE, (0, 0))  # A rank's memory would fill the disk.
             os.kill(target, signal.SIGABRT)
             os.kill(target, signal.SIGCONT)
-        await _ended(target)
+        await _ended(target, deadline)
     return await _settled(ranks, rank)
 
 
-async def _ended(pid: int) -> None:
-    deadline = time.monotonic() + DUMP
+async def _ended(pid: int, deadline: float) -> None:
     while processes.is_running(pid) and time.monotonic() < deadline:
         await asyncio.sleep(0.05)
 
@@ -280,7 +285,8 @@ async def _ended(pid: int) -> None:
 async def _settled(ranks: Ranks, rank: int) -> str:
     """What the rank has printed once that no longer grows."""
     text = None
-    for _ in range(20):
+    deadline = time.monotonic() + SETTLED
+    while time.monotonic() < deadline:
         last, text = text, ranks.diverted(rank)
         if text and text == last:
             break

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from entrypoint.job.rundir import RunDirectory
+from entrypoint.meet.terms import JobBounds
 from entrypoint.ranks import hooks as inside
 from entrypoint.ranks import stacks
 from entrypoint.ranks.heartbeat import Heartbeats
@@ -147,6 +148,9 @@ def test_the_last_look_ends_only_ranks_that_show_nothing_otherwise_and_keeps_all
     recorder = tmp_path / "recorder.rank2.pipe"
     os.mkfifo(recorder)
     pipe = os.open(recorder, os.O_RDWR)  # as torch has it
+    of_stopped = tmp_path / "recorder.rank3.pipe"
+    os.mkfifo(of_stopped)
+    deaf = os.open(of_stopped, os.O_RDWR | os.O_NONBLOCK)
     run.stacks.mkdir(parents=True)
     (run.stacks / "nccl.rank2").write_bytes(b"dump")  # torch's answer
     shows = [sys.executable, "-P", "-S", "-c", SCRIPT, str(tmp_path / "inside")]
@@ -187,6 +191,8 @@ def test_the_last_look_ends_only_ranks_that_show_nothing_otherwise_and_keeps_all
         assert (found[0].step, found[1].step) == (9, None)
         assert [process.poll() for process in started] == [None] * 4
         assert (frozen, os.read(pipe, 100)) == ([], b"dump\n")
+        with pytest.raises(BlockingIOError):
+            os.read(deaf, 100)  # a stopped rank could not answer
         assert {path.name for path in run.stacks.iterdir()} == {"nccl.rank2"}
 
         closer = asyncio.run(look.closer())
@@ -215,6 +221,7 @@ def test_the_last_look_ends_only_ranks_that_show_nothing_otherwise_and_keeps_all
             process.communicate()
         relay.finish(5, 5)
         os.close(pipe)
+        os.close(deaf)
 
 
 def test_a_run_directory_that_takes_no_stacks_is_told(tmp_path: Path) -> None:
@@ -325,6 +332,11 @@ def test_nccls_flight_recorder_is_on_unless_the_user_has_set_it(
 ) -> None:
     run = RunDirectory(Path("/run"), 3)
     assert variables(device, Path("/scratch"), run, given, torch) == added
+
+
+def test_both_looks_together_take_less_than_the_hub_allows() -> None:
+    first = stacks.KEEP + max(stacks.RECORDER, stacks.DUMP)
+    assert first + stacks.DUMP + stacks.SETTLED < JobBounds().look
 
 
 def test_a_dump_is_awaited_until_it_is_written(tmp_path: Path) -> None:
