@@ -4,8 +4,9 @@ cluster have, where nodes without one would measure how they share one machine.
 """
 
 import os
+import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from tests.host import Host, Refused
@@ -19,24 +20,21 @@ PERIOD = 20_000
 """Microseconds: short, so that a node does not stand still for long while others wait for it."""
 BURST = "256kb"
 """That a token bucket lets through at once."""
+BOUND = 30.0
+"""Seconds for the processes of a group to be moved out of it."""
 
 
 @contextmanager
 def shares(cluster: Cluster, *groups: Sequence[str]) -> Iterator[None]:
     """All that runs on the nodes of a group has one share of the processors, far more than that of another test.
     Nothing is changed where this machine has no cgroups of version 1."""
-    made = []
-    try:
+    with ExitStack() as undo:
         for number, nodes in enumerate(groups if os.access(CGROUPS / "cpu.shares", os.W_OK) else ()):
-            made.append(CGROUPS / f"apptrain.{cluster.plan.name}.{number}")
-            made[-1].mkdir()
-            (made[-1] / "cpu.shares").write_text(MUCH)
+            group = _group(f"{cluster.plan.name}.{number}", undo)
+            (group / "cpu.shares").write_text(MUCH)
             for node in nodes:
-                _move(_processes_of(cluster[node]), made[-1])
+                _move(_processes_of(cluster[node]), group)
         yield
-    finally:
-        for folder in made:
-            _remove(folder)
 
 
 @contextmanager
@@ -47,28 +45,34 @@ def small_nodes(cluster: Cluster, *, cores: float, mbit: int) -> Iterator[None]:
     """
     if not os.access(CGROUPS / "cpu.cfs_quota_us", os.W_OK):
         raise Refused(f"{CGROUPS} is no cgroup hierarchy of version 1: nodes cannot be bounded here")
-    made = []
-    try:
+    with ExitStack() as undo:
         for name, node in cluster.nodes.items():
-            made.append(CGROUPS / f"apptrain.{cluster.plan.name}.{name}")
-            made[-1].mkdir()
-            (made[-1] / "cpu.cfs_period_us").write_text(str(PERIOD))
-            (made[-1] / "cpu.cfs_quota_us").write_text(str(round(cores * PERIOD)))
-            _move(_processes_of(node), made[-1])
+            group = _group(f"{cluster.plan.name}.{name}", undo)
+            (group / "cpu.cfs_period_us").write_text(str(PERIOD))
+            (group / "cpu.cfs_quota_us").write_text(str(round(cores * PERIOD)))
+            _move(_processes_of(node), group)
             for network in NETWORKS:
+                place = ("dev", network.name, "root")
                 bucket = ("tbf", "rate", f"{mbit}mbit", "burst", BURST, "latency", "100ms")
-                node.run(["tc", "qdisc", "add", "dev", network.name, "root", *bucket]).check_returncode()
+                node.run(["tc", "qdisc", "add", *place, *bucket]).check_returncode()
+                undo.callback(node.run, ["tc", "qdisc", "delete", *place])
         yield
-    finally:
-        for network in NETWORKS:
-            for node in cluster.nodes.values():
-                node.run(["tc", "qdisc", "delete", "dev", network.name, "root"])
-        for folder in made:
-            _remove(folder)
+
+
+def _group(name: str, undo: ExitStack) -> Path:
+    """A new one, which `undo` removes."""
+    group = CGROUPS / f"apptrain.{name}"
+    group.mkdir()
+    undo.callback(_remove, group)
+    return group
 
 
 def _remove(group: Path) -> None:
+    """Raises TimeoutError if a process cannot be moved out of it."""
+    deadline = time.monotonic() + BOUND
     while pids := (group / "cgroup.procs").read_text().split():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{group} still has the processes {', '.join(pids[:10])}")
         _move(map(int, pids), CGROUPS)
     group.rmdir()
 
