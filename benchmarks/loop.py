@@ -93,14 +93,14 @@ def _rate(way: str, script: Path, images: Path, folder: Path) -> float:
         ended = bounded.run(argv, cwd=Path(run), env=env, seconds=LIMIT)
     if ended.status != 0:
         sys.exit(f"{' '.join(argv)} ended with {ended.status}:\n{ended.tail()}")
-    times = [float(seconds) for step, seconds in _of_one_rank(ended.out) if step > WARMUP]
+    times = [float(seconds) for step, seconds in _of_slowest_rank(ended.out) if step > WARMUP]
     if len(times) != STEPS - WARMUP:
         sys.exit(f"{way}: {len(times)} steps were timed, not {STEPS - WARMUP}:\n{ended.tail()}")
     return RANKS * BATCH / statistics.mean(times)
 
 
-def _of_one_rank(out: str) -> list[tuple[int, float]]:
-    """(step, seconds) of each step; where every rank prints, the slowest."""
+def _of_slowest_rank(out: str) -> list[tuple[int, float]]:
+    """(step, seconds) of each step, as long as it took the slowest of the ranks that print it."""
     slowest: dict[int, float] = {}
     for step, seconds in STEP.findall(out):
         slowest[int(step)] = max(float(seconds), slowest.get(int(step), 0.0))

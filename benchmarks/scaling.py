@@ -67,6 +67,8 @@ def _measure(user: Account, name: str, words: Sequence[str], repeats: int) -> di
             raise RuntimeError(f"job {job} ended with {ran.ended}:\n{ran.text[-2000:]}")
         print(f"  {name}: job {job} has ended", flush=True)
     shown = user.run(REPOSITORY / "apptrain", "scaling", name, "-o", f"{name}.svg")
+    if shown.returncode:
+        raise RuntimeError(shown.stderr)
     print(shown.stdout, flush=True)
     if name in DRAWN:
         drawn = user.on_disk(WORK / f"{name}.svg").read_text()

@@ -17,7 +17,7 @@ Test: [1/1]	Time  0.100 ( 0.100)	Loss 6.9e+00 (6.9e+00)
 
 
 def test_a_step_takes_as_long_as_the_slower_rank() -> None:
-    assert loop._of_one_rank(PRINTED) == [(1, 1.5), (16, 0.625)]
+    assert loop._of_slowest_rank(PRINTED) == [(1, 1.5), (16, 0.625)]
 
 
 def test_without_the_checkout_it_is_refused_or_left_out_of_all(
