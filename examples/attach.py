@@ -11,6 +11,7 @@ Then type, on the node of that rank, the line that it has printed: nc -U /tmp/tm
 
 import os
 import pdb
+import shutil
 import socket
 import sys
 import tempfile
@@ -18,11 +19,13 @@ import tempfile
 
 def attach():
     """Wait until somebody connects, and stop at the line that called this."""
-    path = os.path.join(tempfile.mkdtemp(), "pdb")
+    folder = tempfile.mkdtemp()
+    path = os.path.join(folder, "pdb")
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)
         server.listen()
         print("rank", os.environ["RANK"], "waits: nc -U", path, flush=True)
         connection, _ = server.accept()
+    shutil.rmtree(folder)
     commands, answers = connection.makefile("r"), connection.makefile("w")
     pdb.Pdb(stdin=commands, stdout=answers).set_trace(sys._getframe(1))

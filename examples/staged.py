@@ -17,7 +17,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 dist.init_process_group(timeout=timedelta(hours=1))  # longer than the unpacking
-folder = Path(tempfile.gettempdir(), "data-" + os.environ["APPTRAIN_NODE"])
+run = Path(os.environ["APPTRAIN_RUN_DIR"]).name  # another job on this node has another one
+folder = Path(tempfile.gettempdir(), f"data-{run}-{os.environ['APPTRAIN_NODE']}")
 if os.environ["LOCAL_RANK"] == "0":
     with tarfile.open(sys.argv[1]) as packed:
         packed.extractall(folder, filter="data")

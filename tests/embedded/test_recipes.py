@@ -57,7 +57,9 @@ def test_data_are_unpacked_once_on_each_node(tmp_path: Path) -> None:
     ended = run(tmp_path, *words, env={"TMPDIR": str(disk)})
     assert ended.status == 0, ended.err
     assert sorted(re.findall("rank .*", ended.out)) == [f"rank {rank} has 3 files" for rank in range(4)]
-    assert sorted(path.name for path in disk.glob("data-*")) == ["data-127.0.0.1", "data-127.0.0.2"]
+    assert sorted(path.name for path in disk.glob("data-*")) == [
+        f"data-{ended.run.name}-127.0.0.{node}" for node in (1, 2)
+    ]
 
 
 def test_a_debugger_stops_one_rank_and_lets_it_go_on(tmp_path: Path) -> None:
