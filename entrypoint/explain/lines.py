@@ -22,6 +22,8 @@ _LABELS = re.compile(
     rb"|\[?[IWEF]\d{3,4} \d\d:\d\d:\d\d[.\d]*[^\]]{0,80}\]"
     rb"|\d{1,5}:(?= )"
     rb"|\((?:\w+ )?(?:pid|rank)[= ]?\d+[^)]{0,60}\)"
+    rb"|[a-z][a-z_-]*[0-9][\w.-]{0,60}:(?= (?:\[(?:rank|default)\d|Traceback \("
+    rb"|(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception)\b))"
     rb")\s*"
 )
 _RANK = re.compile(
@@ -72,7 +74,8 @@ class Said:
 
 
 def body(line: bytes) -> bytes:
-    """The message, behind labels of ranks and times."""
+    """The message, behind labels of ranks and times. pdsh and clush write a node's name before each line:
+    that is a label only before an exception or the label of a rank, as programs write their names so too."""
     at = 0
     for _ in range(4):
         found = _LABELS.match(line, at)

@@ -283,6 +283,19 @@ def test_advice_to_set_a_level_of_logging_is_no_level() -> None:
     assert of(a=line + "copying\n" * (judge.FEW_BEHIND + 1)).causes[0].entry.id == "nccl-unhandled-cuda"
 
 
+@pytest.mark.parametrize(
+    ("label", "node"), [("gpu-a01: ", "gpu-a01"), ("gpu-a01: [rank3]: ", "gpu-a01"), ("n1: ", "n1")]
+)
+def test_an_exception_behind_the_name_of_its_node_is_one(label: str, node: str) -> None:
+    (cause,) = of(a="".join(label + line for line in OWN.splitlines(keepends=True))).causes
+    assert (cause.entry.id, cause.node) == ("script-error", node)
+
+
+def test_the_name_of_a_program_is_no_label() -> None:
+    for line in ("python3: can't open file 'a.py'", "cuda12: Version mismatch", "step1: Error of the fit"):
+        assert lines.body(line.encode()) == line.encode()
+
+
 def test_an_exception_that_was_logged_is_no_last_word() -> None:
     logged = '2026-03-02 10:00:00 - ERROR - not saved\nTraceback (most recent call last):\n  File "a.py", line 3, in f\n'
     assert of(a=logged + FULL + "".join(STEPS[:9]) + BOX).causes == ()
