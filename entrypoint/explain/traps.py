@@ -648,9 +648,8 @@ def _of_ntasks(asked: ScriptRequest) -> Iterator[Found]:
     if option is None or not count or not of_node:
         return
     if count < of_node * (nodes or 1) or (nodes and count > of_node * nodes):
-        yield Found(
-            NTASKS, option.line, f"--ntasks={count}, --ntasks-per-node={of_node} on {nodes or 1} nodes"
-        )
+        where = f", --nodes={nodes}" if nodes else ""
+        yield Found(NTASKS, option.line, f"--ntasks={count}, --ntasks-per-node={of_node}{where}")
 
 
 def _of_interfaces(script: Script) -> Iterator[Found]:
