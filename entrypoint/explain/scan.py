@@ -125,8 +125,6 @@ class Evidence:
     is_mild: bool = False
     """It calls itself a warning, or says that something is tried again or left out. NCCL calls errors so
     too."""
-    is_tolerated: bool = False
-    """It says that the program goes on without."""
     is_of_shell: bool = False
     """A command of a job script failed, after which the script mostly goes on."""
     went_on: bool = False
@@ -300,8 +298,7 @@ class Scan:
         if self.counts[key] > MOST_OF_ONE or self.counts[f"{key} {name}"] > MOST_IN_A_FILE:
             return
         is_last = not is_ignored and _is_last_word(body, before)
-        is_tolerated = not is_last and not is_exception and _TOLERATED.search(line) is not None
-        is_mild = is_ignored or is_tolerated or (not is_last and not is_exception and _is_mild(line, body))
+        is_mild = is_ignored or (not is_last and not is_exception and _is_mild(line, body))
         file_rank, file_node = lines.of_file(name)
         of_traceback = lines.rank(traceback) if traceback and _EXCEPTION.match(body) else None
         self.found.append(
@@ -317,7 +314,6 @@ class Scan:
                 device=lines.device(line),
                 is_exception=is_exception,
                 is_mild=is_mild,
-                is_tolerated=is_tolerated,
                 is_of_shell=_OF_SHELL.search(body) is not None,
                 went_on=_steps(behind) >= STEPS and not is_last,
             )
@@ -404,6 +400,8 @@ def _last_frame(before: Sequence[bytes]) -> bytes:
 
 
 def _is_mild(line: bytes, body: bytes) -> bool:
+    if _TOLERATED.search(line):
+        return True
     return _MILD.search(line) is not None and not body.startswith(_OF_TRAIN)
 
 

@@ -423,7 +423,7 @@ def _step_parts(found: RunFacts) -> str:
     for name in [name for name in names if not name.endswith("_per_s")][:12]:
         known = [value for rank in ranks if (value := number(rank, name)) is not None]
         if not known:
-            continue  # None of every rank is not known, as the exchange on GPUs: it is in the rest.
+            continue  # As the exchange on GPUs, which no rank times: it is part of the rest.
         spent = statistics.fmean(known)
         left -= spent
         rows.append([_part_name(name), duration(spent), f"{100 * spent / mean:.1f} %"])
