@@ -667,13 +667,16 @@ def _of_interfaces(script: Script) -> Iterator[Found]:
 
 
 def _of_modules(script: Script) -> Iterator[Found]:
-    is_loaded = False
+    """A purge behind all loads: one before the last of them is a fresh start."""
+    is_loaded, purge = False, 0
     for one in script.commands:
         words = one.texts[:2]
         if words in (["module", "load"], ["module", "add"], ["ml", "load"]):
-            is_loaded = True
+            is_loaded, purge = True, 0
         elif is_loaded and words in (["module", "purge"], ["ml", "purge"]):
-            yield Found(PURGE_LATE, one.line, _quote(script, one.line))
+            purge = one.line
+    if purge:
+        yield Found(PURGE_LATE, purge, _quote(script, purge))
 
 
 def _of_signal(script: Script) -> Iterator[Found]:

@@ -172,6 +172,7 @@ def test_the_loopback_interface_is_one_interface_on_one_node() -> None:
             HEAD, f"trap save USR1\n{HEAD}"
         ),
         GOOD.replace(HEAD, f"module purge\nmodule load cuda\n{HEAD}"),
+        GOOD.replace(HEAD, f"module load old\nmodule purge\nmodule load cuda\n{HEAD}"),
         HEARD.replace(HEAD, f". ./handlers.sh\n{HEAD}"),
         f"#!/bin/bash\n#SBATCH --ntasks=6\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n{SRUN} python t.py\n",
     ],
