@@ -4,6 +4,7 @@ This machine:  ACCELERATE_USE_CPU=true apptrain run -- examples/accelerate_loop.
 Slurm:         sbatch -N 2 --gpus-per-node=4 slurm/multinode.sbatch -- examples/accelerate_loop.py --steps 2000
 PBS:           APPTRAIN_ARGS='-- examples/accelerate_loop.py --steps 2000' qsub -v APPTRAIN_ARGS pbs/multinode.pbs
 
+The image lacks Accelerate: make a venv that has it, and give the job --venv (docs/recipes.md, "conda").
 Copy stop.py with it. `accelerate launch` and the file of `accelerate config` are not used: its settings are
 ACCELERATE_ variables. The checkpoints contain pickles: load only what you have written yourself.
 """

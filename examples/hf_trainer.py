@@ -4,6 +4,7 @@ This machine:  ACCELERATE_USE_CPU=true apptrain run -- examples/hf_trainer.py   
 Slurm:         sbatch -N 2 --gpus-per-node=4 slurm/multinode.sbatch -- examples/hf_trainer.py --steps 2000
 PBS:           APPTRAIN_ARGS='-- examples/hf_trainer.py --steps 2000' qsub -v APPTRAIN_ARGS pbs/multinode.pbs
 
+The image lacks Transformers and Accelerate: make a venv that has them, and give the job --venv (docs/recipes.md, "conda").
 Copy stop.py with it. Trainer's own handler (enable_jit_checkpoint) does not make the ranks agree on a step: on
 several ranks it may hang. Its checkpoints contain pickles: load only what you have written yourself.
 """

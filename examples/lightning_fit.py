@@ -4,6 +4,7 @@ This machine:  apptrain run -- examples/lightning_fit.py
 Slurm:         sbatch -N 2 --gpus-per-node=4 slurm/multinode.sbatch -- examples/lightning_fit.py --steps 2000
 PBS:           APPTRAIN_ARGS='-- examples/lightning_fit.py --steps 2000' qsub -v APPTRAIN_ARGS pbs/multinode.pbs
 
+The image lacks Lightning: make a venv that has it, and give the job --venv (docs/recipes.md, "conda").
 Copy stop.py with it. Lightning's own handlers are not used: that of SIGTERM may hang on several ranks, and that of
 SIGUSR1 calls scontrol, which an image lacks.
 """
