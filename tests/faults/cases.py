@@ -474,18 +474,24 @@ class FullDisk(Fault):
         room = os.statvfs(run.watch.checkpoints)
         assert room.f_blocks * room.f_frsize <= self.size, "this is not the small file system"
         self.ballast = run.watch.checkpoints / "ballast"
-        with self.ballast.open("wb") as file:
+        self._fill()
+        return f"filled the file system of {self.folder.name}"
+
+    def _fill(self) -> None:
+        with self.ballast.open("ab") as file:
             for size in (1 << 20, 1 << 16, 1 << 12):
                 with suppress(OSError):
                     while True:
                         os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, size)
-        return f"filled the file system of {self.folder.name}"
 
     def survived(self, run: Run) -> bool:
+        """What an older checkpoint leaves when it is removed is taken too: else the next save may find room."""
         text = run.watch.text(run.since)
         if not self.emptied and "No space left on device" in text:
             self.ballast.unlink()
             self.emptied = True
+        elif not self.emptied:
+            self._fill()
         return "works again" in text
 
     def close(self, run: Run) -> None:
