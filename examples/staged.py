@@ -21,7 +21,7 @@ run = Path(os.environ["APPTRAIN_RUN_DIR"]).name  # another job on this node has 
 folder = Path(tempfile.gettempdir(), f"data-{run}-{os.environ['APPTRAIN_NODE']}")
 if os.environ["LOCAL_RANK"] == "0":
     with tarfile.open(sys.argv[1]) as packed:
-        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # no path elsewhere
+        packed.extraction_filter = getattr(tarfile, "data_filter", None)  # from 3.11.4 on
         packed.extractall(folder)
 dist.barrier()
 

@@ -53,6 +53,7 @@ def test_a_job_for_each_size_and_what_they_measured(user: Account) -> None:
     assert len(jobs) == 2, submitted.stderr
     early = user.run(REPOSITORY / "apptrain", "scaling", "sweep")
     assert early.returncode != 0
+    assert early.stderr.startswith("apptrain: "), early.stderr
     assert "Traceback" not in early.stderr
     for nodes, job in enumerate(jobs, 1):
         ran = user.end(job, BOUND)
