@@ -140,6 +140,8 @@ on_each_host() {
         return
     fi
     trap : TERM INT HUP USR1 USR2 # what runs ends by itself, or through `interrupt`
+    trap : PIPE                   # what shows the lines may be killed with the job script
+    trap leave_tasks EXIT
     tmp=$handover_dir/$attempt
     mkdir -- "$tmp"
     write_task_files "$@"
@@ -227,11 +229,10 @@ watch_tasks() {
         warn_of_walltime
         end_if_interrupted
         end_waiting
-        end_if_orphaned
+        kill -0 $$ 2>/dev/null || exit 1 # the job script was killed
     done
     await_last_answers
     show_rest
-    rm -f -- "$run_dir/tasks/$attempt.env"
 }
 
 # Sets `files`.
@@ -282,12 +283,14 @@ end_if_interrupted() {
     fi
 }
 
-# If the job script was killed, nobody else would end the tasks.
-end_if_orphaned() {
+# A trap: however the watching ends. If the job script was killed, nobody else would end the tasks
+# and remove what is its own.
+leave_tasks() {
+    read_clock
+    ask_all_to_end "$TO_END"
+    rm -f -- "$run_dir/tasks/$attempt.env"
     if ! kill -0 $$ 2>/dev/null; then
-        ask_all_to_end "$TO_END"
-        rm -rf -- "$handover_dir" "$run_dir/tasks/$attempt.env"
-        exit 1
+        rm -rf -- "$handover_dir"
     fi
 }
 
@@ -406,13 +409,18 @@ show_piece() {
         rests[$1]=''
     fi
     if [[ -n $unfinished && $unfinished != "$1" ]]; then
-        printf '\n'
+        put $'\n'
     fi
-    printf '%s' "$shown"
+    put "$shown"
     unfinished=''
     if [[ $shown != *"$newline" ]]; then
         unfinished=$1
     fi
+}
+
+# put TEXT: shows it, if what shows it still runs.
+put() {
+    printf '%s' "$1" 2>/dev/null || true
 }
 
 # Shows what the tasks that have ended printed last. One that was not to be ended may print for
@@ -432,7 +440,7 @@ show_rest() {
         fi
     done
     if [[ -n $unfinished ]]; then
-        printf '\n'
+        put $'\n'
     fi
     if [[ -n $more ]]; then
         say "not all that the tasks printed is shown: it is in $run_dir/logs/$attempt"

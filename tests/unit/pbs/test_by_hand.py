@@ -122,14 +122,16 @@ def test_by_hand_each_host_has_a_task_and_the_first_failure_counts(hand: ByHand)
     assert last(lines) == "status 7: b: x"
 
 
-def test_by_hand_tasks_end_with_the_script_however_it_ends(hand: ByHand) -> None:
-    process = hand.start("a,b", {str(host): {"wait": "never"} for host in (0, 1)})
+@pytest.mark.parametrize("says", [False, True], ids=["silent", "while they print"])
+def test_by_hand_tasks_end_with_the_script_however_it_ends(hand: ByHand, says: bool) -> None:
+    parts = {"parts": ["line\n"] * 200} if says else {}
+    process = hand.start("a,b", {str(host): {"wait": "never", **parts} for host in (0, 1)})
     logs = hand.site.submit_dir / "runs"
     hand.site.until(lambda: any(f.read_text().count("host ") == 2 for f in logs.glob("*/job.log")))
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate(timeout=BOUND)
     hand.site.until(lambda: not hand.left(), 30.0)  # by themselves they would end after 50
-    hand.site.until(lambda: not list(logs.glob("*/tasks/*.env")))
+    assert not list(logs.glob("*/tasks/*.env"))
 
 
 def test_by_hand_the_environment_is_readable_by_its_owner_alone_and_the_next_attempt_removes_what_was_left(
