@@ -55,18 +55,21 @@ class Pattern:
 
     def is_in(self, line: bytes, body: bytes) -> bool:
         """`body`: the line without what stands before a message."""
-        at = 0
-        for number, part in enumerate(self.parts):
-            if number == 0 and self.begins:
-                if not body.startswith(part):
-                    return False
-                at = len(line) - len(body) + len(part)
-                continue
+        return self.span(line, body) is not None
+
+    def span(self, line: bytes, body: bytes) -> tuple[int, int] | None:
+        """Where the first part begins and the last one ends; None if the line is none of it."""
+        at = len(line) - len(body) if self.begins else 0
+        if self.begins and not body.startswith(self.parts[0]):
+            return None
+        begin = -1
+        for part in self.parts:
             found = line.find(part, at)
             if found < 0:
-                return False
+                return None
+            begin = found if begin < 0 else begin
             at = found + len(part)
-        return not self.ends or line.rstrip().endswith(self.parts[-1])
+        return (begin, at) if not self.ends or line.rstrip().endswith(self.parts[-1]) else None
 
 
 @dataclass(frozen=True)

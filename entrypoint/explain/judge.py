@@ -23,6 +23,9 @@ _OF_GOOD_RUNS = ("warning", "hint")
 CLOSE = 5.0
 """Seconds: clocks of nodes differ so much, and a process takes as long to say why it ends."""
 
+STEPS_BEFORE, FAR = 2, 30
+"""Different steps just before a failure, by which the program lived until then, and lines between that
+failure and what may be no part of it."""
 FEW_BEHIND, MANY_BEHIND = 4, 40
 """Lines of a file behind all that was found in it, after which its program went on: after a warning, and
 after an error. The last word of a failure stands near the end."""
@@ -92,18 +95,18 @@ def judge(
     ]
     if not timed and not ends:
         return Judgement((), _seen_only(all_timed, who, counts), None)
-    timed = timed or all_timed
+    timed = _doubted(timed or all_timed)
     by_entry: dict[str, list[Evidence]] = {}
     for one in timed:
         if one.entry is not None and _has_company(one, helped or {}):
             by_entry.setdefault(one.entry.id, []).append(one)
-    findings = [who.finding(lines, counts) for lines in by_entry.values()]
+    findings = [who.finding(_surest(lines), counts) for lines in by_entry.values()]
     seen = {one.entry.id for one in findings}
     first = [one for one in findings if not one.entry.follows & (seen - {one.entry.id})] or findings
     has_failed = bool(ends) or any(not _is_of_good_run(one) for one in timed)
     first = [one for one in first if has_failed or not _is_of_good_run(one.first)]
     first.sort(key=_ranking)
-    unknown = [one for one in timed if one.entry is None and one.is_exception]
+    unknown = _surest([one for one in timed if one.entry is None and one.is_exception])
     best = first[0] if first else None
     if unknown and (best is None or best.entry.kind == "echo" or _is_behind(best, unknown[0])):
         same = [replace(one, entry=own_error) for one in unknown]
@@ -116,6 +119,27 @@ def judge(
     causes = [one for one in first if _RANKING[one.entry.kind] == level]
     others = [one for one in findings if one not in causes]
     return Judgement(tuple(causes), tuple(sorted(others, key=_ranking)), None)
+
+
+def _doubted(timed: Sequence[Evidence]) -> list[Evidence]:
+    """The same: if steps stand just before a later failure of a file, its program went on after what it said
+    before and did not end with."""
+    alive: dict[str, tuple[int, int]] = {}
+    for one in timed:
+        is_failure = one.is_exception if one.entry is None else one.entry.kind == "cause" and one.is_last
+        if is_failure and one.steps_before >= STEPS_BEFORE:
+            alive[one.file] = max(alive.get(one.file, (0, 0)), one.order)
+    return [
+        replace(one, may_have_gone_on=True)
+        if not one.is_last and one.order[1] + FAR < alive.get(one.file, (0, 0))[1]
+        else one
+        for one in timed
+    ]
+
+
+def _surest(rows: Sequence[Evidence]) -> list[Evidence]:
+    """Those after which the program did not go on, if there are any; else all."""
+    return [one for one in rows if not one.may_have_gone_on] or list(rows)
 
 
 def _seen_only(timed: Sequence[Evidence], who: _Who, counts: Mapping[str, int]) -> tuple[CauseFound, ...]:
@@ -172,7 +196,9 @@ def _is_of_good_run(one: Evidence) -> bool:
 
 
 def _is_weak(one: Evidence) -> bool:
-    return one.is_mild or one.is_of_shell or (one.entry is not None and one.entry.kind == "warning")
+    if one.is_mild or one.is_of_shell or one.may_have_gone_on:
+        return True
+    return one.entry is not None and one.entry.kind == "warning"
 
 
 def _is_doubtful(best: CauseFound, timed: Sequence[Evidence]) -> bool:
@@ -230,9 +256,15 @@ def _is_behind(best: CauseFound, unknown: Evidence) -> bool:
     its consequence."""
     if _RANKING[best.entry.kind] == 0:
         is_consequence = OWN_ERROR in best.entry.follows and _when(unknown) < _when(best.first)
-        return _is_weak(best.first) or is_consequence
+        return _is_weak(best.first) or is_consequence or _is_replaced(best.first, unknown)
     if best.first.time is not None and unknown.time is not None:
         return unknown.time <= best.first.time + CLOSE
     if best.first.file == unknown.file:
         return unknown.order < best.first.order
     return True
+
+
+def _is_replaced(one: Evidence, later: Evidence) -> bool:
+    """Whether an exception was caught, and another one ended its program."""
+    is_handled = one.is_chained or one.is_caught
+    return is_handled and later.is_last and one.file == later.file and one.order < later.order

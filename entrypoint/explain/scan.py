@@ -45,7 +45,7 @@ _LETTERS = bytes(c if chr(c).isalpha() and c < 128 else 32 for c in range(256))
 """Leaves the letters, and spaces for all else."""
 OF_ERRORS = frozenset(
     b"""ERROR FATAL CRITICAL Fatal fatal Error error panic WARN Assertion Cause Process
-    apptrain entrypoint""".split()
+    apptrain entrypoint Traceback""".split()
 )
 """Words that an unknown error, or a message of ours, may have."""
 _ENDINGS = (b"Error", b"Exception", b"Exit")
@@ -66,7 +66,8 @@ _TOLERATED = re.compile(
 )
 """The program says that it goes on without."""
 _MILD = re.compile(
-    rb"\b[Rr]etry(?:ing)?\b(?! counter)|\b[Tt]rying (?:again|the next|port|batch|\d)"
+    rb"\b[Rr]etry(?:ing)?\b(?! counter)|\b[Aa]ttempt \d{1,6}(?:/\d{1,6}| of \d{1,6})? failed\b"
+    rb"|\b[Tt]rying (?:again|the next|port|batch|\d)"
     rb"|(?<!NCCL )(?<![=/])\b(?:WARN(?:ING)?|INFO|DEBUG)\b|[a-z]Warning\b|^wandb: (?:ERROR|W&B)"
     rb"|^\s*(?:[\w.-]{1,64}: )?\[?(?:rank\d+\]:)?\[?W(?:\d{3,4} | )"
 )
@@ -84,6 +85,12 @@ _STEP = re.compile(
     rb"|\b(\d{1,12})/\d{1,12} \["
 )
 """A line of progress, with the number of the step."""
+LATER, LATER_STEPS = 5.0, 2
+"""Seconds after a line, and steps that then tell that its program went on."""
+NEAR_CHAIN = 4
+"""Lines behind an exception that may say that another one followed."""
+NEAR_WORDS = 120
+"""Bytes before words that may say that they are no report."""
 STEPS = 3
 """Different steps behind a line, by which its program went on: ranks that do not wait yet make one more."""
 _BY_SCHEDULER = re.compile(
@@ -92,10 +99,45 @@ _BY_SCHEDULER = re.compile(
 """The scheduler has ended a process or the job."""
 _LOGGED = re.compile(rb"\b(?:ERROR|CRITICAL|[Ee]xception:|[Ee]rror:)")
 """Before the traceback of an exception that the program has caught and logged."""
+_QUOTED = re.compile(rb'(?:^|[\s>=:-])"[^"]*$')
+_OF_MESSAGE = re.compile(
+    rb"\b(?:msg|message|err|error|exc\w*|text|log|event|reason|cause|stderr|stdout|output|what|fatal|fail\w*)"
+    rb"\b[\"']?\s?[:=]\s?\"[^\"]*$",
+    re.I,
+)
+"""Before words in quotes: those of somebody else, if it is no field of a log in JSON or logfmt."""
+_CONDITIONAL = re.compile(
+    rb"\b(?:[Ii]f (?:you|it|there|this|that|the|your|any|an?|NCCL|CUDA) |[Ii]n case of |[Ww]henever "
+    rb"|[Tt]o (?:avoid|prevent) )[^.;]*$|^\s*--?[a-zA-Z][\w-]*[ =,]"
+)
+"""Before words that say what may happen: advice, or a usage text."""
+_DENIED = re.compile(
+    rb"(?: events?| errors?| kills?)?\"?\s?[:=]\s?\"?(?:0|no|none|null|false|off)\"?\s*(?:$|[,;)}\]])", re.I
+)
+"""Behind words that say what did not happen."""
+_UNCAUGHT = re.compile(
+    rb", in (?:<module>|_run_module_as_main|_bootstrap(?:_inner)?|_wrap|_worker_loop|_main|spawn_main)\s*$"
+)
+"""The first frame of a traceback that ends a process or a thread. That of an exception which the program
+caught and shows begins where it was caught."""
+_SHORTENED = re.compile(rb"^Error executing job with overrides|Original Traceback")
+"""Hydra, and DataLoader, leave out the first frames."""
+_CHAINED = b"During handling of the above exception, another exception occurred"
+_OF_CHAIN = b" the above exception", b"The above exception was"
+_ODD_EXCEPTION = re.compile(
+    rb"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{2,80}(?:: .*|\s*)$|(?:[A-Za-z_]\w{0,80}\.){1,8}[a-z]\w{2,80}: .*$"
+)
+"""What may end a traceback: the name need not say that it is an error."""
+_MARKS = re.compile(rb"[^ ]{0,60}\s*[~^]+\s*$|[^ ]{0,60}\s*\[Previous line repeated")
+_FINISHED = re.compile(
+    rb"\b[Tt]raining (?:is |has )?(?:finished|complete|completed|done)\b|'train_runtime'|^All done\b"
+    rb"|`Trainer\.fit` stopped: "
+)
+"""The program came to its end."""
 _FRAME = re.compile(rb'.{0,60}?  File "[^"]{1,400}", line \d+')
 _SOURCE = re.compile(rb"[^ ]{0,60} ?    ")
 """The line behind it is source code, which says what might be raised and not what was."""
-_TELLS = re.compile(rb"Root Cause|Process name: \[")
+_TELLS = re.compile(rb"Root Cause|Process name: \[|Traceback \(most recent call last\)")
 _BOX = re.compile(rb"(?:^|\s)(rank|host|exitcode|time)\s*: (\S+)")
 """torchrun's summary of a failure has such lines."""
 _LABEL = re.compile(rb"(?:[\w.-]{1,64}: )?\[rank(\d{1,6})\]:")
@@ -129,6 +171,16 @@ class Evidence:
     """A command of a job script failed, after which the script mostly goes on."""
     went_on: bool = False
     """Steps of the program follow, and it is not the last word of a process."""
+    may_have_gone_on: bool = False
+    """A step follows, or was just before a later failure."""
+    is_caught: bool = False
+    """Its traceback does not begin where the program does: mostly it was caught."""
+    is_chained: bool = False
+    """Another exception was raised while it was handled."""
+    is_last: bool = False
+    """It ended a process, or the scheduler did."""
+    steps_before: int = 0
+    """Different steps just before it."""
 
 
 @dataclass(frozen=True)
@@ -176,38 +228,38 @@ class Scan:
         EOFError and what a decompressor raises."""
         self._files += 1
         self._tried.clear()
-        number, left, rest = 1, most, b""
+        number, left = 1, most
+        before = ahead = rest = b""
         block = file.read(min(BLOCK, left))
         while block:
             left -= len(block)
             self.size += len(block)
             following = file.read(min(BLOCK, left)) if left > 0 else b""
-            block = rest + block
-            end = block.rfind(b"\n") + 1 if following else len(block)
-            if not end and len(block) > BLOCK:
-                end = len(block) - LONGEST  # an endless line, in pieces
-            rest = block[end:]
-            number += self._block(block[:end], name, number)
+            raw = rest + block
+            end = raw.rfind(b"\n") + 1 if following else len(raw)
+            if not end and len(raw) > BLOCK:
+                end = len(raw) - LONGEST  # an endless line, in pieces
+            rest = raw[end:]
+            text = before + ahead + _cleaned(raw[:end])
+            begin, end = len(before), _last_to_look_at(text, len(before)) if following else len(text)
+            number += self._block(text, begin, end, name, number)
+            before, ahead = text[max(0, end - NEAR_BYTES) : end], text[end:]
             if not following:
-                number += not block.endswith(b"\n")
+                number += not text.endswith(b"\n")
             block = following
         self.lines += number - 1
         if self.found and self.found[-1].file == name:
             self.lengths[name] = number - 1
         return left > 0
 
-    def _block(self, block: bytes, name: str, first: int) -> int:
-        """Looks at whole lines; how many there were."""
-        if b"\x1b" in block:
-            block = lines.ESCAPES.sub(b"", block)
-        if b"\0" in block:
-            block = block.replace(b"\0", b"")
-        at = count = 0
-        while at < len(block):
-            end = block.find(b"\n", at + SMALL) + 1 or len(block)
-            self._small(block, at, end, name, first + count)
-            count += block.count(b"\n", at, end)
-            at = end
+    def _block(self, block: bytes, begin: int, end: int, name: str, first: int) -> int:
+        """Looks at whole lines between two places; how many there were. What is around them is seen too."""
+        at, count = begin, 0
+        while at < end:
+            until = block.find(b"\n", at + SMALL, end) + 1 or end
+            self._small(block, at, until, name, first + count)
+            count += block.count(b"\n", at, until)
+            at = until
         return count
 
     def _small(self, block: bytes, begin: int, end: int, name: str, first: int) -> None:
@@ -261,7 +313,9 @@ class Scan:
                     counts[f"tried exception {name}"] += _lines_with(part, word, (), places)
         return places
 
-    def _line(self, block: bytes, start: int, at: int, name: str, number: int) -> None:
+    def _line(
+        self, block: bytes, start: int, at: int, name: str, number: int, *, ends_traceback: bool = False
+    ) -> None:
         """`start`: of the line in the block; `at`: where something in it was found."""
         end = _end(block, start)
         if end - start > LONGEST:
@@ -282,13 +336,17 @@ class Scan:
         self._remember(line, behind[:12], node, rank)
         entry = self.index.entry(line, body, _last_frame(before))
         entry = messages.rather(entry, body)
+        if entry is not None and _is_mention(entry, line, body):
+            entry = None
+        if entry is None and _TRACEBACK in line:
+            self._end_of_traceback(block, start, end, name, number)
         is_exception = False
         traceback = _traceback(before)
         is_ignored = _is_ignored(before[-NEAR_IGNORED:])
         if entry is None:
             if is_ignored:
                 return
-            is_raised = traceback is not None and _EXCEPTION.match(body) is not None
+            is_raised = traceback is not None and (ends_traceback or _EXCEPTION.match(body) is not None)
             is_exception = is_raised and not body.startswith(b"SystemExit")
             if not is_exception and not _ERROR.search(body) and not _RAISED.match(body):
                 return
@@ -297,8 +355,11 @@ class Scan:
         self.counts[f"{key} {name}"] += 1
         if self.counts[key] > MOST_OF_ONE or self.counts[f"{key} {name}"] > MOST_IN_A_FILE:
             return
-        is_last = not is_ignored and _is_last_word(body, before)
-        is_mild = is_ignored or (not is_last and not is_exception and _is_mild(line, body))
+        is_caught = _is_caught(body, before, behind)
+        is_end = _is_last_word(body, before, is_exception=ends_traceback)
+        is_last = is_end and not is_ignored and not is_caught
+        is_mild = is_ignored or (not is_end and not is_exception and _is_mild(line, body))
+        is_doubtable = not is_last and (entry is None or entry.kind == "cause")
         file_rank, file_node = lines.of_file(name)
         of_traceback = lines.rank(traceback) if traceback and _EXCEPTION.match(body) else None
         self.found.append(
@@ -315,9 +376,33 @@ class Scan:
                 is_exception=is_exception,
                 is_mild=is_mild,
                 is_of_shell=_OF_SHELL.search(body) is not None,
-                went_on=_steps(behind) >= STEPS and not is_last,
+                went_on=not is_last and _goes_on(line, before, behind),
+                may_have_gone_on=is_doubtable and _steps(behind) > 0,
+                is_caught=is_caught,
+                is_chained=any(_CHAINED in one for one in behind[:NEAR_CHAIN]),
+                is_last=is_last,
+                steps_before=_steps(before),
             )
         )
+
+    def _end_of_traceback(self, block: bytes, start: int, end: int, name: str, number: int) -> None:
+        """Looks for an exception whose name does not say that it is one. `start`, `end`: of the line that
+        begins the traceback."""
+        label = block[start:end].partition(_TRACEBACK)[0]
+        frames, at = 0, end + 1
+        while at < min(len(block), end + NEAR_BYTES):
+            number += 1
+            stop = _end(block, at)
+            row = block[at:stop][:LONGEST]
+            if _FRAME.match(row):
+                frames += 1
+            elif row.startswith(label) and row.strip() and not _SOURCE.match(row) and not _MARKS.match(row):
+                body = lines.body(row)
+                is_seen = _EXCEPTION.match(body) or _ERROR.search(body) or self.index.entry(row, body)
+                if frames and not is_seen and _ODD_EXCEPTION.match(body):
+                    self._line(block, at, at, name, number, ends_traceback=True)
+                return
+            at = stop + 1
 
     def _remember(self, line: bytes, behind: Sequence[bytes], node: str, rank: int | None) -> None:
         """Which nodes and ends a line tells of."""
@@ -343,6 +428,37 @@ class Scan:
             for place, pattern in enumerate((*entry.all, *entry.then)):
                 if pattern.is_in(line, body):
                     self.helped[entry.id, place] = order
+
+
+def _cleaned(block: bytes) -> bytes:
+    """Without escapes of a terminal."""
+    if b"\x1b" in block:
+        block = lines.ESCAPES.sub(b"", block)
+    return block.replace(b"\0", b"") if b"\0" in block else block
+
+
+def _last_to_look_at(text: bytes, begin: int) -> int:
+    """Where the lines end that have all that is near them; the others are looked at with what follows."""
+    most = len(text) - NEAR_BYTES
+    end = text.rfind(b"\n", begin, max(begin, most)) + 1
+    if end:
+        return end
+    return most if most - begin > BLOCK else begin
+
+
+def _is_mention(entry: Entry, line: bytes, body: bytes) -> bool:
+    """Whether the line only speaks of it: in quotes of somebody else, as what may happen, or as what did
+    not."""
+    spans = [span for pattern in entry.any if (span := pattern.span(line, body))]
+    return bool(spans) and all(_is_about(line, *span) for span in spans)
+
+
+def _is_about(line: bytes, begin: int, end: int) -> bool:
+    before, behind = line[:begin], line[end:]
+    if _DENIED.match(behind) or _CONDITIONAL.search(before[-NEAR_WORDS:]):
+        return True
+    is_quoted = b'"' in behind and before.count(b'"') % 2 and _QUOTED.search(before)
+    return bool(is_quoted) and not _OF_MESSAGE.search(before)
 
 
 def _is_quoted(line: bytes, before: Sequence[bytes]) -> bool:
@@ -383,15 +499,43 @@ def _steps(behind: Sequence[bytes]) -> int:
     return len(found - {()})
 
 
-def _is_last_word(body: bytes, before: Sequence[bytes]) -> bool:
+def _goes_on(line: bytes, before: Sequence[bytes], behind: Sequence[bytes]) -> bool:
+    """Whether the program plainly did. Two steps are enough if they have times of later."""
+    steps = _steps(behind)
+    is_retried = steps >= LATER_STEPS and _is_mild(line, lines.body(line))
+    if steps >= STEPS or is_retried or any(_FINISHED.search(one, 0, 400) for one in behind):
+        return True
+    if _OF_SHELL.search(lines.body(line)):
+        return steps > 0
+    time = _time(line, before)
+    if time is None:
+        return False
+    return _steps([one for one in behind if (lines.time(one) or time) > time + LATER]) >= LATER_STEPS
+
+
+def _is_last_word(body: bytes, before: Sequence[bytes], *, is_exception: bool = False) -> bool:
     """Whether a process or the job has ended with this: steps behind it are output that was still buffered,
     which Python writes to a file after the traceback. An exception that was logged need not end anything."""
     if _BY_SCHEDULER.search(body):
         return True
-    if not _EXCEPTION.match(body) or not _last_frame(before):
+    if not (is_exception or _EXCEPTION.match(body)) or not _last_frame(before):
         return False
     begin = next((at for at in reversed(range(len(before))) if _TRACEBACK in before[at]), 0)
     return begin == 0 or not _LOGGED.search(before[begin - 1])
+
+
+def _is_caught(body: bytes, before: Sequence[bytes], behind: Sequence[bytes]) -> bool:
+    """Whether the traceback that this line ends begins where an exception was caught, and not where the
+    program or a thread of it begins."""
+    if not _EXCEPTION.match(body):
+        return False
+    if any(words in one for one in behind[:NEAR_CHAIN] for words in _OF_CHAIN):
+        return False  # the traceback of the whole begins behind it
+    begin = next((at for at in reversed(range(len(before))) if _TRACEBACK in before[at]), None)
+    if begin is None or any(_SHORTENED.search(one) for one in before[max(0, begin - 2) : begin + 1]):
+        return False
+    first = next((one for one in before[begin + 1 :] if _FRAME.match(one)), b"")
+    return bool(first) and _UNCAUGHT.search(first) is None
 
 
 def _last_frame(before: Sequence[bytes]) -> bytes:

@@ -238,7 +238,7 @@ def test_an_error_after_which_steps_follow_is_no_cause_though_a_rank_ended_later
 
 
 RUN_WITH = "run with NCCL_DEBUG=INFO for details"
-OWN = "Traceback (most recent call last):\n  File \"a.py\", line 3, in f\n    g()\nKeyError: 'x'\n"
+OWN = "Traceback (most recent call last):\n  File \"a.py\", line 3, in <module>\n    g()\nKeyError: 'x'\n"
 
 
 @pytest.mark.parametrize("many", [3, 30, 60])
@@ -461,3 +461,63 @@ def test_an_exit_that_a_script_asked_for_tells_no_cause() -> None:
 )
 def test_source_code_and_commands_that_a_log_quotes_are_no_causes(line: str) -> None:
     assert of(a=line).causes == ()
+
+
+CAUGHT = 'Traceback (most recent call last):\n  File "cache.py", line 3, in lock\nOSError: [Errno 116] Stale file handle\n'
+STAGE = 'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\nsched.StageFault: stage 4\n'
+
+
+def test_an_exception_whose_name_does_not_say_so_is_one_if_it_ends_a_traceback() -> None:
+    found = of(a=STAGE + WATCHDOG)
+    assert [(one.entry.id, one.first.number) for one in found.causes] == [("script-error", 3)]
+
+
+def test_what_a_program_caught_gives_way_to_the_exception_that_ended_it() -> None:
+    assert [one.first.text for one in of(a=CAUGHT + STAGE).causes] == ["sched.StageFault: stage 4"]
+    assert of(a=CAUGHT).causes[0].entry.id == "stale-handle"
+
+
+def test_what_was_caught_while_another_exception_came_gives_way_to_that() -> None:
+    during = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    direct = "\nThe above exception was the direct cause of the following exception:\n\n"
+    assert of(a=CAUGHT + during + STAGE).causes[0].entry.id == "script-error"
+    assert of(a=CAUGHT + direct + STAGE).causes[0].entry.id == "stale-handle"
+
+
+def test_two_steps_of_later_are_enough_to_go_on() -> None:
+    rows = ["2026-05-05 10:00:00 WARNING cache\n", CAUGHT]
+    rows += [f"2026-05-05 10:{at}0:10 INFO step {at}\n" for at in (1, 2)]
+    assert of(a="".join(rows)).causes == ()
+    assert of(a="".join(rows[:-1])).causes != ()
+
+
+def test_a_command_of_the_job_script_that_failed_before_a_step_is_no_cause() -> None:
+    assert of(a="cp: cannot stat 'x': No such file or directory\nepoch 1/3 loss 2\n").causes == ()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'If you see "CUDA error: no kernel image is available for execution on the device", build again.',
+        'sample 3: "Why does torchrun say RuntimeError: Address already in use?"',
+        "To avoid CUDA out of memory, take a smaller batch",
+        "  --master-port PORT      change it after Address already in use",
+        "epilogue: disk quota exceeded: no",
+    ],
+)
+def test_a_line_that_only_speaks_of_a_failure_is_none(line: str) -> None:
+    assert of(a=f"{line}\n").causes == ()
+
+
+def test_a_message_in_a_log_of_json_is_one() -> None:
+    assert of(a='{"level": "error", "msg": "CUDA out of memory. Tried to allocate 1 GiB"}\n').causes
+
+
+@pytest.mark.parametrize("at", range(-200, 50, 7))
+def test_a_traceback_across_two_blocks_is_seen_whole(at: int) -> None:
+    lead = "x" * 61 + "\n"
+    text = lead * ((1 << 20) // len(lead))
+    text = text[: (1 << 20) + at - 1] + "\n"
+    found = of(a=text + KEY_ERROR + "bye\n" * 9)
+    assert [one.entry.id for one in found.causes] == ["script-error"]
+    assert found.causes[0].first.number == text.count("\n") + 3
