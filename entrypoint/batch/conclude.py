@@ -32,7 +32,7 @@ LATE_PAUSE = 0.5
 DONE_LINE = "done: {}"
 _STATE = (
     *("run_dir", "attempt", "host", "tasks", "policy", "bound", "port_by_hand", "scheduler", "batch"),
-    *("restarts", "tries", "script", "began"),
+    *("restarts", "tries", "script", "began", "queued"),
 )
 
 
@@ -62,6 +62,8 @@ class PreparedJob:
     """When the job script began, in Unix seconds; None where nobody knows, or it began an earlier attempt."""
     began: float = 0.0
     """When it was prepared, in Unix seconds."""
+    queued: float | None = None
+    """Seconds that it had waited in the queue; None where nobody knows, or another attempt has counted it."""
 
     def write(self, where: Path) -> None:
         entries = [("host", host) for host in self.hosts]
@@ -89,6 +91,7 @@ class PreparedJob:
             tries=int(facts.one("tries")),
             script=float(facts.one("script")) if facts.one("script") else None,
             began=float(facts.one("began")),
+            queued=float(facts.one("queued")) if facts.one("queued") else None,
         )
 
     @property
@@ -267,7 +270,7 @@ def carry_out(where: Path, job: PreparedJob, found: Verdict, asked: str = "") ->
     if found.follows == "again":
         # No rank has seen a wish to stop that came while the nodes met.
         following.begin(restarts=job.policy.restarts_in_place, forgets_stop=False)
-        dataclasses.replace(job, attempt=attempt, tries=job.tries + 1, script=None).write(where)
+        dataclasses.replace(job, attempt=attempt, tries=job.tries + 1, script=None, queued=None).write(where)
     else:
         following.finish()
     entries = [("follows", found.follows), ("status", str(found.status)), ("attempt", str(attempt))]

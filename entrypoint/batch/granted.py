@@ -26,6 +26,8 @@ class Granted:
     """Whether the scheduler has run this job before."""
     restarts: int = 0
     """How often."""
+    queued: float | None = None
+    """Seconds from its submission, or from when the scheduler took it back, to its start; None: unknown."""
     start: tuple[str, ...] = ()
     """The words of the line that starts the tasks, as far as the scheduler's own program needs them."""
     plan: tuple[str, ...] = ()

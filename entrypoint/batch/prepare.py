@@ -320,6 +320,7 @@ def _begin(where: Path, asked: _Request) -> Entries:
         restarts=granted.restarts,
         script=_begun(asked.facts),
         began=time.time(),
+        queued=granted.queued,
     )
     of_before = run.unfinished()
     is_over = of_before is not None and came_to_its_end(job, of_before)

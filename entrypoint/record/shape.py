@@ -128,6 +128,7 @@ ATTEMPT = fields(
         "ended": or_null(text),
         "status": or_null(whole),
         "start": object_of(scalar),
+        "queued_s": or_null(scalar),
         "command": list_of(text),
         "image": IMAGE,
         "checkpoint": or_null(fields({"path": text})),

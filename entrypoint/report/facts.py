@@ -90,6 +90,12 @@ class AttemptFacts:
         return self.recorded - sum(value for name, value in self.parts.items() if name != "ranks")
 
     @property
+    def queued(self) -> float:
+        """Seconds that its job waited before; 0 where that is unknown."""
+        found = number(self.known, "queued_s") or 0.0
+        return found if 0 <= found < LONGEST_PART else 0.0
+
+    @property
     def ended(self) -> float | None:
         """When it ended, by the manifest, else by the last task."""
         times = [one.time for _, one in self.tasks if math.isfinite(one.time) and one.time > 0]

@@ -28,17 +28,17 @@ from entrypoint.report.facts import AttemptFacts, RunFacts, moment, number, text
 STYLE = """
 :root{--bg:#fff;--fg:#1b1f24;--dim:#59636e;--line:#d5dae0;--soft:#f4f6f8;--good:#0a6b3d;--bad:#a8231c;
 --wait:#7a5200;
---c1:#0068b3;--c2:#c25400;--c3:#00805e;--c4:#8b4f9f;--c5:#8a6d00;--c6:#5f6b76;--c7:#b0305f;--c8:#2f7f8c;
+--c1:#0068b3;--c2:#c25400;--c3:#00805e;--c4:#8b4f9f;--c5:#8a6d00;--c6:#5f6b76;--c7:#b0305f;--c8:#2f7f8c;--c9:#b4bdc7;
 color-scheme:light dark}
 @media (prefers-color-scheme:dark){:root{--bg:#14181d;--fg:#e4e8ec;--dim:#9aa5b1;--line:#38414b;
 --soft:#1d2329;
 --good:#5fd39a;--bad:#ff8a80;--wait:#f0b860;--c1:#58b0f5;--c2:#ff9a52;--c3:#46cba3;--c4:#cf9be0;
 --c5:#e0c04a;--c7:#ff8fb4;--c8:#6cc7d6;
---c6:#97a3af}}
+--c6:#97a3af;--c9:#4d5964}}
 @media print{:root{--bg:#fff;--fg:#000;--dim:#444;--line:#bbb;--soft:#fff;--good:#0a6b3d;--bad:#a8231c;
 --wait:#7a5200;
 --c1:#0068b3;--c2:#c25400;--c3:#00805e;--c4:#8b4f9f;--c5:#8a6d00;--c6:#5f6b76;--c7:#b0305f;
---c8:#2f7f8c}figure,tr{break-inside:avoid}}
+--c8:#2f7f8c;--c9:#b4bdc7}figure,tr{break-inside:avoid}}
 *{box-sizing:border-box}
 body{margin:0 auto;padding:1rem;max-width:72rem;background:var(--bg);color:var(--fg);
 font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;overflow-wrap:anywhere}
@@ -81,7 +81,7 @@ border-bottom:1px solid var(--line)}.wide.stack td{display:block;border:0;paddin
 """ + "".join(
     f".line.c{at}{{stroke:var(--c{at})}}.fill.c{at},.dot.c{at},.band.c{at}{{fill:var(--c{at})}}"
     f".key i.c{at}{{background:var(--c{at})}}"
-    for at in range(1, 9)
+    for at in range(1, 10)
 )
 PARTS = {
     "script": "job script",
@@ -92,6 +92,7 @@ PARTS = {
     "ranks": "start of the ranks",
 }
 """The parts of a start, as manifest.json names them, in their order."""
+QUEUE = "in the queue"
 COLOURS = {"script": 8, "task": 2, "plan": 3, "nodes": 4, "torch": 1, "ranks": 7}
 FIRST_STEP = "until the first step"
 TRAINING = "training"
@@ -253,9 +254,11 @@ def _time_line(found: RunFacts) -> str:
         return ""
     drawn = []
     if attempts:
-        begin = min(one.began or 0.0 for one in attempts)
+        begin = min((one.began or 0.0) - one.queued for one in attempts)
         end = max([*(when for when, _ in events), begin])
         rows = [(_row_name(one), _parts(found, one, end)) for one in attempts]
+        queued = sum(one.queued for one in attempts)
+        of_queue = f", {duration(queued)} of it in the queue" if queued else ""
         drawn.append(
             charts.strips(
                 "The whole run",
@@ -263,10 +266,10 @@ def _time_line(found: RunFacts) -> str:
                 begin=begin,
                 end=end,
                 marks=[when for _, when in found.saves][:500],
-                said=f"{counted(len(found.attempts), 'attempt')} in {duration(end - begin)}",
+                said=f"{counted(len(found.attempts), 'attempt')} in {duration(end - begin)}{of_queue}",
             )
         )
-        first = [part for part in _parts(found, attempts[-1], end) if part.name != TRAINING]
+        first = [part for part in _parts(found, attempts[-1], end) if part.name not in (QUEUE, TRAINING)]
         if first:
             words = ", ".join(f"{part.name} {duration(part.end - part.begin)}" for part in first)
             drawn.append(
@@ -280,7 +283,8 @@ def _time_line(found: RunFacts) -> str:
             )
     table = table_of(["time", "after", "what"], list(_dated(events)), style="when")
     note = '<p class="dim">When the job was submitted, and how long it queued, is not recorded.</p>'
-    return f"<h2>Time line</h2>{''.join(drawn)}{table}{note}"
+    known = any("queued_s" in one.known for one in attempts)
+    return f"<h2>Time line</h2>{''.join(drawn)}{table}{'' if known else note}"
 
 
 def _dated(events: Sequence[tuple[float, str]]) -> Iterator[list[str]]:
@@ -303,7 +307,7 @@ def _parts(found: RunFacts, attempt: AttemptFacts, end: float) -> list[Part]:
     at = attempt.began
     if at is None:
         return []
-    parts = []
+    parts = [Part(QUEUE, at - attempt.queued, at, 9)] if attempt.queued else []
     for name in [*(name for name in PARTS if name in attempt.parts), *(attempt.parts.keys() - PARTS.keys())]:
         parts.append(Part(PARTS.get(name, name), at, at + attempt.parts[name], COLOURS.get(name, 6)))
         at += attempt.parts[name]
@@ -326,6 +330,8 @@ def _first_step(found: RunFacts, attempt: AttemptFacts) -> float | None:
 def _events(found: RunFacts) -> list[tuple[float, str]]:
     events: list[tuple[float, str]] = []
     for one in found.attempts:
+        if one.began is not None and one.queued:
+            events.append((one.began - one.queued, "the job is submitted"))
         if one.began is not None and one.recorded is not None:
             again = (
                 f", from {text(one.known.get('checkpoint'), 'path')}" if one.known.get("checkpoint") else ""

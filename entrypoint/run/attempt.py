@@ -456,7 +456,8 @@ class Attempt:
         await ready.ranks.started.wait()
         self._start.mark("ranks")
         self._voice.say(self._start.in_words())
-        await self._manifest.note(ready.plan, start=self._start.parts)
+        queued = {} if self._start.queued is None else {"queued_s": self._start.queued}
+        await self._manifest.note(ready.plan, start=self._start.parts, **queued)
 
     async def _end_of_start(self, ended: _Ended) -> None:
         """What is being told of it is told to the end."""

@@ -31,6 +31,8 @@ class StartTimes:
     def __init__(self, began: float):
         """`began`: Unix seconds."""
         self._end = began
+        self.queued: float | None = None
+        """Seconds that the job waited before; None: unknown, or an earlier attempt's."""
         self.parts: dict[str, float] = {}
         """Seconds by the names of PARTS, of those that were."""
 
@@ -54,5 +56,6 @@ def of_launch(env: Mapping[str, str]) -> StartTimes:
             if job.script is not None:
                 start = StartTimes(job.script)
                 start.mark("script", job.began)
+            start.queued = job.queued
     start.mark("task")
     return start

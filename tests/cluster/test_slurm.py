@@ -482,6 +482,7 @@ def test_an_image_that_has_no_apptrain_trains_with_the_checkouts(user: Account) 
     ) in ran.lines
     manifest = json.loads((ran.folder / "manifest.json").read_text())
     assert len(manifest["attempts"][0]["image"]["not_promised"]) == 3
+    assert 0 <= manifest["attempts"][0]["queued_s"] < 300
     assert [
         one["step"]
         for one in map(json.loads, (ran.folder / "metrics.jsonl").read_text().splitlines())

@@ -71,7 +71,7 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
     added = {} if gpus is None else {"APPTRAIN_NGPUS": str(gpus)}
     if not settings.given("term-grace"):
         added["APPTRAIN_TERM_GRACE"] = str(_grace(attributes(facts.one("queue"))))
-    if told.get("run_count", "0").isdecimal() and int(told.get("run_count", "0")) > 1:
+    if runs_again := told.get("run_count", "0").isdecimal() and int(told.get("run_count", "0")) > 1:
         shared.append(f"PBS runs this job again (run_count is {told['run_count']})")
     job, starter = pbs.job(env), start or site.start or "pbsdsh"
     return Granted(
@@ -79,6 +79,7 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
         hosts=hosts,
         nodelist=_shown(hosts),
         env=added,
+        queued=None if runs_again else _queued(told, facts),
         start=(*_mpiexec(starter, hosts, facts), *site.launcher_args),
         host_side=(
             ("starter", starter),
@@ -245,6 +246,12 @@ def _end(settings: Settings, told: Mapping[str, str], facts: Facts) -> Iterator[
     end = began + walltime
     yield "stop_at", str(end - (asked if asked is not None else min(walltime // 10, STOP_BEFORE)))
     yield "end_at", str(end)
+
+
+def _queued(told: Mapping[str, str], facts: Facts) -> float | None:
+    """Seconds; of a job that PBS runs again, nothing says when it took it back."""
+    submitted, started = (_unix(told.get(name, ""), facts.one("zone")) for name in ("ctime", "stime"))
+    return None if submitted is None or started is None else max(0.0, float(started - submitted))
 
 
 def _unix(text: str, zone: str) -> int | None:

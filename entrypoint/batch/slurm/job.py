@@ -8,6 +8,7 @@ was submitted: so every word is given. A step then has all that the job has.
 import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 
 from entrypoint.batch.granted import Granted
 from entrypoint.core.errors import BadInput
@@ -70,6 +71,7 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
         ran_before=count > 0,
         # The variable may be that of a job from which this one was submitted.
         restarts=_restarts(facts.one("told"), count) if count else 0,
+        queued=_queued(facts.one("told")),
         start=(*words, *launch, *after, *survivor),
         plan=(*words, *plan, *after),
         each_node=(*each_node, *after),
@@ -97,6 +99,16 @@ def is_preempted(told: str) -> bool:
     """Whether it wants the nodes for another job: it sends the tasks SIGTERM when the grace time begins, and
     the job script nothing."""
     return re.search(r" PreemptTime=\d", told) is not None
+
+
+def _queued(told: str) -> float | None:
+    """Seconds; Slurm counts the submission anew when it requeues a job. Both times are in one zone."""
+    found = [re.search(rf" {name}=(\d{{4}}-[\dT:-]{{5,20}}) ", told) for name in ("SubmitTime", "StartTime")]
+    try:
+        submitted, started = (datetime.fromisoformat(match[1]) for match in found if match)
+    except ValueError:
+        return None
+    return max(0.0, (started - submitted).total_seconds())
 
 
 def _meeting_address(facts: Facts, settings: Settings, site: Profile, hosts: Sequence[str]) -> str:

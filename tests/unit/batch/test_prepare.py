@@ -339,6 +339,35 @@ def test_a_file_of_nodes_is_not_used_and_that_is_said(host: Host) -> None:
     assert answer.all("start")[1] == "--nodes=2"
 
 
+@pytest.mark.parametrize(
+    ("told", "queued"),
+    [
+        (" SubmitTime=2026-11-21T08:00:00 EligibleTime=Unknown StartTime=2026-11-21T09:30:05 ", 5405.0),
+        (" SubmitTime=2026-11-21T09:00:01 EligibleTime=Unknown StartTime=2026-11-21T09:00:00 ", 0.0),
+        (" SubmitTime=2026-11-21T08:00:00 StartTime=Unknown EndTime=Unknown ", None),
+        (" SubmitTime=2026-11-21T99:00:00 StartTime=2026-11-21T09:00:00 ", None),
+        ("", None),
+    ],
+)
+def test_how_long_slurms_job_waited(host: Host, told: str, queued: float | None) -> None:
+    host.ask(told=told)
+    assert PreparedJob.read(host.hand, 0).queued == queued
+
+
+@pytest.mark.parametrize(
+    ("more", "queued"),
+    [("", None), ("ctime = Sat Nov 21 08:58:30 2026", 90.0), ("ctime = long ago", None)],
+)
+def test_how_long_a_job_of_pbs_waited(host: Host, more: str, queued: float | None) -> None:
+    host.ask_pbs(told=TOLD.replace("stime", f"{more}\n    stime"))
+    assert PreparedJob.read(host.hand, 0).queued == queued
+
+
+def test_how_long_a_job_waited_that_pbs_runs_again_is_not_known(host: Host) -> None:
+    host.ask_pbs(told=TOLD.replace("stime", "run_count = 2\n    ctime = Sat Nov 21 08:58:30 2026\n    stime"))
+    assert PreparedJob.read(host.hand, 0).queued is None
+
+
 @pytest.mark.parametrize(("told", "restarts"), [(" Restarts=0 ", 0), (" Restarts=3 ", 3), ("", 2)])
 def test_how_often_slurm_has_run_the_job_is_what_slurm_says(host: Host, told: str, restarts: int) -> None:
     """The variable may be that of a job from which this one was submitted."""

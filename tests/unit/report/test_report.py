@@ -244,6 +244,25 @@ def test_a_page_says_how_the_run_ended_and_shows_what_is_left(
     assert not tags.found & {"script", "img", "link", "iframe", "object"}
 
 
+@pytest.mark.parametrize(
+    ("queued", "says"),
+    [
+        (None, "how long it queued, is not recorded"),
+        (3600.0, ", 1 h 00 min of it in the queue"),
+        (1e300, "1 attempt in "),
+    ],
+)
+def test_the_time_line_begins_with_the_queue_where_that_is_known(
+    tmp_path: Path, queued: float | None, says: str
+) -> None:
+    more = {} if queued is None else {"queued_s": queued}
+    run = write(tmp_path / "run", GOOD | {"manifest.json": manifest(attempt(0, 0, **more))})
+    html = page.html(facts.read(run, {}))
+    assert says in html
+    assert ("the job is submitted" in html) == (queued == 3600.0)
+    assert html.count("is not recorded") == (queued is None)
+
+
 @pytest.mark.parametrize(("status", "is_shown"), [(0, False), (75, False), (1, True), (137, True)])
 def test_the_end_of_a_log_is_shown_only_if_its_rank_failed(
     tmp_path: Path, status: int, is_shown: bool
