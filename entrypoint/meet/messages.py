@@ -313,13 +313,11 @@ def _fields(value: Any) -> dict[str, Any]:
 def _packed(value: Any, hint: Any = None) -> Any:
     if type(value) in _AS_THEY_ARE:
         return value
-    if hint == Nodes:
+    if hint is not None and hint == Nodes:
         return Bits.of(value).hex()
-    if is_dataclass(value):
-        return _fields(value)
     if isinstance(value, tuple):
-        return [_packed(item) for item in value]
-    return value
+        return [item if type(item) in _AS_THEY_ARE else _packed(item) for item in value]
+    return _fields(value) if is_dataclass(value) else value
 
 
 def _object(kind: Any, raw: object, extent: Extent) -> Any:

@@ -27,6 +27,7 @@ MAX_BODY = 64 * 1024
 FIRST_BODY = 8 * 1024
 LINGER = 2.0
 """Seconds that a closing side waits for the other to read what was sent."""
+_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 class WireError(Exception):
@@ -70,7 +71,8 @@ class Wire:
         size = int.from_bytes(await self._exactly(4), "big")
         if size > (bound := _bound(self._received)):
             raise WireError(f"it sent a frame of {size} bytes, at most {bound} are allowed")
-        mac, body = await self._exactly(MAC_BYTES), await self._exactly(size)
+        rest = await self._exactly(MAC_BYTES + size)
+        mac, body = rest[:MAC_BYTES], rest[MAC_BYTES:]
         if not hmac.compare_digest(mac, _mac(self._theirs, self._received, body)):
             raise WrongKey("it sent a frame that the join key does not verify")
         self._received += 1
@@ -110,7 +112,7 @@ class Wire:
 
 
 def encode(message: Mapping[str, object]) -> bytes:
-    return json.dumps(message, separators=(",", ":"), allow_nan=False).encode()
+    return _JSON.encode(message).encode()
 
 
 async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, *, hub: bool) -> Wire:

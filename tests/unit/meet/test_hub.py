@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import resource
 import time
 from dataclasses import replace
@@ -11,6 +12,7 @@ import pytest
 
 from entrypoint.core.errors import BadInput
 from entrypoint.meet import door
+from entrypoint.meet.hub import COLLECT_AFTER
 from entrypoint.meet.messages import Stopped
 from entrypoint.meet.wire import PROTOCOL
 from entrypoint.node import processes
@@ -60,6 +62,21 @@ async def test_a_stranger_is_refused_and_the_wait_goes_on(stranger: str) -> None
         assert place.said == [f"refused a stranger from 127.0.0.1 on {place.endpoint}: {why}"]
         writer.transport.abort()
         await close(await place.meet(who(1)), await hub)
+
+
+@pytest.mark.parametrize("meets", [True, False])
+@run
+async def test_garbage_is_collected_less_often_until_all_have_met(meets: bool) -> None:
+    before = gc.get_threshold()
+    place = Place()
+    async with place.hub() as hub:
+        assert gc.get_threshold() == (COLLECT_AFTER, *before[1:])
+        if meets:
+            await close(await place.meet(who(1)), await hub)
+        else:
+            hub.cancel()
+            await asyncio.wait([hub])
+        assert gc.get_threshold() == before
 
 
 @run

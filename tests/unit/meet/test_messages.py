@@ -239,9 +239,7 @@ async def test_the_hub_loses_a_spoke_that_says_what_may_not_be_and_tells_everyon
 @run
 async def test_a_number_that_is_none_ends_a_connection(number: str) -> None:
     links = await Place().all(who(0), who(1))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json, "dumps", lambda *_, **__: f'{{"type":"stop","left":{number}}}')
-        links[1]._peers[0, None].send({})
+    links[1]._peers[0, None].send(f'{{"type":"stop","left":{number}}}'.encode())
     (event,) = await events(links[0])
     assert event.failure.error.startswith("lost: it sent a wrong left: ")
     await close(*links)
