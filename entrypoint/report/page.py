@@ -38,7 +38,9 @@ color-scheme:light dark}
 @media print{:root{--bg:#fff;--fg:#000;--dim:#444;--line:#bbb;--soft:#fff;--good:#0a6b3d;--bad:#a8231c;
 --wait:#7a5200;
 --c1:#0068b3;--c2:#c25400;--c3:#00805e;--c4:#8b4f9f;--c5:#8a6d00;--c6:#5f6b76;--c7:#b0305f;
---c8:#2f7f8c;--c9:#b4bdc7}figure,tr{break-inside:avoid}}
+--c8:#2f7f8c;--c9:#b4bdc7}figure,tr,.end,.tiles{break-inside:avoid}
+h2,h3,summary,figcaption,thead{break-after:avoid}
+details::details-content{content-visibility:visible}}
 *{box-sizing:border-box}
 body{margin:0 auto;padding:1rem;max-width:72rem;background:var(--bg);color:var(--fg);
 font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,"DejaVu Sans",sans-serif;overflow-wrap:anywhere}
@@ -51,6 +53,7 @@ background:var(--soft)}
 .tiles div{background:var(--soft);padding:.4rem .6rem}.tiles dt{color:var(--dim);font-size:.8rem}
 .tiles dd{margin:0;font-size:1.1rem;font-variant-numeric:tabular-nums}
 .charts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,26rem),1fr));gap:1rem}
+@media print{.charts{grid-template-columns:1fr 1fr}}
 figure{margin:0 0 .5rem;min-width:0}figcaption{font-weight:600}
 svg{display:block;width:100%;height:auto;overflow:visible}svg.strip{height:revert-layer}
 svg text{fill:var(--dim);font-size:12px;font-family:inherit}
