@@ -280,7 +280,9 @@ def inspect(image: Path) -> int:
 def described(image: Path) -> dict[str, Any]:
     """The JSON beside an image."""
     if not image.is_file():
-        raise BuildRefused("image-missing", f"{image}: there is no such image: make image")
+        raise BuildRefused(
+            "image-missing", f"{image}: there is no such image: make image, or give another with --image"
+        )
     try:
         said: dict[str, Any] = json.loads(image.with_suffix(".json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

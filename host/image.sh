@@ -108,8 +108,8 @@ check_image() {
     [[ -e $image ]] ||
         refuse image-missing \
             "there is no image $image on this node, or its directory may not be searched:" \
-            "correct the path (all nodes must share it), or make image; for a URL give the file" \
-            "that apptainer pull makes"
+            "correct the path (all nodes must share it), give another in APPTRAIN_IMAGE, or build" \
+            "one (make image); for a URL give the file that apptainer pull makes"
     [[ -r $image ]] ||
         refuse image-unreadable "the image $image may not be read: ask its owner for chmod a+r"
     if [[ -d $image ]]; then

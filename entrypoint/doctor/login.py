@@ -51,8 +51,13 @@ def _of_submission(node: str, home: Path, site: Profile, env: Mapping[str, str])
     machine = site.nodes.architecture or os.uname().machine
     image = Path(env.get("APPTRAIN_IMAGE") or image_on(home / "containers" / name, machine))
     if not image.exists():
-        yield Finding(node, "image", f"there is no image {image}", "apptrain image build")
-    elif not image.with_suffix(".json").exists():
+        yield Finding(
+            node,
+            "image",
+            f"there is no image {image}",
+            "apptrain image build, or one that exists in APPTRAIN_IMAGE",
+        )
+    elif not env.get("APPTRAIN_IMAGE") and not image.with_suffix(".json").exists():
         text = f"no lock says what is in {image}: {image.with_suffix('.json').name} is not beside it"
         yield Finding(node, "image", text, "build it with apptrain image build, or copy both")
     if found := lustre.finding(image):

@@ -159,7 +159,9 @@ def _image(manifest: Mapping[str, Any], home: Path, env: Mapping[str, str]) -> t
     if same := same or [one for one in here if wanted and wanted == partition(one)]:
         return ["--image", str(same[0])], []
     if path not in here:
-        return [], [f"image: there is none at {path}: the run had {had}; apptrain image build"]
+        return [], [
+            f"image: there is none at {path}: the run had {had}; apptrain image build, or APPTRAIN_IMAGE=FILE"
+        ]
     number = here[path] or "no SIF"
     return ["--image", str(path)], [f"image: {path} is {number}, the run had {had}: built anew since"]
 

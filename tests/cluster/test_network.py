@@ -404,7 +404,8 @@ def test_an_image_that_one_node_lacks(site: Site) -> None:
     assert ran.ended == ("FAILED", 64), ran.text
     assert refusal(ran) == (
         f"there is no image {REPOSITORY}/containers/image.sif on this node, or its directory may not be searched: "
-        "correct the path (all nodes must share it), or make image; for a URL give the file that apptainer pull makes"
+        "correct the path (all nodes must share it), give another in APPTRAIN_IMAGE, or build one (make image); for a URL "
+        "give the file that apptainer pull makes"
     )
     assert ran.said("apptrain")[-1].startswith("status 64: gpu-b07: ")
     assert took(ran) < AT_ONCE

@@ -332,7 +332,8 @@ UNFIT_IMAGES = {
     "behind a closed directory": (
         "cp /images/small.sif /scratch/closed; ln -s closed/small.sif /scratch/unfit",
         "there is no image /scratch/unfit on this node, or its directory may not be searched: correct the path "
-        "(all nodes must share it), or make image; for a URL give the file that apptainer pull makes",
+        "(all nodes must share it), give another in APPTRAIN_IMAGE, or build one (make image); for a URL give the file "
+        "that apptainer pull makes",
     ),
     "not readable": (
         "cp /images/small.sif /scratch/unfit; chmod 600 /scratch/unfit",

@@ -161,7 +161,10 @@ def test_an_image_that_is_not_there_cannot_be_inspected(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert build.main(["inspect", "--image", str(tmp_path / "image.sif")]) == 64
-    assert capsys.readouterr().err == f"apptrain: {tmp_path}/image.sif: there is no such image: make image\n"
+    assert (
+        capsys.readouterr().err
+        == f"apptrain: {tmp_path}/image.sif: there is no such image: make image, or give another with --image\n"
+    )
 
 
 def test_the_build_runs_anywhere_with_a_python_that_knows_nothing_of_the_checkout(tmp_path: Path) -> None:
@@ -171,7 +174,7 @@ def test_the_build_runs_anywhere_with_a_python_that_knows_nothing_of_the_checkou
     done = subprocess.run(command, cwd=tmp_path, env=packages, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (
         64,
-        f"apptrain: {tmp_path}/image.sif: there is no such image: make image\n",
+        f"apptrain: {tmp_path}/image.sif: there is no such image: make image, or give another with --image\n",
     )
 
 

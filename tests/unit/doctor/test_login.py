@@ -54,6 +54,17 @@ def test_what_is_not_there_is_named_with_its_remedy(home: Path, capsys: pytest.C
     ]
 
 
+def test_an_image_that_the_user_chose_needs_no_lock(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A site's, or NVIDIA's: jobs run in it."""
+    image = tmp_path / "site.sif"
+    missing = texts(home, capsys, APPTRAIN_IMAGE=str(image))
+    assert missing == [f"image: there is no image {image}"]
+    image.touch()
+    assert texts(home, capsys, APPTRAIN_IMAGE=str(image)) == []
+
+
 def test_a_profile_says_which_image_and_program_and_where_runs_lie(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -222,7 +222,8 @@ def test_a_missing_image_is_refused(node: Node) -> None:
     ended = node.run("true", image=node.path / "none.sif")
     assert node.refused(ended) == (
         f"there is no image {node.path}/none.sif on this node, or its directory may not be searched: correct the "
-        "path (all nodes must share it), or make image; for a URL give the file that apptainer pull makes"
+        "path (all nodes must share it), give another in APPTRAIN_IMAGE, or build one (make image); for a URL give the "
+        "file that apptainer pull makes"
     )
 
 

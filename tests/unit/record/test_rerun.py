@@ -133,7 +133,7 @@ def test_without_the_image_the_line_says_what_makes_one(home: Path) -> None:
     (home / "containers/image.sif").unlink()
     found = rerun.plan(run(image={"id": ID}), home, "", {})
     assert found.lacks == [
-        f"image: there is none at {home}/containers/image.sif: the run had {ID}; apptrain image build"
+        f"image: there is none at {home}/containers/image.sif: the run had {ID}; apptrain image build, or APPTRAIN_IMAGE=FILE"
     ]
 
 
