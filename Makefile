@@ -164,10 +164,10 @@ bench: $(if $(gpu_alone),,venv-dev) ## measure what the documentation claims (AR
 venv: ## install what training and launching need into VENV; DIR=DIR makes a venv of your own in the image instead
 	@$(if $(DIR),tools/image-venv.sh "$$DIR" "$$image",tools/venv.sh "$$VENV" run)
 
-venv-image: ## the same into IMAGE_VENV for building images, without torch
+venv-image: ## what building images needs, without torch, into IMAGE_VENV
 	@tools/venv.sh "$$IMAGE_VENV" image
 
-venv-dev: ## the same with what tests, lint and lock need
+venv-dev: ## what `make venv` installs, and what tests, lint and lock need, into VENV
 	@tools/venv.sh "$$VENV" dev
 
 clean: ## remove caches and build outputs; the venv and runs/ stay

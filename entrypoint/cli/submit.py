@@ -24,7 +24,7 @@ from entrypoint.batch import native as native_options
 from entrypoint.batch.login import CHECKOUT, JobRequest, Submission, Wish, share
 from entrypoint.batch.native import NativeOption
 from entrypoint.cli import follow, preview
-from entrypoint.cli.main import EXIT_STATUS, HELP_ALL, print_all_options
+from entrypoint.cli.main import HELP_ALL, exit_status, print_all_options
 from entrypoint.cli.profiles import load_checked
 from entrypoint.core import image_header, spelling
 from entrypoint.core.checkout import apptrain, make
@@ -47,6 +47,8 @@ Then: the same with --follow. If it fails: apptrain explain RUN
 `make submit CLUSTER=NAME ARGS='-- my_script.py'` ends with 2 where this ends
 with {BAD_INPUT}.
 """
+STATUS: Final = """  N   otherwise that of sbatch or qsub, or with --follow that of the job
+      (`apptrain launch --help`); 69: nobody tells of it; 130: Ctrl-C"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -116,7 +118,7 @@ def _parser() -> argparse.ArgumentParser:
         usage="apptrain submit --cluster NAME [options] [job options] [-- CMD ...]",
         description="Submit a job to a cluster, as the profile of its site says. CMD is a script with its "
         "arguments, or -m MODULE; without one, the reference job.",
-        epilog=f"{OF_JOB}\n{EXIT_STATUS}",
+        epilog=f"{OF_JOB}\n{exit_status('0', '64')}\n{STATUS}",
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )

@@ -92,6 +92,9 @@ def test_each_help_has_the_one_list_of_exit_statuses(arguments: tuple[str, ...])
         assert shown.endswith("\n".join(EXIT_STATUS.splitlines()[:3]) + "\n")
     elif arguments[0] == "check":
         assert shown.endswith("exit status: 0 it fits, 1 it does not, 64 bad input\n")
+    elif arguments[0] == "submit":  # alone it waits for no job
+        assert "\n".join(EXIT_STATUS.splitlines()[:3]) + "\n  N   otherwise that of sbatch or qsub" in shown
+        assert "\n  75 " not in shown
     else:
         assert EXIT_STATUS in shown
 
