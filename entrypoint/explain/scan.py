@@ -108,18 +108,18 @@ _OF_MESSAGE = re.compile(
 """Before words in quotes: those of somebody else, if it is no field of a log in JSON or logfmt."""
 _CONDITIONAL = re.compile(
     rb"\b(?:[Ii]f (?:you|it|there|this|that|the|your|any|an?|NCCL|CUDA) |[Ii]n case of |[Ww]henever "
-    rb"|[Tt]o (?:avoid|prevent) )[^.;]*$|^\s*--?[a-zA-Z][\w-]*[ =,]"
+    rb"|[Tt]o (?:avoid|prevent) )[^.;]*$|\b[Ii]f $|^\s*--?[a-zA-Z][\w-]*[ =,]|(?:^\s*|\s{2,})# "
 )
-"""Before words that say what may happen: advice, or a usage text."""
+"""Before words that say what may happen: advice, a usage text, or a comment."""
 _DENIED = re.compile(
     rb"(?: events?| errors?| kills?)?\"?\s?[:=]\s?\"?(?:0|no|none|null|false|off)\"?\s*(?:$|[,;)}\]])", re.I
 )
 """Behind words that say what did not happen."""
 _UNCAUGHT = re.compile(
-    rb", in (?:<module>|_run_module_as_main|_bootstrap(?:_inner)?|_wrap|_worker_loop|_main|spawn_main)\s*$"
+    rb", in (?:<module>|_run_module_as_main|_bootstrap|_wrap|_worker_loop|_main|spawn_main)\s*$"
 )
-"""The first frame of a traceback that ends a process or a thread. That of an exception which the program
-caught and shows begins where it was caught."""
+"""The first frame of a traceback that ends a process; a program outlives its threads. That of an
+exception which the program caught and shows begins where it was caught."""
 _SHORTENED = re.compile(rb"^Error executing job with overrides|Original Traceback")
 """Hydra, and DataLoader, leave out the first frames."""
 _CHAINED = b"During handling of the above exception, another exception occurred"

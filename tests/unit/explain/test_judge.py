@@ -503,6 +503,9 @@ def test_a_command_of_the_job_script_that_failed_before_a_step_is_no_cause() -> 
         "To avoid CUDA out of memory, take a smaller batch",
         "  --master-port PORT      change it after Address already in use",
         "epilogue: disk quota exceeded: no",
+        "if CUDA out of memory, halve the batch",
+        "# Address already in use? change PORT",
+        "    oom_policy: kill      # CUDA out of memory -> kill",
     ],
 )
 def test_a_line_that_only_speaks_of_a_failure_is_none(line: str) -> None:
@@ -521,3 +524,10 @@ def test_a_traceback_across_two_blocks_is_seen_whole(at: int) -> None:
     found = of(a=text + KEY_ERROR + "bye\n" * 9)
     assert [one.entry.id for one in found.causes] == ["script-error"]
     assert found.causes[0].first.number == text.count("\n") + 3
+
+
+def test_a_program_outlives_an_exception_of_its_thread() -> None:
+    thread = CAUGHT.replace("in lock", "in _bootstrap_inner")
+    steps = "".join(f"step {at} loss 1\n" for at in range(3))
+    assert of(a=thread + steps).causes == ()
+    assert of(a=thread + steps + STAGE).causes[0].entry.id == "script-error"
