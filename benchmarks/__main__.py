@@ -2,9 +2,9 @@
 
 Two commands alternate, and the ratio is taken pair by pair. The median and the spread of the ratios are
 reported; single times are only shown for orientation. `selection`, which chooses the settings of the demo in
-about 20 minutes, measures no time. `image`, `imports`, `packing`, `scaling`, `slurm` and `start` need root,
-`gpu` a GPU, and `loop` the scripts of others. The Python of `gpu` is the machine's own: before that is
-measured, nothing here may import a package that only the tests' venv has.
+about 20 minutes, measures no time. `image`, `imports`, `packing`, `scaling`, `slurm`, `staging` and `start`
+need root, `gpu` a GPU, and `loop` the scripts of others. The Python of `gpu` is the machine's own: before
+that is measured, nothing here may import a package that only the tests' venv has.
 """
 
 import argparse
@@ -57,6 +57,7 @@ def main() -> None:
         "scale": lambda pairs: _of("scale", pairs),
         "scaling": lambda pairs: _of("scaling", pairs),
         "slurm": lambda pairs: _of("slurm", pairs),
+        "staging": lambda pairs: _of("staging", pairs),
         "start": lambda pairs: _of("start", pairs),
         "gpu": gpu,
     }

@@ -184,6 +184,7 @@ def _staging(
             node=(site.stage.node_mb_s or 0) * 1e6 or default.node,
         ),
         checkpoint=_newest_checkpoint(run.path),
+        read=site.stage.read_percent / 100 if site.stage.read_percent else staging.READ,
     )
     if found is None or not site.stage.digest:
         return found

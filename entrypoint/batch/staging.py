@@ -23,7 +23,7 @@ from entrypoint.core.errors import BadInput
 
 READ = 0.09
 """What a start reads of the image. Measured: 274 of 3,057 MB, for torch, torchvision, gloo and a step on a
-CPU."""
+CPU. A profile may have another."""
 WIDTH = 8
 """Nodes to which one that has the image sends it in a wave."""
 SBCAST_WIDTH = 16
@@ -86,9 +86,9 @@ class Staging:
         return f"{self.folder}/image.sif"
 
 
-def unstaged(nodes: int, size: int, bandwidth: Bandwidth) -> float:
-    """Seconds in which that many nodes read what a start needs."""
-    return nodes * READ * size / bandwidth.shared
+def unstaged(nodes: int, size: int, bandwidth: Bandwidth, read: float = READ) -> float:
+    """Seconds in which that many nodes read what a start needs, the share `read` of the image."""
+    return nodes * read * size / bandwidth.shared
 
 
 def staged(nodes: int, size: int, bandwidth: Bandwidth, width: int = SBCAST_WIDTH) -> float:
@@ -112,15 +112,15 @@ def sent(nodes: int, width: int) -> int:
     return total
 
 
-def pays(nodes: int, size: int, bandwidth: Bandwidth, width: int = SBCAST_WIDTH) -> bool:
+def pays(nodes: int, size: int, bandwidth: Bandwidth, width: int = SBCAST_WIDTH, read: float = READ) -> bool:
     """Whether `auto` stages."""
-    return staged(nodes, size, bandwidth, width) + GAIN <= unstaged(nodes, size, bandwidth)
+    return staged(nodes, size, bandwidth, width) + GAIN <= unstaged(nodes, size, bandwidth, read)
 
 
-def break_even(size: int, bandwidth: Bandwidth, width: int = SBCAST_WIDTH) -> int:
+def break_even(size: int, bandwidth: Bandwidth, width: int = SBCAST_WIDTH, read: float = READ) -> int:
     """The number of nodes from which on `auto` stages; MOST + 1 if for none up to MOST. A further wave may
     make it not pay for some numbers beyond the first for which it does."""
-    return 1 + max(nodes for nodes in range(1, MOST + 1) if not pays(nodes, size, bandwidth, width))
+    return 1 + max(nodes for nodes in range(1, MOST + 1) if not pays(nodes, size, bandwidth, width, read))
 
 
 # --- who copies from whom -----------------------------------------------------------------------------------
@@ -170,11 +170,13 @@ def decide(
     bandwidth: Bandwidth,
     checkpoint: int = 0,
     width: int = SBCAST_WIDTH,
+    read: float = READ,
 ) -> Staging | None:
     """What is staged, if anything is.
 
     `asked`: `auto`, `off` or a directory; `by_name`: the user did, and not the site; `place`: the directory
-    of `auto`; `key` names the job; `least`: so many nodes are enough; `checkpoint`: bytes of one of this run.
+    of `auto`; `key` names the job; `least`: so many nodes are enough; `checkpoint`: bytes of one of this run;
+    `read`: the share of the image that a start reads.
 
     Raises BadInput if the user asked for a directory, and the image is no file that can be copied.
     """
@@ -188,7 +190,7 @@ def decide(
             f"--stage {asked}: the image is not one SIF file that this node can read: give such a file in "
             "APPTRAIN_IMAGE, or leave --stage out",
         )
-    if asked == AUTO and not pays(len(hosts), image.bytes, bandwidth, width):
+    if asked == AUTO and not pays(len(hosts), image.bytes, bandwidth, width, read):
         return None
     return Staging(
         folder=f"{(place if asked == AUTO else asked).rstrip('/')}/{key}",

@@ -131,6 +131,8 @@ class Stage:
     """MB a second that the shared file system gives to all nodes together."""
     node_mb_s: int | None = None
     """MB a second that one node sends, receives and writes."""
+    read_percent: int | None = None
+    """Share of the image that the start of a job reads on each node."""
 
 
 @dataclass(frozen=True)
@@ -216,6 +218,12 @@ def _count(least: int) -> Kind:
         return value
 
     return kind
+
+
+def _percent(where: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 100:
+        raise _wrong(where, value, "a whole number from 1 to 100")
+    return value
 
 
 def _flag(where: str, value: Any) -> bool:
@@ -340,6 +348,7 @@ STAGE: Mapping[str, Kind] = {
     "digest": _flag,
     "shared_mb_s": _count(1),
     "node_mb_s": _count(1),
+    "read_percent": _percent,
 }
 LAUNCH: Mapping[str, Kind] = {option.name: _of_option(option) for option in OPTIONS if option.in_profile}
 PLAIN: Mapping[str, Kind] = {

@@ -22,6 +22,7 @@ LANES = (
             "test_clone",
             "test_slurm",
             "test_stage",
+            "test_throttled",
         ),
         *("test_torque", "test_pages", "test_site"),
     ),

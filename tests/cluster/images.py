@@ -241,6 +241,39 @@ def own() -> Built:
     return Built(folder=kept("own", hashlib.sha256(inputs.encode()).hexdigest()[:16], build))
 
 
+PAYLOAD = Path("/opt/payload")
+"""What the program of a job with a `padded` image reads, as others read torch's libraries."""
+PAYLOAD_MB = 60
+PADDED_PACKAGES = ("python3", "python3-psutil")
+
+
+def padded(megabytes: Sequence[int]) -> Path:
+    """A folder with an image N.sif for each N of these: Debian's Python, PAYLOAD, and N MB that nobody reads."""
+
+    def build(folder: Path) -> None:
+        tree = folder / "tree"
+        root.plain(tree, PADDED_PACKAGES)
+        remove(tree / "dev")
+        (tree / "dev").mkdir()
+        (tree / str(PAYLOAD).lstrip("/")).write_bytes(os.urandom(PAYLOAD_MB * 1_000_000))
+        package = tree / f"usr/local/lib/python{stacks.find('').base.python}/dist-packages/torch"
+        package.mkdir(parents=True)
+        (package / "__init__.py").touch()  # jobs ask whether it is there; these ranks do not import it
+        subprocess.run(["chmod", "-R", "a+rX", tree], check=True)
+        with up("build-padded", binds=[Bind(source=folder, target=OUT, mode="rw")]) as host:
+            for size in megabytes:
+                (tree / "opt/padding").write_bytes(os.urandom(size * 1_000_000))
+                packing = ("--mksquashfs-args", "-comp zstd -Xcompression-level 1")
+                line: list[str | Path] = ["apptainer", "build", *packing]
+                line += [OUT / f"{size}.sif", OUT / "tree"]
+                ended = host.run(line, user="alice", timeout=BUILD_LIMIT)
+                assert ended.returncode == 0, ended.stderr[-3000:]
+        remove(tree)
+
+    inputs = hashlib.sha256(repr((PADDED_PACKAGES, PAYLOAD_MB, tuple(megabytes))).encode()).hexdigest()[:16]
+    return kept("padded", inputs, build)
+
+
 SITE_PACKAGES = Path("/sw/packages")
 """Where a cluster shows `packages`."""
 NOT_TAKEN = ("grpcio", "matplotlib", "tensorboard", "tensorboard-data-server", "torchvision", "triton")

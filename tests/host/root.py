@@ -19,7 +19,7 @@ from tests.host.places import Refused, cache, locked, remove
 PACKAGES = (
     *("apptainer", "uidmap", "squashfuse", "fuse2fs", "fakeroot", "squashfs-tools", "debootstrap"),
     *("python3", "python3-venv", "make", "git", "ca-certificates", "iproute2", "procps", "less", "tcsh"),
-    *("xz-utils", "zstd", "catatonit", "iputils-ping", "nftables", "openssh-server"),
+    *("xz-utils", "zstd", "catatonit", "iputils-ping", "nftables", "openssh-server", "sshfs"),
     *("slurmctld", "slurmd", "slurm-client", "slurm-wlm-torque", "munge", "openmpi-bin", "mpich"),
 )
 HOOKS = (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.host import Host, Refused
 from tests.vcluster.cluster import Cluster
-from tests.vcluster.layout import NETWORKS
+from tests.vcluster.layout import NETWORKS, Network
 
 CGROUPS = Path("/sys/fs/cgroup/cpu")
 MUCH = "65536"
@@ -52,11 +52,20 @@ def small_nodes(cluster: Cluster, *, cores: float, mbit: int) -> Iterator[None]:
             (group / "cpu.cfs_quota_us").write_text(str(round(cores * PERIOD)))
             _move(_processes_of(node), group)
             for network in NETWORKS:
-                place = ("dev", network.name, "root")
-                bucket = ("tbf", "rate", f"{mbit}mbit", "burst", BURST, "latency", "100ms")
-                node.run(["tc", "qdisc", "add", *place, *bucket]).check_returncode()
-                undo.callback(node.run, ["tc", "qdisc", "delete", *place])
+                undo.enter_context(token_bucket(node, network, mbit))
         yield
+
+
+@contextmanager
+def token_bucket(host: Host, network: Network, mbit: int) -> Iterator[None]:
+    """The host sends so many Mbit/s on this network."""
+    place = ("dev", network.name, "root")
+    bucket = ("tbf", "rate", f"{mbit}mbit", "burst", BURST, "latency", "100ms")
+    host.run(["tc", "qdisc", "add", *place, *bucket]).check_returncode()
+    try:
+        yield
+    finally:
+        host.run(["tc", "qdisc", "delete", *place])
 
 
 def _group(name: str, undo: ExitStack) -> Path:

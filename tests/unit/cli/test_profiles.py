@@ -35,6 +35,18 @@ GENERIC = ("generic", "generic-pbs")
         ("scratch: /data/$(id)", "scratch is '/data/$(id)': give $ only in front of a variable's name, as $NAME or ${NAME}"),
         ("scratch: /data/${A", "scratch is '/data/${A': give $ only in front of a variable's name, as $NAME or ${NAME}"),
         ("nodes: {gpus: four}", "nodes gpus is 'four': give a whole number from 0"),
+        (
+            "stage: {read_percent: 0}",
+            "stage read_percent is 0: give a whole number from 1 to 100",
+        ),
+        (
+            "stage: {read_percent: 101}",
+            "stage read_percent is 101: give a whole number from 1 to 100",
+        ),
+        (
+            "stage: {read_percent: true}",
+            "stage read_percent is True: give a whole number from 1 to 100",
+        ),
         ("nodes: {whole: maybe}", "nodes whole is 'maybe': give true or false"),
         ("nodes: [4]", "nodes must be a mapping, found [4]"),
         ("nodes: {gpu: 4}", "nodes: unknown key gpu: did you mean gpus?"),

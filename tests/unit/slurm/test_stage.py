@@ -120,6 +120,18 @@ def test_it_is_copied_by_itself_where_the_profile_says_that_this_is_faster(stage
     assert words(staged)[1] == str(staged.folder)
 
 
+@pytest.mark.parametrize(("percent", "copies"), [(90, 0), (100, 1)])
+def test_the_profile_says_how_much_of_the_image_a_start_reads(
+    staged: Staged, percent: int, copies: int
+) -> None:
+    """A copy takes 11 s, and must save 10; two nodes read for 19.8 or 22 s."""
+    with staged.image.open("r+b") as file:
+        file.truncate(110_000_000)
+    slow = staged.site(f"shared_mb_s: 10, node_mb_s: 100000, read_percent: {percent}")
+    ended = staged.cluster.run("--device", "cpu", "--profile", slow, TMPDIR=str(staged.disk))
+    assert (ended.returncode, ended.stderr, len(staged.sbcasts)) == (0, "", copies)
+
+
 @pytest.mark.parametrize(
     ("asked", "why"),
     [
