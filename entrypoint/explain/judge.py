@@ -111,7 +111,7 @@ def judge(
     if unknown and (best is None or best.entry.kind == "echo" or _is_behind(best, unknown[0])):
         same = [replace(one, entry=own_error) for one in unknown]
         return Judgement((who.finding(same, counts),), tuple(sorted(findings, key=_ranking)), None)
-    if best is None or best.entry.kind == "echo" or _is_doubtful(best, timed):
+    if best is None or best.entry.kind in ("hint", "echo") or _is_doubtful(best, timed):
         rows = [one for one in timed if one.entry is None]
         earliest = next((one for one in rows if not one.is_mild), None) or next(iter([*rows, *timed]), None)
         return Judgement((), tuple(sorted(findings, key=_ranking)), earliest and who.of(earliest))

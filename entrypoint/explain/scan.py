@@ -81,7 +81,7 @@ _OF_SHELL = re.compile(
 )
 """A command of a job script that failed: the script goes on, if it does not ask to be ended."""
 _STEP = re.compile(
-    rb"\b(?:[Ss]teps?|[Ee]pochs?|[Ii]ter(?:ation)?s?|[Bb]atch)\b\W{0,3}(\d{1,12}(?:\.\d{1,12})?)\b"
+    rb"\b(?:[Ss]teps?|[Ee]pochs?|[Ii]ter(?:ation)?s?|[Bb]atch)\b(?:\W{0,3}|[ :=]{4,12})(\d{1,12}(?:\.\d{1,12})?)\b"
     rb"|\b(\d{1,12})/\d{1,12} \["
 )
 """A line of progress, with the number of the step."""
@@ -108,7 +108,7 @@ _OF_MESSAGE = re.compile(
 """Before words in quotes: those of somebody else, if it is no field of a log in JSON or logfmt."""
 _CONDITIONAL = re.compile(
     rb"\b(?:[Ii]f (?:you|it|there|this|that|the|your|any|an?|NCCL|CUDA) |[Ii]n case of |[Ww]henever "
-    rb"|[Tt]o (?:avoid|prevent) )[^.;]*$|\b[Ii]f $|^\s*--?[a-zA-Z][\w-]*[ =,]|(?:^\s*|\s{2,})# "
+    rb"|[Tt]o (?:avoid|prevent) )[^.;]*$|\b[Ii]f $|^\s*--?[a-zA-Z][\w-]*[ =,:]|(?:^\s*|\s{2,})# "
 )
 """Before words that say what may happen: advice, a usage text, or a comment."""
 _DENIED = re.compile(
@@ -494,9 +494,9 @@ def _rank_behind(line: bytes, behind: Sequence[bytes]) -> int | None:
 
 
 def _steps(behind: Sequence[bytes]) -> int:
-    """How many different steps these lines tell of."""
-    found = {tuple(_STEP.findall(one, 0, 400)) for one in behind}
-    return len(found - {()})
+    """How many different steps these lines tell of; step 0 alone may come before any is made."""
+    found = {tuple(_STEP.findall(one, 0, 400)) for one in behind} - {()}
+    return len(found) if found != {((b"0", b""),)} else 0
 
 
 def _goes_on(line: bytes, before: Sequence[bytes], behind: Sequence[bytes]) -> bool:

@@ -230,6 +230,7 @@ EXPORT_DROPS = Trap(
     "script are missing.",
     "--export=ALL, or --export=ALL,NAME=VALUE.",
 )
+_SOURCE = ("source", ".")
 NO_NV = Trap(
     "no-nv",
     "the container is started without --nv",
@@ -238,7 +239,7 @@ NO_NV = Trap(
 )
 CONDA = Trap(
     "conda-and-container",
-    "a conda or virtual environment is activated, and the program runs in a container",
+    "a conda environment is activated, and the program runs in a container",
     "It has no effect inside the container, which has a Python of its own, or conda does not exist "
     "there. Variables that it sets may "
     "mix both.",
@@ -257,6 +258,14 @@ NO_SIGNAL = Trap(
     "At the limit the job is killed, and what was trained since the last checkpoint is lost.",
     "#SBATCH --signal=B:USR2@120 and a handler that saves; under PBS a clock of your own. Frequent "
     "checkpoints do too.",
+    is_remark=True,
+)
+VENV = Trap(
+    "venv-and-container",
+    "a virtual environment is activated, and the program runs in a container",
+    "Inside it is another Python; a venv that the image's own Python has made counts only if the image shows "
+    "its folder.",
+    "Leave the activation out, unless the venv was made with the image's Python.",
     is_remark=True,
 )
 EXCLUSIVE = Trap(
@@ -585,7 +594,8 @@ def _of_container(script: Script) -> Iterator[Found]:
         one.container for one in activated
     ):
         for one in activated:
-            yield Found(CONDA, one.line, _quote(script, one.line))
+            is_venv = one.words[0].text in _SOURCE
+            yield Found(VENV if is_venv else CONDA, one.line, _quote(script, one.line))
 
 
 def _wants_gpu(script: Script, one: Launch) -> bool:
@@ -600,7 +610,7 @@ def _activates(one: Launch) -> bool:
     texts = [word.text for word in one.words[:3]]
     if texts[:2] in (["conda", "activate"], ["mamba", "activate"], ["micromamba", "activate"]):
         return True
-    return texts[:1] in (["source"], ["."]) and len(texts) > 1 and texts[1].endswith("/bin/activate")
+    return bool(texts) and texts[0] in _SOURCE and len(texts) > 1 and texts[1].endswith("/bin/activate")
 
 
 def _of_request(script: Script) -> Iterator[Found]:
