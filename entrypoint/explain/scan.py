@@ -81,7 +81,8 @@ _OF_SHELL = re.compile(
 )
 """A command of a job script that failed: the script goes on, if it does not ask to be ended."""
 _STEP = re.compile(
-    rb"\b(?:[Ss]teps?|[Ee]pochs?|[Ii]ter(?:ation)?s?|[Bb]atch)\b(?:\W{0,3}|[ :=]{4,12})(\d{1,12}(?:\.\d{1,12})?)\b"
+    rb"\b(?:[Ss]teps?|[Ee]pochs?|[Ii]ter(?:ation)?s?|[Bb]atch)\b"
+    rb"(?:\W{0,3}|[ :=]{4,12})(\d{1,12}(?:\.\d{1,12})?)\b"
     rb"|\b(\d{1,12})/\d{1,12} \["
 )
 """A line of progress, with the number of the step."""
