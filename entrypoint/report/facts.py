@@ -27,7 +27,9 @@ from entrypoint.job.outcome import Outcome
 from entrypoint.record import reading, tokens, traces
 from entrypoint.record.traces import Trace
 
-SERIES = (*traces.SERIES, "images_per_s")
+RATES = {"images_per_s": "images/s", "samples_per_s": "samples/s", "tokens_per_s": "tokens/s"}
+"""What a line of the metrics may say of the speed of its step, over all ranks, and the unit."""
+SERIES = (*traces.SERIES, *RATES)
 MOST_FILES = 20_000
 """Names of a folder that are looked at."""
 MOST_OUTCOMES = 4_000

@@ -23,7 +23,7 @@ from entrypoint.record.compare import Pair, in_short
 from entrypoint.record.traces import Series
 from entrypoint.report import charts
 from entrypoint.report.charts import Part, duration, percent_of, shown
-from entrypoint.report.facts import AttemptFacts, RunFacts, moment, number, text, texts
+from entrypoint.report.facts import RATES, AttemptFacts, RunFacts, moment, number, text, texts
 
 STYLE = """
 :root{--bg:#fff;--fg:#1b1f24;--dim:#59636e;--line:#d5dae0;--soft:#f4f6f8;--good:#0a6b3d;--bad:#a8231c;
@@ -213,6 +213,10 @@ def _tiles(found: RunFacts) -> str:
     add("accuracy", "accuracy", percent_of)
     add("steps", "steps", lambda value: f"{value:.0f}" if abs(value) < 1e15 else shown(value))
     add("images/s", "images_per_s", shown)
+    for name, unit in RATES.items():
+        rates = [rate for rate in found.trace[name].floats if math.isfinite(rate)]
+        if rates and number(result, name) is None:
+            tiles.append((f"{unit}, median", shown(statistics.median(rates))))
     add("TFLOP/s", "tflop_per_s", shown)
     add("of the GPUs' peak", "peak_share", percent_of)
     add("training", "train_s", duration)
@@ -373,7 +377,10 @@ def _curves(found: RunFacts) -> str:
         charts.curves("Loss", {"loss": trace["loss"]}, marks=marks),
         charts.curves("Accuracy", accuracy, marks=marks, dots=True, percent=True),
         charts.curves("Learning rate", {"learning rate": trace["lr"]}, marks=marks),
-        charts.curves("Throughput", {"rate": trace["images_per_s"]}, unit=" images/s", marks=marks),
+        *(
+            charts.curves(f"Throughput, {unit}", {"rate": trace[name]}, unit=f" {unit}", marks=marks)
+            for name, unit in RATES.items()
+        ),
     ]
     if not any(drawn):
         return ""

@@ -263,6 +263,15 @@ def test_the_time_line_begins_with_the_queue_where_that_is_known(
     assert html.count("is not recorded") == (queued is None)
 
 
+def test_a_page_shows_the_tokens_a_second_that_a_script_tells(tmp_path: Path) -> None:
+    rows = "".join(f'{{"step": {at}, "loss": 1.0, "tokens_per_s": {at * 1000}}}\n' for at in (1, 2, 9))
+    rows += '{"step": 10, "tokens_per_s": NaN}\n'
+    html = page.html(facts.read(write(tmp_path / "run", {**GOOD, "metrics.jsonl": rows}), {}))
+    assert "<dt>tokens/s, median</dt><dd>2000</dd>" in html
+    assert "rate: 1000 tokens/s at step 1, " in html
+    assert "Throughput, samples/s" not in html
+
+
 @pytest.mark.parametrize(("status", "is_shown"), [(0, False), (75, False), (1, True), (137, True)])
 def test_the_end_of_a_log_is_shown_only_if_its_rank_failed(
     tmp_path: Path, status: int, is_shown: bool
