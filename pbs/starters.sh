@@ -20,8 +20,9 @@
 # Reads: hosts, host_lines, start_words, plan_words, starter, goes_on, stop_at, warned, show_only,
 #        run_dir, attempt, handover_dir     of host/job.sh
 #        ANSWER, and read_job_time's `now`  of pbs/host.sh
-# Sets:  nothing outside of its functions. Those below share what `on_each_host` and `watch_tasks`
-#        declare; each of these two lists it.
+# Sets:  pids, held, gone_at and kill_at, which a trap on EXIT needs when bash has forgotten the
+#        functions' own. Those below share what `on_each_host` and `watch_tasks` declare; each of
+#        these two lists it.
 readonly POLL=0.3     # s
 readonly SETTLE=5     # s in which a shared file system may still show an answer,
 readonly SETTLE_ALL=2 # and if no starter is left
@@ -120,13 +121,19 @@ run_starter() {
 
 # on_each_host WHAT CMD...: runs CMD on each host, or shows what would; a plan needs no other host
 # than this. What the ways to start share:
-#   task   the command of a task, without its last two words
-#   tmp    a directory of this attempt on this host
-#   pids   of the starters, by rank
-#   held   open files of the pipes that end a task, by rank
+#   task     the command of a task, without its last two words
+#   tmp      a directory of this attempt on this host
+#   pids     of the starters, by rank
+#   held     open files of the pipes that end a task, by rank
+#   gone_at  when its starter had ended
+#   kill_at  when a starter that was asked to end is killed
 on_each_host() {
     local what=$1 nnodes=${#hosts[@]} tmp=
-    local -a pids=() held=() task=()
+    local -a task=()
+    pids=()
+    held=()
+    gone_at=()
+    kill_at=()
     shift
     if [[ $what == plan ]]; then
         # The image has made them: no host is asked.
@@ -194,8 +201,6 @@ write_task_files() {
 #   files     the logs, and `fds`, the open ones
 #   rests     the begin of a line whose rest is waited for
 #   answered  host and boot of a task that has answered; "none" if it will not
-#   gone_at   when its starter had ended
-#   kill_at   when a starter that was asked to end is killed
 #   grace     s that a starter on a lost host has
 # and, of all:
 #   alive          a starter is left
@@ -209,7 +214,7 @@ write_task_files() {
 watch_tasks() {
     local alive=yes more='' unfinished='' waiting_since has_warned=$warned patience=$LONG
     local ended_at='' linger=$LINGER clock seconds now
-    local -a files=() fds=() rests=() answered=() gone_at=() kill_at=() grace=()
+    local -a files=() fds=() rests=() answered=() grace=()
     name_logs
     mkfifo -m 600 "$tmp/clock"
     exec {clock}<>"$tmp/clock"

@@ -124,7 +124,7 @@ def test_by_hand_each_host_has_a_task_and_the_first_failure_counts(hand: ByHand)
 
 @pytest.mark.parametrize("says", [False, True], ids=["silent", "while they print"])
 def test_by_hand_tasks_end_with_the_script_however_it_ends(hand: ByHand, says: bool) -> None:
-    parts = {"parts": ["line\n"] * 200} if says else {}
+    parts = {"parts": ["line\n"] * 1000} if says else {}
     process = hand.start("a,b", {str(host): {"wait": "never", **parts} for host in (0, 1)})
     logs = hand.site.submit_dir / "runs"
     hand.site.until(lambda: any(f.read_text().count("host ") == 2 for f in logs.glob("*/job.log")))

@@ -39,6 +39,20 @@ def test_the_job_ends_with_the_status_of_the_first_failure(site: Site) -> None:
     assert ours(lines)[-1] == f"status 41: rank 1 on pbsn2: ValueError: no (logs: {site.run_dir(id)}/logs/0)"
 
 
+def test_the_tasks_are_asked_to_end_if_what_watches_them_fails(site: Site) -> None:
+    starters = site.checkout / "pbs/starters.sh"
+    broken = starters.read_text().replace(
+        "        end_waiting\n", "        [[ ! -e $run_dir/broken ]]\n        end_waiting\n"
+    )
+    starters.write_text(broken)
+    id = site.submit(what={str(host): {"wait": "never"} for host in (0, 1)})
+    site.work(id)
+    (site.run_dir(id) / "broken").touch()
+    site.until(lambda: len(list(site.folder.glob("?.saved"))) == 2, 30.0)  # which they write when asked
+    site.end(id)
+    assert not list((site.run_dir(id) / "tasks").glob("*.env"))
+
+
 def test_another_attempt_follows_where_a_port_was_taken(site: Site) -> None:
     id = site.submit(
         what={"0.0": {"status": 69, "error": "port taken"}, "0.1": {"status": 69, "error": "port taken"}}
