@@ -91,7 +91,7 @@ def judge(
     timed = [
         one
         for one in all_timed
-        if behind[one.file] < (FEW_BEHIND if one.is_mild else MANY_BEHIND) and not one.went_on
+        if behind[one.file] < (FEW_BEHIND if one.is_mild else MANY_BEHIND) and not _went_on(one, ends)
     ]
     if not timed and not ends:
         return Judgement((), _seen_only(all_timed, who, counts), None)
@@ -119,6 +119,12 @@ def judge(
     causes = [one for one in first if _RANKING[one.entry.kind] == level]
     others = [one for one in findings if one not in causes]
     return Judgement(tuple(causes), tuple(sorted(others, key=_ranking)), None)
+
+
+def _went_on(one: Evidence, ends: Sequence[ProcessEnd]) -> bool:
+    """A traceback that the program shows itself may be the last that it did, and what it had in a buffer
+    comes behind: that counts where a process failed."""
+    return one.went_on and not (one.is_printed and ends)
 
 
 def _doubted(timed: Sequence[Evidence]) -> list[Evidence]:

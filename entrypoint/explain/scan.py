@@ -103,17 +103,28 @@ _LOGGED = re.compile(rb"\b(?:ERROR|CRITICAL|[Ee]xception:|[Ee]rror:)")
 _QUOTED = re.compile(rb'(?:^|[\s>=:-])"[^"]*$')
 _OF_MESSAGE = re.compile(
     rb"\b(?:msg|message|err|error|exc\w*|text|log|event|reason|cause|stderr|stdout|output|what|fatal|fail\w*)"
-    rb"\b[\"']?\s?[:=]\s?\"[^\"]*$",
+    rb"\b[\"']?\s?[:=]\s?\"[^\"]*$"
+    rb"|(?<![\w.-])(?!on_)[\w.-]{0,40}(?:msg|message|err|error|exc\w*|reason|cause|trace\w*|stack\w*|detail\w*"
+    rb"|descr\w*|status|output|fail\w*)(?:=|[\"']\s?:\s?)\"[^\"]*$"
+    rb"|\b(?:with|error|failed|died|raised) \"[^\"]*$",
     re.I,
 )
-"""Before words in quotes: those of somebody else, if it is no field of a log in JSON or logfmt."""
+"""Before words in quotes: those of somebody else, if they are no field of a log in JSON or logfmt, and
+nothing says that they were an error."""
 _CONDITIONAL = re.compile(
     rb"\b(?:[Ii]f (?:you|it|there|this|that|the|your|any|an?|NCCL|CUDA) |[Ii]n case of |[Ww]henever "
-    rb"|[Tt]o (?:avoid|prevent) )[^.;]*$|\b[Ii]f $|^\s*--?[a-zA-Z][\w-]*[ =,:]|(?:^\s*|\s{2,})# "
+    rb"|[Tt]o (?:avoid|prevent) )[^.;:]*$|\b[Ii]f $|\s{2,}# "
 )
-"""Before words that say what may happen: advice, a usage text, or a comment."""
+"""Before words that say what may happen: advice, or a comment."""
+_USAGE = re.compile(rb"\s*(?:--[a-zA-Z][\w-]*[ =,:]|-[a-zA-Z][ ,]|# )")
+"""Begin of a line of a usage text, or of a comment."""
+_NONE = rb"\s?\"?(?:no|none|null|false|off)\"?\s*(?:$|[,;)}\]])"
 _DENIED = re.compile(
-    rb"(?: events?| errors?| kills?)?\"?\s?[:=]\s?\"?(?:0|no|none|null|false|off)\"?\s*(?:$|[,;)}\]])", re.I
+    rb"(?: (?:events?|errors?|kills?|count))?(?:\"?\s?=|\"\s?:)\s?\"?(?:0\"?\s*(?:$|[,;)}\]])|"
+    + _NONE
+    + rb")| (?:events?|errors?|kills?|count)\s?:\s?0\s*(?:$|[,;)}\]])|\s?:"
+    + _NONE,
+    re.I,
 )
 """Behind words that say what did not happen."""
 _UNCAUGHT = re.compile(
@@ -130,11 +141,10 @@ _ODD_EXCEPTION = re.compile(
 )
 """What may end a traceback: the name need not say that it is an error."""
 _MARKS = re.compile(rb"[^ ]{0,60}\s*[~^]+\s*$|[^ ]{0,60}\s*\[Previous line repeated")
-_FINISHED = re.compile(
-    rb"\b[Tt]raining (?:is |has )?(?:finished|complete|completed|done)\b|'train_runtime'|^All done\b"
-    rb"|`Trainer\.fit` stopped: "
-)
-"""The program came to its end."""
+_FINISHED = re.compile(rb"'train_runtime'|`Trainer\.fit` stopped: ")
+"""The program came to its end, in the words of a library."""
+_SAYS_DONE = re.compile(rb"\b[Tt]raining (?:is |has )?(?:finished|complete|completed|done)\b|^All done\b")
+"""In those of the program, or of a job script that goes on after a failure."""
 _FRAME = re.compile(rb'.{0,60}?  File "[^"]{1,400}", line \d+')
 _SOURCE = re.compile(rb"[^ ]{0,60} ?    ")
 """The line behind it is source code, which says what might be raised and not what was."""
@@ -176,6 +186,8 @@ class Evidence:
     """A step follows, or was just before a later failure."""
     is_caught: bool = False
     """Its traceback does not begin where the program does: mostly it was caught."""
+    is_printed: bool = False
+    """It was caught, and no line of a log stands before its traceback."""
     is_chained: bool = False
     """Another exception was raised while it was handled."""
     is_last: bool = False
@@ -378,8 +390,9 @@ class Scan:
                 is_mild=is_mild,
                 is_of_shell=_OF_SHELL.search(body) is not None,
                 went_on=not is_last and _goes_on(line, before, behind),
-                may_have_gone_on=is_doubtable and _steps(behind) > 0,
+                may_have_gone_on=is_doubtable and _may_go_on(behind),
                 is_caught=is_caught,
+                is_printed=is_caught and is_end,
                 is_chained=any(_CHAINED in one for one in behind[:NEAR_CHAIN]),
                 is_last=is_last,
                 steps_before=_steps(before),
@@ -456,7 +469,7 @@ def _is_mention(entry: Entry, line: bytes, body: bytes) -> bool:
 
 def _is_about(line: bytes, begin: int, end: int) -> bool:
     before, behind = line[:begin], line[end:]
-    if _DENIED.match(behind) or _CONDITIONAL.search(before[-NEAR_WORDS:]):
+    if _DENIED.match(behind) or _USAGE.match(before) or _CONDITIONAL.search(before[-NEAR_WORDS:]):
         return True
     is_quoted = b'"' in behind and before.count(b'"') % 2 and _QUOTED.search(before)
     return bool(is_quoted) and not _OF_MESSAGE.search(before)
@@ -512,6 +525,11 @@ def _goes_on(line: bytes, before: Sequence[bytes], behind: Sequence[bytes]) -> b
     if time is None:
         return False
     return _steps([one for one in behind if (lines.time(one) or time) > time + LATER]) >= LATER_STEPS
+
+
+def _may_go_on(behind: Sequence[bytes]) -> bool:
+    """Whether the program perhaps did: what it has in a buffer may come late."""
+    return _steps(behind) > 0 or any(_SAYS_DONE.search(one, 0, 400) for one in behind)
 
 
 def _is_last_word(body: bytes, before: Sequence[bytes], *, is_exception: bool = False) -> bool:

@@ -594,7 +594,7 @@ def _of_container(script: Script) -> Iterator[Found]:
         one.container for one in activated
     ):
         for one in activated:
-            is_venv = one.words[0].text in _SOURCE
+            is_venv = one.words[0].text in _SOURCE and len(one.words) == 2
             yield Found(VENV if is_venv else CONDA, one.line, _quote(script, one.line))
 
 

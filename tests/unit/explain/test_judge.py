@@ -531,3 +531,27 @@ def test_a_program_outlives_an_exception_of_its_thread() -> None:
     steps = "".join(f"step {at} loss 1\n" for at in range(3))
     assert of(a=thread + steps).causes == ()
     assert of(a=thread + steps + STAGE).causes[0].entry.id == "script-error"
+
+
+@pytest.mark.parametrize(
+    ("text", "id"),
+    [
+        ("-bash: line 3: module: command not found\n", "module-command"),
+        ("-bash: apptainer: command not found\nTraining complete\n", "apptainer-missing"),
+        *((" " * blanks + "gpu-a02 " + "x" * 105 + " " + OOM, "cuda-out-of-memory") for blanks in (5, 6, 7)),
+        (
+            '{"level": "error", "error_message": "CUDA out of memory. Tried to allocate 2 GiB"}\n',
+            "cuda-out-of-memory",
+        ),
+        ('time=1 status="CUDA out of memory. Tried to allocate 2 GiB" rank=3\n', "cuda-out-of-memory"),
+        ('worker 3 died with "CUDA out of memory. Tried to allocate 2 GiB"\n', "cuda-out-of-memory"),
+        ("ERROR checking if the checkpoint is complete: No space left on device\n", "disk-full"),
+        ("sacct: Disk quota exceeded: 0, files\n", "quota"),
+        (FULL + "All done\n", "disk-full"),
+        (CAUGHT.replace("in lock", "in main") + "".join(STEPS[:4]) + BOX, "stale-handle"),
+    ],
+)
+def test_what_speaks_of_a_failure_that_was_is_not_doubted(text: str, id: str) -> None:
+    causes = of(a=text).causes
+    assert causes
+    assert causes[0].entry.id == id
