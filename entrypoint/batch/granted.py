@@ -27,7 +27,8 @@ class Granted:
     restarts: int = 0
     """How often."""
     queued: float | None = None
-    """Seconds from its submission, or from when the scheduler took it back, to its start; None: unknown."""
+    """Seconds from its submission, or from when the scheduler took it back, to its start; None: unknown, or
+    the job script was started by hand in the job."""
     start: tuple[str, ...] = ()
     """The words of the line that starts the tasks, as far as the scheduler's own program needs them."""
     plan: tuple[str, ...] = ()

@@ -79,7 +79,7 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
         hosts=hosts,
         nodelist=_shown(hosts),
         env=added,
-        queued=None if runs_again else _queued(told, facts),
+        queued=_queued(told, facts) if facts.one("batch") and not runs_again else None,
         start=(*_mpiexec(starter, hosts, facts), *site.launcher_args),
         host_side=(
             ("starter", starter),

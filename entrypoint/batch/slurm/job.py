@@ -71,7 +71,7 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
         ran_before=count > 0,
         # The variable may be that of a job from which this one was submitted.
         restarts=_restarts(facts.one("told"), count) if count else 0,
-        queued=_queued(facts.one("told")),
+        queued=_queued(facts.one("told")) if on_batch else None,
         start=(*words, *launch, *after, *survivor),
         plan=(*words, *plan, *after),
         each_node=(*each_node, *after),

@@ -363,6 +363,13 @@ def test_how_long_a_job_of_pbs_waited(host: Host, more: str, queued: float | Non
     assert PreparedJob.read(host.hand, 0).queued == queued
 
 
+def test_how_long_an_allocation_waited_is_none_of_a_script_by_hand(host: Host) -> None:
+    host.ask(told=" SubmitTime=2026-11-21T08:00:00 StartTime=2026-11-21T09:30:05 ", batch="")
+    assert PreparedJob.read(host.hand, 0).queued is None
+    host.ask_pbs(told=TOLD.replace("stime", "ctime = Sat Nov 21 08:58:30 2026\n    stime"), batch="")
+    assert PreparedJob.read(host.hand, 0).queued is None
+
+
 def test_how_long_a_job_waited_that_pbs_runs_again_is_not_known(host: Host) -> None:
     host.ask_pbs(told=TOLD.replace("stime", "run_count = 2\n    ctime = Sat Nov 21 08:58:30 2026\n    stime"))
     assert PreparedJob.read(host.hand, 0).queued is None
