@@ -340,7 +340,7 @@ def _rerun(arguments: list[str]) -> int:
         description="Print the command that does this run again here: its image, code, config, world size "
         "and threads. What cannot be had, and each secret that is not set, is a line on stderr.",
         epilog="Then: the same with --go, and apptrain compare RUN NEW_RUN\nMore: docs/compare.md\n\n"
-        f"exit status: 0 printed, {BAD_INPUT} cannot be run again; with --go that of the run",
+        f"exit status: 0 printed, {BAD_INPUT} cannot be run again; with --go that of what it starts",
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )

@@ -48,7 +48,7 @@ Then: the same with --follow. If it fails: apptrain explain RUN
 with {BAD_INPUT}.
 """
 STATUS: Final = """  N   otherwise that of sbatch or qsub, or with --follow that of the job
-      (`apptrain launch --help`); 69: nobody tells of it; 130: Ctrl-C"""
+      (`apptrain launch --help`); 69: its end is not known; 130: Ctrl-C"""
 
 
 def main(arguments: Sequence[str]) -> int:

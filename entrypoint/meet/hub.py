@@ -489,7 +489,7 @@ class Hub(Link, ConnectionHandler):
 @contextlib.contextmanager
 def _rare_garbage_collections() -> Iterator[None]:
     """For a time in which many objects are made and almost all of them stay. Python's own threshold (700) has
-    it read again and again what thousands of participants keep: a third of the hub's CPU time with 16,384.
+    it read again and again what thousands of participants keep: a fifth of the hub's CPU time with 16,384.
     What strangers leave is still collected."""
     before = gc.get_threshold()
     gc.set_threshold(COLLECT_AFTER, *before[1:])

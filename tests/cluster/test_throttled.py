@@ -18,7 +18,7 @@ from tests.cluster.account import Account
 from tests.vcluster.throttled import SharedFolder, throttled
 
 MBIT = 400
-HEADERS = 1.07
+HEADERS = 1.15
 """Most that is sent for a byte of a file: 54 bytes more in a packet of 1,460, and what SSH and SFTP add."""
 PERCENT = 60
 """What the program reads of the smallest image."""

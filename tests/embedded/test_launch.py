@@ -204,7 +204,9 @@ def test_a_launcher_of_the_users_own_is_started_once_per_node_as_the_page_says(t
     write(tmp_path, "my_script.py", ALL_REDUCE)
     ended = run(tmp_path, *shlex.split(line))
     assert ended.status == 0, ended.err
-    assert sorted(ended.out.splitlines()) == [f"rank {n} of 4 local {n % 2} of 2" for n in range(4)]
+    # Ranks that share an output without a buffer may write between a line of another and its end.
+    said = re.findall(r"rank \d of \d local \d of \d", ended.out)
+    assert sorted(said) == [f"rank {n} of 4 local {n % 2} of 2" for n in range(4)]
 
 
 def test_in_mode_exec_a_failure_is_told_of_its_node(tmp_path: Path) -> None:
