@@ -1,6 +1,7 @@
 """What the tests with real Apptainer share: images that are built once, three lanes, and what is told at the end."""
 
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from _pytest.terminal import TerminalReporter
 from tests.cluster import images
 from tests.cluster.account import Account, clear
 from tests.cluster.images import RECIPE, Built, built
+from tests.host.places import cache
 
 HERE = Path(__file__).parent
 LANES = (
@@ -33,6 +35,16 @@ LANES = (
 loadgroup`), on clusters in namespaces of their own. They wait half of their time: three keep two cores busy, and each
 takes about a third. The second builds the image of `make image` at once; the others begin with what does without."""
 TOLD = "told at the end"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """At once, and not after half an hour."""
+    config = session.config
+    if hasattr(config, "workerinput") or HERE not in [Path(name).resolve() for name in config.args]:
+        return
+    folder = next(path for path in (cache(), *cache().parents) if path.exists())
+    if why := images.lack_of_room(shutil.disk_usage(folder).free):
+        raise pytest.UsageError(why)
 
 
 @pytest.fixture

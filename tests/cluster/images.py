@@ -39,6 +39,9 @@ BUILD_LIMIT = 1500.0
 """Seconds for one build with all its downloads; it takes 2 minutes on 2 cores once they are there."""
 WAIT_LIMIT = 4 * BUILD_LIMIT
 
+FIRST_RUN = 33_000_000_000
+"""Bytes of disk that all tests together take at their most if no image is kept from an earlier run."""
+
 # Where a builder's host shows things. alice sets nothing: what is kept between builds lies where hers would.
 HOME = Path("/scratch/a user's/apptrain")
 DOWNLOADS = Path("/home/alice/.cache/apptrain")
@@ -76,6 +79,16 @@ class Built:
     @property
     def transcript(self) -> str:
         return (self.folder / "transcript.txt").read_text()
+
+
+def lack_of_room(free: int) -> str:
+    """Why all tests together would fill the disk, with so many bytes free; empty if they have room."""
+    if free >= FIRST_RUN or list((cache() / "images").glob("default.*/complete")):
+        return ""
+    return (
+        f"{cache()} has {free / 1e9:.0f} GB free, and the tests with real Apptainer take {FIRST_RUN / 1e9:.0f} GB in "
+        "their first run: free some, or give another disk with APPTRAIN_TEST_CACHE=DIR"
+    )
 
 
 def digest(*names: str) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import images
 from tests.host import Refused, root, site
 from tests.host.places import locked
 
@@ -108,3 +109,15 @@ def test_a_lock_is_held_by_a_child_that_inherits_it_and_free_when_the_child_ends
     child.communicate(timeout=30)
     with locked(file, 0):
         pass
+
+
+def test_too_little_disk_for_a_first_run_of_all_tests_is_said_before_they_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("APPTRAIN_TEST_CACHE", str(tmp_path))
+    assert "20 GB free, and the tests with real Apptainer take 33 GB" in images.lack_of_room(20 * 10**9)
+    assert images.lack_of_room(40 * 10**9) == ""
+    kept = tmp_path / "images/default.0123456789abcdef"
+    kept.mkdir(parents=True)
+    (kept / "complete").touch()
+    assert images.lack_of_room(20 * 10**9) == ""
