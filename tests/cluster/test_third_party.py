@@ -105,9 +105,9 @@ def test_lightning_finds_slurms_variables_with_one_task_a_rank(user: Account) ->
 def test_a_venv_without_an_image_and_without_apptrain_trains_on_two_nodes(user: Account) -> None:
     env = {**user.environment(), "APPTRAIN_HOME": str(REPOSITORY), "APPTRAIN_DEVICE": "cpu"}
     number = user.submit(
-        "--cpus-per-task=1", EXAMPLES / "venv.sbatch", EXAMPLES / "ddp.py", "--steps=300", env=env
-    )
-    ends = reached(stopped(user, number, WORK / f"runs/venv-{number}"), 300)
+        "--cpus-per-task=1", EXAMPLES / "venv.sbatch", EXAMPLES / "ddp.py", "--steps=3000", env=env
+    )  # of which it makes 240 a second
+    ends = reached(stopped(user, number, WORK / f"runs/venv-{number}"), 3000)
     assert [end.partition(":")[0] for end in ends] == ["rank 0", "rank 1"]
     assert len({end.rpartition(" ")[2] for end in ends}) == 1
 
