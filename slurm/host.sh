@@ -33,7 +33,11 @@ describe_job() {
         refuse slurm-no-job "this is no Slurm job: sbatch slurm/multinode.sbatch," \
             "or salloc and then bash slurm/multinode.sbatch"
     cluster=${SLURM_CLUSTER_NAME:-}
-    facts=("runs_in=$runs_in" "told=$(told_of_job)" "first_node=$(told_of_first_node)")
+    facts=("runs_in=$runs_in")
+    if [[ -n $is_batch || ${SLURM_RESTART_COUNT:-0} != 0 ]]; then
+        facts+=("told=$(told_of_job)")
+    fi
+    facts+=("first_node=$(told_of_first_node)")
 }
 
 # What was asked of sbatch or salloc, srun takes from variables, also what was asked of a job from

@@ -103,7 +103,8 @@ def is_preempted(told: str) -> bool:
 
 def _queued(told: str) -> float | None:
     """Seconds; Slurm counts the submission anew when it requeues a job. Both times are in one zone."""
-    found = [re.search(rf" {name}=(\d{{4}}-[\dT:-]{{5,20}}) ", told) for name in ("SubmitTime", "StartTime")]
+    time = r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)"
+    found = [re.search(rf" {name}={time} ", told) for name in ("SubmitTime", "StartTime")]
     try:
         submitted, started = (datetime.fromisoformat(match[1]) for match in found if match)
     except ValueError:
