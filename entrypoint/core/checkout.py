@@ -32,8 +32,12 @@ def apptrain() -> str:
 
 def python_path(given: str) -> str:
     """The PYTHONPATH with which processes of this Python find our packages. `given` itself if they are
-    installed there, else with the checkout's in front: `apptrain` alone has them on its own path."""
+    installed there or it has them, else with their folder in front: `apptrain` alone has the checkout's on
+    its own path, and in an image that is not ours the variable names them, which no job passes on."""
+    paths = given.split(os.pathsep)
     alone = sys.path[:1] == [str(HOME / "src")] and sys.path.count(str(HOME)) == 1
-    if not alone or str(PACKAGES) in given.split(os.pathsep):
+    named = str(HOME) in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    ours = str(PACKAGES if PACKAGES.is_dir() else HOME)
+    if not (alone or named) or ours in paths or str(HOME) in paths:
         return given
-    return os.pathsep.join(filter(None, [str(PACKAGES), given]))
+    return os.pathsep.join(filter(None, [ours, given]))

@@ -145,3 +145,12 @@ def test_a_task_by_hand_finds_apptrain_too(user: Account) -> None:
     line = (REPOSITORY / "containers/run.sh", IMAGE, "python", "-P", "-m", "entrypoint", "--version")
     ended = user.run(*line, cwd=WORK, timeout=BOUND)
     assert (ended.returncode, ended.stdout) == (0, f"{__version__}\n"), ended.stderr
+
+
+def test_the_nodes_of_a_run_on_one_machine_find_apptrain_too(user: Account) -> None:
+    script = user.write("says.py", "import os\nprint('[told]', os.environ['RANK'])\n")
+    line = (REPOSITORY / "apptrain", "run", "--image", IMAGE, "--nodes", "2", "--device", "cpu")
+    ended = user.run(*line, "--mode", "rank", "--", script, timeout=BOUND)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    told = [text.partition("[told] ")[2] for text in ended.stdout.splitlines() if "[told]" in text]
+    assert sorted(told) == ["0", "1"]

@@ -209,3 +209,19 @@ def test_make_demo_makes_a_venv_only_if_no_environment_fits_or_one_is_named(
     assert ("makes" in done.stderr, done.returncode) == (made, 0), done.stderr
     assert (f"makes {where} run\n" in done.stderr) is made
     assert done.stdout == f"demo with {'other' if 'VENV' in words else 'none'}\n"
+
+
+def test_an_image_that_is_not_ours_gets_our_packages_for_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its PYTHONPATH, which passes to no node, names the folder that has them."""
+    monkeypatch.setattr(sys, "path", ["/shown", "/lib"])
+    monkeypatch.setattr(checkout, "HOME", Path("/shown"))
+    monkeypatch.setattr(checkout, "PACKAGES", Path("/shown/host/packages"))
+    for whole, given, expected in (
+        ("/shown", "", "/shown"),
+        ("/shown:/more", "/more", "/shown:/more"),
+        ("/shown", "/shown", "/shown"),
+        ("/elsewhere", "", ""),
+        ("", "", ""),
+    ):
+        monkeypatch.setenv("PYTHONPATH", whole)
+        assert checkout.python_path(given) == expected
