@@ -16,7 +16,6 @@ from typing import Literal
 
 from entrypoint.batch.slurm import job as slurm
 from entrypoint.core.errors import BAD_INPUT, DONE, SAVED
-from entrypoint.explain.run import in_lines
 from entrypoint.job import handover, outcome
 from entrypoint.job.again import another_port_may_help, no_progress, too_many
 from entrypoint.job.outcome import Outcome
@@ -204,7 +203,7 @@ def verdict(job: PreparedJob, run: RunDirectory, of_job: Outcome, *, is_planned:
     if job.batch and status != BAD_INPUT and slurm.is_preempted(told):
         return _later(job, status, f"preempted: {error}", forgets=True)
     failed = f"status {status}: {error} (logs: {run.logs})"
-    explained = in_lines(of_job, job.run_dir) if of_job.rank is not None else ()
+    explained = _explained(of_job, job.run_dir) if of_job.rank is not None else ()
     if not job.policy.requeues or status == BAD_INPUT:
         lines = tuple(("say", line) for line in (failed, *explained))
         return Verdict(follows="end", status=status, said=lines)
@@ -212,6 +211,12 @@ def verdict(job: PreparedJob, run: RunDirectory, of_job: Outcome, *, is_planned:
         inside = "it does not go on inside the allocation: as with --on-failure requeue"
         return _within_bounds(job, run, status, failed, *explained, inside)
     return _within_bounds(job, run, status, failed, *explained)
+
+
+def _explained(of_job: Outcome, run_dir: Path) -> tuple[str, ...]:
+    from entrypoint.explain.run import in_lines  # which no start has to wait for
+
+    return in_lines(of_job, run_dir)
 
 
 def ended(job: PreparedJob, status: int, told: str) -> Verdict:

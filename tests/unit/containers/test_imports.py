@@ -2,6 +2,7 @@
 
 import marshal
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -247,3 +248,16 @@ def test_the_list_is_of_the_blocks_that_a_process_has_touched() -> None:
     assert max(blocks[libc]) <= Path(libc).stat().st_size // ahead.BLOCK
     assert ahead.BLOCK == imports.BLOCK
     assert ahead.__file__ in ahead.sources()
+
+
+def test_the_lists_have_the_modules_of_ours_that_a_start_imports_and_no_others() -> None:
+    """A build copies the lists (`python3 containers/image/ahead.py` in an image prints one): a module that they lack
+    is read late, through FUSE."""
+    code = "import sys, entrypoint.cli.main, entrypoint.batch.prepare, entrypoint.run.launch; print(*sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    imported = {name for name in ended.stdout.split() if name.partition(".")[0] == "entrypoint"}
+    lists = sorted((Path(ahead.__file__).parents[1] / "locks").glob("*.ahead"))
+    assert lists
+    for one in lists:
+        paths = re.findall(r"/dist-packages/(entrypoint/\S+)\.py$", one.read_text(), re.M)
+        assert {path.removesuffix("/__init__").replace("/", ".") for path in paths} == imported, one.name
