@@ -7,7 +7,7 @@ memory.
 
 import statistics
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,11 +92,11 @@ def staging(rounds: int) -> dict[str, Any]:
 
 
 @contextmanager
-def starts() -> Iterator[tuple[Account, Path]]:
+def starts(padding: Sequence[int] = PADDING) -> Iterator[tuple[Account, Path]]:
     """An account with a program that reads what a start needs, and the folder of the images, SOURCE there."""
-    folder = padded(PADDING)
+    folder = padded(padding)
     shown = Bind(source=folder, target=SOURCE)
-    with open_account(folder / f"{PADDING[0]}.sif", patched=True, binds=[shown]) as user:
+    with open_account(folder / f"{padding[0]}.sif", patched=True, binds=[shown]) as user:
         user.write(WORK / "load.py", LOAD)
         yield user, folder
 

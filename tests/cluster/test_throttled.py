@@ -32,7 +32,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def mounted() -> Iterator[tuple[Account, SharedFolder, Path]]:
-    with starts() as (user, folder), throttled(user.cluster, SOURCE, mbit=MBIT) as shared:
+    with starts(PADDING[:2]) as (user, folder), throttled(user.cluster, SOURCE, mbit=MBIT) as shared:
         yield user, shared, folder
 
 
