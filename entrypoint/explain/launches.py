@@ -81,6 +81,9 @@ class Launch:
     image: str = ""
     in_shell: bool = False
     """Whether a shell reads it that the job script starts."""
+    is_filled: bool = False
+    """Whether the job script's own shell fills in its variables, also between single quotes: that shell's
+    text stands in double ones."""
     agent: str = ""
     """torchrun, or accelerate, deepspeed: what starts the ranks; empty for none."""
     agent_options: dict[str, Word] = field(default_factory=dict)
@@ -150,8 +153,9 @@ def _follow(command: Command, launch: Launch, depth: int) -> Iterator[Launch]:
         elif name in SHELLS and (at := _shell_text(texts)) >= 0 and depth < DEEPEST:
             inner = rest[at]
             yield replace(launch, words=words)
+            is_filled = launch.is_filled or not inner.single_quoted
             for one in shell.commands(inner.text, inner.line):
-                yield from _follow(one, replace(launch, in_shell=True), depth + 1)
+                yield from _follow(one, replace(launch, in_shell=True, is_filled=is_filled), depth + 1)
             return
         elif name in _PASSES:
             words = rest

@@ -405,10 +405,10 @@ def _of_head(script: Script) -> Iterator[Found]:
 
 def _of_quotes(script: Script) -> Iterator[Found]:
     for one in script.trainings:
+        if one.is_filled:
+            continue
         for word in (*one.agent_options.values(), *one.words, *one.starter_words):
-            if _VARIABLE.search(word.single_quoted) and not (
-                one.in_shell and one.agent == "" and one.words[:1] == (word,)
-            ):
+            if _VARIABLE.search(word.single_quoted):
                 yield Found(SINGLE_QUOTES, word.line, word.raw)
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.explain import as_ours, jobscript, shell, traps
+from entrypoint.explain import as_ours, jobscript, request, shell, traps
 
 HEAD = 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
 ASKED = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=4\n"
@@ -96,6 +96,54 @@ CASES: list[tuple[str, str, int]] = [
     (GOOD.replace("#SBATCH --nodes", "#SBATCH -o /dev/null\n#SBATCH --nodes"), "output-null", 2),
     (f"{PBS}#PBS -l ncpus=8\npbsdsh -- true\n", "pbs-mixed-select", 4),
     (GOOD.replace("#!/bin/bash\n", "# a job\n"), "no-shebang", 1),
+    (GOOD.replace(f"$head:{PORT}", f"127.0.0.1:{PORT}"), "master-is-localhost", 6),
+    (GOOD.replace(HEAD, "head=$SLURM_NODELIST\n"), "master-is-list", 5),
+    (GOOD.replace(f"$head:{PORT}", "$head:$port").replace(HEAD, f"{HEAD}port='29500'\n"), "fixed-port", 6),
+    (f"{ASKED}{SRUN} bash -c 'MASTER_PORT=29500 python t.py'\n", "fixed-port", 5),
+    (f"{ASKED}{SRUN} torchrun --nnodes=2 --nproc_per_node=4 --master_port 29500 t.py\n", "fixed-port", 5),
+    ("torchrun --nnodes=2 --nproc_per_node=4 --rdzv_id=$RANDOM t.py\n", "rdzv-id-random", 1),
+    ("RDZV_ID=$RANDOM\ntorchrun --nnodes=2 --rdzv_id=$RDZV_ID t.py\n", "rdzv-id-random", 1),
+    (f"{ASKED}export NODE_RANK=$SLURM_NODEID\n{SRUN} python t.py\n", "rank-once", 5),
+    (f"{PBS}torchrun --nnodes=2 --nproc_per_node=4 t.py\n", "first-node-only", 4),
+    (f"{PBS}pbsdsh -- torchrun --nnodes=2 --nproc_per_node=8 t.py\n", "tasks-against-nproc", 4),
+    (GOOD.replace("nproc_per_node=4", "nproc_per_node=2"), "tasks-against-nproc", 6),
+    (
+        f"{ASKED.replace('=1', '=4').replace('#SBATCH --gpus-per-node=4', '#')}{SRUN} --gpus-per-task=1 python t.py\n",
+        "gpus-per-task",
+        5,
+    ),
+    (GOOD.replace("#SBATCH --nodes", "#SBATCH --export=NONE\n#SBATCH --nodes"), "export-drops", 2),
+    (GOOD.replace(HEAD, f"micromamba activate x\n{HEAD}"), "conda-and-container", 5),
+    (GOOD.replace(HEAD, f". conda/bin/activate x\n{HEAD}"), "conda-and-container", 5),
+    (
+        GOOD.replace("#SBATCH --nodes", "#SBATCH --ntasks-per-gpu=1\n#SBATCH --nodes"),
+        "exclusive-options",
+        4,
+    ),
+    (
+        GOOD.replace("#SBATCH --nodes", "#SBATCH --exclusive --oversubscribe\n#SBATCH --nodes"),
+        "exclusive-options",
+        2,
+    ),
+    (GOOD.replace("#SBATCH --nodes", "#SBATCH --ntasks=3\n#SBATCH --nodes"), "ntasks-against-nodes", 2),
+    (
+        f"#!/bin/bash\n#SBATCH --ntasks=2\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n{SRUN} python t.py\n",
+        "ntasks-against-nodes",
+        2,
+    ),
+    (GOOD.replace(HEAD, f"export GLOO_SOCKET_IFNAME='eth0'\n{HEAD}"), "ifname", 5),
+    (GOOD.replace("#SBATCH --nodes", "#SBATCH -e /dev/null\n#SBATCH --nodes"), "output-null", 2),
+    (f"{PBS}#PBS -e /dev/null\npbsdsh -- true\n", "output-null", 4),
+    (GOOD.replace(HEAD, f"ml load cuda\nml purge\n{HEAD}"), "module-purge-late", 6),
+    (GOOD.replace(HEAD, f"module add cuda\nmodule purge\n{HEAD}"), "module-purge-late", 6),
+]
+REMARKS = [
+    (GOOD.replace(SRUN, "srun"), "no-kill-on-bad-exit"),
+    (GOOD.replace(SRUN, "srun --kill-on-bad-exit=0"), "no-kill-on-bad-exit"),
+    (GOOD.replace("#SBATCH --nodes", "#SBATCH --time=1:00:00\n#SBATCH --nodes"), "no-signal"),
+    (f"{PBS}pbsdsh -- torchrun --nnodes=2 --nproc_per_node=4 t.py\n", "no-signal"),
+    (GOOD.replace(HEAD, "head=$(srun -N1 -n1 hostname --ip-address)\n"), "head-by-address"),
+    (GOOD.replace(HEAD, f"source v/bin/activate\n{HEAD}"), "venv-and-container"),
 ]
 
 
@@ -175,20 +223,127 @@ def test_the_loopback_interface_is_one_interface_on_one_node() -> None:
         GOOD.replace(HEAD, f"module load old\nmodule purge\nmodule load cuda\n{HEAD}"),
         HEARD.replace(HEAD, f". ./handlers.sh\n{HEAD}"),
         f"#!/bin/bash\n#SBATCH --ntasks=6\n#SBATCH --ntasks-per-node=4\n#SBATCH --gpus-per-node=4\n{SRUN} python t.py\n",
+        f"{ASKED.replace('nodes=2', 'nodes=1')}head=$(hostname)\n{SRUN} python t.py --at $head\n",
+        f"{ASKED.replace('nodes=2', 'nodes=1')}export MASTER_ADDR=localhost\n{SRUN} python t.py\n",
+        f"{ASKED}{HEAD}{SRUN} bash -c \"{TORCHRUN} t.py --name '$NAME'\"\n",
+        f"{ASKED}{SRUN} bash -c 'RANK=$SLURM_PROCID python t.py'\n",
+        f"{ASKED}# export NODE_RANK=$PBS_NODEID\n{SRUN} python t.py # not $PBS_NODEID\n",
+        "torchrun --nnodes=1 --rdzv_id=$RANDOM t.py\n",
+        GOOD.replace(HEAD, f"RDZV_ID=$RANDOM\n{HEAD}").replace("_id=$SLURM_JOB_ID", "_id=$RDZV_ID"),
+        f"{ASKED.replace('gpus-per-node=4', 'gpus-per-task=1')}{SRUN} python t.py\n",
+        f"{ASKED.replace('=1', '=4')}{SRUN} python t.py\n",
+        GOOD.replace("#SBATCH --nodes", "#SBATCH --cpus-per-task=1\n#SBATCH --nodes"),
+        GOOD.replace("#SBATCH --nodes", "#SBATCH -c 8\n#SBATCH --nodes").replace(SRUN, f"{SRUN} -c 8"),
+        GOOD.replace("#SBATCH --nodes", "#SBATCH -c 8\n#SBATCH --nodes").replace(
+            HEAD, f"export SRUN_CPUS_PER_TASK=8\n{HEAD}"
+        ),
+        GOOD.replace(SRUN, f"{SRUN} --export=ALL,X=1"),
+        GOOD.replace("#SBATCH --nodes", "#SBATCH --export=ALL\n#SBATCH --nodes"),
+        GOOD.replace("#SBATCH --nodes", "#SBATCH --export=NONE\n#SBATCH --nodes").replace(
+            HEAD, f"export SLURM_EXPORT_ENV=ALL\n{HEAD}"
+        ),
+        GOOD.replace("#SBATCH --nodes", "#SBATCH --export=NONE\n#SBATCH --nodes").replace(
+            SRUN, f"{SRUN} --export=ALL"
+        ),
+        GOOD.replace(" --nv", " --rocm"),
+        GOOD.replace(" --nv", "").replace(HEAD, f"export APPTAINER_NV=1\n{HEAD}"),
+        GOOD.replace(" --nv", "")
+        .replace("#SBATCH --gpus-per-node=4\n", "")
+        .replace("_per_node=4", "_per_node=1"),
+        GOOD.replace(HEAD, f"conda activate x\n{HEAD}").replace(" apptainer exec --nv x.sif", ""),
+        GOOD.replace("#SBATCH --nodes", "#SBATCH --gres=nvme:1\n#SBATCH --nodes"),
+        GOOD.replace(HEAD, f"export NCCL_SOCKET_IFNAME=$IFACE\n{HEAD}"),
     ],
 )
 def test_what_goes_together_is_no_trap(text: str) -> None:
     assert found(text) == []
 
 
-def test_srun_that_goes_on_is_a_remark() -> None:
-    found_all = traps.find(GOOD.replace(SRUN, "srun"))
-    assert [(one.trap.id, one.trap.is_remark) for one in found_all] == [("no-kill-on-bad-exit", True)]
+@pytest.mark.parametrize(("text", "remark"), REMARKS)
+def test_what_may_be_meant_so_is_a_remark(text: str, remark: str) -> None:
+    assert [(one.trap.id, one.trap.is_remark) for one in traps.find(text)] == [(remark, True)]
 
 
-def test_the_time_limit_without_a_signal_is_a_remark() -> None:
-    text = GOOD.replace("#SBATCH --nodes", "#SBATCH --time=1:00:00\n#SBATCH --nodes")
-    assert [(one.trap.id, one.trap.is_remark) for one in traps.find(text)] == [("no-signal", True)]
+@pytest.mark.parametrize(
+    "text",
+    [
+        "#!/bin/bash\n#SBATCH --ntasks=1\n#SBATCH --gpus-per-node=1\nsrun python t.py\n",
+        GOOD.replace(HEAD, f"export SLURM_KILL_BAD_EXIT=1\n{HEAD}").replace(SRUN, "srun"),
+        GOOD.replace("#SBATCH --nodes", "#SBATCH --time=1:00:00\n#SBATCH --signal=USR2@120\n#SBATCH --nodes"),
+        "#!/bin/bash\n#SBATCH --time=1:00:00\necho x\n",
+        GOOD.replace(" apptainer exec --nv x.sif", "").replace(HEAD, f"source v/bin/activate\n{HEAD}"),
+    ],
+    ids=["one task", "by a variable", "with a signal", "no training", "no container"],
+)
+def test_nothing_is_remarked_where_nothing_is_lost(text: str) -> None:
+    assert traps.find(text) == []
+
+
+@pytest.mark.parametrize(
+    ("lines", "nodes", "tasks", "gpus"),
+    [
+        ([], None, None, None),
+        (["#SBATCH -J x"], 1, 1, 0),
+        (["#SBATCH -N 2 --gres=gpu:a100:4"], 2, 1, 4),
+        (["#SBATCH -N2 --gres=gpu"], 2, 1, 1),
+        (["#SBATCH --nodes=2-4"], None, 1, 0),
+        (["#SBATCH --nodes 2  # not 3"], 2, 1, 0),
+        (["#SBATCH --nodes=2", "#SBATCH --nodes=3"], 3, 1, 0),
+        (["#SBATCH --ntasks=8 --ntasks-per-node=4"], 2, 4, 0),
+        (["#SBATCH --ntasks=9 --ntasks-per-node=4"], 3, 4, 0),
+        (["#SBATCH -n 8"], None, None, 0),
+        (["#SBATCH -n 1"], 1, 1, 0),
+        (["#SBATCH -N 2 -n 7"], 2, 4, 0),
+        (["#SBATCH -N 2 --gpus=8"], 2, 1, 4),
+        (["#SBATCH -N 2 -n 8 --gpus-per-task=2"], 2, 4, 8),
+        (["#SBATCH --gpus-per-node=h100:4,nvme:1"], 1, 1, 4),
+        (["#SBATCH --gres=nvme:1 --gpus-per-node=2"], 1, 1, 2),
+        (["#SBATCH --exclusive -N 2"], 2, 1, 0),
+        (["#SBATCH --comment='it is -N 9' -N 2"], 2, 1, 0),
+        (["#SBATCH --comment=it's -N 2"], 2, 1, 0),
+        (["#SBATCH -N 2", "#PBS -l select=9"], 2, 1, 0),
+        (["#SBATCH -N 2", "", "# a note", "#SBATCH -N 3", "true", "#SBATCH -N 4"], 3, 1, 0),
+        (["#PBS -q gpu"], 1, None, 0),
+        (["#PBS -l select=2:ncpus=8:ngpus=4+1:ncpus=8"], 3, None, 4),
+        (["#PBS -lselect=4:naccelerators=2"], 4, None, 2),
+        (["#PBS -l nodes=2:ppn=4,walltime=1:00"], 2, None, 0),
+        (["#PBS -l ncpus=8,ngpus=2"], 1, None, 2),
+        (["#PBS -V -l select=3"], 3, None, 0),
+    ],
+)
+def test_what_is_asked_of_the_scheduler_is_counted_as_it_counts(
+    lines: list[str], nodes: int | None, tasks: int | None, gpus: int | None
+) -> None:
+    asked = request.read(lines)
+    assert (asked.nodes, asked.tasks_per_node, asked.gpus_per_node) == (nodes, tasks, gpus)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_exclusive"),
+    [
+        ("#SBATCH --exclusive", True),
+        ("#SBATCH --exclusive=true -N 2", True),
+        ("#SBATCH --exclusive=user", False),
+        ("#PBS -l place=scatter:excl", True),
+        ("#PBS -l place=scatter", False),
+    ],
+)
+def test_nodes_of_ones_own_are_asked_for_in_these_words(line: str, is_exclusive: bool) -> None:
+    assert request.read([line]).is_exclusive == is_exclusive
+
+
+@pytest.mark.parametrize(
+    ("words", "count"),
+    [
+        (["-N", "2", "python", "-c", "x"], 2),
+        (["-N2", "-K1", "--exclusive", "--label", "x"], 4),
+        (["--nodes=2", "--ntasks", "4", "-l", "--", "x"], 4),
+        (["x", "-N", "2"], 0),
+        (["-N"], 1),
+    ],
+)
+def test_the_program_stands_behind_sruns_own_options(words: list[str], count: int) -> None:
+    assert request.words_behind(words) == count
 
 
 def test_the_same_job_as_one_of_ours() -> None:
