@@ -476,7 +476,6 @@ def _build(what: str, arguments: list[str]) -> NoReturn:
 
 
 def _become(words: Sequence[str]) -> NoReturn:
-    sys.stdout.flush()
     try:
         os.execvp(words[0], list(words))
     except OSError as error:

@@ -1,7 +1,7 @@
 """What a line of a log says of itself: its message, its time, the rank, the node and the GPU. Pure
 functions.
 
-`read` is the entry. Times are in seconds; those without a year, or with a day alone, are of a year that is
+Times are in seconds; those without a year, or with a day alone, are of a year that is
 the same for all, so that they can be compared with each other.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import calendar
 import re
-from dataclasses import dataclass
 
 ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)|[@-Z\\-_])")
 """Colours and other escapes of a terminal."""
@@ -51,7 +50,7 @@ _NODE = re.compile(
     rb"|apptrain: (?:attempt \d+: |status \d+: )?(?P<p>%(h)s): "
     rb"(?=lost: |torchrun's agent |the entrypoint ended |ended by |port )"
     rb"|(?:^|[\s:])rank \d+ on (?P<j>%(h)s)(?=[ ,:])"
-    rb"|requested job die.{0,0}|node \d+ \((?P<k>%(h)s)\)"
+    rb"|node \d+ \((?P<k>%(h)s)\)"
     rb"|^(?P<l>[a-z][a-z_-]*[0-9][A-Za-z0-9._-]{0,60}): "
     rb"|\bon node (?P<m>%(h)s)|(?<![\w-])node=(?P<n>%(h)s)|\bNode (?P<o>%(h)s) is down" % {b"h": _HOST}
 )
@@ -64,15 +63,6 @@ _FILE_RANK = re.compile(r"(?:^|[._/-])rank[._-]?(\d{1,6})(?=[._/-]|$)|/(\d{1,5})
 _FILE_NODE = re.compile(r"([A-Za-z][A-Za-z0-9-]{0,62})\.rank\d+\.(?:out|err)$")
 
 
-@dataclass(frozen=True)
-class Said:
-    body: bytes
-    """The line without labels and times at its beginning."""
-    time: float | None
-    rank: int | None
-    node: str
-
-
 def body(line: bytes) -> bytes:
     """The message, behind labels of ranks and times. pdsh and clush write a node's name before each line:
     that is a label only before an exception or the label of a rank, as programs write their names so too."""
@@ -83,10 +73,6 @@ def body(line: bytes) -> bytes:
             break
         at = found.end()
     return line[at:]
-
-
-def read(line: bytes) -> Said:
-    return Said(body(line), time(line), rank(line), node(line))
 
 
 def rank(line: bytes) -> int | None:
@@ -120,18 +106,15 @@ def time(line: bytes) -> float | None:
     parts = found.groupdict()
     clock = next(parts[name] for name in ("t", "t2", "t3", "t4") if parts[name])
     if parts["m4"]:
-        month, day, year = _MONTHS.index(parts["m4"]) // 3 + 1, int(parts["d4"]), 0
-    elif parts["m3"]:
-        month, day, year = int(parts["m3"]), int(parts["d3"]), 0
+        month, day = _MONTHS.index(parts["m4"]) // 3 + 1, int(parts["d4"])
     else:
-        suffix = "" if parts["y"] else "2"
-        month, day, year = (int(parts[name + suffix]) for name in ("m", "d", "y"))
+        suffix = "3" if parts["m3"] else "" if parts["y"] else "2"
+        month, day = int(parts["m" + suffix]), int(parts["d" + suffix])
     hours, minutes, seconds = clock.replace(b",", b".").split(b":")
     if not (1 <= month <= 12 and 1 <= day <= 31 and int(hours) < 24 and int(minutes) < 60):
         return None
     # The year is left out: logs of one job mix times with and without.
-    begin = calendar.timegm((2000, month, min(day, 31), int(hours), int(minutes), 0))
-    return begin + float(seconds) if year >= 0 else None
+    return calendar.timegm((2000, month, day, int(hours), int(minutes), 0)) + float(seconds)
 
 
 def of_file(name: str) -> tuple[int | None, str]:

@@ -103,9 +103,7 @@ class Scale:
     def __init__(self, low: float, high: float, first: float, last: float, *, log: bool = False):
         self.log = log
         if low == high:
-            low, high = (
-                (low / 2, high * 2) if log else (low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2)
-            )
+            low, high = low - (abs(low) or 1) / 2, high + (abs(high) or 1) / 2
         self.low, self.high, self._first, self._last = low, high, first, last
 
     def __call__(self, value: float) -> float:
