@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.core.plain import file_part
+from entrypoint.job import outcome
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 ROUNDS = 150
@@ -58,6 +59,27 @@ def test_the_clock_does_not_follow_the_wall_clock() -> None:
 def test_the_log_of_a_task_is_called_as_python_would_call_it(host: str) -> None:
     log = bash('name_log /r/logs/3 "$2"; printf %s "$log"', host)
     assert log == f"/r/logs/3/{file_part(host)}.task.log"
+
+
+@pytest.mark.parametrize(
+    ("status", "signum"), [(1, 0), (128, 0), (129, 1), (137, 9), (159, 31), (160, 0), (255, 0)]
+)
+def test_an_outcome_in_the_entrypoints_place_names_the_signal_of_its_status(
+    status: int, signum: int, tmp_path: Path
+) -> None:
+    file = tmp_path / "0.1"
+    bash('write_outcome "$2" "$3" "n 1" "$4"', file, status, "no\nluck")
+    found = outcome.read(file)
+    assert found is not None
+    assert (found.status, found.signal, found.node, found.error) == (status, signum, "n 1", "no luck")
+    assert [path.name for path in tmp_path.iterdir()] == ["0.1"]
+    assert file.stat().st_mode & 0o777 == 0o600
+    bash('write_outcome "$2" 9 other later', file)
+    assert outcome.read(file) == found
+
+
+def test_an_outcome_that_cannot_be_written_is_a_failure(tmp_path: Path) -> None:
+    assert bash('write_outcome "$2" 9 n1 why || echo failed', tmp_path / "gone/0.1") == "failed\n"
 
 
 NAMED = """

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -105,22 +106,36 @@ def test_what_somebody_else_could_have_made_is_not_used(disk: Path) -> None:
     assert look(disk / KEY) == f"unfit {disk / KEY} is there, and not this job's"
 
 
+def says_kind(folder: Path, kind: str) -> str:
+    """Where a stat is that calls each file system so."""
+    folder.mkdir()
+    (folder / "stat").write_text(
+        f'#!/bin/sh\ncase $* in "-f -c %T"*) echo {kind} ;; *) exec /usr/bin/stat "$@" ;; esac\n'
+    )
+    (folder / "stat").chmod(0o755)
+    return str(folder)
+
+
 @pytest.mark.parametrize(
-    ("kind", "where"), [("lustre", "on a file system that nodes share"), ("tmpfs", "in memory")]
+    ("kind", "where"),
+    [
+        *((kind, "on a file system that nodes share") for kind in ("lustre", "nfs", "gpfs", "smb2")),
+        ("tmpfs", "in memory"),
+    ],
 )
 def test_a_file_system_that_is_no_disk_is_no_place_by_itself(
     disk: Path, tmp_path: Path, kind: str, where: str
 ) -> None:
-    programs = tmp_path / "bin"
-    programs.mkdir()
-    (programs / "stat").write_text(
-        f'#!/bin/sh\ncase $* in "-f -c %T"*) echo {kind} ;; *) exec /usr/bin/stat "$@" ;; esac\n'
-    )
-    (programs / "stat").chmod(0o755)
+    programs = says_kind(tmp_path / "bin", kind)
     huge = str(1 << 50)
-    assert where in stage("look", disk / KEY, huge, IMAGE_ID, "100", "", path=str(programs))
-    asked = stage("look", disk / KEY, huge, IMAGE_ID, "100", "yes", path=str(programs))
+    assert where in stage("look", disk / KEY, huge, IMAGE_ID, "100", "", path=programs)
+    asked = stage("look", disk / KEY, huge, IMAGE_ID, "100", "yes", path=programs)
     assert (asked == "room") == (kind == "tmpfs")
+
+
+def test_an_image_that_takes_little_of_the_memory_may_lie_there(disk: Path, tmp_path: Path) -> None:
+    programs = says_kind(tmp_path / "bin", "tmpfs")
+    assert stage("look", disk / KEY, BYTES, IMAGE_ID, "100", "", path=programs) == "room"
 
 
 def shortened(tmp_path: Path) -> Path:
@@ -144,6 +159,17 @@ def test_what_a_killed_job_has_left_is_removed_by_the_next_one(disk: Path, tmp_p
         fcntl.flock(lock, fcntl.LOCK_SH)
         assert stage("look", disk / KEY, BYTES, IMAGE_ID, *ROOM, script=shortened(tmp_path)) == "room"
     assert sorted(path.name for path in disk.iterdir()) == sorted([KEY, used.name, of_others.name])
+
+
+@pytest.mark.parametrize(("age", "stays"), [(1000, True), (1300, False)])
+def test_a_copy_that_nobody_holds_is_kept_for_twenty_minutes(disk: Path, age: int, stays: bool) -> None:
+    """Its job may be between two attempts."""
+    other = disk / KEY.replace("-7", "-6")
+    look(other)
+    used = time.time() - age
+    os.utime(other / "lock", (used, used))
+    assert look(disk / KEY) == "room"
+    assert other.exists() == stays
 
 
 def test_two_jobs_that_stage_at_once_leave_each_other_alone(disk: Path) -> None:
@@ -174,6 +200,52 @@ def test_a_copy_that_cannot_be_written_is_a_failure(disk: Path) -> None:
     assert received(disk / "gone", b"image") != 0
 
 
+SSH = """#!/bin/bash
+while [[ $1 != -- ]]; do shift; done
+echo "$2" >>"{here}/ssh"
+exec /bin/bash -c "${{3//disk\\//disk.$2/}}"
+"""
+"""Each host's disk is beside that of this node."""
+
+
+def sent(disk: Path, shared: Path) -> int:
+    """The status of a node that sends the image to b and c."""
+    (disk.parent / "bin").mkdir()
+    program = disk.parent / "bin/ssh"
+    program.write_text(SSH.format(here=disk.parent))
+    program.chmod(0o755)
+    for host in ("b", "c"):
+        other = Path(f"{disk}.{host}")
+        other.mkdir()
+        look(other / KEY)
+    return subprocess.run(
+        ["bash", STAGE, "send", "-", disk / KEY, shared, "b", "c"],
+        env={"PATH": f"{disk.parent / 'bin'}:{os.environ['PATH']}"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    ).returncode
+
+
+@pytest.mark.parametrize("has_it", [False, True])
+def test_a_node_sends_its_copy_to_others_and_takes_the_shared_image_only_if_it_has_none(
+    disk: Path, tmp_path: Path, has_it: bool
+) -> None:
+    look(disk / KEY)
+    image = sif(tmp_path / "image.sif")
+    if has_it:
+        (disk / KEY / "image.sif").write_bytes(image.read_bytes())
+    assert sent(disk, tmp_path / "gone.sif" if has_it else image) == 0
+    for place in (disk, Path(f"{disk}.b"), Path(f"{disk}.c")):
+        assert (place / KEY / "image.sif").read_bytes() == image.read_bytes()
+
+
+def test_a_node_that_cannot_read_the_shared_image_sends_nothing(disk: Path, tmp_path: Path) -> None:
+    look(disk / KEY)
+    assert sent(disk, tmp_path / "gone.sif") != 0
+    assert not (tmp_path / "ssh").exists()
+
+
 # --- behind it ----------------------------------------------------------------------------------------------------
 
 
@@ -181,6 +253,22 @@ def test_a_whole_copy_counts(disk: Path) -> None:
     look(disk / KEY)
     sif(disk / KEY / "image.sif")
     assert check(disk / KEY) == "have"
+
+
+def test_a_copy_of_a_second_broadcast_gets_the_name_by_which_it_is_known(disk: Path) -> None:
+    look(disk / KEY)
+    sif(disk / KEY / "image.sif.1", missing=1)
+    sif(disk / KEY / "image.sif.2")
+    assert check(disk / KEY) == "have"
+    assert sorted(path.name for path in (disk / KEY).iterdir()) == ["image.sif", "lock", "node"]
+
+
+def test_a_copy_that_was_looked_at_counts_as_used(disk: Path) -> None:
+    look(disk / KEY)
+    sif(disk / KEY / "image.sif")
+    os.utime(disk / KEY / "lock", (0, 0))
+    assert check(disk / KEY) == "have"
+    assert abs((disk / KEY / "lock").stat().st_mtime - time.time()) < 60
 
 
 def test_a_copy_that_is_cut_is_removed(disk: Path) -> None:
