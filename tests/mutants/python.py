@@ -21,7 +21,7 @@ SWAPPED = dict(pair.split(" ", 1) for pair in _PAIRS)
 SWAPPED |= {new: old for old, new in SWAPPED.items()}
 COMPARISON = re.compile(r"[=!<>]=|<|>|not\s+in|is\s+not|in|is")
 BOOLEAN = re.compile(r"\b(and|or)\b")
-CLOCK = re.compile(r"monotonic\(\)|time\.time\(\)")
+CLOCK = re.compile(r"monotonic\(\)|perf_counter\(\)|time\.time\(\)")
 SPEAKS = re.compile(r"_*(say|tell|print|warn|log)(_once)?")
 UNREAD = ("annotation", "returns", "decorator_list", "pattern")
 """Fields of syntax nodes in which nothing is changed."""

@@ -83,13 +83,14 @@ def test_auto_stages_beyond_the_break_even_alone() -> None:
 def test_a_directory_that_the_user_names_is_used_on_any_number_of_nodes() -> None:
     found = decided("/local/", 1)
     assert found is not None
-    assert (found.folder, found.file, found.by_name) == ("/local/key", "/local/key/image.sif", True)
+    assert (found.folder, found.file) == ("/local/key", "/local/key/image.sif")
+    assert (found.by_name, found.named, found.least) == (True, True, 1)
 
 
 def test_one_that_the_site_names_may_fail() -> None:
     found = decided("/local", by_name=False)
     assert found is not None
-    assert not found.by_name
+    assert (found.by_name, found.named) == (False, True)
 
 
 def test_off_stages_nothing() -> None:

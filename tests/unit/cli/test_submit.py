@@ -314,7 +314,8 @@ def test_arguments_that_qsub_cannot_carry_go_through_a_file(site: Site, argument
     done = site.run("submit.py", "--cluster", "lab", *arguments, **paths)
     assert (done.returncode, site.calls()[0]["argv"]) == (0, [str(site.bin / "qsub"), *line[1:]])
     assert file.read_bytes() == b"".join(word.encode() + b"\0" for word in arguments)
-    assert oct(file.stat().st_mode & 0o777) == "0o600"
+    modes = [oct(path.stat().st_mode & 0o777) for path in (file, file.parent)]
+    assert modes == ["0o600", "0o700"]
 
 
 def test_a_file_of_arguments_that_the_user_gave_stays_as_it_is(site: Site) -> None:

@@ -1,6 +1,7 @@
 """What the doctor measures: the schedule among nodes, and what of a measurement is a rate."""
 
 import ctypes
+import types
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from entrypoint.doctor import probes
-from entrypoint.doctor.judge import FarGpu
+from entrypoint.doctor.judge import Collective, FarGpu
 from entrypoint.doctor.probes import rounds
 from entrypoint.node import numa
 from tests.unit.node.trees import built
@@ -111,3 +112,143 @@ def test_the_ways_of_one_that_stays_slow_are_measured_until_the_time_is_up(
     monkeypatch: pytest.MonkeyPatch, sweeps: int
 ) -> None:
     assert ways(monkeypatch, [1.0], in_time=3 * sweeps - 1) == 2 * sweeps
+
+
+CPU = torch.device("cpu")
+
+
+class Watch:
+    """A clock that goes on by so much with each piece of work."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now, self.done = 100.0, list[str]()
+        fake = types.SimpleNamespace(perf_counter=lambda: self.now, time=lambda: self.now)
+        monkeypatch.setattr(probes, "time", fake)
+
+    def work(self, seconds: float, name: str = "work") -> None:
+        self.now += seconds
+        self.done.append(name)
+
+
+def test_a_rate_is_the_best_of_some_slices_and_begins_warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch)
+    times = [9.0, 0.06, 0.06, 0.055, 0.055, *[0.06] * 20]
+    assert probes._per_second(lambda: watch.work(times.pop(0)), CPU) == pytest.approx(2 / 0.11)
+    assert len(watch.done) == 1 + 2 * probes.SLICES
+
+
+def test_a_collective_is_timed_from_where_all_are_there_by_the_slowest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watch = Watch(monkeypatch)
+    monkeypatch.setattr(dist, "barrier", lambda: watch.work(7.0, "barrier"))
+    asked: list[float] = []
+
+    def everyones(value: float, _device: torch.device) -> list[torch.Tensor]:
+        asked.append(value)
+        return [torch.tensor(value), torch.tensor(2 * value)]
+
+    monkeypatch.setattr(probes, "_everyones", everyones)
+    assert probes._timed(lambda: watch.work(0.5), CPU, 3) == pytest.approx(1.0)
+    assert asked == [pytest.approx(0.5)]
+    assert watch.done == ["barrier", "work", "work", "work"]
+
+
+@pytest.mark.parametrize(("once", "count"), [(1.0, 1), (0.1, 4), (0.001, 50)])
+def test_a_collective_is_repeated_as_often_as_it_has_time(
+    monkeypatch: pytest.MonkeyPatch, once: float, count: int
+) -> None:
+    counts: list[int] = []
+    called: list[str] = []
+
+    def timed(_work: Any, _device: torch.device, times: int) -> float:
+        counts.append(times)
+        return once
+
+    monkeypatch.setattr(probes, "_timed", timed)
+    monkeypatch.setattr(dist, "all_reduce", lambda _: called.append("all_reduce"))
+    monkeypatch.setattr(dist, "all_gather_into_tensor", lambda *_: called.append("all_gather"))
+    for name in ("all_reduce", "all_gather"):
+        probes._seconds(name, torch.ones(4), torch.ones(2), CPU)
+    assert counts == [1, count] * 2
+    assert called == ["all_reduce", "all_gather"]  # the first one makes the connections
+
+
+@pytest.mark.parametrize(
+    ("ranks", "seconds", "found"),
+    [
+        (1, 0.001, []),
+        (
+            4,
+            0.001,
+            [
+                *(Collective("all_reduce", size, size / 0.001 * 1.5) for size in probes.SIZES["cpu"]),
+                *(Collective("all_gather", size, size / 0.001 * 0.75) for size in probes.SIZES["cpu"]),
+            ],
+        ),
+        (  # the next size would take longer than it may
+            2,
+            0.1,
+            [
+                Collective("all_reduce", 1 << 16, (1 << 16) / 0.1),
+                Collective("all_gather", 1 << 16, (1 << 16) / 0.1 / 2),
+            ],
+        ),
+    ],
+)
+def test_bus_bandwidth_is_what_nccl_tests_call_so(
+    monkeypatch: pytest.MonkeyPatch, ranks: int, seconds: float, found: list[Collective]
+) -> None:
+    monkeypatch.setattr(dist, "get_world_size", lambda: ranks)
+    monkeypatch.setattr(dist, "get_rank", lambda: ranks - 1)
+    monkeypatch.setattr(probes, "_seconds", lambda *_: seconds)
+    assert probes.collectives(CPU) == found
+
+
+def test_a_clock_is_compared_in_the_quickest_of_some_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other node's clock is 30 s ahead, and answers in the middle of a round."""
+    watch = Watch(monkeypatch)
+    took = [0.4] * probes.PINGS
+    took[3] = 0.02
+    set_: list[str] = []
+
+    class Store:
+        def set(self, key: str, _: str) -> None:
+            set_.append(key)
+
+        def get(self, _: str) -> bytes:
+            half = took.pop(0) / 2
+            watch.now += half
+            theirs = repr(watch.now + 30).encode()
+            watch.now += half
+            return theirs
+
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    (clock,) = probes.clocks(Store(), {0: "a", 4: "b"})
+    assert clock.node == "b"
+    assert [clock.ahead, clock.bound] == pytest.approx([30, 0.01])
+    assert set_ == [f"ping/4/{number}" for number in range(probes.PINGS)]
+    monkeypatch.setattr(dist, "get_rank", lambda: 5)
+    assert probes.clocks(Store(), {0: "a", 4: "b"}) == []
+
+
+@pytest.mark.parametrize(("busy", "measured"), [(0, 1), (2, 3), (99, 9)])
+def test_a_node_that_stands_out_is_measured_again_until_it_is_like_the_others(
+    monkeypatch: pytest.MonkeyPatch, busy: int, measured: int
+) -> None:
+    """Each measurement takes a second; of those that are busy for longer than is waited, the best counts."""
+    watch = Watch(monkeypatch)
+    rates = [*[50.0] * busy, 100.0]
+
+    def measure() -> float:
+        watch.work(1.0)
+        return rates.pop(0)
+
+    def everyones(value: float, _device: torch.device) -> list[torch.Tensor]:
+        is_rate = value >= 50
+        return [torch.tensor(value), *([torch.tensor(100.0)] * 2 if is_rate else [])]
+
+    monkeypatch.setattr(dist, "barrier", lambda: None)
+    monkeypatch.setattr(probes, "_everyones", everyones)
+    assert probes.settled(measure, ["a", "b", "c"], CPU) == (100.0 if busy < 9 else 50.0)
+    assert len(watch.done) == measured

@@ -555,3 +555,50 @@ def test_what_speaks_of_a_failure_that_was_is_not_doubted(text: str, id: str) ->
     causes = of(a=text).causes
     assert causes
     assert causes[0].entry.id == id
+
+
+@pytest.mark.parametrize(("steps", "cause"), [(1, "disk-full"), (2, "script-error")])
+def test_a_program_that_made_steps_just_before_it_failed_went_on_after_what_it_said_long_before(
+    steps: int, cause: str
+) -> None:
+    found = of(a=FULL + "copying\n" * 40 + "".join(STEPS[1 : 1 + steps]) + OWN)
+    assert found.causes[0].entry.id == cause
+
+
+@pytest.mark.parametrize(("step", "cause"), [(0, "disk-full"), (1, "script-error")])
+def test_step_0_is_no_sign_that_a_program_went_on(step: int, cause: str) -> None:
+    assert of(a=f"{FULL}step {step} loss 1\n{OWN}").causes[0].entry.id == cause
+
+
+@pytest.mark.parametrize(
+    ("logs", "cause"),
+    [
+        ({"a": f"2026-03-02 10:00:00 {WATCHDOG[9:]}", "b": f"2026-03-02 10:00:05 x\n{OWN}"}, "script-error"),
+        ({"a": f"2026-03-02 10:00:00 {WATCHDOG[9:]}", "b": f"2026-03-02 10:00:06 x\n{OWN}"}, "nccl-watchdog"),
+        ({"a": OWN + WATCHDOG}, "script-error"),
+        ({"a": WATCHDOG + OWN}, "nccl-watchdog"),
+        ({"a": WATCHDOG, "b": OWN}, "script-error"),
+    ],
+    ids=["at once", "later", "before", "behind", "elsewhere"],
+)
+def test_a_symptom_follows_from_an_exception_that_came_before_or_at_about_the_same_time(
+    logs: dict[str, str], cause: str
+) -> None:
+    assert of(**{name: text.replace("[E302 10:10:21.1 Proc", "[Proc") for name, text in logs.items()}).causes[
+        0
+    ].entry.id == (cause)
+
+
+@pytest.mark.parametrize(("between", "rank"), [(11, 5), (12, None)])
+def test_a_warning_of_nccl_is_of_the_rank_whose_error_follows_soon(between: int, rank: int | None) -> None:
+    warning = "n1:7:9 [0] nccl_net_ofi_init:144 NCCL WARN NET/OFI aws-ofi-nccl initialization failed\n"
+    failed = "[rank5]: ncclInvalidUsage: This usually reflects invalid usage of NCCL library.\n"
+    (cause, *_) = of(a=warning + "x\n" * between + failed).causes
+    assert (cause.entry.id, cause.rank) == ("nccl-ofi", rank)
+
+
+def test_all_lines_of_a_cause_are_counted_though_few_are_kept() -> None:
+    scan = Scan(INDEX)
+    scan.read(io.BytesIO(OOM.encode() * 20), "a", 1 << 20)
+    assert len(scan.found) == 12
+    assert judge.of(scan, catalogue.own_error()).causes[0].count == 20

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from entrypoint.core.errors import BAD_INPUT
+from entrypoint.doctor import fabric
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.ranks.output import Relay, own_consoles
-from entrypoint.ranks.ranks import AgentEnded, Event, RankEnded, Ranks, RankStarted
+from entrypoint.ranks.ranks import AgentEnded, Event, NetworkSeen, RankEnded, Ranks, RankStarted
 from tests.unit.scene import planned
 
 AGENT = """#!/bin/bash
@@ -81,3 +83,50 @@ def test_what_was_started_and_has_not_ended_since_is_left(tmp_path: Path) -> Non
 def test_an_agent_that_ends_before_it_has_told_all_is_the_error(tmp_path: Path) -> None:
     found, _ = asyncio.run(tell(tmp_path, []))
     assert found == [AgentEnded(error="torchrun's agent ended with status 0")]
+
+
+@pytest.mark.parametrize(
+    ("asked", "why", "events"),
+    [
+        ("", "not looked at", []),
+        ("infiniband", "", [NetworkSeen(network="IB")]),
+        (
+            "infiniband",
+            "NCCL uses Socket",
+            [NetworkSeen(network="IB"), AgentEnded(error="NCCL uses Socket", status=BAD_INPUT)],
+        ),
+    ],
+)
+def test_ranks_that_have_to_prove_their_network_do_and_others_need_not(
+    asked: str, why: str, events: list[Event], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks wait; what NCCL's log says is made up."""
+
+    async def watch(scratch: Path, wanted: str, ranks: int) -> str:
+        assert (scratch, wanted, ranks) == (tmp_path, "infiniband", 2)
+        return why
+
+    monkeypatch.setattr(fabric, "watch", watch)
+    monkeypatch.setattr(fabric, "networks", lambda _: ["a log"])
+    monkeypatch.setattr(fabric, "network", lambda _: "IB")
+
+    async def go() -> list[Event]:
+        program = tmp_path / "agent"
+        program.write_text("#!/bin/bash\nexec sleep 60\n")
+        program.chmod(0o700)
+        run = RunDirectory(tmp_path / "run", 0)
+        run.create()
+        relay = Relay(own_consoles({}))
+        monkeypatch.setattr(sys, "executable", str(program))
+        plan = dataclasses.replace(planned(), start_ranks="spawn")
+        ranks = Ranks(plan, os.environ, relay, run, scratch=tmp_path, show=None, fabric=asked)
+        relay.start()
+        await ranks.prepare()
+        await ranks.start()
+        await asyncio.sleep(0.1)
+        found = [ranks.events.get_nowait() for _ in range(ranks.events.qsize())]
+        await ranks.kill()
+        relay.finish(5, 5)
+        return found
+
+    assert asyncio.run(go()) == events

@@ -163,13 +163,28 @@ CASES = {
             "rank 2 on b waits 9 s for its data",
             "b: its clock is wrong",
             "50.00 % at step 40",
-            "import of torch",
+            "<dt>accuracy</dt><dd>97.50 %</dd>",
+            "<dt>steps</dt><dd>40</dd>",
+            "<dt>images/s</dt><dd>93</dd>",
+            "<dt>training</dt><dd>1 min 40 s</dd>",
+            "<dt>to the first step</dt><dd>3 s</dd>",
+            "<dt>peak memory of a rank</dt><dd>2 GiB</dd>",
+            "<dt>where</dt><dd>2 nodes, 2 ranks</dd>",
+            "<dt>device</dt><dd>cpu</dd>",
+            "<dt>job</dt><dd>7</dd>",
+            "task and container 2 s, meeting of the nodes 1 s, import of torch 7 s, start of the ranks 500 ms, "
+            "until the first step 2.5 s.",
+            "the first step is done",
+            "checkpoint of step 20",
+            "<th>nnodes</th><td>2 (derived:SLURM_NNODES)</td>",
+            "<th>seed</th><td>1</td>",
         ],
     ),
     "two restarts": (
         RESTARTED,
         "It failed, status 1: rank 1 on b: ValueError: no &lt;script&gt;",
         [
+            "<dt>attempts</dt><dd>3</dd>",
             "attempt 1: status 137",
             "attempt 2 begins, from checkpoints/step-00000020",
             "HF_TOKEN=&lt;secret&gt;",
@@ -404,3 +419,385 @@ def test_one_share_is_drawn_on_the_whole_scale() -> None:
     one.put(60, 0.9778)
     drawn = charts.curves("Accuracy", {"test": one}, percent=True)
     assert re.findall(r">(\d+) %<", drawn)[-1] == "100"
+
+
+# --- parts of the page --------------------------------------------------------------------------------------
+
+
+def outcome(status: int, **more: object) -> str:
+    told = {"status": status, "rank": "", "node": "b", "signal": 0, "time": 1767226000.5, "error": "", **more}
+    return "".join(f"{name}={value}\n" for name, value in told.items())
+
+
+@pytest.mark.parametrize(
+    ("files", "kind", "sentence"),
+    [
+        ({}, "wait", "Nothing tells that this run has begun."),
+        (
+            {"manifest.json": manifest(attempt(0, None))},
+            "wait",
+            "No end is known: the run goes on, or its first node was lost.",
+        ),
+        ({"manifest.json": manifest(attempt(0, 0))}, "good", "Done: in 8 min 10 s on 2 nodes."),
+        (
+            {"manifest.json": manifest(attempt(0, 1), attempt(1, 0)), "result.json": {"steps": 1}},
+            "good",
+            "Done: after 1 step in 18 min 10 s on 2 nodes with 1 restart.",
+        ),
+        (
+            {"manifest.json": manifest(attempt(0, 75))},
+            "wait",
+            "Saved at a planned end: the same command with this run directory goes on.",
+        ),
+        ({"manifest.json": manifest(attempt(0, 7))}, "bad", "It failed, status 7"),
+        (
+            {"manifest.json": manifest(attempt(0, 137)), "outcome/0.1": outcome(137, rank=1, signal=9)},
+            "bad",
+            "It failed, status 137: rank 1 on b (signal 9): nothing on stderr",
+        ),
+        (
+            {"outcome/0.1": outcome(64, error="no such file")},
+            "bad",
+            "It failed before its ranks started, status 64: b: no such file",
+        ),
+        (  # the manifest was not written to its end
+            {"manifest.json": manifest(attempt(0, None)), "outcome/0.1": outcome(1, rank=1, error="no")},
+            "bad",
+            "It failed, status 1: rank 1 on b: no",
+        ),
+        (
+            {"manifest.json": manifest(attempt(0, 69)), "outcome/0.1": outcome(69, rank=0, error="mine")},
+            "bad",
+            "It failed, status 69: rank 0 on b: mine",
+        ),
+    ],
+)
+def test_the_end_of_a_run_is_one_sentence(
+    tmp_path: Path, files: dict[str, object], kind: str, sentence: str
+) -> None:
+    (tmp_path / "run").mkdir()
+    assert page.result(facts.read(write(tmp_path / "run", {"logs/x/y": "", **files}), {})) == (kind, sentence)
+
+
+def rank_row(rank: int, rate: float = 30.0, wait: float = 1.0, node: str = "b") -> dict[str, Any]:
+    return {"rank": rank, "node": node, "images_per_s": rate, "train_s": 100.0, "input_wait_s": wait}
+
+
+@pytest.mark.parametrize(
+    ("odd", "named"),
+    [
+        (rank_row(3), []),
+        (rank_row(3, rate=24.1), []),
+        (rank_row(3, rate=23.9), ["rank 3 on b makes 23.9 images/s, the median of all is 30."]),
+        (rank_row(3, wait=5.9), []),
+        (rank_row(3, wait=6.1), ["rank 3 on b waits 6.1 s for its data, the median of all is 1 s."]),
+        ({"rank": 3}, []),
+    ],
+)
+def test_a_rank_that_is_much_slower_than_the_others_is_named(odd: dict[str, Any], named: list[str]) -> None:
+    assert page.stragglers([*map(rank_row, range(3)), odd]) == named
+    assert page.stragglers([odd]) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "is_open", "rows", "note"),
+    [(16, True, 16, ""), (17, False, 17, ""), (101, False, 100, "The 100 slowest of 101 ranks.")],
+)
+def test_many_ranks_are_folded_and_of_very_many_the_slowest_are_listed(
+    tmp_path: Path, count: int, is_open: bool, rows: int, note: str
+) -> None:
+    ranks = [rank_row(rank, rate=30.0 + rank / 100) for rank in reversed(range(count))]
+    html = told(write(tmp_path / "run", GOOD | {"result.json": RESULT | {"ranks": ranks}}))
+    section = html.partition("<h2>Ranks</h2>")[2].partition("<h2>")[0]
+    assert "<p>No rank stands out.</p>" in section
+    assert ("<details open>" in section) == is_open
+    table = section.partition("<tbody>")[2]
+    assert table.count("<tr>") == rows
+    assert ("<td>100</td>" in table) == (count == 100)  # the fastest
+    assert (note or "slowest of") in section or not note
+    heads = re.findall(r"<th(.*?)>(.*?)</th>", section)
+    aligned = {name for look, name in heads if look == ' class="n"'}
+    assert aligned == {"images/s", "waits for data", "peak memory", "peak GPU memory"}
+
+
+def test_the_parts_of_the_steps_are_shares_of_the_time_in_the_loop(tmp_path: Path) -> None:
+    html = told(write(tmp_path / "run", GOOD))
+    table = html.partition("Parts of the steps")[2].partition("</figure>")[0]
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in table.split("<tr>")[2:]]
+    assert cells == [
+        ["waiting for data", "2.25 s", "2.2 %"],
+        ["compute, communication and the rest", "1 min 37 s", "97.8 %"],
+        ["of it, held up by checkpoints", "1 s", "1.0 %"],
+    ]
+
+
+def test_step_times_are_told_by_their_shares(tmp_path: Path) -> None:
+    """Ninety samples a step: 97 steps take 1 s, the others 2, 3 and 9 s."""
+    rates = [90.0] * 97 + [45.0, 30.0, 10.0]
+    rows = [f'{{"step": {at}, "loss": 1.0, "images_per_s": {rate}}}' for at, rate in enumerate(rates, 1)]
+    html = told(write(tmp_path / "run", GOOD | {"metrics.jsonl": "\n".join([*rows, ""])}))
+    said = (
+        "half of the 100 steps take up to 1 s, 95 % up to 1 s, 99 % up to 9 s, the longest 9 s",
+        "half of the 20 steps take up to 1 s",
+    )
+    assert said[0] in html
+    few = "\n".join([*rows[:20], ""])
+    assert said[1] in told(write(tmp_path / "few", GOOD | {"metrics.jsonl": few}))
+    fewer = "\n".join([*rows[:19], ""])
+    assert "steps take up to" not in told(write(tmp_path / "fewer", GOOD | {"metrics.jsonl": fewer}))
+
+
+def test_the_time_line_has_the_date_where_it_changes(tmp_path: Path) -> None:
+    late = attempt(0, 0, began="2026-01-01T23:59:30+00:00", ended="2026-01-02T00:10:00+00:00")
+    html = told(write(tmp_path / "run", {"manifest.json": manifest(late)}))
+    table = html.partition("<h2>Time line</h2>")[2].partition("<tbody>")[2].partition("</tbody>")[0]
+    assert [re.findall(r"<td>(.*?)</td>", row) for row in table.split("<tr>")[1:]] == [
+        ["2026-01-01 23:59:20", "0 s", "attempt 0 begins"],
+        ["23:59:30", "10.5 s", "the ranks have started"],
+        ["2026-01-02 00:10:00", "10 min 40 s", "attempt 0 ends, done"],
+    ]
+
+
+def test_of_very_many_events_the_first_and_the_last_are_listed(tmp_path: Path) -> None:
+    begin = [f"2026-01-01T{at // 6:02}:{at % 6 * 10:02}" for at in range(40)]
+    attempts = [
+        attempt(at, 1, began=f"{when}:30+00:00", ended=f"{when}:50+00:00") for at, when in enumerate(begin)
+    ]
+    html = told(write(tmp_path / "run", {"manifest.json": manifest(*attempts)}))
+    table = html.partition("<h2>Time line</h2>")[2].partition("<tbody>")[2].partition("</tbody>")[0]
+    assert (table.count("<tr>"), "... 20 more ..." in table) == (101, True)
+    strip = html.partition("The whole run")[2].partition("</svg>")[0]
+    assert re.findall(r">(attempt \d+: status 1)<", strip)[::29] == [
+        "attempt 10: status 1",
+        "attempt 39: status 1",
+    ]
+
+
+def test_nodes_are_told_by_their_hardware(tmp_path: Path) -> None:
+    kind = {
+        "nodes": ["a", "b"],
+        "cpu": {"model": "AMD", "usable": 64},
+        "gpus": ["H100", "H100", "T4"],
+        "memory": 2**39,
+        "driver": "570.1",
+        "kernel": "5.14",
+    }
+    bare = {"nodes": ["c"], "memory": 2**29}
+    run = write(tmp_path / "run", {"manifest.json": manifest(attempt(0, 0), hardware=[kind, bare])})
+    table = told(run).partition("<h2>Nodes</h2>")[2].partition("<tbody>")[2].partition("</tbody>")[0]
+    assert [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in table.split("<tr>")[1:]] == [
+        ["a, b", "64 cores of AMD", "512 GiB", "2 of H100, 1 of T4", "570.1", "5.14"],
+        ["c", "", "512 MiB", "-", "-", "-"],
+    ]
+
+
+def test_of_many_nodes_some_are_named(tmp_path: Path) -> None:
+    for count, last in ((12, "n11"), (13, "n11 and 1 more")):
+        nodes = attempt(0, 0, nodes=[f"n{at}" for at in range(count)])
+        html = told(write(tmp_path / str(count), {"manifest.json": manifest(nodes)}))
+        assert f"n10, {last}</p>" in html
+
+
+# --- what is read -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("log", "shown"),
+    [
+        ("10%\r20%\r30%\r\nnext\r\n", ["30%", "next", ""]),
+        ("a\tb\x1b[31m\u202e  \n", ["a   b?[31m?", ""]),
+        ("x" * 400, ["x" * 400]),
+        ("x" * 401, ["x" * 397 + "..."]),
+    ],
+)
+def test_a_line_of_a_log_is_what_a_terminal_would_show_last(log: str, shown: list[str]) -> None:
+    assert list(facts.lines(log)) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("ab\ncd\nefg\nhijk\nlmnop", "ab\ncd\nefg\nhijk\nlmnop"),
+        ("ab\ncd\nefg\nhijk\nlmnopq", "ab\ncd\nefg\n... 6 bytes are left out ...\nlmnopq"),
+    ],
+)
+def test_of_a_long_log_the_beginning_and_the_end_are_kept_by_whole_lines(text: str, shown: str) -> None:
+    assert facts.ends_of(io.BytesIO(text.encode()), 10) == shown
+
+
+def test_of_the_log_of_a_rank_that_failed_the_last_lines_are_shown(tmp_path: Path) -> None:
+    run: dict[str, object] = {"manifest.json": manifest(attempt(0, 1)), "outcome/0.1": ended(1)}
+    log = "".join(f"line {at}\n" for at in range(50)) + "\nend\n\n"
+    _, tail = facts.read(write(tmp_path / "run", run | {"logs/0/b.rank1.err": log}), {}).tail
+    assert tail == [*(f"line {at}" for at in range(12, 50)), "end"]
+
+
+def test_stacks_are_named_without_what_a_link_leads_to(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", {"stacks/0/b.rank1.txt": "x", "manifest.json": manifest(attempt(0, 1))})
+    write(tmp_path / "other", {"b.rank0.txt": "x"})
+    (run / "stacks/1").symlink_to(tmp_path / "other")
+    assert facts.read(run, {}).stacks == ["stacks/0/b.rank1.txt"]
+
+
+@pytest.mark.parametrize(("count", "kept"), [(300, 300), (301, 301)])
+def test_of_what_the_launcher_said_the_beginning_and_the_end_are_kept(
+    tmp_path: Path, count: int, kept: int
+) -> None:
+    log = "".join(f"apptrain: {at}\nstep {at}\n" for at in range(count))
+    said = facts.read(write(tmp_path / "run", {"job.log": log}), {}).said
+    assert (len(said), said[0], said[-1]) == (kept, "apptrain: 0", f"apptrain: {count - 1}")
+    assert ("... 1 lines are left out ..." in said) == (count == 301)
+
+
+@pytest.mark.parametrize(
+    ("log", "report"),
+    [
+        ("doctor: 1 node, 1 s\nx\nhealthy\nstep 1\n", ["doctor: 1 node, 1 s", "x", "healthy"]),
+        ("apptrain: doctor: 2 nodes\napptrain: not healthy: 1\n", ["doctor: 2 nodes", "not healthy: 1"]),
+        ("doctor: 2 nodes\nhealthy\ndoctor: 3 nodes\nhealthy\n", ["doctor: 3 nodes", "healthy"]),
+        ("doctor: 2 nodes\nbroken off\n", []),
+        ("the doctor: 2 nodes\nhealthy\n", []),
+    ],
+)
+def test_the_last_report_of_the_doctor_is_shown(tmp_path: Path, log: str, report: list[str]) -> None:
+    assert facts.read(write(tmp_path / "run", {"job.log": log}), {}).doctor == report
+
+
+@pytest.mark.parametrize(
+    ("value", "number", "text"),
+    [
+        (1, 1.0, "1"),
+        (0.5, 0.5, "0.5"),
+        (True, None, ""),
+        ("7", None, "7"),
+        (float("nan"), None, "nan"),
+        (10**400, None, None),
+        ([1], None, ""),
+        (None, None, ""),
+    ],
+)
+def test_a_value_of_any_kind_is_a_number_or_none(
+    value: object, number: float | None, text: str | None
+) -> None:
+    assert facts.number({"x": value}, "x") == number
+    if text is not None:
+        assert facts.text({"x": value}, "x") == text
+    assert (facts.number([value], "x"), facts.text(value, "x")) == (None, "")
+
+
+# --- charts -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "0"),
+        (0.00009, "9e-05"),
+        (0.0001, "0.0001"),
+        (9999, "9999"),
+        (10_000, "10k"),
+        (-25_500, "-25.5k"),
+        (1_234_567, "1.235M"),
+        (2e9, "2G"),
+        (1e15, "1e+15"),
+    ],
+)
+def test_a_number_takes_few_characters(value: float, shown: str) -> None:
+    assert charts.shown(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0, "0 s"),
+        (0.25, "250 ms"),
+        (1, "1 s"),
+        (12.34, "12.3 s"),
+        (60, "1 min 00 s"),
+        (245, "4 min 05 s"),
+        (3599, "59 min 59 s"),
+        (3600, "1 h 00 min"),
+        (12_000, "3 h 20 min"),
+        (172_799, "47 h 59 min"),
+        (172_800, "2 d 0 h"),
+        (187_200, "2 d 4 h"),
+        (1e10, "very long"),
+    ],
+)
+def test_a_duration_is_in_the_units_that_a_person_would_take(seconds: float, shown: str) -> None:
+    assert charts.duration(seconds) == shown
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "ticks"),
+    [
+        (0, 10, [0, 2, 4, 6, 8, 10]),
+        (0.13, 0.97, [0.2, 0.4, 0.6, 0.8]),
+        (-3, 4, [-2, 0, 2, 4]),
+        (7, 7, [7]),
+        (1, float("inf"), [1]),
+        (0, 1e-310, None),
+    ],
+)
+def test_an_axis_has_round_numbers(low: float, high: float, ticks: list[float] | None) -> None:
+    found = charts.ticks(low, high)
+    assert all(low <= one <= high * 1.001 for one in found)
+    assert 1 <= len(found) <= 7
+    if ticks is not None:
+        assert found == pytest.approx(ticks)
+
+
+def of_values(*values: float) -> Series:
+    series = Series()
+    for step, value in enumerate(values, 1):
+        series.put(step, value)
+    return series
+
+
+def labels(drawn: str) -> list[str]:
+    """Of the axis of values."""
+    return re.findall(r'text-anchor="end">([^<]+)<', drawn)
+
+
+@pytest.mark.parametrize(
+    ("values", "first", "is_log"),
+    [
+        ((1.0, 49.0), "0", False),
+        ((1.0, 50.0), "1", True),
+        ((0.001, 100.0), "0.001", True),
+        ((-1.0, 100.0), "0", False),
+        ((6.0, 10.0), "6", False),
+        ((4.0, 10.0), "0", False),
+        ((3.0, 3.0), "2", False),
+    ],
+)
+def test_a_curve_begins_at_0_or_is_logarithmic_if_its_values_lie_far_apart(
+    values: tuple[float, ...], first: str, is_log: bool
+) -> None:
+    drawn = charts.curves("Loss", {"loss": of_values(*values)})
+    assert (labels(drawn)[0], "logarithmic scale" in drawn) == (first, is_log)
+
+
+def test_curves_have_a_key_if_there_are_several_and_marks_where_the_run_went_on() -> None:
+    one, other = of_values(1, 2, 3), of_values(2, 3, 4)
+    alone = charts.curves("Loss", {"a": one}, marks=[2, 3.5, 0])
+    assert ('class="legend"' in alone, alone.count('class="mark"')) == (False, 1)
+    both = charts.curves("Loss", {"a": one, "b": other, "none": Series()}, dots=True)
+    assert re.findall(r'<i class="c\d"></i>(\w+)<', both) == ["a", "b"]
+    assert both.count("<circle") == 6
+    assert charts.curves("Loss", {"a": one}).count("<circle") == 0
+    assert charts.curves("Loss", {"a": of_values(1)}).count("<circle") == 1
+    assert charts.curves("Loss", {"a": Series()}) == ""
+
+
+def test_checkpoints_are_marked_in_the_row_that_they_fall_into() -> None:
+    rows = [("a", [charts.Part("x", 0, 10, 1)]), ("b", [charts.Part("x", 20, 40, 1)])]
+    drawn = charts.strips("All", rows, begin=0, end=40, marks=[10, 15, 30], said="")
+    assert re.findall(r'class="save" x1="([\d.]+)%" x2="[\d.]+%" y1="(\d+)"', drawn) == [
+        ("25.0", "18"),
+        ("75.0", "60"),
+    ]
+    assert re.findall(r'x="([\d.]+)%" y="\d+" width="([\d.]+)%"', drawn) == [
+        ("0.0", "25.00"),
+        ("50.0", "50.00"),
+    ]

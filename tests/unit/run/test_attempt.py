@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import json
+import os
 import signal
 import time
 from dataclasses import replace
@@ -41,6 +42,13 @@ class SignalledAttempt(Attempt):
         self.signals = Signals()
         hold: Any = Full()
         super().__init__(given, self.signals, hold, own_consoles({}))
+
+
+class Free:
+    """What is to hold a run directory that nobody else has."""
+
+    async def take(self, *, is_restart: bool) -> None:
+        pass
 
 
 def attempt(
@@ -121,3 +129,40 @@ def test_a_signal_that_comes_while_the_nodes_meet_ends_this_one_without_them(
 ) -> None:
     ended = signalled_while_meeting(attempt(tmp_path, {}), signum, monkeypatch)
     assert (ended.outcome.status, ended.outcome.signal, ended.refusal) == (status, signum, None)
+
+
+def alone(run_dir: Path, *command: str) -> tuple[FinishedAttempt, list[dict[str, Any]]]:
+    """How an attempt with this command on the one node of a job ends, and the attempts of its manifest."""
+    env = {"APPTRAIN_EMBEDDED_JOB_ID": "7", "APPTRAIN_EMBEDDED_NODELIST": "127.0.0.1"}
+    env |= {"APPTRAIN_EMBEDDED_NODENAME": "127.0.0.1", "PATH": os.environ["PATH"]}
+    words = ["launch", "--mode", "exec", "--no-python", "--device", "cpu", "--run-dir", str(run_dir)]
+    given = vars(cli.parser().parse_args(words))
+    given.pop("command_name")
+    plan, settings = resolve(env, given, list(command), hostname=None)
+    hold: Any = Free()
+    one = Attempt(Given.of_launch(plan, settings, env), Signals(), hold, own_consoles({}))
+    ended = asyncio.run(one.run())
+    manifest = run_dir / "manifest.json"
+    return ended, json.loads(manifest.read_text())["attempts"] if manifest.exists() else []
+
+
+def test_an_attempt_records_the_parts_of_its_start_and_how_it_ended(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended, (recorded,) = alone(tmp_path, "sh", "-c", "exit 7")
+    assert (ended.outcome.status, ended.is_unwritten, ended.has_met) == (7, False, True)
+    assert list(recorded["start"]) == ["task", "plan", "nodes", "torch", "ranks"]
+    assert recorded["status"] == 7
+    written = outcome.read(tmp_path / "outcome" / "0.0")
+    assert written is not None
+    assert (written.status, written.node) == (7, "127.0.0.1")
+    assert "apptrain: the ranks started after " in "".join(capfd.readouterr())
+
+
+def test_a_run_directory_that_is_removed_while_the_job_runs_is_said_to_be_gone(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run_dir = tmp_path / "run"
+    ended, recorded = alone(run_dir, "rm", "-rf", str(run_dir))
+    assert (ended.outcome.status, recorded) == (0, [])
+    assert f"the run directory {run_dir} was removed while the job ran" in "".join(capfd.readouterr())

@@ -12,6 +12,7 @@ import pytest
 
 from entrypoint.core.errors import BadInput
 from entrypoint.scaling import command
+from entrypoint.scaling.sweep import Sweep, open_folder
 
 EVIL = "<script>alert(1)</script>\x1b[31m\n"
 
@@ -277,3 +278,100 @@ def test_numbers_that_are_none_are_no_rates(tmp_path: Path) -> None:
         run = write(tmp_path, f"{at}", {"attempts": [attempt(2, steps={"timed": 9, "seconds": value})]})
         with pytest.raises(BadInput):
             command.main([str(run)], os.environ)
+
+
+@pytest.mark.parametrize("status", [75, 130, 143])
+def test_a_run_that_somebody_has_ended_counts_as_far_as_it_came(
+    status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [other(tmp_path, "a", 1, 4.0), other(tmp_path, "b", 2, 5.0, status=status)]
+    found, _ = scaling(capsys, runs)
+    assert (len(found["points"]), found["left_out"]) == (2, [])
+
+
+def test_what_a_run_costs_is_counted_in_gpus_or_cores_an_epoch_or_so_many_steps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpus = [other(tmp_path, f"g{nodes}", nodes, 5.0, device="cuda") for nodes in (1, 2)]
+    assert scaling(capsys, gpus)[0]["points"][1]["cost"] == {
+        "gpu_hours_per_1000_steps": pytest.approx(2 * 1000 / 20 / 3600)
+    }
+    cores = [reference(tmp_path, f"c{nodes}", nodes, 100.0) for nodes in (1, 2)]
+    for run in cores:  # of a script that has no epochs
+        told = json.loads((run / "result.json").read_text())
+        (run / "result.json").write_text(json.dumps({"ranks": told["ranks"]}))
+    found, words = scaling(capsys, cores)
+    assert found["points"][1]["cost"] == {
+        "cpu_hours_per_1000_steps": pytest.approx(2 * 4 * 1000 * 64 / 100 / 3600)
+    }
+    assert "CPU hours per 1,000 steps" in words
+
+
+@pytest.mark.parametrize(
+    ("threads", "scheduler", "device", "is_crowded"),
+    [
+        ("2", "embedded", "cpu", True),
+        ("1", "embedded", "cpu", False),
+        ("2", "slurm", "cpu", False),
+        ("2", "embedded", "cuda", False),
+    ],
+)
+def test_ranks_that_take_all_cores_of_this_machine_are_said_to(
+    threads: str,
+    scheduler: str,
+    device: str,
+    is_crowded: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    runs = []
+    for nodes, seconds in ((1, 4.0), (2, 6.5)):
+        made = attempt(nodes, threads=threads, scheduler=scheduler, device=device)
+        made["steps"] = {"timed": 100, "seconds": seconds}
+        hardware = [{"nodes": [], "cpu": {"model": "x", "usable": 4, "flags": []}, "gpus": []}]
+        runs.append(write(tmp_path, f"{nodes}", {"attempts": [made], "hardware": hardware}))
+    sentence = scaling(capsys, runs)[0]["finding"]["sentence"]
+    assert ("and 2 ranks share the 4 cores of this machine." in sentence) == is_crowded
+
+
+def test_a_rank_that_is_the_slowest_in_one_repeat_alone_is_not_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [reference(tmp_path, "one", 1, 100), reference(tmp_path, "a", 4, 200, sync=0.6, slow=2)]
+    runs.append(reference(tmp_path, "b", 4, 200, sync=0.6, slow=1))
+    assert scaling(capsys, runs)[0]["points"][1]["slowest"] is None
+
+
+@pytest.mark.parametrize(("batch", "kind"), [(67, "strong"), (128, "weak")])
+def test_a_batch_that_is_rounded_to_the_ranks_is_the_same(
+    batch: int, kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [reference(tmp_path, "a", 1, 100), reference(tmp_path, "b", 2, 150, batch=batch)]
+    found, words = scaling(capsys, runs)
+    assert found["kind"] == kind
+    assert ("(64 to 67 samples)" in words) == (kind == "strong")
+
+
+def test_the_page_of_a_scaling_has_its_finding_sizes_parts_and_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = Sweep(kind="strong", nodes=(1, 3, 4), repeats=1, command=("-m", "train"), options=(), cluster="x")
+    folder = open_folder(tmp_path / "s", asked)
+    runs = tmp_path / "s" / "runs"
+    reference(runs, "n1-r1", 1, 100)
+    reference(runs, "n3-r1", 3, 150, sync=0.4)
+    (runs / "n4-r1").mkdir()
+    for nodes in (1, 3, 4):
+        folder.note("jobs", nodes, 1, {"run": f"n{nodes}-r1", "job": "7"})
+    assert command.report(tmp_path / "s", "", {}) == 0
+    page = tmp_path / "s" / "report.html"
+    assert capsys.readouterr().out == f"{page}\n"
+    html = page.read_text()
+    assert '<p class="end wait">It stops paying beyond 1 node: 3 nodes are 1.50 times as fast' in html
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in html.split("<tr>")]
+    assert ["3 nodes", "40.0 %", "10.0 %", "0.0 %", "50.0 %"] in rows
+    assert ["3", "150 samples/s", "10", "n3-r1"] in rows
+    assert f"<h2>Left out</h2><ul><li>{runs / 'n4-r1'}: its job has not begun</li></ul>" in html
+    assert "<li>torch: 2.15.0</li>" in html
+    assert "What differs" not in html
+    assert html.count("<svg") == 2

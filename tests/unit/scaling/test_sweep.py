@@ -4,7 +4,8 @@ import json
 import os
 import signal
 import stat
-from collections.abc import Callable, Sequence
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -270,16 +271,102 @@ def test_inside_a_job_the_road_that_works_is_named(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_signal_before_a_run_starts_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = open_folder(tmp_path / "s", SWEEP)
-    runs = local.LocalRuns(folder, SWEEP, ["x"], [], batch=0, minutes=1, say=print, env={})
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Those of the signals that a sweep takes are put back."""
     before = {signum: signal.getsignal(signum) for signum in local.HANDLED}
+    yield
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+
+
+def here(tmp_path: Path, said: list[str], *, minutes: float = 1) -> local.LocalRuns:
+    folder = open_folder(tmp_path / "s", SWEEP)
+    return local.LocalRuns(folder, SWEEP, ["x"], [], batch=0, minutes=minutes, say=said.append, env={})
+
+
+def runs_of(statuses: dict[int, int]) -> Callable[..., tuple[int, bool]]:
+    """Stands for the start of a run: one that ends with 0 has made a hundred steps in four seconds."""
+
+    def start(_: object, nodes: int, run: Path, log: Path, words: Sequence[str]) -> tuple[int, bool]:
+        assert list(words) == ["x"]
+        log.write_text("step 1\napptrain: no luck\napptrain: the job ended with status 1\n\n")
+        status = statuses.get(nodes, 0)
+        if status == 0:
+            made = {
+                "attempt": 0,
+                "nodes": ["n"] * nodes,
+                "status": 0,
+                "steps": {"timed": 100, "seconds": 4.0},
+            }
+            (run / "manifest.json").write_text(json.dumps({"command": ["x"], "attempts": [made]}))
+        return status, nodes == 1
+
+    return start
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_size_that_fails_is_not_tried_again_and_the_others_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local.LocalRuns, "_start", runs_of({2: 1}))
+    said: list[str] = []
+    assert here(tmp_path, said).run() == [local.FailedSize(2, "status 1: no luck")]
+    assert [line.partition(", about ")[0] for line in said] == [
+        "run 1 of 4: 1 node",
+        "   25 steps/s over 100 steps, ended after 1 min 00 s",
+        "run 2 of 4: 2 nodes",
+        "left out: 2 nodes: status 1: no luck",
+        "run 3 of 4: 1 node",
+        "   25 steps/s over 100 steps, ended after 1 min 00 s",
+    ]
+    monkeypatch.setattr(local.LocalRuns, "_start", runs_of({}))
+    said.clear()
+    assert here(tmp_path, said).run() == []
+    assert said[:2] == ["2 of 4 runs are there already", "run 3 of 4: 2 nodes"]
+    assert SweepFolder(tmp_path / "s").noted("done").keys() == set(SWEEP.order())
+
+
+@pytest.mark.usefixtures("handlers")
+def test_if_the_first_run_is_refused_all_would_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local.LocalRuns, "_start", runs_of({1: 64}))
+    with pytest.raises(BadInput, match=r"^no luck$") as refusal:
+        here(tmp_path, []).run()
+    assert refusal.value.id == "scaling-run-refused"
+    monkeypatch.setattr(local.LocalRuns, "_start", runs_of({2: 64}))
+    assert here(tmp_path, []).run() == [local.FailedSize(2, "status 64: no luck")]
+
+
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        ("apptrain: a\ntraceback\napptrain: the job ended with status 1\n", "a"),
+        ("ValueError: no\n\n", "ValueError: no"),
+        ("apptrain: the job ended with status 9\n", "the job ended with status 9"),
+        ("", "it said nothing"),
+        (None, "it said nothing"),
+    ],
+)
+def test_of_a_run_that_failed_the_launchers_own_last_words_count(
+    log: str | None, line: str, tmp_path: Path
+) -> None:
+    if log is not None:
+        (tmp_path / "log").write_text(log)
+    assert local._last_line(tmp_path / "log") == line
+
+
+def test_a_run_whose_time_is_over_is_asked_to_end(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert here(tmp_path, [], minutes=0.002)._wait(child) == (143, True)
+    with subprocess.Popen(["true"]) as child:
+        assert here(tmp_path, [])._wait(child) == (0, False)
+
+
+@pytest.mark.usefixtures("handlers")
+def test_a_signal_before_a_run_starts_ends_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = here(tmp_path, [])
     monkeypatch.setattr(local, "sys", type("Sys", (), {"executable": "/bin/false"}))
     runs.signals.append(signal.SIGTERM)
-    try:
-        with pytest.raises(local.BrokenOff) as broken:
-            runs.run()
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+    with pytest.raises(local.BrokenOff) as broken:
+        runs.run()
     assert broken.value.status == 143

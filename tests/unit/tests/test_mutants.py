@@ -78,6 +78,7 @@ def test_each_of_these_is_changed_in_python(text: str, expected: list[str]) -> N
         "x = 0.5",
         "assert x == 1",
         "x = time.monotonic() < y",
+        "x = time.perf_counter() - y < z",
         "if TYPE_CHECKING: x = y",
         "if __name__ == '__main__': x = y",
         "x = say('a', 1)",

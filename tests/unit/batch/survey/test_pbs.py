@@ -146,10 +146,42 @@ def test_where_no_queue_is_known_to_have_gpus_they_are_named(login: Login) -> No
 
 def test_nodes_without_gpus_are_asked_about(login: Login) -> None:
     found = survey(login, queue("workq"), node("c1", 0))
+    assert (found.node, found.gpus, found.models) == ("", 0, "")
     assert values(found)["nodes.gpus"] == 0
     assert (
         asked(found)["nodes.gpus"]
         == "pbsnodes shows no GPUs: how many has a node? Until then submit with --device cpu"
+    )
+
+
+@pytest.mark.parametrize(
+    ("server", "name", "clusters"),
+    [
+        ("Server: pbs.lab.org\n", "pbs", ("pbs.lab.org", "pbs")),
+        ("Server: pbs\n    default_queue = a\n", "pbs", ("pbs",)),
+        ("", "", None),
+    ],
+)
+def test_a_jobs_id_ends_with_the_servers_name_with_or_without_its_domain(
+    server: str, name: str, clusters: tuple[str, ...] | None, login: Login
+) -> None:
+    found = survey(login, queue("gpu"), node("g1"), server)
+    assert (found.name, values(found).get("clusters")) == (name, clusters)
+    assert ("clusters" in asked(found)) == (clusters is None)
+
+
+def test_what_all_hosts_with_gpus_have_is_what_the_least_has(login: Login) -> None:
+    less = node("g2").replace("527831088kb", "64gb").replace("ncpus = 64", "ncpus = 48")
+    found = values(survey(login, queue("gpu"), node("g1") + less + node("c1", 0).replace("64", "8")))
+    assert (found["nodes.cpus"], found["nodes.memory_gib"]) == (48, 64)
+
+
+def test_a_model_that_no_request_can_name_is_left_out_of_it(login: Login) -> None:
+    nodes = node("a1", 4, "resources_available.gpu_type = a100, 80 GB") + node("v1", 2)
+    found = survey(login, queue("gpu"), nodes)
+    assert values(found)["request.gpus"] == "ngpus={gpus}"
+    assert asked(found)["request.gpus"] == (
+        "there are other nodes too: 1 with 2 x GPU: is 4 x a100, 80 GB right?"
     )
 
 
