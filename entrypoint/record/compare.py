@@ -23,6 +23,8 @@ from entrypoint.record.traces import Parting, Trace
 IDENTICAL, DIFFERENT = 0, 1
 WIDEST = 40
 """Characters of a value that is shown."""
+A_LINE = 'a line {"step": 1, "loss": 2.3} for each step into it, in the directory APPTRAIN_RUN_DIR'
+"""What a program has to write, for a message."""
 OPEN = "unexplained: nothing that differs explains it (docs/compare.md)"
 
 
@@ -127,12 +129,16 @@ def load(path: Path) -> Run:
         raise BadInput(
             "metrics-unreadable",
             f"{name} cannot be compared: {traces.NAME}: {error.strerror}: "
-            "give run directories of programs that write metrics.jsonl",
+            f"have the script write {A_LINE} (docs/compare.md)",
         ) from None
     except ValueError as error:
         raise BadInput("metrics-damaged", f"{name}/{traces.NAME} is no trace: {error}") from None
     if not trace["loss"]:
-        raise BadInput("metrics-no-step", f"{name} cannot be compared: {traces.NAME} has no step")
+        raise BadInput(
+            "metrics-no-step",
+            f"{name} cannot be compared: {traces.NAME} has no step with a loss: "
+            f"have the script write {A_LINE} (docs/compare.md)",
+        )
     return Run(path, manifest, trace)
 
 

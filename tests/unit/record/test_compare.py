@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -216,12 +217,18 @@ def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     other = run(tmp_path / "c", [2.0], ("command", ["my.py"]))
     bare = tmp_path / "d"
     bare.mkdir()
+    (silent := Path(run(tmp_path / "e", [])) / "metrics.jsonl").unlink()
+    how = (
+        'have the script write a line {"step": 1, "loss": 2.3} for each step into it, in the directory '
+        "APPTRAIN_RUN_DIR (docs/compare.md)"
+    )
     for path, why in (
-        (empty, "metrics.jsonl has no step"),
-        (other, "ran -m train and .* ran my.py: give runs of the same program"),
+        (empty, f"metrics.jsonl has no step with a loss: {how}"),
+        (silent.parent, f"e cannot be compared: metrics.jsonl: No such file or directory: {how}"),
+        (other, f"{good} ran -m train and {other} ran my.py: give runs of the same program"),
         (bare, "manifest.json: No such file or directory"),
     ):
-        with pytest.raises(BadInput, match=why):
+        with pytest.raises(BadInput, match=re.escape(why)):
             compare.main([good, str(path)], as_json=False)
     (bare / "manifest.json").write_text("[]")
     with pytest.raises(BadInput, match="is no manifest: it has no attempts"):
