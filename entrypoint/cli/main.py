@@ -184,7 +184,9 @@ def parser(*, everything: bool = False) -> argparse.ArgumentParser:
         )
         sources.add_to(sub, plan=name == "plan", everything=everything)
         if not everything:
-            sub.add_argument(HELP_ALL, action="store_true", help="all options, with their variables")
+            sub.add_argument(
+                HELP_ALL, action="store_true", help="all options, also of threads, hangs and the network"
+            )
     check = subs.add_parser(
         "check",
         help=CHECK,

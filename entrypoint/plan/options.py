@@ -16,7 +16,7 @@ from entrypoint.schedulers import choice
 
 COMMON = (
     *("device", "nproc-per-node", "nnodes", "nodes", "node-rank", "mode", "no-python", "profile", "run-dir"),
-    *("venv", "on-failure", "omp-num-threads", "doctor", "env-file", "json"),
+    *("on-failure", "doctor", "env-file", "json"),
 )
 """What `--help` shows; `--help-all` shows all."""
 
@@ -227,7 +227,7 @@ OPTIONS: tuple[Option, ...] = (
         name="node-rank",
         parse=count,
         metavar="I",
-        help="without a scheduler: which of --nodes this node is, from 0",
+        help="without a scheduler: this node's place in --nodes, from 0",
     ),
     Option(
         name="rdzv-backend",

@@ -25,9 +25,9 @@ from entrypoint.plan.origin import DEFAULT, FLAG, Origin, ValueSource, from_prof
 DOCTOR = ("-m", "entrypoint.doctor")
 REFERENCE_JOB = ("-m", "train", "--config", "digits")
 COLUMNS = 100
+"""Of help, at most."""
 MOST_ARGUMENTS = 1 << 23
 """Bytes: a kernel passes 6 MB at most."""
-"""Of help, at most."""
 
 
 @dataclass(frozen=True)
@@ -120,12 +120,11 @@ def add_to(
     without: Container[str] = (),
 ) -> None:
     """Adds the table's options to a parser, each also with underscores, as torchrun takes them. Help shows
-    the common ones, or with `everything` all, in groups, those first that people use first. `without`: names
-    that the parser has already."""
+    the common ones, or with `everything` all, in groups, those first that people use first; a group of which
+    it shows none has no title. `without`: names that the parser has already."""
     groups: dict[str, argparse._ActionsContainer] = {}
     for title, names in options.GROUPS.items():
-        where = parser.add_argument_group(title) if everything else parser
-        groups.update(dict.fromkeys(names, where))
+        groups.update(dict.fromkeys(names, parser.add_argument_group(title)))
     for option in map(options.BY_NAME.__getitem__, groups):
         if (option.plan_only and not plan) or (option.job_only and not job) or option.name in without:
             continue

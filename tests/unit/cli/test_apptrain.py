@@ -122,6 +122,18 @@ def test_all_options_are_in_help_all_alone() -> None:
     assert "--help-all" in common
 
 
+@pytest.mark.parametrize("name", ["plan", "launch"])
+def test_the_common_options_have_the_titles_of_their_groups(name: str) -> None:
+    from entrypoint.plan.options import COMMON, GROUPS
+
+    shown = run(CHECKOUT / "apptrain", name, "--help").stdout
+    titles = re.findall(r"^(\S.*):$", shown.partition("\n\n--foo-bar")[0], re.M)
+    assert titles == ["options", *(title for title, names in GROUPS.items() if set(names) & set(COMMON))]
+    assert set(re.findall(r"^  --([a-z-]+)", shown, re.M)) == {*COMMON, "help-all"} - (
+        set() if name == "plan" else {"env-file", "json"}
+    )
+
+
 @pytest.mark.parametrize("name", ["run", "demo", "submit"])
 def test_help_all_of_what_starts_jobs_has_its_own_options_and_all_of_the_job(name: str) -> None:
     from entrypoint.plan.options import GROUPS, OPTIONS
