@@ -24,7 +24,7 @@ from typing import Any, Final, TextIO
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from containers import bom, debian, lustre, stacks, unpack, wheels
+from containers import bom, debian, description, lustre, stacks, unpack, wheels
 from containers.builder import EXTRA_WHEELS, RECIPE, WHEELS, Builder, BuildFailed
 from containers.download import NoAnswer
 from containers.preflight import Places, check
@@ -45,14 +45,12 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         stack = stacks.find(options.stack)
-        image = (
-            Path(options.image).resolve()
-            if options.image
-            else stacks.image_on(stack.image, platform.machine())
-        )
+        image = stacks.image_here(options.stack, options.image)
         if options.what == "inspect":
             return inspect(image)
         extra = Path(options.extra).resolve() if options.extra else None
+        if extra:
+            wheels.check_extra(extra)
         offline = Path(options.offline).resolve() if options.offline else None
         if options.what == "verify":
             return verify(stack, extra, image, offline)
@@ -225,7 +223,7 @@ def facts(stack: Stack, image: Path, work: Path, builder: Builder) -> dict[str, 
 
 def verify(stack: Stack, extra: Path | None, image: Path, offline: Path | None) -> int:
     """Build a second time, elsewhere and under another umask, and compare the two."""
-    first = described(image)
+    first = description.read(image)
     with tempfile.TemporaryDirectory(prefix="apptrain-verify-", dir=Places.of(image).temporary) as folder:
         os.umask(0o077)
         again = Path(folder) / "a second build" / "again.sif"
@@ -254,7 +252,7 @@ def verify(stack: Stack, extra: Path | None, image: Path, offline: Path | None) 
 
 def inspect(image: Path) -> int:
     """Print what is known of the image, and whether it is still the one that the JSON describes."""
-    said = described(image)
+    said = description.read(image)
     builder = Builder.find()
     labels = builder.labels(image)
     same = sha256(image)[0] == said["sif_sha256"]
@@ -275,22 +273,6 @@ def inspect(image: Path) -> int:
             f"{image} is not the file that {image.with_suffix('.json')} describes: build it anew",
         )
     return 0
-
-
-def described(image: Path) -> dict[str, Any]:
-    """The JSON beside an image."""
-    if not image.is_file():
-        raise BuildRefused(
-            "image-missing", f"{image}: there is no such image: make image, or give another with --image"
-        )
-    try:
-        said: dict[str, Any] = json.loads(image.with_suffix(".json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise BuildRefused(
-            "image-description-unreadable",
-            f"{image.with_suffix('.json')}: {error}: build the image anew: make image",
-        ) from None
-    return said
 
 
 # --- files ----------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ class Stack:
     @property
     def image(self) -> Path:
         """The image's file on the usual processor; `image_on` has that of others."""
-        return CONTAINERS / ("image.sif" if self.is_default else f"image-{self.name}.sif")
+        return _image(self.name, is_default=self.is_default)
 
     def fits(self, driver: str, machine: str) -> bool:
         """Whether it runs with this driver, on a processor that has builds of it; '': unknown."""
@@ -87,6 +87,19 @@ class Stack:
         """What the image says of itself: the entry's own keys."""
         names = ("torch", "torchvision", "cuda", "cudnn", "nccl", "driver", "compute_capability")
         return {"name": self.name, **{name: getattr(self, name) for name in names}}
+
+
+def image_here(name: str, given: str) -> Path:
+    """The file `given`, or if that is empty the image of this stack ('': the default) on this machine. All
+    it reads are the stacks' names."""
+    if given:
+        return Path(given).resolve()
+    check_name(name)
+    return image_on(_image(name, is_default=name in ("", names()[0])), platform.machine())
+
+
+def _image(name: str, *, is_default: bool) -> Path:
+    return CONTAINERS / ("image.sif" if is_default else f"image-{name}.sif")
 
 
 def image_on(image: Path, machine: str) -> Path:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -454,25 +455,50 @@ def _build(what: str, arguments: list[str]) -> NoReturn:
     parser = parser_class()(prog="apptrain image", allow_abbrev=False)
     for name in ("stack", "extra", "offline", "image"):
         parser.add_argument(f"--{name}", default="")
-    given = parser.parse_args(arguments)
-    from containers import stacks
+    parser.add_argument("file", nargs="?", default="")
+    given = vars(parser.parse_args(arguments))
+    if file := given.pop("file"):
+        others = [word for word in arguments if word != file]
+        line = shlex.join(["image", what, *others, "--image", file])
+        raise BadInput(
+            "image-file-without-option",
+            f"image {what}: {file} stands without --image: did you mean `{apptrain()} {line}`?",
+        )
+    from containers import description, stacks, wheels
 
     try:
-        stacks.check_name(given.stack)
+        stacks.check_name(given["stack"])
+        if given["extra"]:
+            wheels.check_extra(Path(given["extra"]))
+        if what != "fetch":
+            _need_apptainer(what)
+        if what in ("verify", "inspect"):
+            description.read(stacks.image_here(given["stack"], given["image"]))
     except stacks.BuildRefused as error:
         raise BadInput(error.id, f"image {what}: {error}") from None
-    if what != "fetch" and not (shutil.which("apptainer") or shutil.which("singularity")):
+    venv = HOME / (os.environ.get("IMAGE_VENV") or ".venv-image")
+    _make_venv(venv, "image")
+    options = [word for name, value in given.items() for word in (f"--{name}", value)]
+    _become([str(venv / "bin" / "python"), str(HOME / "containers" / "build.py"), *options, what])
+
+
+def _need_apptainer(what: str) -> None:
+    if not (shutil.which("apptainer") or shutil.which("singularity")):
         raise BadInput(
             "apptainer-missing",
             f"image {what}: neither apptainer nor singularity is on PATH: load it (module avail apptainer), "
             "or build on a node that has it",
         )
-    venv = HOME / (os.environ.get("IMAGE_VENV") or ".venv-image")
-    made = subprocess.run([str(HOME / "tools" / "venv.sh"), str(venv), "image"], check=False).returncode
-    if made:
-        sys.exit(made)
-    options = [word for name, value in vars(given).items() for word in (f"--{name}", value)]
-    _become([str(venv / "bin" / "python"), str(HOME / "containers" / "build.py"), *options, what])
+
+
+def _make_venv(venv: Path, level: str) -> None:
+    """Ends the command if it cannot be made. Ctrl-C reaches tools/venv.sh too, and it is waited for: it
+    removes what is unfinished."""
+    before = signal.signal(signal.SIGINT, lambda _signum, _frame: None)
+    status = subprocess.run([str(HOME / "tools" / "venv.sh"), str(venv), level], check=False).returncode
+    signal.signal(signal.SIGINT, before)
+    if status:
+        sys.exit(status)
 
 
 def _become(words: Sequence[str]) -> NoReturn:

@@ -13,8 +13,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from containers import stacks
+
 CHECKOUT = Path(__file__).resolve().parents[3]
 BOUND = 30  # s
+SIF = bytes(32) + b"SIF_MAGIC\0" + b"01\0" + b"02\0"
+"""The first bytes of an image."""
 COMMANDS = ("demo", "run", "submit", "site", "image", "plan", "launch", "check")
 NO_CONFIG = "apptrain: train: the following arguments are required: --config: see python -m train --help\n"
 NODES = ("--nodes", "a,b", "--node-rank", "1", "--json", "--", "-m", "my")
@@ -356,7 +360,10 @@ def builds(tmp_path: Path) -> dict[str, str]:
     """The environment of a checkout with tools that only tell how they are called, and with no Apptainer."""
     for folder in ("tools", "containers"):
         (tmp_path / folder).mkdir()
-    for name in ("Makefile", "containers/stacks.yaml", "containers/stacks.py"):
+    modules = (
+        f"containers/{name}.py" for name in ("__init__", "stacks", "description", "wheels", "download")
+    )
+    for name in ("Makefile", "containers/stacks.yaml", *modules):
         shutil.copy(CHECKOUT / name, tmp_path / name)
     unfinished = shutil.ignore_patterns("*.pyc.*")  # bytecode that another test's Python writes just now
     shutil.copytree(CHECKOUT / "entrypoint", tmp_path / "entrypoint", ignore=unfinished)
@@ -382,6 +389,9 @@ def test_the_image_is_built_with_a_venv_of_its_own_also_by_make(
     line: str, program: str, builds: dict[str, str], tmp_path: Path
 ) -> None:
     (tmp_path / "bin" / program).symlink_to("/bin/true")
+    image = tmp_path / "containers" / stacks.image_here("cu126", "").name
+    image.write_bytes(SIF)
+    image.with_suffix(".json").write_text('{"sif_sha256": ""}')
     built = run(*line.split(), cwd=tmp_path, **builds)
     assert built.returncode == 0, built.stderr
     venv, python = built.stdout.splitlines()
@@ -399,6 +409,44 @@ def test_a_login_nodes_python_compares_runs(python: Path, tmp_path: Path) -> Non
     shown = run(CHECKOUT / "apptrain", "compare", "one", "two", cwd=tmp_path, **bare(python, tmp_path))
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shown.stdout.endswith("traces: identical, bit for bit, over 1 steps\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "inspect --image no.sif",
+            "{}/no.sif: there is no such image: make image, or give another with --image",
+        ),
+        (
+            "verify --image no.sif",
+            "{}/no.sif: there is no such image: make image, or give another with --image",
+        ),
+        (
+            "inspect --image cut.sif",
+            "the image {}/cut.sif (40 bytes) does not begin as one: it was not copied or built to its end",
+        ),
+        (
+            "inspect --image other.sif",
+            "{}/other.json cannot be read (No such file or directory): the build writes it beside its image: build "
+            "that anew (make image); of an image from elsewhere `apptainer inspect {}/other.sif` tells what is in it",
+        ),
+        (
+            "verify --stack cu126 my.sif",
+            "my.sif stands without --image: did you mean `./apptrain image verify --stack cu126 --image my.sif`?",
+        ),
+        ("build --extra no.txt", "EXTRA=no.txt: there is no such file: give a requirements file"),
+    ],
+)
+def test_a_file_that_is_missing_or_no_image_is_told_before_a_venv_is_made_for_the_image(
+    words: str, said: str, builds: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / "bin/apptainer").symlink_to("/bin/true")
+    (tmp_path / "cut.sif").write_bytes(SIF[:40])
+    (tmp_path / "other.sif").write_bytes(SIF)
+    asked = run("./apptrain", "image", *words.split(), cwd=tmp_path, **builds)
+    assert (asked.returncode, asked.stdout) == (64, "")
+    assert asked.stderr == f"apptrain: image {words.split()[0]}: {said.format(tmp_path, tmp_path)}\n"
 
 
 @pytest.mark.parametrize("what", ["build", "verify", "inspect"])
