@@ -286,7 +286,7 @@ main() {
     trap 'exit $((128 + 2))' INT
     trap 'exit $((128 + 15))' TERM
     ((download == 0)) ||
-        say "pip downloads up to $(size "$download") and installs $(size "$installed") there;" \
+        say "pip downloads up to $(size "$download") and installs $(size "$installed") in $venv;" \
             "pip's cache keeps a copy of the downloads (PIP_NO_CACHE_DIR=1: none)"
     make_it
     say "$venv is ready"

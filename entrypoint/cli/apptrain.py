@@ -234,9 +234,9 @@ def _check_python(name: str) -> None:
                 "python-lacks-packages", f"run: nothing else here has torch: add them, or {make('venv')}"
             )
         os.environ["VENV"] = str(venv)
-        made = subprocess.run([str(HOME / "tools" / "venv.sh"), str(venv), "run"], check=False).returncode
-        if made:
-            sys.exit(made)
+        why = "no Python here has torch: making a venv that has (VENV=DIR takes another)"
+        print(f"apptrain: {why}", file=sys.stderr, flush=True)
+        _make_venv(venv, "run")
         _become([str(HOME / "apptrain"), *sys.argv[1:]])
     mistakes.check_torch(name)
 

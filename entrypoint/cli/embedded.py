@@ -95,12 +95,17 @@ class LocalJob:
 
 
 def main(argv: Sequence[str], check_python: Callable[[], None] = lambda: None) -> int:
-    """Runs one job and returns its status. `check_python` raises BadInput, after a mistake in `argv` has."""
+    """Runs one job and returns its status. `check_python` may take minutes, or raise BadInput: what is wrong
+    with `argv`, and what will be trained, is said before."""
     streams.make_usable()
     try:
         cli.check_here()
         with own_number() as number:
             job = _job(argv, os.environ, number)
+            rundir.refuse_unwritable(job.run_dir)
+            lock.refuse_if_in_use(job.run_dir)
+            if job.without_cmd:
+                print(f"apptrain: {WITHOUT_CMD}", file=sys.stderr, flush=True)
             check_python()
             return _run(job)
     except Refusal as refusal:
@@ -249,15 +254,12 @@ class _Nodes:
         job = self.job
         for signum in handled_signals():
             signal.signal(signum, self._signalled)
-        lock.refuse_if_in_use(job.run_dir)
         first = rundir.next_attempt(job.run_dir)
         run = RunDirectory(job.run_dir, 0)
         run.create()
         run.make_key()
         run.forget_restarts()
         run.forget_stop()
-        if job.without_cmd:
-            self._say(WITHOUT_CMD)
         self._say(f"{counted(job.nodes, 'node')} on this machine, run directory {job.run_dir}")
         self._say(f"to follow it from elsewhere: tail -f {job.run_dir / 'job.log'}")
         processes.adopt_orphans()

@@ -60,11 +60,7 @@ class RunDirectory:
                     f"the run directory {self.path} is full on {os.uname().nodename} ({error.strerror}): "
                     "remove what is not needed there (df -h, df -i, quota), or give another with --run-dir",
                 ) from None
-            raise BadInput(
-                "run-dir-unwritable",
-                f"the run directory {self.path} cannot be written ({error.strerror}): "
-                "give --run-dir a directory that all nodes share and you may write",
-            ) from None
+            raise _unwritable(self.path, error.strerror) from None
 
     def inode(self) -> tuple[int, int]:
         """Device and inode, by which one that was made anew differs. Raises OSError."""
@@ -304,6 +300,23 @@ class RunDirectory:
         """The join's secret, made once by whoever starts the nodes; an existing one is kept."""
         if not self.key.exists() or not self.key.stat().st_size:  # A disk that was full has left it empty.
             write_private(self.key, secrets.token_hex(32) + "\n")
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Raises BadInput if a run directory cannot be made there, as far as can be seen without making it."""
+    there = next(one for one in (path, *path.parents) if os.access(one, os.F_OK))
+    if not there.is_dir():
+        raise _unwritable(path, f"{there} is no directory")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise _unwritable(path, f"you may not write to {there}")
+
+
+def _unwritable(path: Path, why: str | None) -> BadInput:
+    return BadInput(
+        "run-dir-unwritable",
+        f"the run directory {path} cannot be written ({why}): "
+        "give --run-dir a directory that all nodes share and you may write",
+    )
 
 
 def next_attempt(path: Path) -> int:

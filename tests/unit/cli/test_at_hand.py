@@ -15,6 +15,7 @@ CHECKOUT = Path(__file__).resolve().parents[3]
 SCRIPT = CHECKOUT / "tools/login-python.sh"
 BOUND = 60
 DEMO = ("matplotlib", "pyyaml", "safetensors", "tensorboard", "torchvision", "tqdm")
+NO_TORCH = "apptrain: no Python here has torch: making a venv that has (VENV=DIR takes another)"
 TELLS = """\
 import os, sys
 print("trains", sys.prefix, os.environ["PYTHONPATH"].partition(":")[0])
@@ -172,7 +173,39 @@ def test_the_venv_is_made_where_nothing_has_torch_but_not_before_a_mistake_is_to
     wrong = go(fresh, "./apptrain run -- nothere.py")
     assert (wrong.returncode, wrong.stderr.count("\n")) == (64, 1)
     ran = go(fresh, "./apptrain run --nodes 3 -- my.py")
-    assert (ran.stdout, ran.stderr) == ("ran run --nodes 3 -- my.py\n", f"makes {fresh}/.venv run\n")
+    assert (ran.stdout, ran.stderr) == (
+        "ran run --nodes 3 -- my.py\n",
+        f"{NO_TORCH}\nmakes {fresh}/.venv run\n",
+    )
+
+
+def test_what_is_trained_without_a_cmd_is_said_before_the_venv_is_made(fresh: Path) -> None:
+    ran = go(fresh, "./apptrain run")
+    first, *others = ran.stderr.splitlines()
+    assert first.startswith("apptrain: no CMD given: trains the reference job, as apptrain demo; your own: ")
+    assert (others, ran.stdout) == ([NO_TORCH, f"makes {fresh}/.venv run"], "ran run\n")
+
+
+def test_a_run_directory_that_cannot_be_is_refused_before_the_venv_is_made(fresh: Path) -> None:
+    wrong = go(fresh, "./apptrain run --run-dir my.py/run -- my.py")
+    assert (wrong.returncode, (fresh / ".venv").exists()) == (64, False)
+    assert wrong.stderr == (
+        f"apptrain: the run directory {fresh}/my.py/run cannot be written ({fresh}/my.py is no directory): "
+        "give --run-dir a directory that all nodes share and you may write\n"
+    )
+
+
+def test_after_ctrl_c_the_unfinished_venv_is_removed_before_the_command_ends(fresh: Path) -> None:
+    (fresh / "tools/venv.sh").write_text(
+        "#!/bin/bash\n"
+        'mkdir "$1"\n'
+        "trap 'sleep 1; rmdir \"$1\"; exit 130' INT\n"
+        "kill -INT $PPID\n"  # as a terminal does to both
+        "kill -INT $$\n"
+    )
+    stopped = go(fresh, "./apptrain run -- my.py")
+    assert (stopped.returncode, stopped.stdout, stopped.stderr) == (130, "", f"{NO_TORCH}\n")
+    assert not (fresh / ".venv").exists()
 
 
 def test_the_venv_is_not_made_where_an_image_is_nor_in_a_folder_of_somebodys(fresh: Path) -> None:

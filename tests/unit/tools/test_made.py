@@ -20,7 +20,7 @@ def test_making_it_says_what_comes_and_where_to(quick: Checkout) -> None:
     said = [line for line in done.stderr.splitlines() if line.startswith("apptrain: ")]
     tmp = quick.path.parent
     assert [line.replace(str(tmp), "TMP") for line in said] == [
-        "apptrain: pip downloads up to 1.0MB and installs 1.0MB there; pip's cache keeps a copy of the downloads "
+        "apptrain: pip downloads up to 1.0MB and installs 1.0MB in TMP/check out/.venv; pip's cache keeps a copy of the downloads "
         "(PIP_NO_CACHE_DIR=1: none)",
         f"apptrain: making TMP/check out/.venv with Python {RUNNING} (TMP/bin/python3)",
         "apptrain: TMP/check out/.venv is ready",
