@@ -14,9 +14,9 @@ MEANT = {
     "--gpu": ("--gpus-per-node", "--gpus", "--device cuda"),
     "--cpu": ("--device cpu",),
     **dict.fromkeys(("--gpus", "--gpus-per-node", "--ngpus", "--num-gpus"), GPUS),
-    "--ranks": ("--nproc-per-node",),
-    "--np": ("--nproc-per-node",),
+    **dict.fromkeys(("--ranks", "-np", "--np", "--nprocs", "--num-processes"), ("--nproc-per-node",)),
     "--ntasks-per-node": ("--nproc-per-node",),
+    "--num-machines": ("--nodes",),
     "--image": ("APPTRAIN_IMAGE",),
     "--cluster": ("--profile",),
     "--output": ("--run-dir",),
@@ -44,7 +44,7 @@ def guesses(word: str, known: Iterable[str]) -> list[str]:
     names = list(dict.fromkeys(known))
     others = [
         other
-        for other in MEANT.get(word, ())
+        for other in MEANT.get(word.replace("_", "-"), ())
         if other.startswith("APPTRAIN_") or other.partition(" ")[0] in names
     ]
     if word.startswith("-") and not word.startswith("--"):

@@ -294,6 +294,8 @@ def _missing(program: str, folder: Path) -> Missing:
             f"CMD {program} is a program, no Python script: put --no-python before -- if each rank is to "
             "run it",
         )
+    if program.split()[1:] and (folder / program.split()[0]).is_file():
+        return Missing("cmd-quoted", f"CMD {program} is one word: leave its quotes out: -- {program}")
     path = folder / program
     try:
         beside = [file.name for file in path.parent.iterdir() if file.suffix == ".py"]

@@ -100,6 +100,10 @@ TRIED = [
         for name, who in (("launch", "apptrain"), ("plan", "apptrain"), ("check", "apptrain"), ("run", "apptrain"), ("demo", "apptrain"), ("doctor", "apptrain"), ("compare", "apptrain"), ("image build", "apptrain"), ("site", "apptrain"))
     ),
     Mistake(given="apptrain submit --cluster generic --hlep", found="--hlep: no option of submit, of a job or of sbatch: did you mean --help?"),
+    *(
+        Mistake(given=f"apptrain run {option} 2 -- my_script.py", found=f"unrecognized arguments: {option} 2: did you mean {meant}?")
+        for option, meant in (("-np", "--nproc-per-node"), ("--nprocs", "--nproc-per-node"), ("--num-processes", "--nproc-per-node"), ("--num_machines", "--nodes"))
+    ),
     Mistake(given="apptrain launch --help-al", found="unrecognized arguments: --help-al: did you mean --help-all?"),
     *(
         Mistake(given=f"apptrain {name} frobnicate", found=f"unrecognized arguments: frobnicate (CMD comes behind --): see `apptrain {name.split()[0]} --help`", who=who)
@@ -169,6 +173,7 @@ TRIED = [
     Mistake(given="apptrain run -- data/trian.py", found="CMD data/trian.py does not exist in {folder}/data: did you mean data/train.py?"),
     Mistake(given="cd data && apptrain run -- ../my_scirpt.py", found="CMD ../my_scirpt.py does not exist in {folder}/data/..: did you mean ../my_script.py?"),
     Mistake(given="apptrain run -- /none/my_script.py", found="CMD /none/my_script.py does not exist: there is no directory /none: check the path"),
+    Mistake(given="apptrain run -- 'my_script.py --lr 1'", found="CMD my_script.py --lr 1 is one word: leave its quotes out: -- my_script.py --lr 1"),
     Mistake(given="apptrain run -- nothing.py", found="CMD nothing.py does not exist in {folder}: check the spelling; a module is given as -m NAME, a program that is no Python script needs --no-python"),
     Mistake(given="apptrain run -- 'my book.ipynb' --lr 1", found="CMD my book.ipynb is a notebook: jupyter nbconvert --to script 'my book.ipynb', and give the script that this makes: -- 'my book.py'"),
     Mistake(given="apptrain run -- -m my_script.py", found="-m my_script.py: -m takes a module's name: leave -m out for a file"),
