@@ -11,11 +11,12 @@ an exception that is not in the catalogue. Such an exception also keeps a later 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from entrypoint.explain.catalogue import OWN_ERROR, Entry
-from entrypoint.explain.scan import Evidence, ProcessEnd, Scan
+from entrypoint.explain.scan import STEPS, Evidence, ProcessEnd, Restart, Scan
 
 _RANKING = {"cause": 0, "warning": 0, "symptom": 1, "hint": 2, "echo": 3}
 _OF_GOOD_RUNS = ("warning", "hint")
@@ -23,9 +24,19 @@ _OF_GOOD_RUNS = ("warning", "hint")
 CLOSE = 5.0
 """Seconds: clocks of nodes differ so much, and a process takes as long to say why it ends."""
 
+PAUSE = 60.0
+"""Seconds between the end of a job by the scheduler, and what can only be of a further run of it."""
+
+MESSAGE = 6
+"""Lines behind the name of an exception that may be of its message."""
+
 STEPS_BEFORE, FAR = 2, 30
 """Different steps just before a failure, by which the program lived until then, and lines between that
 failure and what may be no part of it."""
+SAYS_FAILED = frozenset({"child-failed", "mpi-abort", "rank-aborted"})
+"""Echoes that tell that a run failed, though not why."""
+DEATHS = frozenset({"segfault", "rank-killed", "illegal-instruction", "host-out-of-memory"})
+"""Entries of processes that were ended from outside."""
 FEW_BEHIND, MANY_BEHIND = 4, 40
 """Lines of a file behind all that was found in it, after which its program went on: after a warning, and
 after an error. The last word of a failure stands near the end."""
@@ -67,6 +78,8 @@ def of(scan: Scan, own_error: Entry) -> Judgement:
         places=scan.places,
         helped=scan.helped,
         lengths=scan.lengths,
+        restarts=scan.restarts,
+        ended_well=scan.ended_well,
     )
 
 
@@ -80,22 +93,19 @@ def judge(
     places: Mapping[int, str] | None = None,
     helped: Mapping[tuple[str, int], tuple[int, int]] | None = None,
     lengths: Mapping[str, int] | None = None,
+    restarts: Mapping[str, Sequence[Restart]] | None = None,
+    ended_well: Mapping[str, int] | None = None,
 ) -> Judgement:
     """`counts`: lines of each entry, also of those that were not kept; the others as `Scan` has them."""
     all_timed = _timed(found)
+    begins = _last_runs(all_timed, restarts or {})
+    ends = [end for end in ends if end.number >= begins.get(end.file, 0)]
     who = _Who(ends, set(nodes), places or {})
-    last: dict[str, int] = {}
-    for one in all_timed:
-        last[one.file] = max(last.get(one.file, 0), one.order[1])
-    behind = {file: (lengths or {}).get(file, 0) - number for file, number in last.items()}
-    timed = [
-        one
-        for one in all_timed
-        if behind[one.file] < (FEW_BEHIND if one.is_mild else MANY_BEHIND) and not _went_on(one, ends)
-    ]
+    of_last_run = [one for one in all_timed if one.number >= begins.get(one.file, 0)]
+    timed = _ending(of_last_run, ends, lengths or {}, ended_well or {})
     if not timed and not ends:
         return Judgement((), _seen_only(all_timed, who, counts), None)
-    timed = _doubted(timed or all_timed)
+    timed = _doubted(timed or of_last_run)
     by_entry: dict[str, list[Evidence]] = {}
     for one in timed:
         if one.entry is not None and _has_company(one, helped or {}):
@@ -115,10 +125,87 @@ def judge(
         rows = [one for one in timed if one.entry is None]
         earliest = next((one for one in rows if not one.is_mild), None) or next(iter([*rows, *timed]), None)
         return Judgement((), tuple(sorted(findings, key=_ranking)), earliest and who.of(earliest))
+    if any(_is_rival(one, best) for one in first[1:]):
+        return Judgement((), tuple(sorted(findings, key=_ranking)), best.first)
     level = _RANKING[best.entry.kind]
     causes = [one for one in first if _RANKING[one.entry.kind] == level]
     others = [one for one in findings if one not in causes]
     return Judgement(tuple(causes), tuple(sorted(others, key=_ranking)), None)
+
+
+def _last_runs(timed: Sequence[Evidence], restarts: Mapping[str, Sequence[Restart]]) -> dict[str, int]:
+    """Of files with several runs of a job, the line with which the one begins that tells how it ended: what
+    was before is of a run that is over."""
+    begins = {}
+    for file in {one.file for one in timed}:
+        rows = sorted((one for one in timed if one.file == file), key=_order)
+        places = [*restarts.get(file, ()), *_after_pauses(rows)]
+        failures = [one for one in rows if _is_failure(one)]
+        for place in sorted(places, key=_number, reverse=True):
+            later = [one for one in failures if one.number > place.number]
+            if _tells_of_itself(later) if later else place.steps >= STEPS:
+                begins[file] = place.number
+                break
+    return begins
+
+
+def _ending(
+    timed: Sequence[Evidence],
+    ends: Sequence[ProcessEnd],
+    lengths: Mapping[str, int],
+    ended_well: Mapping[str, int],
+) -> list[Evidence]:
+    """Those after which the program did not go on, as far as one can tell."""
+    last: dict[str, int] = {}
+    for one in timed:
+        last[one.file] = max(last.get(one.file, 0), one.number)
+    behind = {file: lengths.get(file, 0) - number for file, number in last.items()}
+    died = {one.file for one in timed if _tells_end(one)} | {one.file for one in ends}
+    return [
+        one
+        for one in timed
+        if behind[one.file] < (FEW_BEHIND if one.is_mild else MANY_BEHIND)
+        and not _went_on(one, ends)
+        and (one.file in died or one.number >= ended_well.get(one.file, 0))
+    ]
+
+
+def _after_pauses(rows: Sequence[Evidence]) -> Iterable[Restart]:
+    """Ends of the job by the scheduler, if what a file has behind them is of minutes later. `rows`: of one
+    file, in their order."""
+    for at in range(1, len(rows)):
+        one, following = rows[at - 1], rows[at]
+        is_end = one.entry is not None and one.entry.family == "Slurm" and one.is_last
+        if is_end and following.time is not None and following.time > (one.time or math.inf) + PAUSE:
+            yield Restart(following.number - 1, 0)
+
+
+def _tells_of_itself(failures: Sequence[Evidence]) -> bool:
+    """Whether these failures of a further run need not follow from the run before: nodes that do not find
+    each other again may."""
+    causes = [one for one in failures if one.entry is None or one.entry.kind != "echo"]
+    return not causes or any(one.entry is None or one.entry.family != "rendezvous" for one in causes)
+
+
+def _tells_end(one: Evidence) -> bool:
+    """Whether a process failed with it, or the scheduler says what became of the job."""
+    if one.is_last:
+        return True
+    if one.entry is None or one.is_mild:
+        return False
+    return one.entry.family in ("Slurm", "PBS") or one.entry.id in (SAYS_FAILED | DEATHS)
+
+
+def _number(one: Restart) -> int:
+    return one.number
+
+
+def _is_failure(one: Evidence) -> bool:
+    """Whether a run failed with it: no warning, and no more than that others left."""
+    if one.entry is None:
+        return one.is_exception and not one.is_mild
+    is_end = one.entry.kind in ("cause", "symptom") or one.entry.id in SAYS_FAILED
+    return is_end and not one.is_mild and not one.is_of_shell and not one.went_on
 
 
 def _went_on(one: Evidence, ends: Sequence[ProcessEnd]) -> bool:
@@ -146,6 +233,14 @@ def _doubted(timed: Sequence[Evidence]) -> list[Evidence]:
 def _surest(rows: Sequence[Evidence]) -> list[Evidence]:
     """Those after which the program did not go on, if there are any; else all."""
     return [one for one in rows if not one.may_have_gone_on] or list(rows)
+
+
+def _is_rival(one: CauseFound, best: CauseFound) -> bool:
+    """Whether two processes ended with causes of different kinds, and nothing tells which was first: their
+    lines are in different files, and have no time."""
+    each_ended = all(which.entry.kind == "cause" and which.first.is_last for which in (one, best))
+    is_unordered = one.first.file != best.first.file and one.first.time is None and best.first.time is None
+    return each_ended and is_unordered and one.entry.family != best.entry.family
 
 
 def _seen_only(timed: Sequence[Evidence], who: _Who, counts: Mapping[str, int]) -> tuple[CauseFound, ...]:
@@ -262,12 +357,23 @@ def _is_behind(best: CauseFound, unknown: Evidence) -> bool:
     its consequence."""
     if _RANKING[best.entry.kind] == 0:
         is_consequence = OWN_ERROR in best.entry.follows and _when(unknown) < _when(best.first)
-        return _is_weak(best.first) or is_consequence or _is_replaced(best.first, unknown)
+        is_later = _is_behind_an_end(best.first, unknown)
+        return _is_weak(best.first) or is_consequence or is_later or _is_replaced(best.first, unknown)
     if best.first.time is not None and unknown.time is not None:
         return unknown.time <= best.first.time + CLOSE
     if best.first.file == unknown.file:
         return unknown.order < best.first.order
     return True
+
+
+def _is_behind_an_end(one: Evidence, end: Evidence) -> bool:
+    """Whether an exception had ended a process before this was said, which ended none. What stands just
+    behind an exception may be of its message."""
+    if not end.is_last or one.is_last:
+        return False
+    if one.file == end.file:
+        return one.number > end.number + MESSAGE
+    return one.time is not None and end.time is not None and one.time > end.time + CLOSE
 
 
 def _is_replaced(one: Evidence, later: Evidence) -> bool:

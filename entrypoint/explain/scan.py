@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
 from entrypoint.explain import lines, messages
@@ -40,7 +40,7 @@ FRAME_LINES = 6
 _TRACEBACK = b"Traceback (most recent call last)"
 _IGNORED, NEAR_IGNORED = b"Exception ignored in", 10
 """How Python begins what a finalizer raised, and lines of that: it ends nothing."""
-MOST_NODES = 10_000
+MOST_NODES, MOST_RESTARTS = 10_000, 1000
 _LETTERS = bytes(c if chr(c).isalpha() and c < 128 else 32 for c in range(256))
 """Leaves the letters, and spaces for all else."""
 OF_ERRORS = frozenset(
@@ -48,6 +48,11 @@ OF_ERRORS = frozenset(
     apptrain entrypoint Traceback""".split()
 )
 """Words that an unknown error, or a message of ours, may have."""
+OF_RESTARTS = frozenset(
+    b"""restart Restart RESTART restarting Restarting relaunching Relaunching requeued Requeued
+    attempt Attempt ATTEMPT try Try""".split()
+)
+"""Words that a line may have with which a program begins anew."""
 _ENDINGS = (b"Error", b"Exception", b"Exit")
 _EXCEPTION = re.compile(
     rb"(?:[A-Za-z_][\w]{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|Interrupt|Exit|Failure)(?:: .*|\s*)$"
@@ -98,6 +103,22 @@ _BY_SCHEDULER = re.compile(
     rb"\*\*\* (?:JOB|STEP) .{1,200}\bCANCELLED\b|\boom[-_]kill event|=>> PBS: job killed"
 )
 """The scheduler has ended a process or the job."""
+_RESTART = re.compile(
+    rb"will restart worker group|\b[Rr]estarting (?:the )?(?:job|run|training|from|workers?|python)\b"
+    rb"|\b[Rr]elaunching\b|\b[Jj]ob (?:was |is )?requeued\b"
+    rb"|(?:RESTART|[Rr]estart)(?:[ _-]?(?:COUNT|[Cc]ount))?[^\w.-]{1,4}[1-9]\d{0,3}\b"
+    rb"(?! (?:s|sec|min|times)\b)"
+    rb"|^(?:[\w./-]{1,64}: )?\W{0,6}(?:ATTEMPT|[Aa]ttempt|[Tt]ry) ?#?(?:[2-9]|\d\d)"
+    rb"(?: ?(?:of|/) ?\d{1,4})?\W{0,6}$"
+)
+"""torchrun, or a job script, begins anew in the same log."""
+_RUNS_AGAIN = re.compile(rb"\bDUE TO (?:PREEMPTION|NODE FAILURE|JOB REQUEUE)\b|srun: error: Node failure on ")
+"""After this the scheduler may start the job again, and write to the same log."""
+_CLOCK = re.compile(rb"\b(\d\d):(\d\d):(\d\d)\b")
+NEXT_RUN = 60
+"""Seconds between two lines by which a job script tells that it begins."""
+MOST_HEADS = 20
+"""Lines like the first one of a file: more do not tell where a run begins."""
 _LOGGED = re.compile(rb"\b(?:ERROR|CRITICAL|[Ee]xception:|[Ee]rror:)")
 """Before the traceback of an exception that the program has caught and logged."""
 _QUOTED = re.compile(rb'(?:^|[\s>=:-])"[^"]*$')
@@ -143,8 +164,18 @@ _ODD_EXCEPTION = re.compile(
 _MARKS = re.compile(rb"[^ ]{0,60}\s*[~^]+\s*$|[^ ]{0,60}\s*\[Previous line repeated")
 _FINISHED = re.compile(rb"'train_runtime'|`Trainer\.fit` stopped: ")
 """The program came to its end, in the words of a library."""
-_SAYS_DONE = re.compile(rb"\b[Tt]raining (?:is |has )?(?:finished|complete|completed|done)\b|^All done\b")
+_SAYS_DONE = re.compile(
+    rb"\b[Tt]raining (?:is |has )?(?:finished|complete|completed|done)\b|\b[Ff]inished training\b"
+    rb"|^(?:[Aa]ll )?[Dd]one\b|\b[Ff]inished(?:[,.!]|$)"
+)
 """In those of the program, or of a job script that goes on after a failure."""
+_ENDED_WELL = re.compile(
+    rb"\b[Ee]xit(?:ed|ing)?[ _-]?(?:with )?(?:[Ss]tatus|[Cc]ode|value)?(?: of)?[ :=]{1,3}0(?![\w.:])"
+    rb"|\bState: COMPLETED\b|'train_runtime'|`Trainer\.fit` stopped: "
+)
+"""A job script, or a library, says that the program ended without a failure."""
+END_LINES = 12
+"""Lines at the end of a file that may say so."""
 _FRAME = re.compile(rb'.{0,60}?  File "[^"]{1,400}", line \d+')
 _SOURCE = re.compile(rb"[^ ]{0,60} ?    ")
 """The line behind it is source code, which says what might be raised and not what was."""
@@ -202,6 +233,19 @@ class ProcessEnd:
 
     rank: int | None
     node: str
+    file: str = ""
+    number: int = 0
+    """Of the line."""
+
+
+@dataclass(frozen=True)
+class Restart:
+    """A place in a file from which on the lines are of a further run of the job."""
+
+    number: int
+    """Of the line."""
+    steps: int
+    """Different steps in the lines behind it."""
 
 
 @dataclass
@@ -222,6 +266,10 @@ class Scan:
     """The node of a rank."""
     lengths: dict[str, int] = field(default_factory=dict)
     """Lines of each file in which something was found."""
+    ended_well: dict[str, int] = field(default_factory=dict)
+    """Of files of which the last lines say that the program ended without a failure: that line."""
+    restarts: dict[str, list[Restart]] = field(default_factory=dict)
+    """Of each file that has any."""
     size: int = 0
     """Bytes that were read."""
     lines: int = 0
@@ -235,6 +283,9 @@ class Scan:
     _files: int = 0
     _tried: Counter[bytes] = field(default_factory=Counter)
     """Lines of this file with a key."""
+    _head: bytes = b""
+    """The first line of this file, if it tells when a run begins; and those like it, of later."""
+    _heads: list[Restart] = field(default_factory=list)
 
     def read(self, file: BinaryIO, name: str, most: int) -> bool:
         """Reads at most `most` bytes of an open file; whether that was all of it. Raises OSError,
@@ -242,7 +293,8 @@ class Scan:
         self._files += 1
         self._tried.clear()
         number, left = 1, most
-        before = ahead = rest = b""
+        before = ahead = rest = self._head = b""
+        self._heads.clear()
         block = file.read(min(BLOCK, left))
         while block:
             left -= len(block)
@@ -255,15 +307,27 @@ class Scan:
             rest = raw[end:]
             text = before + ahead + _cleaned(raw[:end])
             begin, end = len(before), _last_to_look_at(text, len(before)) if following else len(text)
+            if number == 1:
+                self._head = _head(text)
             number += self._block(text, begin, end, name, number)
             before, ahead = text[max(0, end - NEAR_BYTES) : end], text[end:]
             if not following:
                 number += not text.endswith(b"\n")
             block = following
         self.lines += number - 1
-        if self.found and self.found[-1].file == name:
-            self.lengths[name] = number - 1
+        self._note_end(name, number - 1, before)
         return left > 0
+
+    def _note_end(self, name: str, count: int, tail: bytes) -> None:
+        """`count`: lines of the file; `tail`: the last ones."""
+        rows = tail.removesuffix(b"\n").split(b"\n")[-END_LINES:]
+        for number, row in enumerate(rows, count - len(rows) + 1):
+            if _ENDED_WELL.search(row, 0, 400):
+                self.ended_well[name] = number
+        if 0 < len(self._heads) <= MOST_HEADS:
+            self.restarts.setdefault(name, []).extend(self._heads)
+        if self.found and self.found[-1].file == name:
+            self.lengths[name] = count
 
     def _block(self, block: bytes, begin: int, end: int, name: str, first: int) -> int:
         """Looks at whole lines between two places; how many there were. What is around them is seen too."""
@@ -279,6 +343,8 @@ class Scan:
         """Looks at the lines of a block between two places."""
         part = block[begin:end]
         shapes = set(part.translate(None, _DIGITS).split(b"\n"))
+        if self._head and len(self._heads) <= MOST_HEADS and self._head.translate(None, _DIGITS) in shapes:
+            self._find_heads(block, begin, end, first)
         fresh = shapes - self._seen
         if not fresh and self._hot.isdisjoint(shapes):
             return
@@ -295,6 +361,18 @@ class Scan:
                     part[start : part.find(b"\n", start) % (len(part) + 1)].translate(None, _DIGITS)
                 )
             self._line(block, begin + start, begin + places[start], name, number)
+
+    def _find_heads(self, block: bytes, begin: int, end: int, number: int) -> None:
+        """Looks for lines like the first one of the file, of later. `begin`, `end`: of the lines to look at;
+        `number`: of the first one. Where there are many, they do not tell where a run begins."""
+        head, shape, at = self._head, self._head.translate(None, _DIGITS), begin
+        while at < end and len(self._heads) <= MOST_HEADS:
+            stop = block.find(b"\n", at) % (len(block) + 1)
+            row = block[at:stop]
+            if row.translate(None, _DIGITS) == shape and abs(_clock(row) - _clock(head)) >= NEXT_RUN:
+                behind = _split(block[stop + 1 : stop + NEAR_BYTES])[:NEAR]
+                self._heads.append(Restart(number, _steps(behind)))
+            at, number = stop + 1, number + 1
 
     def _keep(self, fresh: set[bytes]) -> None:
         if len(self._seen) > MOST_SHAPES or self._seen_bytes > MOST_SHAPE_BYTES:
@@ -315,6 +393,9 @@ class Scan:
         if counts[f"error {name}"] < MOST_IN_A_FILE and counts[f"tried error {name}"] < TRIED:
             for word in words & OF_ERRORS:
                 counts[f"tried error {name}"] += _lines_with(part, word, (), places)
+        if counts[f"tried restart {name}"] < TRIED:
+            for word in words & OF_RESTARTS:
+                counts[f"tried restart {name}"] += _lines_with(part, word, (), places)
         is_raised = any(end in part for end in _ENDINGS)
         if (
             is_raised
@@ -346,7 +427,8 @@ class Scan:
         self._help(line, body, order)
         self.is_ours = self.is_ours or messages.PREFIX.match(body) is not None
         node, rank = lines.node(line), lines.rank(line)
-        self._remember(line, behind[:12], node, rank)
+        self._remember(line, behind[:12], node, rank, name, number)
+        self._remember_restart(body, behind, name, number)
         entry = self.index.entry(line, body, _last_frame(before))
         entry = messages.rather(entry, body)
         if entry is not None and _is_mention(entry, line, body):
@@ -418,7 +500,20 @@ class Scan:
                 return
             at = stop + 1
 
-    def _remember(self, line: bytes, behind: Sequence[bytes], node: str, rank: int | None) -> None:
+    def _remember_restart(self, body: bytes, behind: Sequence[bytes], name: str, number: int) -> None:
+        """What the scheduler ended goes on with the first step behind that; one alone may be its last."""
+        steps = _steps(behind)
+        if steps >= LATER_STEPS and _RUNS_AGAIN.search(body):
+            number += next(at for at, one in enumerate(behind, 1) if _STEP.search(one, 0, 400))
+        elif not _RESTART.search(body):
+            return
+        known = self.restarts.setdefault(name, [])
+        if len(known) < MOST_RESTARTS:
+            known.append(Restart(number, steps))
+
+    def _remember(
+        self, line: bytes, behind: Sequence[bytes], node: str, rank: int | None, name: str, number: int
+    ) -> None:
         """Which nodes and ends a line tells of."""
         if len(self.nodes) > MOST_NODES or len(self.ends) > MOST_NODES:
             return
@@ -427,21 +522,34 @@ class Scan:
         if node and rank is not None:
             self.places.setdefault(rank, node)
         if b"Root Cause" in line:
-            self.ends.insert(0, _box(behind))
+            self.ends.insert(0, replace(_box(behind), file=name, number=number))
             self.nodes |= {self.ends[0].node} - {""}
             return
         of_srun, of_mpi = _OF_SRUN.search(line), _OF_MPI.search(line)
         if of_srun and not _BY_OTHERS.search(of_srun["how"]):
             task = None if self.is_ours else int(of_srun["task"][:6])
-            self.ends.append(ProcessEnd(task, of_srun["node"].decode()))
+            self.ends.append(ProcessEnd(task, of_srun["node"].decode(), name, number))
         elif of_mpi:
-            self.ends.append(ProcessEnd(int(of_mpi[1][:6]), ""))
+            self.ends.append(ProcessEnd(int(of_mpi[1][:6]), "", name, number))
 
     def _help(self, line: bytes, body: bytes, order: tuple[int, int]) -> None:
         for entry in self.index.helped:
             for place, pattern in enumerate((*entry.all, *entry.then)):
                 if pattern.is_in(line, body):
                     self.helped[entry.id, place] = order
+
+
+def _head(text: bytes) -> bytes:
+    """The first line, if it is one by which a job script tells when it begins; else empty."""
+    row = text[: _end(text, 0)]
+    is_one = _CLOCK.search(row) and not _STEP.search(row, 0, 400) and not _MILD.search(row)
+    return row if is_one and len(row) <= LONGEST and lines.rank(row) is None else b""
+
+
+def _clock(row: bytes) -> int:
+    """Seconds of the day; 0 for a line without a time."""
+    found = _CLOCK.search(row)
+    return int(found[1]) * 3600 + int(found[2]) * 60 + int(found[3]) if found else 0
 
 
 def _cleaned(block: bytes) -> bytes:
@@ -517,6 +625,8 @@ def _goes_on(line: bytes, before: Sequence[bytes], behind: Sequence[bytes]) -> b
     """Whether the program plainly did. Two steps are enough if they have times of later."""
     steps = _steps(behind)
     is_retried = steps >= LATER_STEPS and _is_mild(line, lines.body(line))
+    if steps and any(_SAYS_DONE.search(one, 0, 400) for one in behind):
+        return True
     if steps >= STEPS or is_retried or any(_FINISHED.search(one, 0, 400) for one in behind):
         return True
     if _OF_SHELL.search(lines.body(line)):
@@ -619,6 +729,7 @@ def _may_be(block: bytes, start: int, end: int, at: int, patterns: Sequence[tupl
             or _EXCEPTION.match(line) is not None
             or _TELLS.search(line) is not None
             or messages.PREFIX.match(line) is not None
+            or _RESTART.search(line) is not None
         )
     return any(
         block.find(pattern.longest, start, end) >= 0 and pattern.may_be_in(block[start:end])

@@ -602,3 +602,83 @@ def test_all_lines_of_a_cause_are_counted_though_few_are_kept() -> None:
     scan.read(io.BytesIO(OOM.encode() * 20), "a", 1 << 20)
     assert len(scan.found) == 12
     assert judge.of(scan, catalogue.own_error()).causes[0].count == 20
+
+
+PREEMPTED = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-03-02T12:00:00 DUE TO PREEMPTION ***\n"
+BANNER = "Job 7 begins at Mon Mar  2 {} on n1\n"
+AGAIN = "I0302 10:00:00.0 9 api.py:881] [default] Worker group FAILED. 1/1 attempts left; will restart worker group\n"
+TIMEOUT = "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError\n"
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        "step 41 loss 1\nstep 42 loss 1\n",
+        "SLURM_RESTART_COUNT=1\n",
+        "=== attempt 2 of 3 ===\n",
+        "job.sh: try 2\n",
+        "2026-03-02 12:09:00 INFO resumed\n2026-03-02 12:09:00 ERROR out\n",
+    ],
+)
+def test_of_a_job_that_ran_again_the_last_run_is_told(between: str) -> None:
+    assert of(a=PREEMPTED + between).causes[0].entry.id == "slurm-preempted"
+    found = of(a=PREEMPTED + between + KEY_ERROR)
+    assert [one.entry.id for one in found.causes] == ["script-error"]
+    limit = PREEMPTED.replace("PREEMPTION", "TIME LIMIT").replace("12:00", "13:00")
+    assert of(a=PREEMPTED + between + limit).causes[0].entry.id == "slurm-time-limit"
+
+
+def test_a_first_line_that_comes_again_later_begins_another_run() -> None:
+    first, second = BANNER.format("10:00:00"), BANNER.format("10:31:00")
+    assert of(a=first + OWN + second + FULL + BOX).causes[0].entry.id == "disk-full"
+    assert of(a=first + OWN + first + "copying\n" * 6 + FULL + BOX).causes[0].entry.id == "script-error"
+    many = "".join(BANNER.format(f"11:{at}:00") for at in range(10, 40))
+    assert of(a=first + OWN + many + FULL + BOX).causes[0].entry.id == "script-error"
+
+
+def test_of_a_group_that_torchrun_restarted_the_last_run_is_told() -> None:
+    found = of(a=OOM + AGAIN + KEY_ERROR + BOX)
+    assert [one.entry.id for one in found.causes] == ["script-error"]
+    assert of(a=OOM + AGAIN + RESET).causes[0].entry.id == "cuda-out-of-memory"
+    assert of(a=OOM + AGAIN + "".join(STEPS[:9])).causes == ()
+
+
+def test_nodes_that_do_not_meet_again_follow_from_the_run_before() -> None:
+    found = of(a=OOM + AGAIN + TIMEOUT + BOX)
+    assert found.causes[0].entry.id == "cuda-out-of-memory"
+
+
+@pytest.mark.parametrize(("lines_between", "cause"), [(5, "disk-full"), (6, "script-error")])
+def test_an_error_that_ended_nothing_behind_an_exception_that_did_is_not_the_cause(
+    lines_between: int, cause: str
+) -> None:
+    assert of(a=OWN + "copying\n" * lines_between + FULL).causes[0].entry.id == cause
+    ended = OWN.replace("KeyError: 'x'\n", FULL)
+    assert of(a=OWN + "copying\n" * lines_between + ended).causes[0].entry.id == "disk-full"
+
+
+MISSING = "ImportError: libnvinfer.so.8: cannot open shared object file: No such file or directory\n"
+
+
+def test_an_error_in_a_run_that_ended_well_is_no_cause() -> None:
+    assert of(a=MISSING).causes[0].entry.id == "library-missing"
+    for end in ("Job finished with exit status 0\n", "exit code: 0\n", "epoch 2 loss 1\ndone\n"):
+        assert of(a=MISSING + end).causes == ()
+    for end in ("exit status 1\n", "exited in 0.5 s\n", "done\n"):
+        assert of(a=MISSING + end).causes
+
+
+@pytest.mark.parametrize("text", [OWN, "slurm_script: line 4: 33 Killed    python a.py\n", PREEMPTED])
+def test_the_status_of_a_job_script_does_not_hide_that_its_program_died(text: str) -> None:
+    assert of(a=text + "exit status 0\n").causes
+
+
+def test_of_two_ranks_that_ended_differently_in_two_files_without_times_none_is_the_first() -> None:
+    ended = 'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\n'
+    full, missing = ended + FULL, ended + "ModuleNotFoundError: No module named 'einops'\n"
+    found = of(a=full, b=missing)
+    assert found.causes == ()
+    assert found.unknown is not None
+    assert {one.entry.id for one in found.others} == {"disk-full", "module-not-found"}
+    assert of(a=full + missing).causes[0].entry.id == "disk-full"
+    assert of(a=full, b=full).causes[0].entry.id == "disk-full"
