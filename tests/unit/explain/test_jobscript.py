@@ -160,6 +160,13 @@ def test_a_trap_is_found_alone_and_by_its_line(text: str, trap: str, line: int) 
     assert found(text) == [(trap, line)]
 
 
+@pytest.mark.parametrize("begin", ["", "#!/bin/bash\n"])
+def test_the_line_of_a_trap_is_quoted(begin: str) -> None:
+    line = "apptainer exec x.sif torchrun --nnodes=1 --nproc_per_node=2 --standalone t.py"
+    told = [(one.trap.id, one.line, one.text) for one in traps.find(f"{begin}  {line}\n")]
+    assert told == [("no-nv", 1 + bool(begin), line)]
+
+
 def test_every_trap_has_a_case_above() -> None:
     assert {case[1] for case in CASES} == {one.id for one in traps.TRAPS if not one.is_remark}
 
@@ -200,10 +207,10 @@ def test_a_rank_that_the_script_gives_once_is_none_if_there_is_one_task() -> Non
 HEARD = GOOD.replace("#SBATCH --nodes", "#SBATCH --signal=B:USR1@300\n#SBATCH --nodes")
 
 
-def test_an_environment_that_is_activated_hears_no_signal() -> None:
-    assert found(HEARD.replace(" apptainer exec --nv x.sif", "").replace(HEAD, f". v/bin/activate\n{HEAD}"))[
-        0
-    ] == ("signal-unheard", 2)
+@pytest.mark.parametrize("line", [". v/bin/activate", "source conda/bin/activate x"])
+def test_an_environment_that_is_activated_hears_no_signal(line: str) -> None:
+    text = HEARD.replace(" apptainer exec --nv x.sif", "").replace(HEAD, f"{line}\n{HEAD}")
+    assert found(text)[0] == ("signal-unheard", 2)
 
 
 def test_the_loopback_interface_is_one_interface_on_one_node() -> None:
@@ -246,6 +253,7 @@ def test_the_loopback_interface_is_one_interface_on_one_node() -> None:
             SRUN, f"{SRUN} --export=ALL"
         ),
         GOOD.replace(" --nv", " --rocm"),
+        GOOD.replace(HEAD, f"apptainer exec x.sif python --version\n{HEAD}"),
         GOOD.replace(" --nv", "").replace(HEAD, f"export APPTAINER_NV=1\n{HEAD}"),
         GOOD.replace(" --nv", "")
         .replace("#SBATCH --gpus-per-node=4\n", "")
@@ -253,6 +261,7 @@ def test_the_loopback_interface_is_one_interface_on_one_node() -> None:
         GOOD.replace(HEAD, f"conda activate x\n{HEAD}").replace(" apptainer exec --nv x.sif", ""),
         GOOD.replace("#SBATCH --nodes", "#SBATCH --gres=nvme:1\n#SBATCH --nodes"),
         GOOD.replace(HEAD, f"export NCCL_SOCKET_IFNAME=$IFACE\n{HEAD}"),
+        GOOD.replace(HEAD, f"export BATCH=128 MASTER_PORT={PORT}\n{HEAD}"),
     ],
 )
 def test_what_goes_together_is_no_trap(text: str) -> None:

@@ -428,7 +428,8 @@ def test_a_node_whose_tasks_all_failed_is_left_out_only_if_there_were_others(
     ends: str, leave_out: str
 ) -> None:
     text = "FATAL:   mount source /data doesn't exist\n"
-    assert of(a=text + ends).causes[0].leave_out == leave_out
+    (cause, *_) = of(a=text + ends).causes
+    assert (cause.node, cause.leave_out) == ("n3", leave_out)
 
 
 def test_a_last_line_without_its_end_is_read_with_those_before_it() -> None:
@@ -682,3 +683,12 @@ def test_of_two_ranks_that_ended_differently_in_two_files_without_times_none_is_
     assert {one.entry.id for one in found.others} == {"disk-full", "module-not-found"}
     assert of(a=full + missing).causes[0].entry.id == "disk-full"
     assert of(a=full, b=full).causes[0].entry.id == "disk-full"
+
+
+def test_the_gpu_that_a_line_names_is_the_causes() -> None:
+    line = OOM.rstrip("\n") + " GPU 1 has a total capacity of 79.1 GiB.\n"
+    assert (of(a=line).causes[0].device, of(a=OOM).causes[0].device) == ("1", "")
+
+
+def test_what_a_program_went_on_after_is_told_as_seen() -> None:
+    assert [one.entry.id for one in of(a=CAUGHT + PROGRESS).others] == ["stale-handle"]

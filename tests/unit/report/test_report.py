@@ -185,6 +185,7 @@ CASES = {
         "It failed, status 1: rank 1 on b: ValueError: no &lt;script&gt;",
         [
             "<dt>attempts</dt><dd>3</dd>",
+            "A dashed line is where an attempt went on from a checkpoint.",
             "attempt 1: status 137",
             "attempt 2 begins, from checkpoints/step-00000020",
             "HF_TOKEN=&lt;secret&gt;",
@@ -460,6 +461,18 @@ def outcome(status: int, **more: object) -> str:
             "bad",
             "It failed before its ranks started, status 64: b: no such file",
         ),
+        *(
+            (
+                {**names, "outcome/0.0": outcome(0, node="a"), "outcome/0.1": outcome(75)},
+                "bad",
+                f"It failed{when}, status 1: a node: {where} saved to go on, the others ended well",
+            )
+            for names, when, where in (
+                ({"manifest.json": manifest(attempt(0, 1))}, "", "b"),
+                ({"plan.0.json": {"nodes": ["a", "b"]}}, " before its ranks started", "b"),
+                ({}, " before its ranks started", "node 1"),
+            )
+        ),
         (  # the manifest was not written to its end
             {"manifest.json": manifest(attempt(0, None)), "outcome/0.1": outcome(1, rank=1, error="no")},
             "bad",
@@ -520,6 +533,17 @@ def test_many_ranks_are_folded_and_of_very_many_the_slowest_are_listed(
     assert aligned == {"images/s", "waits for data", "peak memory", "peak GPU memory"}
 
 
+@pytest.mark.parametrize(("count", "charts"), [(2, 0), (3, 2), (512, 2), (513, 0)])
+def test_ranks_have_a_bar_each_if_they_are_neither_too_few_nor_too_many(
+    tmp_path: Path, count: int, charts: int
+) -> None:
+    result = RESULT | {"ranks": [*map(rank_row, range(count))]}
+    html = told(write(tmp_path / "run", GOOD | {"result.json": result}))
+    assert (
+        html.count(" rank waits for data</figcaption>") + html.count(" of each rank</figcaption>") == charts
+    )
+
+
 def test_the_parts_of_the_steps_are_shares_of_the_time_in_the_loop(tmp_path: Path) -> None:
     html = told(write(tmp_path / "run", GOOD))
     table = html.partition("Parts of the steps")[2].partition("</figure>")[0]
@@ -545,6 +569,16 @@ def test_step_times_are_told_by_their_shares(tmp_path: Path) -> None:
     assert said[1] in told(write(tmp_path / "few", GOOD | {"metrics.jsonl": few}))
     fewer = "\n".join([*rows[:19], ""])
     assert "steps take up to" not in told(write(tmp_path / "fewer", GOOD | {"metrics.jsonl": fewer}))
+
+
+def test_the_strip_of_a_start_is_as_wide_as_its_parts(tmp_path: Path) -> None:
+    drawn = told(write(tmp_path / "run", GOOD)).partition("<figcaption>The start<")[2].partition("</svg>")[0]
+    parts = [tuple(map(float, one)) for one in re.findall(r' x="([\d.]+)%" y="\d+" width="([\d.]+)%"', drawn)]
+    assert parts[0][0] == 0
+    assert [left + width for left, width in parts] == pytest.approx(
+        [*(left for left, _ in parts[1:]), 100], abs=0.02
+    )
+    assert [width / 100 * 13 for _, width in parts] == pytest.approx([2, 1, 7, 0.5, 2.5], abs=0.01)
 
 
 def test_the_time_line_has_the_date_where_it_changes(tmp_path: Path) -> None:
@@ -637,6 +671,8 @@ def test_stacks_are_named_without_what_a_link_leads_to(tmp_path: Path) -> None:
     write(tmp_path / "other", {"b.rank0.txt": "x"})
     (run / "stacks/1").symlink_to(tmp_path / "other")
     assert facts.read(run, {}).stacks == ["stacks/0/b.rank1.txt"]
+    assert "<h2>The failure</h2><p>Where the ranks were is in stacks/0/b.rank1.txt.</p>" in told(run)
+    assert "The failure" not in told(write(tmp_path / "good", GOOD))
 
 
 @pytest.mark.parametrize(("count", "kept"), [(300, 300), (301, 301)])

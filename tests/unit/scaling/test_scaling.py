@@ -106,6 +106,7 @@ def test_the_reference_program_tells_samples_parts_and_costs(
     assert last["shares"] == pytest.approx(
         {"communication": 0.4, "data": 0.1, "imbalance": 0.0, "compute": 0.5}, abs=1e-9
     )
+    assert [one["slowest"] for one in found["points"]] == [None, None]
     # 3 ranks of 4 threads, 6,400 samples at 150 a second
     assert last["cost"] == {"cpu_hours_per_epoch": pytest.approx(12 * 6400 / 150 / 3600)}
     assert words.splitlines()[3:] == [
@@ -308,18 +309,20 @@ def test_what_a_run_costs_is_counted_in_gpus_or_cores_an_epoch_or_so_many_steps(
 
 
 @pytest.mark.parametrize(
-    ("threads", "scheduler", "device", "is_crowded"),
+    ("threads", "scheduler", "device", "usable", "is_crowded"),
     [
-        ("2", "embedded", "cpu", True),
-        ("1", "embedded", "cpu", False),
-        ("2", "slurm", "cpu", False),
-        ("2", "embedded", "cuda", False),
+        ("2", "embedded", "cpu", 4, True),
+        ("1", "embedded", "cpu", 4, False),
+        ("2", "slurm", "cpu", 4, False),
+        ("2", "embedded", "cuda", 4, False),
+        ("2", "embedded", "cpu", None, False),
     ],
 )
 def test_ranks_that_take_all_cores_of_this_machine_are_said_to(
     threads: str,
     scheduler: str,
     device: str,
+    usable: int | None,
     is_crowded: bool,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -328,10 +331,11 @@ def test_ranks_that_take_all_cores_of_this_machine_are_said_to(
     for nodes, seconds in ((1, 4.0), (2, 6.5)):
         made = attempt(nodes, threads=threads, scheduler=scheduler, device=device)
         made["steps"] = {"timed": 100, "seconds": seconds}
-        hardware = [{"nodes": [], "cpu": {"model": "x", "usable": 4, "flags": []}, "gpus": []}]
+        hardware = [{"nodes": [], "cpu": {"model": "x", "usable": usable, "flags": []}, "gpus": []}]
         runs.append(write(tmp_path, f"{nodes}", {"attempts": [made], "hardware": hardware}))
     sentence = scaling(capsys, runs)[0]["finding"]["sentence"]
     assert ("and 2 ranks share the 4 cores of this machine." in sentence) == is_crowded
+    assert ("of this machine" in sentence) == is_crowded
 
 
 def test_a_rank_that_is_the_slowest_in_one_repeat_alone_is_not_named(
@@ -375,3 +379,25 @@ def test_the_page_of_a_scaling_has_its_finding_sizes_parts_and_runs(
     assert "<li>torch: 2.15.0</li>" in html
     assert "What differs" not in html
     assert html.count("<svg") == 2
+
+
+@pytest.mark.parametrize(("steps", "is_enough"), [(5, True), (4, False)])
+def test_five_steps_beside_the_first_are_enough(steps: int, is_enough: bool, tmp_path: Path) -> None:
+    runs = [reference(tmp_path, "a", 1, 100), reference(tmp_path, "b", 2, 150)]
+    lines = (runs[1] / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (runs[1] / "metrics.jsonl").write_text("".join(lines[: 1 + steps]))
+    if is_enough:
+        assert command.main([*map(str, runs)], {}) == 0
+    else:
+        assert refused(runs) == "scaling-one-size"
+
+
+def test_the_parts_of_a_step_are_not_known_if_a_rank_does_not_tell_its_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [reference(tmp_path, "a", 1, 100), reference(tmp_path, "b", 2, 150)]
+    told = json.loads((runs[1] / "result.json").read_text())
+    del told["ranks"][1]["first_step"]
+    (runs[1] / "result.json").write_text(json.dumps(told))
+    found, _ = scaling(capsys, runs)
+    assert [one["shares"] is None for one in found["points"]] == [False, True]
