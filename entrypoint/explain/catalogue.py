@@ -21,7 +21,7 @@ MOST_BYTES = 1 << 20
 MOST_ENTRIES, MOST_PATTERNS, LONGEST = 1000, 64, 2000
 """Entries, patterns of one of them, characters of a text."""
 OWN_ERROR = "script-error"
-GENERAL = frozenset({"rank-failed"})
+GENERAL = frozenset({"rank-failed", "rank-silent"})
 """Entries that say no more than that something failed."""
 KINDS = ("cause", "symptom", "warning", "hint", "echo")
 SHORTEST = 5

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from entrypoint.core.checkout import apptrain
 from entrypoint.core.errors import BadInput
 from entrypoint.core.plain import counted, plain
 from entrypoint.explain import catalogue, jobscript, judge, logs, run
@@ -29,6 +30,12 @@ def main(what: str, *, as_json: bool) -> int:
     """Prints what is to be said of it. Raises BadInput."""
     if what != STDIN and jobscript.is_one(Path(what)):
         return jobscript.main(Path(what), as_json=as_json)
+    if Path(what).suffix == ".py" and Path(what).is_file():
+        raise BadInput(
+            "explain-program",
+            f"explain: {plain(what)} is a program: give the log of a run of it; of `{apptrain()} run -- "
+            f"{plain(what)}` the run directory, which its first line names",
+        )
     scan = Scan(Index(catalogue.load()))
     told = None
     if what == STDIN:

@@ -177,6 +177,28 @@ def test_an_error_of_its_own_is_told_with_rank_and_node(tmp_path: Path) -> None:
     assert "no such tokenizer" in row["why"]
 
 
+@pytest.mark.parametrize(
+    ("status", "rank", "error", "id"),
+    [
+        (130, "", "interrupted", "interrupted"),
+        (143, "", "ended by SIGTERM", "rank-terminated"),
+        (3, "3", "nothing on stderr", "rank-silent"),
+    ],
+)
+def test_who_ended_it_is_told_apart_from_an_error_of_a_rank(
+    status: int, rank: str, error: str, id: str, tmp_path: Path
+) -> None:
+    ended(tmp_path, status=status, rank=rank, error=error)
+    assert as_json(tmp_path)["causes"][0]["id"] == id
+
+
+def test_a_python_script_is_no_log(tmp_path: Path) -> None:
+    (tmp_path / "my.py").write_text("print(1)\n")
+    done = explain(tmp_path / "my.py")
+    assert (done.returncode, done.stdout) == (64, "")
+    assert f"{tmp_path}/my.py is a program: give the log of a run of it; of `" in done.stderr
+
+
 def test_a_run_that_ended_well_has_no_cause(tmp_path: Path) -> None:
     (tmp_path / "logs" / "0").mkdir(parents=True)
     (tmp_path / "outcome").mkdir()
