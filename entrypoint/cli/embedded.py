@@ -201,6 +201,12 @@ def _plan(job: LocalJob, env: Mapping[str, str]) -> tuple[LaunchPlan, sources.Se
 
 
 def _number(name: str, text: str, *, at_least: int) -> int:
+    if name == "--nodes" and ("," in text or "[" in text):
+        raise BadInput(
+            "run-nodes-names",
+            f"--nodes={text}: apptrain run starts so many nodes on this machine; on machines of your own: "
+            f"apptrain launch --nodes {text} --node-rank I on each",
+        )
     if not text.isdecimal() or int(text) < at_least:
         raise BadInput("demo-number", f"{name}={text}: must be a number from {at_least}")
     return int(text)

@@ -25,6 +25,8 @@ from entrypoint.schedulers.known import KNOWN
 PROGRAMS = ("apptainer", "singularity")
 SUBMIT = tuple(known.submits for known in KNOWN)
 NEXT = "the nodes: apptrain submit --cluster NAME --doctor, or sbatch slurm/multinode.sbatch --doctor"
+HERE = "this machine itself, without a scheduler: apptrain run --doctor"
+"""What is next where no job can be submitted."""
 
 
 def main(home: Path, profile: str, env: Mapping[str, str], *, as_json: bool) -> int:
@@ -38,7 +40,8 @@ def main(home: Path, profile: str, env: Mapping[str, str], *, as_json: bool) -> 
     found = facts.gather(node, folders, "", env)
     findings = [*judge.of_facts(found, Profile(), ""), *_of_submission(node, home, site, env)]
     report = Report(nodes=[found], findings=findings, seconds=time.monotonic() - began)
-    print(json.dumps(report.to_json(), indent=2) if as_json else f"{report.in_words()}\n{NEXT}")
+    following = NEXT if any(map(shutil.which, SUBMIT)) else HERE
+    print(json.dumps(report.to_json(), indent=2) if as_json else f"{report.in_words()}\n{following}")
     return int(bool(findings))
 
 

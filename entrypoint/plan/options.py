@@ -174,7 +174,9 @@ class Option:
 
     def wants(self, error: ValueError) -> str:
         """What a value must be, after an error of `parse`."""
-        return str(error) if str(error).startswith(("must", "MIN")) else f"must be {self.metavar}, a number"
+        if str(error).startswith(("must", "MIN")):
+            return str(error)
+        return f"must be {'seconds' if self.metavar == 'S' else self.metavar}, a number"
 
     @property
     def variable(self) -> str:

@@ -153,11 +153,12 @@ def _members(allocation: Allocation, settings: Settings, *, spares: bool) -> int
     least, most = wanted
     if allocation.nnodes < least or (allocation.nnodes > most and not spares):
         span = str(least) if least == most else f"{least}:{most}"
+        remedy = "request as many nodes as you want to use"
+        if allocation.scheduler == "embedded":
+            remedy = f"give --nodes {most}, or leave --nnodes out"
         raise BadInput(
             "nnodes-above-step",
-            f"--nnodes {span}, but this step has "
-            f"{counted(allocation.nnodes, 'node')}: "
-            "request as many nodes as you want to use",
+            f"--nnodes {span}, but this step has {counted(allocation.nnodes, 'node')}: {remedy}",
         )
     return int(min(allocation.nnodes, most))
 

@@ -83,6 +83,12 @@ def _agree(granted: Allocation, request: PlacementRequest) -> None:
             f"--nodes {request.nodes} is not what {granted.scheduler} granted "
             f"({_listed(granted.nodes)}): {remedy}",
         )
+    if request.node_rank not in (None, granted.node_rank) and granted.scheduler == "embedded":
+        raise BadInput(
+            "node-rank-of-run",
+            f"--node-rank {request.node_rank}: apptrain run starts all nodes, on this machine: leave it out; "
+            "on machines of your own: apptrain launch --nodes LIST --node-rank I",
+        )
     if request.node_rank not in (None, granted.node_rank):
         raise BadInput(
             "node-rank-not-granted",

@@ -601,7 +601,7 @@ def test_an_unknown_profile_is_refused_with_the_path_it_was_sought_at(cli: Cli) 
     )
 
 
-REFUSAL = "APPTRAIN_JOIN_TIMEOUT=soon: must be S, a number"
+REFUSAL = "APPTRAIN_JOIN_TIMEOUT=soon: must be seconds, a number"
 
 
 @pytest.mark.parametrize(

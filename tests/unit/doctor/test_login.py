@@ -40,6 +40,14 @@ def test_a_node_that_can_submit_is_healthy_and_the_next_step_is_named(
     assert lines[-2:] == ["healthy", login.NEXT]
 
 
+def test_where_no_job_can_be_submitted_the_next_step_is_this_machine(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home.parent / "bin/sbatch").unlink()
+    assert login.main(home, "", {}, as_json=False) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == login.HERE
+
+
 def test_what_is_not_there_is_named_with_its_remedy(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "containers/image.json").unlink()
     image = home / "containers/image.sif"
