@@ -73,7 +73,8 @@ _TOLERATED = re.compile(
 _MILD = re.compile(
     rb"\b[Rr]etry(?:ing)?\b(?! counter)|\b[Aa]ttempt \d{1,6}(?:/\d{1,6}| of \d{1,6})? failed\b"
     rb"|\b[Tt]rying (?:again|the next|port|batch|\d)"
-    rb"|(?<!NCCL )(?<![=/])\b(?:WARN(?:ING)?|INFO|DEBUG)\b|[a-z]Warning\b|^wandb: (?:ERROR|W&B)"
+    rb"|(?<!NCCL )(?<![=/])\b(?:WARN(?:ING)?|INFO|DEBUG)\b|[a-z]Warning\b|\b[Ww]arning: "
+    rb"|^wandb: (?:ERROR|W&B)"
     rb"|^\s*(?:[\w.-]{1,64}: )?\[?(?:rank\d+\]:)?\[?W(?:\d{3,4} | )"
 )
 _OF_TRAIN = b"train: WARNING: "
@@ -86,7 +87,7 @@ _OF_SHELL = re.compile(
 )
 """A command of a job script that failed: the script goes on, if it does not ask to be ended."""
 _STEP = re.compile(
-    rb"\b(?:[Ss]teps?|[Ee]pochs?|[Ii]ter(?:ation)?s?|[Bb]atch)\b"
+    rb"\b(?:[Ss]teps?|[Ee]pochs?|[Ii]ter(?:ation)?s?|[Bb]atch|[Tt]rial|[Ff]old|[Rr]ound|[Ee]pisode)\b"
     rb"(?:\W{0,3}|[ :=]{4,12})(\d{1,12}(?:\.\d{1,12})?)\b"
     rb"|\b(\d{1,12})/\d{1,12} \["
 )
@@ -132,22 +133,27 @@ _OF_MESSAGE = re.compile(
 )
 """Before words in quotes: those of somebody else, if they are no field of a log in JSON or logfmt, and
 nothing says that they were an error."""
+_LISTED = re.compile(rb"\[(?:(['\"])[^'\"]{0,80}\1, ?){0,20}['\"][^'\"]*$")
+_OF_ERRORS = re.compile(
+    rb"(?:errors?|messages?|reasons?|failures?|exceptions?|causes?)[\"']?\s?[:=]\s?\[[^\[]*$", re.I
+)
+"""Before words in a list, as a configuration has it; and before a list of what was."""
 _CONDITIONAL = re.compile(
     rb"\b(?:[Ii]f (?:you|it|there|this|that|the|your|any|an?|NCCL|CUDA) |[Ii]n case of |[Ww]henever "
-    rb"|[Tt]o (?:avoid|prevent) )[^.;:]*$|\b[Ii]f $|\s{2,}# "
+    rb"|[Tt]o (?:avoid|prevent) )[^.;:]*$|\b(?:[Ii]f|[Ww]hen) [\"'`]?$|\s{2,}# "
 )
 """Before words that say what may happen: advice, or a comment."""
 _USAGE = re.compile(rb"\s*(?:--[a-zA-Z][\w-]*[ =,:]|-[a-zA-Z][ ,]|# )")
 """Begin of a line of a usage text, or of a comment."""
 _NONE = rb"\s?\"?(?:no|none|null|false|off)\"?\s*(?:$|[,;)}\]])"
 _DENIED = re.compile(
-    rb"(?: (?:events?|errors?|kills?|count))?(?:\"?\s?=|\"\s?:)\s?\"?(?:0\"?\s*(?:$|[,;)}\]])|"
+    rb"\?(?:\s|$)|s?(?: (?:events?|errors?|kills?|count))?(?:\"?\s?=|\"\s?:)\s?\"?(?:0\"?\s*(?:$|[,;)}\]])|"
     + _NONE
-    + rb")| (?:events?|errors?|kills?|count)\s?:\s?0\s*(?:$|[,;)}\]])|\s?:"
+    + rb")|(?:s| (?:events?|errors?|kills?|count))\s?:\s?0\s*(?:$|[,;)}\]])|\s?:"
     + _NONE,
     re.I,
 )
-"""Behind words that say what did not happen."""
+"""Behind words that say what did not happen, or that only ask."""
 _UNCAUGHT = re.compile(
     rb", in (?:<module>|_run_module_as_main|_bootstrap|_wrap|_worker_loop|_main|spawn_main)\s*$"
 )
@@ -166,7 +172,7 @@ _FINISHED = re.compile(rb"'train_runtime'|`Trainer\.fit` stopped: ")
 """The program came to its end, in the words of a library."""
 _SAYS_DONE = re.compile(
     rb"\b[Tt]raining (?:is |has )?(?:finished|complete|completed|done)\b|\b[Ff]inished training\b"
-    rb"|^(?:[Aa]ll )?[Dd]one\b|\b[Ff]inished(?:[,.!]|$)"
+    rb"|^(?:[Aa]ll )?[Dd]one\b|^(?:\S{1,20} )?[Ff]inished(?:[,.!]|$)"
 )
 """In those of the program, or of a job script that goes on after a failure."""
 _ENDED_WELL = re.compile(
@@ -579,6 +585,10 @@ def _is_about(line: bytes, begin: int, end: int) -> bool:
     before, behind = line[:begin], line[end:]
     if _DENIED.match(behind) or _USAGE.match(before) or _CONDITIONAL.search(before[-NEAR_WORDS:]):
         return True
+    if _LISTED.search(before) and not _OF_ERRORS.search(before):
+        return True
+    if before.count(b"`") % 2 and b"`" in behind:
+        return True
     is_quoted = b'"' in behind and before.count(b'"') % 2 and _QUOTED.search(before)
     return bool(is_quoted) and not _OF_MESSAGE.search(before)
 
@@ -650,6 +660,10 @@ def _is_last_word(body: bytes, before: Sequence[bytes], *, is_exception: bool = 
     if not (is_exception or _EXCEPTION.match(body)) or not _last_frame(before):
         return False
     begin = next((at for at in reversed(range(len(before))) if _TRACEBACK in before[at]), 0)
+    if b'"<string>"' in b"".join(before[begin + 1 : begin + 2]) and not any(
+        b"spawn_main" in one for one in before
+    ):
+        return False  # python -c: a job script tries something
     return begin == 0 or not _LOGGED.search(before[begin - 1])
 
 

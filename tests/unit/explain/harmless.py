@@ -20,6 +20,7 @@ LINES = (
     "the munged table has 4 rows",
     "upload: exceeded retries",
     "API quota exceeded",
+    "episode 3: Killed 7 enemies",
     "dashboard: the desk is occupied",
     "Error 8021 in row 7",
     "[Errno 281] of the instrument",

@@ -375,7 +375,15 @@ def test_a_line_that_tells_of_no_failure_by_itself_is_mild(line: str, is_mild: b
 
 
 @pytest.mark.parametrize(
-    "row", ["step {}", "Epoch {}: 10%", "iter: {}", "{{'loss': 1, 'epoch': 0.{}}}", " 7%|# | {}/90 [00:01<"]
+    "row",
+    [
+        "step {}",
+        "Trial {} finished",
+        "Epoch {}: 10%",
+        "iter: {}",
+        "{{'loss': 1, 'epoch': 0.{}}}",
+        " 7%|# | {}/90 [00:01<",
+    ],
 )
 def test_steps_of_training_are_known_in_many_forms(row: str) -> None:
     steps = "".join(f"{row.format(at)}\n" for at in range(3))
@@ -507,6 +515,11 @@ def test_a_command_of_the_job_script_that_failed_before_a_step_is_no_cause() -> 
         "if CUDA out of memory, halve the batch",
         "# Address already in use? change PORT",
         "    oom_policy: kill      # CUDA out of memory -> kill",
+        "settings {'fail_on': ['Connection refused', 'CUDA out of memory']}",
+        "- `RuntimeError: CUDA out of memory`: take a smaller batch",
+        "*** Disk quota exceeded? See the manual. ***",
+        "*** Tell us when 'CUDA out of memory' appears ***",
+        "oom_kill events: 0",
     ],
 )
 def test_a_line_that_only_speaks_of_a_failure_is_none(line: str) -> None:
@@ -545,6 +558,8 @@ def test_a_program_outlives_an_exception_of_its_thread() -> None:
             "cuda-out-of-memory",
         ),
         ('time=1 status="CUDA out of memory. Tried to allocate 2 GiB" rank=3\n', "cuda-out-of-memory"),
+        ("errors: ['CUDA out of memory. Tried to allocate 2 GiB']\n", "cuda-out-of-memory"),
+        ("RuntimeError('CUDA out of memory. Tried to allocate 2 GiB')\n", "cuda-out-of-memory"),
         ('worker 3 died with "CUDA out of memory. Tried to allocate 2 GiB"\n', "cuda-out-of-memory"),
         ("ERROR checking if the checkpoint is complete: No space left on device\n", "disk-full"),
         ("sacct: Disk quota exceeded: 0, files\n", "quota"),
@@ -658,6 +673,16 @@ def test_an_error_that_ended_nothing_behind_an_exception_that_did_is_not_the_cau
     assert of(a=OWN + "copying\n" * lines_between + ended).causes[0].entry.id == "disk-full"
 
 
+def test_what_a_job_script_tries_with_one_line_of_python_does_not_end_the_job() -> None:
+    tried = 'Traceback (most recent call last):\n  File "<string>", line 1, in <module>\n' + NO_APEX
+    assert of(a=tried).causes[0].entry.id == "module-not-found"
+    assert of(a=tried + "".join(STEPS[:3])).causes == ()
+    assert of(a=tried + "".join(STEPS[:2]) + OWN).causes[0].entry.id == "script-error"
+    spawned = tried.replace(NO_APEX, '  File "spawn.py", line 122, in spawn_main\n' + NO_APEX)
+    assert of(a=spawned + "".join(STEPS[:3])).causes[0].entry.id == "module-not-found"
+
+
+NO_APEX = "ModuleNotFoundError: No module named 'apex'\n"
 MISSING = "ImportError: libnvinfer.so.8: cannot open shared object file: No such file or directory\n"
 
 
