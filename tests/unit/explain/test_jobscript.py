@@ -308,6 +308,7 @@ def test_nothing_is_remarked_where_nothing_is_lost(text: str) -> None:
         (["#SBATCH --gpus-per-node=h100:4,nvme:1"], 1, 1, 4),
         (["#SBATCH --gres=nvme:1 --gpus-per-node=2"], 1, 1, 2),
         (["#SBATCH --exclusive -N 2"], 2, 1, 0),
+        (["#SBATCH -N 2 --gres=nvme:2"], 2, 1, 0),
         (["#SBATCH --comment='it is -N 9' -N 2"], 2, 1, 0),
         (["#SBATCH --comment=it's -N 2"], 2, 1, 0),
         (["#SBATCH -N 2", "#PBS -l select=9"], 2, 1, 0),
@@ -349,6 +350,7 @@ def test_nodes_of_ones_own_are_asked_for_in_these_words(line: str, is_exclusive:
         (["--nodes=2", "--ntasks", "4", "-l", "--", "x"], 4),
         (["x", "-N", "2"], 0),
         (["-N"], 1),
+        (["-N2", "x", "y"], 1),
     ],
 )
 def test_the_program_stands_behind_sruns_own_options(words: list[str], count: int) -> None:

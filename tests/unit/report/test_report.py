@@ -805,6 +805,7 @@ def labels(drawn: str) -> list[str]:
         ((6.0, 10.0), "6", False),
         ((4.0, 10.0), "0", False),
         ((3.0, 3.0), "2", False),
+        ((0.0, 0.0), "-0.4", False),
     ],
 )
 def test_a_curve_begins_at_0_or_is_logarithmic_if_its_values_lie_far_apart(
@@ -812,6 +813,11 @@ def test_a_curve_begins_at_0_or_is_logarithmic_if_its_values_lie_far_apart(
 ) -> None:
     drawn = charts.curves("Loss", {"loss": of_values(*values)})
     assert (labels(drawn)[0], "logarithmic scale" in drawn) == (first, is_log)
+
+
+def test_a_logarithmic_axis_has_powers_of_ten() -> None:
+    drawn = charts.curves("Loss", {"loss": of_values(1.0, 1000.0)})
+    assert labels(drawn)[:4] == ["1", "10", "100", "1000"]
 
 
 def test_curves_have_a_key_if_there_are_several_and_marks_where_the_run_went_on() -> None:
