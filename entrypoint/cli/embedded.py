@@ -204,7 +204,7 @@ def _number(name: str, text: str, *, at_least: int) -> int:
     if name == "--nodes" and ("," in text or "[" in text):
         raise BadInput(
             "run-nodes-names",
-            f"--nodes={text}: apptrain run starts so many nodes on this machine; on machines of your own: "
+            f"--nodes={text}: apptrain run takes a number, its nodes are on this machine; on others: "
             f"apptrain launch --nodes {text} --node-rank I on each",
         )
     if not text.isdecimal() or int(text) < at_least:

@@ -57,7 +57,8 @@ def main(what: str, *, as_json: bool) -> int:
     if as_json:
         _print_json(found, rows, scan, done)
     else:
-        print("\n".join(_in_words(found, rows, scan, done, told)))
+        is_unended = told is None and what != STDIN and run.is_one(Path(what))
+        print("\n".join(_in_words(found, rows, scan, done, told, is_unended=is_unended)))
     return KNOWN if rows else UNKNOWN
 
 
@@ -118,7 +119,13 @@ def _print_json(found: Judgement, rows: list[dict[str, Any]], scan: Scan, done: 
 
 
 def _in_words(
-    found: Judgement, rows: list[dict[str, Any]], scan: Scan, done: logs.Read, told: run.Told | None
+    found: Judgement,
+    rows: list[dict[str, Any]],
+    scan: Scan,
+    done: logs.Read,
+    told: run.Told | None,
+    *,
+    is_unended: bool,
 ) -> Iterable[str]:
     if rows:
         first = found.causes[0]
@@ -149,6 +156,8 @@ def _in_words(
                 yield from _fact("note", f"{echo.entry.title}: {echo.entry.remedy}")
         else:
             yield f"  no line of {counted(scan.lines, 'line')} looks like an error"
+        if is_unended:
+            yield "  no node has left an outcome: the run is not over, or all of it was killed"
     others = [*found.causes[1:], *(one for one in found.others if rows or one.entry.kind != "echo")]
     if others:
         yield "also seen:"

@@ -181,7 +181,7 @@ def test_an_error_of_its_own_is_told_with_rank_and_node(tmp_path: Path) -> None:
     ("status", "rank", "error", "id"),
     [
         (130, "", "interrupted", "interrupted"),
-        (143, "", "ended by SIGTERM", "rank-terminated"),
+        (143, "", "ended by SIGTERM", "ended-by-signal"),
         (3, "3", "nothing on stderr", "rank-silent"),
     ],
 )
@@ -190,6 +190,19 @@ def test_who_ended_it_is_told_apart_from_an_error_of_a_rank(
 ) -> None:
     ended(tmp_path, status=status, rank=rank, error=error)
     assert as_json(tmp_path)["causes"][0]["id"] == id
+
+
+def test_of_a_run_of_which_nothing_has_ended_that_is_said(tmp_path: Path) -> None:
+    for folder in ("outcome", "logs/0"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "logs/0/a.rank0.out").write_text("step 1\n")
+    done = explain(tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [
+        "the cause is not known",
+        "  no line of 1 line looks like an error",
+        "  no node has left an outcome: the run is not over, or all of it was killed",
+    ]
 
 
 def test_a_python_script_is_no_log(tmp_path: Path) -> None:
