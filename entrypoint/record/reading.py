@@ -6,6 +6,7 @@ Runs with the Python of a login node, from 3.9 on.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import time
 from pathlib import Path
@@ -20,6 +21,8 @@ from entrypoint.record import shape
 NAME = "manifest.json"
 MOST = 8 << 20
 """Bytes of a manifest, and of each other JSON file of a run directory."""
+MOST_BESIDE = 10_000
+"""Entries of a folder that are looked at."""
 SCHEMA_VERSION = 2
 """1 was called `format` and had nothing but attempts."""
 
@@ -33,6 +36,16 @@ def check_folder(run: Path) -> None:
         )
 
 
+def such_as(folder: Path) -> str:
+    """The newest run directory in a folder, for a message."""
+    with contextlib.suppress(OSError):
+        beside = (one / NAME for one in itertools.islice(folder.iterdir(), MOST_BESIDE))
+        times = {one.parent: one.stat().st_mtime for one in beside if files.is_regular(one)}
+        if times:
+            return str(plain(str(max(times, key=times.__getitem__))))
+    return "runs/NAME-ID"
+
+
 def of_run(run: Path, cannot: str) -> dict[str, Any]:
     """The manifest of a run directory. `cannot`: what is not possible without one. Raises BadInput."""
     check_folder(run)
@@ -43,7 +56,7 @@ def of_run(run: Path, cannot: str) -> dict[str, Any]:
         raise BadInput(
             "manifest-unreadable",
             f"{name} cannot be {cannot}: {NAME}: {error.strerror}: "
-            "give a run directory, such as runs/NAME-ID",
+            f"give a run directory, such as {such_as(run)}",
         ) from None
     except ValueError as error:
         raise BadInput("manifest-damaged", f"{name}/{NAME} is no manifest: {plain(str(error))}") from None

@@ -78,7 +78,7 @@ def _check_run(found: RunFacts) -> None:
         raise BadInput(
             "report-no-run",
             f"report: {plain(str(found.path))} has nothing of a run: "
-            "give a run directory, such as runs/NAME-ID",
+            f"give a run directory, such as {reading.such_as(found.path)}",
         )
 
 

@@ -1,11 +1,13 @@
 """Manifests of every format, in today's shape."""
 
 import json
+import os
 import re
 from pathlib import Path
 
 import pytest
 
+from entrypoint.core.errors import BadInput
 from entrypoint.record import reading
 
 FIRST = {"attempt": 0, "scheduler": "slurm", "nodes": ["a", "b"], "command": ["x.py"], "image": None}
@@ -49,3 +51,18 @@ def test_a_later_format_is_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps({"schema_version": 3, "attempts": []}))
     with pytest.raises(ValueError, match="it is of format 3, and this apptrain reads up to 2"):
         reading.read(path)
+
+
+def test_of_a_folder_with_runs_the_newest_is_named(tmp_path: Path) -> None:
+    for name, at in (("old", 1), ("new", 3), ("middle", 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "manifest.json").write_text("{}")
+        os.utime(tmp_path / name / "manifest.json", (at, at))
+    (tmp_path / "no run").mkdir()
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput) as refused:
+        reading.of_run(tmp_path, "compared")
+    assert str(refused.value) == (
+        f"{tmp_path} cannot be compared: manifest.json: No such file or directory: give a run directory, such as {tmp_path}/new"
+    )
+    assert reading.such_as(tmp_path / "no run") == reading.such_as(tmp_path / "file") == "runs/NAME-ID"
