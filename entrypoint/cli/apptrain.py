@@ -149,7 +149,7 @@ def _run(arguments: list[str]) -> int:
 
         if _is_given("--cluster", split_command(rest)[0]):
             _need_checkout(name)
-        return command.main(rest, os.environ, lambda: _check_python(name))
+        return command.main(rest, os.environ, _check_run_of_scaling)
     if name == "explain":
         return _explain(rest)
     if name == "site":
@@ -221,6 +221,15 @@ def _embedded(name: str, arguments: list[str]) -> int:
     from entrypoint.cli import embedded
 
     return embedded.main(arguments, lambda: _check_python(name))
+
+
+def _check_run_of_scaling(arguments: list[str]) -> None:
+    """Raises BadInput for what `apptrain run` would refuse of these arguments, or of this Python."""
+    if sys.version_info >= mistakes.OLDEST:
+        from entrypoint.cli import embedded
+
+        embedded.check(arguments)
+    _check_python("scaling")
 
 
 def _check_python(name: str) -> None:

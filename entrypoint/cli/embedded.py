@@ -113,6 +113,11 @@ def main(argv: Sequence[str], check_python: Callable[[], None] = lambda: None) -
         return refusal.status
 
 
+def check(argv: Sequence[str]) -> None:
+    """Raises BadInput for what can be known to be wrong with these arguments, before anything is made."""
+    _job(argv, os.environ, os.getpid())
+
+
 @contextlib.contextmanager
 def own_number() -> Iterator[int]:
     """A number that gives other ports than that of any job of this machine has. It is ours as long as a

@@ -6,6 +6,7 @@ Runs with the Python of a login node, from 3.9 on.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import shlex
@@ -26,7 +27,7 @@ from entrypoint.record import reading, tokens
 from entrypoint.scaling import jobs, measured, page, picture, result, sweep
 from entrypoint.scaling.measured import Measured, NotMeasured
 from entrypoint.scaling.result import Scaling
-from entrypoint.scaling.sweep import REFERENCE, Sweep, SweepFolder
+from entrypoint.scaling.sweep import REFERENCE, NoSuchSize, Sweep, SweepFolder
 from entrypoint.schedulers import choice
 from entrypoint.schedulers.known import KNOWN, words_of
 from entrypoint.schedulers.request import PlacementRequest
@@ -39,10 +40,10 @@ RESULT, PICTURE = "result.json", "scaling.svg"
 
 
 def main(
-    arguments: Sequence[str], env: Mapping[str, str], check_python: Callable[[], None] = lambda: None
+    arguments: Sequence[str], env: Mapping[str, str], check_run: Callable[[list[str]], None] = lambda _: None
 ) -> int:
-    """Returns the exit status. `check_python` raises BadInput if nothing can be trained with this Python.
-    Raises BadInput."""
+    """Returns the exit status. `check_run` raises BadInput if `apptrain run` with such arguments would be
+    refused here. Raises BadInput."""
     before, command = split_command(arguments)
     parser = _parser()
     if "--" in arguments:
@@ -61,7 +62,7 @@ def main(
             )
     if given.runs:
         return _read(given, env)
-    return _measure(given, options, command or OWN_JOB, env, check_python)
+    return _measure(given, options, command or OWN_JOB, env, check_run)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -171,7 +172,7 @@ def _measure(
     options: Sequence[str],
     command: Sequence[str],
     env: Mapping[str, str],
-    check_python: Callable[[], None],
+    check_run: Callable[[list[str]], None],
 ) -> int:
     kind = _kind(given) or ("strong" if tuple(command[:2]) == REFERENCE else "weak")
     nodes = sweep.sizes(given.nodes) if given.nodes else _default_sizes(given.cluster)
@@ -186,7 +187,7 @@ def _measure(
         known = words_of(profile.load(given.cluster, asked=f"--cluster {given.cluster}").scheduler)
     else:
         _refuse_in_job(env)
-        check_python()
+        check_run(_of_first_run(nodes, options, command))
         options = [*options, *_threads(options, nodes[-1], env)]
     batch = _batch(command) if kind == "weak" and tuple(command[:2]) == REFERENCE else 0
     asked = Sweep(
@@ -256,6 +257,14 @@ def _default_sizes(cluster: str) -> tuple[int, ...]:
     """1, 2, 4 ...: as many nodes as this machine has cores, at most 8; at least 2."""
     cores = 4 if cluster else len(os.sched_getaffinity(0))
     return tuple(one for one in (1, 2, 4, 8) if one <= max(2, cores))
+
+
+def _of_first_run(nodes: Sequence[int], options: Sequence[str], command: Sequence[str]) -> list[str]:
+    """Arguments of `apptrain run` for the first size that CMD can have."""
+    for size in nodes:
+        with contextlib.suppress(NoSuchSize):
+            return ["--nodes", str(size), *options, "--", *sweep.of_size(command, size, batch=0)]
+    return ["--nodes", str(nodes[0]), *options, "--", *command]
 
 
 def _threads(options: Sequence[str], most: int, env: Mapping[str, str]) -> list[str]:
