@@ -115,6 +115,7 @@ def judge(
     first = [one for one in findings if not one.entry.follows & (seen - {one.entry.id})] or findings
     has_failed = bool(ends) or any(not _is_of_good_run(one) for one in timed)
     first = [one for one in first if has_failed or not _is_of_good_run(one.first)]
+    first = [one for one in first if not (one.first.is_passing and one.entry.kind == "cause")]
     first.sort(key=_ranking)
     unknown = _surest([one for one in timed if one.entry is None and one.is_exception])
     best = first[0] if first else None

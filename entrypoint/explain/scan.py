@@ -67,12 +67,11 @@ _ERROR = re.compile(
 _TOLERATED = re.compile(
     rb"\b[Ff]all(?:ing|s|en)? ?back\b|\b[Ii]gnor(?:ing|ed|e)\b|\b[Uu]sing (?:the )?(?:CPU|cpu)\b"
     rb"|\b[Uu]sing .{1,60} instead\b|\b[Ff]rom scratch\b|\b[Ss]kipp(?:ing|ed)\b|\b[Rr]ecovered\b|non-fatal"
-    rb"|thrown while requesting"
 )
 """The program says that it goes on without."""
 _MILD = re.compile(
     rb"\b[Rr]etry(?:ing)?\b(?! counter)|\b[Aa]ttempt \d{1,6}(?:/\d{1,6}| of \d{1,6})? failed\b"
-    rb"|\b[Tt]rying (?:again|the next|port|batch|\d)"
+    rb"|\b[Tt]rying (?:again|the next|port|batch|\d)|thrown while requesting"
     rb"|(?<!NCCL )(?<![=/])\b(?:WARN(?:ING)?|INFO|DEBUG)\b|[a-z]Warning\b|\b[Ww]arning: "
     rb"|^wandb: (?:ERROR|W&B)"
     rb"|^\s*(?:[\w.-]{1,64}: )?\[?(?:rank\d+\]:)?\[?W(?:\d{3,4} | )"
@@ -86,6 +85,23 @@ _OF_SHELL = re.compile(
     rb"|ModuleCmd_Load"
 )
 """A command of a job script that failed: the script goes on, if it does not ask to be ended."""
+_OF_FILES = re.compile(
+    rb"^(?:/\S*/)?(?:cp|mv|rm|mkdir|rmdir|ls|ln|cat|tar|touch|chmod|chown|chgrp|find|rsync|du|df): "
+)
+_OF_THE_END = re.compile(rb"^\s*$|\b[Ee]xit|\bsrun: |slurmstepd|\bPBS\b|\b[Tt]erminated\b|\bmpirun\b|^-{5,}")
+"""Lines that may stand behind a command that ended its job script."""
+NEAR_COMMAND = 4
+"""Lines behind a command, by which its job script went on."""
+_GENERAL = frozenset({"memory and files", "rendezvous", "internet"})
+"""Families of causes whose words are those of the system, and in many sentences."""
+_BEFORE_REPORT = re.compile(rb"(?:[\w.]|[:\]\[>)(|=*-]\s?[\"']?)$")
+_OF_FAILURE = re.compile(
+    rb"error|fatal|fail|exception|cannot|can't|could ?n.t|could not|unable|abort|critical|kill|cancel|invalid"
+    rb"|unknown|refused|timed? ?out|\[E",
+    re.I,
+)
+"""A line that reports an error begins with it, has it behind a colon or the like, or says that something
+failed."""
 _STEP = re.compile(
     rb"\b(?:[Ss]teps?|[Ee]pochs?|[Ii]ter(?:ation)?s?|[Bb]atch|[Tt]rial|[Ff]old|[Rr]ound|[Ee]pisode)\b"
     rb"(?:\W{0,3}|[ :=]{4,12})(\d{1,12}(?:\.\d{1,12})?)\b"
@@ -113,7 +129,9 @@ _RESTART = re.compile(
     rb"(?: ?(?:of|/) ?\d{1,4})?\W{0,6}$"
 )
 """torchrun, or a job script, begins anew in the same log."""
-_RUNS_AGAIN = re.compile(rb"\bDUE TO (?:PREEMPTION|NODE FAILURE|JOB REQUEUE)\b|srun: error: Node failure on ")
+_OF_RESTART = b"estart", b"RESTART", b"elaunch", b"equeue", b"ttempt", b"ATTEMPT", b"try ", b"Try "
+"""One of these is in each such line."""
+_RUNS_AGAIN = re.compile(rb"\bDUE TO (?:PREEMPTION|NODE FAILURE|JOB REQUEUE)\b")
 """After this the scheduler may start the job again, and write to the same log."""
 _CLOCK = re.compile(rb"\b(\d\d):(\d\d):(\d\d)\b")
 NEXT_RUN = 60
@@ -229,6 +247,9 @@ class Evidence:
     """Another exception was raised while it was handled."""
     is_last: bool = False
     """It ended a process, or the scheduler did."""
+    is_passing: bool = False
+    """The program, or the job script, says that it went on, or the line is no report of an error: alone it is
+    no cause."""
     steps_before: int = 0
     """Different steps just before it."""
 
@@ -477,6 +498,7 @@ class Scan:
                 is_exception=is_exception,
                 is_mild=is_mild,
                 is_of_shell=_OF_SHELL.search(body) is not None,
+                is_passing=not is_last and not is_exception and _is_passing(entry, line, body, behind),
                 went_on=not is_last and _goes_on(line, before, behind),
                 may_have_gone_on=is_doubtable and _may_go_on(behind),
                 is_caught=is_caught,
@@ -508,11 +530,16 @@ class Scan:
 
     def _remember_restart(self, body: bytes, behind: Sequence[bytes], name: str, number: int) -> None:
         """What the scheduler ended goes on with the first step behind that; one alone may be its last."""
-        steps = _steps(behind)
-        if steps >= LATER_STEPS and _RUNS_AGAIN.search(body):
-            number += next(at for at, one in enumerate(behind, 1) if _STEP.search(one, 0, 400))
-        elif not _RESTART.search(body):
+        is_ended = b"srun: error: Node failure on " in body or (
+            b"DUE TO" in body and _RUNS_AGAIN.search(body) is not None
+        )
+        if not is_ended and not _is_restart(body):
             return
+        steps = _steps(behind)
+        if is_ended and steps < LATER_STEPS:
+            return
+        if is_ended:
+            number += next(at for at, one in enumerate(behind, 1) if _STEP.search(one, 0, 400))
         known = self.restarts.setdefault(name, [])
         if len(known) < MOST_RESTARTS:
             known.append(Restart(number, steps))
@@ -543,6 +570,10 @@ class Scan:
             for place, pattern in enumerate((*entry.all, *entry.then)):
                 if pattern.is_in(line, body):
                     self.helped[entry.id, place] = order
+
+
+def _is_restart(body: bytes) -> bool:
+    return any(word in body for word in _OF_RESTART) and _RESTART.search(body) is not None
 
 
 def _head(text: bytes) -> bytes:
@@ -591,6 +622,33 @@ def _is_about(line: bytes, begin: int, end: int) -> bool:
         return True
     is_quoted = b'"' in behind and before.count(b'"') % 2 and _QUOTED.search(before)
     return bool(is_quoted) and not _OF_MESSAGE.search(before)
+
+
+def _is_passing(entry: Entry | None, line: bytes, body: bytes, behind: Sequence[bytes]) -> bool:
+    if _TOLERATED.search(line):
+        return True
+    if _OF_FILES.search(body):
+        return _script_goes_on(behind[:NEAR_COMMAND])
+    if entry is None or entry.family not in _GENERAL:
+        return False
+    spans = [span for pattern in entry.any if (span := pattern.span(line, body))]
+    return not any(_is_report(line, body, *span) for span in spans)
+
+
+def _script_goes_on(behind: Sequence[bytes]) -> bool:
+    """Whether something else follows than its end, another command that failed, or a traceback."""
+    for one in behind:
+        if _TRACEBACK in one:
+            return False
+        if not _OF_THE_END.search(one) and not _OF_SHELL.search(one):
+            return True
+    return False
+
+
+def _is_report(line: bytes, body: bytes, begin: int, end: int) -> bool:
+    before = line[len(line) - len(body) : begin]
+    is_at_begin = not before.strip() or _BEFORE_REPORT.search(before) is not None
+    return is_at_begin or _OF_FAILURE.search(line[:begin] + line[end:]) is not None
 
 
 def _is_quoted(line: bytes, before: Sequence[bytes]) -> bool:
@@ -743,7 +801,7 @@ def _may_be(block: bytes, start: int, end: int, at: int, patterns: Sequence[tupl
             or _EXCEPTION.match(line) is not None
             or _TELLS.search(line) is not None
             or messages.PREFIX.match(line) is not None
-            or _RESTART.search(line) is not None
+            or _is_restart(line)
         )
     return any(
         block.find(pattern.longest, start, end) >= 0 and pattern.may_be_in(block[start:end])

@@ -335,12 +335,36 @@ def test_a_warning_is_not_taken_for_the_cause_of_an_error_that_nobody_knows() ->
     [
         "ModuleNotFoundError: No module named 'apex' - using torch layer norm instead\n",
         "libx.so.3: cannot open shared object file: No such file or directory (ignored)\n",
-        "thing: HTTPSConnectionPool(host='x', port=443): Read timed out. thrown while requesting HEAD x\n",
+        "a cache in /tmp was made, as /home/me/.cache is not writable; Permission denied\n",
+        "ls: cannot access '/tmp/old': No such file or directory\ncomputing\n",
+        "rm: cannot remove '/tmp/old': Permission denied\nls: cannot access '/x': x\nready\n",
     ],
 )
-def test_what_a_program_goes_on_without_is_a_cause_only_if_something_failed(line: str) -> None:
-    assert of(a=f"{line}ready\n").causes == ()
-    assert len(of(a=line + "exited with code 1\n").causes) == 1
+def test_what_a_program_goes_on_without_is_no_cause_though_something_failed(line: str) -> None:
+    assert of(a=line + "srun: error: n1: task 0: Exited with exit code 1\n").causes == ()
+    assert of(a=line + OOM).causes[0].entry.id == "cuda-out-of-memory"
+
+
+@pytest.mark.parametrize(
+    ("line", "cause"),
+    [
+        ("ls: cannot access '/data': No such file or directory\n", "file-missing"),
+        ("error: the cache is not writable; Permission denied\n", "permission-denied"),
+        ("a1: open /home/me/x: Permission denied\n", "permission-denied"),
+        ("    Permission denied\n", "permission-denied"),
+        (
+            "cp: error writing '/x': No space left on device\nTraceback (most recent call last):\n",
+            "disk-full",
+        ),
+        ("ls: cannot access '/x': No such file or directory\nmkdir: cannot create '/x': y\n", "file-missing"),
+        (
+            "thing: HTTPSConnectionPool(host='x', port=443): x. thrown while requesting HEAD x\n",
+            "hub-offline",
+        ),
+    ],
+)
+def test_a_line_that_reports_an_error_is_the_cause_if_something_failed(line: str, cause: str) -> None:
+    assert of(a=line + "srun: error: n1: task 0: Exited with exit code 1\n").causes[0].entry.id == cause
 
 
 @pytest.mark.parametrize(
