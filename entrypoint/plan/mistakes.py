@@ -226,7 +226,7 @@ def _check_launchers(command: Sequence[str], name: str, mode: str, *, no_python:
             return
         script = _script(rest)
         before = rest[: len(rest) - len(script)] if rest[-len(script) :] == script else rest
-        words = [*_binding(before), "--", *script]
+        words = [*_kept(before), "--", *script]
         raise BadInput(
             "cmd-launcher",
             f"CMD begins with {launcher}: leave it and its options out, apptrain starts the ranks: "
@@ -247,14 +247,17 @@ def _check_launchers(command: Sequence[str], name: str, mode: str, *, no_python:
         raise _shell(command[0], command)
 
 
-def _binding(options: Sequence[str]) -> list[str]:
-    """torchrun's --numa-binding, which is ours too; of its other options those of a job know better."""
+def _kept(options: Sequence[str]) -> list[str]:
+    """torchrun's --numa-binding, which is ours too, and for `run` its number of ranks; in a job the scheduler
+    knows better."""
+    found = []
     for at, word in enumerate(options):
         name, equals, value = word.replace("_", "-").partition("=")
-        if name == "--numa-binding":
-            given = value if equals else "".join(options[at + 1 : at + 2])
-            return [f"{name}={given}"]
-    return []
+        given = value if equals else "".join(options[at + 1 : at + 2])
+        is_count = name == "--nproc-per-node" and given.isdecimal() and typed()[:1] == ["run"]
+        if name == "--numa-binding" or is_count:
+            found.append(f"{name}={given}")
+    return found
 
 
 def _script(words: Sequence[str]) -> list[str]:

@@ -145,7 +145,8 @@ TRIED = [
     # words in front of a script
     Mistake(given="apptrain run -- python my_script.py --lr 1", found="CMD begins with python: leave it out, Python runs CMD anyway: -- my_script.py --lr 1"),
     Mistake(given="apptrain run -- python3 -u -m my.module", found="CMD begins with python3: leave it out, Python runs CMD anyway: -- -m my.module"),
-    Mistake(given="apptrain run -- torchrun --nproc-per-node 2 my_script.py", found="CMD begins with torchrun: leave it and its options out, apptrain starts the ranks: -- my_script.py"),
+    Mistake(given="apptrain run -- torchrun --nproc_per_node 2 my_script.py", found="CMD begins with torchrun: leave it and its options out, apptrain starts the ranks: --nproc-per-node=2 -- my_script.py"),
+    Mistake(given="apptrain run -- torchrun --nproc-per-node=gpu my_script.py", found="CMD begins with torchrun: leave it and its options out, apptrain starts the ranks: -- my_script.py"),
     Mistake(given="apptrain run -- torchrun --nnodes 2 --numa_binding=node my_script.py", found="CMD begins with torchrun: leave it and its options out, apptrain starts the ranks: --numa-binding=node -- my_script.py"),
     Mistake(given="apptrain run -- torchrun --numa-binding exclusive my_script.py --numa-binding x", found="CMD begins with torchrun: leave it and its options out, apptrain starts the ranks: --numa-binding=exclusive -- my_script.py --numa-binding x"),
     Mistake(given="apptrain run -- python -m torch.distributed.run my_script.py", found="CMD begins with torch.distributed.run: leave it and its options out, apptrain starts the ranks: -- my_script.py"),
