@@ -50,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
             return inspect(image)
         extra = Path(options.extra).resolve() if options.extra else None
         if extra:
-            wheels.check_extra(extra)
+            stacks.check_extra(extra)
         offline = Path(options.offline).resolve() if options.offline else None
         if options.what == "verify":
             return verify(stack, extra, image, offline)

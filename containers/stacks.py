@@ -154,6 +154,12 @@ def check_name(name: str) -> None:
         )
 
 
+def check_extra(extra: Path) -> None:
+    """Raises BuildRefused before anything is fetched."""
+    if not extra.is_file():
+        raise BuildRefused("extra-missing", f"EXTRA={extra}: there is no such file: give a requirements file")
+
+
 def find(name: str) -> Stack:
     """The stack of this name, or the default for ''."""
     check_name(name)

@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import Final
 
+from containers import stacks
 from containers.download import NoAnswer
 from containers.stacks import BuildRefused, Stack
 
@@ -83,19 +84,13 @@ def _refusal(lock: Path, said: str) -> Exception:
     return NoAnswer("wheels-no-answer", f"pip could not fetch the wheels of {name}; the reason stands above")
 
 
-def check_extra(extra: Path) -> None:
-    """Raises BuildRefused before anything is fetched."""
-    if not extra.is_file():
-        raise BuildRefused("extra-missing", f"EXTRA={extra}: there is no such file: give a requirements file")
-
-
 def lock_extra(stack: Stack, architecture: str, extra: Path) -> Path:
     """The hash lock beside the user's own requirements, made where it is not there or no longer fits.
 
     Holds what the stack does not have already; torch, torchvision, NCCL and all else in the stack's lock keep
     their versions. Raises BadInput naming both sides of a conflict.
     """
-    check_extra(extra)
+    stacks.check_extra(extra)
     base = stack.lock(architecture)
     target = extra.with_name(f"{extra.stem}.{stack.name}-{architecture}.lock")
     mark = f"# For {extra.name} and {base.name}: {digest(extra, base)}\n"

@@ -473,12 +473,12 @@ def _build(what: str, arguments: list[str]) -> NoReturn:
             "image-file-without-option",
             f"image {what}: {file} stands without --image: did you mean `{apptrain()} {line}`?",
         )
-    from containers import description, stacks, wheels
+    from containers import description, stacks
 
     try:
         stacks.check_name(given["stack"])
         if given["extra"]:
-            wheels.check_extra(Path(given["extra"]))
+            stacks.check_extra(Path(given["extra"]))
         if what != "fetch":
             _need_apptainer(what)
         if what in ("verify", "inspect"):

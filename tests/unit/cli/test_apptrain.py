@@ -360,9 +360,7 @@ def builds(tmp_path: Path) -> dict[str, str]:
     """The environment of a checkout with tools that only tell how they are called, and with no Apptainer."""
     for folder in ("tools", "containers"):
         (tmp_path / folder).mkdir()
-    modules = (
-        f"containers/{name}.py" for name in ("__init__", "stacks", "description", "wheels", "download")
-    )
+    modules = (f"containers/{name}.py" for name in ("__init__", "stacks", "description"))
     for name in ("Makefile", "containers/stacks.yaml", *modules):
         shutil.copy(CHECKOUT / name, tmp_path / name)
     unfinished = shutil.ignore_patterns("*.pyc.*")  # bytecode that another test's Python writes just now
@@ -447,6 +445,15 @@ def test_a_file_that_is_missing_or_no_image_is_told_before_a_venv_is_made_for_th
     asked = run("./apptrain", "image", *words.split(), cwd=tmp_path, **builds)
     assert (asked.returncode, asked.stdout) == (64, "")
     assert asked.stderr == f"apptrain: image {words.split()[0]}: {said.format(tmp_path, tmp_path)}\n"
+
+
+@pytest.mark.parametrize("words", [("inspect", "--image", "no"), ("build", "--extra", "no")], ids=" ".join)
+def test_that_needs_no_package_of_the_venv(words: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "apptainer").symlink_to("/bin/true")
+    code = "import sys; sys.path.insert(0, sys.argv[1]); from entrypoint.cli.apptrain import main; sys.exit(main(sys.argv[2:]))"
+    bare = (sys.executable, "-S", "-P", "-c", code, CHECKOUT)
+    asked = run(*bare, "image", *words, cwd=tmp_path, PATH=str(tmp_path))
+    assert (asked.returncode, asked.stdout, asked.stderr.count("\n")) == (64, "", 1), asked.stderr
 
 
 @pytest.mark.parametrize("what", ["build", "verify", "inspect"])
