@@ -477,7 +477,7 @@ class Scan:
         self.counts[f"{key} {name}"] += 1
         if self.counts[key] > MOST_OF_ONE or self.counts[f"{key} {name}"] > MOST_IN_A_FILE:
             return
-        is_caught = _is_caught(body, before, behind)
+        is_caught = _is_caught(body, before, behind, is_exception=ends_traceback)
         is_end = _is_last_word(body, before, is_exception=ends_traceback)
         is_last = is_end and not is_ignored and not is_caught
         is_mild = is_ignored or (not is_end and not is_exception and _is_mild(line, body))
@@ -725,10 +725,12 @@ def _is_last_word(body: bytes, before: Sequence[bytes], *, is_exception: bool = 
     return begin == 0 or not _LOGGED.search(before[begin - 1])
 
 
-def _is_caught(body: bytes, before: Sequence[bytes], behind: Sequence[bytes]) -> bool:
+def _is_caught(
+    body: bytes, before: Sequence[bytes], behind: Sequence[bytes], *, is_exception: bool = False
+) -> bool:
     """Whether the traceback that this line ends begins where an exception was caught, and not where the
     program or a thread of it begins."""
-    if not _EXCEPTION.match(body):
+    if not is_exception and not _EXCEPTION.match(body):
         return False
     if any(words in one for one in behind[:NEAR_CHAIN] for words in _OF_CHAIN):
         return False  # the traceback of the whole begins behind it

@@ -568,6 +568,8 @@ def test_a_program_outlives_an_exception_of_its_thread() -> None:
     thread = CAUGHT.replace("in lock", "in _bootstrap_inner")
     steps = "".join(f"step {at} loss 1\n" for at in range(3))
     assert of(a=thread + steps).causes == ()
+    odd = thread.replace("OSError: [Errno 116] Stale file handle", "pynvml.NVMLError_DriverNotLoaded: x")
+    assert of(a=odd + steps).causes == ()
     assert of(a=thread + steps + STAGE).causes[0].entry.id == "script-error"
 
 
