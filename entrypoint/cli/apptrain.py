@@ -220,7 +220,7 @@ def _embedded(name: str, arguments: list[str]) -> int:
         mistakes.check_torch(name)
     from entrypoint.cli import embedded
 
-    return embedded.main(arguments, lambda: _check_python(name))
+    return embedded.main(arguments, lambda note: _check_python(name, note))
 
 
 def _check_run_of_scaling(arguments: list[str]) -> None:
@@ -232,9 +232,9 @@ def _check_run_of_scaling(arguments: list[str]) -> None:
     _check_python("scaling")
 
 
-def _check_python(name: str) -> None:
+def _check_python(name: str, note: str = "") -> None:
     """Says which Python this is, if an environment was active. One without torch is left for the checkout's
-    venv, which is made if it is missing. Raises BadInput where that must not be."""
+    venv, which is made if it is missing, after `note` was said. Raises BadInput where that must not be."""
     if AT_HAND:
         print(f"apptrain: {AT_HAND}", file=sys.stderr)
     if not mistakes.has_torch() and (venv := _missing_venv()):
@@ -244,7 +244,7 @@ def _check_python(name: str) -> None:
             )
         os.environ["VENV"] = str(venv)
         why = "no Python here has torch: making a venv that has (VENV=DIR takes another)"
-        print(f"apptrain: {why}", file=sys.stderr, flush=True)
+        print(f"{note}apptrain: {why}", file=sys.stderr, flush=True)
         _make_venv(venv, "run")
         _become([str(HOME / "apptrain"), *sys.argv[1:]])
     mistakes.check_torch(name)

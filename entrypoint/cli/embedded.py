@@ -94,9 +94,9 @@ class LocalJob:
         return [f"127.0.0.{number}" for number in range(1, self.nodes + 1)]
 
 
-def main(argv: Sequence[str], check_python: Callable[[], None] = lambda: None) -> int:
-    """Runs one job and returns its status. `check_python` may take minutes, or raise BadInput: what is wrong
-    with `argv`, and what will be trained, is said before."""
+def main(argv: Sequence[str], check_python: Callable[[str], None] = lambda _: None) -> int:
+    """Runs one job and returns its status. `check_python` may raise BadInput, or make a venv: what is wrong
+    with `argv` is said before, and it gets what else has to be."""
     streams.make_usable()
     try:
         cli.check_here()
@@ -104,9 +104,9 @@ def main(argv: Sequence[str], check_python: Callable[[], None] = lambda: None) -
             job = _job(argv, os.environ, number)
             rundir.refuse_unwritable(job.run_dir)
             lock.refuse_if_in_use(job.run_dir)
-            if job.without_cmd:
-                print(f"apptrain: {WITHOUT_CMD}", file=sys.stderr, flush=True)
-            check_python()
+            note = f"apptrain: {WITHOUT_CMD}\n" if job.without_cmd else ""
+            check_python(note)
+            print(note, end="", file=sys.stderr, flush=True)
             return _run(job)
     except Refusal as refusal:
         print(f"apptrain: {refusal}", file=sys.stderr)
