@@ -105,7 +105,7 @@ failed."""
 _STEP = re.compile(
     rb"\b(?:[Ss]teps?|[Ee]pochs?|[Ii]ter(?:ation)?s?|[Bb]atch|[Tt]rial|[Ff]old|[Rr]ound|[Ee]pisode)\b"
     rb"(?:\W{0,3}|[ :=]{4,12})(\d{1,12}(?:\.\d{1,12})?)\b"
-    rb"|\b(\d{1,12})/\d{1,12} \["
+    rb"|\b(\d{1,12})/\d{1,12} \[|\[ {0,8}(\d{1,12})/\d{1,12}\]|(?:^|\] )it {1,8}(\d{1,12})\b"
 )
 """A line of progress, with the number of the step."""
 LATER, LATER_STEPS = 5.0, 2
@@ -127,13 +127,14 @@ _RESTART = re.compile(
     rb"(?! (?:s|sec|min|times)\b)"
     rb"|^(?:[\w./-]{1,64}: )?\W{0,6}(?:ATTEMPT|[Aa]ttempt|[Tt]ry) ?#?(?:[2-9]|\d\d)"
     rb"(?: ?(?:of|/) ?\d{1,4})?\W{0,6}$"
+    rb"|^[#=*-]{2,40} ?(?:ATTEMPT|[Aa]ttempt|[Tt]ry) ?#?(?:[2-9]|\d\d)\b"
 )
 """torchrun, or a job script, begins anew in the same log."""
 _OF_RESTART = b"estart", b"RESTART", b"elaunch", b"equeue", b"ttempt", b"ATTEMPT", b"try ", b"Try "
 """One of these is in each such line."""
 _RUNS_AGAIN = re.compile(rb"\bDUE TO (?:PREEMPTION|NODE FAILURE|JOB REQUEUE)\b")
 """After this the scheduler may start the job again, and write to the same log."""
-_CLOCK = re.compile(rb"\b(\d\d):(\d\d):(\d\d)\b")
+_CLOCK = re.compile(rb"(?<![\d:])(\d\d):(\d\d):(\d\d)\b")
 NEXT_RUN = 60
 """Seconds between two lines by which a job script tells that it begins."""
 MOST_HEADS = 20
