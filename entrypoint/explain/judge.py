@@ -24,9 +24,6 @@ _OF_GOOD_RUNS = ("warning", "hint")
 CLOSE = 5.0
 """Seconds: clocks of nodes differ so much, and a process takes as long to say why it ends."""
 
-PAUSE = 60.0
-"""Seconds between the end of a job by the scheduler, and what can only be of a further run of it."""
-
 MESSAGE = 6
 """Lines behind the name of an exception that may be of its message."""
 
@@ -98,7 +95,7 @@ def judge(
 ) -> Judgement:
     """`counts`: lines of each entry, also of those that were not kept; the others as `Scan` has them."""
     all_timed = _timed(found)
-    begins = _last_runs(all_timed, restarts or {})
+    begins = _last_runs(all_timed, ends, restarts or {})
     ends = [end for end in ends if end.number >= begins.get(end.file, 0)]
     who = _Who(ends, set(nodes), places or {})
     of_last_run = [one for one in all_timed if one.number >= begins.get(one.file, 0)]
@@ -111,11 +108,12 @@ def judge(
         if one.entry is not None and _has_company(one, helped or {}):
             by_entry.setdefault(one.entry.id, []).append(one)
     findings = [who.finding(_surest(lines), counts) for lines in by_entry.values()]
-    seen = {one.entry.id for one in findings}
-    first = [one for one in findings if not one.entry.follows & (seen - {one.entry.id})] or findings
+    followed = {id_ for one in findings for id_ in one.entry.follows}
+    lasting = [one for one in findings if not _passed(one, followed)]
+    seen = {one.entry.id for one in lasting}
+    first = [one for one in lasting if not one.entry.follows & (seen - {one.entry.id})] or lasting
     has_failed = bool(ends) or any(not _is_of_good_run(one) for one in timed)
     first = [one for one in first if has_failed or not _is_of_good_run(one.first)]
-    first = [one for one in first if not (one.first.is_passing and one.entry.kind == "cause")]
     first.sort(key=_ranking)
     unknown = _surest([one for one in timed if one.entry is None and one.is_exception])
     best = first[0] if first else None
@@ -134,17 +132,24 @@ def judge(
     return Judgement(tuple(causes), tuple(sorted(others, key=_ranking)), None)
 
 
-def _last_runs(timed: Sequence[Evidence], restarts: Mapping[str, Sequence[Restart]]) -> dict[str, int]:
+def _last_runs(
+    timed: Sequence[Evidence], ends: Sequence[ProcessEnd], restarts: Mapping[str, Sequence[Restart]]
+) -> dict[str, int]:
     """Of files with several runs of a job, the line with which the one begins that tells how it ended: what
     was before is of a run that is over."""
     begins = {}
     for file in {one.file for one in timed}:
         rows = sorted((one for one in timed if one.file == file), key=_order)
-        places = [*restarts.get(file, ()), *_after_pauses(rows)]
         failures = [one for one in rows if _is_failure(one)]
-        for place in sorted(places, key=_number, reverse=True):
+        over = [one.number for one in rows if _is_by_scheduler(one)]
+        over += [end.number for end in ends if end.file == file]
+        for place in sorted(restarts.get(file, ()), key=_number, reverse=True):
+            if place.is_head and not any(number < place.number for number in over):
+                continue
             later = [one for one in failures if one.number > place.number]
-            if _tells_of_itself(later) if later else place.steps >= STEPS:
+            before = [one for one in failures if one.number <= place.number]
+            is_told = _tells_of_itself(later) and not (place.is_head and _may_follow(later, before))
+            if is_told if later else place.steps >= STEPS:
                 begins[file] = place.number
                 break
     return begins
@@ -167,18 +172,14 @@ def _ending(
         for one in timed
         if behind[one.file] < (FEW_BEHIND if one.is_mild else MANY_BEHIND)
         and not _went_on(one, ends)
-        and (one.file in died or one.number >= ended_well.get(one.file, 0))
+        and (one.file in died or one.number >= ended_well.get(one.file, 0) or not _may_be_over(one))
     ]
 
 
-def _after_pauses(rows: Sequence[Evidence]) -> Iterable[Restart]:
-    """Ends of the job by the scheduler, if what a file has behind them is of minutes later. `rows`: of one
-    file, in their order."""
-    for at in range(1, len(rows)):
-        one, following = rows[at - 1], rows[at]
-        is_end = one.entry is not None and one.entry.family == "Slurm" and one.is_last
-        if is_end and following.time is not None and following.time > (one.time or math.inf) + PAUSE:
-            yield Restart(following.number - 1, 0)
+def _may_be_over(one: Evidence) -> bool:
+    """Whether the end of a program that says it ended well speaks against it. Where none ever ran, a job
+    script says so too, of its last command."""
+    return one.entry is None or (one.entry.family != "Apptainer" and one.entry.id != "script-missing")
 
 
 def _tells_of_itself(failures: Sequence[Evidence]) -> bool:
@@ -194,7 +195,25 @@ def _tells_end(one: Evidence) -> bool:
         return True
     if one.entry is None or one.is_mild:
         return False
-    return one.entry.family in ("Slurm", "PBS") or one.entry.id in (SAYS_FAILED | DEATHS)
+    return _is_by_scheduler(one) or one.entry.id in (SAYS_FAILED | DEATHS)
+
+
+def _is_by_scheduler(one: Evidence) -> bool:
+    return one.entry is not None and one.entry.family in ("Slurm", "PBS")
+
+
+def _may_follow(later: Sequence[Evidence], before: Sequence[Evidence]) -> bool:
+    """Whether what failed later says no cause of its own, or may follow from what had failed before."""
+    causes = [one for one in later if one.entry is None or one.entry.kind == "cause"]
+    known = {one.entry.id for one in before if one.entry is not None}
+    return not causes or any(one.entry is not None and one.entry.follows & known for one in causes)
+
+
+def _passed(one: CauseFound, followed: Iterable[str]) -> bool:
+    """Whether the line only passes by. A command of a job script that failed may be what another cause that
+    was seen follows from."""
+    is_behind_it = one.first.is_of_shell and one.entry.id in followed
+    return one.first.is_passing and one.entry.kind == "cause" and not is_behind_it
 
 
 def _number(one: Restart) -> int:

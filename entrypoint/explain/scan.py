@@ -49,8 +49,7 @@ OF_ERRORS = frozenset(
 )
 """Words that an unknown error, or a message of ours, may have."""
 OF_RESTARTS = frozenset(
-    b"""restart Restart RESTART restarting Restarting relaunching Relaunching requeued Requeued
-    attempt Attempt ATTEMPT try Try""".split()
+    b"restart Restart RESTART restarting Restarting requeued Requeued attempt Attempt ATTEMPT try Try".split()
 )
 """Words that a line may have with which a program begins anew."""
 _ENDINGS = (b"Error", b"Exception", b"Exit")
@@ -65,7 +64,7 @@ _ERROR = re.compile(
     rb"|\[(?:ERROR|error|CRITICAL|FATAL)\]|\bNCCL WARN\b|^Assertion | Assertion `"
 )
 _TOLERATED = re.compile(
-    rb"\b[Ff]all(?:ing|s|en)? ?back\b|\b[Ii]gnor(?:ing|ed|e)\b|\b[Uu]sing (?:the )?(?:CPU|cpu)\b"
+    rb"\b[Ff]all(?:ing|s|en)? ?back\b|(?<!-W )\b[Ii]gnor(?:ing|ed|e)\b(?! explicit)|\b[Uu]sing (?:the )?(?:CPU|cpu)\b"
     rb"|\b[Uu]sing .{1,60} instead\b|\b[Ff]rom scratch\b|\b[Ss]kipp(?:ing|ed)\b|\b[Rr]ecovered\b|non-fatal"
 )
 """The program says that it goes on without."""
@@ -85,6 +84,8 @@ _OF_SHELL = re.compile(
     rb"|ModuleCmd_Load"
 )
 """A command of a job script that failed: the script goes on, if it does not ask to be ended."""
+_BY_SIGNAL = re.compile(rb": line \d{1,6}: +\d{1,10} [A-Z]")
+"""How bash tells that a signal ended a process of a job script, which need not have been a small one."""
 _OF_FILES = re.compile(
     rb"^(?:/\S*/)?(?:cp|mv|rm|mkdir|rmdir|ls|ln|cat|tar|touch|chmod|chown|chgrp|find|rsync|du|df): "
 )
@@ -92,9 +93,10 @@ _OF_THE_END = re.compile(rb"^\s*$|\b[Ee]xit|\bsrun: |slurmstepd|\bPBS\b|\b[Tt]er
 """Lines that may stand behind a command that ended its job script."""
 NEAR_COMMAND = 4
 """Lines behind a command, by which its job script went on."""
-_GENERAL = frozenset({"memory and files", "rendezvous", "internet"})
-"""Families of causes whose words are those of the system, and in many sentences."""
-_BEFORE_REPORT = re.compile(rb"(?:[\w.]|[:\]\[>)(|=*-]\s?[\"']?)$")
+_GENERAL = frozenset({"rendezvous", "internet"})
+_IN_SENTENCES = frozenset({"quota", "disk-full", "read-only", "permission-denied", "file-missing"})
+"""Families, and other causes, whose words are those of the system, and in many sentences."""
+_BEFORE_REPORT = re.compile(rb"(?:[\w.]|[:\]\[>)(|=*-]\s{0,8}[\"']?)$")
 _OF_FAILURE = re.compile(
     rb"error|fatal|fail|exception|cannot|can't|could ?n.t|could not|unable|abort|critical|kill|cancel|invalid"
     rb"|unknown|refused|timed? ?out|\[E",
@@ -121,16 +123,14 @@ _BY_SCHEDULER = re.compile(
 )
 """The scheduler has ended a process or the job."""
 _RESTART = re.compile(
-    rb"will restart worker group|\b[Rr]estarting (?:the )?(?:job|run|training|from|workers?|python)\b"
-    rb"|\b[Rr]elaunching\b|\b[Jj]ob (?:was |is )?requeued\b"
-    rb"|(?:RESTART|[Rr]estart)(?:[ _-]?(?:COUNT|[Cc]ount))?[^\w.-]{1,4}[1-9]\d{0,3}\b"
-    rb"(?! (?:s|sec|min|times)\b)"
+    rb"will restart worker group|\b[Rr]estarting (?:the )?(?:job|run|training|from)\b"
+    rb"|\b[Jj]ob (?:was |is )?requeued\b|(?:RESTART|[Rr]estart)[ _-]?(?:COUNT|[Cc]ount)[^\w.-]{1,4}[1-9]\d{0,3}\b"
     rb"|^(?:[\w./-]{1,64}: )?\W{0,6}(?:ATTEMPT|[Aa]ttempt|[Tt]ry) ?#?(?:[2-9]|\d\d)"
     rb"(?: ?(?:of|/) ?\d{1,4})?\W{0,6}$"
     rb"|^[#=*-]{2,40} ?(?:ATTEMPT|[Aa]ttempt|[Tt]ry) ?#?(?:[2-9]|\d\d)\b"
 )
 """torchrun, or a job script, begins anew in the same log."""
-_OF_RESTART = b"estart", b"RESTART", b"elaunch", b"equeue", b"ttempt", b"ATTEMPT", b"try ", b"Try "
+_OF_RESTART = b"estart", b"RESTART", b"equeue", b"ttempt", b"ATTEMPT", b"try ", b"Try "
 """One of these is in each such line."""
 _RUNS_AGAIN = re.compile(rb"\bDUE TO (?:PREEMPTION|NODE FAILURE|JOB REQUEUE)\b")
 """After this the scheduler may start the job again, and write to the same log."""
@@ -191,7 +191,7 @@ _FINISHED = re.compile(rb"'train_runtime'|`Trainer\.fit` stopped: ")
 """The program came to its end, in the words of a library."""
 _SAYS_DONE = re.compile(
     rb"\b[Tt]raining (?:is |has )?(?:finished|complete|completed|done)\b|\b[Ff]inished training\b"
-    rb"|^(?:[Aa]ll )?[Dd]one\b|^(?:\S{1,20} )?[Ff]inished(?:[,.!]|$)"
+    rb"|^(?:[Aa]ll )?[Dd]one(?:[.!]|\s*$)|^(?:\S{1,20} )?[Ff]inished(?:[,.!]|$)"
 )
 """In those of the program, or of a job script that goes on after a failure."""
 _ENDED_WELL = re.compile(
@@ -274,6 +274,8 @@ class Restart:
     """Of the line."""
     steps: int
     """Different steps in the lines behind it."""
+    is_head: bool = False
+    """A line like the first one of the file: a job script may print one for each of its parts."""
 
 
 @dataclass
@@ -399,7 +401,7 @@ class Scan:
             row = block[at:stop]
             if row.translate(None, _DIGITS) == shape and abs(_clock(row) - _clock(head)) >= NEXT_RUN:
                 behind = _split(block[stop + 1 : stop + NEAR_BYTES])[:NEAR]
-                self._heads.append(Restart(number, _steps(behind)))
+                self._heads.append(Restart(number, _steps(behind), is_head=True))
             at, number = stop + 1, number + 1
 
     def _keep(self, fresh: set[bytes]) -> None:
@@ -498,7 +500,7 @@ class Scan:
                 device=lines.device(line),
                 is_exception=is_exception,
                 is_mild=is_mild,
-                is_of_shell=_OF_SHELL.search(body) is not None,
+                is_of_shell=_OF_SHELL.search(body) is not None and _BY_SIGNAL.search(body) is None,
                 is_passing=not is_last and not is_exception and _is_passing(entry, line, body, behind),
                 went_on=not is_last and _goes_on(line, before, behind),
                 may_have_gone_on=is_doubtable and _may_go_on(behind),
@@ -617,9 +619,12 @@ def _is_about(line: bytes, begin: int, end: int) -> bool:
     before, behind = line[:begin], line[end:]
     if _DENIED.match(behind) or _USAGE.match(before) or _CONDITIONAL.search(before[-NEAR_WORDS:]):
         return True
-    if _LISTED.search(before) and not _OF_ERRORS.search(before):
+    body = lines.body(line)
+    is_raised = b"`" not in line[: len(line) - len(body)] and _RAISED.match(body)
+    is_error = is_raised or _ERROR.search(before)
+    if _LISTED.search(before) and not is_error and not _OF_ERRORS.search(before):
         return True
-    if before.count(b"`") % 2 and b"`" in behind:
+    if before.count(b"`") % 2 and b"`" in behind and not is_error:
         return True
     is_quoted = b'"' in behind and before.count(b'"') % 2 and _QUOTED.search(before)
     return bool(is_quoted) and not _OF_MESSAGE.search(before)
@@ -630,7 +635,7 @@ def _is_passing(entry: Entry | None, line: bytes, body: bytes, behind: Sequence[
         return True
     if _OF_FILES.search(body):
         return _script_goes_on(behind[:NEAR_COMMAND])
-    if entry is None or entry.family not in _GENERAL:
+    if entry is None or (entry.family not in _GENERAL and entry.id not in _IN_SENTENCES):
         return False
     spans = [span for pattern in entry.any if (span := pattern.span(line, body))]
     return not any(_is_report(line, body, *span) for span in spans)
@@ -686,8 +691,8 @@ def _rank_behind(line: bytes, behind: Sequence[bytes]) -> int | None:
 
 def _steps(behind: Sequence[bytes]) -> int:
     """How many different steps these lines tell of; step 0 alone may come before any is made."""
-    found = {tuple(_STEP.findall(one, 0, 400)) for one in behind} - {()}
-    return len(found) if found != {((b"0", b""),)} else 0
+    found = {tuple(b"".join(step) for step in _STEP.findall(one, 0, 400)) for one in behind} - {()}
+    return len(found) if found != {(b"0",)} else 0
 
 
 def _goes_on(line: bytes, before: Sequence[bytes], behind: Sequence[bytes]) -> bool:
@@ -719,9 +724,8 @@ def _is_last_word(body: bytes, before: Sequence[bytes], *, is_exception: bool = 
     if not (is_exception or _EXCEPTION.match(body)) or not _last_frame(before):
         return False
     begin = next((at for at in reversed(range(len(before))) if _TRACEBACK in before[at]), 0)
-    if b'"<string>"' in b"".join(before[begin + 1 : begin + 2]) and not any(
-        b"spawn_main" in one for one in before
-    ):
+    frames = [one for one in before[begin + 1 :] if _FRAME.match(one)]
+    if not any(b'"<string>"' not in one or b"spawn_main" in one for one in frames):
         return False  # python -c: a job script tries something
     return begin == 0 or not _LOGGED.search(before[begin - 1])
 

@@ -659,7 +659,6 @@ TIMEOUT = "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError\n"
         "SLURM_RESTART_COUNT=1\n",
         "=== attempt 2 of 3 ===\n",
         "job.sh: try 2\n",
-        "2026-03-02 12:09:00 INFO resumed\n2026-03-02 12:09:00 ERROR out\n",
     ],
 )
 def test_of_a_job_that_ran_again_the_last_run_is_told(between: str) -> None:
