@@ -503,7 +503,9 @@ def _need_apptainer(what: str) -> None:
 def _make_venv(venv: Path, level: str) -> None:
     """Ends the command if it cannot be made. Ctrl-C reaches tools/venv.sh too, and it is waited for: it
     removes what is unfinished."""
-    before = signal.signal(signal.SIGINT, lambda _signum, _frame: None)
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:  # as behind `&` in a script; the child would not ignore it any more
+        signal.signal(signal.SIGINT, lambda _signum, _frame: None)
     status = subprocess.run([str(HOME / "tools" / "venv.sh"), str(venv), level], check=False).returncode
     signal.signal(signal.SIGINT, before)
     if status:

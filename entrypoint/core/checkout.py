@@ -36,8 +36,12 @@ def python_path(given: str) -> str:
     its own path, and in an image that is not ours the variable names them, which no job passes on."""
     paths = given.split(os.pathsep)
     alone = sys.path[:1] == [str(HOME / "src")] and sys.path.count(str(HOME)) == 1
-    named = str(HOME) in os.environ.get("PYTHONPATH", "").split(os.pathsep)
     ours = str(PACKAGES if PACKAGES.is_dir() else HOME)
-    if not (alone or named) or ours in paths or str(HOME) in paths:
+    if not (alone or _is_in(os.environ.get("PYTHONPATH", ""))) or ours in paths or _is_in(given):
         return given
     return os.pathsep.join(filter(None, [ours, given]))
+
+
+def _is_in(given: str) -> bool:
+    """Whether this PYTHONPATH names the folder of ours, maybe by a link."""
+    return str(HOME) in (os.path.realpath(path) for path in given.split(os.pathsep) if path)

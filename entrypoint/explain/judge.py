@@ -11,7 +11,6 @@ an exception that is not in the catalogue. Such an exception also keeps a later 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 

@@ -64,7 +64,8 @@ _ERROR = re.compile(
     rb"|\[(?:ERROR|error|CRITICAL|FATAL)\]|\bNCCL WARN\b|^Assertion | Assertion `"
 )
 _TOLERATED = re.compile(
-    rb"\b[Ff]all(?:ing|s|en)? ?back\b|(?<!-W )\b[Ii]gnor(?:ing|ed|e)\b(?! explicit)|\b[Uu]sing (?:the )?(?:CPU|cpu)\b"
+    rb"\b[Ff]all(?:ing|s|en)? ?back\b|(?<!-W )\b[Ii]gnor(?:ing|ed|e)\b(?! explicit)"
+    rb"|\b[Uu]sing (?:the )?(?:CPU|cpu)\b"
     rb"|\b[Uu]sing .{1,60} instead\b|\b[Ff]rom scratch\b|\b[Ss]kipp(?:ing|ed)\b|\b[Rr]ecovered\b|non-fatal"
 )
 """The program says that it goes on without."""
@@ -124,7 +125,8 @@ _BY_SCHEDULER = re.compile(
 """The scheduler has ended a process or the job."""
 _RESTART = re.compile(
     rb"will restart worker group|\b[Rr]estarting (?:the )?(?:job|run|training|from)\b"
-    rb"|\b[Jj]ob (?:was |is )?requeued\b|(?:RESTART|[Rr]estart)[ _-]?(?:COUNT|[Cc]ount)[^\w.-]{1,4}[1-9]\d{0,3}\b"
+    rb"|\b[Jj]ob (?:was |is )?requeued\b"
+    rb"|(?:RESTART|[Rr]estart)[ _-]?(?:COUNT|[Cc]ount)[^\w.-]{1,4}[1-9]\d{0,3}\b"
     rb"|^(?:[\w./-]{1,64}: )?\W{0,6}(?:ATTEMPT|[Aa]ttempt|[Tt]ry) ?#?(?:[2-9]|\d\d)"
     rb"(?: ?(?:of|/) ?\d{1,4})?\W{0,6}$"
     rb"|^[#=*-]{2,40} ?(?:ATTEMPT|[Aa]ttempt|[Tt]ry) ?#?(?:[2-9]|\d\d)\b"

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePath
 
-from entrypoint.core import spelling
+from entrypoint.core import files, spelling
 from entrypoint.core.checkout import apptrain
 from entrypoint.plan.options import OPTIONS, flag
 
@@ -181,7 +181,7 @@ def _behind_dashes(unknown: Sequence[str]) -> str:
     """What to say of a script before --: the line with it behind; empty if these words are none, or
     nobody has typed them: make gives empty values."""
     name = unknown[0]
-    is_cmd = is_script(name) or (Path(name).is_file() and not name.endswith(DATA))
+    is_cmd = is_script(name) or (files.is_regular(Path(name)) and not name.endswith(DATA))
     if not is_cmd or not typed() or "" in typed():
         return ""
     command = "run" if typed()[0] == "demo" else typed()[0]

@@ -60,7 +60,7 @@ def check_command(
         raise BadInput(
             "cmd-empty-word", "CMD begins with an empty word: give a script with its arguments, or -m NAME"
         )
-    if not (folder / program).is_file() or "/" in program:
+    if not files.is_regular(folder / program) or "/" in program:
         _check_launchers(command, name, mode, no_python=no_python)
     if no_python:
         if here and not shutil.which(program, path=search_path(os.environ)):
@@ -297,8 +297,12 @@ def _missing(program: str, folder: Path) -> Missing:
             f"CMD {program} is a program, no Python script: put --no-python before -- if each rank is to "
             "run it",
         )
-    if program.split()[1:] and (folder / program.split()[0]).is_file():
-        return Missing("cmd-quoted", f"CMD {program} is one word: leave its quotes out: -- {program}")
+    words = program.split()
+    if words[1:] and PurePath(words[0]).name in ("python", "python3"):
+        del words[0]  # Python runs CMD anyway
+    if words and words != [program] and files.is_regular(folder / words[0]):
+        line = " ".join(words)
+        return Missing("cmd-quoted", f"CMD {program} is one word: leave its quotes out: -- {line}")
     path = folder / program
     try:
         beside = [file.name for file in path.parent.iterdir() if file.suffix == ".py"]

@@ -258,6 +258,8 @@ def test_an_image_that_is_not_ours_gets_our_packages_for_its_nodes(monkeypatch: 
     for whole, given, expected in (
         ("/shown", "", "/shown"),
         ("/shown:/more", "/more", "/shown:/more"),
+        ("/shown/", "", "/shown"),
+        ("/usr/../shown", "", "/shown"),
         ("/shown", "/shown", "/shown"),
         ("/elsewhere", "", ""),
         ("", "", ""),

@@ -175,6 +175,7 @@ TRIED = [
     Mistake(given="cd data && apptrain run -- ../my_scirpt.py", found="CMD ../my_scirpt.py does not exist in {folder}/data/..: did you mean ../my_script.py?"),
     Mistake(given="apptrain run -- /none/my_script.py", found="CMD /none/my_script.py does not exist: there is no directory /none: check the path"),
     Mistake(given="apptrain run -- 'my_script.py --lr 1'", found="CMD my_script.py --lr 1 is one word: leave its quotes out: -- my_script.py --lr 1"),
+    Mistake(given="apptrain run -- 'python my_script.py'", found="CMD python my_script.py is one word: leave its quotes out: -- my_script.py"),
     Mistake(given="apptrain run --nodes a,b -- my_script.py", found="--nodes=a,b: apptrain run takes a number, its nodes are on this machine; on others: apptrain launch --nodes a,b --node-rank I on each"),
     Mistake(given="apptrain run --node-rank 1 -- my_script.py", found="--node-rank 1: apptrain run starts all nodes, on this machine: leave it out; on machines of your own: apptrain launch --nodes LIST --node-rank I"),
     Mistake(given="apptrain run --nnodes 3 -- my_script.py", found="--nnodes 3, but this step has 2 nodes: give --nodes 3, or leave --nnodes out"),
