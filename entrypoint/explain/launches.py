@@ -176,13 +176,15 @@ def _follow(command: Command, launch: Launch, depth: int) -> Iterator[Launch]:
 def _starter_words(name: str, texts: Sequence[str]) -> int:
     if name == "srun":
         return request.words_behind(texts)
+    flags = {"-v", "-s", "--tag-output", "--oversubscribe", *(["-o"] if name == "pbsdsh" else [])}
     at = 0
     while at < len(texts) and texts[at].startswith("-") and texts[at] != "--":
-        takes = "=" not in texts[at] and at + 1 < len(texts) and not texts[at + 1].startswith("-")
-        at += 2 if takes and texts[at] not in ("-v", "-o", "-s", "--tag-output", "--oversubscribe") else 1
-        if name in ("mpirun", "mpiexec") and at < len(texts) and texts[at - 1] in ("-x", "--mca", "-mca"):
-            at += 1
-    if name in ("ssh", "pdsh") and at < len(texts) and name == "ssh":
+        option = texts[at]
+        takes = "=" not in option and at + 1 < len(texts) and not texts[at + 1].startswith("-")
+        at += 2 if takes and option not in flags else 1
+        if option in ("--mca", "-mca", "--gmca", "-gmca"):
+            at += 1  # a name and its value
+    if name == "ssh":
         at += 1  # the host
     return min(at, len(texts))
 

@@ -211,7 +211,11 @@ _BOX = re.compile(rb"(?:^|\s)(rank|host|exitcode|time)\s*: (\S+)")
 """torchrun's summary of a failure has such lines."""
 _LABEL = re.compile(rb"(?:[\w.-]{1,64}: )?\[rank(\d{1,6})\]:")
 _OF_SRUN = re.compile(rb"srun: error: (?P<node>[\w.-]{1,64}): tasks? (?P<task>\d+)[\d,-]*: (?P<how>.{1,60})")
-_OF_MPI = re.compile(rb"(?:Process name: \[[^\]]{0,80}?,|mpirun noticed that process rank )(\d+)")
+_OF_MPI = re.compile(
+    rb"(?:Process name: \[(?:\[\d+,\d+\]|[^\[\],]{1,80}),"
+    rb"|(?:mpirun|mpiexec|prterun) noticed that process rank )(\d+)"
+)
+"""`[[JOB,1],RANK]`, or since Open MPI 5 `[prterun-HOST-PID@1,RANK]`."""
 _BY_OTHERS = re.compile(rb"Terminated|Killed \(by|Cancelled")
 """How srun names the end of tasks that it has ended itself."""
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.explain import as_ours, jobscript, request, shell, traps
+from entrypoint.explain import as_ours, jobscript, launches, request, shell, traps
 
 HEAD = 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
 ASKED = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=4\n"
@@ -405,6 +405,35 @@ def test_a_script_without_a_training_says_so() -> None:
 def test_a_script_is_told_from_a_log(name: str, text: str, is_script: bool, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     assert jobscript.is_one(tmp_path / name) == is_script
+
+
+@pytest.mark.parametrize(
+    ("line", "starter", "agent", "words"),
+    [
+        ("env A=1 nice -n 5 timeout 60 torchrun --nnodes=2 t.py --x 1", "", "torchrun", "t.py --x 1"),
+        ("exec numactl --cpunodebind=0 python t.py", "", "", "python t.py"),
+        ("mpirun --oversubscribe -np 8 -x A --mca btl tcp,self -x B=1 python t.py", "mpirun", "", "python t.py"),
+        ("mpiexec -mca btl ^openib --tag-output python t.py", "mpiexec", "", "python t.py"),
+        ("ssh -o BatchMode=yes -p 22 gpu1 python t.py", "ssh", "", "python t.py"),
+        ("pdsh -w gpu[1-2] python t.py", "pdsh", "", "python t.py"),
+        ("pbsdsh -o -n 1 python t.py", "pbsdsh", "", "python t.py"),
+        ("/usr/bin/srun -N 2 -- python -u -m torch.distributed.run --nnodes 2 t.py", "srun", "torchrun", "t.py"),
+        ("singularity -d exec --nv -B /d:/d x.sif accelerate launch --num_processes 8 t.py", "", "accelerate", "t.py"),
+        ("torchrun --standalone -m pkg.train --x", "", "torchrun", "pkg.train --x"),
+        ("deepspeed --num_gpus 4 t.py", "", "deepspeed", "t.py"),
+    ],
+)  # fmt: skip
+def test_a_training_is_found_behind_all_that_starts_it(
+    line: str, starter: str, agent: str, words: str
+) -> None:
+    (one,) = launches.read(shell.commands(line))
+    assert one.trains
+    assert (one.starter, one.agent, [word.text for word in one.words]) == (starter, agent, words.split())
+
+
+@pytest.mark.parametrize("line", ["hostname", "apptainer build x.sif t.py", "accelerate config", "python -V"])
+def test_what_starts_no_training_is_told_from_one(line: str) -> None:
+    assert not any(one.trains for one in launches.read(shell.commands(line)))
 
 
 def test_a_shell_script_is_cut_into_commands() -> None:

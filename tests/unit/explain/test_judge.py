@@ -123,6 +123,22 @@ def test_srun_tells_the_node_of_a_rank() -> None:
     assert (found.causes[0].node, found.causes[0].leave_out) == ("gpu-b1", "gpu-b1")
 
 
+@pytest.mark.parametrize(
+    ("line", "ranks"),
+    [
+        ("srun: error: n2: task 7: Exited with exit code 1", [7]),
+        ("srun: error: n2: tasks 7-9: Terminated", []),
+        ("mpirun noticed that process rank 3 with PID 9 on node n1 exited on signal 11.", [3]),
+        ("  Process name: [[41190,1],4]", [4]),
+        ("  Process name: [prterun-x1000c0s2b0n0-7120@1,5]", [5]),
+    ],
+)
+def test_what_started_a_process_tells_which_rank_ended_by_itself(line: str, ranks: list[int]) -> None:
+    scan = Scan(INDEX)
+    scan.read(io.BytesIO(f"step 1\n{line}\n".encode()), "a", 1 << 20)
+    assert [(end.rank, end.number) for end in scan.ends] == [(rank, 2) for rank in ranks]
+
+
 def test_ranks_and_nodes_come_from_the_names_of_files_too() -> None:
     scan = Scan(INDEX)
     text = "torch.OutOfMemoryError: CUDA out of memory.\n"
@@ -164,7 +180,17 @@ def test_times_of_all_forms_can_be_compared() -> None:
     times = [lines.time(form) for form in forms]
     assert None not in times
     assert times == sorted(times, key=lambda one: one or 0)
-    assert lines.time(b"2026-99-99 10:00:00") is None
+    edges = [b"2026-01-01 00:00:00", b"2026-12-31 23:59:59"]
+    assert [lines.time(edge) for edge in edges] == [946_684_800, 978_307_199]
+    for wrong in (
+        b"00-01 10:00",
+        b"13-01 10:00",
+        b"01-00 10:00",
+        b"01-32 10:00",
+        b"01-01 24:00",
+        b"01-01 10:60",
+    ):
+        assert lines.time(b"2026-" + wrong + b":00") is None
     assert lines.time(b"no time") is None
 
 
@@ -673,6 +699,12 @@ def test_a_first_line_that_comes_again_later_begins_another_run() -> None:
     first, second = BANNER.format("10:00:00"), BANNER.format("10:31:00")
     assert of(a=first + OWN + second + FULL + BOX).causes[0].entry.id == "disk-full"
     assert of(a=first + OWN + first + "copying\n" * 6 + FULL + BOX).causes[0].entry.id == "script-error"
+    for clock, cause in (("10:00:59", "script-error"), ("10:01:00", "disk-full")):
+        again = BANNER.format(clock) + "copying\n" * 6
+        assert of(a=first + OWN + BOX + again + FULL + BOX).causes[0].entry.id == cause
+    for row in ("{} step 7 loss 1\n", "{} WARNING: slow\n", "[rank0]: {} begin\n"):
+        text = row.format("10:00:00") + OWN + BOX + row.format("10:31:00") + "copying\n" * 6
+        assert of(a=text + FULL + BOX).causes[0].entry.id == "script-error"
     many = "".join(BANNER.format(f"11:{at}:00") for at in range(10, 40))
     assert of(a=first + OWN + many + FULL + BOX).causes[0].entry.id == "script-error"
 
