@@ -167,6 +167,19 @@ def test_an_image_that_is_not_there_cannot_be_inspected(
     )
 
 
+@pytest.mark.parametrize("text", ["{", "[]", '{"stack": "cu132"}', None])
+def test_an_image_is_not_inspected_by_what_does_not_describe_it(
+    text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "image.sif").write_bytes(b"hsqs")
+    if text is not None:
+        (tmp_path / "image.json").write_text(text)
+    assert build.main(["inspect", "--image", str(tmp_path / "image.sif")]) == 64
+    said = capsys.readouterr().err
+    assert said.startswith(f"apptrain: {tmp_path}/image.json cannot be read (")
+    assert said.endswith(f"`apptainer inspect {tmp_path}/image.sif` tells what is in it\n")
+
+
 def test_the_build_runs_anywhere_with_a_python_that_knows_nothing_of_the_checkout(tmp_path: Path) -> None:
     # -S: the .pth files of a venv, which may name the checkout, are not read.
     command = [sys.executable, "-S", build.__file__, "inspect", "--image", "image.sif"]

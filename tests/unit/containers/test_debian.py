@@ -6,7 +6,8 @@ import http.server
 import lzma
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,19 @@ from containers.stacks import BuildRefused
 BASE = stacks.find("").base
 
 
+@contextmanager
+def serving(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server on this machine."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join(10)
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     """A directory and the address under which it is served on this machine."""
@@ -29,13 +43,8 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
         def log_message(self, *_: object) -> None:
             pass
 
-    handler = functools.partial(Quiet, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield folder, f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join(10)
+    with serving(functools.partial(Quiet, directory=str(folder))) as address:
+        yield folder, address
 
 
 def package(folder: Path, name: str = "hello", version: str = "1.0-1") -> debian.Entry:
@@ -222,6 +231,35 @@ def test_a_server_that_does_not_answer_is_69(tmp_path: Path, monkeypatch: pytest
     ) as refusal:
         debian.lay_out(BASE, "amd64", lock, tmp_path / "cache", tmp_path / "repository")
     assert refusal.value.status == 69
+
+
+@pytest.mark.parametrize("trouble", ["busy", "cut"])
+def test_what_fails_for_a_while_is_tried_again(
+    trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = package(tmp_path / "mirror")
+    content = (tmp_path / "mirror" / entry["Filename"]).read_bytes()
+    asked: list[str] = []
+
+    class Flaky(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            is_well = len(asked) == download.TRIES
+            self.send_response(503 if trouble == "busy" and not is_well else 200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content if is_well else content[: -1 if trouble == "cut" else None])
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    lock = tmp_path / "lock"
+    lock.write_text(debian.write_index([entry]))
+    with serving(Flaky) as address:
+        monkeypatch.setenv("DEBIAN_MIRROR", address)
+        debian.lay_out(BASE, "amd64", lock, tmp_path / "cache", tmp_path / "repository")
+    assert asked == [f"/{entry['Filename']}"] * download.TRIES
+    assert [path.name for path in (tmp_path / "cache" / "debs").iterdir()] == [f"{entry['SHA256']}.deb"]
 
 
 def test_without_apt_get_no_debian_is_locked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ LFS = """#!/bin/sh
 echo "$*" >>"{calls}"
 case $1 in
     getstripe) echo {stripes} ;;
-    setstripe) if [ -n "{error}" ]; then echo "{error}" >&2; exit 22; fi ;;
+    setstripe) if [ -n "{error}" ]; then printf "{error}" >&2; exit 22; fi ;;
 esac
 """
 
@@ -74,15 +74,18 @@ def test_without_lfs_neither(site: Lustre) -> None:
     assert lustre.finding(site.image) is None
 
 
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [("error on ioctl:\\nPermission denied", "error on ioctl: Permission denied"), ("\\n", "status 22")],
+)
 def test_if_lfs_refuses_the_build_goes_on_and_says_so(
-    site: Lustre, capsys: pytest.CaptureFixture[str]
+    site: Lustre, capsys: pytest.CaptureFixture[str], error: str, said: str
 ) -> None:
-    site.lfs(error="error on ioctl: Permission denied")
+    site.lfs(error=error)
     with lustre.striped_folder(site.image) as folder:
         assert folder.is_dir()
     assert capsys.readouterr().out == (
-        f"apptrain: {site.image.parent} is on Lustre, but the image is not striped: lfs says: error on ioctl: "
-        "Permission denied\n"
+        f"apptrain: {site.image.parent} is on Lustre, but the image is not striped: lfs says: {said}\n"
     )
 
 

@@ -102,6 +102,18 @@ def test_an_image_has_its_processor_in_its_name_unless_that_is_the_usual_one(
     assert (ended.stdout, ended.stderr) == (str(image.with_name(taken)), "")
 
 
+def test_the_image_here_is_the_stacks_own_or_the_file_that_was_given(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    for name in ("", *stacks.names()):
+        assert stacks.image_here(name, "") == stacks.image_on(stacks.find(name).image, "aarch64")
+    monkeypatch.chdir(tmp_path)
+    assert stacks.image_here("cu118", "mine.sif") == tmp_path / "mine.sif"
+    with pytest.raises(BuildRefused):
+        stacks.image_here("cu118", "")
+
+
 def test_an_unknown_stack_is_refused() -> None:
     with pytest.raises(BuildRefused) as refusal:
         stacks.find("cu118")

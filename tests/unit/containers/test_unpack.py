@@ -52,6 +52,7 @@ def test_files_links_and_modes_are_the_packages(tmp_path: Path, data: str) -> No
         ("./usr/bin/same", HARD, "./usr/bin/tool", 0o4755),
         ("./bin", LINK, "usr/bin", 0o777),
         ("./bin/late", FILE, "behind a link", 0o644),
+        ("/opt/deep/absolute", FILE, "its folders are in no package", 0o644),
         ("./usr/share/man/man1/tool.1", FILE, "a manual", 0o644),
     ]
     root = tmp_path / "root"
@@ -63,6 +64,7 @@ def test_files_links_and_modes_are_the_packages(tmp_path: Path, data: str) -> No
     assert (root / "usr/bin/same").samefile(root / "usr/bin/tool")
     assert (root / "bin").readlink() == Path("usr/bin")
     assert (root / "usr/bin/late").read_text() == "behind a link"
+    assert (root / "opt/deep/absolute").is_file()
     assert not (root / "usr/share/man").exists()
 
 
@@ -70,12 +72,19 @@ def test_a_later_package_replaces_files_and_leaves_a_link_to_a_folder(tmp_path: 
     root = tmp_path / "root"
     (root / "usr/bin").mkdir(parents=True)
     (root / "bin").symlink_to("usr/bin")
-    (root / "usr/bin/sh").symlink_to("nowhere")
-    unpack.unpack(
-        deb(tmp_path / "a.deb", ("./bin/", DIR, "", 0o755), ("./bin/sh", FILE, "dash", 0o755)), root
-    )
+    (tmp_path / "outside").write_text("of the machine that builds")
+    (root / "usr/bin/sh").symlink_to(tmp_path / "outside")
+    (root / "usr/bin/awk").write_text("old")
+    members: list[Member] = [
+        ("./bin/", DIR, "", 0o755),
+        ("./bin/sh", FILE, "dash", 0o755),
+        ("./bin/awk", LINK, "mawk", 0o777),
+    ]
+    unpack.unpack(deb(tmp_path / "a.deb", *members), root)
     assert (root / "bin").is_symlink()
     assert (root / "usr/bin/sh").read_text() == "dash"
+    assert (tmp_path / "outside").read_text() == "of the machine that builds"
+    assert (root / "usr/bin/awk").readlink() == Path("mawk")
 
 
 @pytest.mark.parametrize(
@@ -86,6 +95,7 @@ def test_a_later_package_replaces_files_and_leaves_a_link_to_a_folder(tmp_path: 
             "out/file would be written outside of ",
         ),
         ([("../file", FILE, "x", 0o644)], "../file would be written outside of "),
+        ([("./same", HARD, "../file", 0o644)], "../file would be written outside of "),
         ([("./fifo", tarfile.FIFOTYPE, "", 0o644)], "fifo is neither a file, a directory nor a link"),
     ],
 )
@@ -101,6 +111,8 @@ def test_what_is_no_package_or_is_packed_otherwise_is_refused(tmp_path: Path) ->
     (tmp_path / "no.deb").write_bytes(b"PK")
     with pytest.raises(unpack.Unpackable, match="is not a Debian package"):
         unpack.unpack(tmp_path / "no.deb", tmp_path)
+    with pytest.raises(unpack.Unpackable, match="holds no files"):
+        unpack.unpack(deb(tmp_path / "empty.deb", data="other"), tmp_path)
     other = deb(tmp_path / "a.deb", data="data.tar.zst")
     with pytest.raises(
         unpack.Unpackable, match=r"data\.tar\.zst is packed in a way that Python 3\.9 cannot read"
@@ -120,6 +132,7 @@ def test_the_program_unpacks_what_is_listed_and_prepares_dpkgs_state(tmp_path: P
     deb(folder / "dpkg.deb", *state)
     deb(folder / "other.deb", ("./other", FILE, "x", 0o644))
     (folder / unpack.SEED).write_text("dpkg.deb\n")
-    subprocess.run([sys.executable, "-I", unpack.__file__, folder, root], check=True)
-    assert {path.name for path in (root / "var/lib/dpkg").iterdir()} == {"status", "available"}
+    subprocess.run([sys.executable, "-I", unpack.__file__, folder, root], check=True, umask=0o077)
+    state_files = {path.name: path.stat().st_mode & 0o777 for path in (root / "var/lib/dpkg").iterdir()}
+    assert state_files == {"status": 0o644, "available": 0o644}
     assert not (root / "other").exists()

@@ -156,12 +156,8 @@ def test_a_run_is_explained_by_what_it_knows_before_any_pattern(tmp_path: Path) 
         tmp_path, status=124, rank="3", error="stuck, no step for 300 s: it is in train.py:88 load", log=OOM
     )
     (row,) = as_json(tmp_path)["causes"]
-    assert (row["id"], row["rank"], row["node"], row["where"]["file"]) == (
-        "rank-stuck",
-        3,
-        "gpu-a02",
-        "outcome/0.1",
-    )
+    assert (row["id"], row["rank"], row["node"]) == ("rank-stuck", 3, "gpu-a02")
+    assert row["where"] == {"file": "outcome/0.1", "line": 6}
 
 
 def test_the_log_of_the_rank_to_blame_says_more_than_its_status(tmp_path: Path) -> None:
@@ -170,11 +166,36 @@ def test_the_log_of_the_rank_to_blame_says_more_than_its_status(tmp_path: Path) 
     assert (row["id"], row["rank"], row["node"]) == ("cuda-out-of-memory", 3, "gpu-a02")
 
 
+@pytest.mark.parametrize(
+    ("who", "id"),
+    [
+        ("gpu-a02: ", "host-out-of-memory"),
+        ("", "host-out-of-memory"),
+        ("gpu-a09: ", "rank-failed"),
+    ],
+    ids=["its node", "no node", "another node"],
+)
+def test_an_end_that_names_no_rank_is_explained_by_what_its_own_node_said(
+    who: str, id: str, tmp_path: Path
+) -> None:
+    ended(tmp_path, status=1, rank="", error="RuntimeError: worker died")
+    (tmp_path / "job.log").write_text(f"{who}slurmstepd: error: Detected 1 oom_kill event in StepId=7.0.\n")
+    cause = as_json(tmp_path)["causes"][0]
+    assert (cause["id"], cause["node"]) == (id, "gpu-a02")
+
+
 def test_an_error_of_its_own_is_told_with_rank_and_node(tmp_path: Path) -> None:
     ended(tmp_path, status=1, rank="3", error="ValueError: no such tokenizer")
     row = as_json(tmp_path)["causes"][0]
     assert (row["id"], row["rank"], row["node"]) == ("rank-failed", 3, "gpu-a02")
     assert "no such tokenizer" in row["why"]
+    assert row["leave_out"] is None
+
+
+def test_a_node_to_blame_for_the_end_of_a_run_is_to_be_left_out(tmp_path: Path) -> None:
+    ended(tmp_path, status=1, rank="3", error="RuntimeError: CUDA error: uncorrectable ECC error encountered")
+    row = as_json(tmp_path)["causes"][0]
+    assert (row["id"], row["leave_out"]) == ("gpu-ecc", "gpu-a02")
 
 
 @pytest.mark.parametrize(
@@ -203,6 +224,28 @@ def test_of_a_run_of_which_nothing_has_ended_that_is_said(tmp_path: Path) -> Non
         "  no line of 1 line looks like an error",
         "  no node has left an outcome: the run is not over, or all of it was killed",
     ]
+
+
+def test_the_last_attempt_and_its_first_failure_count(tmp_path: Path) -> None:
+    for folder in ("outcome", "logs/10"):
+        (tmp_path / folder).mkdir(parents=True)
+    outcomes = {
+        "9.0": (1, 1),
+        "10.0": (1, 5),
+        "10.1": (1, 4),
+        "10.2": (0, 1),
+        "x.0": (1, 1),
+        "123456789.0": (1, 1),
+    }
+    for name, (status, at) in outcomes.items():
+        (tmp_path / "outcome" / name).write_text(
+            f"status={status}\nrank=3\nnode=a\nsignal=0\ntime={at}\nerror=x\n"
+        )
+    told = run.read(tmp_path)
+    assert told is not None
+    assert (told.attempt, told.file, told.stacks) == (10, "outcome/10.1", "")
+    (tmp_path / "stacks/10").mkdir(parents=True)
+    assert (run.read(tmp_path) or told).stacks == "stacks/10"
 
 
 def test_a_python_script_is_no_log(tmp_path: Path) -> None:

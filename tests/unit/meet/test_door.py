@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -57,12 +58,15 @@ class Hall(ConnectionHandler):
 
 
 @contextlib.asynccontextmanager
-async def hall(room: int = 20, seconds: float = 10) -> AsyncIterator[Hall]:
+async def hall(
+    room: int = 20, seconds: float = 10, kind: type[socket.socket] = socket.socket
+) -> AsyncIterator[Hall]:
     """An open one, in whose loop nothing may be left over that nobody looked at."""
     complaints: list[Any] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
     one = Hall()
-    sock = door.listen(socket.AF_INET, ("127.0.0.2", 0))
+    sock = kind(fileno=door.listen(socket.AF_INET, ("127.0.0.2", 0)).detach())
+    sock.setblocking(False)
     one.address = sock.getsockname()
     one.door = AuthListener([sock], one, room=room, seconds=seconds)
     try:
@@ -140,6 +144,32 @@ def test_a_crowd_of_those_who_belong_is_let_in_though_there_is_room_for_few_at_a
         async with hall(room=8) as here:
             assert await asyncio.gather(*(here.answer() for _ in range(200))) == [b"welcome\n"] * 200
             assert here.refused == []
+
+    asyncio.run(test())
+
+
+@pytest.mark.parametrize(
+    ("error", "refused"),
+    [(errno.EMFILE, ["too many connections that prove nothing"]), (errno.ECONNABORTED, [])],
+    ids=["no open file is left", "another error"],
+)
+def test_a_stranger_gives_its_open_file_to_who_comes_if_none_is_left(error: int, refused: list[str]) -> None:
+    errors: list[int] = []
+
+    class Full(socket.socket):
+        def accept(self) -> tuple[socket.socket, Any]:
+            if errors:
+                raise OSError(errors.pop(), "accept")
+            return super().accept()
+
+    async def test() -> None:
+        async with hall(kind=Full) as here:
+            _, writer = await here.call()
+            await until(lambda: len(here.door.unproved) == 1)
+            errors.append(error)
+            assert await here.answer() == b"welcome\n"
+            assert here.refused == refused
+            writer.transport.abort()
 
     asyncio.run(test())
 

@@ -44,6 +44,29 @@ def test_a_task_that_is_ended_twice_does_not_take_anothers_pipe_with_it() -> Non
     assert subprocess.run(line, timeout=BOUND).returncode == 0
 
 
+ASKED = """
+source "$2"
+sleep 60 &
+pids=($!)
+kill -STOP "${pids[0]}" # as by Ctrl-Z
+"end_$3" 0
+wait "${pids[0]}"
+"""
+
+
+@pytest.mark.parametrize(("starter", "status"), [("pbsdsh", 143), ("mpiexec", 143), ("pbs_tmrsh", 137)])
+def test_a_starter_ends_when_it_is_asked_to_though_it_is_stopped(starter: str, status: int) -> None:
+    checkout = Path(__file__).resolve().parents[3]
+    files = [str(checkout / name) for name in ("pbs/starters.sh", "host/common.sh")]
+    line = ["bash", "-c", f'set -euo pipefail\nsource "$1"\n{ASKED}', "bash", *files, starter]
+    with subprocess.Popen(line, start_new_session=True) as asking:
+        try:
+            assert asking.wait(BOUND) == status
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(asking.pid, signal.SIGKILL)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ByHand:
     site: Site

@@ -150,6 +150,11 @@ def test_of_any_other_program_the_steps_count(tmp_path: Path, capsys: pytest.Cap
     assert "not the same" not in words
 
 
+def test_a_run_that_is_given_twice_counts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = other(tmp_path, "a", 1, 4.0), other(tmp_path, "b", 2, 5.0)
+    assert [point["repeats"] for point in scaling(capsys, [one, one, two])[0]["points"]] == [1, 1]
+
+
 def test_what_differs_and_should_not_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [other(tmp_path, "a", 1, 4.0), other(tmp_path, "b", 2, 5.0, versions={"torch": "2.9.0"})]
     found, words = scaling(capsys, runs)
@@ -379,6 +384,13 @@ def test_the_page_of_a_scaling_has_its_finding_sizes_parts_and_runs(
     assert "<li>torch: 2.15.0</li>" in html
     assert "What differs" not in html
     assert html.count("<svg") == 2
+    again = tmp_path / "again.html"
+    for nodes in (3, 4):  # what has been measured since counts before what was submitted
+        reference(runs, f"n{nodes}-r1.1", nodes, 98.0 * nodes)
+        folder.note("done", nodes, 1, {"run": f"n{nodes}-r1.1"})
+    assert command.report(tmp_path / "s", str(again), {}) == 0
+    assert '<p class="end good">It scales ideally up to 4 nodes' in again.read_text()
+    assert "Left out" not in again.read_text()
 
 
 @pytest.mark.parametrize(("steps", "is_enough"), [(5, True), (4, False)])

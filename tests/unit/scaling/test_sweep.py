@@ -5,14 +5,16 @@ import os
 import signal
 import stat
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
+from typing import NoReturn
 
 import pytest
 
 from entrypoint.cli import submit
-from entrypoint.core.errors import BadInput
+from entrypoint.core.errors import BadInput, Unavailable
 from entrypoint.scaling import command, jobs, local, sweep
 from entrypoint.scaling.sweep import NoSuchSize, Sweep, SweepFolder, of_size, open_folder, sizes
 from entrypoint.schedulers.known import words_of
@@ -161,6 +163,35 @@ def test_a_scheduler_that_names_no_job_is_refused(tmp_path: Path, monkeypatch: p
         jobs.submit(folder, SWEEP, SWEEP.command, [], words_of("slurm"), batch=0, say=print)
 
 
+def test_a_size_that_cmd_cannot_have_gets_no_job_and_the_next_one_waits_as_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def answer(arguments: Sequence[str]) -> tuple[int, str]:
+        asked.append(list(arguments))
+        return 0, "7;west\n"
+
+    monkeypatch.setattr(jobs, "_submit", answer)
+    odd = replace(SWEEP, nodes=(2, 3, 4), repeats=1, command=("my.py", "{64/nodes}"), cluster="site")
+    said: list[str] = []
+    folder = open_folder(tmp_path / "s", odd)
+    assert jobs.submit(folder, odd, odd.command, [], words_of("slurm"), batch=0, say=said.append) == 0
+    assert [(words[3], words[-1]) for words in asked] == [("2", "32"), ("4", "16")]
+    assert asked[1][4] == "--dependency=afterany:7"
+    assert said[1] == "left out: 3 nodes: 64 is no multiple of 3 nodes"
+
+
+def test_the_submission_of_a_job_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs, "HOME", tmp_path)
+    (tmp_path / "apptrain").write_text('#!/bin/sh\necho "$@"\n[ "$2" != wait ] || exec sleep 60\nexit 3\n')
+    (tmp_path / "apptrain").chmod(0o755)
+    assert jobs._submit(["--nodes", "2"]) == (3, "submit --nodes 2\n")
+    monkeypatch.setattr(jobs, "SECONDS", 0.5)
+    with pytest.raises(Unavailable, match="look which jobs are there"):
+        jobs._submit(["wait"])
+
+
 # --- the command line ---------------------------------------------------------------------------------------
 
 
@@ -186,8 +217,10 @@ def asked(
     monkeypatch.setattr(local, "LocalRuns", Local)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
 
-    def call(*arguments: str, status: int = 1) -> tuple[Sweep, list[str], list[str], int]:
-        assert command.main(arguments, {}) == status
+    def call(
+        *arguments: str, status: int = 1, env: Mapping[str, str] = MappingProxyType({})
+    ) -> tuple[Sweep, list[str], list[str], int]:
+        assert command.main(arguments, env) == status
         return Local.asked
 
     return call
@@ -217,6 +250,62 @@ def test_threads_that_somebody_has_chosen_stay(
         "3",
     ]
     assert asked("--nodes", "1,2", "--", "my.py")[2] == ["--omp-num-threads", "4"]
+    ranks = ["--nproc-per-node", "2"]
+    assert asked("--dir", "b", *ranks, "--nodes", "1,2", "--", "my.py")[2] == ranks
+    for name in ("OMP_NUM_THREADS", "APPTRAIN_OMP_NUM_THREADS"):
+        assert asked("--dir", name, "--nodes", "1,2", "--", "my.py", env={name: "3"})[2] == []
+
+
+@pytest.mark.parametrize(("cores", "nodes"), [(1, (1, 2)), (3, (1, 2)), (4, (1, 2, 4)), (64, (1, 2, 4, 8))])
+def test_without_sizes_there_are_as_many_nodes_as_cores(
+    cores: int,
+    nodes: tuple[int, ...],
+    asked: Callable[..., tuple[Sweep, list[str], list[str], int]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    assert asked("--", "my.py")[0].nodes == nodes
+
+
+def test_what_run_would_refuse_is_refused_before_a_directory_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    checked: list[list[str]] = []
+
+    def check(words: list[str]) -> None:
+        checked.append(words)
+        raise BadInput("id", "no")
+
+    words = ["--nodes", "3,4", "--device", "cpu", "--", "my.py", "--batch={64/nodes}"]
+    with pytest.raises(BadInput, match=r"^no$"):
+        command.main(words, {}, check)
+    assert checked == [["--nodes", "4", "--device", "cpu", "--", "my.py", "--batch=16"]]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_leaves_its_result_and_picture_and_says_how_to_go_on_if_it_is_broken_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(local.LocalRuns, "_start", runs_of({}))
+    monkeypatch.setattr(local, "HANDLED", ())
+    words = ["--dir", str(tmp_path / "s"), "--nodes", "1,2", "--repeats", "1", "--strong", "--", "x"]
+    assert command.main(words, {}) == 0
+    out, err = capsys.readouterr()
+    assert "strong scaling on 1, 2 nodes, 1 run of each size: taken at your word" in err
+    assert "strong scaling of x: the same total work a step" in out
+    result = json.loads((tmp_path / "s" / command.RESULT).read_text())
+    assert (result["kind"], len(result["points"])) == ("strong", 2)
+    assert (tmp_path / "s" / command.PICTURE).read_text().startswith("<svg")
+    assert command.main([str(tmp_path / "s"), "--json"], {}) == 0
+    assert json.loads(capsys.readouterr().out) == result
+
+    def stop(_: object) -> NoReturn:
+        raise local.BrokenOff(130)
+
+    monkeypatch.setattr(local.LocalRuns, "run", stop)
+    assert command.main(words, {}) == 130
+    assert f"broken off; the same line with --dir {tmp_path}/s goes on\n" in capsys.readouterr().err
 
 
 def test_the_reference_program_is_measured_strongly_or_with_a_batch_that_grows(
@@ -246,6 +335,8 @@ def test_secrets_of_the_command_are_run_and_not_written(
         (["--nodes", "1", "--", "my.py"], "scaling-sizes-count"),
         (["--repeats", "0", "--", "my.py"], "scaling-number"),
         (["--repeats", "1.5", "--", "my.py"], "scaling-repeats"),
+        (["--repeats", "51", "--", "my.py"], "scaling-repeats"),
+        (["--repeats", "many", "--", "my.py"], "scaling-number"),
         (["--minutes", "nan", "--", "my.py"], "scaling-number"),
         (["--strong", "--weak", "--", "my.py"], "command-usage"),
         (["--cluster", "no_such", "--", "my.py"], "profile-missing"),
@@ -360,6 +451,15 @@ def test_a_run_whose_time_is_over_is_asked_to_end(tmp_path: Path) -> None:
         assert here(tmp_path, [], minutes=0.002)._wait(child) == (143, True)
     with subprocess.Popen(["true"]) as child:
         assert here(tmp_path, [])._wait(child) == (0, False)
+
+
+def test_one_that_does_not_end_then_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "TO_END", 0.3)
+    deaf = ["sh", "-c", "trap '' TERM; echo; exec sleep 60"]
+    with subprocess.Popen(deaf, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert here(tmp_path, [], minutes=0.002)._wait(child) == (137, True)
 
 
 @pytest.mark.usefixtures("handlers")

@@ -85,13 +85,14 @@ def go(
     resume: str = "auto",
     request: StopRequest | None = None,
     picture: bool = False,
+    note: str = "",
 ) -> int:
     place = RankInfo(node="here", run_dir=folder)
     leave_group()
     with pytest.MonkeyPatch.context() as patch:
         if not picture:  # It takes longer than all the rest of such a run.
             patch.setattr(report, "draw", lambda _, __, path: path.touch())
-        return run(small(*overrides), "small", resume, place, request or StopRequest())
+        return run(small(*overrides), "small", resume, place, request or StopRequest(), note)
 
 
 def is_drawn(folder: Path) -> bool:
@@ -208,9 +209,11 @@ def test_a_finished_run_is_only_evaluated_again(
 ) -> None:
     folder = tmp_path / "again"
     shutil.copytree(whole, folder, ignore=shutil.ignore_patterns("curves.png"))
-    assert go(folder, picture=True) == DONE
+    assert go(folder, picture=True, note="small: batch_size 8 instead of 7") == DONE
     assert is_drawn(folder)
-    assert f"resumed from {folder}/checkpoints/step-00000008: step 8 of 8\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"resumed from {folder}/checkpoints/step-00000008: step 8 of 8\n" in said
+    assert said.count("small: batch_size 8 instead of 7\n") == 1
     assert trace(folder) == trace(whole)
     assert result(folder)["correct"] == result(whole)["correct"]
     assert (result(folder)["loss"], result(folder)["images_per_s"]) == (None, None)
