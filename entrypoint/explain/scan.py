@@ -3,8 +3,8 @@ bounded memory. `Scan.read` takes one open file after another; `Scan.found` has 
 
 A log of 2 GB has some ten million lines, and nearly none is of interest. Each pattern has a word that few
 lines have, its key. Small blocks are looked at: their lines without digits, the shapes, are made a set, and
-if all were seen before, the block holds nothing new. Else its words are made a set; if a key is among them,
-the lines with that word are read.
+if all were seen before, the block holds nothing new. Else each of its words is looked up; if it is a key, the
+lines with it are read.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ SMALL = 1 << 16
 """Bytes that are looked at together: what a processor keeps at hand."""
 MOST_SHAPES, MOST_SHAPE_BYTES = 100_000, 16 << 20
 """Remembered; beyond, all are forgotten."""
+NEW_SHARE, PASSED_OVER = 0.9, 15
+"""With so many new shapes in a small block, the shapes of so many further ones are not looked at."""
 _DIGITS = b"0123456789"
 NEAR, NEAR_BYTES = 30, 1 << 14
 """Lines, and bytes, around one that may have its time or rank."""
@@ -316,6 +318,8 @@ class Scan:
     _seen_bytes: int = 0
     _hot: set[bytes] = field(default_factory=set)
     """Shapes of lines that were read: a block with one is looked at again."""
+    _pass_over: int = 0
+    """Small blocks of which the shapes are not looked at."""
     _files: int = 0
     _tried: Counter[bytes] = field(default_factory=Counter)
     """Lines of this file with a key."""
@@ -378,13 +382,15 @@ class Scan:
     def _small(self, block: bytes, begin: int, end: int, name: str, first: int) -> None:
         """Looks at the lines of a block between two places."""
         part = block[begin:end]
-        shapes = set(part.translate(None, _DIGITS).split(b"\n"))
-        if self._head and len(self._heads) <= MOST_HEADS and self._head.translate(None, _DIGITS) in shapes:
-            self._find_heads(block, begin, end, first)
-        fresh = shapes - self._seen
-        if not fresh and self._hot.isdisjoint(shapes):
-            return
-        self._keep(fresh)
+        shapes = self._shapes(part)
+        if shapes:
+            if self._is_head_sought() and self._head.translate(None, _DIGITS) in shapes:
+                self._find_heads(block, begin, end, first)
+            fresh = shapes - self._seen
+            if not fresh and self._hot.isdisjoint(shapes):
+                return
+            self._keep(fresh)
+            self._pass_over = PASSED_OVER if len(fresh) > NEW_SHARE * len(shapes) else 0
         places = self._places(part, name)
         if not places:
             self._hot -= shapes  # there are so many of them that no more are read
@@ -397,6 +403,16 @@ class Scan:
                     part[start : part.find(b"\n", start) % (len(part) + 1)].translate(None, _DIGITS)
                 )
             self._line(block, begin + start, begin + places[start], name, number)
+
+    def _shapes(self, part: bytes) -> set[bytes]:
+        """The lines without their digits; none where those before were all new, so that it does not pay."""
+        if self._pass_over and not self._is_head_sought():
+            self._pass_over -= 1
+            return set()
+        return set(part.translate(None, _DIGITS).split(b"\n"))
+
+    def _is_head_sought(self) -> bool:
+        return bool(self._head) and len(self._heads) <= MOST_HEADS
 
     def _find_heads(self, block: bytes, begin: int, end: int, number: int) -> None:
         """Looks for lines like the first one of the file, of later. `begin`, `end`: of the lines to look at;
@@ -419,7 +435,8 @@ class Scan:
 
     def _places(self, part: bytes, name: str) -> dict[int, int]:
         """Where lines begin that are to be read, with where in them something was found."""
-        words = set(part.translate(_LETTERS).split())
+        all_words = part.translate(_LETTERS).split()
+        words = self.index.words.intersection(all_words)
         places: dict[int, int] = {}
         counts = self.counts
         for word in words & self.index.by_key.keys():
@@ -438,9 +455,8 @@ class Scan:
             and counts[f"exception {name}"] < MOST_IN_A_FILE
             and counts[f"tried exception {name}"] < TRIED
         ):
-            for word in words:
-                if word.endswith(_ENDINGS):
-                    counts[f"tried exception {name}"] += _lines_with(part, word, (), places)
+            for word in {one for one in all_words if one.endswith(_ENDINGS)}:
+                counts[f"tried exception {name}"] += _lines_with(part, word, (), places)
         return places
 
     def _line(
@@ -847,6 +863,8 @@ class Index:
                 self.by_key.setdefault(key(pattern), []).append((entry, pattern))
             for pattern in entry.any:
                 self._of_any.setdefault(key(pattern), []).append((place, entry, pattern))
+        self.words = frozenset(self.by_key) | OF_ERRORS | OF_RESTARTS
+        """Those for which a block is searched."""
 
     def entry(self, line: bytes, body: bytes, frame: bytes = b"") -> Entry | None:
         """The first entry that a line is of. `frame`: the last one of a traceback before it."""

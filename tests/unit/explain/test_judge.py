@@ -1,6 +1,7 @@
 """The first cause, and not its echoes: by the chain of the catalogue, by time, by rank."""
 
 import io
+import random
 
 import pytest
 
@@ -707,6 +708,19 @@ def test_a_first_line_that_comes_again_later_begins_another_run() -> None:
         assert of(a=text + FULL + BOX).causes[0].entry.id == "script-error"
     many = "".join(BANNER.format(f"11:{at}:00") for at in range(10, 40))
     assert of(a=first + OWN + many + FULL + BOX).causes[0].entry.id == "script-error"
+
+
+@pytest.mark.parametrize("megabytes", [1, 1.5, 2])
+def test_a_line_in_text_that_never_repeats_is_found(megabytes: float) -> None:
+    source = random.Random(1)
+    rows = (source.randbytes(32).hex(" ") for _ in range(int(megabytes * 1e6 / 96)))
+    text = "".join(f"{row}\n" for row in rows).translate(str.maketrans("0123456789", "ghijklmnop"))
+    found = of(a=text + FULL + text + BOX)
+    assert [one.entry.id for one in found.causes] == ["disk-full"]
+    assert found.causes[0].first.number == text.count("\n") + 1
+    first, second = BANNER.format("10:00:00"), BANNER.format("10:31:00")
+    found = of(a=first + OWN + BOX + text + second + FULL + BOX)
+    assert [one.entry.id for one in found.causes] == ["disk-full"]
 
 
 def test_of_a_group_that_torchrun_restarted_the_last_run_is_told() -> None:
