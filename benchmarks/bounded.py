@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -39,8 +39,12 @@ class CommandResult:
 
 
 def run(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], seconds: float) -> CommandResult:
-    """Runs a command to its end or its bound, and ends whatever this process has below it."""
+    """Runs a command to its end or its bound, and ends whatever it has left. What runs below this process
+    already, such as a mount, stays."""
+    import psutil
+
     processes.adopt_orphans()
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
     with TemporaryFile() as out, TemporaryFile() as err:
         begin = time.monotonic()
         process = subprocess.Popen(
@@ -63,18 +67,18 @@ def run(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], seconds: floa
                 process.wait(TERM_S)
         finally:
             passed = time.monotonic() - begin
-            _end(process)
+            _end(process, before)
         code = process.returncode
         status = None if overran or code is None else 128 - code if code < 0 else code
         return CommandResult(status=status, out=_text(out), err=_text(err), seconds=passed)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end(process: "subprocess.Popen[bytes]", before: Collection[int]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(GONE_S)
-    processes.kill_descendants(GONE_S)
+    processes.kill_descendants(GONE_S, spare=before)
 
 
 def _text(file: IO[bytes]) -> str:

@@ -1,16 +1,21 @@
 """Measures what the launcher costs while a script of others trains: pytorch/examples' ImageNet script under
-plain torchrun and under apptrain, with ranks that are forks and with ranks that are started each by itself.
-`loop` is the entry.
+plain torchrun and under apptrain, with ranks that are forks and with ranks that are started each by itself;
+its pictures are small files, in one squashfs that is mounted, and in memory. `loop` is the entry.
 
-EXAMPLES=DIR is a checkout of github.com/pytorch/examples, which no package has. A folder of JPEGs is made for
-it. Two ranks, a thread each; the script's own time of each step counts, from the slower rank.
+EXAMPLES=DIR is a checkout of github.com/pytorch/examples, which no package has. JPEGs are made for it; all
+are in the page cache. Two ranks, a thread each, and a model so small that the pictures count; the script's
+own time of each step counts, from the slower rank. The squashfs needs mksquashfs, squashfuse and fusermount3.
 """
 
 import os
 import re
+import shutil
 import statistics
+import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -20,13 +25,17 @@ from benchmarks.gpu import link_images, write_jpegs
 
 SCRIPT: Final = "imagenet/main.py"
 RANKS: Final = 2
-BATCH: Final = 4
+MODEL: Final = "shufflenet_v2_x0_5"
+BATCH: Final = 8
 """Images of a rank."""
-STEPS, WARMUP = 16, 4
+STEPS, WARMUP = 60, 10
 """Of a run, and those of them that do not count."""
 DISTINCT: Final = 64
 LIMIT: Final = 300.0
-"""Seconds for a run."""
+"""Seconds for a run, and for a mount:"""
+MOUNTED: Final = 10.0
+MEMORY: Final = Path("/dev/shm")
+FOR_SQUASHFS: Final = ("mksquashfs", "squashfuse", "fusermount3")
 STEP: Final = re.compile(r"^Epoch: \[0\]\[ *(\d+)/\d+\]\s+Time +([\d.]+) ", re.M)
 APPTRAIN: Final = ("-m", "entrypoint.cli.embedded", "--nodes", "1", "--nproc-per-node", str(RANKS))
 WAYS: Final[Mapping[str, Sequence[str]]] = {
@@ -47,38 +56,73 @@ def refusal(env: Mapping[str, str]) -> str | None:
 
 
 def loop(rounds: int) -> dict[str, Any]:
-    """Images/s of each way in each round, and the ratios to torchrun's of the same round."""
+    """For each loader, images/s of each way in each round, and the ratios to torchrun's of the same round."""
     checkout = Path(os.environ["EXAMPLES"]).absolute()
     script = checkout / SCRIPT
-    with TemporaryDirectory(prefix="apptrain-bench-") as folder:
-        images = Path(folder) / "images"
-        pool = Path(folder) / "pool"
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory(prefix="apptrain-bench-")))
+        images = folder / "images"
+        pool = folder / "pool"
         pool.mkdir()
         write_jpegs(pool, DISTINCT)
         link_images(pool, images, train=RANKS * BATCH * STEPS, test=RANKS * BATCH)
-        found = [_round(number, rounds, script, images, Path(folder)) for number in range(rounds + 1)][1:]
-    ratios = {way: [one[way] / one["torchrun"] for one in found] for way in WAYS if way != "torchrun"}
+        loaders = {"files": images}
+        if missing := [name for name in FOR_SQUASHFS if shutil.which(name) is None]:
+            print(f"squashfs is left out: no {', '.join(missing)} in PATH", flush=True)
+        else:
+            loaders["squashfs"] = stack.enter_context(_squashfs(images, folder))
+        memory = stack.enter_context(TemporaryDirectory(prefix="apptrain-bench-", dir=MEMORY))
+        loaders["memory"] = Path(shutil.copytree(images, Path(memory) / "images"))
+        found = [_round(number, rounds, script, loaders, folder) for number in range(rounds + 1)][1:]
     spread = {
-        way: {"median": statistics.median(values), "min": min(values), "max": max(values)}
-        for way, values in ratios.items()
+        loader: {way: _spread([one[loader] for one in found], way) for way in WAYS if way != "torchrun"}
+        for loader in loaders
     }
-    for way, one in spread.items():
-        print(f"{way}: {one['median']:.3f} of torchrun ({one['min']:.3f} to {one['max']:.3f})")
+    for loader, ways in spread.items():
+        for way, one in ways.items():
+            print(f"{loader}, {way}: {one['median']:.3f} of torchrun ({one['min']:.3f} to {one['max']:.3f})")
     return {
         "images_per_s": found,
         "ratio": spread,
         "examples": device.commit(checkout),
-        "settings": {"ranks": RANKS, "batch_a_rank": BATCH, "steps": STEPS, "warmup": WARMUP},
+        "settings": {"model": MODEL, "ranks": RANKS, "batch_a_rank": BATCH, "steps": STEPS, "warmup": WARMUP},
     }
 
 
-def _round(number: int, rounds: int, script: Path, images: Path, folder: Path) -> dict[str, float]:
+def _spread(rounds: Sequence[Mapping[str, float]], way: str) -> dict[str, float]:
+    ratios = [one[way] / one["torchrun"] for one in rounds]
+    return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+
+
+@contextmanager
+def _squashfs(images: Path, folder: Path) -> Iterator[Path]:
+    """These files in one squashfs, mounted."""
+    file, place = folder / "images.sqfs", folder / "mounted"
+    place.mkdir()
+    subprocess.run(["mksquashfs", images, file, "-no-progress", "-quiet"], check=True, timeout=LIMIT)
+    with subprocess.Popen(["squashfuse", "-f", file, place]) as mount:
+        try:
+            end = time.monotonic() + MOUNTED
+            while not place.is_mount():
+                if mount.poll() is not None or time.monotonic() > end:
+                    sys.exit(f"squashfuse did not mount {file} within {MOUNTED:g} s")
+                time.sleep(0.05)
+            yield place
+        finally:
+            mount.terminate()  # which unmounts it
+
+
+def _round(
+    number: int, rounds: int, script: Path, loaders: Mapping[str, Path], folder: Path
+) -> dict[str, dict[str, float]]:
     """The order turns, so that a drift of the machine falls on all."""
     turned = [*WAYS][number % len(WAYS) :] + [*WAYS][: number % len(WAYS)]
-    rates = {way: _rate(way, script, images, folder) for way in turned}
-    said = ", ".join(f"{way} {rates[way]:.2f}" for way in WAYS)
-    print(f"  round {number or '(warm-up)'} of {rounds}: {said} images/s", flush=True)
-    return rates
+    found = {}
+    for loader, images in loaders.items():
+        found[loader] = {way: _rate(way, script, images, folder) for way in turned}
+        said = ", ".join(f"{way} {found[loader][way]:.2f}" for way in WAYS)
+        print(f"  round {number or '(warm-up)'} of {rounds}, {loader}: {said} images/s", flush=True)
+    return found
 
 
 def _rate(way: str, script: Path, images: Path, folder: Path) -> float:
@@ -86,7 +130,7 @@ def _rate(way: str, script: Path, images: Path, folder: Path) -> float:
         words = [sys.executable, "-P", *WAYS[way]]
         if way != "torchrun":
             words += ["--run-dir", str(Path(run) / "run"), "--"]
-        options = ("-a", "resnet18", "-b", str(BATCH), "-j", "1", "--epochs", "1", "-p", "1", "--no-accel")
+        options = ("-a", MODEL, "-b", str(BATCH), "-j", "1", "--epochs", "1", "-p", "1", "--no-accel")
         distributed = ("--dist-url", "env://", "--dist-backend", "gloo")
         env = device.environment(os.environ) | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         argv = [*words, str(script), str(images), *options, *distributed]

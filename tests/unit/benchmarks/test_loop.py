@@ -35,3 +35,12 @@ def test_without_the_checkout_it_is_refused_or_left_out_of_all(
     (tmp_path / "imagenet").mkdir()
     (tmp_path / "imagenet/main.py").touch()
     assert loop.refusal({"EXAMPLES": str(tmp_path)}) is None
+
+
+def test_each_loader_has_ratios_of_its_own_to_torchrun_in_the_same_round() -> None:
+    rounds = [
+        {"torchrun": 10.0, "forks": 11.0},
+        {"torchrun": 20.0, "forks": 18.0},
+        {"torchrun": 4.0, "forks": 4.0},
+    ]
+    assert loop._spread(rounds, "forks") == {"median": 1.0, "min": 0.9, "max": 1.1}
