@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.explain import as_ours, jobscript, launches, request, shell, traps
+from entrypoint.explain import as_ours, jobscript, traps
 
 HEAD = 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
 ASKED = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=4\n"
@@ -288,75 +288,6 @@ def test_nothing_is_remarked_where_nothing_is_lost(text: str) -> None:
     assert traps.find(text) == []
 
 
-@pytest.mark.parametrize(
-    ("lines", "nodes", "tasks", "gpus"),
-    [
-        ([], None, None, None),
-        (["#SBATCH -J x"], 1, 1, 0),
-        (["#SBATCH -N 2 --gres=gpu:a100:4"], 2, 1, 4),
-        (["#SBATCH -N2 --gres=gpu"], 2, 1, 1),
-        (["#SBATCH --nodes=2-4"], None, 1, 0),
-        (["#SBATCH --nodes 2  # not 3"], 2, 1, 0),
-        (["#SBATCH --nodes=2", "#SBATCH --nodes=3"], 3, 1, 0),
-        (["#SBATCH --ntasks=8 --ntasks-per-node=4"], 2, 4, 0),
-        (["#SBATCH --ntasks=9 --ntasks-per-node=4"], 3, 4, 0),
-        (["#SBATCH -n 8"], None, None, 0),
-        (["#SBATCH -n 1"], 1, 1, 0),
-        (["#SBATCH -N 2 -n 7"], 2, 4, 0),
-        (["#SBATCH -N 2 --gpus=8"], 2, 1, 4),
-        (["#SBATCH -N 2 -n 8 --gpus-per-task=2"], 2, 4, 8),
-        (["#SBATCH --gpus-per-node=h100:4,nvme:1"], 1, 1, 4),
-        (["#SBATCH --gres=nvme:1 --gpus-per-node=2"], 1, 1, 2),
-        (["#SBATCH --exclusive -N 2"], 2, 1, 0),
-        (["#SBATCH -N 2 --gres=nvme:2"], 2, 1, 0),
-        (["#SBATCH --comment='it is -N 9' -N 2"], 2, 1, 0),
-        (["#SBATCH --comment=it's -N 2"], 2, 1, 0),
-        (["#SBATCH -N 2", "#PBS -l select=9"], 2, 1, 0),
-        (["#SBATCH -N 2", "", "# a note", "#SBATCH -N 3", "true", "#SBATCH -N 4"], 3, 1, 0),
-        (["#PBS -q gpu"], 1, None, 0),
-        (["#PBS -l select=2:ncpus=8:ngpus=4+1:ncpus=8"], 3, None, 4),
-        (["#PBS -lselect=4:naccelerators=2"], 4, None, 2),
-        (["#PBS -l nodes=2:ppn=4,walltime=1:00"], 2, None, 0),
-        (["#PBS -l ncpus=8,ngpus=2"], 1, None, 2),
-        (["#PBS -V -l select=3"], 3, None, 0),
-    ],
-)
-def test_what_is_asked_of_the_scheduler_is_counted_as_it_counts(
-    lines: list[str], nodes: int | None, tasks: int | None, gpus: int | None
-) -> None:
-    asked = request.read(lines)
-    assert (asked.nodes, asked.tasks_per_node, asked.gpus_per_node) == (nodes, tasks, gpus)
-
-
-@pytest.mark.parametrize(
-    ("line", "is_exclusive"),
-    [
-        ("#SBATCH --exclusive", True),
-        ("#SBATCH --exclusive=true -N 2", True),
-        ("#SBATCH --exclusive=user", False),
-        ("#PBS -l place=scatter:excl", True),
-        ("#PBS -l place=scatter", False),
-    ],
-)
-def test_nodes_of_ones_own_are_asked_for_in_these_words(line: str, is_exclusive: bool) -> None:
-    assert request.read([line]).is_exclusive == is_exclusive
-
-
-@pytest.mark.parametrize(
-    ("words", "count"),
-    [
-        (["-N", "2", "python", "-c", "x"], 2),
-        (["-N2", "-K1", "--exclusive", "--label", "x"], 4),
-        (["--nodes=2", "--ntasks", "4", "-l", "--", "x"], 4),
-        (["x", "-N", "2"], 0),
-        (["-N"], 1),
-        (["-N2", "x", "y"], 1),
-    ],
-)
-def test_the_program_stands_behind_sruns_own_options(words: list[str], count: int) -> None:
-    assert request.words_behind(words) == count
-
-
 def test_the_same_job_as_one_of_ours() -> None:
     asked = "#SBATCH -t 1:00:00 -p gpu --cpus-per-task=8 --hint=nomultithread\nmodule load cuda/12.4\nexport HF_TOKEN=abc DATA=/d\n"
     text = GOOD.replace(HEAD, asked + HEAD).replace("--nv x.sif", "--nv --bind /d:/data x.sif")
@@ -405,51 +336,6 @@ def test_a_script_without_a_training_says_so() -> None:
 def test_a_script_is_told_from_a_log(name: str, text: str, is_script: bool, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     assert jobscript.is_one(tmp_path / name) == is_script
-
-
-@pytest.mark.parametrize(
-    ("line", "starter", "agent", "words"),
-    [
-        ("env A=1 nice -n 5 timeout 60 torchrun --nnodes=2 t.py --x 1", "", "torchrun", "t.py --x 1"),
-        ("exec numactl --cpunodebind=0 python t.py", "", "", "python t.py"),
-        ("mpirun --oversubscribe -np 8 -x A --mca btl tcp,self -x B=1 python t.py", "mpirun", "", "python t.py"),
-        ("mpiexec -mca btl ^openib --tag-output python t.py", "mpiexec", "", "python t.py"),
-        ("ssh -o BatchMode=yes -p 22 gpu1 python t.py", "ssh", "", "python t.py"),
-        ("pdsh -w gpu[1-2] python t.py", "pdsh", "", "python t.py"),
-        ("pbsdsh -o -n 1 python t.py", "pbsdsh", "", "python t.py"),
-        ("/usr/bin/srun -N 2 -- python -u -m torch.distributed.run --nnodes 2 t.py", "srun", "torchrun", "t.py"),
-        ("singularity -d exec --nv -B /d:/d x.sif accelerate launch --num_processes 8 t.py", "", "accelerate", "t.py"),
-        ("torchrun --standalone -m pkg.train --x", "", "torchrun", "pkg.train --x"),
-        ("deepspeed --num_gpus 4 t.py", "", "deepspeed", "t.py"),
-    ],
-)  # fmt: skip
-def test_a_training_is_found_behind_all_that_starts_it(
-    line: str, starter: str, agent: str, words: str
-) -> None:
-    (one,) = launches.read(shell.commands(line))
-    assert one.trains
-    assert (one.starter, one.agent, [word.text for word in one.words]) == (starter, agent, words.split())
-
-
-@pytest.mark.parametrize("line", ["hostname", "apptainer build x.sif t.py", "accelerate config", "python -V"])
-def test_what_starts_no_training_is_told_from_one(line: str) -> None:
-    assert not any(one.trains for one in launches.read(shell.commands(line)))
-
-
-def test_a_shell_script_is_cut_into_commands() -> None:
-    text = "a 'b c' \"d $(e; f) g\" \\\n  h; i | j && k # l\nexport X=1 Y='2 3'\nif m; then n; fi\ncat <<-E\n\to\n\tE\np\n"
-    cut = [(one.line, one.texts, [word.raw for word in one.assigned]) for one in shell.commands(text)]
-    assert cut == [
-        (1, ["a", "b c", "d $(e; f) g", "h"], []),
-        (2, ["i"], []),
-        (2, ["j"], []),
-        (2, ["k"], []),
-        (3, [], ["X=1", "Y='2 3'"]),
-        (4, ["m"], []),
-        (4, ["n"], []),
-        (5, ["cat"], []),
-        (8, ["p"], []),
-    ]
 
 
 def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
