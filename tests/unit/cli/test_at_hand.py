@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.core import checkout
-
 CHECKOUT = Path(__file__).resolve().parents[3]
 SCRIPT = CHECKOUT / "tools/login-python.sh"
 BOUND = 60
@@ -123,22 +121,6 @@ def test_a_run_in_an_environment_that_has_torch_alone_finds_apptrain(tmp_path: P
     assert ended.stderr.startswith(f"apptrain: Python of CONDA_PREFIX, {mine}, with torch 2.")
 
 
-@pytest.mark.parametrize("given", ["", "/elsewhere"])
-def test_packages_that_are_installed_are_not_put_in_front(
-    given: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    src, home = f"{CHECKOUT}/src", str(CHECKOUT)
-    for path, expected in (
-        ([src, home, "/lib"], ":".join(filter(None, [f"{CHECKOUT}/host/packages", given]))),
-        ([src, home, "/lib", src, home], given),  # by tools/venv.sh
-        (["/lib", "/dist-packages"], given),
-    ):
-        monkeypatch.setattr(sys, "path", path)
-        assert checkout.python_path(given) == expected
-    assert {path.name for path in checkout.PACKAGES.iterdir()} == {"entrypoint", "train"}
-    assert (checkout.PACKAGES / "train/stop.py").samefile(CHECKOUT / "src/train/stop.py")
-
-
 @pytest.fixture
 def fresh(tmp_path: Path) -> Path:
     """A checkout without a venv; its tools/venv.sh makes one whose Python tells how it was called."""
@@ -248,21 +230,3 @@ def test_make_demo_makes_a_venv_only_if_no_environment_fits_or_one_is_named(
     assert ("makes" in done.stderr, done.returncode) == (made, 0), done.stderr
     assert (f"makes {where} run\n" in done.stderr) is made
     assert done.stdout == f"demo with {'other' if 'VENV' in words else 'none'}\n"
-
-
-def test_an_image_that_is_not_ours_gets_our_packages_for_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its PYTHONPATH, which passes to no node, names the folder that has them."""
-    monkeypatch.setattr(sys, "path", ["/shown", "/lib"])
-    monkeypatch.setattr(checkout, "HOME", Path("/shown"))
-    monkeypatch.setattr(checkout, "PACKAGES", Path("/shown/host/packages"))
-    for whole, given, expected in (
-        ("/shown", "", "/shown"),
-        ("/shown:/more", "/more", "/shown:/more"),
-        ("/shown/", "", "/shown"),
-        ("/usr/../shown", "", "/shown"),
-        ("/shown", "/shown", "/shown"),
-        ("/elsewhere", "", ""),
-        ("", "", ""),
-    ):
-        monkeypatch.setenv("PYTHONPATH", whole)
-        assert checkout.python_path(given) == expected

@@ -2,6 +2,7 @@
 
 import json
 import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,36 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
             files.read(path, 5)
 
 
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (stat.S_IFDIR, "a directory"),
+        (stat.S_IFIFO, "a FIFO"),
+        (stat.S_IFCHR, "a character device"),
+        (stat.S_IFBLK, "a block device"),
+        (stat.S_IFSOCK, "a socket"),
+        (0o070000, "a special file"),
+    ],
+)
+def test_each_kind_of_file_has_a_name(kind: int, name: str) -> None:
+    assert files.kind(kind | 0o644) == name
+
+
+def test_what_no_file_can_be_called_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("none")
+    for name, found in (
+        ("file", (True, True)),
+        ("", (True, False)),
+        ("none", (False, False)),
+        ("link", (False, False)),
+        ("file/more", (False, False)),
+        ("a" * 5000, (False, False)),
+        ("a\0", (False, False)),
+    ):
+        assert (files.exists(tmp_path / name), files.is_regular(tmp_path / name)) == found
+
+
 def test_a_text_that_is_no_utf_8_is_a_value_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"\xff")
     with pytest.raises(ValueError, match="utf-8"):
@@ -39,6 +70,9 @@ def test_json_is_read_as_it_was_written() -> None:
     text = '{"a": [1, -2.5, true, null, "é\\u001b"], "n": 340282366920938463463374607431768211455}'
     assert files.parse_json(text) == {"a": [1, -2.5, True, None, "é\x1b"], "n": 2**128 - 1}
     assert files.parse_json("[" * 32 + "]" * 32) == json.loads("[" * 32 + "]" * 32)
+    assert files.parse_json('{"a":' * 32 + "1" + "}" * 32) == json.loads('{"a":' * 32 + "1" + "}" * 32)
+    assert files.parse_json("9" * 300) == 10**300 - 1
+    assert len(files.parse_json("[" + "0," * 399_999 + "0]")) == 400_000
 
 
 @pytest.mark.parametrize(
@@ -47,10 +81,13 @@ def test_json_is_read_as_it_was_written() -> None:
         ("", "it is no JSON: Expecting value"),
         ('{"a": 1}x', "it is no JSON: Extra data"),
         ("[" * 33 + "]" * 33, "it is nested more than 32 deep"),
+        ('{"a":' * 33 + "1" + "}" * 33, "it is nested more than 32 deep"),
+        ("[" + "0," * 400_000 + "0]", "it has more than 400000 values"),
         ('{"a":' * 300_000 + "1" + "}" * 300_000, "it is nested more than 32 deep"),
         ("[" + "[]," * 400_000 + "0]", "it has more than 400000 values"),
         ("9" * 301, "a number in it has 301 digits"),
         ("1e999", "a number in it is too large: 1e999"),
+        ("-1.00000000000000000000000e999", "a number in it is too large: -1.00000000000000000"),
         ("NaN", "it has NaN, which is no JSON"),
         ("-Infinity", "it has -Infinity, which is no JSON"),
     ],

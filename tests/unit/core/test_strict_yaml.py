@@ -35,6 +35,28 @@ def test_values_are_those_of_yaml(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [
+        ("[" + "0, " * 9_998 + "0]", 9_999),
+        ("[" * 16 + "]" * 16, 1),
+        ("[" + "[], " * 40 + "{}]", 41),
+        (f"['{'a' * 99}', {'1' * 40}]", 2),
+        ("[a]".ljust(strict_yaml.MOST_BYTES), 1),
+    ],
+    ids=lambda value: str(value)[:16],
+)
+def test_up_to_its_bounds_a_file_loads(tmp_path: Path, text: str, most: int) -> None:
+    (tmp_path / "f").write_text(text)
+    assert len(strict_yaml.load(tmp_path / "f")) == most
+
+
+def test_an_empty_file_is_none(tmp_path: Path) -> None:
+    for text in ("", "# a comment\n", "~"):
+        (tmp_path / "f").write_text(text)
+        assert strict_yaml.load(tmp_path / "f") is None
+
+
 BOMB = "title: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"key{i}: &{chr(98 + i)} [{', '.join([f'*{chr(97 + i)}'] * 9)}]\n" for i in range(10)
 )
@@ -50,6 +72,20 @@ BOMB = "title: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("- " * 100_000, "line 1: nested more than 16 deep"),
         ("".join(f"{'  ' * i}a:\n" for i in range(300)), "line 17: nested more than 16 deep"),
         ("".join(f"k{i}: 1\n" for i in range(20_000)), "line 5000: more than 10000 keys and values"),
+        ("[" + "0, " * 9_999 + "0]", "line 1: more than 10000 keys and values"),
+        ("[" * 17 + "]" * 17, "line 1: nested more than 16 deep"),
+        ("a:\n  " + "1" * 41, f"line 2: {'1' * 41} is a number of 41 characters"),
+        ("a: " + "1" * 61, f"line 1: {'1' * 60}... is a number of 61 characters"),
+        ("a: " + "1" * 60, f"line 1: {'1' * 60} is a number of 60 characters"),
+        ("a: +1:30.5", "line 1: +1:30.5 without quotes is a number in base 60"),
+        ("a: -010", "line 1: -010 without quotes is a number in base 8"),
+        ("a: [1, 2\nb: 3", "line 2: it is not YAML: while parsing a flow sequence expected ',' or ']'"),
+        (
+            "a: 1\nb: 'x",
+            "line 2: it is not YAML: while scanning a quoted scalar found unexpected end of stream",
+        ),
+        ("? a\n? a", "line 2: the key a stands twice"),
+        ("a: {b: 1, 'b': 2}", "line 1: the key b stands twice"),
         ("title: 0x" + "f" * 200_000, "line 1: 0xfff"),
         ("title: " + ":".join(["59"] * 80_000), "line 1: 59:59"),
         ("time: 10:00:00", 'line 1: 10:00:00 without quotes is a number in base 60: write "10:00:00"'),

@@ -1,0 +1,47 @@
+"""Files that only their owner can read: whole, or not there."""
+
+from pathlib import Path
+
+import pytest
+
+from entrypoint.core.errors import BadInput
+from entrypoint.core.private import write_output, write_private
+
+
+@pytest.mark.parametrize(("content", "raw"), [("é\n", b"\xc3\xa9\n"), (b"\xff\0", b"\xff\0"), ("", b"")])
+def test_it_holds_just_the_content_for_its_owner_alone(
+    tmp_path: Path, content: str | bytes, raw: bytes
+) -> None:
+    file = tmp_path / "file"
+    for _ in range(2):  # the second time it is there already
+        write_private(file, content)
+        assert (file.read_bytes(), oct(file.stat().st_mode & 0o777)) == (raw, "0o600")
+        file.write_bytes(b"much longer than before")
+        file.chmod(0o644)
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_what_cannot_be_written_leaves_nothing_of_it_and_what_was_there(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    (taken / "inside").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        write_private(taken, "x")
+    assert list(tmp_path.iterdir()) == [taken]
+    with pytest.raises(FileNotFoundError):
+        write_private(tmp_path / "none/file", "x")
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [("", "Is a directory"), ("none/a\nb", "No such file or directory")],
+)
+def test_an_output_that_cannot_be_written_is_refused(tmp_path: Path, name: str, why: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        write_output(tmp_path / name, "x", "report")
+    shown = str(tmp_path / name).replace("\n", " ")
+    assert str(refused.value) == f"report: {shown} cannot be written: {why}: give another file with -o"
+
+
+def test_an_output_is_the_content(tmp_path: Path) -> None:
+    write_output(tmp_path / "page.html", "<p>", "report")
+    assert (tmp_path / "page.html").read_text() == "<p>"
