@@ -42,6 +42,12 @@ def test_an_output_that_cannot_be_written_is_refused(tmp_path: Path, name: str, 
     assert str(refused.value) == f"report: {shown} cannot be written: {why}: give another file with -o"
 
 
+def test_the_current_directory_is_no_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadInput, match=r"^report: \. cannot be written: Is a directory: "):
+        write_output(Path(), "x", "report")
+
+
 def test_an_output_is_the_content(tmp_path: Path) -> None:
     write_output(tmp_path / "page.html", "<p>", "report")
     assert (tmp_path / "page.html").read_text() == "<p>"

@@ -1,10 +1,14 @@
 """entrypoint/core/streams.py: every command ends as it would, whatever its standard streams and current directory are."""
 
+import errno
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from entrypoint.core import streams
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 APPTRAIN = str(CHECKOUT / "apptrain")
@@ -52,14 +56,55 @@ def test_a_stream_that_is_closed_or_full_changes_no_status_and_is_no_traceback(
     assert len(err.splitlines()) == bool(said), err
 
 
+CLOSED = """
+import os, sys
+from entrypoint.core import streams
+streams.make_usable()
+print("lost", flush=True)
+print("lost", file=sys.stderr)
+found = [(os.readlink(f"/proc/self/fd/{n}"), os.get_inheritable(n)) for n in range(3)]
+numbers = [stream.fileno() for stream in (sys.stdin, sys.stdout, sys.stderr)]
+open("seen", "w").write(repr((found, numbers, sys.stdin.read())))
+"""
+
+
 def test_what_a_command_starts_gets_the_streams_too(tmp_path: Path) -> None:
     """Else its first file would have the number of its stdout."""
-    code = (
-        "import subprocess, sys; from entrypoint.core import streams; streams.make_usable(); "
-        "sys.exit(subprocess.call(['/bin/sh', '-c', 'readlink /proc/self/fd/0 /proc/self/fd/1 | sort -u >seen']))"
-    )
-    assert ended(tmp_path, f'{sys.executable} -P -c "{code}" <&- >&-') == (0, "")
-    assert (tmp_path / "seen").exists()
+    (tmp_path / "closed.py").write_text(CLOSED)
+    assert ended(tmp_path, f"{sys.executable} -P closed.py <&- >&- 2>&-") == (0, "")
+    null = ("/dev/null", True)
+    assert (tmp_path / "seen").read_text() == repr(([null] * 3, [0, 1, 2], ""))
+
+
+def test_a_stream_that_is_open_stays_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "closed.py").write_text(CLOSED)
+    assert ended(tmp_path, f"echo text | {sys.executable} -P closed.py >out 2>err") == (0, "")
+    assert [(tmp_path / name).read_text() for name in ("out", "err")] == ["lost\n"] * 2
+    assert (tmp_path / "seen").read_text().endswith(", [0, 1, 2], 'text\\n')")
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "said"),
+    [
+        (errno.EPIPE, 141, ""),
+        (errno.ENOSPC, 1, f"{FULL}\n"),
+        (errno.EIO, 1, "apptrain: stdout cannot be written: Input/output error\n"),
+        (errno.EBADF, None, ""),
+        (errno.EACCES, None, ""),
+    ],
+)
+def test_an_output_that_is_lost_has_a_status_and_any_other_error_is_ours(
+    number: int, status: int | None, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = OSError(number, os.strerror(number))
+    if status is None:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            streams.lost(error)
+    else:
+        assert streams.lost(error) == status
+    assert capsys.readouterr() == ("", said)
+    with pytest.raises(OSError, match="its file"):
+        streams.lost(OSError(number, os.strerror(number), "its file"))
 
 
 @pytest.mark.parametrize(

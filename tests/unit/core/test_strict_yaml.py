@@ -97,6 +97,7 @@ BOMB = "title: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         ('"\\e[31mkey": 1', "line 1: the key ?[31mkey is not one line of printable characters"),
         ('a: "\\U99999999"', "line 1: it is not YAML: "),
         ('a: "\\ud800"', "line 1: ? holds what is no text"),
+        ("a: \x1b", "line 1: it is not YAML: a control character stands there"),
         ("a: 1\nb: \x1b", "line 2: it is not YAML: a control character stands there"),
         ("a: 1\n--- b", "line 2: it is not YAML: expected a single document"),
     ],
