@@ -220,10 +220,7 @@ def _grid(x: Scale, y: Scale, x_label: str, *, percent: bool = False) -> str:
         drawn.append(f'<text x="{LEFT - 6}" y="{at + 4}" text-anchor="end">{label}</text>')
     base = HEIGHT - BOTTOM
     drawn.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>')
-    whole = x.high - x.low >= 4
     for value in x.ticks():
-        if whole and x_label == "step" and value != round(value):
-            continue
         at = x(value)
         anchor = "end" if at > WIDTH - RIGHT - 14 else "middle"
         drawn.append(f'<line class="axis" x1="{at}" x2="{at}" y1="{base}" y2="{base + 4}"/>')

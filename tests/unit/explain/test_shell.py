@@ -114,6 +114,7 @@ def test_a_command_ends_at_what_is_neither_quoted_nor_a_redirection(
         ("cat <<E\n\tE\nE\nc", [(1, ["cat"]), (4, ["c"])]),
         ("cat <<-E\nb\n\t\tE\nc", [(1, ["cat"]), (4, ["c"])]),
         ("cat<<A 3<<B\na\nB\nA\nb\nB\nc", [(1, ["cat", "3"]), (7, ["c"])]),
+        ("cat <<E\nE\na\nb\n", [(1, ["cat"]), (3, ["a"]), (4, ["b"])]),
         ("cat <<E\nb\n", [(1, ["cat"])]),
         ("cat <<E\nb\nE", [(1, ["cat"])]),
     ],
