@@ -39,7 +39,7 @@ class Point:
 def shown(value: float) -> str:
     """A number in few characters."""
     size = abs(value)
-    if size >= 1e15 or (0 < size < 1e-4):
+    if size >= 1e15 or size < 1e-4:
         return f"{value:.2g}"
     for least, letter in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if size >= least:
@@ -93,7 +93,7 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     power = 10.0 ** math.floor(math.log10(raw)) if raw > 1e-300 else raw
     step = next((power * factor for factor in (1, 2, 5, 10) if power * factor >= raw), raw)
     first = math.ceil(low / step - 1e-9)
-    found = [(first + at) * step for at in range(most + 2)]
+    found = [(first + at) * step for at in range(most + 1)]
     return [value for value in found if value <= high + 1e-9 * span] or [low]
 
 

@@ -319,6 +319,7 @@ def test_a_share_is_shown_in_percent(share: float, shown: str) -> None:
         (9999, "9999"),
         (10_000, "10k"),
         (0.12345, "0.1235"),
+        (0.000012345, "1.2e-05"),
         (999_999, "1000k"),
         (1_000_000, "1M"),
         (1e9, "1G"),
@@ -341,6 +342,7 @@ def test_a_number_takes_few_characters(value: float, shown: str) -> None:
         (0.25, "250 ms"),
         (1, "1 s"),
         (12.34, "12.3 s"),
+        (59.4, "59.4 s"),
         (60, "1 min 00 s"),
         (245, "4 min 05 s"),
         (3599, "59 min 59 s"),
@@ -401,7 +403,8 @@ def labels(drawn: str) -> list[str]:
         ((0.001, 100.0), "0.001", True),
         ((-1.0, 100.0), "0", False),
         ((6.0, 10.0), "6", False),
-        ((4.0, 10.0), "0", False),
+        ((5.0, 10.0), "5", False),
+        ((4.9, 10.0), "0", False),
         ((3.0, 3.0), "2", False),
         ((0.0, 0.0), "-0.4", False),
     ],
@@ -420,10 +423,10 @@ def test_a_logarithmic_axis_has_powers_of_ten() -> None:
 
 def test_curves_have_a_key_if_there_are_several_and_marks_where_the_run_went_on() -> None:
     one, other = of_values(1, 2, 3), of_values(2, 3, 4)
-    alone = charts.curves("Loss", {"a": one}, marks=[2, 3.5, 0])
-    assert ('class="legend"' in alone, alone.count('class="mark"')) == (False, 1)
+    alone = charts.curves("Loss", {"a": one}, marks=[3, 1, 3.5, 0])
+    assert ('class="legend"' in alone, alone.count('class="mark"')) == (False, 2)
     both = charts.curves("Loss", {"a": one, "b": other, "none": Series()}, dots=True)
-    assert re.findall(r'<i class="c\d"></i>(\w+)<', both) == ["a", "b"]
+    assert re.findall(r'<i class="(c\d)"></i>(\w+)<', both) == [("c1", "a"), ("c2", "b")]
     assert both.count("<circle") == 6
     assert charts.curves("Loss", {"a": one}).count("<circle") == 0
     assert charts.curves("Loss", {"a": of_values(1)}).count("<circle") == 1
@@ -431,13 +434,12 @@ def test_curves_have_a_key_if_there_are_several_and_marks_where_the_run_went_on(
 
 
 def test_checkpoints_are_marked_in_the_row_that_they_fall_into() -> None:
-    rows = [("a", [charts.Part("x", 0, 10, 1)]), ("b", [charts.Part("x", 20, 40, 1)])]
-    drawn = charts.strips("All", rows, begin=0, end=40, marks=[10, 15, 30], said="")
+    several = [charts.Part("x", 0, 5, 1), charts.Part("y", 5, 10, 2)]
+    rows = [("a", several), ("b", [charts.Part("x", 20, 30, 1)])]
+    drawn = charts.strips("All", rows, begin=0, end=30, marks=[0, 7, 10, 15, 20], said="")
     assert re.findall(r'class="save" x1="([\d.]+)%" x2="[\d.]+%" y1="(\d+)"', drawn) == [
-        ("25.0", "18"),
-        ("75.0", "60"),
-    ]
-    assert re.findall(r'x="([\d.]+)%" y="\d+" width="([\d.]+)%"', drawn) == [
-        ("0.0", "25.00"),
-        ("50.0", "50.00"),
+        ("0.0", "18"),
+        ("23.33", "18"),
+        ("33.33", "18"),
+        ("66.67", "60"),
     ]
