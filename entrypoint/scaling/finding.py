@@ -128,7 +128,7 @@ def judge(sizes: Sequence[Size], *, is_strong: bool) -> ScalingFinding:
             f"{found.speedup:.2f} times as fast as on {counted(base.nodes, 'node')}, "
             f"an efficiency of {_percent(found.efficiency)}. {why}"
         )
-        return ScalingFinding("pays", cause, sentence)
+        return ScalingFinding("pays", cause, sentence.rstrip())
     before = sizes[stop - 1]
     found = gain(size, before)
     sentence = (

@@ -159,3 +159,71 @@ def test_a_gain_counts_ranks_and_has_the_range_of_the_repeats() -> None:
     seen = gain(more, base)
     assert [seen.speedup, seen.efficiency] == pytest.approx([170 / 105, 170 / 210])
     assert [seen.least, seen.most] == pytest.approx([150 / 220, 180 / 200])
+
+
+def of_rates(*rates: tuple[float, ...]) -> ScalingFinding:
+    """Of so many repeats on 1 node, 2 nodes, ..., with a rank each."""
+    return judge([Size(at, at, one) for at, one in enumerate(rates, 1)], is_strong=True)
+
+
+@pytest.mark.parametrize(
+    ("base", "more", "kind"),
+    [
+        ((100,), (190,), "ideal"),
+        ((100,), (189,), "pays"),
+        ((100,), (150,), "pays"),
+        ((100,), (149,), "stops"),
+        ((100,), (10,), "stops"),
+        ((100, 100), (300, 500), "ideal"),
+        ((60, 150), (400, 400), "ideal"),
+        ((100, 100), (200, 400), "noise"),
+        ((100, 100), (184, 200), "ideal"),
+        ((100, 100), (190, 198), "pays"),
+        ((100, 100), (160, 200), "ideal"),
+        ((100, 100), (140, 200), "noise"),
+        ((100, 100), (140, 260), "noise"),
+        ((100, 100), (20, 180), "noise"),
+        ((100, 100), (60, 140), "stops"),
+        ((100, 100), (10, 110), "stops"),
+        ((100,), (100, 300), "noise"),
+    ],
+)
+def test_a_difference_counts_if_it_is_larger_than_what_the_repeats_leave(
+    base: tuple[float, ...], more: tuple[float, ...], kind: str
+) -> None:
+    assert of_rates(base, more).kind == kind
+
+
+@pytest.mark.parametrize(("fastest", "is_near"), [(150, True), (149, False)])
+def test_a_limit_is_sharp_if_the_fastest_repeat_does_not_pay_either(fastest: float, is_near: bool) -> None:
+    assert ("that limit is not sharp" in of_rates((100, 100), (130, fastest)).sentence) == is_near
+
+
+def test_nothing_holds_back_a_size_that_loses_nothing() -> None:
+    said = found(size(1, 1.0, ALONE), size(2, 0.8, parts(0.2)), size(4, 1.0, ALONE))
+    assert (said.kind, said.cause) == ("pays", "")
+    assert said.sentence.endswith("times as fast as on 1 node, an efficiency of 100 %.")
+
+
+@pytest.mark.parametrize(("one", "other"), [(None, ALONE), (ALONE, None)])
+def test_the_cause_is_known_only_if_both_sizes_tell_their_parts(
+    one: Parts | None, other: Parts | None
+) -> None:
+    sizes = [Size(1, 1, (100,), one), Size(2, 2, (120,), other)]
+    said = judge(sizes, is_strong=True)
+    assert (said.cause, said.sentence.endswith("no parts of the steps are known.")) == ("unknown", True)
+
+
+@pytest.mark.parametrize(
+    ("lost", "cause", "words"),
+    [
+        (parts(0.25, 0.25), "communication", "communication: 25 % of a step on 2 nodes, 0 % on 1."),
+        (parts(0.25, 0.0, 0.25), "communication", "communication: 25 % of a step on 2 nodes, 0 % on 1."),
+        (parts(0.25, 0.2, 0.1), "several", "communication 45 %, waiting for data 36 %, imbalance 18 %."),
+        (parts(0.3, 0.3, 0.02), "several", "communication 48 %, waiting for data 48 %."),
+        (parts(0.1, 0.1, 0.5), "imbalance", "50 % of a step on 2 nodes, 0 % on 1; no rank stands out."),
+    ],
+)
+def test_half_of_the_loss_is_a_cause_and_a_twentieth_is_not_told(lost: Parts, cause: str, words: str) -> None:
+    said = found(size(1, 1.0, parts()), size(2, 0.5, lost))
+    assert (said.cause, said.sentence[-len(words) :]) == (cause, words)

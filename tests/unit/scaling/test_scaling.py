@@ -249,6 +249,120 @@ def test_the_picture_is_one_file_that_says_what_it_shows(
     assert file.stat().st_mode & 0o777 == 0o600
 
 
+DRAWN = """\
+<rect class="bg" width="420" height="580"/>
+<text class="title" x="8" y="20">my.py: weak scaling</text>
+<g transform="translate(0 28)">
+<text class="head" x="8" y="18">Speed-up (1 node: 25 steps/s)</text>
+<g transform="translate(0 26)">
+<line class="grid" x1="52" x2="404" y1="210.0" y2="210.0"/>
+<text x="46" y="214.0" text-anchor="end">0</text>
+<line class="grid" x1="52" x2="404" y1="147.1" y2="147.1"/>
+<text x="46" y="151.1" text-anchor="end">1</text>
+<line class="grid" x1="52" x2="404" y1="84.3" y2="84.3"/>
+<text x="46" y="88.3" text-anchor="end">2</text>
+<line class="grid" x1="52" x2="404" y1="21.4" y2="21.4"/>
+<text x="46" y="25.4" text-anchor="end">3</text>
+<line class="axis" x1="52" x2="404" y1="210" y2="210"/>
+<line class="axis" x1="70.9" x2="70.9" y1="210" y2="214"/>
+<text x="70.9" y="227" text-anchor="middle">1</text>
+<line class="axis" x1="228.0" x2="228.0" y1="210" y2="214"/>
+<text x="228.0" y="227" text-anchor="middle">2</text>
+<line class="axis" x1="385.1" x2="385.1" y1="210" y2="214"/>
+<text x="385.1" y="227" text-anchor="middle">3</text>
+<text x="228.0" y="244" text-anchor="middle">nodes</text>
+<polyline class="ideal" points="70.9,147.1 228.0,84.3 385.1,21.4"/>
+<text class="ideal-word" x="302.6" y="45.8" text-anchor="end">ideal</text>
+<polyline class="seen" points="70.9,147.1 228.0,115.7 385.1,84.3"/>
+<circle class="dots" cx="70.9" cy="147.1" r="3.5"/>
+<path class="seen" d="M228.0 147.1V84.3M223.0 147.1h10M223.0 84.3h10"/>
+<circle class="dots" cx="228.0" cy="115.7" r="3.5"/>
+<circle class="dots" cx="385.1" cy="84.3" r="3.5"/>
+<text class="seen-word" x="306.6" y="133.7" text-anchor="middle">measured</text>
+</g>
+</g>
+<g transform="translate(0 304)">
+<text class="head" x="8" y="18">Efficiency against the ideal</text>
+<g transform="translate(0 26)">
+<line class="grid" x1="52" x2="404" y1="210.0" y2="210.0"/>
+<text x="46" y="214.0" text-anchor="end">0 %</text>
+<line class="grid" x1="52" x2="404" y1="120.0" y2="120.0"/>
+<text x="46" y="124.0" text-anchor="end">50 %</text>
+<line class="grid" x1="52" x2="404" y1="30.0" y2="30.0"/>
+<text x="46" y="34.0" text-anchor="end">100 %</text>
+<line class="axis" x1="52" x2="404" y1="210" y2="210"/>
+<line class="axis" x1="70.9" x2="70.9" y1="210" y2="214"/>
+<text x="70.9" y="227" text-anchor="middle">1</text>
+<line class="axis" x1="228.0" x2="228.0" y1="210" y2="214"/>
+<text x="228.0" y="227" text-anchor="middle">2</text>
+<line class="axis" x1="385.1" x2="385.1" y1="210" y2="214"/>
+<text x="385.1" y="227" text-anchor="middle">3</text>
+<text x="228.0" y="244" text-anchor="middle">nodes</text>
+<polyline class="ideal" points="70.9,30.0 228.0,30.0 385.1,30.0"/>
+<text class="ideal-word" x="302.6" y="23.0" text-anchor="end">ideal</text>
+<polyline class="seen" points="70.9,30.0 228.0,75.0 385.1,90.0"/>
+<circle class="dots" cx="70.9" cy="30.0" r="3.5"/>
+<path class="seen" d="M228.0 120.0V30.0M223.0 120.0h10M223.0 30.0h10"/>
+<circle class="dots" cx="228.0" cy="75.0" r="3.5"/>
+<circle class="dots" cx="385.1" cy="90.0" r="3.5"/>
+<text class="seen-word" x="306.6" y="108.0" text-anchor="middle">measured</text>
+</g>
+</g>
+</svg>"""
+
+
+def drawn(folder: Path, *sizes: tuple[int, float]) -> str:
+    """The picture of runs of so many nodes, with a hundred steps in so many seconds."""
+    folder.mkdir()
+    runs = [other(folder, f"{at}", nodes, seconds) for at, (nodes, seconds) in enumerate(sizes)]
+    command.main([*map(str, runs), "-o", str(folder / "s.svg")], {})
+    return (folder / "s.svg").read_text()
+
+
+def test_the_points_of_the_picture_lie_by_their_nodes_and_gains(tmp_path: Path) -> None:
+    """A node is 157.1 wide. The speed-up reaches to 3.15 in the height of 198, the efficiency to 110 %."""
+    text = drawn(tmp_path / "1", (1, 4.0), (2, 4.0), (2, 8.0), (3, 6.0))
+    begin, _, rest = text.partition("<style>")
+    assert begin.endswith(
+        "<title>my.py: weak scaling</title><desc>by nodes: 1: 1.00; 2: 1.50; 3: 2.00; bars reach from the slowest "
+        "repeats to the fastest. by nodes: 1: 100 % (100 to 100 %); 2: 75 % (50 to 100 %); 3: 67 % (67 to 67 %). "
+        "It pays up to 3 nodes, the most that were tried: 2.00 times as fast as on 1 node, an efficiency of 67 %. "
+        "The numbers do not show what holds it back: no parts of the steps are known.</desc>"
+    )
+    shapes = rest.partition("</style>")[2].rstrip("\n")
+    assert shapes.replace("><", ">\n<") == DRAWN
+
+
+@pytest.mark.parametrize(
+    ("sizes", "on_axis", "ideal"),
+    [
+        (((1, 4.0), (5, 4.0)), ["0", "2", "4"], "70.9,172.3 385.1,21.4"),
+        (((1, 4.0), (6, 4.0)), ["1", "2", "4"], "75.8,188.6 380.2,16.7"),
+        (((2, 4.0), (11, 4.0)), ["0", "2", "4"], "70.9,175.7 385.1,21.4"),
+        (
+            ((1, 4.0), (32, 9.0), (64, 8.0)),
+            ["1", "2", "4", "8", "16", "32", "64"],
+            "63.1,200.0 337.9,45.2 392.9,14.2",
+        ),
+        (((1, 4.0), (256, 4.0)), ["1", "4", "16", "64", "256"], "60.4,202.4 395.6,13.7"),
+        (((1, 4.0), (8, 64.0)), ["0.5", "1", "2", "4", "8"], "72.9,161.4 383.1,15.4"),
+    ],
+)
+def test_axes_are_logarithmic_from_six_times_the_ranks_on(
+    sizes: tuple[tuple[int, float], ...], on_axis: list[str], ideal: str, tmp_path: Path
+) -> None:
+    text = drawn(tmp_path / "1", *sizes).partition("Efficiency against")[0]
+    assert re.findall(r'x="46" y="[\d.]+" text-anchor="end">([^<]+)<', text) == on_axis
+    assert re.findall(r'<polyline class="ideal" points="([^"]+)"', text) == [ideal]
+
+
+def test_numbers_of_nodes_do_not_lie_on_each_other(tmp_path: Path) -> None:
+    """A digit takes 9, and the next number begins 6 behind it: 70 nodes lie 23.9 behind 50."""
+    text = drawn(tmp_path / "1", (1, 4.0), (50, 4.0), (70, 4.0), (71, 4.0), (108, 4.0))
+    first = text.partition("Efficiency against")[0]
+    assert re.findall(r'y="227" text-anchor="middle">(\w+)<', first) == ["1", "50", "71", "108"]
+
+
 def test_hostile_names_and_values_stay_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runs = [
         write(
