@@ -61,10 +61,9 @@ class Sweep:
 def sizes(text: str) -> tuple[int, ...]:
     """The numbers in `1,2,4`, in ascending order. Raises BadInput."""
     words = text.split(",")
-    found = sorted({int(word) for word in words if word.isascii() and word.isdecimal() and len(word) < 7})
-    if not all(word.isascii() and word.isdecimal() for word in words) or not all(
-        0 < one <= MOST_NODES for one in found
-    ):
+    are_numbers = all(re.fullmatch("[0-9]{1,6}", word) for word in words)
+    found = sorted(set(map(int, words))) if are_numbers else []
+    if not found or found[0] < 1 or found[-1] > MOST_NODES:
         raise BadInput("scaling-nodes", f"--nodes {plain(text)}: give numbers of nodes, such as 1,2,4")
     if not 2 <= len(found) <= MOST_SIZES:
         raise BadInput(

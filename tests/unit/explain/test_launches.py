@@ -177,7 +177,7 @@ def test_the_options_of_a_starter_are_no_part_of_the_program(starter: str, optio
     assert [word.text for word in one.words] == ["python", "t.py"]
 
 
-@pytest.mark.parametrize("line", ["mpirun -np", "mpirun --mca a", "ssh"])
+@pytest.mark.parametrize("line", ["mpirun -np", "mpirun -np 2", "mpirun --mca a", "ssh"])
 def test_a_starter_may_lack_a_program(line: str) -> None:
     (one,) = read(line)
     assert [word.text for word in one.starter_words] == line.split()[1:]
@@ -244,10 +244,11 @@ def test_shells_in_shells_are_followed_four_deep() -> None:
 
 
 def test_each_command_has_its_line() -> None:
-    text = "true\nsrun \\\n  apptainer exec x.sif \\\n  torchrun \\\n  t.py\n"
+    text = "true\nsrun \\\n  -N2 apptainer \\\n  exec x.sif \\\n  torchrun \\\n  t.py\n"
     first, second = read(text)
     assert (first.line, second.line) == (1, 2)
-    assert (second.starter_line, second.container_line, second.words[0].line) == (2, 3, 5)
+    assert (second.starter_line, second.starter_options[0].line) == (2, 2)
+    assert (second.container_line, second.words[0].line) == (3, 6)
 
 
 @pytest.mark.parametrize(

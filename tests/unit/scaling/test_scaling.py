@@ -94,7 +94,8 @@ def test_the_reference_program_tells_samples_parts_and_costs(
     runs = [reference(tmp_path, f"one-{at}", 1, 100 + at) for at in (-1, 0, 1)]
     runs += [reference(tmp_path, f"three-{at}", 3, 150 + at, sync=0.4) for at in (-1, 0, 1)]
     found, words = scaling(capsys, runs)
-    assert (found["kind"], found["finding"]["cause"], found["left_out"]) == ("strong", "communication", [])
+    assert (found["schema_version"], found["kind"], found["left_out"]) == (1, "strong", [])
+    assert found["finding"]["cause"] == "communication"
     first, last = found["points"]
     assert (first["nodes"], first["ranks"], first["repeats"], first["unit"]) == (1, 1, 3, "samples/s")
     assert (last["nodes"], last["speedup"], last["efficiency"]) == (
@@ -147,7 +148,22 @@ def test_of_any_other_program_the_steps_count(tmp_path: Path, capsys: pytest.Cap
         (20.0, "steps/s", None),
     ]
     assert weak["points"][0]["cost"] == {"cpu_hours_per_1000_steps": pytest.approx(4 * 40 / 3600)}
+    assert "    2      2       20        one run      1.60        80 %              -     -    " in words
     assert "not the same" not in words
+
+
+def test_two_repeats_are_told_by_their_range(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [other(tmp_path, "a", 1, 4.0), other(tmp_path, "b", 2, 5.0), other(tmp_path, "c", 2, 10.0)]
+    assert " 15       10 to 20      1.20        60 % " in scaling(capsys, runs)[1]
+
+
+def test_a_refusal_of_one_size_names_what_was_left_out(tmp_path: Path) -> None:
+    good, bad = other(tmp_path, "a", 1, 4.0), other(tmp_path, "b", 2, 5.0, status=1)
+    begin = "scaling: all runs that can be measured are on 1 node: give runs on at least two numbers of nodes"
+    with pytest.raises(BadInput, match=rf"^{begin}$"):
+        command.main([str(good)], {})
+    with pytest.raises(BadInput, match=rf"^{begin}; left out: {bad}: it failed with status 1$"):
+        command.main([str(good), str(bad)], {})
 
 
 def test_a_run_that_is_given_twice_counts_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

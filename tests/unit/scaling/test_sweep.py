@@ -28,10 +28,36 @@ def test_sizes_are_numbers_in_ascending_order() -> None:
     assert sizes("4,1,2,2") == (1, 2, 4)
 
 
-@pytest.mark.parametrize("text", ["", "1", "3,3", "0,1", "1,x", "-1,2", "1,,2", "1,100001", "1,٣", "1;2"])
-def test_what_is_no_list_of_sizes_is_refused(text: str) -> None:
-    with pytest.raises(BadInput):
+@pytest.mark.parametrize(
+    ("text", "id"),
+    [
+        *((text, "scaling-nodes") for text in ("", "0,1", "1,x", "-1,2", "1,,2", "1,100001", "1,٣", "1;2")),
+        *((text, "scaling-nodes") for text in ("1,2,1234567", "1, 2", "1,²")),
+        *((text, "scaling-sizes-count") for text in ("1", "3,3", ",".join(map(str, range(1, 22))))),
+    ],
+)
+def test_what_is_no_list_of_sizes_is_refused(text: str, id: str) -> None:
+    with pytest.raises(BadInput) as refusal:
         sizes(text)
+    assert refusal.value.id == id
+
+
+def test_there_may_be_20_sizes_of_up_to_100000_nodes() -> None:
+    many = tuple(range(99_981, 100_001))
+    assert sizes(",".join(map(str, many))) == many
+
+
+@pytest.mark.parametrize(("repeats", "is_fine"), [("50", True), ("51", False), ("1.5", False)])
+def test_each_size_is_measured_up_to_50_times(
+    repeats: str, is_fine: bool, asked: Callable[..., tuple[Sweep, list[str], list[str], int]]
+) -> None:
+    words = ["--repeats", repeats, "--", "my.py"]
+    if is_fine:
+        assert asked(*words)[0].repeats == int(repeats)
+        return
+    with pytest.raises(BadInput) as refusal:
+        asked(*words)
+    assert refusal.value.id == "scaling-repeats"
 
 
 def test_sizes_take_turns() -> None:
@@ -70,6 +96,7 @@ def test_a_directory_is_private_and_goes_on_with_the_same_sweep_alone(tmp_path: 
     folder.note("done", 2, 1, {"run": "n2-r1"})
     again = open_folder(path, SWEEP)
     assert again.noted("done") == {(2, 1): path / "runs" / "n2-r1"}
+    assert stat.S_IMODE((path / "done").stat().st_mode) == 0o700
     assert stat.S_IMODE((path / "done" / "2.1.json").stat().st_mode) == 0o600
     with pytest.raises(BadInput, match=r"repeats is 2 there and 3 here"):
         open_folder(path, replace(SWEEP, repeats=3))
