@@ -94,7 +94,7 @@ def judge(
 ) -> Judgement:
     """`counts`: lines of each entry, also of those that were not kept; the others as `Scan` has them."""
     all_timed = _timed(found)
-    begins = _last_runs(all_timed, ends, restarts or {})
+    begins = _last_runs(all_timed, ends, restarts or {}, ended_well or {})
     ends = [end for end in ends if end.number >= begins.get(end.file, 0)]
     who = _Who(ends, set(nodes), places or {})
     of_last_run = [one for one in all_timed if one.number >= begins.get(one.file, 0)]
@@ -132,7 +132,10 @@ def judge(
 
 
 def _last_runs(
-    timed: Sequence[Evidence], ends: Sequence[ProcessEnd], restarts: Mapping[str, Sequence[Restart]]
+    timed: Sequence[Evidence],
+    ends: Sequence[ProcessEnd],
+    restarts: Mapping[str, Sequence[Restart]],
+    ended_well: Mapping[str, int],
 ) -> dict[str, int]:
     """Of files with several runs of a job, the line with which the one begins that tells how it ended: what
     was before is of a run that is over."""
@@ -148,7 +151,8 @@ def _last_runs(
             later = [one for one in failures if one.number > place.number]
             before = [one for one in failures if one.number <= place.number]
             is_told = _tells_of_itself(later) and not (place.is_head and _may_follow(later, before))
-            if is_told if later else place.steps >= STEPS:
+            went_well = place.steps >= STEPS or ended_well.get(file, 0) > place.number
+            if is_told if later else went_well:
                 begins[file] = place.number
                 break
     return begins
@@ -160,18 +164,26 @@ def _ending(
     lengths: Mapping[str, int],
     ended_well: Mapping[str, int],
 ) -> list[Evidence]:
-    """Those after which the program did not go on, as far as one can tell."""
+    """Those after which the program did not go on, as far as one can tell; and commands of the job script
+    that failed, where one of those may follow from it."""
     last: dict[str, int] = {}
     for one in timed:
         last[one.file] = max(last.get(one.file, 0), one.number)
     behind = {file: lengths.get(file, 0) - number for file, number in last.items()}
     died = {one.file for one in timed if _tells_end(one)} | {one.file for one in ends}
-    return [
+    ending = [
         one
         for one in timed
         if behind[one.file] < (FEW_BEHIND if one.is_mild else MANY_BEHIND)
         and not _went_on(one, ends)
         and (one.file in died or one.number >= ended_well.get(one.file, 0) or not _may_be_over(one))
+    ]
+    followed = {id_ for one in ending if one.entry is not None for id_ in one.entry.follows}
+    kept = {one.order for one in ending}
+    return [
+        one
+        for one in timed
+        if one.order in kept or (one.is_of_shell and one.entry is not None and one.entry.id in followed)
     ]
 
 
@@ -250,8 +262,9 @@ def _doubted(timed: Sequence[Evidence]) -> list[Evidence]:
 
 
 def _surest(rows: Sequence[Evidence]) -> list[Evidence]:
-    """Those after which the program did not go on, if there are any; else all."""
-    return [one for one in rows if not one.may_have_gone_on] or list(rows)
+    """Those after which the program did not go on, if there are any, and that are no warnings; else all."""
+    ending = [one for one in rows if not one.may_have_gone_on]
+    return [one for one in ending if not one.is_mild] or ending or list(rows)
 
 
 def _is_rival(one: CauseFound, best: CauseFound) -> bool:

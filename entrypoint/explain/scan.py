@@ -60,6 +60,7 @@ _EXCEPTION = re.compile(
 )
 _RAISED = re.compile(rb"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception): \S")
 """An exception without its traceback: an error, but it need not have ended anything."""
+_NAME_ALONE = re.compile(rb"[\w.]{1,200}(?:Error|Exception):")
 _ERROR = re.compile(
     rb"^(?:\[[^\]]{1,40}\]:? ?)?(?:\w{1,20}: "
     rb"){0,3}(?:ERROR|FATAL|CRITICAL|[Ff]atal|[Ee]rror|panic)\b|: (?:fatal )?error: | - (?:ERROR|CRITICAL) - "
@@ -125,6 +126,8 @@ _BY_SCHEDULER = re.compile(
     rb"\*\*\* (?:JOB|STEP) .{1,200}\bCANCELLED\b|\boom[-_]kill event|=>> PBS: job killed"
 )
 """The scheduler has ended a process or the job."""
+_OF_APPTAINER = re.compile(rb"FATAL: {3}\S")
+"""Apptainer has ended."""
 _RESTART = re.compile(
     rb"will restart worker group|\b[Rr]estarting (?:the )?(?:job|run|training|from)\b"
     rb"|\b[Jj]ob (?:was |is )?requeued\b"
@@ -512,7 +515,7 @@ class Scan:
         self.found.append(
             Evidence(
                 entry=entry,
-                text=body.strip().decode("utf-8", "replace")[:400],
+                text=_text(body, behind),
                 file=name,
                 number=number,
                 order=order,
@@ -686,6 +689,14 @@ def _is_quoted(line: bytes, before: Sequence[bytes]) -> bool:
     return bool(before) and _SOURCE.match(line) is not None and _FRAME.match(before[-1]) is not None
 
 
+def _text(body: bytes, behind: Sequence[bytes]) -> str:
+    """What a line says; with an exception whose line has its name alone, also the next line."""
+    text = body.strip()
+    if _NAME_ALONE.fullmatch(text):
+        text += b" " + next((said for one in behind[:2] if (said := lines.body(one).strip())), b"")
+    return text.decode("utf-8", "replace")[:400]
+
+
 def _first(*values: int | None) -> int | None:
     return next((one for one in values if one is not None), None)
 
@@ -741,7 +752,7 @@ def _may_go_on(behind: Sequence[bytes]) -> bool:
 def _is_last_word(body: bytes, before: Sequence[bytes], *, is_exception: bool = False) -> bool:
     """Whether a process or the job has ended with this: steps behind it are output that was still buffered,
     which Python writes to a file after the traceback. An exception that was logged need not end anything."""
-    if _BY_SCHEDULER.search(body):
+    if _BY_SCHEDULER.search(body) or _OF_APPTAINER.match(body):
         return True
     if not (is_exception or _EXCEPTION.match(body)) or not _last_frame(before):
         return False

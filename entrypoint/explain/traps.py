@@ -305,6 +305,22 @@ LOOPBACK = Trap(
     "lo leads from each node to itself: the ranks of the nodes do not find each other.",
     "Leave it out, or exclude instead: NCCL_SOCKET_IFNAME=^lo,docker.",
 )
+SLOW = frozenset(
+    {
+        ("NCCL_IB_DISABLE", "1"),
+        ("NCCL_P2P_DISABLE", "1"),
+        ("NCCL_SHM_DISABLE", "1"),
+        ("NCCL_P2P_LEVEL", "LOC"),
+        ("NCCL_NET", "Socket"),
+    }
+)
+SLOW_TRANSPORT = Trap(
+    "slow-transport",
+    "NCCL is told to leave a fast way between GPUs or nodes out",
+    "It then copies through host memory, or sends over TCP, which is many times slower where the fast way works.",
+    "Leave it out; if a run fails without it, the log with NCCL_DEBUG=INFO says why.",
+    is_remark=True,
+)
 NTASKS = Trap(
     "ntasks-against-nodes",
     "--ntasks is not --nodes times --ntasks-per-node",
@@ -676,6 +692,13 @@ def _of_interfaces(script: Script) -> Iterator[Found]:
             yield Found(LOOPBACK if is_loopback else IFNAME, word.line, word.raw)
 
 
+def _of_transports(script: Script) -> Iterator[Found]:
+    for word in [word for one in script.launches for word in one.assigned]:
+        name, value = _split(word)
+        if (name, value.strip("'\"")) in SLOW:
+            yield Found(SLOW_TRANSPORT, word.line, word.raw)
+
+
 def _of_modules(script: Script) -> Iterator[Found]:
     """A purge behind all loads: one before the last of them is a fresh start."""
     is_loaded, purge = False, 0
@@ -711,6 +734,6 @@ def _quote(script: Script, line: int) -> str:
 
 _RULES: Sequence[Callable[[Script], Iterator[Found]]] = (
     *(_of_head, _of_quotes, _of_port, _of_random, _of_pbs_nodeid, _of_ranks, _of_start, _of_tasks),
-    *(_of_gpus_per_task, _of_srun, _of_container, _of_request, _of_interfaces),
+    *(_of_gpus_per_task, _of_srun, _of_container, _of_request, _of_interfaces, _of_transports),
     *(_of_modules, _of_signal),
 )
