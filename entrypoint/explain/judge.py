@@ -372,7 +372,7 @@ class _Who:
         if rank is None and alike and alike[0].node in ("", node):
             rank = alike[0].rank
         if rank is None:
-            rank = next((end.rank for end in self._ends if node in ("", end.node)), None)
+            rank = next((end.rank for end in self._ends if end.is_one and node in ("", end.node)), None)
         if not node and rank is not None:
             node = self._places.get(rank, "") or next(
                 (end.node for end in self._ends if end.rank == rank), ""

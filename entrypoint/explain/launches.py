@@ -84,6 +84,10 @@ class Launch:
     is_filled: bool = False
     """Whether the job script's own shell fills in its variables, also between single quotes: that shell's
     text stands in double ones."""
+    shell_word: Word | None = None
+    """That text, as the job script has it."""
+    in_loop: bool = False
+    in_background: bool = False
     agent: str = ""
     """torchrun, or accelerate, deepspeed: what starts the ranks; empty for none."""
     agent_options: dict[str, Word] = field(default_factory=dict)
@@ -110,7 +114,11 @@ class Launch:
 
 def read(commands: Sequence[Command]) -> list[Launch]:
     """All commands of a script."""
-    return [found for one in commands for found in _follow(one, Launch(one.line), 0)]
+    return [
+        found
+        for one in commands
+        for found in _follow(one, Launch(one.line, in_loop=one.in_loop, in_background=one.in_background), 0)
+    ]
 
 
 def _follow(command: Command, launch: Launch, depth: int) -> Iterator[Launch]:
@@ -136,6 +144,9 @@ def _follow(command: Command, launch: Launch, depth: int) -> Iterator[Launch]:
             words = rest[count:]
             while words and words[0].text == "--":
                 words = words[1:]
+            if name == "ssh" and len(words) == 1 and depth < DEEPEST:
+                yield from _follow_shell(words[0], replace(launch, words=words), depth)
+                return
         elif name in CONTAINERS and texts[:1] and _verb(texts) >= 0:
             at = _verb(texts) + 1
             begin = at
@@ -151,11 +162,7 @@ def _follow(command: Command, launch: Launch, depth: int) -> Iterator[Launch]:
             )
             words = rest[at + 1 :]
         elif name in SHELLS and (at := _shell_text(texts)) >= 0 and depth < DEEPEST:
-            inner = rest[at]
-            yield replace(launch, words=words)
-            is_filled = launch.is_filled or not inner.single_quoted
-            for one in shell.commands(inner.text, inner.line):
-                yield from _follow(one, replace(launch, in_shell=True, is_filled=is_filled), depth + 1)
+            yield from _follow_shell(rest[at], replace(launch, words=words), depth)
             return
         elif name in _PASSES:
             words = rest
@@ -171,6 +178,16 @@ def _follow(command: Command, launch: Launch, depth: int) -> Iterator[Launch]:
         else:
             break
     yield replace(launch, words=words)
+
+
+def _follow_shell(text: Word, launch: Launch, depth: int) -> Iterator[Launch]:
+    """`launch`: of the shell that reads this text."""
+    yield launch
+    is_filled = launch.is_filled or not text.single_quoted
+    word = launch.shell_word or text
+    inside = replace(launch, words=(), in_shell=True, is_filled=is_filled, shell_word=word)
+    for one in shell.commands(text.text, text.line):
+        yield from _follow(one, inside, depth + 1)
 
 
 def _starter_words(name: str, texts: Sequence[str]) -> int:

@@ -61,6 +61,10 @@ _EXCEPTION = re.compile(
 _RAISED = re.compile(rb"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception): \S")
 """An exception without its traceback: an error, but it need not have ended anything."""
 _NAME_ALONE = re.compile(rb"[\w.]{1,200}(?:Error|Exception):")
+_OF_WORKER = re.compile(
+    rb"([\w.]{1,200}): Caught \w{1,80} in (?:DataLoader worker|pin memory thread|replica)"
+)
+"""An exception, as torch raises it again outside the worker whose traceback follows."""
 _ERROR = re.compile(
     rb"^(?:\[[^\]]{1,40}\]:? ?)?(?:\w{1,20}: "
     rb"){0,3}(?:ERROR|FATAL|CRITICAL|[Ff]atal|[Ee]rror|panic)\b|: (?:fatal )?error: | - (?:ERROR|CRITICAL) - "
@@ -215,7 +219,9 @@ _TELLS = re.compile(rb"Root Cause|Process name: \[|Traceback \(most recent call 
 _BOX = re.compile(rb"(?:^|\s)(rank|host|exitcode|time)\s*: (\S+)")
 """torchrun's summary of a failure has such lines."""
 _LABEL = re.compile(rb"(?:[\w.-]{1,64}: )?\[rank(\d{1,6})\]:")
-_OF_SRUN = re.compile(rb"srun: error: (?P<node>[\w.-]{1,64}): tasks? (?P<task>\d+)[\d,-]*: (?P<how>.{1,60})")
+_OF_SRUN = re.compile(
+    rb"srun: error: (?P<node>[\w.-]{1,64}): tasks? (?P<task>\d+)(?P<more>[\d,-]*): (?P<how>.{1,60})"
+)
 _OF_MPI = re.compile(
     rb"(?:Process name: \[(?:\[\d+,\d+\]|[^\[\],]{1,80}),"
     rb"|(?:mpirun|mpiexec|prterun) noticed that process rank )(\d+)"
@@ -275,6 +281,8 @@ class ProcessEnd:
     file: str = ""
     number: int = 0
     """Of the line."""
+    is_one: bool = True
+    """The line names no other tasks beside it."""
 
 
 @dataclass(frozen=True)
@@ -483,7 +491,7 @@ class Scan:
         self.is_ours = self.is_ours or messages.PREFIX.match(body) is not None
         node, rank = lines.node(line), lines.rank(line)
         self._remember(line, behind[:12], node, rank, name, number)
-        self._remember_restart(body, behind, name, number)
+        self._remember_restart(body, before, behind, name, number)
         entry = self.index.entry(line, body, _last_frame(before))
         entry = messages.rather(entry, body)
         if entry is not None and _is_mention(entry, line, body):
@@ -556,7 +564,9 @@ class Scan:
                 return
             at = stop + 1
 
-    def _remember_restart(self, body: bytes, behind: Sequence[bytes], name: str, number: int) -> None:
+    def _remember_restart(
+        self, body: bytes, before: Sequence[bytes], behind: Sequence[bytes], name: str, number: int
+    ) -> None:
         """What the scheduler ended goes on with the first step behind that; one alone may be its last."""
         is_ended = b"srun: error: Node failure on " in body or (
             b"DUE TO" in body and _RUNS_AGAIN.search(body) is not None
@@ -564,7 +574,7 @@ class Scan:
         if not is_ended and not _is_restart(body):
             return
         steps = _steps(behind)
-        if is_ended and steps < LATER_STEPS:
+        if is_ended and (steps < LATER_STEPS or _is_continued(before, behind)):
             return
         if is_ended:
             number += next(at for at, one in enumerate(behind, 1) if _STEP.search(one, 0, 400))
@@ -589,7 +599,8 @@ class Scan:
         of_srun, of_mpi = _OF_SRUN.search(line), _OF_MPI.search(line)
         if of_srun and not _BY_OTHERS.search(of_srun["how"]):
             task = None if self.is_ours else int(of_srun["task"][:6])
-            self.ends.append(ProcessEnd(task, of_srun["node"].decode(), name, number))
+            is_one = not of_srun["more"]
+            self.ends.append(ProcessEnd(task, of_srun["node"].decode(), name, number, is_one))
         elif of_mpi:
             self.ends.append(ProcessEnd(int(of_mpi[1][:6]), "", name, number))
 
@@ -690,10 +701,14 @@ def _is_quoted(line: bytes, before: Sequence[bytes]) -> bool:
 
 
 def _text(body: bytes, behind: Sequence[bytes]) -> str:
-    """What a line says; with an exception whose line has its name alone, also the next line."""
+    """What a line says; with an exception whose line has its name alone, also the next line; of one that was
+    carried on from a worker, the worker's own."""
     text = body.strip()
     if _NAME_ALONE.fullmatch(text):
         text += b" " + next((said for one in behind[:2] if (said := lines.body(one).strip())), b"")
+    elif of_worker := _OF_WORKER.match(text):
+        own = (said for one in behind if (said := lines.body(one).strip()).startswith(of_worker[1] + b":"))
+        text = next(own, text)
     return text.decode("utf-8", "replace")[:400]
 
 
@@ -726,6 +741,19 @@ def _steps(behind: Sequence[bytes]) -> int:
     """How many different steps these lines tell of; step 0 alone may come before any is made."""
     found = {tuple(b"".join(step) for step in _STEP.findall(one, 0, 400)) for one in behind} - {()}
     return len(found) if found != {(b"0",)} else 0
+
+
+def _is_continued(before: Sequence[bytes], behind: Sequence[bytes]) -> bool:
+    """Whether the steps behind a line go on from the last one before it: a run that is started again begins
+    at a checkpoint."""
+    last = next((found for one in reversed(before) if (found := _number(one))), [])
+    following = next((found for one in behind if (found := _number(one))), [])
+    return len(last) == len(following) and last < following
+
+
+def _number(row: bytes) -> list[float]:
+    """The numbers of the step that this line tells of; none for another line."""
+    return [float(b"".join(step)) for step in _STEP.findall(row, 0, 400)]
 
 
 def _goes_on(line: bytes, before: Sequence[bytes], behind: Sequence[bytes]) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MOST = 1 << 20
 """Characters of a script."""
@@ -19,6 +19,7 @@ _KEYWORDS = {
     *("if", "then", "else", "elif", "fi", "do", "done", "while", "until", "time", "!", "{", "}", "(", ")"),
     *("exec", "nohup", "command", "builtin", "case", "esac"),
 }
+_BACKGROUND = re.compile(r"\)[ \t]*&(?![&>])")
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 
 
@@ -65,6 +66,8 @@ class Command:
     """Without assignments in front of a command, and keywords."""
     assigned: tuple[Word, ...]
     """These assignments; of `export` too."""
+    in_loop: bool = False
+    in_background: bool = False
 
     @property
     def line(self) -> int:
@@ -81,6 +84,8 @@ def commands(text: str, first: int = 1) -> list[Command]:
     words: list[Word] = []
     word: list[str] = []
     at, line, begun = 0, first, first
+    depth, pipeline = 0, 0
+    """Loops around this place; commands before its pipeline."""
     waiting: list[tuple[str, bool]] = []
     """Ends of here-documents that begin behind this line."""
     text = text[:MOST]
@@ -90,11 +95,18 @@ def commands(text: str, first: int = 1) -> list[Command]:
             words.append(Word("".join(word), begun))
             word.clear()
 
-    def end_command() -> None:
+    def end_command(mark: str = "") -> None:
+        nonlocal depth, pipeline
         end_word()
+        first_word = words[0].raw if words else ""
+        depth = max(0, depth + (first_word == "do") - (first_word == "done"))
         if words and len(found) < MOST_COMMANDS:
-            found.extend(_command(words))
+            found.extend(replace(one, in_loop=depth > 0) for one in _command(words))
         words.clear()
+        if mark == "&":
+            found[pipeline:] = [replace(one, in_background=True) for one in found[pipeline:]]
+        if mark != "|":
+            pipeline = len(found)
 
     while at < len(text):
         letter = text[at]
@@ -121,8 +133,9 @@ def commands(text: str, first: int = 1) -> list[Command]:
         if letter in ";&|" and not (
             letter == "&" and (text[at + 1 : at + 2] == ">" or (word and word[-1] in "<>"))
         ):
-            end_command()
-            at += 1
+            mark = text[at : at + 2] if text[at : at + 2] in ("&&", "||") else letter
+            end_command(mark)
+            at += len(mark)
             continue
         here = _HERE.match(text, at) if letter == "<" and text[at : at + 3] != "<<<" else None
         if here:
@@ -131,7 +144,7 @@ def commands(text: str, first: int = 1) -> list[Command]:
             at = here.end()
             continue
         if letter in "()" and not word:
-            end_command()
+            end_command("&" if _BACKGROUND.match(text, at) else "")
             at += 1
             continue
         if not word:

@@ -305,6 +305,19 @@ LOOPBACK = Trap(
     "lo leads from each node to itself: the ranks of the nodes do not find each other.",
     "Leave it out, or exclude instead: NCCL_SOCKET_IFNAME=^lo,docker.",
 )
+PORT_RANDOM = Trap(
+    "port-random",
+    "the port is drawn at random by each node for itself",
+    "Each node waits at a port of its own, and they never meet.",
+    "Draw it once, before the tasks start, or calculate it from the job's number: "
+    "$((20000 + SLURM_JOB_ID % 20000)).",
+)
+LOOP_WAITS = Trap(
+    "loop-waits",
+    "a loop starts the nodes one behind another, and waits for each",
+    "The first node waits for the others, which are not started before it has ended.",
+    "Put & behind the command, and wait behind the loop.",
+)
 SLOW = frozenset(
     {
         ("NCCL_IB_DISABLE", "1"),
@@ -317,7 +330,8 @@ SLOW = frozenset(
 SLOW_TRANSPORT = Trap(
     "slow-transport",
     "NCCL is told to leave a fast way between GPUs or nodes out",
-    "It then copies through host memory, or sends over TCP, which is many times slower where the fast way works.",
+    "It then copies through host memory, or sends over TCP, which is many times slower where the fast way "
+    "works.",
     "Leave it out; if a run fails without it, the log with NCCL_DEBUG=INFO says why.",
     is_remark=True,
 )
@@ -373,6 +387,8 @@ _SCONTROL = re.compile(r"\bscontrol\b|\$SLURM_(?:JOB_)?NODELIST")
 _LITERAL_HOST = re.compile(r"(?:localhost|127\.\d+\.\d+\.\d+|::1)$")
 _PORT = re.compile(r"(?i)(?:.*_)?(?:master_|rdzv_|main_process_)?port$")
 _RANKS = re.compile(r"\$\{?(SLURM_PROCID|SLURM_NODEID|SLURM_LOCALID|PBS_TASKNUM|OMPI_COMM_WORLD_RANK)\b")
+_RANKS_FILLED = re.compile(r"(?<!\\)" + _RANKS.pattern)
+"""Those that no backslash keeps for the task's shell."""
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*")
 
 
@@ -412,11 +428,18 @@ def _of_head(script: Script) -> Iterator[Found]:
         ):
             yield Found(MASTER_IN_TASK, line, value)
         elif (
-            several and _LITERAL_HOST.match(literal.rpartition(":")[0] or literal) and (script.nodes or 0) > 1
+            several
+            and _LITERAL_HOST.match(literal.rpartition(":")[0] or literal)
+            and ((script.nodes or 0) > 1 or _names_hosts(script))
         ):
             yield Found(MASTER_LOCALHOST, line, value)
         elif re.fullmatch(r"\$\{?SLURM_(?:JOB_|STEP_)?NODELIST\}?(?::.*)?", literal) and several:
             yield Found(MASTER_IS_LIST, line, value)
+
+
+def _names_hosts(script: Script) -> bool:
+    """Whether a launch is given a list of nodes, of which there will be several."""
+    return any(one.agent_options.keys() & {"hostfile", "include"} for one in script.trainings)
 
 
 def _of_quotes(script: Script) -> Iterator[Found]:
@@ -472,6 +495,11 @@ def _of_random(script: Script) -> Iterator[Found]:
             and script.nodes != 1
         ):
             yield Found(RDZV_RANDOM, word.line, word.raw)
+        for option in ("rdzv-endpoint", "master-port", "main-process-port"):
+            word = one.agent_options.get(option)
+            is_of_node = (one.in_shell and one.is_in_task) or not script.request.scheduler
+            if word and "RANDOM" in word.raw and is_of_node and (script.nodes != 1 or one.in_loop):
+                yield Found(PORT_RANDOM, word.line, word.raw)
     for word, name, value in script.assigned:
         if "RANDOM" in value and "rdzv" in name.lower() and not script.request.scheduler:
             yield Found(RDZV_RANDOM, word.line, word.raw)
@@ -490,6 +518,11 @@ def _of_ranks(script: Script) -> Iterator[Found]:
         if name in ("RANK", "NODE_RANK", "LOCAL_RANK", "MACHINE_RANK", "GROUP_RANK") and _RANKS.search(value):
             yield Found(RANK_ONCE, word.line, word.raw)
     for one in script.trainings:
+        if one.is_in_task and one.shell_word and not one.shell_word.single_quoted:
+            raw = one.shell_word.raw
+            for found in _RANKS_FILLED.finditer(raw):
+                line = one.shell_word.line + raw.count("\n", 0, found.start())
+                yield Found(RANK_ONCE, line, found[0])
         for option in ("node-rank", "machine-rank"):
             option_word = one.agent_options.get(option)
             is_fixed = option_word is not None and number(option_word) is not None and (script.nodes or 1) > 1
@@ -513,6 +546,8 @@ def _of_tasks(script: Script) -> Iterator[Found]:
         nnodes = number(one.agent_options.get("nnodes"))
         nproc = one.agent_options.get("nproc-per-node")
         gpus = script.request.gpus_per_node
+        if one.in_loop and not one.in_background and nodes != 1 and _waits(one):
+            yield Found(LOOP_WAITS, one.starter_line, _quote(script, one.starter_line))
         if one.agent == "torchrun" and one.starter == "srun" and tasks and tasks > 1:
             yield Found(TORCHRUN_PER_TASK, one.line, _quote(script, one.line))
         if nnodes and nodes and nnodes != nodes and script.request.scheduler:
@@ -522,6 +557,12 @@ def _of_tasks(script: Script) -> Iterator[Found]:
             yield Found(NPROC_DIFFERS, nproc.line, f"{gpus} GPUs per node, --nproc_per_node {processes}")
         if one.starter == "srun" and not one.agent and tasks and gpus and tasks > gpus:
             yield Found(TASKS_DIFFER, one.line, f"{gpus} GPUs per node, {tasks} tasks")
+
+
+def _waits(one: Launch) -> bool:
+    """Whether this starts one node of several, and waits for its end."""
+    is_one_node = one.starter in ("ssh", "pbsdsh", "pbs_tmrsh") and "standalone" not in one.agent_options
+    return is_one_node and all(word.text not in ("-f", "-fn", "-nf") for word in one.starter_words)
 
 
 def _tasks(script: Script, one: Launch) -> int | None:

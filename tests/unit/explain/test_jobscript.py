@@ -15,7 +15,22 @@ GOOD = f"{ASKED}{HEAD}{SRUN} apptainer exec --nv x.sif {TORCHRUN} train.py --lr 
 PBS = "#!/bin/bash\n#PBS -l select=2:ncpus=8:ngpus=4\n#PBS -l walltime=01:00:00\n"
 
 
+LOOP = "for node in $nodes; do\n  ssh $node 'torchrun --nnodes=2 --nproc_per_node=4 t.py'{}\ndone\nwait\n"
 CASES: list[tuple[str, str, int]] = [
+    (f"{PBS}{LOOP.format('')}", "loop-waits", 5),
+    (f"{PBS}{LOOP.format(' | tee log')}", "loop-waits", 5),
+    (
+        f'{ASKED}{SRUN} bash -c "torchrun --nnodes=2 --nproc_per_node=4 \\\n  --node_rank=$SLURM_NODEID t.py"\n',
+        "rank-once",
+        6,
+    ),
+    (
+        f"{PBS}pbsdsh -- bash -c 'torchrun --nnodes=2 --rdzv_endpoint=$head:$((20000 + RANDOM % 99)) t.py'\n",
+        "port-random",
+        4,
+    ),
+    ("torchrun --nnodes=2 --nproc_per_node=4 --master_port=$RANDOM t.py\n", "port-random", 1),
+    ("deepspeed --hostfile hosts --master_addr 127.0.0.1 t.py\n", "master-is-localhost", 1),
     (GOOD.replace(HEAD, "head=$(hostname)\n"), "head-by-hostname", 5),
     (GOOD.replace(HEAD, "head=$(ping -c1 $(hostname) | head -1)\n"), "head-by-hostname", 5),
     (GOOD.replace(HEAD, "head=localhost\n"), "master-is-localhost", 5),
@@ -165,6 +180,49 @@ def test_the_line_of_a_trap_is_quoted(begin: str) -> None:
     line = "apptainer exec x.sif torchrun --nnodes=1 --nproc_per_node=2 --standalone t.py"
     told = [(one.trap.id, one.line, one.text) for one in traps.find(f"{begin}  {line}\n")]
     assert told == [("no-nv", 1 + bool(begin), line)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        LOOP.format(" &"),
+        LOOP.format(" 2>&1 | tee log &"),
+        LOOP.format(" > log 2>&1 & echo begun"),
+        LOOP.replace("ssh", "(ssh").format(") &"),
+        LOOP.replace("ssh", "ssh -f").format(""),
+        LOOP.replace("--nnodes=2", "--standalone").format(""),
+        "ssh b 'torchrun --nnodes=2 --nproc_per_node=4 t.py'\n",
+    ],
+)
+def test_a_loop_that_does_not_wait_is_no_trap(text: str) -> None:
+    assert "loop-waits" not in [one.trap.id for one in traps.find(f"{PBS}{text}")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'bash -c "torchrun --nnodes=2 --node_rank=\\$SLURM_NODEID t.py"',
+        "bash -c 'torchrun --nnodes=2 --node_rank=$SLURM_NODEID t.py'",
+    ],
+)
+def test_a_rank_that_the_tasks_shell_fills_in_is_no_trap(line: str) -> None:
+    assert "rank-once" not in [one.trap.id for one in traps.find(f"{ASKED}{SRUN} {line}\n")]
+
+
+@pytest.mark.parametrize(
+    ("word", "is_slow"),
+    [
+        ("NCCL_IB_DISABLE=1", True),
+        ("NCCL_P2P_DISABLE='1'", True),
+        ("NCCL_NET=Socket", True),
+        ("NCCL_IB_DISABLE=0", False),
+        ("NCCL_NET=IB", False),
+    ],
+)
+def test_nccl_without_a_fast_way_is_a_remark(word: str, is_slow: bool) -> None:
+    found = traps.find(GOOD.replace(HEAD, f"export {word}\n{HEAD}"))
+    slow = [(one.trap.is_remark, one.line) for one in found if one.trap.id == "slow-transport"]
+    assert slow == ([(True, 5)] if is_slow else [])
 
 
 def test_every_trap_has_a_case_above() -> None:

@@ -17,9 +17,10 @@ def read(text: str) -> list[Launch]:
 
 
 def told(launch: Launch) -> dict[str, Any]:
-    """All that is not as in `Launch(1)`, words by their text."""
-    found = {field.name: getattr(launch, field.name) for field in fields(launch)}
-    usual = {field.name: getattr(Launch(1), field.name) for field in fields(launch)}
+    """All that is not as in `Launch(1)`, words by their text; without the text of a shell."""
+    names = [field.name for field in fields(launch) if field.name != "shell_word"]
+    found = {name: getattr(launch, name) for name in names}
+    usual = {name: getattr(Launch(1), name) for name in names}
     return {name: _text(value) for name, value in found.items() if value != usual[name]}
 
 
