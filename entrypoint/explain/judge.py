@@ -29,6 +29,7 @@ MESSAGE = 6
 STEPS_BEFORE, FAR = 2, 30
 """Different steps just before a failure, by which the program lived until then, and lines between that
 failure and what may be no part of it."""
+_OF_CLEANING_UP = ("NameError: ", "UnboundLocalError: ")
 SAYS_FAILED = frozenset({"child-failed", "mpi-abort", "rank-aborted"})
 """Echoes that tell that a run failed, though not why."""
 DEATHS = frozenset({"segfault", "rank-killed", "illegal-instruction", "host-out-of-memory"})
@@ -409,6 +410,7 @@ def _is_behind_an_end(one: Evidence, end: Evidence) -> bool:
 
 
 def _is_replaced(one: Evidence, later: Evidence) -> bool:
-    """Whether an exception was caught, and another one ended its program."""
-    is_handled = one.is_chained or one.is_caught
+    """Whether an exception was caught, and another one ended its program: not that cleaning up missed what
+    had not been set yet."""
+    is_handled = (one.is_chained or one.is_caught) and not later.text.startswith(_OF_CLEANING_UP)
     return is_handled and later.is_last and one.file == later.file and one.order < later.order

@@ -262,7 +262,7 @@ def _with_agent(launch: Launch, agent: str, rest: Sequence[Word]) -> Launch:
         if equals:
             raw = word.raw.partition("=")[2]
             options[name] = Word(raw, word.line)
-        elif name in _TORCHRUN_FLAGS or not words:
+        elif name in _TORCHRUN_FLAGS or not words or words[0].text.startswith("--"):
             options[name] = Word("", word.line)
         else:
             options[name] = words.pop(0)

@@ -49,7 +49,8 @@ class Script:
         """None where it is not known."""
         if self.request.scheduler:
             return self.request.nodes
-        numbers = [number(one.agent_options.get("nnodes")) for one in self.launches]
+        options = [one.agent_options for one in self.launches]
+        numbers = [number(one.get("nnodes") or one.get("num-machines")) for one in options]
         return next((one for one in numbers if one), None)
 
     @property
@@ -318,6 +319,19 @@ LOOP_WAITS = Trap(
     "The first node waits for the others, which are not started before it has ended.",
     "Put & behind the command, and wait behind the loop.",
 )
+RANK_FIXED = Trap(
+    "rank-fixed",
+    "the rank of a node is fixed in a script that starts on several nodes",
+    "If all start it as it is they have the same rank, and wait for the others.",
+    "Take it from the first argument: --node_rank $1.",
+    is_remark=True,
+)
+DEVICES_DIFFER = Trap(
+    "devices-against-tasks",
+    "Lightning's devices is not --ntasks-per-node",
+    "Under Slurm Lightning starts no ranks of its own: it ends, or waits for those that srun does not start.",
+    "--ntasks-per-node as many as devices.",
+)
 SLOW = frozenset(
     {
         ("NCCL_IB_DISABLE", "1"),
@@ -387,6 +401,7 @@ _SCONTROL = re.compile(r"\bscontrol\b|\$SLURM_(?:JOB_)?NODELIST")
 _LITERAL_HOST = re.compile(r"(?:localhost|127\.\d+\.\d+\.\d+|::1)$")
 _PORT = re.compile(r"(?i)(?:.*_)?(?:master_|rdzv_|main_process_)?port$")
 _RANKS = re.compile(r"\$\{?(SLURM_PROCID|SLURM_NODEID|SLURM_LOCALID|PBS_TASKNUM|OMPI_COMM_WORLD_RANK)\b")
+_DEVICES = re.compile(r"(?:^| )(?:--trainer\.|\+*trainer\.|--)devices[ =](\d{1,4})\b")
 _RANKS_FILLED = re.compile(r"(?<!\\)" + _RANKS.pattern)
 """Those that no backslash keeps for the task's shell."""
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*")
@@ -529,6 +544,24 @@ def _of_ranks(script: Script) -> Iterator[Found]:
             is_once = option_word is not None and _RANKS.search(option_word.raw) is not None
             if option_word and one.is_in_task and not one.in_shell and (is_once or is_fixed):
                 yield Found(RANK_ONCE, option_word.line, option_word.raw)
+
+
+def _of_fixed_rank(script: Script) -> Iterator[Found]:
+    if script.request.scheduler or (script.nodes or 1) < 2:
+        return
+    for one in script.trainings:
+        for option in ("node-rank", "machine-rank"):
+            word = one.agent_options.get(option)
+            if word and number(word) is not None and not one.is_in_task:
+                yield Found(RANK_FIXED, word.line, word.raw)
+
+
+def _of_devices(script: Script) -> Iterator[Found]:
+    for one in script.trainings:
+        found = _DEVICES.search(" ".join(word.text for word in one.words))
+        tasks = _tasks(script, one)
+        if found and one.starter == "srun" and not one.agent and tasks and int(found[1]) != tasks:
+            yield Found(DEVICES_DIFFER, one.line, found[0].strip())
 
 
 def _of_start(script: Script) -> Iterator[Found]:
@@ -775,6 +808,7 @@ def _quote(script: Script, line: int) -> str:
 
 _RULES: Sequence[Callable[[Script], Iterator[Found]]] = (
     *(_of_head, _of_quotes, _of_port, _of_random, _of_pbs_nodeid, _of_ranks, _of_start, _of_tasks),
+    *(_of_fixed_rank, _of_devices),
     *(_of_gpus_per_task, _of_srun, _of_container, _of_request, _of_interfaces, _of_transports),
     *(_of_modules, _of_signal),
 )

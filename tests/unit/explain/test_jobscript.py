@@ -30,6 +30,8 @@ CASES: list[tuple[str, str, int]] = [
         4,
     ),
     ("torchrun --nnodes=2 --nproc_per_node=4 --master_port=$RANDOM t.py\n", "port-random", 1),
+    (f"{ASKED}{SRUN} python fit.py --trainer.devices 4 --trainer.num_nodes=2\n", "devices-against-tasks", 5),
+    (f"{ASKED}{SRUN} python fit.py trainer.devices=4\n", "devices-against-tasks", 5),
     ("deepspeed --hostfile hosts --master_addr 127.0.0.1 t.py\n", "master-is-localhost", 1),
     (GOOD.replace(HEAD, "head=$(hostname)\n"), "head-by-hostname", 5),
     (GOOD.replace(HEAD, "head=$(ping -c1 $(hostname) | head -1)\n"), "head-by-hostname", 5),
@@ -223,6 +225,27 @@ def test_nccl_without_a_fast_way_is_a_remark(word: str, is_slow: bool) -> None:
     found = traps.find(GOOD.replace(HEAD, f"export {word}\n{HEAD}"))
     slow = [(one.trap.is_remark, one.line) for one in found if one.trap.id == "slow-transport"]
     assert slow == ([(True, 5)] if is_slow else [])
+
+
+@pytest.mark.parametrize(
+    ("line", "is_fixed"),
+    [
+        ("torchrun --nnodes=2 --node_rank=0 t.py", True),
+        ("accelerate launch --num_machines 2 --machine_rank 0 t.py", True),
+        ("torchrun --nnodes=2 --node_rank=$1 t.py", False),
+        ("torchrun --nnodes=1 --node_rank=0 t.py", False),
+        ("ssh b torchrun --nnodes=2 --node_rank=1 t.py", False),
+    ],
+)
+def test_a_fixed_rank_of_a_node_is_a_remark(line: str, is_fixed: bool) -> None:
+    found = [one.trap.is_remark for one in traps.find(f"{line}\n") if one.trap.id == "rank-fixed"]
+    assert found == ([True] if is_fixed else [])
+
+
+def test_as_many_devices_as_tasks_are_no_trap() -> None:
+    asked = ASKED.replace("ntasks-per-node=1", "ntasks-per-node=4")
+    found = traps.find(f"{asked}{SRUN} python fit.py --trainer.devices 4\n")
+    assert "devices-against-tasks" not in [one.trap.id for one in found]
 
 
 def test_every_trap_has_a_case_above() -> None:
