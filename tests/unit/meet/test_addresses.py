@@ -10,6 +10,7 @@ import pytest
 from entrypoint.core.errors import BadInput, Unavailable
 from entrypoint.meet import spoke
 from entrypoint.meet.identity import Identity
+from entrypoint.meet.reach import Listener
 from entrypoint.meet.wire import greet
 from tests.unit.meet.meeting import KEY, SHORT, Place, close, hello, one_after_another, run, who
 
@@ -196,9 +197,11 @@ async def test_the_contact_that_comes_with_another_address_is_the_one_that_is_tr
     async def move(_: str) -> str:
         return "lo 127.0.0.9 9 token"
 
-    place, nodes = Place(), [who(node, contact=f"lo 127.0.0.{node} 9 token") for node in (0, 1)]
-    found, _ = await astray(place, ["127.0.0.1", "127.0.0.2"], *nodes, move=move)
-    assert str(found[0]).startswith("n0 cannot reach n1 at 127.0.0.1 (lo): Connection refused, nor n1 to n0")
+    place = Place()
+    async with Listener("lo", "127.0.0.1") as there:
+        nodes = [who(0, contact="lo 127.0.0.1 9 token"), who(1, contact=str(there))]
+        found, _ = await astray(place, ["127.0.0.1", "127.0.0.2"], *nodes, move=move)
+    assert str(found[0]).startswith("n1 cannot reach n0 at 127.0.0.9 (lo): Connection refused: ")
     assert [str(error) for error in found] == [str(found[0])] * 2
 
 

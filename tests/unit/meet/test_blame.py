@@ -89,6 +89,29 @@ def test_where_nothing_tells_who_waits_the_odd_one_out_is_named() -> None:
     )
 
 
+@pytest.mark.parametrize(("stacks", "named"), [("aab", 2), ("aaabc", 3), ("aabb", 0), ("aabcd", 0)])
+def test_the_odd_one_out_is_named_only_if_more_than_half_do_the_same(stacks: str, named: int) -> None:
+    """Else the one that stopped first."""
+    ranks = [sighting(rank, waits_in="", stack=stack, quiet=40.0 - rank) for rank, stack in enumerate(stacks)]
+    assert blamed(*ranks)[0] == named
+
+
+def test_a_rank_without_a_stack_is_not_the_odd_one_out() -> None:
+    mute = sighting(2, at="", waits_in="", stack="")
+    rank, error = blamed(*(sighting(rank, quiet=30.0 + rank) for rank in (0, 1, 3)), mute)
+    assert (rank, error.endswith("is in train.py:90 advance like all others")) == (3, True)
+
+
+def test_a_rank_that_is_alone_is_not_compared_with_others() -> None:
+    assert blamed(sighting(0))[1].endswith("it gave its last sign first, and is in train.py:90 advance")
+    assert blamed(sighting(0, at=""))[1].endswith("it gave its last sign first")
+
+
+def test_a_rank_that_has_ended_is_not_looked_at_for_what_it_does() -> None:
+    gone = sighting(0, state="", at="data.py:3 read", waits_in="", stack="77aa")
+    assert blamed(gone, sighting(1, quiet=31.0), sighting(2))[0] == 1
+
+
 def test_where_all_do_the_same_the_one_that_stopped_first_is_named_and_the_doubt_said() -> None:
     assert blamed(sighting(0), sighting(1, quiet=31.0), sighting(2)) == (
         1,
@@ -97,17 +120,32 @@ def test_where_all_do_the_same_the_one_that_stopped_first_is_named_and_the_doubt
     )
 
 
-def test_several_ranks_are_counted() -> None:
-    ranks = [sighting(0), *(sighting(rank, state="T") for rank in range(1, 8))]
-    assert blamed(*ranks)[1].endswith(
-        "; with it rank 2 on n1, rank 3 on n1, rank 4 on n2, rank 5 on n2 and 2 more"
+@pytest.mark.parametrize(
+    ("stopped", "more"),
+    [
+        (1, ""),
+        (2, "; with it rank 2 on n1"),
+        (5, "; with it rank 2 on n1, rank 3 on n1, rank 4 on n2, rank 5 on n2"),
+        (6, "; with it rank 2 on n1, rank 3 on n1, rank 4 on n2, rank 5 on n2 and 1 more"),
+        (7, "; with it rank 2 on n1, rank 3 on n1, rank 4 on n2, rank 5 on n2 and 2 more"),
+    ],
+)
+def test_several_ranks_are_counted(stopped: int, more: str) -> None:
+    ranks = [sighting(0), *(sighting(rank, state="T") for rank in range(1, 1 + stopped))]
+    error = blamed(*ranks)[1]
+    assert error.removesuffix(more).endswith(
+        f"while 1 of {1 + stopped} ranks wait in all_reduce, train.py:90 advance"
     )
 
 
-def test_a_node_that_did_not_answer_is_told() -> None:
-    failure = found(sighting(0), sighting(1), unseen=["n1"])
+@pytest.mark.parametrize(
+    ("unseen", "told"),
+    [([], ""), (["n1"], "n1"), (["n1", "n2", "n3", "n4", "n5"], "n1, n2, n3, n4")],
+)
+def test_nodes_that_did_not_answer_are_told_the_first_four_of_them(unseen: list[str], told: str) -> None:
+    failure = found(sighting(0), sighting(1), unseen=unseen)
     assert failure is not None
-    assert failure.error.endswith("like all others; nothing was heard from n1")
+    assert failure.error.endswith("like all others" + (f"; nothing was heard from {told}" if told else ""))
 
 
 def test_without_any_rank_there_is_nobody_to_blame() -> None:

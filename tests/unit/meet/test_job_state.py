@@ -138,6 +138,8 @@ ECHO = failure(0, 1001.0, rank=0, error="RuntimeError: x Connection reset by pee
 GONE = Lost(name="b", who="node 1 (b)", why="it closed the connection", at=1000.9)
 SPARE = Lost(name="c", who="node 2 (c)", why="it closed the connection", at=1000.9)
 LOST = failure(1, 1000.9, node="b", rank=None, status=1, error="lost: it closed the connection")
+NO_RANK = f"lost: {WHY}, and no rank was found"
+NOT_FOUND = Failed(failure(0, 1006.0, node="a", rank=None, status=1, error=NO_RANK))
 
 CASES: dict[str, tuple[list[Said], list[tuple[float, Any]]]] = {
     "a stop is told once": ([(1, 0, Stopped(9.0)), (2, 1, Stopped())], [(1, Stopped(9.0))]),
@@ -161,14 +163,33 @@ CASES: dict[str, tuple[list[Said], list[tuple[float, Any]]]] = {
     ),
     "a lost node": ([(1, 1, GONE)], [(1.3, Failed(LOST, (1,)))]),
     "a node that is lost once it is done": ([(1, 1, Done()), (2, 1, GONE), (3, 0, Done())], [(3, AllDone())]),
+    "a node that is lost once it is done is not among the lost": (
+        [(1, 1, Done()), (2, 1, GONE), (3, 0, Fail(F0))],
+        [(3.3, Failed(F0))],
+    ),
+    "a spare that is lost once all are done is not told": (
+        [(1, 0, Done()), (2, 1, Done()), (3, 2, SPARE)],
+        [(2, AllDone())],
+    ),
     "a spare is lost": (
         [(1, 2, SPARE), (2, 2, SPARE), (3, 0, Fail(F0))],
         [(1, "the spare node 2 (c) is lost: it closed the connection"), (3.3, Failed(F0, (2,)))],
     ),
     "nobody answers a look": (
         [(1, 0, Stalled(WHY))],
-        [(1, Look(WHY)), (6.3, Failed(failure(0, 1006.0, node="a", rank=None, status=1, error=f"lost: {WHY}, and no rank was found")))],
+        [(1, Look(WHY)), (6.3, NOT_FOUND)],
     ),
+    "a second hang is none": ([(1, 0, Stalled(WHY)), (1.5, 1, Stalled("other"))], [(1, Look(WHY)), (6.3, NOT_FOUND)]),
+    "a hang after a failure is none": ([(1, 0, Fail(F0)), (1.1, 1, Stalled(WHY))], [(1.3, Failed(F0))]),
+    "a rank that ends while everyone looks is not the first": (
+        [(1, 0, Stalled(WHY)), (2, 1, Fail(failure(1, 1001.0)))],
+        [(1, Look(WHY)), (6.3, NOT_FOUND)],
+    ),
+    "a node that is lost while everyone looks is": (
+        [(1, 0, Stalled(WHY)), (2, 1, replace(GONE, at=1001.5))],
+        [(1, Look(WHY)), (2.3, Failed(replace(LOST, time=1001.5), (1,)))],
+    ),
+    "steps that go on where nothing paused": ([(1, 0, Paused(None)), (2, 0, Fail(F0))], [(2.3, Failed(F0))]),
     "silence of all that go on": (
         [(1, 0, Done()), (2, 1, NoOutput("quiet")), (2.1, 1, Fail(failure(1, 1001.5)))],
         [(2, Look("quiet")), (2.1, Failed(failure(1, 1001.5)))],

@@ -133,34 +133,37 @@ def test_a_message_that_lacks_a_part_or_has_one_more_is_refused(message: Message
             load(other, FOUR)
 
 
-BOUNDS = [
-    (Fail, "failure.status", 0),
-    (Fail, "failure.status", 256),
-    (Fail, "failure.status", 10**300),
-    (Fail, "failure.rank", True),
-    (Fail, "failure.rank", 1.0),
-    (Fail, "failure.rank", 16),
-    (Fail, "failure.node_rank", FOUR),
-    (Fail, "failure.signal", 129),
-    (Fail, "failure.time", 1e14),
-    (Failed, "failure.status", 0),
-    (Ended, "end.status", 256),
-    (Ended, "end.node_rank", -1),
-    (Stopped, "left", INF),
-    (Stopped, "left", NAN),
-    (Stopped, "left", 10**4000),
-    (Stopped, "left", -1),
-    (Beat, "time", 1e14),
-    (Beat, "time", -1),
-    (Hello, "left", INF),
+BOUNDS: list[tuple[type[Message], str, list[Any], list[Any]]] = [
+    (Fail, "failure.status", [1, 255], [0, 256, 10**300]),
+    (Fail, "failure.rank", [0, 15, None], [True, 1.0, -1, 16]),
+    (Fail, "failure.node_rank", [0, 3], [-1, 4, FOUR]),
+    (Fail, "failure.signal", [0, 128], [-1, 129]),
+    (Fail, "failure.time", [0.0, 1e10], [-0.1, 1.1e10, 1e14]),
+    (Fail, "failure.same", [0, 15], [-1, 16]),
+    (Failed, "failure.status", [1, 255], [0]),
+    (Ended, "end.status", [0, 255], [-1, 256]),
+    (Ended, "end.node_rank", [0, 3], [-1, 4]),
+    (Ended, "end.step", [0, 1 << 62, None], [-1, (1 << 62) + 1, 1.0]),
+    (Peeked, "sightings.0.quiet", [-1.0, 1e10], [-1.1, 1.1e10]),
+    (Peeked, "sightings.0.cpu", [0.0, 1e12], [-0.1, 1.1e12]),
+    (Stopped, "left", [0.0, 1e9, None], [INF, NAN, 10**4000, -1, 1.1e9]),
+    (Beat, "time", [0.0, 1e10], [1e14, -1]),
+    (Hello, "left", [0.0, 1e9], [INF, None]),
 ]
+"""A field, what it may be and what it may not."""
 
 
-@pytest.mark.parametrize(("kind", "where", "value"), BOUNDS)
-def test_a_number_out_of_its_bounds_is_refused(kind: type[Message], where: str, value: object) -> None:
-    path = tuple(where.split("."))
-    with pytest.raises(WireError, match=rf"^it sent a wrong {path[-1]}: "):
-        load(changed(pack(of(kind)), path, value), FOUR)
+@pytest.mark.parametrize(("kind", "where", "fit", "unfit"), BOUNDS)
+def test_a_number_out_of_its_bounds_is_refused(
+    kind: type[Message], where: str, fit: list[Any], unfit: list[Any]
+) -> None:
+    path = tuple(int(word) if word.isdecimal() else word for word in where.split("."))
+    for value in fit:
+        raw = changed(pack(of(kind)), path, value)
+        assert pack(load(raw, FOUR)) == raw
+    for value in unfit:
+        with pytest.raises(WireError, match=rf"^it sent a wrong {path[-1]}: "):
+            load(changed(pack(of(kind)), path, value), FOUR)
 
 
 def test_the_line_has_the_value_as_far_as_there_is_room() -> None:
@@ -276,6 +279,22 @@ async def test_a_hub_that_says_go_without_itself_is_lost(absent: str) -> None:
     assert text.endswith(
         " was lost before the start: it sent a message that has no meaning here: see its output"
     )
+
+
+@pytest.mark.parametrize(
+    "order",
+    [Go(()), Welcome(), Move("127.0.0.9"), EndMeeting(64, "x"), Try(1, ((0, "lo 127.0.0.1 9 token"),))],
+    ids=lambda one: type(one).__name__,
+)
+@run
+async def test_a_hub_that_goes_on_to_meet_once_all_have_met_is_lost(order: Message) -> None:
+    links = await Place().all(who(0), who(1))
+    for wire in links[0]._peers.values():
+        wire.send(pack(order))
+    (event,) = await events(links[1])
+    assert event.failure.node_rank == 0
+    assert event.failure.error == "lost: it sent a message that has no meaning here"
+    await close(*links)
 
 
 @run
