@@ -82,6 +82,64 @@ def test_the_last_profile_before_the_command_counts(words: list[str], profile: s
     assert bash('profile=before; find_option "${@:2}"; echo "$profile"', *words) == f"{profile}\n"
 
 
+@pytest.mark.parametrize(
+    ("words", "profile"),
+    [
+        ("--profile=a -- x.py", "a"),  # there is none: it is refused by this name later
+        ("--profile a\nx.py", "a"),
+        ("--profile 'a' -- x.py", "own"),  # the image knows more of quotes, and says which it is
+        ("--profile 'FOLDER/is.yaml' x.py", "FOLDER/is.yaml"),
+        ("--device cpu -- --profile a", "own"),
+        ("", "own"),
+    ],
+)
+def test_the_profile_of_apptrain_args_wins_over_that_of_the_environment(
+    words: str, profile: str, tmp_path: Path
+) -> None:
+    (tmp_path / "is.yaml").touch()
+    args = {"APPTRAIN_ARGS": words.replace("FOLDER", str(tmp_path)), "APPTRAIN_PROFILE": "own"}
+    told = bash('profile=$APPTRAIN_PROFILE; find_option_of_environment; printf %s "$profile"', env=args)
+    assert told == profile.replace("FOLDER", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("content", "profile"),
+    [(b"--profile\0a b.yaml\0x.py\0", "a b.yaml"), (b"x.py\0--profile\0c\0", "c"), (None, "of-args")],
+)
+def test_words_of_a_file_are_taken_whole_and_in_place_of_apptrain_args(
+    content: bytes | None, profile: str, tmp_path: Path
+) -> None:
+    """None: the file cannot be read."""
+    file = tmp_path / "words"
+    if content is not None:
+        file.write_bytes(content)
+    args = {"APPTRAIN_ARGS": "--profile of-args", "APPTRAIN_ARGS_FILE": str(file)}
+    assert bash('profile=""; find_option_of_environment; printf %s "$profile"', env=args) == profile
+
+
+IMAGE_SAYS = """
+use_site() { echo "site of $profile"; }
+begin_attempts() { echo begins; }
+ask_image() { profile=$1; shift; run_dir=${1-}; }
+"""
+
+
+def test_the_site_is_used_again_if_the_image_finds_another_profile() -> None:
+    script = "profile=a; ask_image() { run_dir=${run_dir:-$known}; known=/r profile=b; }; known=''; prepare"
+    assert bash(IMAGE_SAYS + script) == "site of a\nsite of b\nbegins\n"
+
+
+@pytest.mark.parametrize("found", ["a", "b"])
+def test_an_image_that_finds_no_profile_to_stay_with_is_refused(found: str) -> None:
+    told = bash(IMAGE_SAYS + 'profile=a; prepare "$2"', found, status=64)
+    assert told == (f"apptrain: the image finds another profile ({found}) each time: give --profile\n")
+
+
+def test_what_takes_the_profiles_modules_is_asked_once_they_are_loaded() -> None:
+    script = "profile=a; ask_site() { echo asked; }; prepare a /run"
+    assert bash(IMAGE_SAYS + script) == "site of a\nasked\nbegins\n"
+
+
 @pytest.mark.parametrize(("machine", "name"), [("x86_64", "image.sif"), ("aarch64", "image-aarch64.sif")])
 def test_the_image_is_that_of_the_nodes_processor(machine: str, name: str) -> None:
     told = bash('kind=$2; uname() { echo "$kind"; }; own_image image.sif', machine)
@@ -131,8 +189,27 @@ def test_what_the_image_says_is_set_as_it_stands(tmp_path: Path) -> None:
 def test_without_an_answer_nothing_is_set(there: bool, tmp_path: Path) -> None:
     if there:
         (tmp_path / "answer").touch()
-    told = bash('handover_dir=$2; status=7; read_answer answer || echo "none $status"', tmp_path)
-    assert told == "none \n"
+    script = """
+        handover_dir=$2 status=7 follows=again verdict_for=143 lines=(say=x)
+        read_answer answer || echo "none <$status><$follows><$verdict_for><${lines[*]}>"
+        """
+    assert bash(script, tmp_path) == "none <><><><>\n"
+
+
+def test_a_verdict_takes_nothing_from_an_earlier_one(tmp_path: Path) -> None:
+    said(tmp_path, "first", "asked=143", "status=7", "follows=again", "say=x")
+    said(tmp_path, "second", "status=1", "follows=end")
+    script = """
+        handover_dir=$2; read_answer first; read_answer second
+        echo "<$status><$follows><$verdict_for><${lines[*]}>"
+        """
+    assert bash(script, tmp_path) == "<1><end><><>\n"
+
+
+def test_what_the_image_says_is_printed_on_the_stream_that_it_names() -> None:
+    script = "lines=(say=one tell=two=2 say=three); say_lines"
+    assert bash(script) == "apptrain: two=2\n"
+    assert bash(f"{script}; exit 3", status=3) == "apptrain: one\napptrain: three\n"
 
 
 @pytest.mark.parametrize(
@@ -184,6 +261,158 @@ def test_a_second_answer_takes_the_place_of_the_first(tmp_path: Path) -> None:
     assert told == "1 2 -- 'a b'\n</s><4><a><-><0><-><-><-><> 0000\n"
 
 
+@pytest.mark.parametrize("attempt", [None, "", "2"])
+def test_the_image_is_asked_in_a_file_of_the_users_own(attempt: str | None, tmp_path: Path) -> None:
+    script = """
+        handover_dir=$2 profile=/p.yaml APPTRAIN_IMAGE=/i.sif is_batch=yes
+        facts=("told=a
+b" left_out=n1)
+        write_request asked=143 "warned="
+        echo "$$"
+        """
+    pid = bash(script, tmp_path, env={} if attempt is None else {"APPTRAIN_ATTEMPT": attempt}).strip()
+    asked = tmp_path / "ask"
+    assert asked.stat().st_mode & 0o777 == 0o600
+    assert asked.read_text().split("\0") == [
+        *(
+            "scheduler=slurm",
+            f"home={CHECKOUT}",
+            "image=/i.sif",
+            "profile=/p.yaml",
+            "batch=yes",
+            f"script={pid}",
+        ),
+        *(f"attempt={attempt or ''}", "told=a\nb", "left_out=n1", "asked=143", "warned=", ""),
+    ]
+
+
+IN_IMAGE = """
+mkdir "$2/containers"
+printf '#!/bin/sh\n%s\n' "$3" >"$2/containers/run.sh"
+chmod 700 "$2/containers/run.sh"
+APPTRAIN_HOME=$2 APPTRAIN_IMAGE='/i 1.sif' handover_dir=$2 container_words=(--option --x)
+interrupt() { echo "interrupted $1"; }
+"""
+
+
+def test_the_image_is_run_with_the_hosts_directories_and_what_it_says_is_one_line(tmp_path: Path) -> None:
+    does = "printf '<%s>' \"$@\"; echo; echo two >&2; exit 7"
+    told = bash(f'{IN_IMAGE} run_in_image conclude 60; echo "$status|$said|$cutter|$child"', tmp_path, does)
+    words = ["--quiet", "--all-of-host", "--option", "--x", "/i 1.sif", "python", "-P", "-m", "entrypoint"]
+    shown = "".join(f"<{word}>" for word in [*words, "conclude", str(tmp_path)])
+    assert told == f"7|{shown} two|interrupt|\n"
+
+
+def test_of_what_the_image_says_the_last_2000_bytes_are_kept(tmp_path: Path) -> None:
+    does = "printf 'x%.0s' $(seq 3000); echo end"
+    told = bash(f'{IN_IMAGE} run_in_image prepare 60; echo "$said"', tmp_path, does)
+    assert told == "x" * 1996 + "end\n"
+
+
+def test_an_image_that_does_not_answer_in_time_is_ended(tmp_path: Path) -> None:
+    assert bash(f'{IN_IMAGE} run_in_image prepare 0.2; echo "$status"', tmp_path, "exec sleep 50") == "124\n"
+
+
+def test_a_job_that_was_asked_to_end_meanwhile_does_not_wait_for_the_image(tmp_path: Path) -> None:
+    script = """
+        catch_signals
+        (sleep 0.2; kill -INT $$) &
+        run_in_image prepare 20
+        echo "$((status == 124)) $asked_to_end"
+        """
+    assert bash(IN_IMAGE + script, tmp_path, "exec sleep 50") == "0 130\n"
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "asked", "follows"),
+    [("", "", "again"), ("143", "143", "again"), ("", "143", "requeue"), ("143", "130", "requeue")],
+)
+def test_a_verdict_counts_if_it_was_made_for_how_the_job_was_asked_to_end(
+    asked_for: str, asked: str, follows: str, tmp_path: Path
+) -> None:
+    """Else the image is asked for another one."""
+    said(tmp_path, "verdict", "status=1", "follows=again", f"asked={asked_for}")
+    script = """
+        handover_dir=$2 run_dir=$2 status=1 asked_to_end=$3 profile='' APPTRAIN_IMAGE=/i.sif
+        told_of_job() { echo "told of it"; }
+        run_in_image() { printf '%s\\0' status=3 follows=requeue >"$handover_dir/verdict"; }
+        conclude
+        echo "$follows"
+        [[ ! -e $2/ask ]] || tr '\\0' '\\n' <"$2/ask" | tail -n 3
+        """
+    told = bash(script, tmp_path, asked).splitlines()
+    assert told == [
+        follows,
+        *([f"asked={asked}", "warned=", "told=told of it"] if follows == "requeue" else []),
+    ]
+
+
+def test_an_attempt_begins_without_what_an_earlier_one_has_left(tmp_path: Path) -> None:
+    for name in ("verdict", "over"):
+        (tmp_path / name).touch()
+    script = """
+        handover_dir=$2 asked_to_end=$3
+        start() { echo "starts $*"; }
+        await() { shift; "$@"; }
+        run_attempt
+        """
+    assert bash(script, tmp_path, "") == "starts launch\n"
+    assert list(tmp_path.iterdir()) == []
+    assert bash(script, tmp_path, "143") == ""
+
+
+@pytest.mark.parametrize(("tells", "end", "text"), [("yes", "17", "end=17"), ("yes", "", ""), ("", "17", "")])
+def test_the_stop_file_says_when_the_job_ends_if_it_goes_on_as_another(
+    tells: str, end: str, text: str, tmp_path: Path
+) -> None:
+    script = 'run_dir=$2 tells_end=$3 at=$4; job_end() { printf %s "$at"; }; write_stop_file'
+    bash(script, tmp_path, tells, end)
+    (file,) = tmp_path.iterdir()
+    assert (file.name, file.read_text(), file.stat().st_mode & 0o777) == ("stop", text, 0o600)
+
+
+def test_a_stop_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    told = bash("run_dir=$2; request_stop 2>&1; request_stop 2>&1", tmp_path / "none")
+    assert [line for line in told.splitlines() if line.startswith("apptrain: ")] == [
+        "apptrain: warned of the end: asking the ranks to save and stop",
+        *[f"apptrain: {tmp_path}/none/stop cannot be written: they are not asked"] * 2,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "told"),
+    [
+        (0, "apptrain: the job will run again, and go on there\n"),
+        (1, "apptrain: slurm does not run it again (no luck today); do it yourself\n"),
+    ],
+)
+def test_a_job_that_is_to_run_again_says_whether_it_will(status: int, told: str) -> None:
+    script = "run_again() { printf 'no luck\\ntoday'; return $2; }; by_hand='do it yourself'; go_on 2>&1"
+    assert bash(script.replace("$2", str(status))) == told
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_the_script_waits_for_its_log_no_longer_than_it_may_take(ends: bool, tmp_path: Path) -> None:
+    """A logger that does not end is killed, and the job's own directory is removed all the same."""
+    (tmp_path / "own").mkdir()
+    script = """
+        handover_dir=$2/own
+        exec 3>&1 4>&2
+        (trap '' TERM; exec sleep "$3") & loggers=($!)
+        if (($3 == 0)); then
+            wait
+        fi
+        sleep() { naps=$((naps + 1)); }
+        naps=0
+        clean_up
+        wait "${loggers[0]}" || status=$?
+        echo "$naps $status"
+        """
+    told = bash(script, tmp_path, 0 if ends else 50)
+    assert told == ("0 127\n" if ends else "50 137\n")
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("ended", "asked", "warned", "stops", "follows", "status"),
     [
@@ -223,7 +452,7 @@ def test_a_node_has_a_copy_only_if_it_says_so_itself(tmp_path: Path) -> None:
         handover_dir=$2 hosts=(a b c d e) states=() whys=()
         on_nodes() { printf '%s\n' '0 have' '1 unfit no disk' '2 gone' '03 have' '9 have' 'x have' '4 room'; }
         look_at_nodes 5 look
-        on_nodes() { printf '%s\n' '4 have' '1 have' '0 unfit its copy is not whole'; }
+        on_nodes() { printf '%s\n' '4 have' '1 have' '0 unfit its copy is not whole'; return 1; }
         for rank in 0 1 2 3 4; do echo "${states[rank]} ${whys[rank]}"; done
         look_at_nodes 5 check
         echo "${states[*]}"
