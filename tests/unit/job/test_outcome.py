@@ -20,6 +20,39 @@ def test_a_file_holds_name_and_value_lines_and_reads_back(tmp_path: Path) -> Non
     assert [path.name for path in tmp_path.iterdir()] == ["0.1"]
 
 
+def test_every_field_reads_back(tmp_path: Path) -> None:
+    killed = replace(FAILED, status=137, rank=0, signal=9, time=1795254231.123456)
+    outcome.write(tmp_path / "0.1", killed)
+    assert outcome.read(tmp_path / "0.1") == killed
+
+
+def test_what_a_file_of_ours_leaves_out_is_not_known(tmp_path: Path) -> None:
+    (tmp_path / "0.1").write_text("status=3\nrank=\nsignal=\ntime=\n")
+    assert outcome.read(tmp_path / "0.1") == Outcome(status=3)
+
+
+def test_an_error_of_any_length_leaves_a_whole_file_within_its_space(tmp_path: Path) -> None:
+    outcome.write(tmp_path / "0.1", replace(FAILED, error="x" * 5000))
+    content = (tmp_path / "0.1").read_bytes()
+    assert (len(content), content[-2:]) == (outcome.SPACE, b"x\n")
+    found = outcome.read(tmp_path / "0.1")
+    assert found is not None
+    assert (found.status, set(found.error)) == (7, {"x"})
+
+
+@pytest.mark.parametrize(
+    ("ended", "reason"),
+    [
+        (FAILED, "ValueError: x = 'a b'"),
+        (replace(FAILED, error=""), "nothing on stderr"),
+        (replace(FAILED, error="", rank=0), "nothing on stderr"),
+        (replace(FAILED, error="", rank=None), "no reason was told"),
+    ],
+)
+def test_a_failure_without_an_error_has_a_reason_all_the_same(ended: Outcome, reason: str) -> None:
+    assert ended.reason == reason
+
+
 def test_an_error_with_line_breaks_stays_one_line(tmp_path: Path) -> None:
     outcome.write(tmp_path / "0.0", Outcome(status=1, error="first\nstatus=0\r\nsecond"))
     assert outcome.read(tmp_path / "0.0") == Outcome(status=1, error="first status=0 second")
@@ -94,9 +127,29 @@ def test_of_a_node_that_is_taken_for_lost_its_tasks_status_alone_says_less(notic
     assert outcome.of_job([("b", task), ("a", lost)], first="b") == task
 
 
-def test_missing_files_are_named() -> None:
-    job = outcome.of_job((f"0.{index}", None) for index in range(6))
-    assert job.error == "no outcome was written by 0.0, 0.1, 0.2, 0.3 and 2 more"
+@pytest.mark.parametrize(
+    ("missing", "named"),
+    [
+        (1, "0.0"),
+        (4, "0.0, 0.1, 0.2, 0.3"),
+        (5, "0.0, 0.1, 0.2, 0.3 and 1 more"),
+        (6, "0.0, 0.1, 0.2, 0.3 and 2 more"),
+    ],
+)
+def test_missing_files_are_named(missing: int, named: str) -> None:
+    job = outcome.of_job((f"0.{index}", None) for index in range(missing))
+    assert job == Outcome(status=1, error=f"no outcome was written by {named}")
+    twice = outcome.of_job(("a", None) for _ in range(missing))
+    assert twice.error == "no outcome was written by a"
+
+
+def test_ranks_that_saved_beside_some_that_ended_well_are_named() -> None:
+    job = outcome.of_job([("a", at(1, 0)), ("b", at(2, 75)), ("c", at(3, 75))])
+    assert job == Outcome(status=1, error="b, c saved to go on, the others ended well")
+
+
+def test_a_job_that_ended_well_ended_when_the_last_did() -> None:
+    assert outcome.of_job([("a", at(3, 0)), ("b", at(5, 0)), ("c", at(4, 0))]) == at(5, 0)
 
 
 def test_names_count_the_task_only_where_a_task_is_a_rank() -> None:

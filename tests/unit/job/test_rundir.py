@@ -1,13 +1,15 @@
 """What lies where in the run directory, and who may see it."""
 
 import os
+import resource
+import signal
 import time
 from pathlib import Path
 
 import pytest
 
 from entrypoint.core.errors import BadInput
-from entrypoint.job.rundir import RunDirectory, job_end, next_attempt, read_key
+from entrypoint.job.rundir import RunDirectory, job_end, next_attempt, read_key, refuse_unwritable
 
 
 @pytest.mark.parametrize(
@@ -78,6 +80,152 @@ def test_a_key_that_is_missing_open_or_short_is_refused(tmp_path: Path) -> None:
     path.write_text("short\n")
     with pytest.raises(BadInput, match="holds 5 bytes, 16 at least"):
         read_key(path)
+
+
+def test_an_attempt_that_nobody_may_begin_is_not_counted(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path, 3)
+    run.create()
+    (tmp_path / "logs" / "3").rmdir()
+    run.close()
+    assert next_attempt(tmp_path) == 0
+    run.claim([(1, "b")], exclusive=False)
+    assert next_attempt(tmp_path) == 4
+
+
+def test_of_two_that_claim_an_attempt_one_has_it(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path, 3)
+    run.create()
+    assert (run.crew(), run.is_closed()) == (None, False)
+    run.claim([(2, "c"), (0, "a b")], exclusive=True)
+    with pytest.raises(FileExistsError):
+        run.claim([(1, "b")], exclusive=True)
+    assert (run.crew(), run.is_closed()) == ([2, 0], False)
+    assert (tmp_path / "outcome" / "3.nodes").read_text() == "2 c\n0 a b\n"
+    run.close()
+    assert run.crew() == [2, 0]
+    run.claim([(1, "b")], exclusive=False)  # the first one of a job, whose attempts are counted
+    assert run.crew() == [1]
+    assert [path.name for path in (tmp_path / "outcome").iterdir()] == ["3.nodes"]
+
+
+def test_an_attempt_that_is_closed_is_claimed_by_nobody(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path, 3)
+    run.create()
+    run.close()
+    assert (run.crew(), run.is_closed()) == (None, True)
+    with pytest.raises(FileExistsError):
+        run.claim([(1, "b")], exclusive=True)
+    run.forget_claims()
+    assert not run.is_closed()
+
+
+def test_the_attempts_that_followed_one_are_counted_up_to_the_first_that_nobody_began(tmp_path: Path) -> None:
+    (tmp_path / "outcome").mkdir()
+    for attempt, text in ((1, "0 a\n"), (2, "0 a\n1 b\n"), (3, ""), (4, "0 a\n")):
+        (tmp_path / "outcome" / f"{attempt}.nodes").write_text(text)
+    assert [RunDirectory(tmp_path, attempt).later_attempts() for attempt in (0, 1, 2, 3)] == [2, 2, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("restarts", "forgets"), [(True, True), (True, False), (False, True), (False, False)]
+)
+def test_an_attempt_that_begins_forgets_what_was_meant_for_another(
+    restarts: bool, forgets: bool, tmp_path: Path
+) -> None:
+    run = RunDirectory(tmp_path, 3)
+    run.ask_to_stop()
+    assert run.stop.stat().st_mode & 0o777 == 0o600
+    run.begin(restarts=restarts, forgets_stop=forgets)
+    assert run.stop.exists() == (not forgets)
+    assert (run.unfinished(), run.is_closed()) == ((3, True) if restarts else (None, False))
+    run.finish()
+    run.finish()
+    assert run.unfinished() is None
+
+
+def test_a_wish_to_stop_that_cannot_be_written_is_none(tmp_path: Path) -> None:
+    RunDirectory(tmp_path / "gone", 0).ask_to_stop()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["", "x\n", "-1\n", "1 2\n", "1234567890\n"])
+def test_what_names_no_attempt_is_no_unfinished_one(text: str, tmp_path: Path) -> None:
+    (tmp_path / "unfinished").write_text(text)
+    assert RunDirectory(tmp_path, 0).unfinished() is None
+
+
+def test_restarts_and_planned_ends_are_counted_apart_with_the_newest_checkpoint_of_then(
+    tmp_path: Path,
+) -> None:
+    run = RunDirectory(tmp_path, 3)
+    run.add_restart()
+    for name, written in (
+        ("step-00000002", 1_000_000_001_000_000_500),
+        ("step-00000001", 10**18),
+        (".half.tmp", 2 * 10**18),
+    ):
+        (tmp_path / "checkpoints" / name).mkdir(parents=True)
+        os.utime(tmp_path / "checkpoints" / name, ns=(written, written))
+    assert run.newest_checkpoint() == "1000000001.000000500"
+    run.add_restart()
+    run.add_planned_end()
+    assert run.restarts() == ["0", "1000000001.000000500"]
+    assert run.planned_ends() == ["1000000001.000000500"]
+    assert (tmp_path / "restarts").read_text() == "3 0\n3 1000000001.000000500\n"
+    assert (tmp_path / "restarts").stat().st_mode & 0o777 == 0o600
+    run.forget_restarts()
+    assert (run.restarts(), len(run.planned_ends())) == ([], 1)
+    run.forget_planned_ends()
+    run.forget_planned_ends()
+    assert run.planned_ends() == []
+
+
+def test_a_run_directory_takes_as_much_as_a_job_begins_with_before_anything_starts(tmp_path: Path) -> None:
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 15, limit[1]))
+    try:
+        with pytest.raises(
+            BadInput, match=rf"^the run directory {tmp_path}/run cannot be written \(File too large\)"
+        ):
+            RunDirectory(tmp_path / "run", 0).create()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        signal.signal(signal.SIGXFSZ, before)
+    RunDirectory(tmp_path / "run", 0).create()
+    assert not list((tmp_path / "run").glob(".*"))
+
+
+def test_a_key_that_a_full_disk_has_left_empty_is_made_anew(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path, 0)
+    run.key.touch(mode=0o600)
+    run.make_key()
+    assert len(read_key(run.key)) == 64
+
+
+def test_a_run_directory_that_was_made_anew_is_another(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run", 0)
+    run.create()
+    first = run.inode()
+    assert run.inode() == first
+    run.path.rename(tmp_path / "old")
+    run.create()
+    assert run.inode() != first
+
+
+@pytest.mark.parametrize(
+    ("path", "why"), [("file/run", "FOLDER/file is no directory"), ("gone/run", None), ("", None)]
+)
+def test_where_no_run_directory_can_be_made_is_seen_before(
+    tmp_path: Path, path: str, why: str | None
+) -> None:
+    (tmp_path / "file").touch()
+    if why is None:
+        refuse_unwritable(tmp_path / path)
+        return
+    with pytest.raises(BadInput) as refused:
+        refuse_unwritable(tmp_path / path)
+    assert f"cannot be written ({why.replace('FOLDER', str(tmp_path))}): " in str(refused.value)
 
 
 def test_the_next_attempt_counts_numbers_of_nine_digits_and_nothing_else(tmp_path: Path) -> None:

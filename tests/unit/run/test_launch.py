@@ -1,19 +1,28 @@
 """A launch on one node: which signals it heeds, what it refuses, and its last word to the host half."""
 
+import asyncio
 import dataclasses
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from entrypoint.batch import conclude
 from entrypoint.cli import main as cli
-from entrypoint.core.errors import BadInput
+from entrypoint.core.errors import BadInput, Unavailable
+from entrypoint.job.outcome import Outcome
+from entrypoint.job.rundir import RunDirectory
+from entrypoint.node import processes
+from entrypoint.plan.launch_plan import with_members
 from entrypoint.plan.resolve import resolve
 from entrypoint.run import launch
+from entrypoint.run.finished import FinishedAttempt
+from entrypoint.run.given import Given
 from entrypoint.run.signals import handled_signals
 from tests.unit.scene import planned
 
@@ -87,3 +96,174 @@ def test_what_the_host_half_cannot_be_told_is_said_and_harms_nothing(
     assert (attempt, place, asked, lost) == (plan.attempt, plan.place, 143, ())
     told = f"apptrain: what follows is left to the job script: {error}\n"
     assert capfd.readouterr().err == (told if error else "")
+
+
+# --- the attempts of a launch -------------------------------------------------------------------------------
+
+CRASH = Outcome(status=9, rank=1, node="127.0.0.2", error="ValueError: x")
+DONE = Outcome(status=0)
+FAILED_FIRST = "rank 1 on 127.0.0.2 failed first, status 9: ValueError: x (RUN/logs/{}/127.0.0.2.rank1.err)"
+
+
+class Scripted(launch._Session):
+    """A session whose attempts end as a test says."""
+
+    def __init__(self, run_dir: Path, on_failure: str, ends: list[dict[str, Any]], **env: str) -> None:
+        env = {
+            "APPTRAIN_EMBEDDED_JOB_ID": "7",
+            "APPTRAIN_EMBEDDED_NODELIST": "127.0.0.[1-3]",
+            "APPTRAIN_EMBEDDED_NODENAME": "127.0.0.1",
+            **env,
+        }
+        words = ["launch", "--device", "cpu", "--run-dir", str(run_dir), "--on-failure", on_failure]
+        given = vars(
+            cli.parser().parse_args([*words, "--nnodes", "2:3"] if on_failure == "restart" else words)
+        )
+        given.pop("command_name")
+        plan, settings = resolve(env, given, ["script.py"], hostname=None)
+        nobody: Any = SimpleNamespace(pids=())
+        super().__init__(plan, settings, env, nobody)
+        self.ends = ends
+        self.given: list[Given] = []
+
+    async def _attempt(self, given: Given) -> FinishedAttempt:
+        self.given.append(given)
+        how: dict[str, Any] = {"outcome": CRASH, "has_met": True, **self.ends.pop(0)}
+        return FinishedAttempt(plan=given.plan, run_dir=given.run_dir, **how)
+
+    def play(self) -> tuple[FinishedAttempt, list[tuple[int, ...]]]:
+        """(the launch's end, who was to take part in each attempt)."""
+        last = asyncio.run(self._run())
+        self._consoles["err"].flush(5)
+        assert self.ends == []
+        return last, [given.plan.members for given in self.given]
+
+
+@pytest.fixture
+def said(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Callable[[], list[str]]:
+    """What the session has said; nothing of these tests' own is ended."""
+    monkeypatch.setattr(processes, "kill_descendants", lambda spare: None)  # noqa: ARG005
+    (tmp_path / "outcome").mkdir()
+
+    def lines() -> list[str]:
+        text = capfd.readouterr().err.replace(str(tmp_path), "RUN")
+        return [line.removeprefix("apptrain: ") for line in text.splitlines()]
+
+    return lines
+
+
+def test_without_restarts_the_first_attempt_is_the_last(
+    tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
+    last, members = Scripted(tmp_path, "stop", [{}]).play()
+    assert (last.outcome, members, said()) == (CRASH, [(0, 1, 2)], [FAILED_FIRST.format(0)])
+
+
+@pytest.mark.parametrize("ended", [DONE, Outcome(status=75)])
+def test_an_attempt_that_ended_well_is_the_last(
+    ended: Outcome, tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
+    last, members = Scripted(tmp_path, "restart", [{"outcome": ended}]).play()
+    assert (last.outcome, members) == (ended, [(0, 1, 2)])
+    assert said() == (["saved at a planned end: the same run directory continues"] if ended.status else [])
+
+
+def test_a_failure_is_followed_by_the_nodes_that_are_left(
+    tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
+    session = Scripted(tmp_path, "restart", [{"lost": (1,)}, {}, {"outcome": DONE}])
+    last, members = session.play()
+    assert (last.outcome, members) == (DONE, [(0, 1, 2), (0, 2), (0, 2)])
+    assert [given.plan.attempt for given in session.given] == [0, 1, 2]
+    assert [given.restarts.count for given in session.given if given.restarts] == [0, 1, 2]
+    assert said() == []
+
+
+def test_a_node_that_came_again_is_not_lost_any_more(tmp_path: Path, said: Callable[[], list[str]]) -> None:
+    session = Scripted(tmp_path, "restart", [{"lost": (1,)}, {}, {}])
+    session.ends += [{"outcome": DONE}]
+    back = with_members(session._given.plan, (0, 1, 2), 1)
+    attempts = session._attempt
+
+    async def all_come(given: Given) -> FinishedAttempt:
+        ended = await attempts(given)
+        return dataclasses.replace(ended, plan=back) if given.plan.attempt == 1 else ended
+
+    session._attempt = all_come  # type: ignore[method-assign]
+    assert session.play()[1] == [(0, 1, 2), (0, 2), (0, 1, 2), (0, 1, 2)]
+    assert said() == []
+
+
+NO_RESTART = "no restart inside the allocation: "
+
+
+@pytest.mark.parametrize(
+    ("end", "why"),
+    [
+        ({"lost": (1, 2)}, "1 of 3 nodes are left, without 127.0.0.2, 127.0.0.3, and --nnodes asks for 2"),
+        ({"why_final": "a planned end was asked for"}, "a planned end was asked for"),
+        ({"outcome": replace(CRASH, rank=None, signal=15)}, "the job was asked to end"),
+    ],
+)
+@pytest.mark.parametrize("counted", [False, True])
+def test_why_no_restart_follows_is_said(
+    counted: bool, end: dict[str, Any], why: str, tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
+    env = {"APPTRAIN_ATTEMPT": "0"} if counted else {}
+    last, members = Scripted(tmp_path, "restart", [end], **env).play()
+    assert (last.outcome.status, members) == (9, [(0, 1, 2)])
+    more = "; the job script decides what follows" if counted else ""
+    assert said()[-1] == f"{NO_RESTART}{why}{more}"
+    is_ruled_out = not end.get("lost")
+    assert [RunDirectory(tmp_path, number).is_closed() for number in (0, 1)] == [is_ruled_out] * 2
+
+
+def test_a_program_that_refuses_so_few_ranks_leaves_the_failure_before(
+    tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
+    last, _ = Scripted(tmp_path, "restart", [{"lost": (1,)}, {"misfit": "with 2 ranks it refuses"}]).play()
+    assert (last.outcome, said()) == (CRASH, [f"{NO_RESTART}with 2 ranks it refuses"])
+
+
+@pytest.mark.parametrize(
+    ("told", "why"), [(False, ["nobody came"]), (True, [])], ids=["its own", "another node's"]
+)
+def test_a_restart_that_does_not_come_about_leaves_the_attempt_before(
+    told: bool, why: list[str], tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
+    refusal = Unavailable("some-cause", "nobody came")
+    refusal.told = told
+    ends = [{}, {"has_met": False, "refusal": refusal, "outcome": Outcome(status=69)}]
+    last, _ = Scripted(tmp_path, "restart", ends).play()
+    assert (last.outcome, last.plan.attempt) == (CRASH, 0)
+    assert said() == [FAILED_FIRST.format(0), *(NO_RESTART + one for one in why)]
+
+
+def test_a_refusal_of_the_first_attempt_is_the_launchs(tmp_path: Path, said: Callable[[], list[str]]) -> None:
+    refused = {"has_met": False, "refusal": Unavailable("some-cause", "nobody came")}
+    with pytest.raises(Unavailable, match="nobody came"):
+        Scripted(tmp_path, "restart", [refused]).play()
+    assert said() == []
+
+
+@pytest.mark.parametrize(
+    ("here", "place", "is_refused"),
+    [("n1", "1", False), ("n0", "1", True), ("elsewhere", "1", False), ("n0", None, False)],
+)
+def test_a_task_that_mpiexec_has_started_on_another_host_than_its_own_is_refused(
+    here: str, place: str | None, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = planned()
+    granted = dataclasses.replace(plan.allocation, nodes=("n0", "n1"), node_rank=1)
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename=here))
+    env = {} if place is None else {"APPTRAIN_PLACE": place}
+    plan = dataclasses.replace(plan, allocation=granted)
+    if not is_refused:
+        launch.check_place(plan, env)
+        return
+    with pytest.raises(
+        BadInput, match=r"^mpiexec has started the task of n1, node 1, on n0, which is node 0: "
+    ):
+        launch.check_place(plan, env)
