@@ -50,6 +50,18 @@ bind() {
     reasons+=("$reason")
 }
 
+# Whether a symlink stands on the way to this path, which has no `.` or `..` in it.
+leads_elsewhere() {
+    local path=$1
+    while [[ $path == /?* ]]; do
+        if [[ -L $path ]]; then
+            return
+        fi
+        path=${path%/*}
+    done
+    return 1
+}
+
 # show REASON PATH [MODE]: shows a path inside as it is outside: as spelled, and what its symlinks
 # lead to.
 show() {
@@ -59,7 +71,10 @@ show() {
         path=$(realpath -ms -- "$path")
     fi
     [[ -e $path ]] || refuse bind-missing "$reason $path is not there on this node: $SHARED"
-    real=$(readlink -f -- "$path")
+    real=$path
+    if leads_elsewhere "$path"; then
+        real=$(readlink -f -- "$path")
+    fi
     for path in "$real" "$path"; do
         # shellcheck disable=SC2053 # a pattern
         if [[ $reason != $ASKED_FOR ]] && is_of_image "$path"; then

@@ -101,11 +101,9 @@ find_option_of_environment() {
 find_profile_of_cluster() {
     local file found=()
     [[ -n $cluster ]] || return 0
-    for file in "$APPTRAIN_HOME"/clusters/*.host; do
-        if grep -Fsqx -- "cluster=$cluster" "$file"; then
-            found+=("${file%.host}.yaml")
-        fi
-    done
+    while IFS= read -r -d '' file; do
+        found+=("${file%.host}.yaml")
+    done < <(grep -FlsxZ -- "cluster=$cluster" "$APPTRAIN_HOME"/clusters/*.host)
     ((${#found[@]} < 2)) ||
         refuse profile-ambiguous \
             "${found[*]##*/} are all for the cluster $cluster: choose one with --profile"
