@@ -368,6 +368,12 @@ SIGNAL_UNHEARD = Trap(
     "The tasks of srun do not get the signal, and it ends a shell that has no trap for it.",
     "Leave B: out if the program handles the signal; else a trap that passes it on, with srun ... & wait.",
 )
+VARIABLE_IN_DIRECTIVE = Trap(
+    "variable-in-directive",
+    "a variable stands in an #SBATCH line",
+    "Slurm fills none in there: the text is taken as it stands.",
+    "%j is the job's number, %x its name, %A and %a those of an array; or give the option to sbatch itself.",
+)
 OUTPUT_NULL = Trap(
     "output-null",
     "the output goes to /dev/null",
@@ -401,6 +407,10 @@ _SCONTROL = re.compile(r"\bscontrol\b|\$SLURM_(?:JOB_)?NODELIST")
 _LITERAL_HOST = re.compile(r"(?:localhost|127\.\d+\.\d+\.\d+|::1)$")
 _PORT = re.compile(r"(?i)(?:.*_)?(?:master_|rdzv_|main_process_)?port$")
 _RANKS = re.compile(r"\$\{?(SLURM_PROCID|SLURM_NODEID|SLURM_LOCALID|PBS_TASKNUM|OMPI_COMM_WORLD_RANK)\b")
+_MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "prun")
+_PER_NODE = re.compile(
+    r"(?:^| )(?:--?ppn|--?npernode|--?n-per-node|--?ranks-per-node|-N)[ =]([$\w{}]{1,80})|ppr:(\d{1,4}):node"
+)
 _DEVICES = re.compile(r"(?:^| )(?:--trainer\.|\+*trainer\.|--)devices[ =](\d{1,4})\b")
 _RANKS_FILLED = re.compile(r"(?<!\\)" + _RANKS.pattern)
 """Those that no backslash keeps for the task's shell."""
@@ -581,7 +591,9 @@ def _of_tasks(script: Script) -> Iterator[Found]:
         gpus = script.request.gpus_per_node
         if one.in_loop and not one.in_background and nodes != 1 and _waits(one):
             yield Found(LOOP_WAITS, one.starter_line, _quote(script, one.starter_line))
-        if one.agent == "torchrun" and one.starter == "srun" and tasks and tasks > 1:
+        if one.starter in _MPI:
+            tasks = _tasks_of_mpi(script, one)
+        if one.agent == "torchrun" and one.starter in ("srun", *_MPI) and tasks and tasks > 1:
             yield Found(TORCHRUN_PER_TASK, one.line, _quote(script, one.line))
         if nnodes and nodes and nnodes != nodes and script.request.scheduler:
             yield Found(NODES_DIFFER, one.agent_options["nnodes"].line, f"{nodes} nodes, --nnodes {nnodes}")
@@ -590,6 +602,15 @@ def _of_tasks(script: Script) -> Iterator[Found]:
             yield Found(NPROC_DIFFERS, nproc.line, f"{gpus} GPUs per node, --nproc_per_node {processes}")
         if one.starter == "srun" and not one.agent and tasks and gpus and tasks > gpus:
             yield Found(TASKS_DIFFER, one.line, f"{gpus} GPUs per node, {tasks} tasks")
+
+
+def _tasks_of_mpi(script: Script, one: Launch) -> int | None:
+    """Processes of a node, where mpiexec is told how many."""
+    values = {name: value.strip("'\"") for _, name, value in script.assigned}
+    found = _PER_NODE.search(" ".join(word.text for word in one.starter_words))
+    text = (found[1] or found[2]) if found else ""
+    text = values.get(text.strip("${}"), "") if text.startswith("$") else text
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 5 else None
 
 
 def _waits(one: Launch) -> bool:
@@ -708,6 +729,9 @@ def _of_request(script: Script) -> Iterator[Found]:
     for line in asked.late:
         yield Found(LATE, line, script.lines[line - 1].strip())
     if asked.scheduler == "slurm":
+        for option in asked.options:
+            if _VARIABLE.search(option.value):
+                yield Found(VARIABLE_IN_DIRECTIVE, option.line, f"--{option.name}={option.value}")
         for names in (
             ("mem", "mem-per-cpu", "mem-per-gpu"),
             ("ntasks-per-node", "ntasks-per-gpu"),

@@ -32,6 +32,18 @@ CASES: list[tuple[str, str, int]] = [
     ("torchrun --nnodes=2 --nproc_per_node=4 --master_port=$RANDOM t.py\n", "port-random", 1),
     (f"{ASKED}{SRUN} python fit.py --trainer.devices 4 --trainer.num_nodes=2\n", "devices-against-tasks", 5),
     (f"{ASKED}{SRUN} python fit.py trainer.devices=4\n", "devices-against-tasks", 5),
+    (
+        GOOD.replace("#SBATCH --nodes", "#SBATCH -o $SCRATCH/%j.out\n#SBATCH --nodes"),
+        "variable-in-directive",
+        2,
+    ),
+    (
+        f"{PBS}mpiexec -n 8 --ppn 4 bash -c 'torchrun --nnodes=2 --nproc_per_node=4 t.py'\n",
+        "torchrun-per-task",
+        4,
+    ),
+    (f"{PBS}P=4\nmpiexec --ppn=$P torchrun --nnodes=2 --nproc_per_node=4 t.py\n", "torchrun-per-task", 5),
+    (f"{PBS}mpirun --map-by ppr:4:node torchrun --nnodes=2 t.py\n", "torchrun-per-task", 4),
     ("deepspeed --hostfile hosts --master_addr 127.0.0.1 t.py\n", "master-is-localhost", 1),
     (GOOD.replace(HEAD, "head=$(hostname)\n"), "head-by-hostname", 5),
     (GOOD.replace(HEAD, "head=$(ping -c1 $(hostname) | head -1)\n"), "head-by-hostname", 5),
@@ -240,6 +252,12 @@ def test_nccl_without_a_fast_way_is_a_remark(word: str, is_slow: bool) -> None:
 def test_a_fixed_rank_of_a_node_is_a_remark(line: str, is_fixed: bool) -> None:
     found = [one.trap.is_remark for one in traps.find(f"{line}\n") if one.trap.id == "rank-fixed"]
     assert found == ([True] if is_fixed else [])
+
+
+@pytest.mark.parametrize("options", ["--ppn 1", "-n 2", "--ppn $UNKNOWN", "-N 1"])
+def test_mpiexec_with_one_torchrun_a_node_is_no_trap(options: str) -> None:
+    found = traps.find(f"{PBS}mpiexec {options} torchrun --nnodes=2 --nproc_per_node=4 t.py\n")
+    assert "torchrun-per-task" not in [one.trap.id for one in found]
 
 
 def test_as_many_devices_as_tasks_are_no_trap() -> None:
