@@ -1,19 +1,24 @@
 """Likely mistakes: what people try first, and the one line that each ends with; nothing is started or submitted.
 
-Each runs the real command as a user would, in a folder of a user's, with stand-ins for a scheduler's commands that
-record their calls.
+Each is tried in a folder of a user's, with stand-ins for a scheduler's commands that record their calls: in this
+process, and one of each command as a user would, in a shell.
 """
 
 import json
+import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from entrypoint.cli import apptrain
 from entrypoint.plan import mistakes
 from tests.unit.cli.site import SIF
 
@@ -332,8 +337,33 @@ def test_there_are_thirty_and_none_twice() -> None:
     assert len(set(given)) == len(given) >= 30
 
 
-@pytest.mark.parametrize("mistake", TRIED, ids=lambda mistake: mistake.given)
-def test_a_mistake_ends_with_one_line_that_has_the_remedy(mistake: Mistake, user: User) -> None:
+IN_SHELL = {
+    *(mistake.given for mistake in TRIED if not re.match("apptrain [^$&]*$", mistake.given)),
+    *{mistake.given.split()[1]: mistake.given for mistake in TRIED}.values(),
+}
+"""What only a shell reads, and the last line of each command."""
+
+
+@pytest.mark.parametrize(
+    "mistake", [one for one in TRIED if one.given not in IN_SHELL], ids=lambda one: one.given
+)
+def test_a_mistake_is_one_line_that_has_the_remedy(
+    mistake: Mistake, user: User, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = shlex.split(mistake.given)
+    monkeypatch.chdir(user.folder)
+    monkeypatch.setattr(sys, "argv", arguments)
+    with patch.dict(os.environ, {**user.env, "PWD": str(user.folder)}, clear=True):
+        status = apptrain.main()
+    found = mistake.found.format(folder=user.folder, checkout=CHECKOUT)
+    assert (status, *capsys.readouterr()) == (mistake.status, "", f"{mistake.who}: {found}\n")
+    assert user.started() == []
+
+
+@pytest.mark.parametrize(
+    "mistake", [one for one in TRIED if one.given in IN_SHELL], ids=lambda one: one.given
+)
+def test_so_it_is_for_who_types_it(mistake: Mistake, user: User) -> None:
     ended = user.run(mistake.given.replace("{checkout}", str(CHECKOUT)))
     lines = [line for line in ended.stderr.splitlines() if not line.startswith("make: ")]
     found = mistake.found.format(folder=user.folder, checkout=CHECKOUT)
