@@ -32,6 +32,8 @@ OF_IMAGE: Final = (
     "sys",
 )
 """Top-level directories that an image has itself."""
+EVERYWHERE: Final = (Path("/tmp"), Path("/var/tmp"))
+"""What each container shows."""
 
 
 def check(settings: Settings, profile: Profile, env: Mapping[str, str], cwd: Path) -> None:
@@ -70,7 +72,7 @@ def _named(command: Sequence[str], cwd: Path) -> Iterator[Path]:
 
 def _roots(settings: Settings, profile: Profile, env: Mapping[str, str], cwd: Path) -> Iterator[Path]:
     """What is shown with all that is in it, as host/binds.sh has it."""
-    yield from (cwd, HOME, Path("/tmp"), Path("/var/tmp"), Path(env.get("HOME") or "/tmp"))
+    yield from (cwd, HOME, *EVERYWHERE, Path(env.get("HOME") or "/tmp"))
     script = cwd / settings.command[0]
     yield from (script.parent, script.resolve().parent)
     for name in ("run-dir", "venv"):

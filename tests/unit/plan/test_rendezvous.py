@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from entrypoint.plan.rendezvous import port_pair
+from entrypoint.plan.rendezvous import Rendezvous, port_pair
 
 STEPS_AND_ATTEMPTS = list(itertools.product(range(8), range(3)))
 
@@ -58,3 +58,12 @@ def test_neighbouring_array_elements_share_no_port(job: int, first: int) -> None
 )
 def test_some_ports_by_hand(job: int, index: int, step: int, attempt: int, expected: tuple[int, int]) -> None:
     assert ports(job=job, index=index, step=step, attempt=attempt) == expected
+
+
+@pytest.mark.parametrize(
+    ("address", "endpoint"),
+    [("a.b", "a.b:29500"), ("10.0.0.1", "10.0.0.1:29500"), ("fe80::1", "[fe80::1]:29500")],
+)
+def test_an_address_with_colons_stands_in_brackets(address: str, endpoint: str) -> None:
+    met = Rendezvous("static", address, 29500, 29501, "7.0", is_host=True, local_addr="a", host_suffix="")
+    assert met.endpoint == endpoint

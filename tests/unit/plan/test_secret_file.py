@@ -48,6 +48,39 @@ def test_a_line_that_is_no_variable_for_ranks_is_refused_without_its_value(
     assert str(refused.value) == f"--secrets {file}, {said}"
 
 
+def test_a_value_may_have_quotes_inside_and_a_line_may_be_blank(tmp_path: Path) -> None:
+    file = tmp_path / "secrets"
+    file.write_text("  \nA=\n#B=1\nC='\nD='x\nE=x'y'\nF=aa\n_g1=é\n")
+    file.chmod(0o400)
+    assert secret_file.read(file) == {"A": "", "C": "'", "D": "'x", "E": "x'y'", "F": "aa", "_g1": "é"}
+
+
+@pytest.mark.parametrize("value", [" hush", "hush ", "hu\x1bsh", '"hush"', "''"])
+def test_a_value_has_no_blanks_at_an_end_and_stands_in_no_quotes(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "secrets"
+    file.write_text(f"# first\n\nA={value}\n")
+    file.chmod(0o600)
+    with pytest.raises(BadInput, match=r"line 3: the value of A (has blanks|stands in quotes)"):
+        secret_file.read(file)
+
+
+def test_a_file_of_text_is_taken_up_to_its_bound(tmp_path: Path) -> None:
+    file = tmp_path / "secrets"
+    file.write_bytes(b"A=".ljust(1 << 16, b"x"))
+    file.chmod(0o600)
+    assert len(secret_file.read(file)["A"]) == (1 << 16) - 2
+    file.write_bytes(b"A=\xff")
+    with pytest.raises(BadInput, match=r"cannot be read \(no text\)"):
+        secret_file.read(file)
+
+
+def test_an_environment_that_lacks_nothing_is_told_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "secrets"
+    file.write_text("A=1\n")
+    file.chmod(0o600)
+    assert secret_file.added({}, file) == {"A": "1"}
+
+
 def test_a_file_that_others_may_read_or_that_is_none_is_refused_at_once(tmp_path: Path) -> None:
     file, fifo = tmp_path / "secrets", tmp_path / "fifo"
     file.write_text("A=hush\n")

@@ -1,0 +1,160 @@
+"""Where a value comes from, and how a line of options becomes texts and again a line."""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from entrypoint.core.errors import BadInput
+from entrypoint.plan import sources
+from entrypoint.plan.options import OPTIONS
+
+NO_PROFILE: dict[str, Any] = {}
+
+
+def resolved(
+    flags: dict[str, str | None], env: dict[str, str], profile: dict[str, Any], *command: str
+) -> sources.Settings:
+    return sources.resolve(flags, env, profile, "lab.yaml", command)
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "profile", "value", "source"),
+    [
+        ({"peer-timeout": "1"}, {"APPTRAIN_PEER_TIMEOUT": "2"}, {"peer-timeout": 3}, 1.0, "flag"),
+        ({"peer-timeout": None}, {"APPTRAIN_PEER_TIMEOUT": "2"}, {"peer-timeout": 3}, 2.0, "env:APPTRAIN_PEER_TIMEOUT"),
+        ({}, {}, {"peer-timeout": 3}, 3.0, "profile:lab.yaml"),
+        ({}, {}, {}, None, "default"),
+    ],
+)  # fmt: skip
+def test_a_flag_wins_over_the_variable_and_that_over_the_profile(
+    flags: dict[str, str | None], env: dict[str, str], profile: dict[str, Any], value: object, source: str
+) -> None:
+    settings = resolved(flags, env, profile)
+    found = settings["peer-timeout"]
+    if source == "default":
+        (value,) = (option.default for option in OPTIONS if option.name == "peer-timeout")
+    assert (found.value, str(found.source), settings.value("peer-timeout")) == (value, source, value)
+    assert settings.given("peer-timeout") is (source != "default")
+
+
+def test_a_profile_gives_only_what_it_may_and_a_list_as_one_text() -> None:
+    profile = {"preload": ("a", "b.c"), "hang-timeout": 3, "interface": ()}
+    settings = resolved({}, {}, profile)
+    assert settings.value("preload") == ("a", "b.c")
+    assert (settings.given("preload"), settings.given("hang-timeout"), settings.given("interface")) == (
+        True,
+        False,
+        False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "profile", "said"),
+    [
+        ({"peer-timeout": ""}, {}, {}, "--peer-timeout is empty: give S or leave it out"),
+        ({"doctor": ""}, {}, {}, "--doctor is empty: give 1 or leave it out"),
+        ({}, {"APPTRAIN_PEER_TIMEOUT": ""}, {}, "APPTRAIN_PEER_TIMEOUT is empty: give S or leave it out"),
+        ({"peer-timeout": "soon"}, {}, {}, "--peer-timeout=soon: must be seconds, a number"),
+        ({"nproc-per-node": "x"}, {}, {}, "--nproc-per-node=x: must be N, a number"),
+        ({"nnodes": "2:1"}, {}, {}, "--nnodes=2:1: MIN is more than MAX"),
+        ({}, {}, {"peer-timeout": 0}, "peer-timeout in lab.yaml=0: must be seconds, more than 0 and less than a week"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_named_with_where_it_stands(
+    flags: dict[str, str | None], env: dict[str, str], profile: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(BadInput) as refused:
+        resolved(flags, env, profile)
+    assert str(refused.value) == said
+
+
+def test_without_a_command_it_is_the_reference_job_and_the_doctor_stands_before_any() -> None:
+    reference = ("-m", "train", "--config", "digits")
+    assert resolved({}, {}, NO_PROFILE).command == reference
+    assert resolved({}, {}, NO_PROFILE, "my.py", "1").command == ("my.py", "1")
+    assert resolved({"doctor": "1"}, {}, NO_PROFILE).command == ("-m", "entrypoint.doctor")
+    assert resolved({"doctor": "1"}, {}, NO_PROFILE, "my.py").command == ("-m", "entrypoint.doctor", "my.py")
+
+
+LINE = ["--device", "cpu", "--max_restarts=2", "--doctor", "--", "my.py", "--device", "x"]
+TEXTS = {"device": "cpu", "max-restarts": "2", "doctor": "1"}
+
+
+def test_a_line_is_its_options_texts_and_its_cmd_and_they_are_the_line_again() -> None:
+    assert sources.texts(LINE) == (TEXTS, ["my.py", "--device", "x"])
+    line = ["--max-restarts=2", "--doctor", "--device=cpu"]
+    for command in ([], ["my.py", "--x"]):
+        assert sorted(sources.words(TEXTS, command)[:3]) == sorted(line)
+        assert sources.words(TEXTS, command)[3:] == (["--", *command] if command else [])
+
+
+def test_options_of_a_whole_job_are_taken_and_told_only_of_one() -> None:
+    line = ["--stage", "off", "--dry-run"]
+    assert sources.texts(line, job=True) == ({"stage": "off", "dry-run": "1"}, [])
+    with pytest.raises(BadInput, match=r"^--stage is an option of submit, not of launch: "):
+        sources.texts(line)
+    texts = {"stage": "off", "device": "cpu"}
+    assert sources.words(texts, []) == ["--device=cpu"]
+    assert sources.words(texts, [], job=True) == ["--stage=off", "--device=cpu"]
+
+
+@pytest.mark.parametrize("word", ["--devic", "--dev=cpu", "-h", "--help"])
+def test_no_part_of_a_name_and_no_help_is_taken_of_what_is_inherited(word: str) -> None:
+    with pytest.raises(BadInput, match=r"^unrecognized arguments: "):
+        sources.texts([word])
+
+
+def test_what_is_inherited_comes_from_the_file_else_the_variable(tmp_path: Path) -> None:
+    file = tmp_path / "arguments"
+    env = {"APPTRAIN_ARGS": "--device cpu -- 'my script.py'"}
+    assert sources.inherited(env) == ({"device": "cpu"}, ["my script.py"])
+    assert sources.inherited({}) == ({}, [])
+    for text, found in (
+        ("", ({}, [])),
+        ("--device\0cpu\0--\0a b\0\0", ({"device": "cpu"}, ["a b", ""])),
+        ("--doctor", ({"doctor": "1"}, [])),
+    ):
+        file.write_text(text)
+        assert sources.inherited(env | {"APPTRAIN_ARGS_FILE": str(file)}) == found
+
+
+def test_what_is_inherited_and_cannot_be_is_refused_by_its_name(tmp_path: Path) -> None:
+    file = tmp_path / "arguments"
+    file.write_text("--frob\0")
+    of_file = {"APPTRAIN_ARGS_FILE": str(file)}
+    with pytest.raises(BadInput, match=r"^in APPTRAIN_ARGS_FILE: unrecognized arguments: --frob"):
+        sources.inherited(of_file)
+    file.write_bytes(b"x" * ((8 << 20) + 1))
+    with pytest.raises(
+        BadInput, match=r"cannot be read \(it has more than 8388608 bytes\): give a path that exists$"
+    ):
+        sources.inherited(of_file)
+    assert sources.inherited({"APPTRAIN_ARGS": "--dry-run"}, job=True) == ({"dry-run": "1"}, [])
+    with pytest.raises(BadInput, match=r"^in APPTRAIN_ARGS: --dry-run is an option of submit, "):
+        sources.inherited({"APPTRAIN_ARGS": "--dry-run"})
+
+
+def test_own_options_win_over_inherited_ones_and_cmd_is_given_once(tmp_path: Path) -> None:
+    env = {"APPTRAIN_ARGS": "--device cpu --doctor -- my.py"}
+    own = {"device": "cuda", "mode": None}
+    assert sources.merged(own, [], env) == ({"device": "cuda", "doctor": "1"}, ["my.py"])
+    assert sources.merged(own, ["x.py"], {}) == ({"device": "cuda"}, ["x.py"])
+    with pytest.raises(BadInput, match=r" and in APPTRAIN_ARGS: give it once$"):
+        sources.merged({}, ["x.py"], env)
+    (tmp_path / "a").write_text("--\0my.py\0")
+    with pytest.raises(BadInput, match=r" and in APPTRAIN_ARGS_FILE: give it once$"):
+        sources.merged({}, ["x.py"], env | {"APPTRAIN_ARGS_FILE": str(tmp_path / "a")})
+    assert sources.merged({}, [], {"APPTRAIN_ARGS": "--dry-run"}, job=True)[0] == {"dry-run": "1"}
+
+
+def test_the_options_of_launch_are_read_behind_those_of_another_command() -> None:
+    front = argparse.ArgumentParser(prog="apptrain run")
+    given = sources.of_launch(["--device", "cpu", "--doctor"], front)
+    assert {name: text for name, text in given.items() if text is not None} == {
+        "device": "cpu",
+        "doctor": "1",
+    }
+    with pytest.raises(BadInput, match=r"^unrecognized arguments: --json"):
+        sources.of_launch(["--json"], front)
