@@ -11,6 +11,7 @@ from torch.distributed.run import config_from_args, parse_args
 from entrypoint.cli import main as cli
 from entrypoint.core.errors import BadInput
 from entrypoint.plan import launch_plan, rules
+from entrypoint.plan.origin import Origin, ValueSource
 from entrypoint.plan.resolve import resolve
 from entrypoint.plan.sources import Settings
 from tests.unit.scene import planned
@@ -147,3 +148,84 @@ def test_efa_is_libfabrics_provider_unless_the_user_or_the_profile_has_chosen(tm
     site.write_text("launch: {fabric: efa}\nenv: {FI_PROVIDER: sockets}\n")
     assert ranks_env(["script.py"], "--profile", str(site))["FI_PROVIDER"] == "sockets"
     assert "FI_PROVIDER" not in ranks_env(["script.py"], "--fabric", "slingshot")
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "origin"),
+    [
+        ("port_is_derived", "master_port", Origin.DERIVED),
+        ("device_is_default", "device", Origin.DEFAULT),
+        ("nproc_is_derived", "nproc_per_node", Origin.DERIVED),
+        ("preload_is_derived", "preload", Origin.DERIVED),
+        ("venv_is_by_variable", "venv", Origin.ENVIRONMENT),
+    ],
+)
+def test_a_plan_knows_which_values_nobody_chose(name: str, key: str, origin: Origin) -> None:
+    for each in Origin:
+        plan = replace(planned(), sources={key: ValueSource(each)})
+        assert getattr(plan, name) is (each is origin)
+
+
+@pytest.mark.parametrize(("count", "shown"), [(1, 1), (8, 8), (9, 8), (20, 8)])
+def test_the_first_eight_nodes_of_a_plan_are_shown(count: int, shown: int) -> None:
+    plan = planned()
+    names = tuple(f"n{number}" for number in range(count))
+    granted = replace(plan.allocation, nodes=names, tasks_per_node=(1,) * count, node_rank=0)
+    plan = replace(plan, allocation=granted, hosts=names, members=tuple(range(count)))
+    more = f",... ({count} nodes)" if count > 8 else ""
+    lines = launch_plan.describe(plan).splitlines()
+    (line,) = (line for line in lines if line.startswith("nodes "))
+    assert line.partition("  [")[0].split(maxsplit=1)[1] == ",".join(names[:shown]) + more
+
+
+def test_a_plan_as_a_person_reads_it_has_no_empty_line_and_no_control_character() -> None:
+    plan = replace(planned(), command=("my.py", "a\x1bb"))
+    lines = launch_plan.describe(plan).splitlines()
+    assert lines[-2] == "command:"
+    assert lines[-1].endswith(" my.py 'a?b'")
+    assert not [line for line in lines if line.startswith(("schema_version", "cores", "local_rank"))]
+    assert f"rendezvous.endpoint      {plan.rendezvous.endpoint}" in lines
+    at = lines.index("environment added for the workers:")
+    assert len(lines[at + 1 : -2]) == len(plan.env)
+
+
+@pytest.mark.parametrize(
+    ("members", "place", "node_rank", "is_spare", "is_first"),
+    [((0, 1, 2), 0, 0, False, True), ((2, 0), 0, 1, False, False), ((2, 0), 2, 0, False, True), ((0, 2), 1, 2, True, False)],
+)  # fmt: skip
+def test_a_node_has_its_rank_among_those_that_take_part(
+    members: tuple[int, ...], place: int, node_rank: int, is_spare: bool, is_first: bool
+) -> None:
+    plan = planned()
+    granted = replace(
+        plan.allocation, nodes=("a", "b", "c"), tasks_per_node=(2,) * 3, node_rank=place, local_id=1
+    )
+    plan = replace(plan, allocation=granted, members=members, nproc_per_node=2)
+    assert (plan.node_rank, plan.is_spare, plan.nnodes, plan.world_size) == (
+        node_rank,
+        is_spare,
+        len(members),
+        2 * len(members),
+    )
+    assert (plan.nodes, plan.node) == (tuple("abc"[at] for at in members), "abc"[place])
+    assert (plan.rank, plan.local_rank, plan.is_first) == (None, None, is_first)
+    of_rank = replace(plan, mode="rank")
+    assert (of_rank.rank, of_rank.local_rank, of_rank.is_first) == (2 * node_rank + 1, 1, False)
+    first = replace(of_rank, allocation=replace(granted, local_id=0))
+    assert (first.rank, first.is_first) == (2 * node_rank, is_first)
+
+
+def test_derived_threads_are_no_more_than_a_rank_has_cores_for() -> None:
+    plan = planned()
+    for origin, threads, expected in (
+        (Origin.DERIVED, 2, "2"),
+        (Origin.DERIVED, 3, "3"),
+        (Origin.DERIVED, 4, "3"),
+        (Origin.FLAG, 2, "3"),
+    ):
+        given = launch_plan.with_env(plan, {"OMP_NUM_THREADS": "3"}, ValueSource(origin, "x"))
+        found = launch_plan.with_cores(given, (), threads)
+        changed = expected != "3"
+        assert found.env["OMP_NUM_THREADS"] == expected
+        assert (str(found.sources["env.OMP_NUM_THREADS"]) == "derived:numa_binding") is changed
+        assert str(found.sources["cores"]) == "derived:numa_binding"

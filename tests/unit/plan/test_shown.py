@@ -1,5 +1,6 @@
 """Whether the image will show the paths that CMD names, as far as a login node can tell."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ def look(
     folder: Path,
     *command: str,
     profile: Profile | None = None,
-    flags: dict[str, str | None] | None = None,
-    **env: str,
+    flags: Mapping[str, str | None] | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> None:
     settings = sources.resolve(flags or {}, {}, {}, "", command)
-    shown.check(settings, profile or Profile(), {"HOME": str(folder / "home"), **env}, folder / "cwd")
+    given = {"HOME": str(folder / "home"), **(env or {})}
+    shown.check(settings, profile or Profile(), given, folder / "cwd")
 
 
 def site(**container: Any) -> Profile:
@@ -95,7 +97,7 @@ def test_what_is_bound_is_shown_with_all_that_is_in_it(
 ) -> None:
     profile = site(binds=tuple(bind.format(folder) for bind in binds))
     given = {name: value.format(folder) for name, value in env.items()}
-    look(folder, "my.py", f"{folder}/data set/file", profile=profile, **given)
+    look(folder, "my.py", f"{folder}/data set/file", profile=profile, env=given)
 
 
 def test_a_variable_that_is_not_set_binds_nothing(folder: Path) -> None:
