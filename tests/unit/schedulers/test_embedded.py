@@ -3,6 +3,7 @@
 import pytest
 
 from entrypoint.cli.embedded import own_number
+from entrypoint.core.errors import BadInput
 from entrypoint.plan import rendezvous
 from entrypoint.schedulers import choice, embedded
 from entrypoint.schedulers.allocation import Allocation
@@ -60,6 +61,25 @@ def test_the_rank_is_the_names_place_whatever_the_order() -> None:
 @pytest.mark.parametrize(("job_id", "number"), [("test", 0), ("7", 7), ("a-1-22", 22)])
 def test_a_number_at_the_names_end_counts_the_jobs(job_id: str, number: int) -> None:
     assert embedded.allocation(NODE | {embedded.JOB_ID: job_id}, NOTHING).job_number == number
+
+
+@pytest.mark.parametrize(
+    ("tasks", "local_id", "said"),
+    [
+        ("2", "1", ""),
+        ("2", "2", "APPTRAIN_EMBEDDED_LOCALID=2"),
+        ("0", "0", "APPTRAIN_EMBEDDED_TASKS_PER_NODE=0 leaves no task to run"),
+        (None, "0", ""),
+        (None, "1", "APPTRAIN_EMBEDDED_LOCALID=1"),
+    ],
+)
+def test_a_task_is_one_of_those_of_its_node(tasks: str | None, local_id: str, said: str) -> None:
+    env = NODE | {embedded.LOCALID: local_id} | ({embedded.TASKS_PER_NODE: tasks} if tasks else {})
+    if not said:
+        assert embedded.allocation(env, NOTHING).local_id == int(local_id)
+        return
+    with pytest.raises(BadInput, match=f"^{said}"):
+        embedded.allocation(env, NOTHING)
 
 
 def test_an_embedded_node_inside_another_schedulers_job_is_embedded() -> None:

@@ -26,6 +26,9 @@ from entrypoint.schedulers import hostlist
         ("n[8-11]", ["n8", "n9", "n10", "n11"]),
         ("n[08-11]", ["n08", "n09", "n10", "n11"]),
         ("n[099-100]", ["n099", "n100"]),
+        ("n[3-3]", ["n3"]),
+        ("n[999999999999999999]", ["n999999999999999999"]),
+        ("n[1]a[2]_b", ["n1a2_b"]),
         ("n[10,9,10]", ["n10", "n9", "n10"]),
         ("rack[1-2]-ib.cluster.org", ["rack1-ib.cluster.org", "rack2-ib.cluster.org"]),
         ("[1-2]n", ["1n", "2n"]),
@@ -62,6 +65,11 @@ def test_a_list_expands_in_its_own_order(text: str, names: list[str]) -> None:
         ("a[0-100000]", "range 0-100000 of more than 100000 names at character 3"),
         ("b,a[1-400]n[1-400]", "more than 100000 names at character 3"),
         ("a[1-60000],b[1-60000]", "more than 100000 names at character 12"),
+        ("a[1-" + "9" * 19 + "]", "number of 19 digits at character 5"),
+        ("a[" + "9" * 19 + "]", "number of 19 digits at character 3"),
+        ("ab[1,x]c", "'x' in place of a number at character 6"),
+        ("[1]]", "']' without '[' at character 4"),
+        ("a[1-2],b[[", "'[' inside a bracket at character 10"),
         ("a[1-" + "9" * 30 + "]", "number of 30 digits at character 5"),
     ],
 )
@@ -84,6 +92,14 @@ def test_a_long_list_is_shortened_in_the_message() -> None:
     )
 
 
+@pytest.mark.parametrize(("letters", "is_whole"), [(117, True), (118, False)])
+def test_a_list_of_up_to_120_characters_is_shown_whole(letters: int, is_whole: bool) -> None:
+    text = "a" * letters + ";"
+    with pytest.raises(BadInput) as refusal:
+        hostlist.expand(text, "LIST")
+    assert str(refusal.value).startswith(f"LIST={text!r} is not") is is_whole
+
+
 def test_the_largest_cluster_expands() -> None:
     names = hostlist.expand("r[0-15]c[00-31]n[00-31]", "LIST")
     assert len(names) == 16_384
@@ -92,6 +108,9 @@ def test_the_largest_cluster_expands() -> None:
 
 def test_a_hundred_thousand_names_are_the_most() -> None:
     assert len(hostlist.expand("n[1-100000]", "LIST")) == 100_000
+    assert len(hostlist.expand("a,n[0-99998]", "LIST")) == 100_000
+    with pytest.raises(BadInput, match="more than 100000 names at character 3"):
+        hostlist.expand("a,n[0-99999]", "LIST")
 
 
 @st.composite

@@ -1,5 +1,6 @@
 """PBS's environment and node file as an allocation: one test for each rule."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from entrypoint.cli.main import read_env_file
+from entrypoint.core.errors import BadInput
 from entrypoint.schedulers import hostnames, pbs
 from entrypoint.schedulers.allocation import Allocation
 from entrypoint.schedulers.request import PlacementRequest
@@ -159,6 +161,31 @@ def test_blank_lines_spaces_at_the_ends_and_dos_line_ends_do_not_count(tmp_path:
     nodefile.write_bytes(b"\r\n n1 \r\n\r\nn2\r\nn1")
     task = pbs.allocation({"PBS_JOBID": "7", "PBS_NODENUM": "1"}, PlacementRequest(nodefile=nodefile))
     assert (task.nodes, task.slots_per_node) == (("n1", "n2"), (2, 1))
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(8, "n0,n1,n2,n3,n4,n5,n6,n7"), (9, "n0,n1,n2,n3,n4,n5,n6,n7,...")]
+)
+def test_a_host_that_is_not_in_the_file_is_refused_with_the_first_eight_that_are(
+    tmp_path: Path, count: int, shown: str
+) -> None:
+    with pytest.raises(BadInput, match=rf"^host x .*\b{re.escape(shown)}[^.,\w]"):
+        from_lines(tmp_path, *(f"n{number}" for number in range(count)), hostname="x", rank=None)
+
+
+def test_a_node_file_has_as_many_bytes_as_one_of_a_large_job(tmp_path: Path) -> None:
+    nodefile = tmp_path / "nodefile"
+    nodefile.write_bytes(b"n1".ljust(8 << 20))
+    env = {"PBS_JOBID": "7", "PBS_NODENUM": "0"}
+    assert pbs.allocation(env, PlacementRequest(nodefile=nodefile)).nodes == ("n1",)
+    nodefile.write_bytes(b"n1".ljust((8 << 20) + 1))
+    with pytest.raises(BadInput, match=r"cannot be read \(it has more than 8388608 bytes\)"):
+        pbs.allocation(env, PlacementRequest(nodefile=nodefile))
+
+
+def test_a_job_without_a_name_or_a_folder_has_none_that_is_empty() -> None:
+    task = granted("sel2_scatter/tmrsh-pbsn2", PBS_JOBNAME="", PBS_O_WORKDIR="")
+    assert (task.job_name, task.submit_dir) == ("job", None)
 
 
 hosts = st.lists(st.from_regex(r"[a-z][a-z0-9]{0,5}", fullmatch=True), min_size=1, max_size=6, unique=True)

@@ -116,6 +116,29 @@ def test_in_a_batch_script_the_cpus_are_the_first_nodes() -> None:
     assert (batch.cpus, batch.sources["cpus"]) == (3, "SLURM_JOB_CPUS_PER_NODE")
 
 
+@pytest.mark.parametrize(
+    ("per_task", "cpus", "source"),
+    [("1", 2, "SLURM_CPUS_PER_TASK"), ("2", 4, "SLURM_CPUS_ON_NODE"), ("3", 4, "SLURM_CPUS_ON_NODE")],
+)
+def test_the_cpus_of_all_tasks_of_the_node_are_counted_up_to_those_of_the_node(
+    per_task: str, cpus: int, source: str
+) -> None:
+    task = granted("two-tasks-gpus-per-node.task0", SLURM_CPUS_ON_NODE="4", SLURM_CPUS_PER_TASK=per_task)
+    assert (task.cpus, task.sources["cpus"]) == (cpus, source)
+
+
+def test_slices_of_gpus_are_those_that_a_task_sees_and_before_the_step_those_of_its_only_task() -> None:
+    slices = "MIG-3e1c8a51,MIG-4e1c8a51"
+    assert granted("gres.task0", CUDA_VISIBLE_DEVICES=slices).slices == 2
+    assert granted("gres.batch", CUDA_VISIBLE_DEVICES=slices, SLURM_TASKS_PER_NODE="1(x3)").slices == 2
+    assert granted("gres.batch", CUDA_VISIBLE_DEVICES=slices, SLURM_TASKS_PER_NODE="2(x3)").slices == 0
+
+
+def test_a_job_without_a_name_or_a_folder_has_none_that_is_empty() -> None:
+    task = granted("gres.task0", SLURM_JOB_NAME="", SLURM_SUBMIT_DIR="")
+    assert (task.job_name, task.submit_dir) == ("job", None)
+
+
 def test_without_a_variable_the_cpus_are_unknown() -> None:
     assert granted("gres.task2", SLURM_CPUS_ON_NODE=None).cpus is None
     assert granted("gres.batch", SLURM_JOB_CPUS_PER_NODE=None).cpus is None
