@@ -93,6 +93,27 @@ def test_one_that_the_site_names_may_fail() -> None:
     assert (found.by_name, found.named) == (False, True)
 
 
+def test_auto_stages_if_it_saves_ten_seconds_or_more_and_never_on_one_node() -> None:
+    one = Bandwidth(shared=100.0, node=100.0)
+    assert staging.staged(2, 1000, one) == 20
+    for read, pays in ((1.5, True), (1.49, False)):  # 20 s and 10 s are 30 s: 2 nodes read 3000 bytes
+        assert staging.pays(2, 1000, one, read=read) is pays
+    assert decided("auto", 1, bandwidth=Bandwidth(shared=1e3)) is None
+    assert decided("auto", 2, bandwidth=Bandwidth(shared=1e3), read=9.0) is not None
+
+
+def test_a_slow_node_reads_the_image_at_its_own_speed() -> None:
+    assert staging.staged(1, 1000, Bandwidth(shared=100.0, node=10.0)) == 100
+    assert staging.staged(1, 1000, Bandwidth(shared=10.0, node=100.0)) == 100
+
+
+def test_a_small_checkpoint_needs_no_more_room_than_none() -> None:
+    for checkpoint, room in ((0, 4 << 30), (2 << 30, 4 << 30), ((2 << 30) + 1, (4 << 30) + 2)):
+        found = decided("/local", checkpoint=checkpoint)
+        assert found is not None
+        assert found.needs == SIZE + room
+
+
 def test_off_stages_nothing() -> None:
     assert decided("off", 5000) is None
 
