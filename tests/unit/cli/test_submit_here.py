@@ -539,3 +539,125 @@ def test_all_options_of_a_job_are_in_its_whole_help(capsys: pytest.CaptureFixtur
         shown = capsys.readouterr().out
         assert ("--hang-timeout S" in shown, "--cluster NAME" in shown) == (there, True)
         assert ("--stop-before" in shown) is there  # of jobs alone
+
+
+@pytest.mark.parametrize(
+    ("needs", "words", "env", "said"),
+    [
+        ("account", [], {}, "--account is missing: lab.yaml says that a job there needs it: give --account NAME"),
+        ("time", [], {}, "--time is missing: lab.yaml says that a job there needs it: give --time HH:MM:SS"),
+        ("account", ["--account", "x"], {}, ""),
+        ("account", ["-A", "x"], {}, ""),
+        ("account", [], {"SBATCH_ACCOUNT": "x"}, ""),
+        ("account", [], {"SBATCH_ACCOUNT": ""}, "--account is missing: lab.yaml says that a job there needs it: give --account NAME"),
+        ("partition", [], {}, ""),
+    ],
+)  # fmt: skip
+def test_what_a_site_needs_is_asked_for_in_any_way(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, needs: str, words: list[str], env: dict[str, str], said: str
+) -> None:
+    desk.write(SLURM.replace("partition: gpu", f"partition: gpu, needs: [{needs}]"))
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    if said:
+        assert desk.refusal(*words) == said
+    else:
+        assert desk.run("--dry-run", *words)[0] == 0
+
+
+def test_mail_of_qsub_is_no_module_unless_its_letters_are_none(desk: Desk) -> None:
+    desk.write(PBS)
+    for letters in ("a", "abe", "bejn"):
+        words = desk.words("-m", letters, "-N", "x")
+        assert words[words.index("-m") + 1] == letters
+    for module in ("abejn", "abx", "train"):
+        assert desk.refusal("--dry-run", "-m", module).startswith("-m stands before --: did you mean ")
+
+
+def test_a_variable_that_never_passes_is_refused(desk: Desk) -> None:
+    assert desk.refusal("--pass", "A SLURM_JWT") == "--pass SLURM_JWT: it never reaches a rank: leave it out"
+
+
+def test_the_old_name_of_an_option_is_taken_with_a_line(desk: Desk) -> None:
+    assert desk.run("--dry-run", "--gpus", "1")[2][0] == "--gpus is taken for --gpus-per-node"
+
+
+HIDDEN = "/srv" if Path("/srv").is_dir() else "/media"
+"""A folder of this machine that belongs to no image."""
+
+
+# --- what will run ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--nproc-per-node", "1"], "2 nodes x 1 rank on cuda, mode torchrun"),
+        (["--nproc-per-node", "1"], "1 ranks on each node leave 3 of its 4 GPUs unused"),
+        (["--nodes", "1", "--device", "cpu"], "1 node x 1 rank on cpu, mode torchrun"),
+        (["--gpus-per-task", "1"], "--gpus-per-task changes what is granted: ranks and devices are checked when the job starts"),
+        (["--ntasks-per-node", "4"], "2 nodes x 4 ranks on cuda, mode rank"),
+        (["--", "my.py", "a b"], "runs my.py 'a b' in {folder}"),
+        (["--", "/no/x.py"], "CMD /no/x.py is not seen from here: the job looks for it in its first second"),
+        (["--", "my.py", "--token", "hf_abcdefgh"], "CMD seems to hold a secret, which the scheduler shows to others: put NAME=VALUE into a file of mode 600, and give --secrets FILE"),
+        ([], "image {folder}/image.sif"),
+        ([], "run directory {folder}/runs/NAME-JOB"),
+        (["--run-dir", "mine"], "run directory {folder}/mine"),
+        (["--run-dir", "/mine"], "run directory /mine"),
+    ],
+)  # fmt: skip
+def test_what_will_run_is_told_a_line_each(desk: Desk, words: list[str], line: str) -> None:
+    status, _, said = desk.run("--dry-run", *words)
+    assert (status, line.format(folder=desk.folder) in said) == (0, True), said
+    if not words:
+        assert len(said) == 4
+
+
+def test_a_folder_that_only_a_job_knows_is_told_as_it_stands_in_the_profile(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.write(SLURM + "scratch: $FAST/x\n")
+    assert desk.run("--dry-run")[2][-1] == "run directory $FAST/x/runs/NAME-JOB"
+    monkeypatch.setenv("FAST", "/fast")
+    assert desk.run("--dry-run")[2][-1] == "run directory /fast/x/runs/NAME-JOB"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--profile", "x"], "--profile x: --cluster names the profile: leave it out"),
+        (["--scheduler", "pbs"], "--scheduler pbs: lab.yaml has slurm: leave it out"),
+        (["--start", "mpiexec"], "--start mpiexec: under Slurm tasks start with srun: leave it out"),
+        (["--stop-before", "60"], "--stop-before 60: under Slurm it is sbatch --signal=B:USR2@SECONDS"),
+        (["--", "nothere.py"], "CMD nothere.py does not exist in {folder}: "),
+        (["--", "-m", "train", "--config", "digits", "batch_size=129"], "train: batch_size is 129, no multiple of 8 ranks x accumulation 1 = 8: give a multiple of 8"),
+        (["--secrets", "none"], "--secrets {folder}/none cannot be read (No such file or directory): "),
+        (["--nproc-per-node", "5"], "5 ranks on a node, but this task sees 4 GPUs (--gpus-per-node): "),
+        (["--run-dir", "of-another", "--", "my.py"], "the run directory {folder}/of-another is that of x.py, not of my.py: "),
+        (["--", "my.py", HIDDEN], f"the image will not show {HIDDEN}, which CMD names: give --bind {HIDDEN}, "),
+    ],
+)  # fmt: skip
+def test_what_could_not_run_is_not_submitted(desk: Desk, words: list[str], said: str) -> None:
+    (desk.folder / "of-another").mkdir()
+    (desk.folder / "of-another/manifest.json").write_text('{"attempts": [{"command": ["x.py"]}]}')
+    found = desk.refusal(*words)
+    whole = said.format(folder=desk.folder)
+    assert found.startswith(whole) if whole.endswith((": ", ", ")) else found == whole
+
+
+def test_a_scheduler_that_is_the_sites_may_be_named_and_a_file_of_secrets_is_read(desk: Desk) -> None:
+    (desk.folder / "secrets").write_text("TOKEN=x\n")
+    (desk.folder / "secrets").chmod(0o600)
+    assert desk.run("--dry-run", "--scheduler", "slurm", "--secrets", "secrets", "--", "my.py")[0] == 0
+
+
+@pytest.mark.parametrize(("before", "is_fine"), [("3599", True), ("3600", False), ("0", True)])
+def test_under_pbs_the_job_script_warns_before_the_end(desk: Desk, before: str, is_fine: bool) -> None:
+    desk.write(PBS + "request: {time: '01:00:00'}\n")
+    if is_fine:
+        assert desk.run("--dry-run", "--stop-before", before)[0] == 0
+    else:
+        assert desk.refusal("--stop-before", before) == (
+            f"--time 01:00:00: the ranks are asked to save {before} s before its end, which is before it begins: ask for "
+            "more time, or give a smaller --stop-before"
+        )
