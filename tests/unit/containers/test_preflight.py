@@ -1,7 +1,10 @@
 """Where an image is built: room, and file systems that do not do."""
 
+import os
 import re
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -86,4 +89,121 @@ def test_a_missing_directory_is_refused(tmp_path: Path) -> None:
     assert str(refusal.value) == (
         f"{where.temporary}: there is no such directory: make it, or set APPTAINER_TMPDIR=DIR, best a local "
         "disk of the node"
+    )
+
+
+@pytest.mark.parametrize(
+    ("env", "temporary", "cache"),
+    [
+        ({}, "/tmp", "{home}/.cache/apptrain"),
+        ({"TMPDIR": "/var/tmp"}, "/var/tmp", "{home}/.cache/apptrain"),
+        ({"TMPDIR": "/var/tmp", "APPTAINER_TMPDIR": "/opt"}, "/opt", "{home}/.cache/apptrain"),
+        ({"XDG_CACHE_HOME": "/x"}, "/tmp", "/x/apptrain"),
+        ({"XDG_CACHE_HOME": "/x", "APPTRAIN_CACHE": "mine"}, "/tmp", "{here}/mine"),
+    ],
+)
+def test_the_places_of_a_build_are_those_of_its_variables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, env: dict[str, str], temporary: str, cache: str
+) -> None:
+    for name in ("TMPDIR", "APPTAINER_TMPDIR", "XDG_CACHE_HOME", "APPTRAIN_CACHE"):
+        monkeypatch.setenv(name, env.get(name, ""))
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    found = preflight.Places.of(Path("image.sif"))
+    expected = cache.format(home=tmp_path / "home", here=tmp_path)
+    assert (str(found.target), str(found.temporary), str(found.cache)) == ("image.sif", temporary, expected)
+
+
+def test_of_mounts_at_one_point_the_last_counts_and_above_none_it_is_unknown() -> None:
+    again = MOUNTS + "24 20 0:8 / /home ro - xfs /dev/sdc rw\n"
+    assert preflight.Mount.of(Path("/home/x"), again).kind == "xfs"
+    assert preflight.Mount.of(Path("/home/x"), "") == preflight.Mount("", "unknown", frozenset())
+    assert preflight.Mount.of(Path("/proc")).kind == "proc"
+
+
+def test_the_cache_is_made_for_its_owner_alone_and_may_be_there(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    where = preflight.Places(where.target, where.temporary, tmp_path / "new/cache")
+    for _ in range(2):
+        preflight.check(where, NOTHING)
+    assert oct(where.cache.stat().st_mode & 0o777) == "0o700"
+
+
+def test_a_cache_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    where = places(tmp_path)
+    (tmp_path / "cache").touch()
+    with pytest.raises(BuildRefused) as refusal:
+        preflight.check(where, NOTHING)
+    assert str(refusal.value) == f"{where.cache}: File exists: set APPTRAIN_CACHE=DIR"
+
+
+@pytest.mark.parametrize(
+    ("free", "said"),
+    [
+        (6_000_000, ""),
+        (
+            5_999_999,
+            "has 0.0 GB free, 0.0 GB are needed (target, temporary, cache): set IMAGE=FILE on a larger file system",
+        ),
+    ],
+)
+def test_room_is_needed_for_all_that_is_on_one_file_system(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, said: str
+) -> None:
+    where = places(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _path: SimpleNamespace(free=free))
+    monkeypatch.setattr(preflight, "check_quota", lambda *_: None)
+    needs = {"image": 1, "work": 2, "download": 3}
+    if not said:
+        preflight.check(where, needs)
+        return
+    with pytest.raises(BuildRefused) as refusal:
+        preflight.check(where, needs)
+    assert str(refusal.value) == f"{tmp_path}/images {said}"
+
+
+def test_wheels_that_are_there_are_not_fetched_again(tmp_path: Path) -> None:
+    assert preflight.missing_megabytes(tmp_path, 7) == 7
+    (tmp_path / "wheels/abc").mkdir(parents=True)
+    assert preflight.missing_megabytes(tmp_path, 7) == 7
+    (tmp_path / "wheels/abc/complete").touch()
+    assert preflight.missing_megabytes(tmp_path, 7) == 0
+
+
+@pytest.mark.parametrize(
+    ("script", "megabytes", "said"),
+    [
+        ("echo 'fallocate failed: Disk quota exceeded' >&2; exit 1", 1500, "1.5 GB are needed and cannot be had: fallocate failed: Disk quota exceeded: see your quota, or set APPTRAIN_CACHE=DIR"),
+        ("echo 'fallocate failed: No space left on device' >&2; exit 1", 1500, "1.5 GB are needed and cannot be had: fallocate failed: No space left on device: see your quota, or set APPTRAIN_CACHE=DIR"),
+        ("echo 'fallocate failed: Operation not supported' >&2; exit 1", 1500, ""),
+        ("echo 'a word about your quota' >&2", 1500, ""),
+        ("echo 'Disk quota exceeded' >&2; exit 1", 0, ""),
+        ('[ "$LC_ALL $1 $2" = "C -l 3MB" ] || { echo quota >&2; exit 1; }', 3, ""),
+        (None, 1500, ""),
+    ],
+)  # fmt: skip
+def test_a_quota_is_found_by_reserving_the_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, megabytes: int, said: str
+) -> None:
+    folder = tmp_path / "place"
+    folder.mkdir()
+    if script is not None:
+        (tmp_path / "fallocate").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "fallocate").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    if said:
+        with pytest.raises(BuildRefused) as refusal:
+            preflight.check_quota(folder, "cache", megabytes)
+        assert str(refusal.value) == f"{folder}: {said}"
+    else:
+        preflight.check_quota(folder, "cache", megabytes)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda _path, mode: mode != os.W_OK | os.X_OK)
+    with pytest.raises(BuildRefused) as refusal:
+        preflight.check_quota(tmp_path, "temporary", 1)
+    assert str(refusal.value) == (
+        f"{tmp_path} is not writable: set APPTAINER_TMPDIR=DIR, best a local disk of the node"
     )

@@ -1,10 +1,16 @@
 """Wheels, by their locks."""
 
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from containers import stacks, wheels
+from containers.download import NoAnswer
 from containers.stacks import BuildRefused
 
 
@@ -63,3 +69,170 @@ def test_an_extra_that_conflicts_with_the_stack_names_both(
         "ask for what the stack has, or choose another with STACK=NAME"
     )
     assert list(tmp_path.iterdir()) == [extra]
+
+
+class Programs:
+    """pip and uv, which only tell how they are called."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+        self.status, self.said = 0, ""
+        self.writes: Callable[[list[str]], None] = lambda _: None
+
+    def run(self, command: list[str], **_: Any) -> Any:
+        self.calls.append(command)
+        self.writes(command)
+        return SimpleNamespace(returncode=self.status, stderr=self.said)
+
+
+@pytest.fixture
+def programs(monkeypatch: pytest.MonkeyPatch) -> Programs:
+    found = Programs()
+    monkeypatch.setattr(subprocess, "run", found.run)
+    return found
+
+
+def values(command: list[str], option: str) -> list[str]:
+    return [command[at + 1] for at, word in enumerate(command) if word == option]
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name", "oldest"), [("amd64", "x86_64", 5), ("arm64", "aarch64", 17)]
+)
+def test_pip_is_asked_for_wheels_of_the_images_python_and_once(
+    programs: Programs, tmp_path: Path, architecture: str, name: str, oldest: int
+) -> None:
+    lock = tmp_path / "lock.txt"
+    lock.write_text("a==1 --hash=sha256:0\n")
+    folder = wheels.fetch(lock, "3.13", architecture, tmp_path / "cache", None)
+    assert folder == tmp_path / "cache/wheels" / wheels.digest(lock)[:16]
+    assert (folder / "complete").exists()
+    (command,) = programs.calls
+    assert command[:5] == [sys.executable, "-I", "-m", "pip", "download"]
+    assert {"--require-hashes", "--no-deps", "--no-input", "--disable-pip-version-check"} <= set(command)
+    assert "--no-index" not in command
+    for option, found in (
+        ("-r", [str(lock)]),
+        ("--only-binary", [":all:"]),
+        ("--implementation", ["cp"]),
+        ("--python-version", ["3.13"]),
+        ("--dest", [str(folder)]),
+        ("--abi", ["cp313", "abi3", "none"]),
+        (
+            "--platform",
+            [
+                *(f"manylinux_2_{minor}_{name}" for minor in range(41, oldest - 1, -1)),
+                f"manylinux2014_{name}",
+            ],
+        ),
+    ):
+        assert values(command, option) == found
+    assert wheels.fetch(lock, "3.13", architecture, tmp_path / "cache", None) == folder
+    assert len(programs.calls) == 1
+
+
+def test_without_a_network_pip_looks_into_the_folders_that_have_wheels(
+    programs: Programs, tmp_path: Path
+) -> None:
+    for name in ("b/x.whl", "a/y.whl", "a/z.whl", "c/readme"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "lock").touch()
+    wheels.fetch(tmp_path / "lock", "3.13", "amd64", tmp_path / "cache", tmp_path)
+    (command,) = programs.calls
+    assert "--no-index" in command
+    assert values(command, "--find-links") == [str(tmp_path / "a"), str(tmp_path / "b")]
+
+
+@pytest.mark.parametrize(
+    ("said", "error", "text"),
+    [
+        ("THESE PACKAGES DO NOT MATCH THE HASHES\n    a==1 from x:\n", BuildRefused, "a==1: the index's wheel does not "),
+        ("THESE PACKAGES DO NOT MATCH THE HASHES\n", BuildRefused, "a package: the index's wheel does not "),
+        ("(from versions: 2, 3)\nNo matching distribution found for a==1", BuildRefused, "a==1: locked in lock, the index offers 3: "),
+        ("No matching distribution found for a==1", BuildRefused, "a==1: locked in lock, the index offers none: "),
+        ("connection refused", NoAnswer, "pip could not fetch the wheels of lock; the reason stands above"),
+    ],
+)  # fmt: skip
+def test_what_pip_says_is_shown_and_comes_down_to_a_line(
+    programs: Programs,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    said: str,
+    error: type[Exception],
+    text: str,
+) -> None:
+    programs.status, programs.said = 1, said
+    (tmp_path / "lock").touch()
+    with pytest.raises(error) as refused:
+        wheels.fetch(tmp_path / "lock", "3.13", "amd64", tmp_path / "cache", None)
+    assert str(refused.value).startswith(text)
+    assert capsys.readouterr().err == said
+    assert not list(tmp_path.rglob("complete"))
+
+
+def compiled(text: str) -> Callable[[list[str]], None]:
+    def write(command: list[str]) -> None:
+        Path(command[command.index("-o") + 1]).write_text(text)
+
+    return write
+
+
+def test_extra_packages_are_locked_beside_the_file_without_what_the_stack_has(
+    programs: Programs, tmp_path: Path
+) -> None:
+    stack = stacks.find("")
+    extra = tmp_path / "my.txt"
+    extra.write_text("einops\n")
+    has = next(iter(wheels.pinned(stack.lock("amd64"))))
+    new = "einops==0.8 \\\n    --hash=sha256:1\nZ.z==1 \\\n    --hash=sha256:2\n"
+    programs.writes = compiled(f"# a remark\n{has}==9 \\\n    --hash=sha256:0\n{new}")
+    lock = wheels.lock_extra(stack, "amd64", extra)
+    assert lock == tmp_path / "my.cu132-amd64.lock"
+    head, _, body = lock.read_text().partition("\n")
+    assert head == f"# For my.txt and {stack.lock('amd64').name}: {wheels.digest(extra, stack.lock('amd64'))}"
+    assert body == f"# a remark\n{new}"
+    (command,) = programs.calls
+    assert command[:3] == [str(wheels.uv()), "pip", "compile"]
+    assert {"--generate-hashes", "--no-header", "--no-emit-index-url", "--no-emit-find-links"} <= set(command)
+    assert values(command, "--python-version") == [stack.base.python]
+    assert values(command, "--python-platform") == ["x86_64-manylinux_2_28"]
+    assert str(extra) in command
+    assert wheels.lock_extra(stack, "amd64", extra) == lock
+    assert len(programs.calls) == 1
+    extra.write_text("einops>0\n")
+    wheels.lock_extra(stack, "amd64", extra)
+    assert len(programs.calls) == 2
+    assert sorted(tmp_path.iterdir()) == [lock, extra]
+
+
+def test_a_conflict_of_extra_packages_with_each_other_is_told_in_uvs_words(
+    programs: Programs, tmp_path: Path
+) -> None:
+    extra = tmp_path / "my.txt"
+    extra.write_text("a==1\na==2\n")
+    programs.status, programs.said = 1, "No solution:\n  a==1 and a==2\n"
+    with pytest.raises(BuildRefused) as refused:
+        wheels.lock_extra(stacks.find(""), "amd64", extra)
+    assert str(refused.value) == f"EXTRA={extra} does not go with stack cu132: No solution: a==1 and a==2"
+
+
+def test_uv_is_that_of_this_venv_unless_another_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV", "")
+    assert wheels.uv() == Path(sys.executable).with_name("uv")
+    monkeypatch.setenv("UV", "/x/uv")
+    assert wheels.uv() == Path("/x/uv")
+
+
+def test_pins_are_read_by_the_names_that_indexes_compare(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    lock.write_text("# a==9\nA_b.c==1.0 \\\n    --hash=sha256:0\nd==2; python_version>'3'\n")
+    assert wheels.pinned(lock) == {"a-b-c": "1.0", "d": "2"}
+
+
+def test_a_digest_is_over_all_files_in_order(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).write_text(name)
+    one, other = (wheels.digest(*(tmp_path / name for name in names)) for names in ("ab", "ba"))
+    assert one != other
+    assert one == "fb8e20fc2e4c3f248c60c39bd652f3c1347298bb977b8b4d5903b85055620603"
