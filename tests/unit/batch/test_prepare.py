@@ -1,8 +1,10 @@
 """What a job's arguments, files, variables and profile become, before it starts."""
 
+import hashlib
 import os
 import shlex
 import socket
+import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -11,16 +13,21 @@ from typing import Any
 import pytest
 
 from entrypoint.batch import prepare as preparation
+from entrypoint.batch import staging
 from entrypoint.batch.conclude import PreparedJob
 from entrypoint.batch.pbs import job as pbs
 from entrypoint.batch.prepare import prepare
+from entrypoint.batch.staging import Bandwidth
 from entrypoint.core.errors import BadInput
 from entrypoint.job import handover, outcome
 from entrypoint.job.handover import Facts
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
+from entrypoint.node import processes
 from entrypoint.plan.resolve import resolve
+from entrypoint.record.partition import VARIABLE
 from entrypoint.run import launch
+from tests.unit.host.node import IMAGE_ID, sif
 
 ANSWERED = (
     *(
@@ -50,6 +57,8 @@ ANSWERED = (
         "say",
         "tell",
     ),
+    *("stage", "stage_bytes", "stage_needs", "stage_least", "stage_id", "stage_digest"),
+    *("stage_by_name", "stage_named", "each_node"),
 )
 SLURM = {
     "SLURM_JOB_ID": "7",
@@ -520,6 +529,181 @@ def test_a_profile_of_ones_own_is_shown_inside(host: Host) -> None:
     assert words[words.index("the profile's host file") + 1] == str(mine.with_suffix(".host"))
 
 
+@pytest.mark.parametrize(
+    ("given", "cwd", "found"),
+    [
+        ("lab", "/w", "{home}/clusters/lab.yaml"),
+        ("a/lab", "/w", "/w/a/lab"),
+        ("lab.yaml", "/w", "/w/lab.yaml"),
+        ("lab.yaml", "/", "/lab.yaml"),
+        ("/x/lab.yaml", "/w", "/x/lab.yaml"),
+    ],
+)
+def test_a_profile_is_a_name_in_the_checkout_or_a_path_from_where_the_script_runs(
+    host: Host, given: str, cwd: str, found: str
+) -> None:
+    path = found.format(home=host.home)
+    assert host.ask(env={"APPTRAIN_PROFILE": given, "PWD": cwd}).one("profile") == path
+    assert host.ask("--profile", given, env={"APPTRAIN_PROFILE": "other", "PWD": cwd}).one("profile") == path
+
+
+def test_what_a_profile_and_options_name_is_shown_in_the_container(host: Host) -> None:
+    path = host.profile(
+        "scheduler: slurm\ncontainer: {binds: ['$DATA:/data'], obey_binds: true, wrappers: [/w1, /w2], pass: [A, B_*]}\n"
+    )
+    words = host.ask(
+        "--secrets", "s", "--join-key-file", "/k", "--", "my.py", env={"DATA": "/d"}, profile=path
+    ).all("run")
+    assert words == [
+        *(
+            "--bind",
+            "the profile's",
+            "/d:/data",
+            "--bind",
+            "the run directory",
+            f"{host.work}/runs/apptrain-7",
+        ),
+        *("--bind", "--join-key-file", "/k", "--bind", "--secrets", f"{host.work}/s", "--obey-binds"),
+        *("--wrapper", "/w1", "--wrapper", "/w2", "--pass", "A", "--pass", "B_*", "--script", "my.py"),
+    ]
+    assert host.ask("--", "-m", "mod").all("run")[3:] == []
+    assert "the run directory" not in host.ask("--dry-run", "--run-dir", "new").all("run")
+    (host.work / "there").mkdir()
+    assert "the run directory" in host.ask("--dry-run", "--run-dir", "there").all("run")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "task"), [((), ""), (("--mode", "rank"), ".%t"), (("--mode", "torchrun"), "")]
+)
+def test_a_task_has_an_outcome_of_its_own_if_it_is_a_rank(
+    host: Host, arguments: tuple[str, ...], task: str
+) -> None:
+    answer = host.ask(*arguments)
+    assert answer.one("outcome") == f"{answer.one('run_dir')}/outcome/%a.%n{task}"
+
+
+def test_the_contents_of_an_image_are_told_to_its_tasks(host: Host) -> None:
+    image = sif(host.folder / "i.sif")
+    assert not [word for word in host.ask(image=str(image)).all("export") if VARIABLE in word]
+    image.with_suffix(".json").write_text(f'{{"partition_sha256": "abc", "bytes": {image.stat().st_size}}}')
+    assert f"{VARIABLE}=abc" in host.ask(image=str(image)).all("export")
+
+
+def test_a_job_script_is_as_old_as_its_process(host: Host) -> None:
+    host.ask(script=str(os.getpid()))
+    begun = PreparedJob.read(host.hand, 0).script
+    assert begun is not None
+    assert abs(begun - time.time() + (processes.age(os.getpid()) or 0)) < 5
+    for number, pid in enumerate(("0", "x", ""), 1):
+        host.ask(script=pid)
+        assert PreparedJob.read(host.hand, number).script is None
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (("--", "nothere.py"), "CMD nothere.py does not exist in "),
+        (("--", "torchrun", "x.py"), "CMD begins with torchrun: "),
+        (("--", "-m", "train", "step=2"), "train: the following arguments are required: --config"),
+        (("--run-dir", "of-another", "--", "my.py"), "the run directory .* is that of x.py, not of my.py: "),
+        (("--", "/no/such/x.py"), ""),
+        (("--no-python", "--", "no-such-program"), ""),
+        (("--", "-m", "train", "--config", "digits", "batch_size=7"), ""),
+    ],
+)
+def test_what_no_node_could_run_is_refused_before_any_starts(
+    host: Host, command: tuple[str, ...], said: str
+) -> None:
+    (host.work / "of-another").mkdir()
+    (host.work / "of-another/manifest.json").write_text('{"attempts": [{"command": ["x.py"]}]}')
+    if not said:
+        host.ask(*command)
+        return
+    with pytest.raises(BadInput, match=f"^{said}"):
+        host.ask(*command)
+
+
+# --- copies of the image ----------------------------------------------------------------------------------------
+
+
+def test_an_image_is_copied_to_where_the_user_says(host: Host) -> None:
+    image = sif(host.folder / "i.sif")
+    answer = host.ask("--stage", "/fast/", image=str(image))
+    size = image.stat().st_size
+    assert {name: answer.one(f"stage{name}") for name in ("", "_bytes", "_needs", "_least", "_id", "_digest", "_by_name", "_named")} == {
+        "": f"/fast/apptrain-image-{os.getuid()}.slurm-7", "_bytes": str(size), "_needs": str(size + (4 << 30)), "_least": "2",
+        "_id": IMAGE_ID, "_digest": "", "_by_name": "yes", "_named": "yes",
+    }  # fmt: skip
+    assert answer.all("each_node")[-1]
+    assert (host.hand / handover.COPIES).read_text() == "0\0\0a\x000\0\0b\0"
+    for arguments in ((), ("--stage", "off"), ("--dry-run", "--stage", "/fast")):
+        assert host.ask(*arguments, image=str(image)).one("stage") == ""
+
+
+def test_a_site_says_where_to_and_what_is_compared(host: Host) -> None:
+    image = sif(host.folder / "i.sif")
+    path = host.profile("scheduler: slurm\nstage: {to: $DISK/x, digest: true}\n")
+    ask: dict[str, Any] = {"image": str(image), "profile": path}
+    answer = host.ask("--nnodes", "1:2", env={"DISK": "/d"}, **ask)
+    assert answer.one("stage").startswith("/d/x/apptrain-image-")
+    assert (answer.one("stage_by_name"), answer.one("stage_named"), answer.one("stage_least")) == (
+        "",
+        "yes",
+        "1",
+    )
+    assert answer.one("stage_digest") == hashlib.sha256(image.read_bytes()).hexdigest()
+    image.with_suffix(".json").write_text(f'{{"sif_sha256": "abc", "bytes": {image.stat().st_size}}}')
+    assert host.ask(env={"DISK": "/d"}, **ask).one("stage_digest") == "abc"
+    assert host.ask("--stage", "off", **ask).one("stage") == ""
+
+
+@pytest.mark.parametrize(
+    ("stage", "figures"),
+    [
+        ("", (5e9, 1e9, 16, 0.09)),
+        ("shared_mb_s: 1", (1e6, 1e9, 16, 0.09)),
+        ("node_mb_s: 2, read_percent: 50", (5e9, 2e6, 16, 0.5)),
+    ],
+)
+@pytest.mark.parametrize(
+    ("env", "folder"),
+    [
+        ({}, "/tmp/"),
+        ({"TMPDIR": "/t"}, "/t/"),
+        ({"TMPDIR": "/t", "SLURM_TMPDIR": "/s"}, "/s/"),
+        ({"TMPDIR": "t"}, "/tmp/"),
+    ],
+)
+def test_whether_copies_pay_follows_from_the_sites_figures_and_where_they_go_from_the_node(
+    host: Host, monkeypatch: pytest.MonkeyPatch, stage: str, figures: Any, env: dict[str, str], folder: str
+) -> None:
+    asked: list[Any] = []
+
+    def pays(nodes: int, size: int, bandwidth: Bandwidth, width: int, read: float) -> bool:
+        asked.append((nodes, size, bandwidth.shared, bandwidth.node, width, read))
+        return True
+
+    image = sif(host.folder / "i.sif")
+    monkeypatch.setattr(staging, "pays", pays)
+    path = host.profile(f"scheduler: slurm\nstage: {{{stage}}}\n")
+    answer = host.ask(profile=path, env=env, image=str(image))
+    assert answer.one("stage").rpartition("apptrain-image-")[0] == folder
+    assert (answer.one("stage_by_name"), answer.one("stage_named")) == ("", "")
+    assert asked == [(2, image.stat().st_size, *figures)]
+
+
+def test_the_newest_checkpoint_of_the_run_has_room_beside_the_image(host: Host) -> None:
+    image = sif(host.folder / "i.sif")
+    run = host.work / "r/checkpoints"
+    for name, size in (("step-00000001", 9 << 30), ("step-00000002", 3 << 30), ("tmp-00000003", 9 << 30)):
+        (run / name).mkdir(parents=True)
+        with (run / name / "data").open("wb") as file:
+            file.truncate(size)
+    (run / "step-00000002/folder").mkdir()
+    answer = host.ask("--stage", "/fast", "--run-dir", "r", image=str(image))
+    assert int(answer.one("stage_needs")) == image.stat().st_size + (6 << 30)
+
+
 # --- PBS --------------------------------------------------------------------------------------------------------
 
 
@@ -680,6 +864,18 @@ def test_a_server_that_does_not_answer_is_said(host: Host) -> None:
     answer = host.ask_pbs(told="")
     assert answer.all("say") == ["qstat -f 10.srv does not answer: walltime and GPUs are unknown"]
     assert (answer.one("end_at"), [w for w in answer.all("export") if "NGPUS" in w]) == ("", [])
+
+
+def test_a_task_of_pbs_runs_where_the_job_was_submitted(host: Host) -> None:
+    """PBS itself starts the job script in HOME."""
+    (host.folder / "submitted").mkdir()
+    (host.folder / "submitted/there.py").touch()
+    env = {"PBS_O_WORKDIR": str(host.folder / "submitted")}
+    host.ask_pbs("--", "there.py", env=env)
+    with pytest.raises(BadInput, match=rf"^CMD x.py does not exist in {host.folder}/submitted: "):
+        host.ask_pbs("--", "x.py", env=env)
+    with pytest.raises(BadInput, match=rf"^CMD there.py does not exist in {host.work}: "):
+        host.ask("--", "there.py", env={**env, "PBS_JOBID": "7"})
 
 
 def test_the_next_job_of_a_chain_asks_for_the_same_and_gets_what_this_one_got(host: Host) -> None:
