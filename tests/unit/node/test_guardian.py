@@ -2,6 +2,7 @@
 
 import io
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from entrypoint.node import guardian
+from entrypoint.node import guardian, processes
 
 
 class Machine:
@@ -55,6 +56,40 @@ def test_a_launcher_that_ended_itself_is_not_cleaned_up_after(
     machine = Machine(monkeypatch, after=0.0)
     run(monkeypatch, str(tmp_path), guardian.DONE)
     assert (machine.done, tmp_path.exists()) == ([], True)
+
+
+def test_what_ends_the_launcher_does_not_end_the_guardian(monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(monkeypatch, after=0.0)
+    stdin = SimpleNamespace(buffer=io.BytesIO(f"{guardian.DONE}\n".encode()))
+    heeded: dict[int, Any] = {}
+    monkeypatch.setattr(sys, "stdin", stdin)
+    monkeypatch.setattr(signal, "signal", heeded.__setitem__)
+    guardian.main()
+    names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
+    assert heeded == {getattr(signal, name): signal.SIG_IGN for name in names}
+
+
+def test_a_guardian_that_could_not_be_started_guards_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    none = guardian.Guardian()
+    none.watch(tmp_path)
+    none.dismiss()
+    assert none.pids == []
+
+
+def test_a_guardian_is_one_process_that_ends_when_it_is_dismissed(tmp_path: Path) -> None:
+    one = guardian.Guardian()
+    (pid,) = one.pids
+    assert processes.is_running(pid)
+    one.watch(tmp_path)
+    one.dismiss()
+    assert not processes.is_running(pid)
+    assert tmp_path.exists()
 
 
 def test_what_ends_at_sigterm_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,30 @@ def test_a_process_whose_name_is_no_text_is_seen_like_any_other() -> None:
         assert (processes.cpu(pid), processes.name(pid)) == (0.0, "")
 
 
+def test_below_a_process_that_is_gone_there_is_nobody() -> None:
+    process = child("print('ready', flush=True)\ninput()")
+    process.kill()
+    process.communicate()
+    assert processes.catching_below(process.pid, signal.SIGUSR2) == []
+
+
+def test_of_a_tree_the_topmost_that_catch_a_signal_are_found() -> None:
+    catching = "import signal; signal.signal(signal.SIGUSR2, lambda *_: None); "
+    below = f"import subprocess, sys, time; {catching}\nprint('ready', flush=True); time.sleep(60)"
+    code = (
+        f"import subprocess, sys\nbelow = {below!r}\n"
+        "one = subprocess.Popen([sys.executable, '-c', below], stdout=subprocess.PIPE)\none.stdout.readline()\n"
+        "print('ready', flush=True); print(one.pid, flush=True)\ninput()"
+    )
+    process = child(code)
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    assert processes.catching_below(process.pid, signal.SIGUSR2) == [pid]
+    assert processes.catching_below(process.pid, signal.SIGUSR1) == []
+    processes.signal_groups([process.pid], signal.SIGKILL)
+    process.communicate()
+
+
 def test_a_zombie_is_not_running() -> None:
     process = child("sum(range(5_000_000))\nprint('ready', flush=True)\ninput()")
     assert processes.is_running(process.pid)

@@ -1,10 +1,12 @@
 """What the process around torchrun's agent tells of its ranks, without torch."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -95,6 +97,72 @@ def test_an_order_is_read_to_its_end_and_no_further() -> None:
     os.close(writer)
     assert [agent._line(reader) for _ in range(3)] == [b'{"a": 1}', b"go", b""]
     os.close(reader)
+
+
+TAKEN, REFUSED = OSError(98, "Address already in use"), OSError(13, "Permission denied")
+
+
+@pytest.mark.parametrize(
+    ("error", "told", "unavailable"),
+    [
+        (None, "", False),
+        (ValueError("x"), "ValueError: x", False),
+        (TAKEN, "OSError: [Errno 98] Address already in use", True),
+        (REFUSED, "PermissionError: [Errno 13] Permission denied", False),
+        ("DistNetworkError", "DistNetworkError: x", True),
+        ("DistStoreError", "DistStoreError: x", True),
+        ("RendezvousError", "RendezvousError: x", True),
+    ],
+)
+def test_how_the_agent_ended_is_told_and_whether_another_port_may_help(
+    error: Exception | str | None, told: str, unavailable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A string: torch's error of this name."""
+    from torch import distributed
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+
+    if isinstance(error, str):
+        error = getattr(distributed, error, RendezvousError)("x")
+
+    def ends(*_: object) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(agent, "_run", ends)
+    monkeypatch.setattr(agent, "_end_with_parent", lambda *_: None)
+    monkeypatch.setattr(agent, "NAME", Path("/proc/self/comm").read_text().strip())
+    before = {number: signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGUSR2)}
+    reader, writer = os.pipe()
+    os.write(writer, b"go\n")
+    said = Said()
+    try:
+        with contextlib.ExitStack() as raises:
+            if error is not None:
+                raises.enter_context(pytest.raises(type(error)))
+            agent._act({}, said, reader, {})  # type: ignore[arg-type]
+        for number in before:
+            os.kill(os.getpid(), number)  # the warning to all processes of a job
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reader)
+        os.close(writer)
+    assert said == [{"event": "finished", "error": told, "unavailable": unavailable}]
+
+
+@pytest.mark.parametrize("order", [b"", b"stop\n"])
+def test_an_agent_that_is_not_told_to_go_starts_nothing(
+    order: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent, "_run", lambda *_: pytest.fail("it has started the ranks"))
+    monkeypatch.setattr(agent, "NAME", Path("/proc/self/comm").read_text().strip())
+    reader, writer = os.pipe()
+    os.write(writer, order)
+    os.close(writer)
+    said = Said()
+    agent._act({}, said, reader, {})  # type: ignore[arg-type]
+    os.close(reader)
+    assert said == []
 
 
 class Left(Exception):

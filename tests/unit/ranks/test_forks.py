@@ -309,6 +309,15 @@ CASES = {
         "import os\nprint(os.environ['OMP_NUM_THREADS'], os.environ.get('TORCH_LOGS'))\n",
         "",
     ),
+    "what is not the environment": (
+        "settings = {}\nsettings['OMP_NUM_THREADS'] = '1'\nsettings.update(OMP_NUM_THREADS='1')\n"
+        "settings.setdefault('OMP_NUM_THREADS', '1')\nOMP_NUM_THREADS = '1'\n",
+        "",
+    ),
+    "an annotated one": (
+        "import os\nos.environ['MKL_NUM_THREADS']: str = '1'\n",
+        "script.py, line 2: it sets MKL_NUM_THREADS, which is read as torch is imported",
+    ),
     "a syntax error": ("if True print\n", ""),
 }
 

@@ -1,16 +1,18 @@
 """The relay of the ranks' output: whole lines, logs, progress bars."""
 
 import os
+import select
 import subprocess
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from entrypoint.core.plain import plain
 from entrypoint.ranks import output
-from entrypoint.ranks.output import Console, Relay, own_consoles, wants_progress
+from entrypoint.ranks.output import Console, Relay, Voice, own_consoles, wants_progress
 
 
 class Screen:
@@ -122,6 +124,12 @@ def test_what_is_printed_between_such_bars_is_lost_nowhere(tmp_path: Path) -> No
     text = [b"first\n\n", *bar(1, 2), b"Traceback:\n", b"  line\n", *bar(2, 2), b"\rlast\n\nend\n\n"]
     shown, _, _ = relay(tmp_path, *text)
     assert shown == b"first\n\nTraceback:\n  line\nlast\n\nend\n\n"
+
+
+@pytest.mark.parametrize("written", [b"one\n\n\ntwo\n", b"\n\none\n", b"one\n\n", b"\n \n\tone\n"])
+def test_blank_lines_stay_where_they_were(tmp_path: Path, written: bytes) -> None:
+    shown, logged, _ = relay(tmp_path, written)
+    assert (shown, logged) == (written.replace(b" \n", b"\n"),) * 2
 
 
 def test_bars_one_below_the_other_keep_their_last_words(tmp_path: Path) -> None:
@@ -441,6 +449,16 @@ def test_a_traceback_without_an_end_is_shown_before_it_takes_all_memory(
     monkeypatch.setattr(output, longer, {"LONGEST_LINE": 90, "LONGEST_TRACEBACK": 3}[longer])
     lines = LOST.rpartition(b"RuntimeError")[0]
     assert echoing(tmp_path, lines + LOST, failed=True)[0].startswith(lines)
+    monkeypatch.setattr(output, "ECHO_WAIT", 60.0)
+    screen = Screen()
+    reading = Relay({"out": screen.console, "err": screen.console})
+    writer = reading.add("rank0", "err", tmp_path / "log", show=True)
+    reading.start()
+    os.write(writer, lines)
+    assert select.select([screen._reader], [], [], 5)[0], "it is shown while the rank still writes"
+    os.close(writer)
+    reading.finish(5, 5)
+    assert screen.text() == lines
 
 
 def test_a_traceback_as_long_as_it_may_be_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -593,3 +611,16 @@ def test_diverted_errors_are_neither_shown_nor_logged(tmp_path: Path) -> None:
     reading.finish(5, 5)
     assert screen.text() == (tmp_path / "log").read_bytes() == b"before\n"
     assert reading.diverted("rank0") == b"after\n"
+
+
+def test_what_is_the_same_for_all_nodes_is_said_once_and_by_the_first_alone() -> None:
+    screen = Screen()
+    voice = Voice(console=screen.console)
+    for text in ("one", "two", "one"):
+        voice.once(text)
+    voice.say("one")
+    silent = replace(voice, is_heard=False)
+    silent.once("three")
+    silent.say("four")
+    screen.console.flush(5)
+    assert screen.text() == b"apptrain: one\napptrain: two\napptrain: one\napptrain: four\n"

@@ -11,11 +11,14 @@ from typing import Any
 
 import pytest
 
-from entrypoint.core.errors import BAD_INPUT
+from entrypoint.cli import main as cli
+from entrypoint.core.errors import BAD_INPUT, BadInput
 from entrypoint.doctor import fabric
 from entrypoint.job.rundir import RunDirectory
+from entrypoint.plan.launch_plan import LaunchPlan
+from entrypoint.plan.resolve import resolve
 from entrypoint.ranks.output import Relay, own_consoles
-from entrypoint.ranks.ranks import AgentEnded, Event, NetworkSeen, RankEnded, Ranks, RankStarted
+from entrypoint.ranks.ranks import AgentEnded, Event, NetworkSeen, RankEnded, Ranks, RankStarted, Readiness
 from tests.unit.scene import planned
 
 AGENT = """#!/bin/bash
@@ -130,3 +133,96 @@ def test_ranks_that_have_to_prove_their_network_do_and_others_need_not(
         return found
 
     assert asyncio.run(go()) == events
+
+
+def of_one_node(*options: str, command: Sequence[str]) -> LaunchPlan:
+    """Of a job of one node."""
+    env = {
+        "APPTRAIN_EMBEDDED_JOB_ID": "7",
+        "APPTRAIN_EMBEDDED_NODELIST": "127.0.0.1",
+        "PATH": os.environ["PATH"],
+    }
+    given = vars(cli.parser().parse_args(["launch", "--device", "cpu", *options]))
+    given.pop("command_name")
+    return resolve(env | {"APPTRAIN_EMBEDDED_NODENAME": "127.0.0.1"}, given, list(command), hostname=None)[0]
+
+
+async def run_command(folder: Path, *command: str, no_python: bool) -> tuple[list[Event], Path]:
+    """What becomes of a CMD in mode `exec`, and its log."""
+    run = RunDirectory(folder / "run", 0)
+    run.create()
+    relay = Relay(own_consoles({}))
+    options = ["--mode", "exec", *(["--no-python"] if no_python else [])]
+    plan = of_one_node(*options, command=command)
+    ranks = Ranks(plan, os.environ, relay, run, scratch=folder, show=set())
+    relay.start()
+    await ranks.prepare()
+    assert await ranks.ready() == Readiness()
+    await ranks.start()
+    found: list[Event] = []
+    async with asyncio.timeout(30):
+        while not found or not isinstance(found[-1], AgentEnded):
+            found.append(await ranks.events.get())
+    await ranks.kill()
+    relay.finish(5, 5)
+    return found, run.log(plan.node, "rank0", "out")
+
+
+@pytest.mark.parametrize(
+    ("mode", "status", "why"), [(None, 127, "No such file or directory"), (0o600, 126, "Permission denied")]
+)
+def test_a_program_that_cannot_be_started_has_a_shells_status(
+    mode: int | None, status: int, why: str, tmp_path: Path
+) -> None:
+    program = tmp_path / "program"
+    if mode is not None:
+        program.touch(mode)
+    found, _ = asyncio.run(run_command(tmp_path, str(program), no_python=True))
+    rank, agent = found
+    assert isinstance(rank, RankEnded)
+    assert (rank.rank, rank.status, rank.signal) == (0, status, 0)
+    assert agent == AgentEnded(error=f"{program} cannot be started: {why}")
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "signum"), [("exit 3", 3, 0), ("kill -9 $$", 137, 9), ("exit 0", 0, 0)]
+)
+def test_how_a_program_ended_is_told(script: str, status: int, signum: int, tmp_path: Path) -> None:
+    (rank, agent), _ = asyncio.run(run_command(tmp_path, "sh", "-c", script, no_python=True))
+    assert isinstance(rank, RankEnded)
+    assert (rank.rank, rank.status, rank.signal, agent) == (0, status, signum, AgentEnded())
+
+
+def test_a_script_runs_under_this_python_whatever_the_plan_calls_it(tmp_path: Path) -> None:
+    says = "import sys; print(sys.executable, sys.argv)"
+    _, log = asyncio.run(run_command(tmp_path, "-c", says, "a b", no_python=False))
+    assert log.read_text() == f"{sys.executable} ['-c', 'a b']\n"
+
+
+@pytest.mark.parametrize(
+    ("why", "asked", "told"),
+    [
+        ("", "fork", ""),
+        (
+            "x.py, line 3: it binds itself to CPUs",
+            "auto",
+            "each rank imports torch for itself: x.py, line 3: it binds",
+        ),
+        ("x.py is no file", "fork", "--start-ranks fork, but x.py is no file: leave it out"),
+        ("--preload a: no module: correct it", "auto", "--preload a: no module: correct it"),
+    ],
+)
+def test_ranks_that_cannot_be_forks_are_told_or_refused_if_that_was_asked_for(
+    why: str, asked: str, told: str, tmp_path: Path
+) -> None:
+    run = RunDirectory(tmp_path / "run", 0)
+    run.create()
+    plan = of_one_node("--preload=a", command=["x.py"])
+    ranks = Ranks(plan, {}, Relay(own_consoles({})), run, scratch=tmp_path, show=None)
+    try:
+        said = ranks.not_forked(Readiness(why_spawned=why), asked)
+    except BadInput as refused:
+        said = str(refused)
+        assert asked == "fork" or why.startswith("--preload")
+    assert said.startswith(told)
+    ranks.close_pipes()
