@@ -502,7 +502,7 @@ give_up() {
     local said file=$run_dir/tasks/$attempt.$1.said
     answered[$1]=none
     [[ -e $file ]] || file=$run_dir/tasks/$attempt.0.said
-    said=$(tail -c 400 -- "$file" 2>/dev/null | tr '\n' ' ')
+    said=$(tail -c 400 -- "$file" 2>/dev/null | tr '\n' ' ') || true
     tell_outcome "$1" "$2: $starter said: ${said:-nothing}"
     ask_to_end "$1" "$TO_END"
 }

@@ -49,6 +49,13 @@ def test_a_look_shows_a_part_of_a_flood(tmp_path: Path) -> None:
     assert shown.endswith(b"some line\nthe other's\n")
 
 
+@pytest.mark.parametrize("texts", [(b"a\nb", b"c"), (b"", b"c"), (b"a\n", b"b\n"), (b"x" * 20_000, b"c")])
+def test_a_last_line_without_an_end_is_shown_as_a_line(tmp_path: Path, texts: tuple[bytes, ...]) -> None:
+    shown = looks("show_rest", *texts, folder=tmp_path).stdout
+    assert sorted(shown.splitlines()) == sorted(line for text in texts for line in text.splitlines())
+    assert shown.endswith(b"\n")
+
+
 @pytest.mark.parametrize("length", [1, 16383, 16384, 16385, 40000])
 def test_the_lines_of_two_hosts_do_not_run_into_one_another(tmp_path: Path, length: int) -> None:
     first = b"a" * length
