@@ -72,3 +72,185 @@ def test_a_wave_has_who_sends_and_to_whom(wave: int, sends: str, tmp_path: Path)
         for i in "${!sources[@]}"; do printf '%s:%s|' "${sources[i]}" "${targets[i]-}"; done
         """
     assert bash(script, tmp_path, wave) == sends
+
+
+QSTAT = r"""
+qstat() { echo "qstat $*"; }
+timeout() { if [[ $1 == -s ]]; then shift 2; fi; shift; "$@"; }
+"""
+
+
+def test_what_pbs_says_of_the_job_is_for_the_image(tmp_path: Path) -> None:
+    (tmp_path / "nodes").write_text("a\nb\n")
+    env = {"PBS_JOBID": "7.srv.site", "PBS_QUEUE": "gpu", "PBS_NODEFILE": str(tmp_path / "nodes")}
+    script = (
+        QSTAT
+        + r"""describe_job; printf '%s|' "$cluster" "${facts[@]:2}"; ((wall > 0 && wall_at > 0)) && echo on"""
+    )
+    assert bash(script, **env) == "srv.site|told=qstat -f 7.srv.site|queue=qstat -Q -f gpu|nodefile=a\nb|on\n"
+    script = QSTAT + r"""describe_job; printf '%s|' "$cluster" "${facts[@]:2}" """
+    assert bash(script, PBS_JOBID="7") == "|told=qstat -f 7|queue=qstat -Q -f workq|"
+    assert bash(script) == "|"
+
+
+def test_a_server_that_does_not_answer_says_nothing() -> None:
+    script = QSTAT + r"""qstat() { return 1; }; describe_job; printf '%s|' "${facts[@]:2}" """
+    assert bash(script, PBS_JOBID="7") == "told=|queue=|"
+
+
+def test_when_the_script_began_and_in_which_zone_is_for_the_image() -> None:
+    script = r"""SECONDS=100; describe_job; printf -v now '%(%s)T' -1; printf '%s|' "$((now - 100))" "${facts[@]}" """
+    now, began, zone, _ = bash(script, TZ="UTC").split("|")
+    assert zone == "zone=+0000"
+    assert abs(int(began.removeprefix("began=")) - int(now)) <= 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fits"), [("1", True), ("9999999", True), ("0", False), ("12345678", False), ("x", False)]
+)
+def test_the_time_for_a_task_to_answer_is_checked(seconds: str, fits: bool) -> None:
+    script = 'refuse() { shift; echo "$*"; exit 0; }; describe_job; echo "$ANSWER"'
+    told = bash(script, APPTRAIN_ANSWER_TIMEOUT=seconds)
+    error = f"APPTRAIN_ANSWER_TIMEOUT={seconds}: must be seconds (without it 120)"
+    assert told == (f"{seconds}\n" if fits else f"{error}\n")
+    assert bash(script) == "120\n"
+
+
+def test_the_job_ends_by_the_wall_clock_as_it_is_now_whatever_it_was_set_to() -> None:
+    script = r"""
+        read_clock() { seconds=160; }
+        wall=1000 wall_at=100 end_at=1300
+        read_job_time
+        printf -v today '%(%s)T' -1
+        echo "$now $(($(job_end) - today))"
+        end_at=''
+        job_end
+        """
+    now, left = bash(script).split()
+    assert now == "1060"
+    assert 238 <= int(left) <= 240
+
+
+@pytest.mark.parametrize(("status", "is_cut"), [("143", True), ("130", False), ("129", False)])
+def test_what_runs_is_ended_at_sigterm_here_and_at_others_by_their_own_traps(
+    status: str, is_cut: bool
+) -> None:
+    script = f'cut_short() {{ echo cut; }}; on_end_signal {status}; echo "$asked_to_end $interrupted"'
+    assert bash(script) == "cut\n" * is_cut + f"{status} yes\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "ends", "is_asked"),
+    [
+        ("HERE 17 boot", True, True),
+        ("HERE 17 boot", False, False),
+        ("elsewhere 17 boot", True, False),
+        ("HERE 0 boot", True, False),
+        ("HERE x boot", True, False),
+        (None, True, False),
+    ],
+)
+def test_the_first_nodes_task_is_asked_to_end_or_all_that_are_there(
+    answer: str | None, ends: bool, is_asked: bool, tmp_path: Path
+) -> None:
+    if answer is not None:
+        (tmp_path / "tasks").mkdir()
+        (tmp_path / "tasks/3.0").write_text(answer.replace("HERE", os.uname().nodename) + "\n")
+    script = 'run_dir=$2 attempt=3; end_process() { echo "$*"; return "$3"; }; interrupt 9'
+    script = script.replace('return "$3"', f"return {int(not ends)}")
+    told = bash(script, tmp_path)
+    assert (tmp_path / "tasks/3.end").exists() == (not is_asked)
+    assert told == ("TERM 17\n" if answer == "HERE 17 boot" else "")
+
+
+def test_the_next_job_of_a_chain_gets_what_the_image_has_left_for_it(tmp_path: Path) -> None:
+    (tmp_path / "chain.env").write_bytes(b"A=1\0")
+    (tmp_path / "chain.args").write_bytes(b"x.py\0")
+    script = (
+        QSTAT
+        + r"""
+        qsub() { printf '<%s>' "$APPTRAIN_CHAIN_FILE" "$PWD" "$@" >&2; echo 8.srv; }
+        run_dir=$2 handover_dir=$2 chain_words=(-N 'a b') job_script=/x/multinode.pbs
+        run_dir=$2/run
+        mkdir "$run_dir"
+        run_again 2>"$2/called"
+        """
+    )
+    bash(script, tmp_path, PBS_O_WORKDIR=str(tmp_path))
+    words = ["-N", "a b", "-v", "APPTRAIN_HOME,APPTRAIN_CHAIN_FILE", "/x/multinode.pbs"]
+    shown = "".join(f"<{word}>" for word in [f"{tmp_path}/run/chain.env", str(tmp_path), *words])
+    assert (tmp_path / "called").read_text() == shown
+    run = tmp_path / "run"
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == {
+        "chain.env": b"A=1\0",
+        "chain.args": b"x.py\0",
+        "chain.jobs": b"8.srv\n",
+    }
+    assert (run / "chain.env").stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("no_chain", ["", "as often as it may"])
+def test_a_job_that_no_other_may_follow_submits_none(no_chain: str, tmp_path: Path) -> None:
+    """Nor one for which the image has left nothing."""
+    script = 'qsub() { echo submitted; }; run_dir=$2 handover_dir=/nowhere no_chain=$3; run_again 2>/dev/null || echo "|$?"'
+    assert bash(script, tmp_path, no_chain) == f"{no_chain}|1\n"
+
+
+RUNS = r"""
+timeout() { printf '<%s>' "$@"; echo; }
+hosts=(a 'b c' d) stage=/disk bound=7 handover_dir=/nowhere APPTRAIN_IMAGE=/i.sif
+APPTRAIN_HOME="/check out"
+"""
+
+
+def test_each_host_is_asked_by_ssh_and_this_one_at_once() -> None:
+    told = bash(RUNS + "each_host look 1 '2 3'")
+    line = r"exec /bin/bash /check\ out/host/stage.sh look {} /disk 1 2\ 3 "
+    ssh = "<--kill-after=10><7><ssh><-o><BatchMode=yes><-o><ConnectTimeout=20><--><{}><{}>"
+    assert sorted(told.splitlines()) == sorted(
+        [
+            f"<--kill-after=10><7></bin/bash><-c><{line.format(0)}>",
+            ssh.format("b c", line.format(1)),
+            ssh.format("d", line.format(2)),
+        ]
+    )
+
+
+def test_whoever_has_the_image_is_told_to_whom_to_send_it() -> None:
+    told = bash(RUNS + "sources=(a d) targets=(' x y'); each_source")
+    line = r"exec /bin/bash /check\ out/host/stage.sh send - /disk /i.sif "
+    assert sorted(told.splitlines()) == sorted(
+        [
+            f"<--kill-after=10><7></bin/bash><-c><{line}x y >",
+            f"<--kill-after=10><7><ssh><-o><BatchMode=yes><-o><ConnectTimeout=20><--><d><{line}>",
+        ]
+    )
+
+
+def test_no_more_ssh_wait_at_once_than_may() -> None:
+    script = (
+        RUNS
+        + r"""
+        hosts=()
+        for ((i = 0; i < 130; i++)); do hosts+=("n$i"); done
+        run_on() { started=$((started + 1)); }
+        wait() { echo "$started"; }
+        started=0
+        each_host look
+        """
+    )
+    assert bash(script) == "64\n128\n130\n"
+
+
+def test_the_image_is_copied_in_waves_until_there_is_none_or_the_job_is_to_end() -> None:
+    script = r"""
+        by_ssh() { echo "$* $wave"; if [[ $wave == "$stops" ]]; then asked_to_end=143; fi; }
+        read_wave() { (($1 < 3)); }
+        stops=9; copy_to a b
+        stops=1; copy_to a b
+        """
+    assert bash(script).splitlines() == [
+        *(f"each_source {wave}" for wave in range(3)),
+        "each_source 0",
+        "each_source 1",
+    ]

@@ -51,6 +51,89 @@ def test_a_host_without_room_for_temporary_files_is_refused(tmp_path: Path) -> N
     assert (run / "logs/0/a.task.log").read_text() == f"apptrain: {os.uname().nodename}: {error}\n"
 
 
+def seen_by_cmd(folder: Path, *arguments: str, **env: str) -> tuple[int, dict[str, str]]:
+    """(the task's status, the environment that CMD had), where CMD ends with 5."""
+    run = prepared(folder)
+    job = {
+        "A": "b",
+        "PBS_X": "job",
+        "NCPUS": "4",
+        "HOME": "/job",
+        "OMP_NUM_THREADS": "9",
+        "APPTRAIN_BIND": "/job",
+    }
+    (run / "tasks/0.env").write_text("".join(f"{name}={value}\0" for name, value in job.items()))
+    (run / "tasks/0.argv").write_text(f"{folder}\0sh\0-c\0env -0 >seen; exit 5\0")
+    (folder / "pbs").mkdir()
+    (folder / "pbs/keep.sh").write_text('shift\nexec "$@"\n')
+    status = task(folder, *arguments, **env)[0]
+    pairs = (folder / "seen").read_text().split("\0")
+    return status, dict(pair.split("=", 1) for pair in pairs if pair)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rank"),
+    [
+        ({"PMI_RANK": "1"}, "1"),
+        ({"PMI_RANK": "0", "PMIX_RANK": "1"}, "1"),
+        ({"PMI_RANK": "0", "PMIX_RANK": "0", "PALS_RANKID": "1"}, "1"),
+        ({"PMIX_RANK": "1", "PALS_RANKID": "1", "OMPI_COMM_WORLD_RANK": "0"}, "0"),
+    ],
+)
+def test_a_task_of_one_command_for_all_is_that_of_the_rank_that_it_was_given(
+    ranks: dict[str, str], rank: str, tmp_path: Path
+) -> None:
+    """Its status is not mpiexec's, which would end the others."""
+    status, seen = seen_by_cmd(tmp_path, "mpiexec", "-", "far1", "far2", **ranks)
+    assert (status, seen["APPTRAIN_PLACE"], seen["APPTRAIN_NODE_RANK"]) == (0, rank, rank)
+    assert "PBS_NODENUM" not in seen
+    host, pid, boot = (tmp_path / f"run/tasks/0.{rank}").read_text().split()
+    assert host == os.uname().nodename
+    assert pid.isdecimal()
+    assert boot == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert (tmp_path / f"run/logs/0/far{int(rank) + 1}.task.log").exists()
+
+
+def test_a_task_has_the_scripts_variables_and_what_pbs_set_on_its_own_host(tmp_path: Path) -> None:
+    own = {"PBS_NODENUM": "1", "PBS_JOBID": "7.srv", "PBS_X": "own", "NCPUS": "2", "HOME": "/own"}
+    status, seen = seen_by_cmd(
+        tmp_path, "pbsdsh", "1", "pbsn2", APPTRAIN_BIND="/own", APPTRAIN_ARGS="x", **own
+    )
+    assert status == 5
+    names = (
+        "A",
+        "PBS_X",
+        "NCPUS",
+        "HOME",
+        "OMP_NUM_THREADS",
+        "APPTRAIN_BIND",
+        "PBS_NODENUM",
+        "APPTRAIN_HOSTNAME",
+    )
+    assert {name: seen.get(name) for name in names} == {
+        "A": "b",
+        "PBS_X": "own",
+        "NCPUS": "2",
+        "HOME": "/own",
+        "OMP_NUM_THREADS": "9",
+        "APPTRAIN_BIND": "/job",
+        "PBS_NODENUM": "1",
+        "APPTRAIN_HOSTNAME": "pbsn2",
+    }
+    assert not {"APPTRAIN_ARGS", "APPTRAIN_PLACE", "APPTRAIN_NODE_RANK"} & seen.keys()
+    assert not Path(seen["TMPDIR"]).exists()
+
+
+def test_a_task_that_pbs_has_started_on_another_host_is_refused(tmp_path: Path) -> None:
+    prepared(tmp_path)
+    status, _, lines = task(tmp_path, "pbsdsh", "1", "pbsn2", PBS_NODENUM="0")
+    assert status == 64
+    assert lines[-1] == (
+        f"error=the task for pbsn2, host 1 of this job, runs as host 0 on {os.uname().nodename}: "
+        "the node file has changed since the job began"
+    )
+
+
 @pytest.fixture
 def slow_shell(tmp_path: Path) -> str:
     """A file for BASH_ENV: every command of a script comes later than whatever it started in the background."""
