@@ -10,7 +10,7 @@ def learning_rate(step: int, *, peak: float, warmup_steps: int, total_steps: int
     """
     if step <= warmup_steps:
         return peak * step / warmup_steps
-    progress = (step - 1 - warmup_steps) / max(1, total_steps - warmup_steps)
+    progress = (step - 1 - warmup_steps) / (total_steps - warmup_steps)
     return peak * 0.5 * (1.0 + math.cos(math.pi * progress))
 
 

@@ -1,5 +1,6 @@
 import hashlib
 import io
+import math
 import os
 import pickle
 from itertools import pairwise
@@ -12,7 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from train import datasets
+from train import datasets, rng
 from train.cifar10 import ArrayUnpickler, read_cifar10
 from train.config import Data
 from train.datasets import (
@@ -79,6 +80,7 @@ def test_each_training_image_is_set_aside_in_one_fold_and_no_test_image_is_there
 
 
 def test_more_folds_than_images_are_refused() -> None:
+    assert opened(name="digits", folds=1437).test_size == 1
     with pytest.raises(TrainingRefused) as refusal:
         opened(name="digits", folds=1438)
     assert str(refusal.value) == "data.folds is 1438 for 1437 training images: give less"
@@ -117,6 +119,26 @@ def test_augmentation_differs_between_epochs_and_seeds_and_can_be_turned_off() -
     epochs, indices = stream(1, 1437, 0, 3)
     plain, _ = next(source.train_batches(iter([(epochs, indices)])))
     assert torch.equal(plain, look.plain(images[indices]))
+
+
+def test_a_digit_is_varied_as_much_to_either_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Draws in their middle leave it as it is, and those at both ends turn, shift and shear it as far."""
+    asked: list[torch.Tensor] = []
+    monkeypatch.setattr(torch.nn.functional, "affine_grid", lambda matrix, *_, **__: asked.append(matrix))
+    monkeypatch.setattr(torch.nn.functional, "grid_sample", lambda pixels, *_, **__: pixels)
+    images, index = read_digits()[0][:1], torch.zeros(1, dtype=torch.int64)
+    for draw in (0.0, 0.5, 1.0):
+        monkeypatch.setattr(rng, "uniform", lambda *_, draw=draw: torch.full((1, 6), draw))
+        DigitsLook(8, 1, 1.0).augmented(images, index, index)
+    least, middle, most = (matrix[0] for matrix in asked)
+    assert torch.equal(middle, torch.eye(2, 3))
+    cos, sin = math.cos(math.radians(12)), math.sin(math.radians(12))
+    for found, wide, side in ((least, 0.9, -1.0), (most, 1.1, 1.0)):
+        expected = [
+            [wide * cos, side * (0.1 - wide * sin), side * 0.2],
+            [side * wide * sin, wide * cos, side * 0.2],
+        ]
+        assert torch.allclose(found, torch.tensor(expected))
 
 
 def test_a_digit_that_is_not_enlarged_keeps_its_pixels() -> None:

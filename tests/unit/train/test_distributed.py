@@ -6,8 +6,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from train.distributed import be_deterministic, use_threads
-from train.environment import says_threads
+from train.distributed import be_deterministic, choose_device, use_threads
+from train.environment import RankInfo, says_threads
+from train.status import TrainingRefused
 
 
 @pytest.fixture
@@ -60,3 +61,32 @@ def test_threads_are_the_configs_else_those_of_the_environment_else_one(
         assert torch.get_num_threads() == found
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "local_rank", "found"),
+    [
+        ("auto", 0, 0, "cpu"),
+        ("auto", 2, 1, "cuda:1"),
+        ("cuda", 2, 0, "cuda:0"),
+        ("cpu", 2, 1, "cpu"),
+        ("auto", 2, 2, "LOCAL_RANK is 2 on gpu-a01, where torch sees 2 GPUs: "),
+        ("cuda", 0, 0, "LOCAL_RANK is 0 on gpu-a01, where torch sees 0 GPUs: "),
+    ],
+)
+def test_a_rank_takes_the_gpu_of_its_number_or_the_cpu(
+    wanted: str, gpus: int, local_rank: int, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    info = RankInfo(node="gpu-a01", rank=5, local_rank=local_rank)
+    if found.startswith("LOCAL_RANK"):
+        with pytest.raises(TrainingRefused) as refused:
+            choose_device(wanted, info)
+        assert str(refused.value) == found + "start at most one rank per GPU, or give device=cpu"
+        assert refused.value.rank == 5
+    else:
+        assert str(choose_device(wanted, info)) == found
+    assert taken == ([local_rank] if found.startswith("cuda") else [])

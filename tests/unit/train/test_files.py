@@ -57,3 +57,21 @@ def test_what_another_hosts_process_writes_is_left_behind_once_it_is_old(tmp_pat
     assert not files.is_left_behind(folder)
     os.utime(folder / "model.safetensors", (old, old))
     assert files.is_left_behind(folder)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_file_that_cannot_be_written_leaves_the_one_before_and_says_why(
+    tmp_path: Path, begun: bool
+) -> None:
+    path = tmp_path / "result.json"
+    files.replace_json(path, 1)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+    def write(partial: Path) -> None:
+        if begun:
+            partial.write_text("half")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(OSError, match="No space left on device"):
+        files.replace(path, write)
+    assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("result.json", "1\n")]

@@ -356,6 +356,9 @@ def test_never_begins_anew_and_moves_what_was_there_aside(
     assert moved in capsys.readouterr().out
     assert len(trace(folder)) == 2
     assert (folder / "previous-1" / "checkpoints" / "step-00000008").is_dir()
+    assert go(folder, "steps=1", resume="never") == DONE
+    assert (folder / "previous-1" / "checkpoints" / "step-00000008").is_dir()
+    assert (folder / "previous-2" / "checkpoints" / "step-00000002").is_dir()
 
 
 def test_a_given_checkpoint_begins_a_run_that_then_goes_on_from_its_own(tmp_path: Path, whole: Path) -> None:

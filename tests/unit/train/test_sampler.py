@@ -122,6 +122,8 @@ def test_the_learning_rate_rises_in_proportion_and_falls_along_half_a_cosine() -
 
 def test_without_warm_up_the_first_step_has_the_peak() -> None:
     assert learning_rate(1, peak=0.3, warmup_steps=0, total_steps=5) == 0.3
+    assert learning_rate(4, peak=0.8, warmup_steps=4, total_steps=4) == 0.8
+    assert learning_rate(4, peak=0.8, warmup_steps=8, total_steps=4) == 0.4
 
 
 def test_epochs_are_rounded_up_to_whole_steps_and_steps_go_first() -> None:
