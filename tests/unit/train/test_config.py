@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from train import config
-from train.arguments import read
+from train.arguments import check, read
 from train.config import Config, changed, check_batch, describe, find, flatten, load, shipped_names
 from train.status import TrainingRefused
 
@@ -195,6 +195,32 @@ def test_a_batch_that_somebody_chose_is_kept_or_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingRefused, match="batch_size is 64, no multiple of 3 ranks"):
         read(["--config", str(written(tmp_path, "batch_size: 64"))], 3)
     assert read(["--config", "digits", "batch_size=66"], 3).config.batch_size == 66
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--config", "digits", "seed=2"], ""),
+        (["--config", "digits", "seed=x"], "override: seed is 'x' (str): give a value of type int"),
+        (["--config", "digits", "batch_size=7"], "batch_size is 7, no multiple of 2 ranks"),
+        (["--config", "mine.yaml", "--resume", "never", "batch_size=8"], ""),
+        (["--config", "mine.yaml"], "batch_size is 7, no multiple of 2 ranks"),
+        (["--config", "mine.yaml", "batch_size=x"], "override: batch_size is 'x' (str)"),
+        (["--config", "digit"], "--config digit: no such file or shipped config: did you mean digits?"),
+        (["--config", "on/the/node.yaml", "seed=x"], ""),  # it may be there on the nodes
+        (["seed=2"], "the following arguments are required: --config"),
+    ],
+)
+def test_a_command_line_is_checked_before_the_job_as_far_as_its_config_is_here(
+    tmp_path: Path, arguments: list[str], why: str
+) -> None:
+    written(tmp_path, "batch_size: 7")
+    if not why:
+        check(arguments, 2, tmp_path)
+        return
+    with pytest.raises(TrainingRefused) as refused:
+        check(arguments, 2, tmp_path)
+    assert str(refused.value).startswith(why)
 
 
 def test_every_key_is_described_for_the_help() -> None:

@@ -2,6 +2,8 @@ import json
 import os
 import shutil
 import stat
+import time
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from matplotlib.figure import Figure
 
 from train import metrics, report
 from train.board import Board, Scalar
+from train.evaluate import Score
 from train.files import replace
 from train.metrics import History, MetricsFile
 from train.report import Recorder
@@ -225,6 +228,52 @@ def test_what_an_earlier_attempt_logged_beyond_is_hidden(tmp_path: Path) -> None
         Board(tmp_path).write([Scalar(tag="a", value=value, step=step, time=0.0) for step in steps])
     read = EventAccumulator(str(tmp_path)).Reload()
     assert [(event.step, event.value) for event in read.Scalars("a")] == [(1, 9.0), (2, 1.5), (3, 1.5)]
+
+
+def test_events_that_a_disk_did_not_take_are_written_once_it_does(
+    tmp_path: Path, troubles: Troubles, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of very many the oldest are dropped."""
+    written: list[list[tuple[str, int]]] = []
+    full = True
+
+    def write(_: Board, scalars: Sequence[Scalar]) -> None:
+        if full:
+            raise OSError(28, "No space left on device")
+        written.append([(scalar.tag, scalar.step) for scalar in scalars])
+
+    monkeypatch.setattr(Board, "write", write)
+    monkeypatch.setattr(report, "_MOST_SCALARS", 4)
+    recorder = Recorder(tmp_path, troubles, step=0, total_steps=3)
+    for step in (1, 2):
+        recorder.step(step, loss=1.0, lr=0.1, images_per_s=100.0)
+    recorder.evaluation(2, Score(correct=1, total=2), "fold")
+    full = False
+    recorder.step(3, loss=1.0, lr=0.1, images_per_s=100.0)
+    recorder.close()
+    names = ("loss", "lr", "images_per_s")
+    second, third = ([(f"train/{name}", step) for name in names] for step in (2, 3))
+    assert written == [[*second, ("fold/accuracy", 2), *third]]
+    assert said == [
+        f"train: WARNING: tensorboard: No space left on device: {tmp_path}/tensorboard takes no events as yet",
+        "train: tensorboard: works again, after it failed once",
+    ]
+
+
+@pytest.mark.parametrize(("waited", "count"), [(60.0, 0), (60.5, 1)])
+def test_events_are_written_once_a_minute_between_evaluations(
+    waited: float, count: int, tmp_path: Path, troubles: Troubles, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+    now = [1000.0]
+    monkeypatch.setattr(Board, "write", lambda _, scalars: written.append(len(scalars)))
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    recorder = Recorder(tmp_path, troubles, step=0, total_steps=3)
+    now[0] += waited
+    recorder.step(1, loss=1.0, lr=0.1, images_per_s=100.0)
+    recorder.step(2, loss=1.0, lr=0.1, images_per_s=100.0)
+    assert written == [3] * count
+    recorder.close()
 
 
 def test_results_that_cannot_be_written_are_told_and_the_table_is_printed_all_the_same(
