@@ -3,13 +3,15 @@
 import getpass
 import itertools
 import json
+import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.unit.host.node import IMAGE_ID, NODE, Node, bound, said
+from tests.unit.host.node import IMAGE_ID, NODE, RUN_SH, Node, bound, said
 
 
 def test_only_what_the_table_names_passes(node: Node) -> None:
@@ -237,3 +239,43 @@ def test_directories_of_caches_are_replaced_unless_they_are_asked_for(node: Node
 def test_a_task_without_a_user_name_gets_one(node: Node) -> None:
     inside = node.inside(USER=None, LOGNAME=None)
     assert (inside["USER"], inside["LOGNAME"]) == (getpass.getuser(), getpass.getuser())
+
+
+UTF_8 = [
+    "",
+    "plain",
+    "\n\t\x7f",
+    "caf\u00e9",
+    "\u0080\u07ff",
+    "\u0800\u0fff",
+    "\ud7ff\ue000\uffff",
+    "\U00010000\U0010ffff",
+    "a\u20acb",
+]
+NOT_UTF_8 = [
+    *(
+        b"\x80",
+        b"\xbf",
+        b"\xc1\xbf",
+        b"\xc2",
+        b"\xc2a",
+        b"\xe0\x9f\xbf",
+        b"\xe1\x80",
+        b"\xed\xa0\x80",
+        b"\xf0\x8f\xbf\xbf",
+    ),
+    *(b"\xf1\x80\x80", b"\xf4\x90\x80\x80", b"\xf5\x80\x80\x80", b"\xff", b"a\xe9b"),
+]
+
+
+@pytest.mark.parametrize("text", [text.encode() for text in UTF_8] + NOT_UTF_8)
+def test_what_is_utf_8_is_known_byte_by_byte(text: bytes) -> None:
+    """Python decides what it is."""
+    script = 'LC_ALL=C; checkout=$1; OF_ALLOCATION=(); source "$1/host/environment.sh"; is_utf8 "$2"'
+    ended = subprocess.run(["bash", "-c", script, "bash", os.fsencode(RUN_SH.parents[1]), text], check=False)
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        assert ended.returncode == 1
+    else:
+        assert ended.returncode == 0

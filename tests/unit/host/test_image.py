@@ -554,3 +554,179 @@ def test_further_variables_pass_as_the_job_script_says(node: Node) -> None:
     ended = node.task("--pass", "MY_*", "--pass", "ONE", MY_X="1", ONE="2", TWO="3")
     lines = ended.stdout.splitlines()
     assert ({"MY_X=1", "ONE=2"} <= set(lines), "TWO=3" in lines) == (True, False)
+
+
+# --- one function at a time -----------------------------------------------------------------------------------
+
+START = """
+set -euo pipefail
+LC_ALL=C
+SHARED='use another' tmp=$2 kind=sif unmounted='' signalled='' mount_tried='' status=255 run_at=100 userns='' options=()
+apptainer=/a/apptainer image=/i.sif package=apptainer version=1.4.5 setuid='' libexec=/usr/libexec bytes=10000000
+source "$1/host/common.sh"
+source "$1/host/image.sh"
+refuse() { shift; echo "refused: $*"; exit 0; }
+say_for_node() { echo "says: $*"; }
+read_clock() { seconds=$now; }
+quoted() { printf "'%s'" "$1"; }
+free_mb() { echo 21; }
+"""
+
+
+def bash(script: str, folder: Path, env: dict[str, str] | None = None) -> str:
+    """What these lines print, without a node."""
+    return subprocess.run(
+        ["bash", "-c", START + script, "bash", RUN_SH.parents[1], folder],
+        env={"PATH": os.environ["PATH"], **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+        check=True,
+    ).stdout.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("version", "least", "fits"),
+    [
+        ("1.2", "1.2", True),
+        ("1.1.9", "1.2", False),
+        ("1.10.0", "1.2", True),
+        ("2.0.0-rc.1", "1.2", True),
+        ("3.9.9", "3.10", False),
+        ("3.10.0+dirty", "3.10", True),
+        ("4.1.0", "4.1", True),
+        ("4.0.9", "4.1", False),
+        ("", "1.2", False),
+        ("unknown", "1.2", False),
+    ],
+)
+def test_versions_are_compared_by_their_numbers(version: str, least: str, fits: bool, tmp_path: Path) -> None:
+    assert bash(f"version={version}; is_at_least {least} && echo yes || true", tmp_path) == "yes" * fits
+
+
+@pytest.mark.parametrize(
+    ("machine", "code"),
+    [("x86_64", "3032"), ("aarch64", "3034"), ("ppc64le", "3036"), ("riscv64", "3132"), ("s390x", "9999")],
+)
+def test_a_processor_has_its_code_in_a_sif_file_or_is_not_compared(
+    machine: str, code: str, tmp_path: Path
+) -> None:
+    assert bash(f"uname() {{ echo {machine}; }}; sif_architecture 9999", tmp_path) == code
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ("", ""),
+        ("kind=directory APPTRAIN_UNPACK=1", ""),
+        ("APPTRAIN_UNPACK=1", "APPTRAIN_UNPACK=1"),
+        ("APPTRAIN_UNPACK=1 setuid=yes", "APPTRAIN_UNPACK=1"),
+        ("APPTRAIN_UNPACK=0", ""),
+        ("APPTRAIN_UNPACK=yes", "refused: APPTRAIN_UNPACK=yes: must be 1 or 0"),
+        ("has=''", "it has no squashfuse"),
+        ("has='' setuid=yes", ""),
+        ("package=singularity version=4.0.3", "singularity 4.0.3 mounts only where it is setuid"),
+        ("package=singularity version=4.1.0", ""),
+        ("package=singularity version=3.11.0 setuid=yes", ""),
+    ],
+)
+def test_whether_a_node_mounts_the_image_is_seen_before(state: str, told: str, tmp_path: Path) -> None:
+    script = f"""
+        has=/usr/bin/squashfuse
+        type() {{ echo "$has"; }}
+        {state or ":"}
+        find_mount
+        echo "$unmounted"
+        """
+    if "setuid" not in state and "kind" not in state and not os.access("/dev/fuse", os.R_OK | os.W_OK):
+        told = told if told and "singularity" not in told else "/dev/fuse may not be opened"
+    assert bash(script, tmp_path) == told
+
+
+@pytest.mark.parametrize(
+    ("state", "option"),
+    [
+        ("", "--unsquash"),
+        ("package=singularity version=4.1.0", "--tmp-sandbox"),
+        ("package=singularity version=4.0.3", ""),
+    ],
+)
+def test_each_program_has_its_own_option_to_unpack_if_it_needs_one(
+    state: str, option: str, tmp_path: Path
+) -> None:
+    script = (
+        f'prefix=X unpack=before unmounted=why; {state or ":"}; choose_unpacking; echo "<$unpack> $X_TMPDIR"'
+    )
+    says = f"says: this node does not mount the image (why): unpacking it to {tmp_path}, about 21 MB, for this run"
+    assert bash(script, tmp_path) == f"{says}\n<{option}> {tmp_path}"
+    tried = bash(f"mount_tried=yes; {script}", tmp_path)
+    assert "for this run (APPTRAIN_UNPACK=1 does so without trying)\n" in tried
+    less = bash(f"free_mb() {{ echo 20; }}; {script}", tmp_path)
+    assert less.startswith("refused: this node does not mount the image (why), and ")
+    assert "has 20 MB free of the 21 MB needed" in less
+
+
+NO_LUCK = "FATAL: image driver mount failure: squashfuse_ll exited: fuse: no luck"
+
+
+@pytest.mark.parametrize(
+    ("state", "tried", "found"),
+    [
+        ("", f"echo '{NO_LUCK}'; exit 255", "failed unmounted=fuse: no luck again="),
+        ("now=109", "exit 0", "failed unmounted= again=yes"),
+        ("now=108", "exit 0", "no"),  # it was not the mount that took its time
+        ("", "echo 'FATAL: something else'; exit 255", "no"),
+        ("", "exit 124", "failed unmounted=it takes more than 60 s again="),
+        ("", "exit 137", "failed unmounted=it takes more than 60 s again="),
+        ("mount_tried=yes now=109", "exit 9", "failed unmounted=it took apptainer too long, twice again="),
+        ("mount_tried=yes now=108", "exit 9", "no"),
+        ("status=0", "exit 124", "no"),
+        ("signalled=yes", "exit 124", "no"),
+        ("touch=.started", "exit 124", "no"),
+        ("kind=directory", "exit 124", "no"),
+        ("unmounted=why", "exit 124", "no"),
+        ("", "signal", "no"),
+    ],
+)
+def test_a_start_that_failed_is_tried_again_if_it_was_the_mount(
+    state: str, tried: str, found: str, tmp_path: Path
+) -> None:
+    """`signal`: one comes while the mount is tried, and asks the task to end."""
+    script = f"""
+        now=100 touch=none
+        timeout() {{ if [[ "{tried}" == signal ]]; then signalled=yes; return 124; fi; ({"exit 9" if tried == "signal" else tried}); }}
+        {state or ":"}
+        if [[ $touch == .started ]]; then touch "$tmp/.started"; fi
+        if mount_failed; then echo "failed unmounted=$unmounted again=$again"; else echo no; fi
+        """
+    assert bash(script, tmp_path).splitlines()[-1] == found
+
+
+@pytest.mark.parametrize(
+    ("program", "state", "is_shielded"),
+    [
+        ("/usr/bin/squashfuse_ll", "", True),
+        ("/usr/libexec/squashfuse_ll", "", False),  # of Apptainer's own
+        ("", "", False),
+        ("/usr/bin/squashfuse", "kind=directory", False),
+        ("/usr/bin/squashfuse", "setuid=yes", False),
+        ("/usr/bin/squashfuse", "unmounted=why", False),
+    ],
+)
+def test_the_process_that_shows_the_image_outlives_signals_if_we_can_put_ours_before_it(
+    program: str, state: str, is_shielded: bool, tmp_path: Path
+) -> None:
+    name = Path(program).name
+    script = f"""
+        mounters=/x there="{program}"
+        type() {{ [[ -n $there && $2 == "${{there##*/}}" ]] && echo "$there"; }}
+        {state or ":"}
+        shield_mount
+        echo "$shield"
+        """
+    assert bash(script, tmp_path) == (f"{tmp_path}/.mount" if is_shielded else "")
+    file = tmp_path / ".mount" / name
+    assert file.is_file() == is_shielded
+    if is_shielded:
+        assert file.read_text() == f'#!/bin/sh\ntrap "" HUP USR1 USR2 TERM\nexec \'{program}\' "$@"\n'
+        assert os.access(file, os.X_OK)
