@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import NoReturn
 
 import pytest
@@ -45,19 +45,6 @@ def test_what_is_no_list_of_sizes_is_refused(text: str, id: str) -> None:
 def test_there_may_be_20_sizes_of_up_to_100000_nodes() -> None:
     many = tuple(range(99_981, 100_001))
     assert sizes(",".join(map(str, many))) == many
-
-
-@pytest.mark.parametrize(("repeats", "is_fine"), [("50", True), ("51", False), ("1.5", False)])
-def test_each_size_is_measured_up_to_50_times(
-    repeats: str, is_fine: bool, asked: Callable[..., tuple[Sweep, list[str], list[str], int]]
-) -> None:
-    words = ["--repeats", repeats, "--", "my.py"]
-    if is_fine:
-        assert asked(*words)[0].repeats == int(repeats)
-        return
-    with pytest.raises(BadInput) as refusal:
-        asked(*words)
-    assert refusal.value.id == "scaling-repeats"
 
 
 def test_sizes_take_turns() -> None:
@@ -100,6 +87,20 @@ def test_a_directory_is_private_and_goes_on_with_the_same_sweep_alone(tmp_path: 
     assert stat.S_IMODE((path / "done" / "2.1.json").stat().st_mode) == 0o600
     with pytest.raises(BadInput, match=r"repeats is 2 there and 3 here"):
         open_folder(path, replace(SWEEP, repeats=3))
+
+
+def test_a_directory_that_is_there_and_empty_becomes_private(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir(mode=0o755)
+    open_folder(tmp_path / "s", SWEEP)
+    for path in (tmp_path / "s", tmp_path / "s" / "runs"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(BadInput, match="Not a directory: give another") as refusal:
+        open_folder(tmp_path / "file" / "s", SWEEP)
+    assert refusal.value.id == "scaling-dir"
 
 
 def test_a_directory_with_something_else_is_refused(tmp_path: Path) -> None:
@@ -226,11 +227,13 @@ class Local:
     """Stands for the runs: takes what it is to run, and runs nothing."""
 
     asked: tuple[Sweep, list[str], list[str], int]
+    minutes: object
 
     def __init__(self, _: SweepFolder, asked: Sweep, words: list[str], options: list[str], **more: object):
         batch = more["batch"]
         assert isinstance(batch, int)
         Local.asked = (asked, words, options, batch)
+        Local.minutes = more["minutes"]
 
     def run(self) -> list[local.FailedSize]:
         return [local.FailedSize(2, "status 1: boom")]
@@ -281,6 +284,105 @@ def test_threads_that_somebody_has_chosen_stay(
     assert asked("--dir", "b", *ranks, "--nodes", "1,2", "--", "my.py")[2] == ranks
     for name in ("OMP_NUM_THREADS", "APPTRAIN_OMP_NUM_THREADS"):
         assert asked("--dir", name, "--nodes", "1,2", "--", "my.py", env={name: "3"})[2] == []
+
+
+@pytest.mark.parametrize(
+    ("given", "minutes", "repeats"),
+    [
+        ([], 30, 3),
+        (["--minutes", "0.5", "--repeats", "50"], 0.5, 50),
+        (["--minutes=100000", "--repeats=1"], 100_000, 1),
+    ],
+)
+def test_runs_take_half_an_hour_and_each_size_three_if_nothing_else_is_said(
+    given: list[str],
+    minutes: float,
+    repeats: int,
+    asked: Callable[..., tuple[Sweep, list[str], list[str], int]],
+) -> None:
+    assert asked(*given, "--", "my.py")[0].repeats == repeats
+    assert Local.minutes == minutes
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--", "my.py"], "weak scaling on 1, 2 nodes, 1 run of each size: each rank has the same work in a step "
+            "(--strong if your script divides its batch)"),
+        (["--strong", "--", "my.py"], "strong scaling on 1, 2 nodes, 1 run of each size: taken at your word that a "
+            "step has the same work on all"),
+        ([], "strong scaling on 1, 2 nodes, 1 run of each size"),
+        (["--weak"], "weak scaling on 1, 2 nodes, 1 run of each size: batch_size grows with the nodes"),
+    ],
+)  # fmt: skip
+def test_what_will_be_measured_is_said_first(
+    given: list[str],
+    said: str,
+    asked: Callable[..., tuple[Sweep, list[str], list[str], int]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    asked("--nodes", "1,2", "--repeats", "1", *given)
+    assert capsys.readouterr().err.splitlines()[0] == f"apptrain: {said}"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--device", "cpu", "--show-ranks=0", "-x", "3"],
+        ["--omp_num_threads", "-3", "--no-binding", "--a=b c"],
+        ["--restart-on-failure", "--standalone"],
+    ],
+)
+def test_options_that_are_not_of_scaling_are_those_of_the_runs(
+    options: list[str], asked: Callable[..., tuple[Sweep, list[str], list[str], int]]
+) -> None:
+    first, last = ["--nodes", "1,2", "--weak"], ["--repeats=1", "--dir", "a"]
+    sweep, _, taken, _ = asked(*first, *options, *last, "--", "my.py")
+    assert taken[: len(options)] == options
+    assert (sweep.nodes, sweep.kind, sweep.repeats) == ((1, 2), "weak", 1)
+
+
+@pytest.mark.parametrize(("nodes", "is_given"), [([], False), (["--nodes", "3,5"], True)])
+def test_a_cluster_gets_1_2_and_4_nodes_if_no_sizes_are_given(
+    nodes: list[str], is_given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    submitted: list[tuple[Sweep, list[str], list[str]]] = []
+
+    def submit(
+        _: SweepFolder, what: Sweep, words: list[str], options: list[str], *__: object, **___: object
+    ) -> int:
+        submitted.append((what, words, options))
+        return 5
+
+    monkeypatch.setattr(jobs, "submit", submit)
+    assert command.main(["--cluster", "generic", *nodes, "--time", "5", "--", "my.py"], {}) == 5
+    ((what, words, options),) = submitted
+    assert (what.nodes, what.cluster) == ((3, 5) if is_given else (1, 2, 4), "generic")
+    assert (words, options) == (["my.py"], ["--time", "5"])
+
+
+def test_a_disk_that_fails_ends_a_sweep_with_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(_: object) -> NoReturn:
+        raise OSError(28, "No space left on device", "/x/n1-r1")
+
+    monkeypatch.setattr(local.LocalRuns, "run", full)
+    assert command.main(["--dir", str(tmp_path / "s"), "--nodes", "1,2", "--", "x"], {}) == 1
+    assert capsys.readouterr().err.endswith("apptrain: No space left on device: /x/n1-r1\n")
+
+
+def test_the_command_of_a_sweep_that_no_size_can_have_is_checked_as_it_stands() -> None:
+    checked: list[list[str]] = []
+
+    def check(words: list[str]) -> None:
+        checked.append(words)
+        raise BadInput("id", "no")
+
+    with pytest.raises(BadInput, match=r"^no$"):
+        command.main(["--nodes", "3,4", "--", "my.py", "{65/nodes}"], {}, check)
+    assert checked == [["--nodes", "3", "--", "my.py", "{65/nodes}"]]
 
 
 @pytest.mark.parametrize(("cores", "nodes"), [(1, (1, 2)), (3, (1, 2)), (4, (1, 2, 4)), (64, (1, 2, 4, 8))])
@@ -365,6 +467,10 @@ def test_secrets_of_the_command_are_run_and_not_written(
         (["--repeats", "51", "--", "my.py"], "scaling-repeats"),
         (["--repeats", "many", "--", "my.py"], "scaling-number"),
         (["--minutes", "nan", "--", "my.py"], "scaling-number"),
+        (["--minutes", "0", "--", "my.py"], "scaling-number"),
+        (["--minutes", "100001", "--", "my.py"], "scaling-number"),
+        ([f"runs/{at}" for at in range(1001)], "scaling-too-many"),
+        ([f"runs/{at}" for at in range(1000)], "run-missing"),
         (["--strong", "--weak", "--", "my.py"], "command-usage"),
         (["--cluster", "no_such", "--", "my.py"], "profile-missing"),
     ],
@@ -443,6 +549,24 @@ def test_a_size_that_fails_is_not_tried_again_and_the_others_are_measured(
     assert here(tmp_path, said).run() == []
     assert said[:2] == ["2 of 4 runs are there already", "run 3 of 4: 2 nodes"]
     assert SweepFolder(tmp_path / "s").noted("done").keys() == set(SWEEP.order())
+
+
+@pytest.mark.usefixtures("handlers")
+def test_the_time_that_is_left_is_estimated_by_the_runs_so_far(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They take 10, 30, 20 and 5 s."""
+    clock = iter([0, 10, 10, 40, 40, 60, 60, 65])
+    monkeypatch.setattr(local, "time", SimpleNamespace(monotonic=clock.__next__))
+    monkeypatch.setattr(local.LocalRuns, "_start", runs_of({}))
+    said: list[str] = []
+    here(tmp_path, said).run()
+    assert said[::2] == [
+        "run 1 of 4: 1 node",
+        "run 2 of 4: 2 nodes, about 30 s to go",
+        "run 3 of 4: 1 node, about 40 s to go",
+        "run 4 of 4: 2 nodes, about 20 s to go",
+    ]
 
 
 @pytest.mark.usefixtures("handlers")
