@@ -1,10 +1,12 @@
-"""Job scripts: each trap by its line, none in a good one, and the same job as one of ours."""
+"""Job scripts: each trap by its line, and none in a good one."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from entrypoint.explain import as_ours, jobscript, traps
+from entrypoint.core.errors import BadInput
+from entrypoint.explain import jobscript, traps
 
 HEAD = 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
 ASKED = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=4\n"
@@ -387,39 +389,6 @@ def test_nothing_is_remarked_where_nothing_is_lost(text: str) -> None:
     assert traps.find(text) == []
 
 
-def test_the_same_job_as_one_of_ours() -> None:
-    asked = "#SBATCH -t 1:00:00 -p gpu --cpus-per-task=8 --hint=nomultithread\nmodule load cuda/12.4\nexport HF_TOKEN=abc DATA=/d\n"
-    text = GOOD.replace(HEAD, asked + HEAD).replace("--nv x.sif", "--nv --bind /d:/data x.sif")
-    made = as_ours.convert(traps.read(text))
-    assert made.lines == (
-        "APPTRAIN_IMAGE=x.sif APPTRAIN_BIND=/d:/data sbatch --nodes=2 --gpus-per-node=4 --cpus-per-task=8 "
-        "--time=1:00:00 --partition=gpu --hint=nomultithread slurm/multinode.sbatch -- train.py --lr 0.1",
-        "APPTRAIN_IMAGE=x.sif APPTRAIN_BIND=/d:/data apptrain submit --cluster NAME --nodes 2 --gpus-per-node 4 "
-        "--partition gpu --time 1:00:00 -- train.py --lr 0.1",
-    )
-    assert made.profile == ("modules: [cuda/12.4]",)
-    assert [line.partition(":")[2].split(":")[0] for line in made.left] == [" HF_TOKEN", " DATA"]
-    assert "abc" not in "".join((*made.lines, *made.profile, *made.left))
-
-
-def test_a_job_of_pbs_gets_a_line_of_qsub() -> None:
-    made = as_ours.convert(
-        traps.read(f"{PBS}#PBS -q gpu\npbsdsh -- torchrun --nnodes=2 --nproc_per_node=4 t.py 'a b'\n")
-    )
-    assert made.lines[0] == (
-        "APPTRAIN_ARGS='-- t.py '\"'\"'a b'\"'\"'' qsub -l select=2:ncpus=8:ngpus=4 -l walltime=01:00:00 -q gpu "
-        "-l place=scatter -v APPTRAIN_ARGS pbs/multinode.pbs"
-    )
-
-
-def test_a_script_without_a_training_says_so() -> None:
-    assert (
-        as_ours.convert(traps.read("#!/bin/bash\necho x\n"))
-        .left[0]
-        .startswith("no line was found that starts a training")
-    )
-
-
 @pytest.mark.parametrize(
     ("name", "text", "is_script"),
     [
@@ -429,12 +398,125 @@ def test_a_script_without_a_training_says_so() -> None:
         ("x.sbatch", "torchrun x\n", True),
         ("x.log", "step 1\n", False),
         ("x.sh", "", False),
+        ("x.sh", " \n", False),
         ("x", "#!/usr/bin/python3\n", False),
+        ("x", "#!/usr/bin/bashful\n", False),
+        ("x", "#!/usr/bin/env python\n", False),
+        ("x", "\ufeff\n #! /bin/sh\n", True),
+        ("x", "#!/usr/bin/env -S bash -l\n", True),
+        *(("x", f"#!/bin/{shell}sh -e\n", True) for shell in ("ba", "da", "k", "z", "c", "tc", "")),
+        ("x", "a\n#PBS  -N x\n", True),
+        ("x", "a\n#SBATCH--nodes=2\n #SBATCH -N 2\n", False),
+        ("x", "a" * 4080 + "\n#SBATCH -N 2\n", True),
+        ("x", "a" * 4096 + "\n#SBATCH -N 2\n", False),
+        *(
+            (f"x{end}", "a\n", True)
+            for end in (".pbs", ".sh", ".slurm", ".qsub", ".job", ".bash", ".slm", ".sub")
+        ),
+        ("x.py", "a\n", False),
+        ("x.sh", "a\0", False),
+        *((f"x.sh{end}", "#!/bin/bash\n", False) for end in (".log", ".out", ".err", ".o123", ".e1")),
+        ("x.log.sh", "#!/bin/bash\n", True),
     ],
 )
 def test_a_script_is_told_from_a_log(name: str, text: str, is_script: bool, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     assert jobscript.is_one(tmp_path / name) == is_script
+
+
+def test_what_cannot_be_read_is_no_script(tmp_path: Path) -> None:
+    (tmp_path / "folder.sh").mkdir()
+    for name in ("folder.sh", "nowhere.sh"):
+        assert not jobscript.is_one(tmp_path / name)
+        with pytest.raises(BadInput) as refusal:
+            jobscript.main(tmp_path / name, as_json=False)
+        assert refusal.value.id == "explain-script-unreadable"
+    assert str(refusal.value).endswith(
+        "nowhere.sh cannot be read (No such file or directory): give a job script"
+    )
+
+
+MENDED = "#!/bin/bash\n#SBATCH --gpus-per-node=1 --output=/dev/null\nsrun --kill-on-bad-exit python t.py\n"
+BARE = "#!/bin/bash\n#SBATCH --time=5 -N2\nmodule load x\nexport A=1\nsrun -K python t.py x\x1b[31m\n"
+
+
+def test_traps_are_told_with_their_lines_why_and_what_to_do(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.sh").write_text(MENDED)
+    assert jobscript.main(tmp_path / "x.sh", as_json=False) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "x.sh:2: the output goes to /dev/null (output-null)",
+        "  /dev/null",
+        "  why: If it fails there is no log to read.",
+        "  do:  #SBATCH --output=%x-%j.out.",
+        "",
+        "the same job as one of ours:",
+        "  sbatch --nodes=1 --gpus-per-node=1 slurm/multinode.sbatch -- t.py",
+        "  or: apptrain submit --cluster NAME --nodes 1 --gpus-per-node 1 -- t.py",
+    ]
+
+
+def test_remarks_and_what_is_not_carried_over_stand_behind_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.sh").write_text(BARE)
+    assert jobscript.main(tmp_path / "x.sh", as_json=False) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        "nothing was found that must be mended",
+        "x.sh:2: a remark: no signal comes before the time limit: #SBATCH --signal=B:USR2@120 and a handler that "
+        "saves; under PBS a clock of your own. Frequent checkpoints do too.",
+        "",
+        "the same job as one of ours:",
+        "  sbatch --nodes=2 --gpus-per-node=0 --time=5 slurm/multinode.sbatch -- t.py 'x?[31m'",
+        "  or: apptrain submit --cluster NAME --nodes 2 --time 5 -- t.py 'x?[31m'",
+        "  in a profile: modules: [x]",
+        "  not carried over: line 4: A: export it where you submit; APPTRAIN_PASS=A for the ranks",
+    ]
+    (tmp_path / "x.sh").write_text("echo a\n")
+    assert jobscript.main(tmp_path / "x.sh", as_json=False) == 1
+    assert "as one of ours" not in capsys.readouterr().out
+
+
+def test_json_has_the_same_with_the_words_of_the_script(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.sh").write_text(MENDED)
+    assert jobscript.main(tmp_path / "x.sh", as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told == {
+        "schema_version": 1,
+        "causes": [
+            {
+                "id": "output-null",
+                "title": "the output goes to /dev/null",
+                "why": "If it fails there is no log to read.",
+                "remedy": "#SBATCH --output=%x-%j.out.",
+                "where": {"file": "x.sh", "line": 2},
+                "rank": None,
+                "node": None,
+                "text": "/dev/null",
+            }
+        ],
+        "remarks": [],
+        "as_ours": {
+            "lines": [
+                "sbatch --nodes=1 --gpus-per-node=1 slurm/multinode.sbatch -- t.py",
+                "apptrain submit --cluster NAME --nodes 1 --gpus-per-node 1 -- t.py",
+            ],
+            "profile": [],
+            "not_carried_over": [],
+        },
+    }
+    (tmp_path / "x.sh").write_text(BARE)
+    assert jobscript.main(tmp_path / "x.sh", as_json=True) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert ([one["id"] for one in told["remarks"]], told["causes"]) == (["no-signal"], [])
+    assert told["as_ours"]["profile"] == ["modules: [x]"]
+    assert told["as_ours"]["not_carried_over"] == [
+        "line 4: A: export it where you submit; APPTRAIN_PASS=A for the ranks"
+    ]
+    assert told["as_ours"]["lines"][0].endswith("-- t.py 'x?[31m'")
 
 
 def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:

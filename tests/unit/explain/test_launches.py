@@ -72,6 +72,7 @@ PYTHON = {"words": ["python", "t.py"]}
         ),
         ("/opt/singularity -d run x.sif python t.py", {"container": "singularity", **X_SIF, **PYTHON}),
         ("apptainer shell x.sif", {"container": "apptainer", **X_SIF}),
+        ("apptainer -d -q -s -v -c exec x.sif", {"container": "apptainer", **X_SIF}),
         ("apptainer exec", {"container": "apptainer", "container_line": 1}),
         (
             "apptainer exec --bind",
@@ -103,6 +104,8 @@ PYTHON = {"words": ["python", "t.py"]}
             {**TORCHRUN, "agent_options": {"nnodes": "2"}, "words": ["t.py"]},
         ),
         ("python -m torch.distributed.launch t.py", {**TORCHRUN, "words": ["t.py"]}),
+        ("python -u -B -m torch.distributed.run t.py", {**TORCHRUN, "words": ["t.py"]}),
+        ("python -m torch.distributed.run", TORCHRUN),
         (
             "python -m torch.distributed.run -m pkg.t --x",
             {**TORCHRUN, "agent_options": {"m": ""}, "words": ["pkg.t", "--x"]},
