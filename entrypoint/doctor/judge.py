@@ -21,7 +21,7 @@ from entrypoint.plan.cores import GpuPlace, TaskRanks, Topology
 from entrypoint.plan.options import RDMA
 from entrypoint.plan.profile import Profile
 
-MIB, GIB = 1 << 20, 1 << 30
+GIB = 1 << 30
 RUN_ROOM = GIB
 """Bytes in the run directory: a few checkpoints of a small model."""
 ROOMS = Path(__file__).with_name("room.txt")

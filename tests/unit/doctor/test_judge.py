@@ -82,6 +82,11 @@ def test_a_node_that_has_all_that_its_profile_says_lacks_nothing(fabric: str) ->
             "a: nofile: the limit nofile is 1024: have it raised for the scheduler's daemon on the nodes (LimitNOFILE=infinity and the like)",
         ),
         (
+            node(limits={"memlock": GIB - 1, "nofile": 4095, "nproc": 1024}),
+            "ethernet",
+            "a: nofile: the limit nofile is 4095: have it raised for the scheduler's daemon on the nodes (LimitNOFILE=infinity and the like)",
+        ),
+        (
             node(limits={"memlock": None, "nofile": 4096, "nproc": 1023}),
             "",
             "a: nproc: the limit nproc is 1023: have it raised for the scheduler's daemon on the nodes (LimitNPROC=infinity and the like)",
@@ -107,6 +112,8 @@ def test_what_a_node_lacks_is_one_finding_with_its_remedy(found: NodeFacts, fabr
     [
         (room("run directory", free=GIB, inodes=1000), SITE, ""),
         (room("run directory", inodes=None), SITE, ""),
+        (room("TMPDIR", free=256_000_000), SITE, ""),
+        (room("/dev/shm", free=1_000_000_000), SITE, ""),
         (node(limits={"memlock": 65536, "nofile": 4096, "nproc": 1024}), SITE, ""),
         (node(limits={"memlock": 65536, "nofile": 4096, "nproc": 1024}), SITE, "ethernet"),
         (node(limits={"memlock": GIB, "nofile": 4096, "nproc": 1024}), SITE, "infiniband"),
@@ -134,6 +141,13 @@ def test_a_full_directory_that_every_job_writes_to_is_final(name: str, final: bo
     [
         (GIB // 2, 0, []),
         (2 * GIB, None, []),
+        (
+            5 * GIB // 2,
+            None,
+            [
+                "a: gpu: the GPU of rank 3 (H100) has 2.5 GiB of 80 GiB taken by another process: leave the node out, or end that process (nvidia-smi)"
+            ],
+        ),
         (
             30 * GIB,
             0,
@@ -229,8 +243,9 @@ FAST = dict.fromkeys(("ab", "ba", "ac", "ca", "bc", "cb"), 1e9)
         (FAST | {"ca": 6e6, "cb": 7e6}, None, ["c: it sends to no node more than 7.00 MB/s, 0.01 of the median of the others"]),
         (FAST | {"ac": 6e6, "bc": 7e6}, None, ["c: it gets from no node more than 7.00 MB/s, 0.01 of the median of the others"]),
         ({"ab": 1e9, "ba": 1e6}, None, []),
-        ({"ab": 1e9, "ba": 3e8}, 100 * 10**9, []),
-        ({"ab": 1e9, "ba": 2e8}, 100 * 10**9, ["b: it sends 0.20 GB/s to a, over an interface of 100 Gbit/s"]),
+        ({"ab": 1e9, "ba": 2.5e8}, 100 * 10**9, []),
+        ({"ab": 1e9, "ba": 2.4e8}, 100 * 10**9, ["b: it sends 0.24 GB/s to a, over an interface of 100 Gbit/s"]),
+        ({"ab": 1e9, "ba": 1e-3}, None, []),
         ({}, None, []),
     ],
 )  # fmt: skip
@@ -247,6 +262,7 @@ def test_a_link_is_slow_against_the_others_or_of_two_nodes_against_its_interface
 def test_the_same_finding_of_many_nodes_is_one_line() -> None:
     pairs = [("a", "x: y"), ("b", "z: y"), *((f"n{i}", "x: y") for i in range(5))]
     assert judge.by_nodes(pairs) == ["a, n0, n1, n2 and 2 more: x: y", "b: z: y"]
+    assert judge.by_nodes(pairs[:5]) == ["a, n0, n1, n2: x: y", "b: z: y"]
 
 
 @pytest.mark.parametrize(
