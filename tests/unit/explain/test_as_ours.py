@@ -51,6 +51,13 @@ def converted(text: str) -> Converted:
             ],
         ),
         (
+            f"{ASKED}#SBATCH --gres=gpu\nsrun torchrun t.py\n",
+            [
+                "sbatch --nodes=2 --gpus-per-node=1 slurm/multinode.sbatch -- t.py",
+                "apptrain submit --cluster NAME --nodes 2 --gpus-per-node 1 -- t.py",
+            ],
+        ),
+        (
             "#!/bin/bash\n#SBATCH -N 2-4 -n 8 -c 3 --gpus=8\nsrun python t.py\n",
             ["sbatch --cpus-per-task=3 slurm/multinode.sbatch -- t.py", "apptrain submit --cluster NAME -- t.py"],
         ),

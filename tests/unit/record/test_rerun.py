@@ -81,6 +81,116 @@ def test_what_cannot_be_had_is_a_line(home: Path, keys: dict[str, object], said:
     assert found.lacks == [said.format(home=home, here=home.parent)]
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"config": {"data.path": ""}},
+        {"config": {"data.path": 7}},
+        {"config": {"data.path": "/"}},
+        {"attempts": [LAST | {"checkpoint": {"path": "/"}}]},
+        {"attempts": [LAST | {"venv": "/"}]},
+        {"attempts": [LAST, LAST | {"checkpoint": {"path": "/not/here"}}]},
+        {"environment": {"values": {"MKL_CBWR": "AUTO"}, "names": []}},
+        {"attempts": [LAST | {"world_size": 4}, LAST | {"world_size": 4}]},
+        {"attempts": [LAST | {"world_size": 8}, LAST | {"world_size": 4}]},
+        {"command": ["other.py"], "code": {"program": {"sha256": "0"}}},
+        {"image": {"id": ID}, "command": ["-m", "pkg"], "code": {"program": {"name": "pkg", "sha256": "0"}}},
+    ],
+)
+def test_what_is_here_needs_no_line(home: Path, keys: dict[str, object]) -> None:
+    Path("other.py").touch()
+    assert rerun.plan(run(**keys), home, "", {"MKL_CBWR": "AUTO"}).lacks == []
+
+
+def test_a_module_outside_of_an_image_is_looked_for_here(home: Path) -> None:
+    keys = {"command": ["-m", "pkg"], "code": {"program": {"name": "pkg", "sha256": "0"}}}
+    assert rerun.plan(run(**keys), home, "", {}).lacks == [
+        "code: pkg is not here: go to the folder in which it lies"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("head", "found"),
+    [
+        ("c0ffee" * 6 + "c0ff\n", None),
+        ("0" * 40 + "\n", f"is at commit {'0' * 40}"),
+        ("nothing\n", "tells no commit in its .git"),
+    ],
+)
+def test_the_commit_that_is_checked_out_here_is_compared(home: Path, head: str, found: str | None) -> None:
+    Path("other.py").touch()
+    Path(".git").mkdir()
+    Path(".git/HEAD").write_text(head)
+    had = "c0ffee" * 6 + "c0ff"
+    keys = {"command": ["other.py"], "code": {"repository": {"commit": had, "remote": None}}}
+    line = f"code: {home.parent} {found}, the run had {had}: fetch it and check it out"
+    assert rerun.plan(run(**keys), home, "", {}).lacks == ([line] if found else [])
+
+
+def test_a_line_is_printed_for_each_thing_that_cannot_be_had(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = run(attempts=[LAST | {"venv": "/not\x1b/here", "checkpoint": {"path": "/not/here"}}])
+    assert rerun.main(path, home, "", {}, None) == 0
+    shown = capsys.readouterr()
+    assert shown.out.count("\n") == 1
+    assert shown.err.splitlines() == [
+        "apptrain: not the same: checkpoint: /not/here, from which the run began, is not here",
+        "apptrain: not the same: venv: /not?/here is not here",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"mode": "exec"}, ["--mode", "exec"]),
+        ({"no_python": True}, ["--no-python"]),
+        ({"mode": "exec", "no_python": True, "venv": "/"}, ["--venv", "/", "--mode", "exec", "--no-python"]),
+    ],
+)
+def test_how_the_ranks_started_is_asked_for_again(
+    home: Path, more: dict[str, object], words: list[str]
+) -> None:
+    found = rerun.plan(run(attempts=[LAST | more]), home, "", {})
+    assert found.words == [
+        *(
+            "apptrain",
+            "run",
+            "--nodes",
+            "2",
+            "--nproc-per-node",
+            "2",
+            "--device",
+            "cpu",
+            "--omp-num-threads",
+            "1",
+        ),
+        *(*words, "--", "-m", "train", "--config", "digits"),
+    ]
+
+
+def test_a_site_has_an_image_and_gpus_of_its_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (home / "qsub").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(home))
+    path = run(image={"id": ID}, attempts=[LAST | {"device": "cuda"}])
+    assert rerun.plan(path, home, "generic-pbs", {}).words == [
+        *("apptrain", "submit", "--cluster", "generic-pbs", "--nodes", "2", "--nproc-per-node", "2"),
+        *("--device", "cuda", "--omp-num-threads", "1", "--", "-m", "train", "--config", "digits"),
+    ]
+
+
+@pytest.mark.parametrize(("name", "is_there"), [("mine.sif", True), ("none.sif", False)])
+def test_an_image_that_is_named_comes_before_that_of_the_checkout(
+    home: Path, tmp_path: Path, name: str, is_there: bool
+) -> None:
+    content = (home / "containers/image.sif").read_bytes()
+    (tmp_path / "mine.sif").write_bytes(content)
+    env = {"APPTRAIN_IMAGE": str(tmp_path / name)}
+    found = rerun.plan(run(image={"id": ID}), home, "", env)
+    image = tmp_path / name if is_there else home / "containers/image.sif"
+    assert (found.words[4:6], found.lacks) == (["--image", str(image)], [])
+
+
 def test_the_reference_program_is_apptrains_own_wherever_one_stands(home: Path) -> None:
     state = {"commit": "c0ffee", "remote": None}
     found = rerun.plan(run(code={"repository": state, "apptrain": {"repository": state}}), home, "", {})
@@ -171,6 +281,8 @@ def test_secrets_are_asked_for_by_name_and_never_shown(
     rerun.main(path, home, "", {"HUB_TOKEN": "x y", "HF_TOKEN": "z"}, started.start)
     assert started.words[-1] == "--hub=x y"
     assert "x y" not in capsys.readouterr().out
+    rerun.main(path, home, "", {"HUB_TOKEN": "only"}, started.start)
+    assert started.words[-1] == "--hub=only"
 
 
 @pytest.mark.parametrize(
@@ -178,6 +290,15 @@ def test_secrets_are_asked_for_by_name_and_never_shown(
     [
         ({"attempts": []}, "its manifest has no attempt with a command"),
         ({"command": ["my.py", "<secret>"]}, "a secret that no variable had: <secret>"),
+        ({"command": []}, "its manifest has no attempt with a command"),
+        ({"command": ["my.py", "a\0b"]}, r"no command line can have the word \"a\?b\" of its manifest"),
+        ({"attempts": [LAST | {"nodes": []}]}, "its manifest does not say nodes of the attempt"),
+        (
+            {"attempts": [LAST | {"nproc_per_node": 0}]},
+            "its manifest does not say nproc_per_node of the attempt",
+        ),
+        ({"attempts": [LAST | {"device": ""}]}, "its manifest does not say device of the attempt"),
+        ({"attempts": [LAST | {"device": "tpu"}]}, 'device is "tpu", not cpu or cuda'),
     ],
 )
 def test_what_cannot_be_started_again_is_refused(home: Path, keys: dict[str, object], why: str) -> None:
