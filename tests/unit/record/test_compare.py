@@ -2,6 +2,7 @@
 
 import copy
 import json
+import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -44,17 +45,22 @@ MANIFEST: dict[str, Any] = {
 }
 
 
-def run(path: Path, losses: list[float], *changes: tuple[str, object]) -> str:
-    """A run directory whose manifest differs in these places, each a path of keys with dots for slashes."""
+def changed(*changes: tuple[str, object]) -> dict[str, Any]:
+    """The manifest with these values in these places, each a path of keys with slashes."""
     manifest = copy.deepcopy(MANIFEST)
     for place, value in changes:
         at: Any = manifest
         *names, last = place.split("/")
         for name in names:
             at = at[int(name)] if isinstance(at, list) else at[name]
-        at[last] = value
+        at[last] = copy.deepcopy(value)
+    return manifest
+
+
+def run(path: Path, losses: list[float], *changes: tuple[str, object]) -> str:
+    """A run directory whose manifest differs in these places."""
     path.mkdir()
-    (path / "manifest.json").write_text(json.dumps(manifest))
+    (path / "manifest.json").write_text(json.dumps(changed(*changes)))
     rows = [{"step": step, "loss": loss, "lr": 0.1} for step, loss in enumerate(losses, 1)]
     (path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     return str(path)
@@ -209,6 +215,104 @@ def test_the_comparison_is_a_page_to_read(
         "traces: they part at step 2, loss 1.0 and 1.5; the losses are within 0.5 over 2 steps",
         "unexplained: nothing that differs explains it (docs/compare.md)",
     ]
+
+
+@pytest.mark.parametrize(
+    ("losses", "status", "said"),
+    [
+        ([2.0, 1.0], 0, "traces: identical, bit for bit, over 2 steps"),
+        ([2.0], 1, "traces: identical for 1 steps; one ends at 2, the other at 1"),
+        ([2.0, 1.0, 0.5], 1, "traces: identical for 2 steps; one ends at 2, the other at 3"),
+    ],
+)
+def test_traces_that_do_not_part_need_no_cause(
+    losses: list[float], status: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    paths = [run(tmp_path / "a", [2.0, 1.0]), run(tmp_path / "b", losses, ("seeds/seed", 2))]
+    assert compare.main(paths, as_json=False) == status
+    assert capsys.readouterr().out.splitlines()[2:] == ["different:", "  seed  1  2", said]
+
+
+def test_what_json_has_no_number_for_is_a_text(compared: Compare) -> None:
+    found = compared([2.0, math.inf])["traces"]
+    assert (found["values"], found["first"], found["within"]) == ([1.0, "inf"], 2, "inf")
+
+
+def test_one_that_parts_makes_all_different(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [run(tmp_path / "a", [2.0]), run(tmp_path / "b", [1.0]), run(tmp_path / "c", [2.0])]
+    assert compare.main(paths, as_json=True) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["schema_version"] == 1
+    assert [one["verdict"] for one in told["pairs"]] == ["unexplained", "identical"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, "unknown"),
+        (["a", 2], "a, 2"),
+        (0, "0"),
+        ("x" * 40, "x" * 40),
+        ("x" * 41, "x" * 37 + "..."),
+        ("a\x1bb", "a?b"),
+    ],
+)
+def test_a_value_takes_40_characters_of_a_table(value: object, shown: str) -> None:
+    assert compare.in_short(value) == shown
+
+
+def differences(*changes: tuple[str, object], base: tuple[tuple[str, object], ...] = ()) -> list[object]:
+    """(name, values) of what differs."""
+    _, differ = causes.sort(changed(*base), changed(*base, *changes))
+    return [(one.name, one.values) for one in differ]
+
+
+ONE: dict[str, Any] = MANIFEST["attempts"][0]
+UNKNOWN_CONFIG: tuple[tuple[str, object], ...] = (
+    ("config", None),
+    ("seeds", {}),
+    ("command", ["a.py", "b", "c"]),
+)
+
+
+@pytest.mark.parametrize(
+    ("changes", "base", "values"),
+    [
+        ([("attempts", [ONE, ONE | {"world_size": 4}])], (), [("world size", (2, [2, 4]))]),
+        ([("attempts", [ONE, ONE | {"world_size": None}])], (), []),
+        ([("attempts/0/world_size", None)], (), [("world size", (2, None))]),
+        (
+            [("attempts/0/transport", {"b": 1, "a": 2})],
+            (("attempts", [ONE | {"transport": {"a": 2, "b": 1}}, ONE | {"transport": {"b": 1, "a": 2}}]),),
+            [],
+        ),
+        ([("command", ["a.py", "b", "d"])], UNKNOWN_CONFIG, [("arguments", (["b", "c"], ["b", "d"]))]),
+        ([("command", ["z.py", "b", "c"])], UNKNOWN_CONFIG, []),
+        ([("config", None)], (), [("arguments", (None, ["train", "--config", "digits"])),
+            ("config", ("known", None)), ("batch per step", (64, None)), ("checkpoint", ("the start", None))]),
+        ([("config", {"model": "x", "batch_size": 64, "seed": 2, "checkpoint.every": 9})], (),
+            [("optimizer.lr", (0.1, None)), ("model", (None, "x"))]),
+        (
+            [("hardware", [{"cpu": {"model": "Xeon"}, "gpus": ["H100", "T4"]}, {"gpus": []}, {}])],
+            (),
+            [("GPUs", (["none"], ["H100, T4", "none"])), ("CPU", (["EPYC"], ["Xeon"])), ("driver", (["580"], None))],
+        ),
+        ([("hardware", [])], (), [("GPUs", (["none"], None)), ("CPU", (["EPYC"], None)), ("driver", (["580"], None))]),
+        ([("attempts/0/checkpoint", {"path": "/x", "step": 1})], (), [("checkpoint", ("the start", "/x"))]),
+        ([("attempts/0/checkpoint", {"path": "/x", "step": 1})], (("attempts/0/attempt", 1),), []),
+        ([("attempts/0/identity", {"processor": "AVX2"})], (), [("threads", (1, "4"))]),
+    ],
+)  # fmt: skip
+def test_what_differs_is_told_by_the_values_of_both(
+    changes: list[tuple[str, object]], base: tuple[tuple[str, object], ...], values: list[object]
+) -> None:
+    assert differences(*changes, base=base) == values
+
+
+def test_an_attempt_without_a_number_is_the_first() -> None:
+    bare = {name: value for name, value in ONE.items() if name != "attempt"}
+    found = differences(("attempts/0/checkpoint", {"path": "/x"}), base=(("attempts", [bare]),))
+    assert found == [("checkpoint", ("the start", "/x"))]
 
 
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
