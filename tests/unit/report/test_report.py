@@ -632,6 +632,377 @@ def test_of_many_nodes_some_are_named(tmp_path: Path) -> None:
         assert f"n10, {last}</p>" in html
 
 
+START = {"script": 1, "task": 2, "plan": 3, "nodes": 4, "torch": 5, "ranks": 6, "odd_part": 7}
+"""Seconds: 28 of them, 22 before the ranks start."""
+WHOLE: dict[str, object] = GOOD | {
+    "manifest.json": manifest(
+        attempt(0, 1, start={}),
+        attempt(
+            1,
+            0,
+            start=START,
+            queued_s=10,
+            device="cuda",
+            world_size=4,
+            versions={"torch": "2.15.0", "numpy": 2},
+            transport="gloo",
+            threads="4",
+            venv="/v",
+            checkpoint={"path": "checkpoints/step-00000010", "step": 10},
+        ),
+        code={
+            "program": {"name": "t.py", "sha256": "0123456789abcdef"},
+            "repository": {"commit": "c0ffee", "changed": 2},
+        },
+        image={"stack": "cu132", "id": "i", "cuda": "13.2"},
+        environment={"values": {"A": "1"}, "names": []},
+    ),
+    "result.json": RESULT
+    | {"attempt": 1, "began": BEGAN.replace("00:01", "00:11"), "first_step_s": 20.0, "tflop_per_s": 12.5}
+    | {"peak_share": 0.4, "peak_gpu_memory_bytes": 3 * 2**29},
+    "config.json": {"attempt": 1, "config": {"a": None, "b": [1, 2], "c": "x", "batch_size": 90}},
+    "plan.0.json": {
+        "scheduler": "slurm",
+        "mode": "torchrun",
+        "device": "cuda",
+        "nnodes": 2,
+        "nproc_per_node": 2,
+        "world_size": 4,
+        "master_addr": "a",
+        "master_port": 29500,
+        "node_rank": 0,
+        "sources": {"nnodes": "derived:X", "mode": "default"},
+        "argv": ["torchrun", "a b"],
+    },
+    "outcome/0.1": ended(1, error="no luck"),
+    "outcome/1.0": ended(0, rank=0, node="a"),
+    "outcome/1.1": ended(0),
+}
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> str:
+    run = write(tmp_path / "run", WHOLE)
+    when = 1767226000  # 2026-01-01 00:06:40
+    os.utime(run / "checkpoints/step-00000020", (when, when))
+    return told(run)
+
+
+def section(html: str, title: str) -> str:
+    return html.partition(f"<h2>{title}</h2>")[2].partition("<h2>")[0]
+
+
+def pairs(html: str) -> list[tuple[str, str]]:
+    return re.findall(r"<tr><th>([^<]*)</th><td>([^<]*)</td></tr>", html)
+
+
+def test_a_page_begins_with_the_figures_of_the_run(whole: str) -> None:
+    assert re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", whole) == [
+        ("accuracy", "97.50 %"),
+        ("steps", "40"),
+        ("images/s", "93"),
+        ("TFLOP/s", "12.5"),
+        ("of the GPUs&#x27; peak", "40.00 %"),
+        ("training", "1 min 40 s"),
+        ("to the first step", "20 s"),
+        ("peak memory of a rank", "2 GiB"),
+        ("peak GPU memory of a rank", "1.5 GiB"),
+        ("where", "2 nodes, 4 ranks"),
+        ("device", "cuda"),
+        ("scheduler", "slurm"),
+        ("job", "7"),
+        ("attempts", "2"),
+    ]
+
+
+def test_without_a_manifest_the_plan_tells_where_it_was_to_run(tmp_path: Path) -> None:
+    html = told(write(tmp_path / "run", MEETING))
+    tiles = re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", html)
+    assert tiles == [("where", "2 nodes"), ("scheduler", "slurm")]
+
+
+@pytest.mark.parametrize(("steps", "shown"), [(10**15 - 1, "9" * 15), (10**15, "1e+15")])
+def test_very_many_steps_are_shown_in_short(tmp_path: Path, steps: int, shown: str) -> None:
+    html = told(write(tmp_path / "run", GOOD | {"result.json": {"steps": steps}}))
+    assert f"<dt>steps</dt><dd>{shown}</dd>" in html
+
+
+def test_a_page_says_when_it_was_made(tmp_path: Path) -> None:
+    found = facts.read(write(tmp_path / "run", GOOD), {})
+    assert " on 1970-01-01 00:01 UTC. All times are UTC." in page.html(found, now=60.0)
+    year = page.html(found).partition("Made by apptrain ")[2].partition(" on ")[2][:4]
+    assert int(year) > 2020
+
+
+def test_a_run_that_took_no_time_says_so(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", {"manifest.json": manifest(attempt(0, 0, ended=BEGAN, start={}))})
+    assert page.result(facts.read(run, {}))[1] == "Done: in 0 s on 2 nodes."
+
+
+def test_each_part_of_an_attempt_has_its_colour_and_its_time(whole: str) -> None:
+    strip, _, start = section(whole, "Time line").partition("The start of the last attempt")
+    drawn = [re.findall(r'class="fill (c\d)"[^>]*><title>([^<]*)<', one) for one in (strip, start)]
+    parts = [
+        ("c8", "job script 1 s"),
+        ("c2", "task and container 2 s"),
+        ("c3", "plan and addresses 3 s"),
+        ("c4", "meeting of the nodes 4 s"),
+        ("c1", "import of torch 5 s"),
+        ("c7", "start of the ranks 6 s"),
+        ("c6", "odd_part 7 s"),
+        ("c5", "until the first step 14 s"),
+    ]
+    ends = [("c6", "training 8 min 00 s"), ("c9", "in the queue 10 s"), ("c6", "training 7 min 40 s")]
+    assert drawn == [[*ends[:2], *parts, ends[2]], parts]
+    assert "2 attempts in 18 min 00 s, 10 s of it in the queue." in strip
+    assert ", ".join(words for _, words in parts) in start
+    assert re.findall(r'class="save" x1="([\d.]+)%"', strip) == ["31.48"]
+    assert re.findall(r'<text x="0" y="\d+">([^<]+)<', strip) == ["attempt 0: status 1", "attempt 1: done"]
+    for at in range(1, 10):
+        assert f".fill.c{at}," in whole
+    assert ".fill.c0" not in whole
+    assert ".fill.c10" not in whole
+
+
+def test_the_time_line_lists_what_happened_when(whole: str) -> None:
+    table = section(whole, "Time line").partition("<tbody>")[2].partition("</tbody>")[0]
+    assert [re.findall(r"<td>(.*?)</td>", row) for row in table.split("<tr>")[1:]] == [
+        ["2026-01-01 00:01:00", "0 s", "attempt 0 begins"],
+        ["00:01:00", "0 s", "the ranks have started"],
+        ["00:06:40", "5 min 40 s", "checkpoint of step 20"],
+        ["00:09:00", "8 min 00 s", "attempt 0 ends, status 1: rank 1 on b: no luck"],
+        ["00:10:28", "9 min 28 s", "the job is submitted"],
+        ["00:10:38", "9 min 38 s", "attempt 1 begins, from checkpoints/step-00000010"],
+        ["00:11:06", "10 min 06 s", "the ranks have started"],
+        ["00:11:20", "10 min 20 s", "the first step is done"],
+        ["00:19:00", "18 min 00 s", "attempt 1 ends, done"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "files", "says"),
+    [
+        (75, {"outcome/0.1": ended(75, error="saved")}, "attempt 0 ends, status 75"),
+        (1, {}, "attempt 0 ends, status 1"),
+        (0, {"outcome/0.1": ended(0)}, "attempt 0 ends, done"),
+    ],
+)
+def test_the_end_of_an_attempt_has_a_cause_if_it_failed(
+    tmp_path: Path, status: int, files: dict[str, object], says: str
+) -> None:
+    html = told(write(tmp_path / "run", {"manifest.json": manifest(attempt(0, status)), **files}))
+    assert f"<td>{says}</td>" in html
+
+
+def test_an_attempt_that_goes_on_has_no_end_yet(tmp_path: Path) -> None:
+    html = told(write(tmp_path / "run", {"manifest.json": manifest(attempt(0, None))}))
+    assert "attempt 0 ends" not in html
+    assert ">attempt 0: no end is known<" in html
+
+
+@pytest.mark.parametrize(
+    ("result", "is_shown"),
+    [
+        ({"attempt": 0, "began": BEGAN, "first_step_s": 3.0}, True),
+        ({"attempt": 1, "began": BEGAN, "first_step_s": 3.0}, False),
+        ({"attempt": 0, "first_step_s": 3.0}, False),
+        ({"attempt": 0, "began": BEGAN}, False),
+    ],
+)
+def test_the_first_step_is_that_of_the_attempt_which_tells_it(
+    tmp_path: Path, result: dict[str, object], is_shown: bool
+) -> None:
+    run = write(tmp_path / "run", {"manifest.json": manifest(attempt(0, 0)), "result.json": result})
+    html = told(run)
+    assert ("the first step is done" in html) == is_shown
+    assert ("until the first step" in html) == is_shown
+
+
+@pytest.mark.parametrize(("count", "kept"), [(20, [*range(1, 21)]), (21, [*range(1, 11), *range(12, 22)])])
+def test_of_many_checkpoints_the_first_and_last_ten_are_events(
+    tmp_path: Path, count: int, kept: list[int]
+) -> None:
+    run = write(tmp_path / "run", GOOD)
+    (run / "checkpoints/step-00000020/model").unlink()
+    (run / "checkpoints/step-00000020").rmdir()
+    for step in range(1, count + 1):
+        (run / f"checkpoints/step-{step:08}").mkdir()
+        os.utime(run / f"checkpoints/step-{step:08}", (1767226000 + step, 1767226000 + step))
+    html = told(run)
+    assert re.findall(r"<td>checkpoint of step (\d+)</td>", html) == [str(step) for step in kept]
+    assert html.count('class="save" x1=') == count
+
+
+def test_what_ran_is_told_by_program_commit_image_and_versions(whole: str) -> None:
+    assert pairs(section(whole, "What ran")) == [
+        ("program", "t.py 0123456789ab"),
+        ("commit", "c0ffee, 2 files changed"),
+        ("image", "cu132 i"),
+        ("CUDA", "13.2"),
+        ("torch", "2.15.0"),
+        ("numpy", "2"),
+        ("transport", "gloo"),
+        ("threads a rank", "4"),
+        ("venv", "/v"),
+    ]
+    assert "<pre>train.py --token &#x27;&lt;secret&gt;&#x27;</pre>" in whole
+
+
+def test_what_is_not_known_of_what_ran_has_no_row(tmp_path: Path) -> None:
+    html = told(write(tmp_path / "run", {"manifest.json": manifest(attempt(0, 0, versions=None))}))
+    assert pairs(section(html, "What ran")) == [("image", "none")]
+
+
+def test_plan_configuration_and_environment_are_folded(whole: str, tmp_path: Path) -> None:
+    plan, configuration, environment = section(whole, "Settings").split("</details>")[:3]
+    assert pairs(plan) == [
+        ("scheduler", "slurm"),
+        ("mode", "torchrun (default)"),
+        ("device", "cuda"),
+        ("nnodes", "2 (derived:X)"),
+        ("nproc_per_node", "2"),
+        ("world_size", "4"),
+        ("master_addr", "a"),
+        ("master_port", "29500"),
+        ("argv", "torchrun &#x27;a b&#x27;"),
+    ]
+    assert pairs(configuration) == [("a", "unknown"), ("b", "1, 2"), ("c", "x"), ("batch_size", "90")]
+    assert pairs(environment) == [("A", "1")]
+    assert (
+        "<details><summary>1 line of apptrain and of the program</summary><pre>apptrain: job 7</pre>" in whole
+    )
+    bare = told(write(tmp_path / "bare", {"manifest.json": manifest(attempt(0, 0))}))
+    assert "Settings" not in bare
+
+
+@pytest.mark.parametrize(
+    ("steps", "marked", "note"),
+    [
+        (300, False, ""),
+        (
+            301,
+            False,
+            "The line is the mean of neighbouring steps, and the band reaches from the least to the most.",
+        ),
+        (300, True, " A dashed line is where an attempt went on from a checkpoint."),
+    ],
+)
+def test_curves_say_what_their_lines_are(tmp_path: Path, steps: int, marked: bool, note: str) -> None:
+    again = [attempt(1, 0, checkpoint={"path": "x", "step": 7})] if marked else []
+    run = GOOD | {"manifest.json": manifest(attempt(0, 0), *again), "metrics.jsonl": metrics(steps)}
+    html = section(told(write(tmp_path / "run", run)), "Training")
+    assert re.findall(r'</div><p class="dim">(.*?)</p>', html) == ([note] if note else [])
+    assert html.count('class="mark"') == 3 * marked  # the accuracy has one step
+
+
+def test_the_checkpoint_of_the_first_attempt_is_no_mark(tmp_path: Path) -> None:
+    first = attempt(0, 0, checkpoint={"path": "x", "step": 7})
+    html = told(write(tmp_path / "run", GOOD | {"manifest.json": manifest(first)}))
+    assert 'class="mark"' not in html
+
+
+@pytest.mark.parametrize("gone", ["accuracy", "steps", "split"])
+def test_the_accuracy_at_the_end_is_drawn_if_its_step_and_split_are_told(tmp_path: Path, gone: str) -> None:
+    assert "test, at the end: 97.50 % at step 40" in told(write(tmp_path / "all", GOOD))
+    result = {name: value for name, value in RESULT.items() if name != gone}
+    assert "at the end" not in told(write(tmp_path / "run", GOOD | {"result.json": result}))
+
+
+def step_rows(*rates: float) -> str:
+    rows = [f'{{"step": {at}, "loss": 1.0, "images_per_s": {rate}}}' for at, rate in enumerate(rates, 1)]
+    return "\n".join([*rows, ""])
+
+
+def test_steps_longer_than_nearly_all_are_in_the_last_bar(tmp_path: Path) -> None:
+    """Ninety samples a step: 198 steps of 100 ms, and one of 200 and 900 ms."""
+    run = write(tmp_path / "run", GOOD | {"metrics.jsonl": step_rows(*[900.0] * 198, 450.0, 100.0)})
+    html = section(told(run), "Steps")
+    assert (
+        "half of the 200 steps take up to 100 ms, 95 % up to 100 ms, 99 % up to 200 ms, the longest 900 ms; "
+        "the last bar holds all longer ones too." in html
+    )
+    assert ">ms a step</text>" in html
+    assert html.count('<rect class="fill c1"') == 2
+    slow = told(write(tmp_path / "slow", GOOD | {"metrics.jsonl": step_rows(*[45.0] * 20)}))
+    assert "the longest 2 s." in slow
+    assert ">s a step</text>" in slow
+
+
+@pytest.mark.parametrize(
+    ("ranks", "held", "rows"),
+    [
+        ([{"train_s": 100, "a_wait_s": 10, "x_per_s": 3}, {"train_s": 100, "a_wait_s": 30}], None,
+            [["a wait", "20 s", "20.0 %"], ["compute, communication and the rest", "1 min 20 s", "80.0 %"]]),
+        ([{"train_s": 10, "input_wait_s": 1, "sync_wait_s": 2}], 0.5,
+            [["waiting for data", "1 s", "10.0 %"], ["exchanging with other ranks, or waiting for them", "2 s", "20.0 %"],
+            ["the rest", "7 s", "70.0 %"], ["of it, held up by checkpoints", "500 ms", "5.0 %"]]),
+        ([{"train_s": 10, "b_s": 11}], None, [["b", "11 s", "110.0 %"]]),
+        ([{"train_s": 10, "b_s": 10}], None,
+            [["b", "10 s", "100.0 %"], ["compute, communication and the rest", "0 s", "0.0 %"]]),
+        ([{"train_s": 0}], 1.0, []),
+        ([{"train_s": 50, **{f"p{at:02}_s": 1 for at in range(13)}}], None,
+            [*([f"p{at:02}", "1 s", "2.0 %"] for at in range(12)), ["the rest", "38 s", "76.0 %"]]),
+    ],
+)  # fmt: skip
+def test_the_time_in_the_loop_is_told_part_by_part(
+    tmp_path: Path, ranks: list[dict[str, object]], held: float | None, rows: list[list[str]]
+) -> None:
+    result = {"ranks": ranks, "checkpoints": {"held_s": held}}
+    html = told(write(tmp_path / "run", GOOD | {"result.json": result}))
+    table = html.partition("Parts of the steps")[2].partition("</figure>")[0]
+    assert [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in table.split("<tr>")[2:]] == rows
+
+
+def test_ranks_are_told_by_their_spread_and_a_bar_each(tmp_path: Path) -> None:
+    rows = [
+        rank_row(0, rate=20.0, wait=0.0),
+        rank_row(1, rate=30.0, wait=2.5),
+        rank_row(2, rate=40.0, node="c"),
+    ]
+    rows[2] |= {"peak_memory_bytes": 2**30 - 1, "peak_gpu_memory_bytes": 2**30}
+    html = section(told(write(tmp_path / "run", GOOD | {"result.json": {"ranks": rows}})), "Ranks")
+    assert "<p>Images per second of a rank: 20 to 40, half of them up to 30.</p>" in html
+    assert "<li>rank 0 on b makes 20 images/s, the median of all is 30.</li>" in html
+    assert re.findall(r'<p class="said">(.*?)</p>', html) == ["from 20 to 40.", "from 0 s to 2.5 s."]
+    bars = [re.findall(r'<rect class="fill c1" x="([\d.]+)"', one) for one in html.split("<figure>")[1:]]
+    assert bars == [["52.0", "170.7", "289.3"], ["170.7", "289.3"]]
+    assert [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in html.split("<tr>")[2:]] == [
+        ["0", "b", "20", "0 s", "-", "-"],
+        ["1", "b", "30", "2.5 s", "-", "-"],
+        ["2", "c", "40", "1 s", "1.02e+03 MiB", "1 GiB"],
+    ]
+    one = section(told(write(tmp_path / "one", GOOD | {"result.json": {"ranks": rows[:1]}})), "Ranks")
+    assert "stands out" not in one
+    assert "half of them" not in one
+
+
+def test_of_very_many_slow_ranks_twenty_are_named(tmp_path: Path) -> None:
+    rows = [rank_row(rank, wait=50.0 * (rank % 2)) for rank in range(300)]
+    assert len(page.stragglers([*rows, *map(rank_row, range(300, 310))])) == 100
+    html = section(told(write(tmp_path / "run", GOOD | {"result.json": {"ranks": rows}})), "Ranks")
+    assert html.count("<li>") == 20
+
+
+def test_a_comparison_has_a_reason_if_the_numbers_part(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", GOOD)
+    changed = GOOD | {"manifest.json": manifest(attempt(0, 0, versions={"torch": "2.16.0"}))}
+    parted = metrics(40).replace('"loss": 2.0', '"loss": 3.0', 1)
+    for name, files, row in (
+        ("same", changed, ["torch", "2.15.0", "2.16.0", ""]),
+        ("other", changed | {"metrics.jsonl": parted},
+            ["torch", "2.15.0", "2.16.0", "another version of torch rounds otherwise"]),
+    ):  # fmt: skip
+        write(tmp_path / name, files)
+        command.main(run, "", bundled=False, other=str(tmp_path / name), env={})
+        html = section((run / "report.html").read_text(), f"Compared with {name}")
+        assert [re.findall(r"<td[^>]*>(.*?)</td>", line) for line in html.split("<tr>")[2:]] == [row]
+        assert re.findall(r'<td data-of="([^"]+)">', html) == ["this run", "the other", "why it matters"]
+    command.main(run, "", bundled=False, other=str(run), env={})
+    html = section((run / "report.html").read_text(), "Compared with run")
+    assert "<p>Nothing that is known differs.</p>" in html
+    assert "bit for bit, over 40 steps.</p>" in html
+
+
 # --- what is read -------------------------------------------------------------------------------------------
 
 
