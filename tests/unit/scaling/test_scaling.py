@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from entrypoint.core.errors import BadInput
-from entrypoint.scaling import command
+from entrypoint.scaling import command, measured
+from entrypoint.scaling.finding import Parts
 from entrypoint.scaling.sweep import Sweep, open_folder
 
 EVIL = "<script>alert(1)</script>\x1b[31m\n"
@@ -203,6 +204,132 @@ def test_a_run_that_tells_no_rate_is_left_out_with_the_reason(
         "grew: its attempts ran on 2 and 4 nodes",
         "odd: it has 0 timed steps, and 5 are needed",
     ]
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"nodes": []}, "its manifest does not say on how many nodes it ran"),
+        ({"world_size": 3}, "its manifest does not say on how many nodes it ran"),
+        ({"steps": {"timed": 4, "seconds": 1.0}}, "it has 4 timed steps, and 5 are needed"),
+        ({"steps": {"timed": 5, "seconds": 1.0}}, ""),
+        ({"world_size": None, "nproc_per_node": 2}, ""),
+    ],
+)
+def test_a_run_counts_if_it_tells_its_nodes_and_five_steps(
+    more: dict[str, object], why: str, tmp_path: Path
+) -> None:
+    run = write(tmp_path, "a", {"attempts": [attempt(4) | {"steps": {"timed": 9, "seconds": 1.0}} | more]})
+    if why:
+        with pytest.raises(measured.NotMeasured, match=f"^{why}$"):
+            measured.read(run, {})
+        return
+    assert measured.read(run, {}).ranks == (8 if "world_size" in more else 4)
+
+
+def test_the_last_attempt_counts(tmp_path: Path) -> None:
+    first = attempt(2, status=1, device="cuda", world_size=2)
+    last = attempt(2, attempt=1, world_size=None, steps={"timed": 9, "seconds": 3.0})
+    del last["nproc_per_node"]
+    run = write(tmp_path, "a", {"attempts": [first, last]})
+    found = measured.read(run, {})
+    assert (found.device, found.ranks, found.rate, found.timed, found.unit) == ("cpu", 2, 3.0, 9, "steps/s")
+    assert found.name == str(run)
+
+
+@pytest.mark.parametrize(
+    ("told", "threads"), [("4", 4), ("99999", 99_999), ("100000", 0), ("-1", 0), ("many", 0), ("", 0)]
+)
+def test_threads_are_a_number_or_not_known(told: str, threads: int, tmp_path: Path) -> None:
+    assert measured.read(other(tmp_path, "a", 1, 4.0, threads=told), {}).threads == threads
+
+
+def test_a_rate_that_is_no_number_above_0_is_no_step(tmp_path: Path) -> None:
+    run = reference(tmp_path, "a", 1, 100)
+    rates = ["1", "0.5", "NaN", "Infinity", "0", "-5", "2e12", "0.5", "0.5", "0.5", "0.5"]
+    rows = [f'{{"step": {at}, "images_per_s": {rate}}}\n' for at, rate in enumerate(rates, 1)]
+    (run / "metrics.jsonl").write_text("".join(rows))
+    found = measured.read(run, {})
+    assert (found.rate, found.timed, found.unit) == (0.5, 5, "samples/s")
+
+
+def test_metrics_that_cannot_be_read_are_the_reason(tmp_path: Path) -> None:
+    run = reference(tmp_path, "a", 1, 100)
+    (run / "metrics.jsonl").unlink()
+    with pytest.raises(measured.NotMeasured, match=r"^metrics\.jsonl: .*No such file or directory"):
+        measured.read(run, {})
+
+
+def parts_of(folder: Path, *ranks: "dict[str, object] | None") -> object:
+    """What is told of ranks that spend ten seconds beyond their first step."""
+    run = reference(folder, "a", 1, 100)
+    first = {"train_s": 1.0, "input_wait_s": 0.0, "sync_wait_s": 0.0}
+    usual = {"train_s": 11.0, "input_wait_s": 1.0, "sync_wait_s": 2.0, "first_step": first}
+    rows = [{"rank": at, "node": "n", **usual, **(one or {})} for at, one in enumerate(ranks)]
+    (run / "result.json").write_text(json.dumps({"ranks": rows}))
+    return measured.read(run, {}).parts
+
+
+@pytest.mark.parametrize(
+    ("ranks", "parts"),
+    [
+        ([{}], Parts(0.2, 0.1, 0.0, "")),
+        ([{}, {"sync_wait_s": 4.0}], Parts(0.2, 0.1, pytest.approx(0.1), "rank 0 on n")),  # type: ignore[arg-type]
+        ([{"sync_wait_s": 0.5}, {"sync_wait_s": 1.0}], Parts(0.05, 0.1, pytest.approx(0.025), "")),  # type: ignore[arg-type]
+        ([{"input_wait_s": 30.0, "sync_wait_s": 30.0}], Parts(1.0, 1.0, 1.0, "")),
+        ([{"train_s": 1.5, "input_wait_s": 0.1, "sync_wait_s": 0.2}], Parts(0.4, 0.2, 0.0, "")),
+        ([{"train_s": 1.0}], None),
+        ([{}, {"train_s": None}], None),
+        ([{}, {"input_wait_s": None}], None),
+        ([{}, {"sync_wait_s": None}], None),
+        ([], None),
+    ],
+)
+def test_parts_of_a_step_are_shares_of_the_ranks_time(
+    ranks: "list[dict[str, object]]", parts: Parts | None, tmp_path: Path
+) -> None:
+    assert parts_of(tmp_path, *ranks) == parts
+
+
+def test_what_is_alike_is_told_by_name(tmp_path: Path) -> None:
+    kinds = [
+        {"nodes": [], "cpu": {"model": model}, "gpus": gpus}
+        for model, gpus in (("B", ["T4", "T4"]), ("A", []))
+    ]
+    run = write(
+        tmp_path,
+        "a",
+        {
+            "attempts": [attempt(1, transport="gloo", steps={"timed": 9, "seconds": 3.0})],
+            "code": {"program": {"sha256": "0123456789abcdef"}},
+            "image": {"id": "i"},
+            "hardware": kinds,
+        },
+    )
+    assert measured.read(run, {}).alike == {
+        "program": "0123456789ab",
+        "image": "i",
+        "torch": "2.15.0",
+        "device": "cpu",
+        "ranks a node": "1",
+        "threads a rank": "4",
+        "transport": "gloo",
+        "hardware": "A and B, T4",
+    }
+
+
+def test_runs_that_do_not_belong_together_are_named(tmp_path: Path) -> None:
+    one = other(tmp_path, "1", 1, 4.0)
+    steps = {"timed": 9, "seconds": 1.0}
+    third = write(tmp_path, "3", {"command": ["their.py"], "attempts": [attempt(2, steps=steps)]})
+    with pytest.raises(BadInput, match=rf"^{one} ran my\.py and {third} ran their\.py: "):
+        command.main([str(one), str(third)], {})
+    batches = [reference(tmp_path, f"b{nodes}", nodes, 9.0, batch=batch) for nodes, batch in ((1, 8), (2, 9))]
+    with pytest.raises(BadInput, match=r"\(8 on 1 rank, 9 on 2 ranks\) are neither equal nor in proportion"):
+        command.main(list(map(str, batches)), {})
+    same = [reference(tmp_path, f"s{nodes}", nodes, 9.0) for nodes in (1, 2)]
+    with pytest.raises(BadInput, match=r"\(64 on 1 rank, 64 on 2 ranks\) are those of strong scaling"):
+        command.main([*map(str, same), "--weak"], {})
 
 
 def refused(runs: Sequence[Path], *options: str) -> str:
