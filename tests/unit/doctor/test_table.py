@@ -51,6 +51,18 @@ def test_what_is_wrong_stands_below_with_its_nodes_and_the_verdict_last() -> Non
     ]
 
 
+def test_each_node_has_its_own_gpus_and_speed() -> None:
+    nodes = [replace(WHOLE, rooms={}, limits={}, node=name) for name in "abc"]
+    gpus = [GpuSpeed(0, "a", "A100", 0, 80 * GIB, 0), GpuSpeed(1, "b", "H100", 0, 80 * GIB, 0)]
+    speeds = [Speed(0, "a", 1e13, 1e9), Speed(1, "b", 9.99e12, 1e9), Speed(2, "c", 2e12, 1e9)]
+    report = Report(nodes=nodes, findings=[], seconds=0, gpus=gpus, speeds=speeds)
+    assert [line.split("250 GiB  ")[-1] for line in report.in_words().splitlines()[2:5]] == [
+        "1 x A100         10 Tflop/s    1.00 GB/s",
+        "1 x H100         9990 Gflop/s  1.00 GB/s",
+        "none             2000 Gflop/s  1.00 GB/s",
+    ]
+
+
 def test_json_has_all_of_it() -> None:
     found = json.loads(json.dumps(replace(TWO, findings=[Finding("a", "x", "y", "z", True)]).to_json()))
     assert (found["schema_version"], found["healthy"], found["ranks"]) == (1, False, 4)
