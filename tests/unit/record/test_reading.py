@@ -37,6 +37,21 @@ def test_the_first_format_is_read_in_todays_shape(tmp_path: Path) -> None:
         ({"attempts": [FIRST | {"world_size": True}]}, "attempts[0].world_size is true, not a whole number"),
         ({"environment": {"values": {"TZ": 1}}}, "environment.values.TZ is 1, not a text"),
         ({"schema_version": "2"}, 'schema_version is "2", not a whole number'),
+        ({"command": {"a": 1}}, "command is an object, not a list"),
+        ({"command": "x" * 50}, f'command is "{"x" * 40}", not a list'),
+        ({"seeds": {"a\x1b": []}}, "seeds.a? is a list, not a text or a number"),
+        (
+            {"attempts": [FIRST | {"status": -1}]},
+            "attempts[0].status is -1, not a whole number from 0 to 9007199254740992",
+        ),
+        (
+            {"attempts": [FIRST | {"status": 2**53 + 1}]},
+            "attempts[0].status is 9007199254740993, not a whole number",
+        ),
+        (
+            {"attempts": [FIRST | {"status": 10**60}]},
+            f"attempts[0].status is 1{'0' * 39}, not a whole number",
+        ),
     ],
 )
 def test_a_field_of_another_kind_is_named(tmp_path: Path, keys: dict[str, object], why: str) -> None:
@@ -44,6 +59,37 @@ def test_a_field_of_another_kind_is_named(tmp_path: Path, keys: dict[str, object
     path.write_text(json.dumps({"attempts": [FIRST], **keys}))
     with pytest.raises(ValueError, match=re.escape(why)):
         reading.read(path)
+
+
+def test_a_number_may_be_as_large_as_a_float_counts(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps({"attempts": [FIRST | {"status": 2**53}]}))
+    assert reading.read(path)["attempts"][0]["status"] == 2**53
+
+
+def test_of_what_the_attempts_alone_tell_the_last_counts(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps({"attempts": [FIRST, FIRST | {"nodes": ["c"], "command": ["y.py"]}]}))
+    found = reading.read(path)
+    assert (found["command"], found["nodes"]) == (["y.py"], [{"name": "c", "plan": None}])
+
+
+@pytest.mark.parametrize(("size", "is_read"), [(8 << 20, True), ((8 << 20) + 1, False)])
+def test_a_manifest_has_at_most_eight_mebibytes(tmp_path: Path, size: int, is_read: bool) -> None:
+    text = json.dumps({"attempts": [], "x": ""})
+    (tmp_path / "manifest.json").write_text(text.replace('""', f'"{"a" * (size - len(text))}"'))
+    if is_read:
+        assert reading.of_run(tmp_path, "read")["attempts"] == []
+        return
+    with pytest.raises(BadInput, match="it has more than 8388608 bytes") as refused:
+        reading.of_run(tmp_path, "read")
+    assert refused.value.id == "manifest-damaged"
+
+
+def test_a_run_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="give a run directory, such as runs/NAME-ID") as refused:
+        reading.of_run(tmp_path / "nowhere", "read")
+    assert refused.value.id == "run-missing"
 
 
 def test_a_later_format_is_refused(tmp_path: Path) -> None:
