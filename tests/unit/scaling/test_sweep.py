@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import stat
 import subprocess
@@ -385,6 +386,12 @@ def test_the_command_of_a_sweep_that_no_size_can_have_is_checked_as_it_stands() 
     assert checked == [["--nodes", "3", "--", "my.py", "{65/nodes}"]]
 
 
+def test_ranks_have_a_thread_at_least(
+    asked: Callable[..., tuple[Sweep, list[str], list[str], int]],
+) -> None:
+    assert asked("--nodes", "1,20", "--", "my.py")[2] == ["--omp-num-threads", "1"]
+
+
 @pytest.mark.parametrize(("cores", "nodes"), [(1, (1, 2)), (3, (1, 2)), (4, (1, 2, 4)), (64, (1, 2, 4, 8))])
 def test_without_sizes_there_are_as_many_nodes_as_cores(
     cores: int,
@@ -422,6 +429,12 @@ def test_a_sweep_leaves_its_result_and_picture_and_says_how_to_go_on_if_it_is_br
     assert command.main(words, {}) == 0
     out, err = capsys.readouterr()
     assert "strong scaling on 1, 2 nodes, 1 run of each size: taken at your word" in err
+    assert (
+        f"apptrain: directory {tmp_path}/s; broken off, the same line with --dir {tmp_path}/s goes on\n"
+        in err
+    )
+    left = rf"{tmp_path}/s/result\.json and scaling\.svg beside it have it; a page: \S*apptrain report {tmp_path}/s$"
+    assert re.search(left, err.rstrip("\n"))
     assert "strong scaling of x: the same total work a step" in out
     result = json.loads((tmp_path / "s" / command.RESULT).read_text())
     assert (result["kind"], len(result["points"])) == ("strong", 2)
