@@ -12,6 +12,7 @@ import pytest
 
 from entrypoint.doctor import facts
 from entrypoint.doctor.facts import NodeFacts, Room
+from entrypoint.node import memory
 from tests.unit.doctor.nodes import WHOLE
 
 
@@ -23,7 +24,7 @@ def test_this_machine_has_what_its_kernel_says(tmp_path: Path) -> None:
     found = facts.gather("here", {"run directory": str(tmp_path)}, "", {"GLOO_SOCKET_IFNAME": "lo"})
     assert (found.node, found.cpus) == ("here", len(os.sched_getaffinity(0)))
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert found.memory == min(physical, facts.memory.limit() or physical)
+    assert found.memory == min(physical, memory.limit() or physical)
     assert 0 < found.available <= found.memory
     room = found.rooms["run directory"]
     assert (room.path, room.refused) == (str(tmp_path), "")
