@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from entrypoint.core.errors import BadInput
+from entrypoint.job.outcome import Outcome
 from entrypoint.record.traces import Series
-from entrypoint.report import charts, command, facts, page
+from entrypoint.report import bundle, charts, command, facts, page
 
 BEGAN = "2026-01-01T00:01:00+00:00"
 SECRET = "hf_" + "abcdefghijklmnopqr" + "0123456789"
@@ -364,6 +365,122 @@ def test_an_archive_has_what_a_support_desk_needs_and_no_key_secret_or_checkpoin
         "a FIFO",
     ):
         assert why in found["CONTENTS.txt"]
+
+
+def packed(run: Path, env: dict[str, str] | None = None) -> tuple[bundle.Bundle, dict[str, str]]:
+    """The archive of a run, and its texts."""
+    found = bundle.pack(facts.read(run, env or {}), "<html>", env or {})
+    with tarfile.open(fileobj=io.BytesIO(found.archive)) as archive:
+        members = {member.name: (archive.extractfile(member) or io.BytesIO()).read() for member in archive}
+    return found, {name.removeprefix("run-support/"): text.decode() for name, text in members.items()}
+
+
+def test_an_archive_lists_what_is_in_it_and_what_is_not(tmp_path: Path) -> None:
+    extra: dict[str, object] = {
+        **dict.fromkeys(
+            ("curves.png", "report.html", "notes.txt", "tensorboard/a", "hardware.0.1.json"), "x"
+        ),
+        **dict.fromkeys(("logs/1/a.rank0.out", "logs/1/a.rank0.txt", "logs/x/a.out", "outcome/1.0.2"), "x"),
+        **dict.fromkeys(
+            ("plan.1.json", "plan.0.1.json", "plan.x.json", "not-passed.txt", "stacks/1/a.txt"), "x"
+        ),
+    }
+    found, texts = packed(write(tmp_path / "run", GOOD | extra))
+    order = [
+        *("report.html", "config.json", "hardware.0.1.json", "manifest.json", "plan.0.1.json", "plan.0.json"),
+        *(
+            "plan.1.json",
+            "result.json",
+            "job.log",
+            "outcome/1.0.2",
+            "outcome/0.0",
+            "outcome/0.1",
+            "metrics.jsonl",
+        ),
+        *("not-passed.txt", "stacks/1/a.txt", "logs/1/a.rank0.out", "logs/0/b.rank1.err", "CONTENTS.txt"),
+    ]
+    assert found.packed == list(texts) == order
+    assert found.left_out == [
+        "checkpoints (states of the training)",
+        "curves.png (the report has the curves)",
+        "join.key (the key of the run)",
+        "notes.txt (not needed for support)",
+        "plan.x.json (not needed for support)",
+        "report.html (made anew)",
+        "tensorboard (the same numbers as metrics.jsonl)",
+    ]
+    lines = texts["CONTENTS.txt"].splitlines()
+    assert lines[:4] == [
+        "What apptrain report --bundle has packed. Secrets are replaced by <secret>.",
+        "Long files are cut in the middle.",
+        "",
+        "in it: report.html, 6 bytes",
+    ]
+    assert lines[-7:] == [f"left out: {line}" for line in found.left_out]
+    assert found.in_words() == [
+        f"in it: 18 files: {', '.join(order[:12])} and 6 more",
+        f"left out: {'; '.join(found.left_out)}",
+        "Names of nodes, users and paths stand in it: look at it before you send it.",
+    ]
+
+
+def test_an_archive_is_of_nobody_and_of_no_time(tmp_path: Path) -> None:
+    run = write(tmp_path / ".run", GOOD)
+    found = bundle.pack(facts.read(run, {}), "x", {})
+    assert found.archive == bundle.pack(facts.read(run, {}), "x", {}).archive
+    assert found.archive[4:8] == bytes(4)
+    with tarfile.open(fileobj=io.BytesIO(found.archive)) as archive:
+        told = {(one.uid, one.gid, one.uname, one.gname, one.mtime, one.mode) for one in archive}
+        assert told == {(0, 0, "", "", 0, 0o600)}
+        assert {one.name.partition("/")[0] for one in archive} == {"run-support"}
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("outcome/0.1", 1 << 14), ("not-passed.txt", 1 << 16), ("logs/0/a.rank0.out", 1 << 16)]
+)
+def test_of_a_long_file_both_ends_are_packed(tmp_path: Path, name: str, most: int) -> None:
+    line = " " * 63 + "\n"
+    whole = line * (2 * most // 64)
+    run = write(tmp_path / "run", {"manifest.json": manifest(attempt(0, 0)), name: whole})
+    assert packed(run)[1][name] == whole
+    write(run, {name: whole + line})
+    head, _, tail = packed(run)[1][name].partition("\n... ")
+    assert (len(head), tail.partition("...\n")[2]) == (most - 1, line * (most // 64 - 1))
+
+
+def test_json_is_packed_without_its_secrets_even_if_it_is_none(tmp_path: Path) -> None:
+    plan = {"argv": ["a", "--token", "hidden-word"], "nnodes": 2, "env": {"HF_TOKEN": SECRET}}
+    run = write(
+        tmp_path / "run", GOOD | {"plan.0.json": plan, "plan.1.json": f"{{ {SECRET}", "plan.2.json": [1]}
+    )
+    texts = packed(run, {"MY_TOKEN": "hidden-word"})[1]
+    assert json.loads(texts["plan.0.json"])["nnodes"] == 2
+    assert json.loads(texts["plan.2.json"]) == [1]
+    assert texts["plan.1.json"] == "{ <secret>"
+    assert not [name for name, text in texts.items() if "hidden-word" in text or SECRET in text]
+
+
+@pytest.mark.parametrize(
+    ("bound", "value", "last"),
+    [
+        ("MOST_FILES", 4, "plan.0.json"),
+        ("MOST_FILES", 3, "manifest.json"),
+        ("MOST_BYTES", 700, "config.json"),
+    ],
+)
+def test_an_archive_ends_before_it_is_too_large(
+    bound: str, value: int, last: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, bound, value)
+    found, _ = packed(write(tmp_path / "run", GOOD))
+    assert found.packed[-2] == last
+    assert found.left_out[-1].endswith(" and what follows it (the archive would be too large)")
+
+
+@pytest.mark.parametrize(("count", "last"), [(198, "x197 (not needed for support)"), (199, "1 more")])
+def test_of_very_many_other_files_two_hundred_are_named(tmp_path: Path, count: int, last: str) -> None:
+    run = write(tmp_path / "run", GOOD | {f"x{at:03}": "" for at in range(count)})
+    assert packed(run)[0].left_out[-1] == last
 
 
 @pytest.mark.parametrize(("number", "there"), [(0, True), (1, False)])
@@ -1004,6 +1121,108 @@ def test_a_comparison_has_a_reason_if_the_numbers_part(tmp_path: Path) -> None:
 
 
 # --- what is read -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("start", "began"),
+    [
+        ({"task": 2.5, "odd": True, "bad": "3", "inf": 1e400, "minus": -1, "huge": 1e7, "ranks": 9}, 2.5),
+        ({"none": 0, "task": 9_999_999}, 9_999_999),
+        ({}, 0),
+        (None, 0),
+    ],
+)
+def test_parts_of_a_start_are_seconds_that_a_start_can_take(
+    start: dict[str, object] | None, began: float
+) -> None:
+    known = attempt(0, 0)
+    known["start"] = start
+    found = facts.AttemptFacts(0, known)
+    assert found.recorded == 1767225660
+    assert found.began == 1767225660 - began
+    assert set(found.parts) == {name for name in start or {} if name in ("task", "ranks", "none")}
+
+
+@pytest.mark.parametrize(
+    ("queued", "seconds"),
+    [(0.5, 0.5), (0, 0), (-1, 0), (1e7, 0), (9_999_999, 9_999_999), ("9", 0), (None, 0)],
+)
+def test_time_in_a_queue_is_what_a_queue_can_take(queued: object, seconds: float) -> None:
+    assert facts.AttemptFacts(0, attempt(0, 0, queued_s=queued)).queued == seconds
+
+
+def ended_at(time: float) -> Outcome:
+    return Outcome(1, None, "b", 0, time, "")
+
+
+@pytest.mark.parametrize(
+    ("ended", "times", "when"),
+    [
+        (BEGAN, [5.0], 1767225660),
+        (None, [5.0, 7.0, 6.0], 7.0),
+        (None, [0.5], 0.5),
+        (None, [0.0, -1.0, float("nan"), float("inf")], None),
+        ("yesterday", [], None),
+    ],
+)
+def test_an_attempt_ends_by_its_manifest_or_with_its_last_task(
+    ended: str | None, times: list[float], when: float | None
+) -> None:
+    tasks = [("b", ended_at(time)) for time in times]
+    assert facts.AttemptFacts(0, attempt(0, None) | {"ended": ended}, tasks).ended == when
+
+
+@pytest.mark.parametrize(
+    ("files", "missing"),
+    [
+        (GOOD, []),
+        ({name: one for name, one in GOOD.items() if name != "result.json"}, ["result.json: not there, though the run is done"]),
+        ({name: one for name, one in RESTARTED.items() if name != "result.json"}, []),
+        ({name: one for name, one in GOOD.items() if name != "metrics.jsonl"}, ["metrics.jsonl: not there, so no curves"]),
+        ({name: one for name, one in GOOD.items() if name not in ("result.json", "config.json", "metrics.jsonl")}, []),
+        (GOOD | {"config.json": "{"}, ["config.json: it is no JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"]),
+        ({name: one for name, one in GOOD.items() if name != "plan.0.json"}, ["plan.0.json: not there"]),
+        (GOOD | {"outcome/0.2": "x", "outcome/x": "x"}, ["outcome: 1 of 3 files cannot be read"]),
+    ],
+)  # fmt: skip
+def test_what_a_run_should_have_left_is_missed(
+    tmp_path: Path, files: dict[str, object], missing: list[str]
+) -> None:
+    assert facts.read(write(tmp_path / "run", files), {}).missing == missing
+
+
+def test_the_plan_of_a_node_with_a_task_for_each_rank_is_that_of_its_first(tmp_path: Path) -> None:
+    files = {name: one for name, one in GOOD.items() if name != "plan.0.json"}
+    found = facts.read(write(tmp_path / "run", files | {"plan.0.0.json": {"mode": "exec"}}), {})
+    assert (found.plan, found.missing) == ({"mode": "exec"}, [])
+
+
+def test_tasks_are_known_by_their_nodes_in_order(tmp_path: Path) -> None:
+    names = [f"outcome/{at}.{node}" for at in (1, 0) for node in (10, 2, 0, 1)]
+    run = write(tmp_path / "run", GOOD | {name: ended(1) for name in names})
+    found = facts.read(run, {})
+    assert [[node for node, _ in one.tasks] for one in found.attempts] == [
+        ["a", "b", "node 2", "node 10"],
+        ["node 0", "node 1", "node 2", "node 10"],
+    ]
+    assert [one.number for one in found.attempts] == [0, 1]
+
+
+def test_a_key_of_the_run_is_hidden_wherever_it_stands(tmp_path: Path) -> None:
+    run = write(tmp_path / "run", GOOD)
+    assert facts.known_secrets(run, {"A": "b"}) == {"A": "b", "JOIN_KEY": KEY}
+    (run / "join.key").write_text("a" * 4097)
+    assert facts.known_secrets(run, {}) == {}
+    (run / "join.key").write_text("a" * 4096)
+    assert facts.known_secrets(run, {}) == {"JOIN_KEY": "a" * 4096}
+
+
+def test_a_line_that_a_tab_makes_long_is_cut_where_others_are() -> None:
+    assert list(facts.lines("\t" * 200)) == [""]
+    (line,) = facts.lines("\t" * 99 + "ab")
+    assert line == " " * 396 + "ab"
+    (line,) = facts.lines("x" * 5000)
+    assert line == "x" * 397 + "..."
 
 
 @pytest.mark.parametrize(
