@@ -1046,6 +1046,45 @@ def test_steps_longer_than_nearly_all_are_in_the_last_bar(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
+    ("steps", "places"),
+    [
+        (20, [52.0, 123.2, 194.4, 265.6, 336.8]),
+        (24, [52.0, 111.3, 170.7, 230.0, 289.3, 348.7]),
+        (164, [52 + 8.9 * at for at in range(40)]),
+    ],
+)
+def test_step_times_have_a_bar_for_every_fourth_from_5_to_40(
+    tmp_path: Path, steps: int, places: list[float]
+) -> None:
+    """The times are 1 s, 2 s and so on: each bar has 4, and of the many the last one has 6."""
+    rates = [90 / time for time in range(steps, 0, -1)]
+    html = section(told(write(tmp_path / "run", GOOD | {"metrics.jsonl": step_rows(*rates)})), "Steps")
+    bars = re.findall(r'<rect class="fill c1" x="([\d.]+)" y="[\d.]+" width="[\d.]+" height="([\d.]+)"', html)
+    assert [float(place) for place, _ in bars] == pytest.approx(places, abs=0.06)
+    assert min(float(height) for _, height in bars) == (184.0 if steps < 100 else 122.7)
+    assert f"the longest {charts.duration(steps)}" in html
+
+
+def test_a_rate_that_is_none_has_no_step_time(tmp_path: Path) -> None:
+    rates = [90.0] * 19
+    for odd in ("NaN", "0", "-1", "Infinity"):
+        rows = step_rows(*rates) + f'{{"step": 20, "images_per_s": {odd}}}\n'
+        assert "Step times" not in told(write(tmp_path / odd, GOOD | {"metrics.jsonl": rows}))
+    rows = step_rows(*rates) + '{"step": 20, "images_per_s": 0.5}\n'
+    assert "the longest 3 min 00 s" in told(write(tmp_path / "good", GOOD | {"metrics.jsonl": rows}))
+
+
+def test_two_ranks_have_a_spread_and_no_chart(tmp_path: Path) -> None:
+    rows = [rank_row(0, rate=29.0), rank_row(1, rate=31.0)]
+    html = section(told(write(tmp_path / "run", GOOD | {"result.json": {"ranks": rows}})), "Ranks")
+    assert (
+        "<p>No rank stands out.</p><p>Images per second of a rank: 29 to 31, half of them up to 30.</p>"
+        in html
+    )
+    assert "<figure>" not in html
+
+
+@pytest.mark.parametrize(
     ("ranks", "held", "rows"),
     [
         ([{"train_s": 100, "a_wait_s": 10, "x_per_s": 3}, {"train_s": 100, "a_wait_s": 30}], None,
