@@ -1,0 +1,88 @@
+"""What a run directory knows of its end."""
+
+from pathlib import Path
+
+import pytest
+
+from entrypoint.explain import run
+from entrypoint.job.outcome import Outcome
+
+
+def outcome(status: int, time: float, *, rank: str = "1", node: str = "b", error: str = "no") -> str:
+    return f"status={status}\nrank={rank}\nnode={node}\nsignal=0\ntime={time}\nerror={error}\n"
+
+
+def directory(folder: Path, **outcomes: str) -> Path:
+    (folder / "outcome").mkdir(parents=True)
+    (folder / "logs").mkdir()
+    for name, text in outcomes.items():
+        (folder / "outcome" / name.lstrip("_").replace("_", ".")).write_text(text)
+    return folder
+
+
+def test_the_earliest_failure_of_the_last_attempt_counts(tmp_path: Path) -> None:
+    path = directory(
+        tmp_path,
+        _0_0=outcome(9, 1.0),
+        _10_0=outcome(1, 7.0, rank="0", node="a"),
+        _10_1=outcome(2, 5.0, rank="3", error="boom"),
+        _10_2=outcome(75, 3.0),
+        _10_3=outcome(0, 2.0),
+        _9_0=outcome(7, 0.5),
+        x_0=outcome(8, 0.1),
+        _123456789_0=outcome(8, 0.1),
+    )
+    (path / "outcome" / "11.0").write_text("nothing")
+    told = run.read(path)
+    failure = Outcome(2, 3, "b", 0, 5.0, "boom")
+    assert told == run.Told(attempt=10, failure=failure, file="outcome/10.1", stacks="")
+    assert told.ended == "rank 3 on b: status 2: boom"
+    (path / "stacks" / "10").mkdir(parents=True)
+    again = run.read(path)
+    assert again
+    assert again.stacks == "stacks/10"
+
+
+def test_a_run_that_ended_well_has_no_failure(tmp_path: Path) -> None:
+    told = run.read(directory(tmp_path, _0_0=outcome(1, 1.0), _1_0=outcome(0, 9.0), _1_1=outcome(75, 9.0)))
+    assert told == run.Told(attempt=1, failure=None, file="", stacks="")
+    assert told.ended == "attempt 1 has no failure: it ended well, or still runs"
+
+
+def test_a_failure_of_no_rank_is_its_nodes(tmp_path: Path) -> None:
+    told = run.read(directory(tmp_path, _0_1=outcome(69, 1.0, rank="", error="a\x1b is late")))
+    assert told
+    assert told.ended == "b: status 69: a? is late"
+
+
+@pytest.mark.parametrize(
+    ("made", "is_one"),
+    [
+        (["outcome", "logs"], True),
+        (["outcome", "manifest.json"], True),
+        (["outcome"], False),
+        (["logs", "manifest.json"], False),
+        ([], False),
+    ],
+)
+def test_a_run_directory_has_outcomes_and_logs_or_a_manifest(
+    made: list[str], is_one: bool, tmp_path: Path
+) -> None:
+    for name in made:
+        (tmp_path / name).mkdir()
+    assert run.is_one(tmp_path) == is_one
+    assert run.read(tmp_path) is None
+
+
+def test_the_end_of_a_job_is_explained_in_two_lines(tmp_path: Path) -> None:
+    failure = Outcome(
+        1, 3, "b", 0, 1.0, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    )
+    first, second = run.in_lines(failure, tmp_path / "my run")
+    assert first.startswith("explain: the memory of a GPU is full: ")
+    assert second == f"explain: more by `apptrain explain '{tmp_path}/my run'`"
+
+
+@pytest.mark.parametrize("error", ["", "the frobnicator is upside down", "b did not come within 300 s"])
+def test_what_nothing_is_known_of_has_no_line(error: str, tmp_path: Path) -> None:
+    assert run.in_lines(Outcome(1, 3, "b", 0, 1.0, error), tmp_path) == ()
