@@ -133,6 +133,41 @@ def test_the_word_behind_an_option_that_names_a_secret_is_hidden() -> None:
     assert tokens.hide_words(words, ENV) == hidden
 
 
+@pytest.mark.parametrize(
+    ("name", "holds"),
+    [
+        ("HF_TOKEN", True),
+        ("hubToken2", True),
+        ("--api-key", True),
+        ("db.password", True),
+        ("PWD", False),
+        ("APPTRAIN_PASS", False),
+        ("forward_pass", False),
+        ("max_tokens", False),
+        ("", False),
+        ("__", False),
+        ("12", False),
+        ("token_file", False),
+    ],
+)
+def test_a_name_tells_whether_it_holds_a_secret(name: str, holds: bool) -> None:
+    assert tokens.names_secret(name) == holds
+
+
+@pytest.mark.parametrize(
+    ("env", "hidden"),
+    [
+        ({"HF_TOKEN": "abcdef"}, "x <secret HF_TOKEN> y"),
+        ({"HF_TOKEN": "abcde"}, "x abcdef y"),
+        ({"HF_TOKEN": ""}, "x abcdef y"),
+        ({"OTHER": "abcdef"}, "x abcdef y"),
+        ({"HF_TOKEN": "abcdef", "API_KEY": "x abcdef"}, "<secret API_KEY> y"),
+    ],
+)
+def test_the_value_of_a_variable_that_holds_a_secret_is_named(env: dict[str, str], hidden: str) -> None:
+    assert tokens.hide("x abcdef y", env) == hidden
+
+
 def test_values_are_hidden_by_their_keys_too() -> None:
     found = tokens.hide_values(
         {"a": {"token": "x", "list": ["hf_abcdefghijklmnopqrstuvwxyz", 7]}, "lr": 0.1}, ENV

@@ -140,3 +140,61 @@ def test_a_million_steps_take_little_memory(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert len(found["loss"]) == 100_000
     assert peak < 60 * 100_000
+
+
+def test_a_series_is_a_mapping_in_ascending_order() -> None:
+    series = traces.Series()
+    assert (series.last, list(series)) == (0, [])
+    for step, value in ((3, 0.5), (7, 1.5), (5, 1.0), (1, 0.0), (5, 2.0)):
+        series.put(step, value)
+    assert (series.last, len(series), dict(series)) == (7, 4, {1: 0.0, 3: 0.5, 5: 2.0, 7: 1.5})
+    for missing in (0, 2, 4, 6, 8):
+        with pytest.raises(KeyError):
+            series[missing]
+    series.forget_from(8)
+    assert list(series) == [1, 3, 5, 7]
+    series.forget_from(7)
+    assert list(series) == [1, 3, 5]
+    series.forget_from(2)
+    assert (list(series), series.last) == ([1], 1)
+
+
+@pytest.mark.parametrize("step", [2**63 - 1, -(2**63 - 1), 0])
+def test_a_step_has_up_to_63_bits(step: int, tmp_path: Path) -> None:
+    assert of(tmp_path, f'{{"step": {step}, "loss": 1}}\n')["loss"] == {step: 1.0}
+
+
+@pytest.mark.parametrize(("digits", "is_fine"), [(300, True), (301, False)])
+def test_a_number_has_up_to_300_digits(digits: int, is_fine: bool, tmp_path: Path) -> None:
+    line = f'{{"step": 1, "loss": 1{"0" * (digits - 1)}}}\n'
+    if is_fine:
+        assert of(tmp_path, line)["loss"] == {1: 1e299}
+        return
+    with pytest.raises(ValueError, match=r"^line 1: a number has 301 digits$"):
+        of(tmp_path, line)
+
+
+def test_the_steps_that_both_have_are_compared(tmp_path: Path) -> None:
+    one = written(tmp_path, loss(1, 2.0), loss(2, 1.0), loss(4, 3.0))
+    other = written(tmp_path, loss(2, 1.5), loss(3, 9.0), loss(4, 1.0), loss(5, 1.0))
+    assert traces.compare(one, other) == traces.Parting(
+        steps=2, first=2, series="loss", values=(1.0, 1.5), within=2.0, lengths=(4, 5)
+    )
+    assert traces.compare(one, one) == traces.Parting(
+        steps=3, first=None, series="", values=None, within=0.0, lengths=(4, 4)
+    )
+
+
+def test_of_what_parts_the_earliest_is_told(tmp_path: Path) -> None:
+    one = written(tmp_path, loss(1, 2.0), loss(2, 1.0))
+    other = written(tmp_path, loss(1, 2.0) | {"lr": 0.2}, loss(2, 5.0))
+    found = traces.compare(one, other)
+    assert (found.first, found.series, found.values) == (1, "lr", (0.1, 0.2))
+    assert found.within == 4.0
+
+
+def test_a_line_of_a_mebibyte_is_read_and_a_longer_one_is_not(tmp_path: Path) -> None:
+    for size, steps in ((1 << 20, [1, 2]), ((1 << 20) + 1, [2])):
+        begin, end = '{"step": 1, "loss": 1, "x": "', '"}\n'
+        line = begin + "x" * (size - len(begin) - len(end)) + end
+        assert list(of(tmp_path, line + '{"step": 2, "loss": 1}\n')["loss"]) == steps
