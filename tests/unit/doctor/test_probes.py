@@ -11,9 +11,10 @@ import torch
 import torch.distributed as dist
 
 from entrypoint.doctor import probes
-from entrypoint.doctor.judge import Collective, FarGpu
+from entrypoint.doctor.judge import Collective, FarGpu, GpuSpeed
 from entrypoint.doctor.probes import rounds
 from entrypoint.node import numa
+from entrypoint.node.driver import DriverError
 from tests.unit.node.trees import built
 
 
@@ -252,3 +253,116 @@ def test_a_node_that_stands_out_is_measured_again_until_it_is_like_the_others(
     monkeypatch.setattr(probes, "_everyones", everyones)
     assert probes.settled(measure, ["a", "b", "c"], CPU) == (100.0 if busy < 9 else 50.0)
     assert len(watch.done) == measured
+
+
+def test_the_first_rank_of_a_node_tells_its_time_after_each_question(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Watch(monkeypatch)
+    passed: list[tuple[str, str]] = []
+
+    class Store:
+        def get(self, key: str) -> bytes:
+            watch.now += 1
+            passed.append(("get", key))
+            return b""
+
+        def set(self, key: str, value: str) -> None:
+            passed.append((value, key))
+
+    monkeypatch.setattr(dist, "get_rank", lambda: 4)
+    assert probes.clocks(Store(), {0: "a", 4: "b"}) == []
+    assert passed == [
+        step
+        for at in range(probes.PINGS)
+        for step in (("get", f"ping/4/{at}"), (repr(101.0 + at), f"pong/4/{at}"))
+    ]
+
+
+def traffic(monkeypatch: pytest.MonkeyPatch, seconds: float, answers: list[float]) -> list[str]:
+    """What is sent and received: the numbers of a tensor of so many bytes. A payload takes so many seconds."""
+    watch = Watch(monkeypatch)
+    passed: list[str] = []
+
+    def send(tensor: torch.Tensor, rank: int) -> None:
+        size = tensor.numel() * 4
+        watch.now += seconds if size > 4 else 0
+        passed.append(f"{rank} gets {size if size > 4 else tensor.item()}")
+
+    def recv(tensor: torch.Tensor, rank: int) -> None:
+        size = tensor.numel() * 4
+        if size == 4 and answers:
+            tensor.fill_(answers.pop(0))
+        passed.append(f"{rank} gave {size if size > 4 else tensor.item()}")
+
+    monkeypatch.setattr(dist, "send", send)
+    monkeypatch.setattr(dist, "recv", recv)
+    return passed
+
+
+@pytest.mark.parametrize(("seconds", "sizes"), [(0.0199, (1 << 18, 1 << 23)), (0.0201, (1 << 18,))])
+def test_the_large_payload_is_sent_only_if_the_small_one_passes_at_once(
+    monkeypatch: pytest.MonkeyPatch, seconds: float, sizes: tuple[int, ...]
+) -> None:
+    passed = traffic(monkeypatch, seconds, [])
+    assert probes._send(CPU, 3) == pytest.approx(sizes[-1] / seconds)
+    last = float(len(sizes) == 2)
+    assert passed[:2] == ["3 gets 0.0", "3 gave 0.0"]
+    assert [step for step in passed[2:] if step.startswith("3 gets")] == [
+        one for size in sizes for one in (f"3 gets {size}", f"3 gets {last}")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("answers", "sizes"), [([0.0, 1.0, 1.0], (1 << 18, 1 << 23)), ([0.0, 0.0], (1 << 18,))]
+)
+def test_the_other_side_receives_what_is_sent_and_answers_it(
+    monkeypatch: pytest.MonkeyPatch, answers: list[float], sizes: tuple[int, ...]
+) -> None:
+    told = list(answers[1:])
+    passed = traffic(monkeypatch, 0.0, answers)
+    probes._receive(CPU, 3)
+    before = [0.0, *told]
+    assert passed == [
+        *("3 gave 0.0", "3 gets 0.0"),
+        *(
+            step
+            for at, size in enumerate(sizes)
+            for step in (f"3 gave {size}", f"3 gets {before[at]}", f"3 gave {told[at]}")
+        ),
+    ]
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_memory_errors_are_counted_since_the_driver_was_loaded(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+
+    def call(function: str, *words: Any) -> None:
+        called.append(function)
+        if function == "nvmlDeviceGetHandleByUUID":
+            assert words[0] == b"GPU-7"
+        if function == "nvmlDeviceGetTotalEccErrors":
+            assert words[1:3] == (1, 0)
+            words[3]._obj.value = count
+
+    monkeypatch.setattr(probes, "library", lambda _: call)
+    assert probes._memory_errors("GPU-7") == count
+    assert called == ["nvmlInit_v2", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetTotalEccErrors"]
+
+
+@pytest.mark.parametrize("error", [OSError("no library"), DriverError(3)])
+def test_a_gpu_may_count_no_memory_errors(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(_: str) -> None:
+        raise error
+
+    monkeypatch.setattr(probes, "library", missing)
+    assert probes._memory_errors("GPU-7") is None
+
+
+def test_what_is_taken_of_a_gpu_is_what_is_not_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (30, 80))
+    told = types.SimpleNamespace(name="H100", uuid="7")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: told)
+    monkeypatch.setattr(probes, "_memory_errors", {"GPU-7": 2}.get)
+    found = probes.gpu(3, "a", torch.device("cuda", 0))
+    assert found == GpuSpeed(rank=3, node="a", name="H100", used=50, total=80, ecc=2)
