@@ -6,14 +6,17 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from entrypoint.explain import catalogue, logs, run
-from entrypoint.explain.scan import Index, Scan
-from entrypoint.job.outcome import Outcome
+from entrypoint.explain import catalogue, command, judge, logs
+from entrypoint.explain.catalogue import Entry, Remedy
+from entrypoint.explain.judge import CauseFound, Judgement
+from entrypoint.explain.scan import Evidence, Index, Scan
 from tests.unit.explain import good
 
 INDEX = Index(catalogue.load())
@@ -226,28 +229,6 @@ def test_of_a_run_of_which_nothing_has_ended_that_is_said(tmp_path: Path) -> Non
     ]
 
 
-def test_the_last_attempt_and_its_first_failure_count(tmp_path: Path) -> None:
-    for folder in ("outcome", "logs/10"):
-        (tmp_path / folder).mkdir(parents=True)
-    outcomes = {
-        "9.0": (1, 1),
-        "10.0": (1, 5),
-        "10.1": (1, 4),
-        "10.2": (0, 1),
-        "x.0": (1, 1),
-        "123456789.0": (1, 1),
-    }
-    for name, (status, at) in outcomes.items():
-        (tmp_path / "outcome" / name).write_text(
-            f"status={status}\nrank=3\nnode=a\nsignal=0\ntime={at}\nerror=x\n"
-        )
-    told = run.read(tmp_path)
-    assert told is not None
-    assert (told.attempt, told.file, told.stacks) == (10, "outcome/10.1", "")
-    (tmp_path / "stacks/10").mkdir(parents=True)
-    assert (run.read(tmp_path) or told).stacks == "stacks/10"
-
-
 def test_a_python_script_is_no_log(tmp_path: Path) -> None:
     (tmp_path / "my.py").write_text("print(1)\n")
     done = explain(tmp_path / "my.py")
@@ -263,19 +244,156 @@ def test_a_run_that_ended_well_has_no_cause(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (1, "attempt 0 has no failure: it ended well, or still runs\n")
 
 
-def test_a_failing_job_says_it_in_two_lines_and_only_if_there_is_something_to_say() -> None:
-    failure = Outcome(status=1, rank=3, node="a", error="torch.OutOfMemoryError: CUDA out of memory. Tried")
-    assert run.in_lines(failure, Path("/runs/a b")) == (
-        "explain: the memory of a GPU is full: A smaller batch with gradient accumulation, bf16, activation checkpointing, or FSDP.",
-        "explain: more by `apptrain explain '/runs/a b'`",
+# --- what is printed ------------------------------------------------------------------------------------------
+
+
+def entry(id: str, kind: str = "cause", *remedies: Remedy) -> Entry:
+    told = remedies or (Remedy("Mend it"),)
+    return replace(
+        catalogue.load()[0], id=id, kind=kind, title=f"the {id}", why="So.", remedies=told, source="docs"
     )
-    for error in (
-        "",
-        "ValueError: boom",
-        "RuntimeError: Connection reset by peer",
-        "stuck, no step for 300 s",
-    ):
-        assert run.in_lines(Outcome(status=1, rank=3, error=error), Path("/r")) == ()
+
+
+def seen(one: Entry | None, number: int, text: str = "it broke") -> Evidence:
+    return Evidence(one, text, "a\x1b.log", number, (0, number), None, None, "", "")
+
+
+def found(one: Entry, number: int, *, count: int = 1, leave_out: str = "") -> CauseFound:
+    return CauseFound(one, seen(one, number), 3, "gpu1", "5", leave_out, count)
+
+
+NOTHING = Judgement((), (), None)
+OTHERS = tuple(found(entry(f"other{at}"), 10 + at, count=at) for at in range(1, 8))
+
+
+@pytest.fixture
+def said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[Judgement], list[str]]:
+    """What is printed for a log of two lines that is judged so."""
+    (tmp_path / "x.log").write_text("step 1\nstep 2\n")
+
+    def told(judgement: Judgement) -> list[str]:
+        monkeypatch.setattr(judge, "of", lambda *_: judgement)
+        status = command.main(str(tmp_path / "x.log"), as_json=False)
+        assert status == (0 if judgement.causes else 1)
+        return capsys.readouterr().out.splitlines()
+
+    return told
+
+
+def test_a_cause_is_told_with_all_that_may_be_done(said: Callable[[Judgement], list[str]]) -> None:
+    cause = found(
+        entry("bug", "cause", Remedy("Mend it."), Remedy("leave it", "it rains")), 7, leave_out="gpu\x1b1"
+    )
+    assert said(Judgement((cause,), (), None)) == [
+        "the bug (bug)",
+        "  where:     rank 3, node gpu1, GPU 5",
+        "  a?.log:7: it broke",
+        "  why:       So.",
+        "  do:        Mend it.",
+        "             if it rains: leave it",
+        "  leave out: gpu?1",
+        "  source:    docs",
+    ]
+    bare = replace(cause, entry=entry("bug", "symptom"), rank=None, node="", device="", leave_out="")
+    assert said(Judgement((bare,), (), None)) == [
+        "the bug (bug)",
+        "  a?.log:7: it broke",
+        "  note:      a symptom: what caused it is not in this log",
+        "  why:       So.",
+        "  do:        Mend it",
+        "  source:    docs",
+    ]
+
+
+def test_five_further_things_are_listed(said: Callable[[Judgement], list[str]]) -> None:
+    lines = said(Judgement((found(entry("bug"), 7), OTHERS[0]), OTHERS[1:], None))
+    assert lines[lines.index("also seen:") :] == [
+        "also seen:",
+        "  a?.log:11: the other1 (other1)",
+        *(f"  a?.log:{10 + at}: the other{at} (other{at}) ({at} lines)" for at in range(2, 6)),
+        "  and 2 more (--json has all)",
+    ]
+    lines = said(Judgement((found(entry("bug"), 7),), OTHERS[:5], None))
+    assert "more (--json" not in lines[-1]
+    assert "also seen:" not in said(Judgement((found(entry("bug"), 7),), (), None))
+
+
+def test_without_a_cause_the_earliest_error_is_told(said: Callable[[Judgement], list[str]]) -> None:
+    echo = found(entry("echo", "echo"), 9)
+    unknown = replace(seen(None, 4), rank=2)
+    assert said(Judgement((), (echo, OTHERS[0]), unknown)) == [
+        "the cause is not known",
+        "  the earliest error:",
+        "  a?.log:4 (rank 2): it broke",
+        "  note:      the echo: Mend it",
+        "also seen:",
+        "  a?.log:11: the other1 (other1)",
+    ]
+    assert said(Judgement((), (), seen(entry("mild"), 4))) == [
+        "the cause is not known",
+        "  the earliest line that tells of one:",
+        "  a?.log:4: it broke",
+    ]
+    assert said(NOTHING) == ["the cause is not known", "  no line of 2 lines looks like an error"]
+    assert said(Judgement((), OTHERS[:1], None)) == [
+        "nothing says that it failed: it went on after all that was seen",
+        "also seen:",
+        "  a?.log:11: the other1 (other1)",
+    ]
+
+
+def test_json_tells_causes_others_and_the_earliest_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.log").write_text("step 1\x7f\n")
+    cause = found(
+        entry("bug", "cause", Remedy("Mend it."), Remedy("leave it", "it rains")), 7, leave_out="gpu1"
+    )
+    monkeypatch.setattr(judge, "of", lambda *_: Judgement((cause,), OTHERS[:1], seen(None, 4)))
+    assert command.main(str(tmp_path / "x.log"), as_json=True) == 0
+    told = json.loads(capsys.readouterr().out)
+    other = told.pop("also_seen")
+    assert told == {
+        "schema_version": 1,
+        "causes": [
+            {
+                "id": "bug",
+                "title": "the bug",
+                "why": "So. The log says: it broke",
+                "remedy": "Mend it. If it rains: leave it.",
+                "where": {"file": "a?.log", "line": 7},
+                "rank": 3,
+                "node": "gpu1",
+                "device": "5",
+                "leave_out": "gpu1",
+                "kind": "cause",
+                "count": 1,
+                "source": "docs",
+            }
+        ],
+        "earliest_error": {
+            "text": "it broke",
+            "where": {"file": "a?.log", "line": 4},
+            "rank": None,
+            "node": None,
+        },
+        "read": {"files": 1, "bytes": 8, "not_read": []},
+    }
+    assert [one["id"] for one in other] == ["other1"]
+
+
+def test_five_files_that_were_not_read_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.log").write_text("step 1\n")
+    for at in range(22):
+        (tmp_path / f"core{at:02}").write_bytes(b"\x7fELF")
+    assert command.main(str(tmp_path), as_json=False) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-5:] == [f"not read: core{at:02}: it is no text" for at in range(5)]
+    assert lines[-6].startswith("  no line of 1 line")
+    command.main(str(tmp_path), as_json=True)
+    assert len(json.loads(capsys.readouterr().out)["read"]["not_read"]) == 20
 
 
 # --- anything -------------------------------------------------------------------------------------------------

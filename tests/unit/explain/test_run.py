@@ -83,6 +83,12 @@ def test_the_end_of_a_job_is_explained_in_two_lines(tmp_path: Path) -> None:
     assert second == f"explain: more by `apptrain explain '{tmp_path}/my run'`"
 
 
-@pytest.mark.parametrize("error", ["", "the frobnicator is upside down", "b did not come within 300 s"])
+@pytest.mark.parametrize(
+    "error",
+    [
+        *("", "the frobnicator is upside down", "ValueError: boom", "RuntimeError: Connection reset by peer"),
+        *("stuck, no step for 300 s", "b did not come within 300 s"),
+    ],
+)
 def test_what_nothing_is_known_of_has_no_line(error: str, tmp_path: Path) -> None:
     assert run.in_lines(Outcome(1, 3, "b", 0, 1.0, error), tmp_path) == ()
