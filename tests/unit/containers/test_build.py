@@ -5,14 +5,18 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 
-from containers import bom, build, builder, debian, stacks
+from containers import bom, build, builder, debian, description, stacks, wheels
 from containers.stacks import BuildRefused
 
 
@@ -257,3 +261,339 @@ def test_the_bill_of_materials_names_packages_of_both_kinds_with_their_hashes() 
     assert parts["libc6"]["hashes"] == [{"alg": "SHA-256", "content": libc["SHA256"]}]
     assert parts["libc6"]["purl"].startswith("pkg:deb/debian/libc6@")
     assert parts["torchvision"]["purl"] == f"pkg:pypi/torchvision@{stack.torchvision}"
+
+
+# --- what each command does ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "call"),
+    [
+        (["build"], ("build", "cu132", None, None)),
+        (["fetch", "--stack", "cu128"], ("fetch_only", "cu128", None, None)),
+        (["verify", "--extra", "e", "--offline", "d"], ("verify", "cu132", "e", "d")),
+    ],
+)
+def test_each_command_gets_its_stack_and_its_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], call: tuple[str | None, ...]
+) -> None:
+    calls: list[tuple[str | None, ...]] = []
+
+    def tells(name: str) -> Any:
+        def called(stack: stacks.Stack, extra: Path | None, image: Path, offline: Path | None) -> int:
+            assert image == tmp_path / "i.sif"
+            given = [str(one.relative_to(tmp_path)) if one else None for one in (extra, offline)]
+            calls.append((name, stack.name, *given))
+            return 5
+
+        return called
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "e").touch()
+    for name in ("build", "fetch_only", "verify"):
+        monkeypatch.setattr(build, name, tells(name))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        assert build.main([*words, "--image", "i.sif"]) == (5 if words[0] == "verify" else 0)
+        handler = signal.getsignal(signal.SIGTERM)
+        assert callable(handler)
+        with pytest.raises(SystemExit) as ended:
+            handler(signal.SIGTERM, None)
+        assert ended.value.code == 143
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert calls == [call]
+
+
+def test_a_build_that_is_stopped_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build, "build", stopped)
+    assert build.main(["build"]) == 130
+    assert capsys.readouterr().err == "apptrain: stopped; nothing was changed\n"
+
+
+def test_what_cannot_be_built_ends_with_64(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for option, said in (
+        ("--stack", "STACK=no: there is no such stack"),
+        ("--extra", f"EXTRA={tmp_path}/no: there is no such file"),
+    ):
+        assert build.main(["build", option, "no"]) == 64
+        assert capsys.readouterr().err.startswith(f"apptrain: {said}: give ")
+
+
+class Fetches:
+    """What is fetched, in order."""
+
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.calls: list[Any] = []
+        self.extra = "einops==1\n"
+        patch.setattr(stacks, "debian_architecture", lambda: "amd64")
+        patch.setattr(debian, "lay_out", self._lay_out)
+        patch.setattr(wheels, "fetch", self._fetch)
+        patch.setattr(wheels, "lock_extra", self._lock_extra)
+
+    def _lay_out(
+        self, _base: object, architecture: str, lock: Path, cache: Path, folder: Path, *, offline: Path | None
+    ) -> None:
+        self.calls.append(("debian", architecture, lock.name, cache.name, folder.name, offline))
+
+    def _fetch(self, lock: Path, python: str, architecture: str, cache: Path, offline: Path | None) -> Path:
+        self.calls.append(("wheels", lock.name, python, architecture, cache.name, offline))
+        return Path(f"wheels of {lock.name}")
+
+    def _lock_extra(self, stack: stacks.Stack, _architecture: str, extra: Path) -> Path:
+        lock = extra.with_name(f"extra.{stack.name}.lock")
+        lock.write_text(self.extra)
+        return lock
+
+
+def test_debians_packages_are_fetched_before_the_wheels_and_those_of_extra_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetches, stack = Fetches(monkeypatch), stacks.find("")
+    fetched = build.fetch(stack, tmp_path / "extra", Path("off"), Path("cache"), Path("work"))
+    python = stack.base.python
+    assert fetches.calls == [
+        ("debian", "amd64", "debian-amd64", "cache", "debian", Path("off")),
+        ("wheels", "cu132-amd64.txt", python, "amd64", "cache", Path("off")),
+        ("wheels", "extra.cu132.lock", python, "amd64", "cache", Path("off")),
+    ]
+    assert [lock.name for lock in fetched.locks] == ["cu132-amd64.txt", "debian-amd64", "extra.cu132.lock"]
+    assert [str(folder) for folder in fetched.wheels] == [
+        "wheels of cu132-amd64.txt",
+        "wheels of extra.cu132.lock",
+    ]
+    assert fetched.architecture == "amd64"
+    fetches.extra = "# all of it is in the stack\n"
+    again = build.fetch(stack, tmp_path / "extra", None, Path("cache"), Path("work"))
+    assert (len(again.locks), len(again.wheels)) == (3, 1)
+    alone = build.fetch(stack, None, None, Path("cache"), Path("work"))
+    assert (len(alone.locks), len(alone.wheels)) == (2, 1)
+
+
+def test_a_stack_without_builds_for_this_machine_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetches = Fetches(monkeypatch)
+    monkeypatch.setattr(stacks, "debian_architecture", lambda: "arm64")
+    with pytest.raises(BuildRefused, match=r"^stack cu128 is for amd64, this machine arm64$"):
+        build.fetch(stacks.find("cu128"), None, None, tmp_path, tmp_path)
+    assert fetches.calls == []
+
+
+def test_a_fetch_needs_room_for_downloads_alone_and_leaves_only_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    needs: list[dict[str, int]] = []
+    monkeypatch.setattr(build, "check", lambda _places, megabytes: needs.append(megabytes))
+    monkeypatch.setenv("APPTRAIN_CACHE", str(tmp_path))
+    fetches, stack = Fetches(monkeypatch), stacks.find("")
+    build.fetch_only(stack, None, tmp_path / "i.sif", None)
+    assert needs == [{**stack.megabytes, "work": 0, "image": 0}]
+    assert len(fetches.calls) == 2
+    assert list(tmp_path.iterdir()) == []
+    assert capsys.readouterr().out == (
+        f"apptrain: what stack cu132 is made from is in {tmp_path}: `make image` needs no network now\n"
+    )
+
+
+class Again:
+    """A second build, and what both images hold."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.first = {"lock_sha256": "l", "source_sha256": "s", "partition_sha256": "p"}
+        self.second = dict(self.first)
+        self.trees: list[dict[str, str]] = [{"/a": "1"}, {"/a": "1"}]
+        self.umask = 0
+        patch.setenv("APPTAINER_TMPDIR", str(folder))
+        patch.setattr(description, "read", lambda _image: self.first)
+        patch.setattr(build, "build", self._build)
+        patch.setattr(builder.Builder, "find", lambda: SimpleNamespace(tree=self._tree))
+
+    def _build(self, _stack: object, _extra: object, image: Path, _offline: object) -> dict[str, str]:
+        assert image.parent.is_dir()
+        os.umask(umask := os.umask(0))
+        self.umask = umask
+        return self.second
+
+    def _tree(self, image: Path) -> dict[str, str]:
+        return self.trees[image.name == "again.sif"]
+
+
+@pytest.fixture
+def again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Again]:
+    before = os.umask(0o022)
+    yield Again(tmp_path, monkeypatch)
+    os.umask(before)
+
+
+def verified() -> int:
+    return build.verify(stacks.find(""), None, Path("image.sif"), None)
+
+
+def test_a_second_build_under_another_umask_is_the_same(
+    again: Again, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert verified() == 0
+    assert (capsys.readouterr().out, again.umask) == (
+        "apptrain: the second build is identical, partition p\n",
+        0o077,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [("lock_sha256", "locks"), ("source_sha256", "files of this checkout")]
+)
+def test_an_image_of_other_sources_is_not_compared(again: Again, name: str, what: str) -> None:
+    again.second[name] = "other"
+    with pytest.raises(BuildRefused) as refusal:
+        verified()
+    assert str(refusal.value) == (
+        f"image.sif was built from other {what} than those here: build it anew: make image"
+    )
+
+
+def test_files_that_differ_are_named_and_others_are_only_packed_otherwise(
+    again: Again, capsys: pytest.CaptureFixture[str]
+) -> None:
+    again.second["partition_sha256"] = "q"
+    assert verified() == 0
+    packed = "apptrain: the second build has the same 1 files; its partition is packed differently\n"
+    assert capsys.readouterr() == (packed, "")
+    again.trees = [{"/a": "1", "/b": "2", "/c": "3"}, {"/a": "1", "/b": "4", "/d": "5"}]
+    assert verified() == 1
+    assert capsys.readouterr() == (
+        "apptrain: /b: 2 | 4\napptrain: /c: 3 | absent\napptrain: /d: absent | 5\n",
+        "apptrain: the second build differs in 3 of 3 files\n",
+    )
+    again.trees = [{f"/{number:02}": "1" for number in range(60)}, {}]
+    assert verified() == 1
+    out, err = capsys.readouterr()
+    assert (out.count("\n"), err) == (50, "apptrain: the second build differs in 60 of 60 files\n")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_an_image_is_inspected_with_its_labels_and_compared_with_what_describes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], same: bool
+) -> None:
+    image = tmp_path / "image.sif"
+    image.write_bytes(b"hsqs")
+    digest = hashlib.sha256(b"hsqs" if same else b"other").hexdigest()
+    said = {"sif_sha256": digest, "stack": "cu132", "versions": {"torch": "2", "x": None}, "compute_capability": ["8.0", "9.0"], "debian_packages": {"a": "1", "b": "2"}}  # fmt: skip
+    image.with_suffix(".json").write_text(json.dumps(said))
+    labels = {"b": "2", "a": "1"}
+    monkeypatch.setattr(builder.Builder, "find", lambda: SimpleNamespace(labels=lambda _image: labels))
+    assert build.main(["inspect", "--image", str(image)]) == (0 if same else 64)
+    out, err = capsys.readouterr()
+    assert [line.split(maxsplit=1) for line in out.splitlines()] == [
+        ["sif_sha256", digest], ["stack", "cu132"], ["versions", "torch 2"], ["compute_capability", "8.0, 9.0"],
+        ["debian_packages", "2"], ["label", "a              1"], ["label", "b              2"],
+    ]  # fmt: skip
+    other = f"apptrain: {image} is not the file that {image.with_suffix('.json')} describes: build it anew\n"
+    assert err == ("" if same else other)
+
+
+# --- Apptainer ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "said", "packer", "found"),
+    [
+        ("apptainer", "apptainer version 1.4.0", True, None),
+        ("apptainer", "apptainer version 1.3.9", True, "{}/mksquashfs"),
+        ("apptainer", "apptainer version 1.2.0", False, ""),
+        ("apptainer", "apptainer version 2.0.0", False, None),
+        ("singularity", "singularity-ce version 4.0.0", True, None),
+        ("singularity", "apptainer version 1.3.0", False, ""),
+        ("apptainer", "apptainer version 1.1.9", True, "is apptainer version 1.1.9: 1.2 or newer is needed"),
+        (
+            "singularity",
+            "singularity version 3.8.7",
+            True,
+            "is singularity version 3.8.7: 4.0 or newer is needed",
+        ),
+        ("apptainer", "", True, "is silent about its version: 4.0 or newer is needed"),
+    ],
+)
+def test_an_apptainer_that_is_new_enough_packs_as_it_is_told_or_by_a_program_of_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str, packer: bool, found: str | None
+) -> None:
+    tool(tmp_path, name, f"echo {said}")
+    if packer:
+        tool(tmp_path, "mksquashfs", "true")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(builder, "_search", lambda: os.environ["PATH"])
+    if found and found.startswith("is "):
+        with pytest.raises(BuildRefused) as refusal:
+            builder.Builder.find()
+        assert str(refusal.value) == f"{tmp_path}/{name} {found}"
+        return
+    made = builder.Builder.find()
+    assert (made.path, made.version) == (f"{tmp_path}/{name}", said)
+    assert made.mksquashfs == (found.format(tmp_path) if found else found)
+    if found == "":
+        with pytest.raises(
+            BuildRefused, match=r"packs an image with the mksquashfs of PATH, and there is none: "
+        ):
+            made.check()
+    else:
+        made.check()
+
+
+def test_where_the_file_system_is_in_an_image_is_asked(tmp_path: Path) -> None:
+    line = "2    |1       |NONE    |32768-3000000             |FS (Squashfs/*System/amd64)"
+    tool(tmp_path, "a", f'[ "$*" = "sif list i.sif" ] && echo "1 |1 |NONE |3-9 |Def.FILE" && echo "{line}"')
+    assert builder.Builder(f"{tmp_path}/a", "").partition(Path("i.sif")) == (32768, 3_000_000)
+    tool(tmp_path, "b", "echo no image >&2; exit 1")
+    with pytest.raises(builder.BuildFailed, match=r"^i.sif: no file system was found in it: no image$"):
+        builder.Builder(f"{tmp_path}/b", "").partition(Path("i.sif"))
+
+
+def test_the_files_of_an_image_are_listed_inside(tmp_path: Path) -> None:
+    tool(tmp_path, "a", 'echo "{\\"/x\\": \\"$3 $6\\"}"')
+    assert builder.Builder(f"{tmp_path}/a", "").tree(Path("i.sif")) == {"/x": "--cleanenv i.sif"}
+    tool(tmp_path, "b", "echo broken >&2; exit 1")
+    with pytest.raises(builder.BuildFailed, match=r"^i.sif: its files could not be read: broken$"):
+        builder.Builder(f"{tmp_path}/b", "").tree(Path("i.sif"))
+
+
+def test_apptainer_is_called_by_its_other_name_with_its_tools_and_nothing_of_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("APPTAINERENV_X", "1")
+    monkeypatch.setenv("SINGULARITYENV_X", "1")
+    before = dict(os.environ)
+    with builder.Builder("/opt/app tainer", "1", "/opt/mksquashfs")._client(tmp_path, MINE="1"):
+        assert os.environ["PATH"] == f"{tmp_path}/bin:{before['PATH']}:/usr/sbin:/sbin"
+        assert os.environ["MINE"] == "1"
+        assert not {"APPTAINERENV_X", "SINGULARITYENV_X"} & set(os.environ)
+    assert dict(os.environ) == before
+    assert "exec '/opt/app tainer' \"$@\"" in (tmp_path / "bin/singularity").read_text()
+    assert 'exec /opt/mksquashfs "$@" -comp zstd' in (tmp_path / "bin/mksquashfs").read_text()
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "bin").iterdir()} == {0o755}
+    for code, error in ((1, builder.BuildFailed), (143, SystemExit)):
+        with pytest.raises(error), builder.Builder("/a", "1")._client(tmp_path):
+            raise SystemExit(code)
+    assert dict(os.environ) == before
+
+
+def test_folders_of_the_host_are_covered_by_empty_ones_that_nobody_else_reaches(tmp_path: Path) -> None:
+    words = builder._cover(tmp_path)
+    assert words == [
+        word
+        for name in ("tmp", "var-tmp", "dev-shm")
+        for word in (
+            "--mount",
+            f'type=bind,"source={tmp_path}/private/{name}",destination=/{name.replace("-", "/")}',
+        )
+    ]
+    assert (tmp_path / "private").stat().st_mode & 0o7777 == 0o700
+    assert {path.stat().st_mode & 0o7777 for path in (tmp_path / "private").iterdir()} == {0o1777}
+    assert builder._mount(Path('/a"b'), "/c") == ["--mount", 'type=bind,"source=/a""b",destination=/c']
