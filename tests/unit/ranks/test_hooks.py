@@ -108,6 +108,25 @@ def test_what_fails_inside_a_rank_is_not_the_scripts_affair(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.usefixtures("rank")
+def test_steps_of_torchs_optimizers_are_told_but_not_while_a_compiler_traces_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hooks: list[Any] = []
+    compiling = [False]
+    torch = SimpleNamespace(distributed=Group(), compiler=SimpleNamespace(is_compiling=lambda: compiling[0]))
+    optimizers = SimpleNamespace(register_optimizer_step_post_hook=hooks.append)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "torch.optim.optimizer", optimizers)
+    inside._tell_steps(str(tmp_path))
+    (hook,) = hooks
+    for is_compiling in (False, True, False):
+        compiling[0] = is_compiling
+        hook(torch, (), {})
+    assert told(tmp_path) == "2 1"
+    assert (tmp_path / "3.optimizer").stat().st_mode & 0o777 == 0o600
+
+
 def test_torch_finds_what_is_installed_and_nothing_else_is_there(tmp_path: Path) -> None:
     inside.install(tmp_path / "inside")
     (found,) = importlib.metadata.distributions(path=[str(tmp_path / "inside")])
@@ -150,6 +169,7 @@ def test_a_signal_shows_the_stacks_and_ends_and_interrupts_nothing(tmp_path: Pat
         process.kill()
     assert alive
     assert file.read_text().count("line 10 in waits") >= 2
+    assert file.stat().st_mode & 0o777 == 0o600
 
 
 # --- the end --------------------------------------------------------------------------------------------------

@@ -350,3 +350,33 @@ def test_a_dump_is_awaited_until_it_is_written(tmp_path: Path) -> None:
     began = time.monotonic()
     stacks._await_files([dump, tmp_path / "nccl.rank1"], began + 0.3)
     assert 0.3 <= time.monotonic() - began < 20
+
+
+def test_a_flight_recorder_is_asked_through_its_pipe_and_its_dump_awaited(tmp_path: Path) -> None:
+    """Not that of a rank whose torch has made no pipe, or has ended."""
+    run = RunDirectory(tmp_path, 3)
+    for rank in (0, 2):
+        os.mkfifo(tmp_path / f"recorder.rank{rank}.pipe")
+    pipe = os.open(tmp_path / "recorder.rank0.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    asked: list[bytes] = []
+
+    def dump() -> None:
+        while not asked or not asked[-1]:
+            time.sleep(0.02)
+            with contextlib.suppress(BlockingIOError):
+                asked.append(os.read(pipe, 100))
+        time.sleep(0.3)
+        (run.stacks / "nccl.rank0").write_bytes(b"all")
+
+    recorder = threading.Thread(target=dump, daemon=True)
+    recorder.start()
+    ranks: Any = SimpleNamespace(pids={}, plan=SimpleNamespace(place=1, node="b"))
+    look = LastLook(ranks, run, tmp_path, tmp_path, Heartbeats(tmp_path))
+    began = time.monotonic()
+    asyncio.run(look._dump_recorders([0, 1, 2]))
+    assert (run.stacks / "nccl.rank0").read_bytes() == b"all"
+    assert time.monotonic() - began < stacks.RECORDER
+    assert asked[-1] == b"dump\n"
+    recorder.join(5)
+    os.close(pipe)
+    asyncio.run(look._dump_recorders([1]))
