@@ -290,3 +290,147 @@ def test_the_documentation_names_what_passes_and_what_never_does() -> None:
     assert len(names) > 60
     text = (RUN_SH.parents[1] / "docs" / "run.md").read_text()
     assert [name for name in names if f"`{name}`" not in text] == []
+
+
+# --- one function at a time -----------------------------------------------------------------------------------
+
+STATE = """
+node=n1 node_rank='' local_rank='' quiet='' tmp=$2 outcome='' signalled='' opened='' entry='' share='' package=apptainer
+status=0 line=(apptainer exec) lock='' hold=''
+print_message() { echo "says $*"; }
+"""
+
+
+def bash(folder: Path, script: str) -> list[str]:
+    """The lines that this prints with run.sh's functions, which run nothing."""
+    (folder / "containers").mkdir(exist_ok=True)
+    text = RUN_SH.read_text()
+    assert text.endswith('\nmain "$@"\n')
+    (folder / "containers/run.sh").write_text(text.removesuffix('main "$@"\n'))
+    if not (folder / "host").exists():
+        (folder / "host").symlink_to(RUN_SH.parents[1] / "host")
+    tmp = folder / "tmp"
+    tmp.mkdir(exist_ok=True)
+    line = [
+        "bash",
+        "-c",
+        'source "$1"; ' + STATE + script,
+        "bash",
+        str(folder / "containers/run.sh"),
+        str(tmp),
+    ]
+    return subprocess.run(
+        line, env={"PATH": os.environ["PATH"]}, capture_output=True, text=True, timeout=BOUND, check=True
+    ).stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("state", "for_node", "for_job"),
+    [
+        ("", True, True),
+        ("local_rank=0 node_rank=0", True, True),
+        ("local_rank=1", False, False),
+        ("node_rank=2", True, False),
+        ("node_rank=2 local_rank=1", False, False),
+        ("quiet=yes", False, False),
+    ],
+)
+def test_what_is_the_same_for_all_is_said_by_the_first_task(
+    tmp_path: Path, state: str, for_node: bool, for_job: bool
+) -> None:
+    told = bash(tmp_path, f"{state or ':'}; say_for_node one; say_for_job two")
+    assert told == ["says n1: one"] * for_node + ["says n1: two"] * for_job
+
+
+@pytest.mark.parametrize(
+    ("free", "why"), [("63", "says n1: /dev/shm has 63 MB free, less than 64: "), ("64", ""), ("65", "")]
+)
+def test_little_shared_memory_is_said_with_what_it_does(tmp_path: Path, free: str, why: str) -> None:
+    told = bash(tmp_path, f"shm_mb=64; free_mb() {{ echo {free}; }}; check_shm")
+    advice = "DataLoader's workers and NCCL may fail (use fewer workers or none, NCCL_SHM_DISABLE=1)"
+    assert told == ([why + advice] if why else [])
+
+
+def test_paths_that_cmd_names_are_those_that_are_there(tmp_path: Path) -> None:
+    for name in ("a b", "data", "runs"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "x.py").touch()
+    words = [
+        "x.py",
+        "a b",
+        "--data=data",
+        "none",
+        "--lr=0.1",
+        f"{tmp_path}/runs/new",
+        f"--out={tmp_path}/runs/new",
+        "/none/new",
+        "runs/new",
+        "/",
+    ]
+    quoted = " ".join(shlex.quote(word) for word in words)
+    told = bash(tmp_path, f"cd {tmp_path}; command=({quoted}); named_paths | tr '\\0' '\\n'")
+    assert told == ["x.py", "a b", "data", f"{tmp_path}/runs", f"{tmp_path}/runs", "/"]
+
+
+@pytest.mark.parametrize("text", ["plain", "it's", "''", "a b", "$x`y`", "", "\n"])
+def test_a_text_is_one_word_of_a_shell(tmp_path: Path, text: str) -> None:
+    (word,) = shlex.split(
+        "".join(f"{line}\n" for line in bash(tmp_path, f"quoted {shlex.quote(text)}")).removesuffix("\n")
+    )
+    assert word == text
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        ("status=0", []),
+        ("status=7; touch $tmp/.started", ["7 the entrypoint ended with status 7 and left no outcome"]),
+        ("status=143 signalled=yes", ["143 the entrypoint ended with status 143 and left no outcome"]),
+        (
+            "status=255",
+            [
+                "says n1: apptainer ended with status 255 before CMD began: its own message stands above",
+                "255 apptainer ended with status 255 before CMD began",
+            ],
+        ),
+    ],
+)
+def test_how_it_ended_is_told_in_the_entrypoints_place(tmp_path: Path, state: str, told: list[str]) -> None:
+    assert bash(tmp_path, f'tell_outcome() {{ echo "$*"; }}; {state}; conclude') == told
+
+
+@pytest.mark.parametrize(
+    ("state", "line"),
+    [
+        ("join_share() { entry=5; }", "apptainer exec"),
+        ("share=/s; join_share() { entry=5; }", "enter_share"),
+        ("share=/s; join_share() { return 1; }", "apptainer exec released"),
+        ("share=/s; join_share() { entry=5; return 1; }", "apptainer exec released"),
+    ],
+)
+def test_a_task_enters_the_container_that_is_shared_or_mounts_the_image(
+    tmp_path: Path, state: str, line: str
+) -> None:
+    script = f'release_share() {{ line+=(released); }}; {state}; use_share 4>&2; echo "${{line[*]}}"'
+    assert bash(tmp_path, script) == [line]
+
+
+@pytest.mark.parametrize(
+    ("state", "failed"),
+    [
+        ("entry=5 status=1", True),
+        ("entry=5 status=1 opened=yes", True),
+        ("entry='' status=1", False),
+        ("entry=5 status=0", False),
+        ("entry=5 status=1 signalled=yes", False),
+        ("entry=5 status=1; touch $tmp/.started", False),
+    ],
+)
+def test_a_container_that_could_not_be_entered_is_done_without(
+    tmp_path: Path, state: str, failed: bool
+) -> None:
+    """Who has opened it keeps it for the others."""
+    script = f"release_share() {{ echo released; }}; {state}; if share_failed; then echo failed; fi"
+    released = ["released"] if "opened" not in state else []
+    told = [*released, "says n1: nsenter ended with status 1: this task mounts the image itself", "failed"]
+    assert bash(tmp_path, script) == (told if failed else [])
