@@ -28,6 +28,8 @@ def test_the_grey_model_is_the_colour_model_on_grey_images() -> None:
     torch.manual_seed(3)
     grey = models.build("resnet18", classes=5, channels=1, image_size=32).eval()
     images = torch.rand(2, 1, 32, 32)
+    first = next(module for module in grey.modules() if isinstance(module, nn.Conv2d))
+    assert first.in_channels == 1
     with torch.inference_mode():
         assert torch.allclose(grey(images), colour(images.expand(2, 3, 32, 32)), atol=1e-5)
 
