@@ -75,6 +75,30 @@ def test_it_is_free_again_when_it_is_released_and_leaves_nothing(tmp_path: Path)
     assert has(tmp_path) == "8"
 
 
+def test_a_job_that_ends_while_it_takes_it_leaves_none(tmp_path: Path) -> None:
+    one = locked(tmp_path)
+    one.release()
+    one.take()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_waits_for_a_holder_elsewhere_may_be_told_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "LEASE", 60.0)
+    locked(tmp_path, token="held", **ELSEWHERE).take()
+    said: list[str] = []
+    waiting = locked(tmp_path, said, job="8")
+    thread = threading.Thread(target=waiting.take)
+    thread.start()
+    while not said:
+        thread.join(0.01)
+    waiting.release()
+    thread.join(10)
+    assert not thread.is_alive()
+    assert has(tmp_path) == "held"
+
+
 @pytest.mark.parametrize(
     "changed", [{"pid": -1}, {"begun": "1"}], ids=["it has ended", "its id was given anew"]
 )
