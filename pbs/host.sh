@@ -152,7 +152,7 @@ run_again() {
 # on_nodes WHAT [WORD...]: see host/staging.sh. PBS's own ways to start a task pass no output on, so
 # ssh does it, also in a job of PBS.
 on_nodes() {
-    by_ssh each_host "$@"
+    await_all each_host "$@"
 }
 
 # copy_to NAME...: by a tree of nodes, in which who has the image sends it to others. The targets
@@ -160,7 +160,7 @@ on_nodes() {
 copy_to() {
     local wave=0 bound=$COPY
     while [[ -z $asked_to_end ]] && read_wave "$wave"; do
-        by_ssh each_source
+        await_all each_source
         wave=$((wave + 1))
     done
 }
@@ -186,15 +186,18 @@ read_wave() {
     ((${#sources[@]}))
 }
 
-# by_ssh FUNCTION [WORD...]: runs it in a process group that ends with a signal to this script.
-by_ssh() {
-    cutter='end_group'
-    await "$asked_to_end" "$@" 2>"$handover_dir/said"
+# await_all FUNCTION [WORD...]: runs it; all that it starts ends with a signal to this script.
+await_all() {
+    cutter='kill'
+    await "$asked_to_end" end_together "$@" 2>"$handover_dir/said"
     cutter='interrupt'
 }
 
-end_group() {
-    kill -TERM -- "-$1"
+# Each `timeout` leads a process group of its own, and passes the signal on to that.
+end_together() {
+    # shellcheck disable=SC2046 # words
+    trap 'kill -TERM $(jobs -p) || true; wait; exit 143' TERM
+    "$@"
 }
 
 # each_host WHAT [WORD...]

@@ -244,7 +244,7 @@ def test_no_more_ssh_wait_at_once_than_may() -> None:
 
 def test_the_image_is_copied_in_waves_until_there_is_none_or_the_job_is_to_end() -> None:
     script = r"""
-        by_ssh() { echo "$* $wave"; if [[ $wave == "$stops" ]]; then asked_to_end=143; fi; }
+        await_all() { echo "$* $wave"; if [[ $wave == "$stops" ]]; then asked_to_end=143; fi; }
         read_wave() { (($1 < 3)); }
         stops=9; copy_to a b
         stops=1; copy_to a b

@@ -3,11 +3,13 @@ each host a disk of its own.
 """
 
 import os
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from entrypoint.node import processes
 from tests.unit.host.node import IMAGE_ID, sif
 from tests.unit.pbs.site import BOUND, Site
 
@@ -18,6 +20,7 @@ SSH = """#!/bin/bash
 while [[ $1 != -- ]]; do shift; done
 echo "${{STANDS_FOR:-a}} $2" >>"{here}/ssh"
 if [[ $2 == {lost} ]]; then exit 255; fi
+if [[ $2 == {slow} && $3 != *remove* ]]; then echo $$ >"{here}/slow.new"; mv "{here}/slow.new" "{here}/slow"; exec sleep 60; fi
 export STANDS_FOR=$2
 exec /bin/bash -c "$(sed -E "s#/disk(\\.[a-z]+)?/#/disk.$2/#g" <<<"$3")"
 """
@@ -32,29 +35,34 @@ class Staged:
             (site.folder / name).mkdir()
         self.lost("none")
 
-    def lost(self, host: str) -> None:
-        for name, text in (("ssh", SSH.format(here=self.site.folder, lost=host)), ("uname", UNAME)):
+    def lost(self, host: str, *, slow: str = "none") -> None:
+        ssh = SSH.format(here=self.site.folder, lost=host, slow=slow)
+        for name, text in (("ssh", ssh), ("uname", UNAME)):
             program = self.site.folder / "bin" / name
             program.parent.mkdir(exist_ok=True)
             program.write_text(text)
             program.chmod(0o755)
 
-    def run(self, *options: str) -> "subprocess.CompletedProcess[str]":
+    def start(self, *options: str) -> "subprocess.Popen[str]":
         """The job script by hand, on the hosts a, b and c."""
         self.site.will(None)
         words = ["--start", "ssh", "--nodes", "a,b,c", "--device", "cpu", *options, "--", "my.py"]
         env = {**os.environ, "PATH": f"{self.site.folder / 'bin'}:{os.environ['PATH']}"}
         env["APPTRAIN_HOME"] = str(self.site.checkout)
-        return subprocess.run(
+        return subprocess.Popen(
             ["bash", self.site.script, *words],
             cwd=self.site.submit_dir,
             env=env,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=BOUND,
-            check=False,
         )
+
+    def run(self, *options: str) -> "subprocess.CompletedProcess[str]":
+        with self.start(*options) as process:
+            out, err = process.communicate(timeout=BOUND)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     @property
     def copies(self) -> list[str]:
@@ -88,6 +96,18 @@ def test_a_host_that_ssh_does_not_reach_ends_the_job_and_no_copy_is_left(staged:
     line = f"apptrain: --stage {staged.disk}: c (it did not answer): give another directory, or leave --stage out"
     assert (ended.returncode, ended.stderr.splitlines()) == (64, [line])
     assert staged.left == []
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_what_copies_ends_with_the_job_script(staged: Staged, signum: int) -> None:
+    staged.lost("none", slow="c")
+    slow = staged.site.folder / "slow"
+    with staged.start("--stage", str(staged.disk)) as process:
+        staged.site.until(slow.exists)
+        process.send_signal(signum)
+        process.communicate(timeout=BOUND)
+    assert (process.returncode, staged.left) == (128 + signum, [])
+    staged.site.until(lambda: not processes.is_running(int(slow.read_text())), 10)
 
 
 def test_without_an_order_to_stage_nothing_is_copied(staged: Staged) -> None:
