@@ -7,8 +7,8 @@
 #        host/stage.sh check RANK FOLDER BYTES ID SHA256         prints `RANK have` or
 #                                              `RANK unfit WHY`
 #        host/stage.sh remove RANK FOLDER
-#        host/stage.sh send RANK FOLDER SHARED TARGET...   where ssh goes between nodes: copies it
-#                                              here if it is not, from SHARED, and to each TARGET
+#        host/stage.sh send RANK FOLDER SHARED [TARGET...]   copies it here if it is not, from
+#                                              SHARED, and by ssh to each TARGET
 #        host/stage.sh receive RANK FOLDER     takes it from standard input
 #        RANK     of the node; - for SLURM_NODEID
 #        NEEDS    bytes that must be free for it

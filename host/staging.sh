@@ -17,7 +17,7 @@
 #        stage_by_name yes if the user asked for this directory
 #        stage_named   yes if the user or the site did
 #        each_node     the scheduler's words for a short command on each node
-# Sets:  COPY          s for all copies
+# Sets:  COPY          s for all copies, or for a wave of them
 #        stage         empty from then on, if all read the shared image
 #        staged        words for containers/run.sh; empty if the shared image is read
 #        states, whys  of each node by its rank: have, room or unfit, and why
@@ -26,7 +26,7 @@
 
 readonly NODES_TOLD=8  # nodes that are named of many
 readonly LOOK=120      # s for all nodes to look
-readonly COPY=900      # s for all copies
+readonly COPY=900      # s for all copies, or for a wave of them
 readonly CHECK=300     # s to look at them, or to read them whole
 readonly REMOVE=20     # s to remove them
 

@@ -3,6 +3,10 @@
 # What the job script must do with PBS, in the words of host/job.sh, which is sourced before this.
 # Reads: PBS_*, as PBS sets them for a job script, and what qstat -f says of the job
 # Sets:  sources, targets   read_wave
+#        reach             find_reach: what has other hosts do their part of staging: ssh, or the
+#                          job's own starter, pbsdsh or pbs_tmrsh; empty until it is needed
+#        answers           each_host, for its own process: where tasks of such a starter leave what
+#                          they say; empty if nothing is read
 #        scheduler, is_batch, asked_to_end   as host/job.sh has them
 #        cluster, facts        describe_job, ask_site
 #        wall, wall_at         describe_job: one moment, by the wall clock and by read_clock
@@ -20,7 +24,12 @@ scheduler=pbs
 source "$APPTRAIN_HOME/pbs/starters.sh"
 
 readonly QSTAT=30   # s for an answer of the server
-readonly AT_ONCE=64 # ssh that wait for an answer
+readonly REACH=30   # s for an answer of ssh
+readonly AT_ONCE=64 # hosts whose answers are waited for
+readonly SSH=(ssh -o BatchMode=yes -o ConnectTimeout=20 --)
+
+reach=''
+answers=''
 
 job_script=$(absolute "$0")
 is_batch=
@@ -149,23 +158,61 @@ run_again() {
         qsub "${chain_words[@]}" -v APPTRAIN_HOME,APPTRAIN_CHAIN_FILE "$job_script" >>"$file.jobs"
 }
 
-# on_nodes WHAT [WORD...]: see host/staging.sh. PBS's own ways to start a task pass no output on, so
-# ssh does it, also in a job of PBS.
+# on_nodes WHAT [WORD...]: see host/staging.sh. ssh does it, also in a job of PBS, for who has the
+# image can send it on. Where it does not reach the hosts, PBS's own starter has each copy it from
+# the shared file system, but not for `auto`: to read it there is faster.
 on_nodes() {
-    await_all each_host "$@"
+    if [[ -z $reach ]]; then
+        find_reach
+    fi
+    if [[ $reach != ssh && -z $stage_named ]]; then
+        copy_error="ssh does not reach ${hosts[1]}"
+    elif [[ $reach != ssh ]] && ! type -P "$reach" >/dev/null; then
+        copy_error="ssh does not reach ${hosts[1]}, and there is no $reach in PATH"
+    else
+        await_all each_host "$@"
+    fi
 }
 
-# copy_to NAME...: by a tree of nodes, in which who has the image sends it to others. The targets
-# are those of the plan; a node without room refuses it.
+# Sets `reach`. One host is asked for all: ssh goes between the hosts of a cluster, or does not.
+find_reach() {
+    reach='ssh'
+    if ((${#hosts[@]} == 1)) || [[ $starter != pbs* ]]; then
+        return
+    fi
+    cutter='kill'
+    await "$asked_to_end" timeout --kill-after=10 "$REACH" "${SSH[@]}" "${hosts[1]}" true \
+        >/dev/null 2>&1
+    cutter='interrupt'
+    if ((status)); then
+        reach=$starter
+    fi
+}
+
+# copy_to NAME...: by a tree of hosts, in which who has the image sends it to others, or in waves of
+# hosts that take it from the shared file system. The targets are those of the plan; a host without
+# room refuses it.
 copy_to() {
-    local wave=0 bound=$COPY
-    while [[ -z $asked_to_end ]] && read_wave "$wave"; do
+    local wave=0 bound=$COPY file=copies rank
+    local -A ranks=()
+    for rank in "${!hosts[@]}"; do
+        ranks[${hosts[rank]}]=$rank
+    done
+    if [[ $reach != ssh ]]; then
+        file='copies.shared'
+    fi
+    while [[ -z $asked_to_end ]] && read_wave "$wave" "$file"; do
+        if [[ $reach != ssh && $wave == 0 ]]; then
+            tell "image: copied from the shared file system, to ${#sources[@]} nodes at once," \
+                "as ssh does not reach ${hosts[1]}"
+        fi
         await_all each_source
         wave=$((wave + 1))
     done
 }
 
-# read_wave NUMBER: sets `sources`, and `targets` of each by its number, with blanks between them.
+# read_wave NUMBER FILE: sets `sources`, and `targets` of each by its number, with blanks between
+# them.
 read_wave() {
     local number source target i
     sources=()
@@ -182,7 +229,7 @@ read_wave() {
         if [[ $source != "$target" ]]; then
             targets[i]="${targets[i]:-} $target"
         fi
-    done <"$handover_dir/copies"
+    done <"$handover_dir/$2"
     ((${#sources[@]}))
 }
 
@@ -200,35 +247,85 @@ end_together() {
     "$@"
 }
 
-# each_host WHAT [WORD...]
+# each_host WHAT [WORD...]: prints what they say.
 each_host() {
     local rank
+    if [[ $reach != ssh && $1 != remove ]]; then
+        answers=$run_dir/tasks/$attempt.$1
+        trap 'rm -rf -- "$answers"' EXIT
+        rm -rf -- "$answers" # of a script that was killed
+        (umask 077 && mkdir -p -- "$answers")
+    fi
     for rank in "${!hosts[@]}"; do
-        run_on "${hosts[rank]}" "$1" "$rank" "$stage" "${@:2}"
+        run_on "$rank" "$1" "$rank" "$stage" "${@:2}"
         if (((rank + 1) % AT_ONCE == 0)); then
             wait
         fi
     done
     wait
+    if [[ -n $answers ]]; then
+        print_answers
+    fi
+}
+
+# Prints what the tasks have left. A shared file system may show it later.
+print_answers() {
+    local rank line deadline
+    read_clock
+    deadline=$((seconds + SETTLE))
+    for ((rank = 1; rank < ${#hosts[@]}; rank++)); do
+        while ! { IFS= read -r line <"$answers/$rank"; } 2>/dev/null; do
+            line=''
+            read_clock
+            if ((seconds >= deadline)); then
+                break
+            fi
+            sleep 0.1
+        done
+        printf '%s\n' "$line"
+    done
 }
 
 each_source() {
     local i names
     for i in "${!sources[@]}"; do
         read -r -a names <<<"${targets[i]:-}"
-        run_on "${sources[i]}" send - "$stage" "$APPTRAIN_IMAGE" ${names[@]+"${names[@]}"}
+        run_on "${ranks[${sources[i]}]}" send - "$stage" "$APPTRAIN_IMAGE" \
+            ${names[@]+"${names[@]}"}
     done
     wait
 }
 
-# run_on HOST WORD...: starts host/stage.sh there.
+# run_on RANK WORD...: starts host/stage.sh there.
 run_on() {
     local line
-    line="exec /bin/bash $(printf '%q ' "$APPTRAIN_HOME/host/stage.sh" "${@:2}")"
-    if [[ $1 == "${hosts[0]}" ]]; then
-        timeout --kill-after=10 "$bound" /bin/bash -c "$line" &
+    line="/bin/bash $(printf '%q ' "$APPTRAIN_HOME/host/stage.sh" "${@:2}")"
+    if (($1 == 0)); then
+        start_bounded /bin/bash -c "exec $line"
+    elif [[ $reach == ssh ]]; then
+        start_bounded "${SSH[@]}" "${hosts[$1]}" "exec $line"
+    elif [[ $reach == pbsdsh ]]; then
+        start_bounded pbsdsh -n "${host_lines[$1]}" -- /bin/bash -c "$(as_task "$1" "$line")" >&2
     else
-        timeout --kill-after=10 "$bound" \
-            ssh -o BatchMode=yes -o ConnectTimeout=20 -- "$1" "$line" &
+        start_bounded pbs_tmrsh "${hosts[$1]}" /bin/bash -c "$(as_task "$1" "$line")"
+    fi
+}
+
+start_bounded() {
+    timeout --kill-after=10 "$bound" "$@" &
+}
+
+# as_task RANK LINE: prints the line for a task of PBS's own starters. They pass on nothing of what
+# it prints, so that goes into a file, which gets its name once it is whole. It has the bound itself
+# too: pbs_tmrsh ends without its task.
+as_task() {
+    local file=/dev/null name
+    if [[ -n $answers ]]; then
+        printf -v name '%q' "$answers/$1"
+        file=$name.new
+    fi
+    printf '%s' "umask 077; timeout --kill-after=10 $bound $2 >$file 2>/dev/null"
+    if [[ -n $answers ]]; then
+        printf '%s' " && mv -- $file $name"
     fi
 }

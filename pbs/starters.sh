@@ -20,7 +20,8 @@
 # Reads: hosts, host_lines, start_words, plan_words, starter, goes_on, stop_at, warned, show_only,
 #        run_dir, attempt, handover_dir     of host/job.sh
 #        ANSWER, and read_job_time's `now`  of pbs/host.sh
-# Sets:  pids, held, gone_at and kill_at, which a trap on EXIT needs when bash has forgotten the
+# Sets:  SETTLE        s
+#        pids, held, gone_at and kill_at, which a trap on EXIT needs when bash has forgotten the
 #        functions' own. Those below share what `on_each_host` and `watch_tasks` declare; each of
 #        these two lists it.
 readonly POLL=0.3     # s

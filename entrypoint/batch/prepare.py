@@ -10,7 +10,7 @@ import importlib.util
 import os
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from entrypoint.batch.conclude import DONE_LINE, PreparedJob, came_to_its_end
 from entrypoint.batch.granted import Granted
 from entrypoint.batch.pbs import job as pbs
 from entrypoint.batch.pbs.qstat import attributes
-from entrypoint.batch.staging import Bandwidth, Staging
+from entrypoint.batch.staging import Bandwidth, Copy, Staging
 from entrypoint.core.errors import BadInput
 from entrypoint.core.plain import file_part
 from entrypoint.job import handover, rundir
@@ -216,9 +216,10 @@ def _stage(where: Path, asked: _Request) -> Entries:
     found = asked.staging
     if found is None:
         return
-    copies = staging.copies(asked.facts.one("scheduler"), asked.granted.hosts)
-    rows = (field for copy in copies for field in (str(copy.wave), copy.source, copy.target))
-    handover.write_list(where / handover.COPIES, rows)
+    scheduler, hosts = asked.facts.one("scheduler"), asked.granted.hosts
+    handover.write_list(where / handover.COPIES, _rows(staging.copies(scheduler, hosts)))
+    if scheduler == "pbs":
+        handover.write_list(where / handover.SHARED_COPIES, _rows(staging.from_shared(hosts)))
     yield ("stage", found.folder)
     yield ("stage_bytes", str(found.image.bytes))
     yield ("stage_needs", str(found.needs))
@@ -228,6 +229,10 @@ def _stage(where: Path, asked: _Request) -> Entries:
     yield ("stage_by_name", "yes" if found.by_name else "")
     yield ("stage_named", "yes" if found.named else "")
     yield from (("each_node", word) for word in asked.granted.each_node)
+
+
+def _rows(copies: Iterable[Copy]) -> Iterator[str]:
+    return (field for copy in copies for field in (str(copy.wave), copy.source, copy.target))
 
 
 def _answer(asked: _Request) -> Entries:

@@ -10,7 +10,8 @@ The model, in seconds, for n nodes and an image of S bytes, of which a start rea
 `shared` is what the shared file system gives to all nodes together, `reader` to one (the lesser of `shared`
 and `node`), `node` what one node sends, receives or writes. `sent(n)` is how many copies of the image leave a
 node, one behind another, until all have it: width times the depth of the tree. Waves are always slower than
-reading the image in place, so `auto` never makes them.
+reading the image in place, so `auto` never makes them. A job of PBS does, for a directory that was asked for,
+if ssh does not reach its nodes.
 """
 
 import os

@@ -15,6 +15,7 @@ different versions.
     over          the first node's `launch` has ended, and which nodes it has lost
     copies        how the image comes to the nodes: wave, source (empty: the shared file system) and target,
                   each ended by NUL
+    copies.shared under PBS, the same where ssh does not reach the nodes: all from the shared file system
     tasks.env     under PBS, the variables of the tasks
     chain.*       under PBS, what the next job of a chain gets
 """
@@ -29,7 +30,7 @@ from entrypoint.core.private import write_private
 
 VARIABLE = "APPTRAIN_HAND"
 ASK, ENVIRONMENT, ANSWER, STATE, VERDICT, OVER = "ask", "environment", "answer", "state", "verdict", "over"
-COPIES = "copies"
+COPIES, SHARED_COPIES = "copies", "copies.shared"
 ASKED = (
     *("scheduler", "home", "image", "profile", "batch", "script", "arg"),
     *("runs_in", "told", "first_node", "queue", "nodefile", "began", "zone", "mpiexec", "carried"),

@@ -32,6 +32,7 @@ KILL_DELAY = 120.0  # s, so that a save ends on busy cores
 SMALL = ("--config", "digits-short", "model.name=shufflenet_v2_x0_5", "data.image_size=16", "batch_size=16")
 """40 steps that take a few seconds."""
 ONCE = ("--device", "cpu", "--mode", "exec")
+DISK = "/var/local"
 BY_HAND = "apptrain-????????-*"
 """Run directories of jobs without a scheduler, in whose names the date stands."""
 TELL = """\
@@ -53,6 +54,10 @@ time.sleep(1)
 (here / f"saved.{rank}").write_text(f"{len(terms)} {wave.__name__}")
 """
 
+IMAGE = """\
+import os
+print(os.environ["APPTRAIN_NODE"], os.environ["APPTAINER_CONTAINER"])
+"""
 COUNT = """\
 import os, sys
 rank = os.environ["NODE_RANK"]
@@ -159,6 +164,7 @@ def everyone(request: pytest.FixtureRequest) -> Iterator[User]:
         found.write("else where/tell.py", TELL)
         found.write("else where/save.py", SAVE)
         found.write("else where/count.py", COUNT)
+        found.write("else where/image.py", IMAGE)
         found.write(
             "else where/fail.py", 'import os, sys\nsys.exit(41 if os.environ["RANK"] == "3" else 0)\n'
         )
@@ -419,6 +425,29 @@ def test_every_way_to_start_runs_one_task_on_each_host(user: User, starter: str)
         (host, str(rank), "3", False) for rank, host in enumerate(HOSTS)
     ]
     assert {tuple(one["argv"]) for one in ran.told} == {tuple(arguments)}  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def without_ssh(user: User) -> Iterator[User]:
+    """Their ssh is refused, and each host has a disk of its own."""
+    begin = f"mkdir -p {DISK} && mount -t tmpfs -o mode=1777,size=9g disk {DISK}"
+    begin += " && printf '#!/bin/sh\\nexit 255\\n' >/usr/local/bin/ssh && chmod 755 /usr/local/bin/ssh"
+    for name in HOSTS:
+        user.account.cluster[name].run(["sh", "-c", begin]).check_returncode()
+    yield user
+    for name in HOSTS:
+        user.account.cluster[name].run(["sh", "-c", f"rm /usr/local/bin/ssh; umount -l {DISK}"])
+
+
+def test_without_ssh_each_host_copies_the_image_for_itself_and_keeps_nothing(without_ssh: User) -> None:
+    args = ("--stage", DISK, *ONCE, "--", HOME / "else where/image.py")
+    ran = done(without_ssh.ran("-l", "select=2:ncpus=1", args=args))
+    folder = f"{DISK}/apptrain-image-2001.pbs-{ran.id.split('.')[0]}"
+    assert ran.printed == [f"{name} {folder}/image.sif" for name in HOSTS[:2]]
+    assert any(
+        line.startswith(f"image: copied to {DISK} on 2 of 2 nodes in ") for line in ran.said("apptrain")
+    )
+    assert [without_ssh.account.cluster[name].run(["ls", DISK]).stdout for name in HOSTS] == [""] * 3
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from entrypoint.batch import staging
+
 CHECKOUT = Path(__file__).resolve().parents[3]
 START = 'set -euo pipefail; APPTRAIN_HOME=$1; source "$1/host/job.sh"; source "$1/pbs/host.sh"; begin_job; '
 
@@ -68,7 +70,7 @@ def test_a_wave_has_who_sends_and_to_whom(wave: int, sends: str, tmp_path: Path)
     (tmp_path / "copies").write_bytes(b"".join(word.encode() + b"\0" for word in rows))
     script = """
         handover_dir=$2
-        read_wave "$3" || exit 0
+        read_wave "$3" copies || exit 0
         for i in "${!sources[@]}"; do printf '%s:%s|' "${sources[i]}" "${targets[i]-}"; done
         """
     assert bash(script, tmp_path, wave) == sends
@@ -198,7 +200,8 @@ def test_a_job_that_no_other_may_follow_submits_none(no_chain: str, tmp_path: Pa
 
 RUNS = r"""
 timeout() { printf '<%s>' "$@"; echo; }
-hosts=(a 'b c' d) stage=/disk bound=7 handover_dir=/nowhere APPTRAIN_IMAGE=/i.sif
+hosts=(a 'b c' d) stage=/disk bound=7 handover_dir=/nowhere APPTRAIN_IMAGE=/i.sif reach=ssh
+declare -A ranks=([a]=0 ['b c']=1 [d]=2)
 APPTRAIN_HOME="/check out"
 """
 
@@ -244,6 +247,7 @@ def test_no_more_ssh_wait_at_once_than_may() -> None:
 
 def test_the_image_is_copied_in_waves_until_there_is_none_or_the_job_is_to_end() -> None:
     script = r"""
+        reach=ssh
         await_all() { echo "$* $wave"; if [[ $wave == "$stops" ]]; then asked_to_end=143; fi; }
         read_wave() { (($1 < 3)); }
         stops=9; copy_to a b
@@ -254,3 +258,37 @@ def test_the_image_is_copied_in_waves_until_there_is_none_or_the_job_is_to_end()
         "each_source 0",
         "each_source 1",
     ]
+
+
+def test_where_ssh_does_not_go_eight_hosts_at_once_take_it_from_the_shared_file_system(
+    tmp_path: Path,
+) -> None:
+    hosts = [f"n{rank}" for rank in range(20)]
+    rows = [
+        word for copy in staging.from_shared(hosts) for word in (str(copy.wave), copy.source, copy.target)
+    ]
+    (tmp_path / "copies.shared").write_bytes(b"".join(word.encode() + b"\0" for word in rows))
+    script = """
+        handover_dir=$2 hosts=("${@:3}") reach=pbsdsh
+        await_all() { for name in "${sources[@]}"; do printf '%s ' "${ranks[$name]}"; done; echo "${targets[*]}"; }
+        copy_to
+        """
+    told, *waves = bash(script, tmp_path, *hosts).splitlines()
+    assert (
+        told
+        == "apptrain: image: copied from the shared file system, to 8 nodes at once, as ssh does not reach n1"
+    )
+    assert [wave.split() for wave in waves] == [
+        [str(rank) for rank in range(*wave)] for wave in ((0, 8), (8, 16), (16, 20))
+    ]
+
+
+def test_answers_that_a_shared_file_system_shows_late_count(tmp_path: Path) -> None:
+    script = """
+        answers=$2 hosts=(a b c d)
+        printf '2 room \\n' >"$answers/2"
+        printf '3 unfit it is "full" \\n' >"$answers/3"
+        (sleep 0.4; printf '1 have \\n' >"$answers/new"; mv "$answers/new" "$answers/1") &
+        print_answers
+        """
+    assert bash(script, tmp_path).splitlines() == ["1 have ", "2 room ", '3 unfit it is "full" ']

@@ -1,17 +1,20 @@
-"""Under PBS, and by hand, the image is copied by a tree of nodes where ssh goes between them. What stands for ssh gives
-each host a disk of its own.
+"""Under PBS, and by hand, the image is copied by a tree of nodes where ssh goes between them, else by PBS's own starters
+from the shared file system. What stands for ssh, and for what differs between hosts, gives each a disk of its own.
 """
 
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from entrypoint.cli import profiles
 from entrypoint.node import processes
 from tests.unit.host.node import IMAGE_ID, sif
-from tests.unit.pbs.site import BOUND, Site
+from tests.unit.pbs.site import BOUND, Site, What, ours, quoted
 
 UNAME = """#!/bin/sh
 if [ "$1" = -n ] && [ -n "$STANDS_FOR" ]; then echo "$STANDS_FOR"; else exec /bin/uname "$@"; fi
@@ -113,3 +116,168 @@ def test_what_copies_ends_with_the_job_script(staged: Staged, signum: int) -> No
 def test_without_an_order_to_stage_nothing_is_copied(staged: Staged) -> None:
     ended = staged.run()
     assert (ended.returncode, staged.left) == (0, []), ended.stderr
+
+
+# --- where ssh does not go between them --------------------------------------------------------------------------
+
+OWN = r"""folder=$3
+uname() { echo "pbsn$((PBS_NODENUM + 1))"; }
+echo "$PBS_NODENUM $what ${PBS_TASKNUM:-0}" >>"${folder%/disk/*}/asked"
+if [[ -e ${folder%/disk/*}/mute.$PBS_NODENUM ]]; then exit 1; fi
+if [[ $what == send && -e ${folder%/disk/*}/slow.$PBS_NODENUM ]]; then exec sleep 60; fi
+folder=${folder/\/disk\//\/disk.$PBS_NODENUM\/}
+"""
+"""What host/stage.sh takes for its host's, by the number that PBS gives each host."""
+DISKS = ("disk.0", "disk.1", "disk.2")
+STARTERS = ("pbsdsh", "pbs_tmrsh")
+
+
+class Refused:
+    """Jobs on three hosts, of which none lets ssh in."""
+
+    def __init__(self, site: Site, login: Callable[[str], None]) -> None:
+        self.site = site
+        self.disk = site.folder / "disk"
+        for name in DISKS:
+            (site.folder / name).mkdir()
+        self.image = sif(site.checkout / "containers/image.sif")
+        script = site.checkout / "host/stage.sh"
+        text = script.read_text()
+        assert text.count("\nfolder=$3\n") == 1
+        script.write_text(text.replace("folder=$3\n", OWN))
+        program = site.folder / "bin/ssh"
+        program.parent.mkdir()
+        program.write_text(f'#!/bin/sh\necho "$*" >>{quoted(site.folder / "ssh")}\nexit 255\n')
+        program.chmod(0o755)
+        self.login = login
+        login(f"PATH={quoted(program.parent)}:$PATH")
+
+    def submit(self, what: What | None = None, **variables: str) -> str:
+        how: dict[str, Any] = {"what": what, **variables}
+        return self.site.submit("-l", "select=3:ncpus=1", **how)
+
+    def stage(self, starter: str = "pbsdsh", what: What | None = None) -> str:
+        return self.submit(what, APPTRAIN_START=starter, APPTRAIN_STAGE=str(self.disk))
+
+    def end(self, id: str) -> tuple[str, list[str]]:
+        """(exit status, our lines) of a job; its tasks' answers are gone, and of a starter's own nothing is shown."""
+        status, lines = self.site.end(id)
+        assert not [path for path in self.site.run_dir(id).glob("tasks/*") if path.is_dir()]
+        assert not [line for line in lines if line.startswith("pbsdsh: ")]
+        return status, ours(lines)
+
+    @property
+    def copies(self) -> list[str]:
+        found = list(self.site.folder.glob("disk.*/apptrain-image-*/image.sif"))
+        assert all(path.read_bytes() == self.image.read_bytes() for path in found)
+        return sorted(path.parts[-3] for path in found)
+
+    @property
+    def left(self) -> list[Path]:
+        return list(self.site.folder.glob("disk.*/*"))
+
+    @property
+    def asked(self) -> list[str]:
+        """What each host was asked to do, and whether by a task of PBS."""
+        found = [line.split() for line in (self.site.folder / "asked").read_text().splitlines()]
+        assert all((host == "0") == (task == "1") for host, _, task in found)
+        return sorted(f"{host} {what}" for host, what, _ in found)
+
+
+@pytest.fixture
+def refused(site: Site, login: Callable[[str], None]) -> Refused:
+    return Refused(site, login)
+
+
+@pytest.mark.parametrize("starter", STARTERS)
+def test_where_ssh_is_refused_each_host_copies_the_image_for_itself(refused: Refused, starter: str) -> None:
+    status, lines = refused.end(refused.stage(starter))
+    assert status == "0"
+    assert (
+        "image: copied from the shared file system, to 3 nodes at once, as ssh does not reach pbsn2" in lines
+    )
+    assert any(line.startswith(f"image: copied to {refused.disk} on 3 of 3 nodes in ") for line in lines)
+    assert refused.copies == list(DISKS)
+    assert refused.asked == sorted(f"{host} {what}" for host in "012" for what in ("look", "send", "check"))
+    for host in range(3):
+        options = refused.site.seen(host)["options"]
+        assert options[options.index("--staged") + 2 :][:2] == ["1128", IMAGE_ID]
+    assert (refused.site.folder / "ssh").read_text().count("\n") == 1, "it is asked once"
+
+
+@pytest.mark.parametrize("starter", STARTERS)
+def test_a_host_whose_disk_is_unfit_is_named_and_no_copy_is_left(refused: Refused, starter: str) -> None:
+    (refused.site.folder / "disk.2").rmdir()
+    status, lines = refused.end(refused.stage(starter))
+    why = f"pbsn3 ({refused.site.folder}/disk.2 is no directory)"
+    assert (status, lines[-1]) == (
+        "64",
+        f"--stage {refused.disk}: {why}: give another directory, or leave --stage out",
+    )
+    assert refused.left == []
+
+
+@pytest.mark.parametrize("starter", STARTERS)
+def test_a_host_that_says_nothing_has_no_copy(refused: Refused, starter: str) -> None:
+    (refused.site.folder / "mute.1").touch()
+    status, lines = refused.end(refused.stage(starter))
+    why = "pbsn2 (it did not answer): give another directory, or leave --stage out"
+    assert (status, lines[-1]) == ("64", f"--stage {refused.disk}: {why}")
+
+
+def test_a_starter_that_is_not_in_path_is_named(refused: Refused) -> None:
+    refused.login(f"PATH={quoted(refused.site.folder / 'bin')}:/usr/bin:/bin")
+    status, lines = refused.end(
+        refused.submit(APPTRAIN_STAGE=str(refused.disk), APPTRAIN_HOME=str(refused.site.checkout))
+    )
+    why = "ssh does not reach pbsn2, and there is no pbsdsh in PATH"
+    error = f"--stage {refused.disk}: {why}: give another directory, or leave --stage out"
+    assert (status, lines[-1]) == ("64", error)
+
+
+@pytest.mark.parametrize("starter", STARTERS)
+def test_copies_are_removed_at_the_end_also_where_no_task_does_so(refused: Refused, starter: str) -> None:
+    status, _ = refused.end(refused.stage(starter, what={str(host): {"status": 69} for host in range(3)}))
+    assert status == "69"
+    assert [line for line in refused.asked if line.endswith("remove")] == ["0 remove", "1 remove", "2 remove"]
+    assert refused.left == []
+
+
+@pytest.mark.parametrize("starter", STARTERS)
+def test_a_job_that_is_deleted_while_it_copies_leaves_no_copy(refused: Refused, starter: str) -> None:
+    (refused.site.folder / "slow.1").touch()
+    id = refused.stage(starter)
+    asked = refused.site.folder / "asked"
+    refused.site.until(
+        lambda: asked.exists() and "1 send" in asked.read_text() and "disk.2" in refused.copies
+    )
+    assert refused.site.pbs.run("qdel", id).returncode == 0
+    refused.site.end(id)
+    assert refused.left == []
+    assert not list(refused.site.run_dir(id).glob("tasks/*"))
+
+
+def test_a_site_that_names_a_directory_gets_the_copies_too(refused: Refused) -> None:
+    status, lines = refused.end(refused.submit(APPTRAIN_PROFILE=profile(refused, f"to: {refused.disk}")))
+    assert (status, refused.copies) == ("0", list(DISKS)), lines
+
+
+def test_by_itself_an_image_is_read_where_it_is_if_ssh_is_refused(refused: Refused) -> None:
+    os.truncate(refused.image, 20_000_000)  # 54 s to read from 1 MB/s, 20 s to copy
+    status, lines = refused.end(
+        refused.submit(APPTRAIN_PROFILE=profile(refused, "shared_mb_s: 1, read_percent: 90"))
+    )
+    told = [line for line in lines if "image is" in line]
+    assert (status, told) == (
+        "0",
+        ["the image is read where it is, not copied to the nodes: ssh does not reach pbsn2"],
+    )
+    assert not (refused.site.folder / "asked").exists()
+    assert "--staged" not in refused.site.seen(1)["options"]
+
+
+def profile(refused: Refused, stage: str) -> str:
+    file = refused.site.folder / "site.yaml"
+    file.write_text(f"scheduler: pbs\nstage: {{{stage}}}\n")
+    assert profiles.main([str(file)]) == 0
+    return str(file)
