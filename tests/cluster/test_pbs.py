@@ -430,13 +430,13 @@ def test_every_way_to_start_runs_one_task_on_each_host(user: User, starter: str)
 @pytest.fixture
 def without_ssh(user: User) -> Iterator[User]:
     """Their ssh is refused, and each host has a disk of its own."""
-    begin = f"mkdir -p {DISK} && mount -t tmpfs -o mode=1777,size=9g disk {DISK}"
+    begin = f"mkdir -p {DISK} && chmod 1777 {DISK}"
     begin += " && printf '#!/bin/sh\\nexit 255\\n' >/usr/local/bin/ssh && chmod 755 /usr/local/bin/ssh"
     for name in HOSTS:
         user.account.cluster[name].run(["sh", "-c", begin]).check_returncode()
     yield user
     for name in HOSTS:
-        user.account.cluster[name].run(["sh", "-c", f"rm /usr/local/bin/ssh; umount -l {DISK}"])
+        user.account.cluster[name].run(["rm", "/usr/local/bin/ssh"])
 
 
 def test_without_ssh_each_host_copies_the_image_for_itself_and_keeps_nothing(without_ssh: User) -> None:
