@@ -61,6 +61,8 @@ _CONTAINER_VALUES = {
     *("--cpus", "--memory", "--blkio-weight", "--apply-cgroups", "--add-caps", "--drop-caps", "--pem-path"),
 }
 _TORCHRUN_FLAGS = {"standalone", "module", "m", "no-python", "run-path", "use-env", "use_env"}
+_SSH_FLAGS = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]+")
+"""Options of ssh that take no value."""
 DEEPEST = 4
 
 
@@ -87,6 +89,7 @@ class Launch:
     shell_word: Word | None = None
     """That text, as the job script has it."""
     in_loop: bool = False
+    """Whether a loop of the job script starts it, and not one of the task."""
     in_background: bool = False
     agent: str = ""
     """torchrun, or accelerate, deepspeed: what starts the ranks; empty for none."""
@@ -114,16 +117,18 @@ class Launch:
 
 def read(commands: Sequence[Command]) -> list[Launch]:
     """All commands of a script."""
-    return [
-        found
-        for one in commands
-        for found in _follow(one, Launch(one.line, in_loop=one.in_loop, in_background=one.in_background), 0)
-    ]
+    return [found for one in commands for found in _follow(one, Launch(one.line), 0)]
 
 
 def _follow(command: Command, launch: Launch, depth: int) -> Iterator[Launch]:
     words = command.words
-    launch = replace(launch, line=command.line, assigned=(*launch.assigned, *command.assigned))
+    launch = replace(
+        launch,
+        line=command.line,
+        assigned=(*launch.assigned, *command.assigned),
+        in_loop=launch.in_loop or (command.in_loop and not launch.starter),
+        in_background=launch.in_background or command.in_background,
+    )
     while words:
         name = words[0].text.rpartition("/")[2]
         rest = words[1:]
@@ -140,6 +145,7 @@ def _follow(command: Command, launch: Launch, depth: int) -> Iterator[Launch]:
                 if name == "srun"
                 else (),
                 starter_words=rest[:count],
+                in_background=launch.in_background or (name == "ssh" and _goes_to_background(texts[:count])),
             )
             words = rest[count:]
             while words and words[0].text == "--":
@@ -198,12 +204,18 @@ def _starter_words(name: str, texts: Sequence[str]) -> int:
     while at < len(texts) and texts[at].startswith("-") and texts[at] != "--":
         option = texts[at]
         takes = "=" not in option and at + 1 < len(texts) and not texts[at + 1].startswith("-")
+        takes = takes and not (name == "ssh" and _SSH_FLAGS.fullmatch(option))
         at += 2 if takes and option not in flags else 1
         if option in ("--mca", "-mca", "--gmca", "-gmca"):
             at += 1  # a name and its value
     if name == "ssh":
         at += 1  # the host
     return min(at, len(texts))
+
+
+def _goes_to_background(texts: Sequence[str]) -> bool:
+    """Whether ssh does, by its options."""
+    return any("f" in text for text in texts if _SSH_FLAGS.fullmatch(text))
 
 
 def _verb(texts: Sequence[str]) -> int:

@@ -19,7 +19,6 @@ _KEYWORDS = {
     *("if", "then", "else", "elif", "fi", "do", "done", "while", "until", "time", "!", "{", "}", "(", ")"),
     *("exec", "nohup", "command", "builtin", "case", "esac"),
 }
-_BACKGROUND = re.compile(r"\)[ \t]*&(?![&>])")
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*\+?=")
 
 
@@ -86,6 +85,8 @@ def commands(text: str, first: int = 1) -> list[Command]:
     at, line, begun = 0, first, first
     depth, pipeline = 0, 0
     """Loops around this place; commands before its pipeline."""
+    groups: list[tuple[str, int]] = []
+    """Brackets around it, with the commands before each."""
     waiting: list[tuple[str, bool]] = []
     """Ends of here-documents that begin behind this line."""
     text = text[:MOST]
@@ -95,11 +96,20 @@ def commands(text: str, first: int = 1) -> list[Command]:
             words.append(Word("".join(word), begun))
             word.clear()
 
+    def end_group(bracket: str) -> None:
+        """What follows is of all that stands in the brackets."""
+        nonlocal pipeline
+        if groups and groups[-1][0] == bracket:
+            pipeline = groups.pop()[1]
+
     def end_command(mark: str = "") -> None:
         nonlocal depth, pipeline
         end_word()
         first_word = words[0].raw if words else ""
         depth = max(0, depth + (first_word == "do") - (first_word == "done"))
+        groups.extend(("{", len(found)) for one in words if one.raw == "{")
+        if first_word == "}":
+            end_group("{")
         if words and len(found) < MOST_COMMANDS:
             found.extend(replace(one, in_loop=depth > 0) for one in _command(words))
         words.clear()
@@ -143,8 +153,12 @@ def commands(text: str, first: int = 1) -> list[Command]:
             waiting.append((here[2] or here[3] or here[4], bool(here[1])))
             at = here.end()
             continue
-        if letter in "()" and not word:
-            end_command("&" if _BACKGROUND.match(text, at) else "")
+        if letter in "()" and (not word or (letter == ")" and groups and groups[-1][0] == "(")):
+            end_command()
+            if letter == "(":
+                groups.append((letter, len(found)))
+            else:
+                end_group("(")
             at += 1
             continue
         if not word:

@@ -414,6 +414,11 @@ _PER_NODE = re.compile(
 _DEVICES = re.compile(r"(?:^| )(?:--trainer\.|\+*trainer\.|--)devices[ =](\d{1,4})\b")
 _RANKS_FILLED = re.compile(r"(?<!\\)" + _RANKS.pattern)
 """Those that no backslash keeps for the task's shell."""
+_RANDOM_KEPT = re.compile(r"\\\$(?:\{?|\(\([^$()]*)RANDOM\b")
+"""Drawn by the task's shell, as a backslash says."""
+_NODEFILE_KEPT = re.compile(r"\\\$\{?PBS_NODEFILE\b")
+_OF_WORLD = {"MASTER_ADDR", "RANK", "NODE_RANK", "WORLD_SIZE"}
+"""Variables of a program on several nodes that no agent starts."""
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*")
 
 
@@ -464,7 +469,13 @@ def _of_head(script: Script) -> Iterator[Found]:
 
 def _names_hosts(script: Script) -> bool:
     """Whether a launch is given a list of nodes, of which there will be several."""
-    return any(one.agent_options.keys() & {"hostfile", "include"} for one in script.trainings)
+    for one in script.trainings:
+        hostfile, include = one.agent_options.get("hostfile"), one.agent_options.get("include")
+        if include and _LITERAL_HOST.match(include.text.partition(":")[0]):
+            continue  # GPUs of this machine
+        if include or (hostfile and hostfile.text != "/dev/null"):
+            return True
+    return False
 
 
 def _of_quotes(script: Script) -> Iterator[Found]:
@@ -512,22 +523,44 @@ def _needs_port(script: Script) -> bool:
 
 def _of_random(script: Script) -> Iterator[Found]:
     for one in script.trainings:
+        if not _draws_on_each_node(script, one):
+            continue
         word = one.agent_options.get("rdzv-id")
-        if (
-            word
-            and "RANDOM" in word.raw
-            and (one.in_shell or not script.request.scheduler)
-            and script.nodes != 1
-        ):
+        if word and "RANDOM" in word.raw:
             yield Found(RDZV_RANDOM, word.line, word.raw)
         for option in ("rdzv-endpoint", "master-port", "main-process-port"):
             word = one.agent_options.get(option)
-            is_of_node = (one.in_shell and one.is_in_task) or not script.request.scheduler
-            if word and "RANDOM" in word.raw and is_of_node and (script.nodes != 1 or one.in_loop):
+            if word and "RANDOM" in word.raw:
                 yield Found(PORT_RANDOM, word.line, word.raw)
     for word, name, value in script.assigned:
         if "RANDOM" in value and "rdzv" in name.lower() and not script.request.scheduler:
             yield Found(RDZV_RANDOM, word.line, word.raw)
+
+
+def _draws_on_each_node(script: Script, one: Launch) -> bool:
+    """Whether each node draws a number at random for itself: the script draws one for each, starts on each,
+    or has the task's own shell draw it."""
+    if not _is_of_several(script, one) or one.agent == "deepspeed":
+        return False  # deepspeed passes on what it was given
+    if _starts_one_node(one):
+        return True
+    if not one.is_in_task:
+        return not script.request.scheduler
+    is_kept = one.shell_word is not None and _RANDOM_KEPT.search(one.shell_word.raw) is not None
+    return one.in_shell and (is_kept or not one.is_filled)
+
+
+def _is_of_several(script: Script, one: Launch) -> bool:
+    """Whether this is a part of a training on several nodes, as far as one can tell."""
+    nnodes = one.agent_options.get("nnodes") or one.agent_options.get("num-machines")
+    if nnodes:
+        return nnodes.text not in ("1", "1:1")
+    if one.agent == "torchrun":
+        return False
+    if one.agent and script.request.scheduler:
+        return script.nodes != 1
+    names = {_split(word)[0] for word in one.assigned}
+    return bool(names & _OF_WORLD) or not one.agent_options.keys().isdisjoint(("node-rank", "machine-rank"))
 
 
 def _of_pbs_nodeid(script: Script) -> Iterator[Found]:
@@ -559,11 +592,15 @@ def _of_ranks(script: Script) -> Iterator[Found]:
 def _of_fixed_rank(script: Script) -> Iterator[Found]:
     if script.request.scheduler or (script.nodes or 1) < 2:
         return
-    for one in script.trainings:
-        for option in ("node-rank", "machine-rank"):
-            word = one.agent_options.get(option)
-            if word and number(word) is not None and not one.is_in_task:
-                yield Found(RANK_FIXED, word.line, word.raw)
+    given = [
+        word
+        for one in script.trainings
+        if not one.is_in_task
+        for option in ("node-rank", "machine-rank")
+        if (word := one.agent_options.get(option)) and number(word) is not None
+    ]
+    if len({number(word) for word in given}) == 1:
+        yield from (Found(RANK_FIXED, word.line, word.raw) for word in given)
 
 
 def _of_devices(script: Script) -> Iterator[Found]:
@@ -589,7 +626,8 @@ def _of_tasks(script: Script) -> Iterator[Found]:
         nnodes = number(one.agent_options.get("nnodes"))
         nproc = one.agent_options.get("nproc-per-node")
         gpus = script.request.gpus_per_node
-        if one.in_loop and not one.in_background and nodes != 1 and _waits(one):
+        is_waited_for = one.in_loop and not one.in_background and _starts_one_node(one)
+        if is_waited_for and _is_of_several(script, one):
             yield Found(LOOP_WAITS, one.starter_line, _quote(script, one.starter_line))
         if one.starter in _MPI:
             tasks = _tasks_of_mpi(script, one)
@@ -613,10 +651,12 @@ def _tasks_of_mpi(script: Script, one: Launch) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 5 else None
 
 
-def _waits(one: Launch) -> bool:
-    """Whether this starts one node of several, and waits for its end."""
-    is_one_node = one.starter in ("ssh", "pbsdsh", "pbs_tmrsh") and "standalone" not in one.agent_options
-    return is_one_node and all(word.text not in ("-f", "-fn", "-nf") for word in one.starter_words)
+def _starts_one_node(one: Launch) -> bool:
+    """pbsdsh without a number or name of a node starts on all."""
+    texts = [word.text for word in one.starter_words]
+    if one.starter == "pbsdsh":
+        return any(text.startswith(("-n", "-h")) for text in texts)
+    return one.starter in ("ssh", "pbs_tmrsh")
 
 
 def _tasks(script: Script, one: Launch) -> int | None:
@@ -697,9 +737,10 @@ def _of_container(script: Script) -> Iterator[Found]:
         if name in ("module", "ml"):
             yield Found(MODULE_INSIDE, one.line, _quote(script, one.line))
         if one.in_shell or one.is_in_task:
+            is_kept = one.shell_word is not None and _NODEFILE_KEPT.search(one.shell_word.raw) is not None
             for word in (*one.words, *one.assigned, *one.agent_options.values()):
                 inside = word.raw if one.in_shell else word.single_quoted
-                if "PBS_NODEFILE" in inside:
+                if "PBS_NODEFILE" in inside and (is_kept or not one.is_filled):
                     yield Found(NODEFILE_INSIDE, word.line, word.raw)
     if any(one.container and one.trains for one in script.launches) or any(
         one.container for one in activated

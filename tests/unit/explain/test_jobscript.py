@@ -21,6 +21,18 @@ LOOP = "for node in $nodes; do\n  ssh $node 'torchrun --nnodes=2 --nproc_per_nod
 CASES: list[tuple[str, str, int]] = [
     (f"{PBS}{LOOP.format('')}", "loop-waits", 5),
     (f"{PBS}{LOOP.format(' | tee log')}", "loop-waits", 5),
+    (f"{PBS}{LOOP.format('').replace('ssh', 'ssh -nq -tt')}", "loop-waits", 5),
+    (f"{PBS}{LOOP.format('; echo ended &')}", "loop-waits", 5),
+    (
+        f'{ASKED}{SRUN} bash -c "torchrun --nnodes=2 --master_port=\\$((20000 + RANDOM % 99)) t.py"\n',
+        "port-random",
+        5,
+    ),
+    (
+        'for h in a b; do\n  ssh $h "torchrun --nnodes=2 --master_port=$RANDOM t.py" &\ndone\n',
+        "port-random",
+        2,
+    ),
     (
         f'{ASKED}{SRUN} bash -c "torchrun --nnodes=2 --nproc_per_node=4 \\\n  --node_rank=$SLURM_NODEID t.py"\n',
         "rank-once",
@@ -205,6 +217,15 @@ def test_the_line_of_a_trap_is_quoted(begin: str) -> None:
         LOOP.format(" 2>&1 | tee log &"),
         LOOP.format(" > log 2>&1 & echo begun"),
         LOOP.replace("ssh", "(ssh").format(") &"),
+        LOOP.replace("ssh", "(ssh").format("; echo ended) > log 2>&1 &"),
+        LOOP.replace("ssh", "{{ ssh").format("; echo ended; } > log &"),
+        LOOP.replace(" t.py'", " t.py &'").format(""),
+        LOOP.replace("--nnodes=2 ", "").format(""),
+        LOOP.replace("--nnodes=2", "--nnodes=1").format(""),
+        LOOP.replace("ssh $node", "pbsdsh -- bash -c").format(""),
+        LOOP.replace("torchrun --nnodes=2 --nproc_per_node=4", "python").format(""),
+        "(for node in $nodes; do ssh $node mkdir /tmp/a; done)\nssh b 'torchrun --nnodes=2 t.py'\n",
+        "ssh b 'for try in 1 2; do torchrun --nnodes=2 t.py && break; done'\n",
         LOOP.replace("ssh", "ssh -f").format(""),
         LOOP.replace("--nnodes=2", "--standalone").format(""),
         "ssh b 'torchrun --nnodes=2 --nproc_per_node=4 t.py'\n",
@@ -223,6 +244,34 @@ def test_a_loop_that_does_not_wait_is_no_trap(text: str) -> None:
 )
 def test_a_rank_that_the_tasks_shell_fills_in_is_no_trap(line: str) -> None:
     assert "rank-once" not in [one.trap.id for one in traps.find(f"{ASKED}{SRUN} {line}\n")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "torchrun --nproc_per_node=4 --master_port=$RANDOM t.py\n",
+        "for seed in 1 2; do\n  torchrun --nnodes=1 --rdzv_id=$RANDOM --master_port=$RANDOM t.py\ndone\n",
+        "deepspeed --hostfile hosts --num_nodes 2 --master_port=$RANDOM t.py\n",
+        f'{ASKED}{SRUN} bash -c "torchrun --nnodes=2 --rdzv_id=$RANDOM --master_port=$RANDOM t.py"\n',
+    ],
+)
+def test_what_is_drawn_once_for_all_nodes_is_no_trap(text: str) -> None:
+    assert not {"port-random", "rdzv-id-random"} & {one.trap.id for one in traps.find(text)}
+
+
+@pytest.mark.parametrize("options", ["--include localhost:0,1", "--hostfile=/dev/null --num_gpus 2"])
+def test_deepspeed_on_gpus_of_this_machine_may_meet_on_it(options: str) -> None:
+    found = traps.find(f"deepspeed {options} --master_addr 127.0.0.1 t.py\n")
+    assert "master-is-localhost" not in [one.trap.id for one in found]
+
+
+@pytest.mark.parametrize(("dollar", "is_trap"), [("$", False), ("\\$", True)])
+def test_the_node_file_that_the_job_script_reads_for_a_container_is_no_trap(
+    dollar: str, is_trap: bool
+) -> None:
+    line = f'ssh b "apptainer exec --nv x.sif torchrun --nnodes=2 --master_addr={dollar}(head -n 1 {dollar}PBS_NODEFILE) t.py"'
+    found = traps.find(f"{PBS}{line}\n")
+    assert ("nodefile-in-container" in [one.trap.id for one in found]) == is_trap
 
 
 @pytest.mark.parametrize(
@@ -249,6 +298,10 @@ def test_nccl_without_a_fast_way_is_a_remark(word: str, is_slow: bool) -> None:
         ("torchrun --nnodes=2 --node_rank=$1 t.py", False),
         ("torchrun --nnodes=1 --node_rank=0 t.py", False),
         ("ssh b torchrun --nnodes=2 --node_rank=1 t.py", False),
+        (
+            "if x; then\ntorchrun --nnodes=2 --node_rank=0 t.py; else torchrun --nnodes=2 --node_rank=1 t.py; fi",
+            False,
+        ),
     ],
 )
 def test_a_fixed_rank_of_a_node_is_a_remark(line: str, is_fixed: bool) -> None:
