@@ -56,7 +56,7 @@ OF_RESTARTS = frozenset(
 """Words that a line may have with which a program begins anew."""
 _ENDINGS = (b"Error", b"Exception", b"Exit")
 _EXCEPTION = re.compile(
-    rb"(?:[A-Za-z_][\w]{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|Interrupt|Exit|Failure)(?:: .*|\s*)$"
+    rb"(?:[A-Za-z_][\w]{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception|Interrupt|Exit|Failure)(?:: .*|:?\s*)$"
 )
 _RAISED = re.compile(rb"(?:[A-Za-z_]\w{0,80}\.){0,8}[A-Z]\w{0,80}(?:Error|Exception): \S")
 """An exception without its traceback: an error, but it need not have ended anything."""
@@ -131,7 +131,10 @@ _BY_SCHEDULER = re.compile(
 )
 """The scheduler has ended a process or the job."""
 _OF_APPTAINER = re.compile(rb"FATAL: {3}\S")
-"""Apptainer has ended."""
+"""Apptainer has ended, with this code:"""
+_CODE_OF_APPTAINER = re.compile(rb"(?i)\b(?:code|status)\W{0,3}255\b")
+_RESUMES = re.compile(rb"\b(?:[Ll]oad|[Rr]esum|[Rr]estor|[Rr]estart|[Cc]ontinu)(?:e[ds]?|ing)\b")
+"""What a program says that begins at a checkpoint."""
 _RESTART = re.compile(
     rb"will restart worker group|\b[Rr]estarting (?:the )?(?:job|run|training|from)\b"
     rb"|\b[Jj]ob (?:was |is )?requeued\b"
@@ -514,7 +517,7 @@ class Scan:
         if self.counts[key] > MOST_OF_ONE or self.counts[f"{key} {name}"] > MOST_IN_A_FILE:
             return
         is_caught = _is_caught(body, before, behind, is_exception=ends_traceback)
-        is_end = _is_last_word(body, before, is_exception=ends_traceback)
+        is_end = _is_last_word(body, before, behind, is_exception=ends_traceback)
         is_last = is_end and not is_ignored and not is_caught
         is_mild = is_ignored or (not is_end and not is_exception and _is_mild(line, body))
         is_doubtable = not is_last and (entry is None or entry.kind == "cause")
@@ -744,11 +747,12 @@ def _steps(behind: Sequence[bytes]) -> int:
 
 
 def _is_continued(before: Sequence[bytes], behind: Sequence[bytes]) -> bool:
-    """Whether the steps behind a line go on from the last one before it: a run that is started again begins
-    at a checkpoint."""
+    """Whether the steps behind a line go on from the last one before it, and nothing says that a run which is
+    started again begins there, at a checkpoint."""
     last = next((found for one in reversed(before) if (found := _number(one))), [])
-    following = next((found for one in behind if (found := _number(one))), [])
-    return len(last) == len(following) and last < following
+    at, following = next(((at, found) for at, one in enumerate(behind) if (found := _number(one))), (0, []))
+    is_resumed = any(_RESUMES.search(one) for one in behind[:at])
+    return not is_resumed and len(last) == len(following) and last < following
 
 
 def _number(row: bytes) -> list[float]:
@@ -777,11 +781,17 @@ def _may_go_on(behind: Sequence[bytes]) -> bool:
     return _steps(behind) > 0 or any(_SAYS_DONE.search(one, 0, 400) for one in behind)
 
 
-def _is_last_word(body: bytes, before: Sequence[bytes], *, is_exception: bool = False) -> bool:
+def _is_last_word(
+    body: bytes, before: Sequence[bytes], behind: Sequence[bytes], *, is_exception: bool = False
+) -> bool:
     """Whether a process or the job has ended with this: steps behind it are output that was still buffered,
-    which Python writes to a file after the traceback. An exception that was logged need not end anything."""
-    if _BY_SCHEDULER.search(body) or _OF_APPTAINER.match(body):
+    which Python writes to a file after the traceback. An exception that was logged need not end anything, and
+    a job script may go on without what it asked of Apptainer."""
+    if _BY_SCHEDULER.search(body):
         return True
+    if _OF_APPTAINER.match(body):
+        own = (one for one in behind if not _OF_APPTAINER.match(lines.body(one)))
+        return any(_CODE_OF_APPTAINER.search(one) for one in own)
     if not (is_exception or _EXCEPTION.match(body)) or not _last_frame(before):
         return False
     begin = next((at for at in reversed(range(len(before))) if _TRACEBACK in before[at]), 0)

@@ -696,6 +696,30 @@ def test_of_a_job_that_ran_again_the_last_run_is_told(between: str) -> None:
     assert of(a=PREEMPTED + between + limit).causes[0].entry.id == "slurm-time-limit"
 
 
+def test_a_run_that_begins_at_its_last_step_again_is_told_from_steps_in_a_buffer() -> None:
+    steps = "".join(f"step {at} loss 1\n" for at in range(30, 41))
+    later = "step 41 loss 1\nstep 42 loss 1\n"
+    assert of(a=steps + PREEMPTED + later + KEY_ERROR).causes[0].entry.id == "slurm-preempted"
+    resumed = "restored the checkpoint of step 40\n"
+    assert of(a=steps + PREEMPTED + resumed + later + KEY_ERROR).causes[0].entry.id == "script-error"
+
+
+def test_a_job_script_may_go_on_without_what_apptainer_refused() -> None:
+    refused = 'FATAL:   "nvidia-smi": executable file not found in $PATH\n'
+    steps = "".join(f"step {at} loss 1\n" for at in range(40))
+    assert of(a=refused + steps + KEY_ERROR).causes[0].entry.id == "script-error"
+    ended = "srun: error: n1: task 0: Exited with exit code 255\n"
+    assert of(a=refused + ended + steps + KEY_ERROR).causes[0].entry.id == "program-not-in-image"
+
+
+def test_an_exception_may_have_nothing_on_its_own_line_but_its_name() -> None:
+    raised = (
+        'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\nValueError:{}\n  no split\n'
+    )
+    for end in ("", " "):
+        assert of(a=raised.format(end)).causes[0].first.text == "ValueError: no split"
+
+
 def test_a_first_line_that_comes_again_later_begins_another_run() -> None:
     first, second = BANNER.format("10:00:00"), BANNER.format("10:31:00")
     assert of(a=first + OWN + second + FULL + BOX).causes[0].entry.id == "disk-full"
