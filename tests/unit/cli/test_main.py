@@ -118,6 +118,8 @@ def test_the_suffix_of_a_fast_network_goes_before_the_domain(cli: Cli, tmp_path:
         (48, {"NCPUS": "96"}, (), 48),
         (16, {"NCPUS": "48", "APPTRAIN_PROFILE": "gadi"}, (), 16),
         (2, {"NCPUS": "2"}, (), 2),
+        (8, {"NCPUS": "8"}, (), 8),
+        (9, {"NCPUS": "9"}, (), None),
     ],
 )
 def test_a_node_file_with_a_line_a_core_gives_one_rank_a_node_on_cpus(
@@ -134,7 +136,7 @@ def test_a_node_file_with_a_line_a_core_gives_one_rank_a_node_on_cpus(
     }
     status, out, err = cli.run(job | env, "--json", "--device", "cpu", *arguments, "--", "x.py")
     plan = json.loads(out)
-    said = "PBS_NODEFILE has a line for each of the 48 CPUs of a node, so its lines do not count as ranks: 1 rank on "
+    said = f"PBS_NODEFILE has a line for each of the {lines} CPUs of a node, so its lines do not count as ranks: 1 rank on "
     said = f"apptrain: {said}each node (more: --nproc-per-node N)\n" if ranks is None else ""
     assert (status, plan["nproc_per_node"], err) == (0, ranks or 1, said)
 

@@ -147,3 +147,56 @@ def test_debians_lock_holds_the_base_with_a_hash_each_and_names_no_mirror(archit
         assert entry["Architecture"] in (architecture, "all")
     assert "://" not in text
     assert debian.write_index(entries) == text
+
+
+def test_a_stack_says_what_it_is_made_of_and_where_its_lock_is() -> None:
+    stack = stacks.find("")
+    facts = stack.facts()
+    assert facts["name"] == "cu132"
+    assert {name: getattr(stack, name) for name in facts if name != "name"} == {
+        k: v for k, v in facts.items() if k != "name"
+    }
+    assert set(facts) == {
+        "name",
+        "torch",
+        "torchvision",
+        "cuda",
+        "cudnn",
+        "nccl",
+        "driver",
+        "compute_capability",
+    }
+    assert stack.pins == [f"torch=={stack.torch}", f"torchvision=={stack.torchvision}"]
+    assert stack.lock("arm64") == stacks.CONTAINERS / "locks/cu132-arm64.txt"
+
+
+@pytest.mark.parametrize(("machine", "name"), [("x86_64", "amd64"), ("aarch64", "arm64"), ("ppc64le", None)])
+def test_only_machines_that_have_locks_build(
+    monkeypatch: pytest.MonkeyPatch, machine: str, name: str | None
+) -> None:
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    if name:
+        assert stacks.debian_architecture() == name
+        return
+    with pytest.raises(
+        BuildRefused, match=r"^this machine is ppc64le: the locks are for x86_64 and aarch64: "
+    ):
+        stacks.debian_architecture()
+
+
+@pytest.mark.parametrize(
+    ("driver", "machine", "fits"),
+    [
+        ("", "", True),
+        ("580", "", True),
+        ("580.1", "x86_64", True),
+        ("579.99", "", False),
+        ("600", "aarch64", True),
+        ("600", "ppc64le", False),
+        ("", "arm64", True),
+    ],
+)
+def test_a_stack_fits_a_driver_from_its_own_on_and_its_processors(
+    driver: str, machine: str, fits: bool
+) -> None:
+    assert stacks.find("cu132").fits(driver, machine) is fits

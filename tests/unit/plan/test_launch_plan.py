@@ -1,5 +1,6 @@
 """A plan in one line, numbers of ranks that contradict what was granted, and variables of the ranks."""
 
+import re
 import string
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from entrypoint.cli import main as cli
 from entrypoint.core.errors import BadInput
 from entrypoint.plan import launch_plan, rules
 from entrypoint.plan.origin import Origin, ValueSource
+from entrypoint.plan.profile import Profile
 from entrypoint.plan.resolve import resolve
 from entrypoint.plan.sources import Settings
 from tests.unit.scene import planned
@@ -229,3 +231,28 @@ def test_derived_threads_are_no_more_than_a_rank_has_cores_for() -> None:
         assert found.env["OMP_NUM_THREADS"] == expected
         assert (str(found.sources["env.OMP_NUM_THREADS"]) == "derived:numa_binding") is changed
         assert str(found.sources["cores"]) == "derived:numa_binding"
+
+
+@pytest.mark.parametrize(("nodes", "shown"), [(8, "2,1,1,1,1,1,1,1"), (9, "2,1,1,1,1,1,1,1,...")])
+def test_uneven_tasks_are_refused_with_the_first_eight_numbers(nodes: int, shown: str) -> None:
+    plan = planned()
+    granted = replace(
+        plan.allocation, nodes=tuple("abcdefghi"[:nodes]), tasks_per_node=(2, *[1] * (nodes - 1))
+    )
+    with pytest.raises(BadInput, match=rf"\b{re.escape(shown)}[^,.\d]"):
+        rules._mode(granted, settings())
+
+
+@pytest.mark.parametrize(
+    ("scratch", "submit_dir", "env", "folder"),
+    [
+        ("$SCRATCH/", "/w", {"SCRATCH": "/s", "PWD": "/p"}, "/s/runs/a_b-7"),
+        ("", "/w/", {"PWD": "/p"}, "/w/runs/a_b-7"),
+        ("", None, {"PWD": "/p"}, "/p/runs/a_b-7"),
+        ("", None, {}, "./runs/a_b-7"),
+    ],
+)
+def test_a_run_directory_is_on_the_sites_scratch_else_where_the_job_was_submitted(
+    scratch: str, submit_dir: str | None, env: dict[str, str], folder: str
+) -> None:
+    assert rules.run_directory(env, "a b", "7", submit_dir, Profile(scratch=scratch)) == folder

@@ -73,6 +73,11 @@ def test_what_was_left_out_before_is_told_too() -> None:
         ([], ""),
         (["SSH_TTY", "PATH", "LMOD_CMD", "SLURM_JWT", "MASTER_ADDR", "TORCHELASTIC_RUN_ID"], ""),
         (["B", "A"], "the ranks do not get A, B (APPTRAIN_PASS='NAME PREFIX_*' passes more)"),
+        (["C", "B", "A"], "the ranks do not get A, B, C (APPTRAIN_PASS='NAME PREFIX_*' passes more)"),
+        (
+            ["D", "C", "B", "A"],
+            "the ranks do not get A, B, C and 1 more, all in RUN/not-passed.txt (APPTRAIN_PASS='NAME PREFIX_*' passes more)",
+        ),
         (
             ["GLOO_SOCKET_IFNAME"],
             "the ranks do not get GLOO_SOCKET_IFNAME (--interface) (APPTRAIN_PASS='NAME PREFIX_*' passes more)",
@@ -88,6 +93,16 @@ def test_what_the_script_mentions_is_named_first(names: list[str], said: str, tm
     script = tmp_path / "train.py"
     script.write_text("import os\nfolder = os.environ['MY_DATA']\nnot_this = 'OTHERS'\n")
     assert passed.said(passed.meant(names), script, Path("RUN/not-passed.txt")) == said
+
+
+def test_a_script_is_read_up_to_a_mebibyte(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    for size, said in (
+        (1 << 20, "the ranks do not get A, which train.py mentions ("),
+        ((1 << 20) + 1, "the ranks do not get A ("),
+    ):
+        script.write_text("A".ljust(size))
+        assert passed.said(["A"], script, tmp_path).startswith(said)
 
 
 @pytest.mark.parametrize("size", [None, passed.MOST_SCRIPT + 1])
