@@ -182,6 +182,11 @@ def test_a_folder_with_other_files_than_in_the_image_is_read_itself(image: Path)
     assert python(image, LOADER.format(name="pack")) == OURS
 
 
+def test_a_folder_that_has_gone_has_no_modules(image: Path) -> None:
+    code = "import pack, shutil; shutil.rmtree(pack.__path__[0])\nimport pack.deep"
+    assert python(image, code).splitlines()[-1] == "ModuleNotFoundError: No module named 'pack.deep'"
+
+
 def test_only_what_lies_compiled_is_gathered(image: Path, tmp_path: Path) -> None:
     (image / "pack/__pycache__" / f"below.{sys.implementation.cache_tag}.pyc").unlink()
     listed = str(tmp_path / "listed")

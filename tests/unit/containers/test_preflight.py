@@ -162,6 +162,19 @@ def test_room_is_needed_for_all_that_is_on_one_file_system(
     assert str(refusal.value) == f"{tmp_path}/images {said}"
 
 
+def test_a_quota_is_looked_for_at_each_place_with_what_that_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, asked = places(tmp_path), list[tuple[Path, str, int]]()
+    monkeypatch.setattr(preflight, "check_quota", lambda *call: asked.append(call))
+    preflight.check(where, {"image": 1, "work": 2, "download": 3})
+    assert asked == [
+        (tmp_path / "images", "target", 1),
+        (where.temporary, "temporary", 2),
+        (where.cache, "cache", 3),
+    ]
+
+
 def test_wheels_that_are_there_are_not_fetched_again(tmp_path: Path) -> None:
     assert preflight.missing_megabytes(tmp_path, 7) == 7
     (tmp_path / "wheels/abc").mkdir(parents=True)
