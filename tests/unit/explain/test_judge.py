@@ -2,12 +2,13 @@
 
 import io
 import random
+from dataclasses import replace
 
 import pytest
 
 from entrypoint.explain import catalogue, judge, lines
 from entrypoint.explain.judge import Judgement
-from entrypoint.explain.scan import Index, Scan
+from entrypoint.explain.scan import Evidence, Index, ProcessEnd, Scan
 
 INDEX = Index(catalogue.load())
 
@@ -148,51 +149,79 @@ def test_ranks_and_nodes_come_from_the_names_of_files_too() -> None:
     assert (found.causes[0].rank, found.causes[0].node) == (9, "gpu-a02")
 
 
+CAUSE = next(one for one in catalogue.load() if one.id == "cuda-out-of-memory")
+
+
+def evidence(number: int, rank: int | None, node: str, *, file: str = "a", device: str = "") -> Evidence:
+    return Evidence(CAUSE, "x", file, number, (0, number), None, rank, node, device)
+
+
+def process_end(rank: int | None, node: str, *, is_one: bool = True) -> ProcessEnd:
+    return ProcessEnd(rank, node, "a", 9, is_one)
+
+
 @pytest.mark.parametrize(
-    ("line", "rank", "node"),
+    ("seen", "ends", "places", "rank", "node"),
     [
-        (b"[rank3]: x", 3, ""),
-        (b"[default12]:x", 12, ""),
-        (b"[1,5]<stderr>: x", 5, ""),
-        (b"7: x", 7, ""),
-        (b"gpu-a1:881:902 [0] init.cc:943 NCCL WARN x", None, "gpu-a1"),
-        (b"srun: error: n[1]: task 3: x", None, ""),
-        (b"srun: error: n12: tasks 3-4: x", None, "n12"),
-        (b"worker-1: [rank6]: x", 6, "worker-1"),
-        (b"python3: can't open file", None, ""),
-        (b"apptrain: gpu-a02: GPUs were granted, but this node has no NVIDIA driver", None, "gpu-a02"),
-        (b"apptrain: image: copied to /tmp on 3 of 3 nodes", None, ""),
-        (b"slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT x DUE TO NODE FAILURE ***", None, ""),
+        ([evidence(1, 3, "n1")], [process_end(5, "n2")], {3: "n4"}, 3, "n1"),
+        ([evidence(1, None, ""), evidence(2, 4, ""), evidence(3, 5, "")], [process_end(6, "")], {}, 4, ""),
+        ([evidence(1, None, ""), evidence(2, 4, "", file="b")], [process_end(6, "")], {}, 6, ""),
+        ([evidence(1, None, "n1"), evidence(2, 4, "n2")], [process_end(6, "n1")], {}, 6, "n1"),
+        ([evidence(1, None, "n1"), evidence(2, 4, "n1")], [process_end(6, "n1")], {}, 4, "n1"),
+        ([evidence(1, None, "n1")], [process_end(6, "n2")], {}, None, "n1"),
+        ([evidence(1, None, "")], [process_end(6, "n2", is_one=False)], {}, None, "n2"),
+        ([evidence(1, None, "")], [process_end(6, "n2", is_one=False), process_end(7, "n3")], {}, 7, "n3"),
+        ([evidence(1, 3, "")], [process_end(3, "n2"), process_end(4, "n3")], {3: "n4"}, 3, "n4"),
+        ([evidence(1, 3, "")], [process_end(4, "n3"), process_end(3, "n2")], {4: "n4"}, 3, "n2"),
+        ([evidence(1, 3, "")], [process_end(4, "n3")], {}, 3, "n3"),
+        ([evidence(1, 3, "")], [process_end(4, "n3"), process_end(5, "n4")], {}, 3, ""),
+        ([evidence(1, 3, ""), evidence(2, 3, "n7")], [process_end(4, "n3")], {}, 3, "n7"),
     ],
 )
-def test_a_line_tells_its_rank_and_node(line: bytes, rank: int | None, node: str) -> None:
-    assert (lines.rank(line), lines.node(line)) == (rank, node)
+def test_rank_and_node_of_a_cause_are_found_by_what_other_lines_tell(
+    seen: list[Evidence], ends: list[ProcessEnd], places: dict[int, str], rank: int | None, node: str
+) -> None:
+    found = judge.judge(seen, catalogue.own_error(), counts={}, ends=ends, places=places)
+    (cause,) = found.causes
+    assert (cause.rank, cause.node, cause.count) == (rank, node, len(seen))
 
 
-def test_times_of_all_forms_can_be_compared() -> None:
-    forms = [
-        b"2026-03-02 10:00:01,500 x",
-        b"[2026-03-02T10:00:02] x",
-        b"[rank0]:[E302 10:00:03.5 x.cpp:1] x",
-        b"W0302 10:00:04.000 1 x",
-        b"Mar  2 10:00:05 n1 kernel: x",
-        b"03/02/2026 10:00:06 x",
-    ]
-    times = [lines.time(form) for form in forms]
-    assert None not in times
-    assert times == sorted(times, key=lambda one: one or 0)
-    edges = [b"2026-01-01 00:00:00", b"2026-12-31 23:59:59"]
-    assert [lines.time(edge) for edge in edges] == [946_684_800, 978_307_199]
-    for wrong in (
-        b"00-01 10:00",
-        b"13-01 10:00",
-        b"01-00 10:00",
-        b"01-32 10:00",
-        b"01-01 24:00",
-        b"01-01 10:60",
-    ):
-        assert lines.time(b"2026-" + wrong + b":00") is None
-    assert lines.time(b"no time") is None
+@pytest.mark.parametrize(
+    ("counts", "devices", "count", "device"),
+    [
+        ({}, ["", "5", "6"], 3, "5"),
+        ({"cuda-out-of-memory": 9}, ["", "", ""], 9, ""),
+        ({"other": 9}, ["1"], 1, "1"),
+    ],
+)
+def test_a_cause_counts_its_lines_and_names_the_first_gpu(
+    counts: dict[str, int], devices: list[str], count: int, device: str
+) -> None:
+    seen = [evidence(at, 3, "n1", device=one) for at, one in enumerate(devices, 1)]
+    (cause,) = judge.judge(seen, catalogue.own_error(), counts=counts, ends=[process_end(3, "n1")]).causes
+    assert (cause.count, cause.device) == (count, device)
+
+
+@pytest.mark.parametrize(
+    ("whose", "ends", "nodes", "leave_out"),
+    [
+        ("yes", [process_end(3, "n1"), process_end(7, "n2")], {"n1", "n2"}, "n1"),
+        ("", [process_end(3, "n1")], {"n1", "n2"}, ""),
+        ("alone", [process_end(3, "n1")], {"n1", "n2"}, "n1"),
+        ("alone", [process_end(3, "n1"), process_end(7, "n2")], {"n1", "n2"}, ""),
+        ("alone", [process_end(3, "n1")], {"n1"}, "n1"),
+        ("alone", [process_end(0, "n1")], {"n1"}, ""),
+        ("alone", [process_end(3, "n1"), process_end(0, "n1")], {"n1"}, ""),
+        ("alone", [process_end(None, "n1")], {"n1"}, ""),
+    ],
+)
+def test_a_node_is_to_be_left_out_if_the_fault_is_its_own(
+    whose: str, ends: list[ProcessEnd], nodes: set[str], leave_out: str
+) -> None:
+    """A rank above 0 is of a job with others, of which no node is named."""
+    seen = [replace(evidence(1, 3, "n1"), entry=replace(CAUSE, node=whose))]
+    (cause,) = judge.judge(seen, catalogue.own_error(), counts={}, ends=ends, nodes=nodes).causes
+    assert cause.leave_out == leave_out
 
 
 PROGRESS = "".join(f"step {at} loss 0.{at}\n" for at in range(60))
