@@ -1,5 +1,6 @@
 """The code of a command: its bytes, its commit, its changes, and no secret."""
 
+import hashlib
 import os
 import subprocess
 from pathlib import Path
@@ -187,3 +188,119 @@ def test_nothing_in_the_folder_of_the_ranks_is_taken_for_the_reference_program(t
     found = source.program(("-m", "train"), tmp_path)
     assert found is not None
     assert found["name"] == "train"
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Path:
+    """Where the ranks begin: scripts, a module and a package."""
+    folder = tmp_path / "begin"
+    for name in (
+        "t.py",
+        "run.sh",
+        "t.txt",
+        "mod.py",
+        "pkg/a.py",
+        "pkg/sub.py",
+        "pkg/deep/__main__.py",
+        "folder.py/x",
+    ):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{name}\n")
+    (folder / "link.py").symlink_to("t.py")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "place"),
+    [
+        (["t.py", "run.sh"], "t.py", "."),
+        (["-u", "t.py"], "t.py", "."),
+        (["run.sh", "t.py"], "run.sh", "."),
+        (["link.py"], "t.py", "."),
+        (["pkg/a.py"], "a.py", "pkg"),
+        (["t.txt"], None, "."),
+        (["folder.py"], None, "."),
+        (["none.py"], None, "."),
+        (["-m", "mod"], "mod.py", "."),
+        (["-m", "pkg"], "pkg", "pkg"),
+        (["-m", "pkg.sub", "t.py"], "pkg", "pkg"),
+        (["-m", "no_such_module", "t.py"], None, "."),
+        (["-m", "."], None, "."),
+        (["-m", "/"], None, "."),
+        (["-m"], None, "."),
+    ],
+)
+def test_the_program_is_the_first_script_or_the_module(
+    command: list[str], name: str | None, place: str, begin: Path
+) -> None:
+    found = source.program(command, begin)
+    assert (found["name"] if found else None) == name
+    assert source.folder(command, begin) == (begin / place).resolve()
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        (["t.py"], "t.py"),
+        (["-m", "mod"], "mod.py"),
+        (["-m", "pkg.sub"], "pkg/sub.py"),
+        (["-m", "pkg.deep"], "pkg/deep/__main__.py"),
+        (["-m", "pkg"], None),
+        (["-m", "pkg.none"], None),
+        (["none.py"], None),
+    ],
+)
+def test_the_file_that_python_runs_is_found_in_its_package(
+    command: list[str], file: str | None, begin: Path
+) -> None:
+    assert source.script(command, begin) == (begin / file if file else None)
+
+
+@pytest.mark.parametrize(
+    ("command", "is_ours"),
+    [
+        (["-m", "train"], True),
+        (["-m", "train.hello"], True),
+        (["-m", "other"], False),
+        (["-m"], False),
+        (["train"], False),
+        (["x", "train"], False),
+    ],
+)
+def test_a_module_of_this_project_is_known(command: list[str], is_ours: bool) -> None:
+    assert source.is_ours(command) == is_ours
+
+
+def sha256(*parts: tuple[str, str]) -> str:
+    return hashlib.sha256(
+        b"".join(f"{name}\0{len(text)}\0{text}".encode() for name, text in parts)
+    ).hexdigest()
+
+
+def test_a_digest_is_of_names_and_contents(begin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def digest(*command: str) -> str | None:
+        found = source.program(command, begin)
+        assert found
+        return found["sha256"]
+
+    assert digest("t.py") == sha256(("", "t.py\n"))
+    whole = sha256(
+        ("a.py", "pkg/a.py\n"), ("deep/__main__.py", "pkg/deep/__main__.py\n"), ("sub.py", "pkg/sub.py\n")
+    )
+    assert digest("-m", "pkg") == whole
+    (begin / "pkg" / "data.bin").write_text("not of the program")
+    assert digest("-m", "pkg") == whole
+    monkeypatch.setattr(source, "MOST_FILES", 5)  # three of them Python's, and a folder
+    assert digest("-m", "pkg") == whole
+    monkeypatch.setattr(source, "MOST_FILES", 4)
+    assert digest("-m", "pkg") is None
+    monkeypatch.setattr(source, "MOST_FILES", 100)
+    monkeypatch.setattr(source, "MOST_PROGRAM", 9 + 21 + 11)
+    assert digest("-m", "pkg") == whole
+    monkeypatch.setattr(source, "MOST_PROGRAM", 9 + 21 + 10)
+    assert digest("-m", "pkg") is None
+    monkeypatch.setattr(source, "MOST_PROGRAM", 4)
+    assert digest("t.py") is None
+    (begin / "pkg" / "b.py").symlink_to("nowhere")
+    monkeypatch.setattr(source, "MOST_PROGRAM", 1000)
+    assert digest("-m", "pkg") is None
