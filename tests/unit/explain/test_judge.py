@@ -841,3 +841,25 @@ def test_the_gpu_that_a_line_names_is_the_causes() -> None:
 
 def test_what_a_program_went_on_after_is_told_as_seen() -> None:
     assert [one.entry.id for one in of(a=CAUGHT + PROGRESS).others] == ["stale-handle"]
+
+
+def test_what_is_found_is_numbered_by_file_and_line() -> None:
+    scan = Scan(INDEX)
+    assert scan.read(io.BytesIO(f"step 1\n{OOM}".encode()), "a", 1 << 20)
+    assert scan.read(io.BytesIO(b""), "b", 1 << 20)
+    assert scan.read(io.BytesIO(f"{OOM}step 1\n{OOM}last".encode()), "c", 1 << 20)
+    assert [(one.file, one.number, one.order[0]) for one in scan.found] == [
+        ("a", 2, 1),
+        ("c", 1, 3),
+        ("c", 3, 3),
+    ]
+    assert (scan.lines, scan.size) == (6, 7 + len(OOM) + len(OOM) + 7 + len(OOM) + 4)
+    assert scan.counts["cuda-out-of-memory"] == 3
+
+
+@pytest.mark.parametrize(("more", "is_whole"), [(1, True), (0, False), (-1, False)])
+def test_no_more_than_so_many_bytes_are_read(more: int, is_whole: bool) -> None:
+    text = f"step 1\n{OOM}".encode()
+    scan = Scan(INDEX)
+    assert scan.read(io.BytesIO(text), "a", len(text) + more) == is_whole
+    assert scan.size == len(text) + min(more, 0)
