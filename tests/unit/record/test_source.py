@@ -304,3 +304,67 @@ def test_a_digest_is_of_names_and_contents(begin: Path, monkeypatch: pytest.Monk
     (begin / "pkg" / "b.py").symlink_to("nowhere")
     monkeypatch.setattr(source, "MOST_PROGRAM", 1000)
     assert digest("-m", "pkg") is None
+
+
+HASH = "0123456789abcdef" * 2 + "01234567"
+
+
+@pytest.mark.parametrize(
+    ("files", "commit"),
+    [
+        ({"HEAD": HASH}, HASH),
+        ({"HEAD": HASH + "0123456789abcdef01234567"}, HASH + "0123456789abcdef01234567"),
+        ({"HEAD": HASH[:-1]}, None),
+        ({"HEAD": "ref: refs/heads/main", "refs/heads/main": HASH}, HASH),
+        (
+            {"HEAD": "ref: refs/heads/main", "packed-refs": f"# pack\n{'f' * 40} refs/heads/my-main\n{HASH} refs/heads/main"},
+            HASH,
+        ),
+        ({"HEAD": "ref: refs/heads/main", "packed-refs": f"{HASH} refs/heads/other"}, None),
+        ({"HEAD": "ref: refs/heads/main"}, None),
+        ({}, None),
+    ],
+)  # fmt: skip
+def test_the_commit_is_read_from_gits_own_files(
+    files: dict[str, str], commit: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / ".git/refs/heads").mkdir(parents=True)
+    (tmp_path / "below").mkdir()
+    for name, text in files.items():
+        (tmp_path / ".git" / name).write_text(f"{text}\n")
+    assert source.commit_of(tmp_path / "below") == commit
+    assert source.root_of(tmp_path / "below") == tmp_path
+
+
+def test_a_worktree_has_its_own_head_and_the_repositorys_references(project: Path, tmp_path: Path) -> None:
+    git(project, "worktree", "add", "-qb", "side", str(tmp_path / "tree"))
+    (tmp_path / "tree" / "script.py").write_text("print(3)\n")
+    git(tmp_path / "tree", "commit", "-qam", "Go on")
+    assert source.commit_of(tmp_path / "tree") == git(tmp_path / "tree", "rev-parse", "HEAD")
+    assert (
+        source.commit_of(project) == git(project, "rev-parse", "HEAD") != source.commit_of(tmp_path / "tree")
+    )
+
+
+def test_a_repository_without_a_commit_or_a_remote_says_so(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q")
+    (tmp_path / "script.py").write_text("print(1)\n")
+    unknown = {"commit": None, "state": "unknown: git could not be asked where it ran"}
+    assert source.look(["script.py"], tmp_path, {})[0]["repository"] == unknown
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-qm", "Begin")
+    state = source.look(["script.py"], tmp_path, {})[0]["repository"]
+    assert (state["remote"], state["changed"], state["untracked"]) == (None, 0, 0)
+
+
+def test_changed_and_untracked_files_are_counted(project: Path) -> None:
+    for name in ("a.py", "b.py"):
+        (project / name).write_text(f"{name}\n" * 9)
+    git(project, "add", ".")
+    git(project, "commit", "-qm", "More")
+    git(project, "mv", "a.py", "moved.py")
+    (project / "b.py").write_text("x\n")
+    (project / "script.py").unlink()
+    (project / "new").touch()
+    state = source.look(["moved.py"], project, {})[0]["repository"]
+    assert (state["changed"], state["untracked"]) == (3, 1)
