@@ -565,6 +565,43 @@ def test_a_size_that_fails_is_not_tried_again_and_the_others_are_measured(
 
 
 @pytest.mark.usefixtures("handlers")
+def test_a_run_that_tells_no_rate_is_left_out_with_its_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: object, nodes: int, run: Path, log: Path, __: Sequence[str]) -> tuple[int, bool]:
+        log.write_text("apptrain: too short\n")
+        made = {"attempt": 0, "nodes": ["n"] * nodes, "status": 0, "steps": {"timed": 3, "seconds": 1.0}}
+        (run / "manifest.json").write_text(json.dumps({"command": ["x"], "attempts": [made]}))
+        return 0, False
+
+    monkeypatch.setattr(local.LocalRuns, "_start", start)
+    said: list[str] = []
+    runs = tmp_path / "s" / "runs"
+    assert here(tmp_path, said).run() == [
+        local.FailedSize(at, f"it has 3 timed steps, and 5 are needed: too short ({runs}/n{at}-r1.log)")
+        for at in (1, 2)
+    ]
+    assert len(said) == 4
+
+
+@pytest.mark.usefixtures("handlers")
+def test_the_signals_of_a_terminal_are_taken_while_runs_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = here(tmp_path, [])
+
+    def start(*_: object) -> tuple[int, bool]:
+        for signum in (signal.SIGHUP, signal.SIGINT):
+            signal.raise_signal(signum)
+        return 0, False
+
+    monkeypatch.setattr(local.LocalRuns, "_start", start)
+    with pytest.raises(local.BrokenOff) as broken:
+        runs.run()
+    assert (broken.value.status, runs.signals) == (129, [signal.SIGHUP, signal.SIGINT])
+
+
+@pytest.mark.usefixtures("handlers")
 def test_the_time_that_is_left_is_estimated_by_the_runs_so_far(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
