@@ -6,8 +6,22 @@ from typing import Any
 import pytest
 
 from entrypoint.job.outcome import Outcome
-from entrypoint.meet.messages import Failed, Look, Peek
+from entrypoint.meet.job_state import Now
+from entrypoint.meet.messages import Failed, Look, LookCloser, NoOutput, Paused, Peek, Seen, Stalled
 from entrypoint.meet.reports import Failure
+from entrypoint.run import node_state
+from entrypoint.run.node_state import (
+    CollectStacks,
+    Effect,
+    Event,
+    HangPolicy,
+    HangWatch,
+    NodeState,
+    Signs,
+    StacksCollected,
+    TellHub,
+    TerminateRanks,
+)
 from tests.unit.run.attempts import BOTH, DONE, NO_STEP, STATES, STAYS, ended, ends, started
 from tests.unit.scene import (
     NEVER,
@@ -289,3 +303,106 @@ def test_alone_output_that_comes_while_the_ranks_are_sought_does_not_end_the_sea
         *[(10.49, "look"), (15.49, "look closer"), (20.49, "SIGTERM"), (20.49, "SIGTERM"), (20.49, "kill")],
         *[(20.49, "says"), (20.49, "ends")],
     ]
+
+
+# --- the state alone ------------------------------------------------------------------------------------------
+
+NOW = Now(wall=1000.0, steady=0.0)
+
+
+def followed(state: NodeState, *events: Event) -> list[list[Effect]]:
+    """What is to be done after each of these."""
+    found = []
+    for event in events:
+        state, effects = node_state.step(state, event, NOW)
+        found.append(effects)
+    return found
+
+
+def test_what_is_told_while_the_ranks_are_looked_at_waits_for_the_look() -> None:
+    state = Scene().supervisor.state
+    look, verdict, found = Look(NO_STEP), Failed(STUCK, (2,)), StacksCollected(tuple(SIGHTINGS))
+    first, told, after = followed(state, look, verdict, found)
+    assert (first, told) == ([CollectStacks(closer=False)], [])
+    assert after[0] == TellHub(Seen(tuple(SIGHTINGS), last=True))
+    assert TerminateRanks() in after
+    first, told, after = followed(state, look, LookCloser(), found)
+    assert (first, told, after[-1]) == ([CollectStacks(closer=False)], [], CollectStacks(closer=True))
+    *_, after, told, again = followed(state, look, found, LookCloser(), verdict)
+    assert (told, again) == ([CollectStacks(closer=True)], [])
+
+
+def signs(**changes: Any) -> Signs:
+    """Ranks that go on."""
+    return replace(
+        Signs(passed=1.0, is_stalled=False, is_paused=False, heard=5.0, any_ended=False), **changes
+    )
+
+
+def reports(policy: dict[str, Any], *looks: Signs) -> list[list[Any]]:
+    """What is told of these looks."""
+    state = Scene().supervisor.state
+    given: dict[str, Any] = {
+        "step": 0.0,
+        "silence": 0.0,
+        "start": 20.0,
+        "is_chosen": False,
+        "again": 6.0,
+    } | policy
+    state = replace(state, watch=HangWatch(policy=HangPolicy(**given), heard=5.0))
+    return [
+        [one.report for one in effects if isinstance(one, TellHub)] for effects in followed(state, *looks)
+    ]
+
+
+SILENT = "no rank has written anything for 10 s (--silence-timeout)"
+
+
+def test_silence_is_told_once_it_has_lasted_longer_than_the_bound_and_taken_back() -> None:
+    ten, more, word = signs(passed=10.0), signs(passed=0.5), signs(heard=6.0)
+    assert reports({"silence": 10.0}, ten, more, more, word, replace(word, passed=10.0)) == [
+        [],
+        [NoOutput(SILENT)],
+        [],
+        [NoOutput("")],
+        [],
+    ]
+    assert reports({}, ten, more) == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("policy", "sign", "told"),
+    [
+        ({"step": 30.0}, {"is_stalled": True}, [Stalled(PAUSE)]),
+        ({"step": 30.0}, {"is_paused": True}, [Paused(PAUSE)]),
+        ({"step": 30.0, "is_chosen": True}, {"is_paused": True}, [Stalled(PAUSE)]),
+        ({"step": 0.0, "is_chosen": True}, {"is_paused": True, "is_stalled": True}, []),
+        ({"step": 30.0}, {"any_ended": True, "passed": 30.0}, []),
+        ({"step": 30.0}, {"any_ended": True, "passed": 30.5}, [Paused("")]),
+        ({"step": 30.0}, {"any_ended": True, "is_paused": True, "passed": 30.5}, [Paused(PAUSE)]),
+        ({"step": 0.0}, {"any_ended": True, "passed": 30.5}, []),
+    ],
+)
+def test_what_a_look_at_the_ranks_tells(
+    policy: dict[str, Any], sign: dict[str, Any], told: list[Any]
+) -> None:
+    seen = signs(**sign)
+    assert reports(policy, seen, replace(seen, passed=0.0)) == [told, []]
+
+
+def test_nothing_is_told_after_a_stall() -> None:
+    stalled = signs(is_stalled=True)
+    assert reports({"step": 30.0, "silence": 1.0}, stalled, signs(passed=9.0), signs(is_paused=True))[1:] == [
+        [],
+        [],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("step", "silence", "interval"),
+    [(0.0, 0.0, None), (100.0, 0.0, 1.0), (2.0, 0.0, 0.5), (0.0, 1.0, 0.25), (2.0, 1.0, 0.25)],
+)
+def test_ranks_are_looked_at_four_times_within_the_least_bound_and_once_a_second(
+    step: float, silence: float, interval: float | None
+) -> None:
+    assert HangPolicy(step=step, silence=silence, start=1.0, is_chosen=False, again=1.0).interval == interval

@@ -23,7 +23,7 @@ from entrypoint.plan.resolve import resolve
 from entrypoint.run import launch
 from entrypoint.run.finished import FinishedAttempt
 from entrypoint.run.given import Given
-from entrypoint.run.signals import handled_signals
+from entrypoint.run.signals import Signals, handled_signals
 from tests.unit.scene import planned
 
 
@@ -43,6 +43,29 @@ def test_a_terminal_that_goes_away_ends_a_launch_but_under_nohup(
     signal.signal(signal.SIGHUP, handler)
     always = {signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2}
     assert set(handled_signals()) == always | ({signal.SIGHUP} if heeded else set())
+
+
+def test_signals_that_were_held_back_come_in_their_order_and_one_that_ends_it_is_known() -> None:
+    usual = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (*usual, signal.SIGINT, signal.SIGHUP)}
+
+    async def go() -> tuple[list[int], int | None]:
+        signal.pthread_sigmask(signal.SIG_BLOCK, usual)
+        signals = Signals()
+        signals.catch()
+        found = []
+        for number in usual:
+            os.kill(os.getpid(), number)
+            found.append((await signals.next()).signum)
+            assert signals.end == (signal.SIGTERM if number == signal.SIGTERM else None)
+        return found, signals.end
+
+    try:
+        assert asyncio.run(asyncio.wait_for(go(), 10)) == ([*usual], signal.SIGTERM)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, usual)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def test_what_a_shell_starts_in_the_background_heeds_the_keyboard() -> None:
@@ -179,6 +202,17 @@ def test_a_failure_is_followed_by_the_nodes_that_are_left(
     assert [given.plan.attempt for given in session.given] == [0, 1, 2]
     assert [given.restarts.count for given in session.given if given.restarts] == [0, 1, 2]
     assert said() == []
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [replace(CRASH, status=137, signal=9), Outcome(status=1, node="127.0.0.2", error="lost: it is silent")],
+)
+def test_a_killed_rank_and_a_lost_node_are_failures_too(
+    ended: Outcome, tmp_path: Path, said: Callable[[], list[str]]
+) -> None:
+    last, members = Scripted(tmp_path, "restart", [{"outcome": ended}, {"outcome": DONE}]).play()
+    assert (last.outcome, len(members), said()) == (DONE, 2, [])
 
 
 def test_a_node_that_came_again_is_not_lost_any_more(tmp_path: Path, said: Callable[[], list[str]]) -> None:
