@@ -63,6 +63,8 @@ def test_signals_that_were_held_back_come_in_their_order_and_one_that_ends_it_is
     try:
         assert asyncio.run(asyncio.wait_for(go(), 10)) == ([*usual], signal.SIGTERM)
     finally:
+        for number in usual:
+            signal.signal(number, signal.SIG_IGN)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, usual)
         for number, handler in before.items():
             signal.signal(number, handler)
