@@ -422,7 +422,7 @@ ask_image() {
             ;;
     esac
     if ((status)) || ! read_answer answer; then
-        say "the image $APPTRAIN_IMAGE does not start on $(uname -n) (status $status):" \
+        say "the image $APPTRAIN_IMAGE does not start on $(uname -n) (status ${status:-0}):" \
             "${said:-it says nothing}"
         exit $((status ? status : 1))
     fi

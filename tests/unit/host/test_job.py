@@ -135,6 +135,69 @@ def test_an_image_that_finds_no_profile_to_stay_with_is_refused(found: str) -> N
     assert told == (f"apptrain: the image finds another profile ({found}) each time: give --profile\n")
 
 
+HOST = os.uname().nodename
+
+
+@pytest.mark.parametrize(
+    ("state", "answers", "status", "told"),
+    [
+        ("status=0 said='a note'", True, 0, "a note"),
+        (
+            "status=0 said='a note'",
+            False,
+            1,
+            f"apptrain: the image /i.sif does not start on {HOST} (status 0): a note",
+        ),
+        (
+            "status=255 said=''",
+            True,
+            255,
+            f"apptrain: the image /i.sif does not start on {HOST} (status 255): it says nothing",
+        ),
+        ("status=64 said='apptrain: --x: no such option'", True, 64, "apptrain: --x: no such option"),
+        ("status=0 said='a note' asked_to_end=143", True, 143, ""),
+        (
+            "status=64 said=\"apptrain: argument COMMAND: invalid choice: 'prepare' (choose)\"",
+            False,
+            64,
+            f"apptrain: the image /i.sif is of another version than the checkout {CHECKOUT}: make image",
+        ),
+    ],
+)
+def test_what_becomes_of_a_job_is_what_the_image_says(
+    state: str, answers: bool, status: int, told: str, tmp_path: Path
+) -> None:
+    if answers:
+        said(tmp_path, "answer", "run_dir=/r")
+    script = f"""
+        handover_dir=$2 APPTRAIN_IMAGE=/i.sif profile=''
+        run_in_image() {{ {state}; printf '%s\\n' "$said" >"$handover_dir/said"; }}
+        {{ ask_image; }} 2>&1
+        """
+    ended = subprocess.run(
+        ["bash", "-c", START + script, "bash", str(CHECKOUT), str(tmp_path)],
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout.splitlines()[-1:], ended.stderr) == (
+        status,
+        [told] if told else [],
+        "",
+    )
+    assert (tmp_path / "environment").stat().st_mode & 0o777 == 0o600
+
+
+def test_a_job_without_a_directory_of_its_own_is_refused_unless_it_is_to_end() -> None:
+    script = "handover_dir=/nowhere profile='' APPTRAIN_IMAGE=/i.sif; run_in_image() { status=0; }; "
+    assert bash(script + "ask_image", status=64) == (
+        "apptrain: the job's own directory /nowhere cannot be written: set TMPDIR to one of this node that has room\n"
+    )
+    assert bash(script + "asked_to_end=143; ask_image", status=143) == ""
+
+
 def test_what_takes_the_profiles_modules_is_asked_once_they_are_loaded() -> None:
     script = "profile=a; ask_site() { echo asked; }; prepare a /run"
     assert bash(IMAGE_SAYS + script) == "site of a\nasked\nbegins\n"
