@@ -17,6 +17,7 @@ from entrypoint.doctor import fabric
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.resolve import resolve
+from entrypoint.ranks import ranks as ranks_module
 from entrypoint.ranks.output import Relay, own_consoles
 from entrypoint.ranks.ranks import AgentEnded, Event, NetworkSeen, RankEnded, Ranks, RankStarted, Readiness
 from tests.unit.scene import planned
@@ -226,3 +227,58 @@ def test_ranks_that_cannot_be_forks_are_told_or_refused_if_that_was_asked_for(
         assert asked == "fork" or why.startswith("--preload")
     assert said.startswith(told)
     ranks.close_pipes()
+
+
+@pytest.mark.parametrize(
+    ("does", "gpus"),
+    [
+        ("printf '2\\n' >\"$4\"", 2),
+        ("printf '0\\n' >\"$4\"", 0),
+        ('printf 2 >"$4"', None),  # it was cut off
+        ("exit 1", None),
+        ("exec sleep 50", None),
+    ],
+)
+def test_how_many_gpus_torch_sees_is_asked_before_a_program_begins(
+    does: str, gpus: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a process of its own, which may hang."""
+    monkeypatch.setattr(ranks_module, "COUNT", 1.0)
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\n{does}\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    (tmp_path / "gpus").write_text("9\n")  # of an attempt before
+
+    async def go() -> Readiness:
+        run = RunDirectory(tmp_path / "run", 0)
+        run.create()
+        plan = dataclasses.replace(
+            of_one_node("--mode", "exec", "--no-python", command=["true"]), device="cuda"
+        )
+        ranks = Ranks(plan, {}, Relay(own_consoles({})), run, scratch=tmp_path, show=None)
+        await ranks.prepare()
+        async with asyncio.timeout(30):
+            found = await ranks.ready()
+        ranks.close_pipes()
+        return found
+
+    assert asyncio.run(go()) == Readiness(gpus=gpus)
+
+
+def test_a_spare_has_no_ranks_and_is_ready_at_once(tmp_path: Path) -> None:
+    async def go() -> tuple[list[int], Readiness, bool]:
+        run = RunDirectory(tmp_path / "run", 0)
+        run.create()
+        plan = planned()
+        spare = dataclasses.replace(plan, allocation=dataclasses.replace(plan.allocation, node_rank=0))
+        assert spare.is_spare
+        ranks = Ranks(
+            spare, {}, Relay(own_consoles({})), run, scratch=tmp_path, show=None, fabric="infiniband"
+        )
+        await ranks.prepare()
+        ready = await ranks.ready()
+        await ranks.start()
+        return ranks.ranks, ready, ranks.events.empty()
+
+    assert asyncio.run(go()) == ([], Readiness(), True)
