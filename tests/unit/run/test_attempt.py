@@ -4,6 +4,7 @@ import asyncio
 import errno
 import json
 import os
+import shutil
 import signal
 import time
 from dataclasses import replace
@@ -13,8 +14,11 @@ from typing import Any
 import pytest
 
 from entrypoint.cli import main as cli
-from entrypoint.core.errors import Unavailable
+from entrypoint.core.errors import BadInput, Unavailable
 from entrypoint.job import outcome
+from entrypoint.job.lock import InUse
+from entrypoint.job.outcome import Outcome
+from entrypoint.job.rundir import RunDirectory
 from entrypoint.meet import join
 from entrypoint.meet.terms import LocalNode
 from entrypoint.plan.resolve import resolve
@@ -166,3 +170,71 @@ def test_a_run_directory_that_is_removed_while_the_job_runs_is_said_to_be_gone(
     ended, recorded = alone(run_dir, "rm", "-rf", str(run_dir))
     assert (ended.outcome.status, recorded) == (0, [])
     assert f"the run directory {run_dir} was removed while the job ran" in "".join(capfd.readouterr())
+
+
+def test_a_run_directory_that_cannot_be_made_is_the_refusal(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ended = asyncio.run(attempt(tmp_path / "file" / "run", {}).run())
+    assert isinstance(ended.refusal, BadInput)
+    assert str(ended.refusal).startswith(
+        f"the run directory {tmp_path}/file/run cannot be written (Not a directory)"
+    )
+    assert (ended.outcome.status, ended.outcome.error, ended.has_met) == (64, str(ended.refusal), False)
+
+
+def test_a_run_directory_that_is_gone_before_a_restart_is_the_refusal(tmp_path: Path) -> None:
+    before = asyncio.run(attempt(tmp_path / "run", {}, node=0).run())
+    shutil.rmtree(tmp_path / "run")
+    ended = asyncio.run(attempt(tmp_path / "run", {}, node=0, before=before).run())
+    assert str(ended.refusal) == f"the run directory {tmp_path}/run is gone"
+    assert not (tmp_path / "run").exists()
+
+
+class Taken:
+    """What is to hold a run directory that another job has."""
+
+    async def take(self, *, is_restart: bool) -> None:
+        assert not is_restart
+        raise InUse("run-dir-in-use", "it is in use by job 8")
+
+
+@pytest.mark.parametrize(("counted", "is_written"), [({}, False), ({"APPTRAIN_ATTEMPT": "0"}, True)])
+def test_in_another_jobs_run_directory_an_outcome_is_written_only_if_it_cannot_be_taken_for_that_jobs(
+    counted: dict[str, str], is_written: bool, tmp_path: Path
+) -> None:
+    one = attempt(tmp_path, counted, node=0)
+    hold: Any = Taken()
+    one._hold = hold
+    ended = asyncio.run(one.run())
+    assert str(ended.refusal) == "it is in use by job 8"
+    assert (ended.outcome.status, ended.has_met, ended.is_unwritten) == (64, False, False)
+    assert (outcome.read(tmp_path / "outcome" / "0.0") is not None) == is_written
+
+
+def test_an_outcome_that_cannot_be_written_is_said_and_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr(outcome, "write", refuse)
+    ended, _ = alone(tmp_path, "sh", "-c", "exit 7")
+    assert (ended.outcome.status, ended.is_unwritten) == (7, True)
+    said = "".join(capfd.readouterr())
+    assert "apptrain: the outcome (status 7) cannot be written: [Errno 122] Disk quota exceeded" in said
+
+
+def test_an_attempt_begins_without_what_an_earlier_launch_by_hand_has_left(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path, 0)
+    run.create()
+    run.ask_to_stop()
+    run.claim([(0, "other")], exclusive=False)
+    run.add_restart()
+    outcome.write(run.outcome(0, None), Outcome(status=9))
+    ended, (recorded,) = alone(tmp_path, "true")
+    assert (ended.outcome.status, recorded["status"]) == (0, 0)
+    assert (run.stop.exists(), run.crew(), run.restarts()) == (False, None, [])
+    written = outcome.read(run.outcome(0, None))
+    assert written is not None
+    assert written.status == 0
+    assert [path.name for path in (tmp_path / "outcome").iterdir()] == ["0.0"]
