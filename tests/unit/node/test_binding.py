@@ -9,7 +9,8 @@ import pytest
 from entrypoint.core.errors import BadInput
 from entrypoint.node import binding, gpu, numa
 from entrypoint.node.gpu import DriverReport, Gpu
-from entrypoint.plan.cores import GpuPlace, Topology
+from entrypoint.plan import cores
+from entrypoint.plan.cores import Binding, GpuPlace, Topology
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.origin import FLAG, derived_from
 from tests.unit.scene import planned
@@ -91,6 +92,12 @@ def test_a_driver_that_does_not_say_is_a_refusal_or_for_auto_a_line(
 def test_nobody_is_bound(monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]) -> None:
     plan = bound(device="cuda", **changes)
     assert completed(monkeypatch, plan) == (plan, [])
+
+
+def test_why_a_binding_changes_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cores, "decide", lambda *_: Binding(why_not="--numa-binding node changes nothing: x"))
+    plan = bound()
+    assert completed(monkeypatch, plan) == (plan, ["--numa-binding node changes nothing: x"])
 
 
 @pytest.mark.parametrize(

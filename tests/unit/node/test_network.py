@@ -406,6 +406,15 @@ def test_an_interface_that_is_down_or_has_no_address_is_refused(profile: str) ->
             {f"n{i}": "ib0" for i in range(6)},
             "gpu-a01 (10.77.42.11) [derived:--nodes], gloo on hsn0 (ib0 on n0, ib0 on n1, ib0 on n2, ib0 on n3 and 2 more) [flag]",
         ),
+        *(
+            (
+                (),
+                {},
+                {f"n{i}": "ib0" for i in range(count)},
+                f"gpu-a01 (10.77.42.11) [derived:--nodes], gloo on eth0 (ib0 on n0, ib0 on n1, ib0 on n2, ib0 on n3{more})",
+            )
+            for count, more in ((4, ""), (5, " and 1 more"))
+        ),
         (
             ("--device", "cuda", "--nproc-per-node", "1"),
             {"GLOO_SOCKET_IFNAME": "eth0", "NCCL_SOCKET_IFNAME": "hsn"},
