@@ -162,6 +162,7 @@ def test_the_tasks_of_an_attempt_on_a_node_have_a_place_of_their_own() -> None:
     assert place() == "/tmp/apptrain-USER.7.0.2.1"
     assert place("APPTRAIN_ATTEMPT") == "/tmp/apptrain-USER.7.0.5.1"
     assert place("APPTRAIN_ATTEMPT", "SLURM_RESTART_COUNT") == "/tmp/apptrain-USER.7.0.0.1"
+    assert place(options="--no-fakeroot --x") == place()
     assert place(SLURM_STEP_TASKS_PER_NODE="2,1") == ""
 
 
@@ -179,6 +180,7 @@ def test_the_tasks_of_an_attempt_on_a_node_have_a_place_of_their_own() -> None:
         {"show_only": "yes"},
         {"setuid": "yes"},
         {"unmounted": "fuse: no luck"},
+        {"options": "--x --fakeroot"},
         {"PATH": "/no/programs"},
     ],
     ids=lambda changes: " ".join(f"{name}={value}" for name, value in changes.items()),

@@ -91,6 +91,20 @@ def test_a_directory_that_is_read_only_is_named() -> None:
     assert look(read_only / KEY).startswith(f"unfit cannot create directory '{read_only / KEY}': ")
 
 
+def test_a_disk_that_is_full_is_no_place_and_nothing_is_left(disk: Path) -> None:
+    script = "trap '' XFSZ; ulimit -f 0; exec bash \"$@\""
+    ended = subprocess.run(
+        ["bash", "-c", script, "bash", STAGE, "look", "3", disk / KEY, BYTES, IMAGE_ID, *ROOM],
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert ended.stdout == f"3 unfit {disk} takes no file: it is full\n"
+    assert list(disk.iterdir()) == []
+
+
 def test_a_directory_that_nodes_share_is_no_place(disk: Path) -> None:
     look(disk / KEY)
     (disk / KEY / "node").write_text("gpu-b07 1234\n")
