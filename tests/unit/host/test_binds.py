@@ -300,3 +300,99 @@ def test_a_venv_with_a_colon_in_its_path_is_refused(node: Node) -> None:
     assert node.refused(node.run("true", APPTRAIN_VENV=str(venv))) == (
         f"APPTRAIN_VENV={venv} has a colon in it, which PATH cannot hold: make it elsewhere"
     )
+
+
+# --- one function at a time -----------------------------------------------------------------------------------
+
+
+def bash(script: str, *arguments: object) -> str:
+    """What these lines print, with nothing shown yet."""
+    start = 'set -euo pipefail; source "$1/host/binds.sh"; sources=() targets=() modes=() reasons=() package=apptainer; '
+    start += 'is_utf8() { :; }; refuse() { shift; echo "$*"; exit 0; }; '
+    return subprocess.run(
+        ["bash", "-c", start + script, "bash", str(RUN_SH.parents[1]), *map(str, arguments)],
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+        check=True,
+    ).stdout
+
+
+@pytest.mark.parametrize(
+    ("path", "is_the_images"),
+    [
+        *((path, True) for path in ("/", "/bin", "/lib64", "/opt", "/var", "/run", "/home", "/boot")),
+        *(
+            (path, True)
+            for path in ("/usr", "/usr/local", "/etc", "/etc/slurm", "/dev/shm", "/proc/1", "/sys/fs")
+        ),
+        *(
+            (path, False)
+            for path in ("/home/alice", "/opt/site", "/var/tmp", "/run/user", "/scratch", "/tmp", "/users")
+        ),
+        *((path, False) for path in ("/etcetera", "/user", "/library", "/binaries")),
+    ],
+)
+def test_what_belongs_to_the_image_is_not_hidden_by_the_hosts(path: str, is_the_images: bool) -> None:
+    assert bash('if is_of_image "$2"; then echo yes; fi', path) == "yes\n" * is_the_images
+
+
+SHOWN = """
+bind /a /a rw x; bind /b /c rw x; bind /d /d ro x; bind "/e f" "/e f" rw x
+if is_shown "$2"; then echo yes; fi
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "is_shown"),
+    [
+        *((path, True) for path in ("/a", "/a/b/c", "/c", "/d", "/e f/g")),
+        *((path, False) for path in ("/ab", "/c/d", "/b", "/d/e", "/", "/e")),
+    ],
+)
+def test_what_is_shown_is_what_was_bound_and_what_lies_in_a_directory_that_may_be_written(
+    path: str, is_shown: bool
+) -> None:
+    """Elsewhere it has other contents, and in one that is read-only a wish to write would be lost."""
+    assert bash(SHOWN, path) == "yes\n" * is_shown
+
+
+@pytest.mark.parametrize(
+    ("path", "leads"),
+    [("real/deep", False), ("link", True), ("link/deep", True), ("real/below/x", True), ("none/x", False)],
+)
+def test_a_symlink_anywhere_on_the_way_leads_elsewhere(tmp_path: Path, path: str, leads: bool) -> None:
+    real = tmp_path.resolve() / "real"
+    (real / "deep").mkdir(parents=True)
+    (real.parent / "link").symlink_to("real")
+    (real / "below").symlink_to("deep")
+    assert bash('if leads_elsewhere "$2"; then echo yes; fi', real.parent / path) == "yes\n" * leads
+    assert bash('if leads_elsewhere "$2"; then echo yes; fi', "/") == ""
+
+
+@pytest.mark.parametrize(
+    ("spec", "bound_as"),
+    [
+        ("FOLDER/a", "FOLDER/a FOLDER/a rw"),
+        ("FOLDER/a:/x", "FOLDER/a /x rw"),
+        ("FOLDER/a:/x:ro", "FOLDER/a /x ro"),
+        ("FOLDER/a::ro", "FOLDER/a FOLDER/a ro"),
+        ("FOLDER/a:FOLDER/a:ro", "FOLDER/a FOLDER/a ro"),
+        ("FOLDER/a:b", "FOLDER/a:b FOLDER/a:b rw"),
+        ("FOLDER/none:/x", "why FOLDER/none is not there on this node: use another"),
+        ("a", "why: a is not SRC[:DST[:ro]] with paths from /: give one bind a line"),
+        (
+            "FOLDER/a:/x:rx",
+            "why: FOLDER/a:/x:rx is not SRC[:DST[:ro]] with paths from /: give one bind a line",
+        ),
+    ],
+)
+def test_a_bind_says_what_is_shown_where_and_whether_it_may_be_written(
+    tmp_path: Path, spec: str, bound_as: str
+) -> None:
+    folder = tmp_path.resolve()
+    for name in ("a", "a:b"):
+        (folder / name).mkdir()
+    script = 'SHARED="use another"; bind_one why "$2"; echo "${sources[*]} ${targets[*]} ${modes[*]}"'
+    assert bash(script, spec.replace("FOLDER", str(folder))) == bound_as.replace("FOLDER", str(folder)) + "\n"
