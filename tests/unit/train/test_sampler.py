@@ -89,6 +89,12 @@ def test_orders_differ_between_epochs_and_seeds() -> None:
     assert len(orders) == 4
 
 
+def test_what_random_numbers_are_drawn_for_keeps_its_number_so_that_a_run_can_be_repeated_later() -> None:
+    purposes = (rng.ORDER, rng.AUGMENT, rng.STEP, rng.WEIGHTS, rng.PIXELS)
+    assert purposes == (1, 2, 3, 4, 5)
+    assert len({rng.seed_for(7, purpose) for purpose in purposes}) == 5
+
+
 def test_the_hash_does_not_change() -> None:
     """Saved runs go on only while these values stand."""
     assert int(rng.hash32(1, 2, 3)) == 3564870899
