@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from train.distributed import be_deterministic, choose_device, use_threads
+from train.distributed import SumLater, World, be_deterministic, choose_device, use_threads
 from train.environment import RankInfo, says_threads
 from train.status import TrainingRefused
 
@@ -90,3 +91,58 @@ def test_a_rank_takes_the_gpu_of_its_number_or_the_cpu(
     else:
         assert str(choose_device(wanted, info)) == found
     assert taken == ([local_rank] if found.startswith("cuda") else [])
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    """Of one rank."""
+    yield World(RankInfo(node="gpu-a01"), torch.device("cpu"))
+    dist.destroy_process_group()
+
+
+def test_a_world_of_one_hears_itself(world: World) -> None:
+    assert (world.rank, world.size, world.is_first, world.backend) == (0, 1, True, "gloo")
+    assert world.sum([3, -1, 1 << 62]) == [3, -1, 1 << 62]
+    value = {"a": [1, None, "\u00e9"], "b": 0.1}
+    assert world.broadcast_json(value) == value
+    assert world.broadcast_json(None) is None
+    assert world.gather_json(value) == [value]
+    assert SumLater(world, torch.tensor(1.5, dtype=torch.float64), [2.0, 0.0]).read() == [1.5, 2.0, 0.0]
+    odd = torch.arange(6.0).reshape(2, 3).t()
+    world.broadcast([odd])
+    assert odd.tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
+    world.barrier()
+
+
+def test_a_refusal_of_a_rank_is_all_ranks_and_any_other_error_its_own(world: World) -> None:
+    with world.unanimous():
+        pass
+    with pytest.raises(TrainingRefused) as refused, world.unanimous():
+        raise TrainingRefused("some-id", "no such data", rank=9)
+    assert (refused.value.id, str(refused.value), refused.value.rank) == ("some-id", "no such data", 0)
+    with pytest.raises(ValueError, match="of its own"), world.unanimous():
+        raise ValueError("of its own")
+
+
+def test_others_that_are_late_are_waited_for_with_signs_of_life(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Late:
+        """A sum that takes three looks."""
+
+        looks = 0
+        is_waited_for = False
+
+        def is_completed(self) -> bool:
+            self.looks += 1
+            return self.looks > 3
+
+        def wait(self) -> None:
+            self.is_waited_for = True
+
+    late, signs = Late(), list[int]()
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: late)
+    assert world.sum([7], meanwhile=lambda: signs.append(1)) == [7]
+    assert (signs, late.is_waited_for) == ([1, 1, 1], True)
+    assert world.sum([7]) == [7]
+    assert len(signs) == 3
