@@ -223,6 +223,14 @@ def test_a_command_line_is_checked_before_the_job_as_far_as_its_config_is_here(
     assert str(refused.value).startswith(why)
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(True, "true"), (False, "false"), ("", "''"), ("a b", "a b"), (3, "3"), (0.1, "0.1"), (0, "0")],
+)
+def test_a_value_is_shown_as_an_override_would_give_it(value: object, text: str) -> None:
+    assert config.as_text(value) == text
+
+
 def test_every_key_is_described_for_the_help() -> None:
     described = {key: (default, doc) for key, _, default, doc in describe()}
     assert {key: default for key, (default, _) in described.items()} == flatten(Config())
