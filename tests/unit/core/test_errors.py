@@ -33,7 +33,10 @@ BASH: dict[str, list[tuple[object, ...]]] = {
     "host/image.sh": [(r"tried == (\d+) ", errors.STUCK)],  # timeout's own
     "slurm/multinode.sbatch": JOB_SCRIPT,
     "pbs/multinode.pbs": JOB_SCRIPT,
-    "pbs/host.sh": [(r"\$1 == (\d+)", stop.TERMINATED)],
+    "pbs/host.sh": [
+        (r"\[\[ \$1 == (\d+)", stop.TERMINATED),
+        (r"\btrap '.* exit (\d+)' TERM", stop.TERMINATED),
+    ],
     "pbs/keep.sh": [KILLED],
     "pbs/task.sh": [KILLED, (r"^# Exit: .*\n# +(\d+) with an outcome", errors.BAD_INPUT)],
     "host/common.sh": [(r"^readonly REFUSED=(\d+)$", errors.BAD_INPUT), KILLED],
