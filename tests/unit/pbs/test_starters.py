@@ -142,6 +142,25 @@ def test_an_outcome_that_is_there_stays_and_one_that_cannot_be_written_is_said(r
     assert outcomes(run) == {"3.0": (7, "a", "its own"), "3.1": (64, "b", "no")}
 
 
+@pytest.mark.parametrize(("answers", "pauses"), [(0, 6), (2, 2), (3, 3)])
+def test_the_last_answers_are_waited_for_as_long_as_a_shared_file_system_takes(
+    answers: int, pauses: int, run: Path
+) -> None:
+    """One comes in each pause, up to the last."""
+    script = f"""
+        count=0 nnodes={max(answers, 1)}
+        read_clock() {{ :; }}
+        read_answers() {{ :; }}
+        pause() {{
+            echo pause
+            count=$((count + 1)) seconds=$((seconds + 1))
+            if ((count <= {answers})); then answered+=(x); fi
+        }}
+        await_last_answers
+        """
+    assert bash(script, run) == ["pause"] * pauses
+
+
 # --- who is asked to end ------------------------------------------------------------------------------------
 
 

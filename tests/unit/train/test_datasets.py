@@ -79,6 +79,19 @@ def test_each_training_image_is_set_aside_in_one_fold_and_no_test_image_is_there
         assert labels_of(source) == labels[begin:end].tolist()
 
 
+@pytest.mark.parametrize(("samples", "test_size"), [(10, 10), (1024, 1024), (5000, 1024)])
+def test_synthetic_images_are_as_many_as_asked_for_and_a_thousand_to_evaluate_on(
+    samples: int, test_size: int
+) -> None:
+    source = opened(name="synthetic", samples=samples, classes=3, image_size=8)
+    assert (source.train_size, source.test_size, source.classes, source.image_size) == (
+        samples,
+        test_size,
+        3,
+        8,
+    )
+
+
 def test_more_folds_than_images_are_refused() -> None:
     assert opened(name="digits", folds=1437).test_size == 1
     with pytest.raises(TrainingRefused) as refusal:

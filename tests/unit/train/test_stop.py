@@ -14,6 +14,8 @@ from train import stop
 def test_who_leaves_ends_with_the_status_and_leaves_gloos_group_to_the_end(group: bool) -> None:
     if group:
         dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    statuses = [stop.agreed(stop.StopRequest(planned=one)) for one in (False, True)]
+    assert statuses == [0, 75]
     with pytest.raises(SystemExit) as ended:
         stop.leave(75)
     assert ended.value.code == 75
