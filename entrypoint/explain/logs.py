@@ -114,7 +114,8 @@ def _in_folder(top: Path, done: Read) -> Iterator[Path]:
         for name in sorted(names):
             looked += 1
             if looked > MOST_LOOKED_AT or found >= MOST_FILES:
-                done.skipped.append(f"the rest: more than {MOST_FILES} files")
+                most = MOST_FILES if found >= MOST_FILES else MOST_LOOKED_AT
+                done.skipped.append(f"the rest: more than {most} files")
                 return
             path = Path(folder, name)
             if path.suffix.lower() in NO_LOGS or not files.is_regular(path) or name == "join.key":

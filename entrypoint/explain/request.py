@@ -82,7 +82,8 @@ class ScriptRequest:
                 continue
             if name == "gres" and "gpu" not in option.value:
                 continue
-            found = re.search(r"(?:^|:|=)(\d{1,4})(?:$|[(,])", option.value)
+            value = option.value[option.value.index("gpu") :] if name == "gres" else option.value
+            found = re.search(r"(?:^|:|=)(\d{1,4})(?:$|[(,])", value)
             count = int(found[1]) if found else 1
             if name == "gpus":
                 return count // self.nodes if self.nodes else None

@@ -129,7 +129,6 @@ def commands(text: str, first: int = 1) -> list[Command]:
             waiting.clear()
             continue
         if letter == "\\" and text[at + 1 : at + 2] == "\n":
-            end_word()
             line += 1
             at += 2
             continue
@@ -200,7 +199,7 @@ def _piece(text: str, at: int) -> int:
         return min(at + 2, len(text))
     if letter in "$=<>" and text[at + 1 : at + 2] in ("(", "{"):
         return _bracketed(text, at + 1)
-    return at + 1
+    return at + (3 if text.startswith("<<<", at) else 1)
 
 
 def _quoted(text: str, at: int) -> int:
@@ -239,11 +238,11 @@ def _bracketed(text: str, at: int) -> int:
 
 
 def _command(words: Sequence[Word]) -> list[Command]:
-    """Of the words of a command: none, if only keywords are left."""
+    """Of the words of a command: none, if only keywords and the name of a function are left."""
     rest = list(words)
     assigned = []
     while rest:
-        if rest[0].raw in _KEYWORDS:
+        if rest[0].raw in _KEYWORDS or rest[0].raw.endswith("()"):
             rest.pop(0)
         elif ASSIGNMENT.match(rest[0].raw):
             assigned.append(rest.pop(0))

@@ -87,6 +87,7 @@ def test_a_directive_counts_up_to_the_first_command() -> None:
         (["#SBATCH --gres=nvme:1 --gpus-per-node=2"], 1, 1, 2),
         (["#SBATCH --exclusive -N 2"], 2, 1, 0),
         (["#SBATCH -N 2 --gres=nvme:2"], 2, 1, 0),
+        (["#SBATCH -N 2 --gres=nvme:1,gpu:2"], 2, 1, 2),
         (["#SBATCH --comment='it is -N 9' -N 2"], 2, 1, 0),
         (["#SBATCH --comment=it's -N 2"], 2, 1, 0),
         (["#SBATCH -N 2", "#PBS -l select=9"], 2, 1, 0),

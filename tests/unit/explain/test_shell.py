@@ -96,6 +96,11 @@ def test_single_quotes_count_outside_of_double_ones(raw: str, quoted: str) -> No
         ("a `b; c", [["a", "`b; c"]]),
         ("a $(b; c", [["a", "$(b; c"]]),
         ("a \\", [["a", "\\"]]),
+        ("(a; b) && (c)", [["a"], ["b"], ["c"]]),
+        ("f() { a; }\ng() {\n  b\n}", [["a"], ["b"]]),
+        ("ab\\\ncd e\\\n f", [["abcd", "e", "f"]]),
+        ('read -r a b <<< "$list"\nc', [["read", "-r", "a", "b", "<<<", "$list"], ["c"]]),
+        ("a <<<'x; y' b\nc", [["a", "<<<x; y", "b"], ["c"]]),
     ],
 )
 def test_a_command_ends_at_what_is_neither_quoted_nor_a_redirection(
