@@ -225,6 +225,10 @@ def test_what_the_build_binds_holds_our_packages_and_the_stacks_facts(tmp_path: 
     assert len(said["lock_sha256"]) == 64
     assert (tmp_path / "source/entrypoint/cli/main.py").exists()
     assert (tmp_path / "source/src/train/data/digits.csv.gz").exists()
+    for name in ("pyproject.toml", "requirements/run.in", "LICENSE"):
+        assert (tmp_path / "source" / name).read_text() == (build.CHECKOUT / name).read_text()
+    assert (tmp_path / "lock.txt").read_text() == stack.lock("amd64").read_text()
+    assert (tmp_path / "extra.txt").read_text() == ""
     modes = {"source/trim.sh": 0o755, "source/entrypoint": 0o755, "stack.json": 0o644}
     assert {name: (tmp_path / name).stat().st_mode & 0o777 for name in modes} == modes
 
@@ -261,6 +265,22 @@ def test_the_bill_of_materials_names_packages_of_both_kinds_with_their_hashes() 
     assert parts["libc6"]["hashes"] == [{"alg": "SHA-256", "content": libc["SHA256"]}]
     assert parts["libc6"]["purl"].startswith("pkg:deb/debian/libc6@")
     assert parts["torchvision"]["purl"] == f"pkg:pypi/torchvision@{stack.torchvision}"
+
+
+def test_a_python_package_has_its_hash_in_the_bill_if_its_lock_has_a_single_one(tmp_path: Path) -> None:
+    lock, extra = tmp_path / "lock", tmp_path / "extra"
+    lock.write_text(
+        f"A_b==1 \\\n    --hash=sha256:{'1' * 64}\nc==2 \\\n    --hash=sha256:{'2' * 64} \\\n    --hash=sha256:{'3' * 64}\n"
+    )
+    extra.write_text(f"d==3 \\\n    --hash=sha256:{'4' * 64}\n")
+    packages = {"a-b": "1", "c": "2", "d": "3", "e": "4"}
+    said = {"stack": "cu132", "sif_sha256": "0" * 64, "debian_packages": {}, "python_packages": packages}
+    found = json.loads(bom.text(said, [lock, stacks.debian_lock("amd64"), extra]))
+    hashes = {
+        part["name"]: [one["content"] for one in part.get("hashes", [])] for part in found["components"]
+    }
+    assert hashes == {"a-b": ["1" * 64], "c": [], "d": ["4" * 64], "e": []}
+    assert found["metadata"]["component"]["hashes"] == [{"alg": "SHA-256", "content": "0" * 64}]
 
 
 # --- what each command does ---------------------------------------------------------------------------------
