@@ -30,6 +30,7 @@ STEPS_BEFORE, FAR = 2, 30
 """Different steps just before a failure, by which the program lived until then, and lines between that
 failure and what may be no part of it."""
 _OF_CLEANING_UP = ("NameError: ", "UnboundLocalError: ")
+"""What `except` and `finally` raise if they use a name that was not set yet."""
 SAYS_FAILED = frozenset({"child-failed", "mpi-abort", "rank-aborted"})
 """Echoes that tell that a run failed, though not why."""
 DEATHS = frozenset({"segfault", "rank-killed", "illegal-instruction", "host-out-of-memory"})
@@ -263,7 +264,8 @@ def _doubted(timed: Sequence[Evidence]) -> list[Evidence]:
 
 
 def _surest(rows: Sequence[Evidence]) -> list[Evidence]:
-    """Those after which the program did not go on, if there are any, and that are no warnings; else all."""
+    """Those after which the program did not go on; of them those that are no warnings. If there are none of a
+    kind, all."""
     ending = [one for one in rows if not one.may_have_gone_on]
     return [one for one in ending if not one.is_mild] or ending or list(rows)
 
@@ -411,6 +413,7 @@ def _is_behind_an_end(one: Evidence, end: Evidence) -> bool:
 
 def _is_replaced(one: Evidence, later: Evidence) -> bool:
     """Whether an exception was caught, and another one ended its program: not that cleaning up missed what
-    had not been set yet."""
-    is_handled = (one.is_chained or one.is_caught) and not later.text.startswith(_OF_CLEANING_UP)
+    had not been set yet, while the first one was on its way."""
+    is_of_cleaning_up = one.is_chained and later.text.startswith(_OF_CLEANING_UP)
+    is_handled = (one.is_chained or one.is_caught) and not is_of_cleaning_up
     return is_handled and later.is_last and one.file == later.file and one.order < later.order
