@@ -60,7 +60,7 @@ _CONTAINER_VALUES = {
     ),
     *("--cpus", "--memory", "--blkio-weight", "--apply-cgroups", "--add-caps", "--drop-caps", "--pem-path"),
 }
-_TORCHRUN_FLAGS = {"standalone", "module", "m", "no-python", "run-path", "use-env", "use_env"}
+_TORCHRUN_FLAGS = {"standalone", "module", "m", "no-python", "run-path", "use-env"}
 _SSH_FLAGS = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]+")
 """Options of ssh that take no value."""
 DEEPEST = 4

@@ -315,22 +315,22 @@ PORT_RANDOM = Trap(
 )
 LOOP_WAITS = Trap(
     "loop-waits",
-    "a loop starts the nodes one behind another, and waits for each",
-    "The first node waits for the others, which are not started before it has ended.",
+    "a loop starts one node after another, and waits for each",
+    "The first node waits for the others, which start only after it has ended.",
     "Put & behind the command, and wait behind the loop.",
 )
 RANK_FIXED = Trap(
     "rank-fixed",
-    "the rank of a node is fixed in a script that starts on several nodes",
-    "If all start it as it is they have the same rank, and wait for the others.",
+    "the rank of a node is fixed in a script for several nodes",
+    "If every node starts it unchanged, all have the same rank, and wait for the others.",
     "Take it from the first argument: --node_rank $1.",
     is_remark=True,
 )
 DEVICES_DIFFER = Trap(
     "devices-against-tasks",
     "Lightning's devices is not --ntasks-per-node",
-    "Under Slurm Lightning starts no ranks of its own: it ends, or waits for those that srun does not start.",
-    "--ntasks-per-node as many as devices.",
+    "Under Slurm, Lightning starts no ranks of its own: it ends, or waits for ranks that nobody starts.",
+    "Make --ntasks-per-node equal to devices.",
 )
 SLOW = frozenset(
     {
@@ -343,7 +343,7 @@ SLOW = frozenset(
 )
 SLOW_TRANSPORT = Trap(
     "slow-transport",
-    "NCCL is told to leave a fast way between GPUs or nodes out",
+    "NCCL is told not to use a fast way between GPUs or nodes",
     "It then copies through host memory, or sends over TCP, which is many times slower where the fast way "
     "works.",
     "Leave it out; if a run fails without it, the log with NCCL_DEBUG=INFO says why.",
