@@ -621,12 +621,14 @@ def _of_start(script: Script) -> Iterator[Found]:
 
 
 def _of_tasks(script: Script) -> Iterator[Found]:
+    in_background = any(one.in_loop and one.in_background for one in script.trainings)
+    """A loop may start all nodes but the last one there."""
     for one in script.trainings:
         tasks, nodes = _tasks(script, one), script.nodes
         nnodes = number(one.agent_options.get("nnodes"))
         nproc = one.agent_options.get("nproc-per-node")
         gpus = script.request.gpus_per_node
-        is_waited_for = one.in_loop and not one.in_background and _starts_one_node(one)
+        is_waited_for = one.in_loop and _starts_one_node(one) and not in_background
         if is_waited_for and _is_of_several(script, one):
             yield Found(LOOP_WAITS, one.starter_line, _quote(script, one.starter_line))
         if one.starter in _MPI:

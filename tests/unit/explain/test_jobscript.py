@@ -227,6 +227,8 @@ def test_the_line_of_a_trap_is_quoted(begin: str) -> None:
         "(for node in $nodes; do ssh $node mkdir /tmp/a; done)\nssh b 'torchrun --nnodes=2 t.py'\n",
         "ssh b 'for try in 1 2; do torchrun --nnodes=2 t.py && break; done'\n",
         LOOP.replace("ssh", "ssh -f").format(""),
+        LOOP.format(" &")
+        + LOOP.format("").replace("ssh", "if last; then ssh").replace("\ndone", "; fi\ndone"),
         LOOP.replace("--nnodes=2", "--standalone").format(""),
         "ssh b 'torchrun --nnodes=2 --nproc_per_node=4 t.py'\n",
     ],
