@@ -18,6 +18,8 @@ from entrypoint.doctor.preflight import Preflight
 from entrypoint.job import lock, outcome
 from entrypoint.job.outcome import Outcome
 from entrypoint.meet.identity import Identity
+from entrypoint.meet.messages import Tried, Try
+from entrypoint.meet.reach import carry_out
 from entrypoint.node import processes
 from entrypoint.node.network import Endpoint
 from entrypoint.plan.resolve import resolve
@@ -199,6 +201,26 @@ def test_if_the_job_may_restart_each_node_may_be_node_0(hub: int, address: str) 
 def test_a_node_of_one_machine_listens_to_nobody_who_tries_the_way() -> None:
     one = our_node(given())
     assert asyncio.run(one.listen(one.endpoint)) == ""
+
+
+@pytest.mark.parametrize(("local_rank", "listens"), [(None, True), (0, True), (1, False)])
+def test_of_nodes_on_machines_of_their_own_the_first_task_listens_to_who_tries_the_way(
+    local_rank: int | None, listens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Endpoint, "joins_machines", True)
+    one = our_node(given())
+    if local_rank is not None:
+        allocation = replace(one.plan.allocation, local_id=local_rank)
+        one = replace(one, plan=replace(one.plan, mode="rank", allocation=allocation))
+
+    async def go() -> str:
+        async with one.listening:
+            where = await one.listen(one.endpoint)
+            answer = await carry_out(Try(1, ((1, where),)), 5.0) if where else Tried(1, ())
+        assert answer == Tried(1, ())
+        return where
+
+    assert asyncio.run(go()).startswith("lo 127.0.0.2 ") == listens
 
 
 def run_in(folder: Path, *options: str, **env: str) -> Given:
