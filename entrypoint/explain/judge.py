@@ -176,7 +176,7 @@ def _ending(
     ending = [
         one
         for one in timed
-        if behind[one.file] < (FEW_BEHIND if one.is_mild else MANY_BEHIND)
+        if behind[one.file] < (FEW_BEHIND if one.is_mild and one.file not in died else MANY_BEHIND)
         and not _went_on(one, ends)
         and (one.file in died or one.number >= ended_well.get(one.file, 0) or not _may_be_over(one))
     ]

@@ -4,6 +4,7 @@ container and the shells in it down to the training. Pure functions; nothing is 
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -63,6 +64,7 @@ _CONTAINER_VALUES = {
 _TORCHRUN_FLAGS = {"standalone", "module", "m", "no-python", "run-path", "use-env"}
 _SSH_FLAGS = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]+")
 """Options of ssh that take no value."""
+_REDIRECTION = re.compile(r"\d*(?:>|<)|&>")
 DEEPEST = 4
 
 
@@ -150,6 +152,8 @@ def _follow(command: Command, launch: Launch, depth: int) -> Iterator[Launch]:
             words = rest[count:]
             while words and words[0].text == "--":
                 words = words[1:]
+            if name == "ssh":
+                words = _without_redirections(words)
             if name == "ssh" and len(words) == 1 and depth < DEEPEST:
                 yield from _follow_shell(words[0], replace(launch, words=words), depth)
                 return
@@ -186,13 +190,18 @@ def _follow(command: Command, launch: Launch, depth: int) -> Iterator[Launch]:
     yield replace(launch, words=words)
 
 
+def _without_redirections(words: Sequence[Word]) -> tuple[Word, ...]:
+    """Those at its end."""
+    return tuple(itertools.takewhile(lambda word: not _REDIRECTION.match(word.raw), words))
+
+
 def _follow_shell(text: Word, launch: Launch, depth: int) -> Iterator[Launch]:
     """`launch`: of the shell that reads this text."""
     yield launch
     is_filled = launch.is_filled or not text.single_quoted
     word = launch.shell_word or text
     inside = replace(launch, words=(), in_shell=True, is_filled=is_filled, shell_word=word)
-    for one in shell.commands(text.text, text.line):
+    for one in shell.commands(text.script, text.line):
         yield from _follow(one, inside, depth + 1)
 
 

@@ -26,9 +26,10 @@ _LABELS = re.compile(
     rb")\s*"
 )
 _RANK = re.compile(
-    rb"\[(?:rank|default)\s?(\d{1,6})\]|\[?\b[Rr]ank[ "
+    rb"\[rank\s?(\d{1,6})\]|\[?\b[Rr]ank[ "
     rb"=:]{1,2}(\d{1,6})\b|\[\d+,(\d{1,6})\]<\w+>|\brank\s{2,}:\s(\d{1,6})\b"
 )
+_OF_TORCHRUN = re.compile(rb"\[default\s?(\d{1,6})\]:?")
 _LABEL_RANK = re.compile(rb"\s{0,3}(\d{1,5}): ")
 _DATE = re.compile(
     rb"(?P<y>\d{4})[-/](?P<m>\d\d)[-/](?P<d>\d\d)[ T](?P<t>\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)"
@@ -52,6 +53,7 @@ _NODE = re.compile(
     rb"|(?:^|[\s:])rank \d+ on (?P<j>%(h)s)(?=[ ,:])"
     rb"|node \d+ \((?P<k>%(h)s)\)"
     rb"|^(?P<l>[a-z][a-z_-]*[0-9][A-Za-z0-9._-]{0,60}): "
+    rb"|\bconnect to host (?P<q>%(h)s) port "
     rb"|\bon node (?P<m>%(h)s)|(?<![\w-])node=(?P<n>%(h)s)|\bNode (?P<o>%(h)s) is down" % {b"h": _HOST}
 )
 _NO_NODE = {b"python3", b"apptrain", b"srun", b"py3", b"http2", b"cuda12", b"libc10", b"bash5", b"mpi4py"}
@@ -76,8 +78,10 @@ def body(line: bytes) -> bytes:
 
 
 def rank(line: bytes) -> int | None:
-    """The rank that a line is of; None if it does not say."""
-    found = _RANK.search(line, 0, 400) or _LABEL_RANK.match(line)
+    """The rank that a line is of; None if it does not say. torchrun's own label, [default3], has the number
+    on its node."""
+    text = _OF_TORCHRUN.sub(b"", line, 1)
+    found = _RANK.search(text, 0, 400) or _LABEL_RANK.match(text) or _OF_TORCHRUN.match(line)
     return int(next(filter(None, found.groups()))) if found else None
 
 

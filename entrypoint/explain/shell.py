@@ -32,12 +32,20 @@ class Word:
     @property
     def text(self) -> str:
         """Without its quotes; what the shell would fill in stays as it stands."""
+        return self._unquoted("")
+
+    @property
+    def script(self) -> str:
+        """The same, for a shell that reads it: lines that go on stay lines, so that they can be counted."""
+        return self._unquoted("\\\n")
+
+    def _unquoted(self, continued: str) -> str:
         found, at, quote = [], 0, ""
         raw = self.raw
         while at < len(raw):
             letter = raw[at]
             if letter == "\\" and quote != "'" and at + 1 < len(raw):
-                found.append("" if raw[at + 1] == "\n" else raw[at + 1])
+                found.append(continued if raw[at + 1] == "\n" else raw[at + 1])
                 at += 2
                 continue
             if letter in "'\"" and quote in ("", letter):

@@ -313,6 +313,18 @@ PORT_RANDOM = Trap(
     "Draw it once, before the tasks start, or calculate it from the job's number: "
     "$((20000 + SLURM_JOB_ID % 20000)).",
 )
+NUM_PROCESSES = Trap(
+    "num-processes",
+    "accelerate's --num_processes is not the number of all GPUs of the job",
+    "It counts the processes of all machines together: GPUs stay idle, or ranks find none.",
+    "--num_processes: nodes times GPUs of a node.",
+)
+SSH_ENVIRONMENT = Trap(
+    "ssh-environment",
+    "the environment is activated in the job script alone, and ssh starts the training",
+    "A shell of ssh begins anew: it finds another Python there, or no torchrun.",
+    "Activate it in the command that ssh runs, or give the program's whole path.",
+)
 LOOP_WAITS = Trap(
     "loop-waits",
     "a loop starts one node after another, and waits for each",
@@ -407,6 +419,11 @@ _SCONTROL = re.compile(r"\bscontrol\b|\$SLURM_(?:JOB_)?NODELIST")
 _LITERAL_HOST = re.compile(r"(?:localhost|127\.\d+\.\d+\.\d+|::1)$")
 _PORT = re.compile(r"(?i)(?:.*_)?(?:master_|rdzv_|main_process_)?port$")
 _RANKS = re.compile(r"\$\{?(SLURM_PROCID|SLURM_NODEID|SLURM_LOCALID|PBS_TASKNUM|OMPI_COMM_WORLD_RANK)\b")
+_PREPARES = re.compile(
+    r"activate|\bmodule\b|\bml\b|PATH=|\bsource\b|\bconda\b|[;&|'\"]\s*\. |-l|/bin/"
+    r"|\bapptainer\b|\bsingularity\b"
+)
+"""What makes an environment, or needs none."""
 _MPI = ("mpirun", "mpiexec", "mpiexec.hydra", "prun")
 _PER_NODE = re.compile(
     r"(?:^| )(?:--?ppn|--?npernode|--?n-per-node|--?ranks-per-node|-N)[ =]([$\w{}]{1,80})|ppr:(\d{1,4}):node"
@@ -590,17 +607,24 @@ def _of_ranks(script: Script) -> Iterator[Found]:
 
 
 def _of_fixed_rank(script: Script) -> Iterator[Found]:
-    if script.request.scheduler or (script.nodes or 1) < 2:
-        return
     given = [
         word
         for one in script.trainings
-        if not one.is_in_task
+        if (one.in_loop and _is_of_several(script, one))
+        or (not one.is_in_task and not script.request.scheduler and (script.nodes or 1) > 1)
         for option in ("node-rank", "machine-rank")
         if (word := one.agent_options.get(option)) and number(word) is not None
     ]
     if len({number(word) for word in given}) == 1:
         yield from (Found(RANK_FIXED, word.line, word.raw) for word in given)
+
+
+def _of_ssh(script: Script) -> Iterator[Found]:
+    if not any(_activates(one) and not one.is_in_task for one in script.launches):
+        return
+    for one in script.trainings:
+        if one.starter == "ssh" and one.shell_word and not _PREPARES.search(one.shell_word.raw):
+            yield Found(SSH_ENVIRONMENT, one.starter_line, _quote(script, one.starter_line))
 
 
 def _of_devices(script: Script) -> Iterator[Found]:
@@ -640,6 +664,10 @@ def _of_tasks(script: Script) -> Iterator[Found]:
         processes = number(nproc)
         if nproc and processes and gpus and processes != gpus and (tasks in (None, 1)):
             yield Found(NPROC_DIFFERS, nproc.line, f"{gpus} GPUs per node, --nproc_per_node {processes}")
+        total = number(one.agent_options.get("num-processes"))
+        if one.agent == "accelerate" and total and gpus and nodes and total != nodes * gpus:
+            line = one.agent_options["num-processes"].line
+            yield Found(NUM_PROCESSES, line, f"{nodes} nodes with {gpus} GPUs, --num_processes {total}")
         if one.starter == "srun" and not one.agent and tasks and gpus and tasks > gpus:
             yield Found(TASKS_DIFFER, one.line, f"{gpus} GPUs per node, {tasks} tasks")
 
@@ -875,7 +903,7 @@ def _quote(script: Script, line: int) -> str:
 
 _RULES: Sequence[Callable[[Script], Iterator[Found]]] = (
     *(_of_head, _of_quotes, _of_port, _of_random, _of_pbs_nodeid, _of_ranks, _of_start, _of_tasks),
-    *(_of_fixed_rank, _of_devices),
+    *(_of_fixed_rank, _of_devices, _of_ssh),
     *(_of_gpus_per_task, _of_srun, _of_container, _of_request, _of_interfaces, _of_transports),
     *(_of_modules, _of_signal),
 )

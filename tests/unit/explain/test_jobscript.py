@@ -58,6 +58,22 @@ CASES: list[tuple[str, str, int]] = [
     ),
     (f"{PBS}P=4\nmpiexec --ppn=$P torchrun --nnodes=2 --nproc_per_node=4 t.py\n", "torchrun-per-task", 5),
     (f"{PBS}mpirun --map-by ppr:4:node torchrun --nnodes=2 t.py\n", "torchrun-per-task", 4),
+    (
+        f"{PBS}source env/bin/activate\nfor n in $nodes; do ssh $n 'cd x; torchrun --nnodes=2 --node_rank=$i t.py' & done\n",
+        "ssh-environment",
+        5,
+    ),
+    (f"{PBS}{LOOP.format(' > log 2>&1')}", "loop-waits", 5),
+    (
+        f"{ASKED}{SRUN} bash -c 'accelerate launch --multi_gpu --num_machines 2 \\\n --num_processes 4 t.py'\n",
+        "num-processes",
+        6,
+    ),
+    (
+        f'{ASKED}{SRUN} bash -c "cd x && \\\n torchrun --nnodes=2 --nproc_per_node=4 \\\n --master_port 29500 t.py"\n',
+        "fixed-port",
+        7,
+    ),
     ("deepspeed --hostfile hosts --master_addr 127.0.0.1 t.py\n", "master-is-localhost", 1),
     (GOOD.replace(HEAD, "head=$(hostname)\n"), "head-by-hostname", 5),
     (GOOD.replace(HEAD, "head=$(ping -c1 $(hostname) | head -1)\n"), "head-by-hostname", 5),
@@ -309,6 +325,34 @@ def test_nccl_without_a_fast_way_is_a_remark(word: str, is_slow: bool) -> None:
 def test_a_fixed_rank_of_a_node_is_a_remark(line: str, is_fixed: bool) -> None:
     found = [one.trap.is_remark for one in traps.find(f"{line}\n") if one.trap.id == "rank-fixed"]
     assert found == ([True] if is_fixed else [])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "source env/bin/activate\nssh b 'source env/bin/activate; torchrun --nnodes=2 t.py' &\n",
+        "conda activate x\nssh b 'env/bin/torchrun --nnodes=2 t.py' &\n",
+        "conda activate x\nssh b 'bash -lc \"torchrun --nnodes=2 t.py\"' &\n",
+        "ssh b 'torchrun --nnodes=2 t.py' &\n",
+        "conda activate x\nssh b hostname\n",
+    ],
+)
+def test_an_environment_that_ssh_makes_itself_or_does_not_need_is_no_trap(text: str) -> None:
+    assert "ssh-environment" not in [one.trap.id for one in traps.find(f"{PBS}{text}")]
+
+
+@pytest.mark.parametrize(
+    ("options", "is_fixed"),
+    [("--nnodes=$n --node_rank=0", True), ("--nnodes=$n --node_rank=$i", False), ("--node_rank=0", False)],
+)
+def test_a_loop_that_gives_all_nodes_one_rank_is_a_remark(options: str, is_fixed: bool) -> None:
+    text = f"for h in $hosts; do ssh $h 'torchrun {options} t.py' > $h.log 2>&1 & done\nwait\n"
+    assert ("rank-fixed" in [one.trap.id for one in traps.find(text)]) == is_fixed
+
+
+def test_accelerates_processes_of_all_gpus_are_no_trap() -> None:
+    line = "accelerate launch --num_machines 2 --num_processes 8 --machine_rank \\$SLURM_PROCID t.py"
+    assert "num-processes" not in [one.trap.id for one in traps.find(f'{ASKED}{SRUN} bash -c "{line}"\n')]
 
 
 @pytest.mark.parametrize("options", ["--ppn 1", "-n 2", "--ppn $UNKNOWN", "-N 1"])
