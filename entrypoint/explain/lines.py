@@ -53,6 +53,7 @@ _NODE = re.compile(
     rb"|(?:^|[\s:])rank \d+ on (?P<j>%(h)s)(?=[ ,:])"
     rb"|node \d+ \((?P<k>%(h)s)\)"
     rb"|^(?P<l>[a-z][a-z_-]*[0-9][A-Za-z0-9._-]{0,60}): "
+    rb"|\[(?P<r>%(h)s) kernel\]"
     rb"|\bconnect to host (?P<q>%(h)s) port "
     rb"|\bon node (?P<m>%(h)s)|(?<![\w-])node=(?P<n>%(h)s)|\bNode (?P<o>%(h)s) is down" % {b"h": _HOST}
 )

@@ -319,6 +319,12 @@ NUM_PROCESSES = Trap(
     "It counts the processes of all machines together: GPUs stay idle, or ranks find none.",
     "--num_processes: nodes times GPUs of a node.",
 )
+NO_WAIT = Trap(
+    "no-wait",
+    "the training starts in the background, and the job script does not wait for it",
+    "The job ends with its script, and the scheduler ends what still runs.",
+    "wait at the end of the script.",
+)
 SSH_ENVIRONMENT = Trap(
     "ssh-environment",
     "the environment is activated in the job script alone, and ssh starts the training",
@@ -419,6 +425,8 @@ _SCONTROL = re.compile(r"\bscontrol\b|\$SLURM_(?:JOB_)?NODELIST")
 _LITERAL_HOST = re.compile(r"(?:localhost|127\.\d+\.\d+\.\d+|::1)$")
 _PORT = re.compile(r"(?i)(?:.*_)?(?:master_|rdzv_|main_process_)?port$")
 _RANKS = re.compile(r"\$\{?(SLURM_PROCID|SLURM_NODEID|SLURM_LOCALID|PBS_TASKNUM|OMPI_COMM_WORLD_RANK)\b")
+_WAITS = ("wait", "tail", "sleep", "kill", "fg")
+"""Commands behind a program in the background that may wait for it."""
 _PREPARES = re.compile(
     r"activate|\bmodule\b|\bml\b|PATH=|\bsource\b|\bconda\b|[;&|'\"]\s*\. |-l|/bin/"
     r"|\bapptainer\b|\bsingularity\b"
@@ -619,6 +627,16 @@ def _of_fixed_rank(script: Script) -> Iterator[Found]:
         yield from (Found(RANK_FIXED, word.line, word.raw) for word in given)
 
 
+def _of_wait(script: Script) -> Iterator[Found]:
+    last = max((one.line for one in script.trainings), default=0)
+    left = [one for one in script.trainings if one.in_background]
+    is_waited_for = len(left) < len(script.trainings) or any(
+        one.texts[:1] and one.texts[0] in _WAITS for one in script.commands if one.line > last
+    )
+    if script.request.scheduler and left and not is_waited_for:
+        yield Found(NO_WAIT, left[0].line, _quote(script, left[0].line))
+
+
 def _of_ssh(script: Script) -> Iterator[Found]:
     if not any(_activates(one) and not one.is_in_task for one in script.launches):
         return
@@ -746,7 +764,6 @@ def _of_srun(script: Script) -> Iterator[Found]:
 
 
 def _of_container(script: Script) -> Iterator[Found]:
-    gpus = script.request.gpus_per_node
     sets_nv = any(name in ("APPTAINER_NV", "SINGULARITY_NV") for _, name, _ in script.assigned)
     activated = [one for one in script.launches if _activates(one)]
     seen_nv = set()
@@ -754,12 +771,7 @@ def _of_container(script: Script) -> Iterator[Found]:
         if not one.container:
             continue
         options = {word.text for word in one.container_words}
-        if (
-            gpus != 0
-            and not sets_nv
-            and not options & {"--nv", "--rocm", "--nvccli"}
-            and _wants_gpu(script, one)
-        ):
+        if not sets_nv and not options & {"--nv", "--rocm", "--nvccli"} and _wants_gpu(script, one):
             if one.image not in seen_nv:
                 yield Found(NO_NV, one.container_line, _quote(script, one.container_line))
             seen_nv.add(one.image)
@@ -784,7 +796,8 @@ def _wants_gpu(script: Script, one: Launch) -> bool:
     """Whether this container is to have GPUs: the job asks for some, or nothing is known and "
     "torchrun starts."""
     if script.request.scheduler:
-        return bool(script.request.gpus_per_node) and (one.trains or one.in_shell)
+        asks_late = any("gpu" in script.lines[line - 1] for line in script.request.late)
+        return bool(script.request.gpus_per_node or asks_late) and (one.trains or one.in_shell)
     return bool(one.agent) and number(one.agent_options.get("nproc-per-node")) is not None
 
 
@@ -903,7 +916,7 @@ def _quote(script: Script, line: int) -> str:
 
 _RULES: Sequence[Callable[[Script], Iterator[Found]]] = (
     *(_of_head, _of_quotes, _of_port, _of_random, _of_pbs_nodeid, _of_ranks, _of_start, _of_tasks),
-    *(_of_fixed_rank, _of_devices, _of_ssh),
+    *(_of_fixed_rank, _of_devices, _of_ssh, _of_wait),
     *(_of_gpus_per_task, _of_srun, _of_container, _of_request, _of_interfaces, _of_transports),
     *(_of_modules, _of_signal),
 )

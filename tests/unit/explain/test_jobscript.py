@@ -59,7 +59,7 @@ CASES: list[tuple[str, str, int]] = [
     (f"{PBS}P=4\nmpiexec --ppn=$P torchrun --nnodes=2 --nproc_per_node=4 t.py\n", "torchrun-per-task", 5),
     (f"{PBS}mpirun --map-by ppr:4:node torchrun --nnodes=2 t.py\n", "torchrun-per-task", 4),
     (
-        f"{PBS}source env/bin/activate\nfor n in $nodes; do ssh $n 'cd x; torchrun --nnodes=2 --node_rank=$i t.py' & done\n",
+        f"{PBS}source env/bin/activate\nfor n in $nodes; do ssh $n 'cd x; torchrun --nnodes=2 --node_rank=$i t.py' & done\nwait\n",
         "ssh-environment",
         5,
     ),
@@ -74,6 +74,8 @@ CASES: list[tuple[str, str, int]] = [
         "fixed-port",
         7,
     ),
+    (f"{PBS}{LOOP.format(' &').replace('wait', 'echo begun')}", "no-wait", 5),
+    (GOOD.replace("--lr 0.1", "--lr 0.1 &"), "no-wait", 6),
     ("deepspeed --hostfile hosts --master_addr 127.0.0.1 t.py\n", "master-is-localhost", 1),
     (GOOD.replace(HEAD, "head=$(hostname)\n"), "head-by-hostname", 5),
     (GOOD.replace(HEAD, "head=$(ping -c1 $(hostname) | head -1)\n"), "head-by-hostname", 5),
@@ -348,6 +350,15 @@ def test_an_environment_that_ssh_makes_itself_or_does_not_need_is_no_trap(text: 
 def test_a_loop_that_gives_all_nodes_one_rank_is_a_remark(options: str, is_fixed: bool) -> None:
     text = f"for h in $hosts; do ssh $h 'torchrun {options} t.py' > $h.log 2>&1 & done\nwait\n"
     assert ("rank-fixed" in [one.trap.id for one in traps.find(text)]) == is_fixed
+
+
+@pytest.mark.parametrize(
+    "end",
+    ["wait", "wait $!", "pid=$!\nwait $pid", "while kill -0 $!; do sleep 9; done", "tail --pid=$! -f log"],
+)
+def test_a_training_in_the_background_that_is_waited_for_is_no_trap(end: str) -> None:
+    found = traps.find(GOOD.replace("--lr 0.1", f"--lr 0.1 &\n{end}"))
+    assert "no-wait" not in [one.trap.id for one in found]
 
 
 def test_accelerates_processes_of_all_gpus_are_no_trap() -> None:

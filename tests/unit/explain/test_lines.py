@@ -72,6 +72,8 @@ def test_a_line_names_its_rank(line: bytes, rank: int | None) -> None:
         (b"it failed on node gpu1", "gpu1"),
         (b"  host      : gpu1.example.org", "gpu1.example.org"),
         (b"Jan 02 03:04:05 gpu1 kernel: NVRM: Xid", "gpu1"),
+        (b"[gpu1 kernel] NVRM: Xid", "gpu1"),
+        (b"ssh: connect to host gpu1 port 22: No route to host", "gpu1"),
         (b"apptrain: gpu1: no driver", "gpu1"),
         (b"apptrain: attempt 2: login: lost: no word", "login"),
         (b"apptrain: login: no driver", ""),
