@@ -676,12 +676,14 @@ def test_usr1_for_every_process_of_the_job_is_a_planned_end(tmp_path: Path) -> N
     script = """
 import os, signal, sys, threading, time
 from pathlib import Path
-signal.signal(signal.SIGUSR1, lambda *_: Path(f"warned.{os.environ['RANK']}").touch())
-stop = threading.Event()
+warned, stop = threading.Event(), threading.Event()
+signal.signal(signal.SIGUSR1, lambda *_: warned.set())
 signal.signal(signal.SIGUSR2, lambda *_: stop.set())
 Path(f"ready.{os.environ['RANK']}").touch()
 while not stop.wait(0.05):
     pass
+if warned.wait(20):  # Python ends without the handler: the signal must not come later
+    Path(f"warned.{os.environ['RANK']}").touch()
 sys.exit(75)
 """
     job = start(tmp_path, "--", write(tmp_path, "script.py", script))
