@@ -647,7 +647,8 @@ def _of_ssh(script: Script) -> Iterator[Found]:
 
 def _of_devices(script: Script) -> Iterator[Found]:
     for one in script.trainings:
-        found = _DEVICES.search(" ".join(word.text for word in one.words))
+        text = " ".join(word.text for word in one.words)
+        found = _DEVICES.search(text) if "num_nodes" in text or "trainer.devices" in text else None
         tasks = _tasks(script, one)
         if found and one.starter == "srun" and not one.agent and tasks and int(found[1]) != tasks:
             yield Found(DEVICES_DIFFER, one.line, found[0].strip())

@@ -378,6 +378,11 @@ def test_as_many_devices_as_tasks_are_no_trap() -> None:
     assert "devices-against-tasks" not in [one.trap.id for one in found]
 
 
+def test_the_devices_of_a_program_that_is_not_lightnings_are_no_trap() -> None:
+    found = traps.find(f"{ASKED}{SRUN} python fit.py --devices 4\n")
+    assert "devices-against-tasks" not in [one.trap.id for one in found]
+
+
 def test_every_trap_has_a_case_above() -> None:
     assert {case[1] for case in CASES} == {one.id for one in traps.TRAPS if not one.is_remark}
 
