@@ -4,7 +4,9 @@ its pictures are small files, in one squashfs that is mounted, and in memory. `l
 
 EXAMPLES=DIR is a checkout of github.com/pytorch/examples, which no package has. JPEGs are made for it; all
 are in the page cache. Two ranks, a thread each, and a model so small that the pictures count; the script's
-own time of each step counts, from the slower rank. The squashfs needs mksquashfs, squashfuse and fusermount3.
+own time of each step counts, from the slower rank. The ranks read the pictures themselves: with more
+processes than cores, rounds differ by more than a launcher costs. What it does cost is counted too, as CPU
+seconds of all processes beside the ranks. The squashfs needs mksquashfs, squashfuse and fusermount3.
 """
 
 import os
@@ -13,9 +15,11 @@ import shutil
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
@@ -38,11 +42,22 @@ MEMORY: Final = Path("/dev/shm")
 FOR_SQUASHFS: Final = ("mksquashfs", "squashfuse", "fusermount3")
 STEP: Final = re.compile(r"^Epoch: \[0\]\[ *(\d+)/\d+\]\s+Time +([\d.]+) ", re.M)
 APPTRAIN: Final = ("-m", "entrypoint.cli.embedded", "--nodes", "1", "--nproc-per-node", str(RANKS))
+GLANCE: Final = 0.5
+"""Seconds between two looks at the CPU seconds of a run's processes."""
 WAYS: Final[Mapping[str, Sequence[str]]] = {
     "torchrun": ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)),
     "forks": (*APPTRAIN, "--start-ranks", "fork"),
     "spawns": (*APPTRAIN, "--start-ranks", "spawn"),
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopRun:
+    """What was measured of one run."""
+
+    images_per_s: float
+    launcher: float
+    """CPU seconds of all processes beside the ranks, for each second and core."""
 
 
 def refusal(env: Mapping[str, str]) -> str | None:
@@ -56,7 +71,8 @@ def refusal(env: Mapping[str, str]) -> str | None:
 
 
 def loop(rounds: int) -> dict[str, Any]:
-    """For each loader, images/s of each way in each round, and the ratios to torchrun's of the same round."""
+    """For each loader, images/s of each way in each round, and the ratios to torchrun's of the same round;
+    for each way, what the launcher took of the CPU."""
     checkout = Path(os.environ["EXAMPLES"]).absolute()
     script = checkout / SCRIPT
     with ExitStack() as stack:
@@ -74,24 +90,47 @@ def loop(rounds: int) -> dict[str, Any]:
         memory = stack.enter_context(TemporaryDirectory(prefix="apptrain-bench-", dir=MEMORY))
         loaders["memory"] = Path(shutil.copytree(images, Path(memory) / "images"))
         found = [_round(number, rounds, script, loaders, folder) for number in range(rounds + 1)][1:]
-    spread = {
-        loader: {way: _spread([one[loader] for one in found], way) for way in WAYS if way != "torchrun"}
+    ratios = {
+        loader: {
+            way: _spread(_ratios([one[loader] for one in found], way)) for way in WAYS if way != "torchrun"
+        }
         for loader in loaders
     }
-    for loader, ways in spread.items():
+    launchers = {
+        way: _spread([one[loader][way].launcher for one in found for loader in loaders]) for way in WAYS
+    }
+    for loader, ways in ratios.items():
         for way, one in ways.items():
             print(f"{loader}, {way}: {one['median']:.3f} of torchrun ({one['min']:.3f} to {one['max']:.3f})")
+    for way, one in launchers.items():
+        print(
+            f"beside the ranks, {way}: {one['median']:.2%} of the CPU ({one['min']:.2%} to {one['max']:.2%})"
+        )
     return {
-        "images_per_s": found,
-        "ratio": spread,
+        "images_per_s": [
+            {loader: {way: run.images_per_s for way, run in ways.items()} for loader, ways in one.items()}
+            for one in found
+        ],
+        "ratio": ratios,
+        "launcher": launchers,
         "examples": device.commit(checkout),
         "settings": {"model": MODEL, "ranks": RANKS, "batch_a_rank": BATCH, "steps": STEPS, "warmup": WARMUP},
     }
 
 
-def _spread(rounds: Sequence[Mapping[str, float]], way: str) -> dict[str, float]:
-    ratios = [one[way] / one["torchrun"] for one in rounds]
-    return {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
+def _ratios(rounds: Sequence[Mapping[str, LoopRun]], way: str) -> list[float]:
+    return [one[way].images_per_s / one["torchrun"].images_per_s for one in rounds]
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return {
+        "median": statistics.median(values),
+        "min": min(values),
+        "max": max(values),
+        "mean": statistics.mean(values),
+        "standard_error": error,
+    }
 
 
 @contextmanager
@@ -114,33 +153,81 @@ def _squashfs(images: Path, folder: Path) -> Iterator[Path]:
 
 def _round(
     number: int, rounds: int, script: Path, loaders: Mapping[str, Path], folder: Path
-) -> dict[str, dict[str, float]]:
+) -> dict[str, dict[str, LoopRun]]:
     """The order turns, so that a drift of the machine falls on all."""
     turned = [*WAYS][number % len(WAYS) :] + [*WAYS][: number % len(WAYS)]
     found = {}
     for loader, images in loaders.items():
-        found[loader] = {way: _rate(way, script, images, folder) for way in turned}
-        said = ", ".join(f"{way} {found[loader][way]:.2f}" for way in WAYS)
+        found[loader] = {way: _run(way, script, images, folder) for way in turned}
+        said = ", ".join(f"{way} {found[loader][way].images_per_s:.2f}" for way in WAYS)
         print(f"  round {number or '(warm-up)'} of {rounds}, {loader}: {said} images/s", flush=True)
     return found
 
 
-def _rate(way: str, script: Path, images: Path, folder: Path) -> float:
+def _run(way: str, script: Path, images: Path, folder: Path) -> LoopRun:
     with TemporaryDirectory(dir=folder) as run:
         words = [sys.executable, "-P", *WAYS[way]]
         if way != "torchrun":
             words += ["--run-dir", str(Path(run) / "run"), "--"]
-        options = ("-a", MODEL, "-b", str(BATCH), "-j", "1", "--epochs", "1", "-p", "1", "--no-accel")
+        options = ("-a", MODEL, "-b", str(BATCH), "-j", "0", "--epochs", "1", "-p", "1", "--no-accel")
         distributed = ("--dist-url", "env://", "--dist-backend", "gloo")
         env = device.environment(os.environ) | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         argv = [*words, str(script), str(images), *options, *distributed]
-        ended = bounded.run(argv, cwd=Path(run), env=env, seconds=LIMIT)
+        with _watched() as looks:
+            ended = bounded.run(argv, cwd=Path(run), env=env, seconds=LIMIT)
     if ended.status != 0:
         sys.exit(f"{' '.join(argv)} ended with {ended.status}:\n{ended.tail()}")
     times = [float(seconds) for step, seconds in _of_slowest_rank(ended.out) if step > WARMUP]
     if len(times) != STEPS - WARMUP:
         sys.exit(f"{way}: {len(times)} steps were timed, not {STEPS - WARMUP}:\n{ended.tail()}")
-    return RANKS * BATCH / statistics.mean(times)
+    return LoopRun(images_per_s=RANKS * BATCH / statistics.mean(times), launcher=_beside_ranks(looks))
+
+
+Look = tuple[float, dict[int, tuple[int, float]]]
+"""When it was, in monotonic seconds; of each process its parent and its CPU seconds."""
+
+
+@contextmanager
+def _watched() -> Iterator[list[Look]]:
+    """Looks at all processes below this one, again and again, but for those that are there already."""
+    import psutil
+
+    looks: list[Look] = []
+    is_over = threading.Event()
+    there = set(psutil.Process().children(recursive=True))
+
+    def look() -> None:
+        while not is_over.wait(GLANCE):
+            seen = {}
+            for process in set(psutil.Process().children(recursive=True)) - there:
+                with suppress(psutil.Error):
+                    times = process.cpu_times()
+                    seen[process.pid] = process.ppid(), times.user + times.system
+            looks.append((time.monotonic(), seen))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield looks
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def _beside_ranks(looks: Sequence[Look]) -> float:
+    """CPU seconds for each second and core of those that are no ranks and not below one, in the later half of
+    a run, up to its last second. The ranks are the processes that work most."""
+    (begin, before), (end, after) = looks[len(looks) // 2], looks[-3]
+    worked = {pid: cpu - before[pid][1] for pid, (_, cpu) in after.items() if pid in before}
+    ranks = sorted(worked, key=lambda pid: worked[pid])[-RANKS:]
+
+    def is_of_rank(pid: int) -> bool:
+        while pid in after and pid not in ranks:
+            pid = after[pid][0]
+        return pid in ranks
+
+    beside = sum(cpu for pid, cpu in worked.items() if not is_of_rank(pid))
+    return beside / (end - begin) / (os.cpu_count() or 1)
 
 
 def _of_slowest_rank(out: str) -> list[tuple[int, float]]:

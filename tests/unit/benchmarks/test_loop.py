@@ -39,8 +39,35 @@ def test_without_the_checkout_it_is_refused_or_left_out_of_all(
 
 def test_each_loader_has_ratios_of_its_own_to_torchrun_in_the_same_round() -> None:
     rounds = [
-        {"torchrun": 10.0, "forks": 11.0},
-        {"torchrun": 20.0, "forks": 18.0},
-        {"torchrun": 4.0, "forks": 4.0},
+        {way: loop.LoopRun(images_per_s=rate, launcher=0.0) for way, rate in ways.items()}
+        for ways in (
+            {"torchrun": 10.0, "forks": 11.0},
+            {"torchrun": 20.0, "forks": 18.0},
+            {"torchrun": 4.0, "forks": 4.0},
+        )
     ]
-    assert loop._spread(rounds, "forks") == {"median": 1.0, "min": 0.9, "max": 1.1}
+    ratios = loop._ratios(rounds, "forks")
+    assert ratios == [1.1, 0.9, 1.0]
+    spread = loop._spread(ratios)
+    assert (spread["median"], spread["min"], spread["max"]) == (1.0, 0.9, 1.1)
+    assert spread["mean"] == pytest.approx(1.0)
+    assert spread["standard_error"] == pytest.approx(0.1 / 3**0.5)
+
+
+def test_a_launcher_is_what_works_beside_the_ranks_and_their_children(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    launcher, agent, rank0, rank1, loader, late = range(10, 16)
+    parents = {launcher: 1, agent: launcher, rank0: agent, rank1: agent, loader: rank1, late: launcher}
+
+    def look(at: float, **cpu: float) -> loop.Look:
+        names = {"launcher": launcher, "agent": agent, "rank0": rank0, "rank1": rank1, "loader": loader}
+        pids = {(names | {"late": late})[name]: seconds for name, seconds in cpu.items()}
+        return at, {pid: (parents[pid], seconds) for pid, seconds in pids.items()}
+
+    first = look(0.0, launcher=9.0, agent=1.0, rank0=2.0, rank1=2.0, loader=0.5)
+    begin = look(10.0, launcher=9.5, agent=1.5, rank0=10.0, rank1=10.0, loader=1.0)
+    end = look(20.0, launcher=9.9, agent=1.6, rank0=19.0, rank1=18.0, loader=8.0, late=7.0)
+    # Of four cores for ten seconds, 0.4 and 0.1 of the launcher and the agent; what came later had no beginning.
+    assert loop._beside_ranks([first, first, first, begin, end, end, end]) == pytest.approx(0.5 / 40)
