@@ -496,23 +496,24 @@ main() {
     [[ ${PBS_ENVIRONMENT:-} != PBS_BATCH || ! . -ef ${PBS_JOBDIR:-$HOME} ]] ||
         cd -- "${PBS_O_WORKDIR:-.}" 2>/dev/null || true
     command=("${@:2}")
+    ask_apptainer
     if use_copy "$1"; then
         check_image "$staged/image.sif"
     else
         check_image "$1"
     fi
+    read_rooms
+    make_tmp
+    check_shm
+    find_venv
+    find_gpus
+    find_compat
     find_apptainer
     check_user_namespaces
     [[ -z $userns ]] ||
         say_for_job "$libexec/starter-suid has no setuid bit: $package is called with $userns"
     find_mount
-    read_rooms
-    make_tmp
     find_share
-    check_shm
-    find_venv
-    find_gpus
-    find_compat
     find_binds
     read_environment
     pass_environment

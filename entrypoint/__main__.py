@@ -1,7 +1,10 @@
 """`python -P -m entrypoint`: the long spelling of `apptrain`, for an image that has no such command."""
 
+import gc
 import sys
 
-from entrypoint.cli.main import main
+gc.disable()  # until `launch`: what modules make stays, and to look at it would be a tenth of their import
+
+from entrypoint.cli.main import main  # noqa: E402
 
 sys.exit(main(sys.argv[1:]))

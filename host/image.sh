@@ -5,7 +5,9 @@
 # Reads: status, signalled, run_at   how the start ended, and when it began
 #        options                     of `apptainer exec`, as a profile says
 #        tmp, SHARED
-# Sets:  apptainer, package, version, libexec   find_apptainer: the program
+# Sets:  apptainer    ask_apptainer: the program
+#        configuration   ask_apptainer: a file descriptor
+#        package, version, libexec   find_apptainer: what it is
 #        prefix       find_apptainer: of the variables that it reads
 #        setuid       find_apptainer: yes if it is
 #        userns       find_apptainer: the option without which it would ask for the setuid bit of a
@@ -27,10 +29,9 @@ readonly BUILDCFG=60
 # Times its packed size; measured: 1.7.
 readonly UNPACKED=2
 
-# Sets `apptainer`, `package`, `version`, `libexec`, `prefix`, `setuid` and `userns`. A build of
-# SingularityCE or SingularityPRO has its edition in its name.
-find_apptainer() {
-    local name value called='' least=1.2
+# Sets `apptainer`, and `configuration`, from which to read what it says of itself: that takes a
+# while, in which this script goes on.
+ask_apptainer() {
     if [[ -n ${APPTRAIN_APPTAINER:-} ]]; then
         apptainer=$(type -P -- "$APPTRAIN_APPTAINER") ||
             refuse apptainer-not-a-program \
@@ -41,6 +42,13 @@ find_apptainer() {
             refuse apptainer-missing "neither apptainer nor singularity is in PATH:" \
                 "load the site's module, or set APPTRAIN_APPTAINER"
     fi
+    exec {configuration}< <(timeout "$BUILDCFG" "$apptainer" buildcfg 2>/dev/null)
+}
+
+# Sets `package`, `version`, `libexec`, `prefix`, `setuid` and `userns`. A build of SingularityCE or
+# SingularityPRO has its edition in its name.
+find_apptainer() {
+    local name value called='' least=1.2
     package=''
     version=''
     libexec=''
@@ -55,7 +63,8 @@ find_apptainer() {
             PACKAGE_VERSION) version=$value ;;
             LIBEXECDIR) libexec=$value ;;
         esac
-    done < <(timeout "$BUILDCFG" "$apptainer" buildcfg 2>/dev/null)
+    done <&"$configuration"
+    exec {configuration}<&-
     [[ -n $package ]] ||
         refuse apptainer-unknown "$apptainer does not say what it is (\`buildcfg\`):" \
             "set APPTRAIN_APPTAINER to apptainer or singularity"

@@ -7,6 +7,7 @@ attempt.py is one attempt, restart.py has the rules for the next one. A signal r
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import os
 import shlex
 import signal
@@ -44,6 +45,8 @@ CLOSE = 5.0
 
 def launch(plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> int:
     """Runs this node's part and returns its exit status. Before ranks start: BadInput, Unavailable."""
+    gc.freeze()  # the modules
+    gc.enable()
     _heed_keyboard()
     check(plan)
     check_place(plan, env)
