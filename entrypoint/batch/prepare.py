@@ -5,7 +5,6 @@ From the job script's arguments, files and variables, the profile, and what the 
 run directory, the command that starts the tasks, and what each task is shown and gets.
 """
 
-import hashlib
 import importlib.util
 import os
 import shlex
@@ -16,10 +15,11 @@ from pathlib import Path
 
 from entrypoint.batch import granted as grants
 from entrypoint.batch import staging
-from entrypoint.batch.conclude import DONE_LINE, PreparedJob, came_to_its_end
+from entrypoint.batch.conclude import DONE_LINE, came_to_its_end
 from entrypoint.batch.granted import Granted
 from entrypoint.batch.pbs import job as pbs
 from entrypoint.batch.pbs.qstat import attributes
+from entrypoint.batch.prepared import PreparedJob
 from entrypoint.batch.staging import Bandwidth, Copy, Staging
 from entrypoint.core.errors import BadInput
 from entrypoint.core.plain import file_part
@@ -193,6 +193,8 @@ def _staging(
 
 def _digest(path: str) -> str:
     """The SHA-256 of the image, where no JSON beside it says it. Raises BadInput."""
+    import hashlib  # OpenSSL, which few jobs need here
+
     try:
         with Path(path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -9,7 +9,6 @@ import errno
 import json
 import os
 import re
-import secrets
 import stat
 import time
 from collections.abc import Sequence
@@ -299,7 +298,7 @@ class RunDirectory:
     def make_key(self) -> None:
         """The join's secret, made once by whoever starts the nodes; an existing one is kept."""
         if not self.key.exists() or not self.key.stat().st_size:  # A disk that was full has left it empty.
-            write_private(self.key, secrets.token_hex(32) + "\n")
+            write_private(self.key, os.urandom(32).hex() + "\n")
 
 
 def refuse_unwritable(path: Path) -> None:

@@ -8,7 +8,6 @@ then the same content is read from that file, as JSON. Runs with the Python of a
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -441,6 +440,8 @@ def read(path: Path, asked: str) -> Mapping[Any, Any]:
 
 def _read_host_file(path: Path, asked: str) -> Mapping[Any, Any]:
     """The same, from the host file. Raises BadInput if that is not made from this profile."""
+    import hashlib  # OpenSSL, which a Python with PyYAML does not need here
+
     made = host_file(path)
     try:
         digest = hashlib.sha256(files.read(path, LARGEST)).hexdigest()

@@ -16,7 +16,6 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
-from entrypoint.batch import conclude
 from entrypoint.core.errors import DONE, SAVED, BadInput, Refusal, of_signal
 from entrypoint.core.threads import run_in_thread
 from entrypoint.job import handover
@@ -190,6 +189,8 @@ class _Session:
         where = handover.folder(given.env)
         if where is None or given.plan.local_rank:
             return
+        from entrypoint.batch import conclude  # not before the ranks start
+
         asked = of_signal(self.signals.end) if self.signals.end is not None else None
         run = last.run_dir if last is not None else given.run_dir
         lost = last.lost if last is not None else ()

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Mapping
 
-from entrypoint.batch.conclude import PreparedJob
+from entrypoint.batch.prepared import PreparedJob
 from entrypoint.core.errors import Refusal
 from entrypoint.job import handover
 from entrypoint.node import processes

@@ -25,6 +25,10 @@ class _Parser(argparse.ArgumentParser):
         likely = f" (did you mean {near[0]}?)" if message.startswith("unrecognized") and near else ""
         raise TrainingRefused("train-command-usage", f"{message}{likely}: see python -m train --help")
 
+    def format_help(self) -> str:
+        self.epilog = _key_help()  # made of the config's source: each rank would wait for it
+        return super().format_help()
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -81,7 +85,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = _Parser(
         prog="python -m train",
         description="Train an image classifier; under torchrun, on all of its ranks together.",
-        epilog=_key_help(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )

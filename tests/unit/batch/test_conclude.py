@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from entrypoint.batch import conclude
-from entrypoint.batch.conclude import PreparedJob, Verdict
+from entrypoint.batch.conclude import Verdict
+from entrypoint.batch.prepared import PreparedJob
 from entrypoint.core.errors import BadInput
 from entrypoint.job import handover, outcome
 from entrypoint.job.outcome import Outcome

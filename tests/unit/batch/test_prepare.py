@@ -14,9 +14,9 @@ import pytest
 
 from entrypoint.batch import prepare as preparation
 from entrypoint.batch import staging
-from entrypoint.batch.conclude import PreparedJob
 from entrypoint.batch.pbs import job as pbs
 from entrypoint.batch.prepare import prepare
+from entrypoint.batch.prepared import PreparedJob
 from entrypoint.batch.staging import Bandwidth
 from entrypoint.core.errors import BadInput
 from entrypoint.job import handover, outcome

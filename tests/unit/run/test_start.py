@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from entrypoint.batch.conclude import PreparedJob
+from entrypoint.batch.prepared import PreparedJob
 from entrypoint.job import handover
 from entrypoint.node import processes
 from entrypoint.plan.failure_policy import FailurePolicy
