@@ -350,6 +350,63 @@ DEVICES_DIFFER = Trap(
     "Under Slurm, Lightning starts no ranks of its own: it ends, or waits for ranks that nobody starts.",
     "Make --ntasks-per-node equal to devices.",
 )
+FEWER_TASKS = Trap(
+    "fewer-tasks-than-nodes",
+    "the training gets fewer tasks than the job has nodes",
+    "srun starts --ntasks tasks: some nodes start nothing, and the others wait for them.",
+    "--ntasks-per-node=1 with torchrun, and no --ntasks.",
+)
+MPIRUN_IN_SRUN = Trap(
+    "mpirun-in-srun",
+    "each task of srun starts an mpirun of its own",
+    "Each of them starts all processes: several times as many as there are GPUs.",
+    "One of the two: mpirun without srun, or srun with a task for each process (--mpi=pmix).",
+)
+DEBUG_SLOW = Trap(
+    "debugging-slow",
+    "a switch for debugging is on, which slows down each step",
+    "CUDA_LAUNCH_BLOCKING has each kernel waited for, TORCH_DISTRIBUTED_DEBUG=DETAIL has the ranks compare "
+    "each collective.",
+    "Leave it out once the fault is found.",
+    is_remark=True,
+)
+VISIBLE_DEVICES = Trap(
+    "visible-devices",
+    "CUDA_VISIBLE_DEVICES shows fewer GPUs than a node has ranks",
+    "Ranks without a GPU of their own end with invalid device ordinal, or share one.",
+    "Leave it out: the scheduler shows each job its GPUs.",
+)
+WORLD_SIZE_NODES = Trap(
+    "world-size-is-nodes",
+    "WORLD_SIZE is the number of nodes, and a node has several ranks",
+    "The first ranks form a world of their own, the others are turned away or wait.",
+    "WORLD_SIZE=$SLURM_NTASKS.",
+)
+OUTPUT_FOLDER = Trap(
+    "output-folder",
+    "the output goes to a directory that has the job's number, so nobody has made it",
+    "Slurm makes no directory for it: the job fails at once, and there is no log.",
+    "#SBATCH --output=logs/%x-%j.out, with logs made before the job is submitted.",
+)
+BLANK_IN_DIRECTIVE = Trap(
+    "blank-in-directive",
+    "a blank stands behind the # of a directive",
+    "The scheduler takes the line for a comment, and the option does not count.",
+    "#SBATCH or #PBS, without the blank, if it is meant.",
+    is_remark=True,
+)
+NOT_EXPORTED = Trap(
+    "not-exported",
+    "a variable of the job script is not exported, and the tasks' own shell is to fill it in",
+    "It stands in single quotes, so the task's shell looks for it, where it is empty.",
+    "export it.",
+)
+NODEFILE_LINES = Trap(
+    "nodefile-lines",
+    "the lines of $PBS_NODEFILE are counted as nodes, and each host has several",
+    "It has a line for each of a host's mpiprocs, so the training waits for nodes that do not exist.",
+    'sort -u "$PBS_NODEFILE" | wc -l.',
+)
 SLOW = frozenset(
     {
         ("NCCL_IB_DISABLE", "1"),
@@ -445,6 +502,17 @@ _NODEFILE_KEPT = re.compile(r"\\\$\{?PBS_NODEFILE\b")
 _OF_WORLD = {"MASTER_ADDR", "RANK", "NODE_RANK", "WORLD_SIZE"}
 """Variables of a program on several nodes that no agent starts."""
 _VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*")
+_NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)")
+_DEBUGGING = frozenset({("CUDA_LAUNCH_BLOCKING", "1"), ("TORCH_DISTRIBUTED_DEBUG", "DETAIL")})
+_LIST_OF_GPUS = re.compile(r"\d{1,3}(?:,\d{1,3})*")
+_NODES_OF_SLURM = re.compile(r"\$\{?SLURM_(?:NNODES|JOB_NUM_NODES)\}?")
+_EXPORTED_FUNCTION = re.compile(r"^[ \t]*export -f\b", re.M)
+_ALL_EXPORTED = re.compile(r"\bset -\w*a\b|\ballexport\b")
+_INHERITED = re.compile(r"(?:\w*PATH|HOME|TMPDIR|SLURM_\w+|PBS_\w+)$")
+"""Names that the environment has had before: what the script makes of them passes on."""
+_COMMENTED = re.compile(r"#\s+(?:SBATCH|PBS)\s+-")
+_SINGLE_HOSTS = re.compile(r"\b(?:sort|uniq|awk)\b")
+_MPIPROCS = re.compile(r"\bmpiprocs=(\d{1,4})\b")
 
 
 def _head_values(script: Script) -> Iterator[tuple[int, str, Launch | None]]:
@@ -560,6 +628,12 @@ def _of_random(script: Script) -> Iterator[Found]:
     for word, name, value in script.assigned:
         if "RANDOM" in value and "rdzv" in name.lower() and not script.request.scheduler:
             yield Found(RDZV_RANDOM, word.line, word.raw)
+        starts_by_hand = any(
+            not one.is_in_task and not script.request.scheduler and _is_of_several(script, one)
+            for one in script.trainings
+        )
+        if "RANDOM" in value and _PORT.match(name) and starts_by_hand:
+            yield Found(PORT_RANDOM, word.line, word.raw)
 
 
 def _draws_on_each_node(script: Script, one: Launch) -> bool:
@@ -658,6 +732,8 @@ def _of_start(script: Script) -> Iterator[Found]:
     nodes = script.nodes
     if not script.request.scheduler or not nodes or nodes < 2:
         return
+    if _EXPORTED_FUNCTION.search(script.text):
+        return  # tasks may run it
     for one in script.trainings:
         if not one.is_in_task and not one.in_shell:
             yield Found(FIRST_NODE_ONLY, one.line, _quote(script, one.line))
@@ -691,6 +767,63 @@ def _of_tasks(script: Script) -> Iterator[Found]:
             yield Found(TASKS_DIFFER, one.line, f"{gpus} GPUs per node, {tasks} tasks")
 
 
+def _of_fewer_tasks(script: Script) -> Iterator[Found]:
+    for one in script.launches:
+        if one.starter != "srun" or script.request.scheduler != "slurm":
+            continue
+        own = ScriptRequest("slurm", (*script.request.options, *one.starter_options), ())
+        nodes = own.nodes or 1
+        count = own.number("ntasks") or nodes * (own.tasks_per_node or 1)
+        if count > 1 and one.words and one.words[0].text.rpartition("/")[2] in _MPI:
+            yield Found(MPIRUN_IN_SRUN, one.line, _quote(script, one.starter_line))
+        tasks, per_node = own.find("ntasks"), own.find("ntasks-per-node")
+        if tasks is None or (per_node and tasks not in one.starter_options):
+            continue  # NTASKS is about both
+        is_whole = not (one.in_loop or one.in_background or _starts_one_node(one))
+        if is_whole and one.trains and _is_of_several(script, one) and count < nodes:
+            yield Found(FEWER_TASKS, tasks.line, f"--ntasks={tasks.value}, {nodes} nodes")
+
+
+def _of_ranks_of_node(script: Script) -> Iterator[Found]:
+    """What is set once for the ranks of all nodes."""
+    for one in script.trainings:
+        tasks = _tasks_of_mpi(script, one) if one.starter in _MPI else _tasks(script, one)
+        ranks = (number(one.agent_options.get("nproc-per-node")) if one.agent else tasks) or 1
+        is_srun = one.starter == "srun" and not one.agent
+        whole = [word for command in script.commands if not command.words for word in command.assigned]
+        for word in (*whole, *one.assigned) if ranks > 1 else ():
+            name, value = _split(word)
+            value = value.strip("'\"")
+            is_list = name == "CUDA_VISIBLE_DEVICES" and _LIST_OF_GPUS.fullmatch(value)
+            if is_list and value.count(",") + 1 < ranks:
+                yield Found(VISIBLE_DEVICES, word.line, f"{word.raw}, {ranks} ranks a node")
+            if name == "WORLD_SIZE" and _NODES_OF_SLURM.fullmatch(value) and is_srun:
+                yield Found(WORLD_SIZE_NODES, word.line, f"{word.raw}, {ranks} ranks a node")
+
+
+def _of_exports(script: Script) -> Iterator[Found]:
+    lines = {name: word for word, name, _ in script.assigned if not _INHERITED.match(name)}
+    asked: dict[Word, set[str]] = {}
+    for one in script.launches if not _ALL_EXPORTED.search(script.text) else ():
+        if one.shell_word and one.starter in ("srun", *_MPI) and not one.is_filled:
+            names = {found[1] for found in _NAMED.finditer(one.shell_word.single_quoted)}
+            asked.setdefault(one.shell_word, names & lines.keys()).difference_update(
+                _split(word)[0] for word in one.assigned
+            )
+    for name in sorted(set().union(*asked.values())):
+        if not re.search(rf"\b(?:export|declare|typeset)\b[^\n;]*\b{name}\b", script.text):
+            yield Found(NOT_EXPORTED, lines[name].line, lines[name].raw)
+
+
+def _of_nodefile(script: Script) -> Iterator[Found]:
+    select = script.request.find("select")
+    processes = _MPIPROCS.search(select.value) if script.request.scheduler == "pbs" and select else None
+    for word, name, value in script.assigned if processes and int(processes[1]) > 1 else ():
+        counts = "PBS_NODEFILE" in value and "wc -l" in value and not _SINGLE_HOSTS.search(value)
+        if counts and re.search(r"(?i)node|host", name):
+            yield Found(NODEFILE_LINES, word.line, word.raw)
+
+
 def _tasks_of_mpi(script: Script, one: Launch) -> int | None:
     """Processes of a node, where mpiexec is told how many."""
     values = {name: value.strip("'\"") for _, name, value in script.assigned}
@@ -705,6 +838,8 @@ def _starts_one_node(one: Launch) -> bool:
     texts = [word.text for word in one.starter_words]
     if one.starter == "pbsdsh":
         return any(text.startswith(("-n", "-h")) for text in texts)
+    if one.starter == "srun":
+        return any(option.name == "nodelist" for option in one.starter_options)
     return one.starter in ("ssh", "pbs_tmrsh")
 
 
@@ -813,6 +948,9 @@ def _of_request(script: Script) -> Iterator[Found]:
     asked = script.request
     for line in asked.late:
         yield Found(LATE, line, script.lines[line - 1].strip())
+    for line, text in enumerate(script.lines, 1):
+        if asked.scheduler and _COMMENTED.match(text):
+            yield Found(BLANK_IN_DIRECTIVE, line, text.strip())
     if asked.scheduler == "slurm":
         for option in asked.options:
             if _VARIABLE.search(option.value):
@@ -832,6 +970,9 @@ def _of_request(script: Script) -> Iterator[Found]:
             yield Found(EXCLUSIVE, max(gres.line, gpus.line), f"--gres and --{gpus.name}")
         yield from _of_ntasks(asked)
         output = asked.find("output", "error")
+        for option in filter(None, (asked.find("output"), asked.find("error"))):
+            if "%" in option.value.rpartition("/")[0]:
+                yield Found(OUTPUT_FOLDER, option.line, f"--{option.name}={option.value}")
         time, signal = asked.find("time"), asked.find("signal")
         if time and not signal and script.trainings:
             yield Found(NO_SIGNAL, time.line, f"--time={time.value}")
@@ -875,11 +1016,13 @@ def _of_interfaces(script: Script) -> Iterator[Found]:
             yield Found(LOOPBACK if is_loopback else IFNAME, word.line, word.raw)
 
 
-def _of_transports(script: Script) -> Iterator[Found]:
+def _of_switches(script: Script) -> Iterator[Found]:
     for word in [word for one in script.launches for word in one.assigned]:
         name, value = _split(word)
         if (name, value.strip("'\"")) in SLOW:
             yield Found(SLOW_TRANSPORT, word.line, word.raw)
+        if (name, value.strip("'\"")) in _DEBUGGING:
+            yield Found(DEBUG_SLOW, word.line, word.raw)
 
 
 def _of_modules(script: Script) -> Iterator[Found]:
@@ -917,7 +1060,16 @@ def _quote(script: Script, line: int) -> str:
 
 _RULES: Sequence[Callable[[Script], Iterator[Found]]] = (
     *(_of_head, _of_quotes, _of_port, _of_random, _of_pbs_nodeid, _of_ranks, _of_start, _of_tasks),
-    *(_of_fixed_rank, _of_devices, _of_ssh, _of_wait),
-    *(_of_gpus_per_task, _of_srun, _of_container, _of_request, _of_interfaces, _of_transports),
+    *(
+        _of_fixed_rank,
+        _of_devices,
+        _of_ssh,
+        _of_wait,
+        _of_fewer_tasks,
+        _of_ranks_of_node,
+        _of_exports,
+        _of_nodefile,
+    ),
+    *(_of_gpus_per_task, _of_srun, _of_container, _of_request, _of_interfaces, _of_switches),
     *(_of_modules, _of_signal),
 )

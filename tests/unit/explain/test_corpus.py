@@ -17,7 +17,7 @@ NEAR = 3
 
 def rows(kind: str) -> list[Any]:
     found = []
-    for part in ("open", "blind", *(f"blind{number}" for number in range(2, 10)), "adverse", "hard"):
+    for part in ("open", "blind", *(f"blind{number}" for number in range(2, 11)), "adverse", "hard"):
         expected = yaml.safe_load((CORPUS / part / "expected.yaml").read_text())[kind]
         for name, row in expected.items():
             found.append(pytest.param(CORPUS / part / kind / name, row, id=f"{part}-{name}"))

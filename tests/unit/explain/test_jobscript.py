@@ -18,6 +18,10 @@ PBS = "#!/bin/bash\n#PBS -l select=2:ncpus=8:ngpus=4\n#PBS -l walltime=01:00:00\
 
 
 LOOP = "for node in $nodes; do\n  ssh $node 'torchrun --nnodes=2 --nproc_per_node=4 t.py'{}\ndone\nwait\n"
+TASKS = ASKED.replace("ntasks-per-node=1", "ntasks-per-node=4")
+LINES = PBS.replace("ngpus=4", "ngpus=4:mpiprocs=4")
+ONE_BY_ONE = f"for h in $hosts; do\n  {SRUN} -w $h {TORCHRUN} --node_rank=$((i++)) t.py{{}}\ndone\nwait\n"
+IN_SHELL = f"bash -c 'torchrun --nnodes=2 --nproc_per_node=4 --rdzv_endpoint=$head:{PORT} t.py'"
 CASES: list[tuple[str, str, int]] = [
     (f"{PBS}{LOOP.format('')}", "loop-waits", 5),
     (f"{PBS}{LOOP.format(' | tee log')}", "loop-waits", 5),
@@ -46,6 +50,30 @@ CASES: list[tuple[str, str, int]] = [
     ("torchrun --nnodes=2 --nproc_per_node=4 --master_port=$RANDOM t.py\n", "port-random", 1),
     (f"{ASKED}{SRUN} python fit.py --trainer.devices 4 --trainer.num_nodes=2\n", "devices-against-tasks", 5),
     (f"{ASKED}{SRUN} python fit.py trainer.devices=4\n", "devices-against-tasks", 5),
+    (GOOD.replace("#SBATCH --ntasks-per-node=1", "#SBATCH --ntasks=1"), "fewer-tasks-than-nodes", 3),
+    (GOOD.replace(SRUN, f"{SRUN} -n 1"), "fewer-tasks-than-nodes", 6),
+    (f"{TASKS}srun -K --mpi=pmix mpirun -np 8 python t.py\n", "mpirun-in-srun", 5),
+    (f"{ASKED}{SRUN} mpiexec python t.py\n", "mpirun-in-srun", 5),
+    (GOOD.replace(HEAD, f"export CUDA_VISIBLE_DEVICES=0,1\n{HEAD}"), "visible-devices", 5),
+    (f"{TASKS}export CUDA_VISIBLE_DEVICES='0'\n{SRUN} python t.py\n", "visible-devices", 5),
+    (f"{PBS}CUDA_VISIBLE_DEVICES=0 mpiexec -n 8 --ppn 4 python t.py\n", "visible-devices", 4),
+    (f"{TASKS}export WORLD_SIZE=$SLURM_NNODES\n{SRUN} python t.py\n", "world-size-is-nodes", 5),
+    (f'{TASKS}WORLD_SIZE="${{SLURM_JOB_NUM_NODES}}"\n{SRUN} python t.py\n', "world-size-is-nodes", 5),
+    (GOOD.replace("#SBATCH --nodes", "#SBATCH -o logs/%j/out.txt\n#SBATCH --nodes"), "output-folder", 2),
+    (GOOD.replace("#SBATCH --nodes", "#SBATCH -e /x/%x.%A/%a.err\n#SBATCH --nodes"), "output-folder", 2),
+    (
+        f"{ASKED}{HEAD}{SRUN} {IN_SHELL}\n",
+        "not-exported",
+        5,
+    ),
+    (
+        "port=$((20000 + RANDOM % 99))\ntorchrun --nnodes=2 --node_rank=$1 --master_port=$port t.py\n",
+        "port-random",
+        1,
+    ),
+    (f"{LINES}NNODES=$(wc -l < $PBS_NODEFILE)\nmpiexec -n 8 --ppn 4 python t.py\n", "nodefile-lines", 4),
+    (f"{LINES}nodes=`cat $PBS_NODEFILE | wc -l`\nmpiexec -n 8 --ppn 4 python t.py\n", "nodefile-lines", 4),
+    (f"{ASKED}{HEAD}{ONE_BY_ONE.format('')}", "loop-waits", 7),
     (
         GOOD.replace("#SBATCH --nodes", "#SBATCH -o $SCRATCH/%j.out\n#SBATCH --nodes"),
         "variable-in-directive",
@@ -205,6 +233,9 @@ REMARKS = [
     (f"{PBS}pbsdsh -- torchrun --nnodes=2 --nproc_per_node=4 t.py\n", "no-signal"),
     (GOOD.replace(HEAD, "head=$(srun -N1 -n1 hostname --ip-address)\n"), "head-by-address"),
     (GOOD.replace(HEAD, f"source v/bin/activate\n{HEAD}"), "venv-and-container"),
+    (GOOD.replace(HEAD, f"export CUDA_LAUNCH_BLOCKING=1\n{HEAD}"), "debugging-slow"),
+    (GOOD.replace(HEAD, f"export TORCH_DISTRIBUTED_DEBUG=DETAIL\n{HEAD}"), "debugging-slow"),
+    (GOOD.replace("#SBATCH --gpus", "# SBATCH --mem=9G\n#SBATCH --gpus"), "blank-in-directive"),
 ]
 
 
@@ -381,6 +412,47 @@ def test_as_many_devices_as_tasks_are_no_trap() -> None:
 def test_the_devices_of_a_program_that_is_not_lightnings_are_no_trap() -> None:
     found = traps.find(f"{ASKED}{SRUN} python fit.py --devices 4\n")
     assert "devices-against-tasks" not in [one.trap.id for one in found]
+
+
+@pytest.mark.parametrize(
+    ("script", "trap"),
+    [
+        (f"{ASKED}{HEAD}{ONE_BY_ONE.format(' &')}", "loop-waits"),
+        (
+            f"{ASKED}{HEAD}{SRUN} -N 1 -n 1 python download.py\n{SRUN} {TORCHRUN} t.py\n",
+            "fewer-tasks-than-nodes",
+        ),
+        (GOOD.replace("--ntasks-per-node=1", "--ntasks=2"), "fewer-tasks-than-nodes"),
+        (
+            GOOD.replace("--ntasks-per-node=1", "--ntasks=1").replace(SRUN, f"{SRUN} -n 2"),
+            "fewer-tasks-than-nodes",
+        ),
+        (f"{ASKED}{SRUN} -N 1 -n 1 mpirun -np 8 python t.py\n", "mpirun-in-srun"),
+        (f"{ASKED}mpirun -np 8 python t.py\n", "mpirun-in-srun"),
+        (GOOD.replace(HEAD, f"export CUDA_VISIBLE_DEVICES=0,1,2,3\n{HEAD}"), "visible-devices"),
+        (GOOD.replace(HEAD, f"export CUDA_VISIBLE_DEVICES=$MINE\n{HEAD}"), "visible-devices"),
+        (GOOD.replace(HEAD, f"CUDA_VISIBLE_DEVICES=0 python check.py\n{HEAD}"), "visible-devices"),
+        (f"{TASKS}export WORLD_SIZE=$SLURM_NTASKS\n{SRUN} python t.py\n", "world-size-is-nodes"),
+        (f"{TASKS}export WORLD_SIZE=$((SLURM_NNODES * 4))\n{SRUN} python t.py\n", "world-size-is-nodes"),
+        (f"{ASKED}export WORLD_SIZE=$SLURM_NNODES\n{SRUN} python t.py\n", "world-size-is-nodes"),
+        (GOOD.replace("#SBATCH --nodes", "#SBATCH -o logs/%x-%j.out\n#SBATCH --nodes"), "output-folder"),
+        (f"{ASKED}export {HEAD}{SRUN} {IN_SHELL}\n", "not-exported"),
+        (f"{ASKED}{HEAD}export port=1 head\n{SRUN} {IN_SHELL}\n", "not-exported"),
+        (f"{ASKED}set -a\n{HEAD}{SRUN} {IN_SHELL}\n", "not-exported"),
+        (f"{ASKED}{HEAD}{SRUN} {IN_SHELL.replace('torchrun', 'head=$1; torchrun')}\n", "not-exported"),
+        (f"{ASKED}{HEAD}{SRUN} {IN_SHELL.replace(chr(39), chr(34))}\n", "not-exported"),
+        (
+            "for h in a b; do\n  port=$RANDOM\n  ssh $h torchrun --nnodes=2 --node_rank=$((i++)) t.py &\ndone\n",
+            "port-random",
+        ),
+        (f"{LINES}NNODES=$(sort -u $PBS_NODEFILE | wc -l)\nmpiexec -n 8 python t.py\n", "nodefile-lines"),
+        (f"{LINES}RANKS=$(wc -l < $PBS_NODEFILE)\nmpiexec -n 8 python t.py\n", "nodefile-lines"),
+        (f"{PBS}NNODES=$(wc -l < $PBS_NODEFILE)\nmpiexec -n 8 python t.py\n", "nodefile-lines"),
+        (f"{ASKED}go() {{\n  {TORCHRUN} t.py\n}}\nexport -f go\n{SRUN} bash -c go\n", "first-node-only"),
+    ],
+)
+def test_what_looks_like_a_trap_and_is_none(script: str, trap: str) -> None:
+    assert trap not in [one.trap.id for one in traps.find(script)]
 
 
 def test_every_trap_has_a_case_above() -> None:
