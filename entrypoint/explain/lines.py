@@ -29,7 +29,7 @@ _RANK = re.compile(
     rb"\[rank\s?(\d{1,6})\]|\[?\b[Rr]ank[ "
     rb"=:]{1,2}(\d{1,6})\b|\[\d+,(\d{1,6})\]<\w+>|\brank\s{2,}:\s(\d{1,6})\b"
 )
-_OF_TORCHRUN = re.compile(rb"\[default\s?(\d{1,6})\]:?")
+_OF_TORCHRUN = re.compile(rb"\[default\s?\d{1,6}\]:?")
 _LABEL_RANK = re.compile(rb"\s{0,3}(\d{1,5}): ")
 _DATE = re.compile(
     rb"(?P<y>\d{4})[-/](?P<m>\d\d)[-/](?P<d>\d\d)[ T](?P<t>\d\d:\d\d:\d\d(?:[.,]\d{1,9})?)"
@@ -80,9 +80,9 @@ def body(line: bytes) -> bytes:
 
 def rank(line: bytes) -> int | None:
     """The rank that a line is of; None if it does not say. torchrun's own label, [default3], has the number
-    on its node."""
+    on its node, which on other nodes is another rank's."""
     text = _OF_TORCHRUN.sub(b"", line, 1)
-    found = _RANK.search(text, 0, 400) or _LABEL_RANK.match(text) or _OF_TORCHRUN.match(line)
+    found = _RANK.search(text, 0, 400) or _LABEL_RANK.match(text)
     return int(next(filter(None, found.groups()))) if found else None
 
 

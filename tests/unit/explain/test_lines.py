@@ -43,7 +43,8 @@ def test_the_message_stands_behind_up_to_four_labels(line: bytes, body: bytes) -
     ("line", "rank"),
     [
         (b"[rank3]: x", 3),
-        (b"[default5]:x", 5),
+        (b"[default5]:x", None),
+        (b"[default1]:[rank5]: x", 5),
         (b"x on rank 7", 7),
         (b"Rank: 4 failed", 4),
         (b"rank=0", 0),
