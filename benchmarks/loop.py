@@ -44,6 +44,8 @@ STEP: Final = re.compile(r"^Epoch: \[0\]\[ *(\d+)/\d+\]\s+Time +([\d.]+) ", re.M
 APPTRAIN: Final = ("-m", "entrypoint.cli.embedded", "--nodes", "1", "--nproc-per-node", str(RANKS))
 GLANCE: Final = 0.5
 """Seconds between two looks at the CPU seconds of a run's processes."""
+FEWEST: Final = 8
+"""Looks that a run needs."""
 WAYS: Final[Mapping[str, Sequence[str]]] = {
     "torchrun": ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)),
     "forks": (*APPTRAIN, "--start-ranks", "fork"),
@@ -57,7 +59,7 @@ class LoopRun:
 
     images_per_s: float
     launcher: float
-    """CPU seconds of all processes beside the ranks, for each second and core."""
+    """CPU seconds of the processes beside the ranks, for each second and core."""
 
 
 def refusal(env: Mapping[str, str]) -> str | None:
@@ -216,7 +218,10 @@ def _watched() -> Iterator[list[Look]]:
 
 def _beside_ranks(looks: Sequence[Look]) -> float:
     """CPU seconds for each second and core of those that are no ranks and not below one, in the later half of
-    a run, up to its last second. The ranks are the processes that work most."""
+    a run, up to its last second. The ranks are the processes that work most; what begins or ends meanwhile
+    does not count."""
+    if len(looks) < FEWEST:
+        sys.exit(f"a run was over after {len(looks)} looks at its processes, and {FEWEST} are needed")
     (begin, before), (end, after) = looks[len(looks) // 2], looks[-3]
     worked = {pid: cpu - before[pid][1] for pid, (_, cpu) in after.items() if pid in before}
     ranks = sorted(worked, key=lambda pid: worked[pid])[-RANKS:]

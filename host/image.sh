@@ -29,8 +29,8 @@ readonly BUILDCFG=60
 # Times its packed size; measured: 1.7.
 readonly UNPACKED=2
 
-# Sets `apptainer`, and `configuration`, from which to read what it says of itself: that takes a
-# while, in which this script goes on.
+# Sets `apptainer`, and `configuration`, from which find_apptainer reads what it says of itself, and
+# which it closes: that takes a while, in which this script goes on. After a refusal it ends alone.
 ask_apptainer() {
     if [[ -n ${APPTRAIN_APPTAINER:-} ]]; then
         apptainer=$(type -P -- "$APPTRAIN_APPTAINER") ||

@@ -189,20 +189,23 @@ class _Session:
         where = handover.folder(given.env)
         if where is None or given.plan.local_rank:
             return
-        from entrypoint.batch import conclude  # not before the ranks start
-
         asked = of_signal(self.signals.end) if self.signals.end is not None else None
         run = last.run_dir if last is not None else given.run_dir
         lost = last.lost if last is not None else ()
         try:
+            from entrypoint.batch import conclude  # ranks need not wait for it at the start
+
             conclude.leave(where, given.plan.attempt, run, given.plan.place, asked, lost)
-        except (OSError, Refusal, ValueError) as error:
+        except (ImportError, OSError, Refusal, ValueError) as error:
             self._voice.say(f"what follows is left to the job script: {error}")
 
     def _report(self, last: FinishedAttempt) -> None:
         """Leaves the page about a run of the reference program. How the job ends does not depend on it."""
-        from entrypoint.report import command  # not before the ranks start: nothing else needs it
-
+        try:
+            from entrypoint.report import command  # not before the ranks start: nothing else needs it
+        except (ImportError, OSError) as error:
+            self._voice.say(f"no report of the run was written: {error}")
+            return
         if why := command.leave(last.run_dir.path, last.plan.attempt, self._given.env):
             self._voice.say(f"no report of the run was written: {why}: apptrain report writes it")
 

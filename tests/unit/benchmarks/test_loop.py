@@ -70,4 +70,7 @@ def test_a_launcher_is_what_works_beside_the_ranks_and_their_children(
     begin = look(10.0, launcher=9.5, agent=1.5, rank0=10.0, rank1=10.0, loader=1.0)
     end = look(20.0, launcher=9.9, agent=1.6, rank0=19.0, rank1=18.0, loader=8.0, late=7.0)
     # Of four cores for ten seconds, 0.4 and 0.1 of the launcher and the agent; what came later had no beginning.
-    assert loop._beside_ranks([first, first, first, begin, end, end, end]) == pytest.approx(0.5 / 40)
+    looks = [first, first, first, first, begin, end, end, end]
+    assert loop._beside_ranks(looks) == pytest.approx(0.5 / 40)
+    with pytest.raises(SystemExit, match="over after 7 looks"):
+        loop._beside_ranks(looks[1:])

@@ -112,6 +112,18 @@ def test_another_program_of_that_name_is_refused(node: Node) -> None:
     )
 
 
+def test_what_is_wrong_with_the_image_is_said_while_apptainer_still_says_what_it_is(node: Node) -> None:
+    slow = node.programs / "slow"
+    slow.write_text(f'#!/bin/sh\nsleep 3\nexec "{node.apptainer}" "$@"\n')
+    slow.chmod(0o700)
+    node.env["APPTRAIN_APPTAINER"] = str(slow)
+    whole = node.image.read_bytes()
+    node.image.write_bytes(b"no image")
+    assert node.refused(node.run("true")).startswith(f"{node.image} is no SIF file")
+    node.image.write_bytes(whole)
+    assert node.run("true").returncode == 0
+
+
 @pytest.mark.ci_may_skip("it is about root")
 @pytest.mark.skipif(os.geteuid() != 0, reason="others may not make user namespaces everywhere")
 @pytest.mark.parametrize("user", [0, 1000])

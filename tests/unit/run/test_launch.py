@@ -4,14 +4,17 @@ import asyncio
 import dataclasses
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from entrypoint import batch, report
 from entrypoint.batch import conclude
 from entrypoint.cli import main as cli
 from entrypoint.core.errors import BadInput, Unavailable
@@ -121,6 +124,25 @@ def test_what_the_host_half_cannot_be_told_is_said_and_harms_nothing(
     assert (attempt, place, asked, lost) == (plan.attempt, plan.place, 143, ())
     told = f"apptrain: what follows is left to the job script: {error}\n"
     assert capfd.readouterr().err == (told if error else "")
+
+
+def test_modules_that_cannot_be_read_at_the_end_do_not_change_the_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Days may have passed, and a checkout was changed or a mount has gone meanwhile."""
+    for package, name in ((batch, "conclude"), (report, "command")):
+        monkeypatch.setitem(sys.modules, f"{package.__name__}.{name}", None)
+        monkeypatch.delattr(package, name, raising=False)
+    hand = tmp_path / f"apptrain.{os.uname().nodename}.7"
+    hand.mkdir()
+    plan = dataclasses.replace(planned(), run_dir=str(tmp_path))
+    session = launch._Session(plan, settings(), {"APPTRAIN_HAND": str(hand)}, None)  # type: ignore[arg-type]
+    session.leave(None)
+    session._report(Mock())
+    session._consoles["err"].flush(5)
+    said = capfd.readouterr().err
+    assert "what follows is left to the job script: import of entrypoint.batch.conclude halted" in said
+    assert "no report of the run was written: import of entrypoint.report.command halted" in said
 
 
 # --- the attempts of a launch -------------------------------------------------------------------------------
