@@ -6,6 +6,7 @@ A trap is worth mending; a remark is not wrong, and may be meant so.
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -385,8 +386,9 @@ WORLD_SIZE_NODES = Trap(
 OUTPUT_FOLDER = Trap(
     "output-folder",
     "the output goes to a directory that has the job's number, so nobody has made it",
-    "Slurm makes no directory for it: the job fails at once, and there is no log.",
+    "Where Slurm does not make it, the job fails at once, and there is no log.",
     "#SBATCH --output=logs/%x-%j.out, with logs made before the job is submitted.",
+    is_remark=True,
 )
 BLANK_IN_DIRECTIVE = Trap(
     "blank-in-directive",
@@ -508,8 +510,14 @@ _LIST_OF_GPUS = re.compile(r"\d{1,3}(?:,\d{1,3})*")
 _NODES_OF_SLURM = re.compile(r"\$\{?SLURM_(?:NNODES|JOB_NUM_NODES)\}?")
 _EXPORTED_FUNCTION = re.compile(r"^[ \t]*export -f\b", re.M)
 _ALL_EXPORTED = re.compile(r"\bset -\w*a\b|\ballexport\b")
-_INHERITED = re.compile(r"(?:\w*PATH|HOME|TMPDIR|SLURM_\w+|PBS_\w+)$")
+_INHERITED = re.compile(r"(?:\w*PATH|HOME|USER|TMPDIR|SCRATCH|WORK|CUDA_\w+|SLURM_\w+|PBS_\w+)$")
 """Names that the environment has had before: what the script makes of them passes on."""
+_NUMBERED = re.compile(r"%\d*[jJAaNnst]")
+_ONE_HOST = re.compile(r"\$(?:\{\w+\[[^\]]*\]\}|\{?(?!\w*LIST)\w*[^\Ws]\}?)|[\w.-]+")
+"""A name, or a variable that is an item of a list or not called by a plural."""
+_WORD = re.compile(r"\w+")
+_EXPORTS = re.compile(r"\b(?:export|declare|typeset)\b([^\n;]*)")
+_SET_IN_SHELL = re.compile(r"\b(?:for|read(?: -\w+)*) (\w+)")
 _COMMENTED = re.compile(r"#\s+(?:SBATCH|PBS)\s+-")
 _SINGLE_HOSTS = re.compile(r"\b(?:sort|uniq|awk)\b")
 _MPIPROCS = re.compile(r"\bmpiprocs=(\d{1,4})\b")
@@ -625,14 +633,14 @@ def _of_random(script: Script) -> Iterator[Found]:
             word = one.agent_options.get(option)
             if word and "RANDOM" in word.raw:
                 yield Found(PORT_RANDOM, word.line, word.raw)
+    is_by_hand = any(
+        not one.is_in_task and not script.request.scheduler and _is_of_several(script, one)
+        for one in script.trainings
+    )
     for word, name, value in script.assigned:
         if "RANDOM" in value and "rdzv" in name.lower() and not script.request.scheduler:
             yield Found(RDZV_RANDOM, word.line, word.raw)
-        starts_by_hand = any(
-            not one.is_in_task and not script.request.scheduler and _is_of_several(script, one)
-            for one in script.trainings
-        )
-        if "RANDOM" in value and _PORT.match(name) and starts_by_hand:
+        if "RANDOM" in value and _PORT.match(name) and is_by_hand and f"${{{name}" not in value:
             yield Found(PORT_RANDOM, word.line, word.raw)
 
 
@@ -683,6 +691,7 @@ def _of_ranks(script: Script) -> Iterator[Found]:
         for option in ("node-rank", "machine-rank"):
             option_word = one.agent_options.get(option)
             is_fixed = option_word is not None and number(option_word) is not None and (script.nodes or 1) > 1
+            is_fixed = is_fixed and not _starts_one_node(one)
             is_once = option_word is not None and _RANKS.search(option_word.raw) is not None
             if option_word and one.is_in_task and not one.in_shell and (is_once or is_fixed):
                 yield Found(RANK_ONCE, option_word.line, option_word.raw)
@@ -779,40 +788,82 @@ def _of_fewer_tasks(script: Script) -> Iterator[Found]:
         tasks, per_node = own.find("ntasks"), own.find("ntasks-per-node")
         if tasks is None or (per_node and tasks not in one.starter_options):
             continue  # NTASKS is about both
-        is_whole = not (one.in_loop or one.in_background or _starts_one_node(one))
-        if is_whole and one.trains and _is_of_several(script, one) and count < nodes:
+        counts = not one.agent_options.keys().isdisjoint(("nnodes", "num-machines"))
+        is_part = one.in_loop or one.in_background or own.find("relative", "r", "nodelist")
+        if counts and not is_part and _is_of_several(script, one) and count < nodes:
             yield Found(FEWER_TASKS, tasks.line, f"--ntasks={tasks.value}, {nodes} nodes")
 
 
-def _of_ranks_of_node(script: Script) -> Iterator[Found]:
-    """What is set once for the ranks of all nodes."""
+def _of_visible_devices(script: Script) -> Iterator[Found]:
+    settings = _settings(script, "CUDA_VISIBLE_DEVICES")
     for one in script.trainings:
-        tasks = _tasks_of_mpi(script, one) if one.starter in _MPI else _tasks(script, one)
-        ranks = (number(one.agent_options.get("nproc-per-node")) if one.agent else tasks) or 1
-        is_srun = one.starter == "srun" and not one.agent
-        whole = [word for command in script.commands if not command.words for word in command.assigned]
-        for word in (*whole, *one.assigned) if ranks > 1 else ():
-            name, value = _split(word)
-            value = value.strip("'\"")
-            is_list = name == "CUDA_VISIBLE_DEVICES" and _LIST_OF_GPUS.fullmatch(value)
-            if is_list and value.count(",") + 1 < ranks:
-                yield Found(VISIBLE_DEVICES, word.line, f"{word.raw}, {ranks} ranks a node")
-            if name == "WORLD_SIZE" and _NODES_OF_SLURM.fullmatch(value) and is_srun:
-                yield Found(WORLD_SIZE_NODES, word.line, f"{word.raw}, {ranks} ranks a node")
+        ranks = _ranks_of_node(script, one)
+        word = _set_for(one, "CUDA_VISIBLE_DEVICES", settings)
+        value = _split(word)[1].strip("'\"") if word else ""
+        if word and _LIST_OF_GPUS.fullmatch(value) and value.count(",") + 1 < ranks:
+            yield Found(VISIBLE_DEVICES, word.line, f"{word.raw}, {ranks} ranks a node")
+
+
+def _of_world_size(script: Script) -> Iterator[Found]:
+    settings = _settings(script, "WORLD_SIZE")
+    for one in script.trainings:
+        ranks = _ranks_of_node(script, one) if one.starter == "srun" and not one.agent else 1
+        word = _set_for(one, "WORLD_SIZE", settings)
+        if word and ranks > 1 and _NODES_OF_SLURM.fullmatch(_split(word)[1].strip("'\"")):
+            yield Found(WORLD_SIZE_NODES, word.line, f"{word.raw}, {ranks} ranks a node")
+
+
+def _ranks_of_node(script: Script, one: Launch) -> int:
+    """How many ranks this launch starts on a node; 1 if that is not known."""
+    if one.agent:
+        return number(one.agent_options.get("nproc-per-node")) or 1
+    if one.starter in _MPI:
+        return _tasks_of_mpi(script, one) or 1
+    own = ScriptRequest("slurm", one.starter_options, ())
+    if one.starter != "srun" or own.number("ntasks") == 1:
+        return 1
+    return _tasks(script, one) or 1
+
+
+def _settings(script: Script, name: str) -> tuple[list[int], list[Word | None]]:
+    """(the lines where the script sets this variable for what follows, what it sets there). None: it is
+    unset, or set in a condition or a function, so that nobody knows."""
+    found: dict[int, Word | None] = {0: None}
+    for command in script.commands:
+        if command.texts[:1] == ["unset"] and name in command.texts:
+            found[command.line] = None
+        for word in command.assigned if not command.words else ():
+            if _split(word)[0] == name:
+                is_at_top = script.lines[word.line - 1].startswith((name, "export"))
+                found[word.line] = word if is_at_top else None
+    lines = sorted(found)
+    return lines, [found[line] for line in lines]
+
+
+def _set_for(one: Launch, name: str, settings: tuple[list[int], list[Word | None]]) -> Word | None:
+    """What of them counts for a launch, if it has none of its own."""
+    lines, words = settings
+    own = [word for word in one.assigned if _split(word)[0] == name]
+    return own[-1] if own else words[bisect.bisect(lines, one.line) - 1]
 
 
 def _of_exports(script: Script) -> Iterator[Found]:
-    lines = {name: word for word, name, _ in script.assigned if not _INHERITED.match(name)}
+    lines = {
+        name: word
+        for word, name, value in script.assigned
+        if not _INHERITED.match(name) and f"${{{name}" not in value
+    }
     asked: dict[Word, set[str]] = {}
     for one in script.launches if not _ALL_EXPORTED.search(script.text) else ():
         if one.shell_word and one.starter in ("srun", *_MPI) and not one.is_filled:
             names = {found[1] for found in _NAMED.finditer(one.shell_word.single_quoted)}
-            asked.setdefault(one.shell_word, names & lines.keys()).difference_update(
-                _split(word)[0] for word in one.assigned
-            )
-    for name in sorted(set().union(*asked.values())):
-        if not re.search(rf"\b(?:export|declare|typeset)\b[^\n;]*\b{name}\b", script.text):
-            yield Found(NOT_EXPORTED, lines[name].line, lines[name].raw)
+            passed = " ".join(word.raw for word in (*one.starter_words, *one.container_words))
+            kept = {_split(word)[0] for word in one.assigned} | set(_WORD.findall(passed))
+            kept |= {found[1] for found in _SET_IN_SHELL.finditer(one.shell_word.raw)}
+            asked.setdefault(one.shell_word, names & lines.keys()).difference_update(kept)
+    exported = set(_WORD.findall(" ".join(_EXPORTS.findall(script.text.replace("\\\n", " ")))))
+    for name in sorted(set().union(*asked.values()) - exported):
+        yield Found(NOT_EXPORTED, lines[name].line, lines[name].raw)
 
 
 def _of_nodefile(script: Script) -> Iterator[Found]:
@@ -820,6 +871,7 @@ def _of_nodefile(script: Script) -> Iterator[Found]:
     processes = _MPIPROCS.search(select.value) if script.request.scheduler == "pbs" and select else None
     for word, name, value in script.assigned if processes and int(processes[1]) > 1 else ():
         counts = "PBS_NODEFILE" in value and "wc -l" in value and not _SINGLE_HOSTS.search(value)
+        counts = counts and "$((" not in value
         if counts and re.search(r"(?i)node|host", name):
             yield Found(NODEFILE_LINES, word.line, word.raw)
 
@@ -839,7 +891,9 @@ def _starts_one_node(one: Launch) -> bool:
     if one.starter == "pbsdsh":
         return any(text.startswith(("-n", "-h")) for text in texts)
     if one.starter == "srun":
-        return any(option.name == "nodelist" for option in one.starter_options)
+        return any(
+            option.name == "nodelist" and _ONE_HOST.fullmatch(option.value) for option in one.starter_options
+        )
     return one.starter in ("ssh", "pbs_tmrsh")
 
 
@@ -948,8 +1002,9 @@ def _of_request(script: Script) -> Iterator[Found]:
     asked = script.request
     for line in asked.late:
         yield Found(LATE, line, script.lines[line - 1].strip())
-    for line, text in enumerate(script.lines, 1):
-        if asked.scheduler and _COMMENTED.match(text):
+    first = min((one.line for one in script.commands), default=len(script.lines) + 1)
+    for line, text in enumerate(script.lines[: first - 1] if asked.scheduler else (), 1):
+        if _COMMENTED.match(text):
             yield Found(BLANK_IN_DIRECTIVE, line, text.strip())
     if asked.scheduler == "slurm":
         for option in asked.options:
@@ -971,7 +1026,7 @@ def _of_request(script: Script) -> Iterator[Found]:
         yield from _of_ntasks(asked)
         output = asked.find("output", "error")
         for option in filter(None, (asked.find("output"), asked.find("error"))):
-            if "%" in option.value.rpartition("/")[0]:
+            if _NUMBERED.search(option.value.rpartition("/")[0]):
                 yield Found(OUTPUT_FOLDER, option.line, f"--{option.name}={option.value}")
         time, signal = asked.find("time"), asked.find("signal")
         if time and not signal and script.trainings:
@@ -1059,17 +1114,29 @@ def _quote(script: Script, line: int) -> str:
 
 
 _RULES: Sequence[Callable[[Script], Iterator[Found]]] = (
-    *(_of_head, _of_quotes, _of_port, _of_random, _of_pbs_nodeid, _of_ranks, _of_start, _of_tasks),
-    *(
-        _of_fixed_rank,
-        _of_devices,
-        _of_ssh,
-        _of_wait,
-        _of_fewer_tasks,
-        _of_ranks_of_node,
-        _of_exports,
-        _of_nodefile,
-    ),
-    *(_of_gpus_per_task, _of_srun, _of_container, _of_request, _of_interfaces, _of_switches),
-    *(_of_modules, _of_signal),
+    _of_head,
+    _of_quotes,
+    _of_port,
+    _of_random,
+    _of_pbs_nodeid,
+    _of_ranks,
+    _of_start,
+    _of_tasks,
+    _of_fixed_rank,
+    _of_devices,
+    _of_ssh,
+    _of_wait,
+    _of_fewer_tasks,
+    _of_visible_devices,
+    _of_world_size,
+    _of_exports,
+    _of_nodefile,
+    _of_gpus_per_task,
+    _of_srun,
+    _of_container,
+    _of_request,
+    _of_interfaces,
+    _of_switches,
+    _of_modules,
+    _of_signal,
 )

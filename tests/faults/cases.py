@@ -202,12 +202,7 @@ class CutNode(DeadNode):
     """Longer than --peer-timeout; the cut node must end its own ranks."""
 
     name = "cut a node off the network"
-    explained: ClassVar[tuple[str, ...]] = (
-        "node-lost",
-        "nodes-cut-off",
-        "slurm-node-failure",
-        "slurm-launch-failed",
-    )
+    explained: ClassVar[tuple[str, ...]] = ("node-lost", "slurm-node-failure", "slurm-launch-failed")
     policies: ClassVar[tuple[str, ...]] = ("requeue",)
 
     def inflict(self, run: Run) -> str:

@@ -59,8 +59,6 @@ CASES: list[tuple[str, str, int]] = [
     (f"{PBS}CUDA_VISIBLE_DEVICES=0 mpiexec -n 8 --ppn 4 python t.py\n", "visible-devices", 4),
     (f"{TASKS}export WORLD_SIZE=$SLURM_NNODES\n{SRUN} python t.py\n", "world-size-is-nodes", 5),
     (f'{TASKS}WORLD_SIZE="${{SLURM_JOB_NUM_NODES}}"\n{SRUN} python t.py\n', "world-size-is-nodes", 5),
-    (GOOD.replace("#SBATCH --nodes", "#SBATCH -o logs/%j/out.txt\n#SBATCH --nodes"), "output-folder", 2),
-    (GOOD.replace("#SBATCH --nodes", "#SBATCH -e /x/%x.%A/%a.err\n#SBATCH --nodes"), "output-folder", 2),
     (
         f"{ASKED}{HEAD}{SRUN} {IN_SHELL}\n",
         "not-exported",
@@ -235,6 +233,8 @@ REMARKS = [
     (GOOD.replace(HEAD, f"source v/bin/activate\n{HEAD}"), "venv-and-container"),
     (GOOD.replace(HEAD, f"export CUDA_LAUNCH_BLOCKING=1\n{HEAD}"), "debugging-slow"),
     (GOOD.replace(HEAD, f"export TORCH_DISTRIBUTED_DEBUG=DETAIL\n{HEAD}"), "debugging-slow"),
+    (GOOD.replace("#SBATCH --nodes", "#SBATCH -o logs/%j/out.txt\n#SBATCH --nodes"), "output-folder"),
+    (GOOD.replace("#SBATCH --nodes", "#SBATCH -e /x/%x.%A/%a.err\n#SBATCH --nodes"), "output-folder"),
     (GOOD.replace("#SBATCH --gpus", "# SBATCH --mem=9G\n#SBATCH --gpus"), "blank-in-directive"),
 ]
 
@@ -417,6 +417,47 @@ def test_the_devices_of_a_program_that_is_not_lightnings_are_no_trap() -> None:
 @pytest.mark.parametrize(
     ("script", "trap"),
     [
+        (f"{ASKED}{HEAD}export port=1 \\\n  head\n{SRUN} {IN_SHELL}\n", "not-exported"),
+        (f"{ASKED}{HEAD}{SRUN} apptainer exec --nv --env head=$head x.sif {IN_SHELL}\n", "not-exported"),
+        (f"{PBS}{HEAD}mpirun -x head=$head {IN_SHELL}\n", "not-exported"),
+        (f"{ASKED}{HEAD}{SRUN} --export=ALL,head=$head {IN_SHELL}\n", "not-exported"),
+        (f"{ASKED}head=${{head:-x}}\n{SRUN} {IN_SHELL}\n", "not-exported"),
+        (
+            f"{ASKED}i=0\n{SRUN} bash -c 'for i in 1 2; do torchrun --nnodes=2 t.py $i; done'\n",
+            "not-exported",
+        ),
+        (f"{TASKS}CUDA_VISIBLE_DEVICES=0 python check.py\n{SRUN} python t.py\n", "visible-devices"),
+        (f"{TASKS}CUDA_VISIBLE_DEVICES=0 {SRUN} -N1 -n1 python prepare.py\n", "visible-devices"),
+        (f"{TASKS}{SRUN} python t.py\nexport CUDA_VISIBLE_DEVICES=0\n", "visible-devices"),
+        (
+            f"{TASKS}export CUDA_VISIBLE_DEVICES=0\nunset CUDA_VISIBLE_DEVICES\n{SRUN} python t.py\n",
+            "visible-devices",
+        ),
+        (
+            f"{TASKS}if [[ $D ]]; then\n  export CUDA_VISIBLE_DEVICES=0\nfi\n{SRUN} python t.py\n",
+            "visible-devices",
+        ),
+        (
+            f"{TASKS}WORLD_SIZE=$SLURM_NNODES\nexport WORLD_SIZE=8\n{SRUN} python t.py\n",
+            "world-size-is-nodes",
+        ),
+        (f"{LINES}NNODES=$(( $(wc -l < $PBS_NODEFILE) / 4 ))\nmpiexec -n 8 python t.py\n", "nodefile-lines"),
+        (f'{ASKED}for s in 1 2; do\n  {SRUN} -w "$SLURM_JOB_NODELIST" {TORCHRUN} t.py\ndone\n', "loop-waits"),
+        (f'{ASKED}for s in 1 2; do\n  {SRUN} -w "$hosts" {TORCHRUN} t.py\ndone\n', "loop-waits"),
+        (f"{ASKED}{SRUN} -N1 -n1 -w $first {TORCHRUN} --node_rank=0 t.py\n", "rank-once"),
+        (
+            f"{ASKED}{SRUN} -n1 -r0 {TORCHRUN} t.py &\n{SRUN} -n1 -r1 {TORCHRUN} t.py\nwait\n",
+            "fewer-tasks-than-nodes",
+        ),
+        (f"{ASKED}{SRUN} -n1 deepspeed --hostfile h t.py\n", "fewer-tasks-than-nodes"),
+        (f"{ASKED}{SRUN} -n1 accelerate launch evaluate.py\n", "fewer-tasks-than-nodes"),
+        (GOOD.replace("#SBATCH --nodes", "#SBATCH -o /x/%u/%x/%j.out\n#SBATCH --nodes"), "output-folder"),
+        (GOOD.replace(HEAD, f"{HEAD}cat >x.sh <<E\n# SBATCH --mem=9G\nE\n"), "blank-in-directive"),
+        (
+            "MASTER_PORT=${MASTER_PORT:-$((20000 + RANDOM % 99))}\n"
+            "torchrun --nnodes=$N --node_rank=$1 --master_port=$MASTER_PORT t.py\n",
+            "port-random",
+        ),
         (f"{ASKED}{HEAD}{ONE_BY_ONE.format(' &')}", "loop-waits"),
         (
             f"{ASKED}{HEAD}{SRUN} -N 1 -n 1 python download.py\n{SRUN} {TORCHRUN} t.py\n",
