@@ -6,7 +6,7 @@ EXAMPLES=DIR is a checkout of github.com/pytorch/examples, which no package has.
 are in the page cache. Two ranks, a thread each, and a model so small that the pictures count; the script's
 own time of each step counts, from the slower rank. The ranks read the pictures themselves: with more
 processes than cores, rounds differ by more than a launcher costs. What it does cost is counted too, as CPU
-seconds of all processes beside the ranks. The squashfs needs mksquashfs, squashfuse and fusermount3.
+seconds of the processes beside the ranks. The squashfs needs mksquashfs, squashfuse and fusermount3.
 """
 
 import os

@@ -3,7 +3,7 @@
 import gc
 import sys
 
-gc.disable()  # until `launch`: what modules make stays, and to look at it would be a tenth of their import
+gc.disable()  # until `launch`: what modules make is no garbage, and the search takes a tenth of their import
 
 from entrypoint.cli.main import main  # noqa: E402
 

@@ -401,7 +401,7 @@ NOT_EXPORTED = Trap(
     "not-exported",
     "a variable of the job script is not exported, and the tasks' own shell is to fill it in",
     "It stands in single quotes, so the task's shell looks for it, where it is empty.",
-    "export it.",
+    "Write export in front of it.",
 )
 NODEFILE_LINES = Trap(
     "nodefile-lines",
@@ -503,8 +503,7 @@ _RANDOM_KEPT = re.compile(r"\\\$(?:\{?|\(\([^$()]*)RANDOM\b")
 _NODEFILE_KEPT = re.compile(r"\\\$\{?PBS_NODEFILE\b")
 _OF_WORLD = {"MASTER_ADDR", "RANK", "NODE_RANK", "WORLD_SIZE"}
 """Variables of a program on several nodes that no agent starts."""
-_VARIABLE = re.compile(r"\$\{?[A-Za-z_]\w*")
-_NAMED = re.compile(r"\$\{?([A-Za-z_]\w*)")
+_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _DEBUGGING = frozenset({("CUDA_LAUNCH_BLOCKING", "1"), ("TORCH_DISTRIBUTED_DEBUG", "DETAIL")})
 _LIST_OF_GPUS = re.compile(r"\d{1,3}(?:,\d{1,3})*")
 _NODES_OF_SLURM = re.compile(r"\$\{?SLURM_(?:NNODES|JOB_NUM_NODES)\}?")
@@ -856,7 +855,7 @@ def _of_exports(script: Script) -> Iterator[Found]:
     asked: dict[Word, set[str]] = {}
     for one in script.launches if not _ALL_EXPORTED.search(script.text) else ():
         if one.shell_word and one.starter in ("srun", *_MPI) and not one.is_filled:
-            names = {found[1] for found in _NAMED.finditer(one.shell_word.single_quoted)}
+            names = {found[1] for found in _VARIABLE.finditer(one.shell_word.single_quoted)}
             passed = " ".join(word.raw for word in (*one.starter_words, *one.container_words))
             kept = {_split(word)[0] for word in one.assigned} | set(_WORD.findall(passed))
             kept |= {found[1] for found in _SET_IN_SHELL.finditer(one.shell_word.raw)}

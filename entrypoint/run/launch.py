@@ -203,10 +203,11 @@ class _Session:
         """Leaves the page about a run of the reference program. How the job ends does not depend on it."""
         try:
             from entrypoint.report import command  # not before the ranks start: nothing else needs it
+
+            why = command.leave(last.run_dir.path, last.plan.attempt, self._given.env)
         except (ImportError, OSError) as error:
-            self._voice.say(f"no report of the run was written: {error}")
-            return
-        if why := command.leave(last.run_dir.path, last.plan.attempt, self._given.env):
+            why = str(error)
+        if why:
             self._voice.say(f"no report of the run was written: {why}: apptrain report writes it")
 
     async def _why_final(self, ended: FinishedAttempt) -> str:
