@@ -449,6 +449,23 @@ class Hub(Link, ConnectionHandler):
             self._peers.pop(participant).abort()
             self.local.say(f"{lost} left before the start ({why}): waiting for it again")
 
+    def _doubt(self, since: float) -> str:
+        """If nothing was heard since then from any other node that still takes part, this one may be cut off
+        from all of them."""
+        job = self._job
+        if job is None:
+            return ""
+        others = {
+            participant[0]: wire
+            for participant, wire in self._peers.items()
+            if participant[0] != self.hub and job.index(participant) not in job.finished
+        }
+        if not others or any(wire.heard > since for wire in others.values()):
+            return ""
+        if len(others) == 1:
+            return f": it is gone, or {self.me.name} is cut off"
+        return f", nor from any other node: {self.me.name} may be cut off"
+
     def _step(self, participant: ParticipantId, event: job_state.Event) -> None:
         """Takes what happened to the job into its state, and carries out what follows. WireError: the
         participant may not say that now."""

@@ -215,6 +215,11 @@ class Link(ABC):
         except Exception as error:  # a bug of ours must not leave a participant that nobody listens to
             self._lose(participant, self._own_bug(error), time.time())
 
+    def _doubt(self, since: float) -> str:  # noqa: ARG002
+        """What else the silence of a peer may mean. `since`: on the steady clock, by when others were to be
+        heard."""
+        return ""
+
     async def _beat(self) -> None:
         """Tell every peer that we are here, and find those that fell silent."""
         bound = self.timeouts.peer
@@ -226,11 +231,12 @@ class Link(ABC):
                 wire.send(beat)
             await asyncio.sleep(interval)
             now = time.monotonic()
+            doubt = self._doubt(now - SILENT_BEATS * interval)
             for participant, wire in list(self._peers.items()):
                 if now - before > 2 * interval:  # we were suspended: that is not the peer's silence
                     wire.heard = now
                 elif now - wire.heard > bound:
-                    why = f"nothing was heard from it for {bound:g} s"
+                    why = f"nothing was heard from it for {bound:g} s{doubt}"
                     self._lose(participant, why, time.time() - (now - wire.heard))
                 elif participant[0] in self._given_up and now - wire.heard > SILENT_BEATS * interval:
                     silent = f"nothing was heard from it for {SILENT_BEATS * interval:g} s"

@@ -85,6 +85,41 @@ async def test_a_silent_spoke_is_lost_within_its_bound_and_told_so() -> None:
 
 
 @run
+async def test_node_0_that_hears_from_nobody_says_that_it_may_be_cut_off_itself() -> None:
+    links = await three(Place(), timeouts=replace(SHORT, peer=0.6))
+    mute(links[1]._peers[0, None], links[2]._peers[0, None])
+    async with asyncio.timeout(15):
+        (found,) = await events(links[0])
+    why = "nothing was heard from it for 0.6 s, nor from any other node: n0 may be cut off"
+    assert found.failure.error == f"lost: {why}"
+    await close(*links)
+
+
+@run
+async def test_of_two_nodes_neither_can_tell_which_is_cut_off() -> None:
+    place = Place()
+    links = await place.all(who(0), who(1), timeouts=replace(SHORT, peer=0.6))
+    mute(links[1]._peers[0, None])
+    async with asyncio.timeout(15):
+        (found,) = await events(links[0])
+    why = "nothing was heard from it for 0.6 s: it is gone, or n0 is cut off"
+    assert found.failure.error == f"lost: {why}"
+    await close(*links)
+
+
+@run
+async def test_a_node_that_has_done_its_part_is_not_missed() -> None:
+    links = await three(Place(), timeouts=replace(SHORT, peer=0.6))
+    links[2].report(Done())
+    await links[2].close()
+    mute(links[1]._peers[0, None])
+    async with asyncio.timeout(15):
+        (found,) = await events(links[0])
+    assert found.failure.error.endswith(" for 0.6 s: it is gone, or n0 is cut off")
+    await close(*links)
+
+
+@run
 async def test_a_spoke_that_was_silent_for_longer_than_its_bound_is_lost_at_the_next_heartbeat() -> None:
     links = await three(Place(), timeouts=replace(SHORT, peer=18))  # heartbeats come every 3 s
     mute(links[1]._peers[0, None])
