@@ -107,10 +107,7 @@ def last(job: PreparedJob, patience: int) -> tuple[RunDirectory, Outcome]:
 def verdict(job: PreparedJob, run: RunDirectory, of_job: Outcome, *, is_planned: bool, told: str) -> Verdict:
     """What follows this outcome of the job's last attempt. `told`: what Slurm says of the job."""
     status = of_job.status
-    who = (f"rank {of_job.rank} on " if of_job.rank is not None else "") + (
-        f"{of_job.node}: " if of_job.node else ""
-    )
-    error = f"{who}{of_job.reason}"
+    error = f"{of_job.whose}{of_job.reason}"
     if another_port_may_help(of_job, job.tries, port_by_hand=job.port_by_hand):
         again = f"trying again: attempt {run.attempt + 1}, with other ports"
         said = (("say", f"attempt {run.attempt}: {error}"), ("say", again))

@@ -38,6 +38,8 @@ from entrypoint.record.partition import VARIABLE, partition, whole_file
 Entries = Iterator[tuple[str, str]]
 NEEDED = ("torch", "psutil")
 """Packages without which no image can train here."""
+GOES_ON = "this run directory has been used before: the run goes on there"
+UNTOLD = "left no word of how it ended"
 NODE_DISKS = ("SLURM_TMPDIR", "TMPDIR")
 """Variables that name a directory of the node's own; else /tmp."""
 
@@ -331,7 +333,9 @@ def _begin(where: Path, asked: _Request) -> Entries:
         queued=granted.queued,
     )
     of_before = run.unfinished()
-    is_over = of_before is not None and came_to_its_end(job, of_before)
+    has_claims = of_before is not None and RunDirectory(run.path, of_before).has_claims()
+    is_over = of_before is not None and has_claims and came_to_its_end(job, of_before)
+    untold = list(_end_nobody_told(run.path, of_before)) if of_before is not None and not is_over else []
     if is_over:
         run.finish()
     else:
@@ -347,10 +351,26 @@ def _begin(where: Path, asked: _Request) -> Entries:
     yield ("tell", f"run directory {run.path}")
     yield ("tell", f"to follow it: tail -f {shlex.quote(f'{run.path}/job.log')}")
     yield ("tell", f"job {granted.job.id}, attempt {run.attempt}, {nodes}, {with_}")
+    yield from (("tell", line) for line in untold)
     if run.attempt:
-        yield ("tell", "this run directory has been used before: the run goes on there")
+        yield ("tell", GOES_ON)
     if is_over:
         yield from (("tell", DONE_LINE.format(run.path)), ("over", "yes"))
+
+
+def _end_nobody_told(run_dir: Path, attempt: int) -> Iterator[str]:
+    """How the attempt ended whose job script was lost, by what its nodes have left. The job's output has
+    nothing of it."""
+    from entrypoint.explain.run import read  # which no other start needs
+
+    told = read(run_dir)
+    first = told.failure if told is not None else None
+    if told is None or told.attempt != attempt:
+        if told is not None and first is not None and first.is_unavailable:  # so the same job has tried again
+            yield f"attempt {told.attempt}: {first.whose}{first.reason}"
+        yield f"attempt {attempt} {UNTOLD}: its first node was lost, or its job script was killed"
+    elif first is not None:
+        yield f"attempt {attempt}: {first.whose}{first.reason} (its job script was lost)"
 
 
 def _begun(facts: Facts) -> float | None:

@@ -6,11 +6,11 @@ pattern.
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from entrypoint.core import files
-from entrypoint.core.errors import DONE, SAVED
 from entrypoint.core.plain import plain
 from entrypoint.explain import catalogue, lines, logs, messages
 from entrypoint.explain.catalogue import GENERAL
@@ -18,8 +18,12 @@ from entrypoint.explain.judge import CauseFound, Judgement
 from entrypoint.explain.scan import Evidence, Index, Scan
 from entrypoint.job import outcome
 from entrypoint.job.outcome import Outcome
+from entrypoint.job.rundir import RunDirectory
+from entrypoint.record import reading
 
-MOST_OUTCOMES = 100_000
+NODE_LOST, CUT_OFF = "node-lost", "cut-off"
+"""Entries of a node of which nothing was heard: it is known that it was gone, or it may have been the other
+side."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,8 @@ class Told:
     """The outcome that says so, from the run directory."""
     stacks: str
     """The folder with where each rank was; empty for none."""
+    loss: str = ""
+    """Of a failure that is a node's loss, its entry."""
 
     @property
     def ended(self) -> str:
@@ -51,30 +57,57 @@ def read(path: Path) -> Told | None:
     """None for anything but a run directory in which something has ended."""
     if not is_one(path):
         return None
-    found: dict[int, list[tuple[Outcome, str]]] = {}
-    for number, file in enumerate(sorted((path / "outcome").iterdir())):
-        first = file.name.partition(".")[0]
-        if number >= MOST_OUTCOMES or not (first.isascii() and first.isdigit() and len(first) < 9):
-            continue
-        one = outcome.read(file)
-        if one is not None:
-            found.setdefault(int(first), []).append((one, f"outcome/{file.name}"))
+    attempt, found = outcome.of_newest_attempt(path / "outcome")
     if not found:
         return None
-    attempt = max(found)
-    failures = [one for one in found[attempt] if one[0].status not in (DONE, SAVED)]
-    first_failure = min(failures, key=_time, default=None)
+    failures = {name: one for name, one in found.items() if one.is_failure}
     stacks = f"stacks/{attempt}"
+    losses = {one.node for one in failures.values() if one.is_loss_of(one.node)}
+    names = _names(path, attempt)
+    gone = _gone(found, losses, names)
+    if RunDirectory(path, attempt).unfinished() == attempt:  # the job script was lost with the first node
+        gone |= losses & {names.get(0, "")}
+    # Of two sides that lost each other, the one that was there to the end knows better.
+    name = min(
+        failures, key=lambda name: (failures[name].node in losses - gone, failures[name].time), default=""
+    )
+    first = failures.get(name)
+    is_loss = first is not None and first.is_loss_of(first.node)
     return Told(
         attempt,
-        first_failure[0] if first_failure else None,
-        first_failure[1] if first_failure else "",
+        first,
+        f"outcome/{name}" if name else "",
         stacks if (path / stacks).is_dir() else "",
+        (NODE_LOST if first.node in gone else CUT_OFF) if first is not None and is_loss else "",
     )
 
 
-def _time(one: tuple[Outcome, str]) -> float:
-    return one[0].time
+def _gone(found: Mapping[str, Outcome], losses: Iterable[str], names: Mapping[int, str]) -> set[str]:
+    """Of the nodes that others took for lost, those that were: they have left nothing, or several others say
+    so. `found`: by the names of the files; `names`: nodes by their places."""
+    left = {names.get(_place(file), "") for file in found}
+    accusers = {
+        node: {_place(file) for file, one in found.items() if one.is_loss_of(node)} for node in losses
+    }
+    return {node for node, places in accusers.items() if node not in left or len(places) > 1}
+
+
+def _place(file: str) -> int:
+    """Of the node that has left this outcome, ATTEMPT.PLACE or ATTEMPT.PLACE.LOCAL_RANK; -1 for neither."""
+    place = file.split(".")[1] if "." in file else ""
+    return int(place) if place.isascii() and place.isdigit() and len(place) < 9 else -1
+
+
+def _names(path: Path, attempt: int) -> Mapping[int, str]:
+    """The nodes of an attempt by their places, as far as the run directory tells."""
+    if crew := RunDirectory(path, attempt).crew_names():
+        return crew
+    try:
+        attempts = reading.read(path / reading.NAME)["attempts"]
+    except (OSError, ValueError):
+        return {}
+    nodes = next((one.get("nodes", ()) for one in attempts if one.get("attempt") == attempt), ())
+    return dict(enumerate(nodes))
 
 
 def read_logs(path: Path, told: Told, scan: Scan) -> logs.Read:
@@ -98,6 +131,8 @@ def with_told(found: Judgement, told: Told) -> Judgement:
     who = f"rank {failure.rank} on {failure.node} " if failure.rank is not None else f"{failure.node}: "
     line = f"apptrain: {who}{said}".encode("utf-8", "replace")
     entry = messages.rather(Index(catalogue.load()).entry(line, lines.body(line)), line)
+    if told.loss:
+        entry = next(one for one in catalogue.load() if one.id == told.loss)
     evidence = Evidence(
         entry=entry,
         text=plain(failure.reason),

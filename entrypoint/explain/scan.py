@@ -51,7 +51,8 @@ OF_ERRORS = frozenset(
 )
 """Words that an unknown error, or a message of ours, may have."""
 OF_RESTARTS = frozenset(
-    b"restart Restart RESTART restarting Restarting requeued Requeued attempt Attempt ATTEMPT try Try".split()
+    b"""restart Restart RESTART restarting Restarting requeued Requeued attempt Attempt ATTEMPT try Try
+    apptrain""".split()
 )
 """Words that a line may have with which a program begins anew."""
 _ENDINGS = (b"Error", b"Exception", b"Exit")
@@ -142,9 +143,10 @@ _RESTART = re.compile(
     rb"|^(?:[\w./-]{1,64}: )?\W{0,6}(?:ATTEMPT|[Aa]ttempt|[Tt]ry) ?#?(?:[2-9]|\d\d)"
     rb"(?: ?(?:of|/) ?\d{1,4})?\W{0,6}$"
     rb"|^[#=*-]{2,40} ?(?:ATTEMPT|[Aa]ttempt|[Tt]ry) ?#?(?:[2-9]|\d\d)\b"
+    rb"|^apptrain: this run directory has been used before"
 )
 """torchrun, or a job script, begins anew in the same log."""
-_OF_RESTART = b"estart", b"RESTART", b"equeue", b"ttempt", b"ATTEMPT", b"try ", b"Try "
+_OF_RESTART = b"estart", b"RESTART", b"equeue", b"ttempt", b"ATTEMPT", b"try ", b"Try ", b"used before"
 """One of these is in each such line."""
 _RUNS_AGAIN = re.compile(rb"\bDUE TO (?:PREEMPTION|NODE FAILURE|JOB REQUEUE)\b")
 """After this the scheduler may start the job again, and write to the same log."""
@@ -216,6 +218,8 @@ _ENDED_WELL = re.compile(
 END_LINES = 12
 """Lines at the end of a file that may say so."""
 _FRAME = re.compile(rb'.{0,60}?  File "[^"]{1,400}", line \d+')
+_NATIVE_FRAME = re.compile(rb"frame #\d{1,4}: ")
+"""Of a stack of C++, as torch shows it, also with warnings."""
 _SOURCE = re.compile(rb"[^ ]{0,60} ?    ")
 """The line behind it is source code, which says what might be raised and not what was."""
 _TELLS = re.compile(rb"Root Cause|Process name: \[|Traceback \(most recent call last\)")
@@ -648,8 +652,10 @@ def _last_to_look_at(text: bytes, begin: int) -> int:
 
 
 def _is_mention(entry: Entry, line: bytes, body: bytes) -> bool:
-    """Whether the line only speaks of it: in quotes of somebody else, as what may happen, or as what did
-    not."""
+    """Whether the line only speaks of it: in quotes of somebody else, as what may happen, as what did not, or
+    as a function that was being called."""
+    if _NATIVE_FRAME.match(body):
+        return True
     spans = [span for pattern in entry.any if (span := pattern.span(line, body))]
     return bool(spans) and all(_is_about(line, *span) for span in spans)
 

@@ -8,6 +8,7 @@ of all tasks. Files are read, never sourced.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ SPACE = 4096
 
 LOST = "lost: "
 """How the error of a node begins from which nothing is heard any more."""
+MOST_FILES = 100_000
+"""Of an `outcome` folder that are looked at: as many tasks and attempts."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,21 @@ class Outcome:
     def reason(self) -> str:
         """The first error, as a message has it: some ranks say nothing."""
         return self.error or ("nothing on stderr" if self.rank is not None else "no reason was told")
+
+    @property
+    def whose(self) -> str:
+        """Whose it is, as a line has it before the reason: `rank 3 on b: `. Empty where only the status is
+        known."""
+        of_rank = f"rank {self.rank} on " if self.rank is not None else ""
+        return of_rank + (f"{self.node}: " if self.node else "")
+
+    @property
+    def is_failure(self) -> bool:
+        return self.status not in (DONE, SAVED)
+
+    def is_loss_of(self, node: str) -> bool:
+        """Whether this says of a node that nothing was heard from it."""
+        return self.rank is None and self.node == node and self.error.startswith(LOST)
 
     @property
     def is_unavailable(self) -> bool:
@@ -121,6 +139,25 @@ def read(path: Path) -> Outcome | None:
         return None
 
 
+def of_newest_attempt(folder: Path) -> tuple[int, dict[str, Outcome]]:
+    """(the newest attempt of which a task has left an outcome in this folder, each by the name of its file).
+    -1 where there is none."""
+    by_attempt: dict[int, list[str]] = {}
+    try:
+        names = [path.name for path in itertools.islice(folder.iterdir(), MOST_FILES)]
+    except OSError:
+        names = []
+    for name in names:
+        number = name.partition(".")[0]
+        if number.isascii() and number.isdigit() and len(number) < 9:
+            by_attempt.setdefault(int(number), []).append(name)
+    for attempt in sorted(by_attempt, reverse=True):
+        found = {name: one for name in sorted(by_attempt[attempt]) if (one := read(folder / name))}
+        if found:
+            return attempt, found
+    return -1, {}
+
+
 def of_job(outcomes: Iterable[tuple[str, Outcome | None]], first: str = "") -> Outcome:
     """The job's outcome from every expected file, each with whose it is; None for a missing one. `first` is
     the first node, whose outcomes bear its name.
@@ -132,10 +169,10 @@ def of_job(outcomes: Iterable[tuple[str, Outcome | None]], first: str = "") -> O
     """
     found = list(outcomes)
     written = [(name, outcome) for name, outcome in found if outcome is not None]
-    failures = [(name, outcome) for name, outcome in written if outcome.status not in (DONE, SAVED)]
+    failures = [(name, outcome) for name, outcome in written if outcome.is_failure]
     if any(name == first for name, _ in failures):
-        failures = [(name, ended) for name, ended in failures if name == first or not _lost(ended, first)]
-    lost = {ended.node for _, ended in failures if _lost(ended, ended.node)}
+        failures = [(name, ended) for name, ended in failures if name == first or not ended.is_loss_of(first)]
+    lost = {ended.node for _, ended in failures if ended.is_loss_of(ended.node)}
     failures = [(name, ended) for name, ended in failures if ended.node or name not in lost]
     if failures:
         return min((outcome for _, outcome in failures), key=lambda outcome: outcome.time)
@@ -146,11 +183,6 @@ def of_job(outcomes: Iterable[tuple[str, Outcome | None]], first: str = "") -> O
         saved = [name for name, outcome in written if outcome.status == SAVED]
         return Outcome(status=1, error=f"{_listed(saved)} saved to go on, the others ended well")
     return max((outcome for _, outcome in written), key=lambda outcome: outcome.time)
-
-
-def _lost(outcome: Outcome, node: str) -> bool:
-    """Whether this says of a node that nothing was heard from it."""
-    return outcome.rank is None and outcome.node == node and outcome.error.startswith(LOST)
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -1,8 +1,11 @@
 """Knows the run directory: which file lies where, made so that only its owner can read it. Begin at
 `RunDirectory`.
 
-A run has one directory on the shared file system. It stays the same over restarts and requeues.
+A run has one directory on the shared file system. It stays the same over restarts and requeues. The reading
+half runs with the Python of a login node, from 3.9 on.
 """
+
+from __future__ import annotations
 
 import contextlib
 import errno
@@ -167,22 +170,26 @@ class RunDirectory:
 
     def crew(self) -> list[int] | None:
         """The places of the nodes that take part in this attempt; None where nobody has claimed it."""
+        return list(self.crew_names()) or None
+
+    def crew_names(self) -> dict[int, str]:
+        """The same with their names; empty where nobody has claimed it."""
         try:
             lines = _lines(self._crew(self.attempt))
         except (OSError, ValueError):
-            return None
-        places = [line.partition(" ")[0] for line in lines]
-        return [int(place) for place in places if _is_number(place)] or None
+            return {}
+        rows = [line.partition(" ")[::2] for line in lines]
+        return {int(place): name for place, name in rows if _is_number(place)}
 
     def begin(self, *, restarts: bool, forgets_stop: bool) -> None:
-        """Makes this attempt's folders before its nodes start. With `forgets_stop` an earlier wish to stop is
-        forgotten: it was meant for another job. With `restarts` nodes of before that still run, cut off from
-        the others, cannot claim it for themselves, and whoever comes after this job learns that it was begun.
-        Raises BadInput, OSError."""
+        """Makes this attempt's folders before its nodes start; whoever comes after this job learns that it
+        was begun. With `forgets_stop` an earlier wish to stop is forgotten: it was meant for another job.
+        With `restarts` nodes of before that still run, cut off from the others, cannot claim it for
+        themselves. Raises BadInput, OSError."""
         self.create()
         if restarts:
             write_private(self._crew(self.attempt), "")
-            write_private(self._unfinished, f"{self.attempt}\n")
+        write_private(self._unfinished, f"{self.attempt}\n")
         if forgets_stop:
             self.forget_stop()
 
@@ -196,7 +203,7 @@ class RunDirectory:
             ) from None
 
     def unfinished(self) -> int | None:
-        """The attempt of a job that went on inside its allocation and told nobody how it ended; else None."""
+        """The attempt of a job whose script told nobody how it ended; else None."""
         try:
             text = "".join(_lines(self._unfinished)).strip()
         except (OSError, ValueError):
@@ -219,7 +226,11 @@ class RunDirectory:
 
     def is_closed(self) -> bool:
         """Whether nobody may claim this attempt as a restart."""
-        return self._crew(self.attempt).exists() and not self.crew()
+        return self.has_claims() and not self.crew()
+
+    def has_claims(self) -> bool:
+        """Whether the nodes of this attempt claim it, or might: its job restarts inside the allocation."""
+        return self._crew(self.attempt).exists()
 
     def later_attempts(self) -> int:
         """The last of the attempts that followed this one without a pause."""

@@ -193,7 +193,7 @@ class DeadNode(Fault):
 
 class DeadFirstNode(DeadNode):
     name = "power off the first node"
-    explained: ClassVar[tuple[str, ...]] = ()
+    explained: ClassVar[tuple[str, ...]] = ("node-lost", "job-script-lost")
     policies: ClassVar[tuple[str, ...]] = ("requeue",)
     place = 0
 
@@ -202,7 +202,10 @@ class CutNode(DeadNode):
     """Longer than --peer-timeout; the cut node must end its own ranks."""
 
     name = "cut a node off the network"
-    explained: ClassVar[tuple[str, ...]] = ("node-lost", "slurm-node-failure", "slurm-launch-failed")
+    explained: ClassVar[tuple[str, ...]] = (
+        *("node-lost", "cut-off", "slurm-node-failure", "slurm-launch-failed"),
+        *("join-out-of-reach", "job-script-lost"),
+    )
     policies: ClassVar[tuple[str, ...]] = ("requeue",)
 
     def inflict(self, run: Run) -> str:

@@ -241,6 +241,51 @@ def test_what_came_to_its_end_without_its_job_script_is_over(host: Host) -> None
     assert (answer.one("over"), answer.one("attempt"), run.unfinished()) == ("", "2", 2)
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "said"),
+    [
+        (
+            {"0.1": Outcome(status=1, node="a", time=2.0, error="lost: nothing was heard from it for 60 s")},
+            ["attempt 0: a: lost: nothing was heard from it for 60 s (its job script was lost)"],
+        ),
+        (
+            {
+                "0.0": Outcome(status=9, rank=1, node="a", time=1.0, error="ValueError: x"),
+                "0.1": Outcome(status=1, node="a", time=2.0, error="lost: it closed the connection"),
+            },
+            ["attempt 0: rank 1 on a: ValueError: x (its job script was lost)"],
+        ),
+        (
+            {},
+            ["attempt 0 left no word of how it ended: its first node was lost, or its job script was killed"],
+        ),
+        ({"0.0": Outcome(status=75), "0.1": Outcome(status=75)}, []),
+    ],
+)
+def test_how_an_attempt_ended_whose_job_script_was_lost_is_said_by_the_next_one(
+    outcomes: dict[str, Outcome], said: list[str], host: Host
+) -> None:
+    run = Path(host.ask().one("run_dir"))
+    for name, one in outcomes.items():
+        outcome.write(run / "outcome" / name, one)
+    assert host.ask().all("tell")[3:] == [
+        *said,
+        "this run directory has been used before: the run goes on there",
+    ]
+    RunDirectory(run, 1).finish()
+    assert len(host.ask().all("tell")) == 4
+
+
+def test_an_attempt_that_was_tried_again_is_told_with_the_one_that_was_lost(host: Host) -> None:
+    run = Path(host.ask().one("run_dir"))
+    unreachable = Outcome(status=69, node="b", error="node 1 (b) cannot reach node 0 (a)")
+    outcome.write(run / "outcome" / "0.1", unreachable)
+    RunDirectory(run, 1).begin(restarts=False, forgets_stop=False)
+    first, second, _ = host.ask().all("tell")[3:]
+    assert first == "attempt 0: b: node 1 (b) cannot reach node 0 (a)"
+    assert second.startswith("attempt 1 left no word of how it ended: ")
+
+
 def test_a_dry_run_makes_nothing(host: Host) -> None:
     answer = host.ask("--dry-run")
     assert (answer.one("dry_run"), answer.one("attempt")) == ("yes", "0")

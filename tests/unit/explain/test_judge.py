@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from entrypoint.batch.prepare import GOES_ON, UNTOLD
 from entrypoint.explain import catalogue, judge, lines
 from entrypoint.explain.judge import Judgement
 from entrypoint.explain.scan import Evidence, Index, ProcessEnd, Scan
@@ -723,6 +724,25 @@ def test_of_a_job_that_ran_again_the_last_run_is_told(between: str) -> None:
     assert [one.entry.id for one in found.causes] == ["script-error"]
     limit = PREEMPTED.replace("PREEMPTION", "TIME LIMIT").replace("12:00", "13:00")
     assert of(a=PREEMPTED + between + limit).causes[0].entry.id == "slurm-time-limit"
+
+
+def test_what_a_stack_of_functions_names_has_not_failed() -> None:
+    warning = "[W1127 00:16:02.6 TCPStore.cpp:138] [c10d] recvValueWithTimeout failed: Failed to recv, got 0 bytes\n"
+    frame = "frame #12: gloo::rendezvous::Context::connectFullMesh(std::shared_ptr<gloo::Store>) + 0x5c\n"
+    killed = "apptrain: rank 1 on a failed first, status 137: killed by SIGKILL (a.rank1.err)\n"
+    assert of(a=warning + frame + killed).causes[0].entry.id == "rank-killed"
+
+
+def test_how_the_attempt_before_ended_is_the_cause_only_while_nothing_else_is() -> None:
+    lost = "apptrain: attempt 0: b: lost: nothing was heard from it for 60 s (its job script was lost)\n"
+    untold = f"apptrain: attempt 0 {UNTOLD}: its first node was lost, or its job script was killed\n"
+    again = f"apptrain: {GOES_ON}\n"
+    (found,) = of(a=lost + again + "step 1 loss 1\n").causes
+    assert (found.entry.id, found.node, found.leave_out) == ("node-lost", "b", "b")
+    assert [one.entry.id for one in of(a=untold + again).causes] == ["job-script-lost"]
+    for line in (lost, untold):
+        assert [one.entry.id for one in of(a=line + again + KEY_ERROR).causes] == ["script-error"]
+        assert of(a=line + again + "".join(STEPS)).causes == ()
 
 
 def test_a_run_that_begins_at_its_last_step_again_is_told_from_steps_in_a_buffer() -> None:

@@ -1,10 +1,12 @@
 """What a run directory knows of its end."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from entrypoint.explain import run
+from entrypoint.explain.judge import Judgement
 from entrypoint.job.outcome import Outcome
 
 
@@ -53,6 +55,68 @@ def test_a_failure_of_no_rank_is_its_nodes(tmp_path: Path) -> None:
     told = run.read(directory(tmp_path, _0_1=outcome(69, 1.0, rank="", error="a\x1b is late")))
     assert told
     assert told.ended == "b: status 69: a? is late"
+
+
+def lost(node: str, time: float, more: str = "") -> str:
+    return outcome(1, time, rank="", node=node, error=f"lost: nothing was heard from it for 60 s{more}")
+
+
+OF_TWO, OF_ALL = ": it is gone, or a is cut off", ", nor from any other node: a may be cut off"
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "file", "loss"),
+    [
+        # Who has left nothing is gone.
+        ({"0": lost("b", 1.0, OF_TWO)}, "0.0", "node-lost"),
+        ({"1": lost("a", 1.0)}, "0.1", "node-lost"),
+        # Both were there to the end: one of them was cut off, and nothing says which.
+        ({"0": lost("b", 1.0, OF_TWO), "1": lost("a", 2.0)}, "0.0", "cut-off"),
+        ({"0": lost("b", 2.0, OF_TWO), "1": lost("a", 1.0)}, "0.1", "cut-off"),
+        # Several against one.
+        ({"0": lost("b", 1.0, OF_ALL), "1": lost("a", 2.0), "2": lost("a", 3.0)}, "0.1", "node-lost"),
+        ({"0": lost("b", 2.0), "1": lost("a", 1.0), "2": lost("b", 2.0)}, "0.0", "node-lost"),
+    ],
+)
+@pytest.mark.parametrize("of", ["manifest", "claims"])
+def test_a_node_is_gone_if_it_has_left_nothing_or_several_say_so(
+    outcomes: dict[str, str], file: str, loss: str, of: str, tmp_path: Path
+) -> None:
+    path = directory(tmp_path, **{f"_0_{place}": text for place, text in outcomes.items()})
+    if of == "manifest":
+        attempts = [{"attempt": 0, "nodes": ["a", "b", "c"]}]
+        (path / "manifest.json").write_text(json.dumps({"schema_version": 2, "attempts": attempts}))
+    else:
+        (path / "outcome" / "0.nodes").write_text("0 a\n1 b\n2 c\n")
+    told = run.read(path)
+    assert told
+    assert (told.file, told.loss) == (f"outcome/{file}", loss)
+    found = run.with_told(Judgement((), (), None), told)
+    node = told.failure.node if told.failure else ""
+    assert (found.causes[0].entry.id, found.causes[0].leave_out) == (
+        loss,
+        node if loss == "node-lost" else "",
+    )
+
+
+@pytest.mark.parametrize(("unfinished", "file", "loss"), [("0", "0.1", "node-lost"), ("1", "0.0", "cut-off")])
+def test_where_the_job_script_was_lost_too_the_first_node_was_gone(
+    unfinished: str, file: str, loss: str, tmp_path: Path
+) -> None:
+    path = directory(tmp_path, _0_0=lost("b", 1.0, OF_TWO), _0_1=lost("a", 2.0))
+    (path / "outcome" / "0.nodes").write_text("0 a\n1 b\n")
+    (path / "unfinished").write_text(f"{unfinished}\n")
+    told = run.read(path)
+    assert told
+    assert (told.file, told.loss) == (f"outcome/{file}", loss)
+
+
+def test_a_rank_that_failed_comes_before_a_loss_that_is_not_sure(tmp_path: Path) -> None:
+    path = directory(tmp_path, _0_0=outcome(9, 3.0), _0_1=lost("a", 1.0))
+    (path / "outcome" / "0.nodes").write_text("0 a\n1 b\n")
+    told = run.read(path)
+    assert told
+    assert (told.file, told.loss) == ("outcome/0.0", "")
 
 
 @pytest.mark.parametrize(
