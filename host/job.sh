@@ -468,12 +468,24 @@ clean_up() {
     local waited=0
     trap '' HUP INT TERM # also for `sleep`, of whose end bash would tell
     rm -rf -- "$handover_dir"
+    finish_run
     ((${#loggers[@]})) || return 0
     exec >&3 2>&4 3>&- 4>&-
     while kill -0 "${loggers[@]}" 2>/dev/null && ((waited++ < LOG_TRIES)); do
         sleep "$LOG_PAUSE"
     done
     kill -KILL "${loggers[@]}" 2>/dev/null || true
+}
+
+# Whoever uses the run directory next need not say how this job ended: this script has come to its
+# own end. Another job that has begun there since is its own matter.
+finish_run() {
+    local begun=''
+    [[ -n $run_dir && -f $run_dir/unfinished ]] || return 0
+    { read -r begun <"$run_dir/unfinished"; } 2>/dev/null || true
+    if [[ $begun =~ ^[0-9]{1,9}$ ]] && ((10#$begun <= attempt)); then
+        rm -f -- "$run_dir/unfinished"
+    fi
 }
 
 # --- the run --------------------------------------------------------------------------------------

@@ -196,7 +196,7 @@ def carry_out(where: Path, job: PreparedJob, found: Verdict, asked: str = "") ->
         following.begin(restarts=job.policy.restarts_in_place, forgets_stop=False)
         dataclasses.replace(job, attempt=attempt, tries=job.tries + 1, script=None, queued=None).write(where)
     else:
-        following.finish()
+        RunDirectory(job.run_dir, attempt - 1).finish()
     entries = [("follows", found.follows), ("status", str(found.status)), ("attempt", str(attempt))]
     entries += [*found.said, ("by_hand", job.by_hand), ("asked", asked)]
     handover.answer(where / handover.VERDICT, entries)

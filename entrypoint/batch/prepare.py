@@ -22,7 +22,7 @@ from entrypoint.batch.pbs.qstat import attributes
 from entrypoint.batch.prepared import PreparedJob
 from entrypoint.batch.staging import Bandwidth, Copy, Staging
 from entrypoint.core.errors import BadInput
-from entrypoint.core.plain import file_part
+from entrypoint.core.plain import file_part, plain
 from entrypoint.job import handover, rundir
 from entrypoint.job.handover import Facts
 from entrypoint.job.rundir import RunDirectory
@@ -39,6 +39,8 @@ Entries = Iterator[tuple[str, str]]
 NEEDED = ("torch", "psutil")
 """Packages without which no image can train here."""
 GOES_ON = "this run directory has been used before: the run goes on there"
+MOST_READ = 1000
+"""Outcomes of an attempt before that are read: all its nodes are told the same first failure."""
 UNTOLD = "left no word of how it ended"
 NODE_DISKS = ("SLURM_TMPDIR", "TMPDIR")
 """Variables that name a directory of the node's own; else /tmp."""
@@ -335,7 +337,6 @@ def _begin(where: Path, asked: _Request) -> Entries:
     of_before = run.unfinished()
     has_claims = of_before is not None and RunDirectory(run.path, of_before).has_claims()
     is_over = of_before is not None and has_claims and came_to_its_end(job, of_before)
-    untold = list(_end_nobody_told(run.path, of_before)) if of_before is not None and not is_over else []
     if is_over:
         run.finish()
     else:
@@ -351,26 +352,30 @@ def _begin(where: Path, asked: _Request) -> Entries:
     yield ("tell", f"run directory {run.path}")
     yield ("tell", f"to follow it: tail -f {shlex.quote(f'{run.path}/job.log')}")
     yield ("tell", f"job {granted.job.id}, attempt {run.attempt}, {nodes}, {with_}")
-    yield from (("tell", line) for line in untold)
+    if of_before is not None and not is_over and not asked.facts.all("left_out"):  # else it has asked before
+        yield from (("tell", line) for line in [_end_nobody_told(run)] if line)
     if run.attempt:
         yield ("tell", GOES_ON)
     if is_over:
         yield from (("tell", DONE_LINE.format(run.path)), ("over", "yes"))
 
 
-def _end_nobody_told(run_dir: Path, attempt: int) -> Iterator[str]:
-    """How the attempt ended whose job script was lost, by what its nodes have left. The job's output has
-    nothing of it."""
-    from entrypoint.explain.run import read  # which no other start needs
+def _end_nobody_told(run: RunDirectory) -> str:
+    """How the attempt before this one ended, by what its nodes have left: its job script was lost before it
+    could say so. Empty where nothing failed, or cannot be read."""
+    from entrypoint.explain.run import of_attempt  # which no other start needs
 
-    told = read(run_dir)
-    first = told.failure if told is not None else None
-    if told is None or told.attempt != attempt:
-        if told is not None and first is not None and first.is_unavailable:  # so the same job has tried again
-            yield f"attempt {told.attempt}: {first.whose}{first.reason}"
-        yield f"attempt {attempt} {UNTOLD}: its first node was lost, or its job script was killed"
-    elif first is not None:
-        yield f"attempt {attempt}: {first.whose}{first.reason} (its job script was lost)"
+    attempt = run.attempt - 1
+    try:
+        told = of_attempt(run.path, attempt, script_is_lost=True, most=MOST_READ)
+    except (OSError, ValueError):
+        return ""
+    if told is None:
+        return f"attempt {attempt} {UNTOLD}: probably its first node was lost, or its job script was killed"
+    if told.failure is None:
+        return ""
+    of_nodes = "(the job script was lost before it could say so)"
+    return str(plain(f"attempt {attempt}: {told.failure.whose}{told.failure.reason} {of_nodes}"))
 
 
 def _begun(facts: Facts) -> float | None:

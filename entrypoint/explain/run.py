@@ -58,44 +58,55 @@ def read(path: Path) -> Told | None:
     if not is_one(path):
         return None
     attempt, found = outcome.of_newest_attempt(path / "outcome")
-    if not found:
-        return None
+    return _told(path, attempt, found, script_is_lost=False) if found else None
+
+
+def of_attempt(path: Path, attempt: int, *, script_is_lost: bool, most: int) -> Told | None:
+    """The same of one attempt, by at most so many outcomes; None where there are none. `script_is_lost`: it
+    is known that its job script, which runs on the first node, did not live to its end. Raises OSError."""
+    found = outcome.of_attempt(path / "outcome", attempt, most)
+    return _told(path, attempt, found, script_is_lost=script_is_lost) if found else None
+
+
+def _told(path: Path, attempt: int, found: Mapping[str, Outcome], *, script_is_lost: bool) -> Told:
     failures = {name: one for name, one in found.items() if one.is_failure}
-    stacks = f"stacks/{attempt}"
-    losses = {one.node for one in failures.values() if one.is_loss_of(one.node)}
     names = _names(path, attempt)
-    gone = _gone(found, losses, names)
-    if RunDirectory(path, attempt).unfinished() == attempt:  # the job script was lost with the first node
-        gone |= losses & {names.get(0, "")}
+    gone = _gone(found, names)
+    if script_is_lost and not gone:
+        gone = {one.node for one in failures.values() if one.is_loss_of(names.get(0, ""))}
     # Of two sides that lost each other, the one that was there to the end knows better.
     name = min(
-        failures, key=lambda name: (failures[name].node in losses - gone, failures[name].time), default=""
+        failures, key=lambda name: (_is_doubtful(failures[name], gone), failures[name].time), default=""
     )
     first = failures.get(name)
-    is_loss = first is not None and first.is_loss_of(first.node)
+    loss = ""
+    if first is not None and first.is_loss_of(first.node):
+        loss = NODE_LOST if first.node in gone else CUT_OFF
+    stacks = f"stacks/{attempt}"
     return Told(
         attempt,
         first,
         f"outcome/{name}" if name else "",
         stacks if (path / stacks).is_dir() else "",
-        (NODE_LOST if first.node in gone else CUT_OFF) if first is not None and is_loss else "",
+        loss,
     )
 
 
-def _gone(found: Mapping[str, Outcome], losses: Iterable[str], names: Mapping[int, str]) -> set[str]:
+def _is_doubtful(one: Outcome, gone: Iterable[str]) -> bool:
+    return one.is_loss_of(one.node) and one.node not in gone
+
+
+def _gone(found: Mapping[str, Outcome], names: Mapping[int, str]) -> set[str]:
     """Of the nodes that others took for lost, those that were: they have left nothing, or several others say
-    so. `found`: by the names of the files; `names`: nodes by their places."""
-    left = {names.get(_place(file), "") for file in found}
-    accusers = {
-        node: {_place(file) for file, one in found.items() if one.is_loss_of(node)} for node in losses
-    }
-    return {node for node, places in accusers.items() if node not in left or len(places) > 1}
-
-
-def _place(file: str) -> int:
-    """Of the node that has left this outcome, ATTEMPT.PLACE or ATTEMPT.PLACE.LOCAL_RANK; -1 for neither."""
-    place = file.split(".")[1] if "." in file else ""
-    return int(place) if place.isascii() and place.isdigit() and len(place) < 9 else -1
+    so of this one alone. `found`: by the names of the files; `names`: nodes by their places."""
+    left = {names.get(outcome.place(file)) for file in found}
+    accusers: dict[str, set[int]] = {}
+    for file, one in found.items():
+        if one.is_loss_of(one.node):
+            accusers.setdefault(one.node, set()).add(outcome.place(file))
+    silent = accusers.keys() & set(names.values()) - left
+    by_several = {node for node, places in accusers.items() if len(places) > 1}
+    return silent | (by_several if len(by_several) == 1 else set())
 
 
 def _names(path: Path, attempt: int) -> Mapping[int, str]:

@@ -47,12 +47,13 @@ _LETTERS = bytes(c if chr(c).isalpha() and c < 128 else 32 for c in range(256))
 """Leaves the letters, and spaces for all else."""
 OF_ERRORS = frozenset(
     b"""ERROR FATAL CRITICAL Fatal fatal Error error panic WARN Assertion Cause Process
-    apptrain entrypoint Traceback""".split()
+    entrypoint Traceback""".split()
 )
-"""Words that an unknown error, or a message of ours, may have."""
+"""Words that an unknown error may have."""
+OF_OURS = frozenset({b"apptrain"})
+"""That of messages of ours."""
 OF_RESTARTS = frozenset(
-    b"""restart Restart RESTART restarting Restarting requeued Requeued attempt Attempt ATTEMPT try Try
-    apptrain""".split()
+    b"restart Restart RESTART restarting Restarting requeued Requeued attempt Attempt ATTEMPT try Try".split()
 )
 """Words that a line may have with which a program begins anew."""
 _ENDINGS = (b"Error", b"Exception", b"Exit")
@@ -212,7 +213,7 @@ _SAYS_DONE = re.compile(
 """In those of the program, or of a job script that goes on after a failure."""
 _ENDED_WELL = re.compile(
     rb"\b[Ee]xit(?:ed|ing)?[ _-]?(?:with )?(?:[Ss]tatus|[Cc]ode|value)?(?: of)?[ :=]{1,3}0(?![\w.:])"
-    rb"|\bState: COMPLETED\b|'train_runtime'|`Trainer\.fit` stopped: "
+    rb"|\bState: COMPLETED\b|'train_runtime'|`Trainer\.fit` stopped: |\bapptrain: done: "
 )
 """A job script, or a library, says that the program ended without a failure."""
 END_LINES = 12
@@ -464,6 +465,9 @@ class Scan:
         if counts[f"error {name}"] < MOST_IN_A_FILE and counts[f"tried error {name}"] < TRIED:
             for word in words & OF_ERRORS:
                 counts[f"tried error {name}"] += _lines_with(part, word, (), places)
+        if counts[f"tried ours {name}"] < TRIED:
+            for word in words & OF_OURS:
+                counts[f"tried ours {name}"] += _lines_with(part, word, (), places)
         if counts[f"tried restart {name}"] < TRIED:
             for word in words & OF_RESTARTS:
                 counts[f"tried restart {name}"] += _lines_with(part, word, (), places)
@@ -918,7 +922,7 @@ class Index:
                 self.by_key.setdefault(key(pattern), []).append((entry, pattern))
             for pattern in entry.any:
                 self._of_any.setdefault(key(pattern), []).append((place, entry, pattern))
-        self.words = frozenset(self.by_key) | OF_ERRORS | OF_RESTARTS
+        self.words = frozenset(self.by_key) | OF_ERRORS | OF_OURS | OF_RESTARTS
         """Those for which a block is searched."""
 
     def entry(self, line: bytes, body: bytes, frame: bytes = b"") -> Entry | None:

@@ -8,9 +8,9 @@ of all tasks. Files are read, never sourced.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +23,11 @@ SPACE = 4096
 
 LOST = "lost: "
 """How the error of a node begins from which nothing is heard any more."""
-MOST_FILES = 100_000
-"""Of an `outcome` folder that are looked at: as many tasks and attempts."""
+MOST_TASKS = 100_000
+"""Of an attempt, whose outcomes are read."""
+BOUND = 10**9
+"""No attempt has a greater number."""
+_NAMED = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}(\.[0-9]{1,9})?")
 
 
 @dataclass(frozen=True)
@@ -139,23 +142,40 @@ def read(path: Path) -> Outcome | None:
         return None
 
 
+def of_attempt(folder: Path, attempt: int, most: int = MOST_TASKS) -> dict[str, Outcome]:
+    """What tasks of an attempt have left in this folder, each by the name of its file; of `most` at most,
+    those of the first nodes. Raises OSError."""
+    names = sorted(_names(folder, attempt), key=place)[:most]
+    return {name: one for name in names if (one := read(folder / name))}
+
+
 def of_newest_attempt(folder: Path) -> tuple[int, dict[str, Outcome]]:
-    """(the newest attempt of which a task has left an outcome in this folder, each by the name of its file).
-    -1 where there is none."""
-    by_attempt: dict[int, list[str]] = {}
-    try:
-        names = [path.name for path in itertools.islice(folder.iterdir(), MOST_FILES)]
-    except OSError:
-        names = []
-    for name in names:
-        number = name.partition(".")[0]
-        if number.isascii() and number.isdigit() and len(number) < 9:
-            by_attempt.setdefault(int(number), []).append(name)
-    for attempt in sorted(by_attempt, reverse=True):
-        found = {name: one for name in sorted(by_attempt[attempt]) if (one := read(folder / name))}
-        if found:
-            return attempt, found
+    """(the newest attempt of which a task has left an outcome, the same for it). -1 where there is none.
+    Raises OSError."""
+    bound = BOUND
+    while bound >= 0:
+        numbers = (_number(name) for name in _names(folder))
+        bound = max((number for number in numbers if number < bound), default=-1)
+        if bound >= 0 and (found := of_attempt(folder, bound)):
+            return bound, found
     return -1, {}
+
+
+def place(name: str) -> int:
+    """Of the node in the allocation, by the name of its file (`file_name`)."""
+    return int(name.split(".")[1])
+
+
+def _number(name: str) -> int:
+    return int(name.partition(".")[0])
+
+
+def _names(folder: Path, attempt: int | None = None) -> Iterator[str]:
+    """Files that are named as outcomes are, of this attempt or of all."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if _NAMED.fullmatch(entry.name) and attempt in (None, _number(entry.name)):
+                yield entry.name
 
 
 def of_job(outcomes: Iterable[tuple[str, Outcome | None]], first: str = "") -> Outcome:

@@ -211,8 +211,10 @@ class RunDirectory:
         return int(text) if _is_number(text) else None
 
     def finish(self) -> None:
-        """Somebody knows how the attempt ended."""
-        self._unfinished.unlink(missing_ok=True)
+        """Somebody knows how the attempt ended. Another job that has begun here since is its own matter."""
+        begun = self.unfinished()
+        if begun is None or begun <= self.attempt:
+            self._unfinished.unlink(missing_ok=True)
 
     def ask_to_stop(self) -> None:
         """Asks for a planned end, as far as the file system lets us."""
@@ -230,7 +232,9 @@ class RunDirectory:
 
     def has_claims(self) -> bool:
         """Whether the nodes of this attempt claim it, or might: its job restarts inside the allocation."""
-        return self._crew(self.attempt).exists()
+        with contextlib.suppress(OSError):
+            return self._crew(self.attempt).exists()
+        return False
 
     def later_attempts(self) -> int:
         """The last of the attempts that followed this one without a pause."""

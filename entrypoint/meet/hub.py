@@ -455,12 +455,13 @@ class Hub(Link, ConnectionHandler):
         job = self._job
         if job is None:
             return ""
-        others = {
-            participant[0]: wire
-            for participant, wire in self._peers.items()
-            if participant[0] != self.hub and job.index(participant) not in job.finished
-        }
-        if not others or any(wire.heard > since for wire in others.values()):
+        others = set()
+        for participant, wire in self._peers.items():
+            if participant[0] != self.hub and job.index(participant) not in job.finished:
+                if wire.heard > since:
+                    return ""
+                others.add(participant[0])
+        if not others:
             return ""
         if len(others) == 1:
             return f": it is gone, or {self.me.name} is cut off"

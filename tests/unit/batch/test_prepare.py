@@ -8,14 +8,14 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from entrypoint.batch import prepare as preparation
 from entrypoint.batch import staging
 from entrypoint.batch.pbs import job as pbs
-from entrypoint.batch.prepare import prepare
+from entrypoint.batch.prepare import UNTOLD, prepare
 from entrypoint.batch.prepared import PreparedJob
 from entrypoint.batch.staging import Bandwidth
 from entrypoint.core.errors import BadInput
@@ -241,23 +241,28 @@ def test_what_came_to_its_end_without_its_job_script_is_over(host: Host) -> None
     assert (answer.one("over"), answer.one("attempt"), run.unfinished()) == ("", "2", 2)
 
 
+LOST_BEFORE = "(the job script was lost before it could say so)"
+
+
 @pytest.mark.parametrize(
     ("outcomes", "said"),
     [
         (
             {"0.1": Outcome(status=1, node="a", time=2.0, error="lost: nothing was heard from it for 60 s")},
-            ["attempt 0: a: lost: nothing was heard from it for 60 s (its job script was lost)"],
+            [f"attempt 0: a: lost: nothing was heard from it for 60 s {LOST_BEFORE}"],
         ),
         (
             {
                 "0.0": Outcome(status=9, rank=1, node="a", time=1.0, error="ValueError: x"),
                 "0.1": Outcome(status=1, node="a", time=2.0, error="lost: it closed the connection"),
             },
-            ["attempt 0: rank 1 on a: ValueError: x (its job script was lost)"],
+            [f"attempt 0: rank 1 on a: ValueError: x {LOST_BEFORE}"],
         ),
         (
             {},
-            ["attempt 0 left no word of how it ended: its first node was lost, or its job script was killed"],
+            [
+                f"attempt 0 {UNTOLD}: probably its first node was lost, or its job script was killed",
+            ],
         ),
         ({"0.0": Outcome(status=75), "0.1": Outcome(status=75)}, []),
     ],
@@ -276,14 +281,40 @@ def test_how_an_attempt_ended_whose_job_script_was_lost_is_said_by_the_next_one(
     assert len(host.ask().all("tell")) == 4
 
 
-def test_an_attempt_that_was_tried_again_is_told_with_the_one_that_was_lost(host: Host) -> None:
+def test_of_a_job_that_went_on_inside_its_allocation_the_last_attempt_is_told(host: Host) -> None:
+    run = Path(host.ask("--on-failure=restart").one("run_dir"))
+    killed = Outcome(status=137, rank=1, node="b", error="killed by SIGKILL")
+    outcome.write(run / "outcome" / "0.0", killed)
+    RunDirectory(run, 1).claim([(0, "a"), (1, "b")], exclusive=True)
+    line, _ = host.ask("--on-failure=restart").all("tell")[3:]
+    assert line.startswith(f"attempt 1 {UNTOLD}: ")
+    outcome.write(
+        run / "outcome" / "2.1", Outcome(status=1, node="a", error="lost: it closed the connection")
+    )
+    line, _ = host.ask("--on-failure=restart").all("tell")[3:]
+    assert line == f"attempt 2: a: lost: it closed the connection {LOST_BEFORE}"
+
+
+def test_what_another_job_has_begun_here_since_is_not_finished_by_the_one_before(tmp_path: Path) -> None:
+    RunDirectory(tmp_path, 4).begin(restarts=False, forgets_stop=False)
+    RunDirectory(tmp_path, 3).finish()
+    assert RunDirectory(tmp_path, 3).unfinished() == 4
+    RunDirectory(tmp_path, 5).finish()
+    assert RunDirectory(tmp_path, 3).unfinished() is None
+
+
+def test_outcomes_that_cannot_be_read_keep_no_job_from_going_on(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = Path(host.ask().one("run_dir"))
-    unreachable = Outcome(status=69, node="b", error="node 1 (b) cannot reach node 0 (a)")
-    outcome.write(run / "outcome" / "0.1", unreachable)
-    RunDirectory(run, 1).begin(restarts=False, forgets_stop=False)
-    first, second, _ = host.ask().all("tell")[3:]
-    assert first == "attempt 0: b: node 1 (b) cannot reach node 0 (a)"
-    assert second.startswith("attempt 1 left no word of how it ended: ")
+    outcome.write(run / "outcome" / "0.0", Outcome(status=1, node="a", error="no\0thing\x1b"))
+    assert f"attempt 0: a: no?thing? {LOST_BEFORE}" in host.ask().all("tell")
+
+    def unreadable(*_: object) -> NoReturn:
+        raise OSError
+
+    monkeypatch.setattr(outcome, "of_attempt", unreadable)
+    assert len(host.ask().all("tell")) == 4
 
 
 def test_a_dry_run_makes_nothing(host: Host) -> None:

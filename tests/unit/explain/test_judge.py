@@ -734,7 +734,7 @@ def test_what_a_stack_of_functions_names_has_not_failed() -> None:
 
 
 def test_how_the_attempt_before_ended_is_the_cause_only_while_nothing_else_is() -> None:
-    lost = "apptrain: attempt 0: b: lost: nothing was heard from it for 60 s (its job script was lost)\n"
+    lost = "apptrain: attempt 0: b: lost: nothing was heard from it for 60 s (the job script was lost before it could say so)\n"
     untold = f"apptrain: attempt 0 {UNTOLD}: its first node was lost, or its job script was killed\n"
     again = f"apptrain: {GOES_ON}\n"
     (found,) = of(a=lost + again + "step 1 loss 1\n").causes
@@ -743,6 +743,22 @@ def test_how_the_attempt_before_ended_is_the_cause_only_while_nothing_else_is() 
     for line in (lost, untold):
         assert [one.entry.id for one in of(a=line + again + KEY_ERROR).causes] == ["script-error"]
         assert of(a=line + again + "".join(STEPS)).causes == ()
+        assert of(a=line + again + "loss 1\n" * 9 + "apptrain: done: /runs/a\n").causes == ()
+
+
+def test_of_nodes_that_lost_each_other_none_is_to_be_left_out_whoever_says_so() -> None:
+    hub = "apptrain: b: lost: nothing was heard from it for 60 s: it is gone, or a is cut off\n"
+    spoke = "apptrain: a: lost: nothing was heard from it for 60 s\n"
+    for text in (hub + spoke, spoke + hub):
+        found = of(a=text).causes[0]
+        assert (found.entry.id, found.leave_out) == ("cut-off", "")
+    given_up = "srun: error: Node failure on b\n"
+    assert of(a=hub + given_up).causes[0].leave_out == "b"
+
+
+def test_where_the_programs_folder_is_named_on_each_line_a_restart_is_still_seen() -> None:
+    rows = "".join(f"W /opt/apptrain/lib{at}.py\n" for at in range(30_000))
+    assert of(a=OOM + rows + AGAIN + KEY_ERROR + BOX).causes[0].entry.id == "script-error"
 
 
 def test_a_run_that_begins_at_its_last_step_again_is_told_from_steps_in_a_buffer() -> None:

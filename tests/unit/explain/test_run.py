@@ -32,7 +32,7 @@ def test_the_earliest_failure_of_the_last_attempt_counts(tmp_path: Path) -> None
         _10_3=outcome(0, 2.0),
         _9_0=outcome(7, 0.5),
         x_0=outcome(8, 0.1),
-        _123456789_0=outcome(8, 0.1),
+        _1234567890_0=outcome(8, 0.1),
     )
     (path / "outcome" / "11.0").write_text("nothing")
     told = run.read(path)
@@ -76,6 +76,11 @@ OF_TWO, OF_ALL = ": it is gone, or a is cut off", ", nor from any other node: a 
         # Several against one.
         ({"0": lost("b", 1.0, OF_ALL), "1": lost("a", 2.0), "2": lost("a", 3.0)}, "0.1", "node-lost"),
         ({"0": lost("b", 2.0), "1": lost("a", 1.0), "2": lost("b", 2.0)}, "0.0", "node-lost"),
+        # Two against two.
+        (
+            {"0": lost("c", 1.0), "1": lost("c", 1.5), "2": lost("a", 2.0), "3": lost("a", 2.0)},
+            *("0.0", "cut-off"),
+        ),
     ],
 )
 @pytest.mark.parametrize("of", ["manifest", "claims"])
@@ -84,10 +89,10 @@ def test_a_node_is_gone_if_it_has_left_nothing_or_several_say_so(
 ) -> None:
     path = directory(tmp_path, **{f"_0_{place}": text for place, text in outcomes.items()})
     if of == "manifest":
-        attempts = [{"attempt": 0, "nodes": ["a", "b", "c"]}]
+        attempts = [{"attempt": 0, "nodes": ["a", "b", "c", "d"]}]
         (path / "manifest.json").write_text(json.dumps({"schema_version": 2, "attempts": attempts}))
     else:
-        (path / "outcome" / "0.nodes").write_text("0 a\n1 b\n2 c\n")
+        (path / "outcome" / "0.nodes").write_text("0 a\n1 b\n2 c\n3 d\n")
     told = run.read(path)
     assert told
     assert (told.file, told.loss) == (f"outcome/{file}", loss)
@@ -99,16 +104,22 @@ def test_a_node_is_gone_if_it_has_left_nothing_or_several_say_so(
     )
 
 
-@pytest.mark.parametrize(("unfinished", "file", "loss"), [("0", "0.1", "node-lost"), ("1", "0.0", "cut-off")])
+@pytest.mark.parametrize(("is_lost", "file", "loss"), [(True, "0.1", "node-lost"), (False, "0.0", "cut-off")])
 def test_where_the_job_script_was_lost_too_the_first_node_was_gone(
-    unfinished: str, file: str, loss: str, tmp_path: Path
+    is_lost: bool, file: str, loss: str, tmp_path: Path
 ) -> None:
     path = directory(tmp_path, _0_0=lost("b", 1.0, OF_TWO), _0_1=lost("a", 2.0))
     (path / "outcome" / "0.nodes").write_text("0 a\n1 b\n")
-    (path / "unfinished").write_text(f"{unfinished}\n")
-    told = run.read(path)
+    told = run.of_attempt(path, 0, script_is_lost=is_lost, most=9)
     assert told
     assert (told.file, told.loss) == (f"outcome/{file}", loss)
+    assert run.of_attempt(path, 1, script_is_lost=is_lost, most=9) is None
+
+
+def test_where_no_nodes_are_known_a_loss_that_one_tells_is_not_sure(tmp_path: Path) -> None:
+    told = run.read(directory(tmp_path, _0_1=lost("a", 2.0)))
+    assert told
+    assert told.loss == "cut-off"
 
 
 def test_a_rank_that_failed_comes_before_a_loss_that_is_not_sure(tmp_path: Path) -> None:
@@ -117,6 +128,15 @@ def test_a_rank_that_failed_comes_before_a_loss_that_is_not_sure(tmp_path: Path)
     told = run.read(path)
     assert told
     assert (told.file, told.loss) == ("outcome/0.0", "")
+
+
+def test_a_nodes_own_failure_is_not_doubtful_because_another_missed_it(tmp_path: Path) -> None:
+    signal = outcome(143, 3.0, rank="", node="c", error="ended by SIGTERM")
+    path = directory(tmp_path, _0_0=lost("b", 0.5), _0_1=outcome(1, 1.0, rank="3"), _0_2=signal)
+    (path / "outcome" / "0.nodes").write_text("0 a\n1 b\n2 c\n")
+    told = run.read(path)
+    assert told
+    assert (told.file, told.loss) == ("outcome/0.1", "")
 
 
 @pytest.mark.parametrize(

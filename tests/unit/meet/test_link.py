@@ -108,6 +108,19 @@ async def test_of_two_nodes_neither_can_tell_which_is_cut_off() -> None:
 
 
 @run
+async def test_a_node_of_which_another_task_is_heard_is_not_cut_off() -> None:
+    tasks = [
+        who(node, local_rank=local, mode="rank", nproc_per_node=2) for node in (0, 1) for local in (0, 1)
+    ]
+    links = await Place().all(*tasks, timeouts=replace(SHORT, peer=0.6))
+    mute(links[3]._peers[0, None])
+    async with asyncio.timeout(15):
+        (found,) = await events(links[0])
+    assert found.failure.error == "lost: nothing was heard from it for 0.6 s"
+    await close(*links)
+
+
+@run
 async def test_a_node_that_has_done_its_part_is_not_missed() -> None:
     links = await three(Place(), timeouts=replace(SHORT, peer=0.6))
     links[2].report(Done())

@@ -104,6 +104,7 @@ def test_a_full_disk_under_what_the_halves_tell_each_other_loses_no_planned_end(
     else:
         assert (ended.returncode, cluster.scontrol()) == (1, ["requeue 7"])
         assert said(ended)[0].startswith("the image does not say what follows (")
+        assert not (cluster.run_dir / "unfinished").exists(), "it was said here"
 
 
 def test_a_run_that_came_to_its_end_without_its_job_script_is_only_concluded(cluster: Cluster) -> None:

@@ -190,6 +190,7 @@ def test_a_directory_that_is_not_there_is_refused(staged: Staged) -> None:
     line = f"--stage {staged.disk}: a ({staged.disk} is no directory), b ({staged.disk} is no directory): "
     assert (ended.returncode, said(ended)) == (64, [f"{line}give another directory, or leave --stage out"])
     assert staged.sbcasts == []
+    assert not (staged.cluster.run_dir / "unfinished").exists(), "it was said here"
 
 
 def test_a_node_without_room_ends_the_job(staged: Staged) -> None:
