@@ -505,6 +505,7 @@ _OF_WORLD = {"MASTER_ADDR", "RANK", "NODE_RANK", "WORLD_SIZE"}
 """Variables of a program on several nodes that no agent starts."""
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _DEBUGGING = frozenset({("CUDA_LAUNCH_BLOCKING", "1"), ("TORCH_DISTRIBUTED_DEBUG", "DETAIL")})
+_SMALL_NUMBER = re.compile(r"[0-9]{1,8}")
 _LIST_OF_GPUS = re.compile(r"\d{1,3}(?:,\d{1,3})*")
 _NODES_OF_SLURM = re.compile(r"\$\{?SLURM_(?:NNODES|JOB_NUM_NODES)\}?")
 _EXPORTED_FUNCTION = re.compile(r"^[ \t]*export -f\b", re.M)
@@ -776,6 +777,7 @@ def _of_tasks(script: Script) -> Iterator[Found]:
 
 
 def _of_fewer_tasks(script: Script) -> Iterator[Found]:
+    settings = _settings(script, "SLURM_NTASKS")
     for one in script.launches:
         if one.starter != "srun" or script.request.scheduler != "slurm":
             continue
@@ -785,11 +787,19 @@ def _of_fewer_tasks(script: Script) -> Iterator[Found]:
         if count > 1 and one.words and one.words[0].text.rpartition("/")[2] in _MPI:
             yield Found(MPIRUN_IN_SRUN, one.line, _quote(script, one.starter_line))
         tasks, per_node = own.find("ntasks"), own.find("ntasks-per-node")
-        if tasks is None or (per_node and tasks not in one.starter_options):
-            continue  # NTASKS is about both
         counts = not one.agent_options.keys().isdisjoint(("nnodes", "num-machines"))
         is_part = one.in_loop or one.in_background or own.find("relative", "r", "nodelist")
-        if counts and not is_part and _is_of_several(script, one) and count < nodes:
+        if not counts or is_part or not _is_of_several(script, one):
+            continue
+        variable = _set_for(one, "SLURM_NTASKS", settings)
+        set_to = _split(variable)[1].strip("'\"") if variable else ""
+        if variable and _SMALL_NUMBER.fullmatch(set_to) and tasks not in one.starter_options:
+            if 0 < int(set_to) < nodes:  # srun takes it for its --ntasks
+                yield Found(FEWER_TASKS, variable.line, f"{variable.raw}, {nodes} nodes")
+            continue
+        if tasks is None or (per_node and tasks not in one.starter_options):
+            continue  # NTASKS is about both
+        if count < nodes:
             yield Found(FEWER_TASKS, tasks.line, f"--ntasks={tasks.value}, {nodes} nodes")
 
 

@@ -52,6 +52,8 @@ CASES: list[tuple[str, str, int]] = [
     (f"{ASKED}{SRUN} python fit.py trainer.devices=4\n", "devices-against-tasks", 5),
     (GOOD.replace("#SBATCH --ntasks-per-node=1", "#SBATCH --ntasks=1"), "fewer-tasks-than-nodes", 3),
     (GOOD.replace(SRUN, f"{SRUN} -n 1"), "fewer-tasks-than-nodes", 6),
+    (GOOD.replace(HEAD, f"export SLURM_NTASKS=1\n{HEAD}"), "fewer-tasks-than-nodes", 5),
+    (GOOD.replace(SRUN, f"SLURM_NTASKS='1' {SRUN}"), "fewer-tasks-than-nodes", 6),
     (f"{TASKS}srun -K --mpi=pmix mpirun -np 8 python t.py\n", "mpirun-in-srun", 5),
     (f"{ASKED}{SRUN} mpiexec python t.py\n", "mpirun-in-srun", 5),
     (GOOD.replace(HEAD, f"export CUDA_VISIBLE_DEVICES=0,1\n{HEAD}"), "visible-devices", 5),
@@ -464,6 +466,13 @@ def test_the_devices_of_a_program_that_is_not_lightnings_are_no_trap() -> None:
             "fewer-tasks-than-nodes",
         ),
         (GOOD.replace("--ntasks-per-node=1", "--ntasks=2"), "fewer-tasks-than-nodes"),
+        (GOOD.replace(HEAD, f"export SLURM_NTASKS=2\n{HEAD}"), "fewer-tasks-than-nodes"),
+        (GOOD.replace(HEAD, f"export SLURM_NTASKS=$N\n{HEAD}"), "fewer-tasks-than-nodes"),
+        (
+            GOOD.replace(HEAD, f"export SLURM_NTASKS=1\n{HEAD}").replace(SRUN, f"{SRUN} -n 2"),
+            "fewer-tasks-than-nodes",
+        ),
+        (GOOD.replace(HEAD, f"export SLURM_NTASKS=1\n{HEAD}unset SLURM_NTASKS\n"), "fewer-tasks-than-nodes"),
         (
             GOOD.replace("--ntasks-per-node=1", "--ntasks=1").replace(SRUN, f"{SRUN} -n 2"),
             "fewer-tasks-than-nodes",
