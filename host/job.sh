@@ -366,7 +366,8 @@ prepare_again() {
     begin_attempts
 }
 
-# Sets `task` and APPTRAIN_ATTEMPT.
+# Sets `task`, APPTRAIN_ATTEMPT, and what the image has left in the run directory for whoever comes
+# after a job script that is lost: the file `mark`, which holds `mark_of`.
 begin_attempts() {
     local name
     given_options=()
@@ -377,6 +378,10 @@ begin_attempts() {
     done
     unset APPTRAIN_ARGS APPTRAIN_ARGS_FILE
     export APPTRAIN_ATTEMPT=$attempt
+    if [[ -z $dry_run && -z $over ]]; then
+        mark=$run_dir/unfinished
+        mark_of=$attempt
+    fi
     task=("$APPTRAIN_HOME/containers/run.sh" --outcome "$outcome"
         ${container_words[@]+"${container_words[@]}"} "${task[@]}" "$APPTRAIN_IMAGE")
     task+=(python -P -m entrypoint)
@@ -465,26 +470,29 @@ copy_to_log() {
 
 # A trap: removes what is this job's own, and waits for the log.
 clean_up() {
-    local waited=0
+    local waited=0 ending
     trap '' HUP INT TERM # also for `sleep`, of whose end bash would tell
     rm -rf -- "$handover_dir"
-    finish_run
-    ((${#loggers[@]})) || return 0
-    exec >&3 2>&4 3>&- 4>&-
-    while kill -0 "${loggers[@]}" 2>/dev/null && ((waited++ < LOG_TRIES)); do
+    ending=(${loggers[@]+"${loggers[@]}"})
+    if [[ -n $mark ]]; then
+        finish_run </dev/null >/dev/null 2>&1 3>&- 4>&- &
+        ending+=("$!")
+    fi
+    ((${#ending[@]})) || return 0
+    if ((${#loggers[@]})); then
+        exec >&3 2>&4 3>&- 4>&-
+    fi
+    while kill -0 "${ending[@]}" 2>/dev/null && ((waited++ < LOG_TRIES)); do
         sleep "$LOG_PAUSE"
     done
-    kill -KILL "${loggers[@]}" 2>/dev/null || true
+    kill -KILL "${ending[@]}" 2>/dev/null || true
 }
 
-# Whoever uses the run directory next need not say how this job ended: this script has come to its
-# own end. Another job that has begun there since is its own matter.
+# This script has come to an end of its own, without a verdict: whoever uses the run directory next
+# need not say how it ended. What another job has begun there since stays.
 finish_run() {
-    local begun=''
-    [[ -n $run_dir && -f $run_dir/unfinished ]] || return 0
-    { read -r begun <"$run_dir/unfinished"; } 2>/dev/null || true
-    if [[ $begun =~ ^[0-9]{1,9}$ ]] && ((10#$begun <= attempt)); then
-        rm -f -- "$run_dir/unfinished"
+    if [[ -f $mark && $(<"$mark") == "$mark_of" ]]; then
+        rm -f -- "$mark"
     fi
 }
 
@@ -566,6 +574,7 @@ with_staged() {
 conclude() {
     local ended=$status
     if read_answer verdict && [[ $verdict_for == "$asked_to_end" ]]; then
+        heed_verdict
         return
     fi
     rm -f -- "$handover_dir/verdict"
@@ -574,6 +583,7 @@ conclude() {
         run_in_image conclude "$CONCLUDE"
     fi
     if read_answer verdict; then
+        heed_verdict
         return
     fi
     follows=end
@@ -586,6 +596,14 @@ conclude() {
     said=${said:-nothing}
     ended=${asked_to_end:-$ended}
     lines=("say=the image does not say what follows ($said): ended with status $ended")
+}
+
+# The image has taken `mark` away, or begun the attempt that follows.
+heed_verdict() {
+    mark_of=$attempt
+    if [[ $follows != again ]]; then
+        mark=''
+    fi
 }
 
 # Has the scheduler run the job again.
@@ -620,6 +638,8 @@ begin_job() {
     child=''
     run_dir=''
     attempt=''
+    mark=''
+    mark_of=''
     show_only=''
     cluster=''
     given_image=${APPTRAIN_IMAGE:-}

@@ -194,6 +194,7 @@ def carry_out(where: Path, job: PreparedJob, found: Verdict, asked: str = "") ->
     if found.follows == "again":
         # No rank has seen a wish to stop that came while the nodes met.
         following.begin(restarts=job.policy.restarts_in_place, forgets_stop=False)
+        following.note_begun()
         dataclasses.replace(job, attempt=attempt, tries=job.tries + 1, script=None, queued=None).write(where)
     else:
         RunDirectory(job.run_dir, attempt - 1).finish()

@@ -40,7 +40,8 @@ NEEDED = ("torch", "psutil")
 """Packages without which no image can train here."""
 GOES_ON = "this run directory has been used before: the run goes on there"
 MOST_READ = 1000
-"""Outcomes of an attempt before that are read: all its nodes are told the same first failure."""
+"""Outcomes of an attempt before that are read, those of its first nodes."""
+OVER = ("over", "yes")
 UNTOLD = "left no word of how it ended"
 NODE_DISKS = ("SLURM_TMPDIR", "TMPDIR")
 """Variables that name a directory of the node's own; else /tmp."""
@@ -120,6 +121,8 @@ def prepare(where: Path, inside: Mapping[str, str]) -> int:
     else:
         of_image = list(_of_image(asked, inside))
         answer += [*_begin(where, asked), *of_image, *_stage(where, asked), *_chain(where, asked)]
+        if OVER not in answer:
+            run.note_begun()
     handover.answer(where / handover.ANSWER, answer)
     return 0
 
@@ -357,7 +360,7 @@ def _begin(where: Path, asked: _Request) -> Entries:
     if run.attempt:
         yield ("tell", GOES_ON)
     if is_over:
-        yield from (("tell", DONE_LINE.format(run.path)), ("over", "yes"))
+        yield from (("tell", DONE_LINE.format(run.path)), OVER)
 
 
 def _end_nobody_told(run: RunDirectory) -> str:
@@ -374,8 +377,8 @@ def _end_nobody_told(run: RunDirectory) -> str:
         return f"attempt {attempt} {UNTOLD}: probably its first node was lost, or its job script was killed"
     if told.failure is None:
         return ""
-    of_nodes = "(the job script was lost before it could say so)"
-    return str(plain(f"attempt {attempt}: {told.failure.whose}{told.failure.reason} {of_nodes}"))
+    why = "(the job script was lost before it could say so)"
+    return str(plain(f"attempt {attempt}: {told.failure.whose}{told.failure.reason} {why}"))
 
 
 def _begun(facts: Facts) -> float | None:

@@ -8,6 +8,7 @@ if nothing was found; 64 if there is nothing to read.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -57,9 +58,13 @@ def main(what: str, *, as_json: bool) -> int:
     if as_json:
         _print_json(found, rows, scan, done)
     else:
-        is_unended = told is None and what != STDIN and run.is_one(Path(what))
+        is_unended = told is None and what != STDIN and run.is_one(Path(what)) and _is_listed(Path(what))
         print("\n".join(_in_words(found, rows, scan, done, told, is_unended=is_unended)))
     return KNOWN if rows else UNKNOWN
+
+
+def _is_listed(path: Path) -> bool:
+    return os.access(path / "outcome", os.R_OK | os.X_OK)
 
 
 def _read(path: Path, scan: Scan) -> logs.Read:

@@ -57,7 +57,10 @@ def read(path: Path) -> Told | None:
     """None for anything but a run directory in which something has ended."""
     if not is_one(path):
         return None
-    attempt, found = outcome.of_newest_attempt(path / "outcome")
+    try:
+        attempt, found = outcome.of_newest_attempt(path / "outcome")
+    except OSError:
+        return None
     return _told(path, attempt, found, script_is_lost=False) if found else None
 
 
@@ -71,16 +74,18 @@ def of_attempt(path: Path, attempt: int, *, script_is_lost: bool, most: int) -> 
 def _told(path: Path, attempt: int, found: Mapping[str, Outcome], *, script_is_lost: bool) -> Told:
     failures = {name: one for name, one in found.items() if one.is_failure}
     names = _names(path, attempt)
-    gone = _gone(found, names)
+    left = {names.get(place) for place in outcome.places(path / "outcome", attempt)}
+    silences = {name: one for name, one in found.items() if one.is_silence}
+    gone = _gone(silences, set(names.values()) - left)
     if script_is_lost and not gone:
-        gone = {one.node for one in failures.values() if one.is_loss_of(names.get(0, ""))}
+        gone = {one.node for one in silences.values()} & {names.get(0, "")}
     # Of two sides that lost each other, the one that was there to the end knows better.
     name = min(
         failures, key=lambda name: (_is_doubtful(failures[name], gone), failures[name].time), default=""
     )
     first = failures.get(name)
     loss = ""
-    if first is not None and first.is_loss_of(first.node):
+    if first is not None and first.is_silence:
         loss = NODE_LOST if first.node in gone else CUT_OFF
     stacks = f"stacks/{attempt}"
     return Told(
@@ -93,20 +98,17 @@ def _told(path: Path, attempt: int, found: Mapping[str, Outcome], *, script_is_l
 
 
 def _is_doubtful(one: Outcome, gone: Iterable[str]) -> bool:
-    return one.is_loss_of(one.node) and one.node not in gone
+    return one.is_silence and one.node not in gone
 
 
-def _gone(found: Mapping[str, Outcome], names: Mapping[int, str]) -> set[str]:
-    """Of the nodes that others took for lost, those that were: they have left nothing, or several others say
-    so of this one alone. `found`: by the names of the files; `names`: nodes by their places."""
-    left = {names.get(outcome.place(file)) for file in found}
+def _gone(silences: Mapping[str, Outcome], left_nothing: set[str]) -> set[str]:
+    """Of the nodes of which others heard nothing, those that were gone: they have left nothing, or several
+    others say so of this one alone. `silences`: by the names of the files."""
     accusers: dict[str, set[int]] = {}
-    for file, one in found.items():
-        if one.is_loss_of(one.node):
-            accusers.setdefault(one.node, set()).add(outcome.place(file))
-    silent = accusers.keys() & set(names.values()) - left
+    for file, one in silences.items():
+        accusers.setdefault(one.node, set()).add(outcome.place(file))
     by_several = {node for node, places in accusers.items() if len(places) > 1}
-    return silent | (by_several if len(by_several) == 1 else set())
+    return accusers.keys() & left_nothing | (by_several if len(by_several) == 1 else set())
 
 
 def _names(path: Path, attempt: int) -> Mapping[int, str]:

@@ -793,8 +793,8 @@ def _of_fewer_tasks(script: Script) -> Iterator[Found]:
             continue
         variable = _set_for(one, "SLURM_NTASKS", settings)
         set_to = _split(variable)[1].strip("'\"") if variable else ""
-        if variable and _SMALL_NUMBER.fullmatch(set_to) and tasks not in one.starter_options:
-            if 0 < int(set_to) < nodes:  # srun takes it for its --ntasks
+        if variable and tasks not in one.starter_options:  # srun takes it for its --ntasks
+            if _SMALL_NUMBER.fullmatch(set_to) and 0 < int(set_to) < nodes:
                 yield Found(FEWER_TASKS, variable.line, f"{variable.raw}, {nodes} nodes")
             continue
         if tasks is None or (per_node and tasks not in one.starter_options):

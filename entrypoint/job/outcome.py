@@ -68,6 +68,12 @@ class Outcome:
         return self.rank is None and self.node == node and self.error.startswith(LOST)
 
     @property
+    def is_silence(self) -> bool:
+        """Whether this says of a node that nothing was heard from it: its processes may live. Those of a node
+        whose connection was closed do not, and the node may."""
+        return self.is_loss_of(self.node) and "nothing was heard" in self.error
+
+    @property
     def is_unavailable(self) -> bool:
         """Whether a port or a peer kept the ranks from starting: another attempt may help. A rank that ends
         with this status means something of its own."""
@@ -147,6 +153,11 @@ def of_attempt(folder: Path, attempt: int, most: int = MOST_TASKS) -> dict[str, 
     those of the first nodes. Raises OSError."""
     names = sorted(_names(folder, attempt), key=place)[:most]
     return {name: one for name in names if (one := read(folder / name))}
+
+
+def places(folder: Path, attempt: int) -> set[int]:
+    """The nodes that have left an outcome of this attempt, whether or not it can be read. Raises OSError."""
+    return {place(name) for name in _names(folder, attempt)}
 
 
 def of_newest_attempt(folder: Path) -> tuple[int, dict[str, Outcome]]:

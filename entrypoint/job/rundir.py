@@ -182,14 +182,12 @@ class RunDirectory:
         return {int(place): name for place, name in rows if _is_number(place)}
 
     def begin(self, *, restarts: bool, forgets_stop: bool) -> None:
-        """Makes this attempt's folders before its nodes start; whoever comes after this job learns that it
-        was begun. With `forgets_stop` an earlier wish to stop is forgotten: it was meant for another job.
-        With `restarts` nodes of before that still run, cut off from the others, cannot claim it for
-        themselves. Raises BadInput, OSError."""
+        """Makes this attempt's folders before its nodes start. With `forgets_stop` an earlier wish to stop is
+        forgotten: it was meant for another job. With `restarts` nodes of before that still run, cut off from
+        the others, cannot claim it for themselves. Raises BadInput, OSError."""
         self.create()
         if restarts:
             write_private(self._crew(self.attempt), "")
-        write_private(self._unfinished, f"{self.attempt}\n")
         if forgets_stop:
             self.forget_stop()
 
@@ -201,6 +199,11 @@ class RunDirectory:
             raise BadInput(
                 "stop-file-directory", f"{self.stop} is a directory, not a wish to stop: remove it"
             ) from None
+
+    def note_begun(self) -> None:
+        """Whoever comes after this job learns that the attempt was begun, unless somebody says how it ended
+        (host/job.sh does where the image cannot). Raises OSError."""
+        write_private(self._unfinished, f"{self.attempt}\n")
 
     def unfinished(self) -> int | None:
         """The attempt of a job whose script told nobody how it ended; else None."""

@@ -296,7 +296,7 @@ def test_of_a_job_that_went_on_inside_its_allocation_the_last_attempt_is_told(ho
 
 
 def test_what_another_job_has_begun_here_since_is_not_finished_by_the_one_before(tmp_path: Path) -> None:
-    RunDirectory(tmp_path, 4).begin(restarts=False, forgets_stop=False)
+    RunDirectory(tmp_path, 4).note_begun()
     RunDirectory(tmp_path, 3).finish()
     assert RunDirectory(tmp_path, 3).unfinished() == 4
     RunDirectory(tmp_path, 5).finish()

@@ -467,7 +467,12 @@ def test_the_devices_of_a_program_that_is_not_lightnings_are_no_trap() -> None:
         ),
         (GOOD.replace("--ntasks-per-node=1", "--ntasks=2"), "fewer-tasks-than-nodes"),
         (GOOD.replace(HEAD, f"export SLURM_NTASKS=2\n{HEAD}"), "fewer-tasks-than-nodes"),
-        (GOOD.replace(HEAD, f"export SLURM_NTASKS=$N\n{HEAD}"), "fewer-tasks-than-nodes"),
+        (
+            GOOD.replace("--ntasks-per-node=1", "--ntasks=1").replace(
+                HEAD, f"export SLURM_NTASKS=$SLURM_NNODES\n{HEAD}"
+            ),
+            "fewer-tasks-than-nodes",
+        ),
         (
             GOOD.replace(HEAD, f"export SLURM_NTASKS=1\n{HEAD}").replace(SRUN, f"{SRUN} -n 2"),
             "fewer-tasks-than-nodes",

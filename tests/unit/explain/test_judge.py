@@ -735,7 +735,7 @@ def test_what_a_stack_of_functions_names_has_not_failed() -> None:
 
 def test_how_the_attempt_before_ended_is_the_cause_only_while_nothing_else_is() -> None:
     lost = "apptrain: attempt 0: b: lost: nothing was heard from it for 60 s (the job script was lost before it could say so)\n"
-    untold = f"apptrain: attempt 0 {UNTOLD}: its first node was lost, or its job script was killed\n"
+    untold = f"apptrain: attempt 0 {UNTOLD}: probably its first node was lost, or its job script was killed\n"
     again = f"apptrain: {GOES_ON}\n"
     (found,) = of(a=lost + again + "step 1 loss 1\n").causes
     assert (found.entry.id, found.node, found.leave_out) == ("node-lost", "b", "b")

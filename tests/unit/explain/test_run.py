@@ -1,7 +1,9 @@
 """What a run directory knows of its end."""
 
 import json
+import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -114,6 +116,34 @@ def test_where_the_job_script_was_lost_too_the_first_node_was_gone(
     assert told
     assert (told.file, told.loss) == (f"outcome/{file}", loss)
     assert run.of_attempt(path, 1, script_is_lost=is_lost, most=9) is None
+
+
+def test_a_node_that_closed_its_connection_was_there_to_do_so(tmp_path: Path) -> None:
+    closed = outcome(1, 2.0, rank="", node="a", error="lost: it closed the connection")
+    path = directory(tmp_path, _0_1=closed)
+    (path / "outcome" / "0.nodes").write_text("0 a\n1 b\n")
+    told = run.read(path)
+    assert told
+    (found,) = run.with_told(Judgement((), (), None), told).causes
+    assert (found.entry.id, found.node, found.leave_out) == ("launcher-killed", "a", "")
+
+
+def test_a_node_whose_outcome_was_not_read_has_left_one(tmp_path: Path) -> None:
+    path = directory(tmp_path, _0_0=lost("b", 1.0, OF_TWO), _0_1=lost("a", 2.0))
+    (path / "outcome" / "0.nodes").write_text("0 a\n1 b\n")
+    told = run.of_attempt(path, 0, script_is_lost=False, most=1)
+    assert told
+    assert told.loss == "cut-off"
+
+
+def test_outcomes_that_may_not_be_listed_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = directory(tmp_path, _0_1=lost("a", 2.0))
+
+    def denied(folder: Path) -> NoReturn:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    monkeypatch.setattr(os, "scandir", denied)
+    assert run.read(path) is None
 
 
 def test_where_no_nodes_are_known_a_loss_that_one_tells_is_not_sure(tmp_path: Path) -> None:

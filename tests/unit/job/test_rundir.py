@@ -137,7 +137,9 @@ def test_an_attempt_that_begins_forgets_what_was_meant_for_another(
     assert run.stop.stat().st_mode & 0o777 == 0o600
     run.begin(restarts=restarts, forgets_stop=forgets)
     assert run.stop.exists() == (not forgets)
-    assert (run.unfinished(), run.has_claims(), run.is_closed()) == (3, restarts, restarts)
+    assert (run.unfinished(), run.has_claims(), run.is_closed()) == (None, restarts, restarts)
+    run.note_begun()
+    assert run.unfinished() == 3
     run.finish()
     run.finish()
     assert run.unfinished() is None

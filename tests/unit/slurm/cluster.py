@@ -104,6 +104,9 @@ if what.get("wait"):  # for a file, or an end by signal
         time.sleep(0.02)
 if what.get("asked"):
     open(f"{{run}}/stop", "w").close()
+if what.get("another"):  # job that has begun in this run directory
+    with open(f"{{run}}/unfinished", "w") as file:
+        print(what["another"], file=file)
 status = what.get("status", 0)
 if status != "none":
     lines = {{"status": status, "rank": what.get("rank", ""), "node": what.get("node", ""), "signal": 0,

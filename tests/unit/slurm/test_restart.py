@@ -107,6 +107,25 @@ def test_a_full_disk_under_what_the_halves_tell_each_other_loses_no_planned_end(
         assert not (cluster.run_dir / "unfinished").exists(), "it was said here"
 
 
+@pytest.mark.parametrize("options", [["--dry-run"], ["--profile=none.yaml"]])
+def test_a_job_script_that_begins_nothing_leaves_what_another_has_begun(
+    cluster: Cluster, options: list[str]
+) -> None:
+    cluster.run_dir.mkdir(parents=True)
+    (cluster.run_dir / "unfinished").write_text("0\n")
+    (cluster.run_dir / "logs/0").mkdir(parents=True)
+    cluster.run(*options)
+    assert (cluster.run_dir / "unfinished").read_text() == "0\n"
+
+
+@pytest.mark.parametrize("broken", ["", "conclude"])
+def test_what_another_job_has_begun_meanwhile_stays_when_this_one_ends(cluster: Cluster, broken: str) -> None:
+    tasks = {"0": {"another": 1}, "1": {"another": 1}}
+    ended = cluster.run(tasks=tasks, FAKE_IMAGE=broken)
+    assert ended.returncode == int(bool(broken)), ended.stderr
+    assert (cluster.run_dir / "unfinished").read_text() == "1\n"
+
+
 def test_a_run_that_came_to_its_end_without_its_job_script_is_only_concluded(cluster: Cluster) -> None:
     outcomes = cluster.run_dir / "outcome"
     outcomes.mkdir(parents=True)
