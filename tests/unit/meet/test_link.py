@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from entrypoint.meet import wire as wire_module
+from entrypoint.meet.link import Link
 from entrypoint.meet.messages import AllDone, Done, Fail, Failed
 from entrypoint.meet.node_failures import NodeFailures
 from entrypoint.meet.wire import Wire
@@ -16,6 +17,12 @@ def mute(*wires: Wire) -> None:
     """Let nothing more out of these ends, heartbeats included."""
     for wire in wires:
         vars(wire)["send"] = lambda message: None  # noqa: ARG005
+
+
+async def error_told(link: Link) -> str:
+    async with asyncio.timeout(15):
+        (found,) = await events(link)
+    return found.failure.error
 
 
 class GivenUp(NodeFailures):
@@ -88,10 +95,8 @@ async def test_a_silent_spoke_is_lost_within_its_bound_and_told_so() -> None:
 async def test_node_0_that_hears_from_nobody_says_that_it_may_be_cut_off_itself() -> None:
     links = await three(Place(), timeouts=replace(SHORT, peer=0.6))
     mute(links[1]._peers[0, None], links[2]._peers[0, None])
-    async with asyncio.timeout(15):
-        (found,) = await events(links[0])
     why = "nothing was heard from it for 0.6 s, nor from any other node: n0 may be cut off"
-    assert found.failure.error == f"lost: {why}"
+    assert await error_told(links[0]) == f"lost: {why}"
     await close(*links)
 
 
@@ -100,10 +105,8 @@ async def test_of_two_nodes_neither_can_tell_which_is_cut_off() -> None:
     place = Place()
     links = await place.all(who(0), who(1), timeouts=replace(SHORT, peer=0.6))
     mute(links[1]._peers[0, None])
-    async with asyncio.timeout(15):
-        (found,) = await events(links[0])
     why = "nothing was heard from it for 0.6 s: it is gone, or n0 is cut off"
-    assert found.failure.error == f"lost: {why}"
+    assert await error_told(links[0]) == f"lost: {why}"
     await close(*links)
 
 
@@ -114,9 +117,7 @@ async def test_a_node_of_which_another_task_is_heard_is_not_cut_off() -> None:
     ]
     links = await Place().all(*tasks, timeouts=replace(SHORT, peer=0.6))
     mute(links[3]._peers[0, None])
-    async with asyncio.timeout(15):
-        (found,) = await events(links[0])
-    assert found.failure.error == "lost: nothing was heard from it for 0.6 s"
+    assert await error_told(links[0]) == "lost: nothing was heard from it for 0.6 s"
     await close(*links)
 
 
@@ -126,9 +127,7 @@ async def test_a_node_that_has_done_its_part_is_not_missed() -> None:
     links[2].report(Done())
     await links[2].close()
     mute(links[1]._peers[0, None])
-    async with asyncio.timeout(15):
-        (found,) = await events(links[0])
-    assert found.failure.error.endswith(" for 0.6 s: it is gone, or n0 is cut off")
+    assert (await error_told(links[0])).endswith(" for 0.6 s: it is gone, or n0 is cut off")
     await close(*links)
 
 
