@@ -3,7 +3,8 @@ ours. `gpu` is the entry.
 
 ResNet-50 and ViT-B/16 run in bf16 on images made on the device, compiled and not, for the share of the peak.
 Then the same models train on a folder of JPEGs, alternating with references/classification/train.py of a
-checkout of pytorch/vision (TORCHVISION=DIR), which no wheel has.
+checkout of pytorch/vision (TORCHVISION=DIR), which no wheel has. With ResNet-50, whose loaders keep all cores
+busy, that script runs under our launcher too, so that the launchers can be compared.
 """
 
 import json
@@ -15,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +24,7 @@ from typing import Any, Final, TypeVar
 
 from benchmarks import bounded, device
 from benchmarks.device import Unready
+from entrypoint.core.plain import counted
 
 PAIRS: Final = 2
 """As many as 10 minutes on one H100 have room for: 395 s had room for three of the four."""
@@ -58,6 +61,8 @@ class BenchModel:
     batch: int
     """Images a GPU."""
     channels_last: bool
+    launchers: bool
+    """Whether torchvision's script runs under our launcher too."""
 
     @property
     def gflop(self) -> float:
@@ -66,10 +71,13 @@ class BenchModel:
 
 
 MODELS: Final = (
-    BenchModel(name="resnet50", gmacs=4.089, batch=256, channels_last=True),
-    BenchModel(name="vit_b_16", gmacs=17.564, batch=128, channels_last=False),
+    BenchModel(name="resnet50", gmacs=4.089, batch=256, channels_last=True, launchers=True),
+    BenchModel(name="vit_b_16", gmacs=17.564, batch=128, channels_last=False, launchers=False),
 )
 
+WAYS: Final = ("forks", "spawns")
+"""In which our launcher starts the ranks of torchvision's script."""
+WITHOUT_WAITING: Final = "theirs_without_waiting"
 
 T = TypeVar("T")
 
@@ -128,11 +136,10 @@ class Bench:
         compared: dict[str, list[dict[str, float]]] = {model.name: [] for model in MODELS}
         for number in range(pairs):
             for model in MODELS:
-                if pair := self._try(f"{model.name}, pair {number + 1}", lambda: self._pair(model, number)):  # noqa: B023
-                    compared[model.name].append(pair)
+                compared[model.name].append(self._pair(model, number))
         beside = {name: summary(found) for name, found in compared.items()}
         for name, found in beside.items():
-            print(f"{name} on JPEGs: {in_words(found)}")
+            print(f"{name} on JPEGs: {in_words(found) or 'no pair was measured'}")
         return {
             "gpus": self.facts,
             "alone": alone,
@@ -158,20 +165,25 @@ class Bench:
                 yield name, found
 
     def _pair(self, model: BenchModel, number: int) -> dict[str, float]:
-        """Rates of both; their order turns, so that a drift of the machine falls on both."""
+        """Rates of all, less what failed; their order turns, so that a drift of the machine falls on each."""
+        turned = ("ours", "torchrun", *(WAYS if model.launchers else ()))[:: -1 if number % 2 else 1]
+        found: dict[str, float] = {}
+        for way in turned:
+            what = f"{model.name}, pair {number + 1}, {way}"
+            found |= self._try(what, partial(self._rates, model, way)) or {}
+        said = ", ".join(f"{name} {rate:.0f}" for name, rate in found.items() if name != WITHOUT_WAITING)
+        print(f"  {model.name}, pair {number + 1}: {said} images/s", flush=True)
+        return found
+
+    def _rates(self, model: BenchModel, way: str) -> dict[str, float]:
+        """On JPEGs: `ours`, or torchvision's script as `way` starts it, which is `theirs` under torchrun."""
         images = self.folder / model.name
-        if number % 2:
-            theirs = self.theirs(model, images)
-            ours = self.ours(model, images=images)
-        else:
-            ours = self.ours(model, images=images)
-            theirs = self.theirs(model, images)
-        print(
-            f"  {model.name}, pair {number + 1}: {ours:.0f} images/s, torchvision's script "
-            f"{theirs['images_per_s']:.0f}",
-            flush=True,
-        )
-        return {"ours": ours, "theirs": theirs["images_per_s"], "theirs_without_waiting": theirs["img_s"]}
+        if way == "ours":
+            return {way: self.ours(model, images=images)}
+        theirs = self.theirs(model, images, way)
+        if way == "torchrun":
+            return {"theirs": theirs["images_per_s"], WITHOUT_WAITING: theirs["img_s"]}
+        return {way: theirs["images_per_s"]}
 
     def _try(self, what: str, measure: Callable[[], T]) -> T | None:
         if time.monotonic() >= self.end:
@@ -218,19 +230,28 @@ class Bench:
             *("optimizer.lr=0.01", "optimizer.warmup_steps=10", "checkpoint.minutes=0"),
         ]
 
-    def theirs(self, model: BenchModel, images: Path) -> dict[str, float]:
-        """Images/s of torchvision's script under torchrun, as it counts them, and those of whole steps."""
+    def theirs(self, model: BenchModel, images: Path, way: str) -> dict[str, float]:
+        """Images/s of torchvision's script, as it counts them, and those of whole steps. `way` is torchrun,
+        or one of WAYS."""
         with TemporaryDirectory(dir=self.folder) as folder:
-            ended = self._run(self.their_command(model, images), Path(folder))
+            argv = [*self.launched(way, Path(folder)), *self.their_command(model, images)]
+            ended = self._run(argv, Path(folder))
         return their_rates(ended.out, self.batch(model), self.ranks)
 
+    def launched(self, way: str, folder: Path) -> list[str]:
+        """What starts a script on all GPUs; its words follow."""
+        ranks = ("--nproc-per-node", str(self.ranks))
+        if way == "torchrun":
+            torchrun = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1")
+            return [sys.executable, *torchrun, *ranks]
+        how = ("--device", "cuda", "--start-ranks", {"forks": "fork", "spawns": "spawn"}[way])
+        return [*device.launcher(folder / "run"), *ranks, *how, "--"]
+
     def their_command(self, model: BenchModel, images: Path) -> list[str]:
-        torchrun = ("-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1")
         return [
-            *(sys.executable, *torchrun, "--nproc-per-node", str(self.ranks), str(self.script)),
-            *("--data-path", str(images), "--model", model.name, "--batch-size", str(self.batch(model))),
-            *("--workers", str(self.workers), "--epochs", "1", "--print-freq", "1", "--lr", "0.01"),
-            *("--amp", "--output-dir", ""),
+            *(str(self.script), "--data-path", str(images), "--model", model.name),
+            *("--batch-size", str(self.batch(model)), "--workers", str(self.workers), "--epochs", "1"),
+            *("--print-freq", "1", "--lr", "0.01", "--amp", "--output-dir", ""),
         ]
 
     def _run(self, argv: Sequence[str], cwd: Path | None = None) -> bounded.CommandResult:
@@ -281,22 +302,27 @@ def shares(rate: float, model: BenchModel, gpus: Sequence[Mapping[str, Any]]) ->
 
 
 def summary(pairs: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """The pairs, and the median and the range of their ratios."""
-    if not pairs:
-        return {"pairs": []}
-    ratios = [pair["ours"] / pair["theirs"] for pair in pairs]
+    """The pairs, and the median and the range of their ratios, of ours and of each of our launcher's ways to
+    torchvision's script under torchrun; those that nothing was measured of are left out."""
+    of = {
+        name: [pair[name] / pair["theirs"] for pair in pairs if {name, "theirs"} <= pair.keys()]
+        for name in ("ours", *WAYS)
+    }
+    return {"pairs": list(pairs), "ratios": {name: _spread(ratios) for name, ratios in of.items() if ratios}}
+
+
+def _spread(ratios: Sequence[float]) -> dict[str, float | int]:
     spread = {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)}
-    return {"pairs": list(pairs), "ratio": spread}
+    return spread | {"pairs": len(ratios)}
 
 
 def in_words(found: Mapping[str, Any]) -> str:
     """What `summary` found."""
-    if "ratio" not in found:
-        return "no pair was measured"
-    ratio, count = found["ratio"], len(found["pairs"])
-    return (
-        f"{ratio['median']:.3f} of torchvision's script ({ratio['min']:.3f} to {ratio['max']:.3f}, "
-        f"{count} pair{'s' * (count > 1)})"
+    words = {"ours": "ours", **{way: f"that script under our launcher, {way}" for way in WAYS}}
+    return "; ".join(
+        f"{words[name]} {one['median']:.3f} of torchvision's script ({one['min']:.3f} to {one['max']:.3f}, "
+        f"{counted(one['pairs'], 'pair')})"
+        for name, one in found["ratios"].items()
     )
 
 

@@ -5,7 +5,6 @@ From the job script's arguments, files and variables, the profile, and what the 
 run directory, the command that starts the tasks, and what each task is shown and gets.
 """
 
-import importlib.util
 import os
 import shlex
 import time
@@ -36,8 +35,6 @@ from entrypoint.plan.sources import Settings
 from entrypoint.record.partition import VARIABLE, partition, whole_file
 
 Entries = Iterator[tuple[str, str]]
-NEEDED = ("torch", "psutil")
-"""Packages without which no image can train here."""
 GOES_ON = "this run directory has been used before: the run goes on there"
 MOST_READ = 1000
 """Outcomes of an attempt before that are read, those of its first nodes."""
@@ -299,14 +296,7 @@ def _of_image(asked: _Request, inside: Mapping[str, str]) -> Entries:
     BadInput where it lacks what these need."""
     if "APPTRAIN_STACK" in inside:
         return
-    lacking = [name for name in NEEDED if not importlib.util.find_spec(name)]
-    if lacking:
-        image = asked.facts.one("image")
-        raise BadInput(
-            "image-lacks-packages",
-            f"the image {image} is not apptrain's and lacks {', '.join(lacking)}: make one that has them, "
-            "or a venv on top of it (make venv DIR=DIR) and give that with --venv",
-        )
+    mistakes.check_image(asked.facts.one("image"))
     home = asked.facts.one("home")
     lost = (
         "no lock says what is in it, driver and GPUs are not checked against it, "

@@ -442,5 +442,12 @@ def _place(file: Path) -> str:
     return file.name.partition(".")[2]
 
 
+def _check_image(_: str) -> None:
+    """Of an image that was not made here: what it lacks is told before anything is made."""
+    image = os.environ.get("APPTAINER_CONTAINER") or os.environ.get("SINGULARITY_CONTAINER")
+    if image and "APPTRAIN_STACK" not in os.environ:
+        mistakes.check_image(image)
+
+
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:], _check_image))

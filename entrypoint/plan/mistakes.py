@@ -41,6 +41,8 @@ _PYTHON = re.compile(r"python[0-9.]*|pypy3?|ipython3?")
 _PYTHON_TAKES_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 OLDEST = (3, 11)
 """The Python of what trains."""
+NEEDED = ("torch", "psutil")
+"""Packages without which no image can train."""
 
 
 class Missing(BadInput):
@@ -176,6 +178,17 @@ def check_torch(what: str) -> None:
         "python-no-torch",
         f"{what} needs torch, and {found} {lack}: {make('venv')}, which gets it, or run it {inside}",
     )
+
+
+def check_image(image: str) -> None:
+    """Raises BadInput where this Python, of an image that was not made here, cannot train."""
+    if lacking := [name for name in NEEDED if find_spec(name) is None]:
+        raise BadInput(
+            "image-lacks-packages",
+            f"the image {image} is not apptrain's and lacks {', '.join(lacking)} (its Python is "
+            f"{sys.executable}): make one that has them, or a venv on top of it (make venv DIR=DIR) and give "
+            "that with --venv",
+        )
 
 
 # --- words in front of a script -----------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 
 import pytest
 
-from entrypoint.batch import prepare as preparation
 from entrypoint.batch import staging
 from entrypoint.batch.pbs import job as pbs
 from entrypoint.batch.prepare import UNTOLD, prepare
@@ -24,6 +23,7 @@ from entrypoint.job.handover import Facts
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import processes
+from entrypoint.plan import mistakes
 from entrypoint.plan.resolve import resolve
 from entrypoint.record.partition import VARIABLE
 from entrypoint.run import launch
@@ -147,9 +147,9 @@ def test_an_image_that_is_not_ours_has_to_have_what_we_need(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host.inside = {}
-    monkeypatch.setattr(preparation, "NEEDED", ("torch", "no_such_package"))
+    monkeypatch.setattr(mistakes, "NEEDED", ("torch", "no_such_package"))
     with pytest.raises(
-        BadInput, match=r"the image /image.sif is not apptrain's and lacks no_such_package: make one"
+        BadInput, match=r"the image /image.sif is not apptrain's and lacks no_such_package \(its Python is "
     ):
         host.ask()
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -159,7 +160,7 @@ class Machine:
         assert cwd.is_dir()
         assert env["OMP_NUM_THREADS"] == "1"
         self.ran.append(list(argv))
-        if "--run-dir" in argv:
+        if "train" in argv:
             run = Path(argv[argv.index("--run-dir") + 1])
             run.mkdir()
             metrics(run / "metrics.jsonl")
@@ -174,7 +175,8 @@ class Machine:
                 (name.removeprefix("model.name=") for name in argv if name.startswith("model.name=")), ""
             )
             if not model:
-                words.append(f"{argv[argv.index('--model') + 1]} theirs")
+                way = argv[argv.index("--start-ranks") + 1] if "--start-ranks" in argv else "torchrun"
+                words.append(f"{argv[argv.index('--model') + 1]} theirs, {way}")
             elif "data.name=imagefolder" in argv:
                 words.append(f"{model} ours")
             else:
@@ -187,29 +189,60 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
     return Machine(monkeypatch, tmp_path)
 
 
+def thrice(ratio: float) -> dict[str, Any]:
+    """The same ratio in three pairs."""
+    return {**dict.fromkeys(("median", "min", "max"), pytest.approx(ratio)), "pairs": 3}
+
+
 def test_both_models_are_measured_alone_and_then_in_alternating_pairs(
     machine: Machine, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    resnet = ["resnet50 ours", *(f"resnet50 theirs, {way}" for way in ("torchrun", "fork", "spawn"))]
+    vit = ["vit_b_16 ours", "vit_b_16 theirs, torchrun"]
     found = machine.bench.all(3)
     assert machine.names() == [
         *("resnet50 eager", "resnet50 compiled", "vit_b_16 eager", "vit_b_16 compiled"),
-        *("resnet50 ours", "resnet50 theirs", "vit_b_16 ours", "vit_b_16 theirs"),
-        *("resnet50 theirs", "resnet50 ours", "vit_b_16 theirs", "vit_b_16 ours"),
-        *("resnet50 ours", "resnet50 theirs", "vit_b_16 ours", "vit_b_16 theirs"),
+        *(*resnet, *vit, *reversed(resnet), *reversed(vit), *resnet, *vit),
     ]
-    pair = {"ours": pytest.approx(2400.0), "theirs": 2000.0, "theirs_without_waiting": pytest.approx(2400.25)}
-    ratio = {"median": pytest.approx(1.2), "min": pytest.approx(1.2), "max": pytest.approx(1.2)}
-    assert found["beside_torchvision"]["resnet50"] == {"pairs": [pair] * 3, "ratio": ratio}
+    ours = {"ours": pytest.approx(2400.0), "theirs_without_waiting": pytest.approx(2400.25)}
+    assert found["beside_torchvision"] == {
+        "resnet50": {
+            "pairs": [{**ours, "theirs": 2000.0, "forks": 2000.0, "spawns": 2000.0}] * 3,
+            "ratios": {"ours": thrice(1.2), "forks": thrice(1.0), "spawns": thrice(1.0)},
+        },
+        "vit_b_16": {"pairs": [{**ours, "theirs": 1000.0}] * 3, "ratios": {"ours": thrice(2.4)}},
+    }
     assert found["alone"]["vit_b_16"]["compiled"]["of_peak"] == pytest.approx(0.2557, abs=1e-4)
     assert (found["failed"], found["batch_a_gpu"]) == ([], {"resnet50": 256, "vit_b_16": 128})
     assert json.loads(json.dumps(found))["gpus"] == FACTS
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "resnet50, eager: 2400 images/s, 6.0% of the datasheets' peak"
-    assert lines[4] == "  resnet50, pair 1: 2400 images/s, torchvision's script 2000"
+    assert lines[4] == "  resnet50, pair 1: ours 2400, theirs 2000, forks 2000, spawns 2000 images/s"
     assert lines[-2:] == [
-        "resnet50 on JPEGs: 1.200 of torchvision's script (1.200 to 1.200, 3 pairs)",
-        "vit_b_16 on JPEGs: 2.400 of torchvision's script (2.400 to 2.400, 3 pairs)",
+        "resnet50 on JPEGs: ours 1.200 of torchvision's script (1.200 to 1.200, 3 pairs); that script under our "
+        "launcher, forks 1.000 of torchvision's script (1.000 to 1.000, 3 pairs); that script under our launcher, "
+        "spawns 1.000 of torchvision's script (1.000 to 1.000, 3 pairs)",
+        "vit_b_16 on JPEGs: ours 2.400 of torchvision's script (2.400 to 2.400, 3 pairs)",
     ]
+
+
+def test_what_no_time_was_left_for_takes_nothing_from_the_rest_of_its_pair(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(argv: Sequence[str], *, cwd: Path, env: Mapping[str, str], seconds: float) -> CommandResult:
+        if "--start-ranks" in argv:
+            return CommandResult(status=None, out="", err="", seconds=31.0)
+        return machine.run(argv, cwd=cwd, env=env, seconds=seconds)
+
+    monkeypatch.setattr(bounded, "run", run)
+    found = machine.bench.all(1)
+    assert found["beside_torchvision"]["resnet50"]["ratios"] == {"ours": {**thrice(1.2), "pairs": 1}}
+    assert found["failed"] == [
+        f"resnet50, pair 1, {way}: it was ended after 31 s" for way in ("forks", "spawns")
+    ]
+    assert "resnet50 on JPEGs: ours 1.200 of torchvision's script (1.200 to 1.200, 1 pair)\n" in (
+        capsys.readouterr().out
+    )
 
 
 def test_our_command_resolves_and_its_settings_are_the_programs(machine: Machine, tmp_path: Path) -> None:
@@ -227,24 +260,25 @@ def test_our_command_resolves_and_its_settings_are_the_programs(machine: Machine
     assert (used.channels_last, used.compile, used.deterministic) == (True, False, False)
 
 
-def test_their_command_is_torchrun_with_their_script(machine: Machine) -> None:
-    assert machine.bench.their_command(VIT, Path("/images")) == [
-        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
-        *("--nproc-per-node", "1", "/vision/references/classification/train.py", "--data-path", "/images"),
-        *(
-            "--model",
-            "vit_b_16",
-            "--batch-size",
-            "128",
-            "--workers",
-            "16",
-            "--epochs",
-            "1",
-            "--print-freq",
-            "1",
-        ),
-        *("--lr", "0.01", "--amp", "--output-dir", ""),
+def test_their_script_is_started_by_torchrun_and_by_our_launcher(machine: Machine) -> None:
+    script = [
+        *("/vision/references/classification/train.py", "--data-path", "/images", "--model", "vit_b_16"),
+        *("--batch-size", "128", "--workers", "16", "--epochs", "1"),
+        *("--print-freq", "1", "--lr", "0.01", "--amp", "--output-dir", ""),
     ]
+    machine.bench.theirs(VIT, Path("/images"), "torchrun")
+    assert machine.ran.pop() == [
+        *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
+        *("--nproc-per-node", "1", *script),
+    ]
+    for way, starts in (("forks", "fork"), ("spawns", "spawn")):
+        machine.bench.theirs(VIT, Path("/images"), way)
+        (argv,) = machine.ran
+        before, cmd = commands.split_command(argv[4:])
+        plan, settings = resolve({}, vars(cli.parser().parse_args(before)), cmd, hostname=None)
+        assert cmd == script
+        assert (plan.device, plan.nproc_per_node, settings.value("start-ranks")) == ("cuda", 1, starts)
+        machine.ran.clear()
 
 
 def test_images_are_the_same_every_time_and_as_many_as_a_pass_needs(tmp_path: Path) -> None:

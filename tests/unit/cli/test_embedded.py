@@ -299,6 +299,32 @@ def test_what_is_wrong_is_told_before_anything_is_made(bare: Path, argv: str, sa
 
 
 @pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("variable", ["APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"])
+def test_what_an_image_of_others_lacks_is_told_before_anything_is_made(tmp_path: Path, variable: str) -> None:
+    env = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'src'}", variable: "/own.sif"}
+    argv = [
+        sys.executable,
+        "-S",
+        "-P",
+        "-m",
+        "entrypoint.cli.embedded",
+        "--device",
+        "cpu",
+        "--",
+        "-m",
+        "mine",
+    ]
+    ended = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30)
+    assert ended.returncode == 64
+    begin, _, rest = ended.stderr.partition("make one that has them")
+    assert begin == (
+        "apptrain: the image /own.sif is not apptrain's and lacks torch, psutil (its Python is "
+        f"{sys.executable}): "
+    )
+    assert rest.count("\n") == 1
+    assert not (tmp_path / "runs").exists()
+
+
 def test_all_options_are_in_the_whole_help(capsys: pytest.CaptureFixture[str]) -> None:
     for word, there in (("--help-all", True), ("--help", False)):
         with pytest.raises(SystemExit) as ended:
