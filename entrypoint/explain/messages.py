@@ -19,6 +19,9 @@ from entrypoint.explain.catalogue import GENERAL, Entry, Remedy
 SOURCE = Path(__file__).with_name("messages.yaml")
 MADE = SOURCE.with_suffix(".json")
 MOST_BYTES = 1 << 20
+DIGITS = b"0123456789"
+SHAPES = 1000
+"""Lines without their digits whose messages are kept."""
 PREFIX = re.compile(rb"(?:apptrain|entrypoint|train|run\.sh): ")
 """Each line of ours begins with one of these."""
 REFUSED = "apptrain refused this, and the line says why"
@@ -27,25 +30,35 @@ REFUSED = "apptrain refused this, and the line says why"
 @dataclass(frozen=True)
 class _Message:
     parts: tuple[bytes, ...]
+    shape: tuple[bytes, ...]
+    """The parts without their digits."""
     size: int
     entry: Entry
-
-    def is_in(self, line: bytes) -> bool:
-        at = 0
-        for part in self.parts:
-            found = line.find(part, at)
-            if found < 0:
-                return False
-            at = found + len(part)
-        return True
 
 
 def entry(body: bytes) -> Entry | None:
     """The message that a line is, behind times and ranks. Of several, the one with most text of its own."""
     if not PREFIX.match(body):
         return None
-    found = [one for one in _load() if one.is_in(body)]
+    found = [one for one in _of_shape(body.translate(None, DIGITS)) if _are_in(one.parts, body)]
     return max(found, key=_size).entry if found else None
+
+
+@functools.lru_cache(maxsize=SHAPES)
+def _of_shape(line: bytes) -> Sequence[_Message]:
+    """Those that a line may be, which comes without digits: most lines of a log differ in digits alone."""
+    return [one for one in _load() if _are_in(one.shape, line)]
+
+
+def _are_in(parts: Sequence[bytes], line: bytes) -> bool:
+    """Whether a line has them all, one behind the other."""
+    at = 0
+    for part in parts:
+        found = line.find(part, at)
+        if found < 0:
+            return False
+        at = found + len(part)
+    return True
 
 
 def rather(known: Entry | None, body: bytes) -> Entry | None:
@@ -70,6 +83,7 @@ def _message(row: dict[str, Any]) -> _Message:
     parts = tuple(part.encode() for part in row["parts"])
     return _Message(
         parts,
+        tuple(part.translate(None, DIGITS) for part in parts),
         sum(map(len, parts)),
         Entry(
             id=row["id"],
