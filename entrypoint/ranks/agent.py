@@ -6,13 +6,12 @@ ends, and connects its output to pipes. It runs in one of two ways: as a file, s
 imports no torch; or as the template of forks.py, which imports torch, forks the ranks, and then becomes the
 agent.
 
-    stdin   one JSON line (options, command, master_addr, master_port, listen, streams, errors, preload,
-            cores); then `go`; closed: end the ranks
+    stdin   one JSON line (options, command, master_addr, master_port, listen, store, streams, errors,
+            preload, cores); then `go`; closed: end the ranks
     report  JSON lines: ready, started, ended, finished
 """
 
 import contextlib
-import errno
 import gc
 import json
 import os
@@ -29,8 +28,6 @@ from typing import Any
 SAVED = 75
 NAME = "torchrun"
 """Of this process, where ps and top show no arguments; a template has those of its ranks."""
-BACKLOG = 2048
-"""Connections to the store that may wait, as torch has it."""
 ORPHANS_GRACE = 3.0
 """Seconds that the ranks have after SIGTERM when our parent is gone."""
 
@@ -155,8 +152,7 @@ def _act(order: dict[str, Any], report: Reporter, control: int, waiting: dict[in
         report("finished", error=_one_line(error), unavailable=True)
         raise
     except Exception as error:
-        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        report("finished", error=_one_line(error), unavailable=taken)
+        report("finished", error=_one_line(error), unavailable=False)
         raise
     report("finished", error="", unavailable=False)
 
@@ -285,15 +281,14 @@ def _run(order: dict[str, Any], report: Reporter, running: dict[int, int], waiti
             return str(order["errors"])
 
     class OneAddress(StaticTCPRendezvous):
-        """Node 0's store listens on the rendezvous's address alone; torch's own would on all of the node's,
-        and let in whoever reaches any."""
+        """Node 0's store listens with our parent's socket, on the rendezvous's address alone. torch's own
+        would on all of the node's, and let in whoever reaches any."""
 
         def next_rendezvous(self) -> Any:
             if self._store is None:
                 self.master_addr = name_of(order["listen"], self.master_addr)
                 where = (self.master_addr, self.master_port, self.world_size, True, self.timeout)
-                sock = listen(order["listen"], self.master_port)
-                self._store = open_store(TCPStore, sock, *where)
+                self._store = open_store(TCPStore, order["store"], *where)
             return super().next_rendezvous()
 
     class Agent(LocalElasticAgent):
@@ -363,24 +358,8 @@ def _run(order: dict[str, Any], report: Reporter, running: dict[int, int], waiti
     agent.run()
 
 
-def listen(address: str, port: int) -> socket.socket:
-    """A socket that listens on this address of ours alone. OSError: it is not ours, or the port is taken."""
-    ((family, *_, where), *_) = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(where)
-        sock.listen(BACKLOG)
-    except OSError as error:
-        sock.close()
-        text = f"torch's store cannot listen on {address}, port {port}: {error.strerror}: give --master-addr"
-        raise OSError(error.errno, text) from None
-    return sock
-
-
-def open_store(store: Callable[..., Any], sock: socket.socket, *where: Any) -> Any:
-    """A store that listens with this socket. torch 2.7 takes one only without libuv, and says so."""
-    fd = sock.detach()
+def open_store(store: Callable[..., Any], fd: int, *where: Any) -> Any:
+    """A store that takes over this listening socket. torch 2.7 takes one only without libuv, and says so."""
     try:
         return store(*where, multi_tenant=True, master_listen_fd=os.dup(fd), use_libuv=True)
     except NotImplementedError:

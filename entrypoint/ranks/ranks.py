@@ -7,9 +7,11 @@ takes time, `start` lets the ranks run.
 
 import asyncio
 import contextlib
+import errno
 import json
 import os
 import signal
+import socket
 import sys
 import time
 from collections.abc import Mapping
@@ -36,6 +38,8 @@ AGENT_STOPPED = 10.0
 never say how they ended."""
 MOST_RECORDED = 1 << 20
 """Bytes of a file of torch's @record."""
+BACKLOG = 2048
+"""Connections to torch's store that may wait, as torch has it."""
 COUNT = 300.0
 """Seconds for it: a slow file system takes minutes for torch."""
 
@@ -122,7 +126,7 @@ class Ranks:
         self._names: dict[int, str] = {}
         """Rank to the name of its logs, which c10d's own numbering may set apart."""
         self._pipes = contextlib.ExitStack()
-        """Our copies of the writing ends."""
+        """Our copies of the writing ends, and of what the agent alone needs."""
         self._streams = {rank: self._pipes_of(f"rank{rank}", rank) for rank in self.ranks}
 
     @property
@@ -177,7 +181,8 @@ class Ranks:
         if self.plan.is_spare:
             self.close_pipes()
         elif self.plan.mode == "torchrun":
-            assert self._child is not None
+            if self._child is None:
+                return  # `events` says why
             assert self._child.stdin is not None
             with contextlib.suppress(ConnectionError):
                 self._child.stdin.write(b"go\n")
@@ -270,6 +275,14 @@ class Ranks:
         self._pipes.close()
 
     async def _spawn_agent(self) -> None:
+        try:
+            store = self._listen_for_store()
+        except OSError as error:
+            status = UNAVAILABLE if error.errno == errno.EADDRINUSE else 1
+            self.events.put_nowait(AgentEnded(error=str(error.strerror), status=status))
+            self._ready.put_nowait(Readiness())
+            self.close_pipes()
+            return
         reader, writer = os.pipe()
         agent_out, agent_err = self._pipes_of("agent", None)
         fds = [fd for pair in self._streams.values() for fd in pair]
@@ -281,7 +294,7 @@ class Ranks:
             stdout=agent_out,
             stderr=agent_err,
             env=env,
-            pass_fds=[writer, *fds],
+            pass_fds=[writer, *fds, *store],
             start_new_session=True,
         )
         os.close(writer)
@@ -291,6 +304,7 @@ class Ranks:
             "master_addr": self.plan.rendezvous.master_addr,
             "master_port": self.plan.rendezvous.master_port,
             "listen": self._store_address(),
+            "store": next(iter(store), None),
             "streams": {index: self._streams[rank] for index, rank in enumerate(self.ranks)},
             "errors": str(self._scratch),
             "preload": list(self.plan.preload),
@@ -314,6 +328,17 @@ class Ranks:
         """Where torch's store listens on this node; empty where it does not, or chooses itself."""
         rendezvous = self.plan.rendezvous
         return rendezvous.local_addr if rendezvous.is_host and rendezvous.backend == "static" else ""
+
+    def _listen_for_store(self) -> list[int]:
+        """The socket of torch's store, where that is on this node; closed with the pipes. It listens before
+        the nodes have met: a client that finds nobody there tries again after up to a second, and other nodes
+        may have imported torch first. OSError: it cannot listen."""
+        address = self._store_address()
+        if not address:
+            return []
+        sock = listen(address, self.plan.rendezvous.master_port)
+        self._pipes.callback(sock.close)
+        return [sock.fileno()]
 
     async def _watch_agent(self, pid: int) -> None:
         stopped = 0.0
@@ -424,3 +449,18 @@ class Ranks:
 def _close(fd: int) -> None:
     with contextlib.suppress(OSError):
         os.close(fd)
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """A socket that listens on this address of ours alone. OSError: it is not ours, or the port is taken."""
+    ((family, *_, where), *_) = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(where)
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        text = f"torch's store cannot listen on {address}, port {port}: {error.strerror}: give --master-addr"
+        raise OSError(error.errno, text) from None
+    return sock

@@ -20,7 +20,7 @@ from entrypoint.node.network import Endpoint, Interface, ThisMachine
 from entrypoint.plan.launch_plan import LaunchPlan, with_local_addr, with_master_addr
 from entrypoint.plan.origin import derived_from
 from entrypoint.plan.resolve import resolve
-from entrypoint.ranks import agent
+from entrypoint.ranks import agent, ranks
 from tests.ports import free_port
 
 NODES = ("gpu-a01", "gpu-a02", "gpu-b07")
@@ -485,13 +485,13 @@ def test_a_store_port_is_taken_only_where_the_store_will_listen(address: str, ta
 
 
 def test_torchs_store_gets_a_socket_at_one_address() -> None:
-    with agent.listen("127.0.0.2", 0) as found:
+    with ranks.listen("127.0.0.2", 0) as found:
         port = found.getsockname()[1]
         socket.create_connection(("127.0.0.2", port)).close()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.3", port))
         with pytest.raises(OSError, match="in use") as taken:
-            agent.listen("127.0.0.2", port)
+            ranks.listen("127.0.0.2", port)
     assert (taken.value.errno, taken.value.strerror) == (
         errno.EADDRINUSE,
         f"torch's store cannot listen on 127.0.0.2, port {port}: Address already in use: give --master-addr",
@@ -550,7 +550,8 @@ def test_a_torch_that_takes_a_socket_only_without_libuv_gets_it_so() -> None:
             raise NotImplementedError  # what torch 2.7 says
         return where
 
-    sock = agent.listen("127.0.0.2", 0)
-    assert agent.open_store(store, sock, "node", 7) == ("node", 7)
+    fd = ranks.listen("127.0.0.2", 0).detach()
+    assert agent.open_store(store, fd, "node", 7) == ("node", 7)
     assert listening == [(True, "127.0.0.2"), (False, "127.0.0.2")]
-    assert sock.fileno() == -1
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(fd)

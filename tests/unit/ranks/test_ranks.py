@@ -4,6 +4,7 @@ import asyncio
 import dataclasses
 import json
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,14 +13,15 @@ from typing import Any
 import pytest
 
 from entrypoint.cli import main as cli
-from entrypoint.core.errors import BAD_INPUT, BadInput
+from entrypoint.core.errors import BAD_INPUT, UNAVAILABLE, BadInput
 from entrypoint.doctor import fabric
 from entrypoint.job.rundir import RunDirectory
-from entrypoint.plan.launch_plan import LaunchPlan
+from entrypoint.plan.launch_plan import LaunchPlan, with_local_addr
 from entrypoint.plan.resolve import resolve
 from entrypoint.ranks import ranks as ranks_module
 from entrypoint.ranks.output import Relay, own_consoles
 from entrypoint.ranks.ranks import AgentEnded, Event, NetworkSeen, RankEnded, Ranks, RankStarted, Readiness
+from tests.ports import free_port
 from tests.unit.scene import planned
 
 AGENT = """#!/bin/bash
@@ -134,6 +136,75 @@ def test_ranks_that_have_to_prove_their_network_do_and_others_need_not(
         return found
 
     assert asyncio.run(go()) == events
+
+
+AT = "127.0.0.2"
+
+
+def hosting(port: int) -> LaunchPlan:
+    """A plan by which torch's store is on this node."""
+    plan = with_local_addr(planned(), AT)
+    rendezvous = dataclasses.replace(plan.rendezvous, is_host=True, backend="static", master_port=port)
+    return dataclasses.replace(plan, start_ranks="spawn", rendezvous=rendezvous)
+
+
+def test_torchs_store_can_be_reached_before_any_node_starts_its_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, port = tmp_path / "agent", free_port(AT)
+    program.write_text(f"#!{sys.executable}\nimport json, os\n{TELLS}")
+    program.chmod(0o700)
+
+    async def go() -> list[Event]:
+        monkeypatch.setattr(sys, "executable", str(program))
+        run = RunDirectory(tmp_path / "run", 0)
+        run.create()
+        relay = Relay(own_consoles({}))
+        ranks = Ranks(hosting(port), os.environ, relay, run, scratch=tmp_path, show=None)
+        relay.start()
+        await ranks.prepare()
+        with socket.create_connection((AT, port), timeout=5):
+            pass
+        async with asyncio.timeout(30):
+            event = await ranks.events.get()
+        await ranks.kill()
+        relay.finish(5, 5)
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((AT, port), timeout=5)
+        return [event]
+
+    assert asyncio.run(go()) == [AgentEnded(error=f"('{AT}', {port})")]
+
+
+TELLS = """\
+import socket, sys
+store = socket.socket(fileno=json.loads(sys.stdin.readline())["store"])
+said = {"event": "finished", "error": str(store.getsockname()), "unavailable": False}
+os.write(int(sys.argv[-1]), json.dumps(said).encode() + b"\\n")
+sys.stdin.read()
+"""
+"""Has the socket, and keeps it until it is ended."""
+
+
+def test_a_port_that_was_taken_meanwhile_ends_the_attempt_before_torch_is_imported(tmp_path: Path) -> None:
+    async def go(port: int) -> list[Event]:
+        run = RunDirectory(tmp_path / "run", 0)
+        run.create()
+        relay = Relay(own_consoles({}))
+        ranks = Ranks(hosting(port), os.environ, relay, run, scratch=tmp_path, show=None)
+        relay.start()
+        await ranks.prepare()
+        assert await ranks.ready() == Readiness()
+        await ranks.start()
+        await ranks.kill()
+        relay.finish(5, 5)
+        return [ranks.events.get_nowait() for _ in range(ranks.events.qsize())]
+
+    with socket.create_server((AT, free_port(AT))) as stranger:
+        port = stranger.getsockname()[1]
+        (event,) = asyncio.run(go(port))
+    text = f"torch's store cannot listen on {AT}, port {port}: Address already in use: give --master-addr"
+    assert event == AgentEnded(error=text, status=UNAVAILABLE)
 
 
 def of_one_node(*options: str, command: Sequence[str]) -> LaunchPlan:
