@@ -136,7 +136,8 @@ class Bench:
         compared: dict[str, list[dict[str, float]]] = {model.name: [] for model in MODELS}
         for number in range(pairs):
             for model in MODELS:
-                compared[model.name].append(self._pair(model, number))
+                if found := self._pair(model, number):
+                    compared[model.name].append(found)
         beside = {name: summary(found) for name, found in compared.items()}
         for name, found in beside.items():
             print(f"{name} on JPEGs: {in_words(found) or 'no pair was measured'}")
@@ -172,7 +173,8 @@ class Bench:
             what = f"{model.name}, pair {number + 1}, {way}"
             found |= self._try(what, partial(self._rates, model, way)) or {}
         said = ", ".join(f"{name} {rate:.0f}" for name, rate in found.items() if name != WITHOUT_WAITING)
-        print(f"  {model.name}, pair {number + 1}: {said} images/s", flush=True)
+        if found:
+            print(f"  {model.name}, pair {number + 1}: {said} images/s", flush=True)
         return found
 
     def _rates(self, model: BenchModel, way: str) -> dict[str, float]:

@@ -186,8 +186,8 @@ def check_image(image: str) -> None:
         raise BadInput(
             "image-lacks-packages",
             f"the image {image} is not apptrain's and lacks {', '.join(lacking)} (its Python is "
-            f"{sys.executable}): make one that has them, or a venv on top of it (make venv DIR=DIR) and give "
-            "that with --venv",
+            f"{sys.executable}): make one that has them, or a venv on top of it (make venv DIR=DIR), and set "
+            "APPTRAIN_VENV=DIR",
         )
 
 

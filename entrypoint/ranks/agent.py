@@ -95,7 +95,7 @@ def _fit_for_forks(forks: Any, order: dict[str, Any], at_start: dict[str, Any]) 
     _import([])
     import torch
 
-    seen = forks.asked_in_fork(torch.cuda.device_count)
+    seen = forks.asked_in_fork(torch.cuda.device_count, order["store"])
     of_torch = forks.threads()  # numpy's own have ended with that fork
     try:
         _import(order["preload"])
@@ -107,10 +107,10 @@ def _fit_for_forks(forks: Any, order: dict[str, Any], at_start: dict[str, Any]) 
     if order["cores"] and (found := [name for name in forks.PLACES if name in os.environ]):
         return f"{found[0]} is set, and OpenMP has counted cores as torch was imported", seen
     if forks.threads() > of_torch:
-        forks.asked_in_fork(os.getpid)  # those that their library ends before a fork may stay
+        forks.asked_in_fork(os.getpid, order["store"])  # those that their library ends before a fork may stay
     if forks.threads() > of_torch:
         return f"--preload {','.join(order['preload'])} starts threads: leave it out", seen
-    if seen not in ("", "0") and forks.asked_in_fork(_open_cuda) != "open":
+    if seen not in ("", "0") and forks.asked_in_fork(_open_cuda, order["store"]) != "open":
         return "a fork of a process that has imported torch cannot open CUDA here", seen
     return "", seen
 

@@ -181,13 +181,16 @@ def fork() -> int:
         return os.fork()
 
 
-def asked_in_fork(question: Any) -> str:
+def asked_in_fork(question: Any, store: int | None = None) -> str:
     """What a function answers in a fork that ends with it: it may open CUDA, after which no fork could. Empty
-    where it does not answer, or not within ANSWER seconds."""
+    where it does not answer, or not within ANSWER seconds. `store`: a socket that the fork must not have: it
+    would keep the port if this process is killed meanwhile."""
     reader, writer = os.pipe()
     pid = fork()
     if pid == 0:
         try:
+            if store is not None:
+                os.close(store)
             os.write(writer, str(question()).encode())
         finally:
             os._exit(0)

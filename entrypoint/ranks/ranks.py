@@ -38,8 +38,9 @@ AGENT_STOPPED = 10.0
 never say how they ended."""
 MOST_RECORDED = 1 << 20
 """Bytes of a file of torch's @record."""
-BACKLOG = 2048
-"""Connections to torch's store that may wait, as torch has it."""
+BACKLOG = 1 << 14
+"""Connections to torch's store that may wait while torch is imported, one for each node; the kernel lets no
+more wait than net.core.somaxconn says."""
 COUNT = 300.0
 """Seconds for it: a slow file system takes minutes for torch."""
 
@@ -453,14 +454,16 @@ def _close(fd: int) -> None:
 
 def listen(address: str, port: int) -> socket.socket:
     """A socket that listens on this address of ours alone. OSError: it is not ours, or the port is taken."""
-    ((family, *_, where), *_) = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(where)
-        sock.listen(BACKLOG)
-    except OSError as error:
-        sock.close()
-        text = f"torch's store cannot listen on {address}, port {port}: {error.strerror}: give --master-addr"
-        raise OSError(error.errno, text) from None
-    return sock
+    with contextlib.ExitStack() as undo:
+        try:
+            ((family, *_, where), *_) = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
+            sock = undo.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(where)
+            sock.listen(BACKLOG)
+        except (OSError, UnicodeError) as error:
+            number, why = (error.errno, error.strerror) if isinstance(error, OSError) else (0, error)
+            text = f"torch's store cannot listen on {address}, port {port}: {why}: give --master-addr"
+            raise OSError(number, text) from None
+        undo.pop_all()
+        return sock

@@ -298,7 +298,6 @@ def test_what_is_wrong_is_told_before_anything_is_made(bare: Path, argv: str, sa
     assert sorted(bare.rglob("*")) == before
 
 
-@pytest.mark.usefixtures("bare")
 @pytest.mark.parametrize("variable", ["APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"])
 def test_what_an_image_of_others_lacks_is_told_before_anything_is_made(tmp_path: Path, variable: str) -> None:
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'src'}", variable: "/own.sif"}
@@ -325,6 +324,7 @@ def test_what_an_image_of_others_lacks_is_told_before_anything_is_made(tmp_path:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.usefixtures("bare")
 def test_all_options_are_in_the_whole_help(capsys: pytest.CaptureFixture[str]) -> None:
     for word, there in (("--help-all", True), ("--help", False)):
         with pytest.raises(SystemExit) as ended:

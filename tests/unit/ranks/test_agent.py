@@ -205,7 +205,7 @@ class Forks:
         self._threads = list(threads)
         self.loaded: set[str] = set()
 
-    def asked_in_fork(self, question: Any) -> str:
+    def asked_in_fork(self, question: Any, _: int | None = None) -> str:
         return self._cuda if question is agent._open_cuda else self._gpus
 
     def threads(self) -> int:
@@ -249,7 +249,7 @@ def test_what_speaks_against_forks_of_this_process(
     at_start = dict(sys.modules)
     at_start.pop("torch", None)
     monkeypatch.setitem(sys.modules, "torch", stand_in())
-    order = {"preload": ["mine"], "command": ["script.py"], "cores": {}}
+    order = {"store": None, "preload": ["mine"], "command": ["script.py"], "cores": {}}
     found, seen = agent._fit_for_forks(forks, order, at_start)
     assert (found, seen) == (why, forks._gpus)
     assert imported == [[], ["mine"]]  # torch, and then these
@@ -266,7 +266,7 @@ def test_places_of_threads_speak_against_forks_with_cores_of_their_own(
     monkeypatch.setattr(agent, "_import", lambda _: None)
     monkeypatch.setitem(sys.modules, "torch", stand_in())
     monkeypatch.setenv("OMP_PLACES", "cores")
-    order = {"preload": [], "command": ["script.py"], "cores": cores}
+    order = {"store": None, "preload": [], "command": ["script.py"], "cores": cores}
     assert agent._fit_for_forks(Forks(), order, {}) == (why, "0")
 
 
@@ -277,7 +277,7 @@ def test_a_preload_that_cannot_be_imported_speaks_against_them(monkeypatch: pyte
 
     monkeypatch.setattr(agent, "_import", imports)
     monkeypatch.setitem(sys.modules, "torch", stand_in())
-    order = {"preload": ["mine", "yours"], "command": ["script.py"]}
+    order = {"store": None, "preload": ["mine", "yours"], "command": ["script.py"]}
     assert agent._fit_for_forks(Forks(gpus="2"), order, {}) == (
         "--preload mine,yours: No module named 'mine': correct it",
         "2",

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import warnings
@@ -413,3 +414,18 @@ def test_a_fork_gets_its_environment_and_is_polled_as_a_popen_is() -> None:
     rank.begin({"LONG": "x" * 200_000})
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert (rank.poll(), rank.poll(), rank.returncode) == (200_000 % 251,) * 3
+
+
+def test_what_is_asked_in_a_fork_does_not_keep_the_port_of_torchs_store() -> None:
+    with socket.create_server(("127.0.0.2", 0)) as store:
+        fd = store.fileno()
+
+        def has_it() -> bool:
+            try:
+                os.fstat(fd)
+            except OSError:
+                return False
+            return True
+
+        assert forks.asked_in_fork(has_it, fd) == "False"
+        assert forks.asked_in_fork(has_it) == "True"

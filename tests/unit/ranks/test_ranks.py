@@ -41,7 +41,7 @@ async def tell(folder: Path, reports: Sequence[dict[str, Any]]) -> tuple[list[Ev
     relay = Relay(own_consoles({}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(program))
-        plan = dataclasses.replace(planned(), start_ranks="spawn")
+        plan = hosting(0)
         ranks = Ranks(plan, os.environ, relay, run, scratch=folder, show=None)
         relay.start()
         await ranks.prepare()
@@ -124,7 +124,7 @@ def test_ranks_that_have_to_prove_their_network_do_and_others_need_not(
         run.create()
         relay = Relay(own_consoles({}))
         monkeypatch.setattr(sys, "executable", str(program))
-        plan = dataclasses.replace(planned(), start_ranks="spawn")
+        plan = hosting(0)
         ranks = Ranks(plan, os.environ, relay, run, scratch=tmp_path, show=None, fabric=asked)
         relay.start()
         await ranks.prepare()
