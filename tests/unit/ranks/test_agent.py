@@ -249,7 +249,7 @@ def test_what_speaks_against_forks_of_this_process(
     at_start = dict(sys.modules)
     at_start.pop("torch", None)
     monkeypatch.setitem(sys.modules, "torch", stand_in())
-    order = {"store": None, "preload": ["mine"], "command": ["script.py"], "cores": {}}
+    order: dict[str, Any] = {"store": None, "preload": ["mine"], "command": ["script.py"], "cores": {}}
     found, seen = agent._fit_for_forks(forks, order, at_start)
     assert (found, seen) == (why, forks._gpus)
     assert imported == [[], ["mine"]]  # torch, and then these
