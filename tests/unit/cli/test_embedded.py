@@ -301,18 +301,8 @@ def test_what_is_wrong_is_told_before_anything_is_made(bare: Path, argv: str, sa
 @pytest.mark.parametrize("variable", ["APPTAINER_CONTAINER", "SINGULARITY_CONTAINER"])
 def test_what_an_image_of_others_lacks_is_told_before_anything_is_made(tmp_path: Path, variable: str) -> None:
     env = {"PATH": os.environ["PATH"], "PYTHONPATH": f"{CHECKOUT}:{CHECKOUT / 'src'}", variable: "/own.sif"}
-    argv = [
-        sys.executable,
-        "-S",
-        "-P",
-        "-m",
-        "entrypoint.cli.embedded",
-        "--device",
-        "cpu",
-        "--",
-        "-m",
-        "mine",
-    ]
+    module = ("-m", "entrypoint.cli.embedded", "--device", "cpu", "--", "-m", "mine")
+    argv = [sys.executable, "-S", "-P", *module]
     ended = subprocess.run(argv, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=30)
     assert ended.returncode == 64
     begin, _, rest = ended.stderr.partition("make one that has them")

@@ -30,20 +30,31 @@ cat "$0.says" >&"$3"
 """
 
 
+AT = "127.0.0.2"
+
+
+def hosting(folder: Path, port: int, fabric: str = "") -> tuple[Ranks, Relay]:
+    """Of a node that has torch's store, on this port."""
+    plan = with_local_addr(planned(), AT)
+    rendezvous = dataclasses.replace(plan.rendezvous, is_host=True, backend="static", master_port=port)
+    plan = dataclasses.replace(plan, start_ranks="spawn", rendezvous=rendezvous)
+    run = RunDirectory(folder / "run", 0)
+    run.create()
+    relay = Relay(own_consoles({}))
+    ranks = Ranks(plan, os.environ, relay, run, scratch=folder, show=None, fabric=fabric)
+    relay.start()
+    return ranks, relay
+
+
 async def tell(folder: Path, reports: Sequence[dict[str, Any]]) -> tuple[list[Event], list[int]]:
     """What becomes of the ranks of which an agent reports this, and which processes are left."""
     program = folder / "agent"
     program.write_text(AGENT)
     program.chmod(0o700)
     Path(f"{program}.says").write_text("".join(json.dumps(report) + "\n" for report in reports))
-    run = RunDirectory(folder / "run", 0)
-    run.create()
-    relay = Relay(own_consoles({}))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "executable", str(program))
-        plan = hosting(0)
-        ranks = Ranks(plan, os.environ, relay, run, scratch=folder, show=None)
-        relay.start()
+        ranks, relay = hosting(folder, 0)
         await ranks.prepare()
         found: list[Event] = []
         async with asyncio.timeout(30):
@@ -120,13 +131,8 @@ def test_ranks_that_have_to_prove_their_network_do_and_others_need_not(
         program = tmp_path / "agent"
         program.write_text("#!/bin/bash\nexec sleep 60\n")
         program.chmod(0o700)
-        run = RunDirectory(tmp_path / "run", 0)
-        run.create()
-        relay = Relay(own_consoles({}))
         monkeypatch.setattr(sys, "executable", str(program))
-        plan = hosting(0)
-        ranks = Ranks(plan, os.environ, relay, run, scratch=tmp_path, show=None, fabric=asked)
-        relay.start()
+        ranks, relay = hosting(tmp_path, 0, fabric=asked)
         await ranks.prepare()
         await ranks.start()
         await asyncio.sleep(0.1)
@@ -138,16 +144,6 @@ def test_ranks_that_have_to_prove_their_network_do_and_others_need_not(
     assert asyncio.run(go()) == events
 
 
-AT = "127.0.0.2"
-
-
-def hosting(port: int) -> LaunchPlan:
-    """A plan by which torch's store is on this node."""
-    plan = with_local_addr(planned(), AT)
-    rendezvous = dataclasses.replace(plan.rendezvous, is_host=True, backend="static", master_port=port)
-    return dataclasses.replace(plan, start_ranks="spawn", rendezvous=rendezvous)
-
-
 def test_torchs_store_can_be_reached_before_any_node_starts_its_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,11 +153,7 @@ def test_torchs_store_can_be_reached_before_any_node_starts_its_ranks(
 
     async def go() -> list[Event]:
         monkeypatch.setattr(sys, "executable", str(program))
-        run = RunDirectory(tmp_path / "run", 0)
-        run.create()
-        relay = Relay(own_consoles({}))
-        ranks = Ranks(hosting(port), os.environ, relay, run, scratch=tmp_path, show=None)
-        relay.start()
+        ranks, relay = hosting(tmp_path, port)
         await ranks.prepare()
         with socket.create_connection((AT, port), timeout=5):
             pass
@@ -188,11 +180,7 @@ sys.stdin.read()
 
 def test_a_port_that_was_taken_meanwhile_ends_the_attempt_before_torch_is_imported(tmp_path: Path) -> None:
     async def go(port: int) -> list[Event]:
-        run = RunDirectory(tmp_path / "run", 0)
-        run.create()
-        relay = Relay(own_consoles({}))
-        ranks = Ranks(hosting(port), os.environ, relay, run, scratch=tmp_path, show=None)
-        relay.start()
+        ranks, relay = hosting(tmp_path, port)
         await ranks.prepare()
         assert await ranks.ready() == Readiness()
         await ranks.start()
