@@ -606,13 +606,19 @@ heed_verdict() {
     fi
 }
 
+# shielded SECONDS CMD...: killed after these seconds. TERM, with which a scheduler ends the run
+# that it is to run again, does not reach it: `timeout` by itself passes it on, whatever is trapped.
+shielded() {
+    timeout --signal=KILL "$1" /bin/sh -c "trap '' TERM; exec \"\$@\"" sh "${@:2}"
+}
+
 # Has the scheduler run the job again.
 go_on() {
     local why
-    # The scheduler ends this run with TERM.
     if why=$(trap '' TERM && run_again 2>&1); then
         tell "the job will run again, and go on there"
     else
+        why=${why:-no answer}
         say "$scheduler does not run it again (${why//$'\n'/ }); $by_hand"
     fi
 }

@@ -90,7 +90,7 @@ job_end() {
 # If Slurm has begun to run it again by itself, it refuses, and that is as well.
 run_again() {
     local why
-    if why=$(timeout "$ASKED" scontrol requeue "$SLURM_JOB_ID" 2>&1); then
+    if why=$(shielded "$ASKED" scontrol requeue "$SLURM_JOB_ID" 2>&1); then
         return
     fi
     [[ $why != *'pending execution'* ]] || return 0

@@ -443,15 +443,27 @@ def test_a_stop_file_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "why", "told"),
     [
-        (0, "apptrain: the job will run again, and go on there\n"),
-        (1, "apptrain: slurm does not run it again (no luck today); do it yourself\n"),
+        (0, "no luck", "apptrain: the job will run again, and go on there\n"),
+        (1, "no luck\\ntoday", "apptrain: slurm does not run it again (no luck today); do it yourself\n"),
+        (1, "", "apptrain: slurm does not run it again (no answer); do it yourself\n"),
     ],
 )
-def test_a_job_that_is_to_run_again_says_whether_it_will(status: int, told: str) -> None:
-    script = "run_again() { printf 'no luck\\ntoday'; return $2; }; by_hand='do it yourself'; go_on 2>&1"
-    assert bash(script.replace("$2", str(status))) == told
+def test_a_job_that_is_to_run_again_says_whether_it_will(status: int, why: str, told: str) -> None:
+    script = f"run_again() {{ printf '{why}'; return {status}; }}; by_hand='do it yourself'; go_on 2>&1"
+    assert bash(script) == told
+
+
+@pytest.mark.parametrize("asks", ["kill -TERM $PPID", "kill -TERM $$", "kill -TERM $PPID $$"])
+def test_what_asks_for_another_run_outlives_the_end_of_this_one(asks: str) -> None:
+    """As Slurm ends a run: TERM to each of its processes, before it has answered who asked."""
+    script = f"trap '' TERM; shielded 30 bash -c '{asks}; sleep 0.2; echo \"done $1\"; exit 7' bash 'a b' || echo $?"
+    assert bash(script) == "done a b\n7\n"
+
+
+def test_what_asks_for_another_run_is_killed_when_its_time_is_over() -> None:
+    assert bash("shielded 0.2 sleep 60 || echo $?") == "137\n"
 
 
 @pytest.mark.parametrize("ends", [True, False])

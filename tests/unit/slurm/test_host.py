@@ -16,6 +16,7 @@ source "$1/slurm/host.sh"
 begin_job
 SLURM_JOB_ID=7
 timeout() { while [[ $1 == -* ]]; do shift; done; shift; "$@"; }
+shielded() { shift; "$@"; }
 """
 
 
@@ -92,6 +93,7 @@ def test_a_slurm_that_does_not_answer_says_nothing_of_the_jobs_end_nor_of_the_jo
 )
 def test_a_job_runs_again_if_slurm_says_so_or_has_begun_it_itself(says: str, fails: bool, told: str) -> None:
     script = f'scontrol() {{ [[ $* == "requeue 7" ]] || exit 9; echo "{says}" >&2; return {int(fails)}; }}; '
+    script += "timeout() { exit 9; }; "
     script += 'if said=$(run_again); then echo "yes $said"; else echo "no $said"; fi'
     assert bash(script) == f"{told}\n"
 
