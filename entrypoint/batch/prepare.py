@@ -327,13 +327,14 @@ def _begin(where: Path, asked: _Request) -> Entries:
         began=time.time(),
         queued=granted.queued,
     )
+    is_again = bool(asked.facts.all("left_out"))  # this job has begun, and nodes could not have the image
     of_before = run.unfinished()
     has_claims = of_before is not None and RunDirectory(run.path, of_before).has_claims()
     is_over = of_before is not None and has_claims and came_to_its_end(job, of_before)
     if is_over:
         run.finish()
     else:
-        run.begin(restarts=asked.policy.restarts_in_place, forgets_stop=True)
+        run.begin(restarts=asked.policy.restarts_in_place, forgets_stop=not is_again)
     run.make_key()
     job.write(where)
     if job.scheduler == "pbs":
@@ -345,7 +346,7 @@ def _begin(where: Path, asked: _Request) -> Entries:
     yield ("tell", f"run directory {run.path}")
     yield ("tell", f"to follow it: tail -f {shlex.quote(f'{run.path}/job.log')}")
     yield ("tell", f"job {granted.job.id}, attempt {run.attempt}, {nodes}, {with_}")
-    if of_before is not None and not is_over and not asked.facts.all("left_out"):  # else it has asked before
+    if of_before is not None and not is_over and not is_again:
         yield from (("tell", line) for line in [_end_nobody_told(run)] if line)
     if run.attempt:
         yield ("tell", GOES_ON)

@@ -263,14 +263,14 @@ class _Nodes:
 
     def run(self) -> int:
         job = self.job
-        for signum in handled_signals():
-            signal.signal(signum, self._signalled)
         first = rundir.next_attempt(job.run_dir)
         run = RunDirectory(job.run_dir, 0)
-        run.create()
+        earlier = run.create()
+        for signum in handled_signals():  # of which one is a wish to stop
+            signal.signal(signum, self._signalled)
         run.make_key()
         run.forget_restarts()
-        run.forget_stop()
+        run.forget_stop(earlier)
         self._say(f"{counted(job.nodes, 'node')} on this machine, run directory {job.run_dir}")
         self._say(f"to follow it from elsewhere: tail -f {job.run_dir / 'job.log'}")
         processes.adopt_orphans()

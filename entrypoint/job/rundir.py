@@ -47,14 +47,17 @@ class RunDirectory:
         self.stop = path / "stop"
         self.manifest = path / "manifest.json"
 
-    def create(self) -> None:
-        """Raises BadInput when it cannot be made or written, or stays open to others."""
+    def create(self) -> tuple[int, int] | None:
+        """Returns the wish to stop that was there before the attempt's folders. Raises BadInput when it
+        cannot be made or written, or stays open to others."""
         try:
             self.path.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._make_private()
+            self._probe()  # after which also NFS looks anew
+            earlier = self._wish()
             for folder in (self.path / "outcome", self.logs.parent, self.logs):
                 folder.mkdir(exist_ok=True, mode=0o700)
-            self._probe()
+            return earlier
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise BadInput(
@@ -185,14 +188,26 @@ class RunDirectory:
         """Makes this attempt's folders before its nodes start. With `forgets_stop` an earlier wish to stop is
         forgotten: it was meant for another job. With `restarts` nodes of before that still run, cut off from
         the others, cannot claim it for themselves. Raises BadInput, OSError."""
-        self.create()
+        earlier = self.create()
         if restarts:
             write_private(self._crew(self.attempt), "")
         if forgets_stop:
-            self.forget_stop()
+            self.forget_stop(earlier)
 
-    def forget_stop(self) -> None:
-        """Nobody has asked this attempt for a planned end yet. Raises BadInput, OSError."""
+    def _wish(self) -> tuple[int, int] | None:
+        """What tells this wish for a planned end from a later one: inode, and when it was written; None
+        without one."""
+        try:
+            found = self.stop.stat()
+        except OSError:
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def forget_stop(self, earlier: tuple[int, int] | None) -> None:
+        """A wish from before `create` was not meant for this attempt. Who sees the folders that it has made
+        may ask at once: that wish stays. Raises BadInput, OSError."""
+        if earlier is None or earlier != self._wish():
+            return
         try:
             self.stop.unlink(missing_ok=True)
         except IsADirectoryError:

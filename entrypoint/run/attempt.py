@@ -111,6 +111,7 @@ class Attempt:
         self._voice = Voice(console=consoles["err"])
         self._manifest = Manifest(given.run_dir.path, given.env, self._voice.once)
         self._start = start.StartTimes(time.time()) if given.before else start.of_launch(given.env)
+        self._earlier_wish: tuple[int, int] | None = None
 
     async def run(self) -> FinishedAttempt:
         """Returns once this node's outcome is written."""
@@ -161,7 +162,7 @@ class Attempt:
         run_dir = self._given.run_dir
         if self._given.before and not run_dir.path.exists():
             raise BadInput("run-dir-gone", f"the run directory {run_dir.path} is gone")
-        run_dir.create()
+        self._earlier_wish = run_dir.create()
         return run_dir.inode()
 
     async def _lost_run_dir(self, made: tuple[int, int]) -> bool:
@@ -287,7 +288,7 @@ class Attempt:
         file.unlink(missing_ok=True)
         outcome.reserve(file)
         if plan.is_first and not given.before and not given.counts_attempts:  # Nobody else does.
-            run_dir.forget_stop()
+            run_dir.forget_stop(self._earlier_wish)
             run_dir.forget_claims()
             run_dir.forget_restarts()
 

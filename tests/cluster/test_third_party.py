@@ -67,9 +67,10 @@ def test_the_test_script_in_accelerates_own_wheel_passes_on_two_nodes(user: Acco
 # --- the examples -------------------------------------------------------------------------------------------------
 
 
-def stopped(user: Account, number: int, run: Path) -> Ran:
-    """This job at its end; it has been asked to stop as its ranks started, and was queued again by itself."""
-    user.cluster.until((user.on_disk(run) / "logs/0").exists, f"{run} to begin", BOUND)
+def stopped(user: Account, number: int, run: Path, begun: str = "logs/0") -> Ran:
+    """This job at its end; it has been asked to stop as its ranks started, and was queued again by itself.
+    `begun`: what the first node makes of the run directory; without prepare any node may make the rest of it."""
+    user.cluster.until((user.on_disk(run) / begun).exists, f"{run} to begin", BOUND)
     user.run("touch", run / "stop").check_returncode()
     user.cluster.start_requeued(number, BOUND)
     ran = user.end(number, BOUND)
@@ -107,7 +108,7 @@ def test_a_venv_without_an_image_and_without_apptrain_trains_on_two_nodes(user: 
     number = user.submit(
         "--cpus-per-task=1", EXAMPLES / "venv.sbatch", EXAMPLES / "ddp.py", "--steps=3000", env=env
     )  # of which it makes 240 a second
-    ends = reached(stopped(user, number, WORK / f"runs/venv-{number}"), 3000)
+    ends = reached(stopped(user, number, WORK / f"runs/venv-{number}", "manifest.json"), 3000)
     assert [end.partition(":")[0] for end in ends] == ["rank 0", "rank 1"]
     assert len({end.rpartition(" ")[2] for end in ends}) == 1
 

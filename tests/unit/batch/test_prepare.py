@@ -228,6 +228,14 @@ def test_attempts_go_on_and_the_run_directory_is_made_ready(host: Host) -> None:
     assert "this run directory has been used before: the run goes on there" in answer.all("tell")
 
 
+def test_a_wish_to_stop_that_came_while_the_image_was_copied_is_kept(host: Host) -> None:
+    """If a node could not have it, the job is prepared once more, without that node."""
+    run = Path(host.ask("--nnodes=1:2").one("run_dir"))
+    (run / "stop").touch()
+    host.ask("--nnodes=1:2", left_out="b")
+    assert (run / "stop").exists()
+
+
 def test_what_came_to_its_end_without_its_job_script_is_over(host: Host) -> None:
     run = RunDirectory(Path(host.ask("--on-failure=restart").one("run_dir")), 0)
     for place in (0, 1):

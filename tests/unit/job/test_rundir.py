@@ -5,6 +5,7 @@ import resource
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -287,7 +288,28 @@ def test_a_wish_to_stop_may_be_no_file(tmp_path: Path, kind: str) -> None:
 def test_a_directory_in_place_of_the_stop_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "stop").mkdir()
     with pytest.raises(BadInput, match=r"/stop is a directory, not a wish to stop: remove it$"):
-        RunDirectory(tmp_path, 0).forget_stop()
+        RunDirectory(tmp_path, 0).begin(restarts=False, forgets_stop=True)
+
+
+@pytest.mark.parametrize("earlier", [True, False])
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_wish_to_stop_that_comes_once_the_attempts_folders_are_there_is_heeded(
+    earlier: bool, asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RunDirectory(tmp_path, 0)
+    if earlier:
+        run.ask_to_stop()
+        os.utime(run.stop, (1, 1))  # a file system's clock may tick 100 times a second
+    make = Path.mkdir
+
+    def seen(path: Path, *given: Any, **how: Any) -> None:
+        make(path, *given, **how)
+        if asked and path == run.logs:
+            run.ask_to_stop()
+
+    monkeypatch.setattr(Path, "mkdir", seen)
+    run.begin(restarts=False, forgets_stop=True)
+    assert run.stop.exists() == asked
 
 
 def test_what_is_no_file_says_nothing_of_the_run(tmp_path: Path) -> None:

@@ -127,6 +127,27 @@ def test_a_stop_that_comes_while_the_nodes_meet_is_kept_for_the_ranks(
     assert (tmp_path / "stop").exists()
 
 
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_only_a_wish_to_stop_from_before_the_launch_is_forgotten(
+    is_asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of this attempt's logs tells everybody that it has begun."""
+
+    class Asked:
+        async def take(self, *, is_restart: bool) -> None:
+            assert not is_restart
+            assert (tmp_path / "logs/0").is_dir()
+            if is_asked:
+                (tmp_path / "stop").touch()
+
+    (tmp_path / "stop").touch()
+    os.utime(tmp_path / "stop", (1, 1))  # a file system's clock may tick 100 times a second
+    one = attempt(tmp_path, {}, node=0)
+    monkeypatch.setattr(one, "_hold", Asked())
+    signalled_while_meeting(one, signal.SIGTERM, monkeypatch)
+    assert (tmp_path / "stop").exists() == is_asked
+
+
 @pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_that_comes_while_the_nodes_meet_ends_this_one_without_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signum: int, status: int
