@@ -615,6 +615,7 @@ shielded() {
 # Has the scheduler run the job again.
 go_on() {
     local why
+    # Slurm ends this run meanwhile, with TERM.
     if why=$(trap '' TERM && run_again 2>&1); then
         tell "the job will run again, and go on there"
     else
