@@ -457,8 +457,9 @@ def test_a_job_that_is_to_run_again_says_whether_it_will(status: int, why: str, 
 
 @pytest.mark.parametrize("asks", ["kill -TERM $PPID", "kill -TERM $$", "kill -TERM $PPID $$"])
 def test_what_asks_for_another_run_outlives_the_end_of_this_one(asks: str) -> None:
-    """As Slurm ends a run: TERM to each of its processes, before it has answered who asked."""
-    script = f"trap '' TERM; shielded 30 bash -c '{asks}; sleep 0.2; echo \"done $1\"; exit 7' bash 'a b' || echo $?"
+    """As Slurm ends a run: TERM to each of its processes, before it has answered who asked. Not at once:
+    `timeout` ends of a TERM that comes before it has noted its child."""
+    script = f"trap '' TERM; shielded 30 bash -c 'sleep 0.3; {asks}; echo \"done $1\"; exit 7' bash 'a b' || echo $?"
     assert bash(script) == "done a b\n7\n"
 
 
