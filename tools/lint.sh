@@ -39,9 +39,9 @@ mapfile -d '' -t shell < <(shell_files)
 check ruff check
 check ruff format --check
 check mypy
-check mypy --explicit-package-bases tools/catalogue.py tools/lock.py tools/oldest.py \
-    tools/refusals.py tools/site.py tools/structure.py tools/troubleshooting.py benchmarks \
-    containers tests
+check mypy --explicit-package-bases tools/ahead.py tools/catalogue.py tools/lock.py \
+    tools/oldest.py tools/refusals.py tools/site.py tools/structure.py tools/troubleshooting.py \
+    benchmarks containers tests
 check python tools/oldest.py
 check python tools/structure.py --lint
 check python tools/refusals.py --lint

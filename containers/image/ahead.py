@@ -2,9 +2,11 @@
 runs in an image; begin at `main`.
 
 It asks the kernel, and prints a line `SIZE BLOCKS PATH` for each library: SIZE in bytes, BLOCKS as in
-`0-3,7`, of 128 KiB each; then a line `PATH` for each module's source. They differ a little from machine to
-machine. So the lines are kept with the locks, and a build copies them: the image is the same wherever it is
-built.
+`0-3,7`, of 32 KiB each; then a line `PATH` for each module's source. What the kernel reads around a page that
+is touched looks touched too: tools/ahead.py runs this where it reads nothing around.
+
+The lines differ a little from machine to machine. So they are kept with the locks, and a build copies them:
+the image is the same wherever it is built.
 
 Tried and not kept: the libraries' headers (a third of the blocks); a process that reads ahead (not needed).
 """
@@ -16,8 +18,8 @@ import struct
 import sys
 from pathlib import Path
 
-BLOCK = 128 * 1024
-"""Of squashfs, which unpacks no less."""
+BLOCK = 32 * 1024
+"""Less than squashfs unpacks at once, but what is not asked for is not copied, and takes no memory."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
 PRESENT = 1 << 63  # in /proc/PID/pagemap
 
@@ -73,7 +75,7 @@ def sources() -> list[str]:
 
 
 def main() -> None:
-    for name in ("entrypoint.batch.prepare", "entrypoint.run.launch", "torch"):
+    for name in ("entrypoint.cli.main", "entrypoint.batch.prepare", "entrypoint.run.launch", "torch"):
         importlib.import_module(name)
 
     blocks = touched()

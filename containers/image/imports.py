@@ -37,8 +37,10 @@ WORD = 8
 PYC_HEAD = 16
 AHEAD = "/opt/apptrain/ahead"
 """What ahead.py printed."""
-BLOCK = 128 * 1024
-"""The unit of AHEAD, and the most that the kernel reads ahead at once through FUSE."""
+BLOCK = 32 * 1024
+"""The unit of AHEAD."""
+REQUEST = 128 * 1024
+"""The most that the kernel reads ahead at once through FUSE."""
 ORDINARY = (
     (ExtensionFileLoader, EXTENSION_SUFFIXES),
     (SourceFileLoader, SOURCE_SUFFIXES),
@@ -68,7 +70,7 @@ class Bytecode:
     def read_ahead(self) -> None:
         """Has the kernel read the code that an import of torch needs; waits for nothing."""
         with open(self._file, "rb", buffering=0) as file:
-            _will_need(file.fileno(), range((self._begin + self._listed) // BLOCK + 1))
+            _will_need(file.fileno(), 0, self._begin + self._listed)
 
 
 class Loader(SourceFileLoader):
@@ -160,12 +162,12 @@ def _library_will_be_needed(path: str, size: int, blocks: str) -> None:
             return
         for run in blocks.split(","):
             begin, _, end = run.partition("-")
-            _will_need(library.fileno(), range(int(begin), int(end or begin) + 1))
+            _will_need(library.fileno(), int(begin) * BLOCK, (int(end or begin) + 1) * BLOCK)
 
 
-def _will_need(fd: int, blocks: range) -> None:
-    for block in blocks:
-        os.posix_fadvise(fd, block * BLOCK, BLOCK, os.POSIX_FADV_WILLNEED)
+def _will_need(fd: int, begin: int, end: int) -> None:
+    for at in range(begin, end, REQUEST):
+        os.posix_fadvise(fd, at, min(REQUEST, end - at), os.POSIX_FADV_WILLNEED)
 
 
 def gather(file: str, ahead: str, tops: list[str]) -> None:

@@ -211,7 +211,7 @@ print(len(cached), torch.nn.__file__, torch.nn.__cached__, inspect.getsource(tor
 
 
 def test_what_is_read_ahead_is_of_this_images_libraries_and_modules(host: Host) -> None:
-    """Else it is time for `ahead.py` again, as CONTRIBUTING.md says."""
+    """Else it is time for tools/ahead.py again, as CONTRIBUTING.md says."""
     code = """if True:
         import os
         lines = open('/opt/apptrain/ahead').read().splitlines()

@@ -58,6 +58,14 @@ def image(tmp_path: Path) -> Path:
     return folder
 
 
+def table_of(file: Path) -> tuple[int, dict[str, imports.Names], int]:
+    """Where the code begins, the table, and how many bytes of code are those of the list."""
+    written = file.read_bytes()
+    begin = 2 * imports.WORD + int.from_bytes(written[imports.WORD : 2 * imports.WORD])
+    folders, listed = marshal.loads(written[2 * imports.WORD : begin])
+    return begin, folders, listed
+
+
 def python(image: Path, code: str, *options: str, before: tuple[Path, ...] = ()) -> str:
     """What this code prints, with these folders first in sys.path, then Python's, then the image's."""
     start = START.format(folder=str(image), before=[str(path) for path in before])
@@ -198,9 +206,7 @@ def test_only_what_lies_compiled_is_gathered(image: Path, tmp_path: Path) -> Non
 
 
 def test_the_modules_that_are_listed_come_first_in_their_order(image: Path, tmp_path: Path) -> None:
-    head = (tmp_path / "bytecode").read_bytes()
-    size = int.from_bytes(head[imports.WORD : 2 * imports.WORD])
-    folders, end_of_listed = marshal.loads(head[2 * imports.WORD :][:size])
+    _, folders, end_of_listed = table_of(tmp_path / "bytecode")
     places = {f"{folder}/{name}": place for folder, names in folders.items() for name, place in names.items()}
     begin, torch, _ = places.pop(f"{image}/torch")
     assert begin == 0
@@ -212,20 +218,25 @@ def test_the_modules_that_are_listed_come_first_in_their_order(image: Path, tmp_
 
 
 def test_what_is_listed_is_read_ahead_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, int, int]] = []
+    asked: list[tuple[str, float, float]] = []
 
     def advise(fd: int, begin: int, size: int, _advice: int) -> None:
-        asked.append((Path(f"/proc/self/fd/{fd}").readlink().name, begin // imports.BLOCK, size))
+        name = Path(f"/proc/self/fd/{fd}").readlink().name
+        asked.append((name, begin / imports.BLOCK, size / imports.BLOCK))
 
     monkeypatch.setattr(os, "posix_fadvise", advise)
     for name in ("first lib.so", "second.so", "changed.so"):
         (tmp_path / name).write_bytes(b"1234")
-    listed = [f"4 3,5-6 {tmp_path}/first lib.so", f"5 0 {tmp_path}/changed.so", f"4 0 {tmp_path}/second.so"]
+    listed = [
+        f"4 3,5-6,10-18 {tmp_path}/first lib.so",
+        f"5 0 {tmp_path}/changed.so",
+        f"4 0 {tmp_path}/second.so",
+    ]
     listed += [f"{tmp_path}/a module.py"]
     (tmp_path / "ahead").write_text("".join(f"{line}\n" for line in listed))
     imports.read_ahead(str(tmp_path / "ahead"))
-    first = [("first lib.so", block, imports.BLOCK) for block in (3, 5, 6)]
-    assert asked == [*first, ("second.so", 0, imports.BLOCK)]
+    first = [("first lib.so", *run) for run in ((3, 1), (5, 2), (10, 4), (14, 4), (18, 1))]
+    assert asked == [*first, ("second.so", 0, 1)]
 
 
 def test_without_a_list_or_a_library_nothing_is_read_ahead(tmp_path: Path) -> None:
@@ -242,7 +253,8 @@ def test_it_is_read_ahead_when_torch_is_found_in_the_image(image: Path) -> None:
 def test_the_code_that_torch_needs_is_read_ahead_too(image: Path, tmp_path: Path) -> None:
     code = "import os; os.posix_fadvise = lambda fd, *what: print(os.readlink(f'/proc/self/fd/{fd}'), what)\n"
     found = python(image, code + "import alone, torch")
-    assert found == f"{tmp_path}/bytecode {(0, imports.BLOCK, os.POSIX_FADV_WILLNEED)}\n"
+    table, _, end_of_listed = table_of(tmp_path / "bytecode")
+    assert found == f"{tmp_path}/bytecode {(0, table + end_of_listed, os.POSIX_FADV_WILLNEED)}\n"
 
 
 def test_the_list_is_of_the_blocks_that_a_process_has_touched() -> None:
@@ -256,7 +268,7 @@ def test_the_list_is_of_the_blocks_that_a_process_has_touched() -> None:
 
 
 def test_the_lists_have_the_modules_of_ours_that_a_start_imports_and_no_others() -> None:
-    """A build copies the lists (`python3 containers/image/ahead.py` in an image prints one): a module that they lack
+    """A build copies the lists (tools/ahead.py prints one): a module that they lack
     is read late, through FUSE."""
     code = "import sys, entrypoint.cli.main, entrypoint.batch.prepare, entrypoint.run.launch; print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
