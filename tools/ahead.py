@@ -11,6 +11,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(CHECKOUT))
 
+from entrypoint.core.errors import BAD_INPUT  # noqa: E402
 from tests.host import Bind, Refused, up  # noqa: E402
 
 SHOWN = Path("/scratch/image.sif")
@@ -36,7 +37,7 @@ def main(image: str = "containers/image.sif") -> int:
             ended = host.run(["bash", "-euc", MOUNT, "bash", SHOWN], input=script, timeout=LIMIT)
     except (Refused, FileNotFoundError) as error:
         print(f"ahead: {error}", file=sys.stderr)
-        return 64
+        return BAD_INPUT
     print(ended.stderr, end="", file=sys.stderr)
     print(ended.stdout, end="")
     return ended.returncode
