@@ -29,6 +29,8 @@ RECIPE: Final = CONTAINERS / "apptrain.def"
 LEAST: Final = (1, 2)
 TOLD: Final = (1, 4)
 """Since when Apptainer can be told how to pack (--mksquashfs-args); SingularityCE can since 4.0."""
+FILE_SYSTEM: Final = re.compile(r"(\d+)-(\d+)\s*\|FS \(Squashfs")
+"""Begin and end of an image's, in bytes, in what `apptainer sif list` prints."""
 PACKING: Final = "-comp zstd -Xcompression-level 3 -all-root"
 WHEELS: Final = "wheels"
 EXTRA_WHEELS: Final = "extra-wheels"
@@ -147,7 +149,7 @@ class Builder:
         listed = subprocess.run(
             [self.path, "sif", "list", str(image)], capture_output=True, text=True, check=False
         )
-        found = re.search(r"(\d+)-(\d+)\s*\|FS \(Squashfs", listed.stdout)
+        found = FILE_SYSTEM.search(listed.stdout)
         if not found:
             raise BuildFailed(
                 "image-no-file-system", f"{image}: no file system was found in it: {listed.stderr.strip()}"

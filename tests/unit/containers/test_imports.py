@@ -268,8 +268,7 @@ def test_the_list_is_of_the_blocks_that_a_process_has_touched() -> None:
 
 
 def test_the_lists_have_the_modules_of_ours_that_a_start_imports_and_no_others() -> None:
-    """A build copies the lists (tools/ahead.py prints one): a module that they lack
-    is read late, through FUSE."""
+    """A build copies the lists (tools/ahead.py prints one): a module that they lack is read late, through FUSE."""
     code = "import sys, entrypoint.cli.main, entrypoint.batch.prepare, entrypoint.run.launch; print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     imported = {name for name in ended.stdout.split() if name.partition(".")[0] == "entrypoint"}
