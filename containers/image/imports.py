@@ -9,6 +9,7 @@ The file is not used if Python would not take the modules' own bytecode as it is
 for a folder in which something was added or replaced since then: by pip in an overlay, by a bind.
 """
 
+import gc
 import marshal
 import os
 import sys
@@ -74,7 +75,8 @@ class Bytecode:
 
 
 class Loader(SourceFileLoader):
-    """Python's own, but for where the code comes from."""
+    """Python's own, but for where the code comes from, and that inspect knows whose file it is: the import of
+    torch asks inspect for sources, and that would look at every module's file, 1,200 times through FUSE."""
 
     def __init__(self, name: str, path: str, bytecode: Bytecode, begin: int, size: int):
         super().__init__(name, path)
@@ -83,6 +85,32 @@ class Loader(SourceFileLoader):
     def get_code(self, _name: str) -> "CodeType":
         bytecode, begin, size = self._where
         return bytecode.code(begin, size)
+
+    def exec_module(self, module: "ModuleType") -> None:
+        files = getattr(sys.modules.get("inspect"), "modulesbyfile", None)
+        if files is not None:
+            files[self.path] = self.name
+        super().exec_module(module)
+
+
+class TorchLoader(Loader):
+    """Of torch itself, whose import is the longest of all. What that makes stays, so the search for garbage
+    would find nothing, and take a tenth of the time."""
+
+    def exec_module(self, module: "ModuleType") -> None:
+        read_ahead()
+        self._where[0].read_ahead()
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            super().exec_module(module)
+        finally:
+            if collects:
+                gc.enable()
+
+
+for _method in (Loader.exec_module, TorchLoader.exec_module):  # tracebacks leave importlib's own frames out
+    _method.__code__ = _method.__code__.replace(co_filename=cache_from_source.__code__.co_filename)
 
 
 class Finder(FileFinder):
@@ -99,10 +127,8 @@ class Finder(FileFinder):
         begin, size, package = self._names[name]
         base = f"{self.path}/{name}"
         path = f"{base}/__init__.py" if package else f"{base}.py"
-        loader = Loader(fullname, path, self._bytecode, begin, size)
-        if fullname == "torch":
-            read_ahead()
-            self._bytecode.read_ahead()
+        kind = TorchLoader if fullname == "torch" else Loader
+        loader = kind(fullname, path, self._bytecode, begin, size)
         below = [base] if package else None
         return spec_from_file_location(fullname, path, loader=loader, submodule_search_locations=below)
 

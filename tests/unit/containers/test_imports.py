@@ -28,6 +28,8 @@ MODULES = {
     "both.py": "value = 'source'\n",
     f"both{EXTENSION_SUFFIXES[0]}": "",
     "torch.py": "value = 'image'\n",
+    "fails.py": "raise OSError('no library')\n",
+    "lacks.py": "import missing\n",
 }
 TIME = 1_700_000_000
 START = "import site; site.addsitedir({folder!r}); import sys; sys.path[:0] = {before}\n"
@@ -100,6 +102,10 @@ def test_modules_and_packages_come_from_the_file(image: Path, name: str) -> None
         "import alone as m; print(m.__doc__, m.__loader__.get_source('alone'), m.__loader__.is_package('alone'))",
         "import pack as m; print(m.__loader__.get_data(m.__file__), m.__loader__.path, m.__loader__.get_filename())",
         "import alone; alone.fail()",
+        "import fails",
+        "import lacks",
+        "import inspect, alone; print(inspect.getmodule(alone.fail.__code__))",
+        "import inspect, fails",
         "import pack.below, inspect; print(inspect.getsource(pack.below.Kind.method), inspect.getfile(pack.below))",
         "import alone, linecache; print(alone.fail.__code__.co_filename, linecache.getline(alone.__file__, 4))",
         "import pack, importlib.resources as r; print(r.files(pack).joinpath('data.txt').read_text())",
@@ -245,9 +251,37 @@ def test_without_a_list_or_a_library_nothing_is_read_ahead(tmp_path: Path) -> No
     imports.read_ahead(str(tmp_path / "ahead"))
 
 
-def test_it_is_read_ahead_when_torch_is_found_in_the_image(image: Path) -> None:
+def test_it_is_read_ahead_when_torch_is_imported_from_the_image(image: Path) -> None:
     code = "import apptrain_imports as a; a.read_ahead = lambda: print('ahead'); import alone, torch"
     assert python(image, code) == "ahead\n"
+    asked = "import apptrain_imports as a, importlib.util as u; a.read_ahead = lambda: print('ahead'); u.find_spec('torch')"
+    assert python(image, asked) == ""
+
+
+@pytest.mark.parametrize(("before", "after"), [("enable", True), ("disable", False)])
+@pytest.mark.parametrize("text", ["", "raise OSError('no library')"])
+def test_nothing_searches_for_garbage_while_torch_is_imported(
+    image: Path, tmp_path: Path, before: str, text: str, *, after: bool
+) -> None:
+    (image / "torch.py").write_text(f"import gc; print(gc.isenabled())\n{text}")
+    compile_dir(image, quiet=1, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
+    imports.gather(str(tmp_path / "bytecode"), str(tmp_path / "listed"), [str(image)])
+    for path in (tmp_path / "bytecode", image):
+        os.utime(path, (TIME, TIME))
+    code = f"import gc; gc.{before}()\ntry: import torch\nexcept OSError: pass\nprint(gc.isenabled())"
+    assert python(image, code) == f"False\n{after}\n"
+    assert python(image, "import torch") == plain(image, "import torch").replace("True", "False")
+
+
+def test_who_asks_inspect_for_a_module_has_no_other_file_looked_at(image: Path) -> None:
+    code = """
+import alone, inspect, os, pack.below
+os.path.realpath = None  # which inspect calls for each file that it looks at
+print(inspect.getmodule(pack.below.Kind.method.__code__))
+"""
+    assert python(image, code) == f"<module 'pack.below' from '{image}/pack/below.py'>\n"
+    assert python(image, code.replace("alone, inspect", "inspect, alone")) == python(image, code)
+    assert "not callable" in plain(image, code)
 
 
 def test_the_code_that_torch_needs_is_read_ahead_too(image: Path, tmp_path: Path) -> None:
