@@ -199,7 +199,7 @@ show_host() {
         case $path in
             /home) bind "$path" "$path" rw "the host's" ;;
             /root | /mnt | /media | /srv | /lost+found) ;;
-            *) show "the host's" "$path" ;;
+            *) is_of_image "$path" || show "the host's" "$path" ;;
         esac
     done
 }

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from statistics import median
 
 from entrypoint.doctor import facts
 from entrypoint.doctor.facts import NodeFacts, Room
@@ -331,6 +330,8 @@ def _share(way: Way, speed: int) -> str:
 def standing_out(values: Iterable[tuple[str, float]], below: float) -> dict[str, float]:
     """The nodes whose least value is below this share of the median of the others' least, with the share that
     they reach."""
+    from statistics import median  # and with it decimal and fractions, for which no start need wait
+
     least: dict[str, float] = {}
     for node, value in values:
         least[node] = min(value, least.get(node, value))
