@@ -142,6 +142,7 @@ without_copy() {
         for rank in "${others[@]}"; do
             facts+=("left_out=${hosts[rank]}")
         done
+        facts+=("again=$attempt")
         prepare_again "$@"
     else
         give_up_staging "${others[@]}"

@@ -100,7 +100,8 @@ def prepare(where: Path, inside: Mapping[str, str]) -> int:
     granted = grants.of(facts.one("scheduler")).granted(env, facts, settings, site)
     folder = _run_dir(env, settings, granted, site)
     _check(env, facts, settings, granted, folder)
-    run = RunDirectory(folder, rundir.next_attempt(folder))
+    again = facts.one("again")
+    run = RunDirectory(folder, int(again) if again else rundir.next_attempt(folder))
     asked = _Request(
         facts=facts,
         env=env,
@@ -327,7 +328,7 @@ def _begin(where: Path, asked: _Request) -> Entries:
         began=time.time(),
         queued=granted.queued,
     )
-    is_again = bool(asked.facts.all("left_out"))  # this job has begun, and nodes could not have the image
+    is_again = bool(asked.facts.one("again"))
     of_before = run.unfinished()
     has_claims = of_before is not None and RunDirectory(run.path, of_before).has_claims()
     is_over = of_before is not None and has_claims and came_to_its_end(job, of_before)

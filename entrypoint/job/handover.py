@@ -34,13 +34,14 @@ COPIES, SHARED_COPIES = "copies", "copies.shared"
 ASKED = (
     *("scheduler", "home", "image", "profile", "batch", "script", "arg"),
     *("runs_in", "told", "first_node", "queue", "nodefile", "began", "zone", "mpiexec", "carried"),
-    *("attempt", "asked", "warned", "left_out"),
+    *("attempt", "asked", "warned", "left_out", "again"),
 )
 """`script`: the job script's process id; `runs_in`: what of Slurm runs it; `told`: what the scheduler says of
 the job, `first_node` of its first node, `queue` of its queue; `began`: Unix seconds, `zone` of the host as
 +0100; `mpiexec`: what that says of its version; `carried`: a variable from an earlier job of a chain;
 `attempt`: the one that has ended; `asked`: the status of the signal that the job script got; `warned`:
-whether it was told of a planned end; `left_out`: a node that takes no part."""
+whether it was told of a planned end; `left_out`: a node that takes no part; `again`: the attempt that was
+prepared with that node, and is to begin without it."""
 
 ANSWERED = (
     *("stage", "stage_bytes", "stage_id", "stage_digest", "stage_needs", "stage_least", "stage_by_name"),

@@ -14,7 +14,7 @@ import pytest
 
 from entrypoint.batch import staging
 from entrypoint.batch.pbs import job as pbs
-from entrypoint.batch.prepare import UNTOLD, prepare
+from entrypoint.batch.prepare import GOES_ON, UNTOLD, prepare
 from entrypoint.batch.prepared import PreparedJob
 from entrypoint.batch.staging import Bandwidth
 from entrypoint.core.errors import BadInput
@@ -232,8 +232,19 @@ def test_a_wish_to_stop_that_came_while_the_image_was_copied_is_kept(host: Host)
     """If a node could not have it, the job is prepared once more, without that node."""
     run = Path(host.ask("--nnodes=1:2").one("run_dir"))
     (run / "stop").touch()
-    host.ask("--nnodes=1:2", left_out="b")
+    host.ask("--nnodes=1:2", left_out="b", again="0")
     assert (run / "stop").exists()
+
+
+def test_a_job_that_is_prepared_without_a_node_is_at_the_same_attempt(host: Host) -> None:
+    before = host.ask("--nnodes=1:2")
+    again = host.ask("--nnodes=1:2", left_out="b", again="0")
+    assert (before.one("attempt"), again.one("attempt")) == ("0", "0")
+    assert GOES_ON not in again.all("tell")
+    assert host.ask("--nnodes=1:2").one("attempt") == "1"
+    again = host.ask("--nnodes=1:2", left_out="b", again="1")
+    assert again.one("attempt") == "1"
+    assert [line for line in again.all("tell") if line.startswith("attempt")] == [], "which was said before"
 
 
 def test_what_came_to_its_end_without_its_job_script_is_over(host: Host) -> None:

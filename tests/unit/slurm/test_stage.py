@@ -223,6 +223,7 @@ def test_a_node_without_room_is_left_out_if_fewer_are_enough(staged: Staged) -> 
     assert argv[-2:] == ["my.py", "a b"]
     assert "apptrain: image: copied to" in ended.stdout
     assert "on 1 of 1 nodes" in ended.stdout
+    assert staged.cluster.handed("APPTRAIN_ATTEMPT") == "0", "the one that was prepared, with a node less"
 
 
 # --- and if it is the site's: one line, and the job runs from the shared image ------------------------------------------
