@@ -240,11 +240,20 @@ await_all() {
     cutter='interrupt'
 }
 
-# Each `timeout` leads a process group of its own, and passes the signal on to that.
 end_together() {
-    # shellcheck disable=SC2046 # words
-    trap 'kill -TERM $(jobs -p) || true; wait; exit 143' TERM
+    trap end_jobs TERM
     "$@"
+}
+
+# Each `timeout` leads a process group of its own. It would not pass on a signal that comes just as
+# it starts what it bounds, so the whole group gets it.
+end_jobs() {
+    local pid
+    for pid in $(jobs -p); do
+        kill -TERM -- "-$pid" || kill -TERM "$pid" || true
+    done 2>/dev/null
+    wait
+    exit 143
 }
 
 # each_host WHAT [WORD...]: prints what they say.

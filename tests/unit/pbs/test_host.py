@@ -2,11 +2,14 @@
 
 import os
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from entrypoint.batch import staging
+from entrypoint.node import processes
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 START = 'set -euo pipefail; APPTRAIN_HOME=$1; source "$1/host/job.sh"; source "$1/pbs/host.sh"; begin_job; '
@@ -199,7 +202,7 @@ def test_a_job_that_no_other_may_follow_submits_none(no_chain: str, tmp_path: Pa
 
 
 RUNS = r"""
-timeout() { printf '<%s>' "$@"; echo; }
+timeout() { local line; printf -v line '<%s>' "$@"; printf '%s\n' "$line"; }
 hosts=(a 'b c' d) stage=/disk bound=7 handover_dir=/nowhere APPTRAIN_IMAGE=/i.sif reach=ssh
 declare -A ranks=([a]=0 ['b c']=1 [d]=2)
 APPTRAIN_HOME="/check out"
@@ -228,6 +231,38 @@ def test_whoever_has_the_image_is_told_to_whom_to_send_it() -> None:
             f"<--kill-after=10><7><ssh><-o><BatchMode=yes><-o><ConnectTimeout=20><--><d><{line}>",
         ]
     )
+
+
+def test_what_a_timeout_has_just_started_ends_with_the_job_script_too(tmp_path: Path) -> None:
+    """It takes a signal for its own until it has noted its child: this one never does."""
+    program = tmp_path / "timeout"
+    program.write_text(
+        f"""#!{sys.executable}
+import os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
+os.setpgid(0, 0)
+if os.fork() == 0:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    os.execvp("bash", ["bash", "-c", f"echo $$ >{tmp_path}/new; mv {tmp_path}/new {tmp_path}/child; exec sleep 60"])
+while True:
+    signal.pause()
+"""
+    )
+    program.chmod(0o755)
+    script = """
+        bound=60
+        each() { start_bounded true; wait; }
+        end_together each & pid=$!
+        until [[ -e $2/child ]]; do sleep 0.05; done
+        kill -TERM "$pid"
+        wait "$pid" || echo "$?"
+        """
+    assert bash(script, tmp_path, PATH=f"{tmp_path}:{os.environ['PATH']}") == "143\n"
+    child = int((tmp_path / "child").read_text())
+    deadline = time.monotonic() + 10
+    while processes.is_running(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_no_more_ssh_wait_at_once_than_may() -> None:
