@@ -241,7 +241,7 @@ await_all() {
 }
 
 end_together() {
-    trap end_jobs TERM
+    trap 'end_jobs; exit 143' TERM
     "$@"
 }
 
@@ -253,7 +253,6 @@ end_jobs() {
         kill -TERM -- "-$pid" || kill -TERM "$pid" || true
     done 2>/dev/null
     wait
-    exit 143
 }
 
 # each_host WHAT [WORD...]: prints what they say.
