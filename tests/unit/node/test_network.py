@@ -462,8 +462,8 @@ def test_a_plan_with_another_address_of_node_0_tells_it_to_everyone() -> None:
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "0.0.0.0", "::1"])
 def test_a_store_port_that_is_taken_at_any_address_is_refused_with_its_holder(address: str) -> None:
-    with socket.create_server((address, 0), family=network._family(address)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port(address)
+    with socket.create_server((address, port), family=network._family(address)):
         plan = plan_of("gpu-a01", "--master-port", str(port))
         with pytest.raises(Refusal) as refused:
             network.check_store_port(plan, "try another")
