@@ -48,6 +48,8 @@ BOUND = 600.0
 gives up a node."""
 NOTICED = 90.0
 """Seconds in which whatever is noticed must be: the longest of the times above, and Slurm's for a node, on busy cores."""
+WARNED = 3 * EVERY
+"""Steps that a run may do between a warning and its ranks' last step: two or three seconds' worth on an idle machine."""
 ASKED = 0.2
 """Seconds between two questions to Slurm, each of which costs a tenth of that on a busy core."""
 ROUTINE = re.compile(
@@ -241,7 +243,7 @@ class Run:
         """Waits for a moment. `fraction`: of a start-up or a step."""
         if moment is Moment.WAITING or (moment is Moment.START and not self.waits()):
             if not self.waits():
-                self._until_step(step)
+                self._until_step(min(step, STEPS - WARNED))
                 self.rest()
             if moment is Moment.WAITING:
                 return

@@ -27,6 +27,7 @@ from entrypoint.run.attempt import Attempt
 from entrypoint.run.finished import FinishedAttempt
 from entrypoint.run.given import Given
 from entrypoint.run.signals import Signals
+from tests.ports import free_port
 
 JOB = {"APPTRAIN_EMBEDDED_JOB_ID": "7", "APPTRAIN_EMBEDDED_NODELIST": "127.0.0.[1-2]"}
 
@@ -161,6 +162,7 @@ def alone(run_dir: Path, *command: str) -> tuple[FinishedAttempt, list[dict[str,
     env = {"APPTRAIN_EMBEDDED_JOB_ID": "7", "APPTRAIN_EMBEDDED_NODELIST": "127.0.0.1"}
     env |= {"APPTRAIN_EMBEDDED_NODENAME": "127.0.0.1", "PATH": os.environ["PATH"]}
     words = ["launch", "--mode", "exec", "--no-python", "--device", "cpu", "--run-dir", str(run_dir)]
+    words += ["--master-port", str(free_port())]  # the job number's may be another test's
     given = vars(cli.parser().parse_args(words))
     given.pop("command_name")
     plan, settings = resolve(env, given, list(command), hostname=None)
