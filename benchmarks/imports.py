@@ -1,18 +1,18 @@
-"""Measures `import torch` in the image through FUSE against a plain directory, and what each of our measures
-brings. `imports` is the entry. The plain directory is the image unpacked, without those measures.
+"""Measures `import torch` in each stack's image through FUSE against a plain directory, and what each of our
+measures brings. `imports` is the entry. The plain directory is the image unpacked, without those measures.
 
 Each import gets a mount of its own: the image's pages in the host's memory are warm, those that FUSE hands
 out are not. All ways alternate. To leave a measure out, its file in the image is covered by an empty one.
 """
 
-import os
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.image import BARE, IMPORT, LIMIT
-from tests.cluster.images import built
+from containers import stacks
+from tests.cluster.images import RECIPE, built
 from tests.host import Bind, Host, up
 
 IMAGE: Final = Path("/scratch/image.sif")
@@ -30,13 +30,22 @@ WAYS: Final[dict[str, tuple[Path, list[str]]]] = {
 
 
 def imports(pairs: int) -> dict[str, Any]:
-    """Needs root, for the test host, and room for 6 GB; APPTRAIN_TEST_IMAGE as in the tests."""
-    given = os.environ.get("APPTRAIN_TEST_IMAGE")
-    image = Path(given) if given else built("default").image
+    """Of all stacks for this processor. Needs root, for the test host, and room for 25 GB."""
+    here = stacks.debian_architecture()
+    return {
+        "stacks": {
+            one.name: _stack(one, pairs) for one in stacks.read().values() if here in one.architectures
+        }
+    }
+
+
+def _stack(stack: stacks.Stack, pairs: int) -> dict[str, Any]:
+    """Seconds of each round, after one to warm up, and the ratios to the plain directory."""
+    made = built("default") if stack.is_default else built(stack.name, f"STACK={stack.name}", inputs=RECIPE)
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         out = Path(folder)
         out.chmod(0o777)
-        binds = [Bind(source=out, target=OUT, mode="rw"), Bind(source=image, target=IMAGE)]
+        binds = [Bind(source=out, target=OUT, mode="rw"), Bind(source=made.image, target=IMAGE)]
         with up("imports-bench", binds=binds) as host:
             _run(host, "apptainer", "-q", "build", "--sandbox", f"{OUT}/unpacked", str(IMAGE))
             rounds = [{name: _import(host, *way) for name, way in WAYS.items()} for _ in range(pairs + 1)][1:]
@@ -45,10 +54,8 @@ def imports(pairs: int) -> dict[str, Any]:
         found = [one[name] / one[PLAIN] for one in rounds]
         ratios[name] = {"median": statistics.median(found), "min": min(found), "max": max(found)}
         seconds = statistics.median(one[name] for one in rounds)
-        print(
-            f"{name}: {seconds:.2f} s, {ratios[name]['median']:.2f} ({min(found):.2f} to {max(found):.2f})",
-            flush=True,
-        )
+        spread = f"{ratios[name]['median']:.2f} ({min(found):.2f} to {max(found):.2f})"
+        print(f"{stack.name}, {name}: {seconds:.2f} s, {spread}", flush=True)
     return {"rounds_s": rounds, "ratio": ratios}
 
 
