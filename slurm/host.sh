@@ -2,6 +2,7 @@
 # shellcheck disable=SC2034,SC2154 # slurm/multinode.sbatch and host/job.sh read and set these
 # What the job script must do with Slurm, in the words of host/job.sh, which is sourced before this.
 # Reads: SLURM_*, as sbatch, salloc and slurmd set them
+#        described             what Slurm says of the job; empty if it was not asked yet
 # Sets:  scheduler, is_batch   as host/job.sh has them
 #        broadcasts            how often sbcast was started
 #        cluster, facts        describe_job
@@ -35,7 +36,7 @@ describe_job() {
     cluster=${SLURM_CLUSTER_NAME:-}
     facts=("runs_in=$runs_in")
     if [[ -n $is_batch || ${SLURM_RESTART_COUNT:-0} != 0 ]]; then
-        facts+=("told=$(told_of_job)")
+        facts+=("told=${described:-$(told_of_job)}")
     fi
     facts+=("first_node=$(told_of_first_node)")
 }

@@ -149,6 +149,7 @@ def test_the_checkout_is_where_slurm_says_that_the_script_was(cluster: Cluster) 
     command = f"{cluster.checkout}/slurm/multinode.sbatch -- train.py /slurm/multinode.sbatch"
     ended = cluster.run(APPTRAIN_HOME=None, FAKE_COMMAND=command)
     assert (ended.returncode, cluster.handed("APPTRAIN_HOME")) == (0, str(cluster.checkout))
+    assert cluster.questions() == 2  # now, and at the end
 
 
 def test_the_checkout_is_the_scripts_own_where_it_is_started_by_hand(cluster: Cluster) -> None:
