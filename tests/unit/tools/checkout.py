@@ -123,6 +123,10 @@ class Checkout:
     def packages(self) -> list[str]:
         return sorted(path.stem for path in self.venv.glob("lib/python*/site-packages/probe*.py"))
 
+    def compiled(self) -> list[str]:
+        found = self.venv.glob("lib/python*/site-packages/__pycache__/probe*.pyc")
+        return sorted(path.name.partition(".")[0] for path in found)
+
     def snapshot(self) -> dict[str, int]:
         return {str(path): path.lstat().st_mtime_ns for path in self.path.rglob("*")}
 
