@@ -49,7 +49,7 @@ gives up a node."""
 NOTICED = 90.0
 """Seconds in which whatever is noticed must be: the longest of the times above, and Slurm's for a node, on busy cores."""
 WARNED = 3 * EVERY
-"""Steps that a run may do between a warning and its ranks' last step: two or three seconds' worth on an idle machine."""
+"""Steps that a run has left, at least, when it is warned: its ranks go on until they have heard of it."""
 ASKED = 0.2
 """Seconds between two questions to Slurm, each of which costs a tenth of that on a busy core."""
 ROUTINE = re.compile(
