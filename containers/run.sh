@@ -36,6 +36,7 @@
 #        tmp_mb, shm_mb   read_rooms: MB that are to be free in `tmp`, and in /dev/shm
 #        options, obeys_binds, wrappers   read_options
 #        tmp           make_tmp: the run's own directory on the node's disk
+#        answer        quote: the word
 #        command       CMD and its arguments
 #        line          assemble: the whole command line
 #        status        run: how it ended
@@ -216,9 +217,9 @@ clear_outcome() {
 
 # --- the run's own directory on the node's disk ---------------------------------------------------
 
-# free_mb PATH: prints how many MB are free there.
-free_mb() {
-    echo $(($(stat -f -c '%a * %S' -- "$1") / 1000000))
+# find_free PATH: sets `free` to how many MB are free there.
+find_free() {
+    free=$(stat -f -c '%a * %S' -- "$1") && free=$((free / 1000000))
 }
 
 # Sets `tmp_mb` and `shm_mb`.
@@ -240,7 +241,7 @@ read_rooms() {
 
 # Sets `tmp`, in the first place that has room and lets programs run.
 make_tmp() {
-    local place why unfit='' seen=:
+    local place why free unfit='' seen=:
     first_set "${NODE_DISKS[@]}"
     for place in "$answer" "${TMPDIR:-}" /tmp; do
         [[ $place == /* && $seen != *":$place:"* ]] || continue
@@ -248,7 +249,7 @@ make_tmp() {
         if ! tmp=$(mktemp -d -- "${place%/}/apptrain.XXXXXX" 2>/dev/null); then
             why="is no directory that may be written"
             tmp=''
-        elif (($(free_mb "$tmp") < tmp_mb)); then
+        elif find_free "$tmp" && ((free < tmp_mb)); then
             why="has less than $tmp_mb MB free"
             rmdir -- "$tmp" && tmp=''
         elif ! can_run_programs 2>/dev/null; then
@@ -273,7 +274,7 @@ check_shm() {
     local free why=''
     if [[ ! -d /dev/shm || ! -w /dev/shm ]]; then
         why="is not there or may not be written"
-    elif free=$(free_mb /dev/shm) && ((free < shm_mb)); then
+    elif find_free /dev/shm && ((free < shm_mb)); then
         why="has $free MB free, less than $shm_mb"
     fi
     [[ -z $why ]] ||
@@ -283,16 +284,17 @@ check_shm() {
 
 # --- the start ------------------------------------------------------------------------------------
 
-# Prints a text as one word of a shell.
-quoted() {
+# quote TEXT: sets `answer` to it as one word of a shell.
+quote() {
     local q="'" r="'\\''"
-    printf "'%s'" "${1//$q/$r}"
+    answer="'${1//$q/$r}'"
 }
 
-# Prints the paths that CMD names and this node has, each with a NUL behind it: as given, behind a
-# =, and where a new file is to come.
-named_paths() {
+# Sets `named`, the paths that CMD names and this node has: as given, behind a =, and where a new
+# file is to come.
+find_named() {
     local word path paths
+    named=()
     for word in "${command[@]}"; do
         paths=("$word")
         if [[ $word == *=* ]]; then
@@ -303,7 +305,7 @@ named_paths() {
                 path=${path%/*}
             fi
             if [[ -e $path ]]; then
-                printf '%s\0' "$path"
+                named+=("$path")
             fi
         done
     done
@@ -314,25 +316,35 @@ named_paths() {
 # has no more than those two names in PYTHONPATH. It may have Python as python3 alone, as Debian
 # does, and one older than 3.11, which does not know -P.
 write_start() {
-    local path started='' is_ours="[ -n \"\${APPTRAIN_STACK:-}\" ]"
+    local path started='' in_tmp home here is_ours="[ -n \"\${APPTRAIN_STACK:-}\" ]"
+    find_named
+    quote "$tmp" && in_tmp=$answer
+    quote "$HOME" && home=$answer
+    quote "$PWD" && here=$answer
     # shellcheck disable=SC2016 # for the shell inside
     {
         echo "$is_ours || export PYTHONPATH=$OURS\"\${PYTHONPATH:+:\$PYTHONPATH}\""
-        echo ": >$(quoted "$tmp/.started")"
-        echo "lacks() { printf %s \"\$1\" >$(quoted "$tmp/.lacking"); exit $REFUSED; }"
+        echo ": >$in_tmp/.started"
+        echo "lacks() { printf %s \"\$1\" >$in_tmp/.lacking; exit $REFUSED; }"
         # Apptainer's own directory is where symlinks lead.
-        echo "export HOME=$(quoted "$HOME"); cd $(quoted "$PWD"); unset OLDPWD"
-        [[ -z $venv ]] || echo "[ -x $(quoted "$venv_python") ] || lacks venv
-            export VIRTUAL_ENV=$(quoted "$venv") PATH=$(quoted "$venv/bin"):\"\$PATH\""
+        echo "export HOME=$home; cd $here; unset OLDPWD"
+        if [[ -n $venv ]]; then
+            quote "$venv_python"
+            echo "[ -x $answer ] || lacks venv"
+            quote "$venv"
+            echo "export VIRTUAL_ENV=$answer PATH=$answer/bin:\"\$PATH\""
+        fi
         echo '[ "$1" != python ] || command -v python >/dev/null || { shift; set -- python3 "$@"; }'
         echo "case \"\$2 \$3 \$4\" in '-P -m entrypoint'*)$is_ours ||" \
             '"$1" -PSc "" 2>/dev/null || lacks python;; esac'
-        while IFS= read -r -d '' path; do
-            echo "[ -e $(quoted "$path") ] || lacks $(quoted "path $path")"
-        done < <(named_paths)
+        for path in ${named[@]+"${named[@]}"}; do
+            quote "$path"
+            echo "[ -e $answer ] || lacks 'path '$answer"
+        done
         for path in ${wrappers[@]+"${wrappers[@]}"}; do
-            echo "[ -x $(quoted "$path") ] || lacks $(quoted "wrapper $path")"
-            started+=" $(quoted "$path")"
+            quote "$path"
+            echo "[ -x $answer ] || lacks 'wrapper '$answer"
+            started+=" $answer"
         done
         echo "command -v \"\$1\" >/dev/null || lacks program; exec$started \"\$@\""
     } >"$tmp/.start"
@@ -457,9 +469,12 @@ share_failed() {
 
 main() {
     local name
-    node=$(uname -n) # not HOSTNAME, which Slurm carries over from the login node
     first_set "${NODE_NAMES[@]}"
-    node=${answer:-${node%%.*}}
+    node=$answer
+    if [[ -z $node ]]; then
+        node=$(uname -n) # not HOSTNAME, which Slurm carries over from the login node
+        node=${node%%.*}
+    fi
     first_set "${NODE_RANKS[@]}"
     node_rank=$answer
     first_set "${LOCAL_RANKS[@]}"

@@ -58,10 +58,10 @@ is_utf8() {
     [[ $1 =~ ^($bytes)*$ ]]
 }
 
-# Prints a pattern that any of these words matches.
+# any_of NAME WORD...: sets the variable to a pattern that any of these words matches.
 any_of() {
     local IFS='|'
-    printf '@(%s)' "$*"
+    printf -v "$1" '@(%s)' "${*:2}"
 }
 
 # Sets `names` and `values`, `left_out` and `foreign`.
@@ -70,11 +70,11 @@ read_environment() {
     local refused='' replaced='' unseen=''
     read_table
     read -r -d '' -a asked < <(printf '%s\0' "${passes[*]-} ${APPTRAIN_PASS:-}")
-    passed=$(any_of "${PASSED[@]}" "${FILES[@]}" ${asked[@]+"${asked[@]}"})
-    never=$(any_of "${NEVER[@]}")
-    files=$(any_of "${FILES[@]}")
-    caches=$(any_of "${CACHES[@]}")
-    kept=$(any_of ${asked[@]+"${asked[@]}"})
+    any_of passed "${PASSED[@]}" "${FILES[@]}" ${asked[@]+"${asked[@]}"}
+    any_of never "${NEVER[@]}"
+    any_of files "${FILES[@]}"
+    any_of caches "${CACHES[@]}"
+    any_of kept ${asked[@]+"${asked[@]}"}
     # shellcheck disable=SC2053 # the right sides are patterns
     for word in ${asked[@]+"${asked[@]}"}; do
         [[ $word =~ ^[A-Za-z_][A-Za-z0-9_]*\*?$ ]] ||

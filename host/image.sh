@@ -13,6 +13,7 @@
 #        userns       find_apptainer: the option without which it would ask for the setuid bit of a
 #                     starter that has none
 #        image, kind (sif, directory), bytes, image_id (which every build makes anew)   check_image
+#        answer       sif_architecture: the code
 #        unmounted    why this node does not mount the image; empty if it does
 #        mounters     find_mount: where Apptainer looks for the program that mounts
 #        unpack       choose_unpacking: the option that unpacks the image
@@ -111,7 +112,7 @@ check_user_namespaces() {
 # check_image IMAGE: sets `image`, `kind`, `bytes` and `image_id`. Nothing but a file is opened: a
 # fifo would hang.
 check_image() {
-    local header arch size
+    local header arch at size
     image=$(absolute "$1")
     image_id=
     [[ -e $image ]] ||
@@ -132,20 +133,33 @@ check_image() {
     [[ -f $image ]] || refuse image-no-regular-file "the image $image is no file: give a SIF file"
     kind=sif
     bytes=$(stat -L -c %s -- "$image")
-    header=$(od -An -v -tx1 -j32 -N32 -- "$image" 2>/dev/null | tr -d ' \n') || true
-    [[ $header == 5349465f4d4147494300* && $bytes -ge 128 ]] ||
+    header=$(od -An -v -tx1 -N128 -- "$image" 2>/dev/null) || true
+    header=${header//[[:space:]]/} # two digits a byte
+    [[ ${header:64:20} == 5349465f4d4147494300 && ${#header} == 256 ]] ||
         refuse image-not-sif "$image is no SIF file: give one, such as make image makes"
-    arch=${header:26:4}
-    [[ $arch == "$(sif_architecture "$arch")" || $arch == 3030 ]] ||
+    arch=${header:90:4}
+    sif_architecture "$arch"
+    [[ $arch == "$answer" || $arch == 3030 ]] ||
         refuse image-other-processor \
             "the image $image is for another kind of processor$(sif_processor "$arch")" \
             "than this node's $(uname -m): take one for it, or make one on such a node"
-    image_id=${header:32:8}-${header:40:4}-${header:44:4}-${header:48:4}-${header:52}
-    read -r size header < <(od -An -v -tu8 -j112 -N16 -- "$image") || true
-    ((size + header <= bytes)) ||
-        refuse image-cut-off \
-            "the image $image is cut off: it has $bytes of $((size + header)) bytes:" \
+    image_id=${header:96:8}-${header:104:4}-${header:108:4}-${header:112:4}-${header:116:12}
+    read_number "${header:224:16}"
+    at=$number
+    read_number "${header:240:16}"
+    size=$((at + number))
+    ((size <= bytes)) ||
+        refuse image-cut-off "the image $image is cut off: it has $bytes of $size bytes:" \
             "copy or make it again"
+}
+
+# Sets `number`, of which these are the digits, two a byte and the lowest byte first.
+read_number() {
+    local digits='' i
+    for ((i = 0; i < ${#1}; i += 2)); do
+        digits=${1:i:2}$digits
+    done
+    number=$((16#$digits))
 }
 
 # sif_processor ARCH: prints the processor that a SIF file names so, if it is a usual one.
@@ -156,15 +170,15 @@ sif_processor() {
     esac
 }
 
-# sif_architecture OTHERWISE: prints how a SIF file names this node's processor; OTHERWISE if that
-# is not known.
+# sif_architecture OTHERWISE: sets `answer` to how a SIF file names this node's processor; to
+# OTHERWISE if that is not known.
 sif_architecture() {
     case $(uname -m) in
-        x86_64) printf 3032 ;;
-        aarch64) printf 3034 ;;
-        ppc64le) printf 3036 ;;
-        riscv64) printf 3132 ;;
-        *) printf '%s' "$1" ;;
+        x86_64) answer=3032 ;;
+        aarch64) answer=3034 ;;
+        ppc64le) answer=3036 ;;
+        riscv64) answer=3132 ;;
+        *) answer=$1 ;;
     esac
 }
 
@@ -197,7 +211,7 @@ choose_unpacking() {
         refuse apptainer-tmpdir \
             "APPTAINER_TMPDIR $place is no directory that may be written: $SHARED"
     need=$((bytes * UNPACKED / 1000000 + 1))
-    free=$(free_mb "$place")
+    find_free "$place"
     ((free >= need)) ||
         refuse unpack-no-room \
             "this node does not mount the image ($unmounted), and $place, where it would be" \
@@ -232,7 +246,8 @@ shield_mount() {
     script=$shield/${program##*/}
     mkdir -- "$shield"
     # shellcheck disable=SC2016 # for the shell that reads it
-    printf '#!/bin/sh\ntrap "" HUP USR1 USR2 TERM\nexec %s "$@"\n' "$(quoted "$program")" >"$script"
+    quote "$program"
+    printf '#!/bin/sh\ntrap "" HUP USR1 USR2 TERM\nexec %s "$@"\n' "$answer" >"$script"
     chmod 700 -- "$script"
 }
 

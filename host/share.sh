@@ -80,7 +80,8 @@ open_share() {
     mkdir -m 700 -- "$share" || return
     opened=yes
     print_shown >"$share/shown"
-    printf '%s\n' "trap '' HUP INT TERM USR1 USR2" "echo \$\$ >$(quoted "$share/.entry")" \
+    quote "$share/.entry"
+    printf '%s\n' "trap '' HUP INT TERM USR1 USR2" "echo \$\$ >$answer" \
         'read -r _' >"$share/.wait"
     mkfifo -m 600 -- "$share/hold" && exec {hold}<>"$share/hold" &&
         exec {lock}>"$share/lock" && flock -s -w 5 "$lock" || return

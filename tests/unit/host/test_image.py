@@ -580,8 +580,8 @@ source "$1/host/image.sh"
 refuse() { shift; echo "refused: $*"; exit 0; }
 say_for_node() { echo "says: $*"; }
 read_clock() { seconds=$now; }
-quoted() { printf "'%s'" "$1"; }
-free_mb() { echo 21; }
+quote() { answer="'$1'"; }
+find_free() { free=21; }
 """
 
 
@@ -623,7 +623,7 @@ def test_versions_are_compared_by_their_numbers(version: str, least: str, fits: 
 def test_a_processor_has_its_code_in_a_sif_file_or_is_not_compared(
     machine: str, code: str, tmp_path: Path
 ) -> None:
-    assert bash(f"uname() {{ echo {machine}; }}; sif_architecture 9999", tmp_path) == code
+    assert bash(f"uname() {{ echo {machine}; }}; sif_architecture 9999; echo $answer", tmp_path) == code
 
 
 @pytest.mark.parametrize(
@@ -673,7 +673,7 @@ def test_each_program_has_its_own_option_to_unpack_if_it_needs_one(
     assert bash(script, tmp_path) == f"{says}\n<{option}> {tmp_path}"
     tried = bash(f"mount_tried=yes; {script}", tmp_path)
     assert "for this run (APPTRAIN_UNPACK=1 does so without trying)\n" in tried
-    less = bash(f"free_mb() {{ echo 20; }}; {script}", tmp_path)
+    less = bash(f"find_free() {{ free=20; }}; {script}", tmp_path)
     assert less.startswith("refused: this node does not mount the image (why), and ")
     assert "has 20 MB free of the 21 MB needed" in less
 

@@ -346,7 +346,7 @@ def test_what_is_the_same_for_all_is_said_by_the_first_task(
     ("free", "why"), [("63", "says n1: /dev/shm has 63 MB free, less than 64: "), ("64", ""), ("65", "")]
 )
 def test_little_shared_memory_is_said_with_what_it_does(tmp_path: Path, free: str, why: str) -> None:
-    told = bash(tmp_path, f"shm_mb=64; free_mb() {{ echo {free}; }}; check_shm")
+    told = bash(tmp_path, f"shm_mb=64; find_free() {{ free={free}; }}; check_shm")
     advice = "DataLoader's workers and NCCL may fail (use fewer workers or none, NCCL_SHM_DISABLE=1)"
     assert told == ([why + advice] if why else [])
 
@@ -368,14 +368,16 @@ def test_paths_that_cmd_names_are_those_that_are_there(tmp_path: Path) -> None:
         "/",
     ]
     quoted = " ".join(shlex.quote(word) for word in words)
-    told = bash(tmp_path, f"cd {tmp_path}; command=({quoted}); named_paths | tr '\\0' '\\n'")
+    told = bash(tmp_path, f"cd {tmp_path}; command=({quoted}); find_named; printf '%s\\n' \"${{named[@]}}\"")
     assert told == ["x.py", "a b", "data", f"{tmp_path}/runs", f"{tmp_path}/runs", "/"]
 
 
 @pytest.mark.parametrize("text", ["plain", "it's", "''", "a b", "$x`y`", "", "\n"])
 def test_a_text_is_one_word_of_a_shell(tmp_path: Path, text: str) -> None:
     (word,) = shlex.split(
-        "".join(f"{line}\n" for line in bash(tmp_path, f"quoted {shlex.quote(text)}")).removesuffix("\n")
+        "".join(
+            f"{line}\n" for line in bash(tmp_path, f'quote {shlex.quote(text)}; echo "$answer"')
+        ).removesuffix("\n")
     )
     assert word == text
 

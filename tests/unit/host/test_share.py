@@ -24,7 +24,7 @@ set -euo pipefail
 source "$1"
 share=$2 SLURM_LOCALID=$3 nsenter=$4 tmp=$5 container_shell=$6
 say_for_node() { printf '%s\n' "$*" >&2; }
-quoted() { printf "'%s'" "$1"; }
+quote() { answer="'$1'"; }
 image=/images/image.sif image_id=7be444fb nv='' compat='' prefix=APPTAINER
 sources=(/scratch) targets=(/scratch) modes=("${7:-rw}") given=(WORD)
 opened='' container='' lock='' hold='' entry=''
