@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
 
 FILE = "/opt/apptrain/bytecode"
-"""MAGIC_NUMBER and the size of the table, WORD bytes each; the table, and how many bytes of code are those of
-AHEAD; one module's code after the other, first those, in their order."""
+"""MAGIC_NUMBER and the size of the table, WORD bytes each; the table of folders, where the names are packed
+until one is asked for, and how many bytes of code are those of AHEAD; the code of one module after the other,
+first those, in their order."""
 WORD = 8
 PYC_HEAD = 16
 AHEAD = "/opt/apptrain/ahead"
@@ -151,7 +152,7 @@ def install(file: str = FILE) -> None:
             if stream.read(WORD) != MAGIC_NUMBER.ljust(WORD):
                 return
             size = int.from_bytes(stream.read(WORD))
-            folders: dict[str, Names]
+            folders: dict[str, bytes]
             folders, listed = marshal.loads(stream.read(size))
         bytecode = Bytecode(file, 2 * WORD + size, listed)
     except (OSError, EOFError):
@@ -160,7 +161,7 @@ def install(file: str = FILE) -> None:
     def finder(folder: str) -> Finder:
         if folder not in folders:
             raise ImportError
-        return Finder(folder, folders[folder], bytecode)
+        return Finder(folder, marshal.loads(folders[folder]), bytecode)
 
     sys.path_hooks.insert(0, finder)
     for folder in folders.keys() & sys.path_importer_cache.keys():
@@ -220,7 +221,8 @@ def gather(file: str, ahead: str, tops: list[str]) -> None:
         end += len(code)
         if place < len(order):
             end_of_listed = end
-    table = marshal.dumps((folders, end_of_listed))
+    packed = {folder: marshal.dumps(names) for folder, names in folders.items()}
+    table = marshal.dumps((packed, end_of_listed))
     with open(file, "wb") as out:
         out.write(MAGIC_NUMBER.ljust(WORD) + len(table).to_bytes(WORD) + table)
         out.writelines(code for _, _, code in modules)

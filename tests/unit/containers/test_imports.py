@@ -64,7 +64,8 @@ def table_of(file: Path) -> tuple[int, dict[str, imports.Names], int]:
     """Where the code begins, the table, and how many bytes of code are those of the list."""
     written = file.read_bytes()
     begin = 2 * imports.WORD + int.from_bytes(written[imports.WORD : 2 * imports.WORD])
-    folders, listed = marshal.loads(written[2 * imports.WORD : begin])
+    packed, listed = marshal.loads(written[2 * imports.WORD : begin])
+    folders = {folder: marshal.loads(names) for folder, names in packed.items()}
     return begin, folders, listed
 
 
