@@ -7,7 +7,7 @@ imports no torch; or as the template of forks.py, which imports torch, forks the
 agent.
 
     stdin   one JSON line (options, command, master_addr, master_port, listen, store, streams, errors,
-            preload, cores); then `go`; closed: end the ranks
+            counts_gpus, preload, cores); then `go`; closed: end the ranks
     report  JSON lines: ready, started, ended, finished
 """
 
@@ -52,7 +52,7 @@ def main() -> None:
     _import([])
     import torch
 
-    report("ready", gpus=torch.cuda.device_count(), why="")
+    report("ready", gpus=torch.cuda.device_count() if order["counts_gpus"] else None, why="")
     _act(order, report, control, {})
 
 
@@ -91,11 +91,16 @@ def _load_forks() -> Any:
 
 
 def _fit_for_forks(forks: Any, order: dict[str, Any], at_start: dict[str, Any]) -> tuple[str, str]:
-    """(why the ranks cannot be forks of this process, how many GPUs torch sees), once torch is imported."""
+    """(why the ranks cannot be forks of this process, how many GPUs torch sees), once torch is imported. The
+    number is empty where it was not asked for: a fork takes 20 ms, for which all nodes would wait."""
     _import([])
     import torch
 
-    seen = forks.asked_in_fork(torch.cuda.device_count, order["store"])
+    seen = ""
+    if order["counts_gpus"]:
+        seen = forks.asked_in_fork(torch.cuda.device_count, order["store"])
+    elif order["preload"]:
+        forks.asked_in_fork(os.getpid, order["store"])
     of_torch = forks.threads()  # numpy's own have ended with that fork
     try:
         _import(order["preload"])
@@ -106,10 +111,10 @@ def _fit_for_forks(forks: Any, order: dict[str, Any], at_start: dict[str, Any]) 
         return why, seen
     if order["cores"] and (found := [name for name in forks.PLACES if name in os.environ]):
         return f"{found[0]} is set, and OpenMP has counted cores as torch was imported", seen
-    if forks.threads() > of_torch:
+    if order["preload"] and forks.threads() > of_torch:
         forks.asked_in_fork(os.getpid, order["store"])  # those that their library ends before a fork may stay
-    if forks.threads() > of_torch:
-        return f"--preload {','.join(order['preload'])} starts threads: leave it out", seen
+        if forks.threads() > of_torch:
+            return f"--preload {','.join(order['preload'])} starts threads: leave it out", seen
     if seen not in ("", "0") and forks.asked_in_fork(_open_cuda, order["store"]) != "open":
         return "a fork of a process that has imported torch cannot open CUDA here", seen
     return "", seen
@@ -138,6 +143,7 @@ def _act(order: dict[str, Any], report: Reporter, control: int, waiting: dict[in
     """Runs the ranks once it is told to. `waiting`: those that are there already, by local rank."""
     Path("/proc/self/comm").write_text(NAME)
     import torch
+    import torch.distributed.run  # with all that `_run` needs, while other nodes may still import torch
     from torch.distributed.elastic.rendezvous.api import RendezvousError
 
     if _line(control) != b"go":

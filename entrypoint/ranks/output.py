@@ -55,6 +55,8 @@ _EXCEPTION = re.compile(rb"^[A-Za-z_][\w.]*(Error|Exception|Interrupt|Exit|Warni
 
 @dataclass(kw_only=True, eq=False)
 class _Stream:
+    """What one process writes to stdout or to stderr."""
+
     name: str
     source: int
     log: int

@@ -47,11 +47,15 @@ COUNT = 300.0
 
 @dataclass(frozen=True, kw_only=True)
 class RankStarted:
+    """A rank is there."""
+
     rank: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankEnded:
+    """A rank has ended, with any status."""
+
     rank: int
     status: int
     """128+N for a signal N."""
@@ -157,10 +161,14 @@ class Ranks:
             self._ready.put_nowait(Readiness())
         elif self.plan.mode == "torchrun":
             await self._spawn_agent()
-        elif self.plan.device == "cuda" or (self.plan.device_is_default and gpu.can_be_there()):
+        elif self._counts_gpus():
             self._tasks.append(asyncio.create_task(self._count_gpus()))
         else:
             self._ready.put_nowait(Readiness())
+
+    def _counts_gpus(self) -> bool:
+        """Whether anybody needs to know how many torch sees here."""
+        return self.plan.device == "cuda" or (self.plan.device_is_default and gpu.can_be_there())
 
     async def ready(self) -> Readiness:
         """Waits until the ranks could start; to be asked once."""
@@ -308,6 +316,7 @@ class Ranks:
             "store": next(iter(store), None),
             "streams": {index: self._streams[rank] for index, rank in enumerate(self.ranks)},
             "errors": str(self._scratch),
+            "counts_gpus": self._counts_gpus(),
             "preload": list(self.plan.preload),
             "cores": {rank.local_rank: rank.cores for rank in self.plan.cores},
         }

@@ -236,7 +236,7 @@ def stand_in() -> ModuleType:
         ),
         (Forks(gpus="0", cuda="RuntimeError: x"), ""),
         (Forks(threads=(1, 3)), "--preload mine starts threads: leave it out"),
-        (Forks(threads=(1, 3, 1)), ""),
+        (Forks(threads=(1, 3, 1)), ""),  # they end with a fork
         (Forks(threads=(3, 3)), ""),
         (Forks(why="options of Python stand before the script"), "options of Python stand before the script"),
     ],
@@ -249,7 +249,8 @@ def test_what_speaks_against_forks_of_this_process(
     at_start = dict(sys.modules)
     at_start.pop("torch", None)
     monkeypatch.setitem(sys.modules, "torch", stand_in())
-    order: dict[str, Any] = {"store": None, "preload": ["mine"], "command": ["script.py"], "cores": {}}
+    order: dict[str, Any] = {"store": None, "counts_gpus": True, "command": ["script.py"]}
+    order |= {"preload": ["mine"], "cores": {}}
     found, seen = agent._fit_for_forks(forks, order, at_start)
     assert (found, seen) == (why, forks._gpus)
     assert imported == [[], ["mine"]]  # torch, and then these
@@ -266,8 +267,8 @@ def test_places_of_threads_speak_against_forks_with_cores_of_their_own(
     monkeypatch.setattr(agent, "_import", lambda _: None)
     monkeypatch.setitem(sys.modules, "torch", stand_in())
     monkeypatch.setenv("OMP_PLACES", "cores")
-    order = {"store": None, "preload": [], "command": ["script.py"], "cores": cores}
-    assert agent._fit_for_forks(Forks(), order, {}) == (why, "0")
+    order = {"store": None, "counts_gpus": False, "preload": [], "command": ["script.py"], "cores": cores}
+    assert agent._fit_for_forks(Forks(gpus="2"), order, {}) == (why, "")  # nobody asked for them
 
 
 def test_a_preload_that_cannot_be_imported_speaks_against_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -277,7 +278,7 @@ def test_a_preload_that_cannot_be_imported_speaks_against_them(monkeypatch: pyte
 
     monkeypatch.setattr(agent, "_import", imports)
     monkeypatch.setitem(sys.modules, "torch", stand_in())
-    order = {"store": None, "preload": ["mine", "yours"], "command": ["script.py"]}
+    order = {"store": None, "counts_gpus": True, "preload": ["mine", "yours"], "command": ["script.py"]}
     assert agent._fit_for_forks(Forks(gpus="2"), order, {}) == (
         "--preload mine,yours: No module named 'mine': correct it",
         "2",
