@@ -32,6 +32,8 @@ DONE_LINE = "done: {}"
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
+    """What follows an attempt."""
+
     follows: Literal["end", "again", "requeue"]
     status: int
     said: tuple[tuple[str, str], ...] = ()

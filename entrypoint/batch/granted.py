@@ -15,6 +15,8 @@ from entrypoint.schedulers.allocation import JobName
 
 @dataclass(frozen=True, kw_only=True)
 class Granted:
+    """What the scheduler has given a job."""
+
     job: JobName
     hosts: tuple[str, ...]
     """Names as the scheduler lists them, in node-rank order."""

@@ -48,6 +48,8 @@ class Wish:
 
 @dataclass(frozen=True)
 class Submission:
+    """How a job is handed to its scheduler."""
+
     words: list[str]
     """The command line."""
     env: Mapping[str, str]

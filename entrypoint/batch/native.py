@@ -28,6 +28,8 @@ class NativeOption:
 
 @dataclass(frozen=True)
 class OptionTable:
+    """The options of a scheduler's own program."""
+
     program: str
     """Whose options they are."""
     valued: tuple[str, ...]

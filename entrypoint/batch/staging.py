@@ -52,6 +52,8 @@ class Bandwidth:
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
+    """A SIF file that every node is to have."""
+
     path: str
     bytes: int
     id: str
@@ -62,6 +64,8 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True)
 class Copy:
+    """One that a node gets."""
+
     wave: int
     source: str
     """A node; empty for the shared file system."""
@@ -70,6 +74,8 @@ class Copy:
 
 @dataclass(frozen=True, kw_only=True)
 class Staging:
+    """Who copies the image to whom, and when a node's copy counts."""
+
     folder: str
     """On each node, for this job alone."""
     image: Image

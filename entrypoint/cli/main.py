@@ -119,7 +119,7 @@ def _run(argv: Sequence[str]) -> int:
     before, command = commands.split_command(argv)
     everything = HELP_ALL in before
     before = ["--help" if word == HELP_ALL else word for word in before]
-    whole = parser(everything=everything)
+    whole = parser(everything=everything, asked=before[0] if before else "")
     if before[:1] in (["plan"], ["launch"], ["check"]):
         whole.prog = f"apptrain {before[0]}"  # in whose name it refuses words that its commands left
     given = vars(whole.parse_args(before))
@@ -157,8 +157,9 @@ def _run(argv: Sequence[str]) -> int:
     return launch(plan, settings, secret_file.added(env, settings.value("secrets")))
 
 
-def parser(*, everything: bool = False) -> argparse.ArgumentParser:
-    """The whole command line; `everything`: whose help shows all options."""
+def parser(*, everything: bool = False, asked: str | None = None) -> argparse.ArgumentParser:
+    """The whole command line; `everything`: whose help shows all options. `asked`: the command that alone has
+    its options, for they take a while; None: all have."""
     parser_class = sources.parser_class()
     top = parser_class(
         prog="apptrain",
@@ -182,7 +183,8 @@ def parser(*, everything: bool = False) -> argparse.ArgumentParser:
             formatter_class=sources.HelpFormatter,
             allow_abbrev=False,
         )
-        sources.add_to(sub, plan=name == "plan", everything=everything)
+        if asked in (None, name):
+            sources.add_to(sub, plan=name == "plan", everything=everything)
         if not everything:
             sub.add_argument(
                 HELP_ALL, action="store_true", help="all options, also of threads, hangs and the network"

@@ -5,7 +5,6 @@ Runs with Python 3.9.
 
 from __future__ import annotations
 
-import uuid
 from pathlib import Path
 from typing import Final
 
@@ -49,4 +48,5 @@ def sif_id(head: bytes) -> str:
     """The id of a SIF with these first WHOLE bytes, as a UUID is written; empty if it is none."""
     if len(head) < WHOLE or not head[AT:].startswith(MAGIC):
         return ""
-    return str(uuid.UUID(bytes=head[WHOLE - 16 : WHOLE]))
+    digits = head[WHOLE - 16 : WHOLE].hex()
+    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))

@@ -32,6 +32,8 @@ _NAMED = re.compile(r"[0-9]{1,9}\.[0-9]{1,9}(\.[0-9]{1,9})?")
 
 @dataclass(frozen=True)
 class Outcome:
+    """How one task of a job ended."""
+
     status: int
     """0, 75, or the failure's: the rank's own, 128+N for a signal N."""
     rank: int | None = None

@@ -59,6 +59,8 @@ LIST_ADVICE = "start every node with the same list of nodes"
 
 @dataclass(eq=False, kw_only=True)
 class Hub(Link, ConnectionHandler):
+    """The first node's end of the links: it decides for all."""
+
     _door: AuthListener | None = field(init=False, default=None)
     _members: dict[ParticipantId, tuple[Identity, str]] = field(init=False)
     _reached: dict[ParticipantId, str] = field(init=False)

@@ -34,6 +34,11 @@ class Extent:
     ranks: int
 
 
+@dataclass(frozen=True)
+class _Bare:
+    """One without values."""
+
+
 # --- while the nodes meet -----------------------------------------------------------------------------------
 
 
@@ -46,18 +51,15 @@ class Hello:
     """Seconds for which it still waits for the others."""
 
 
-@dataclass(frozen=True)
-class Visit:
+class Visit(_Bare):
     """The first message of a participant that only tries whether node 0 is at another address."""
 
 
-@dataclass(frozen=True)
-class Welcome:
+class Welcome(_Bare):
     """The answer of a hub that takes a participant in, or is visited."""
 
 
-@dataclass(frozen=True)
-class Refused:
+class Refused(_Bare):
     """The answer to a stranger. It does not verify under another key, and so tells who holds one."""
 
 
@@ -137,8 +139,7 @@ class Ended:
     end: End
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(_Bare):
     """All ranks of this participant ended well."""
 
 
@@ -197,14 +198,12 @@ class Look:
     why: str
 
 
-@dataclass(frozen=True)
-class LookCloser:
+class LookCloser(_Bare):
     """Everyone has answered a Look: say with Seen again where your ranks are; those that show nothing
     otherwise may be ended for it."""
 
 
-@dataclass(frozen=True)
-class Peek:
+class Peek(_Bare):
     """The job makes no step: say where your ranks are, with Peeked, and let them go on."""
 
 

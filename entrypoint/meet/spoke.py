@@ -49,6 +49,8 @@ class NoHub(Unavailable):
 
 @dataclass(eq=False, kw_only=True)
 class Spoke(Link):
+    """Another node's end of its link to the hub."""
+
     _own: list[Failure] = field(init=False, default_factory=list)
 
     async def meet(self) -> None:

@@ -39,6 +39,8 @@ Version = tuple[int, ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
+    """One that the driver has told of."""
+
     name: str
     capability: Version
     """Compute capability, (major, minor)."""

@@ -36,6 +36,8 @@ OTHERS = "name one that every node has, or none, to take the one on the way to t
 
 @dataclass(frozen=True, kw_only=True)
 class Interface:
+    """One of the network on this machine."""
+
     name: str
     addresses: tuple[str, ...]
     """IPv4 first, in the system's order; no link-local ones of IPv6, which mean nothing elsewhere."""

@@ -6,7 +6,6 @@ orphans (PR_SET_CHILD_SUBREAPER), and finds what is left by walking the process 
 """
 
 import contextlib
-import ctypes
 import os
 import resource
 import signal
@@ -127,9 +126,6 @@ def _children(pid: int) -> list[int]:
     return []
 
 
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
 def open_files() -> int:
     """How many files this process has open."""
     return sum(1 for _ in Path("/proc/self/fd").iterdir())
@@ -149,5 +145,7 @@ def allow_open_files(count: int) -> int:
 
 
 def _prctl(option: int, value: int) -> None:
-    if _LIBC.prctl(option, value, 0, 0, 0):
+    import ctypes  # which what only asks for processes does not need
+
+    if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl failed")

@@ -162,6 +162,8 @@ def stop_signal(text: str) -> str:
 
 @dataclass(frozen=True)
 class Option:
+    """One of the launcher's, on the command line, in the environment and in a profile."""
+
     name: str
     metavar: str
     help: str

@@ -136,6 +136,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class Profile:
+    """What a site has written down of itself; every field may be left out."""
+
     name: str = ""
     """The file's name, as `sources` shows it; empty for no profile."""
     path: str = ""

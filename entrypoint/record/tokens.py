@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 
 SHAPES = re.compile(
     r"hf_[A-Za-z0-9]{20,}"  # Hugging Face, which has 34; hf_trainer.py is none
@@ -144,6 +145,7 @@ SHORTEST = 6
 """Characters of a variable's value that is looked for in other texts."""
 
 
+@lru_cache(maxsize=4096)  # each text is compared with the whole environment
 def names_secret(name: str) -> bool:
     """Whether a variable or an option of this name holds one."""
     if name in _PLACES:

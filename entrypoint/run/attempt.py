@@ -43,7 +43,7 @@ from entrypoint.record.manifest import Manifest, kept_plan
 from entrypoint.run import meeting, start
 from entrypoint.run.endings import asked_to_end, to_failure
 from entrypoint.run.finished import FinishedAttempt
-from entrypoint.run.given import Given, identity, version
+from entrypoint.run.given import Given, identity, version_of_torch
 from entrypoint.run.hold import RunDirHold
 from entrypoint.run.meeting import Meeting
 from entrypoint.run.node_state import PLANNED, NodeState
@@ -357,7 +357,7 @@ class Attempt:
         added = {heartbeat.VARIABLE: str(self._beats)}
         added |= {"APPTRAIN_ATTEMPT": str(plan.attempt), "APPTRAIN_JOB_ID": plan.allocation.job_id}
         added |= fabric.variables(plan, given.settings, given.env, scratch)
-        added |= stacks.variables(plan.device, scratch, given.run_dir, given.env, version("torch"))
+        added |= stacks.variables(plan.device, scratch, given.run_dir, given.env, version_of_torch())
         return with_env(plan, added, derived_from("hang-timeout"))
 
     # --- until the ranks run --------------------------------------------------------------------------------

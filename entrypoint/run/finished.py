@@ -13,6 +13,8 @@ from entrypoint.run import endings
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedAttempt:
+    """How one attempt ended on this node."""
+
     plan: LaunchPlan
     """With the nodes that took part."""
     run_dir: RunDirectory

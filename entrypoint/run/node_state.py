@@ -64,6 +64,11 @@ ALIVE = 0.02
 # --- what happens -------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Bare:
+    """What its name alone says."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Exited:
     """A rank ended."""
@@ -106,13 +111,11 @@ class RanksSeen:
     """Whether any process is left."""
 
 
-@dataclass(frozen=True)
-class RanksKilled:
+class RanksKilled(_Bare):
     """Nothing of the ranks is left."""
 
 
-@dataclass(frozen=True)
-class VerdictIsLate:
+class VerdictIsLate(_Bare):
     """The time for all nodes to agree is over."""
 
 
@@ -130,13 +133,11 @@ class PeekCollected:
     sightings: tuple[RankSnapshot, ...]
 
 
-@dataclass(frozen=True)
-class StacksKept:
+class StacksKept(_Bare):
     """The stacks are in the run directory, as far as it took them."""
 
 
-@dataclass(frozen=True)
-class AgentLeft:
+class AgentLeft(_Bare):
     """torchrun's agent has ended, or its time is up."""
 
 
@@ -197,13 +198,11 @@ class TellHub:
     report: Report
 
 
-@dataclass(frozen=True)
-class TerminateRanks:
+class TerminateRanks(_Bare):
     """SIGTERM to the process groups of all ranks."""
 
 
-@dataclass(frozen=True)
-class KillRanks:
+class KillRanks(_Bare):
     """End what is left of them. RanksKilled follows."""
 
 
@@ -229,13 +228,11 @@ class CollectStacks:
     """Ranks that show nothing otherwise may be ended for it."""
 
 
-@dataclass(frozen=True)
-class CollectPeek:
+class CollectPeek(_Bare):
     """Find out where they are, and let them go on. PeekCollected follows."""
 
 
-@dataclass(frozen=True)
-class KeepStacks:
+class KeepStacks(_Bare):
     """Write the stacks that were found into the run directory. StacksKept follows."""
 
 

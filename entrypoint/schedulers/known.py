@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class SchedulerWords:
+    """What is said of one scheduler, and its programs."""
+
     name: str
     """As in a profile and in --scheduler; its file here and its package in entrypoint/batch are called so."""
     title: str

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,9 +25,8 @@ from entrypoint.node import processes
 from entrypoint.node.network import Endpoint
 from entrypoint.plan.resolve import resolve
 from entrypoint.ranks.output import Voice
-from entrypoint.run import given as given_of
 from entrypoint.run.finished import FinishedAttempt
-from entrypoint.run.given import Given, identity
+from entrypoint.run.given import Given, identity, version_of_torch
 from entrypoint.run.meeting import Meeting, OurNode
 
 COUNTED = {"APPTRAIN_ATTEMPT": "3"}
@@ -150,13 +150,31 @@ def test_a_node_says_of_itself_what_all_must_agree_on() -> None:
         versions={
             "python": sys.version.split()[0],
             "apptrain": __version__,
-            "torch": given_of.version("torch"),
+            "torch": metadata.version("torch"),
         },
         contact="lo 127.0.0.2 9 token",
         findings={"gpu": "hot"},
     )
     assert identity(one.plan, {}, "").image_id == ""
-    assert given_of.version("no such package") == ""
+
+
+def test_the_version_of_torch_is_that_of_its_metadata(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert version_of_torch() == metadata.version("torch")
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("raise SystemExit('it is imported')")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    assert version_of_torch() == ""
+    for folder in ("torch-2.6.0a0+ec.nv25.1.dist-info", "torch_geometric-2.7.dist-info", "torch.egg-info"):
+        (tmp_path / folder).mkdir()
+    assert version_of_torch() == "2.6.0a0+ec.nv25.1"
+    (tmp_path / "torch-2.6.0a0+ec.nv25.1.dist-info").rmdir()
+    (tmp_path / "torch.egg-info/PKG-INFO").write_text("Name: torch\nVersion: 2.7\n")
+    assert version_of_torch() == "2.7"
+    monkeypatch.setattr(sys, "path", [])
+    assert version_of_torch() == ""
 
 
 def test_who_has_a_run_directory_is_known_by_its_job_and_its_process() -> None:
