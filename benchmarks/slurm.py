@@ -40,12 +40,16 @@ FORMS: Final[Mapping[str, tuple[str, ...]]] = {
     "rank": (f"--ntasks-per-node={RANKS}", "--cpus-per-task=1"),
 }
 
-SUM: Final = re.compile(rf"first sum {NODES * RANKS} of {NODES * RANKS} at (\d+\.\d{{6}})")
+SUM: Final = re.compile(
+    rf"first sum {NODES * RANKS} of {NODES * RANKS} at (\d+\.\d{{6}}) "
+    r"\(began \d+\.\d{6}, imported (\d+\.\d{6})\)"
+)
 STARTS: Final = ("step", "job")
 """Of the step, and of the job's script."""
 
 Times = dict[str, float]
-"""Seconds from each of STARTS to the first sum; `cpu`: of this machine, until the nodes are idle again."""
+"""Seconds from each of STARTS to the first sum; `met`: of that, after all ranks had torch; `cpu`: of this
+machine, until the nodes are idle again."""
 
 
 def slurm(pairs: int) -> dict[str, Any]:
@@ -73,15 +77,19 @@ def _compare(cluster: Cluster, form: str, pairs: int) -> dict[str, Any]:
         if number:
             found.append(times)
     marks = (*STARTS, "cpu")
+    shown = (*marks, "met")
     ratios = {
         other: {mark: spread([one["ours"][mark] / one[other][mark] for one in found]) for mark in marks}
         for other in sides
         if other != "ours"
     }
     medians = {
-        side: {mark: round(statistics.median(one[side][mark] for one in found), 2) for mark in marks}
+        side: {mark: round(statistics.median(one[side][mark] for one in found), 2) for mark in shown}
         for side in sides
     }
+    for side in sides:
+        met = spread([one[side]["met"] for one in found])
+        print(f"{form}, {side}: {medians[side]['job']} s, of which after all ranks had torch {met}")
     for other, ratio in ratios.items():
         print(
             f"{form}: ours / {other}: from the job script's start {ratio['job']}, CPU seconds {ratio['cpu']}"
@@ -121,8 +129,10 @@ def _run(cluster: Cluster, form: str, script: Path, *arguments: Path | str) -> T
     before = _cpu_seconds()
     number, printed = run(cluster, form, IMAGE, script, *arguments)
     used = _cpu_seconds() - before
-    ended = max(float(at) for at in SUM.findall(printed))
-    return {"cpu": used, **{start: ended - noted(cluster, number, start) for start in STARTS}}
+    sums = [(float(at), float(imported)) for at, imported in SUM.findall(printed)]
+    ended = max(at for at, _ in sums)
+    met = ended - max(imported for _, imported in sums)
+    return {"cpu": used, "met": met, **{start: ended - noted(cluster, number, start) for start in STARTS}}
 
 
 def _cpu_seconds() -> float:
