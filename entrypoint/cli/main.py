@@ -119,7 +119,8 @@ def _run(argv: Sequence[str]) -> int:
     before, command = commands.split_command(argv)
     everything = HELP_ALL in before
     before = ["--help" if word == HELP_ALL else word for word in before]
-    whole = parser(everything=everything, asked=before[0] if before else "")
+    asked = next((word for word in before if not word.startswith("-")), "")
+    whole = parser(everything=everything, asked=asked)
     if before[:1] in (["plan"], ["launch"], ["check"]):
         whole.prog = f"apptrain {before[0]}"  # in whose name it refuses words that its commands left
     given = vars(whole.parse_args(before))

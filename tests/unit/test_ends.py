@@ -173,6 +173,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         ("prepare", "the following arguments are required: DIR: see `apptrain prepare --help`"),
         ("conclude", "the following arguments are required: DIR: see `apptrain conclude --help`"),
         ("--versio plan", "unrecognized arguments: --versio"),
+        ("--frob plan --nnodes 2", "unrecognized arguments: --frob: see `apptrain --help`"),
         ("launch --json", "unrecognized arguments: --json: see `apptrain launch --help`"),
         ("launch --frob", "unrecognized arguments: --frob: see `apptrain launch --help`"),
     ],
