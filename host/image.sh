@@ -245,7 +245,6 @@ shield_mount() {
     shield=$tmp/.mount
     script=$shield/${program##*/}
     mkdir -- "$shield"
-    # shellcheck disable=SC2016 # for the shell that reads it
     quote "$program"
     printf '#!/bin/sh\ntrap "" HUP USR1 USR2 TERM\nexec %s "$@"\n' "$answer" >"$script"
     chmod 700 -- "$script"

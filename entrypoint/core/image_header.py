@@ -48,5 +48,6 @@ def sif_id(head: bytes) -> str:
     """The id of a SIF with these first WHOLE bytes, as a UUID is written; empty if it is none."""
     if len(head) < WHOLE or not head[AT:].startswith(MAGIC):
         return ""
-    digits = head[WHOLE - 16 : WHOLE].hex()
-    return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
+    import uuid  # it loads a library of C, which few commands need
+
+    return str(uuid.UUID(bytes=head[WHOLE - 16 : WHOLE]))

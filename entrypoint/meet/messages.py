@@ -36,7 +36,7 @@ class Extent:
 
 @dataclass(frozen=True)
 class _Bare:
-    """One without values."""
+    """A message without values."""
 
 
 # --- while the nodes meet -----------------------------------------------------------------------------------

@@ -101,7 +101,7 @@ def _fit_for_forks(forks: Any, order: dict[str, Any], at_start: dict[str, Any]) 
         seen = forks.asked_in_fork(torch.cuda.device_count, order["store"])
     elif order["preload"]:
         forks.asked_in_fork(os.getpid, order["store"])
-    of_torch = forks.threads()  # numpy's own have ended with that fork
+    of_torch = forks.threads()  # numpy's own have ended with the fork
     try:
         _import(order["preload"])
     except ImportError as error:

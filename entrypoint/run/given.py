@@ -146,7 +146,7 @@ def version_of_torch() -> str:
         return ""
     folders = [path.stem for path in Path(spec.origin).parents[1].glob("torch-*.dist-info")]
     if len(folders) == 1:
-        return folders[0].removeprefix("torch-")  # as its metadata say, whose reading takes 20 ms
+        return folders[0].removeprefix("torch-")  # as its metadata say, whose reading takes 13 ms
 
     from importlib import metadata
 

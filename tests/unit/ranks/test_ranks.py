@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -16,7 +16,9 @@ from entrypoint.cli import main as cli
 from entrypoint.core.errors import BAD_INPUT, UNAVAILABLE, BadInput
 from entrypoint.doctor import fabric
 from entrypoint.job.rundir import RunDirectory
+from entrypoint.node import gpu
 from entrypoint.plan.launch_plan import LaunchPlan, with_local_addr
+from entrypoint.plan.origin import DEFAULT, FLAG, ValueSource
 from entrypoint.plan.resolve import resolve
 from entrypoint.ranks import ranks as ranks_module
 from entrypoint.ranks.output import Relay, own_consoles
@@ -323,6 +325,43 @@ def test_how_many_gpus_torch_sees_is_asked_before_a_program_begins(
         return found
 
     assert asyncio.run(go()) == Readiness(gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    ("device", "source", "driver", "counts"),
+    [
+        ("cuda", FLAG, False, True),
+        ("cpu", FLAG, True, False),
+        ("cpu", DEFAULT, True, True),  # somebody may have forgotten to choose
+        ("cpu", DEFAULT, False, False),
+    ],
+)
+def test_the_agent_counts_gpus_where_somebody_needs_to_know(
+    device: Literal["cpu", "cuda"],
+    source: ValueSource,
+    driver: bool,
+    counts: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    program = tmp_path / "python"
+    program.write_text(f"#!/bin/sh\nhead -n 1 >{tmp_path}/order\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(gpu, "can_be_there", lambda: driver)
+
+    async def go() -> None:
+        run = RunDirectory(tmp_path / "run", 0)
+        run.create()
+        plan = of_one_node("--master-port", str(free_port()), command=["x.py"])
+        plan = dataclasses.replace(plan, device=device, sources={**plan.sources, "device": source})
+        ranks = Ranks(plan, dict(os.environ), Relay(own_consoles({})), run, scratch=tmp_path, show=None)
+        await ranks.prepare()
+        assert await ranks.wait(30)
+        await ranks.kill()
+
+    asyncio.run(go())
+    assert json.loads((tmp_path / "order").read_text())["counts_gpus"] is counts
 
 
 def test_a_spare_has_no_ranks_and_is_ready_at_once(tmp_path: Path) -> None:
