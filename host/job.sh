@@ -357,8 +357,12 @@ prepare() {
 
 # prepare_again ARGUMENT...: the same with further `facts`, in place of what the image has said.
 prepare_again() {
-    local entry
-    forget_answer
+    local entry name
+    for name in ${exported[@]+"${exported[@]}"}; do
+        unset "$name"
+    done
+    unset APPTRAIN_ATTEMPT
+    exported=()
     for entry in ${given_options[@]+"${given_options[@]}"}; do
         export "${entry?}"
     done
@@ -389,12 +393,6 @@ begin_attempts() {
 
 # Leaves nothing that the image has said, nor what came of it.
 forget_answer() {
-    local name
-    for name in ${exported[@]+"${exported[@]}"}; do
-        unset "$name"
-    done
-    unset APPTRAIN_ATTEMPT
-    exported=()
     run_dir=''
     hosts=()
     host_lines=()
@@ -426,6 +424,9 @@ ask_image() {
             exit "$REFUSED"
             ;;
     esac
+    if ((status == 0)); then
+        forget_answer
+    fi
     if ((status)) || ! read_answer answer; then
         say "the image $APPTRAIN_IMAGE does not start on $(uname -n) (status ${status:-0}):" \
             "${said:-it says nothing}"
@@ -471,6 +472,7 @@ copy_to_log() {
 # A trap: removes what is this job's own, and waits for the log.
 clean_up() {
     local waited=0 ending
+    unstage
     trap '' HUP INT TERM # also for `sleep`, of whose end bash would tell
     rm -rf -- "$handover_dir"
     ending=(${loggers[@]+"${loggers[@]}"})
@@ -661,6 +663,7 @@ begin_job() {
     end_at=''
     no_chain=''
     stage=''
+    stage_left=''
     staged=()
     exported=()
     given_options=()
@@ -707,9 +710,10 @@ run_job() {
         say_lines
         export APPTRAIN_ATTEMPT=$attempt
     done
-    if [[ $status == "$UNAVAILABLE" ]]; then
-        unstage # the tasks have left it for another attempt
+    if ((status)); then
+        unstage # tasks that could not end by themselves, or await another attempt, have left theirs
     fi
+    stage_left=''
     if [[ $follows == requeue && -n $is_batch ]]; then
         go_on
     elif [[ $follows == requeue ]]; then

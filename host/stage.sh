@@ -2,15 +2,16 @@
 # What a node does for its own copy of the image (docs/scale.md). The job script has it run on each
 # node; it prints one line, which that reads.
 #
-# Usage: host/stage.sh look RANK FOLDER BYTES ID NEEDS NAMED   make room: prints `RANK have`,
-#                                              `RANK room` or `RANK unfit WHY`
+# Usage: host/stage.sh look RANK FOLDER BYTES ID SHA256 NEEDS NAMED   make room: prints
+#                                              `RANK have`, `RANK room` or `RANK unfit WHY`
 #        host/stage.sh check RANK FOLDER BYTES ID SHA256         prints `RANK have` or
 #                                              `RANK unfit WHY`
 #        host/stage.sh remove RANK FOLDER
-#        host/stage.sh send RANK FOLDER SHARED [TARGET...]   copies it here if it is not, from
-#                                              SHARED, and by ssh to each TARGET
-#        host/stage.sh receive RANK FOLDER     takes it from standard input
+#        host/stage.sh send RANK FOLDER BYTES ID SHARED [TARGET...]   copies it here if it is not,
+#                                              from SHARED, and by ssh to each TARGET
+#        host/stage.sh receive RANK FOLDER BYTES   takes it from standard input
 #        RANK     of the node; - for SLURM_NODEID
+#        SHA256   empty if it is not compared
 #        NEEDS    bytes that must be free for it
 #        NAMED    empty if nobody has chosen this directory: then it must be on a disk
 # Exit:  0, whatever it prints
@@ -19,10 +20,12 @@ set -uo pipefail
 here=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
 # shellcheck source=host/staged.sh
 source "$here/staged.sh"
-readonly STALE=1200   # s since its last use after which a copy that nobody holds is removed
+readonly STALE=2700   # s since its last use after which a copy that nobody holds is removed; while
+#                       nodes get theirs, nobody does (COPIES and CHECK of host/staging.sh)
 readonly MEMORY=20    # an image in memory takes this part of what is free there, or less
-readonly SSH=(ssh -o BatchMode=yes -o ConnectTimeout=20)
+readonly SSH=(ssh -o BatchMode=yes -o ConnectTimeout=20 -o ServerAliveInterval=15)
 readonly MARK_WAIT=20 # times 0.1 s for another node to say whose a directory is
+readonly MARK_AGE=60  # s after which nobody will: it went down
 what=$1
 rank=$2
 folder=$3
@@ -69,7 +72,8 @@ check_kind() {
     [[ -d ${parent:=/} ]] || unfit "$parent is no directory"
     kind=$(stat -f -c %T -- "$parent" 2>/dev/null)
     case $kind in
-        nfs* | lustre | gpfs | beegfs | ceph | smb* | cifs | panfs | afs | pvfs2 | gfs* | ocfs2)
+        nfs* | lustre | gpfs | beegfs | fhgfs | ceph | smb* | cifs | panfs | afs | k-afs | pvfs2 | \
+            gfs* | ocfs2 | snfs | acfs | ibrix | vxfs)
             unfit "$parent is on a file system that nodes share ($kind)"
             ;;
         tmpfs | ramfs)
@@ -80,10 +84,27 @@ check_kind() {
     esac
 }
 
+# Whether the directory is an earlier attempt's, from before this node went down: even if it could
+# not say any more whose it is.
+is_from_before() {
+    local mine=$1 owner now made_at
+    is_own_directory "$folder" || return
+    owner=$(cat -- "$folder/node" 2>/dev/null)
+    if [[ -n $owner ]]; then
+        [[ ${owner% *} == "${mine% *}" && $owner != "$mine" ]]
+        return
+    fi
+    printf -v now '%(%s)T' -1
+    made_at=$(stat -c %Y -- "$folder" 2>/dev/null) && ((now - made_at > MARK_AGE))
+}
+
 # Makes the directory, or takes the one of an earlier attempt.
 make_folder() {
     local owner mine error tries
     mine="$(uname -n) $(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
+    if is_from_before "$mine"; then
+        rm -rf -- "$folder"
+    fi
     if error=$(mkdir -m 700 -- "$folder" 2>&1); then
         made=yes
         { printf '%s\n' "$mine" >"$folder/node"; } 2>/dev/null ||
@@ -99,6 +120,7 @@ make_folder() {
         fi
         sleep 0.1
     done
+    [[ -n $owner ]] || unfit "$folder is there, and no node says that it is its own: try again"
     if [[ $owner != "$mine" ]]; then
         unfit "${folder%/*} is shared with ${owner%% *}: give a directory of each node's own"
     fi
@@ -106,20 +128,26 @@ make_folder() {
 }
 
 look() {
-    local bytes=$1 id=$2 needs=$3 named=$4 free
+    local bytes=$1 id=$2 sha256=$3 needs=$4 named=$5 free
     remove_stale
     check_kind "$bytes" "$named"
     make_folder
-    if is_copy "$folder/image.sif" "$bytes" "$id" 2>/dev/null; then
+    if is_copy "$folder/image.sif" "$bytes" "$id" 2>/dev/null && was_checked "$sha256"; then
         answer have
     fi
     made=yes # an earlier attempt's, which is of no use
-    rm -rf -- "$folder"/image.sif*
+    rm -rf -- "$folder"/image.sif* "$folder/checked"
     free=$(stat -f -c '%a * %S' -- "$folder")
     free=$((free))
     ((free >= needs)) ||
         unfit "${folder%/*} has $((free / 1000000)) MB free of the $((needs / 1000000)) MB needed"
     answer room
+}
+
+# was_checked SHA256: whether the copy was looked at in an earlier attempt.
+was_checked() {
+    local found
+    found=$(cat -- "$folder/checked" 2>/dev/null) && [[ -z $1 || $found == "$1" ]]
 }
 
 # Gives the copy its name, by which it is known to be whole.
@@ -135,6 +163,7 @@ name_copy() {
         size=$(stat -c %s -- "$path" 2>/dev/null)
         rm -f -- "$path"
     done
+    rm -f -- "$folder"/image.sif.* # what a broadcast left beside it
     is_copy "$folder/image.sif" "$bytes" "$id" 2>/dev/null
 }
 
@@ -143,6 +172,7 @@ check() {
     made=yes
     if ! name_copy "$bytes" "$id"; then
         [[ -n $size ]] || unfit "it got no copy"
+        [[ $size != "$bytes" ]] || unfit "its copy is of another image than the job began with"
         unfit "its copy is not whole ($size of $bytes bytes)"
     fi
     if [[ -n $sha256 ]]; then
@@ -151,36 +181,56 @@ check() {
             unfit "the SHA-256 of its copy is ${found%% *}, not $sha256"
     fi
     touch -c -- "$folder/lock" 2>/dev/null
+    { printf '%s\n' "$sha256" >"$folder/checked"; } 2>/dev/null ||
+        unfit "${folder%/*} takes no file: it is full"
     answer have
 }
 
-# By another name until it is whole.
+# receive BYTES: by another name until it is whole.
 receive() {
-    cat >"$folder/image.sif.part" && mv -- "$folder/image.sif.part" "$folder/image.sif"
+    local part=$folder/image.sif.part
+    is_own_directory "$folder" && cat >"$part" && [[ $(stat -c %s -- "$part") == "$1" ]] &&
+        mv -- "$part" "$folder/image.sif"
 }
 
 send() {
-    local shared=$1 target line pids=()
-    if [[ ! -e $folder/image.sif ]]; then
-        receive <"$shared" || exit
+    local bytes=$1 id=$2 shared=$3 target line pids=() group
+    is_own_directory "$folder" || exit 1
+    read -r _ _ _ _ group _ </proc/$$/stat
+    printf '%s\n' "$group" >"$folder/sender"
+    if ! is_copy "$folder/image.sif" "$bytes" "$id" 2>/dev/null; then
+        receive "$bytes" <"$shared" || exit
     fi
-    line="exec /bin/bash $(printf '%q ' "$here/stage.sh" receive - "$folder")"
-    for target in "${@:2}"; do
+    line="exec /bin/bash $(printf '%q ' "$here/stage.sh" receive - "$folder" "$bytes")"
+    for target in "${@:4}"; do
         "${SSH[@]}" -- "$target" "$line" <"$folder/image.sif" &
         pids+=($!)
     done
     for target in ${pids[@]+"${pids[@]}"}; do
         wait "$target"
     done
+    rm -f -- "$folder/sender"
 }
+
+# Ends what still sends the image on: it outlives the ssh that started it.
+end_sender() {
+    local group words
+    is_own_directory "$folder" && read -r group <"$folder/sender" || return 0
+    [[ $group =~ ^[1-9][0-9]{0,9}$ ]] || return 0
+    words=$(tr '\0' ' ' <"/proc/$group/cmdline")
+    if [[ $words == *" send - $folder "* ]]; then
+        kill -TERM -- "-$group"
+    fi
+} 2>/dev/null
 
 made=''
 case $what in
-    receive) receive ;;
+    receive) receive "${@:4}" ;;
     send) send "${@:4}" ;;
     look) look "${@:4}" ;;
     check) check "${@:4}" ;;
     remove)
+        end_sender
         remove_copy
         ;;
 esac

@@ -4,6 +4,7 @@
 #
 # The copy lies in a directory for this job alone, apptrain-image-UID.SCHEDULER-JOB:
 #   image.sif   the copy; whoever finds its size and its header right takes it
+#   checked     there once the copy was looked at: its SHA-256, if that was compared
 #   node        whose it is: nodes that share the directory would write into one file
 #   lock        each task holds it, shared, while it may need the image
 #
@@ -21,26 +22,32 @@ is_copy() {
     [[ $header == "$3" ]]
 }
 
-# is_own_directory PATH: nobody else can have put something there.
+# is_own_directory PATH: nobody else can have put something there. The directory above may hand its
+# group's bit down.
 is_own_directory() {
-    [[ -d $1 && ! -L $1 && -O $1 && $(stat -c %a -- "$1") == 700 ]]
+    [[ -d $1 && ! -L $1 && -O $1 && $(stat -c %a -- "$1") == @(700|2700) ]]
 }
+
+# Whether the directory is this job's and this node's.
+is_of_this_node() {
+    is_own_directory "$staged" && [[ $(cat -- "$staged/node") == "$(uname -n) "* ]]
+} 2>/dev/null
 
 # use_copy SHARED: whether this node has a copy; else the shared image is read. One that is not
 # whole is removed.
 use_copy() {
     copy_lock=''
-    [[ -n $staged && -e $staged ]] || return
-    if is_own_directory "$staged" && is_copy "$staged/image.sif" "$staged_bytes" "$staged_id"; then
-        hold_copy
+    [[ -n $staged ]] && is_of_this_node && [[ -e $staged/checked ]] || return
+    hold_copy
+    if is_copy "$staged/image.sif" "$staged_bytes" "$staged_id" 2>/dev/null; then
         return
-    fi 2>/dev/null
+    fi
     say_for_node "its copy of the image in $staged is not whole: the image is read from $1"
     remove_copy
     return 1
 }
 
-# Says to later jobs of this user that the copy is in use.
+# Says that the copy is in use, to later jobs of this user and to this node's other tasks.
 hold_copy() {
     if [[ -w $staged/lock ]] && type -P flock >/dev/null; then
         exec {copy_lock}<>"$staged/lock"
@@ -49,16 +56,19 @@ hold_copy() {
     fi
 }
 
-# Who still reads it keeps it open. After UNAVAILABLE another attempt may follow, which needs it.
+# The last task of a node removes it: another may be about to open it. After UNAVAILABLE another
+# attempt may follow, which needs it.
 drop_copy() {
-    if [[ -n $staged && -z $show_only && ${local_rank:-0} == 0 ]] &&
-        [[ ${status:-1} != "$UNAVAILABLE" ]]; then
+    [[ -n $staged && -z $show_only && ${status:-1} != "$UNAVAILABLE" ]] || return 0
+    if [[ -n ${copy_lock:-} ]]; then
+        ! flock -n -x "$copy_lock" || remove_copy
+    elif [[ ${local_rank:-0} == 0 ]]; then
         remove_copy
     fi
 }
 
 remove_copy() {
-    if [[ ${staged##*/} == apptrain-image-* ]] && is_own_directory "$staged"; then
+    if [[ ${staged##*/} == apptrain-image-* ]] && is_of_this_node; then
         rm -rf -- "$staged"
     fi
 } 2>/dev/null

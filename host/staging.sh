@@ -17,16 +17,19 @@
 #        stage_by_name yes if the user asked for this directory
 #        stage_named   yes if the user or the site did
 #        each_node     the scheduler's words for a short command on each node
-# Sets:  COPY          s for all copies, or for a wave of them
+# Sets:  COPY          s for a broadcast, or a wave of copies
+#        COPIES        s for all copies
 #        stage         empty from then on, if all read the shared image
 #        staged        words for containers/run.sh; empty if the shared image is read
+#        stage_left    the directory in which nodes may have copies that they do not remove
 #        states, whys  of each node by its rank: have, room or unfit, and why
 #        copy_error    why nothing could be copied
 #        copy_failed   yes if it was tried, and another attempt may do better
 
 readonly NODES_TOLD=8  # nodes that are named of many
 readonly LOOK=120      # s for all nodes to look
-readonly COPY=900      # s for all copies, or for a wave of them
+readonly COPY=900      # s for a broadcast, or a wave of copies
+readonly COPIES=1800   # s for all of them
 readonly CHECK=300     # s to look at them, or to read them whole
 readonly REMOVE=20     # s to remove them
 
@@ -42,7 +45,9 @@ stage_image() {
     began=$seconds
     states=()
     whys=()
-    look_at_nodes "$LOOK" look "$stage_bytes" "$stage_id" "$stage_needs" "$stage_named"
+    stage_left=$stage
+    look_at_nodes "$LOOK" look "$stage_bytes" "$stage_id" "$stage_digest" "$stage_needs" \
+        "$stage_named"
     if has_enough have room && [[ $(count_states room) != 0 ]]; then
         copy_image
     fi
@@ -72,7 +77,7 @@ copy_image() {
 
 # look_at_nodes SECONDS WHAT WORD...: sets `states` and `whys`; a node that was unfit stays so.
 look_at_nodes() {
-    local bound=$1 rank word text file=$handover_dir/nodes
+    local bound=$1 rank word text answered='' file=$handover_dir/nodes
     local asked=()
     for rank in "${!hosts[@]}"; do
         if [[ ${states[rank]:-} != unfit ]]; then
@@ -88,13 +93,19 @@ look_at_nodes() {
             $word == @(have|room|unfit) ]]; then
             states[rank]=$word
             whys[rank]=$text
+            answered=yes
         fi
     done <"$file"
+    if [[ -z $answered && -z $copy_error ]]; then
+        text=$(tail -c 400 -- "$handover_dir/said" | tr '\n' ' ')
+        text=${text% }
+        copy_error="no node answers: ${text:-nothing is said}"
+        copy_failed=yes
+    fi
 }
 
 end_if_asked() {
     if [[ -n $asked_to_end ]]; then
-        unstage
         exit "$asked_to_end"
     fi
 }
@@ -110,13 +121,15 @@ count_states() {
     printf '%s' "$count"
 }
 
-# has_enough STATE...: whether enough nodes are in one of them to go on.
+# has_enough STATE...: whether enough nodes are in one of them to go on. Where the others take no
+# part, the first node must be among them.
 has_enough() {
     local state count=0 least=1
     for state; do
         count=$((count + $(count_states "$state")))
     done
     if [[ -n $stage_by_name ]]; then
+        [[ " $* " == *" ${states[0]} "* ]] || return
         least=$stage_least
     fi
     ((count >= least))
@@ -137,7 +150,7 @@ without_copy() {
         stage=''
     elif [[ -z $stage_by_name ]]; then
         say "the image is read where it is, by $(name_nodes "${others[@]}")"
-    elif has_enough have && [[ ${states[0]} == have ]]; then
+    elif has_enough have; then
         say "left out, for the image is not there: $(name_nodes "${others[@]}")"
         for rank in "${others[@]}"; do
             facts+=("left_out=${hosts[rank]}")
@@ -167,7 +180,9 @@ name_nodes() {
 give_up_staging() {
     local text
     text=${copy_error:-$(name_nodes "$@")}
-    unstage
+    if [[ -z $copy_error && ${states[0]} == unfit ]] && ((stage_least < ${#hosts[@]})); then
+        text+=", and a job's first node cannot be left out"
+    fi
     if [[ -n $copy_failed ]]; then
         say "--stage ${stage%/*}: $text: try again, or leave --stage out"
         exit "$UNAVAILABLE"
@@ -177,7 +192,8 @@ give_up_staging() {
 
 # Removes all copies; nodes that do not answer keep theirs for the next job to remove.
 unstage() {
-    local bound=$REMOVE status
+    local bound=$REMOVE status stage=$stage_left
+    stage_left=''
     if [[ -n $stage ]]; then
         on_nodes remove >/dev/null 2>&1 || true
     fi

@@ -190,14 +190,24 @@ find_reach() {
 }
 
 # copy_to NAME...: by a tree of hosts, in which who has the image sends it to others, or in waves of
-# hosts that take it from the shared file system. The targets are those of the plan; a host without
-# room refuses it.
+# hosts that take it from the shared file system. The plan is for all hosts: its places are taken by
+# those that have the image, then by those that have room for it, and the last stay empty.
 copy_to() {
-    local wave=0 bound=$COPY file=copies rank
-    local -A ranks=()
+    local wave=0 bound file=copies rank state deadline
+    local -A places=()
+    order=()
     for rank in "${!hosts[@]}"; do
-        ranks[${hosts[rank]}]=$rank
+        places[${hosts[rank]}]=$rank
     done
+    for state in have room; do
+        for rank in "${!hosts[@]}"; do
+            if [[ ${states[rank]} == "$state" ]]; then
+                order+=("$rank")
+            fi
+        done
+    done
+    read_clock
+    deadline=$((seconds + COPIES))
     if [[ $reach != ssh ]]; then
         file='copies.shared'
     fi
@@ -206,31 +216,40 @@ copy_to() {
             tell "image: copied from the shared file system, to ${#sources[@]} nodes at once," \
                 "as ssh does not reach ${hosts[1]}"
         fi
+        read_clock
+        bound=$((deadline - seconds < COPY ? deadline - seconds : COPY))
+        if ((bound <= 0)); then
+            tell "image: no further node gets a copy after $COPIES s"
+            break
+        fi
         await_all each_source
         wave=$((wave + 1))
     done
 }
 
-# read_wave NUMBER FILE: sets `sources`, and `targets` of each by its number, with blanks between
-# them.
+# read_wave NUMBER FILE: sets `sources`, the ranks of those that send, and `targets`, the hosts to
+# which each does, with blanks between them; false if there is no such wave.
 read_wave() {
-    local number source target i
+    local number source target from to i found=''
     sources=()
     targets=()
     while IFS= read -r -d '' number && IFS= read -r -d '' source && IFS= read -r -d '' target; do
         [[ $number == "$1" ]] || continue
-        source=${source:-$target}
+        found=yes
+        to=${order[${places[$target]}]-}
+        [[ -n $to && ${states[to]} == room ]] || continue
+        from=${order[${places[${source:-$target}]}]}
         for ((i = 0; i < ${#sources[@]}; i++)); do
-            if [[ ${sources[i]} == "$source" ]]; then
+            if [[ ${sources[i]} == "$from" ]]; then
                 break
             fi
         done
-        sources[i]=$source
-        if [[ $source != "$target" ]]; then
-            targets[i]="${targets[i]:-} $target"
+        sources[i]=$from
+        if [[ $from != "$to" ]]; then
+            targets[i]="${targets[i]:-} ${hosts[to]}"
         fi
     done <"$handover_dir/$2"
-    ((${#sources[@]}))
+    [[ -n $found ]]
 }
 
 # await_all FUNCTION [WORD...]: runs it; all that it starts ends with a signal to this script.
@@ -298,7 +317,7 @@ each_source() {
     local i names
     for i in "${!sources[@]}"; do
         read -r -a names <<<"${targets[i]:-}"
-        run_on "${ranks[${sources[i]}]}" send - "$stage" "$APPTRAIN_IMAGE" \
+        run_on "${sources[i]}" send - "$stage" "$stage_bytes" "$stage_id" "$APPTRAIN_IMAGE" \
             ${names[@]+"${names[@]}"}
     done
     wait
@@ -311,7 +330,8 @@ run_on() {
     if (($1 == 0)); then
         start_bounded /bin/bash -c "exec $line"
     elif [[ $reach == ssh ]]; then
-        start_bounded "${SSH[@]}" "${hosts[$1]}" "exec $line"
+        # Its end does not reach what it has started: that is bounded there, too.
+        start_bounded "${SSH[@]}" "${hosts[$1]}" "exec timeout --kill-after=10 $bound $line"
     elif [[ $reach == pbsdsh ]]; then
         start_bounded pbsdsh -n "${host_lines[$1]}" -- /bin/bash -c "$(as_task "$1" "$line")" >&2
     else

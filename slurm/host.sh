@@ -135,6 +135,9 @@ copy_to() {
         return
     fi
     copy_error="sbcast ended with status $status: $said"
+    if ((status == 124 || status == 137)); then
+        copy_error="sbcast took more than $COPY s"
+    fi
     failed=$(sed -n 's/.*REQUEST_FILE_BCAST(\([^)]*\)).*/\1/p' "$handover_dir/said")
     for name; do
         if [[ $'\n'$failed$'\n' != *$'\n'"$name"$'\n'* ]]; then

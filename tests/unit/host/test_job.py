@@ -313,7 +313,7 @@ def test_a_second_answer_takes_the_place_of_the_first(tmp_path: Path) -> None:
         f"""
         handover_dir=$2 given_options=("APPTRAIN_ARGS=-- 'a b'")
         read_answer answer
-        ask_image() {{ read_answer second; echo "$* $APPTRAIN_ARGS"; }}
+        ask_image() {{ forget_answer; read_answer second; echo "$* $APPTRAIN_ARGS"; }}
         begin_attempts() {{ :; }}
         prepare_again 1 2
         {SHOW}

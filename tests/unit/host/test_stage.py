@@ -1,6 +1,7 @@
 """A node's own copy of the image: `host/stage.sh` makes room for it and looks at it, `containers/run.sh` uses it."""
 
 import fcntl
+import hashlib
 import os
 import subprocess
 import time
@@ -15,8 +16,8 @@ from tests.unit.slurm.cluster import until
 STAGE = Path(__file__).resolve().parents[3] / "host/stage.sh"
 BYTES = "1128"
 KEY = f"apptrain-image-{os.getuid()}.slurm-7"
-ROOM = ("100", "yes")
-"""What must be free; asked for by name."""
+ROOM = ("", "100", "yes")
+"""No digest; what must be free; asked for by name."""
 
 
 @pytest.fixture
@@ -42,8 +43,8 @@ def stage(what: str, folder: Path, *words: str, script: Path = STAGE, path: str 
     return answer
 
 
-def look(folder: Path, *, needs: str = "100", by_name: str = "yes") -> str:
-    return stage("look", folder, BYTES, IMAGE_ID, needs, by_name)
+def look(folder: Path, *, sha256: str = "", needs: str = "100", by_name: str = "yes") -> str:
+    return stage("look", folder, BYTES, IMAGE_ID, sha256, needs, by_name)
 
 
 def check(folder: Path, sha256: str = "") -> str:
@@ -59,10 +60,49 @@ def test_a_node_with_room_has_a_directory_of_its_own_afterwards(disk: Path) -> N
     assert sorted(path.name for path in (disk / KEY).iterdir()) == ["lock", "node"]
 
 
-def test_a_copy_of_an_earlier_attempt_is_not_made_again(disk: Path) -> None:
+@pytest.mark.parametrize("digest", [True, False])
+def test_a_copy_of_an_earlier_attempt_is_not_made_again(disk: Path, digest: bool) -> None:
+    look(disk / KEY)
+    image = sif(disk / KEY / "image.sif")
+    sha256 = hashlib.sha256(image.read_bytes()).hexdigest() if digest else ""
+    assert check(disk / KEY, sha256) == "have"
+    assert look(disk / KEY, sha256=sha256) == "have"
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_copy_that_nobody_has_compared_is_made_again(disk: Path, checked: bool) -> None:
+    """Its job was killed before, or did not compare digests then."""
     look(disk / KEY)
     sif(disk / KEY / "image.sif")
-    assert look(disk / KEY) == "have"
+    if checked:
+        assert check(disk / KEY) == "have"
+    assert look(disk / KEY, sha256="0" * 64 if checked else "") == "room"
+    assert sorted(path.name for path in (disk / KEY).iterdir()) == ["lock", "node"]
+
+
+def test_a_directory_above_may_hand_its_groups_bit_down(disk: Path) -> None:
+    disk.chmod(0o2755)
+    assert look(disk / KEY) == "room"
+
+
+def test_what_lies_there_from_before_the_node_went_down_is_made_anew(disk: Path) -> None:
+    look(disk / KEY)
+    sif(disk / KEY / "image.sif")
+    assert check(disk / KEY) == "have"
+    (disk / KEY / "node").write_text(f"{os.uname().nodename} 11111111-2222-3333-4444-555555555555\n")
+    assert look(disk / KEY) == "room"
+    assert sorted(path.name for path in (disk / KEY).iterdir()) == ["lock", "node"]
+
+
+@pytest.mark.parametrize(("age", "answer"), [(0, "unfit"), (90, "room")])
+def test_a_directory_of_which_no_node_has_said_whose_it_is_is_made_anew_later(
+    disk: Path, age: int, answer: str
+) -> None:
+    (disk / KEY).mkdir(mode=0o700)
+    made = time.time() - age
+    os.utime(disk / KEY, (made, made))
+    said = f"unfit {disk / KEY} is there, and no node says that it is its own: try again"
+    assert look(disk / KEY) == {"room": "room", "unfit": said}[answer]
 
 
 def test_a_stale_image_of_the_same_name_is_removed(disk: Path) -> None:
@@ -133,7 +173,7 @@ def says_kind(folder: Path, kind: str) -> str:
 @pytest.mark.parametrize(
     ("kind", "where"),
     [
-        *((kind, "on a file system that nodes share") for kind in ("lustre", "nfs", "gpfs", "smb2")),
+        *((kind, "on a file system that nodes share") for kind in ("lustre", "nfs", "gpfs", "smb2", "fhgfs")),
         ("tmpfs", "in memory"),
     ],
 )
@@ -142,14 +182,14 @@ def test_a_file_system_that_is_no_disk_is_no_place_by_itself(
 ) -> None:
     programs = says_kind(tmp_path / "bin", kind)
     huge = str(1 << 50)
-    assert where in stage("look", disk / KEY, huge, IMAGE_ID, "100", "", path=programs)
-    asked = stage("look", disk / KEY, huge, IMAGE_ID, "100", "yes", path=programs)
+    assert where in stage("look", disk / KEY, huge, IMAGE_ID, "", "100", "", path=programs)
+    asked = stage("look", disk / KEY, huge, IMAGE_ID, *ROOM, path=programs)
     assert (asked == "room") == (kind == "tmpfs")
 
 
 def test_an_image_that_takes_little_of_the_memory_may_lie_there(disk: Path, tmp_path: Path) -> None:
     programs = says_kind(tmp_path / "bin", "tmpfs")
-    assert stage("look", disk / KEY, BYTES, IMAGE_ID, "100", "", path=programs) == "room"
+    assert stage("look", disk / KEY, BYTES, IMAGE_ID, "", "100", "", path=programs) == "room"
 
 
 def shortened(tmp_path: Path) -> Path:
@@ -175,9 +215,9 @@ def test_what_a_killed_job_has_left_is_removed_by_the_next_one(disk: Path, tmp_p
     assert sorted(path.name for path in disk.iterdir()) == sorted([KEY, used.name, of_others.name])
 
 
-@pytest.mark.parametrize(("age", "stays"), [(1000, True), (1300, False)])
-def test_a_copy_that_nobody_holds_is_kept_for_twenty_minutes(disk: Path, age: int, stays: bool) -> None:
-    """Its job may be between two attempts."""
+@pytest.mark.parametrize(("age", "stays"), [(2600, True), (2800, False)])
+def test_a_copy_that_nobody_holds_is_kept_for_45_minutes(disk: Path, age: int, stays: bool) -> None:
+    """Its job may be between two attempts, or other nodes may still get theirs."""
     other = disk / KEY.replace("-7", "-6")
     look(other)
     used = time.time() - age
@@ -198,8 +238,8 @@ def test_two_jobs_that_stage_at_once_leave_each_other_alone(disk: Path) -> None:
 # --- the copy, where ssh brings it -------------------------------------------------------------------------------
 
 
-def received(folder: Path, data: bytes) -> int:
-    line: list[str | Path] = ["bash", STAGE, "receive", "-", folder]
+def received(folder: Path, data: bytes, size: int = 5) -> int:
+    line: list[str | Path] = ["bash", STAGE, "receive", "-", folder, str(size)]
     return subprocess.run(line, input=data, capture_output=True, timeout=60, check=False).returncode
 
 
@@ -212,6 +252,21 @@ def test_a_copy_has_its_name_once_it_is_whole(disk: Path) -> None:
 
 def test_a_copy_that_cannot_be_written_is_a_failure(disk: Path) -> None:
     assert received(disk / "gone", b"image") != 0
+
+
+def test_a_copy_that_is_cut_on_its_way_does_not_get_the_name(disk: Path) -> None:
+    assert look(disk / KEY) == "room"
+    assert received(disk / KEY, b"imag") != 0
+    assert not (disk / KEY / "image.sif").exists()
+
+
+def test_nothing_is_written_where_somebody_else_could_have_put_a_link(disk: Path, tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("secret")
+    (disk / KEY).mkdir(mode=0o777)
+    (disk / KEY).chmod(0o777)
+    (disk / KEY / "image.sif.part").symlink_to(tmp_path / "keys")
+    assert received(disk / KEY, b"image") != 0
+    assert (tmp_path / "keys").read_text() == "secret"
 
 
 SSH = """#!/bin/bash
@@ -233,7 +288,7 @@ def sent(disk: Path, shared: Path) -> int:
         other.mkdir()
         look(other / KEY)
     return subprocess.run(
-        ["bash", STAGE, "send", "-", disk / KEY, shared, "b", "c"],
+        ["bash", STAGE, "send", "-", disk / KEY, BYTES, IMAGE_ID, shared, "b", "c"],
         env={"PATH": f"{disk.parent / 'bin'}:{os.environ['PATH']}"},
         capture_output=True,
         timeout=60,
@@ -252,6 +307,32 @@ def test_a_node_sends_its_copy_to_others_and_takes_the_shared_image_only_if_it_h
     assert sent(disk, tmp_path / "gone.sif" if has_it else image) == 0
     for place in (disk, Path(f"{disk}.b"), Path(f"{disk}.c")):
         assert (place / KEY / "image.sif").read_bytes() == image.read_bytes()
+
+
+def test_a_node_sends_nothing_that_somebody_else_could_have_put_there(disk: Path, tmp_path: Path) -> None:
+    (disk / KEY).mkdir(mode=0o755)
+    sif(disk / KEY / "image.sif")
+    assert sent(disk, sif(tmp_path / "image.sif")) != 0
+    assert not (tmp_path / "ssh").exists()
+
+
+def test_what_sends_ends_when_the_copies_are_removed(disk: Path, tmp_path: Path) -> None:
+    """The ssh that has started it may be gone long before."""
+    look(disk / KEY)
+    sif(disk / KEY / "image.sif")
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/ssh").write_text(f"#!/bin/sh\ntouch '{tmp_path}/sends'\nexec sleep 60\n")
+    (tmp_path / "bin/ssh").chmod(0o755)
+    words: list[str | Path] = ["timeout", "50", "bash", STAGE, "send", "-", disk / KEY, BYTES, IMAGE_ID]
+    with subprocess.Popen(
+        [*words, tmp_path / "gone.sif", "b"],
+        env={"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}"},
+        stdin=subprocess.DEVNULL,
+    ) as process:
+        until((tmp_path / "sends").exists, "the copy")
+        stage("remove", disk / KEY)
+        assert process.wait(20) != 0
+    assert list(disk.iterdir()) == []
 
 
 def test_a_node_that_cannot_read_the_shared_image_sends_nothing(disk: Path, tmp_path: Path) -> None:
@@ -274,7 +355,23 @@ def test_a_copy_of_a_second_broadcast_gets_the_name_by_which_it_is_known(disk: P
     sif(disk / KEY / "image.sif.1", missing=1)
     sif(disk / KEY / "image.sif.2")
     assert check(disk / KEY) == "have"
-    assert sorted(path.name for path in (disk / KEY).iterdir()) == ["image.sif", "lock", "node"]
+    assert sorted(path.name for path in (disk / KEY).iterdir()) == ["checked", "image.sif", "lock", "node"]
+
+
+def test_of_two_whole_copies_one_stays(disk: Path) -> None:
+    look(disk / KEY)
+    for number in (1, 2):
+        sif(disk / KEY / f"image.sif.{number}")
+    assert check(disk / KEY) == "have"
+    assert sorted(path.name for path in (disk / KEY).iterdir()) == ["checked", "image.sif", "lock", "node"]
+
+
+def test_a_copy_of_an_image_that_was_rebuilt_meanwhile_is_named(disk: Path) -> None:
+    look(disk / KEY)
+    image = bytearray(sif(disk / KEY / "image.sif").read_bytes())
+    image[48] ^= 1
+    (disk / KEY / "image.sif").write_bytes(image)
+    assert check(disk / KEY) == "unfit its copy is of another image than the job began with"
 
 
 def test_a_copy_that_was_looked_at_counts_as_used(disk: Path) -> None:
@@ -310,7 +407,9 @@ def test_a_node_that_got_none_says_so(disk: Path) -> None:
 @pytest.fixture
 def copy(disk: Path) -> Path:
     look(disk / KEY)
-    return sif(disk / KEY / "image.sif")
+    image = sif(disk / KEY / "image.sif")
+    assert check(disk / KEY) == "have"
+    return image
 
 
 def options(copy: Path) -> list[str]:
@@ -337,10 +436,28 @@ def test_it_stays_if_another_attempt_may_follow(node: Node, copy: Path, status: 
     assert copy.exists() == stays
 
 
-def test_a_task_that_is_not_the_first_of_its_node_leaves_it(node: Node, copy: Path) -> None:
+def test_the_last_task_of_a_node_removes_it(node: Node, copy: Path) -> None:
     node.python("exit 0")
+    with (copy.parent / "lock").open() as other:
+        fcntl.flock(other, fcntl.LOCK_SH)
+        node.task(*options(copy))
+        assert (image_used(node), copy.exists()) == (str(copy), True)
     node.task(*options(copy), SLURM_LOCALID="1")
-    assert (image_used(node), copy.exists()) == (str(copy), True)
+    assert not copy.parent.exists()
+
+
+@pytest.mark.parametrize("what", ["checked", "node"])
+def test_a_copy_that_nobody_looked_at_or_of_another_node_is_not_used(
+    node: Node, copy: Path, what: str
+) -> None:
+    node.python("exit 0")
+    if what == "checked":
+        (copy.parent / what).unlink()
+    else:
+        (copy.parent / what).write_text("gpu-b07 1234\n")
+    ended = node.task(*options(copy))
+    assert (ended.returncode, ended.stderr, image_used(node)) == (0, "", str(node.image))
+    assert copy.exists() == (what == "node")
 
 
 def test_without_a_copy_the_shared_image_is_read(node: Node, disk: Path) -> None:

@@ -63,20 +63,44 @@ def test_a_job_of_a_chain_has_the_variables_of_the_one_before(tmp_path: Path) ->
     assert told == "-- 'a b'|/x\ny|none|carried=APPTRAIN_ARGS|carried=LARGE|"
 
 
+WAVES = r"""
+handover_dir=$2 reach=ssh
+for rank in {0..10}; do hosts[rank]=h$rank states[rank]=room; done
+for change in "${@:3}"; do states[${change%%=*}]=${change#*=}; done
+await_all() {
+    for i in "${!sources[@]}"; do printf 'h%s:%s|' "${sources[i]}" "${targets[i]-}"; done
+    printf '\n'
+}
+copy_to
+"""
+
+
 @pytest.mark.parametrize(
-    ("wave", "sends"),
-    [(0, "a:|"), (1, "a: b c|d: e|"), (2, "a: f|"), (3, "")],
+    ("states", "waves"),
+    [
+        ([], ["h0:|", "h0: h1 h2 h3 h4 h5 h6 h7 h8|", "h0: h9|h1: h10|"]),
+        (["0=unfit", "3=unfit"], ["h1:|", "h1: h2 h4 h5 h6 h7 h8 h9 h10|", ""]),
+        (["4=have"], ["", "h4: h0 h1 h2 h3 h5 h6 h7 h8|", "h4: h9|h0: h10|"]),
+        (["4=have", "5=have"], ["", "h4: h0 h1 h2 h3 h6 h7 h8|", "h4: h9|h5: h10|"]),
+    ],
 )
-def test_a_wave_has_who_sends_and_to_whom(wave: int, sends: str, tmp_path: Path) -> None:
-    """The first node takes it from the shared file system; a node whose source is lost takes no part."""
-    rows = ["0", "", "a", "1", "a", "b", "1", "d", "e", "1", "a", "c", "2", "a", "f"]
-    (tmp_path / "copies").write_bytes(b"".join(word.encode() + b"\0" for word in rows))
-    script = """
-        handover_dir=$2
-        read_wave "$3" copies || exit 0
-        for i in "${!sources[@]}"; do printf '%s:%s|' "${sources[i]}" "${targets[i]-}"; done
-        """
-    assert bash(script, tmp_path, wave) == sends
+def test_who_can_have_the_image_takes_the_places_of_the_plan(
+    states: list[str], waves: list[str], tmp_path: Path
+) -> None:
+    """The first takes it from the shared file system, or has it; who has it sends it to 8 others."""
+    copies = staging.tree([f"h{rank}" for rank in range(11)])
+    words = [word for copy in copies for word in (str(copy.wave), copy.source, copy.target)]
+    (tmp_path / "copies").write_bytes(b"".join(word.encode() + b"\0" for word in words))
+    assert bash(WAVES, tmp_path, *states).splitlines() == waves
+
+
+def test_after_its_time_no_further_node_gets_a_copy(tmp_path: Path) -> None:
+    (tmp_path / "copies").write_bytes(b"0\0\0h0\x001\0h0\0h1\0")
+    script = 'read_clock() { seconds=$((${seconds:-0} + 1000)); }; tell() { echo "$*"; };' + WAVES
+    assert bash(script, tmp_path).splitlines() == [
+        "h0:|",
+        "image: no further node gets a copy after 1800 s",
+    ]
 
 
 QSTAT = r"""
@@ -204,31 +228,33 @@ def test_a_job_that_no_other_may_follow_submits_none(no_chain: str, tmp_path: Pa
 RUNS = r"""
 timeout() { local line; printf -v line '<%s>' "$@"; printf '%s\n' "$line"; }
 hosts=(a 'b c' d) stage=/disk bound=7 handover_dir=/nowhere APPTRAIN_IMAGE=/i.sif reach=ssh
-declare -A ranks=([a]=0 ['b c']=1 [d]=2)
+stage_bytes=9 stage_id=id
 APPTRAIN_HOME="/check out"
 """
 
 
 def test_each_host_is_asked_by_ssh_and_this_one_at_once() -> None:
     told = bash(RUNS + "each_host look 1 '2 3'")
-    line = r"exec /bin/bash /check\ out/host/stage.sh look {} /disk 1 2\ 3 "
+    line = r"exec {}/bin/bash /check\ out/host/stage.sh look {} /disk 1 2\ 3 "
+    bounded = "timeout --kill-after=10 7 "
     ssh = "<--kill-after=10><7><ssh><-o><BatchMode=yes><-o><ConnectTimeout=20><--><{}><{}>"
     assert sorted(told.splitlines()) == sorted(
         [
-            f"<--kill-after=10><7></bin/bash><-c><{line.format(0)}>",
-            ssh.format("b c", line.format(1)),
-            ssh.format("d", line.format(2)),
+            f"<--kill-after=10><7></bin/bash><-c><{line.format('', 0)}>",
+            ssh.format("b c", line.format(bounded, 1)),
+            ssh.format("d", line.format(bounded, 2)),
         ]
     )
 
 
 def test_whoever_has_the_image_is_told_to_whom_to_send_it() -> None:
-    told = bash(RUNS + "sources=(a d) targets=(' x y'); each_source")
-    line = r"exec /bin/bash /check\ out/host/stage.sh send - /disk /i.sif "
+    told = bash(RUNS + "sources=(0 2) targets=(' x y'); each_source")
+    line = r"/bin/bash /check\ out/host/stage.sh send - /disk 9 id /i.sif "
     assert sorted(told.splitlines()) == sorted(
         [
-            f"<--kill-after=10><7></bin/bash><-c><{line}x y >",
-            f"<--kill-after=10><7><ssh><-o><BatchMode=yes><-o><ConnectTimeout=20><--><d><{line}>",
+            f"<--kill-after=10><7></bin/bash><-c><exec {line}x y >",
+            "<--kill-after=10><7><ssh><-o><BatchMode=yes><-o><ConnectTimeout=20><--><d>"
+            f"<exec timeout --kill-after=10 7 {line}>",
         ]
     )
 
@@ -305,7 +331,8 @@ def test_where_ssh_does_not_go_eight_hosts_at_once_take_it_from_the_shared_file_
     (tmp_path / "copies.shared").write_bytes(b"".join(word.encode() + b"\0" for word in rows))
     script = """
         handover_dir=$2 hosts=("${@:3}") reach=pbsdsh
-        await_all() { for name in "${sources[@]}"; do printf '%s ' "${ranks[$name]}"; done; echo "${targets[*]}"; }
+        for rank in "${!hosts[@]}"; do states[rank]=room; done
+        await_all() { echo "${sources[*]} ${targets[*]}"; }
         copy_to
         """
     told, *waves = bash(script, tmp_path, *hosts).splitlines()

@@ -101,6 +101,28 @@ def test_a_host_that_ssh_does_not_reach_ends_the_job_and_no_copy_is_left(staged:
     assert staged.left == []
 
 
+def ran_for_site(staged: Staged) -> "subprocess.CompletedProcess[str]":
+    """With a directory that the site has chosen: a host that cannot have a copy reads the shared image."""
+    profile = staged.site.folder / "site.yaml"
+    profile.write_text(f"scheduler: pbs\nstage: {{to: {staged.disk}}}\n")
+    assert profiles.main([str(profile)]) == 0
+    ended = staged.run("--profile", str(profile))
+    assert ended.returncode == 0, ended.stderr
+    return ended
+
+
+@pytest.mark.parametrize("unfit", ["disk", "disk.b"])
+def test_the_others_get_the_image_also_from_behind_a_host_that_cannot_have_it(
+    staged: Staged, unfit: str
+) -> None:
+    (staged.site.folder / unfit).rmdir()
+    host = {"disk": "a", "disk.b": "b"}[unfit]
+    line = f"apptrain: the image is read where it is, by {host} ({staged.disk} is no directory)"
+    said = ran_for_site(staged).stderr.replace("disk.b is", "disk is")
+    assert said.splitlines() == [line]
+    assert staged.copies == sorted({"disk", "disk.b", "disk.c"} - {unfit})
+
+
 @pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
 def test_what_copies_ends_with_the_job_script(staged: Staged, signum: int) -> None:
     staged.lost("none", slow="c")

@@ -10,6 +10,7 @@ import signal
 import pytest
 
 from entrypoint.cli import profiles
+from tests.unit.bounds import shorten
 from tests.unit.host.node import IMAGE_ID, sif
 from tests.unit.slurm.cluster import BOUND, Cluster, said, until
 
@@ -178,6 +179,28 @@ def test_if_sbcast_fails_on_every_node_another_attempt_may_help(staged: Staged) 
     )
 
 
+def test_an_sbcast_that_takes_too_long_is_ended(staged: Staged) -> None:
+    shorten(staged.cluster.checkout / "host/staging.sh", COPY=1)
+    staged.broadcasts("exec sleep 60")
+    assert ended_at_once(staged, 69) == (
+        f"--stage {staged.disk}: sbcast took more than 1 s: try again, or leave --stage out"
+    )
+
+
+def test_if_no_node_can_be_asked_srun_says_why(staged: Staged) -> None:
+    srun = staged.cluster.folder / "bin/srun"
+    srun.rename(srun.with_name("srun.real"))
+    srun.write_text(
+        '#!/bin/sh\ncase $* in *stage.sh*) echo "srun: error: Requested nodes are busy" >&2; exit 1 ;; esac\n'
+        'exec "$0.real" "$@"\n'
+    )
+    srun.chmod(0o755)
+    assert ended_at_once(staged, 69) == (
+        f"--stage {staged.disk}: no node answers: srun: error: Requested nodes are busy: "
+        "try again, or leave --stage out"
+    )
+
+
 def test_a_copy_that_is_cut_counts_as_none(staged: Staged) -> None:
     staged.broadcasts(CUT)
     line = ended_at_once(staged, 69)  # one of the two has removed it, perhaps, before the other has looked
@@ -206,6 +229,44 @@ def test_a_node_whose_copy_is_cut_ends_the_job_that_needs_it(staged: Staged) -> 
     assert ended_at_once(staged, 69) == (
         f"--stage {staged.disk}: b (its copy is not whole): try again, or leave --stage out"
     )
+
+
+def test_the_first_node_cannot_be_left_out(staged: Staged) -> None:
+    staged.node_says("0 unfit there is no room")
+    assert ended_at_once(staged, 64, "--nnodes", "1:2") == (
+        f"--stage {staged.disk}: a (there is no room), and a job's first node cannot be left out: "
+        "give another directory, or leave --stage out"
+    )
+    assert staged.sbcasts == []
+
+
+def second_prepare(staged: Staged, what: str) -> None:
+    """What happens as the image is asked again, for a node that is left out."""
+    staged.node_says("1 unfit there is no room")
+    run = staged.cluster.checkout / "containers/run.sh"
+    run.rename(run.with_name("run.sh.real"))
+    asked = staged.cluster.folder / "asked"
+    run.write_text(
+        f'#!/bin/bash\nif [[ $* == *"entrypoint prepare"* ]] && ! mkdir "{asked}" 2>/dev/null; then {what}; fi\n'
+        'exec "$0.real" "$@"\n'
+    )
+    run.chmod(0o755)
+
+
+def test_no_copy_is_left_if_the_image_does_not_start_any_more(staged: Staged) -> None:
+    second_prepare(staged, "echo 'FATAL: no such image' >&2; exit 255")
+    ended = staged.cluster.run("--device", "cpu", "--stage", str(staged.disk), "--nnodes", "1:2")
+    assert (ended.returncode, len(staged.sbcasts), staged.left) == (255, 1, []), ended.stderr
+
+
+def test_no_copy_is_left_if_the_job_is_interrupted_then(staged: Staged) -> None:
+    second_prepare(staged, f'touch "{staged.cluster.folder}/again"; exec sleep 60')
+    words = ("--device", "cpu", "--stage", str(staged.disk), "--nnodes", "1:2")
+    with staged.cluster.start(*words, batch=False) as process:
+        until((staged.cluster.folder / "again").exists, "the second prepare")
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(BOUND) == 130
+    assert staged.left == []
 
 
 def test_a_node_without_room_is_left_out_if_fewer_are_enough(staged: Staged) -> None:
@@ -294,6 +355,23 @@ def test_if_no_attempt_follows_the_copies_are_removed(staged: Staged) -> None:
     tasks = {f"{attempt}.{node}": taken for attempt in range(12) for node in range(2)}
     ended = staged.cluster.run("--device", "cpu", "--stage", str(staged.disk), tasks=tasks)
     assert (ended.returncode, staged.left) == (69, []), ended.stdout + ended.stderr
+
+
+def test_if_a_task_could_not_remove_its_copy_the_job_does(staged: Staged) -> None:
+    """One waited for another attempt, or its container did not start."""
+    tasks = {
+        "0.0": {"status": 69, "node": "a", "error": "x", "time": "101.0"},
+        "0.1": {"status": 1, "rank": 1, "node": "b", "error": "boom", "time": "100.0"},
+    }
+    ended = staged.cluster.run("--device", "cpu", "--stage", str(staged.disk), tasks=tasks)
+    assert (ended.returncode, staged.left) == (1, []), ended.stderr
+
+
+def test_what_was_copied_before_the_node_went_down_is_copied_anew(staged: Staged) -> None:
+    staged.folder.mkdir(mode=0o700)
+    (staged.folder / "node").write_text(f"{os.uname().nodename} 11111111-2222-3333-4444-555555555555\n")
+    ended = staged.cluster.run("--device", "cpu", "--stage", str(staged.disk), SLURM_RESTART_COUNT="1")
+    assert (ended.returncode, len(staged.sbcasts)) == (0, 1), ended.stderr
 
 
 def test_a_job_that_is_interrupted_while_it_copies_leaves_nothing(staged: Staged) -> None:
