@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from entrypoint.core.errors import BadInput
@@ -131,14 +131,20 @@ def bind(
 
 def auto(machine: Topology, gpus: Sequence[GpuPlace] | None, task: TaskRanks) -> Binding:
     """node or socket, the first that leaves no granted core without a rank; without one nothing is bound."""
+    why = "it would leave granted cores without a rank"
     try:
         for binding in ("node", "socket"):
-            ranks = bind(binding, machine, gpus, task)
-            if not _left(machine, ranks):
-                return Binding(ranks=ranks)
+            left = _left(binding, machine, gpus, task)
+            if left == 0:
+                return Binding(ranks=bind(binding, machine, gpus, task))
+            if left is None:
+                why = (
+                    "this task sees only its own GPU, and not where the other ranks of the node would run: "
+                    "request GPUs per node rather than per task, or use node"
+                )
     except BadInput as error:
-        return Binding(why_not=f"--numa-binding auto binds nothing: {error}")
-    return Binding(why_not="--numa-binding auto binds nothing: it would leave granted cores without a rank")
+        why = str(error)
+    return Binding(why_not=f"--numa-binding auto binds nothing: {why}")
 
 
 def decide(
@@ -177,9 +183,8 @@ def advice(machine: Topology, gpus: Sequence[GpuPlace], task: TaskRanks, node: s
         return ""
     if not found:
         return ""
-    left = _left(machine, found)
-    by_socket = _left(machine, bind("socket", machine, gpus, task))
-    other = f" (socket: {by_socket})" if by_socket < left else ""
+    left, by_socket = (_left(binding, machine, gpus, task) for binding in ("node", "socket"))
+    other = f" (socket: {by_socket})" if left and by_socket is not None and by_socket < left else ""
     idle = f", and leave {counted(left, 'core')} without a rank{other}" if left else ""
     return (
         f"each rank may use all {len(machine.granted)} cores granted on {node}, of {len(machine.nodes)} NUMA "
@@ -187,9 +192,15 @@ def advice(machine: Topology, gpus: Sequence[GpuPlace], task: TaskRanks, node: s
     )
 
 
-def _left(machine: Topology, ranks: Sequence[RankCores]) -> int:
-    """How many granted cores have no rank."""
-    return len(machine.granted - {core for rank in ranks for core in rank.cores})
+def _left(binding: str, machine: Topology, gpus: Sequence[GpuPlace] | None, task: TaskRanks) -> int | None:
+    """How many granted cores would have no rank: this task's or, if it has no cores of its own, its
+    neighbours' either. None if it cannot see where these would run."""
+    are_shared = task.is_one_of_several and not task.has_own_cores
+    knows_all = gpus is None or len(gpus) >= task.nproc_per_node
+    ranks = tuple(range(task.nproc_per_node)) if are_shared and knows_all else task.local_ranks
+    bound = bind(binding, machine, gpus, replace(task, local_ranks=ranks))
+    left = len(machine.granted - {core for rank in bound for core in rank.cores})
+    return None if left and are_shared and not knows_all else left
 
 
 def _of_rank(

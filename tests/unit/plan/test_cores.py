@@ -163,6 +163,26 @@ def test_a_binding_that_changes_nothing_says_why() -> None:
         )
 
 
+@pytest.mark.parametrize("gpus", [None, [FIRST, SECOND]])
+def test_auto_and_advice_count_the_ranks_of_the_nodes_other_tasks(gpus: list[GpuPlace] | None) -> None:
+    """They share its cores in mode `rank`, where Slurm binds no task."""
+    together = cores.auto(TWO, gpus, ranks(2)).ranks
+    apart = [cores.auto(TWO, gpus, of_several(rank, 2)).ranks for rank in (0, 1)]
+    assert together == tuple(rank for found in apart for rank in found) != ()
+    said = cores.advice(TWO, [FIRST, SECOND], of_several(0, 2), "n1")
+    assert said.endswith("--numa-binding node would keep local rank 0 on cores 0-1,4-5 (NUMA node 0)")
+
+
+def test_a_task_that_sees_only_its_own_gpu_does_not_say_where_others_run() -> None:
+    apart = replace(TWO, sockets={core: core // 2 % 2 for core in range(8)})
+    assert cores.auto(apart, [FIRST], of_several(0, 2)).why_not == (
+        "--numa-binding auto binds nothing: this task sees only its own GPU, and not where the other ranks of the "
+        "node would run: request GPUs per node rather than per task, or use node"
+    )
+    said = cores.advice(apart, [FIRST], of_several(0, 2), "n1")
+    assert said.endswith("--numa-binding node would keep local rank 0 on cores 0-1,4-5 (NUMA node 0)")
+
+
 def test_fewer_ranks_than_numa_nodes_leave_cores_idle_and_auto_does_not() -> None:
     apart = replace(TWO, sockets={core: core // 2 % 2 for core in range(8)})
     assert shown(cores.bind("node", apart, None, ranks(1))) == ["0-1,4-5"]
