@@ -55,7 +55,7 @@ class PendingConnection:
         """Marks the connection as authenticated: it is no longer evicted, and it times out after `seconds`
         (None: never)."""
         self.is_authenticated = True
-        self._listener.unproved.pop(self, None)
+        self._listener.strike(self)
         self.bound.reschedule(None if seconds is None else asyncio.get_running_loop().time() + seconds)
 
 
@@ -82,7 +82,9 @@ class AuthListener:
         has for it."""
         self.seconds = seconds
         self.unproved: dict[PendingConnection, asyncio.Task[None]] = {}
-        """In the order in which they came."""
+        """In the order in which they came; `strike` takes one out."""
+        self.held: Counter[str] = Counter()
+        """How many of them each address has."""
         self._sockets = list(sockets)
         self._handler = handler
         self._room = room
@@ -128,12 +130,21 @@ class AuthListener:
     def _let_in(self, pending: PendingConnection) -> None:
         task = asyncio.ensure_future(self._attend(pending))
         self.unproved[pending] = task
+        self.held[pending.address] += 1
         self._tasks[task] = pending
         task.add_done_callback(self._on_closed)
 
+    def strike(self, pending: PendingConnection) -> None:
+        """Counts a connection no longer among those that have proved nothing."""
+        if self.unproved.pop(pending, None) is None:
+            return
+        self.held[pending.address] -= 1
+        if not self.held[pending.address]:
+            del self.held[pending.address]
+
     def _on_closed(self, task: asyncio.Task[None]) -> None:
         pending = self._tasks.pop(task)
-        self.unproved.pop(pending, None)
+        self.strike(pending)
         if pending.transport is None:
             pending.connection.close()
         elif not pending.is_authenticated:
@@ -141,13 +152,13 @@ class AuthListener:
 
     def _evict_oldest(self, fair: float) -> bool:
         """Closes the oldest connection of the address that has most, if it is there for so many seconds."""
-        held = Counter(pending.address for pending in self.unproved)
-        crowd = max(held, key=held.__getitem__, default=None)
-        oldest = next((pending for pending in self.unproved if pending.address == crowd), None)
+        crowd = max(self.held.values(), default=0)
+        oldest = next((one for one in self.unproved if self.held[one.address] == crowd), None)
         if oldest is None or time.monotonic() - oldest.since < fair:
             return False
         self._handler.refuse(oldest.address, "too many connections that prove nothing")
-        self.unproved.pop(oldest).cancel()
+        self.unproved[oldest].cancel()
+        self.strike(oldest)
         return True
 
     async def _attend(self, pending: PendingConnection) -> None:

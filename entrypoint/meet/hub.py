@@ -65,8 +65,8 @@ class Hub(Link, ConnectionHandler):
     _members: dict[ParticipantId, tuple[Identity, str]] = field(init=False)
     _reached: dict[ParticipantId, str] = field(init=False)
     """The address of ours at which each has us."""
-    _sent: dict[ParticipantId, str] = field(init=False, default_factory=dict)
-    """Who was asked to take another one."""
+    _sent: dict[ParticipantId, Move] = field(init=False, default_factory=dict)
+    """Who was asked to take another one, and has not answered yet."""
     _refused: list[Wire] = field(init=False, default_factory=list)
     _reported: set[str] = field(init=False, default_factory=set)
     _trial: reach.ReachabilityTest = field(init=False, default_factory=reach.ReachabilityTest)
@@ -248,6 +248,8 @@ class Hub(Link, ConnectionHandler):
         )
 
     def _go_if_complete(self) -> None:
+        if self._sent:
+            return  # the last of them comes here again: a look at everyone at each answer would be too many
         if self.muster:
             absent = set(self.muster.absent)
             if len(self._members) < self.me.nnodes - len(absent):
@@ -271,55 +273,72 @@ class Hub(Link, ConnectionHandler):
         return max(found, key=lambda where: (found[where], where == own, where), default=own)
 
     def _have_one_address(self) -> bool:
-        """Whether everyone has us at the same one; those who do not are asked to take it."""
+        """Whether everyone has us at the same one, and is not about to take another; those who do not are
+        asked to take it."""
         if not self.everywhere:
             return True
-        address = self._address
-        astray = [one for one, where in self._reached.items() if where != address]
-        if new := [one for one in astray if self._sent.get(one) != address]:
-            self.local.say(self._two_addresses(new[0], address) + f": {address} is taken")
+        order = Move(self._address)
+        astray = [one for one, where in self._reached.items() if where != order.address]
+        if new := [one for one in astray if one not in self._sent]:  # one move at a time
+            self.local.say(self._two_addresses(new[0], order.address) + f": {order.address} is taken")
         for participant in new:
-            self._sent[participant] = address
+            self._sent[participant] = order
             if participant == self.me.participant:
-                self._start(self._move_ourselves(address))
+                self._start(self._move_ourselves(order))
             else:
-                self._peers[participant].send(messages.pack(Move(address)))
-            bound = self.timeouts.reach + self.timeouts.handshake
-            why = "it does not say how that went"
-            asyncio.get_running_loop().call_later(bound, self._give_up, participant, address, why)
-        return not astray
+                self._peers[participant].send(messages.pack(order))
+            self._bound_move(participant, order)
+        return not self._sent
 
-    async def _move_ourselves(self, address: str) -> None:
+    def _bound_move(self, participant: ParticipantId, order: Move) -> None:
+        bound = self.timeouts.reach + self.timeouts.handshake
+        asyncio.get_running_loop().call_later(bound, self._give_up, participant, order)
+
+    async def _move_ourselves(self, order: Move) -> None:
         try:
-            contact = await self.local.move(address)
+            contact = await self.local.move(order.address)
         except (Refusal, OSError) as error:
             if not self._met.done():
                 self._met.set_exception(
                     error if isinstance(error, Refusal) else Unavailable("join-no-new-address", str(error))
                 )
             return
-        self.moved = address
-        self._take_move(self.me.participant, address, contact)
+        self.moved = order.address
+        self._take_move(self.me.participant, Moved(order.address, contact, ""))
 
-    def _take_move(self, participant: ParticipantId, address: str, contact: str) -> None:
-        if self._sent.get(participant) != address or self._met.done():
+    def _take_move(self, participant: ParticipantId, answer: Moved) -> None:
+        order = self._sent.get(participant)
+        if order is None or order.address != answer.address or self._met.done():
+            return
+        if answer.why:
+            self._give_up(participant, order, answer.why)
             return
         identity, peer = self._members[participant]
-        self._members[participant] = (replace(identity, contact=contact), peer)
-        self._reached[participant] = address
+        self._members[participant] = (replace(identity, contact=answer.contact), peer)
+        self._reached[participant] = answer.address
+        del self._sent[participant]
         self._go_if_complete()
 
-    def _give_up(self, participant: ParticipantId, address: str, why: str) -> None:
-        """Where a participant cannot have us at this address, or has not for too long."""
-        if self._sent.get(participant) == address != self._reached[participant] and not self._met.done():
+    def _give_up(self, participant: ParticipantId, order: Move, why: str = "") -> None:
+        """Where a participant cannot have us at this address, or (without `why`) has not answered for too
+        long."""
+        if self._sent.get(participant) is not order or self._met.done():
+            return
+        if order.address == self._address:
             node = self.nodes[participant[0]]
-            text = f"{self._two_addresses(participant, address)}, which {node} cannot use: {why}"
+            text = f"{self._two_addresses(participant, order.address)}, which {node} cannot use: "
+            text += why or "it does not say how that went"
             self._met.set_exception(
                 BadInput("join-two-addresses", f"{text}: {NAME_ADVICE} with an address that all nodes reach")
             )
+        elif why:  # those who had us there have left, and it may stay where it is
+            del self._sent[participant]
+            self._go_if_complete()
+        else:  # it may take that address yet: nobody goes before that is known
+            self._bound_move(participant, order)
 
     def _two_addresses(self, participant: ParticipantId, address: str) -> str:
-        """What a participant takes for our address, and what another one does."""
+        """What a participant takes for our address, and what others do: `_address`."""
         other = next(node for (node, _), where in self._reached.items() if where == address)
         first, here, there = (self.nodes[node] for node in (self.hub, participant[0], other))
         return f"{first} is {self._reached[participant]} on {here}, and {address} on {there}"
@@ -394,6 +413,8 @@ class Hub(Link, ConnectionHandler):
     def _missing(self) -> str:
         if self._trial.participants == self._members.keys():
             return "all nodes have come, and try to reach one another"
+        if self._sent and len(self._members) == self._expected:
+            return "all nodes have come, and some take another address of node 0's"
         absent = self.muster.absent if self.muster else ()
         nodes = (node for node in range(self.me.nnodes) if node not in absent)
         everyone = ((node, local) for node in nodes for local in self.me.local_ranks)
@@ -424,12 +445,9 @@ class Hub(Link, ConnectionHandler):
                 if not self._met.done():  # or it is late: whether they meet is decided
                     self._trial.take(participant[0], message)
                     self._go_if_tried(self._trial)
-            case Moved(address=address, contact=contact, why=why):
-                reach.check(contact)
-                if why:
-                    self._give_up(participant, address, why)
-                else:
-                    self._take_move(participant, address, contact)
+            case Moved():
+                reach.check(message.contact)
+                self._take_move(participant, message)
             case Ended(end=end) if self._job:
                 self._step(participant, Ended(self._by_our_clock(participant, end)))
             case Fail(failure=failure) if self._job:
@@ -447,9 +465,12 @@ class Hub(Link, ConnectionHandler):
             self._step(participant, Lost(name=lost.name, who=str(lost), why=why, at=at))
         else:
             del self._members[participant], self._reached[participant]
-            self._sent.pop(participant, None)
             self._peers.pop(participant).abort()
             self.local.say(f"{lost} left before the start ({why}): waiting for it again")
+            # It may come again and have us elsewhere: what was tried before counts for nothing then.
+            self._trial = reach.ReachabilityTest(number=self._trial.number)
+            self._sent.pop(participant, None)
+            self._go_if_complete()  # where all others have waited for its answer alone
 
     def _doubt(self, since: float) -> str:
         """If nothing was heard since then from any other node that still takes part, this one may be cut off

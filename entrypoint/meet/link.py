@@ -136,7 +136,8 @@ class Link(ABC):
     async def _watch(self, failures: NodeFailures) -> None:
         while not self._over:
             with contextlib.suppress(OSError, ValueError):
-                self._given_up |= {*await run_in_thread(failures.look, seconds=self.timeouts.peer)}
+                # Without a bound: beside a look that a file system holds each further one would be held too.
+                self._given_up |= {*await run_in_thread(failures.look)}
             await asyncio.sleep(self.timeouts.poll)
 
     async def close(self) -> None:

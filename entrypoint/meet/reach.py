@@ -1,9 +1,9 @@
 """Tests before any rank starts whether data passes between the nodes, on the network that gloo and NCCL will
 use. `ReachabilityTest` is node 0's side; `Listener` and `carry_out` are those of every node.
 
-Every node listens as gloo will, on the same address and a port that the system picks. The nodes 1, 2, 4, 8
-... places before it connect, prove that node 0 sent them, and exchange more data than fits in one packet, as
-some networks lose only large packets. Nobody else gets a byte.
+Every node listens as gloo will, on the same address and a port that the system picks. Of those that take
+part, the nodes 1, 2, 4, 8 ... places before it connect, prove that node 0 sent them, and exchange more data
+than fits in one packet, as some networks lose only large packets. Nobody else gets a byte.
 """
 
 import asyncio
@@ -112,10 +112,11 @@ class Listener(ConnectionHandler):
         """Strangers may knock here: nobody need hear of it."""
 
 
-def partners(node_rank: int, nnodes: int) -> list[int]:
-    """The nodes that this one tries to reach."""
-    distances = (1 << power for power in range((nnodes - 1).bit_length()))
-    return list(dict.fromkeys((node_rank + distance) % nnodes for distance in distances))
+def partners(place: int, count: int) -> list[int]:
+    """The places that the node at this one tries to reach, of so many nodes that take part: 1, 2, 4 ... after
+    it, so that the ways join all of them."""
+    distances = (1 << power for power in range((count - 1).bit_length()))
+    return list(dict.fromkeys((place + distance) % count for distance in distances))
 
 
 class ReachabilityTest:
@@ -134,6 +135,8 @@ class ReachabilityTest:
         self.participants = participants
         self._contacts = {node: ProbeEndpoint.parse(text) for node, text in sorted(contacts.items())}
         self._texts = {node: str(contact) for node, contact in self._contacts.items()}
+        self._present = tuple(self._contacts)
+        self._places = {node: place for place, node in enumerate(self._present)}
         self._nodes = nodes
         self._failed: dict[int, list[tuple[int, str]]] = {}
 
@@ -161,14 +164,17 @@ class ReachabilityTest:
         return Try(number=self.number, ways=there)
 
     def _chosen(self, node: int) -> list[int]:
-        return [other for other in partners(node, len(self._nodes)) if other in self._contacts]
+        """Counted over those that take part: where nodes are lost, each of the others still has partners."""
+        return [self._present[place] for place in partners(self._places[node], len(self._present))]
 
     def take(self, node: int, answer: Tried) -> None:
         """A node's answer; one of an earlier trial counts for nothing. WireError: it names a node that takes
         no part."""
+        if answer.number != self.number:
+            return  # it may name a node that has left since
         if not all(other in self._contacts for other, _ in answer.failed):
             raise WireError("it said which nodes it reaches in a form that has no meaning here")
-        if answer.number == self.number and node in self._contacts:
+        if node in self._contacts:
             self._failed[node] = list(answer.failed)
 
     @property
@@ -195,7 +201,8 @@ class ReachabilityTest:
 
 
 def ways(order: Try) -> dict[int, ProbeEndpoint]:
-    """Node to where it listens, of a ReachabilityTest's order. WireError: it makes no sense."""
+    """Node to where it listens, of a ReachabilityTest's order; empty where nobody else takes part. WireError:
+    it makes no sense."""
     return {node: ProbeEndpoint.parse(text) for node, text in order.ways}
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from entrypoint.core.errors import BadInput, Refusal, Unavailable
+from entrypoint.core.threads import run_in_thread
 from entrypoint.meet import messages, reach
 from entrypoint.meet.identity import ParticipantId
 from entrypoint.meet.job_state import loss
@@ -159,7 +160,8 @@ class Spoke(Link):
         match message:
             case Beat():
                 pass
-            case Try() if not self._met.done() and reach.ways(message):
+            case Try() if not self._met.done():
+                reach.ways(message)  # its WireError loses the hub; in the task it would be a bug of ours
                 self._start(self._try(message))
             case Move(address=address) if not self._met.done():
                 self._start(self._move(address))
@@ -217,7 +219,7 @@ async def resolve(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
         found = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(address, port, type=socket.SOCK_STREAM)
+            found = await run_in_thread(socket.getaddrinfo, address, port, type=socket.SOCK_STREAM)
         except (OSError, UnicodeError) as error:
             raise BadInput(
                 "join-address-unresolved",

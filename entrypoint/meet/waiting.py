@@ -1,11 +1,11 @@
 """How long a participant waits for the others before the start, and what it says meanwhile."""
 
-import asyncio
 import contextlib
 import time
 from dataclasses import dataclass
 
 from entrypoint.core.errors import Unavailable
+from entrypoint.core.threads import run_in_thread
 from entrypoint.meet.terms import LocalNode, Timeouts
 
 
@@ -34,10 +34,10 @@ class Waiting:
 
     async def ask(self) -> None:
         """Ask who never started, and whether node 0 has begun: in threads, for the file system that knows
-        may stall."""
+        may stall: then this does, and nobody who leaves waits for them."""
         with contextlib.suppress(OSError):
-            self._gone = await asyncio.to_thread(self._local.never_started)
-            if self.begun is None and (where := await asyncio.to_thread(self._local.begun)) is not None:
+            self._gone = await run_in_thread(self._local.never_started)
+            if self.begun is None and (where := await run_in_thread(self._local.begun)) is not None:
                 self.begun = Begun(where=where, seen=time.monotonic())
 
     def is_due(self) -> bool:

@@ -4,11 +4,11 @@
 takes part. For that it reads in the run directory.
 """
 
-import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from entrypoint.core.threads import run_in_thread
 from entrypoint.doctor import preflight
 from entrypoint.doctor.preflight import Preflight
 from entrypoint.job import outcome
@@ -51,7 +51,7 @@ class Meeting:
 
 async def find_endpoint(given: Given, plan: LaunchPlan) -> Endpoint:
     """What only this node knows of the network; the store's port is still free there."""
-    endpoint = await asyncio.to_thread(network.find, plan, given.env)
+    endpoint = await run_in_thread(network.find, plan, given.env)
     if plan.is_first:
         network.check_store_port(endpoint.plan, given.port_advice)
     return endpoint
@@ -125,8 +125,7 @@ class OurNode(LocalNode):
         granted = self.given.plan
         others = (place for place in range(granted.allocation.nnodes) if place != hub)
         plan = with_members(granted, [hub, *others], granted.attempt)
-        find = asyncio.get_running_loop().run_in_executor(None, network.find, plan, self.given.env)
-        return (await find).first
+        return (await run_in_thread(network.find, plan, self.given.env)).first
 
     def seal(self, members: Sequence[int]) -> None:
         if self.given.restarts is not None:

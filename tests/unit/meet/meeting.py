@@ -140,6 +140,14 @@ def unsent(wire: Wire, writer: asyncio.StreamWriter, message: dict[str, Any]) ->
     return caught[0]
 
 
+async def said_to(wire: Wire) -> dict[str, Any]:
+    """The next message but for signs of life."""
+    async with asyncio.timeout(5):
+        while (message := await wire.receive())["type"] == "beat":
+            pass
+    return message
+
+
 async def until(condition: Callable[[], bool], bound: float = 5) -> None:
     async with asyncio.timeout(bound):
         while not condition():

@@ -1,6 +1,7 @@
 """Node 0's name does not mean one address to all."""
 
 import asyncio
+import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,10 +10,27 @@ import pytest
 
 from entrypoint.core.errors import BadInput, Unavailable
 from entrypoint.meet import spoke
+from entrypoint.meet.hub import Hub
 from entrypoint.meet.identity import Identity
+from entrypoint.meet.messages import Move, Moved, Tried, pack
 from entrypoint.meet.reach import Listener
-from entrypoint.meet.wire import greet
-from tests.unit.meet.meeting import KEY, SHORT, Place, close, hello, one_after_another, run, who
+from entrypoint.meet.terms import Timeouts
+from entrypoint.meet.waiting import Waiting
+from entrypoint.meet.wire import Wire, greet
+from tests.unit.meet.meeting import (
+    KEY,
+    SHORT,
+    FakeNode,
+    Place,
+    close,
+    hello,
+    names,
+    one_after_another,
+    run,
+    said_to,
+    until,
+    who,
+)
 
 
 def moving(moves: list[tuple[int, str]], node: int) -> dict[str, Any]:
@@ -215,3 +233,136 @@ async def test_a_hub_that_waits_elsewhere_than_where_it_is_out_of_reach_is_named
         "to itself n0 is 10.77.42.11: correct DNS or /etc/hosts, so that it is the same on all nodes, or give "
         "--master-addr 10.77.42.11"
     ]
+
+
+PATIENT = Timeouts(join=300, peer=60, reach=300, poll=0.05)
+"""No bound of these passes while a test waits for something else."""
+
+
+async def come(place: Place, address: str, node: int, nnodes: int = 4, **changes: Any) -> Wire:
+    """A node that has node 0 at this address, and has been taken in."""
+    wire = await greet(*await asyncio.open_connection(address, place.port), KEY, hub=False)
+    wire.send(hello(who(node, nnodes=nnodes, **changes)))
+    assert await wire.receive() == {"type": "welcome"}
+    return wire
+
+
+@run
+async def test_a_node_need_not_take_an_address_at_which_nobody_is_left() -> None:
+    place, moves = Place(), []
+    async with place.hub(who(0, nnodes=4), timeouts=PATIENT, **moving(moves, 0)) as hub:
+        left = [await come(place, "127.0.0.2", node) for node in (1, 2)]
+        stays = await come(place, "127.0.0.3", 3)
+        assert await said_to(stays) == pack(Move("127.0.0.2"))
+        for wire in left:
+            wire.abort()
+        await until(lambda: len(place.said) == 3)
+        stays.send(pack(Moved("127.0.0.2", "", "no answer")))
+        again = [await come(place, "127.0.0.3", node) for node in (1, 2)]
+        async with asyncio.timeout(5):
+            link = await hub
+        assert (link.members, link.moved) == ((0, 1, 2, 3), "127.0.0.3")
+        assert moves == [(0, "127.0.0.2"), (0, "127.0.0.3")]
+        assert place.said[-1] == "n0 is 127.0.0.2 on n0, and 127.0.0.3 on n3: 127.0.0.3 is taken"
+        for wire in [*again, stays]:
+            wire.abort()
+
+
+@run
+async def test_nobody_goes_before_it_is_known_where_a_node_is_that_was_asked_to_move() -> None:
+    """Also where those for whose sake it was asked have left, and it says nothing beyond its bound."""
+    place, moves = Place(), []
+    bounds = replace(PATIENT, reach=1, handshake=1)
+    async with place.hub(who(0, nnodes=4), timeouts=bounds, **moving(moves, 0)) as hub:
+        left = [await come(place, "127.0.0.2", node) for node in (1, 2)]
+        slow = await come(place, "127.0.0.1", 3)
+        assert await said_to(slow) == pack(Move("127.0.0.2"))
+        for wire in left:
+            wire.abort()
+        await until(lambda: len(place.said) == 3)
+        again = [await come(place, "127.0.0.1", node) for node in (1, 2)]
+        await asyncio.sleep(2.5)
+        assert not hub.done()
+        slow.send(pack(Moved("127.0.0.2", "", "")))
+        assert await said_to(slow) == pack(Move("127.0.0.1"))
+        slow.send(pack(Moved("127.0.0.1", "", "")))
+        async with asyncio.timeout(5):
+            assert (await hub).moved == "127.0.0.1"
+        for wire in [*again, slow]:
+            wire.abort()
+
+
+@run
+async def test_what_was_tried_before_a_node_left_does_not_count_when_it_comes_again_elsewhere() -> None:
+    place, moves = Place(), []
+    contacts = {node: {"nnodes": 3, "contact": f"lo 127.0.0.{node} 9 token"} for node in (1, 2)}
+    async with place.hub(who(0, nnodes=3), timeouts=PATIENT, **moving(moves, 0)) as hub:
+        first, other = [await come(place, "127.0.0.1", node, **contacts[node]) for node in (1, 2)]
+        assert (await said_to(first))["number"] == (await said_to(other))["number"] == 1
+        first.send(pack(Tried(1, ())))
+        first.abort()
+        await until(lambda: bool(place.said))
+        again = await come(place, "127.0.0.2", 1, **contacts[1])
+        assert await said_to(again) == pack(Move("127.0.0.1"))
+        other.send(pack(Tried(1, ())))
+        again.send(pack(Moved("127.0.0.1", contacts[1]["contact"], "")))
+        for wire in (again, other):
+            assert (await said_to(wire))["number"] == 2
+            wire.send(pack(Tried(2, ())))
+        async with asyncio.timeout(5):
+            assert (await hub).members == (0, 1, 2)
+        again.abort()
+        other.abort()
+
+
+@run
+async def test_a_time_that_is_up_while_nodes_move_says_so() -> None:
+    async def wait(_: str) -> str:
+        await asyncio.sleep(60)
+        return ""
+
+    place, nodes = Place(), [who(0), who(1)]
+    bounds = replace(SHORT, join=2, reach=300, handshake=10)
+    found, _ = await astray(place, ["127.0.0.1", "127.0.0.2"], *nodes, move=wait, timeouts=bounds)
+    text = "all nodes have come, and some take another address of node 0's within 2 s (--join-timeout): "
+    assert [str(error) for error in found] == [f"{text}see the output of what is missing"] * 2
+
+
+@run
+async def test_the_hub_looks_at_everyone_once_before_and_once_after_many_have_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looks: list[bool] = []
+    look = Hub._have_one_address
+
+    def counted(hub: Hub) -> bool:
+        looks.append(look(hub))
+        return looks[-1]
+
+    class Deaf:
+        def send(self, message: object) -> None: ...
+
+    monkeypatch.setattr(Hub, "_have_one_address", counted)
+    local, nnodes = FakeNode("127.0.0.1", []), 100
+    hub = Hub(
+        me=who(0, nnodes=nnodes),
+        hub=0,
+        nodes=names(nnodes),
+        endpoint="127.0.0.1:9",
+        found=(socket.AF_INET, ("127.0.0.1", 9)),
+        key=KEY,
+        timeouts=PATIENT,
+        local=local,
+        waiting=Waiting(PATIENT, local),
+        everywhere=True,
+        muster=None,
+    )
+    for node in range(1, nnodes):
+        hub._members[node, None] = (who(node, nnodes=nnodes), "127.0.0.1")
+        hub._reached[node, None] = "127.0.0.2" if node <= 40 else "127.0.0.1"
+        vars(hub)["_peers"][node, None] = Deaf()
+    hub._go_if_complete()
+    for node in range(1, 41):
+        assert not hub._met.done()
+        hub._hear((node, None), Moved("127.0.0.1", "", ""))
+    assert (looks, hub.members) == ([False, True], tuple(range(nnodes)))

@@ -73,7 +73,7 @@ async def hall(
         yield one
     finally:
         await one.door.end()
-        assert complaints == []
+        assert (one.door.unproved, one.door.held, complaints) == ({}, {}, [])
 
 
 async def until(condition: Callable[[], bool], bound: float = 5) -> None:
@@ -131,6 +131,25 @@ def test_where_one_address_holds_most_its_connections_go_before_older_ones_of_ot
             assert await slow.readline() == b"welcome\n"
             for _, writer in [*held, (slow, friend)]:
                 writer.transport.abort()
+
+    asyncio.run(test())
+
+
+def test_what_each_address_holds_is_counted_as_they_come_prove_themselves_and_go() -> None:
+    async def test() -> None:
+        async with hall(room=4, seconds=60) as here:
+            friend, one = await here.call(PASSWORD, source="127.0.0.3")
+            assert await friend.readline() == b"welcome\n"
+            assert here.door.held == {}
+            held = [await here.call(source=f"127.0.0.{4 + number % 2}") for number in range(4)]
+            await until(lambda: here.door.held == {"127.0.0.4": 2, "127.0.0.5": 2})
+            evicted, _ = held[0]  # of two addresses that hold as many it is the oldest of all
+            held.append(await here.call(source="127.0.0.6"))
+            assert await evicted.read() == b""
+            assert here.door.held == {"127.0.0.5": 2, "127.0.0.4": 1, "127.0.0.6": 1}
+            for _, writer in [*held, (friend, one)]:
+                writer.transport.abort()
+            await until(lambda: not here.door.held)
 
     asyncio.run(test())
 

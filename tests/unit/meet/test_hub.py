@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import gc
+import json
 import resource
 import time
 from dataclasses import replace
@@ -177,6 +178,50 @@ async def test_a_participant_of_another_run_is_sent_away_and_the_wait_goes_on(
             f"{other.attempt}"
         ]
         await close(await place.meet(who(1)), await hub)
+
+
+async def told(place: Place, **changes: Any) -> dict[str, Any]:
+    """What the hub answers to node 1, which says this of itself in as few bytes as JSON allows."""
+    wire, _ = await place.spoke()
+    raw = hello(who(1))
+    raw["identity"] |= changes
+    wire.send(json.dumps(raw, ensure_ascii=False).encode())
+    async with asyncio.timeout(5):
+        answer = await wire.receive()
+    wire.abort()
+    return answer
+
+
+WIDE = "\N{GRINNING FACE}"
+"""JSON writes it with twelve bytes."""
+
+
+@run
+async def test_a_participant_of_another_run_is_sent_away_whatever_letters_its_names_have() -> None:
+    place = Place()
+    async with place.hub() as hub:
+        answer = await told(place, job_id=700 * WIDE, name=600 * WIDE)
+        begin = f"the hub at {place.endpoint} is of job 7, attempt 0, and node 1 ("
+        end = f", attempt 0: {PORT_ADVICE}"
+        assert answer == {
+            "type": "end",
+            "status": 69,
+            "text": begin + (320 - len(begin)) * WIDE + " ... " + (320 - len(end)) * WIDE + end,
+        }
+        await close(await place.meet(who(1)), await hub)
+
+
+@run
+async def test_a_disagreement_is_told_whatever_letters_it_quotes() -> None:
+    place = Place()
+    async with place.hub() as hub:
+        answer = await told(place, image_id=800 * WIDE)
+        with pytest.raises(BadInput) as caught:
+            await hub
+    what = f"image_id is 7be444fb on node 0 (n0) and {800 * WIDE} on node 1 (n1)"
+    text = no_agreement(what).removeprefix("BadInput: ")
+    assert str(caught.value) == text
+    assert answer == {"type": "end", "status": 64, "text": f"{text[:320]} ... {text[-320:]}"}
 
 
 @run

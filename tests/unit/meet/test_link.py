@@ -1,6 +1,7 @@
 """Who leaves, falls silent or is lost once all have met."""
 
 import asyncio
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -284,3 +285,43 @@ async def test_a_node_that_the_scheduler_gives_up_wrongly_stays_while_it_is_hear
         link.report(Done())
     assert await events(*links) == [AllDone()] * 3
     await close(*links)
+
+
+@run
+async def test_while_a_file_system_holds_a_look_for_nodes_given_up_there_is_one_thread() -> None:
+    release, threads = threading.Event(), []
+
+    class Held(GivenUp):
+        def look(self) -> list[int]:
+            threads.append(threading.current_thread())
+            release.wait(30)
+            return super().look()
+
+    links = await three(Place(), timeouts=replace(SHORT, peer=1.2))
+    links[0].watch(scheduler := Held())
+    await asyncio.sleep(3)
+    assert [thread.is_alive() for thread in threads] == [True]
+    release.set()
+    await until(lambda: scheduler.looks > 1)
+    await close(*links)
+
+
+@run
+async def test_a_look_that_a_file_system_holds_delays_nobody_who_leaves() -> None:
+    began, release = threading.Event(), threading.Event()
+
+    class Held(GivenUp):
+        def look(self) -> list[int]:
+            began.set()
+            release.wait(30)
+            return super().look()
+
+    links = await three(Place())
+    links[0].watch(scheduler := Held())
+    await until(began.is_set)
+    for link in links:
+        link.report(Done())
+    assert await events(*links) == [AllDone()] * 3
+    await close(*links)
+    assert scheduler.looks == 0
+    release.set()

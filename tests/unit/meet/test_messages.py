@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from entrypoint.core.errors import BadInput
 from entrypoint.meet import job_state, messages
 from entrypoint.meet.messages import (
     MOST_SECONDS,
@@ -39,10 +40,11 @@ from entrypoint.meet.messages import (
     Try,
     Visit,
     Welcome,
+    end_of,
     load,
     pack,
 )
-from entrypoint.meet.wire import FIRST_BODY, MAX_BODY, WireError
+from entrypoint.meet.wire import FIRST_BODY, MAX_BODY, WireError, encode
 from tests.unit.meet.meeting import (
     Place,
     close,
@@ -96,6 +98,24 @@ def test_there_is_an_example_of_every_message() -> None:
 @pytest.mark.parametrize("message", ALL, ids=lambda one: type(one).__name__)
 def test_a_message_arrives_as_it_was_sent(message: Message) -> None:
     assert load(json.loads(json.dumps(pack(message), allow_nan=False)), FOUR) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("x" * 2000, "x" * 2000),
+        ("\N{GRINNING FACE}" * 640, "\N{GRINNING FACE}" * 640),
+        (
+            "\N{GRINNING FACE}" * 999 + ": do that",
+            "\N{GRINNING FACE}" * 320 + " ... " + "\N{GRINNING FACE}" * 311 + ": do that",
+        ),
+    ],
+    ids=["plain letters", "as many others as have room", "more"],
+)
+def test_whatever_a_refusal_quotes_it_fits_in_a_first_frame(text: str, told: str) -> None:
+    end = end_of(BadInput("some-cause", text))
+    assert end == EndMeeting(64, told)
+    assert len(encode(pack(end))) <= FIRST_BODY
 
 
 NAN, INF = float("nan"), float("inf")

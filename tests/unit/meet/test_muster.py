@@ -1,8 +1,10 @@
 """A meeting that goes on without nodes that do not come."""
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -11,17 +13,21 @@ from entrypoint.core.bitset import Bits
 from entrypoint.core.errors import Unavailable
 from entrypoint.meet.join import meet
 from entrypoint.meet.link import Link
-from entrypoint.meet.messages import AllDone, Done, Fail, Failed, Stalled
+from entrypoint.meet.messages import AllDone, Done, Fail, Failed, Stalled, Tried, pack
+from entrypoint.meet.reach import Listener
 from entrypoint.meet.terms import LocalNode, MembershipPolicy, Timeouts
 from tests.ports import free_port
 from tests.unit.meet.meeting import (
     KEY,
     SHORT,
+    Place,
     close,
     events,
     failure,
+    hello,
     names,
     run,
+    said_to,
     seen,
     sighting,
     until,
@@ -49,11 +55,11 @@ class Field(LocalNode):
             raise Unavailable("some-cause", "others were first")
         self.sealed.append(list(members))
 
-    async def meet(self, node: int, *, timeouts: Timeouts = SHORT, **muster: Any) -> Link:
+    async def meet(self, node: int, *, timeouts: Timeouts = SHORT, contact: str = "", **muster: Any) -> Link:
         given: dict[str, Any] = self.given | muster
         candidates = [other for other in range(node + 1) if other not in given["absent"]]
         return await meet(
-            who(node, nnodes=self.nnodes, attempt=1),
+            who(node, nnodes=self.nnodes, attempt=1, contact=contact),
             local=self,
             nodes=names(self.nnodes),
             port=self.port,
@@ -86,6 +92,45 @@ async def test_survivors_go_on_at_once_without_a_node_that_is_known_to_be_lost()
         links = await field.all(0, 1, 3, timeouts=Timeouts(join=300, peer=60))
     assert crews(links) == {(0, 1, 3)}
     await close(*links)
+
+
+@pytest.mark.parametrize("left", list(combinations(range(4), 2)), ids=str)
+@run
+async def test_whichever_two_of_four_nodes_are_lost_the_others_reach_each_other(
+    left: tuple[int, int],
+) -> None:
+    field = Field(4, absent=[node for node in range(4) if node not in left], least=2)
+    async with contextlib.AsyncExitStack() as stack:
+        there = [await stack.enter_async_context(Listener("lo", f"127.0.0.{1 + node}")) for node in left]
+        meetings = (
+            field.meet(node, contact=str(one), timeouts=Timeouts(join=300, peer=60))
+            for node, one in zip(left, there, strict=True)
+        )
+        links = await asyncio.gather(*meetings)
+    assert (crews(links), field.said) == ({left}, [])
+    await close(*links)
+
+
+@run
+async def test_a_node_that_was_given_up_comes_and_leaves_again_while_all_try_their_ways() -> None:
+    place = Place()
+    policy = MembershipPolicy(candidates=[0], absent=[2], least=2, most=3)
+    async with place.hub(who(0, nnodes=3), timeouts=Timeouts(join=300, peer=60), muster=policy) as hub:
+        wires = []
+        for node in (2, 1):
+            wire, _ = await place.spoke()
+            wire.send(hello(who(node, nnodes=3, contact=f"lo 127.0.0.{node} 9 token")))
+            assert await wire.receive() == {"type": "welcome"}
+            wires.append(wire)
+        given_up, other = wires
+        assert (await said_to(other))["ways"] == [[2, "lo 127.0.0.2 9 token"]]
+        given_up.abort()
+        assert await said_to(other) == {"type": "try", "number": 2, "ways": []}
+        async with asyncio.timeout(5):
+            other.send(pack(Tried(1, ((2, "Connection refused"),))))
+            other.send(pack(Tried(2, ())))
+            assert (await hub).members == (0, 1)
+        other.abort()
 
 
 @run

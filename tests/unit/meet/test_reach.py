@@ -6,6 +6,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -264,6 +265,25 @@ def test_the_order_names_the_nodes_that_take_part() -> None:
     assert reach.ways(trial(0, 1, 2).order(0)) == {1: contact(1), 2: contact(2)}
 
 
+@pytest.mark.parametrize("nnodes", [4, 6, 8])
+def test_whichever_nodes_are_lost_the_ways_join_all_others(nnodes: int) -> None:
+    for count in range(2, nnodes + 1):
+        for left in combinations(range(nnodes), count):
+            one = trial(*left)
+            ways = {node: set(reach.ways(one.order(node))) for node in left}
+            assert all(others and others <= {*left} - {node} for node, others in ways.items()), left
+            joined = {left[0]}
+            for _ in left:
+                joined |= {node for node, others in ways.items() if node in joined or others & joined}
+                joined |= {other for node in joined for other in ways[node]}
+            assert joined == {*left}
+
+
+def test_a_node_that_is_alone_has_nobody_to_reach() -> None:
+    assert trial(5).order(5) == Try(4, ())
+    assert asyncio.run(reach.carry_out(Try(4, ()), 5)) == answer()
+
+
 def test_a_trial_is_complete_once_all_have_answered_it_and_not_an_earlier_one() -> None:
     one = trial(0, 1)
     one.take(0, answer())
@@ -324,6 +344,14 @@ def test_a_contact_of_another_form_is_refused(text: str) -> None:
 def test_an_order_to_a_place_of_another_form_is_refused(where: str) -> None:
     with pytest.raises(WireError):
         reach.ways(Try(1, ((1, where),)))
+
+
+def test_an_answer_to_an_earlier_trial_may_name_who_has_left_since() -> None:
+    one = trial(0, 1)
+    one.take(0, answer((3, "Connection refused"), number=3))
+    one.take(0, answer())
+    one.take(1, answer())
+    assert (one.complete, one.verdict()) == (True, "")
 
 
 def test_an_answer_that_names_who_takes_no_part_is_refused() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import socket
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,18 @@ import pytest
 
 from entrypoint.meet import door
 from entrypoint.meet.wire import MAX_BODY, PROTOCOL, greet
-from tests.unit.meet.meeting import NOT_VERIFIED, PORT_ADVICE, SHORT, Place, close, listener, run, who
+from tests.unit.meet.meeting import (
+    NOT_VERIFIED,
+    PORT_ADVICE,
+    SHORT,
+    Place,
+    close,
+    listener,
+    one_after_another,
+    run,
+    until,
+    who,
+)
 
 
 @run
@@ -60,6 +72,29 @@ async def test_a_name_that_does_not_resolve_is_bad_input() -> None:
         ]
         * 2
     )
+
+
+def test_a_name_that_a_resolver_holds_keeps_nobody_who_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+    began, release, ended = threading.Event(), threading.Event(), threading.Event()
+    look_up = socket.getaddrinfo
+
+    def hang(host: str, *args: Any, flags: int = 0, **options: Any) -> Any:
+        if not flags:
+            began.set()
+            release.wait(20)
+            ended.set()
+        return look_up(host, *args, flags=flags, **options)
+
+    async def leave() -> None:
+        joining = asyncio.create_task(Place().meet(who(1), address="no such name"))
+        await until(began.is_set)
+        joining.cancel()
+        await asyncio.wait([joining])
+
+    monkeypatch.setattr(socket, "getaddrinfo", hang)
+    asyncio.run(leave())
+    assert not ended.is_set()
+    release.set()
 
 
 @run
@@ -195,3 +230,22 @@ async def test_a_false_hub_that_sends_a_hello_back_is_refused() -> None:
         writer.write(await reader.read(MAX_BODY))
 
     assert "does not hold the join key of node 1 (n1)" in await listener(place, mirror)
+
+
+@run
+async def test_an_order_to_try_no_way_is_carried_out() -> None:
+    place, order = Place(), {"type": "try", "number": 3, "ways": []}
+    text, heard = await one_after_another(place, {"type": "welcome"}, order, timeouts=replace(SHORT, join=1))
+    assert heard == [{"type": "tried", "number": 3, "failed": []}]
+    assert text.startswith(f"Unavailable: node 0 (n0) at {place.endpoint} did not decide within ")
+
+
+@run
+async def test_a_hub_whose_order_to_try_ways_makes_no_sense_is_lost() -> None:
+    place, order = Place(), {"type": "try", "number": 3, "ways": [[1, "lo nowhere 9 token"]]}
+    text, heard = await one_after_another(place, {"type": "welcome"}, order)
+    assert (text, heard) == (
+        f"Unavailable: node 0 (n0) at {place.endpoint} was lost before the start: it said where it listens in a form "
+        "that has no meaning here: see its output",
+        [],
+    )

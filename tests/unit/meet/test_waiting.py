@@ -1,6 +1,7 @@
 """How long a participant waits for the others, on a clock that a test sets."""
 
 import asyncio
+import threading
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ from entrypoint.core.errors import Unavailable
 from entrypoint.meet import waiting
 from entrypoint.meet.terms import LocalNode
 from entrypoint.meet.waiting import Begun, Waiting
-from tests.unit.meet.meeting import SHORT
+from tests.unit.meet.meeting import SHORT, Place, who
 
 BOUNDS = replace(SHORT, join=100.0, remind=30.0, poll=4.0)
 
@@ -128,3 +129,19 @@ def test_a_file_system_that_fails_leaves_what_is_known() -> None:
     wait = Waiting(BOUNDS, Broken())
     asyncio.run(wait.ask())
     assert (wait.is_due(), wait.begun) == (False, None)
+
+
+@pytest.mark.parametrize("asked", ["never_started", "begun"])
+def test_a_file_system_that_hangs_keeps_no_meeting_that_fails_from_its_end(asked: str) -> None:
+    """A thread of asyncio's own would: asyncio.run waits for those."""
+    began, release, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def hang() -> None:
+        began.set()
+        release.wait(20)
+        ended.set()
+
+    with pytest.raises(Unavailable, match="have not come"):
+        asyncio.run(Place().meet(who(0), timeouts=replace(SHORT, join=1), **{asked: hang}))
+    assert (began.is_set(), ended.is_set()) == (True, False)
+    release.set()
