@@ -5,6 +5,7 @@ Runs with the Python of a login node, before the venv of the build is made.
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,7 @@ MOST: Final = 8 << 20
 
 def read(image: Path) -> dict[str, Any]:
     """Raises BuildRefused if there is no image, or nothing describes it."""
-    if not image.is_file():
+    if not stat.S_ISREG(files.mode_at(image)):
         raise BuildRefused(
             "image-missing", f"{image}: there is no such image: make image, or give another with --image"
         )

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import platform
 import re
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from entrypoint.core import files
 
 CONTAINERS: Final = Path(__file__).resolve().parent
 FILE: Final = CONTAINERS / "stacks.yaml"
@@ -156,7 +159,7 @@ def check_name(name: str) -> None:
 
 def check_extra(extra: Path) -> None:
     """Raises BuildRefused before anything is fetched."""
-    if not extra.is_file():
+    if not stat.S_ISREG(files.mode_at(extra)):
         raise BuildRefused("extra-missing", f"EXTRA={extra}: there is no such file: give a requirements file")
 
 

@@ -135,7 +135,7 @@ copy_to() {
         return
     fi
     copy_error="sbcast ended with status $status: $said"
-    if ((status == 124 || status == 137)); then
+    if ((status >= 124)); then # `timeout` has ended it
         copy_error="sbcast took more than $COPY s"
     fi
     failed=$(sed -n 's/.*REQUEST_FILE_BCAST(\([^)]*\)).*/\1/p' "$handover_dir/said")

@@ -19,7 +19,7 @@ from typing import NoReturn
 from entrypoint import __version__
 from entrypoint.cli import main as cli
 from entrypoint.cli import no_command
-from entrypoint.core import spelling, streams
+from entrypoint.core import files, spelling, streams
 from entrypoint.core.checkout import HOME, apptrain, make
 from entrypoint.core.errors import BAD_INPUT, INTERRUPTED, BadInput, Refusal
 from entrypoint.plan import commands, mistakes
@@ -101,7 +101,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         cli.check_here()
         try:
-            return _run(arguments)
+            with files.refused_if_not_reached():
+                return _run(arguments)
         finally:
             sys.stdout.flush()
     except Refusal as refusal:
@@ -242,8 +243,10 @@ def _check_python(name: str, note: str = "") -> None:
             raise BadInput(
                 "python-lacks-packages", f"run: nothing else here has torch: add them, or {make('venv')}"
             )
-        os.environ["VENV"] = str(venv)
         why = "no Python here has torch: making a venv that has (VENV=DIR takes another)"
+        if os.environ.get("VENV"):
+            why = f"VENV={venv} is not there: making a venv with torch there"
+        os.environ["VENV"] = str(venv)
         print(f"{note}apptrain: {why}", file=sys.stderr, flush=True)
         _make_venv(venv, "run")
         _become([str(HOME / "apptrain"), *sys.argv[1:]])
@@ -255,7 +258,9 @@ def _missing_venv() -> Path | None:
     image, and this was started by `apptrain` of a checkout."""
     venv = HOME / (os.environ.get("VENV") or ".venv")
     is_ours = AT_HAND is not None and (HOME / "tools" / "venv.sh").exists()
-    return venv if is_ours and not venv.exists() and not list(HOME.glob("containers/image*.sif")) else None
+    if not is_ours or files.is_there(venv) or list(HOME.glob("containers/image*.sif")):
+        return None
+    return venv
 
 
 def _in_image(before: list[str], command: list[str], *, is_demo: bool) -> NoReturn:
@@ -266,7 +271,7 @@ def _in_image(before: list[str], command: list[str], *, is_demo: bool) -> NoRetu
     is_apart = not image and at < len(rest) and not rest[at].startswith("-")
     if is_apart:
         image = rest[at]
-    if commands.is_script(image) and not (Path(image) / ".singularity.d").is_dir():
+    if commands.is_script(image) and not files.is_directory(Path(image, ".singularity.d")):
         words = rest if is_apart else [*rest, image]
         raise BadInput(
             "image-not-an-image",
@@ -462,6 +467,7 @@ def _build(what: str, arguments: list[str]) -> NoReturn:
         meant = spelling.meant(what, [*known, "--help"])
         raise BadInput("image-unknown-action", f"image {what}: give one of {', '.join(known)}{meant}")
     parser = parser_class()(prog="apptrain image", allow_abbrev=False)
+    parser.takes_empty = True  # type: ignore[attr-defined]
     for name in ("stack", "extra", "offline", "image"):
         parser.add_argument(f"--{name}", default="")
     parser.add_argument("file", nargs="?", default="")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from entrypoint.cli import main as cli
-from entrypoint.core import checkout, streams
+from entrypoint.core import checkout, files, streams
 from entrypoint.core.errors import DONE, INTERRUPTED, SAVED, BadInput, Refusal, of_returncode
 from entrypoint.core.plain import counted
 from entrypoint.job import lock, outcome, rundir
@@ -58,6 +58,8 @@ AFTER_SIGNAL = 10.0
 """Seconds, beyond those in which ranks may save, that tasks have to end after a signal."""
 AFTER_END = 180.0
 """The same after the end of a task with which all others end: a slow file system may hold their outcome."""
+GOES_ON = (SAVED, INTERRUPTED, 128 + signal.SIGTERM)
+"""Ends that somebody wanted."""
 STOPPED = 10.0
 """Seconds after which tasks are killed that somebody has stopped (SIGSTOP), if all others have ended."""
 TO_DIE = 5.0
@@ -100,7 +102,7 @@ def main(argv: Sequence[str], check_python: Callable[[str], None] = lambda _: No
     streams.make_usable()
     try:
         cli.check_here()
-        with own_number() as number:
+        with files.refused_if_not_reached(), own_number() as number:
             job = _job(argv, os.environ, number)
             rundir.refuse_unwritable(job.run_dir)
             lock.refuse_if_in_use(job.run_dir)
@@ -293,6 +295,8 @@ class _Nodes:
 
                 for line in in_lines(ended, job.run_dir):
                     self._say(line)
+        if ended.status in GOES_ON:
+            self._say(f"to go on from the last checkpoint: the same command with --run-dir {job.run_dir}")
         if job.is_demo and ended.status == DONE:
             self._say(f"next: {checkout.apptrain()} run -- my_script.py")
         return ended.status

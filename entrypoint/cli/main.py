@@ -144,7 +144,8 @@ def _run(argv: Sequence[str]) -> int:
     env = read_env_file(Path(recorded)) if recorded else dict(os.environ)
     from entrypoint.plan.resolve import resolve
 
-    plan, settings = resolve(env, given, command, hostname=None if recorded else os.uname().nodename)
+    with files.refused_if_not_reached():
+        plan, settings = resolve(env, given, command, hostname=None if recorded else os.uname().nodename)
     if name == "plan":
         _check_command(plan, is_recorded=bool(recorded))
         return _print_plan(plan, as_json=settings.value("json"))

@@ -15,6 +15,7 @@ from pathlib import Path
 from entrypoint.batch import login
 from entrypoint.batch import secrets as batch_secrets
 from entrypoint.batch.login import JobRequest
+from entrypoint.core import files
 from entrypoint.core.errors import BadInput
 from entrypoint.core.plain import counted
 from entrypoint.plan import mistakes, rules, secret_file, shown, sources
@@ -53,12 +54,12 @@ def preview_job(request: JobRequest, env: Mapping[str, str], cwd: Path) -> list[
         mistakes.check_training(plan.program, plan.world_size, cwd)
         nodes, ranks = counted(plan.nnodes, "node"), counted(plan.nproc_per_node, "rank")
         lines = [f"{nodes} x {ranks} on {plan.device}, mode {plan.mode}", *plan.notes]
-    there = "" if request.image.exists() else f" (not there yet: {request.make_image})"
+    there = "" if files.is_there(request.image) else f" (not there yet: {request.make_image})"
     secrets = settings.value("secrets")
     if secrets:
         secret_file.read(cwd / secrets)
     script = settings.command[0]
-    if script.startswith("/") and not Path(script).exists():
+    if script.startswith("/") and not files.is_there(script):
         lines.append(f"CMD {script} is not seen from here: the job looks for it in its first second")
     if tokens.hide_words(settings.command, {}) != list(settings.command):
         lines.append(

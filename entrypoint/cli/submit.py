@@ -26,7 +26,7 @@ from entrypoint.batch.native import NativeOption
 from entrypoint.cli import follow, preview
 from entrypoint.cli.main import HELP_ALL, exit_status, print_all_options
 from entrypoint.cli.profiles import load_checked
-from entrypoint.core import image_header, spelling
+from entrypoint.core import files, image_header, spelling
 from entrypoint.core.checkout import apptrain, make
 from entrypoint.core.errors import BAD_INPUT, BadInput
 from entrypoint.plan import passed
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
         env = {**os.environ, **wish.variables}
         _check_folder(arguments, job, cwd, env.get("CALLED_FROM", ""))
         submission = plan(profile, file, wish, env, cwd)
-        if _image(profile, env).exists():
+        if files.is_there(_image(profile, env)):
             image_header.check(_image(profile, env))
         lines = preview.preview_job(_request(profile, wish, env), submission.env, cwd)
         if not options.dry_run:
@@ -122,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
+    parser.takes_empty = True  # type: ignore[attr-defined]
     add = parser.add_argument
     add(
         "--cluster",
@@ -283,7 +284,9 @@ def _check_folder(arguments: Sequence[str], job: Sequence[str], cwd: Path, calle
     script there. The line that is shown submits from that folder, where a user expects the run to be."""
     _, command = split_command(job)
     script = command[0] if command else next((word for word in job if word.endswith(".py")), "")
-    if not script or not called_from or (cwd / script).exists() or not Path(called_from, script).is_file():
+    if not script or not called_from or files.is_there(cwd / script):
+        return
+    if not files.is_regular(Path(called_from, script)):
         return
     given = [
         word
@@ -311,16 +314,17 @@ def _profile(name: str) -> tuple[Profile, Path]:
             "sbatch slurm/multinode.sbatch -- CMD, qsub pbs/multinode.pbs",
         )
     file = find(name)
-    if not file.exists() and file.parent == CLUSTERS:
+    is_there = files.is_there(file)
+    if not is_there and file.parent == CLUSTERS:
         meant = spelling.meant(name, known) or f": {choice}, {_or_write(file)}"
         raise BadInput("cluster-unknown", f"--cluster {name}: there is no {file}{meant}")
-    if not file.exists():
+    if not is_there:
         raise BadInput(
             "cluster-no-file", f"--cluster {name}: there is no {file}: check the path, {_or_write(file)}"
         )
     profile, text = load_checked(file, f"--cluster {name}")
     made = host_file(file)
-    if not made.exists() or made.read_text(encoding="utf-8") != text:
+    if not files.is_there(made) or made.read_text(encoding="utf-8") != text:
         raise BadInput(
             "host-file-outdated",
             f"--cluster {name}: {made} is not made from {file.name} as that is now: {remedy(file)}",
@@ -444,7 +448,7 @@ def _make_image(profile: Profile, env: Mapping[str, str]) -> str:
 def _check(profile: Profile, submission: Submission, env: Mapping[str, str]) -> None:
     """Raises BadInput where a job would wait in the queue for nothing."""
     image = _image(profile, env)
-    if not image.exists():
+    if not files.is_there(image):
         text = f"there is no image {image}: "
         if env.get("APPTRAIN_IMAGE"):
             text += f"correct the path, or leave it out: `{_make_image(profile, {})}` builds one of ours"

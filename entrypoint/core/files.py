@@ -1,21 +1,32 @@
 """Reads files that others may have written: a regular file of bounded size, or an error at once.
 
-`read`, `read_text`, `read_json` and `open_regular` are the entries. A FIFO would make `open` wait for ever,
-and a device never ends: both are refused before a byte is read. Runs with the Python of a login node, from
-3.9 on.
+`read`, `read_text`, `read_json` and `open_regular` are the entries; `mode_at` says what is at a path that
+somebody gave. A FIFO would make `open` wait for ever, and a device never ends: both are refused before a byte
+is read. Runs with the Python of a login node, from 3.9 on.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import json
 import math
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, NoReturn
 
+from entrypoint.core.errors import BadInput
+from entrypoint.core.plain import plain
+
 MOST_VALUES, MOST_DEPTH, MOST_DIGITS = 400_000, 32, 300
 """Of a JSON file: values, lists and objects in each other, and digits of a whole number."""
+
+
+NOT_REACHED = (errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR)
+"""What is wrong with a path or with who asks for it, and not with us."""
 
 
 class Unfit(ValueError):
@@ -38,7 +49,17 @@ def open_regular(path: Path) -> BinaryIO:
     if not stat.S_ISREG(mode):
         os.close(descriptor)
         raise Unfit(f"it is {kind(mode)}, not a regular file")
-    return os.fdopen(descriptor, "rb")
+    return io.BufferedReader(_Ready(descriptor, "rb"))
+
+
+class _Ready(io.FileIO):
+    """One that has bytes, or has ended: a regular file of /proc may have none for now, of which FileIO makes
+    None."""
+
+    def readinto(self, buffer: Any) -> int:
+        if (size := super().readinto(buffer)) is None:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return size
 
 
 def read_text(path: Path, most: int) -> str:
@@ -113,6 +134,49 @@ def is_regular(path: Path) -> bool:
         return stat.S_ISREG(path.stat().st_mode)
     except (OSError, ValueError):
         return False
+
+
+def is_directory(path: Path) -> bool:
+    """The same of a directory."""
+    try:
+        return stat.S_ISDIR(path.stat().st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def mode_at(path: Path | str) -> int:
+    """The `st_mode` of what is at a path that somebody gave; 0 for nothing. Raises BadInput where that cannot
+    be seen: pathlib raises OSError then, and from Python 3.12 on it says that nothing is there."""
+    try:
+        return os.stat(path).st_mode  # noqa: PTH116 - Path takes the dot off DIR/.
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return 0
+    except OSError as error:
+        raise _not_reached(error) from None
+
+
+def is_there(path: Path | str) -> bool:
+    """Whether anything is at a path that somebody gave. Raises BadInput, as `mode_at`."""
+    return mode_at(path) != 0
+
+
+@contextlib.contextmanager
+def refused_if_not_reached() -> Iterator[None]:
+    """The last resort of a command: BadInput for a path that may not be read, or that no file can have."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in NOT_REACHED and isinstance(error.filename, str):
+            raise _not_reached(error) from None
+        raise
+
+
+def _not_reached(error: OSError) -> BadInput:
+    name = plain(str(error.filename).removesuffix("/."))
+    return BadInput(
+        "path-unreadable",
+        f"{name} cannot be read ({error.strerror}): check the path, and that you may read it",
+    )
 
 
 def kind(mode: int) -> str:

@@ -5,6 +5,7 @@ Runs with Python 3.9.
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +26,7 @@ PROCESSORS: Final = {b"02\0": "x86_64", b"04\0": "aarch64", b"06\0": "ppc64le"}
 def check(image: Path) -> str:
     """The processor that a SIF is for, empty if it does not say; of a folder or another image empty. Raises
     BadInput for a file that is no image."""
-    if image.is_dir():
+    if stat.S_ISDIR(files.mode_at(image)):
         return ""  # unpacked
     try:
         with files.open_regular(image) as file:

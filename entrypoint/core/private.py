@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import threading
 from pathlib import Path
 
 from entrypoint.core.errors import BadInput
+from entrypoint.core.files import kind
 from entrypoint.core.plain import plain
 
 
@@ -25,14 +28,33 @@ def write_private(path: Path, content: str | bytes) -> None:
         raise
 
 
-def write_output(path: Path, content: str | bytes, command: str) -> None:
-    """Writes what a command makes, where -o says. Raises BadInput if that cannot be."""
+def write_output(path: Path, content: str | bytes, command: str, *, follow: bool = True) -> None:
+    """Writes what a command makes, where -o says. Raises BadInput if that cannot be.
+
+    `follow`: what a link leads to is replaced, else the link: in a run directory it may be another's.
+    """
     try:
-        if path.is_dir():
-            raise IsADirectoryError(21, os.strerror(21))
-        write_private(path, content)
+        target = Path(os.path.realpath(path)) if follow and path.is_symlink() else path
+        if why := _why_not(target, follow=follow):
+            raise _unwritable(path, why, command)
+        write_private(target, content)
     except OSError as error:
-        raise BadInput(
-            "output-unwritable",
-            f"{command}: {plain(str(path))} cannot be written: {error.strerror}: give another file with -o",
-        ) from None
+        raise _unwritable(path, str(error.strerror), command) from None
+
+
+def _why_not(target: Path, *, follow: bool) -> str:
+    """Why no file may take the place of what is there, such as a device; empty if one may. Raises OSError."""
+    try:
+        mode = (target.stat() if follow else target.lstat()).st_mode
+    except FileNotFoundError:
+        return ""
+    if stat.S_ISDIR(mode):
+        return os.strerror(errno.EISDIR)
+    return "" if stat.S_ISREG(mode) or stat.S_ISLNK(mode) else f"it is {kind(mode)}, not a regular file"
+
+
+def _unwritable(path: Path, why: str, command: str) -> BadInput:
+    return BadInput(
+        "output-unwritable",
+        f"{command}: {plain(str(path))} cannot be written: {why}: give another file with -o",
+    )

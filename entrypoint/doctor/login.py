@@ -16,6 +16,7 @@ from pathlib import Path
 
 from containers import lustre
 from containers.stacks import image_on
+from entrypoint.core import files
 from entrypoint.doctor import facts, judge
 from entrypoint.doctor.judge import Finding
 from entrypoint.doctor.table import Report
@@ -53,14 +54,14 @@ def _of_submission(node: str, home: Path, site: Profile, env: Mapping[str, str])
     name = f"image-{site.container.stack}.sif" if site.container.stack else "image.sif"
     machine = site.nodes.architecture or os.uname().machine
     image = Path(env.get("APPTRAIN_IMAGE") or image_on(home / "containers" / name, machine))
-    if not image.exists():
+    if not files.is_there(image):
         yield Finding(
             node,
             "image",
             f"there is no image {image}",
             "apptrain image build, or one that exists in APPTRAIN_IMAGE",
         )
-    elif not env.get("APPTRAIN_IMAGE") and not image.with_suffix(".json").exists():
+    elif not env.get("APPTRAIN_IMAGE") and not files.exists(image.with_suffix(".json")):
         text = f"no lock says what is in {image}: {image.with_suffix('.json').name} is not beside it"
         yield Finding(node, "image", text, "build it with apptrain image build, or copy both")
     if found := lustre.finding(image):

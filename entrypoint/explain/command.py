@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from entrypoint.core import files
 from entrypoint.core.checkout import apptrain
 from entrypoint.core.errors import BadInput
 from entrypoint.core.plain import counted, plain
@@ -31,7 +32,7 @@ def main(what: str, *, as_json: bool) -> int:
     """Prints what is to be said of it. Raises BadInput."""
     if what != STDIN and jobscript.is_one(Path(what)):
         return jobscript.main(Path(what), as_json=as_json)
-    if Path(what).suffix == ".py" and Path(what).is_file():
+    if Path(what).suffix == ".py" and files.is_regular(Path(what)):
         raise BadInput(
             "explain-program",
             f"explain: {plain(what)} is a program: give the log of a run of it; of `{apptrain()} run -- "

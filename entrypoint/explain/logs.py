@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+import stat
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -30,6 +31,9 @@ NO_LOGS = {
     *(".png", ".jpg", ".pdf", ".parquet", ".arrow", ".h5", ".pyc", ".py", ".zip", ".bz2", ".xz", ".zst"),
 }
 
+OWN = ("join.key", "report.html")
+"""What we leave in a run directory that is no log: the page quotes those that are."""
+
 
 @dataclass
 class Read:
@@ -41,9 +45,11 @@ class Read:
 
 
 def read_all(path: Path, scan: Scan) -> Read:
-    """Reads a file or all logs of a folder. Raises OSError and files.Unfit where it is one file."""
+    """Reads a file or all logs of a folder. Raises OSError and files.Unfit where it is one file, and OSError
+    for a folder that is closed to us."""
     done = Read()
-    if path.is_dir():
+    if stat.S_ISDIR(path.stat().st_mode):
+        os.scandir(path).close()
         read_folder(path, "", scan, done)
     else:
         _one(path, path.name, scan, done)
@@ -52,7 +58,7 @@ def read_all(path: Path, scan: Scan) -> Read:
 
 def read_folder(path: Path, prefix: str, scan: Scan, done: Read) -> None:
     """Reads all logs of a folder. `prefix`: of their names, as they are shown."""
-    for one in _in_folder(path, done):
+    for one in _in_folder(path, prefix, done):
         if scan.size >= MOST_BYTES:
             done.skipped.append(f"the rest: more than {MOST_BYTES >> 30} GiB")
             return
@@ -103,10 +109,14 @@ class _Joined(io.RawIOBase):
         return self._rest.read(size)
 
 
-def _in_folder(top: Path, done: Read) -> Iterator[Path]:
+def _in_folder(top: Path, prefix: str, done: Read) -> Iterator[Path]:
     """Regular files, sorted, of this folder and those in it."""
+
+    def miss(error: OSError) -> None:
+        done.skipped.append(f"{prefix}{os.path.relpath(error.filename, top)}: {error.strerror}")
+
     found, looked = 0, 0
-    for folder, folders, names in os.walk(top, followlinks=False):
+    for folder, folders, names in os.walk(top, onerror=miss, followlinks=False):
         depth = len(Path(folder).relative_to(top).parts)
         folders[:] = sorted(name for name in folders if name not in ("checkpoints", ".git", "__pycache__"))
         if depth >= MOST_DEEP:
@@ -118,7 +128,15 @@ def _in_folder(top: Path, done: Read) -> Iterator[Path]:
                 done.skipped.append(f"the rest: more than {most} files")
                 return
             path = Path(folder, name)
-            if path.suffix.lower() in NO_LOGS or not files.is_regular(path) or name == "join.key":
+            if path.suffix.lower() in NO_LOGS or name in OWN:
+                continue
+            try:
+                if not stat.S_ISREG(path.stat().st_mode):
+                    continue
+            except FileNotFoundError:  # a link to nowhere
+                continue
+            except OSError as error:
+                miss(error)
                 continue
             found += 1
             yield path

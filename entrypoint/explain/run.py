@@ -50,7 +50,9 @@ class Told:
 
 def is_one(path: Path) -> bool:
     """Whether this is a run directory of ours."""
-    return (path / "outcome").is_dir() and ((path / "logs").is_dir() or (path / "manifest.json").exists())
+    if not files.is_directory(path / "outcome"):
+        return False
+    return files.is_directory(path / "logs") or files.exists(path / reading.NAME)
 
 
 def read(path: Path) -> Told | None:
@@ -92,7 +94,7 @@ def _told(path: Path, attempt: int, found: Mapping[str, Outcome], *, script_is_l
         attempt,
         first,
         f"outcome/{name}" if name else "",
-        stacks if (path / stacks).is_dir() else "",
+        stacks if files.is_directory(path / stacks) else "",
         loss,
     )
 
@@ -127,7 +129,7 @@ def read_logs(path: Path, told: Told, scan: Scan) -> logs.Read:
     """The logs of that attempt, and the job's own."""
     done = logs.Read()
     folder = Path("logs", str(told.attempt))
-    if (path / folder).is_dir():
+    if files.is_directory(path / folder):
         logs.read_folder(path / folder, f"{folder}/", scan, done)
     if files.is_regular(path / "job.log"):
         logs.read_file(path / "job.log", "job.log", scan, done)

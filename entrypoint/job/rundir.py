@@ -336,6 +336,11 @@ class RunDirectory:
 
 def refuse_unwritable(path: Path) -> None:
     """Raises BadInput if a run directory cannot be made there, as far as can be seen without making it."""
+    try:
+        os.lstat(path)
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise _unwritable(path, error.strerror) from None
     there = next(one for one in (path, *path.parents) if os.access(one, os.F_OK))
     if not there.is_dir():
         raise _unwritable(path, f"{there} is no directory")

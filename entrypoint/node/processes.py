@@ -135,13 +135,22 @@ def allow_open_files(count: int) -> int:
     """Raises the soft limit of open files to `count`, or as far as the hard limit lets it, for this process
     and its children; returns how many may be open."""
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    soft, hard = (sys.maxsize if limit == resource.RLIM_INFINITY else limit for limit in limits)
+    soft, hard = map(_number, limits)
     wanted = min(count, hard)
     if soft < wanted:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, limits[1]))
             return wanted
     return soft
+
+
+def most_open_files() -> int:
+    """How many files this process may have open at most."""
+    return _number(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+def _number(limit: int) -> int:
+    return sys.maxsize if limit == resource.RLIM_INFINITY else limit
 
 
 def _prctl(option: int, value: int) -> None:

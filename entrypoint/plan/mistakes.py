@@ -11,6 +11,7 @@ import os
 import re
 import shlex
 import shutil
+import stat
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
@@ -88,11 +89,12 @@ def check_command(
         _check_module(command)
         return
     path = folder / program
-    if path.is_dir() and not (path / "__main__.py").exists():
+    found = files.mode_at(path)
+    if stat.S_ISDIR(found) and not files.exists(path / "__main__.py"):
         raise BadInput(
             "cmd-directory", f"CMD {program} is a directory: give a script in it, with its arguments"
         )
-    if not path.exists() and (here or path.parent.is_dir()):
+    if not found and (here or stat.S_ISDIR(files.mode_at(path.parent))):
         raise _missing(program, folder)
 
 

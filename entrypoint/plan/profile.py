@@ -377,7 +377,7 @@ def load(name: str, clusters: Path = CLUSTERS, asked: str = "") -> Profile:
     Raises BadInput when it cannot be read, or naming the key whose value may not stand there.
     """
     path = find(name, clusters)
-    if path.parent == clusters and not path.exists():
+    if path.parent == clusters and not files.is_there(path):
         known = sorted(file.stem for file in clusters.glob("*.yaml"))
         meant = spelling.meant(name, known) or f": give one of {', '.join(known)}, or the path of a profile"
         raise BadInput("profile-missing", f"{asked or f'--profile {name}'}: there is no {path}{meant}")

@@ -81,6 +81,17 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 class _Parser(argparse.ArgumentParser):
     taken_before: Sequence[str] = ()
     """Options of the same command line that another parser has taken."""
+    takes_empty = False
+    """Whether an empty value is none, as where make hands on settings that nobody gave."""
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        """What was given to an option or argument: an action cannot tell it from a default."""
+        if "" in arg_strings and not self.takes_empty and action.nargs != argparse.PARSER:
+            metavar = str(action.metavar or action.dest)
+            if not action.option_strings:
+                raise BadInput("argument-empty", f"{metavar} is empty: give {action.help or metavar}")
+            _refuse_empty(action.option_strings[0].replace("_", "-"), metavar)
+        return super()._get_values(action, arg_strings)
 
     def error(self, message: str) -> NoReturn:
         start = "unrecognized arguments: "
@@ -237,8 +248,12 @@ def resolve(
 
 def _parse(option: Option, name: str, text: str) -> Any:
     if not text:
-        raise BadInput("option-empty", f"{name} is empty: give {option.metavar or '1'} or leave it out")
+        _refuse_empty(name, option.metavar or "1")
     try:
         return option.parse(text)
     except ValueError as error:
         raise BadInput("option-value", f"{name}={text}: {option.wants(error)}") from None
+
+
+def _refuse_empty(name: str, metavar: str) -> NoReturn:
+    raise BadInput("option-empty", f"{name} is empty: give {metavar} or leave it out")

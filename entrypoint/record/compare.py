@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -116,6 +117,7 @@ def main(paths: Sequence[str], *, as_json: bool, image: str = "") -> int:
         print("\n\n".join("\n".join(pair.in_words()) for pair in pairs))
     if image:
         picture.draw([run.name for run in runs], [run.trace for run in runs], Path(image))
+        print(f"apptrain: {plain(image)} is drawn", file=sys.stderr)
     return IDENTICAL if all(pair.parting.identical for pair in pairs) else DIFFERENT
 
 

@@ -6,12 +6,14 @@ matplotlib is imported here alone, once a picture is asked for: a login node may
 from __future__ import annotations
 
 import importlib.util
+import io
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from entrypoint.core.errors import BadInput
+from entrypoint.core.private import write_output
 from entrypoint.record.traces import Trace, common, compare
 
 COLOURS = ("#2f6db5", "#d9772b", "#4a9c5d", "#8f5fb0", "#5a5a5a")
@@ -65,12 +67,9 @@ def draw(names: Sequence[str], traces: Sequence[Trace], path: Path) -> None:
         for axes in (left, right):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
             axes.legend(loc="best", frameon=False, fontsize=8)
-        try:
-            figure.savefig(path, format="png")
-        except OSError as error:
-            raise BadInput(
-                "picture-unwritable", f"compare -o: {path} cannot be written: {error.strerror}"
-            ) from None
+        drawn = io.BytesIO()
+        figure.savefig(drawn, format="png")
+    write_output(path, drawn.getvalue(), "compare")
 
 
 def _on_paper(values: Iterable[float]) -> list[float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -28,12 +29,13 @@ SCHEMA_VERSION = 2
 
 
 def check_folder(run: Path) -> None:
-    """Raises BadInput where there is no such directory."""
-    if not run.is_dir():
+    """Raises BadInput where there is no such directory, or it is closed to us."""
+    if not stat.S_ISDIR(files.mode_at(run)):
         raise BadInput(
             "run-missing",
             f"there is no directory {plain(str(run))}: give a run directory, such as runs/NAME-ID",
         )
+    files.mode_at(f"{run}/.")
 
 
 def such_as(folder: Path) -> str:

@@ -33,11 +33,11 @@ def main(run: Path, out: str, *, bundled: bool, other: str, env: Mapping[str, st
     if bundled:
         target = Path(out) if out else Path(f"{run.resolve()}-support.tar.gz")
         content = bundle.pack(found, html, env)
-        write_output(target, content.archive, "report")
+        write_output(target, content.archive, "report", follow=bool(out))
         print("\n".join(content.in_words()))
     else:
         target = Path(out) if out else run / NAME
-        write_output(target, html.encode(), "report")
+        write_output(target, html.encode(), "report", follow=bool(out))
         for line in found.missing:
             print(f"missing: {line}")
     print(target)

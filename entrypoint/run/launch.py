@@ -16,6 +16,7 @@ import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 
+from entrypoint.core import files
 from entrypoint.core.errors import DONE, SAVED, BadInput, Refusal, of_signal
 from entrypoint.core.threads import run_in_thread
 from entrypoint.job import handover
@@ -38,6 +39,8 @@ from entrypoint.schedulers import hostnames
 
 LAST_WORDS = 30.0
 """Seconds at the end for a reader who has stopped to take what was said."""
+FILES_OF_RANK = 2
+"""Pipes from each rank, at least."""
 CLOSE = 5.0
 """Seconds that the file system has to take that no attempt may follow."""
 
@@ -83,6 +86,13 @@ def check(plan: LaunchPlan) -> None:
             f"this is the batch script or interactive shell of job {plan.allocation.job_id}, on one of its "
             f"{plan.nnodes} nodes only: start one task per node with {plan.allocation.start_line}",
         )
+    may_be_open = processes.most_open_files()
+    if FILES_OF_RANK * plan.nproc_per_node > may_be_open:
+        raise BadInput(
+            "ranks-open-files",
+            f"--nproc-per-node {plan.nproc_per_node}: each rank takes {FILES_OF_RANK} open files of the "
+            f"launcher, which may have {may_be_open} (ulimit -Hn): start fewer ranks",
+        )
     mistakes.check_command(plan.command, Path.cwd(), mode=plan.mode, no_python=plan.no_python)
 
 
@@ -106,10 +116,10 @@ def _check_venv(plan: LaunchPlan) -> None:
     venv = Path(plan.venv)
     given = f"APPTRAIN_VENV={venv}" if plan.venv_is_by_variable else f"--venv {venv}"
     make = f"make venv DIR={shlex.quote(plan.venv)}"
-    if not (venv / "pyvenv.cfg").exists():
+    if not files.is_there(venv / "pyvenv.cfg"):
         raise BadInput("venv-not-a-venv", f"{given} is no venv, it has no pyvenv.cfg: make it with {make}")
     packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(venv)}))
-    if not (venv / "bin" / "python").exists() or not packages.exists():
+    if not (files.is_there(venv / "bin" / "python") and files.is_there(packages)):
         raise BadInput(
             "venv-other-python",
             f"{given} was made by another Python than this one, {sys.version.split()[0]}: remove it, and "

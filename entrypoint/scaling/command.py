@@ -68,10 +68,11 @@ def main(
 def _parser() -> argparse.ArgumentParser:
     parser = parser_class()(
         prog="apptrain scaling",
-        usage="apptrain scaling [options] [options of run or submit] -- CMD ...\n"
+        usage="apptrain scaling [options] [options of run or submit] [-- CMD ...]\n"
         "       apptrain scaling RUN RUN ... [options]",
         description="Say how a program's speed grows with its nodes, where more of them stop paying, and "
-        "what holds it back: run CMD on 1, 2, 4 ... nodes of this machine, or read runs that exist.",
+        "what holds it back: run CMD on 1, 2, 4 ... nodes of this machine, or read runs that exist. "
+        "Without CMD it is the reference job.",
         epilog="{nodes}, {64*nodes} and {256/nodes} in CMD become numbers. The same line with\n"
         "the same --dir goes on where it was broken off; apptrain scaling DIR reads it.\n\n"
         "Then: apptrain report DIR, a page with the picture\nMore: docs/scaling.md\n\n"
@@ -146,7 +147,7 @@ def report(path: Path, out: str, env: Mapping[str, str]) -> int:
     runs, left_out = read_all(there, env)
     scaling = result.of(runs, kind, [*left_out, *waiting])
     target = Path(out) if out else path / "report.html"
-    write_output(target, page.html(path.resolve().name, scaling), "scaling")
+    write_output(target, page.html(path.resolve().name, scaling), "scaling", follow=bool(out))
     print(target)
     return 0
 
@@ -232,7 +233,7 @@ def _conclude(
         _say(error)
         return 1
     write_private(folder.path / RESULT, json.dumps(result.to_json(scaling), indent=2) + "\n")
-    draw(scaling, folder.path / PICTURE)
+    draw(scaling, folder.path / PICTURE, follow=False)
     show(scaling, as_json=given.json, image=given.image)
     _say(f"{folder.path / RESULT} and {PICTURE} beside it have it; a page: {apptrain()} report {folder.path}")
     return 0
@@ -357,11 +358,11 @@ def show(scaling: Scaling, *, as_json: bool, image: str) -> None:
         print(f"apptrain: {plain(image)} is drawn", file=sys.stderr)
 
 
-def draw(scaling: Scaling, path: Path) -> None:
-    """Writes the picture. Raises BadInput where that cannot be."""
+def draw(scaling: Scaling, path: Path, *, follow: bool = True) -> None:
+    """Writes the picture, as `write_output`. Raises BadInput where that cannot be."""
     if path.suffix != ".svg":
         raise BadInput(
             "scaling-picture-kind",
             f"scaling -o {plain(str(path))}: the picture is SVG: give a name with .svg",
         )
-    write_output(path, picture.svg(scaling), "scaling")
+    write_output(path, picture.svg(scaling), "scaling", follow=follow)

@@ -8,12 +8,13 @@ is told at once.
 from __future__ import annotations
 
 import argparse
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from entrypoint.core import spelling
+from entrypoint.core import files, spelling
 from train import config as configs
 from train.status import TrainingRefused
 
@@ -62,7 +63,7 @@ def check(arguments: Sequence[str], world_size: int, folder: Path) -> None:
     name = parse(arguments).config
     if name in configs.shipped_names():
         read(arguments, world_size)
-    elif (folder / name).is_file():
+    elif stat.S_ISREG(files.mode_at(folder / name)):
         read(["--config", str(folder / name), *overrides], world_size)
     elif "/" not in name:
         configs.find(name)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 from entrypoint.core import spelling, strict_yaml
-from entrypoint.core.files import Unfit
+from entrypoint.core.files import Unfit, is_regular
 from train.status import TrainingRefused
 
 SHIPPED: Final = Path(__file__).parent / "configs"
@@ -195,7 +195,7 @@ def find(name: str) -> Path:
     """The file of a shipped config's name or of a path. Raises TrainingRefused where there is none."""
     if name in shipped_names():
         return SHIPPED / f"{name}.yaml"
-    if Path(name).is_file():
+    if is_regular(Path(name)):
         return Path(name)
     near = spelling.near(name, shipped_names(), most=1)
     likely = f"did you mean {near[0]}? " if near else ""

@@ -516,3 +516,42 @@ def test_what_was_meant_is_told_as_it_works_from_here(tmp_path: Path) -> None:
         )
         found = f"apptrain: train.py is no command: did you mean `{us} run -- train.py`?\n"
         assert (ended.returncode, ended.stderr) == (64, found)
+
+
+LONG = "l" * 300
+"""No file can have that name."""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("explain LONG", "explain LONG.py", "compare LONG LONG", "report LONG", "rerun LONG", "scaling LONG"),
+        *("run -- LONG.py", "run --run-dir LONG", "run --venv LONG", "demo --config LONG", "plan --profile LONG"),
+        *("submit --cluster LONG", "submit --cluster generic --nodes 1 --image LONG -- x", "doctor --profile LONG"),
+        *("image build --extra LONG", "VENV=/tmp/LONG run", "APPTRAIN_IMAGE=/tmp/LONG doctor"),
+    ],
+)  # fmt: skip
+def test_a_path_that_no_file_can_have_is_refused_in_a_line(line: str, tmp_path: Path) -> None:
+    words = line.replace("LONG", LONG).split()
+    env = {"VENV": sys.prefix}
+    while "=" in words[0]:
+        name, _, value = words.pop(0).partition("=")
+        env[name] = value
+    ended = run(CHECKOUT / "apptrain", *words, cwd=tmp_path, **env)
+    assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (64, "", 1), ended.stderr
+    assert "File name too long" in ended.stderr
+
+
+def test_a_venv_with_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    ended = run(CHECKOUT / "tools/venv.sh", LONG, "run", cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (64, "")
+    assert ended.stderr == (
+        f"apptrain: VENV={tmp_path}/{LONG}: no file system takes a name of so many letters: choose another "
+        "place, make VENV=DIR\n"
+    )
+
+
+def test_an_option_of_run_that_is_empty_is_refused(tmp_path: Path) -> None:
+    ended = run(CHECKOUT / "apptrain", "run", "--run-dir", "", cwd=tmp_path, VENV=sys.prefix)
+    said = "apptrain: --run-dir is empty: give DIR or leave it out\n"
+    assert (ended.returncode, ended.stdout, ended.stderr) == (64, "", said)

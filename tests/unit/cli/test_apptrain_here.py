@@ -208,6 +208,16 @@ def test_a_word_that_is_no_command_is_refused(user: User) -> None:
                 ("report r", "--bundl", "e"), ("explain x", "--jso", "n"), ("image build", "--stac", "k"),
             )
         ),
+        *(
+            (line, f"{name} is empty: give {what}")
+            for line, name, what in (
+                ("compare '' ''", "RUN", "a run directory"), ("rerun ''", "RUN", "a run directory"),
+                ("report ''", "RUN", "a run directory, or that of apptrain scaling"),
+                ("explain ''", "WHAT", "what to read"), ("compare a b -o ''", "-o", "FILE.png or leave it out"),
+                ("report r -o ''", "-o", "FILE or leave it out"),
+                ("doctor --profile ''", "--profile", "NAME or leave it out"),
+            )
+        ),
         ("image pull", "image pull: apptainer does it: apptainer pull image.sif URL && export APPTRAIN_IMAGE=$PWD/image.sif"),
         ("image pull x 'docker://a b'", "image pull: apptainer does it: apptainer pull image.sif 'docker://a b' && export APPTRAIN_IMAGE=$PWD/image.sif"),
         ("image buildd", "image buildd: give one of build, fetch, verify, inspect: did you mean build?"),
@@ -324,7 +334,10 @@ def test_a_venv_that_is_all_that_is_missing_is_made_and_the_line_run_again(
 ) -> None:
     monkeypatch.setenv("VENV", given)
     before = signal.getsignal(signal.SIGINT)
-    assert runs.types("run x") == (0, "", NO_TORCH)
+    said = NO_TORCH
+    if given:
+        said = f"note\napptrain: VENV={runs.home / name} is not there: making a venv with torch there\n"
+    assert runs.types("run x") == (0, "", said)
     venv = str(runs.home / name)
     (words, meanwhile), became = runs.calls
     assert (words, became) == (

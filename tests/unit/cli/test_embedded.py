@@ -428,6 +428,10 @@ def run_of(
     return nodes.run(), lines[2:], made
 
 
+def goes_on(run_dir: Path) -> str:
+    return f"to go on from the last checkpoint: the same command with --run-dir {run_dir}"
+
+
 TAKEN = Outcome(status=69, error="the port is taken")
 
 
@@ -445,7 +449,6 @@ def test_a_port_that_is_taken_has_three_tries_unless_it_was_chosen(tmp_path: Pat
     ("ended", "lines"),
     [
         (Outcome(status=0), []),
-        (Outcome(status=75), []),
         (Outcome(status=3), ["the job ended with status 3"]),
         (Outcome(status=3, error="no space"), ["the job ended with status 3: no space"]),
         (Outcome(status=3, error="no space", node="127.0.0.1"), ["the job ended with status 3"]),
@@ -458,12 +461,24 @@ def test_the_end_is_told_unless_it_is_good_and_its_reason_unless_a_node_has_told
 
 
 @pytest.mark.usefixtures("alone")
+def test_an_end_that_was_wanted_says_how_to_go_on(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for status, told in ((75, []), (130, ["130"]), (143, ["143"])):
+        ends = [f"the job ended with status {text}" for text in told]
+        assert run_of(local_job(run), (Outcome(status=status), 0))[1] == [*ends, goes_on(run)]
+
+
+@pytest.mark.usefixtures("alone")
 def test_the_next_step_is_told_to_who_tries_it_out_and_has_had_luck(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "")
     told = [f"next: {checkout.apptrain()} run -- my_script.py"]
-    for status, is_demo, lines in ((0, True, told), (0, False, []), (75, True, [])):
+    for status, is_demo, lines in (
+        (0, True, told),
+        (0, False, []),
+        (3, True, ["the job ended with status 3"]),
+    ):
         job = local_job(tmp_path / "run", is_demo=is_demo)
         assert run_of(job, (Outcome(status=status), 0))[1] == lines
 
@@ -481,7 +496,8 @@ def test_a_failed_rank_is_explained(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.usefixtures("alone")
 def test_a_signal_before_the_first_attempt_is_the_end(tmp_path: Path) -> None:
     job = local_job(tmp_path / "run")
-    assert run_of(job, signals=(15,)) == (130, ["the job ended with status 130: interrupted"], [])
+    lines = ["the job ended with status 130: interrupted", goes_on(tmp_path / "run")]
+    assert run_of(job, signals=(15,)) == (130, lines, [])
 
 
 @pytest.mark.usefixtures("alone")

@@ -1,5 +1,6 @@
 """What is read of a file that may be anything, and how it is refused."""
 
+import errno
 import json
 import os
 import stat
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from entrypoint.core import files
+from entrypoint.core.errors import BadInput
 
 
 def test_a_regular_file_is_read_up_to_its_bound(tmp_path: Path) -> None:
@@ -106,3 +108,67 @@ def test_a_file_of_json_is_bounded_like_any_other(tmp_path: Path) -> None:
     assert files.read_json(path, 6) == [1, 2]
     with pytest.raises(files.Unfit, match="more than 5 bytes"):
         files.read_json(path, 5)
+
+
+def test_what_is_at_a_path_is_told_also_where_nothing_is(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("none")
+    kinds = {"": stat.S_IFDIR, ".": stat.S_IFDIR, "file": stat.S_IFREG, "none": 0, "link": 0, "file/more": 0}
+    kinds |= {"a\0": 0}
+    for name, kind in kinds.items():
+        assert (stat.S_IFMT(files.mode_at(f"{tmp_path}/{name}")), name) == (kind, name)
+        assert files.is_there(tmp_path / name) == (kind != 0)
+        assert files.is_directory(tmp_path / name) == (kind == stat.S_IFDIR)
+
+
+def test_what_cannot_be_seen_of_a_path_is_refused_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    long = "a" * 300
+    for name, why in ((long, "File name too long"), ("loop", "Too many levels of symbolic links")):
+        for look in (files.mode_at, files.is_there):
+            with pytest.raises(BadInput) as refused:
+                look(tmp_path / name)
+            assert refused.value.id == "path-unreadable"
+            assert str(refused.value) == (
+                f"{tmp_path}/{name} cannot be read ({why}): check the path, and that you may read it"
+            )
+        assert not files.is_directory(tmp_path / name)
+
+    def closed(path: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    monkeypatch.setattr(os, "stat", closed)
+    with pytest.raises(BadInput, match=r"^a/b cannot be read \(Permission denied\): "):
+        files.mode_at("a/b/.")
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR]
+)
+def test_an_error_of_a_path_is_refused_by_the_command_and_no_other(number: int) -> None:
+    with pytest.raises(BadInput) as refused, files.refused_if_not_reached():
+        raise OSError(number, os.strerror(number), "a\nb")
+    assert str(refused.value) == (
+        f"a b cannot be read ({os.strerror(number)}): check the path, and that you may read it"
+    )
+    with pytest.raises(OSError, match=os.strerror(number)), files.refused_if_not_reached():
+        raise OSError(number, os.strerror(number))
+    with pytest.raises(OSError, match="No space"), files.refused_if_not_reached():
+        raise OSError(errno.ENOSPC, "No space", "a")
+
+
+def test_a_file_that_has_nothing_for_now_is_an_error_and_not_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As /proc/kmsg is, which is a regular file."""
+    os.mkfifo(tmp_path / "kmsg")
+    writer = os.open(tmp_path / "kmsg", os.O_RDWR | os.O_NONBLOCK)
+    monkeypatch.setattr(stat, "S_ISREG", lambda _: True)
+    with pytest.raises(BlockingIOError, match="Resource temporarily unavailable"):
+        files.read(tmp_path / "kmsg", 5)
+    os.write(writer, b"123")
+    with files.open_regular(tmp_path / "kmsg") as file:
+        assert file.read(3) == b"123"
+    os.close(writer)

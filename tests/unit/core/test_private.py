@@ -1,5 +1,6 @@
 """Files that only their owner can read: whole, or not there."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,41 @@ def test_the_current_directory_is_no_output(tmp_path: Path, monkeypatch: pytest.
 def test_an_output_is_the_content(tmp_path: Path) -> None:
     write_output(tmp_path / "page.html", "<p>", "report")
     assert (tmp_path / "page.html").read_text() == "<p>"
+
+
+@pytest.mark.parametrize("follow", [True, False])
+def test_what_is_no_regular_file_stays_what_it_is(tmp_path: Path, follow: bool) -> None:
+    """As root a rename puts a file into the place of /dev/null."""
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(BadInput) as refused:
+        write_output(tmp_path / "fifo", "x", "report", follow=follow)
+    why = "it is a FIFO, not a regular file"
+    assert str(refused.value) == (
+        f"report: {tmp_path}/fifo cannot be written: {why}: give another file with -o"
+    )
+    assert (tmp_path / "fifo").is_fifo()
+
+
+def test_an_output_goes_through_a_link_to_what_that_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "there/page").write_text("before")
+    for name, target in (("link", "there/page"), ("new", "there/new"), ("twice", "link")):
+        (tmp_path / name).symlink_to(target)
+        write_output(tmp_path / name, name, "report")
+        assert (str((tmp_path / name).readlink()), (tmp_path / target).read_text()) == (target, name)
+    os.mkfifo(tmp_path / "there/fifo")
+    for name, target, why in (
+        ("pipe", "there/fifo", "it is a FIFO, not a regular file"),
+        ("loop", "loop", "Too many levels of symbolic links"),
+    ):
+        (tmp_path / name).symlink_to(target)
+        with pytest.raises(BadInput, match=rf"^report: {tmp_path}/{name} cannot be written: {why}: "):
+            write_output(tmp_path / name, "x", "report")
+        assert (tmp_path / name).is_symlink()
+
+
+def test_a_link_that_nobody_named_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("before")
+    (tmp_path / "report.html").symlink_to("mine")
+    write_output(tmp_path / "report.html", "x", "report", follow=False)
+    assert ((tmp_path / "mine").read_text(), (tmp_path / "report.html").is_symlink()) == ("before", False)

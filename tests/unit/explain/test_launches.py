@@ -93,6 +93,11 @@ PYTHON = {"words": ["python", "t.py"]}
         ("torchrun --rdzv_conf=a=1 t.py", {**TORCHRUN, "agent_options": {"rdzv-conf": "a=1"}, "words": ["t.py"]}),
         ("torchrun --nnodes", {**TORCHRUN, "agent_options": {"nnodes": ""}}),
         ("torchrun --nnodes 2", {**TORCHRUN, "agent_options": {"nnodes": "2"}}),
+        ("torchrun --nnode=2 t.py", {**TORCHRUN, "agent_options": {"nnodes": "2"}, "words": ["t.py"]}),
+        (
+            "torchrun --virtual-local-rank t.py",
+            {**TORCHRUN, "agent_options": {"virtual-local-rank": ""}, "words": ["t.py"]},
+        ),
         ("torchrun -- t.py", {**TORCHRUN, "words": ["--", "t.py"]}),
         ("torchrun -m pkg.t --x", {**TORCHRUN, "agent_options": {"m": ""}, "words": ["pkg.t", "--x"]}),
         ("torchrun --module pkg.t --x", {**TORCHRUN, "agent_options": {"module": ""}, "words": ["pkg.t", "--x"]}),

@@ -1,7 +1,9 @@
 """Which files are read as logs, in which order, and how much of them."""
 
+import errno
 import gzip
 import io
+import os
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -205,3 +207,32 @@ def test_a_pipe_that_gives_little_at_a_time_is_read_to_its_end(content: bytes, s
 )
 def test_text_is_told_from_what_is_none_by_its_beginning(head: bytes, is_binary: bool) -> None:
     assert logs.is_binary(head) == is_binary
+
+
+def test_what_is_closed_to_us_is_told(tmp_path: Path, scan: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, "a/x", "b/y", "z")
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if Path(path).name == "b":
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "nowhere").symlink_to("none")
+    assert logs.read_all(tmp_path, scan).skipped == [
+        "loop: Too many levels of symbolic links",
+        "b: Permission denied",
+    ]
+    assert list(scan.texts) == ["z", "a/x"]
+    done = logs.Read()
+    logs.read_folder(tmp_path, "run/", scan, done)
+    assert done.skipped[1:] == ["run/b: Permission denied"]
+    with pytest.raises(PermissionError):
+        logs.read_all(tmp_path / "b", scan)
+
+
+def test_a_page_of_ours_is_no_log(tmp_path: Path, scan: Kept) -> None:
+    fill(tmp_path, "a/report.html", "report.html", "other.html")
+    assert (logs.read_all(tmp_path, scan).skipped, list(scan.texts)) == ([], ["other.html"])

@@ -158,3 +158,24 @@ def test_the_options_of_launch_are_read_behind_those_of_another_command() -> Non
     }
     with pytest.raises(BadInput, match=r"^unrecognized arguments: --json"):
         sources.of_launch(["--json"], front)
+
+
+def test_what_was_given_and_is_empty_is_refused_and_no_default_is() -> None:
+    parser = sources.parser_class()(prog="apptrain x", add_help=False)
+    parser.add_argument("runs", nargs="*", metavar="RUN", help="a run directory")
+    parser.add_argument("what", nargs="?", default="", metavar="WHAT", help="what to read")
+    parser.add_argument("--dir", default="", metavar="DIR")
+    parser.add_argument("--join_key", default="", metavar="FILE")
+    for words, said in (
+        (["--dir", ""], "--dir is empty: give DIR or leave it out"),
+        (["--dir="], "--dir is empty: give DIR or leave it out"),
+        (["--join_key", ""], "--join-key is empty: give FILE or leave it out"),
+        (["a", ""], "RUN is empty: give a run directory"),
+    ):
+        with pytest.raises(BadInput) as refused:
+            parser.parse_args(words)
+        assert str(refused.value) == said
+    nothing = {"runs": [], "what": "", "dir": "", "join_key": ""}
+    assert vars(parser.parse_args([])) == nothing
+    parser.takes_empty = True  # type: ignore[attr-defined]
+    assert vars(parser.parse_args(["--dir", ""])) == nothing

@@ -2,6 +2,7 @@
 
 import importlib.util
 import math
+import os
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,9 @@ def test_the_runs_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     file = tmp_path / "compare.png"
     assert compare.main([*runs, runs[0]], as_json=False, image=str(file)) == 1
     assert file.read_bytes().startswith(PNG)
-    assert "they part at step 2" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "they part at step 2" in out
+    assert err == f"apptrain: {file} is drawn\n"
 
 
 def test_runs_that_have_no_step_in_common_are_drawn_too(tmp_path: Path) -> None:
@@ -45,7 +48,13 @@ def test_without_matplotlib_the_line_says_what_to_do_before_anything_is_compared
         compare.main(["/nonexistent", "/nonexistent"], as_json=False, image="a.png")
 
 
-def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_picture_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     runs = [run(tmp_path / name, [2.0]) for name in "ab"]
-    with pytest.raises(BadInput, match=r"compare -o: /nonexistent/a\.png cannot be written: No such file"):
-        compare.main(runs, as_json=False, image="/nonexistent/a.png")
+    os.mkfifo(tmp_path / "pipe")
+    for file, why in (
+        ("/nonexistent/a.png", "No such file or directory"),
+        (f"{tmp_path}/pipe", "it is a FIFO, not a regular file"),
+    ):
+        with pytest.raises(BadInput) as refused:
+            compare.main(runs, as_json=False, image=file)
+        assert str(refused.value) == f"compare: {file} cannot be written: {why}: give another file with -o"

@@ -1,9 +1,11 @@
 """Manifests of every format, in today's shape."""
 
+import errno
 import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -112,3 +114,22 @@ def test_of_a_folder_with_runs_the_newest_is_named(tmp_path: Path) -> None:
         f"{tmp_path} cannot be compared: manifest.json: No such file or directory: give a run directory, such as {tmp_path}/new"
     )
     assert reading.such_as(tmp_path / "no run") == reading.such_as(tmp_path / "file") == "runs/NAME-ID"
+
+
+def test_a_run_that_is_closed_to_us_is_not_said_to_be_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.stat
+
+    def closed(path: Any, **options: Any) -> os.stat_result:
+        """Its parent tells what it is, and it tells nothing of what is in it."""
+        if str(path).startswith(f"{tmp_path}/"):
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return real(path, **options)
+
+    monkeypatch.setattr(os, "stat", closed)
+    with pytest.raises(BadInput) as refused:
+        reading.check_folder(tmp_path)
+    assert str(refused.value) == (
+        f"{tmp_path} cannot be read (Permission denied): check the path, and that you may read it"
+    )

@@ -330,6 +330,18 @@ def test_what_cannot_be_reported_is_refused(
     assert refused.value.id == id
 
 
+@pytest.mark.parametrize("bundled", [False, True])
+def test_a_report_is_written_through_a_link_that_was_named_alone(tmp_path: Path, bundled: bool) -> None:
+    run = write(tmp_path / "run", GOOD)
+    mine = tmp_path / "mine"
+    for given, there in (("link", "link"), ("", "run-support.tar.gz" if bundled else "run/report.html")):
+        mine.write_text("before")
+        (tmp_path / there).symlink_to(mine)
+        command.main(run, str(tmp_path / given) if given else "", bundled=bundled, other="", env={})
+        is_written = mine.read_bytes() != b"before"
+        assert (is_written, (tmp_path / there).is_symlink()) == (bool(given), bool(given))
+
+
 def test_an_archive_has_what_a_support_desk_needs_and_no_key_secret_or_checkpoint(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

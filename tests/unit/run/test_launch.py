@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -90,6 +91,13 @@ def test_the_batch_script_of_several_nodes_is_no_task() -> None:
     plan = planned()
     plan = dataclasses.replace(plan, allocation=dataclasses.replace(plan.allocation, context="batch"))
     with pytest.raises(BadInput, match=r"this is the batch script .* on one of its \d nodes only"):
+        launch.check(plan)
+
+
+def test_more_ranks_than_the_launcher_can_read_from_are_refused() -> None:
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    plan = dataclasses.replace(planned(), nproc_per_node=most // 2 + 1)
+    with pytest.raises(BadInput, match=rf"--nproc-per-node \d+: .* may have {most} \(ulimit -Hn\)"):
         launch.check(plan)
 
 

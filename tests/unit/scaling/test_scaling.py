@@ -368,6 +368,11 @@ def test_what_does_not_belong_together_is_refused(tmp_path: Path) -> None:
     assert refused(same, "--weak") == "scaling-batches"
     assert refused([one, two], "-o", str(tmp_path / "x.png")) == "scaling-picture-kind"
     assert refused([one, two], "-o", str(tmp_path / "no" / "x.svg")) == "output-unwritable"
+    os.mkfifo(tmp_path / "x.svg")
+    assert refused([one, two], "-o", str(tmp_path / "x.svg")) == "output-unwritable"
+    assert (tmp_path / "x.svg").is_fifo()
+    assert refused([one, two], "--nodes", "") == "option-empty"
+    assert refused(["", two]) == "argument-empty"
 
 
 def test_the_picture_is_one_file_that_says_what_it_shows(
