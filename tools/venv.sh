@@ -133,7 +133,8 @@ check_target() {
         refuse venv-unwritable \
             "VENV=$venv: $parent is no directory that you may write to: $ELSEWHERE"
     elif [[ ! -e $venv ]] && (($(basename -- "$venv" | wc -c) > 256)); then # with the newline
-        refuse venv-name-too-long "VENV=$venv: no file system takes a name of so many letters: $ELSEWHERE"
+        refuse venv-name-too-long \
+            "VENV=$venv: no file system takes a name of so many letters: $ELSEWHERE"
     elif [[ -d $venv && ! -e $state && -n $(find "$venv" -mindepth 1 -print -quit) ]]; then
         refuse venv-not-ours \
             "VENV=$venv: this exists and was not made here, so it is left alone: $ELSEWHERE"

@@ -249,7 +249,8 @@ async def come(place: Place, address: str, node: int, nnodes: int = 4, **changes
 
 @run
 async def test_a_node_need_not_take_an_address_at_which_nobody_is_left() -> None:
-    place, moves = Place(), []
+    place = Place()
+    moves: list[tuple[int, str]] = []
     async with place.hub(who(0, nnodes=4), timeouts=PATIENT, **moving(moves, 0)) as hub:
         left = [await come(place, "127.0.0.2", node) for node in (1, 2)]
         stays = await come(place, "127.0.0.3", 3)
@@ -271,7 +272,8 @@ async def test_a_node_need_not_take_an_address_at_which_nobody_is_left() -> None
 @run
 async def test_nobody_goes_before_it_is_known_where_a_node_is_that_was_asked_to_move() -> None:
     """Also where those for whose sake it was asked have left, and it says nothing beyond its bound."""
-    place, moves = Place(), []
+    place = Place()
+    moves: list[tuple[int, str]] = []
     bounds = replace(PATIENT, reach=1, handshake=1)
     async with place.hub(who(0, nnodes=4), timeouts=bounds, **moving(moves, 0)) as hub:
         left = [await come(place, "127.0.0.2", node) for node in (1, 2)]
@@ -294,18 +296,19 @@ async def test_nobody_goes_before_it_is_known_where_a_node_is_that_was_asked_to_
 
 @run
 async def test_what_was_tried_before_a_node_left_does_not_count_when_it_comes_again_elsewhere() -> None:
-    place, moves = Place(), []
-    contacts = {node: {"nnodes": 3, "contact": f"lo 127.0.0.{node} 9 token"} for node in (1, 2)}
+    place = Place()
+    moves: list[tuple[int, str]] = []
+    contacts = {node: f"lo 127.0.0.{node} 9 token" for node in (1, 2)}
     async with place.hub(who(0, nnodes=3), timeouts=PATIENT, **moving(moves, 0)) as hub:
-        first, other = [await come(place, "127.0.0.1", node, **contacts[node]) for node in (1, 2)]
+        first, other = [await come(place, "127.0.0.1", node, 3, contact=contacts[node]) for node in (1, 2)]
         assert (await said_to(first))["number"] == (await said_to(other))["number"] == 1
         first.send(pack(Tried(1, ())))
         first.abort()
         await until(lambda: bool(place.said))
-        again = await come(place, "127.0.0.2", 1, **contacts[1])
+        again = await come(place, "127.0.0.2", 1, 3, contact=contacts[1])
         assert await said_to(again) == pack(Move("127.0.0.1"))
         other.send(pack(Tried(1, ())))
-        again.send(pack(Moved("127.0.0.1", contacts[1]["contact"], "")))
+        again.send(pack(Moved("127.0.0.1", contacts[1], "")))
         for wire in (again, other):
             assert (await said_to(wire))["number"] == 2
             wire.send(pack(Tried(2, ())))

@@ -332,7 +332,7 @@ def test_runs_that_do_not_belong_together_are_named(tmp_path: Path) -> None:
         command.main([*map(str, same), "--weak"], {})
 
 
-def refused(runs: Sequence[Path], *options: str) -> str:
+def refused(runs: Sequence[Path | str], *options: str) -> str:
     with pytest.raises(BadInput) as refusal:
         command.main([*map(str, runs), *options], {})
     assert refusal.value.status == 64
