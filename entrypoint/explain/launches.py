@@ -61,7 +61,7 @@ _CONTAINER_VALUES = {
     ),
     *("--cpus", "--memory", "--blkio-weight", "--apply-cgroups", "--add-caps", "--drop-caps", "--pem-path"),
 }
-_TORCHRUN_FLAGS = {"standalone", "module", "m", "no-python", "run-path", "use-env"}
+_TORCHRUN_FLAGS = {"standalone", "module", "m", "no-python", "run-path", "use-env", "virtual-local-rank"}
 _SSH_FLAGS = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]+")
 """Options of ssh that take no value."""
 _REDIRECTION = re.compile(r"\d*(?:>|<)|&>")
@@ -280,6 +280,8 @@ def _with_agent(launch: Launch, agent: str, rest: Sequence[Word]) -> Launch:
         word = words.pop(0)
         name, equals, _ = word.text.lstrip("-").partition("=")
         name = name.replace("_", "-")
+        if agent == "torchrun" and name in ("nn", "nno", "nnod", "nnode"):
+            name = "nnodes"  # its parser takes what begins so, and no other option does
         if equals:
             raw = word.raw.partition("=")[2]
             options[name] = Word(raw, word.line)

@@ -10,6 +10,7 @@ import bisect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from entrypoint.explain import launches, request, shell
 from entrypoint.explain.launches import Launch
@@ -45,7 +46,7 @@ class Script:
     commands: tuple[Command, ...]
     launches: tuple[Launch, ...]
 
-    @property
+    @cached_property
     def nodes(self) -> int | None:
         """None where it is not known."""
         if self.request.scheduler:
@@ -54,15 +55,32 @@ class Script:
         numbers = [number(one.get("nnodes") or one.get("num-machines")) for one in options]
         return next((one for one in numbers if one), None)
 
-    @property
+    @cached_property
     def trainings(self) -> list[Launch]:
         return [one for one in self.launches if one.trains]
 
-    @property
+    @cached_property
     def assigned(self) -> list[tuple[Word, str, str]]:
         """Variables that the script sets outside of its tasks, with name and value."""
         words = [word for one in self.commands for word in one.assigned]
         return [(word, *_split(word)) for word in words]
+
+    @cached_property
+    def named_files(self) -> set[str]:
+        """Variables that the script only ever makes a file's name, and no options."""
+        values = [(name, value.strip("'\"")) for _, name, value in self.assigned]
+        return {name for name, _ in values} - {name for name, value in values if not _FILE.match(value)}
+
+    @cached_property
+    def torchruns_options(self) -> set[str]:
+        """Those that a variable of torchrun is, such as PET_NNODES."""
+        return {name.lower().replace("_", "-") for name in _OF_TORCHRUN.findall(self.text)}
+
+    @cached_property
+    def chooses_by_nodes(self) -> bool:
+        """Whether it has several lines with torchrun, and chooses by the number of nodes."""
+        several = sum(one.agent == "torchrun" for one in self.trainings) > 1
+        return several and _BY_NODES.search(self.text) is not None
 
 
 def _split(word: Word) -> tuple[str, str]:
@@ -180,8 +198,43 @@ NODES_DIFFER = Trap(
     "nodes-against-nnodes",
     "the job has another number of nodes than --nnodes says",
     "With fewer, torchrun waits for nodes that never come; with more, the rest is turned away or "
-    "forms a second world.",
+    "forms a second world, and with --nnodes=1 each node trains alone.",
     '--nnodes="$SLURM_NNODES" follows the request.',
+)
+_MEET = (
+    '--nnodes="$SLURM_NNODES" --rdzv_backend=c10d --rdzv_id="$SLURM_JOB_ID" --rdzv_endpoint="$head:$port" '
+    "(under PBS the number of nodes, and $PBS_JOBID): head is the first name of the job's list of nodes, and "
+    "port comes from the job's number."
+)
+NO_NNODES = Trap(
+    "no-nnodes",
+    "torchrun starts on several nodes, and has no --nnodes",
+    "It takes its node for the only one: each node trains by itself, on all the data, and ends with 0. Where "
+    "they have an endpoint in common, one node trains, and the others wait or fail.",
+    _MEET,
+)
+STANDALONE = Trap(
+    "standalone-on-several-nodes",
+    "torchrun starts on several nodes, and has --standalone",
+    "Each node meets itself alone, whatever --rdzv_* say: it trains by itself, on all the data, and ends "
+    "with 0; or, where --nnodes wants more, it waits for them until it runs out of time.",
+    f"Leave --standalone out, and write {_MEET}",
+)
+NO_ENDPOINT = Trap(
+    "no-endpoint",
+    "torchrun starts on several nodes, and is not told where they meet",
+    "The variable MASTER_ADDR tells torchrun nothing. Without --rdzv_endpoint or --master_addr (which c10d "
+    "does not read) each node waits at its own loopback address, and runs out of time.",
+    _MEET,
+)
+NO_NODE_RANK = Trap(
+    "no-node-rank",
+    "torchrun starts on several nodes, and all of them are node 0",
+    "Without --rdzv_backend the rendezvous is static, which numbers nobody. Without --node_rank (the "
+    "variable NODE_RANK tells torchrun nothing) each node takes itself for the first, and all run out of "
+    "time.",
+    "Add --rdzv_backend=c10d to --rdzv_endpoint, which needs no node rank; or let a shell in each task fill "
+    "it in: srun bash -c 'torchrun --node_rank=$SLURM_NODEID ...'.",
 )
 HEAD_BY_ADDRESS = Trap(
     "head-by-address",
@@ -516,6 +569,16 @@ _NUMBERED = re.compile(r"%\d*[jJAaNnst]")
 _ONE_HOST = re.compile(r"\$(?:\{\w+\[[^\]]*\]\}|\{?(?!\w*LIST)\w*[^\Ws]\}?)|[\w.-]+")
 """A name, or a variable that is an item of a list or not called by a plural."""
 _WORD = re.compile(r"\w+")
+_OF_TORCHRUN = re.compile(r"\bPET_([A-Z_]+)=")
+"""Variables that torchrun takes for its options."""
+_ONLY_VARIABLE = re.compile(r'"?\$\{?(\w+)\}?"?')
+_FILE = re.compile(r"[\w./~]|\$\{?\w+\}?/")
+"""How a program begins, and no option."""
+_PROCESSES = re.compile(r"(?:^| )--?(?:n|np)[ =](\d{1,5})\b")
+_INTO_FILES = re.compile(r"[\d&]?>>?&?[ \t]*\S+|\btee[ \t]+(?:-a[ \t]+)?\S+")
+_CHOICE = re.compile(r"\b(?:if|case)\b|\[ |(?<!\$)\(\(")
+_BY_NODES = re.compile(r"(?im)^[ \t]*(?:if|elif|case|\[|\(\()[^\n]*(?:nodes|machines)")
+"""A line that chooses by the number of nodes."""
 _EXPORTS = re.compile(r"\b(?:export|declare|typeset)\b([^\n;]*)")
 _SET_IN_SHELL = re.compile(r"\b(?:for|read(?: -\w+)*) (\w+)")
 _COMMENTED = re.compile(r"#\s+(?:SBATCH|PBS)\s+-")
@@ -763,7 +826,7 @@ def _of_tasks(script: Script) -> Iterator[Found]:
             tasks = _tasks_of_mpi(script, one)
         if one.agent == "torchrun" and one.starter in ("srun", *_MPI) and tasks and tasks > 1:
             yield Found(TORCHRUN_PER_TASK, one.line, _quote(script, one.line))
-        if nnodes and nodes and nnodes != nodes and script.request.scheduler:
+        if nodes and script.request.scheduler and _differs(script, one, nodes):
             yield Found(NODES_DIFFER, one.agent_options["nnodes"].line, f"{nodes} nodes, --nnodes {nnodes}")
         processes = number(nproc)
         if nproc and processes and gpus and processes != gpus and (tasks in (None, 1)):
@@ -774,6 +837,132 @@ def _of_tasks(script: Script) -> Iterator[Found]:
             yield Found(NUM_PROCESSES, line, f"{nodes} nodes with {gpus} GPUs, --num_processes {total}")
         if one.starter == "srun" and not one.agent and tasks and gpus and tasks > gpus:
             yield Found(TASKS_DIFFER, one.line, f"{gpus} GPUs per node, {tasks} tasks")
+
+
+def _differs(script: Script, one: Launch, nodes: int) -> bool:
+    """Whether --nnodes is another number than this job or step has nodes."""
+    nnodes, own = number(one.agent_options.get("nnodes")), _nodes_of(script, one)
+    is_told = "standalone" in one.agent_options and (own or 0) > 1  # by STANDALONE
+    if not nnodes or nnodes in (nodes, own) or is_told:
+        return False
+    return nnodes > 1 or own is None or not _is_for_itself(script, one)
+
+
+def _of_rendezvous(script: Script) -> Iterator[Found]:
+    """What torchrun has to be told where its line starts on several nodes; as torch 2.15 does it."""
+    for one in script.trainings:
+        if one.agent != "torchrun":
+            continue
+        nodes = _nodes_of(script, one) or 0
+        standalone = one.agent_options.get("standalone")
+        if standalone:
+            if nodes > 1 and not _is_for_itself(script, one):
+                yield Found(STANDALONE, standalone.line, f"{nodes} nodes, --standalone")
+        elif not _shows_options(script, one):
+            continue
+        elif "nnodes" not in _given(script, one) or _says_one_node(one):
+            is_told = number(one.agent_options.get("nnodes")) == 1  # NODES_DIFFER is about it
+            if nodes > 1 and not is_told and not _is_for_itself(script, one):
+                yield Found(NO_NNODES, one.line, _quote(script, one.line))
+        elif _starts_all(script, one) and not _has_branches(one):
+            trap = _missing(script, one)
+            if trap:
+                yield Found(trap, one.line, _quote(script, one.line))
+
+
+def _missing(script: Script, one: Launch) -> Trap | None:
+    """What nodes that start the same line need to meet, and are not given."""
+    given = _given(script, one)
+    backend = one.agent_options.get("rdzv-backend")
+    name = backend.text if backend else "static"
+    if name not in ("static", "c10d") or (backend is None and "rdzv-backend" in given):
+        return None
+    if number(one.agent_options.get("node-rank")) is not None:
+        return None  # RANK_ONCE and RANK_FIXED are about it
+    if given.isdisjoint(("rdzv-endpoint", *(["master-addr"] if name == "static" else []))):
+        return NO_ENDPOINT
+    return NO_NODE_RANK if name == "static" and "node-rank" not in given else None
+
+
+def _given(script: Script, one: Launch) -> set[str]:
+    """torchrun's options, also those that a variable of it is."""
+    return script.torchruns_options | one.agent_options.keys()
+
+
+def _shows_options(script: Script, one: Launch) -> bool:
+    """Whether all of torchrun's options stand in its line, and none may be in a variable behind them."""
+    first = one.words[0].raw if one.words else ""
+    variable = _ONLY_VARIABLE.fullmatch(first)
+    if variable is None:
+        return not first.strip('"').startswith(("$", "`")) or one.words[0].text.endswith(".py")
+    return variable[1] in script.named_files
+
+
+def _says_one_node(one: Launch) -> bool:
+    nnodes = one.agent_options.get("nnodes")
+    return nnodes is not None and nnodes.text in ("1", "1:1")
+
+
+def _starts_all(script: Script, one: Launch) -> bool:
+    """Whether this line starts all nodes of a training: at once, or in a loop that gives each the same."""
+    if not one.is_in_task or (one.starter not in ("srun", "pbsdsh", *_MPI) and not _starts_one_node(one)):
+        return False
+    nodes, nnodes = _nodes_of(script, one), number(one.agent_options.get("nnodes"))
+    if _starts_one_node(one):
+        return one.in_loop and ((nnodes or 0) > 1 or (script.nodes or 0) > 1)
+    return nodes > 1 if nodes else (nnodes or 0) > 1
+
+
+def _has_branches(one: Launch) -> bool:
+    """Whether a shell in the task may choose another line for each node."""
+    return one.shell_word is not None and _chooses_by_node(one.shell_word.raw)
+
+
+@lru_cache(maxsize=8)
+def _chooses_by_node(text: str) -> bool:
+    return _CHOICE.search(text) is not None and ("hostname" in text or _RANKS.search(text) is not None)
+
+
+def _is_for_itself(script: Script, one: Launch) -> bool:
+    """Whether each node is to train something of its own, or another line is for several nodes."""
+    if script.chooses_by_nodes or _uses_a_rank(" ".join(word.raw for word in one.words)):
+        return True
+    return (
+        one.shell_word is not None
+        and "node-rank" not in one.agent_options
+        and _uses_a_rank(one.shell_word.raw)
+    )
+
+
+@lru_cache(maxsize=8)  # many lines may stand in one shell's text
+def _uses_a_rank(text: str) -> bool:
+    """For something else than the name of a log."""
+    return _RANKS.search(_INTO_FILES.sub("", text)) is not None
+
+
+def _nodes_of(script: Script, one: Launch) -> int | None:
+    """On how many nodes this line starts its program; None where it is not known."""
+    nodes = script.nodes if script.request.scheduler else None
+    if _starts_one_node(one):
+        return 1
+    if one.starter == "srun":
+        return _nodes_of_srun(script, one, nodes)
+    if one.starter in _MPI:
+        found = _PROCESSES.search(" ".join(word.text for word in one.starter_words))
+        asked = -(-int(found[1]) // (_tasks_of_mpi(script, one) or 1)) if found else nodes
+        return min(nodes, asked) if nodes and asked else nodes
+    return nodes if one.starter == "pbsdsh" else None
+
+
+def _nodes_of_srun(script: Script, one: Launch, nodes: int | None) -> int | None:
+    is_slurm = script.request.scheduler == "slurm"
+    own = ScriptRequest("slurm", (*(script.request.options if is_slurm else ()), *one.starter_options), ())
+    option = own.find("nodes")
+    count = own.nodes if is_slurm or option else None
+    if option and option in one.starter_options and _NODES_OF_SLURM.fullmatch(option.value):
+        count = nodes
+    tasks = own.number("ntasks")
+    return min(count, tasks) if count and tasks else count
 
 
 def _of_fewer_tasks(script: Script) -> Iterator[Found]:
@@ -1131,6 +1320,7 @@ _RULES: Sequence[Callable[[Script], Iterator[Found]]] = (
     _of_ranks,
     _of_start,
     _of_tasks,
+    _of_rendezvous,
     _of_fixed_rank,
     _of_devices,
     _of_ssh,

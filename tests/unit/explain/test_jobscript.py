@@ -17,33 +17,44 @@ GOOD = f"{ASKED}{HEAD}{SRUN} apptainer exec --nv x.sif {TORCHRUN} train.py --lr 
 PBS = "#!/bin/bash\n#PBS -l select=2:ncpus=8:ngpus=4\n#PBS -l walltime=01:00:00\n"
 
 
-LOOP = "for node in $nodes; do\n  ssh $node 'torchrun --nnodes=2 --nproc_per_node=4 t.py'{}\ndone\nwait\n"
+MEET = "--rdzv_backend=c10d --rdzv_endpoint=$head:$port"
+LOOP = f"for node in $nodes; do\n  ssh $node 'torchrun --nnodes=2 --nproc_per_node=4 {MEET} t.py'{{}}\ndone\nwait\n"
 TASKS = ASKED.replace("ntasks-per-node=1", "ntasks-per-node=4")
 LINES = PBS.replace("ngpus=4", "ngpus=4:mpiprocs=4")
 ONE_BY_ONE = f"for h in $hosts; do\n  {SRUN} -w $h {TORCHRUN} --node_rank=$((i++)) t.py{{}}\ndone\nwait\n"
-IN_SHELL = f"bash -c 'torchrun --nnodes=2 --nproc_per_node=4 --rdzv_endpoint=$head:{PORT} t.py'"
+IN_SHELL = (
+    f"bash -c 'torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=$head:{PORT} t.py'"
+)
 CASES: list[tuple[str, str, int]] = [
+    (f"{ASKED}{SRUN} torchrun --nproc_per_node=4 t.py\n", "no-nnodes", 5),
+    (f"{ASKED}{SRUN} torchrun --nnodes=2 --nproc_per_node=4 t.py\n", "no-endpoint", 5),
+    (
+        f"{ASKED}{SRUN} torchrun --standalone --nnodes=2 --nproc_per_node=4 t.py\n",
+        "standalone-on-several-nodes",
+        5,
+    ),
+    (f"{ASKED}{SRUN} torchrun --nnodes=2 --master_addr=$head t.py\n", "no-node-rank", 5),
     (f"{PBS}{LOOP.format('')}", "loop-waits", 5),
     (f"{PBS}{LOOP.format(' | tee log')}", "loop-waits", 5),
     (f"{PBS}{LOOP.format('').replace('ssh', 'ssh -nq -tt')}", "loop-waits", 5),
     (f"{PBS}{LOOP.format('; echo ended &')}", "loop-waits", 5),
     (
-        f'{ASKED}{SRUN} bash -c "torchrun --nnodes=2 --master_port=\\$((20000 + RANDOM % 99)) t.py"\n',
+        f'{ASKED}{SRUN} bash -c "torchrun --nnodes=2 {MEET} --master_port=\\$((20000 + RANDOM % 99)) t.py"\n',
         "port-random",
         5,
     ),
     (
-        'for h in a b; do\n  ssh $h "torchrun --nnodes=2 --master_port=$RANDOM t.py" &\ndone\n',
+        f'for h in a b; do\n  ssh $h "torchrun --nnodes=2 {MEET} --master_port=$RANDOM t.py" &\ndone\n',
         "port-random",
         2,
     ),
     (
-        f'{ASKED}{SRUN} bash -c "torchrun --nnodes=2 --nproc_per_node=4 \\\n  --node_rank=$SLURM_NODEID t.py"\n',
+        f'{ASKED}{SRUN} bash -c "torchrun --nnodes=2 {MEET} \\\n  --node_rank=$SLURM_NODEID t.py"\n',
         "rank-once",
         6,
     ),
     (
-        f"{PBS}pbsdsh -- bash -c 'torchrun --nnodes=2 --rdzv_endpoint=$head:$((20000 + RANDOM % 99)) t.py'\n",
+        f"{PBS}pbsdsh -- bash -c 'torchrun --nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=$head:$((20000 + RANDOM % 99)) t.py'\n",
         "port-random",
         4,
     ),
@@ -80,14 +91,18 @@ CASES: list[tuple[str, str, int]] = [
         2,
     ),
     (
-        f"{PBS}mpiexec -n 8 --ppn 4 bash -c 'torchrun --nnodes=2 --nproc_per_node=4 t.py'\n",
+        f"{PBS}mpiexec -n 8 --ppn 4 bash -c 'torchrun --nnodes=2 --nproc_per_node=4 {MEET} t.py'\n",
         "torchrun-per-task",
         4,
     ),
-    (f"{PBS}P=4\nmpiexec --ppn=$P torchrun --nnodes=2 --nproc_per_node=4 t.py\n", "torchrun-per-task", 5),
-    (f"{PBS}mpirun --map-by ppr:4:node torchrun --nnodes=2 t.py\n", "torchrun-per-task", 4),
     (
-        f"{PBS}source env/bin/activate\nfor n in $nodes; do ssh $n 'cd x; torchrun --nnodes=2 --node_rank=$i t.py' & done\nwait\n",
+        f"{PBS}P=4\nmpiexec --ppn=$P torchrun --nnodes=2 --nproc_per_node=4 {MEET} t.py\n",
+        "torchrun-per-task",
+        5,
+    ),
+    (f"{PBS}mpirun --map-by ppr:4:node torchrun --nnodes=2 {MEET} t.py\n", "torchrun-per-task", 4),
+    (
+        f"{PBS}source env/bin/activate\nfor n in $nodes; do ssh $n 'cd x; torchrun --nnodes=2 {MEET} --node_rank=$i t.py' & done\nwait\n",
         "ssh-environment",
         5,
     ),
@@ -98,7 +113,7 @@ CASES: list[tuple[str, str, int]] = [
         6,
     ),
     (
-        f'{ASKED}{SRUN} bash -c "cd x && \\\n torchrun --nnodes=2 --nproc_per_node=4 \\\n --master_port 29500 t.py"\n',
+        f'{ASKED}{SRUN} bash -c "cd x && \\\n torchrun --nnodes=2 {MEET} \\\n --master_port 29500 t.py"\n',
         "fixed-port",
         7,
     ),
@@ -127,7 +142,7 @@ CASES: list[tuple[str, str, int]] = [
         "rdzv-id-random",
         5,
     ),
-    (f"{PBS}pbsdsh -- torchrun --node_rank=$PBS_NODEID --nnodes=2 t.py\n", "pbs-nodeid", 4),
+    (f"{PBS}pbsdsh -- torchrun --node_rank=$PBS_NODEID --nnodes=2 {MEET} t.py\n", "pbs-nodeid", 4),
     (GOOD.replace("--nnodes=2", "--nnodes=2 --node_rank=$SLURM_NODEID"), "rank-once", 6),
     (GOOD.replace("--nnodes=2", "--nnodes=2 --node_rank=1"), "rank-once", 6),
     (
@@ -189,12 +204,12 @@ CASES: list[tuple[str, str, int]] = [
     (GOOD.replace(HEAD, "head=$SLURM_NODELIST\n"), "master-is-list", 5),
     (GOOD.replace(f"$head:{PORT}", "$head:$port").replace(HEAD, f"{HEAD}port='29500'\n"), "fixed-port", 6),
     (f"{ASKED}{SRUN} bash -c 'MASTER_PORT=29500 python t.py'\n", "fixed-port", 5),
-    (f"{ASKED}{SRUN} torchrun --nnodes=2 --nproc_per_node=4 --master_port 29500 t.py\n", "fixed-port", 5),
+    (f"{ASKED}{SRUN} torchrun --nnodes=2 {MEET} --master_port 29500 t.py\n", "fixed-port", 5),
     ("torchrun --nnodes=2 --nproc_per_node=4 --rdzv_id=$RANDOM t.py\n", "rdzv-id-random", 1),
     ("RDZV_ID=$RANDOM\ntorchrun --nnodes=2 --rdzv_id=$RDZV_ID t.py\n", "rdzv-id-random", 1),
     (f"{ASKED}export NODE_RANK=$SLURM_NODEID\n{SRUN} python t.py\n", "rank-once", 5),
     (f"{PBS}torchrun --nnodes=2 --nproc_per_node=4 t.py\n", "first-node-only", 4),
-    (f"{PBS}pbsdsh -- torchrun --nnodes=2 --nproc_per_node=8 t.py\n", "tasks-against-nproc", 4),
+    (f"{PBS}pbsdsh -- torchrun --nnodes=2 --nproc_per_node=8 {MEET} t.py\n", "tasks-against-nproc", 4),
     (GOOD.replace("nproc_per_node=4", "nproc_per_node=2"), "tasks-against-nproc", 6),
     (
         f"{ASKED.replace('=1', '=4').replace('#SBATCH --gpus-per-node=4', '#')}{SRUN} --gpus-per-task=1 python t.py\n",
@@ -230,7 +245,7 @@ REMARKS = [
     (GOOD.replace(SRUN, "srun"), "no-kill-on-bad-exit"),
     (GOOD.replace(SRUN, "srun --kill-on-bad-exit=0"), "no-kill-on-bad-exit"),
     (GOOD.replace("#SBATCH --nodes", "#SBATCH --time=1:00:00\n#SBATCH --nodes"), "no-signal"),
-    (f"{PBS}pbsdsh -- torchrun --nnodes=2 --nproc_per_node=4 t.py\n", "no-signal"),
+    (f"{PBS}pbsdsh -- torchrun --nnodes=2 --nproc_per_node=4 {MEET} t.py\n", "no-signal"),
     (GOOD.replace(HEAD, "head=$(srun -N1 -n1 hostname --ip-address)\n"), "head-by-address"),
     (GOOD.replace(HEAD, f"source v/bin/activate\n{HEAD}"), "venv-and-container"),
     (GOOD.replace(HEAD, f"export CUDA_LAUNCH_BLOCKING=1\n{HEAD}"), "debugging-slow"),
@@ -517,7 +532,6 @@ def test_every_trap_has_a_case_above() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        ("--rdzv_endpoint=$head:" + PORT, "--standalone"),
         (
             HEAD,
             f"{HEAD}# head=$(hostname) --rdzv_id='$X'\ncat <<'E' >x\nsrun torchrun --rdzv_id='$Y' x.py\nE\n",

@@ -9,6 +9,7 @@ ONE = TWO.replace("--nodes=2", "--nodes=1")
 SOME = TWO.replace("--nodes=2", "--nodes=2-4")
 PBS = "#!/bin/bash\n#PBS -l select=2:ncpus=8:ngpus=4\n"
 SRUN = "srun -K1"
+MEET = "--rdzv_backend=c10d --rdzv_endpoint=$head:$port"
 IN_IMAGE = f"{SRUN} apptainer exec --nv x.sif"
 
 
@@ -34,23 +35,23 @@ def found(text: str) -> list[tuple[str, int]]:
         (f"{TWO}{SRUN} bash -c 'MASTER_PORT=$P X=29500 python t.py'\n", []),
         (f"{TWO}export X=29500 MASTER_PORT=2950000\n{SRUN} python t.py\n", []),
         (f"{TWO}export MASTER_PORT=29500\n{SRUN} hostname\n", []),
-        (f"{TWO}export MASTER_PORT=29500\n{SRUN} torchrun --nproc_per_node=4 --standalone t.py\n", []),
+        (f"{ONE}export MASTER_PORT=29500\n{SRUN} torchrun --nproc_per_node=4 --standalone t.py\n", []),
         (f"{TWO}export WHO=$SLURM_PROCID\nexport RANK=$X\n{SRUN} python t.py\n", []),
-        (f"{TWO}{SRUN} torchrun --nnodes=2 --nproc_per_node=4 --node_rank=$X t.py\n", []),
+        (f"{TWO}{SRUN} torchrun --nnodes=2 --nproc_per_node=4 --node_rank=$X {MEET} t.py\n", []),
         (f"{SOME}{SRUN} torchrun --nproc_per_node=4 --node_rank=1 t.py\n", []),
         (f"{SOME}{SRUN} torchrun --nproc_per_node=4 --node_rank=$SLURM_NODEID t.py\n", [("rank-once", 3)]),
         (f"{TWO}torchrun --nnodes=2 --nproc_per_node=4 --node_rank=1 t.py\n", [("first-node-only", 3)]),
-        (f"{TWO}{SRUN} bash -c 'torchrun --nnodes=2 --nproc_per_node=4 --node_rank=$SLURM_NODEID t.py'\n", []),
+        (f"{TWO}{SRUN} bash -c 'torchrun --nnodes=2 {MEET} --node_rank=$SLURM_NODEID t.py'\n", []),
         (f"{SOME}torchrun --nproc_per_node=4 t.py\n", []),
         (f"{ONE}torchrun --nproc_per_node=4 t.py\n", []),
         (f"{TWO}hostname\n", []),
-        (f"{TWO}{SRUN} torchrun --nnodes=12345678 --nproc_per_node=4 t.py\n", [("nodes-against-nnodes", 3)]),
-        (f"{TWO}{SRUN} torchrun --nnodes=123456789 --nproc_per_node=4 t.py\n", []),
-        (f"{TWO}{SRUN} torchrun --nnodes=1:2 --nproc_per_node=4 t.py\n", []),
-        (f"{TWO}{SRUN} --ntasks-per-node=2 torchrun --nnodes=2 t.py\n", [("torchrun-per-task", 3)]),
+        (f"{TWO}{SRUN} torchrun --nnodes=12345678 {MEET} t.py\n", [("nodes-against-nnodes", 3)]),
+        (f"{TWO}{SRUN} torchrun --nnodes=123456789 {MEET} t.py\n", []),
+        (f"{TWO}{SRUN} torchrun --nnodes=1:2 {MEET} t.py\n", []),
+        (f"{TWO}{SRUN} --ntasks-per-node=2 torchrun --nnodes=2 {MEET} t.py\n", [("torchrun-per-task", 3)]),
         (f"{TWO}{SRUN} --ntasks-per-node=4 python t.py\n", []),
         (f"{TWO}{SRUN} --ntasks-per-node=5 python t.py\n", [("tasks-against-gpus", 3)]),
-        (f"{TWO}{SRUN} torchrun --nnodes=2 --nproc_per_node=auto t.py\n", []),
+        (f"{TWO}{SRUN} torchrun --nnodes=2 --nproc_per_node=auto {MEET} t.py\n", []),
         (f"{SOME}srun python t.py\n", [("no-kill-on-bad-exit", 3)]),
         (f"{TWO}srun hostname\n", []),
         (
@@ -125,15 +126,15 @@ def test_traps_come_by_their_lines_and_remarks_behind_them() -> None:
 
 
 def test_a_trap_is_quoted_as_a_person_would() -> None:
-    text = (
-        f"{TWO}#SBATCH --ntasks=7 --ntasks-per-node=4\n{SRUN} torchrun --nnodes=3 --nproc_per_node=2 t.py\n"
-    )
+    text = f"{TWO}#SBATCH --ntasks=7 --ntasks-per-node=4\n{SRUN} torchrun --nnodes=3 {MEET} t.py\n"
     assert {one.trap.id: one.text for one in traps.find(text)} == {
         "ntasks-against-nodes": "--ntasks=7, --ntasks-per-node=4, --nodes=2",
-        "torchrun-per-task": f"{SRUN} torchrun --nnodes=3 --nproc_per_node=2 t.py",
+        "torchrun-per-task": f"{SRUN} torchrun --nnodes=3 {MEET} t.py",
         "nodes-against-nnodes": "2 nodes, --nnodes 3",
     }
-    text = f"{PBS}#PBS -l ncpus=8 -l walltime=5\npbsdsh -- torchrun --nnodes=2 --nproc_per_node=8 t.py\n"
+    text = (
+        f"{PBS}#PBS -l ncpus=8 -l walltime=5\npbsdsh -- torchrun --nnodes=2 --nproc_per_node=8 {MEET} t.py\n"
+    )
     assert {one.trap.id: one.text for one in traps.find(text)} == {
         "pbs-mixed-select": "-l select and -l ncpus",
         "tasks-against-nproc": "4 GPUs per node, --nproc_per_node 8",
@@ -143,3 +144,153 @@ def test_a_trap_is_quoted_as_a_person_would() -> None:
 
 def test_old_line_ends_are_those_of_lines() -> None:
     assert found(f"{TWO}echo $PBS_NODEID\n".replace("\n", "\r")) == [("pbs-nodeid", 3)]
+
+
+FOUR = "#!/bin/bash\n#SBATCH --nodes=4 --ntasks-per-node=1 --gpus-per-node=4\n"
+FOUR_OF_PBS = "#!/bin/bash\n#PBS -l select=4:ncpus=8:ngpus=4\n"
+OF_NODES = {"no-nnodes", "standalone-on-several-nodes", "no-endpoint", "no-node-rank"}
+MODULE = "python -m torch.distributed.run"
+
+
+def told_of_nodes(text: str) -> list[tuple[str, int]]:
+    return [one for one in found(text) if one[0] in OF_NODES]
+
+
+@pytest.mark.parametrize(
+    ("text", "trap"),
+    [
+        (f"{FOUR}{SRUN} torchrun --nproc_per_node=4 t.py", "no-nnodes"),
+        (f"{FOUR}{SRUN} torchrun --nproc-per-node 4 t.py", "no-nnodes"),
+        (f"{FOUR}{SRUN} torchrun --nnodes 1:1 --nproc-per-node 4 t.py", "no-nnodes"),
+        (f"{FOUR}{SRUN} torchrun --nproc_per_node=4 {MEET} t.py", "no-nnodes"),
+        (f"{FOUR}{SRUN} torchrun --nproc_per_node=4 -m pkg.t", "no-nnodes"),
+        (f"{FOUR}{SRUN} torchrun --nproc_per_node=4 $HOME/t.py", "no-nnodes"),
+        (f"{FOUR}{SRUN} torchrun --nproc_per_node=4 $WHERE/x/t.py", "no-nnodes"),
+        (f"{FOUR}{SRUN} bash -c 'torchrun --nproc_per_node=4 t.py'", "no-nnodes"),
+        (f"{FOUR}{SRUN} bash -c 'torchrun --nproc_per_node=4 t.py >log.$SLURM_NODEID 2>&1'", "no-nnodes"),
+        (f"{FOUR}{SRUN} bash -c 'torchrun --nproc_per_node=4 t.py | tee -a log.$SLURM_NODEID'", "no-nnodes"),
+        (f'{FOUR}{SRUN} bash -c "torchrun --nproc_per_node=4 --node_rank=\\$SLURM_NODEID t.py"', "no-nnodes"),
+        (f"{FOUR}{IN_IMAGE} torchrun --nproc_per_node=4 t.py", "no-nnodes"),
+        (f"{FOUR}{SRUN} --nodes=$SLURM_NNODES torchrun --nproc_per_node=4 t.py", "no-nnodes"),
+        (f"{FOUR}{SRUN} -N 2 torchrun --nproc_per_node=4 t.py", "no-nnodes"),
+        (f"{FOUR}{SRUN} -n 4 torchrun --nproc_per_node=4 t.py", "no-nnodes"),
+        (f"#!/bin/bash\n#\n{SRUN} -N 4 torchrun --nproc_per_node=4 t.py", "no-nnodes"),
+        (f"#!/bin/bash\n#SBATCH -N 4\n{SRUN} torchrun --nproc_per_node=4 t.py", "no-nnodes"),
+        (f"{FOUR_OF_PBS}pbsdsh -- torchrun --nproc_per_node=4 t.py", "no-nnodes"),
+        (f"{FOUR_OF_PBS}mpiexec -n 4 --ppn 1 torchrun --nproc_per_node=4 t.py", "no-nnodes"),
+        (f"{FOUR_OF_PBS}mpirun -np $N torchrun --nproc_per_node=4 t.py", "no-nnodes"),
+        (f"{FOUR}{SRUN} torchrun --nnodes=4 --nproc_per_node=4 t.py", "no-endpoint"),
+        (f"{FOUR}{SRUN} torchrun --nnodes $SLURM_NNODES --nproc_per_node=4 t.py", "no-endpoint"),
+        (f"{FOUR}{SRUN} torchrun --nnodes=1:4 --nproc_per_node=4 t.py", "no-endpoint"),
+        (f"{FOUR}{SRUN} torchrun --nnodes=4 --rdzv-backend c10d --rdzv-id $SLURM_JOB_ID t.py", "no-endpoint"),
+        (f"{FOUR}{SRUN} torchrun --nnodes=4 --rdzv_backend=c10d --master_addr=$head t.py", "no-endpoint"),
+        (f"{FOUR}{SRUN} bash -c 'torchrun --nnodes=4 --node_rank=$SLURM_NODEID t.py'", "no-endpoint"),
+        (f"{SOME}{SRUN} torchrun --nnodes=2 --nproc_per_node=4 t.py", "no-endpoint"),
+        (f"{FOUR_OF_PBS}pbsdsh -- torchrun --nnodes=4 --nproc_per_node=4 t.py", "no-endpoint"),
+        (f"{FOUR}{SRUN} torchrun --nnodes=4 --master_addr=$head --master_port=$port t.py", "no-node-rank"),
+        (f"{FOUR}{SRUN} torchrun --nnodes=4 --rdzv_id=$id --rdzv_endpoint=$head:$port t.py", "no-node-rank"),
+        (f"{FOUR}{SRUN} torchrun --nnodes=4 --rdzv-backend static --rdzv-endpoint $head:$port t.py", "no-node-rank"),
+        (
+            f"{FOUR}{SRUN} bash -c 'NODE_RANK=$SLURM_NODEID torchrun --nnodes=4 --master_addr=a t.py'",
+            "no-node-rank",
+        ),
+        (f"{FOUR}{SRUN} torchrun --standalone --nnodes=4 --nproc_per_node=4 t.py", "standalone-on-several-nodes"),
+        (f"{FOUR}{SRUN} torchrun --standalone --nnodes=1 --nproc_per_node=4 t.py", "standalone-on-several-nodes"),
+        (f"{FOUR}{SRUN} torchrun --standalone $OTHERS t.py", "standalone-on-several-nodes"),
+        (f"{FOUR}{SRUN} torchrun --standalone --nnodes=4 {MEET} t.py", "standalone-on-several-nodes"),
+        (f"{FOUR}{SRUN} {MODULE} --standalone --nproc_per_node=4 t.py", "standalone-on-several-nodes"),
+    ],
+)  # fmt: skip
+def test_nodes_that_would_train_alone_or_never_meet_are_a_trap(text: str, trap: str) -> None:
+    assert told_of_nodes(f"{text}\n") == [(trap, 3)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{ONE}{SRUN} torchrun --nproc_per_node=4 t.py",
+        f"{ONE}{SRUN} torchrun --standalone --nproc_per_node=4 t.py",
+        f"{ONE}{SRUN} torchrun --nnodes=$SLURM_NNODES --nproc_per_node=4 t.py",
+        f"{ONE}torchrun --nnodes=1 --nproc_per_node=4 t.py",
+        f"{SOME}{SRUN} torchrun --nproc_per_node=4 t.py",
+        f"{SOME}{SRUN} torchrun --nnodes=$SLURM_NNODES --nproc_per_node=4 t.py",
+        "#!/bin/bash\ntorchrun --standalone --nproc_per_node=4 t.py",
+        "#!/bin/bash\ntorchrun --nnodes=2 --nproc_per_node=4 t.py",
+        f"#!/bin/bash\n{SRUN} torchrun --nproc_per_node=4 t.py",
+        f"{FOUR}{SRUN} torchrun --nnodes=4 --nproc_per_node=4 {MEET} t.py",
+        f"{FOUR}{SRUN} torchrun --nnode=4 --nproc_per_node=4 {MEET} t.py",
+        f"{FOUR}{SRUN} torchrun --nnodes $SLURM_NNODES --rdzv-backend c10d --rdzv-endpoint $head:$port t.py",
+        f"{FOUR}{SRUN} torchrun --nnodes=4 --rdzv_backend=$backend t.py",
+        f"{FOUR}{SRUN} torchrun --nnodes=4 --rdzv_backend=etcd-v2 --rdzv_endpoint=$etcd t.py",
+        f"{FOUR}{SRUN} bash -c 'torchrun --nnodes=4 --node_rank=$SLURM_NODEID --master_addr=$head t.py'",
+        f"{FOUR}{SRUN} bash -c 'torchrun --nnodes=4 --node_rank=$SLURM_PROCID --rdzv_endpoint=$head:$port t.py'",
+        f"{FOUR}export PET_NNODES=4 PET_RDZV_BACKEND=c10d PET_RDZV_ENDPOINT=$h:$p\n{SRUN} torchrun t.py",
+        f"{FOUR}{SRUN} bash -c 'PET_NODE_RANK=$SLURM_NODEID torchrun --nnodes=4 --master_addr=$head t.py'",
+        f"{FOUR}{SRUN} torchrun $OPTIONS t.py",
+        f"{FOUR}{SRUN} torchrun --nproc_per_node=4 ${{OPTIONS[@]}} t.py",
+        f'{FOUR}{SRUN} torchrun --nproc_per_node=4 "$@"',
+        f"{FOUR}WHERE='--nnodes=4 --rdzv_backend=c10d'\n{SRUN} torchrun --nproc_per_node=4 $WHERE t.py",
+        f"{FOUR}torchrun --nproc_per_node=4 t.py",
+        f"{FOUR}{SRUN} -N1 -n1 torchrun --nproc_per_node=4 t.py",
+        f"{FOUR}{SRUN} --ntasks=1 torchrun --standalone --nproc_per_node=4 t.py",
+        f"{FOUR}{SRUN} -w $first torchrun --nproc_per_node=4 t.py",
+        f"{FOUR}{SRUN} -N $n torchrun --nproc_per_node=4 t.py",
+        f"{FOUR}{SRUN} bash -c 'torchrun --nproc_per_node=4 t.py --fold $SLURM_PROCID'",
+        f"{FOUR}{SRUN} bash -c 'export SEED=$SLURM_NODEID; torchrun --standalone t.py --seed $SEED'",
+        f"{FOUR}{SRUN} bash -c 'if [ $(hostname) = $head ]; then torchrun --nnodes=4 --master_addr=$head t.py; fi'",
+        f"{FOUR}if [ $SLURM_NNODES -gt 1 ]; then\n{SRUN} torchrun --nnodes=4 {MEET} t.py\nelse\n"
+        f"{SRUN} torchrun --standalone t.py\nfi",
+        f"{FOUR}for n in 0 1 2 3; do\n{SRUN} -w ${{h[$n]}} torchrun --nnodes=4 --node_rank=$n --master_addr=a t.py &\ndone",
+        f"{FOUR_OF_PBS}for h in a b c d; do\nssh $h torchrun --nnodes=4 --node_rank=$((i++)) --master_addr=a t.py &\ndone",
+        f"{FOUR_OF_PBS}for h in a b c d; do\nssh $h torchrun --nproc_per_node=4 t.py &\ndone",
+        f"{FOUR_OF_PBS}ssh a torchrun --nnodes=2 t.py &\nssh b torchrun --nnodes=2 --node_rank=1 --master_addr=a t.py",
+        f"{FOUR_OF_PBS}pdsh -w a,b torchrun --nnodes=2 --node_rank=%n --master_addr=a t.py",
+        f"{FOUR_OF_PBS}pbsdsh -n 1 torchrun --nproc_per_node=4 t.py",
+        f"{FOUR_OF_PBS}mpiexec -n 1 torchrun --nproc_per_node=4 t.py",
+        f"{FOUR_OF_PBS}mpiexec -n 4 --ppn 4 torchrun --nproc_per_node=1 t.py",
+        f"{FOUR}{SRUN} accelerate launch --num_processes 16 t.py",
+    ],
+)  # fmt: skip
+def test_nodes_that_meet_or_are_to_work_alone_are_none(text: str) -> None:
+    assert told_of_nodes(f"{text}\n") == []
+
+
+@pytest.mark.parametrize(
+    ("options", "trap"),
+    [("--nnodes=4 --node_rank=$i", "no-endpoint"), ("--nnodes=4 --master_addr=$head", "no-node-rank")],
+)
+@pytest.mark.parametrize("starter", ["ssh $h", f"{SRUN} -N1 -n1 -w $h"])
+def test_a_loop_that_starts_nodes_which_never_meet_is_a_trap(starter: str, options: str, trap: str) -> None:
+    text = f"{FOUR}for h in $hosts; do\n  {starter} torchrun {options} t.py &\ndone\nwait\n"
+    assert told_of_nodes(text) == [(trap, 4)]
+
+
+@pytest.mark.parametrize(
+    ("line", "is_told"),
+    [
+        ("torchrun --nnodes=1 t.py", True),
+        ("-N 2 torchrun --nnodes=2 t.py", False),
+        ("-N 2 torchrun --nnodes=3 t.py", True),
+        ("-N1 -n1 torchrun --nnodes=1 t.py", False),
+        ("bash -c 'torchrun --nnodes=1 t.py --fold $SLURM_PROCID'", False),
+        ("torchrun --standalone --nnodes=1 t.py", False),
+    ],
+)
+def test_nnodes_is_compared_with_the_nodes_of_its_own_step(line: str, is_told: bool) -> None:
+    traps_found = [name for name, _ in found(f"{FOUR}{SRUN} {line}\n")]
+    assert ("nodes-against-nnodes" in traps_found) == is_told
+
+
+@pytest.mark.parametrize("word", ["$S", '"${S}"'])
+@pytest.mark.parametrize(
+    ("value", "is_told"), [("t.py", True), ("~/t.py", True), ("$HOME/t.py", True), ("--nnodes=4", False), ("$X", False)]
+)  # fmt: skip
+def test_a_variable_in_front_may_hold_options(word: str, value: str, is_told: bool) -> None:
+    text = f"{FOUR}S='{value}'\n{SRUN} torchrun --nproc_per_node=4 {word} --lr 1\n"
+    assert told_of_nodes(text) == ([("no-nnodes", 4)] if is_told else [])
+
+
+def test_standalone_is_quoted_with_the_nodes_of_its_step() -> None:
+    text = f"{FOUR}{SRUN} -N 2 torchrun \\\n  --nproc_per_node=4 \\\n  --standalone t.py\n"
+    (one,) = [one for one in traps.find(text) if one.trap.id in OF_NODES]
+    assert (one.line, one.text) == (5, "2 nodes, --standalone")
