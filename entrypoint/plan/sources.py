@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from entrypoint.core import files
+from entrypoint.core import files, spelling
 from entrypoint.core.errors import BadInput
 from entrypoint.plan import commands, options
 from entrypoint.plan.commands import split_command, typed
 from entrypoint.plan.failure_policy import FailurePolicy
 from entrypoint.plan.options import Option, flag
 from entrypoint.plan.origin import DEFAULT, FLAG, Origin, ValueSource, from_profile, from_variable
+from entrypoint.plan.passed import matches
 
 DOCTOR = ("-m", "entrypoint.doctor")
 REFERENCE_JOB = ("-m", "train", "--config", "digits")
@@ -28,6 +29,16 @@ COLUMNS = 100
 """Of help, at most."""
 MOST_ARGUMENTS = 1 << 23
 """Bytes: a kernel passes 6 MB at most."""
+PREFIX = "APPTRAIN_"
+OF_JOB_SCRIPTS = """
+    ANSWER_TIMEOUT APPTAINER ARGS ARGS_FILE ATTEMPT BIND CACHE CHAIN CUDA_COMPAT HOME IMAGE NGPUS PASS UNPACK
+"""
+"""What people may set besides the options' variables, without the prefix."""
+OF_PROCESSES = """
+    AT_HAND BIND_* CHAIN_FILE EMBEDDED_* HAND HEARTBEAT IMAGE_ID IMAGE_PARTITION JOB_ID NODE NOT_PASSED
+    OUTCOME PLACE PROGRESS PYTHON STACK TASK TEMPLATE WORK
+"""
+"""What one of our processes tells another."""
 
 
 @dataclass(frozen=True)
@@ -228,6 +239,7 @@ def resolve(
 
     Raises BadInput naming the flag or variable, the value, and what it must be.
     """
+    _check_spelling(env)
     settings = {}
     for option in options.OPTIONS:
         if (text := given.get(option.name)) is not None:
@@ -244,6 +256,22 @@ def resolve(
     if settings["doctor"].value:
         command = (*DOCTOR, *command)
     return Settings(settings, command)
+
+
+def _check_spelling(env: Mapping[str, str]) -> None:
+    """Raises BadInput for a variable a letter apart from one of ours: it would count for nothing. Others
+    with our prefix may be somebody's own."""
+    known = [*(option.variable.removeprefix(PREFIX) for option in options.OPTIONS), *OF_JOB_SCRIPTS.split()]
+    for name in sorted(env):
+        own = name.removeprefix(PREFIX)
+        if own == name or matches(own, [*known, *OF_PROCESSES.split()]):
+            continue
+        if meant := spelling.near(own, known, 1, spelling.LITERAL):
+            raise BadInput(
+                "variable-unknown",
+                f"{name} is no variable of apptrain: did you mean {PREFIX}{meant[0]}? Correct the name, or "
+                "unset it",
+            )
 
 
 def _parse(option: Option, name: str, text: str) -> Any:

@@ -1,14 +1,17 @@
 """Where a value comes from, and how a line of options becomes texts and again a line."""
 
 import argparse
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from entrypoint.core.checkout import HOME
 from entrypoint.core.errors import BadInput
 from entrypoint.plan import sources
 from entrypoint.plan.options import OPTIONS
+from entrypoint.plan.passed import matches
 
 NO_PROFILE: dict[str, Any] = {}
 
@@ -179,3 +182,37 @@ def test_what_was_given_and_is_empty_is_refused_and_no_default_is() -> None:
     assert vars(parser.parse_args([])) == nothing
     parser.takes_empty = True  # type: ignore[attr-defined]
     assert vars(parser.parse_args(["--dir", ""])) == nothing
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [("IMGE", "IMAGE"), ("MAX_RESTART", "MAX_RESTARTS"), ("RUNDIR", "RUN_DIR"), ("nnodes", "NNODES"), ("BINDS", "BIND")],
+)  # fmt: skip
+def test_a_variable_a_letter_apart_from_one_of_ours_is_refused(name: str, meant: str) -> None:
+    with pytest.raises(BadInput) as refused:
+        resolved({}, {f"APPTRAIN_{name}": "x"}, NO_PROFILE)
+    assert str(refused.value) == (
+        f"APPTRAIN_{name} is no variable of apptrain: did you mean APPTRAIN_{meant}? Correct the name, or unset it"
+    )
+
+
+def test_a_variable_of_somebody_elses_with_our_prefix_is_left_alone() -> None:
+    assert resolved({}, {"APPTRAIN_LOG": "x", "APPTRAIN_TEST_IMAGE": "y", "APPTRAIN_": "z"}, NO_PROFILE)
+
+
+def test_every_variable_that_our_code_reads_is_known() -> None:
+    """Else one that two of our processes share could be taken for a misspelled one."""
+    places = [HOME / "apptrain", *(HOME / "src").rglob("*.py"), *(HOME / "entrypoint").rglob("*.py")]
+    for folder in ("host", "slurm", "pbs", "containers"):
+        places += [
+            path
+            for path in (HOME / folder).rglob("*")
+            if path.suffix in (".sh", ".py", ".def", ".sbatch", ".pbs")
+        ]
+    found = {
+        name for path in places for name in re.findall(r"\bAPPTRAIN_[A-Z][A-Z_]*[A-Z]\b", path.read_text())
+    }
+    known = {option.variable for option in OPTIONS}
+    known |= {f"APPTRAIN_{name}" for name in (sources.OF_JOB_SCRIPTS + sources.OF_PROCESSES).split()}
+    assert len(found) > 50
+    assert {name for name in found if not matches(name, known)} == {"APPTRAIN_FOO_BAR"}
