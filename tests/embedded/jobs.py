@@ -121,12 +121,22 @@ def give_up_all() -> None:
         STARTED.pop().give_up()
 
 
-def start(tmp_path: Path, *arguments: str, env: dict[str, str] | None = None, **bounds: float) -> Job:
-    """Starts the embedded scheduler in `tmp_path` with its run directory there; `bounds` as in hasty.py."""
+def start(
+    tmp_path: Path,
+    *arguments: str,
+    env: dict[str, str] | None = None,
+    gate: Path | None = None,
+    **bounds: float,
+) -> Job:
+    """Starts the embedded scheduler in `tmp_path` with its run directory there; `bounds` as in hasty.py.
+    `gate`: it waits until this file is there."""
     run = tmp_path / "run"
+    tmp_path.mkdir(exist_ok=True)
     hasty = ["tests.embedded.hasty", *(f"{name}={value}" for name, value in bounds.items()), "embedded"]
     program = hasty if bounds else ["entrypoint.cli.embedded"]
     argv = [sys.executable, "-P", "-m", *program, "--run-dir", str(run), *arguments]
+    if gate:
+        argv = ["sh", "-c", 'until [ -e "$0" ]; do sleep 0.05; done; exec "$@"', str(gate), *argv]
     return Job(argv, tmp_path, run, clean_env(**({"APPTRAIN_PASS": "PYTHONPATH"} | (env or {}))))
 
 

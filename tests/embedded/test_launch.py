@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 import jsonschema
 import pytest
 
-from entrypoint.plan.rendezvous import port_pair
+from entrypoint.plan.rendezvous import JOBS, port_pair
 from tests.embedded.jobs import (
     CHECKOUT,
     Ended,
@@ -954,7 +955,7 @@ def test_an_agent_whose_ranks_have_ended_leaves_at_once(tmp_path: Path) -> None:
 
 
 def number_of(scheduler: int) -> int | None:
-    """The number that an embedded scheduler has taken, by the name of its socket; None before."""
+    """The slot that an embedded scheduler has taken, by the name of its socket; None before."""
     open_files = set()
     for file in Path(f"/proc/{scheduler}/fd").iterdir():
         with contextlib.suppress(OSError):  # it was just closed
@@ -967,14 +968,19 @@ def number_of(scheduler: int) -> int | None:
 
 
 def test_a_taken_join_port_is_met_with_the_next_attempts_ports(tmp_path: Path) -> None:
-    job = start(tmp_path, *SHELL, "echo attempt $MASTER_PORT")
-    job.until(lambda: number_of(job.process.pid) is not None, "it has its number")
-    number = number_of(job.process.pid)
-    assert number is not None
-    _, join_port = port_pair(job_number=number, array_index=0, step=0, attempt=0)
-    with socket.socket() as taken:  # before any node listens
-        taken.bind(("127.0.0.1", join_port))  # nobody answers there, or node 1 would wait for words
-        ended = job.end()
+    for another in range(20):
+        gate = tmp_path / f"{another}.go"
+        job = start(tmp_path / f"{another}", *SHELL, "echo attempt $MASTER_PORT", gate=gate)
+        number = job.process.pid
+        _, join_port = port_pair(job_number=number, array_index=0, step=0, attempt=0)
+        with socket.socket() as taken, contextlib.suppress(OSError):  # another job may have it
+            taken.bind(("127.0.0.1", join_port))  # nobody answers there, or node 1 would wait for words
+            gate.touch()
+            job.until(partial(number_of, number), "it has its number")
+            if number_of(number) == number % JOBS:
+                ended = job.end()
+                break
+        job.give_up()
     assert {int(port) for port in re.findall(r"127\.0\.0\.1:(\d+) is taken", ended.err)} == {join_port}
     second, _ = port_pair(job_number=number, array_index=0, step=0, attempt=1)
     assert (ended.status, ended.out) == (0, f"attempt {second}\n" * 2), ended.err
