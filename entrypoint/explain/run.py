@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from entrypoint.core import files
-from entrypoint.core.plain import plain
+from entrypoint.core.errors import DONE, SAVED
+from entrypoint.core.plain import counted, plain
 from entrypoint.explain import catalogue, lines, logs, messages
 from entrypoint.explain.catalogue import GENERAL
 from entrypoint.explain.judge import CauseFound, Judgement
@@ -39,11 +40,13 @@ class Told:
     """The folder with where each rank was; empty for none."""
     loss: str = ""
     """Of a failure that is a node's loss, its entry."""
+    otherwise: str = "it ended well, or still runs"
+    """What became of an attempt without a failure."""
 
     @property
     def ended(self) -> str:
         if self.failure is None:
-            return f"attempt {self.attempt} has no failure: it ended well, or still runs"
+            return f"attempt {self.attempt} has no failure: {self.otherwise}"
         who = f"rank {self.failure.rank} on " if self.failure.rank is not None else ""
         return str(plain(f"{who}{self.failure.node}: status {self.failure.status}: {self.failure.reason}"))
 
@@ -96,7 +99,22 @@ def _told(path: Path, attempt: int, found: Mapping[str, Outcome], *, script_is_l
         f"outcome/{name}" if name else "",
         stacks if files.is_directory(path / stacks) else "",
         loss,
+        _without_failure(found, names),
     )
+
+
+def _without_failure(found: Mapping[str, Outcome], names: Mapping[int, str]) -> str:
+    """What became of an attempt in which nothing failed, as far as its nodes' outcomes tell."""
+    one_a_node = {outcome.place(name): one.status for name, one in found.items() if name.count(".") == 1}
+    if not names or not one_a_node:
+        return Told.otherwise
+    if missing := [name for place, name in sorted(names.items()) if place not in one_a_node]:
+        why = f"left no outcome that can be read, such as {missing[0]}: it still runs, or was killed"
+        return str(plain(f"{len(missing)} of {counted(len(names), 'node')} {why}"))
+    statuses = set(one_a_node.values())
+    if statuses == {SAVED}:
+        return f"it has saved, and ended as planned (status {SAVED})"
+    return "it ended well" if statuses == {DONE} else Told.otherwise
 
 
 def _is_doubtful(one: Outcome, gone: Iterable[str]) -> bool:

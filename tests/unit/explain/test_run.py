@@ -53,6 +53,31 @@ def test_a_run_that_ended_well_has_no_failure(tmp_path: Path) -> None:
     assert told.ended == "attempt 1 has no failure: it ended well, or still runs"
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "said"),
+    [
+        ({"0_0": 0, "0_1": 0, "0_2": 0}, "it ended well"),
+        ({"0_0": 75, "0_1": 75, "0_2": 75}, "it has saved, and ended as planned (status 75)"),
+        (
+            {"0_0": 0, "0_2": 0},
+            "1 of 3 nodes left no outcome that can be read, such as b: it still runs, or was killed",
+        ),
+        ({"0_0": 0, "0_1": 75, "0_2": 0}, "it ended well, or still runs"),
+        # Of a node's tasks it is not known how many there are.
+        ({"0_0_0": 0, "0_1_0": 0, "0_2_0": 0}, "it ended well, or still runs"),
+    ],
+)
+def test_what_became_of_a_run_without_a_failure_is_what_all_its_nodes_left(
+    tmp_path: Path, outcomes: dict[str, int], said: str
+) -> None:
+    path = directory(tmp_path, **{f"_{name}": outcome(status, 1.0) for name, status in outcomes.items()})
+    attempts = [{"attempt": 0, "nodes": ["a", "b", "c"]}]
+    (path / "manifest.json").write_text(json.dumps({"schema_version": 2, "attempts": attempts}))
+    told = run.read(path)
+    assert told
+    assert told.ended == f"attempt 0 has no failure: {said}"
+
+
 def test_a_failure_of_no_rank_is_its_nodes(tmp_path: Path) -> None:
     told = run.read(directory(tmp_path, _0_1=outcome(69, 1.0, rank="", error="a\x1b is late")))
     assert told
