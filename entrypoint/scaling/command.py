@@ -6,7 +6,6 @@ Runs with the Python of a login node, from 3.9 on.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import shlex
@@ -183,12 +182,13 @@ def _measure(
     )
     if repeats != int(repeats) or repeats > sweep.MOST_REPEATS:
         raise BadInput("scaling-repeats", f"--repeats {given.repeats}: give 1 to {sweep.MOST_REPEATS}")
+    first = _first_size(nodes, command)
     if given.cluster:
         _refuse_of_this_machine(given)
         known = words_of(profile.load(given.cluster, asked=f"--cluster {given.cluster}").scheduler)
     else:
         _refuse_in_job(env)
-        check_run(_of_first_run(nodes, options, command))
+        check_run(["--nodes", str(first), *options, "--", *sweep.of_size(command, first, batch=0)])
         options = [*options, *_threads(options, nodes[-1], env)]
     batch = _batch(command) if kind == "weak" and tuple(command[:2]) == REFERENCE else 0
     asked = Sweep(
@@ -260,12 +260,19 @@ def _default_sizes(cluster: str) -> tuple[int, ...]:
     return tuple(one for one in (1, 2, 4, 8) if one <= max(2, cores))
 
 
-def _of_first_run(nodes: Sequence[int], options: Sequence[str], command: Sequence[str]) -> list[str]:
-    """Arguments of `apptrain run` for the first size that CMD can have."""
+def _first_size(nodes: Sequence[int], command: Sequence[str]) -> int:
+    """The first of these that CMD can have. Raises BadInput unless there are two."""
+    found, why = [], ""
     for size in nodes:
-        with contextlib.suppress(NoSuchSize):
-            return ["--nodes", str(size), *options, "--", *sweep.of_size(command, size, batch=0)]
-    return ["--nodes", str(nodes[0]), *options, "--", *command]
+        try:
+            sweep.of_size(command, size, batch=0)
+        except NoSuchSize as error:
+            why = why or str(error)
+        else:
+            found.append(size)
+    if len(found) < 2:
+        raise BadInput("scaling-division", f"{why}, and two sizes are needed: give --nodes that divide it")
+    return found[0]
 
 
 def _threads(options: Sequence[str], most: int, env: Mapping[str, str]) -> list[str]:

@@ -374,18 +374,6 @@ def test_a_disk_that_fails_ends_a_sweep_with_a_line(
     assert capsys.readouterr().err.endswith("apptrain: No space left on device: /x/n1-r1\n")
 
 
-def test_the_command_of_a_sweep_that_no_size_can_have_is_checked_as_it_stands() -> None:
-    checked: list[list[str]] = []
-
-    def check(words: list[str]) -> None:
-        checked.append(words)
-        raise BadInput("id", "no")
-
-    with pytest.raises(BadInput, match=r"^no$"):
-        command.main(["--nodes", "3,4", "--", "my.py", "{65/nodes}"], {}, check)
-    assert checked == [["--nodes", "3", "--", "my.py", "{65/nodes}"]]
-
-
 def test_ranks_have_a_thread_at_least(
     asked: Callable[..., tuple[Sweep, list[str], list[str], int]],
 ) -> None:
@@ -413,7 +401,7 @@ def test_what_run_would_refuse_is_refused_before_a_directory_is_made(
         checked.append(words)
         raise BadInput("id", "no")
 
-    words = ["--nodes", "3,4", "--device", "cpu", "--", "my.py", "--batch={64/nodes}"]
+    words = ["--nodes", "3,4,8", "--device", "cpu", "--", "my.py", "--batch={64/nodes}"]
     with pytest.raises(BadInput, match=r"^no$"):
         command.main(words, {}, check)
     assert checked == [["--nodes", "4", "--device", "cpu", "--", "my.py", "--batch=16"]]
@@ -475,6 +463,8 @@ def test_secrets_of_the_command_are_run_and_not_written(
         (["my.py"], "scaling-no-dashes"),
         (["runs/a", "--", "my.py"], "scaling-run-and-cmd"),
         (["--nodes", "1", "--", "my.py"], "scaling-sizes-count"),
+        (["--nodes", "2,3", "--", "my.py", "n={7/nodes}"], "scaling-division"),
+        (["--nodes", "2,4", "--cluster", "lab", "--", "my.py", "n={6/nodes}"], "scaling-division"),
         (["--repeats", "0", "--", "my.py"], "scaling-number"),
         (["--repeats", "1.5", "--", "my.py"], "scaling-repeats"),
         (["--repeats", "51", "--", "my.py"], "scaling-repeats"),
