@@ -20,13 +20,14 @@ from entrypoint.batch.pbs import job as pbs
 from entrypoint.batch.pbs.qstat import attributes
 from entrypoint.batch.prepared import PreparedJob
 from entrypoint.batch.staging import Bandwidth, Copy, Staging
+from entrypoint.core import files
 from entrypoint.core.errors import BadInput
 from entrypoint.core.plain import file_part, plain
 from entrypoint.job import handover, rundir
 from entrypoint.job.handover import Facts
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import processes
-from entrypoint.plan import commands, mistakes, options, profile, rules, sources
+from entrypoint.plan import commands, mistakes, options, profile, rules, secret_file, sources
 from entrypoint.plan.failure_policy import FailurePolicy
 from entrypoint.plan.launch_plan import describe
 from entrypoint.plan.profile import Profile
@@ -126,7 +127,8 @@ def prepare(where: Path, inside: Mapping[str, str]) -> int:
 
 
 def _check(env: Mapping[str, str], facts: Facts, settings: Settings, granted: Granted, run_dir: Path) -> None:
-    """Raises BadInput where no node could run CMD, or the run directory is another program's."""
+    """Raises BadInput where no node could run CMD or take its secrets, or the run directory is another
+    program's."""
     command = settings.command
     # PBS starts tasks in HOME, and containers/run.sh goes to where the job was submitted.
     is_pbs_job = facts.one("scheduler") == "pbs" and "PBS_JOBID" in env
@@ -136,6 +138,9 @@ def _check(env: Mapping[str, str], facts: Facts, settings: Settings, granted: Gr
     program = commands.program(command, mode=mode, no_python=no_python)
     mistakes.check_training(program, 1, folder)
     mistakes.check_run_dir(run_dir, command)
+    secrets = settings.value("secrets")
+    if secrets and files.is_there(folder / secrets):  # else only the nodes see it
+        secret_file.read(folder / secrets)
 
 
 def _profile(name: str, env: Mapping[str, str], facts: Facts) -> str:

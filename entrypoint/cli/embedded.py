@@ -28,7 +28,7 @@ from entrypoint.job.again import another_port_may_help
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.node import guardian, processes
-from entrypoint.plan import commands, mistakes, options, passed, rendezvous, sources
+from entrypoint.plan import commands, mistakes, options, passed, rendezvous, secret_file, sources
 from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.resolve import resolve
 from entrypoint.ranks import output
@@ -204,6 +204,8 @@ def _plan(job: LocalJob, env: Mapping[str, str]) -> tuple[LaunchPlan, sources.Se
     launch.check(plan)
     mistakes.check_training(plan.program, plan.world_size, Path.cwd())
     mistakes.check_run_dir(job.run_dir, plan.command)
+    if secrets := settings.value("secrets"):
+        secret_file.read(secrets)
     return plan, settings
 
 

@@ -701,6 +701,8 @@ def test_a_job_script_is_as_old_as_its_process(host: Host) -> None:
         (("--", "torchrun", "x.py"), "CMD begins with torchrun: "),
         (("--", "-m", "train", "step=2"), "train: the following arguments are required: --config"),
         (("--run-dir", "of-another", "--", "my.py"), "the run directory .* is that of x.py, not of my.py: "),
+        (("--secrets", "open", "--", "my.py"), "--secrets .*/open is open to others "),
+        (("--secrets", "/no/such", "--", "my.py"), ""),
         (("--", "/no/such/x.py"), ""),
         (("--no-python", "--", "no-such-program"), ""),
         (("--", "-m", "train", "--config", "digits", "batch_size=7"), ""),
@@ -711,6 +713,8 @@ def test_what_no_node_could_run_is_refused_before_any_starts(
 ) -> None:
     (host.work / "of-another").mkdir()
     (host.work / "of-another/manifest.json").write_text('{"attempts": [{"command": ["x.py"]}]}')
+    (host.work / "open").write_text("A=1\n")
+    (host.work / "open").chmod(0o644)
     if not said:
         host.ask(*command)
         return

@@ -285,6 +285,7 @@ def test_the_run_directory_is_that_of_the_option_else_of_the_variable(bare: Path
         ("--node 3 -- my.py", "unrecognized arguments: --node 3: did you mean --nodes or --node-rank?"),
         ("-- nothere.py", "CMD nothere.py does not exist in {}: did you mean my.py?"),
         ("-- -m train step=2", "train: the following arguments are required: --config: see python -m train --help"),
+        ("--secrets no -- my.py", "--secrets no cannot be read (No such file or directory): give a file with one NAME=VALUE a line, in your home or another folder that the image shows"),
         ("--run-dir of-another -- my.py", "the run directory {}/of-another is that of x.py, not of my.py: give another with --run-dir, or, where that is its new name, remove {}/of-another/manifest.json"),
     ],
 )  # fmt: skip
