@@ -81,9 +81,12 @@ def train(index):
 
 
 if __name__ == "__main__":
+    element = os.environ.get("SLURM_ARRAY_TASK_ID") or os.environ.get("PBS_ARRAY_INDEX") or ""
     if sys.argv[1:2] == ["--element"]:
-        train(int(sys.argv[2]))
+        element = "".join(sys.argv[2:])
     elif sys.argv[1:]:
         sys.exit(collect(sys.argv[1:]))
-    else:
-        train(int(os.environ.get("SLURM_ARRAY_TASK_ID") or os.environ["PBS_ARRAY_INDEX"]))
+    if element not in map(str, range(len(GRID))):
+        begin = f"element {element}" if element else "no job array, and no --element"
+        sys.exit(f"{begin}: GRID has the elements 0 to {len(GRID) - 1}; this file's first lines start them")
+    train(int(element))

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -491,6 +491,18 @@ def test_an_element_of_a_sweep_has_the_same_result_over_a_planned_end(tmp_path: 
     results = [json.loads((ended.run / "sweep.json").read_text()) for ended in (whole, last)]
     assert results[0] == results[1]
     assert (results[0]["index"], results[0]["steps"]) == (3, 200)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [((), "no job array, and no --element"), (("--element", "4"), "element 4")]
+)
+def test_a_sweep_without_an_element_of_its_grid_says_which_there_are(words: Sequence[str], said: str) -> None:
+    script = CHECKOUT / "examples/sweep.py"
+    ended = subprocess.run(
+        [sys.executable, script, *words], capture_output=True, text=True, env={}, timeout=60
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert ended.stderr == f"{said}: GRID has the elements 0 to 3; this file's first lines start them\n"
 
 
 def listening(script: Path, run_dir: Path) -> dict[int, int]:
