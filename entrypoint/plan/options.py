@@ -122,7 +122,10 @@ def flag(text: str) -> bool:
 def node_count(text: str) -> tuple[int, int]:
     """`N` or `MIN:MAX`, as (MIN, MAX)."""
     least, colon, most = text.partition(":")
-    span = (positive_int(least), positive_int(most if colon else least))
+    try:
+        span = (positive_int(least), positive_int(most if colon else least))
+    except ValueError:
+        raise ValueError("must be N or MIN:MAX, whole numbers from 1") from None
     if span[0] > span[1]:
         raise ValueError("MIN is more than MAX")
     return span
@@ -178,7 +181,9 @@ class Option:
         """What a value must be, after an error of `parse`."""
         if str(error).startswith(("must", "MIN")):
             return str(error)
-        return f"must be {'seconds' if self.metavar == 'S' else self.metavar}, a number"
+        return (
+            "must be seconds, a number" if self.metavar == "S" else f"must be {self.metavar}, a whole number"
+        )
 
     @property
     def variable(self) -> str:
@@ -241,7 +246,12 @@ OPTIONS: tuple[Option, ...] = (
         in_profile=True,
         help="static or c10d (default: static; c10d runs what it unpickles from an open port)",
     ),
-    Option(name="master-addr", metavar="HOST", help="address of torch's store (default: the first node)"),
+    Option(
+        name="master-addr",
+        parse=word,
+        metavar="HOST",
+        help="address of torch's store (default: the first node)",
+    ),
     Option(
         name="master-port",
         parse=port,

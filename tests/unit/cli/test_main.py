@@ -388,7 +388,7 @@ def test_help_lists_every_option_with_its_variable(capsys: pytest.CaptureFixture
     ("arguments", "message"),
     [
         (("--scheduler", "slrum"), "--scheduler=slrum: must be one of auto, embedded, slurm, pbs, manual: did you mean slurm?"),
-        (("--nproc-per-node", "two"), "--nproc-per-node=two: must be N, a number"),
+        (("--nproc-per-node", "two"), "--nproc-per-node=two: must be N, a whole number"),
         (("--nproc-per-node", "0"), "--nproc-per-node=0: must be at least 1"),
         (("script.py",), "unrecognized arguments: script.py (CMD comes behind --): see `apptrain plan --help`"),
         (("--interface",), "argument --interface: expected one argument: see `apptrain plan --help`"),
@@ -585,7 +585,7 @@ def test_an_ipv6_rendezvous_is_in_brackets(cli: Cli) -> None:
         ("env: {A: on}", "env A is True: give text in quotes, or a number"),
         ("env: {OMP_NUM_THREADS: 2}", "env sets OMP_NUM_THREADS: set omp_num_threads under launch"),
         ("launch: 4", "launch must be a mapping, found 4"),
-        ("launch: {nproc_per_node: four}", "site.yaml: launch nproc-per-node is 'four': give N, a number"),
+        ("launch: {nproc_per_node: four}", "site.yaml: launch nproc-per-node is 'four': give N, a whole number"),
         ("{", "site.yaml: line 1: it is not YAML: while parsing a flow node expected the node content, but found '<stream end>'"),
         ("x: !!python/object/apply:os.system [id]", "site.yaml: line 1: the tag tag:yaml.org,2002:python/object/apply:os.system is not taken: leave tags out"),
     ],

@@ -92,7 +92,7 @@ GENERIC = ("generic", "generic-pbs")
         ("launch: {interface: [a, b]}", "launch interface is ['a', 'b']: give one value"),
         ("launch: {preload: 'a,b'}", "launch preload is 'a,b': give a list, as in [a, b]"),
         ("launch: {preload: [a b]}", "launch preload is ['a b']: give names of modules with commas between them"),
-        ("launch: {nproc_per_node: 1.5}", "launch nproc-per-node is 1.5: give N, a number"),
+        ("launch: {nproc_per_node: 1.5}", "launch nproc-per-node is 1.5: give N, a whole number"),
         ("launch: {join_timeout: -1}", "launch join-timeout is -1: give seconds, more than 0 and less than a week"),
         ("launch: {rdzv_backend: etcd}", "launch rdzv-backend is 'etcd': give one of static, c10d"),
         ("env: {A-B: x}", "env has 'A-B': give a variable's name, letters, digits and _"),
