@@ -55,11 +55,11 @@ EXIT_STATUS = """exit status:
 
 
 def print_all_options(parser: argparse.ArgumentParser, *, job: bool = False) -> None:
-    """The help of a command that hands options on to the launchers (`job`: of a job script), with those
-    options in its place of examples."""
+    """The help of a command that hands options on to the launchers of all nodes (`job`: of a job script),
+    with those options in place of examples."""
     parser.epilog = None
     known = {name[2:] for action in parser._actions for name in action.option_strings}
-    sources.add_to(parser, job=job, everything=True, without=known)
+    sources.add_to(parser, job=job, everything=True, without=known | {"node-rank"})
     print(parser.format_help(), end="")
 
 

@@ -130,8 +130,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="a profile of clusters/, or its path; apptrain site writes one",
     )
-    add("--nodes", default="2", metavar="N", help="(default: 2)")
-    add("--gpus-per-node", default="", metavar="N", help="(default: all that a node has)")
+    add("--nodes", default="2", metavar="N", help="nodes of the job (default: 2)")
+    add("--gpus-per-node", default="", metavar="N", help="GPUs of each node (default: all)")
     add("--gpus", default="", metavar="N", help=argparse.SUPPRESS)
     add("--partition", "--queue", default="", metavar="NAME", help="of Slurm, or a queue of PBS")
     add("--account", "--project", default="", metavar="NAME", help="who pays")
@@ -158,7 +158,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="pass a variable, or PREFIX_*, to the ranks (default: APPTRAIN_PASS)",
     )
-    add("--options", action="append", default=[], metavar="WORDS", help="words for sbatch or qsub, unread")
+    add("--options", action="append", default=[], metavar="WORDS", help="further words for sbatch or qsub")
     add("--dry-run", action="store_true", help="show what would run, and submit nothing")
     add("--follow", nargs="?", const=True, metavar="JOB", help="show the job until it ends, or that JOB")
     return parser

@@ -15,6 +15,9 @@ from entrypoint.explain.request import ScriptRequest
 from entrypoint.explain.traps import Script
 
 OURS = "slurm/multinode.sbatch"
+_STARTS_OURS = re.compile(
+    r"(?m)^[^#\n]*(?:\bmultinode\.(?:sbatch|pbs)|\bAPPTRAIN_HOME\b|\bapptrain (?:run|launch|submit)\b)"
+)
 _PASSED_ON = {
     *(
         "partition",
@@ -87,9 +90,8 @@ class Converted:
 def convert(script: Script) -> Converted:
     training = next((one for one in script.trainings), None)
     if training is None:
-        return Converted(
-            (), (), ("no line was found that starts a training: torchrun, or python with a script",)
-        )
+        why = "no line was found that starts a training: torchrun, or python with a script"
+        return Converted((), (), ("it starts apptrain already" if _STARTS_OURS.search(script.text) else why,))
     words = _program(training)
     image = training.image
     before = [f"APPTRAIN_IMAGE={_word(image)}"] if image and "://" not in image else []

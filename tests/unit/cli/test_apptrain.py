@@ -150,8 +150,9 @@ def test_help_all_of_what_starts_jobs_has_its_own_options_and_all_of_the_job(nam
         f"--{option.name}"
         for option in OPTIONS
         if not option.plan_only and (name == "submit" or not option.job_only)
-    } - {"--run-dir", "--dry-run"}
+    } - {"--run-dir", "--dry-run", "--node-rank"}
     assert wanted <= set(found)
+    assert "--node-rank" not in found
     own = "--cluster" if name == "submit" else "--tasks-per-node"
     assert found.index("--nodes") < found.index("--nproc-per-node")
     assert own in found

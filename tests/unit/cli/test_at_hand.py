@@ -178,7 +178,7 @@ def test_a_run_directory_that_cannot_be_is_refused_before_the_venv_is_made(fresh
 
 
 def test_a_script_that_is_missing_is_told_before_scaling_makes_a_venv(fresh: Path) -> None:
-    wrong = go(fresh, "./apptrain scaling --nodes 3,4 -- mx.py --batch {64/nodes}")
+    wrong = go(fresh, "./apptrain scaling --nodes 3,4,8 -- mx.py --batch {64/nodes}")
     assert (wrong.returncode, (fresh / ".venv").exists(), (fresh / "runs").exists()) == (64, False, False)
     assert wrong.stderr == f"apptrain: CMD mx.py does not exist in {fresh}: did you mean my.py?\n"
 

@@ -214,3 +214,16 @@ def test_variables_in_the_arguments_are_filled_in_where_one_submits() -> None:
 def test_a_script_without_a_training_has_no_line() -> None:
     why = "no line was found that starts a training: torchrun, or python with a script"
     assert converted(f"{ASKED}module load x\necho y\n") == Converted((), (), (why,))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "exec bash ~/apptrain/pbs/multinode.pbs -- my.py",
+        'source "$APPTRAIN_HOME/host/job.sh"',
+        "apptrain run -- my.py",
+    ],
+)
+def test_a_script_that_starts_ours_needs_none(line: str) -> None:
+    assert converted(f"{ASKED}{line}\n").left == ("it starts apptrain already",)
+    assert converted(f"{ASKED}# {line}\n").left != ("it starts apptrain already",)
