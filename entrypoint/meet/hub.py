@@ -19,7 +19,6 @@ from typing import Any, TypeVar, get_args
 
 from entrypoint.core.bitset import NONE, Bits
 from entrypoint.core.errors import BadInput, Refusal, Unavailable
-from entrypoint.core.plain import plain
 from entrypoint.meet import door, job_state, messages, reach
 from entrypoint.meet.door import AuthListener, ConnectionHandler, PendingConnection
 from entrypoint.meet.identity import Identity, ParticipantId, disagreement, missing
@@ -204,7 +203,7 @@ class Hub(Link, ConnectionHandler):
         if self._met.done() or (objection := self._objection(identity, pending.address)):
             self._refused.append(wire)
             if not self._met.done():
-                self._met.set_exception(BadInput("join-disagreement", plain(objection)))
+                self._met.set_exception(BadInput("join-disagreement", objection))
             return
         self.waiting.shorten(left)
         self._members[identity.participant], self._peers[identity.participant] = (
@@ -296,11 +295,15 @@ class Hub(Link, ConnectionHandler):
 
     async def _move_ourselves(self, order: Move) -> None:
         try:
-            contact = await self.local.move(order.address)
+            async with asyncio.timeout(self.timeouts.reach + self.timeouts.handshake):
+                contact = await self.local.move(order.address)
         except (Refusal, OSError) as error:
-            if not self._met.done():
+            why = str(error) or "no answer"
+            if order.address != self._address:  # those who had us there have left
+                self._take_move(self.me.participant, Moved(order.address, "", why))
+            elif not self._met.done():
                 self._met.set_exception(
-                    error if isinstance(error, Refusal) else Unavailable("join-no-new-address", str(error))
+                    error if isinstance(error, Refusal) else Unavailable("join-no-new-address", why)
                 )
             return
         self.moved = order.address
@@ -413,12 +416,13 @@ class Hub(Link, ConnectionHandler):
     def _missing(self) -> str:
         if self._trial.participants == self._members.keys():
             return "all nodes have come, and try to reach one another"
-        if self._sent and len(self._members) == self._expected:
+        everyone = [(node, local) for node in range(self.me.nnodes) for local in self.me.local_ranks]
+        gone = [one for one in everyone if one not in self._members]
+        # Of those taken for lost none is missed, unless the others are too few without them.
+        missed = [one for one in gone if not self.muster or one[0] not in self.muster.absent]
+        if self._sent and not missed:
             return "all nodes have come, and some take another address of node 0's"
-        absent = self.muster.absent if self.muster else ()
-        nodes = (node for node in range(self.me.nnodes) if node not in absent)
-        everyone = ((node, local) for node in nodes for local in self.me.local_ranks)
-        return missing([one for one in everyone if one not in self._members], self._expected, self.nodes)
+        return missing(missed or gone, self._expected, self.nodes)
 
     def refuse(self, address: str, why: str) -> None:
         if self._met.done() or address in self._reported or len(self._reported) > REPORTS:

@@ -144,6 +144,7 @@ class Link(ABC):
         """Leave once the others have read what was sent. Without done or fail before it, this is a loss."""
         for task in self._tasks:
             task.cancel()
+        self._met.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(wire.close() for wire in self._peers.values()))
 

@@ -8,7 +8,7 @@ participant to node 0 after that, `Told` from node 0 to all.
 
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 from entrypoint.core.bitset import Bits
@@ -16,15 +16,17 @@ from entrypoint.core.errors import BAD_INPUT, BadInput, Refusal, Unavailable
 from entrypoint.core.plain import plain
 from entrypoint.meet.identity import Identity
 from entrypoint.meet.reports import End, Failure, NodeRank, Range, Rank, RankSnapshot, UnixTime
-from entrypoint.meet.wire import FIRST_BODY, WireError, encode
+from entrypoint.meet.wire import WireError
 
 Nodes = Annotated[tuple[int, ...], "nodes"]
 """Places in the allocation's list of nodes, in ascending order; on the wire one hexadecimal number."""
 MOST_SECONDS = 1e9
 SHOWN = 40
 """Characters of a wrong value that are shown."""
-KEPT = 320
-"""Characters of each end of a refusal that would not fit in a frame: JSON writes some with twelve bytes."""
+MOST_TEXT = 1000
+"""Characters of a text, at most, as `plain` cuts it: 4 bytes each."""
+KEPT = 495
+"""Of each end of a longer refusal."""
 Seconds = Annotated[float, Range(0, MOST_SECONDS)]
 
 
@@ -283,12 +285,12 @@ UNKNOWN = "it sent a message that has no meaning here"
 
 
 def end_of(refusal: Refusal) -> EndMeeting:
-    """What ends the meeting for everyone. Whatever letters the refusal quotes, it fits in a frame that may be
-    the first: the middle is left out if it must be."""
-    end = EndMeeting(status=refusal.status, text=str(refusal))
-    if len(encode(pack(end))) <= FIRST_BODY:
-        return end
-    return replace(end, text=f"{end.text[:KEPT]} ... {end.text[-KEPT:]}")
+    """What ends the meeting for everyone, in a frame that may be the first. Of a long text the middle is left
+    out: its end says what to do."""
+    text = str(refusal)
+    if len(text) > MOST_TEXT:
+        text = f"{text[:KEPT]} ... {text[-KEPT:]}"
+    return EndMeeting(status=refusal.status, text=text)
 
 
 def refusal_of(end: EndMeeting) -> Refusal:

@@ -170,12 +170,11 @@ class ReachabilityTest:
     def take(self, node: int, answer: Tried) -> None:
         """A node's answer; one of an earlier trial counts for nothing. WireError: it names a node that takes
         no part."""
-        if answer.number != self.number:
+        if answer.number != self.number or node not in self._contacts:
             return  # it may name a node that has left since
         if not all(other in self._contacts for other, _ in answer.failed):
             raise WireError("it said which nodes it reaches in a form that has no meaning here")
-        if node in self._contacts:
-            self._failed[node] = list(answer.failed)
+        self._failed[node] = list(answer.failed)
 
     @property
     def complete(self) -> bool:

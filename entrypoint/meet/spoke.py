@@ -9,7 +9,7 @@ import errno
 import os
 import socket
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from entrypoint.core.errors import BadInput, Refusal, Unavailable
@@ -41,7 +41,10 @@ from entrypoint.meet.messages import (
 )
 from entrypoint.meet.reports import Failure, when
 from entrypoint.meet.terms import NAME_ADVICE
-from entrypoint.meet.wire import Closed, Wire, WireError, WrongKey, greet, set_options
+from entrypoint.meet.wire import FIRST_BODY, Closed, Wire, WireError, WrongKey, encode, greet, set_options
+
+SHORT = 200
+"""Letters of a preflight's finding, where all do not fit."""
 
 
 class NoHub(Unavailable):
@@ -102,13 +105,23 @@ class Spoke(Link):
             await asyncio.sleep(nap)
             pause = min(1.0, 1.5 * pause)
 
+    def _hello(self) -> bytes:
+        """With the preflight's findings cut short where it would be too large for a first frame; nobody
+        compares them."""
+        left = self.waiting.left()
+        whole = encode(messages.pack(Hello(self.me, left)))
+        if len(whole) <= FIRST_BODY:
+            return whole
+        short = {name: text[:SHORT] for name, text in self.me.findings.items()}
+        return encode(messages.pack(Hello(replace(self.me, findings=short), left)))
+
     async def _introduce(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, until: float
     ) -> Wire:
         try:
             async with asyncio.timeout_at(until):
                 wire = await greet(reader, writer, self.key, hub=False)
-                wire.send(messages.pack(Hello(self.me, self.waiting.left())))
+                wire.send(self._hello())
                 answer = messages.load(await wire.receive(), self._extent)
             if isinstance(answer, EndMeeting):
                 raise messages.refusal_of(answer)

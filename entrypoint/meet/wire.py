@@ -27,7 +27,7 @@ MAX_BODY = 64 * 1024
 FIRST_BODY = 8 * 1024
 LINGER = 2.0
 """Seconds that a closing side waits for the other to read what was sent."""
-_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False, ensure_ascii=False)
 
 
 class WireError(Exception):
@@ -112,7 +112,7 @@ class Wire:
 
 
 def encode(message: Mapping[str, object]) -> bytes:
-    return _JSON.encode(message).encode()
+    return _JSON.encode(message).encode("utf-8", "surrogatepass")
 
 
 async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes, *, hub: bool) -> Wire:

@@ -14,7 +14,7 @@ from entrypoint.meet.hub import Hub
 from entrypoint.meet.identity import Identity
 from entrypoint.meet.messages import Move, Moved, Tried, pack
 from entrypoint.meet.reach import Listener
-from entrypoint.meet.terms import Timeouts
+from entrypoint.meet.terms import MembershipPolicy, Timeouts
 from entrypoint.meet.waiting import Waiting
 from entrypoint.meet.wire import Wire, greet
 from tests.unit.meet.meeting import (
@@ -292,6 +292,44 @@ async def test_nobody_goes_before_it_is_known_where_a_node_is_that_was_asked_to_
             assert (await hub).moved == "127.0.0.1"
         for wire in [*again, slow]:
             wire.abort()
+
+
+@run
+async def test_node_0_stays_where_it_is_if_it_cannot_take_an_address_at_which_nobody_is_left() -> None:
+    release = asyncio.Event()
+
+    async def refuse(_: str) -> str:
+        await release.wait()
+        raise BadInput("some-cause", "no such interface")
+
+    place = Place()
+    async with place.hub(who(0, nnodes=3), timeouts=PATIENT, everywhere=True, move=refuse) as hub:
+        left = [await come(place, "127.0.0.2", node, 3) for node in (1, 2)]
+        for wire in left:
+            wire.abort()
+        await until(lambda: len(place.said) == 3)
+        again = [await come(place, "127.0.0.1", node, 3) for node in (1, 2)]
+        release.set()
+        async with asyncio.timeout(5):
+            assert (await hub).members == (0, 1, 2)
+        for wire in again:
+            wire.abort()
+
+
+@run
+async def test_a_move_of_node_0_that_never_ends_holds_nobody_for_ever() -> None:
+    async def hang(_: str) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    place, policy = Place(), MembershipPolicy(candidates=[0], least=1, most=3)
+    bounds = Timeouts(join=1, peer=60, poll=0.05, reach=0.3, handshake=0.3)
+    asked: dict[str, Any] = {"timeouts": bounds, "muster": policy, "everywhere": True, "move": hang}
+    async with place.hub(who(0, nnodes=3), **asked) as hub:
+        for wire in [await come(place, "127.0.0.2", node, 3) for node in (1, 2)]:
+            wire.abort()
+        async with asyncio.timeout(5):
+            assert (await hub).members == (0,)
 
 
 @run

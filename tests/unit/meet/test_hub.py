@@ -193,7 +193,7 @@ async def told(place: Place, **changes: Any) -> dict[str, Any]:
 
 
 WIDE = "\N{GRINNING FACE}"
-"""JSON writes it with twelve bytes."""
+"""It takes four bytes."""
 
 
 @run
@@ -206,7 +206,7 @@ async def test_a_participant_of_another_run_is_sent_away_whatever_letters_its_na
         assert answer == {
             "type": "end",
             "status": 69,
-            "text": begin + (320 - len(begin)) * WIDE + " ... " + (320 - len(end)) * WIDE + end,
+            "text": begin + (495 - len(begin)) * WIDE + " ... " + (495 - len(end)) * WIDE + end,
         }
         await close(await place.meet(who(1)), await hub)
 
@@ -221,7 +221,7 @@ async def test_a_disagreement_is_told_whatever_letters_it_quotes() -> None:
     what = f"image_id is 7be444fb on node 0 (n0) and {800 * WIDE} on node 1 (n1)"
     text = no_agreement(what).removeprefix("BadInput: ")
     assert str(caught.value) == text
-    assert answer == {"type": "end", "status": 64, "text": f"{text[:320]} ... {text[-320:]}"}
+    assert answer == {"type": "end", "status": 64, "text": text}
 
 
 @run
@@ -434,6 +434,14 @@ async def test_what_the_nodes_found_is_known_to_node_0_by_their_names() -> None:
     found = {"NCCL_NET": "Socket"}
     links = await place.all(who(0), who(1, findings=found))
     assert [link.findings for link in links] == [{"n1": found}, {}]
+    await close(*links)
+
+
+@run
+async def test_findings_that_no_first_frame_holds_are_cut_short() -> None:
+    place = Place()
+    links = await place.all(who(0), who(1, findings={f"{number}": 900 * WIDE for number in range(3)}))
+    assert links[0].findings == {"n1": {f"{number}": 200 * WIDE for number in range(3)}}
     await close(*links)
 
 

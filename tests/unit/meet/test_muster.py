@@ -16,6 +16,7 @@ from entrypoint.meet.link import Link
 from entrypoint.meet.messages import AllDone, Done, Fail, Failed, Stalled, Tried, pack
 from entrypoint.meet.reach import Listener
 from entrypoint.meet.terms import LocalNode, MembershipPolicy, Timeouts
+from entrypoint.meet.wire import greet
 from tests.ports import free_port
 from tests.unit.meet.meeting import (
     KEY,
@@ -131,6 +132,52 @@ async def test_a_node_that_was_given_up_comes_and_leaves_again_while_all_try_the
             other.send(pack(Tried(2, ())))
             assert (await hub).members == (0, 1)
         other.abort()
+
+
+@run
+async def test_a_node_that_dies_while_the_others_try_to_reach_it_takes_nobody_with_it() -> None:
+    """Node 0 and a spoke are refused by it, and say so of a trial that is over."""
+    field, bounds = Field(4, least=2), Timeouts(join=3, peer=60, poll=0.05, answer=2, connect=3)
+    held: list[asyncio.StreamWriter] = []
+
+    async def hold(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        held.append(writer)
+
+    async with contextlib.AsyncExitStack() as stack:
+        server = await asyncio.start_server(hold, "127.0.0.12", 0)
+        contacts = [
+            str(await stack.enter_async_context(Listener("lo", f"127.0.0.{11 + node}"))) for node in (0, 2, 3)
+        ]
+        links = asyncio.gather(
+            *(
+                field.meet(node, contact=there, timeouts=bounds)
+                for node, there in zip((0, 2, 3), contacts, strict=True)
+            )
+        )
+        await asyncio.sleep(0.2)
+        reader, writer = await asyncio.open_connection(await field.address(0), field.port)
+        wire = await greet(reader, writer, KEY, hub=False)
+        contact = f"lo 127.0.0.12 {server.sockets[0].getsockname()[1]} token"
+        wire.send(hello(who(1, nnodes=4, attempt=1, contact=contact)))
+        await until(lambda: len(held) >= 2)
+        writer.transport.abort()
+        server.close()
+        await until(lambda: bool(field.said))
+        for one in held:
+            one.transport.abort()
+        async with asyncio.timeout(30):
+            met = await links
+    assert crews(met) == {(0, 2, 3)}
+    await close(*met)
+
+
+@run
+async def test_those_who_are_missed_where_too_few_have_come_are_the_lost_ones() -> None:
+    place, policy = Place(), MembershipPolicy(candidates=[0], absent=[1, 2], least=1, most=3, quorum=2)
+    bounds = Timeouts(join=9, peer=60, poll=0.05, remind=0.3)
+    async with place.hub(who(0, nnodes=3), timeouts=bounds, muster=policy):
+        await until(lambda: bool(place.said))
+    assert place.said[0].startswith("2 of 3 nodes have not come: 1 (n1), 2 (n2) after ")
 
 
 @run

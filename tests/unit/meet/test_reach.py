@@ -354,6 +354,13 @@ def test_an_answer_to_an_earlier_trial_may_name_who_has_left_since() -> None:
     assert (one.complete, one.verdict()) == (True, "")
 
 
+def test_the_answer_of_a_node_to_a_trial_that_was_given_up_counts_for_nothing() -> None:
+    """It names who has left, for whose sake the trial was given up."""
+    one = ReachabilityTest(number=1)
+    one.take(0, answer((1, "Connection refused")))
+    assert one.verdict() == ""
+
+
 def test_an_answer_that_names_who_takes_no_part_is_refused() -> None:
     with pytest.raises(WireError):
         trial(0, 1).take(0, answer((3, "x")))
