@@ -135,6 +135,8 @@ join_share() {
     local i
     if [[ $SLURM_LOCALID == 0 ]]; then
         open_share
+    elif [[ ! -e $share ]]; then # nor could the first task make one
+        mkdir -m 700 -- "$share.$SLURM_LOCALID" && rmdir -- "$share.$SLURM_LOCALID" || return
     fi
     for ((i = 0; i < SHARE_WAIT * 20; i++)); do
         if is_share_settled; then

@@ -6,6 +6,7 @@
 #                                              `RANK have`, `RANK room` or `RANK unfit WHY`
 #        host/stage.sh check RANK FOLDER BYTES ID SHA256         prints `RANK have` or
 #                                              `RANK unfit WHY`
+#        host/stage.sh clear RANK FOLDER       what a broadcast has left that is to be repeated
 #        host/stage.sh remove RANK FOLDER
 #        host/stage.sh send RANK FOLDER BYTES ID SHARED [TARGET...]   copies it here if it is not,
 #                                              from SHARED, and by ssh to each TARGET
@@ -51,12 +52,16 @@ unfit() {
 
 # Removes what jobs have left that were killed: nobody holds their locks any more.
 remove_stale() {
-    local path now used
+    local path now used owner
     printf -v now '%(%s)T' -1
     type -P flock >/dev/null || return 0
     for path in "${folder%/*}/apptrain-image-$EUID".*; do
         if [[ $path == "$folder" ]] || ! is_own_directory "$path"; then
             continue
+        fi
+        owner=$(cat -- "$path/node")
+        if [[ -n $owner && ${owner%% *} != "$(uname -n)" ]]; then
+            continue # the directory above is shared, and locks may not be
         fi
         used=$(stat -c %Y -- "$path/lock" || stat -c %Y -- "$path") || continue
         ((now - used > STALE)) || continue
@@ -120,7 +125,7 @@ make_folder() {
         fi
         sleep 0.1
     done
-    [[ -n $owner ]] || unfit "$folder is there, and no node says that it is its own: try again"
+    [[ -n $owner ]] || unfit "$folder is there, and no node says that it is its own"
     if [[ $owner != "$mine" ]]; then
         unfit "${folder%/*} is shared with ${owner%% *}: give a directory of each node's own"
     fi
@@ -169,6 +174,7 @@ name_copy() {
 
 check() {
     local bytes=$1 id=$2 sha256=$3 found size=''
+    is_of_this_node || unfit "it got no copy"
     made=yes
     if ! name_copy "$bytes" "$id"; then
         [[ -n $size ]] || unfit "it got no copy"
@@ -229,6 +235,7 @@ case $what in
     send) send "${@:4}" ;;
     look) look "${@:4}" ;;
     check) check "${@:4}" ;;
+    clear) ! is_of_this_node || rm -f -- "$folder"/image.sif.* ;;
     remove)
         end_sender
         remove_copy

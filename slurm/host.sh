@@ -120,22 +120,26 @@ on_nodes() {
 
 step_on_nodes() {
     unset_requests
+    unset SLURM_LABELIO SLURM_STDOUTMODE # its lines are read here
     exec timeout --foreground --signal=INT --kill-after=10 "$bound" srun "${each_node[@]}" "$@"
 }
 
 # copy_to NAME...: Slurm's own tree. If nodes have failed, once more without these.
 copy_to() {
-    local name names=() failed
+    local name names=() failed began bound=$REMOVE
     if ! type -P sbcast >/dev/null; then
         copy_error="there is no sbcast in PATH"
         copy_failed=''
         return
     fi
+    read_clock
+    began=$seconds
     if broadcast "$@"; then
         return
     fi
     copy_error="sbcast ended with status $status: $said"
-    if ((status >= 124)); then # `timeout` has ended it
+    read_clock
+    if ((seconds - began >= COPY)); then # `timeout` has ended it
         copy_error="sbcast took more than $COPY s"
     fi
     failed=$(sed -n 's/.*REQUEST_FILE_BCAST(\([^)]*\)).*/\1/p' "$handover_dir/said")
@@ -145,6 +149,7 @@ copy_to() {
         fi
     done
     if ((${#names[@]} && ${#names[@]} < $#)) && [[ -z $asked_to_end ]]; then
+        on_nodes clear >/dev/null || true # there is not room for two
         if broadcast "${names[@]}"; then
             copy_error=''
         fi
@@ -155,7 +160,7 @@ copy_to() {
 # earlier one that failed has left, also with --force; host/stage.sh takes the one that is whole.
 broadcast() {
     local nodes=() file=$stage/image.sif.$((++broadcasts))
-    if (($# < ${#hosts[@]})); then
+    if (($# < ${#hosts[@]})) || [[ " ${facts[*]} " == *' left_out='* ]]; then
         nodes=("--nodelist=$(IFS=,; printf '%s' "$*")")
     fi
     await "$asked_to_end" env -u SBCAST_EXCLUDE -u SBCAST_SEND_LIBS \

@@ -179,11 +179,11 @@ def advice(machine: Topology, gpus: Sequence[GpuPlace], task: TaskRanks, node: s
     """What --numa-binding would change on the node of that name; empty if nothing, or it could not be."""
     try:
         found = decide("node", machine, gpus, task, node).ranks
-    except BadInput:
+        if not found:
+            return ""
+        left, by_socket = (_left(binding, machine, gpus, task) for binding in ("node", "socket"))
+    except BadInput:  # of a neighbour's rank, too
         return ""
-    if not found:
-        return ""
-    left, by_socket = (_left(binding, machine, gpus, task) for binding in ("node", "socket"))
     other = f" (socket: {by_socket})" if left and by_socket is not None and by_socket < left else ""
     idle = f", and leave {counted(left, 'core')} without a rank{other}" if left else ""
     return (

@@ -280,6 +280,12 @@ def test_where_the_container_is_not_there_in_time_nobody_waits_for_longer(node: 
     assert (node.share / "closed").exists()
 
 
+def test_where_no_place_can_be_made_nobody_waits(node: Node) -> None:
+    node.share = node.folder / "none/share"
+    tasks = [node.start(local_rank) for local_rank in (0, 1)]
+    assert [task.line() for task in tasks] == ["none"] * 2
+
+
 def test_a_place_that_is_no_directory_of_the_users_own_is_let_alone(node: Node) -> None:
     elsewhere = node.folder / "elsewhere"
     elsewhere.mkdir()

@@ -39,7 +39,7 @@ def stage(what: str, folder: Path, *words: str, script: Path = STAGE, path: str 
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     number, _, answer = ended.stdout.strip().partition(" ")
-    assert number == "3" or what == "remove"
+    assert number == "3" or what in ("remove", "clear")
     return answer
 
 
@@ -101,7 +101,7 @@ def test_a_directory_of_which_no_node_has_said_whose_it_is_is_made_anew_later(
     (disk / KEY).mkdir(mode=0o700)
     made = time.time() - age
     os.utime(disk / KEY, (made, made))
-    said = f"unfit {disk / KEY} is there, and no node says that it is its own: try again"
+    said = f"unfit {disk / KEY} is there, and no node says that it is its own"
     assert look(disk / KEY) == {"room": "room", "unfit": said}[answer]
 
 
@@ -224,6 +224,15 @@ def test_a_copy_that_nobody_holds_is_kept_for_45_minutes(disk: Path, age: int, s
     os.utime(other / "lock", (used, used))
     assert look(disk / KEY) == "room"
     assert other.exists() == stays
+
+
+def test_a_copy_of_another_node_is_left_alone_however_old(disk: Path) -> None:
+    other = disk / KEY.replace("-7", "-6")
+    assert look(other) == "room"
+    (other / "node").write_text("elsewhere 1\n")
+    os.utime(other / "lock", (0, 0))
+    assert look(disk / KEY) == "room"
+    assert other.exists()
 
 
 def test_two_jobs_that_stage_at_once_leave_each_other_alone(disk: Path) -> None:
@@ -394,6 +403,32 @@ def test_a_copy_with_other_contents_is_removed_if_digests_are_compared(disk: Pat
     sif(disk / KEY / "image.sif")
     assert check(disk / KEY, "0" * 64).startswith("unfit the SHA-256 of its copy is ")
     assert list(disk.iterdir()) == []
+
+
+def test_what_a_broadcast_that_is_repeated_has_left_is_removed(disk: Path) -> None:
+    look(disk / KEY)
+    for name in ("image.sif.1", "image.sif.json"):
+        (disk / KEY / name).touch()
+    stage("clear", disk / KEY)
+    assert sorted(path.name for path in (disk / KEY).iterdir()) == ["lock", "node"]
+
+
+@pytest.mark.parametrize("what", ["check", "clear"])
+def test_nothing_is_removed_where_somebody_else_could_have_put_a_link(
+    disk: Path, tmp_path: Path, what: str
+) -> None:
+    """Also on a node that was found unfit for it: all are asked."""
+    mine = tmp_path / "containers"
+    mine.mkdir()
+    for name in ("image.sif", "image.sif.json"):
+        (mine / name).write_text("mine")
+    (disk / KEY).symlink_to(mine)
+    assert look(disk / KEY).startswith("unfit ")
+    if what == "check":
+        assert check(disk / KEY) == "unfit it got no copy"
+    else:
+        stage("clear", disk / KEY)
+    assert sorted(path.name for path in mine.iterdir()) == ["image.sif", "image.sif.json"]
 
 
 def test_a_node_that_got_none_says_so(disk: Path) -> None:

@@ -173,6 +173,13 @@ def test_auto_and_advice_count_the_ranks_of_the_nodes_other_tasks(gpus: list[Gpu
     assert said.endswith("--numa-binding node would keep local rank 0 on cores 0-1,4-5 (NUMA node 0)")
 
 
+@pytest.mark.parametrize("numa_node", [9, None])
+def test_no_advice_is_given_where_a_neighbours_rank_could_not_follow_it(numa_node: int | None) -> None:
+    """Nor is it an error of who asked for nothing."""
+    far = replace(SECOND, numa_node=numa_node)
+    assert cores.advice(TWO, [FIRST, far], of_several(0, 2), "n1") == ""
+
+
 def test_a_task_that_sees_only_its_own_gpu_does_not_say_where_others_run() -> None:
     apart = replace(TWO, sockets={core: core // 2 % 2 for core in range(8)})
     assert cores.auto(apart, [FIRST], of_several(0, 2)).why_not == (

@@ -187,6 +187,24 @@ def test_an_sbcast_that_takes_too_long_is_ended(staged: Staged) -> None:
     )
 
 
+@pytest.mark.parametrize(("how", "status"), [("kill -TERM $$", 143), ("exit 255", 255)])
+def test_an_sbcast_that_breaks_off_at_once_has_taken_no_time(staged: Staged, how: str, status: int) -> None:
+    staged.broadcasts(f"echo 'sbcast: fatal: no luck' >&2; {how}")
+    assert ended_at_once(staged, 69) == (
+        f"--stage {staged.disk}: sbcast ended with status {status}: sbcast: fatal: no luck: try again, or leave --stage out"
+    )
+
+
+def test_what_changes_sruns_lines_does_not_reach_the_nodes_answers(staged: Staged) -> None:
+    """With SLURM_LABELIO each would begin with the number of its task."""
+    changes = {"SLURM_LABELIO": "1", "SLURM_STDOUTMODE": "x-%t"}
+    ended = staged.cluster.run("--device", "cpu", "--stage", str(staged.disk), **changes)
+    assert ended.returncode == 0, ended.stderr
+    asked = [call["env"] for call in staged.cluster.calls() if "stage.sh" in " ".join(call["argv"])]
+    assert asked
+    assert not any(changes.keys() & env.keys() for env in asked)
+
+
 def test_if_no_node_can_be_asked_srun_says_why(staged: Staged) -> None:
     srun = staged.cluster.folder / "bin/srun"
     srun.rename(srun.with_name("srun.real"))
@@ -321,6 +339,17 @@ def test_a_disk_that_fills_half_way_is_left_out_of_a_second_broadcast(staged: St
     assert words(staged)[1] == str(staged.folder)
 
 
+def test_a_second_broadcast_has_the_room_of_the_first(staged: Staged) -> None:
+    seen = staged.cluster.folder / "seen"
+    staged.broadcasts(
+        f'ls "${{last%/*}}" >"{seen}"; case $* in *--nodelist=a*) {COPIES} ;; '
+        '*) cp -- "$before" "$last"; echo "sbcast: error: REQUEST_FILE_BCAST(b): No space left on device" >&2; exit 1 ;; esac'
+    )
+    ran_without(staged)
+    assert len(staged.sbcasts) == 2
+    assert seen.read_text().split() == ["lock", "node"]
+
+
 def test_a_node_without_room_reads_the_image_where_it_is(staged: Staged) -> None:
     staged.node_says("1 unfit there is no room")
     (line,) = ran_without(staged)
@@ -348,6 +377,21 @@ def test_the_copy_stays_for_the_next_attempt_of_the_job(staged: Staged) -> None:
     assert len(launches) == 2
     assert all("--staged" in argv for argv in launches)
     assert len(staged.sbcasts) == 1
+
+
+def test_a_copy_that_is_made_anew_does_not_go_to_a_node_that_was_left_out(staged: Staged) -> None:
+    staged.node_says("1 unfit there is no room")
+    run = staged.cluster.checkout / "containers/run.sh"
+    run.rename(run.with_name("run.sh.real"))
+    run.write_text(
+        '#!/bin/bash\n"$0.real" "$@"; status=$?\n'
+        f'[[ $* != *"entrypoint launch"* ]] || rm -rf "{staged.folder}"\nexit $status\n'
+    )
+    run.chmod(0o755)
+    taken = {"status": 69, "node": "a", "error": "port taken"}
+    words = ["--device", "cpu", "--stage", str(staged.disk), "--nnodes", "1:2"]
+    assert staged.cluster.run(*words, tasks={"0.0": taken}).returncode == 0
+    assert [call.split()[0] for call in staged.sbcasts] == ["--nodelist=a"] * 2
 
 
 def test_if_no_attempt_follows_the_copies_are_removed(staged: Staged) -> None:
