@@ -4,20 +4,27 @@ function of a job script that was read.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
-from entrypoint.explain import request
+from entrypoint.batch.pbs.options import SIZES
+from entrypoint.explain import request, traps
 from entrypoint.explain.launches import Launch
-from entrypoint.explain.request import ScriptRequest
-from entrypoint.explain.traps import Script
+from entrypoint.explain.request import AskedOption, ScriptRequest
+from entrypoint.explain.traps import Found, Script
 
 OURS = "slurm/multinode.sbatch"
 _STARTS_OURS = re.compile(
     r"(?m)^[^#\n]*(?:\bmultinode\.(?:sbatch|pbs)|\bAPPTRAIN_HOME\b|\bapptrain (?:run|launch|submit)\b)"
 )
+_OUTPUTS = {"output", "error", "o", "e"}
+_AS_WE_ASK = {"requeue": "", "open-mode": "append", "j": "oe", "r": "y"}
+"""Options that our job scripts give, with the value that they give: none is handed on with that one."""
+_STOP_BEFORE = "120"
+"""Seconds before the end at which slurm/multinode.sbatch asks for a signal."""
 _PASSED_ON = {
     *(
         "partition",
@@ -36,15 +43,14 @@ _PASSED_ON = {
         "exclusive",
         "job-name",
         "mem",
-        "cpus-per-task",
         "time",
         "comment",
         "licenses",
     ),
-    *("begin", "nice", "hint", "switches"),
+    *("begin", "nice", "hint", "switches", "output", "error", "requeue", "no-requeue", "open-mode"),
 }
 """Options of sbatch that stay as they are."""
-_OURS_ALREADY = {
+_SHAPE = {
     *(
         "nodes",
         "ntasks",
@@ -53,12 +59,14 @@ _OURS_ALREADY = {
         "gpus",
         "gres",
         "gpus-per-task",
-        "signal",
-        "output",
     ),
-    *("error", "open-mode", "requeue", "no-requeue", "kill-on-bad-exit", "gpu-bind", "export"),
+    *("cpus-per-task", "kill-on-bad-exit"),
 }
-"""Options of sbatch that our job script has, or decides."""
+"""Options of sbatch that say how large a job is, or that our job script decides."""
+_PASSED_ON_BY_QSUB = {"select", "place", "walltime", *"qPANWMmpJoejr"}
+"""As they are, like all resources but those of a chunk."""
+_QSUB_HAS = _PASSED_ON_BY_QSUB | {"S"}
+"""With the shell, which is ours."""
 _SET_BY_US = {
     *(
         "MASTER_ADDR",
@@ -71,7 +79,29 @@ _SET_BY_US = {
         "SRUN_CPUS_PER_TASK",
     ),
     *("OMP_NUM_THREADS", "LOCAL_WORLD_SIZE", "NNODES", "GPUS_PER_NODE", "NPROC_PER_NODE", "RDZV_ID"),
+    "CUDA_VISIBLE_DEVICES",
 }
+_IN_CONTAINER = re.compile(r"(?:APPTAINER|SINGULARITY)ENV_")
+"""In front of a variable that the image is given."""
+_IN_JOB = re.compile(r"\b(?:SLURMD?_\w+|PBS_\w+|RANDOM)\b|\b(?:scontrol|hostname|shuf)\b")
+"""What only a job has, or what is drawn in it."""
+_OF_MEETING = re.compile(
+    r"SLURMD_NODENAME|SLURM_LAUNCH_NODE_IPADDR|SLURM_(?:JOB_|STEP_)?(?:NODELIST|NUM_NODES|NNODES|NUM_TASKS"
+    r"|NTASKS(?:_PER_NODE)?|TASKS_PER_NODE|NPROCS|PROCID|NODEID|LOCALID|GPUS_(?:ON|PER)_NODE)"
+    r"|PBS_(?:NODEFILE|NUM_NODES|NUM_PPN|NP|NODENUM|TASKNUM)"
+)
+"""Variables that say which nodes and ranks a job has."""
+_NAMED = re.compile(r"\b(?:SLURMD?|PBS)_\w+|(?<=\$)[A-Za-z_]\w*|(?<=\$\{)[A-Za-z_]\w*")
+_FILLED_IN = re.compile(r"\$?\([^()]*\)|\$\{[^{}]*\}|\$\w+|`[^`]*`")
+"""What the shell fills in, from the innermost on."""
+_DEEPEST = 8
+"""Brackets in brackets that are looked into."""
+_PORT = re.compile(r"(?:\w*_|MASTER|RDZV|HEAD)?PORT\d*")
+_QUOTED = re.compile(r"([A-Za-z_]\w*)(?:=(?:\"[^\"]*\"|'[^']*'|[^\s'\"])*)?(?:$|, )")
+"""A variable, as a trap quotes it."""
+_SIGNAL = re.compile(r"(?P<who>[BR]{1,2}:)?(?:SIG)?(?P<name>\w+)(?:@(?P<seconds>\d+))?")
+_PLAIN = re.compile(r"[\w./-]+")
+"""A value that YAML takes as it is."""
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS|CREDENTIAL", re.I)
 """In the name of a variable whose value is not shown."""
 _PROFILE_ENV = ("NCCL_", "GLOO_", "FI_", "UCX_", "TORCH_", "PYTORCH_", "CUDA_", "HF_", "OMP_")
@@ -87,11 +117,18 @@ class Converted:
     """What was not carried over, and why."""
 
 
-def convert(script: Script) -> Converted:
+def is_ours(script: Script) -> bool:
+    """Whether it starts apptrain already."""
+    return _STARTS_OURS.search(script.text) is not None
+
+
+def convert(script: Script, found: Sequence[Found]) -> Converted:
+    """`found`: the traps of this script."""
     training = next((one for one in script.trainings), None)
     if training is None:
         why = "no line was found that starts a training: torchrun, or python with a script"
-        return Converted((), (), ("it starts apptrain already" if _STARTS_OURS.search(script.text) else why,))
+        return Converted((), (), ("it starts apptrain already" if is_ours(script) else why,))
+    script = replace(script, request=_meant(script, found))
     words = _program(training)
     image = training.image
     before = [f"APPTRAIN_IMAGE={_word(image)}"] if image and "://" not in image else []
@@ -105,9 +142,25 @@ def convert(script: Script) -> Converted:
     else:
         line = " ".join([*before, "apptrain run", "--image" if image else "", "--", own]).replace("  ", " ")
     submit = _submit(script, before, own) if script.request.scheduler else ""
+    variables = _variables(script, found)
     return Converted(
-        tuple(filter(None, (line, submit))), tuple(_profile(script)), tuple(_left(script, training))
+        tuple(filter(None, (line, submit))),
+        tuple(_profile(script, variables)),
+        tuple(_left(script, training, variables)),
     )
+
+
+def _meant(script: Script, found: Sequence[Found]) -> ScriptRequest:
+    """With the directives that stand too late, and without outputs that a trap names."""
+    late = {one.line for one in found if one.trap is traps.LATE}
+    lines = [
+        line if line.startswith("#") and (number in late or number not in script.request.late) else ""
+        for number, line in enumerate(script.lines, 1)
+    ]
+    lost = {one.line for one in found if one.trap in (traps.OUTPUT_NULL, traps.OUTPUT_FOLDER)}
+    asked = request.read(lines)
+    kept = [one for one in asked.options if one.name not in _OUTPUTS or one.line not in lost]
+    return replace(asked, options=tuple(kept))
 
 
 def _word(text: str) -> str:
@@ -153,8 +206,11 @@ def _sbatch(script: Script) -> Iterator[str]:
     if cpus := _cpus(asked):
         yield f"--cpus-per-task={cpus}"
     for option in _last(asked):
-        if option.name in _PASSED_ON and option.name != "cpus-per-task":
+        if option.name in _PASSED_ON and not _is_as_we_ask(option):
             yield f"--{option.name}" + (f"={_word(option.value)}" if option.value else "")
+        signal = _SIGNAL.fullmatch(option.value) if option.name == "signal" else None
+        if signal and signal["seconds"] and signal["seconds"] != _STOP_BEFORE:
+            yield f"--signal=B:USR2@{signal['seconds']}"
 
 
 def _gpu_type(value: str) -> str:
@@ -168,8 +224,25 @@ def _cpus(asked: ScriptRequest) -> int | None:
     return each * (asked.tasks_per_node or 1) if each else None
 
 
-def _last(asked: ScriptRequest) -> list[request.AskedOption]:
-    return list({option.name: option for option in asked.options}.values())
+def _last(asked: ScriptRequest) -> list[AskedOption]:
+    """Those that count; -W of PBS is given once for each of its attributes."""
+    last = {(one.name, one.value.partition("=")[0] * (one.name == "W")): one for one in asked.options}
+    return list(last.values())
+
+
+def _is_as_we_ask(option: AskedOption) -> bool:
+    return _AS_WE_ASK.get(option.name) == option.value
+
+
+def _is_whole_jobs(option: AskedOption) -> bool:
+    """Whether this is a resource of PBS that the job has as a whole, and no chunk of it."""
+    return len(option.name) > 1 and option.name not in SIZES and option.name not in _PASSED_ON_BY_QSUB
+
+
+def _resources(asked: ScriptRequest) -> list[str]:
+    """Of the job as a whole, as qsub takes them."""
+    whole = [one for one in _last(asked) if _is_whole_jobs(one)]
+    return ["-l " + _word(f"{one.name}={one.value}" if one.value else one.name) for one in whole]
 
 
 def _qsub(asked: ScriptRequest, before: list[str], arguments: str) -> str:
@@ -177,8 +250,9 @@ def _qsub(asked: ScriptRequest, before: list[str], arguments: str) -> str:
     for option in _last(asked):
         if option.name in ("select", "place", "walltime"):
             words.append(f"-l {option.name}={_word(option.value)}")
-        elif option.name in ("q", "P", "A", "N", "W", "M", "m", "p", "J"):
+        elif option.name in _PASSED_ON_BY_QSUB and not _is_as_we_ask(option):
             words.append(f"-{option.name} {_word(option.value)}")
+    words += _resources(asked)
     if not asked.find("place") and (asked.nodes or 1) > 1:
         words.append("-l place=scatter")
     exports = " ".join([*before, f"APPTRAIN_ARGS={shlex.quote(arguments)}"])
@@ -200,10 +274,55 @@ def _submit(script: Script, before: list[str], own: str) -> str:
     ):
         if found and found.value:
             words.append(f"--{name} {_word(found.value)}")
+    if asked.scheduler == "pbs":
+        words += _resources(asked)
     return " ".join([*words, "--", own])
 
 
-def _profile(script: Script) -> Iterator[str]:
+@dataclass(frozen=True)
+class _Variables:
+    made_inside: frozenset[str]
+    """Those of which a job alone knows the value."""
+    unneeded: frozenset[str]
+    """Ours, those that a trap names, and those that only say where the nodes meet."""
+
+    def needs(self, name: str) -> bool:
+        return name not in self.unneeded and _inner(name) not in self.unneeded
+
+
+def _variables(script: Script, found: Sequence[Found]) -> _Variables:
+    quoted = (_QUOTED.match(one.text) for one in found)
+    unneeded = _SET_BY_US | {match[1] for match in quoted if match}
+    made_inside: set[str] = set()
+    for _, name, value in script.assigned:
+        names = set(_NAMED.findall(value))
+        is_inside = _IN_JOB.search(value) is not None or bool(names & made_inside)
+        if is_inside:
+            made_inside.add(name)
+        others = [one for one in names if one not in unneeded and not _OF_MEETING.fullmatch(one)]
+        if _PORT.fullmatch(_inner(name)) or (is_inside and not others and _is_filled_in(value)):
+            unneeded.add(name)
+    return _Variables(frozenset(made_inside), frozenset(unneeded))
+
+
+def _inner(name: str) -> str:
+    """As the ranks see it."""
+    return _IN_CONTAINER.sub("", name, count=1)
+
+
+def _is_filled_in(value: str) -> bool:
+    """Whether the shell makes all of it, but for the colon in front of a port."""
+    for _ in range(_DEEPEST):
+        value = _FILLED_IN.sub("", value)
+    return set(value) <= set(":0123456789'\"")
+
+
+def _is_for_profile(name: str, value: str) -> bool:
+    """A profile has no variable filled in."""
+    return name.startswith(_PROFILE_ENV) and not _SECRET.search(name) and not set(value) & set("$`")
+
+
+def _profile(script: Script, variables: _Variables) -> Iterator[str]:
     modules = [
         word.text
         for one in script.launches
@@ -213,18 +332,14 @@ def _profile(script: Script) -> Iterator[str]:
     ]
     if modules:
         yield f"modules: [{', '.join(modules)}]"
-    for _, name, value in script.assigned:
-        if _SECRET.search(name):
-            continue
-        if name.startswith(_PROFILE_ENV) and name not in _SET_BY_US and "$(" not in value:
-            yield f"env: {{{name}: {value}}}"
+    for word, name, value in script.assigned:
+        if _is_for_profile(_inner(name), value) and variables.needs(name):
+            plain = word.text.partition("=")[2]
+            yield f"env: {{{_inner(name)}: {plain if _PLAIN.fullmatch(plain) else json.dumps(plain)}}}"
 
 
-def _left(script: Script, training: Launch) -> Iterator[str]:
-    if script.request.scheduler == "slurm":
-        for option in _last(script.request):
-            if option.name not in _PASSED_ON | _OURS_ALREADY:
-                yield f"line {option.line}: --{option.name}: give it to sbatch if it is needed"
+def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[str]:
+    yield from _left_options(script)
     for one in script.launches:
         texts = [word.text for word in one.words[:2]]
         if texts in (["conda", "activate"], ["mamba", "activate"]) or (
@@ -233,15 +348,54 @@ def _left(script: Script, training: Launch) -> Iterator[str]:
             yield f"line {one.line}: the environment: jobs run in the image (own packages: make venv, --venv)"
         elif texts[:1] in (["cp"], ["rsync"], ["tar"], ["mkdir"]) and not one.is_in_task:
             yield f"line {one.line}: {texts[0]}: do it before you submit, or in the script"
-    for word, name, _ in script.assigned:
-        is_own = name not in _SET_BY_US and (not name.startswith(_PROFILE_ENV) or _SECRET.search(name))
-        if is_own and name.isupper() and _is_exported(script, word.line):
-            yield f"line {word.line}: {name}: export it where you submit; APPTRAIN_PASS={name} for the ranks"
-    if any("$" in word.text for word in training.words):
+    for word, name, value in script.assigned:
+        inner = _inner(name)
+        is_own = variables.needs(name) and not _is_for_profile(inner, value)
+        if not is_own or not inner.isupper() or not _is_exported(script, word.line):
+            continue
+        if name in variables.made_inside:
+            how = "made inside the job: make it in your script"
+        else:
+            how = f"export it where you submit; APPTRAIN_PASS={inner} for the ranks"
+        yield f"line {word.line}: {inner}: {how}"
+    names = {name for word in training.words for name in _NAMED.findall(word.text)}
+    inside = {one for one in names if one in variables.made_inside or _IN_JOB.fullmatch(one)}
+    for name in sorted(inside):
+        yield f"line {training.line}: {name} in the arguments: made inside the job: make it in your script"
+    if any("$" in word.text for word in training.words) and not (inside and names == inside):
         yield f"line {training.line}: variables in the arguments are filled in where you submit"
     others = [one for one in script.trainings if one is not training]
     for one in others[:3]:
         yield f"line {one.line}: a second training: a job of its own"
+
+
+def _left_options(script: Script) -> Iterator[str]:
+    asked = script.request
+    for option in _last(asked):
+        where = f"line {option.line}: "
+        signal = _SIGNAL.fullmatch(option.value) if option.name == "signal" else None
+        if asked.scheduler == "slurm" and signal:
+            name = signal["name"]
+            if "B" not in (signal["who"] or "") and name != "USR2":
+                instead = f"if they have a handler for {name}: --stop-signal {name}"
+                yield f"{where}--signal: the ranks get USR2; {instead}"
+        elif asked.scheduler == "slurm" and not _is_carried_over(option, script):
+            yield f"{where}--{option.name}: give it to sbatch if it is needed"
+        elif asked.scheduler == "pbs" and option.name in SIZES and option.name != "select":
+            yield f"{where}-l {option.name}: our job asks by chunks: put it into -l select"
+        elif asked.scheduler == "pbs" and not _is_whole_jobs(option) and option.name not in _QSUB_HAS:
+            yield f"{where}-{option.name}: give it to qsub if it is needed"
+
+
+def _is_carried_over(option: AskedOption, script: Script) -> bool:
+    """Of sbatch: handed on, ours too, or seen in the number of nodes and GPUs."""
+    if option.name == "nodes":
+        return script.nodes is not None
+    if option.name == "gres" and not all(one.startswith("gpu") for one in option.value.split(",")):
+        return False
+    if option.name in ("gres", "gpus", "gpus-per-node", "gpus-per-task"):
+        return script.request.gpus_per_node is not None
+    return option.name in _PASSED_ON | _SHAPE or (option.name, option.value) == ("export", "ALL")
 
 
 def _is_exported(script: Script, line: int) -> bool:

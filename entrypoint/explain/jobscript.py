@@ -19,6 +19,8 @@ from entrypoint.explain.as_ours import Converted
 from entrypoint.explain.traps import Found
 
 FOUND, NOTHING = 0, 1
+NOTHING_TO_MEND = "nothing was found that must be mended"
+NO_TRAINING = "no training was found in this script: only its requests were looked at"
 SUFFIXES = {".sbatch", ".pbs", ".sh", ".slurm", ".qsub", ".job", ".bash", ".slm", ".sub"}
 _SHEBANG = re.compile(rb"#! ?/[\w./-]*(?:/|env (?:-S )?)(?:ba|da|k|z|c|tc)?sh\b")
 _DIRECTIVE = re.compile(rb"^#(?:SBATCH|PBS) +-", re.M)
@@ -53,8 +55,8 @@ def main(path: Path, *, as_json: bool) -> int:
             "explain-script-unreadable",
             f"explain: {plain(str(path))} cannot be read ({plain(why)}): give a job script",
         ) from None
-    found = traps.find(text)
-    converted = as_ours.convert(traps.read(text))
+    found, script = traps.find(text), traps.read(text)
+    converted = as_ours.convert(script, found)
     to_mend = [one for one in found if not one.trap.is_remark]
     remarks = [one for one in found if one.trap.is_remark]
     if as_json:
@@ -70,7 +72,9 @@ def main(path: Path, *, as_json: bool) -> int:
         }
         print(json.dumps(whole, indent=2).replace("\x7f", "\\u007f"))
     else:
-        print("\n".join(_in_words(to_mend, remarks, converted, plain(path.name))))
+        is_understood = bool(script.trainings) or as_ours.is_ours(script)
+        nothing = NOTHING_TO_MEND if is_understood else NO_TRAINING
+        print("\n".join(_in_words(to_mend, nothing, remarks, converted, plain(path.name))))
     return FOUND if to_mend else NOTHING
 
 
@@ -87,14 +91,17 @@ def _row(one: Found, path: Path) -> dict[str, Any]:
     }
 
 
-def _in_words(to_mend: list[Found], remarks: list[Found], converted: Converted, name: str) -> Iterator[str]:
+def _in_words(
+    to_mend: list[Found], nothing: str, remarks: list[Found], converted: Converted, name: str
+) -> Iterator[str]:
+    """`nothing`: what to say if there is nothing to mend."""
     for one in to_mend:
         yield f"{name}:{one.line}: {one.trap.title} ({one.trap.id})"
         yield f"  {plain(one.text)}"
         yield f"  why: {one.trap.why}"
         yield f"  do:  {one.trap.remedy}"
     if not to_mend:
-        yield "nothing was found that must be mended"
+        yield nothing
     for one in remarks:
         yield f"{name}:{one.line}: a remark: {one.trap.title}: {one.trap.remedy}"
     if converted.lines:

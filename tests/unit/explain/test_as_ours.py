@@ -9,7 +9,7 @@ ASKED = "#!/bin/bash\n#SBATCH --nodes=2\n"
 
 
 def converted(text: str) -> Converted:
-    return as_ours.convert(traps.read(text))
+    return as_ours.convert(traps.read(text), traps.find(text))
 
 
 @pytest.mark.parametrize(
@@ -211,6 +211,32 @@ def test_variables_in_the_arguments_are_filled_in_where_one_submits() -> None:
     assert made.lines[1] == 'apptrain submit --cluster NAME --nodes 2 -- t.py --lr "$LR"'
 
 
+@pytest.mark.parametrize(
+    ("arguments", "inside", "others"),
+    [
+        ("--fold $a", ["a"], False),
+        ("--seed $((SLURM_ARRAY_TASK_ID / 4)) --lr $LR", ["SLURM_ARRAY_TASK_ID"], True),
+        ("--to $OUT --at ${b}", ["b"], True),
+        ("--now $(date)", [], True),
+        ("--lr 1", [], False),
+    ],
+)
+def test_variables_in_the_arguments_that_only_a_job_has_are_told(
+    arguments: str, inside: list[str], others: bool
+) -> None:
+    made = converted(
+        f"{ASKED}a=$((2 * SLURM_ARRAY_TASK_ID)); b=$((1 + $a))\nsrun torchrun t.py {arguments}\n"
+    )
+    at_submission = "line 4: variables in the arguments are filled in where you submit"
+    told = [f"line 4: {one} in the arguments: {INSIDE}" for one in inside]
+    assert list(made.left) == told + [at_submission] * others
+
+
+def test_brackets_without_an_end_take_no_time() -> None:
+    deep = f"export X={'(' * 50_000}$SLURM_JOB_ID{')' * 50_000}\n" + "export Y=$SLURM_NNODES\n"
+    assert converted(f"{ASKED}{deep}srun torchrun t.py\n").left == (f"line 3: X: {INSIDE}",)
+
+
 def test_a_script_without_a_training_has_no_line() -> None:
     why = "no line was found that starts a training: torchrun, or python with a script"
     assert converted(f"{ASKED}module load x\necho y\n") == Converted((), (), (why,))
@@ -227,3 +253,167 @@ def test_a_script_without_a_training_has_no_line() -> None:
 def test_a_script_that_starts_ours_needs_none(line: str) -> None:
     assert converted(f"{ASKED}{line}\n").left == ("it starts apptrain already",)
     assert converted(f"{ASKED}# {line}\n").left != ("it starts apptrain already",)
+
+
+LATE = (
+    "#!/bin/bash\n#SBATCH --partition=gpu\nset -eu\n#SBATCH --nodes=4 --gres=gpu:4\n#SBATCH --time=16:00:00\n"
+)
+
+
+def test_directives_that_stand_too_late_are_meant_all_the_same() -> None:
+    made = converted(f"{LATE}srun torchrun t.py\n")
+    assert made.lines == (
+        "sbatch --nodes=4 --gpus-per-node=4 --partition=gpu --time=16:00:00 slurm/multinode.sbatch -- t.py",
+        "apptrain submit --cluster NAME --nodes 4 --gpus-per-node 4 --partition gpu --time 16:00:00 -- t.py",
+    )
+    late = "#!/bin/bash\n#PBS -q gpu\ncd x\n#PBS -l select=2:ngpus=4\ntorchrun t.py\n"
+    assert converted(late).lines[1] == (
+        "apptrain submit --cluster NAME --nodes 2 --gpus-per-node 4 --partition gpu -- t.py"
+    )
+
+
+def test_a_late_directive_that_no_trap_names_is_not_meant() -> None:
+    script = traps.read(f"{LATE}srun torchrun t.py\n")
+    found = [one for one in traps.find(script.text) if one.trap is not traps.LATE or one.line == 5]
+    assert as_ours.convert(script, found).lines[0] == (
+        "sbatch --nodes=1 --gpus-per-node=0 --partition=gpu --time=16:00:00 slurm/multinode.sbatch -- t.py"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "profile"),
+    [
+        ("export NCCL_IB_DISABLE=1 NCCL_DEBUG=INFO\nsrun torchrun t.py\n", ["env: {NCCL_DEBUG: INFO}"]),
+        ("export NCCL_P2P_DISABLE='1'\nNCCL_DEBUG=INFO srun torchrun t.py\n", ["env: {NCCL_DEBUG: INFO}"]),
+        ("export NCCL_SOCKET_IFNAME=eth0\nexport NCCL_SOCKET_IFNAME=^lo\nsrun torchrun t.py\n", []),
+        ("export CUDA_LAUNCH_BLOCKING=1 CUDA_LAUNCH=2\nsrun torchrun t.py\n", ["env: {CUDA_LAUNCH: 2}"]),
+        ("export CUDA_VISIBLE_DEVICES=0,1\nsrun torchrun t.py\n", []),
+        ("export APPTAINERENV_CUDA_VISIBLE_DEVICES=0\nsrun torchrun t.py\n", []),
+        ("export CUDA_VISIBLE_DEVICES=0\nsrun torchrun --nnodes=2 --nproc_per_node=2 t.py\n", []),
+    ],
+)
+def test_a_profile_has_nothing_that_a_trap_or_a_remark_names(text: str, profile: list[str]) -> None:
+    assert list(converted(f"{ASKED}#SBATCH --gpus-per-node=2\n{text}").profile) == profile
+
+
+@pytest.mark.parametrize(
+    ("line", "profile"),
+    [
+        ("export NCCL_IB_HCA=mlx5_0,mlx5_1", ['env: {NCCL_IB_HCA: "mlx5_0,mlx5_1"}']),
+        ("export NCCL_SOCKET_IFNAME='^lo,docker'", ['env: {NCCL_SOCKET_IFNAME: "^lo,docker"}']),
+        ("export APPTAINERENV_NCCL_DEBUG=INFO", ["env: {NCCL_DEBUG: INFO}"]),
+        ("export SINGULARITYENV_UCX_TLS=rc", ["env: {UCX_TLS: rc}"]),
+    ],
+)
+def test_a_value_is_written_as_yaml_takes_it_and_named_as_the_ranks_see_it(
+    line: str, profile: list[str]
+) -> None:
+    assert list(converted(f"{line}\ntorchrun t.py\n").profile) == profile
+
+
+INSIDE = "made inside the job: make it in your script"
+
+
+@pytest.mark.parametrize(
+    ("body", "left"),
+    [
+        ('export HEAD_NODE=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)\n', []),
+        ("export HEADN=`scontrol show hostnames $SLURM_JOB_NODELIST | awk '{print $1; exit}'`\n", []),
+        ("export MEET=$(hostname -s):29500\n", []),
+        ('export FIRST=$(head -n 1 "$PBS_NODEFILE")\n', []),
+        ("first=$(scontrol show hostnames); first=${first%% *}\nexport APPTAINERENV_MASTER_ADDR=$first\n", []),
+        ("first=$(hostname)\nexport LEADER=${first}\nexport AT=$LEADER:$PORT_OF\n", [f"line 5: AT: {INSIDE}"]),
+        ("export PORT=$((30000 + SLURM_JOB_ID % 20000)) MY_PORT=29500\n", []),
+        ("export APPTAINERENV_MASTER_PORT=$((33000 + ${PBS_JOBID%%.*} % 9000))\n", []),
+        ("export RANKS=$((SLURM_NNODES * 4)) N=$SLURM_JOB_NUM_NODES TASKS=$SLURM_NTASKS\n", []),
+        ("export REPORT=1\n", ["line 3: REPORT: export it where you submit; APPTRAIN_PASS=REPORT for the ranks"]),
+        ("export OUT=/scratch/$SLURM_JOB_ID\n", [f"line 3: OUT: {INSIDE}"]),
+        ("export RUN=$SLURM_JOB_ID\n", [f"line 3: RUN: {INSIDE}"]),
+        ("export LOG=/logs/$(hostname).log\n", [f"line 3: LOG: {INSIDE}"]),
+        ("export SEED=$RANDOM\n", [f"line 3: SEED: {INSIDE}"]),
+        ("x=/tmp/$SLURM_JOB_ID\nexport TORCH_HOME=$x/torch\n", [f"line 4: TORCH_HOME: {INSIDE}"]),
+        (
+            "export HF_HOME=$SCRATCH/hf\n",
+            ["line 3: HF_HOME: export it where you submit; APPTRAIN_PASS=HF_HOME for the ranks"],
+        ),
+        (
+            "export APPTAINERENV_DATA=/d\n",
+            ["line 3: DATA: export it where you submit; APPTRAIN_PASS=DATA for the ranks"],
+        ),
+        (
+            "export WHEN=$(date)\n",
+            ["line 3: WHEN: export it where you submit; APPTRAIN_PASS=WHEN for the ranks"],
+        ),
+    ],
+)  # fmt: skip
+def test_only_what_is_known_where_one_submits_is_exported_there(body: str, left: list[str]) -> None:
+    made = converted(f"{ASKED}{body}srun torchrun t.py\n")
+    assert (list(made.left), made.profile) == (left, ())
+
+
+@pytest.mark.parametrize(
+    ("asked", "words", "left"),
+    [
+        ("--requeue --open-mode=append --signal=B:USR2@120", "", []),
+        ("--no-requeue --open-mode=truncate", " --no-requeue --open-mode=truncate", []),
+        ("-o a/%j.out -e a/%j.err", " --output=a/%j.out --error=a/%j.err", []),
+        ("-o a/%j/x.out -e b -p gpu", " --partition=gpu", []),
+        ("--signal=B:USR1@300", " --signal=B:USR2@300", []),
+        ("--signal=B:TERM", "", []),
+        (
+            "--signal=SIGUSR1@90",
+            " --signal=B:USR2@90",
+            ["--signal: the ranks get USR2; if they have a handler for USR1: --stop-signal USR1"],
+        ),
+        ("--signal=R:USR2", "", []),
+        ("--signal=?", "", ["--signal: give it to sbatch if it is needed"]),
+        ("--export=ALL", "", []),
+        ("--export=NONE", "", ["--export: give it to sbatch if it is needed"]),
+        ("--gpu-bind=closest", "", ["--gpu-bind: give it to sbatch if it is needed"]),
+        ("--gres=nvme:1", "", ["--gres: give it to sbatch if it is needed"]),
+    ],
+)
+def test_each_option_of_sbatch_is_handed_on_told_or_the_same_with_us(
+    asked: str, words: str, left: list[str]
+) -> None:
+    made = converted(f"{ASKED}#SBATCH {asked}\nsrun torchrun t.py\n")
+    assert made.lines[0] == f"sbatch --nodes=2 --gpus-per-node=0{words} slurm/multinode.sbatch -- t.py"
+    assert made.left == tuple(f"line 3: {one}" for one in left)
+
+
+def test_sizes_that_are_not_known_before_are_told() -> None:
+    made = converted("#!/bin/bash\n#SBATCH -N 2-4\n#SBATCH --gpus=8 -n 8\nsrun python t.py\n")
+    assert made.left == (
+        "line 2: --nodes: give it to sbatch if it is needed",
+        "line 3: --gpus: give it to sbatch if it is needed",
+    )
+
+
+@pytest.mark.parametrize(
+    ("asked", "words", "left"),
+    [
+        ("-l filesystems=home:eagle", " -l filesystems=home:eagle", []),
+        ("-l walltime=1:00,storage=gdata/a+gdata/b,wd", " -l walltime=1:00 -l storage=gdata/a+gdata/b -l wd", []),
+        ("-j oe -r y -S /bin/bash", "", []),
+        ("-j n -r n", " -j n -r n", []),
+        ("-o out -e err", " -o out -e err", []),
+        ("-o /dev/null", "", []),
+        ("-W a=1 -W b=2 -W a=3", " -W a=3 -W b=2", []),
+        ("-l ncpus=8", "", ["-l ncpus: our job asks by chunks: put it into -l select"]),
+        ("-V", "", ["-V: give it to qsub if it is needed"]),
+        ("-v A=1", "", ["-v: give it to qsub if it is needed"]),
+    ],
+)  # fmt: skip
+def test_each_option_of_qsub_is_handed_on_told_or_the_same_with_us(
+    asked: str, words: str, left: list[str]
+) -> None:
+    made = converted(f"#!/bin/bash\n#PBS -l select=1\n#PBS {asked}\ntorchrun t.py\n")
+    assert made.lines[0] == (
+        f"APPTRAIN_ARGS='-- t.py' qsub -l select=1{words} -v APPTRAIN_ARGS pbs/multinode.pbs"
+    )
+    assert made.left == tuple(f"line 3: {one}" for one in left)
+
+
+def test_submit_is_given_the_resources_of_a_whole_job_of_pbs() -> None:
+    made = converted("#!/bin/bash\n#PBS -l select=1 -l filesystems=home:eagle\ntorchrun t.py\n")
+    assert made.lines[1] == "apptrain submit --cluster NAME --nodes 1 -l filesystems=home:eagle -- t.py"

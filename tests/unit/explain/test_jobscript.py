@@ -781,3 +781,22 @@ def test_nothing_of_a_script_is_run(tmp_path: Path) -> None:
     )
     jobscript.main(tmp_path / "x.sh", as_json=True)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "first"),
+    [
+        ("make all", "no training was found in this script: only its requests were looked at"),
+        ("apptrain run -- t.py", "nothing was found that must be mended"),
+        ("python t.py", "nothing was found that must be mended"),
+        ("#SBATCH --nodes=2 --gres=gpu:1\nls\n#SBATCH -t 5", "x.sh:4: a directive (#SBATCH or #PBS) stands after"),
+    ],
+)  # fmt: skip
+def test_a_script_in_which_no_training_was_found_is_not_called_sound(
+    body: str, first: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.sh").write_text(f"#!/bin/bash\n{body}\n")
+    assert jobscript.main(tmp_path / "x.sh", as_json=False) == (0 if first.startswith("x.sh") else 1)
+    said = capsys.readouterr().out
+    assert said.startswith(first)
+    assert ("no training was found" in said) == first.startswith("no training")
