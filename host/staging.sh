@@ -19,6 +19,7 @@
 #        each_node     the scheduler's words for a short command on each node
 # Sets:  COPY          s for a broadcast, or a wave of copies
 #        COPIES        s for all copies
+#        REMOVE        s to remove them
 #        stage         empty from then on, if all read the shared image
 #        staged        words for containers/run.sh; empty if the shared image is read
 #        stage_left    the directory in which nodes may have copies that they do not remove
