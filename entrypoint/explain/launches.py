@@ -62,8 +62,17 @@ _CONTAINER_VALUES = {
     *("--cpus", "--memory", "--blkio-weight", "--apply-cgroups", "--add-caps", "--drop-caps", "--pem-path"),
 }
 _TORCHRUN_FLAGS = {"standalone", "module", "m", "no-python", "run-path", "use-env", "virtual-local-rank"}
+_DEEPSPEED_FLAGS = {"no-ssh", "no-ssh-check", "force-multi", "no-local-rank", "enable-elastic-training"}
 _SSH_FLAGS = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]+")
 """Options of ssh that take no value."""
+_LAUNCHER = re.compile(
+    r"\w+=(?:[\w./-]*/)?(?:torchrun|deepspeed|accelerate\s+launch"
+    r"|python[\d.]*\s+(?:-u\s+)?-m\s+torch\.distributed\.(?:run|launch))\s"
+)
+"""What sets a variable to a launcher with options."""
+_LONGEST = 2000
+"""Characters of it."""
+_ONLY_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 _REDIRECTION = re.compile(r"\d*(?:>|<)|&>")
 DEEPEST = 4
 
@@ -90,6 +99,8 @@ class Launch:
     text stands in double ones."""
     shell_word: Word | None = None
     """That text, as the job script has it."""
+    variable: Word | None = None
+    """What sets the variable that the launcher stands in, as LAUNCHER="torchrun ..." does."""
     in_loop: bool = False
     """Whether a loop of the job script starts it, and not one of the task."""
     in_background: bool = False
@@ -117,12 +128,40 @@ class Launch:
         )
 
 
+@dataclass(frozen=True)
+class Launcher:
+    """A launcher with options that a variable is set to."""
+
+    variable: Word
+    words: tuple[Word, ...]
+
+
 def read(commands: Sequence[Command]) -> list[Launch]:
     """All commands of a script."""
-    return [found for one in commands for found in _follow(one, Launch(one.line), 0)]
+    launchers = _launchers(commands)
+    return [found for one in commands for found in _follow(one, Launch(one.line), 0, launchers)]
 
 
-def _follow(command: Command, launch: Launch, depth: int) -> Iterator[Launch]:
+def _launchers(commands: Sequence[Command]) -> dict[str, Launcher]:
+    """Variables that are set once, to words that begin with a launcher."""
+    set_to: dict[str, list[Word]] = {}
+    for word in (word for one in commands for word in one.assigned):
+        set_to.setdefault(word.raw.partition("=")[0].rstrip("+"), []).append(word)
+    once = [(name, words[0]) for name, words in set_to.items() if len(words) == 1]
+    return {
+        name: Launcher(word, _words_of(word))
+        for name, word in once
+        if len(word.raw) < _LONGEST and _LAUNCHER.match(word.text)
+    }
+
+
+def _words_of(variable: Word) -> tuple[Word, ...]:
+    """The words that the shell makes of what is set here."""
+    text = Word(variable.raw.partition("=")[2], variable.line).script
+    return shell.commands(text, variable.line)[0].words
+
+
+def _follow(command: Command, launch: Launch, depth: int, launchers: dict[str, Launcher]) -> Iterator[Launch]:
     words = command.words
     launch = replace(
         launch,
@@ -132,6 +171,10 @@ def _follow(command: Command, launch: Launch, depth: int) -> Iterator[Launch]:
         in_background=launch.in_background or command.in_background,
     )
     while words:
+        named = _ONLY_VARIABLE.fullmatch(words[0].raw)
+        if named and named[1] in launchers and launch.variable is None:
+            launch = replace(launch, variable=launchers[named[1]].variable)
+            words = (*launchers[named[1]].words, *words[1:])
         name = words[0].text.rpartition("/")[2]
         rest = words[1:]
         texts = [word.text for word in rest]
@@ -155,7 +198,7 @@ def _follow(command: Command, launch: Launch, depth: int) -> Iterator[Launch]:
             if name == "ssh":
                 words = _without_redirections(words)
             if name == "ssh" and len(words) == 1 and depth < DEEPEST:
-                yield from _follow_shell(words[0], replace(launch, words=words), depth)
+                yield from _follow_shell(words[0], replace(launch, words=words), depth, launchers)
                 return
         elif name in CONTAINERS and texts[:1] and _verb(texts) >= 0:
             at = _verb(texts) + 1
@@ -172,7 +215,7 @@ def _follow(command: Command, launch: Launch, depth: int) -> Iterator[Launch]:
             )
             words = rest[at + 1 :]
         elif name in SHELLS and (at := _shell_text(texts)) >= 0 and depth < DEEPEST:
-            yield from _follow_shell(rest[at], replace(launch, words=words), depth)
+            yield from _follow_shell(rest[at], replace(launch, words=words), depth, launchers)
             return
         elif name in _PASSES:
             words = rest
@@ -195,14 +238,14 @@ def _without_redirections(words: Sequence[Word]) -> tuple[Word, ...]:
     return tuple(itertools.takewhile(lambda word: not _REDIRECTION.match(word.raw), words))
 
 
-def _follow_shell(text: Word, launch: Launch, depth: int) -> Iterator[Launch]:
+def _follow_shell(text: Word, launch: Launch, depth: int, launchers: dict[str, Launcher]) -> Iterator[Launch]:
     """`launch`: of the shell that reads this text."""
     yield launch
     is_filled = launch.is_filled or not text.single_quoted
     word = launch.shell_word or text
     inside = replace(launch, words=(), in_shell=True, is_filled=is_filled, shell_word=word)
     for one in shell.commands(text.script, text.line):
-        yield from _follow(one, inside, depth + 1)
+        yield from _follow(one, inside, depth + 1, launchers)
 
 
 def _starter_words(name: str, texts: Sequence[str]) -> int:
@@ -272,6 +315,7 @@ def _with_agent(launch: Launch, agent: str, rest: Sequence[Word]) -> Launch:
     if words and words[0].text == "launch":
         words.pop(0)
     options: dict[str, Word] = {}
+    flags = _TORCHRUN_FLAGS | (_DEEPSPEED_FLAGS if agent == "deepspeed" else set())
     if any(word.text in ("torch.distributed.run", "torch.distributed.launch") for word in words[:4]):
         while words and words[0].text not in ("torch.distributed.run", "torch.distributed.launch"):
             words.pop(0)
@@ -285,7 +329,7 @@ def _with_agent(launch: Launch, agent: str, rest: Sequence[Word]) -> Launch:
         if equals:
             raw = word.raw.partition("=")[2]
             options[name] = Word(raw, word.line)
-        elif name in _TORCHRUN_FLAGS or not words or words[0].text.startswith("--"):
+        elif name in flags or not words or words[0].text.startswith("--"):
             options[name] = Word("", word.line)
         else:
             options[name] = words.pop(0)

@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from entrypoint.schedulers import option_names as names
 
 NONE = ""
+_PYXIS_FLAG = re.compile(
+    r"no-container-\S+|container-(?:mount-home|remap-root|writable|readonly|entrypoint|entrypoint-log)"
+)
+"""Options that pyxis adds to srun and sbatch, and that take no value."""
 
 
 @dataclass(frozen=True)
@@ -142,10 +146,15 @@ def slurm(words: Sequence[str], line: int) -> list[AskedOption]:
         else:
             name, value = names.SRUN_SHORT.get(word[1], word[1]), word[2:].removeprefix("=")
             equals = value
-        if not equals and name not in names.SRUN_BARE and rest:
+        if not equals and _takes_value(name) and rest:
             value = rest.pop(0)
         found.append(AskedOption(name, value, line))
     return found
+
+
+def _takes_value(name: str) -> bool:
+    """Whether the next word is the value of this option of sbatch or srun."""
+    return name not in names.SRUN_BARE and _PYXIS_FLAG.fullmatch(name) is None
 
 
 def words_behind(words: Sequence[str]) -> int:
@@ -156,7 +165,7 @@ def words_behind(words: Sequence[str]) -> int:
         at += 1
         name = word[2:].partition("=")[0] if word.startswith("--") else names.SRUN_SHORT.get(word[1], word[1])
         has_value = "=" in word if word.startswith("--") else len(word) > 2
-        if not has_value and name not in names.SRUN_BARE:
+        if not has_value and _takes_value(name):
             at += 1
     return min(at, len(words))
 

@@ -177,8 +177,10 @@ PBS_NODEID = Trap(
 RANK_ONCE = Trap(
     "rank-once",
     "a rank is filled in by the batch script, before the tasks start",
-    "The batch script is itself task 0, so all tasks get 0: every node takes itself for the first one.",
-    "Let a shell in each task fill it in: srun bash -c 'torchrun --node_rank=$SLURM_NODEID ...'.",
+    "The batch script is itself task 0, so all tasks get 0 (or nothing, if MPI sets it): every node takes "
+    "itself for the first one.",
+    "Let a shell in each task fill it in: srun bash -c 'torchrun --node_rank=$SLURM_NODEID ...'; under PBS "
+    "pbsdsh or mpiexec with bash -c '...' likewise.",
 )
 FIRST_NODE_ONLY = Trap(
     "first-node-only",
@@ -187,6 +189,14 @@ FIRST_NODE_ONLY = Trap(
     "for them until it runs out of time.",
     "Start one on every node: srun --ntasks-per-node=1 (Slurm), pbsdsh or mpiexec --ppn 1 (PBS) in "
     "front of it.",
+)
+OPENS_ON_EACH = Trap(
+    "deepspeed-on-each-node",
+    "deepspeed opens the nodes of its hostfile itself, and is started on each of them",
+    "Each of them starts the whole training on all nodes: the second one finds the port in use, or they "
+    "share the GPUs.",
+    "Start it once, without srun, pbsdsh or mpiexec; or start it on each node with --no_ssh and that node's "
+    "--node_rank.",
 )
 TORCHRUN_PER_TASK = Trap(
     "torchrun-per-task",
@@ -498,6 +508,21 @@ SIGNAL_UNHEARD = Trap(
     "The tasks of srun do not get the signal, and it ends a shell that has no trap for it.",
     "Leave B: out if the program handles the signal; else a trap that passes it on, with srun ... & wait.",
 )
+SIGNAL_LATE = Trap(
+    "signal-behind-srun",
+    "the trap for --signal=B: runs only after the training has ended",
+    "bash runs a trap only when the program in the foreground has ended: nothing is done with the warning, "
+    "and the time limit kills the job.",
+    "Start the training in the background, and wait: srun ... & wait $!. The trap then runs at once; wait in "
+    "it again for the training to end.",
+)
+SIGNAL_ELSEWHERE = Trap(
+    "signal-without-b",
+    "the script has a trap for a signal that --signal sends to the tasks only",
+    "Without B: Slurm sends it to the steps of srun, and not to the shell of the batch script: the trap "
+    "never runs.",
+    "Write --signal=B:USR1@300, and start the training in the background: srun ... & wait $!.",
+)
 VARIABLE_IN_DIRECTIVE = Trap(
     "variable-in-directive",
     "a variable stands in an #SBATCH line",
@@ -536,7 +561,9 @@ _PING = re.compile(r"\bping\b")
 _SCONTROL = re.compile(r"\bscontrol\b|\$SLURM_(?:JOB_)?NODELIST")
 _LITERAL_HOST = re.compile(r"(?:localhost|127\.\d+\.\d+\.\d+|::1)$")
 _PORT = re.compile(r"(?i)(?:.*_)?(?:master_|rdzv_|main_process_)?port$")
-_RANKS = re.compile(r"\$\{?(SLURM_PROCID|SLURM_NODEID|SLURM_LOCALID|PBS_TASKNUM|OMPI_COMM_WORLD_RANK)\b")
+_RANKS = re.compile(
+    r"\$\{?(SLURM_PROCID|SLURM_NODEID|SLURM_LOCALID|PBS_TASKNUM|PBS_NODENUM|OMPI_COMM_WORLD_RANK|PMIX?_RANK)\b"
+)
 _WAITS = ("wait", "tail", "sleep", "kill", "fg")
 """Commands behind a program in the background that may wait for it."""
 _PREPARES = re.compile(
@@ -556,11 +583,15 @@ _RANDOM_KEPT = re.compile(r"\\\$(?:\{?|\(\([^$()]*)RANDOM\b")
 _NODEFILE_KEPT = re.compile(r"\\\$\{?PBS_NODEFILE\b")
 _OF_WORLD = {"MASTER_ADDR", "RANK", "NODE_RANK", "WORLD_SIZE"}
 """Variables of a program on several nodes that no agent starts."""
+_DRAWN = re.compile(r"\bRANDOM\b|\bshuf\b|\brand(?:om|int)\b|\.bind\(")
+_SAME_DRAW = re.compile(r"--random-source|\bRANDOM=|\bseed\(")
+"""What makes a draw the same everywhere."""
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 _DEBUGGING = frozenset({("CUDA_LAUNCH_BLOCKING", "1"), ("TORCH_DISTRIBUTED_DEBUG", "DETAIL")})
 _SMALL_NUMBER = re.compile(r"[0-9]{1,8}")
 _LIST_OF_GPUS = re.compile(r"\d{1,3}(?:,\d{1,3})*")
 _NODES_OF_SLURM = re.compile(r"\$\{?SLURM_(?:NNODES|JOB_NUM_NODES)\}?")
+_FUNCTION = re.compile(r"(?m)^[ \t]*(?:function[ \t]+)?([\w.-]+)[ \t]*(?:\(\)|\{)")
 _EXPORTED_FUNCTION = re.compile(r"^[ \t]*export -f\b", re.M)
 _ALL_EXPORTED = re.compile(r"\bset -\w*a\b|\ballexport\b")
 _INHERITED = re.compile(r"(?:\w*PATH|HOME|USER|TMPDIR|SCRATCH|WORK|CUDA_\w+|SLURM_\w+|PBS_\w+)$")
@@ -583,6 +614,11 @@ _EXPORTS = re.compile(r"\b(?:export|declare|typeset)\b([^\n;]*)")
 _SET_IN_SHELL = re.compile(r"\b(?:for|read(?: -\w+)*) (\w+)")
 _COMMENTED = re.compile(r"#\s+(?:SBATCH|PBS)\s+-")
 _SINGLE_HOSTS = re.compile(r"\b(?:sort|uniq|awk)\b")
+_OF_NODES = re.compile(r"(?i)node|host")
+_ALL_LINES = re.compile(r'\s*(?:\$\(\s*(?:cat |<)|`\s*cat )\s*"?\$\{?PBS_NODEFILE\}?"?\s*[)`]?\s*')
+"""What gives each line of it, also those that are the same."""
+_LENGTH = re.compile(r'"?\$\{#(\w+)\[[@*]\]\}"?')
+_ITEMS = re.compile(r'"?\$\{?(\w+)(?:\[[@*]\])?\}?"?')
 _MPIPROCS = re.compile(r"\bmpiprocs=(\d{1,4})\b")
 
 
@@ -707,11 +743,49 @@ def _of_random(script: Script) -> Iterator[Found]:
             yield Found(PORT_RANDOM, word.line, word.raw)
 
 
+def _of_random_in_tasks(script: Script) -> Iterator[Found]:
+    """Ports that a shell draws which each task of one world runs."""
+    outside = {word for word, _, _ in script.assigned}
+    shells: dict[Word, list[Launch]] = {}
+    for one in script.launches:
+        if one.is_in_task and one.shell_word:
+            shells.setdefault(one.shell_word, []).append(one)
+    for shell_word, inside in shells.items():
+        words = {word: None for one in inside for word in one.assigned if word not in outside}
+        drawn = [word for word in words if _is_drawn_port(word, inside[-1].is_filled)]
+        if not drawn or _SAME_DRAW.search(shell_word.raw) or _chooses_by_node(shell_word.raw):
+            continue
+        if inside[-1].is_filled and not _RANDOM_KEPT.search(shell_word.raw):
+            continue
+        used = {name for one in inside for name in _port_names(script, one)}
+        has_ranks = any(_split(word)[0] in ("RANK", "WORLD_SIZE") for word in words)
+        for one in inside:
+            if has_ranks and one.trains and not one.agent and _nodes_of(script, one) != 1:
+                used.add("MASTER_PORT")
+        yield from (Found(PORT_RANDOM, word.line, word.raw) for word in drawn if _split(word)[0] in used)
+
+
+def _is_drawn_port(word: Word, is_filled: bool) -> bool:
+    name, value = _split(word)
+    is_drawn = "RANDOM" in value if is_filled else _DRAWN.search(value) is not None
+    return is_drawn and _PORT.match(name) is not None and f"${{{name}" not in value
+
+
+def _port_names(script: Script, one: Launch) -> set[str]:
+    """Variables that make the port at which this part of a training on several nodes meets the others."""
+    if one.variable or not one.agent or not _is_of_several(script, one) or _nodes_of(script, one) == 1:
+        return set()
+    options = map(one.agent_options.get, ("rdzv-endpoint", "master-port", "main-process-port"))
+    return {name for word in options if word for name in _VARIABLE.findall(word.raw)}
+
+
 def _draws_on_each_node(script: Script, one: Launch) -> bool:
     """Whether each node draws a number at random for itself: the script draws one for each, starts on each,
     or has the task's own shell draw it."""
     if not _is_of_several(script, one) or one.agent == "deepspeed":
         return False  # deepspeed passes on what it was given
+    if one.variable and one.is_in_task:
+        return False  # it was drawn when the variable was set
     if _starts_one_node(one):
         return True
     if not one.is_in_task:
@@ -740,11 +814,17 @@ def _of_pbs_nodeid(script: Script) -> Iterator[Found]:
 
 
 def _of_ranks(script: Script) -> Iterator[Found]:
-    if script.request.scheduler != "slurm" or (script.nodes == 1 and script.request.tasks_per_node == 1):
+    is_slurm = script.request.scheduler == "slurm"
+    if not script.request.scheduler or (script.nodes == 1 and script.request.tasks_per_node in (None, 1)):
         return
-    for word, name, value in script.assigned:
+    for word, name, value in script.assigned if is_slurm else ():
         if name in ("RANK", "NODE_RANK", "LOCAL_RANK", "MACHINE_RANK", "GROUP_RANK") and _RANKS.search(value):
             yield Found(RANK_ONCE, word.line, word.raw)
+    variables = [one.variable for one in script.trainings if one.is_in_task and one.variable]
+    for variable in dict.fromkeys(variables):
+        for found in _RANKS_FILLED.finditer("" if variable.single_quoted else variable.raw):
+            line = variable.line + variable.raw.count("\n", 0, found.start())
+            yield Found(RANK_ONCE, line, found[0])
     for one in script.trainings:
         if one.is_in_task and one.shell_word and not one.shell_word.single_quoted:
             raw = one.shell_word.raw
@@ -754,9 +834,11 @@ def _of_ranks(script: Script) -> Iterator[Found]:
         for option in ("node-rank", "machine-rank"):
             option_word = one.agent_options.get(option)
             is_fixed = option_word is not None and number(option_word) is not None and (script.nodes or 1) > 1
-            is_fixed = is_fixed and not _starts_one_node(one)
-            is_once = option_word is not None and _RANKS.search(option_word.raw) is not None
-            if option_word and one.is_in_task and not one.in_shell and (is_once or is_fixed):
+            is_fixed = is_fixed and is_slurm and not _starts_one_node(one)
+            is_once = option_word is not None and _RANKS_FILLED.search(option_word.raw) is not None
+            is_once = is_once and option_word is not None and not _RANKS.search(option_word.single_quoted)
+            is_direct = not one.in_shell and not one.variable
+            if option_word and one.is_in_task and is_direct and (is_once or is_fixed):
                 yield Found(RANK_ONCE, option_word.line, option_word.raw)
 
 
@@ -807,8 +889,19 @@ def _of_start(script: Script) -> Iterator[Found]:
     if _EXPORTED_FUNCTION.search(script.text):
         return  # tasks may run it
     for one in script.trainings:
-        if not one.is_in_task and not one.in_shell:
+        if _opens_nodes(one):
+            if (_nodes_of(script, one) or 0) > 1 and not _has_branches(one):
+                yield Found(OPENS_ON_EACH, one.line, _quote(script, one.line))
+        elif not one.is_in_task and not one.in_shell:
             yield Found(FIRST_NODE_ONLY, one.line, _quote(script, one.line))
+
+
+def _opens_nodes(one: Launch) -> bool:
+    """Whether this launcher itself starts the training on all nodes of its hostfile, when it runs once."""
+    hostfile = one.agent_options.get("hostfile")
+    names_nodes = "launcher" in one.agent_options or (hostfile is not None and hostfile.text != "/dev/null")
+    is_one_node = not one.agent_options.keys().isdisjoint(("no-ssh", "node-rank"))
+    return one.agent == "deepspeed" and names_nodes and not is_one_node
 
 
 def _of_tasks(script: Script) -> Iterator[Found]:
@@ -828,9 +921,12 @@ def _of_tasks(script: Script) -> Iterator[Found]:
             yield Found(TORCHRUN_PER_TASK, one.line, _quote(script, one.line))
         if nodes and script.request.scheduler and _differs(script, one, nodes):
             yield Found(NODES_DIFFER, one.agent_options["nnodes"].line, f"{nodes} nodes, --nnodes {nnodes}")
-        processes = number(nproc)
-        if nproc and processes and gpus and processes != gpus and (tasks in (None, 1)):
-            yield Found(NPROC_DIFFERS, nproc.line, f"{gpus} GPUs per node, --nproc_per_node {processes}")
+        processes, shown = number(nproc), _set_in_front(one, "CUDA_VISIBLE_DEVICES")
+        if nproc and processes and gpus and (tasks in (None, 1)):
+            if shown is None and processes != gpus:
+                yield Found(NPROC_DIFFERS, nproc.line, f"{gpus} GPUs per node, --nproc_per_node {processes}")
+            elif shown and processes < _gpus_in(shown):  # VISIBLE_DEVICES is about more of them
+                yield Found(NPROC_DIFFERS, nproc.line, f"{shown.raw}, --nproc_per_node {processes}")
         total = number(one.agent_options.get("num-processes"))
         if one.agent == "accelerate" and total and gpus and nodes and total != nodes * gpus:
             line = one.agent_options["num-processes"].line
@@ -997,8 +1093,7 @@ def _of_visible_devices(script: Script) -> Iterator[Found]:
     for one in script.trainings:
         ranks = _ranks_of_node(script, one)
         word = _set_for(one, "CUDA_VISIBLE_DEVICES", settings)
-        value = _split(word)[1].strip("'\"") if word else ""
-        if word and _LIST_OF_GPUS.fullmatch(value) and value.count(",") + 1 < ranks:
+        if word and 0 < _gpus_in(word) < ranks:
             yield Found(VISIBLE_DEVICES, word.line, f"{word.raw}, {ranks} ranks a node")
 
 
@@ -1038,11 +1133,21 @@ def _settings(script: Script, name: str) -> tuple[list[int], list[Word | None]]:
     return lines, [found[line] for line in lines]
 
 
+def _set_in_front(one: Launch, name: str) -> Word | None:
+    """What sets this variable for this launch alone."""
+    return next((word for word in reversed(one.assigned) if _split(word)[0] == name), None)
+
+
 def _set_for(one: Launch, name: str, settings: tuple[list[int], list[Word | None]]) -> Word | None:
     """What of them counts for a launch, if it has none of its own."""
     lines, words = settings
-    own = [word for word in one.assigned if _split(word)[0] == name]
-    return own[-1] if own else words[bisect.bisect(lines, one.line) - 1]
+    return _set_in_front(one, name) or words[bisect.bisect(lines, one.line) - 1]
+
+
+def _gpus_in(word: Word) -> int:
+    """How many GPUs a CUDA_VISIBLE_DEVICES shows; 0 where it is not known."""
+    value = _split(word)[1].strip("'\"")
+    return value.count(",") + 1 if _LIST_OF_GPUS.fullmatch(value) else 0
 
 
 def _of_exports(script: Script) -> Iterator[Found]:
@@ -1070,8 +1175,46 @@ def _of_nodefile(script: Script) -> Iterator[Found]:
     for word, name, value in script.assigned if processes and int(processes[1]) > 1 else ():
         counts = "PBS_NODEFILE" in value and "wc -l" in value and not _SINGLE_HOSTS.search(value)
         counts = counts and "$((" not in value
-        if counts and re.search(r"(?i)node|host", name):
+        if counts and _OF_NODES.search(name):
             yield Found(NODEFILE_LINES, word.line, word.raw)
+    if processes and int(processes[1]) > 1 and any(map(_starts_a_node, script.trainings)):
+        yield from _of_nodefile_lists(script)
+
+
+def _starts_a_node(one: Launch) -> bool:
+    """Whether this starts all ranks of a node, and not a rank for a line of $PBS_NODEFILE."""
+    nproc = one.agent_options.get("nproc-per-node")
+    return one.agent == "torchrun" and nproc is not None and nproc.text != "1"
+
+
+def _of_nodefile_lists(script: Script) -> Iterator[Found]:
+    """Lists of all lines of $PBS_NODEFILE, of which the items are counted or looped over as nodes."""
+    lines = {
+        (name, _ALL_LINES.fullmatch(value.strip("()")) is not None) for _, name, value in script.assigned
+    }
+    lists = {name for name, has_all in lines if has_all} - {name for name, has_all in lines if not has_all}
+    for word, name, value in script.assigned:
+        counted = _LENGTH.fullmatch(value)
+        if counted and counted[1] in lists and _OF_NODES.search(name):
+            yield Found(NODEFILE_LINES, word.line, word.raw)
+    loops = [command for command in script.commands if command.texts[:1] == ["for"]]
+    lines_of_loops = [command.line for command in loops]
+    seen = {0}
+    """Loops whose first training has been looked at."""
+    for one in filter(_starts_a_node, script.trainings):
+        nnodes = one.agent_options.get("nnodes")
+        counted = _LENGTH.fullmatch(nnodes.raw) if nnodes else None
+        if nnodes and counted and counted[1] in lists:
+            yield Found(NODEFILE_LINES, nnodes.line, nnodes.raw)
+        around = bisect.bisect(lines_of_loops, one.starter_line)
+        if one.in_loop and one.starter == "ssh" and around not in seen:
+            seen.add(around)
+            looped = loops[around - 1].words[-1]
+            item = _ITEMS.fullmatch(looped.raw)
+            before = "\n".join(script.lines[looped.line : one.starter_line])
+            has_all = _ALL_LINES.fullmatch(looped.raw) or (item and item[1] in lists)
+            if has_all and not re.search(r"\bcontinue\b", before) and not _CHOICE.search(before):
+                yield Found(NODEFILE_LINES, looped.line, _quote(script, looped.line))
 
 
 def _tasks_of_mpi(script: Script, one: Launch) -> int | None:
@@ -1118,15 +1261,19 @@ def _of_srun(script: Script) -> Iterator[Found]:
             continue
         own = ScriptRequest("slurm", one.starter_options, ())
         inherits = {"SRUN_CPUS_PER_TASK"} & exported
+        binding = own.find("cpu-bind")
+        is_bound = binding is None or {"no", "none"}.isdisjoint(binding.value.split(","))
         if (
             cpus
             and cpus.value != "1"
+            and is_bound
             and not own.find("cpus-per-task")
             and not inherits
             and not own.find("exclusive")
         ):
             yield Found(NO_CPUS, one.starter_line, _quote(script, one.starter_line))
-        tasks = (script.nodes or 2) * (_tasks(script, one) or 1)
+        nodes = _nodes_of(script, one) or script.nodes or 2
+        tasks = own.number("ntasks") or nodes * (_tasks(script, one) or 1)
         kill = own.find("kill-on-bad-exit")
         if tasks > 1 and (kill is None or kill.value == "0") and "SLURM_KILL_BAD_EXIT" not in exported:
             yield Found(NO_KILL, one.starter_line, _quote(script, one.starter_line))
@@ -1294,8 +1441,21 @@ def _of_modules(script: Script) -> Iterator[Found]:
 def _of_signal(script: Script) -> Iterator[Found]:
     """Only if the script shows all: what it reads by source may have a trap."""
     signal = script.request.find("signal")
-    if script.request.scheduler != "slurm" or signal is None or not signal.value.startswith("B:"):
+    if script.request.scheduler != "slurm" or signal is None:
         return
+    receiver, _, name = signal.value.rpartition(":")
+    is_trapped = _signal_name(name.partition("@")[0]) in _trapped(script)
+    text = f"--signal={signal.value}"
+    if "B" not in receiver:
+        if is_trapped and script.trainings and not _EXPORTED_FUNCTION.search(script.text):
+            yield Found(SIGNAL_ELSEWHERE, signal.line, text)
+        return
+    if is_trapped and not _waits_elsewhere(script):
+        for one in script.trainings:
+            line = one.starter_line or one.line
+            is_held = not (one.in_background or one.in_loop or "exec" in _quote(script, line).split())
+            if is_held:
+                yield Found(SIGNAL_LATE, line, f"{text}, {_quote(script, line)}")
     names = [one.texts[:2] for one in script.commands if one.words]
     hidden = [
         words
@@ -1304,7 +1464,28 @@ def _of_signal(script: Script) -> Iterator[Found]:
         or (words[0] in ("source", ".") and not words[-1].endswith("/activate"))
     ]
     if not hidden and any(one.starter == "srun" for one in script.trainings):
-        yield Found(SIGNAL_UNHEARD, signal.line, f"--signal={signal.value}")
+        yield Found(SIGNAL_UNHEARD, signal.line, text)
+
+
+def _waits_elsewhere(script: Script) -> bool:
+    """Whether the shell may wait for a function in the background, in which the training is."""
+    functions = set(_FUNCTION.findall(script.text))
+    return any(
+        one.texts[:1] == ["wait"] or (one.in_background and not functions.isdisjoint(one.texts[:1]))
+        for one in script.commands
+    )
+
+
+def _trapped(script: Script) -> set[str]:
+    """Signals for users that the script has a trap for; others, such as TERM, come at its end too."""
+    traps = [one.texts for one in script.commands if one.texts[:1] == ["trap"]]
+    names = {_signal_name(name) for texts in traps if texts[1:2] not in ([""], ["-"]) for name in texts[2:]}
+    return names & {"USR1", "USR2"}
+
+
+def _signal_name(text: str) -> str:
+    name = text.upper()
+    return {"10": "USR1", "12": "USR2"}.get(name, name[3:] if name.startswith("SIG") else name)
 
 
 def _quote(script: Script, line: int) -> str:
@@ -1316,6 +1497,7 @@ _RULES: Sequence[Callable[[Script], Iterator[Found]]] = (
     _of_quotes,
     _of_port,
     _of_random,
+    _of_random_in_tasks,
     _of_pbs_nodeid,
     _of_ranks,
     _of_start,

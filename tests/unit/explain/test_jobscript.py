@@ -18,6 +18,7 @@ PBS = "#!/bin/bash\n#PBS -l select=2:ncpus=8:ngpus=4\n#PBS -l walltime=01:00:00\
 
 
 MEET = "--rdzv_backend=c10d --rdzv_endpoint=$head:$port"
+SIGNAL = f"{ASKED}#SBATCH --signal={{}}\n"
 LOOP = f"for node in $nodes; do\n  ssh $node 'torchrun --nnodes=2 --nproc_per_node=4 {MEET} t.py'{{}}\ndone\nwait\n"
 TASKS = ASKED.replace("ntasks-per-node=1", "ntasks-per-node=4")
 LINES = PBS.replace("ngpus=4", "ngpus=4:mpiprocs=4")
@@ -172,6 +173,9 @@ CASES: list[tuple[str, str, int]] = [
     (GOOD.replace("#SBATCH --nodes", "#SBATCH --ntasks=1\n#SBATCH --nodes"), "ntasks-against-nodes", 2),
     (GOOD.replace("#SBATCH --nodes", "#SBATCH --ntasks=4\n#SBATCH --nodes"), "ntasks-against-nodes", 2),
     (GOOD.replace("#SBATCH --nodes", "#SBATCH --signal=B:USR1@300\n#SBATCH --nodes"), "signal-unheard", 2),
+    (f"{SIGNAL.format('B:USR1@300')}trap save USR1\n{HEAD}{SRUN} {TORCHRUN} t.py\n", "signal-behind-srun", 8),
+    (f"{SIGNAL.format('USR1@300')}trap save USR1\n{HEAD}{SRUN} {TORCHRUN} t.py\n", "signal-without-b", 5),
+    (f"{ASKED}{SRUN} deepspeed --hostfile hosts --num_nodes 2 t.py\n", "deepspeed-on-each-node", 5),
     (GOOD.replace(HEAD, f"module load cuda\nmodule purge\n{HEAD}"), "module-purge-late", 6),
     (GOOD.replace(HEAD, f"export NCCL_SOCKET_IFNAME=lo\n{HEAD}"), "ifname-loopback", 5),
     (GOOD.replace(SRUN, f"{SRUN} --export=MASTER_ADDR"), "export-drops", 6),

@@ -306,3 +306,32 @@ def test_a_training_is_found_behind_all_that_starts_it(
 @pytest.mark.parametrize("line", ["hostname", "apptainer build x.sif t.py", "accelerate config", "python -V"])
 def test_what_starts_no_training_is_told_from_one(line: str) -> None:
     assert not any(one.trains for one in launches.read(shell.commands(line)))
+
+
+@pytest.mark.parametrize("command", ["$L t.py", "${L} t.py", "bash -c '$L t.py'", "srun $L t.py"])
+@pytest.mark.parametrize(
+    "value", ['"torchrun --nnodes=2"', "'python -u -m torch.distributed.run --nnodes 2'"]
+)
+def test_a_launcher_in_a_variable_is_read_from_what_sets_it(value: str, command: str) -> None:
+    one = read(f"L={value}\n{command}\n")[-1]
+    assert (one.line, one.agent, _text(one.agent_options), _text(one.words)) == (
+        *(2, "torchrun"),
+        {"nnodes": "2"},
+        ["t.py"],
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'L="torchrun --nnodes=2"\nL="torchrun --nnodes=4"\n$L t.py',
+        'L="torchrun --nnodes=2"\nL+=" --standalone"\n$L t.py',
+        'L="echo torchrun --nnodes=2"\n$L t.py',
+        'L="$HOW --nnodes=2"\n$L t.py',
+        'L="torchrun --nnodes=2"\n"$L" t.py',
+        'L="torchrun --nnodes=2"\n$LL t.py',
+        "L=(torchrun --nnodes=2)\n$L t.py",
+    ],
+)
+def test_a_variable_that_may_be_something_else_is_left_alone(text: str) -> None:
+    assert [one for one in read(f"{text}\n") if one.agent] == []

@@ -163,6 +163,8 @@ def test_nodes_of_ones_own_are_asked_for_in_these_words(line: str, is_exclusive:
         (["--nodes", "2", "--mem=4G", "x"], 3),
         (["-y", "5", "-y5", "x"], 3),
         (["--overlap", "--wait", "0", "x"], 3),
+        (["--no-container-mount-home", "x", "y"], 1),
+        (["--container-image", "i", "--container-writable", "--no-container-entrypoint", "x"], 4),
     ],
 )
 def test_the_program_stands_behind_sruns_own_options(words: list[str], count: int) -> None:

@@ -87,7 +87,7 @@ def found(text: str) -> list[tuple[str, int]]:
         (f"{TWO}#SBATCH --mem=1G --mem=2G\n{SRUN} python t.py\n", []),
         (f"{TWO}#SBATCH --gres=gpu:4\n#SBATCH --gpus=8\n", [("exclusive-options", 4)]),
         (f"{TWO}{SRUN} python t.py\n#SBATCH --mem=1G\n#PBS -q a\n", [("sbatch-after-command", 4), ("sbatch-after-command", 5)]),
-        (f"{TWO}#SBATCH --time=5 --signal=B:USR1@60\ntrap x USR1\n{SRUN} python t.py\n", []),
+        (f"{TWO}#SBATCH --time=5 --signal=B:USR1@60\ntrap x USR1\n{SRUN} python t.py &\nwait\n", []),
         (f"{TWO}#SBATCH --time=5\n{SRUN} python t.py\n", [("no-signal", 3)]),
         (f"{PBS}#PBS -l walltime=5\npbsdsh -- python t.py\n", [("no-signal", 3)]),
         (f"{PBS}#PBS -l walltime=5\npbsdsh -- hostname\n", []),
@@ -294,3 +294,167 @@ def test_standalone_is_quoted_with_the_nodes_of_its_step() -> None:
     text = f"{FOUR}{SRUN} -N 2 torchrun \\\n  --nproc_per_node=4 \\\n  --standalone t.py\n"
     (one,) = [one for one in traps.find(text) if one.trap.id in OF_NODES]
     assert (one.line, one.text) == (5, "2 nodes, --standalone")
+
+
+IN_HALVES = "torchrun --nnodes=1 --nproc_per_node=2 --standalone t.py"
+DEEPSPEED = "deepspeed --hostfile hosts"
+OPTIONS = f"--nnodes=2 --nproc_per_node=4 {MEET}"
+ON_SIGNAL = f"{TWO}#SBATCH --signal={{}}\ntrap save USR1\n"
+LINES = PBS.replace("ngpus=4", "ngpus=4:mpiprocs=4")
+SSH = 'ssh -n $n "torchrun --nnodes=2 --nproc_per_node=4 --node_rank=$i --master_addr=$m t.py" &'
+OF_PORT = "torchrun --nnodes=2 --nproc_per_node=4 --rdzv_backend=c10d --rdzv_endpoint=$head:$MASTER_PORT t.py"
+
+
+@pytest.mark.parametrize(
+    ("text", "trap", "lines"),
+    [
+        (f"{ONE}CUDA_VISIBLE_DEVICES=0,1 {IN_HALVES} &\nCUDA_VISIBLE_DEVICES=2,3 {IN_HALVES} &\nwait", "tasks-against-nproc", []),
+        (f"{ONE}CUDA_VISIBLE_DEVICES=$mine {IN_HALVES} &\nwait", "tasks-against-nproc", []),
+        (f"{ONE}CUDA_VISIBLE_DEVICES=0,1,2 {IN_HALVES} &\nwait", "tasks-against-nproc", [3]),
+        (f"{ONE}CUDA_VISIBLE_DEVICES=0 {IN_HALVES} &\nwait", "tasks-against-nproc", []),
+        (f"{ONE}CUDA_VISIBLE_DEVICES=0 {IN_HALVES} &\nwait", "visible-devices", [3]),
+        (f"{ONE}{IN_HALVES}", "tasks-against-nproc", [3]),
+        (f"{TWO}{DEEPSPEED} t.py", "first-node-only", []),
+        (f"{TWO}deepspeed --launcher pdsh t.py", "first-node-only", []),
+        (f"{TWO}deepspeed --hostfile=/dev/null t.py", "first-node-only", [3]),
+        (f"{TWO}{DEEPSPEED} --no_ssh --node_rank 0 t.py", "first-node-only", [3]),
+        (f"{TWO}deepspeed --num_gpus 4 t.py", "first-node-only", [3]),
+        (f"{TWO}{SRUN} {DEEPSPEED} t.py", "deepspeed-on-each-node", [3]),
+        (f"{PBS}pbsdsh -- {DEEPSPEED} t.py", "deepspeed-on-each-node", [3]),
+        (f"{TWO}{DEEPSPEED} t.py", "deepspeed-on-each-node", []),
+        (f"{ONE}{SRUN} {DEEPSPEED} t.py", "deepspeed-on-each-node", []),
+        (f"{TWO}{SRUN} -N1 -n1 {DEEPSPEED} t.py", "deepspeed-on-each-node", []),
+        (f"{TWO}{SRUN} bash -c '{DEEPSPEED} --no_ssh --node_rank $SLURM_NODEID t.py'", "deepspeed-on-each-node", []),
+        (f"{TWO}{SRUN} bash -c 'if [ $SLURM_NODEID = 0 ]; then {DEEPSPEED} t.py; fi'", "deepspeed-on-each-node", []),
+        (f"{TWO}srun -n1 python t.py", "no-kill-on-bad-exit", []),
+        (f"{TWO}srun -N1 -n1 python t.py", "no-kill-on-bad-exit", []),
+        (f"{TWO}srun -w $first python t.py", "no-kill-on-bad-exit", []),
+        (f"{TWO}srun -N1 -n2 python t.py", "no-kill-on-bad-exit", [3]),
+        (f"{TWO}#SBATCH -c 8\nsrun --cpu-bind=none python t.py", "no-cpus-per-task", []),
+        (f"{TWO}#SBATCH -c 8\nsrun --cpu-bind=verbose,no python t.py", "no-cpus-per-task", []),
+        (f"{TWO}#SBATCH -c 8\nsrun --cpu-bind=cores python t.py", "no-cpus-per-task", [4]),
+        (f"{TWO}srun --no-container-mount-home bash -c 'RANK=$SLURM_PROCID python t.py'", "no-kill-on-bad-exit", [3]),
+    ],
+)  # fmt: skip
+def test_gpus_and_tasks_are_those_that_a_line_gets(text: str, trap: str, lines: list[int]) -> None:
+    assert [line for name, line in found(f"{text}\n") if name == trap] == lines
+
+
+@pytest.mark.parametrize(
+    "rank", ["PBS_NODENUM", "PBS_TASKNUM", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"]
+)
+@pytest.mark.parametrize("starter", ["pbsdsh --", "mpirun -np 2 --map-by ppr:1:node", "mpiexec -n 2 --ppn 1"])
+@pytest.mark.parametrize(
+    ("line", "is_once"),
+    [
+        ('bash -lc "cd x; \\\n torchrun {} --node_rank=${} t.py"', True),
+        ("torchrun {} --node_rank=${} t.py", True),
+        ('bash -lc "torchrun {} --node_rank=\\${} t.py"', False),
+        ("bash -lc 'torchrun {} --node_rank=${} t.py'", False),
+    ],
+)
+def test_a_rank_of_pbs_or_mpi_is_one_that_each_task_must_fill_in(
+    starter: str, line: str, rank: str, is_once: bool
+) -> None:
+    text = f"{PBS}{starter} {line.format(OPTIONS, rank)}\n"
+    lines = [at for name, at in found(text) if name == "rank-once"]
+    assert lines == ([3 + line.count("\n")] if is_once else [])
+
+
+def test_a_rank_that_a_shell_of_ssh_fills_in_is_none_of_the_batch_script() -> None:
+    text = f"{PBS}for h in $hosts; do\n  ssh $h torchrun {OPTIONS} --node_rank={{}}PBS_NODENUM t.py &\ndone\nwait\n"
+    assert ("rank-once", 4) in found(text.format("$"))
+    assert "rank-once" not in dict(found(text.format("\\$")))
+
+
+@pytest.mark.parametrize(
+    ("signal", "line", "expected"),
+    [
+        ("B:USR1@300", f"{SRUN} python t.py", [("signal-behind-srun", 5)]),
+        ("B:SIGUSR1@300", f"{SRUN} python t.py | tee log", [("signal-behind-srun", 5)]),
+        ("B:10@300", "python t.py", [("signal-behind-srun", 5)]),
+        ("B:USR1@300", f"{SRUN} python t.py &\nwait", []),
+        ("B:USR1@300", f"go() {{\n  {SRUN} python t.py\n}}\ngo &\nwait", []),
+        ("B:USR1@300", f"go() {{\n  {SRUN} python t.py\n}}\ngo &\nwhile kill -0 $!; do sleep 1; done", []),
+        ("B:USR1@300", f"exec {SRUN} python t.py", []),
+        ("B:USR1@300", f"for i in 1 2; do {SRUN} python t.py; done", []),
+        ("B:USR2@300", f"{SRUN} python t.py", []),
+        ("USR1@300", f"{SRUN} python t.py", [("signal-without-b", 3)]),
+        ("R:USR1@300", f"{SRUN} python t.py &\nwait", [("signal-without-b", 3)]),
+        ("USR2@300", f"{SRUN} python t.py", []),
+        ("USR1@300", "hostname", []),
+        ("USR1@300", f"export -f save\n{SRUN} python t.py", []),
+    ],
+)
+def test_a_trap_must_get_its_signal_in_time(signal: str, line: str, expected: list[tuple[str, int]]) -> None:
+    of_signal = {"signal-behind-srun", "signal-without-b"}
+    assert [one for one in found(f"{ON_SIGNAL.format(signal)}{line}\n") if one[0] in of_signal] == expected
+
+
+@pytest.mark.parametrize("handler", ["''", "-"])
+@pytest.mark.parametrize("signal", ["USR1@300", "B:USR1@300"])
+def test_a_signal_that_the_script_ignores_is_meant_for_others(signal: str, handler: str) -> None:
+    text = ON_SIGNAL.replace("save", handler).format(signal) + f"{SRUN} python t.py\n"
+    assert {"signal-behind-srun", "signal-without-b"}.isdisjoint(dict(found(text)))
+
+
+@pytest.mark.parametrize(
+    ("line", "lines"),
+    [
+        (f"{SRUN} bash -c 'MASTER_PORT=$(shuf -i 20000-30000 -n 1)\n{OF_PORT}'", [3]),
+        (f"{SRUN} bash -c '\nexport MASTER_PORT=$((20000 + RANDOM % 99))\n{OF_PORT}'", [4]),
+        (f'{SRUN} bash -c "export MASTER_PORT=\\$RANDOM; {OF_PORT}"', [3]),
+        (f"{SRUN} bash -c 'export MASTER_PORT=$RANDOM RANK=$SLURM_PROCID; python t.py'", [3]),
+        (f'{SRUN} bash -c "export MASTER_PORT=$RANDOM; {OF_PORT}"', []),
+        (f"MASTER_PORT=$RANDOM {SRUN} bash -c '{OF_PORT}'", []),
+        (f"{SRUN} bash -c '[ $SLURM_NODEID = 0 ] && MASTER_PORT=$RANDOM; {OF_PORT}'", []),
+        (f"{SRUN} bash -c 'export MASTER_PORT=$P; {OF_PORT}'", []),
+        (f"{SRUN} bash -c 'export MASTER_PORT=${{MASTER_PORT:-$RANDOM}}; {OF_PORT}'", []),
+        (f"{SRUN} bash -c 'RANDOM=$SLURM_JOB_ID; MASTER_PORT=$RANDOM; {OF_PORT}'", []),
+        (f"{SRUN} bash -c 'export OTHER_PORT=$RANDOM; {OF_PORT}'", []),
+        (f"{SRUN} -N1 -n1 bash -c 'export MASTER_PORT=$RANDOM; {OF_PORT}'", []),
+        (f"{SRUN} bash -c 'export MASTER_PORT=$RANDOM; python t.py --fold $SLURM_PROCID'", []),
+        (f"{SRUN} bash -c 'export MASTER_PORT=$RANDOM; {OF_PORT.replace('nnodes=2', 'nnodes=1')}'", []),
+    ],
+)
+def test_a_port_that_each_task_draws_is_another_one_on_each_node(line: str, lines: list[int]) -> None:
+    assert [at for name, at in found(f"{TWO}{line}\n") if name == "port-random"] == lines
+
+
+@pytest.mark.parametrize(
+    ("text", "lines"),
+    [
+        (f"{LINES}for n in $(cat $PBS_NODEFILE); do\n{SSH}\ndone\nwait", [3]),
+        (f"{LINES}H=($(cat $PBS_NODEFILE))\nfor n in ${{H[@]}}; do\n{SSH}\ndone\nwait", [4]),
+        (f"{LINES}H=(`cat $PBS_NODEFILE`)\nNNODES=${{#H[@]}}\npbsdsh -- torchrun --nproc_per_node=4 t.py", [4]),
+        (f'{LINES}H=($(< "$PBS_NODEFILE"))\npbsdsh -- torchrun --nnodes=${{#H[@]}} --nproc_per_node=4 t.py', [4]),
+        (f"{PBS}for n in $(cat $PBS_NODEFILE); do\n{SSH}\ndone\nwait", []),
+        (f"{LINES}for n in $(sort -u $PBS_NODEFILE); do\n{SSH}\ndone\nwait", []),
+        (f"{LINES}for n in $(cat $PBS_NODEFILE | uniq); do\n{SSH}\ndone\nwait", []),
+        (f"{LINES}for n in $(cat $PBS_NODEFILE); do\n[ $n = $last ] && continue\n{SSH}\ndone\nwait", []),
+        (f"{LINES}for n in $(cat $PBS_NODEFILE); do\n{SSH.replace('node=4', 'node=1')}\ndone\nwait", []),
+        (f"{LINES}H=($(cat $PBS_NODEFILE))\nH=($(echo ${{H[@]}} | uniq))\nfor n in ${{H[@]}}; do\n{SSH}\ndone", []),
+        (f"{LINES}H=($(cat $PBS_NODEFILE))\nRANKS=${{#H[@]}}\npbsdsh -- torchrun --nproc_per_node=4 t.py", []),
+    ],
+)  # fmt: skip
+def test_lines_of_the_node_file_are_no_nodes(text: str, lines: list[int]) -> None:
+    assert [at for name, at in found(f"{text}\n") if name == "nodefile-lines"] == lines
+
+
+@pytest.mark.parametrize("line", ['bash -c "$L t.py"', "$L t.py", "bash -c '${L} t.py'"])
+@pytest.mark.parametrize(
+    ("value", "lines"),
+    [
+        (f'"torchrun {OPTIONS} \\\n --node_rank=$SLURM_NODEID"', [4]),
+        ('"accelerate launch --num_machines 2 --machine_rank $SLURM_PROCID"', [3]),
+        (f'"torchrun {OPTIONS} --node_rank=\\$SLURM_NODEID"', []),
+        (f"'torchrun {OPTIONS} --node_rank=$SLURM_NODEID'", []),
+        (f'"torchrun {OPTIONS} --rdzv_id=$RANDOM"', []),
+    ],
+)
+def test_the_script_fills_in_the_ranks_of_a_launcher_in_a_variable(
+    value: str, lines: list[int], line: str
+) -> None:
+    told = found(f"{TWO}export L={value}\n{SRUN} {line}\n")
+    assert [at for name, at in told if name == "rank-once"] == lines
+    assert {"rdzv-id-random", "not-exported", "single-quotes"}.isdisjoint(dict(told))
