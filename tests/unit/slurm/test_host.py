@@ -133,6 +133,8 @@ def test_a_command_on_the_nodes_gets_none_of_the_jobs_requests() -> None:
 
 BROADCAST = r"""
 handover_dir=$2 hosts=(a b c) stage=/disk/copies APPTRAIN_IMAGE=/i.sif copy_error='' copy_failed=yes
+facts=()
+on_nodes() { printf '%s\n' "on_nodes $*" >>"$handover_dir/calls"; }
 type() { [[ $2 != sbcast || -z ${NO_SBCAST-} ]]; }
 await() { shift; status=0; "$@" || status=$?; }
 env() { shift 4; "$@"; }
@@ -155,14 +157,14 @@ CUT = r"sbcast: error: REQUEST_FILE_BCAST(b): No space left\nsbcast: error: givi
             "a b c",
             CUT,
             "",
-            ["/i.sif /disk/copies/image.sif.1", "--nodelist=a,c /i.sif /disk/copies/image.sif.2"],
+            ["/i.sif /disk/copies/image.sif.1", "on_nodes clear", "--nodelist=a,c /i.sif /disk/copies/image.sif.2"],
             "",
         ),
         (
             "a b c",
             CUT,
             "no luck",
-            ["/i.sif /disk/copies/image.sif.1", "--nodelist=a,c /i.sif /disk/copies/image.sif.2"],
+            ["/i.sif /disk/copies/image.sif.1", "on_nodes clear", "--nodelist=a,c /i.sif /disk/copies/image.sif.2"],
             "sbcast ended with status 1: sbcast: error: REQUEST_FILE_BCAST(b): No space left sbcast: error: giving up",
         ),
         ("b", CUT, "", ["--nodelist=b /i.sif /disk/copies/image.sif.1"],
