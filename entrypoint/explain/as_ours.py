@@ -10,11 +10,11 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from entrypoint.batch.pbs.options import SIZES
 from entrypoint.explain import request, traps
 from entrypoint.explain.launches import Launch
 from entrypoint.explain.request import AskedOption, ScriptRequest
 from entrypoint.explain.traps import Found, Script
+from entrypoint.schedulers.option_names import QSUB_SIZES
 
 OURS = "slurm/multinode.sbatch"
 _STARTS_OURS = re.compile(
@@ -236,7 +236,7 @@ def _is_as_we_ask(option: AskedOption) -> bool:
 
 def _is_whole_jobs(option: AskedOption) -> bool:
     """Whether this is a resource of PBS that the job has as a whole, and no chunk of it."""
-    return len(option.name) > 1 and option.name not in SIZES and option.name not in _PASSED_ON_BY_QSUB
+    return len(option.name) > 1 and option.name not in QSUB_SIZES and option.name not in _PASSED_ON_BY_QSUB
 
 
 def _resources(asked: ScriptRequest) -> list[str]:
@@ -381,7 +381,7 @@ def _left_options(script: Script) -> Iterator[str]:
                 yield f"{where}--signal: the ranks get USR2; {instead}"
         elif asked.scheduler == "slurm" and not _is_carried_over(option, script):
             yield f"{where}--{option.name}: give it to sbatch if it is needed"
-        elif asked.scheduler == "pbs" and option.name in SIZES and option.name != "select":
+        elif asked.scheduler == "pbs" and option.name in QSUB_SIZES and option.name != "select":
             yield f"{where}-l {option.name}: our job asks by chunks: put it into -l select"
         elif asked.scheduler == "pbs" and not _is_whole_jobs(option) and option.name not in _QSUB_HAS:
             yield f"{where}-{option.name}: give it to qsub if it is needed"

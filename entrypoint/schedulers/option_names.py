@@ -58,3 +58,5 @@ SRUN_BARE: Final = frozenset(
 """Of sbatch and srun: their value, if they have one, stands behind a `=`. `--wait` has one with srun."""
 QSUB_VALUED: Final = "aAcCejJklmMNopPqrRSuvW"
 QSUB_FLAGS: Final = "fGIVXz"
+QSUB_SIZES: Final = ("select", "nodes", "ncpus", "ngpus", "mem", "mpiprocs", "ompthreads")
+"""Resources that say how large a job is. qsub takes the first two beside none of the others."""

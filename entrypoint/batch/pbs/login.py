@@ -15,13 +15,14 @@ from entrypoint.batch import login, native, secrets
 from entrypoint.batch.login import JobRequest, JobStatus, Submission, Wish, pairs, run, share
 from entrypoint.batch.native import NativeOption
 from entrypoint.batch.pbs import qsub_environment
-from entrypoint.batch.pbs.options import SIZES, TABLE, replaces, separated
+from entrypoint.batch.pbs.options import TABLE, replaces, separated
 from entrypoint.batch.pbs.qstat import attributes, variables
 from entrypoint.core import files
 from entrypoint.core.errors import BadInput, of_signal
 from entrypoint.plan import profile, rules, sources
 from entrypoint.plan.profile import CLUSTERS, Profile
 from entrypoint.schedulers import pbs
+from entrypoint.schedulers.option_names import QSUB_SIZES
 
 CARRIED = 1 << 20
 """Bytes of what a job of a chain is given in a file."""
@@ -68,7 +69,7 @@ def _asked(profile: Profile, wish: Wish) -> tuple[list[NativeOption], list[str]]
     resources = [option for option in asked if option.name == "-l"]
     whole = next((str(option) for option in resources if option.value.startswith("select=")), "")
     for option in resources if whole else ():
-        if option.value.partition("=")[0] in SIZES[2:]:
+        if option.value.partition("=")[0] in QSUB_SIZES[2:]:
             raise BadInput(
                 "qsub-size-beside-select",
                 f"{option}: qsub refuses it beside {whole}: say what each node has in that: "

@@ -44,8 +44,6 @@ TABLE: Final = OptionTable(
         ),
     },
 )
-SIZES: Final = ("select", "nodes", "ncpus", "ngpus", "mem", "mpiprocs", "ompthreads")
-"""Resources that say how large a job is. qsub takes the first two beside none of the others."""
 LISTS: Final = ("-l", "-W")
 """Options that are given several times, each time for something else."""
 
@@ -70,5 +68,5 @@ def replaces(new: NativeOption, old: NativeOption) -> bool:
     if new.name not in LISTS:
         return True
     one, other = (option.value.partition("=")[0] for option in (new, old))
-    is_whole = new.name == "-l" and one in SIZES[:2]
-    return one == other or (is_whole and (other in SIZES or (one, other) == ("nodes", "place")))
+    is_whole = new.name == "-l" and one in names.QSUB_SIZES[:2]
+    return one == other or (is_whole and (other in names.QSUB_SIZES or (one, other) == ("nodes", "place")))
