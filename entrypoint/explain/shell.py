@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 MOST = 1 << 20
 """Characters of a script."""
@@ -29,12 +30,12 @@ class Word:
     line: int
     """From 1."""
 
-    @property
+    @cached_property
     def text(self) -> str:
         """Without its quotes; what the shell would fill in stays as it stands."""
         return self._unquoted("")
 
-    @property
+    @cached_property
     def script(self) -> str:
         """The same, for a shell that reads it: lines that go on stay lines, so that they can be counted."""
         return self._unquoted("\\\n")
@@ -55,7 +56,7 @@ class Word:
             at += 1
         return "".join(found)
 
-    @property
+    @cached_property
     def single_quoted(self) -> str:
         """What stands in single quotes, not inside double ones."""
         found, quote = [], ""

@@ -825,12 +825,12 @@ def _of_ranks(script: Script) -> Iterator[Found]:
         for found in _RANKS_FILLED.finditer("" if variable.single_quoted else variable.raw):
             line = variable.line + variable.raw.count("\n", 0, found.start())
             yield Found(RANK_ONCE, line, found[0])
+    shells = (one.shell_word for one in script.trainings if one.is_in_task)
+    for word in dict.fromkeys(word for word in shells if word and not word.single_quoted):
+        for found in _RANKS_FILLED.finditer(word.raw):
+            line = word.line + word.raw.count("\n", 0, found.start())
+            yield Found(RANK_ONCE, line, found[0])
     for one in script.trainings:
-        if one.is_in_task and one.shell_word and not one.shell_word.single_quoted:
-            raw = one.shell_word.raw
-            for found in _RANKS_FILLED.finditer(raw):
-                line = one.shell_word.line + raw.count("\n", 0, found.start())
-                yield Found(RANK_ONCE, line, found[0])
         for option in ("node-rank", "machine-rank"):
             option_word = one.agent_options.get(option)
             is_fixed = option_word is not None and number(option_word) is not None and (script.nodes or 1) > 1
@@ -1150,6 +1150,13 @@ def _gpus_in(word: Word) -> int:
     return value.count(",") + 1 if _LIST_OF_GPUS.fullmatch(value) else 0
 
 
+@lru_cache(maxsize=8)  # many lines may stand in one shell's text
+def _names_in(shell_word: Word) -> tuple[set[str], set[str]]:
+    """The variables that a task's shell fills in, and those that it sets in loops and by reading."""
+    filled = {found[1] for found in _VARIABLE.finditer(shell_word.single_quoted)}
+    return filled, {found[1] for found in _SET_IN_SHELL.finditer(shell_word.raw)}
+
+
 def _of_exports(script: Script) -> Iterator[Found]:
     lines = {
         name: word
@@ -1159,11 +1166,10 @@ def _of_exports(script: Script) -> Iterator[Found]:
     asked: dict[Word, set[str]] = {}
     for one in script.launches if not _ALL_EXPORTED.search(script.text) else ():
         if one.shell_word and one.starter in ("srun", *_MPI) and not one.is_filled:
-            names = {found[1] for found in _VARIABLE.finditer(one.shell_word.single_quoted)}
+            names, set_there = _names_in(one.shell_word)
             passed = " ".join(word.raw for word in (*one.starter_words, *one.container_words))
             kept = {_split(word)[0] for word in one.assigned} | set(_WORD.findall(passed))
-            kept |= {found[1] for found in _SET_IN_SHELL.finditer(one.shell_word.raw)}
-            asked.setdefault(one.shell_word, names & lines.keys()).difference_update(kept)
+            asked.setdefault(one.shell_word, names & lines.keys()).difference_update(kept, set_there)
     exported = set(_WORD.findall(" ".join(_EXPORTS.findall(script.text.replace("\\\n", " ")))))
     for name in sorted(set().union(*asked.values()) - exported):
         yield Found(NOT_EXPORTED, lines[name].line, lines[name].raw)
