@@ -6,7 +6,8 @@
 #                                              `RANK have`, `RANK room` or `RANK unfit WHY`
 #        host/stage.sh check RANK FOLDER BYTES ID SHA256         prints `RANK have` or
 #                                              `RANK unfit WHY`
-#        host/stage.sh clear RANK FOLDER       what a broadcast has left that is to be repeated
+#        host/stage.sh clear RANK FOLDER NAMES   removes what a broadcast has left that is repeated,
+#                                              but on nodes of these names, one a line
 #        host/stage.sh remove RANK FOLDER
 #        host/stage.sh send RANK FOLDER BYTES ID SHARED [TARGET...]   copies it here if it is not,
 #                                              from SHARED, and by ssh to each TARGET
@@ -192,6 +193,12 @@ check() {
     answer have
 }
 
+clear_copies() {
+    if [[ $'\n'$1$'\n' != *$'\n'"${SLURMD_NODENAME:-}"$'\n'* ]] && is_of_this_node; then
+        rm -f -- "$folder"/image.sif.*
+    fi
+}
+
 # receive BYTES: by another name until it is whole.
 receive() {
     local part=$folder/image.sif.part
@@ -235,7 +242,7 @@ case $what in
     send) send "${@:4}" ;;
     look) look "${@:4}" ;;
     check) check "${@:4}" ;;
-    clear) ! is_of_this_node || rm -f -- "$folder"/image.sif.* ;;
+    clear) clear_copies "${4-}" ;;
     remove)
         end_sender
         remove_copy

@@ -149,7 +149,7 @@ copy_to() {
         fi
     done
     if ((${#names[@]} && ${#names[@]} < $#)) && [[ -z $asked_to_end ]]; then
-        on_nodes clear >/dev/null || true # there is not room for two
+        on_nodes clear "$failed" >/dev/null || true # there is not room for two
         if broadcast "${names[@]}"; then
             copy_error=''
         fi

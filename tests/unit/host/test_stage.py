@@ -28,10 +28,10 @@ def disk(tmp_path: Path) -> Path:
 
 
 def stage(what: str, folder: Path, *words: str, script: Path = STAGE, path: str = "") -> str:
-    """What it answers for node 3, without that number."""
+    """What it answers for node 3, which Slurm calls a, without that number."""
     ended = subprocess.run(
         ["bash", script, what, "3", folder, *words],
-        env={"PATH": f"{path}:{os.environ['PATH']}" if path else os.environ["PATH"]},
+        env={"PATH": f"{path}:{os.environ['PATH']}" if path else os.environ["PATH"], "SLURMD_NODENAME": "a"},
         capture_output=True,
         text=True,
         timeout=60,
@@ -405,12 +405,15 @@ def test_a_copy_with_other_contents_is_removed_if_digests_are_compared(disk: Pat
     assert list(disk.iterdir()) == []
 
 
-def test_what_a_broadcast_that_is_repeated_has_left_is_removed(disk: Path) -> None:
+@pytest.mark.parametrize(("failed", "left"), [("b\nc", []), ("b\na", ["image.sif.1"])])
+def test_what_a_broadcast_that_is_repeated_has_left_is_removed_where_it_had_not_failed(
+    disk: Path, failed: str, left: list[str]
+) -> None:
+    """There it is said how much came."""
     look(disk / KEY)
-    for name in ("image.sif.1", "image.sif.json"):
-        (disk / KEY / name).touch()
-    stage("clear", disk / KEY)
-    assert sorted(path.name for path in (disk / KEY).iterdir()) == ["lock", "node"]
+    (disk / KEY / "image.sif.1").touch()
+    stage("clear", disk / KEY, failed)
+    assert sorted(path.name for path in (disk / KEY).iterdir()) == [*left, "lock", "node"]
 
 
 @pytest.mark.parametrize("what", ["check", "clear"])

@@ -414,6 +414,7 @@ def test_if_a_task_could_not_remove_its_copy_the_job_does(staged: Staged) -> Non
 def test_what_was_copied_before_the_node_went_down_is_copied_anew(staged: Staged) -> None:
     staged.folder.mkdir(mode=0o700)
     (staged.folder / "node").write_text(f"{os.uname().nodename} 11111111-2222-3333-4444-555555555555\n")
+    staged.node_says("1 room")  # it has the same disk here, and would remove what the other one makes
     ended = staged.cluster.run("--device", "cpu", "--stage", str(staged.disk), SLURM_RESTART_COUNT="1")
     assert (ended.returncode, len(staged.sbcasts)) == (0, 1), ended.stderr
 
