@@ -227,12 +227,16 @@ send() {
 
 # Ends what still sends the image on: it outlives the ssh that started it.
 end_sender() {
-    local group words
+    local group words tries
     is_own_directory "$folder" && read -r group <"$folder/sender" || return 0
     [[ $group =~ ^[1-9][0-9]{0,9}$ ]] || return 0
     words=$(tr '\0' ' ' <"/proc/$group/cmdline")
     if [[ $words == *" send - $folder "* ]]; then
         kill -TERM -- "-$group"
+        for ((tries = 0; tries < 20; tries++)); do
+            kill -0 -- "-$group" || break
+            sleep 0.1
+        done
     fi
 } 2>/dev/null
 
@@ -246,5 +250,7 @@ case $what in
     remove)
         end_sender
         remove_copy
+        # A look that was ended has not said yet whose it is.
+        rmdir -- "$folder" 2>/dev/null || true
         ;;
 esac

@@ -68,7 +68,12 @@ drop_copy() {
 }
 
 remove_copy() {
-    if [[ ${staged##*/} == apptrain-image-* ]] && is_of_this_node; then
-        rm -rf -- "$staged"
-    fi
+    local tries
+    [[ ${staged##*/} == apptrain-image-* ]] && is_of_this_node || return 0
+    for ((tries = 0; tries < 20; tries++)); do
+        if rm -rf -- "$staged"; then
+            break
+        fi
+        sleep 0.1 # what copies, and is just ending, has written a file meanwhile
+    done
 } 2>/dev/null

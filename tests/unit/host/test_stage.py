@@ -416,6 +416,12 @@ def test_what_a_broadcast_that_is_repeated_has_left_is_removed_where_it_had_not_
     assert sorted(path.name for path in (disk / KEY).iterdir()) == [*left, "lock", "node"]
 
 
+def test_what_a_look_that_was_ended_has_made_is_removed(disk: Path) -> None:
+    (disk / KEY).mkdir(mode=0o700)
+    stage("remove", disk / KEY)
+    assert list(disk.iterdir()) == []
+
+
 @pytest.mark.parametrize("what", ["check", "clear"])
 def test_nothing_is_removed_where_somebody_else_could_have_put_a_link(
     disk: Path, tmp_path: Path, what: str

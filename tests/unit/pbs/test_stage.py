@@ -23,7 +23,7 @@ SSH = """#!/bin/bash
 while [[ $1 != -- ]]; do shift; done
 echo "${{STANDS_FOR:-a}} $2" >>"{here}/ssh"
 if [[ $2 == {lost} ]]; then exit 255; fi
-if [[ $2 == {slow} && $3 != *remove* ]]; then echo $$ >"{here}/slow.new"; mv "{here}/slow.new" "{here}/slow"; exec sleep 60; fi
+if [[ $2 == {slow} && $3 == *receive* ]]; then echo $$ >"{here}/slow.new"; mv "{here}/slow.new" "{here}/slow"; exec sleep 60; fi
 export STANDS_FOR=$2
 exec /bin/bash -c "$(sed -E "s#/disk(\\.[a-z]+)?/#/disk.$2/#g" <<<"$3")"
 """
