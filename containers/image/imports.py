@@ -1,6 +1,9 @@
 """Makes imports in the image fast: the bytecode of all its modules is in one file. `gather` writes the file;
 `install` puts our finders in place, called by a `.pth` file in every Python of the image.
 
+With it is the bytecode of what `dataclasses` writes for each class, as text, and would have Python compile at
+each start: 300 times for torch, of whose import that is a twentieth.
+
 Through FUSE each module costs several round trips, and this file is opened once. The finders stand at the
 modules' usual place in sys.path: what stands before them there still wins. Specs, sources, resources and
 tracebacks are as ever.
@@ -30,11 +33,12 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import CodeType, ModuleType
+    from typing import Any
 
 FILE = "/opt/apptrain/bytecode"
-"""MAGIC_NUMBER and the size of the table, WORD bytes each; the table of folders, where the names are packed
-until one is asked for, and how many bytes of code are those of AHEAD; the code of one module after the other,
-first those, in their order."""
+"""MAGIC_NUMBER and the size of the table, WORD bytes each; the table: folders, where the names are packed
+until one is asked for, how many bytes of code a start needs, and where the texts of `dataclasses` are; the
+code of these texts, then of one module after the other, first those of AHEAD, in their order."""
 WORD = 8
 PYC_HEAD = 16
 AHEAD = "/opt/apptrain/ahead"
@@ -48,6 +52,8 @@ ORDINARY = (
     (SourceFileLoader, SOURCE_SUFFIXES),
     (SourcelessFileLoader, BYTECODE_SUFFIXES),
 )
+Place = tuple[int, int]
+"""Where the code begins, and its size."""
 Names = dict[str, tuple[int, int, bool]]
 """Modules of one folder: where the code begins, its size, and whether it is a package's."""
 
@@ -55,19 +61,30 @@ Names = dict[str, tuple[int, int, bool]]
 class Bytecode:
     """The file, mapped once something of it is needed; forks share it."""
 
-    def __init__(self, file: str, begin: int, listed: int):
+    def __init__(self, file: str, begin: int, listed: int, texts: Place):
         self.time = os.stat(file).st_mtime
-        self._file, self._begin, self._listed = file, begin, listed
+        self._file, self._begin, self._listed, self._texts = file, begin, listed, texts
         self._view: memoryview | None = None
+        self._of_text: dict[str, Place] | None = None
 
     def code(self, begin: int, size: int) -> "CodeType":
+        found: CodeType = self._read(begin, size)
+        return found
+
+    def execute(self, text: str, variables: "dict[str, object]", names: "dict[str, object]") -> None:
+        """exec, which compiles no text that the file has."""
+        if self._of_text is None:
+            self._of_text = self._read(*self._texts)
+        place = self._of_text.get(text)
+        exec(self.code(*place) if place else text, variables, names)
+
+    def _read(self, begin: int, size: int) -> "Any":
         if self._view is None:
             import mmap
 
             with open(self._file, "rb") as file:
                 self._view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[self._begin :]
-        found: CodeType = marshal.loads(self._view[begin : begin + size])
-        return found
+        return marshal.loads(self._view[begin : begin + size])
 
     def read_ahead(self) -> None:
         """Has the kernel read the code that an import of torch needs; waits for nothing."""
@@ -110,7 +127,18 @@ class TorchLoader(Loader):
                 gc.enable()
 
 
-for _method in (Loader.exec_module, TorchLoader.exec_module):  # tracebacks leave importlib's own frames out
+class DataclassesLoader(Loader):
+    """Of dataclasses, which gets an `exec` of ours."""
+
+    def exec_module(self, module: "ModuleType") -> None:
+        super().exec_module(module)
+        vars(module)["exec"] = self._where[0].execute
+
+
+KINDS = {"torch": TorchLoader, "dataclasses": DataclassesLoader}
+
+for _kind in (Loader, *KINDS.values()):  # tracebacks leave importlib's own frames out
+    _method = _kind.exec_module
     _method.__code__ = _method.__code__.replace(co_filename=cache_from_source.__code__.co_filename)
 
 
@@ -128,8 +156,7 @@ class Finder(FileFinder):
         begin, size, package = self._names[name]
         base = f"{self.path}/{name}"
         path = f"{base}/__init__.py" if package else f"{base}.py"
-        kind = TorchLoader if fullname == "torch" else Loader
-        loader = kind(fullname, path, self._bytecode, begin, size)
+        loader = KINDS.get(fullname, Loader)(fullname, path, self._bytecode, begin, size)
         below = [base] if package else None
         return spec_from_file_location(fullname, path, loader=loader, submodule_search_locations=below)
 
@@ -153,8 +180,8 @@ def install(file: str = FILE) -> None:
                 return
             size = int.from_bytes(stream.read(WORD))
             folders: dict[str, bytes]
-            folders, listed = marshal.loads(stream.read(size))
-        bytecode = Bytecode(file, 2 * WORD + size, listed)
+            folders, listed, texts = marshal.loads(stream.read(size))
+        bytecode = Bytecode(file, 2 * WORD + size, listed, texts)
     except (OSError, EOFError):
         return
 
@@ -197,7 +224,29 @@ def _will_need(fd: int, begin: int, end: int) -> None:
         os.posix_fadvise(fd, at, min(REQUEST, end - at), os.POSIX_FADV_WILLNEED)
 
 
-def gather(file: str, ahead: str, tops: list[str]) -> None:
+def texts_of(modules: list[str]) -> dict[str, bytes]:
+    """What dataclasses has Python compile while these modules are imported, and the code. In a version of
+    marshal's format that does not depend on who else refers to a name."""
+    import dataclasses
+    import importlib
+
+    found: dict[str, bytes] = {}
+
+    def note(text: str, variables: "dict[str, object]", names: "dict[str, object]") -> None:
+        code = compile(text, "<string>", "exec", dont_inherit=True)
+        found[text] = marshal.dumps(code, 2)
+        exec(code, variables, names)
+
+    vars(dataclasses)["exec"] = note
+    try:
+        for module in modules:
+            importlib.import_module(module)
+    finally:
+        del vars(dataclasses)["exec"]
+    return dict(sorted(found.items()))
+
+
+def gather(file: str, ahead: str, texts: dict[str, bytes], tops: list[str]) -> None:
     """Writes the file, with what lies compiled in these folders and below. `ahead`: where AHEAD lies now."""
     with open(ahead) as stream:
         listed = [line.rstrip("\n") for line in stream if line.startswith("/")]
@@ -211,8 +260,16 @@ def gather(file: str, ahead: str, tops: list[str]) -> None:
                 if code := _compiled(folder, name.removesuffix(".py")):
                     modules.append((order.get(path, len(order)), path, code))
     modules.sort(key=lambda module: module[0])  # those that are not listed stay in their order
+    of_text: dict[str, Place] = {}
+    end = 0
+    for text, code in texts.items():
+        of_text[text] = end, len(code)
+        end += len(code)
+    index = marshal.dumps(of_text, 2)
+    where_texts = end, len(index)
+    end += len(index)
     folders: dict[str, Names] = {}
-    end = end_of_listed = 0
+    end_of_listed = end
     for place, path, code in modules:
         where, name = os.path.split(path.removesuffix(".py"))
         package = name == "__init__"
@@ -222,10 +279,10 @@ def gather(file: str, ahead: str, tops: list[str]) -> None:
         if place < len(order):
             end_of_listed = end
     packed = {folder: marshal.dumps(names) for folder, names in folders.items()}
-    table = marshal.dumps((packed, end_of_listed))
+    table = marshal.dumps((packed, end_of_listed, where_texts))
     with open(file, "wb") as out:
         out.write(MAGIC_NUMBER.ljust(WORD) + len(table).to_bytes(WORD) + table)
-        out.writelines(code for _, _, code in modules)
+        out.writelines([*texts.values(), index, *(code for _, _, code in modules)])
 
 
 def _compiled(folder: str, module: str) -> bytes:
@@ -240,4 +297,4 @@ def _compiled(folder: str, module: str) -> bytes:
 
 
 if __name__ == "__main__":
-    gather(sys.argv[1], sys.argv[2], sys.argv[3:])
+    gather(sys.argv[1], sys.argv[2], texts_of(sys.argv[3].split(",")), sys.argv[4:])

@@ -1,5 +1,7 @@
 """Imports from the image's one file of bytecode, beside Python's own of the same modules."""
 
+import ast
+import dataclasses
 import marshal
 import os
 import re
@@ -30,6 +32,19 @@ MODULES = {
     "torch.py": "value = 'image'\n",
     "fails.py": "raise OSError('no library')\n",
     "lacks.py": "import missing\n",
+    "dataclasses.py": Path(dataclasses.__file__).read_text(),
+    "records.py": """\
+from dataclasses import dataclass
+
+@dataclass(frozen=True, order=True)
+class Point:
+    x: int
+    y: int = 2
+
+    def __post_init__(self):
+        if self.x < 0:
+            raise ValueError("x is negative")
+""",
 }
 TIME = 1_700_000_000
 START = "import site; site.addsitedir({folder!r}); import sys; sys.path[:0] = {before}\n"
@@ -51,7 +66,8 @@ def image(tmp_path: Path) -> Path:
     listed.write_text(
         f"4 0 /lib/no-module.so\n{folder}/torch.py\n{folder}/pack/__init__.py\n{folder}/gone.py\n"
     )
-    subprocess.run([sys.executable, imports.__file__, file, listed, folder], check=True)
+    line: list[str | Path] = [sys.executable, imports.__file__, file, listed, "records", folder]
+    subprocess.run(line, check=True, env={**os.environ, "PYTHONPATH": str(folder)})
     (folder / "apptrain_imports.pth").write_text(
         f"import apptrain_imports; apptrain_imports.install({str(file)!r})"
     )
@@ -64,9 +80,17 @@ def table_of(file: Path) -> tuple[int, dict[str, imports.Names], int]:
     """Where the code begins, the table, and how many bytes of code are those of the list."""
     written = file.read_bytes()
     begin = 2 * imports.WORD + int.from_bytes(written[imports.WORD : 2 * imports.WORD])
-    packed, listed = marshal.loads(written[2 * imports.WORD : begin])
+    packed, listed, _ = marshal.loads(written[2 * imports.WORD : begin])
     folders = {folder: marshal.loads(names) for folder, names in packed.items()}
     return begin, folders, listed
+
+
+def texts_of(file: Path) -> tuple[set[str], int]:
+    """What dataclasses wrote at the build, and where its code ends."""
+    written = file.read_bytes()
+    table = 2 * imports.WORD + int.from_bytes(written[imports.WORD : 2 * imports.WORD])
+    _, _, (begin, size) = marshal.loads(written[2 * imports.WORD : table])
+    return {*marshal.loads(written[table + begin : table + begin + size])}, begin + size
 
 
 def python(image: Path, code: str, *options: str, before: tuple[Path, ...] = ()) -> str:
@@ -205,10 +229,10 @@ def test_a_folder_that_has_gone_has_no_modules(image: Path) -> None:
 def test_only_what_lies_compiled_is_gathered(image: Path, tmp_path: Path) -> None:
     (image / "pack/__pycache__" / f"below.{sys.implementation.cache_tag}.pyc").unlink()
     listed = str(tmp_path / "listed")
-    imports.gather(str(tmp_path / "again"), listed, [str(image)])
+    imports.gather(str(tmp_path / "again"), listed, {}, [str(image)])
     found, whole = (tmp_path / name for name in ("again", "bytecode"))
     assert 0 < found.stat().st_size < whole.stat().st_size
-    imports.gather(str(tmp_path / "third"), listed, [str(image)])
+    imports.gather(str(tmp_path / "third"), listed, {}, [str(image)])
     assert (tmp_path / "third").read_bytes() == found.read_bytes()
 
 
@@ -216,9 +240,59 @@ def test_the_modules_that_are_listed_come_first_in_their_order(image: Path, tmp_
     _, folders, end_of_listed = table_of(tmp_path / "bytecode")
     places = {f"{folder}/{name}": place for folder, names in folders.items() for name, place in names.items()}
     begin, torch, _ = places.pop(f"{image}/torch")
-    assert begin == 0
-    assert places.pop(f"{image}/pack") == (torch, end_of_listed - torch, True)
+    assert begin == texts_of(tmp_path / "bytecode")[1]
+    assert places.pop(f"{image}/pack") == (begin + torch, end_of_listed - begin - torch, True)
     assert min(begin for begin, _, _ in places.values()) == end_of_listed
+
+
+# --- what dataclasses writes ------------------------------------------------------------------------------------
+
+POINT = "from records import Point; "
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        POINT
+        + "print(Point(1), Point(1) == Point(1, 2), Point(1) < Point(2), hash(Point(1)) == hash((1, 2)))",
+        POINT + "Point(1).x = 2",
+        POINT + "Point(-1)",
+        POINT + "Point()",
+        POINT
+        + "import inspect; print(inspect.signature(Point), Point.__init__.__code__.co_filename, Point.__doc__)",
+        POINT
+        + "import pickle, copy; print(pickle.loads(pickle.dumps(Point(3))), copy.replace(Point(3), y=4))",
+        "from dataclasses import make_dataclass as make; print(make('Other', ['a', ('b', int, 3)])(a=1))",
+        "import dataclasses, importlib; importlib.reload(dataclasses); import records; print(records.Point(1))",
+    ],
+)
+def test_a_dataclass_is_as_python_makes_it(image: Path, code: str) -> None:
+    if sys.version_info < (3, 13):
+        code = code.replace("copy.replace", "copy.copy").replace(", y=4", "")
+    before = (image,)
+    assert python(image, code, before=before) == plain(image, code, before=before)
+
+
+def test_what_dataclasses_writes_is_compiled_at_the_build(image: Path, tmp_path: Path) -> None:
+    """All texts of a class are in the file; a text is known by all of its letters, and any other is compiled."""
+    file = tmp_path / "bytecode"
+    show = (
+        "import dataclasses as d; ours = d.exec; d.exec = lambda *words: print([words[0]]) or ours(*words)\n"
+    )
+    asked = {
+        ast.literal_eval(line)[0]
+        for line in python(image, show + "import records", before=(image,)).splitlines()
+    }
+    assert asked
+    assert texts_of(file)[0] == asked
+    other = marshal.dumps(compile("value = 'of the build'", "", "exec"), 2)
+    imports.gather(str(file), str(tmp_path / "listed"), dict.fromkeys(asked, other), [str(image)])
+    for path in (file, image):
+        os.utime(path, (TIME, TIME))
+    text = asked.pop()
+    for given, value in {text: "of the build", f"{text}\n\nvalue = 'of now'": "of now"}.items():
+        run = f"import dataclasses as d; names = {{}}; d.exec({given!r}, {{}}, names); print(names['value'])"
+        assert python(image, run, before=(image,)) == f"{value}\n"
 
 
 # --- reading ahead ----------------------------------------------------------------------------------------------
@@ -266,7 +340,7 @@ def test_nothing_searches_for_garbage_while_torch_is_imported(
 ) -> None:
     (image / "torch.py").write_text(f"import gc; print(gc.isenabled())\n{text}")
     compile_dir(image, quiet=1, invalidation_mode=PycInvalidationMode.UNCHECKED_HASH)
-    imports.gather(str(tmp_path / "bytecode"), str(tmp_path / "listed"), [str(image)])
+    imports.gather(str(tmp_path / "bytecode"), str(tmp_path / "listed"), {}, [str(image)])
     for path in (tmp_path / "bytecode", image):
         os.utime(path, (TIME, TIME))
     code = f"import gc; gc.{before}()\ntry: import torch\nexcept OSError: pass\nprint(gc.isenabled())"
