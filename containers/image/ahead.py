@@ -20,6 +20,8 @@ from pathlib import Path
 
 BLOCK = 32 * 1024
 """Less than squashfs unpacks at once, but what is not asked for is not copied, and takes no memory."""
+STARTS = "entrypoint.cli.main", "entrypoint.batch.prepare", "entrypoint.run.launch", "torch"
+"""What a start imports; apptrain.def names the same."""
 PAGE = os.sysconf("SC_PAGE_SIZE")
 PRESENT = 1 << 63  # in /proc/PID/pagemap
 
@@ -75,7 +77,7 @@ def sources() -> list[str]:
 
 
 def main() -> None:
-    for name in ("entrypoint.cli.main", "entrypoint.batch.prepare", "entrypoint.run.launch", "torch"):
+    for name in STARTS:
         importlib.import_module(name)
 
     blocks = touched()

@@ -2,7 +2,7 @@
 `install` puts our finders in place, called by a `.pth` file in every Python of the image.
 
 With it is the bytecode of what `dataclasses` writes for each class, as text, and would have Python compile at
-each start: 300 times for torch, of whose import that is a twentieth.
+each start: 300 times for torch.
 
 Through FUSE each module costs several round trips, and this file is opened once. The finders stand at the
 modules' usual place in sys.path: what stands before them there still wins. Specs, sources, resources and

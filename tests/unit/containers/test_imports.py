@@ -376,9 +376,14 @@ def test_the_list_is_of_the_blocks_that_a_process_has_touched() -> None:
     assert ahead.__file__ in ahead.sources()
 
 
+def test_a_build_compiles_what_dataclasses_write_for_the_same_modules() -> None:
+    recipe = Path(ahead.__file__).parents[1] / "apptrain.def"
+    assert f" {','.join(ahead.STARTS)} " in recipe.read_text()
+
+
 def test_the_lists_have_the_modules_of_ours_that_a_start_imports_and_no_others() -> None:
     """A build copies the lists (tools/ahead.py prints one): a module that they lack is read late, through FUSE."""
-    code = "import sys, entrypoint.cli.main, entrypoint.batch.prepare, entrypoint.run.launch; print(*sys.modules)"
+    code = f"import sys, {', '.join(name for name in ahead.STARTS if name != 'torch')}; print(*sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     imported = {name for name in ended.stdout.split() if name.partition(".")[0] == "entrypoint"}
     lists = sorted((Path(ahead.__file__).parents[1] / "locks").glob("*.ahead"))
