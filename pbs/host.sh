@@ -25,7 +25,6 @@ source "$APPTRAIN_HOME/pbs/starters.sh"
 
 readonly QSTAT=30   # s for an answer of the server
 readonly REACH=30   # s for an answer of ssh
-readonly AT_ONCE=64 # hosts whose answers are waited for
 readonly SSH=(ssh -o BatchMode=yes -o ConnectTimeout=20 --)
 
 reach=''
@@ -274,7 +273,8 @@ end_jobs() {
     wait
 }
 
-# each_host WHAT [WORD...]: prints what they say.
+# each_host WHAT [WORD...]: prints what they say. All are asked at once, as all get their tasks at
+# once: `bound` is for the whole, and a host that hangs takes nothing of it from another.
 each_host() {
     local rank
     if [[ $reach != ssh && $1 != remove ]]; then
@@ -285,9 +285,6 @@ each_host() {
     fi
     for rank in "${!hosts[@]}"; do
         run_on "$rank" "$1" "$rank" "$stage" "${@:2}"
-        if (((rank + 1) % AT_ONCE == 0)); then
-            wait
-        fi
     done
     wait
     if [[ -n $answers ]]; then

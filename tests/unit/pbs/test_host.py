@@ -291,19 +291,23 @@ while True:
         time.sleep(0.05)
 
 
-def test_no_more_ssh_wait_at_once_than_may() -> None:
+def test_a_host_that_hangs_keeps_no_other_from_being_asked(tmp_path: Path) -> None:
+    """The first one answers once the last one was asked."""
     script = (
         RUNS
         + r"""
         hosts=()
-        for ((i = 0; i < 130; i++)); do hosts+=("n$i"); done
-        run_on() { started=$((started + 1)); }
-        wait() { echo "$started"; }
-        started=0
+        for ((i = 0; i < 300; i++)); do hosts+=("n$i"); done
+        run_on() {
+            if (($1 == 299)); then : >"$last"; fi
+            { (($1)) || until [[ -e $last ]]; do sleep 0.05; done; printf '%s have\n' "$1"; } &
+        }
+        last=$2
         each_host look
         """
     )
-    assert bash(script) == "64\n128\n130\n"
+    answers = bash(script, tmp_path / "last").splitlines()
+    assert sorted(answers) == sorted(f"{rank} have" for rank in range(300))
 
 
 def test_the_image_is_copied_in_waves_until_there_is_none_or_the_job_is_to_end() -> None:
