@@ -21,7 +21,7 @@ from entrypoint.core.bitset import NONE, Bits
 from entrypoint.core.errors import BadInput, Refusal, Unavailable
 from entrypoint.meet import door, job_state, messages, reach
 from entrypoint.meet.door import AuthListener, ConnectionHandler, PendingConnection
-from entrypoint.meet.identity import Identity, ParticipantId, disagreement, missing
+from entrypoint.meet.identity import Identity, ParticipantId, disagreement, missing, named
 from entrypoint.meet.job_state import FailuresCollected, JobState, Lost, Now, Say, StartTimer, TellAll
 from entrypoint.meet.link import Crew, Link
 from entrypoint.meet.messages import (
@@ -421,7 +421,8 @@ class Hub(Link, ConnectionHandler):
         # Of those taken for lost none is missed, unless the others are too few without them.
         missed = [one for one in gone if not self.muster or one[0] not in self.muster.absent]
         if self._sent and not missed:
-            return "all nodes have come, and some take another address of node 0's"
+            who = named(list(self._sent), self.nodes)
+            return f"all nodes have come, but another address of node 0's has not been taken by {who}"
         return missing(missed or gone, self._expected, self.nodes)
 
     def refuse(self, address: str, why: str) -> None:

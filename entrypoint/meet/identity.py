@@ -67,11 +67,17 @@ def disagreement(mine: Identity, theirs: Identity) -> str:
     return f"the nodes do not agree: {'; '.join(differ[:5])}{more}: {advice}"
 
 
-def missing(absent: Sequence[ParticipantId], expected: int, nodes: Sequence[str], shown: int = 8) -> str:
-    """`2 of 4 nodes have not come: 1 (b), 3 (d)`; of tasks `1.0 (b)`; a count after the first `shown`."""
+def named(participants: Sequence[ParticipantId], nodes: Sequence[str], shown: int = 8) -> str:
+    """`1 (b), 3 (d)`; of tasks `1.0 (b)`; a count after the first `shown`."""
     labels = [
-        f"{node}{'' if local is None else f'.{local}'} ({nodes[node]})" for node, local in absent[:shown]
+        f"{node}{'' if local is None else f'.{local}'} ({nodes[node]})"
+        for node, local in participants[:shown]
     ]
-    more = f" and {len(absent) - shown} more" if len(absent) > shown else ""
+    more = f" and {len(participants) - shown} more" if len(participants) > shown else ""
+    return f"{', '.join(labels)}{more}"
+
+
+def missing(absent: Sequence[ParticipantId], expected: int, nodes: Sequence[str], shown: int = 8) -> str:
+    """`2 of 4 nodes have not come: 1 (b), 3 (d)`, or tasks, as `named` has them."""
     kind = "nodes" if absent and absent[0][1] is None else "tasks"
-    return f"{len(absent)} of {expected} {kind} have not come: {', '.join(labels)}{more}"
+    return f"{len(absent)} of {expected} {kind} have not come: {named(absent, nodes, shown)}"

@@ -357,7 +357,7 @@ async def test_what_was_tried_before_a_node_left_does_not_count_when_it_comes_ag
 
 
 @run
-async def test_a_time_that_is_up_while_nodes_move_says_so() -> None:
+async def test_a_time_that_is_up_while_nodes_move_says_which() -> None:
     async def wait(_: str) -> str:
         await asyncio.sleep(60)
         return ""
@@ -365,7 +365,8 @@ async def test_a_time_that_is_up_while_nodes_move_says_so() -> None:
     place, nodes = Place(), [who(0), who(1)]
     bounds = replace(SHORT, join=2, reach=300, handshake=10)
     found, _ = await astray(place, ["127.0.0.1", "127.0.0.2"], *nodes, move=wait, timeouts=bounds)
-    text = "all nodes have come, and some take another address of node 0's within 2 s (--join-timeout): "
+    text = "all nodes have come, but another address of node 0's has not been taken by 0 (n0) within 2 s "
+    text += "(--join-timeout): "
     assert [str(error) for error in found] == [f"{text}see the output of what is missing"] * 2
 
 
