@@ -96,6 +96,7 @@ _FILLED_IN = re.compile(r"\$?\([^()]*\)|\$\{[^{}]*\}|\$\w+|`[^`]*`")
 """What the shell fills in, from the innermost on."""
 _DEEPEST = 8
 """Brackets in brackets that are looked into."""
+_BACKTICKS = re.compile(r"`([^`]*)`")
 _PORT = re.compile(r"(?:\w*_|MASTER|RDZV|HEAD)?PORT\d*")
 _QUOTED = re.compile(r"([A-Za-z_]\w*)(?:=(?:\"[^\"]*\"|'[^']*'|[^\s'\"])*)?(?:$|, )")
 """A variable, as a trap quotes it."""
@@ -165,6 +166,7 @@ def _meant(script: Script, found: Sequence[Found]) -> ScriptRequest:
 
 def _word(text: str) -> str:
     """For a person to paste; a variable stays one."""
+    text = _BACKTICKS.sub(r"$(\1)", text)
     return f'"{text}"' if "$" in text and not set(text) & set('"`\\') else shlex.quote(text)
 
 
@@ -348,9 +350,10 @@ def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[s
             yield f"line {one.line}: the environment: jobs run in the image (own packages: make venv, --venv)"
         elif texts[:1] in (["cp"], ["rsync"], ["tar"], ["mkdir"]) and not one.is_in_task:
             yield f"line {one.line}: {texts[0]}: do it before you submit, or in the script"
+    filled_in = {word.variable for word in (*training.words, *training.agent_options.values())}
     for word, name, value in script.assigned:
         inner = _inner(name)
-        is_own = variables.needs(name) and not _is_for_profile(inner, value)
+        is_own = word not in filled_in and variables.needs(name) and not _is_for_profile(inner, value)
         if not is_own or not inner.isupper() or not _is_exported(script, word.line):
             continue
         if name in variables.made_inside:
@@ -362,7 +365,7 @@ def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[s
     inside = {one for one in names if one in variables.made_inside or _IN_JOB.fullmatch(one)}
     for name in sorted(inside):
         yield f"line {training.line}: {name} in the arguments: made inside the job: make it in your script"
-    if any("$" in word.text for word in training.words) and not (inside and names == inside):
+    if any(set(word.text) & set("$`") for word in training.words) and not (inside and names == inside):
         yield f"line {training.line}: variables in the arguments are filled in where you submit"
     others = [one for one in script.trainings if one is not training]
     for one in others[:3]:

@@ -65,14 +65,14 @@ _TORCHRUN_FLAGS = {"standalone", "module", "m", "no-python", "run-path", "use-en
 _DEEPSPEED_FLAGS = {"no-ssh", "no-ssh-check", "force-multi", "no-local-rank", "enable-elastic-training"}
 _SSH_FLAGS = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]+")
 """Options of ssh that take no value."""
-_LAUNCHER = re.compile(
-    r"\w+=(?:[\w./-]*/)?(?:torchrun|deepspeed|accelerate\s+launch"
-    r"|python[\d.]*\s+(?:-u\s+)?-m\s+torch\.distributed\.(?:run|launch))\s"
-)
-"""What sets a variable to a launcher with options."""
-_LONGEST = 2000
-"""Characters of it."""
-_ONLY_VARIABLE = re.compile(r"\$\{?(\w+)\}?")
+_VARIABLE = re.compile(r'(?P<quote>"?)\$(?:\{(?P<array>\w+)\[[@*]\]\}|\{(?P<braced>\w+)\}|(?P<name>\w+))"?')
+"""A word that is nothing but a variable, or all of an array."""
+_MADE = re.compile(r'"?(?:\$\(.*\)|`[^`]*`)"?', re.S)
+"""A word, or several, that a command makes."""
+_LONGEST = 20_000
+"""Characters that a variable is set to."""
+_MOST_FILLED_IN = 20_000
+"""Words of variables, in all commands of a script together."""
 _REDIRECTION = re.compile(r"\d*(?:>|<)|&>")
 DEEPEST = 4
 
@@ -99,8 +99,6 @@ class Launch:
     text stands in double ones."""
     shell_word: Word | None = None
     """That text, as the job script has it."""
-    variable: Word | None = None
-    """What sets the variable that the launcher stands in, as LAUNCHER="torchrun ..." does."""
     in_loop: bool = False
     """Whether a loop of the job script starts it, and not one of the task."""
     in_background: bool = False
@@ -128,41 +126,72 @@ class Launch:
         )
 
 
-@dataclass(frozen=True)
-class Launcher:
-    """A launcher with options that a variable is set to."""
-
-    variable: Word
-    words: tuple[Word, ...]
-
-
 def read(commands: Sequence[Command]) -> list[Launch]:
     """All commands of a script."""
-    launchers = _launchers(commands)
-    return [found for one in commands for found in _follow(one, Launch(one.line), 0, launchers)]
+    settings = _Settings(commands)
+    return [found for one in commands for found in _follow(one, Launch(one.line), 0, settings)]
 
 
-def _launchers(commands: Sequence[Command]) -> dict[str, Launcher]:
-    """Variables that are set once, to words that begin with a launcher."""
-    set_to: dict[str, list[Word]] = {}
-    for word in (word for one in commands for word in one.assigned):
-        set_to.setdefault(word.raw.partition("=")[0].rstrip("+"), []).append(word)
-    once = [(name, words[0]) for name, words in set_to.items() if len(words) == 1]
-    return {
-        name: Launcher(word, _words_of(word))
-        for name, word in once
-        if len(word.raw) < _LONGEST and _LAUNCHER.match(word.text)
-    }
+@dataclass(frozen=True)
+class _Setting:
+    words: tuple[Word, ...]
+    """That the shell makes of it."""
+    is_array: bool
 
 
-def _words_of(variable: Word) -> tuple[Word, ...]:
-    """The words that the shell makes of what is set here."""
-    text = Word(variable.raw.partition("=")[2], variable.line).script
-    return shell.commands(text, variable.line)[0].words
+class _Settings:
+    """What a script sets its variables to, of those that it sets once."""
+
+    def __init__(self, commands: Sequence[Command]):
+        set_to: dict[str, list[Word]] = {}
+        for word in (word for one in commands for word in one.assigned):
+            set_to.setdefault(word.raw.partition("=")[0].rstrip("+"), []).append(word)
+        self._of = {name: _setting(words[0]) for name, words in set_to.items() if len(words) == 1}
+        self._left = _MOST_FILLED_IN
+
+    def fill_in(self, words: Sequence[Word], depth: int = 0) -> tuple[Word, ...]:
+        """With the words of variables that hold several, such as options, in their places."""
+        found: list[Word] = []
+        for word in words:
+            setting = self._setting_of(word) if depth < DEEPEST else None
+            if setting and (len(setting.words) > 1 or setting.words[0].text.startswith("-")):
+                found += self.fill_in(setting.words, depth + 1)
+            else:
+                found.append(word)
+        return tuple(found)
+
+    def program(self, word: Word) -> Word:
+        """What stands in a command's first place, if a variable names it."""
+        setting = self._setting_of(word)
+        return setting.words[0] if setting and len(setting.words) == 1 else word
+
+    def _setting_of(self, word: Word) -> _Setting | None:
+        """None for what is no variable, or one whose words are not known."""
+        used = _VARIABLE.fullmatch(word.raw)
+        setting = self._of.get(used["array"] or used["braced"] or used["name"]) if used else None
+        if used is None or setting is None or setting.is_array != bool(used["array"]):
+            return None
+        if not setting.words or _MADE.fullmatch(setting.words[0].raw):
+            return None
+        if used["quote"] and not setting.is_array and len(setting.words) > 1:
+            return None  # it is one word, blanks and all
+        self._left -= len(setting.words)
+        return setting if self._left >= 0 else None
 
 
-def _follow(command: Command, launch: Launch, depth: int, launchers: dict[str, Launcher]) -> Iterator[Launch]:
-    words = command.words
+def _setting(variable: Word) -> _Setting:
+    value = variable.raw.partition("=")[2]
+    is_array = value.startswith("(")
+    if len(value) > _LONGEST:
+        return _Setting((), is_array)
+    text = value[1:].removesuffix(")") if is_array else Word(value, variable.line).script
+    lines = shell.commands(text, variable.line)
+    words = (replace(word, variable=variable) for one in lines for word in (*one.assigned, *one.words))
+    return _Setting(tuple(words), is_array)
+
+
+def _follow(command: Command, launch: Launch, depth: int, settings: _Settings) -> Iterator[Launch]:
+    words = settings.fill_in(command.words)
     launch = replace(
         launch,
         line=command.line,
@@ -171,10 +200,7 @@ def _follow(command: Command, launch: Launch, depth: int, launchers: dict[str, L
         in_background=launch.in_background or command.in_background,
     )
     while words:
-        named = _ONLY_VARIABLE.fullmatch(words[0].raw)
-        if named and named[1] in launchers and launch.variable is None:
-            launch = replace(launch, variable=launchers[named[1]].variable)
-            words = (*launchers[named[1]].words, *words[1:])
+        words = (settings.program(words[0]), *words[1:])
         name = words[0].text.rpartition("/")[2]
         rest = words[1:]
         texts = [word.text for word in rest]
@@ -198,7 +224,7 @@ def _follow(command: Command, launch: Launch, depth: int, launchers: dict[str, L
             if name == "ssh":
                 words = _without_redirections(words)
             if name == "ssh" and len(words) == 1 and depth < DEEPEST:
-                yield from _follow_shell(words[0], replace(launch, words=words), depth, launchers)
+                yield from _follow_shell(words[0], replace(launch, words=words), depth, settings)
                 return
         elif name in CONTAINERS and texts[:1] and _verb(texts) >= 0:
             at = _verb(texts) + 1
@@ -215,7 +241,7 @@ def _follow(command: Command, launch: Launch, depth: int, launchers: dict[str, L
             )
             words = rest[at + 1 :]
         elif name in SHELLS and (at := _shell_text(texts)) >= 0 and depth < DEEPEST:
-            yield from _follow_shell(rest[at], replace(launch, words=words), depth, launchers)
+            yield from _follow_shell(rest[at], replace(launch, words=words), depth, settings)
             return
         elif name in _PASSES:
             words = rest
@@ -238,14 +264,14 @@ def _without_redirections(words: Sequence[Word]) -> tuple[Word, ...]:
     return tuple(itertools.takewhile(lambda word: not _REDIRECTION.match(word.raw), words))
 
 
-def _follow_shell(text: Word, launch: Launch, depth: int, launchers: dict[str, Launcher]) -> Iterator[Launch]:
+def _follow_shell(text: Word, launch: Launch, depth: int, settings: _Settings) -> Iterator[Launch]:
     """`launch`: of the shell that reads this text."""
     yield launch
     is_filled = launch.is_filled or not text.single_quoted
     word = launch.shell_word or text
     inside = replace(launch, words=(), in_shell=True, is_filled=is_filled, shell_word=word)
     for one in shell.commands(text.script, text.line):
-        yield from _follow(one, inside, depth + 1, launchers)
+        yield from _follow(one, inside, depth + 1, settings)
 
 
 def _starter_words(name: str, texts: Sequence[str]) -> int:
@@ -327,10 +353,9 @@ def _with_agent(launch: Launch, agent: str, rest: Sequence[Word]) -> Launch:
         if agent == "torchrun" and name in ("nn", "nno", "nnod", "nnode"):
             name = "nnodes"  # its parser takes what begins so, and no other option does
         if equals:
-            raw = word.raw.partition("=")[2]
-            options[name] = Word(raw, word.line)
+            options[name] = replace(word, raw=word.raw.partition("=")[2])
         elif name in flags or not words or words[0].text.startswith("--"):
-            options[name] = Word("", word.line)
+            options[name] = replace(word, raw="")
         else:
             options[name] = words.pop(0)
         if name in ("m", "module"):

@@ -29,6 +29,8 @@ class Word:
     """As the script has it, quotes and all."""
     line: int
     """From 1."""
+    variable: Word | None = None
+    """What sets the variable that this comes from; None where the command has it itself."""
 
     @cached_property
     def text(self) -> str:

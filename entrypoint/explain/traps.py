@@ -325,6 +325,20 @@ NO_SIGNAL = Trap(
     "checkpoints do too.",
     is_remark=True,
 )
+TIME_IN_MINUTES = Trap(
+    "time-in-minutes",
+    "the time limit is a number of minutes",
+    "Slurm takes a number alone for minutes, and Slurm and PBS take 24:00 for minutes and seconds: if hours "
+    "were meant, the job is killed long before.",
+    "If hours are meant, write 24:00:00.",
+    is_remark=True,
+)
+WALLTIME_IN_SECONDS = Trap(
+    "walltime-in-seconds",
+    "the walltime is a number of seconds",
+    "PBS takes a number alone for seconds: the job is killed before it has begun to train.",
+    "Write hours as walltime=24:00:00.",
+)
 VENV = Trap(
     "venv-and-container",
     "a virtual environment is activated, and the program runs in a container",
@@ -619,6 +633,8 @@ _ALL_LINES = re.compile(r'\s*(?:\$\(\s*(?:cat |<)|`\s*cat )\s*"?\$\{?PBS_NODEFIL
 """What gives each line of it, also those that are the same."""
 _LENGTH = re.compile(r'"?\$\{#(\w+)\[[@*]\]\}"?')
 _ITEMS = re.compile(r'"?\$\{?(\w+)(?:\[[@*]\])?\}?"?')
+_NUMBER_OF_TIME = re.compile(r"([0-9]{2,3})(:00)?")
+_MEANT_AS_HOURS = {12, 24, 36, 48, 72, 96, 168}
 _MPIPROCS = re.compile(r"\bmpiprocs=(\d{1,4})\b")
 
 
@@ -723,15 +739,10 @@ def _needs_port(script: Script) -> bool:
 
 def _of_random(script: Script) -> Iterator[Found]:
     for one in script.trainings:
-        if not _draws_on_each_node(script, one):
-            continue
-        word = one.agent_options.get("rdzv-id")
-        if word and "RANDOM" in word.raw:
-            yield Found(RDZV_RANDOM, word.line, word.raw)
-        for option in ("rdzv-endpoint", "master-port", "main-process-port"):
+        for option in ("rdzv-id", "rdzv-endpoint", "master-port", "main-process-port"):
             word = one.agent_options.get(option)
-            if word and "RANDOM" in word.raw:
-                yield Found(PORT_RANDOM, word.line, word.raw)
+            if word and "RANDOM" in word.raw and _draws_on_each_node(script, one, word):
+                yield Found(RDZV_RANDOM if option == "rdzv-id" else PORT_RANDOM, word.line, word.raw)
     is_by_hand = any(
         not one.is_in_task and not script.request.scheduler and _is_of_several(script, one)
         for one in script.trainings
@@ -773,18 +784,19 @@ def _is_drawn_port(word: Word, is_filled: bool) -> bool:
 
 def _port_names(script: Script, one: Launch) -> set[str]:
     """Variables that make the port at which this part of a training on several nodes meets the others."""
-    if one.variable or not one.agent or not _is_of_several(script, one) or _nodes_of(script, one) == 1:
+    if not one.agent or not _is_of_several(script, one) or _nodes_of(script, one) == 1:
         return set()
     options = map(one.agent_options.get, ("rdzv-endpoint", "master-port", "main-process-port"))
-    return {name for word in options if word for name in _VARIABLE.findall(word.raw)}
+    own = (word for word in options if word and word.variable is None)
+    return {name for word in own for name in _VARIABLE.findall(word.raw)}
 
 
-def _draws_on_each_node(script: Script, one: Launch) -> bool:
-    """Whether each node draws a number at random for itself: the script draws one for each, starts on each,
-    or has the task's own shell draw it."""
+def _draws_on_each_node(script: Script, one: Launch, option: Word) -> bool:
+    """Whether each node draws this option at random for itself: the script draws one for each, starts on
+    each, or has the task's own shell draw it."""
     if not _is_of_several(script, one) or one.agent == "deepspeed":
         return False  # deepspeed passes on what it was given
-    if one.variable and one.is_in_task:
+    if option.variable and one.is_in_task:
         return False  # it was drawn when the variable was set
     if _starts_one_node(one):
         return True
@@ -820,8 +832,7 @@ def _of_ranks(script: Script) -> Iterator[Found]:
     for word, name, value in script.assigned if is_slurm else ():
         if name in ("RANK", "NODE_RANK", "LOCAL_RANK", "MACHINE_RANK", "GROUP_RANK") and _RANKS.search(value):
             yield Found(RANK_ONCE, word.line, word.raw)
-    variables = [one.variable for one in script.trainings if one.is_in_task and one.variable]
-    for variable in dict.fromkeys(variables):
+    for variable in dict.fromkeys(word.variable for word in _words_of_tasks(script) if word.variable):
         for found in _RANKS_FILLED.finditer("" if variable.single_quoted else variable.raw):
             line = variable.line + variable.raw.count("\n", 0, found.start())
             yield Found(RANK_ONCE, line, found[0])
@@ -837,9 +848,17 @@ def _of_ranks(script: Script) -> Iterator[Found]:
             is_fixed = is_fixed and is_slurm and not _starts_one_node(one)
             is_once = option_word is not None and _RANKS_FILLED.search(option_word.raw) is not None
             is_once = is_once and option_word is not None and not _RANKS.search(option_word.single_quoted)
-            is_direct = not one.in_shell and not one.variable
+            is_direct = option_word is not None and not one.in_shell and option_word.variable is None
             if option_word and one.is_in_task and is_direct and (is_once or is_fixed):
                 yield Found(RANK_ONCE, option_word.line, option_word.raw)
+
+
+def _words_of_tasks(script: Script) -> Iterator[Word]:
+    """With which the trainings are started there."""
+    for one in script.trainings:
+        if one.is_in_task:
+            yield from one.agent_options.values()
+            yield from one.words
 
 
 def _of_fixed_rank(script: Script) -> Iterator[Found]:
@@ -1444,6 +1463,15 @@ def _of_modules(script: Script) -> Iterator[Found]:
         yield Found(PURGE_LATE, purge, _quote(script, purge))
 
 
+def _of_time(script: Script) -> Iterator[Found]:
+    option = script.request.find("time", "walltime")
+    found = _NUMBER_OF_TIME.fullmatch(option.value) if option else None
+    if option and found and int(found[1]) in _MEANT_AS_HOURS:
+        is_in_seconds = script.request.scheduler == "pbs" and not found[2]
+        trap = WALLTIME_IN_SECONDS if is_in_seconds else TIME_IN_MINUTES
+        yield Found(trap, option.line, f"{option.name}={option.value}")
+
+
 def _of_signal(script: Script) -> Iterator[Found]:
     """Only if the script shows all: what it reads by source may have a trap."""
     signal = script.request.find("signal")
@@ -1522,6 +1550,7 @@ _RULES: Sequence[Callable[[Script], Iterator[Found]]] = (
     _of_srun,
     _of_container,
     _of_request,
+    _of_time,
     _of_interfaces,
     _of_switches,
     _of_modules,

@@ -211,6 +211,17 @@ def test_variables_in_the_arguments_are_filled_in_where_one_submits() -> None:
     assert made.lines[1] == 'apptrain submit --cluster NAME --nodes 2 -- t.py --lr "$LR"'
 
 
+def test_the_line_has_what_variables_of_the_script_hold() -> None:
+    made = converted(
+        f'{ASKED}MEET=(--nnodes 2 --master_addr $head)\nMODEL="--layers 24 --lr $LR"\n'
+        'export CMD="`pwd`/t.py $MODEL"\n'
+        "srun bash -c 'torchrun ${MEET[@]} --node_rank $SLURM_NODEID $CMD --save /d'\n"
+    )
+    line = 'apptrain submit --cluster NAME --nodes 2 -- "$(pwd)/t.py" --layers 24 --lr "$LR" --save /d'
+    assert made.lines[1] == line
+    assert made.left == ("line 6: variables in the arguments are filled in where you submit",)
+
+
 @pytest.mark.parametrize(
     ("arguments", "inside", "others"),
     [

@@ -203,6 +203,7 @@ CASES: list[tuple[str, str, int]] = [
     (GOOD.replace(HEAD, f"export NCCL_SOCKET_IFNAME=ib0\n{HEAD}"), "ifname", 5),
     (GOOD.replace("#SBATCH --nodes", "#SBATCH -o /dev/null\n#SBATCH --nodes"), "output-null", 2),
     (f"{PBS}#PBS -l ncpus=8\npbsdsh -- true\n", "pbs-mixed-select", 4),
+    (f"{PBS}#PBS -l walltime=48\npbsdsh -- true\n", "walltime-in-seconds", 4),
     (GOOD.replace("#!/bin/bash\n", "# a job\n"), "no-shebang", 1),
     (GOOD.replace(f"$head:{PORT}", f"127.0.0.1:{PORT}"), "master-is-localhost", 6),
     (GOOD.replace(HEAD, "head=$SLURM_NODELIST\n"), "master-is-list", 5),
@@ -254,6 +255,10 @@ REMARKS = [
     (GOOD.replace(HEAD, f"source v/bin/activate\n{HEAD}"), "venv-and-container"),
     (GOOD.replace(HEAD, f"export CUDA_LAUNCH_BLOCKING=1\n{HEAD}"), "debugging-slow"),
     (GOOD.replace(HEAD, f"export TORCH_DISTRIBUTED_DEBUG=DETAIL\n{HEAD}"), "debugging-slow"),
+    (
+        GOOD.replace("#SBATCH --nodes", "#SBATCH --time=48 --signal=USR1@9\n#SBATCH --nodes"),
+        "time-in-minutes",
+    ),
     (GOOD.replace("#SBATCH --nodes", "#SBATCH -o logs/%j/out.txt\n#SBATCH --nodes"), "output-folder"),
     (GOOD.replace("#SBATCH --nodes", "#SBATCH -e /x/%x.%A/%a.err\n#SBATCH --nodes"), "output-folder"),
     (GOOD.replace("#SBATCH --gpus", "# SBATCH --mem=9G\n#SBATCH --gpus"), "blank-in-directive"),

@@ -322,6 +322,41 @@ def test_a_launcher_in_a_variable_is_read_from_what_sets_it(value: str, command:
 
 
 @pytest.mark.parametrize(
+    ("text", "options", "words"),
+    [
+        ('L=(torchrun --nnodes=2)\n"${L[@]}" t.py', {"nnodes": "2"}, ["t.py"]),
+        ("L=(\n  torchrun # why\n  --nnodes '2'\n)\nsrun ${L[*]} t.py", {"nnodes": "2"}, ["t.py"]),
+        ("O=(--nnodes $N)\nsrun torchrun ${O[@]} t.py", {"nnodes": "$N"}, ["t.py"]),
+        ('O="--nnodes 2 \\\n --m"\nsrun torchrun $O pkg.t', {"nnodes": "2", "m": ""}, ["pkg.t"]),
+        ('O=--nnodes=2\nsrun torchrun "$O" t.py', {"nnodes": "2"}, ["t.py"]),
+        ('O="--nnodes 2"\nL="torchrun $O"\n$L t.py', {"nnodes": "2"}, ["t.py"]),
+        ('C="t.py --lr 1"\ntorchrun --nnodes 2 $C', {"nnodes": "2"}, ["t.py", "--lr", "1"]),
+        ('L=/opt/bin/torchrun\n"$L" --nnodes 2 t.py', {"nnodes": "2"}, ["t.py"]),
+        ("T=t.py\ntorchrun --nnodes 2 $T", {"nnodes": "2"}, ["$T"]),
+        ("H=$(hostname)\ntorchrun --nnodes 2 t.py $H", {"nnodes": "2"}, ["t.py", "$H"]),
+        ('C="t.py 1"\ntorchrun --nnodes 2 "$C"', {"nnodes": "2"}, ["$C"]),
+        ("C=($(ls) t.py)\ntorchrun --nnodes 2 ${C[@]}", {"nnodes": "2"}, ["${C[@]}"]),
+    ],
+)
+def test_what_a_variable_holds_stands_in_its_place(
+    text: str, options: dict[str, str], words: list[str]
+) -> None:
+    one = read(f"{text}\n")[-1]
+    assert (one.agent, _text(one.agent_options), _text(one.words)) == ("torchrun", options, words)
+
+
+def test_variables_that_hold_one_another_come_to_an_end() -> None:
+    doubling = "".join(f'V{number}="$V{number + 1} $V{number + 1}"\n' for number in range(40))
+    *_, one = read(f'{doubling}A="$A x"\ntorchrun $A t.py $V0\n')
+    assert _text(one.words) == ["$A", "x", "x", "x", "x", "t.py", *["$V4"] * 16]
+
+
+def test_variables_are_filled_in_up_to_a_bound() -> None:
+    found = read(f"V=({'x ' * 5000})\n" + "torchrun t.py ${V[@]}\n" * 1000)
+    assert [len(one.words) for one in found if one.agent] == [5001] * 4 + [2] * 996
+
+
+@pytest.mark.parametrize(
     "text",
     [
         'L="torchrun --nnodes=2"\nL="torchrun --nnodes=4"\n$L t.py',

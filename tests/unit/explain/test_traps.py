@@ -91,6 +91,15 @@ def found(text: str) -> list[tuple[str, int]]:
         (f"{TWO}#SBATCH --time=5\n{SRUN} python t.py\n", [("no-signal", 3)]),
         (f"{PBS}#PBS -l walltime=5\npbsdsh -- python t.py\n", [("no-signal", 3)]),
         (f"{PBS}#PBS -l walltime=5\npbsdsh -- hostname\n", []),
+        (f"{PBS}#PBS -l walltime=24\n", [("walltime-in-seconds", 3)]),
+        (f"{PBS}#PBS -l walltime=3600\n", []),
+        (f"{PBS}#PBS -l walltime=24:00\n", [("time-in-minutes", 3)]),
+        (f"{PBS}#PBS -l walltime=24:00:00\n", []),
+        (f"{TWO}#SBATCH -t 72\n{SRUN} hostname\n", [("time-in-minutes", 3)]),
+        (f"{TWO}#SBATCH --time=24:00\n{SRUN} hostname\n", [("time-in-minutes", 3)]),
+        (f"{TWO}#SBATCH --time=30\n{SRUN} hostname\n", []),
+        (f"{TWO}#SBATCH --time=24:30\n{SRUN} hostname\n", []),
+        (f"{TWO}#SBATCH --time=1-12\n{SRUN} hostname\n", []),
         (f"{PBS}#PBS -l mem=1gb\n", [("pbs-mixed-select", 3)]),
         (f"{PBS}#PBS -l walltime=5 -o log\n", []),
         (f"{PBS}#PBS -o /dev/null\n", [("output-null", 3)]),
@@ -229,7 +238,8 @@ def test_nodes_that_would_train_alone_or_never_meet_are_a_trap(text: str, trap: 
         f"{FOUR}{SRUN} torchrun $OPTIONS t.py",
         f"{FOUR}{SRUN} torchrun --nproc_per_node=4 ${{OPTIONS[@]}} t.py",
         f'{FOUR}{SRUN} torchrun --nproc_per_node=4 "$@"',
-        f"{FOUR}WHERE='--nnodes=4 --rdzv_backend=c10d'\n{SRUN} torchrun --nproc_per_node=4 $WHERE t.py",
+        f"{FOUR}WHERE='--nnodes=4 --rdzv_backend=c10d'\nWHERE+=$MORE\n{SRUN} torchrun --nproc_per_node=4 $WHERE t.py",
+        f"{FOUR}WHERE='--nnodes=4 {MEET}'\n{SRUN} torchrun --nproc_per_node=4 $WHERE t.py",
         f"{FOUR}torchrun --nproc_per_node=4 t.py",
         f"{FOUR}{SRUN} -N1 -n1 torchrun --nproc_per_node=4 t.py",
         f"{FOUR}{SRUN} --ntasks=1 torchrun --standalone --nproc_per_node=4 t.py",
@@ -283,11 +293,18 @@ def test_nnodes_is_compared_with_the_nodes_of_its_own_step(line: str, is_told: b
 
 @pytest.mark.parametrize("word", ["$S", '"${S}"'])
 @pytest.mark.parametrize(
-    ("value", "is_told"), [("t.py", True), ("~/t.py", True), ("$HOME/t.py", True), ("--nnodes=4", False), ("$X", False)]
-)  # fmt: skip
-def test_a_variable_in_front_may_hold_options(word: str, value: str, is_told: bool) -> None:
+    ("value", "told"),
+    [
+        ("t.py", ["no-nnodes"]),
+        ("~/t.py", ["no-nnodes"]),
+        ("$HOME/t.py", ["no-nnodes"]),
+        ("--nnodes=4", ["no-endpoint"]),
+        ("$X", []),
+    ],
+)
+def test_a_variable_in_front_may_hold_options(word: str, value: str, told: list[str]) -> None:
     text = f"{FOUR}S='{value}'\n{SRUN} torchrun --nproc_per_node=4 {word} --lr 1\n"
-    assert told_of_nodes(text) == ([("no-nnodes", 4)] if is_told else [])
+    assert told_of_nodes(text) == [(trap, 4) for trap in told]
 
 
 def test_standalone_is_quoted_with_the_nodes_of_its_step() -> None:
@@ -439,6 +456,23 @@ def test_a_port_that_each_task_draws_is_another_one_on_each_node(line: str, line
 )  # fmt: skip
 def test_lines_of_the_node_file_are_no_nodes(text: str, lines: list[int]) -> None:
     assert [at for name, at in found(f"{text}\n") if name == "nodefile-lines"] == lines
+
+
+OPTIONS_SET = [
+    f"{OPTIONS} --nproc_per_node 8 --node_rank=$SLURM_NODEID",
+    f"({OPTIONS}\n  --nproc_per_node 8 # all of them\n  --node_rank=$SLURM_NODEID)",
+]
+
+
+@pytest.mark.parametrize(
+    ("value", "used", "lines"),
+    [(f'"{OPTIONS_SET[0]}"', "$A", (3, 3)), (OPTIONS_SET[1], '"${A[@]}"', (4, 5))],
+)
+def test_the_options_of_a_variable_have_the_traps_of_those_in_the_line(
+    value: str, used: str, lines: tuple[int, int]
+) -> None:
+    told = found(f"{TWO}A={value}\n{SRUN} torchrun {used} t.py\n")
+    assert sorted(told) == [("rank-once", lines[1]), ("tasks-against-nproc", lines[0])]
 
 
 @pytest.mark.parametrize("line", ['bash -c "$L t.py"', "$L t.py", "bash -c '${L} t.py'"])
