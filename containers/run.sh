@@ -19,6 +19,7 @@
 #        --cpu             no GPU is expected
 #        --all-of-host     show every top-level directory of the host that the image lacks
 #        --quiet           say nothing but why it cannot run
+#        --help            print this, and nothing else
 # Reads: APPTRAIN_APPTAINER   the program (else apptainer, else singularity, from PATH)
 #        APPTRAIN_BIND        further paths to show inside, SRC[:DST[:ro]], one a line
 #        APPTRAIN_PASS        further variables to pass, NAME or PREFIX_*
@@ -127,6 +128,11 @@ clean_up() {
 
 # --- what is to run -------------------------------------------------------------------------------
 
+# Prints the usage that stands at the top of this file.
+show_usage() {
+    sed -n '/^# Usage: /,/^# Reads: /{/^# Reads: /d; s/^# //; p}' -- "$checkout/containers/run.sh"
+}
+
 # Sets what the options say (see above), `quiet`, and `rest`, what stands behind them.
 read_options() {
     show_only=''
@@ -146,6 +152,10 @@ read_options() {
     wrappers=()
     while (($#)) && [[ $1 == --* ]]; do
         case $1 in
+            --help)
+                show_usage
+                exit
+                ;;
             --show) show_only=yes ;;
             --cpu) device=cpu ;;
             --all-of-host) all_of_host=yes ;;
@@ -496,7 +506,8 @@ main() {
     find_outcome
     set -- ${rest[@]+"${rest[@]}"}
     (($# > 1)) ||
-        refuse run-sh-usage "usage: containers/run.sh [--show] [OPTION...] IMAGE CMD [ARG...]"
+        refuse run-sh-usage \
+            "usage: containers/run.sh [--show | --help] [OPTION...] IMAGE CMD [ARG...]"
     is_utf8 "$*" ||
         refuse argument-not-utf8 \
             "an argument is not UTF-8, which would arrive changed: rename or encode it otherwise"

@@ -73,7 +73,11 @@ def read_json(path: Path, most: int) -> Any:
     Raises OSError, or a ValueError that says what is wrong: no UTF-8, no JSON (NaN and infinities are none),
     too many values, nested too deep, or a number with too many digits.
     """
-    return parse_json(read_text(path, most))
+    try:
+        text = read_text(path, most)
+    except UnicodeDecodeError as error:
+        raise Unfit(f"it is no text (byte {error.start} is not UTF-8)") from None
+    return parse_json(text)
 
 
 def parse_json(text: str) -> Any:

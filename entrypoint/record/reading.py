@@ -61,7 +61,10 @@ def of_run(run: Path, cannot: str) -> dict[str, Any]:
             f"give a run directory, such as {such_as(run)}",
         ) from None
     except ValueError as error:
-        raise BadInput("manifest-damaged", f"{name}/{NAME} is no manifest: {plain(str(error))}") from None
+        raise BadInput(
+            "manifest-damaged",
+            f"{name}/{NAME} is no manifest: {plain(str(error))}: take it from a copy, or give another run",
+        ) from None
 
 
 def read(path: Path) -> dict[str, Any]:

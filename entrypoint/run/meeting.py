@@ -63,6 +63,8 @@ async def meet(
     """Meets the other nodes (in `rank` mode tasks); a single participant has nobody to meet. `driver`: what
     it said if it was asked."""
     if plan.allocation.nnodes == 1 and (plan.local_rank is None or plan.nproc_per_node == 1):
+        if given.settings.given("join-key-file"):
+            read_key(given.settings.value("join-key-file"))  # a mistake in it shows with one node, too
         if given.restarts:
             given.restarts.seal(given.run_dir, [0])
         return Meeting(link=None, plan=plan)

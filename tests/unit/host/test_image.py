@@ -459,7 +459,7 @@ def test_the_usage_is_said(node: Node, arguments: list[str]) -> None:
     ended = node.call(arguments)
     assert (ended.returncode, said(ended)) == (
         64,
-        "usage: containers/run.sh [--show] [OPTION...] IMAGE CMD [ARG...]",
+        "usage: containers/run.sh [--show | --help] [OPTION...] IMAGE CMD [ARG...]",
     )
 
 
@@ -486,7 +486,7 @@ def test_gpus_without_a_driver_are_said_unless_the_run_is_on_cpus(node: Node) ->
 def test_an_unknown_option_is_refused_and_one_without_its_value_is_the_usage(node: Node, option: str) -> None:
     said_of = node.refused(node.call([option]))
     if option == "--bind":
-        assert said_of == "usage: containers/run.sh [--show] [OPTION...] IMAGE CMD [ARG...]"
+        assert said_of == "usage: containers/run.sh [--show | --help] [OPTION...] IMAGE CMD [ARG...]"
     else:
         assert said_of == f"{option} is no option of run.sh: an option of CMD comes behind it"
 

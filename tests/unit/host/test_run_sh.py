@@ -214,6 +214,23 @@ def test_a_run_directory_that_cannot_be_made_is_refused(node: Node) -> None:
     )
 
 
+def test_help_names_each_option_that_there_is() -> None:
+    text = RUN_SH.read_text()
+    listed = re.search(r"\n    while \(\(\$#\)\) && \[\[ \$1 == --\* \]\]; do\n(.*?)\n    done\n", text, re.S)
+    assert listed
+    printed = subprocess.run(
+        ["bash", RUN_SH, "--help"],
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=BOUND,
+    )
+    assert (printed.returncode, printed.stderr) == (0, "")
+    assert printed.stdout.startswith("Usage: containers/run.sh [OPTION...] IMAGE CMD [ARG...]")
+    named = re.findall(r"(?m)^ {7}(--[a-z-]+)", printed.stdout)
+    assert sorted(named) == sorted(set(re.findall(r"(?m)(?:^ {12}|\| )(--[a-z-]+)", listed[1])))
+
+
 def test_show_prints_what_would_run_and_starts_nothing(node: Node) -> None:
     read_only = node.path / "set"
     read_only.mkdir()

@@ -88,6 +88,16 @@ def test_a_manifest_has_at_most_eight_mebibytes(tmp_path: Path, size: int, is_re
     assert refused.value.id == "manifest-damaged"
 
 
+def test_a_manifest_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_bytes(b'{"attempts": "\xff"}')
+    with pytest.raises(BadInput) as refused:
+        reading.of_run(tmp_path, "read")
+    assert str(refused.value) == (
+        f"{tmp_path}/manifest.json is no manifest: it is no text (byte 14 is not UTF-8): "
+        "take it from a copy, or give another run"
+    )
+
+
 def test_a_run_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="give a run directory, such as runs/NAME-ID") as refused:
         reading.of_run(tmp_path / "nowhere", "read")

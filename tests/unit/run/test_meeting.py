@@ -3,12 +3,15 @@
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from entrypoint.core.errors import BadInput
 from entrypoint.node import network
 from entrypoint.node.network import Endpoint
+from entrypoint.ranks.output import Console, Voice
 from entrypoint.run import meeting
 from tests.unit.meet.meeting import until
 from tests.unit.run.test_given import given, our_node
@@ -46,3 +49,14 @@ def test_a_look_at_the_network_that_hangs_keeps_nobody_who_leaves(
     asyncio.run(leave())
     assert not ended.is_set()
     release.set()
+
+
+def test_a_key_that_cannot_be_read_is_refused_by_a_node_alone_too(tmp_path: Path) -> None:
+    one = given(
+        *("--join-key-file", str(tmp_path / "missing")),
+        APPTRAIN_EMBEDDED_NODELIST="127.0.0.2",
+    )
+    endpoint = Endpoint(plan=one.plan, first="127.0.0.2", interface="", address="")
+    voice = Voice(console=Console(1, progress=False))
+    with pytest.raises(BadInput, match=r"--join-key-file .*/missing cannot be read"):
+        asyncio.run(meeting.meet(one, one.plan, endpoint, voice, None))
