@@ -65,6 +65,11 @@ _SHAPE = {
 """Options of sbatch that say how large a job is, or that our job script decides."""
 _PASSED_ON_BY_QSUB = {"select", "place", "walltime", *"qPANWMmpJoejr"}
 """As they are, like all resources but those of a chunk."""
+_OF_SUBMIT = {
+    *("partition", "account", "time", "mem", "exclusive"),
+    *("q", "A", "P", "select", "place", "walltime"),
+}
+"""What `apptrain submit` has options of its own for, or takes from the profile."""
 _QSUB_HAS = _PASSED_ON_BY_QSUB | {"S"}
 """With the shell, which is ours."""
 _SET_BY_US = {
@@ -208,11 +213,24 @@ def _sbatch(script: Script) -> Iterator[str]:
     if cpus := _cpus(asked):
         yield f"--cpus-per-task={cpus}"
     for option in _last(asked):
-        if option.name in _PASSED_ON and not _is_as_we_ask(option):
-            yield f"--{option.name}" + (f"={_word(option.value)}" if option.value else "")
-        signal = _SIGNAL.fullmatch(option.value) if option.name == "signal" else None
-        if signal and signal["seconds"] and signal["seconds"] != _STOP_BEFORE:
-            yield f"--signal=B:USR2@{signal['seconds']}"
+        yield from _words_of_sbatch(option)
+
+
+def _words_of_sbatch(option: AskedOption) -> Iterator[str]:
+    """What sbatch is given for it; nothing for an option that our job script decides."""
+    if option.name in _PASSED_ON and not _is_as_we_ask(option):
+        yield f"--{option.name}" + (f"={_word(option.value)}" if option.value else "")
+    signal = _SIGNAL.fullmatch(option.value) if option.name == "signal" else None
+    if signal and signal["seconds"] and signal["seconds"] != _STOP_BEFORE:
+        yield f"--signal=B:USR2@{signal['seconds']}"
+
+
+def _words_of_qsub(option: AskedOption) -> Iterator[str]:
+    """The same of qsub."""
+    if option.name in ("select", "place", "walltime"):
+        yield f"-l {option.name}={_word(option.value)}"
+    elif option.name in _PASSED_ON_BY_QSUB and not _is_as_we_ask(option):
+        yield f"-{option.name} {_word(option.value)}"
 
 
 def _gpu_type(value: str) -> str:
@@ -250,16 +268,21 @@ def _resources(asked: ScriptRequest) -> list[str]:
 def _qsub(asked: ScriptRequest, before: list[str], arguments: str) -> str:
     words = ["qsub"]
     for option in _last(asked):
-        if option.name in ("select", "place", "walltime"):
-            words.append(f"-l {option.name}={_word(option.value)}")
-        elif option.name in _PASSED_ON_BY_QSUB and not _is_as_we_ask(option):
-            words.append(f"-{option.name} {_word(option.value)}")
+        words += _words_of_qsub(option)
     words += _resources(asked)
     if not asked.find("place") and (asked.nodes or 1) > 1:
         words.append("-l place=scatter")
     exports = " ".join([*before, f"APPTRAIN_ARGS={shlex.quote(arguments)}"])
     names = ",".join(["APPTRAIN_ARGS", *(one.partition("=")[0] for one in before)])
     return f"{exports} {' '.join(words)} -v {names} pbs/multinode.pbs"
+
+
+def _time(option: AskedOption) -> str:
+    """As submit takes it, for which a number alone is minutes; for PBS it is seconds."""
+    if option.name == "walltime" and re.fullmatch("[0-9]{1,8}", option.value):
+        seconds = int(option.value)
+        return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+    return option.value
 
 
 def _submit(script: Script, before: list[str], own: str) -> str:
@@ -275,7 +298,9 @@ def _submit(script: Script, before: list[str], own: str) -> str:
         ("time", asked.find("time", "walltime")),
     ):
         if found and found.value:
-            words.append(f"--{name} {_word(found.value)}")
+            words.append(f"--{name} {_word(_time(found) if name == 'time' else found.value)}")
+    words_of = _words_of_qsub if asked.scheduler == "pbs" else _words_of_sbatch
+    words += [word for one in _last(asked) if one.name not in _OF_SUBMIT for word in words_of(one)]
     if asked.scheduler == "pbs":
         words += _resources(asked)
     return " ".join([*words, "--", own])

@@ -25,7 +25,7 @@ def converted(text: str) -> Converted:
                 "sbatch --nodes=2 --gpus-per-node=a100:4 --account=lab --qos=high --partition=gpu --time=5 "
                 "--job-name='a b' slurm/multinode.sbatch -- t.py",
                 "apptrain submit --cluster NAME --nodes 2 --gpus-per-node 4 --partition gpu --account lab --time 5 "
-                "-- t.py",
+                "--qos=high --job-name='a b' -- t.py",
             ],
         ),
         (
@@ -67,7 +67,8 @@ def converted(text: str) -> Converted:
             [
                 "APPTRAIN_ARGS='-- t.py' qsub -l select=1:ncpus=8 -q gpu -N a -P p -A acc -W x=1 -M me@x -m be -p 5 "
                 "-J 1-3 -v APPTRAIN_ARGS pbs/multinode.pbs",
-                "apptrain submit --cluster NAME --nodes 1 --partition gpu --account acc -- t.py",
+                "apptrain submit --cluster NAME --nodes 1 --partition gpu --account acc -N a -W x=1 -M me@x -m be -p 5 "
+                "-J 1-3 -- t.py",
             ],
         ),
         (
@@ -103,7 +104,7 @@ def test_a_whole_job_is_converted_and_its_secret_is_not_shown() -> None:
             "APPTRAIN_IMAGE=x.sif APPTRAIN_BIND=/d:/data sbatch --nodes=2 --gpus-per-node=4 --cpus-per-task=8 "
             "--time=1:00:00 --partition=gpu --hint=nomultithread slurm/multinode.sbatch -- train.py --lr 0.1",
             "APPTRAIN_IMAGE=x.sif APPTRAIN_BIND=/d:/data apptrain submit --cluster NAME --nodes 2 --gpus-per-node 4 "
-            "--partition gpu --time 1:00:00 -- train.py --lr 0.1",
+            "--partition gpu --time 1:00:00 --hint=nomultithread -- train.py --lr 0.1",
         ),
         profile=("modules: [cuda/12.4]",),
         left=(
@@ -423,6 +424,24 @@ def test_each_option_of_qsub_is_handed_on_told_or_the_same_with_us(
         f"APPTRAIN_ARGS='-- t.py' qsub -l select=1{words} -v APPTRAIN_ARGS pbs/multinode.pbs"
     )
     assert made.left == tuple(f"line 3: {one}" for one in left)
+
+
+@pytest.mark.parametrize(
+    ("walltime", "time"),
+    [("45", "0:00:45"), ("5400", "1:30:00"), ("1:00", "1:00"), ("24:00:00", "24:00:00"), ("$T", '"$T"')],
+)
+def test_a_walltime_of_pbs_in_seconds_is_no_number_of_minutes(walltime: str, time: str) -> None:
+    made = converted(f"#!/bin/bash\n#PBS -l select=1 -l walltime={walltime}\ntorchrun t.py\n")
+    assert made.lines[1] == f"apptrain submit --cluster NAME --nodes 1 --time {time} -- t.py"
+
+
+def test_submit_is_given_the_options_of_sbatch_that_no_profile_knows() -> None:
+    made = converted(
+        f"{ASKED}#SBATCH --array=0-9 --exclusive --mem=0 -o %x.out --signal=B:USR1@60 --requeue\n"
+        "srun torchrun t.py\n"
+    )
+    options = "--array=0-9 --output=%x.out --signal=B:USR2@60"
+    assert made.lines[1] == f"apptrain submit --cluster NAME --nodes 2 {options} -- t.py"
 
 
 def test_submit_is_given_the_resources_of_a_whole_job_of_pbs() -> None:
