@@ -77,6 +77,16 @@ class Script:
         return {name.lower().replace("_", "-") for name in _OF_TORCHRUN.findall(self.text)}
 
     @cached_property
+    def heads_of_loops(self) -> list[Command]:
+        """A `for`, or the `read` of a loop over the lines of its input; in the order of their lines."""
+        return [
+            one
+            for one in self.commands
+            if one.texts[:1] == ["for"]
+            or (one.texts[:1] == ["read"] and _READS.search(self.lines[one.line - 1]))
+        ]
+
+    @cached_property
     def chooses_by_nodes(self) -> bool:
         """Whether it has several lines with torchrun, and chooses by the number of nodes."""
         several = sum(one.agent == "torchrun" for one in self.trainings) > 1
@@ -415,6 +425,13 @@ LOOP_WAITS = Trap(
     "The first node waits for the others, which start only after it has ended.",
     "Put & behind the command, and wait behind the loop.",
 )
+LOOP_IS_READ = Trap(
+    "loop-is-read",
+    "what a loop starts reads the rest of the list that the loop reads",
+    "ssh and srun pass their standard input on, which is the loop's list of hosts: they take all that is "
+    "left of it, and no host follows the first one.",
+    "Write ssh -n, srun --input=none, or < /dev/null behind the command.",
+)
 RANK_FIXED = Trap(
     "rank-fixed",
     "the rank of a node is fixed in a script for several nodes",
@@ -631,6 +648,12 @@ _SINGLE_HOSTS = re.compile(r"\b(?:sort|uniq|awk)\b")
 _OF_NODES = re.compile(r"(?i)node|host")
 _ALL_LINES = re.compile(r'\s*(?:\$\(\s*(?:cat |<)|`\s*cat )\s*"?\$\{?PBS_NODEFILE\}?"?\s*[)`]?\s*')
 """What gives each line of it, also those that are the same."""
+_READS = re.compile(r"\b(?:while|until)\b[^\n]*\bread\b(?![^\n]*\s-u\b)")
+"""The head of a loop over the lines of its standard input."""
+_END_OF_LOOP = re.compile(r"(?m)^[^#\n]*\bdone\b([^\n]*)")
+_OWN_INPUT = {"ssh": re.compile(r"-[A-Za-z]*[nf][A-Za-z]*$"), "srun": re.compile(r"--input\b|-i")}
+"""Options that give a starter another standard input, or none."""
+_FROM_NODEFILE = re.compile(r'<\s*"?\$\{?PBS_NODEFILE\}?"?')
 _LENGTH = re.compile(r'"?\$\{#(\w+)\[[@*]\]\}"?')
 _ITEMS = re.compile(r'"?\$\{?(\w+)(?:\[[@*]\])?\}?"?')
 _NUMBER_OF_TIME = re.compile(r"([0-9]{2,3})(:00)?")
@@ -1222,24 +1245,51 @@ def _of_nodefile_lists(script: Script) -> Iterator[Found]:
         counted = _LENGTH.fullmatch(value)
         if counted and counted[1] in lists and _OF_NODES.search(name):
             yield Found(NODEFILE_LINES, word.line, word.raw)
-    loops = [command for command in script.commands if command.texts[:1] == ["for"]]
-    lines_of_loops = [command.line for command in loops]
-    seen = {0}
-    """Loops whose first training has been looked at."""
+    seen: set[int] = set()
+    """Loops whose first training has been looked at, by their lines."""
     for one in filter(_starts_a_node, script.trainings):
         nnodes = one.agent_options.get("nnodes")
         counted = _LENGTH.fullmatch(nnodes.raw) if nnodes else None
         if nnodes and counted and counted[1] in lists:
             yield Found(NODEFILE_LINES, nnodes.line, nnodes.raw)
-        around = bisect.bisect(lines_of_loops, one.starter_line)
-        if one.in_loop and one.starter == "ssh" and around not in seen:
-            seen.add(around)
-            looped = loops[around - 1].words[-1]
+        loop = _loop_around(script, one) if one.starter == "ssh" else None
+        if loop and loop.line not in seen:
+            seen.add(loop.line)
+            looped = loop.words[-1]
             item = _ITEMS.fullmatch(looped.raw)
             before = "\n".join(script.lines[looped.line : one.starter_line])
-            has_all = _ALL_LINES.fullmatch(looped.raw) or (item and item[1] in lists)
+            if loop.texts[0] == "for":
+                has_all = bool(_ALL_LINES.fullmatch(looped.raw) or (item and item[1] in lists))
+            else:
+                has_all = _FROM_NODEFILE.fullmatch(_end_of_loop(script, one).strip()) is not None
             if has_all and not re.search(r"\bcontinue\b", before) and not _CHOICE.search(before):
-                yield Found(NODEFILE_LINES, looped.line, _quote(script, looped.line))
+                yield Found(NODEFILE_LINES, loop.line, _quote(script, loop.line))
+
+
+def _loop_around(script: Script, one: Launch) -> Command | None:
+    """The head of the loop that starts this: a `for`, or the `read` of a loop over lines."""
+    heads = script.heads_of_loops
+    at = bisect.bisect([command.line for command in heads], one.starter_line)
+    return heads[at - 1] if one.in_loop and at else None
+
+
+def _end_of_loop(script: Script, one: Launch) -> str:
+    """What stands behind the next `done`."""
+    rest = "\n".join(script.lines[one.starter_line :])
+    found = _END_OF_LOOP.search(rest)
+    return found[1] if found else ""
+
+
+def _of_loop_input(script: Script) -> Iterator[Found]:
+    """Not of what has an input of its own: from a file, or none, as in the background."""
+    for one in script.launches:
+        if one.starter not in ("ssh", "srun") or one.in_background:
+            continue
+        loop, line = _loop_around(script, one), _quote(script, one.starter_line)
+        own = _OWN_INPUT[one.starter]
+        is_closed = any(own.match(word.text) for word in one.starter_words)
+        if loop and loop.texts[0] == "read" and "<" not in line and not is_closed:
+            yield Found(LOOP_IS_READ, one.starter_line, line)
 
 
 def _tasks_of_mpi(script: Script, one: Launch) -> int | None:
@@ -1541,6 +1591,7 @@ _RULES: Sequence[Callable[[Script], Iterator[Found]]] = (
     _of_devices,
     _of_ssh,
     _of_wait,
+    _of_loop_input,
     _of_fewer_tasks,
     _of_visible_devices,
     _of_world_size,

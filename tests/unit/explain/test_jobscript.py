@@ -204,6 +204,7 @@ CASES: list[tuple[str, str, int]] = [
     (GOOD.replace("#SBATCH --nodes", "#SBATCH -o /dev/null\n#SBATCH --nodes"), "output-null", 2),
     (f"{PBS}#PBS -l ncpus=8\npbsdsh -- true\n", "pbs-mixed-select", 4),
     (f"{PBS}#PBS -l walltime=48\npbsdsh -- true\n", "walltime-in-seconds", 4),
+    ("while read h; do\nssh $h mkdir /scratch/x\ndone < hosts\n", "loop-is-read", 2),
     (GOOD.replace("#!/bin/bash\n", "# a job\n"), "no-shebang", 1),
     (GOOD.replace(f"$head:{PORT}", f"127.0.0.1:{PORT}"), "master-is-localhost", 6),
     (GOOD.replace(HEAD, "head=$SLURM_NODELIST\n"), "master-is-list", 5),

@@ -445,6 +445,10 @@ def test_a_port_that_each_task_draws_is_another_one_on_each_node(line: str, line
         (f"{LINES}H=($(cat $PBS_NODEFILE))\nfor n in ${{H[@]}}; do\n{SSH}\ndone\nwait", [4]),
         (f"{LINES}H=(`cat $PBS_NODEFILE`)\nNNODES=${{#H[@]}}\npbsdsh -- torchrun --nproc_per_node=4 t.py", [4]),
         (f'{LINES}H=($(< "$PBS_NODEFILE"))\npbsdsh -- torchrun --nnodes=${{#H[@]}} --nproc_per_node=4 t.py', [4]),
+        (f"{LINES}while read n; do\n{SSH}\ndone < $PBS_NODEFILE\nwait", [3]),
+        (f'{LINES}while IFS= read -r n\ndo\n{SSH}\ndone <"${{PBS_NODEFILE}}"\nwait', [3]),
+        (f"{LINES}sort -u $PBS_NODEFILE | while read n; do\n{SSH}\ndone\nwait", []),
+        (f"{LINES}while read n; do\n{SSH}\ndone < <(sort -u $PBS_NODEFILE)\nwait", []),
         (f"{PBS}for n in $(cat $PBS_NODEFILE); do\n{SSH}\ndone\nwait", []),
         (f"{LINES}for n in $(sort -u $PBS_NODEFILE); do\n{SSH}\ndone\nwait", []),
         (f"{LINES}for n in $(cat $PBS_NODEFILE | uniq); do\n{SSH}\ndone\nwait", []),
@@ -456,6 +460,38 @@ def test_a_port_that_each_task_draws_is_another_one_on_each_node(line: str, line
 )  # fmt: skip
 def test_lines_of_the_node_file_are_no_nodes(text: str, lines: list[int]) -> None:
     assert [at for name, at in found(f"{text}\n") if name == "nodefile-lines"] == lines
+
+
+@pytest.mark.parametrize(
+    ("line", "is_told"),
+    [
+        ("ssh $n mkdir /tmp/x", True),
+        ("srun -N1 -w $n hostname", True),
+        ("ssh -t $n 'torchrun --nnodes=2 t.py'", True),
+        ("srun -n 1 -w $n hostname", True),
+        ("ssh -i key $n mkdir /tmp/x", True),
+        ("ssh -n $n mkdir /tmp/x", False),
+        ("ssh -fx $n mkdir /tmp/x", False),
+        ("ssh $n mkdir /tmp/x </dev/null", False),
+        ("ssh $n bash -s <<E\nmkdir /tmp/x\nE", False),
+        ("srun --input=none -w $n hostname", False),
+        ("srun -i /dev/null -w $n hostname", False),
+        ("ssh $n mkdir /tmp/x &", False),
+        ("scp x $n:", False),
+    ],
+)
+def test_what_reads_the_list_of_its_loop_is_told(line: str, is_told: bool) -> None:
+    loops = ["while read -r n; do\n{}\ndone < hosts", "cat hosts | while IFS= read n\ndo\n{}\ndone"]
+    for loop in loops:
+        told = found(f"#!/bin/bash\n{loop.format(line)}\n")
+        assert [at for name, at in told if name == "loop-is-read"] == [loop.count("\n") + 1] * is_told
+    others = [
+        "for n in a b; do\n{}\ndone",
+        "while read -u 3 n; do\n{}\ndone 3< hosts",
+        "while :; do\n{}\ndone",
+    ]
+    for loop in others:
+        assert "loop-is-read" not in dict(found(f"#!/bin/bash\n{loop.format(line)}\n"))
 
 
 OPTIONS_SET = [
