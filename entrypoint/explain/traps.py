@@ -82,9 +82,17 @@ class Script:
         return [
             one
             for one in self.commands
-            if one.texts[:1] == ["for"]
-            or (one.texts[:1] == ["read"] and _READS.search(self.lines[one.line - 1]))
+            if one.texts[:1] == ["for"] or (one.texts[:1] == ["read"] and self._heads_loop(one))
         ]
+
+    def _heads_loop(self, read: Command) -> bool:
+        """Whether it reads the lines of the loop's own input."""
+        before = self.lines[read.line - 1][:_HEAD_OF_LOOP].partition("read")[0]
+        return _OF_LINES.search(before) is not None and not any(map(_OTHER_FILE.match, read.texts))
+
+    @cached_property
+    def lines_of_heads(self) -> list[int]:
+        return [one.line for one in self.heads_of_loops]
 
     @cached_property
     def chooses_by_nodes(self) -> bool:
@@ -648,9 +656,15 @@ _SINGLE_HOSTS = re.compile(r"\b(?:sort|uniq|awk)\b")
 _OF_NODES = re.compile(r"(?i)node|host")
 _ALL_LINES = re.compile(r'\s*(?:\$\(\s*(?:cat |<)|`\s*cat )\s*"?\$\{?PBS_NODEFILE\}?"?\s*[)`]?\s*')
 """What gives each line of it, also those that are the same."""
-_READS = re.compile(r"\b(?:while|until)\b[^\n]*\bread\b(?![^\n]*\s-u\b)")
-"""The head of a loop over the lines of its standard input."""
-_END_OF_LOOP = re.compile(r"(?m)^[^#\n]*\bdone\b([^\n]*)")
+_OF_LINES = re.compile(r"\b(?:while|until)\b")
+_OTHER_FILE = re.compile(r"-\w*u")
+"""An option of `read`."""
+_LONGEST_QUOTE = 2000
+_HEAD_OF_LOOP = 500
+"""Characters of its line."""
+_LONGEST_LOOP = 200
+"""Lines."""
+_END_OF_LOOP = re.compile(r"[^#]*\bdone\b(.*)")
 _OWN_INPUT = {"ssh": re.compile(r"-[A-Za-z]*[nf][A-Za-z]*$"), "srun": re.compile(r"--input\b|-i")}
 """Options that give a starter another standard input, or none."""
 _FROM_NODEFILE = re.compile(r'<\s*"?\$\{?PBS_NODEFILE\}?"?')
@@ -1268,22 +1282,21 @@ def _of_nodefile_lists(script: Script) -> Iterator[Found]:
 
 def _loop_around(script: Script, one: Launch) -> Command | None:
     """The head of the loop that starts this: a `for`, or the `read` of a loop over lines."""
-    heads = script.heads_of_loops
-    at = bisect.bisect([command.line for command in heads], one.starter_line)
-    return heads[at - 1] if one.in_loop and at else None
+    at = bisect.bisect(script.lines_of_heads, one.starter_line) if one.in_loop else 0
+    return script.heads_of_loops[at - 1] if at else None
 
 
 def _end_of_loop(script: Script, one: Launch) -> str:
     """What stands behind the next `done`."""
-    rest = "\n".join(script.lines[one.starter_line :])
-    found = _END_OF_LOOP.search(rest)
-    return found[1] if found else ""
+    lines = script.lines[one.starter_line : one.starter_line + _LONGEST_LOOP]
+    found = (_END_OF_LOOP.match(line[:_HEAD_OF_LOOP]) for line in lines)
+    return next((one[1] for one in found if one), "")
 
 
 def _of_loop_input(script: Script) -> Iterator[Found]:
     """Not of what has an input of its own: from a file, or none, as in the background."""
     for one in script.launches:
-        if one.starter not in ("ssh", "srun") or one.in_background:
+        if one.starter not in ("ssh", "srun") or one.in_background or not one.in_loop:
             continue
         loop, line = _loop_around(script, one), _quote(script, one.starter_line)
         own = _OWN_INPUT[one.starter]
@@ -1573,7 +1586,8 @@ def _signal_name(text: str) -> str:
 
 
 def _quote(script: Script, line: int) -> str:
-    return script.lines[line - 1].strip() if 0 < line <= len(script.lines) else ""
+    """What stands there, of a long line the beginning."""
+    return script.lines[line - 1][:_LONGEST_QUOTE].strip() if 0 < line <= len(script.lines) else ""
 
 
 _RULES: Sequence[Callable[[Script], Iterator[Found]]] = (

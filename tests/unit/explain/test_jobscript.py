@@ -7,6 +7,7 @@ import pytest
 
 from entrypoint.core.errors import BadInput
 from entrypoint.explain import jobscript, traps
+from tests.unit.bounds import limited
 
 HEAD = 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
 ASKED = "#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --gpus-per-node=4\n"
@@ -810,3 +811,12 @@ def test_a_script_in_which_no_training_was_found_is_not_called_sound(
     said = capsys.readouterr().out
     assert said.startswith(first)
     assert ("no training was found" in said) == first.startswith("no training")
+
+
+def test_a_megabyte_in_one_line_takes_little_memory_and_time(tmp_path: Path) -> None:
+    """24,000 places that would be quoted."""
+    (tmp_path / "x.sh").write_text("#!/bin/bash\n" + "while read n; do ssh $n python t.py; done; " * 24_000)
+    ended = limited(tmp_path, "explain", "x.sh")
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "x.sh:2: what a loop starts reads the rest of the list" in ended.stdout
+    assert len(ended.stdout) < 20_000
