@@ -1301,7 +1301,10 @@ def _of_loop_input(script: Script) -> Iterator[Found]:
         loop, line = _loop_around(script, one), _quote(script, one.starter_line)
         own = _OWN_INPUT[one.starter]
         is_closed = any(own.match(word.text) for word in one.starter_words)
-        if loop and loop.texts[0] == "read" and "<" not in line and not is_closed:
+        if loop is None or loop.texts[0] != "read" or "<" in line or is_closed:
+            continue
+        between = script.lines[loop.line - 1 : one.starter_line - 1]
+        if len(between) <= _LONGEST_LOOP and not any("done" in text for text in between):  # or it has ended
             yield Found(LOOP_IS_READ, one.starter_line, line)
 
 

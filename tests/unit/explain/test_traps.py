@@ -489,6 +489,7 @@ def test_what_reads_the_list_of_its_loop_is_told(line: str, is_told: bool) -> No
         "for n in a b; do\n{}\ndone",
         "while read -u 3 n; do\n{}\ndone 3< hosts",
         "while :; do\n{}\ndone",
+        "while read n; do\necho $n\ndone < hosts\nwhile :; do\n{}\ndone",
     ]
     for loop in others:
         assert "loop-is-read" not in dict(found(f"#!/bin/bash\n{loop.format(line)}\n"))
