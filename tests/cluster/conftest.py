@@ -101,12 +101,6 @@ def older() -> Built:
 
 
 @pytest.fixture(scope="session")
-def extended() -> Built:
-    """The default stack with packages from PyPI, which themselves need torch. Jobs run in it: our own code counts."""
-    return built("extra", "EXTRA=extra.txt", files={"extra.txt": "accelerate\nlightning\ntransformers\n"})
-
-
-@pytest.fixture(scope="session")
 def own() -> Built:
     """One that apptrain did not make."""
     return images.own()

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from containers import stacks, wheels
-from tests.host import Bind, Host, root, up
+from tests.host import Bind, Host, root, site, up
 from tests.host.places import cache, locked, remove
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -48,6 +48,8 @@ DOWNLOADS = Path("/home/alice/.cache/apptrain")
 VENV = HOME / ".venv-image"
 OUT = Path("/scratch/out")
 TEMPORARY = Path("/tmp")
+IMAGES = Path("/images")
+"""An image that was built before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,24 +179,17 @@ def take(checkout: Path, folder: Path) -> None:
         left.rename(folder / f"image.{left.name.partition('.')[2]}")
 
 
-def built(
-    name: str,
-    *words: str,
-    inputs: tuple[str, ...] = INPUTS,
-    files: Mapping[str, str] | None = None,
-) -> Built:
-    """The image of `make image WORDS`, built by alice in a checkout with these further files; she sets nothing."""
+def built(name: str, *words: str, inputs: tuple[str, ...] = INPUTS) -> Built:
+    """The image of `make image WORDS`, built by alice, who sets nothing."""
 
     def build(folder: Path) -> None:
         with builder(f"build-{name}", folder) as host:
-            for file, text in (files or {}).items():
-                host.run(["tee", HOME / file], input=text, user="alice")
             log = folder / "transcript.txt"
             status, said = make(host, "image", *words, transcript=log)
             assert status == 0, said[-1500:]
             take(checkout_of(f"build-{name}"), folder)
 
-    asked = repr((digest(*inputs), words, sorted((files or {}).items())))
+    asked = repr((digest(*inputs), words))
     return Built(folder=kept(name, hashlib.sha256(asked.encode()).hexdigest()[:16], build))
 
 
@@ -285,6 +280,37 @@ def padded(megabytes: Sequence[int]) -> Path:
 
     inputs = hashlib.sha256(repr((PADDED_PACKAGES, PAYLOAD_MB, tuple(megabytes))).encode()).hexdigest()[:16]
     return kept("padded", inputs, build)
+
+
+ADDED = Path("/sw/my venvs/added")
+"""Where a cluster shows the venv of `added`, and where it was made."""
+ADDED_PACKAGES = ("accelerate", "lightning", "transformers")
+
+
+def added(default: Built) -> Bind:
+    """A venv on top of the image of `make image`, with packages that themselves need torch, made by alice as the pages
+    say."""
+
+    def install(folder: Path) -> None:
+        shown = [
+            Bind(source=default.folder, target=IMAGES),
+            Bind(source=folder, target=ADDED.parent, mode="rw"),
+        ]
+        with builder("build-venv", folder, binds=shown) as host:
+            host.run(["install", "-D", "-o", "alice", "/etc/pip.conf", "/home/alice/.pip/pip.conf"])
+            status, said = make(host, "venv", f"DIR={ADDED}", f"IMAGE={IMAGES}/image.sif")
+            assert status == 0, said[-1500:]
+            add: list[str | Path] = [HOME / "containers/run.sh", IMAGES / "image.sif"]
+            add += ["pip", "install", *ADDED_PACKAGES]
+            seen = "\n".join(
+                map(str, site.read(os.environ).files)
+            )  # indexes and certificates of this machine
+            env = {"APPTRAIN_VENV": str(ADDED), "APPTRAIN_BIND": seen}
+            ended = host.run(add, user="alice", cwd=HOME, env=env, timeout=BUILD_LIMIT)
+            assert ended.returncode == 0, ended.stdout[-1500:] + ended.stderr[-1500:]
+
+    inputs = hashlib.sha256(repr((default.folder.name, ADDED_PACKAGES)).encode()).hexdigest()[:16]
+    return Bind(source=kept("added", inputs, install), target=ADDED.parent)
 
 
 SITE_PACKAGES = Path("/sw/packages")

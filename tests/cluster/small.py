@@ -11,6 +11,8 @@ from pathlib import Path
 import yaml
 
 NAME = "small"
+EXTRA = "needs_torch"
+"""The module of a package that is not the stack's."""
 STACK = {
     "torch": "1.0",
     "torchvision": "1.0",
@@ -42,6 +44,7 @@ def lay_out(checkout: Path, links: Path) -> None:
     (containers / "image/selftest.py").write_text('print("apptrain: selftest: small")\n')
     links.mkdir(parents=True, exist_ok=True)
     made = [wheel(links, "torch", TORCH), wheel(links, "torchvision", '__version__ = "1.0"\n')]
+    wheel(links, EXTRA, "", needs="torch>=0.9")
     for architecture in ("amd64", "arm64"):
         real = (containers / f"locks/cu132-{architecture}.txt").read_text()
         needed = re.search(r"^setuptools==(?:.*\\\n)+.*\n", real, re.MULTILINE)  # builds our own package
@@ -50,12 +53,13 @@ def lay_out(checkout: Path, links: Path) -> None:
         (containers / f"locks/{NAME}-{architecture}.txt").write_text("".join(lines) + needed[0])
 
 
-def wheel(folder: Path, name: str, text: str) -> tuple[str, str]:
+def wheel(folder: Path, name: str, text: str, needs: str = "") -> tuple[str, str]:
     """Makes NAME-1.0, one module with this text; returns its name and digest, the same each time."""
     info = f"{name}-1.0.dist-info"
     files = {
         f"{name}/__init__.py": text,
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n"
+        + (f"Requires-Dist: {needs}\n" if needs else ""),
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: tests\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     record = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"])

@@ -156,13 +156,6 @@ def test_the_stack_for_older_drivers_is_built_too(older: Built) -> None:
     assert said["python_packages"] == locked_python("cu128")
 
 
-def test_extra_packages_get_a_lock_and_leave_the_stack_alone(extended: Built) -> None:
-    found = extended.said["python_packages"]
-    assert {"accelerate", "lightning", "transformers"} <= set(found)
-    stack = locked_python("")
-    assert {name: found[name] for name in stack} == stack
-
-
 # --- what works in it -------------------------------------------------------------------------------------------
 
 

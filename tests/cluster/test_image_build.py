@@ -241,6 +241,31 @@ def test_an_apptainer_that_cannot_be_told_how_to_pack_builds_the_same(first: Bui
     assert made["partition_sha256"] == first.said["partition_sha256"]
 
 
+def test_extra_packages_get_a_lock_and_leave_the_stack_alone(first: Built) -> None:
+    """One of them needs torch, of any version; the other comes from PyPI."""
+
+    def build(folder: Path) -> None:
+        with small_builder("extra", folder) as host:
+            host.run(["tee", HOME / "mine.txt"], input="needs-torch\neinops\n", user="alice")
+            words = (STACK, "EXTRA=mine.txt", f"IMAGE={OUT}/image.sif")
+            log = folder / "transcript.txt"
+            env = {**wheels_of(host), "UV_FIND_LINKS": str(LINKS)}
+            status, said = make(host, "image", *words, transcript=log, env=env)
+            assert status == 0, said[-3000:]
+            (checkout_of("extra") / f"mine.{small.NAME}-amd64.lock").rename(folder / "mine.lock")
+
+    made = Built(folder=kept("extra", INPUTS, build))
+    found, stack = made.said["python_packages"], first.said["python_packages"]
+    assert {name: version for name, version in found.items() if name not in stack} == {
+        "needs-torch": "1.0",
+        "einops": found["einops"],
+    }
+    assert {name: found[name] for name in stack} == stack
+    lock = (made.folder / "mine.lock").read_text()
+    assert "needs-torch==1.0 " in lock
+    assert "--hash=sha256:" in lock
+
+
 # --- what is refused --------------------------------------------------------------------------------------------
 
 

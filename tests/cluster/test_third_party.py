@@ -1,7 +1,7 @@
 """The files of examples/ and what they use, as it comes from PyPI, under `slurm/multinode.sbatch` and in an environment.
 
 Lightning, Accelerate and Transformers find out by themselves that there are several nodes, each in its own way; none
-knows of us. The image is the default stack's with `make image EXTRA=`; nothing of theirs is edited. Each example runs
+knows of us. They are in a venv on top of the image, as a user adds packages; nothing of theirs is edited. Each example runs
 from its start over a planned end to its last step. examples/nvidia_image.sh is in test_own_image.py, venv.pbs in test_pbs.py.
 Needs root, for the test cluster.
 """
@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from tests.cluster.account import REPOSITORY, SCRIPT, WORK, Account, Ran, account
-from tests.cluster.images import packages
+from tests.cluster.images import ADDED, added, packages
 
 BOUND = 400.0
 """Seconds for a job that takes 20 on two cores with nothing else to do."""
 EXAMPLES = REPOSITORY / "examples"
-ONE_RANK: tuple[Path | str, ...] = ("--cpus-per-task=1", SCRIPT, "--device=cpu")
+ONE_RANK: tuple[Path | str, ...] = ("--cpus-per-task=1", SCRIPT, "--device=cpu", "--venv", ADDED)
 """On each node."""
 
 pytestmark = [
@@ -31,7 +31,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def all_tests_account(request: pytest.FixtureRequest) -> Iterator[Account]:
-    with account(request, "extended", binds=[packages()]) as found:
+    with account(request, binds=[packages(), added(request.getfixturevalue("default"))]) as found:
         yield found
 
 
@@ -49,9 +49,7 @@ ACCELERATE_CPU = {"ACCELERATE_USE_CPU": "true"}
 @pytest.mark.parametrize("mode", ["torchrun", "rank"])
 def test_the_test_script_in_accelerates_own_wheel_passes_on_two_nodes(user: Account, mode: str) -> None:
     script = ("-m", "accelerate.test_utils.scripts.test_script")  # its test of splitting is for two ranks
-    ran = run(
-        user, "--cpus-per-task=1", SCRIPT, "--device=cpu", "--mode", mode, "--", *script, env=ACCELERATE_CPU
-    )
+    ran = run(user, *ONE_RANK, "--mode", mode, "--", *script, env=ACCELERATE_CPU)
     names = ("Distributed environment", "Num processes", "Process index", "Local process index")
     assert {name: sorted(re.findall(rf"^{name}: (.+)$", ran.text, re.M)) for name in names} == {
         "Distributed environment": ["DistributedType.MULTI_CPU  Backend: gloo"] * 2,
