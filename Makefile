@@ -31,7 +31,7 @@ FOLLOW =
 export VENV PYTHON NODES CONFIG IMAGE_VENV STACK EXTRA OFFLINE IMAGE DIR CLUSTER GPUS PARTITION ACCOUNT TIME OPTIONS PROFILE
 python = "$$VENV/bin/python" -P
 pytest = $(python) -m pytest -n auto --dist loadgroup
-lanes = $(python) -m pytest -n 3 --dist loadgroup
+lanes = $(python) -m pytest -n 4 --dist loadgroup
 default_stack := $(shell sed -n 's/^default: *//p' containers/stacks.yaml)
 export image := $(or $(IMAGE),containers/image$(addprefix -,$(filter-out $(default_stack),$(STACK)))$(addprefix -,$(filter-out x86_64,$(shell uname -m))).sif)
 unless_given = $(if $(filter file,$(origin VENV)),env -u VENV)

@@ -1,4 +1,4 @@
-"""What the tests with real Apptainer share: images that are built once, three lanes, and what is told at the end."""
+"""What the tests with real Apptainer share: images that are built once, four lanes, and what is told at the end."""
 
 import os
 import shutil
@@ -15,25 +15,14 @@ from tests.host.places import cache
 
 HERE = Path(__file__).parent
 LANES = (
-    (
-        *(
-            "test_cluster",
-            "test_host",
-            "test_run_sh",
-            "test_own_image",
-            "test_clone",
-            "test_slurm",
-            "test_stage",
-            "test_throttled",
-        ),
-        *("test_torque", "test_pages", "test_site"),
-    ),
+    ("test_cluster", "test_host", "test_clone", "test_own_image", "test_torque", "test_pages", "test_site"),
     ("test_faults", "test_restart", "test_network", "test_doctor", "test_compare"),
-    ("test_image_build", "test_third_party", "test_image", "test_pbs"),
+    ("test_image_build", "test_third_party", "test_stage", "test_image", "test_throttled"),
+    ("test_run_sh", "test_pbs", "test_slurm"),
 )
-"""Files whose tests run one after another, beside those of the other lanes if there are workers (`-n 3 --dist
-loadgroup`), on clusters in namespaces of their own. They wait half of their time: three keep two cores busy, and each
-takes about a third. The second builds the image of `make image` at once; the others begin with what does without."""
+"""Files whose tests run one after another, beside those of the other lanes if there are workers (`-n 4 --dist
+loadgroup`), on clusters in namespaces of their own. They wait half of their time: four keep two cores busy, and each
+takes about a quarter. The second builds the image of `make image` at once; the others begin with what does without."""
 TOLD = "told at the end"
 
 
