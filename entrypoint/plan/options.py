@@ -64,6 +64,15 @@ def positive_int(text: str) -> int:
     return value
 
 
+def on_one_node(text: str) -> int:
+    """Ranks, or threads of one: a slip of the finger is to start no 80,000 processes where others work, too.
+    The largest nodes have some 1,000 hardware threads."""
+    value = int(text)
+    if not 1 <= value <= 4096:
+        raise ValueError("must be from 1 to 4096")
+    return value
+
+
 def count(text: str) -> int:
     value = int(text)
     if value < 0:
@@ -215,7 +224,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="nproc-per-node",
-        parse=positive_int,
+        parse=on_one_node,
         metavar="N",
         in_profile=True,
         help="ranks on each node (default: the GPUs granted to this node; on cpu 1)",
@@ -320,7 +329,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option(
         name="omp-num-threads",
-        parse=positive_int,
+        parse=on_one_node,
         metavar="N",
         in_profile=True,
         help="OMP_NUM_THREADS of each rank (default: as set, else CPUs of this node over its ranks)",

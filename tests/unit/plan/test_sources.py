@@ -61,6 +61,8 @@ def test_a_profile_gives_only_what_it_may_and_a_list_as_one_text() -> None:
         ({}, {"APPTRAIN_PEER_TIMEOUT": ""}, {}, "APPTRAIN_PEER_TIMEOUT is empty: give S or leave it out"),
         ({"peer-timeout": "soon"}, {}, {}, "--peer-timeout=soon: must be seconds, a number"),
         ({"nproc-per-node": "x"}, {}, {}, "--nproc-per-node=x: must be N, a whole number"),
+        ({"nproc-per-node": "80000"}, {}, {}, "--nproc-per-node=80000: must be from 1 to 4096"),
+        ({"omp-num-threads": "0"}, {}, {}, "--omp-num-threads=0: must be from 1 to 4096"),
         ({"nnodes": "2:1"}, {}, {}, "--nnodes=2:1: MIN is more than MAX"),
         ({}, {}, {"peer-timeout": 0}, "peer-timeout in lab.yaml=0: must be seconds, more than 0 and less than a week"),
     ],
