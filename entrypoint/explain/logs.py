@@ -25,7 +25,9 @@ MOST_LOOKED_AT = 200_000
 MOST_BYTES = 16 << 30
 """Of all logs together; and of what comes out of one gzip:"""
 MOST_UNPACKED = 4 << 30
-HEAD = 1 << 13
+HEAD, SHORT = 1 << 13, 1 << 8
+CONTROLS = bytes({*range(1, 32), 127} - set(b"\a\b\t\n\v\f\r\x1b"))
+"""Characters that a terminal's output does not have; of compressed bytes they are a tenth."""
 NO_LOGS = {
     *(".pt", ".pth", ".safetensors", ".bin", ".ckpt", ".npz", ".npy", ".sif", ".sqsh", ".tar", ".so", ".whl"),
     *(".png", ".jpg", ".pdf", ".parquet", ".arrow", ".h5", ".pyc", ".py", ".zip", ".bz2", ".xz", ".zst"),
@@ -157,8 +159,10 @@ def is_binary(head: bytes) -> bool:
     """Whether this beginning of a file is no text, nor gzip. Text in UTF-16 is one."""
     if head.startswith((b"\x1f\x8b", b"\xff\xfe", b"\xfe\xff")):
         return False
-    return head.count(b"\0") * 10 > len(head) or head.startswith(
-        (b"\x7fELF", b"PK\x03\x04", b"BZh", b"\xfd7zXZ")
+    return (
+        head.count(b"\0") * 10 > len(head)
+        or (len(head) - len(head.translate(None, CONTROLS))) * 20 > max(len(head), SHORT)
+        or head.startswith((b"\x7fELF", b"PK\x03\x04", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd"))
     )
 
 

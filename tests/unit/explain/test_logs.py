@@ -4,6 +4,7 @@ import errno
 import gzip
 import io
 import os
+import random
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -202,6 +203,12 @@ def test_a_pipe_that_gives_little_at_a_time_is_read_to_its_end(content: bytes, s
         (b"PK\x03\x04", True),
         (b"BZh9", True),
         (b"\xfd7zXZ", True),
+        (b"\x28\xb5\x2f\xfd\x24", True),
+        (random.Random(0).randbytes(1000), True),
+        (b"\x01" * 16 + b"a" * 303, True),
+        (b"\x01" * 16 + b"a" * 304, False),
+        (b"\x01" * 12 + b"a", False),
+        (b"\r\x1b[1m\b\b\b 7%\a\t\n", False),
         ("größer".encode("latin-1"), False),
     ],
 )
