@@ -9,7 +9,8 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import jsonschema
 import pytest
@@ -734,6 +735,29 @@ def test_an_option_that_the_command_itself_takes_is_meant_too() -> None:
         BadInput, match=r"^unrecognized .* --task-per-node 2: did you mean --tasks-per-node\?$"
     ):
         sources.of_launch(["--task-per-node", "2"], front)
+
+
+@pytest.mark.parametrize(
+    ("line", "begins"),
+    [
+        (["--", "my.py"], True),
+        (["--no-python", "--", "/bin/true"], False),
+        (["--", "gone.py"], False),
+    ],
+)
+def test_launch_has_torch_read_ahead_once_it_has_its_plan(
+    line: list[str], begins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+    imports = SimpleNamespace(read_ahead=lambda: done.append("ahead"))
+    monkeypatch.setitem(sys.modules, "apptrain_imports", cast(ModuleType, imports))
+    monkeypatch.setattr("entrypoint.run.launch.launch", lambda *_: done.append("launch"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.py").touch()
+    for name, value in NODE.items():
+        monkeypatch.setenv(name, value)
+    main(["launch", "--device", "cpu", "--run-dir", str(tmp_path / "run"), *line])
+    assert done == ["ahead"] * begins + ["launch"] * ("gone.py" not in line)
 
 
 @pytest.mark.parametrize("kind", ["fifo", "/dev/zero", "large"])
