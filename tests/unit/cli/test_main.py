@@ -390,7 +390,7 @@ def test_help_lists_every_option_with_its_variable(capsys: pytest.CaptureFixture
     [
         (("--scheduler", "slrum"), "--scheduler=slrum: must be one of auto, embedded, slurm, pbs, manual: did you mean slurm?"),
         (("--nproc-per-node", "two"), "--nproc-per-node=two: must be N, a whole number"),
-        (("--nproc-per-node", "0"), "--nproc-per-node=0: must be at least 1"),
+        (("--nproc-per-node", "0"), "--nproc-per-node=0: must be from 1 to 4096"),
         (("script.py",), "unrecognized arguments: script.py (CMD comes behind --): see `apptrain plan --help`"),
         (("--interface",), "argument --interface: expected one argument: see `apptrain plan --help`"),
     ],
