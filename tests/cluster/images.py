@@ -302,10 +302,8 @@ def added(default: Built) -> Bind:
             assert status == 0, said[-1500:]
             add: list[str | Path] = [HOME / "containers/run.sh", IMAGES / "image.sif"]
             add += ["pip", "install", *ADDED_PACKAGES]
-            seen = "\n".join(
-                map(str, site.read(os.environ).files)
-            )  # indexes and certificates of this machine
-            env = {"APPTRAIN_VENV": str(ADDED), "APPTRAIN_BIND": seen}
+            reached = site.read(os.environ).files  # indexes and certificates of this machine
+            env = {"APPTRAIN_VENV": str(ADDED), "APPTRAIN_BIND": "\n".join(map(str, reached))}
             ended = host.run(add, user="alice", cwd=HOME, env=env, timeout=BUILD_LIMIT)
             assert ended.returncode == 0, ended.stdout[-1500:] + ended.stderr[-1500:]
 
