@@ -196,7 +196,8 @@ def install(file: str = FILE) -> None:
 
 
 def read_ahead(file: str = AHEAD) -> None:
-    """Has the kernel read what the import of torch will touch of its libraries; waits for nothing.
+    """Has the kernel read what the import of torch will touch of its libraries; waits for no page, but
+    for the kernel to take the requests.
 
     Each page would be asked for when it is needed, 6,500 times."""
     try:

@@ -163,9 +163,11 @@ def _run(argv: Sequence[str]) -> int:
 
 def _read_torch_ahead() -> None:
     """Has the kernel begin, in the image, with what an import of torch will read: the process that imports it
-    is started a tenth of a second from now."""
+    is started a tenth of a second from now. In a thread, for a slow file system holds up whoever asks."""
     if imports := sys.modules.get("apptrain_imports"):
-        imports.read_ahead()
+        import threading
+
+        threading.Thread(target=imports.read_ahead, daemon=True, name="read_ahead").start()
 
 
 def parser(*, everything: bool = False, asked: str | None = None) -> argparse.ArgumentParser:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -748,16 +749,23 @@ def test_an_option_that_the_command_itself_takes_is_meant_too() -> None:
 def test_launch_has_torch_read_ahead_once_it_has_its_plan(
     line: list[str], begins: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done: list[str] = []
-    imports = SimpleNamespace(read_ahead=lambda: done.append("ahead"))
+    """And does not wait for it."""
+    launched, read = threading.Event(), threading.Event()
+
+    def read_ahead() -> None:
+        if launched.wait(60):
+            read.set()
+
+    imports = SimpleNamespace(read_ahead=read_ahead)
     monkeypatch.setitem(sys.modules, "apptrain_imports", cast(ModuleType, imports))
-    monkeypatch.setattr("entrypoint.run.launch.launch", lambda *_: done.append("launch"))
+    monkeypatch.setattr("entrypoint.run.launch.launch", lambda *_: launched.set())
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my.py").touch()
     for name, value in NODE.items():
         monkeypatch.setenv(name, value)
     main(["launch", "--device", "cpu", "--run-dir", str(tmp_path / "run"), *line])
-    assert done == ["ahead"] * begins + ["launch"] * ("gone.py" not in line)
+    assert launched.is_set() == ("gone.py" not in line)
+    assert read.wait(60 if begins else 0) == begins
 
 
 @pytest.mark.parametrize("kind", ["fifo", "/dev/zero", "large"])
