@@ -25,7 +25,9 @@ MOST_LOOKED_AT = 200_000
 MOST_BYTES = 16 << 30
 """Of all logs together; and of what comes out of one gzip:"""
 MOST_UNPACKED = 4 << 30
-HEAD, SHORT = 1 << 13, 1 << 8
+HEAD = 1 << 13
+SHORT = 1 << 8
+"""A beginning of fewer bytes counts as one of so many: a few CONTROLS there are no sign."""
 CONTROLS = bytes({*range(1, 32), 127} - set(b"\a\b\t\n\v\f\r\x1b"))
 """Characters that a terminal's output does not have; of compressed bytes they are a tenth."""
 NO_LOGS = {

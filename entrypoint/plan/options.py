@@ -65,8 +65,8 @@ def positive_int(text: str) -> int:
 
 
 def on_one_node(text: str) -> int:
-    """Ranks, or threads of one: a slip of the finger is to start no 80,000 processes where others work, too.
-    The largest nodes have some 1,000 hardware threads."""
+    """How many ranks, or threads of a rank. With a bound: a typing error must not start 80,000 processes on a
+    machine that others use. The largest nodes have some 1,000 hardware threads."""
     value = int(text)
     if not 1 <= value <= 4096:
         raise ValueError("must be from 1 to 4096")

@@ -48,8 +48,8 @@ DOWNLOADS = Path("/home/alice/.cache/apptrain")
 VENV = HOME / ".venv-image"
 OUT = Path("/scratch/out")
 TEMPORARY = Path("/tmp")
-IMAGES = Path("/images")
-"""An image that was built before."""
+IMAGE = Path("/images/image.sif")
+"""One that was built before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,14 +293,14 @@ def added(default: Built) -> Bind:
 
     def install(folder: Path) -> None:
         shown = [
-            Bind(source=default.folder, target=IMAGES),
+            Bind(source=default.folder, target=IMAGE.parent),
             Bind(source=folder, target=ADDED.parent, mode="rw"),
         ]
         with builder("build-venv", folder, binds=shown) as host:
             host.run(["install", "-D", "-o", "alice", "/etc/pip.conf", "/home/alice/.pip/pip.conf"])
-            status, said = make(host, "venv", f"DIR={ADDED}", f"IMAGE={IMAGES}/image.sif")
+            status, said = make(host, "venv", f"DIR={ADDED}", f"IMAGE={IMAGE}")
             assert status == 0, said[-1500:]
-            add: list[str | Path] = [HOME / "containers/run.sh", IMAGES / "image.sif"]
+            add: list[str | Path] = [HOME / "containers/run.sh", IMAGE]
             add += ["pip", "install", *ADDED_PACKAGES]
             reached = site.read(os.environ).files  # indexes and certificates of this machine
             env = {"APPTRAIN_VENV": str(ADDED), "APPTRAIN_BIND": "\n".join(map(str, reached))}

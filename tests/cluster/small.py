@@ -11,8 +11,6 @@ from pathlib import Path
 import yaml
 
 NAME = "small"
-EXTRA = "needs_torch"
-"""The module of a package that is not the stack's."""
 STACK = {
     "torch": "1.0",
     "torchvision": "1.0",
@@ -44,7 +42,7 @@ def lay_out(checkout: Path, links: Path) -> None:
     (containers / "image/selftest.py").write_text('print("apptrain: selftest: small")\n')
     links.mkdir(parents=True, exist_ok=True)
     made = [wheel(links, "torch", TORCH), wheel(links, "torchvision", '__version__ = "1.0"\n')]
-    wheel(links, EXTRA, "", needs="torch>=0.9")
+    wheel(links, "needs_torch", "", needs="torch>=0.9")  # of no stack
     for architecture in ("amd64", "arm64"):
         real = (containers / f"locks/cu132-{architecture}.txt").read_text()
         needed = re.search(r"^setuptools==(?:.*\\\n)+.*\n", real, re.MULTILINE)  # builds our own package

@@ -19,6 +19,7 @@ from tests.cluster.images import (
     BUILD_LIMIT,
     DOWNLOADS,
     HOME,
+    IMAGE,
     OUT,
     TEMPORARY,
     VENV,
@@ -35,7 +36,6 @@ pytestmark = [
     pytest.mark.timeout(WAIT_LIMIT),
 ]
 BOUND = 300.0  # s, for what takes some seconds
-IMAGE = Path("/images/image.sif")
 RUN_SH = HOME / "containers" / "run.sh"
 
 

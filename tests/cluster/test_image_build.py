@@ -20,6 +20,7 @@ from tests.cluster.images import (
     BUILD_LIMIT,
     DOWNLOADS,
     HOME,
+    IMAGE,
     OUT,
     TEMPORARY,
     VENV,
@@ -42,7 +43,6 @@ pytestmark = [
     pytest.mark.timeout(WAIT_LIMIT),
 ]
 BOUND = 300.0  # s, for what takes some seconds
-FIRST = Path("/images/image.sif")
 LINKS = Path("/scratch/links")
 STACK = f"STACK={small.NAME}"
 INPUTS = digest(*SOURCES, "tests/cluster/small.py", "tests/cluster/test_image_build.py")
@@ -137,10 +137,10 @@ def test_a_second_build_elsewhere_with_tmp_apart_is_identical(first: Built) -> N
     """`make image-verify`: another path, umask and time, and another host."""
 
     def verify(folder: Path) -> None:
-        shown = Bind(source=first.folder, target=FIRST.parent)
+        shown = Bind(source=first.folder, target=IMAGE.parent)
         with small_builder("verify", folder, [shown]) as host:
             host.run(["mount", "-t", "tmpfs", "-o", "mode=1777,size=3g", "tmp", "/tmp"]).check_returncode()
-            make_and_watch(host, folder, "image-verify", STACK, f"IMAGE={FIRST}")
+            make_and_watch(host, folder, "image-verify", STACK, f"IMAGE={IMAGE}")
 
     again = Built(folder=kept("verify", INPUTS, verify))
     ours = [line for line in again.transcript.splitlines() if line.startswith("apptrain: ")]
