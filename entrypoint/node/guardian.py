@@ -1,11 +1,9 @@
 """A small process that cleans up after a launcher that was killed: it ends what is left of the ranks, and
-removes the launch's directory. `Guardian` is the launcher's side, `main` the process.
+removes the launch's directory. `Guardian` is the launcher's side; the process waits in WAIT, and becomes
+`main`.
 
 It finds them by their environment, in which the launch's own directory is named; a rank's children may have
-another session and parent, but they inherit this. It runs as a file, with Python's standard library alone:
-
-    stdin   a line for each attempt: its directory, in the environment of its ranks; then `done`;
-            closed without it: the launcher was killed
+another session and parent, but they inherit this. `main` runs as a file, with the standard library alone.
 """
 
 import contextlib
@@ -15,12 +13,22 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 VARIABLE = "APPTRAIN_HEARTBEAT"
 """Its value lies in an attempt's directory."""
 DONE = "done"
+WAIT = f"""trap '' TERM INT HUP USR1 USR2
+while IFS= read -r line; do
+    [ "$line" != {DONE} ] || exit 0
+    set -- "$@" "$line"
+done
+exec "$@"
+"""
+"""A line for each attempt: its directory, in the environment of its ranks; then DONE. Closed without it: the
+launcher was killed. A shell waits, for Python takes far longer to be there, on each node while a job starts.
+What ends the launcher may be sent to every process of its job."""
 GRACE = 3.0
 """Seconds from SIGTERM to SIGKILL, as for ranks whose job has failed."""
 KILL = 5.0
@@ -35,7 +43,7 @@ class Guardian:
         self._process: subprocess.Popen[bytes] | None = None
         with contextlib.suppress(OSError):  # A launch that may start no process will say so itself.
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", __file__],
+                ["/bin/sh", "-c", WAIT, "sh", sys.executable, "-I", "-S", __file__],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -84,19 +92,12 @@ def end_all_below() -> None:
     processes.kill_descendants()
 
 
-def main() -> None:
-    # What ends the launcher may be sent to every process of its job.
-    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(signum, signal.SIG_IGN)
-    folders = []
-    for line in sys.stdin.buffer:
-        if line == f"{DONE}\n".encode():
-            return
-        folders.append(line.rstrip(b"\n"))
+def main(folders: Sequence[str]) -> None:
+    marks = [os.fsencode(folder) for folder in folders]
     for signum, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, KILL)):
-        _send(signum, strays(folders))
+        _send(signum, strays(marks))
         deadline = time.monotonic() + seconds
-        while (left := strays(folders)) and time.monotonic() < deadline:
+        while (left := strays(marks)) and time.monotonic() < deadline:
             if signum == signal.SIGKILL:
                 _send(signum, left)
             time.sleep(GLANCE)
@@ -124,4 +125,4 @@ def _send(signum: int, pids: Collection[int]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,13 +1,16 @@
 """entrypoint/node/guardian.py: what is done about processes that a killed launcher has left, on a clock that never waits."""
 
-import io
+import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from entrypoint.node import guardian, processes
@@ -43,32 +46,6 @@ class Machine:
         assert self.now < 1000, "it waits for ever"
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-    stdin = SimpleNamespace(buffer=io.BytesIO("".join(f"{line}\n" for line in lines).encode()))
-    monkeypatch.setattr(sys, "stdin", stdin)
-    monkeypatch.setattr(signal, "signal", lambda *_: None)
-    guardian.main()
-
-
-def test_a_launcher_that_ended_itself_is_not_cleaned_up_after(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine = Machine(monkeypatch, after=0.0)
-    run(monkeypatch, str(tmp_path), guardian.DONE)
-    assert (machine.done, tmp_path.exists()) == ([], True)
-
-
-def test_what_ends_the_launcher_does_not_end_the_guardian(monkeypatch: pytest.MonkeyPatch) -> None:
-    Machine(monkeypatch, after=0.0)
-    stdin = SimpleNamespace(buffer=io.BytesIO(f"{guardian.DONE}\n".encode()))
-    heeded: dict[int, Any] = {}
-    monkeypatch.setattr(sys, "stdin", stdin)
-    monkeypatch.setattr(signal, "signal", heeded.__setitem__)
-    guardian.main()
-    names = ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2")
-    assert heeded == {getattr(signal, name): signal.SIG_IGN for name in names}
-
-
 def test_a_guardian_that_could_not_be_started_guards_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,19 +59,76 @@ def test_a_guardian_that_could_not_be_started_guards_nothing(
     assert none.pids == []
 
 
-def test_a_guardian_is_one_process_that_ends_when_it_is_dismissed(tmp_path: Path) -> None:
+@pytest.fixture
+def waiting() -> Iterator[guardian.Guardian]:
+    """A guardian that hears no signal any more."""
     one = guardian.Guardian()
     (pid,) = one.pids
-    assert processes.is_running(pid)
-    one.watch(tmp_path)
+    deadline = time.monotonic() + 10
+    while not (ignored(pid) >> (signal.SIGTERM - 1)) & 1:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    yield one
     one.dismiss()
+
+
+def ignored(pid: int) -> int:
+    """Mask of the signals that a process ignores."""
+    (line,) = (
+        line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigIgn")
+    )
+    return int(line.split()[1], 16)
+
+
+def test_a_guardian_is_one_process_that_ends_when_it_is_dismissed(
+    tmp_path: Path, waiting: guardian.Guardian
+) -> None:
+    (pid,) = waiting.pids
+    assert psutil.Process(pid).children() == []
+    waiting.watch(tmp_path)
+    waiting.dismiss()
     assert not processes.is_running(pid)
     assert tmp_path.exists()
 
 
+def test_what_ends_the_launcher_does_not_end_the_guardian(waiting: guardian.Guardian) -> None:
+    (pid,) = waiting.pids
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+        os.kill(pid, getattr(signal, name))
+    time.sleep(0.1)
+    assert processes.is_running(pid)
+
+
+def test_a_launch_whose_launcher_was_killed_leaves_no_directory(tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in (" a  b", "a\\tb", "\udcff\udc81$x")]
+    script = """
+import sys
+from pathlib import Path
+from entrypoint.node.guardian import Guardian
+one = Guardian()
+for name in sys.argv[1:]:
+    one.watch(Path(name))
+print(*one.pids, flush=True)
+import time
+time.sleep(60)
+"""
+    for folder in folders:
+        folder.mkdir()
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", script, *map(str, folders)], stdout=subprocess.PIPE, text=True
+    ) as launcher:
+        assert launcher.stdout is not None
+        pid = int(launcher.stdout.readline())
+        launcher.kill()
+    deadline = time.monotonic() + 30
+    while processes.is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_what_ends_at_sigterm_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, after=1.0)
-    run(monkeypatch, str(tmp_path))
+    guardian.main([str(tmp_path)])
     assert machine.done == [(0.0, "SIGTERM")]
     assert 1.0 <= machine.now < 1.0 + 2 * guardian.GLANCE
     assert not tmp_path.exists()
@@ -102,7 +136,7 @@ def test_what_ends_at_sigterm_is_waited_for(tmp_path: Path, monkeypatch: pytest.
 
 def test_what_does_not_is_killed_after_the_grace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine(monkeypatch, after=0.0, deaf=True)
-    run(monkeypatch, str(tmp_path))
+    guardian.main([str(tmp_path)])
     (_, first), (when, second) = machine.done
     assert (first, second) == ("SIGTERM", "SIGKILL")
     assert guardian.GRACE <= when < guardian.GRACE + 2 * guardian.GLANCE
