@@ -38,7 +38,9 @@ describe_job() {
     if [[ -n $is_batch || ${SLURM_RESTART_COUNT:-0} != 0 ]]; then
         facts+=("told=${described:-$(told_of_job)}")
     fi
-    facts+=("first_node=$(told_of_first_node)")
+    if [[ -n $is_batch && -n ${SLURMD_NODENAME:-} && ${SLURM_JOB_NUM_NODES:-} != 1 ]]; then
+        facts+=("first_node=$(told_of_this_node)")
+    fi
 }
 
 # What was asked of sbatch or salloc, srun takes from variables, also what was asked of a job from
@@ -99,11 +101,10 @@ run_again() {
     return 1
 }
 
-# Prints what Slurm says of the first node; nothing if it does not answer, like told_of_job.
-told_of_first_node() {
-    local first
-    first=$(scontrol show hostnames "${SLURM_JOB_NODELIST:-}" 2>/dev/null) || return 0
-    timeout 5 scontrol --oneliner show node "${first%%$'\n'*}" 2>/dev/null || true
+# Prints what Slurm says of this node, a batch script's first; nothing if it does not answer, like
+# told_of_job.
+told_of_this_node() {
+    timeout 5 scontrol --oneliner show node "$SLURMD_NODENAME" 2>/dev/null || true
 }
 
 # Prints nothing if it does not answer.

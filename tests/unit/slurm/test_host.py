@@ -44,10 +44,10 @@ def test_started_by_hand_outside_a_job_it_is_refused() -> None:
 @pytest.mark.parametrize(
     ("batch", "restarts", "facts"),
     [
-        ("", None, ["runs_in=shell", "first_node=node"]),
-        ("", "0", ["runs_in=shell", "first_node=node"]),
-        ("", "1", ["runs_in=shell", "told=job", "first_node=node"]),
-        ("yes", None, ["runs_in=shell", "told=job", "first_node=node"]),
+        ("", None, ["runs_in=shell"]),
+        ("", "0", ["runs_in=shell"]),
+        ("", "1", ["runs_in=shell", "told=job"]),
+        ("yes", None, ["runs_in=shell", "told=job", "first_node=node n3"]),
     ],
 )
 def test_what_slurm_says_of_a_job_is_asked_if_it_may_have_run_before(
@@ -55,13 +55,19 @@ def test_what_slurm_says_of_a_job_is_asked_if_it_may_have_run_before(
 ) -> None:
     script = """
         told_of_job() { echo job; }
-        told_of_first_node() { echo node; }
+        told_of_this_node() { echo "node $SLURMD_NODENAME"; }
         is_batch=$2
         describe_job
         printf '%s\\n' "$cluster" "${facts[@]}"
         """
-    env = {"SLURM_CLUSTER_NAME": "lab"} | ({} if restarts is None else {"SLURM_RESTART_COUNT": restarts})
+    env = {"SLURM_CLUSTER_NAME": "lab", "SLURM_JOB_NUM_NODES": "2", "SLURMD_NODENAME": "n3"}
+    env |= {} if restarts is None else {"SLURM_RESTART_COUNT": restarts}
     assert bash(script, batch, env=env).splitlines() == ["lab", *facts]
+
+
+def test_the_one_node_of_a_job_is_not_asked_for() -> None:
+    script = "told_of_job() { :; }; told_of_this_node() { exit 9; }; is_batch=yes; describe_job"
+    assert bash(script, env={"SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n3"}) == ""
 
 
 @pytest.mark.parametrize(
@@ -78,9 +84,9 @@ def test_when_the_job_ends_is_what_slurm_says_now(answer: str, end: str) -> None
 
 def test_a_slurm_that_does_not_answer_says_nothing_of_the_jobs_end_nor_of_the_job() -> None:
     script = (
-        "squeue() { return 1; }; scontrol() { return 1; }; job_end; told_of_job; told_of_first_node; echo on"
+        "squeue() { return 1; }; scontrol() { return 1; }; job_end; told_of_job; told_of_this_node; echo on"
     )
-    assert bash(script) == "on\n"
+    assert bash(script, env={"SLURMD_NODENAME": "n3"}) == "on\n"
 
 
 @pytest.mark.parametrize(
@@ -98,17 +104,12 @@ def test_a_job_runs_again_if_slurm_says_so_or_has_begun_it_itself(says: str, fai
     assert bash(script) == f"{told}\n"
 
 
-def test_of_the_first_node_slurm_is_asked_by_the_name_that_it_has_in_the_list() -> None:
-    script = r"""
-        scontrol() {
-            case $* in
-                "show hostnames n[3,1]") printf 'n3\nn1\n' ;;
-                "--oneliner show node n3") echo "NodeName=n3" ;;
-            esac
-        }
-        told_of_first_node
+def test_of_the_first_node_slurm_is_asked_by_its_own_name_for_it() -> None:
+    script = """
+        scontrol() { [[ $* != "--oneliner show node n3" ]] || echo "NodeName=n3"; }
+        told_of_this_node
         """
-    assert bash(script, env={"SLURM_JOB_NODELIST": "n[3,1]"}) == "NodeName=n3\n"
+    assert bash(script, env={"SLURMD_NODENAME": "n3"}) == "NodeName=n3\n"
 
 
 STAY = ("SLURM_JOB_ID", "SLURM_THREADS_PER_CORE", "SLURM_MPI_TYPE", "SLURM_NNODES", "SLURM_CPUS_PER_TASK")
