@@ -221,8 +221,12 @@ find_outcome() {
 
 # Makes the directory of `outcome`, and removes the file.
 clear_outcome() {
-    mkdir -p -- "${outcome%/*/*/*}/" && (umask 077 && mkdir -p -- "${outcome%/*}") &&
+    if [[ ! -d ${outcome%/*} ]]; then
+        mkdir -p -- "${outcome%/*/*/*}/" && (umask 077 && mkdir -p -- "${outcome%/*}") || return
+    fi
+    if [[ -e $outcome || -L $outcome ]]; then
         rm -f -- "$outcome"
+    fi
 }
 
 # --- the run's own directory on the node's disk ---------------------------------------------------

@@ -84,11 +84,19 @@ show() {
     done
 }
 
+# Shows the directory of this file of CMD; the working directory is shown anyway.
+show_directory() {
+    local folder=${1%/*}
+    [[ $1 != */* ]] || show "the directory of CMD" "${folder:-/}"
+}
+
 bind_asked_for() {
-    local line lines
-    IFS=$'\n' read -r -d '' -a lines < <(printf '%s\0' "${APPTRAIN_BIND:-}")
-    for line in ${lines[@]+"${lines[@]}"}; do
-        bind_one APPTRAIN_BIND "$line"
+    local line rest=${APPTRAIN_BIND:-}
+    while [[ -n $rest ]]; do
+        line=${rest%%$'\n'*}
+        rest=${rest#"$line"}
+        rest=${rest#$'\n'}
+        [[ -z $line ]] || bind_one APPTRAIN_BIND "$line"
     done
 }
 
@@ -151,8 +159,8 @@ find_binds() {
     done
     show "the working directory" "$PWD"
     if [[ -n $script && -e $script ]]; then
-        show "the directory of CMD" "$(dirname -- "$script")"
-        show "the directory of CMD" "$(dirname -- "$(readlink -f -- "$script")")"
+        show_directory "$script"
+        show_directory "$(readlink -f -- "$script")"
     fi
     if [[ -d ${APPTRAIN_HAND:-} && -O ${APPTRAIN_HAND:-} ]]; then
         show "the job's own directory" "$APPTRAIN_HAND"
@@ -208,7 +216,7 @@ show_host() {
 find_venv() {
     local made
     [[ -n $venv ]] || return 0
-    venv=$(absolute "$venv")
+    make_absolute venv
     made=$venv/pyvenv.cfg
     make_venv="make venv DIR=$(printf %q "$venv")"
     [[ -r $made && (-e $venv/bin/python || -L $venv/bin/python) ]] ||

@@ -20,12 +20,10 @@ print_message() {
     printf 'apptrain: %s\n' "${*//$'\n'/ }" >&2
 }
 
-# Prints the path from / on.
-absolute() {
-    if [[ $1 == /* ]]; then
-        printf '%s' "$1"
-    else
-        printf '%s' "${PWD%/}/$1"
+# make_absolute NAME: has the path in this variable begin at /.
+make_absolute() {
+    if [[ ${!1} != /* ]]; then
+        printf -v "$1" '%s/%s' "${PWD%/}" "${!1}"
     fi
 }
 

@@ -69,7 +69,10 @@ read_environment() {
     local entry name value word asked passed never caches kept files
     local refused='' replaced='' unseen=''
     read_table
-    read -r -d '' -a asked < <(printf '%s\0' "${passes[*]-} ${APPTRAIN_PASS:-}")
+    asked=()
+    if [[ -n ${passes[*]-}${APPTRAIN_PASS:-} ]]; then
+        read -r -d '' -a asked < <(printf '%s\0' "${passes[*]-} ${APPTRAIN_PASS:-}")
+    fi
     any_of passed "${PASSED[@]}" "${FILES[@]}" ${asked[@]+"${asked[@]}"}
     any_of never "${NEVER[@]}"
     any_of files "${FILES[@]}"

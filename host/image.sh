@@ -15,7 +15,7 @@
 #        image, kind (sif, directory), bytes, image_id (which every build makes anew)   check_image
 #        answer       sif_architecture: the code
 #        unmounted    why this node does not mount the image; empty if it does
-#        mounters     find_mount: where Apptainer looks for the program that mounts
+#        mounter      find_mount: the program that Apptainer finds for that
 #        unpack       choose_unpacking: the option that unpacks the image
 #        shield       shield_mount: a directory for PATH
 #        mount_tried  mount_failed: yes once it has tried
@@ -113,7 +113,8 @@ check_user_namespaces() {
 # fifo would hang.
 check_image() {
     local header arch at size
-    image=$(absolute "$1")
+    image=$1
+    make_absolute image
     image_id=
     [[ -e $image ]] ||
         refuse image-missing \
@@ -182,9 +183,9 @@ sif_architecture() {
     esac
 }
 
-# Sets `unmounted` and `mounters`. A setuid Apptainer mounts in ways of its own.
+# Sets `unmounted` and `mounter`. A setuid Apptainer mounts in ways of its own.
 find_mount() {
-    mounters="$libexec:$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    local places="$libexec:$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     unmounted=
     [[ ${APPTRAIN_UNPACK:-0} == [01] ]] ||
         refuse unpack-value "APPTRAIN_UNPACK=$APPTRAIN_UNPACK: must be 1 or 0"
@@ -194,7 +195,7 @@ find_mount() {
         unmounted="APPTRAIN_UNPACK=1"
     elif [[ -n $setuid ]]; then
         return
-    elif [[ -z $(PATH=$mounters type -P squashfuse_ll squashfuse) ]]; then
+    elif ! mounter=$(PATH=$places type -P squashfuse_ll || PATH=$places type -P squashfuse); then
         unmounted="it has no squashfuse"
     elif [[ ! -r /dev/fuse || ! -w /dev/fuse ]]; then
         unmounted="/dev/fuse may not be opened"
@@ -235,17 +236,13 @@ choose_unpacking() {
 # nothing, but dies of SIGBUS. Sets `shield`; empty if Apptainer mounts in another way, or brings a
 # program of its own along.
 shield_mount() {
-    local program script
+    local script
     shield=
-    [[ $kind == sif && -z $setuid$unmounted ]] || return 0
-    program=$(PATH=$mounters type -P squashfuse_ll || PATH=$mounters type -P squashfuse) || return 0
-    if [[ $program == "$libexec"/* ]]; then
-        return
-    fi
+    [[ $kind == sif && -z $setuid$unmounted && $mounter != "$libexec"/* ]] || return 0
     shield=$tmp/.mount
-    script=$shield/${program##*/}
+    script=$shield/${mounter##*/}
     mkdir -- "$shield"
-    quote "$program"
+    quote "$mounter"
     printf '#!/bin/sh\ntrap "" HUP USR1 USR2 TERM\nexec %s "$@"\n' "$answer" >"$script"
     chmod 700 -- "$script"
 }

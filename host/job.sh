@@ -112,10 +112,12 @@ find_profile_of_cluster() {
 
 # Prints the file that `profile` means.
 profile_file() {
+    local file=$profile
     case $profile in
-        */* | *.yaml) absolute "$profile" ;;
-        *) printf '%s' "$APPTRAIN_HOME/clusters/$profile.yaml" ;;
+        */* | *.yaml) make_absolute file ;;
+        *) file=$APPTRAIN_HOME/clusters/$profile.yaml ;;
     esac
+    printf '%s' "$file"
 }
 
 # Sets `profile` as the last --profile of these words says.
@@ -138,7 +140,8 @@ use_site() {
     if [[ -n $profile ]]; then
         read_host_file "${profile%.yaml}.host"
     fi
-    APPTRAIN_IMAGE=$(absolute "${given_image:-$(own_image "${image:-image.sif}")}")
+    APPTRAIN_IMAGE=${given_image:-$(own_image "${image:-image.sif}")}
+    make_absolute APPTRAIN_IMAGE
     if [[ -n $program && -z ${APPTRAIN_APPTAINER:-} ]]; then
         APPTRAIN_APPTAINER=$(expand "$program")
     fi

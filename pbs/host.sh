@@ -30,7 +30,7 @@ readonly SSH=(ssh -o BatchMode=yes -o ConnectTimeout=20 --)
 reach=''
 answers=''
 
-job_script=$(absolute "$0")
+job_script=$(realpath -ms -- "$0")
 is_batch=
 if [[ ${PBS_ENVIRONMENT:-} == PBS_BATCH && ${PBS_TASKNUM:-} == 1 ]]; then
     is_batch=yes

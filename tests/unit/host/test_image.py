@@ -645,10 +645,12 @@ def test_a_processor_has_its_code_in_a_sif_file_or_is_not_compared(
 def test_whether_a_node_mounts_the_image_is_seen_before(state: str, told: str, tmp_path: Path) -> None:
     script = f"""
         has=/usr/bin/squashfuse
-        type() {{ echo "$has"; }}
+        type() {{ [[ -n $has && $2 == "${{has##*/}}" ]] && echo "$has"; }}
+        mounter=''
         {state or ":"}
         find_mount
         echo "$unmounted"
+        [[ -n $unmounted || -n $setuid || $kind == directory || $mounter == "$has" ]]
         """
     if "setuid" not in state and "kind" not in state and not os.access("/dev/fuse", os.R_OK | os.W_OK):
         told = told if told and "singularity" not in told else "/dev/fuse may not be opened"
@@ -719,7 +721,6 @@ def test_a_start_that_failed_is_tried_again_if_it_was_the_mount(
     [
         ("/usr/bin/squashfuse_ll", "", True),
         ("/usr/libexec/squashfuse_ll", "", False),  # of Apptainer's own
-        ("", "", False),
         ("/usr/bin/squashfuse", "kind=directory", False),
         ("/usr/bin/squashfuse", "setuid=yes", False),
         ("/usr/bin/squashfuse", "unmounted=why", False),
@@ -730,8 +731,7 @@ def test_the_process_that_shows_the_image_outlives_signals_if_we_can_put_ours_be
 ) -> None:
     name = Path(program).name
     script = f"""
-        mounters=/x there="{program}"
-        type() {{ [[ -n $there && $2 == "${{there##*/}}" ]] && echo "$there"; }}
+        mounter={program}
         {state or ":"}
         shield_mount
         echo "$shield"
