@@ -84,19 +84,18 @@ show() {
     done
 }
 
-# Shows the directory of this file of CMD; the working directory is shown anyway.
+# show_directory FILE: shows where a file of CMD lies; the working directory is shown already.
 show_directory() {
     local folder=${1%/*}
     [[ $1 != */* ]] || show "the directory of CMD" "${folder:-/}"
 }
 
 bind_asked_for() {
-    local line rest=${APPTRAIN_BIND:-}
-    while [[ -n $rest ]]; do
-        line=${rest%%$'\n'*}
-        rest=${rest#"$line"}
-        rest=${rest#$'\n'}
-        [[ -z $line ]] || bind_one APPTRAIN_BIND "$line"
+    local line lines
+    [[ -n ${APPTRAIN_BIND:-} ]] || return 0
+    IFS=$'\n' read -r -d '' -a lines < <(printf '%s\0' "$APPTRAIN_BIND")
+    for line in ${lines[@]+"${lines[@]}"}; do
+        bind_one APPTRAIN_BIND "$line"
     done
 }
 

@@ -15,7 +15,7 @@
 #        image, kind (sif, directory), bytes, image_id (which every build makes anew)   check_image
 #        answer       sif_architecture: the code
 #        unmounted    why this node does not mount the image; empty if it does
-#        mounter      find_mount: the program that Apptainer finds for that
+#        mounter      find_mount: the program with which Apptainer mounts it
 #        unpack       choose_unpacking: the option that unpacks the image
 #        shield       shield_mount: a directory for PATH
 #        mount_tried  mount_failed: yes once it has tried

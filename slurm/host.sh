@@ -38,7 +38,8 @@ describe_job() {
     if [[ -n $is_batch || ${SLURM_RESTART_COUNT:-0} != 0 ]]; then
         facts+=("told=${described:-$(told_of_job)}")
     fi
-    if [[ -n $is_batch && -n ${SLURMD_NODENAME:-} && ${SLURM_JOB_NUM_NODES:-} != 1 ]]; then
+    # Only a batch script is sure to be on the job's first node.
+    if [[ -n $is_batch && -n ${SLURMD_NODENAME:-} ]]; then
         facts+=("first_node=$(told_of_this_node)")
     fi
 }
@@ -101,8 +102,8 @@ run_again() {
     return 1
 }
 
-# Prints what Slurm says of this node, a batch script's first; nothing if it does not answer, like
-# told_of_job.
+# Prints what Slurm says of this node, which is the job's first for a batch script; nothing if it
+# does not answer, like told_of_job.
 told_of_this_node() {
     timeout 5 scontrol --oneliner show node "$SLURMD_NODENAME" 2>/dev/null || true
 }

@@ -37,8 +37,8 @@ ASKED = (
     *("attempt", "asked", "warned", "left_out", "again"),
 )
 """`script`: the job script's process id; `runs_in`: what of Slurm runs it; `told`: what the scheduler says of
-the job, `first_node` of its first node, `queue` of its queue; `began`: Unix seconds, `zone` of the host as
-+0100; `mpiexec`: what that says of its version; `carried`: a variable from an earlier job of a chain;
+the job, `first_node` of a batch job's first node, `queue` of its queue; `began`: Unix seconds, `zone` of the
+host as +0100; `mpiexec`: what that says of its version; `carried`: a variable from an earlier job of a chain;
 `attempt`: the one that has ended; `asked`: the status of the signal that the job script got; `warned`:
 whether it was told of a planned end; `left_out`: a node that takes no part; `again`: the attempt that was
 prepared with that node, and is to begin without it."""

@@ -115,7 +115,7 @@ def _queued(told: str) -> float | None:
 def _meeting_address(facts: Facts, settings: Settings, site: Profile, hosts: Sequence[str]) -> str:
     """By which address Slurm itself reaches the first node, where names of nodes resolve to nothing here, as
     those of pods; else empty. Where they do, they decide: NodeAddr may be in the slow network."""
-    if not facts.one("batch") or len(hosts) == 1 or settings.given("master-addr") or site.host_suffix:
+    if len(hosts) == 1 or settings.given("master-addr") or site.host_suffix:
         return ""
     told = facts.one("first_node")
     name = re.match(r"NodeName=(\S{1,255}) ", told)

@@ -544,23 +544,21 @@ def test_pods_meet_at_slurms_address_of_the_first(host: Host, resolver: set[str]
 
 
 @pytest.mark.parametrize(
-    ("resolved", "told", "env", "arguments", "facts"),
+    ("resolved", "told", "env", "arguments"),
     [
-        pytest.param(["slinky-1"], NODE.format("10.0.3.17"), {}, [], {}, id="names resolve"),
-        pytest.param([], NODE.format("slinky-0"), {}, [], {}, id="the address is the name"),
+        pytest.param(["slinky-1"], NODE.format("10.0.3.17"), {}, [], id="names resolve"),
+        pytest.param([], NODE.format("slinky-0"), {}, [], id="the address is the name"),
         pytest.param(
-            [], NODE.format("10.0.3.17").replace("=slinky-0 A", "=slinky-7 A"), {}, [], {}, id="another node"
+            [], NODE.format("10.0.3.17").replace("=slinky-0 A", "=slinky-7 A"), {}, [], id="another node"
         ),
-        pytest.param([], "", {}, [], {}, id="Slurm does not answer"),
-        pytest.param([], NODE.format("10.0.3.17"), {"APPTRAIN_MASTER_ADDR": "n"}, [], {}, id="by variable"),
-        pytest.param([], NODE.format("10.0.3.17"), {}, ["--master-addr=n"], {}, id="by option"),
-        pytest.param([], NODE.format("10.0.3.17"), {}, [], {"batch": ""}, id="a shell on a login node"),
+        pytest.param([], "", {}, [], id="Slurm does not answer"),
+        pytest.param([], NODE.format("10.0.3.17"), {"APPTRAIN_MASTER_ADDR": "n"}, [], id="by variable"),
+        pytest.param([], NODE.format("10.0.3.17"), {}, ["--master-addr=n"], id="by option"),
         pytest.param(
             [],
             NODE.format("10.0.3.17"),
             {"SLURM_JOB_NODELIST": "slinky-0", "SLURM_JOB_NUM_NODES": "1"},
             [],
-            {},
             id="alone",
         ),
     ],
@@ -572,10 +570,9 @@ def test_they_meet_by_the_first_ones_name_or_as_they_were_told_where(
     told: str,
     env: dict[str, str],
     arguments: list[str],
-    facts: dict[str, str],
 ) -> None:
     resolver.update(resolved)
-    answer = host.ask(*arguments, env=PODS | env, first_node=told, **facts)
+    answer = host.ask(*arguments, env=PODS | env, first_node=told)
     assert [one for one in answer.all("export") if one.startswith("APPTRAIN_MASTER_ADDR")] == []
     assert not [one for one in answer.all("say") if "NodeAddr" in one]
 

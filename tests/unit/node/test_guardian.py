@@ -15,6 +15,9 @@ import pytest
 
 from entrypoint.node import guardian, processes
 
+ENDS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2}
+"""What ends a launcher, and may be sent to every process of its job."""
+
 
 class Machine:
     """Processes that end `after` so many seconds, or at SIGKILL if they are `deaf` to all else."""
@@ -65,19 +68,18 @@ def waiting() -> Iterator[guardian.Guardian]:
     one = guardian.Guardian()
     (pid,) = one.pids
     deadline = time.monotonic() + 10
-    while not (ignored(pid) >> (signal.SIGTERM - 1)) & 1:
+    while not ignored(pid) >= ENDS:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     yield one
     one.dismiss()
 
 
-def ignored(pid: int) -> int:
-    """Mask of the signals that a process ignores."""
-    (line,) = (
-        line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigIgn")
-    )
-    return int(line.split()[1], 16)
+def ignored(pid: int) -> set[int]:
+    """The signals that a process ignores."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (mask,) = (int(line.split()[1], 16) for line in lines if line.startswith("SigIgn"))
+    return {number for number in range(1, 65) if mask >> (number - 1) & 1}
 
 
 def test_a_guardian_is_one_process_that_ends_when_it_is_dismissed(
@@ -93,8 +95,8 @@ def test_a_guardian_is_one_process_that_ends_when_it_is_dismissed(
 
 def test_what_ends_the_launcher_does_not_end_the_guardian(waiting: guardian.Guardian) -> None:
     (pid,) = waiting.pids
-    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1", "SIGUSR2"):
-        os.kill(pid, getattr(signal, name))
+    for number in ENDS:
+        os.kill(pid, number)
     time.sleep(0.1)
     assert processes.is_running(pid)
 
@@ -103,13 +105,13 @@ def test_a_launch_whose_launcher_was_killed_leaves_no_directory(tmp_path: Path) 
     folders = [tmp_path / name for name in (" a  b", "a\\tb", "\udcff\udc81$x")]
     script = """
 import sys
+import time
 from pathlib import Path
 from entrypoint.node.guardian import Guardian
 one = Guardian()
 for name in sys.argv[1:]:
     one.watch(Path(name))
 print(*one.pids, flush=True)
-import time
 time.sleep(60)
 """
     for folder in folders:

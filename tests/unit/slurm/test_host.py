@@ -60,14 +60,9 @@ def test_what_slurm_says_of_a_job_is_asked_if_it_may_have_run_before(
         describe_job
         printf '%s\\n' "$cluster" "${facts[@]}"
         """
-    env = {"SLURM_CLUSTER_NAME": "lab", "SLURM_JOB_NUM_NODES": "2", "SLURMD_NODENAME": "n3"}
+    env = {"SLURM_CLUSTER_NAME": "lab", "SLURMD_NODENAME": "n3"}
     env |= {} if restarts is None else {"SLURM_RESTART_COUNT": restarts}
     assert bash(script, batch, env=env).splitlines() == ["lab", *facts]
-
-
-def test_the_one_node_of_a_job_is_not_asked_for() -> None:
-    script = "told_of_job() { :; }; told_of_this_node() { exit 9; }; is_batch=yes; describe_job"
-    assert bash(script, env={"SLURM_JOB_NUM_NODES": "1", "SLURMD_NODENAME": "n3"}) == ""
 
 
 @pytest.mark.parametrize(
