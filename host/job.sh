@@ -317,8 +317,11 @@ run_in_image() {
         ${container_words[@]+"${container_words[@]}"} \
         "$APPTRAIN_IMAGE" python -P -m entrypoint "$1" "$handover_dir" >"$handover_dir/said" 2>&1
     cutter='interrupt'
-    said=$(tail -c 2000 -- "$handover_dir/said" | tr '\n' ' ')
-    said=${said% }
+    said=''
+    if [[ -s $handover_dir/said ]]; then
+        said=$(tail -c 2000 -- "$handover_dir/said" | tr '\n' ' ')
+        said=${said% }
+    fi
 }
 
 # await ASKED CMD...: starts it in a process group of its own, for Ctrl-C is to reach it once,
@@ -421,7 +424,7 @@ ask_image() {
             "the image $APPTRAIN_IMAGE is of another version than the checkout" \
             "$APPTRAIN_HOME: make image"
     case $status in
-        0) cat -- "$handover_dir/said" >&2 ;;
+        0) [[ -z $said ]] || cat -- "$handover_dir/said" >&2 ;;
         "$REFUSED")
             cat -- "$handover_dir/said" >&2
             exit "$REFUSED"
