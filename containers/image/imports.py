@@ -12,6 +12,7 @@ The file is not used if Python would not take the modules' own bytecode as it is
 for a folder in which something was added or replaced since then: by pip in an overlay, by a bind.
 """
 
+import _imp
 import gc
 import marshal
 import os
@@ -65,7 +66,7 @@ class Bytecode:
         self.time = os.stat(file).st_mtime
         self._file, self._begin, self._listed, self._texts = file, begin, listed, texts
         self._view: memoryview | None = None
-        self._of_text: dict[str, Place] | None = None
+        self._of_text: dict[bytes, Place] | None = None
 
     def code(self, begin: int, size: int) -> "CodeType":
         found: CodeType = self._read(begin, size)
@@ -75,7 +76,7 @@ class Bytecode:
         """exec, which compiles no text that the file has."""
         if self._of_text is None:
             self._of_text = self._read(*self._texts)
-        place = self._of_text.get(text)
+        place = self._of_text.get(hash_of(text))
         exec(self.code(*place) if place else text, variables, names)
 
     def _read(self, begin: int, size: int) -> "Any":
@@ -170,8 +171,6 @@ class Finder(FileFinder):
 
 def install(file: str = FILE) -> None:
     """Has the modules of which this file has the bytecode found in it."""
-    import _imp
-
     if sys.flags.optimize or _imp.check_hash_based_pycs == "always":
         return
     try:
@@ -225,6 +224,11 @@ def _will_need(fd: int, begin: int, end: int) -> None:
         os.posix_fadvise(fd, at, min(REQUEST, end - at), os.POSIX_FADV_WILLNEED)
 
 
+def hash_of(text: str) -> bytes:
+    """By which the file knows a text, as Python knows a module's source (PEP 552)."""
+    return _imp.source_hash(0, text.encode())
+
+
 def texts_of(modules: list[str]) -> dict[str, bytes]:
     """What dataclasses has Python compile while these modules are imported, and the code. In a version of
     marshal's format that does not depend on who else refers to a name."""
@@ -261,10 +265,10 @@ def gather(file: str, ahead: str, texts: dict[str, bytes], tops: list[str]) -> N
                 if code := _compiled(folder, name.removesuffix(".py")):
                     modules.append((order.get(path, len(order)), path, code))
     modules.sort(key=lambda module: module[0])  # those that are not listed stay in their order
-    of_text: dict[str, Place] = {}
+    of_text: dict[bytes, Place] = {}
     end = 0
     for text, code in texts.items():
-        of_text[text] = end, len(code)
+        of_text[hash_of(text)] = end, len(code)
         end += len(code)
     index = marshal.dumps(of_text, 2)
     where_texts = end, len(index)
