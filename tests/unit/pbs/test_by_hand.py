@@ -176,8 +176,8 @@ def test_by_hand_the_environment_is_readable_by_its_owner_alone_and_the_next_att
 
 
 HERE = f"{os.uname().nodename},b"
-BEFORE = ("readlink", "dirname", "mktemp", "env", "timeout", "tail", "tr", "mkfifo", "tee", "rm")
-STARTING = ("mktemp 2", "cat 2", "setsid", "ssh", "mkfifo 4", "uname")
+BEFORE = ("readlink", "dirname", "mktemp", "env", "timeout", "mkfifo", "tee", "rm")
+STARTING = ("mktemp 2", "cat", "setsid", "ssh", "mkfifo 4", "uname")
 MOMENTS = [
     ("at once", "a,b"),
     *((at, "a,b") for at in BEFORE),
