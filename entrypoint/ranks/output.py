@@ -212,6 +212,7 @@ class Relay(threading.Thread):
         """Makes a pipe for `stream` (`out` or `err`) of `name`; returns the end to write into, which the
         caller closes once its children have it. Everything goes to `log` (appended), and with `show` to
         the console."""
+        assert self.ident is None, "the thread goes through the streams"
         reader, writer = os.pipe()
         fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         tail = bytearray() if stream == "err" else None

@@ -133,6 +133,8 @@ class Ranks:
         self._pipes = contextlib.ExitStack()
         """Our copies of the writing ends, and of what the agent alone needs."""
         self._streams = {rank: self._pipes_of(f"rank{rank}", rank) for rank in self.ranks}
+        has_agent = plan.mode == "torchrun" and not plan.is_spare
+        self._agent_streams = self._pipes_of("agent", None) if has_agent else None
 
     @property
     def ranks(self) -> list[int]:
@@ -293,7 +295,8 @@ class Ranks:
             self.close_pipes()
             return
         reader, writer = os.pipe()
-        agent_out, agent_err = self._pipes_of("agent", None)
+        assert self._agent_streams is not None
+        agent_out, agent_err = self._agent_streams
         fds = [fd for pair in self._streams.values() for fd in pair]
         argv, env = self._agent_line(writer)
         self._child = await asyncio.create_subprocess_exec(
