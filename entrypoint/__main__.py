@@ -8,5 +8,5 @@ gc.disable()  # until `launch`: what modules make is no garbage, and the search 
 from entrypoint.cli.main import main  # noqa: E402
 
 status = main(sys.argv[1:])
-gc.freeze()  # nor at the end, for which a job waits: of `prepare` it would be 6 ms
+gc.freeze()  # or the end of `prepare`, for which a job's nodes wait, would take 6 ms longer
 sys.exit(status)

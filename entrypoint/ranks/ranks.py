@@ -135,6 +135,7 @@ class Ranks:
         self._streams = {rank: self._pipes_of(f"rank{rank}", rank) for rank in self.ranks}
         has_agent = plan.mode == "torchrun" and not plan.is_spare
         self._agent_streams = self._pipes_of("agent", None) if has_agent else None
+        """What torchrun's agent writes into; None: there is none."""
 
     @property
     def ranks(self) -> list[int]:
@@ -159,10 +160,10 @@ class Ranks:
         return out, err
 
     async def prepare(self) -> None:
-        if self.plan.is_spare:
+        if self._agent_streams:
+            await self._spawn_agent(*self._agent_streams)
+        elif self.plan.is_spare:
             self._ready.put_nowait(Readiness())
-        elif self.plan.mode == "torchrun":
-            await self._spawn_agent()
         elif self._counts_gpus():
             self._tasks.append(asyncio.create_task(self._count_gpus()))
         else:
@@ -285,7 +286,7 @@ class Ranks:
         """Our copies of the writing ends: the relay sees the end of the output once the ranks are gone."""
         self._pipes.close()
 
-    async def _spawn_agent(self) -> None:
+    async def _spawn_agent(self, out: int, err: int) -> None:
         try:
             store = self._listen_for_store()
         except OSError as error:
@@ -295,16 +296,14 @@ class Ranks:
             self.close_pipes()
             return
         reader, writer = os.pipe()
-        assert self._agent_streams is not None
-        agent_out, agent_err = self._agent_streams
         fds = [fd for pair in self._streams.values() for fd in pair]
         argv, env = self._agent_line(writer)
         self._child = await asyncio.create_subprocess_exec(
             sys.executable,
             *argv,
             stdin=asyncio.subprocess.PIPE,
-            stdout=agent_out,
-            stderr=agent_err,
+            stdout=out,
+            stderr=err,
             env=env,
             pass_fds=[writer, *fds, *store],
             start_new_session=True,
