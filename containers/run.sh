@@ -54,7 +54,7 @@ set -euo pipefail
 _environment=()
 while IFS= read -r -d '' _entry; do
     _environment+=("$_entry")
-done < <(env -0)
+done </proc/self/environ
 LC_ALL=C # bytes, not characters
 checkout=$(readlink -f -- "${BASH_SOURCE[0]}")
 checkout=${checkout%/*/*}
@@ -231,9 +231,14 @@ clear_outcome() {
 
 # --- the run's own directory on the node's disk ---------------------------------------------------
 
-# find_free PATH: sets `free` to how many MB are free there.
+# find_free PATH...: sets `free` to how many MB are free at each; false if one does not say.
 find_free() {
-    free=$(stat -f -c '%a * %S' -- "$1") && free=$((free / 1000000))
+    local blocks size
+    free=()
+    while read -r blocks size; do
+        free+=($((blocks * size / 1000000)))
+    done < <(stat -f -c '%a %S' -- "$@")
+    ((${#free[@]} == $#))
 }
 
 # Sets `tmp_mb` and `shm_mb`.
@@ -253,9 +258,11 @@ read_rooms() {
         refuse checkout-incomplete "$ROOMS is not there or cannot be read: use a whole checkout"
 }
 
-# Sets `tmp`, in the first place that has room and lets programs run.
+# Sets `tmp`, in the first place that has room and lets programs run, and `free`, there and in
+# /dev/shm.
 make_tmp() {
-    local place why free unfit='' seen=:
+    local place why unfit='' seen=: shm=()
+    [[ ! -d /dev/shm ]] || shm=(/dev/shm)
     first_set "${NODE_DISKS[@]}"
     for place in "$answer" "${TMPDIR:-}" /tmp; do
         [[ $place == /* && $seen != *":$place:"* ]] || continue
@@ -263,7 +270,7 @@ make_tmp() {
         if ! tmp=$(mktemp -d -- "${place%/}/apptrain.XXXXXX" 2>/dev/null); then
             why="is no directory that may be written"
             tmp=''
-        elif find_free "$tmp" && ((free < tmp_mb)); then
+        elif find_free "$tmp" ${shm[@]+"${shm[@]}"} && ((free[0] < tmp_mb)); then
             why="has less than $tmp_mb MB free"
             rmdir -- "$tmp" && tmp=''
         elif ! can_run_programs 2>/dev/null; then
@@ -285,11 +292,11 @@ can_run_programs() {
 }
 
 check_shm() {
-    local free why=''
+    local why=''
     if [[ ! -d /dev/shm || ! -w /dev/shm ]]; then
         why="is not there or may not be written"
-    elif find_free /dev/shm && ((free < shm_mb)); then
-        why="has $free MB free, less than $shm_mb"
+    elif [[ -n ${free[1]-} ]] && ((free[1] < shm_mb)); then
+        why="has ${free[1]} MB free, less than $shm_mb"
     fi
     [[ -z $why ]] ||
         say_for_node "/dev/shm $why: DataLoader's workers and NCCL may fail" \

@@ -196,11 +196,17 @@ find_binds() {
 # Every top-level directory that the image does not have, but for an automounter's, which would
 # mount all that it knows.
 show_host() {
-    local path automounted
-    automounted=$(sed -n 's/^\([^ ]* \)\{4\}\([^ ]*\) .* - autofs .*/\2/p' /proc/self/mountinfo)
+    local path line mounts automounted=$'\n'
+    mapfile -t mounts </proc/self/mountinfo
+    for line in ${mounts[@]+"${mounts[@]}"}; do
+        if [[ $line == *' - autofs '* ]]; then
+            read -r _ _ _ _ path _ <<<"$line"
+            automounted+=$path$'\n'
+        fi
+    done
     for path in /*/; do
         path=${path%/}
-        if [[ $'\n'$automounted$'\n' == *$'\n'"$path"$'\n'* || ! -x $path ]]; then
+        if [[ $automounted == *$'\n'"$path"$'\n'* || ! -x $path ]]; then
             continue
         fi
         case $path in

@@ -240,11 +240,9 @@ shield_mount() {
     shield=
     [[ $kind == sif && -z $setuid$unmounted && $mounter != "$libexec"/* ]] || return 0
     shield=$tmp/.mount
-    script=$shield/${mounter##*/}
-    mkdir -- "$shield"
     quote "$mounter"
-    printf '#!/bin/sh\ntrap "" HUP USR1 USR2 TERM\nexec %s "$@"\n' "$answer" >"$script"
-    chmod 700 -- "$script"
+    script=$'#!/bin/sh\ntrap "" HUP USR1 USR2 TERM\n'"exec $answer \"\$@\""
+    install -D -m 700 -- /dev/stdin "$shield/${mounter##*/}" <<<"$script"
 }
 
 # Whether the image could not be mounted after all; sets `unmounted`, or `again` if the mount may
