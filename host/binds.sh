@@ -200,7 +200,7 @@ show_host() {
     mapfile -t mounts </proc/self/mountinfo
     for line in ${mounts[@]+"${mounts[@]}"}; do
         if [[ $line == *' - autofs '* ]]; then
-            read -r _ _ _ _ path _ <<<"$line"
+            read -r _ _ _ _ path _ < <(printf '%s\n' "$line")
             automounted+=$path$'\n'
         fi
     done

@@ -236,13 +236,12 @@ choose_unpacking() {
 # nothing, but dies of SIGBUS. Sets `shield`; empty if Apptainer mounts in another way, or brings a
 # program of its own along.
 shield_mount() {
-    local script
     shield=
     [[ $kind == sif && -z $setuid$unmounted && $mounter != "$libexec"/* ]] || return 0
     shield=$tmp/.mount
     quote "$mounter"
-    script=$'#!/bin/sh\ntrap "" HUP USR1 USR2 TERM\n'"exec $answer \"\$@\""
-    install -D -m 700 -- /dev/stdin "$shield/${mounter##*/}" <<<"$script"
+    printf '#!/bin/sh\ntrap "" HUP USR1 USR2 TERM\nexec %s "$@"\n' "$answer" |
+        install -D -m 700 -- /dev/stdin "$shield/${mounter##*/}"
 }
 
 # Whether the image could not be mounted after all; sets `unmounted`, or `again` if the mount may
