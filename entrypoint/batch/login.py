@@ -40,6 +40,8 @@ class Wish:
     """Further words of sbatch or qsub, which win over ours."""
     given: tuple[str, ...] = ()
     """Those of the profile."""
+    typed: frozenset[str] = frozenset()
+    """Which of `nodes`, `gpus`, `partition`, `account` and `time` the user has given."""
     arguments: tuple[str, ...] = ()
     """Of the job script: options, then -- and CMD."""
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -109,6 +111,9 @@ class LoginSide(Protocol):
         self, profile: Profile, name: str, wish: Wish, env: Mapping[str, str], cwd: Path
     ) -> Submission:
         """What submits, from `cwd` and with `env`; the job finds its profile by `name`. Raises BadInput."""
+
+    def typed(self, profile: Profile, wish: Wish) -> list[str]:
+        """The words for what the user has given that the profile's further ones would take the place of."""
 
     def limits(self, script: str) -> tuple[str, int]:
         """(the time, the seconds from its warning to its end) that the job script's own lines ask for; empty

@@ -113,6 +113,13 @@ def merged(
     return kept, said
 
 
+def kept_from(
+    typed: Sequence[NativeOption], given: Sequence[NativeOption], replaces: Replaces
+) -> list[NativeOption]:
+    """Those of the first that one of the others would take the place of."""
+    return [option for option in typed if any(replaces(other, option) for other in given)]
+
+
 def words(options: Sequence[NativeOption]) -> list[str]:
     """Of a command line."""
     return [word for option in options for word in option.words]

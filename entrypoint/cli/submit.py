@@ -36,6 +36,8 @@ from entrypoint.plan.profile import BIND_FORM, CLUSTERS, Profile, expanded, find
 from entrypoint.plan.sources import HelpFormatter, parser_class
 from entrypoint.schedulers.known import KNOWN, words_of
 
+NODES: Final = "2"
+"""Of a job for which nobody says how many."""
 OF_JOB: Final = f"""options of sbatch or qsub go to them as they are, and win over the profile's:
   --qos debug --array 0-19 -J my_job, or under PBS -l storage=gdata/x -J 0-19
 options of the job, such as
@@ -130,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help="a profile of clusters/, or its path; apptrain site writes one",
     )
-    add("--nodes", default="2", metavar="N", help="nodes of the job (default: 2)")
+    add("--nodes", metavar="N", help=f"nodes of the job (default: {NODES})")
     add("--gpus-per-node", default="", metavar="N", help="GPUs of each node (default: all)")
     add("--gpus", default="", metavar="N", help=argparse.SUPPRESS)
     add("--partition", "--queue", default="", metavar="NAME", help="of Slurm, or a queue of PBS")
@@ -391,8 +393,15 @@ def _wish(options: argparse.Namespace, arguments: tuple[str, ...], cwd: Path) ->
         _say("--gpus is taken for --gpus-per-node")
     gpus = options.gpus_per_node or options.gpus
     name = "--gpus-per-node" if options.gpus_per_node else "--gpus"
+    given = {
+        "nodes": options.nodes,
+        "gpus": gpus,
+        "partition": options.partition,
+        "account": options.account,
+        "time": time,
+    }
     return Wish(
-        nodes=_number("--nodes", options.nodes),
+        nodes=_number("--nodes", NODES if options.nodes is None else options.nodes),
         gpus=_number(name, gpus) if gpus else None,
         partition=options.partition,
         account=options.account,
@@ -400,6 +409,7 @@ def _wish(options: argparse.Namespace, arguments: tuple[str, ...], cwd: Path) ->
         options=(*further, *(word for option in options.native for word in option.words)),
         arguments=arguments,
         variables=_variables(options, cwd),
+        typed=frozenset(name for name, text in given.items() if text),
     )
 
 
@@ -538,7 +548,8 @@ def _completed(profile: Profile, wish: Wish, env: Mapping[str, str]) -> Wish:
                 f"--{name} is missing: {profile.name} says that a job there needs it: give --{name} "
                 f"{'HH:MM:SS' if name == 'time' else 'NAME'}",
             )
-    return whole
+    kept = login.of(profile.scheduler).typed(profile, whole)
+    return replace(whole, options=(*kept, *whole.options))
 
 
 def _request(profile: Profile, wish: Wish, env: Mapping[str, str]) -> JobRequest:

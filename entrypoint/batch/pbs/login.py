@@ -60,10 +60,7 @@ def submission(profile: Profile, name: str, wish: Wish, env: Mapping[str, str], 
 def _asked(profile: Profile, wish: Wish) -> tuple[list[NativeOption], list[str]]:
     """(what qsub is asked for, each option once; a line for each of ours that the user's have replaced).
     Raises BadInput for a resource that qsub refuses beside select."""
-    own, given, users = (
-        separated(native.read_all(words, TABLE))
-        for words in (_words(profile, wish), wish.given, wish.options)
-    )
+    own, given, users = (_read(words) for words in (_words(profile, wish), wish.given, wish.options))
     ours, _ = native.merged(own, given, replaces)
     asked, said = native.merged(ours, users, replaces)
     resources = [option for option in asked if option.name == "-l"]
@@ -78,7 +75,22 @@ def _asked(profile: Profile, wish: Wish) -> tuple[list[NativeOption], list[str]]
     return asked, said
 
 
+def typed(profile: Profile, wish: Wish) -> list[str]:
+    """As LoginSide says. One -l may ask for nodes and for GPUs."""
+    own = [word for what, words in _own(profile, wish) if wish.typed & set(what) for word in words]
+    return native.words(native.kept_from(_read(own), _read(wish.given), replaces))
+
+
+def _read(words: Sequence[str]) -> list[NativeOption]:
+    return separated(native.read_all(words, TABLE))
+
+
 def _words(profile: Profile, wish: Wish) -> list[str]:
+    return [word for _, words in _own(profile, wish) for word in words]
+
+
+def _own(profile: Profile, wish: Wish) -> list[tuple[tuple[str, ...], tuple[str, str]]]:
+    """Options of qsub, each behind what of the wish it asks for."""
     request, gpus = profile.request, wish.gpus or 0
     cpus, memory = share(profile.nodes.cpus, profile, gpus), share(profile.nodes.memory_gib, profile, gpus)
     times = wish.nodes if request.form == "totals" else 1
@@ -89,16 +101,19 @@ def _words(profile: Profile, wish: Wish) -> list[str]:
         resources.append(login.gpus_word(profile, gpus * times))
     if memory and not request.nodes_only and not request.memory:
         resources.append(f"mem={memory * times}gb")
+    of_nodes = ("nodes", "gpus")
+    words: list[tuple[tuple[str, ...], tuple[str, str]]]
     if request.form == "totals":
-        words = [word for resource in resources for word in ("-l", resource)]
+        words = [(of_nodes, ("-l", resource)) for resource in resources]
     else:
-        words = ["-l", ":".join([f"select={wish.nodes}", *resources, *request.chunk]), "-l", "place=scatter"]
+        select = ":".join([f"select={wish.nodes}", *resources, *request.chunk])
+        words = [(of_nodes, ("-l", select)), ((), ("-l", "place=scatter"))]
     if wish.time:
-        words += ["-l", f"walltime={login.clock(login.seconds(wish.time) or 0)}"]
+        words.append((("time",), ("-l", f"walltime={login.clock(login.seconds(wish.time) or 0)}")))
     if wish.partition:
-        words += ["-q", wish.partition]
+        words.append((("partition",), ("-q", wish.partition)))
     if wish.account:
-        words += [request.account_option, wish.account]
+        words.append((("account",), (request.account_option, wish.account)))
     return words
 
 

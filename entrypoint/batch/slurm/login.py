@@ -77,7 +77,8 @@ def submission(profile: Profile, name: str, wish: Wish, env: Mapping[str, str], 
 
 def _asked(profile: Profile, wish: Wish) -> tuple[list[NativeOption], list[str]]:
     """(what sbatch is asked for, each option once; a line for each of ours that the user's have replaced)."""
-    own, given = native.read_all(_words(profile, wish), TABLE), native.read_all(wish.given, TABLE)
+    own = native.read_all(_words(profile, wish), TABLE)
+    given = native.read_all(wish.given, TABLE)
     ours, _ = native.merged(own, given, replaces)
     users = native.read_all(wish.options, TABLE)
     asked, said = native.merged(ours, users, replaces)
@@ -112,25 +113,36 @@ def _check_export(asked: Sequence[NativeOption], wish: Wish) -> None:
             )
 
 
+def typed(profile: Profile, wish: Wish) -> list[str]:
+    """As LoginSide says."""
+    own = native.read_all([word for what, word in _own(profile, wish) if what in wish.typed], TABLE)
+    return native.words(native.kept_from(own, native.read_all(wish.given, TABLE), replaces))
+
+
 def _words(profile: Profile, wish: Wish) -> list[str]:
     """Options that win over each of the script's own directives that are of a site."""
+    return [word for _, word in _own(profile, wish)]
+
+
+def _own(profile: Profile, wish: Wish) -> list[tuple[str, str]]:
+    """The same, each behind what of the wish it asks for; empty: nothing that has a name there."""
     gpus, nodes_only = wish.gpus or 0, profile.request.nodes_only
     cpus = share(profile.nodes.cpus, profile, gpus)
-    words = [f"--nodes={wish.nodes}"]
+    words = [("nodes", f"--nodes={wish.nodes}")]
     if wish.partition:
-        words.append(f"--partition={wish.partition}")
+        words.append(("partition", f"--partition={wish.partition}"))
     if wish.account:
-        words.append(f"--account={wish.account}")
+        words.append(("account", f"--account={wish.account}"))
     if gpus and not nodes_only:
-        words.append(login.gpus_word(profile, gpus))
+        words.append(("gpus", login.gpus_word(profile, gpus)))
     if cpus and not nodes_only and not profile.request.cpus:
-        words.append(f"--cpus-per-task={cpus}")
+        words.append(("", f"--cpus-per-task={cpus}"))
     if not nodes_only:
-        words += _memory(profile, gpus)
+        words += (("", word) for word in _memory(profile, gpus))
     if wish.time:
-        words.append(f"--time={wish.time}")
+        words.append(("time", f"--time={wish.time}"))
     if profile.request.stop_before:
-        words.append(f"--signal=B:USR2@{profile.request.stop_before}")
+        words.append(("", f"--signal=B:USR2@{profile.request.stop_before}"))
     return words
 
 

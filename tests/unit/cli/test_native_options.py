@@ -247,3 +247,29 @@ def test_gpus_is_taken_with_a_note(site: Site) -> None:
         "apptrain: --gpus is taken for --gpus-per-node",
     )
     assert "--gpus-per-node=2" in shlex.split(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("profile", "options", "typed", "word", "said"),
+    [
+        (SLURM, "-A, proj", "--account mine", "--account=mine", "--account=mine in place of -A proj"),
+        (SLURM, "-p, debug", "--partition big", "--partition=big", "--partition=big in place of -p debug"),
+        (SLURM, "--time=00:30:00", "--time 4:00:00", "--time=4:00:00", "--time=4:00:00 in place of --time=00:30:00"),
+        (SLURM, "--nodes=4", "--nodes 8", "--nodes=8", "--nodes=8 in place of --nodes=4"),
+        (SLURM, "--gpus-per-node=2", "--gpus-per-node 4", "--gpus-per-node=4", "--gpus-per-node=4 in place of --gpus-per-node=2"),
+        (SELECT, "-P, proj", "--account mine", "mine", "-P mine in place of -P proj"),
+        (SELECT, "-q, debug", "--partition big", "big", "-q big in place of -q debug"),
+        (SELECT, "-l, walltime=60", "--time 4:00:00", "walltime=04:00:00", "-l walltime=04:00:00 in place of -l walltime=60"),
+        (SELECT, "-l, 'select=1:ncpus=4'", "--nodes 8", "select=8:ncpus=48:ngpus=4", "-l select=8:ncpus=48:ngpus=4 in place of -l select=1:ncpus=4"),
+        (TOTALS, "-l, ncpus=1", "--nodes 8", "ncpus=384", "-l ncpus=384 in place of -l ncpus=1"),
+    ],
+)  # fmt: skip
+def test_what_the_user_asks_for_by_name_wins_over_the_profiles_further_options(
+    site: Site, profile: str, options: str, typed: str, word: str, said: str
+) -> None:
+    asked = profile.replace("--qos=short", options).replace("-l, storage=scratch/ab12", options)
+    words, lines = words_and_said(site, asked, typed)
+    assert (word in words, lines) == (True, [said])
+    words, lines = words_and_said(site, asked, "")
+    *_, theirs = (one.strip("'") for one in options.split(", "))
+    assert (theirs in words, lines) == (True, [])
