@@ -161,8 +161,8 @@ def deadlock(
     alive = [one for one in sightings if one.rank not in ends.ranks]
     if not alive or len(alive) + len(ends) != world:
         return None
-    stopped = [one for one in alive if _stays_stopped(earlier.get(one.rank), one)]
-    if not all(_waits_on(earlier.get(one.rank), one, elapsed) for one in alive if one not in stopped):
+    stopped = {one.rank for one in alive if _stays_stopped(earlier.get(one.rank), one)}
+    if not all(_waits_on(earlier.get(one.rank), one, elapsed) for one in alive if one.rank not in stopped):
         return None
     if stopped or not ends:
         return verdict(alive, why or _behind(ends), unseen=(), now=now)
@@ -230,7 +230,8 @@ def _at(one: RankSnapshot) -> str:
 
 def _others(sightings: Sequence[RankSnapshot], blamed: Sequence[RankSnapshot]) -> str:
     """`, 5 others wait in all_reduce at train.py:120 step`."""
-    others = [one for one in sightings if one not in blamed and one.at]
+    ranks = {one.rank for one in blamed}
+    others = [one for one in sightings if one.rank not in ranks and one.at]
     if not others:
         return ""
     (at, waits_in), count = Counter((one.at, one.waits_in) for one in others).most_common(1)[0]
