@@ -85,8 +85,12 @@ def leave(
 
 def came_to_its_end(job: PreparedJob, attempt: int) -> bool:
     """Whether those that were left of this attempt, whose job script was lost with its node, have
-    finished."""
-    return last(dataclasses.replace(job, attempt=attempt), 0)[1].status == DONE
+    finished. False where one of them was no node of `job`, which has fewer: what is known is not all."""
+    job = dataclasses.replace(job, attempt=attempt)
+    run = RunDirectory(job.run_dir, RunDirectory(job.run_dir, attempt).later_attempts())
+    if any(place >= len(job.hosts) for place in run.crew() or ()):
+        return False
+    return last(job, 0)[1].status == DONE
 
 
 def last(job: PreparedJob, patience: int) -> tuple[RunDirectory, Outcome]:

@@ -94,6 +94,8 @@ class Lock:
         self._mine = mine
         self._say = say
         self._released = threading.Event()
+        self._of_ours: set[str] = set()
+        """Tokens of this job's holders: without a scheduler its name does not tell."""
         self.is_held = False
 
     def take(self, *, again: bool = False) -> None:
@@ -104,11 +106,18 @@ class Lock:
         if self._released.is_set():
             self.release()
 
+    def note_holder(self) -> None:
+        """Whoever has it is of this job: this node has met it. OSError where the file system does not say."""
+        if not self._mine.is_unique and (holder := _read(self._path)):
+            self._of_ours.add(holder.token)
+
     def _take(self, again: bool) -> None:
         watched: tuple[str, int] | None = None
         since = time.monotonic()
         while True:
             holder, touched = _read(self._path), _touched(self._path)
+            if holder is None and touched is not None:
+                holder = _read(self._path)  # it appears whole, and may have come between the two looks
             if holder is None and touched is None:
                 if self._make():
                     return
@@ -130,6 +139,7 @@ class Lock:
     def _may_follow(self, holder: Holder, again: bool) -> bool:
         """Whether the holder has ended, as far as that is known at once. Raises InUse where it has not."""
         same_job = holder.is_unique and holder.job == self._mine.job
+        same_job |= again and holder.token in self._of_ours
         if _lives_here(holder) and not (same_job and again):
             raise _in_use(self._path.parent, holder)
         return same_job or (holder.where == self._mine.where != "")

@@ -117,11 +117,15 @@ class Attempt:
         """Returns once this node's outcome is written."""
         given = self._given
         try:
-            made = await run_in_thread(self._make_run_dir)
-        except Refusal as refusal:
-            ended = self._outcome(refusal.status, str(refusal))
+            made = await self._unless_signalled(run_in_thread(self._make_run_dir))
+        except (Refusal, AskedToEnd) as error:
+            broken = self._broken_off(error, None)  # and not written: nothing could be, or there is no place
             return FinishedAttempt(
-                plan=given.plan, run_dir=given.run_dir, outcome=ended, refusal=refusal, has_met=False
+                plan=given.plan,
+                run_dir=given.run_dir,
+                outcome=broken.outcome,
+                refusal=broken.refusal,
+                has_met=False,
             )
         return await self._finish(await self._run(), made)
 
@@ -305,7 +309,8 @@ class Attempt:
             voice.once(note)
         plan, driver = await self._bound(plan, voice)
         relay = Relay(self._consoles)
-        ranks = Ranks(
+        ranks = await run_in_thread(  # it opens the logs, in the run directory
+            Ranks,
             plan,
             given.rank_env(plan, self._hooks),
             relay,
@@ -384,6 +389,8 @@ class Attempt:
         self._start.mark("torch")
         if plan.is_first:
             await self._record(plan)
+        elif given.restarts is not None:
+            await self._hold.note_holder()
         await ranks.start()
         return prepared
 

@@ -14,6 +14,9 @@ from entrypoint.run.signals import Signals
 RELEASE = 5.0
 """Seconds that the file system has to give the run directory free at the end."""
 
+NOTE = 5.0
+"""Seconds for it to say who has that. Without it a restart waits as for a stranger."""
+
 
 class RunDirHold:
     """Of one launch."""
@@ -29,6 +32,11 @@ class RunDirHold:
         if not self._lock.is_held:
             await run_in_thread(self._lock.take, again=is_restart)
             self._tasks.append(asyncio.create_task(self._keep()))
+
+    async def note_holder(self) -> None:
+        """The nodes have met: whichever of them is first has the run directory."""
+        with contextlib.suppress(OSError, TimeoutError):
+            await run_in_thread(self._lock.note_holder, seconds=NOTE)
 
     async def release(self) -> None:
         with contextlib.suppress(TimeoutError):

@@ -34,6 +34,7 @@ from entrypoint.run.attempt import Attempt
 from entrypoint.run.finished import FinishedAttempt
 from entrypoint.run.given import Given
 from entrypoint.run.hold import RunDirHold
+from entrypoint.run.node_state import PLANNED
 from entrypoint.run.signals import Signals
 from entrypoint.schedulers import hostnames
 
@@ -62,6 +63,8 @@ def launch(plan: LaunchPlan, settings: Settings, env: Mapping[str, str]) -> int:
     try:
         last = asyncio.run(session.run())
     finally:
+        for signum in PLANNED:  # nobody heeds them any more, and they would end this process
+            signal.signal(signum, lambda *_: None)
         processes.kill_descendants(spare=guardian.pids)
         guardian.dismiss()
         session.leave(last)

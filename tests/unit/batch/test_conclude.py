@@ -478,6 +478,15 @@ def test_a_run_that_its_own_job_script_could_not_conclude_has_come_to_its_end_or
     assert not conclude.came_to_its_end(of, 0)
 
 
+def test_a_run_of_which_this_job_lacks_a_node_has_not_come_to_its_end_as_far_as_it_knows(
+    tmp_path: Path,
+) -> None:
+    of = job(tmp_path)
+    write(of, 0, 0)
+    RunDirectory(of.run_dir, 0).claim([(0, "a"), (7, "h")], exclusive=False)
+    assert not conclude.came_to_its_end(of, 0)
+
+
 def test_a_job_is_the_same_after_it_was_written(tmp_path: Path, hand: Path) -> None:
     for of in (job(tmp_path), job(tmp_path, bound=0, port_by_hand=True, batch=False, restarts=4, tries=3)):
         of.write(hand)

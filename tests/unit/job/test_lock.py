@@ -189,6 +189,41 @@ def test_who_was_suspended_hears_that_another_job_has_it(tmp_path: Path) -> None
     assert has(tmp_path) == "8"
 
 
+def test_without_a_scheduler_a_restart_follows_only_who_was_met_as_of_this_job(tmp_path: Path) -> None:
+    """Its job has the same name as any other; the holder was lost with its node."""
+    by_hand = {"job": "manual", "is_unique": False}
+    locked(tmp_path, **ELSEWHERE | by_hand, token="first").take()
+    said: list[str] = []
+    other = locked(tmp_path, said, **by_hand, token="second")
+    other.note_holder()
+    other.take(again=True)
+    assert (has(tmp_path), said) == ("second", [])
+    other.release()
+    locked(tmp_path, **ELSEWHERE | by_hand, token="stranger").take()
+    other = locked(tmp_path, said, **by_hand, token="third")
+    other.take(again=True)
+    assert (has(tmp_path), len(said)) == ("third", 1), "after a while without a sign of life"
+
+
+def test_a_lock_that_is_made_between_two_looks_is_somebodys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = lock._read
+    looks: list[Holder | None] = []
+
+    def look(path: Path) -> Holder | None:
+        looks.append(looked(path))
+        if len(looks) == 1:
+            locked(tmp_path, job="9").take()
+        return looks[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lock, "_read", look)
+        with pytest.raises(InUse):
+            locked(tmp_path, job="8").take()
+    assert (looks[0], has(tmp_path)) == (None, "9")
+
+
 def test_of_two_that_follow_a_dead_one_at_once_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
