@@ -142,10 +142,13 @@ class OurNode(LocalNode):
 
     def never_started(self) -> str | None:
         """A node whose outcome is there before all have met will not come. Without a job script that counts
-        the attempts, the files may be older."""
+        the attempts, the files may be older. Node 0 looks for all: the others need only know of node 0, and
+        each of them would read a folder with as many files as there are nodes."""
         if self.given.before or not self.given.counts_attempts:
             return None
-        for path in (self.given.run_dir.path / "outcome").glob(f"{self.plan.attempt}.*"):
+        run_dir, task = self.given.run_dir, None if self.plan.local_rank is None else 0
+        everyone = (run_dir.path / "outcome").glob(f"{self.plan.attempt}.*")
+        for path in everyone if self.plan.is_first else [run_dir.outcome(0, task)]:
             if (ended := outcome.read(path)) is not None:
                 return (
                     f"{ended.node or path.name} ended before it joined, status {ended.status}: {ended.reason}"

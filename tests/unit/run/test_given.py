@@ -246,8 +246,10 @@ def run_in(folder: Path, *options: str, **env: str) -> Given:
 
 
 def test_a_node_whose_outcome_is_there_before_all_have_met_will_not_come(tmp_path: Path) -> None:
+    """Node 0 looks for all, the others for node 0 alone."""
     (tmp_path / "outcome").mkdir()
-    mine = our_node(run_in(tmp_path, **COUNTED))
+    mine = our_node(run_in(tmp_path, APPTRAIN_EMBEDDED_NODENAME="127.0.0.1", **COUNTED))
+    other = our_node(run_in(tmp_path, **COUNTED))
     assert mine.never_started() is None
     outcome.write(tmp_path / "outcome" / "2.0", Outcome(status=64, node="of another attempt", error="x"))
     (tmp_path / "outcome" / "3.1").touch()  # it is reserved
@@ -256,13 +258,16 @@ def test_a_node_whose_outcome_is_there_before_all_have_met_will_not_come(tmp_pat
     assert mine.never_started() == "n2 ended before it joined, status 64: no such option"
     outcome.write(tmp_path / "outcome" / "3.2", Outcome(status=64, error="no such option"))
     assert mine.never_started() == "3.2 ended before it joined, status 64: no such option"
+    assert other.never_started() is None
+    outcome.write(tmp_path / "outcome" / "3.0", Outcome(status=64, node="n0", error="no such option"))
+    assert other.never_started() == "n0 ended before it joined, status 64: no such option"
     again = our_node(replace(mine.given, before=ended(mine.given)))
     assert again.never_started() is None
 
 
 def test_an_outcome_of_an_older_launch_by_hand_keeps_nobody_from_coming(tmp_path: Path) -> None:
     (tmp_path / "outcome").mkdir()
-    outcome.write(tmp_path / "outcome" / "0.2", Outcome(status=64, error="no such option"))
+    outcome.write(tmp_path / "outcome" / "0.0", Outcome(status=64, error="no such option"))
     assert our_node(run_in(tmp_path)).never_started() is None
     assert our_node(run_in(tmp_path, APPTRAIN_ATTEMPT="0")).never_started() is not None
 
