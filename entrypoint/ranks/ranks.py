@@ -440,22 +440,31 @@ class Ranks:
         self.events.put_nowait(AgentEnded())
 
     async def _count_gpus(self) -> None:
+        """Says how many there are, or that it cannot say, whatever goes wrong: it is waited for."""
+        count = None
+        try:
+            count = await self._counted()
+        finally:
+            self._ready.put_nowait(Readiness(gpus=count))
+
+    async def _counted(self) -> int | None:
         answer = self._scratch / "gpus"
         answer.unlink(missing_ok=True)
-        child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-c", COUNT_GPUS, str(answer)),
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            env=self._env,
-        )
-        try:
-            await asyncio.wait_for(child.wait(), COUNT)
-        except TimeoutError:
-            with contextlib.suppress(ProcessLookupError):
-                child.kill()
+        with contextlib.suppress(OSError):
+            child = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-c", COUNT_GPUS, str(answer)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.DEVNULL,
+                env=self._env,
+            )
+            try:
+                await asyncio.wait_for(child.wait(), COUNT)
+            except TimeoutError:
+                with contextlib.suppress(ProcessLookupError):
+                    child.kill()
         said = answer.read_text() if answer.exists() else ""
-        self._ready.put_nowait(Readiness(gpus=int(said) if said.endswith("\n") else None))
+        return int(said) if said.endswith("\n") else None
 
 
 def _close(fd: int) -> None:

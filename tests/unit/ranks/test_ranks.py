@@ -298,6 +298,7 @@ def test_ranks_that_cannot_be_forks_are_told_or_refused_if_that_was_asked_for(
         ('printf 2 >"$4"', None),  # it was cut off
         ("exit 1", None),
         ("exec sleep 50", None),
+        ("", None),  # and may not be started
     ],
 )
 def test_how_many_gpus_torch_sees_is_asked_before_a_program_begins(
@@ -308,7 +309,7 @@ def test_how_many_gpus_torch_sees_is_asked_before_a_program_begins(
     program = tmp_path / "python"
     program.write_text(f"#!/bin/sh\n{does}\n")
     program.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setattr(sys, "executable", str(program if does else tmp_path / "none"))
     (tmp_path / "gpus").write_text("9\n")  # of an attempt before
 
     async def go() -> Readiness:
