@@ -113,6 +113,16 @@ def kill_descendants(seconds: float = 5.0, *, spare: Collection[int] = ()) -> No
             pass
 
 
+def reap(before: frozenset[int]) -> frozenset[int]:
+    """Takes the end of those children of this process that have ended and had at the look `before`, too:
+    whoever waits for its own child does so at once. Returns the others that have ended."""
+    ended = frozenset(pid for pid in _children(os.getpid()) if state(pid) == "Z")
+    for pid in ended & before:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)
+    return ended - before
+
+
 def is_running(pid: int) -> bool:
     """Whether the process exists and is more than a zombie."""
     return state(pid) not in ("", "Z", "X")

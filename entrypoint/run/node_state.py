@@ -237,6 +237,13 @@ class KeepStacks(_Bare):
 
 
 @dataclass(frozen=True)
+class KeepSignal:
+    """It asks for a planned end while this attempt ends by itself: it is for the one that may follow."""
+
+    signum: int
+
+
+@dataclass(frozen=True)
 class ShowFailure:
     """The output shows what belongs to this failure."""
 
@@ -274,6 +281,7 @@ Effect = (
     | ForgetBeats
     | CollectStacks
     | CollectPeek
+    | KeepSignal
     | KeepStacks
     | ShowFailure
     | AwaitAgent
@@ -485,6 +493,8 @@ def step(state: NodeState, event: Event, now: Now) -> Step:
             return _observe(state, signs)
         case NetworkSeen(network=network):
             return replace(state, network=network), []
+        case Signalled(signum=signum) if signum in PLANNED and not isinstance(state.phase, Running):
+            return state, [KeepSignal(signum)]
     match state.phase:
         case Running() as phase:
             return _running(state, phase, event, now)
@@ -788,7 +798,7 @@ def _signal_who_catches(state: NodeState, ranks: Mapping[int, tuple[int | None, 
     stop = replace(stop, told=stop.told | {*news})
     untold = [rank for rank, (pid, _) in ranks.items() if pid not in stop.told]
     is_said = stop.since == float("inf")
-    stop = replace(stop, deaf=stop.deaf - ranks.keys() | (set() if is_said else {*untold}))
+    stop = replace(stop, deaf=stop.deaf & state.ended.keys() | (set() if is_said else {*untold}))
     if not untold:
         stop = replace(stop, since=now.steady)
     elif now.steady > stop.time_up:

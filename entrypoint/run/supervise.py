@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from entrypoint.core.bitset import Bits
+from entrypoint.core.threads import run_in_thread
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import job_end
 from entrypoint.meet import job_state
@@ -30,6 +31,7 @@ from entrypoint.ranks.stacks import StackCollector
 from entrypoint.run import node_state
 from entrypoint.run.endings import RankTrace
 from entrypoint.run.node_state import (
+    PLANNED,
     AgentLeft,
     AwaitAgent,
     Catching,
@@ -42,6 +44,7 @@ from entrypoint.run.node_state import (
     ForgetBeats,
     HangPolicy,
     HangWatch,
+    KeepSignal,
     KeepStacks,
     KillRanks,
     LookAfter,
@@ -51,6 +54,7 @@ from entrypoint.run.node_state import (
     RanksSeen,
     Settled,
     ShowFailure,
+    Signalled,
     SignalRank,
     Signs,
     StacksCollected,
@@ -62,6 +66,8 @@ from entrypoint.run.node_state import (
 )
 from entrypoint.run.signals import Signals
 
+REAP = 10.0
+"""Seconds between two looks for orphans that have ended."""
 WORKERS_LOOKS = 3
 """How often, at growing intervals, a rank is looked at that has never made a step."""
 
@@ -94,6 +100,8 @@ class Supervisor:
         self._look = stacks.last_look()
         self._events: asyncio.Queue[object] = asyncio.Queue()
         self._tasks: list[asyncio.Task[None]] = []
+        self._kept: list[int] = []
+        """Signals that ask for a planned end, for the attempt that may follow."""
         self._is_over = threading.Event()
         self._hub = link or Alone(
             plan.node, len(ranks.ranks), events=self._events, say=say, again=policy.again
@@ -122,6 +130,7 @@ class Supervisor:
             self._start(self._watch_for_hang(between))
         if self._plan.mode == "torchrun" and self._plan.node_rank == 0:
             self._start(self._watch_for_workers())
+        self._start(self._reap_orphans())
         try:
             while True:
                 event = self._observed(await self._events.get())
@@ -134,6 +143,12 @@ class Supervisor:
             self._is_over.set()
             for task in self._tasks:
                 task.cancel()
+            while not self._events.empty():
+                left = self._events.get_nowait()
+                if isinstance(left, Signalled) and left.signum in PLANNED:
+                    self._kept.append(left.signum)
+            for signum in self._kept:
+                self._signals.take(signum)
 
     def _now(self) -> Now:
         return Now(wall=time.time(), steady=asyncio.get_running_loop().time())
@@ -190,12 +205,22 @@ class Supervisor:
             )
             self._events.put_nowait(signs)
 
+    async def _reap_orphans(self) -> None:
+        """What a rank's own processes leave behind comes to the launcher, and would stay there as zombies."""
+        before: frozenset[int] = frozenset()
+        while True:
+            await asyncio.sleep(REAP)
+            before = await run_in_thread(processes.reap, before)
+
     async def _watch_for_workers(self) -> None:
         """A rank that starts its workers itself waits for ever: torchrun has them look for its own store."""
         nap = self.state.watch.policy.start
         for _ in range(WORKERS_LOOKS):
             await asyncio.sleep(nap)
-            if any(self._stacks.heartbeats.step(rank) is not None for rank in self._ranks.ranks):
+            if any(
+                self._stacks.heartbeats.step(rank) is not None
+                for rank in self._ranks.pids or self._ranks.ranks
+            ):
                 return
             if what := await self._stacks.workers():
                 why = "torchrun starts one process for each rank, and a script that starts its own (mp.spawn)"
@@ -215,13 +240,17 @@ class Supervisor:
         if event is RanksSeen:
             return RanksSeen(alive=bool(self._ranks.alive()))
         if event is Catching:
-            pids = {
-                rank: self._ranks.pids.get(rank) for rank in self._ranks.ranks if rank not in self.state.ended
-            }
-            return Catching({rank: (pid, self._catches(pid)) for rank, pid in pids.items()})
+            return Catching({rank: (pid, self._catches(pid)) for rank, pid in self._left().items()})
         if event is VerdictIsLate:
             return VerdictIsLate()
         return event  # type: ignore[return-value]
+
+    def _left(self) -> dict[int, int | None]:
+        """The process of each rank that has not ended; None until it is known. c10d numbers the ranks itself:
+        the plan's numbers stand for them as long as not all are known."""
+        pids, planned = self._ranks.pids, self._ranks.ranks
+        known = pids if len(pids) == len(planned) else dict.fromkeys(planned) | pids
+        return {rank: pid for rank, pid in known.items() if rank not in self.state.ended}
 
     def _said(self, rank: int) -> RankTrace:
         return RankTrace(
@@ -248,6 +277,8 @@ class Supervisor:
             case SignalRank(pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, self._stop_signal)
+            case KeepSignal(signum):
+                self._kept.append(signum)
             case TerminateRanks():
                 processes.signal_groups(self._ranks.alive(), signal.SIGTERM)
             case ForgetBeats(rank):

@@ -131,3 +131,24 @@ time.sleep(100)
     while processes.is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not processes.is_running(pid)
+
+
+def test_only_orphans_that_nobody_waits_for_are_reaped() -> None:
+    """At the second look: who waits for a child of its own has taken its end by then."""
+    code = """
+import os, subprocess, time
+from entrypoint.node import processes
+processes.adopt_orphans()
+subprocess.run("true & true &", shell=True, check=True)
+mine = subprocess.Popen(["sleep", "50"])
+time.sleep(0.5)
+first = processes.reap(frozenset())
+second = processes.reap(first)
+left = [pid for pid in first if processes.state(pid)]
+print(len(first), len(second), len(left), mine.poll())
+mine.kill()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout == "2 0 0 None\n"

@@ -11,9 +11,22 @@ from typing import Any
 
 import pytest
 
-from entrypoint.meet.messages import AllDone, Stopped
+from entrypoint.meet.messages import AllDone, Failed, Stopped
 from entrypoint.ranks.ranks import AgentEnded
-from tests.unit.run.attempts import BOTH, RUNS_ON, STATES, STOP, TERMINATED, ended, ends, started, well
+from entrypoint.run.node_state import Signalled
+from tests.unit.run.attempts import (
+    BOTH,
+    CRASHED,
+    ELSEWHERE,
+    RUNS_ON,
+    STATES,
+    STOP,
+    TERMINATED,
+    ended,
+    ends,
+    started,
+    well,
+)
 from tests.unit.scene import (
     NEVER,
     Do,
@@ -39,6 +52,33 @@ def test_a_rank_that_starts_after_the_stop_is_told() -> None:
     assert Scene().play(Stopped(), 0.9, *BOTH) == [
         *[(1.0, "SIGUSR2", 0), (1.0, "SIGUSR2", 1)],
     ]
+
+
+def test_ranks_to_which_torchrun_has_given_other_numbers_are_told_and_none_is_said_to_run_on() -> None:
+    """As c10d does, which goes by addresses."""
+    scene = Scene()
+    scene.ranks.catching = {2: 0.0, 3: 0.0}
+    scene.lasts = 60.0
+    log = scene.play(Stopped(), 0.9, started(2), started(3))
+    assert [entry for entry in log if "looks for workers" not in entry] == [
+        *[(1.0, "SIGUSR2", 2), (1.0, "SIGUSR2", 3)]
+    ]
+    scene = Scene()
+    scene.ranks.catching = {2: 0.0, 3: NEVER}
+    log = scene.play(Stopped(), 0.9, started(2), started(3), 1.0, ended(2, 75), ended(3), AllDone())
+    said = [entry[2] for entry in log if entry[1] == "says"]
+    assert said == ["a stop was asked for, but rank 3 on 127.0.0.2 caught no SIGUSR2 and has ended"]
+
+
+@pytest.mark.parametrize("asked", [signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize("state", [CRASHED, [*BOTH, Failed(ELSEWHERE)], [*BOTH, AllDone()]])
+def test_a_wish_to_stop_that_comes_while_the_attempt_ends_is_for_the_one_that_may_follow(
+    state: list[Step], asked: signal.Signals
+) -> None:
+    scene = Scene()
+    scene.lasts = 60.0
+    assert scene.play(*state, asked)[-1][1] == "ends"
+    assert asyncio.run(asyncio.wait_for(scene.signals.next(), 1)) == Signalled(signum=asked)
 
 
 def test_ranks_that_torchrun_starts_again_after_the_stop_are_told_once_they_catch_it() -> None:
