@@ -312,16 +312,22 @@ say_lines() {
 # Sets `status`, and `said` to what it said.
 run_in_image() {
     cutter='kill'
-    await "$asked_to_end" timeout --kill-after=10 "$2" \
+    await "$asked_to_end" tell_file timeout --kill-after=10 "$2" \
         "$APPTRAIN_HOME/containers/run.sh" --quiet --all-of-host \
         ${container_words[@]+"${container_words[@]}"} \
-        "$APPTRAIN_IMAGE" python -P -m entrypoint "$1" "$handover_dir" >"$handover_dir/said" 2>&1
+        "$APPTRAIN_IMAGE" python -P -m entrypoint "$1" "$handover_dir"
     cutter='interrupt'
     said=''
     if [[ -s $handover_dir/said ]]; then
         said=$(tail -c 2000 -- "$handover_dir/said" | tr '\n' ' ')
         said=${said% }
     fi
+}
+
+# Becomes a program that `await` starts, and whose words go to the file `said`. What a trap says
+# meanwhile does not.
+tell_file() {
+    exec "$@" >"$handover_dir/said" 2>&1
 }
 
 # await ASKED CMD...: starts it in a process group of its own, for Ctrl-C is to reach it once,
@@ -393,7 +399,7 @@ begin_attempts() {
         mark_of=$attempt
     fi
     task=("$APPTRAIN_HOME/containers/run.sh" --outcome "$outcome"
-        ${container_words[@]+"${container_words[@]}"} "${task[@]}" "$APPTRAIN_IMAGE")
+        ${container_words[@]+"${container_words[@]}"} ${task[@]+"${task[@]}"} "$APPTRAIN_IMAGE")
     task+=(python -P -m entrypoint)
 }
 

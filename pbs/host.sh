@@ -254,13 +254,13 @@ read_wave() {
 # await_all FUNCTION [WORD...]: runs it; all that it starts ends with a signal to this script.
 await_all() {
     cutter='kill'
-    await "$asked_to_end" end_together "$@" 2>"$handover_dir/said"
+    await "$asked_to_end" end_together "$@"
     cutter='interrupt'
 }
 
 end_together() {
     trap 'end_jobs; exit 143' TERM
-    "$@"
+    "$@" 2>"$handover_dir/said"
 }
 
 # Each `timeout` leads a process group of its own. It would not pass on a signal that comes just as
@@ -290,6 +290,7 @@ each_host() {
     if [[ -n $answers ]]; then
         print_answers
     fi
+    exit 0 # as in on_each_host
 }
 
 # Prints what the tasks have left. A shared file system may show it later.

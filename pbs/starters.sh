@@ -155,6 +155,7 @@ on_each_host() {
     write_task_files "$@"
     start_tasks
     watch_tasks
+    exit # before 5.1 bash runs no EXIT trap where what it has started with & returns
 }
 
 check_starter() {

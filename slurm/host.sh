@@ -117,13 +117,14 @@ told_of_job() {
 # on_nodes WHAT [WORD...]: see host/staging.sh.
 on_nodes() {
     await "$asked_to_end" step_on_nodes /bin/bash "$APPTRAIN_HOME/host/stage.sh" "$1" - "$stage" \
-        "${@:2}" 2>"$handover_dir/said"
+        "${@:2}"
 }
 
 step_on_nodes() {
     unset_requests
     unset SLURM_LABELIO SLURM_STDOUTMODE # its lines are read here
-    exec timeout --foreground --signal=INT --kill-after=10 "$bound" srun "${each_node[@]}" "$@"
+    exec timeout --foreground --signal=INT --kill-after=10 "$bound" srun "${each_node[@]}" "$@" \
+        2>"$handover_dir/said"
 }
 
 # copy_to NAME...: Slurm's own tree. If nodes have failed, once more without these.
@@ -165,10 +166,9 @@ broadcast() {
     if (($# < ${#hosts[@]})) || [[ " ${facts[*]} " == *' left_out='* ]]; then
         nodes=("--nodelist=$(IFS=,; printf '%s' "$*")")
     fi
-    await "$asked_to_end" env -u SBCAST_EXCLUDE -u SBCAST_SEND_LIBS \
+    await "$asked_to_end" tell_file env -u SBCAST_EXCLUDE -u SBCAST_SEND_LIBS \
         timeout --kill-after=10 "$COPY" \
-        sbcast ${nodes[@]+"${nodes[@]}"} "$APPTRAIN_IMAGE" "$file" \
-        >"$handover_dir/said" 2>&1
+        sbcast ${nodes[@]+"${nodes[@]}"} "$APPTRAIN_IMAGE" "$file"
     said=$(tail -c 400 -- "$handover_dir/said" | tr '\n' ' ')
     said=${said% }
     ((status == 0))

@@ -463,6 +463,19 @@ def test_what_asks_for_another_run_outlives_the_end_of_this_one(asks: str) -> No
     assert bash(script) == "done a b\n7\n"
 
 
+def test_a_warning_that_comes_while_a_program_writes_to_a_file_is_said_all_the_same(tmp_path: Path) -> None:
+    script = """
+        handover_dir=$2 run_dir=$2
+        catch_signals
+        (sleep 0.3; kill -USR2 $$) &
+        await '' tell_file bash -c 'sleep 0.6; echo its own' 2>&1
+        cat "$2/said"
+        """
+    said = "apptrain: warned of the end: asking the ranks to save and stop\n"
+    assert bash(script, tmp_path) == f"{said}its own\n"
+    assert (tmp_path / "stop").is_file()
+
+
 def test_what_asks_for_another_run_is_killed_when_its_time_is_over() -> None:
     assert bash("shielded 0.2 sleep 60 || echo $?") == "137\n"
 

@@ -276,7 +276,7 @@ while True:
     )
     program.chmod(0o755)
     script = """
-        bound=60
+        bound=60 handover_dir=$2
         each() { start_bounded true; wait; }
         end_together each & pid=$!
         until [[ -e $2/child ]]; do sleep 0.05; done

@@ -111,15 +111,15 @@ STAY = ("SLURM_JOB_ID", "SLURM_THREADS_PER_CORE", "SLURM_MPI_TYPE", "SLURM_NNODE
 GO = ("SLURM_GPUS_PER_NODE", "SLURM_EXACT", "SRUN_CPUS_PER_TASK", "SLURM_STEP_ID", "SLURM_HOSTFILE")
 
 
-def test_a_command_on_the_nodes_gets_none_of_the_jobs_requests() -> None:
+def test_a_command_on_the_nodes_gets_none_of_the_jobs_requests(tmp_path: Path) -> None:
     script = r"""
         timeout() { printf '%s\n' "$@"; env; }
         exec() { "$@"; }
-        each_node=(--nodes=2 --ntasks=2) bound=5
+        each_node=(--nodes=2 --ntasks=2) bound=5 handover_dir=$2
         step_on_nodes /bin/bash stage.sh look
         """
     env = dict.fromkeys((*STAY, *GO), "1")
-    told = bash(script, env=env).splitlines()
+    told = bash(script, tmp_path, env=env).splitlines()
     words = ["--foreground", "--signal=INT", "--kill-after=10", "5", "srun", "--nodes=2", "--ntasks=2"]
     assert told[: len(words) + 3] == [*words, "/bin/bash", "stage.sh", "look"]
     left = {line.partition("=")[0] for line in told[len(words) + 3 :]}
@@ -133,6 +133,7 @@ facts=()
 on_nodes() { printf '%s\n' "on_nodes $*" >>"$handover_dir/calls"; }
 type() { [[ $2 != sbcast || -z ${NO_SBCAST-} ]]; }
 await() { shift; status=0; "$@" || status=$?; }
+exec() { "$@"; }
 env() { shift 4; "$@"; }
 sbcast() {
     printf '%s\n' "$*" >>"$handover_dir/calls"
