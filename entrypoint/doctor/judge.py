@@ -7,6 +7,8 @@ lacks what its profile says. Runs with the Python of a login node, from 3.9 on.
 
 from __future__ import annotations
 
+import errno
+import os
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -126,6 +128,8 @@ class Way:
 
 # --- a node by itself ---------------------------------------------------------------------------------------
 
+MAKE = "make it, or correct what names it (TMPDIR, --run-dir, scratch in the profile)"
+
 
 def of_facts(found: NodeFacts, site: Profile, fabric: str) -> list[Finding]:
     """What a node lacks. `fabric`: that NCCL is to use; empty where that is unknown."""
@@ -141,7 +145,8 @@ def _of_rooms(found: NodeFacts) -> Iterable[Finding]:
     for name, room in found.rooms.items():
         if room.refused:
             text = f"{_called(name, room)} takes no file of 1 MiB ({room.refused})"
-            yield Finding(found.node, name, text, _make_room(name), is_final=name != facts.SHARED_MEMORY)
+            remedy = MAKE if room.refused == os.strerror(errno.ENOENT) else _make_room(name)
+            yield Finding(found.node, name, text, remedy, is_final=name != facts.SHARED_MEMORY)
         elif (text := _too_little(name, room)) != "":
             yield Finding(found.node, name, text, _make_room(name))
 
