@@ -140,9 +140,10 @@ def convert(script: Script, found: Sequence[Found]) -> Converted:
     before = [f"APPTRAIN_IMAGE={_word(image)}"] if image and "://" not in image else []
     if binds := _binds(training):
         before.append(f"APPTRAIN_BIND={_word(binds)}")
-    own = " ".join(_word(word) for word in words)
+    own_words = [_word(word) for word in words]
+    own = " ".join(own_words)
     if script.request.scheduler == "pbs":
-        line = _qsub(script.request, before, f"-- {own}")
+        line = _qsub(script.request, before, ["--", *own_words])
     elif script.request.scheduler == "slurm":
         line = " ".join([*before, "sbatch", *_sbatch(script), OURS, "--", own])
     else:
@@ -265,16 +266,25 @@ def _resources(asked: ScriptRequest) -> list[str]:
     return ["-l " + _word(f"{one.name}={one.value}" if one.value else one.name) for one in whole]
 
 
-def _qsub(asked: ScriptRequest, before: list[str], arguments: str) -> str:
+def _qsub(asked: ScriptRequest, before: list[str], arguments: Sequence[str]) -> str:
     words = ["qsub"]
     for option in _last(asked):
         words += _words_of_qsub(option)
     words += _resources(asked)
     if not asked.find("place") and (asked.nodes or 1) > 1:
         words.append("-l place=scatter")
-    exports = " ".join([*before, f"APPTRAIN_ARGS={shlex.quote(arguments)}"])
+    exports = " ".join([*before, f"APPTRAIN_ARGS={_assigned(arguments)}"])
     names = ",".join(["APPTRAIN_ARGS", *(one.partition("=")[0] for one in before)])
     return f"{exports} {' '.join(words)} -v {names} pbs/multinode.pbs"
+
+
+def _assigned(words: Sequence[str]) -> str:
+    """These words of a shell as the value of a variable, in which it fills in what it would in the words:
+    those in double quotes have something to fill in."""
+    if not any(word.startswith('"') for word in words):
+        return shlex.quote(" ".join(words))
+    texts = (re.sub(r'(["\\])' if word.startswith('"') else r'(["\\$`])', r"\\\1", word) for word in words)
+    return '"' + " ".join(texts) + '"'
 
 
 def _time(option: AskedOption) -> str:
@@ -407,6 +417,11 @@ def _left_options(script: Script) -> Iterator[str]:
             if "B" not in (signal["who"] or "") and name != "USR2":
                 instead = f"if they have a handler for {name}: --stop-signal {name}"
                 yield f"{where}--signal: the ranks get USR2; {instead}"
+        elif asked.scheduler == "slurm" and option.name in ("mem-per-cpu", "mem-per-gpu"):
+            yield (
+                f"{where}--{option.name}: sbatch refuses it beside the --mem of our job script: give --mem, "
+                f"or submit with a profile that has `memory: --{option.name}`"
+            )
         elif asked.scheduler == "slurm" and not _is_carried_over(option, script):
             yield f"{where}--{option.name}: give it to sbatch if it is needed"
         elif asked.scheduler == "pbs" and option.name in QSUB_SIZES and option.name != "select":

@@ -129,7 +129,8 @@ class Launch:
 def read(commands: Sequence[Command]) -> list[Launch]:
     """All commands of a script."""
     settings = _Settings(commands)
-    return [found for one in commands for found in _follow(one, Launch(one.line), 0, settings)]
+    launches = [found for one in commands for found in _follow(one, Launch(one.line), 0, settings)]
+    return [replace(one, words=tuple(map(settings.literal, one.words))) for one in launches]
 
 
 @dataclass(frozen=True)
@@ -159,6 +160,12 @@ class _Settings:
             else:
                 found.append(word)
         return tuple(found)
+
+    def literal(self, word: Word) -> Word:
+        """What a variable of one word holds, if nothing has to be filled in there."""
+        setting = self._setting_of(word)
+        is_plain = setting and len(setting.words) == 1 and not set(setting.words[0].raw) & set("$`*?[~")
+        return setting.words[0] if setting and is_plain else word
 
     def program(self, word: Word) -> Word:
         """What stands in a command's first place, if a variable names it."""

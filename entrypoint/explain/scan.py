@@ -226,6 +226,14 @@ _SOURCE = re.compile(rb"[^ ]{0,60} ?    ")
 _TELLS = re.compile(rb"Root Cause|Process name: \[|Traceback \(most recent call last\)")
 _BOX = re.compile(rb"(?:^|\s)(rank|host|exitcode|time)\s*: (\S+)")
 """torchrun's summary of a failure has such lines."""
+_AGENT = re.compile(
+    rb"\btorchrun\b|\btorch[./]distributed[./](?:elastic|run)\b|\(exitcode: -?\d+\) local_rank: \d+ \(pid"
+)
+_OF_OTHERS = re.compile(
+    rb"\]: ?Traceback |\]:\[W|[Ww]atchdog|"
+    rb"Connection (?:reset|closed) by |(?:recvValue|sendBytes|recvBytes) failed"
+)
+"""What a rank says of the end of another."""
 _LABEL = re.compile(rb"(?:[\w.-]{1,64}: )?\[rank(\d{1,6})\]:")
 _OF_SRUN = re.compile(
     rb"srun: error: (?P<node>[\w.-]{1,64}): tasks? (?P<task>\d+)(?P<more>[\d,-]*): (?P<how>.{1,60})"
@@ -291,6 +299,8 @@ class ProcessEnd:
     """Of the line."""
     is_one: bool = True
     """The line names no other tasks beside it."""
+    is_task: bool = False
+    """The rank is the number of a task of srun."""
 
 
 @dataclass(frozen=True)
@@ -331,7 +341,9 @@ class Scan:
     """Bytes that were read."""
     lines: int = 0
     is_ours: bool = False
-    """Whether apptrain said something: srun's tasks are then nodes, and not ranks."""
+    """Whether apptrain said something."""
+    has_agents: bool = False
+    """Whether a node's ranks have a launcher, ours or torchrun: srun's tasks are nodes then, not ranks."""
 
     _seen: set[bytes] = field(default_factory=set)
     _seen_bytes: int = 0
@@ -500,6 +512,9 @@ class Scan:
         body = lines.body(line)
         self._help(line, body, order)
         self.is_ours = self.is_ours or messages.PREFIX.match(body) is not None
+        if not self.has_agents and (self.is_ours or _is_of_agent(line, before)):
+            self.has_agents = True
+            self.ends = [replace(one, rank=None) if one.is_task else one for one in self.ends]
         node, rank = lines.node(line), lines.rank(line)
         self._remember(line, behind[:12], node, rank, name, number)
         self._remember_restart(body, before, behind, name, number)
@@ -609,9 +624,9 @@ class Scan:
             return
         of_srun, of_mpi = _OF_SRUN.search(line), _OF_MPI.search(line)
         if of_srun and not _BY_OTHERS.search(of_srun["how"]):
-            task = None if self.is_ours else int(of_srun["task"][:6])
+            task = None if self.has_agents else int(of_srun["task"][:6])
             is_one = not of_srun["more"]
-            self.ends.append(ProcessEnd(task, of_srun["node"].decode(), name, number, is_one))
+            self.ends.append(ProcessEnd(task, of_srun["node"].decode(), name, number, is_one, is_task=True))
         elif of_mpi:
             self.ends.append(ProcessEnd(int(of_mpi[1][:6]), "", name, number))
 
@@ -620,6 +635,11 @@ class Scan:
             for place, pattern in enumerate((*entry.all, *entry.then)):
                 if pattern.is_in(line, body):
                     self.helped[entry.id, place] = order
+
+
+def _is_of_agent(line: bytes, before: Sequence[bytes]) -> bool:
+    """Whether it shows torchrun: itself, its modules, or its table of failures."""
+    return any(_AGENT.search(one) for one in (line, *before))
 
 
 def _is_restart(body: bytes) -> bool:
@@ -741,12 +761,13 @@ def _time(line: bytes, before: Sequence[bytes]) -> float | None:
 def _rank_behind(line: bytes, behind: Sequence[bytes]) -> int | None:
     """Of a line that does not name its rank, that of the error which follows at once: NCCL warns first, and
     torch prints some errors without a label."""
-    if b" NCCL WARN " not in line and not _EXCEPTION.match(lines.body(line)):
+    is_warning = b" NCCL WARN " in line
+    if not is_warning and not _EXCEPTION.match(lines.body(line)):
         return None
-    for one in behind if b" NCCL WARN " in line else behind[:3]:
+    for one in behind if is_warning else behind[:3]:
         found = _LABEL.match(one)
         if found:
-            return int(found[1])
+            return None if not is_warning and _OF_OTHERS.search(one) else int(found[1])
     return None
 
 

@@ -144,6 +144,14 @@ HEAD_BY_HOSTNAME = Trap(
     "1, or head -n 1 "
     '"$PBS_NODEFILE".',
 )
+HEAD_IN_BATCH = Trap(
+    "head-by-hostname",
+    "the head node's address comes from hostname or ping",
+    "A batch script runs once, on the first node, so this is the right node. In a task it would be each "
+    "node's own, and the name may lead to another network than the one that the job's list of nodes names.",
+    HEAD_BY_HOSTNAME.remedy,
+    is_remark=True,
+)
 MASTER_IN_TASK = Trap(
     "master-in-each-task",
     "MASTER_ADDR is computed inside each task, or inside the container",
@@ -177,7 +185,8 @@ FIXED_PORT = Trap(
     "the port is fixed, on nodes that other jobs may share",
     "A second job on the first node, also your own, finds the port in use (EADDRINUSE), or the two "
     "jobs meet each other.",
-    "Take it from the job's number, such as $((20000 + SLURM_JOB_ID % 20000)).",
+    "Take it from the job's number, such as $((20000 + SLURM_JOB_ID % 20000)), or under PBS "
+    "$((20000 + ${PBS_JOBID%%[!0-9]*} % 20000)).",
 )
 RDZV_RANDOM = Trap(
     "rdzv-id-random",
@@ -207,6 +216,14 @@ FIRST_NODE_ONLY = Trap(
     "for them until it runs out of time.",
     "Start one on every node: srun --ntasks-per-node=1 (Slurm), pbsdsh or mpiexec --ppn 1 (PBS) in "
     "front of it.",
+)
+NO_HOSTFILE = Trap(
+    FIRST_NODE_ONLY.id,
+    FIRST_NODE_ONLY.title,
+    "deepspeed takes the nodes from a hostfile. Without one it knows this node alone, and ends at once if "
+    "it is to start on more (no extra nodes available via hostfile).",
+    "Write a hostfile, a line NAME slots=GPUS for each node, and start it once with --hostfile; or start it "
+    "on each node with --no_ssh and that node's --node_rank.",
 )
 OPENS_ON_EACH = Trap(
     "deepspeed-on-each-node",
@@ -700,8 +717,10 @@ def _of_head(script: Script) -> Iterator[Found]:
         is_inside = launch is not None and (launch.in_shell or (launch.is_in_task and launch.container != ""))
         literal = value.strip("'\"")
         if _BY_NAME.search(value) or _PING.search(value):
+            is_name = script.request.scheduler and not (_PING.search(value) or _BY_ADDRESS.search(value))
             if several:
-                yield Found(MASTER_IN_TASK if is_inside else HEAD_BY_HOSTNAME, line, value)
+                outside = HEAD_IN_BATCH if is_name else HEAD_BY_HOSTNAME
+                yield Found(MASTER_IN_TASK if is_inside else outside, line, value)
         elif (
             is_inside
             and launch is not None
@@ -949,7 +968,8 @@ def _of_start(script: Script) -> Iterator[Found]:
             if (_nodes_of(script, one) or 0) > 1 and not _has_branches(one):
                 yield Found(OPENS_ON_EACH, one.line, _quote(script, one.line))
         elif not one.is_in_task and not one.in_shell:
-            yield Found(FIRST_NODE_ONLY, one.line, _quote(script, one.line))
+            trap = NO_HOSTFILE if one.agent == "deepspeed" else FIRST_NODE_ONLY
+            yield Found(trap, one.line, _quote(script, one.line))
 
 
 def _opens_nodes(one: Launch) -> bool:

@@ -1,5 +1,8 @@
 """The same job as one of ours: the lines that submit it, what a profile has of it, and what is left."""
 
+import shlex
+import subprocess
+
 import pytest
 
 from entrypoint.explain import as_ours, traps
@@ -210,6 +213,21 @@ def test_variables_in_the_arguments_are_filled_in_where_one_submits() -> None:
     made = converted(f"{ASKED}srun torchrun t.py --lr $LR\n")
     assert made.left == ("line 3: variables in the arguments are filled in where you submit",)
     assert made.lines[1] == 'apptrain submit --cluster NAME --nodes 2 -- t.py --lr "$LR"'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "program"),
+    [
+        ("$PWD/t.py --name 'a b'", ["/here/t.py", "--name", "a b"]),
+        ("t.py 'a$PWD`b' \"a $PWD\"", ["t.py", "a$PWD`b", "a /here"]),
+    ],
+)
+def test_the_shell_fills_in_the_variables_in_a_line_of_qsub(arguments: str, program: list[str]) -> None:
+    made = converted(f"#PBS -l select=2:ngpus=4\npbsdsh -- torchrun {arguments}\n")
+    assignment = made.lines[0].partition(" qsub ")[0]
+    script = f'PWD=/here; {assignment}; printf %s "$APPTRAIN_ARGS"'
+    told = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
+    assert shlex.split(told) == ["--", *program]
 
 
 def test_the_line_has_what_variables_of_the_script_hold() -> None:

@@ -899,3 +899,47 @@ def test_no_more_than_so_many_bytes_are_read(more: int, is_whole: bool) -> None:
     scan = Scan(INDEX)
     assert scan.read(io.BytesIO(text), "a", len(text) + more) == is_whole
     assert scan.size == len(text) + min(more, 0)
+
+
+UNLABELLED = """Traceback (most recent call last):
+  File "train.py", line 3, in <module>
+    main()
+FileNotFoundError: [Errno 2] No such file or directory: '/data/train.csv'
+"""
+
+
+@pytest.mark.parametrize(
+    "following",
+    [
+        '[rank1]: Traceback (most recent call last):\n[rank1]:   File "t.py", line 9, in f\n'
+        "[rank1]: torch.distributed.DistBackendError: [1] is setting up NCCL communicator: Connection reset by peer\n",
+        "[rank1]:[W302 10:10:21.1 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl: Connection reset by peer\n",
+        WATCHDOG,
+    ],
+)
+def test_a_rank_that_tells_of_the_end_of_another_is_not_the_one_that_failed(following: str) -> None:
+    (cause, *_) = of(job=UNLABELLED + following).causes
+    assert ("/data/train.csv" in cause.first.text, cause.rank) == (True, None)
+
+
+@pytest.mark.parametrize(
+    ("log", "node"),
+    [
+        (
+            "Traceback (most recent call last):\n"
+            '  File "/opt/venv/bin/torchrun", line 8, in <module>\n    sys.exit(main())\n'
+            "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError\n"
+            "srun: error: n3: task 2: Exited with exit code 1\n",
+            "n3",
+        ),
+        (
+            "srun: error: n042: task 1: Out Of Memory\n"
+            "E0302 10:10:21.000 13 api.py:874] failed (exitcode: -9) local_rank: 2 (pid: 122) of binary: /usr/bin/python\n"
+            "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n",
+            "n042",
+        ),
+    ],
+)
+def test_with_torchrun_a_task_of_srun_is_a_node_and_no_rank(log: str, node: str) -> None:
+    (cause, *_) = of(job=log).causes
+    assert (cause.rank, cause.first.node) == (None, node)
