@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -203,6 +204,29 @@ def test_a_run_directory_that_cannot_be_made_is_the_refusal(tmp_path: Path) -> N
         f"the run directory {tmp_path}/file/run cannot be written (Not a directory)"
     )
     assert (ended.outcome.status, ended.outcome.error, ended.has_met) == (64, str(ended.refusal), False)
+
+
+def test_a_signal_ends_the_wait_for_a_file_system_that_makes_no_run_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stalls = threading.Event()
+
+    def stall(_: RunDirectory) -> None:
+        stalls.wait(60)
+
+    monkeypatch.setattr(RunDirectory, "create", stall)
+    one = attempt(tmp_path / "run", {}, node=0)
+
+    async def go() -> FinishedAttempt:
+        asyncio.get_running_loop().call_later(0.1, one._signals.take, signal.SIGTERM)
+        return await asyncio.wait_for(one.run(), 30)
+
+    try:
+        ended = asyncio.run(go())
+    finally:
+        stalls.set()
+    assert (ended.outcome.signal, ended.refusal, ended.has_met) == (signal.SIGTERM, None, False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_directory_that_is_gone_before_a_restart_is_the_refusal(tmp_path: Path) -> None:
