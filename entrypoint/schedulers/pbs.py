@@ -11,7 +11,8 @@ What comes from where:
     node_rank       PBS_NODENUM, which counts hosts in that same order; the host's name must agree
     context         PBS_TASKNUM, which is 1 in the job script. Otherwise it is no rank
     cpus            NCPUS, of this task's chunk. A host with several chunks has more, but no variable tells
-                    several chunks from several lines of one
+                    several chunks from several lines of one. Where chunks name ompthreads, NCPUS is that:
+                    then APPTRAIN_NCPUS, which the job script reads from qstat
     omp_num_threads OMP_NUM_THREADS where it equals NCPUS: PBS sets both, over what the user set
 """
 
@@ -32,6 +33,7 @@ NAME = "pbs"
 MOST = 1 << 23
 """Bytes of a node file: 100,000 lines of 80."""
 GPUS = "APPTRAIN_NGPUS"
+CPUS = "APPTRAIN_NCPUS"
 COUNTED = ("ngpus", "naccelerators", "gpus", "ngpu")
 """Resources by which sites count GPUs; the first is the usual one."""
 
@@ -63,7 +65,8 @@ def allocation(env: Mapping[str, str], request: PlacementRequest) -> Allocation:
     node_rank, rank_from = _node_rank(env, request, nodes, f"{nodes_from} {path}")
     context = _context(env, node_rank)
     gpus, gpus_from = _gpus(env)
-    cpus = variables.optional_number(env, "NCPUS", "unset it, PBS sets it for each task")
+    cpus_from = CPUS if CPUS in env else "NCPUS"
+    cpus = variables.optional_number(env, cpus_from, "unset it, PBS sets it for each task")
     threads = env.get("OMP_NUM_THREADS")
     sources = {
         "job_id": "PBS_JOBID",
@@ -72,7 +75,7 @@ def allocation(env: Mapping[str, str], request: PlacementRequest) -> Allocation:
         "node_rank": rank_from,
         "slots_per_node": nodes_from,
         "gpus": gpus_from,
-        "cpus": "NCPUS" if cpus is not None else "",
+        "cpus": cpus_from if cpus is not None else "",
     }
     return Allocation(
         scheduler=NAME,

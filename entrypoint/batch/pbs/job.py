@@ -69,6 +69,7 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
         notes.append(f"qstat -f {env['PBS_JOBID']} does not answer: walltime and GPUs are unknown")
     gpus, shared = _gpus(env, told, hosts, len(lines))
     added = {} if gpus is None else {"APPTRAIN_NGPUS": str(gpus)}
+    added |= _of_ompthreads(told, hosts, settings)
     if not settings.given("term-grace"):
         added["APPTRAIN_TERM_GRACE"] = str(_grace(attributes(facts.one("queue"))))
     if runs_again := told.get("run_count", "0").isdecimal() and int(told.get("run_count", "0")) > 1:
@@ -201,17 +202,38 @@ def _gpus_by_host(
     if not (counted or requested):
         return {}, []
     name = (counted or requested)[0]
-    sums: Counter[str] = Counter()
-    for place, chunk in zip(places, chunks, strict=False):
-        found = hostnames.find_interface(place.partition("/")[0], hosts)
-        if len(found) == 1:
-            sums[hosts[found[0]]] += sum(int(n) for n in re.findall(rf":{name}=(\d{{1,9}})", chunk))
+    sums = _sums(name, places, chunks, hosts)
     is_told = counted or told[f"Resource_List.{name}"] == "0"
     if is_told and all(host in sums for host in hosts):
         return sums, []
     host, vnode = (plain(told.get(name, ""))[:200] for name in ("exec_host", "exec_vnode"))
     what = f"qstat -f says exec_host={host} and exec_vnode={vnode}, and the node file {_shown(hosts)}"
     return {}, [f"how many GPUs each host has is unknown: {what}"]
+
+
+def _sums(name: str, places: Sequence[str], chunks: Sequence[str], hosts: Sequence[str]) -> Counter[str]:
+    """How much of a resource the chunks of each host have, by its name; without hosts that are unknown."""
+    sums: Counter[str] = Counter()
+    for place, chunk in zip(places, chunks, strict=False):
+        found = hostnames.find_interface(place.partition("/")[0], hosts)
+        if len(found) == 1:
+            sums[hosts[found[0]]] += sum(int(n) for n in re.findall(rf":{name}=(\d{{1,9}})", chunk))
+    return sums
+
+
+def _of_ompthreads(told: Mapping[str, str], hosts: Sequence[str], settings: Settings) -> dict[str, str]:
+    """Where chunks name `ompthreads`, PBS sets both OMP_NUM_THREADS and NCPUS to it: the threads of each
+    process, and no longer the CPUs of the chunk."""
+    asked = set(re.findall(r":ompthreads=(\d{1,6})", told.get("Resource_List.select", "")))
+    if not asked:
+        return {}
+    places, chunks = told.get("exec_host", "").split("+"), told.get("exec_vnode", "").split(")+(")
+    sums = _sums("ncpus", places, chunks, hosts)
+    cpus = {sums[host] for host in hosts}
+    added = {pbs.CPUS: str(cpus.pop())} if len(cpus) == 1 and cpus != {0} else {}
+    if len(asked) == 1 and not settings.given("omp-num-threads"):
+        added["APPTRAIN_OMP_NUM_THREADS"] = asked.pop()
+    return added
 
 
 def _grace(queue: Mapping[str, str]) -> int:
@@ -298,10 +320,12 @@ def why_no_chain(env: Mapping[str, str]) -> str:
 def qsub(env: Mapping[str, str], told: Mapping[str, str], job: JobName) -> list[str]:
     """qsub's options for another job that asks for what this one has."""
     words = ["-N", job.name]
+    # PBS sums up what the chunks name, and refuses the sums beside select.
+    sums = {word.partition("=")[0] for word in re.split("[:+]", told.get("Resource_List.select", ""))}
+    sums |= {"ncpus", "ngpus", "mem", "nodect", "nodes", "mpiprocs"}
     for name, value in told.items():
         resource = name.removeprefix("Resource_List.")
-        # The others follow from select.
-        if resource != name and resource not in ("ncpus", "ngpus", "mem", "nodect", "nodes", "mpiprocs"):
+        if resource != name and resource not in sums:
             words += ["-l", f"{resource}={value}"]
         elif name == "queue":  # qsub's own may route to this one, and alone take jobs
             words += ["-q", env.get("PBS_O_QUEUE") or value]

@@ -86,7 +86,7 @@ def _notes(env: Mapping[str, str], hosts: Sequence[str], address: str) -> Iterat
         yield (
             f"SLURM_HOSTFILE={plain(file)} is not used: nodes are numbered in the order of SLURM_JOB_NODELIST"
         )
-    if address:
+    if address and len(hosts) > 1:
         yield f"{hosts[1]} does not resolve here: the nodes meet at {address}, Slurm's NodeAddr of {hosts[0]}"
 
 

@@ -541,6 +541,10 @@ def test_pods_meet_at_slurms_address_of_the_first(host: Host, resolver: set[str]
     assert "APPTRAIN_MASTER_ADDR=10.0.3.17" in answer.all("export")
     said = "slinky-1 does not resolve here: the nodes meet at 10.0.3.17, Slurm's NodeAddr of slinky-0"
     assert said in answer.all("say")
+    alone = host.ask(
+        "--nnodes=1:2", env=PODS, first_node=NODE.format("10.0.3.17"), left_out="slinky-1", again="0"
+    )
+    assert (alone.all("host"), [line for line in alone.all("say") if "resolve" in line]) == (["slinky-0"], [])
 
 
 @pytest.mark.parametrize(
@@ -817,6 +821,24 @@ def test_a_pbs_job_is_what_qstat_says(host: Host) -> None:
 
 
 @pytest.mark.parametrize(
+    ("asked", "options", "exported"),
+    [
+        ("2:ncpus=2:ngpus=2", (), []),
+        ("2:ncpus=2:ngpus=2:ompthreads=1", (), ["APPTRAIN_NCPUS=2", "APPTRAIN_OMP_NUM_THREADS=1"]),
+        ("2:ncpus=2:ompthreads=1", ("--omp-num-threads=2",), ["APPTRAIN_NCPUS=2"]),
+        ("1:ncpus=2:ompthreads=1+1:ncpus=2:ompthreads=2", (), ["APPTRAIN_NCPUS=2"]),
+    ],
+)
+def test_threads_that_chunks_name_are_each_ranks_and_not_the_chunks_cpus(
+    host: Host, asked: str, options: tuple[str, ...], exported: list[str]
+) -> None:
+    """PBS has NCPUS say the same then."""
+    told = TOLD.replace("2:ncpus=2:ngpus=2\n", f"{asked}\n")
+    answer = host.ask_pbs(*options, told=told)
+    assert [word for word in answer.all("export") if "NCPUS" in word or "OMP" in word] == exported
+
+
+@pytest.mark.parametrize(
     ("stime", "zone", "end"),
     [
         ("Sat Nov 21 10:00:00 2026", "+0100", BEGAN + 3600),
@@ -1034,6 +1056,17 @@ def test_the_next_job_has_an_output_of_its_own_or_the_one_that_was_given(
 ) -> None:
     answer = host.ask_pbs(env={"APPTRAIN_CHAIN": "1"}, told=f"{TOLD}    {told}\n")
     assert [word for word in answer.all("chain") if word in ("-o", "-e") or "n0:" in word] == words
+
+
+def test_the_next_job_asks_for_no_sum_of_what_its_chunks_name(host: Host) -> None:
+    """qsub refuses these beside select, also of resources that only this site has."""
+    told = TOLD.replace("2:ncpus=2:ngpus=2\n", "1:ncpus=2:gpus_a=2:jobfs=1gb+1:ncpus=2\n")
+    sums = "".join(
+        f"    Resource_List.{one}\n" for one in ("gpus_a = 2", "jobfs = 1gb", "filesystems = home")
+    )
+    answer = host.ask_pbs(env={"APPTRAIN_CHAIN": "1"}, told=told.replace("    queue", f"{sums}    queue"))
+    asked = [word for word in answer.all("chain") if "=" in word]
+    assert asked == ["select=1:ncpus=2:gpus_a=2:jobfs=1gb+1:ncpus=2", "walltime=01:00:00", "filesystems=home"]
 
 
 @pytest.mark.parametrize(

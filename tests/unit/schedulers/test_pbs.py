@@ -117,6 +117,11 @@ def test_gpus_are_the_visible_devices_else_what_qstat_told(
     assert (task.gpus, task.sources["gpus"]) == (gpus, source)
 
 
+def test_cpus_are_those_that_qstat_told_where_ncpus_has_the_threads() -> None:
+    task = granted("sel3_ncpus4_mpiprocs1/pbsdsh-n1.pbsn2", APPTRAIN_NCPUS="4")
+    assert (task.cpus, task.sources["cpus"]) == (4, "APPTRAIN_NCPUS")
+
+
 def test_threads_are_pbss_own_only_where_they_equal_ncpus() -> None:
     assert granted("sel3_scatter/tmrsh-pbsn2").omp_num_threads == "2"
     assert granted("sel3_scatter/tmrsh-pbsn2", OMP_NUM_THREADS="7").omp_num_threads is None
