@@ -24,7 +24,7 @@ from entrypoint.plan.launch_plan import LaunchPlan
 from entrypoint.plan.options import RDMA
 from entrypoint.plan.sources import Settings
 
-FILE, DEBUG = "NCCL_DEBUG_FILE", "NCCL_DEBUG"
+FILE, DEBUG, SUBSYSTEMS = "NCCL_DEBUG_FILE", "NCCL_DEBUG", "NCCL_DEBUG_SUBSYS"
 NAME = "nccl.%h.%p"
 LOGS = NAME.replace("%h", "*").replace("%p", "*")
 SOCKET = "Socket"
@@ -58,7 +58,7 @@ def variables(plan: LaunchPlan, settings: Settings, env: Mapping[str, str], fold
     """What has NCCL write its log where we read it, if anybody will. `folder`: of this node, private."""
     if not to_prove(plan, settings, env) and (not settings.value("doctor") or is_users({**plan.env, **env})):
         return {}
-    return {DEBUG: "INFO", FILE: str(folder / NAME)}
+    return {DEBUG: "INFO", SUBSYSTEMS: "INIT,NET", FILE: str(folder / NAME)}
 
 
 def is_users(env: Mapping[str, str]) -> bool:

@@ -109,7 +109,7 @@ def settings(**values: Any) -> Any:
     return SimpleNamespace(value=known.__getitem__)
 
 
-WRITES = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_FILE": "/node/nccl.%h.%p"}
+WRITES = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": "/node/nccl.%h.%p"}
 
 
 @pytest.mark.parametrize(
