@@ -28,12 +28,26 @@ PLATFORMS: Final = {
 UV_PLATFORMS: Final = {"amd64": "x86_64-manylinux_2_28", "arm64": "aarch64-manylinux_2_28"}
 
 
+_INCLUDES = re.compile(r"^[ \t]*(?:-r|-c|--requirement|--constraint)[ \t=]*([^\s#]+)", re.MULTILINE)
+
+
 def digest(*files: Path) -> str:
     """SHA-256 over the files' contents, in order."""
     found = hashlib.sha256()
     for file in files:
         found.update(file.read_bytes())
     return found.hexdigest()
+
+
+def _with_included(requirements: Path) -> list[Path]:
+    """The file, and all that it and those include. One that is not there, uv refuses."""
+    found = [requirements.resolve()]
+    for file in found:
+        for name in _INCLUDES.findall(file.read_text(encoding="utf-8", errors="replace")):
+            path = (file.parent / name).resolve()
+            if path.is_file() and path not in found:
+                found.append(path)
+    return found
 
 
 def fetch(lock: Path, python: str, architecture: str, cache: Path, offline: Path | None) -> Path:
@@ -93,7 +107,7 @@ def lock_extra(stack: Stack, architecture: str, extra: Path) -> Path:
     stacks.check_extra(extra)
     base = stack.lock(architecture)
     target = extra.with_name(f"{extra.stem}.{stack.name}-{architecture}.lock")
-    mark = f"# For {extra.name} and {base.name}: {digest(extra, base)}\n"
+    mark = f"# For {extra.name} and {base.name}: {digest(*_with_included(extra), base)}\n"
     if target.exists() and target.read_text(encoding="utf-8").startswith(mark):
         return target
     pins = pinned(base)

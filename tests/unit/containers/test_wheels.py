@@ -206,6 +206,21 @@ def test_extra_packages_are_locked_beside_the_file_without_what_the_stack_has(
     assert sorted(tmp_path.iterdir()) == [lock, extra]
 
 
+def test_what_an_extra_file_includes_is_locked_anew_once_it_has_changed(
+    programs: Programs, tmp_path: Path
+) -> None:
+    (tmp_path / "sub").mkdir()
+    extra, base, more = tmp_path / "my.txt", tmp_path / "sub" / "base.txt", tmp_path / "sub" / "more.txt"
+    extra.write_text("-r sub/base.txt\n-r none.txt\n")
+    base.write_text("  --constraint=more.txt  # and back\n-r ../my.txt\n")
+    more.write_text("einops<1\n")
+    programs.writes = compiled("einops==0.8 \\\n    --hash=sha256:1\n")
+    for calls, text in ((1, "einops<1\n"), (1, "einops<1\n"), (2, "einops<2\n")):
+        more.write_text(text)
+        wheels.lock_extra(stacks.find(""), "amd64", extra)
+        assert len(programs.calls) == calls
+
+
 def test_a_conflict_of_extra_packages_with_each_other_is_told_in_uvs_words(
     programs: Programs, tmp_path: Path
 ) -> None:
