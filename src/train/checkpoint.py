@@ -36,6 +36,10 @@ class Damaged(Exception):
     """A directory is no complete checkpoint; the text says why."""
 
 
+class Unreadable(Damaged):
+    """The file system did not give it: it may be whole."""
+
+
 class NotWorthKeeping(Exception):
     """A state is not worth keeping; the text says why."""
 
@@ -280,8 +284,10 @@ def _read(path: Path) -> bytes:
         return files.read(path, path.stat().st_size)
     except files.Unfit as error:
         raise Damaged(f"{path.name}: {error}") from None
-    except OSError as error:
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise Damaged(f"{path.name}: {error.strerror}") from None
+    except OSError as error:
+        raise Unreadable(f"{path.name}: {error.strerror}") from None
 
 
 def _json(content: bytes, name: str) -> Any:

@@ -2,6 +2,7 @@
 after each step.
 """
 
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -20,8 +21,8 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Something else goes on: an evaluation, a save."""
-        try:
-            if self._path is not None:
+        if self._path is not None:
+            with suppress(
+                OSError
+            ):  # it is tried again: a launcher that has heard once would take us for stuck
                 self._path.write_text(str(self._step))
-        except OSError:
-            self._path = None

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from train import sampler, schedule
 from train.checkpoint import Checkpoint
@@ -113,10 +114,13 @@ def train(
             warmup_steps=config.optimizer.warmup_steps,
             total_steps=total_steps,
         )
+        last = step in (total_steps, config.stop_at)
+        save = last or owed or _due(step, config.checkpoint.every)
+        measure = _due(step, config.evaluate.every) and not last
         loss_sum = learner.advance(batches, lr)
         wishes = [float(request.planned), float(request.terminated), float(saver.due())]
         sums = SumLater(world, loss_sum, wishes)
-        if first_step_done is None:
+        if first_step_done is None or save or measure:
             sums.read()  # A GPU is done with the step only when its result is here.
         now = time.monotonic()
         heartbeat.step(step)
@@ -127,19 +131,17 @@ def train(
             first_step_done, first_step_s = now, train_s
             first_waits = (batches.waited_s, learner.waits.waited_s)
 
-        last = step in (total_steps, config.stop_at)
-        save = last or owed or _due(step, config.checkpoint.every)
-        measure = _due(step, config.evaluate.every) and not last
         while len(underway) > (0 if save or measure or status else 1):
             loss, asked, due = _settle(underway.popleft(), config.batch_size, recorder)
             status = max(status, asked)
             owed = owed or due
         if step == config.stop_at:
             status = status or SAVED
+        if status and not (save or measure):
+            train_s += time.monotonic() - mark  # the last steps were waited for only now
         if save or status:
             owed = False
-            if world.is_first:
-                saver.start(state(lr))
+            _save(saver, world, heartbeat, step, partial(state, lr))
         if status:
             break
         if measure:
@@ -159,6 +161,19 @@ def train(
         first_step_waits=first_waits,
         loss=loss,
     )
+
+
+def _save(
+    saver: Saver, world: World, heartbeat: Heartbeat, step: int, state: Callable[[], Checkpoint]
+) -> None:
+    """The first rank begins to save; the others wait for what it has to wait for, and show that they live."""
+    if world.is_first:
+        saver.finish_before(step)
+    world.sum([0], meanwhile=heartbeat.beat)
+    if world.is_first:
+        saver.start(state())
+    if not saver.is_in_background:
+        world.sum([0], meanwhile=heartbeat.beat)
 
 
 def _settle(done: _Underway, batch_size: int, recorder: Recorder) -> tuple[float, int, bool]:

@@ -219,11 +219,20 @@ def _newest(directory: Path, say: Say) -> ResumePoint | None:
             "checkpoints-unreadable",
             f"{directory} cannot be read: {error.strerror}: give another run directory",
         ) from None
+    unreadable: checkpoint.Unreadable | None = None
     for path in paths:
         try:
             return ResumePoint(path=path, checkpoint=checkpoint.load(path))
         except checkpoint.Damaged as damage:
             say(f"WARNING: skipped {path}: {damage}")
+            if isinstance(damage, checkpoint.Unreadable):
+                unreadable = damage
+    if unreadable:  # nothing says that they are not whole
+        raise TrainingRefused(
+            "checkpoints-not-read",
+            f"no checkpoint in {directory} can be read ({unreadable}): start it again once the file system "
+            "answers, or give another run directory",
+        )
     return None
 
 

@@ -88,13 +88,9 @@ class Saver:
 
         Waits for the save before, if that goes on. Raises what is a bug, not what a disk may do.
         """
+        self.finish_before(state.step)
         begin = time.monotonic()
-        before = self._draft.step
-        self._join()
-        waited = time.monotonic() - begin
-        if before and waited > _SLOW_S and self._settings.background:
-            self._say(f"step {state.step}: waited {waited:.1f} s for the save of step {before}")
-        self._begun = time.monotonic()
+        self._begun = begin
         self._draft.take(state)
         self._failure = None
         self._thread = Thread(target=self._guarded, args=(self._write,), daemon=True)
@@ -102,6 +98,20 @@ class Saver:
         if not self._settings.background:
             self._join()
         self.held_s += time.monotonic() - begin
+
+    def finish_before(self, step: int) -> None:
+        """Wait for the save before that of this step, if it goes on."""
+        begin = time.monotonic()
+        self._join()
+        waited = time.monotonic() - begin
+        self.held_s += waited
+        if waited > _SLOW_S and self._settings.background:
+            self._say(f"step {step}: waited {waited:.1f} s for the save of step {self._draft.step}")
+
+    @property
+    def is_in_background(self) -> bool:
+        """Whether training goes on while a state is written."""
+        return self._settings.background
 
     def wait(self) -> bool:
         """Wait until the last save is on the disk. False: it is not, and the user has been told why."""

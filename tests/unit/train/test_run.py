@@ -4,6 +4,7 @@ Torchvision's smallest models have a hundred layers, which take longer than all 
 a model of our own; those of two parts show that one of torchvision's goes on as well.
 """
 
+import errno
 import gc
 import json
 import math
@@ -20,8 +21,9 @@ import torch.distributed as dist
 import yaml
 from torch import nn
 
+from entrypoint.core import files
 from train import __main__ as program
-from train import checkpoint, datasets, loop, metrics, report, stop
+from train import checkpoint, datasets, loop, metrics, report, resume, stop
 from train.__main__ import run
 from train.config import Config, find, load
 from train.distributed import World
@@ -287,11 +289,12 @@ def test_a_sign_of_life_before_the_first_step_says_0(tmp_path: Path) -> None:
 
 
 def test_a_place_that_takes_no_sign_of_life_harms_nobody(tmp_path: Path) -> None:
+    """Nor for ever: a launcher that hears no more of a rank takes it for stuck."""
     heartbeat = Heartbeat(tmp_path / "gone" / "0")
     heartbeat.step(1)
     (tmp_path / "gone").mkdir()
     heartbeat.beat()
-    assert list((tmp_path / "gone").iterdir()) == []
+    assert (tmp_path / "gone" / "0").read_text() == "1"
 
 
 def test_a_run_has_an_id_for_all_its_attempts_and_remembers_where_it_began(tmp_path: Path) -> None:
@@ -344,6 +347,35 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(
     ]
     assert trace(tmp_path) == trace(whole)
     assert result(tmp_path)["weights_sha256"] == result(whole)["weights_sha256"]
+
+
+def test_a_file_system_that_gives_no_checkpoint_makes_no_run_begin_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it does not give may be whole: one that can be read is taken, but nothing is redone from step 0."""
+    for step in (3, 6):
+        folder = tmp_path / "checkpoints" / f"step-{step:08d}"
+        folder.mkdir(parents=True)
+        (folder / "complete.json").write_text("{")
+    said: list[str] = []
+    assert resume.find_start(tmp_path, "auto", said.append) is None
+    assert len(said) == 2
+    read = files.read
+
+    def fail(path: Path, *rest: Any) -> bytes:
+        if path.name == "complete.json" and "0006" in str(path):
+            raise OSError(errno.EIO, "Input/output error")
+        return read(path, *rest)
+
+    monkeypatch.setattr(files, "read", fail)
+    with pytest.raises(
+        TrainingRefused, match=r"can be read \(complete.json: Input/output error\): start it again"
+    ):
+        resume.find_start(tmp_path, "auto", said.append)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
+        "step-00000003",
+        "step-00000006",
+    ]
 
 
 def test_never_begins_anew_and_moves_what_was_there_aside(
