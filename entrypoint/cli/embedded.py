@@ -37,6 +37,7 @@ from entrypoint.run import endings, launch
 from entrypoint.run.node_state import PLANNED
 from entrypoint.run.signals import HANDLED, handled_signals
 from entrypoint.schedulers import embedded as variables
+from entrypoint.schedulers import variables as visible
 
 ENTRYPOINT: Sequence[str] = (sys.executable, "-P", "-m", "entrypoint")
 """What is run on a node."""
@@ -184,6 +185,7 @@ def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> LocalJob:
         job_id=job_id,
         launch=(*others, "--", *command),
     )
+    _check_devices(job, env)
     plan, settings = _plan(job, env)
     return dataclasses.replace(
         job,
@@ -194,6 +196,18 @@ def _job(argv: Sequence[str], env: Mapping[str, str], number: int) -> LocalJob:
         without_cmd=not command and plan.command == sources.REFERENCE_JOB,
         is_demo=plan.command[: len(sources.REFERENCE_JOB)] == sources.REFERENCE_JOB,
     )
+
+
+def _check_devices(job: LocalJob, env: Mapping[str, str]) -> None:
+    """Raises BadInput if CUDA_VISIBLE_DEVICES names fewer GPUs than the nodes are to have."""
+    wanted, devices = job.nodes * (job.gpus_per_node or 0), visible.devices(env)
+    if devices is not None and len(devices) < wanted:
+        raise BadInput(
+            "run-too-few-devices",
+            f"--gpus-per-node {job.gpus_per_node} on {counted(job.nodes, 'node')}, and "
+            f"{visible.CUDA_DEVICES}={env[visible.CUDA_DEVICES]} names {len(devices)} of the {wanted} GPUs "
+            "that these need: ask for fewer, or name more",
+        )
 
 
 def _plan(job: LocalJob, env: Mapping[str, str]) -> tuple[LaunchPlan, sources.Settings]:
@@ -243,8 +257,9 @@ def node_env(
     if job.gpus_per_node is not None:
         given[variables.GPUS_ON_NODE] = str(job.gpus_per_node)
     if job.gpus_per_node:
-        first = index * job.gpus_per_node
-        given["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(first, first + job.gpus_per_node)))
+        first, named = index * job.gpus_per_node, visible.devices(env)
+        devices = named if named is not None else list(map(str, range(job.nodes * job.gpus_per_node)))
+        given[visible.CUDA_DEVICES] = ",".join(devices[first : first + job.gpus_per_node])
     if progress:
         given[output.TERMINAL_BEHIND_PIPE] = "1"
     return {**kept, **given}

@@ -53,17 +53,18 @@ def whole(value: str, name: str, remedy: str) -> int:
 
 def visible_devices(env: Mapping[str, str]) -> int | None:
     """How many devices CUDA_VISIBLE_DEVICES names (numbers, GPU-UUID or MIG-UUID); None: it is not set."""
-    names = _devices(env)
+    names = devices(env)
     return None if names is None else len(names)
 
 
 def visible_slices(env: Mapping[str, str]) -> int:
     """How many of them are slices of GPUs (MIG): of several, CUDA shows a process the first one alone."""
-    return sum(name.startswith("MIG-") for name in _devices(env) or ())
+    return sum(name.startswith("MIG-") for name in devices(env) or ())
 
 
-def _devices(env: Mapping[str, str]) -> list[str] | None:
-    """As CUDA reads them: nothing behind -1 counts."""
+def devices(env: Mapping[str, str]) -> list[str] | None:
+    """Those that CUDA_VISIBLE_DEVICES names, as CUDA reads it: nothing behind -1 counts. None: it is not set.
+    Raises BadInput."""
     value = env.get(CUDA_DEVICES)
     if value is None:
         return None

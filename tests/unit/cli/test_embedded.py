@@ -200,6 +200,15 @@ def test_each_node_gets_gpus_of_its_own(tmp_path: Path) -> None:
     )
     envs = [embedded.node_env(job, node, 0, 0, {}, progress=False) for node in (0, 1)]
     assert [env["CUDA_VISIBLE_DEVICES"] for env in envs] == ["0,1", "2,3"]
+    theirs = {"CUDA_VISIBLE_DEVICES": "3, 5,GPU-a,7,8"}
+    envs = [embedded.node_env(job, node, 0, 0, theirs, progress=False) for node in (0, 1)]
+    assert [env["CUDA_VISIBLE_DEVICES"] for env in envs] == ["3,5", "GPU-a,7"]
+    embedded._check_devices(job, theirs)
+    for few, count in (("3,5,6", 3), ("3,-1,5,6,7", 1), ("", 0)):
+        with pytest.raises(
+            BadInput, match=f"^--gpus-per-node 2 on 2 nodes, and .* names {count} of the 4 GPUs"
+        ):
+            embedded._check_devices(job, {"CUDA_VISIBLE_DEVICES": few})
 
 
 def test_a_signal_reaches_the_tasks_that_run() -> None:
