@@ -217,29 +217,47 @@ def slots(_request: JobRequest) -> None:
 
 
 def ask(job: str, _site: Profile | None) -> JobStatus | None:
-    told = run("scontrol", "--oneliner", "show", "job", job)
-    if not told:
+    """As LoginSide says. A job array is told with a line for each element, or for several that wait: one that
+    runs is shown."""
+    lines = [
+        line for line in run("scontrol", "--oneliner", "show", "job", job).splitlines() if "JobState=" in line
+    ]
+    if not lines:
         return _ask_accounting(job)
-    found = dict(re.findall(r"(\w+)=(\S*)", told))
-    state, reason = found.get("JobState", ""), found.get("Reason", "None")
-    output = re.search(r" StdOut=(.*?)(?: Power=| TresPerNode=| \w+=|$)", told.strip())
+    records = [dict(re.findall(r"(\w+)=(\S*)", line)) for line in lines]
+    states = [found["JobState"] for found in records]
+    front = min(range(len(lines)), key=lambda at: (states[at] != "RUNNING", states[at] not in GOES_ON))
+    state, reason = states[front], records[front].get("Reason", "None")
+    output = re.search(r" StdOut=(.*?)(?: Power=| TresPerNode=| \w+=|$)", lines[front].strip())
     shown = state if reason in ("None", "") or state == "RUNNING" else f"{state} ({reason})"
     if state == "RUNNING":
-        shown = f"RUNNING on {found.get('NodeList', '')}"
+        shown = f"RUNNING on {records[front].get('NodeList', '')}"
+    if "ArrayTaskId" in records[front] and len(lines) > 1:
+        shown += f" (element {records[front]['ArrayTaskId']})"
     return JobStatus(
         state=shown,
         output=[Path(output[1])] if output and output[1] else (),
-        status=None if state in (*GOES_ON, *MORE) else _status(state, found.get("ExitCode", "")),
+        status=_of_all([(found["JobState"], found.get("ExitCode", "")) for found in records]),
     )
 
 
 def _ask_accounting(job: str) -> JobStatus | None:
     """Of a job that the controller has forgotten; None where nobody knows it."""
-    line = run("sacct", "-X", "-n", "-P", "-j", job, "-o", "State,ExitCode").strip().partition("\n")[0]
-    state, bar, code = line.partition("|")
-    if not bar or state.split()[0] in (*GOES_ON, *MORE):
+    lines = run("sacct", "-X", "-n", "-P", "-j", job, "-o", "State,ExitCode").splitlines()
+    ends = [(state, code) for state, bar, code in (line.partition("|") for line in lines) if bar]
+    status = _of_all(ends) if ends else None
+    if status is None:
         return None
-    return JobStatus(state=state, status=_status(state, code))
+    ended = next((state for state, code in ends if _status(state, code) == status), ends[0][0])
+    return JobStatus(state=ended, status=status)
+
+
+def _of_all(ends: Sequence[tuple[str, str]]) -> int | None:
+    """The status of a job, or of an array of them: the first that is not 0; None while one goes on. `ends`:
+    the state and exit code of each."""
+    if any(state.partition(" ")[0] in (*GOES_ON, *MORE) for state, _ in ends):
+        return None
+    return next((status for state, code in ends if (status := _status(state, code))), 0)
 
 
 def _status(state: str, code: str) -> int:

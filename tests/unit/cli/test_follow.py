@@ -98,6 +98,26 @@ def test_each_end_of_slurm_has_its_status_also_once_only_the_accounting_knows_it
     assert follow.follow("7_3", "slurm") == status
 
 
+@pytest.mark.parametrize(
+    ("ends", "status"), [(("0:0", "0:0"), 0), (("0:0", "3:0"), 3), (("0:9", "0:0"), 137)]
+)
+def test_an_array_has_ended_once_all_its_elements_have_and_with_the_first_that_failed(
+    cluster: Cluster, ends: tuple[str, str], status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    over, other = (cluster.slurm("COMPLETED" if end == "0:0" else "FAILED", end) for end in ends)
+    runs, waits = cluster.slurm("RUNNING", nodes="n1"), cluster.slurm("PENDING", reason="Resources")
+    told = [f"{over}\n{waits}\n", f"{over}\n{runs}\n", f"{other}\n{over}\n"]
+    numbered = [text.replace("JobName", f"ArrayTaskId={at} JobName") for at, text in enumerate(told)]
+    cluster.answers("scontrol", *numbered)
+    assert follow.follow("7", "slurm") == status
+    said = capsys.readouterr().err
+    assert "PENDING (Resources) (element 0)" in said
+    assert "RUNNING on n1 (element 1)" in said
+    cluster.answers("scontrol", "")
+    cluster.answers("sacct", "".join(f"{'COMPLETED' if end == '0:0' else 'FAILED'}|{end}\n" for end in ends))
+    assert follow.follow("7", "slurm") == status
+
+
 def test_a_job_that_is_requeued_is_followed_on(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     texts = [
         cluster.slurm("RUNNING"),
