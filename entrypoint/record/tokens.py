@@ -114,6 +114,8 @@ _HARMLESS = re.compile(r"(?i)|none|null|true|false|yes|no|on|off|auto|basic|dige
 """Values that are no secret, unless the name says it loudly."""
 _WORD = re.compile(r"([-+~/]*[\w.-]+)(\s*[=:]\s*)(.+)", re.S)
 _ASSIGNED = re.compile(r"(?<![/\w.-])([\w.-]+)=([^\s\"'&;,<]+)")
+_OPTION = re.compile(r"(?<![\w-])(--?[A-Za-z][\w.-]*)([ \t]+[\"']?)([^\s\"'<-][^\s\"';&|]*)")
+"""With its value behind a blank, in a text that is a command line."""
 _QUOTED = re.compile(
     r"(?<![\w.-])([\w.-]+)([\"']?\s*[=:]\s*[rbfuRBFU]*(?:\"\"\"|'''|[\"']))([^\"'<]+)(?=[\"'])"
 )
@@ -135,7 +137,8 @@ _LOGS_IN = re.compile(r"(\bwandb(?:\.login\s*\(\s*(?:key\s*=\s*)?[\"']|\s+login\
 _PLACES_IN_TEXT = (_HEADER, _BEARER, _SIGNED, _WEBHOOK, _LOGS_IN)
 """Each with what it keeps, and last what it hides."""
 _EXPORTED = re.compile(r"^[+ -]?\s*(?:export\s+|set\s+|ENV\s+)?([A-Z][A-Z0-9_]*)=[^\s$<(\[{]+", re.M)
-_COMMENTED = re.compile(r"(?:#|//|--|;)[^\n]*?\b([\w.-]+)\s*[=:]\s*[^\s$<]+")
+_COMMENT = re.compile(r"(?:#|//|--|;)([^\n]*)")
+_SAID = re.compile(r"(?<![\w.-])([\w.-]+)\s*[=:]\s*[^\s$<]")
 _LISTED = re.compile(r"^[+ -]\s*(?:-\s+)?([\w.-]+):[ \t]+([^\s$<{\[|>#(,\"']+)[ \t]*$", re.M)
 _TYPES = ("str", "int", "bytes", "bool", "float", "None", "Any", "object", "dict", "list", "SecretStr")
 _HEX = re.compile(r"(?<![\w:.-])(?!sha256)[0-9a-f]{32,}(?![\w-])")
@@ -186,6 +189,7 @@ def hide(text: str, env: Mapping[str, str]) -> str:
     for place in _PLACES_IN_TEXT:
         text = place.sub(_hide_last, text)
     text = _QUOTED.sub(lambda m: m[1] + m[2] + HIDDEN if _is_secret(m[1], m[3]) else m[0], text)
+    text = _OPTION.sub(lambda m: m[1] + m[2] + HIDDEN if _is_secret(m[1], m[3]) else m[0], text)
     return _ASSIGNED.sub(lambda m: f"{m[1]}={HIDDEN}" if _is_secret(m[1], m[2]) else m[0], text)
 
 
@@ -229,7 +233,7 @@ def found_in(text: str, env: Mapping[str, str]) -> bool:
     variable of a shell or a key of YAML, or said by a comment."""
     text = _HEADS.sub("", text)
     named = [match[1] for match in (*_QUOTED.finditer(text), *_EXPORTED.finditer(text))]
-    named += [match[1] for match in _COMMENTED.finditer(text)]
+    named += [match[1] for comment in _COMMENT.finditer(text) for match in _SAID.finditer(comment[1])]
     named += [match[1] for match in _LISTED.finditer(text) if match[2] not in _TYPES]
     return (
         any(place.search(text) for place in (SHAPES, _LOGIN, _HEX, *_PLACES_IN_TEXT))

@@ -74,6 +74,8 @@ COMMANDS = (
         "logger.wandb_api_key={}",
         "env.AWS_SECRET_ACCESS_KEY={}",
         "bash -c 'HF_TOKEN={} python x.py'",
+        "bash -c 'python x.py --wandb-key {} --epochs 3'",
+        "bash -c 'cd /x; python x.py --api_key \"{}\"'",
     ),
     *(
         "bash -c 'wandb login {}{}'",
@@ -279,3 +281,10 @@ def test_a_private_key_in_a_log_is_hidden_over_its_lines(text: str, hidden: str)
 def test_one_endless_word_takes_no_time_that_grows_with_its_square(unit: str) -> None:
     """It would take minutes, and this test its bound."""
     tokens.hide(unit * (400_000 // len(unit)), {"A_TOKEN": "abcdefgh"})
+
+
+def test_a_line_that_is_all_marks_of_comments_takes_no_time() -> None:
+    """Of 1 MiB, as a diff may have: it would take hours if each mark looked at all that follows."""
+    for text in ('"##ing": 5, ' * 87_000, "1;2;" * 260_000, "-" * (1 << 20), "//a=" * 260_000):
+        assert tokens.found_in(text, {}) is False
+    assert tokens.found_in(f"{'x' * 1000}; # a=1; api_key: {SECRET}", {})
