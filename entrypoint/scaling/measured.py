@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +96,9 @@ def read(path: Path, env: Mapping[str, str]) -> Measured:
         raise NotMeasured("its manifest does not say on how many nodes it ran")
     config = manifest["config"] or {}
     result = _json(path, "result.json")
-    rate, unit, timed = _rate(path, last, config)
+    if result.get("attempt", last.get("attempt")) != last.get("attempt"):
+        result = {}  # of an attempt before
+    rate, unit, timed = _rate(path, manifest, config)
     command = tuple(map(str, tokens.hide_words(manifest["command"], env)))
     told = text(last, "threads")
     threads = int(told) if told.isdecimal() and len(told) < 6 else 0
@@ -134,11 +136,14 @@ def _positive(found: object, name: str) -> float | None:
     return value if value is not None and 0 < value < LARGEST else None
 
 
-def _rate(path: Path, last: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[float, str, int]:
-    """(work per second, its unit, the steps that it is made of), without the first step, which warms up."""
+def _rate(path: Path, manifest: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[float, str, int]:
+    """(work per second, its unit, the steps that it is made of), without the first step of each attempt,
+    which warms up."""
+    last = manifest["attempts"][-1]
     if config:
         batch = _positive(config, "batch_size")
-        times = _step_times(path, batch) if batch else []
+        begun_behind = [number(one.get("checkpoint"), "step") for one in manifest["attempts"]]
+        times = _step_times(path, batch, {int(step) + 1 for step in begun_behind if step}) if batch else []
         if batch and len(times) >= FEWEST:
             return batch * len(times) / math.fsum(times), SAMPLES, len(times)
         raise NotMeasured(f"it has {counted(len(times), 'timed step')}, and {FEWEST} are needed")
@@ -152,14 +157,15 @@ def _rate(path: Path, last: Mapping[str, Any], config: Mapping[str, Any]) -> tup
     return made / seconds, STEPS, int(made)
 
 
-def _step_times(path: Path, batch: float) -> list[float]:
-    """Seconds of each step but the first of this process."""
+def _step_times(path: Path, batch: float, left_out: Collection[int]) -> list[float]:
+    """Seconds of each step but the first and these."""
     trace = traces.empty(["images_per_s"])
     try:
         traces.fill(trace, within(path, traces.NAME), SECONDS)
     except (OSError, ValueError) as error:
         raise NotMeasured(f"{traces.NAME}: {plain(str(error))}") from None
-    rates = trace["images_per_s"].floats[1:]
+    told = trace["images_per_s"]
+    rates = [told.floats[at] for at in range(1, len(told)) if told.steps[at] not in left_out]
     return [batch / rate for rate in rates if math.isfinite(rate) and 0 < rate < LARGEST]
 
 

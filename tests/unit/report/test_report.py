@@ -1360,3 +1360,10 @@ def test_a_value_of_any_kind_is_a_number_or_none(
     if text is not None:
         assert facts.text({"x": value}, "x") == text
     assert (facts.number([value], "x"), facts.text(value, "x")) == (None, "")
+
+
+def test_the_result_of_an_earlier_attempt_is_not_that_of_the_run(tmp_path: Path) -> None:
+    several: dict[str, object] = {"manifest.json": manifest(attempt(0, 0), attempt(1, 139))}
+    for number, shown in ((0, {}), (1, {"attempt": 1, "steps": 7})):
+        run = write(tmp_path / str(number), several | {"result.json": {"attempt": number, "steps": 7}})
+        assert facts.read(run, {}, 1.0).result == shown

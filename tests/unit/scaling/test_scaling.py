@@ -237,6 +237,23 @@ def test_the_last_attempt_counts(tmp_path: Path) -> None:
     assert found.name == str(run)
 
 
+def test_the_first_step_of_each_attempt_warms_up_and_an_earlier_ones_result_is_not_the_runs(
+    tmp_path: Path,
+) -> None:
+    run = reference(tmp_path, "a", 1, 100)
+    assert measured.read(run, {}).parts is not None
+    rows = (run / "metrics.jsonl").read_text().splitlines()
+    (run / "metrics.jsonl").write_text("\n".join([*rows[:5], rows[5].replace("100", "10"), *rows[6:], ""]))
+    manifest = json.loads((run / "manifest.json").read_text())
+    resumed = attempt(1, attempt=1, checkpoint={"path": "x", "step": 5})
+    manifest["attempts"] = [attempt(1, attempt=0, status=75), resumed]
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps(result | {"attempt": 0}))
+    found = measured.read(run, {})
+    assert (found.rate, found.timed, found.parts) == (100.0, 9, None)
+
+
 @pytest.mark.parametrize(
     ("told", "threads"), [("4", 4), ("99999", 99_999), ("100000", 0), ("-1", 0), ("many", 0), ("", 0)]
 )
