@@ -148,6 +148,21 @@ def test_nodes_that_did_not_answer_are_told_the_first_four_of_them(unseen: list[
     assert failure.error.endswith("like all others" + (f"; nothing was heard from {told}" if told else ""))
 
 
+@pytest.mark.parametrize("busy", [{"waits_in": ""}, {"state": "D"}, {"state": "T"}])
+def test_ranks_are_told_apart_by_their_numbers_alone(
+    busy: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each compared with each would take node 0 a minute with 32,768 of them, in which no heartbeat goes out."""
+
+    def compared(*_: object) -> bool:
+        raise AssertionError
+
+    several = [sighting(rank, **(busy if rank > 1 else {})) for rank in range(6)]
+    monkeypatch.setattr(RankSnapshot, "__eq__", compared)
+    assert ", while 2 of 6 ranks wait in all_reduce, train.py:90 advance" in pause(several, "x")
+    deadlock(several, several, 1.0, "x", NO_ENDS, world=6, now=0.0)
+
+
 def test_without_any_rank_there_is_nobody_to_blame() -> None:
     assert found() is None
 
