@@ -26,9 +26,8 @@ PLATFORMS: Final = {
 }
 """What the base's glibc (2.41) can load."""
 UV_PLATFORMS: Final = {"amd64": "x86_64-manylinux_2_28", "arm64": "aarch64-manylinux_2_28"}
-
-
 _INCLUDES = re.compile(r"^[ \t]*(?:-r|-c|--requirement|--constraint)[ \t=]*([^\s#]+)", re.MULTILINE)
+"""Lines of a requirements file that name another."""
 
 
 def digest(*files: Path) -> str:

@@ -312,7 +312,7 @@ say_lines() {
 # Sets `status`, and `said` to what it said.
 run_in_image() {
     cutter='kill'
-    await "$asked_to_end" tell_file timeout --kill-after=10 "$2" \
+    await "$asked_to_end" write_said timeout --kill-after=10 "$2" \
         "$APPTRAIN_HOME/containers/run.sh" --quiet --all-of-host \
         ${container_words[@]+"${container_words[@]}"} \
         "$APPTRAIN_IMAGE" python -P -m entrypoint "$1" "$handover_dir"
@@ -326,7 +326,7 @@ run_in_image() {
 
 # Becomes a program that `await` starts, and whose words go to the file `said`. What a trap says
 # meanwhile does not.
-tell_file() {
+write_said() {
     exec "$@" >"$handover_dir/said" 2>&1
 }
 

@@ -166,7 +166,7 @@ broadcast() {
     if (($# < ${#hosts[@]})) || [[ " ${facts[*]} " == *' left_out='* ]]; then
         nodes=("--nodelist=$(IFS=,; printf '%s' "$*")")
     fi
-    await "$asked_to_end" tell_file env -u SBCAST_EXCLUDE -u SBCAST_SEND_LIBS \
+    await "$asked_to_end" write_said env -u SBCAST_EXCLUDE -u SBCAST_SEND_LIBS \
         timeout --kill-after=10 "$COPY" \
         sbcast ${nodes[@]+"${nodes[@]}"} "$APPTRAIN_IMAGE" "$file"
     said=$(tail -c 400 -- "$handover_dir/said" | tr '\n' ' ')

@@ -116,6 +116,10 @@ def kill_descendants(seconds: float = 5.0, *, spare: Collection[int] = ()) -> No
 def reap(before: frozenset[int]) -> frozenset[int]:
     """Takes the end of those children of this process that have ended and had at the look `before`, too:
     whoever waits for its own child does so at once. Returns the others that have ended."""
+    with contextlib.suppress(ChildProcessError):
+        # One call; to list the children, all processes are looked at.
+        if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
+            return frozenset()
     ended = frozenset(pid for pid in _children(os.getpid()) if state(pid) == "Z")
     for pid in ended & before:
         with contextlib.suppress(ChildProcessError):

@@ -75,6 +75,14 @@ def read(path: Path) -> dict[str, Any]:
     return in_todays_shape(files.read_json(path, MOST))
 
 
+def of_last_attempt(manifest: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
+    """What the reference program left in result.json; empty if that is of an attempt before, which another
+    has followed. An older one does not say of which it is."""
+    started = manifest["attempts"]
+    last = started[-1].get("attempt") if started else None
+    return result if not started or result.get("attempt", last) == last else {}
+
+
 def in_todays_shape(found: Any) -> dict[str, Any]:
     """The same of what was read. Raises ValueError where it is no manifest."""
     if not isinstance(found, dict) or "attempts" not in found:

@@ -241,9 +241,7 @@ class _Reader:
         found.config = _mapping(config.get("config")) or _mapping(found.manifest["config"])
         found.result = self._json("result.json", optional=True) or _mapping(found.manifest["results"])
         self._read_outcomes()
-        started = found.manifest["attempts"]
-        if started and found.result.get("attempt", started[-1].get("attempt")) != started[-1].get("attempt"):
-            found.result = {}  # of an attempt before, which another has followed
+        found.result = reading.of_last_attempt(found.manifest, found.result)
         if found.is_reference and found.attempts and found.attempts[-1].status == 0 and not found.result:
             found.missing.append("result.json: not there, though the run is done")
         self._read_metrics(seconds)

@@ -119,7 +119,7 @@ class Attempt:
         try:
             made = await self._unless_signalled(run_in_thread(self._make_run_dir))
         except (Refusal, AskedToEnd) as error:
-            broken = self._broken_off(error, None)  # and not written: nothing could be, or there is no place
+            broken = self._broken_off(error, None)  # It is not written: there is no place that takes it.
             return FinishedAttempt(
                 plan=given.plan,
                 run_dir=given.run_dir,

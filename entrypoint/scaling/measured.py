@@ -95,9 +95,7 @@ def read(path: Path, env: Mapping[str, str]) -> Measured:
     if not 0 < nodes <= ranks < LARGEST:
         raise NotMeasured("its manifest does not say on how many nodes it ran")
     config = manifest["config"] or {}
-    result = _json(path, "result.json")
-    if result.get("attempt", last.get("attempt")) != last.get("attempt"):
-        result = {}  # of an attempt before
+    result = reading.of_last_attempt(manifest, _json(path, "result.json"))
     rate, unit, timed = _rate(path, manifest, config)
     command = tuple(map(str, tokens.hide_words(manifest["command"], env)))
     told = text(last, "threads")

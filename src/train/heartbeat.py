@@ -21,8 +21,7 @@ class Heartbeat:
 
     def beat(self) -> None:
         """Something else goes on: an evaluation, a save."""
-        if self._path is not None:
-            with suppress(
-                OSError
-            ):  # it is tried again: a launcher that has heard once would take us for stuck
+        # Tried again each time: a launcher that has heard of a rank takes its silence for a hang.
+        with suppress(OSError):
+            if self._path is not None:
                 self._path.write_text(str(self._step))

@@ -468,7 +468,7 @@ def test_a_warning_that_comes_while_a_program_writes_to_a_file_is_said_all_the_s
         handover_dir=$2 run_dir=$2
         catch_signals
         (sleep 0.3; kill -USR2 $$) &
-        await '' tell_file bash -c 'sleep 0.6; echo its own' 2>&1
+        await '' write_said bash -c 'sleep 0.6; echo its own' 2>&1
         cat "$2/said"
         """
     said = "apptrain: warned of the end: asking the ranks to save and stop\n"
