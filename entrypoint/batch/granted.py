@@ -25,9 +25,9 @@ class Granted:
     tasks: int = 1
     """Of each node."""
     ran_before: bool = False
-    """Whether the scheduler has run this job before."""
+    """Whether this job goes on by itself: the scheduler has run it before, or another of a chain has."""
     restarts: int = 0
-    """How often."""
+    """How often the scheduler has run it before."""
     queued: float | None = None
     """Seconds from its submission, or from when the scheduler took it back, to its start; None: unknown, or
     the job script was started by hand in the job."""

@@ -341,6 +341,8 @@ def _begin(where: Path, asked: _Request) -> Entries:
         run.finish()
     else:
         run.begin(restarts=asked.policy.restarts_in_place, forgets_stop=not is_again)
+        if not granted.ran_before or not run.attempt:
+            run.note_first()
     run.make_key()
     job.write(where)
     if job.scheduler == "pbs":

@@ -290,6 +290,7 @@ class _Nodes:
         run.make_key()
         run.forget_restarts()
         run.forget_stop(earlier)
+        RunDirectory(job.run_dir, first).note_first()
         self._say(f"{counted(job.nodes, 'node')} on this machine, run directory {job.run_dir}")
         self._say(f"to follow it from elsewhere: tail -f {job.run_dir / 'job.log'}")
         processes.adopt_orphans()

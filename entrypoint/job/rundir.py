@@ -33,6 +33,8 @@ TRUSTED = (*FOLDERS, "job.log", "join.key", "chain.env", "manifest.json")
 """What we write into, or believe, and so must be no link and nobody else's."""
 OURS = {*TRUSTED, "checkpoints", "restarts", "planned", "unfinished", "stop", "lock"}
 """By any of which a run directory is known."""
+FIRST = "first-attempt"
+"""Holds the attempt with which somebody started the run last."""
 FAR = 366 * 86400.0
 """Seconds from now within which a job ends."""
 
@@ -219,6 +221,11 @@ class RunDirectory:
         """Whoever comes after this job learns that the attempt was begun, unless somebody says how it ended
         (host/job.sh does where the image cannot). Raises OSError."""
         write_private(self._unfinished, f"{self.attempt}\n")
+
+    def note_first(self) -> None:
+        """Somebody starts the run with this attempt; those after it go on by themselves, until the next such
+        start. Raises OSError."""
+        write_private(self.path / FIRST, f"{self.attempt}\n")
 
     def unfinished(self) -> int | None:
         """The attempt of a job whose script told nobody how it ended; else None."""

@@ -107,11 +107,12 @@ def run(
     with world.unanimous():
         if world.is_first:
             make_run_dir(run_dir)
-            start = resume.find_start(run_dir, resume_from, say)
+            goes_on = resume.goes_on(run_dir, info.attempt)
+            start = resume.find_start(run_dir, resume_from, say, goes_on=goes_on)
             if start:
                 resume.check_same(start.checkpoint.state, config, world, total, say)
                 say(f"resumed from {start.path}: step {start.checkpoint.step} of {total}")
-            resume.clear_way(run_dir, resume_from, start, say)
+            resume.clear_way(run_dir, resume_from, start, say, goes_on=goes_on)
             resume.tell(run_dir, name, config, world, start, info.attempt)
     resume.share(start, student, world)
     student.start((source.channels, source.image_size, source.image_size))

@@ -97,7 +97,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         default="auto",
         metavar="auto|never|DIR",
         help="auto: go on from the newest complete checkpoint of the run directory, if there is one "
-        "(default); never: begin anew; DIR: begin from this checkpoint",
+        "(default); never: begin anew; DIR: begin from this checkpoint. After a restart or a "
+        "requeue the newest of its own counts",
     )
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="replaces a value of the config")
     return parser.parse_intermixed_args(arguments)

@@ -10,10 +10,12 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+from entrypoint.core import files
+from entrypoint.job import rundir
 from entrypoint.record import tokens
 from train import checkpoint, metrics
 from train.checkpoint import Checkpoint
@@ -25,6 +27,9 @@ from train.saver import CHECKPOINTS
 from train.status import TrainingRefused
 
 Say = Callable[[str], None]
+TOLD: Final = "config.json"
+MOST: Final = 1 << 20
+"""Bytes of what earlier attempts have said that are read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,32 +40,45 @@ class ResumePoint:
     checkpoint: Checkpoint
 
 
-def find_start(run_dir: Path, resume: str, say: Say) -> ResumePoint | None:
+def goes_on(run_dir: Path, attempt: int) -> bool:
+    """Whether this attempt goes on by itself with a run that has begun: since somebody started the run, an
+    earlier attempt has come to `tell`. It has obeyed `--resume`; if this one did too, a job would begin anew
+    with each requeue or restart."""
+    try:
+        first = int(files.read_text(run_dir / rundir.FIRST, MOST))
+        begun = int(files.read_json(run_dir / TOLD, MOST)["attempt"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return first <= begun < attempt
+
+
+def find_start(run_dir: Path, resume: str, say: Say, *, goes_on: bool) -> ResumePoint | None:
     """Choose the checkpoint to begin from; None: begin anew.
 
     `auto`: the run directory's newest complete one, if any. `never`: none. A directory: that checkpoint,
-    or the newest in it; but one outside the run directory only serves to begin with, so that a requeued
-    run goes on from its own. Raises TrainingRefused where a given directory holds no complete checkpoint.
+    or the newest in it; but one outside the run directory only serves to begin with. A run that goes on by
+    itself takes its own newest before all of these. Raises TrainingRefused where a given directory holds no
+    complete checkpoint.
     """
-    if resume == "never":
+    if resume == "never" and not goes_on:
         return None
     own = run_dir / CHECKPOINTS
     with suppress(OSError):  # A directory that cannot be written can still be read.
         checkpoint.clear_up(own)
-    given = Path(resume) if resume != "auto" else None
+    given = Path(resume) if resume not in ("auto", "never") else None
     start = None
-    if given is None or not given.resolve().is_relative_to(run_dir.resolve()):
+    if given is None or goes_on or not given.resolve().is_relative_to(run_dir.resolve()):
         start = _newest(own, say)
     if start is None and given is not None:
         start = _given(given, say)
     return start
 
 
-def clear_way(run_dir: Path, resume: str, start: ResumePoint | None, say: Say) -> None:
+def clear_way(run_dir: Path, resume: str, start: ResumePoint | None, say: Say, *, goes_on: bool) -> None:
     """Move what the run directory holds beyond the start, whole or damaged, to RUN/previous-N/."""
     own = run_dir / CHECKPOINTS
     try:
-        if resume == "never":
+        if resume == "never" and not goes_on:
             _set_aside(run_dir, [own, run_dir / metrics.NAME, run_dir / "tensorboard"], say)
             return
         step = start.checkpoint.step if start else 0
@@ -131,7 +149,7 @@ def tell(
         "checkpoint": start and {"path": str(start.path), "step": start.checkpoint.step},
     }
     with suppress(OSError):
-        replace_json(run_dir / "config.json", tokens.hide_values(said, os.environ))
+        replace_json(run_dir / TOLD, tokens.hide_values(said, os.environ))
 
 
 def pedigree(start: ResumePoint | None, run_dir: Path) -> dict[str, Any]:

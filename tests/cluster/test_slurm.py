@@ -789,9 +789,19 @@ def test_a_cancelled_training_saves_its_last_step_whichever_processes_slurm_sign
 
 
 PREEMPTIONS = {
-    "after a grace time": (60, "", "preempted: "),
-    "after a grace time with the job's own warning": (60, "send_user_signal", "saved at a planned end"),
-    "at once": (0, "", "ended by a signal (status 143): slurm runs the job again, and it goes on there"),
+    "after a grace time": ("never", 60, "", "preempted: "),
+    "after a grace time with the job's own warning": (
+        "auto",
+        60,
+        "send_user_signal",
+        "saved at a planned end",
+    ),
+    "at once": (
+        "never",
+        0,
+        "",
+        "ended by a signal (status 143): slurm runs the job again, and it goes on there",
+    ),
 }
 
 
@@ -800,7 +810,7 @@ PREEMPTIONS = {
 def test_a_preempted_training_loses_no_step_and_goes_on_by_itself(
     request: pytest.FixtureRequest, case: str
 ) -> None:
-    grace, parameters, said = PREEMPTIONS[case]
+    resume, grace, parameters, said = PREEMPTIONS[case]
     settings = {"PreemptType": "preempt/partition_prio", "PreemptMode": "REQUEUE", "KillWait": "120"}
     if parameters:
         settings["PreemptParameters"] = parameters
@@ -810,7 +820,7 @@ def test_a_preempted_training_loses_no_step_and_goes_on_by_itself(
             ["PartitionName=all", "PriorityTier=10"],
         ):
             user.cluster.controller.run(["scontrol", "update", *partition]).check_returncode()
-        number = start_training(user, "--nodelist=gpu-a[01-02]", ranks=1)
+        number = start_training(user, "--nodelist=gpu-a[01-02]", ranks=1, resume=resume)
         first = user.submit(
             "--partition=all", "--nodelist=gpu-a01", "--exclusive", "--output=/dev/null", "--wrap=true"
         )
@@ -828,10 +838,10 @@ def test_a_preempted_training_loses_no_step_and_goes_on_by_itself(
         )
 
 
-def start_training(user: Account, *options: str, tasks: int = 1, ranks: int = 2) -> int:
+def start_training(user: Account, *options: str, tasks: int = 1, ranks: int = 2, resume: str = "auto") -> int:
     """Submits a training, with so many tasks and ranks on each node, that goes on for minutes and saves nothing by
     itself; returns when it has done five steps."""
-    train = ("-m", "train", *SMALL, "steps=5000", "checkpoint.minutes=0")
+    train = ("-m", "train", *SMALL, "--resume", resume, "steps=5000", "checkpoint.minutes=0")
     nodes = ("--nodes=2", f"--ntasks-per-node={tasks}", f"--cpus-per-task={2 // tasks}")
     each = f"--nproc-per-node={ranks}"
     number = user.submit(*options, *nodes, SCRIPT, "--device=cpu", each, "--", *train)

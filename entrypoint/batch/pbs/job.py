@@ -80,6 +80,7 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
         hosts=hosts,
         nodelist=_shown(hosts),
         env=added,
+        ran_before=runs_again or bool(facts.all("carried")),
         queued=_queued(told, facts) if facts.one("batch") and not runs_again else None,
         start=(*_mpiexec(starter, hosts, facts), *site.launcher_args),
         host_side=(

@@ -34,7 +34,9 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
     here = env.get("SLURM_GPUS_ON_NODE", "")
     if here.isdecimal():
         slurm.refuse_uneven_gpus(env, len(hosts), int(here), hosts[0])
+    # The variable may be that of a job from which this one was submitted.
     count = int(env.get("SLURM_RESTART_COUNT") or 0)
+    restarts = _restarts(facts.one("told"), count) if count else 0
     left_out = facts.all("left_out")
     cpus = _cpus(env, tasks)
     hosts = tuple(host for host in hosts if host not in left_out)
@@ -68,9 +70,8 @@ def granted(env: Mapping[str, str], facts: Facts, settings: Settings, site: Prof
         hosts=hosts,
         nodelist=env["SLURM_JOB_NODELIST"],
         tasks=tasks,
-        ran_before=count > 0,
-        # The variable may be that of a job from which this one was submitted.
-        restarts=_restarts(facts.one("told"), count) if count else 0,
+        ran_before=restarts > 0,
+        restarts=restarts,
         queued=_queued(facts.one("told")) if on_batch else None,
         start=(*words, *launch, *after, *survivor),
         plan=(*words, *plan, *after),

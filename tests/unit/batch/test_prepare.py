@@ -5,7 +5,7 @@ import os
 import shlex
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NoReturn
@@ -213,7 +213,13 @@ def test_attempts_go_on_and_the_run_directory_is_made_ready(host: Host) -> None:
     answer = host.ask("--on-failure=restart")
     run = Path(answer.one("run_dir"))
     assert (answer.one("attempt"), run) == ("0", host.work / "runs/apptrain-7")
-    assert sorted(path.name for path in run.iterdir()) == ["join.key", "logs", "outcome", "unfinished"]
+    assert sorted(path.name for path in run.iterdir()) == [
+        "first-attempt",
+        "join.key",
+        "logs",
+        "outcome",
+        "unfinished",
+    ]
     assert run.stat().st_mode & 0o777 == 0o700
     key = (run / "join.key").read_text()
     assert RunDirectory(run, 0).is_closed(), "to nodes of an earlier attempt"
@@ -363,6 +369,21 @@ def test_a_requeued_job_whose_run_directory_is_gone_begins_anew_and_says_so(host
     gone = f"its run directory {answer.one('run_dir')} is not there: it begins anew"
     assert answer.all("say") == [f"WARNING: this job has run before, but {gone}"]
     assert host.ask(env=again).all("say") == []
+
+
+def test_a_run_directory_says_with_which_attempt_somebody_started_the_run(host: Host) -> None:
+    run = host.work / "run"
+
+    def first_after(ask: Callable[..., Facts], restarts: str = "0", **facts: str) -> str:
+        ask("--run-dir", str(run), env={"SLURM_RESTART_COUNT": restarts}, **facts)
+        return (run / "first-attempt").read_text()
+
+    assert first_after(host.ask, "1", told=" Restarts=1 ") == "0\n"  # its folder was gone
+    assert first_after(host.ask, "2", told=" Restarts=2 ") == "0\n"
+    assert first_after(host.ask_pbs, told=TOLD.replace("stime", "run_count = 2\n    stime")) == "0\n"
+    assert first_after(host.ask_pbs, carried="APPTRAIN_RUN_DIR") == "0\n"
+    assert first_after(host.ask, "2", told=" Restarts=0 ") == "4\n"
+    assert first_after(host.ask_pbs) == "5\n"
 
 
 def test_an_array_without_its_index_is_refused_by_name(host: Host) -> None:

@@ -452,6 +452,7 @@ def test_a_port_that_is_taken_has_three_tries_unless_it_was_chosen(tmp_path: Pat
     assert run_of(local_job(one), (TAKEN, 0), (TAKEN, 2), (TAKEN, 0)) == (69, failed, [0, 1, 4])
     assert run_of(local_job(other, port_by_hand=True), (TAKEN, 0)) == (69, failed, [0])
     assert run_of(local_job(third), (TAKEN, 0), (Outcome(status=0), 0)) == (0, [], [0, 1])
+    assert (third / "first-attempt").read_text() == "0\n", "the second goes on by itself"
 
 
 @pytest.mark.usefixtures("alone")

@@ -11,6 +11,7 @@ def test_the_run_directory_and_its_key_are_the_users_alone(cluster: Cluster) -> 
     assert modes == {
         "apptrain-7": "0o700",
         "job.log": "0o600",
+        "first-attempt": "0o600",
         "join.key": "0o600",
         "logs": "0o700",
         "outcome": "0o700",

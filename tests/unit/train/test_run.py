@@ -22,6 +22,7 @@ import yaml
 from torch import nn
 
 from entrypoint.core import files
+from entrypoint.job.rundir import RunDirectory
 from train import __main__ as program
 from train import checkpoint, datasets, loop, metrics, report, resume, stop
 from train.__main__ import run
@@ -88,8 +89,9 @@ def go(
     request: StopRequest | None = None,
     picture: bool = False,
     note: str = "",
+    attempt: int = 0,
 ) -> int:
-    place = RankInfo(node="here", run_dir=folder)
+    place = RankInfo(node="here", run_dir=folder, attempt=attempt)
     leave_group()
     with pytest.MonkeyPatch.context() as patch:
         if not picture:  # It takes longer than all the rest of such a run.
@@ -104,6 +106,12 @@ def is_drawn(folder: Path) -> bool:
 def result(folder: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads((folder / "result.json").read_text())
     return found
+
+
+def began_at(folder: Path) -> int | None:
+    """The step of the checkpoint from which the last attempt went on."""
+    checkpoint = json.loads((folder / "config.json").read_text())["checkpoint"]
+    return checkpoint and int(checkpoint["step"])
 
 
 def trace(folder: Path) -> list[tuple[int, float, float]]:
@@ -358,7 +366,7 @@ def test_a_file_system_that_gives_no_checkpoint_makes_no_run_begin_anew(
         folder.mkdir(parents=True)
         (folder / "complete.json").write_text("{")
     said: list[str] = []
-    assert resume.find_start(tmp_path, "auto", said.append) is None
+    assert resume.find_start(tmp_path, "auto", said.append, goes_on=False) is None
     assert len(said) == 2
     read = files.read
 
@@ -371,7 +379,7 @@ def test_a_file_system_that_gives_no_checkpoint_makes_no_run_begin_anew(
     with pytest.raises(
         TrainingRefused, match=r"can be read \(complete.json: Input/output error\): start it again"
     ):
-        resume.find_start(tmp_path, "auto", said.append)
+        resume.find_start(tmp_path, "auto", said.append, goes_on=False)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
         "step-00000003",
         "step-00000006",
@@ -411,6 +419,34 @@ def test_a_run_can_go_back_to_one_of_its_own_checkpoints(
     assert go(tmp_path, "stop_at=5", resume=str(tmp_path / "checkpoints" / "step-00000003")) == SAVED
     assert f"moved step-00000008, step-00000006 to {tmp_path}/previous-1\n" in capsys.readouterr().out
     assert trace(tmp_path) == before[:5]
+
+
+@pytest.mark.parametrize("given", ["never", "DIR"])
+def test_a_run_that_goes_on_by_itself_takes_its_own_newest_checkpoint(
+    tmp_path: Path, whole: Path, given: str
+) -> None:
+    folder = tmp_path / "run"
+    assert go(folder, "stop_at=2", "checkpoint.keep=0") == SAVED
+    asked = str(folder / "checkpoints" / "step-00000002") if given == "DIR" else given
+    RunDirectory(folder, 1).note_first()
+    # Nobody has obeyed it in attempt 1, which ended before it came to that.
+    assert go(folder, "stop_at=3", "checkpoint.keep=0", resume=asked, attempt=2) == SAVED
+    assert began_at(folder) == (2 if given == "DIR" else None)
+    assert go(folder, "stop_at=5", "checkpoint.keep=0", resume=asked, attempt=3) == SAVED
+    assert began_at(folder) == 3
+    RunDirectory(folder, 4).note_first()  # somebody starts it once more
+    assert go(folder, "checkpoint.keep=0", resume=asked, attempt=4) == DONE
+    assert began_at(folder) == (2 if given == "DIR" else None)
+    assert result(folder)["weights_sha256"] == result(whole)["weights_sha256"]
+
+
+@pytest.mark.parametrize("damage", ["first-attempt", "config.json"])
+def test_what_an_earlier_attempt_left_unreadable_is_no_reason_to_go_on(tmp_path: Path, damage: str) -> None:
+    assert go(tmp_path, "stop_at=2") == SAVED
+    RunDirectory(tmp_path, 0).note_first()
+    (tmp_path / damage).write_text("[]")
+    assert go(tmp_path, "stop_at=3", resume="never", attempt=1) == SAVED
+    assert began_at(tmp_path) is None
 
 
 def test_a_given_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
