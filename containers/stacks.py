@@ -188,6 +188,15 @@ def choose(name: str, driver: str, machine: str) -> Stack:
     return max(fitting, key=lambda stack: (stack.is_default, _numbers(stack.cuda)))
 
 
+def of_site(name: str, driver: str, machine: str) -> Stack:
+    """The one whose image the jobs of a site take. If none fits its driver, which `apptrain submit` says, the
+    default: a job may have an image of its own."""
+    try:
+        return choose(name, driver, machine)
+    except BuildRefused:
+        return find("")
+
+
 def others(stack: Stack, architecture: str) -> dict[str, dict[str, Any]]:
     """What an image says of the stacks that could be built in its place, on such a processor."""
     every = read().values()

@@ -150,7 +150,7 @@ def script_word(profile: Profile, cwd: Path) -> str:
 
 def gpus_word(profile: Profile, gpus: int) -> str:
     """The word that asks for that many."""
-    return (profile.request.gpus or words_of(profile.scheduler).gpus).format(gpus=gpus)
+    return (profile.request.gpus or words_of(profile.scheduler).gpus).replace("{gpus}", str(gpus))
 
 
 def share(all_of_it: int | None, profile: Profile, gpus: int) -> int | None:

@@ -277,9 +277,13 @@ def _run_words(asked: _Request) -> Iterator[str]:
         yield from ("--bind", "the profile's", profile.expanded(bind, asked.env, site.path))
     if run.is_dir() or not settings.value("dry-run"):
         yield from ("--bind", "the run directory", str(run))
-    if site.path and not site.path.startswith(f"{asked.facts.one('home')}/"):
-        yield from ("--bind", "the profile", site.path)
-        yield from ("--bind", "the profile's host file", str(profile.host_file(Path(site.path))))
+    if site.path:
+        yaml = Path(site.path)
+        shown = {str(yaml.resolve()): "the profile", site.path: "the profile"}  # it may be a link
+        shown[str(profile.host_file(yaml))] = "the profile's host file"
+        home = f"{asked.facts.one('home')}/"
+        for outside in [path for path in shown if not path.startswith(home)]:
+            yield from ("--bind", shown[outside], outside)
     for name in ("join-key-file", "secrets"):
         if file := asked.flags.get(name):
             yield from ("--bind", f"--{name}", _absolute(file, asked.env))

@@ -91,7 +91,7 @@ def load_checked(file: Path, asked: str = "") -> tuple[Profile, str]:
 def lines(profile: Profile, content: Any, digest: str) -> str:
     """The host file of a profile with this content, whose YAML has this digest. No value of a profile holds a
     line break, and JSON has none."""
-    container = profile.container
+    container, nodes = profile.container, profile.nodes
     values: dict[str, str | Iterable[str]] = {
         "digest": digest,
         "cluster": profile.clusters,
@@ -99,7 +99,7 @@ def lines(profile: Profile, content: Any, digest: str) -> str:
         "module": container.modules,
         "apptainer": container.program,
         "option": container.options,
-        "image": _stack(profile).image.name,
+        "image": stacks.of_site(container.stack, nodes.driver, nodes.architecture).image.name,
         CONTENT: json.dumps(_named(content)),
     }
     found = [HEADER.format(name=profile.name)]
@@ -107,15 +107,6 @@ def lines(profile: Profile, content: Any, digest: str) -> str:
         several = [value] if isinstance(value, str) else value
         found += [f"{name}={one}\n" for one in several if one != ""]
     return "".join(found)
-
-
-def _stack(profile: Profile) -> stacks.Stack:
-    """The one whose image a job takes. If none fits the site's driver, `apptrain submit` says so: a job may
-    have an image of its own."""
-    try:
-        return stacks.choose(profile.container.stack, profile.nodes.driver, profile.nodes.architecture)
-    except stacks.BuildRefused:
-        return stacks.find("")
 
 
 def _named(value: Any) -> Any:

@@ -510,7 +510,8 @@ def plan(profile: Profile, file: Path, wish: Wish, env: Mapping[str, str], cwd: 
     Raises BadInput where the profile lacks what a request needs, or cannot give what is wished for.
     """
     wish = _completed(profile, wish, env)
-    name = file.stem if file.resolve().parent == CLUSTERS.resolve() else str(file.resolve())
+    file = file.parent.resolve() / file.name  # a link's own name: its host file is beside it
+    name = file.stem if file.parent == CLUSTERS.resolve() else str(file)
     return login.of(profile.scheduler).submission(profile, name, wish, env, cwd)
 
 

@@ -67,9 +67,11 @@ def _of_rank(rank: int, node: str, device: torch.device, env: Mapping[str, str])
         far = [asdict(one) for one in probes.far_gpu(node, local_rank, device)]
     found = None
     if local_rank == 0:
-        folders = preflight.folders(env["APPTRAIN_RUN_DIR"], device.type)
+        folders = preflight.folders(env["APPTRAIN_RUN_DIR"], device.type, env)
         found = asdict(facts.gather(node, folders, env.get("APPTRAIN_FABRIC", ""), env))
-    return {"rank": rank, "node": node, "gpu": gpu, "far": far, "facts": found}
+    # --numa-binding narrows the rank's cores, and not those of what has started it.
+    granted = os.sched_getaffinity(0) | os.sched_getaffinity(os.getppid())
+    return {"rank": rank, "node": node, "gpu": gpu, "far": far, "cores": sorted(granted), "facts": found}
 
 
 def _examine(store: probes.Store, mine: dict[str, Any], device: torch.device, began: float) -> Report | None:
@@ -92,7 +94,14 @@ def _examine(store: probes.Store, mine: dict[str, Any], device: torch.device, be
         return None
     reports = _told(store, "report")
     site = load(os.environ["APPTRAIN_PROFILE"]) if os.environ.get("APPTRAIN_PROFILE") else Profile()
-    nodes = [NodeFacts.from_json(one["facts"]) for one in reports if one["facts"]]
+    granted = {node: set[int]() for node in firsts.values()}
+    for one in reports:
+        granted[one["node"]] |= {*one["cores"]}
+    nodes = [
+        NodeFacts.from_json({**one["facts"], "cpus": len(granted[one["node"]])})
+        for one in reports
+        if one["facts"]
+    ]
     speeds = [Speed(**one["speed"]) for one in reports]
     gpus = [GpuSpeed(**one["gpu"]) for one in reports if one["gpu"]]
     far = [FarGpu(**gpu) for one in reports for gpu in one["far"]]

@@ -104,6 +104,11 @@ def _memory() -> tuple[int, int]:
     return (total, available) if limit is None else (min(total, limit), min(available, limit))
 
 
+def temporary(env: Mapping[str, str]) -> str:
+    """TMPDIR as it is given: Python would take another where it is full or not there, and programs do not."""
+    return env.get("TMPDIR") or "/tmp"
+
+
 def room(path: str) -> Room:
     """What that directory takes, with a file that is written there and removed."""
     refused = ""
@@ -147,6 +152,8 @@ def libraries(fabric: str, env: Mapping[str, str]) -> Sequence[str]:
         return ("libibverbs.so.1",)
     if fabric in OF_PLUGIN:
         plugin = env.get("NCCL_NET_PLUGIN")
+        if plugin and "/" in plugin:
+            return (plugin,)
         return (f"libnccl-net-{plugin}.so", plugin) if plugin else ("libnccl-net.so",)
     return ()
 

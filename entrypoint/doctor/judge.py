@@ -94,6 +94,8 @@ class GpuSpeed:
     total: int
     ecc: int | None
     """Uncorrected memory errors since the driver was loaded; None where the GPU does not count them."""
+    visible: int = 1
+    """How many GPUs this rank sees."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +212,8 @@ def _of_fabric(found: NodeFacts, fabric: str) -> Iterable[Finding]:
     if fabric in RDMA and found.unloadable:
         text = f"what NCCL needs for {fabric} does not load ({found.unloadable})"
         remedy = (
-            "bind it into the image (container: binds, APPTRAIN_BIND) and name its folder in LD_LIBRARY_PATH"
+            "bind it into the image (container: binds, APPTRAIN_BIND); it must find its own libraries by "
+            "itself (ldd, in the image)"
         )
         yield Finding(found.node, "plugin", text, remedy)
 
@@ -260,6 +263,8 @@ def of_granted(gpus: Sequence[GpuSpeed], site: Profile) -> list[Finding]:
     """Nodes that come whole, and have fewer GPUs than the site says."""
     told = (site.nodes.gpus if site.nodes.whole else None) or 0
     counts = Counter(gpu.node for gpu in gpus)
+    for gpu in gpus:  # there may be fewer ranks
+        counts[gpu.node] = max(counts[gpu.node], gpu.visible)
     remedy = "ask for all of them, or leave the node out and tell its administrators"
     return [
         Finding(node, "gpus", f"{count} GPUs may be used, and {site.name} says {told}", remedy)

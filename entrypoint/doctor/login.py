@@ -9,13 +9,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from containers import lustre
-from containers.stacks import image_on
+from containers import lustre, stacks
 from entrypoint.core import files
 from entrypoint.doctor import facts, judge
 from entrypoint.doctor.judge import Finding
@@ -37,7 +35,7 @@ def main(home: Path, profile: str, env: Mapping[str, str], *, as_json: bool) -> 
     site = load(profile) if profile else Profile()
     node = os.uname().nodename
     scratch = expanded(site.scratch, env, site.path) if site.scratch else str(Path.cwd())
-    folders = {facts.RUN_DIRECTORY: scratch, facts.TEMPORARY: tempfile.gettempdir()}
+    folders = {facts.RUN_DIRECTORY: scratch, facts.TEMPORARY: facts.temporary(env)}
     found = facts.gather(node, folders, "", env)
     findings = [*judge.of_facts(found, Profile(), ""), *_of_submission(node, home, site, env)]
     report = Report(nodes=[found], findings=findings, seconds=time.monotonic() - began)
@@ -47,19 +45,22 @@ def main(home: Path, profile: str, env: Mapping[str, str], *, as_json: bool) -> 
 
 
 def _of_submission(node: str, home: Path, site: Profile, env: Mapping[str, str]) -> Iterable[Finding]:
-    program = env.get("APPTRAIN_APPTAINER") or site.container.program
-    if not program and not site.container.modules and not any(map(shutil.which, PROGRAMS)):
+    program = env.get("APPTRAIN_APPTAINER") or expanded(site.container.program, env, site.path)
+    if program and not shutil.which(program):
+        text = f"{program} is no program here"
+        yield Finding(node, "program", text, "correct it, in APPTRAIN_APPTAINER or the profile (program)")
+    elif not program and not site.container.modules and not any(map(shutil.which, PROGRAMS)):
         text = "neither apptainer nor singularity is in PATH"
         yield Finding(node, "program", text, "load its module, or name it in APPTRAIN_APPTAINER or a profile")
-    name = f"image-{site.container.stack}.sif" if site.container.stack else "image.sif"
     machine = site.nodes.architecture or os.uname().machine
-    image = Path(env.get("APPTRAIN_IMAGE") or image_on(home / "containers" / name, machine))
+    stack = stacks.of_site(site.container.stack, site.nodes.driver, site.nodes.architecture)
+    image = Path(
+        env.get("APPTRAIN_IMAGE") or stacks.image_on(home / "containers" / stack.image.name, machine)
+    )
     if not files.is_there(image):
+        build = "apptrain image build" + ("" if stack.is_default else f" --stack {stack.name}")
         yield Finding(
-            node,
-            "image",
-            f"there is no image {image}",
-            "apptrain image build, or one that exists in APPTRAIN_IMAGE",
+            node, "image", f"there is no image {image}", f"{build}, or one that exists in APPTRAIN_IMAGE"
         )
     elif not env.get("APPTRAIN_IMAGE") and not files.exists(image.with_suffix(".json")):
         text = f"no lock says what is in {image}: {image.with_suffix('.json').name} is not beside it"

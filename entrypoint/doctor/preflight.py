@@ -6,7 +6,6 @@ It runs while torch is imported and the nodes meet.
 """
 
 import asyncio
-import tempfile
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -38,9 +37,9 @@ class Preflight:
     """What --numa-binding would change; empty if nothing, or if somebody chose."""
 
 
-def folders(run_dir: str, device: str) -> dict[str, str]:
-    """The directories whose room counts for a job."""
-    found = {facts.RUN_DIRECTORY: run_dir, facts.TEMPORARY: tempfile.gettempdir()}
+def folders(run_dir: str, device: str, env: Mapping[str, str]) -> dict[str, str]:
+    """The directories whose room counts for a job. `env`: the ranks'."""
+    found = {facts.RUN_DIRECTORY: run_dir, facts.TEMPORARY: facts.temporary(env)}
     return found | ({facts.SHARED_MEMORY: facts.SHARED_MEMORY} if device == "cuda" else {})
 
 
@@ -63,9 +62,11 @@ async def _look_at_node(plan: LaunchPlan, settings: Settings, env: Mapping[str, 
         return []
     fabric = (settings.value("fabric") or "") if plan.device == "cuda" else ""
 
+    of_ranks = {**env, **plan.env}
+
     def gather() -> list[Finding]:
-        where = folders(plan.run_dir, plan.device)
-        return judge.of_facts(facts.gather(plan.node, where, fabric, env), Profile(), fabric)
+        where = folders(plan.run_dir, plan.device, of_ranks)
+        return judge.of_facts(facts.gather(plan.node, where, fabric, of_ranks), Profile(), fabric)
 
     try:
         found = await run_in_thread(gather, seconds=BOUND)

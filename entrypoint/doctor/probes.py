@@ -138,6 +138,7 @@ def gpu(rank: int, node: str, device: torch.device) -> GpuSpeed:
         used=total - free,
         total=total,
         ecc=_memory_errors(f"GPU-{found.uuid}"),
+        visible=torch.cuda.device_count(),
     )
 
 

@@ -567,7 +567,7 @@ def _agrees(profile: Profile, path: Path) -> None:
             "profile-nodes-only",
             f"{path}: request nodes_only goes only with whole nodes: set whole under nodes",
         )
-    if request.gpus and (request.nodes_only or "{gpus}" not in request.gpus):
+    if request.gpus and (request.nodes_only or re.findall(r"{.*?}", request.gpus) != ["{gpus}"]):
         what = f"it as in {known.gpus}, or nodes_only: true instead"
         raise _wrong(f"{path}: request gpus", request.gpus, what)
 

@@ -485,7 +485,8 @@ def _workers_env(
         # NCCL takes a bare name as a prefix: eth1 would match eth10 as well.
         names = {"GLOO_SOCKET_IFNAME": interface.value, "NCCL_SOCKET_IFNAME": f"={interface.value}"}
         for name, value in names.items():
-            if interface.origin.is_user or (name not in env and name not in profile.env):
+            of_site = name in profile.env and not _is_one_machine(allocation)
+            if interface.origin.is_user or not (name in env or of_site):
                 found[name] = Setting(value=value, source=interface.source)
     if (
         settings.command[0] == "-m"
@@ -510,9 +511,15 @@ def _of_doctor(
 
 
 def _interface(allocation: Allocation, settings: Settings) -> Setting:
-    if settings.value("interface") is None and all(node.startswith("127.") for node in allocation.nodes):
+    """A site's is that of its own nodes."""
+    if _is_one_machine(allocation) and not settings["interface"].origin.is_user:
         return Setting(value="lo", source=_derived(allocation, "nodes"))
     return settings["interface"]
+
+
+def _is_one_machine(allocation: Allocation) -> bool:
+    """Whether all nodes are on this machine, as those of `apptrain run` are."""
+    return all(node.startswith("127.") for node in allocation.nodes)
 
 
 def _threads(

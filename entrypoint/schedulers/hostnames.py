@@ -58,10 +58,10 @@ def with_suffix(name: str, suffix: str) -> str:
     """The name of this host's address on the network whose names end with `suffix`: `n1-ib0.cluster.org` for
     `n1.cluster.org` and `-ib0`. A suffix that brings a domain takes the place of the name's own.
 
-    A name that has the suffix stays as it is.
+    A name that has the suffix stays as it is, and so does an address.
     """
     label = _label(name)
-    if name.lower().endswith(suffix.lower()) or label.endswith(suffix.lower()):
+    if _is_address(name) or name.lower().endswith(suffix.lower()) or label.endswith(suffix.lower()):
         return name
     domain = "" if "." in suffix else name[len(label) :]
     return f"{name[: len(label)]}{suffix}{domain}"
@@ -78,5 +78,8 @@ def _short(name: str) -> bool:
 
 def _label(name: str) -> str:
     """What a short name of this host would be."""
-    is_address = ":" in name or name.replace(".", "").isdigit()
-    return name.lower() if is_address else name.lower().partition(".")[0]
+    return name.lower() if _is_address(name) else name.lower().partition(".")[0]
+
+
+def _is_address(name: str) -> bool:
+    return ":" in name or name.replace(".", "").isdigit()

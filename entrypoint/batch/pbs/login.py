@@ -144,7 +144,7 @@ def architecture(_words: Sequence[str]) -> str:
 def slots(request: JobRequest) -> tuple[int, ...]:
     """As LoginSide says."""
     found = [item.partition("=")[2] for item in request.profile.request.chunk if item.startswith("mpiprocs=")]
-    return (int(found[0]) if found else 1,) * request.nodes
+    return (int(found[0]) if found and found[0].isdecimal() else 1,) * request.nodes  # qsub refuses others
 
 
 def ask(job: str, site: Profile | None) -> JobStatus | None:

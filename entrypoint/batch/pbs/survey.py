@@ -118,7 +118,7 @@ def hosts(vnodes: Mapping[str, Attributes]) -> list[Host]:
                 model_by=model_by[len(AVAILABLE) :],
                 cpus=_sum(several, "ncpus"),
                 memory_gib=sum(limits.gib(each.get(f"{AVAILABLE}mem", "")) or 0 for each in several),
-                is_whole="excl" in first.get("sharing", ""),
+                is_whole=first.get("sharing", "").startswith(("default_excl", "force_excl")),
                 attributes=first,
             )
         )

@@ -644,6 +644,11 @@ def test_a_profile_of_ones_own_is_shown_inside(host: Host) -> None:
     words = host.ask("--profile", "mine.yaml", profile=str(mine)).all("run")
     assert words[words.index("the profile") + 1] == str(mine)
     assert words[words.index("the profile's host file") + 1] == str(mine.with_suffix(".host"))
+    linked = host.home / "clusters" / "lab.yaml"
+    linked.symlink_to(mine)
+    words = host.ask("--profile", "lab", profile=str(linked)).all("run")
+    assert words[words.index("the profile") + 1] == str(mine)
+    assert "the profile's host file" not in words, "it is beside the link, in the checkout"
 
 
 @pytest.mark.parametrize(

@@ -231,6 +231,7 @@ def test_further_words_change_the_time_or_leave_open_what_is_granted() -> None:
 def test_a_chunk_has_as_many_slots_as_it_says_else_one() -> None:
     assert login.slots(request()) == (1, 1)
     assert login.slots(request(chunk=("a=b", "mpiprocs=4"))) == (4, 4)
+    assert login.slots(request(chunk=("mpiprocs=all",))) == (1, 1), "which qsub refuses"
 
 
 def test_the_job_scripts_own_time_is_found() -> None:

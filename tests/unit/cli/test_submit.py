@@ -282,6 +282,11 @@ def test_a_profile_of_ones_own_is_named_by_its_path(site: Site) -> None:
     assert site.run("profiles.py", str(mine)).returncode == 0
     done = site.run("submit.py", "--dry-run", APPTRAIN_PROFILE="../mine.yaml", PROJECT="x")
     assert shlex.split(done.stdout)[-2:] == ["--profile", str(mine)]
+    (site.folder / "theirs").mkdir()
+    mine.rename(site.folder / "theirs" / "of-all.yaml")
+    mine.symlink_to("theirs/of-all.yaml")  # the host file stays beside the link
+    done = site.run("submit.py", "--dry-run", APPTRAIN_PROFILE="../mine.yaml", PROJECT="x")
+    assert shlex.split(done.stdout)[-2:] == ["--profile", str(mine)]
 
 
 def test_a_job_of_pbs_is_told_the_variables_that_its_profile_and_its_user_name(site: Site) -> None:

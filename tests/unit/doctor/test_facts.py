@@ -105,6 +105,7 @@ def test_ports_are_those_that_are_up(tmp_path: Path) -> None:
         ("slingshot", {}, ["libnccl-net.so"]),
         ("efa", {}, ["libnccl-net.so"]),
         ("slingshot", {"NCCL_NET_PLUGIN": "ofi"}, ["libnccl-net-ofi.so", "ofi"]),
+        ("efa", {"NCCL_NET_PLUGIN": "/opt/ofi/libnccl-net.so"}, ["/opt/ofi/libnccl-net.so"]),
         ("ethernet", {}, []),
         ("", {}, []),
     ],

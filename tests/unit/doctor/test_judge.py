@@ -1,5 +1,7 @@
 """What the doctor calls wrong: tables of cases, whole texts."""
 
+from dataclasses import replace
+
 import pytest
 
 from entrypoint.doctor import judge
@@ -99,7 +101,7 @@ def test_a_node_that_has_all_that_its_profile_says_lacks_nothing(fabric: str) ->
         (
             node(unloadable="libnccl-net.so: cannot open shared object file"),
             "slingshot",
-            "a: plugin: what NCCL needs for slingshot does not load (libnccl-net.so: cannot open shared object file): bind it into the image (container: binds, APPTRAIN_BIND) and name its folder in LD_LIBRARY_PATH",
+            "a: plugin: what NCCL needs for slingshot does not load (libnccl-net.so: cannot open shared object file): bind it into the image (container: binds, APPTRAIN_BIND); it must find its own libraries by itself (ldd, in the image)",
         ),
     ],
 )
@@ -175,6 +177,7 @@ def test_a_whole_node_with_fewer_gpus_than_its_site_says_is_named() -> None:
         f"b: gpus: 3 GPUs may be used, and lab.yaml says 4: ask for all of them, or {TO_ADMINISTRATORS}"
     ]
     assert judge.of_granted(gpus, Profile()) == []
+    assert judge.of_granted([replace(gpu, visible=4) for gpu in gpus], SITE) == [], "fewer ranks than GPUs"
     shared = Profile(name="lab.yaml", nodes=Nodes(gpus=4, whole=False))
     assert judge.of_granted(gpus, shared) == []
 

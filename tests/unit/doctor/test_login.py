@@ -73,6 +73,28 @@ def test_an_image_that_the_user_chose_needs_no_lock(
     assert texts(home, capsys, APPTRAIN_IMAGE=str(image)) == []
 
 
+def test_a_program_that_is_not_there_is_named(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = ["program: /nowhere/apptainer is no program here"]
+    assert texts(home, capsys, APPTRAIN_APPTAINER="/nowhere/apptainer") == wrong
+    profile = home / "site.yaml"
+    profile.write_text("scheduler: slurm\ncontainer: {program: $WHERE/apptainer}\n")
+    assert texts(home, capsys, str(profile), WHERE="/nowhere") == wrong
+
+
+@pytest.mark.parametrize(
+    ("stack", "driver", "image"),
+    [("cu132", "", "image.sif"), ("", "530.30.02", "image-cu128.sif"), ("", "610.0", "image.sif")],
+)
+def test_the_image_is_that_of_the_stack_that_jobs_of_the_profile_take(
+    home: Path, capsys: pytest.CaptureFixture[str], stack: str, driver: str, image: str
+) -> None:
+    profile = home / "site.yaml"
+    profile.write_text(f"scheduler: slurm\nnodes: {{driver: '{driver}'}}\ncontainer: {{stack: {stack}}}\n")
+    for path in (home / "containers").iterdir():
+        path.unlink()
+    assert texts(home, capsys, str(profile)) == [f"image: there is no image {home}/containers/{image}"]
+
+
 def test_a_profile_says_which_image_and_program_and_where_runs_lie(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

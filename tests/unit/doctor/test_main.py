@@ -1,7 +1,8 @@
 """What the ranks of a doctor's job tell rank 0, and what that makes of it; the measurements are given."""
 
 import json
-from dataclasses import asdict
+import os
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def told(rank: int, where: str, **more: object) -> dict[str, Any]:
         "node": where,
         "gpu": None,
         "far": [],
+        "cores": [rank],
         "facts": found and asdict(found),
         "speed": asdict(Speed(rank, where, 5.0, 7.0)),
         "ways": [],
@@ -99,10 +101,12 @@ def test_rank_0_puts_together_what_all_have_told(
         ),
         told(3, "b", gpu=gpu(3, "b")),
     )
-    mine = {"rank": 0, "node": "a", "gpu": gpu(0, "a"), "far": [], "facts": asdict(A)}
+    mine = {"rank": 0, "node": "a", "gpu": gpu(0, "a"), "far": [], "cores": [0, 1], "facts": asdict(A)}
     report = doctor._examine(store, mine, CPU, 0.0)
     assert report
-    assert (report.nodes, report.ranks, report.transport) == ([A, B], 4, "NCCL over IB")
+    # The cores of all ranks of a node together, which overlap on a.
+    assert report.nodes == [replace(A, cpus=2), replace(B, cpus=2)]
+    assert (report.ranks, report.transport) == (4, "NCCL over IB")
     assert report.clocks == [Clock("b", 9.0, 0.0)]
     assert report.speeds == [Speed(rank, "aabb"[rank], 5.0, 7.0) for rank in range(4)]
     assert [one.used for one in report.gpus] == [0, 30 * GIB, 0, 0]
@@ -121,7 +125,7 @@ def test_another_rank_tells_and_reports_nothing(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(dist, "get_rank", lambda: 2)
     store = others(told(1, "a"), told(3, "b"))
     store.set("node/0", '"a"')
-    mine = {"rank": 2, "node": "b", "gpu": None, "far": [], "facts": asdict(B)}
+    mine = {"rank": 2, "node": "b", "gpu": None, "far": [], "cores": [2], "facts": asdict(B)}
     assert doctor._examine(store, mine, CPU, 0.0) is None
     assert json.loads(store["node/2"]) == "b"
     assert json.loads(store["report/2"]) == json.loads(
@@ -147,6 +151,7 @@ def test_the_first_rank_of_a_node_gathers_its_facts(
         "node": "a",
         "gpu": None,
         "far": [],
+        "cores": sorted(os.sched_getaffinity(0)),
         "facts": asdict(WHOLE) if has_facts else None,
     }
     assert [(words[0], words[2], words[3]) for words in asked] == [("a", "efa", env)] * has_facts

@@ -16,7 +16,12 @@ from tests.unit.doctor.nodes import WHOLE, node, room
 
 def plan(**changes: Any) -> Any:
     values = {"node": "a", "nnodes": 2, "local_rank": None, "device": "cuda", "run_dir": "/scratch/run"}
-    values |= {"nproc_per_node": 2, "mode": "torchrun", "is_spare": False, "env": {}}
+    values |= {
+        "nproc_per_node": 2,
+        "mode": "torchrun",
+        "is_spare": False,
+        "env": {"NCCL_NET_PLUGIN": "/ofi.so"},
+    }
     values |= {"allocation": SimpleNamespace(cpus=8, scheduler="slurm")}
     return SimpleNamespace(**{**values, **changes})
 
@@ -36,7 +41,7 @@ def look(monkeypatch: pytest.MonkeyPatch, found: facts.NodeFacts, plan: Any, set
     monkeypatch.setattr(facts, "gather", gather)
     if not hasattr(binding.read_topology, "stands_in"):
         cores_are(monkeypatch, {0: {0, 1}}, is_whole=True)
-    result = asyncio.run(preflight.look(plan, settings, {}))
+    result = asyncio.run(preflight.look(plan, settings, {"TMPDIR": "/full"}))
     return result, asked
 
 
@@ -57,8 +62,9 @@ def test_a_node_without_a_fault_finds_nothing(monkeypatch: pytest.MonkeyPatch) -
     assert found.findings == {}
     assert 0 <= found.seconds < 60
     ((name, folders, fabric, env),) = asked
-    assert (name, fabric, env) == ("a", "infiniband", {})
+    assert (name, fabric, env) == ("a", "infiniband", {"TMPDIR": "/full", "NCCL_NET_PLUGIN": "/ofi.so"})
     assert list(folders) == ["run directory", "TMPDIR", "/dev/shm"]
+    assert folders["TMPDIR"] == "/full"
 
 
 def test_on_cpus_neither_the_fabric_nor_shared_memory_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -364,5 +364,6 @@ def test_what_is_taken_of_a_gpu_is_what_is_not_free(monkeypatch: pytest.MonkeyPa
     told = types.SimpleNamespace(name="H100", uuid="7")
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: told)
     monkeypatch.setattr(probes, "_memory_errors", {"GPU-7": 2}.get)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     found = probes.gpu(3, "a", torch.device("cuda", 0))
-    assert found == GpuSpeed(rank=3, node="a", name="H100", used=50, total=80, ecc=2)
+    assert found == GpuSpeed(rank=3, node="a", name="H100", used=50, total=80, ecc=2, visible=4)

@@ -142,6 +142,15 @@ def test_a_variable_of_the_profile_counts_unless_the_user_has_set_it(tmp_path: P
     assert "NCCL_DEBUG" not in ranks_env(["script.py"], "--profile", str(site), NCCL_DEBUG="WARN")
 
 
+def test_nodes_on_one_machine_do_not_take_a_sites_interfaces_but_the_users(tmp_path: Path) -> None:
+    site = tmp_path / "lab.yaml"
+    site.write_text("launch: {interface: ib0}\nenv: {NCCL_SOCKET_IFNAME: hsn}\nhost_suffix: -ib0\n")
+    found = ranks_env(["script.py"], "--profile", str(site))
+    assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("lo", "=lo")
+    found = ranks_env(["script.py"], "--profile", str(site), "--interface", "eth1")
+    assert (found["GLOO_SOCKET_IFNAME"], found["NCCL_SOCKET_IFNAME"]) == ("eth1", "=eth1")
+
+
 def test_efa_is_libfabrics_provider_unless_the_user_or_the_profile_has_chosen(tmp_path: Path) -> None:
     site = tmp_path / "aws.yaml"
     site.write_text("launch: {fabric: efa}\n")

@@ -107,6 +107,7 @@ WHOLE = "give a whole number from"
         ("scheduler: slurm\nrequest: {chunk: [a=b]}", "request chunk is for pbs, and scheduler is slurm: leave it out"),
         ("scheduler: pbs\nrequest: {chunk: [a=b], form: totals}", "request chunk has no place beside form totals: use options"),
         ("scheduler: slurm\nrequest: {nodes_only: true}", "request nodes_only goes only with whole nodes: set whole under nodes"),
+        ("scheduler: slurm\nrequest: {gpus: '--gres=gpu:{type}:{gpus}'}", "request gpus is '--gres=gpu:{type}:{gpus}': give it as in --gpus-per-node={gpus}, or nodes_only: true instead"),
         ("scheduler: slurm\nrequest: {gpus: --gpus=4}", "request gpus is '--gpus=4': give it as in --gpus-per-node={gpus}, or nodes_only: true instead"),
         ("scheduler: slurm\nnodes: {whole: true}\nrequest: {nodes_only: true, gpus: 'g={gpus}'}", "request gpus is 'g={gpus}': give it as in --gpus-per-node={gpus}, or nodes_only: true instead"),
         ("scheduler: pbs\nrequest: {memory: --mem}", "request memory is '--mem': give none, or leave it out: pbs knows no such word"),

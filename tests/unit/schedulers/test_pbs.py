@@ -237,6 +237,8 @@ def test_every_host_is_found_at_its_own_place(hosts: list[str]) -> None:
         ("n1-ib0.fast.example.org", "-ib0.fast.example.org", "n1-ib0.fast.example.org"),
         ("n1", ".hsn", "n1.hsn"),
         ("n1.ice.example.org", "", "n1.ice.example.org"),
+        ("127.0.0.1", "-ib0", "127.0.0.1"),
+        ("fd00::7", "-ib0", "fd00::7"),
     ],
 )
 def test_the_name_on_the_fast_network_keeps_its_domain_and_has_the_suffix_once(

@@ -197,6 +197,8 @@ def test_nodes_that_jobs_do_not_share_come_whole(sharing: str, login: Login) -> 
 
 
 def test_nodes_that_jobs_share_do_not(login: Login) -> None:
+    found = values(survey(login, queue("gpu"), node("g1", 4, "sharing = ignore_excl")))
+    assert not found.get("nodes.whole")
     nodes = node("g1", 4, "sharing = default_shared") + node("g2", 4, "sharing = force_exclhost")
     assert "nodes.whole" not in values(survey(login, queue("gpu"), nodes))
 
