@@ -13,7 +13,7 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -116,8 +116,9 @@ class Attempt:
     async def run(self) -> FinishedAttempt:
         """Returns once this node's outcome is written."""
         given = self._given
+        planned: list[int] = []  # no stop file can be there before its directory
         try:
-            made = await self._unless_signalled(run_in_thread(self._make_run_dir))
+            made = await self._unless_signalled(run_in_thread(self._make_run_dir), planned.append)
         except (Refusal, AskedToEnd) as error:
             broken = self._broken_off(error, None)  # It is not written: there is no place that takes it.
             return FinishedAttempt(
@@ -127,6 +128,8 @@ class Attempt:
                 refusal=broken.refusal,
                 has_met=False,
             )
+        for signum in planned:
+            self._signals.take(signum)
         return await self._finish(await self._run(), made)
 
     async def _finish(self, ended: _Ended, made: tuple[int, int]) -> FinishedAttempt:
@@ -239,13 +242,16 @@ class Attempt:
     def _of_file_system(self, error: OSError) -> Outcome:
         return self._outcome(1, f"{error.strerror}: {error.filename or self._given.run_dir.path}")
 
-    async def _unless_signalled(self, work: Coroutine[Any, Any, T]) -> T:
-        """What the work returns. AskedToEnd: a signal that asks for that came first, and ended the work."""
+    async def _unless_signalled(
+        self, work: Coroutine[Any, Any, T], planned: Callable[[int], object] | None = None
+    ) -> T:
+        """What the work returns. AskedToEnd: a signal that asks for that came first, and ended the work.
+        `planned`: gets one that asks for a planned end, in place of the stop file."""
         if self._signals.end is not None:
             work.close()
             raise AskedToEnd
         task = asyncio.create_task(work)
-        heeding = asyncio.create_task(self._heed(task))
+        heeding = asyncio.create_task(self._heed(task, planned or self._ask_to_stop))
         try:
             return await task
         except asyncio.CancelledError:
@@ -255,8 +261,8 @@ class Attempt:
         finally:
             heeding.cancel()
 
-    async def _heed(self, work: asyncio.Task[Any]) -> None:
-        """Takes signals while no rank runs: a planned end waits for them in the stop file, others end the
+    async def _heed(self, work: asyncio.Task[Any], planned: Callable[[int], object]) -> None:
+        """Takes signals while no rank runs: `planned` those that ask for a planned end; others end the
         work."""
         while True:
             signum = (await self._signals.next()).signum
@@ -264,9 +270,13 @@ class Attempt:
                 self._signals.take(signum)
                 return
             if signum in PLANNED:
-                threading.Thread(target=self._given.run_dir.ask_to_stop, daemon=True).start()
+                planned(signum)
             else:
                 work.cancel()
+
+    def _ask_to_stop(self, _: int) -> None:
+        """Leaves the ranks the wish, in the stop file."""
+        threading.Thread(target=self._given.run_dir.ask_to_stop, daemon=True).start()
 
     # --- until the nodes have met ---------------------------------------------------------------------------
 

@@ -129,6 +129,31 @@ def test_a_stop_that_comes_while_the_nodes_meet_is_kept_for_the_ranks(
     assert (tmp_path / "stop").exists()
 
 
+def test_a_stop_that_comes_before_there_is_a_run_directory_is_kept_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = tmp_path / "run"
+    one = attempt(run_dir, {})
+    create = RunDirectory.create
+
+    def slowly(self: RunDirectory) -> tuple[int, int] | None:
+        loop.call_soon_threadsafe(one.signals.take, signal.SIGUSR2)
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0.1), loop).result(30)  # it is taken meanwhile
+        return create(self)
+
+    async def meet(*_: object, **__: Any) -> None:
+        while not (run_dir / "stop").exists():
+            await asyncio.sleep(0.01)
+        raise Unavailable("some-cause", "asked to stop")
+
+    monkeypatch.setattr(RunDirectory, "create", slowly)
+    monkeypatch.setattr(join, "meet", meet)
+    with asyncio.Runner() as runner:
+        loop = runner.get_loop()
+        ended = runner.run(asyncio.wait_for(one.run(), 30))
+    assert str(ended.refusal) == "asked to stop"
+
+
 @pytest.mark.parametrize("is_asked", [True, False])
 def test_only_a_wish_to_stop_from_before_the_launch_is_forgotten(
     is_asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
