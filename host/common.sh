@@ -13,6 +13,9 @@
 #       child        run_child: the process
 readonly REFUSED=64
 readonly UNAVAILABLE=69
+# With this a site ends idle shells. It would end each `read` too, also one that waits for as long
+# as a task runs.
+unset TMOUT 2>/dev/null || true
 
 # Prints a message on stderr, in one line. All of ours begin with `apptrain: `, whoever started what
 # says it; one that a node of a job says goes on with the node.

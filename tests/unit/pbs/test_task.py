@@ -194,6 +194,30 @@ def test_a_checkout_that_cannot_be_found_is_said(site: Site) -> None:
     )
 
 
+def test_a_sites_time_limit_for_idle_shells_ends_no_task(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    held, writer = os.pipe()
+    ended = subprocess.run(
+        [
+            "bash",
+            "-c",
+            f'exec setsid bash "$@" 8<&{held}',
+            "bash",
+            CHECKOUT / "pbs/keep.sh",
+            own,
+            "sleep",
+            "2",
+        ],
+        env={**os.environ, "TMOUT": "1"},
+        pass_fds=[held],
+        timeout=BOUND,
+    )
+    os.close(held)
+    os.close(writer)
+    assert ended.returncode == 0
+
+
 STRANGER = """
 import ctypes, time
 ctypes.CDLL(None).prctl(15, b"a\\nb) S", 0, 0, 0)
