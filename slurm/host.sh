@@ -2,11 +2,14 @@
 # shellcheck disable=SC2034,SC2154 # slurm/multinode.sbatch and host/job.sh read and set these
 # What the job script must do with Slurm, in the words of host/job.sh, which is sourced before this.
 # Reads: SLURM_*, as sbatch, salloc and slurmd set them
-#        described             what Slurm says of the job; empty if it was not asked yet
+#        described             what Slurm says of the job, or of all elements of its array; empty if
+#                              it was not asked yet
 # Sets:  scheduler, is_batch   as host/job.sh has them
 #        broadcasts            how often sbcast was started
 #        cluster, facts        describe_job
 #        runs_in               batch, shell (of salloc or a login node) or step
+# shellcheck source=slurm/name.sh
+source "$APPTRAIN_HOME/slurm/name.sh"
 scheduler=slurm
 broadcasts=0
 readonly ASKED=120 # s for Slurm to do what it is asked
@@ -30,13 +33,22 @@ if [[ $runs_in == batch ]]; then
 fi
 
 describe_job() {
+    local told='' array=${SLURM_ARRAY_TASK_ID:-}
     [[ -n ${SLURM_JOB_ID:-} ]] ||
         refuse slurm-no-job "this is no Slurm job: sbatch slurm/multinode.sbatch," \
             "or salloc and then bash slurm/multinode.sbatch"
     cluster=${SLURM_CLUSTER_NAME:-}
     facts=("runs_in=$runs_in")
-    if [[ -n $is_batch || ${SLURM_RESTART_COUNT:-0} != 0 ]]; then
-        facts+=("told=${described:-$(told_of_job)}")
+    if [[ -n $is_batch$array || ${SLURM_RESTART_COUNT:-0} != 0 ]]; then
+        told=${described:-}
+        if [[ -z $told || -n $array ]]; then
+            told=$(told_of_job)
+        fi
+        facts+=("told=$told")
+    fi
+    # Those of an array from which this job was submitted.
+    if [[ -n $array && $told == *' JobName='* && $told != *' ArrayTaskId='* ]]; then
+        unset "${!SLURM_ARRAY_@}"
     fi
     # Only a batch script is sure to be on the job's first node.
     if [[ -n $is_batch && -n ${SLURMD_NODENAME:-} ]]; then
@@ -86,7 +98,7 @@ job_end() {
     local at
     at=$(
         SLURM_TIME_FORMAT=standard timeout 5 \
-            squeue --noheader --format=%e --jobs="$SLURM_JOB_ID" 2>/dev/null
+            squeue --noheader --format=%e --jobs="$(own_name)" 2>/dev/null
     ) || true
     [[ $at != 2* ]] || date -d "$at" +%s
 }
@@ -94,7 +106,7 @@ job_end() {
 # If Slurm has begun to run it again by itself, it refuses, and that is as well.
 run_again() {
     local why
-    if why=$(shielded "$ASKED" scontrol requeue "$SLURM_JOB_ID" 2>&1); then
+    if why=$(shielded "$ASKED" scontrol requeue "$(own_name)" 2>&1); then
         return
     fi
     [[ $why != *'pending execution'* ]] || return 0
@@ -111,7 +123,7 @@ told_of_this_node() {
 # Prints nothing if it does not answer.
 told_of_job() {
     SLURM_TIME_FORMAT=standard timeout 5 \
-        scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null || true
+        scontrol --oneliner show job "$(own_name)" 2>/dev/null || true
 }
 
 # on_nodes WHAT [WORD...]: see host/staging.sh.

@@ -5,11 +5,14 @@
 # restart inside its allocation (entrypoint/batch/slurm/job.py).
 #
 # Usage: slurm/survivor.sh CMD [ARG...]
-# Reads: SLURM_JOB_ID, SLURM_SRUN_COMM_HOST, SLURM_SRUN_COMM_PORT, APPTRAIN_HAND
+# Reads: SLURM_SRUN_COMM_HOST, SLURM_SRUN_COMM_PORT, APPTRAIN_HAND, and what slurm/name.sh reads
 # Exit:  the status of CMD
 set -uo pipefail
+checkout=$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")
 # shellcheck source=host/common.sh
-source "$(dirname -- "$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")")/host/common.sh"
+source "$checkout/host/common.sh"
+# shellcheck source=slurm/name.sh
+source "$checkout/slurm/name.sh"
 readonly ANSWER=10        # s for srun to answer
 readonly ASKED=120        # s for Slurm to do what it is asked
 readonly NOTICED=3600     # s for Slurm to notice a lost node (SlurmdTimeout, mostly 300)
@@ -34,7 +37,7 @@ script_is_lost() {
     read_clock
     until=$((seconds + NOTICED))
     while ((seconds < until)); do
-        told=$(timeout "$ANSWER" scontrol --oneliner show job "$SLURM_JOB_ID" 2>/dev/null) || told=
+        told=$(timeout "$ANSWER" scontrol --oneliner show job "$(own_name)" 2>/dev/null) || told=
         [[ -z $told || $told == *' JobState=RUNNING '* ]] || return 1
         if [[ $told =~ \ BatchHost=([^ ]+) ]] && ! has_node "${BASH_REMATCH[1]}"; then
             return
@@ -60,9 +63,9 @@ run_again() {
     echo "apptrain: the first node and its job script are lost:" \
         "Slurm runs the job again, or ends it if Requeue=0" >&2
     if [[ $told == *' Requeue=0 '* ]]; then
-        timeout "$ASKED" scancel "$SLURM_JOB_ID" && return
+        timeout "$ASKED" scancel "$(own_name)" && return
     fi
-    timeout "$ASKED" scontrol requeue "$SLURM_JOB_ID" 2>/dev/null
+    timeout "$ASKED" scontrol requeue "$(own_name)" 2>/dev/null
 }
 
 # Where `launch` says whether it knew of the first node's end (entrypoint/job/handover.py).

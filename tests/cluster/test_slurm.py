@@ -209,6 +209,33 @@ def test_the_elements_of_an_array_are_runs_of_their_own(user: Account) -> None:
     assert len(ports) == 2
 
 
+def test_the_last_element_of_an_array_runs_again_alone(user: Account) -> None:
+    """Its number is the array's, which means all elements to Slurm."""
+    fails = "os.environ['SLURM_ARRAY_TASK_ID'] == '5' and os.environ['APPTRAIN_ATTEMPT'] == '0'"
+    script = user.write(
+        "else where/fails.py", f"import os, sys\nprint('runs', flush=True)\nsys.exit({fails})\n"
+    )
+    options = ("-N1", "--array=3,5", "--output=%x-%A_%a.out", SCRIPT, "--on-failure=requeue", *ONCE)
+    last = user.submit(*options, "--", script)
+    user.cluster.wait(last + 1, BOUND)
+    user.cluster.start_requeued(last)
+    user.cluster.wait(last, BOUND)
+    assert user.cluster.job(last + 1).state == "COMPLETED"
+    texts = [user.on_disk(WORK / f"apptrain-{last}_{index}.out").read_text() for index in (3, 5)]
+    assert [text.splitlines().count("runs") for text in texts] == [1, 2], texts
+
+
+def test_a_job_that_an_element_of_an_array_submits_is_no_element(user: Account) -> None:
+    """It has the variables of that array."""
+    inner = shlex.join(
+        ["sbatch", "--parsable", "-N2", "--output=%j.out", str(SCRIPT), *map(str, (*ONCE, *TELLING))]
+    )
+    outer = user.submit("-N1", "--array=1", "--output=outer.out", f"--wrap={inner}")
+    user.cluster.wait(outer, BOUND)
+    number = int(user.on_disk(WORK / "outer.out").read_text())
+    assert done(user.end(number)).lines[0] == f"apptrain: run directory {WORK}/runs/apptrain-{number}"
+
+
 @pytest.mark.parametrize(
     ("cwd", "script", "option"),
     [

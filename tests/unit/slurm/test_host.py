@@ -65,6 +65,43 @@ def test_what_slurm_says_of_a_job_is_asked_if_it_may_have_run_before(
     assert bash(script, batch, env=env).splitlines() == ["lab", *facts]
 
 
+ELEMENT = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+
+
+@pytest.mark.parametrize(("job", "env", "name"), [("7", {}, "7"), ("7", ELEMENT, "7_3"), ("8", ELEMENT, "8")])
+def test_the_last_element_of_an_array_is_not_called_by_the_number_of_all(
+    tmp_path: Path, job: str, env: dict[str, str], name: str
+) -> None:
+    script = """
+        calls=$3
+        squeue() { echo "squeue $*" >>"$calls"; }
+        scontrol() { echo "scontrol $*" >>"$calls"; }
+        SLURM_JOB_ID=$2
+        job_end; told_of_job; run_again
+        cat "$calls"
+        """
+    assert bash(script, job, tmp_path / "calls", env=env).splitlines() == [
+        f"squeue --noheader --format=%e --jobs={name}",
+        f"scontrol --oneliner show job {name}",
+        f"scontrol requeue {name}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("told", "left"),
+    [
+        ("JobId=8 ArrayJobId=7 ArrayTaskId=3 JobName=x ", "7"),
+        ("JobId=8 JobName=x ", ""),  # it was submitted from the element
+        ("", "7"),  # Slurm does not answer
+    ],
+)
+def test_the_array_from_which_a_job_was_submitted_is_not_its_own(told: str, left: str) -> None:
+    script = 'answer=$2; told_of_job() { printf %s "$answer"; }; SLURM_JOB_ID=8; described=$3; describe_job; '
+    script += 'echo "${SLURM_ARRAY_JOB_ID-}" "${SLURM_ARRAY_TASK_ID-}"; printf "%s\\n" "${facts[@]}"'
+    found = bash(script, told, "JobId=1 JobName=of-all ", env=ELEMENT).splitlines()
+    assert found == [f"{left} {'3' if left else ''}", "runs_in=shell", f"told={told}"]
+
+
 @pytest.mark.parametrize(
     ("answer", "end"),
     [("2026-11-21T10:00:00", "1795255200"), ("N/A", ""), ("NONE", ""), ("", ""), ("Unknown", "")],

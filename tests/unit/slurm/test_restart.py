@@ -160,6 +160,9 @@ def test_the_tasks_that_are_left_have_a_job_run_again_whose_script_is_lost_with_
     cluster: Cluster, closed_port: str, job: str, does: list[str]
 ) -> None:
     assert survived(cluster, closed_port, FAKE_JOB=job) == (5, does)
+    element = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    alone = [f"{word}_3" for word in does]
+    assert survived(cluster, closed_port, FAKE_JOB=job, **element) == (5, [*does, *alone])
 
 
 def test_they_wait_until_slurm_knows_that_the_node_is_lost(cluster: Cluster, closed_port: str) -> None:

@@ -77,7 +77,10 @@ def test_without_a_checkout_nothing_starts(named: str, tmp_path: Path) -> None:
 def test_a_planned_end_alone_queues_the_job_again_and_not_for_ever(
     status: int, starts: str, again: bool, tmp_path: Path
 ) -> None:
-    (tmp_path / "apptrain").touch()
-    ended = go(tmp_path, {"SLURM_RESTART_COUNT": starts} if starts else {}, status)
-    assert ended.returncode == status
-    assert ("scontrol requeue 7\n" in ended.stdout) is again
+    for name, element in (("7", {}), ("7_3", {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"})):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "apptrain").touch()
+        ended = go(folder, {**element, **({"SLURM_RESTART_COUNT": starts} if starts else {})}, status)
+        assert ended.returncode == status
+        assert (f"scontrol requeue {name}\n" in ended.stdout) is again
