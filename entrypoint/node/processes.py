@@ -19,6 +19,7 @@ from entrypoint.core.proc import stat_fields
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+SHELLS = ("sh", "bash", "dash", "ksh", "zsh", "tcsh", "csh")
 STOPPED = ("T", "t")
 """States of a process that a signal has stopped, or a debugger."""
 
@@ -46,6 +47,15 @@ def catching_below(pid: int, signum: int) -> list[int]:
     for child in _children(pid):
         found += [child] if catches(child, signum) else catching_below(child, signum)
     return found
+
+
+def heeding(pid: int, signum: int) -> list[int]:
+    """Which processes heed the signal for this one: itself, if it has a handler. A shell only waits for what
+    it has started: in its place those of them that have one, or none."""
+    if catches(pid, signum):
+        return [pid]
+    below = _children(pid) if name(pid) in SHELLS else []
+    return [target for child in below for target in heeding(child, signum)]
 
 
 def state(pid: int) -> str:
@@ -91,6 +101,18 @@ def signal_groups(pids: Iterable[int], signum: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signum)
+
+
+def in_groups(leaders: Collection[int]) -> list[int]:
+    """What runs below this process in the process groups of these leaders, which may have ended."""
+    import psutil
+
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(child.pid) in leaders and is_running(child.pid):
+                found.append(child.pid)
+    return found
 
 
 def kill_descendants(seconds: float = 5.0, *, spare: Collection[int] = ()) -> None:

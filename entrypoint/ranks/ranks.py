@@ -128,6 +128,10 @@ class Ranks:
         self._scratch = scratch
         self._memory = Memory()
         self._ended: set[int] = set()
+        self._terminated: list[int] = []
+        """The ranks that got SIGTERM, by their process ids."""
+        self._ending: list[int] = []
+        """What of these was seen to run last, where the ranks themselves have ended."""
         self._names: dict[int, str] = {}
         """Rank to the name of its logs, which c10d's own numbering may set apart."""
         self._pipes = contextlib.ExitStack()
@@ -215,6 +219,20 @@ class Ranks:
         """Process ids of the ranks that have not ended."""
         left = {rank: pid for rank, pid in self.pids.items() if rank not in self._ended}
         return [pid for pid in left.values() if processes.is_running(pid)]
+
+    def terminate(self) -> None:
+        """SIGTERM to the ranks that have not ended, and to what they have started."""
+        self._terminated = self.alive()
+        processes.signal_groups(self._terminated, signal.SIGTERM)
+
+    def are_ending(self) -> bool:
+        """Whether a rank runs, or something of one that got SIGTERM: a shell dies of it at once, and what it
+        has started may still save."""
+        if self.alive():
+            return True
+        self._ending = [pid for pid in self._ending if processes.is_running(pid)]
+        self._ending = self._ending or processes.in_groups(self._terminated)
+        return bool(self._ending)
 
     def first_error(self, rank: int) -> str:
         """The line on its stderr that tells best why a rank failed; empty where there is none."""

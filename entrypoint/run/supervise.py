@@ -238,7 +238,7 @@ class Supervisor:
         if event is Settled:
             return Settled({one.rank: self._said(one.rank) for one in self.state.failures})
         if event is RanksSeen:
-            return RanksSeen(alive=bool(self._ranks.alive()))
+            return RanksSeen(alive=self._ranks.are_ending())
         if event is Catching:
             return Catching({rank: (pid, self._catches(pid)) for rank, pid in self._left().items()})
         if event is VerdictIsLate:
@@ -260,7 +260,7 @@ class Supervisor:
         )
 
     def _catches(self, pid: int | None) -> bool:
-        return pid is not None and processes.catches(pid, self._stop_signal)
+        return pid is not None and bool(processes.heeding(pid, self._stop_signal))
 
     # --- what is to be done ---------------------------------------------------------------------------------
 
@@ -275,12 +275,13 @@ class Supervisor:
             case LookAfter(_, kind):
                 self._events.put_nowait(kind)
             case SignalRank(pid):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, self._stop_signal)
+                for target in processes.heeding(pid, self._stop_signal):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(target, self._stop_signal)
             case KeepSignal(signum):
                 self._kept.append(signum)
             case TerminateRanks():
-                processes.signal_groups(self._ranks.alive(), signal.SIGTERM)
+                self._ranks.terminate()
             case ForgetBeats(rank):
                 self._stacks.heartbeats.forget(rank)
             case ShowFailure(failure):

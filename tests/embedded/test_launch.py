@@ -1272,3 +1272,32 @@ def node_name(pid: int) -> str:
         return ""
     names = (line for line in environ if line.startswith(b"APPTRAIN_EMBEDDED_NODENAME="))
     return next(names, b"").decode().partition("=")[2]
+
+
+SAVES = """
+import signal, sys, time
+came = []
+for signum in (signal.SIGTERM, signal.SIGUSR2):
+    signal.signal(signum, lambda signum, _: came.append(signum))
+print("ready", flush=True)
+while not came:
+    time.sleep(0.05)
+time.sleep(1)
+print("saved", flush=True)
+sys.exit(75 if came[0] == signal.SIGUSR2 else 143)
+"""
+
+
+@pytest.mark.parametrize("mode", ["torchrun", "rank", "exec"])
+@pytest.mark.parametrize(("signum", "status"), [(signal.SIGTERM, 143), (signal.SIGUSR2, 75)])
+def test_a_program_that_a_shell_has_started_saves_as_one_without_a_shell_does(
+    tmp_path: Path, mode: str, signum: int, status: int
+) -> None:
+    """The shell dies of SIGTERM at once, and catches no signal."""
+    line = f"{shlex.quote(sys.executable)} {write(tmp_path, 'saves.py', SAVES)}; exit $?"
+    words = ("--device", "cpu", "--nproc-per-node", "1", "--mode", mode, "--no-python", "--", "bash", "-c")
+    job = start(tmp_path, *words, line)
+    job.until(lambda: job.text().count("ready\n") == 2, "both programs catch signals")
+    job.signal(signum)
+    ended = job.end()
+    assert (ended.status, ended.out.count("saved\n")) == (status, 2), ended.err

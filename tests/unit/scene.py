@@ -165,6 +165,12 @@ class FakeRanks:
         left = [pid for pid in self.pids.values() if pid not in self._gone]
         return [pid for pid in left if processes.is_running(pid)] if self.scene.real else left
 
+    def terminate(self) -> None:
+        processes.signal_groups(self.alive(), signal.SIGTERM)
+
+    def are_ending(self) -> bool:
+        return bool(self.alive())
+
     def first_error(self, rank: int) -> str:
         return self.errors.get(rank, "")
 
@@ -195,10 +201,11 @@ class FakeRanks:
         if signum == signal.SIGTERM and isinstance(rank, int) and self.saving[rank] < NEVER:
             asyncio.get_running_loop().call_later(self.saving[rank], self._end, rank, pid)
 
-    def catches(self, pid: int, signum: int) -> bool:
+    def heeding(self, pid: int, signum: int) -> list[int]:
         assert signum == self.scene.stop_signal
         rank = next(rank for rank, one in self.pids.items() if one == pid)
-        return pid not in self._gone and self.scene.clock.now >= self.catching[rank]
+        catches = pid not in self._gone and self.scene.clock.now >= self.catching[rank]
+        return [pid] if catches else []
 
     def _end(self, rank: int, pid: int) -> None:
         if pid not in self._gone:
@@ -442,5 +449,5 @@ class Scene:
                 return
             patch.setattr(os, "kill", self.ranks.signalled)
             patch.setattr(os, "killpg", self.ranks.signalled)
-            patch.setattr(processes, "catches", self.ranks.catches)
+            patch.setattr(processes, "heeding", self.ranks.heeding)
             yield

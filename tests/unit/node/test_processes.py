@@ -1,11 +1,14 @@
 """Processes below this one: what they catch, and how every one of them is ended."""
 
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 from entrypoint.node import processes
 
@@ -83,6 +86,48 @@ def test_of_a_tree_the_topmost_that_catch_a_signal_are_found() -> None:
     assert processes.catching_below(process.pid, signal.SIGUSR1) == []
     processes.signal_groups([process.pid], signal.SIGKILL)
     process.communicate()
+
+
+@pytest.mark.parametrize("is_shell", [True, False])
+def test_for_a_shell_what_it_has_started_heeds_a_signal_and_for_a_program_none_of_its_own(
+    is_shell: bool,
+) -> None:
+    catching = "import signal\nsignal.signal(signal.SIGUSR2, print)\nprint('ready', flush=True)\ninput()"
+    words = [sys.executable, "-c", catching]
+    below = [sys.executable, "-c", f"import subprocess\nsubprocess.run({words!r})"]
+    line = ["sh", "-c", f"{shlex.join(words)}; exit $?"] if is_shell else below
+    process = subprocess.Popen(
+        line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    (child,) = processes.catching_below(process.pid, signal.SIGUSR2)
+    assert processes.heeding(process.pid, signal.SIGUSR2) == ([child] if is_shell else [])
+    assert processes.heeding(child, signal.SIGUSR2) == [child]
+    assert processes.heeding(process.pid, signal.SIGUSR1) == []
+    processes.signal_groups([process.pid], signal.SIGKILL)
+    process.communicate()
+
+
+def test_what_a_shell_has_started_is_seen_after_it_has_ended() -> None:
+    line = "trap 'exit 0' TERM; sh -c 'trap \"\" TERM; echo ready; exec sleep 60' & wait"
+    process = subprocess.Popen(
+        ["bash", "-c", line], stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    assert len(processes.in_groups([process.pid])) == 2
+    assert processes.in_groups([1]) == []
+    processes.adopt_orphans()
+    try:
+        processes.signal_groups([process.pid], signal.SIGTERM)
+        assert process.wait(30) == 0
+        (left,) = processes.in_groups([process.pid])
+        os.kill(left, signal.SIGKILL)
+        os.waitpid(left, 0)
+    finally:
+        processes._prctl(processes.PR_SET_CHILD_SUBREAPER, 0)
+    assert processes.in_groups([process.pid]) == []
 
 
 def test_a_zombie_is_not_running() -> None:

@@ -97,15 +97,15 @@ def test_ranks_that_torchrun_starts_again_after_the_stop_are_told_once_they_catc
 def test_a_rank_that_is_gone_before_its_end_is_known_takes_no_signal() -> None:
     scene = Scene()
 
-    def catches(pid: int, signum: int) -> bool:
+    def heeding(pid: int, signum: int) -> list[int]:
         """It dies right after it was looked at."""
-        found = FakeRanks.catches(scene.ranks, pid, signum)
+        found = FakeRanks.heeding(scene.ranks, pid, signum)
         if pid == scene.ranks.pids[0]:
             scene.ranks.die(pid)
         return found
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scene.ranks, "catches", catches)
+        patch.setattr(scene.ranks, "heeding", heeding)
         assert scene.after(BOTH, Stopped(), 1.0, ended(0)) == [(0, "SIGUSR2", 1)]
 
 

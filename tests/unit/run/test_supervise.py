@@ -525,7 +525,17 @@ def test_sigterm_reaches_the_processes_of_each_rank_and_not_the_agent(real: Proc
         (
             FakeRanks,
             ranks.Ranks,
-            ["alive", "first_error", "last_place", "shortage", "failed", "wait", "kill"],
+            [
+                "alive",
+                "terminate",
+                "are_ending",
+                "first_error",
+                "last_place",
+                "shortage",
+                "failed",
+                "wait",
+                "kill",
+            ],
         ),
         (
             FakeLink,
