@@ -42,6 +42,13 @@ def python_path(given: str) -> str:
     return os.pathsep.join(filter(None, [ours, given]))
 
 
+def behind(paths: str) -> str:
+    """This PYTHONPATH with our folder behind the user's own: what a script calls `train` may be theirs."""
+    given = paths.split(os.pathsep)
+    ours = [path for path in given if path in (str(PACKAGES), str(HOME))]
+    return os.pathsep.join([*(path for path in given if path not in ours), *ours])
+
+
 def _is_in(given: str) -> bool:
     """Whether this PYTHONPATH names the folder of ours, maybe by a link."""
     return str(HOME) in (os.path.realpath(path) for path in given.split(os.pathsep) if path)

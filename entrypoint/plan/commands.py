@@ -54,6 +54,8 @@ OWNERS = {
     "launch": OF_LAUNCH,
     "plan": (*OF_LAUNCH, *(f"--{option.name}" for option in OPTIONS if option.plan_only)),
 }
+OURS = ("train", "entrypoint")
+"""Packages of ours that a CMD may name: nothing in the user's folder stands in for them then."""
 MEANT = {
     "train": "demo",
     "start": "run",
@@ -111,6 +113,12 @@ def program(command: Sequence[str], *, mode: str, no_python: bool) -> list[str]:
     if mode != "exec" and words[behind : behind + 1] == ["--"]:
         del words[behind]
     return words
+
+
+def our_package(command: Sequence[str]) -> str:
+    """The package of ours that CMD runs a module of; empty if it is another program."""
+    package = command[1].partition(".")[0] if command[0] == "-m" and len(command) > 1 else ""
+    return package if package in OURS else ""
 
 
 def with_dashes(words: Sequence[str]) -> list[str]:

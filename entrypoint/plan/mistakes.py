@@ -20,7 +20,7 @@ from pathlib import Path, PurePath
 from entrypoint.core import files, spelling
 from entrypoint.core.checkout import HOME, apptrain, make
 from entrypoint.core.errors import BadInput
-from entrypoint.plan.commands import DATA, sorted_out, typed
+from entrypoint.plan.commands import DATA, our_package, sorted_out, typed
 from entrypoint.plan.sources import Settings
 from entrypoint.schedulers.known import KNOWN, words_of
 
@@ -48,6 +48,15 @@ NEEDED = ("torch", "psutil")
 
 class Missing(BadInput):
     """CMD is not there."""
+
+
+def own_module_left_out(command: Sequence[str], folder: Path) -> str:
+    """Says so if the user has a module of the name that CMD takes of ours; else empty."""
+    if our_package(command) != "train":
+        return ""
+    own = next((name for name in ("train.py", "train") if files.exists(folder / name)), "")
+    words = shlex.join(["python", *command[:2]])
+    return own and f"-m {command[1]} is apptrain's own, not {own} here: for yours: --no-python -- {words}"
 
 
 def check_command(

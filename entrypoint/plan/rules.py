@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from entrypoint.core.errors import BadInput
 from entrypoint.core.plain import counted, file_part
-from entrypoint.plan import passed
+from entrypoint.plan import commands, passed
 from entrypoint.plan.launch_plan import LaunchPlan, Mode, placement, port_of
 from entrypoint.plan.origin import DEFAULT, Origin, ValueSource, derived_from, from_profile, from_variable
 from entrypoint.plan.profile import Profile, expanded
@@ -20,8 +20,6 @@ from entrypoint.schedulers import hostnames
 from entrypoint.schedulers.allocation import Allocation
 from entrypoint.schedulers.variables import CUDA_DEVICES
 
-OURS = ("train", "entrypoint")
-"""Top-level modules of ours: nothing in the user's folder may stand in for them."""
 FEW_LINES = 8
 """Up to so many lines of a node file for each host are ranks that somebody asked for, even if they are as
 many as its CPUs."""
@@ -488,11 +486,7 @@ def _workers_env(
             of_site = name in profile.env and not _is_one_machine(allocation)
             if interface.origin.is_user or not (name in env or of_site):
                 found[name] = Setting(value=value, source=interface.source)
-    if (
-        settings.command[0] == "-m"
-        and len(settings.command) > 1
-        and settings.command[1].split(".")[0] in OURS
-    ):
+    if commands.our_package(settings.command):
         found["PYTHONSAFEPATH"] = Setting(value="1", source=derived_from("CMD"))
     return {n: s.value for n, s in found.items()}, {n: s.source for n, s in found.items()}, notes
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from entrypoint import __version__
 from entrypoint.core import files
-from entrypoint.plan.rules import OURS
+from entrypoint.plan.commands import OURS
 from entrypoint.record import tokens
 
 HOME = Path(__file__).resolve().parents[2]

@@ -31,7 +31,7 @@ from entrypoint.meet.node_failures import NodeFailures
 from entrypoint.node import binding, gpu
 from entrypoint.node.gpu import DriverReport
 from entrypoint.node.network import Endpoint
-from entrypoint.plan import passed
+from entrypoint.plan import mistakes, passed
 from entrypoint.plan.launch_plan import LaunchPlan, in_brief, with_env
 from entrypoint.plan.origin import derived_from
 from entrypoint.ranks import heartbeat, stacks
@@ -315,8 +315,10 @@ class Attempt:
         plan = self._watchable(endpoint.plan)
         await run_in_thread(given.run_dir.write_plan, kept_plan(plan, given.env), plan.place)
         await self._manifest.tell_node(plan)
-        for note in plan.notes if given.before is None else ():
-            voice.once(note)
+        if given.before is None:
+            left_out = mistakes.own_module_left_out(plan.command, Path.cwd())
+            for note in filter(None, (*plan.notes, left_out)):
+                voice.once(note)
         plan, driver = await self._bound(plan, voice)
         relay = Relay(self._consoles)
         ranks = await run_in_thread(  # it opens the logs, in the run directory

@@ -98,7 +98,7 @@ def in_words(ended: Outcome, plan: LaunchPlan, run: RunDirectory) -> list[str]:
     who = named(plan, ended.rank)
     if blame.has_left_early(ended.error):
         return [f"{who} on {ended.node} {ended.error}"]
-    if ended.status == STUCK:
+    if ended.status == STUCK and ended.error.startswith("stuck, "):  # a program may end with 124, too
         return [
             f"{who} on {ended.node}, status {ended.status}: {ended.error}",
             f"where each rank was: {run.stacks}",

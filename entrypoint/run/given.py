@@ -14,12 +14,13 @@ from pathlib import Path
 from types import MappingProxyType
 
 from entrypoint import __version__
+from entrypoint.core import checkout
 from entrypoint.job.handover import has_host_half
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.meet import terms
 from entrypoint.meet.identity import Identity
 from entrypoint.node import gpu
-from entrypoint.plan import mistakes, passed
+from entrypoint.plan import commands, mistakes, passed
 from entrypoint.plan.launch_plan import LaunchPlan, with_master_addr, with_members
 from entrypoint.plan.origin import derived_from
 from entrypoint.plan.sources import Settings
@@ -112,7 +113,10 @@ class Given:
         dropped = passed.stale(self.env)
         env = {name: value for name, value in self.env.items() if name not in dropped} | dict(plan.env)
         env["PATH"] = mistakes.search_path(env)
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, [env.get("PYTHONPATH"), str(hooks)]))
+        paths = env.get("PYTHONPATH", "")
+        if not commands.our_package(plan.command):
+            paths = checkout.behind(paths)
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [paths, str(hooks)]))
         return env
 
 

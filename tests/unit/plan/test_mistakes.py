@@ -346,6 +346,21 @@ def user(tmp_path: Path) -> Iterator[User]:
     shutil.rmtree(folder)
 
 
+def test_a_module_of_the_users_own_that_does_not_run_is_said_to_be_there(tmp_path: Path) -> None:
+    def said(*command: str) -> str:
+        return mistakes.own_module_left_out(command, tmp_path)
+
+    assert said("-m", "train") == ""
+    (tmp_path / "train").mkdir()
+    how = "for yours: --no-python -- python -m"
+    assert (
+        said("-m", "train.main", "x") == f"-m train.main is apptrain's own, not train here: {how} train.main"
+    )
+    (tmp_path / "train.py").touch()
+    assert said("-m", "train") == f"-m train is apptrain's own, not train.py here: {how} train"
+    assert said("train.py") == said("-m", "trainer") == said("-m", "entrypoint.doctor") == ""
+
+
 def test_there_are_thirty_and_none_twice() -> None:
     given = [mistake.given for mistake in TRIED]
     assert len(set(given)) == len(given) >= 30

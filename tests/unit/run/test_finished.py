@@ -88,6 +88,10 @@ ALONE = (
             Outcome(status=124, rank=1, node="n1", error="stuck, no step for 30 s"),
             ["rank 1 on n1, status 124: stuck, no step for 30 s", "where each rank was: /run/stacks/2"],
         ),
+        (  # as of `timeout`, in a script that starts the program
+            Outcome(status=124, rank=1, node="n1"),
+            ["rank 1 on n1 failed first, status 124: nothing on stderr (/run/logs/2/n1.rank1.err)"],
+        ),
         (Outcome(status=124, rank=1, node="n1", error=LEFT_EARLY), [f"rank 1 on n1 {LEFT_EARLY}"]),
         (Outcome(status=1, rank=1, node="n1", error=LEFT_EARLY), [f"rank 1 on n1 {LEFT_EARLY}"]),
     ],

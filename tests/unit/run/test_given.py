@@ -14,6 +14,7 @@ import pytest
 
 from entrypoint import __version__
 from entrypoint.cli import main as cli
+from entrypoint.core import checkout
 from entrypoint.core.errors import Unavailable
 from entrypoint.doctor.preflight import Preflight
 from entrypoint.job import lock, outcome
@@ -131,6 +132,14 @@ def test_the_ranks_find_our_hooks_behind_the_users_own_modules(tmp_path: Path) -
     assert (found["MINE"], "GROUP_RANK" in found) == ("1", False)  # another launcher has left it
     assert found.items() >= one.plan.env.items()
     assert given().rank_env(one.plan, tmp_path)["PYTHONPATH"] == str(tmp_path)
+
+
+def test_what_a_script_imports_may_have_the_names_of_our_packages(tmp_path: Path) -> None:
+    paths = f"{checkout.HOME}:/mine"
+    one = given(PYTHONPATH=paths)
+    assert one.rank_env(one.plan, tmp_path)["PYTHONPATH"] == f"/mine:{checkout.HOME}:{tmp_path}"
+    ours = replace(one.plan, command=("-m", "train", "steps=2"))
+    assert one.rank_env(ours, tmp_path)["PYTHONPATH"] == f"{paths}:{tmp_path}"
 
 
 def test_a_node_says_of_itself_what_all_must_agree_on() -> None:
