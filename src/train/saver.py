@@ -100,13 +100,14 @@ class Saver:
         self.held_s += time.monotonic() - begin
 
     def finish_before(self, step: int) -> None:
-        """Wait for the save before that of this step, if it goes on."""
+        """Wait for the save before that of this step, or for the rehearsal, if it goes on."""
+        before = self._draft.step  # 0: the rehearsal alone
         begin = time.monotonic()
         self._join()
         waited = time.monotonic() - begin
         self.held_s += waited
-        if waited > _SLOW_S and self._settings.background:
-            self._say(f"step {step}: waited {waited:.1f} s for the save of step {self._draft.step}")
+        if before and waited > _SLOW_S and self._settings.background:
+            self._say(f"step {step}: waited {waited:.1f} s for the save of step {before}")
 
     @property
     def is_in_background(self) -> bool:

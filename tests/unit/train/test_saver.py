@@ -120,6 +120,16 @@ def test_a_wait_that_a_user_would_notice_is_said(run_dir: Path, monkeypatch: pyt
     assert 0.05 < float(waited[1]) <= desk.saver.held_s + 0.05, "what both calls of start took, or less"
 
 
+def test_a_wait_for_the_rehearsal_is_no_wait_for_a_save(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("train.saver._SLOW_S", -1.0)  # any wait is worth a line
+    desk = Desk(run_dir)
+    desk.saver.rehearse()
+    desk.saver.finish_before(10)
+    assert desk.lines == []
+
+
 def test_a_save_that_is_waited_for_gives_signs_of_life_only_while_it_makes_progress(
     run_dir: Path, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
