@@ -39,7 +39,9 @@ class Wish:
     options: tuple[str, ...] = ()
     """Further words of sbatch or qsub, which win over ours."""
     given: tuple[str, ...] = ()
-    """Those of the profile."""
+    """Those of the profile that leave their place to what the user has typed."""
+    said: tuple[str, ...] = ()
+    """A line for each of the others."""
     typed: frozenset[str] = frozenset()
     """Which of `nodes`, `gpus`, `partition`, `account` and `time` the user has given."""
     arguments: tuple[str, ...] = ()
@@ -112,8 +114,9 @@ class LoginSide(Protocol):
     ) -> Submission:
         """What submits, from `cwd` and with `env`; the job finds its profile by `name`. Raises BadInput."""
 
-    def typed(self, profile: Profile, wish: Wish) -> list[str]:
-        """The words for what the user has given that the profile's further ones would take the place of."""
+    def given(self, profile: Profile, wish: Wish) -> tuple[list[str], list[str]]:
+        """(the profile's further words without those that would take the place of what the user has typed, a
+        line for each that gives way)."""
 
     def limits(self, script: str) -> tuple[str, int]:
         """(the time, the seconds from its warning to its end) that the job script's own lines ask for; empty

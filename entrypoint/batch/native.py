@@ -113,11 +113,20 @@ def merged(
     return kept, said
 
 
-def kept_from(
-    typed: Sequence[NativeOption], given: Sequence[NativeOption], replaces: Replaces
-) -> list[NativeOption]:
-    """Those of the first that one of the others would take the place of."""
-    return [option for option in typed if any(replaces(other, option) for other in given)]
+def without_rivals(
+    given: Sequence[NativeOption], typed: Sequence[NativeOption], replaces: Replaces
+) -> tuple[list[NativeOption], list[str]]:
+    """(the first without those that would take the place of one of the others; a line for each of the others
+    that wins over one that says otherwise)."""
+    left = list(given)
+    said: list[str] = []
+    for option in typed:
+        rivals = [each for each in given if replaces(each, option)]
+        left = [each for each in left if each not in rivals]
+        others = [str(each) for each in rivals if (each.name, each.value) != (option.name, option.value)]
+        if others:
+            said.append(f"{option} in place of {', '.join(others)}")
+    return left, said
 
 
 def words(options: Sequence[NativeOption]) -> list[str]:

@@ -549,8 +549,8 @@ def _completed(profile: Profile, wish: Wish, env: Mapping[str, str]) -> Wish:
                 f"--{name} is missing: {profile.name} says that a job there needs it: give --{name} "
                 f"{'HH:MM:SS' if name == 'time' else 'NAME'}",
             )
-    kept = login.of(profile.scheduler).typed(profile, whole)
-    return replace(whole, options=(*kept, *whole.options))
+    given, said = login.of(profile.scheduler).given(profile, whole)
+    return replace(whole, given=tuple(given), said=tuple(said))
 
 
 def _request(profile: Profile, wish: Wish, env: Mapping[str, str]) -> JobRequest:

@@ -72,13 +72,14 @@ def _asked(profile: Profile, wish: Wish) -> tuple[list[NativeOption], list[str]]
                 f"{option}: qsub refuses it beside {whole}: say what each node has in that: "
                 f"-l select=N:{option.value}",
             )
-    return asked, said
+    return asked, [*wish.said, *said]
 
 
-def typed(profile: Profile, wish: Wish) -> list[str]:
+def given(profile: Profile, wish: Wish) -> tuple[list[str], list[str]]:
     """As LoginSide says. One -l may ask for nodes and for GPUs."""
-    own = [word for what, words in _own(profile, wish) if wish.typed & set(what) for word in words]
-    return native.words(native.kept_from(_read(own), _read(wish.given), replaces))
+    typed = [word for what, words in _own(profile, wish) if wish.typed & set(what) for word in words]
+    left, said = native.without_rivals(_read(wish.given), _read(typed), replaces)
+    return native.words(left), said
 
 
 def _read(words: Sequence[str]) -> list[NativeOption]:

@@ -82,7 +82,7 @@ def _asked(profile: Profile, wish: Wish) -> tuple[list[NativeOption], list[str]]
     ours, _ = native.merged(own, given, replaces)
     users = native.read_all(wish.options, TABLE)
     asked, said = native.merged(ours, users, replaces)
-    return asked, [*said, *_against(profile, users)]
+    return asked, [*wish.said, *said, *_against(profile, users)]
 
 
 def _against(profile: Profile, users: Sequence[NativeOption]) -> list[str]:
@@ -113,10 +113,11 @@ def _check_export(asked: Sequence[NativeOption], wish: Wish) -> None:
             )
 
 
-def typed(profile: Profile, wish: Wish) -> list[str]:
+def given(profile: Profile, wish: Wish) -> tuple[list[str], list[str]]:
     """As LoginSide says."""
-    own = native.read_all([word for what, word in _own(profile, wish) if what in wish.typed], TABLE)
-    return native.words(native.kept_from(own, native.read_all(wish.given, TABLE), replaces))
+    typed = native.read_all([word for what, word in _own(profile, wish) if what in wish.typed], TABLE)
+    left, said = native.without_rivals(native.read_all(wish.given, TABLE), typed, replaces)
+    return native.words(left), said
 
 
 def _words(profile: Profile, wish: Wish) -> list[str]:

@@ -273,3 +273,21 @@ def test_what_the_user_asks_for_by_name_wins_over_the_profiles_further_options(
     words, lines = words_and_said(site, asked, "")
     *_, theirs = (one.strip("'") for one in options.split(", "))
     assert (theirs in words, lines) == (True, [])
+
+
+@pytest.mark.parametrize(
+    ("profile", "options", "typed"),
+    [
+        (SLURM, "--nodes=2-4", "--nodes 8"),
+        (SLURM, "--gpus=32", "--gpus-per-node 4 --nodes 8"),
+        (SELECT, "-l, 'select=1:ncpus=4'", "--nodes 8"),
+        (TOTALS, "-l, ncpus=1", "--nodes 8"),
+        (TOTALS, "-l, 'select=1:ncpus=4'", "--nodes 8"),
+    ],
+)
+def test_an_option_of_the_profile_that_has_given_way_leaves_nothing_open(
+    site: Site, profile: str, options: str, typed: str
+) -> None:
+    site.write(profile.replace("--qos=short", options).replace("-l, storage=scratch/ab12", options))
+    done = site.run("submit.py", "--cluster", "lab", "--dry-run", *typed.split(), "--", "my.py")
+    assert "apptrain: 8 nodes x 4 ranks on cuda, " in done.stderr, done.stderr
