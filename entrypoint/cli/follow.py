@@ -60,7 +60,9 @@ def follow(job: str, scheduler: str = "", site: Profile | None = None) -> int:
 
 
 def _follow(job: str, ask: Callable[[], JobStatus | None]) -> int:
-    shown, at, state, pause = None, 0, "", LEAST
+    shown: Path | None = None
+    read: dict[Path, int] = {}
+    state, pause = "", LEAST
     answered = time.monotonic()
     while True:
         seen = ask()
@@ -80,31 +82,34 @@ def _follow(job: str, ask: Callable[[], JobStatus | None]) -> int:
         if seen.state != state:
             state, pause = seen.state, LEAST
             _say(f"job {job}: {state}")
-        shown = shown or next((path for path in seen.output if path.exists()), None)
+        output = next((path for path in seen.output if path.exists()), shown)
+        if output != shown:
+            _show(shown, read)  # the rest of another element's
+            shown = output
         if seen.status is not None:
-            at = _show(shown or seen.late, at)
+            _show(shown or seen.late, read)
             _say(f"job {job} ended with status {seen.status}")
             return seen.status
         deadline = time.monotonic() + pause
         while time.monotonic() < deadline:
-            at = _show(shown, at)
+            _show(shown, read)
             time.sleep(min(READ, pause))
         pause = min(MOST, pause * 1.5)
 
 
-def _show(path: Path | None, at: int) -> int:
-    """Prints what was added to the file; returns up to where."""
+def _show(path: Path | None, read: dict[Path, int]) -> None:
+    """Prints what was added to the file. `read`: bytes that were shown of each."""
     if path is None:
-        return at
+        return
     try:
         with path.open("rb") as file:
-            file.seek(at)
+            file.seek(read.get(path, 0))
             text = file.read()
+            read[path] = file.tell()
     except OSError:
-        return at
+        return
     sys.stdout.write(text.decode(errors="replace"))
     sys.stdout.flush()
-    return at + len(text)
 
 
 def _say(text: str) -> None:

@@ -235,22 +235,28 @@ def ask(job: str, _site: Profile | None) -> JobStatus | None:
         shown = f"RUNNING on {records[front].get('NodeList', '')}"
     if "ArrayTaskId" in records[front] and len(lines) > 1:
         shown += f" (element {records[front]['ArrayTaskId']})"
-    return JobStatus(
-        state=shown,
-        output=[Path(output[1])] if output and output[1] else (),
-        status=_of_all([(found["JobState"], found.get("ExitCode", "")) for found in records]),
-    )
+    ends = [(found["JobState"], found.get("ExitCode", "")) for found in records]
+    status = _of_all(ends)
+    if status == 0 and "ArrayTaskId" in records[front]:
+        # Of an array the controller forgets elements that ended while others go on.
+        status = _of_all([*_accounts(job), *ends])
+    return JobStatus(state=shown, output=[Path(output[1])] if output and output[1] else (), status=status)
 
 
 def _ask_accounting(job: str) -> JobStatus | None:
     """Of a job that the controller has forgotten; None where nobody knows it."""
-    lines = run("sacct", "-X", "-n", "-P", "-j", job, "-o", "State,ExitCode").splitlines()
-    ends = [(state, code) for state, bar, code in (line.partition("|") for line in lines) if bar]
+    ends = _accounts(job)
     status = _of_all(ends) if ends else None
     if status is None:
         return None
     ended = next((state for state, code in ends if _status(state, code) == status), ends[0][0])
     return JobStatus(state=ended, status=status)
+
+
+def _accounts(job: str) -> list[tuple[str, str]]:
+    """(state, exit code) of a job, or of each element of an array; empty where there are no accounts."""
+    lines = run("sacct", "-X", "-n", "-P", "-j", job, "-o", "State,ExitCode").splitlines()
+    return [(state, code) for state, bar, code in (line.partition("|") for line in lines) if bar]
 
 
 def _of_all(ends: Sequence[tuple[str, str]]) -> int | None:

@@ -118,6 +118,25 @@ def test_an_array_has_ended_once_all_its_elements_have_and_with_the_first_that_f
     assert follow.follow("7", "slurm") == status
 
 
+def test_of_an_array_each_element_that_is_told_is_shown_and_one_that_was_forgotten_counts(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def element(number: int, state: str) -> str:
+        out = f"{cluster.out}.{number}"
+        Path(out).write_text(f"element {number} said this\n")
+        record = cluster.slurm(state, nodes="n1").replace(str(cluster.out), out)
+        return record.replace("JobName", f"ArrayTaskId={number} JobName") + "\n"
+
+    told = (("RUNNING", "PENDING"), ("PENDING", "RUNNING"), ("RUNNING", "COMPLETED"))
+    cluster.answers(
+        "scontrol", *(element(0, one) + element(1, two) for one, two in told), element(0, "COMPLETED")
+    )
+    cluster.answers("sacct", "FAILED|3:0\nRUNNING|0:0\n", "FAILED|3:0\nCOMPLETED|0:0\nCOMPLETED|0:0\n")
+    assert follow.follow("7", "slurm") == 3
+    assert capsys.readouterr().out == "element 0 said this\nelement 1 said this\n"
+    assert (cluster.bin / "sacct.n").read_text() == "2\n", "the accounts tell of an end later"
+
+
 def test_a_job_that_is_requeued_is_followed_on(cluster: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     texts = [
         cluster.slurm("RUNNING"),
