@@ -193,8 +193,9 @@ def alone(run_dir: Path, *command: str) -> tuple[FinishedAttempt, list[dict[str,
     given.pop("command_name")
     plan, settings = resolve(env, given, list(command), hostname=None)
     hold: Any = Free()
-    one = Attempt(Given.of_launch(plan, settings, env), Signals(), hold, own_consoles({}))
-    ended = asyncio.run(one.run())
+    consoles = own_consoles({})
+    ended = asyncio.run(Attempt(Given.of_launch(plan, settings, env), Signals(), hold, consoles).run())
+    consoles["err"].flush(10)
     manifest = run_dir / "manifest.json"
     return ended, json.loads(manifest.read_text())["attempts"] if manifest.exists() else []
 
