@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from entrypoint.core.private import write_private
 from entrypoint.job import lock
 from entrypoint.job.lock import Holder, InUse, Lock
 from entrypoint.node import processes
@@ -227,9 +228,16 @@ def test_a_lock_that_is_made_between_two_looks_is_somebodys(
 def test_of_two_that_follow_a_dead_one_at_once_one_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lock, "SETTLE", 0.5)
     locked(tmp_path, pid=gone()).take()
     refused: list[str] = []
+    both = threading.Barrier(2)
+
+    def at_once(path: Path, text: str) -> None:
+        both.wait(10)
+        write_private(path, text)
+        both.wait(10)
+
+    monkeypatch.setattr(lock, "write_private", at_once)
 
     def follow(job: str) -> None:
         try:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 import socket
 import struct
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -21,7 +22,7 @@ from entrypoint.meet.reach import Listener, ProbeEndpoint, ReachabilityTest, par
 from entrypoint.meet.terms import Timeouts
 from entrypoint.meet.wire import WireError
 from tests.ports import free_port
-from tests.unit.meet.meeting import FakeNode
+from tests.unit.meet.meeting import FakeNode, Place, hello
 
 SHORT = Timeouts(join=10, peer=5, handshake=0.4, remind=60, poll=0.05, reach=0.5)
 PATIENT = Timeouts(join=300, peer=60, poll=0.05)
@@ -452,6 +453,23 @@ def test_a_way_that_does_not_pass_ends_the_join_everywhere_with_the_same_words()
             found = await join(*(who(node, one) for node, one in enumerate([*there, silent])))
         text = f"n0 cannot reach n2 at 127.0.0.1 (hsn0): no answer in 0.5 s, nor n1 to n2: {ADVICE}"
         assert refusals(found) == [(69, text)] * 3
+
+    asyncio.run(test())
+
+
+def test_a_node_that_does_not_say_how_its_ways_went_holds_the_others_no_longer_than_they_may_take() -> None:
+    async def test() -> None:
+        place, bounds = Place(), replace(SHORT, join=300, peer=300)
+        async with (
+            listeners("eth0", "eth0") as there,
+            place.hub(who(0, there[0], nnodes=2), timeouts=bounds) as hub,
+        ):
+            wire, writer = await place.spoke()
+            wire.send(hello(who(1, there[1], nnodes=2)))
+            text = "n1 cannot reach n0 at 127.0.1.1 (eth0): it does not say how that went: "
+            with pytest.raises(Refusal, match=re.escape(text)):
+                await asyncio.wait_for(hub, 10)
+            writer.transport.abort()
 
     asyncio.run(test())
 

@@ -255,6 +255,10 @@ def test_a_save_is_due_when_the_minutes_have_passed_and_none_goes_on(
     gate.set()
     desk.saver.wait()
     assert desk.saver.due()
+    desk.saver.start(state(2))
+    desk.saver.wait()
+    now[0] += 29
+    assert not desk.saver.due(), "the minutes count from the save before"
     assert not Desk(run_dir, minutes=0.0).saver.due()
 
 
