@@ -11,6 +11,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -21,12 +22,15 @@ from entrypoint.job.lock import InUse
 from entrypoint.job.outcome import Outcome
 from entrypoint.job.rundir import RunDirectory
 from entrypoint.meet import join
+from entrypoint.meet.identity import Identity
 from entrypoint.meet.terms import LocalNode
 from entrypoint.plan.resolve import resolve
-from entrypoint.ranks.output import own_consoles
+from entrypoint.ranks.output import Voice, own_consoles
+from entrypoint.ranks.ranks import Ranks
 from entrypoint.run.attempt import Attempt
 from entrypoint.run.finished import FinishedAttempt
 from entrypoint.run.given import Given
+from entrypoint.run.hold import RunDirHold
 from entrypoint.run.signals import Signals
 from tests.ports import free_port
 
@@ -58,11 +62,11 @@ class Free:
 
 
 def attempt(
-    run_dir: Path, counted: dict[str, str], *, node: int = 1, before: FinishedAttempt | None = None
+    run_dir: Path, counted: dict[str, str], *more: str, node: int = 1, before: FinishedAttempt | None = None
 ) -> SignalledAttempt:
     """Of one of two nodes, of which the first is to hold a run directory that takes nothing more."""
     env = JOB | {"APPTRAIN_EMBEDDED_NODENAME": f"127.0.0.{1 + node}"} | counted
-    words = ["launch", "--mode", "exec", "--no-python", "--device", "cpu", "--run-dir", str(run_dir)]
+    words = ["launch", "--mode", "exec", "--no-python", "--device", "cpu", "--run-dir", str(run_dir), *more]
     given = vars(cli.parser().parse_args(words))
     given.pop("command_name")
     plan, settings = resolve(env, given, ["true"], hostname=None)
@@ -213,6 +217,39 @@ def test_an_attempt_records_the_parts_of_its_start_and_how_it_ended(
     assert "apptrain: the ranks started after " in "".join(capfd.readouterr())
 
 
+@pytest.mark.parametrize("on_failure", ["stop", "restart"])
+def test_a_node_of_a_job_that_may_restart_notes_whose_run_directory_it_is(
+    tmp_path: Path, on_failure: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, lock = attempt(tmp_path, {"PATH": os.environ["PATH"]}, "--on-failure", on_failure), Mock()
+    monkeypatch.setattr(one, "_hold", RunDirHold(lock, one._voice, one.signals))
+
+    async def meet(me: Identity, *_: object, **__: Any) -> Mock:
+        return Mock(members=tuple(range(me.nnodes)), moved="", findings={}, elsewhere={}, close=AsyncMock())
+
+    async def start(_: Ranks) -> None:
+        raise OSError(errno.EIO, "no rank starts")
+
+    monkeypatch.setattr(join, "meet", meet)
+    monkeypatch.setattr(Ranks, "start", start)
+    assert asyncio.run(one.run()).outcome.error.startswith("no rank starts: ")
+    assert [call[0] for call in lock.method_calls] == ["note_holder"] * (on_failure == "restart")
+
+
+def test_a_job_whose_run_directory_another_has_taken_ends(capfd: pytest.CaptureFixture[str]) -> None:
+    signals, consoles = Signals(), own_consoles({})
+    lock = Mock(is_held=False)
+    lock.keep.return_value = "it was taken by job 8"
+
+    async def take() -> int:
+        await RunDirHold(lock, Voice(console=consoles["err"]), signals).take(is_restart=False)
+        return (await asyncio.wait_for(signals.next(), 10)).signum
+
+    assert asyncio.run(take()) == signals.end == signal.SIGTERM
+    consoles["err"].flush(10)
+    assert capfd.readouterr().err == "apptrain: it was taken by job 8: this job ends\n"
+
+
 def test_a_run_directory_that_is_removed_while_the_job_runs_is_said_to_be_gone(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,6 +290,26 @@ def test_a_signal_ends_the_wait_for_a_file_system_that_makes_no_run_directory(
         stalls.set()
     assert (ended.outcome.signal, ended.refusal, ended.has_met) == (signal.SIGTERM, None, False)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_signal_ends_the_wait_for_a_file_system_that_opens_no_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, ended, late = attempt(tmp_path, {}), threading.Event(), threading.Event()
+
+    async def go() -> FinishedAttempt:
+        loop = asyncio.get_running_loop()
+
+        def stall(*_: object, **__: object) -> None:
+            loop.call_soon_threadsafe(one.signals.take, signal.SIGTERM)
+            if not ended.wait(30):
+                late.set()
+
+        monkeypatch.setattr("entrypoint.run.attempt.Ranks", stall)
+        return await one.run()
+
+    assert (asyncio.run(go()).outcome.signal, late.is_set()) == (signal.SIGTERM, False)
+    ended.set()
 
 
 def test_a_run_directory_that_is_gone_before_a_restart_is_the_refusal(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import dataclasses
 import os
 import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,6 +29,7 @@ from entrypoint.run import launch
 from entrypoint.run.finished import FinishedAttempt
 from entrypoint.run.given import Given
 from entrypoint.run.signals import Signals, handled_signals
+from tests.ports import free_port
 from tests.unit.scene import planned
 
 
@@ -151,6 +153,24 @@ def test_modules_that_cannot_be_read_at_the_end_do_not_change_the_status(
     said = capfd.readouterr().err
     assert "what follows is left to the job script: import of entrypoint.batch.conclude halted" in said
     assert "no report of the run was written: import of entrypoint.report.command halted" in said
+
+
+ENDED = """
+import signal, sys
+from entrypoint.cli import main
+from entrypoint.run import launch
+launch._Session.leave = lambda *_: [signal.raise_signal(one) for one in (signal.SIGUSR1, signal.SIGUSR2)]
+sys.exit(main.main(sys.argv[1:]))
+"""
+
+
+def test_a_stop_that_is_asked_for_when_all_has_ended_does_not_change_the_status(tmp_path: Path) -> None:
+    words = ["launch", "--nodes", "localhost", "--node-rank", "0", "--master-port", str(free_port())]
+    words += ["--mode", "exec", "--no-python", "--device", "cpu", "--run-dir", str(tmp_path), "--", "true"]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", ENDED, *words], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 # --- the attempts of a launch -------------------------------------------------------------------------------
