@@ -38,6 +38,7 @@ NO_SUBMODULES = ("--ignore-submodules=dirty",)
 _NO_PROGRAMS = (
     *("--no-pager", "-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null"),
     *("-c", "core.sshCommand=false", "-c", "credential.helper=", "-c", "diff.external=", "-c", "gc.auto=0"),
+    *("-c", "diff.submodule=short"),  # else `git diff` starts git in each submodule, without these options
 )
 _NOTHING_FETCHED = {
     "GIT_OPTIONAL_LOCKS": "0",
@@ -194,15 +195,26 @@ def _git(root: Path, *words: str, may_fail: bool = False) -> str:
 
 def _without_filters(root: Path) -> list[str]:
     """Options of git that turn off the filters of the repository's own configuration: `git status` and `git
-    diff` would run them. Those of the user's configuration (Git LFS) stay."""
-    listed = _git(
-        root,
-        *("config", "--local", "--includes", "--null", "--name-only", "--get-regexp", r"^filter\..*"),
-        may_fail=True,
-    )
-    drivers = {name.rpartition(".")[0] for name in listed.split("\0") if name}
+    diff` would run them. Those of the user's configuration (Git LFS) stay.
+
+    Raises SubprocessError if one has a name that -c cannot hand over as it is.
+    """
+    drivers = _filters(root)
+    if not all(driver.isascii() and "=" not in driver for driver in drivers):
+        raise subprocess.SubprocessError("a filter cannot be turned off")
     keys = ("clean=", "smudge=", "process=", "required=false")
     return [word for driver in sorted(drivers) for key in keys for word in ("-c", f"{driver}.{key}")]
+
+
+def _filters(root: Path) -> set[str]:
+    """As `filter.NAME`, those of the repository's own configuration, wherever that lies; all that there are
+    from a git before 2.26, which does not tell whose they are."""
+    ask = ("--includes", "--null", "--get-regexp", r"^filter\..*")
+    told = _git(root, "config", "--show-scope", *ask, may_fail=True).split("\0")
+    own = [told[at + 1] for at, scope in enumerate(told) if scope in ("local", "worktree")]
+    if len(told) == 1:
+        own = _git(root, "config", *ask, may_fail=True).split("\0")[:-1]
+    return {entry.partition("\n")[0].rpartition(".")[0] for entry in own}
 
 
 def commit_of(folder: Path) -> str | None:

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -114,8 +115,26 @@ TRAPS = {
         '[remote "origin"]\n\turl = ssh://127.0.0.1/x\n\tpromisor = true\n\tuploadpack = {trap}\n'
     ),
     "included": "[include]\n\tpath = {folder}/included\n",
+    "equals sign": '[filter "a=b"]\n\tclean = {trap}\n',
+    "name of other bytes": '[filter "é"]\n\tclean = {trap}\n',
+    "worktree": "[core]\n\trepositoryformatversion = 1\n[extensions]\n\tworktreeConfig = true\n",
+    "submodule": "[diff]\n\tsubmodule = diff\n",
 }
 """Parts of a repository's own configuration; `trap` is a program that must not run."""
+DRIVERS = {"equals sign": "filter=a=b", "name of other bytes": "filter=é"}
+"""What .gitattributes gives the scripts, if it is not the driver x."""
+
+
+def add_changed_submodule(project: Path, origin: Path, configuration: str) -> None:
+    """One that stands at another commit than the project's own, with a configuration of its own."""
+    git(project, "clone", "-q", str(project), str(origin))
+    git(project, "-c", "protocol.file.allow=always", "submodule", "add", "-q", str(origin), "part")
+    git(project, "commit", "-qm", "Add")
+    (project / "part/.gitattributes").write_text("*.py diff=x\n")
+    (project / "part/script.py").write_text("print(3)\n")
+    git(project / "part", "commit", "-qam", "Go on")
+    with (project / ".git/modules/part/config").open("a") as config:
+        config.write(configuration)
 
 
 @pytest.mark.parametrize("name", TRAPS)
@@ -126,16 +145,38 @@ def test_no_program_runs_that_a_repository_names(project: Path, tmp_path: Path, 
     (tmp_path / "hooks").mkdir()
     (tmp_path / "hooks/post-index-change").symlink_to(trap)
     (tmp_path / "included").write_text(TRAPS["filter"].format(trap=trap))
-    (project / ".gitattributes").write_text("*.py filter=x diff=x\n")
+    (project / ".gitattributes").write_text(f"*.py {DRIVERS.get(name, 'filter=x diff=x')}\n", "latin-1")
+    (project / ".git/config.worktree").write_text(TRAPS["filter"].format(trap=trap))
+    if name == "submodule":
+        add_changed_submodule(project, tmp_path / "part", TRAPS["diff driver"].format(trap=trap))
     if name == "lazy fetch":  # the file's blob is gone, so that `git diff` would fetch it
         digest = git(project, "rev-parse", "HEAD:script.py")
         (project / ".git/objects" / digest[:2] / digest[2:]).unlink()
-    with (project / ".git/config").open("a") as config:
+    with (project / ".git/config").open("a", encoding="latin-1") as config:
         config.write(TRAPS[name].format(trap=trap, folder=tmp_path))
     (project / "script.py").write_text("print(2)\n")
     code, _ = source.look(["script.py"], project, {})
     assert code["repository"]["commit"]
     assert not ran.exists()
+
+
+@pytest.mark.parametrize(("old", "ran"), [(False, True), (True, False)])
+def test_a_users_own_filter_stays_if_git_tells_whose_it_is(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: bool, ran: bool
+) -> None:
+    (tmp_path / "users").write_text(f'[filter "lfs"]\n\tclean = touch {tmp_path}/ran; cat\n')
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "users"))
+    if old:
+        (tmp_path / "git").write_text(
+            f'#!/bin/sh\ncase $* in *--show-scope*) exit 129 ;; esac\nexec {shutil.which("git")} "$@"\n'
+        )
+        (tmp_path / "git").chmod(0o755)
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    (project / ".gitattributes").write_text("*.py filter=lfs\n")
+    (project / "script.py").write_text("print(2)\n")
+    code, _ = source.look(["script.py"], project, {})
+    assert code["repository"]["changed"] == 1
+    assert (tmp_path / "ran").exists() == ran
 
 
 @pytest.mark.parametrize("head", ["ref: ../../secret", "ref: refs/heads/main", "no commit\x1b[31m", ""])
