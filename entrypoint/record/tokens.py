@@ -136,10 +136,10 @@ _WEBHOOK = re.compile(
 _LOGS_IN = re.compile(r"(\bwandb(?:\.login\s*\(\s*(?:key\s*=\s*)?[\"']|\s+login\s+(?:--\S+\s+)*))(\w{8,})")
 _PLACES_IN_TEXT = (_HEADER, _BEARER, _SIGNED, _WEBHOOK, _LOGS_IN)
 """Each with what it keeps, and last what it hides."""
-_EXPORTED = re.compile(r"^[+ -]?\s*(?:export\s+|set\s+|ENV\s+)?([A-Z][A-Z0-9_]*)=[^\s$<(\[{]+", re.M)
+_EXPORTED = re.compile(r"^[+ -]?[ \t]*(?:(?:export|set|ENV)[ \t]+)?([A-Z][A-Z0-9_]*)=[^\s$<(\[{]+", re.M)
 _COMMENT = re.compile(r"(?:#|//|--|;)([^\n]*)")
 _SAID = re.compile(r"(?<![\w.-])([\w.-]+)\s*[=:]\s*[^\s$<]")
-_LISTED = re.compile(r"^[+ -]\s*(?:-\s+)?([\w.-]+):[ \t]+([^\s$<{\[|>#(,\"']+)[ \t]*$", re.M)
+_LISTED = re.compile(r"^[+ -][ \t]*(?:-[ \t]+)?([\w.-]+):[ \t]+([^\s$<{\[|>#(,\"']+)[ \t]*$", re.M)
 _TYPES = ("str", "int", "bytes", "bool", "float", "None", "Any", "object", "dict", "list", "SecretStr")
 _HEX = re.compile(r"(?<![\w:.-])(?!sha256)[0-9a-f]{32,}(?![\w-])")
 _HEADS = re.compile(r"^(?:index|From|commit|diff) .*$", re.M)

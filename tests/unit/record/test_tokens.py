@@ -283,8 +283,10 @@ def test_one_endless_word_takes_no_time_that_grows_with_its_square(unit: str) ->
     tokens.hide(unit * (400_000 // len(unit)), {"A_TOKEN": "abcdefgh"})
 
 
-def test_a_line_that_is_all_marks_of_comments_takes_no_time() -> None:
+def test_what_is_all_marks_of_comments_or_empty_lines_takes_no_time() -> None:
     """Of 1 MiB, as a diff may have: it would take hours if each mark looked at all that follows."""
     for text in ('"##ing": 5, ' * 87_000, "1;2;" * 260_000, "-" * (1 << 20), "//a=" * 260_000):
         assert tokens.found_in(text, {}) is False
+    for unit in ("\n", " \n", "+\n", "+ export \n"):  # the empty lines around a change, if git shows them all
+        assert tokens.found_in(unit * ((1 << 20) // len(unit)), {}) is False
     assert tokens.found_in(f"{'x' * 1000}; # a=1; api_key: {SECRET}", {})
