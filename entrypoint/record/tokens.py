@@ -27,7 +27,7 @@ SHAPES = re.compile(
 """All of these take a time that grows with the text, and not with its square: a log may be one long word."""
 _STRONG = (
     *("secret", "secrets", "passwd", "password", "passphrase", "passcode", "apikey"),
-    *("credential", "credentials", "authorization"),
+    *("credential", "credentials", "authorization", "secretkey", "accesskey", "apikeys"),
 )
 """A part of a name that is one of these says that it holds a secret, or one that ends with it."""
 _OF_A_FILE = ("file", "path", "dir", "folder", "name", "id", "type", "length", "len", "env", "var", "helper")
@@ -113,12 +113,24 @@ _PLACES = (
 _HARMLESS = re.compile(r"(?i)|none|null|true|false|yes|no|on|off|auto|basic|digest|[+-]?[\d.]{1,5}(e-?\d+)?")
 """Values that are no secret, unless the name says it loudly."""
 _WORD = re.compile(r"([-+~/]*[\w.-]+)(\s*[=:]\s*)(.+)", re.S)
-_ASSIGNED = re.compile(r"(?<![/\w.-])([\w.-]+)=([^\s\"'&;,<]+)")
-_OPTION = re.compile(r"(?<![\w-])(--?[A-Za-z][\w.-]*)([ \t]+[\"']?)([^\s\"'<-][^\s\"';&|]*)")
-"""With its value behind a blank, in a text that is a command line."""
-_QUOTED = re.compile(
-    r"(?<![\w.-])([\w.-]+)([\"']?\s*[=:]\s*[rbfuRBFU]*(?:\"\"\"|'''|[\"']))([^\"'<]+)(?=[\"'])"
+_ASSIGNED = re.compile(r"(?<![/\w.-])([\w.-]+)=")
+_VALUE = re.compile(r"[^\s\"'&;,<]+")
+_OPTION = re.compile(r"(?<![\w.-])(--?[A-Za-z][\w.-]*)[\"']?(?:[ \t]|\\\n)+")
+"""With its value behind blanks, in a text that is a command line; that may go on behind a backslash."""
+_ARGUMENT = re.compile(
+    r"\$?\"(?!\s)(?:[^\"\\]|\\.)+\"|\$?'(?!\s)[^']+'"
+    r"|[\"']?(?!-[A-Za-z](?:[\s\"';&|]|$)|--[a-z])-?[^\s\"'<;&|-][^\s\"';&|]*",  # no option
+    re.S,
 )
+_KEY = re.compile(r"(?<![\w.-])([\w.-]+):[ \t]*")
+_OF_KEY = re.compile(r"[^\s\"',{}<]{6,}")
+_BRACES = re.compile(r"\{[^{}\n]*\}")
+"""Where a key's value needs no quotes, for YAML and Hydra."""
+_QUOTED = re.compile(
+    r"(?<![\w.-])([\w.-]+)((?:[\"']\]?)?\s*[=:]\s*[rbfuRBFU]*(?:\"\"\"|'''|[\"']))([^\"'<]+)(?=[\"'])"
+)
+_SET = re.compile(r"(?<=set)(?:default|env)\(\s*[\"']([\w.-]+)([\"'],\s*[rbfuRBFU]*[\"'])([^\"'<]+)(?=[\"'])")
+"""A name and its value as setdefault and setenv take them."""
 _LOGIN = re.compile(r"(?<=://)[^/\s?#<\"']+(?=@)")
 _HEADER = re.compile(
     r"(?i)\b((?:proxy-)?authorization|(?:x-)?api-key|(?:set-)?cookie|private-token|x-[\w-]{0,60}token)"
@@ -136,9 +148,15 @@ _WEBHOOK = re.compile(
 _LOGS_IN = re.compile(r"(\bwandb(?:\.login\s*\(\s*(?:key\s*=\s*)?[\"']|\s+login\s+(?:--\S+\s+)*))(\w{8,})")
 _PLACES_IN_TEXT = (_HEADER, _BEARER, _SIGNED, _WEBHOOK, _LOGS_IN)
 """Each with what it keeps, and last what it hides."""
-_EXPORTED = re.compile(r"^[+ -]?[ \t]*(?:(?:export|set|ENV)[ \t]+)?([A-Z][A-Z0-9_]*)=[^\s$<(\[{]+", re.M)
+_EXPORTED = re.compile(
+    r"^[+ -]?[ \t]*(?:(?:export|set|ENV)[ \t]+(?=[A-Za-z_])|(?=[A-Z0-9_]+=))(\w+)=[^\s$<(\[{]+", re.M
+)
+_BARE = re.compile(r"^[+ -]?([ \t]*)([\w.-]+)([ \t]*)=[ \t]*([^\s$<(\[{\"'.,]{6,})[ \t]*$", re.M)
+"""A line of a shell script or of an INI file. With blanks it may be one of a program as well."""
+_RANDOM = re.compile(r"(?=(?:[A-Za-z+/=-]*\d){2})(?=[\d+/=-]*[A-Za-z])[A-Za-z\d+/=-]{12,}(?![\w.(\[-])")
+"""A word that no program has for a name: long, with two figures or more."""
 _COMMENT = re.compile(r"(?:#|//|--|;)([^\n]*)")
-_SAID = re.compile(r"(?<![\w.-])([\w.-]+)\s*[=:]\s*[^\s$<]")
+_SAID = re.compile(r"(?<![\w.-])([\w.-]+)\s*[=:]\s*(?=[^\s$<])")
 _LISTED = re.compile(r"^[+ -][ \t]*(?:-[ \t]+)?([\w.-]+):[ \t]+([^\s$<{\[|>#(,\"']+)[ \t]*$", re.M)
 _TYPES = ("str", "int", "bytes", "bool", "float", "None", "Any", "object", "dict", "list", "SecretStr")
 _HEX = re.compile(r"(?<![\w:.-])(?!sha256)[0-9a-f]{32,}(?![\w-])")
@@ -188,9 +206,29 @@ def hide(text: str, env: Mapping[str, str]) -> str:
     text = _LOGIN.sub(HIDDEN, SHAPES.sub(HIDDEN, text))
     for place in _PLACES_IN_TEXT:
         text = place.sub(_hide_last, text)
-    text = _QUOTED.sub(lambda m: m[1] + m[2] + HIDDEN if _is_secret(m[1], m[3]) else m[0], text)
-    text = _OPTION.sub(lambda m: m[1] + m[2] + HIDDEN if _is_secret(m[1], m[3]) else m[0], text)
-    return _ASSIGNED.sub(lambda m: f"{m[1]}={HIDDEN}" if _is_secret(m[1], m[2]) else m[0], text)
+    for place in (_QUOTED, _SET):
+        text = place.sub(_hide_quoted, text)
+    text = _BRACES.sub(lambda m: _hide_behind(_KEY, _OF_KEY, m[0]), text)
+    text = _hide_behind(_OPTION, _ARGUMENT, text)
+    return _hide_behind(_ASSIGNED, _VALUE, text)
+
+
+def _hide_quoted(found: re.Match[str]) -> str:
+    name, _, value = found.groups()
+    return found[0].removesuffix(value) + HIDDEN if _is_secret(name, value) else found[0]
+
+
+def _hide_behind(names: re.Pattern[str], values: re.Pattern[str], text: str) -> str:
+    """Hides the values of secrets. Any other value may hold the name of one, so the search goes on in it."""
+    parts: list[str] = []
+    done = at = 0
+    while found := names.search(text, at):
+        at = found.end()
+        value = values.match(text, at) if names_secret(found[1]) else None
+        if value and _is_secret(found[1], value[0].strip("$\"'")):
+            parts += [text[done:at], HIDDEN]
+            done = at = value.end()
+    return "".join([*parts, text[done:]])
 
 
 def _hide_last(found: re.Match[str]) -> str:
@@ -232,9 +270,15 @@ def found_in(text: str, env: Mapping[str, str]) -> bool:
     """Whether program text holds a secret. `token = read(path)` is none: what counts is quoted, given to a
     variable of a shell or a key of YAML, or said by a comment."""
     text = _HEADS.sub("", text)
-    named = [match[1] for match in (*_QUOTED.finditer(text), *_EXPORTED.finditer(text))]
+    named = [match[1] for place in (_QUOTED, _SET, _EXPORTED) for match in place.finditer(text)]
     named += [match[1] for comment in _COMMENT.finditer(text) for match in _SAID.finditer(comment[1])]
     named += [match[1] for match in _LISTED.finditer(text) if match[2] not in _TYPES]
+    named += [match[1] for match in _OPTION.finditer(text) if _RANDOM.match(text, match.end())]
+    named += [
+        name
+        for indent, name, blank, value in _BARE.findall(text)
+        if not indent + blank or _RANDOM.fullmatch(value)
+    ]
     return (
         any(place.search(text) for place in (SHAPES, _LOGIN, _HEX, *_PLACES_IN_TEXT))
         or _hide_values_of(env, text) != text

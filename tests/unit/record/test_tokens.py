@@ -83,6 +83,23 @@ COMMANDS = (
         "'password: {}'",
         "--mysql-pwd {}",
         "--access_token_2 {}",
+        "--apikeys {}",
+        "--secretkey {}",
+        "--kw=token={}",
+    ),
+    *(
+        "bash -c 'x.py \\\n  --api-key \\\n  {}'",
+        "bash -c 'x.py --password \"two {}\" --auth {}'",
+        "bash -c \"x.py --password 'two {}' --lr 1\"",
+        'bash -c \'x.py --password "a\\" {}"\'',
+        "bash -c 'x.py \"--hf-token\" {} --token -{}'",
+        'bash -c \'bash -c "x.py --run \\"y.py --token {}\\""\'',
+    ),
+    *(
+        'python -c \'os.environ["A_KEY"] = "{}"\'',
+        'python -c \'os.environ.setdefault("A_KEY", "{}")\'',
+        "--config '{{a: 1, hf_token: {}}}'",
+        "--config '{{a:{{hf_token:{}}}}}'",
     ),
 )
 
@@ -120,6 +137,8 @@ PLAIN = (
     "x.py --revision 0123456789012345678901234567890123456789 --wandb-mode offline user@host:/x /a@b/c s3://bucket/key=1/",
     "-m train --config digits-short steps=10 data.path=/data seed=1",
     'bash -c "cd /x && python y.py --lr 0.1"',
+    "bash -c 'x.py --auth --key -v --run \"y.py --lr 1\" --token && z.py --format {key:>9} --map {key: a, b: c}'",
+    "x.py --train-tokens 300000000000 --tokens 300B --columns text:str,key:string --schema {image_key: picture}",
 )
 
 
@@ -221,6 +240,19 @@ WITH_SECRETS = (
         "login(password='x')",
         "sk_live_0123456789abcdefgh",
     ),
+    *(
+        'os.environ["COMET_API_KEY"] = "x"',
+        "cfg['password']='x'",
+        'os.environ.setdefault("A_TOKEN", "x")',
+        "monkeypatch.setenv('A_TOKEN', 'x')",
+        "password=hunter22",
+        "export comet_api_key=x",
+        "api_key = Xk29dLqPzR77",
+        "    api_key = Xk29dLqPzR77",
+        "srun x.py --api-key Xk29dLqPzR77",
+        "# TODO: token=abcd",
+        "x = 1  # note: password=hunter22",
+    ),
 )
 
 
@@ -252,6 +284,23 @@ def test_program_text_with_a_secret_is_known(text: str) -> None:
             "+image_key = 'jpg'",
             "+token = os.environ['HF_TOKEN']",
         ),
+        *(
+            "+token = self.token2_of_1",
+            "+    token=token,",
+            "+    key=key_of_2",
+            "+    api_key=API_KEY_2024_1,",
+            "+password = second_password",
+            "+token = Llama3Tokenizer2.load(path)",
+        ),
+        *(
+            "+for name in ('query', 'key', 'value'):",
+            "+token = config['token']",
+            "+if row['key'] == 'a':",
+            "+cfg['image_key'] = 'jpg'",
+            "+set(name, 'token')",
+            "+srun train.py --token $HF_TOKEN --key image_of_1",
+            "+    parser.add_argument('--token', default=None, help='pass --token to log in')",
+        ),
     ],
 )
 def test_program_text_without_one_is_kept(text: str) -> None:
@@ -277,7 +326,10 @@ def test_a_private_key_in_a_log_is_hidden_over_its_lines(text: str, hidden: str)
     assert tokens.hide(text, {}) == hidden
 
 
-@pytest.mark.parametrize("unit", ["a", "x-", "eyJ", "a.", ":", "-----BEGIN PRIVATE KEY-----"])
+@pytest.mark.parametrize(
+    "unit",
+    ["a", "x-", "eyJ", "a.", ":", ".-a", "--a 'b ", '--a "', "a=", "{a:", "-----BEGIN PRIVATE KEY-----"],
+)
 def test_one_endless_word_takes_no_time_that_grows_with_its_square(unit: str) -> None:
     """It would take minutes, and this test its bound."""
     tokens.hide(unit * (400_000 // len(unit)), {"A_TOKEN": "abcdefgh"})
@@ -285,8 +337,22 @@ def test_one_endless_word_takes_no_time_that_grows_with_its_square(unit: str) ->
 
 def test_what_is_all_marks_of_comments_or_empty_lines_takes_no_time() -> None:
     """Of 1 MiB, as a diff may have: it would take hours if each mark looked at all that follows."""
-    for text in ('"##ing": 5, ' * 87_000, "1;2;" * 260_000, "-" * (1 << 20), "//a=" * 260_000):
+    for text in (
+        '"##ing": 5, ' * 87_000,
+        "1;2;" * 260_000,
+        "-" * (1 << 20),
+        "//a=" * 260_000,
+        "# a:" * 260_000,
+    ):
         assert tokens.found_in(text, {}) is False
-    for unit in ("\n", " \n", "+\n", "+ export \n"):  # the empty lines around a change, if git shows them all
+    for unit in (
+        "\n",
+        " \n",
+        "+\n",
+        "+ export \n",
+        "--a \\\n",
+        "setenv('a', ",
+        '["a"]',
+    ):  # the empty lines around a change, if git shows them all
         assert tokens.found_in(unit * ((1 << 20) // len(unit)), {}) is False
     assert tokens.found_in(f"{'x' * 1000}; # a=1; api_key: {SECRET}", {})
