@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import secrets
 import stat
-import threading
 from pathlib import Path
 
 from entrypoint.core.errors import BadInput
@@ -15,11 +15,15 @@ from entrypoint.core.plain import plain
 
 
 def write_private(path: Path, content: str | bytes) -> None:
-    """Writes a file that only its owner can read, by rename. Raises OSError."""
+    """Writes a file that only its owner can read, by rename. Raises OSError.
+
+    Where others may write too, nobody can put a file or a link of the partial file's name there before.
+    """
     raw = content.encode() if isinstance(content, str) else content
-    partial = path.with_name(f".{path.name}.{os.uname().nodename}.{threading.get_native_id()}")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    opened = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
-        with os.fdopen(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        with os.fdopen(opened, "wb") as file:
             file.write(raw)
         partial.rename(path)
     except OSError:

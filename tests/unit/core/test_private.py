@@ -32,6 +32,26 @@ def test_what_cannot_be_written_leaves_nothing_of_it_and_what_was_there(tmp_path
         write_private(tmp_path / "none/file", "x")
 
 
+@pytest.mark.parametrize("planted", ["link", "file"])
+def test_nothing_that_another_user_has_planted_is_written_to(
+    tmp_path: Path, planted: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    precious, names, real = tmp_path / "precious", [], os.open
+    precious.write_text("kept")
+
+    def plant(path: Path, *more: int) -> int:
+        names.append(path)
+        path.symlink_to(precious) if planted == "link" else path.hardlink_to(precious)
+        return real(path, *more)
+
+    monkeypatch.setattr("os.open", plant)
+    for _ in range(2):
+        with pytest.raises(FileExistsError):
+            write_private(tmp_path / "report.html", "private")
+    assert precious.read_text() == "kept"
+    assert len(set(names)) == 2  # no name that can be foreseen
+
+
 @pytest.mark.parametrize(
     ("name", "why"),
     [("", "Is a directory"), ("none/a\nb", "No such file or directory")],
