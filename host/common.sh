@@ -13,14 +13,20 @@
 #       child        run_child: the process
 readonly REFUSED=64
 readonly UNAVAILABLE=69
-# With this a site ends idle shells. It would end each `read` too, also one that waits for as long
-# as a task runs.
+# With this a site ends idle shells. It would end each `read` too, also one that waits for as
+# long as a task runs.
 unset TMOUT 2>/dev/null || true
 
 # Prints a message on stderr, in one line. All of ours begin with `apptrain: `, whoever started what
 # says it; one that a node of a job says goes on with the node.
 print_message() {
     printf 'apptrain: %s\n' "${*//$'\n'/ }" >&2
+}
+
+# is_closed DIR: whether it is the user's own, or lets nobody but its owner in. One that another
+# user has put in its place is neither, where it can be read at all.
+is_closed() {
+    [[ -O $1 || $(stat -L -c %a -- "$1") == *00 ]]
 }
 
 # make_absolute NAME: has the path in this variable begin at /.

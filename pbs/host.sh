@@ -44,6 +44,10 @@ fi
 # A job of a chain takes up where the one that submitted it stopped.
 carried=()
 if [[ -n ${APPTRAIN_CHAIN_FILE:-} ]]; then
+    is_closed "${APPTRAIN_CHAIN_FILE%/*}" ||
+        refuse run-dir-of-another \
+            "the run directory ${APPTRAIN_CHAIN_FILE%/*} is not yours, and open to others:" \
+            "give one of your own in APPTRAIN_RUN_DIR"
     while IFS= read -r -d '' word; do
         export "${word?}"
         carried+=("carried=${word%%=*}")

@@ -79,7 +79,7 @@ become() {
                 ;;
         esac
         export "${_entry?}"
-    done <"$run_dir/tasks/$attempt.env"
+    done <&5
     if [[ -n $_place ]]; then
         export APPTRAIN_PLACE=$_place
     fi
@@ -89,7 +89,7 @@ become() {
         unset PBS_NODENUM
         export APPTRAIN_NODE_RANK=$_rank
     fi
-    exec "$@"
+    exec "$@" 5<&-
 }
 
 # Says to the job script that this task has started.
@@ -113,9 +113,18 @@ for ((try = 0; try < TRIES; try++)); do
     fi
     sleep "$TRY_PAUSE"
 done
-[[ -r $run_dir/tasks/$attempt.env ]] ||
+if [[ ! -r $run_dir/tasks/$attempt.env ]] || ! cd -- "$run_dir"; then
     refuse run-dir-not-on-node "the run directory $run_dir is not there on this node:" \
         "give one that all nodes share in APPTRAIN_RUN_DIR"
+fi
+# Whoever may write to the folder of the run directory could put another in its place. What is read
+# here comes from the one that is looked at.
+if ! is_closed .; then
+    rank='' # no outcome is left there
+    refuse run-dir-of-another "the run directory $run_dir is not yours, and open to others:" \
+        "give one of your own in APPTRAIN_RUN_DIR"
+fi
+exec 5<"tasks/$attempt.env" 6<"tasks/$attempt.argv"
 if [[ $rank == - ]]; then
     find_rank "${@:5}"
 fi
@@ -124,7 +133,8 @@ exec >>"$log" 2>&1
 check_host
 while IFS= read -r -d '' word; do
     command+=("$word")
-done <"$run_dir/tasks/$attempt.argv"
+done <&6
+exec 6<&-
 cd -- "${command[0]}" 2>/dev/null ||
     refuse working-dir-not-on-node \
         "the working directory ${command[0]} is not there on this node:" \
@@ -142,7 +152,7 @@ exec 7<>"$tmp/held" 8<"$tmp/held" 9>"$tmp/held" 7>&-
 become env "TMPDIR=$tmp" setsid /bin/bash "${BASH_SOURCE[0]%/*}/keep.sh" "$tmp" \
     "${command[@]:1}" 9>&- </dev/null &
 child=$!
-exec 8<&-
+exec 5<&- 8<&-
 trap pass_on TERM HUP INT
 answer
 listener=

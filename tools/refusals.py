@@ -50,6 +50,7 @@ SHARED: Mapping[str, str] = {
     "profile-missing": "the job script and what reads the profile each look",
     "profile-variable-unset": "the job script and what reads the profile each expand",
     "run-dir-not-on-node": "of the node of the job script, and of a task's",
+    "run-dir-of-another": "of the job before in a chain, and of a task",
     "told-by-another-node": "the text is another node's, of either status",
     "train-run-dir": "it cannot be made, or is not writable",
     "venv-not-a-venv": "a node and the command in the image each look",

@@ -27,6 +27,18 @@ def test_a_task_that_does_not_see_the_run_directory_says_so(tmp_path: Path) -> N
     assert found == (64, f"apptrain: {os.uname().nodename}: {error}\n", [])
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a directory of another user's")
+def test_a_run_directory_that_another_user_has_put_there_is_not_believed(tmp_path: Path) -> None:
+    run = prepared(tmp_path)
+    run.chmod(0o755)
+    os.chown(run, 65534, 65534)
+    error = (
+        f"the run directory {run} is not yours, and open to others: give one of your own in APPTRAIN_RUN_DIR"
+    )
+    found = task(tmp_path, "pbsdsh", "1", "pbsn2")
+    assert found == (64, f"apptrain: {os.uname().nodename}: {error}\n", [])
+
+
 def test_a_task_of_one_command_for_all_that_finds_no_place_is_refused(tmp_path: Path) -> None:
     prepared(tmp_path)
     here = os.uname().nodename
