@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from pathlib import Path
 
@@ -20,7 +19,7 @@ def write_private(path: Path, content: str | bytes) -> None:
     Where others may write too, nobody can put a file or a link of the partial file's name there before.
     """
     raw = content.encode() if isinstance(content, str) else content
-    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    partial = path.with_name(f".{path.name}.{os.urandom(8).hex()}")
     opened = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     try:
         with os.fdopen(opened, "wb") as file:

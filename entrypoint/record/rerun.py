@@ -19,6 +19,7 @@ from typing import Any
 from entrypoint.core import files
 from entrypoint.core.errors import BadInput
 from entrypoint.core.plain import plain, shell_word
+from entrypoint.plan.commands import our_package
 from entrypoint.record import causes, reading, shape, source, tokens
 from entrypoint.record.partition import partition
 from entrypoint.schedulers.known import KNOWN
@@ -179,7 +180,7 @@ def _code(manifest: Mapping[str, Any], here: Path, home: Path) -> list[str]:
     code = manifest["code"] or {}
     ours = (code.get("apptrain") or {}).get("repository")
     parts = [("apptrain", home, ours)]
-    if not source.is_ours(manifest["command"]):
+    if not our_package(manifest["command"]):
         parts = [("code", source.folder(manifest["command"], here), code.get("repository")), *parts]
     lines = [line for name, folder, state in parts if state for line in _repository(name, folder, state)]
     return lines + _program(manifest, code.get("program"), here)

@@ -76,11 +76,6 @@ def folder(command: Sequence[str], begin: Path) -> Path:
     return path.parent if path and not path.is_dir() else path or begin
 
 
-def is_ours(command: Sequence[str]) -> bool:
-    """Whether it is a module of this project."""
-    return command[0] == "-m" and len(command) > 1 and command[1].partition(".")[0] in OURS
-
-
 def _program(command: Sequence[str], begin: Path) -> Path | None:
     """The script, or the folder of the package behind `-m`; None for what is neither."""
     if command[0] == "-m" and len(command) > 1:

@@ -99,6 +99,22 @@ def test_a_word_that_looks_like_a_script(word: str, is_script: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("command", "package"),
+    [
+        (["-m", "train"], "train"),
+        (["-m", "train.hello"], "train"),
+        (["-m", "entrypoint.doctor"], "entrypoint"),
+        (["-m", "other"], ""),
+        (["-m"], ""),
+        (["train"], ""),
+        (["x", "train"], ""),
+    ],
+)
+def test_a_module_of_this_project_is_known(command: list[str], package: str) -> None:
+    assert commands.our_package(command) == package
+
+
+@pytest.mark.parametrize(
     ("word", "said"),
     [
         ("install", ": did you mean make venv, or {us} image build?"),

@@ -297,21 +297,6 @@ def test_the_file_that_python_runs_is_found_in_its_package(
     assert source.script(command, begin) == (begin / file if file else None)
 
 
-@pytest.mark.parametrize(
-    ("command", "is_ours"),
-    [
-        (["-m", "train"], True),
-        (["-m", "train.hello"], True),
-        (["-m", "other"], False),
-        (["-m"], False),
-        (["train"], False),
-        (["x", "train"], False),
-    ],
-)
-def test_a_module_of_this_project_is_known(command: list[str], is_ours: bool) -> None:
-    assert source.is_ours(command) == is_ours
-
-
 def sha256(*parts: tuple[str, str]) -> str:
     return hashlib.sha256(
         b"".join(f"{name}\0{len(text)}\0{text}".encode() for name, text in parts)
