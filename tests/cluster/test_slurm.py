@@ -209,20 +209,32 @@ def test_the_elements_of_an_array_are_runs_of_their_own(user: Account) -> None:
     assert len(ports) == 2
 
 
+LAST_FAILS = """
+import os, pathlib, sys, time
+print("runs", flush=True)
+if os.environ["SLURM_ARRAY_TASK_ID"] == "5":
+    sys.exit(os.environ["APPTRAIN_ATTEMPT"] == "0")
+while not pathlib.Path("go").exists():
+    time.sleep(0.1)
+"""
+
+
 def test_the_last_element_of_an_array_runs_again_alone(user: Account) -> None:
     """Its number is the array's, which means all elements to Slurm."""
-    fails = "os.environ['SLURM_ARRAY_TASK_ID'] == '5' and os.environ['APPTRAIN_ATTEMPT'] == '0'"
-    script = user.write(
-        "else where/fails.py", f"import os, sys\nprint('runs', flush=True)\nsys.exit({fails})\n"
-    )
+    script = user.write("else where/last_fails.py", LAST_FAILS)
     options = ("-N1", "--array=3,5", "--output=%x-%A_%a.out", SCRIPT, "--on-failure=requeue", *ONCE)
-    last = user.submit(*options, "--", script)
-    user.cluster.wait(last + 1, BOUND)
-    user.cluster.start_requeued(last)
-    user.cluster.wait(last, BOUND)
-    assert user.cluster.job(last + 1).state == "COMPLETED"
-    texts = [user.on_disk(WORK / f"apptrain-{last}_{index}.out").read_text() for index in (3, 5)]
-    assert [text.splitlines().count("runs") for text in texts] == [1, 2], texts
+    array = user.submit(*options, "--", script)
+    outputs = [user.on_disk(WORK / f"apptrain-{array}_{index}.out") for index in (3, 5)]
+
+    def runs() -> list[int]:
+        return [one.read_text().splitlines().count("runs") if one.exists() else 0 for one in outputs]
+
+    user.cluster.until(lambda: all(runs()), "both to run", BOUND)
+    user.cluster.start_requeued(f"{array}_5")
+    assert user.cluster.wait(f"{array}_5", BOUND).state == "COMPLETED"
+    user.on_disk(WORK / "go").touch()
+    assert user.cluster.wait(f"{array}_3", BOUND).state == "COMPLETED"
+    assert runs() == [1, 2]
 
 
 def test_a_job_that_an_element_of_an_array_submits_is_no_element(user: Account) -> None:

@@ -80,15 +80,15 @@ class Cluster:
         """Submits with `sbatch ARGV` on the login host; returns the job's number."""
         return jobs.submit(self.login, list(argv), user=user, cwd=cwd)
 
-    def job(self, number: int) -> Job:
+    def job(self, number: int | str) -> Job:
         return jobs.show(self.controller, number)
 
-    def wait(self, number: int, timeout: float = 120.0) -> Job:
+    def wait(self, number: int | str, timeout: float = 120.0) -> Job:
         """The job, once it has ended and all its processes are gone."""
         self.until(lambda: self.job(number).ended, f"job {number} to end", timeout)
         return self.job(number)
 
-    def start_requeued(self, number: int, timeout: float = LIMIT) -> None:
+    def start_requeued(self, number: int | str, timeout: float = LIMIT) -> None:
         """Has a job that was requeued start in two seconds; Slurm would wait for two minutes."""
         self.until(lambda: self.job(number).state == "PENDING", f"job {number} to wait", timeout)
         jobs.start_soon(self.controller, number)

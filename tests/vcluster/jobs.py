@@ -44,12 +44,14 @@ def submit(host: Host, argv: list[str], *, user: str, cwd: str) -> int:
     return int(_output(host, ["sbatch", "--parsable", *argv], user=user, cwd=cwd))
 
 
-def show(host: Host, job: int) -> Job:
-    found = json.loads(_output(host, ["scontrol", "--json", "show", "job", str(job)]))["jobs"][0]
-    return _job(found)
+def show(host: Host, job: int | str) -> Job:
+    """`job`: its number, or ARRAY_INDEX: the last element has the number of them all."""
+    found = json.loads(_output(host, ["scontrol", "--json", "show", "job", str(job)]))["jobs"]
+    index = str(job).partition("_")[2]  # which scontrol does not look at
+    return _job(next(one for one in found if index in ("", str(one["array_task_id"]["number"]))))
 
 
-def start_soon(host: Host, job: int) -> None:
+def start_soon(host: Host, job: int | str) -> None:
     """Lets a waiting job start in two seconds: nodes tell the credentials of a job's runs apart by the second."""
     _output(host, ["scontrol", "update", f"JobId={job}", "StartTime=now+2"])
 
