@@ -22,7 +22,7 @@ from entrypoint.report import facts
 from entrypoint.report.facts import ends_of, known_secrets, listed, within
 
 MOST_FILES = 1_000
-"""In an archive; of the rank logs those of the last attempts are taken first."""
+"""In an archive; the logs of the rank that failed first are taken first, then those of the last attempts."""
 MOST_BYTES = 64 << 20
 """Of all files together, before they are packed."""
 REPORT, CONTENTS = "report.html", "CONTENTS.txt"
@@ -78,7 +78,7 @@ def pack(found: facts.RunFacts, html: str, env: Mapping[str, str]) -> Bundle:
     contents: dict[str, bytes] = {REPORT: html.encode()}
     left_out = list(_others(run))
     size = 0
-    for name, rule in _chosen(run):
+    for name, rule in _chosen(run, found.tail[0].removesuffix(".err")):
         try:
             content = _content(within(run, name), rule, secrets)
         except (OSError, ValueError) as error:
@@ -102,17 +102,21 @@ def pack(found: facts.RunFacts, html: str, env: Mapping[str, str]) -> Bundle:
     return Bundle(_archive(found.name, contents), [REPORT, *packed, CONTENTS], left_out)
 
 
-def _chosen(run: Path) -> Iterator[tuple[str, Rule]]:
-    """The files that a rule takes, in the order of the rules; logs of later attempts first."""
+def _chosen(run: Path, failed: str) -> list[tuple[str, Rule]]:
+    """The files that a rule takes: first the logs of the rank that failed, then in the order of the rules;
+    what later attempts left first, and of logs what has errors."""
     names = [name for name in _names(run) if name not in FOLDERS]
-    for rule in RULES:
-        chosen = [name for name in names if re.fullmatch(rule.pattern, name)]
-        yield from ((name, rule) for name in sorted(chosen, key=_place))
+    chosen = [
+        (name, rule)
+        for rule in RULES
+        for name in sorted((one for one in names if re.fullmatch(rule.pattern, one)), key=_place)
+    ]
+    return sorted(chosen, key=lambda one: one[0].rpartition(".")[0] != failed)
 
 
-def _place(name: str) -> tuple[int, str]:
+def _place(name: str) -> tuple[int, bool, str]:
     attempt = re.match(r"(?:logs|stacks|outcome)[/](\d{1,9})", name)
-    return (-int(attempt[1]) if attempt else 0, name)
+    return (-int(attempt[1]) if attempt else 0, name.endswith(".out"), name)
 
 
 def _names(run: Path) -> Iterator[str]:

@@ -489,6 +489,18 @@ def test_an_archive_ends_before_it_is_too_large(
     assert found.left_out[-1].endswith(" and what follows it (the archive would be too large)")
 
 
+def test_of_more_logs_than_an_archive_takes_the_failed_ranks_come_first_and_then_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [f"logs/2/a.{name}" for name in ("rank0.err", "rank2.err", "rank0.out", "rank2.out")]
+    of_failed = ["logs/2/b.rank1.err", "logs/2/b.rank1.out"]
+    run = write(tmp_path / "run", RESTARTED | dict.fromkeys([*others, of_failed[1]], "x"))
+    order = packed(run)[0].packed
+    assert (order[1:3], order[-6:-2]) == (of_failed, others)
+    monkeypatch.setattr(bundle, "MOST_FILES", 3)
+    assert packed(run)[0].packed[1:-1] == of_failed
+
+
 @pytest.mark.parametrize(("count", "last"), [(198, "x197 (not needed for support)"), (199, "1 more")])
 def test_of_very_many_other_files_two_hundred_are_named(tmp_path: Path, count: int, last: str) -> None:
     run = write(tmp_path / "run", GOOD | {f"x{at:03}": "" for at in range(count)})
