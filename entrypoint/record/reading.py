@@ -77,10 +77,14 @@ def read(path: Path) -> dict[str, Any]:
 
 def of_last_attempt(manifest: dict[str, Any], result: dict[str, Any]) -> dict[str, Any]:
     """What the reference program left in result.json; empty if that is of an attempt before, which another
-    has followed. An older one does not say of which it is."""
-    started = manifest["attempts"]
-    last = started[-1].get("attempt") if started else None
-    return result if not started or result.get("attempt", last) == last else {}
+    has followed. Launches by hand all have the number 0: then the times tell. An older one says neither."""
+    if not manifest["attempts"]:
+        return result
+    last = manifest["attempts"][-1]
+    began, ended = last.get("began"), result.get("ended")
+    if isinstance(began, str) and isinstance(ended, str) and ended < began:  # both as `now` has it
+        return {}
+    return result if result.get("attempt", last.get("attempt")) == last.get("attempt") else {}
 
 
 def in_todays_shape(found: Any) -> dict[str, Any]:

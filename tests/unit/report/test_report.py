@@ -1379,3 +1379,11 @@ def test_the_result_of_an_earlier_attempt_is_not_that_of_the_run(tmp_path: Path)
     for number, shown in ((0, {}), (1, {"attempt": 1, "steps": 7})):
         run = write(tmp_path / str(number), several | {"result.json": {"attempt": number, "steps": 7}})
         assert facts.read(run, {}, 1.0).result == shown
+
+
+def test_the_result_of_an_earlier_launch_by_hand_is_not_that_of_the_run(tmp_path: Path) -> None:
+    by_hand = {"manifest.json": manifest(attempt(0, 0), attempt(1, 137, attempt=0))}
+    for at, time in enumerate((attempt(0, 0)["ended"], attempt(1, 137)["ended"], None)):
+        result = {"attempt": 0, "steps": 7, "ended": time}
+        run = write(tmp_path / str(at), GOOD | by_hand | {"result.json": result})
+        assert facts.read(run, {}).result == (result if at else {})
