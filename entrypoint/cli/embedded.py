@@ -22,7 +22,7 @@ from pathlib import Path
 from entrypoint.cli import main as cli
 from entrypoint.core import checkout, files, streams
 from entrypoint.core.errors import DONE, INTERRUPTED, SAVED, BadInput, Refusal, of_returncode
-from entrypoint.core.plain import counted
+from entrypoint.core.plain import counted, shell_word
 from entrypoint.job import lock, outcome, rundir
 from entrypoint.job.again import another_port_may_help
 from entrypoint.job.outcome import Outcome
@@ -292,7 +292,7 @@ class _Nodes:
         run.forget_stop(earlier)
         RunDirectory(job.run_dir, first).note_first()
         self._say(f"{counted(job.nodes, 'node')} on this machine, run directory {job.run_dir}")
-        self._say(f"to follow it from elsewhere: tail -f {job.run_dir / 'job.log'}")
+        self._say(f"to follow it from elsewhere: tail -f {shell_word(str(job.run_dir / 'job.log'))}")
         processes.adopt_orphans()
         processes.allow_open_files(256 + 8 * job.nodes * job.tasks_per_node)
         ended = Outcome(status=INTERRUPTED, error="interrupted")

@@ -179,6 +179,14 @@ def test_a_task_that_could_say_nothing_is_named_with_what_ended_it() -> None:
     ]
 
 
+def test_the_line_that_follows_a_job_can_be_pasted_whatever_the_folder_is_called(tmp_path: Path) -> None:
+    folder = tmp_path / "-x y'\"$(touch pwn)`id`\nz"
+    folder.mkdir()
+    (line,) = (line for line in said(folder, "--run-dir", "run") if "to follow" in line)
+    pasted = ["bash", "-c", f"printf %s {line.partition('tail -f ')[2]}"]
+    assert subprocess.check_output(pasted, text=True, timeout=BOUND) == f"{folder}/run/job.log"
+
+
 def test_after_a_failure_no_next_step_is_named(tmp_path: Path) -> None:
     ended = ["apptrain: the job ended with status 3"]
     assert said(tmp_path, "--run-dir", "run", status=3) == [NO_CMD, *started(tmp_path), *ended]
