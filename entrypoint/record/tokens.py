@@ -160,7 +160,7 @@ _SAID = re.compile(r"(?<![\w.-])([\w.-]+)\s*[=:]\s*(?=[^\s$<])")
 _LISTED = re.compile(r"^[+ -][ \t]*(?:-[ \t]+)?([\w.-]+):[ \t]+([^\s$<{\[|>#(,\"']+)[ \t]*$", re.M)
 _TYPES = ("str", "int", "bytes", "bool", "float", "None", "Any", "object", "dict", "list", "SecretStr")
 _HEX = re.compile(r"(?<![\w:.-])(?!sha256)[0-9a-f]{32,}(?![\w-])")
-_HEADS = re.compile(r"^(?:index|From|commit|diff) .*$", re.M)
+_HEADS = re.compile(r"^(?:(?:index|From|commit|diff) .*|[+-]Subproject commit [0-9a-f]+(?:-dirty)?)$", re.M)
 HIDDEN = "<secret>"
 SHORTEST = 6
 """Characters of a variable's value that is looked for in other texts."""

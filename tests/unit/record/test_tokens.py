@@ -280,6 +280,7 @@ def test_program_text_with_a_secret_is_known(text: str) -> None:
         ),
         *(
             "+# the key is a pair",
+            "-Subproject commit 0123456789012345678901234567890123456789",
             "+    return self.token",
             "+image_key = 'jpg'",
             "+token = os.environ['HF_TOKEN']",
