@@ -21,13 +21,15 @@ from entrypoint.explain.catalogue import Entry, Pattern
 BLOCK = 1 << 20
 LONGEST = 1 << 12
 """Bytes of a line that are looked at, around what was found."""
-MOST_OF_ONE = 400
-"""Lines kept of one entry; and of one in one file:"""
+MOST_OF_ONE = 20_000
+"""Lines kept of one entry, of failures and of warnings; and of one in one file, half of them the newest:"""
 MOST_IN_A_FILE = 12
-COUNTED, TRIED = 1000, 20_000
+COUNTED, TRIED = 2000, 20_000
 """Lines of one entry in one file, and lines looked at for unknown errors; further ones are not looked for."""
 MOST_TRIED = 200_000
 """Lines with one key in one file: a word that so many have says nothing."""
+TAIL = 1 << 17
+"""Bytes at the end of a file, where the last word of a failure stands: all that is there is looked for."""
 SMALL = 1 << 16
 """Bytes that are looked at together: what a processor keeps at hand."""
 MOST_SHAPES, MOST_SHAPE_BYTES = 100_000, 16 << 20
@@ -320,7 +322,6 @@ class Scan:
     """`found`, `counts`, `ends`, `nodes` and `places` grow with each file that is read."""
 
     index: Index
-    found: list[Evidence] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     """Lines of each entry."""
     helped: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
@@ -332,7 +333,7 @@ class Scan:
     places: dict[int, str] = field(default_factory=dict)
     """The node of a rank."""
     lengths: dict[str, int] = field(default_factory=dict)
-    """Lines of each file in which something was found."""
+    """Lines of each file."""
     ended_well: dict[str, int] = field(default_factory=dict)
     """Of files of which the last lines say that the program ended without a failure: that line."""
     restarts: dict[str, list[Restart]] = field(default_factory=dict)
@@ -345,6 +346,10 @@ class Scan:
     has_agents: bool = False
     """Whether a node's ranks have a launcher, ours or torchrun: srun's tasks are nodes then, not ranks."""
 
+    _kept: dict[tuple[str, str, bool], list[Evidence]] = field(default_factory=dict)
+    """What was found, by file, entry, and whether the program went on."""
+    _sizes: Counter[tuple[str, bool]] = field(default_factory=Counter)
+    """How many of these are kept of all files."""
     _seen: set[bytes] = field(default_factory=set)
     _seen_bytes: int = 0
     _hot: set[bytes] = field(default_factory=set)
@@ -357,6 +362,11 @@ class Scan:
     _head: bytes = b""
     """The first line of this file, if it tells when a run begins; and those like it, of later."""
     _heads: list[Restart] = field(default_factory=list)
+
+    @property
+    def found(self) -> list[Evidence]:
+        """In the order of the files and lines."""
+        return sorted((one for rows in self._kept.values() for one in rows), key=_order)
 
     def read(self, file: BinaryIO, name: str, most: int) -> bool:
         """Reads at most `most` bytes of an open file; whether that was all of it. Raises OSError,
@@ -380,7 +390,8 @@ class Scan:
             begin, end = len(before), _last_to_look_at(text, len(before)) if following else len(text)
             if number == 1:
                 self._head = _head(text)
-            number += self._block(text, begin, end, name, number)
+            tail = len(text) + len(following) - TAIL if len(following) < BLOCK else len(text)
+            number += self._block(text, begin, end, name, number, tail)
             before, ahead = text[max(0, end - NEAR_BYTES) : end], text[end:]
             if not following:
                 number += not text.endswith(b"\n")
@@ -397,20 +408,20 @@ class Scan:
                 self.ended_well[name] = number
         if 0 < len(self._heads) <= MOST_HEADS:
             self.restarts.setdefault(name, []).extend(self._heads)
-        if self.found and self.found[-1].file == name:
-            self.lengths[name] = count
+        self.lengths[name] = count
 
-    def _block(self, block: bytes, begin: int, end: int, name: str, first: int) -> int:
-        """Looks at whole lines between two places; how many there were. What is around them is seen too."""
+    def _block(self, block: bytes, begin: int, end: int, name: str, first: int, tail: int) -> int:
+        """Looks at whole lines between two places; how many there were. What is around them is seen too.
+        `tail`: where the file's begins."""
         at, count = begin, 0
         while at < end:
             until = block.find(b"\n", at + SMALL, end) + 1 or end
-            self._small(block, at, until, name, first + count)
+            self._small(block, at, until, name, first + count, is_tail=until > tail)
             count += block.count(b"\n", at, until)
             at = until
         return count
 
-    def _small(self, block: bytes, begin: int, end: int, name: str, first: int) -> None:
+    def _small(self, block: bytes, begin: int, end: int, name: str, first: int, *, is_tail: bool) -> None:
         """Looks at the lines of a block between two places."""
         part = block[begin:end]
         shapes = self._shapes(part)
@@ -418,11 +429,11 @@ class Scan:
             if self._is_head_sought() and self._head.translate(None, _DIGITS) in shapes:
                 self._find_heads(block, begin, end, first)
             fresh = shapes - self._seen
-            if not fresh and self._hot.isdisjoint(shapes):
+            if not fresh and self._hot.isdisjoint(shapes) and not is_tail:
                 return
             self._keep(fresh)
             self._pass_over = PASSED_OVER if len(fresh) > NEW_SHARE * len(shapes) else 0
-        places = self._places(part, name)
+        places = self._places(part, name, is_tail=is_tail)
         if not places:
             self._hot -= shapes  # there are so many of them that no more are read
         number, last = first, begin
@@ -464,34 +475,40 @@ class Scan:
         self._seen |= fresh
         self._seen_bytes += sum(map(len, fresh))
 
-    def _places(self, part: bytes, name: str) -> dict[int, int]:
+    def _places(self, part: bytes, name: str, *, is_tail: bool) -> dict[int, int]:
         """Where lines begin that are to be read, with where in them something was found."""
         all_words = part.translate(_LETTERS).split()
         words = self.index.words.intersection(all_words)
         places: dict[int, int] = {}
         counts = self.counts
         for word in words & self.index.by_key.keys():
-            patterns = [one for one in self.index.by_key[word] if counts[f"{one[0].id} {name}"] < COUNTED]
-            if patterns and self._tried[word] < MOST_TRIED:
+            patterns = self.index.by_key[word]
+            if not is_tail:
+                patterns = [one for one in patterns if counts[f"{one[0].id} {name}"] < COUNTED]
+            if patterns and (is_tail or self._tried[word] < MOST_TRIED):
                 self._tried[word] += _lines_with(part, word, patterns, places)
-        if counts[f"error {name}"] < MOST_IN_A_FILE and counts[f"tried error {name}"] < TRIED:
-            for word in words & OF_ERRORS:
-                counts[f"tried error {name}"] += _lines_with(part, word, (), places)
-        if counts[f"tried ours {name}"] < TRIED:
-            for word in words & OF_OURS:
-                counts[f"tried ours {name}"] += _lines_with(part, word, (), places)
-        if counts[f"tried restart {name}"] < TRIED:
-            for word in words & OF_RESTARTS:
-                counts[f"tried restart {name}"] += _lines_with(part, word, (), places)
-        is_raised = any(end in part for end in _ENDINGS)
-        if (
-            is_raised
-            and counts[f"exception {name}"] < MOST_IN_A_FILE
-            and counts[f"tried exception {name}"] < TRIED
-        ):
-            for word in {one for one in all_words if one.endswith(_ENDINGS)}:
-                counts[f"tried exception {name}"] += _lines_with(part, word, (), places)
+        for kind, of_kind in (("error", OF_ERRORS), ("ours", OF_OURS), ("restart", OF_RESTARTS)):
+            self._try(kind, words & of_kind, part, name, places, is_tail=is_tail)
+        if any(end in part for end in _ENDINGS):
+            raised = {one for one in all_words if one.endswith(_ENDINGS)}
+            self._try("exception", raised, part, name, places, is_tail=is_tail)
         return places
+
+    def _try(
+        self,
+        kind: str,
+        words: Iterable[bytes],
+        part: bytes,
+        name: str,
+        places: dict[int, int],
+        *,
+        is_tail: bool,
+    ) -> None:
+        """Adds the lines with these words, as far as those of this kind are looked for."""
+        counts, tried = self.counts, f"tried {kind} {name}"
+        if is_tail or (counts[f"{kind} {name}"] < COUNTED and counts[tried] < TRIED):
+            for word in words:
+                counts[tried] += _lines_with(part, word, (), places)
 
     def _line(
         self, block: bytes, start: int, at: int, name: str, number: int, *, ends_traceback: bool = False
@@ -537,8 +554,6 @@ class Scan:
         key = entry.id if entry else ("exception" if is_exception else "error")
         self.counts[key] += 1
         self.counts[f"{key} {name}"] += 1
-        if self.counts[key] > MOST_OF_ONE or self.counts[f"{key} {name}"] > MOST_IN_A_FILE:
-            return
         is_caught = _is_caught(body, before, behind, is_exception=ends_traceback)
         is_end = _is_last_word(body, before, behind, is_exception=ends_traceback)
         is_last = is_end and not is_ignored and not is_caught
@@ -546,7 +561,8 @@ class Scan:
         is_doubtable = not is_last and (entry is None or entry.kind == "cause")
         file_rank, file_node = lines.of_file(name)
         of_traceback = lines.rank(traceback) if traceback and _EXCEPTION.match(body) else None
-        self.found.append(
+        self._add(
+            key,
             Evidence(
                 entry=entry,
                 text=_text(body, behind),
@@ -568,8 +584,21 @@ class Scan:
                 is_chained=any(_CHAINED in one for one in behind[:NEAR_CHAIN]),
                 is_last=is_last,
                 steps_before=_steps(before),
-            )
+            ),
         )
+
+    def _add(self, key: str, one: Evidence) -> None:
+        """Keeps the first lines of an entry and file, and the newest ones: what ended a run is mostly its
+        last word. What a program went on after takes no other's place."""
+        sort = key, one.is_mild or one.went_on
+        rows = self._kept.setdefault((one.file, *sort), [])
+        if len(rows) == MOST_IN_A_FILE:
+            del rows[MOST_IN_A_FILE // 2]
+        elif self._sizes[sort] < MOST_OF_ONE:
+            self._sizes[sort] += 1
+        else:
+            return
+        rows.append(one)
 
     def _end_of_traceback(self, block: bytes, start: int, end: int, name: str, number: int) -> None:
         """Looks for an exception whose name does not say that it is one. `start`, `end`: of the line that
@@ -635,6 +664,10 @@ class Scan:
             for place, pattern in enumerate((*entry.all, *entry.then)):
                 if pattern.is_in(line, body):
                     self.helped[entry.id, place] = order
+
+
+def _order(one: Evidence) -> tuple[int, int]:
+    return one.order
 
 
 def _is_of_agent(line: bytes, before: Sequence[bytes]) -> bool:

@@ -8,6 +8,7 @@ import pytest
 
 from entrypoint.batch.prepare import GOES_ON, UNTOLD
 from entrypoint.explain import catalogue, judge, lines
+from entrypoint.explain import scan as scanning
 from entrypoint.explain.judge import Judgement
 from entrypoint.explain.scan import Evidence, Index, ProcessEnd, Scan
 
@@ -701,6 +702,41 @@ def test_all_lines_of_a_cause_are_counted_though_few_are_kept() -> None:
     scan.read(io.BytesIO(OOM.encode() * 20), "a", 1 << 20)
     assert len(scan.found) == 12
     assert judge.of(scan, catalogue.own_error()).causes[0].count == 20
+
+
+SKIPPED = "WARNING: table skipped: [Errno 2] No such file or directory: '/data/extra.json'\n"
+GONE = OWN.replace("KeyError: 'x'", "FileNotFoundError: [Errno 2] No such file or directory: '/data/a.tar'")
+
+
+KILLED = "slurm_script: line 4: 33 Killed    python a.py\n"
+
+
+def test_the_last_word_of_a_failure_is_found_though_many_lines_of_its_kind_are_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for behind in ("", SKIPPED * 20):
+        (cause, *_) = of(a=SKIPPED * 20 + PROGRESS + GONE + behind).causes
+        assert (cause.entry.id, cause.first.number) == ("file-missing", 20 + len(STEPS) + 4)
+    for name, value in {"SMALL": 1 << 9, "TAIL": 1 << 9, "COUNTED": 5, "TRIED": 5, "MOST_TRIED": 5}.items():
+        monkeypatch.setattr(scanning, name, value)
+    for before in ("".join([KILLED, *STEPS[:3]]), f"WARNING: trying again: {KILLED}"):
+        (cause, *_) = of(a=before * 100 + PROGRESS + KILLED).causes
+        number = 100 * before.count("\n") + len(STEPS) + 1
+        assert (cause.entry.id, cause.first.number) == ("rank-killed", number)
+    assert of(a=f"WARNING: trying again: {OWN}" * 100 + PROGRESS + OWN).causes[0].entry.id == "script-error"
+
+
+def test_after_many_errors_that_nobody_knows_the_last_one_is_still_found() -> None:
+    again = OWN.replace("KeyError: 'x'", "RuntimeError: mine") + AGAIN + "step 1 loss 1\n"
+    assert of(a=again * 20 + OWN).causes[0].first.text == "KeyError: 'x'"
+    errors = "".join(f"ERROR: no label in {name}\n" for name in map(chr, range(97, 117)))
+    assert of(a=errors + OWN + BOX).causes[0].rank == 5
+
+
+def test_of_many_files_with_a_harmless_line_the_one_that_failed_is_named() -> None:
+    logs = {f"rank{at}.err": SKIPPED + PROGRESS for at in range(500)}
+    (cause, *_) = of(**logs | {"rank450.err": SKIPPED + PROGRESS + GONE}).causes
+    assert (cause.entry.id, cause.first.file, cause.rank) == ("file-missing", "rank450.err", 450)
 
 
 PREEMPTED = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-03-02T12:00:00 DUE TO PREEMPTION ***\n"
