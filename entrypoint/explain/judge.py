@@ -229,6 +229,10 @@ def _passed(one: CauseFound, followed: Iterable[str]) -> bool:
     return one.first.is_passing and one.entry.kind == "cause" and not is_behind_it
 
 
+def _time(one: ProcessEnd) -> float:
+    return one.time
+
+
 def _number(one: Restart) -> int:
     return one.number
 
@@ -348,7 +352,7 @@ class _Who:
     """Finds the rank and node of a finding by what other lines tell. It does not change."""
 
     def __init__(self, ends: Sequence[ProcessEnd], nodes: set[str], places: Mapping[int, str]) -> None:
-        self._ends = ends
+        self._ends = sorted(ends, key=_time)
         self._nodes = nodes
         self._places = places
 
@@ -374,17 +378,26 @@ class _Who:
         alike = [one for one in lines if one.file == first.file and one.rank is not None]
         if rank is None and alike and alike[0].node in ("", node):
             rank = alike[0].rank
+        named = [one.node for one in lines if one.node]
+        ends = self._ends_of(first, named)
         if rank is None:
-            rank = next((end.rank for end in self._ends if end.is_one and node in ("", end.node)), None)
+            rank = next((end.rank for end in ends if end.is_one and node in ("", end.node)), None)
         if not node and rank is not None:
             node = self._places.get(rank, "") or next(
                 (end.node for end in self._ends if end.rank == rank), ""
             )
         if not node:
-            failed = {end.node for end in self._ends if end.node}
-            named = [one.node for one in lines if one.node]
+            failed = {end.node for end in ends if end.node}
             node = named[0] if named else next(iter(failed), "") if len(failed) == 1 else ""
         return replace(first, rank=rank, node=node)
+
+    def _ends_of(self, first: Evidence, named: Sequence[str]) -> Sequence[ProcessEnd]:
+        """Those that may be of a line: on the nodes that its entry names, if there are any. Of an exception,
+        those that were not aborted, if there are any: that is how others end that wait for its rank."""
+        short = {node.partition(".")[0] for node in named}
+        ends = [end for end in self._ends if end.node.partition(".")[0] in short] or self._ends
+        others = [end for end in ends if end.rank is not None and not end.is_abort]
+        return others if first.is_last and others else ends
 
 
 def _is_behind(best: CauseFound, unknown: Evidence) -> bool:

@@ -9,6 +9,7 @@ lines with it are read.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -303,6 +304,10 @@ class ProcessEnd:
     """The line names no other tasks beside it."""
     is_task: bool = False
     """The rank is the number of a task of srun."""
+    is_abort: bool = False
+    """By SIGABRT, as an echo ends a process: an exception of Python ends it with status 1."""
+    time: float = math.inf
+    """As torchrun's summary tells it."""
 
 
 @dataclass(frozen=True)
@@ -648,14 +653,21 @@ class Scan:
         if node and rank is not None:
             self.places.setdefault(rank, node)
         if b"Root Cause" in line:
-            self.ends.insert(0, replace(_box(behind), file=name, number=number))
-            self.nodes |= {self.ends[0].node} - {""}
+            self.ends.append(replace(_box(behind), file=name, number=number))
+            self.nodes |= {self.ends[-1].node} - {""}
             return
         of_srun, of_mpi = _OF_SRUN.search(line), _OF_MPI.search(line)
         if of_srun and not _BY_OTHERS.search(of_srun["how"]):
-            task = None if self.has_agents else int(of_srun["task"][:6])
-            is_one = not of_srun["more"]
-            self.ends.append(ProcessEnd(task, of_srun["node"].decode(), name, number, is_one, is_task=True))
+            end = ProcessEnd(
+                rank=None if self.has_agents else int(of_srun["task"][:6]),
+                node=of_srun["node"].decode(),
+                file=name,
+                number=number,
+                is_one=not of_srun["more"],
+                is_task=True,
+                is_abort=of_srun["how"].startswith(b"Aborted"),
+            )
+            self.ends.append(end)
         elif of_mpi:
             self.ends.append(ProcessEnd(int(of_mpi[1][:6]), "", name, number))
 
@@ -912,7 +924,13 @@ def _box(rows: Iterable[bytes]) -> ProcessEnd:
         if cell:
             found.setdefault(cell[1], cell[2].decode("utf-8", "replace")[:100])
     rank = found.get(b"rank", "")
-    return ProcessEnd(int(rank) if rank.isdigit() and len(rank) < 7 else None, found.get(b"host", ""))
+    time = lines.time(found.get(b"time", "").replace("_", " ").encode())
+    return ProcessEnd(
+        rank=int(rank) if rank.isdigit() and len(rank) < 7 else None,
+        node=found.get(b"host", ""),
+        is_abort=found.get(b"exitcode") == "-6",
+        time=math.inf if time is None else time,
+    )
 
 
 def _lines_with(

@@ -34,6 +34,7 @@ OOM = "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.
 RESET = "[rank0]: RuntimeError: [/x/pair.cc:534] Connection closed by peer [10.2.0.12]:39127\n"
 WATCHDOG = "[rank1]:[E302 10:10:21.1 ProcessGroupNCCL.cpp:616] [Rank 1] Watchdog caught collective operation timeout: x\n"
 KEY_ERROR = "[rank2]: Traceback (most recent call last):\n[rank2]:   File \"a.py\", line 3, in f\n[rank2]: KeyError: 'x'\n"
+OWN = "Traceback (most recent call last):\n  File \"a.py\", line 3, in <module>\n    g()\nKeyError: 'x'\n"
 
 
 def test_an_echo_before_the_cause_is_not_taken_for_it() -> None:
@@ -119,6 +120,34 @@ def test_the_node_is_left_out_only_if_the_cause_is_the_nodes() -> None:
     assert of(a=bind + others).causes[0].leave_out == "gpu-a05"
     everywhere = others.replace("Terminated", "Exited with exit code 255")
     assert of(a=bind + everywhere).causes[0].leave_out == ""
+
+
+DEFECT = OWN.replace("KeyError: 'x'", "RuntimeError: CUDA error: uncorrectable ECC error encountered")
+LATER_BOX = BOX.replace("10:22:31", "10:22:45").replace("gpu01", "gpu02").replace(": 5", ": 9")
+ABORTED = "srun: error: gpu-a02: task 5: Aborted (core dumped)\n"
+
+
+@pytest.mark.parametrize(
+    ("ends", "rank", "node"),
+    [
+        (BOX + LATER_BOX, 5, "gpu01"),
+        (LATER_BOX + BOX, 5, "gpu01"),
+        (BOX.replace(": 1 ", ": -6") + LATER_BOX, 9, "gpu02"),
+        (ABORTED + "srun: error: gpu-a01: task 0: Exited with exit code 1\n", 0, "gpu-a01"),
+        (ABORTED + "srun: error: gpu-a01: tasks 0,3: Aborted\n", 5, "gpu-a02"),
+    ],
+)
+def test_an_exception_without_a_rank_is_of_the_process_that_ended_first_and_not_of_an_echo(
+    ends: str, rank: int, node: str
+) -> None:
+    (cause, *_) = of(a=DEFECT + ends).causes
+    assert (cause.entry.id, cause.rank, cause.node, cause.leave_out) == ("gpu-ecc", rank, node, node)
+
+
+def test_a_node_that_the_cause_names_comes_before_one_where_another_process_ended() -> None:
+    killed = "slurmstepd: error: Detected 1 oom_kill event in StepId=7.0. Some of the step tasks have been OOM Killed.\n"
+    (cause, *_) = of(a=ABORTED + killed + "srun: error: gpu-a01: task 0: Out Of Memory\n").causes
+    assert (cause.entry.id, cause.rank, cause.node) == ("host-out-of-memory", 0, "gpu-a01")
 
 
 def test_srun_tells_the_node_of_a_rank() -> None:
@@ -296,7 +325,6 @@ def test_an_error_after_which_steps_follow_is_no_cause_though_a_rank_ended_later
 
 
 RUN_WITH = "run with NCCL_DEBUG=INFO for details"
-OWN = "Traceback (most recent call last):\n  File \"a.py\", line 3, in <module>\n    g()\nKeyError: 'x'\n"
 
 
 @pytest.mark.parametrize("many", [3, 30, 60])
