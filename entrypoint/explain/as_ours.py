@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from entrypoint.explain import request, traps
 from entrypoint.explain.launches import Launch
 from entrypoint.explain.request import AskedOption, ScriptRequest
+from entrypoint.explain.shell import Word
 from entrypoint.explain.traps import Found, Script
 from entrypoint.schedulers.option_names import QSUB_SIZES
 
@@ -101,7 +102,7 @@ _FILLED_IN = re.compile(r"\$?\([^()]*\)|\$\{[^{}]*\}|\$\w+|`[^`]*`")
 """What the shell fills in, from the innermost on."""
 _DEEPEST = 8
 """Brackets in brackets that are looked into."""
-_BACKTICKS = re.compile(r"`([^`]*)`")
+_BACKTICKS = re.compile(r"(?<!\\)`([^`]*)`")
 _PORT = re.compile(r"(?:\w*_|MASTER|RDZV|HEAD)?PORT\d*")
 _QUOTED = re.compile(r"([A-Za-z_]\w*)(?:=(?:\"[^\"]*\"|'[^']*'|[^\s'\"])*)?(?:$|, )")
 """A variable, as a trap quotes it."""
@@ -140,7 +141,7 @@ def convert(script: Script, found: Sequence[Found]) -> Converted:
     before = [f"APPTRAIN_IMAGE={_word(image)}"] if image and "://" not in image else []
     if binds := _binds(training):
         before.append(f"APPTRAIN_BIND={_word(binds)}")
-    own_words = [_word(word) for word in words]
+    own_words = [_argument(word, is_filled=training.is_filled) for word in words]
     own = " ".join(own_words)
     if script.request.scheduler == "pbs":
         line = _qsub(script.request, before, ["--", *own_words])
@@ -176,19 +177,37 @@ def _word(text: str) -> str:
     return f'"{text}"' if "$" in text and not set(text) & set('"`\\') else shlex.quote(text)
 
 
-def _program(one: Launch) -> list[str]:
+def _argument(word: Word, *, is_filled: bool) -> str:
+    """The same of a word of the script: what its shell leaves as it is stays so. `is_filled`: a shell around
+    it fills in also what stands in single quotes."""
+    if not set(_read(word, is_filled=is_filled)) & set("$`"):
+        return shlex.quote(word.text)
+    escaped = (
+        f"\\{letter}" if letter in '"\\' or (is_kept and not is_filled and letter in "$`") else letter
+        for letter, is_kept in word.letters
+    )
+    return '"' + _BACKTICKS.sub(r"$(\1)", "".join(escaped)) + '"'
+
+
+def _read(word: Word, *, is_filled: bool) -> str:
+    """What of a word is read for something to fill in."""
+    return "".join(letter for letter, is_kept in word.letters if is_filled or not is_kept)
+
+
+def _program(one: Launch) -> list[Word]:
     """The script with its arguments, or -m MODULE."""
-    words = [word.text for word in one.words]
+    words = list(one.words)
     if not one.agent:
         words = words[1:]
-        while words and words[0].startswith("-") and words[0] != "-m":
+        while words and words[0].text.startswith("-") and words[0].text != "-m":
             words.pop(0)
     if one.agent and ("m" in one.agent_options or "module" in one.agent_options):
-        words = ["-m", *words]
+        words = [Word("-m", one.line), *words]
+    texts = [word.text for word in words]
     cut = next(
-        (at for at, word in enumerate(words) if word in (">", ">>", "2>", "2>&1", "&>", "|")), len(words)
+        (at for at, text in enumerate(texts) if text in (">", ">>", "2>", "2>&1", "&>", "|")), len(texts)
     )
-    return [word for word in words[:cut] if not word.startswith((">", "2>", "&>"))]
+    return [word for word in words[:cut] if not word.text.startswith((">", "2>", "&>"))]
 
 
 def _binds(one: Launch) -> str:
@@ -283,8 +302,12 @@ def _assigned(words: Sequence[str]) -> str:
     those in double quotes have something to fill in."""
     if not any(word.startswith('"') for word in words):
         return shlex.quote(" ".join(words))
-    texts = (re.sub(r'(["\\])' if word.startswith('"') else r'(["\\$`])', r"\\\1", word) for word in words)
+    texts = (re.sub(r'\\["\\]|"' if word.startswith('"') else r'["\\$`]', _escaped, word) for word in words)
     return '"' + " ".join(texts) + '"'
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return "".join(f"\\{letter}" for letter in found[0])
 
 
 def _time(option: AskedOption) -> str:
@@ -396,11 +419,12 @@ def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[s
         else:
             how = f"export it where you submit; APPTRAIN_PASS={inner} for the ranks"
         yield f"line {word.line}: {inner}: {how}"
-    names = {name for word in training.words for name in _NAMED.findall(word.text)}
+    texts = [_read(word, is_filled=training.is_filled) for word in training.words]
+    names = {name for text in texts for name in _NAMED.findall(text)}
     inside = {one for one in names if one in variables.made_inside or _IN_JOB.fullmatch(one)}
     for name in sorted(inside):
         yield f"line {training.line}: {name} in the arguments: made inside the job: make it in your script"
-    if any(set(word.text) & set("$`") for word in training.words) and not (inside and names == inside):
+    if any(set(text) & set("$`") for text in texts) and not (inside and names == inside):
         yield f"line {training.line}: variables in the arguments are filled in where you submit"
     others = [one for one in script.trainings if one is not training]
     for one in others[:3]:

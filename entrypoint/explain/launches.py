@@ -73,6 +73,8 @@ _LONGEST = 20_000
 """Characters that a variable is set to."""
 _MOST_FILLED_IN = 20_000
 """Words of variables, in all commands of a script together."""
+_NOT_PLAIN = frozenset("$`*?[~'\"\\")
+"""Characters of a value that a shell would change, were it to read the value again."""
 _REDIRECTION = re.compile(r"\d*(?:>|<)|&>")
 DEEPEST = 4
 
@@ -147,7 +149,12 @@ class _Settings:
         set_to: dict[str, list[Word]] = {}
         for word in (word for one in commands for word in one.assigned):
             set_to.setdefault(word.raw.partition("=")[0].rstrip("+"), []).append(word)
-        self._of = {name: _setting(words[0]) for name, words in set_to.items() if len(words) == 1}
+        changed = {name for one in commands for name in _set_by(one.texts)}
+        self._of = {
+            name: _setting(words[0])
+            for name, words in set_to.items()
+            if len(words) == 1 and name not in changed
+        }
         self._left = _MOST_FILLED_IN
 
     def fill_in(self, words: Sequence[Word], depth: int = 0) -> tuple[Word, ...]:
@@ -164,7 +171,7 @@ class _Settings:
     def literal(self, word: Word) -> Word:
         """What a variable of one word holds, if nothing has to be filled in there."""
         setting = self._setting_of(word)
-        is_plain = setting and len(setting.words) == 1 and not set(setting.words[0].raw) & set("$`*?[~")
+        is_plain = setting and len(setting.words) == 1 and not set(setting.words[0].raw) & _NOT_PLAIN
         return setting.words[0] if setting and is_plain else word
 
     def program(self, word: Word) -> Word:
@@ -184,6 +191,14 @@ class _Settings:
             return None  # it is one word, blanks and all
         self._left -= len(setting.words)
         return setting if self._left >= 0 else None
+
+
+def _set_by(texts: Sequence[str]) -> Sequence[str]:
+    """Words among which are the variables that a command sets."""
+    name, *rest = texts or [""]
+    if name in ("for", "select"):
+        return rest[:1]
+    return rest if name in ("read", "getopts", "mapfile", "readarray", "printf") else ()
 
 
 def _setting(variable: Word) -> _Setting:

@@ -8,7 +8,7 @@ the ends of commands. Functions, loops and conditions are taken for the commands
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -43,20 +43,28 @@ class Word:
         return self._unquoted("\\\n")
 
     def _unquoted(self, continued: str) -> str:
-        found, at, quote = [], 0, ""
+        return "".join(continued if letter == "\\\n" else letter for letter, _ in self._letters())
+
+    @cached_property
+    def letters(self) -> tuple[tuple[str, bool], ...]:
+        """Those of `text`, each with whether the shell leaves it as it is: in single quotes, or escaped."""
+        return tuple(one for one in self._letters() if one[0] != "\\\n")
+
+    def _letters(self) -> Iterator[tuple[str, bool]]:
+        """The same, with what makes a line go on."""
+        at, quote = 0, ""
         raw = self.raw
         while at < len(raw):
             letter = raw[at]
             if letter == "\\" and quote != "'" and at + 1 < len(raw):
-                found.append(continued if raw[at + 1] == "\n" else raw[at + 1])
+                yield ("\\\n" if raw[at + 1] == "\n" else raw[at + 1]), True
                 at += 2
                 continue
             if letter in "'\"" and quote in ("", letter):
                 quote = "" if quote else letter
             else:
-                found.append(letter)
+                yield letter, quote == "'"
             at += 1
-        return "".join(found)
 
     @cached_property
     def single_quoted(self) -> str:

@@ -220,14 +220,19 @@ def test_variables_in_the_arguments_are_filled_in_where_one_submits() -> None:
     [
         ("$PWD/t.py --name 'a b'", ["/here/t.py", "--name", "a b"]),
         ("t.py 'a$PWD`b' \"a $PWD\"", ["t.py", "a$PWD`b", "a /here"]),
+        ("t.py 'x-${PWD}.pt' \\$5 'a`id`b'", ["t.py", "x-${PWD}.pt", "$5", "a`id`b"]),
+        ("t.py 'x-${PWD}'-$PWD\\`'\"\\'`pwd`", ["t.py", 'x-${PWD}-/here`"\\/there']),
     ],
 )
-def test_the_shell_fills_in_the_variables_in_a_line_of_qsub(arguments: str, program: list[str]) -> None:
+def test_the_shell_fills_in_what_it_would_in_the_script(arguments: str, program: list[str]) -> None:
     made = converted(f"#PBS -l select=2:ngpus=4\npbsdsh -- torchrun {arguments}\n")
-    assignment = made.lines[0].partition(" qsub ")[0]
-    script = f'PWD=/here; {assignment}; printf %s "$APPTRAIN_ARGS"'
-    told = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
-    assert shlex.split(told) == ["--", *program]
+    before = "PWD=/here; pwd() { echo /there; }; "
+    for script in (
+        before + made.lines[0].partition(" qsub ")[0] + '; printf %s "$APPTRAIN_ARGS"',
+        before + "printf '%q ' --" + made.lines[1].partition(" --")[2].partition(" --")[2],
+    ):
+        told = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True).stdout
+        assert shlex.split(told)[-len(program) - 1 :] == ["--", *program]
 
 
 def test_the_line_has_what_variables_of_the_script_hold() -> None:
@@ -242,6 +247,22 @@ def test_the_line_has_what_variables_of_the_script_hold() -> None:
 
 
 @pytest.mark.parametrize(
+    "setting",
+    [
+        "LR='{\"lr\": 0.1}'",
+        "LR='{\"lr\":0.1}'",
+        'LR="it\'s"',
+        'LR="a\\\\b"',
+        "LR=0.1\nfor LR in 0.1 0.2; do true; done",
+        "LR=0.1\nread -r LR < rates",
+    ],
+)
+def test_a_value_that_has_quotes_or_changes_is_left_to_its_variable(setting: str) -> None:
+    made = converted(f'{ASKED}{setting}\nsrun torchrun t.py --lr "$LR"\n')
+    assert made.lines[1] == 'apptrain submit --cluster NAME --nodes 2 -- t.py --lr "$LR"'
+
+
+@pytest.mark.parametrize(
     ("arguments", "inside", "others"),
     [
         ("--fold $a", ["a"], False),
@@ -249,6 +270,7 @@ def test_the_line_has_what_variables_of_the_script_hold() -> None:
         ("--to $OUT --at ${b}", ["b"], True),
         ("--now $(date)", [], True),
         ("--lr 1", [], False),
+        ("--to 'x-${b}'", [], False),
     ],
 )
 def test_variables_in_the_arguments_that_only_a_job_has_are_told(
