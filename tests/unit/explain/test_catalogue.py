@@ -79,6 +79,7 @@ def test_every_pattern_is_found_on_a_line_of_its_own_words() -> None:
     assert lost == []
 
 
+ZIP = "RuntimeError: [enforce fail at inline_container.cc:746] . "
 IN_HOME = '  File "/home/me/.local/lib/python3.11/site-packages/x.py", line 3, in f\n'
 
 
@@ -94,6 +95,11 @@ IN_HOME = '  File "/home/me/.local/lib/python3.11/site-packages/x.py", line 3, i
             "apptainer-overlay",
         ),
         ("OSError: database in use by another process\n", ""),
+        (f"{ZIP}unexpected pos 64 vs 1\n", "disk-full"),
+        (f"{ZIP}PytorchStreamWriter failed writing file data/0: file write failed\n", "disk-full"),
+        (f"{ZIP}open file failed with strerror: No such file or directory\n", "file-missing"),
+        (f"{ZIP}open file failed with strerror: Is a directory\n", ""),
+        (f"{ZIP}invalid file name: checkpoints/.tmp\n", ""),
         ("apex is asked for but it is not installed\n", ""),
     ],
 )
