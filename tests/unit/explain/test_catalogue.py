@@ -79,6 +79,7 @@ def test_every_pattern_is_found_on_a_line_of_its_own_words() -> None:
     assert lost == []
 
 
+STEP = "srun: error: Unable to create step for job 7: "
 ZIP = "RuntimeError: [enforce fail at inline_container.cc:746] . "
 IN_HOME = '  File "/home/me/.local/lib/python3.11/site-packages/x.py", line 3, in f\n'
 
@@ -95,6 +96,8 @@ IN_HOME = '  File "/home/me/.local/lib/python3.11/site-packages/x.py", line 3, i
             "apptainer-overlay",
         ),
         ("OSError: database in use by another process\n", ""),
+        (f"{STEP}Requested node configuration is not available\n", "slurm-step-too-large"),
+        (f"{STEP}Requested nodes are not available\n", "slurm-step-too-large"),
         (f"{ZIP}unexpected pos 64 vs 1\n", "disk-full"),
         (f"{ZIP}PytorchStreamWriter failed writing file data/0: file write failed\n", "disk-full"),
         (f"{ZIP}open file failed with strerror: No such file or directory\n", "file-missing"),
