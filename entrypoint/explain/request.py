@@ -18,6 +18,9 @@ _PYXIS_FLAG = re.compile(
 )
 """Options that pyxis adds to srun and sbatch, and that take no value."""
 
+_PARTS = re.compile(r"""(?:"[^"]*"|'[^']*'|[^,])+""")
+"""Resources of one -l, between commas that are not in quotes."""
+
 
 @dataclass(frozen=True)
 class AskedOption:
@@ -181,11 +184,7 @@ def _pbs(words: Sequence[str], line: int) -> list[AskedOption]:
         if letter != "l":
             found.append(AskedOption(letter, value, line))
             continue
-        if value.startswith(("select=", "place=")):
-            name, _, text = value.partition("=")
-            found.append(AskedOption(name, text, line))
-            continue
-        for part in value.split(","):
+        for part in _PARTS.findall(value):
             name, _, text = part.partition("=")
             if name == "nodes":
                 found.append(AskedOption("nodes", text.partition(":")[0], line))

@@ -28,7 +28,11 @@ from entrypoint.explain import request
         ("#PBS", []),
         ("#PBS -q gpu -N a", [("q", "gpu"), ("N", "a")]),
         ("#PBS -qgpu -V -h -x -z -r n", [("q", "gpu"), ("V", ""), ("h", ""), ("x", ""), ("z", ""), ("r", "n")]),
-        ("#PBS -l select=2:ncpus=8:mem=1gb+1,walltime=1:00", [("select", "2:ncpus=8:mem=1gb+1,walltime=1:00")]),
+        (
+            "#PBS -l select=2:ncpus=8:mem=1gb+1,walltime=1:00,place=pack",
+            [("select", "2:ncpus=8:mem=1gb+1"), ("walltime", "1:00"), ("place", "pack")],
+        ),
+        ("#PBS -l 'select=1:a=\"x,y\"+1,walltime=1'", [("select", '1:a="x,y"+1'), ("walltime", "1")]),
         ("#PBS -l place=scatter:excl", [("place", "scatter:excl")]),
         (
             "#PBS -lnodes=2:ppn=4,walltime=1:00,software=a=b",
