@@ -156,7 +156,8 @@ _RUNS_AGAIN = re.compile(rb"\bDUE TO (?:PREEMPTION|NODE FAILURE|JOB REQUEUE)\b")
 """After this the scheduler may start the job again, and write to the same log."""
 _CLOCK = re.compile(rb"(?<![\d:])(\d\d):(\d\d):(\d\d)\b")
 NEXT_RUN = 60
-"""Seconds between two lines by which a job script tells that it begins."""
+"""Seconds between two lines by which a job script tells that it begins, and between the end of a run and the
+steps of another: the scheduler kills within 30."""
 MOST_HEADS = 20
 """Lines like the first one of a file: more do not tell where a run begins."""
 _LOGGED = re.compile(rb"\b(?:ERROR|CRITICAL|[Ee]xception:|[Ee]rror:)")
@@ -634,7 +635,7 @@ class Scan:
         if not is_ended and not _is_restart(body):
             return
         steps = _steps(behind)
-        if is_ended and (steps < LATER_STEPS or _is_continued(before, behind)):
+        if is_ended and (steps < LATER_STEPS or _is_continued(body, before, behind)):
             return
         if is_ended:
             number += next(at for at, one in enumerate(behind, 1) if _STEP.search(one, 0, 400))
@@ -822,9 +823,13 @@ def _steps(behind: Sequence[bytes]) -> int:
     return len(found) if found != {(b"0",)} else 0
 
 
-def _is_continued(before: Sequence[bytes], behind: Sequence[bytes]) -> bool:
+def _is_continued(line: bytes, before: Sequence[bytes], behind: Sequence[bytes]) -> bool:
     """Whether the steps behind a line go on from the last one before it, and nothing says that a run which is
-    started again begins there, at a checkpoint."""
+    started again begins there, at a checkpoint: no word, and no step or further end much later."""
+    ended = lines.time(line)
+    told = (one for one in behind if _number(one) or _BY_SCHEDULER.search(one))
+    if ended is not None and any((lines.time(one) or ended) > ended + NEXT_RUN for one in told):
+        return False
     last = next((found for one in reversed(before) if (found := _number(one))), [])
     at, following = next(((at, found) for at, one in enumerate(behind) if (found := _number(one))), (0, []))
     is_resumed = any(_RESUMES.search(one) for one in behind[:at])

@@ -829,6 +829,12 @@ def test_a_run_that_begins_at_its_last_step_again_is_told_from_steps_in_a_buffer
     steps = "".join(f"step {at} loss 1\n" for at in range(30, 41))
     later = "step 41 loss 1\nstep 42 loss 1\n"
     assert of(a=steps + PREEMPTED + later + KEY_ERROR).causes[0].entry.id == "slurm-preempted"
+    timed = "".join(f"2026-03-02 12:0{minute}:0{minute} {{}}" for minute in (1, 2)).format(*STEPS[41:43])
+    assert of(a=steps + PREEMPTED + timed + KEY_ERROR).causes[0].entry.id == "script-error"
+    soon = timed.replace("12:02:02", "12:01:00").replace("12:01:01", "12:01:00")
+    assert of(a=steps + PREEMPTED + soon + KEY_ERROR).causes[0].entry.id == "slurm-preempted"
+    limit = PREEMPTED.replace("PREEMPTION", "TIME LIMIT").replace("12:00", "13:00")
+    assert of(a=steps + PREEMPTED + later + limit).causes[0].entry.id == "slurm-time-limit"
     resumed = "restored the checkpoint of step 40\n"
     assert of(a=steps + PREEMPTED + resumed + later + KEY_ERROR).causes[0].entry.id == "script-error"
 
