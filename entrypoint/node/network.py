@@ -75,9 +75,15 @@ class ThisMachine:
         import psutil
 
         stats = psutil.net_if_stats()
+        addresses: dict[str, list[str]] = {}
+        for label, entries in psutil.net_if_addrs().items():
+            # A further address may have a label of its own: eth0:1 is eth0's.
+            of_interface = addresses.setdefault(label.partition(":")[0], [])
+            of_interface += [
+                one.address for one in entries if one.family in (socket.AF_INET, socket.AF_INET6)
+            ]
         found = []
-        for name, entries in psutil.net_if_addrs().items():
-            texts = [entry.address for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
+        for name, texts in addresses.items():
             usable = [text for text in texts if not ipaddress.ip_address(text).is_link_local or "." in text]
             usable.sort(key=lambda text: ":" in text)
             is_up = name in stats and stats[name].isup

@@ -15,7 +15,6 @@ from typing import Any, Final
 import torch
 
 from entrypoint.core import files
-from entrypoint.job import rundir
 from entrypoint.record import tokens
 from train import checkpoint, metrics
 from train.checkpoint import Checkpoint
@@ -27,6 +26,8 @@ from train.saver import CHECKPOINTS
 from train.status import TrainingRefused
 
 Say = Callable[[str], None]
+FIRST: Final = "first-attempt"
+"""The launcher's: the attempt with which somebody started the run last."""
 TOLD: Final = "config.json"
 MOST: Final = 1 << 20
 """Bytes of what earlier attempts have said that are read."""
@@ -45,7 +46,7 @@ def goes_on(run_dir: Path, attempt: int) -> bool:
     earlier attempt has come to `tell`. It has obeyed `--resume`; if this one did too, a job would begin anew
     with each requeue or restart."""
     try:
-        first = int(files.read_text(run_dir / rundir.FIRST, MOST))
+        first = int(files.read_text(run_dir / FIRST, MOST))
         begun = int(files.read_json(run_dir / TOLD, MOST)["attempt"])
     except (OSError, ValueError, KeyError, TypeError):
         return False

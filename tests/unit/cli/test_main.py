@@ -33,6 +33,8 @@ NODE = {
     "APPTRAIN_EMBEDDED_NODENAME": "127.0.0.2",
     "APPTRAIN_EMBEDDED_CPUS_ON_NODE": "8",
 }
+FAR = NODE | {"APPTRAIN_EMBEDDED_NODELIST": "n[1-2]", "APPTRAIN_EMBEDDED_NODENAME": "n2"}
+"""The same of other machines."""
 
 
 class Cli:
@@ -329,9 +331,9 @@ def test_threads_come_from_the_flag_the_user_the_profile_and_the_cpus_in_that_or
 def test_a_profile_gives_the_workers_variables_and_the_name_of_the_fast_network(
     cli: Cli, profile: str
 ) -> None:
-    plan = cli.plan(NODE, "--profile", profile)
-    assert plan["master_addr"] == "127.0.0.1-hsn"
-    assert plan["rendezvous"]["local_addr"] == "127.0.0.2-hsn"
+    plan = cli.plan(FAR, "--profile", profile)
+    assert plan["master_addr"] == "n1-hsn"
+    assert plan["rendezvous"]["local_addr"] == "n2-hsn"
     assert plan["env"]["NCCL_NET"] == "OFI"
     assert plan["env"]["GLOO_SOCKET_IFNAME"] == "hsn0"
     assert plan["env"]["NCCL_SOCKET_IFNAME"] == "=hsn0"
@@ -352,7 +354,7 @@ def test_an_empty_key_of_a_profile_counts_as_absent_and_scratch_holds_run_direct
 
 def test_what_the_user_set_beats_the_profiles_variables(cli: Cli, profile: str) -> None:
     user = {"NCCL_NET": "Socket", "GLOO_SOCKET_IFNAME": "ib0"}
-    plan = cli.plan(NODE | user, "--profile", profile)
+    plan = cli.plan(FAR | user, "--profile", profile)
     assert "NCCL_NET" not in plan["env"]
     assert "GLOO_SOCKET_IFNAME" not in plan["env"]
     assert plan["env"]["NCCL_SOCKET_IFNAME"] == "=hsn0"

@@ -9,8 +9,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from entrypoint.cli import main as cli
@@ -509,6 +511,19 @@ def test_the_stores_name_is_node_0s_where_that_leads_to_its_address(monkeypatch:
     monkeypatch.setattr(socket, "getaddrinfo", look_up)
     names = ("gpu-a01", "itself", "two", "unknown", "10.77.42.11")
     assert [agent.name_of("10.77.42.11", name) for name in names] == ["gpu-a01", *["10.77.42.11"] * 4]
+
+
+def test_an_address_with_a_label_of_its_own_is_its_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+    def address(text: str) -> object:
+        return SimpleNamespace(family=socket.AF_INET, address=text)
+
+    found = {"eth0": [address("10.0.0.1")], "eth0:1": [address("10.0.0.2")], "ib0": [address("10.1.0.1")]}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+    monkeypatch.setattr(psutil, "net_if_stats", lambda: {"eth0": SimpleNamespace(isup=True)})
+    assert ThisMachine().interfaces() == [
+        Interface(name="eth0", addresses=("10.0.0.1", "10.0.0.2"), is_up=True),
+        Interface(name="ib0", addresses=("10.1.0.1",), is_up=False),
+    ]
 
 
 def test_this_machine_knows_its_loopback_and_the_way_to_it() -> None:
