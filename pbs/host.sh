@@ -44,6 +44,10 @@ fi
 # A job of a chain takes up where the one that submitted it stopped.
 carried=()
 if [[ -n ${APPTRAIN_CHAIN_FILE:-} ]]; then
+    [[ -r $APPTRAIN_CHAIN_FILE ]] ||
+        refuse run-dir-not-on-node \
+            "the run directory ${APPTRAIN_CHAIN_FILE%/*} is not there on this node:" \
+            "give one that all nodes share in APPTRAIN_RUN_DIR"
     is_closed "${APPTRAIN_CHAIN_FILE%/*}" ||
         refuse run-dir-of-another \
             "the run directory ${APPTRAIN_CHAIN_FILE%/*} is not yours, and open to others:" \

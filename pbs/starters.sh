@@ -128,6 +128,7 @@ run_starter() {
 #   held     open files of the pipes that end a task, by rank
 #   gone_at  when its starter had ended
 #   kill_at  when a starter that was asked to end is killed
+#   unwritten  of a rank whose outcome could not be written: that was said
 on_each_host() {
     local what=$1 nnodes=${#hosts[@]} tmp=
     local -a task=()
@@ -135,6 +136,7 @@ on_each_host() {
     held=()
     gone_at=()
     kill_at=()
+    unwritten=()
     shift
     if [[ $what == plan ]]; then
         # The image has made them: no host is asked.
@@ -170,8 +172,17 @@ check_starter() {
     refuse starter-missing "$error"
 }
 
+# A pipe and a log are open for each host.
+allow_open_files() {
+    local need=$((4 * nnodes + 256)) soft
+    soft=$(ulimit -Sn)
+    [[ $soft == unlimited ]] || ((soft >= need)) ||
+        ulimit -Sn "$need" 2>/dev/null || ulimit -Sn "$(ulimit -Hn)" || true
+}
+
 start_tasks() {
     local rank
+    allow_open_files
     for ((rank = 0; rank < nnodes; rank++)); do
         "start_$starter" "$rank"
     done
@@ -220,9 +231,6 @@ watch_tasks() {
     name_logs
     mkfifo -m 600 "$tmp/clock"
     exec {clock}<>"$tmp/clock"
-    if ((nnodes > 100)); then
-        ulimit -Sn "$(ulimit -Hn)" || true
-    fi
     read_clock
     waiting_since=$seconds
     while [[ -n $alive ]]; do
@@ -509,8 +517,10 @@ give_up() {
     ask_to_end "$1" "$TO_END"
 }
 
-# tell_outcome RANK ERROR [STATUS]: for a task that cannot.
+# tell_outcome RANK ERROR [STATUS]: for a task that cannot. Where it cannot be written, that is said
+# once, however often it is tried.
 tell_outcome() {
-    write_outcome "$run_dir/outcome/$attempt.$1" "${3:-1}" "${hosts[$1]}" "$2" ||
-        say "${hosts[$1]}: $2 (not written)"
+    write_outcome "$run_dir/outcome/$attempt.$1" "${3:-1}" "${hosts[$1]}" "$2" && return
+    [[ -n ${unwritten[$1]:-} ]] || say "${hosts[$1]}: $2 (not written)"
+    unwritten[$1]=yes
 }

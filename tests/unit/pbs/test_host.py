@@ -63,6 +63,19 @@ def test_a_job_of_a_chain_has_the_variables_of_the_one_before(tmp_path: Path) ->
     assert told == "-- 'a b'|/x\ny|none|carried=APPTRAIN_ARGS|carried=LARGE|"
 
 
+def test_a_job_of_a_chain_whose_run_directory_is_gone_says_so(tmp_path: Path) -> None:
+    gone = f"the run directory {tmp_path} is not there on this node: give one that all nodes share in APPTRAIN_RUN_DIR"
+    ended = subprocess.run(
+        ["bash", "-c", START, "bash", str(CHECKOUT)],
+        env={"PATH": os.environ["PATH"], "APPTRAIN_CHAIN_FILE": f"{tmp_path}/chain"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (64, f"apptrain: {gone}\n")
+
+
 WAVES = r"""
 handover_dir=$2 reach=ssh
 for rank in {0..10}; do hosts[rank]=h$rank states[rank]=room; done

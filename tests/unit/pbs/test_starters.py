@@ -48,6 +48,19 @@ def outcomes(run: Path) -> dict[str, tuple[int, str, str]]:
     return {name: (one.status, one.node, one.error) for name, one in found.items() if one}
 
 
+def test_so_many_files_may_be_open_as_the_hosts_need(run: Path) -> None:
+    script = "ulimit -Sn 64; for nnodes in 2 100 2; do allow_open_files; ulimit -Sn; done; ulimit -Hn 700; "
+    script += "nnodes=1000; allow_open_files; ulimit -Sn"
+    assert bash(script, run) == ["264", "656", "656", "700"]
+
+
+def test_an_outcome_that_cannot_be_written_is_told_once_and_tried_again(run: Path) -> None:
+    script = "mv -- $2/outcome $2/full; for i in 1 2 3; do tell_outcome 1 'it ended'; done; "
+    script += "mv -- $2/full $2/outcome; tell_outcome 1 'it ended'"
+    assert bash(script, run) == ["says b: it ended (not written)"]
+    assert outcomes(run) == {"3.1": (1, "b", "it ended")}
+
+
 # --- who has answered ---------------------------------------------------------------------------------------
 
 
