@@ -305,6 +305,8 @@ class Attempt:
             run_dir.forget_stop(self._earlier_wish)
             run_dir.forget_claims()
             run_dir.forget_restarts()
+            if not plan.attempt:  # Slurm's count, where it runs a script of the user's again
+                run_dir.note_first()
 
     @contextlib.asynccontextmanager
     async def _prepared(self, plan: LaunchPlan) -> AsyncIterator[_Prepared]:

@@ -48,9 +48,11 @@ def goes_on(run_dir: Path, attempt: int) -> bool:
     try:
         first = int(files.read_text(run_dir / FIRST, MOST))
         begun = int(files.read_json(run_dir / TOLD, MOST)["attempt"])
+        # Launches by hand all begin with attempt 0.
+        is_of_before = (run_dir / TOLD).stat().st_mtime_ns < (run_dir / FIRST).stat().st_mtime_ns
     except (OSError, ValueError, KeyError, TypeError):
         return False
-    return first <= begun < attempt
+    return first <= begun < attempt and not is_of_before
 
 
 def find_start(run_dir: Path, resume: str, say: Say, *, goes_on: bool) -> ResumePoint | None:

@@ -100,6 +100,20 @@ def test_where_node_0_waits_is_read_from_its_plan_unless_that_may_be_an_older_on
     assert where_node_0_waits(again, monkeypatch) is None
 
 
+@pytest.mark.parametrize(
+    ("number", "counted", "noted"), [(0, {}, True), (1, {}, False), (0, {"APPTRAIN_ATTEMPT": "0"}, False)]
+)
+def test_where_nobody_counts_attempts_the_first_of_them_is_noted(
+    tmp_path: Path, number: int, counted: dict[str, str], noted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1: Slurm runs a script of the user's again."""
+    one = attempt(tmp_path, counted, node=0)
+    one._given = replace(one._given, plan=replace(one._given.plan, attempt=number))
+    monkeypatch.setattr(one, "_hold", Free())
+    signalled_while_meeting(one, signal.SIGTERM, monkeypatch)
+    assert (tmp_path / "first-attempt").exists() == noted
+
+
 def test_a_file_system_that_fails_is_the_outcome_of_the_node(tmp_path: Path) -> None:
     ended = asyncio.run(attempt(tmp_path, {}, node=0).run()).outcome
     written = outcome.read(tmp_path / "outcome" / "0.0")

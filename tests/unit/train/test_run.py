@@ -8,6 +8,7 @@ import errno
 import gc
 import json
 import math
+import os
 import shutil
 import signal
 import time
@@ -438,6 +439,17 @@ def test_a_run_that_goes_on_by_itself_takes_its_own_newest_checkpoint(
     assert go(folder, "checkpoint.keep=0", resume=asked, attempt=4) == DONE
     assert began_at(folder) == (2 if given == "DIR" else None)
     assert result(folder)["weights_sha256"] == result(whole)["weights_sha256"]
+
+
+def test_a_run_that_is_started_once_more_by_hand_has_its_restarts_begin_there(tmp_path: Path) -> None:
+    """Where nobody counts, each start is attempt 0."""
+    assert go(tmp_path, "stop_at=2") == SAVED
+    RunDirectory(tmp_path, 0).note_first()
+    os.utime(tmp_path / "config.json", ns=(1, 1))  # of the start before
+    assert go(tmp_path, "stop_at=3", resume="never", attempt=1) == SAVED
+    assert began_at(tmp_path) is None
+    assert go(tmp_path, "stop_at=4", resume="never", attempt=2) == SAVED
+    assert began_at(tmp_path) == 3
 
 
 @pytest.mark.parametrize("damage", ["first-attempt", "config.json"])
