@@ -46,7 +46,7 @@ def main(home: Path, profile: str, env: Mapping[str, str], *, as_json: bool) -> 
 
 def _of_submission(node: str, home: Path, site: Profile, env: Mapping[str, str]) -> Iterable[Finding]:
     program = env.get("APPTRAIN_APPTAINER") or expanded(site.container.program, env, site.path)
-    if program and not shutil.which(program):
+    if program and ("/" in program or not site.container.modules) and not shutil.which(program):
         text = f"{program} is no program here"
         yield Finding(node, "program", text, "correct it, in APPTRAIN_APPTAINER or the profile (program)")
     elif not program and not site.container.modules and not any(map(shutil.which, PROGRAMS)):

@@ -54,8 +54,16 @@ def heeding(pid: int, signum: int) -> list[int]:
     it has started: in its place those of them that have one, or none."""
     if catches(pid, signum):
         return [pid]
-    below = _children(pid) if name(pid) in SHELLS else []
+    below = _children(pid) if _program(pid) in SHELLS else []
     return [target for child in below for target in heeding(child, signum)]
+
+
+def _program(pid: int) -> str:
+    """The file that the process runs, without its folder: a script with a #! line gives it a name of its own.
+    That name where nobody may see the file; empty if gone."""
+    with contextlib.suppress(OSError):
+        return Path("/proc", str(pid), "exe").readlink().name
+    return name(pid)
 
 
 def state(pid: int) -> str:

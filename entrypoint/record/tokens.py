@@ -273,7 +273,12 @@ def found_in(text: str, env: Mapping[str, str]) -> bool:
     named = [match[1] for place in (_QUOTED, _SET, _EXPORTED) for match in place.finditer(text)]
     named += [match[1] for comment in _COMMENT.finditer(text) for match in _SAID.finditer(comment[1])]
     named += [match[1] for match in _LISTED.finditer(text) if match[2] not in _TYPES]
-    named += [match[1] for match in _OPTION.finditer(text) if _RANDOM.match(text, match.end())]
+    named += [
+        match[1]
+        for place in (_OPTION, _ASSIGNED)
+        for match in place.finditer(text)
+        if _RANDOM.match(text, match.end() + text.startswith(("'", '"'), match.end()))
+    ]
     named += [
         name
         for indent, name, blank, value in _BARE.findall(text)

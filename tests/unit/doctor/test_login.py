@@ -79,6 +79,8 @@ def test_a_program_that_is_not_there_is_named(home: Path, capsys: pytest.Capture
     profile = home / "site.yaml"
     profile.write_text("scheduler: slurm\ncontainer: {program: $WHERE/apptainer}\n")
     assert texts(home, capsys, str(profile), WHERE="/nowhere") == wrong
+    profile.write_text("scheduler: slurm\ncontainer: {program: singularity, modules: [singularity-ce]}\n")
+    assert texts(home, capsys, str(profile)) == [], "the module brings it"
 
 
 @pytest.mark.parametrize(

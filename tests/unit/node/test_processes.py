@@ -88,21 +88,24 @@ def test_of_a_tree_the_topmost_that_catch_a_signal_are_found() -> None:
     process.communicate()
 
 
-@pytest.mark.parametrize("is_shell", [True, False])
+@pytest.mark.parametrize("starts", ["a shell", "a script", "a program"])
 def test_for_a_shell_what_it_has_started_heeds_a_signal_and_for_a_program_none_of_its_own(
-    is_shell: bool,
+    tmp_path: Path, starts: str
 ) -> None:
     catching = "import signal\nsignal.signal(signal.SIGUSR2, print)\nprint('ready', flush=True)\ninput()"
     words = [sys.executable, "-c", catching]
     below = [sys.executable, "-c", f"import subprocess\nsubprocess.run({words!r})"]
-    line = ["sh", "-c", f"{shlex.join(words)}; exit $?"] if is_shell else below
+    script = tmp_path / "train.sh"
+    script.write_text(f"#!/bin/sh\n{shlex.join(words)}\nexit $?\n")
+    script.chmod(0o700)
+    line = {"a shell": ["sh", str(script)], "a script": [str(script)], "a program": below}[starts]
     process = subprocess.Popen(
         line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     (child,) = processes.catching_below(process.pid, signal.SIGUSR2)
-    assert processes.heeding(process.pid, signal.SIGUSR2) == ([child] if is_shell else [])
+    assert processes.heeding(process.pid, signal.SIGUSR2) == ([] if starts == "a program" else [child])
     assert processes.heeding(child, signal.SIGUSR2) == [child]
     assert processes.heeding(process.pid, signal.SIGUSR1) == []
     processes.signal_groups([process.pid], signal.SIGKILL)
