@@ -743,6 +743,8 @@ def _looking(state: NodeState, phase: Looking, event: Event, now: Now) -> Step:
             return replace(state, phase=replace(phase, verdict=failed)), []
         case Failed(failure=failure, lost=lost):
             return _end_hang(replace(state, lost=lost), phase, failure, now)
+        case AllDone(alone=alone):  # the last rank ended well as we were asked to look
+            return replace(state, phase=Leaving(alone)), [AwaitAgent(AGENT_EXIT)]
         case VerdictIsLate():
             return _end_hang(state, phase, phase.own, now)
     return state, []

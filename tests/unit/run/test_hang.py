@@ -7,7 +7,7 @@ import pytest
 
 from entrypoint.job.outcome import Outcome
 from entrypoint.meet.job_state import Now
-from entrypoint.meet.messages import Failed, Look, LookCloser, NoOutput, Paused, Peek, Seen, Stalled
+from entrypoint.meet.messages import AllDone, Failed, Look, LookCloser, NoOutput, Paused, Peek, Seen, Stalled
 from entrypoint.meet.reports import Failure
 from entrypoint.run import node_state
 from entrypoint.run.node_state import (
@@ -22,7 +22,7 @@ from entrypoint.run.node_state import (
     TellHub,
     TerminateRanks,
 )
-from tests.unit.run.attempts import BOTH, DONE, NO_STEP, STATES, STAYS, ended, ends, started
+from tests.unit.run.attempts import BOTH, DONE, NO_STEP, STATES, STAYS, ended, ends, started, well
 from tests.unit.scene import (
     NEVER,
     SIGHTINGS,
@@ -214,6 +214,15 @@ def test_without_a_verdict_and_a_rank_the_hang_is_the_outcome() -> None:
     stuck = Outcome(status=124, node="127.0.0.2", time=1025.51, error="stuck, no step for 30 s")
     assert scene.after(STATES[DONE], Look(NO_STEP)) == [
         *[(0, "seen", []), (25.0, "kill"), (25.0, "says", "kept"), (25.0, "ends", stuck)],
+    ]
+
+
+def test_a_job_that_is_done_as_everyone_is_asked_to_look_has_ended_well() -> None:
+    scene = Scene()
+    scene.link.answers_after = NEVER
+    scene.lasts = 60.0
+    assert scene.after(STATES[DONE], Look(NO_STEP), AllDone()) == [
+        *[(0, "seen", []), (0, "wait", 10.0), well(0, 1, at=1000.2)],
     ]
 
 
