@@ -12,7 +12,7 @@ import os
 import resource
 import socket
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, get_args
@@ -49,6 +49,8 @@ REPORTS = 16
 """Addresses of strangers that the hub names."""
 CLOCKS = 1.0
 """Seconds by which the nodes' clocks may differ and still be believed."""
+BEATS = 12
+"""How many heartbeats show how far a clock differs: a minute's."""
 COLLECT_AFTER = 50_000
 """Python looks for garbage once so many objects more are there than before."""
 REPORT_KINDS = get_args(Report)
@@ -71,8 +73,9 @@ class Hub(Link, ConnectionHandler):
     _trial: reach.ReachabilityTest = field(init=False, default_factory=reach.ReachabilityTest)
     _job: JobState | None = field(init=False, default=None)
     """Known when all have met; remade by `_step` alone."""
-    _behind: dict[ParticipantId, float] = field(init=False, default_factory=dict)
-    """How far each participant's clock is behind ours, in seconds, by its last heartbeat."""
+    _behind: dict[ParticipantId, deque[float]] = field(init=False, default_factory=dict)
+    """How far each participant's clock is behind ours, in seconds, by each of its last heartbeats: the least
+    is nearest to it, as it has the least of their time on the way."""
 
     def __post_init__(self) -> None:
         self._members = {self.me.participant: (self.me, self.endpoint)}
@@ -445,7 +448,8 @@ class Hub(Link, ConnectionHandler):
     def _hear(self, participant: ParticipantId, /, message: Message) -> None:
         match message:
             case Beat(time=then):
-                self._behind[participant] = time.time() - then
+                beats = self._behind.setdefault(participant, deque(maxlen=BEATS))
+                beats.append(time.time() - then)
             case Tried():
                 if not self._met.done():  # or it is late: whether they meet is decided
                     self._trial.take(participant[0], message)
@@ -526,7 +530,7 @@ class Hub(Link, ConnectionHandler):
     def _by_our_clock(self, participant: ParticipantId, what: Timed) -> Timed:
         """With its time by our clock, if the participant's differs: what came first is the cause. No rank
         ended before all had met."""
-        behind = self._behind.get(participant, 0.0)
+        behind = min(self._behind.get(participant, ()), default=0.0)
         if abs(behind) <= CLOCKS:
             return what
         return replace(what, time=max(what.time + behind, self._met.result().since))

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from entrypoint.meet.hub import BEATS
 from entrypoint.meet.link import Link
 from entrypoint.meet.messages import (
     AllDone,
+    Beat,
     Done,
     Ended,
     Fail,
@@ -22,6 +24,7 @@ from entrypoint.meet.messages import (
     Stalled,
     Stopped,
     Tried,
+    pack,
 )
 from entrypoint.meet.reports import RankSnapshot
 from tests.unit.meet.meeting import (
@@ -87,16 +90,33 @@ async def test_an_answer_that_comes_when_the_meeting_is_over_changes_nothing(lat
     await close(*links)
 
 
+def beats(link: Link, *apart: float) -> None:
+    """Heartbeats by a clock that differs by so many seconds."""
+    for seconds in apart:
+        link._peers[0, None].send(pack(Beat(time.time() + seconds)))
+
+
 @pytest.mark.parametrize("apart", [-3600.0, 3600.0, 0.5])
 @run
 async def test_of_failures_on_nodes_whose_clocks_disagree_the_first_to_come_is_told(apart: float) -> None:
     links = await three(Place())
-    links[1]._peers[0, None].send({"type": "beat", "time": time.time() + apart})
+    beats(links[1], *(BEATS * [apart]))
     now = time.time()
     links[2].report(Fail(failure(2, now)))
     await asyncio.sleep(0.02)
     late = now + 0.02
     links[1].report(Fail(failure(1, late + apart, error="KeyError: 'followed'")))
+    assert await events(*links) == [Failed(failure(2, now))] * 3
+    await close(*links)
+
+
+@run
+async def test_a_heartbeat_that_is_late_does_not_move_the_failures_of_its_node() -> None:
+    links = await three(Place())
+    beats(links[2], 0.0, -2.0)
+    now = time.time()
+    links[2].report(Fail(failure(2, now)))
+    links[1].report(Fail(failure(1, now + 0.05, error="KeyError: 'followed'")))
     assert await events(*links) == [Failed(failure(2, now))] * 3
     await close(*links)
 
