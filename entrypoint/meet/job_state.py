@@ -191,7 +191,8 @@ class JobState:
     gone: Bits = NONE
     """Nodes that were lost, those among them that had nothing to do."""
     silent: Bits = NONE
-    is_stopping: bool = False
+    stop: Stopped | None = None
+    """What was told of a planned end."""
     is_over: bool = False
     """Whether the last message was told."""
     hang: Hang | None = None
@@ -276,9 +277,10 @@ def _tell(state: JobState, message: Told) -> Step:
 
 
 def _stop(state: JobState, stopped: Stopped) -> Step:
-    if state.is_stopping:
+    """Told once, and once more if only then the job's end is known: its warning may follow a stop by hand."""
+    if state.stop and (state.stop.left is not None or stopped.left is None):
         return state, []
-    return _tell(replace(state, is_stopping=True), stopped)
+    return _tell(replace(state, stop=stopped), stopped)
 
 
 def _done(state: JobState) -> Step:

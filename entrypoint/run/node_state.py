@@ -544,7 +544,7 @@ def _running(state: NodeState, phase: Running, event: Event, now: Now) -> Step:
             if state.all_have_ended:
                 return _found(looking, Looking(why), (), now)
             return looking, [CollectStacks(closer=False)]
-        case Stopped(left=left) if state.stop is None:
+        case Stopped(left=left):
             return _stop(state, left, now)
         case StopAsked(left=left):
             return state, [TellHub(Stopped(left))]
@@ -786,6 +786,8 @@ def _end_hang(state: NodeState, phase: Looking, failure: Failure | None, now: No
 
 def _stop(state: NodeState, left: float | None, now: Now) -> Step:
     time_up = float("inf") if left is None else now.steady + left - min(LAST_CALL, left / 2)
+    if state.stop is not None:  # the job's end is known only now
+        return replace(state, stop=replace(state.stop, time_up=time_up)), []
     stop = Stop(since=now.steady, time_up=time_up)
     return replace(state, stop=stop), [LookAfter(0.0, Catching)]
 

@@ -166,17 +166,20 @@ class Supervisor:
                 return
 
     def _watch_for(self, stop_file: Path, interval: float) -> None:
-        """Looks in a thread: a shared file system that stalls must not stall heartbeats."""
+        """Looks in a thread: a shared file system that stalls must not stall heartbeats. A file made by hand
+        may say later when the job ends."""
         loop = asyncio.get_running_loop()
 
         def look() -> None:
-            while not _is_there(stop_file):
-                if self._is_over.wait(interval):
+            told: tuple[float | None, str] | None = None
+            while told is None or told[0] is None:
+                if _is_there(stop_file) and (found := job_end(stop_file)) != told:
+                    told = end, wrong = found
+                    left = None if end is None else max(0.0, end - time.time())
+                    with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
+                        loop.call_soon_threadsafe(self._take_stop, StopAsked(left), wrong)
+                elif self._is_over.wait(interval):
                     return
-            end, wrong = job_end(stop_file)
-            left = None if end is None else max(0.0, end - time.time())
-            with contextlib.suppress(RuntimeError):  # The loop has ended meanwhile.
-                loop.call_soon_threadsafe(self._take_stop, StopAsked(left), wrong)
 
         threading.Thread(target=look, daemon=True).start()
 

@@ -143,6 +143,10 @@ NOT_FOUND = Failed(failure(0, 1006.0, node="a", rank=None, status=1, error=NO_RA
 
 CASES: dict[str, tuple[list[Said], list[tuple[float, Any]]]] = {
     "a stop is told once": ([(1, 0, Stopped(9.0)), (2, 1, Stopped())], [(1, Stopped(9.0))]),
+    "a stop is told again once the end of the job is known": (
+        [(1, 0, Stopped()), (2, 0, Stopped()), (3, 1, Stopped(9.0)), (4, 0, Stopped(8.0)), (5, 1, Stopped())],
+        [(1, Stopped()), (3, Stopped(9.0))],
+    ),
     "all are done": ([(1, 0, Done()), (2, 1, Done())], [(2, AllDone())]),
     "all are done, and each trained alone": (
         [(1, 0, Ended(left(0, alone=True))), (1, 1, Ended(left(1, alone=True))), (1, 0, Done()), (2, 1, Done())],
@@ -203,7 +207,7 @@ def test_what_follows(name: str) -> None:
     said, expected = CASES[name]
     log = play(*said)
     assert log[: len(expected)] == expected
-    assert [what for _, what in log[len(expected) :] if isinstance(what, Failed | AllDone)] == []
+    assert [what for _, what in log[len(expected) :] if isinstance(what, Failed | AllDone | Stopped)] == []
 
 
 def test_an_answer_that_nobody_asked_for_is_refused() -> None:

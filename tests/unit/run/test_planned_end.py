@@ -192,12 +192,23 @@ def test_ranks_that_were_told_may_save_to_the_jobs_end() -> None:
     assert scene.after(BOTH, Stopped(100.0)) == [(0, "SIGUSR2", 0), (0, "SIGUSR2", 1)]
 
 
-def test_the_first_stop_counts() -> None:
+def test_the_jobs_warning_counts_that_comes_after_a_stop_by_hand(tmp_path: Path) -> None:
     scene = Scene()
     scene.ranks.catching[1] = NEVER
+    scene.stop_file = tmp_path / "stop"
     scene.lasts = 60.0
-    log = scene.after(BOTH, Stopped(), Stopped(60.0))
-    assert log == [(0, "SIGUSR2", 0), (10.0, "says", RUNS_ON.format("rank 1"))]
+    log = scene.after(BOTH, written(""), 20.0, written("end=1080.51\n"))
+    assert log[:4] == [
+        *[
+            (0, "stop", None),
+            (0, "SIGUSR2", 0),
+            (10.0, "says", RUNS_ON.format("rank 1")),
+            (20.0, "stop", 60.0),
+        ],
+    ]
+    assert [(after, what) for after, what, *_ in log[4:]] == [
+        *[(50.0, "fail"), (50.0, "SIGTERM"), (50.0, "SIGTERM"), (51.02, "kill"), (51.02, "ends")],
+    ]
 
 
 def written(text: str) -> Do:
@@ -205,14 +216,12 @@ def written(text: str) -> Do:
 
     async def write(scene: Scene) -> None:
         assert scene.stop_file is not None
-        assert scene.log == []
         partial = scene.stop_file.with_name(".stop")
         partial.write_text(text)
         partial.rename(scene.stop_file)
-        if not scene.log:
-            scene.clock.patient = True
-            await asyncio.sleep(1e-6)
-            scene.clock.patient = False
+        scene.clock.patient = True
+        await asyncio.sleep(1e-6)
+        scene.clock.patient = False
 
     return write
 
