@@ -74,8 +74,8 @@ class Hub(Link, ConnectionHandler):
     _job: JobState | None = field(init=False, default=None)
     """Known when all have met; remade by `_step` alone."""
     _behind: dict[ParticipantId, deque[float]] = field(init=False, default_factory=dict)
-    """How far each participant's clock is behind ours, in seconds, by each of its last heartbeats: the least
-    is nearest to it, as it has the least of their time on the way."""
+    """How far each participant's clock is behind our steady one, in seconds, by each of its last heartbeats:
+    the least is nearest to it, as it has the least of their time on the way."""
 
     def __post_init__(self) -> None:
         self._members = {self.me.participant: (self.me, self.endpoint)}
@@ -395,7 +395,7 @@ class Hub(Link, ConnectionHandler):
             return
         ranks = 1 if self.me.mode == "exec" else self.me.nproc_per_node
         self._job = self._state_of(members, world=len(members) * ranks)
-        self._met.set_result(Crew(members=members, since=time.time()))
+        self._met.set_result(Crew(members=members, since=time.monotonic()))
         absent = set(range(self.me.nnodes)).difference(members)
         self._send_all(Go(tuple(sorted(absent))))
         if self._door:
@@ -449,7 +449,7 @@ class Hub(Link, ConnectionHandler):
         match message:
             case Beat(time=then):
                 beats = self._behind.setdefault(participant, deque(maxlen=BEATS))
-                beats.append(time.time() - then)
+                beats.append(time.monotonic() - then)
             case Tried():
                 if not self._met.done():  # or it is late: whether they meet is decided
                     self._trial.take(participant[0], message)
@@ -529,11 +529,13 @@ class Hub(Link, ConnectionHandler):
 
     def _by_our_clock(self, participant: ParticipantId, what: Timed) -> Timed:
         """With its time by our clock, if the participant's differs: what came first is the cause. No rank
-        ended before all had met."""
-        behind = min(self._behind.get(participant, ()), default=0.0)
+        ended before all had met. Our clock may have been set since then: all is known by the steady one."""
+        wall = time.time() - time.monotonic()
+        beats = self._behind.get(participant)
+        behind = min(beats) + wall if beats else 0.0
         if abs(behind) <= CLOCKS:
             return what
-        return replace(what, time=max(what.time + behind, self._met.result().since))
+        return replace(what, time=max(what.time + behind, self._met.result().since + wall))
 
 
 @contextlib.contextmanager

@@ -57,7 +57,7 @@ class Crew:
     members: tuple[int, ...]
     """The nodes that take part, in the order of their ranks."""
     since: float
-    """Unix seconds."""
+    """On the steady clock."""
 
 
 @dataclass(eq=False, kw_only=True)

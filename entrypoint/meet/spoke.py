@@ -180,7 +180,7 @@ class Spoke(Link):
                 self._start(self._move(address))
             case Go(absent=absent) if not self._met.done() and self.hub not in absent:
                 members = self._ordered(set(range(self.me.nnodes)).difference(absent))
-                self._met.set_result(Crew(members=members, since=time.time()))
+                self._met.set_result(Crew(members=members, since=time.monotonic()))
             case EndMeeting() if not self._met.done():
                 self._met.set_exception(messages.refusal_of(message))
             case Stopped() | Look() | LookCloser() | Peek() | Failed() | AllDone():

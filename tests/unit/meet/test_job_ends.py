@@ -121,6 +121,22 @@ async def test_a_heartbeat_that_is_late_does_not_move_the_failures_of_its_node()
     await close(*links)
 
 
+@pytest.mark.parametrize("cause", [0, 2])
+@pytest.mark.parametrize("jump", [-3600.0, 3600.0])
+@run
+async def test_a_clock_of_node_0_that_is_set_while_the_job_runs_moves_no_failure(
+    monkeypatch: pytest.MonkeyPatch, jump: float, cause: int
+) -> None:
+    links = await three(Place())
+    beats(links[2], 0.0)
+    clock, now = time.time, time.time()
+    monkeypatch.setattr(time, "time", lambda: clock() + jump)
+    for node, apart in (2, 0.0), (0, jump):
+        links[node].report(Fail(failure(node, now + apart + (0.0 if node == cause else 0.05))))
+    assert [event.failure.node for event in await events(*links)] == 3 * [f"n{cause}"]
+    await close(*links)
+
+
 @run
 async def test_of_failures_alike_the_first_that_says_why_is_told() -> None:
     links = await three(Place())
