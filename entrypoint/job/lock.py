@@ -115,7 +115,10 @@ class Lock:
         watched: tuple[str, int] | None = None
         since = time.monotonic()
         while True:
+            before = time.monotonic()
             holder, touched = _read(self._path), _touched(self._path)
+            if time.monotonic() - before > BEAT:  # the file system hung: the holder could not touch it either
+                since = time.monotonic()
             if holder is None and touched is not None:
                 holder = _read(self._path)  # it appears whole, and may have come between the two looks
             if holder is None and touched is None:

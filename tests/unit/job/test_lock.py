@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def gone() -> int:
 
 @pytest.fixture(autouse=True)
 def in_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in {"BEAT": 0.02, "LEASE": 0.3, "GLANCE": 0.01, "SETTLE": 0.02}.items():
+    for name, seconds in {"BEAT": 0.05, "LEASE": 0.3, "GLANCE": 0.01, "SETTLE": 0.02}.items():
         monkeypatch.setattr(lock, name, seconds)
 
 
@@ -127,6 +128,25 @@ def test_a_holder_elsewhere_that_touches_it_is_alive(tmp_path: Path) -> None:
     holder.release()
     (line,) = said
     assert line.startswith("job 7 (process 3 on gpu-a02, since 2026-11-22 18:30:00) has the run directory")
+
+
+def test_time_in_which_the_file_system_hangs_is_not_the_holders_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    locked(tmp_path, **ELSEWHERE).take()
+    looked, looks = lock._read, iter(["first", "hangs", "touched"])
+
+    def look(path: Path) -> Holder | None:
+        look = next(looks, "")
+        if look == "hangs":
+            time.sleep(2 * lock.LEASE)
+        if look == "touched":
+            os.utime(path)
+        return looked(path)
+
+    monkeypatch.setattr(lock, "_read", look)
+    with pytest.raises(InUse):
+        locked(tmp_path, job="8").take()
 
 
 @pytest.mark.parametrize("job", ["8", "7"])
