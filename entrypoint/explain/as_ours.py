@@ -102,6 +102,10 @@ _FILLED_IN = re.compile(r"\$?\([^()]*\)|\$\{[^{}]*\}|\$\w+|`[^`]*`")
 """What the shell fills in, from the innermost on."""
 _DEEPEST = 8
 """Brackets in brackets that are looked into."""
+_FILLS_IN = re.compile(r"`|\$[\w{(@*#?!$-]")
+"""Where the shell begins to fill something in."""
+_REDIRECTION = re.compile(r"(?:\d*[<>]|(?P<before>[^'\"\\`<>&({]*)&?[<>])(?!\()")
+"""Of a command, maybe behind a word without a blank; `<(...)` is none."""
 _BACKTICKS = re.compile(r"(?<!\\)`([^`]*)`")
 _PORT = re.compile(r"(?:\w*_|MASTER|RDZV|HEAD)?PORT\d*")
 _QUOTED = re.compile(r"([A-Za-z_]\w*)(?:=(?:\"[^\"]*\"|'[^']*'|[^\s'\"])*)?(?:$|, )")
@@ -138,7 +142,7 @@ def convert(script: Script, found: Sequence[Found]) -> Converted:
     script = replace(script, request=_meant(script, found))
     words = _program(training)
     image = training.image
-    before = [f"APPTRAIN_IMAGE={_word(image)}"] if image and "://" not in image else []
+    before = [f"APPTRAIN_IMAGE={_word(_from_home(image))}"] if image and "://" not in image else []
     if binds := _binds(training):
         before.append(f"APPTRAIN_BIND={_word(binds)}")
     own_words = [_argument(word, is_filled=training.is_filled) for word in words]
@@ -177,10 +181,16 @@ def _word(text: str) -> str:
     return f'"{text}"' if "$" in text and not set(text) & set('"`\\') else shlex.quote(text)
 
 
+def _from_home(text: str) -> str:
+    """With the variable for the tilde, which no shell fills in between quotes."""
+    return f"$HOME{text[1:]}" if text.startswith("~/") else text
+
+
 def _argument(word: Word, *, is_filled: bool) -> str:
     """The same of a word of the script: what its shell leaves as it is stays so. `is_filled`: a shell around
     it fills in also what stands in single quotes."""
-    if not set(_read(word, is_filled=is_filled)) & set("$`"):
+    word = replace(word, raw=_from_home(word.raw))
+    if not _FILLS_IN.search(_read(word, is_filled=is_filled)):
         return shlex.quote(word.text)
     escaped = (
         f"\\{letter}" if letter in '"\\' or (is_kept and not is_filled and letter in "$`") else letter
@@ -203,11 +213,21 @@ def _program(one: Launch) -> list[Word]:
             words.pop(0)
     if one.agent and ("m" in one.agent_options or "module" in one.agent_options):
         words = [Word("-m", one.line), *words]
-    texts = [word.text for word in words]
-    cut = next(
-        (at for at, text in enumerate(texts) if text in (">", ">>", "2>", "2>&1", "&>", "|")), len(texts)
-    )
-    return [word for word in words[:cut] if not word.text.startswith((">", "2>", "&>"))]
+    return list(_without_redirections(words))
+
+
+def _without_redirections(words: Sequence[Word]) -> Iterator[Word]:
+    """And without their targets."""
+    rest = iter(words)
+    for word in rest:
+        found = _REDIRECTION.match(word.raw)
+        if found is None:
+            yield word
+            continue
+        if found["before"]:
+            yield replace(word, raw=found["before"])
+        if word.raw.endswith(("<", ">", "<&", ">&")):
+            next(rest, None)  # the target
 
 
 def _binds(one: Launch) -> str:
@@ -216,7 +236,7 @@ def _binds(one: Launch) -> str:
     for at, word in enumerate(words):
         name, equals, value = word.partition("=")
         if name in ("--bind", "-B"):
-            found += (value if equals else "".join(words[at + 1 : at + 2])).split(",")
+            found += (value if equals else _from_home("".join(words[at + 1 : at + 2]))).split(",")
     return "\n".join(found)
 
 
@@ -419,12 +439,12 @@ def _left(script: Script, training: Launch, variables: _Variables) -> Iterator[s
         else:
             how = f"export it where you submit; APPTRAIN_PASS={inner} for the ranks"
         yield f"line {word.line}: {inner}: {how}"
-    texts = [_read(word, is_filled=training.is_filled) for word in training.words]
+    texts = [_read(word, is_filled=training.is_filled) for word in _program(training)]
     names = {name for text in texts for name in _NAMED.findall(text)}
     inside = {one for one in names if one in variables.made_inside or _IN_JOB.fullmatch(one)}
     for name in sorted(inside):
         yield f"line {training.line}: {name} in the arguments: made inside the job: make it in your script"
-    if any(set(text) & set("$`") for text in texts) and not (inside and names == inside):
+    if any(map(_FILLS_IN.search, texts)) and not (inside and names == inside):
         yield f"line {training.line}: variables in the arguments are filled in where you submit"
     others = [one for one in script.trainings if one is not training]
     for one in others[:3]:

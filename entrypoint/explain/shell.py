@@ -56,8 +56,9 @@ class Word:
         raw = self.raw
         while at < len(raw):
             letter = raw[at]
-            if letter == "\\" and quote != "'" and at + 1 < len(raw):
-                yield ("\\\n" if raw[at + 1] == "\n" else raw[at + 1]), True
+            escaped = raw[at + 1 : at + 2] if letter == "\\" and quote != "'" else ""
+            if escaped and (not quote or escaped in '$`"\\\n'):
+                yield ("\\\n" if escaped == "\n" else escaped), True
                 at += 2
                 continue
             if letter in "'\"" and quote in ("", letter):

@@ -20,6 +20,10 @@ def converted(text: str) -> Converted:
     [
         ("torchrun --nnodes=1 t.py a\n", ["apptrain run -- t.py a"]),
         ("apptainer exec x.sif torchrun t.py\n", ["APPTRAIN_IMAGE=x.sif apptrain run --image -- t.py"]),
+        (
+            "apptainer exec -B ~/a:/a ~/x.sif torchrun t.py\n",
+            ['APPTRAIN_IMAGE="$HOME/x.sif" APPTRAIN_BIND="$HOME/a:/a" apptrain run --image -- t.py'],
+        ),
         ("apptainer exec docker://x torchrun t.py\n", ["apptrain run --image -- t.py"]),
         ("apptainer exec '/my images/x' torchrun t.py\n", ["APPTRAIN_IMAGE='/my images/x' apptrain run --image -- t.py"]),
         (
@@ -128,8 +132,13 @@ def test_a_whole_job_is_converted_and_its_secret_is_not_shown() -> None:
         ("python t.py >>log", "t.py"),
         ("python t.py 2>err a", "t.py a"),
         ("python t.py &> log", "t.py"),
-        ("python t.py 2> log b", "t.py"),
-        ("python t.py >> log b", "t.py"),
+        ("python t.py 2> log b", "t.py b"),
+        ("python t.py >> log b", "t.py b"),
+        ("python t.py >& log <in 2>> err a", "t.py a"),
+        ("python t.py &>> log a < in 1> log 2>&1", "t.py a"),
+        ("python t.py a>log 2.5&>log b <<< x", "t.py a 2.5 b"),
+        ("python t.py 2> >(tee '>&2') a '>' '|' '2>b' \\>c", "t.py a '>' '|' '2>b' '>c'"),
+        ("torchrun 2> err t.py a", "t.py a"),
         ("python t.py | tee log", "t.py"),
         ("python t.py 'a b' $X", "t.py 'a b' \"$X\""),
         ("python t.py '$X\"'", "t.py '$X\"'"),
@@ -221,12 +230,18 @@ def test_variables_in_the_arguments_are_filled_in_where_one_submits() -> None:
         ("$PWD/t.py --name 'a b'", ["/here/t.py", "--name", "a b"]),
         ("t.py 'a$PWD`b' \"a $PWD\"", ["t.py", "a$PWD`b", "a /here"]),
         ("t.py 'x-${PWD}.pt' \\$5 'a`id`b'", ["t.py", "x-${PWD}.pt", "$5", "a`id`b"]),
+        (
+            "~/t.py ~/'a b'-$PWD '~/c' \"~/d\" e~/f",
+            ["/home/me/t.py", "/home/me/a b-/here", "~/c", "~/d", "e~/f"],
+        ),
+        (r't.py "\d+" "\.tmp$" "C:\$PWD" "\"\\\$"', ["t.py", r"\d+", r"\.tmp$", r"C:$PWD", r'"\$']),
+        (r't.py "\d-$PWD"', ["t.py", r"\d-/here"]),
         ("t.py 'x-${PWD}'-$PWD\\`'\"\\'`pwd`", ["t.py", 'x-${PWD}-/here`"\\/there']),
     ],
 )
 def test_the_shell_fills_in_what_it_would_in_the_script(arguments: str, program: list[str]) -> None:
     made = converted(f"#PBS -l select=2:ngpus=4\npbsdsh -- torchrun {arguments}\n")
-    before = "PWD=/here; pwd() { echo /there; }; "
+    before = "HOME=/home/me; PWD=/here; pwd() { echo /there; }; "
     for script in (
         before + made.lines[0].partition(" qsub ")[0] + '; printf %s "$APPTRAIN_ARGS"',
         before + "printf '%q ' --" + made.lines[1].partition(" --")[2].partition(" --")[2],
@@ -271,6 +286,7 @@ def test_a_value_that_has_quotes_or_changes_is_left_to_its_variable(setting: str
         ("--now $(date)", [], True),
         ("--lr 1", [], False),
         ("--to 'x-${b}'", [], False),
+        ('--not "\\.tmp$" > $a', [], False),
     ],
 )
 def test_variables_in_the_arguments_that_only_a_job_has_are_told(

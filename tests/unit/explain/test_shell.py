@@ -36,6 +36,8 @@ def test_a_shell_script_is_cut_into_commands() -> None:
         (r"\'a\"", "'a\""),
         (r'"a\"b" c', 'a"b c'),
         (r"'a\b'\c", r"a\bc"),
+        (r'"\d\$\`\"\\\q"', r'\d$`"\\q'),
+        ('"a\\\nb"', "ab"),
         ("'a\\\nb'", "a\\\nb"),
         ("ab\\\ncd", "abcd"),
         (r"a\\b", r"a\b"),
