@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import BinaryIO
 
@@ -356,6 +356,8 @@ class Scan:
     """What was found, by file, entry, and whether the program went on."""
     _sizes: Counter[tuple[str, bool]] = field(default_factory=Counter)
     """How many of these are kept of all files."""
+    _is_tail: bool = False
+    """Whether the lines that are looked at are of the file's end."""
     _seen: set[bytes] = field(default_factory=set)
     _seen_bytes: int = 0
     _hot: set[bytes] = field(default_factory=set)
@@ -429,6 +431,7 @@ class Scan:
 
     def _small(self, block: bytes, begin: int, end: int, name: str, first: int, *, is_tail: bool) -> None:
         """Looks at the lines of a block between two places."""
+        self._is_tail = is_tail
         part = block[begin:end]
         shapes = self._shapes(part)
         if shapes:
@@ -496,8 +499,7 @@ class Scan:
         for kind, of_kind in (("error", OF_ERRORS), ("ours", OF_OURS), ("restart", OF_RESTARTS)):
             self._try(kind, words & of_kind, part, name, places, is_tail=is_tail)
         if any(end in part for end in _ENDINGS):
-            raised = {one for one in all_words if one.endswith(_ENDINGS)}
-            self._try("exception", raised, part, name, places, is_tail=is_tail)
+            self._try("exception", _raised(all_words), part, name, places, is_tail=is_tail)
         return places
 
     def _try(
@@ -560,6 +562,8 @@ class Scan:
         key = entry.id if entry else ("exception" if is_exception else "error")
         self.counts[key] += 1
         self.counts[f"{key} {name}"] += 1
+        if self.counts[f"{key} {name}"] > COUNTED and not self._is_tail:
+            return
         is_caught = _is_caught(body, before, behind, is_exception=ends_traceback)
         is_end = _is_last_word(body, before, behind, is_exception=ends_traceback)
         is_last = is_end and not is_ignored and not is_caught
@@ -677,6 +681,11 @@ class Scan:
             for place, pattern in enumerate((*entry.all, *entry.then)):
                 if pattern.is_in(line, body):
                     self.helped[entry.id, place] = order
+
+
+def _raised(words: Sequence[bytes]) -> Iterator[bytes]:
+    """Those that end as the names of exceptions do, each once; found when the first one is asked for."""
+    yield from {one for one in words if one.endswith(_ENDINGS)}
 
 
 def _order(one: Evidence) -> tuple[int, int]:
