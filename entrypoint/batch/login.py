@@ -39,9 +39,9 @@ class Wish:
     options: tuple[str, ...] = ()
     """Further words of sbatch or qsub, which win over ours."""
     given: tuple[str, ...] = ()
-    """Those of the profile that leave their place to what the user has typed."""
+    """Those of the profile, without what the user's own replace."""
     said: tuple[str, ...] = ()
-    """A line for each of the others."""
+    """A line for each that was replaced."""
     typed: frozenset[str] = frozenset()
     """Which of `nodes`, `gpus`, `partition`, `account` and `time` the user has given."""
     arguments: tuple[str, ...] = ()

@@ -106,9 +106,7 @@ def merged(
     for option in users:
         before = [each for each in kept if replaces(option, each)]
         kept = [each for each in kept if each not in before]
-        others = [str(each) for each in before if (each.name, each.value) != (option.name, option.value)]
-        if others:
-            said.append(f"{option} in place of {', '.join(others)}")
+        said += _in_place_of(before, option)
         kept.append(option)
     return kept, said
 
@@ -123,10 +121,14 @@ def without_rivals(
     for option in typed:
         rivals = [each for each in given if replaces(each, option)]
         left = [each for each in left if each not in rivals]
-        others = [str(each) for each in rivals if (each.name, each.value) != (option.name, option.value)]
-        if others:
-            said.append(f"{option} in place of {', '.join(others)}")
+        said += _in_place_of(rivals, option)
     return left, said
+
+
+def _in_place_of(replaced: Sequence[NativeOption], option: NativeOption) -> list[str]:
+    """A line, if some of those that the option has replaced say otherwise; else none."""
+    others = [str(each) for each in replaced if (each.name, each.value) != (option.name, option.value)]
+    return [f"{option} in place of {', '.join(others)}"] if others else []
 
 
 def words(options: Sequence[NativeOption]) -> list[str]:
