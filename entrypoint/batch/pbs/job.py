@@ -127,7 +127,8 @@ def _mpiexec(starter: str, hosts: Sequence[str], facts: Facts) -> list[str]:
         return [*words, "--host", listed, "--map-by", "ppr:1:node", "--bind-to", "none"]
     if re.search(r"HYDRA|MPICH|Intel\(R\) MPI", says):
         return [*words, "-ppn", "1", "-hosts", listed]
-    if re.search("PALS", says, re.IGNORECASE):
+    # PALS may leave out its name: `mpiexec version 1.8.0 revision ...`.
+    if re.search(r"\bPALS\b|^mpiexec version \d", says, re.IGNORECASE | re.MULTILINE):
         return [*words, "--ppn", "1", "--hosts", listed, "--cpu-bind", "none"]
     raise BadInput(
         "mpiexec-unknown",

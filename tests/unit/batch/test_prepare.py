@@ -1157,6 +1157,10 @@ def test_a_dry_run_of_pbs_shows_each_hosts_plan(host: Host) -> None:
         ),
         ("HYDRA build details:\n    Version: 4.2.1", ["-n", "2", "-ppn", "1", "-hosts", "n1,n2"]),
         ("Intel(R) MPI Library for Linux* OS, Version 2021.11", ["-n", "2", "-ppn", "1", "-hosts", "n1,n2"]),
+        (
+            "a module says hello\nmpiexec version 1.8.0 revision 0",
+            ["-n", "2", "--ppn", "1", "--hosts", "n1,n2", "--cpu-bind", "none"],
+        ),
         ("PALS 1.4.0", ["-n", "2", "--ppn", "1", "--hosts", "n1,n2", "--cpu-bind", "none"]),
     ],
 )

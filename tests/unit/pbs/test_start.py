@@ -224,11 +224,17 @@ def test_a_dry_run_prints_the_launch_lines_and_every_plan_and_starts_nothing(sit
         assert f"--node-rank={host} " in plan[-1]
 
 
+@pytest.mark.parametrize(
+    ("says", "words"),
+    [
+        ("HYDRA build details:\n    Version: 4.2.1", "-n 2 -ppn 1 -hosts pbsn1,pbsn2"),
+        ("mpiexec version 1.8.0 revision 0", "-n 2 --ppn 1 --hosts pbsn1,pbsn2 --cpu-bind none"),
+    ],
+)
 def test_an_mpiexec_is_asked_for_one_task_on_each_host_in_its_own_words(
-    site: Site, login: Callable[[str], None]
+    site: Site, login: Callable[[str], None], says: str, words: str
 ) -> None:
-    login(mpiexec(site.folder, "HYDRA build details:\n    Version: 4.2.1"))
-    words = "-n 2 -ppn 1 -hosts pbsn1,pbsn2"
+    login(mpiexec(site.folder, says))
     status, lines = site.ran(APPTRAIN_DRY_RUN="1", APPTRAIN_START="mpiexec")
     assert status == "0"
     (line,) = [line for line in lines if line.startswith("mpiexec")]
