@@ -15,7 +15,7 @@ from typing import Final
 from entrypoint.batch import login, native, secrets
 from entrypoint.batch.login import JobRequest, JobStatus, Submission, Wish, pairs, run, share
 from entrypoint.batch.native import NativeOption
-from entrypoint.batch.slurm.options import GROUPS, TABLE, group, kind, replaces
+from entrypoint.batch.slurm.options import GROUPS, TABLE, group, joined, kind, replaces
 from entrypoint.core.errors import BadInput, of_signal
 from entrypoint.plan.profile import NONE, Profile
 
@@ -82,7 +82,7 @@ def _asked(profile: Profile, wish: Wish) -> tuple[list[NativeOption], list[str]]
     ours, _ = native.merged(own, given, replaces)
     users = native.read_all(wish.options, TABLE)
     asked, said = native.merged(ours, users, replaces)
-    return asked, [*wish.said, *said, *_against(profile, users)]
+    return joined(asked), [*wish.said, *said, *_against(profile, users)]
 
 
 def _against(profile: Profile, users: Sequence[NativeOption]) -> list[str]:

@@ -5,6 +5,7 @@ releases, and of a site's plugins, go through `--options`. Runs with Python 3.9.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from entrypoint.batch.native import NativeOption, OptionTable
@@ -54,6 +55,8 @@ GROUPS: Final = (
     ("--exclusive", "--oversubscribe"),
 )
 """Options that ask for the same in several ways, of which sbatch takes one. The first is the job script's."""
+LISTS: Final = ("--gres", "--tres-per-task")
+"""Options whose value is a list. sbatch takes the last one alone, whatever the others ask for."""
 
 
 def replaces(new: NativeOption, old: NativeOption) -> bool:
@@ -69,6 +72,20 @@ def group(option: NativeOption) -> tuple[str, ...]:
 
 def kind(option: NativeOption) -> str:
     """Its name, and of generic resources whether they are GPUs."""
-    if option.name in ("--gres", "--tres-per-task") and re.search(r"\bgpu\b", option.value):
+    if option.name in LISTS and re.search(r"\bgpu\b", option.value):
         return f"{option.name} gpu"
     return option.name
+
+
+def joined(options: Sequence[NativeOption]) -> list[NativeOption]:
+    """With one option of each of `LISTS`, where the first stood."""
+    found: list[NativeOption] = []
+    for option in options:
+        names = [each.name for each in found]
+        if option.name not in LISTS or option.name not in names:
+            found.append(option)
+            continue
+        at = names.index(option.name)
+        value = f"{found[at].value},{option.value}"
+        found[at] = NativeOption(option.name, value, (f"{option.name}={value}",))
+    return found

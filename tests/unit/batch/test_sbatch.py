@@ -147,6 +147,21 @@ def test_an_option_gives_way_to_the_same_and_to_what_asks_in_another_way(
     assert not options.replaces(NativeOption("", "", ("x",)), NativeOption("", "", ("x",)))
 
 
+@pytest.mark.parametrize(
+    ("given", "joined"),
+    [
+        ("--gres=gpu:4 --mem=1 --gres nvme:1", "--gres=gpu:4,nvme:1 --mem=1"),
+        ("--gres=gpu:4 --tres-per-task=a:1 --gres=x:1,y:1 --tres-per-task=b:1", "--gres=gpu:4,x:1,y:1 --tres-per-task=a:1,b:1"),
+        ("--gres nvme:1 --qos=a --array=1", "--gres nvme:1 --qos=a --array=1"),
+        ("-l a -l b", "-l a -l b"),
+    ],
+)  # fmt: skip
+def test_of_a_list_there_is_one_option_with_all_that_is_asked_for(given: str, joined: str) -> None:
+    """sbatch takes the last one alone."""
+    found = options.joined(native.read_all(given.split(), options.TABLE))
+    assert native.words(found) == joined.split()
+
+
 def request(*words: str) -> JobRequest:
     return JobRequest(
         profile=site(), nodes=2, gpus=4, cpus=8, time="1", warns=9, words=words, arguments=(), image=Path("i")

@@ -118,6 +118,25 @@ def test_what_asks_for_gpus_or_memory_in_another_way_leaves_none_of_ours(site: S
         assert line[-1].startswith("--wrap=exec bash ")  # without the script's own lines
 
 
+GRES = 'scheduler: slurm\nnodes: {gpus: 4}\nrequest: {gpus: "--gres=gpu:{gpus}", options: [%s]}\n'
+
+
+@pytest.mark.parametrize(
+    ("options", "typed", "gres"),
+    [
+        ("", "--gres=tmpfs:100G", "gpu:4,tmpfs:100G"),
+        ("--gres=nvme:1", "", "gpu:4,nvme:1"),
+        ("--gres=nvme:1", "--gres=gpu:2", "nvme:1,gpu:2"),
+        ("--gres=nvme:1", "--gres=nvme:2", "gpu:4,nvme:2"),
+    ],
+)
+def test_generic_resources_beside_gpus_are_asked_for_in_the_one_option_that_counts(
+    site: Site, options: str, typed: str, gres: str
+) -> None:
+    site.write(GRES % options)
+    assert [word for word in site.submit(*typed.split()) if "gres" in word] == [f"--gres={gres}"]
+
+
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
