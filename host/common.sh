@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2034 # what sources it uses REFUSED, seconds and status
 # What the scripts of the host have in common: the status of a refusal, a clock, an outcome in an
 # entrypoint's place, a child that gets its parent's signals, the wait for one. Sourced by
-# host/job.sh, containers/run.sh, slurm/survivor.sh, pbs/task.sh and pbs/keep.sh.
+# host/job.sh, host/stage.sh, containers/run.sh, slurm/survivor.sh, pbs/task.sh and pbs/keep.sh.
 # Sets: REFUSED      the status of bad input,
 #       UNAVAILABLE  and the one that another attempt may follow; what others mean, the image knows
 #       log          name_log
@@ -16,6 +16,9 @@ readonly UNAVAILABLE=69
 # With this a site ends idle shells. It would end each `read` too, also one that waits for as
 # long as a task runs.
 unset TMOUT 2>/dev/null || true
+# A user's file of BASH_ENV, or SHELLOPTS, may have set noclobber and noglob. Ours write some files
+# twice, and find others by a pattern.
+set +Cf
 
 # Prints a message on stderr, in one line. All of ours begin with `apptrain: `, whoever started what
 # says it; one that a node of a job says goes on with the node.

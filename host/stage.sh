@@ -20,6 +20,8 @@
 # Sets:  staged   the directory, for host/staged.sh
 set -uo pipefail
 here=$(dirname -- "$(readlink -f -- "${BASH_SOURCE[0]}")")
+# shellcheck source=host/common.sh
+source "$here/common.sh"
 # shellcheck source=host/staged.sh
 source "$here/staged.sh"
 readonly STALE=2700   # s since its last use after which a copy that nobody holds is removed; while

@@ -88,6 +88,13 @@ def test_a_signal_before_the_start_ends_it(node: Node) -> None:
     assert (process.returncode, err, node.calls(), node.left()) == (143, "", [], [])
 
 
+def test_a_user_whose_shell_overwrites_nothing_has_the_same_run(node: Node) -> None:
+    options = node.path / "of shells"
+    options.write_text("set -o noclobber\n")
+    ended = node.run("echo", "hi", BASH_ENV=str(options))
+    assert (ended.returncode, ended.stdout, ended.stderr, node.left()) == (0, "hi\n", "", [])
+
+
 def test_standard_input_reaches_the_command(node: Node) -> None:
     assert node.call([node.image, "cat"], text="line\n").stdout == "line\n"
 

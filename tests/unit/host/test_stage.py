@@ -27,11 +27,14 @@ def disk(tmp_path: Path) -> Path:
     return path
 
 
-def stage(what: str, folder: Path, *words: str, script: Path = STAGE, path: str = "") -> str:
+def stage(
+    what: str, folder: Path, *words: str, script: Path = STAGE, path: str = "", shellopts: str = ""
+) -> str:
     """What it answers for node 3, which Slurm calls a, without that number."""
+    env = {"PATH": f"{path}:{os.environ['PATH']}" if path else os.environ["PATH"], "SLURMD_NODENAME": "a"}
     ended = subprocess.run(
         ["bash", script, what, "3", folder, *words],
-        env={"PATH": f"{path}:{os.environ['PATH']}" if path else os.environ["PATH"], "SLURMD_NODENAME": "a"},
+        env={**env, "SHELLOPTS": shellopts},
         capture_output=True,
         text=True,
         timeout=60,
@@ -67,6 +70,11 @@ def test_a_copy_of_an_earlier_attempt_is_not_made_again(disk: Path, digest: bool
     sha256 = hashlib.sha256(image.read_bytes()).hexdigest() if digest else ""
     assert check(disk / KEY, sha256) == "have"
     assert look(disk / KEY, sha256=sha256) == "have"
+
+
+def test_a_second_attempt_of_a_user_whose_shell_overwrites_nothing_finds_room_too(disk: Path) -> None:
+    for _ in range(2):
+        assert stage("look", disk / KEY, BYTES, IMAGE_ID, *ROOM, shellopts="noclobber:noglob") == "room"
 
 
 @pytest.mark.parametrize("checked", [False, True])
@@ -194,7 +202,7 @@ def test_an_image_that_takes_little_of_the_memory_may_lie_there(disk: Path, tmp_
 
 def shortened(tmp_path: Path) -> Path:
     """stage.sh, for which everything that nobody holds is old."""
-    for name in ("stage.sh", "staged.sh"):
+    for name in ("stage.sh", "staged.sh", "common.sh"):
         (tmp_path / name).write_bytes((STAGE.parent / name).read_bytes())
     shorten(tmp_path / "stage.sh", STALE=-1)
     return tmp_path / "stage.sh"

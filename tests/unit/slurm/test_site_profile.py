@@ -38,6 +38,18 @@ def test_the_profile_is_the_one_that_knows_the_clusters_name(cluster: Cluster) -
     assert f"profile {file}," in ended.stdout
 
 
+def test_the_profile_and_what_follows_are_found_for_a_user_whose_shell_expands_and_overwrites_nothing(
+    cluster: Cluster,
+) -> None:
+    file = add_profile(cluster, "here", LAB)
+    options = cluster.folder / "of shells"
+    options.write_text("set -o noclobber -o noglob\n")
+    saved = {"0": {"status": 75}, "1": {"status": 75}}
+    ended = cluster.run(tasks=saved, BASH_ENV=str(options))
+    assert (cluster.handed("APPTRAIN_PROFILE"), cluster.scontrol()[-1]) == (str(file), "requeue 7")
+    assert ended.returncode == 75
+
+
 def test_an_option_wins_over_a_variable_and_that_over_the_clusters_name(cluster: Cluster) -> None:
     for name, text in (("here", LAB), ("mine", "scheduler: slurm"), ("other", "scheduler: slurm")):
         add_profile(cluster, name, text)
