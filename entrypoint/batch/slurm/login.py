@@ -137,7 +137,7 @@ def _own(profile: Profile, wish: Wish) -> list[tuple[str, str]]:
     if gpus and not nodes_only:
         words.append(("gpus", login.gpus_word(profile, gpus)))
     if cpus and not nodes_only and not profile.request.cpus:
-        words.append(("", f"--cpus-per-task={cpus}"))
+        words.append(("", f"--cpus-per-task={max(1, cpus // _tasks(wish))}"))
     if not nodes_only:
         words += (("", word) for word in _memory(profile, gpus))
     if wish.time:
@@ -145,6 +145,13 @@ def _own(profile: Profile, wish: Wish) -> list[tuple[str, str]]:
     if profile.request.stop_before:
         words.append(("", f"--signal=B:USR2@{profile.request.stop_before}"))
     return words
+
+
+def _tasks(wish: Wish) -> int:
+    """Those of a node, which share its CPUs."""
+    options = native.read_all([*wish.given, *wish.options], TABLE)
+    counts = [option.value for option in options if option.name == "--ntasks-per-node"]
+    return max(1, int(counts[-1])) if counts and counts[-1].isdecimal() else 1
 
 
 def _memory(profile: Profile, gpus: int) -> list[str]:

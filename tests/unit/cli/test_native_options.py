@@ -118,6 +118,21 @@ def test_what_asks_for_gpus_or_memory_in_another_way_leaves_none_of_ours(site: S
         assert line[-1].startswith("--wrap=exec bash ")  # without the script's own lines
 
 
+@pytest.mark.parametrize(
+    ("typed", "cpus"),
+    [
+        ("--ntasks-per-node 4", "--cpus-per-task=16"),
+        ("--gpus-per-node 2 --ntasks-per-node=2", "--cpus-per-task=16"),
+        ("--ntasks-per-node=4 -c 8", "-c 8"),
+    ],
+)
+def test_tasks_of_a_node_share_its_cpus(site: Site, typed: str, cpus: str) -> None:
+    """sbatch never grants more than a node has."""
+    words, _ = words_and_said(site, SLURM.replace(", whole: true", ""), typed)
+    assert cpus in " ".join(words)
+    assert "--cpus-per-task=64" not in words
+
+
 GRES = 'scheduler: slurm\nnodes: {gpus: 4}\nrequest: {gpus: "--gres=gpu:{gpus}", options: [%s]}\n'
 
 
