@@ -33,7 +33,9 @@ def needed(profile: Profile, name: str, env: Mapping[str, str], cwd: Path) -> di
     values = {key: value for key, value in env.items() if key.startswith("APPTRAIN_")}
     if profile.request.stop_before:
         values.setdefault("APPTRAIN_STOP_BEFORE", str(profile.request.stop_before))
-    for text in (profile.scratch, profile.container.program, *profile.container.binds):
+    container = profile.container
+    paths = (*container.module_paths, container.program, *container.binds)
+    for text in (profile.scratch, profile.stage.to, *paths):
         named = {match[1] or match[2] for match in VARIABLE.finditer(text)}
         values.update({key: env[key] for key in named if key in env and key not in EVERYWHERE})
     values.update(asked_for(env))

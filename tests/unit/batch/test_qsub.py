@@ -1,5 +1,6 @@
 """What qsub is asked for, what a job of PBS is told by it, and how qstat tells of one."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +12,13 @@ from entrypoint.batch.login import JobRequest, Wish
 from entrypoint.batch.native import NativeOption
 from entrypoint.batch.pbs import login, options, qstat, qsub_environment
 from entrypoint.core.errors import BadInput
-from entrypoint.plan.profile import Container, Nodes, Profile, Request
+from entrypoint.plan.profile import Container, Nodes, Profile, Request, Stage
 
 NODES = Nodes(gpus=4, cpus=48, memory_gib=400)
 
 
-def site(
-    nodes: Nodes = NODES, scratch: str = "", binds: tuple[str, ...] = (), program: str = "", **request: Any
-) -> Profile:
-    container = Container(binds=binds, program=program)
-    return Profile(
-        scheduler="pbs", nodes=nodes, request=Request(**request), scratch=scratch, container=container
-    )
+def site(nodes: Nodes = NODES, **request: Any) -> Profile:
+    return Profile(scheduler="pbs", nodes=nodes, request=Request(**request))
 
 
 # --- variables ----------------------------------------------------------------------------------------------
@@ -31,17 +27,19 @@ def site(
 def test_a_job_is_told_our_variables_what_the_profile_names_and_what_is_asked_for(tmp_path: Path) -> None:
     env = {
         "APPTRAIN_DEVICE": "cpu", "APPTRAIN_PASS": "MINE W_*", "MINE": "1", "W_A": "2", "W_TOKEN": "hush", "OTHER": "x",
-        "SCRATCH": "/s", "HOME": "/h", "USER": "u", "DATA": "/d",
+        "SCRATCH": "/s", "HOME": "/h", "USER": "u", "DATA": "/d", "SW": "/w", "FAST": "/f",
     }  # fmt: skip
-    profile = site(
+    profile = replace(
+        site(stop_before=60),
         scratch="${SCRATCH}/$USER",
-        binds=("$DATA:/data", "$NOT_SET"),
-        program="$HOME/bin/apptainer",
-        stop_before=60,
+        container=Container(
+            module_paths=("$SW/modules",), binds=("$DATA:/data", "$NOT_SET"), program="$HOME/bin/apptainer"
+        ),
+        stage=Stage(to="$FAST"),
     )
     told = qsub_environment.needed(profile, "lab", env, tmp_path)
     assert told == {
-        "APPTRAIN_DEVICE": "cpu", "APPTRAIN_PASS": "MINE W_*", "MINE": "1", "W_A": "2", "SCRATCH": "/s", "DATA": "/d",
+        "APPTRAIN_DEVICE": "cpu", "APPTRAIN_PASS": "MINE W_*", "MINE": "1", "W_A": "2", "SCRATCH": "/s", "DATA": "/d", "SW": "/w", "FAST": "/f",
         "APPTRAIN_STOP_BEFORE": "60", "APPTRAIN_PROFILE": "lab", "APPTRAIN_HOME": str(any_login.CHECKOUT),
     }  # fmt: skip
     own = qsub_environment.needed(

@@ -290,11 +290,13 @@ def test_a_profile_of_ones_own_is_named_by_its_path(site: Site) -> None:
 
 
 def test_a_job_of_pbs_is_told_the_variables_that_its_profile_and_its_user_name(site: Site) -> None:
-    site.write(PBS)
-    line = site.submit(WORK="/w", DATA="/d", USER="alice", APPTRAIN_IMAGE="/i.sif", OTHER="x")
-    assert line[-3:-1] == [
-        "-v",
-        "APPTRAIN_IMAGE=/i.sif,APPTRAIN_PROFILE=lab,APPTRAIN_STOP_BEFORE=600,DATA=/d,WORK=/w",
+    site.write(PBS.replace("{binds", "{module_paths: [$SW/modules], binds") + "stage: {to: $FAST}\n")
+    paths: dict[str, Any] = {"WORK": "/w", "DATA": "/d", "SW": "/s", "FAST": "/f"}
+    line = site.submit(**paths, USER="alice", APPTRAIN_IMAGE="/i.sif", OTHER="x")
+    assert line[-3] == "-v"
+    assert line[-2].split(",") == [
+        *("APPTRAIN_IMAGE=/i.sif", "APPTRAIN_PROFILE=lab", "APPTRAIN_STOP_BEFORE=600"),
+        *("DATA=/d", "FAST=/f", "SW=/s", "WORK=/w"),
     ]
 
 
