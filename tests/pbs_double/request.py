@@ -61,8 +61,12 @@ def read(resources: Mapping[str, str], *, split: int = 0) -> Request:
     given = dict(resources)
     walltime = {"walltime": clock(given.pop("walltime"))} if "walltime" in given else {}
     nodes = given.pop("nodes", None)
-    if nodes or "select" in given or "place" in given:
-        select, place = given.pop("select", "1:ncpus=1"), given.pop("place", "free")
+    if nodes and ("select" in given or "place" in given):
+        raise Refused("Cannot be used with select or place: nodes")
+    if "place" in given and "select" not in given:
+        raise Refused('Cannot have "place" without "select"')
+    if nodes or "select" in given:
+        select, place = given.pop("select", ""), given.pop("place", "free")
         for name in given:
             raise Refused(f'"-lresource=" cannot be used with "select" or "place", resource is: {name}')
         if nodes:

@@ -37,8 +37,8 @@ def submission(profile: Profile, name: str, wish: Wish, env: Mapping[str, str], 
     users = [option for option in asked if option.name == "-v"]
     asked = [option for option in asked if option not in users]
     directives = []
-    if profile.request.form == "totals":
-        # Where -l ncpus= stands on the command line, qsub refuses a select in the script.
+    if not _select(asked):
+        # qsub refuses the select and place of the script beside -l nodes= or -l ncpus=.
         lines = native.read_all(login.directives(script, "#PBS ", "-l"), TABLE)
         lines = [line for line in lines if not any(replaces(option, line) for option in asked)]
         directives = ["-C", "", *native.words(lines)]
@@ -63,16 +63,21 @@ def _asked(profile: Profile, wish: Wish) -> tuple[list[NativeOption], list[str]]
     own, given, users = (_read(words) for words in (_words(profile, wish), wish.given, wish.options))
     ours, _ = native.merged(own, given, replaces)
     asked, said = native.merged(ours, users, replaces)
-    resources = [option for option in asked if option.name == "-l"]
-    whole = next((str(option) for option in resources if option.value.startswith("select=")), "")
-    for option in resources if whole else ():
-        if option.value.partition("=")[0] in QSUB_SIZES[2:]:
+    whole = _select(asked)
+    for option in asked if whole else ():
+        if option.name == "-l" and option.value.partition("=")[0] in QSUB_SIZES[2:]:
             raise BadInput(
                 "qsub-size-beside-select",
                 f"{option}: qsub refuses it beside {whole}: say what each node has in that: "
                 f"-l select=N:{option.value}",
             )
     return asked, [*wish.said, *said]
+
+
+def _select(asked: Sequence[NativeOption]) -> str:
+    """What says how many chunks there are; empty: nothing does."""
+    selects = [str(each) for each in asked if each.name == "-l" and each.value.startswith("select=")]
+    return selects[0] if selects else ""
 
 
 def given(profile: Profile, wish: Wish) -> tuple[list[str], list[str]]:

@@ -196,7 +196,8 @@ def test_each_of_slurms_forms_of_a_time_is_taken_and_pbs_gets_its_own(
         (SELECT, "-lwalltime=600,jobfs=1gb", [*CHUNKS[:4], *CHUNKS[6:], *SCRATCH, "-l", "walltime=600", "-l", "jobfs=1gb"], ["-l walltime=600 in place of -l walltime=02:00:00"]),
         (SELECT, "-l select=3:ncpus=4", [*CHUNKS[2:], *SCRATCH, "-l", "select=3:ncpus=4"], ["-l select=3:ncpus=4 in place of -l select=2:ncpus=48:ngpus=4"]),
         (TOTALS, "-l mem=9gb -N x", ["-C", "", "-j", "oe", "-S", "/bin/bash", "-l", "ncpus=96", "-l", "ngpus=8", *CHUNKS[4:], *SCRATCH, "-l", "mem=9gb", "-N", "x"], []),
-        (TOTALS, "-l select=3:ncpus=4", ["-C", "", "-N", "apptrain", "-j", "oe", "-S", "/bin/bash", *CHUNKS[4:], *SCRATCH, "-l", "select=3:ncpus=4"], ["-l select=3:ncpus=4 in place of -l ncpus=96, -l ngpus=8"]),
+        (SELECT, "-l nodes=4:ppn=2", ["-C", "", "-N", "apptrain", "-j", "oe", "-S", "/bin/bash", *CHUNKS[4:], *SCRATCH, "-l", "nodes=4:ppn=2"], ["-l nodes=4:ppn=2 in place of -l select=2:ncpus=48:ngpus=4, -l place=scatter"]),
+        (TOTALS, "-l select=3:ncpus=4", [*CHUNKS[4:], *SCRATCH, "-l", "select=3:ncpus=4"], ["-l select=3:ncpus=4 in place of -l ncpus=96, -l ngpus=8"]),
     ],
 )  # fmt: skip
 def test_options_of_qsub_go_through_and_win(

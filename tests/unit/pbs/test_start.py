@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 
+from entrypoint.batch.login import Wish
 from entrypoint.batch.pbs import login
 from entrypoint.cli import follow
 from entrypoint.cli import profiles as render
+from entrypoint.plan.profile import Profile
 from tests.pbs_double import local
 from tests.unit.pbs.site import HOSTS, Site, What, busy, mpiexec, ours, processes_gone, quoted
 
@@ -70,6 +72,17 @@ def test_where_a_hook_splits_a_request_for_all_nodes_each_gets_its_task(tmp_path
         script = site.sed("/^#PBS -l select/d; /^#PBS -l place/d")
         assert site.ran("-l", "ncpus=16", "-l", "ngpus=4", script=script)[0] == "0"
         assert [site.seen(host)["env"]["APPTRAIN_NGPUS"] for host in (0, 1)] == ["2", "2"]
+
+
+def test_nodes_that_a_user_asks_for_in_the_old_way_are_submitted_without_the_scripts_select(
+    site: Site,
+) -> None:
+    wish = Wish(nodes=3, options=("-l", "nodes=2:ppn=2"))
+    line = login.submission(Profile(scheduler="pbs"), "lab", wish, {}, site.submit_dir).words
+    words = line[1 : line.index("-v")]
+    assert (site.ran(*words)[0], site.hosts_seen()) == ("0", [0, 1])
+    beside = site.pbs.run("qsub", *words[-2:], str(site.script), cwd=site.submit_dir, env={})
+    assert beside.stderr == "qsub: Cannot be used with select or place: nodes\n"
 
 
 def test_a_task_has_the_environment_of_the_script_and_pbs_own_of_its_host(site: Site) -> None:
