@@ -120,14 +120,19 @@ profile_file() {
     printf '%s' "$file"
 }
 
-# Sets `profile` as the last --profile of these words says.
+# Sets `profile` as the last --profile of these words says. What follows a script is the script's
+# own, also where -- was forgotten, which the image refuses.
 find_option() {
+    local before=''
     while (($#)); do
         case $1 in
             --) return ;;
             --profile) profile=${2:-$profile} ;;
             --profile=?*) profile=${1#*=} ;;
+            -*) ;;
+            *.py) [[ $before == -* && $before != *=* ]] || return 0 ;; # else an option's value
         esac
+        before=$1
         shift
     done
 }

@@ -73,7 +73,9 @@ def test_a_variable_of_the_environment_is_not_taken_for_what_a_job_sets() -> Non
     ("words", "profile"),
     [
         (["--profile", "a", "--profile=b", "--", "--profile", "c"], "b"),
-        (["--profile=a", "x.py", "--profile", "b"], "b"),
+        (["--profile=a", "x.py", "--profile", "b"], "a"),
+        (["--device", "cpu", "x.py", "--profile=b"], "before"),
+        (["--bind", "x.py:y.py", "--bind=x.py", "--profile", "b", "--", "x.py"], "b"),
         (["--profile"], "before"),
         (["--profile=", "--profiles", "c"], "before"),
     ],
@@ -104,7 +106,11 @@ def test_the_profile_of_apptrain_args_wins_over_that_of_the_environment(
 
 @pytest.mark.parametrize(
     ("content", "profile"),
-    [(b"--profile\0a b.yaml\0x.py\0", "a b.yaml"), (b"x.py\0--profile\0c\0", "c"), (None, "of-args")],
+    [
+        (b"--profile\0a b.yaml\0x.py\0", "a b.yaml"),
+        (b"--profile\0c\0x.py\0--profile\0d\0", "c"),
+        (None, "of-args"),
+    ],
 )
 def test_words_of_a_file_are_taken_whole_and_in_place_of_apptrain_args(
     content: bytes | None, profile: str, tmp_path: Path

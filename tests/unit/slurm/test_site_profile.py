@@ -185,6 +185,11 @@ def test_an_unknown_profile_is_refused(cluster: Cluster) -> None:
     )
 
 
+def test_a_script_without_the_two_dashes_is_told_whatever_options_it_has(cluster: Cluster) -> None:
+    said = cluster.refused("--device", "cpu", "train.py", "--profile", "x")
+    assert said.startswith("unrecognized arguments: train.py (CMD comes behind --)")
+
+
 def test_a_profile_without_its_host_file_or_with_an_older_one_is_refused(cluster: Cluster) -> None:
     file = add_profile(cluster, "here", LAB)
     host = file.with_suffix(".host")
