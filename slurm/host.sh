@@ -6,12 +6,14 @@
 #                              it was not asked yet
 # Sets:  scheduler, is_batch   as host/job.sh has them
 #        broadcasts            how often sbcast was started
-#        cluster, facts        describe_job
+#        cluster, facts        describe_job, ask_site
+#        of_node               describe_job: an open file, for what Slurm says of this node
 #        runs_in               batch, shell (of salloc or a login node) or step
 # shellcheck source=slurm/name.sh
 source "$APPTRAIN_HOME/slurm/name.sh"
 scheduler=slurm
 broadcasts=0
+of_node=''
 readonly ASKED=120 # s for Slurm to do what it is asked
 
 # Where this script runs: slurmstepd names the batch script and the tasks of steps differently.
@@ -39,6 +41,10 @@ describe_job() {
             "or salloc and then bash slurm/multinode.sbatch"
     cluster=${SLURM_CLUSTER_NAME:-}
     facts=("runs_in=$runs_in")
+    # Only a batch script is sure to be on the job's first node.
+    if [[ -n $is_batch && -n ${SLURMD_NODENAME:-} ]]; then
+        exec {of_node}< <(told_of_this_node)
+    fi
     if [[ -n $is_batch$array || ${SLURM_RESTART_COUNT:-0} != 0 ]]; then
         told=${described:-}
         if [[ -z $told || -n $array ]]; then
@@ -50,9 +56,16 @@ describe_job() {
     if [[ -n $array && $told == *' JobName='* && $told != *' ArrayTaskId='* ]]; then
         unset "${!SLURM_ARRAY_@}"
     fi
-    # Only a batch script is sure to be on the job's first node.
-    if [[ -n $is_batch && -n ${SLURMD_NODENAME:-} ]]; then
-        facts+=("first_node=$(told_of_this_node)")
+}
+
+# Waits for the answer that describe_job has asked for.
+ask_site() {
+    local told=''
+    if [[ -n $of_node ]]; then
+        IFS= read -r -d '' told <&"$of_node" || true
+        exec {of_node}<&-
+        of_node=''
+        facts+=("first_node=${told%$'\n'}")
     fi
 }
 

@@ -57,7 +57,7 @@ def test_what_slurm_says_of_a_job_is_asked_if_it_may_have_run_before(
         told_of_job() { echo job; }
         told_of_this_node() { echo "node $SLURMD_NODENAME"; }
         is_batch=$2
-        describe_job
+        describe_job; ask_site
         printf '%s\\n' "$cluster" "${facts[@]}"
         """
     env = {"SLURM_CLUSTER_NAME": "lab", "SLURMD_NODENAME": "n3"}
