@@ -19,6 +19,8 @@
 #        --cpu             no GPU is expected
 #        --all-of-host     show every top-level directory of the host that the image lacks
 #        --quiet           say nothing but why it cannot run
+#        --tell FILE       leave there what Apptainer says of itself (host/image.sh)
+#        --known LINE      what it has said so, also on another node
 #        --help            print this, and nothing else
 # Reads: APPTRAIN_APPTAINER   the program (else apptainer, else singularity, from PATH)
 #        APPTRAIN_BIND        further paths to show inside, SRC[:DST[:ro]], one a line
@@ -33,7 +35,7 @@
 #        checkout, SHARED
 #        node, node_rank, local_rank   main: as the scheduler numbers them; empty if none does
 #        show_only, staged, staged_bytes, staged_id, outcome, venv, script, device, all_of_host,
-#        binds, passes   read_options
+#        binds, passes, known, tell   read_options
 #        tmp_mb, shm_mb   read_rooms: MB that are to be free in `tmp`, and in /dev/shm
 #        options, obeys_binds, wrappers   read_options
 #        tmp           make_tmp: the run's own directory on the node's disk
@@ -145,6 +147,8 @@ read_options() {
     device=''
     all_of_host=''
     quiet=''
+    known=''
+    tell=''
     binds=()
     passes=()
     options=()
@@ -183,7 +187,7 @@ read_options() {
                 staged_id=${4-}
                 shift $(($# > 3 ? 3 : $# - 1))
                 ;;
-            --venv | --script | --outcome)
+            --venv | --script | --outcome | --known | --tell)
                 printf -v "${1#--}" %s "${2-}"
                 shift
                 ;;

@@ -5,8 +5,12 @@
 # Reads: status, signalled, run_at   how the start ended, and when it began
 #        options                     of `apptainer exec`, as a profile says
 #        tmp, SHARED
+#        known, tell                 what --known and --tell say
 # Sets:  apptainer    ask_apptainer: the program
-#        configuration   ask_apptainer: a file descriptor
+#        identity     ask_apptainer: what it has in common with the same program elsewhere alone;
+#                     empty if that cannot be seen
+#        configuration   ask_apptainer: a file descriptor; empty if `known` is about this program
+#        known        read_configuration: IDENTITY NAME VERSION LIBEXECDIR; empty if it says nothing
 #        package, version, libexec   find_apptainer: what it is
 #        prefix       find_apptainer: of the variables that it reads
 #        setuid       find_apptainer: yes if it is
@@ -27,11 +31,14 @@ readonly MOUNT_LIMIT=9
 readonly MOUNT_BOUND=60
 # s for Apptainer to say what it is.
 readonly BUILDCFG=60
+# Bytes: less may be a site's script, which starts another program on each node.
+readonly PROGRAM=1000000
 # Times its packed size; measured: 1.7.
 readonly UNPACKED=2
 
-# Sets `apptainer`, and `configuration`, from which find_apptainer reads what it says of itself, and
+# Sets `apptainer` and `configuration`, from which find_apptainer reads what it says of itself, and
 # which it closes: that takes a while, in which this script goes on. After a refusal it ends alone.
+# The job script asks once: a node that has the same program takes the answer, `known`.
 ask_apptainer() {
     if [[ -n ${APPTRAIN_APPTAINER:-} ]]; then
         apptainer=$(type -P -- "$APPTRAIN_APPTAINER") ||
@@ -43,29 +50,46 @@ ask_apptainer() {
             refuse apptainer-missing "neither apptainer nor singularity is in PATH:" \
                 "load the site's module, or set APPTRAIN_APPTAINER"
     fi
-    exec {configuration}< <(timeout "$BUILDCFG" "$apptainer" buildcfg 2>/dev/null)
+    identity=$(stat -L -c %s:%Y -- "$apptainer") # its bytes, and when it was made
+    if ((${identity%:*} < PROGRAM)); then
+        identity=''
+    fi
+    configuration=''
+    if [[ -z $identity || $known != "$identity "* ]]; then
+        exec {configuration}< <(timeout "$BUILDCFG" "$apptainer" buildcfg 2>/dev/null)
+    fi
 }
 
-# Sets `package`, `version`, `libexec`, `prefix`, `setuid` and `userns`. A build of SingularityCE or
-# SingularityPRO has its edition in its name.
-find_apptainer() {
-    local name value called='' least=1.2
-    package=''
-    version=''
-    libexec=''
-    setuid=''
-    userns=''
+# Sets `known`, and leaves it in the file `tell`.
+read_configuration() {
+    local name value called='' version='' libexec=''
     while IFS='=' read -r name value; do
         case $name in
-            PACKAGE_NAME)
-                called=$value
-                package=${value%%-*}
-                ;;
+            PACKAGE_NAME) called=$value ;;
             PACKAGE_VERSION) version=$value ;;
             LIBEXECDIR) libexec=$value ;;
         esac
     done <&"$configuration"
     exec {configuration}<&-
+    known=${called:+"$identity $called $version $libexec"}
+    if [[ -n $tell && -n $identity ]]; then
+        printf '%s' "$known" >"$tell"
+    fi
+}
+
+# Sets `package`, `version`, `libexec`, `prefix`, `setuid` and `userns`. A build of SingularityCE or
+# SingularityPRO has its edition in its name.
+find_apptainer() {
+    local called rest least=1.2
+    setuid=''
+    userns=''
+    [[ -z $configuration ]] || read_configuration
+    rest=${known#* }
+    called=${rest%% *}
+    package=${called%%-*}
+    rest=${rest#* }
+    version=${rest%% *}
+    libexec=${rest#* }
     [[ -n $package ]] ||
         refuse apptainer-unknown "$apptainer does not say what it is (\`buildcfg\`):" \
             "set APPTRAIN_APPTAINER to apptainer or singularity"

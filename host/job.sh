@@ -15,7 +15,7 @@
 #   run_again        has the scheduler start this job once more, or says why not
 #   told_of_job      prints what the scheduler says of the job
 #   job_end          prints when it ends this job, in Unix seconds; nothing if unknown
-#   ask_site         if there is one: adds to `facts` what takes the profile's modules
+#   ask_site         if there is one: adds to `facts` what takes a while, or the profile's modules
 #   on_nodes, copy_to   as host/staging.sh has them
 # sets `scheduler` and `is_batch` (yes: not started by hand), and calls run_job "$@".
 #
@@ -32,6 +32,7 @@
 #        show_only         print_command if nothing is to be started
 #        task              the command of a task, without its last words
 #        container_words   options of run.sh for Apptainer, as the profile says
+#        known             what Apptainer says of itself (host/image.sh); empty if not known
 #        What the image says (entrypoint/job/handover.py):
 #        run_dir, attempt, starter, stop_at, end_at
 #        hosts, host_lines                       of each task, by its rank
@@ -314,14 +315,18 @@ say_lines() {
 }
 
 # run_in_image WHAT SECONDS: runs `entrypoint WHAT` in the image here, for so many seconds at most.
-# Sets `status`, and `said` to what it said.
+# Sets `status`, `said` to what it said, and `known`.
 run_in_image() {
     cutter='kill'
     await "$asked_to_end" write_said timeout --kill-after=10 "$2" \
         "$APPTRAIN_HOME/containers/run.sh" --quiet --all-of-host \
+        --tell "$handover_dir/apptainer" ${known:+--known "$known"} \
         ${container_words[@]+"${container_words[@]}"} \
         "$APPTRAIN_IMAGE" python -P -m entrypoint "$1" "$handover_dir"
     cutter='interrupt'
+    if [[ -s $handover_dir/apptainer ]]; then
+        known=$(<"$handover_dir/apptainer")
+    fi
     said=''
     if [[ -s $handover_dir/said ]]; then
         said=$(tail -c 2000 -- "$handover_dir/said" | tr '\n' ' ')
@@ -403,7 +408,7 @@ begin_attempts() {
         mark=$run_dir/unfinished
         mark_of=$attempt
     fi
-    task=("$APPTRAIN_HOME/containers/run.sh" --outcome "$outcome"
+    task=("$APPTRAIN_HOME/containers/run.sh" --outcome "$outcome" ${known:+--known "$known"}
         ${container_words[@]+"${container_words[@]}"} ${task[@]+"${task[@]}"} "$APPTRAIN_IMAGE")
     task+=(python -P -m entrypoint)
 }
@@ -667,6 +672,7 @@ begin_job() {
     mark=''
     mark_of=''
     show_only=''
+    known=''
     cluster=''
     given_image=${APPTRAIN_IMAGE:-}
     goes_on=''

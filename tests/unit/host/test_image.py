@@ -124,6 +124,31 @@ def test_what_is_wrong_with_the_image_is_said_while_apptainer_still_says_what_it
     assert node.run("true").returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("size", "age", "is_asked"),
+    [(2_000_000, 0, False), (2_000_001, 0, True), (2_000_000, 1, True), (2_000, 0, True)],
+    ids=["the same program", "another", "another of as many bytes", "a script may start any"],
+)
+def test_what_apptainer_has_said_on_another_node_is_taken_from_the_same_program_alone(
+    node: Node, size: int, age: int, is_asked: bool
+) -> None:
+    asked = node.programs / "asked"
+    text = node.apptainer.read_text().replace("printf", f": >'{asked}'; printf", 1) + "exit\n"
+    node.apptainer.write_text(text.ljust(size, "#"))
+    os.utime(node.apptainer, (1e9, 1e9 + age))
+    size = min(size, 2_000_000)
+    line = f"{size}:1000000000 apptainer 1.4.5 {node.programs / 'libexec'}"
+    told = node.programs / "told"
+    ended = node.call(["--tell", str(told), "--known", line, node.image, "true"])
+    assert (ended.returncode, ended.stderr, asked.exists()) == (0, "", is_asked)
+    now = node.apptainer.stat().st_size
+    assert told.exists() == (is_asked and now > 1_000_000)
+    if told.exists():
+        assert told.read_text() == f"{now}:{10**9 + age} {line.partition(' ')[2]}"
+    ended = node.call(["--known", line.replace(" 1.4.5 ", " 1.1.9 "), node.image, "true"])
+    assert ended.returncode == (0 if is_asked else 64)
+
+
 @pytest.mark.ci_may_skip("it is about root")
 @pytest.mark.skipif(os.geteuid() != 0, reason="others may not make user namespaces everywhere")
 @pytest.mark.parametrize("user", [0, 1000])

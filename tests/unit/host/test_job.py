@@ -367,9 +367,20 @@ interrupt() { echo "interrupted $1"; }
 def test_the_image_is_run_with_the_hosts_directories_and_what_it_says_is_one_line(tmp_path: Path) -> None:
     does = "printf '<%s>' \"$@\"; echo; echo two >&2; exit 7"
     told = bash(f'{IN_IMAGE} run_in_image conclude 60; echo "$status|$said|$cutter|$child"', tmp_path, does)
-    words = ["--quiet", "--all-of-host", "--option", "--x", "/i 1.sif", "python", "-P", "-m", "entrypoint"]
-    shown = "".join(f"<{word}>" for word in [*words, "conclude", str(tmp_path)])
-    assert told == f"7|{shown} two|interrupt|\n"
+    words = ["--quiet", "--all-of-host", "--tell", f"{tmp_path}/apptainer", "--option", "--x", "/i 1.sif"]
+    words += ["python", "-P", "-m", "entrypoint", "conclude", str(tmp_path)]
+    assert told == f"7|{''.join(f'<{word}>' for word in words)} two|interrupt|\n"
+
+
+def test_what_apptainer_has_said_before_the_job_goes_to_all_that_is_run_in_the_image(tmp_path: Path) -> None:
+    does = 'shift 2; printf %s "9:1 apptainer 1.4 /a b" >"$2"; [ "$3" != --known ] || printf "<%s>" "$3" "$4"'
+    script = f'''{IN_IMAGE} run_in_image prepare 60
+        run_in_image conclude 60; echo "$said"
+        outcome=o attempt=0 dry_run=yes begin_attempts; printf '<%s>' "${{task[@]:3:2}}"'''
+    assert (
+        bash(script, tmp_path, does)
+        == "<--known><9:1 apptainer 1.4 /a b>\n" + "<--known><9:1 apptainer 1.4 /a b>"
+    )
 
 
 def test_of_what_the_image_says_the_last_2000_bytes_are_kept(tmp_path: Path) -> None:
