@@ -156,9 +156,21 @@ def _run(argv: Sequence[str]) -> int:
         env["PYTHONPATH"] = path
     if not plan.no_python:
         _read_torch_ahead()
+    _import_asyncio()
     from entrypoint.run.launch import launch
 
     return launch(plan, settings, secret_file.added(env, settings.value("secrets")))
+
+
+def _import_asyncio() -> None:
+    """Without `ssl`, which it imports where there is one: nothing here speaks TLS, and each node would spend
+    4 ms on it before its ranks start."""
+    if "ssl" not in sys.modules:
+        sys.modules["ssl"] = None  # type: ignore[assignment] # then an import of it fails
+        try:
+            import asyncio  # noqa: F401
+        finally:
+            del sys.modules["ssl"]
 
 
 def _read_torch_ahead() -> None:

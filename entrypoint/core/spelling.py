@@ -4,7 +4,6 @@ a login node use it. Runs with Python 3.9.
 
 from __future__ import annotations
 
-import difflib
 import sys
 from collections.abc import Iterable
 
@@ -58,6 +57,8 @@ def near(word: str, known: Iterable[str], most: int = 2, alike: float = VAGUE) -
     plain = _plain(word)
     if plain in names:
         return [names[plain]]
+    import difflib  # no start without a mistake needs it
+
     begun = [name for name in names if len(plain) > 2 and name.startswith(plain)]
     close = difflib.get_close_matches(plain, names, n=most, cutoff=alike)
     found = list(dict.fromkeys([*close[:1], *begun, *close]))

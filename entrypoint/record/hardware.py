@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import re
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ def look(proc: Path = PROC) -> dict[str, Any]:
     driver = re.search(r"NVRM version:.*?\s(\d+(?:\.\d+)+)\s", _read(proc / "driver/nvidia/version"))
     return {
         "cpu": {
-            "model": _field(cpu, "model name") or platform.machine(),
+            "model": _field(cpu, "model name") or os.uname().machine,
             "flags": sorted((_field(cpu, "flags") or _field(cpu, "Features") or "").split()),
             "usable": len(os.sched_getaffinity(0)),
         },
@@ -29,7 +28,7 @@ def look(proc: Path = PROC) -> dict[str, Any]:
             for path in sorted((proc / "driver/nvidia/gpus").glob("*/information"))
         ],
         "driver": driver[1] if driver else None,
-        "kernel": platform.release(),
+        "kernel": os.uname().release,
     }
 
 

@@ -782,3 +782,12 @@ def test_a_recorded_environment_that_is_no_file_is_refused_at_once(
     else:
         path.symlink_to(kind)
     assert f"--env-file {path} cannot be read (it " in cli.refusal({}, "--env-file", str(path))
+
+
+def test_a_launch_loads_no_tls_and_its_process_can_all_the_same() -> None:
+    code = (
+        "import sys; from entrypoint.cli import main; main._import_asyncio(); import entrypoint.run.launch; "
+        "print('asyncio' in sys.modules, 'ssl' in sys.modules, '_ssl' in sys.modules); import ssl; print(ssl.HAS_TLSv1_3)"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (ended.stderr, ended.stdout) == ("", "True False False\nTrue\n")
