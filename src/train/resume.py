@@ -78,13 +78,15 @@ def find_start(run_dir: Path, resume: str, say: Say, *, goes_on: bool) -> Resume
 
 
 def clear_way(run_dir: Path, resume: str, start: ResumePoint | None, say: Say, *, goes_on: bool) -> None:
-    """Move what the run directory holds beyond the start, whole or damaged, to RUN/previous-N/."""
+    """Move the checkpoints that do not lead to the start, whole or damaged, to RUN/previous-N/: those beyond
+    it, and all where the start is none of them. A later attempt would take the newest for its own."""
     own = run_dir / CHECKPOINTS
     try:
         if resume == "never" and not goes_on:
             _set_aside(run_dir, [own, run_dir / metrics.NAME, run_dir / "tensorboard"], say)
             return
-        step = start.checkpoint.step if start else 0
+        is_own = start is not None and start.path.resolve().parent == own.resolve()
+        step = start.checkpoint.step if start and is_own else -1
         beyond = [path for path in checkpoint.newest_first(own) if (checkpoint.step_of(path) or 0) > step]
         _set_aside(run_dir, beyond, say)
     except OSError as error:

@@ -422,6 +422,27 @@ def test_a_run_can_go_back_to_one_of_its_own_checkpoints(
     assert trace(tmp_path) == before[:5]
 
 
+def test_a_run_that_goes_back_to_an_earlier_past_leaves_none_of_the_later_one_to_go_on_from(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert go(tmp_path, "stop_at=5") == SAVED
+    assert go(tmp_path, "seed=2", "stop_at=3", resume="never") == SAVED
+    RunDirectory(tmp_path, 0).note_first()
+    given = str(tmp_path / "previous-1")
+
+    def die(**_: Any) -> None:
+        raise Diverged
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "train", die)  # before its first save
+        with pytest.raises(Diverged):
+            go(tmp_path, resume=given)
+    assert f"moved step-00000003 to {tmp_path}/previous-2\n" in capsys.readouterr().out
+    assert go(tmp_path, resume=given, attempt=1) == DONE
+    assert began_at(tmp_path) == 5
+    assert result(tmp_path)["weights_sha256"] == result(whole)["weights_sha256"]
+
+
 @pytest.mark.parametrize("given", ["never", "DIR"])
 def test_a_run_that_goes_on_by_itself_takes_its_own_newest_checkpoint(
     tmp_path: Path, whole: Path, given: str
