@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import inspect
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from entrypoint.core.files import Unfit, is_regular
 from train.status import TrainingRefused
 
 SHIPPED: Final = Path(__file__).parent / "configs"
+_INT: Final = re.compile(r"-?[0-9]+(_[0-9]+)*")
 
 
 @dataclass(frozen=True)
@@ -294,9 +296,8 @@ def _parse(hint: Any, text: str) -> object:
     """An override's text as the field's type where it can be, else the text, which `_typed` then refuses."""
     if hint is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
-    if hint is int:
-        digits = text.replace("_", "").removeprefix("-")
-        return int(text) if digits.isascii() and digits.isdigit() else text
+    if hint is int and _INT.fullmatch(text) and len(text) <= strict_yaml.MOST_DIGITS:
+        return int(text)
     return text
 
 
@@ -316,7 +317,8 @@ def _typed(hint: Any, value: object, key: str, origin: str) -> Any:
         return value
     raise TrainingRefused(
         "config-type",
-        f"{origin}: {key} is {value!r} ({type(value).__name__}): give a value of type {_type_name(hint)}",
+        f"{origin}: {key} is {_shown(value)} ({type(value).__name__}): "
+        f"give a value of type {_type_name(hint)}",
     )
 
 
@@ -333,8 +335,9 @@ def _check(config: Config) -> None:
     for key, least in _LEAST.items():
         if flat[key] < least:
             raise TrainingRefused("config-too-small", f"{key} is {flat[key]}: give at least {least}")
-    if config.seed >= 2**63:
-        raise TrainingRefused("config-seed", f"seed is {config.seed}: give at most 2**63-1")
+    for key, value in flat.items():
+        if isinstance(value, int) and value >= 2**63:
+            raise TrainingRefused("config-too-large", f"{key} is {value}: give at most 2**63-1")
     if config.label_smoothing >= 1:
         raise TrainingRefused(
             "config-label-smoothing", f"label_smoothing is {config.label_smoothing}: give less than 1"
@@ -382,6 +385,11 @@ def _unknown(key: str, origin: str) -> TrainingRefused:
     return TrainingRefused(
         "config-unknown-key", f"{origin}: unknown key {key!r}{likely} (python -m train --help lists the keys)"
     )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= strict_yaml.SHOWN else f"{text[: strict_yaml.SHOWN]}..."
 
 
 def _listed(names: Iterable[object]) -> str:

@@ -68,6 +68,7 @@ def test_yaml_text_that_is_a_number_is_taken_where_a_float_belongs(tmp_path: Pat
         ("optimizer: {lr: -1}", "optimizer.lr is -1.0: give at least 0"),
         ("label_smoothing: 1", "label_smoothing is 1.0: give less than 1"),
         (f"seed: {2**63}", f"seed is {2**63}: give at most 2**63-1"),
+        (f"steps: {2**63}", f"steps is {2**63}: give at most 2**63-1"),
         (
             "optimizer: {nesterov: true, momentum: 0}",
             "optimizer.nesterov is true with optimizer.momentum 0: give a momentum",
@@ -114,6 +115,11 @@ def test_a_bad_file_is_refused(tmp_path: Path, text: str, message: str) -> None:
         ),
         ("steps.x=1", f"override: unknown key 'steps.x': did you mean steps? {LISTS}"),
         ("steps=4.0", "override: steps is '4.0' (str): give a value of type int"),
+        ("steps=1__0", "override: steps is '1__0' (str): give a value of type int"),
+        (
+            f"seed={'1' * 5000}",
+            f"override: seed is '{'1' * 59}... (str): give a value of type int",
+        ),
         ("steps=", "override: steps is '' (str): give a value of type int"),
         ("compile=yes", "override: compile is 'yes' (str): give a value of type bool"),
         ("optimizer.lr=fast", "override: optimizer.lr is 'fast' (str): give a value of type float"),
@@ -283,7 +289,7 @@ RANK_1_OF_2 = {
             ["--config", "digits", "--resum", "x"],
             "unrecognized arguments: --resum (did you mean --resume?): see python -m train --help",
         ),
-        (["--config", "digits", "steps=x"], "override: steps is 'x' (str): give a value of type int"),
+        (["--config", "digits", "steps=1__0"], "override: steps is '1__0' (str): give a value of type int"),
         (
             ["--config", "digits", "batch_size=7"],
             "batch_size is 7, no multiple of 2 ranks x accumulation 1 = 2: give a multiple of 2",
