@@ -16,7 +16,7 @@ from typing import Final, NoReturn
 from train import config as configs
 from train.arguments import read
 from train.environment import RankInfo, read_rank_info, said_rank, says_threads
-from train.status import BAD_INPUT, DONE, FAILED, NOT_SAVED, TrainingRefused
+from train.status import BAD_INPUT, DONE, FAILED, NOT_SAVED, SAVED, TrainingRefused
 from train.stop import StopRequest, die_of_interrupt, listen, save_when_terminated
 
 _OTHER_DIR = "give another in run_dir=DIR or APPTRAIN_RUN_DIR"
@@ -103,12 +103,21 @@ def run(
         f"{total} steps of {config.batch_size} images on {world.size} x {device.type} ({world.backend})"
     )
     student = learner.Learner(model, config, world)
-    start = None
+    start, is_stopped = None, False
     with world.unanimous():
         if world.is_first:
             make_run_dir(run_dir)
             goes_on = resume.goes_on(run_dir, info.attempt)
-            start = resume.find_start(run_dir, resume_from, say, goes_on=goes_on)
+            try:
+                start = resume.find_start(run_dir, resume_from, say, request, goes_on=goes_on)
+            except resume.StoppedWaiting:
+                is_stopped = True
+    if any(world.sum([int(is_stopped)])):
+        say("stopped before the first step, as a checkpoint could not be read: the next attempt tries again")
+        world.close()
+        return SAVED
+    with world.unanimous():
+        if world.is_first:
             if start:
                 resume.check_same(start.checkpoint.state, config, world, total, say)
                 say(f"resumed from {start.path}: step {start.checkpoint.step} of {total}")

@@ -40,6 +40,10 @@ class Unreadable(Damaged):
     """The file system did not give it: it may be whole."""
 
 
+class Forbidden(Unreadable):
+    """This user may not read it, which no wait will change."""
+
+
 class NotWorthKeeping(Exception):
     """A state is not worth keeping; the text says why."""
 
@@ -286,6 +290,8 @@ def _read(path: Path) -> bytes:
         raise Damaged(f"{path.name}: {error}") from None
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
         raise Damaged(f"{path.name}: {error.strerror}") from None
+    except PermissionError as error:
+        raise Forbidden(f"{path.name}: {error.strerror}") from None
     except OSError as error:
         raise Unreadable(f"{path.name}: {error.strerror}") from None
 

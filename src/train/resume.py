@@ -5,12 +5,13 @@ Only rank 0 looks at the run directory; it tells the others (`share`).
 """
 
 import os
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -24,13 +25,22 @@ from train.files import make_directory, replace_json
 from train.learner import Learner
 from train.saver import CHECKPOINTS
 from train.status import TrainingRefused
+from train.stop import StopRequest
+from train.trouble import reason_of
 
+Result = TypeVar("Result")
 Say = Callable[[str], None]
 FIRST: Final = "first-attempt"
 """The launcher's: the attempt with which somebody started the run last."""
 TOLD: Final = "config.json"
 MOST: Final = 1 << 20
 """Bytes of what earlier attempts have said that are read."""
+WAITS_S: Final = (1, 2, 4, 8, 15, 30)
+"""Pauses between the tries to read: a minute in all, in which another server of NFS or Lustre takes over."""
+
+
+class StoppedWaiting(Exception):
+    """A planned end was asked for while a checkpoint could not be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,13 +65,44 @@ def goes_on(run_dir: Path, attempt: int) -> bool:
     return first <= begun < attempt and not is_of_before
 
 
-def find_start(run_dir: Path, resume: str, say: Say, *, goes_on: bool) -> ResumePoint | None:
+class Patience:
+    """Tries again what a file system refuses now and may give soon: the next best checkpoint costs the work
+    since then."""
+
+    def __init__(self, say: Say, request: StopRequest) -> None:
+        self._say, self._request = say, request
+        self._waits = list(WAITS_S)
+        """Those that are left, for all that is tried."""
+
+    def until_it_works(self, path: Path, action: Callable[[Path], Result]) -> Result:
+        """What `action` makes of the path. Raises its error where no wait will help, or none is left, and
+        StoppedWaiting."""
+        while True:
+            try:
+                return action(path)
+            except (OSError, checkpoint.Unreadable) as error:
+                if isinstance(error, (PermissionError, checkpoint.Forbidden)) or not self._waits:
+                    raise
+                seconds = self._waits.pop(0)
+                self._say(f"WARNING: {path}: {reason_of(error)}: trying again in {seconds} s")
+            self._wait(seconds)
+
+    def _wait(self, seconds: int) -> None:
+        for _ in range(seconds):
+            if self._request.planned:
+                raise StoppedWaiting
+            time.sleep(1)
+
+
+def find_start(
+    run_dir: Path, resume: str, say: Say, request: StopRequest, *, goes_on: bool
+) -> ResumePoint | None:
     """Choose the checkpoint to begin from; None: begin anew.
 
     `auto`: the run directory's newest complete one, if any. `never`: none. A directory: that checkpoint,
     or the newest in it; but one outside the run directory only serves to begin with. A run that goes on by
     itself takes its own newest before all of these. Raises TrainingRefused where a given directory holds no
-    complete checkpoint.
+    complete checkpoint, and StoppedWaiting.
     """
     if resume == "never" and not goes_on:
         return None
@@ -69,11 +110,11 @@ def find_start(run_dir: Path, resume: str, say: Say, *, goes_on: bool) -> Resume
     with suppress(OSError):  # A directory that cannot be written can still be read.
         checkpoint.clear_up(own)
     given = Path(resume) if resume not in ("auto", "never") else None
-    start = None
+    start, patience = None, Patience(say, request)
     if given is None or goes_on or not given.resolve().is_relative_to(run_dir.resolve()):
-        start = _newest(own, say)
+        start = _newest(own, say, patience)
     if start is None and given is not None:
-        start = _given(given, say)
+        start = _given(given, say, patience)
     return start
 
 
@@ -234,9 +275,9 @@ def scores(run_dir: Path, start: ResumePoint | None) -> dict[int, float]:
     return {step: value for step, value in accuracy.items() if step <= start.checkpoint.step}
 
 
-def _newest(directory: Path, say: Say) -> ResumePoint | None:
+def _newest(directory: Path, say: Say, patience: Patience) -> ResumePoint | None:
     try:
-        paths = list(checkpoint.newest_first(directory))
+        paths = patience.until_it_works(directory, lambda path: list(checkpoint.newest_first(path)))
     except OSError as error:
         raise TrainingRefused(
             "checkpoints-unreadable",
@@ -245,7 +286,7 @@ def _newest(directory: Path, say: Say) -> ResumePoint | None:
     unreadable: checkpoint.Unreadable | None = None
     for path in paths:
         try:
-            return ResumePoint(path=path, checkpoint=checkpoint.load(path))
+            return _loaded(path, patience)
         except checkpoint.Damaged as damage:
             say(f"WARNING: skipped {path}: {damage}")
             if isinstance(damage, checkpoint.Unreadable):
@@ -259,22 +300,26 @@ def _newest(directory: Path, say: Say) -> ResumePoint | None:
     return None
 
 
-def _given(given: Path, say: Say) -> ResumePoint:
+def _given(given: Path, say: Say, patience: Patience) -> ResumePoint:
     if checkpoint.step_of(given) is not None:
         try:
-            return ResumePoint(path=given, checkpoint=checkpoint.load(given))
+            return _loaded(given, patience)
         except checkpoint.Damaged as damage:
             raise TrainingRefused(
                 "resume-damaged", f"--resume {given}: {damage}: give a complete checkpoint"
             ) from None
     for directory in (given / "checkpoints", given):
-        start = _newest(directory, say)
+        start = _newest(directory, say, patience)
         if start:
             return start
     raise TrainingRefused(
         "resume-none",
         f"--resume {given}: no complete checkpoint there: give a step-... directory, or its parent",
     )
+
+
+def _loaded(path: Path, patience: Patience) -> ResumePoint:
+    return ResumePoint(path=path, checkpoint=patience.until_it_works(path, checkpoint.load))
 
 
 def _set_aside(run_dir: Path, paths: list[Path], say: Say) -> None:

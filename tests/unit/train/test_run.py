@@ -367,7 +367,7 @@ def test_a_file_system_that_gives_no_checkpoint_makes_no_run_begin_anew(
         folder.mkdir(parents=True)
         (folder / "complete.json").write_text("{")
     said: list[str] = []
-    assert resume.find_start(tmp_path, "auto", said.append, goes_on=False) is None
+    assert resume.find_start(tmp_path, "auto", said.append, StopRequest(), goes_on=False) is None
     assert len(said) == 2
     read = files.read
 
@@ -376,15 +376,76 @@ def test_a_file_system_that_gives_no_checkpoint_makes_no_run_begin_anew(
             raise OSError(errno.EIO, "Input/output error")
         return read(path, *rest)
 
+    naps: list[float] = []
+    monkeypatch.setattr(time, "sleep", naps.append)
     monkeypatch.setattr(files, "read", fail)
     with pytest.raises(
         TrainingRefused, match=r"can be read \(complete.json: Input/output error\): start it again"
     ):
-        resume.find_start(tmp_path, "auto", said.append, goes_on=False)
+        resume.find_start(tmp_path, "auto", said.append, StopRequest(), goes_on=False)
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [
         "step-00000003",
         "step-00000006",
     ]
+    assert sum(naps) == 60
+    assert said[2] == (
+        f"WARNING: {tmp_path}/checkpoints/step-00000006: complete.json: Input/output error: trying again in 1 s"
+    )
+
+
+def fail_to_read(patch: pytest.MonkeyPatch, step: int, name: str, error: OSError) -> list[float]:
+    """The first read of this file of a checkpoint fails, or each if nothing is done about it; returns how long
+    it was waited."""
+    read, naps = files.read, list[float]()
+
+    def fail(path: Path, *rest: Any) -> bytes:
+        if not naps and path.name == name and path.parent.name == checkpoint.name_of(step):
+            raise error
+        return read(path, *rest)
+
+    patch.setattr(files, "read", fail)
+    patch.setattr(time, "sleep", naps.append)
+    return naps
+
+
+@pytest.mark.parametrize("name", ["complete.json", "model.safetensors"])
+@pytest.mark.parametrize("given", ["auto", "checkpoints/step-00000006"])
+def test_a_file_system_that_is_back_soon_costs_no_checkpoint(
+    tmp_path: Path, name: str, given: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert go(tmp_path, "checkpoint.every=3", "checkpoint.keep=0", "stop_at=6") == SAVED
+    asked = given if given == "auto" else str(tmp_path / given)
+    with monkeypatch.context() as patch:
+        naps = fail_to_read(patch, 6, name, OSError(errno.ESTALE, "Stale file handle"))
+        assert go(tmp_path, "stop_at=7", resume=asked) == SAVED
+    assert (began_at(tmp_path), naps[:1]) == (6, [1])
+    newest = f"{tmp_path}/checkpoints/step-00000006"
+    assert f"WARNING: {newest}: {name}: Stale file handle: trying again in 1 s\n" in capsys.readouterr().out
+    assert not (tmp_path / "previous-1").exists()
+
+
+def test_what_this_user_may_not_read_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert go(tmp_path, "checkpoint.every=3", "checkpoint.keep=0", "stop_at=6") == SAVED
+    with monkeypatch.context() as patch:
+        naps = fail_to_read(patch, 6, "state.json", PermissionError(errno.EACCES, "Permission denied"))
+        start = resume.find_start(tmp_path, "auto", lambda _: None, StopRequest(), goes_on=False)
+    assert (start and start.checkpoint.step, naps) == (3, [])
+
+
+def test_a_planned_end_while_a_checkpoint_cannot_be_read_leaves_all_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert go(tmp_path, "checkpoint.every=3", "checkpoint.keep=0", "stop_at=6") == SAVED
+    before = sorted(path for path in tmp_path.rglob("*"))
+    with monkeypatch.context() as patch:
+        naps = fail_to_read(patch, 6, "complete.json", OSError(errno.EIO, "Input/output error"))
+        assert go(tmp_path, request=StopRequest(planned=True)) == SAVED
+    assert naps == []
+    assert sorted(path for path in tmp_path.rglob("*")) == before
+    said = "stopped before the first step, as a checkpoint could not be read: the next attempt tries again\n"
+    assert capsys.readouterr().out.endswith(said)
 
 
 def test_never_begins_anew_and_moves_what_was_there_aside(
