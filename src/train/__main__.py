@@ -119,7 +119,7 @@ def run(
     with world.unanimous():
         if world.is_first:
             if start:
-                resume.check_same(start.checkpoint.state, config, world, total, say)
+                resume.check_same(start.checkpoint.state, config, source.fingerprint, world, total, say)
                 say(f"resumed from {start.path}: step {start.checkpoint.step} of {total}")
             resume.clear_way(run_dir, resume_from, start, say, goes_on=goes_on)
             resume.tell(run_dir, name, config, world, start, info.attempt)
@@ -153,7 +153,7 @@ def run(
             request=request,
             saver=keeper,
             heartbeat=pulse,
-            state=lambda lr: resume.state_of(student, config, world, pedigree, lr),
+            state=lambda lr: resume.state_of(student, config, source.fingerprint, world, pedigree, lr),
             total_steps=total,
         )
     except BaseException:

@@ -5,12 +5,14 @@ workers read a folder of images. Augmentation is a pure function of (seed, epoch
 """
 
 import gzip
+import hashlib
 import math
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 import numpy as np
 import torch
@@ -47,6 +49,11 @@ class Source(Protocol):
     @property
     def split(self) -> str:
         """What the evaluation runs on: `test`, or `fold` where a block of training images is set aside."""
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        """What sample numbers and labels stand for in training, as JSON; the same for a copy elsewhere. A run
+        is not resumed with another. Made without reading a file."""
 
     @property
     def key_device(self) -> str:
@@ -130,6 +137,10 @@ class InMemory:
     @property
     def image_size(self) -> int:
         return self.look.size
+
+    @property
+    def fingerprint(self) -> Mapping[str, Any]:
+        return {"train_size": self.train_size, "classes": self.classes}
 
     @property
     def key_device(self) -> str:
@@ -279,10 +290,22 @@ class ImageFolder:
                 "images-class-differs",
                 f"{root}: class {odd} is in one of train/ and val/ only: give both the same",
             )
-        self.classes = len(names)
+        self.classes, self._names = len(names), names
+        self._train_folder = root / "train"
         self.train_size, self.test_size = len(self._train), len(self._test)
         self.image_size = data.image_size or 224
         self._data, self._seed, self._device = data, seed, device
+
+    @cached_property
+    def fingerprint(self) -> Mapping[str, Any]:
+        start = len(str(self._train_folder)) + 1
+        files = "\0".join(path[start:] for path, _ in self._train)
+        return {
+            "train_size": self.train_size,
+            "classes": self.classes,
+            "class_names": self._names,
+            "files_sha256": hashlib.sha256(os.fsencode(files)).hexdigest(),
+        }
 
     def train_batches(self, keys: Iterator[Keys]) -> Iterator[Batch]:
         lists = ([*zip(*(part.tolist() for part in key), strict=True)] for key in keys)

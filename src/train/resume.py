@@ -35,6 +35,8 @@ FIRST: Final = "first-attempt"
 TOLD: Final = "config.json"
 MOST: Final = 1 << 20
 """Bytes of what earlier attempts have said that are read."""
+SHOWN: Final = 5
+"""Names of classes in a message."""
 WAITS_S: Final = (1, 2, 4, 8, 15, 30)
 """Pauses between the tries to read: a minute in all, in which another server of NFS or Lustre takes over."""
 
@@ -141,9 +143,16 @@ def clear_way(run_dir: Path, resume: str, start: ResumePoint | None, say: Say, *
         say(f"damaged checkpoints stay in {own}: {error.strerror}")
 
 
-def check_same(before: Mapping[str, Any], config: Config, world: World, total_steps: int, say: Say) -> None:
-    """Compare with the run that wrote the checkpoint. Says what may differ; raises TrainingRefused for
-    the rest."""
+def check_same(
+    before: Mapping[str, Any],
+    config: Config,
+    data: Mapping[str, Any],
+    world: World,
+    total_steps: int,
+    say: Say,
+) -> None:
+    """Compare with the run that wrote the checkpoint. `data`: the fingerprint of its source. Says what may
+    differ; raises TrainingRefused for the rest."""
     differences = changed(before["config"], config)
     refused = {
         key: values for key, values in differences.items() if key not in FREE_ON_RESUME | SAID_ON_RESUME
@@ -154,6 +163,14 @@ def check_same(before: Mapping[str, Any], config: Config, world: World, total_st
             "resume-other-config",
             f"the checkpoint of step {before['step']} was made with another config: {told}: "
             "give the same, or another run directory, or --resume never",
+        )
+    other = _other_data(before.get("data"), data)
+    if other:
+        raise TrainingRefused(
+            "resume-other-data",
+            f"the checkpoint of step {before['step']} was made with other training images ({other}): "
+            "their order or labels would change: give the same images (data.path=DIR), or another run "
+            "directory, or --resume never",
         )
     if total_steps < before["step"]:
         raise TrainingRefused(
@@ -168,6 +185,20 @@ def check_same(before: Mapping[str, Any], config: Config, world: World, total_st
         was = before["identity"].get(key)
         if was != now:
             say(f"{key} was {was}, is {now}: going on with the same order of samples, not bit for bit")
+
+
+def _other_data(before: object, now: Mapping[str, Any]) -> str:
+    """What differs between two fingerprints; empty for nothing. A checkpoint of an older version has none."""
+    if not isinstance(before, dict) or all(before.get(key, value) == value for key, value in now.items()):
+        return ""
+    was, names = before.get("class_names", []), now.get("class_names", [])
+    size = before.get("train_size", now["train_size"])
+    told = [f"number: {size} -> {now['train_size']}"] if size != now["train_size"] else []
+    for what, of in (("gone", sorted(set(was) - set(names))), ("new", sorted(set(names) - set(was)))):
+        if of:
+            more = f" and {len(of) - SHOWN} more" if len(of) > SHOWN else ""
+            told.append(f"classes that are {what}: {', '.join(of[:SHOWN])}{more}")
+    return "; ".join(told) or "files with other names"
 
 
 def identity(world: World) -> dict[str, Any]:
@@ -207,8 +238,15 @@ def pedigree(start: ResumePoint | None, run_dir: Path) -> dict[str, Any]:
     return {"id": uuid.uuid4().hex, "parent": parent}
 
 
-def state_of(learner: Learner, config: Config, world: World, run: Mapping[str, Any], lr: float) -> Checkpoint:
-    """All that a later run needs to go on from here.
+def state_of(
+    learner: Learner,
+    config: Config,
+    data: Mapping[str, Any],
+    world: World,
+    run: Mapping[str, Any],
+    lr: float,
+) -> Checkpoint:
+    """All that a later run needs to go on from here. `data`: the fingerprint of its source.
 
     The learning rate and the random numbers are functions of the step, so they need no state; `schedule`
     and `rng` say what they are functions of, for those who read.
@@ -221,6 +259,7 @@ def state_of(learner: Learner, config: Config, world: World, run: Mapping[str, A
             "position": learner.position,
             "run": dict(run),
             "config": flatten(config),
+            "data": dict(data),
             "identity": identity(world),
             "scaler": learner.scaler_state(),
             "schedule": {"lr": lr},

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from entrypoint.node import processes
 from tests.embedded.ready import Training
@@ -339,6 +340,27 @@ def test_data_that_are_missing_end_all_ranks_with_64_and_one_line(tmp_path: Path
         "or cifar-10-batches-py/ (Python version)"
     ]
     assert not (tmp_path / "run").exists()
+
+
+def test_a_class_that_is_renamed_between_two_parts_ends_all_ranks_with_64_and_one_line(
+    tmp_path: Path,
+) -> None:
+    for folder in ("train/ant", "train/bee", "val/ant", "val/bee"):
+        (tmp_path / folder).mkdir(parents=True)
+        for number in range(8):
+            Image.effect_noise((16, 16), 20 * number + 20).save(tmp_path / folder / f"{number}.png")
+    options = ["data.name=imagefolder", f"data.path={tmp_path}", "data.workers=0", "stop_at=1"]
+    assert [rank.returncode for rank in Ranks(tmp_path / "run", *options).wait()] == [75, 75]
+    for split in ("train", "val"):
+        (tmp_path / split / "ant").rename(tmp_path / split / "cat")
+    done = Ranks(tmp_path / "run", *options).wait()
+    assert [rank.returncode for rank in done] == [64, 64]
+    said = [line for rank in done for line in rank.stderr.splitlines() if line.startswith("train: ")]
+    assert said == [
+        "train: the checkpoint of step 1 was made with other training images (classes that are gone: ant; "
+        "classes that are new: cat): their order or labels would change: give the same images "
+        "(data.path=DIR), or another run directory, or --resume never"
+    ]
 
 
 def test_an_error_in_a_rank_ends_with_its_traceback(tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 import hashlib
 import io
+import json
 import math
 import os
 import pickle
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -313,6 +315,24 @@ def test_a_folder_of_images_gives_the_keyed_samples_in_order(pictures: Path, wor
         assert torch.equal(images, next(again.train_batches(iter([key])))[0])
     tests = list(source.plain_batches([range(3), range(3, 4)], "test"))
     assert [labels.tolist() for _, labels in tests] == [[0, 0, 1], [1]]
+
+
+def test_a_folder_has_the_fingerprint_of_its_copies_and_no_other(pictures: Path, tmp_path: Path) -> None:
+    def fingerprint(folder: Path) -> object:
+        # As it comes back from a checkpoint.
+        return json.loads(json.dumps(opened(name="imagefolder", path=str(folder)).fingerprint))
+
+    train = pictures / "train"
+    (train / "ant" / os.fsdecode(b"\xff.png")).touch()  # never read, and no UTF-8
+    before = fingerprint(pictures)
+    copy = shutil.copytree(pictures, tmp_path / "copy")
+    (copy / "val" / "ant" / "more.png").touch()
+    (copy / "train" / "ant" / "notes.txt").unlink()
+    assert fingerprint(copy) == before
+    (copy / "train" / "ant" / "3.png").rename(copy / "train" / "ant" / "4.png")
+    assert fingerprint(copy) != before
+    (train / "ant" / "3.png").rename(train / "bee" / "4.png")
+    assert fingerprint(pictures) not in (before, fingerprint(copy))
 
 
 @pytest.mark.parametrize(("device", "pinned"), [("cpu", False), ("cuda", True)])

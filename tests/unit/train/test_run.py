@@ -12,7 +12,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import yaml
+from PIL import Image
 from torch import nn
 
 from entrypoint.core import files
@@ -570,6 +571,90 @@ def test_another_trajectory_is_refused_with_the_keys_that_differ(tmp_path: Path,
         f"seed (1 -> 2), optimizer.lr ({lr} -> 0.5): "
         "give the same, or another run directory, or --resume never"
     )
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    """A folder of images for the run: 2 of each of the classes a to c in train/, 1 of each in val/."""
+    folder = tmp_path / "pictures"
+    for split, count in (("train", 2), ("val", 1)):
+        for name in "abc":
+            (folder / split / name).mkdir(parents=True)
+            for number in range(count):
+                Image.new("RGB", (8, 8)).save(folder / split / name / f"{number}.png")
+    return folder
+
+
+def go_with(pictures: Path, folder: Path, *overrides: str) -> int:
+    data = ["data.name=imagefolder", f"data.path={pictures}", "data.workers=0", "data.image_size=8"]
+    return go(folder, *data, "batch_size=2", *overrides)
+
+
+def renamed(pictures: Path) -> None:
+    for split in ("train", "val"):
+        (pictures / split / "a").rename(pictures / split / "z")
+
+
+def more(pictures: Path) -> None:
+    for number in range(2, 6):
+        shutil.copy(pictures / "train" / "b" / "0.png", pictures / "train" / "b" / f"{number}.png")
+
+
+def both(pictures: Path) -> None:
+    renamed(pictures)
+    more(pictures)
+
+
+def other_name(pictures: Path) -> None:
+    (pictures / "train" / "b" / "1.png").rename(pictures / "train" / "b" / "0.jpg")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (renamed, "classes that are gone: a; classes that are new: z"),
+        (more, "number: 6 -> 10"),
+        (both, "number: 6 -> 10; classes that are gone: a; classes that are new: z"),
+        (other_name, "files with other names"),
+    ],
+)
+def test_other_training_images_are_refused_with_what_differs(
+    tmp_path: Path, pictures: Path, change: Callable[[Path], None], told: str
+) -> None:
+    folder = tmp_path / "run"
+    assert go_with(pictures, folder, "stop_at=2") == SAVED
+    change(pictures)
+    with pytest.raises(TrainingRefused) as refusal:
+        go_with(pictures, folder)
+    assert str(refusal.value) == (
+        f"the checkpoint of step 2 was made with other training images ({told}): their order or labels "
+        "would change: give the same images (data.path=DIR), or another run directory, or --resume never"
+    )
+
+
+def test_many_other_classes_are_not_all_named() -> None:
+    before = {"train_size": 9, "class_names": [f"n{number}" for number in range(9)]}
+    told = resume._other_data(before, {"train_size": 9, "class_names": ["n8"]})
+    assert told == "classes that are gone: n0, n1, n2, n3, n4 and 3 more"
+
+
+def test_a_copy_of_the_images_elsewhere_is_as_good(tmp_path: Path, pictures: Path) -> None:
+    assert go_with(pictures, tmp_path / "run", "stop_at=2") == SAVED
+    assert go_with(pictures.rename(tmp_path / "elsewhere"), tmp_path / "run") == DONE
+    assert result(tmp_path / "run")["resumed_from"] == 2
+
+
+def test_a_checkpoint_of_a_version_that_kept_no_names_of_images_is_accepted(
+    tmp_path: Path, pictures: Path
+) -> None:
+    assert go_with(pictures, tmp_path / "run", "stop_at=2") == SAVED
+    (newest,) = checkpoint.newest_first(tmp_path / "run" / "checkpoints")
+    loaded = checkpoint.load(newest)
+    del loaded.state["data"]
+    checkpoint.save(newest.parent, loaded)
+    more(pictures)
+    assert go_with(pictures, tmp_path / "run", "stop_at=3") == SAVED
+    assert began_at(tmp_path / "run") == 2
 
 
 def test_more_steps_go_on_and_say_so_but_fewer_are_refused(
