@@ -13,8 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NoReturn
 
-from train import config as configs
-from train.arguments import read
+from train.arguments import Asked, read
 from train.environment import RankInfo, read_rank_info, said_rank, says_threads
 from train.status import BAD_INPUT, DONE, FAILED, NOT_SAVED, SAVED, TrainingRefused
 from train.stop import StopRequest, die_of_interrupt, listen, save_when_terminated
@@ -40,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         # Torch's agent asks for the traceback of a rank that fails in a file of its own.
         from torch.distributed.elastic.multiprocessing.errors import record
 
-        return record(run)(asked.config, asked.name, asked.resume, info, request, asked.note) or DONE
+        return record(run)(asked, info, request) or DONE
     except TrainingRefused as error:
         if error.rank == rank:
             print(f"train: {error}", file=sys.stderr)
@@ -49,10 +48,8 @@ def main(arguments: Sequence[str]) -> int:
         return BAD_INPUT
 
 
-def run(
-    config: configs.Config, name: str, resume_from: str, info: RankInfo, request: StopRequest, note: str = ""
-) -> int:
-    """Build the parts, train, evaluate, report. `note` is said once. Returns the exit status."""
+def run(asked: Asked, info: RankInfo, request: StopRequest) -> int:
+    """Build the parts, train, evaluate, report. Returns the exit status."""
     import torch
 
     from train import (
@@ -73,6 +70,7 @@ def run(
         trouble,
     )
 
+    config, name, note = asked.config, asked.name, asked.note
     device = distributed.choose_device(config.device, info)
     distributed.be_deterministic(config.deterministic, device)
     distributed.use_threads(config.threads, says_threads(os.environ))
@@ -83,8 +81,6 @@ def run(
         if world.is_first:
             report.show(line)
 
-    if note:
-        say(note)
     with world.unanimous():
         source = datasets.open_source(config.data, seed=config.seed, device=device)
         torch.manual_seed(rng.seed_for(config.seed, rng.WEIGHTS))
@@ -94,6 +90,26 @@ def run(
             channels=source.channels,
             image_size=source.image_size,
         )
+    start, stopped, batch_size = None, 0, 0
+    with world.unanimous():
+        if world.is_first:
+            make_run_dir(run_dir)
+            goes_on = resume.goes_on(run_dir, info.attempt)
+            try:
+                start = resume.find_start(run_dir, asked.resume, say, request, goes_on=goes_on)
+            except resume.StoppedWaiting:
+                stopped = 1
+            batch_size = resume.batch_size(start, config, world, is_given=asked.is_batch_given)
+    stopped, batch_size = world.sum([stopped, batch_size])  # all but rank 0's are 0
+    if stopped:
+        say("stopped before the first step, as a checkpoint could not be read: the next attempt tries again")
+        world.close()
+        return SAVED
+    if batch_size != config.batch_size:
+        config = dataclasses.replace(config, batch_size=batch_size)
+        note = f"{name}: batch_size {batch_size} as in the checkpoint, {batch_size // world.size} a rank"
+    if note:
+        say(note)
     total = schedule.total_steps(
         steps=config.steps, epochs=config.epochs, train_size=source.train_size, batch_size=config.batch_size
     )
@@ -103,25 +119,12 @@ def run(
         f"{total} steps of {config.batch_size} images on {world.size} x {device.type} ({world.backend})"
     )
     student = learner.Learner(model, config, world)
-    start, is_stopped = None, False
-    with world.unanimous():
-        if world.is_first:
-            make_run_dir(run_dir)
-            goes_on = resume.goes_on(run_dir, info.attempt)
-            try:
-                start = resume.find_start(run_dir, resume_from, say, request, goes_on=goes_on)
-            except resume.StoppedWaiting:
-                is_stopped = True
-    if any(world.sum([int(is_stopped)])):
-        say("stopped before the first step, as a checkpoint could not be read: the next attempt tries again")
-        world.close()
-        return SAVED
     with world.unanimous():
         if world.is_first:
             if start:
                 resume.check_same(start.checkpoint.state, config, source.fingerprint, world, total, say)
                 say(f"resumed from {start.path}: step {start.checkpoint.step} of {total}")
-            resume.clear_way(run_dir, resume_from, start, say, goes_on=goes_on)
+            resume.clear_way(run_dir, asked.resume, start, say, goes_on=goes_on)
             resume.tell(run_dir, name, config, world, start, info.attempt)
     resume.share(start, student, world)
     student.start((source.channels, source.image_size, source.image_size))

@@ -41,6 +41,8 @@ class Asked:
     resume: str
     note: str = ""
     """What was changed of the config; empty for nothing."""
+    is_batch_given: bool = True
+    """Whether somebody chose the batch size, by a file of their own or on the command line."""
 
 
 def read(arguments: Sequence[str], world_size: int) -> Asked:
@@ -48,9 +50,10 @@ def read(arguments: Sequence[str], world_size: int) -> Asked:
     options = parse(arguments)
     path = configs.find(options.config)
     config = configs.load(path, options.overrides)
-    asked = Asked(name=path.stem, config=config, resume=options.resume)
     chosen = {override.partition("=")[0] for override in options.overrides}
-    if path.parent != configs.SHIPPED or chosen & {"batch_size", "accumulation"}:
+    is_given = path.parent != configs.SHIPPED or "batch_size" in chosen
+    asked = Asked(name=path.stem, config=config, resume=options.resume, is_batch_given=is_given)
+    if is_given or "accumulation" in chosen:
         configs.check_batch(config, world_size)
         return asked
     return _fitted(asked, world_size)

@@ -120,6 +120,23 @@ def find_start(
     return start
 
 
+def batch_size(start: ResumePoint | None, config: Config, world: World, *, is_given: bool) -> int:
+    """The batch to train with: the checkpoint's where nobody gave one, as the one that this program chose
+    depends on the number of ranks. Raises TrainingRefused where these ranks cannot share it."""
+    saved = start.checkpoint.state["config"].get("batch_size") if start else None
+    if is_given or type(saved) is not int:
+        return config.batch_size
+    parts = world.size * config.accumulation
+    if saved % parts:
+        raise TrainingRefused(
+            "resume-batch-size",
+            f"batch_size is {saved} in the checkpoint, no multiple of {world.size} ranks x accumulation "
+            f"{config.accumulation} = {parts}: start a number of ranks that divides it, or give another run "
+            "directory, or --resume never",
+        )
+    return saved
+
+
 def clear_way(run_dir: Path, resume: str, start: ResumePoint | None, say: Say, *, goes_on: bool) -> None:
     """Move the checkpoints that do not lead to the start, whole or damaged, to RUN/previous-N/: those beyond
     it, and all where the start is none of them. A later attempt would take the newest for its own."""

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,9 @@ from tests.embedded.ready import Training
 from tests.ports import free_port
 from train import checkpoint, metrics
 
-SMALL = [
-    "--config",
-    "digits-short",
-    "model.name=shufflenet_v2_x0_5",
-    "data.image_size=16",
-    "batch_size=16",
-    "device=cpu",
-]
+SHIPPED = ["--config", "digits-short", "model.name=shufflenet_v2_x0_5", "data.image_size=16", "device=cpu"]
+"""Without a batch size that somebody gave."""
+SMALL = [*SHIPPED, "batch_size=16"]
 BOUND_S = 150
 
 
@@ -112,7 +107,14 @@ class Torchrun(Started):
 class Ranks(Started):
     """Ranks without an agent, as where a scheduler starts a task for each; so many on each node."""
 
-    def __init__(self, run_dir: Path, *arguments: str, nodes: int = 1, ranks: int = 2) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        *arguments: str,
+        nodes: int = 1,
+        ranks: int = 2,
+        base: Sequence[str] = SMALL,
+    ) -> None:
         self.ranks: list[Training] = []
         world = {"WORLD_SIZE": str(nodes * ranks), "LOCAL_WORLD_SIZE": str(ranks)}
         world |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
@@ -120,7 +122,7 @@ class Ranks(Started):
             node, local_rank = divmod(rank, ranks)
             here = {"RANK": str(rank), "LOCAL_RANK": str(local_rank), "APPTRAIN_NODE": f"node-{node}"}
             env = environment(run_dir) | world | here
-            self.ranks.append(Training(*SMALL, *arguments, cwd=run_dir.parent, env=env))
+            self.ranks.append(Training(*base, *arguments, cwd=run_dir.parent, env=env))
 
     def is_running(self) -> bool:
         return all(rank.is_running() for rank in self.ranks)
@@ -265,6 +267,26 @@ def test_another_number_of_ranks_goes_on_with_the_same_samples_and_says_what_cha
         checkpoint.load(run / "checkpoints" / "step-00000040").state["run"]["id"] for run in (whole, parts)
     ]
     assert runs[1] == checkpoint.load(saved).state["run"]["id"] != runs[0]
+
+
+def test_the_batch_that_was_fitted_to_the_ranks_stays_where_others_can_share_it(tmp_path: Path) -> None:
+    """Of 128 images three ranks make 129, which one rank can train on, and two cannot."""
+    run_dir = tmp_path / "run"
+    for ended in Ranks(run_dir, "stop_at=1", ranks=3, base=SHIPPED).wait():
+        assert ended.returncode == 75, ended.stderr
+    refused = Ranks(run_dir, ranks=2, base=SHIPPED).wait()
+    assert [rank.returncode for rank in refused] == [64, 64]
+    assert [line for rank in refused for line in rank.stderr.splitlines() if line.startswith("train: ")] == [
+        "train: batch_size is 129 in the checkpoint, no multiple of 2 ranks x accumulation 1 = 2: start a number "
+        "of ranks that divides it, or give another run directory, or --resume never"
+    ]
+    (done,) = Ranks(run_dir, "stop_at=2", ranks=1, base=SHIPPED).wait()
+    assert done.returncode == 75, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0] == "digits-short: batch_size 129 as in the checkpoint, 129 a rank"
+    assert lines[1].endswith("40 steps of 129 images on 1 x cpu (gloo)")
+    (newest, *_) = checkpoint.newest_first(run_dir / "checkpoints")
+    assert checkpoint.load(newest).state["position"] == 2 * 129
 
 
 def wait_for_a_step(run_dir: Path, run: Started) -> None:

@@ -201,6 +201,10 @@ def test_a_batch_that_somebody_chose_is_kept_or_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingRefused, match="batch_size is 64, no multiple of 3 ranks"):
         read(["--config", str(written(tmp_path, "batch_size: 64"))], 3)
     assert read(["--config", "digits", "batch_size=66"], 3).config.batch_size == 66
+    assert read(["--config", "digits", "batch_size=66"], 3).is_batch_given
+    assert read(["--config", str(written(tmp_path, "batch_size: 66"))], 3).is_batch_given
+    assert not read(["--config", "digits", "accumulation=2"], 2).is_batch_given
+    assert not read(["--config", "digits"], 3).is_batch_given
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from entrypoint.job.rundir import RunDirectory
 from train import __main__ as program
 from train import checkpoint, datasets, loop, metrics, report, resume, stop
 from train.__main__ import run
+from train.arguments import Asked
 from train.config import Config, find, load
 from train.distributed import World
 from train.environment import RankInfo
@@ -91,6 +92,7 @@ def go(
     request: StopRequest | None = None,
     picture: bool = False,
     note: str = "",
+    is_batch_given: bool = True,
     attempt: int = 0,
 ) -> int:
     place = RankInfo(node="here", run_dir=folder, attempt=attempt)
@@ -98,7 +100,10 @@ def go(
     with pytest.MonkeyPatch.context() as patch:
         if not picture:  # It takes longer than all the rest of such a run.
             patch.setattr(report, "draw", lambda _, __, path: path.touch())
-        return run(small(*overrides), "small", resume, place, request or StopRequest(), note)
+        asked = Asked(
+            name="small", config=small(*overrides), resume=resume, note=note, is_batch_given=is_batch_given
+        )
+        return run(asked, place, request or StopRequest())
 
 
 def is_drawn(folder: Path) -> bool:
@@ -286,7 +291,8 @@ def test_a_run_gives_a_sign_of_life_after_every_step_and_in_evaluations(
 
     monkeypatch.setattr(Path, "write_text", spy)
     place = RankInfo(node="here", run_dir=tmp_path / "run", heartbeat=tmp_path / "0")
-    assert run(small(), "small", "auto", place, StopRequest()) == DONE
+    asked = Asked(name="small", config=small(), resume="auto")
+    assert run(asked, place, StopRequest()) == DONE
     assert signs[:8] == [str(step) for step in range(1, 9)]
     assert set(signs[8:]) == {"8"}
     assert len(signs[8:]) >= 360 // 64
@@ -349,7 +355,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning(
     capsys.readouterr()
     assert go(tmp_path) == DONE
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1:5] == [
+    assert [*lines[:2], *lines[3:5]] == [
         f"WARNING: skipped {tmp_path}/checkpoints/step-00000008: complete.json: No such file or directory",
         f"WARNING: skipped {damaged}: model.safetensors is not as it was written",
         f"resumed from {tmp_path}/checkpoints/step-00000003: step 3 of 8",
@@ -655,6 +661,39 @@ def test_a_checkpoint_of_a_version_that_kept_no_names_of_images_is_accepted(
     more(pictures)
     assert go_with(pictures, tmp_path / "run", "stop_at=3") == SAVED
     assert began_at(tmp_path / "run") == 2
+
+
+def test_a_batch_that_nobody_gave_is_the_checkpoints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """This program fits that of a shipped config to the ranks; others of them can share it, too."""
+    assert go(tmp_path / "whole", "batch_size=12") == DONE
+    assert go(tmp_path / "run", "batch_size=12", "stop_at=3") == SAVED
+    with pytest.raises(TrainingRefused, match=r"batch_size \(12 -> 16\): give the same"):
+        go(tmp_path / "run", "batch_size=16")
+    capsys.readouterr()
+    for overrides, status in (["stop_at=4"], SAVED), ([], DONE):
+        assert (
+            go(tmp_path / "run", "batch_size=16", *overrides, note="fitted", is_batch_given=False) == status
+        )
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == "small: batch_size 12 as in the checkpoint, 12 a rank"
+        assert lines[1].endswith("8 steps of 12 images on 1 x cpu (gloo)")
+    assert trace(tmp_path / "run") == trace(tmp_path / "whole")
+    assert result(tmp_path / "run")["weights_sha256"] == result(tmp_path / "whole")["weights_sha256"]
+    assert result(tmp_path / "run")["batch_size"] == 12
+
+
+def test_a_batch_of_a_checkpoint_that_these_ranks_cannot_share_is_refused_with_the_numbers(
+    tmp_path: Path,
+) -> None:
+    assert go(tmp_path, "batch_size=9", "stop_at=3") == SAVED
+    with pytest.raises(TrainingRefused) as refusal:
+        go(tmp_path, "accumulation=2", is_batch_given=False)
+    assert str(refusal.value) == (
+        "batch_size is 9 in the checkpoint, no multiple of 1 ranks x accumulation 2 = 2: start a number of ranks "
+        "that divides it, or give another run directory, or --resume never"
+    )
 
 
 def test_more_steps_go_on_and_say_so_but_fewer_are_refused(
