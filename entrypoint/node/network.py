@@ -25,9 +25,11 @@ from entrypoint.core.errors import BadInput, Unavailable
 from entrypoint.node import processes
 from entrypoint.plan.launch_plan import LaunchPlan, with_env, with_local_addr
 from entrypoint.plan.origin import Origin, ValueSource, derived_from, from_variable
+from entrypoint.plan.rules import nccl_names
 from entrypoint.schedulers import slurm
 
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
+FAMILY = "NCCL_SOCKET_FAMILY"
 BY_ADDRESS = derived_from("rendezvous.local_addr")
 FIRST = "the first node's name"
 OWN = "this node's name"
@@ -39,6 +41,7 @@ class Interface:
     """One of the network on this machine."""
 
     name: str
+    """As gloo and NCCL find it: an address with a label of its own, such as eth0:1, goes by that alone."""
     addresses: tuple[str, ...]
     """IPv4 first, in the system's order; no link-local ones of IPv6, which mean nothing elsewhere."""
     is_up: bool
@@ -75,18 +78,13 @@ class ThisMachine:
         import psutil
 
         stats = psutil.net_if_stats()
-        addresses: dict[str, list[str]] = {}
-        for label, entries in psutil.net_if_addrs().items():
-            # A further address may have a label of its own: eth0:1 is eth0's.
-            of_interface = addresses.setdefault(label.partition(":")[0], [])
-            of_interface += [
-                one.address for one in entries if one.family in (socket.AF_INET, socket.AF_INET6)
-            ]
         found = []
-        for name, texts in addresses.items():
+        for name, entries in psutil.net_if_addrs().items():
+            texts = [entry.address for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
             usable = [text for text in texts if not ipaddress.ip_address(text).is_link_local or "." in text]
             usable.sort(key=lambda text: ":" in text)
-            is_up = name in stats and stats[name].isup
+            device = name.partition(":")[0]
+            is_up = device in stats and stats[device].isup
             found.append(Interface(name=name, addresses=tuple(usable), is_up=is_up))
         return found
 
@@ -125,10 +123,11 @@ def find(plan: LaunchPlan, env: Mapping[str, str], machine: NetworkView | None =
     first, own, notes = _addresses(plan, machine)
     interface = _with_address(plan, own, interfaces.values())
     plan = with_local_addr(dataclasses.replace(plan, notes=plan.notes + notes), own)
-    names = {GLOO: interface.name, NCCL: f"={interface.name}"}
+    names = {GLOO: interface.name, NCCL: nccl_names(interface.name)}
     added = {name: value for name, value in names.items() if not (env.get(name) or plan.env.get(name))}
     plan = with_env(plan, added, BY_ADDRESS)
     _check_chosen(plan, env, interfaces)
+    plan = with_env(plan, _family_of_label(plan, env), derived_from(f"env.{NCCL}"))
     gloo = interfaces[_chosen(plan, env, GLOO).split(",")[0]]
     # Gloo takes an interface's first address, which need not be the rendezvous's.
     return Endpoint(plan=plan, first=first, interface=gloo.name, address=gloo.addresses[0])
@@ -315,6 +314,14 @@ def _check_chosen(plan: LaunchPlan, env: Mapping[str, str], interfaces: Mapping[
             raise _absent(plan, _given(plan, NCCL, spec), interfaces.values())
 
 
+def _family_of_label(plan: LaunchPlan, env: Mapping[str, str]) -> dict[str, str]:
+    """What keeps NCCL to the address of a label, which is always one of IPv4. By the device's name it would
+    find that device's link-local address of IPv6 as well, for a second interface."""
+    names = _chosen(plan, env, GLOO)
+    is_label = ":" in names and _chosen(plan, env, NCCL) == nccl_names(names)
+    return {FAMILY: "AF_INET"} if is_label and not _chosen(plan, env, FAMILY) else {}
+
+
 def _not_of_gloo(plan: LaunchPlan, value: str, name: str, interfaces: Iterable[Interface]) -> BadInput:
     """What is wrong with a name of gloo's that this node does not have."""
     given, has = _given(plan, GLOO, value), _listed(interfaces)
@@ -378,7 +385,8 @@ def _nccl_takes(spec: str, name: str) -> bool:
     excluding = spec.startswith("^")
     spec = spec.removeprefix("^")
     exact = spec.startswith("=")
-    parts = filter(None, spec.removeprefix("=").split(","))
+    # What follows a colon is a port to it.
+    parts = (part.partition(":")[0] for part in spec.removeprefix("=").split(",") if part)
     listed = any(name == part if exact else name.startswith(part) for part in parts)
     return listed != excluding
 

@@ -480,8 +480,7 @@ def _workers_env(
         found["FI_PROVIDER"] = Setting(value="efa", source=settings["fabric"].source)
     interface = _interface(allocation, settings)
     if interface.value:
-        # NCCL takes a bare name as a prefix: eth1 would match eth10 as well.
-        names = {"GLOO_SOCKET_IFNAME": interface.value, "NCCL_SOCKET_IFNAME": f"={interface.value}"}
+        names = {"GLOO_SOCKET_IFNAME": interface.value, "NCCL_SOCKET_IFNAME": nccl_names(interface.value)}
         for name, value in names.items():
             of_site = name in profile.env and not _is_one_machine(allocation)
             if interface.origin.is_user or not (name in env or of_site):
@@ -502,6 +501,16 @@ def _of_doctor(
     if profile.path:
         found["APPTRAIN_PROFILE"] = Setting(value=profile.path, source=from_profile(profile.name))
     return found
+
+
+def nccl_names(names: str) -> str:
+    """Interfaces as NCCL takes them, several with commas between them.
+
+    It takes a bare name as a beginning: eth1 would match eth10 as well. But eth0:1, the label of an address,
+    it finds by such a beginning alone: what follows a colon it takes for a port.
+    """
+    devices = ",".join(name.partition(":")[0] for name in names.split(","))
+    return f"={names}" if devices == names else devices
 
 
 def _interface(allocation: Allocation, settings: Settings) -> Setting:

@@ -256,6 +256,39 @@ def test_an_interface_that_was_asked_for_is_gloos_and_ncclss_and_the_rendezvous_
     assert endpoint.plan.env["NCCL_SOCKET_IFNAME"] == "=hsn0"
 
 
+LABELS = [interface("lo", "127.0.0.1"), interface("eth0"), interface("eth0:1", "10.77.42.27")]
+
+
+@pytest.mark.parametrize("options", [(), ("--interface", "eth0:1")])
+def test_gloo_finds_an_address_by_its_label_and_nccl_by_its_device(options: tuple[str, ...]) -> None:
+    endpoint = find(host(27, table=LABELS), "gpu-b07", "--device", "cuda", "--nproc-per-node", "1", *options)
+    assert seen(endpoint) == ("10.77.42.11", "10.77.42.27", "eth0:1", "10.77.42.27")
+    env = endpoint.plan.env
+    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_SOCKET_IFNAME"]) == ("eth0:1", "eth0")
+    assert env["NCCL_SOCKET_FAMILY"] == "AF_INET", "not the link-local address of eth0"
+
+
+def test_what_the_user_tells_nccl_stays_if_the_address_has_a_label() -> None:
+    for env in ({"NCCL_SOCKET_IFNAME": "eth"}, {"NCCL_SOCKET_FAMILY": "AF_INET6"}):
+        plan = find(host(27, table=LABELS), "gpu-b07", env=env).plan
+        assert not {*env, "NCCL_SOCKET_FAMILY"} & set(plan.env)
+    assert "NCCL_SOCKET_FAMILY" not in find(host(27), "gpu-b07").plan.env
+
+
+def test_a_device_whose_address_has_a_label_is_refused_with_that() -> None:
+    assert refusal(host(27, table=LABELS), "gpu-b07", "--interface", "eth0") == (
+        64,
+        "--interface eth0: it has no address on gpu-b07, which has eth0 (without address), eth0:1 (10.77.42.27)",
+    )
+    found = refusal(
+        host(27, table=LABELS),
+        "gpu-b07",
+        *("--device", "cuda", "--nproc-per-node", "1"),
+        env={"NCCL_SOCKET_IFNAME": "=eth0:1"},
+    )
+    assert found[1].startswith("NCCL_SOCKET_IFNAME==eth0:1: gpu-b07 has no such interface, "), "1 is a port"
+
+
 def test_variables_that_the_user_set_stay_and_the_other_is_still_set() -> None:
     env = {"GLOO_SOCKET_IFNAME": "hsn0,eth0"}
     endpoint = find(host(27), "gpu-b07", env=env)
@@ -513,7 +546,9 @@ def test_the_stores_name_is_node_0s_where_that_leads_to_its_address(monkeypatch:
     assert [agent.name_of("10.77.42.11", name) for name in names] == ["gpu-a01", *["10.77.42.11"] * 4]
 
 
-def test_an_address_with_a_label_of_its_own_is_its_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_with_a_label_goes_by_that_and_is_up_if_its_device_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def address(text: str) -> object:
         return SimpleNamespace(family=socket.AF_INET, address=text)
 
@@ -521,7 +556,8 @@ def test_an_address_with_a_label_of_its_own_is_its_interfaces(monkeypatch: pytes
     monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
     monkeypatch.setattr(psutil, "net_if_stats", lambda: {"eth0": SimpleNamespace(isup=True)})
     assert ThisMachine().interfaces() == [
-        Interface(name="eth0", addresses=("10.0.0.1", "10.0.0.2"), is_up=True),
+        Interface(name="eth0", addresses=("10.0.0.1",), is_up=True),
+        Interface(name="eth0:1", addresses=("10.0.0.2",), is_up=True),
         Interface(name="ib0", addresses=("10.1.0.1",), is_up=False),
     ]
 
