@@ -75,7 +75,7 @@ class Stack:
     @property
     def image(self) -> Path:
         """The image's file on the usual processor; `image_on` has that of others."""
-        return _image(self.name, is_default=self.is_default)
+        return image_of(self.name)
 
     def fits(self, driver: str, machine: str) -> bool:
         """Whether it runs with this driver, on a processor that has builds of it; '': unknown."""
@@ -93,16 +93,16 @@ class Stack:
 
 
 def image_here(name: str, given: str) -> Path:
-    """The file `given`, or if that is empty the image of this stack ('': the default) on this machine. All
-    it reads are the stacks' names."""
+    """The file `given`, or if that is empty the image of this stack ('': the default) on this machine."""
     if given:
         return Path(given).resolve()
     check_name(name)
-    return image_on(_image(name, is_default=name in ("", names()[0])), platform.machine())
+    return image_on(image_of(name), platform.machine())
 
 
-def _image(name: str, *, is_default: bool) -> Path:
-    return CONTAINERS / ("image.sif" if is_default else f"image-{name}.sif")
+def image_of(name: str) -> Path:
+    """The image of this stack ('': the default) on the usual processor; all it reads are the names."""
+    return CONTAINERS / ("image.sif" if name in ("", names()[0]) else f"image-{name}.sif")
 
 
 def image_on(image: Path, machine: str) -> Path:
@@ -188,13 +188,17 @@ def choose(name: str, driver: str, machine: str) -> Stack:
     return max(fitting, key=lambda stack: (stack.is_default, _numbers(stack.cuda)))
 
 
-def of_site(name: str, driver: str, machine: str) -> Stack:
-    """The one whose image the jobs of a site take. If none fits its driver, which `apptrain submit` says, the
-    default: a job may have an image of its own."""
-    try:
-        return choose(name, driver, machine)
-    except BuildRefused:
-        return find("")
+def of_site(name: str, driver: str, machine: str) -> str:
+    """The name of the stack whose image the jobs of a site take. If none fits its driver, which
+    `apptrain submit` says, the default: a job may have an image of its own. ImportError: it depends on the
+    driver or the processor, and there is no PyYAML."""
+    known = names()
+    if not name and (driver or machine):
+        try:
+            return choose("", driver, machine).name
+        except BuildRefused:
+            pass
+    return name if name in known else known[0]
 
 
 def others(stack: Stack, architecture: str) -> dict[str, dict[str, Any]]:

@@ -99,7 +99,7 @@ def lines(profile: Profile, content: Any, digest: str) -> str:
         "module": container.modules,
         "apptainer": container.program,
         "option": container.options,
-        "image": stacks.of_site(container.stack, nodes.driver, nodes.architecture).image.name,
+        "image": stacks.image_of(stacks.of_site(container.stack, nodes.driver, nodes.architecture)).name,
         CONTENT: json.dumps(_named(content)),
     }
     found = [HEADER.format(name=profile.name)]

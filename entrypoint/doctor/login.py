@@ -15,6 +15,7 @@ from pathlib import Path
 
 from containers import lustre, stacks
 from entrypoint.core import files
+from entrypoint.core.checkout import make
 from entrypoint.doctor import facts, judge
 from entrypoint.doctor.judge import Finding
 from entrypoint.doctor.table import Report
@@ -52,21 +53,33 @@ def _of_submission(node: str, home: Path, site: Profile, env: Mapping[str, str])
     elif not program and not site.container.modules and not any(map(shutil.which, PROGRAMS)):
         text = "neither apptainer nor singularity is in PATH"
         yield Finding(node, "program", text, "load its module, or name it in APPTRAIN_APPTAINER or a profile")
-    machine = site.nodes.architecture or os.uname().machine
-    stack = stacks.of_site(site.container.stack, site.nodes.driver, site.nodes.architecture)
-    image = Path(
-        env.get("APPTRAIN_IMAGE") or stacks.image_on(home / "containers" / stack.image.name, machine)
-    )
+    yield from _of_image(node, home, site, env)
+    if not any(map(shutil.which, SUBMIT)):
+        text = f"neither {' nor '.join(SUBMIT)} is in PATH"
+        yield Finding(node, "scheduler", text, "log in where jobs are submitted")
+
+
+def _of_image(node: str, home: Path, site: Profile, env: Mapping[str, str]) -> Iterable[Finding]:
+    given, build = env.get("APPTRAIN_IMAGE", ""), "apptrain image build"
+    if given:
+        image = Path(given)
+    else:
+        try:
+            stack = stacks.of_site(site.container.stack, site.nodes.driver, site.nodes.architecture)
+        except ImportError:
+            text = "which image jobs of this profile take is not known without PyYAML"
+            remedy = f"python3 -m pip install --user pyyaml, or {make('venv-image')}"
+            yield Finding(node, "image", text, remedy)
+            return
+        machine = site.nodes.architecture or os.uname().machine
+        image = stacks.image_on(home / "containers" / stacks.image_of(stack).name, machine)
+        build += f" --stack {stack}" if stack != stacks.names()[0] else ""
     if not files.is_there(image):
-        build = "apptrain image build" + ("" if stack.is_default else f" --stack {stack.name}")
         yield Finding(
             node, "image", f"there is no image {image}", f"{build}, or one that exists in APPTRAIN_IMAGE"
         )
-    elif not env.get("APPTRAIN_IMAGE") and not files.exists(image.with_suffix(".json")):
+    elif not given and not files.exists(image.with_suffix(".json")):
         text = f"no lock says what is in {image}: {image.with_suffix('.json').name} is not beside it"
         yield Finding(node, "image", text, "build it with apptrain image build, or copy both")
     if found := lustre.finding(image):
         yield Finding(node, "image", *found)
-    if not any(map(shutil.which, SUBMIT)):
-        text = f"neither {' nor '.join(SUBMIT)} is in PATH"
-        yield Finding(node, "scheduler", text, "log in where jobs are submitted")

@@ -284,6 +284,21 @@ def test_the_long_spellings_go_on_working() -> None:
     assert shown.stdout == run(CHECKOUT / "apptrain", "run", "--help", VENV=sys.prefix).stdout
 
 
+@pytest.mark.parametrize("python", list(pythons()), ids=lambda path: path.name)
+def test_the_doctor_misses_pyyaml_only_if_the_image_depends_on_the_nodes_driver(
+    python: Path, tmp_path: Path
+) -> None:
+    env = {**bare(python, tmp_path), "PYTHONPATH": str(tmp_path / "none"), "PROJECT": "p", "USER": "u"}
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none/yaml.py").write_text("raise ImportError\n")
+    for profile, is_unknown in ((), False), (("--profile", "gadi"), False), (("--profile", "derecho"), True):
+        asked = run(CHECKOUT / "apptrain", "doctor", "--json", *profile, cwd=tmp_path, **env)
+        assert asked.stderr == ""
+        remedies = [one["remedy"] for one in json.loads(asked.stdout)["findings"] if one["check"] == "image"]
+        remedy = f"python3 -m pip install --user pyyaml, or make -C {CHECKOUT} venv-image"
+        assert (remedy in remedies) == is_unknown
+
+
 @pytest.mark.parametrize("command", ["demo", "run", "check"])
 def test_what_needs_torch_says_where_to_run_it_where_there_is_none(command: str, tmp_path: Path) -> None:
     python = min(pythons(), key=lambda path: int(path.name.rpartition(".")[2]))

@@ -200,3 +200,20 @@ def test_a_stack_fits_a_driver_from_its_own_on_and_its_processors(
     driver: str, machine: str, fits: bool
 ) -> None:
     assert stacks.find("cu132").fits(driver, machine) is fits
+
+
+@pytest.mark.parametrize(
+    ("name", "driver", "machine", "found"),
+    [
+        ("", "", "", "cu132"),
+        ("cu126", "610", "", "cu126"),
+        ("cu1", "530", "", "cu132"),
+        ("", "530.30.02", "", "cu128"),
+        ("", "", "aarch64", "cu132"),
+        ("", "400", "", "cu132"),
+    ],
+)
+def test_the_stack_of_a_site_is_its_own_else_the_one_that_fits_else_the_default(
+    name: str, driver: str, machine: str, found: str
+) -> None:
+    assert stacks.of_site(name, driver, machine) == found
