@@ -222,10 +222,16 @@ def _take(entries: list[Entry], offline: Path, cache: Path) -> None:
 
 
 def _link(origin: Path, target: Path) -> None:
+    """Have the file under a second name, which it gets only once it is whole."""
     try:
         os.link(origin, target)
     except OSError:  # another file system or owner, or one without hard links
-        shutil.copyfile(origin, target)
+        part = target.with_name(f".{target.name}.{os.getpid()}")
+        try:
+            shutil.copyfile(origin, part)
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
 
 
 def _gone(entry: Entry, base: Base, architecture: str, address: str) -> str:

@@ -1,9 +1,12 @@
 """Debian's packages: their lock, and how they are fetched."""
 
+import errno
 import functools
 import hashlib
 import http.server
 import lzma
+import os
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -220,6 +223,34 @@ def test_an_offline_directory_is_all_that_is_asked(tmp_path: Path, monkeypatch: 
         debian.lay_out(BASE, "amd64", lock, cache, repository, offline=offline)
         assert (repository / "hello_1.0-1_all.deb").read_bytes() == b"hello 1.0-1"
         given.unlink()
+
+
+def test_a_copy_that_was_cut_is_not_taken_for_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The offline directory lies on another file system, and the disk is full."""
+    entry = package(tmp_path / "mirror")
+    lock = tmp_path / "lock"
+    lock.write_text(debian.write_index([entry]))
+    copy = shutil.copyfile
+
+    def link(*_: Path) -> None:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+
+    def cut(origin: Path, target: Path) -> None:
+        target.write_bytes(origin.read_bytes()[:3])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "link", link)
+    monkeypatch.setattr(shutil, "copyfile", cut)
+    cache, repository = tmp_path / "cache", tmp_path / "repository"
+    with pytest.raises(OSError, match="No space left on device"):
+        debian.lay_out(BASE, "amd64", lock, cache, repository, offline=tmp_path / "mirror")
+    assert list((cache / "debs").iterdir()) == []
+    monkeypatch.setattr(shutil, "copyfile", copy)
+    debian.lay_out(BASE, "amd64", lock, cache, repository, offline=tmp_path / "mirror")
+    (kept,) = (cache / "debs").iterdir()
+    assert kept.read_bytes() == b"hello 1.0-1"
 
 
 def test_a_server_that_does_not_answer_is_69(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
