@@ -26,6 +26,7 @@ PLATFORMS: Final = {
 }
 """What the base's glibc (2.41) can load."""
 UV_PLATFORMS: Final = {"amd64": "x86_64-manylinux_2_28", "arm64": "aarch64-manylinux_2_28"}
+_PIN = re.compile(r"^([A-Za-z0-9._-]+)==([^\s;]+)", re.MULTILINE)
 _INCLUDES = re.compile(r"^[ \t]*(?:-r|-c|--requirement|--constraint)[ \t=]*([^\s#]+)", re.MULTILINE)
 """Lines of a requirements file that name another."""
 
@@ -107,8 +108,10 @@ def lock_extra(stack: Stack, architecture: str, extra: Path) -> Path:
     base = stack.lock(architecture)
     target = extra.with_name(f"{extra.stem}.{stack.name}-{architecture}.lock")
     mark = f"# For {extra.name} and {base.name}: {digest(*_with_included(extra), base)}\n"
-    if target.exists() and target.read_text(encoding="utf-8").startswith(mark):
-        return target
+    if target.exists():
+        found = target.read_text(encoding="utf-8")
+        if found.startswith(mark) and not _by_place(found):
+            return target
     pins = pinned(base)
     with tempfile.TemporaryDirectory() as folder:
         held, out = Path(folder, base.name), Path(folder, "lock")
@@ -128,12 +131,24 @@ def lock_extra(stack: Stack, architecture: str, extra: Path) -> Path:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise BuildRefused("extra-conflict", _conflict(stack, extra, pins, done.stderr))
-        blocks = re.split(r"^(?=[A-Za-z0-9])", out.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    new = [block for block in blocks if block.strip() and _name(block) not in pins]
+        blocks = re.split(r"^(?=[^\s#])", out.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    new = "".join(block for block in blocks if block.strip() and _name(block) not in pins)
+    if by_place := _by_place(new):
+        raise BuildRefused(
+            "extra-by-place",
+            f"EXTRA={extra}: {by_place[0]} names a place, and the build has no network: give NAME==VERSION, "
+            "and the page or directory that has the wheel in UV_FIND_LINKS and PIP_FIND_LINKS",
+        )
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
-    fresh.write_text(mark + "".join(new), encoding="utf-8")
+    fresh.write_text(mark + new, encoding="utf-8")
     fresh.replace(target)
     return target
+
+
+def _by_place(lock: str) -> list[str]:
+    """What a lock has by a URL or a path. `fetch` would have no wheel for the build then."""
+    requirements = re.findall(r"^[^\s#].*?(?= *\\?$)", lock, re.MULTILINE)
+    return [requirement for requirement in requirements if not _PIN.match(requirement)]
 
 
 def uv() -> Path:
@@ -143,8 +158,7 @@ def uv() -> Path:
 
 def pinned(lock: Path) -> dict[str, str]:
     """Names to versions."""
-    lines = re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", lock.read_text(encoding="utf-8"), re.MULTILINE)
-    return {_name(name): version for name, version in lines}
+    return {_name(name): version for name, version in _PIN.findall(lock.read_text(encoding="utf-8"))}
 
 
 def _name(requirement: str) -> str:

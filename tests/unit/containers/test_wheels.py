@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -230,6 +231,55 @@ def test_a_conflict_of_extra_packages_with_each_other_is_told_in_uvs_words(
     with pytest.raises(BuildRefused) as refused:
         wheels.lock_extra(stacks.find(""), "amd64", extra)
     assert str(refused.value) == f"EXTRA={extra} does not go with stack cu132: No solution: a==1 and a==2"
+
+
+URL = "flash-attn @ https://example.org/flash_attn-2.8-py3-none-any.whl"
+
+
+@pytest.mark.parametrize("place", [URL, "./flash_attn-2.8-py3-none-any.whl"])
+def test_an_extra_package_by_its_place_is_refused_and_gets_no_lock(
+    programs: Programs, tmp_path: Path, place: str
+) -> None:
+    """Also if an earlier version has locked it."""
+    stack, extra = stacks.find(""), tmp_path / "my.txt"
+    extra.write_text(place)
+    has = next(iter(wheels.pinned(stack.lock("amd64"))))
+    locked = f"{has}==9 \\\n    --hash=sha256:0\n{place} \\\n    --hash=sha256:1\n"
+    mark = f"# For my.txt and {stack.lock('amd64').name}: {wheels.digest(extra, stack.lock('amd64'))}\n"
+    programs.writes = compiled(locked)
+    for earlier in ("", mark + locked):
+        (tmp_path / "my.cu132-amd64.lock").write_text(earlier)
+        with pytest.raises(BuildRefused) as refused:
+            wheels.lock_extra(stack, "amd64", extra)
+        assert str(refused.value) == (
+            f"EXTRA={extra}: {place} names a place, and the build has no network: give NAME==VERSION, and the page or "
+            "directory that has the wheel in UV_FIND_LINKS and PIP_FIND_LINKS"
+        )
+        assert (tmp_path / "my.cu132-amd64.lock").read_text() == earlier
+
+
+def test_an_extra_wheel_that_no_index_has_is_locked_and_fetched_from_a_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With uv and pip themselves; by its URL it is refused."""
+    stack, wheel = stacks.find(""), tmp_path / "probe-1.0-py3-none-any.whl"
+    info = {"METADATA": "Metadata-Version: 2.1\nName: probe\nVersion: 1.0\n", "RECORD": ""}
+    info["WHEEL"] = "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in info.items():
+            archive.writestr(f"probe-1.0.dist-info/{name}", text)
+    for name in ("UV_FIND_LINKS", "PIP_FIND_LINKS"):
+        monkeypatch.setenv(name, str(tmp_path))
+    for name in ("UV_OFFLINE", "UV_NO_INDEX", "PIP_NO_INDEX"):
+        monkeypatch.setenv(name, "1")
+    extra = tmp_path / "my.txt"
+    extra.write_text("probe==1.0\n")
+    lock = wheels.lock_extra(stack, "amd64", extra)
+    folder = wheels.fetch(lock, stack.base.python, "amd64", tmp_path / "cache", None)
+    assert (folder / wheel.name).read_bytes() == wheel.read_bytes()
+    extra.write_text(f"probe @ file://{wheel}\n")
+    with pytest.raises(BuildRefused, match=r": probe @ file:///\S+ names a place, "):
+        wheels.lock_extra(stack, "amd64", extra)
 
 
 def test_uv_is_that_of_this_venv_unless_another_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
