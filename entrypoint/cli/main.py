@@ -154,7 +154,7 @@ def _run(argv: Sequence[str]) -> int:
         mistakes.check_torch(name)
     if path := python_path(env.get("PYTHONPATH", "")):
         env["PYTHONPATH"] = path
-    if not plan.no_python:
+    if plan.mode == "torchrun" or not plan.no_python:
         _read_torch_ahead()
     _import_asyncio()
     from entrypoint.run.launch import launch

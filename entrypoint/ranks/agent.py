@@ -132,6 +132,8 @@ def _import(names: list[str]) -> None:
     take a seventh of torch's import, and later, when forks would have to copy what it writes to."""
     import importlib
 
+    if imports := sys.modules.get("apptrain_imports"):  # of the image: its launcher has begun to read ahead
+        vars(imports)["read_ahead"] = lambda: None
     gc.disable()
     for name in ("torch", *names):
         importlib.import_module(name)

@@ -744,7 +744,8 @@ def test_an_option_that_the_command_itself_takes_is_meant_too() -> None:
     ("line", "begins"),
     [
         (["--", "my.py"], True),
-        (["--no-python", "--", "/bin/true"], False),
+        (["--no-python", "--", "/bin/true"], True),  # torchrun itself needs it
+        (["--mode", "rank", "--nproc-per-node", "1", "--no-python", "--", "/bin/true"], False),
         (["--", "gone.py"], False),
     ],
 )

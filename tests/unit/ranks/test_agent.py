@@ -271,6 +271,21 @@ def test_places_of_threads_speak_against_forks_with_cores_of_their_own(
     assert agent._fit_for_forks(Forks(gpus="2"), order, {}) == (why, "")  # nobody asked for them
 
 
+def test_what_the_launcher_reads_ahead_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+    imports = ModuleType("apptrain_imports")
+    vars(imports)["read_ahead"] = lambda: asked.append("again")
+    monkeypatch.setitem(sys.modules, "apptrain_imports", imports)
+
+    def import_module(name: str) -> None:
+        asked.append(name)
+        imports.read_ahead()
+
+    monkeypatch.setattr("importlib.import_module", import_module)
+    agent._import(["mine"])
+    assert asked == ["torch", "mine"]
+
+
 def test_a_preload_that_cannot_be_imported_speaks_against_them(monkeypatch: pytest.MonkeyPatch) -> None:
     def imports(names: list[str]) -> None:
         if names:
