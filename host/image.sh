@@ -264,8 +264,11 @@ shield_mount() {
     [[ $kind == sif && -z $setuid$unmounted && $mounter != "$libexec"/* ]] || return 0
     shield=$tmp/.mount
     quote "$mounter"
-    printf '#!/bin/sh\ntrap "" HUP USR1 USR2 TERM\nexec %s "$@"\n' "$answer" |
-        install -D -m 700 -- /dev/stdin "$shield/${mounter##*/}"
+    install -D -m 700 -- /dev/stdin "$shield/${mounter##*/}" <<END
+#!/bin/sh
+trap "" HUP USR1 USR2 TERM
+exec $answer "\$@"
+END
 }
 
 # Whether the image could not be mounted after all; sets `unmounted`, or `again` if the mount may

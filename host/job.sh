@@ -578,7 +578,9 @@ cut_short() {
 
 # Sets `status`.
 run_attempt() {
-    rm -f -- "$handover_dir/verdict" "$handover_dir/over"
+    if [[ -e $handover_dir/verdict || -e $handover_dir/over ]]; then
+        rm -f -- "$handover_dir/verdict" "$handover_dir/over"
+    fi
     if [[ -n $warned ]]; then
         request_stop
     fi

@@ -201,6 +201,8 @@ def inherited(env: Mapping[str, str], *, job: bool = False) -> tuple[dict[str, s
 def texts(arguments: Sequence[str], *, job: bool = False) -> tuple[dict[str, str], list[str]]:
     """(the options' texts, CMD) of a command line."""
     before, command = split_command(arguments)
+    if not before:
+        return {}, command  # without a parser, which takes a start 2 ms
     parser = _Parser(prog="apptrain launch", allow_abbrev=False, add_help=False)
     add_to(parser, job=job)
     given = vars(parser.parse_args(before))
