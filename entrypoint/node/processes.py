@@ -49,13 +49,14 @@ def catching_below(pid: int, signum: int) -> list[int]:
     return found
 
 
-def heeding(pid: int, signum: int) -> list[int]:
+def heeding(pid: int, signum: int, told: Collection[int] = ()) -> list[int]:
     """Which processes heed the signal for this one: itself, if it has a handler. A shell only waits for what
-    it has started: in its place those of them that have one, or none."""
-    if catches(pid, signum):
+    it has started: in its place those of them that have one, or none. `told`: these got the signal already,
+    and may have taken their handler back."""
+    if pid in told or catches(pid, signum):
         return [pid]
     below = _children(pid) if _program(pid) in SHELLS else []
-    return [target for child in below for target in heeding(child, signum)]
+    return [target for child in below for target in heeding(child, signum, told)]
 
 
 def _program(pid: int) -> str:

@@ -143,9 +143,11 @@ class AgentLeft(_Bare):
 
 @dataclass(frozen=True)
 class Catching:
-    """A look at who catches the stop signal: (process id, whether it does) of each rank that runs."""
+    """A look at who heeds the stop signal."""
 
-    ranks: Mapping[int, tuple[int | None, bool]]
+    ranks: Mapping[int, tuple[int | None, tuple[int, ...]]]
+    """Of each rank that runs its process, None until it is known, and the processes that heed the signal for
+    it, with those that got it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +210,7 @@ class KillRanks(_Bare):
 
 @dataclass(frozen=True)
 class SignalRank:
-    """The stop signal to one rank's process."""
+    """The stop signal to the process of a rank, or to one that heeds it in its place."""
 
     pid: int
 
@@ -367,7 +369,9 @@ class Stop:
     time_up: float
     """When ranks that were not told are ended; infinite if nothing is known of the job's end."""
     told: frozenset[int] = frozenset()
-    """Process ids."""
+    """The processes that got the signal."""
+    reached: frozenset[int] = frozenset()
+    """The processes of the ranks for which one has got it."""
     deaf: frozenset[int] = frozenset()
     """Ranks that have not caught the signal, and of which the user was not told yet."""
 
@@ -792,17 +796,21 @@ def _stop(state: NodeState, left: float | None, now: Now) -> Step:
     return replace(state, stop=stop), [LookAfter(0.0, Catching)]
 
 
-def _signal_who_catches(state: NodeState, ranks: Mapping[int, tuple[int | None, bool]], now: Now) -> Step:
+def _signal_who_catches(
+    state: NodeState, ranks: Mapping[int, tuple[int | None, tuple[int, ...]]], now: Now
+) -> Step:
     """Sends the stop signal to each rank once it catches it, never to torchrun's agent: it would die. A rank
-    that torchrun starts anew has another process id, and is told too."""
+    that torchrun starts anew has another process id, and is told too, as is what a shell starts next."""
     stop = state.stop
     assert stop is not None
-    news = [pid for pid, catches in ranks.values() if pid is not None and catches and pid not in stop.told]
+    news = [one for _, heeding in ranks.values() for one in heeding if one not in stop.told]
     effects: list[Effect] = [SignalRank(pid) for pid in news]
-    stop = replace(stop, told=stop.told | {*news})
-    untold = [rank for rank, (pid, _) in ranks.items() if pid not in stop.told]
+    reached = stop.reached | {pid for pid, heeding in ranks.values() if pid is not None and heeding}
+    stop = replace(stop, told=stop.told | {*news}, reached=reached)
+    untold = [rank for rank, (_, heeding) in ranks.items() if not heeding]
     is_said = stop.since == float("inf")
-    stop = replace(stop, deaf=stop.deaf & state.ended.keys() | (set() if is_said else {*untold}))
+    deaf = set() if is_said else {rank for rank in untold if ranks[rank][0] not in reached}
+    stop = replace(stop, deaf=stop.deaf & state.ended.keys() | deaf)
     if not untold:
         stop = replace(stop, since=now.steady)
     elif now.steady > stop.time_up:

@@ -243,7 +243,7 @@ class Supervisor:
         if event is RanksSeen:
             return RanksSeen(alive=self._ranks.are_ending())
         if event is Catching:
-            return Catching({rank: (pid, self._catches(pid)) for rank, pid in self._left().items()})
+            return Catching({rank: (pid, self._heeding(pid)) for rank, pid in self._left().items()})
         if event is VerdictIsLate:
             return VerdictIsLate()
         return event  # type: ignore[return-value]
@@ -262,8 +262,9 @@ class Supervisor:
             shortage=self._ranks.shortage(),
         )
 
-    def _catches(self, pid: int | None) -> bool:
-        return pid is not None and bool(processes.heeding(pid, self._stop_signal))
+    def _heeding(self, pid: int | None) -> tuple[int, ...]:
+        told = self.state.stop.told if self.state.stop else frozenset()
+        return () if pid is None else tuple(processes.heeding(pid, self._stop_signal, told))
 
     # --- what is to be done ---------------------------------------------------------------------------------
 
@@ -278,9 +279,8 @@ class Supervisor:
             case LookAfter(_, kind):
                 self._events.put_nowait(kind)
             case SignalRank(pid):
-                for target in processes.heeding(pid, self._stop_signal):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(target, self._stop_signal)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, self._stop_signal)
             case KeepSignal(signum):
                 self._kept.append(signum)
             case TerminateRanks():

@@ -1301,3 +1301,13 @@ def test_a_program_that_a_shell_has_started_saves_as_one_without_a_shell_does(
     job.signal(signum)
     ended = job.end()
     assert (ended.status, ended.out.count("saved\n")) == (status, 2), ended.err
+
+
+def test_each_program_that_a_shell_starts_hears_of_a_planned_end(tmp_path: Path) -> None:
+    saves = f"{shlex.quote(sys.executable)} {write(tmp_path, 'saves.py', SAVES)}"
+    words = ("--nodes", "1", "--device", "cpu", "--mode", "exec", "--no-python", "--", "bash", "-c")
+    job = start(tmp_path, *words, f"{saves}; {saves}; exit $?")
+    job.until(lambda: "ready\n" in job.text(), "the first program catches signals")
+    job.signal(signal.SIGUSR2)
+    ended = job.end()
+    assert (ended.status, ended.out) == (75, "ready\nsaved\nready\nsaved\n"), ended.err

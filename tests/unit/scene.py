@@ -55,6 +55,8 @@ Step = RankStarted | RankEnded | AgentEnded | Told | signal.Signals | float | Do
 """What happens next; a number: so many seconds pass."""
 AGENT = 5_000_000
 """Its process id. No process has one above 2**22: nothing real can be hit."""
+PROGRAMS = 10_000_000
+"""Of a rank that is a shell those of its programs: so much for each rank, and their number."""
 NEVER = math.inf
 STUCK = Failure(
     node_rank=2,
@@ -144,6 +146,8 @@ class FakeRanks:
         """What the output was told of a failure."""
         self.catching = dict.fromkeys(ranks, 0.0)
         """Since when each of them catches the stop signal."""
+        self.programs: dict[int, list[tuple[float, float]]] = {}
+        """Of a rank that is a shell, from when to when each of its programs catches it."""
         self.saving = dict.fromkeys(ranks, 1.01)
         """How long each of them lives on after SIGTERM."""
         self.agent_leaves = 0.0
@@ -197,15 +201,21 @@ class FakeRanks:
         if pid in self._gone:
             raise ProcessLookupError
         rank = {pid: rank for rank, pid in self.pids.items()}.get(pid, "agent")
+        if pid >= PROGRAMS:
+            rank = f"{pid // PROGRAMS - 1}.{pid % PROGRAMS}"
         self.scene.note(signal.Signals(signum).name, rank)
         if signum == signal.SIGTERM and isinstance(rank, int) and self.saving[rank] < NEVER:
             asyncio.get_running_loop().call_later(self.saving[rank], self._end, rank, pid)
 
-    def heeding(self, pid: int, signum: int) -> list[int]:
+    def heeding(self, pid: int, signum: int, told: Collection[int]) -> list[int]:
         assert signum == self.scene.stop_signal
-        rank = next(rank for rank, one in self.pids.items() if one == pid)
-        catches = pid not in self._gone and self.scene.clock.now >= self.catching[rank]
-        return [pid] if catches else []
+        rank, now = next(rank for rank, one in self.pids.items() if one == pid), self.scene.clock.now
+        if rank in self.programs:
+            first = PROGRAMS * (rank + 1)
+            times = enumerate(self.programs[rank])
+            return [first + number for number, (since, until) in times if since <= now < until]
+        catches = pid not in self._gone and now >= self.catching[rank]
+        return [pid] if pid in told or catches else []
 
     def _end(self, rank: int, pid: int) -> None:
         if pid not in self._gone:

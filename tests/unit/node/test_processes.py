@@ -112,6 +112,27 @@ def test_for_a_shell_what_it_has_started_heeds_a_signal_and_for_a_program_none_o
     process.communicate()
 
 
+def test_a_program_of_a_shell_that_takes_its_handler_back_still_heeds_the_signal_that_it_got() -> None:
+    once = "import signal, time\nsignal.signal(signal.SIGUSR2, lambda *_: signal.signal(signal.SIGUSR2, signal.SIG_IGN))\n"
+    waits = "while signal.getsignal(signal.SIGUSR2) != signal.SIG_IGN: time.sleep(0.01)\n"
+    code = f"{once}print('ready', flush=True)\n{waits}print('told', flush=True)\ntime.sleep(60)"
+    process = subprocess.Popen(
+        ["sh", "-c", f"{shlex.join([sys.executable, '-c', code])}; exit $?"],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    (child,) = processes.heeding(process.pid, signal.SIGUSR2)
+    os.kill(child, signal.SIGUSR2)
+    assert process.stdout.readline() == "told\n"
+    assert processes.heeding(process.pid, signal.SIGUSR2) == []
+    assert processes.heeding(process.pid, signal.SIGUSR2, {child}) == [child]
+    processes.signal_groups([process.pid], signal.SIGKILL)
+    process.communicate()
+
+
 def test_what_a_shell_has_started_is_seen_after_it_has_ended() -> None:
     line = "trap 'exit 0' TERM; sh -c 'trap \"\" TERM; echo ready; exec sleep 60' & wait"
     process = subprocess.Popen(

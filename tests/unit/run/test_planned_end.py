@@ -5,6 +5,7 @@ import errno
 import os
 import signal
 import threading
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -97,9 +98,9 @@ def test_ranks_that_torchrun_starts_again_after_the_stop_are_told_once_they_catc
 def test_a_rank_that_is_gone_before_its_end_is_known_takes_no_signal() -> None:
     scene = Scene()
 
-    def heeding(pid: int, signum: int) -> list[int]:
+    def heeding(pid: int, signum: int, told: Collection[int]) -> list[int]:
         """It dies right after it was looked at."""
-        found = FakeRanks.heeding(scene.ranks, pid, signum)
+        found = FakeRanks.heeding(scene.ranks, pid, signum, told)
         if pid == scene.ranks.pids[0]:
             scene.ranks.die(pid)
         return found
@@ -107,6 +108,29 @@ def test_a_rank_that_is_gone_before_its_end_is_known_takes_no_signal() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scene.ranks, "heeding", heeding)
         assert scene.after(BOTH, Stopped(), 1.0, ended(0)) == [(0, "SIGUSR2", 1)]
+
+
+def test_each_program_that_a_shell_starts_is_told_once() -> None:
+    """The last one ends before the shell, which goes on for a moment: it was told all the same."""
+    scene = Scene()
+    scene.ranks.programs[1] = [(0.0, 5.0), (0.0, 3.0), (8.05, 20.0)]
+    assert scene.after(BOTH, Stopped(), 22.0, *BOTH_SAVE, AllDone()) == [
+        *[(0, "SIGUSR2", 0), (0, "SIGUSR2", "1.0"), (0, "SIGUSR2", "1.1"), (7.6, "SIGUSR2", "1.2")],
+        *[(22.0, "done"), (22.0, "wait", 10.0), well(22.0, 0, 75)],
+    ]
+
+
+def test_a_shell_whose_next_program_catches_no_stop_is_as_a_rank_that_catches_none() -> None:
+    scene = Scene()
+    scene.ranks.programs[1] = [(0.0, 5.0)]
+    scene.lasts = 90.0
+    log = scene.after(BOTH, Stopped(60.0))
+    assert log[:3] == [
+        *[(0, "SIGUSR2", 0), (0, "SIGUSR2", "1.0"), (14.4, "says", RUNS_ON.format("rank 1"))],
+    ]
+    assert [(after, what) for after, what, *_ in log[3:]] == [
+        *[(30.0, "fail"), (30.0, "SIGTERM"), (30.0, "SIGTERM"), (31.02, "kill"), (31.02, "ends")],
+    ]
 
 
 def test_ranks_that_save_after_a_stop_are_an_outcome_of_75_and_no_agent_was_signalled() -> None:
