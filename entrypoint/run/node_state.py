@@ -57,7 +57,10 @@ LAST_CALL = 30.0
 """Seconds before the end of a job that is to go on as another, at which ranks that catch no stop signal are
 ended: the scheduler's own end would be the last. Half of what is left, if that is less."""
 CATCHES = 0.2
-"""Seconds between two looks at which ranks catch the stop signal."""
+"""Seconds between two looks at which ranks catch the stop signal, while one is awaited."""
+CATCHES_LATER = 2.0
+"""The same once all have been told, or the user knows of the others: for a shell all processes of the machine
+are looked at."""
 ALIVE = 0.02
 """Seconds between two looks at whether ranks have ended after SIGTERM."""
 
@@ -819,7 +822,8 @@ def _signal_who_catches(
         stop = replace(stop, since=float("inf"), deaf=stop.deaf - {*untold})
         silent, node, name = listed(untold), state.node, state.stop_signal
         effects.append(Say(f"a stop was asked for, but {silent} on {node} catches no {name} and runs on"))
-    return replace(state, stop=stop), [*effects, LookAfter(CATCHES, Catching)]
+    nap = CATCHES if untold and stop.since < float("inf") else CATCHES_LATER
+    return replace(state, stop=stop), [*effects, LookAfter(nap, Catching)]
 
 
 def _time_up(state: NodeState, ranks: Sequence[int], now: Now) -> Step:

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +243,7 @@ class Supervisor:
         if event is RanksSeen:
             return RanksSeen(alive=self._ranks.are_ending())
         if event is Catching:
-            return Catching({rank: (pid, self._heeding(pid)) for rank, pid in self._left().items()})
+            return Catching(self._heeding(self._left()))
         if event is VerdictIsLate:
             return VerdictIsLate()
         return event  # type: ignore[return-value]
@@ -262,9 +262,11 @@ class Supervisor:
             shortage=self._ranks.shortage(),
         )
 
-    def _heeding(self, pid: int | None) -> tuple[int, ...]:
+    def _heeding(self, ranks: Mapping[int, int | None]) -> dict[int, tuple[int | None, tuple[int, ...]]]:
         told = self.state.stop.told if self.state.stop else frozenset()
-        return () if pid is None else tuple(processes.heeding(pid, self._stop_signal, told))
+        pids = [pid for pid in ranks.values() if pid is not None]
+        found = processes.heeding(pids, self._stop_signal, told)
+        return {rank: (pid, () if pid is None else found[pid]) for rank, pid in ranks.items()}
 
     # --- what is to be done ---------------------------------------------------------------------------------
 

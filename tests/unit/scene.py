@@ -12,7 +12,7 @@ import os
 import selectors
 import signal
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,6 +148,8 @@ class FakeRanks:
         """Since when each of them catches the stop signal."""
         self.programs: dict[int, list[tuple[float, float]]] = {}
         """Of a rank that is a shell, from when to when each of its programs catches it."""
+        self.looks: list[float] = []
+        """When it was looked who catches it."""
         self.saving = dict.fromkeys(ranks, 1.01)
         """How long each of them lives on after SIGTERM."""
         self.agent_leaves = 0.0
@@ -207,15 +209,19 @@ class FakeRanks:
         if signum == signal.SIGTERM and isinstance(rank, int) and self.saving[rank] < NEVER:
             asyncio.get_running_loop().call_later(self.saving[rank], self._end, rank, pid)
 
-    def heeding(self, pid: int, signum: int, told: Collection[int]) -> list[int]:
+    def heeding(self, pids: Iterable[int], signum: int, told: Collection[int]) -> dict[int, tuple[int, ...]]:
         assert signum == self.scene.stop_signal
+        self.looks.append(self.scene.clock.now)
+        return {pid: self._heeding(pid, told) for pid in pids}
+
+    def _heeding(self, pid: int, told: Collection[int]) -> tuple[int, ...]:
         rank, now = next(rank for rank, one in self.pids.items() if one == pid), self.scene.clock.now
         if rank in self.programs:
             first = PROGRAMS * (rank + 1)
             times = enumerate(self.programs[rank])
-            return [first + number for number, (since, until) in times if since <= now < until]
+            return tuple(first + number for number, (since, until) in times if since <= now < until)
         catches = pid not in self._gone and now >= self.catching[rank]
-        return [pid] if pid in told or catches else []
+        return (pid,) if pid in told or catches else ()
 
     def _end(self, rank: int, pid: int) -> None:
         if pid not in self._gone:

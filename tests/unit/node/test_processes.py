@@ -105,9 +105,9 @@ def test_for_a_shell_what_it_has_started_heeds_a_signal_and_for_a_program_none_o
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     (child,) = processes.catching_below(process.pid, signal.SIGUSR2)
-    assert processes.heeding(process.pid, signal.SIGUSR2) == ([] if starts == "a program" else [child])
-    assert processes.heeding(child, signal.SIGUSR2) == [child]
-    assert processes.heeding(process.pid, signal.SIGUSR1) == []
+    both = {process.pid: () if starts == "a program" else (child,), child: (child,)}
+    assert processes.heeding([process.pid, child], signal.SIGUSR2) == both
+    assert processes.heeding([process.pid], signal.SIGUSR1) == {process.pid: ()}
     processes.signal_groups([process.pid], signal.SIGKILL)
     process.communicate()
 
@@ -124,13 +124,36 @@ def test_a_program_of_a_shell_that_takes_its_handler_back_still_heeds_the_signal
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    (child,) = processes.heeding(process.pid, signal.SIGUSR2)
+    (child,) = processes.heeding([process.pid], signal.SIGUSR2)[process.pid]
     os.kill(child, signal.SIGUSR2)
     assert process.stdout.readline() == "told\n"
-    assert processes.heeding(process.pid, signal.SIGUSR2) == []
-    assert processes.heeding(process.pid, signal.SIGUSR2, {child}) == [child]
+    assert processes.heeding([process.pid], signal.SIGUSR2) == {process.pid: ()}
+    assert processes.heeding([process.pid], signal.SIGUSR2, {child}) == {process.pid: (child,)}
     processes.signal_groups([process.pid], signal.SIGKILL)
     process.communicate()
+
+
+def test_one_look_at_all_processes_shows_what_each_shell_has_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "sh -c 'trap : USR2; echo ready; read line; exit'; exit"
+    shells = [
+        subprocess.Popen(["sh", "-c", line], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    assert [shell.stdout.readline() for shell in shells if shell.stdout] == ["ready\n"] * 3
+    looks: list[int] = []
+    look = processes._by_parent
+
+    def counted() -> dict[int, list[int]]:
+        looks.append(1)
+        return look()
+
+    monkeypatch.setattr(processes, "_by_parent", counted)
+    found = processes.heeding([shell.pid for shell in shells], signal.SIGUSR2)
+    assert (len(looks), [len(targets) for targets in found.values()]) == (1, [1, 1, 1])
+    assert processes.heeding([targets[0] for targets in found.values()], signal.SIGUSR2)
+    assert len(looks) == 1
+    for shell in shells:
+        shell.communicate("\n")
 
 
 def test_what_a_shell_has_started_is_seen_after_it_has_ended() -> None:

@@ -2,10 +2,11 @@
 
 import asyncio
 import errno
+import itertools
 import os
 import signal
 import threading
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -98,11 +99,10 @@ def test_ranks_that_torchrun_starts_again_after_the_stop_are_told_once_they_catc
 def test_a_rank_that_is_gone_before_its_end_is_known_takes_no_signal() -> None:
     scene = Scene()
 
-    def heeding(pid: int, signum: int, told: Collection[int]) -> list[int]:
+    def heeding(pids: Iterable[int], signum: int, told: Collection[int]) -> dict[int, tuple[int, ...]]:
         """It dies right after it was looked at."""
-        found = FakeRanks.heeding(scene.ranks, pid, signum, told)
-        if pid == scene.ranks.pids[0]:
-            scene.ranks.die(pid)
+        found = FakeRanks.heeding(scene.ranks, pids, signum, told)
+        scene.ranks.die(scene.ranks.pids[0])
         return found
 
     with pytest.MonkeyPatch.context() as patch:
@@ -126,7 +126,7 @@ def test_a_shell_whose_next_program_catches_no_stop_is_as_a_rank_that_catches_no
     scene.lasts = 90.0
     log = scene.after(BOTH, Stopped(60.0))
     assert log[:3] == [
-        *[(0, "SIGUSR2", 0), (0, "SIGUSR2", "1.0"), (14.4, "says", RUNS_ON.format("rank 1"))],
+        *[(0, "SIGUSR2", 0), (0, "SIGUSR2", "1.0"), (14.0, "says", RUNS_ON.format("rank 1"))],
     ]
     assert [(after, what) for after, what, *_ in log[3:]] == [
         *[(30.0, "fail"), (30.0, "SIGTERM"), (30.0, "SIGTERM"), (31.02, "kill"), (31.02, "ends")],
@@ -163,6 +163,21 @@ def test_ranks_that_catch_no_stop_signal_are_named_once_and_run_on(
         *[(0, "SIGUSR2", rank) for rank in told],
         (10.0, "says", RUNS_ON.format(named)),
     ]
+
+
+@pytest.mark.parametrize(("catches", "often"), [(0.0, 0), (5.0, 5), (NEVER, 10)])
+def test_it_is_looked_often_for_who_catches_the_stop_signal_only_while_one_is_awaited(
+    catches: float, often: float
+) -> None:
+    """A look may cost CPU time, which the ranks lose."""
+    scene = Scene()
+    scene.ranks.catching[1] = catches
+    scene.lasts = 60.0
+    scene.after(BOTH, Stopped())
+    looks = [round(look - scene.ranks.looks[0], 1) for look in scene.ranks.looks]
+    gaps = [(one, round(following - one, 1)) for one, following in itertools.pairwise(looks)]
+    assert {gap for one, gap in gaps if one < often - 1} <= {0.2}
+    assert {gap for one, gap in gaps if one > often} == {2.0}
 
 
 def test_a_rank_that_has_ended_is_not_said_to_run_on() -> None:

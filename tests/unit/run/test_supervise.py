@@ -119,7 +119,7 @@ BESIDE_OTHERS: dict[str, tuple[Step, Logs]] = {
         {
             (NONE,): STAYS,  # it may have given its first sign already
             (RUN, PART, DONE, SAVED): [(0, "forget", 0)],
-            (STOP,): [(0, "forget", 0), (0.09, "SIGUSR2", 0)],
+            (STOP,): [(0, "forget", 0), (1.49, "SIGUSR2", 0)],
             # Nobody has told the new process to end.
             (END,): [(6.49, "kill"), ends(6.49, replace(TERMINATED, time=1000.0))],
         },
